@@ -1,0 +1,1 @@
+//! A device over pcap files.
