@@ -1,0 +1,112 @@
+//! What the running gateway knows of itself: read by the admin socket and by metrics, written by the control thread.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Instant, SystemTime};
+
+use arc_swap::ArcSwap;
+use crossbeam::channel::Sender;
+use vipgate_dataplane::command::Command;
+use vipgate_dataplane::counters::WorkerCounters;
+use vipgate_dataplane::snapshot::spec::{NetworkSpec, PolicySet};
+
+/// The gateway as the rest of the control plane sees it.
+#[derive(Debug)]
+pub struct GatewayState {
+    /// Its name, from the configuration.
+    pub name: String,
+    /// The Kubernetes node that it is on.
+    pub node: String,
+    /// Its zone, if it has one.
+    pub zone: Option<String>,
+    /// When the process began.
+    pub started: Instant,
+    /// Whether it forwards packets.
+    pub ready: AtomicBool,
+    /// Sessions that the table can hold, all workers together.
+    pub session_capacity: u64,
+    /// The policy in force and how it got there.
+    pub policy: ArcSwap<PolicyStatus>,
+    /// The network in force.
+    pub network: ArcSwap<NetworkSpec>,
+    /// The workers, by number.
+    pub workers: Vec<WorkerHandle>,
+    /// The sockets, as granted.
+    pub sockets: Vec<SocketStatus>,
+    /// Figures that only the device knows: steering outcomes, ring losses, frames.
+    pub device: Arc<dyn DeviceFigures>,
+}
+
+/// The way to one worker.
+#[derive(Debug)]
+pub struct WorkerHandle {
+    /// The core that it is pinned to.
+    pub core: usize,
+    /// What it counts.
+    pub counters: Arc<WorkerCounters>,
+    /// Where it takes commands; it looks there between batches.
+    pub commands: Sender<Command>,
+    /// Wakes it, should it sleep.
+    pub doorbell: Arc<dyn Wake>,
+}
+
+/// Something that can wake a sleeping worker.
+pub trait Wake: Send + Sync + std::fmt::Debug {
+    /// Wakes it. Cheap when it is awake.
+    fn wake(&self);
+}
+
+/// The policy in force and how it got there.
+#[derive(Clone, Debug)]
+pub struct PolicyStatus {
+    /// The policy itself.
+    pub set: Arc<PolicySet>,
+    /// Counts the changes that sessions are checked against.
+    pub generation: u32,
+    /// When it came into force.
+    pub applied_at: SystemTime,
+    /// Where it comes from: paths or a server's address.
+    pub source: String,
+    /// Updates that came into force, since start.
+    pub updates_applied: u64,
+    /// Updates that were rejected, since start.
+    pub updates_rejected: u64,
+    /// Why the last update was rejected or partly left out; `None` when the last one was fine.
+    pub last_error: Option<String>,
+}
+
+/// One AF_XDP socket as the kernel granted it.
+#[derive(Clone, Debug)]
+pub struct SocketStatus {
+    /// Interface name.
+    pub interface: String,
+    /// Queue of the interface.
+    pub queue: u32,
+    /// The worker that polls it.
+    pub worker: usize,
+    /// `native` or `generic`.
+    pub mode: &'static str,
+    /// Whether frames are shared with the NIC instead of copied.
+    pub zero_copy: bool,
+}
+
+/// Figures that only the device knows.
+pub trait DeviceFigures: Send + Sync + std::fmt::Debug {
+    /// Current values as (metric name without the prefix `vipgate_`, help, labels, value).
+    fn figures(&self) -> Vec<Figure>;
+}
+
+/// One figure of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Figure {
+    /// Name of the metric, without `vipgate_` and `_total`.
+    pub name: &'static str,
+    /// What it means.
+    pub help: &'static str,
+    /// Whether it only grows.
+    pub counter: bool,
+    /// Labels and values.
+    pub labels: Vec<(&'static str, String)>,
+    /// Its value.
+    pub value: u64,
+}

@@ -1,0 +1,125 @@
+//! What control may ask of a worker between two batches, and how it answers.
+//!
+//! A worker's state is its own, so questions come to it as messages and it answers in slices: one message costs it a
+//! bounded amount of work. Whoever asks brings the memory for the answer.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crossbeam::channel::Sender;
+
+/// A question or an order for one worker.
+#[derive(Debug)]
+pub enum Command {
+    /// Copy sessions that match into the chunk and send it back.
+    Sessions {
+        /// What to copy, how far the reader got, and room for the answer.
+        chunk: SessionChunk,
+        /// Where the chunk goes.
+        reply: Sender<SessionChunk>,
+    },
+    /// End the sessions that match.
+    Flush {
+        /// Which ones, and how far it got.
+        chunk: FlushChunk,
+        /// Where the chunk goes.
+        reply: Sender<FlushChunk>,
+    },
+    /// Announce these VIPs on the outside interfaces: gratuitous ARP, unsolicited neighbour advertisement.
+    Announce(Vec<IpAddr>),
+}
+
+/// Which sessions: every field that is given must match.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionFilter {
+    /// The pod's address.
+    pub endpoint: Option<IpAddr>,
+    /// The VIP.
+    pub vip: Option<IpAddr>,
+    /// The far side's address.
+    pub remote: Option<IpAddr>,
+    /// IP protocol number.
+    pub protocol: Option<u8>,
+    /// Connection state.
+    pub state: Option<SessionState>,
+}
+
+/// One slice of a listing. Send it again until `cursor` is `None`.
+#[derive(Debug)]
+pub struct SessionChunk {
+    /// Which sessions.
+    pub filter: SessionFilter,
+    /// Where to go on; starts as `Some(0)`, `None` when the table has been read to its end.
+    pub cursor: Option<u64>,
+    /// The answer; the worker fills it up to its capacity and never grows it.
+    pub records: Vec<SessionRecord>,
+}
+
+/// One slice of a flush. Send it again until `cursor` is `None`.
+#[derive(Debug)]
+pub struct FlushChunk {
+    /// Which sessions.
+    pub filter: SessionFilter,
+    /// Where to go on; starts as `Some(0)`.
+    pub cursor: Option<u64>,
+    /// How many were ended so far.
+    pub ended: u64,
+}
+
+/// How far a session's connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum SessionState {
+    /// The first packets have passed, nothing came back.
+    Opening = 1,
+    /// Packets have passed both ways.
+    Established = 2,
+    /// TCP: one side has said FIN.
+    HalfClosed = 3,
+    /// TCP: both sides have said FIN, or one RST.
+    Closing = 4,
+    /// Ended; its port is kept until nothing can arrive for it any more.
+    Quarantined = 5,
+}
+
+impl SessionState {
+    /// Every state.
+    pub const ALL: [Self; 5] = [Self::Opening, Self::Established, Self::HalfClosed, Self::Closing, Self::Quarantined];
+
+    /// Its word in the CLI.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Opening => "opening",
+            Self::Established => "established",
+            Self::HalfClosed => "half_closed",
+            Self::Closing => "closing",
+            Self::Quarantined => "quarantined",
+        }
+    }
+}
+
+/// One session, as people see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionRecord {
+    /// IP protocol number.
+    pub protocol: u8,
+    /// The pod's address and port (ICMP echo: its identifier).
+    pub endpoint: SocketAddr,
+    /// The VIP and the port that stands for the pod.
+    pub vip: SocketAddr,
+    /// The far side.
+    pub remote: SocketAddr,
+    /// How far the connection is.
+    pub state: SessionState,
+    /// Milliseconds since the last packet of either direction.
+    pub idle_ms: u32,
+    /// Milliseconds until it expires if nothing comes.
+    pub expires_ms: u32,
+    /// Packets and bytes of the pod (whole frames).
+    pub packets_out: u64,
+    /// Bytes of the pod's packets.
+    pub bytes_out: u64,
+    /// Packets to the pod.
+    pub packets_in: u64,
+    /// Bytes to the pod.
+    pub bytes_in: u64,
+}

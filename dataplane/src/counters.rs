@@ -1,0 +1,203 @@
+//! What a worker counts: packets and bytes by direction, drops by reason, sessions made and ended.
+//!
+//! One block a worker, written by that worker alone (relaxed load and store, no locked instruction), read by anyone.
+//! The names here are the words of metrics, `drops`, `trace`, logs and tests: one definition each.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crossbeam::utils::CachePadded;
+
+/// Which way a forwarded packet went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Direction {
+    /// A pod's packet, leaving as its VIP.
+    Egress,
+    /// An answer to a pod's packet.
+    Reply,
+    /// A client's packet to a Service.
+    Inbound,
+    /// A backend's answer to a client.
+    ServiceReply,
+    /// Routed as it came: policy excludes it.
+    Unchanged,
+    /// Sent to the gateway that owns it.
+    PeerOut,
+    /// Taken from another gateway.
+    PeerIn,
+}
+
+impl Direction {
+    /// Every direction, in the order of their numbers.
+    pub const ALL: [Self; 7] =
+        [Self::Egress, Self::Reply, Self::Inbound, Self::ServiceReply, Self::Unchanged, Self::PeerOut, Self::PeerIn];
+
+    /// Its word in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Egress => "egress",
+            Self::Reply => "reply",
+            Self::Inbound => "inbound",
+            Self::ServiceReply => "service_reply",
+            Self::Unchanged => "unchanged",
+            Self::PeerOut => "peer_out",
+            Self::PeerIn => "peer_in",
+        }
+    }
+}
+
+macro_rules! drop_reasons {
+    ($($variant:ident = $name:literal: $help:literal,)+) => {
+        /// Why a packet was dropped.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub enum DropReason {
+            $(#[doc = $help] $variant,)+
+        }
+
+        impl DropReason {
+            /// Every reason, in the order of their numbers.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
+
+            /// Its word in metrics, logs, `drops` and `trace`.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)+ }
+            }
+
+            /// What it means, in one sentence.
+            pub fn help(self) -> &'static str {
+                match self { $(Self::$variant => $help,)+ }
+            }
+        }
+    };
+}
+
+drop_reasons! {
+    NoService = "no_service": "To a VIP, but no session knows it and no Service listens there.",
+    NoPolicy = "no_policy": "Captured, but no policy covers its source any more.",
+    NoVip = "no_vip": "The endpoint's policy gives it no VIP of this address family.",
+    NoSession = "no_session": "A TCP segment that isn't a SYN, and no session knows it.",
+    PortsExhausted = "ports_exhausted": "Every SNAT port of the VIP toward this destination is in use.",
+    Quota = "quota": "The endpoint has as many sessions, or opens them as fast, as its policy allows.",
+    SessionTableFull = "session_table_full": "The session table has no room for one more session.",
+    SpoofedSource = "spoofed_source": "Its source address can't be on the side that it came from.",
+    Martian = "martian": "Its source or destination can never be routed.",
+    Malformed = "malformed": "Its headers contradict each other or are cut short.",
+    BadChecksum = "bad_checksum": "A header checksum is wrong.",
+    UnknownProtocol = "unknown_protocol": "A protocol that vipgate doesn't translate.",
+    Fragment = "fragment": "A fragment that can't be told apart from others or overlaps them.",
+    Ttl = "ttl": "Its time to live, or hop limit, ran out here.",
+    TooBig = "too_big": "Longer than the next link carries.",
+    NoRoute = "no_route": "The kernel's routes lead nowhere the gateway can send.",
+    NoNeighbor = "no_neighbor": "The next hop didn't answer ARP or NDP in time, or too many packets wait for it.",
+    NotLocal = "not_local": "The Service takes only backends on this node, and there is none.",
+    SourceRange = "source_range": "The Service doesn't admit this client address.",
+    PeerUnknown = "peer_unknown": "A tunnel packet from an address that is no known peer or node.",
+    LinkFull = "link_full": "The ring to the worker that owns the session is full.",
+    TxFull = "tx_full": "The interface's transmit ring is full.",
+    NotOurs = "not_ours": "A neighbour question or message that isn't for the gateway.",
+    RateLimited = "rate_limited": "The gateway has answered as often as it may.",
+}
+
+/// Why a session ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum EndReason {
+    /// Nothing came for as long as its timeout.
+    Idle,
+    /// TCP closed in both directions.
+    Closed,
+    /// TCP was reset.
+    Reset,
+    /// TCP never got past the handshake.
+    Unanswered,
+    /// Policy doesn't allow it any more.
+    Policy,
+    /// Someone asked for it.
+    Flushed,
+}
+
+impl EndReason {
+    /// Every reason, in the order of their numbers.
+    pub const ALL: [Self; 6] = [Self::Idle, Self::Closed, Self::Reset, Self::Unanswered, Self::Policy, Self::Flushed];
+
+    /// Its word in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Closed => "closed",
+            Self::Reset => "reset",
+            Self::Unanswered => "unanswered",
+            Self::Policy => "policy",
+            Self::Flushed => "flushed",
+        }
+    }
+}
+
+/// A counter with one writer.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `n`. Only the owning worker calls it, so a plain load and store suffice.
+    #[inline]
+    pub fn add(&self, n: u64) {
+        self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
+    }
+
+    /// Overwrites a level.
+    #[inline]
+    pub fn set(&self, n: u64) {
+        self.0.store(n, Relaxed);
+    }
+
+    /// Its value now.
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// Everything that one worker counts. Cache-padded: no other core's writes share its lines.
+pub type WorkerCounters = CachePadded<Counters>;
+
+/// The counters of one worker.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Packets received from the device.
+    pub received: Counter,
+    /// Packets by direction: see [`Direction`].
+    pub packets: [Counter; Direction::ALL.len()],
+    /// Bytes by direction, whole frames.
+    pub bytes: [Counter; Direction::ALL.len()],
+    /// Drops by reason: see [`DropReason`].
+    pub drops: [Counter; DropReason::ALL.len()],
+    /// ARP and NDP questions answered, ICMP errors and resets sent, announcements made.
+    pub answered: Counter,
+    /// Sessions open now.
+    pub sessions: Counter,
+    /// Sessions opened since start.
+    pub sessions_created: Counter,
+    /// Sessions ended since start, by reason: see [`EndReason`].
+    pub sessions_ended: [Counter; EndReason::ALL.len()],
+    /// Packets handed to the worker that owns their session.
+    pub handoffs: Counter,
+    /// Packets that wait for a neighbour now.
+    pub waiting: Counter,
+    /// Frames that the engine and its rings hold now; with the device's audit it accounts for every frame.
+    pub frames_held: Counter,
+}
+
+impl Counters {
+    /// Counts a forwarded packet.
+    #[inline]
+    pub fn forwarded(&self, direction: Direction, bytes: u64) {
+        self.packets[direction as usize].add(1);
+        self.bytes[direction as usize].add(bytes);
+    }
+
+    /// Counts a drop.
+    #[inline]
+    pub fn dropped(&self, reason: DropReason) {
+        self.drops[reason as usize].add(1);
+    }
+}

@@ -1,0 +1,200 @@
+//! What control tells the engine, as plain values: the compiled policy, and what the kernel knows of the network.
+//!
+//! These are descriptions for building a snapshot, not what the stages read. Names in them are for people: they come
+//! back in `vipgate vips`, `endpoints`, `sessions` and in logs.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::io::InterfaceId;
+
+/// A whole compiled policy. Building a snapshot from it checks what the compiler already promised and fails otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PolicySet {
+    /// What people call this state of the policy: shown in `status` and in `vipgate_policy_version_info`.
+    pub version: String,
+    /// The egress policies; `EndpointSpec::policy` is an index into them.
+    pub policies: Vec<EgressSpec>,
+    /// Every VIP that this gateway owns, sorted by address.
+    pub vips: Vec<VipSpec>,
+    /// Every covered pod address, sorted by address, each once.
+    pub endpoints: Vec<EndpointSpec>,
+}
+
+/// One egress policy: where its endpoints' traffic is translated, and within which limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EgressSpec {
+    /// `EgressPolicy namespace/name`, or `Service namespace/name` where the annotation made it.
+    pub name: String,
+    /// Destinations that are translated.
+    pub destinations: Vec<IpNet>,
+    /// Destinations that are routed unchanged. The longest prefix of both lists decides; here wins where both name one.
+    pub excluded: Vec<IpNet>,
+    /// How a new session picks one of the endpoint's VIPs.
+    pub address_selection: AddressSelection,
+    /// What one endpoint may have open.
+    pub limits: Limits,
+    /// What an endpoint hears when it gets no session.
+    pub on_exhaustion: OnExhaustion,
+}
+
+/// How a new session picks its VIP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AddressSelection {
+    /// An endpoint keeps one VIP per family for all its sessions (RFC 4787 REQ-2, "paired").
+    #[default]
+    PerEndpoint,
+    /// Each session picks anew.
+    PerConnection,
+}
+
+/// Limits of one endpoint; `None` is unlimited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Sessions open at once.
+    pub sessions: Option<u32>,
+    /// New sessions a second.
+    pub new_sessions_per_second: Option<u32>,
+}
+
+/// What an endpoint hears when it gets no session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnExhaustion {
+    /// ICMP "administratively prohibited"; TCP gets a reset.
+    #[default]
+    Reject,
+    /// Nothing.
+    Drop,
+}
+
+/// One VIP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VipSpec {
+    /// The address; it is on no interface.
+    pub address: IpAddr,
+    /// `Service namespace/name` or `EgressPolicy namespace/name` that it belongs to.
+    pub name: String,
+    /// How the network learns where it is.
+    pub announce: Announce,
+    /// Ports that are never given out as SNAT ports: frontends and health checks. Sorted, each once.
+    pub reserved_ports: Vec<u16>,
+}
+
+/// How the network learns where a VIP is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Announce {
+    /// The gateway answers ARP and NDP for it and announces itself.
+    #[default]
+    L2,
+    /// Routing does; ARP and NDP are answered all the same when somebody asks.
+    Bgp,
+}
+
+/// One covered pod address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointSpec {
+    /// The pod's address: the source of its packets as they reach the gateway.
+    pub address: IpAddr,
+    /// `namespace/pod`, where a manifest names it; else empty.
+    pub name: String,
+    /// Index into `PolicySet::policies`.
+    pub policy: u32,
+    /// The VIPs that its sessions may leave with, of its own address family. Empty: its traffic is dropped (closed).
+    pub vips: Vec<IpAddr>,
+}
+
+/// What the kernel knows of the network, as netlink told it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NetworkSpec {
+    /// The gateway's interfaces; `interfaces[i].id.0 == i`.
+    pub interfaces: Vec<InterfaceSpec>,
+    /// The routes of the main and local tables, best metric only.
+    pub routes: Vec<RouteSpec>,
+    /// Neighbours with a usable link address.
+    pub neighbours: Vec<NeighbourSpec>,
+}
+
+/// One interface that the gateway polls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InterfaceSpec {
+    /// Its place in the configuration.
+    pub id: InterfaceId,
+    /// Its name.
+    pub name: String,
+    /// The kernel's index of it.
+    pub ifindex: u32,
+    /// Which side of the gateway it is.
+    pub role: Role,
+    /// Its link address.
+    pub mac: [u8; 6],
+    /// The longest IP packet that it sends, bytes.
+    pub mtu: u16,
+    /// Whether it is up and has a carrier.
+    pub up: bool,
+    /// The kernel's addresses on it.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// Which side of the gateway an interface is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Where pods are.
+    Inside,
+    /// Where the world is.
+    Outside,
+    /// One-armed: both.
+    Both,
+}
+
+impl Role {
+    /// Whether pods' packets may come in here.
+    pub fn is_inside(self) -> bool {
+        matches!(self, Self::Inside | Self::Both)
+    }
+
+    /// Whether the world's packets may come in here.
+    pub fn is_outside(self) -> bool {
+        matches!(self, Self::Outside | Self::Both)
+    }
+}
+
+/// One route.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouteSpec {
+    /// The destinations it is for.
+    pub prefix: IpNet,
+    /// Where they go.
+    pub target: RouteTarget,
+}
+
+/// Where a route leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RouteTarget {
+    /// To these next hops; with more than one, sessions are spread by hash.
+    Via(Vec<HopSpec>),
+    /// To the gateway's own kernel (local and broadcast addresses).
+    Local,
+    /// Nowhere: blackhole, unreachable, prohibit, or an interface that vipgate doesn't poll.
+    Unreachable,
+}
+
+/// One next hop of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HopSpec {
+    /// The interface it is on.
+    pub interface: InterfaceId,
+    /// The router's address; `None`: the destination itself is on the link.
+    pub gateway: Option<IpAddr>,
+}
+
+/// A neighbour whose link address is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NeighbourSpec {
+    /// The interface it is on.
+    pub interface: InterfaceId,
+    /// Its address.
+    pub address: IpAddr,
+    /// Its link address.
+    pub mac: [u8; 6],
+}
