@@ -1,3 +1,5 @@
 //! Everything of vipgate that may wait: the control thread, the command line, the demo.
 
+pub mod complaint;
 pub mod gateway;
+pub mod yaml;
