@@ -94,6 +94,11 @@ impl Node {
             _ => None,
         }
     }
+
+    /// Where a field below this node is, or the nearest thing around it that exists.
+    pub fn locate(&self, field: &str) -> Position {
+        path::locate(self, field)
+    }
 }
 
 /// A named text: a file, or what stands for one. Keeps the text so that places in it can be found when needed.
@@ -125,7 +130,7 @@ impl Source {
     pub fn locate(&self, document: usize, field: &str) -> Position {
         // Only faulty input gets here: the second reading costs nothing while all is well.
         let tree = self.tree.get_or_init(|| read(&self.text).0);
-        tree.get(document).map_or_else(Position::default, |node| path::locate(node, field))
+        tree.get(document).map_or_else(Position::default, |node| node.locate(field))
     }
 
     /// A fault in this text as an error for people.
