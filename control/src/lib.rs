@@ -3,4 +3,5 @@
 pub mod complaint;
 pub mod config;
 pub mod gateway;
+pub mod manifest;
 pub mod yaml;

@@ -90,6 +90,7 @@ fn expectation(expected: &dyn Expected) -> String {
         "u8" => "a whole number from 0 to 255".into(),
         "u16" => "a whole number from 0 to 65535".into(),
         "u32" => "a whole number from 0 to 4294967295".into(),
+        "a nonzero u32" => "a whole number from 1 to 4294967295".into(),
         "u64" | "usize" => "a whole number, not negative".into(),
         "i32" | "i64" => "a whole number".into(),
         "a boolean" => "true or false".into(),

@@ -17,6 +17,8 @@ pub fn read(text: &str) -> (Vec<Node>, Vec<Fault>) {
     let options = serde_saphyr::options! {
         with_snippet: false,
         emit_comments: false,
+        // YAML 1.2: a node called `n` or a zone called `no` stays what it is.
+        strict_booleans: true,
         // A whole cluster in one list is fine; what stays limited is depth and what aliases multiply.
         budget: serde_saphyr::budget! {
             max_reader_input_bytes: None,
@@ -137,13 +139,14 @@ mod tests {
 
     #[test]
     fn documents_and_values_know_their_lines() {
-        let (nodes, faults) = read("# first\nname: a\nlist:\n- 1\n- {x: yes, y: ~}\n---\n---\nb: \"1\"\n");
+        let (nodes, faults) = read("# first\nname: a\nlist:\n- 1\n- {x: true, y: ~, z: no}\n---\n---\nb: \"1\"\n");
         assert_eq!(faults, []);
         assert_eq!(nodes.len(), 2);
         assert_eq!(nodes[0].at.line, 2);
         let Value::List(items) = &nodes[0].get("list").unwrap().value else { panic!("a list") };
         assert_eq!((items[1].at.line, items[1].at.column), (5, 3));
         assert!(matches!(items[1].get("x").unwrap().value, Value::Bool(true)));
+        assert_eq!(items[1].text("z"), Some("no"));
         assert!(matches!(items[1].get("y").unwrap().value, Value::Null));
         assert_eq!(nodes[1].at.line, 8);
         assert_eq!(nodes[1].text("b"), Some("1"));
