@@ -4,4 +4,5 @@ pub mod complaint;
 pub mod config;
 pub mod gateway;
 pub mod manifest;
+pub mod policy;
 pub mod yaml;

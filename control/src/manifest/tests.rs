@@ -91,7 +91,7 @@ spec: {ranges: [203.0.113.0/28, 203.0.113.32-203.0.113.40], announce: BGP, provi
     let ids: Vec<_> = got.objects.iter().map(|object| format!("{} {}", object.id, object.origin.line)).collect();
     assert_eq!(
         ids,
-        ["Namespace a 6", "Pod a/p 9", "Service default/s 15", "Node n 18", "Gateway gw-a 24", "AddressPool public 29"]
+        ["Namespace a 6", "Pod a/p 9", "Service default/s 16", "Node n 19", "Gateway gw-a 25", "AddressPool public 30"]
     );
     let complaint = got.objects[1].origin.complaint(Severity::Error, "status.podIPs[0].ip", "r");
     assert_eq!(complaint.to_string(), "m.yaml:13: items[1].status.podIPs[0].ip: r");
