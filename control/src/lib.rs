@@ -1,5 +1,6 @@
 //! Everything of vipgate that may wait: the control thread, the command line, the demo.
 
+pub mod check;
 pub mod complaint;
 pub mod config;
 pub mod gateway;
