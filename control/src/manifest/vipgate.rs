@@ -229,6 +229,15 @@ pub enum Announce {
     Bgp,
 }
 
+impl std::fmt::Display for Announce {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::L2 => "L2",
+            Self::Bgp => "BGP",
+        })
+    }
+}
+
 impl Verify for EgressPolicySpec {
     fn verify(&self, report: &mut dyn FnMut(&str, String)) {
         match (&self.service_ref, &self.selectors) {

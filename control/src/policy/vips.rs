@@ -146,7 +146,7 @@ fn complain_about_announcing(sources: &Sources<'_>, log: &mut Vec<Complaint>) {
         let Some(wanted) = frontend.announce else { continue };
         for (_, vip) in &frontend.vips {
             if let Some((announce, pool)) = sources.pools.announce(*vip).filter(|(announce, _)| *announce != wanted) {
-                let reason = format!("{vip} is in AddressPool {pool}, which announces it by {announce:?}: that counts");
+                let reason = format!("{vip} is in AddressPool {pool}, which announces it by {announce}: that counts");
                 let field = format!("metadata.annotations[{ANNOUNCE_ANNOTATION}]");
                 log.push(frontend.service.warning(&field, reason));
             }

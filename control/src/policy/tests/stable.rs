@@ -1,0 +1,128 @@
+//! The same objects give the same policy, whatever their order; and what comes later moves little.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A small world in which policies overlap, VIPs clash, pools run short and Services are missing.
+fn world() -> impl Strategy<Value = Vec<String>> {
+    let name = || prop::sample::select(vec!["s", "t", "u"]);
+    let created = || {
+        prop::sample::select(vec![
+            "",
+            ", creationTimestamp: \"2020-01-01T00:00:00Z\"",
+            ", creationTimestamp: \"2021-01-01T00:00:00Z\"",
+        ])
+    };
+    let services = (
+        name(),
+        prop::bool::ANY,
+        80_u16..82,
+        prop::sample::subsequence(vec!["203.0.113.1", "203.0.113.2", "2001:db8::1"], 0..3),
+    )
+        .prop_map(|(name, egress, port, ingress)| service(name, if egress { EGRESS } else { "" }, port, &ingress));
+    let slices = (name(), prop::sample::subsequence(vec!["10.0.0.1", "10.0.0.2", "10.0.0.3"], 1..3))
+        .prop_map(|(name, of)| slice(name, &of));
+    let by_service = ("[pq]", created(), name())
+        .prop_map(|(p, created, s)| policy(&p, created, &format!("{{serviceRef: {{name: {s}}}}}")));
+    let by_label = (
+        "[r-t]",
+        created(),
+        prop::bool::ANY,
+        prop::sample::subsequence(vec!["203.0.113.2", "203.0.113.3"], 0..2),
+    )
+        .prop_map(|(p, created, all, addresses)| {
+            let selector = if all { "{}" } else { "{matchLabels: {app: web}}" };
+            let addresses = addresses.join(", ");
+            policy(
+                &p,
+                created,
+                &format!(
+                    "{{selectors: [{{podSelector: {selector}}}], addresses: [{addresses}], pools: [{{name: public}}]}}"
+                ),
+            )
+        });
+    let pods = ("[x-z]", prop::sample::select(vec!["app: web", "app: db"]), 1_u8..5)
+        .prop_map(|(name, labels, last)| pod("a", &name, labels, &format!("10.0.0.{last}")));
+    let document = prop_oneof![services, slices, by_service, by_label, pods];
+    prop::collection::vec(document, 0..12).prop_map(|mut documents| {
+        documents.push(pool("public", "{ranges: [203.0.113.2-203.0.113.4]}"));
+        documents
+    })
+}
+
+proptest! {
+    #[test]
+    fn the_order_of_objects_does_not_matter(documents in world(), seed in any::<u64>()) {
+        let objects = objects(&documents.join("---\n"));
+        let mut shuffled = objects.clone();
+        let mut random = seed;
+        for i in (1..shuffled.len()).rev() {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            shuffled.swap(i, usize::try_from(random >> 33).unwrap() % (i + 1));
+        }
+        let (one, other) = (compile(&objects, &Options::default()), compile(&shuffled, &Options::default()));
+        prop_assert_eq!(one.set, other.set);
+        prop_assert_eq!(one.complaints, other.complaints);
+    }
+
+    #[test]
+    fn what_is_compiled_keeps_the_promises_of_the_specification(documents in world()) {
+        let Compiled { set, complaints } = compiled(&documents);
+        let vips: Vec<_> = set.vips.iter().map(|vip| vip.address).collect();
+        prop_assert!(vips.is_sorted_by(|a, b| a < b));
+        prop_assert!(set.endpoints.is_sorted_by(|a, b| a.address < b.address));
+        prop_assert!(set.policies.is_sorted_by(|a, b| a.name < b.name));
+        for endpoint in &set.endpoints {
+            prop_assert!((endpoint.policy as usize) < set.policies.len());
+            for vip in &endpoint.vips {
+                prop_assert!(vips.binary_search(vip).is_ok());
+                prop_assert_eq!(vip.is_ipv4(), endpoint.address.is_ipv4());
+            }
+            // Nobody is closed silently.
+            prop_assert!(!endpoint.vips.is_empty() || !complaints.is_empty());
+        }
+        for vip in &set.vips {
+            prop_assert!(vip.reserved_ports.is_sorted_by(|a, b| a < b));
+        }
+        for complaint in &complaints {
+            prop_assert!(complaint.line > 0 && !complaint.field.is_empty(), "{}", complaint);
+        }
+    }
+}
+
+#[test]
+fn the_version_changes_with_the_content_and_with_nothing_else() {
+    let documents = [service("s", EGRESS, 80, &["203.0.113.10"]), slice("s", &["10.0.0.1"])];
+    let one = compiled(&documents).set.version;
+    assert_eq!(one.len(), 16);
+    let spaced = documents.join("---\n# a comment\n\n");
+    assert_eq!(compile(&objects(&spaced), &Options::default()).set.version, one);
+    for (from, to) in [("10.0.0.1", "10.0.0.2"), ("203.0.113.10", "203.0.113.11"), ("port: 80", "port: 81")] {
+        let changed: Vec<_> = documents.iter().map(|document| document.replace(from, to)).collect();
+        assert_ne!(compiled(&changed).set.version, one, "{from} -> {to}");
+    }
+}
+
+#[test]
+fn a_younger_policy_takes_no_address_from_an_older_one() {
+    let policies: Vec<_> = (0..40)
+        .map(|i| {
+            let created = format!(", creationTimestamp: \"2020-01-01T00:00:{i:02}Z\"");
+            // Names in the opposite order of age.
+            policy(&format!("p{:02}", 99 - i), &created, "{selectors: [{podSelector: {}}], pools: [{name: public}]}")
+        })
+        .collect();
+    let mut documents = vec![pool("public", "{ranges: [203.0.113.0/26]}"), pod("a", "x", "", "10.0.0.1")];
+    let mut before: BTreeMap<String, IpAddr> = BTreeMap::new();
+    for policy in policies {
+        documents.push(policy);
+        let now: BTreeMap<_, _> =
+            compiled(&documents).set.vips.into_iter().map(|vip| (vip.name, vip.address)).collect();
+        assert_eq!(now.len(), before.len() + 1);
+        assert!(before.iter().all(|(name, address)| now.get(name) == Some(address)), "moved:\n{before:#?}\n{now:#?}");
+        before = now;
+    }
+}
