@@ -238,10 +238,10 @@ pub struct Timeouts {
 impl Default for Timeouts {
     fn default() -> Self {
         Self {
-            tcp_established: Duration::from_secs(7440),
-            tcp_transitory: Duration::from_secs(240),
-            udp: Duration::from_secs(300),
-            icmp: Duration::from_secs(60),
+            tcp_established: Duration::from_mins(124),
+            tcp_transitory: Duration::from_mins(4),
+            udp: Duration::from_mins(5),
+            icmp: Duration::from_mins(1),
             fragment: Duration::from_secs(2),
         }
     }

@@ -18,7 +18,7 @@ fn everything_but_name_interfaces_and_policy_has_a_default() {
     assert_eq!(config.sessions.capacity, 1_048_576);
     assert_eq!(config.sessions.state.as_deref(), Some(Path::new("/dev/shm/vipgate")));
     assert!(config.sessions.require_syn);
-    assert_eq!(config.sessions.timeouts.tcp_established, Duration::from_secs(7440));
+    assert_eq!(config.sessions.timeouts.tcp_established, Duration::from_mins(124));
     assert_eq!(config.ports.range.to_string(), "1024-65535");
     assert_eq!(config.ports.quarantine, Duration::from_secs(2));
     assert_eq!(config.peer, None);

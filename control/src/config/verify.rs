@@ -20,7 +20,7 @@ const PORT_BLOCK: u32 = 64;
 /// More sessions than this don't fit the memory of a machine: 256 Mi of them take 40 GB.
 const MOST_SESSIONS: u64 = 1 << 28;
 /// Longer than any use; keeps timer arithmetic far from its limits.
-const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
+const LONGEST: Duration = Duration::from_hours(720);
 
 type Report<'a> = dyn FnMut(&str, String) + 'a;
 

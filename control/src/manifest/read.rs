@@ -83,7 +83,7 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn object(&mut self, node: &Node, item: Option<usize>, of: Option<(&str, &str)>) {
         let mut faults = Vec::new();
-        match self.kind(node, of) {
+        match kind(node, of) {
             Ok(Some(kind)) => {
                 if let Some((id, body)) = object(kind, node, &mut faults) {
                     let origin =
@@ -108,39 +108,39 @@ impl Reader<'_> {
         }
     }
 
-    /// The kind of a document; none if it is one of somebody else's.
-    fn kind(&self, node: &Node, of: Option<(&str, &str)>) -> Result<Option<Kind>, Fault> {
-        if !matches!(node.value, Value::Map(_)) {
-            return Err(at(node, "", "is no object: expected a map with apiVersion, kind, metadata and spec".into()));
-        }
-        let of = of.filter(|(_, kind)| !kind.is_empty());
-        let given = |field: &str, default: Option<&str>| match (node.text(field), default) {
-            (Some(text), _) => Ok(text.to_owned()),
-            (None, Some(default)) if node.get(field).is_none() => Ok(default.to_owned()),
-            _ => Err(at(node, field, "is missing".into())),
-        };
-        let name = given("kind", of.map(|(_, kind)| kind))?;
-        let version = given("apiVersion", of.map(|(version, _)| version))?;
-        let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.as_str() == name) else {
-            return Ok(None);
-        };
-        if version == kind.api_version() {
-            return Ok(Some(kind));
-        }
-        // Others have kinds of these names too: `Gateway` of gateway.networking.k8s.io is none of ours.
-        let group = |version: &str| version.split_once('/').map(|(group, _)| group.to_owned());
-        if group(&version) != group(kind.api_version()) {
-            return Ok(None);
-        }
-        Err(at(node, "apiVersion", format!("`{version}` of {name} is not known, only {}", kind.api_version())))
-    }
-
     fn complain(&mut self, mut fault: Fault, item: Option<usize>, severity: Severity) {
         if let Some(item) = item {
             fault.field = join(&format!("items[{item}]"), &fault.field);
         }
         self.into.complaints.push(Complaint { severity, ..self.source.complaint(fault) });
     }
+}
+
+/// The kind of a document; none if it is one of somebody else's.
+fn kind(node: &Node, of: Option<(&str, &str)>) -> Result<Option<Kind>, Fault> {
+    if !matches!(node.value, Value::Map(_)) {
+        return Err(at(node, "", "is no object: expected a map with apiVersion, kind, metadata and spec".into()));
+    }
+    let of = of.filter(|(_, kind)| !kind.is_empty());
+    let given = |field: &str, default: Option<&str>| match (node.text(field), default) {
+        (Some(text), _) => Ok(text.to_owned()),
+        (None, Some(default)) if node.get(field).is_none() => Ok(default.to_owned()),
+        _ => Err(at(node, field, "is missing".into())),
+    };
+    let name = given("kind", of.map(|(_, kind)| kind))?;
+    let version = given("apiVersion", of.map(|(version, _)| version))?;
+    let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.as_str() == name) else {
+        return Ok(None);
+    };
+    if version == kind.api_version() {
+        return Ok(Some(kind));
+    }
+    // Others have kinds of these names too: `Gateway` of gateway.networking.k8s.io is none of ours.
+    let group = |version: &str| version.split_once('/').map(|(group, _)| group.to_owned());
+    if group(&version) != group(kind.api_version()) {
+        return Ok(None);
+    }
+    Err(at(node, "apiVersion", format!("`{version}` of {name} is not known, only {}", kind.api_version())))
 }
 
 fn at(node: &Node, field: &str, reason: String) -> Fault {

@@ -49,7 +49,7 @@ impl<'a> Pools<'a> {
     pub(super) fn announce(&self, address: IpAddr) -> Option<(Announce, &'a str)> {
         let after = self.ranges.partition_point(|(range, _)| range.first <= address);
         let (range, pool) = &self.ranges[after.checked_sub(1)?];
-        range.contains(address).then(|| (pool.body.spec.announce, pool.id.name.as_str()))
+        range.contains(address).then_some((pool.body.spec.announce, pool.id.name.as_str()))
     }
 
     /// Whether there is a pool of this name.

@@ -1,4 +1,4 @@
-//! LoadBalancer Services: their VIPs, the ports that belong to them, and what their annotations ask for.
+//! `LoadBalancer` Services: their VIPs, the ports that belong to them, and what their annotations ask for.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

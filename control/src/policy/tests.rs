@@ -53,7 +53,7 @@ fn vips(compiled: &Compiled) -> Vec<String> {
     vips.map(|vip| format!("{} {:?} {} {:?}", vip.address, vip.announce, vip.name, vip.reserved_ports)).collect()
 }
 
-/// A LoadBalancer Service `a/{name}` in 5 lines: `{extra}` is put into its metadata.
+/// A `LoadBalancer` Service `a/{name}` in 5 lines: `{extra}` is put into its metadata.
 fn service(name: &str, extra: &str, port: u16, ingress: &[&str]) -> String {
     let ingress: Vec<_> = ingress.iter().map(|ip| format!("{{ip: \"{ip}\"}}")).collect();
     format!(

@@ -88,14 +88,15 @@ impl<'de> Deserializer<'de> for &'de Node {
     ) -> Result<V::Value, DecodeError> {
         match &self.value {
             Value::Text(word) => visitor.visit_enum(word.as_str().into_deserializer()),
-            Value::Map(entries) => match entries.as_slice() {
-                [entry] => visitor.visit_enum(Choice(entry)),
-                _ => {
+            Value::Map(entries) => {
+                if let [entry] = entries.as_slice() {
+                    visitor.visit_enum(Choice(entry))
+                } else {
                     let found = entries.iter().map(|entry| entry.key.as_str()).collect::<Vec<_>>();
                     let found = if found.is_empty() { "none".into() } else { all(&found) };
                     Err(DecodeError::new("", format!("expected exactly one of {}, found {found}", one_of(variants))))
                 }
-            },
+            }
             _ => {
                 let found = finding(self.unexpected());
                 Err(DecodeError::new("", format!("expected {}, found {found}", one_of(variants))))

@@ -1,4 +1,4 @@
-//! A big cluster: 10 000 Services with 100 000 endpoints, half of them by EgressPolicy.
+//! A big cluster: 10 000 Services with 100 000 endpoints, half of them by `EgressPolicy`.
 
 use std::fmt::Write;
 use std::time::Instant;
@@ -18,10 +18,10 @@ fn a_big_cluster_is_read_and_compiled_in_about_a_second() {
         let annotated = if i % 2 == 0 { EGRESS } else { "" };
         let addresses: Vec<_> = (0..ENDPOINTS).map(|k| format!("10.{}.{a}.{b}", 16 + k)).collect();
         let addresses: Vec<_> = addresses.iter().map(String::as_str).collect();
-        let _ = write!(text, "{}---\n", service(&name, annotated, 80, &[&format!("203.{a}.113.{b}")]));
-        let _ = write!(text, "{}---\n", slice(&name, &addresses));
+        let _ = writeln!(text, "{}---", service(&name, annotated, 80, &[&format!("203.{a}.113.{b}")]));
+        let _ = writeln!(text, "{}---", slice(&name, &addresses));
         if i % 2 == 1 {
-            let _ = write!(text, "{}---\n", policy(&name, "", &format!("{{serviceRef: {{name: {name}}}}}")));
+            let _ = writeln!(text, "{}---", policy(&name, "", &format!("{{serviceRef: {{name: {name}}}}}")));
         }
     }
     let start = Instant::now();
