@@ -16,7 +16,7 @@ use crate::config::{Config, PolicydConfig};
 use crate::manifest::files::walk;
 use crate::manifest::{Foreign, Manifests, read};
 use crate::policy::{Options, compile};
-use crate::yaml::{Node, Source};
+use crate::yaml::Source;
 
 /// What was found.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -155,9 +155,8 @@ enum File {
 
 /// What a file is, by the fields of its first document.
 fn kind(source: &Source, named: bool) -> File {
-    let (nodes, _) = source.documents();
-    let Some(node) = nodes.first() else { return File::Manifests };
-    let has = |fields: &[&str]| fields.iter().any(|field| Node::get(node, field).is_some());
+    let Some(node) = source.first_document() else { return File::Manifests };
+    let has = |fields: &[&str]| fields.iter().any(|field| node.get(field).is_some());
     if has(&["apiVersion", "kind", "metadata", "spec", "items"]) {
         File::Manifests
     } else if has(&["listen", "source", "tls"]) {

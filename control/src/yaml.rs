@@ -11,7 +11,8 @@ mod suggest;
 
 pub use self::decode::decode;
 pub use self::path::{join, key_step};
-pub use self::read::read;
+pub use self::read::{first, read};
+pub(crate) use self::suggest::nearest;
 
 use std::sync::{Arc, OnceLock};
 
@@ -124,6 +125,11 @@ impl Source {
     pub fn documents(&self) -> (Vec<Node>, Vec<Complaint>) {
         let (nodes, faults) = read(&self.text);
         (nodes, faults.into_iter().map(|fault| self.complaint(fault)).collect())
+    }
+
+    /// Its first document that can be read.
+    pub fn first_document(&self) -> Option<Node> {
+        first(&self.text)
     }
 
     /// Where a field of the `document`th document (from 0) is, or the nearest thing around it that exists.

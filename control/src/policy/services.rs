@@ -9,6 +9,7 @@ use super::inventory::{Inventory, Key, Located};
 use super::{ANNOUNCE_ANNOTATION, EGRESS_ANNOTATION, LOAD_BALANCER_CLASS};
 use crate::complaint::Complaint;
 use crate::manifest::Announce;
+use crate::yaml::nearest;
 
 /// A Service as the gateway sees it.
 #[derive(Debug)]
@@ -35,6 +36,7 @@ fn frontend<'a>(service: Located<'a, Service>, log: &mut Vec<Complaint>) -> Fron
     let spec = service.body.spec.as_ref();
     let kind = spec.and_then(|spec| spec.type_.as_deref()).unwrap_or("ClusterIP");
     let class = spec.and_then(|spec| spec.load_balancer_class.as_deref()).unwrap_or(LOAD_BALANCER_CLASS);
+    complain_about_annotations(service, log);
     let egress = annotation(service, EGRESS_ANNOTATION, &[("true", true), ("false", false)], log).unwrap_or_default();
     let mut frontend =
         Frontend { service, vips: Vec::new(), unserved: None, ports: Vec::new(), announce: None, egress };
@@ -84,6 +86,16 @@ fn ports(service: Located<'_, Service>, log: &mut Vec<Complaint>) -> Vec<(u16, S
         }
     }
     ports
+}
+
+/// An annotation of ours that is unknown is misspelt, and what it asks for would silently not be done.
+fn complain_about_annotations(service: Located<'_, Service>, log: &mut Vec<Complaint>) {
+    let known = [EGRESS_ANNOTATION, ANNOUNCE_ANNOTATION];
+    let names = service.body.metadata.annotations.iter().flat_map(|annotations| annotations.keys());
+    for name in names.filter(|name| name.starts_with("vipgate.io/") && !known.contains(&name.as_str())) {
+        let hint = nearest(name, &known).map(|near| format!(", did you mean {near}?")).unwrap_or_default();
+        log.push(service.warning(&format!("metadata.annotations[{name}]"), format!("unknown annotation{hint}")));
+    }
 }
 
 fn annotation<T: Copy>(

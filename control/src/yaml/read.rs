@@ -14,6 +14,22 @@ const DEPTH: usize = 100;
 /// The documents of a text and what is wrong with it. After a fault inside a document, reading goes on with the next
 /// one; after a fault in the syntax it ends. Empty documents are left out.
 pub fn read(text: &str) -> (Vec<Node>, Vec<Fault>) {
+    let (mut nodes, mut faults) = (Vec::new(), Vec::new());
+    for document in documents(&mut text.as_bytes()) {
+        match document {
+            Ok(node) => nodes.push(node),
+            Err(fault) => faults.push(fault),
+        }
+    }
+    (nodes, faults)
+}
+
+/// The first document of a text that can be read, without the cost of the others.
+pub fn first(text: &str) -> Option<Node> {
+    documents(&mut text.as_bytes()).find_map(Result::ok)
+}
+
+fn documents<'a>(bytes: &'a mut &'a [u8]) -> impl Iterator<Item = Result<Node, Fault>> + 'a {
     let options = serde_saphyr::options! {
         with_snippet: false,
         emit_comments: false,
@@ -29,15 +45,8 @@ pub fn read(text: &str) -> (Vec<Node>, Vec<Fault>) {
             max_depth: DEPTH,
         },
     };
-    let mut bytes = text.as_bytes();
-    let (mut nodes, mut faults) = (Vec::new(), Vec::new());
-    for document in serde_saphyr::read_with_options::<_, Spanned<Value>>(&mut bytes, options) {
-        match document {
-            Ok(spanned) => nodes.push(node(spanned)),
-            Err(error) => faults.push(fault(&error)),
-        }
-    }
-    (nodes, faults)
+    let documents = serde_saphyr::read_with_options::<_, Spanned<Value>>(bytes, options);
+    documents.map(|document| document.map(node).map_err(|error| fault(&error)))
 }
 
 fn fault(error: &serde_saphyr::Error) -> Fault {

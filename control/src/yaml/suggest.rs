@@ -1,7 +1,7 @@
 //! "Did you mean": the known word that is nearest to an unknown one.
 
 /// The candidate that `word` was probably meant to be: at most a third of its letters differ, or only its case.
-pub(super) fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
     let lower = word.to_lowercase();
     candidates
         .iter()

@@ -127,6 +127,10 @@ fn what_is_hardly_meant_is_a_warning_and_the_policy_stands() {
             vec![slice("s", &["10.0.0.1"]).replace("kubernetes.io/service-name: s", "")],
             "m.yaml:3: metadata.labels: warning: has no label",
         ),
+        (
+            vec![service("s", ", annotations: {vipgate.io/egres: \"true\"}", 80, &["203.0.113.10"])],
+            "m.yaml:3: metadata.annotations[vipgate.io/egres]: warning: unknown annotation, did you mean vipgate.io/egress?",
+        ),
         (vec![slice("s", &["10.0.0.1"]).replace("IPv4", "FQDN")], "m.yaml:4: addressType: warning: "),
         (
             vec![s(), policy("p", "", "{serviceRef: {name: s}, gateways: {names: [gw-a, gw-z]}}"), gateway("gw-a", "")],

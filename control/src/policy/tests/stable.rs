@@ -93,6 +93,25 @@ proptest! {
     }
 }
 
+proptest! {
+    /// Bad input gets a complaint, whatever it is; a panic would be a bug of ours.
+    #[test]
+    fn mangled_manifests_are_complained_about_or_compiled(
+        documents in world(), at in any::<prop::sample::Index>(), length in 0..20_usize, instead in "\\PC{0,8}",
+    ) {
+        let text: Vec<char> = documents.join("---\n").chars().collect();
+        let from = at.index(text.len());
+        let to = (from + length).min(text.len());
+        let mangled: String = text[..from].iter().copied().chain(instead.chars()).chain(text[to..].iter().copied()).collect();
+        let mut manifests = Manifests::default();
+        read(&Arc::new(Source::new("m.yaml", mangled)), Foreign::Refuse, &mut manifests);
+        let compiled = compile(&manifests.objects, &Options::default());
+        for complaint in manifests.complaints.iter().chain(&compiled.complaints) {
+            prop_assert!(complaint.line > 0, "{}", complaint);
+        }
+    }
+}
+
 #[test]
 fn the_version_changes_with_the_content_and_with_nothing_else() {
     let documents = [service("s", EGRESS, 80, &["203.0.113.10"]), slice("s", &["10.0.0.1"])];
