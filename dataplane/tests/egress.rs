@@ -17,7 +17,7 @@ fn a_pods_packet_leaves_as_its_vip_and_the_answer_comes_home() {
     ] {
         for protocol in ALL {
             let mut gateway = Gateway::new(&Setup::default());
-            let seen = gateway.from_pod(&packet(protocol, at(pod), at(far)));
+            let seen = gateway.pod_sends(&packet(protocol, at(pod), at(far)));
             let (source, destination) = ends(&seen);
             assert_eq!(source.ip(), ip(vip));
             assert!(source.port() >= 1024);
@@ -40,9 +40,9 @@ fn a_pods_packet_leaves_as_its_vip_and_the_answer_comes_home() {
 fn the_port_stays_the_same_for_all_packets_of_a_flow() {
     let mut gateway = Gateway::new(&Setup::default());
     let question = packet(Protocol::Udp, at("10.244.1.5:4000"), at("198.51.100.10:53"));
-    let first = ends(&gateway.from_pod(&question)).0;
+    let first = ends(&gateway.pod_sends(&question)).0;
     for _ in 0..100 {
-        assert_eq!(ends(&gateway.from_pod(&question)).0, first);
+        assert_eq!(ends(&gateway.pod_sends(&question)).0, first);
     }
     assert_eq!(gateway.sessions(), 1);
 }
@@ -64,8 +64,9 @@ fn several_packets_of_a_new_session_in_one_batch_are_one_session() {
 fn two_pods_with_one_source_port_get_two_ports_and_each_its_own_answer() {
     let mut gateway = Gateway::new(&Setup::default());
     let far = at("198.51.100.10:80");
-    let seen: Vec<_> =
-        ["10.244.1.5:4000", "10.244.1.6:4000"].map(|pod| gateway.from_pod(&packet(Protocol::Tcp, at(pod), far))).into();
+    let seen: Vec<_> = ["10.244.1.5:4000", "10.244.1.6:4000"]
+        .map(|pod| gateway.pod_sends(&packet(Protocol::Tcp, at(pod), far)))
+        .into();
     assert_ne!(ends(&seen[0]).0, ends(&seen[1]).0);
     for (seen, pod) in seen.iter().zip(["10.244.1.5:4000", "10.244.1.6:4000"]) {
         let home = gateway.arrives(0, OUTSIDE, &answer_to(seen, Protocol::Tcp));
@@ -77,14 +78,14 @@ fn two_pods_with_one_source_port_get_two_ports_and_each_its_own_answer() {
 fn excluded_destinations_are_routed_unchanged_both_ways() {
     let mut gateway = Gateway::new(&Setup::default());
     let question = packet(Protocol::Udp, at("10.244.1.21:4000"), at("198.51.100.200:53"));
-    let seen = gateway.from_pod(&question);
+    let seen = gateway.pod_sends(&question);
     assert_eq!(ends(&seen), (at("10.244.1.21:4000"), at("198.51.100.200:53")));
     assert_eq!(seen[22], 63, "the TTL went down");
     let home = gateway.arrives(0, OUTSIDE, &answer_to(&seen, Protocol::Udp));
     assert_eq!(ends(&home[0].1).1, at("10.244.1.21:4000"));
     assert_eq!((gateway.sessions(), gateway.forwarded(Direction::Unchanged)), (0, 2));
 
-    let covered = gateway.from_pod(&packet(Protocol::Udp, at("10.244.1.21:4000"), at("198.51.100.127:53")));
+    let covered = gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.21:4000"), at("198.51.100.127:53")));
     assert_eq!(ends(&covered).0.ip(), ip("192.0.2.11"), "just outside the exclusion");
 }
 
@@ -122,7 +123,7 @@ fn what_nobody_asked_for_is_dropped_by_name() {
 #[test]
 fn an_answer_from_the_wrong_side_is_dropped() {
     let mut gateway = Gateway::new(&Setup::default());
-    let seen = gateway.from_pod(&packet(Protocol::Udp, at("10.244.1.5:4000"), at("198.51.100.10:53")));
+    let seen = gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:4000"), at("198.51.100.10:53")));
     let forged = with_link(answer_to(&seen, Protocol::Udp), INSIDE_MAC);
     assert_eq!(gateway.arrives(0, INSIDE, &forged), vec![]);
     assert_eq!(gateway.drops(), [(DropReason::SpoofedSource, 1)].into());
@@ -136,17 +137,17 @@ fn ports_run_out_exactly_at_the_last_one_and_come_back() {
     let mut ports = std::collections::HashSet::new();
     // Port 30000 is a Service's.
     for n in 0..99 {
-        let seen = gateway.from_pod(&packet(Protocol::Udp, (ip("10.244.1.5"), 1000 + n).into(), far));
+        let seen = gateway.pod_sends(&packet(Protocol::Udp, (ip("10.244.1.5"), 1000 + n).into(), far));
         assert!(ports.insert(ends(&seen).0.port()));
     }
     assert!(!ports.contains(&30_000));
     assert_eq!(gateway.arrives(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:9999"), far)), vec![]);
     assert_eq!(gateway.drops(), [(DropReason::PortsExhausted, 1)].into());
-    gateway.from_pod(&packet(Protocol::Udp, at("10.244.1.5:9999"), at("198.51.100.11:53")));
+    gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:9999"), at("198.51.100.11:53")));
 
     gateway.pass(8_000);
     assert_eq!(gateway.sessions(), 0, "all have expired");
-    gateway.from_pod(&packet(Protocol::Udp, at("10.244.1.5:9999"), far));
+    gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:9999"), far));
 }
 
 #[test]
@@ -154,16 +155,16 @@ fn a_port_rests_before_another_pod_gets_it() {
     let range = vipgate_dataplane::ports::PortRange::new(30_001, 30_001).unwrap();
     let mut gateway = Gateway::new(&Setup { range, ..Setup::default() });
     let far = at("198.51.100.10:53");
-    let seen = gateway.from_pod(&packet(Protocol::Udp, at("10.244.1.5:4000"), far));
+    let seen = gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:4000"), far));
     gateway.pass(6_000);
     assert_eq!(gateway.sessions(), 0);
     assert_eq!(gateway.arrives(0, OUTSIDE, &answer_to(&seen, Protocol::Udp)), vec![], "too late for the first pod");
     assert_eq!(gateway.arrives(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.6:4000"), far)), vec![]);
     assert_eq!(gateway.drops(), [(DropReason::NoService, 1), (DropReason::PortsExhausted, 1)].into());
-    let again = gateway.from_pod(&packet(Protocol::Udp, at("10.244.1.5:4000"), far));
+    let again = gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:4000"), far));
     assert_eq!(ends(&again).0, ends(&seen).0, "the same pod may have it back at once");
     gateway.pass(9_000);
-    gateway.from_pod(&packet(Protocol::Udp, at("10.244.1.6:4000"), far));
+    gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.6:4000"), far));
 }
 
 #[test]
@@ -180,9 +181,9 @@ fn limits_of_an_endpoint_hold_for_it_alone() {
         );
     }
     assert_eq!((gateway.sessions(), gateway.drops()), (3, [(DropReason::Quota, 2)].into()));
-    gateway.from_pod(&packet(Protocol::Udp, at("10.244.1.6:4000"), at("198.51.100.10:53")));
+    gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.6:4000"), at("198.51.100.10:53")));
     gateway.pass(6_000);
-    gateway.from_pod(&packet(Protocol::Udp, at("10.244.1.5:4000"), at("198.51.100.10:53")));
+    gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:4000"), at("198.51.100.10:53")));
 }
 
 #[test]
@@ -193,7 +194,7 @@ fn a_full_table_refuses_new_sessions_and_keeps_the_old_ones() {
         let _ = gateway.arrives(0, INSIDE, &packet(Protocol::Udp, (ip("10.244.1.5"), 4000 + n).into(), far));
     }
     assert_eq!((gateway.sessions(), gateway.drops()), (10, [(DropReason::SessionTableFull, 5)].into()));
-    gateway.from_pod(&packet(Protocol::Udp, at("10.244.1.5:4000"), far));
+    gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:4000"), far));
 }
 
 fn with_link(mut bytes: Vec<u8>, destination: [u8; 6]) -> Vec<u8> {

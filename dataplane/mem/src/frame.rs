@@ -109,6 +109,21 @@ impl Frame {
         (self.start, self.len) = (headroom.min(self.capacity), 0);
     }
 
+    /// Moves the packet's bytes so that they begin at `start`; false, and nothing changed, if that is outside.
+    pub fn move_to(&mut self, start: u16) -> bool {
+        let (from, len) = (self.start, self.len);
+        let fits = self.place(start, len);
+        if fits {
+            // SAFETY: both ranges lie inside of the frame (`place` has checked the new one, the old one was there), whose
+            // bytes are initialized and ours; `copy` allows them to overlap.
+            unsafe {
+                let base = self.base.as_ptr();
+                std::ptr::copy(base.add(from.into()), base.add(start.into()), len.into());
+            }
+        }
+        fits
+    }
+
     /// Puts another packet in place of this one; false, and nothing changed, if it doesn't fit.
     pub fn replace(&mut self, packet: &[u8]) -> bool {
         let fits = u16::try_from(packet.len()).is_ok_and(|len| self.set_len(len));
@@ -135,6 +150,8 @@ mod tests {
         assert_eq!(frame.bytes(), b"abc");
         assert!(frame.set_len(2));
         assert_eq!(frame.bytes_mut(), b"ab");
+        assert!(frame.move_to(10) && frame.start() == 10 && !frame.move_to(2047));
+        assert_eq!(frame.bytes(), b"ab");
         frame.reset(u16::MAX);
         assert!(frame.is_empty() && !frame.replace(b"x"));
     }

@@ -1,5 +1,11 @@
 //! A gateway without a world: workers over memory devices, a policy, a clock that only tests move.
-#![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its part; a test fails by panicking")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    reason = "each test file uses its part; a test fails by panicking"
+)]
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -238,7 +244,7 @@ impl Gateway {
     }
 
     /// A pod's packet at worker 0 that is expected to leave; what left.
-    pub fn from_pod(&mut self, packet: &[u8]) -> Vec<u8> {
+    pub fn pod_sends(&mut self, packet: &[u8]) -> Vec<u8> {
         let mut sent = self.arrives(0, INSIDE, packet);
         assert_eq!(sent.len(), 1, "one packet leaves: {:?}", self.drops());
         let (interface, bytes) = sent.remove(0);
