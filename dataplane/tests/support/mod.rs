@@ -123,6 +123,7 @@ pub fn network() -> NetworkSpec {
             neighbour(OUTSIDE, "192.0.2.254", ROUTER_MAC),
             neighbour(OUTSIDE, "2001:db8::fe", ROUTER_MAC),
         ],
+        locals: vec![],
     }
 }
 
