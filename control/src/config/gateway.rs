@@ -1,0 +1,359 @@
+//! `gateway.yaml`: what one gateway is, has and may use.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::units::{PortRange, duration};
+
+/// A gateway's configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Unique among gateways.
+    pub name: String,
+    /// Kubernetes node whose endpoints are local; see [`Config::node`].
+    pub(super) node: Option<String>,
+    /// Zone, for policies that prefer or require one.
+    pub zone: Option<String>,
+    /// The interfaces that it polls, at least one inside and one outside.
+    pub interfaces: Vec<Interface>,
+    /// The threads that forward.
+    #[serde(default)]
+    pub workers: Workers,
+    /// How packets are captured.
+    #[serde(default)]
+    pub xdp: Xdp,
+    /// Where policy comes from.
+    pub policy: PolicySource,
+    /// The session table.
+    #[serde(default)]
+    pub sessions: Sessions,
+    /// SNAT ports.
+    #[serde(default)]
+    pub ports: Ports,
+    /// Where other gateways reach this one; without it this gateway takes part in no group.
+    pub peer: Option<Peer>,
+    /// The socket of the command line.
+    #[serde(default)]
+    pub admin: Admin,
+    /// The HTTP server of monitoring.
+    #[serde(default)]
+    pub metrics: Metrics,
+    /// What is logged and how.
+    #[serde(default)]
+    pub log: Log,
+}
+
+impl Config {
+    /// Kubernetes node whose endpoints are local. Default: the gateway's name.
+    pub fn node(&self) -> &str {
+        self.node.as_deref().unwrap_or(&self.name)
+    }
+}
+
+/// One interface.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Interface {
+    /// The kernel's name of it.
+    pub name: String,
+    /// Which side it is on.
+    pub role: InterfaceRole,
+}
+
+/// Which side of the gateway an interface is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum InterfaceRole {
+    /// Where pods are.
+    Inside,
+    /// Where the world is.
+    Outside,
+    /// One-armed: both.
+    Both,
+}
+
+impl From<InterfaceRole> for vipgate_dataplane::snapshot::spec::Role {
+    fn from(role: InterfaceRole) -> Self {
+        match role {
+            InterfaceRole::Inside => Self::Inside,
+            InterfaceRole::Outside => Self::Outside,
+            InterfaceRole::Both => Self::Both,
+        }
+    }
+}
+
+/// The threads that forward.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Workers {
+    /// Worker i is pinned to `cores[i]` and polls queue i of every interface. Default: one worker per queue.
+    pub cores: Option<Vec<usize>>,
+    /// What a worker does while there are no packets. Default: `adaptive`.
+    pub idle: Idle,
+}
+
+/// What a worker does while there are no packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Idle {
+    /// Sleeps in poll(2) after a while.
+    #[default]
+    Adaptive,
+    /// Keeps polling, and its core busy.
+    Spin,
+}
+
+/// How packets are captured.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Xdp {
+    /// Where the program is attached. Default: `auto`.
+    pub mode: XdpMode,
+    /// Whether the NIC shares frames with the gateway instead of copying. Default: `auto`.
+    pub zero_copy: ZeroCopy,
+    /// Whether the kernel polls the NIC from the worker's own calls. Default: false.
+    pub busy_poll: bool,
+    /// What happens to captured traffic while no gateway process is there. Default: `drop`.
+    pub on_exit: OnExit,
+}
+
+/// Where the XDP program is attached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum XdpMode {
+    /// In the driver where it can, else generic.
+    #[default]
+    Auto,
+    /// In the driver, or not at all.
+    Native,
+    /// Behind the driver: every device can, slowly.
+    Generic,
+}
+
+/// Whether the NIC shares frames with the gateway.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ZeroCopy {
+    /// Where it can.
+    #[default]
+    Auto,
+    /// Or not start at all.
+    Always,
+    /// Copies.
+    Never,
+}
+
+/// What happens to captured traffic while no gateway process is there, after any exit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnExit {
+    /// Dropped: no pod address leaves.
+    #[default]
+    Drop,
+    /// Given to the kernel.
+    Pass,
+}
+
+/// Where policy comes from: exactly one of the two.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PolicySource {
+    /// Manifests: files or directories, followed for changes.
+    Files(Vec<PathBuf>),
+    /// A policy server.
+    Server(PolicyServer),
+}
+
+/// A policy server and how to reach it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyServer {
+    /// `http://host:port` or `https://host:port`.
+    pub url: String,
+    /// Certificates (PEM) of who may sign the server's certificate. Default: the system's.
+    pub ca: Option<PathBuf>,
+    /// The gateway's certificate (PEM), where the server asks for one.
+    pub cert: Option<PathBuf>,
+    /// The key of `cert` (PEM).
+    pub key: Option<PathBuf>,
+    /// Where the last policy is kept, for a start without the server. Default: `/var/lib/vipgate/policy.cache`.
+    #[serde(default = "default_cache")]
+    pub cache: PathBuf,
+}
+
+fn default_cache() -> PathBuf {
+    "/var/lib/vipgate/policy.cache".into()
+}
+
+/// The session table.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Sessions {
+    /// Sessions that the gateway can hold, all workers together. Default: 1048576.
+    pub capacity: u64,
+    /// Directory of the session state that outlives the process; null: none does. Default: `/dev/shm/vipgate`.
+    pub state: Option<PathBuf>,
+    /// How long a session without packets lives.
+    pub timeouts: Timeouts,
+    /// Whether a TCP segment that isn't a SYN opens no session. Default: true.
+    pub require_syn: bool,
+}
+
+impl Default for Sessions {
+    fn default() -> Self {
+        Self {
+            capacity: 1 << 20,
+            state: Some("/dev/shm/vipgate".into()),
+            timeouts: Timeouts::default(),
+            require_syn: true,
+        }
+    }
+}
+
+/// How long a session without packets lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Timeouts {
+    /// An open TCP connection. Default: 7440s (RFC 5382 REQ-5).
+    #[serde(deserialize_with = "duration")]
+    pub tcp_established: Duration,
+    /// A TCP connection that is opening or closing. Default: 240s (RFC 5382 REQ-5).
+    #[serde(deserialize_with = "duration")]
+    pub tcp_transitory: Duration,
+    /// UDP. Default: 300s (RFC 4787 REQ-5).
+    #[serde(deserialize_with = "duration")]
+    pub udp: Duration,
+    /// ICMP echo. Default: 60s (RFC 5508 REQ-2).
+    #[serde(deserialize_with = "duration")]
+    pub icmp: Duration,
+    /// Fragments that wait for the rest of their packet. Default: 2s.
+    #[serde(deserialize_with = "duration")]
+    pub fragment: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            tcp_established: Duration::from_secs(7440),
+            tcp_transitory: Duration::from_secs(240),
+            udp: Duration::from_secs(300),
+            icmp: Duration::from_secs(60),
+            fragment: Duration::from_secs(2),
+        }
+    }
+}
+
+/// SNAT ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Ports {
+    /// SNAT ports of every VIP. Default: 1024-65535.
+    pub range: PortRange,
+    /// How long a port rests after its session ended. Default: 2s.
+    #[serde(deserialize_with = "duration")]
+    pub quarantine: Duration,
+}
+
+impl Default for Ports {
+    fn default() -> Self {
+        Self { range: PortRange { first: 1024, last: 65535 }, quarantine: Duration::from_secs(2) }
+    }
+}
+
+/// Where other gateways reach this one: VXLAN between gateways on UDP, session state on TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Peer {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its port, UDP and TCP. Default: 4790.
+    #[serde(default = "default_peer_port")]
+    pub port: u16,
+}
+
+fn default_peer_port() -> u16 {
+    4790
+}
+
+/// The socket of the command line.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Admin {
+    /// Unix socket. Default: `/run/vipgate/gateway.sock`.
+    pub socket: PathBuf,
+}
+
+impl Default for Admin {
+    fn default() -> Self {
+        Self { socket: "/run/vipgate/gateway.sock".into() }
+    }
+}
+
+/// The HTTP server of monitoring: `/metrics`, `/healthz`, `/readyz`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Metrics {
+    /// Address and port. Default: `127.0.0.1:9469`; the policy server's is `127.0.0.1:9470`.
+    pub listen: SocketAddr,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self { listen: (Ipv4Addr::LOCALHOST, 9469).into() }
+    }
+}
+
+/// What is logged and how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    /// Default: `text`.
+    pub format: LogFormat,
+    /// Default: `info`.
+    pub level: LogLevel,
+}
+
+/// The form of log lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// The least important events that are logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// What failed.
+    Error,
+    /// And what looks wrong.
+    Warn,
+    /// And what changed.
+    #[default]
+    Info,
+    /// And why.
+    Debug,
+    /// And each step.
+    Trace,
+}
+
+impl LogLevel {
+    /// As `tracing` filters spell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Each field's default, each thing that is refused.
+
+use super::*;
+use std::time::Duration;
+
+const LEAST: &str = "name: gw-a\ninterfaces: [{name: eth0, role: both}]\npolicy: {files: [p]}\n";
+
+#[test]
+fn everything_but_name_interfaces_and_policy_has_a_default() {
+    let config = Config::parse("g.yaml", LEAST).unwrap();
+    assert_eq!(config.node(), "gw-a");
+    assert_eq!(config.zone, None);
+    assert_eq!(config.workers, Workers { cores: None, idle: Idle::Adaptive });
+    assert_eq!(
+        config.xdp,
+        Xdp { mode: XdpMode::Auto, zero_copy: ZeroCopy::Auto, busy_poll: false, on_exit: OnExit::Drop }
+    );
+    assert_eq!(config.sessions.capacity, 1_048_576);
+    assert_eq!(config.sessions.state.as_deref(), Some(Path::new("/dev/shm/vipgate")));
+    assert!(config.sessions.require_syn);
+    assert_eq!(config.sessions.timeouts.tcp_established, Duration::from_secs(7440));
+    assert_eq!(config.ports.range.to_string(), "1024-65535");
+    assert_eq!(config.ports.quarantine, Duration::from_secs(2));
+    assert_eq!(config.peer, None);
+    assert_eq!(config.admin.socket, Path::new("/run/vipgate/gateway.sock"));
+    assert_eq!(config.metrics.listen.to_string(), "127.0.0.1:9469");
+    assert_eq!(config.log, Log { format: LogFormat::Text, level: LogLevel::Info });
+}
+
+#[test]
+fn every_field_can_be_set() {
+    let text = r#"
+name: gw-a
+node: node-1
+zone: zone-1
+interfaces:
+  - {name: gw-in,  role: inside}
+  - {name: gw-out, role: outside}
+workers: {cores: [0, 1], idle: spin}
+xdp: {mode: generic, zero_copy: never, busy_poll: true, on_exit: pass}
+policy:
+  server: {url: "https://10.0.0.1:18000", ca: a, cert: b, key: c, cache: /tmp/cache}
+sessions:
+  capacity: 4096
+  state: null
+  timeouts: {tcp_established: 2h, tcp_transitory: 4m, udp: 30s, icmp: 500ms, fragment: 1s}
+  require_syn: false
+ports: {range: 2048-4095, quarantine: 0s}
+peer: {address: "2001:db8::1", port: 4791}
+admin: {socket: /tmp/s}
+metrics: {listen: "[::1]:1"}
+log: {format: json, level: debug}
+"#;
+    let config = Config::parse("g.yaml", text).unwrap();
+    assert_eq!(config.node(), "node-1");
+    assert_eq!(config.interfaces[1], Interface { name: "gw-out".into(), role: InterfaceRole::Outside });
+    assert_eq!(config.workers, Workers { cores: Some(vec![0, 1]), idle: Idle::Spin });
+    assert_eq!(config.sessions.state, None);
+    assert_eq!(config.sessions.timeouts.icmp, Duration::from_millis(500));
+    assert_eq!(config.ports.range, PortRange { first: 2048, last: 4095 });
+    let PolicySource::Server(server) = config.policy else { panic!("a server") };
+    assert_eq!(server.cache, Path::new("/tmp/cache"));
+    assert_eq!(config.peer, Some(Peer { address: "2001:db8::1".parse().unwrap(), port: 4791 }));
+    assert_eq!(config.log, Log { format: LogFormat::Json, level: LogLevel::Debug });
+}
+
+/// `LEAST` with `more` lines, or with a line replaced: what is refused, as `file:line: field: reason` contains it.
+#[test]
+fn what_can_not_be_is_refused_with_line_field_and_reason() {
+    for (more, said) in [
+        ("nmae: x", "g.yaml:4: nmae: unknown field, did you mean `name`?"),
+        ("workers: {core: [1]}", "g.yaml:4: workers.core: unknown field, did you mean `cores`?"),
+        ("workers: {cores: []}", "g.yaml:4: workers.cores: names no core"),
+        ("workers:\n  cores: [1, 2, 1]", "g.yaml:5: workers.cores[2]: core 1 is workers.cores[0] already"),
+        ("workers: {cores: [-1]}", "g.yaml:4: workers.cores[0]: expected a whole number, not negative, found `-1`"),
+        (
+            "workers: {idle: spinning}",
+            "g.yaml:4: workers.idle: unknown value `spinning`, expected `adaptive` or `spin`",
+        ),
+        (
+            "xdp:\n  mode: nativ",
+            "g.yaml:5: xdp.mode: unknown value `nativ`, expected `auto`, `native` or `generic`, did you mean `native`?",
+        ),
+        ("xdp: {busy_poll: 1}", "g.yaml:4: xdp.busy_poll: expected true or false, found `1`"),
+        ("sessions: {capacity: 0}", "g.yaml:4: sessions.capacity: must be from 1 to"),
+        (
+            "sessions: {timeouts: {udp: 300}}",
+            "g.yaml:4: sessions.timeouts.udp: expected a number and a unit, as in 500ms, 5s, 4m or 2h, found `300`",
+        ),
+        ("sessions: {timeouts: {udp: 5 minutes}}", "g.yaml:4: sessions.timeouts.udp: `5 minutes` is no duration"),
+        ("sessions: {timeouts: {udp: 0s}}", "g.yaml:4: sessions.timeouts.udp: must be longer than 0s"),
+        ("ports: {range: 2000-1000}", "g.yaml:4: ports.range: port range 2000-1000 ends before it starts"),
+        ("ports: {range: 2000-2010}", "g.yaml:4: ports.range: 2000-2010 holds 11 ports, at least 64"),
+        ("peer: {address: 0.0.0.0}", "g.yaml:4: peer.address: 0.0.0.0 can't be reached"),
+        ("peer: {address: example.org}", "g.yaml:4: peer.address: "),
+        ("metrics: {listen: localhost}", "g.yaml:4: metrics.listen: "),
+        ("log: {level: loud}", "g.yaml:4: log.level: unknown value `loud`"),
+        ("node: \"\"", "g.yaml:4: node: must not be empty"),
+        ("name: gw-b", "g.yaml:4: document: not valid YAML: "),
+        ("---\nname: gw-b", "g.yaml:5: document: only one document is expected here"),
+        ("workers:", "g.yaml:4: workers: expected a map, found nothing"),
+    ] {
+        let text = format!("{LEAST}{more}\n");
+        let complaints = Config::parse("g.yaml", &text).expect_err(more).to_string();
+        assert!(complaints.contains(said), "{more}\nsaid: {complaints}");
+    }
+}
+
+#[test]
+fn interfaces_and_policy_must_be_able_to_work() {
+    for (text, said) in [
+        ("name: a\npolicy: {files: [p]}\n", "g.yaml:1: interfaces: is missing"),
+        ("name: a\npolicy: {files: [p]}\ninterfaces: []\n", "g.yaml:3: interfaces: at least one is needed"),
+        (
+            "name: a\npolicy: {files: [p]}\ninterfaces: [{name: i, role: inside}]",
+            "g.yaml:3: interfaces: none is `outside`",
+        ),
+        (
+            "name: a\npolicy: {files: [p]}\ninterfaces: [{name: i, role: outside}]",
+            "g.yaml:3: interfaces: none is `inside`",
+        ),
+        (
+            "name: a\npolicy: {files: [p]}\ninterfaces:\n- {name: i, role: both}\n- {name: i, role: both}",
+            "g.yaml:5: interfaces[1].name: `i` is interfaces[0] already",
+        ),
+        (
+            "name: a\npolicy: {files: [p]}\ninterfaces: [{name: a/b, role: both}]",
+            "interfaces[0].name: `a/b` is no interface",
+        ),
+        ("name: a\npolicy: {files: [p]}\ninterfaces: [{name: a}]", "g.yaml:3: interfaces[0].role: is missing"),
+        ("name: a\ninterfaces: [{name: a, role: both}]", "g.yaml:1: policy: is missing"),
+        ("name: a\ninterfaces: [{name: a, role: both}]\npolicy: {}", "g.yaml:3: policy: expected exactly one of"),
+        (
+            "name: a\ninterfaces: [{name: a, role: both}]\npolicy:\n  files: [p]\n  server: {url: u}",
+            "policy: expected exactly one of `files` or `server`, found `files`, `server`",
+        ),
+        ("name: a\ninterfaces: [{name: a, role: both}]\npolicy: {files: []}", "g.yaml:3: policy.files: at least one"),
+        (
+            "name: a\ninterfaces: [{name: a, role: both}]\npolicy: {server: {url: x}}",
+            "policy.server.url: `x` is no address",
+        ),
+        (
+            "name: a\ninterfaces: [{name: a, role: both}]\npolicy: {server: {url: \"https://x:1\", cert: c}}",
+            "policy.server.cert: needs `key`",
+        ),
+        (
+            "name: a\ninterfaces: [{name: a, role: both}]\npolicy: {server: {url: \"http://x:1\", ca: c}}",
+            "policy.server.ca: needs an https:// url",
+        ),
+        ("", "g.yaml: is empty"),
+    ] {
+        let complaints = Config::parse("g.yaml", text).expect_err(text).to_string();
+        assert!(complaints.contains(said), "{text}\nsaid: {complaints}");
+    }
+    let missing = Config::load(Path::new("/nonexistent/g.yaml")).unwrap_err().to_string();
+    assert!(missing.starts_with("/nonexistent/g.yaml: can't be read: "), "{missing}");
+}
+
+#[test]
+fn everything_that_is_wrong_is_said_at_once() {
+    let text = "name: a b\ninterfaces: []\npolicy: {files: []}\nports: {range: 1-2}\n";
+    let fields: Vec<_> = Config::parse("g.yaml", text).unwrap_err().0.into_iter().map(|c| c.field).collect();
+    assert_eq!(fields, ["name", "interfaces", "policy.files", "ports.range"]);
+}
+
+#[test]
+fn a_policy_server_is_configured_the_same_way() {
+    let config = PolicydConfig::parse("d.yaml", "source: {kubernetes: {}}").unwrap();
+    assert_eq!(
+        (config.listen.to_string(), config.metrics.listen.to_string()),
+        ("127.0.0.1:18000".into(), "127.0.0.1:9470".into())
+    );
+    let etcd = PolicydConfig::parse("d.yaml", "source: {etcd: {endpoints: [\"http://127.0.0.1:2379\"]}}").unwrap();
+    assert!(matches!(etcd.source, PolicydSource::Etcd(etcd) if etcd.prefix == "/vipgate/"));
+    for (text, said) in [
+        ("source: {files: []}", "d.yaml:1: source.files: at least one"),
+        ("listen: \"127.0.0.1:1\"", "d.yaml:1: source: is missing"),
+        ("source: {etcd: {endpoints: [x]}}", "d.yaml:1: source.etcd.endpoints[0]: `x` is no address"),
+        ("source: {files: [a]}\ntls: {cert: c}", "d.yaml:2: tls.key: is missing"),
+        ("source: {kubernetes: {x: 1}}", "d.yaml:1: source.kubernetes.x: unknown field; none are known here"),
+    ] {
+        let complaints = PolicydConfig::parse("d.yaml", text).expect_err(text).to_string();
+        assert!(complaints.contains(said), "{text}\nsaid: {complaints}");
+    }
+}

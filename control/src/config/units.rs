@@ -1,0 +1,128 @@
+//! Values with a unit in their text: durations and port ranges.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::de::Visitor;
+use serde::{Deserialize, Deserializer};
+
+/// Ports from `first` to `last`, both included, never empty. Written `1024-65535`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortRange {
+    /// The lowest, at least 1.
+    pub first: u16,
+    /// The highest.
+    pub last: u16,
+}
+
+impl PortRange {
+    /// How many ports it holds.
+    pub fn count(self) -> u32 {
+        u32::from(self.last) - u32::from(self.first) + 1
+    }
+}
+
+/// Why a text is no value with a unit.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UnitError {
+    /// A duration that isn't one.
+    #[error("`{0}` is no duration: write a whole number and a unit, as in 500ms, 5s, 4m or 2h")]
+    Duration(String),
+    /// A port range that isn't one.
+    #[error("`{0}` is no port range: write the first and the last port, as in 1024-65535")]
+    PortRange(String),
+    /// A port range whose end comes before its start.
+    #[error("port range {0}-{1} ends before it starts")]
+    Reversed(u16, u16),
+}
+
+impl FromStr for PortRange {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let port = |text: &str| text.trim().parse::<u16>().ok().filter(|port| *port > 0);
+        let (first, last) = text
+            .split_once('-')
+            .and_then(|(first, last)| Some((port(first)?, port(last)?)))
+            .ok_or_else(|| UnitError::PortRange(text.to_owned()))?;
+        if first <= last { Ok(Self { first, last }) } else { Err(UnitError::Reversed(first, last)) }
+    }
+}
+
+impl fmt::Display for PortRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
+impl<'de> Deserialize<'de> for PortRange {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer
+            .deserialize_any(Written { what: "the first and the last port, as in 1024-65535", parse: str::parse })
+    }
+}
+
+/// A duration field: `500ms`, `5s`, `4m`, `2h`.
+pub(super) fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    deserializer
+        .deserialize_any(Written { what: "a number and a unit, as in 500ms, 5s, 4m or 2h", parse: parse_duration })
+}
+
+/// A value that is written as text; anything else is told what to write.
+struct Written<T> {
+    what: &'static str,
+    parse: fn(&str) -> Result<T, UnitError>,
+}
+
+impl<T> Visitor<'_> for Written<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.what)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<T, E> {
+        (self.parse)(text).map_err(E::custom)
+    }
+}
+
+fn parse_duration(text: &str) -> Result<Duration, UnitError> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let millis_of_unit = match &text[digits..] {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err(UnitError::Duration(text.to_owned())),
+    };
+    let count: u64 = text[..digits].parse().map_err(|_| UnitError::Duration(text.to_owned()))?;
+    let millis = count.checked_mul(millis_of_unit).ok_or_else(|| UnitError::Duration(text.to_owned()))?;
+    Ok(Duration::from_millis(millis))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_one_number_and_one_unit() {
+        for (text, millis) in [("500ms", 500), ("5s", 5000), ("4m", 240_000), ("2h", 7_200_000), ("0s", 0)] {
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+        for text in ["", "5", "s", "5 s", "-5s", "1.5s", "5d", "2h4m", "99999999999999999999s", "18446744073709551615h"]
+        {
+            assert_eq!(parse_duration(text), Err(UnitError::Duration(text.into())), "{text}");
+        }
+    }
+
+    #[test]
+    fn port_ranges_are_in_order_and_without_port_0() {
+        assert_eq!("1024-65535".parse(), Ok(PortRange { first: 1024, last: 65535 }));
+        assert_eq!("7-7".parse::<PortRange>().map(PortRange::count), Ok(1));
+        assert_eq!("9-8".parse::<PortRange>(), Err(UnitError::Reversed(9, 8)));
+        for text in ["", "80", "0-10", "1-65536", "a-b", "1-2-3"] {
+            assert_eq!(text.parse::<PortRange>(), Err(UnitError::PortRange(text.into())), "{text}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Values of vipgate's own kinds: prefixes without host bits and ranges of addresses.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+
+/// A prefix whose host bits are zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cidr(pub IpNet);
+
+/// Addresses from `first` to `last`, both included, of one family, never empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AddressRange {
+    /// The lowest.
+    pub first: IpAddr,
+    /// The highest.
+    pub last: IpAddr,
+}
+
+/// Why a text is no prefix or no range.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ValueError {
+    /// Neither prefix nor anything else.
+    #[error("`{0}` is no prefix: write address/length, as in 10.0.0.0/8 or 2001:db8::/32")]
+    Prefix(String),
+    /// One address where a prefix must be.
+    #[error("`{0}` is an address, not a prefix: for this address alone write {0}/{bits}", bits = if .0.is_ipv4() { 32 } else { 128 })]
+    Address(IpAddr),
+    /// A prefix with more in it than a prefix.
+    #[error("{0} has bits set beyond its prefix length: did you mean {network}?", network = .0.trunc())]
+    HostBits(IpNet),
+    /// No range.
+    #[error("`{0}` is no range: write a prefix, as in 203.0.113.0/28, or first-last, as in 203.0.113.32-203.0.113.40")]
+    Range(String),
+    /// A range over two families.
+    #[error("range `{0}` begins in one address family and ends in the other")]
+    Families(String),
+    /// A range whose end comes first.
+    #[error("range `{0}` ends before it begins")]
+    Reversed(String),
+}
+
+impl std::str::FromStr for Cidr {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        if let Ok(address) = text.parse() {
+            return Err(ValueError::Address(address));
+        }
+        let net: IpNet = text.parse().map_err(|_| ValueError::Prefix(text.to_owned()))?;
+        if net == net.trunc() { Ok(Self(net)) } else { Err(ValueError::HostBits(net)) }
+    }
+}
+
+impl std::str::FromStr for AddressRange {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let Some((first, last)) = text.split_once('-') else {
+            let Cidr(net) = match text.parse() {
+                Err(ValueError::Prefix(_)) => return Err(ValueError::Range(text.to_owned())),
+                parsed => parsed?,
+            };
+            return Ok(Self { first: net.network(), last: net.broadcast() });
+        };
+        let address = |text: &str| text.trim().parse::<IpAddr>();
+        let (Ok(first), Ok(last)) = (address(first), address(last)) else {
+            return Err(ValueError::Range(text.to_owned()));
+        };
+        if first.is_ipv4() != last.is_ipv4() {
+            return Err(ValueError::Families(text.to_owned()));
+        }
+        if first <= last { Ok(Self { first, last }) } else { Err(ValueError::Reversed(text.to_owned())) }
+    }
+}
+
+impl AddressRange {
+    /// Whether an address is in it.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        self.first.is_ipv4() == address.is_ipv4() && (self.first..=self.last).contains(&address)
+    }
+
+    /// Whether an address is in both.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.contains(other.first) || other.contains(self.first)
+    }
+}
+
+impl fmt::Display for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
+impl<'de> Deserialize<'de> for Cidr {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        <&str>::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
+impl<'de> Deserialize<'de> for AddressRange {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        <&str>::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_has_no_host_bits() {
+        for good in ["0.0.0.0/0", "::/0", "10.0.0.0/8", "203.0.113.7/32", "2001:db8::/32"] {
+            assert_eq!(good.parse::<Cidr>().map(|cidr| cidr.0.to_string()).as_deref(), Ok(good));
+        }
+        for (bad, said) in [
+            ("10.1.2.3/8", "10.1.2.3/8 has bits set beyond its prefix length: did you mean 10.0.0.0/8?"),
+            ("2001:db8::1/32", "did you mean 2001:db8::/32?"),
+            ("10.0.0.1", "write 10.0.0.1/32"),
+            ("::1", "write ::1/128"),
+            ("10.0.0.0/33", "is no prefix"),
+            ("ten/8", "is no prefix"),
+        ] {
+            let error = bad.parse::<Cidr>().expect_err(bad).to_string();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_range_is_a_prefix_or_two_addresses_in_order() {
+        let range = |text: &str| text.parse::<AddressRange>().map(|range| range.to_string());
+        assert_eq!(range("203.0.113.0/28").as_deref(), Ok("203.0.113.0-203.0.113.15"));
+        assert_eq!(range("203.0.113.32-203.0.113.40").as_deref(), Ok("203.0.113.32-203.0.113.40"));
+        assert_eq!(range("2001:db8::-2001:db8::f").as_deref(), Ok("2001:db8::-2001:db8::f"));
+        for (bad, said) in [
+            ("203.0.113.9-203.0.113.8", "ends before it begins"),
+            ("203.0.113.9-2001:db8::1", "ends in the other"),
+            ("203.0.113.9", "write 203.0.113.9/32"),
+            ("203.0.113.9/28", "did you mean 203.0.113.0/28?"),
+            ("x-y", "is no range"),
+            ("x", "is no range"),
+        ] {
+            let error = range(bad).expect_err(bad).to_string();
+            assert!(error.contains(said), "{error}");
+        }
+        assert!("10.0.0.0/30".parse::<AddressRange>().unwrap().contains("10.0.0.3".parse().unwrap()));
+        assert!(!"0.0.0.0/0".parse::<AddressRange>().unwrap().contains("::1".parse().unwrap()));
+    }
+}

@@ -1,0 +1,260 @@
+//! Policies to claims: which pod addresses a policy wants to cover, with which VIPs, and how it ranks among others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use k8s_openapi::api::core::v1::Service;
+use vipgate_dataplane::snapshot::spec;
+
+use super::inventory::{Inventory, Key, Located, seniority};
+use super::pods::{Cover, Pods};
+use super::pool::Pools;
+use super::services::Frontend;
+use super::slices::Slices;
+use super::{EGRESS_ANNOTATION, Options};
+use crate::complaint::{Complaint, Severity};
+use crate::manifest::{
+    AddressSelection, EgressPolicy, EgressPolicySpec, GatewayRef, OnExhaustion, Origin, PodSelector,
+};
+
+/// What a policy wants.
+#[derive(Debug)]
+pub(super) struct Claim<'a> {
+    /// The policy for the engine.
+    pub(super) spec: spec::EgressSpec,
+    pub(super) namespace: &'a str,
+    pub(super) origin: &'a Origin,
+    /// Field that says that there is a policy.
+    pub(super) field: String,
+    /// Field that says which VIPs it has.
+    pub(super) vips_field: &'static str,
+    /// The VIPs that its endpoints leave with, and the fields that name them.
+    pub(super) vips: Vec<(String, IpAddr)>,
+    /// The Service whose VIPs they are, where they are one's.
+    pub(super) service: Option<Key<'a>>,
+    /// What it covers; an address may be in it more than once.
+    pub(super) covers: Vec<Cover<'a>>,
+    /// Whether this gateway serves it.
+    pub(super) served: bool,
+    /// Whether its VIPs are known to be missing for a reason that was complained about.
+    pub(super) broken: bool,
+}
+
+impl Claim<'_> {
+    pub(super) fn complaint(&self, severity: Severity, field: &str, reason: String) -> Complaint {
+        self.origin.complaint(severity, field, reason)
+    }
+}
+
+/// Which policies this gateway serves.
+#[derive(Debug)]
+pub(super) struct Serving<'a> {
+    gateway: Option<&'a str>,
+    labels: Option<BTreeMap<String, String>>,
+    /// Names of all gateways; empty when this one is alone and owns everything.
+    known: BTreeSet<&'a str>,
+}
+
+impl<'a> Serving<'a> {
+    pub(super) fn new(inventory: &Inventory<'a>, options: &'a Options) -> Self {
+        let gateway = options.gateway.as_deref();
+        let manifest = gateway.and_then(|name| inventory.gateways.get(name));
+        let labels = manifest.map(|manifest| manifest.body.metadata.labels.clone().unwrap_or_default());
+        Self { gateway, labels, known: inventory.gateways.keys().copied().collect() }
+    }
+
+    fn serves(&self, gateways: Option<&GatewayRef>) -> bool {
+        let Some(gateway) = self.gateway.filter(|_| !self.known.is_empty()) else { return true };
+        match gateways {
+            None => true,
+            Some(GatewayRef::Names(names)) => names.iter().any(|name| name == gateway),
+            Some(GatewayRef::Selector(selector)) => self.labels.as_ref().is_some_and(|labels| selector.selects(labels)),
+        }
+    }
+}
+
+/// What claims are made from.
+#[derive(Debug)]
+pub(super) struct Sources<'a> {
+    pub(super) inventory: &'a Inventory<'a>,
+    pub(super) serving: &'a Serving<'a>,
+    pub(super) pods: &'a Pods<'a>,
+    pub(super) slices: &'a Slices<'a>,
+    pub(super) services: &'a BTreeMap<Key<'a>, Frontend<'a>>,
+    pub(super) pools: &'a Pools<'a>,
+}
+
+/// All claims, the one that wins over all others first.
+pub(super) fn collect<'a>(sources: &Sources<'a>, log: &mut Vec<Complaint>) -> Vec<Claim<'a>> {
+    let mut policies = sources.inventory.policies.clone();
+    policies.sort_by(|a, b| {
+        let rank = |policy: &Located<'a, EgressPolicy>| policy.body.spec.service_ref.is_none();
+        let age =
+            |policy: &Located<'a, EgressPolicy>| seniority(policy.body.metadata.creation_timestamp.as_ref(), policy.id);
+        rank(a).cmp(&rank(b)).then_with(|| age(a).cmp(&age(b)))
+    });
+    let mut taken: BTreeSet<IpAddr> = sources.services.values().flat_map(|f| &f.vips).map(|(_, vip)| *vip).collect();
+    taken.extend(policies.iter().flat_map(|policy| policy.body.spec.addresses.iter().flatten()));
+    let mut claims: Vec<_> = policies.iter().map(|policy| sources.policy(*policy, &mut taken, log)).collect();
+    let mut annotated: Vec<_> = sources.services.values().filter(|frontend| frontend.egress).collect();
+    annotated.sort_by_key(|f| seniority(f.service.body.metadata.creation_timestamp.as_ref(), f.service.id));
+    claims.extend(annotated.into_iter().map(|frontend| sources.annotated(frontend, log)));
+    claims
+}
+
+impl<'a> Sources<'a> {
+    /// A Service with the annotation: a policy with that Service and all defaults.
+    fn annotated(&self, frontend: &Frontend<'a>, log: &mut Vec<Complaint>) -> Claim<'a> {
+        let Located { id, origin, .. } = frontend.service;
+        let field = format!("metadata.annotations[{EGRESS_ANNOTATION}]");
+        if let Some(why) = &frontend.unserved {
+            log.push(frontend.service.error(&field, format!("{id} has no VIP to leave with: {why}")));
+        }
+        let key = (id.namespace.as_str(), id.name.as_str());
+        Claim {
+            spec: spec::EgressSpec {
+                name: id.to_string(),
+                destinations: everything(),
+                excluded: Vec::new(),
+                address_selection: spec::AddressSelection::default(),
+                limits: spec::Limits::default(),
+                on_exhaustion: spec::OnExhaustion::default(),
+            },
+            namespace: key.0,
+            origin,
+            field,
+            vips_field: "status.loadBalancer.ingress",
+            vips: frontend.vips.clone(),
+            service: Some(key),
+            covers: self.slices.of(key),
+            served: true,
+            broken: frontend.unserved.is_some(),
+        }
+    }
+
+    fn policy(
+        &self,
+        policy: Located<'a, EgressPolicy>,
+        taken: &mut BTreeSet<IpAddr>,
+        log: &mut Vec<Complaint>,
+    ) -> Claim<'a> {
+        let spec = &policy.body.spec;
+        self.complain_about_gateways(policy, log);
+        let mut claim = Claim {
+            spec: egress_spec(policy.id.to_string(), spec),
+            namespace: &policy.id.namespace,
+            origin: policy.origin,
+            field: "metadata.name".into(),
+            vips_field: "spec.serviceRef.name",
+            vips: Vec::new(),
+            service: None,
+            covers: Vec::new(),
+            served: self.serving.serves(spec.gateways.as_ref()),
+            broken: false,
+        };
+        if let Some(service) = &spec.service_ref {
+            let key = (policy.id.namespace.as_str(), service.name.as_str());
+            claim.service = Some(key);
+            claim.covers = self.slices.of(key);
+            let (known, missing) = match self.services.get(&key) {
+                None => (None, Some(format!("there is no Service {}/{}", key.0, key.1))),
+                Some(frontend) => {
+                    (Some(frontend), frontend.unserved.as_ref().map(|why| unserved(frontend.service, why)))
+                }
+            };
+            claim.broken = missing.is_some();
+            claim.vips = known.map(|frontend| frontend.vips.clone()).unwrap_or_default();
+            log.extend(missing.map(|why| policy.error("spec.serviceRef.name", why)));
+        } else {
+            claim.vips_field = if spec.addresses.is_some() { "spec.addresses" } else { "spec.pools" };
+            claim.covers = self.selected(policy, spec.selectors.as_deref().unwrap_or_default(), log);
+            let addresses = spec.addresses.iter().flatten().enumerate();
+            claim.vips = addresses.map(|(i, vip)| (format!("spec.addresses[{i}]"), *vip)).collect();
+            self.take_from_pools(policy, &mut claim, taken, log);
+        }
+        claim
+    }
+
+    fn selected(
+        &self,
+        policy: Located<'a, EgressPolicy>,
+        selectors: &[PodSelector],
+        log: &mut Vec<Complaint>,
+    ) -> Vec<Cover<'a>> {
+        let mut covers = Vec::new();
+        for (i, selector) in selectors.iter().enumerate() {
+            let selected = self.pods.select(selector, &policy.id.namespace);
+            if selected.is_empty() {
+                log.push(policy.warning(&format!("spec.selectors[{i}]"), "selects no pod that has an address"));
+            }
+            covers.extend(selected);
+        }
+        covers
+    }
+
+    fn take_from_pools(
+        &self,
+        policy: Located<'a, EgressPolicy>,
+        claim: &mut Claim<'a>,
+        taken: &mut BTreeSet<IpAddr>,
+        log: &mut Vec<Complaint>,
+    ) {
+        for (i, pool) in policy.body.spec.pools.iter().flatten().enumerate() {
+            let field = format!("spec.pools[{i}]");
+            if !self.pools.exists(&pool.name) {
+                claim.broken = true;
+                log.push(policy.error(&format!("{field}.name"), format!("there is no AddressPool {}", pool.name)));
+                continue;
+            }
+            let (vips, short) = self.pools.take(&pool.name, &policy.id.path(), pool.count.get(), taken);
+            if let Some(family) = short {
+                let reason = format!("AddressPool {} has not {} free {family} addresses", pool.name, pool.count);
+                log.push(policy.error(&field, reason));
+            }
+            claim.vips.extend(vips.into_iter().map(|vip| (field.clone(), vip)));
+        }
+    }
+
+    fn complain_about_gateways(&self, policy: Located<'a, EgressPolicy>, log: &mut Vec<Complaint>) {
+        let (false, Some(GatewayRef::Names(names))) = (self.serving.known.is_empty(), &policy.body.spec.gateways)
+        else {
+            return;
+        };
+        for (i, name) in names.iter().enumerate().filter(|(_, name)| !self.serving.known.contains(name.as_str())) {
+            log.push(policy.warning(&format!("spec.gateways.names[{i}]"), format!("there is no Gateway {name}")));
+        }
+    }
+}
+
+fn unserved(service: Located<'_, Service>, why: &str) -> String {
+    format!("{} ({}) has no VIP to leave with: {why}", service.id, service.origin)
+}
+
+fn everything() -> Vec<IpNet> {
+    vec![Ipv4Net::default().into(), Ipv6Net::default().into()]
+}
+
+fn egress_spec(name: String, policy: &EgressPolicySpec) -> spec::EgressSpec {
+    let sorted = |nets: &[crate::manifest::Cidr]| -> Vec<IpNet> {
+        nets.iter().map(|cidr| cidr.0).collect::<BTreeSet<_>>().into_iter().collect()
+    };
+    spec::EgressSpec {
+        name,
+        destinations: policy.destination_cidrs.as_deref().map_or_else(everything, sorted),
+        excluded: sorted(&policy.excluded_cidrs),
+        address_selection: match policy.address_selection {
+            AddressSelection::PerEndpoint => spec::AddressSelection::PerEndpoint,
+            AddressSelection::PerConnection => spec::AddressSelection::PerConnection,
+        },
+        limits: spec::Limits {
+            sessions: policy.limits.sessions_per_endpoint.map(NonZeroU32::get),
+            new_sessions_per_second: policy.limits.new_sessions_per_second.map(NonZeroU32::get),
+        },
+        on_exhaustion: match policy.on_exhaustion {
+            OnExhaustion::Reject => spec::OnExhaustion::Reject,
+            OnExhaustion::Drop => spec::OnExhaustion::Drop,
+        },
+    }
+}

@@ -1,0 +1,126 @@
+//! The objects, sorted and by kind: what the rest of the compiler looks things up in.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::complaint::{Complaint, Severity};
+use crate::manifest::{AddressPool, Body, EgressPolicy, Gateway, Object, ObjectId, Origin};
+
+/// Label of an `EndpointSlice` that names its Service.
+const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
+/// Label that every namespace has, with its name.
+const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
+
+/// An object of a known kind with its name and place.
+#[derive(Debug)]
+pub(super) struct Located<'a, T> {
+    pub(super) id: &'a ObjectId,
+    pub(super) origin: &'a Origin,
+    pub(super) body: &'a T,
+}
+
+impl<T> Clone for Located<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Located<'_, T> {}
+
+impl<T> Located<'_, T> {
+    pub(super) fn error(&self, field: &str, reason: impl Into<String>) -> Complaint {
+        self.origin.complaint(Severity::Error, field, reason)
+    }
+
+    pub(super) fn warning(&self, field: &str, reason: impl Into<String>) -> Complaint {
+        self.origin.complaint(Severity::Warning, field, reason)
+    }
+}
+
+/// Namespace and name.
+pub(super) type Key<'a> = (&'a str, &'a str);
+
+/// The objects by kind, sorted by namespace and name.
+#[derive(Debug, Default)]
+pub(super) struct Inventory<'a> {
+    pub(super) services: BTreeMap<Key<'a>, Located<'a, Service>>,
+    /// By the namespace and name of their Service.
+    pub(super) slices: BTreeMap<Key<'a>, Vec<Located<'a, EndpointSlice>>>,
+    pub(super) pods: Vec<Located<'a, Pod>>,
+    pub(super) nodes: Vec<Located<'a, Node>>,
+    pub(super) gateways: BTreeMap<&'a str, Located<'a, Gateway>>,
+    pub(super) pools: Vec<Located<'a, AddressPool>>,
+    pub(super) policies: Vec<Located<'a, EgressPolicy>>,
+    namespaces: BTreeMap<&'a str, BTreeMap<String, String>>,
+}
+
+impl<'a> Inventory<'a> {
+    pub(super) fn new(objects: &'a [Object], log: &mut Vec<Complaint>) -> Self {
+        let mut sorted: Vec<&Object> = objects.iter().collect();
+        sorted.sort_by(|a, b| (&a.id, a.origin.place()).cmp(&(&b.id, b.origin.place())));
+        let mut inventory = Self::default();
+        let mut before: Option<&Object> = None;
+        for object in sorted {
+            match before {
+                Some(first) if first.id == object.id => {
+                    let reason = format!("{} is in {} already", object.id, first.origin);
+                    log.push(object.origin.complaint(Severity::Error, "metadata.name", reason));
+                }
+                _ => {
+                    inventory.add(object, log);
+                    before = Some(object);
+                }
+            }
+        }
+        inventory
+    }
+
+    fn add(&mut self, object: &'a Object, log: &mut Vec<Complaint>) {
+        let Object { id, origin, body } = object;
+        let key = (id.namespace.as_str(), id.name.as_str());
+        match body {
+            Body::AddressPool(body) => self.pools.push(Located { id, origin, body }),
+            Body::EgressPolicy(body) => self.policies.push(Located { id, origin, body }),
+            Body::EndpointSlice(body) => {
+                let slice = Located { id, origin, body: &**body };
+                match body.metadata.labels.as_ref().and_then(|labels| labels.get(SERVICE_NAME_LABEL)) {
+                    Some(service) => self.slices.entry((key.0, service)).or_default().push(slice),
+                    None => log.push(slice.warning(
+                        "metadata.labels",
+                        format!("has no label {SERVICE_NAME_LABEL}: its endpoints belong to no Service"),
+                    )),
+                }
+            }
+            Body::Gateway(body) => {
+                self.gateways.insert(&id.name, Located { id, origin, body });
+            }
+            Body::Namespace(body) => {
+                let labels = body.metadata.labels.clone().unwrap_or_default();
+                self.namespaces.insert(&id.name, with_name(labels, &id.name));
+            }
+            Body::Node(body) => self.nodes.push(Located { id, origin, body }),
+            Body::Pod(body) => self.pods.push(Located { id, origin, body }),
+            Body::Service(body) => {
+                self.services.insert(key, Located { id, origin, body });
+            }
+        }
+    }
+
+    /// The labels of a namespace; one without a manifest has its name's alone.
+    pub(super) fn namespace_labels(&self, name: &str) -> BTreeMap<String, String> {
+        self.namespaces.get(name).cloned().unwrap_or_else(|| with_name(BTreeMap::new(), name))
+    }
+}
+
+fn with_name(mut labels: BTreeMap<String, String>, name: &str) -> BTreeMap<String, String> {
+    labels.insert(NAMESPACE_NAME_LABEL.to_owned(), name.to_owned());
+    labels
+}
+
+/// Orders by age, the oldest first and what has no time of creation last, then by namespace and name.
+pub(super) fn seniority<'a>(created: Option<&'a Time>, id: &'a ObjectId) -> impl Ord + use<'a> {
+    (created.is_none(), created, &id.namespace, &id.name)
+}

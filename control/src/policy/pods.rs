@@ -1,0 +1,128 @@
+//! Pods: who has which address, and whom a selector selects. Pods that ended have none any more, pods on the host's
+//! network have the host's, which is nobody's tenant.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+
+use super::address::unusable;
+use super::inventory::{Inventory, Located};
+use crate::complaint::Complaint;
+use crate::manifest::PodSelector;
+
+/// A pod's address on its way to a policy.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cover<'a> {
+    pub(super) address: IpAddr,
+    /// `namespace/pod`; empty where nothing names it.
+    pub(super) name: &'a str,
+}
+
+/// The pods that have addresses of their own, and the addresses of hosts.
+#[derive(Debug)]
+pub(super) struct Pods<'a> {
+    namespaces: BTreeMap<&'a str, Namespace<'a>>,
+    by_address: HashMap<IpAddr, String>,
+    hosts: HashMap<IpAddr, String>,
+}
+
+#[derive(Debug)]
+struct Namespace<'a> {
+    labels: BTreeMap<String, String>,
+    pods: Vec<Live<'a>>,
+}
+
+#[derive(Debug)]
+struct Live<'a> {
+    name: String,
+    labels: Option<&'a BTreeMap<String, String>>,
+    addresses: Vec<IpAddr>,
+}
+
+impl<'a> Pods<'a> {
+    pub(super) fn new(inventory: &Inventory<'a>, log: &mut Vec<Complaint>) -> Self {
+        let mut pods = Self { namespaces: BTreeMap::new(), by_address: HashMap::new(), hosts: HashMap::new() };
+        for node in &inventory.nodes {
+            let addresses = node.body.status.iter().flat_map(|status| status.addresses.iter().flatten());
+            for address in addresses.filter_map(|address| address.address.parse().ok()) {
+                pods.hosts.insert(address, node.id.to_string());
+            }
+        }
+        for pod in &inventory.pods {
+            pods.add(*pod, inventory, log);
+        }
+        pods
+    }
+
+    fn add(&mut self, pod: Located<'a, Pod>, inventory: &Inventory<'a>, log: &mut Vec<Complaint>) {
+        let Some(status) = &pod.body.status else { return };
+        if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+            return;
+        }
+        let addresses = addresses(pod, status, log);
+        if pod.body.spec.as_ref().and_then(|spec| spec.host_network).unwrap_or_default() {
+            self.hosts.extend(addresses.into_iter().map(|(_, address)| (address, pod.id.to_string())));
+            return;
+        }
+        for (field, address) in &addresses {
+            if let Some(what) = unusable(*address) {
+                log.push(pod.error(field, format!("{address} is {what}")));
+            } else if let Some(other) = self.by_address.get(address) {
+                log.push(pod.warning(field, format!("{address} is the address of Pod {other} too")));
+            } else {
+                self.by_address.insert(*address, pod.id.path());
+            }
+        }
+        let namespace = self
+            .namespaces
+            .entry(&pod.id.namespace)
+            .or_insert_with(|| Namespace { labels: inventory.namespace_labels(&pod.id.namespace), pods: Vec::new() });
+        namespace.pods.push(Live {
+            name: pod.id.path(),
+            labels: pod.body.metadata.labels.as_ref(),
+            addresses: addresses.into_iter().map(|(_, address)| address).collect(),
+        });
+    }
+
+    /// `namespace/pod` of the pod with this address.
+    pub(super) fn name_of(&self, address: IpAddr) -> Option<&str> {
+        self.by_address.get(&address).map(String::as_str)
+    }
+
+    /// Which node's or host pod's address this is.
+    pub(super) fn host_of(&self, address: IpAddr) -> Option<&str> {
+        self.hosts.get(&address).map(String::as_str)
+    }
+
+    /// The addresses of the pods that a selector of a policy in `namespace` selects.
+    pub(super) fn select(&'a self, selector: &PodSelector, namespace: &str) -> Vec<Cover<'a>> {
+        let everything = BTreeMap::new();
+        let namespaces = self.namespaces.iter().filter(|(name, candidate)| match &selector.namespace_selector {
+            None => **name == namespace,
+            Some(wanted) => wanted.selects(&candidate.labels),
+        });
+        namespaces
+            .flat_map(|(_, candidate)| &candidate.pods)
+            .filter(|pod| selector.pod_selector.selects(pod.labels.unwrap_or(&everything)))
+            .flat_map(|pod| pod.addresses.iter().map(|address| Cover { address: *address, name: &pod.name }))
+            .collect()
+    }
+}
+
+/// A pod's addresses with the fields that they stand in.
+fn addresses(pod: Located<'_, Pod>, status: &PodStatus, log: &mut Vec<Complaint>) -> Vec<(String, IpAddr)> {
+    let list = status.pod_ips.iter().flatten().map(|address| address.ip.as_str()).enumerate();
+    let mut given: Vec<_> = list.map(|(i, text)| (format!("status.podIPs[{i}].ip"), text)).collect();
+    if given.is_empty() {
+        given.extend(status.pod_ip.as_deref().map(|text| ("status.podIP".to_owned(), text)));
+    }
+    let mut addresses = Vec::new();
+    for (field, text) in given.into_iter().filter(|(_, text)| !text.is_empty()) {
+        match text.parse() {
+            Ok(address) => addresses.push((field, address)),
+            Err(_) => log.push(pod.error(&field, format!("`{text}` is no address"))),
+        }
+    }
+    addresses
+}

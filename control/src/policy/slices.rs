@@ -1,0 +1,90 @@
+//! Endpoint slices: the pods behind each Service. Those that aren't ready count too: a pod that starts or ends calls out
+//! like any other, and must never leave with its own address.
+
+use std::collections::BTreeMap;
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
+
+use super::address::{Family, unusable};
+use super::inventory::{Inventory, Key, Located};
+use super::pods::{Cover, Pods};
+use crate::complaint::Complaint;
+
+/// The endpoints of every Service, known or not.
+#[derive(Debug)]
+pub(super) struct Slices<'a> {
+    by_service: BTreeMap<Key<'a>, Vec<(IpAddr, String)>>,
+    addresses: HashSet<IpAddr>,
+}
+
+impl<'a> Slices<'a> {
+    pub(super) fn new(inventory: &Inventory<'a>, pods: &Pods<'_>, log: &mut Vec<Complaint>) -> Self {
+        let mut slices = Self { by_service: BTreeMap::new(), addresses: HashSet::new() };
+        for (service, of) in &inventory.slices {
+            let endpoints = slices.by_service.entry(*service).or_default();
+            for slice in of {
+                read(*slice, pods, endpoints, log);
+            }
+            slices.addresses.extend(endpoints.iter().map(|(address, _)| *address));
+        }
+        slices
+    }
+
+    /// Whether an address is an endpoint of any Service.
+    pub(super) fn contains(&self, address: IpAddr) -> bool {
+        self.addresses.contains(&address)
+    }
+
+    /// The endpoints of a Service.
+    pub(super) fn of(&'a self, service: Key<'a>) -> Vec<Cover<'a>> {
+        let endpoints = self.by_service.get(&service).map(Vec::as_slice).unwrap_or_default();
+        endpoints.iter().map(|(address, name)| Cover { address: *address, name }).collect()
+    }
+}
+
+fn read(
+    slice: Located<'_, EndpointSlice>,
+    pods: &Pods<'_>,
+    endpoints: &mut Vec<(IpAddr, String)>,
+    log: &mut Vec<Complaint>,
+) {
+    let family = match slice.body.address_type.as_str() {
+        "IPv4" => Family::V4,
+        "IPv6" => Family::V6,
+        "FQDN" => {
+            return log.push(slice.warning("addressType", "endpoints with names instead of addresses are not covered"));
+        }
+        other => {
+            return log.push(slice.error("addressType", format!("`{other}` is unknown, expected IPv4, IPv6 or FQDN")));
+        }
+    };
+    for (i, endpoint) in slice.body.endpoints.iter().enumerate() {
+        for (j, text) in endpoint.addresses.iter().enumerate() {
+            let field = || format!("endpoints[{i}].addresses[{j}]");
+            let Ok(address) = text.parse::<IpAddr>() else {
+                log.push(slice.error(&field(), format!("`{text}` is no address")));
+                continue;
+            };
+            if Family::of(address) != family {
+                log.push(slice.error(&field(), format!("{address} is not {family}, the slice's addressType")));
+            } else if let Some(what) = unusable(address) {
+                log.push(slice.error(&field(), format!("{address} is {what}")));
+            } else if let Some(host) = pods.host_of(address) {
+                log.push(
+                    slice.warning(&field(), format!("{address} is an address of {host}, not a pod's own: left out")),
+                );
+            } else {
+                endpoints.push((address, name(endpoint, &slice.id.namespace)));
+            }
+        }
+    }
+}
+
+fn name(endpoint: &Endpoint, namespace: &str) -> String {
+    let target = endpoint.target_ref.as_ref().filter(|target| target.kind.as_deref() == Some("Pod"));
+    let pod =
+        target.and_then(|target| Some((target.namespace.as_deref().unwrap_or(namespace), target.name.as_deref()?)));
+    pod.map(|(namespace, name)| format!("{namespace}/{name}")).unwrap_or_default()
+}

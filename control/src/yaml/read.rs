@@ -1,0 +1,177 @@
+//! Text to trees, by `serde-saphyr`, with every value's place kept.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::{Localizer, Location, Spanned, UserMessageFormatter};
+
+use super::{Entry, Fault, Node, Position, Value};
+
+/// Values inside values, at most: Kubernetes objects need about 20.
+const DEPTH: usize = 100;
+
+/// The documents of a text and what is wrong with it. After a fault inside a document, reading goes on with the next
+/// one; after a fault in the syntax it ends. Empty documents are left out.
+pub fn read(text: &str) -> (Vec<Node>, Vec<Fault>) {
+    let options = serde_saphyr::options! {
+        with_snippet: false,
+        emit_comments: false,
+        // YAML 1.2: a node called `n` or a zone called `no` stays what it is.
+        strict_booleans: true,
+        // A whole cluster in one list is fine; what stays limited is depth and what aliases multiply.
+        budget: serde_saphyr::budget! {
+            max_reader_input_bytes: None,
+            max_events: usize::MAX,
+            max_nodes: usize::MAX,
+            max_documents: usize::MAX,
+            max_total_scalar_bytes: usize::MAX,
+            max_depth: DEPTH,
+        },
+    };
+    let mut bytes = text.as_bytes();
+    let (mut nodes, mut faults) = (Vec::new(), Vec::new());
+    for document in serde_saphyr::read_with_options::<_, Spanned<Value>>(&mut bytes, options) {
+        match document {
+            Ok(spanned) => nodes.push(node(spanned)),
+            Err(error) => faults.push(fault(&error)),
+        }
+    }
+    (nodes, faults)
+}
+
+fn fault(error: &serde_saphyr::Error) -> Fault {
+    let messages = UserMessageFormatter.with_localizer(&WithoutPlaces);
+    let at = error.location().map(position).unwrap_or_default();
+    Fault {
+        at: Position { line: at.line.max(1), column: at.column.max(1) },
+        field: String::new(),
+        reason: format!("not valid YAML: {}", error.without_snippet().render_with_formatter(&messages)),
+    }
+}
+
+/// Keeps places out of the messages: a complaint has its own.
+struct WithoutPlaces;
+
+impl Localizer for WithoutPlaces {
+    fn attach_location<'a>(&self, base: Cow<'a, str>, _: Location) -> Cow<'a, str> {
+        base
+    }
+
+    fn alias_used_at(&self, _: Location) -> String {
+        String::new()
+    }
+}
+
+fn position(location: Location) -> Position {
+    let cap = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+    Position { line: cap(location.line()), column: cap(location.column()) }
+}
+
+fn node(spanned: Spanned<Value>) -> Node {
+    Node { at: position(spanned.referenced), value: spanned.value }
+}
+
+impl<'de> Deserialize<'de> for Value {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ValueVisitor)
+    }
+}
+
+struct ValueVisitor;
+
+impl<'de> Visitor<'de> for ValueVisitor {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, v: bool) -> Result<Value, E> {
+        Ok(Value::Bool(v))
+    }
+
+    fn visit_i64<E>(self, v: i64) -> Result<Value, E> {
+        Ok(u64::try_from(v).map_or(Value::Negative(v), Value::Number))
+    }
+
+    fn visit_u64<E>(self, v: u64) -> Result<Value, E> {
+        Ok(Value::Number(v))
+    }
+
+    fn visit_f64<E>(self, v: f64) -> Result<Value, E> {
+        Ok(Value::Float(v))
+    }
+
+    fn visit_str<E>(self, v: &str) -> Result<Value, E> {
+        Ok(Value::Text(v.to_owned()))
+    }
+
+    fn visit_string<E>(self, v: String) -> Result<Value, E> {
+        Ok(Value::Text(v))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = seq.next_element::<Spanned<Value>>()? {
+            items.push(node(item));
+        }
+        Ok(Value::List(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(key) = map.next_key::<Spanned<String>>()? {
+            let key_at = position(key.referenced);
+            entries.push(Entry { key: key.value, key_at, node: node(map.next_value()?) });
+        }
+        Ok(Value::Map(entries))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_and_values_know_their_lines() {
+        let (nodes, faults) = read("# first\nname: a\nlist:\n- 1\n- {x: true, y: ~, z: no}\n---\n---\nb: \"1\"\n");
+        assert_eq!(faults, []);
+        assert_eq!(nodes.len(), 2);
+        assert_eq!(nodes[0].at.line, 2);
+        let Value::List(items) = &nodes[0].get("list").unwrap().value else { panic!("a list") };
+        assert_eq!((items[1].at.line, items[1].at.column), (5, 3));
+        assert!(matches!(items[1].get("x").unwrap().value, Value::Bool(true)));
+        assert_eq!(items[1].text("z"), Some("no"));
+        assert!(matches!(items[1].get("y").unwrap().value, Value::Null));
+        assert_eq!(nodes[1].at.line, 8);
+        assert_eq!(nodes[1].text("b"), Some("1"));
+    }
+
+    #[test]
+    fn a_fault_in_one_document_leaves_the_next_one_readable() {
+        let (nodes, faults) = read("a: 1\na: 2\n---\nb: 1\n");
+        assert_eq!(nodes.len(), 1);
+        assert_eq!(faults.len(), 1);
+        assert_eq!(faults[0].at.line, 2);
+        assert!(faults[0].reason.contains("duplicate"), "{}", faults[0].reason);
+        assert!(!faults[0].reason.contains("line"), "{}", faults[0].reason);
+    }
+
+    #[test]
+    fn bad_syntax_names_its_line() {
+        let (_, faults) = read("a: 1\nb: [1, 2\nc: }\n");
+        assert_eq!(faults.len(), 1);
+        assert!((2..=3).contains(&faults[0].at.line), "{faults:?}");
+    }
+
+    #[test]
+    fn depth_is_limited() {
+        let (_, faults) = read(&"[".repeat(5000));
+        assert_eq!(faults.len(), 1);
+    }
+}
