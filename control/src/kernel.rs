@@ -143,7 +143,7 @@ impl Network {
         Resolver::new(self.handle.clone())
     }
 
-    /// Waits until something changes, and returns what is true then. Dropping the future in between loses nothing.
+    /// Waits until something changes, and returns what is true then. Not to be dropped half-way: a change could be lost.
     ///
     /// # Errors
     /// When the kernel doesn't answer any more.

@@ -11,6 +11,7 @@ use vipgate_mem::Frame;
 
 use crate::batch::Wanted;
 use crate::counters::Direction;
+use crate::link::handoff::Wake;
 use crate::snapshot::network::Network;
 use crate::time::Tick;
 use crate::wire::ethernet;
@@ -24,8 +25,22 @@ const PATIENCE_MS: u32 = 3_000;
 /// How often the kernel is asked again.
 const ASK_AGAIN_MS: u32 = 500;
 
-/// Neighbours that the workers want the control thread to resolve.
-pub type Questions = Arc<ArrayQueue<Wanted>>;
+/// Neighbours that the workers want the control thread to resolve, and how to wake it.
+#[derive(Clone, Debug)]
+pub struct Questions {
+    /// The questions; a full queue drops some, which are asked again.
+    pub queue: Arc<ArrayQueue<Wanted>>,
+    /// Wakes the control thread.
+    pub bell: Arc<dyn Wake>,
+}
+
+impl Questions {
+    fn ask(&self, wanted: Wanted) {
+        // A full queue means that control is busy with others; the question is asked again soon.
+        let _ = self.queue.push(wanted);
+        self.bell.wake();
+    }
+}
 
 /// A packet that is complete but for the link addresses.
 #[derive(Debug)]
@@ -82,8 +97,7 @@ impl Waiting {
             return Err(frame);
         }
         if already == 0 {
-            // A full queue means that control is busy with others; the question is asked again soon.
-            let _ = self.questions.push(wanted);
+            self.questions.ask(wanted);
         }
         self.parked.push_back(Parked { frame, wanted, direction, since: now });
         Ok(())
@@ -105,7 +119,7 @@ impl Waiting {
                 settle(Outcome::Expired(parked));
             } else {
                 if ask {
-                    let _ = self.questions.push(parked.wanted);
+                    self.questions.ask(parked.wanted);
                 }
                 self.parked.push_back(parked);
             }

@@ -255,6 +255,7 @@ impl<Io: PacketIo> Worker<Io> {
         counters.sessions.set(tables.sessions.open_count().into());
         counters.waiting.set(waiting.len() as u64);
         counters.frames_held.set(self.frames_held() as u64);
+        counters.frames_device.set(self.parts.io.audit().sum());
     }
 }
 

@@ -166,7 +166,7 @@ impl Gateway {
         let now = Tick(u32::MAX - 10_000);
         let mut builder = Builder::new(network());
         let publisher = Publisher::new(builder.with_policy(&policy()).unwrap());
-        let questions: Questions = Arc::new(ArrayQueue::new(64));
+        let questions = Questions { queue: Arc::new(ArrayQueue::new(64)), bell: Arc::new(NoBell) };
         let bells: Vec<Arc<dyn Wake>> = (0..setup.workers).map(|_| Arc::new(NoBell) as _).collect();
         let mut commands = Vec::new();
         let workers = Links::mesh(&bells)

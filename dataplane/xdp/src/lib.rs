@@ -8,6 +8,7 @@ pub mod attach;
 pub mod device;
 pub mod doorbell;
 pub mod figures;
+pub mod multicast;
 pub mod nic;
 pub mod open;
 mod program;
