@@ -44,6 +44,14 @@ impl Config {
     pub fn parse(name: &str, text: &str) -> Result<Self, Complaints> {
         parse(&Source::new(name, text.to_owned()))
     }
+
+    /// Reads a `gateway.yaml` from a text that was read already.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn from_source(source: &Source) -> Result<Self, Complaints> {
+        parse(source)
+    }
 }
 
 impl PolicydConfig {
@@ -61,6 +69,14 @@ impl PolicydConfig {
     /// Everything that is wrong with it.
     pub fn parse(name: &str, text: &str) -> Result<Self, Complaints> {
         parse(&Source::new(name, text.to_owned()))
+    }
+
+    /// Reads a `policyd.yaml` from a text that was read already.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn from_source(source: &Source) -> Result<Self, Complaints> {
+        parse(source)
     }
 }
 

@@ -1,6 +1,8 @@
 //! Everything of vipgate that may wait: the control thread, the command line, the demo.
 
 pub mod admin;
+pub mod check;
+pub mod cli;
 pub mod complaint;
 pub mod config;
 pub mod failure;

@@ -16,6 +16,8 @@ mod services;
 mod slices;
 mod vips;
 
+pub use self::follow::{Change, Follower, follow};
+
 use std::path::PathBuf;
 
 use vipgate_dataplane::snapshot::spec::PolicySet;

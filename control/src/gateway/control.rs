@@ -29,7 +29,7 @@ use crate::config::Config;
 use crate::failure::Failure;
 use crate::kernel::{Network, NetworkError, Resolver};
 use crate::manifest::Foreign;
-use crate::policy::{Follow, Options, compile_files};
+use crate::policy::{Follower, Options, compile_files};
 use crate::{admin, metrics};
 
 /// How often the control thread looks after itself: frees old snapshots, sees that workers live.
@@ -40,6 +40,7 @@ pub(super) struct Gateway {
     pub(super) config: Config,
     pub(super) paths: Vec<PathBuf>,
     pub(super) options: Options,
+    pub(super) follower: Follower,
     pub(super) network: Network,
     pub(super) resolver: Resolver,
     pub(super) builder: Builder,
@@ -69,7 +70,7 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
     let mut reload = signal(SignalKind::hangup()).map_err(no_signals)?;
-    let mut files = Follow::new(&paths).map_err(Failure::runtime)?;
+    let mut files = follow_files(gateway.follower);
     let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
     let mut networks = follow_network(network);
 
@@ -90,7 +91,7 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
                 tracing::info!(event = "reload", "SIGHUP: reading the policy again");
                 parts.policy_changed(&paths, &options);
             }
-            () = files.changed() => parts.policy_changed(&paths, &options),
+            Some(()) = files.recv() => parts.policy_changed(&paths, &options),
             change = networks.recv() => match change {
                 Some(Ok(spec)) => parts.network_changed(spec),
                 Some(Err(error)) => break Err(Failure::runtime(error)),
@@ -147,6 +148,20 @@ fn follow_network(mut network: Network) -> mpsc::Receiver<Result<NetworkSpec, Ne
     receiver
 }
 
+/// Follows the policy's files in a task of its own.
+fn follow_files(mut follower: Follower) -> mpsc::Receiver<()> {
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(async move {
+        loop {
+            follower.changed().await;
+            if sender.send(()).await.is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
 /// What follows policy and network.
 struct Following {
     builder: Builder,
@@ -158,7 +173,7 @@ struct Following {
 
 impl Following {
     fn policy_changed(&mut self, paths: &[PathBuf], options: &Options) {
-        let compiled = compile_files(paths, Foreign::Warn, options);
+        let compiled = compile_files(paths, Foreign::Ignore, options);
         let status = self.state.policy.load_full();
         match compiled.accept() {
             Ok((set, _)) if set == *status.set && status.last_error.is_none() => {}

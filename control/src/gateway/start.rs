@@ -39,7 +39,7 @@ use crate::config::{self, Config, PolicySource};
 use crate::failure::Failure;
 use crate::kernel::{Network, Wanted};
 use crate::manifest::Foreign;
-use crate::policy::{Options, compile_files};
+use crate::policy::{Follower, Options, compile_files};
 use crate::{admin, metrics};
 
 /// Questions about neighbours that wait for the control thread.
@@ -63,7 +63,9 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
         return Err(Failure::usage("policy.server: this version follows policy from files only; use policy.files"));
     };
     let options = Options { gateway: Some(config.name.clone()) };
-    let compiled = compile_files(&paths, Foreign::Warn, &options);
+    // Followed first, read then: what changes in between is not missed.
+    let follower = Follower::new(paths.clone());
+    let compiled = compile_files(&paths, Foreign::Ignore, &options);
     let (set, warnings) = compiled.accept().map_err(Failure::usage)?;
     for warning in &warnings {
         tracing::warn!(event = "policy_warning", "{warning}");
@@ -173,6 +175,7 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
         config,
         paths,
         options,
+        follower,
         resolver: network.resolver(),
         network,
         builder,

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use vipgate_dataplane::io::PacketIo;
 use vipgate_dataplane::link::handoff::Wake;
 use vipgate_dataplane::time::Tick;
 use vipgate_dataplane::worker::{Parts, Worker};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use vipgate_dataplane::counters::{Direction, DropReason, EndReason, WorkerCounters};
 
@@ -27,7 +27,7 @@ impl EncodeMetric for Family<'_> {
         for (labels, value) in &self.values {
             let mut metric = encoder.encode_family(labels)?;
             if self.counter {
-                metric.encode_counter::<(), u64, u64>(value, None)?;
+                metric.encode_counter::<NoLabelSet, u64, u64>(value, None)?;
             } else {
                 metric.encode_gauge(&i64::try_from(*value).unwrap_or(i64::MAX))?;
             }
@@ -45,7 +45,8 @@ impl prometheus_client::collector::Collector for Collector {
         let state = &self.0;
         let mut write = |name: &str, help: &str, counter: bool, values: Vec<(Labels<'_>, u64)>| {
             let family = Family { counter, values };
-            let metric = encoder.encode_descriptor(&format!("vipgate_{name}"), help, None, family.metric_type())?;
+            let name = format!("vipgate_{name}");
+            let metric = encoder.encode_descriptor(&name, help, None, family.metric_type())?;
             family.encode(metric)
         };
         write(

@@ -1,1 +1,296 @@
-//! stub
+//! Follows files: says when the manifests in them have changed.
+//!
+//! Notifications of the kernel make it fast, looking again every few seconds makes it sure: links swapped above what is
+//! watched, network file systems, lost events. What counts is content: a file that was touched or replaced by itself is
+//! no change. Editors that rename over a file, directories that appear later and a `ConfigMap`'s `..data` link are all
+//! the same here: something happened near, so look again.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::Stream;
+use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
+
+use super::fingerprint::Fingerprint;
+use crate::manifest::files::walk;
+
+/// After an event, this long without another one means that the writer is done.
+const QUIET: Duration = Duration::from_millis(20);
+/// A writer that never pauses is looked at this often all the same.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// How often to look without any event.
+const RESCAN: Duration = Duration::from_secs(5);
+
+/// The files are not what they were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Names their content; the same content has the same one.
+    pub fingerprint: u64,
+    /// How many files there are.
+    pub files: usize,
+}
+
+/// Follows files. Begin to follow, then read them: what changes in between is told.
+#[derive(Debug)]
+pub struct Follower {
+    paths: Vec<PathBuf>,
+    last: Change,
+    events: Arc<Notify>,
+    watcher: Option<RecommendedWatcher>,
+    watched: BTreeSet<PathBuf>,
+    rescan: Duration,
+}
+
+/// The changes of files and directories from now on, as a stream that never ends. See [`Follower`].
+pub fn follow(paths: Vec<PathBuf>) -> impl Stream<Item = Change> + Send {
+    futures::stream::unfold(Follower::new(paths), |mut follower| async {
+        let change = follower.changed().await;
+        Some((change, follower))
+    })
+}
+
+impl Follower {
+    /// Takes the state of the files now; [`Self::changed`] tells what differs from it. Without notifications, for which
+    /// the kernel may have no room, it looks every few seconds.
+    pub fn new(paths: Vec<PathBuf>) -> Self {
+        let events = Arc::new(Notify::new());
+        let bell = events.clone();
+        let watcher = notify::recommended_watcher(move |_| bell.notify_one());
+        let watcher = watcher.inspect_err(|error| {
+            tracing::warn!(%error, "no file notifications: changes of policy are seen every {RESCAN:?} only");
+        });
+        let last = Change { fingerprint: 0, files: 0 };
+        let mut follower =
+            Self { paths, last, events, watcher: watcher.ok(), watched: BTreeSet::new(), rescan: RESCAN };
+        // Watch first, then look: a change in between rings the bell.
+        follower.watch(&places(&follower.paths));
+        follower.last = look(&follower.paths);
+        follower
+    }
+
+    /// The state last seen.
+    pub fn last(&self) -> Change {
+        self.last
+    }
+
+    /// Waits until the content of the files differs from what it was. May be dropped and called again.
+    pub async fn changed(&mut self) -> Change {
+        loop {
+            if tokio::time::timeout(self.rescan, self.events.notified()).await.is_ok() {
+                self.wait_until_quiet().await;
+            }
+            let paths = self.paths.clone();
+            // A scan that panicked or was cancelled with the runtime is made up for by the next one.
+            let Ok((places, now)) = tokio::task::spawn_blocking(move || (places(&paths), look(&paths))).await else {
+                continue;
+            };
+            if self.watch(&places) || now != self.last {
+                // Whatever was written to a new place before it was watched is seen by looking once more.
+                self.events.notify_one();
+            }
+            if now != self.last {
+                self.last = now;
+                return now;
+            }
+        }
+    }
+
+    async fn wait_until_quiet(&self) {
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end {
+            let quiet = (Instant::now() + QUIET).min(end);
+            if timeout_at(quiet, self.events.notified()).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Watches these places and no others. Says whether there is a new one among them.
+    fn watch(&mut self, places: &BTreeSet<PathBuf>) -> bool {
+        let Some(watcher) = &mut self.watcher else { return false };
+        for gone in self.watched.difference(places) {
+            // Fails where the directory is gone, and the watch with it.
+            let _ = watcher.unwatch(gone);
+        }
+        // All of them again: a directory that was removed and made anew has its name, but lost its watch. What can't be
+        // watched is tried again at the next look.
+        let watch = |place: &&PathBuf| watcher.watch(place, RecursiveMode::NonRecursive).is_ok();
+        let watched: BTreeSet<PathBuf> = places.iter().filter(watch).cloned().collect();
+        let more = !watched.is_subset(&self.watched);
+        self.watched = watched;
+        more
+    }
+}
+
+/// The directories in which something can happen that concerns these paths, links followed.
+fn places(paths: &[PathBuf]) -> BTreeSet<PathBuf> {
+    let found = walk(paths);
+    let mut places = BTreeSet::new();
+    for path in paths.iter().chain(&found.files).chain(&found.directories) {
+        // The directory that holds it, or that will hold it one day.
+        let around = path.ancestors().skip(1).find(|around| around.is_dir());
+        add(&mut places, around.filter(|around| *around != Path::new("")).unwrap_or(Path::new(".")));
+        if let Ok(real) = path.canonicalize() {
+            real.parent().into_iter().for_each(|around| add(&mut places, around));
+        }
+    }
+    found.directories.iter().for_each(|directory| add(&mut places, directory));
+    places
+}
+
+fn add(places: &mut BTreeSet<PathBuf>, directory: &Path) {
+    places.extend(directory.canonicalize());
+}
+
+/// What is in the files now. One that can't be read counts as the reason why.
+fn look(paths: &[PathBuf]) -> Change {
+    let found = walk(paths);
+    let mut print = Fingerprint::new();
+    for (path, error) in &found.failures {
+        print.add(format!("{}\n{:?}\n", path.display(), error.kind()).as_bytes());
+    }
+    for path in &found.files {
+        print.add(path.as_os_str().as_encoded_bytes());
+        match std::fs::read(path) {
+            Ok(content) => {
+                print.add(&content.len().to_le_bytes());
+                print.add(&content);
+            }
+            Err(error) => print.add(format!("\n{:?}\n", error.kind()).as_bytes()),
+        }
+    }
+    Change { fingerprint: print.finish(), files: found.files.len() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{create_dir, create_dir_all, remove_file, rename, write};
+    use std::os::unix::fs::symlink;
+    use tokio::time::timeout;
+
+    /// Far below `RESCAN`: what is seen in this time was notified.
+    const SOON: Duration = Duration::from_secs(2);
+
+    async fn next(follower: &mut Follower) -> Change {
+        timeout(SOON, follower.changed()).await.expect("a change")
+    }
+
+    #[tokio::test]
+    async fn writes_renames_and_removals_are_told_once_each() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        write(at("a.yaml"), "1").unwrap();
+        let mut follower = Follower::new(vec![dir.path().to_owned()]);
+        write(at("a.yaml"), "2").unwrap();
+        let second = next(&mut follower).await;
+        write(at(".a.yaml.swp"), "3").unwrap();
+        rename(at(".a.yaml.swp"), at("a.yaml")).unwrap();
+        let third = next(&mut follower).await;
+        assert_ne!(second.fingerprint, third.fingerprint);
+        create_dir(at("deep")).unwrap();
+        write(at("deep/b.yaml"), "4").unwrap();
+        assert_eq!(next(&mut follower).await.files, 2);
+        write(at("deep/b.yaml"), "5").unwrap();
+        assert_eq!(next(&mut follower).await.files, 2);
+        remove_file(at("deep/b.yaml")).unwrap();
+        assert_eq!(next(&mut follower).await, third);
+        // Neither other files nor the same content are a change.
+        write(at("notes.txt"), "x").unwrap();
+        write(at("a.yaml"), "3").unwrap();
+        assert!(timeout(Duration::from_millis(400), follower.changed()).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn what_changes_between_following_and_waiting_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut follower = Follower::new(vec![dir.path().to_owned()]);
+        write(dir.path().join("a.yaml"), "1").unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(next(&mut follower).await.files, 1);
+    }
+
+    #[tokio::test]
+    async fn a_path_that_appears_later_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let mut follower = Follower::new(vec![at("one/two/p.yaml"), at("three")]);
+        create_dir_all(at("one/two")).unwrap();
+        write(at("one/two/p.yaml"), "1").unwrap();
+        while next(&mut follower).await.files < 1 {}
+        create_dir(at("three")).unwrap();
+        write(at("three/q.yaml"), "1").unwrap();
+        while next(&mut follower).await.files < 2 {}
+        write(at("one/two/p.yaml"), "2").unwrap();
+        next(&mut follower).await;
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_is_made_anew_is_still_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let policy = dir.path().join("policy");
+        create_dir(&policy).unwrap();
+        let mut follower = Follower::new(vec![policy.clone()]);
+        for content in ["1", "2", "3"] {
+            std::fs::remove_dir_all(&policy).unwrap();
+            create_dir(&policy).unwrap();
+            write(policy.join("a.yaml"), content).unwrap();
+            while next(&mut follower).await.files < 1 {}
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            write(policy.join("a.yaml"), format!("{content} again")).unwrap();
+            next(&mut follower).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn the_swapped_link_of_a_config_map_is_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for (version, content) in [("..v1", "1"), ("..v2", "2")] {
+            create_dir(at(version)).unwrap();
+            write(at(version).join("p.yaml"), content).unwrap();
+        }
+        symlink("..v1", at("..data")).unwrap();
+        symlink("..data/p.yaml", at("p.yaml")).unwrap();
+        for paths in [vec![dir.path().to_owned()], vec![at("p.yaml")]] {
+            let mut follower = Follower::new(paths);
+            let before = follower.last();
+            let target = if std::fs::read_link(at("..data")).unwrap() == Path::new("..v1") { "..v2" } else { "..v1" };
+            symlink(target, at("..data_tmp")).unwrap();
+            rename(at("..data_tmp"), at("..data")).unwrap();
+            let after = next(&mut follower).await;
+            assert_eq!((before.files, after.files), (1, 1));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_writer_that_never_pauses_is_seen_all_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.yaml");
+        let mut follower = Follower::new(vec![path.clone()]);
+        let writer = tokio::task::spawn_blocking(move || {
+            for i in 0..150 {
+                write(&path, i.to_string()).unwrap();
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        next(&mut follower).await;
+        assert!(!writer.is_finished(), "seen only after the writer was done");
+        writer.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn without_notifications_it_looks_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut follower = Follower::new(vec![dir.path().to_owned()]);
+        follower.watcher = None;
+        follower.events = Arc::default();
+        follower.rescan = Duration::from_millis(50);
+        write(dir.path().join("a.yaml"), "1").unwrap();
+        assert_eq!(next(&mut follower).await.files, 1);
+    }
+}

@@ -1,0 +1,243 @@
+//! `vipgate check PATH...`: everything that is wrong with configuration and manifests, without running anything.
+//!
+//! A path is a `gateway.yaml`, a `policyd.yaml`, or manifests: a file or a directory. What a file is shows in its fields,
+//! so that a whole tree of configuration can be checked at once. Manifests are compiled together, as a gateway would.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::Serialize;
+use vipgate_dataplane::snapshot::spec::PolicySet;
+
+use crate::complaint::{Complaint, settle};
+use crate::config::{Config, PolicydConfig};
+use crate::manifest::files::walk;
+use crate::manifest::{Foreign, Manifests, read};
+use crate::policy::{Options, compile};
+use crate::yaml::{Node, Source};
+
+/// What was found.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Report {
+    /// What is wrong, in the order of files and lines.
+    pub complaints: Vec<Complaint>,
+    /// Configuration files that are fine.
+    pub configurations: Vec<Configuration>,
+    /// What the manifests come to; none when there were none.
+    pub policy: Option<Summary>,
+}
+
+/// A configuration file that is fine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Configuration {
+    /// The file.
+    pub file: String,
+    /// `gateway NAME` or `policyd`.
+    pub what: String,
+}
+
+/// What manifests come to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Summary {
+    /// Files that manifests were read from.
+    pub files: usize,
+    /// Objects by kind.
+    pub objects: BTreeMap<&'static str, usize>,
+    /// Version of the compiled policy.
+    pub version: String,
+    /// VIPs, as text, and whose they are.
+    pub vips: Vec<Vip>,
+    /// The policies, and what each covers.
+    pub policies: Vec<Policy>,
+    /// Covered pod addresses.
+    pub endpoints: usize,
+    /// Those among them that have no VIP, so that their traffic is dropped.
+    pub closed: usize,
+}
+
+/// A VIP.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Vip {
+    /// The address.
+    pub address: String,
+    /// Whose it is.
+    pub name: String,
+    /// Ports that are never given out as SNAT ports.
+    pub reserved_ports: Vec<u16>,
+}
+
+/// A policy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Policy {
+    /// `EgressPolicy namespace/name` or `Service namespace/name`.
+    pub name: String,
+    /// Pod addresses that it covers and wins.
+    pub endpoints: usize,
+}
+
+impl Report {
+    /// How many complaints are errors.
+    pub fn errors(&self) -> usize {
+        self.complaints.iter().filter(|complaint| complaint.is_error()).count()
+    }
+
+    /// The exit code of the command: 0 when there is no error, else 2.
+    pub fn exit_code(&self) -> u8 {
+        if self.errors() == 0 { 0 } else { 2 }
+    }
+}
+
+/// Checks files and directories.
+pub fn run(paths: &[PathBuf]) -> Report {
+    let mut report = Report::default();
+    let mut gateways = Vec::new();
+    let mut manifests = Manifests::default();
+    let mut files = 0;
+    let found = walk(paths);
+    for (path, error) in found.failures {
+        report.complaints.push(Complaint::about_file(&path.display().to_string(), format!("can't be read: {error}")));
+    }
+    for path in found.files {
+        let name = path.display().to_string();
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) => {
+                report.complaints.push(Complaint::about_file(&name, format!("can't be read: {error}")));
+                continue;
+            }
+        };
+        // A file that was named itself is taken for configuration more easily than one that was found somewhere.
+        let source = Arc::new(Source::new(&name, text));
+        let (what, complaints) = match kind(&source, paths.contains(&path)) {
+            File::Gateway => match Config::from_source(&source) {
+                Ok(config) => {
+                    let what = format!("gateway {}", config.name);
+                    gateways.push(config.name);
+                    (what, Vec::new())
+                }
+                Err(complaints) => (String::new(), complaints.0),
+            },
+            File::Policyd => match PolicydConfig::from_source(&source) {
+                Ok(_) => ("policyd".to_owned(), Vec::new()),
+                Err(complaints) => (String::new(), complaints.0),
+            },
+            File::Manifests => {
+                files += 1;
+                read(&source, Foreign::Refuse, &mut manifests);
+                continue;
+            }
+        };
+        if complaints.is_empty() {
+            report.configurations.push(Configuration { file: name, what });
+        }
+        report.complaints.extend(complaints);
+    }
+    if files > 0 {
+        // With one gateway the question is what that one would do, else what all of them would.
+        let gateway = if gateways.len() == 1 { gateways.pop() } else { None };
+        let compiled = compile(&manifests.objects, &Options { gateway });
+        report.policy = Some(summary(files, &manifests, &compiled.set));
+        report.complaints.extend(manifests.complaints);
+        report.complaints.extend(compiled.complaints);
+    }
+    settle(&mut report.complaints);
+    report
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum File {
+    Gateway,
+    Policyd,
+    Manifests,
+}
+
+/// What a file is, by the fields of its first document.
+fn kind(source: &Source, named: bool) -> File {
+    let (nodes, _) = source.documents();
+    let Some(node) = nodes.first() else { return File::Manifests };
+    let has = |fields: &[&str]| fields.iter().any(|field| Node::get(node, field).is_some());
+    if has(&["apiVersion", "kind", "metadata", "spec", "items"]) {
+        File::Manifests
+    } else if has(&["listen", "source", "tls"]) {
+        File::Policyd
+    } else if named || has(&["interfaces", "policy"]) {
+        File::Gateway
+    } else {
+        File::Manifests
+    }
+}
+
+fn summary(files: usize, manifests: &Manifests, set: &PolicySet) -> Summary {
+    let mut objects = BTreeMap::new();
+    for object in &manifests.objects {
+        *objects.entry(object.id.kind.as_str()).or_default() += 1;
+    }
+    let mut policies: Vec<_> =
+        set.policies.iter().map(|policy| Policy { name: policy.name.clone(), endpoints: 0 }).collect();
+    for endpoint in &set.endpoints {
+        policies[endpoint.policy as usize].endpoints += 1;
+    }
+    let vips = set.vips.iter().map(|vip| Vip {
+        address: vip.address.to_string(),
+        name: vip.name.clone(),
+        reserved_ports: vip.reserved_ports.clone(),
+    });
+    Summary {
+        files,
+        objects,
+        version: set.version.clone(),
+        vips: vips.collect(),
+        policies,
+        endpoints: set.endpoints.len(),
+        closed: set.endpoints.iter().filter(|endpoint| endpoint.vips.is_empty()).count(),
+    }
+}
+
+/// VIPs and policies that are listed one by one; of more than this only the number is told.
+const LISTED: usize = 50;
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Configuration { file, what } in &self.configurations {
+            writeln!(f, "{file}: {what}: fine")?;
+        }
+        if let Some(policy) = &self.policy {
+            policy.fmt(f)?;
+        }
+        let errors = self.errors();
+        write!(f, "{} errors, {} warnings", errors, self.complaints.len() - errors)
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let objects: Vec<_> = self.objects.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+        writeln!(f, "manifests: {} files: {}", self.files, objects.join(", "))?;
+        writeln!(
+            f,
+            "policy {}: {} VIPs, {} policies, {} endpoints, {} of them without a VIP",
+            self.version,
+            self.vips.len(),
+            self.policies.len(),
+            self.endpoints,
+            self.closed
+        )?;
+        if self.vips.len().max(self.policies.len()) > LISTED {
+            return Ok(());
+        }
+        for vip in &self.vips {
+            let ports: Vec<_> = vip.reserved_ports.iter().map(ToString::to_string).collect();
+            let ports = if ports.is_empty() { String::new() } else { format!(", ports {}", ports.join(" ")) };
+            writeln!(f, "  VIP {}: {}{ports}", vip.address, vip.name)?;
+        }
+        for policy in &self.policies {
+            writeln!(f, "  egress of {}: {} endpoints", policy.name, policy.endpoints)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;
