@@ -5,7 +5,7 @@ mod sessions;
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::net::{UnixListener, UnixStream};
@@ -27,11 +27,28 @@ pub mod proto {
 /// Of the interface: raised when an older client would misunderstand.
 pub const PROTOCOL: u32 = 1;
 
+/// The open socket; its file goes with it.
+#[derive(Debug)]
+pub struct Socket {
+    listener: UnixListener,
+    file: SocketFile,
+}
+
+#[derive(Debug)]
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Somebody may have removed it before us.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
 /// Opens the socket, in place of one that a dead gateway left.
 ///
 /// # Errors
 /// When a living gateway has it, or the file system refuses.
-pub async fn bind(path: &Path) -> Result<UnixListener, Failure> {
+pub async fn bind(path: &Path) -> Result<Socket, Failure> {
     let failed = |what: &str, error: io::Error| {
         Failure::runtime(format_args!("admin.socket: cannot {what} {}: {error}", path.display()))
     };
@@ -46,13 +63,15 @@ pub async fn bind(path: &Path) -> Result<UnixListener, Failure> {
         _ => {}
     }
     let listener = UnixListener::bind(path).map_err(|error| failed("open", error))?;
+    let file = SocketFile(path.to_owned());
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))
         .map_err(|error| failed("set the mode of", error))?;
-    Ok(listener)
+    Ok(Socket { listener, file })
 }
 
 /// Answers on the socket until told to stop.
-pub async fn serve(state: Arc<GatewayState>, listener: UnixListener, mut stop: watch::Receiver<bool>) {
+pub async fn serve(state: Arc<GatewayState>, socket: Socket, mut stop: watch::Receiver<bool>) {
+    let Socket { listener, file: _file } = socket;
     let service = AdminServer::new(server::Service { state });
     let stopped = async move {
         // The sender is gone, or says so: both mean stop.

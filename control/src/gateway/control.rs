@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use vipgate_dataplane::command::Command;
@@ -50,14 +50,14 @@ pub(super) struct Gateway {
     pub(super) bell: Arc<ControlBell>,
     pub(super) threads: Threads,
     pub(super) state: Arc<GatewayState>,
-    pub(super) admin_listener: UnixListener,
+    pub(super) admin_socket: admin::Socket,
     pub(super) metrics_listener: TcpListener,
     pub(super) _multicast: Vec<AllMulticast>,
 }
 
 /// Runs a gateway until a signal ends it.
 pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
-    let Gateway { config, paths, options, network, mut resolver, admin_listener, metrics_listener, .. } = gateway;
+    let Gateway { config, paths, options, network, mut resolver, admin_socket, metrics_listener, .. } = gateway;
     let mut parts = Following {
         builder: gateway.builder,
         publisher: gateway.publisher,
@@ -76,7 +76,7 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
 
     let (stop, stopped) = watch::channel(false);
     let servers = [
-        tokio::spawn(admin::serve(parts.state.clone(), admin_listener, stopped.clone())),
+        tokio::spawn(admin::serve(parts.state.clone(), admin_socket, stopped.clone())),
         tokio::spawn(metrics::serve(parts.state.clone(), metrics_listener, stopped)),
     ];
     parts.state.ready.store(true, Ordering::Relaxed);
@@ -124,7 +124,6 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
     }
     let all_well = threads.stop();
     resolver.close().await;
-    let _ = std::fs::remove_file(&config.admin.socket);
     if !all_well && end.is_ok() {
         return Err(Failure::runtime("a worker thread died; see the log"));
     }
@@ -252,6 +251,10 @@ impl Following {
         }
         self.publisher.publish(self.builder.with_network(spec.clone()));
         self.state.network.store(Arc::new(spec));
+        // Packets may wait for just this neighbour.
+        for worker in &self.state.workers {
+            worker.doorbell.wake();
+        }
     }
 }
 

@@ -79,7 +79,7 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
 
     let cores = cores(&config, &nics)?;
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
-    let admin_listener = admin::bind(&config.admin.socket).await?;
+    let admin_socket = admin::bind(&config.admin.socket).await?;
 
     let mut steering = Steering::load().map_err(Failure::runtime)?;
     let devices = open::open(&Plan {
@@ -185,7 +185,7 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
         bell,
         threads,
         state,
-        admin_listener,
+        admin_socket,
         metrics_listener,
         _multicast: multicast,
     })

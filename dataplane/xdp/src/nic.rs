@@ -53,6 +53,7 @@ impl Nic {
     /// # Errors
     /// When there is none of this name, or the kernel can't be asked.
     pub fn find(name: &str) -> Result<Self, NicError> {
+        crate::program::silence_libbpf();
         let missing = || NicError::Missing { name: name.to_owned() };
         let c_name = CString::new(name).map_err(|_| missing())?;
         // SAFETY: the name is a C string that outlives the call.

@@ -8,6 +8,7 @@ use std::ffi::CStr;
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Once;
 
 /// What ours is called in the kernel, which cuts names at 15 letters.
 pub(crate) const NAME: &str = "vipgate_steer";
@@ -59,6 +60,15 @@ impl Attached {
     pub(crate) fn is_ours(&self) -> bool {
         self.name == NAME
     }
+}
+
+/// Keeps libbpf from writing to stderr by itself: what it says comes back as errors.
+pub(crate) fn silence_libbpf() {
+    static ONCE: Once = Once::new();
+    // SAFETY: the call sets a function pointer; None is a documented value of it.
+    ONCE.call_once(|| unsafe {
+        libbpf_sys::libbpf_set_print(None);
+    });
 }
 
 /// The program on an interface, if there is one.
@@ -121,7 +131,8 @@ pub(crate) fn detach(ifindex: u32, attached: &Attached) -> io::Result<()> {
 fn options(old: Option<&Attached>) -> libxdp_sys::bpf_xdp_attach_opts {
     // SAFETY: all-zero bytes are a valid options record.
     let mut options: libxdp_sys::bpf_xdp_attach_opts = unsafe { mem::zeroed() };
-    options.sz = size_of::<libxdp_sys::bpf_xdp_attach_opts>();
+    // Up to its last field: libbpf wants everything behind that to be zero, which nobody promises for padding.
+    options.sz = mem::offset_of!(libxdp_sys::bpf_xdp_attach_opts, old_prog_fd) + size_of::<i32>();
     options.old_prog_fd = old.map_or(0, |old| old.program.as_raw_fd());
     options
 }
