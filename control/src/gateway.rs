@@ -1,3 +1,58 @@
-//! `vipgate gateway`: puts the parts together, starts the workers, follows policy and network until it is told to stop.
+//! `vipgate gateway`: puts the parts together, starts the workers, and follows policy and network until it is told to
+//! stop.
+//!
+//! One thread does all of this; workers are started last and stopped first. Whatever fails on the way up leaves the host
+//! as it was.
 
+mod capture;
+mod control;
+mod figures;
+mod start;
 pub mod state;
+mod workers;
+
+use std::path::Path;
+
+use vipgate_xdp::attach;
+use vipgate_xdp::nic::Nic;
+
+use crate::config::Config;
+use crate::failure::Failure;
+use crate::logging;
+
+/// Runs a gateway until it is told to stop.
+///
+/// # Errors
+/// When its configuration or policy is wrong, or something it needs can't be had.
+pub fn run(path: &Path) -> Result<(), Failure> {
+    let config = Config::load(path).map_err(Failure::usage)?;
+    logging::start(config.log);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::runtime(format_args!("cannot start the control thread: {error}")))?;
+    runtime.block_on(async {
+        let gateway = start::start(config).await?;
+        control::follow(gateway).await
+    })
+}
+
+/// Removes what a stopped gateway left in place on purpose.
+///
+/// # Errors
+/// When the configuration is wrong, or the kernel refuses.
+pub fn detach(path: &Path) -> Result<(), Failure> {
+    let config = Config::load(path).map_err(Failure::usage)?;
+    let mut failures = Vec::new();
+    for interface in &config.interfaces {
+        let outcome = Nic::find(&interface.name)
+            .map_err(|error| error.to_string())
+            .and_then(|nic| attach::detach(&nic).map_err(|error| error.to_string()));
+        match outcome {
+            Ok(true) => println!("{}: the steering program is removed", interface.name),
+            Ok(false) => println!("{}: nothing was left here", interface.name),
+            Err(error) => failures.push(error),
+        }
+    }
+    if failures.is_empty() { Ok(()) } else { Err(Failure::Runtime(failures.join("\n"))) }
+}

@@ -1,9 +1,15 @@
 //! Everything of vipgate that may wait: the control thread, the command line, the demo.
 
+pub mod admin;
 pub mod check;
+pub mod cli;
 pub mod complaint;
 pub mod config;
+pub mod failure;
 pub mod gateway;
+pub mod kernel;
+pub mod logging;
 pub mod manifest;
+pub mod metrics;
 pub mod policy;
 pub mod yaml;

@@ -1,2 +1,7 @@
-//! Skeleton.
-fn main() {}
+//! The binary `vipgate`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    vipgate::cli::main()
+}

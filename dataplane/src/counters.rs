@@ -185,6 +185,8 @@ pub struct Counters {
     pub waiting: Counter,
     /// Frames that the engine and its rings hold now; with the device's audit it accounts for every frame.
     pub frames_held: Counter,
+    /// Frames that the worker's device answers for now.
+    pub frames_device: Counter,
 }
 
 impl Counters {

@@ -1,5 +1,27 @@
-//! The immutable value that the stages read: policy and routes of one generation.
+//! The immutable value that the stages read: policy and network of one moment.
 //!
 //! Control builds it from the plain descriptions in [`spec`] and publishes it whole; a worker reads one snapshot a batch.
 
+pub mod build;
+pub mod network;
+pub mod policy;
+pub mod prefixes;
+pub mod publish;
+pub mod quota;
 pub mod spec;
+
+use std::sync::Arc;
+
+use network::Network;
+use policy::Policy;
+
+/// Policy and network of one moment.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Moves on with every change that a session must be checked against.
+    pub generation: u32,
+    /// Who is covered, and how.
+    pub policy: Arc<Policy>,
+    /// Where packets go.
+    pub network: Arc<Network>,
+}

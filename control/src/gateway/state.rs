@@ -8,6 +8,7 @@ use arc_swap::ArcSwap;
 use crossbeam::channel::Sender;
 use vipgate_dataplane::command::Command;
 use vipgate_dataplane::counters::WorkerCounters;
+use vipgate_dataplane::link::handoff::Wake;
 use vipgate_dataplane::snapshot::spec::{NetworkSpec, PolicySet};
 
 /// The gateway as the rest of the control plane sees it.
@@ -48,12 +49,6 @@ pub struct WorkerHandle {
     pub commands: Sender<Command>,
     /// Wakes it, should it sleep.
     pub doorbell: Arc<dyn Wake>,
-}
-
-/// Something that can wake a sleeping worker.
-pub trait Wake: Send + Sync + std::fmt::Debug {
-    /// Wakes it. Cheap when it is awake.
-    fn wake(&self);
 }
 
 /// The policy in force and how it got there.

@@ -1,5 +1,16 @@
-//! Memory of the packet path.
+//! Memory of the packet path: large arrays on huge pages, packet buffers as owned tokens, prefetch.
+//!
+//! One of the two crates with unsafe code; each block says which invariant makes it sound. What it offers is safe.
+#![deny(unsafe_op_in_unsafe_fn)]
 
-/// Placeholder until the frame module lands.
-#[derive(Debug)]
-pub struct Frame;
+mod arena;
+mod frame;
+mod mapping;
+mod prefetch;
+mod slab;
+
+pub use arena::Arena;
+pub use frame::{Frame, HEADROOM};
+pub use mapping::{MemoryError, Pages};
+pub use prefetch::prefetch_read;
+pub use slab::Slab;

@@ -113,6 +113,8 @@ pub struct NetworkSpec {
     pub routes: Vec<RouteSpec>,
     /// Neighbours with a usable link address.
     pub neighbours: Vec<NeighbourSpec>,
+    /// Every address that the gateway's own kernel answers for, broadcast addresses included, ascending.
+    pub locals: Vec<IpAddr>,
 }
 
 /// One interface that the gateway polls.

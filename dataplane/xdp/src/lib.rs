@@ -1,1 +1,16 @@
-//! Skeleton.
+//! AF_XDP devices for the engine: sockets over one shared UMEM, facts about NICs, and the XDP program that steers packets
+//! to them.
+//!
+//! One of the two crates with unsafe code; each block says which invariant makes it sound. What it offers is safe.
+#![deny(unsafe_op_in_unsafe_fn)]
+
+pub mod attach;
+pub mod device;
+pub mod doorbell;
+pub mod figures;
+pub mod multicast;
+pub mod nic;
+pub mod open;
+mod program;
+pub mod steering;
+mod umem;

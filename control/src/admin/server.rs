@@ -1,0 +1,175 @@
+//! The answers of the admin socket.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::SystemTime;
+
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+use vipgate_dataplane::counters::{Direction, DropReason};
+use vipgate_dataplane::snapshot::spec::{Announce, Role};
+
+use super::proto::admin_server::Admin;
+use super::{PROTOCOL, proto, sessions};
+use crate::gateway::state::GatewayState;
+
+/// Answers from what the gateway knows of itself.
+pub(super) struct Service {
+    pub(super) state: Arc<GatewayState>,
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl Admin for Service {
+    async fn status(&self, _: Request<proto::StatusRequest>) -> Answer<proto::StatusReply> {
+        let state = &self.state;
+        let policy = state.policy.load();
+        let workers: Vec<_> = (0..)
+            .zip(&state.workers)
+            .map(|(number, worker)| {
+                let counters = &worker.counters;
+                let packets = Direction::ALL
+                    .map(|direction| (direction.name().to_owned(), counters.packets[direction as usize].get()));
+                proto::WorkerStatus {
+                    worker: number,
+                    core: u32::try_from(worker.core).unwrap_or(u32::MAX),
+                    sessions: counters.sessions.get(),
+                    received: counters.received.get(),
+                    packets: packets.into_iter().filter(|(_, count)| *count > 0).collect(),
+                    drops: counters.drops.iter().map(|drops| drops.get()).sum(),
+                    handoffs: counters.handoffs.get(),
+                    answered: counters.answered.get(),
+                    waiting: counters.waiting.get(),
+                }
+            })
+            .collect();
+        let network = state.network.load();
+        let interfaces = network.interfaces.iter().map(|interface| proto::InterfaceStatus {
+            name: interface.name.clone(),
+            role: role(interface.role).to_owned(),
+            mac: interface.mac.map(|byte| format!("{byte:02x}")).join(":"),
+            mtu: interface.mtu.into(),
+            up: interface.up,
+            addresses: interface.addresses.iter().map(IpAddr::to_string).collect(),
+        });
+        let sockets = state.sockets.iter().map(|socket| proto::SocketStatus {
+            interface: socket.interface.clone(),
+            queue: socket.queue,
+            worker: u32::try_from(socket.worker).unwrap_or(u32::MAX),
+            mode: socket.mode.to_owned(),
+            zero_copy: socket.zero_copy,
+        });
+        let figures = state.device.figures().into_iter().map(|figure| proto::Figure {
+            name: figure.name.to_owned(),
+            labels: figure.labels.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+            value: figure.value,
+        });
+        Ok(Response::new(proto::StatusReply {
+            protocol: PROTOCOL,
+            name: state.name.clone(),
+            node: state.node.clone(),
+            zone: state.zone.clone().unwrap_or_default(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_seconds: state.started.elapsed().as_secs(),
+            ready: state.ready.load(Ordering::Relaxed),
+            sessions: workers.iter().map(|worker| worker.sessions).sum(),
+            session_capacity: state.session_capacity,
+            policy: Some(proto::PolicyStatus {
+                version: policy.set.version.clone(),
+                source: policy.source.clone(),
+                generation: policy.generation,
+                age_seconds: SystemTime::now().duration_since(policy.applied_at).unwrap_or_default().as_secs(),
+                updates_applied: policy.updates_applied,
+                updates_rejected: policy.updates_rejected,
+                last_error: policy.last_error.clone().unwrap_or_default(),
+                vips: policy.set.vips.len() as u64,
+                endpoints: policy.set.endpoints.len() as u64,
+            }),
+            workers,
+            interfaces: interfaces.collect(),
+            sockets: sockets.collect(),
+            figures: figures.collect(),
+        }))
+    }
+
+    type SessionsStream = Pin<Box<dyn Stream<Item = Result<proto::SessionsReply, Status>> + Send>>;
+
+    async fn sessions(&self, request: Request<proto::SessionsRequest>) -> Answer<Self::SessionsStream> {
+        let request = request.into_inner();
+        let filter = sessions::filter(request.filter.unwrap_or_default())?;
+        let limit = if request.limit == 0 { u64::MAX } else { request.limit };
+        let (sender, receiver) = tokio::sync::mpsc::channel(4);
+        let state = self.state.clone();
+        // On a thread of its own: it waits for workers, which answer between batches.
+        tokio::task::spawn_blocking(move || sessions::list(&state, &filter, limit, &sender));
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn flush_sessions(&self, request: Request<proto::FlushSessionsRequest>) -> Answer<proto::FlushSessionsReply> {
+        let filter = sessions::filter(request.into_inner().filter.unwrap_or_default())?;
+        let state = self.state.clone();
+        let ended = tokio::task::spawn_blocking(move || sessions::flush(&state, &filter))
+            .await
+            .map_err(|error| Status::internal(error.to_string()))??;
+        Ok(Response::new(proto::FlushSessionsReply { ended }))
+    }
+
+    async fn vips(&self, _: Request<proto::VipsRequest>) -> Answer<proto::VipsReply> {
+        let policy = self.state.policy.load();
+        let mut users: HashMap<IpAddr, u64> = HashMap::new();
+        for vip in policy.set.endpoints.iter().flat_map(|endpoint| &endpoint.vips) {
+            *users.entry(*vip).or_default() += 1;
+        }
+        let vips = policy.set.vips.iter().map(|vip| proto::Vip {
+            address: vip.address.to_string(),
+            name: vip.name.clone(),
+            announce: match vip.announce {
+                Announce::L2 => "L2".to_owned(),
+                Announce::Bgp => "BGP".to_owned(),
+            },
+            reserved_ports: vip.reserved_ports.iter().map(|&port| port.into()).collect(),
+            endpoints: users.get(&vip.address).copied().unwrap_or_default(),
+        });
+        Ok(Response::new(proto::VipsReply { vips: vips.collect() }))
+    }
+
+    async fn endpoints(&self, _: Request<proto::EndpointsRequest>) -> Answer<proto::EndpointsReply> {
+        let policy = self.state.policy.load();
+        let endpoints = policy.set.endpoints.iter().map(|endpoint| proto::Endpoint {
+            address: endpoint.address.to_string(),
+            name: endpoint.name.clone(),
+            policy: policy.set.policies.get(endpoint.policy as usize).map_or_else(String::new, |p| p.name.clone()),
+            vips: endpoint.vips.iter().map(IpAddr::to_string).collect(),
+        });
+        Ok(Response::new(proto::EndpointsReply { endpoints: endpoints.collect() }))
+    }
+
+    async fn drops(&self, _: Request<proto::DropsRequest>) -> Answer<proto::DropsReply> {
+        let drops: BTreeMap<DropReason, u64> = DropReason::ALL
+            .map(|reason| {
+                let count = self.state.workers.iter().map(|worker| worker.counters.drops[reason as usize].get()).sum();
+                (reason, count)
+            })
+            .into();
+        let drops = drops.into_iter().map(|(reason, packets)| proto::Drop {
+            reason: reason.name().to_owned(),
+            packets,
+            help: reason.help().to_owned(),
+        });
+        Ok(Response::new(proto::DropsReply { drops: drops.collect() }))
+    }
+}
+
+fn role(role: Role) -> &'static str {
+    match role {
+        Role::Inside => "inside",
+        Role::Outside => "outside",
+        Role::Both => "both",
+    }
+}

@@ -1,0 +1,173 @@
+//! The command line.
+
+mod output;
+mod show;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::admin::proto;
+use crate::failure::Failure;
+use crate::{check, gateway};
+
+/// Pods leave as their Service's VIP: a gateway on AF_XDP.
+#[derive(Debug, Parser)]
+#[command(name = "vipgate", version, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a gateway in the foreground; SIGTERM stops it, SIGHUP reads the policy again
+    Gateway {
+        /// Configuration of the gateway
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Remove what a stopped gateway left in place on purpose (`on_exit: drop`)
+    Detach {
+        /// Configuration of the gateway
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Validate configuration and manifests: file, line, field, reason
+    Check {
+        /// Files and directories
+        #[arg(required = true, value_name = "PATH")]
+        paths: Vec<PathBuf>,
+    },
+    /// Show the gateway: policy, workers, interfaces, sockets
+    Status(Ask),
+    /// Show its sessions, or end some
+    #[command(args_conflicts_with_subcommands = true)]
+    Sessions {
+        #[command(subcommand)]
+        action: Option<SessionsAction>,
+        #[command(flatten)]
+        ask: Ask,
+        #[command(flatten)]
+        filter: Filter,
+        /// Show at most this many; 0 shows all
+        #[arg(long, default_value_t = 100)]
+        limit: u64,
+    },
+    /// Show its VIPs
+    Vips(Ask),
+    /// Show the endpoints that its policy covers
+    Endpoints(Ask),
+    /// Show dropped packets by reason
+    Drops {
+        #[command(flatten)]
+        ask: Ask,
+        /// Show reasons without drops, too
+        #[arg(long)]
+        all: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum SessionsAction {
+    /// End sessions that match; without a filter, all
+    Flush {
+        #[command(flatten)]
+        ask: Ask,
+        #[command(flatten)]
+        filter: Filter,
+    },
+}
+
+/// Whom to ask, and how to show the answer.
+#[derive(Clone, Debug, Args)]
+pub struct Ask {
+    /// Admin socket of the gateway
+    #[arg(long, value_name = "PATH", default_value = "/run/vipgate/gateway.sock")]
+    socket: PathBuf,
+    /// How to show the answer
+    #[arg(short, long, value_enum, default_value_t = Format::Table)]
+    output: Format,
+}
+
+/// How to show an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people
+    Table,
+    /// For programs: one document
+    Json,
+}
+
+/// Which sessions; everything that is given must match.
+#[derive(Clone, Debug, Args)]
+pub struct Filter {
+    /// Address of the pod
+    #[arg(long, value_name = "ADDR")]
+    endpoint: Option<IpAddr>,
+    /// Address of the VIP
+    #[arg(long, value_name = "ADDR")]
+    vip: Option<IpAddr>,
+    /// Address of the far side
+    #[arg(long, value_name = "ADDR")]
+    remote: Option<IpAddr>,
+    /// tcp, udp, icmp, icmpv6 or a number
+    #[arg(long)]
+    proto: Option<String>,
+    /// opening, established, half_closed, closing or quarantined
+    #[arg(long)]
+    state: Option<String>,
+}
+
+impl From<&Filter> for proto::SessionFilter {
+    fn from(filter: &Filter) -> Self {
+        let address = |address: Option<IpAddr>| address.map(|address| address.to_string()).unwrap_or_default();
+        Self {
+            endpoint: address(filter.endpoint),
+            vip: address(filter.vip),
+            remote: address(filter.remote),
+            protocol: filter.proto.clone().unwrap_or_default(),
+            state: filter.state.clone().unwrap_or_default(),
+        }
+    }
+}
+
+/// Does what the command line says; the exit code is the contract's.
+pub fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("vipgate: {failure}");
+            failure.exit_code()
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<(), Failure> {
+    match cli.command {
+        Command::Gateway { config } => gateway::run(&config),
+        Command::Detach { config } => gateway::detach(&config),
+        Command::Check { paths } => run_check(&paths),
+        Command::Status(ask) => show::status(&ask),
+        Command::Sessions { action: Some(SessionsAction::Flush { ask, filter }), .. } => show::flush(&ask, &filter),
+        Command::Sessions { action: None, ask, filter, limit } => show::sessions(&ask, &filter, limit),
+        Command::Vips(ask) => show::vips(&ask),
+        Command::Endpoints(ask) => show::endpoints(&ask),
+        Command::Drops { ask, all } => show::drops(&ask, all),
+    }
+}
+
+fn run_check(paths: &[PathBuf]) -> Result<(), Failure> {
+    let report = check::run(paths);
+    for complaint in &report.complaints {
+        eprintln!("{complaint}");
+    }
+    output::print(&report.to_string())?;
+    match report.errors() {
+        0 => Ok(()),
+        1 => Err(Failure::usage("1 error")),
+        errors => Err(Failure::usage(format_args!("{errors} errors"))),
+    }
+}

@@ -1,0 +1,313 @@
+//! The way up: configuration, policy, network, sockets, steering, workers, in this order, so that packets are captured
+//! only when everything that handles them stands.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::time::{Instant, SystemTime};
+
+use arc_swap::ArcSwap;
+use crossbeam::channel::bounded;
+use crossbeam::queue::ArrayQueue;
+use tokio::sync::Notify;
+use vipgate_dataplane::io::InterfaceId;
+use vipgate_dataplane::link::handoff::{Links, Wake};
+use vipgate_dataplane::pipeline::Tables;
+use vipgate_dataplane::ports::PortRange;
+use vipgate_dataplane::ports::allocator::Allocator;
+use vipgate_dataplane::ports::pool::WorkerId;
+use vipgate_dataplane::session::Sessions;
+use vipgate_dataplane::session::timeout::Timeouts;
+use vipgate_dataplane::session::tuple::HashKey;
+use vipgate_dataplane::snapshot::build::Builder;
+use vipgate_dataplane::snapshot::publish::Publisher;
+use vipgate_dataplane::stage::open::Rules;
+use vipgate_dataplane::waiting::{Questions, Waiting};
+use vipgate_dataplane::worker::Parts;
+use vipgate_xdp::attach::{self, ModeWish, OnExit};
+use vipgate_xdp::device::XdpDevice;
+use vipgate_xdp::multicast::AllMulticast;
+use vipgate_xdp::nic::Nic;
+use vipgate_xdp::open::{self, Plan, ZeroCopy};
+use vipgate_xdp::steering::Steering;
+
+use super::capture;
+use super::control::{Gateway, announce};
+use super::figures::XdpFigures;
+use super::state::{GatewayState, PolicyStatus, SocketStatus, WorkerHandle};
+use super::workers::{Clock, Threads};
+use crate::config::{self, Config, PolicySource};
+use crate::failure::Failure;
+use crate::kernel::{Network, Wanted};
+use crate::manifest::Foreign;
+use crate::policy::{Follower, Options, compile_files};
+use crate::{admin, metrics};
+
+/// Questions about neighbours that wait for the control thread.
+const QUESTIONS: usize = 1024;
+/// Commands that wait for a worker.
+const COMMANDS: usize = 64;
+
+/// Wakes the control thread.
+#[derive(Debug, Default)]
+pub(super) struct ControlBell(pub(super) Notify);
+
+impl Wake for ControlBell {
+    fn wake(&self) {
+        self.0.notify_one();
+    }
+}
+
+/// Brings a gateway up.
+pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
+    let PolicySource::Files(paths) = config.policy.clone() else {
+        return Err(Failure::usage("policy.server: this version follows policy from files only; use policy.files"));
+    };
+    let options = Options { gateway: Some(config.name.clone()) };
+    // Followed first, read then: what changes in between is not missed.
+    let follower = Follower::new(paths.clone());
+    let compiled = compile_files(&paths, Foreign::Ignore, &options);
+    let (set, warnings) = compiled.accept().map_err(Failure::usage)?;
+    for warning in &warnings {
+        tracing::warn!(event = "policy_warning", "{warning}");
+    }
+
+    let nics = find_nics(&config)?;
+    let network = open_network(&config).await?;
+    let mut builder = Builder::new(network.current().clone());
+    let snapshot = builder.with_policy(&set).map_err(Failure::usage)?;
+    let publisher = Publisher::new(snapshot);
+
+    let cores = cores(&config, &nics)?;
+    let metrics_listener = metrics::bind(config.metrics.listen).await?;
+    let admin_socket = admin::bind(&config.admin.socket).await?;
+
+    let mut steering = Steering::load().map_err(Failure::runtime)?;
+    let devices = open::open(&Plan {
+        interfaces: nics.clone(),
+        workers: cores.len(),
+        zero_copy: match config.xdp.zero_copy {
+            config::ZeroCopy::Auto => ZeroCopy::Auto,
+            config::ZeroCopy::Always => ZeroCopy::Always,
+            config::ZeroCopy::Never => ZeroCopy::Never,
+        },
+        busy_poll: config.xdp.busy_poll,
+    })
+    .map_err(open_failure)?;
+    steering.apply(capture::tables(&set, &network.current().locals)).map_err(Failure::runtime)?;
+    for (nic, number) in nics.iter().zip(0..) {
+        steering.add_interface(nic.ifindex, InterfaceId(number)).map_err(Failure::runtime)?;
+    }
+    for (interface, queue, fd, _) in devices.iter().flat_map(XdpDevice::sockets) {
+        steering.connect(interface, queue, fd).map_err(Failure::runtime)?;
+    }
+    let multicast = join_multicast(&config, &nics);
+
+    let bell = Arc::new(ControlBell::default());
+    let questions = Questions { queue: Arc::new(ArrayQueue::new(QUESTIONS)), bell: bell.clone() };
+    let clock = Clock::start();
+    let (parts, handles) = make_workers(&config, &cores, devices, &publisher, &questions)?;
+    let losses = parts.iter().map(|(_, parts, _)| parts.io.losses()).collect();
+    let pool = parts.first().map(|(_, parts, _)| parts.io.pool());
+    let sockets = parts.iter().map(|(_, parts, _)| parts.io.sockets().collect::<Vec<_>>()).collect::<Vec<_>>();
+    let threads = Threads::start(parts, config.workers.idle, clock)?;
+
+    let wish = match config.xdp.mode {
+        config::XdpMode::Auto => ModeWish::Auto,
+        config::XdpMode::Native => ModeWish::Native,
+        config::XdpMode::Generic => ModeWish::Generic,
+    };
+    let on_exit = match config.xdp.on_exit {
+        config::OnExit::Drop => OnExit::Drop,
+        config::OnExit::Pass => OnExit::Pass,
+    };
+    let modes = attach::attach(&mut steering, &nics, wish, on_exit).map_err(Failure::runtime)?;
+    let steering = Arc::new(Mutex::new(steering));
+
+    let sockets =
+        sockets.into_iter().zip(0..).flat_map(|(sockets, worker)| sockets.into_iter().map(move |s| (worker, s)));
+    let sockets: Vec<SocketStatus> = sockets
+        .map(|(worker, (interface, queue, _, zero_copy))| SocketStatus {
+            interface: nics[usize::from(interface.0)].name.clone(),
+            queue,
+            worker,
+            mode: modes[usize::from(interface.0)].name(),
+            zero_copy,
+        })
+        .collect();
+    for socket in &sockets {
+        tracing::info!(
+            event = "socket",
+            interface = socket.interface,
+            queue = socket.queue,
+            worker = socket.worker,
+            mode = socket.mode,
+            zero_copy = socket.zero_copy,
+            "AF_XDP socket granted"
+        );
+    }
+    let counters = handles.iter().map(|handle| handle.counters.clone()).collect();
+    let pool = pool.ok_or_else(|| Failure::usage("workers.cores: at least one worker is needed"))?;
+    tracing::info!(event = "frames", frames = pool.total(), pages = pool.pages(), "memory for packets");
+    let paths_text: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+    let state = Arc::new(GatewayState {
+        name: config.name.clone(),
+        node: config.node().to_owned(),
+        zone: config.zone.clone(),
+        started: Instant::now(),
+        ready: AtomicBool::new(false),
+        session_capacity: config.sessions.capacity,
+        policy: ArcSwap::from_pointee(PolicyStatus {
+            set: Arc::new(set),
+            generation: builder.snapshot().generation,
+            applied_at: SystemTime::now(),
+            source: format!("files {}", paths_text.join(", ")),
+            updates_applied: 1,
+            updates_rejected: 0,
+            last_error: None,
+        }),
+        network: ArcSwap::from_pointee(network.current().clone()),
+        workers: handles,
+        sockets,
+        device: Arc::new(XdpFigures { steering: steering.clone(), losses, pool, counters }),
+    });
+    announce(&state, None);
+    Ok(Gateway {
+        config,
+        paths,
+        options,
+        follower,
+        resolver: network.resolver(),
+        network,
+        builder,
+        publisher,
+        steering,
+        questions,
+        bell,
+        threads,
+        state,
+        admin_socket,
+        metrics_listener,
+        _multicast: multicast,
+    })
+}
+
+fn find_nics(config: &Config) -> Result<Vec<Nic>, Failure> {
+    let found: Result<Vec<_>, _> = config.interfaces.iter().map(|interface| Nic::find(&interface.name)).collect();
+    found.map_err(Failure::runtime)
+}
+
+async fn open_network(config: &Config) -> Result<Network, Failure> {
+    let wanted = config.interfaces.iter().zip(0..).map(|(interface, number)| Wanted {
+        id: InterfaceId(number),
+        name: interface.name.clone(),
+        role: interface.role.into(),
+    });
+    Network::open(wanted.collect()).await.map_err(Failure::runtime)
+}
+
+/// The core of each worker: as configured, or one for each queue that all interfaces have.
+fn cores(config: &Config, nics: &[Nic]) -> Result<Vec<usize>, Failure> {
+    let available: Vec<usize> = core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
+    if let Some(cores) = &config.workers.cores {
+        if let Some(missing) = cores.iter().find(|core| !available.contains(core)) {
+            return Err(Failure::usage(format_args!(
+                "workers.cores: this machine has no core {missing} (it has {available:?})"
+            )));
+        }
+        return Ok(cores.clone());
+    }
+    let queues = nics.iter().map(|nic| nic.queues as usize).min().unwrap_or(1);
+    Ok(available.into_iter().chain([0]).take(queues.max(1)).collect())
+}
+
+/// What is the configuration's fault is said as such.
+fn open_failure(error: open::OpenError) -> Failure {
+    match error {
+        open::OpenError::TooFewQueues { .. } => Failure::usage(format_args!("workers.cores: {error}")),
+        open::OpenError::Umem { .. } | open::OpenError::Socket { .. } => Failure::runtime(error),
+    }
+}
+
+/// Neighbour solicitations for VIPs come by multicast, which NICs filter out unless somebody asks for it.
+fn join_multicast(config: &Config, nics: &[Nic]) -> Vec<AllMulticast> {
+    let outside =
+        config.interfaces.iter().zip(nics).filter(|(interface, _)| interface.role != config::InterfaceRole::Inside);
+    outside
+        .filter_map(|(_, nic)| match AllMulticast::join(nic.ifindex) {
+            Ok(membership) => Some(membership),
+            Err(error) => {
+                tracing::warn!(interface = nic.name, %error, "cannot ask for multicast; IPv6 VIPs may not be found");
+                None
+            }
+        })
+        .collect()
+}
+
+type MadeWorkers = (Vec<(usize, Parts<XdpDevice>, Arc<vipgate_xdp::doorbell::Doorbell>)>, Vec<WorkerHandle>);
+
+fn make_workers(
+    config: &Config,
+    cores: &[usize],
+    devices: Vec<XdpDevice>,
+    publisher: &Publisher,
+    questions: &Questions,
+) -> Result<MadeWorkers, Failure> {
+    let count = u8::try_from(cores.len()).map_err(|_| Failure::usage("workers.cores: at most 255 workers"))?;
+    let capacity = u32::try_from(config.sessions.capacity.div_ceil(count.into()))
+        .map_err(|_| Failure::usage("sessions.capacity: too many for one worker; list more cores"))?;
+    let range = PortRange::new(config.ports.range.first, config.ports.range.last)
+        .ok_or_else(|| Failure::usage("ports.range: it is empty"))?;
+    let bells: Vec<Arc<dyn Wake>> = devices.iter().map(|device| device.doorbell() as Arc<dyn Wake>).collect();
+    let mut parts = Vec::new();
+    let mut handles = Vec::new();
+    for (((device, links), &core), number) in devices.into_iter().zip(Links::mesh(&bells)).zip(cores).zip(0..) {
+        let no_memory = |error| Failure::runtime(format_args!("sessions.capacity: {error}"));
+        let id = WorkerId(number);
+        let sessions = Sessions::new(capacity, timeouts(config), secret()?).map_err(no_memory)?;
+        let ports = Allocator::new(id, count, range, secret()?).map_err(no_memory)?;
+        let (sender, commands) = bounded(COMMANDS);
+        let counters = Arc::default();
+        let doorbell = device.doorbell();
+        handles.push(WorkerHandle {
+            core,
+            counters: Arc::clone(&counters),
+            commands: sender,
+            doorbell: doorbell.clone(),
+        });
+        let worker = Parts {
+            id,
+            io: device,
+            links,
+            tables: Tables { sessions, ports },
+            reader: publisher.reader(),
+            waiting: Waiting::new(questions.clone()),
+            commands,
+            counters,
+            rules: Rules { require_syn: config.sessions.require_syn },
+        };
+        parts.push((core, worker, doorbell));
+    }
+    Ok((parts, handles))
+}
+
+fn timeouts(config: &Config) -> Timeouts {
+    let ms = |duration: std::time::Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
+    let configured = config.sessions.timeouts;
+    Timeouts {
+        tcp_established: ms(configured.tcp_established),
+        tcp_transitory: ms(configured.tcp_transitory),
+        udp: ms(configured.udp),
+        icmp: ms(configured.icmp),
+        quarantine: ms(config.ports.quarantine),
+    }
+}
+
+/// A key that nobody outside knows.
+fn secret() -> Result<HashKey, Failure> {
+    let mut words = [0_u64; 4];
+    for word in &mut words {
+        *word = getrandom::u64()
+            .map_err(|error| Failure::runtime(format_args!("the kernel gives no random numbers: {error}")))?;
+    }
+    Ok(HashKey::new(words))
+}

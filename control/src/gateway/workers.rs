@@ -1,0 +1,114 @@
+//! The worker threads: each pinned to its core, taking turns, and asleep when nothing comes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use vipgate_dataplane::io::PacketIo;
+use vipgate_dataplane::link::handoff::Wake;
+use vipgate_dataplane::time::Tick;
+use vipgate_dataplane::worker::{Parts, Worker};
+use vipgate_xdp::device::XdpDevice;
+use vipgate_xdp::doorbell::Doorbell;
+
+use crate::config::Idle;
+use crate::failure::Failure;
+
+/// Turns without a packet before an adaptive worker sleeps: about a fifth of a millisecond.
+const PATIENCE: u32 = 200;
+/// The longest sleep: timers, announcements and neighbours want a look now and then.
+const LONGEST_SLEEP: Duration = Duration::from_millis(50);
+
+/// Time as all workers of this process count it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock(Instant);
+
+impl Clock {
+    /// A clock that begins now.
+    pub(super) fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// The moment that it is. Monotonic: what happens to the wall clock doesn't matter, and while the machine is
+    /// suspended no time passes.
+    pub(super) fn now(self) -> Tick {
+        // Only differences count, so the wrap after 49 days is no edge (see Tick).
+        Tick(self.0.elapsed().as_millis() as u32)
+    }
+}
+
+/// The running workers.
+#[derive(Debug)]
+pub(super) struct Threads {
+    stop: Arc<AtomicBool>,
+    doorbells: Vec<Arc<Doorbell>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Threads {
+    /// Starts a worker on each core.
+    pub(super) fn start(
+        workers: Vec<(usize, Parts<XdpDevice>, Arc<Doorbell>)>,
+        idle: Idle,
+        clock: Clock,
+    ) -> Result<Self, Failure> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut running = Self { stop: stop.clone(), doorbells: Vec::new(), threads: Vec::new() };
+        for (core, parts, doorbell) in workers {
+            running.doorbells.push(doorbell.clone());
+            let stop = stop.clone();
+            let thread = thread::Builder::new()
+                .name(format!("worker-{}", parts.id.0))
+                .spawn(move || work(core, parts, &doorbell, idle, clock, &stop))
+                .map_err(|error| Failure::runtime(format_args!("cannot start a worker thread: {error}")))?;
+            running.threads.push(thread);
+        }
+        Ok(running)
+    }
+
+    /// Whether all of them still run.
+    pub(super) fn are_alive(&self) -> bool {
+        self.threads.iter().all(|thread| !thread.is_finished())
+    }
+
+    /// Lets each worker end its turn, and waits for them; says whether all ended well.
+    pub(super) fn stop(&mut self) -> bool {
+        self.stop.store(true, Ordering::Relaxed);
+        for doorbell in &self.doorbells {
+            doorbell.wake();
+        }
+        self.threads.drain(..).map(JoinHandle::join).all(|result| result.is_ok())
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn work(core: usize, parts: Parts<XdpDevice>, doorbell: &Doorbell, idle: Idle, clock: Clock, stop: &AtomicBool) {
+    if !core_affinity::set_for_current(core_affinity::CoreId { id: core }) {
+        tracing::warn!(worker = parts.id.0, core, "cannot pin the worker to its core; the kernel moves it as it likes");
+    }
+    let mut worker = Worker::new(parts, clock.now());
+    let mut quiet = 0;
+    while !stop.load(Ordering::Relaxed) {
+        if worker.turn(clock.now()) > 0 {
+            quiet = 0;
+            continue;
+        }
+        quiet += 1;
+        if idle == Idle::Spin || quiet < PATIENCE {
+            std::hint::spin_loop();
+            continue;
+        }
+        doorbell.listen();
+        // Looked at once more: what came before we listened rang no bell.
+        if worker.is_idle() && !stop.load(Ordering::Relaxed) {
+            worker.io().wait(LONGEST_SLEEP);
+        }
+        doorbell.ignore();
+    }
+}

@@ -1,0 +1,158 @@
+//! A packet buffer as an owned token: whoever has the [`Frame`] has the bytes, and nobody else.
+
+use std::fmt;
+use std::ptr::NonNull;
+
+/// Room before a packet's first byte: what the kernel leaves for XDP (`XDP_PACKET_HEADROOM`), so that headers can grow.
+pub const HEADROOM: u16 = 256;
+
+/// A packet buffer, owned. Moved, never copied; given back to a device when done with (a frame that is dropped is lost,
+/// which audits find).
+///
+/// Its memory is never unmapped, so a frame needs no reference to where it came from.
+#[must_use = "a frame that is dropped is lost: give it back to its device"]
+pub struct Frame {
+    base: NonNull<u8>,
+    /// Where the packet begins, from `base`.
+    start: u16,
+    /// Its bytes.
+    len: u16,
+    /// Bytes from `base` that are the frame's. Invariant: start + len <= capacity.
+    capacity: u16,
+}
+
+// SAFETY: a frame owns its bytes exclusively; they can change hands between threads.
+unsafe impl Send for Frame {}
+
+impl fmt::Debug for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Frame")
+            .field("base", &self.base)
+            .field("start", &self.start)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Frame {
+    /// A frame over `capacity` bytes from `base`, with an empty packet at their start.
+    ///
+    /// # Safety
+    /// The bytes are initialized, stay mapped for as long as the process lives, and belong to nobody but this frame:
+    /// no other frame covers them, and the kernel or a device writes to them only after the frame was taken apart with
+    /// [`Frame::into_raw`].
+    pub unsafe fn from_raw(base: NonNull<u8>, capacity: u16) -> Self {
+        Self { base, start: 0, len: 0, capacity }
+    }
+
+    /// Takes the frame apart: the bytes belong to the caller from now on.
+    pub fn into_raw(self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Where its bytes begin, for a device that knows them by address.
+    #[inline]
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Where the packet begins, from [`Frame::base`].
+    #[inline]
+    pub fn start(&self) -> u16 {
+        self.start
+    }
+
+    /// Bytes of the packet.
+    #[inline]
+    pub fn len(&self) -> u16 {
+        self.len
+    }
+
+    /// Whether there is no packet in it.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The packet.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: start + len <= capacity, and those bytes are initialized, mapped and ours (see `from_raw`).
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(self.start.into()), self.len.into()) }
+    }
+
+    /// The packet, to change it.
+    #[inline]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`; the exclusive borrow makes this the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(self.start.into()), self.len.into()) }
+    }
+
+    /// Says where the packet is; false, and nothing changed, if that is outside of the frame.
+    #[inline]
+    pub fn place(&mut self, start: u16, len: u16) -> bool {
+        let fits = u32::from(start) + u32::from(len) <= self.capacity.into();
+        if fits {
+            (self.start, self.len) = (start, len);
+        }
+        fits
+    }
+
+    /// Makes the packet shorter or longer at its end; false, and nothing changed, if the frame has no room for it.
+    #[inline]
+    pub fn set_len(&mut self, len: u16) -> bool {
+        self.place(self.start, len)
+    }
+
+    /// Makes it an empty packet behind `headroom` bytes, or behind all bytes if there are less.
+    #[inline]
+    pub fn reset(&mut self, headroom: u16) {
+        (self.start, self.len) = (headroom.min(self.capacity), 0);
+    }
+
+    /// Moves the packet's bytes so that they begin at `start`; false, and nothing changed, if that is outside.
+    pub fn move_to(&mut self, start: u16) -> bool {
+        let (from, len) = (self.start, self.len);
+        let fits = self.place(start, len);
+        if fits {
+            // SAFETY: both ranges lie inside of the frame (`place` has checked the new one, the old one was there), whose
+            // bytes are initialized and ours; `copy` allows them to overlap.
+            unsafe {
+                let base = self.base.as_ptr();
+                std::ptr::copy(base.add(from.into()), base.add(start.into()), len.into());
+            }
+        }
+        fits
+    }
+
+    /// Puts another packet in place of this one; false, and nothing changed, if it doesn't fit.
+    pub fn replace(&mut self, packet: &[u8]) -> bool {
+        let fits = u16::try_from(packet.len()).is_ok_and(|len| self.set_len(len));
+        if fits {
+            self.bytes_mut().copy_from_slice(packet);
+        }
+        fits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Arena;
+
+    #[test]
+    fn a_packet_never_reaches_out_of_its_frame() {
+        let mut frame = Arena::allocate(1, 2048).unwrap().frames().pop().unwrap();
+        assert!(frame.is_empty());
+        assert!(frame.place(256, 1792) && !frame.place(256, 1793) && !frame.place(u16::MAX, 1));
+        assert_eq!((frame.start(), frame.len()), (256, 1792), "a refusal changes nothing");
+        frame.reset(HEADROOM);
+        assert!(frame.replace(b"abc") && !frame.replace(&[0; 1800]));
+        assert_eq!(frame.bytes(), b"abc");
+        assert!(frame.set_len(2));
+        assert_eq!(frame.bytes_mut(), b"ab");
+        assert!(frame.move_to(10) && frame.start() == 10 && !frame.move_to(2047));
+        assert_eq!(frame.bytes(), b"ab");
+        frame.reset(u16::MAX);
+        assert!(frame.is_empty() && !frame.replace(b"x"));
+    }
+}

@@ -1,0 +1,81 @@
+//! A large array that is made once and never grows.
+
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+
+use bytemuck::AnyBitPattern;
+
+use crate::mapping::{Mapping, MemoryError, Pages};
+
+/// A zeroed array of plain values in memory of its own.
+#[derive(Debug)]
+pub struct Slab<T> {
+    mapping: Mapping,
+    len: usize,
+    values: PhantomData<T>,
+}
+
+// SAFETY: a slab owns its values as a Box<[T]> does.
+unsafe impl<T: Send> Send for Slab<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Slab<T> {}
+
+impl<T: AnyBitPattern> Slab<T> {
+    /// An array of `len` zeros.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub fn new(len: usize) -> Result<Self, MemoryError> {
+        const { assert!(align_of::<T>() <= 4096, "a mapping is aligned to a page") };
+        let bytes = len
+            .checked_mul(size_of::<T>())
+            .ok_or_else(|| MemoryError { bytes: usize::MAX, source: std::io::ErrorKind::OutOfMemory.into() })?;
+        Ok(Self { mapping: Mapping::anonymous(bytes)?, len, values: PhantomData })
+    }
+
+    /// What kind of pages it lies on.
+    pub fn pages(&self) -> Pages {
+        self.mapping.pages()
+    }
+}
+
+impl<T> Deref for Slab<T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        // SAFETY: the mapping holds `len` values of T (made in `new`), page-aligned, initialized to zero or by writes
+        // through `deref_mut`, and any bytes are a T (`AnyBitPattern` in `new`). The borrow of self keeps it mapped.
+        unsafe { std::slice::from_raw_parts(self.mapping.base().as_ptr().cast(), self.len) }
+    }
+}
+
+impl<T> DerefMut for Slab<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`; the exclusive borrow of self makes this the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.mapping.base().as_ptr().cast(), self.len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_an_array_of_zeros() {
+        let mut slab = Slab::<u64>::new(1_000_000).unwrap();
+        assert_eq!(slab.len(), 1_000_000);
+        assert!(slab.iter().all(|&n| n == 0));
+        slab[999_999] = 7;
+        assert_eq!(slab[999_999], 7);
+        assert_ne!(slab.pages(), Pages::Small);
+        assert!(Slab::<u8>::new(0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn too_much_is_an_error() {
+        assert!(Slab::<u64>::new(usize::MAX / 4).is_err());
+        assert!(Slab::<u64>::new(1 << 58).is_err());
+    }
+}

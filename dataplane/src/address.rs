@@ -1,0 +1,152 @@
+//! An IP address as the tables hold it: numbers in host order, one type per family.
+//!
+//! `wire/` turns network order into these and back; nothing else in the engine knows about byte order.
+
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use bytemuck::{AnyBitPattern, Pod, Zeroable};
+
+/// An IPv4 address is its number; an IPv6 address is [`V6`].
+pub trait Address: Copy + Clone + Eq + Ord + Hash + Debug + Default + Send + AnyBitPattern {
+    /// Bits in an address.
+    const BITS: u8;
+    /// The highest address.
+    const MAX: Self;
+
+    /// The address in `ip`, if it is of this family.
+    fn from_ip(ip: IpAddr) -> Option<Self>;
+    /// The address for people.
+    fn to_ip(self) -> IpAddr;
+    /// The next higher address; `None` after the highest.
+    fn next(self) -> Option<Self>;
+    /// The last address of the prefix of `length` bits that starts here.
+    fn last_of_prefix(self, length: u8) -> Self;
+    /// The sum of its 16-bit words, not folded: its share of an Internet checksum (RFC 1071).
+    fn word_sum(self) -> u32;
+    /// The address as two numbers, for hashing.
+    fn words(self) -> [u64; 2];
+}
+
+impl Address for u32 {
+    const BITS: u8 = 32;
+    const MAX: Self = Self::MAX;
+
+    fn from_ip(ip: IpAddr) -> Option<Self> {
+        match ip {
+            IpAddr::V4(v4) => Some(v4.to_bits()),
+            IpAddr::V6(_) => None,
+        }
+    }
+
+    fn to_ip(self) -> IpAddr {
+        IpAddr::V4(Ipv4Addr::from_bits(self))
+    }
+
+    fn next(self) -> Option<Self> {
+        self.checked_add(1)
+    }
+
+    fn last_of_prefix(self, length: u8) -> Self {
+        self | Self::MAX.checked_shr(length.into()).unwrap_or(0)
+    }
+
+    #[inline]
+    fn word_sum(self) -> u32 {
+        (self >> 16) + (self & 0xffff)
+    }
+
+    #[inline]
+    fn words(self) -> [u64; 2] {
+        [0, self.into()]
+    }
+}
+
+/// An IPv6 address: its upper and lower half. Compares like the number that it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
+#[repr(C)]
+pub struct V6 {
+    /// The upper 64 bits.
+    pub high: u64,
+    /// The lower 64 bits.
+    pub low: u64,
+}
+
+impl V6 {
+    /// The address with this number.
+    #[inline]
+    pub fn from_bits(bits: u128) -> Self {
+        Self { high: (bits >> 64) as u64, low: bits as u64 }
+    }
+
+    /// Its number.
+    #[inline]
+    pub fn to_bits(self) -> u128 {
+        u128::from(self.high) << 64 | u128::from(self.low)
+    }
+}
+
+impl Address for V6 {
+    const BITS: u8 = 128;
+    const MAX: Self = Self { high: u64::MAX, low: u64::MAX };
+
+    fn from_ip(ip: IpAddr) -> Option<Self> {
+        match ip {
+            IpAddr::V4(_) => None,
+            IpAddr::V6(v6) => Some(Self::from_bits(v6.to_bits())),
+        }
+    }
+
+    fn to_ip(self) -> IpAddr {
+        IpAddr::V6(Ipv6Addr::from_bits(self.to_bits()))
+    }
+
+    fn next(self) -> Option<Self> {
+        self.to_bits().checked_add(1).map(Self::from_bits)
+    }
+
+    fn last_of_prefix(self, length: u8) -> Self {
+        Self::from_bits(self.to_bits() | u128::MAX.checked_shr(length.into()).unwrap_or(0))
+    }
+
+    #[inline]
+    fn word_sum(self) -> u32 {
+        let half = |n: u64| {
+            let sum = (n >> 32) + (n & 0xffff_ffff);
+            ((sum >> 32) + ((sum >> 16) & 0xffff) + (sum & 0xffff)) as u32
+        };
+        half(self.high) + half(self.low)
+    }
+
+    #[inline]
+    fn words(self) -> [u64; 2] {
+        [self.high, self.low]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_ends_where_its_length_says() {
+        assert_eq!(0x0a00_0000_u32.last_of_prefix(8), 0x0aff_ffff);
+        assert_eq!(0_u32.last_of_prefix(0), u32::MAX);
+        assert_eq!(7_u32.last_of_prefix(32), 7);
+        assert_eq!(V6::from_bits(1 << 64).last_of_prefix(64), V6 { high: 1, low: u64::MAX });
+        assert_eq!(V6::default().last_of_prefix(0), V6::MAX);
+    }
+
+    #[test]
+    fn word_sums_are_those_of_the_bytes() {
+        let sum = |bytes: &[u8]| {
+            let total: u32 = bytes.chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
+            total % 0xffff
+        };
+        let v4 = Ipv4Addr::new(203, 0, 113, 254);
+        assert_eq!(v4.to_bits().word_sum() % 0xffff, sum(&v4.octets()));
+        let v6: Ipv6Addr = "2001:db8:ffff:fffe:8000:1:abcd:ffff".parse().unwrap();
+        assert_eq!(V6::from_bits(v6.to_bits()).word_sum() % 0xffff, sum(&v6.octets()));
+    }
+}

@@ -1,0 +1,3 @@
+//! From one worker to another.
+
+pub mod handoff;

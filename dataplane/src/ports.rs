@@ -1,0 +1,85 @@
+//! SNAT ports: who owns which, and how a session gets one.
+//!
+//! A VIP's ports are dealt in blocks of 64; each block has one owner ([`pool`]), and only the owner gives out its ports
+//! ([`allocator`]). So the way back needs no look-up: the port names the owner.
+
+pub mod allocator;
+pub mod pool;
+
+/// Ports in a block, as a power of two.
+pub const BLOCK_SHIFT: u32 = 6;
+/// Ports in a block.
+pub const BLOCK_PORTS: usize = 1 << BLOCK_SHIFT;
+/// Blocks in the whole port space of a VIP.
+pub const BLOCKS: usize = 1 << (16 - BLOCK_SHIFT);
+
+/// A block of ports: the upper bits of the port number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockId(pub u16);
+
+impl BlockId {
+    /// The block that a port is in.
+    #[inline]
+    pub fn of(port: u16) -> Self {
+        Self(port >> BLOCK_SHIFT)
+    }
+
+    /// Its first port.
+    #[inline]
+    pub fn first_port(self) -> u16 {
+        self.0 << BLOCK_SHIFT
+    }
+}
+
+/// The ports that may be given out, first and last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortRange {
+    first: u16,
+    last: u16,
+}
+
+impl PortRange {
+    /// The range from `first` to `last`, both included; `None` if it is empty or begins with port 0.
+    pub fn new(first: u16, last: u16) -> Option<Self> {
+        (first > 0 && first <= last).then_some(Self { first, last })
+    }
+
+    /// The ports of `block` that lie inside, as bits: bit i stands for port i of the block.
+    #[inline]
+    pub fn mask(self, block: BlockId) -> u64 {
+        let start = u32::from(block.first_port());
+        let ones_below = |n: u32| if n >= 64 { u64::MAX } else { (1 << n) - 1 };
+        let below_first = u32::from(self.first).saturating_sub(start);
+        let up_to_last = (u32::from(self.last) + 1).saturating_sub(start);
+        ones_below(up_to_last) & !ones_below(below_first)
+    }
+
+    /// How many ports.
+    pub fn count(self) -> u32 {
+        u32::from(self.last) - u32::from(self.first) + 1
+    }
+}
+
+impl Default for PortRange {
+    fn default() -> Self {
+        Self { first: 1024, last: u16::MAX }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_the_sum_of_its_block_masks() {
+        for (first, last) in [(1024, 65535), (1, 65535), (1000, 1000), (63, 64), (1030, 1100), (65535, 65535)] {
+            let range = PortRange::new(first, last).unwrap();
+            let ports: u32 = (0..BLOCKS).map(|b| range.mask(BlockId(u16::try_from(b).unwrap())).count_ones()).sum();
+            assert_eq!(ports, range.count(), "{first}-{last}");
+            assert_ne!(range.mask(BlockId::of(first)) >> (first % 64) & 1, 0);
+            assert_ne!(range.mask(BlockId::of(last)) >> (last % 64) & 1, 0);
+        }
+        assert!(PortRange::new(0, 5).is_none());
+        assert!(PortRange::new(6, 5).is_none());
+    }
+}

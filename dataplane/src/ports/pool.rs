@@ -1,0 +1,73 @@
+//! The owners of one VIP's port blocks, shared by the workers.
+//!
+//! The only state that workers share about sessions, and the only atomics: a block changes hands when a worker claims a
+//! free one or returns an empty one, which is rare; everybody reads it to find a reply's owner.
+
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
+
+use super::{BLOCKS, BlockId};
+
+/// A worker of this gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WorkerId(pub u8);
+
+const FREE: u16 = u16::MAX;
+
+/// The owners of one VIP's blocks. Lives as long as a worker owns a block, also when policy has dropped the VIP.
+#[derive(Debug)]
+pub struct PortPool {
+    owners: [AtomicU16; BLOCKS],
+    /// Some worker ran out of ports while others may hold blocks that they don't use.
+    asked: AtomicBool,
+}
+
+impl Default for PortPool {
+    fn default() -> Self {
+        Self { owners: [const { AtomicU16::new(FREE) }; BLOCKS], asked: AtomicBool::new(false) }
+    }
+}
+
+impl PortPool {
+    /// The worker that owns the block of `port`.
+    #[inline]
+    pub fn owner(&self, port: u16) -> Option<WorkerId> {
+        match self.owners[usize::from(BlockId::of(port).0)].load(Relaxed) {
+            FREE => None,
+            worker => Some(WorkerId(worker as u8)),
+        }
+    }
+
+    /// Takes a block for `worker` if it is free; says whether it worked.
+    ///
+    /// Relaxed order is enough: the block carries no data of its former owner.
+    pub fn claim(&self, block: BlockId, worker: WorkerId) -> bool {
+        self.owners[usize::from(block.0)].compare_exchange(FREE, worker.0.into(), Relaxed, Relaxed).is_ok()
+    }
+
+    /// Gives a block of `worker` back. Only its owner calls this, when none of its ports is in use.
+    pub fn give_back(&self, block: BlockId, worker: WorkerId) {
+        let was = self.owners[usize::from(block.0)].compare_exchange(worker.0.into(), FREE, Relaxed, Relaxed);
+        debug_assert!(was.is_ok(), "a worker gave back a block that it doesn't own");
+    }
+
+    /// Asks the other workers for blocks that they don't use.
+    pub fn ask_for_blocks(&self) {
+        self.asked.store(true, Relaxed);
+    }
+
+    /// Whether somebody asks.
+    #[inline]
+    pub fn is_asked_for_blocks(&self) -> bool {
+        self.asked.load(Relaxed)
+    }
+
+    /// Everybody has looked for blocks to give back.
+    pub fn answered(&self) {
+        self.asked.store(false, Relaxed);
+    }
+
+    /// Blocks that somebody owns.
+    pub fn claimed(&self) -> usize {
+        self.owners.iter().filter(|owner| owner.load(Relaxed) != FREE).count()
+    }
+}

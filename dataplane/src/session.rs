@@ -1,0 +1,303 @@
+//! The connections of one worker: two entries each, one a direction, in a table of each address family.
+//!
+//! Sessions open whole or not at all ([`Sessions::open`]), refresh by the packets of either direction, and end whole: the
+//! sweep goes over the column of deadlines in slices, asks a session whose deadline has come when it last heard a packet,
+//! and sets the next one or ends it. An ended session stays in the table as quarantined until its port may be used again.
+
+pub mod entry;
+pub mod table;
+pub mod tcp;
+pub mod timeout;
+pub mod tuple;
+
+use vipgate_mem::MemoryError;
+
+use crate::address::V6;
+use crate::command::SessionState;
+use crate::counters::{Direction, EndReason};
+use crate::snapshot::network::{HopId, Routed};
+use crate::snapshot::policy::Family;
+use crate::time::Tick;
+use crate::wire::tcp::Segment;
+use entry::{Entry, Flags, Slot};
+use table::{Full, Table};
+use timeout::Timeouts;
+use tuple::{HashKey, Tuple};
+
+/// An address family that has sessions.
+pub trait SessionFamily: Family + Routed {
+    /// The family's table.
+    fn table(sessions: &Sessions) -> &Table<Self>;
+    /// The same, to change it.
+    fn table_mut(sessions: &mut Sessions) -> &mut Table<Self>;
+}
+
+impl SessionFamily for u32 {
+    #[inline]
+    fn table(sessions: &Sessions) -> &Table<Self> {
+        &sessions.v4
+    }
+
+    #[inline]
+    fn table_mut(sessions: &mut Sessions) -> &mut Table<Self> {
+        &mut sessions.v4
+    }
+}
+
+impl SessionFamily for V6 {
+    #[inline]
+    fn table(sessions: &Sessions) -> &Table<Self> {
+        &sessions.v6
+    }
+
+    #[inline]
+    fn table_mut(sessions: &mut Sessions) -> &mut Table<Self> {
+        &mut sessions.v6
+    }
+}
+
+/// A session that doesn't exist yet: everything is decided, nothing is changed.
+#[derive(Clone, Copy, Debug)]
+pub struct Draft<A: SessionFamily> {
+    /// The first packet as it came.
+    pub origin: Tuple<A>,
+    /// The first packet as it goes.
+    pub translated: Tuple<A>,
+    /// Which way packets like the first one go.
+    pub direction: Direction,
+    /// Which way the answers go.
+    pub reply_direction: Direction,
+    /// Whether the first packet came in on an inside interface.
+    pub origin_inside: bool,
+    /// Whether the answers come in on an inside interface.
+    pub reply_inside: bool,
+    /// Where packets like the first one go next.
+    pub next_hop: Option<HopId>,
+    /// The generation that it was decided under.
+    pub generation: u32,
+}
+
+/// A session that has just ended: its port and its place in the quota are free again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended<A: SessionFamily> {
+    /// Its first packet as it came.
+    pub origin: Tuple<A>,
+    /// Its first packet as it went.
+    pub translated: Tuple<A>,
+    /// Which way packets like the first one went.
+    pub direction: Direction,
+}
+
+/// What happens to a session when its time has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expiry<A: SessionFamily> {
+    /// It has ended and counts no more; its port rests.
+    Ended(EndReason, Ended<A>),
+    /// Its port has rested long enough.
+    Released(Ended<A>),
+}
+
+/// The connections of one worker.
+#[derive(Debug)]
+pub struct Sessions {
+    v4: Table<u32>,
+    v6: Table<V6>,
+    key: HashKey,
+    timeouts: Timeouts,
+    /// Sessions that aren't quarantined.
+    open: u32,
+    capacity: u32,
+}
+
+impl Sessions {
+    /// Room for `capacity` sessions of either family.
+    ///
+    /// # Errors
+    /// When there is no memory for the tables.
+    pub fn new(capacity: u32, timeouts: Timeouts, key: HashKey) -> Result<Self, MemoryError> {
+        Ok(Self { v4: Table::new(capacity * 2)?, v6: Table::new(capacity * 2)?, key, timeouts, open: 0, capacity })
+    }
+
+    /// Sessions open now.
+    pub fn open_count(&self) -> u32 {
+        self.open
+    }
+
+    /// The timeouts in force.
+    pub fn timeouts(&self) -> &Timeouts {
+        &self.timeouts
+    }
+
+    /// The hash of a tuple.
+    #[inline]
+    pub fn hash<A: SessionFamily>(&self, tuple: &Tuple<A>) -> u64 {
+        self.key.hash(tuple)
+    }
+
+    /// The slot of the direction whose packets look like this, whatever its state.
+    #[inline]
+    pub fn find<A: SessionFamily>(&self, hash: u64, tuple: &Tuple<A>) -> Option<Slot> {
+        A::table(self).find(hash, tuple)
+    }
+
+    /// Whether nobody, living or resting, uses the tuple as a key.
+    #[inline]
+    pub fn is_free<A: SessionFamily>(&self, tuple: &Tuple<A>) -> bool {
+        self.find(self.hash(tuple), tuple).is_none()
+    }
+
+    /// Whether one more session fits.
+    pub fn has_room<A: SessionFamily>(&self) -> bool {
+        self.open < self.capacity && A::table(self).has_room(2)
+    }
+
+    /// Opens a session. Both keys must be free; the slot is that of the first packet's direction.
+    ///
+    /// # Errors
+    /// When there is no room; nothing has changed then.
+    pub fn commit<A: SessionFamily>(&mut self, draft: &Draft<A>, now: Tick) -> Result<Slot, Full> {
+        if self.open >= self.capacity {
+            return Err(Full);
+        }
+        let side = |inside: bool| if inside { Flags::INSIDE } else { Flags::default() };
+        let reply_key = draft.translated.reversed();
+        let mut origin =
+            Entry::new(draft.origin, draft.translated, draft.direction, Flags::ORIGIN.with(side(draft.origin_inside)));
+        let mut reply = Entry::new(reply_key, draft.origin.reversed(), draft.reply_direction, side(draft.reply_inside));
+        for entry in [&mut origin, &mut reply] {
+            entry.set_generation(draft.generation);
+            entry.set_last_seen(now);
+        }
+        origin.set_next_hop(draft.next_hop);
+        let (origin_hash, reply_hash) = (self.hash(&draft.origin), self.hash(&reply_key));
+        let (_, timeout) = self.timeouts.state(draft.origin.protocol, origin.flags(), reply.flags());
+        let table = A::table_mut(self);
+        let reply_slot = table.insert(reply_hash, reply)?;
+        origin.set_twin(reply_slot);
+        let Ok(slot) = table.insert(origin_hash, origin) else {
+            table.remove(reply_hash, reply_slot);
+            return Err(Full);
+        };
+        table.entry_mut(reply_slot).set_twin(slot);
+        table.set_deadline(slot, deadline(now.plus(timeout)));
+        self.open += 1;
+        Ok(slot)
+    }
+
+    /// Takes a resting session up again for the same first packet: the same pod, the same port.
+    pub fn revive<A: SessionFamily>(&mut self, slot: Slot, next_hop: Option<HopId>, generation: u32, now: Tick) {
+        let table = A::table_mut(self);
+        let twin = table.entry(slot).twin();
+        let gone = Flags::QUARANTINED.with(Flags::SYN).with(Flags::FIN).with(Flags::RST).with(Flags::SEEN);
+        for at in [slot, twin] {
+            let entry = table.entry_mut(at);
+            entry.set_flags(entry.flags().without(gone));
+            entry.set_generation(generation);
+            entry.set_last_seen(now);
+            entry.set_next_hop(None);
+        }
+        table.entry_mut(slot).set_next_hop(next_hop);
+        self.open += 1;
+        self.renew::<A>(slot, now);
+    }
+
+    /// Notes a TCP segment of the direction in `slot`.
+    #[inline]
+    pub fn note_segment<A: SessionFamily>(&mut self, slot: Slot, segment: &Segment, now: Tick) {
+        if tcp::note(A::table_mut(self), slot, segment) != tcp::Event::None {
+            let entry = A::table(self).entry(slot);
+            let origin = if entry.flags().has(Flags::ORIGIN) { slot } else { entry.twin() };
+            self.renew::<A>(origin, now);
+        }
+    }
+
+    /// Sets the deadline of a session anew, from its state and now.
+    fn renew<A: SessionFamily>(&mut self, origin: Slot, now: Tick) {
+        let (_, timeout) = self.state::<A>(origin);
+        A::table_mut(self).set_deadline(origin, deadline(now.plus(timeout)));
+    }
+
+    /// What a session is, and how long it may be silent.
+    pub fn state<A: SessionFamily>(&self, origin: Slot) -> (SessionState, u32) {
+        let table = A::table(self);
+        let entry = table.entry(origin);
+        self.timeouts.state(entry.key().protocol, entry.flags(), table.entry(entry.twin()).flags())
+    }
+
+    /// Ends a session now. Its port rests, or is free at once where nothing rests.
+    pub fn end<A: SessionFamily>(&mut self, slot: Slot, now: Tick) -> Expiry<A> {
+        self.end_because(slot, EndReason::Policy, now)
+    }
+
+    /// The same, for another reason.
+    pub fn end_because<A: SessionFamily>(&mut self, slot: Slot, reason: EndReason, now: Tick) -> Expiry<A> {
+        let table = A::table_mut(self);
+        let entry = table.entry(slot);
+        let origin = if entry.flags().has(Flags::ORIGIN) { slot } else { entry.twin() };
+        let twin = table.entry(origin).twin();
+        let ended = ended(table.entry(origin));
+        for at in [origin, twin] {
+            let flags = table.entry(at).flags();
+            debug_assert!(!flags.has(Flags::QUARANTINED), "a session ended twice");
+            table.entry_mut(at).set_flags(flags.with(Flags::QUARANTINED));
+        }
+        let rest = self.timeouts.quarantine;
+        A::table_mut(self).set_deadline(origin, deadline(now.plus(rest)));
+        self.open -= 1;
+        Expiry::Ended(reason, ended)
+    }
+
+    /// Looks at the deadlines of up to `slots` slots from `cursor` on and acts on those that have come. Returns where to
+    /// go on; `None` at the end of the table.
+    pub fn sweep<A: SessionFamily>(
+        &mut self,
+        cursor: u32,
+        slots: u32,
+        now: Tick,
+        mut happened: impl FnMut(Expiry<A>),
+    ) -> Option<u32> {
+        let mut at = cursor;
+        let end = cursor.saturating_add(slots).min(A::table(self).slots());
+        while at < end {
+            let due = |&deadline: &u32| deadline != 0 && now.reached(Tick(deadline));
+            let Some(offset) = A::table(self).deadlines(at, end - at).iter().position(due) else { break };
+            let slot = Slot(at + offset as u32);
+            if let Some(expiry) = self.expire::<A>(slot, now) {
+                happened(expiry);
+            }
+            at = slot.0 + 1;
+        }
+        (end < A::table(self).slots()).then_some(end)
+    }
+
+    fn expire<A: SessionFamily>(&mut self, origin: Slot, now: Tick) -> Option<Expiry<A>> {
+        let table = A::table(self);
+        let entry = *table.entry(origin);
+        let twin = *table.entry(entry.twin());
+        if entry.flags().has(Flags::QUARANTINED) {
+            let (hash, twin_hash) = (self.hash(&entry.key()), self.hash(&twin.key()));
+            let table = A::table_mut(self);
+            table.remove(hash, origin);
+            table.remove(twin_hash, entry.twin());
+            return Some(Expiry::Released(ended(&entry)));
+        }
+        let (_, timeout) = self.timeouts.state(entry.key().protocol, entry.flags(), twin.flags());
+        let silent_since = entry.last_seen().later(twin.last_seen());
+        let expires = silent_since.plus(timeout);
+        if !now.reached(expires) {
+            A::table_mut(self).set_deadline(origin, deadline(expires));
+            return None;
+        }
+        let reason = Timeouts::end_reason(entry.key().protocol, entry.flags(), twin.flags());
+        Some(self.end_because(origin, reason, now))
+    }
+}
+
+/// A deadline as the column holds it: 0 stands for none, so the one tick that is 0 comes a millisecond later.
+fn deadline(tick: Tick) -> u32 {
+    tick.0.max(1)
+}
+
+fn ended<A: SessionFamily>(origin: &Entry<A>) -> Ended<A> {
+    Ended { origin: origin.key(), translated: origin.to(), direction: origin.direction() }
+}

@@ -1,0 +1,286 @@
+//! One direction of a session: all that a packet of it needs, in one cache line (IPv4) or two (IPv6).
+//!
+//! ```text
+//!  IPv4, one line                          0        8        16
+//!   key: source, destination, ports,       |ssssdddd|ppqqPFD.|
+//!        Protocol, Flags, Direction
+//!   to:  new source, destination, ports    |SSSSDDDD|PPQQ          28
+//!   checksum deltas of IP and layer 4                   |iill|     32
+//!   next hop, bytes (48 bits), packets     |hhBBbbbb|nnnn          44
+//!   generation, last seen, twin, seq, ack       |gggg|tttt|wwww|eeee|aaaa|
+//! ```
+//! The two directions are twins: each names the other's slot. They are read together only on rare events (a FIN, an
+//! expiry), so a packet touches one of them.
+
+use bytemuck::AnyBitPattern;
+
+use super::tuple::Tuple;
+use crate::address::{Address, V6};
+use crate::counters::Direction;
+use crate::snapshot::network::HopId;
+use crate::time::Tick;
+use crate::wire::checksum::Delta;
+use crate::wire::protocol;
+
+/// What is known of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags(pub u8);
+
+impl Flags {
+    /// This is the direction of the first packet.
+    pub const ORIGIN: Self = Self(0x01);
+    /// Its packets come in on an inside interface.
+    pub const INSIDE: Self = Self(0x02);
+    /// TCP: a SYN has passed.
+    pub const SYN: Self = Self(0x04);
+    /// TCP: a FIN has passed.
+    pub const FIN: Self = Self(0x08);
+    /// TCP: an RST that belongs to the connection has passed.
+    pub const RST: Self = Self(0x10);
+    /// A packet has passed.
+    pub const SEEN: Self = Self(0x20);
+    /// The session has ended; its port rests.
+    pub const QUARANTINED: Self = Self(0x40);
+
+    /// Whether all flags of `other` are set.
+    #[inline]
+    pub fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// With the flags of `other`.
+    #[inline]
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Without the flags of `other`.
+    #[inline]
+    #[must_use]
+    pub fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+}
+
+/// A slot of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Slot(pub u32);
+
+const NO_HOP: u16 = u16::MAX;
+
+/// One direction of a session. The drawing is at the head of this file.
+#[derive(Clone, Copy, Debug, Default, AnyBitPattern)]
+#[repr(C)]
+pub struct Entry<A> {
+    source: A,
+    destination: A,
+    source_port: u16,
+    destination_port: u16,
+    protocol: u8,
+    flags: u8,
+    direction: u8,
+    _spare: u8,
+    to_source: A,
+    to_destination: A,
+    to_source_port: u16,
+    to_destination_port: u16,
+    ip_delta: u16,
+    l4_delta: u16,
+    next_hop: u16,
+    bytes_high: u16,
+    bytes_low: u32,
+    packets: u32,
+    generation: u32,
+    last_seen: u32,
+    twin: u32,
+    sequence: u32,
+    acknowledged: u32,
+}
+
+const _: () = assert!(size_of::<Entry<u32>>() == 64);
+const _: () = assert!(size_of::<Entry<V6>>() == 112);
+
+impl<A: Address> Entry<A> {
+    /// The direction in which packets that look like `key` become packets that look like `to`.
+    pub fn new(key: Tuple<A>, to: Tuple<A>, direction: Direction, flags: Flags) -> Self {
+        let (ip_delta, l4_delta) = deltas(&key, &to);
+        Self {
+            source: key.source,
+            destination: key.destination,
+            source_port: key.source_port,
+            destination_port: key.destination_port,
+            protocol: key.protocol,
+            flags: flags.0,
+            direction: direction as u8,
+            to_source: to.source,
+            to_destination: to.destination,
+            to_source_port: to.source_port,
+            to_destination_port: to.destination_port,
+            ip_delta: ip_delta.0,
+            l4_delta: l4_delta.0,
+            next_hop: NO_HOP,
+            ..Self::default()
+        }
+    }
+
+    /// What its packets look like when they come.
+    #[inline]
+    pub fn key(&self) -> Tuple<A> {
+        Tuple {
+            source: self.source,
+            destination: self.destination,
+            source_port: self.source_port,
+            destination_port: self.destination_port,
+            protocol: self.protocol,
+        }
+    }
+
+    /// What its packets look like when they go.
+    #[inline]
+    pub fn to(&self) -> Tuple<A> {
+        Tuple {
+            source: self.to_source,
+            destination: self.to_destination,
+            source_port: self.to_source_port,
+            destination_port: self.to_destination_port,
+            protocol: self.protocol,
+        }
+    }
+
+    /// Its state.
+    #[inline]
+    pub fn flags(&self) -> Flags {
+        Flags(self.flags)
+    }
+
+    /// Sets its state.
+    #[inline]
+    pub fn set_flags(&mut self, flags: Flags) {
+        self.flags = flags.0;
+    }
+
+    /// Which way its packets go.
+    #[inline]
+    pub fn direction(&self) -> Direction {
+        Direction::ALL[usize::from(self.direction) % Direction::ALL.len()]
+    }
+
+    /// What the rewrite does to the IPv4 header's checksum.
+    #[inline]
+    pub fn ip_delta(&self) -> Delta {
+        Delta(self.ip_delta)
+    }
+
+    /// What the rewrite does to the checksum of TCP, UDP or ICMP.
+    #[inline]
+    pub fn l4_delta(&self) -> Delta {
+        Delta(self.l4_delta)
+    }
+
+    /// Where its packets go next, if that has a number.
+    #[inline]
+    pub fn next_hop(&self) -> Option<HopId> {
+        (self.next_hop != NO_HOP).then_some(HopId(self.next_hop))
+    }
+
+    /// Remembers where its packets go next.
+    #[inline]
+    pub fn set_next_hop(&mut self, hop: Option<HopId>) {
+        self.next_hop = hop.map_or(NO_HOP, |hop| hop.0);
+    }
+
+    /// The generation that it was checked against.
+    #[inline]
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// Notes that it was checked.
+    #[inline]
+    pub fn set_generation(&mut self, generation: u32) {
+        self.generation = generation;
+    }
+
+    /// The other direction's slot.
+    #[inline]
+    pub fn twin(&self) -> Slot {
+        Slot(self.twin)
+    }
+
+    /// Sets the other direction's slot.
+    #[inline]
+    pub fn set_twin(&mut self, twin: Slot) {
+        self.twin = twin.0;
+    }
+
+    /// When the last packet passed; the time of opening before that.
+    #[inline]
+    pub fn last_seen(&self) -> Tick {
+        Tick(self.last_seen)
+    }
+
+    /// Sets the time of the last packet.
+    #[inline]
+    pub fn set_last_seen(&mut self, now: Tick) {
+        self.last_seen = now.0;
+    }
+
+    /// Notes a packet of `bytes`.
+    #[inline]
+    pub fn count(&mut self, bytes: u16, now: Tick) {
+        self.last_seen = now.0;
+        self.packets = self.packets.wrapping_add(1);
+        let (low, carried) = self.bytes_low.overflowing_add(bytes.into());
+        self.bytes_low = low;
+        self.bytes_high = self.bytes_high.wrapping_add(carried.into());
+        self.flags |= Flags::SEEN.0;
+    }
+
+    /// Packets that have passed, modulo 2^32.
+    pub fn packets(&self) -> u64 {
+        self.packets.into()
+    }
+
+    /// Bytes that have passed, modulo 2^48.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.bytes_high) << 32 | u64::from(self.bytes_low)
+    }
+
+    /// TCP: the sequence number behind the last byte sent in this direction.
+    #[inline]
+    pub fn sequence(&self) -> u32 {
+        self.sequence
+    }
+
+    /// TCP: the last acknowledgement sent in this direction.
+    #[inline]
+    pub fn acknowledged(&self) -> u32 {
+        self.acknowledged
+    }
+
+    /// TCP: moves sequence and acknowledgement forward, never back; a SYN sets them.
+    #[inline]
+    pub fn advance(&mut self, end: u32, acknowledgement: Option<u32>, syn: bool) {
+        let ahead = |new: u32, old: u32| new.wrapping_sub(old) < 1 << 31;
+        if syn || ahead(end, self.sequence) {
+            self.sequence = end;
+        }
+        if let Some(ack) = acknowledgement
+            && (syn || self.acknowledged == 0 || ahead(ack, self.acknowledged))
+        {
+            self.acknowledged = ack;
+        }
+    }
+}
+
+/// The checksum changes of a rewrite: of the IPv4 header, and of the payload's own checksum.
+fn deltas<A: Address>(key: &Tuple<A>, to: &Tuple<A>) -> (Delta, Delta) {
+    let addresses = |tuple: &Tuple<A>| tuple.source.word_sum() + tuple.destination.word_sum();
+    let ports = |tuple: &Tuple<A>| u32::from(tuple.source_port) + u32::from(tuple.destination_port);
+    let ip = Delta::of(addresses(key), addresses(to));
+    let l4 = Delta::of(ports(key), ports(to));
+    // ICMP for IPv4 is alone in leaving the addresses out of its checksum.
+    let l4 = if key.protocol == protocol::ICMP { l4 } else { ip.and(l4) };
+    (ip, l4)
+}

@@ -1,0 +1,311 @@
+//! Where the entries are: an open hash table of groups, of a fixed size, for one worker and one address family.
+//!
+//! ```text
+//!   hash -> group:  14 tags of one byte, one overflow count      (16 bytes: four groups a cache line)
+//!                    |  a tag that matches
+//!                    v
+//!           entry:  14 slots a group, each a direction of a session (see entry.rs)
+//!           deadline: a number a slot, swept in order (see sessions.rs)
+//! ```
+//! An entry never moves, so its slot number is its name: twins and deadlines refer to it. A full group overflows into
+//! the next ones; each counts the entries that passed it by, so that a search stops where nothing went on, and nothing
+//! is left behind by removals. At 7/8 load a search reads 1.05 groups on average.
+
+use vipgate_mem::{MemoryError, Slab, prefetch_read};
+
+use super::entry::{Entry, Slot};
+use super::tuple::Tuple;
+use crate::address::Address;
+
+/// Slots in a group.
+const SLOTS: usize = 14;
+/// Groups that a search may read: an insertion that would need more finds the table full.
+const REACH: u32 = 64;
+
+#[derive(Clone, Copy, Debug, Default, bytemuck::AnyBitPattern)]
+#[repr(C, align(16))]
+struct Group {
+    /// A tag a slot; 0 is an empty slot.
+    tags: [u8; SLOTS],
+    /// Entries that belong here or before and stand behind; stays at 255 once it got there.
+    overflow: u8,
+    spare: u8,
+}
+
+const _: () = assert!(size_of::<Group>() == 16);
+
+impl Group {
+    /// The slots whose tag is `tag`, as bits.
+    #[inline]
+    fn matches(&self, tag: u8) -> u32 {
+        let mut bits = 0;
+        for (i, &own) in self.tags.iter().enumerate() {
+            bits |= u32::from(own == tag) << i;
+        }
+        bits
+    }
+}
+
+/// The table has no room for one more entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+/// The entries of one worker and one address family.
+#[derive(Debug)]
+pub struct Table<A: Address> {
+    groups: Slab<Group>,
+    entries: Slab<Entry<A>>,
+    deadlines: Slab<u32>,
+    count: u32,
+    occupied: u32,
+    most: u32,
+}
+
+impl<A: Address> Table<A> {
+    /// A table for `entries` entries.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub fn new(entries: u32) -> Result<Self, MemoryError> {
+        let count = (entries.div_ceil(8) * 9).div_ceil(14).max(1);
+        Ok(Self {
+            groups: Slab::new(count as usize)?,
+            entries: Slab::new(count as usize * SLOTS)?,
+            deadlines: Slab::new(count as usize * SLOTS)?,
+            count,
+            occupied: 0,
+            most: entries,
+        })
+    }
+
+    /// Entries in the table.
+    pub fn occupied(&self) -> u32 {
+        self.occupied
+    }
+
+    /// Slots, used or not.
+    pub fn slots(&self) -> u32 {
+        u32::try_from(self.entries.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Bytes of memory that the table takes when it is full.
+    pub fn bytes(&self) -> usize {
+        self.groups.len() * size_of::<Group>() + self.entries.len() * (size_of::<Entry<A>>() + 4)
+    }
+
+    #[inline]
+    fn home(&self, hash: u64) -> u32 {
+        (((hash & 0xffff_ffff) * u64::from(self.count)) >> 32) as u32
+    }
+
+    #[inline]
+    fn tag(hash: u64) -> u8 {
+        let tag = (hash >> 56) as u8;
+        tag | 0x80
+    }
+
+    #[inline]
+    fn after(&self, group: u32) -> u32 {
+        if group + 1 == self.count { 0 } else { group + 1 }
+    }
+
+    #[inline]
+    fn slot(group: u32, index: u32) -> Slot {
+        Slot(group * SLOTS as u32 + index)
+    }
+
+    /// Fetches the group of a hash from memory.
+    #[inline]
+    pub fn prefetch(&self, hash: u64) {
+        prefetch_read(&self.groups, self.home(hash) as usize);
+    }
+
+    /// Fetches the entry that most likely belongs to a hash. Its group should have been fetched before.
+    #[inline]
+    pub fn prefetch_entry(&self, hash: u64) {
+        let group = self.home(hash);
+        let found = self.groups[group as usize].matches(Self::tag(hash));
+        if found != 0 {
+            prefetch_read(&self.entries, Self::slot(group, found.trailing_zeros()).0 as usize);
+        }
+    }
+
+    /// The slot of the entry with this key.
+    #[inline]
+    pub fn find(&self, hash: u64, key: &Tuple<A>) -> Option<Slot> {
+        let tag = Self::tag(hash);
+        let mut group = self.home(hash);
+        for _ in 0..REACH {
+            let here = &self.groups[group as usize];
+            let mut found = here.matches(tag);
+            while found != 0 {
+                let slot = Self::slot(group, found.trailing_zeros());
+                if self.entries[slot.0 as usize].key() == *key {
+                    return Some(slot);
+                }
+                found &= found - 1;
+            }
+            if here.overflow == 0 {
+                return None;
+            }
+            group = self.after(group);
+        }
+        None
+    }
+
+    /// The entry in a slot that was found or inserted.
+    #[inline]
+    pub fn entry(&self, slot: Slot) -> &Entry<A> {
+        &self.entries[slot.0 as usize]
+    }
+
+    /// The same, to change it.
+    #[inline]
+    pub fn entry_mut(&mut self, slot: Slot) -> &mut Entry<A> {
+        &mut self.entries[slot.0 as usize]
+    }
+
+    /// The deadline of a slot; 0 is none.
+    #[inline]
+    pub fn deadline(&self, slot: Slot) -> u32 {
+        self.deadlines[slot.0 as usize]
+    }
+
+    /// Sets the deadline of a slot.
+    #[inline]
+    pub fn set_deadline(&mut self, slot: Slot, deadline: u32) {
+        self.deadlines[slot.0 as usize] = deadline;
+    }
+
+    /// The deadlines from a slot on, at most `count`.
+    #[inline]
+    pub fn deadlines(&self, from: u32, count: u32) -> &[u32] {
+        let from = (from as usize).min(self.deadlines.len());
+        &self.deadlines[from..(from + count as usize).min(self.deadlines.len())]
+    }
+
+    /// Whether a slot holds an entry.
+    pub fn is_occupied(&self, slot: Slot) -> bool {
+        let (group, index) = (slot.0 as usize / SLOTS, slot.0 as usize % SLOTS);
+        self.groups.get(group).is_some_and(|group| group.tags[index] != 0)
+    }
+
+    /// Whether `more` entries fit.
+    pub fn has_room(&self, more: u32) -> bool {
+        self.occupied + more <= self.most
+    }
+
+    /// Puts an entry with a key that isn't there yet into the table.
+    ///
+    /// # Errors
+    /// When it is full, or crowded around this hash; nothing has changed then.
+    pub fn insert(&mut self, hash: u64, entry: Entry<A>) -> Result<Slot, Full> {
+        if !self.has_room(1) {
+            return Err(Full);
+        }
+        let mut group = self.home(hash);
+        let mut passed = 0;
+        let free = loop {
+            let free = self.groups[group as usize].matches(0);
+            if free != 0 {
+                break free;
+            }
+            passed += 1;
+            if passed == REACH.min(self.count) {
+                return Err(Full);
+            }
+            group = self.after(group);
+        };
+        let slot = Self::slot(group, free.trailing_zeros());
+        self.entries[slot.0 as usize] = entry;
+        self.deadlines[slot.0 as usize] = 0;
+        let mut on_the_way = self.home(hash);
+        for _ in 0..passed {
+            let overflow = &mut self.groups[on_the_way as usize].overflow;
+            *overflow = overflow.saturating_add(1);
+            on_the_way = self.after(on_the_way);
+        }
+        self.groups[group as usize].tags[free.trailing_zeros() as usize] = Self::tag(hash);
+        self.occupied += 1;
+        Ok(slot)
+    }
+
+    /// Takes an entry out of the table; `hash` is that of its key.
+    pub fn remove(&mut self, hash: u64, slot: Slot) {
+        let (own, index) = (slot.0 / SLOTS as u32, slot.0 as usize % SLOTS);
+        debug_assert!(self.is_occupied(slot), "an entry was removed twice");
+        self.groups[own as usize].tags[index] = 0;
+        self.deadlines[slot.0 as usize] = 0;
+        let mut on_the_way = self.home(hash);
+        while on_the_way != own {
+            let overflow = &mut self.groups[on_the_way as usize].overflow;
+            // A count that has saturated isn't known any more; it stays, and searches go on past it.
+            if *overflow != u8::MAX {
+                *overflow -= 1;
+            }
+            on_the_way = self.after(on_the_way);
+        }
+        self.occupied -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::counters::Direction;
+    use crate::session::entry::Flags;
+
+    fn tuple(n: u16) -> Tuple<u32> {
+        Tuple { source: 0x0a00_0001, destination: 7, source_port: n, destination_port: 53, protocol: 17 }
+    }
+
+    fn entry(n: u16) -> Entry<u32> {
+        Entry::new(tuple(n), tuple(n).reversed(), Direction::Egress, Flags::ORIGIN)
+    }
+
+    /// A hash that puts everything into few groups.
+    fn crowded(n: u16) -> u64 {
+        u64::from(n % 3) << 29 | u64::from(n) << 52
+    }
+
+    proptest! {
+        #[test]
+        fn it_behaves_like_a_map(steps in prop::collection::vec((any::<bool>(), 0_u16..200), 1..600)) {
+            let mut table = Table::<u32>::new(150).unwrap();
+            let mut model: HashMap<u16, Slot> = HashMap::new();
+            for (insert, n) in steps {
+                let hash = crowded(n);
+                prop_assert_eq!(table.find(hash, &tuple(n)), model.get(&n).copied());
+                if insert && !model.contains_key(&n) {
+                    if let Ok(slot) = table.insert(hash, entry(n)) {
+                        prop_assert!(model.values().all(|&other| other != slot), "a slot was given twice");
+                        model.insert(n, slot);
+                    } else {
+                        prop_assert_eq!(model.len(), 150, "refused with room left");
+                    }
+                } else if let Some(slot) = model.remove(&n) {
+                    table.remove(hash, slot);
+                }
+                prop_assert_eq!(table.occupied() as usize, model.len());
+            }
+            for (&n, &slot) in &model {
+                prop_assert_eq!(table.find(crowded(n), &tuple(n)), Some(slot));
+            }
+        }
+    }
+
+    #[test]
+    fn every_configured_entry_fits() {
+        use crate::session::tuple::HashKey;
+        let key = HashKey::new([11, 22, 33, 44]);
+        let mut table = Table::<u32>::new(40_000).unwrap();
+        for n in 0..40_000 {
+            assert!(table.insert(key.hash(&tuple(n)), entry(n)).is_ok(), "entry {n} of 40000");
+        }
+        assert_eq!(table.insert(key.hash(&tuple(50_000)), entry(50_000)), Err(Full));
+    }
+}

@@ -1,0 +1,110 @@
+//! What a packet is known by: addresses, ports, protocol; and the keyed hash of it.
+
+use bytemuck::AnyBitPattern;
+
+use crate::address::Address;
+
+/// A packet's addresses and ports, as they stand in it. ICMP echo has its identifier as the port of whoever asks, and 0
+/// as the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, AnyBitPattern)]
+#[repr(C)]
+pub struct Tuple<A> {
+    /// Source address.
+    pub source: A,
+    /// Destination address.
+    pub destination: A,
+    /// Source port.
+    pub source_port: u16,
+    /// Destination port.
+    pub destination_port: u16,
+    /// IP protocol number.
+    pub protocol: u8,
+}
+
+impl<A: Address> Tuple<A> {
+    /// The tuple of an answer.
+    #[must_use]
+    pub fn reversed(self) -> Self {
+        Self {
+            source: self.destination,
+            destination: self.source,
+            source_port: self.destination_port,
+            destination_port: self.source_port,
+            protocol: self.protocol,
+        }
+    }
+}
+
+/// The secret of a table's hash, drawn anew at each start: nobody outside can make tuples collide.
+#[derive(Clone, Copy, Debug)]
+pub struct HashKey([u64; 4]);
+
+impl HashKey {
+    /// A key from random numbers.
+    pub fn new(random: [u64; 4]) -> Self {
+        Self(random)
+    }
+
+    /// A key that is the same everywhere, for choices that several gateways must agree on. Never for a table.
+    pub const fn fixed() -> Self {
+        Self([0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344, 0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89])
+    }
+
+    /// The hash of a tuple.
+    ///
+    /// Two rounds of multiply-and-fold, both with secrets: about 3 ns, and pipelined over a batch.
+    #[inline]
+    pub fn hash<A: Address>(&self, tuple: &Tuple<A>) -> u64 {
+        let [k0, k1, k2, k3] = self.0;
+        let [source_high, source_low] = tuple.source.words();
+        let [destination_high, destination_low] = tuple.destination.words();
+        let ports =
+            u64::from(tuple.source_port) << 32 | u64::from(tuple.destination_port) << 8 | u64::from(tuple.protocol);
+        let low = fold(source_low ^ k0, destination_low.rotate_left(32) ^ ports ^ k1);
+        if A::BITS == 32 {
+            return fold(low ^ k2, ports ^ k3);
+        }
+        let high = fold(source_high ^ k2, destination_high ^ k3);
+        fold(low ^ high.rotate_left(29) ^ k1, ports ^ k0 ^ high)
+    }
+
+    /// A number that only holders of the key can tell from a random one.
+    #[inline]
+    pub fn draw(&self, counter: u64) -> u64 {
+        let [k0, k1, k2, k3] = self.0;
+        fold(fold(counter ^ k0, k1 | 1) ^ k2, k3 ^ counter.rotate_left(32))
+    }
+}
+
+#[inline]
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    product as u64 ^ (product >> 64) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_spread_and_depend_on_the_key() {
+        let key =
+            HashKey::new([0x9e37_79b9_7f4a_7c15, 0xd1b5_4a32_d192_ed03, 0xaef1_7502_108e_f2d9, 0x632b_e593_8a41_7d6f]);
+        let other = HashKey::new([1, 2, 3, 4]);
+        let mut buckets = [0_u32; 64];
+        for port in 0..64_000_u32 {
+            let tuple = Tuple {
+                source: 0x0a00_0001_u32,
+                destination: 9,
+                source_port: port as u16,
+                destination_port: 443,
+                protocol: 6,
+            };
+            let hash = key.hash(&tuple);
+            assert_ne!(hash, other.hash(&tuple));
+            buckets[(hash >> 58) as usize] += 1;
+        }
+        // 1000 expected; a binomial deviates by 31.
+        assert!(buckets.iter().all(|&n| (800..1200).contains(&n)), "{buckets:?}");
+    }
+}

@@ -1,0 +1,146 @@
+//! The kernel's routes and neighbours as the stages read them.
+//!
+//! A session remembers its next hop by number. Numbers stay the same while routes do (one generation), so a neighbour
+//! that changes its link address changes one entry here and no session.
+
+use std::net::IpAddr;
+
+use foldhash::HashMap;
+
+use super::prefixes::Prefixes;
+use super::spec::InterfaceSpec;
+use crate::address::{Address, V6};
+use crate::io::InterfaceId;
+use crate::wire::ethernet::Mac;
+
+/// A next hop's place in [`Network::hops`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HopId(pub u16);
+
+/// A next hop: who gets the frame, on which interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hop {
+    /// The interface it is on.
+    pub interface: InterfaceId,
+    /// Its address.
+    pub address: IpAddr,
+    /// Its link address, once the kernel knows it.
+    pub mac: Option<Mac>,
+}
+
+/// What a route says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RouteEntry {
+    /// One of `count` targets from `first` on, chosen by hash.
+    Via {
+        /// Place of the first in `Network::targets`.
+        first: u32,
+        /// How many.
+        count: u16,
+    },
+    /// The gateway's own kernel.
+    Local,
+    /// Nowhere.
+    Unreachable,
+}
+
+/// One way of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    /// By a router.
+    Router(HopId),
+    /// The destination itself is on this link.
+    OnLink(InterfaceId),
+}
+
+/// Where a packet goes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextHop {
+    /// To a next hop that has a number.
+    Known(HopId),
+    /// To a neighbour that the kernel hasn't heard of yet.
+    Unknown(InterfaceId),
+}
+
+/// Why there is no way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoRoute;
+
+/// Interfaces, routes and neighbours of one moment.
+#[derive(Debug)]
+pub struct Network {
+    pub(super) interfaces: Vec<InterfaceSpec>,
+    pub(super) hops: Vec<Hop>,
+    pub(super) numbers: HashMap<(InterfaceId, IpAddr), HopId>,
+    pub(super) targets: Vec<Target>,
+    pub(super) v4: Prefixes<u32, RouteEntry>,
+    pub(super) v6: Prefixes<V6, RouteEntry>,
+}
+
+/// An address family that is routed.
+pub trait Routed: Address {
+    /// The family's routes.
+    #[doc(hidden)]
+    fn route(network: &Network, destination: Self) -> Option<RouteAnswer>;
+}
+
+/// An opaque answer of the route table.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct RouteAnswer(RouteEntry);
+
+impl Routed for u32 {
+    fn route(network: &Network, destination: Self) -> Option<RouteAnswer> {
+        network.v4.find(destination).map(RouteAnswer)
+    }
+}
+
+impl Routed for V6 {
+    fn route(network: &Network, destination: Self) -> Option<RouteAnswer> {
+        network.v6.find(destination).map(RouteAnswer)
+    }
+}
+
+impl Network {
+    /// The interface with this number; all numbers that a device hands out are known.
+    #[inline]
+    pub fn interface(&self, id: InterfaceId) -> &InterfaceSpec {
+        &self.interfaces[usize::from(id.0)]
+    }
+
+    /// All interfaces, by number.
+    pub fn interfaces(&self) -> &[InterfaceSpec] {
+        &self.interfaces
+    }
+
+    /// The hop with this number.
+    #[inline]
+    pub fn hop(&self, id: HopId) -> &Hop {
+        &self.hops[usize::from(id.0)]
+    }
+
+    /// The link address of a neighbour, once the kernel knows it.
+    pub fn link_address(&self, interface: InterfaceId, address: IpAddr) -> Option<Mac> {
+        self.numbers.get(&(interface, address)).and_then(|&id| self.hop(id).mac)
+    }
+
+    /// Where a packet to `destination` goes next; `hash` spreads sessions over equal ways.
+    ///
+    /// # Errors
+    /// When no route leads there, or it leads to the gateway itself.
+    pub fn next_hop<A: Routed>(&self, destination: A, hash: u64) -> Result<NextHop, NoRoute> {
+        match A::route(self, destination).ok_or(NoRoute)?.0 {
+            RouteEntry::Via { first, count } => {
+                let way = ((hash >> 32) * u64::from(count)) >> 32;
+                Ok(match self.targets[first as usize + usize::try_from(way).unwrap_or(0)] {
+                    Target::Router(id) => NextHop::Known(id),
+                    Target::OnLink(interface) => match self.numbers.get(&(interface, destination.to_ip())) {
+                        Some(&id) => NextHop::Known(id),
+                        None => NextHop::Unknown(interface),
+                    },
+                })
+            }
+            RouteEntry::Local | RouteEntry::Unreachable => Err(NoRoute),
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What one endpoint uses, shared by the workers that carry its sessions: counted where sessions open and end, which is
+//! rare beside packets.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use super::spec::Limits;
+use crate::time::Tick;
+
+/// Sessions of one endpoint and how fast it opens them. Lives on when policy changes around it.
+#[derive(Debug, Default)]
+pub struct EndpointUse {
+    sessions: AtomicU32,
+    /// The second that the count below is for, and how many sessions were opened in it.
+    second: AtomicU64,
+}
+
+/// An endpoint has reached a limit of its policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverQuota;
+
+impl EndpointUse {
+    /// Counts one more session.
+    ///
+    /// # Errors
+    /// Counts nothing when a limit is reached.
+    pub fn open(&self, limits: Limits, now: Tick) -> Result<(), OverQuota> {
+        if let Some(rate) = limits.new_sessions_per_second {
+            let second = u64::from(now.0 / 1000);
+            self.second
+                .fetch_update(Relaxed, Relaxed, |word| {
+                    let opened = if word >> 32 == second { word & 0xffff_ffff } else { 0 };
+                    (opened < rate.into()).then_some(second << 32 | (opened + 1))
+                })
+                .map_err(|_| OverQuota)?;
+        }
+        let most = limits.sessions.unwrap_or(u32::MAX);
+        self.sessions.fetch_update(Relaxed, Relaxed, |now| (now < most).then(|| now + 1)).map_err(|_| OverQuota)?;
+        Ok(())
+    }
+
+    /// Counts one session less.
+    pub fn close(&self) {
+        // Never below zero: an endpoint that policy dropped and took up again starts from nothing.
+        let _ = self.sessions.fetch_update(Relaxed, Relaxed, |now| now.checked_sub(1));
+    }
+
+    /// Sessions open now.
+    pub fn sessions(&self) -> u32 {
+        self.sessions.load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_limits_hold_and_the_rate_renews_each_second() {
+        let usage = EndpointUse::default();
+        let limits = Limits { sessions: Some(3), new_sessions_per_second: Some(2) };
+        assert_eq!([usage.open(limits, Tick(10)), usage.open(limits, Tick(20))], [Ok(()), Ok(())]);
+        assert_eq!(usage.open(limits, Tick(999)), Err(OverQuota));
+        assert_eq!(usage.open(limits, Tick(1000)), Ok(()));
+        assert_eq!(usage.open(limits, Tick(2000)), Err(OverQuota), "three are open");
+        usage.close();
+        assert_eq!(usage.open(limits, Tick(3000)), Ok(()));
+        assert_eq!(usage.sessions(), 3);
+    }
+}

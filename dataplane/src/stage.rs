@@ -1,0 +1,11 @@
+//! What happens to a packet, one stage a file, in this order: parse, answer, lookup, recheck, classify, open, rewrite,
+//! route. A stage is a function over a batch and is given exactly the tables that it may read or change.
+
+pub mod answer;
+pub mod classify;
+pub mod lookup;
+pub mod open;
+pub mod parse;
+pub mod recheck;
+pub mod rewrite;
+pub mod route;

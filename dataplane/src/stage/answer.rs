@@ -1,0 +1,102 @@
+//! Second stage: questions for link addresses. VIPs are on no interface, so the gateway itself answers ARP (RFC 826) and
+//! neighbour solicitations (RFC 4861) for them; the question's frame becomes the answer.
+
+use std::net::IpAddr;
+
+use crate::address::{Address, V6};
+use crate::batch::{Batch, Kind};
+use crate::counters::DropReason;
+use crate::snapshot::Snapshot;
+use crate::snapshot::policy::Family;
+use crate::snapshot::spec::InterfaceSpec;
+use crate::verdict::Verdict;
+use crate::wire::arp::{Arp, Operation};
+use crate::wire::ethernet::{self, Mac};
+use crate::wire::{ipv6, ndp};
+
+/// Answers every question for a VIP; drops the others.
+pub fn run(batch: &mut Batch, view: &Snapshot) {
+    for i in batch.open_packets() {
+        let kind = batch.heads[i].kind;
+        if kind != Kind::Arp && kind != Kind::Neighbour {
+            continue;
+        }
+        let received = &mut batch.frames[i];
+        let interface = view.network.interface(received.interface);
+        let question = received.frame.bytes();
+        let written = if kind == Kind::Arp {
+            answer_arp(question, interface, view).map(|answer| received.frame.replace(&answer))
+        } else {
+            answer_solicitation(question, interface, view).map(|answer| received.frame.replace(&answer))
+        };
+        let verdict = match written {
+            Some(true) => Verdict::Answer(received.interface),
+            Some(false) | None => Verdict::Drop(DropReason::NotOurs),
+        };
+        batch.decide(i, verdict);
+    }
+}
+
+fn answer_arp(question: &[u8], interface: &InterfaceSpec, view: &Snapshot) -> Option<[u8; 42]> {
+    let arp = Arp::parse(question.get(ethernet::HEADER..)?)?;
+    // A request for the address that the sender itself claims is an announcement, and wants no answer.
+    if arp.operation != Operation::Request || arp.sender == arp.target || !serves(view, arp.target, interface) {
+        return None;
+    }
+    let answer = Arp {
+        operation: Operation::Reply,
+        sender_mac: interface.mac,
+        sender: arp.target,
+        target_mac: arp.sender_mac,
+        target: arp.sender,
+    };
+    (!ethernet::is_group(arp.sender_mac)).then(|| answer.frame(arp.sender_mac))
+}
+
+fn answer_solicitation(question: &[u8], interface: &InterfaceSpec, view: &Snapshot) -> Option<[u8; ndp::FRAME]> {
+    let (_, sender, _) = ethernet::parse(question)?;
+    let packet = question.get(ethernet::HEADER..)?;
+    let header = ipv6::Header::parse(packet).ok()?;
+    let target = ndp::parse_solicitation(&header, packet)?;
+    if !serves(view, target, interface) || ethernet::is_group(sender) {
+        return None;
+    }
+    // Somebody who has no address yet asks whether he may take this one: all nodes hear that he may not.
+    let asker_has_address = header.source != V6::default();
+    let answer = ndp::Advertisement {
+        target,
+        mac: interface.mac,
+        destination: if asker_has_address { header.source } else { V6::from_bits(ndp::ALL_NODES) },
+        destination_mac: if asker_has_address { sender } else { ethernet::ipv6_multicast(ndp::ALL_NODES) },
+        solicited: asker_has_address,
+    };
+    Some(answer.frame())
+}
+
+/// Whether this gateway answers for an address on this interface.
+fn serves<A: Family>(view: &Snapshot, address: A, interface: &InterfaceSpec) -> bool {
+    interface.role.is_outside() && view.policy.vip(address).is_some_and(|vip| !vip.retired)
+}
+
+/// The frame that announces a VIP on an interface to everybody: gratuitous ARP (RFC 5227 section 3) or an unsolicited
+/// neighbour advertisement (RFC 4861 section 7.2.6).
+pub fn announcement(address: IpAddr, mac: Mac, write: impl FnOnce(&[u8])) {
+    match address {
+        IpAddr::V4(v4) => {
+            let target = v4.to_bits();
+            let arp =
+                Arp { operation: Operation::Request, sender_mac: mac, sender: target, target_mac: [0; 6], target };
+            write(&arp.frame(ethernet::BROADCAST));
+        }
+        IpAddr::V6(_) => {
+            let advertisement = ndp::Advertisement {
+                target: V6::from_ip(address).unwrap_or_default(),
+                mac,
+                destination: V6::from_bits(ndp::ALL_NODES),
+                destination_mac: ethernet::ipv6_multicast(ndp::ALL_NODES),
+                solicited: false,
+            };
+            write(&advertisement.frame());
+        }
+    }
+}

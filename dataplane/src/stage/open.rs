@@ -1,0 +1,196 @@
+//! Sixth stage: what may open a session does, or is refused by name. Everything is decided on a draft; the last step
+//! commits it, so a refusal leaves no trace.
+//!
+//! It looks again before it opens: an earlier packet of the same batch may have opened the session.
+
+use crate::address::V6;
+use crate::batch::{Batch, IpVersion, Kind, Way};
+use crate::counters::{Direction, DropReason};
+use crate::ports::allocator::Allocator;
+use crate::session::entry::{Flags, Slot};
+use crate::session::tuple::{HashKey, Tuple};
+use crate::session::{Draft, SessionFamily, Sessions};
+use crate::settle::Settle;
+use crate::snapshot::Snapshot;
+use crate::snapshot::network::{HopId, NextHop};
+use crate::snapshot::policy::{Egress, Endpoint, EndpointId, Vip};
+use crate::snapshot::spec::AddressSelection;
+use crate::time::Tick;
+use crate::verdict::Verdict;
+
+/// What the stage needs besides the batch and the tables.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// Only a SYN opens a TCP session.
+    pub require_syn: bool,
+}
+
+/// Opens the sessions of the batch's first packets.
+pub fn run(
+    batch: &mut Batch,
+    sessions: &mut Sessions,
+    view: &Snapshot,
+    rules: Rules,
+    now: Tick,
+    settle: &mut Settle<'_>,
+) {
+    for i in batch.open_packets() {
+        let Way::Egress(id) = batch.ways[i] else { continue };
+        let opened = match batch.heads[i].version {
+            IpVersion::V4 => open::<u32>(batch, i, id, &batch.v4[i].clone(), sessions, view, rules, now, settle),
+            IpVersion::V6 => open::<V6>(batch, i, id, &batch.v6[i].clone(), sessions, view, rules, now, settle),
+            IpVersion::Neither => Err(DropReason::NotOurs),
+        };
+        match opened {
+            Ok(slot) => batch.ways[i] = Way::Session(slot),
+            Err(reason) => batch.decide(i, Verdict::Drop(reason)),
+        }
+    }
+}
+
+#[expect(clippy::too_many_arguments, reason = "each is a table that opening reads or changes")]
+fn open<A: SessionFamily>(
+    batch: &Batch,
+    i: usize,
+    id: EndpointId,
+    origin: &Tuple<A>,
+    sessions: &mut Sessions,
+    view: &Snapshot,
+    rules: Rules,
+    now: Tick,
+    settle: &mut Settle<'_>,
+) -> Result<Slot, DropReason> {
+    let head = batch.heads[i];
+    let hash = batch.hashes[i];
+    let known = sessions.find(hash, origin);
+    if let Some(slot) = known
+        && !A::table(sessions).entry(slot).flags().has(Flags::QUARANTINED)
+    {
+        return Ok(slot);
+    }
+    match head.kind {
+        Kind::Tcp if rules.require_syn && !batch.segments[i].flags.opens() => return Err(DropReason::NoSession),
+        Kind::EchoReply => return Err(DropReason::NoSession),
+        _ => {}
+    }
+    if head.ttl <= 1 {
+        return Err(DropReason::Ttl);
+    }
+    let next_hop = view.network.next_hop(origin.destination, hash).map_err(|_| DropReason::NoRoute)?;
+    let (endpoint, egress) = view.policy.endpoint_with(id);
+    if !sessions.has_room::<A>() {
+        return Err(DropReason::SessionTableFull);
+    }
+    endpoint.usage.open(egress.limits, now).map_err(|_| DropReason::Quota)?;
+    let committed = match known {
+        Some(resting) => revive(resting, origin, next_hop, sessions, view, now),
+        None => commit(batch, i, origin, next_hop, (endpoint, egress), sessions, view, now, settle.ports),
+    };
+    if committed.is_err() {
+        endpoint.usage.close();
+    } else {
+        settle.counters.sessions_created.add(1);
+    }
+    committed
+}
+
+/// Takes up a session whose port still rests: the same pod to the same far side keeps its port.
+fn revive<A: SessionFamily>(
+    slot: Slot,
+    origin: &Tuple<A>,
+    next_hop: NextHop,
+    sessions: &mut Sessions,
+    view: &Snapshot,
+    now: Tick,
+) -> Result<Slot, DropReason> {
+    let entry = A::table(sessions).entry(slot);
+    let permitted = view.policy.permits(origin.source, origin.destination, entry.to().source);
+    if !entry.flags().has(Flags::ORIGIN) || !permitted {
+        return Err(DropReason::NoPolicy);
+    }
+    sessions.revive::<A>(slot, number(next_hop), view.generation, now);
+    Ok(slot)
+}
+
+#[expect(clippy::too_many_arguments, reason = "each is a table that opening reads or changes")]
+fn commit<A: SessionFamily>(
+    batch: &Batch,
+    i: usize,
+    origin: &Tuple<A>,
+    next_hop: NextHop,
+    (endpoint, egress): (&Endpoint, &Egress),
+    sessions: &mut Sessions,
+    view: &Snapshot,
+    now: Tick,
+    ports: &mut Allocator,
+) -> Result<Slot, DropReason> {
+    let mut reason = DropReason::NoVip;
+    for vip in candidates::<A>(view.policy.vips_of(endpoint), egress.selection, origin, batch.hashes[i]) {
+        let Some(address) = A::from_ip(vip.address) else { continue };
+        let through = |port: u16| translate(origin, address, port);
+        let destination = sessions.hash(&through(0).reversed());
+        let port = ports.allocate(vip, destination, now, |port| sessions.is_free(&through(port).reversed()));
+        let Ok(port) = port else {
+            reason = DropReason::PortsExhausted;
+            continue;
+        };
+        let out = match next_hop {
+            NextHop::Known(hop) => view.network.hop(hop).interface,
+            NextHop::Unknown(interface) => interface,
+        };
+        let role = |interface| view.network.interface(interface).role;
+        let draft = Draft {
+            origin: *origin,
+            translated: through(port),
+            direction: Direction::Egress,
+            reply_direction: Direction::Reply,
+            origin_inside: role(batch.frames[i].interface).is_inside(),
+            reply_inside: !role(out).is_outside(),
+            next_hop: number(next_hop),
+            generation: view.generation,
+        };
+        return sessions.commit(&draft, now).map_err(|_| {
+            ports.release(vip.id, port);
+            DropReason::SessionTableFull
+        });
+    }
+    Err(reason)
+}
+
+/// The VIPs that a session may leave with, best first. An endpoint keeps its VIP, full or not (RFC 4787 REQ-2 and
+/// REQ-11); only where policy says "per connection" there is a second choice.
+fn candidates<'a, A: SessionFamily>(
+    vips: impl ExactSizeIterator<Item = &'a Vip> + Clone,
+    selection: AddressSelection,
+    origin: &Tuple<A>,
+    hash: u64,
+) -> impl Iterator<Item = &'a Vip> {
+    /// Fixed on purpose: each gateway must come to the same choice, before and after a restart.
+    const RENDEZVOUS: HashKey = HashKey::fixed();
+    let weight = |vip: &Vip| {
+        let destination = A::from_ip(vip.address).unwrap_or_default();
+        RENDEZVOUS.hash(&Tuple { source: origin.source, destination, ..Tuple::default() })
+    };
+    let count = vips.len();
+    let (first, choices) = match selection {
+        _ if count == 0 => (0, 0),
+        AddressSelection::PerEndpoint => {
+            let best = vips.clone().enumerate().max_by_key(|(_, vip)| weight(vip));
+            (best.map_or(0, |(at, _)| at), 1)
+        }
+        AddressSelection::PerConnection => ((hash >> 40) as usize % count, count),
+    };
+    vips.clone().chain(vips).skip(first).take(choices)
+}
+
+/// The first packet as it leaves.
+fn translate<A: SessionFamily>(origin: &Tuple<A>, vip: A, port: u16) -> Tuple<A> {
+    Tuple { source: vip, source_port: port, ..*origin }
+}
+
+fn number(next_hop: NextHop) -> Option<HopId> {
+    match next_hop {
+        NextHop::Known(hop) => Some(hop),
+        NextHop::Unknown(_) => None,
+    }
+}

@@ -1,0 +1,23 @@
+//! How a packet's way ends: exactly one of these.
+
+use crate::batch::Wanted;
+use crate::counters::DropReason;
+use crate::io::InterfaceId;
+use crate::ports::pool::WorkerId;
+
+/// How a packet's way ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It hasn't ended yet.
+    Undecided,
+    /// Sent on, out of this interface.
+    Forward(InterfaceId),
+    /// Given to the worker that owns its session.
+    HandOff(WorkerId),
+    /// Turned into our answer to it, sent out of this interface.
+    Answer(InterfaceId),
+    /// Kept until the kernel has found its next hop's link address.
+    Wait(Wanted),
+    /// Dropped.
+    Drop(DropReason),
+}

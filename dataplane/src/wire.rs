@@ -1,0 +1,38 @@
+//! What bytes mean: one file a protocol. A parser takes a slice and returns values that can't be wrong, or says what is
+//! wrong; behind it nothing checks lengths again. Network byte order exists only here. No policy.
+
+pub mod arp;
+pub mod checksum;
+pub mod ethernet;
+pub mod icmp;
+pub mod ipv4;
+pub mod ipv6;
+pub mod ndp;
+pub mod tcp;
+pub mod udp;
+
+/// IP protocol numbers that the engine tells apart.
+pub mod protocol {
+    /// ICMP for IPv4.
+    pub const ICMP: u8 = 1;
+    /// TCP.
+    pub const TCP: u8 = 6;
+    /// UDP.
+    pub const UDP: u8 = 17;
+    /// ICMP for IPv6.
+    pub const ICMPV6: u8 = 58;
+}
+
+/// The 16-bit number at `offset`; 0 when it lies outside, which no caller asks for.
+#[inline]
+pub(crate) fn u16_at(bytes: &[u8], offset: usize) -> u16 {
+    bytes.get(offset..offset + 2).and_then(|field| field.first_chunk()).map_or(0, |field| u16::from_be_bytes(*field))
+}
+
+/// Writes a 16-bit number at `offset`, if the bytes reach that far.
+#[inline]
+pub(crate) fn set_u16(bytes: &mut [u8], offset: usize, value: u16) {
+    if let Some(field) = bytes.get_mut(offset..offset + 2) {
+        field.copy_from_slice(&value.to_be_bytes());
+    }
+}

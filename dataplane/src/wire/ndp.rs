@@ -1,0 +1,151 @@
+//! Neighbour discovery for IPv6 (RFC 4861): the two messages that announce an address on a link.
+
+use super::ethernet::{self, Mac};
+use super::{checksum, ipv6, protocol};
+use crate::address::V6;
+
+/// Neighbour solicitation.
+pub const SOLICITATION: u8 = 135;
+/// Neighbour advertisement.
+pub const ADVERTISEMENT: u8 = 136;
+
+/// The group of all nodes on a link.
+pub const ALL_NODES: u128 = 0xff02_0000_0000_0000_0000_0000_0000_0001;
+
+const OPTION_TARGET_LINK_ADDRESS: u8 = 2;
+/// Both ICMP headers with the target, and one option with a link address.
+const MESSAGE: usize = 24 + 8;
+/// A whole frame with an advertisement in it.
+pub const FRAME: usize = ethernet::HEADER + ipv6::HEADER + MESSAGE;
+
+/// The target of a solicitation, when the message is one that RFC 4861 section 7.1.1 allows; `None` otherwise.
+///
+/// `packet` starts at the IPv6 header that `header` was read from.
+pub fn parse_solicitation(header: &ipv6::Header, packet: &[u8]) -> Option<V6> {
+    let message = packet.get(usize::from(header.length)..usize::from(header.total))?;
+    let (fixed, mut options) = message.split_first_chunk::<24>()?;
+    let pseudo = ipv6::pseudo_header(
+        header.source,
+        header.destination,
+        u32::from(header.total - header.length),
+        protocol::ICMPV6,
+    );
+    if fixed[0] != SOLICITATION || fixed[1] != 0 || header.hop_limit != 255 || !checksum::verifies(pseudo, message) {
+        return None;
+    }
+    // A question by somebody who has no address yet carries no link address and goes to the solicited-node group.
+    let unspecified = header.source == V6::default();
+    while let [kind, length, ..] = options {
+        if *length == 0 || (unspecified && *kind == 1) {
+            return None;
+        }
+        options = options.get(usize::from(*length) * 8..)?;
+    }
+    let target = V6 { high: number(fixed, 8), low: number(fixed, 16) };
+    let solicited_node = header.destination.high == 0xff02 << 48 && header.destination.low >> 24 == 0x01ff;
+    (target.high >> 56 != 0xff && (!unspecified || solicited_node)).then_some(target)
+}
+
+fn number(bytes: &[u8; 24], at: usize) -> u64 {
+    let mut field = [0; 8];
+    field.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_be_bytes(field)
+}
+
+/// An advertisement that `target` is at `mac`, always overriding what the receiver knew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Advertisement {
+    /// The address that is announced; also the source of the packet.
+    pub target: V6,
+    /// Where it is.
+    pub mac: Mac,
+    /// Who is told.
+    pub destination: V6,
+    /// The receiver's link address.
+    pub destination_mac: Mac,
+    /// Whether it answers a question.
+    pub solicited: bool,
+}
+
+impl Advertisement {
+    /// The whole frame.
+    pub fn frame(&self) -> [u8; FRAME] {
+        let mut frame = [0; FRAME];
+        ethernet::set_addresses(&mut frame, self.destination_mac, self.mac);
+        frame[12..14].copy_from_slice(&ethernet::IPV6.to_be_bytes());
+        let (header, message) = frame[ethernet::HEADER..].split_at_mut(ipv6::HEADER);
+        header[0] = 0x60;
+        header[5] = MESSAGE as u8;
+        header[6] = protocol::ICMPV6;
+        header[ipv6::HOP_LIMIT] = 255;
+        header[8..24].copy_from_slice(&self.target.to_bits().to_be_bytes());
+        header[24..40].copy_from_slice(&self.destination.to_bits().to_be_bytes());
+        message[0] = ADVERTISEMENT;
+        message[4] = 0x20 | if self.solicited { 0x40 } else { 0 };
+        message[8..24].copy_from_slice(&self.target.to_bits().to_be_bytes());
+        message[24] = OPTION_TARGET_LINK_ADDRESS;
+        message[25] = 1;
+        message[26..32].copy_from_slice(&self.mac);
+        let pseudo = ipv6::pseudo_header(self.target, self.destination, MESSAGE as u32, protocol::ICMPV6);
+        let sum = checksum::checksum(pseudo, message);
+        message[2..4].copy_from_slice(&sum.to_be_bytes());
+        frame
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn v6(text: &str) -> V6 {
+        V6::from_bits(text.parse::<std::net::Ipv6Addr>().unwrap().to_bits())
+    }
+
+    /// A solicitation for 2001:db8::a from 2001:db8::1, as a kernel sends it, after `change`.
+    fn solicitation(source: &str, hop_limit: u8, change: impl FnOnce(&mut Vec<u8>)) -> Option<V6> {
+        let (source, destination) = (v6(source), v6("ff02::1:ff00:a"));
+        let mut message = vec![135, 0, 0, 0, 0, 0, 0, 0];
+        message.extend(v6("2001:db8::a").to_bits().to_be_bytes());
+        if source != V6::default() {
+            message.extend([1, 1, 2, 0, 0, 0, 0, 1]);
+        }
+        change(&mut message);
+        let length = u32::try_from(message.len()).unwrap();
+        let sum = checksum::checksum(ipv6::pseudo_header(source, destination, length, 58), &message);
+        message[2..4].copy_from_slice(&sum.to_be_bytes());
+        let mut packet = vec![0x60, 0, 0, 0, 0, u8::try_from(length).unwrap(), 58, hop_limit];
+        packet.extend(source.to_bits().to_be_bytes());
+        packet.extend(destination.to_bits().to_be_bytes());
+        packet.extend(message);
+        parse_solicitation(&ipv6::Header::parse(&packet).unwrap(), &packet)
+    }
+
+    #[test]
+    fn only_allowed_solicitations_are_heard() {
+        let target = Some(v6("2001:db8::a"));
+        assert_eq!(solicitation("2001:db8::1", 255, |_| ()), target);
+        assert_eq!(solicitation("::", 255, |_| ()), target, "duplicate address detection");
+        assert_eq!(solicitation("2001:db8::1", 64, |_| ()), None, "from beyond the link");
+        assert_eq!(solicitation("2001:db8::1", 255, |m| m[1] = 1), None);
+        assert_eq!(solicitation("2001:db8::1", 255, |m| m[25] = 0), None, "an option without length");
+        assert_eq!(solicitation("::", 255, |m| m.extend([1, 1, 2, 0, 0, 0, 0, 1])), None);
+    }
+
+    #[test]
+    fn an_advertisement_carries_a_right_checksum() {
+        let advertisement = Advertisement {
+            target: v6("2001:db8::a"),
+            mac: [2, 0, 0, 0, 0, 9],
+            destination: v6("2001:db8::1"),
+            destination_mac: [2, 0, 0, 0, 0, 1],
+            solicited: true,
+        };
+        let frame = advertisement.frame();
+        let packet = &frame[14..];
+        let header = ipv6::Header::parse(packet).unwrap();
+        assert_eq!((header.source, header.hop_limit), (advertisement.target, 255));
+        let pseudo = ipv6::pseudo_header(header.source, header.destination, 32, 58);
+        assert!(checksum::verifies(pseudo, &packet[40..]));
+        assert_eq!(frame[14 + 40 + 4], 0x60, "solicited, override");
+    }
+}

@@ -1,0 +1,110 @@
+//! TCP headers (RFC 9293).
+
+/// Length of a header without options.
+pub const HEADER: usize = 20;
+/// Where the checksum is.
+pub const CHECKSUM: usize = 16;
+
+/// The flags that matter for connection state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags(pub u8);
+
+impl Flags {
+    /// No more data from the sender.
+    pub const FIN: Self = Self(0x01);
+    /// Synchronize sequence numbers.
+    pub const SYN: Self = Self(0x02);
+    /// Reset.
+    pub const RST: Self = Self(0x04);
+    /// The acknowledgement field counts.
+    pub const ACK: Self = Self(0x10);
+
+    /// Whether all flags of `other` are set.
+    #[inline]
+    pub fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Whether this segment may open a connection: SYN, without ACK, RST or FIN.
+    #[inline]
+    pub fn opens(self) -> bool {
+        self.0 & (Self::SYN.0 | Self::ACK.0 | Self::RST.0 | Self::FIN.0) == Self::SYN.0
+    }
+
+    /// Whether no sender means this: SYN with FIN or RST, or none of SYN, ACK, RST and FIN at all.
+    #[inline]
+    pub fn is_nonsense(self) -> bool {
+        let syn = self.has(Self::SYN);
+        let ends = self.0 & (Self::RST.0 | Self::FIN.0) != 0;
+        let any = self.0 & (Self::SYN.0 | Self::ACK.0 | Self::RST.0 | Self::FIN.0) != 0;
+        (syn && ends) || !any
+    }
+}
+
+/// What connection state needs of a segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Segment {
+    /// Source port.
+    pub source: u16,
+    /// Destination port.
+    pub destination: u16,
+    /// Sequence number of the first byte.
+    pub sequence: u32,
+    /// The next sequence number that the sender expects.
+    pub acknowledgement: u32,
+    /// Flags.
+    pub flags: Flags,
+    /// Sequence numbers that the segment takes: data, SYN and FIN.
+    pub space: u32,
+}
+
+impl Segment {
+    /// Reads a segment; `None` if its lengths contradict each other.
+    #[inline]
+    pub fn parse(payload: &[u8]) -> Option<Self> {
+        let header: &[u8; HEADER] = payload.first_chunk()?;
+        let data = usize::from(header[12] >> 4) * 4;
+        if data < HEADER || payload.len() < data {
+            return None;
+        }
+        let flags = Flags(header[13]);
+        let bytes = (payload.len() - data) as u32;
+        Some(Self {
+            source: u16::from_be_bytes([header[0], header[1]]),
+            destination: u16::from_be_bytes([header[2], header[3]]),
+            sequence: u32::from_be_bytes([header[4], header[5], header[6], header[7]]),
+            acknowledgement: u32::from_be_bytes([header[8], header[9], header[10], header[11]]),
+            flags,
+            space: bytes + u32::from(flags.has(Flags::SYN)) + u32::from(flags.has(Flags::FIN)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_must_agree() {
+        let mut segment = [0_u8; 28];
+        segment[12] = 0x60;
+        segment[13] = 0x12;
+        let parsed = Segment::parse(&segment).unwrap();
+        assert_eq!(parsed.space, 4 + 1, "four bytes of data and the SYN");
+        assert_eq!(Segment::parse(&segment[..23]), None);
+        segment[12] = 0x40;
+        assert_eq!(Segment::parse(&segment), None);
+    }
+
+    #[test]
+    fn nonsense_is_told_apart() {
+        for nonsense in [0x00, 0x03, 0x06, 0x07, 0x28, 0x2b] {
+            assert!(Flags(nonsense).is_nonsense(), "{nonsense:#x}");
+        }
+        for fine in [0x02, 0x12, 0x10, 0x11, 0x04, 0x14, 0xc2, 0x01] {
+            assert!(!Flags(fine).is_nonsense(), "{fine:#x}");
+        }
+        assert!(Flags(0xc2).opens(), "a SYN that asks for ECN");
+        assert!(!Flags(0x12).opens());
+    }
+}

@@ -1,0 +1,272 @@
+//! One core: receive, run the pipeline, send, then timers, announcements, commands. The only loop over packets.
+//!
+//! A turn never waits. Whoever drives it (a thread over AF_XDP, a benchmark, a test) decides when to take the next turn
+//! and what time it is.
+
+use std::sync::Arc;
+
+use crossbeam::channel::Receiver;
+use vipgate_mem::Frame;
+
+use crate::address::V6;
+use crate::announcer::Announcer;
+use crate::batch::{self, Batch};
+use crate::command::Command;
+use crate::counters::{DropReason, WorkerCounters};
+use crate::inspect;
+use crate::io::{InterfaceId, PacketIo, Received};
+use crate::link::handoff::Links;
+use crate::pipeline::{self, Tables};
+use crate::ports::pool::WorkerId;
+use crate::settle::Settle;
+use crate::snapshot::Snapshot;
+use crate::snapshot::publish::Reader;
+use crate::stage::{answer, open};
+use crate::sweeper::Sweeper;
+use crate::time::Tick;
+use crate::verdict::Verdict;
+use crate::waiting::{Outcome, Waiting};
+
+/// Blocks of unused ports are looked for this often.
+const HOUSEKEEPING_MS: u32 = 100;
+
+/// Everything that a worker is made of.
+#[derive(Debug)]
+pub struct Parts<Io> {
+    /// Its number.
+    pub id: WorkerId,
+    /// Its rings to the world.
+    pub io: Io,
+    /// Its rings to the other workers.
+    pub links: Links,
+    /// Its connections and ports.
+    pub tables: Tables,
+    /// The policy and network in force.
+    pub reader: Reader,
+    /// Packets that wait for a neighbour.
+    pub waiting: Waiting,
+    /// Where control asks and orders.
+    pub commands: Receiver<Command>,
+    /// What it counts.
+    pub counters: Arc<WorkerCounters>,
+    /// What opens a session.
+    pub rules: open::Rules,
+}
+
+/// One worker.
+#[derive(Debug)]
+pub struct Worker<Io> {
+    parts: Parts<Io>,
+    batch: Batch,
+    announcer: Announcer,
+    sweeper: Sweeper,
+    /// The snapshot that packets last waited under.
+    waited_under: usize,
+    housekeeping: Tick,
+}
+
+impl<Io: PacketIo> Worker<Io> {
+    /// A worker at the moment `now`.
+    pub fn new(parts: Parts<Io>, now: Tick) -> Self {
+        Self {
+            parts,
+            batch: Batch::default(),
+            announcer: Announcer::default(),
+            sweeper: Sweeper::new(now),
+            waited_under: 0,
+            housekeeping: now,
+        }
+    }
+
+    /// Takes one turn: at most one batch of packets, then a slice of everything else. Returns how many packets came in.
+    pub fn turn(&mut self, now: Tick) -> usize {
+        let view = self.parts.reader.read().clone();
+        let received = self.receive();
+        if received > 0 {
+            let Parts { tables, counters, rules, id, .. } = &mut self.parts;
+            pipeline::run(&mut self.batch, tables, &view, *rules, *id, counters, now);
+            self.dispatch(now);
+        }
+        self.retry_waiting(&view, now);
+        self.sweep(&view, now);
+        self.announce(&view, now);
+        self.obey(&view, now);
+        self.parts.links.ring();
+        self.parts.io.flush();
+        self.publish_levels();
+        received
+    }
+
+    /// Whether nothing is left to do until a packet, a command or a deadline comes.
+    pub fn is_idle(&self) -> bool {
+        self.parts.links.is_empty() && self.parts.commands.is_empty() && !self.announcer.is_busy()
+    }
+
+    /// The device, to sleep on or to look at.
+    pub fn io(&mut self) -> &mut Io {
+        &mut self.parts.io
+    }
+
+    /// Its connections and ports, to look at.
+    pub fn tables(&self) -> &Tables {
+        &self.parts.tables
+    }
+
+    /// What it counts.
+    pub fn counters(&self) -> &Arc<WorkerCounters> {
+        &self.parts.counters
+    }
+
+    /// Frames that the engine holds: those that wait, and those on their way from other workers.
+    pub fn frames_held(&self) -> usize {
+        self.parts.waiting.len() + self.parts.links.waiting()
+    }
+
+    /// Fills the batch: what other workers handed over first, then what came from outside.
+    fn receive(&mut self) -> usize {
+        let frames = &mut self.batch.frames;
+        debug_assert!(frames.is_empty(), "the last batch still owns frames");
+        let handed_over = self.parts.links.receive(frames, batch::MOST / 2);
+        let received = self.parts.io.rx(frames, batch::MOST - handed_over);
+        self.parts.counters.received.add(received as u64);
+        self.batch.begin(handed_over);
+        handed_over + received
+    }
+
+    /// Sends every packet of the batch where its verdict says. Afterwards the batch owns no frame.
+    fn dispatch(&mut self, now: Tick) {
+        let Parts { io, links, waiting, counters, .. } = &mut self.parts;
+        for (i, Received { frame, interface }) in self.batch.frames.drain(..).enumerate() {
+            let bytes = u64::from(frame.len());
+            let direction = self.batch.directions[i];
+            let dropped = match self.batch.verdicts[i] {
+                Verdict::Forward(out) => match io.tx(out, frame) {
+                    Ok(()) => {
+                        counters.forwarded(direction, bytes);
+                        continue;
+                    }
+                    Err(frame) => (frame, DropReason::TxFull),
+                },
+                Verdict::Answer(out) => match io.tx(out, frame) {
+                    Ok(()) => {
+                        counters.answered.add(1);
+                        continue;
+                    }
+                    Err(frame) => (frame, DropReason::TxFull),
+                },
+                Verdict::HandOff(worker) => match links.send(worker, Received { frame, interface }) {
+                    Ok(()) => {
+                        counters.handoffs.add(1);
+                        continue;
+                    }
+                    Err(Received { frame, .. }) => (frame, DropReason::LinkFull),
+                },
+                Verdict::Wait(wanted) => match waiting.park(frame, wanted, direction, now) {
+                    Ok(()) => continue,
+                    Err(frame) => (frame, DropReason::NoNeighbor),
+                },
+                Verdict::Drop(reason) => (frame, reason),
+                Verdict::Undecided => unreachable!("the pipeline decides about every packet"),
+            };
+            counters.dropped(dropped.1);
+            io.give(dropped.0);
+        }
+    }
+
+    /// Sends what waited for a neighbour that is known by now.
+    fn retry_waiting(&mut self, view: &Arc<Snapshot>, now: Tick) {
+        let Parts { io, waiting, counters, .. } = &mut self.parts;
+        if waiting.is_empty() {
+            return;
+        }
+        let view_changed = self.waited_under != Arc::as_ptr(view) as usize;
+        if !view_changed && now.since(self.housekeeping) < HOUSEKEEPING_MS {
+            return;
+        }
+        self.waited_under = Arc::as_ptr(view) as usize;
+        waiting.retry(&view.network, now, |outcome| {
+            let (frame, reason) = match outcome {
+                Outcome::Ready(parked) => {
+                    let bytes = u64::from(parked.frame.len());
+                    match io.tx(parked.wanted.interface, parked.frame) {
+                        Ok(()) => return counters.forwarded(parked.direction, bytes),
+                        Err(frame) => (frame, DropReason::TxFull),
+                    }
+                }
+                Outcome::Expired(parked) => (parked.frame, DropReason::NoNeighbor),
+            };
+            counters.dropped(reason);
+            io.give(frame);
+        });
+    }
+
+    /// Ends the sessions whose time has come, a slice of the tables each turn.
+    fn sweep(&mut self, view: &Snapshot, now: Tick) {
+        let Parts { tables, counters, .. } = &mut self.parts;
+        let mut settle = Settle { policy: &view.policy, ports: &mut tables.ports, counters };
+        self.sweeper.turn::<u32>(&mut tables.sessions, now, |expiry| settle.settle(&expiry));
+        self.sweeper.turn::<V6>(&mut tables.sessions, now, |expiry| settle.settle(&expiry));
+        self.sweeper.end_turn(now);
+        if now.since(self.housekeeping) >= HOUSEKEEPING_MS {
+            self.housekeeping = now;
+            for vip in view.policy.vips() {
+                tables.ports.give_back_unused(vip);
+            }
+        }
+    }
+
+    /// Announces VIPs, a few each turn.
+    fn announce(&mut self, view: &Snapshot, now: Tick) {
+        let Parts { io, counters, .. } = &mut self.parts;
+        for &vip in self.announcer.turn(now) {
+            for interface in view.network.interfaces().iter().filter(|interface| interface.role.is_outside()) {
+                answer::announcement(vip, interface.mac, |bytes| {
+                    if send(io, interface.id, bytes) {
+                        counters.answered.add(1);
+                    } else {
+                        counters.dropped(DropReason::TxFull);
+                    }
+                });
+            }
+        }
+    }
+
+    /// Does what control asks, one command a turn.
+    fn obey(&mut self, view: &Snapshot, now: Tick) {
+        let Ok(command) = self.parts.commands.try_recv() else { return };
+        let Parts { tables, counters, .. } = &mut self.parts;
+        match command {
+            Command::Sessions { mut chunk, reply } => {
+                inspect::list(&tables.sessions, &mut chunk, now);
+                // Whoever asked may have gone away meanwhile.
+                let _ = reply.try_send(chunk);
+            }
+            Command::Flush { mut chunk, reply } => {
+                let mut settle = Settle { policy: &view.policy, ports: &mut tables.ports, counters };
+                inspect::flush(&mut tables.sessions, &mut chunk, now, &mut settle);
+                let _ = reply.try_send(chunk);
+            }
+            Command::Announce(vips) => self.announcer.begin(vips, now),
+        }
+    }
+
+    fn publish_levels(&self) {
+        let Parts { tables, counters, waiting, .. } = &self.parts;
+        counters.sessions.set(tables.sessions.open_count().into());
+        counters.waiting.set(waiting.len() as u64);
+        counters.frames_held.set(self.frames_held() as u64);
+        counters.frames_device.set(self.parts.io.audit().sum());
+    }
+}
+
+fn send(io: &mut impl PacketIo, interface: InterfaceId, bytes: &[u8]) -> bool {
+    let Some(mut frame) = io.take() else { return false };
+    let unsent = if Frame::replace(&mut frame, bytes) { io.tx(interface, frame).err() } else { Some(frame) };
+    match unsent {
+        None => true,
+        Some(frame) => {
+            io.give(frame);
+            false
+        }
+    }
+}

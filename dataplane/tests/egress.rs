@@ -1,0 +1,211 @@
+//! Pods leave as their VIP, and answers come home: one worker, every protocol, both families.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use support::*;
+use vipgate_dataplane::counters::{Direction, DropReason};
+use vipgate_dataplane::snapshot::spec::Limits;
+
+const ALL: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Echo];
+
+#[test]
+fn a_pods_packet_leaves_as_its_vip_and_the_answer_comes_home() {
+    for (pod, vip, far) in [
+        ("10.244.1.5:4000", "192.0.2.10", "198.51.100.10:443"),
+        ("[fd00:244:1::5]:4000", "2001:db8::10", "[2001:db8:51::10]:443"),
+    ] {
+        for protocol in ALL {
+            let mut gateway = Gateway::new(&Setup::default());
+            let seen = gateway.pod_sends(&packet(protocol, at(pod), at(far)));
+            let (source, destination) = ends(&seen);
+            assert_eq!(source.ip(), ip(vip));
+            assert!(source.port() >= 1024);
+            assert_eq!(destination.ip(), at(far).ip());
+            assert_eq!(&seen[..12], [ROUTER_MAC, OUTSIDE_MAC].concat(), "link addresses");
+
+            let home = gateway.arrives(0, OUTSIDE, &answer_to(&seen, protocol));
+            assert_eq!(home.len(), 1, "{protocol:?}: {:?}", gateway.drops());
+            assert_eq!(home[0].0, INSIDE);
+            assert_eq!(ends(&home[0].1).1, at(pod), "{protocol:?}");
+            assert_eq!(&home[0].1[..12], [POD_MAC, INSIDE_MAC].concat());
+            assert_eq!(gateway.sessions(), 1);
+            assert_eq!((gateway.forwarded(Direction::Egress), gateway.forwarded(Direction::Reply)), (1, 1));
+            assert!(gateway.drops().is_empty());
+        }
+    }
+}
+
+#[test]
+fn the_port_stays_the_same_for_all_packets_of_a_flow() {
+    let mut gateway = Gateway::new(&Setup::default());
+    let question = packet(Protocol::Udp, at("10.244.1.5:4000"), at("198.51.100.10:53"));
+    let first = ends(&gateway.pod_sends(&question)).0;
+    for _ in 0..100 {
+        assert_eq!(ends(&gateway.pod_sends(&question)).0, first);
+    }
+    assert_eq!(gateway.sessions(), 1);
+}
+
+#[test]
+fn several_packets_of_a_new_session_in_one_batch_are_one_session() {
+    let mut gateway = Gateway::new(&Setup::default());
+    for _ in 0..20 {
+        let question = packet(Protocol::Udp, at("10.244.1.5:4000"), at("198.51.100.10:53"));
+        assert!(gateway.workers[0].io().inject(INSIDE, &question));
+    }
+    let sent = gateway.run();
+    assert_eq!(sent.len(), 20);
+    assert!(sent.iter().all(|(_, bytes)| ends(bytes).0 == ends(&sent[0].1).0));
+    assert_eq!(gateway.sessions(), 1);
+}
+
+#[test]
+fn two_pods_with_one_source_port_get_two_ports_and_each_its_own_answer() {
+    let mut gateway = Gateway::new(&Setup::default());
+    let far = at("198.51.100.10:80");
+    let seen: Vec<_> = ["10.244.1.5:4000", "10.244.1.6:4000"]
+        .map(|pod| gateway.pod_sends(&packet(Protocol::Tcp, at(pod), far)))
+        .into();
+    assert_ne!(ends(&seen[0]).0, ends(&seen[1]).0);
+    for (seen, pod) in seen.iter().zip(["10.244.1.5:4000", "10.244.1.6:4000"]) {
+        let home = gateway.arrives(0, OUTSIDE, &answer_to(seen, Protocol::Tcp));
+        assert_eq!(ends(&home[0].1).1, at(pod));
+    }
+}
+
+#[test]
+fn excluded_destinations_are_routed_unchanged_both_ways() {
+    let mut gateway = Gateway::new(&Setup::default());
+    let question = packet(Protocol::Udp, at("10.244.1.21:4000"), at("198.51.100.200:53"));
+    let seen = gateway.pod_sends(&question);
+    assert_eq!(ends(&seen), (at("10.244.1.21:4000"), at("198.51.100.200:53")));
+    assert_eq!(seen[22], 63, "the TTL went down");
+    let home = gateway.arrives(0, OUTSIDE, &answer_to(&seen, Protocol::Udp));
+    assert_eq!(ends(&home[0].1).1, at("10.244.1.21:4000"));
+    assert_eq!((gateway.sessions(), gateway.forwarded(Direction::Unchanged)), (0, 2));
+
+    let covered = gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.21:4000"), at("198.51.100.127:53")));
+    assert_eq!(ends(&covered).0.ip(), ip("192.0.2.11"), "just outside the exclusion");
+}
+
+#[test]
+fn what_nobody_asked_for_is_dropped_by_name() {
+    let pod = at("10.244.1.5:4000");
+    let far = at("198.51.100.10:443");
+    let cases = [
+        (OUTSIDE, packet(Protocol::Tcp, far, at("192.0.2.10:5555")), DropReason::NoService),
+        (OUTSIDE, packet(Protocol::Udp, far, at("192.0.2.10:80")), DropReason::NoService),
+        (OUTSIDE, packet(Protocol::Echo, far, at("192.0.2.10:1")), DropReason::NoService),
+        (INSIDE, tcp(pod, far, "A", 1, 1), DropReason::NoSession),
+        (INSIDE, tcp(pod, far, "SA", 1, 1), DropReason::NoSession),
+        (INSIDE, tcp(pod, far, "R", 1, 1), DropReason::NoSession),
+        (INSIDE, tcp(pod, far, "SF", 1, 1), DropReason::NoSession),
+        (INSIDE, tcp(pod, far, "", 1, 1), DropReason::NoSession),
+        (INSIDE, echo(false, pod, far, 5), DropReason::NoSession),
+        (OUTSIDE, with_link(packet(Protocol::Udp, pod, far), OUTSIDE_MAC), DropReason::SpoofedSource),
+        (INSIDE, with_link(packet(Protocol::Udp, at("192.0.2.10:9"), far), INSIDE_MAC), DropReason::SpoofedSource),
+        (INSIDE, with_link(packet(Protocol::Udp, at("10.9.9.9:9"), far), INSIDE_MAC), DropReason::NoPolicy),
+        (INSIDE, packet(Protocol::Udp, pod, at("224.0.0.5:9")), DropReason::Martian),
+        (INSIDE, packet(Protocol::Udp, pod, at("127.0.0.1:9")), DropReason::Martian),
+        (INSIDE, packet(Protocol::Udp, pod, pod), DropReason::Martian),
+        (INSIDE, with_link(packet(Protocol::Udp, pod, far), [2, 9, 9, 9, 9, 9]), DropReason::NotOurs),
+        (INSIDE, with_ttl(packet(Protocol::Udp, pod, far), 1), DropReason::Ttl),
+    ];
+    for (interface, bytes, reason) in cases {
+        let mut gateway = Gateway::new(&Setup::default());
+        assert_eq!(gateway.arrives(0, interface, &bytes), vec![]);
+        assert_eq!(gateway.drops(), [(reason, 1)].into(), "{reason:?}");
+        assert_eq!(gateway.sessions(), 0, "{reason:?} leaves no session behind");
+    }
+}
+
+#[test]
+fn an_answer_from_the_wrong_side_is_dropped() {
+    let mut gateway = Gateway::new(&Setup::default());
+    let seen = gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:4000"), at("198.51.100.10:53")));
+    let forged = with_link(answer_to(&seen, Protocol::Udp), INSIDE_MAC);
+    assert_eq!(gateway.arrives(0, INSIDE, &forged), vec![]);
+    assert_eq!(gateway.drops(), [(DropReason::SpoofedSource, 1)].into());
+}
+
+#[test]
+fn ports_run_out_exactly_at_the_last_one_and_come_back() {
+    let range = vipgate_dataplane::ports::PortRange::new(30_000, 30_099).unwrap();
+    let mut gateway = Gateway::new(&Setup { range, ..Setup::default() });
+    let far = at("198.51.100.10:53");
+    let mut ports = std::collections::HashSet::new();
+    // Port 30000 is a Service's.
+    for n in 0..99 {
+        let seen = gateway.pod_sends(&packet(Protocol::Udp, (ip("10.244.1.5"), 1000 + n).into(), far));
+        assert!(ports.insert(ends(&seen).0.port()));
+    }
+    assert!(!ports.contains(&30_000));
+    assert_eq!(gateway.arrives(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:9999"), far)), vec![]);
+    assert_eq!(gateway.drops(), [(DropReason::PortsExhausted, 1)].into());
+    gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:9999"), at("198.51.100.11:53")));
+
+    gateway.pass(8_000);
+    assert_eq!(gateway.sessions(), 0, "all have expired");
+    gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:9999"), far));
+}
+
+#[test]
+fn a_port_rests_before_another_pod_gets_it() {
+    let range = vipgate_dataplane::ports::PortRange::new(30_001, 30_001).unwrap();
+    let mut gateway = Gateway::new(&Setup { range, ..Setup::default() });
+    let far = at("198.51.100.10:53");
+    let seen = gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:4000"), far));
+    gateway.pass(6_000);
+    assert_eq!(gateway.sessions(), 0);
+    assert_eq!(gateway.arrives(0, OUTSIDE, &answer_to(&seen, Protocol::Udp)), vec![], "too late for the first pod");
+    assert_eq!(gateway.arrives(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.6:4000"), far)), vec![]);
+    assert_eq!(gateway.drops(), [(DropReason::NoService, 1), (DropReason::PortsExhausted, 1)].into());
+    let again = gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:4000"), far));
+    assert_eq!(ends(&again).0, ends(&seen).0, "the same pod may have it back at once");
+    gateway.pass(9_000);
+    gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.6:4000"), far));
+}
+
+#[test]
+fn limits_of_an_endpoint_hold_for_it_alone() {
+    let mut gateway = Gateway::new(&Setup::default());
+    let mut limited = policy();
+    limited.policies[0].limits = Limits { sessions: Some(3), new_sessions_per_second: None };
+    gateway.set_policy(&limited);
+    for n in 0..5 {
+        let _ = gateway.arrives(
+            0,
+            INSIDE,
+            &packet(Protocol::Udp, (ip("10.244.1.5"), 4000 + n).into(), at("198.51.100.10:53")),
+        );
+    }
+    assert_eq!((gateway.sessions(), gateway.drops()), (3, [(DropReason::Quota, 2)].into()));
+    gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.6:4000"), at("198.51.100.10:53")));
+    gateway.pass(6_000);
+    gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:4000"), at("198.51.100.10:53")));
+}
+
+#[test]
+fn a_full_table_refuses_new_sessions_and_keeps_the_old_ones() {
+    let mut gateway = Gateway::new(&Setup { capacity: 10, ..Setup::default() });
+    let far = at("198.51.100.10:53");
+    for n in 0..15 {
+        let _ = gateway.arrives(0, INSIDE, &packet(Protocol::Udp, (ip("10.244.1.5"), 4000 + n).into(), far));
+    }
+    assert_eq!((gateway.sessions(), gateway.drops()), (10, [(DropReason::SessionTableFull, 5)].into()));
+    gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:4000"), far));
+}
+
+fn with_link(mut bytes: Vec<u8>, destination: [u8; 6]) -> Vec<u8> {
+    bytes[..6].copy_from_slice(&destination);
+    bytes
+}
+
+fn with_ttl(mut bytes: Vec<u8>, ttl: u8) -> Vec<u8> {
+    let sum = u16::from_be_bytes([bytes[24], bytes[25]]);
+    let new = sum + (u16::from(bytes[22]) - u16::from(ttl)) * 256;
+    bytes[22] = ttl;
+    bytes[24..26].copy_from_slice(&new.to_be_bytes());
+    bytes
+}

@@ -1,0 +1,419 @@
+//! A gateway without a world: workers over memory devices, a policy, a clock that only tests move.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    reason = "each test file uses its part; a test fails by panicking"
+)]
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use crossbeam::channel::{Sender, unbounded};
+use crossbeam::queue::ArrayQueue;
+use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
+use vipgate_dataplane::command::Command;
+use vipgate_dataplane::counters::{Direction, DropReason};
+use vipgate_dataplane::io::memory::MemoryIo;
+use vipgate_dataplane::io::{InterfaceId, PacketIo};
+use vipgate_dataplane::link::handoff::{Links, Wake};
+use vipgate_dataplane::pipeline::Tables;
+use vipgate_dataplane::ports::PortRange;
+use vipgate_dataplane::ports::allocator::Allocator;
+use vipgate_dataplane::ports::pool::WorkerId;
+use vipgate_dataplane::session::Sessions;
+use vipgate_dataplane::session::timeout::Timeouts;
+use vipgate_dataplane::session::tuple::HashKey;
+use vipgate_dataplane::snapshot::build::Builder;
+use vipgate_dataplane::snapshot::publish::Publisher;
+use vipgate_dataplane::snapshot::spec::*;
+use vipgate_dataplane::stage::open::Rules;
+use vipgate_dataplane::time::Tick;
+use vipgate_dataplane::waiting::{Questions, Waiting};
+use vipgate_dataplane::worker::{Parts, Worker};
+
+pub const INSIDE: InterfaceId = InterfaceId(0);
+pub const OUTSIDE: InterfaceId = InterfaceId(1);
+pub const INSIDE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x10];
+pub const OUTSIDE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x20];
+pub const POD_MAC: [u8; 6] = [2, 0, 0, 0, 1, 0x01];
+pub const ROUTER_MAC: [u8; 6] = [2, 0, 0, 0, 2, 0x01];
+
+pub fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+pub fn at(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+/// Pods 10.244.1.5 and .6 (fd00:244:1::5, ::6) behind VIP 192.0.2.10 (2001:db8::10); .21 behind 192.0.2.11, with
+/// 198.51.100.128/25 excluded.
+pub fn policy() -> PolicySet {
+    let egress = |name: &str, excluded: &[&str]| EgressSpec {
+        name: name.into(),
+        destinations: vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()],
+        excluded: excluded.iter().map(|net| net.parse().unwrap()).collect(),
+        address_selection: AddressSelection::PerEndpoint,
+        limits: Limits::default(),
+        on_exhaustion: OnExhaustion::Drop,
+    };
+    let vip = |address: &str, reserved: &[u16]| VipSpec {
+        address: ip(address),
+        name: "Service tenant/api".into(),
+        announce: Announce::L2,
+        reserved_ports: reserved.into(),
+    };
+    let endpoint = |address: &str, policy, vip: &str| EndpointSpec {
+        address: ip(address),
+        name: String::new(),
+        policy,
+        vips: vec![ip(vip)],
+    };
+    PolicySet {
+        version: "test".into(),
+        policies: vec![egress("a", &[]), egress("b", &["198.51.100.128/25"])],
+        vips: vec![vip("192.0.2.10", &[80, 30000]), vip("192.0.2.11", &[]), vip("2001:db8::10", &[])],
+        endpoints: vec![
+            endpoint("10.244.1.5", 0, "192.0.2.10"),
+            endpoint("10.244.1.6", 0, "192.0.2.10"),
+            endpoint("10.244.1.21", 1, "192.0.2.11"),
+            endpoint("fd00:244:1::5", 0, "2001:db8::10"),
+            endpoint("fd00:244:1::6", 0, "2001:db8::10"),
+        ],
+    }
+}
+
+pub fn network() -> NetworkSpec {
+    let interface = |id, name: &str, role, mac| InterfaceSpec {
+        id,
+        name: name.into(),
+        ifindex: u32::from(id.0) + 1,
+        role,
+        mac,
+        mtu: 1500,
+        up: true,
+        addresses: vec![],
+    };
+    let route = |prefix: &str, interface, gateway: Option<&str>| RouteSpec {
+        prefix: prefix.parse().unwrap(),
+        target: RouteTarget::Via(vec![HopSpec { interface, gateway: gateway.map(ip) }]),
+    };
+    let neighbour = |interface, address: &str, mac| NeighbourSpec { interface, address: ip(address), mac };
+    NetworkSpec {
+        interfaces: vec![
+            interface(INSIDE, "in", Role::Inside, INSIDE_MAC),
+            interface(OUTSIDE, "out", Role::Outside, OUTSIDE_MAC),
+        ],
+        routes: vec![
+            route("10.244.1.0/24", INSIDE, None),
+            route("fd00:244:1::/64", INSIDE, None),
+            route("0.0.0.0/0", OUTSIDE, Some("192.0.2.254")),
+            route("::/0", OUTSIDE, Some("2001:db8::fe")),
+            route("192.0.2.0/24", OUTSIDE, None),
+        ],
+        neighbours: vec![
+            neighbour(INSIDE, "10.244.1.5", POD_MAC),
+            neighbour(INSIDE, "10.244.1.6", POD_MAC),
+            neighbour(INSIDE, "10.244.1.21", POD_MAC),
+            neighbour(INSIDE, "fd00:244:1::5", POD_MAC),
+            neighbour(INSIDE, "fd00:244:1::6", POD_MAC),
+            neighbour(OUTSIDE, "192.0.2.254", ROUTER_MAC),
+            neighbour(OUTSIDE, "2001:db8::fe", ROUTER_MAC),
+        ],
+        locals: vec![],
+    }
+}
+
+#[derive(Debug)]
+struct NoBell;
+
+impl Wake for NoBell {
+    fn wake(&self) {}
+}
+
+pub struct Setup {
+    pub workers: u8,
+    pub capacity: u32,
+    pub range: PortRange,
+    pub timeouts: Timeouts,
+    pub frames: usize,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let timeouts =
+            Timeouts { tcp_established: 30_000, tcp_transitory: 4_000, udp: 5_000, icmp: 3_000, quarantine: 2_000 };
+        Self { workers: 1, capacity: 4096, range: PortRange::default(), timeouts, frames: 512 }
+    }
+}
+
+pub struct Gateway {
+    pub workers: Vec<Worker<MemoryIo>>,
+    pub commands: Vec<Sender<Command>>,
+    pub publisher: Publisher,
+    pub builder: Builder,
+    pub questions: Questions,
+    pub now: Tick,
+    frames: u64,
+}
+
+impl Gateway {
+    pub fn new(setup: &Setup) -> Self {
+        // Time begins shortly before its numbers wrap.
+        let now = Tick(u32::MAX - 10_000);
+        let mut builder = Builder::new(network());
+        let publisher = Publisher::new(builder.with_policy(&policy()).unwrap());
+        let questions = Questions { queue: Arc::new(ArrayQueue::new(64)), bell: Arc::new(NoBell) };
+        let bells: Vec<Arc<dyn Wake>> = (0..setup.workers).map(|_| Arc::new(NoBell) as _).collect();
+        let mut commands = Vec::new();
+        let workers = Links::mesh(&bells)
+            .into_iter()
+            .zip(0..)
+            .map(|(links, id)| {
+                let key = HashKey::new([1, 2, 3, 4 + u64::from(id)]);
+                let (sender, receiver) = unbounded();
+                commands.push(sender);
+                let parts = Parts {
+                    id: WorkerId(id),
+                    io: MemoryIo::new(setup.frames).unwrap(),
+                    links,
+                    tables: Tables {
+                        sessions: Sessions::new(setup.capacity, setup.timeouts, key).unwrap(),
+                        ports: Allocator::new(WorkerId(id), setup.workers, setup.range, key).unwrap(),
+                    },
+                    reader: publisher.reader(),
+                    waiting: Waiting::new(questions.clone()),
+                    commands: receiver,
+                    counters: Arc::default(),
+                    rules: Rules { require_syn: true },
+                };
+                Worker::new(parts, now)
+            })
+            .collect();
+        let frames = setup.frames as u64 * u64::from(setup.workers);
+        Self { workers, commands, publisher, builder, questions, now, frames }
+    }
+
+    pub fn set_policy(&mut self, set: &PolicySet) {
+        let snapshot = self.builder.with_policy(set).unwrap();
+        self.publisher.publish(snapshot);
+    }
+
+    pub fn set_network(&mut self, network: NetworkSpec) {
+        let snapshot = self.builder.with_network(network);
+        self.publisher.publish(snapshot);
+    }
+
+    /// Lets time pass, with turns all along.
+    pub fn pass(&mut self, ms: u32) {
+        for _ in 0..ms / 10 {
+            self.now = self.now.plus(10);
+            self.turn();
+        }
+    }
+
+    pub fn turn(&mut self) {
+        let now = self.now;
+        for worker in &mut self.workers {
+            worker.turn(now);
+        }
+    }
+
+    /// Turns until nothing moves; returns what was sent, by interface.
+    pub fn run(&mut self) -> Vec<(InterfaceId, Vec<u8>)> {
+        for _ in 0..8 {
+            self.turn();
+        }
+        self.check_frames();
+        let mut sent = Vec::new();
+        for worker in &mut self.workers {
+            while let Some((interface, bytes)) = worker.io().sent() {
+                check_packet(&bytes);
+                sent.push((interface, bytes));
+            }
+        }
+        sent
+    }
+
+    /// A packet arrives at a worker; what the gateway sends because of it.
+    pub fn arrives(&mut self, worker: usize, interface: InterfaceId, packet: &[u8]) -> Vec<(InterfaceId, Vec<u8>)> {
+        assert!(self.workers[worker].io().inject(interface, packet));
+        self.run()
+    }
+
+    /// A pod's packet at worker 0 that is expected to leave; what left.
+    pub fn pod_sends(&mut self, packet: &[u8]) -> Vec<u8> {
+        let mut sent = self.arrives(0, INSIDE, packet);
+        assert_eq!(sent.len(), 1, "one packet leaves: {:?}", self.drops());
+        let (interface, bytes) = sent.remove(0);
+        assert_eq!(interface, OUTSIDE);
+        bytes
+    }
+
+    /// No frame is lost: what devices, rings and waiting rooms hold is what there was.
+    pub fn check_frames(&mut self) {
+        let held: u64 = self.workers.iter_mut().map(|w| w.io().audit().sum() + w.frames_held() as u64).sum();
+        assert_eq!(held, self.frames, "frames are conserved");
+    }
+
+    pub fn drops(&self) -> HashMap<DropReason, u64> {
+        let all = DropReason::ALL.iter().map(|&reason| {
+            (reason, self.workers.iter().map(|w| w.counters().drops[reason as usize].get()).sum::<u64>())
+        });
+        all.filter(|&(_, count)| count > 0).collect()
+    }
+
+    pub fn forwarded(&self, direction: Direction) -> u64 {
+        self.workers.iter().map(|w| w.counters().packets[direction as usize].get()).sum()
+    }
+
+    pub fn sessions(&self) -> u64 {
+        self.workers.iter().map(|w| u64::from(w.tables().sessions.open_count())).sum()
+    }
+
+    pub fn handoffs(&self) -> u64 {
+        self.workers.iter().map(|w| w.counters().handoffs.get()).sum()
+    }
+}
+
+/// Oracle for every packet that is sent: an independent parser finds all checksums right and all lengths true.
+pub fn check_packet(bytes: &[u8]) {
+    let parsed = SlicedPacket::from_ethernet(bytes).unwrap_or_else(|error| panic!("{error}: {bytes:02x?}"));
+    match &parsed.net {
+        Some(NetSlice::Ipv4(v4)) => {
+            let header = v4.header().to_header();
+            assert_eq!(header.calc_header_checksum(), header.header_checksum, "IPv4 header checksum");
+            assert_eq!(usize::from(header.total_len) + 14, bytes.len(), "length");
+            let (source, destination) = (header.source, header.destination);
+            match &parsed.transport {
+                Some(TransportSlice::Tcp(tcp)) => {
+                    assert_eq!(tcp.calc_checksum_ipv4(source, destination).unwrap(), tcp.checksum(), "TCP checksum");
+                }
+                Some(TransportSlice::Udp(udp)) if udp.checksum() != 0 => {
+                    let sum = udp.to_header().calc_checksum_ipv4_raw(source, destination, udp.payload()).unwrap();
+                    assert_eq!(sum, udp.checksum(), "UDP checksum");
+                }
+                Some(TransportSlice::Icmpv4(icmp)) => {
+                    assert_eq!(icmp.icmp_type().calc_checksum(icmp.payload()), icmp.checksum(), "ICMP checksum");
+                }
+                _ => {}
+            }
+        }
+        Some(NetSlice::Ipv6(v6)) => {
+            let header = v6.header().to_header();
+            let (source, destination) = (header.source, header.destination);
+            match &parsed.transport {
+                Some(TransportSlice::Tcp(tcp)) => {
+                    assert_eq!(tcp.calc_checksum_ipv6(source, destination).unwrap(), tcp.checksum(), "TCP checksum");
+                }
+                Some(TransportSlice::Udp(udp)) => {
+                    let sum = udp.to_header().calc_checksum_ipv6_raw(source, destination, udp.payload()).unwrap();
+                    assert_eq!(sum, udp.checksum(), "UDP checksum");
+                }
+                Some(TransportSlice::Icmpv6(icmp)) => {
+                    assert!(icmp.is_checksum_valid(source, destination), "ICMPv6 checksum");
+                }
+                _ => {}
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Source and destination of a packet; ICMP echo has its identifier as both ports.
+pub fn ends(bytes: &[u8]) -> (SocketAddr, SocketAddr) {
+    let parsed = SlicedPacket::from_ethernet(bytes).unwrap();
+    let (source, destination): (IpAddr, IpAddr) = match parsed.net.as_ref().unwrap() {
+        NetSlice::Ipv4(v4) => (v4.header().source_addr().into(), v4.header().destination_addr().into()),
+        NetSlice::Ipv6(v6) => (v6.header().source_addr().into(), v6.header().destination_addr().into()),
+        NetSlice::Arp(_) => panic!("ARP has no ends"),
+    };
+    let (source_port, destination_port) = match parsed.transport.unwrap() {
+        TransportSlice::Tcp(tcp) => (tcp.source_port(), tcp.destination_port()),
+        TransportSlice::Udp(udp) => (udp.source_port(), udp.destination_port()),
+        TransportSlice::Icmpv4(icmp) => {
+            let id = u16::from_be_bytes(icmp.slice()[4..6].try_into().unwrap());
+            (id, id)
+        }
+        TransportSlice::Icmpv6(icmp) => {
+            let id = u16::from_be_bytes(icmp.slice()[4..6].try_into().unwrap());
+            (id, id)
+        }
+        TransportSlice::Igmp(_) => panic!("IGMP has no ends"),
+    };
+    ((source, source_port).into(), (destination, destination_port).into())
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Tcp,
+    Udp,
+    Echo,
+}
+
+/// A packet from one end to the other: a SYN, a datagram or an echo request (its identifier is the source's port).
+pub fn packet(protocol: Protocol, source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
+    match protocol {
+        Protocol::Tcp => tcp(source, destination, "S", 1000, 0),
+        Protocol::Udp => {
+            let mut bytes = Vec::new();
+            on_ip(source, destination).udp(source.port(), destination.port()).write(&mut bytes, b"payload").unwrap();
+            bytes
+        }
+        Protocol::Echo => echo(true, source, destination, source.port()),
+    }
+}
+
+/// What the far side answers to a packet that it saw.
+pub fn answer_to(seen: &[u8], protocol: Protocol) -> Vec<u8> {
+    let (source, destination) = ends(seen);
+    match protocol {
+        Protocol::Tcp => tcp(destination, source, "SA", 5000, 1001),
+        Protocol::Udp => packet(Protocol::Udp, destination, source),
+        Protocol::Echo => echo(false, destination, source, source.port()),
+    }
+}
+
+pub fn tcp(source: SocketAddr, destination: SocketAddr, flags: &str, sequence: u32, ack: u32) -> Vec<u8> {
+    let mut builder = on_ip(source, destination).tcp(source.port(), destination.port(), sequence, 64_000);
+    for flag in flags.chars() {
+        builder = match flag {
+            'S' => builder.syn(),
+            'A' => builder.ack(ack),
+            'F' => builder.fin(),
+            'R' => builder.rst(),
+            'P' => builder.psh(),
+            other => panic!("no flag {other}"),
+        };
+    }
+    let mut bytes = Vec::new();
+    builder.write(&mut bytes, &[]).unwrap();
+    bytes
+}
+
+pub fn echo(request: bool, source: SocketAddr, destination: SocketAddr, id: u16) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let ip = on_ip(source, destination);
+    match (source.is_ipv4(), request) {
+        (true, true) => ip.icmpv4_echo_request(id, 7).write(&mut bytes, b"ping").unwrap(),
+        (true, false) => ip.icmpv4_echo_reply(id, 7).write(&mut bytes, b"ping").unwrap(),
+        (false, true) => ip.icmpv6_echo_request(id, 7).write(&mut bytes, b"ping").unwrap(),
+        (false, false) => ip.icmpv6_echo_reply(id, 7).write(&mut bytes, b"ping").unwrap(),
+    }
+    bytes
+}
+
+/// Link and IP headers of a packet; the link addresses are those that a pod or the router would use.
+fn on_ip(source: SocketAddr, destination: SocketAddr) -> etherparse::PacketBuilderStep<etherparse::IpHeaders> {
+    let from_pod = source.ip().to_string().starts_with("10.244.") || source.ip().to_string().starts_with("fd00:");
+    let link = if from_pod { (POD_MAC, INSIDE_MAC) } else { (ROUTER_MAC, OUTSIDE_MAC) };
+    let builder = PacketBuilder::ethernet2(link.0, link.1);
+    match (source.ip(), destination.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => builder.ipv4(from.octets(), to.octets(), 64),
+        (IpAddr::V6(from), IpAddr::V6(to)) => builder.ipv6(from.octets(), to.octets(), 64),
+        _ => panic!("two families in one packet"),
+    }
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// Which packets are vipgate's: they go to the AF_XDP socket of their queue, all others to the kernel.
+//
+//   ARP or neighbour solicitation for a VIP    -> socket
+//   to a VIP                                   -> socket
+//   from an endpoint                           -> socket, unless it is for the gateway's own kernel, or stays on the link
+//   to an endpoint, from whom policy excludes  -> socket: the answer of an excluded destination
+//   anything else                              -> kernel
+//
+// What is captured leaves translated or not at all: where no socket listens, it is dropped. Only the first buffer of a
+// packet is read, and packets of more than one buffer are not asked for.
+
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/in6.h>
+
+#define QUEUES 64     // of one interface
+#define INTERFACES 16
+
+struct v6 {
+	__u64 high, low;
+};
+
+struct cidr4 {
+	__u32 length; // of what follows, in bits
+	__u32 policy;
+	__u32 address;
+};
+
+struct cidr6 {
+	__u32 length;
+	__u32 policy;
+	struct v6 address;
+} __attribute__((packed));
+
+#define HASH(name, key_type, value_type, size)                                                                          \
+	struct {                                                                                                            \
+		__uint(type, BPF_MAP_TYPE_HASH);                                                                                \
+		__uint(max_entries, size);                                                                                      \
+		__uint(map_flags, BPF_F_NO_PREALLOC);                                                                           \
+		__type(key, key_type);                                                                                          \
+		__type(value, value_type);                                                                                      \
+	} name SEC(".maps")
+
+#define TRIE(name, key_type, size)                                                                                      \
+	struct {                                                                                                            \
+		__uint(type, BPF_MAP_TYPE_LPM_TRIE);                                                                            \
+		__uint(max_entries, size);                                                                                      \
+		__uint(map_flags, BPF_F_NO_PREALLOC);                                                                           \
+		__type(key, key_type);                                                                                          \
+		__type(value, __u8);                                                                                            \
+	} name SEC(".maps")
+
+HASH(interfaces, __u32, __u32, INTERFACES);    // ifindex -> number in the configuration
+HASH(endpoints4, __u32, __u32, 262144);        // address -> number of its policy
+HASH(endpoints6, struct v6, __u32, 262144);
+HASH(vips4, __u32, __u8, 16384);
+HASH(vips6, struct v6, __u8, 16384);
+HASH(locals4, __u32, __u8, 8192);              // the gateway's own addresses
+HASH(locals6, struct v6, __u8, 8192);
+TRIE(cidrs4, struct cidr4, 524288);            // (policy, destination) -> 1 translated, 0 unchanged
+TRIE(cidrs6, struct cidr6, 524288);
+
+struct {
+	__uint(type, BPF_MAP_TYPE_XSKMAP);
+	__uint(max_entries, INTERFACES * QUEUES);      // interface * QUEUES + queue
+	__type(key, __u32);
+	__type(value, __u32);
+} sockets SEC(".maps");
+
+enum outcome { PASSED, CAPTURED, NO_SOCKET, OUTCOMES };
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, OUTCOMES);
+	__type(key, __u32);
+	__type(value, __u64);
+} outcomes SEC(".maps");
+
+static __always_inline void count(__u32 outcome)
+{
+	__u64 *counter = bpf_map_lookup_elem(&outcomes, &outcome);
+	if (counter)
+		(*counter)++;
+}
+
+static __always_inline int is_on_link4(__u32 address)
+{
+	__u32 a = bpf_ntohl(address);
+	return a >> 28 >= 0xe || a >> 16 == 0xa9fe; // multicast and broadcast, 169.254/16
+}
+
+static __always_inline int is_on_link6(const struct v6 *address)
+{
+	__u64 high = bpf_be64_to_cpu(address->high);
+	return high >> 56 == 0xff || high >> 54 == 0xfe80 >> 6;
+}
+
+static __always_inline int is_ours4(__u32 source, __u32 destination)
+{
+	if (bpf_map_lookup_elem(&vips4, &destination))
+		return 1;
+	if (bpf_map_lookup_elem(&endpoints4, &source))
+		return !is_on_link4(destination) && !bpf_map_lookup_elem(&locals4, &destination);
+	__u32 *policy = bpf_map_lookup_elem(&endpoints4, &destination);
+	if (!policy)
+		return 0;
+	struct cidr4 key = {.length = 64, .policy = *policy, .address = source};
+	__u8 *translated = bpf_map_lookup_elem(&cidrs4, &key);
+	return (!translated || !*translated) && !bpf_map_lookup_elem(&locals4, &source);
+}
+
+static __always_inline int is_ours6(const struct v6 *source, const struct v6 *destination)
+{
+	if (bpf_map_lookup_elem(&vips6, destination))
+		return 1;
+	if (bpf_map_lookup_elem(&endpoints6, source))
+		return !is_on_link6(destination) && !bpf_map_lookup_elem(&locals6, destination);
+	__u32 *policy = bpf_map_lookup_elem(&endpoints6, destination);
+	if (!policy)
+		return 0;
+	struct cidr6 key = {.length = 160, .policy = *policy, .address = *source};
+	__u8 *translated = bpf_map_lookup_elem(&cidrs6, &key);
+	return (!translated || !*translated) && !bpf_map_lookup_elem(&locals6, source);
+}
+
+// 1: to the socket. 0: to the kernel.
+static __always_inline int is_ours(void *data, void *end)
+{
+	struct ethhdr *link = data;
+	if ((void *)(link + 1) > end)
+		return 0;
+	__u8 *l3 = (__u8 *)(link + 1);
+
+	if (link->h_proto == bpf_htons(ETH_P_IP)) {
+		if (l3 + 20 > (__u8 *)end)
+			return 0;
+		__u32 source, destination;
+		__builtin_memcpy(&source, l3 + 12, 4);
+		__builtin_memcpy(&destination, l3 + 16, 4);
+		return is_ours4(source, destination);
+	}
+	if (link->h_proto == bpf_htons(ETH_P_IPV6)) {
+		if (l3 + 40 > (__u8 *)end)
+			return 0;
+		struct v6 source, destination;
+		__builtin_memcpy(&source, l3 + 8, 16);
+		__builtin_memcpy(&destination, l3 + 24, 16);
+		// Neighbour discovery is the kernel's, but for the question where a VIP is.
+		if (l3[6] == IPPROTO_ICMPV6 && l3 + 41 <= (__u8 *)end && l3[40] >= 133 && l3[40] <= 137) {
+			if (l3[40] != 135 || l3 + 64 > (__u8 *)end)
+				return 0;
+			struct v6 target;
+			__builtin_memcpy(&target, l3 + 48, 16);
+			return bpf_map_lookup_elem(&vips6, &target) != 0;
+		}
+		return is_ours6(&source, &destination);
+	}
+	if (link->h_proto == bpf_htons(ETH_P_ARP)) {
+		if (l3 + 28 > (__u8 *)end)
+			return 0;
+		__u32 target;
+		__builtin_memcpy(&target, l3 + 24, 4);
+		return bpf_map_lookup_elem(&vips4, &target) != 0;
+	}
+	return 0;
+}
+
+SEC("xdp")
+int vipgate_steer(struct xdp_md *ctx)
+{
+	if (!is_ours((void *)(long)ctx->data, (void *)(long)ctx->data_end)) {
+		count(PASSED);
+		return XDP_PASS;
+	}
+	__u32 ifindex = ctx->ingress_ifindex;
+	__u32 *interface = bpf_map_lookup_elem(&interfaces, &ifindex);
+	__u32 queue = ctx->rx_queue_index;
+	int action = XDP_DROP;
+	if (interface && queue < QUEUES)
+		action = bpf_redirect_map(&sockets, *interface * QUEUES + queue, XDP_DROP);
+	count(action == XDP_REDIRECT ? CAPTURED : NO_SOCKET);
+	return action;
+}
+
+// Some of the helpers are for GPL-compatible programs only.
+char LICENSE[] SEC("license") = "GPL";

@@ -1,0 +1,188 @@
+//! Opening the sockets of all workers, all or none.
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use thiserror::Error;
+use vipgate_dataplane::io::InterfaceId;
+use xsk_rs::Socket;
+use xsk_rs::config::{BindFlags, Interface, LibxdpFlags, QueueSize, SocketConfig};
+
+use crate::device::{Port, XdpDevice};
+use crate::doorbell::Doorbell;
+use crate::nic::Nic;
+use crate::umem::{RING, SharedUmem};
+
+/// Frames for each socket: to receive into, in transmission, and as many again in the engine's hands.
+const FRAMES_PER_SOCKET: u32 = 2 * RING;
+
+/// Whether frames are shared with the NIC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ZeroCopy {
+    /// Where all interfaces can.
+    #[default]
+    Auto,
+    /// Or fail.
+    Always,
+    /// Copy.
+    Never,
+}
+
+/// What to open.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The interfaces, by number.
+    pub interfaces: Vec<Nic>,
+    /// How many workers share them: queue q belongs to worker q modulo this.
+    pub workers: usize,
+    /// Whether frames are shared with the NIC.
+    pub zero_copy: ZeroCopy,
+    /// Whether the kernel's half runs on the worker's core, when the worker asks for packets.
+    pub busy_poll: bool,
+}
+
+/// A socket that can't be opened.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// The kernel gave no memory for frames.
+    #[error("cannot make the memory for {frames} frames: {source}{}", hint(.source))]
+    Umem {
+        /// How many frames.
+        frames: u32,
+        /// What the kernel says.
+        source: io::Error,
+    },
+    /// The kernel gave no socket.
+    #[error("cannot open an AF_XDP socket on {interface} queue {queue}: {source}{}", hint(.source))]
+    Socket {
+        /// The interface's name.
+        interface: String,
+        /// Its queue.
+        queue: u32,
+        /// What the kernel says.
+        source: io::Error,
+    },
+    /// A queue that no one can poll.
+    #[error("interface {interface} has {queues} receive queue{}, but there are {workers} workers: worker {queues} would \
+             have none; list fewer cores, or give the interface more queues (`ethtool -L {interface} combined {workers}`)",
+             if *.queues == 1 { "" } else { "s" })]
+    TooFewQueues {
+        /// The interface's name.
+        interface: String,
+        /// Its queues.
+        queues: u32,
+        /// The workers.
+        workers: usize,
+    },
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => {
+            " (vipgate needs root, or CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_IPC_LOCK)"
+        }
+        Some(libc::EAFNOSUPPORT) => " (this kernel has no AF_XDP: it needs CONFIG_XDP_SOCKETS, Linux 5.11 or later)",
+        Some(libc::EBUSY) => " (another program has a socket on this queue)",
+        Some(libc::EOPNOTSUPP) => " (the driver can't share frames: set `xdp.zero_copy: never`)",
+        Some(libc::ENOBUFS | libc::ENOMEM) => " (too little memory may be locked: raise RLIMIT_MEMLOCK)",
+        _ => "",
+    }
+}
+
+/// Opens the sockets of all workers; element i is worker i's.
+///
+/// # Errors
+/// When a socket can't be had; all that were opened are closed again.
+pub fn open(plan: &Plan) -> Result<Vec<XdpDevice>, OpenError> {
+    for nic in &plan.interfaces {
+        if (nic.queues as usize) < plan.workers {
+            return Err(OpenError::TooFewQueues {
+                interface: nic.name.clone(),
+                queues: nic.queues,
+                workers: plan.workers,
+            });
+        }
+    }
+    let zero_copy = match plan.zero_copy {
+        ZeroCopy::Always => true,
+        ZeroCopy::Never => false,
+        ZeroCopy::Auto => plan.interfaces.iter().all(|nic| nic.zero_copy && nic.native_xdp),
+    };
+    match open_with(plan, zero_copy) {
+        Err(error) if zero_copy && plan.zero_copy == ZeroCopy::Auto => {
+            tracing::warn!(%error, "zero copy was promised but not granted; copying instead");
+            open_with(plan, false)
+        }
+        result => result,
+    }
+}
+
+fn open_with(plan: &Plan, zero_copy: bool) -> Result<Vec<XdpDevice>, OpenError> {
+    let sockets: u32 = plan.interfaces.iter().map(|nic| nic.queues).sum();
+    let frames = sockets * FRAMES_PER_SOCKET;
+    let umem = SharedUmem::new(frames).map_err(|source| OpenError::Umem { frames, source })?;
+    let mut devices = Vec::with_capacity(plan.workers);
+    for worker in 0..plan.workers {
+        let mut ports = Vec::new();
+        for (nic, number) in plan.interfaces.iter().zip(0..) {
+            for queue in (0..nic.queues).filter(|queue| *queue as usize % plan.workers == worker) {
+                let port = open_port(&umem, nic, InterfaceId(number), queue, zero_copy, plan.busy_poll);
+                ports.push(port.map_err(|source| OpenError::Socket { interface: nic.name.clone(), queue, source })?);
+            }
+        }
+        let doorbell = Doorbell::new().map_err(|source| OpenError::Umem { frames, source })?;
+        let mut device = XdpDevice::new(umem.clone(), ports, plan.interfaces.len(), doorbell);
+        // A driver may stop for good on an empty fill ring, so it is filled before the program sends packets here.
+        device.refill();
+        devices.push(device);
+    }
+    Ok(devices)
+}
+
+fn open_port(
+    umem: &SharedUmem,
+    nic: &Nic,
+    interface: InterfaceId,
+    queue: u32,
+    zero_copy: bool,
+    busy_poll: bool,
+) -> io::Result<Port> {
+    let ring = QueueSize::new(RING).map_err(io::Error::other)?;
+    let copy = if zero_copy { BindFlags::XDP_ZEROCOPY } else { BindFlags::XDP_COPY };
+    let config = SocketConfig::builder()
+        .rx_queue_size(ring)
+        .tx_queue_size(ring)
+        .libxdp_flags(LibxdpFlags::XSK_LIBXDP_FLAGS_INHIBIT_PROG_LOAD)
+        .bind_flags(BindFlags::XDP_USE_NEED_WAKEUP | copy)
+        .build();
+    let name: Interface = nic.name.parse().map_err(io::Error::other)?;
+    // SAFETY: the one demand is the flag INHIBIT_PROG_LOAD, which is set above.
+    let (transmit, receive, rings) = unsafe { Socket::new(config, &umem.umem, &name, queue) }.map_err(|error| {
+        std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<io::Error>()).map_or_else(
+            || io::Error::other(error.to_string()),
+            |cause| {
+                cause.raw_os_error().map_or_else(|| io::Error::other(cause.to_string()), io::Error::from_raw_os_error)
+            },
+        )
+    })?;
+    let (fill, completion) = rings.ok_or_else(|| io::Error::from_raw_os_error(libc::EBUSY))?;
+    if busy_poll {
+        ask_for_busy_poll(receive.fd().as_raw_fd())?;
+    }
+    Ok(Port::new(interface, queue, (transmit, receive), (fill, completion)))
+}
+
+/// Lets the kernel's half of the work run when the worker asks for it (Linux 5.11).
+fn ask_for_busy_poll(socket: i32) -> io::Result<()> {
+    const SO_BUSY_POLL: i32 = 46;
+    const SO_PREFER_BUSY_POLL: i32 = 69;
+    const SO_BUSY_POLL_BUDGET: i32 = 70;
+    for (option, value) in [(SO_PREFER_BUSY_POLL, 1_i32), (SO_BUSY_POLL, 20), (SO_BUSY_POLL_BUDGET, 64)] {
+        // SAFETY: the kernel reads four bytes from `value`, which lives until the call returns.
+        let result = unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, option, (&raw const value).cast(), 4) };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,300 @@
+//! The steering program's tables: what is captured. Loaded once for all interfaces; filled before the program is
+//! attached, and kept in step with policy by differences.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use aya::maps::lpm_trie::Key;
+use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, XskMap};
+use aya::programs::{ProgramError, Xdp};
+use aya::{Ebpf, EbpfError, EbpfLoader};
+use ipnet::IpNet;
+use thiserror::Error;
+use vipgate_dataplane::io::InterfaceId;
+
+use crate::program::NAME;
+
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
+
+/// Queues of one interface that the program has room for.
+pub const MOST_QUEUES: u32 = 64;
+
+/// What is captured.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SteeringTables {
+    /// Covered pods, and the number of the policy that covers each.
+    pub endpoints: BTreeMap<IpAddr, u32>,
+    /// VIPs.
+    pub vips: BTreeSet<IpAddr>,
+    /// Addresses of the gateway's own kernel: what pods send there is not captured.
+    pub locals: BTreeSet<IpAddr>,
+    /// For each policy, whether a destination is translated; the longest prefix counts, and no match means no.
+    pub cidrs: BTreeMap<(u32, IpNet), bool>,
+}
+
+/// What the program has done with packets, since it was loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcomes {
+    /// Given to the kernel.
+    pub passed: u64,
+    /// Given to a socket.
+    pub captured: u64,
+    /// Captured, but no socket listened: dropped.
+    pub no_socket: u64,
+}
+
+/// The program can't be loaded or its tables can't be changed.
+#[derive(Debug, Error)]
+pub enum SteeringError {
+    /// The kernel refused to load it.
+    #[error("cannot load the steering program: {}{}", chain(.0), hint(&chain(.0)))]
+    Load(#[source] EbpfError),
+    /// The kernel refused to verify it.
+    #[error("the kernel refused the steering program: {}{}", chain(.0), hint(&chain(.0)))]
+    Verify(#[source] ProgramError),
+    /// A table can't be changed.
+    #[error("cannot change the steering program's table {table}: {}", chain(.source))]
+    Table {
+        /// Its name.
+        table: &'static str,
+        /// What the kernel says.
+        source: MapError,
+    },
+    /// The program has no such part: it is not the one that this version was built with.
+    #[error("the steering program has no {0}")]
+    NoSuchPart(&'static str),
+}
+
+fn hint(text: &str) -> &'static str {
+    if text.contains("Operation not permitted") || text.contains("os error 1)") || text.contains("Permission denied") {
+        " (vipgate needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_NET_RAW)"
+    } else {
+        ""
+    }
+}
+
+/// An error and its causes in one line, each once.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let part = error.to_string();
+        if !text.contains(&part) {
+            text = format!("{text}: {part}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// An IPv6 address as the program's tables hold it.
+type V6Key = [u8; 16];
+/// One table for each address family.
+type ByFamily<V> = (HashMap<MapData, [u8; 4], V>, HashMap<MapData, V6Key, V>);
+/// Policy number and address, behind the prefix length that [`Key`] adds.
+type Cidr4 = [u8; 8];
+type Cidr6 = [u8; 20];
+
+/// The loaded program and its tables.
+pub struct Steering {
+    program: Ebpf,
+    interfaces: HashMap<MapData, u32, u32>,
+    sockets: XskMap<MapData>,
+    endpoints: ByFamily<u32>,
+    vips: ByFamily<u8>,
+    locals: ByFamily<u8>,
+    cidrs: (LpmTrie<MapData, Cidr4, u8>, LpmTrie<MapData, Cidr6, u8>),
+    outcomes: PerCpuArray<MapData, u64>,
+    applied: SteeringTables,
+}
+
+impl std::fmt::Debug for Steering {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Steering").field("applied", &self.applied).finish_non_exhaustive()
+    }
+}
+
+impl Steering {
+    /// Loads the program; it captures nothing and is attached nowhere yet.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn load() -> Result<Self, SteeringError> {
+        let mut program = EbpfLoader::new().load(OBJECT).map_err(SteeringError::Load)?;
+        let steer: &mut Xdp = program
+            .program_mut(NAME)
+            .ok_or(SteeringError::NoSuchPart(NAME))?
+            .try_into()
+            .map_err(SteeringError::Verify)?;
+        steer.load().map_err(SteeringError::Verify)?;
+        Ok(Self {
+            interfaces: take(&mut program, "interfaces")?,
+            sockets: take(&mut program, "sockets")?,
+            endpoints: (take(&mut program, "endpoints4")?, take(&mut program, "endpoints6")?),
+            vips: (take(&mut program, "vips4")?, take(&mut program, "vips6")?),
+            locals: (take(&mut program, "locals4")?, take(&mut program, "locals6")?),
+            cidrs: (take(&mut program, "cidrs4")?, take(&mut program, "cidrs6")?),
+            outcomes: take(&mut program, "outcomes")?,
+            program,
+            applied: SteeringTables::default(),
+        })
+    }
+
+    /// Says which number an interface has.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn add_interface(&mut self, ifindex: u32, id: InterfaceId) -> Result<(), SteeringError> {
+        let table = "interfaces";
+        self.interfaces.insert(ifindex, u32::from(id.0), 0).map_err(|source| SteeringError::Table { table, source })
+    }
+
+    /// Connects a queue of an interface to its socket.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn connect(&mut self, interface: InterfaceId, queue: u32, socket: i32) -> Result<(), SteeringError> {
+        let index = u32::from(interface.0) * MOST_QUEUES + queue;
+        self.sockets.set(index, socket, 0).map_err(|source| SteeringError::Table { table: "sockets", source })
+    }
+
+    /// Captures what `wanted` says: what is new first, so that nothing which stays is open for a moment.
+    ///
+    /// # Errors
+    /// When the kernel refuses; what was changed until then stays, and the next call makes up for the rest.
+    pub fn apply(&mut self, wanted: SteeringTables) -> Result<(), SteeringError> {
+        let old = std::mem::take(&mut self.applied);
+        // If a step fails, what is in the tables is not known exactly: all of both, at most.
+        self.applied = union(&old, &wanted);
+        for (&(policy, net), &translated) in difference(&wanted.cidrs, &old.cidrs) {
+            self.set_cidr(policy, net, Some(translated))?;
+        }
+        for (&address, &policy) in difference(&wanted.endpoints, &old.endpoints) {
+            set(&mut self.endpoints, "endpoints", address, Some(policy))?;
+        }
+        for &address in wanted.vips.difference(&old.vips) {
+            set(&mut self.vips, "vips", address, Some(1))?;
+        }
+        for &address in wanted.locals.difference(&old.locals) {
+            set(&mut self.locals, "locals", address, Some(1))?;
+        }
+        for &address in old.locals.difference(&wanted.locals) {
+            set(&mut self.locals, "locals", address, None)?;
+        }
+        for &address in old.vips.difference(&wanted.vips) {
+            set(&mut self.vips, "vips", address, None)?;
+        }
+        for &address in old.endpoints.keys().filter(|address| !wanted.endpoints.contains_key(address)) {
+            set(&mut self.endpoints, "endpoints", address, None)?;
+        }
+        for &(policy, net) in old.cidrs.keys().filter(|key| !wanted.cidrs.contains_key(key)) {
+            self.set_cidr(policy, net, None)?;
+        }
+        self.applied = wanted;
+        Ok(())
+    }
+
+    /// What the program has done with packets.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn outcomes(&self) -> Result<Outcomes, SteeringError> {
+        let read = |index: u32| {
+            let values =
+                self.outcomes.get(&index, 0).map_err(|source| SteeringError::Table { table: "outcomes", source })?;
+            Ok::<u64, SteeringError>(values.iter().sum())
+        };
+        Ok(Outcomes { passed: read(0)?, captured: read(1)?, no_socket: read(2)? })
+    }
+
+    /// The loaded program.
+    pub(crate) fn program_fd(&self) -> Result<BorrowedFd<'_>, SteeringError> {
+        let program: &Xdp = self
+            .program
+            .program(NAME)
+            .ok_or(SteeringError::NoSuchPart(NAME))?
+            .try_into()
+            .map_err(SteeringError::Verify)?;
+        program.fd().map(AsFd::as_fd).map_err(SteeringError::Verify)
+    }
+
+    /// The loaded program, to attach it by a link that dies with the process.
+    pub(crate) fn program_mut(&mut self) -> Result<&mut Xdp, SteeringError> {
+        let program = self.program.program_mut(NAME).ok_or(SteeringError::NoSuchPart(NAME))?;
+        program.try_into().map_err(SteeringError::Verify)
+    }
+
+    fn set_cidr(&mut self, policy: u32, net: IpNet, value: Option<bool>) -> Result<(), SteeringError> {
+        let policy = policy.to_ne_bytes();
+        let length = 32 + u32::from(net.prefix_len());
+        let result = match net {
+            IpNet::V4(net) => {
+                let mut data = Cidr4::default();
+                data[..4].copy_from_slice(&policy);
+                data[4..].copy_from_slice(&net.network().octets());
+                let key = Key::new(length, data);
+                match value {
+                    Some(value) => self.cidrs.0.insert(&key, u8::from(value), 0),
+                    None => forget_missing(self.cidrs.0.remove(&key)),
+                }
+            }
+            IpNet::V6(net) => {
+                let mut data = Cidr6::default();
+                data[..4].copy_from_slice(&policy);
+                data[4..].copy_from_slice(&net.network().octets());
+                let key = Key::new(length, data);
+                match value {
+                    Some(value) => self.cidrs.1.insert(&key, u8::from(value), 0),
+                    None => forget_missing(self.cidrs.1.remove(&key)),
+                }
+            }
+        };
+        result.map_err(|source| SteeringError::Table { table: "cidrs", source })
+    }
+}
+
+fn take<T: TryFrom<Map, Error = MapError>>(program: &mut Ebpf, table: &'static str) -> Result<T, SteeringError> {
+    let map = program.take_map(table).ok_or(SteeringError::NoSuchPart(table))?;
+    map.try_into().map_err(|source| SteeringError::Table { table, source })
+}
+
+fn set<V: aya::Pod>(
+    (v4, v6): &mut ByFamily<V>,
+    table: &'static str,
+    address: IpAddr,
+    value: Option<V>,
+) -> Result<(), SteeringError> {
+    let result = match (address, value) {
+        (IpAddr::V4(address), Some(value)) => v4.insert(address.octets(), value, 0),
+        (IpAddr::V6(address), Some(value)) => v6.insert(address.octets(), value, 0),
+        (IpAddr::V4(address), None) => forget_missing(v4.remove(&Ipv4Addr::octets(&address))),
+        (IpAddr::V6(address), None) => forget_missing(v6.remove(&Ipv6Addr::octets(&address))),
+    };
+    result.map_err(|source| SteeringError::Table { table, source })
+}
+
+/// Taking away what isn't there is no error: an earlier change may have failed half-way.
+fn forget_missing(result: Result<(), MapError>) -> Result<(), MapError> {
+    match result {
+        Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        result => result,
+    }
+}
+
+fn difference<'a, K: Ord, V: PartialEq>(
+    wanted: &'a BTreeMap<K, V>,
+    old: &'a BTreeMap<K, V>,
+) -> impl Iterator<Item = (&'a K, &'a V)> {
+    wanted.iter().filter(|(key, value)| old.get(key) != Some(value))
+}
+
+/// Everything that may be in the tables while they change. Values don't matter: the next change writes them anew.
+fn union(old: &SteeringTables, wanted: &SteeringTables) -> SteeringTables {
+    SteeringTables {
+        endpoints: old.endpoints.keys().chain(wanted.endpoints.keys()).map(|&address| (address, u32::MAX)).collect(),
+        vips: old.vips.difference(&wanted.vips).copied().collect(),
+        locals: old.locals.difference(&wanted.locals).copied().collect(),
+        cidrs: old.cidrs.iter().filter(|(key, _)| !wanted.cidrs.contains_key(key)).map(|(&key, &v)| (key, v)).collect(),
+    }
+}
