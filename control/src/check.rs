@@ -206,14 +206,14 @@ impl fmt::Display for Report {
             policy.fmt(f)?;
         }
         let errors = self.errors();
-        write!(f, "{} errors, {} warnings", errors, self.complaints.len() - errors)
+        writeln!(f, "errors: {errors}, warnings: {}", self.complaints.len() - errors)
     }
 }
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let objects: Vec<_> = self.objects.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
-        writeln!(f, "manifests: {} files: {}", self.files, objects.join(", "))?;
+        writeln!(f, "manifests in {} file(s): {}", self.files, objects.join(", "))?;
         writeln!(
             f,
             "policy {}: {} VIPs, {} policies, {} endpoints, {} of them without a VIP",

@@ -35,7 +35,7 @@ fn the_examples_are_fine() {
     assert_eq!((policy.endpoints, policy.closed), (6, 0));
     let text = report.to_string();
     assert!(text.contains("4 VIPs, 2 policies, 6 endpoints, 0 of them without a VIP"), "{text}");
-    assert!(text.ends_with("0 errors, 0 warnings"), "{text}");
+    assert!(text.ends_with("\nerrors: 0, warnings: 0\n"), "{text}");
     assert!(serde_json::to_string(&report).unwrap().contains("\"version\""));
 }
 
