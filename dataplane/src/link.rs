@@ -1,3 +1,4 @@
 //! From one worker to another.
 
+pub mod directory;
 pub mod handoff;

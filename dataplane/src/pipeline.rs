@@ -6,7 +6,6 @@
 use crate::batch::Batch;
 use crate::counters::Counters;
 use crate::ports::allocator::Allocator;
-use crate::ports::pool::WorkerId;
 use crate::session::Sessions;
 use crate::settle::Settle;
 use crate::snapshot::Snapshot;
@@ -28,7 +27,7 @@ pub fn run(
     tables: &mut Tables,
     view: &Snapshot,
     rules: open::Rules,
-    this: WorkerId,
+    flows: classify::Flows<'_>,
     counters: &Counters,
     now: Tick,
 ) {
@@ -39,7 +38,7 @@ pub fn run(
     answer::run(batch, view);
     lookup::run(batch, sessions, view);
     recheck::run(batch, sessions, view, now, &mut settle);
-    classify::run(batch, view, this);
+    classify::run(batch, view, rules, flows);
     open::run(batch, sessions, view, rules, now, &mut settle);
     rewrite::run(batch, sessions, &view.network, now);
     route::run(batch, &view.network);

@@ -15,12 +15,14 @@ use crate::command::Command;
 use crate::counters::{DropReason, WorkerCounters};
 use crate::inspect;
 use crate::io::{InterfaceId, PacketIo, Received};
+use crate::link::directory::Directory;
 use crate::link::handoff::Links;
 use crate::pipeline::{self, Tables};
 use crate::ports::pool::WorkerId;
 use crate::settle::Settle;
 use crate::snapshot::Snapshot;
 use crate::snapshot::publish::Reader;
+use crate::stage::classify::Flows;
 use crate::stage::{answer, open};
 use crate::sweeper::Sweeper;
 use crate::time::Tick;
@@ -39,6 +41,8 @@ pub struct Parts<Io> {
     pub io: Io,
     /// Its rings to the other workers.
     pub links: Links,
+    /// Which worker has which flow; `None` where there is one worker.
+    pub directory: Option<Arc<Directory>>,
     /// Its connections and ports.
     pub tables: Tables,
     /// The policy and network in force.
@@ -83,8 +87,9 @@ impl<Io: PacketIo> Worker<Io> {
         let view = self.parts.reader.read().clone();
         let received = self.receive();
         if received > 0 {
-            let Parts { tables, counters, rules, id, .. } = &mut self.parts;
-            pipeline::run(&mut self.batch, tables, &view, *rules, *id, counters, now);
+            let Parts { tables, counters, rules, id, directory, .. } = &mut self.parts;
+            let flows = Flows { this: *id, directory: directory.as_deref() };
+            pipeline::run(&mut self.batch, tables, &view, *rules, flows, counters, now);
             self.dispatch(now);
         }
         self.retry_waiting(&view, now);

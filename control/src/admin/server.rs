@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
-use vipgate_dataplane::counters::{Direction, DropReason};
+use vipgate_dataplane::counters::{Counter, Direction, DropReason};
 use vipgate_dataplane::snapshot::spec::{Announce, Role};
 
 use super::proto::admin_server::Admin;
@@ -41,7 +41,7 @@ impl Admin for Service {
                     sessions: counters.sessions.get(),
                     received: counters.received.get(),
                     packets: packets.into_iter().filter(|(_, count)| *count > 0).collect(),
-                    drops: counters.drops.iter().map(|drops| drops.get()).sum(),
+                    drops: counters.drops.iter().map(Counter::get).sum(),
                     handoffs: counters.handoffs.get(),
                     answered: counters.answered.get(),
                     waiting: counters.waiting.get(),
@@ -102,7 +102,7 @@ impl Admin for Service {
 
     async fn sessions(&self, request: Request<proto::SessionsRequest>) -> Answer<Self::SessionsStream> {
         let request = request.into_inner();
-        let filter = sessions::filter(request.filter.unwrap_or_default())?;
+        let filter = sessions::filter(&request.filter.unwrap_or_default())?;
         let limit = if request.limit == 0 { u64::MAX } else { request.limit };
         let (sender, receiver) = tokio::sync::mpsc::channel(4);
         let state = self.state.clone();
@@ -112,7 +112,7 @@ impl Admin for Service {
     }
 
     async fn flush_sessions(&self, request: Request<proto::FlushSessionsRequest>) -> Answer<proto::FlushSessionsReply> {
-        let filter = sessions::filter(request.into_inner().filter.unwrap_or_default())?;
+        let filter = sessions::filter(&request.into_inner().filter.unwrap_or_default())?;
         let state = self.state.clone();
         let ended = tokio::task::spawn_blocking(move || sessions::flush(&state, &filter))
             .await

@@ -21,7 +21,7 @@ const PROTOCOLS: [(&str, u8); 4] =
     [("tcp", protocol::TCP), ("udp", protocol::UDP), ("icmp", protocol::ICMP), ("icmpv6", protocol::ICMPV6)];
 
 /// Reads a filter as people write it.
-pub(super) fn filter(filter: proto::SessionFilter) -> Result<SessionFilter, Status> {
+pub(super) fn filter(filter: &proto::SessionFilter) -> Result<SessionFilter, Status> {
     let address = |field: &str, text: &str| -> Result<Option<IpAddr>, Status> {
         if text.is_empty() {
             return Ok(None);

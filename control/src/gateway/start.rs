@@ -10,6 +10,7 @@ use crossbeam::channel::bounded;
 use crossbeam::queue::ArrayQueue;
 use tokio::sync::Notify;
 use vipgate_dataplane::io::InterfaceId;
+use vipgate_dataplane::link::directory::Directory;
 use vipgate_dataplane::link::handoff::{Links, Wake};
 use vipgate_dataplane::pipeline::Tables;
 use vipgate_dataplane::ports::PortRange;
@@ -23,7 +24,7 @@ use vipgate_dataplane::snapshot::publish::Publisher;
 use vipgate_dataplane::stage::open::Rules;
 use vipgate_dataplane::waiting::{Questions, Waiting};
 use vipgate_dataplane::worker::Parts;
-use vipgate_xdp::attach::{self, ModeWish, OnExit};
+use vipgate_xdp::attach::{self, Mode, ModeWish, OnExit};
 use vipgate_xdp::device::XdpDevice;
 use vipgate_xdp::multicast::AllMulticast;
 use vipgate_xdp::nic::Nic;
@@ -81,25 +82,9 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
     let admin_socket = admin::bind(&config.admin.socket).await?;
 
-    let mut steering = Steering::load().map_err(Failure::runtime)?;
-    let devices = open::open(&Plan {
-        interfaces: nics.clone(),
-        workers: cores.len(),
-        zero_copy: match config.xdp.zero_copy {
-            config::ZeroCopy::Auto => ZeroCopy::Auto,
-            config::ZeroCopy::Always => ZeroCopy::Always,
-            config::ZeroCopy::Never => ZeroCopy::Never,
-        },
-        busy_poll: config.xdp.busy_poll,
-    })
-    .map_err(open_failure)?;
-    steering.apply(capture::tables(&set, &network.current().locals)).map_err(Failure::runtime)?;
-    for (nic, number) in nics.iter().zip(0..) {
-        steering.add_interface(nic.ifindex, InterfaceId(number)).map_err(Failure::runtime)?;
-    }
-    for (interface, queue, fd, _) in devices.iter().flat_map(XdpDevice::sockets) {
-        steering.connect(interface, queue, fd).map_err(Failure::runtime)?;
-    }
+    let (mut steering, devices) = open_devices(&config, &nics, cores.len())?;
+    let tables = capture::tables(&set, &network.current().locals);
+    steering.apply(tables).map_err(Failure::runtime)?;
     let multicast = join_multicast(&config, &nics);
 
     let bell = Arc::new(ControlBell::default());
@@ -111,40 +96,9 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
     let sockets = parts.iter().map(|(_, parts, _)| parts.io.sockets().collect::<Vec<_>>()).collect::<Vec<_>>();
     let threads = Threads::start(parts, config.workers.idle, clock)?;
 
-    let wish = match config.xdp.mode {
-        config::XdpMode::Auto => ModeWish::Auto,
-        config::XdpMode::Native => ModeWish::Native,
-        config::XdpMode::Generic => ModeWish::Generic,
-    };
-    let on_exit = match config.xdp.on_exit {
-        config::OnExit::Drop => OnExit::Drop,
-        config::OnExit::Pass => OnExit::Pass,
-    };
-    let modes = attach::attach(&mut steering, &nics, wish, on_exit).map_err(Failure::runtime)?;
+    let modes = attach_steering(&config, &nics, &mut steering)?;
     let steering = Arc::new(Mutex::new(steering));
-
-    let sockets =
-        sockets.into_iter().zip(0..).flat_map(|(sockets, worker)| sockets.into_iter().map(move |s| (worker, s)));
-    let sockets: Vec<SocketStatus> = sockets
-        .map(|(worker, (interface, queue, _, zero_copy))| SocketStatus {
-            interface: nics[usize::from(interface.0)].name.clone(),
-            queue,
-            worker,
-            mode: modes[usize::from(interface.0)].name(),
-            zero_copy,
-        })
-        .collect();
-    for socket in &sockets {
-        tracing::info!(
-            event = "socket",
-            interface = socket.interface,
-            queue = socket.queue,
-            worker = socket.worker,
-            mode = socket.mode,
-            zero_copy = socket.zero_copy,
-            "AF_XDP socket granted"
-        );
-    }
+    let sockets = granted(&nics, &modes, sockets);
     let counters = handles.iter().map(|handle| handle.counters.clone()).collect();
     let pool = pool.ok_or_else(|| Failure::usage("workers.cores: at least one worker is needed"))?;
     tracing::info!(event = "frames", frames = pool.total(), pages = pool.pages(), "memory for packets");
@@ -189,6 +143,57 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
         metrics_listener,
         _multicast: multicast,
     })
+}
+
+/// Loads the steering program and connects it to the sockets of all workers; nothing is captured yet.
+fn open_devices(config: &Config, nics: &[Nic], workers: usize) -> Result<(Steering, Vec<XdpDevice>), Failure> {
+    let mut steering = Steering::load().map_err(Failure::runtime)?;
+    let devices = open::open(&Plan {
+        interfaces: nics.to_vec(),
+        workers,
+        zero_copy: match config.xdp.zero_copy {
+            config::ZeroCopy::Auto => ZeroCopy::Auto,
+            config::ZeroCopy::Always => ZeroCopy::Always,
+            config::ZeroCopy::Never => ZeroCopy::Never,
+        },
+        busy_poll: config.xdp.busy_poll,
+    })
+    .map_err(open_failure)?;
+    for (nic, number) in nics.iter().zip(0..) {
+        steering.add_interface(nic.ifindex, InterfaceId(number)).map_err(Failure::runtime)?;
+    }
+    for (interface, queue, fd, _) in devices.iter().flat_map(XdpDevice::sockets) {
+        steering.connect(interface, queue, fd).map_err(Failure::runtime)?;
+    }
+    Ok((steering, devices))
+}
+
+/// Puts the steering program on the interfaces: from here on, packets are captured.
+fn attach_steering(config: &Config, nics: &[Nic], steering: &mut Steering) -> Result<Vec<Mode>, Failure> {
+    let wish = match config.xdp.mode {
+        config::XdpMode::Auto => ModeWish::Auto,
+        config::XdpMode::Native => ModeWish::Native,
+        config::XdpMode::Generic => ModeWish::Generic,
+    };
+    let on_exit = match config.xdp.on_exit {
+        config::OnExit::Drop => OnExit::Drop,
+        config::OnExit::Pass => OnExit::Pass,
+    };
+    attach::attach(steering, nics, wish, on_exit).map_err(Failure::runtime)
+}
+
+/// Interface, queue, descriptor, zero copy: a socket as its device tells.
+type Socket = (InterfaceId, u32, i32, bool);
+
+/// The sockets as the kernel granted them, by worker; the log says so, too.
+fn granted(nics: &[Nic], modes: &[Mode], sockets: Vec<Vec<Socket>>) -> Vec<SocketStatus> {
+    let all = sockets.into_iter().zip(0..).flat_map(|(sockets, worker)| sockets.into_iter().map(move |s| (worker, s)));
+    let status = all.map(|(worker, (interface, queue, _, zero_copy))| {
+        let (interface, mode) = (nics[usize::from(interface.0)].name.clone(), modes[usize::from(interface.0)].name());
+        tracing::info!(event = "socket", interface, queue, worker, mode, zero_copy, "AF_XDP socket granted");
+        SocketStatus { interface, queue, worker, mode, zero_copy }
+    });
+    status.collect()
 }
 
 fn find_nics(config: &Config) -> Result<Vec<Nic>, Failure> {
@@ -258,6 +263,8 @@ fn make_workers(
     let range = PortRange::new(config.ports.range.first, config.ports.range.last)
         .ok_or_else(|| Failure::usage("ports.range: it is empty"))?;
     let bells: Vec<Arc<dyn Wake>> = devices.iter().map(|device| device.doorbell() as Arc<dyn Wake>).collect();
+    let flows = usize::try_from(config.sessions.capacity).unwrap_or(usize::MAX);
+    let directory = if count > 1 { Some(Arc::new(Directory::new(flows, secret()?))) } else { None };
     let mut parts = Vec::new();
     let mut handles = Vec::new();
     for (((device, links), &core), number) in devices.into_iter().zip(Links::mesh(&bells)).zip(cores).zip(0..) {
@@ -278,6 +285,7 @@ fn make_workers(
             id,
             io: device,
             links,
+            directory: directory.clone(),
             tables: Tables { sessions, ports },
             reader: publisher.reader(),
             waiting: Waiting::new(questions.clone()),

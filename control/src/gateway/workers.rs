@@ -43,7 +43,7 @@ impl Clock {
 pub(super) struct Threads {
     stop: Arc<AtomicBool>,
     doorbells: Vec<Arc<Doorbell>>,
-    threads: Vec<JoinHandle<()>>,
+    running: Vec<JoinHandle<()>>,
 }
 
 impl Threads {
@@ -54,22 +54,22 @@ impl Threads {
         clock: Clock,
     ) -> Result<Self, Failure> {
         let stop = Arc::new(AtomicBool::new(false));
-        let mut running = Self { stop: stop.clone(), doorbells: Vec::new(), threads: Vec::new() };
+        let mut all = Self { stop: stop.clone(), doorbells: Vec::new(), running: Vec::new() };
         for (core, parts, doorbell) in workers {
-            running.doorbells.push(doorbell.clone());
+            all.doorbells.push(doorbell.clone());
             let stop = stop.clone();
             let thread = thread::Builder::new()
                 .name(format!("worker-{}", parts.id.0))
                 .spawn(move || work(core, parts, &doorbell, idle, clock, &stop))
                 .map_err(|error| Failure::runtime(format_args!("cannot start a worker thread: {error}")))?;
-            running.threads.push(thread);
+            all.running.push(thread);
         }
-        Ok(running)
+        Ok(all)
     }
 
     /// Whether all of them still run.
     pub(super) fn are_alive(&self) -> bool {
-        self.threads.iter().all(|thread| !thread.is_finished())
+        self.running.iter().all(|thread| !thread.is_finished())
     }
 
     /// Lets each worker end its turn, and waits for them; says whether all ended well.
@@ -78,7 +78,7 @@ impl Threads {
         for doorbell in &self.doorbells {
             doorbell.wake();
         }
-        self.threads.drain(..).map(JoinHandle::join).all(|result| result.is_ok())
+        self.running.drain(..).map(JoinHandle::join).all(|result| result.is_ok())
     }
 }
 

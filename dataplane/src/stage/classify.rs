@@ -5,24 +5,50 @@
 
 use crate::batch::{Batch, Head, IpVersion, Kind, Way};
 use crate::counters::{Direction, DropReason};
+use crate::link::directory::Directory;
 use crate::ports::pool::WorkerId;
 use crate::session::tuple::Tuple;
 use crate::snapshot::Snapshot;
 use crate::snapshot::policy::Family;
 use crate::snapshot::spec::Role;
+use crate::stage::open::{Rules, may_open};
 use crate::verdict::Verdict;
 
+/// Who among the workers has which flow.
+#[derive(Clone, Copy, Debug)]
+pub struct Flows<'a> {
+    /// This worker.
+    pub this: WorkerId,
+    /// The flows of all; `None` where there is one worker.
+    pub directory: Option<&'a Directory>,
+}
+
+impl Flows<'_> {
+    /// The other worker that has a pod's flow. Without one, the flow is this worker's if the packet may open a session.
+    fn owner<A: Family>(self, flow: &Tuple<A>, head: Head, opens: bool) -> Option<WorkerId> {
+        let directory = self.directory?;
+        // Whoever was sent a packet doesn't send it on.
+        let owner = match (head.handed_over, opens) {
+            (true, _) => return None,
+            (false, true) => Some(directory.find_or_claim(flow, self.this)),
+            (false, false) => directory.find(flow),
+        };
+        owner.filter(|&owner| owner != self.this)
+    }
+}
+
 /// Decides about every packet that no session knows.
-pub fn run(batch: &mut Batch, view: &Snapshot, this: WorkerId) {
+pub fn run(batch: &mut Batch, view: &Snapshot, rules: Rules, flows: Flows<'_>) {
     for i in batch.open_packets() {
         if batch.ways[i] != Way::Unknown {
             continue;
         }
         let head = batch.heads[i];
         let role = view.network.interface(batch.frames[i].interface).role;
+        let opens = may_open(batch, i, rules);
         let class = match head.version {
-            IpVersion::V4 => classify(&batch.v4[i], head, role, view, this),
-            IpVersion::V6 => classify(&batch.v6[i], head, role, view, this),
+            IpVersion::V4 => classify(&batch.v4[i], head, role, view, flows, opens),
+            IpVersion::V6 => classify(&batch.v6[i], head, role, view, flows, opens),
             IpVersion::Neither => Err(Verdict::Drop(DropReason::NotOurs)),
         };
         match class {
@@ -40,14 +66,17 @@ fn classify<A: Family>(
     head: Head,
     role: Role,
     view: &Snapshot,
-    this: WorkerId,
+    flows: Flows<'_>,
+    opens: bool,
 ) -> Result<Way, Verdict> {
     let policy = &view.policy;
     if let Some(vip) = policy.vip(tuple.destination) {
         // Only the worker that owns the port can know a session for it.
         let owner = vip.pool.owner(tuple.destination_port);
         return Err(match owner {
-            Some(owner) if owner != this && !head.handed_over && head.kind.has_session() => Verdict::HandOff(owner),
+            Some(owner) if owner != flows.this && !head.handed_over && head.kind.has_session() => {
+                Verdict::HandOff(owner)
+            }
             _ => Verdict::Drop(DropReason::NoService),
         });
     }
@@ -61,7 +90,10 @@ fn classify<A: Family>(
             Ok(Way::Unchanged)
         } else {
             match head.kind {
-                kind if kind.has_session() => Ok(Way::Egress(id)),
+                kind if kind.has_session() => match flows.owner(tuple, head, opens) {
+                    Some(owner) => Err(Verdict::HandOff(owner)),
+                    None => Ok(Way::Egress(id)),
+                },
                 Kind::Fragment => Err(Verdict::Drop(DropReason::Fragment)),
                 _ => Err(Verdict::Drop(DropReason::UnknownProtocol)),
             }

@@ -48,6 +48,15 @@ pub fn run(
     }
 }
 
+/// Whether a packet is of a kind that opens sessions: a SYN, a datagram, a question.
+pub fn may_open(batch: &Batch, i: usize, rules: Rules) -> bool {
+    match batch.heads[i].kind {
+        Kind::Tcp => !rules.require_syn || batch.segments[i].flags.opens(),
+        Kind::Udp | Kind::EchoRequest => true,
+        Kind::EchoReply | Kind::Unread | Kind::Arp | Kind::Neighbour | Kind::Fragment | Kind::Other => false,
+    }
+}
+
 #[expect(clippy::too_many_arguments, reason = "each is a table that opening reads or changes")]
 fn open<A: SessionFamily>(
     batch: &Batch,
@@ -68,10 +77,8 @@ fn open<A: SessionFamily>(
     {
         return Ok(slot);
     }
-    match head.kind {
-        Kind::Tcp if rules.require_syn && !batch.segments[i].flags.opens() => return Err(DropReason::NoSession),
-        Kind::EchoReply => return Err(DropReason::NoSession),
-        _ => {}
+    if !may_open(batch, i, rules) {
+        return Err(DropReason::NoSession);
     }
     if head.ttl <= 1 {
         return Err(DropReason::Ttl);

@@ -18,6 +18,7 @@ use vipgate_dataplane::command::Command;
 use vipgate_dataplane::counters::{Direction, DropReason};
 use vipgate_dataplane::io::memory::MemoryIo;
 use vipgate_dataplane::io::{InterfaceId, PacketIo};
+use vipgate_dataplane::link::directory::Directory;
 use vipgate_dataplane::link::handoff::{Links, Wake};
 use vipgate_dataplane::pipeline::Tables;
 use vipgate_dataplane::ports::PortRange;
@@ -169,6 +170,7 @@ impl Gateway {
         let questions = Questions { queue: Arc::new(ArrayQueue::new(64)), bell: Arc::new(NoBell) };
         let bells: Vec<Arc<dyn Wake>> = (0..setup.workers).map(|_| Arc::new(NoBell) as _).collect();
         let mut commands = Vec::new();
+        let directory = Arc::new(Directory::new(4096, HashKey::new([9, 8, 7, 6])));
         let workers = Links::mesh(&bells)
             .into_iter()
             .zip(0..)
@@ -180,6 +182,7 @@ impl Gateway {
                     id: WorkerId(id),
                     io: MemoryIo::new(setup.frames).unwrap(),
                     links,
+                    directory: (setup.workers > 1).then(|| directory.clone()),
                     tables: Tables {
                         sessions: Sessions::new(setup.capacity, setup.timeouts, key).unwrap(),
                         ports: Allocator::new(WorkerId(id), setup.workers, setup.range, key).unwrap(),

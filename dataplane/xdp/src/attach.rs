@@ -10,7 +10,8 @@ use aya::programs::XdpMode;
 use thiserror::Error;
 
 use crate::nic::Nic;
-use crate::program::{self, Attached, Mode};
+pub use crate::program::Mode;
+use crate::program::{self, Attached};
 use crate::steering::{Steering, SteeringError, chain};
 
 /// How the program is to be run.
