@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::admin::proto;
 use crate::failure::Failure;
-use crate::{check, gateway};
+use crate::{check, demo, gateway};
 
 /// Pods leave as their Service's VIP: a gateway on AF_XDP.
 #[derive(Debug, Parser)]
@@ -41,6 +41,12 @@ enum Command {
         /// Files and directories
         #[arg(required = true, value_name = "PATH")]
         paths: Vec<PathBuf>,
+    },
+    /// Build a cluster and a piece of the world in network namespaces, run it, report, clean up
+    Demo {
+        /// Stay up after the report, to look around
+        #[arg(long)]
+        keep: bool,
     },
     /// Show the gateway: policy, workers, interfaces, sockets
     Status(Ask),
@@ -151,6 +157,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Gateway { config } => gateway::run(&config),
         Command::Detach { config } => gateway::detach(&config),
         Command::Check { paths } => run_check(&paths),
+        Command::Demo { keep } => demo::run(keep),
         Command::Status(ask) => show::status(&ask),
         Command::Sessions { action: Some(SessionsAction::Flush { ask, filter }), .. } => show::flush(&ask, &filter),
         Command::Sessions { action: None, ask, filter, limit } => show::sessions(&ask, &filter, limit),

@@ -10,7 +10,7 @@ use crate::io::Received;
 use crate::ports::pool::WorkerId;
 
 /// Packets that wait in one ring at most.
-const RING: usize = 1024;
+const RING: usize = 2048;
 
 /// Something that can wake a sleeping worker.
 pub trait Wake: Send + Sync + Debug {

@@ -1,0 +1,151 @@
+//! What the demo does and what must hold.
+
+use std::fs;
+use std::net::IpAddr;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::report::{Report, Seen};
+use super::servers::{ask_http, ask_udp};
+use super::topology::{EXCLUDED, POD_NETWORKS, Pod, SERVER, Topology};
+use crate::failure::Failure;
+
+/// Seconds of the throughput run.
+const SECONDS: &str = "3";
+
+pub(super) fn run(topology: &Topology, report: &mut Report) -> Result<(), Failure> {
+    let capture = topology.folder.path().join("outside.pcap");
+    let capture_text = capture.display().to_string();
+    let capture_log = topology.folder.path().join("tcpdump.log");
+    // Pods' own addresses may be seen only on packets between tenant B and what its policy excludes.
+    let [pods4, pods6] = POD_NETWORKS;
+    let [excluded4, excluded6] = EXCLUDED;
+    let leaks = format!("(net {pods4} or net {pods6}) and not host {excluded4} and not host {excluded6}");
+    let command = ["tcpdump", "-i", "to-gateway", "-U", "-w", &capture_text, &leaks];
+    let mut tcpdump = topology.router.spawn(&command, &capture_log).map_err(Failure::runtime)?;
+    wait_for(|| fs::read_to_string(&capture_log).is_ok_and(|log| log.contains("listening on")), "tcpdump")?;
+
+    Report::section("What the server saw");
+    for pod in &topology.pods {
+        report.seen(pod, SERVER, &SERVER.map(|server| see(pod, server)), &pod.vips);
+    }
+    if let Some(pod) = topology.pods.iter().find(|pod| pod.tenant == "B") {
+        report.seen(pod, EXCLUDED, &EXCLUDED.map(|server| see(pod, server)), &pod.addresses);
+    }
+
+    Report::section("A download and an upload");
+    throughput(topology, report)?;
+
+    Report::section("The gateway");
+    gateway(topology, report)?;
+
+    thread::sleep(Duration::from_millis(200));
+    tcpdump.signal("INT").map_err(Failure::runtime)?;
+    tcpdump.wait(Duration::from_secs(3));
+    let leaked = crate::lab::output(&["tcpdump", "-n", "-r", &capture_text]).map_err(Failure::runtime)?;
+    let count = leaked.lines().count();
+    let first = leaked.lines().next().map(|packet| format!(", the first: {packet}")).unwrap_or_default();
+    report.line("no pod's address was seen outside", count == 0, &format!("{count} packets{first}"));
+    Ok(())
+}
+
+/// What the server sees of a pod: by HTTP, by UDP, and whether it answers a ping.
+fn see(pod: &Pod, server: &str) -> Seen {
+    let Ok(address) = server.parse::<IpAddr>() else { return Seen::default() };
+    let told = |result: std::io::Result<String>| result.unwrap_or_else(|error| format!("({error})"));
+    Seen {
+        http: told(ask_http(&pod.host, address)),
+        udp: told(ask_udp(&pod.host, address)),
+        ping: pod.host.output(&["ping", "-c", "1", "-W", "2", server]).is_ok(),
+    }
+}
+
+fn throughput(topology: &Topology, report: &mut Report) -> Result<(), Failure> {
+    let log = topology.folder.path().join("iperf3.log");
+    let _server = topology.server.spawn(&["iperf3", "-s", "--forceflush"], &log).map_err(Failure::runtime)?;
+    wait_for(|| fs::read_to_string(&log).is_ok_and(|log| log.contains("listening")), "iperf3")?;
+    let Some(pod) = topology.pods.first() else { return Ok(()) };
+    for (what, reverse) in [("upload", None), ("download", Some("-R"))] {
+        let mut command = vec!["iperf3", "-J", "-c", SERVER[0], "-t", SECONDS];
+        command.extend(reverse);
+        let measured = pod.host.output(&command).map_err(|error| error.to_string());
+        let rate = measured.and_then(|text| {
+            let answer: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+            answer["end"]["sum_received"]["bits_per_second"].as_f64().ok_or_else(|| answer["error"].to_string())
+        });
+        match rate {
+            Ok(rate) => report.line(&format!("iperf3 {what}"), rate > 0.0, &format!("{:.2} Gbit/s", rate / 1e9)),
+            Err(error) => report.line(&format!("iperf3 {what}"), false, &error),
+        }
+    }
+    Ok(())
+}
+
+fn gateway(topology: &Topology, report: &mut Report) -> Result<(), Failure> {
+    let status = topology.ask(&["status"])?;
+    let sessions = topology.ask(&["sessions", "--limit", "0"])?;
+    let listed = sessions["sessions"].as_array().map_or(0, Vec::len);
+    let open = status["sessions"].as_u64().unwrap_or_default();
+    let vips: Vec<&str> = topology.pods.iter().flat_map(|pod| pod.vips).collect();
+    let all_vips = sessions["sessions"].as_array().into_iter().flatten().all(|session| {
+        let vip = session["vip"].as_str().unwrap_or_default();
+        vips.iter().any(|known| vip.trim_start_matches('[').starts_with(known))
+    });
+    report.line("every session has a VIP", listed > 0 && all_vips, &format!("{open} open, {listed} listed"));
+    let sum = |field: &str| -> u64 {
+        let workers = status["workers"].as_array();
+        workers.into_iter().flatten().filter_map(|worker| worker["packets"][field].as_u64()).sum()
+    };
+    let (egress, reply, unchanged) = (sum("egress"), sum("reply"), sum("unchanged"));
+    let handoffs: u64 =
+        status["workers"].as_array().into_iter().flatten().filter_map(|worker| worker["handoffs"].as_u64()).sum();
+    report.line(
+        "packets went both ways",
+        egress > 0 && reply > 0 && unchanged > 0,
+        &format!("{egress} out, {reply} back, {unchanged} unchanged, {handoffs} between workers"),
+    );
+    let drops = topology.ask(&["drops"])?;
+    let dropped: Vec<(String, u64)> = drops
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter_map(|(reason, count)| Some((reason.clone(), count.as_u64()?)))
+        .filter(|(_, count)| *count > 0)
+        .collect();
+    // A burst may overrun a ring, and a late segment may find its session closed; nothing else is as it should be.
+    let harmless = ["tx_full", "link_full", "no_session", "no_service"];
+    let text: Vec<String> = dropped.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+    let text = if text.is_empty() { "none".to_owned() } else { text.join(", ") };
+    report.line("drops", dropped.iter().all(|(reason, _)| harmless.contains(&reason.as_str())), &text);
+
+    let place = |status: &Value, name: &str| -> u64 {
+        let figures = status["figures"].as_array();
+        let mut frames = figures.into_iter().flatten().filter(|figure| figure["name"] == "frames");
+        frames.find(|figure| figure["labels"]["place"] == name).and_then(|figure| figure["value"].as_u64()).unwrap_or(0)
+    };
+    let whole = |status: &Value| ["pool", "device", "held"].iter().map(|name| place(status, name)).sum::<u64>();
+    let mut status = status;
+    for _ in 0..50 {
+        if whole(&status) == place(&status, "total") {
+            break;
+        }
+        // Packets that are in a batch right now are in no place.
+        thread::sleep(Duration::from_millis(50));
+        status = topology.ask(&["status"])?;
+    }
+    let total = place(&status, "total");
+    report.line("no packet buffer is lost", whole(&status) == total && total > 0, &format!("{total} accounted for"));
+    Ok(())
+}
+
+fn wait_for(mut ready: impl FnMut() -> bool, what: &str) -> Result<(), Failure> {
+    for _ in 0..250 {
+        if ready() {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    Err(Failure::runtime(format_args!("{what} did not start")))
+}

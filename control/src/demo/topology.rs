@@ -1,0 +1,174 @@
+//! The demo's network, and the gateway in it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::report::Report;
+use super::servers;
+use crate::failure::Failure;
+use crate::lab::{Error, Host, Lab, Process};
+
+/// A pod of the demo.
+#[derive(Clone, Debug)]
+pub(super) struct Pod {
+    pub(super) host: Host,
+    pub(super) tenant: &'static str,
+    pub(super) addresses: [&'static str; 2],
+    /// The VIPs that the far side should see.
+    pub(super) vips: [&'static str; 2],
+}
+
+/// The server's addresses.
+pub(super) const SERVER: [&str; 2] = ["198.51.100.10", "2001:db8:51::10"];
+/// Addresses of the same server that tenant B's policy excludes.
+pub(super) const EXCLUDED: [&str; 2] = ["10.9.0.200", "fd00:9::200"];
+/// Networks whose addresses must not be seen outside.
+pub(super) const POD_NETWORKS: [&str; 2] = ["10.1.0.0/24", "fd00:1::/64"];
+
+const POLICY: [(&str, &str); 2] = [
+    ("tenant-a.yaml", include_str!("../../../conf/demo/policy/tenant-a.yaml")),
+    ("tenant-b.yaml", include_str!("../../../conf/demo/policy/tenant-b.yaml")),
+];
+
+/// How long the gateway may take to come up.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The network of the demo.
+#[derive(Debug)]
+pub(super) struct Topology {
+    pub(super) pods: Vec<Pod>,
+    pub(super) gateway: Host,
+    pub(super) router: Host,
+    pub(super) server: Host,
+    pub(super) folder: TempDir,
+    pub(super) workers: usize,
+    process: Option<Process>,
+}
+
+impl Topology {
+    /// Hosts, cables, addresses, routes, servers.
+    pub(super) fn build(lab: &Lab) -> Result<Self, Failure> {
+        let folder = TempDir::with_prefix("vipgate-demo-").map_err(Failure::runtime)?;
+        let workers = thread::available_parallelism().map_or(1, usize::from).min(2);
+        Self::network(lab, folder, workers).map_err(Failure::runtime)
+    }
+
+    fn network(lab: &Lab, folder: TempDir, workers: usize) -> Result<Self, Error> {
+        let queues = if workers > 1 { 2 } else { 1 };
+        let switch = lab.host("switch", false)?;
+        let gateway = lab.host("gateway", true)?;
+        let router = lab.host("router", true)?;
+        let server = lab.host("server", false)?;
+        switch.ip(&["link", "add", "pods", "type", "bridge"])?;
+        switch.ip(&["link", "set", "pods", "up"])?;
+        lab.link((&switch, "to-gateway"), (&gateway, "gw-in"), queues)?;
+        switch.ip(&["link", "set", "to-gateway", "master", "pods"])?;
+        gateway.addresses("gw-in", &["10.1.0.1/24", "fd00:1::1/64"])?;
+
+        let wanted = [
+            ("pod-a1", "A", ["10.1.0.11", "fd00:1::11"], ["203.0.113.10", "2001:db8:113::10"]),
+            ("pod-a2", "A", ["10.1.0.12", "fd00:1::12"], ["203.0.113.10", "2001:db8:113::10"]),
+            ("pod-b1", "B", ["10.1.0.21", "fd00:1::21"], ["203.0.113.20", "2001:db8:113::20"]),
+        ];
+        let mut pods = Vec::new();
+        for (name, tenant, addresses, vips) in wanted {
+            let host = lab.host(name, false)?;
+            lab.link((&switch, name), (&host, "eth0"), 1)?;
+            switch.ip(&["link", "set", name, "master", "pods"])?;
+            host.addresses("eth0", &[&format!("{}/24", addresses[0]), &format!("{}/64", addresses[1])])?;
+            host.route("default", "10.1.0.1")?;
+            host.route("default", "fd00:1::1")?;
+            pods.push(Pod { host, tenant, addresses, vips });
+        }
+
+        lab.link((&gateway, "gw-out"), (&router, "to-gateway"), queues)?;
+        gateway.addresses("gw-out", &["203.0.113.1/24", "2001:db8:113::1/64"])?;
+        router.addresses("to-gateway", &["203.0.113.254/24", "2001:db8:113::fe/64"])?;
+        gateway.route("default", "203.0.113.254")?;
+        gateway.route("default", "2001:db8:113::fe")?;
+        // The way back for what policy leaves unchanged.
+        router.route(POD_NETWORKS[0], "203.0.113.1")?;
+        router.route(POD_NETWORKS[1], "2001:db8:113::1")?;
+
+        lab.link((&router, "to-server"), (&server, "eth0"), 1)?;
+        router
+            .addresses("to-server", &["198.51.100.254/24", "2001:db8:51::fe/64", "10.9.0.254/24", "fd00:9::fe/64"])?;
+        server.addresses(
+            "eth0",
+            &["198.51.100.10/24", "2001:db8:51::10/64", &format!("{}/24", EXCLUDED[0]), &format!("{}/64", EXCLUDED[1])],
+        )?;
+        server.route("default", "198.51.100.254")?;
+        server.route("default", "2001:db8:51::fe")?;
+        servers::start(&server, &[SERVER, EXCLUDED].concat());
+        Ok(Self { pods, gateway, router, server, folder, workers, process: None })
+    }
+
+    /// The admin socket of the gateway.
+    pub(super) fn socket(&self) -> PathBuf {
+        self.folder.path().join("gateway.sock")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.path().join("gateway.log")
+    }
+
+    /// Starts this very program as a gateway and waits until it is ready.
+    pub(super) fn start_gateway(&mut self) -> Result<(), Failure> {
+        let policy = self.folder.path().join("policy");
+        fs::create_dir_all(&policy).map_err(Failure::runtime)?;
+        for (name, text) in POLICY {
+            fs::write(policy.join(name), text).map_err(Failure::runtime)?;
+        }
+        let cores: Vec<String> = (0..self.workers).map(|core| core.to_string()).collect();
+        let config = format!(
+            "name: gw-demo\n\
+             interfaces:\n  - {{name: gw-in, role: inside}}\n  - {{name: gw-out, role: outside}}\n\
+             workers: {{cores: [{}]}}\n\
+             policy: {{files: [{}]}}\n\
+             sessions: {{capacity: 65536, state: null}}\n\
+             admin: {{socket: {}}}\n\
+             log: {{format: json}}\n",
+            cores.join(", "),
+            policy.display(),
+            self.socket().display(),
+        );
+        let path = self.folder.path().join("gateway.yaml");
+        fs::write(&path, config).map_err(Failure::runtime)?;
+        let program = std::env::current_exe().map_err(Failure::runtime)?;
+        let (program, path) = (program.display().to_string(), path.display().to_string());
+        let log = self.log();
+        let process = self.gateway.spawn(&[&program, "gateway", "--config", &path], &log).map_err(Failure::runtime)?;
+        let process = self.process.insert(process);
+        let until = Instant::now() + PATIENCE;
+        while Instant::now() < until && process.is_alive() {
+            if fs::read_to_string(&log).is_ok_and(|log| log.contains("\"event\":\"ready\"")) {
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        let said = fs::read_to_string(&log).unwrap_or_default();
+        Err(Failure::runtime(format_args!("the gateway did not become ready; it said:\n{}", said.trim())))
+    }
+
+    /// Asks the gateway something; the answer as JSON.
+    pub(super) fn ask(&self, command: &[&str]) -> Result<serde_json::Value, Failure> {
+        let program = std::env::current_exe().map_err(Failure::runtime)?.display().to_string();
+        let socket = self.socket().display().to_string();
+        let question = [&[program.as_str()], command, &["--socket", &socket, "-o", "json"]].concat();
+        let answer = crate::lab::output(&question).map_err(Failure::runtime)?;
+        serde_json::from_str(&answer).map_err(Failure::runtime)
+    }
+
+    /// Stops the gateway as an init system would.
+    pub(super) fn stop_gateway(&mut self, report: &mut Report) -> Result<(), Failure> {
+        let Some(mut process) = self.process.take() else { return Ok(()) };
+        process.signal("TERM").map_err(Failure::runtime)?;
+        let status = process.wait(Duration::from_secs(5));
+        report.line("SIGTERM stops the gateway cleanly", status.is_some_and(|status| status.success()), "");
+        Ok(())
+    }
+}
