@@ -1,0 +1,65 @@
+# What people and CI run. `make` alone lists it.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+# Debian packages, and a file or command by which each is known to be there.
+PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
+  libelf-dev:/usr/include/libelf.h zlib1g-dev:/usr/include/zlib.h m4:m4 pkg-config:pkg-config gcc:gcc \
+  iproute2:ip ethtool:ethtool iputils-ping:ping procps:sysctl tcpdump:tcpdump iperf3:iperf3
+CARGO_DENY := 0.20.2
+
+.PHONY: help deps deny build demo test fmt lint unit doc e2e bench clean-lab
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-10s%s\n", $$1, $$2}'
+
+deps: ## install what is missing, and say what
+	@missing=""; \
+	for pair in $(PACKAGES); do \
+	  name=$${pair%%:*}; sign=$${pair#*:}; \
+	  case $$sign in /*) [ -e $$sign ] ;; *) command -v $$sign >/dev/null || [ -x /sbin/$$sign ] || [ -x /usr/sbin/$$sign ] ;; esac \
+	    || missing="$$missing $$name"; \
+	done; \
+	if [ -n "$$missing" ]; then \
+	  echo "installing from Debian:$$missing"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	fi
+	@command -v cargo >/dev/null || { echo "Rust is missing: install it with rustup (https://rustup.rs), then try again"; exit 1; }
+
+build: deps ## build the release binaries: target/release/vipgate and vipgate-bench
+	cargo build --release --locked --bins
+
+demo: build ## build, then show it working in network namespaces
+	target/release/vipgate demo
+
+test: deps fmt-check lint deny unit doc e2e ## everything that CI runs
+
+.PHONY: fmt-check
+fmt-check:
+	cargo fmt --all --check
+
+fmt: ## format the code
+	cargo fmt --all
+
+lint: deps ## clippy, warnings are errors
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+deny: deps ## licences and sources of dependencies
+	@cargo deny --version >/dev/null 2>&1 || { echo "installing cargo-deny from crates.io"; cargo install --quiet --locked cargo-deny@$(CARGO_DENY); }
+	cargo deny --locked check licenses bans sources
+
+unit: deps ## unit, property and scenario tests without namespaces
+	cargo test --locked -p vipgate-mem -p vipgate-dataplane -p vipgate-xdp -p vipgate -p vipgate-bench
+
+doc: deps ## the documentation, warnings are errors
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+
+e2e: deps ## whole gateways in network namespaces; needs root
+	cargo build --locked -p vipgate
+	cargo test --locked -p vipgate-tests -- --test-threads=1
+
+bench: build ## the packet path alone
+	target/release/vipgate-bench path --sessions 1000,65536,1048576
+
+clean-lab: ## remove namespaces that a killed run left behind
+	@ip netns list | awk '/^vipgate-/ {print $$1}' | while read -r name; do ip netns pids $$name | xargs -r kill -9; ip netns del $$name; done
