@@ -5,7 +5,7 @@ SHELL := /bin/bash
 # Debian packages, and a file or command by which each is known to be there.
 PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
   libelf-dev:/usr/include/libelf.h zlib1g-dev:/usr/include/zlib.h m4:m4 pkg-config:pkg-config gcc:gcc \
-  iproute2:ip ethtool:ethtool iputils-ping:ping procps:sysctl tcpdump:tcpdump iperf3:iperf3
+  iproute2:ip ethtool:ethtool iputils-ping:ping procps:sysctl tcpdump:tcpdump iperf3:iperf3 python3-minimal:python3 util-linux:setpriv
 CARGO_DENY := 0.20.2
 
 .PHONY: help deps deny build demo test fmt lint unit doc e2e bench clean-lab

@@ -3,7 +3,6 @@
 
 mod checks;
 mod report;
-mod servers;
 mod topology;
 
 use std::sync::Arc;

@@ -5,6 +5,7 @@
 
 mod command;
 mod host;
+pub mod peers;
 
 use std::path::Path;
 use std::process;

@@ -1,1 +1,289 @@
-//! Skeleton.
+//! The world around a gateway under test: pods, router and server in network namespaces, and the binary `vipgate` driven
+//! from outside, by its command line, signals, files and ports.
+//!
+//! ```text
+//!   p1 10.1.0.11, p2 .12 (tenant A)  --+
+//!   p3 10.1.0.21 (tenant B)          --+-- switch -- gw-in [gw] gw-out -- router -- server 198.51.100.10
+//!   p4 10.1.0.31 (no policy)         --+                                                  10.9.0.200 (excluded by B)
+//! ```
+//! Everything has its IPv6 twin. The manifests are those of `conf/demo/policy`.
+#![allow(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+use vipgate::lab::{Host, Lab, Process, peers};
+
+/// The server's addresses.
+pub const SERVER: [&str; 2] = ["198.51.100.10", "2001:db8:51::10"];
+/// Addresses of the server that tenant B's policy excludes.
+pub const EXCLUDED: [&str; 2] = ["10.9.0.200", "fd00:9::200"];
+/// VIPs of tenant A.
+pub const VIP_A: [&str; 2] = ["203.0.113.10", "2001:db8:113::10"];
+/// VIPs of tenant B.
+pub const VIP_B: [&str; 2] = ["203.0.113.20", "2001:db8:113::20"];
+/// What tcpdump calls a pod's packet.
+pub const POD_PACKETS: &str = "(net 10.1.0.0/24 or net fd00:1::/64)";
+
+/// A gateway and its world. Everything is gone when it is dropped.
+#[derive(Debug)]
+pub struct World {
+    /// Pods: p1, p2 of tenant A, p3 of tenant B, p4 of nobody.
+    pub pods: [Host; 4],
+    /// The gateway's host.
+    pub gateway: Host,
+    /// The router between gateway and server.
+    pub router: Host,
+    /// The far side.
+    pub server: Host,
+    /// Configuration, policy, logs.
+    pub folder: TempDir,
+    /// The gateway, when it runs.
+    pub process: Option<Process>,
+    runs: u32,
+    _lab: Lab,
+}
+
+/// The binary under test.
+pub fn binary() -> PathBuf {
+    let path = std::env::var_os("VIPGATE_BIN")
+        .map_or_else(|| std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("vipgate"), PathBuf::from);
+    assert!(path.exists(), "{} is missing: build it first (`make e2e` does), or set VIPGATE_BIN", path.display());
+    path
+}
+
+impl World {
+    /// The world, with two queues between gateway and network, and no gateway running yet.
+    pub fn new(tag: &str) -> Self {
+        let lab = Lab::new(tag).unwrap();
+        let switch = lab.host("switch", false).unwrap();
+        let gateway = lab.host("gw", true).unwrap();
+        let router = lab.host("router", true).unwrap();
+        let server = lab.host("server", false).unwrap();
+        switch.ip(&["link", "add", "pods", "type", "bridge"]).unwrap();
+        switch.ip(&["link", "set", "pods", "up"]).unwrap();
+        lab.link((&switch, "to-gw"), (&gateway, "gw-in"), 2).unwrap();
+        switch.ip(&["link", "set", "to-gw", "master", "pods"]).unwrap();
+        gateway.addresses("gw-in", &["10.1.0.1/24", "fd00:1::1/64"]).unwrap();
+        let pods = [("p1", 11), ("p2", 12), ("p3", 21), ("p4", 31)].map(|(name, number)| {
+            let pod = lab.host(name, false).unwrap();
+            lab.link((&switch, name), (&pod, "eth0"), 1).unwrap();
+            switch.ip(&["link", "set", name, "master", "pods"]).unwrap();
+            pod.addresses("eth0", &[&format!("10.1.0.{number}/24"), &format!("fd00:1::{number}/64")]).unwrap();
+            pod.route("default", "10.1.0.1").unwrap();
+            pod.route("default", "fd00:1::1").unwrap();
+            pod
+        });
+        lab.link((&gateway, "gw-out"), (&router, "to-gw"), 2).unwrap();
+        gateway.addresses("gw-out", &["203.0.113.1/24", "2001:db8:113::1/64"]).unwrap();
+        router.addresses("to-gw", &["203.0.113.254/24", "2001:db8:113::fe/64"]).unwrap();
+        gateway.route("default", "203.0.113.254").unwrap();
+        gateway.route("default", "2001:db8:113::fe").unwrap();
+        router.route("10.1.0.0/24", "203.0.113.1").unwrap();
+        router.route("fd00:1::/64", "2001:db8:113::1").unwrap();
+        lab.link((&router, "to-server"), (&server, "eth0"), 1).unwrap();
+        let routers = ["198.51.100.254/24", "2001:db8:51::fe/64", "10.9.0.254/24", "fd00:9::fe/64"];
+        router.addresses("to-server", &routers).unwrap();
+        let servers = ["198.51.100.10/24", "2001:db8:51::10/64", "10.9.0.200/24", "fd00:9::200/64"];
+        server.addresses("eth0", &servers).unwrap();
+        server.route("default", "198.51.100.254").unwrap();
+        server.route("default", "2001:db8:51::fe").unwrap();
+        peers::start(&server, &[SERVER, EXCLUDED].concat());
+
+        let folder = TempDir::with_prefix("vipgate-test-").unwrap();
+        fs::create_dir(folder.path().join("policy")).unwrap();
+        let world = Self { pods, gateway, router, server, folder, process: None, runs: 0, _lab: lab };
+        for name in ["tenant-a.yaml", "tenant-b.yaml"] {
+            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../conf/demo/policy").join(name);
+            world.write_policy(name, &fs::read_to_string(source).unwrap());
+        }
+        world
+    }
+
+    /// The same with a gateway running.
+    pub fn with_gateway(tag: &str) -> Self {
+        let mut world = Self::new(tag);
+        world.start("");
+        world
+    }
+
+    /// Replaces a policy file in one step.
+    pub fn write_policy(&self, name: &str, text: &str) {
+        let path = self.folder.path().join("policy").join(name);
+        let draft = self.folder.path().join("draft");
+        fs::write(&draft, text).unwrap();
+        fs::rename(draft, path).unwrap();
+    }
+
+    /// A policy file as it is.
+    pub fn policy(&self, name: &str) -> String {
+        fs::read_to_string(self.folder.path().join("policy").join(name)).unwrap()
+    }
+
+    /// The configuration file, with more lines of YAML at its end.
+    pub fn config(&self, more: &str) -> String {
+        let folder = self.folder.path().display();
+        let text = format!(
+            "name: gw-test\n\
+             interfaces:\n  - {{name: gw-in, role: inside}}\n  - {{name: gw-out, role: outside}}\n\
+             policy: {{files: [{folder}/policy]}}\n\
+             admin: {{socket: {folder}/gateway.sock}}\n\
+             log: {{format: json}}\n"
+        );
+        let has = |field: &str| more.lines().any(|line| line.starts_with(field));
+        let mut text = text + more + "\n";
+        if !has("workers:") {
+            text += "workers: {cores: [0, 1]}\n";
+        }
+        if !has("sessions:") {
+            text += "sessions: {capacity: 65536, state: null}\n";
+        }
+        let path = self.folder.path().join("gateway.yaml");
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    }
+
+    /// Starts the gateway and waits until it is ready.
+    pub fn start(&mut self, more: &str) {
+        let config = self.config(more);
+        self.runs += 1;
+        let log = self.log_path();
+        let program = binary().display().to_string();
+        let mut process = self.gateway.spawn(&[&program, "gateway", "--config", &config], &log).unwrap();
+        let ready = || fs::read_to_string(&log).is_ok_and(|log| log.contains("\"event\":\"ready\""));
+        let came_up = wait_for(Duration::from_secs(20), || ready() || !process.is_alive());
+        assert!(came_up && process.is_alive(), "the gateway is not ready; it said:\n{}", self.log());
+        self.process = Some(process);
+    }
+
+    /// Runs `vipgate` on the gateway's host to its end: exit code, stdout and stderr.
+    pub fn command(&self, arguments: &[&str]) -> (i32, String, String) {
+        self.command_under(&[], arguments)
+    }
+
+    /// The same behind another command, such as `setpriv`.
+    pub fn command_under(&self, wrapper: &[&str], arguments: &[&str]) -> (i32, String, String) {
+        let output = Command::new("ip")
+            .args(["netns", "exec", self.gateway.netns(), "timeout", "20"])
+            .args(wrapper)
+            .arg(binary())
+            .args(arguments)
+            .output()
+            .unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.folder.path().join(format!("gateway-{}.log", self.runs))
+    }
+
+    /// What the gateway has logged since it was last started.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// Asks the gateway by its command line; the answer as JSON.
+    pub fn ask(&self, command: &[&str]) -> Value {
+        let socket = self.folder.path().join("gateway.sock").display().to_string();
+        let (code, stdout, stderr) = self.command(&[command, &["--socket", &socket, "-o", "json"]].concat());
+        assert_eq!(code, 0, "{command:?}: {stderr}");
+        serde_json::from_str(&stdout).unwrap()
+    }
+
+    /// The sum of a metric's values over all labels that contain `labels`.
+    pub fn metric(&self, name: &str, labels: &str) -> f64 {
+        let text = self
+            .gateway
+            .run(|| {
+                let mut stream = TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], 9469)))?;
+                stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n")?;
+                let mut text = String::new();
+                stream.read_to_string(&mut text)?;
+                Ok(text)
+            })
+            .join()
+            .unwrap()
+            .unwrap();
+        let is_it = |line: &&str| {
+            line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])) && line.contains(labels)
+        };
+        let lines: Vec<&str> = text.lines().filter(is_it).collect();
+        assert!(!lines.is_empty(), "no metric {name} with {labels} in:\n{text}");
+        lines.iter().map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    }
+
+    /// Packets of a direction that all workers have forwarded.
+    pub fn forwarded(&self, direction: &str) -> f64 {
+        self.metric("vipgate_packets_total", &format!("direction=\"{direction}\""))
+    }
+
+    /// Every packet buffer is accounted for.
+    pub fn check_frames(&self) {
+        let conserved = || {
+            let place = |name: &str| self.metric("vipgate_frames", &format!("place=\"{name}\""));
+            (place("pool") + place("device") + place("held") - place("total")).abs() < 0.5
+        };
+        assert!(wait_for(Duration::from_secs(3), conserved), "packet buffers are missing");
+    }
+
+    /// The far side sees a pod by TCP and UDP as `expected`, in both families, and answers its pings.
+    pub fn check_identity(&self, pod: &Host, servers: [&str; 2], expected: [&str; 2]) {
+        for (server, expected) in servers.into_iter().zip(expected) {
+            let address: IpAddr = server.parse().unwrap();
+            assert_eq!(peers::ask_http(pod, address).unwrap(), expected, "TCP from {} to {server}", pod.name());
+            assert_eq!(peers::ask_udp(pod, address).unwrap(), expected, "UDP from {} to {server}", pod.name());
+            pod.output(&["ping", "-c", "1", "-W", "2", server]).unwrap();
+        }
+    }
+
+    /// Begins to count packets that match on the link between gateway and router.
+    pub fn capture(&self, filter: &str) -> Capture {
+        let file = self.folder.path().join(format!("{}.pcap", filter.len()));
+        let log = file.with_extension("log");
+        let command = ["tcpdump", "-i", "to-gw", "-U", "-w", &file.display().to_string(), filter];
+        let process = self.router.spawn(&command, &log).unwrap();
+        let listens = || fs::read_to_string(&log).is_ok_and(|log| log.contains("listening on"));
+        assert!(wait_for(Duration::from_secs(5), listens), "tcpdump did not start");
+        Capture { process, file }
+    }
+}
+
+/// A running capture.
+#[derive(Debug)]
+pub struct Capture {
+    process: Process,
+    file: PathBuf,
+}
+
+impl Capture {
+    /// Ends it; the packets, a line each.
+    pub fn end(mut self) -> Vec<String> {
+        thread::sleep(Duration::from_millis(300));
+        self.process.signal("INT").unwrap();
+        self.process.wait(Duration::from_secs(3));
+        let text = vipgate::lab::output(&["tcpdump", "-n", "-r", &self.file.display().to_string()]).unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+}
+
+/// Asks again and again until it is so; false if it isn't in time.
+pub fn wait_for(patience: Duration, mut so: impl FnMut() -> bool) -> bool {
+    let until = Instant::now() + patience;
+    loop {
+        if so() {
+            return true;
+        }
+        if Instant::now() > until {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -8,9 +8,9 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::report::{Report, Seen};
-use super::servers::{ask_http, ask_udp};
 use super::topology::{EXCLUDED, POD_NETWORKS, Pod, SERVER, Topology};
 use crate::failure::Failure;
+use crate::lab::peers::{ask_http, ask_udp};
 
 /// Seconds of the throughput run.
 const SECONDS: &str = "3";

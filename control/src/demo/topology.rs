@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use super::report::Report;
-use super::servers;
 use crate::failure::Failure;
-use crate::lab::{Error, Host, Lab, Process};
+use crate::lab::{Error, Host, Lab, Process, peers};
 
 /// A pod of the demo.
 #[derive(Clone, Debug)]
@@ -103,7 +102,7 @@ impl Topology {
         )?;
         server.route("default", "198.51.100.254")?;
         server.route("default", "2001:db8:51::fe")?;
-        servers::start(&server, &[SERVER, EXCLUDED].concat());
+        peers::start(&server, &[SERVER, EXCLUDED].concat());
         Ok(Self { pods, gateway, router, server, folder, workers, process: None })
     }
 

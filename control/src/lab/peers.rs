@@ -5,16 +5,16 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
-use crate::lab::Host;
+use super::Host;
 
 /// Port of the web server.
-pub(super) const HTTP: u16 = 80;
+pub const HTTP: u16 = 80;
 /// Port of the UDP server.
-pub(super) const UDP: u16 = 5353;
+pub const UDP: u16 = 5353;
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Starts both on a host, UDP on each of its addresses; they end with the process.
-pub(super) fn start(host: &Host, addresses: &[&str]) {
+pub fn start(host: &Host, addresses: &[&str]) {
     // Threads of a server that can't start are missed by the checks, which say what they waited for.
     drop(host.run(|| {
         let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, HTTP))?;
@@ -51,7 +51,10 @@ fn unmapped(address: SocketAddr) -> SocketAddr {
 }
 
 /// Asks the web server from a host; the address that it saw.
-pub(super) fn ask_http(host: &Host, server: IpAddr) -> io::Result<String> {
+///
+/// # Errors
+/// When nobody answers in time.
+pub fn ask_http(host: &Host, server: IpAddr) -> io::Result<String> {
     join(host.run(move || {
         let mut stream = TcpStream::connect_timeout(&(server, HTTP).into(), PATIENCE)?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -62,8 +65,11 @@ pub(super) fn ask_http(host: &Host, server: IpAddr) -> io::Result<String> {
     }))
 }
 
-/// Asks the UDP server from a host; the address that it saw.
-pub(super) fn ask_udp(host: &Host, server: IpAddr) -> io::Result<String> {
+/// Asks the UDP server from a host; the address that it saw. One datagram: nothing is asked twice.
+///
+/// # Errors
+/// When nobody answers in time.
+pub fn ask_udp(host: &Host, server: IpAddr) -> io::Result<String> {
     join(host.run(move || {
         let any: SocketAddr = if server.is_ipv4() { ([0; 4], 0).into() } else { (Ipv6Addr::UNSPECIFIED, 0).into() };
         let socket = UdpSocket::bind(any)?;

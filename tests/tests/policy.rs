@@ -1,0 +1,103 @@
+//! Policy that changes while traffic flows.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use vipgate::lab::peers::ask_udp;
+use vipgate_tests::{SERVER, VIP_A, World, wait_for};
+
+const MORE: &str = "
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: more, namespace: tenant-b, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: https, port: 8443}]
+endpoints: [{addresses: [10.1.0.31], conditions: {ready: true}}]
+";
+
+#[test]
+fn endpoints_come_and_go_and_open_connections_stay() {
+    let world = World::with_gateway("change");
+    let in_force = |count: u64| world.ask(&["status"])["policy"]["updates_applied"].as_u64().unwrap() >= count;
+    let [p1, _, _, p4] = &world.pods;
+    // A connection that is open all along: it asks only at the end.
+    let open = p1.run(|| {
+        let mut stream = TcpStream::connect(SocketAddr::from(([198, 51, 100, 10], 80)))?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        std::thread::sleep(Duration::from_secs(3));
+        stream.write_all(b"GET / HTTP/1.1\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    });
+    assert_eq!(ask_udp(p4, SERVER[0].parse().unwrap()).unwrap(), "10.1.0.31", "not covered yet");
+    let original = world.policy("tenant-b.yaml");
+    world.write_policy("tenant-b.yaml", &(original.clone() + MORE));
+    assert!(wait_for(Duration::from_secs(5), || in_force(2)), "{}", world.log());
+    assert_eq!(ask_udp(p4, SERVER[0].parse().unwrap()).unwrap(), "203.0.113.20");
+    world.write_policy("tenant-b.yaml", &original);
+    assert!(wait_for(Duration::from_secs(5), || in_force(3)));
+    assert_eq!(ask_udp(p4, SERVER[0].parse().unwrap()).unwrap(), "10.1.0.31", "covered no more");
+    assert!(open.join().unwrap().unwrap().ends_with("203.0.113.10"), "the open connection never noticed");
+}
+
+#[test]
+fn an_invalid_file_keeps_the_last_good_policy_and_says_where_it_is_wrong() {
+    let world = World::with_gateway("invalid");
+    let original = world.policy("tenant-a.yaml");
+    world.write_policy("tenant-a.yaml", &original.replace("addressType: IPv4", "addressType: IPv5"));
+    let rejected = || world.ask(&["status"])["policy"]["updates_rejected"] == 1;
+    assert!(wait_for(Duration::from_secs(5), rejected), "{}", world.log());
+    let error = world.ask(&["status"])["policy"]["last_error"].as_str().unwrap().to_owned();
+    assert!(error.contains("tenant-a.yaml:") && error.contains("addressType"), "{error}");
+    world.check_identity(&world.pods[0], SERVER, VIP_A);
+    assert!((world.metric("vipgate_policy_updates_total", "result=\"rejected\"") - 1.0).abs() < 0.5);
+    world.write_policy("tenant-a.yaml", &original);
+    assert!(wait_for(Duration::from_secs(5), || world.ask(&["status"])["policy"]["last_error"] == ""));
+}
+
+#[test]
+fn sighup_reads_the_policy_again() {
+    let world = World::with_gateway("hup");
+    world.process.as_ref().unwrap().signal("HUP").unwrap();
+    assert!(wait_for(Duration::from_secs(3), || world.log().contains("\"event\":\"reload\"")));
+    world.check_identity(&world.pods[0], SERVER, VIP_A);
+}
+
+#[test]
+fn what_the_gateway_says_of_itself_is_true() {
+    let world = World::with_gateway("show");
+    world.check_identity(&world.pods[0], SERVER, VIP_A);
+    let vips = world.ask(&["vips"]);
+    let vips: Vec<&str> = vips["vips"].as_array().unwrap().iter().map(|vip| vip["address"].as_str().unwrap()).collect();
+    assert_eq!(vips, ["203.0.113.10", "203.0.113.20", "2001:db8:113::10", "2001:db8:113::20"]);
+    let endpoints = world.ask(&["endpoints"]);
+    assert_eq!(endpoints["endpoints"].as_array().unwrap().len(), 6);
+    let filter = ["sessions", "--endpoint", "10.1.0.11", "--proto", "tcp"];
+    let sessions = world.ask(&filter);
+    let session = &sessions["sessions"][0];
+    assert!(session["vip"].as_str().unwrap().starts_with("203.0.113.10:"), "{session}");
+    assert_eq!(session["remote"], "198.51.100.10:80");
+    assert_eq!(world.ask(&["sessions", "--endpoint", "10.1.0.99"])["sessions"].as_array().unwrap().len(), 0);
+    assert!(world.ask(&["sessions", "flush", "--proto", "icmp"])["ended"].as_u64().unwrap() >= 1);
+    assert_eq!(
+        world.ask(&["sessions", "--proto", "icmp", "--state", "established"])["sessions"].as_array().unwrap().len(),
+        0
+    );
+    for (name, labels) in [
+        ("vipgate_sessions", "worker=\"0\""),
+        ("vipgate_sessions_created_total", ""),
+        ("vipgate_sessions_expired_total", "reason=\"flushed\""),
+        ("vipgate_policy_version_info", "version="),
+        ("vipgate_policy_connected", ""),
+        ("vipgate_build_info", "version="),
+        ("vipgate_drops_total", "reason=\"no_service\""),
+        ("vipgate_bytes_total", "direction=\"egress\""),
+        ("vipgate_steered_packets_total", "outcome=\"captured\""),
+    ] {
+        world.metric(name, labels);
+    }
+}
