@@ -1,6 +1,6 @@
 //! The connections of one worker: two entries each, one a direction, in a table of each address family.
 //!
-//! Sessions open whole or not at all ([`Sessions::open`]), refresh by the packets of either direction, and end whole: the
+//! Sessions open whole or not at all ([`Sessions::commit`]), refresh by the packets of either direction, and end whole: the
 //! sweep goes over the column of deadlines in slices, asks a session whose deadline has come when it last heard a packet,
 //! and sets the next one or ends it. An ended session stays in the table as quarantined until its port may be used again.
 

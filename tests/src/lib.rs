@@ -252,7 +252,8 @@ impl World {
     pub fn capture(&self, filter: &str) -> Capture {
         let file = self.folder.path().join(format!("{}.pcap", filter.len()));
         let log = file.with_extension("log");
-        let command = ["tcpdump", "-i", "to-gw", "-U", "-w", &file.display().to_string(), filter];
+        // Without immediate mode the kernel keeps packets back for up to a second, and the end of the capture loses them.
+        let command = ["tcpdump", "-i", "to-gw", "--immediate-mode", "-U", "-w", &file.display().to_string(), filter];
         let process = self.router.spawn(&command, &log).unwrap();
         let listens = || fs::read_to_string(&log).is_ok_and(|log| log.contains("listening on"));
         assert!(wait_for(Duration::from_secs(5), listens), "tcpdump did not start");

@@ -12,6 +12,28 @@ fn has_program(world: &World) -> bool {
         .contains("vipgate_steer")
 }
 
+/// Packets that look as if they stayed on the link, but that a kernel forwards.
+const ESCAPES: &str = r#"
+import socket
+for kind in (133, 134, 135, 136, 137):
+    link = socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6)
+    link.sendto(bytes([kind, 0, 0, 0]) + bytes(4) + socket.inet_pton(socket.AF_INET6, "2001:db8:51::10"), ("2001:db8:51::10", 0))
+for address in ("169.254.169.254", "240.0.0.1", "198.51.100.10"):
+    link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    link.sendto(b"out?", (address, 9))
+"#;
+
+#[test]
+fn nothing_escapes_by_looking_like_a_link_local_packet() {
+    let world = World::with_gateway("escape");
+    let capture = world.capture(POD_PACKETS);
+    let script = world.folder.path().join("escapes.py");
+    std::fs::write(&script, ESCAPES).unwrap();
+    world.pods[0].output(&["python3", &script.display().to_string()]).unwrap();
+    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address was seen outside");
+    assert!(world.forwarded("egress") >= 1.0, "what may leave did");
+}
+
 #[test]
 fn after_kill_9_nothing_leaves_until_the_next_gateway_takes_over() {
     let mut world = World::with_gateway("kill");

@@ -23,7 +23,8 @@ pub(super) fn run(topology: &Topology, report: &mut Report) -> Result<(), Failur
     let [pods4, pods6] = POD_NETWORKS;
     let [excluded4, excluded6] = EXCLUDED;
     let leaks = format!("(net {pods4} or net {pods6}) and not host {excluded4} and not host {excluded6}");
-    let command = ["tcpdump", "-i", "to-gateway", "-U", "-w", &capture_text, &leaks];
+    // Without immediate mode the kernel keeps packets back for up to a second.
+    let command = ["tcpdump", "-i", "to-gateway", "--immediate-mode", "-U", "-w", &capture_text, &leaks];
     let mut tcpdump = topology.router.spawn(&command, &capture_log).map_err(Failure::runtime)?;
     wait_for(|| fs::read_to_string(&capture_log).is_ok_and(|log| log.contains("listening on")), "tcpdump")?;
 

@@ -229,6 +229,7 @@ fn cores(config: &Config, nics: &[Nic]) -> Result<Vec<usize>, Failure> {
 fn open_failure(error: open::OpenError) -> Failure {
     match error {
         open::OpenError::TooFewQueues { .. } => Failure::usage(format_args!("workers.cores: {error}")),
+        open::OpenError::TooManyQueues { .. } => Failure::usage(format_args!("interfaces: {error}")),
         open::OpenError::Umem { .. } | open::OpenError::Socket { .. } => Failure::runtime(error),
     }
 }

@@ -13,7 +13,7 @@ use crate::address::{Address, V6};
 use crate::io::InterfaceId;
 use crate::wire::ethernet::Mac;
 
-/// A next hop's place in [`Network::hops`].
+/// A next hop's number in its [`Network`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HopId(pub u16);
 

@@ -12,7 +12,7 @@ use crate::address::{Address, V6};
 use crate::ports::BlockId;
 use crate::ports::pool::PortPool;
 
-/// An endpoint's place in [`Policy::endpoints`].
+/// An endpoint's number in its [`Policy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointId(pub u32);
 

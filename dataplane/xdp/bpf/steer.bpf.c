@@ -3,7 +3,7 @@
 //
 //   ARP or neighbour solicitation for a VIP    -> socket
 //   to a VIP                                   -> socket
-//   from an endpoint                           -> socket, unless it is for the gateway's own kernel, or stays on the link
+//   from an endpoint                           -> socket, unless it is for the gateway's own kernel, or can't leave the link
 //   to an endpoint, from whom policy excludes  -> socket: the answer of an excluded destination
 //   anything else                              -> kernel
 //
@@ -87,10 +87,11 @@ static __always_inline void count(__u32 outcome)
 		(*counter)++;
 }
 
+// Destinations that no kernel forwards: multicast and limited broadcast. (169.254/16 and 240/4 it does forward.)
 static __always_inline int is_on_link4(__u32 address)
 {
 	__u32 a = bpf_ntohl(address);
-	return a >> 28 >= 0xe || a >> 16 == 0xa9fe; // multicast and broadcast, 169.254/16
+	return a >> 28 == 0xe || a == 0xffffffff;
 }
 
 static __always_inline int is_on_link6(const struct v6 *address)
@@ -149,13 +150,13 @@ static __always_inline int is_ours(void *data, void *end)
 		struct v6 source, destination;
 		__builtin_memcpy(&source, l3 + 8, 16);
 		__builtin_memcpy(&destination, l3 + 24, 16);
-		// Neighbour discovery is the kernel's, but for the question where a VIP is.
-		if (l3[6] == IPPROTO_ICMPV6 && l3 + 41 <= (__u8 *)end && l3[40] >= 133 && l3[40] <= 137) {
-			if (l3[40] != 135 || l3 + 64 > (__u8 *)end)
-				return 0;
+		// On the link, the question where a VIP is is ours, whoever asks. What is addressed beyond the link is an
+		// ordinary packet, whatever it calls itself.
+		if (l3[6] == IPPROTO_ICMPV6 && l3 + 64 <= (__u8 *)end && l3[40] == 135) {
 			struct v6 target;
 			__builtin_memcpy(&target, l3 + 48, 16);
-			return bpf_map_lookup_elem(&vips6, &target) != 0;
+			if (bpf_map_lookup_elem(&vips6, &target))
+				return 1;
 		}
 		return is_ours6(&source, &destination);
 	}

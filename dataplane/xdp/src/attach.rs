@@ -113,6 +113,12 @@ fn attach_one(
             Err(reason) => refusal = format!("{reason} ({} mode)", mode.name()),
         }
     }
+    // What was detached to make room comes back: closed stays closed.
+    if let Some(before) = before.filter(|_| matches!(program::find(nic.ifindex), Ok(None)))
+        && let Err(error) = program::put_back(nic.ifindex, &before)
+    {
+        tracing::warn!(interface = nic.name, %error, "could not restore the XDP program that was here before");
+    }
     Err(AttachError::Refused { interface: nic.name.clone(), what: "attach the steering program", reason: refusal })
 }
 

@@ -23,6 +23,8 @@ use crate::umem::{RING, SharedUmem};
 const FILL: u32 = 1024;
 /// Free frames that a worker keeps for itself; more goes to the shared pool.
 const KEEP: usize = 512;
+/// How long to sleep when a socket says nothing but that it is broken.
+const BROKEN_LINK_PAUSE: Duration = Duration::from_millis(5);
 /// Descriptors that move at once.
 const BURST: usize = 64;
 /// In copy mode the kernel sends at most 32 packets for each call, so a full ring takes this many.
@@ -240,6 +242,11 @@ impl PacketIo for XdpDevice {
 
     fn tx(&mut self, interface: InterfaceId, frame: Frame) -> Result<(), Frame> {
         let Some(at) = self.senders.get(usize::from(interface.0)).copied().flatten() else { return Err(frame) };
+        if frame.is_empty() {
+            // The kernel forgets such a descriptor without giving its frame back.
+            self.give(frame);
+            return Ok(());
+        }
         let port = &mut self.ports[at];
         // The completion ring is as long as the transmit ring: more in flight than it holds would be lost.
         if port.in_flight as usize + port.pending.len() >= RING as usize {
@@ -272,6 +279,10 @@ impl PacketIo for XdpDevice {
         // SAFETY: the array lives until the call returns and is as long as said; its descriptors stay open as long as
         // the sockets and the bell that own them, which are fields of self. An error (a signal) only ends the sleep.
         unsafe { libc::poll(self.polled.as_mut_ptr(), self.polled.len() as libc::nfds_t, milliseconds) };
+        // A socket whose interface is down or gone is "ready" all the time; that is no reason to spin.
+        if self.polled.iter().any(|polled| polled.revents & (libc::POLLERR | libc::POLLHUP) != 0) {
+            std::thread::sleep(timeout.min(BROKEN_LINK_PAUSE));
+        }
     }
 
     fn audit(&self) -> FrameAudit {

@@ -2,6 +2,8 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
 use vipgate_dataplane::io::InterfaceId;
@@ -11,10 +13,15 @@ use xsk_rs::config::{BindFlags, Interface, LibxdpFlags, QueueSize, SocketConfig}
 use crate::device::{Port, XdpDevice};
 use crate::doorbell::Doorbell;
 use crate::nic::Nic;
+use crate::steering::MOST_QUEUES;
 use crate::umem::{RING, SharedUmem};
 
 /// Frames for each socket: to receive into, in transmission, and as many again in the engine's hands.
 const FRAMES_PER_SOCKET: u32 = 2 * RING;
+/// How long to wait for a queue that a dead process had.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How often to try.
+const RETRY: Duration = Duration::from_millis(10);
 
 /// Whether frames are shared with the NIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,6 +69,17 @@ pub enum OpenError {
         /// What the kernel says.
         source: io::Error,
     },
+    /// More queues than the steering program knows.
+    #[error(
+        "interface {interface} has {queues} receive queues, but {MOST_QUEUES} are the most that can be used: \
+             `ethtool -L {interface} combined {MOST_QUEUES}`"
+    )]
+    TooManyQueues {
+        /// The interface's name.
+        interface: String,
+        /// Its queues.
+        queues: u32,
+    },
     /// A queue that no one can poll.
     #[error("interface {interface} has {queues} receive queue{}, but there are {workers} workers: worker {queues} would \
              have none; list fewer cores, or give the interface more queues (`ethtool -L {interface} combined {workers}`)",
@@ -95,6 +113,9 @@ fn hint(error: &io::Error) -> &'static str {
 /// When a socket can't be had; all that were opened are closed again.
 pub fn open(plan: &Plan) -> Result<Vec<XdpDevice>, OpenError> {
     for nic in &plan.interfaces {
+        if nic.queues > MOST_QUEUES {
+            return Err(OpenError::TooManyQueues { interface: nic.name.clone(), queues: nic.queues });
+        }
         if (nic.queues as usize) < plan.workers {
             return Err(OpenError::TooFewQueues {
                 interface: nic.name.clone(),
@@ -156,20 +177,27 @@ fn open_port(
         .bind_flags(BindFlags::XDP_USE_NEED_WAKEUP | copy)
         .build();
     let name: Interface = nic.name.parse().map_err(io::Error::other)?;
-    // SAFETY: the one demand is the flag INHIBIT_PROG_LOAD, which is set above.
-    let (transmit, receive, rings) = unsafe { Socket::new(config, &umem.umem, &name, queue) }.map_err(|error| {
-        std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<io::Error>()).map_or_else(
-            || io::Error::other(error.to_string()),
-            |cause| {
-                cause.raw_os_error().map_or_else(|| io::Error::other(cause.to_string()), io::Error::from_raw_os_error)
-            },
-        )
-    })?;
+    let until = Instant::now() + PATIENCE;
+    let created = loop {
+        // SAFETY: the one demand is the flag INHIBIT_PROG_LOAD, which is set above.
+        match unsafe { Socket::new(config, &umem.umem, &name, queue) }.map_err(|error| cause(&error)) {
+            // The kernel frees the queues of a process that has just died in the background.
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < until => sleep(RETRY),
+            created => break created,
+        }
+    };
+    let (transmit, receive, rings) = created?;
     let (fill, completion) = rings.ok_or_else(|| io::Error::from_raw_os_error(libc::EBUSY))?;
     if busy_poll {
         ask_for_busy_poll(receive.fd().as_raw_fd())?;
     }
     Ok(Port::new(interface, queue, (transmit, receive), (fill, completion)))
+}
+
+/// What the kernel said, behind what the library says about it.
+fn cause(error: &dyn std::error::Error) -> io::Error {
+    let number = error.source().and_then(|cause| cause.downcast_ref::<io::Error>()).and_then(io::Error::raw_os_error);
+    number.map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error)
 }
 
 /// Lets the kernel's half of the work run when the worker asks for it (Linux 5.11).

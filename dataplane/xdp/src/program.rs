@@ -119,6 +119,12 @@ pub(crate) fn restore(ifindex: u32, before: &Attached, mode: Mode, now: &Attache
     attach(ifindex, before.program.as_fd(), mode, Some(now))
 }
 
+/// Puts a program that was there before on the interface again, where there is none now.
+pub(crate) fn put_back(ifindex: u32, before: &Attached) -> io::Result<()> {
+    use std::os::fd::AsFd;
+    attach(ifindex, before.program.as_fd(), before.mode, None)
+}
+
 /// Takes a program away from an interface, if it is still there.
 pub(crate) fn detach(ifindex: u32, attached: &Attached) -> io::Result<()> {
     let options = options(Some(attached));
