@@ -54,6 +54,11 @@ impl PortRange {
         ones_below(up_to_last) & !ones_below(below_first)
     }
 
+    /// How many blocks it touches.
+    pub fn blocks(self) -> usize {
+        usize::from(BlockId::of(self.last).0 - BlockId::of(self.first).0) + 1
+    }
+
     /// How many ports.
     pub fn count(self) -> u32 {
         u32::from(self.last) - u32::from(self.first) + 1
@@ -76,6 +81,8 @@ mod tests {
             let range = PortRange::new(first, last).unwrap();
             let ports: u32 = (0..BLOCKS).map(|b| range.mask(BlockId(u16::try_from(b).unwrap())).count_ones()).sum();
             assert_eq!(ports, range.count(), "{first}-{last}");
+            let blocks = (0..BLOCKS).filter(|b| range.mask(BlockId(u16::try_from(*b).unwrap())) != 0).count();
+            assert_eq!(blocks, range.blocks(), "{first}-{last}");
             assert_ne!(range.mask(BlockId::of(first)) >> (first % 64) & 1, 0);
             assert_ne!(range.mask(BlockId::of(last)) >> (last % 64) & 1, 0);
         }

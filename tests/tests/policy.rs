@@ -95,6 +95,7 @@ fn what_the_gateway_says_of_itself_is_true() {
         ("vipgate_policy_connected", ""),
         ("vipgate_build_info", "version="),
         ("vipgate_drops_total", "reason=\"no_service\""),
+        ("vipgate_port_blocks", "vip=\"203.0.113.10\",state=\"claimed\""),
         ("vipgate_bytes_total", "direction=\"egress\""),
         ("vipgate_steered_packets_total", "outcome=\"captured\""),
     ] {

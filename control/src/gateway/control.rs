@@ -191,7 +191,7 @@ impl Following {
     fn put_in_force(&mut self, set: PolicySet) -> Result<(), String> {
         let before = self.state.policy.load_full();
         let snapshot = self.builder.with_policy(&set).map_err(|error| error.to_string())?;
-        let generation = snapshot.generation;
+        let (generation, compiled) = (snapshot.generation, snapshot.policy.clone());
         let wanted = capture::tables(&set, &self.locals);
         {
             let mut steering = self.steering.lock().unwrap_or_else(PoisonError::into_inner);
@@ -223,6 +223,7 @@ impl Following {
             last_error: None,
             ..(*before).clone()
         }));
+        self.state.compiled.store(compiled);
         announce(&self.state, Some(&known));
         Ok(())
     }

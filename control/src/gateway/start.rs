@@ -72,6 +72,10 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
         tracing::warn!(event = "policy_warning", "{warning}");
     }
 
+    if let Some(folder) = &config.sessions.state {
+        tracing::info!(event = "state", folder = %folder.display(), "sessions.state is not used yet: sessions end with the process");
+    }
+
     let nics = find_nics(&config)?;
     let network = open_network(&config).await?;
     let mut builder = Builder::new(network.current().clone());
@@ -119,6 +123,8 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
             updates_rejected: 0,
             last_error: None,
         }),
+        compiled: ArcSwap::new(builder.snapshot().policy),
+        port_blocks: range(&config)?.blocks(),
         network: ArcSwap::from_pointee(network.current().clone()),
         workers: handles,
         sockets,
@@ -221,8 +227,10 @@ fn cores(config: &Config, nics: &[Nic]) -> Result<Vec<usize>, Failure> {
         }
         return Ok(cores.clone());
     }
+    // With more queues than cores, a worker polls several.
     let queues = nics.iter().map(|nic| nic.queues as usize).min().unwrap_or(1);
-    Ok(available.into_iter().chain([0]).take(queues.max(1)).collect())
+    let cores: Vec<usize> = available.into_iter().take(queues.max(1)).collect();
+    Ok(if cores.is_empty() { vec![0] } else { cores })
 }
 
 /// What is the configuration's fault is said as such.
@@ -261,8 +269,7 @@ fn make_workers(
     let count = u8::try_from(cores.len()).map_err(|_| Failure::usage("workers.cores: at most 255 workers"))?;
     let capacity = u32::try_from(config.sessions.capacity.div_ceil(count.into()))
         .map_err(|_| Failure::usage("sessions.capacity: too many for one worker; list more cores"))?;
-    let range = PortRange::new(config.ports.range.first, config.ports.range.last)
-        .ok_or_else(|| Failure::usage("ports.range: it is empty"))?;
+    let range = range(config)?;
     let bells: Vec<Arc<dyn Wake>> = devices.iter().map(|device| device.doorbell() as Arc<dyn Wake>).collect();
     let flows = usize::try_from(config.sessions.capacity).unwrap_or(usize::MAX);
     let directory = if count > 1 { Some(Arc::new(Directory::new(flows, secret()?))) } else { None };
@@ -297,6 +304,11 @@ fn make_workers(
         parts.push((core, worker, doorbell));
     }
     Ok((parts, handles))
+}
+
+fn range(config: &Config) -> Result<PortRange, Failure> {
+    let range = PortRange::new(config.ports.range.first, config.ports.range.last);
+    range.ok_or_else(|| Failure::usage("ports.range: it is empty"))
 }
 
 fn timeouts(config: &Config) -> Timeouts {

@@ -9,6 +9,7 @@ use crossbeam::channel::Sender;
 use vipgate_dataplane::command::Command;
 use vipgate_dataplane::counters::WorkerCounters;
 use vipgate_dataplane::link::handoff::Wake;
+use vipgate_dataplane::snapshot::policy::Policy;
 use vipgate_dataplane::snapshot::spec::{NetworkSpec, PolicySet};
 
 /// The gateway as the rest of the control plane sees it.
@@ -28,6 +29,10 @@ pub struct GatewayState {
     pub session_capacity: u64,
     /// The policy in force and how it got there.
     pub policy: ArcSwap<PolicyStatus>,
+    /// The policy as the workers have it, with the owners of ports.
+    pub compiled: ArcSwap<Policy>,
+    /// Blocks of ports that each VIP has.
+    pub port_blocks: usize,
     /// The network in force.
     pub network: ArcSwap<NetworkSpec>,
     /// The workers, by number.

@@ -111,6 +111,14 @@ impl prometheus_client::collector::Collector for Collector {
         let updates = updates.map(|(result, count)| (vec![("result", result.to_owned())], count));
         write("policy_updates", "Policy updates, by result", true, updates.into())?;
         write("policy_connected", "Whether the policy's source is there (files always are)", false, vec![(vec![], 1)])?;
+        let blocks = state.compiled.load();
+        let blocks = blocks.vips().iter().flat_map(|vip| {
+            let claimed = vip.pool.claimed();
+            let states = [("claimed", claimed), ("free", state.port_blocks.saturating_sub(claimed))];
+            states
+                .map(|(name, count)| (vec![("vip", vip.address.to_string()), ("state", name.to_owned())], count as u64))
+        });
+        write("port_blocks", "Blocks of 64 ports by VIP: claimed by a worker, or free", false, blocks.collect())?;
         write("vips", "VIPs of the policy in force", false, vec![(vec![], policy.set.vips.len() as u64)])?;
         write(
             "endpoints",
