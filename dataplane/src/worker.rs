@@ -215,7 +215,7 @@ impl<Io: PacketIo> Worker<Io> {
         if now.since(self.housekeeping) >= HOUSEKEEPING_MS {
             self.housekeeping = now;
             for vip in view.policy.vips() {
-                tables.ports.give_back_unused(vip);
+                tables.ports.give_back_unused(vip, now);
             }
         }
     }

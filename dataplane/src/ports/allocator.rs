@@ -87,7 +87,7 @@ impl Allocator {
             .or_else(|| self.search(vip, &is_free))
             .or_else(|| self.claim_free(vip).then(|| self.search(vip, &is_free)).flatten());
         let Some(port) = port else {
-            vip.pool.ask_for_blocks();
+            vip.pool.ask_for_blocks(now);
             self.exhausted[destination as usize % REMEMBERED] = (destination, now);
             return Err(Exhausted);
         };
@@ -103,8 +103,8 @@ impl Allocator {
     }
 
     /// Gives back the blocks that nothing uses, where policy has dropped the VIP or another worker asks for them.
-    pub fn give_back_unused(&mut self, vip: &Vip) {
-        if !vip.retired && !vip.pool.is_asked_for_blocks() {
+    pub fn give_back_unused(&mut self, vip: &Vip, now: Tick) {
+        if !vip.retired && !vip.pool.is_asked_for_blocks(now) {
             return;
         }
         let holding = &mut self.holdings[usize::from(vip.id.0)];
@@ -274,8 +274,11 @@ mod tests {
         take(&mut two, 0).unwrap();
         while take(&mut one, 0).is_ok() {}
         assert_eq!(taken.borrow().len(), 2 * 64 + 1, "the first took its share; the second holds the other");
-        two.give_back_unused(&vip);
-        while take(&mut one, 1000).is_ok() {}
+        two.give_back_unused(&vip, Tick(2_000));
+        assert_eq!(two.owned_blocks(vip.id), 2, "nobody asks any more");
+        assert_eq!(take(&mut one, 2_000), Err(Exhausted));
+        two.give_back_unused(&vip, Tick(2_100));
+        while take(&mut one, 3_000).is_ok() {}
         assert_eq!(taken.borrow().len(), 3 * 64 + 1, "the block without sessions has changed hands");
     }
 }

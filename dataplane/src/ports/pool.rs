@@ -3,7 +3,9 @@
 //! The only state that workers share about sessions, and the only atomics: a block changes hands when a worker claims a
 //! free one or returns an empty one, which is rare; everybody reads it to find a reply's owner.
 
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
+
+use crate::time::Tick;
 
 use super::{BLOCKS, BlockId};
 
@@ -12,18 +14,20 @@ use super::{BLOCKS, BlockId};
 pub struct WorkerId(pub u8);
 
 const FREE: u16 = u16::MAX;
+/// How long a worker that ran out of ports asks the others.
+const WANTED_MS: u32 = 1_000;
 
 /// The owners of one VIP's blocks. Lives as long as a worker owns a block, also when policy has dropped the VIP.
 #[derive(Debug)]
 pub struct PortPool {
     owners: [AtomicU16; BLOCKS],
-    /// Some worker ran out of ports while others may hold blocks that they don't use.
-    asked: AtomicBool,
+    /// Until when the owners of unused blocks should give them back: some worker ran out of ports.
+    wanted_until: AtomicU32,
 }
 
 impl Default for PortPool {
     fn default() -> Self {
-        Self { owners: [const { AtomicU16::new(FREE) }; BLOCKS], asked: AtomicBool::new(false) }
+        Self { owners: [const { AtomicU16::new(FREE) }; BLOCKS], wanted_until: AtomicU32::new(0) }
     }
 }
 
@@ -50,20 +54,18 @@ impl PortPool {
         debug_assert!(was.is_ok(), "a worker gave back a block that it doesn't own");
     }
 
-    /// Asks the other workers for blocks that they don't use.
-    pub fn ask_for_blocks(&self) {
-        self.asked.store(true, Relaxed);
+    /// Asks the other workers for blocks that they don't use; they have a second to answer.
+    pub fn ask_for_blocks(&self, now: Tick) {
+        self.wanted_until.store(now.plus(WANTED_MS).0.max(1), Relaxed);
     }
 
     /// Whether somebody asks.
     #[inline]
-    pub fn is_asked_for_blocks(&self) -> bool {
-        self.asked.load(Relaxed)
-    }
-
-    /// Everybody has looked for blocks to give back.
-    pub fn answered(&self) {
-        self.asked.store(false, Relaxed);
+    pub fn is_asked_for_blocks(&self, now: Tick) -> bool {
+        match self.wanted_until.load(Relaxed) {
+            0 => false,
+            until => !now.reached(Tick(until)) && Tick(until).since(now) <= WANTED_MS,
+        }
     }
 
     /// Blocks that somebody owns.

@@ -2,7 +2,7 @@
 
 use crate::batch::{Batch, IpVersion, Way};
 use crate::counters::DropReason;
-use crate::session::entry::{Flags, Slot};
+use crate::session::entry::Flags;
 use crate::session::tuple::Tuple;
 use crate::session::{SessionFamily, Sessions};
 use crate::snapshot::Snapshot;
@@ -67,9 +67,4 @@ fn find<A: SessionFamily>(batch: &Batch, i: usize, sessions: &Sessions, tuple: &
         return Found::WrongSide;
     }
     Found::Way(if entry.generation() == view.generation { Way::Session(slot) } else { Way::Stale(slot) })
-}
-
-/// The slot of a session that is alive, for tables that were changed since the stage ran.
-pub fn alive<A: SessionFamily>(sessions: &Sessions, hash: u64, tuple: &Tuple<A>) -> Option<Slot> {
-    sessions.find(hash, tuple).filter(|&slot| !A::table(sessions).entry(slot).flags().has(Flags::QUARANTINED))
 }
