@@ -130,3 +130,23 @@ fn a_neighbour_that_moves_is_followed() {
     let works = || vipgate::lab::peers::ask_udp(&world.pods[0], SERVER[0].parse().unwrap()).is_ok();
     assert!(wait_for(Duration::from_secs(10), works), "{:?}", world.ask(&["drops"]));
 }
+
+#[test]
+fn a_link_that_flaps_loses_no_buffer_and_comes_back() {
+    let world = World::with_gateway("flap");
+    let server: std::net::IpAddr = SERVER[0].parse().unwrap();
+    world.check_identity(&world.pods[0], SERVER, VIP_A);
+    // A pod that sends all along.
+    let ping = ["ping", "-i", "0.02", "-c", "150", "-W", "1", SERVER[0]];
+    let log = world.folder.path().join("ping.log");
+    let mut pinging = world.pods[1].spawn(&ping, &log).unwrap();
+    for _ in 0..5 {
+        world.gateway.ip(&["link", "set", "gw-in", "down"]).unwrap();
+        thread::sleep(Duration::from_millis(100));
+        world.gateway.ip(&["link", "set", "gw-in", "up"]).unwrap();
+        let works = || vipgate::lab::peers::ask_udp(&world.pods[0], server).is_ok_and(|seen| seen == VIP_A[0]);
+        assert!(wait_for(Duration::from_secs(8), works), "{:?}", world.ask(&["drops"]));
+    }
+    pinging.wait(Duration::from_secs(8));
+    world.check_frames();
+}
