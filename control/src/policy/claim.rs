@@ -110,7 +110,8 @@ impl<'a> Sources<'a> {
         let Located { id, origin, .. } = frontend.service;
         let field = format!("metadata.annotations[{EGRESS_ANNOTATION}]");
         if let Some(why) = &frontend.unserved {
-            log.push(frontend.service.error(&field, format!("{id} has no VIP to leave with: {why}")));
+            let complain = if frontend.pending { Located::warning } else { Located::error };
+            log.push(complain(&frontend.service, &field, format!("{id} has no VIP to leave with: {why}")));
         }
         let key = (id.namespace.as_str(), id.name.as_str());
         Claim {
@@ -166,7 +167,9 @@ impl<'a> Sources<'a> {
             };
             claim.broken = missing.is_some();
             claim.vips = known.map(|frontend| frontend.vips.clone()).unwrap_or_default();
-            log.extend(missing.map(|why| policy.error("spec.serviceRef.name", why)));
+            let complain =
+                if known.is_some_and(|frontend| frontend.pending) { Located::warning } else { Located::error };
+            log.extend(missing.map(|why| complain(&policy, "spec.serviceRef.name", why)));
         } else {
             claim.vips_field = if spec.addresses.is_some() { "spec.addresses" } else { "spec.pools" };
             claim.covers = self.selected(policy, spec.selectors.as_deref().unwrap_or_default(), log);

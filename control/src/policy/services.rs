@@ -19,6 +19,8 @@ pub(super) struct Frontend<'a> {
     pub(super) vips: Vec<(String, IpAddr)>,
     /// Why it has no VIP of ours.
     pub(super) unserved: Option<String>,
+    /// It has no VIP yet: whoever gives out addresses hasn't come to it. That is no mistake, and its pods wait closed.
+    pub(super) pending: bool,
     /// Port, protocol and field of what is reached at its VIPs.
     pub(super) ports: Vec<(u16, String, String)>,
     /// What its annotation says about announcing.
@@ -38,8 +40,15 @@ fn frontend<'a>(service: Located<'a, Service>, log: &mut Vec<Complaint>) -> Fron
     let class = spec.and_then(|spec| spec.load_balancer_class.as_deref()).unwrap_or(LOAD_BALANCER_CLASS);
     complain_about_annotations(service, log);
     let egress = annotation(service, EGRESS_ANNOTATION, &[("true", true), ("false", false)], log).unwrap_or_default();
-    let mut frontend =
-        Frontend { service, vips: Vec::new(), unserved: None, ports: Vec::new(), announce: None, egress };
+    let mut frontend = Frontend {
+        service,
+        vips: Vec::new(),
+        unserved: None,
+        pending: false,
+        ports: Vec::new(),
+        announce: None,
+        egress,
+    };
     if kind != "LoadBalancer" {
         frontend.unserved = Some(format!("its type is {kind}, not LoadBalancer"));
         return frontend;
@@ -63,6 +72,7 @@ fn frontend<'a>(service: Located<'a, Service>, log: &mut Vec<Complaint>) -> Fron
     }
     if frontend.vips.is_empty() {
         frontend.unserved = Some("its status.loadBalancer.ingress has no address".into());
+        frontend.pending = true;
     }
     frontend
 }

@@ -2,7 +2,6 @@
 
 mod good;
 mod refused;
-mod scale;
 mod stable;
 
 use std::net::IpAddr;

@@ -23,16 +23,8 @@ fn what_can_not_be_is_an_error_with_line_field_and_reason() {
         (vec![s(), s()], "m.yaml:9: metadata.name: Service a/s is in m.yaml:1 already"),
         (vec![by_service()], "m.yaml:4: spec.serviceRef.name: there is no Service a/s"),
         (
-            vec![by_service(), service("s", "", 80, &[])],
-            "m.yaml:4: spec.serviceRef.name: Service a/s (m.yaml:6) has no VIP to leave with: its status.loadBalancer.ingress has no address",
-        ),
-        (
             vec![by_service(), s().replace("type: LoadBalancer", "type: NodePort").replace("true", "false")],
             "m.yaml:4: spec.serviceRef.name: Service a/s (m.yaml:6) has no VIP to leave with: its type is NodePort",
-        ),
-        (
-            vec![service("s", EGRESS, 80, &[])],
-            "m.yaml:3: metadata.annotations[vipgate.io/egress]: Service a/s has no VIP to leave with: its status",
         ),
         (
             vec![s().replace("type: LoadBalancer", "type: LoadBalancer, loadBalancerClass: other")],
@@ -103,6 +95,14 @@ fn what_is_hardly_meant_is_a_warning_and_the_policy_stands() {
     let s = || service("s", EGRESS, 80, &["203.0.113.10"]);
     let host = pod("a", "h", "", "10.0.0.9").replace("containers", "hostNetwork: true, containers");
     for (documents, expected) in [
+        (
+            vec![policy("p", "", "{serviceRef: {name: s}}"), service("s", "", 80, &[])],
+            "m.yaml:4: spec.serviceRef.name: warning: Service a/s (m.yaml:6) has no VIP to leave with: its status.loadBalancer.ingress has no address",
+        ),
+        (
+            vec![service("s", EGRESS, 80, &[])],
+            "m.yaml:3: metadata.annotations[vipgate.io/egress]: warning: Service a/s has no VIP to leave with: its status",
+        ),
         (
             vec![s(), slice("s", &["fd00::1", "fd00::2"])],
             "m.yaml:5: status.loadBalancer.ingress: warning: Service a/s has no IPv6 VIP: the traffic of 2 endpoints (the first is fd00::1) is dropped",
