@@ -1,0 +1,79 @@
+//! A gateway with one interface for both sides, one queue, generic XDP: the smallest there is.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::time::Duration;
+
+use vipgate::lab::{Lab, peers};
+use vipgate_tests::{binary, wait_for};
+
+const POLICY: &str = r#"
+apiVersion: v1
+kind: Service
+metadata: {name: s, namespace: a, annotations: {vipgate.io/egress: "true"}}
+spec: {type: LoadBalancer, ports: [{port: 80}]}
+status: {loadBalancer: {ingress: [{ip: 10.1.0.100}, {ip: "fd00:1::100"}]}}
+---
+apiVersion: v1
+kind: List
+items:
+  - apiVersion: discovery.k8s.io/v1
+    kind: EndpointSlice
+    metadata: {name: s4, namespace: a, labels: {kubernetes.io/service-name: s}}
+    addressType: IPv4
+    ports: []
+    endpoints: [{addresses: [10.1.0.11]}]
+  - apiVersion: discovery.k8s.io/v1
+    kind: EndpointSlice
+    metadata: {name: s6, namespace: a, labels: {kubernetes.io/service-name: s}}
+    addressType: IPv6
+    ports: []
+    endpoints: [{addresses: ["fd00:1::11"]}]
+"#;
+
+#[test]
+fn one_interface_is_enough() {
+    let lab = Lab::new("arm").unwrap();
+    let [switch, gateway, pod, router] =
+        [("switch", false), ("gw", true), ("pod", false), ("router", true)].map(|(name, f)| lab.host(name, f).unwrap());
+    switch.ip(&["link", "add", "net", "type", "bridge"]).unwrap();
+    switch.ip(&["link", "set", "net", "up"]).unwrap();
+    for (host, number) in [(&gateway, 1), (&pod, 11), (&router, 254)] {
+        lab.link((&switch, host.name()), (host, "eth0"), 1).unwrap();
+        switch.ip(&["link", "set", host.name(), "master", "net"]).unwrap();
+        host.addresses("eth0", &[&format!("10.1.0.{number}/24"), &format!("fd00:1::{number}/64")]).unwrap();
+    }
+    for (host, via) in [(&pod, ["10.1.0.1", "fd00:1::1"]), (&gateway, ["10.1.0.254", "fd00:1::254"])] {
+        host.route("default", via[0]).unwrap();
+        host.route("default", via[1]).unwrap();
+    }
+    router.addresses("lo", &["198.51.100.10/32", "2001:db8:51::10/128"]).unwrap();
+    peers::start(&router, &["198.51.100.10", "2001:db8:51::10"]);
+
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("policy.yaml"), POLICY).unwrap();
+    let config = format!(
+        "name: arm\ninterfaces: [{{name: eth0, role: both}}]\nxdp: {{mode: generic}}\n\
+         policy: {{files: [{}]}}\nsessions: {{capacity: 1000, state: null}}\nadmin: {{socket: {}}}\n",
+        at("policy.yaml").display(),
+        at("gw.sock").display()
+    );
+    fs::write(at("gateway.yaml"), config).unwrap();
+    let command = [&binary().display().to_string(), "gateway", "--config", &at("gateway.yaml").display().to_string()];
+    let mut process = gateway.spawn(&command, &at("log")).unwrap();
+    let ready = || fs::read_to_string(at("log")).is_ok_and(|log| log.contains("event=\"ready\""));
+    assert!(
+        wait_for(Duration::from_secs(10), || ready() || !process.is_alive()) && ready(),
+        "{}",
+        fs::read_to_string(at("log")).unwrap()
+    );
+
+    for (server, vip) in [("198.51.100.10", "10.1.0.100"), ("2001:db8:51::10", "fd00:1::100")] {
+        assert_eq!(peers::ask_http(&pod, server.parse().unwrap()).unwrap(), vip);
+        assert_eq!(peers::ask_udp(&pod, server.parse().unwrap()).unwrap(), vip);
+        pod.output(&["ping", "-c", "1", "-W", "2", server]).unwrap();
+    }
+    process.signal("TERM").unwrap();
+    assert!(process.wait(Duration::from_secs(5)).is_some_and(|status| status.success()));
+}
