@@ -1,14 +1,19 @@
 //! The command line.
 
 mod output;
+mod sessions;
 mod show;
+mod status;
+mod table;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use vipgate_dataplane::command::SessionState;
 
+use crate::admin::filter::{protocol, protocol_name, state};
 use crate::admin::proto;
 use crate::failure::Failure;
 use crate::{check, demo, gateway};
@@ -41,6 +46,9 @@ enum Command {
         /// Files and directories
         #[arg(required = true, value_name = "PATH")]
         paths: Vec<PathBuf>,
+        /// How to show what was found
+        #[arg(short, long, value_enum, default_value_t = Format::Table)]
+        output: Format,
     },
     /// Build a cluster and a piece of the world in network namespaces, run it, report, clean up
     Demo {
@@ -59,9 +67,9 @@ enum Command {
         ask: Ask,
         #[command(flatten)]
         filter: Filter,
-        /// Show at most this many; 0 shows all
-        #[arg(long, default_value_t = 100)]
-        limit: u64,
+        /// Show at most this many; 0 shows all; default: 100 in a table, all in JSON
+        #[arg(long, value_name = "N")]
+        limit: Option<u64>,
     },
     /// Show its VIPs
     Vips(Ask),
@@ -120,12 +128,12 @@ pub struct Filter {
     /// Address of the far side
     #[arg(long, value_name = "ADDR")]
     remote: Option<IpAddr>,
-    /// tcp, udp, icmp, icmpv6 or a number
-    #[arg(long)]
-    proto: Option<String>,
+    /// tcp, udp, sctp, icmp, icmpv6 or a number
+    #[arg(long, value_parser = protocol)]
+    proto: Option<u8>,
     /// opening, established, half_closed, closing or quarantined
-    #[arg(long)]
-    state: Option<String>,
+    #[arg(long, value_parser = state)]
+    state: Option<SessionState>,
 }
 
 impl From<&Filter> for proto::SessionFilter {
@@ -135,8 +143,8 @@ impl From<&Filter> for proto::SessionFilter {
             endpoint: address(filter.endpoint),
             vip: address(filter.vip),
             remote: address(filter.remote),
-            protocol: filter.proto.clone().unwrap_or_default(),
-            state: filter.state.clone().unwrap_or_default(),
+            protocol: filter.proto.map(protocol_name).unwrap_or_default(),
+            state: filter.state.map(|state| state.name().to_owned()).unwrap_or_default(),
         }
     }
 }
@@ -146,7 +154,7 @@ pub fn main() -> ExitCode {
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("vipgate: {failure}");
+            output::complain(format_args!("vipgate: {failure}"));
             failure.exit_code()
         }
     }
@@ -156,23 +164,26 @@ fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Gateway { config } => gateway::run(&config),
         Command::Detach { config } => gateway::detach(&config),
-        Command::Check { paths } => run_check(&paths),
+        Command::Check { paths, output } => run_check(&paths, output),
         Command::Demo { keep } => demo::run(keep),
-        Command::Status(ask) => show::status(&ask),
-        Command::Sessions { action: Some(SessionsAction::Flush { ask, filter }), .. } => show::flush(&ask, &filter),
-        Command::Sessions { action: None, ask, filter, limit } => show::sessions(&ask, &filter, limit),
+        Command::Status(ask) => status::run(&ask),
+        Command::Sessions { action: Some(SessionsAction::Flush { ask, filter }), .. } => sessions::flush(&ask, &filter),
+        Command::Sessions { action: None, ask, filter, limit } => sessions::list(&ask, &filter, limit),
         Command::Vips(ask) => show::vips(&ask),
         Command::Endpoints(ask) => show::endpoints(&ask),
         Command::Drops { ask, all } => show::drops(&ask, all),
     }
 }
 
-fn run_check(paths: &[PathBuf]) -> Result<(), Failure> {
+fn run_check(paths: &[PathBuf], format: Format) -> Result<(), Failure> {
     let report = check::run(paths);
     for complaint in &report.complaints {
-        eprintln!("{complaint}");
+        output::complain(complaint);
     }
-    output::print(&report.to_string())?;
+    match format {
+        Format::Table => output::print(&report.to_string())?,
+        Format::Json => output::json(&report)?,
+    }
     match report.errors() {
         0 => Ok(()),
         1 => Err(Failure::usage("1 error")),

@@ -10,16 +10,26 @@ use std::time::SystemTime;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
+use vipgate_dataplane::command::SessionFilter;
 use vipgate_dataplane::counters::{Counter, Direction, DropReason};
 use vipgate_dataplane::snapshot::spec::{Announce, Role};
 
+use super::filter::FilterError;
 use super::proto::admin_server::Admin;
-use super::{PROTOCOL, proto, sessions};
+use super::sessions::Workers;
+use super::{PROTOCOL, proto};
 use crate::gateway::state::GatewayState;
 
 /// Answers from what the gateway knows of itself.
 pub(super) struct Service {
-    pub(super) state: Arc<GatewayState>,
+    state: Arc<GatewayState>,
+    workers: Arc<Workers>,
+}
+
+impl Service {
+    pub(super) fn new(state: Arc<GatewayState>) -> Self {
+        Self { workers: Arc::new(Workers::new(state.clone())), state }
+    }
 }
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -40,7 +50,7 @@ impl Admin for Service {
                     core: u32::try_from(worker.core).unwrap_or(u32::MAX),
                     sessions: counters.sessions.get(),
                     received: counters.received.get(),
-                    packets: packets.into_iter().filter(|(_, count)| *count > 0).collect(),
+                    packets: packets.into(),
                     drops: counters.drops.iter().map(Counter::get).sum(),
                     handoffs: counters.handoffs.get(),
                     answered: counters.answered.get(),
@@ -102,21 +112,19 @@ impl Admin for Service {
 
     async fn sessions(&self, request: Request<proto::SessionsRequest>) -> Answer<Self::SessionsStream> {
         let request = request.into_inner();
-        let filter = sessions::filter(&request.filter.unwrap_or_default())?;
+        let filter = filter(request.filter)?;
         let limit = if request.limit == 0 { u64::MAX } else { request.limit };
-        let (sender, receiver) = tokio::sync::mpsc::channel(4);
-        let state = self.state.clone();
-        // On a thread of its own: it waits for workers, which answer between batches.
-        tokio::task::spawn_blocking(move || sessions::list(&state, &filter, limit, &sender));
+        let (sender, receiver) = tokio::sync::mpsc::channel(2);
+        let workers = self.workers.clone();
+        // A task of its own, which ends when the client goes away: nobody takes the next slice then.
+        tokio::spawn(async move { workers.list(filter, limit, sender).await });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 
     async fn flush_sessions(&self, request: Request<proto::FlushSessionsRequest>) -> Answer<proto::FlushSessionsReply> {
-        let filter = sessions::filter(&request.into_inner().filter.unwrap_or_default())?;
-        let state = self.state.clone();
-        let ended = tokio::task::spawn_blocking(move || sessions::flush(&state, &filter))
-            .await
-            .map_err(|error| Status::internal(error.to_string()))??;
+        let filter = filter(request.into_inner().filter)?;
+        let ended = self.workers.flush(&filter).await?;
+        tracing::info!(event = "flush", ended, ?filter, "sessions ended by hand");
         Ok(Response::new(proto::FlushSessionsReply { ended }))
     }
 
@@ -164,6 +172,10 @@ impl Admin for Service {
         });
         Ok(Response::new(proto::DropsReply { drops: drops.collect() }))
     }
+}
+
+fn filter(filter: Option<proto::SessionFilter>) -> Result<SessionFilter, Status> {
+    (&filter.unwrap_or_default()).try_into().map_err(|error: FilterError| Status::invalid_argument(error.to_string()))
 }
 
 fn role(role: Role) -> &'static str {

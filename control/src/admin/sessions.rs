@@ -1,119 +1,139 @@
-//! Sessions of all workers: asked for in slices, so that a worker never does more than one between two batches.
+//! Sessions of all workers: asked for in slices, so that a worker never does more than one between two batches, and so
+//! that a listing of any length needs no more memory than a few of them.
 
-use std::net::IpAddr;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use crossbeam::channel::bounded;
-use tokio::sync::mpsc::Sender;
+use crossbeam::channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
+use tokio::sync::{Semaphore, mpsc};
 use tonic::Status;
-use vipgate_dataplane::command::{Command, FlushChunk, SessionChunk, SessionFilter, SessionRecord, SessionState};
-use vipgate_dataplane::wire::protocol;
+use vipgate_dataplane::command::{Command, FlushChunk, SessionChunk, SessionFilter, SessionRecord};
+use vipgate_dataplane::link::handoff::Wake;
 
+use super::filter::protocol_name;
 use super::proto;
-use crate::gateway::state::{GatewayState, WorkerHandle};
+use crate::gateway::state::GatewayState;
 
 /// Sessions in one slice.
 const SLICE: usize = 512;
 /// A worker that doesn't answer within this time has a problem.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Questions that wait for workers at once, of all clients together: each holds a thread.
+const QUESTIONS: usize = 4;
 
-const PROTOCOLS: [(&str, u8); 4] =
-    [("tcp", protocol::TCP), ("udp", protocol::UDP), ("icmp", protocol::ICMP), ("icmpv6", protocol::ICMPV6)];
-
-/// Reads a filter as people write it.
-pub(super) fn filter(filter: &proto::SessionFilter) -> Result<SessionFilter, Status> {
-    let address = |field: &str, text: &str| -> Result<Option<IpAddr>, Status> {
-        if text.is_empty() {
-            return Ok(None);
-        }
-        let parsed = text.parse();
-        parsed.map(Some).map_err(|_| Status::invalid_argument(format!("{field}: \"{text}\" is no IP address")))
-    };
-    let number = match filter.protocol.as_str() {
-        "" => None,
-        name => {
-            let known = PROTOCOLS.iter().find(|(known, _)| *known == name).map(|&(_, number)| number);
-            let number = known.or_else(|| name.parse().ok());
-            Some(number.ok_or_else(|| {
-                Status::invalid_argument(format!("proto: \"{name}\" is none of tcp, udp, icmp, icmpv6 or a number"))
-            })?)
-        }
-    };
-    let state = match filter.state.as_str() {
-        "" => None,
-        name => Some(SessionState::ALL.into_iter().find(|state| state.name() == name).ok_or_else(|| {
-            let all = SessionState::ALL.map(SessionState::name).join(", ");
-            Status::invalid_argument(format!("state: \"{name}\" is none of {all}"))
-        })?),
-    };
-    Ok(SessionFilter {
-        endpoint: address("endpoint", &filter.endpoint)?,
-        vip: address("vip", &filter.vip)?,
-        remote: address("remote", &filter.remote)?,
-        protocol: number,
-        state,
-    })
+/// Asks the workers of a gateway.
+#[derive(Debug)]
+pub(super) struct Workers {
+    state: Arc<GatewayState>,
+    gate: Semaphore,
 }
 
-/// Sends matching sessions, slice by slice, until the limit, the end, or nobody listens any more.
-pub(super) fn list(
-    state: &GatewayState,
-    filter: &SessionFilter,
-    limit: u64,
-    sender: &Sender<Result<proto::SessionsReply, Status>>,
-) {
-    let mut left = limit;
-    for (number, worker) in (0..).zip(&state.workers) {
-        let mut cursor = Some(0);
-        while cursor.is_some() && left > 0 {
-            let records = Vec::with_capacity(SLICE);
-            let chunk = SessionChunk { filter: filter.clone(), cursor, records };
-            let chunk = match ask(worker, number, |reply| Command::Sessions { chunk, reply }) {
-                Ok(chunk) => chunk,
-                Err(status) => return drop(sender.blocking_send(Err(status))),
-            };
-            cursor = chunk.cursor;
-            let take = usize::try_from(left).unwrap_or(usize::MAX).min(chunk.records.len());
-            left -= take as u64;
-            let sessions: Vec<_> = chunk.records[..take].iter().map(|record| session(number, record)).collect();
-            if !sessions.is_empty() && sender.blocking_send(Ok(proto::SessionsReply { sessions })).is_err() {
-                return;
+impl Workers {
+    pub(super) fn new(state: Arc<GatewayState>) -> Self {
+        Self { state, gate: Semaphore::new(QUESTIONS) }
+    }
+
+    /// Sends matching sessions, slice by slice, until the limit, the end, or nobody listens any more. A slice without a
+    /// match is sent as well: it tells the client that the gateway is at work.
+    pub(super) async fn list(
+        &self,
+        filter: SessionFilter,
+        limit: u64,
+        sender: mpsc::Sender<Result<proto::SessionsReply, Status>>,
+    ) {
+        let mut left = limit;
+        for worker in 0..self.state.workers.len() {
+            let mut chunk =
+                SessionChunk { filter: filter.clone(), cursor: Some(0), records: Vec::with_capacity(SLICE) };
+            while chunk.cursor.is_some() && left > 0 {
+                chunk.records.clear();
+                chunk = match self.ask(worker, |reply| Command::Sessions { chunk, reply }).await {
+                    Ok(chunk) => chunk,
+                    Err(status) => return drop(sender.send(Err(status)).await),
+                };
+                let take = usize::try_from(left).unwrap_or(usize::MAX).min(chunk.records.len());
+                left -= take as u64;
+                let sessions = chunk.records[..take].iter().map(|record| session(worker, record)).collect();
+                if sender.send(Ok(proto::SessionsReply { sessions })).await.is_err() {
+                    return;
+                }
             }
         }
     }
-}
 
-/// Ends matching sessions of all workers; says how many.
-pub(super) fn flush(state: &GatewayState, filter: &SessionFilter) -> Result<u64, Status> {
-    let mut ended = 0;
-    for (number, worker) in (0..).zip(&state.workers) {
-        let mut chunk = FlushChunk { filter: filter.clone(), cursor: Some(0), ended: 0 };
-        while chunk.cursor.is_some() {
-            chunk = ask(worker, number, |reply| Command::Flush { chunk, reply })?;
+    /// Ends matching sessions of all workers; says how many.
+    pub(super) async fn flush(&self, filter: &SessionFilter) -> Result<u64, Status> {
+        let mut ended = 0;
+        for worker in 0..self.state.workers.len() {
+            let mut chunk = FlushChunk { filter: filter.clone(), cursor: Some(0), ended: 0 };
+            while chunk.cursor.is_some() {
+                chunk = self.ask(worker, |reply| Command::Flush { chunk, reply }).await?;
+            }
+            ended += chunk.ended;
         }
-        ended += chunk.ended;
+        Ok(ended)
     }
-    Ok(ended)
+
+    /// Asks a worker and waits for its answer, on a thread of its own.
+    async fn ask<T: Send + 'static>(
+        &self,
+        number: usize,
+        command: impl FnOnce(Sender<T>) -> Command,
+    ) -> Result<T, Status> {
+        let worker = &self.state.workers[number];
+        let (reply, answer) = bounded(1);
+        let command = command(reply);
+        let (commands, doorbell) = (worker.commands.clone(), Arc::clone(&worker.doorbell));
+        let _permit = self.gate.acquire().await.map_err(|_| Status::unavailable("the gateway stops"))?;
+        let exchanged =
+            tokio::task::spawn_blocking(move || exchange(&commands, &*doorbell, command, &answer, PATIENCE));
+        let answer = exchanged.await.map_err(|_| Status::unavailable("the gateway stops"))?;
+        answer.map_err(|silence| {
+            let what = match silence {
+                Silence::Ended => "has ended: the gateway stops, or its log says why".to_owned(),
+                Silence::Late => {
+                    format!("has not answered within {} s: it is stuck, or its core is taken", PATIENCE.as_secs())
+                }
+            };
+            Status::unavailable(format!("worker {number} (core {}) {what}", worker.core))
+        })
+    }
 }
 
-/// Asks a worker and waits for its answer.
-fn ask<T>(
-    worker: &WorkerHandle,
-    number: u32,
-    command: impl FnOnce(crossbeam::channel::Sender<T>) -> Command,
-) -> Result<T, Status> {
-    let (reply, answer) = bounded(1);
-    let unavailable = |what: &str| Status::unavailable(format!("worker {number} {what}"));
-    worker.commands.send_timeout(command(reply), PATIENCE).map_err(|_| unavailable("takes no commands"))?;
-    worker.doorbell.wake();
-    answer.recv_timeout(PATIENCE).map_err(|_| unavailable("doesn't answer"))
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Silence {
+    /// The worker is gone.
+    Ended,
+    /// It is there and says nothing.
+    Late,
 }
 
-fn session(worker: u32, record: &SessionRecord) -> proto::Session {
-    let known = PROTOCOLS.iter().find(|(_, number)| *number == record.protocol);
+fn exchange<T>(
+    commands: &Sender<Command>,
+    doorbell: &dyn Wake,
+    command: Command,
+    answer: &Receiver<T>,
+    patience: Duration,
+) -> Result<T, Silence> {
+    let until = Instant::now() + patience;
+    // Before, too: a worker that sleeps over a full queue would never make room.
+    doorbell.wake();
+    commands.send_deadline(command, until).map_err(|error| match error {
+        SendTimeoutError::Timeout(_) => Silence::Late,
+        SendTimeoutError::Disconnected(_) => Silence::Ended,
+    })?;
+    doorbell.wake();
+    answer.recv_deadline(until).map_err(|error| match error {
+        RecvTimeoutError::Timeout => Silence::Late,
+        RecvTimeoutError::Disconnected => Silence::Ended,
+    })
+}
+
+fn session(worker: usize, record: &SessionRecord) -> proto::Session {
     proto::Session {
-        worker,
-        protocol: known.map_or_else(|| record.protocol.to_string(), |(name, _)| (*name).to_owned()),
+        worker: u32::try_from(worker).unwrap_or(u32::MAX),
+        protocol: protocol_name(record.protocol),
         endpoint: record.endpoint.to_string(),
         vip: record.vip.to_string(),
         remote: record.remote.to_string(),
@@ -124,5 +144,64 @@ fn session(worker: u32, record: &SessionRecord) -> proto::Session {
         bytes_out: record.bytes_out,
         packets_in: record.packets_in,
         bytes_in: record.bytes_in,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Bell(AtomicUsize);
+
+    impl Wake for Bell {
+        fn wake(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn question() -> (Command, Receiver<FlushChunk>) {
+        let (reply, answer) = bounded(1);
+        let chunk = FlushChunk { filter: SessionFilter::default(), cursor: Some(0), ended: 0 };
+        (Command::Flush { chunk, reply }, answer)
+    }
+
+    #[test]
+    fn a_worker_that_says_nothing_is_late() {
+        let (commands, _held) = bounded(1);
+        let (command, answer) = question();
+        let begin = Instant::now();
+        let result = exchange(&commands, &Bell::default(), command, &answer, Duration::from_millis(50));
+        assert_eq!(result.unwrap_err(), Silence::Late);
+        assert!(begin.elapsed() >= Duration::from_millis(50));
+    }
+
+    #[test]
+    fn a_full_queue_is_late_within_the_same_patience() {
+        let (commands, _held) = bounded(1);
+        commands.send(Command::Announce(Vec::new())).unwrap();
+        let (command, answer) = question();
+        let bell = Bell::default();
+        let result = exchange(&commands, &bell, command, &answer, Duration::from_millis(50));
+        assert_eq!(result.unwrap_err(), Silence::Late);
+        assert_eq!(bell.0.load(Ordering::Relaxed), 1, "woken to make room");
+    }
+
+    #[test]
+    fn a_worker_that_ends_is_known_at_once() {
+        let (commands, held) = bounded(1);
+        let (command, answer) = question();
+        let worker = thread::spawn(move || drop(held.recv()));
+        let begin = Instant::now();
+        let result = exchange(&commands, &Bell::default(), command, &answer, Duration::from_secs(30));
+        assert_eq!(result.unwrap_err(), Silence::Ended);
+        worker.join().unwrap();
+        let (command, answer) = question();
+        let result = exchange(&commands, &Bell::default(), command, &answer, Duration::from_secs(30));
+        assert_eq!(result.unwrap_err(), Silence::Ended);
+        assert!(begin.elapsed() < Duration::from_secs(10));
     }
 }

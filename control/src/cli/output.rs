@@ -1,46 +1,82 @@
-//! Writing answers to stdout: tables for people, JSON for programs.
+//! Writing answers to stdout: text for people, JSON for programs.
 
 use std::io::{self, Write};
 
-use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// Prints a text. Somebody who stops reading (`| head`) is no error.
-pub(super) fn print(text: &str) -> Result<(), Failure> {
+/// Writes a piece of an answer; says whether anybody still reads. Somebody who stops reading (`| head`) is no error.
+pub(super) fn put(text: &str) -> Result<bool, Failure> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::runtime(format_args!("cannot write the answer: {error}")))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Failure::runtime(format_args!("cannot write the answer: {error}"))),
     }
 }
 
-/// Prints one JSON document.
+/// Writes a whole answer.
+pub(super) fn print(text: &str) -> Result<(), Failure> {
+    put(text).map(drop)
+}
+
+/// Writes one JSON document.
 pub(super) fn json(value: &impl Serialize) -> Result<(), Failure> {
     let mut text = serde_json::to_string_pretty(value).map_err(Failure::runtime)?;
     text.push('\n');
     print(&text)
 }
 
-/// An empty table with these columns; those from `numbers` on are numbers, aligned to the right.
-pub(super) fn table(columns: &[&str], numbers: &[usize]) -> Table {
-    let mut table = Table::new();
-    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(columns.iter().map(|column| column.to_uppercase()));
-    for (at, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((0, 2));
-        if numbers.contains(&at) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table
+/// Says on stderr what went wrong; a stderr that nobody reads changes nothing.
+pub(super) fn complain(text: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// The table as text, without blanks at the ends of lines.
-pub(super) fn text(table: &Table) -> String {
-    table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
+/// Text from elsewhere (manifests, names) as a terminal may see it: without control characters.
+pub(super) fn harmless(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() && char != '\n' { '\u{fffd}' } else { char }).collect()
+}
+
+/// A span of time in its two largest units: `350ms`, `12s`, `4m10s`, `2h3m`, `5d1h`.
+pub(super) fn span(milliseconds: u64) -> String {
+    let seconds = milliseconds / 1000;
+    let two = |large: u64, unit: char, small: u64, part: char| match small {
+        0 => format!("{large}{unit}"),
+        _ => format!("{large}{unit}{small}{part}"),
+    };
+    match seconds {
+        0 if milliseconds > 0 => format!("{milliseconds}ms"),
+        0..60 => format!("{seconds}s"),
+        60..3600 => two(seconds / 60, 'm', seconds % 60, 's'),
+        3600..86_400 => two(seconds / 3600, 'h', seconds % 3600 / 60, 'm'),
+        _ => two(seconds / 86_400, 'd', seconds % 86_400 / 3600, 'h'),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_read_well() {
+        let expected = [
+            (0, "0s"),
+            (350, "350ms"),
+            (59_999, "59s"),
+            (60_000, "1m"),
+            (250_000, "4m10s"),
+            (7_440_000, "2h4m"),
+            (86_400_000, "1d"),
+            (435_600_000, "5d1h"),
+        ];
+        for (milliseconds, text) in expected {
+            assert_eq!(span(milliseconds), text);
+        }
+    }
+
+    #[test]
+    fn nothing_from_a_manifest_steers_the_terminal() {
+        assert_eq!(harmless("a\x1b[2Jb\nc\x07\r"), "a\u{fffd}[2Jb\nc\u{fffd}\u{fffd}");
+    }
 }

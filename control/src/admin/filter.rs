@@ -1,0 +1,118 @@
+//! Which sessions, as people write it: protocols and states by name.
+
+use std::net::IpAddr;
+
+use thiserror::Error;
+use vipgate_dataplane::command::{SessionFilter, SessionState};
+use vipgate_dataplane::wire::protocol;
+
+use super::proto;
+
+/// Protocols that have a name here. SCTP's number is of RFC 9260.
+const PROTOCOLS: [(&str, u8); 5] = [
+    ("tcp", protocol::TCP),
+    ("udp", protocol::UDP),
+    ("sctp", 132),
+    ("icmp", protocol::ICMP),
+    ("icmpv6", protocol::ICMPV6),
+];
+
+/// A filter that means nothing.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum FilterError {
+    /// Not an address.
+    #[error("{field}: \"{text}\" is no IP address")]
+    Address {
+        /// Which field.
+        field: &'static str,
+        /// What it says.
+        text: String,
+    },
+    /// Not a protocol.
+    #[error("\"{0}\" is no protocol: tcp, udp, sctp, icmp, icmpv6 or a number up to 255")]
+    Protocol(String),
+    /// Not a state.
+    #[error("\"{0}\" is no state: opening, established, half_closed, closing or quarantined")]
+    State(String),
+}
+
+/// The number of a protocol.
+///
+/// # Errors
+/// When it is neither a known name nor a number.
+pub fn protocol(text: &str) -> Result<u8, FilterError> {
+    let known = PROTOCOLS.iter().find(|(name, _)| name.eq_ignore_ascii_case(text));
+    known.map(|&(_, number)| number).or_else(|| text.parse().ok()).ok_or_else(|| FilterError::Protocol(text.to_owned()))
+}
+
+/// The name of a protocol, or its number where it has none here.
+pub fn protocol_name(number: u8) -> String {
+    let known = PROTOCOLS.iter().find(|(_, known)| *known == number);
+    known.map_or_else(|| number.to_string(), |(name, _)| (*name).to_owned())
+}
+
+/// The state of this name.
+///
+/// # Errors
+/// When there is none.
+pub fn state(text: &str) -> Result<SessionState, FilterError> {
+    let found = SessionState::ALL.into_iter().find(|state| state.name().eq_ignore_ascii_case(text));
+    found.ok_or_else(|| FilterError::State(text.to_owned()))
+}
+
+impl TryFrom<&proto::SessionFilter> for SessionFilter {
+    type Error = FilterError;
+
+    fn try_from(filter: &proto::SessionFilter) -> Result<Self, FilterError> {
+        fn given(text: &str) -> Option<&str> {
+            (!text.is_empty()).then_some(text)
+        }
+        let address = |field, text: &str| -> Result<Option<IpAddr>, FilterError> {
+            let parsed = given(text).map(str::parse).transpose();
+            parsed.map_err(|_| FilterError::Address { field, text: text.to_owned() })
+        };
+        Ok(Self {
+            endpoint: address("endpoint", &filter.endpoint)?,
+            vip: address("vip", &filter.vip)?,
+            remote: address("remote", &filter.remote)?,
+            protocol: given(&filter.protocol).map(protocol).transpose()?,
+            state: given(&filter.state).map(state).transpose()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_comes_back_as_its_number() {
+        for (name, number) in PROTOCOLS {
+            assert_eq!(protocol(name), Ok(number));
+            assert_eq!(protocol(&name.to_uppercase()), Ok(number));
+            assert_eq!(protocol_name(number), name);
+        }
+        assert_eq!(protocol("47"), Ok(47));
+        assert_eq!(protocol_name(47), "47");
+        for state_ in SessionState::ALL {
+            assert_eq!(state(state_.name()), Ok(state_));
+        }
+    }
+
+    #[test]
+    fn what_means_nothing_is_named() {
+        assert_eq!(protocol("256"), Err(FilterError::Protocol("256".to_owned())));
+        assert_eq!(protocol(""), Err(FilterError::Protocol(String::new())));
+        let names = SessionState::ALL.map(SessionState::name);
+        let error = state("open").unwrap_err().to_string();
+        assert!(names.iter().all(|name| error.contains(name)), "{error}");
+        let filter = proto::SessionFilter { vip: "203.0.113.300".to_owned(), ..Default::default() };
+        let error = SessionFilter::try_from(&filter).unwrap_err().to_string();
+        assert_eq!(error, "vip: \"203.0.113.300\" is no IP address");
+    }
+
+    #[test]
+    fn an_empty_filter_matches_everything() {
+        assert_eq!(SessionFilter::try_from(&proto::SessionFilter::default()), Ok(SessionFilter::default()));
+    }
+}

@@ -1,0 +1,170 @@
+//! `vipgate status`: the gateway on one screen, what is wrong in capitals.
+
+use std::fmt::Write;
+
+use super::output::{harmless, json, print, span};
+use super::show::{block_on, connect};
+use super::table::{Table, number, word};
+use super::{Ask, Format};
+use crate::admin::proto;
+use crate::failure::Failure;
+
+/// Directions that are always shown; others only once there is something to show.
+const USUAL: [&str; 3] = ["egress", "reply", "unchanged"];
+const RARE: [&str; 4] = ["inbound", "service_reply", "peer_out", "peer_in"];
+
+pub(super) fn run(asked: &Ask) -> Result<(), Failure> {
+    let client = block_on(connect(asked))?;
+    match asked.output {
+        Format::Json => json(client.status()),
+        Format::Table => print(&harmless(&text(client.status()))),
+    }
+}
+
+fn text(status: &proto::StatusReply) -> String {
+    let parts = [head(status), workers(status), interfaces(status), sockets(status), figures(status)];
+    parts.join("\n")
+}
+
+fn head(status: &proto::StatusReply) -> String {
+    let policy = status.policy.clone().unwrap_or_default();
+    let mut out = String::new();
+    let mut line = |label: &str, text: &str| {
+        // Writing to a String can't fail.
+        let _ = writeln!(out, "{label:<9} {text}");
+    };
+    let ready = if status.ready { "ready" } else { "NOT READY" };
+    line("gateway", &format!("{}, {ready}, up {}", status.name, span(status.uptime_seconds * 1000)));
+    let zone = if status.zone.is_empty() { String::new() } else { format!(", zone {}", status.zone) };
+    line("node", &format!("{}{zone}", status.node));
+    line("program", &format!("vipgate {}, pid {}", status.version, status.pid));
+    let age = span(policy.age_seconds * 1000);
+    line("policy", &format!("{}, generation {}, in force for {age}", policy.version, policy.generation));
+    line("", &format!("{} VIPs, {} endpoints, from {}", policy.vips, policy.endpoints, policy.source));
+    line("updates", &format!("{} applied, {} rejected", policy.updates_applied, policy.updates_rejected));
+    for (at, reason) in policy.last_error.lines().enumerate() {
+        line(if at == 0 { "REJECTED" } else { "" }, reason);
+    }
+    // Tenths of a percent, rounded up: what isn't empty doesn't look so.
+    let permille = (status.sessions * 1000).div_ceil(status.session_capacity.max(1));
+    let share = format!("{}.{} %", permille / 10, permille % 10);
+    line("sessions", &format!("{} of {} ({share})", status.sessions, status.session_capacity));
+    out
+}
+
+fn workers(status: &proto::StatusReply) -> String {
+    let count = |worker: &proto::WorkerStatus, direction: &str| worker.packets.get(direction).copied().unwrap_or(0);
+    let rare = RARE.into_iter().filter(|rare| status.workers.iter().any(|worker| count(worker, rare) > 0));
+    let directions: Vec<&'static str> = USUAL.into_iter().chain(rare).collect();
+    let mut columns = vec![number("worker"), number("core"), number("sessions")];
+    columns.extend(directions.iter().map(|direction| number(direction)));
+    columns.extend([number("handoffs"), number("waiting"), number("drops")]);
+    let mut table = Table::new(columns);
+    for worker in &status.workers {
+        let mut row = vec![worker.worker.to_string(), worker.core.to_string(), worker.sessions.to_string()];
+        row.extend(directions.iter().map(|direction| count(worker, direction).to_string()));
+        row.extend([worker.handoffs, worker.waiting, worker.drops].map(|count| count.to_string()));
+        table.row(row);
+    }
+    table.take()
+}
+
+fn interfaces(status: &proto::StatusReply) -> String {
+    let mut table =
+        Table::new([word("interface"), word("role"), word("link"), word("mac"), number("mtu"), word("addresses")]);
+    for interface in &status.interfaces {
+        table.row([
+            interface.name.clone(),
+            interface.role.clone(),
+            if interface.up { "up" } else { "DOWN" }.to_owned(),
+            interface.mac.clone(),
+            interface.mtu.to_string(),
+            interface.addresses.join(" "),
+        ]);
+    }
+    table.take()
+}
+
+fn sockets(status: &proto::StatusReply) -> String {
+    let mut table =
+        Table::new([word("socket"), number("queue"), number("worker"), word("mode"), word("zero copy")]);
+    for socket in &status.sockets {
+        table.row([
+            socket.interface.clone(),
+            socket.queue.to_string(),
+            socket.worker.to_string(),
+            socket.mode.clone(),
+            if socket.zero_copy { "yes" } else { "no" }.to_owned(),
+        ]);
+    }
+    table.take()
+}
+
+/// The device's figures, a line for each name, summed over workers.
+fn figures(status: &proto::StatusReply) -> String {
+    let mut names: Vec<(&str, Vec<(String, u64)>)> = Vec::new();
+    for figure in &status.figures {
+        let labels: Vec<&str> =
+            figure.labels.iter().filter(|(name, _)| *name != "worker").map(|(_, value)| value.as_str()).collect();
+        let labels = labels.join(" ");
+        let at = names.iter().position(|(name, _)| *name == figure.name).unwrap_or_else(|| {
+            names.push((&figure.name, Vec::new()));
+            names.len() - 1
+        });
+        let values = &mut names[at].1;
+        match values.iter_mut().find(|(known, _)| *known == labels) {
+            Some((_, sum)) => *sum += figure.value,
+            None => values.push((labels, figure.value)),
+        }
+    }
+    let lines = names.into_iter().map(|(name, values)| {
+        let values: Vec<String> =
+            values.into_iter().map(|(labels, value)| format!("{labels} {value}").trim_start().to_owned()).collect();
+        format!("{name:<16} {}\n", values.join(", "))
+    });
+    lines.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure(name: &str, labels: &[(&str, &str)], value: u64) -> proto::Figure {
+        let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        proto::Figure { name: name.to_owned(), labels, value }
+    }
+
+    #[test]
+    fn figures_are_summed_over_workers_in_the_order_they_came() {
+        let status = proto::StatusReply {
+            figures: vec![
+                figure("ring_losses", &[("worker", "0"), ("cause", "late")], 3),
+                figure("ring_losses", &[("worker", "0"), ("cause", "early")], 1),
+                figure("ring_losses", &[("worker", "1"), ("cause", "late")], 4),
+                figure("frames", &[("place", "pool")], 100),
+            ],
+            ..Default::default()
+        };
+        assert_eq!(figures(&status), "ring_losses      late 7, early 1\nframes           pool 100\n");
+    }
+
+    #[test]
+    fn what_is_wrong_stands_out() {
+        let mut status = proto::StatusReply {
+            interfaces: vec![proto::InterfaceStatus { name: "gw-in".to_owned(), ..Default::default() }],
+            policy: Some(proto::PolicyStatus {
+                last_error: "a.yaml:3: spec: no\nb.yaml:4: spec: no".to_owned(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let shown = text(&status);
+        assert!(shown.contains("\nREJECTED  a.yaml:3: spec: no\n          b.yaml:4: spec: no\n"), "{shown}");
+        assert!(shown.contains("NOT READY") && shown.contains("DOWN"), "{shown}");
+        status.ready = true;
+        status.interfaces[0].up = true;
+        status.policy = None;
+        let shown = text(&status);
+        assert!(!shown.contains("NOT READY") && !shown.contains("DOWN") && !shown.contains("REJECTED"), "{shown}");
+    }
+}
