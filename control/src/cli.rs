@@ -27,7 +27,6 @@ pub struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
-#[expect(clippy::large_enum_variant, reason = "there is one of it in the process")]
 enum Command {
     /// Run a gateway in the foreground; SIGTERM stops it, SIGHUP reads the policy again
     Gateway {

@@ -14,4 +14,5 @@ pub mod logging;
 pub mod manifest;
 pub mod metrics;
 pub mod policy;
+pub mod systemd;
 pub mod yaml;

@@ -1,47 +1,63 @@
 //! Prometheus: `/metrics`, and `/healthz` and `/readyz` beside it. Numbers are read from the workers' own counters when
 //! somebody asks; nothing is counted twice.
 
-mod collect;
+mod exposition;
+mod families;
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use prometheus_client::registry::Registry;
+use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::failure::Failure;
 use crate::gateway::state::GatewayState;
 
-/// What Prometheus calls its text format.
-const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// The metrics port can't be had.
+#[derive(Debug, Error)]
+#[error("metrics.listen: cannot listen on {address}: {error}{hint}")]
+pub struct BindError {
+    address: SocketAddr,
+    error: io::Error,
+    hint: &'static str,
+}
+
+impl From<BindError> for Failure {
+    fn from(error: BindError) -> Self {
+        Self::runtime(error)
+    }
+}
 
 /// Opens the port, before packets flow.
 ///
 /// # Errors
 /// When it is in use or not ours.
-pub async fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|error| Failure::runtime(format_args!("metrics.listen: cannot listen on {address}: {error}")))
+pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
+    TcpListener::bind(address).await.map_err(|error| {
+        let hint = match error.kind() {
+            io::ErrorKind::AddrInUse => "; another process has it (`ss -ltnp` says which): choose another port",
+            io::ErrorKind::AddrNotAvailable => "; the address is on no interface of this machine",
+            _ => "",
+        };
+        BindError { address, error, hint }
+    })
 }
 
 /// Answers until told to stop.
 pub async fn serve(state: Arc<GatewayState>, listener: TcpListener, mut stop: watch::Receiver<bool>) {
-    let mut registry = Registry::default();
-    registry.register_collector(Box::new(collect::Collector(state.clone())));
-    let shared = Arc::new(Shared { registry, state });
     let router = Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
-        .with_state(shared);
+        .with_state(state);
     let server = axum::serve(listener, router);
     tokio::select! {
         result = server => if let Err(error) = result {
@@ -51,21 +67,24 @@ pub async fn serve(state: Arc<GatewayState>, listener: TcpListener, mut stop: wa
     }
 }
 
-struct Shared {
-    registry: Registry,
-    state: Arc<GatewayState>,
-}
-
-async fn metrics(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
-    let mut text = String::new();
-    match prometheus_client::encoding::text::encode(&mut text, &shared.registry) {
-        Ok(()) => (StatusCode::OK, [(header::CONTENT_TYPE, CONTENT_TYPE)], text),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "text/plain")], error.to_string()),
+async fn metrics(State(state): State<Arc<GatewayState>>, headers: HeaderMap) -> impl IntoResponse {
+    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|accept| accept.to_str().ok());
+    let open = accepted
+        .flat_map(|accept| accept.split(','))
+        .any(|kind| kind.trim().starts_with("application/openmetrics-text"));
+    let (kind, text) = if open {
+        (exposition::OPEN_METRICS, exposition::open_metrics(state))
+    } else {
+        (exposition::TEXT, exposition::text(&families::read(&state)))
+    };
+    match text {
+        Ok(text) => (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "text/plain")], format!("{error}\n")),
     }
 }
 
-async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
-    if shared.state.ready.load(Ordering::Relaxed) {
+async fn ready(State(state): State<Arc<GatewayState>>) -> impl IntoResponse {
+    if state.ready.load(Ordering::Relaxed) {
         (StatusCode::OK, "ready\n")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "not ready\n")

@@ -18,7 +18,7 @@ use crate::failure::Failure;
 /// The longest wait for an answer or its next slice. A gateway gives its workers less than that.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest wait for a flush, which goes through the whole table before it answers.
-const FLUSH_PATIENCE: Duration = Duration::from_secs(300);
+const FLUSH_PATIENCE: Duration = Duration::from_mins(5);
 /// The longest answer, bytes: room for a million endpoints.
 const LONGEST: usize = 256 << 20;
 
@@ -217,9 +217,7 @@ fn explain(path: &Path, status: &Status) -> ClientError {
     let path = path.to_owned();
     match status.code() {
         Code::InvalidArgument => ClientError::Question(status.message().to_owned()),
-        Code::Unimplemented => {
-            ClientError::Version { path, theirs: "one that doesn't know this question".to_owned() }
-        }
+        Code::Unimplemented => ClientError::Version { path, theirs: "one that doesn't know this question".to_owned() },
         // Only failures on this side have a cause that is an error value; the gateway's own come as text.
         _ if std::error::Error::source(status).is_some() => {
             ClientError::Broken { path, reason: "the connection broke".to_owned() }

@@ -86,8 +86,7 @@ fn interfaces(status: &proto::StatusReply) -> String {
 }
 
 fn sockets(status: &proto::StatusReply) -> String {
-    let mut table =
-        Table::new([word("socket"), number("queue"), number("worker"), word("mode"), word("zero copy")]);
+    let mut table = Table::new([word("socket"), number("queue"), number("worker"), word("mode"), word("zero copy")]);
     for socket in &status.sockets {
         table.row([
             socket.interface.clone(),

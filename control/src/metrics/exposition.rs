@@ -1,0 +1,130 @@
+//! The two forms in which Prometheus reads metrics. The text format (version 0.0.4) is what everybody understands; its
+//! `# HELP` and `# TYPE` lines carry the whole name. OpenMetrics, where a counter's `_total` stands on the values only,
+//! goes to those who ask for it.
+
+use std::fmt::{self, Write};
+use std::sync::Arc;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
+use super::families::{Family, Kind, read};
+use crate::gateway::state::GatewayState;
+
+/// Media type of the text format.
+pub(super) const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// Media type of OpenMetrics.
+pub(super) const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// In the text format.
+pub(super) fn text(families: &[Family]) -> Result<String, fmt::Error> {
+    let mut out = String::new();
+    for family in families {
+        let (suffix, kind) = match family.kind {
+            Kind::Counter => ("_total", "counter"),
+            Kind::Gauge => ("", "gauge"),
+            Kind::Info => ("_info", "gauge"),
+        };
+        let name = format!("{}{suffix}", family.name);
+        writeln!(out, "# HELP {name} {}.", family.help)?;
+        writeln!(out, "# TYPE {name} {kind}")?;
+        for (labels, value) in &family.values {
+            out.push_str(&name);
+            for ((label, text), before) in labels.iter().zip(std::iter::once("{").chain(std::iter::repeat(","))) {
+                write!(out, "{before}{label}=\"{}\"", escaped(text))?;
+            }
+            out.push_str(if labels.is_empty() { " " } else { "} " });
+            writeln!(out, "{value}")?;
+        }
+    }
+    Ok(out)
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// As OpenMetrics.
+pub(super) fn open_metrics(state: Arc<GatewayState>) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Reader(state)));
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+/// Reads the gateway's counters whenever somebody asks.
+#[derive(Debug)]
+struct Reader(Arc<GatewayState>);
+
+impl Collector for Reader {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for family in read(&self.0) {
+            let help = format!("{}.", family.help);
+            let metric = encoder.encode_descriptor(&family.name, &help, None, family.metric_type())?;
+            family.encode(metric)?;
+        }
+        Ok(())
+    }
+}
+
+impl EncodeMetric for Family {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+        for (labels, value) in &self.values {
+            match self.kind {
+                Kind::Counter => {
+                    encoder.encode_family(labels)?.encode_counter::<NoLabelSet, u64, u64>(value, None)?;
+                }
+                Kind::Gauge => {
+                    encoder.encode_family(labels)?.encode_gauge(&i64::try_from(*value).unwrap_or(i64::MAX))?;
+                }
+                Kind::Info => encoder.encode_info(labels)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        match self.kind {
+            Kind::Counter => MetricType::Counter,
+            Kind::Gauge => MetricType::Gauge,
+            Kind::Info => MetricType::Info,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_format_carries_whole_names_and_escapes_labels() {
+        let families = [
+            Family {
+                name: "vipgate_a".to_owned(),
+                help: "What a is",
+                kind: Kind::Counter,
+                values: vec![(vec![("x", "1".to_owned()), ("y", "\"b\\\n".to_owned())], 7), (vec![], u64::MAX)],
+            },
+            Family { name: "vipgate_b".to_owned(), help: "What b is", kind: Kind::Gauge, values: vec![] },
+            Family {
+                name: "vipgate_c".to_owned(),
+                help: "What c is",
+                kind: Kind::Info,
+                values: vec![(vec![("version", "1".to_owned())], 1)],
+            },
+        ];
+        let expected = "# HELP vipgate_a_total What a is.\n\
+                        # TYPE vipgate_a_total counter\n\
+                        vipgate_a_total{x=\"1\",y=\"\\\"b\\\\\\n\"} 7\n\
+                        vipgate_a_total 18446744073709551615\n\
+                        # HELP vipgate_b What b is.\n\
+                        # TYPE vipgate_b gauge\n\
+                        # HELP vipgate_c_info What c is.\n\
+                        # TYPE vipgate_c_info gauge\n\
+                        vipgate_c_info{version=\"1\"} 1\n";
+        assert_eq!(text(&families).unwrap(), expected);
+    }
+}

@@ -1,0 +1,164 @@
+//! The metrics: names, labels and help, and where each number comes from.
+
+use std::collections::BTreeMap;
+
+use vipgate_dataplane::counters::{Direction, DropReason, EndReason, WorkerCounters};
+
+use crate::gateway::state::{Figure, GatewayState};
+
+/// What kind of number it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// It only grows; its name ends in `_total`.
+    Counter,
+    /// A level.
+    Gauge,
+    /// Always 1: what matters are the labels. Its name ends in `_info`.
+    Info,
+}
+
+/// Names and values of labels.
+pub(super) type Labels = Vec<(&'static str, String)>;
+
+/// All values of one metric.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Family {
+    /// Its name without what its kind adds at the end.
+    pub(super) name: String,
+    /// One sentence without its period.
+    pub(super) help: &'static str,
+    pub(super) kind: Kind,
+    pub(super) values: Vec<(Labels, u64)>,
+}
+
+/// Reads everything that there is to know.
+pub(super) fn read(state: &GatewayState) -> Vec<Family> {
+    let mut families = workers(state);
+    families.extend(policy(state));
+    families.push(port_blocks(state));
+    families.extend(device(state));
+    families
+}
+
+fn family(name: &str, help: &'static str, kind: Kind, values: Vec<(Labels, u64)>) -> Family {
+    Family { name: format!("vipgate_{name}"), help, kind, values }
+}
+
+fn workers(state: &GatewayState) -> Vec<Family> {
+    use Kind::{Counter, Gauge};
+    let each = |value: fn(&WorkerCounters) -> u64| -> Vec<(Labels, u64)> {
+        numbered(state).map(|(worker, counters)| (vec![worker], value(counters))).collect()
+    };
+    let by_direction = |value: fn(&WorkerCounters, usize) -> u64| -> Vec<(Labels, u64)> {
+        let values = numbered(state).flat_map(|(worker, counters)| {
+            Direction::ALL.map(|direction| {
+                let labels = vec![worker.clone(), ("direction", direction.name().to_owned())];
+                (labels, value(counters, direction as usize))
+            })
+        });
+        values.collect()
+    };
+    let drops = DropReason::ALL.map(|reason| {
+        let count = state.workers.iter().map(|worker| worker.counters.drops[reason as usize].get()).sum();
+        (vec![("reason", reason.name().to_owned())], count)
+    });
+    let ended = numbered(state).flat_map(|(worker, counters)| {
+        EndReason::ALL.map(|reason| {
+            let labels = vec![worker.clone(), ("reason", reason.name().to_owned())];
+            (labels, counters.sessions_ended[reason as usize].get())
+        })
+    });
+    vec![
+        family("packets", "Packets forwarded", Counter, by_direction(|counters, at| counters.packets[at].get())),
+        family(
+            "bytes",
+            "Bytes forwarded, whole frames",
+            Counter,
+            by_direction(|counters, at| counters.bytes[at].get()),
+        ),
+        family("drops", "Packets dropped", Counter, drops.into()),
+        family("received", "Packets received from the sockets", Counter, each(|counters| counters.received.get())),
+        family(
+            "answered",
+            "ARP and NDP answers, ICMP errors, resets and announcements sent",
+            Counter,
+            each(|counters| counters.answered.get()),
+        ),
+        family(
+            "handoffs",
+            "Packets handed to the worker that owns their session",
+            Counter,
+            each(|counters| counters.handoffs.get()),
+        ),
+        family(
+            "waiting",
+            "Packets that wait for a neighbour's link address now",
+            Gauge,
+            each(|counters| counters.waiting.get()),
+        ),
+        family("sessions", "Sessions open now", Gauge, each(|counters| counters.sessions.get())),
+        family(
+            "sessions_capacity",
+            "Sessions that the tables of all workers hold",
+            Gauge,
+            vec![(vec![], state.session_capacity)],
+        ),
+        family("sessions_created", "Sessions opened", Counter, each(|counters| counters.sessions_created.get())),
+        family("sessions_expired", "Sessions ended", Counter, ended.collect()),
+    ]
+}
+
+fn policy(state: &GatewayState) -> Vec<Family> {
+    use Kind::{Counter, Gauge, Info};
+    let policy = state.policy.load();
+    let updates = [("applied", policy.updates_applied), ("rejected", policy.updates_rejected)];
+    let updates = updates.map(|(result, count)| (vec![("result", result.to_owned())], count));
+    let version = vec![("version", policy.set.version.clone())];
+    let program = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
+    vec![
+        family("policy_version", "The policy in force", Info, vec![(version, 1)]),
+        family("policy_updates", "Policy updates", Counter, updates.into()),
+        family(
+            "policy_connected",
+            "Whether the source of policy can be reached; files always can",
+            Gauge,
+            vec![(vec![], 1)],
+        ),
+        family("vips", "VIPs of the policy in force", Gauge, vec![(vec![], policy.set.vips.len() as u64)]),
+        family(
+            "endpoints",
+            "Endpoints of the policy in force",
+            Gauge,
+            vec![(vec![], policy.set.endpoints.len() as u64)],
+        ),
+        family("build", "The running program", Info, vec![(program, 1)]),
+    ]
+}
+
+fn port_blocks(state: &GatewayState) -> Family {
+    let compiled = state.compiled.load();
+    let blocks = compiled.vips().iter().flat_map(|vip| {
+        let claimed = vip.pool.claimed();
+        let states = [("claimed", claimed), ("free", state.port_blocks.saturating_sub(claimed))];
+        states.map(|(name, count)| (vec![("vip", vip.address.to_string()), ("state", name.to_owned())], count as u64))
+    });
+    let help = "Blocks of 64 ports by VIP: claimed by a worker, or free";
+    family("port_blocks", help, Kind::Gauge, blocks.collect())
+}
+
+fn device(state: &GatewayState) -> Vec<Family> {
+    let mut names: BTreeMap<&str, Vec<Figure>> = BTreeMap::new();
+    for figure in state.device.figures() {
+        names.entry(figure.name).or_default().push(figure);
+    }
+    let families = names.into_iter().map(|(name, figures)| {
+        let (help, kind) = (figures[0].help, if figures[0].counter { Kind::Counter } else { Kind::Gauge });
+        family(name, help, kind, figures.into_iter().map(|figure| (figure.labels, figure.value)).collect())
+    });
+    families.collect()
+}
+
+/// The workers' counters, each with the label that names the worker.
+fn numbered(state: &GatewayState) -> impl Iterator<Item = ((&'static str, String), &WorkerCounters)> {
+    state.workers.iter().enumerate().map(|(number, worker)| (("worker", number.to_string()), &*worker.counters))
+}
