@@ -33,7 +33,8 @@ impl Column {
 #[derive(Debug)]
 pub(super) struct Table {
     columns: Vec<Column>,
-    widths: Vec<usize>,
+    /// Of each column, characters; `None` is left out.
+    widths: Vec<Option<usize>>,
     rows: Vec<Vec<String>>,
     /// Columns of characters on a line; `None`: no limit.
     room: Option<usize>,
@@ -48,7 +49,7 @@ impl Table {
 
     fn with_room(columns: impl Into<Vec<Column>>, room: Option<usize>) -> Self {
         let columns = columns.into();
-        let widths = columns.iter().map(|column| column.title.len()).collect();
+        let widths = columns.iter().map(|column| Some(column.title.len())).collect();
         Self { columns, widths, rows: Vec::new(), room, begun: false }
     }
 
@@ -67,8 +68,10 @@ impl Table {
     /// The text of the rows since the last time; the first time with titles.
     pub(super) fn take(&mut self) -> String {
         let rows = std::mem::take(&mut self.rows);
-        for (cell, width) in rows.iter().flat_map(|row| row.iter().zip(0..)) {
-            self.widths[width] = self.widths[width].max(cell.chars().count());
+        for row in &rows {
+            for (cell, width) in row.iter().zip(&mut self.widths) {
+                *width = width.map(|width| width.max(cell.chars().count()));
+            }
         }
         let mut text = String::new();
         if !self.begun {
@@ -83,24 +86,24 @@ impl Table {
         text
     }
 
-    /// Leaves optional columns out, the last first, until a line fits or none is left. A width of zero is a column that
-    /// isn't there.
+    /// Leaves optional columns out, the last first, until a line fits or none is left.
     fn leave_out(&mut self) {
         let Some(room) = self.room else { return };
         for at in (0..self.columns.len()).rev() {
-            let shown = self.widths.iter().filter(|width| **width > 0);
-            if shown.clone().sum::<usize>() + 2 * shown.count().saturating_sub(1) <= room {
+            let shown: Vec<usize> = self.widths.iter().flatten().copied().collect();
+            if shown.iter().sum::<usize>() + 2 * shown.len().saturating_sub(1) <= room {
                 return;
             }
             if self.columns[at].optional {
-                self.widths[at] = 0;
+                self.widths[at] = None;
             }
         }
     }
 
     fn line(&self, cells: &[String], text: &mut String) {
         let begin = text.len();
-        for ((cell, column), &width) in cells.iter().zip(&self.columns).zip(&self.widths).filter(|(_, w)| **w > 0) {
+        for ((cell, column), width) in cells.iter().zip(&self.columns).zip(&self.widths) {
+            let Some(width) = width else { continue };
             if text.len() > begin {
                 text.push_str("  ");
             }

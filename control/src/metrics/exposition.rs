@@ -74,13 +74,10 @@ impl EncodeMetric for Family {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
         for (labels, value) in &self.values {
             match self.kind {
-                Kind::Counter => {
-                    encoder.encode_family(labels)?.encode_counter::<NoLabelSet, u64, u64>(value, None)?;
-                }
-                Kind::Gauge => {
-                    encoder.encode_family(labels)?.encode_gauge(&i64::try_from(*value).unwrap_or(i64::MAX))?;
-                }
                 Kind::Info => encoder.encode_info(labels)?,
+                // An empty set of labels would be written as `{}`.
+                _ if labels.is_empty() => self.encode_value(&mut encoder, *value)?,
+                _ => self.encode_value(&mut encoder.encode_family(labels)?, *value)?,
             }
         }
         Ok(())
@@ -91,6 +88,15 @@ impl EncodeMetric for Family {
             Kind::Counter => MetricType::Counter,
             Kind::Gauge => MetricType::Gauge,
             Kind::Info => MetricType::Info,
+        }
+    }
+}
+
+impl Family {
+    fn encode_value(&self, encoder: &mut MetricEncoder<'_>, value: u64) -> Result<(), fmt::Error> {
+        match self.kind {
+            Kind::Counter => encoder.encode_counter::<NoLabelSet, u64, u64>(&value, None),
+            Kind::Gauge | Kind::Info => encoder.encode_gauge(&i64::try_from(value).unwrap_or(i64::MAX)),
         }
     }
 }

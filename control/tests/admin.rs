@@ -1,0 +1,250 @@
+//! The command line asks a gateway: what people and programs read, by which exit code they know, what goes wrong.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod gateway;
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use gateway::{Gateway, Worker, policy, program, sessions};
+use vipgate_dataplane::counters::DropReason;
+use vipgate_dataplane::snapshot::spec::EndpointSpec;
+
+fn two_workers() -> Gateway {
+    Gateway::start(&[Worker::Answers(sessions(3), 2), Worker::Answers(sessions(2), 100)])
+}
+
+#[test]
+fn status_shows_the_whole_gateway_in_eighty_columns() {
+    let expected = "\
+gateway   gw-a, ready, up 0s
+node      node-1
+program   vipgate VERSION, pid PID
+policy    5f2c, generation 3, in force for 0s
+          2 VIPs, 2 endpoints, from files /etc/vipgate/policy
+updates   2 applied, 1 rejected
+REJECTED  a.yaml:7: spec.addresses: \u{fffd}[31mnot an address
+sessions  41 of 65536 (0.1 %)
+
+WORKER  CORE  SESSIONS  EGRESS  REPLY  UNCHANGED  HANDOFFS  WAITING  DROPS
+     0     2        20       1      1          0         5        0      1
+     1     3        21       2      2          0         5        0      2
+
+INTERFACE  ROLE    LINK  MAC                 MTU  ADDRESSES
+gw-in      inside  up    02:00:00:00:00:1a  1500  10.1.0.1 fd00:1::1
+
+SOCKET  QUEUE  WORKER  MODE    ZERO COPY
+gw-in       0       0  native  yes
+
+frames           pool 4000, total 4096
+ring_losses      fill_ring_empty 3
+"
+    .replace("VERSION", env!("CARGO_PKG_VERSION"))
+    .replace("PID", &std::process::id().to_string());
+    let shown = two_workers().table(&["status"]);
+    assert_eq!(shown, expected);
+    assert!(shown.lines().all(|line| line.chars().count() <= 80));
+}
+
+#[test]
+fn status_as_json_has_every_field_whatever_its_value() {
+    let status = two_workers().json(&["status"]);
+    assert_eq!(status["protocol"], vipgate::admin::PROTOCOL);
+    assert_eq!(status["name"], "gw-a");
+    assert_eq!(status["zone"], "", "absent is empty");
+    assert_eq!(status["ready"], true);
+    assert_eq!(status["sessions"], 41);
+    assert_eq!(status["session_capacity"], 65_536);
+    assert_eq!(status["policy"]["version"], "5f2c");
+    assert_eq!(status["policy"]["updates_rejected"], 1);
+    let workers = status["workers"].as_array().unwrap();
+    assert_eq!(workers.len(), 2);
+    assert_eq!(workers[1]["core"], 3);
+    let directions = ["egress", "inbound", "peer_in", "peer_out", "reply", "service_reply", "unchanged"];
+    let packets = workers[1]["packets"].as_object().unwrap();
+    assert_eq!(packets.keys().collect::<Vec<_>>(), directions);
+    assert_eq!((packets["egress"].as_u64(), packets["inbound"].as_u64()), (Some(2), Some(0)));
+    assert_eq!(status["sockets"][0]["zero_copy"], true);
+    assert_eq!(status["interfaces"][0]["mac"], "02:00:00:00:00:1a");
+    assert_eq!(status["figures"][0]["labels"]["place"], "pool");
+}
+
+#[test]
+fn sessions_of_all_workers_are_listed() {
+    let gateway = two_workers();
+    let expected = "\
+PROTO  ENDPOINT         VIP                REMOTE             STATE        IDLE  EXPIRES  OUT  IN  WORKER
+tcp    10.1.0.11:40000  203.0.113.10:1024  198.51.100.10:443  established   12s     2h4m   10  20       0
+udp    10.1.0.11:40001  203.0.113.10:1025  198.51.100.10:443  opening       12s     2h4m   10  20       0
+tcp    10.1.0.11:40002  203.0.113.10:1026  198.51.100.10:443  established   12s     2h4m   10  20       0
+tcp    10.1.0.11:40000  203.0.113.10:1024  198.51.100.10:443  established   12s     2h4m   10  20       1
+udp    10.1.0.11:40001  203.0.113.10:1025  198.51.100.10:443  opening       12s     2h4m   10  20       1
+";
+    assert_eq!(gateway.table(&["sessions"]), expected);
+    let listed = gateway.json(&["sessions"]);
+    assert_eq!(listed["truncated"], false);
+    assert_eq!(listed["sessions"].as_array().unwrap().len(), 5);
+    let session = serde_json::json!({
+        "worker": 0, "protocol": "tcp", "endpoint": "10.1.0.11:40000", "vip": "203.0.113.10:1024",
+        "remote": "198.51.100.10:443", "state": "established", "idle_ms": 12_345, "expires_ms": 7_440_000,
+        "packets_out": 10, "bytes_out": 1000, "packets_in": 20, "bytes_in": 2000,
+    });
+    assert_eq!(listed["sessions"][0], session);
+}
+
+#[test]
+fn every_filter_is_applied() {
+    let gateway = two_workers();
+    let count = |filter: &[&str]| gateway.json(&[&["sessions"], filter].concat())["sessions"].as_array().unwrap().len();
+    assert_eq!(count(&["--proto", "udp"]), 2);
+    assert_eq!(count(&["--proto", "6"]), 3);
+    assert_eq!(count(&["--state", "established"]), 3);
+    assert_eq!(count(&["--endpoint", "10.1.0.11", "--proto", "tcp", "--state", "opening"]), 0);
+    assert_eq!(count(&["--endpoint", "10.1.0.12"]), 0);
+    assert_eq!(count(&["--vip", "203.0.113.10"]), 5);
+    assert_eq!(count(&["--vip", "203.0.113.11"]), 0);
+    assert_eq!(count(&["--remote", "198.51.100.10"]), 5);
+    assert_eq!(count(&["--remote", "198.51.100.11"]), 0);
+    assert_eq!(gateway.table(&["sessions", "--vip", "203.0.113.11"]), "no sessions match\n");
+}
+
+#[test]
+fn a_limit_is_kept_and_what_it_cuts_is_said() {
+    let gateway = Gateway::start(&[Worker::Answers(sessions(1500), 700), Worker::Answers(sessions(20), 7)]);
+    let count = |limit: &[&str]| {
+        let listed = gateway.json(&[&["sessions"], limit].concat());
+        (listed["sessions"].as_array().unwrap().len(), listed["truncated"].as_bool().unwrap())
+    };
+    assert_eq!(count(&[]), (1520, false));
+    assert_eq!(count(&["--limit", "0"]), (1520, false));
+    assert_eq!(count(&["--limit", "1520"]), (1520, false));
+    assert_eq!(count(&["--limit", "1519"]), (1519, true));
+    assert_eq!(count(&["--limit", "1"]), (1, true));
+    let table = gateway.table(&["sessions"]);
+    assert_eq!(table.lines().count(), 1 + 100 + 1, "titles, a screenful, and a word about the rest");
+    assert!(table.ends_with("... and more; --limit 0 shows all\n"));
+    let all = gateway.table(&["sessions", "--limit", "0"]);
+    assert_eq!(all.lines().count(), 1521);
+    assert_eq!(all.matches("PROTO").count(), 1);
+}
+
+#[test]
+fn a_flush_ends_what_matches_and_nothing_else() {
+    let gateway = two_workers();
+    assert_eq!(gateway.json(&["sessions", "flush", "--proto", "udp"]), serde_json::json!({"ended": 2}));
+    assert_eq!(gateway.json(&["sessions"])["sessions"].as_array().unwrap().len(), 3);
+    assert_eq!(gateway.table(&["sessions", "flush"]), "3 sessions ended\n");
+    assert_eq!(gateway.table(&["sessions", "flush"]), "0 sessions ended\n");
+    // A filter before the word would be lost, and everything flushed: it is refused.
+    assert_eq!(gateway.vipgate(&["sessions", "--proto", "udp", "flush"]).0, 2);
+}
+
+#[test]
+fn vips_and_endpoints_show_the_policy_in_force() {
+    let gateway = two_workers();
+    let vips = "\
+VIP           ANNOUNCE  ENDPOINTS  NAME                  RESERVED PORTS
+203.0.113.10  L2                1  Service tenant-a/api  80 443
+203.0.113.11  BGP               0  Service tenant-a/api  30000 30001 30002 30003 30004 30005 30006 30007 and 2 more
+";
+    assert_eq!(gateway.table(&["vips"]), vips);
+    let vips = gateway.json(&["vips"]);
+    assert_eq!(vips["vips"][0]["reserved_ports"], serde_json::json!([80, 443]));
+    assert_eq!(vips["vips"][1]["reserved_ports"].as_array().unwrap().len(), 10);
+    let endpoints = "\
+ENDPOINT    POD             VIPS            POLICY
+10.1.0.11   tenant-a/api-0  203.0.113.10    EgressPolicy tenant-a/out
+fd00:1::11  -               none (dropped)  EgressPolicy tenant-a/out
+";
+    assert_eq!(gateway.table(&["endpoints"]), endpoints);
+    let endpoints = gateway.json(&["endpoints"]);
+    assert_eq!(endpoints["endpoints"][1]["vips"], serde_json::json!([]));
+    assert_eq!(endpoints["endpoints"][0]["policy"], "EgressPolicy tenant-a/out");
+}
+
+#[test]
+fn a_hundred_thousand_endpoints_arrive() {
+    let mut set = policy();
+    set.endpoints = (0..100_000_u32)
+        .map(|number| EndpointSpec {
+            address: std::net::Ipv4Addr::from(0x0a00_0000 + number).into(),
+            name: format!("tenant-with-a-long-name/deployment-with-a-long-name-{number}"),
+            policy: 0,
+            vips: vec!["203.0.113.10".parse().unwrap()],
+        })
+        .collect();
+    let gateway = Gateway::start_with(&[Worker::Answers(vec![], 1)], set);
+    assert_eq!(gateway.table(&["endpoints"]).lines().count(), 100_001);
+    assert_eq!(gateway.json(&["vips"])["vips"][0]["endpoints"], 100_000);
+}
+
+#[test]
+fn drops_are_summed_over_workers_and_explained() {
+    let gateway = two_workers();
+    let expected = format!(
+        "REASON      PACKETS  MEANING\n\
+         no_service        2  {}\n\
+         ttl               1  {}\n",
+        DropReason::NoService.help(),
+        DropReason::Ttl.help()
+    );
+    assert_eq!(gateway.table(&["drops"]), expected);
+    assert_eq!(gateway.table(&["drops", "--all"]).lines().count(), 1 + DropReason::ALL.len());
+    let drops = gateway.json(&["drops"]);
+    for reason in DropReason::ALL {
+        let expected = match reason {
+            DropReason::NoService => 2,
+            DropReason::Ttl => 1,
+            _ => 0,
+        };
+        assert_eq!(drops[reason.name()], expected, "{}", reason.name());
+        assert_eq!(drops["help"][reason.name()], reason.help());
+    }
+    assert_eq!(drops.as_object().unwrap().len(), DropReason::ALL.len() + 1);
+}
+
+#[test]
+fn a_silent_worker_is_named_in_time() {
+    let gateway = Gateway::start(&[Worker::Answers(sessions(3), 100), Worker::Silent]);
+    let begin = Instant::now();
+    let (code, stdout, stderr) = gateway.vipgate(&["sessions"]);
+    assert!(begin.elapsed() < Duration::from_secs(9), "{:?}", begin.elapsed());
+    assert_eq!(code, 1, "{stderr}");
+    assert_eq!(stdout.lines().count(), 4, "what the other worker has is shown: {stdout}");
+    let socket = gateway.socket().display().to_string();
+    assert!(stderr.contains("worker 1 (core 3)") && stderr.contains(&socket), "{stderr}");
+    assert_eq!(gateway.json(&["status"])["name"], "gw-a", "everything else goes on");
+}
+
+#[test]
+fn a_dead_worker_is_named_at_once() {
+    let gateway = Gateway::start(&[Worker::Dead]);
+    let begin = Instant::now();
+    for command in [&["sessions"][..], &["sessions", "flush"]] {
+        let (code, _, stderr) = gateway.vipgate(command);
+        assert_eq!(code, 1);
+        assert!(stderr.contains("worker 0 (core 2) has ended"), "{stderr}");
+    }
+    assert!(begin.elapsed() < Duration::from_secs(4));
+}
+
+#[test]
+fn nobody_reading_is_no_error() {
+    let gateway = Gateway::start(&[Worker::Answers(sessions(20_000), 4096)]);
+    for format in ["table", "json"] {
+        let socket = gateway.socket();
+        let mut child = program()
+            .args(["sessions", "--limit", "0", "-o", format, "--socket"])
+            .arg(socket)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(!line.is_empty());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap().as_str()), (Some(0), ""));
+    }
+}

@@ -1,0 +1,187 @@
+//! Prometheus scrapes a gateway over HTTP: names, help, kinds, labels, values.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod gateway;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::Ordering;
+
+use gateway::{Gateway, Worker};
+use vipgate_dataplane::counters::{Direction, DropReason, EndReason};
+
+fn gateway() -> Gateway {
+    Gateway::start(&[Worker::Answers(vec![], 1), Worker::Answers(vec![], 1)])
+}
+
+/// Status code, head and body.
+fn get(address: SocketAddr, path: &str, head: &str) -> (u16, String, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n{head}\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), head.to_lowercase(), body.to_owned())
+}
+
+fn scrape(gateway: &Gateway) -> String {
+    let (code, head, body) = get(gateway.metrics, "/metrics", "");
+    assert_eq!(code, 200);
+    assert!(head.contains("content-type: text/plain; version=0.0.4"), "{head}");
+    body
+}
+
+/// Values by series: everything of a line before its last blank.
+fn values(text: &str) -> BTreeMap<&str, u64> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| line.rsplit_once(' ').unwrap()).map(|(series, value)| (series, value.parse().unwrap())).collect()
+}
+
+#[test]
+fn names_and_kinds_are_the_contracts() {
+    let gateway = gateway();
+    let text = scrape(&gateway);
+    let expected = [
+        ("vipgate_packets_total", "counter", "direction worker"),
+        ("vipgate_bytes_total", "counter", "direction worker"),
+        ("vipgate_drops_total", "counter", "reason"),
+        ("vipgate_sessions", "gauge", "worker"),
+        ("vipgate_sessions_created_total", "counter", "worker"),
+        ("vipgate_sessions_expired_total", "counter", "reason worker"),
+        ("vipgate_policy_version_info", "gauge", "version"),
+        ("vipgate_policy_updates_total", "counter", "result"),
+        ("vipgate_policy_connected", "gauge", ""),
+        ("vipgate_handoffs_total", "counter", "worker"),
+        ("vipgate_port_blocks", "gauge", "state vip"),
+        ("vipgate_build_info", "gauge", "version"),
+        ("vipgate_sessions_capacity", "gauge", ""),
+        ("vipgate_frames", "gauge", "place"),
+        ("vipgate_ring_losses_total", "counter", "cause"),
+    ];
+    let lines: BTreeSet<&str> = text.lines().collect();
+    for (name, kind, labels) in expected {
+        assert!(lines.contains(format!("# TYPE {name} {kind}").as_str()), "{name}: {text}");
+        let help = format!("# HELP {name} ");
+        assert!(text.lines().any(|line| line.strip_prefix(&help).is_some_and(|help| help.ends_with('.'))), "{name}");
+        let series: Vec<&str> = values(&text).into_keys().filter(|s| s.split('{').next() == Some(name)).collect();
+        assert!(!series.is_empty(), "{name}");
+        for series in series {
+            let inside = series.split_once('{').map_or("", |(_, inside)| inside.trim_end_matches('}'));
+            let mut found: Vec<&str> =
+                inside.split(',').filter(|l| !l.is_empty()).map(|l| l.split_once('=').unwrap().0).collect();
+            found.sort_unstable();
+            assert_eq!(found.join(" "), labels, "{series}");
+        }
+    }
+}
+
+#[test]
+fn every_series_belongs_to_a_described_metric_and_stands_once() {
+    let gateway = gateway();
+    let text = scrape(&gateway);
+    let mut name = "";
+    let mut described = BTreeSet::new();
+    let mut series = BTreeSet::new();
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            name = rest.split(' ').next().unwrap();
+            assert!(described.insert(name), "{name} is described twice");
+        } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+            assert_eq!(rest.split(' ').next(), Some(name));
+        } else {
+            let this = line.rsplit_once(' ').unwrap().0;
+            assert_eq!(this.split('{').next(), Some(name), "under its own description");
+            assert!(series.insert(this), "{this} stands twice");
+        }
+    }
+}
+
+#[test]
+fn every_reason_and_direction_is_there_from_the_start() {
+    let gateway = gateway();
+    let text = scrape(&gateway);
+    let values = values(&text);
+    for reason in DropReason::ALL {
+        let expected = match reason {
+            DropReason::NoService => 2,
+            DropReason::Ttl => 1,
+            _ => 0,
+        };
+        assert_eq!(values[format!("vipgate_drops_total{{reason=\"{}\"}}", reason.name()).as_str()], expected);
+    }
+    for (worker, moved) in [(0, 1), (1, 2)] {
+        for direction in Direction::ALL {
+            let packets = if direction <= Direction::Reply { moved } else { 0 };
+            let labels = format!("{{worker=\"{worker}\",direction=\"{}\"}}", direction.name());
+            assert_eq!(values[format!("vipgate_packets_total{labels}").as_str()], packets);
+            assert_eq!(values[format!("vipgate_bytes_total{labels}").as_str()], packets * 100);
+        }
+        for reason in EndReason::ALL {
+            let expected = if reason == EndReason::Flushed { 7 } else { 0 };
+            let series = format!("vipgate_sessions_expired_total{{worker=\"{worker}\",reason=\"{}\"}}", reason.name());
+            assert_eq!(values[series.as_str()], expected);
+        }
+        assert_eq!(values[format!("vipgate_sessions{{worker=\"{worker}\"}}").as_str()], 20 + worker);
+        assert_eq!(values[format!("vipgate_handoffs_total{{worker=\"{worker}\"}}").as_str()], 5);
+    }
+    assert_eq!(values["vipgate_policy_version_info{version=\"5f2c\"}"], 1);
+    assert_eq!(values["vipgate_policy_updates_total{result=\"applied\"}"], 2);
+    assert_eq!(values["vipgate_policy_updates_total{result=\"rejected\"}"], 1);
+    assert_eq!(values["vipgate_policy_connected"], 1);
+    for vip in ["203.0.113.10", "203.0.113.11"] {
+        assert_eq!(values[format!("vipgate_port_blocks{{vip=\"{vip}\",state=\"free\"}}").as_str()], 1008);
+        assert_eq!(values[format!("vipgate_port_blocks{{vip=\"{vip}\",state=\"claimed\"}}").as_str()], 0);
+    }
+    assert_eq!(values["vipgate_sessions_capacity"], 65_536);
+}
+
+#[test]
+fn numbers_are_the_workers_own() {
+    let gateway = gateway();
+    let series = "vipgate_drops_total{reason=\"fragment\"}";
+    assert_eq!(values(&scrape(&gateway))[series], 0);
+    gateway.state.workers[1].counters.dropped(DropReason::Fragment);
+    assert_eq!(values(&scrape(&gateway))[series], 1);
+}
+
+#[test]
+fn open_metrics_is_for_those_who_ask_and_has_the_same_series() {
+    let gateway = gateway();
+    let plain = scrape(&gateway);
+    let accept = "Accept: application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5\r\n";
+    let (code, head, open) = get(gateway.metrics, "/metrics", accept);
+    assert_eq!(code, 200);
+    assert!(head.contains("content-type: application/openmetrics-text"), "{head}");
+    assert!(open.ends_with("# EOF\n"));
+    assert!(
+        open.contains("# TYPE vipgate_packets counter\n") && open.contains("# TYPE vipgate_build info\n"),
+        "{open}"
+    );
+    assert_eq!(values(&open), values(&plain));
+}
+
+#[test]
+fn health_and_readiness_are_two_things() {
+    let gateway = gateway();
+    let code = |path| get(gateway.metrics, path, "").0;
+    assert_eq!((code("/healthz"), code("/readyz"), code("/other")), (200, 200, 404));
+    gateway.state.ready.store(false, Ordering::Relaxed);
+    assert_eq!((code("/healthz"), code("/readyz")), (200, 503));
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let gateway = gateway();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let error = runtime.block_on(vipgate::metrics::bind(gateway.metrics)).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("metrics.listen: cannot listen on {}: ", gateway.metrics)), "{error}");
+    assert!(error.contains("another process has it"), "{error}");
+}
+
+#[test]
+fn the_port_is_closed_when_the_gateway_stops() {
+    let mut gateway = gateway();
+    gateway.stop();
+    assert!(TcpStream::connect(gateway.metrics).is_err());
+}
