@@ -57,7 +57,7 @@ pub(super) struct Gateway {
 
 /// Runs a gateway until a signal ends it.
 pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
-    let Gateway { config, paths, options, network, mut resolver, admin_socket, metrics_listener, .. } = gateway;
+    let Gateway { config, paths, options, network, resolver, admin_socket, metrics_listener, .. } = gateway;
     let mut parts = Following {
         builder: gateway.builder,
         publisher: gateway.publisher,
@@ -99,11 +99,8 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
             },
             () = gateway.bell.0.notified() => {
                 while let Some(wanted) = gateway.questions.queue.pop() {
-                    let known = parts.state.network.load();
-                    let interface = known.interfaces.get(usize::from(wanted.interface.0));
-                    if let Some(ifindex) = interface.map(|interface| interface.ifindex) {
-                        resolver.resolve(ifindex, wanted.address).await;
-                    }
+                    // Refused when too many are asked for already; workers ask again.
+                    resolver.resolve(wanted.interface, wanted.address);
                 }
             }
             _ = housekeeping.tick() => {
@@ -132,7 +129,7 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
 }
 
 /// Follows the network in a task of its own, so that nothing interrupts it.
-fn follow_network(mut network: Network) -> mpsc::Receiver<Result<NetworkSpec, NetworkError>> {
+fn follow_network(mut network: Network) -> mpsc::Receiver<Result<Arc<NetworkSpec>, NetworkError>> {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
         loop {
@@ -241,7 +238,7 @@ impl Following {
         }));
     }
 
-    fn network_changed(&mut self, spec: NetworkSpec) {
+    fn network_changed(&mut self, spec: Arc<NetworkSpec>) {
         if spec.locals != self.locals {
             self.locals.clone_from(&spec.locals);
             let wanted = capture::tables(&self.state.policy.load().set, &self.locals);
@@ -250,8 +247,8 @@ impl Following {
                 tracing::error!(%error, "the steering program doesn't know the node's new addresses yet");
             }
         }
-        self.publisher.publish(self.builder.with_network(spec.clone()));
-        self.state.network.store(Arc::new(spec));
+        self.publisher.publish(self.builder.with_network((*spec).clone()));
+        self.state.network.store(spec);
         // Packets may wait for just this neighbour.
         for worker in &self.state.workers {
             worker.doorbell.wake();

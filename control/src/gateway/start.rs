@@ -38,7 +38,7 @@ use super::state::{GatewayState, PolicyStatus, SocketStatus, WorkerHandle};
 use super::workers::{Clock, Threads};
 use crate::config::{self, Config, PolicySource};
 use crate::failure::Failure;
-use crate::kernel::{Network, Wanted};
+use crate::kernel::{Network, Resolver, ResolverLimits, Wanted};
 use crate::manifest::Foreign;
 use crate::policy::{Follower, Options, compile_files};
 use crate::{admin, metrics};
@@ -78,7 +78,7 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
 
     let nics = find_nics(&config)?;
     let network = open_network(&config).await?;
-    let mut builder = Builder::new(network.current().clone());
+    let mut builder = Builder::new((*network.current()).clone());
     let snapshot = builder.with_policy(&set).map_err(Failure::usage)?;
     let publisher = Publisher::new(snapshot);
 
@@ -101,6 +101,8 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
     let threads = Threads::start(parts, config.workers.idle, clock)?;
 
     let modes = attach_steering(&config, &nics, &mut steering)?;
+    // Last of what can fail: what it marks in the kernel it takes back only when it is closed.
+    let resolver = Resolver::open(&network, ResolverLimits::default()).await.map_err(Failure::runtime)?;
     let steering = Arc::new(Mutex::new(steering));
     let sockets = granted(&nics, &modes, sockets);
     let counters = handles.iter().map(|handle| handle.counters.clone()).collect();
@@ -125,7 +127,7 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
         }),
         compiled: ArcSwap::new(builder.snapshot().policy),
         port_blocks: range(&config)?.blocks(),
-        network: ArcSwap::from_pointee(network.current().clone()),
+        network: ArcSwap::new(network.current()),
         workers: handles,
         sockets,
         device: Arc::new(XdpFigures { steering: steering.clone(), losses, pool, counters }),
@@ -136,7 +138,7 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
         paths,
         options,
         follower,
-        resolver: network.resolver(),
+        resolver,
         network,
         builder,
         publisher,

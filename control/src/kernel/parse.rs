@@ -1,0 +1,280 @@
+//! Datagrams of route netlink -> [`Event`]s.
+//!
+//! Only the attributes that are needed are read, so what a newer kernel adds can't make a message unreadable.
+//! A message that contradicts itself is an error; a kind of message or route that vipgate has no use for is `None`.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use rtnetlink::packet_core::{DecodeError, NLA_HEADER_SIZE, NLM_F_REPLACE, NlasIterator};
+use rtnetlink::packet_route::address::AddressHeader;
+use rtnetlink::packet_route::link::LinkHeader;
+use rtnetlink::packet_route::neighbour::NeighbourHeader;
+use rtnetlink::packet_route::route::RouteHeader;
+
+use super::message::{Address, Change, Event, Hop, Link, Neighbour, NextHop, NextHopTarget, Route};
+
+// linux/rtnetlink.h, linux/nexthop.h and linux/neighbour.h; the crate libc doesn't name them.
+pub(super) const RTM_NEWNEXTHOP: u16 = 104;
+pub(super) const RTM_DELNEXTHOP: u16 = 105;
+pub(super) const RTM_GETNEXTHOP: u16 = 106;
+const RTA_NH_ID: u16 = 30;
+const RTNH_F_DEAD: u32 = 1;
+const NHA_ID: u16 = 1;
+const NHA_GROUP: u16 = 2;
+const NHA_BLACKHOLE: u16 = 4;
+const NHA_OIF: u16 = 5;
+const NHA_GATEWAY: u16 = 6;
+const NHA_ENCAP: u16 = 8;
+const NDA_PROTOCOL: u16 = 12;
+const NDA_FLAGS_EXT: u16 = 15;
+
+const IPV4: u8 = 2;
+const IPV6: u8 = 10;
+
+// Lengths of the fixed parts: ifinfomsg, ifaddrmsg, rtmsg, rtnexthop, nhmsg, nexthop_grp, ndmsg.
+const LINK_HEADER: usize = 16;
+const ADDRESS_HEADER: usize = 8;
+const ROUTE_HEADER: usize = 12;
+const ROUTE_HOP_HEADER: usize = 8;
+const NEXTHOP_HEADER: usize = 8;
+const NEXTHOP_MEMBER: usize = 8;
+const NEIGHBOUR_HEADER: usize = 12;
+
+/// Reads one message: `kind` and `flags` are its header's, `body` is what follows the header.
+pub(super) fn event(kind: u16, flags: u16, body: &[u8]) -> Result<Option<Event>, DecodeError> {
+    let new = if flags & NLM_F_REPLACE == 0 { Change::New } else { Change::Replaced };
+    Ok(match kind {
+        libc::RTM_NEWLINK => link(body)?.map(|link| Event::Link(new, link)),
+        libc::RTM_DELLINK => link(body)?.map(|link| Event::Link(Change::Gone, link)),
+        libc::RTM_NEWADDR => address(body)?.map(|address| Event::Address(new, address)),
+        libc::RTM_DELADDR => address(body)?.map(|address| Event::Address(Change::Gone, address)),
+        libc::RTM_NEWROUTE => route(body)?.map(|route| Event::Route(new, route)),
+        libc::RTM_DELROUTE => route(body)?.map(|route| Event::Route(Change::Gone, route)),
+        libc::RTM_NEWNEIGH => neighbour(body)?.map(|neighbour| Event::Neighbour(new, neighbour)),
+        libc::RTM_DELNEIGH => neighbour(body)?.map(|neighbour| Event::Neighbour(Change::Gone, neighbour)),
+        RTM_NEWNEXTHOP => Some(Event::NextHop(new, next_hop(body)?)),
+        RTM_DELNEXTHOP => Some(Event::NextHop(Change::Gone, next_hop(body)?)),
+        _ => None,
+    })
+}
+
+fn link(body: &[u8]) -> Result<Option<Link>, DecodeError> {
+    let header = LinkHeader::parse(body)?;
+    if u8::from(header.interface_family) != 0 {
+        // Bridges tell of their ports in link messages of their own family; the device itself hasn't changed.
+        return Ok(None);
+    }
+    let mut link = Link {
+        ifindex: header.index,
+        name: String::new(),
+        hardware: header.link_layer_type.into(),
+        flags: header.flags.bits(),
+        mac: None,
+        mtu: 0,
+        master: None,
+    };
+    for attribute in attributes(body, LINK_HEADER)? {
+        let (kind, value) = attribute?;
+        match kind {
+            libc::IFLA_IFNAME => String::from_utf8_lossy(value).trim_end_matches('\0').clone_into(&mut link.name),
+            libc::IFLA_ADDRESS => link.mac = value.try_into().ok(),
+            libc::IFLA_MTU => link.mtu = number(value)?,
+            libc::IFLA_MASTER => link.master = Some(number(value)?),
+            _ => {}
+        }
+    }
+    Ok(Some(link))
+}
+
+fn address(body: &[u8]) -> Result<Option<Address>, DecodeError> {
+    let header = AddressHeader::parse(body)?;
+    let mut flags = u32::from(header.flags.bits());
+    let (mut local, mut peer) = (None, None);
+    for attribute in attributes(body, ADDRESS_HEADER)? {
+        let (kind, value) = attribute?;
+        match kind {
+            libc::IFA_LOCAL => local = ip(value),
+            libc::IFA_ADDRESS => peer = ip(value),
+            libc::IFA_FLAGS => flags = number(value)?,
+            _ => {}
+        }
+    }
+    // On a point-to-point link IFA_ADDRESS is the far side; IPv6 has only IFA_ADDRESS where there is no far side.
+    Ok(local.or(peer).map(|address| Address {
+        ifindex: header.index,
+        v6: address.is_ipv6(),
+        secondary: flags & libc::IFA_F_SECONDARY != 0 && address.is_ipv4(),
+        scope: header.scope.into(),
+        ip: address,
+        usable: flags & (libc::IFA_F_TENTATIVE | libc::IFA_F_DADFAILED) == 0,
+    }))
+}
+
+fn route(body: &[u8]) -> Result<Option<Route>, DecodeError> {
+    let header = RouteHeader::parse(body)?;
+    let family = u8::from(header.address_family);
+    let unspecified: IpAddr = match family {
+        IPV4 => Ipv4Addr::UNSPECIFIED.into(),
+        IPV6 => Ipv6Addr::UNSPECIFIED.into(),
+        _ => return Ok(None),
+    };
+    // Caches, and routes for some sources or some kinds of service only: they say nothing about the others' packets.
+    if header.flags.bits() & libc::RTM_F_CLONED != 0 || header.source_prefix_length != 0 || header.tos != 0 {
+        return Ok(None);
+    }
+    let mut destination = unspecified;
+    let mut route = Route {
+        table: header.table.into(),
+        prefix: IpNet::from(unspecified),
+        metric: 0,
+        kind: header.kind.into(),
+        hops: Vec::new(),
+        object: None,
+    };
+    let mut single = Hop { ifindex: 0, gateway: None, dead: is_dead(header.flags.bits()), encapsulated: false };
+    for attribute in attributes(body, ROUTE_HEADER)? {
+        let (kind, value) = attribute?;
+        match kind {
+            libc::RTA_DST => destination = ip(value).ok_or_else(|| invalid("RTA_DST"))?,
+            libc::RTA_TABLE => route.table = number(value)?,
+            libc::RTA_PRIORITY => route.metric = number(value)?,
+            libc::RTA_MULTIPATH => route.hops = hops(value)?,
+            RTA_NH_ID => route.object = Some(number(value)?),
+            _ => hop_attribute(&mut single, kind, value)?,
+        }
+    }
+    if route.hops.is_empty() && single.ifindex != 0 {
+        route.hops.push(single);
+    }
+    let length = header.destination_prefix_length;
+    route.prefix = IpNet::new(destination, length).map_err(|_| invalid("prefix length"))?.trunc();
+    Ok(Some(route))
+}
+
+/// The next hops of a multipath route.
+fn hops(mut value: &[u8]) -> Result<Vec<Hop>, DecodeError> {
+    let mut hops = Vec::new();
+    while value.len() >= ROUTE_HOP_HEADER {
+        let length = usize::from(u16::from_ne_bytes([value[0], value[1]]));
+        let body = value.get(..length).filter(|body| body.len() >= ROUTE_HOP_HEADER);
+        let body = body.ok_or_else(|| invalid("length of a next hop"))?;
+        let mut hop = Hop {
+            ifindex: number(&body[4..8])?,
+            gateway: None,
+            dead: is_dead(u32::from(body[2])),
+            encapsulated: false,
+        };
+        for attribute in attributes(body, ROUTE_HOP_HEADER)? {
+            let (kind, value) = attribute?;
+            hop_attribute(&mut hop, kind, value)?;
+        }
+        hops.push(hop);
+        value = value.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(hops)
+}
+
+fn hop_attribute(hop: &mut Hop, kind: u16, value: &[u8]) -> Result<(), DecodeError> {
+    match kind {
+        libc::RTA_OIF => hop.ifindex = number(value)?,
+        libc::RTA_GATEWAY => hop.gateway = ip(value),
+        // struct rtvia: the gateway's family (two bytes) stands before its address.
+        libc::RTA_VIA => hop.gateway = value.get(2..).and_then(ip),
+        libc::RTA_ENCAP => hop.encapsulated = true,
+        _ => {}
+    }
+    Ok(())
+}
+
+fn next_hop(body: &[u8]) -> Result<NextHop, DecodeError> {
+    let flags = body.get(4..NEXTHOP_HEADER).ok_or_else(|| invalid("length of a next-hop message"))?;
+    let mut hop = Hop { ifindex: 0, gateway: None, dead: is_dead(number(flags)?), encapsulated: false };
+    let mut id = None;
+    let mut target = None;
+    for attribute in attributes(body, NEXTHOP_HEADER)? {
+        let (kind, value) = attribute?;
+        match kind {
+            NHA_ID => id = Some(number(value)?),
+            NHA_GROUP => {
+                let members = value.chunks_exact(NEXTHOP_MEMBER).map(|member| number(&member[..4]));
+                target = Some(NextHopTarget::Group(members.collect::<Result<_, _>>()?));
+            }
+            NHA_BLACKHOLE => target = Some(NextHopTarget::Blackhole),
+            NHA_OIF => hop.ifindex = number(value)?,
+            NHA_GATEWAY => hop.gateway = ip(value),
+            NHA_ENCAP => hop.encapsulated = true,
+            _ => {}
+        }
+    }
+    let id = id.ok_or_else(|| invalid("next hop without a number"))?;
+    Ok(NextHop { id, target: target.unwrap_or(NextHopTarget::Hop(hop)) })
+}
+
+fn neighbour(body: &[u8]) -> Result<Option<Neighbour>, DecodeError> {
+    let header = NeighbourHeader::parse(body)?;
+    if !matches!(u8::from(header.family), IPV4 | IPV6) {
+        // A bridge's forwarding table comes by the same group.
+        return Ok(None);
+    }
+    let mut address = None;
+    let mut neighbour = Neighbour {
+        ifindex: header.ifindex,
+        address: Ipv4Addr::UNSPECIFIED.into(),
+        state: header.state.into(),
+        flags: header.flags.bits(),
+        ext_flags: 0,
+        protocol: 0,
+        mac: None,
+    };
+    for attribute in attributes(body, NEIGHBOUR_HEADER)? {
+        let (kind, value) = attribute?;
+        match kind {
+            libc::NDA_DST => address = ip(value),
+            libc::NDA_LLADDR => neighbour.mac = value.try_into().ok(),
+            NDA_FLAGS_EXT => neighbour.ext_flags = number(value)?,
+            NDA_PROTOCOL => neighbour.protocol = value.first().copied().unwrap_or(0),
+            _ => {}
+        }
+    }
+    Ok(address.map(|address| Neighbour { address, ..neighbour }))
+}
+
+/// The attributes that follow a fixed part of `header` bytes: kind and value.
+fn attributes(
+    body: &[u8],
+    header: usize,
+) -> Result<impl Iterator<Item = Result<(u16, &[u8]), DecodeError>>, DecodeError> {
+    let rest = body.get(header..).ok_or_else(|| invalid("length of a message"))?;
+    Ok(NlasIterator::new(rest).map(|attribute| {
+        let attribute = attribute?;
+        let (kind, length) = (attribute.kind(), usize::from(attribute.length()));
+        // The iterator has checked the length.
+        Ok((kind, &attribute.into_inner()[NLA_HEADER_SIZE..length]))
+    }))
+}
+
+fn is_dead(flags: u32) -> bool {
+    flags & RTNH_F_DEAD != 0
+}
+
+/// An attribute of four bytes, in the machine's order.
+fn number(value: &[u8]) -> Result<u32, DecodeError> {
+    value.try_into().map(u32::from_ne_bytes).map_err(|_| invalid("length of a number"))
+}
+
+/// An address, if the length is one of an address.
+fn ip(value: &[u8]) -> Option<IpAddr> {
+    if let Ok(octets) = <[u8; 4]>::try_from(value) {
+        return Some(octets.into());
+    }
+    <[u8; 16]>::try_from(value).ok().map(Into::into)
+}
+
+fn invalid(what: &str) -> DecodeError {
+    format!("invalid {what}").into()
+}
+
+#[cfg(test)]
+#[path = "parse_tests.rs"]
+mod tests;

@@ -1,0 +1,84 @@
+use super::*;
+
+/// The body of an RTM_NEWROUTE that a kernel would write for
+/// `ip -6 route add 2001:db8:9::/48 metric 10 nexthop via 2001:db8::9 dev A nexthop via 2001:db8::a dev B`, where A has
+/// index 3 and B, index 4, is down.
+fn multipath() -> Vec<u8> {
+    let mut body = vec![10, 48, 0, 0, 254, 3, 0, 1, 0, 0, 0, 0];
+    body.extend(attribute(1, &[0x20, 0x01, 0x0d, 0xb8, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]));
+    body.extend(attribute(15, &254u32.to_ne_bytes()));
+    body.extend(attribute(6, &10u32.to_ne_bytes()));
+    let mut hops = Vec::new();
+    for (last, ifindex, flags) in [(9u8, 3u32, 0u8), (10, 4, 1)] {
+        hops.extend([28, 0, flags, 0]);
+        hops.extend(ifindex.to_ne_bytes());
+        hops.extend(attribute(5, &[0x20, 0x01, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]));
+    }
+    body.extend(attribute(9, &hops));
+    body
+}
+
+fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(value.len() + 4).unwrap();
+    let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
+    bytes.extend(value);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
+
+#[test]
+fn a_multipath_route_has_all_its_hops() {
+    let Some(Event::Route(Change::New, route)) = event(libc::RTM_NEWROUTE, 0, &multipath()).unwrap() else {
+        panic!("no route");
+    };
+    let hop = |gateway: &str, ifindex, dead| Hop { ifindex, gateway: gateway.parse().ok(), dead, encapsulated: false };
+    assert_eq!(
+        route,
+        Route {
+            table: 254,
+            prefix: "2001:db8:9::/48".parse().unwrap(),
+            metric: 10,
+            kind: libc::RTN_UNICAST,
+            hops: vec![hop("2001:db8::9", 3, false), hop("2001:db8::a", 4, true)],
+            object: None,
+        }
+    );
+}
+
+#[test]
+fn a_gateway_of_the_other_family_is_read() {
+    let mut body = vec![2, 24, 0, 0, 254, 3, 0, 1, 0, 0, 0, 0];
+    body.extend(attribute(1, &[192, 0, 2, 0]));
+    body.extend(attribute(4, &7u32.to_ne_bytes()));
+    let mut via = vec![10, 0];
+    via.extend("fe80::1".parse::<Ipv6Addr>().unwrap().octets());
+    body.extend(attribute(18, &via));
+    let Some(Event::Route(Change::Replaced, route)) = event(libc::RTM_NEWROUTE, NLM_F_REPLACE, &body).unwrap() else {
+        panic!("no route");
+    };
+    assert_eq!(route.hops, [Hop { ifindex: 7, gateway: "fe80::1".parse().ok(), dead: false, encapsulated: false }]);
+}
+
+#[test]
+fn no_cut_message_is_read_beyond_its_end() {
+    let whole = multipath();
+    for kind in [libc::RTM_NEWLINK, libc::RTM_NEWADDR, libc::RTM_NEWROUTE, libc::RTM_NEWNEIGH, RTM_NEWNEXTHOP] {
+        for end in 0..whole.len() {
+            // An error, nothing, or what stands before the cut; never a panic.
+            let _ = event(kind, 0, &whole[..end]);
+        }
+    }
+    assert!(event(libc::RTM_NEWROUTE, 0, &whole[..whole.len() - 1]).is_err());
+    assert!(event(libc::RTM_NEWNEIGH, 0, &[0; 3]).is_err());
+}
+
+#[test]
+fn routes_for_some_packets_only_are_left_out() {
+    let plain = multipath();
+    for (place, value) in [(2usize, 64u8), (3, 0x10), (9, 2)] {
+        // A source prefix, a type of service, RTM_F_CLONED.
+        let mut body = plain.clone();
+        body[place] = value;
+        assert_eq!(event(libc::RTM_NEWROUTE, 0, &body).unwrap(), None);
+    }
+}

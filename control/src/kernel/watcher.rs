@@ -1,0 +1,273 @@
+//! The task behind [`Network`](super::Network): hears of changes, lets bursts pass, reads again what the kernel
+//! doesn't tell, and publishes the network when it really looks different.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use rtnetlink::packet_route::address::AddressMessage;
+use rtnetlink::packet_route::link::LinkMessage;
+use rtnetlink::packet_route::neighbour::NeighbourMessage;
+use rtnetlink::packet_route::route::RouteMessage;
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
+use tokio::sync::{broadcast, watch};
+use tokio::time::{Instant, sleep, timeout_at};
+use tracing::{debug, info, warn};
+use vipgate_dataplane::io::InterfaceId;
+use vipgate_dataplane::snapshot::spec::{NetworkSpec, RouteTarget};
+
+use super::message::{Change, Event};
+use super::model::{Dump, Model};
+use super::socket::{Client, Heard, Subscription};
+
+/// A burst is over when nothing has come for this long.
+const QUIET: Duration = Duration::from_millis(5);
+/// A burst isn't waited for any longer than this.
+const LONGEST_BURST: Duration = Duration::from_millis(20);
+/// Routes are read a second time this long after a change that the kernel doesn't tell in full: it announces a link
+/// that goes down before it has dropped the link's routes.
+const RECHECK: Duration = Duration::from_millis(250);
+/// Readings of one table while it changes under the reader.
+const DUMP_TRIES: usize = 4;
+/// Between two tries when the kernel can't be read.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// A next hop that the kernel has asked for in vain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NeighbourFailed {
+    /// The interface that it should be behind.
+    pub interface: InterfaceId,
+    /// Its address.
+    pub address: IpAddr,
+}
+
+/// Keeps the model and publishes it.
+pub(super) struct Watcher {
+    subscription: Subscription,
+    model: Model,
+    network: watch::Sender<Arc<NetworkSpec>>,
+    failures: broadcast::Sender<NeighbourFailed>,
+    pending: Pending,
+    /// Local prefixes that were warned of.
+    warned: BTreeSet<IpNet>,
+}
+
+/// What has to be done before the next waiting.
+#[derive(Debug, Default)]
+struct Pending {
+    /// The model differs from what was published.
+    changed: bool,
+    /// The routes must be read again.
+    routes: bool,
+    /// Everything must be read again.
+    everything: bool,
+    /// When to read the routes once more.
+    recheck: Option<Instant>,
+    /// Nothing is published before: building the description takes at most a tenth of the time.
+    not_before: Option<Instant>,
+}
+
+impl Watcher {
+    /// A watcher that goes on from `model`, and where it publishes.
+    pub(super) fn new(
+        subscription: Subscription,
+        model: Model,
+        failures: broadcast::Sender<NeighbourFailed>,
+    ) -> (Self, watch::Receiver<Arc<NetworkSpec>>) {
+        let (network, published) = watch::channel(Arc::new(model.spec()));
+        let pending = Pending::default();
+        let mut watcher = Self { subscription, model, network, failures, pending, warned: BTreeSet::new() };
+        watcher.warn_of_local_prefixes();
+        (watcher, published)
+    }
+
+    /// Runs until it is aborted.
+    pub(super) async fn run(mut self) {
+        loop {
+            if let Err(error) = self.listen().await {
+                warn!(%error, "can't hear of changes of the network; subscribing anew");
+                sleep(RETRY).await;
+                match Subscription::open() {
+                    Ok(subscription) => self.subscription = subscription,
+                    Err(error) => warn!(%error, "can't subscribe to changes of the network"),
+                }
+                self.pending.everything = true;
+            }
+            if let Err(error) = self.read_again().await {
+                warn!(%error, "can't read the kernel's network; what was known stays in force");
+                self.pending.everything = true;
+                self.pending.recheck = Some(Instant::now());
+                sleep(RETRY).await;
+            }
+            self.publish();
+        }
+    }
+
+    /// Waits for the first change, or for the time to look again, and then for the end of the burst.
+    async fn listen(&mut self) -> io::Result<()> {
+        let first = match self.pending.recheck {
+            None => self.subscription.next().await?,
+            Some(at) => {
+                let Ok(heard) = timeout_at(at, self.subscription.next()).await else {
+                    self.pending.recheck = None;
+                    self.pending.routes = true;
+                    return Ok(());
+                };
+                heard?
+            }
+        };
+        self.take(first);
+        let began = Instant::now();
+        loop {
+            let not_before = self.pending.not_before.unwrap_or(began);
+            let until = (Instant::now() + QUIET).min(began + LONGEST_BURST).max(not_before);
+            match timeout_at(until, self.subscription.next()).await {
+                Ok(heard) => self.take(heard?),
+                Err(_) => return Ok(()),
+            }
+            // A full socket never lets the timeout win.
+            if Instant::now() >= (began + LONGEST_BURST).max(not_before) {
+                return Ok(());
+            }
+        }
+    }
+
+    fn take(&mut self, heard: Heard) {
+        let events = match heard {
+            Heard::Events(events) => events,
+            Heard::Lost => {
+                self.pending.everything = true;
+                return;
+            }
+        };
+        for event in events {
+            self.notice_failure(&event);
+            let effect = self.model.apply(event);
+            self.pending.changed |= effect.changed;
+            if effect.routes_stale {
+                self.pending.routes = true;
+                self.pending.recheck = Some(Instant::now() + RECHECK);
+            }
+        }
+    }
+
+    fn notice_failure(&self, event: &Event) {
+        if let Event::Neighbour(Change::New | Change::Replaced, neighbour) = event
+            && neighbour.has_failed()
+            && let Some(interface) = self.model.links.own(neighbour.ifindex)
+        {
+            // Fails only when nobody listens.
+            let _ = self.failures.send(NeighbourFailed { interface, address: neighbour.address });
+        }
+    }
+
+    async fn read_again(&mut self) -> io::Result<()> {
+        if self.pending.everything {
+            let heard_all = self.subscription.drain();
+            let dump = read_everything().await?;
+            self.model.replace(dump);
+            info!("changes of the network were lost; read all of it anew");
+            self.pending = Pending {
+                changed: true,
+                everything: !heard_all,
+                recheck: (!heard_all).then(|| Instant::now() + RETRY),
+                not_before: self.pending.not_before,
+                ..Pending::default()
+            };
+        } else if self.pending.routes {
+            let mut client = Client::open()?;
+            let routes = read_routes(&mut client).await?;
+            self.pending.changed |= self.model.replace_routes(routes);
+            self.pending.routes = false;
+        }
+        Ok(())
+    }
+
+    fn publish(&mut self) {
+        if !std::mem::take(&mut self.pending.changed) {
+            return;
+        }
+        let began = Instant::now();
+        let spec = self.model.spec();
+        let changed = self.network.send_if_modified(|known| {
+            let changed = **known != spec;
+            if changed {
+                *known = Arc::new(spec);
+            }
+            changed
+        });
+        if changed {
+            self.warn_of_local_prefixes();
+        }
+        let now = Instant::now();
+        self.pending.not_before = Some(now + (now - began) * 9);
+    }
+
+    /// Logs, once each, what the list of local addresses can't say: whole prefixes that the kernel answers for.
+    fn warn_of_local_prefixes(&mut self) {
+        let network = self.network.borrow();
+        for route in network.routes.iter().filter(|route| route.target == RouteTarget::Local) {
+            let prefix = route.prefix;
+            let whole = prefix.prefix_len() != prefix.max_prefix_len() && !prefix.addr().is_loopback();
+            if whole && self.warned.insert(prefix) {
+                warn!(%prefix, "the kernel answers for a whole prefix; only its single addresses count as local");
+            }
+        }
+    }
+}
+
+/// Reads all tables, in an order in which what is named comes before what names it.
+pub(super) async fn read_everything() -> io::Result<Dump> {
+    let mut client = Client::open()?;
+    let mut dump = Dump::default();
+    let links = RouteNetlinkMessage::GetLink(LinkMessage::default());
+    read(&mut client, &links, &mut dump).await?;
+    let addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+    read(&mut client, &addresses, &mut dump).await?;
+    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+        let mut neighbours = NeighbourMessage::default();
+        neighbours.header.family = family;
+        read(&mut client, &RouteNetlinkMessage::GetNeighbour(neighbours), &mut dump).await?;
+    }
+    dump.rest.extend(read_routes(&mut client).await?);
+    Ok(dump)
+}
+
+/// Reads next-hop objects and routes.
+async fn read_routes(client: &mut Client) -> io::Result<Vec<Event>> {
+    let mut routes = Vec::new();
+    for attempt in 1..=DUMP_TRIES {
+        routes.clear();
+        let mut stood_still = client.dump_next_hops(|event| routes.push(event)).await?;
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut question = RouteMessage::default();
+            question.header.address_family = family;
+            let question = RouteNetlinkMessage::GetRoute(question);
+            stood_still &= client.dump(question, |event| routes.push(event)).await?;
+        }
+        if stood_still {
+            break;
+        }
+        debug!(attempt, "routes changed while they were read");
+    }
+    Ok(routes)
+}
+
+/// Reads one table into `dump`.
+async fn read(client: &mut Client, question: &RouteNetlinkMessage, dump: &mut Dump) -> io::Result<()> {
+    let mut events = Vec::new();
+    for attempt in 1..=DUMP_TRIES {
+        events.clear();
+        if client.dump(question.clone(), |event| events.push(event)).await? {
+            break;
+        }
+        debug!(attempt, "a table changed while it was read");
+    }
+    for event in events {
+        dump.push(event);
+    }
+    Ok(())
+}
