@@ -1,22 +1,23 @@
 //! Up to 64 packets on their way through the stages, as a structure of arrays: what a stage reads lies side by side.
 //!
 //! ```text
-//!   frames    the packets themselves, with the interface that each came in on
-//!   heads     what parse found: kind, offsets, lengths
-//!   v4, v6    the tuple, in the array of its family; hashes beside it
-//!   ways      what lookup, recheck, classify and open make of it: a session, or no translation
-//!   hops      where it goes next
-//!   verdicts  how it ends: set once
+//!   frames     the packets themselves, with the interface that each came in on
+//!   heads      what parse found: kind, offsets, lengths
+//!   v4, v6     the tuple, in the array of its family; hashes beside it
+//!   slots      the session of those that have one
+//!   verdicts   how it ends: set once
 //! ```
+//! Which packets a stage is for is a set, one bit a packet: a stage costs nothing where its set is empty, which is so for
+//! all rare ones in almost every batch.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use crate::address::V6;
 use crate::counters::Direction;
 use crate::io::{InterfaceId, Received};
+use crate::session::SessionFamily;
 use crate::session::entry::Slot;
 use crate::session::tuple::Tuple;
-use crate::snapshot::network::NextHop;
 use crate::snapshot::policy::EndpointId;
 use crate::verdict::Verdict;
 use crate::wire::tcp::Segment;
@@ -26,10 +27,11 @@ pub const MOST: usize = 64;
 
 /// What a packet is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Kind {
-    /// Not read yet.
+    /// A protocol, or a kind of ICMP, that has no sessions.
     #[default]
-    Unread,
+    Other,
     /// ARP.
     Arp,
     /// Neighbour discovery.
@@ -44,27 +46,14 @@ pub enum Kind {
     EchoReply,
     /// A fragment.
     Fragment,
-    /// A protocol, or a kind of ICMP, that has no sessions.
-    Other,
 }
 
 impl Kind {
     /// Whether it can belong to a session.
+    #[inline]
     pub fn has_session(self) -> bool {
         matches!(self, Self::Tcp | Self::Udp | Self::EchoRequest | Self::EchoReply)
     }
-}
-
-/// The family of a packet, which says where its tuple is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum IpVersion {
-    /// Not IP.
-    #[default]
-    Neither,
-    /// In `Batch::v4`.
-    V4,
-    /// In `Batch::v6`.
-    V6,
 }
 
 /// What parse found.
@@ -72,32 +61,93 @@ pub enum IpVersion {
 pub struct Head {
     /// What it is.
     pub kind: Kind,
-    /// Its family.
-    pub version: IpVersion,
     /// TTL or hop limit as it came.
     pub ttl: u8,
+    /// The sides of the interface that it came in on: see [`crate::snapshot::spec::Role::sides`].
+    pub sides: u8,
     /// Where the payload of IP begins, from the start of the frame.
     pub l4: u16,
     /// Bytes of the IP packet.
     pub length: u16,
-    /// Another worker handed it over: it isn't handed on again.
-    pub handed_over: bool,
 }
 
-/// What the stages make of a packet.
+/// A set of packets of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Way {
-    /// No session knows it.
-    #[default]
-    Unknown,
-    /// A session that was checked against the policy in force.
-    Session(Slot),
-    /// A session that was checked against an older policy.
-    Stale(Slot),
-    /// A pod's first packet to the outside.
-    Egress(EndpointId),
-    /// Policy leaves it as it is.
-    Unchanged,
+pub struct Packets(u64);
+
+impl Packets {
+    /// The first `count` ones.
+    #[inline]
+    pub fn first(count: usize) -> Self {
+        Self(if count >= 64 { u64::MAX } else { (1 << count) - 1 })
+    }
+
+    /// Puts packet `i` in.
+    #[inline]
+    pub fn insert(&mut self, i: usize) {
+        self.0 |= 1 << (i % MOST);
+    }
+
+    /// Takes packet `i` out.
+    #[inline]
+    pub fn remove(&mut self, i: usize) {
+        self.0 &= !(1 << (i % MOST));
+    }
+
+    /// Whether packet `i` is in it.
+    #[inline]
+    pub fn contains(self, i: usize) -> bool {
+        self.0 >> (i % MOST) & 1 == 1
+    }
+
+    /// Those that are in `other`, too.
+    #[inline]
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// Those that aren't in `other`.
+    #[inline]
+    #[must_use]
+    pub fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl IntoIterator for Packets {
+    type Item = usize;
+    type IntoIter = PacketNumbers;
+
+    #[inline]
+    fn into_iter(self) -> PacketNumbers {
+        PacketNumbers(self.0)
+    }
+}
+
+/// The numbers of the packets of a set, ascending.
+#[derive(Clone, Debug)]
+pub struct PacketNumbers(u64);
+
+impl Iterator for PacketNumbers {
+    type Item = usize;
+
+    #[inline]
+    fn next(&mut self) -> Option<usize> {
+        if self.0 == 0 {
+            return None;
+        }
+        // Below 64 in any case; the remainder tells the compiler, too.
+        let first = self.0.trailing_zeros() as usize % MOST;
+        self.0 &= self.0 - 1;
+        Some(first)
+    }
 }
 
 /// Up to 64 packets.
@@ -115,14 +165,34 @@ pub struct Batch {
     pub hashes: [u64; MOST],
     /// TCP segments.
     pub segments: [Segment; MOST],
-    /// What becomes of them.
-    pub ways: [Way; MOST],
+    /// The session's slot of those that have one.
+    pub slots: [Slot; MOST],
+    /// The endpoint of those that may open a session.
+    pub endpoints: [EndpointId; MOST],
     /// For the counters.
     pub directions: [Direction; MOST],
-    /// Where they go next.
-    pub hops: [Option<NextHop>; MOST],
-    /// How they end.
+    /// What those want that wait.
+    pub wanted: [Wanted; MOST],
+    /// How those that aren't open any more end.
     pub verdicts: [Verdict; MOST],
+    /// Those whose way hasn't ended yet.
+    pub open: Packets,
+    /// IPv4 and IPv6 packets.
+    pub families: [Packets; 2],
+    /// Questions for link addresses.
+    pub questions: Packets,
+    /// Those that have no session of their own.
+    pub sessionless: Packets,
+    /// Those that other workers handed over: they aren't handed on again.
+    pub handed_over: Packets,
+    /// Those with a session that was checked against the policy in force.
+    pub known: Packets,
+    /// Those with a session that was checked against an older policy.
+    pub stale: Packets,
+    /// A pod's first packets to the outside.
+    pub opening: Packets,
+    /// Those that policy leaves as they are.
+    pub unchanged: Packets,
 }
 
 impl Default for Batch {
@@ -134,10 +204,20 @@ impl Default for Batch {
             v6: [Tuple::default(); MOST],
             hashes: [0; MOST],
             segments: [Segment::default(); MOST],
-            ways: [Way::Unknown; MOST],
+            slots: [Slot(0); MOST],
+            endpoints: [EndpointId(0); MOST],
             directions: [Direction::Unchanged; MOST],
-            hops: [None; MOST],
+            wanted: [Wanted { interface: InterfaceId(0), address: IpAddr::V4(Ipv4Addr::UNSPECIFIED) }; MOST],
             verdicts: [Verdict::Undecided; MOST],
+            open: Packets::default(),
+            families: [Packets::default(); 2],
+            questions: Packets::default(),
+            sessionless: Packets::default(),
+            handed_over: Packets::default(),
+            known: Packets::default(),
+            stale: Packets::default(),
+            opening: Packets::default(),
+            unchanged: Packets::default(),
         }
     }
 }
@@ -157,48 +237,73 @@ impl Batch {
     /// Forgets what was found about earlier packets; the first `handed_over` ones come from other workers.
     #[inline]
     pub fn begin(&mut self, handed_over: usize) {
-        let count = self.len();
-        for i in 0..count {
-            self.heads[i] = Head { handed_over: i < handed_over, ..Head::default() };
-            self.ways[i] = Way::Unknown;
-            self.directions[i] = Direction::Unchanged;
-            self.hops[i] = None;
-            self.verdicts[i] = Verdict::Undecided;
+        let none = Packets::default();
+        self.open = Packets::first(self.len());
+        self.handed_over = Packets::first(handed_over);
+        self.families = [none; 2];
+        (self.questions, self.sessionless) = (none, none);
+        (self.known, self.stale, self.opening, self.unchanged) = (none, none, none, none);
+        if cfg!(debug_assertions) {
+            self.verdicts = [Verdict::Undecided; MOST];
         }
     }
 
     /// Ends a packet's way.
     #[inline]
     pub fn decide(&mut self, i: usize, verdict: Verdict) {
-        debug_assert_eq!(self.verdicts[i], Verdict::Undecided, "a verdict is set once");
+        debug_assert!(self.open.contains(i), "a verdict is set once");
+        self.open.remove(i);
         self.verdicts[i] = verdict;
     }
 
-    /// Whether a packet's way hasn't ended yet.
+    /// The open packets of a family.
     #[inline]
-    pub fn is_open(&self, i: usize) -> bool {
-        self.verdicts[i] == Verdict::Undecided
+    pub fn open_of<A: Lane>(&self) -> Packets {
+        self.open.and(self.families[A::FAMILY])
     }
 
-    /// The numbers of the packets whose way hasn't ended yet.
+    /// The open packets of a family with a session.
     #[inline]
-    pub fn open_packets(&self) -> impl Iterator<Item = usize> + use<> {
-        let open = (0..self.len()).fold(0_u64, |bits, i| bits | u64::from(self.is_open(i)) << i);
-        Bits(open)
+    pub fn known_of<A: Lane>(&self) -> Packets {
+        self.open_of::<A>().and(self.known)
     }
 }
 
-/// The numbers of the bits that are set, ascending.
-struct Bits(u64);
+/// An address family that has its place in a batch.
+pub trait Lane: SessionFamily {
+    /// Its place in `Batch::families`.
+    const FAMILY: usize;
+    /// Its tuples.
+    fn tuples(batch: &Batch) -> &[Tuple<Self>; MOST];
+    /// The same, to write them.
+    fn tuples_mut(batch: &mut Batch) -> &mut [Tuple<Self>; MOST];
+}
 
-impl Iterator for Bits {
-    type Item = usize;
+impl Lane for u32 {
+    const FAMILY: usize = 0;
 
     #[inline]
-    fn next(&mut self) -> Option<usize> {
-        let first = (self.0 != 0).then(|| self.0.trailing_zeros() as usize)?;
-        self.0 &= self.0 - 1;
-        Some(first)
+    fn tuples(batch: &Batch) -> &[Tuple<Self>; MOST] {
+        &batch.v4
+    }
+
+    #[inline]
+    fn tuples_mut(batch: &mut Batch) -> &mut [Tuple<Self>; MOST] {
+        &mut batch.v4
+    }
+}
+
+impl Lane for V6 {
+    const FAMILY: usize = 1;
+
+    #[inline]
+    fn tuples(batch: &Batch) -> &[Tuple<Self>; MOST] {
+        &batch.v6
+    }
+
+    #[inline]
+    fn tuples_mut(batch: &mut Batch) -> &mut [Tuple<Self>; MOST] {
+        &mut batch.v6
     }
 }
 

@@ -190,10 +190,13 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Counts a forwarded packet.
+    /// Counts forwarded packets and their bytes.
     #[inline]
-    pub fn forwarded(&self, direction: Direction, bytes: u64) {
-        self.packets[direction as usize].add(1);
+    pub fn forwarded(&self, direction: Direction, packets: u64, bytes: u64) {
+        if packets == 0 {
+            return;
+        }
+        self.packets[direction as usize].add(packets);
         self.bytes[direction as usize].add(bytes);
     }
 

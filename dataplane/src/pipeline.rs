@@ -3,13 +3,14 @@
 //! Invariants of a batch: timers, commands and flushes run only between batches, so what `lookup` found is still there in
 //! `rewrite` unless `recheck` ended it; packets of one session keep their order; each packet ends in one verdict.
 
+use crate::address::V6;
 use crate::batch::Batch;
 use crate::counters::Counters;
 use crate::ports::allocator::Allocator;
 use crate::session::Sessions;
 use crate::settle::Settle;
 use crate::snapshot::Snapshot;
-use crate::stage::{answer, classify, lookup, open, parse, recheck, rewrite, route};
+use crate::stage::{answer, classify, lookup, open, parse, recheck, rewrite};
 use crate::time::Tick;
 
 /// The tables of one worker that the stages change.
@@ -36,10 +37,14 @@ pub fn run(
 
     parse::run(batch, &view.network);
     answer::run(batch, view);
-    lookup::run(batch, sessions, view);
-    recheck::run(batch, sessions, view, now, &mut settle);
-    classify::run(batch, view, rules, flows);
-    open::run(batch, sessions, view, rules, now, &mut settle);
-    rewrite::run(batch, sessions, &view.network, now);
-    route::run(batch, &view.network);
+    lookup::run::<u32>(batch, sessions, view);
+    lookup::run::<V6>(batch, sessions, view);
+    recheck::run::<u32>(batch, sessions, view, now, &mut settle);
+    recheck::run::<V6>(batch, sessions, view, now, &mut settle);
+    classify::run::<u32>(batch, view, rules, flows);
+    classify::run::<V6>(batch, view, rules, flows);
+    open::run::<u32>(batch, sessions, view, rules, now, &mut settle);
+    open::run::<V6>(batch, sessions, view, rules, now, &mut settle);
+    rewrite::run::<u32>(batch, sessions, &view.network, now);
+    rewrite::run::<V6>(batch, sessions, &view.network, now);
 }

@@ -1,6 +1,5 @@
 //! How a packet's way ends: exactly one of these.
 
-use crate::batch::Wanted;
 use crate::counters::DropReason;
 use crate::io::InterfaceId;
 use crate::ports::pool::WorkerId;
@@ -17,7 +16,9 @@ pub enum Verdict {
     /// Turned into our answer to it, sent out of this interface.
     Answer(InterfaceId),
     /// Kept until the kernel has found its next hop's link address.
-    Wait(Wanted),
+    Wait,
     /// Dropped.
     Drop(DropReason),
 }
+
+const _: () = assert!(size_of::<Verdict>() <= 4, "64 of them are written in each batch");

@@ -112,8 +112,8 @@ impl Waiting {
         for _ in 0..self.parked.len() {
             let Some(mut parked) = self.parked.pop_front() else { break };
             let Wanted { interface, address } = parked.wanted;
-            if let Some(mac) = network.link_address(interface, address) {
-                ethernet::set_addresses(parked.frame.bytes_mut(), mac, network.interface(interface).mac);
+            if let Some(link) = network.link_to(interface, address) {
+                ethernet::set_link(parked.frame.bytes_mut(), &link);
                 settle(Outcome::Ready(parked));
             } else if now.since(parked.since) >= PATIENCE_MS {
                 settle(Outcome::Expired(parked));

@@ -12,7 +12,7 @@ use crate::address::V6;
 use crate::announcer::Announcer;
 use crate::batch::{self, Batch};
 use crate::command::Command;
-use crate::counters::{DropReason, WorkerCounters};
+use crate::counters::{Direction, DropReason, WorkerCounters};
 use crate::inspect;
 use crate::io::{InterfaceId, PacketIo, Received};
 use crate::link::directory::Directory;
@@ -141,13 +141,16 @@ impl<Io: PacketIo> Worker<Io> {
     /// Sends every packet of the batch where its verdict says. Afterwards the batch owns no frame.
     fn dispatch(&mut self, now: Tick) {
         let Parts { io, links, waiting, counters, .. } = &mut self.parts;
-        for (i, Received { frame, interface }) in self.batch.frames.drain(..).enumerate() {
+        let Batch { frames, verdicts, directions, wanted, .. } = &mut self.batch;
+        let mut forwarded = [(0, 0); Direction::ALL.len()];
+        for (i, Received { frame, interface }) in frames.drain(..).take(batch::MOST).enumerate() {
             let bytes = u64::from(frame.len());
-            let direction = self.batch.directions[i];
-            let dropped = match self.batch.verdicts[i] {
+            let direction = directions[i];
+            let dropped = match verdicts[i] {
                 Verdict::Forward(out) => match io.tx(out, frame) {
                     Ok(()) => {
-                        counters.forwarded(direction, bytes);
+                        let sums = &mut forwarded[direction as usize];
+                        *sums = (sums.0 + 1, sums.1 + bytes);
                         continue;
                     }
                     Err(frame) => (frame, DropReason::TxFull),
@@ -166,7 +169,7 @@ impl<Io: PacketIo> Worker<Io> {
                     }
                     Err(Received { frame, .. }) => (frame, DropReason::LinkFull),
                 },
-                Verdict::Wait(wanted) => match waiting.park(frame, wanted, direction, now) {
+                Verdict::Wait => match waiting.park(frame, wanted[i], direction, now) {
                     Ok(()) => continue,
                     Err(frame) => (frame, DropReason::NoNeighbor),
                 },
@@ -175,6 +178,9 @@ impl<Io: PacketIo> Worker<Io> {
             };
             counters.dropped(dropped.1);
             io.give(dropped.0);
+        }
+        for (direction, (packets, bytes)) in Direction::ALL.into_iter().zip(forwarded) {
+            counters.forwarded(direction, packets, bytes);
         }
     }
 
@@ -194,7 +200,7 @@ impl<Io: PacketIo> Worker<Io> {
                 Outcome::Ready(parked) => {
                     let bytes = u64::from(parked.frame.len());
                     match io.tx(parked.wanted.interface, parked.frame) {
-                        Ok(()) => return counters.forwarded(parked.direction, bytes),
+                        Ok(()) => return counters.forwarded(parked.direction, 1, bytes),
                         Err(frame) => (frame, DropReason::TxFull),
                     }
                 }

@@ -243,7 +243,7 @@ fn matches(session: &SessionRecord, filter: &SessionFilter) -> bool {
 fn count(counters: &WorkerCounters, n: u64) {
     for direction in Direction::ALL.iter().take(2) {
         for _ in 0..=n {
-            counters.forwarded(*direction, 100);
+            counters.forwarded(*direction, 1, 100);
         }
     }
     counters.dropped(DropReason::NoService);

@@ -8,9 +8,11 @@ mod frame;
 mod mapping;
 mod prefetch;
 mod slab;
+mod tags;
 
 pub use arena::Arena;
 pub use frame::{Frame, HEADROOM};
 pub use mapping::{MemoryError, Pages};
 pub use prefetch::prefetch_read;
 pub use slab::Slab;
+pub use tags::equal_bytes;

@@ -18,6 +18,7 @@ use super::tuple::Tuple;
 use crate::address::{Address, V6};
 use crate::counters::Direction;
 use crate::snapshot::network::HopId;
+use crate::snapshot::spec::Role;
 use crate::time::Tick;
 use crate::wire::checksum::Delta;
 use crate::wire::protocol;
@@ -46,6 +47,13 @@ impl Flags {
     #[inline]
     pub fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
+    }
+
+    /// The side that its packets come from, as a bit: see [`Role::sides`].
+    #[inline]
+    pub fn side(self) -> u8 {
+        const { assert!(Self::INSIDE.0 == 2 && Role::Inside.sides() == 1 && Role::Outside.sides() == 2) };
+        2 >> ((self.0 >> 1) & 1)
     }
 
     /// With the flags of `other`.
@@ -136,6 +144,16 @@ impl<A: Address> Entry<A> {
         }
     }
 
+    /// Whether packets that look like `key` are its packets.
+    #[inline]
+    pub fn has_key(&self, key: &Tuple<A>) -> bool {
+        self.source == key.source
+            && self.destination == key.destination
+            && self.source_port == key.source_port
+            && self.destination_port == key.destination_port
+            && self.protocol == key.protocol
+    }
+
     /// What its packets look like when they go.
     #[inline]
     pub fn to(&self) -> Tuple<A> {
@@ -163,7 +181,7 @@ impl<A: Address> Entry<A> {
     /// Which way its packets go.
     #[inline]
     pub fn direction(&self) -> Direction {
-        Direction::ALL[usize::from(self.direction) % Direction::ALL.len()]
+        Direction::ALL.get(usize::from(self.direction)).copied().unwrap_or(Direction::Unchanged)
     }
 
     /// What the rewrite does to the IPv4 header's checksum.

@@ -11,7 +11,7 @@ use foldhash::{HashMap, HashMapExt};
 use thiserror::Error;
 
 use super::Snapshot;
-use super::network::{Hop, HopId, Network, RouteEntry, Target};
+use super::network::{Hop, HopId, Network, Port, RouteEntry, Target};
 use super::policy::{Egress, Endpoint, FamilyIndex, Policy, Vip, VipId};
 use super::prefixes::Prefixes;
 use super::quota::EndpointUse;
@@ -19,6 +19,7 @@ use super::spec::{EgressSpec, NetworkSpec, PolicySet, RouteTarget, VipSpec};
 use crate::address::{Address, V6};
 use crate::io::InterfaceId;
 use crate::ports::pool::PortPool;
+use crate::wire::ethernet;
 
 /// VIPs that a gateway can serve, retired ones included.
 pub const MOST_VIPS: usize = 16_384;
@@ -308,10 +309,13 @@ fn build_network(spec: &NetworkSpec, numbers: &mut HashMap<(InterfaceId, IpAddr)
     let mut hops: Vec<Option<Hop>> = vec![None; numbers.len()];
     for (&(interface, address), id) in &*numbers {
         let mac = macs.get(&(interface, address)).copied();
-        hops[usize::from(id.0)] = Some(Hop { interface, address, mac });
+        let link = mac.zip(spec.interfaces.get(usize::from(interface.0)));
+        let link = link.map(|(mac, own)| ethernet::link(mac, own.mac));
+        hops[usize::from(id.0)] = Some(Hop { interface, address, link });
     }
     Network {
         interfaces: spec.interfaces.clone(),
+        ports: spec.interfaces.iter().map(Port::of).collect(),
         hops: hops.into_iter().flatten().collect(),
         numbers: numbers.clone(),
         targets,

@@ -9,9 +9,11 @@ use foldhash::HashMap;
 
 use super::prefixes::Prefixes;
 use super::spec::InterfaceSpec;
+#[cfg(doc)]
+use super::spec::Role;
 use crate::address::{Address, V6};
 use crate::io::InterfaceId;
-use crate::wire::ethernet::Mac;
+use crate::wire::ethernet::Link;
 
 /// A next hop's number in its [`Network`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,8 +26,8 @@ pub struct Hop {
     pub interface: InterfaceId,
     /// Its address.
     pub address: IpAddr,
-    /// Its link address, once the kernel knows it.
-    pub mac: Option<Mac>,
+    /// Its link address and ours before it, once the kernel knows it.
+    pub link: Option<Link>,
 }
 
 /// What a route says.
@@ -53,6 +55,31 @@ pub(super) enum Target {
     OnLink(InterfaceId),
 }
 
+/// What the stages ask of an interface for each packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Its link address: the lower six bytes as they stand in a frame, read as one little-endian number.
+    pub mac: u64,
+    /// The longest IP packet that it sends, bytes.
+    pub mtu: u16,
+    /// See [`Role::sides`].
+    pub sides: u8,
+}
+
+impl Port {
+    pub(super) fn of(interface: &InterfaceSpec) -> Self {
+        let mut mac = [0; 8];
+        mac[..6].copy_from_slice(&interface.mac);
+        Self { mac: u64::from_le_bytes(mac), mtu: interface.mtu, sides: interface.role.sides() }
+    }
+
+    /// Whether a frame that begins with these bytes is sent to this interface alone.
+    #[inline]
+    pub fn is_destination(self, first: [u8; 8]) -> bool {
+        (u64::from_le_bytes(first) ^ self.mac) << 16 == 0
+    }
+}
+
 /// Where a packet goes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextHop {
@@ -70,6 +97,7 @@ pub struct NoRoute;
 #[derive(Debug)]
 pub struct Network {
     pub(super) interfaces: Vec<InterfaceSpec>,
+    pub(super) ports: Vec<Port>,
     pub(super) hops: Vec<Hop>,
     pub(super) numbers: HashMap<(InterfaceId, IpAddr), HopId>,
     pub(super) targets: Vec<Target>,
@@ -108,6 +136,12 @@ impl Network {
         &self.interfaces[usize::from(id.0)]
     }
 
+    /// The same interface, as the stages need it.
+    #[inline]
+    pub fn port(&self, id: InterfaceId) -> Port {
+        self.ports[usize::from(id.0)]
+    }
+
     /// All interfaces, by number.
     pub fn interfaces(&self) -> &[InterfaceSpec] {
         &self.interfaces
@@ -119,9 +153,9 @@ impl Network {
         &self.hops[usize::from(id.0)]
     }
 
-    /// The link address of a neighbour, once the kernel knows it.
-    pub fn link_address(&self, interface: InterfaceId, address: IpAddr) -> Option<Mac> {
-        self.numbers.get(&(interface, address)).and_then(|&id| self.hop(id).mac)
+    /// The link addresses of a packet to a neighbour, once the kernel knows it.
+    pub fn link_to(&self, interface: InterfaceId, address: IpAddr) -> Option<Link> {
+        self.numbers.get(&(interface, address)).and_then(|&id| self.hop(id).link)
     }
 
     /// Where a packet to `destination` goes next; `hash` spreads sessions over equal ways.

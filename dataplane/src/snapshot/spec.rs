@@ -150,6 +150,16 @@ pub enum Role {
 }
 
 impl Role {
+    /// The sides as bits: 1 is inside, 2 outside.
+    #[inline]
+    pub const fn sides(self) -> u8 {
+        match self {
+            Self::Inside => 1,
+            Self::Outside => 2,
+            Self::Both => 3,
+        }
+    }
+
     /// Whether pods' packets may come in here.
     pub fn is_inside(self) -> bool {
         matches!(self, Self::Inside | Self::Both)

@@ -16,11 +16,8 @@ use crate::wire::{ipv6, ndp};
 
 /// Answers every question for a VIP; drops the others.
 pub fn run(batch: &mut Batch, view: &Snapshot) {
-    for i in batch.open_packets() {
+    for i in batch.open.and(batch.questions) {
         let kind = batch.heads[i].kind;
-        if kind != Kind::Arp && kind != Kind::Neighbour {
-            continue;
-        }
         let received = &mut batch.frames[i];
         let interface = view.network.interface(received.interface);
         let question = received.frame.bytes();
@@ -54,7 +51,7 @@ fn answer_arp(question: &[u8], interface: &InterfaceSpec, view: &Snapshot) -> Op
 }
 
 fn answer_solicitation(question: &[u8], interface: &InterfaceSpec, view: &Snapshot) -> Option<[u8; ndp::FRAME]> {
-    let (_, sender, _) = ethernet::parse(question)?;
+    let sender = ethernet::source(question)?;
     let packet = question.get(ethernet::HEADER..)?;
     let header = ipv6::Header::parse(packet).ok()?;
     let target = ndp::parse_solicitation(&header, packet)?;

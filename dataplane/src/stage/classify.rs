@@ -3,13 +3,13 @@
 //! The order is that of the VIP: a session first (lookup), then a Service frontend, else dropped. A pod's packet is
 //! translated or, where policy excludes its destination, routed unchanged; nothing else leaves with a pod's address.
 
-use crate::batch::{Batch, Head, IpVersion, Kind, Way};
-use crate::counters::{Direction, DropReason};
+use crate::batch::{Batch, Head, Kind, Lane};
+use crate::counters::DropReason;
 use crate::link::directory::Directory;
 use crate::ports::pool::WorkerId;
 use crate::session::tuple::Tuple;
 use crate::snapshot::Snapshot;
-use crate::snapshot::policy::Family;
+use crate::snapshot::policy::{EndpointId, Family};
 use crate::snapshot::spec::Role;
 use crate::stage::open::{Rules, may_open};
 use crate::verdict::Verdict;
@@ -25,38 +25,37 @@ pub struct Flows<'a> {
 
 impl Flows<'_> {
     /// The other worker that has a pod's flow. Without one, the flow is this worker's if the packet may open a session.
-    fn owner<A: Family>(self, flow: &Tuple<A>, head: Head, opens: bool) -> Option<WorkerId> {
+    fn owner<A: Family>(self, flow: &Tuple<A>, opens: bool) -> Option<WorkerId> {
         let directory = self.directory?;
-        // Whoever was sent a packet doesn't send it on.
-        let owner = match (head.handed_over, opens) {
-            (true, _) => return None,
-            (false, true) => Some(directory.find_or_claim(flow, self.this)),
-            (false, false) => directory.find(flow),
-        };
+        let owner = if opens { Some(directory.find_or_claim(flow, self.this)) } else { directory.find(flow) };
         owner.filter(|&owner| owner != self.this)
     }
 }
 
+/// What becomes of a packet that no session knows.
+enum Class {
+    /// A pod's packet to the outside.
+    Egress(EndpointId),
+    /// Policy leaves it as it is.
+    Unchanged,
+    /// Its way ends here.
+    End(Verdict),
+}
+
 /// Decides about every packet that no session knows.
-pub fn run(batch: &mut Batch, view: &Snapshot, rules: Rules, flows: Flows<'_>) {
-    for i in batch.open_packets() {
-        if batch.ways[i] != Way::Unknown {
-            continue;
-        }
-        let head = batch.heads[i];
+pub fn run<A: Lane>(batch: &mut Batch, view: &Snapshot, rules: Rules, flows: Flows<'_>) {
+    for i in batch.open_of::<A>().without(batch.known) {
         let role = view.network.interface(batch.frames[i].interface).role;
         let opens = may_open(batch, i, rules);
-        let class = match head.version {
-            IpVersion::V4 => classify(&batch.v4[i], head, role, view, flows, opens),
-            IpVersion::V6 => classify(&batch.v6[i], head, role, view, flows, opens),
-            IpVersion::Neither => Err(Verdict::Drop(DropReason::NotOurs)),
-        };
-        match class {
-            Ok(way) => {
-                batch.ways[i] = way;
-                batch.directions[i] = if way == Way::Unchanged { Direction::Unchanged } else { Direction::Egress };
+        // Whoever was sent a packet doesn't send it on.
+        let may_hand_off = !batch.handed_over.contains(i);
+        match classify(&A::tuples(batch)[i], batch.heads[i], role, view, flows, opens, may_hand_off) {
+            Class::Egress(endpoint) => {
+                batch.endpoints[i] = endpoint;
+                batch.opening.insert(i);
             }
-            Err(verdict) => batch.decide(i, verdict),
+            Class::Unchanged => batch.unchanged.insert(i),
+            Class::End(verdict) => batch.decide(i, verdict),
         }
     }
 }
@@ -68,34 +67,35 @@ fn classify<A: Family>(
     view: &Snapshot,
     flows: Flows<'_>,
     opens: bool,
-) -> Result<Way, Verdict> {
+    may_hand_off: bool,
+) -> Class {
     let policy = &view.policy;
+    let drop = |reason| Class::End(Verdict::Drop(reason));
     if let Some(vip) = policy.vip(tuple.destination) {
         // Only the worker that owns the port can know a session for it.
-        let owner = vip.pool.owner(tuple.destination_port);
-        return Err(match owner {
-            Some(owner) if owner != flows.this && !head.handed_over && head.kind.has_session() => {
-                Verdict::HandOff(owner)
+        return match vip.pool.owner(tuple.destination_port) {
+            Some(owner) if owner != flows.this && may_hand_off && head.kind.has_session() => {
+                Class::End(Verdict::HandOff(owner))
             }
-            _ => Verdict::Drop(DropReason::NoService),
-        });
+            _ => drop(DropReason::NoService),
+        };
     }
     if policy.vip(tuple.source).is_some() {
-        return Err(Verdict::Drop(DropReason::SpoofedSource));
+        return drop(DropReason::SpoofedSource);
     }
     if let Some((id, _, egress)) = policy.endpoint(tuple.source) {
         return if !role.is_inside() {
-            Err(Verdict::Drop(DropReason::SpoofedSource))
+            drop(DropReason::SpoofedSource)
         } else if !A::translates(egress, tuple.destination) {
-            Ok(Way::Unchanged)
+            Class::Unchanged
         } else {
             match head.kind {
-                kind if kind.has_session() => match flows.owner(tuple, head, opens) {
-                    Some(owner) => Err(Verdict::HandOff(owner)),
-                    None => Ok(Way::Egress(id)),
+                kind if kind.has_session() => match if may_hand_off { flows.owner(tuple, opens) } else { None } {
+                    Some(owner) => Class::End(Verdict::HandOff(owner)),
+                    None => Class::Egress(id),
                 },
-                Kind::Fragment => Err(Verdict::Drop(DropReason::Fragment)),
-                _ => Err(Verdict::Drop(DropReason::UnknownProtocol)),
+                Kind::Fragment => drop(DropReason::Fragment),
+                _ => drop(DropReason::UnknownProtocol),
             }
         };
     }
@@ -103,7 +103,7 @@ fn classify<A: Family>(
     if let Some((_, _, egress)) = policy.endpoint(tuple.destination)
         && !A::translates(egress, tuple.source)
     {
-        return Ok(Way::Unchanged);
+        return Class::Unchanged;
     }
-    Err(Verdict::Drop(DropReason::NoPolicy))
+    drop(DropReason::NoPolicy)
 }

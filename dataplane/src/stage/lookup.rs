@@ -1,70 +1,45 @@
 //! Third stage: which session? Hash all, fetch all, find all, so that memory works while the processor does.
 
-use crate::batch::{Batch, IpVersion, Way};
+use crate::batch::{Batch, Lane, MOST};
 use crate::counters::DropReason;
+use crate::session::Sessions;
 use crate::session::entry::Flags;
-use crate::session::tuple::Tuple;
-use crate::session::{SessionFamily, Sessions};
+use crate::session::table::Home;
 use crate::snapshot::Snapshot;
 use crate::verdict::Verdict;
 
 /// Finds the session of every packet that can have one.
-pub fn run(batch: &mut Batch, sessions: &Sessions, view: &Snapshot) {
-    let open = batch.open_packets();
-    for i in batch.open_packets() {
-        batch.hashes[i] = match batch.heads[i].version {
-            IpVersion::V4 => prefetch(sessions, &batch.v4[i]),
-            IpVersion::V6 => prefetch(sessions, &batch.v6[i]),
-            IpVersion::Neither => 0,
-        };
+pub fn run<A: Lane>(batch: &mut Batch, sessions: &Sessions, view: &Snapshot) {
+    let packets = batch.open_of::<A>().without(batch.sessionless);
+    let table = A::table(sessions);
+    let mut homes = [Home::default(); MOST];
+    for i in packets {
+        let hash = sessions.hash(&A::tuples(batch)[i]);
+        batch.hashes[i] = hash;
+        homes[i] = table.prefetch(hash);
     }
-    for i in batch.open_packets() {
-        match batch.heads[i].version {
-            IpVersion::V4 => u32::table(sessions).prefetch_entry(batch.hashes[i]),
-            IpVersion::V6 => crate::address::V6::table(sessions).prefetch_entry(batch.hashes[i]),
-            IpVersion::Neither => {}
-        }
+    for i in packets {
+        batch.slots[i] = table.prefetch_entry(homes[i], batch.hashes[i]);
     }
-    for i in open {
-        if !batch.heads[i].kind.has_session() {
+    for i in packets {
+        let Some(slot) = table.find_at(batch.slots[i], batch.hashes[i], &A::tuples(batch)[i]) else { continue };
+        let entry = table.entry(slot);
+        let flags = entry.flags();
+        if flags.has(Flags::QUARANTINED) {
             continue;
         }
-        let found = match batch.heads[i].version {
-            IpVersion::V4 => find(batch, i, sessions, &batch.v4[i], view),
-            IpVersion::V6 => find(batch, i, sessions, &batch.v6[i], view),
-            IpVersion::Neither => continue,
-        };
-        match found {
-            Found::Way(way) => batch.ways[i] = way,
-            Found::WrongSide => batch.decide(i, Verdict::Drop(DropReason::SpoofedSource)),
+        // Bits, not branches: which side a packet is from is anybody's guess, and a wrong one costs as much as the whole find.
+        if batch.heads[i].sides & flags.side() == 0 {
+            // A packet of the session, but from the side where it can't come from.
+            batch.decide(i, Verdict::Drop(DropReason::SpoofedSource));
+            continue;
+        }
+        batch.slots[i] = slot;
+        batch.directions[i] = entry.direction();
+        if entry.generation() == view.generation {
+            batch.known.insert(i);
+        } else {
+            batch.stale.insert(i);
         }
     }
-}
-
-enum Found {
-    Way(Way),
-    /// A packet of the session, but from the side where it can't come from.
-    WrongSide,
-}
-
-#[inline]
-fn prefetch<A: SessionFamily>(sessions: &Sessions, tuple: &Tuple<A>) -> u64 {
-    let hash = sessions.hash(tuple);
-    A::table(sessions).prefetch(hash);
-    hash
-}
-
-#[inline]
-fn find<A: SessionFamily>(batch: &Batch, i: usize, sessions: &Sessions, tuple: &Tuple<A>, view: &Snapshot) -> Found {
-    let Some(slot) = sessions.find(batch.hashes[i], tuple) else { return Found::Way(Way::Unknown) };
-    let entry = A::table(sessions).entry(slot);
-    if entry.flags().has(Flags::QUARANTINED) {
-        return Found::Way(Way::Unknown);
-    }
-    let role = view.network.interface(batch.frames[i].interface).role;
-    let right_side = if entry.flags().has(Flags::INSIDE) { role.is_inside() } else { role.is_outside() };
-    if !right_side {
-        return Found::WrongSide;
-    }
-    Found::Way(if entry.generation() == view.generation { Way::Session(slot) } else { Way::Stale(slot) })
 }

@@ -3,8 +3,7 @@
 //!
 //! It looks again before it opens: an earlier packet of the same batch may have opened the session.
 
-use crate::address::V6;
-use crate::batch::{Batch, IpVersion, Kind, Way};
+use crate::batch::{Batch, Kind, Lane};
 use crate::counters::{Direction, DropReason};
 use crate::ports::allocator::Allocator;
 use crate::session::entry::{Flags, Slot};
@@ -13,7 +12,7 @@ use crate::session::{Draft, SessionFamily, Sessions};
 use crate::settle::Settle;
 use crate::snapshot::Snapshot;
 use crate::snapshot::network::{HopId, NextHop};
-use crate::snapshot::policy::{Egress, Endpoint, EndpointId, Vip};
+use crate::snapshot::policy::{Egress, Endpoint, Vip};
 use crate::snapshot::spec::AddressSelection;
 use crate::time::Tick;
 use crate::verdict::Verdict;
@@ -26,7 +25,7 @@ pub struct Rules {
 }
 
 /// Opens the sessions of the batch's first packets.
-pub fn run(
+pub fn run<A: Lane>(
     batch: &mut Batch,
     sessions: &mut Sessions,
     view: &Snapshot,
@@ -34,15 +33,13 @@ pub fn run(
     now: Tick,
     settle: &mut Settle<'_>,
 ) {
-    for i in batch.open_packets() {
-        let Way::Egress(id) = batch.ways[i] else { continue };
-        let opened = match batch.heads[i].version {
-            IpVersion::V4 => open::<u32>(batch, i, id, &batch.v4[i].clone(), sessions, view, rules, now, settle),
-            IpVersion::V6 => open::<V6>(batch, i, id, &batch.v6[i].clone(), sessions, view, rules, now, settle),
-            IpVersion::Neither => Err(DropReason::NotOurs),
-        };
-        match opened {
-            Ok(slot) => batch.ways[i] = Way::Session(slot),
+    for i in batch.open_of::<A>().and(batch.opening) {
+        match open::<A>(batch, i, &A::tuples(batch)[i], sessions, view, rules, now, settle) {
+            Ok(slot) => {
+                batch.slots[i] = slot;
+                batch.directions[i] = A::table(sessions).entry(slot).direction();
+                batch.known.insert(i);
+            }
             Err(reason) => batch.decide(i, Verdict::Drop(reason)),
         }
     }
@@ -53,15 +50,13 @@ pub fn may_open(batch: &Batch, i: usize, rules: Rules) -> bool {
     match batch.heads[i].kind {
         Kind::Tcp => !rules.require_syn || batch.segments[i].flags.opens(),
         Kind::Udp | Kind::EchoRequest => true,
-        Kind::EchoReply | Kind::Unread | Kind::Arp | Kind::Neighbour | Kind::Fragment | Kind::Other => false,
+        Kind::EchoReply | Kind::Arp | Kind::Neighbour | Kind::Fragment | Kind::Other => false,
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "each is a table that opening reads or changes")]
 fn open<A: SessionFamily>(
     batch: &Batch,
     i: usize,
-    id: EndpointId,
     origin: &Tuple<A>,
     sessions: &mut Sessions,
     view: &Snapshot,
@@ -84,7 +79,7 @@ fn open<A: SessionFamily>(
         return Err(DropReason::Ttl);
     }
     let next_hop = view.network.next_hop(origin.destination, hash).map_err(|_| DropReason::NoRoute)?;
-    let (endpoint, egress) = view.policy.endpoint_with(id);
+    let (endpoint, egress) = view.policy.endpoint_with(batch.endpoints[i]);
     if !sessions.has_room::<A>() {
         return Err(DropReason::SessionTableFull);
     }

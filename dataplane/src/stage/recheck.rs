@@ -1,8 +1,7 @@
 //! Fourth stage: sessions that were checked against an older policy, once each. What policy still wants goes on as it is;
 //! what it doesn't want any more ends here, and its packet is looked at like one that no session knows.
 
-use crate::address::V6;
-use crate::batch::{Batch, IpVersion, Way};
+use crate::batch::{Batch, Lane};
 use crate::counters::Direction;
 use crate::session::entry::{Flags, Slot};
 use crate::session::{Expiry, SessionFamily, Sessions};
@@ -11,15 +10,11 @@ use crate::snapshot::Snapshot;
 use crate::time::Tick;
 
 /// Checks the stale sessions of the batch.
-pub fn run(batch: &mut Batch, sessions: &mut Sessions, view: &Snapshot, now: Tick, settle: &mut Settle<'_>) {
-    for i in batch.open_packets() {
-        let Way::Stale(slot) = batch.ways[i] else { continue };
-        let stands = match batch.heads[i].version {
-            IpVersion::V4 => recheck::<u32>(slot, sessions, view, now, settle),
-            IpVersion::V6 => recheck::<V6>(slot, sessions, view, now, settle),
-            IpVersion::Neither => false,
-        };
-        batch.ways[i] = if stands { Way::Session(slot) } else { Way::Unknown };
+pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, view: &Snapshot, now: Tick, settle: &mut Settle<'_>) {
+    for i in batch.open_of::<A>().and(batch.stale) {
+        if recheck::<A>(batch.slots[i], sessions, view, now, settle) {
+            batch.known.insert(i);
+        }
     }
 }
 

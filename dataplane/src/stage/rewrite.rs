@@ -1,150 +1,167 @@
-//! Seventh stage: addresses, ports, TTL and checksums, updated in place (RFC 1624); the session hears of the packet.
+//! Last stage: addresses, ports, TTL and checksums, updated in place (RFC 1624), and the link header; the session hears of
+//! the packet. Nothing is refused any more.
 
 use crate::address::V6;
-use crate::batch::{Batch, Head, IpVersion, Kind, Way};
-use crate::counters::DropReason;
-use crate::session::entry::Slot;
+use crate::batch::{Batch, Kind, Lane};
+use crate::counters::Direction;
+use crate::io::InterfaceId;
+use crate::session::Sessions;
 use crate::session::tuple::Tuple;
-use crate::session::{SessionFamily, Sessions};
-use crate::snapshot::network::{Network, NextHop, NoRoute};
+use crate::snapshot::network::{Network, NextHop};
+use crate::stage::route;
 use crate::time::Tick;
 use crate::verdict::Verdict;
 use crate::wire::checksum::Delta;
 use crate::wire::{ethernet, icmp, ipv4, ipv6, set_u16, tcp, u16_at, udp};
 
-/// Rewrites every packet that goes on, and says where it goes next.
-pub fn run(batch: &mut Batch, sessions: &mut Sessions, network: &Network, now: Tick) {
-    for i in batch.open_packets() {
-        if batch.heads[i].ttl <= 1 {
-            batch.decide(i, Verdict::Drop(DropReason::Ttl));
-            continue;
+/// Rewrites every packet that goes on, and sends it on.
+pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, network: &Network, now: Tick) {
+    for i in batch.known_of::<A>() {
+        let Some(hop) = route::session_hop::<A>(batch, i, sessions, network) else { continue };
+        let (head, slot) = (batch.heads[i], batch.slots[i]);
+        if head.kind == Kind::Tcp {
+            sessions.note_segment::<A>(slot, &batch.segments[i], now);
         }
-        let hop = match (batch.ways[i], batch.heads[i].version) {
-            (Way::Session(slot), IpVersion::V4) => translate::<u32>(batch, i, slot, sessions, network, now),
-            (Way::Session(slot), IpVersion::V6) => translate::<V6>(batch, i, slot, sessions, network, now),
-            (Way::Unchanged, IpVersion::V4) => {
-                decrement_ttl(batch.frames[i].frame.bytes_mut());
-                network.next_hop(batch.v4[i].destination, batch.hashes[i])
-            }
-            (Way::Unchanged, IpVersion::V6) => {
-                decrement_hop_limit(batch.frames[i].frame.bytes_mut());
-                network.next_hop(batch.v6[i].destination, batch.hashes[i])
-            }
-            (way, version) => unreachable!("an undecided packet has a way: {way:?}, {version:?}"),
-        };
-        match hop {
-            Ok(hop) => batch.hops[i] = Some(hop),
-            Err(NoRoute) => batch.decide(i, Verdict::Drop(DropReason::NoRoute)),
-        }
+        let entry = A::table_mut(sessions).entry_mut(slot);
+        entry.count(head.length + LINK_HEADER, now);
+        let to = entry.to();
+        let frame = batch.frames[i].frame.bytes_mut();
+        let Some((headers, payload)) = frame.split_at_mut_checked(head.l4.into()) else { continue };
+        A::write_header(headers, &to, entry.ip_delta());
+        write_payload(payload, head.kind, to.source_port, to.destination_port, entry.l4_delta());
+        let sent = send(headers, hop, network);
+        finish(batch, i, hop, sent, network);
+    }
+    for i in batch.open_of::<A>().and(batch.unchanged) {
+        let Some(hop) = route::unchanged_hop::<A>(batch, i, network) else { continue };
+        let frame = batch.frames[i].frame.bytes_mut();
+        A::decrement_ttl(frame);
+        let sent = send(frame, hop, network);
+        batch.directions[i] = Direction::Unchanged;
+        finish(batch, i, hop, sent, network);
     }
 }
 
+/// Writes the link header, and says where the frame leaves; `None` if the neighbour isn't known yet.
+#[inline]
+fn send(frame: &mut [u8], hop: NextHop, network: &Network) -> Option<InterfaceId> {
+    let NextHop::Known(id) = hop else { return None };
+    let hop = network.hop(id);
+    ethernet::set_link(frame, &hop.link?);
+    Some(hop.interface)
+}
+
+/// Ends a packet's way: it is sent, or waits for its neighbour.
+#[inline]
+fn finish(batch: &mut Batch, i: usize, hop: NextHop, sent: Option<InterfaceId>, network: &Network) {
+    if let Some(interface) = sent {
+        return batch.decide(i, Verdict::Forward(interface));
+    }
+    batch.wanted[i] = route::wanted(batch, i, hop, network);
+    batch.decide(i, Verdict::Wait);
+}
+
+const LINK_HEADER: u16 = ethernet::HEADER as u16;
+
 /// An address family that knows how it lies in a packet.
-trait OnWire: SessionFamily {
-    /// Writes addresses, checksum of the header and TTL.
-    fn write_header(packet: &mut [u8], to: &Tuple<Self>, delta: Delta);
+pub trait OnWire: Lane {
+    /// Writes addresses, checksum of the header and TTL of a frame.
+    fn write_header(frame: &mut [u8], to: &Tuple<Self>, delta: Delta);
+    /// Counts down the TTL of a frame.
+    fn decrement_ttl(frame: &mut [u8]);
 }
 
 impl OnWire for u32 {
     #[inline]
-    fn write_header(packet: &mut [u8], to: &Tuple<Self>, delta: Delta) {
-        let Some(header) = packet.first_chunk_mut::<{ ipv4::HEADER }>() else { return };
-        let checksum = u16_at(header, ipv4::CHECKSUM);
-        header[ipv4::TTL] -= 1;
-        set_u16(header, ipv4::CHECKSUM, delta.and(Delta::TTL_DECREMENT).apply(checksum));
+    fn write_header(frame: &mut [u8], to: &Tuple<Self>, delta: Delta) {
+        let Some(header) = ip_header::<{ ipv4::HEADER }>(frame) else { return };
+        let checksum = u16::from_be_bytes([header[ipv4::CHECKSUM], header[ipv4::CHECKSUM + 1]]);
+        let checksum = delta.and(Delta::TTL_DECREMENT).apply(checksum).to_be_bytes();
+        header[ipv4::TTL] = header[ipv4::TTL].wrapping_sub(1);
+        [header[ipv4::CHECKSUM], header[ipv4::CHECKSUM + 1]] = checksum;
         header[ipv4::ADDRESSES..ipv4::ADDRESSES + 4].copy_from_slice(&to.source.to_be_bytes());
         header[ipv4::ADDRESSES + 4..].copy_from_slice(&to.destination.to_be_bytes());
+    }
+
+    fn decrement_ttl(frame: &mut [u8]) {
+        let Some(header) = ip_header::<{ ipv4::HEADER }>(frame) else { return };
+        header[ipv4::TTL] = header[ipv4::TTL].wrapping_sub(1);
+        let checksum = u16_at(header, ipv4::CHECKSUM);
+        set_u16(header, ipv4::CHECKSUM, Delta::TTL_DECREMENT.apply(checksum));
     }
 }
 
 impl OnWire for V6 {
     #[inline]
-    fn write_header(packet: &mut [u8], to: &Tuple<Self>, _: Delta) {
-        let Some(header) = packet.first_chunk_mut::<{ ipv6::HEADER }>() else { return };
-        header[ipv6::HOP_LIMIT] -= 1;
+    fn write_header(frame: &mut [u8], to: &Tuple<Self>, _: Delta) {
+        let Some(header) = ip_header::<{ ipv6::HEADER }>(frame) else { return };
+        header[ipv6::HOP_LIMIT] = header[ipv6::HOP_LIMIT].wrapping_sub(1);
         header[ipv6::ADDRESSES..ipv6::ADDRESSES + 16].copy_from_slice(&to.source.to_bits().to_be_bytes());
         header[ipv6::ADDRESSES + 16..].copy_from_slice(&to.destination.to_bits().to_be_bytes());
     }
-}
 
-#[inline]
-fn translate<A: OnWire>(
-    batch: &mut Batch,
-    i: usize,
-    slot: Slot,
-    sessions: &mut Sessions,
-    network: &Network,
-    now: Tick,
-) -> Result<NextHop, NoRoute> {
-    let head = batch.heads[i];
-    let hash = batch.hashes[i];
-    if head.kind == Kind::Tcp {
-        sessions.note_segment::<A>(slot, &batch.segments[i], now);
+    fn decrement_ttl(frame: &mut [u8]) {
+        let Some(header) = ip_header::<{ ipv6::HEADER }>(frame) else { return };
+        header[ipv6::HOP_LIMIT] = header[ipv6::HOP_LIMIT].wrapping_sub(1);
     }
-    let entry = A::table_mut(sessions).entry_mut(slot);
-    let to = entry.to();
-    let hop = if let Some(hop) = entry.next_hop() {
-        NextHop::Known(hop)
-    } else {
-        let hop = network.next_hop(to.destination, hash)?;
-        if let NextHop::Known(number) = hop {
-            entry.set_next_hop(Some(number));
-        }
-        hop
-    };
-    entry.count(head.length + LINK_HEADER, now);
-    batch.directions[i] = entry.direction();
-    let (ip_delta, l4_delta) = (entry.ip_delta(), entry.l4_delta());
-    let packet = &mut batch.frames[i].frame.bytes_mut()[ethernet::HEADER..];
-    A::write_header(packet, &to, ip_delta);
-    write_payload(&mut packet[usize::from(head.l4 - LINK_HEADER)..], head, &to, l4_delta);
-    Ok(hop)
 }
 
-const LINK_HEADER: u16 = ethernet::HEADER as u16;
+/// The fixed part of the IP header in a frame.
+#[inline]
+fn ip_header<const LENGTH: usize>(frame: &mut [u8]) -> Option<&mut [u8; LENGTH]> {
+    frame.get_mut(ethernet::HEADER..).and_then(|packet| packet.first_chunk_mut())
+}
 
 /// Writes ports, or the identifier, and the checksum over them.
 #[inline]
-fn write_payload<A: SessionFamily>(payload: &mut [u8], head: Head, to: &Tuple<A>, delta: Delta) {
-    let checksum_at = match head.kind {
-        Kind::Tcp => tcp::CHECKSUM,
-        Kind::Udp => udp::CHECKSUM,
-        Kind::EchoRequest | Kind::EchoReply => icmp::CHECKSUM,
-        Kind::Unread | Kind::Arp | Kind::Neighbour | Kind::Fragment | Kind::Other => return,
-    };
-    match head.kind {
-        Kind::EchoRequest => set_u16(payload, icmp::IDENTIFIER, to.source_port),
-        Kind::EchoReply => set_u16(payload, icmp::IDENTIFIER, to.destination_port),
-        _ => {
-            set_u16(payload, 0, to.source_port);
-            set_u16(payload, 2, to.destination_port);
+fn write_payload(payload: &mut [u8], kind: Kind, source_port: u16, destination_port: u16, delta: Delta) {
+    match kind {
+        Kind::Tcp => {
+            let Some(header) = payload.first_chunk_mut::<{ tcp::HEADER }>() else { return };
+            write_ports(header, source_port, destination_port);
+            let checksum = u16_at(header, tcp::CHECKSUM);
+            set_u16(header, tcp::CHECKSUM, delta.apply(checksum));
         }
-    }
-    let old = u16_at(payload, checksum_at);
-    if head.kind == Kind::Udp {
-        // Zero says that there is no checksum (RFC 768): it stays so, and a computed zero is written as its twin.
-        if old != 0 {
-            let new = delta.apply(old);
-            set_u16(payload, checksum_at, if new == 0 { 0xffff } else { new });
+        Kind::Udp => {
+            let Some(header) = payload.first_chunk_mut::<{ udp::HEADER }>() else { return };
+            write_ports(header, source_port, destination_port);
+            // Zero says that there is no checksum (RFC 768): it stays so, and a computed zero is written as its twin.
+            let old = u16_at(header, udp::CHECKSUM);
+            if old != 0 {
+                let new = delta.apply(old);
+                set_u16(header, udp::CHECKSUM, if new == 0 { 0xffff } else { new });
+            }
         }
-    } else {
-        set_u16(payload, checksum_at, delta.apply(old));
+        Kind::EchoRequest | Kind::EchoReply => {
+            let Some(header) = payload.first_chunk_mut::<{ icmp::HEADER }>() else { return };
+            let identifier = if kind == Kind::EchoRequest { source_port } else { destination_port };
+            set_u16(header, icmp::IDENTIFIER, identifier);
+            let checksum = u16_at(header, icmp::CHECKSUM);
+            set_u16(header, icmp::CHECKSUM, delta.apply(checksum));
+        }
+        Kind::Other | Kind::Arp | Kind::Neighbour | Kind::Fragment => {}
     }
 }
 
-fn decrement_ttl(frame: &mut [u8]) {
-    let Some(header) =
-        frame.get_mut(ethernet::HEADER..).and_then(|packet| packet.first_chunk_mut::<{ ipv4::HEADER }>())
-    else {
-        return;
-    };
-    header[ipv4::TTL] -= 1;
-    let checksum = u16_at(header, ipv4::CHECKSUM);
-    set_u16(header, ipv4::CHECKSUM, Delta::TTL_DECREMENT.apply(checksum));
+#[inline]
+fn write_ports(header: &mut [u8], source_port: u16, destination_port: u16) {
+    let ports = u32::from(source_port) << 16 | u32::from(destination_port);
+    if let Some(field) = header.first_chunk_mut() {
+        *field = ports.to_be_bytes();
+    }
 }
 
-fn decrement_hop_limit(frame: &mut [u8]) {
-    if let Some(hop_limit) = frame.get_mut(ethernet::HEADER + ipv6::HOP_LIMIT) {
-        *hop_limit -= 1;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_datagram_without_checksum_keeps_none_and_a_computed_zero_becomes_its_twin() {
+        let mut bare = [0, 1, 0, 2, 0, 8, 0, 0];
+        write_payload(&mut bare, Kind::Udp, 3, 4, Delta::of(3, 7));
+        assert_eq!(bare, [0, 3, 0, 4, 0, 8, 0, 0]);
+        let mut zero = [0, 1, 0, 2, 0, 8, 0x55, 0x55];
+        write_payload(&mut zero, Kind::Udp, 3, 4, Delta(0x5555));
+        assert_eq!(zero[6..], [0xff, 0xff]);
     }
 }

@@ -1,46 +1,82 @@
-//! Last stage: the next hop's link address, and whether its link carries the packet.
+//! The next hop of a packet, and whether it may go there: its time to live, and what the link carries. Asked by the last
+//! stage before it writes anything, so what can't go on can still be answered as it came.
 
 use std::net::IpAddr;
 
 use crate::address::Address;
-use crate::batch::{Batch, IpVersion, Wanted};
+use crate::batch::{Batch, Lane, Wanted};
 use crate::counters::DropReason;
-use crate::snapshot::network::{Network, NextHop};
+use crate::io::InterfaceId;
+use crate::session::Sessions;
+use crate::snapshot::network::{Network, NextHop, NoRoute};
 use crate::verdict::Verdict;
 use crate::wire::{ethernet, ipv4, ipv6};
 
-/// Writes the link header of every packet that goes on.
-pub fn run(batch: &mut Batch, network: &Network) {
-    for i in batch.open_packets() {
-        let Some(next) = batch.hops[i] else { continue };
-        let (interface, mac) = match next {
-            NextHop::Known(id) => (network.hop(id).interface, network.hop(id).mac),
-            NextHop::Unknown(interface) => (interface, None),
-        };
-        let out = network.interface(interface);
-        if batch.heads[i].length > out.mtu {
-            batch.decide(i, Verdict::Drop(DropReason::TooBig));
-            continue;
-        }
-        let verdict = match mac {
-            Some(mac) => {
-                ethernet::set_addresses(batch.frames[i].frame.bytes_mut(), mac, out.mac);
-                Verdict::Forward(interface)
-            }
-            None => Verdict::Wait(Wanted { interface, address: wanted(batch, i, next, network) }),
-        };
-        batch.decide(i, verdict);
+/// Says where a packet with a session goes next; `None` if it can't, and its way has ended.
+#[inline]
+pub fn session_hop<A: Lane>(
+    batch: &mut Batch,
+    i: usize,
+    sessions: &mut Sessions,
+    network: &Network,
+) -> Option<NextHop> {
+    let hop = match A::table(sessions).entry(batch.slots[i]).next_hop() {
+        Some(hop) => Ok(NextHop::Known(hop)),
+        None => find_hop::<A>(batch, i, sessions, network),
+    };
+    check(batch, i, hop, network)
+}
+
+/// The same for a packet that goes on unchanged.
+pub fn unchanged_hop<A: Lane>(batch: &mut Batch, i: usize, network: &Network) -> Option<NextHop> {
+    let hop = network.next_hop(A::tuples(batch)[i].destination, batch.hashes[i]);
+    check(batch, i, hop, network)
+}
+
+/// Finds a session's next hop, and lets the session remember it.
+#[cold]
+fn find_hop<A: Lane>(batch: &Batch, i: usize, sessions: &mut Sessions, network: &Network) -> Result<NextHop, NoRoute> {
+    let entry = A::table_mut(sessions).entry_mut(batch.slots[i]);
+    let hop = network.next_hop(entry.to().destination, batch.hashes[i])?;
+    if let NextHop::Known(number) = hop {
+        entry.set_next_hop(Some(number));
+    }
+    Ok(hop)
+}
+
+#[inline]
+fn check(batch: &mut Batch, i: usize, hop: Result<NextHop, NoRoute>, network: &Network) -> Option<NextHop> {
+    let head = batch.heads[i];
+    let refused = match hop {
+        Err(NoRoute) => DropReason::NoRoute,
+        Ok(_) if head.ttl <= 1 => DropReason::Ttl,
+        Ok(hop) if head.length > network.port(interface(hop, network)).mtu => DropReason::TooBig,
+        Ok(hop) => return Some(hop),
+    };
+    batch.decide(i, Verdict::Drop(refused));
+    None
+}
+
+/// The interface of a next hop.
+#[inline]
+pub fn interface(hop: NextHop, network: &Network) -> InterfaceId {
+    match hop {
+        NextHop::Known(id) => network.hop(id).interface,
+        NextHop::Unknown(interface) => interface,
     }
 }
 
 /// Whose link address is missing: the router's, or the destination's as it stands in the rewritten packet.
-fn wanted(batch: &Batch, i: usize, next: NextHop, network: &Network) -> IpAddr {
-    if let NextHop::Known(id) = next {
-        return network.hop(id).address;
-    }
-    let packet = &batch.frames[i].frame.bytes()[ethernet::HEADER..];
-    match batch.heads[i].version {
-        IpVersion::V4 => ipv4::destination(packet).to_ip(),
-        _ => ipv6::destination(packet).to_ip(),
-    }
+pub fn wanted(batch: &Batch, i: usize, hop: NextHop, network: &Network) -> Wanted {
+    let address: IpAddr = if let NextHop::Known(id) = hop {
+        network.hop(id).address
+    } else {
+        let packet = &batch.frames[i].frame.bytes()[ethernet::HEADER..];
+        if batch.families[<u32 as Lane>::FAMILY].contains(i) {
+            ipv4::destination(packet).to_ip()
+        } else {
+            ipv6::destination(packet).to_ip()
+        }
+    };
+    Wanted { interface: interface(hop, network), address }
 }

@@ -52,7 +52,7 @@ impl Arp {
     /// The whole frame that carries this packet to `destination`.
     pub fn frame(&self, destination: Mac) -> [u8; ethernet::HEADER + LENGTH] {
         let mut frame = [0; ethernet::HEADER + LENGTH];
-        ethernet::set_addresses(&mut frame, destination, self.sender_mac);
+        ethernet::set_link(&mut frame, &ethernet::link(destination, self.sender_mac));
         frame[12..14].copy_from_slice(&ethernet::ARP.to_be_bytes());
         frame[14..20].copy_from_slice(&FIXED);
         frame[21] = match self.operation {

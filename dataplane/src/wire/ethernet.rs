@@ -14,20 +14,34 @@ pub const BROADCAST: Mac = [0xff; 6];
 /// A link address.
 pub type Mac = [u8; 6];
 
-/// Destination, source and `EtherType` of a frame; `None` if it is too short to have them.
+/// Destination and `EtherType` of a frame.
 #[inline]
-pub fn parse(frame: &[u8]) -> Option<(Mac, Mac, u16)> {
-    let header: &[u8; HEADER] = frame.first_chunk()?;
-    let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1] = *header;
-    Some(([d0, d1, d2, d3, d4, d5], [s0, s1, s2, s3, s4, s5], u16::from_be_bytes([t0, t1])))
+pub fn parse(header: &[u8; HEADER]) -> (Mac, u16) {
+    let [d0, d1, d2, d3, d4, d5, .., t0, t1] = *header;
+    ([d0, d1, d2, d3, d4, d5], u16::from_be_bytes([t0, t1]))
+}
+
+/// The sender of a frame; `None` if it is too short to have one.
+pub fn source(frame: &[u8]) -> Option<Mac> {
+    frame.get(6..).and_then(|rest| rest.first_chunk()).copied()
+}
+
+/// Destination and source as they stand in a frame.
+pub type Link = [u8; 12];
+
+/// The addresses of a frame from `source` to `destination`.
+pub fn link(destination: Mac, source: Mac) -> Link {
+    let mut link = [0; 12];
+    link[..6].copy_from_slice(&destination);
+    link[6..].copy_from_slice(&source);
+    link
 }
 
 /// Writes destination and source; the type stays.
 #[inline]
-pub fn set_addresses(frame: &mut [u8], destination: Mac, source: Mac) {
-    if let Some(header) = frame.first_chunk_mut::<12>() {
-        header[..6].copy_from_slice(&destination);
-        header[6..].copy_from_slice(&source);
+pub fn set_link(frame: &mut [u8], link: &Link) {
+    if let Some(header) = frame.first_chunk_mut() {
+        *header = *link;
     }
 }
 

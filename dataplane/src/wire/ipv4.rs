@@ -60,7 +60,7 @@ impl Header {
             return Err(Wrong::Malformed);
         }
         if length == HEADER {
-            if !checksum::verifies(0, fixed) {
+            if !checksum::verifies_header(fixed) {
                 return Err(Wrong::Checksum);
             }
         } else {
@@ -77,6 +77,43 @@ impl Header {
             fragment: fragment & 0x3fff != 0,
         })
     }
+}
+
+/// What a plain header says: no options, no fragment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plain {
+    /// Source address.
+    pub source: u32,
+    /// Destination address.
+    pub destination: u32,
+    /// Protocol of the payload.
+    pub protocol: u8,
+    /// Time to live.
+    pub ttl: u8,
+    /// Bytes of header and payload.
+    pub total: u16,
+}
+
+/// Reads a frame that begins with an Ethernet header and a plain IPv4 header with the right checksum; the four bytes behind it are the
+/// ports. `None` for all others.
+#[inline]
+pub fn read_plain<const LENGTH: usize>(frame: &[u8; LENGTH]) -> Option<(Plain, u32)> {
+    const { assert!(LENGTH >= 38, "two headers and the ports") };
+    // EtherType, version and header length lie side by side.
+    let kind = u32::from_be_bytes(*frame.get(12..)?.first_chunk()?);
+    let header: &[u8; HEADER] = frame.get(14..)?.first_chunk()?;
+    let fragment = u16::from_be_bytes([header[6], header[7]]) & 0x3fff;
+    if kind >> 8 != 0x0008_0045 || fragment != 0 || !checksum::verifies_header(header) {
+        return None;
+    }
+    let plain = Plain {
+        source: u32::from_be_bytes([header[12], header[13], header[14], header[15]]),
+        destination: u32::from_be_bytes([header[16], header[17], header[18], header[19]]),
+        protocol: header[9],
+        ttl: header[TTL],
+        total: u16::from_be_bytes([header[2], header[3]]),
+    };
+    Some((plain, u32::from_be_bytes(*frame.get(34..)?.first_chunk()?)))
 }
 
 #[cold]

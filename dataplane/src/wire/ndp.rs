@@ -71,7 +71,7 @@ impl Advertisement {
     /// The whole frame.
     pub fn frame(&self) -> [u8; FRAME] {
         let mut frame = [0; FRAME];
-        ethernet::set_addresses(&mut frame, self.destination_mac, self.mac);
+        ethernet::set_link(&mut frame, &ethernet::link(self.destination_mac, self.mac));
         frame[12..14].copy_from_slice(&ethernet::IPV6.to_be_bytes());
         let (header, message) = frame[ethernet::HEADER..].split_at_mut(ipv6::HEADER);
         header[0] = 0x60;

@@ -50,9 +50,9 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Reads a segment; `None` if its lengths contradict each other.
+    /// Reads a segment into `to`; `None` if its lengths contradict each other.
     #[inline]
-    pub fn parse(payload: &[u8]) -> Option<Self> {
+    pub fn parse(payload: &[u8], to: &mut Self) -> Option<()> {
         let header: &[u8; HEADER] = payload.first_chunk()?;
         let data = usize::from(header[12] >> 4) * 4;
         if data < HEADER || payload.len() < data {
@@ -60,14 +60,15 @@ impl Segment {
         }
         let flags = Flags(header[13]);
         let bytes = (payload.len() - data) as u32;
-        Some(Self {
+        *to = Self {
             source: u16::from_be_bytes([header[0], header[1]]),
             destination: u16::from_be_bytes([header[2], header[3]]),
             sequence: u32::from_be_bytes([header[4], header[5], header[6], header[7]]),
             acknowledgement: u32::from_be_bytes([header[8], header[9], header[10], header[11]]),
             flags,
             space: bytes + u32::from(flags.has(Flags::SYN)) + u32::from(flags.has(Flags::FIN)),
-        })
+        };
+        Some(())
     }
 }
 
@@ -80,11 +81,12 @@ mod tests {
         let mut segment = [0_u8; 28];
         segment[12] = 0x60;
         segment[13] = 0x12;
-        let parsed = Segment::parse(&segment).unwrap();
+        let mut parsed = Segment::default();
+        assert_eq!(Segment::parse(&segment, &mut parsed), Some(()));
         assert_eq!(parsed.space, 4 + 1, "four bytes of data and the SYN");
-        assert_eq!(Segment::parse(&segment[..23]), None);
+        assert_eq!(Segment::parse(&segment[..23], &mut parsed), None);
         segment[12] = 0x40;
-        assert_eq!(Segment::parse(&segment), None);
+        assert_eq!(Segment::parse(&segment, &mut parsed), None);
     }
 
     #[test]

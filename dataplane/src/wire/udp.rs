@@ -16,6 +16,13 @@ pub fn parse(payload: &[u8]) -> Option<(u16, u16)> {
     Some((u16::from_be_bytes([header[0], header[1]]), u16::from_be_bytes([header[2], header[3]])))
 }
 
+/// Looks at the datagram at `at` in a frame of `length` bytes; `None` if its own length contradicts that.
+#[inline]
+pub fn read_plain<const LENGTH: usize>(frame: &[u8; LENGTH], at: usize, length: u16) -> Option<()> {
+    let own = frame.get(at + 4..at + 6).map(|field| u16::from_be_bytes([field[0], field[1]]))?;
+    (usize::from(own) >= HEADER && at + usize::from(own) <= usize::from(length)).then_some(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
