@@ -1,6 +1,6 @@
 //! The command line.
 
-mod output;
+pub(crate) mod output;
 mod sessions;
 mod show;
 mod status;

@@ -7,6 +7,7 @@
 mod capture;
 mod control;
 mod figures;
+mod kept;
 mod start;
 pub mod state;
 mod workers;
@@ -16,6 +17,7 @@ use std::path::Path;
 use vipgate_xdp::attach;
 use vipgate_xdp::nic::Nic;
 
+use crate::cli::output;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::logging;
@@ -49,10 +51,15 @@ pub fn detach(path: &Path) -> Result<(), Failure> {
             .map_err(|error| error.to_string())
             .and_then(|nic| attach::detach(&nic).map_err(|error| error.to_string()));
         match outcome {
-            Ok(true) => println!("{}: the steering program is removed", interface.name),
-            Ok(false) => println!("{}: nothing was left here", interface.name),
+            Ok(true) => output::print(&format!("{}: the steering program is removed\n", interface.name))?,
+            Ok(false) => output::print(&format!("{}: nothing was left here\n", interface.name))?,
             Err(error) => failures.push(error),
         }
+    }
+    match kept::remove(&config) {
+        Ok(true) => output::print("sessions: those that were kept are removed\n")?,
+        Ok(false) => output::print("sessions: none were kept\n")?,
+        Err(error) => failures.push(error.to_string()),
     }
     if failures.is_empty() { Ok(()) } else { Err(Failure::Runtime(failures.join("\n"))) }
 }

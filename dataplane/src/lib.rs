@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+pub mod adopt;
 pub mod announcer;
 pub mod batch;
 pub mod command;

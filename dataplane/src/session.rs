@@ -5,12 +5,13 @@
 //! and sets the next one or ends it. An ended session stays in the table as quarantined until its port may be used again.
 
 pub mod entry;
+pub mod region;
 pub mod table;
 pub mod tcp;
 pub mod timeout;
 pub mod tuple;
 
-use vipgate_mem::MemoryError;
+use vipgate_mem::{Storage, StorageError};
 
 use crate::address::V6;
 use crate::command::SessionState;
@@ -110,12 +111,22 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    /// Room for `capacity` sessions of either family.
+    /// Room for `capacity` sessions of either family, in the process's own memory.
     ///
     /// # Errors
     /// When there is no memory for the tables.
-    pub fn new(capacity: u32, timeouts: Timeouts, key: HashKey) -> Result<Self, MemoryError> {
-        Ok(Self { v4: Table::new(capacity * 2)?, v6: Table::new(capacity * 2)?, key, timeouts, open: 0, capacity })
+    pub fn new(capacity: u32, timeouts: Timeouts, key: HashKey) -> Result<Self, StorageError> {
+        Self::in_storage(capacity, timeouts, key, &mut Storage::Process)
+    }
+
+    fn in_storage(
+        capacity: u32,
+        timeouts: Timeouts,
+        key: HashKey,
+        storage: &mut Storage<'_>,
+    ) -> Result<Self, StorageError> {
+        let (v4, v6) = (Table::new(capacity * 2, storage)?, Table::new(capacity * 2, storage)?);
+        Ok(Self { v4, v6, key, timeouts, open: 0, capacity })
     }
 
     /// Sessions open now.

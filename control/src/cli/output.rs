@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::failure::Failure;
 
 /// Writes a piece of an answer; says whether anybody still reads. Somebody who stops reading (`| head`) is no error.
-pub(super) fn put(text: &str) -> Result<bool, Failure> {
+pub(crate) fn put(text: &str) -> Result<bool, Failure> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Ok(()) => Ok(true),
@@ -17,29 +17,29 @@ pub(super) fn put(text: &str) -> Result<bool, Failure> {
 }
 
 /// Writes a whole answer.
-pub(super) fn print(text: &str) -> Result<(), Failure> {
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
     put(text).map(drop)
 }
 
 /// Writes one JSON document.
-pub(super) fn json(value: &impl Serialize) -> Result<(), Failure> {
+pub(crate) fn json(value: &impl Serialize) -> Result<(), Failure> {
     let mut text = serde_json::to_string_pretty(value).map_err(Failure::runtime)?;
     text.push('\n');
     print(&text)
 }
 
 /// Says on stderr what went wrong; a stderr that nobody reads changes nothing.
-pub(super) fn complain(text: impl std::fmt::Display) {
+pub(crate) fn complain(text: impl std::fmt::Display) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
 /// Text from elsewhere (manifests, names) as a terminal may see it: without control characters.
-pub(super) fn harmless(text: &str) -> String {
+pub(crate) fn harmless(text: &str) -> String {
     text.chars().map(|char| if char.is_control() && char != '\n' { '\u{fffd}' } else { char }).collect()
 }
 
 /// A span of time in its two largest units: `350ms`, `12s`, `4m10s`, `2h3m`, `5d1h`.
-pub(super) fn span(milliseconds: u64) -> String {
+pub(crate) fn span(milliseconds: u64) -> String {
     let seconds = milliseconds / 1000;
     let two = |large: u64, unit: char, small: u64, part: char| match small {
         0 => format!("{large}{unit}"),

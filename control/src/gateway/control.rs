@@ -22,6 +22,7 @@ use vipgate_xdp::multicast::AllMulticast;
 use vipgate_xdp::steering::Steering;
 
 use super::capture;
+use super::kept::Keeper;
 use super::start::ControlBell;
 use super::state::{GatewayState, PolicyStatus};
 use super::workers::Threads;
@@ -53,6 +54,7 @@ pub(super) struct Gateway {
     pub(super) admin_socket: admin::Socket,
     pub(super) metrics_listener: TcpListener,
     pub(super) _multicast: Vec<AllMulticast>,
+    pub(super) _keeper: Keeper,
 }
 
 /// Runs a gateway until a signal ends it.

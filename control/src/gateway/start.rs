@@ -9,6 +9,7 @@ use arc_swap::ArcSwap;
 use crossbeam::channel::bounded;
 use crossbeam::queue::ArrayQueue;
 use tokio::sync::Notify;
+use vipgate_dataplane::adopt::Adoption;
 use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::link::directory::Directory;
 use vipgate_dataplane::link::handoff::{Links, Wake};
@@ -16,10 +17,10 @@ use vipgate_dataplane::pipeline::Tables;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::ports::allocator::Allocator;
 use vipgate_dataplane::ports::pool::WorkerId;
-use vipgate_dataplane::session::Sessions;
 use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_dataplane::session::tuple::HashKey;
 use vipgate_dataplane::snapshot::build::Builder;
+use vipgate_dataplane::snapshot::policy::Policy;
 use vipgate_dataplane::snapshot::publish::Publisher;
 use vipgate_dataplane::stage::open::Rules;
 use vipgate_dataplane::waiting::{Questions, Waiting};
@@ -34,8 +35,9 @@ use vipgate_xdp::steering::Steering;
 use super::capture;
 use super::control::{Gateway, announce};
 use super::figures::XdpFigures;
+use super::kept::Keeper;
 use super::state::{GatewayState, PolicyStatus, SocketStatus, WorkerHandle};
-use super::workers::{Clock, Threads};
+use super::workers::{self, Threads};
 use crate::config::{self, Config, PolicySource};
 use crate::failure::Failure;
 use crate::kernel::{Network, Resolver, ResolverLimits, Wanted};
@@ -72,10 +74,6 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
         tracing::warn!(event = "policy_warning", "{warning}");
     }
 
-    if let Some(folder) = &config.sessions.state {
-        tracing::info!(event = "state", folder = %folder.display(), "sessions.state is not used yet: sessions end with the process");
-    }
-
     let nics = find_nics(&config)?;
     let network = open_network(&config).await?;
     let mut builder = Builder::new((*network.current()).clone());
@@ -93,12 +91,13 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
 
     let bell = Arc::new(ControlBell::default());
     let questions = Questions { queue: Arc::new(ArrayQueue::new(QUESTIONS)), bell: bell.clone() };
-    let clock = Clock::start();
-    let (parts, handles) = make_workers(&config, &cores, devices, &publisher, &questions)?;
+    let mut keeper = Keeper::open(&config, cores.len())?;
+    let policy = builder.snapshot().policy;
+    let (parts, handles) = make_workers(&config, &cores, devices, &publisher, &policy, &mut keeper, &questions)?;
     let losses = parts.iter().map(|(_, parts, _)| parts.io.losses()).collect();
     let pool = parts.first().map(|(_, parts, _)| parts.io.pool());
     let sockets = parts.iter().map(|(_, parts, _)| parts.io.sockets().collect::<Vec<_>>()).collect::<Vec<_>>();
-    let threads = Threads::start(parts, config.workers.idle, clock)?;
+    let threads = Threads::start(parts, config.workers.idle)?;
 
     let modes = attach_steering(&config, &nics, &mut steering)?;
     // Last of what can fail: what it marks in the kernel it takes back only when it is closed.
@@ -150,6 +149,7 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
         admin_socket,
         metrics_listener,
         _multicast: multicast,
+        _keeper: keeper,
     })
 }
 
@@ -266,6 +266,8 @@ fn make_workers(
     cores: &[usize],
     devices: Vec<XdpDevice>,
     publisher: &Publisher,
+    policy: &Policy,
+    keeper: &mut Keeper,
     questions: &Questions,
 ) -> Result<MadeWorkers, Failure> {
     let count = u8::try_from(cores.len()).map_err(|_| Failure::usage("workers.cores: at most 255 workers"))?;
@@ -280,8 +282,10 @@ fn make_workers(
     for (((device, links), &core), number) in devices.into_iter().zip(Links::mesh(&bells)).zip(cores).zip(0..) {
         let no_memory = |error| Failure::runtime(format_args!("sessions.capacity: {error}"));
         let id = WorkerId(number);
-        let sessions = Sessions::new(capacity, timeouts(config), secret()?).map_err(no_memory)?;
-        let ports = Allocator::new(id, count, range, secret()?).map_err(no_memory)?;
+        let mut ports = Allocator::new(id, count, range, secret()?).map_err(no_memory)?;
+        let mut adoption = Adoption { policy, ports: &mut ports, directory: directory.as_deref(), worker: id };
+        let (timeouts, now) = (timeouts(config), workers::now());
+        let sessions = keeper.sessions(number.into(), capacity, timeouts, secret()?, now, &mut adoption)?;
         let (sender, commands) = bounded(COMMANDS);
         let counters = Arc::default();
         let doorbell = device.doorbell();

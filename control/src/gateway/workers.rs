@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vipgate_dataplane::io::PacketIo;
 use vipgate_dataplane::link::handoff::Wake;
@@ -20,22 +20,12 @@ const PATIENCE: u32 = 200;
 /// The longest sleep: timers, announcements and neighbours want a look now and then.
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 
-/// Time as all workers of this process count it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Clock(Instant);
-
-impl Clock {
-    /// A clock that begins now.
-    pub(super) fn start() -> Self {
-        Self(Instant::now())
-    }
-
-    /// The moment that it is. Monotonic: what happens to the wall clock doesn't matter, and while the machine is
-    /// suspended no time passes.
-    pub(super) fn now(self) -> Tick {
-        // Only differences count, so the wrap after 49 days is no edge (see Tick).
-        Tick(self.0.elapsed().as_millis() as u32)
-    }
+/// The moment that it is, as all workers and their successors count it: milliseconds of the kernel's monotonic clock. What
+/// happens to the wall clock doesn't matter, and while the machine is suspended no time passes.
+pub(super) fn now() -> Tick {
+    let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    // Only differences count, so the wrap after 49 days is no edge (see Tick).
+    Tick((clock.tv_sec.cast_unsigned() * 1000 + clock.tv_nsec.cast_unsigned() / 1_000_000) as u32)
 }
 
 /// The running workers.
@@ -48,11 +38,7 @@ pub(super) struct Threads {
 
 impl Threads {
     /// Starts a worker on each core.
-    pub(super) fn start(
-        workers: Vec<(usize, Parts<XdpDevice>, Arc<Doorbell>)>,
-        idle: Idle,
-        clock: Clock,
-    ) -> Result<Self, Failure> {
+    pub(super) fn start(workers: Vec<(usize, Parts<XdpDevice>, Arc<Doorbell>)>, idle: Idle) -> Result<Self, Failure> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut all = Self { stop: stop.clone(), doorbells: Vec::new(), running: Vec::new() };
         for (core, parts, doorbell) in workers {
@@ -60,7 +46,7 @@ impl Threads {
             let stop = stop.clone();
             let thread = thread::Builder::new()
                 .name(format!("worker-{}", parts.id.0))
-                .spawn(move || work(core, parts, &doorbell, idle, clock, &stop))
+                .spawn(move || work(core, parts, &doorbell, idle, &stop))
                 .map_err(|error| Failure::runtime(format_args!("cannot start a worker thread: {error}")))?;
             all.running.push(thread);
         }
@@ -88,14 +74,14 @@ impl Drop for Threads {
     }
 }
 
-fn work(core: usize, parts: Parts<XdpDevice>, doorbell: &Doorbell, idle: Idle, clock: Clock, stop: &AtomicBool) {
+fn work(core: usize, parts: Parts<XdpDevice>, doorbell: &Doorbell, idle: Idle, stop: &AtomicBool) {
     if !core_affinity::set_for_current(core_affinity::CoreId { id: core }) {
         tracing::warn!(worker = parts.id.0, core, "cannot pin the worker to its core; the kernel moves it as it likes");
     }
-    let mut worker = Worker::new(parts, clock.now());
+    let mut worker = Worker::new(parts, now());
     let mut quiet = 0;
     while !stop.load(Ordering::Relaxed) {
-        if worker.turn(clock.now()) > 0 {
+        if worker.turn(now()) > 0 {
             quiet = 0;
             continue;
         }

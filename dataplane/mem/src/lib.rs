@@ -7,12 +7,16 @@ mod arena;
 mod frame;
 mod mapping;
 mod prefetch;
+mod region;
 mod slab;
+mod storage;
 mod tags;
 
 pub use arena::Arena;
 pub use frame::{Frame, HEADROOM};
 pub use mapping::{MemoryError, Pages};
 pub use prefetch::prefetch_read;
+pub use region::{Region, RegionError};
 pub use slab::Slab;
+pub use storage::{Storage, StorageError};
 pub use tags::equal_bytes;

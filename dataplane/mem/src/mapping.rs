@@ -1,12 +1,14 @@
 //! Anonymous memory, on huge pages where the machine has them: a random read of a large table costs a page walk less.
 
+use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
 use thiserror::Error;
 
 /// The size of a huge page on the machines that we run on.
-const HUGE: usize = 2 << 20;
+pub(crate) const HUGE: usize = 2 << 20;
 
 /// What kind of pages a mapping got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +73,32 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// Maps `bytes` of a file, shared with whoever maps it later; they must be in the file.
+    pub(crate) fn shared(file: &File, offset: i64, bytes: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that anybody uses. Other processes
+        // could write to the file; its lock and its permissions (see region.rs) keep out all but those who mean it.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                offset,
+            )
+        };
+        let base = checked(address)?;
+        // SAFETY: the range was mapped just now and is ours; the advice changes how it is backed, not what it holds. A file
+        // system without huge pages ignores it.
+        unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
+        Ok(Self { base, bytes, pages: pages_of(file) })
+    }
+
+    /// Bytes that are mapped.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// The first byte.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
@@ -102,8 +130,23 @@ fn map(bytes: usize, extra: libc::c_int) -> io::Result<NonNull<u8>> {
             0,
         )
     };
+    checked(address)
+}
+
+fn checked(address: *mut libc::c_void) -> io::Result<NonNull<u8>> {
     if address == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
     NonNull::new(address.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))
+}
+
+/// The pages that a file system gives its files: huge ones on hugetlbfs; elsewhere normal ones, which a tmpfs mounted with
+/// `huge=advise` makes huge when it can.
+fn pages_of(file: &File) -> Pages {
+    const HUGETLBFS: i64 = 0x9584_58f6;
+    // SAFETY: all zeros are a valid statfs, plain numbers.
+    let mut facts: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open, and `facts` is a statfs that the kernel may fill in.
+    let asked = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut facts) };
+    if asked == 0 && facts.f_type == HUGETLBFS { Pages::Huge } else { Pages::Small }
 }

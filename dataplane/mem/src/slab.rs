@@ -33,6 +33,16 @@ impl<T: AnyBitPattern> Slab<T> {
         Ok(Self { mapping: Mapping::anonymous(bytes)?, len, values: PhantomData })
     }
 
+    /// An array over a mapping that is long enough, with whatever is in it.
+    pub(crate) fn over(mapping: Mapping, len: usize) -> Self {
+        const { assert!(align_of::<T>() <= 4096, "a mapping is aligned to a page") };
+        assert!(
+            len.checked_mul(size_of::<T>()).is_some_and(|bytes| bytes <= mapping.bytes()),
+            "the mapping is too short"
+        );
+        Self { mapping, len, values: PhantomData }
+    }
+
     /// What kind of pages it lies on.
     pub fn pages(&self) -> Pages {
         self.mapping.pages()
@@ -44,8 +54,8 @@ impl<T> Deref for Slab<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: the mapping holds `len` values of T (made in `new`), page-aligned, initialized to zero or by writes
-        // through `deref_mut`, and any bytes are a T (`AnyBitPattern` in `new`). The borrow of self keeps it mapped.
+        // SAFETY: the mapping holds `len` values of T (made in `new`), page-aligned, initialized by the kernel or by writes
+        // through `deref_mut`, and any bytes are a T (`AnyBitPattern` in `new` and `over`). The borrow of self keeps it mapped.
         unsafe { std::slice::from_raw_parts(self.mapping.base().as_ptr().cast(), self.len) }
     }
 }

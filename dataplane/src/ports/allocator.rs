@@ -95,6 +95,18 @@ impl Allocator {
         Ok(port)
     }
 
+    /// Takes a port that a session of a former process holds; false if its block is another worker's by now.
+    pub fn adopt(&mut self, vip: &Vip, port: u16) -> bool {
+        let block = usize::from(BlockId::of(port).0);
+        let holding = &self.holdings[usize::from(vip.id.0)];
+        let owned = holding.owned[block / 64] >> (block % 64) & 1 == 1;
+        let got = owned || self.claim(vip.id, &vip.pool, block);
+        if got {
+            self.holdings[usize::from(vip.id.0)].used[block] += 1;
+        }
+        got
+    }
+
     /// Counts a port as unused: its session is gone and it has rested.
     pub fn release(&mut self, vip: VipId, port: u16) {
         let used = &mut self.holdings[usize::from(vip.0)].used[usize::from(BlockId::of(port).0)];

@@ -19,7 +19,7 @@ use crate::address::{Address, V6};
 use crate::counters::Direction;
 use crate::snapshot::network::HopId;
 use crate::snapshot::spec::Role;
-use crate::time::Tick;
+use crate::time::{LONGEST_TIMEOUT_MS, Tick};
 use crate::wire::checksum::Delta;
 use crate::wire::protocol;
 
@@ -132,6 +132,18 @@ impl<A: Address> Entry<A> {
         }
     }
 
+    /// Forgets what only the process knew that made the entry, and computes again what follows from the rest.
+    pub(super) fn renew(&mut self, now: Tick) {
+        let (ip_delta, l4_delta) = deltas(&self.key(), &self.to());
+        (self.ip_delta, self.l4_delta) = (ip_delta.0, l4_delta.0);
+        self.next_hop = NO_HOP;
+        // No snapshot has this generation: the first packet is checked against the policy in force.
+        self.generation = 0;
+        if !now.reached(self.last_seen()) || now.since(self.last_seen()) > LONGEST_TIMEOUT_MS {
+            self.last_seen = now.0;
+        }
+    }
+
     /// What its packets look like when they come.
     #[inline]
     pub fn key(&self) -> Tuple<A> {
@@ -176,6 +188,11 @@ impl<A: Address> Entry<A> {
     #[inline]
     pub fn set_flags(&mut self, flags: Flags) {
         self.flags = flags.0;
+    }
+
+    /// Whether the number of its direction means one.
+    pub(super) fn has_direction(&self) -> bool {
+        usize::from(self.direction) < Direction::ALL.len()
     }
 
     /// Which way its packets go.

@@ -50,6 +50,11 @@ impl HashKey {
         Self([0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344, 0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89])
     }
 
+    /// The secret itself, to be kept where only its owner can read it.
+    pub(super) fn words(&self) -> [u64; 4] {
+        self.0
+    }
+
     /// The hash of a tuple.
     ///
     /// Two rounds of multiply-and-fold, both with secrets: about 3 ns, and pipelined over a batch.

@@ -38,6 +38,11 @@ impl EndpointUse {
         Ok(())
     }
 
+    /// Counts a session that was open before this process began, whatever the limits say now.
+    pub fn adopt(&self) {
+        self.sessions.fetch_add(1, Relaxed);
+    }
+
     /// Counts one session less.
     pub fn close(&self) {
         // Never below zero: an endpoint that policy dropped and took up again starts from nothing.

@@ -1,0 +1,163 @@
+//! Sessions that outlive the process: a file for each worker under `sessions.state`, made or taken up at start.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vipgate_dataplane::session::Sessions;
+use vipgate_dataplane::session::region::{Adopt, Found, Identity, TakenUp};
+use vipgate_dataplane::session::timeout::Timeouts;
+use vipgate_dataplane::session::tuple::HashKey;
+use vipgate_dataplane::time::Tick;
+use vipgate_mem::{Region, RegionError, StorageError};
+
+use crate::config::Config;
+use crate::failure::Failure;
+
+/// A process that was killed a moment ago may still be going: its locks go last.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Where the sessions of this gateway are kept. Holds the locks for as long as it lives.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    /// `None`: they end with the process.
+    folder: Option<PathBuf>,
+    boot: [u8; 16],
+    workers: u32,
+    regions: Vec<Region>,
+}
+
+impl Keeper {
+    /// Prepares the folder that the configuration names.
+    pub(super) fn open(config: &Config, workers: usize) -> Result<Self, Failure> {
+        let folder = folder(config);
+        if let Some(folder) = &folder {
+            fs::create_dir_all(folder).map_err(|error| {
+                Failure::usage(format_args!("sessions.state: cannot make {}: {error}", folder.display()))
+            })?;
+            forget_others(folder, workers);
+        }
+        Ok(Self { folder, boot: boot_id()?, workers: workers as u32, regions: Vec::new() })
+    }
+
+    /// The sessions of a worker: those of a former process, if there are any that fit.
+    pub(super) fn sessions(
+        &mut self,
+        worker: u32,
+        capacity: u32,
+        timeouts: Timeouts,
+        key: HashKey,
+        now: Tick,
+        adopt: &mut impl Adopt,
+    ) -> Result<Sessions, Failure> {
+        let in_process = || {
+            Sessions::new(capacity, timeouts, key)
+                .map_err(|error| Failure::runtime(format_args!("sessions.capacity: {error}")))
+        };
+        let Some(folder) = &self.folder else { return in_process() };
+        let path = path(folder, worker);
+        let mut region = lock(&path)?;
+        let identity = Identity { worker, workers: self.workers, capacity, boot: self.boot };
+        let (mut sessions, found) = match Sessions::in_region(&mut region, identity, timeouts, key) {
+            Ok(opened) => opened,
+            Err(error @ StorageError::Region(RegionError::NoRoom { .. })) => {
+                tracing::error!(event = "state_lost", %error, "sessions will end with the process: make room and restart");
+                // What was taken before the room ran out is of no use to anybody.
+                let _ = region.clear();
+                return in_process();
+            }
+            Err(error) => return Err(Failure::runtime(format_args!("sessions.state: {error}"))),
+        };
+        let file = path.display();
+        match found {
+            Found::Nothing => tracing::info!(event = "state_new", %file, capacity, "sessions will outlive the process"),
+            Found::Unusable(reason) => {
+                tracing::warn!(event = "state_unusable", %file, %reason, "the former process's sessions are forgotten");
+            }
+            Found::Tables => {
+                let begun = Instant::now();
+                let TakenUp { sessions, resting, torn, refused } = sessions.take_up(now, adopt);
+                let ms = begun.elapsed().as_millis() as u64;
+                tracing::info!(
+                    event = "state_taken_up",
+                    worker,
+                    sessions,
+                    resting,
+                    torn,
+                    refused,
+                    ms,
+                    "sessions taken up"
+                );
+            }
+        }
+        self.regions.push(region);
+        Ok(sessions)
+    }
+}
+
+/// Removes the kept sessions of a gateway that doesn't run; says whether there were any.
+///
+/// # Errors
+/// When one is in use, or the kernel refuses.
+pub(super) fn remove(config: &Config) -> Result<bool, Failure> {
+    let Some(folder) = folder(config).filter(|folder| folder.exists()) else { return Ok(false) };
+    let failed = |error| Failure::runtime(format_args!("sessions.state: cannot remove {}: {error}", folder.display()));
+    let files: Vec<_> = fs::read_dir(&folder).map_err(failed)?.filter_map(|file| Some(file.ok()?.path())).collect();
+    // All locks first: nothing is taken from under a gateway that runs.
+    let _locks = files.iter().map(|file| lock(file)).collect::<Result<Vec<_>, _>>()?;
+    fs::remove_dir_all(&folder).map_err(failed)?;
+    Ok(true)
+}
+
+fn folder(config: &Config) -> Option<PathBuf> {
+    // A name is one component of a path, whatever it is.
+    Some(config.sessions.state.as_ref()?.join(config.name.replace(['/', '\0'], "_")))
+}
+
+fn path(folder: &Path, worker: u32) -> PathBuf {
+    folder.join(format!("worker-{worker}"))
+}
+
+/// Removes the files of workers that there are no more; one that is in use stays.
+fn forget_others(folder: &Path, workers: usize) {
+    let own: Vec<_> = (0..workers as u32).map(|worker| path(folder, worker)).collect();
+    let Ok(files) = fs::read_dir(folder) else { return };
+    for file in files.flatten().map(|file| file.path()).filter(|file| !own.contains(file)) {
+        let removed = Region::open(&file)
+            .map_err(|error| error.to_string())
+            .and_then(|_lock| fs::remove_file(&file).map_err(|error| error.to_string()));
+        match removed {
+            Ok(()) => {
+                tracing::warn!(event = "state_unusable", file = %file.display(), "a worker that is no more; forgotten");
+            }
+            Err(error) => tracing::warn!(event = "state_unusable", file = %file.display(), error, "cannot remove it"),
+        }
+    }
+}
+
+/// Opens a region, patient with a process that is just ending.
+fn lock(path: &Path) -> Result<Region, Failure> {
+    let begun = Instant::now();
+    loop {
+        match Region::open(path) {
+            Err(RegionError::InUse { .. }) if begun.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(5)),
+            Err(error @ RegionError::InUse { .. }) => {
+                return Err(Failure::runtime(format_args!("sessions.state: {error}: does this gateway run already?")));
+            }
+            Err(error) => return Err(Failure::usage(format_args!("sessions.state: {error}"))),
+            Ok(region) => return Ok(region),
+        }
+    }
+}
+
+/// The number of this run of the kernel.
+fn boot_id() -> Result<[u8; 16], Failure> {
+    const FILE: &str = "/proc/sys/kernel/random/boot_id";
+    let unreadable = |error| Failure::runtime(format_args!("cannot read {FILE}: {error}"));
+    let text = fs::read_to_string(FILE).map_err(unreadable)?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let number = u128::from_str_radix(&digits, 16);
+    number.map(u128::to_be_bytes).map_err(|_| unreadable(ErrorKind::InvalidData.into()))
+}

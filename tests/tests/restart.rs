@@ -1,0 +1,165 @@
+//! Sessions outlive the process: killed at any moment, stopped in order, or replaced.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use vipgate::lab::{Host, Process};
+use vipgate_tests::{POD_PACKETS, SERVER, World, wait_for};
+
+/// Connections that are held open, and asked on all the time.
+struct Connections {
+    process: Process,
+    log: PathBuf,
+}
+
+/// What became of them.
+#[derive(Debug)]
+struct Outcome {
+    alive: u32,
+    changed: u32,
+    longest_ms: u32,
+}
+
+impl Connections {
+    fn open(world: &World, pod: &Host, server: &str, count: u32) -> Self {
+        let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts");
+        let log = world.folder.path().join(format!("clients-{}.log", pod.name()));
+        let script = scripts.join("echo_clients.py").display().to_string();
+        let process = pod.spawn(&["python3", &script, server, "7777", &count.to_string()], &log).unwrap();
+        let stand = || fs::read_to_string(&log).unwrap().contains("open ");
+        assert!(wait_for(Duration::from_secs(30), stand), "{}", fs::read_to_string(&log).unwrap());
+        Self { process, log }
+    }
+
+    fn end(mut self) -> Outcome {
+        self.process.signal("TERM").unwrap();
+        self.process.wait(Duration::from_secs(40)).expect("the clients end");
+        let text = fs::read_to_string(&self.log).unwrap();
+        let last = text.lines().last().unwrap_or_default();
+        let number = |word: &str| {
+            let at = last.split(' ').position(|other| other == word).unwrap_or_else(|| panic!("{text}"));
+            last.split(' ').nth(at + 1).unwrap().parse().unwrap()
+        };
+        Outcome { alive: number("alive"), changed: number("changed"), longest_ms: number("longest_ms") }
+    }
+}
+
+fn echo_server(world: &World) -> Process {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/echo_server.py").display().to_string();
+    let log = world.folder.path().join("echo.log");
+    let process = world.server.spawn(&["python3", &script, "7777"], &log).unwrap();
+    assert!(wait_for(Duration::from_secs(10), || fs::read_to_string(&log).unwrap().contains("listening")));
+    process
+}
+
+/// A folder for state in memory, gone at the end of the test.
+fn state() -> (TempDir, String) {
+    let folder = TempDir::with_prefix_in("vipgate-test-", "/dev/shm").unwrap();
+    let more = format!("sessions: {{capacity: 65536, state: {}}}", folder.path().display());
+    (folder, more)
+}
+
+fn sessions(world: &World) -> usize {
+    world.ask(&["sessions"])["sessions"].as_array().map_or(0, Vec::len)
+}
+
+#[test]
+fn connections_survive_twenty_kills_under_load() {
+    let (_folder, more) = state();
+    let mut world = World::new("kills");
+    world.start(&more);
+    let _server = echo_server(&world);
+    let capture = world.capture(POD_PACKETS);
+    let clients =
+        [(0, SERVER[0]), (2, SERVER[1])].map(|(pod, server)| Connections::open(&world, &world.pods[pod], server, 400));
+    for round in 0..20_u64 {
+        // Anywhere between two rounds of questions.
+        thread::sleep(Duration::from_millis(60 + round * 37 % 100));
+        let mut process = world.process.take().unwrap();
+        process.signal("KILL").unwrap();
+        process.wait(Duration::from_secs(5)).expect("it is dead");
+        world.start(&more);
+        assert!(world.log().contains("state_taken_up"), "{}", world.log());
+    }
+    let outcomes = clients.map(Connections::end);
+    for outcome in &outcomes {
+        assert!(outcome.alive == 400 && outcome.changed == 0 && outcome.longest_ms < 5_000, "{outcomes:?}");
+    }
+    world.check_frames();
+    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address was seen outside");
+}
+
+#[test]
+fn a_planned_restart_keeps_sessions_and_detach_ends_them() {
+    let (folder, more) = state();
+    let mut world = World::new("planned");
+    world.start(&more);
+    let _server = echo_server(&world);
+    let clients = Connections::open(&world, &world.pods[0], SERVER[0], 50);
+    let before = sessions(&world);
+    assert!(before >= 50, "{before}");
+    let mut process = world.process.take().unwrap();
+    process.signal("TERM").unwrap();
+    let begun = Instant::now();
+    process.wait(Duration::from_secs(5)).expect("it ends");
+    world.start(&more);
+    let away = begun.elapsed();
+    let outcome = clients.end();
+    assert!(
+        outcome.alive == 50 && outcome.changed == 0 && outcome.longest_ms < 5_000,
+        "{outcome:?}, away for {away:?}"
+    );
+    assert!(sessions(&world) >= 50);
+
+    let mut process = world.process.take().unwrap();
+    let (code, _, stderr) = world.command(&["detach", "--config", &world.config(&more)]);
+    assert!(code == 1 && stderr.contains("does this gateway run already"), "not from under it: {stderr}");
+    process.signal("TERM").unwrap();
+    process.wait(Duration::from_secs(5)).expect("it ends");
+    assert_eq!(world.command(&["detach", "--config", &world.config(&more)]).0, 0);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+}
+
+#[test]
+fn state_of_others_is_named_and_forgotten() {
+    let (folder, more) = state();
+    let mut world = World::new("foreign");
+    world.start(&more);
+    world.check_identity(&world.pods[0], SERVER, vipgate_tests::VIP_A);
+    let restart = |world: &mut World, more: &str| {
+        let mut process = world.process.take().unwrap();
+        process.signal("KILL").unwrap();
+        process.wait(Duration::from_secs(5)).expect("it is dead");
+        world.start(more);
+        world.check_identity(&world.pods[0], SERVER, vipgate_tests::VIP_A);
+    };
+    restart(&mut world, &format!("{more}\nworkers: {{cores: [0]}}"));
+    let log = world.log();
+    assert!(log.contains("it was made for worker 0 of 2") && log.contains("a worker that is no more"), "{log}");
+    restart(&mut world, &more.replace("65536", "4096"));
+    assert!(world.log().contains("it was made for 65536 sessions") || world.log().contains("of 1"), "{}", world.log());
+    for entry in fs::read_dir(folder.path().join("gw-test")).unwrap() {
+        let mut bytes = fs::read(entry.as_ref().unwrap().path()).unwrap();
+        bytes[..4].copy_from_slice(b"junk");
+        fs::write(entry.unwrap().path(), bytes).unwrap();
+    }
+    restart(&mut world, &more.replace("65536", "4096"));
+    assert!(world.log().contains("it is damaged"), "{}", world.log());
+}
+
+#[test]
+fn without_room_it_says_so_and_works() {
+    let folder = TempDir::with_prefix("vipgate-test-small-").unwrap();
+    let path = folder.path().display().to_string();
+    vipgate::lab::run(&["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", &path]).unwrap();
+    let mut world = World::new("noroom");
+    world.start(&format!("sessions: {{capacity: 65536, state: {path}}}"));
+    let log = world.log();
+    drop(world.process.take());
+    vipgate::lab::run(&["umount", &path]).unwrap();
+    assert!(log.contains("state_lost") && log.contains("no room for"), "{log}");
+}
