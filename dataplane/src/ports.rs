@@ -1,10 +1,17 @@
 //! SNAT ports: who owns which, and how a session gets one.
 //!
 //! A VIP's ports are dealt in blocks of 64; each block has one owner ([`pool`]), and only the owner gives out its ports
-//! ([`allocator`]). So the way back needs no look-up: the port names the owner.
+//! ([`allocator`]). So the way back needs no look-up: the port names the owner. Where a destination is so crowded that
+//! guessing doesn't pay any more, a map of its ports is kept for a while (`crowded`, `portmap`).
 
 pub mod allocator;
+mod blocks;
+mod choice;
+mod crowded;
 pub mod pool;
+mod portmap;
+#[cfg(test)]
+mod tests;
 
 /// Ports in a block, as a power of two.
 pub const BLOCK_SHIFT: u32 = 6;
@@ -22,6 +29,19 @@ impl BlockId {
     #[inline]
     pub fn of(port: u16) -> Self {
         Self(port >> BLOCK_SHIFT)
+    }
+
+    /// The block number `at`, below [`BLOCKS`].
+    #[inline]
+    fn at(at: usize) -> Self {
+        debug_assert!(at < BLOCKS, "block {at} of {BLOCKS}");
+        Self(at as u16)
+    }
+
+    /// Where it stands in a list of all blocks.
+    #[inline]
+    fn index(self) -> usize {
+        usize::from(self.0)
     }
 
     /// Its first port.
@@ -54,7 +74,14 @@ impl PortRange {
         ones_below(up_to_last) & !ones_below(below_first)
     }
 
+    /// The block of its first port.
+    #[inline]
+    pub fn first_block(self) -> BlockId {
+        BlockId::of(self.first)
+    }
+
     /// How many blocks it touches.
+    #[inline]
     pub fn blocks(self) -> usize {
         usize::from(BlockId::of(self.last).0 - BlockId::of(self.first).0) + 1
     }
@@ -72,7 +99,7 @@ impl Default for PortRange {
 }
 
 #[cfg(test)]
-mod tests {
+mod range_tests {
     use super::*;
 
     #[test]

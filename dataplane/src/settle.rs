@@ -35,7 +35,7 @@ impl Settle<'_> {
                 let vip = self.policy.vip(session.translated.source);
                 debug_assert!(vip.is_some(), "a VIP was forgotten while {} used it", session.origin.source.to_ip());
                 if let Some(vip) = vip {
-                    self.ports.release(vip.id, session.translated.source_port);
+                    self.ports.release(vip.id, &session.translated);
                 }
             }
         }

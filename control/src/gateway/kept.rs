@@ -112,8 +112,10 @@ pub(super) fn remove(config: &Config) -> Result<bool, Failure> {
 }
 
 fn folder(config: &Config) -> Option<PathBuf> {
-    // A name is one component of a path, whatever it is.
-    Some(config.sessions.state.as_ref()?.join(config.name.replace(['/', '\0'], "_")))
+    // A name is one component of a path, whatever it is, and never one that means another folder.
+    let name = config.name.replace(['/', '\0'], "_");
+    let name = if name.starts_with('.') { format!("_{name}") } else { name };
+    Some(config.sessions.state.as_ref()?.join(name))
 }
 
 fn path(folder: &Path, worker: u32) -> PathBuf {

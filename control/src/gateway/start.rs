@@ -277,7 +277,7 @@ fn make_workers(
     let bells: Vec<Arc<dyn Wake>> = devices.iter().map(|device| device.doorbell() as Arc<dyn Wake>).collect();
     let flows = usize::try_from(config.sessions.capacity).unwrap_or(usize::MAX);
     let directory = if count > 1 { Some(Arc::new(Directory::new(flows, secret()?))) } else { None };
-    let mut parts = Vec::new();
+    let mut parts: Vec<(usize, Parts<XdpDevice>, _)> = Vec::new();
     let mut handles = Vec::new();
     for (((device, links), &core), number) in devices.into_iter().zip(Links::mesh(&bells)).zip(cores).zip(0..) {
         let no_memory = |error| Failure::runtime(format_args!("sessions.capacity: {error}"));
@@ -308,6 +308,9 @@ fn make_workers(
             rules: Rules { require_syn: config.sessions.require_syn },
         };
         parts.push((core, worker, doorbell));
+    }
+    for (_, worker, _) in &mut parts {
+        policy.vips().iter().for_each(|vip| worker.tables.ports.claim_share(vip));
     }
     Ok((parts, handles))
 }

@@ -1,25 +1,28 @@
 //! How a session gets a port: one worker's side of the VIPs' blocks.
 //!
 //! A port may stand for any number of sessions as long as their far sides differ (RFC 7857 section 3), so "free" is a
-//! question to the session table. Almost always the first random port is free; if several are not, the blocks are
-//! searched to the last port. "Exhausted" is the truth, and it is remembered for a moment, so that somebody who keeps
-//! asking for a port that isn't there doesn't cost a search each time.
+//! question to the session table. Almost always the first random port is free (RFC 6056 section 3.3.2). If several in a
+//! row are not, the destination is crowded: a map of its ports is made, and from then on finds a free one, or the
+//! truth that there is none, in a few steps. The map is bounded help; the session table has the last word.
 
 use vipgate_mem::{MemoryError, Slab};
 
+use super::blocks::{BlockSet, first_from};
+use super::choice::Choice;
+use super::crowded::Crowded;
 use super::pool::{PortPool, WorkerId};
 use super::{BLOCKS, BlockId, PortRange};
-use crate::session::tuple::HashKey;
+use crate::address::Address;
+use crate::session::tuple::{HashKey, Tuple};
 use crate::snapshot::build::MOST_VIPS;
 use crate::snapshot::policy::{Vip, VipId};
 use crate::time::Tick;
 
-/// Random ports that are tried before the search: at 90 % fill, half of the sessions find theirs here.
-const RANDOM_TRIES: u64 = 6;
-/// Destinations without a free port that are remembered.
-const REMEMBERED: usize = 64;
-/// For how long.
-const REMEMBERED_MS: u32 = 50;
+/// Random ports that are tried before a destination counts as crowded. Of the sessions to one that is filled to 20 %,
+/// one in 16 000 finds all of them in use; at 50 % one in 64, at 90 % every other.
+const RANDOM_TRIES: u32 = 6;
+/// Destinations that have a map of their ports at a time, 8.5 KiB each; memory is used as they come.
+const MOST_CROWDED: u8 = 128;
 
 /// Every port that may be given out is in use toward this destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +32,12 @@ pub struct Exhausted;
 #[derive(Clone, Copy, bytemuck::AnyBitPattern)]
 #[repr(C)]
 struct Holding {
-    /// Blocks that are this worker's, as bits.
-    owned: [u64; BLOCKS / 64],
+    /// The stamp of the pool when it last had no free block; 0 is none.
+    nothing_at: u64,
+    /// Blocks that are this worker's.
+    owned: BlockSet,
+    /// How many these are.
+    owned_count: u32,
     /// Sessions that use a port of the block, whoever their far side is.
     used: [u32; BLOCKS],
 }
@@ -41,10 +48,9 @@ pub struct Allocator {
     workers: u8,
     range: PortRange,
     holdings: Slab<Holding>,
+    crowded: Crowded,
     key: HashKey,
     drawn: u64,
-    /// Hashes of (VIP, far side) that had no free port, and when.
-    exhausted: [(u64, Tick); REMEMBERED],
 }
 
 impl std::fmt::Debug for Allocator {
@@ -59,59 +65,76 @@ impl Allocator {
     /// # Errors
     /// When there is no memory for the tables.
     pub fn new(worker: WorkerId, workers: u8, range: PortRange, key: HashKey) -> Result<Self, MemoryError> {
-        let exhausted = [(0, Tick::default()); REMEMBERED];
-        Ok(Self { worker, workers: workers.max(1), range, holdings: Slab::new(MOST_VIPS)?, key, drawn: 0, exhausted })
+        Self::with_most_crowded(MOST_CROWDED, worker, workers, range, key)
     }
 
-    /// A port of `vip` for which `is_free` says yes, and counts it as used. `destination` is a hash of everything that
-    /// tells far sides apart.
+    /// The same, with maps for `most_crowded` destinations.
+    pub(super) fn with_most_crowded(
+        most_crowded: u8,
+        worker: WorkerId,
+        workers: u8,
+        range: PortRange,
+        key: HashKey,
+    ) -> Result<Self, MemoryError> {
+        let (holdings, crowded) = (Slab::new(MOST_VIPS)?, Crowded::new(most_crowded)?);
+        Ok(Self { worker, workers: workers.max(1), range, holdings, crowded, key, drawn: 0 })
+    }
+
+    /// A port of `vip` for which `is_free` says yes, and counts it as used. `translated` is the session's first packet
+    /// as it leaves; its source port may be anything yet.
     ///
     /// # Errors
-    /// When there is none.
-    pub fn allocate(
+    /// When there is none, now and among the blocks that this worker has or could have.
+    #[inline]
+    pub fn allocate<A: Address>(
         &mut self,
         vip: &Vip,
-        destination: u64,
+        translated: &Tuple<A>,
         now: Tick,
         is_free: impl Fn(u16) -> bool,
     ) -> Result<u16, Exhausted> {
-        let remembered = &self.exhausted[destination as usize % REMEMBERED];
-        if remembered.0 == destination && now.since(remembered.1) < REMEMBERED_MS {
-            return Err(Exhausted);
-        }
-        if self.owned_blocks(vip.id) == 0 {
-            self.claim_share(vip);
-        }
-        let port = self
-            .try_random(vip, &is_free)
-            .or_else(|| self.search(vip, &is_free))
-            .or_else(|| self.claim_free(vip).then(|| self.search(vip, &is_free)).flatten());
-        let Some(port) = port else {
-            vip.pool.ask_for_blocks(now);
-            self.exhausted[destination as usize % REMEMBERED] = (destination, now);
-            return Err(Exhausted);
+        // A destination with a map doesn't guess: at 99 % fill it would do so in vain.
+        let is_crowded =
+            !self.crowded.is_empty() && self.crowded.find(vip.id, destination(&self.key, translated)).is_some();
+        let port = if is_crowded { None } else { self.try_random(vip, &is_free) };
+        let port = match port {
+            Some(port) => port,
+            None => self.allocate_crowded(vip, destination(&self.key, translated), now, &is_free)?,
         };
-        self.holdings[usize::from(vip.id.0)].used[usize::from(BlockId::of(port).0)] += 1;
+        self.holdings[usize::from(vip.id.0)].used[BlockId::of(port).index()] += 1;
         Ok(port)
     }
 
     /// Takes a port that a session of a former process holds; false if its block is another worker's by now.
     pub fn adopt(&mut self, vip: &Vip, port: u16) -> bool {
-        let block = usize::from(BlockId::of(port).0);
-        let holding = &self.holdings[usize::from(vip.id.0)];
-        let owned = holding.owned[block / 64] >> (block % 64) & 1 == 1;
-        let got = owned || self.claim(vip.id, &vip.pool, block);
+        let block = BlockId::of(port);
+        let holding = &mut self.holdings[usize::from(vip.id.0)];
+        let got = holding.owned.contains(block) || holding.adopt(&vip.pool, block, self.worker);
         if got {
-            self.holdings[usize::from(vip.id.0)].used[block] += 1;
+            holding.used[block.index()] += 1;
         }
         got
     }
 
-    /// Counts a port as unused: its session is gone and it has rested.
-    pub fn release(&mut self, vip: VipId, port: u16) {
-        let used = &mut self.holdings[usize::from(vip.0)].used[usize::from(BlockId::of(port).0)];
+    /// Takes this worker's even share of the blocks of a VIP that it has adopted some of; after all workers have adopted
+    /// theirs, so that none takes what another one's sessions hold.
+    pub fn claim_share(&mut self, vip: &Vip) {
+        let holding = &mut self.holdings[usize::from(vip.id.0)];
+        if holding.owned_count > 0 {
+            holding.claim_share(&vip.pool, self.range, self.worker, self.workers);
+        }
+    }
+
+    /// Counts the port of a session as unused: the session is gone and its port has rested. `translated` is its first
+    /// packet as it left.
+    pub fn release<A: Address>(&mut self, vip: VipId, translated: &Tuple<A>) {
+        let port = translated.source_port;
+        let used = &mut self.holdings[usize::from(vip.0)].used[BlockId::of(port).index()];
         debug_assert!(*used > 0, "a port was released that nobody used");
         *used = used.saturating_sub(1);
+        if !self.crowded.is_empty() {
+            self.crowded.release(vip, destination(&self.key, translated), port);
+        }
     }
 
     /// Gives back the blocks that nothing uses, where policy has dropped the VIP or another worker asks for them.
@@ -120,64 +143,41 @@ impl Allocator {
             return;
         }
         let holding = &mut self.holdings[usize::from(vip.id.0)];
-        for (word, owned) in holding.owned.iter_mut().enumerate() {
-            let mut bits = *owned;
-            while bits != 0 {
-                let block = word * 64 + bits.trailing_zeros() as usize;
-                if holding.used[block] == 0 {
-                    *owned &= !(1 << (block % 64));
-                    vip.pool.give_back(block_id(block), self.worker);
-                }
-                bits &= bits - 1;
-            }
+        let mut given = BlockSet::default();
+        for block in holding.owned.iter().filter(|block| holding.used[block.index()] == 0) {
+            vip.pool.give_back(block, self.worker);
+            given.insert(block);
+            holding.owned_count -= 1;
+        }
+        holding.owned.remove_all(&given);
+        if given != BlockSet::default() {
+            self.crowded.forget(vip.id, &given);
         }
     }
 
     /// Blocks of a VIP that this worker owns.
     pub fn owned_blocks(&self, vip: VipId) -> u32 {
-        self.holdings[usize::from(vip.0)].owned.iter().map(|word| word.count_ones()).sum()
+        self.holdings[usize::from(vip.0)].owned_count
     }
 
-    /// Takes this worker's even share of the blocks, spread over the whole range.
-    fn claim_share(&mut self, vip: &Vip) {
-        let (worker, workers) = (usize::from(self.worker.0), usize::from(self.workers));
-        for block in (0..BLOCKS).filter(|block| block % workers == worker) {
-            self.claim(vip.id, &vip.pool, block);
-        }
-    }
-
-    /// Takes whatever nobody has; says whether that was anything.
-    fn claim_free(&mut self, vip: &Vip) -> bool {
-        let mut any = false;
-        for block in 0..BLOCKS {
-            any |= self.claim(vip.id, &vip.pool, block);
-        }
-        any
-    }
-
-    fn claim(&mut self, vip: VipId, pool: &PortPool, block: usize) -> bool {
-        let got = self.range.mask(block_id(block)) != 0 && pool.claim(block_id(block), self.worker);
-        if got {
-            self.holdings[usize::from(vip.0)].owned[block / 64] |= 1 << (block % 64);
-        }
-        got
-    }
-
+    #[inline]
     fn draw(&mut self) -> u64 {
         self.drawn += 1;
         self.key.draw(self.drawn)
     }
 
+    #[inline]
     fn try_random(&mut self, vip: &Vip, is_free: &impl Fn(u16) -> bool) -> Option<u16> {
         for _ in 0..RANDOM_TRIES {
             let random = self.draw();
-            let block = self.next_owned(vip.id, random as usize % BLOCKS)?;
-            let usable = self.usable(vip, block);
+            let owned = &self.holdings[usize::from(vip.id.0)].owned;
+            let choice = Choice { owned, range: self.range, vip, random };
+            let block = first_from(choice.block(), |word| owned.0[word])?;
+            let usable = choice.usable(block);
             if usable == 0 {
                 continue;
             }
-            let turn = (random >> 32) as u32 % 64;
-            let port = block_id(block).first_port() + ((usable.rotate_right(turn).trailing_zeros() + turn) % 64) as u16;
+            let port = block.first_port() + choice.bit(usable) as u16;
             if is_free(port) {
                 return Some(port);
             }
@@ -185,112 +185,98 @@ impl Allocator {
         None
     }
 
-    /// Asks for every port of every own block, from a random one on.
-    fn search(&mut self, vip: &Vip, is_free: &impl Fn(u16) -> bool) -> Option<u16> {
-        let start = self.draw() as usize % BLOCKS;
-        let owned = self.holdings[usize::from(vip.id.0)].owned;
-        for block in (start..BLOCKS).chain(0..start).filter(|block| owned[block / 64] >> (block % 64) & 1 == 1) {
-            let mut usable = self.usable(vip, block);
-            while usable != 0 {
-                let port = block_id(block).first_port() + usable.trailing_zeros() as u16;
-                if is_free(port) {
-                    return Some(port);
-                }
-                usable &= usable - 1;
+    /// What a destination gets where guesses fail, or where this worker has no block yet.
+    #[cold]
+    #[inline(never)]
+    fn allocate_crowded(
+        &mut self,
+        vip: &Vip,
+        destination: u64,
+        now: Tick,
+        is_free: &impl Fn(u16) -> bool,
+    ) -> Result<u16, Exhausted> {
+        if self.owned_blocks(vip.id) == 0 {
+            if !self.claim_more(vip) {
+                vip.pool.ask_for_blocks(now);
+                return Err(Exhausted);
+            }
+            if let Some(port) = self.try_random(vip, is_free) {
+                return Ok(port);
             }
         }
-        None
-    }
-
-    fn usable(&self, vip: &Vip, block: usize) -> u64 {
-        self.range.mask(block_id(block)) & !vip.reserved_mask(block_id(block))
-    }
-
-    /// The first own block at or behind `from`, going round.
-    fn next_owned(&self, vip: VipId, from: usize) -> Option<usize> {
-        let owned = &self.holdings[usize::from(vip.0)].owned;
-        let (word, bit) = (from / 64, from % 64);
-        let here = owned[word] & (u64::MAX << bit);
-        if here != 0 {
-            return Some(word * 64 + here.trailing_zeros() as usize);
-        }
-        (1..=owned.len())
-            .map(|step| (word + step) % owned.len())
-            .find_map(|word| (owned[word] != 0).then(|| word * 64 + owned[word].trailing_zeros() as usize))
-    }
-}
-
-fn block_id(block: usize) -> BlockId {
-    BlockId(block as u16)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::RefCell;
-    use std::collections::HashSet;
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::snapshot::spec::Announce;
-
-    fn vip(reserved: &[u16]) -> Vip {
-        Vip {
-            address: [192, 0, 2, 10].into(),
-            id: VipId(3),
-            pool: Arc::default(),
-            retired: false,
-            announce: Announce::L2,
-            reserved: reserved.into(),
-        }
-    }
-
-    fn allocator(worker: u8, workers: u8, range: PortRange) -> Allocator {
-        Allocator::new(WorkerId(worker), workers, range, HashKey::new([5, 6, 7, 8])).unwrap()
-    }
-
-    #[test]
-    fn every_port_of_the_range_but_the_reserved_ones_is_given_out_once() {
-        let vip = vip(&[80, 1024, 2000, 65535]);
-        let mut ports = allocator(0, 1, PortRange::default());
-        let taken = RefCell::new(HashSet::new());
-        while let Ok(port) = ports.allocate(&vip, 1, Tick(0), |port| !taken.borrow().contains(&port)) {
-            assert!(taken.borrow_mut().insert(port), "port {port} was given twice");
-        }
-        assert_eq!(taken.borrow().len(), 64_512 - 3);
-        assert!(taken.borrow().iter().all(|port| *port >= 1024 && ![1024, 2000, 65535].contains(port)));
-    }
-
-    #[test]
-    fn a_refusal_is_remembered_only_for_a_moment_and_only_for_its_destination() {
-        let vip = vip(&[]);
-        let mut ports = allocator(0, 1, PortRange::new(5000, 5000).unwrap());
-        assert_eq!(ports.allocate(&vip, 1, Tick(0), |_| true), Ok(5000));
-        assert_eq!(ports.allocate(&vip, 1, Tick(0), |_| false), Err(Exhausted));
-        assert_eq!(ports.allocate(&vip, 2, Tick(0), |_| true), Ok(5000), "another far side");
-        assert_eq!(ports.allocate(&vip, 1, Tick(10), |_| true), Err(Exhausted));
-        assert_eq!(ports.allocate(&vip, 1, Tick(REMEMBERED_MS), |_| true), Ok(5000));
-    }
-
-    #[test]
-    fn workers_never_own_the_same_block_and_lend_what_they_do_not_use() {
-        let vip = vip(&[]);
-        let range = PortRange::new(1024, 1024 + 4 * 64 - 1).unwrap();
-        let (mut one, mut two) = (allocator(0, 2, range), allocator(1, 2, range));
-        let taken = RefCell::new(HashSet::new());
-        let take = |ports: &mut Allocator, now| {
-            let port = ports.allocate(&vip, 9, Tick(now), |port| !taken.borrow().contains(&port))?;
-            assert!(taken.borrow_mut().insert(port));
-            assert_eq!(vip.pool.owner(port), Some(ports.worker));
-            Ok::<u16, Exhausted>(port)
+        let place = if let Some(place) = self.crowded.find(vip.id, destination) {
+            self.crowded.keep(place);
+            place
+        } else {
+            self.crowded.add(vip.id, destination)
         };
-        take(&mut two, 0).unwrap();
-        while take(&mut one, 0).is_ok() {}
-        assert_eq!(taken.borrow().len(), 2 * 64 + 1, "the first took its share; the second holds the other");
-        two.give_back_unused(&vip, Tick(2_000));
-        assert_eq!(two.owned_blocks(vip.id), 2, "nobody asks any more");
-        assert_eq!(take(&mut one, 2_000), Err(Exhausted));
-        two.give_back_unused(&vip, Tick(2_100));
-        while take(&mut one, 3_000).is_ok() {}
-        assert_eq!(taken.borrow().len(), 3 * 64 + 1, "the block without sessions has changed hands");
+        loop {
+            let random = self.draw();
+            let owned = &self.holdings[usize::from(vip.id.0)].owned;
+            let choice = Choice { owned, range: self.range, vip, random };
+            let map = self.crowded.map(place);
+            if let Some(port) = map.take(&choice, is_free) {
+                return Ok(port);
+            }
+            if !map.recheck(&choice, now, is_free) && !self.claim_more(vip) {
+                vip.pool.ask_for_blocks(now);
+                return Err(Exhausted);
+            }
+        }
     }
+
+    /// Takes blocks that nobody has: an even share, spread over the range, where the worker has none; else whatever is
+    /// left. Says whether there was one.
+    fn claim_more(&mut self, vip: &Vip) -> bool {
+        let holding = &mut self.holdings[usize::from(vip.id.0)];
+        let stamp = vip.pool.stamp();
+        if holding.nothing_at == stamp {
+            return false;
+        }
+        let had = holding.owned_count;
+        if had == 0 {
+            holding.claim_share(&vip.pool, self.range, self.worker, self.workers);
+        }
+        if holding.owned_count == had {
+            for block in 0..BLOCKS {
+                holding.claim(&vip.pool, BlockId::at(block), self.range, self.worker);
+            }
+        }
+        let any = holding.owned_count > had;
+        if !any {
+            holding.nothing_at = stamp;
+        }
+        any
+    }
+}
+
+impl Holding {
+    fn claim(&mut self, pool: &PortPool, block: BlockId, range: PortRange, worker: WorkerId) {
+        if range.mask(block) != 0 {
+            self.adopt(pool, block, worker);
+        }
+    }
+
+    /// Takes a block whatever the range says now; says whether it was free.
+    fn adopt(&mut self, pool: &PortPool, block: BlockId, worker: WorkerId) -> bool {
+        let got = pool.claim(block, worker);
+        if got {
+            self.owned.insert(block);
+            self.owned_count += 1;
+        }
+        got
+    }
+
+    /// Takes an even share of the blocks, spread over the range.
+    fn claim_share(&mut self, pool: &PortPool, range: PortRange, worker: WorkerId, workers: u8) {
+        for block in (usize::from(worker.0)..BLOCKS).step_by(workers.into()) {
+            self.claim(pool, BlockId::at(block), range, worker);
+        }
+    }
+}
+
+/// What tells far sides apart: everything of a session's first packet as it leaves, but its own port.
+#[inline]
+fn destination<A: Address>(key: &HashKey, translated: &Tuple<A>) -> u64 {
+    key.hash(&Tuple { source_port: 0, ..*translated })
 }

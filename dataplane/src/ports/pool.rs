@@ -3,7 +3,8 @@
 //! The only state that workers share about sessions, and the only atomics: a block changes hands when a worker claims a
 //! free one or returns an empty one, which is rare; everybody reads it to find a reply's owner.
 
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
 use crate::time::Tick;
 
@@ -23,11 +24,22 @@ pub struct PortPool {
     owners: [AtomicU16; BLOCKS],
     /// Until when the owners of unused blocks should give them back: some worker ran out of ports.
     wanted_until: AtomicU32,
+    /// Which pool this is, and how often a block of it was given back.
+    stamp: AtomicU64,
 }
+
+/// How many pools there have been.
+static POOLS: AtomicU64 = AtomicU64::new(1);
+/// Where a pool's number begins in its stamp.
+const POOL_SHIFT: u32 = 40;
 
 impl Default for PortPool {
     fn default() -> Self {
-        Self { owners: [const { AtomicU16::new(FREE) }; BLOCKS], wanted_until: AtomicU32::new(0) }
+        Self {
+            owners: [const { AtomicU16::new(FREE) }; BLOCKS],
+            wanted_until: AtomicU32::new(0),
+            stamp: AtomicU64::new(POOLS.fetch_add(1, Relaxed) << POOL_SHIFT),
+        }
     }
 }
 
@@ -52,11 +64,24 @@ impl PortPool {
     pub fn give_back(&self, block: BlockId, worker: WorkerId) {
         let was = self.owners[usize::from(block.0)].compare_exchange(worker.0.into(), FREE, Relaxed, Relaxed);
         debug_assert!(was.is_ok(), "a worker gave back a block that it doesn't own");
+        // Behind the store above: who reads this stamp finds the block free, or owned by somebody who was faster.
+        self.stamp.fetch_add(1, Release);
+    }
+
+    /// A number that changes whenever a block is given back, never 0, and different for every pool: who found no free
+    /// block needs to look again only when it has changed.
+    #[inline]
+    pub fn stamp(&self) -> u64 {
+        self.stamp.load(Acquire)
     }
 
     /// Asks the other workers for blocks that they don't use; they have a second to answer.
     pub fn ask_for_blocks(&self, now: Tick) {
-        self.wanted_until.store(now.plus(WANTED_MS).0.max(1), Relaxed);
+        let until = now.plus(WANTED_MS).0.max(1);
+        // Every refused packet comes here; the line is shared by all workers, so it's written once a millisecond at most.
+        if self.wanted_until.load(Relaxed) != until {
+            self.wanted_until.store(until, Relaxed);
+        }
     }
 
     /// Whether somebody asks.

@@ -130,8 +130,7 @@ fn commit<A: SessionFamily>(
     for vip in candidates::<A>(view.policy.vips_of(endpoint), egress.selection, origin, batch.hashes[i]) {
         let Some(address) = A::from_ip(vip.address) else { continue };
         let through = |port: u16| translate(origin, address, port);
-        let destination = sessions.hash(&through(0).reversed());
-        let port = ports.allocate(vip, destination, now, |port| sessions.is_free(&through(port).reversed()));
+        let port = ports.allocate(vip, &through(0), now, |port| sessions.is_free(&through(port).reversed()));
         let Ok(port) = port else {
             reason = DropReason::PortsExhausted;
             continue;
@@ -152,7 +151,7 @@ fn commit<A: SessionFamily>(
             generation: view.generation,
         };
         return sessions.commit(&draft, now).map_err(|_| {
-            ports.release(vip.id, port);
+            ports.release(vip.id, &draft.translated);
             DropReason::SessionTableFull
         });
     }

@@ -1,0 +1,90 @@
+//! Sets of port blocks, as bits.
+
+use super::{BLOCKS, BlockId};
+
+/// Words in a set.
+pub(super) const WORDS: usize = BLOCKS / 64;
+
+/// A set of a VIP's blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::AnyBitPattern)]
+#[repr(transparent)]
+pub(super) struct BlockSet(pub(super) [u64; WORDS]);
+
+impl BlockSet {
+    /// Adds a block.
+    #[inline]
+    pub(super) fn insert(&mut self, block: BlockId) {
+        self.0[block.index() / 64] |= 1 << (block.index() % 64);
+    }
+
+    /// Takes a block out.
+    #[inline]
+    pub(super) fn remove(&mut self, block: BlockId) {
+        self.0[block.index() / 64] &= !(1 << (block.index() % 64));
+    }
+
+    /// Takes out what is in `other`.
+    pub(super) fn remove_all(&mut self, other: &Self) {
+        for (word, other) in self.0.iter_mut().zip(other.0) {
+            *word &= !other;
+        }
+    }
+
+    /// Whether a block is in it.
+    #[inline]
+    pub(super) fn contains(&self, block: BlockId) -> bool {
+        self.0[block.index() / 64] >> (block.index() % 64) & 1 == 1
+    }
+
+    /// Its blocks, ascending.
+    pub(super) fn iter(self) -> impl Iterator<Item = BlockId> {
+        (0..WORDS).flat_map(move |word| {
+            let mut bits = self.0[word];
+            std::iter::from_fn(move || {
+                let bit = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
+                bits &= bits - 1;
+                Some(BlockId::at(word * 64 + bit))
+            })
+        })
+    }
+}
+
+/// The first block at or behind `from`, going round, of the set whose words `word` names.
+#[inline]
+pub(super) fn first_from(from: BlockId, word: impl Fn(usize) -> u64) -> Option<BlockId> {
+    let (at, bit) = (from.index() / 64, from.index() % 64);
+    let here = word(at) & (u64::MAX << bit);
+    if here != 0 {
+        return Some(BlockId::at(at * 64 + here.trailing_zeros() as usize));
+    }
+    // The last step comes back to the first word, for the bits below `from`.
+    (1..=WORDS).map(|step| (at + step) % WORDS).find_map(|at| {
+        let bits = word(at);
+        (bits != 0).then(|| BlockId::at(at * 64 + bits.trailing_zeros() as usize))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_search_goes_round_once() {
+        let mut set = BlockSet::default();
+        let find = |set: &BlockSet, from| first_from(BlockId(from), |word| set.0[word]).map(|block| block.0);
+        assert_eq!(find(&set, 77), None);
+        for block in [3, 70, 1023] {
+            set.insert(BlockId(block));
+        }
+        for (from, found) in [(0, 3), (3, 3), (4, 70), (70, 70), (71, 1023), (1023, 1023)] {
+            assert_eq!(find(&set, from), Some(found), "from {from}");
+        }
+        assert_eq!(set.iter().map(|block| block.0).collect::<Vec<_>>(), [3, 70, 1023]);
+        set.remove(BlockId(1023));
+        assert_eq!(find(&set, 71), Some(3));
+        set.remove_all(&BlockSet([1 << 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]));
+        assert_eq!(find(&set, 64), Some(70));
+        assert_eq!(find(&set, 71), Some(70), "the word where the search began is the last one too");
+        assert!(!set.contains(BlockId(3)) && set.contains(BlockId(70)));
+    }
+}
