@@ -117,8 +117,8 @@ impl Header {
         Ok(header)
     }
 
-    /// Goes over the extension headers. A first fragment must have all of them (RFC 7112); behind the fragment header of
-    /// the others there are none.
+    /// Goes over the extension headers. A first fragment must have all of them (RFC 7112); behind the fragment header
+    /// of the others there are none.
     #[cold]
     fn walk_extensions(&mut self, packet: &[u8]) -> Result<(), Wrong> {
         let mut cut_before = false;
