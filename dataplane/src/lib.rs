@@ -10,6 +10,7 @@ pub mod announcer;
 pub mod batch;
 pub mod command;
 pub mod counters;
+pub mod fragments;
 pub mod inspect;
 pub mod io;
 pub mod link;

@@ -11,6 +11,10 @@ pub const CHECKSUM: usize = 10;
 /// Where the source address is; the destination follows it.
 pub const ADDRESSES: usize = 12;
 
+const DONT_FRAGMENT: u16 = 0x4000;
+const MORE_FRAGMENTS: u16 = 0x2000;
+const FRAGMENT_OFFSET: u16 = 0x1fff;
+
 const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_LOOSE_SOURCE_ROUTE: u8 = 131;
@@ -44,6 +48,14 @@ pub struct Header {
     pub total: u16,
     /// Whether this is a fragment: an offset, or more to come.
     pub fragment: bool,
+    /// What the fragments of one datagram have in common, with addresses and protocol.
+    pub identification: u16,
+    /// Where the payload stands in the datagram's, in units of 8 bytes; 13 bits.
+    pub fragment_offset: u16,
+    /// Whether bytes of the datagram follow behind these.
+    pub more_fragments: bool,
+    /// Whether nobody on the way may cut it.
+    pub dont_fragment: bool,
 }
 
 impl Header {
@@ -74,7 +86,11 @@ impl Header {
             ttl: fixed[TTL],
             length: length as u16,
             total,
-            fragment: fragment & 0x3fff != 0,
+            fragment: fragment & (MORE_FRAGMENTS | FRAGMENT_OFFSET) != 0,
+            identification: u16::from_be_bytes([fixed[4], fixed[5]]),
+            fragment_offset: fragment & FRAGMENT_OFFSET,
+            more_fragments: fragment & MORE_FRAGMENTS != 0,
+            dont_fragment: fragment & DONT_FRAGMENT != 0,
         })
     }
 }
@@ -181,6 +197,23 @@ mod tests {
         assert!(!parsed.fragment);
         assert!(Header::parse(&header(|h| h[6] = 0x20)).unwrap().fragment);
         assert!(!Header::parse(&header(|h| h[6] = 0x40)).unwrap().fragment, "DF alone is no fragment");
+    }
+
+    #[test]
+    fn fragment_fields_are_read_bit_by_bit() {
+        let fields = |high, low| {
+            let bytes = header(|h| h[4..8].copy_from_slice(&[0xab, 0xcd, high, low]));
+            let parsed = Header::parse(&bytes).unwrap();
+            assert_eq!(parsed.identification, 0xabcd);
+            (parsed.fragment, parsed.fragment_offset, parsed.more_fragments, parsed.dont_fragment)
+        };
+        assert_eq!(fields(0x00, 0x00), (false, 0, false, false));
+        assert_eq!(fields(0x80, 0x00), (false, 0, false, false), "the reserved bit says nothing");
+        assert_eq!(fields(0x40, 0x00), (false, 0, false, true));
+        assert_eq!(fields(0x20, 0x00), (true, 0, true, false));
+        assert_eq!(fields(0x20, 0xb9), (true, 0xb9, true, false));
+        assert_eq!(fields(0x1f, 0xff), (true, 0x1fff, false, false));
+        assert_eq!(fields(0x60, 0x01), (true, 1, true, true), "a fragment that may not be cut further");
     }
 
     #[test]

@@ -27,6 +27,41 @@ pub enum Wrong {
     SourceRoute,
 }
 
+/// What a fragment header says (RFC 8200 section 4.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FragmentHeader {
+    /// What the fragments of one packet have in common, with the addresses.
+    pub identification: u32,
+    /// Where it stands, from the start of the IPv6 header; what it cuts up begins 8 bytes later.
+    pub header_at: u16,
+    /// Where these bytes stand in what was cut up, in units of 8 bytes; 13 bits.
+    pub offset_units: u16,
+    /// Whether bytes follow behind these.
+    pub more: bool,
+}
+
+impl FragmentHeader {
+    /// Length of the header.
+    pub const LENGTH: u16 = 8;
+
+    fn parse(bytes: &[u8], header_at: u16) -> Option<Self> {
+        let fixed: &[u8; Self::LENGTH as usize] = bytes.first_chunk()?;
+        let field = u16::from_be_bytes([fixed[2], fixed[3]]);
+        Some(Self {
+            identification: u32::from_be_bytes([fixed[4], fixed[5], fixed[6], fixed[7]]),
+            header_at,
+            offset_units: field >> 3,
+            more: field & 1 != 0,
+        })
+    }
+
+    /// Whether it stands around a whole packet, which RFC 6946 wants treated as such, whatever else has the same
+    /// identification.
+    fn is_atomic(self) -> bool {
+        self.offset_units == 0 && !self.more
+    }
+}
+
 /// A header whose lengths are right, with its extension headers walked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -34,7 +69,8 @@ pub struct Header {
     pub source: V6,
     /// Destination address.
     pub destination: V6,
-    /// Protocol of the payload behind all extension headers.
+    /// Protocol of the payload behind all extension headers. In a fragment that isn't the first it is what the fragment
+    /// header claims, and only the first one's claim counts.
     pub protocol: u8,
     /// Hop limit.
     pub hop_limit: u8,
@@ -44,6 +80,8 @@ pub struct Header {
     pub total: u16,
     /// Whether this is a fragment. A fragment header around a whole packet (RFC 6946) doesn't count.
     pub fragment: bool,
+    /// The fragment header, if this is a fragment.
+    pub fragment_header: Option<FragmentHeader>,
 }
 
 impl Header {
@@ -71,6 +109,7 @@ impl Header {
             length: HEADER as u16,
             total: (HEADER + payload) as u16,
             fragment: false,
+            fragment_header: None,
         };
         if !matches!(header.protocol, protocol::TCP | protocol::UDP | protocol::ICMPV6) {
             header.walk_extensions(&packet[..HEADER + payload])?;
@@ -78,17 +117,22 @@ impl Header {
         Ok(header)
     }
 
+    /// Goes over the extension headers. A first fragment must have all of them (RFC 7112); behind the fragment header
+    /// of the others there are none.
     #[cold]
     fn walk_extensions(&mut self, packet: &[u8]) -> Result<(), Wrong> {
+        let mut cut_before = false;
         for _ in 0..LONGEST_CHAIN {
             let at = usize::from(self.length);
             let bytes: usize = match self.protocol {
                 // Hop-by-hop options stand first or nowhere (RFC 8200 section 4.1).
                 HOP_BY_HOP if at != HEADER => return Err(Wrong::Malformed),
+                // One fragment header at most, or what is a fragment of what could be disputed.
+                FRAGMENT if cut_before => return Err(Wrong::Malformed),
                 HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS => {
                     8 + usize::from(*packet.get(at + 1).ok_or(Wrong::Malformed)?) * 8
                 }
-                FRAGMENT => 8,
+                FRAGMENT => FragmentHeader::LENGTH.into(),
                 _ => return Ok(()),
             };
             let extension = packet.get(at..at + bytes).ok_or(Wrong::Malformed)?;
@@ -96,12 +140,14 @@ impl Header {
                 return Err(Wrong::SourceRoute);
             }
             if self.protocol == FRAGMENT {
-                self.fragment |= u16::from_be_bytes([extension[2], extension[3]]) & 0xfff9 != 0;
+                cut_before = true;
+                let header = FragmentHeader::parse(extension, self.length).ok_or(Wrong::Malformed)?;
+                self.fragment_header = (!header.is_atomic()).then_some(header);
+                self.fragment = self.fragment_header.is_some();
             }
             self.protocol = extension[0];
-            let length = (at + bytes) as u16;
-            self.length = length;
-            if self.fragment {
+            self.length = (at + bytes) as u16;
+            if self.fragment_header.is_some_and(|header| header.offset_units != 0) {
                 return Ok(());
             }
         }
@@ -155,19 +201,75 @@ mod tests {
         assert_eq!((walked.protocol, walked.length, walked.total), (17, 48, 56));
     }
 
+    const OPTIONS: [u8; 8] = [60, 0, 1, 4, 0, 0, 0, 0];
+
+    /// A fragment header; `field` is offset, two reserved bits, more to come.
+    fn fragment_header(next: u8, field: u16) -> Vec<u8> {
+        let mut header = vec![next, 0];
+        header.extend(field.to_be_bytes());
+        header.extend([0xde, 0xad, 0xbe, 0xef]);
+        header
+    }
+
     #[test]
     fn an_atomic_fragment_is_no_fragment() {
-        let fragment = |bits: u16| {
-            let mut rest = vec![17, 0];
-            rest.extend(bits.to_be_bytes());
-            rest.extend([0, 0, 0, 7]);
-            rest.extend([0; 8]);
+        let fragment = |field: u16| {
+            let rest = [fragment_header(17, field), vec![0; 8]].concat();
             Header::parse(&packet(44, &rest)).unwrap()
         };
-        assert!(!fragment(0).fragment);
-        assert_eq!(fragment(0).length, 48);
+        for atomic in [fragment(0), fragment(0b110)] {
+            assert_eq!((atomic.fragment, atomic.fragment_header), (false, None), "reserved bits say nothing");
+            assert_eq!((atomic.protocol, atomic.length), (17, 48), "it is read like a whole packet");
+        }
         assert!(fragment(1).fragment, "more to come");
         assert!(fragment(8).fragment, "an offset");
+    }
+
+    #[test]
+    fn fragment_fields_are_read_bit_by_bit() {
+        let rest = [fragment_header(17, 0xb9 << 3 | 1), vec![0; 8]].concat();
+        let parsed = Header::parse(&packet(44, &rest)).unwrap();
+        let expected = FragmentHeader { identification: 0xdead_beef, header_at: 40, offset_units: 0xb9, more: true };
+        assert_eq!((parsed.fragment_header, parsed.protocol, parsed.length), (Some(expected), 17, 48));
+        let last = [fragment_header(17, 0xfff8), vec![0; 8]].concat();
+        let last = Header::parse(&packet(44, &last)).unwrap().fragment_header.unwrap();
+        assert_eq!((last.offset_units, last.more), (0x1fff, false));
+    }
+
+    #[test]
+    fn only_the_first_fragment_has_headers_behind_the_fragment_header() {
+        let options = |next: u8| [&[next], &OPTIONS[1..]].concat();
+        // Hop-by-hop options, then the fragment header, then destination options.
+        let build = |field: u16| {
+            let rest = [options(44), fragment_header(60, field), options(6), vec![0; 24]].concat();
+            Header::parse(&packet(0, &rest)).unwrap()
+        };
+        let first = build(1);
+        assert_eq!((first.protocol, first.length), (6, 64));
+        assert_eq!(first.fragment_header.map(|header| header.header_at), Some(48));
+        let later = build(8);
+        assert_eq!((later.protocol, later.length), (60, 56), "its bytes are data, whatever they look like");
+        let atomic = build(0);
+        assert_eq!((atomic.protocol, atomic.length, atomic.fragment), (6, 64, false));
+    }
+
+    #[test]
+    fn a_chain_that_is_cut_short_is_no_fragment_of_anything() {
+        let whole = [vec![44], OPTIONS[1..].to_vec(), fragment_header(60, 1), OPTIONS.to_vec()].concat();
+        for length in [0, 1, 7, 8, 12, 15, 16, 17, 23, 24] {
+            let cut = Header::parse(&packet(0, &whole[..length]));
+            assert_eq!(cut, Err(Wrong::Malformed), "{length} bytes of extension headers");
+        }
+        let later = [vec![44], OPTIONS[1..].to_vec(), fragment_header(60, 8)].concat();
+        assert!(Header::parse(&packet(0, &later)).is_ok(), "what follows a later fragment's header isn't a chain");
+    }
+
+    #[test]
+    fn a_fragment_of_a_fragment_is_refused() {
+        for (outer, inner) in [(0, 8), (0, 1), (1, 8), (0, 0)] {
+            let rest = [fragment_header(44, outer), fragment_header(17, inner), vec![0; 8]].concat();
+            assert_eq!(Header::parse(&packet(44, &rest)), Err(Wrong::Malformed), "{outer} around {inner}");
+        }
     }
 
     #[test]

@@ -1,0 +1,154 @@
+//! Frames that wait for the first fragment of their datagram, in chains through a fixed number of places.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::io::Received;
+
+/// The frames of one datagram, in the order of their arrival: the numbers of the first and the last place, from 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Chain {
+    head: u32,
+    tail: u32,
+}
+
+#[derive(Debug)]
+struct Place {
+    received: Option<Received>,
+    /// The next place of the same chain, or the next free one; from 1.
+    next: u32,
+}
+
+/// All frames that wait, and those that have waited in vain and must be fetched.
+#[derive(Debug)]
+pub(super) struct Parking {
+    places: Vec<Place>,
+    free: u32,
+    held: u32,
+    lost: Chain,
+}
+
+impl Parking {
+    /// Places for `count` frames.
+    pub(super) fn new(count: u32) -> Self {
+        let place = |number| Place { received: None, next: if number == count { 0 } else { number + 1 } };
+        Self { places: (1..=count).map(place).collect(), free: count.min(1), held: 0, lost: Chain::default() }
+    }
+
+    /// Frames here, waiting or lost.
+    pub(super) fn held(&self) -> u32 {
+        self.held
+    }
+
+    #[inline]
+    fn place(&mut self, number: u32) -> Option<&mut Place> {
+        self.places.get_mut((number as usize).checked_sub(1)?)
+    }
+
+    /// Appends a frame to a chain.
+    ///
+    /// # Errors
+    /// Gives it back when every place is taken.
+    pub(super) fn push(&mut self, chain: &mut Chain, received: Received) -> Result<(), Received> {
+        let number = self.free;
+        let Some(place) = self.place(number) else { return Err(received) };
+        let next_free = place.next;
+        *place = Place { received: Some(received), next: 0 };
+        self.free = next_free;
+        self.held += 1;
+        self.append(chain, Chain { head: number, tail: number });
+        Ok(())
+    }
+
+    /// Takes the first frame out of a chain.
+    pub(super) fn pop(&mut self, chain: &mut Chain) -> Option<Received> {
+        let number = chain.head;
+        let free = self.free;
+        let place = self.place(number)?;
+        let received = place.received.take();
+        chain.head = std::mem::replace(&mut place.next, free);
+        if chain.head == 0 {
+            chain.tail = 0;
+        }
+        self.free = number;
+        self.held -= 1;
+        received
+    }
+
+    /// Gives a chain up; its frames are to be fetched with [`Parking::pop_lost`].
+    pub(super) fn lose(&mut self, chain: Chain) {
+        let mut lost = self.lost;
+        self.append(&mut lost, chain);
+        self.lost = lost;
+    }
+
+    /// Takes out the frame that was given up first.
+    pub(super) fn pop_lost(&mut self) -> Option<Received> {
+        let mut lost = self.lost;
+        let received = self.pop(&mut lost);
+        self.lost = lost;
+        received
+    }
+
+    fn append(&mut self, chain: &mut Chain, more: Chain) {
+        if more.head == 0 {
+            return;
+        }
+        match self.place(chain.tail) {
+            Some(last) => last.next = more.head,
+            None => chain.head = more.head,
+        }
+        chain.tail = more.tail;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vipgate_mem::Arena;
+
+    use super::*;
+    use crate::io::InterfaceId;
+
+    fn frames(count: u8) -> impl Iterator<Item = Received> {
+        let frames = Arena::allocate(count.into(), 256).unwrap().frames();
+        frames.into_iter().zip(0..).map(|(frame, n)| Received { frame, interface: InterfaceId(n) })
+    }
+
+    fn drain(parking: &mut Parking, chain: &mut Chain) -> Vec<u8> {
+        std::iter::from_fn(|| parking.pop(chain)).map(|received| received.interface.0).collect()
+    }
+
+    #[test]
+    fn chains_keep_their_order_and_every_frame_comes_out_once() {
+        let mut parking = Parking::new(6);
+        let mut chains = [Chain::default(); 2];
+        let mut more = frames(7);
+        for i in 0..6 {
+            parking.push(&mut chains[i % 2], more.next().unwrap()).unwrap();
+        }
+        let refused = parking.push(&mut chains[0], more.next().unwrap()).unwrap_err();
+        assert_eq!((refused.interface.0, parking.held()), (6, 6));
+        assert_eq!(drain(&mut parking, &mut chains[1]), [1, 3, 5]);
+        assert_eq!((chains[1], parking.held()), (Chain::default(), 3));
+        parking.push(&mut chains[1], refused).unwrap();
+        parking.lose(chains[0]);
+        parking.lose(Chain::default());
+        parking.lose(chains[1]);
+        assert_eq!(parking.held(), 4, "a frame that is lost has still to be fetched");
+        let lost: Vec<u8> = std::iter::from_fn(|| parking.pop_lost()).map(|received| received.interface.0).collect();
+        assert_eq!(lost, [0, 2, 4, 6]);
+        assert_eq!(parking.held(), 0);
+    }
+
+    #[test]
+    fn a_place_is_used_again_and_again() {
+        let mut parking = Parking::new(2);
+        let mut chain = Chain::default();
+        let mut received = frames(1).next().unwrap();
+        for _ in 0..100 {
+            parking.push(&mut chain, received).unwrap();
+            received = parking.pop(&mut chain).unwrap();
+        }
+        assert!(Parking::new(0).push(&mut chain, received).is_err());
+    }
+}
