@@ -10,6 +10,8 @@ use crossbeam::queue::ArrayQueue;
 use vipgate_dataplane::address::Address;
 use vipgate_dataplane::batch::MOST;
 use vipgate_dataplane::command::Command;
+use vipgate_dataplane::fragments::Fragments;
+use vipgate_dataplane::ids::Ids;
 use vipgate_dataplane::io::{FrameAudit, InterfaceId, PacketIo, Received};
 use vipgate_dataplane::link::handoff::{Links, Wake};
 use vipgate_dataplane::pipeline::Tables;
@@ -60,7 +62,7 @@ impl BenchIo {
         frame.reset(HEADROOM);
         frame.set_len(size);
         write(frame.bytes_mut());
-        self.ready.push(Received { frame, interface });
+        self.ready.push(Received::new(frame, interface));
     }
 
     /// Takes back what was sent, after a look at it.
@@ -136,6 +138,8 @@ impl Rig {
             tables: Tables {
                 sessions: Sessions::new(sessions, timeouts, key).context("memory for sessions")?,
                 ports: Allocator::new(WorkerId(0), 1, PortRange::default(), key).context("memory for ports")?,
+                fragments: Fragments::new(1024, 256, 2_000, key).context("memory for fragments")?,
+                ids: Ids::new(0, 1, key),
             },
             reader: publisher.reader(),
             waiting: Waiting::new(Questions { queue: Arc::new(ArrayQueue::new(8)), bell }),

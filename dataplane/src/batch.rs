@@ -10,6 +10,7 @@
 //! Which packets a stage is for is a set, one bit a packet: a stage costs nothing where its set is empty, which is so for
 //! all rare ones in almost every batch.
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 
 use crate::address::V6;
@@ -24,6 +25,9 @@ use crate::wire::tcp::Segment;
 
 /// Packets in a batch.
 pub const MOST: usize = 64;
+
+/// Packets that wait for the next batch at most: a batch of hairpins, and what a batch of first fragments can set free.
+pub const MOST_RELEASED: usize = 2048;
 
 /// What a packet is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,15 +48,17 @@ pub enum Kind {
     EchoRequest,
     /// An answer of ICMP echo.
     EchoReply,
-    /// A fragment.
+    /// A fragment whose datagram's ports aren't known.
     Fragment,
+    /// A fragment that isn't the first, with the ports of its datagram.
+    Piece,
 }
 
 impl Kind {
     /// Whether it can belong to a session.
     #[inline]
     pub fn has_session(self) -> bool {
-        matches!(self, Self::Tcp | Self::Udp | Self::EchoRequest | Self::EchoReply)
+        matches!(self, Self::Tcp | Self::Udp | Self::EchoRequest | Self::EchoReply | Self::Piece)
     }
 }
 
@@ -155,6 +161,8 @@ impl Iterator for PacketNumbers {
 pub struct Batch {
     /// The packets.
     pub frames: Vec<Received>,
+    /// Packets that waited for one of these, or come around again: they are the first of the next batch.
+    pub released: VecDeque<Received>,
     /// What parse found.
     pub heads: [Head; MOST],
     /// Tuples of IPv4 packets.
@@ -183,8 +191,11 @@ pub struct Batch {
     pub questions: Packets,
     /// Those that have no session of their own.
     pub sessionless: Packets,
-    /// Those that other workers handed over: they aren't handed on again.
-    pub handed_over: Packets,
+    /// Fragments.
+    pub fragments: Packets,
+    /// Those whose identification must be a new one where pods share an address: fragments, and whole ones that may become
+    /// fragments.
+    pub renumber: Packets,
     /// Those with a session that was checked against the policy in force.
     pub known: Packets,
     /// Those with a session that was checked against an older policy.
@@ -199,6 +210,7 @@ impl Default for Batch {
     fn default() -> Self {
         Self {
             frames: Vec::with_capacity(MOST),
+            released: VecDeque::with_capacity(MOST_RELEASED),
             heads: [Head::default(); MOST],
             v4: [Tuple::default(); MOST],
             v6: [Tuple::default(); MOST],
@@ -213,7 +225,8 @@ impl Default for Batch {
             families: [Packets::default(); 2],
             questions: Packets::default(),
             sessionless: Packets::default(),
-            handed_over: Packets::default(),
+            fragments: Packets::default(),
+            renumber: Packets::default(),
             known: Packets::default(),
             stale: Packets::default(),
             opening: Packets::default(),
@@ -234,14 +247,13 @@ impl Batch {
         self.frames.is_empty()
     }
 
-    /// Forgets what was found about earlier packets; the first `handed_over` ones come from other workers.
+    /// Forgets what was found about earlier packets.
     #[inline]
-    pub fn begin(&mut self, handed_over: usize) {
+    pub fn begin(&mut self) {
         let none = Packets::default();
         self.open = Packets::first(self.len());
-        self.handed_over = Packets::first(handed_over);
         self.families = [none; 2];
-        (self.questions, self.sessionless) = (none, none);
+        (self.questions, self.fragments, self.renumber, self.sessionless) = (none, none, none, none);
         (self.known, self.stale, self.opening, self.unchanged) = (none, none, none, none);
         if cfg!(debug_assertions) {
             self.verdicts = [Verdict::Undecided; MOST];

@@ -5,6 +5,7 @@
 //! as transmitted or as given back: [`PacketIo::audit`] lets anyone check the sum.
 
 pub mod memory;
+pub mod note;
 pub mod pcap;
 
 use std::time::Duration;
@@ -22,6 +23,15 @@ pub struct Received {
     pub frame: Frame,
     /// Where it came in.
     pub interface: InterfaceId,
+}
+
+impl Received {
+    /// A packet from outside.
+    #[inline]
+    pub fn new(mut frame: Frame, interface: InterfaceId) -> Self {
+        frame.set_mark(0);
+        Self { frame, interface }
+    }
 }
 
 /// Where a device's frames are at one moment. Frames in [`Received`] or in the engine's hands are in none of these.

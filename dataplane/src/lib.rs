@@ -11,6 +11,7 @@ pub mod batch;
 pub mod command;
 pub mod counters;
 pub mod fragments;
+pub mod ids;
 pub mod inspect;
 pub mod io;
 pub mod link;

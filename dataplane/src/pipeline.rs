@@ -6,11 +6,14 @@
 use crate::address::V6;
 use crate::batch::Batch;
 use crate::counters::Counters;
+use crate::fragments::Fragments;
+use crate::ids::Ids;
+use crate::link::flows::Flows;
 use crate::ports::allocator::Allocator;
 use crate::session::Sessions;
 use crate::settle::Settle;
 use crate::snapshot::Snapshot;
-use crate::stage::{answer, classify, lookup, open, parse, recheck, rewrite};
+use crate::stage::{answer, classify, gather, lookup, open, parse, recheck, rewrite};
 use crate::time::Tick;
 
 /// The tables of one worker that the stages change.
@@ -20,31 +23,45 @@ pub struct Tables {
     pub sessions: Sessions,
     /// Its ports.
     pub ports: Allocator,
+    /// The fragmented datagrams that it gathers.
+    pub fragments: Fragments,
+    /// Its identifications.
+    pub ids: Ids,
+}
+
+/// What the stages read in one batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Context<'a> {
+    /// Policy and network in force.
+    pub view: &'a Snapshot,
+    /// What opens a session.
+    pub rules: open::Rules,
+    /// Which worker has which flow.
+    pub flows: Flows<'a>,
+    /// The worker's counters.
+    pub counters: &'a Counters,
+    /// The moment.
+    pub now: Tick,
 }
 
 /// Takes a batch through all stages. Afterwards every packet has a verdict.
-pub fn run(
-    batch: &mut Batch,
-    tables: &mut Tables,
-    view: &Snapshot,
-    rules: open::Rules,
-    flows: classify::Flows<'_>,
-    counters: &Counters,
-    now: Tick,
-) {
-    let sessions = &mut tables.sessions;
-    let mut settle = Settle { policy: &view.policy, ports: &mut tables.ports, counters };
+pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
+    let Tables { sessions, ports, fragments, ids } = tables;
+    let Context { view, counters, .. } = *context;
+    let mut settle = Settle { policy: &view.policy, ports, counters };
 
     parse::run(batch, &view.network);
     answer::run(batch, view);
+    gather::run::<u32>(batch, fragments, ids, context);
+    gather::run::<V6>(batch, fragments, ids, context);
     lookup::run::<u32>(batch, sessions, view);
     lookup::run::<V6>(batch, sessions, view);
-    recheck::run::<u32>(batch, sessions, view, now, &mut settle);
-    recheck::run::<V6>(batch, sessions, view, now, &mut settle);
-    classify::run::<u32>(batch, view, rules, flows);
-    classify::run::<V6>(batch, view, rules, flows);
-    open::run::<u32>(batch, sessions, view, rules, now, &mut settle);
-    open::run::<V6>(batch, sessions, view, rules, now, &mut settle);
-    rewrite::run::<u32>(batch, sessions, &view.network, now);
-    rewrite::run::<V6>(batch, sessions, &view.network, now);
+    recheck::run::<u32>(batch, sessions, context, &mut settle);
+    recheck::run::<V6>(batch, sessions, context, &mut settle);
+    classify::run::<u32>(batch, context);
+    classify::run::<V6>(batch, context);
+    open::run::<u32>(batch, sessions, context, &mut settle);
+    open::run::<V6>(batch, sessions, context, &mut settle);
+    rewrite::run::<u32>(batch, sessions, ids, context);
+    rewrite::run::<V6>(batch, sessions, ids, context);
 }

@@ -1,8 +1,9 @@
-//! What happens to a packet, one stage a file, in this order: parse, answer, lookup, recheck, classify, open, rewrite,
-//! route. A stage is a function over a batch and is given exactly the tables that it may read or change.
+//! What happens to a packet, one stage a file, in this order: parse, answer, gather, lookup, recheck,
+//! classify, open, rewrite, which asks route. A stage is a function over a batch and is given exactly the tables that it may read or change.
 
 pub mod answer;
 pub mod classify;
+pub mod gather;
 pub mod lookup;
 pub mod open;
 pub mod parse;

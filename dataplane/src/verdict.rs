@@ -17,6 +17,10 @@ pub enum Verdict {
     Answer(InterfaceId),
     /// Kept until the kernel has found its next hop's link address.
     Wait,
+    /// Kept until the first fragment of its datagram comes.
+    Park,
+    /// Taken in again as if it came from outside: it goes to a VIP of this gateway.
+    Around,
     /// Dropped.
     Drop(DropReason),
 }

@@ -10,20 +10,20 @@ use vipgate_mem::Frame;
 
 use crate::address::V6;
 use crate::announcer::Announcer;
-use crate::batch::{self, Batch};
+use crate::batch::{self, Batch, MOST_RELEASED};
 use crate::command::Command;
 use crate::counters::{Direction, DropReason, WorkerCounters};
 use crate::inspect;
 use crate::io::{InterfaceId, PacketIo, Received};
 use crate::link::directory::Directory;
+use crate::link::flows::Flows;
 use crate::link::handoff::Links;
-use crate::pipeline::{self, Tables};
+use crate::pipeline::{self, Context, Tables};
 use crate::ports::pool::WorkerId;
 use crate::settle::Settle;
 use crate::snapshot::Snapshot;
 use crate::snapshot::publish::Reader;
-use crate::stage::classify::Flows;
-use crate::stage::{answer, open};
+use crate::stage::{answer, gather, open};
 use crate::sweeper::Sweeper;
 use crate::time::Tick;
 use crate::verdict::Verdict;
@@ -31,6 +31,9 @@ use crate::waiting::{Outcome, Waiting};
 
 /// Blocks of unused ports are looked for this often.
 const HOUSEKEEPING_MS: u32 = 100;
+
+/// Fragmented datagrams that one turn forgets at most.
+const FRAGMENTS_SWEPT: usize = 16;
 
 /// Everything that a worker is made of.
 #[derive(Debug)]
@@ -87,9 +90,9 @@ impl<Io: PacketIo> Worker<Io> {
         let view = self.parts.reader.read().clone();
         let received = self.receive();
         if received > 0 {
-            let Parts { tables, counters, rules, id, directory, .. } = &mut self.parts;
-            let flows = Flows { this: *id, directory: directory.as_deref() };
-            pipeline::run(&mut self.batch, tables, &view, *rules, flows, counters, now);
+            let Parts { tables, counters, rules, id, directory, links, .. } = &mut self.parts;
+            let flows = Flows { this: *id, workers: links.workers(), directory: directory.as_deref() };
+            pipeline::run(&mut self.batch, tables, &Context { view: &view, rules: *rules, flows, counters, now });
             self.dispatch(now);
         }
         self.retry_waiting(&view, now);
@@ -104,7 +107,10 @@ impl<Io: PacketIo> Worker<Io> {
 
     /// Whether nothing is left to do until a packet, a command or a deadline comes.
     pub fn is_idle(&self) -> bool {
-        self.parts.links.is_empty() && self.parts.commands.is_empty() && !self.announcer.is_busy()
+        self.parts.links.is_empty()
+            && self.batch.released.is_empty()
+            && self.parts.commands.is_empty()
+            && !self.announcer.is_busy()
     }
 
     /// The device, to sleep on or to look at.
@@ -122,28 +128,32 @@ impl<Io: PacketIo> Worker<Io> {
         &self.parts.counters
     }
 
-    /// Frames that the engine holds: those that wait, and those on their way from other workers.
+    /// Frames that the engine holds: those that wait, come around, or are on their way from other workers.
     pub fn frames_held(&self) -> usize {
-        self.parts.waiting.len() + self.parts.links.waiting()
+        let parked = self.parts.tables.fragments.parked() as usize;
+        self.parts.waiting.len() + self.parts.links.waiting() + self.batch.released.len() + parked
     }
 
-    /// Fills the batch: what other workers handed over first, then what came from outside.
+    /// Fills the batch: what comes around first, then what other workers handed over, then what came from outside.
     fn receive(&mut self) -> usize {
-        let frames = &mut self.batch.frames;
+        let Batch { frames, released, .. } = &mut self.batch;
         debug_assert!(frames.is_empty(), "the last batch still owns frames");
-        let handed_over = self.parts.links.receive(frames, batch::MOST / 2);
-        let received = self.parts.io.rx(frames, batch::MOST - handed_over);
+        let again = released.len().min(batch::MOST / 2);
+        frames.extend(released.drain(..again));
+        let handed_over = self.parts.links.receive(frames, batch::MOST / 2 - again / 2);
+        let received = self.parts.io.rx(frames, batch::MOST - again - handed_over);
         self.parts.counters.received.add(received as u64);
-        self.batch.begin(handed_over);
-        handed_over + received
+        self.batch.begin();
+        again + handed_over + received
     }
 
     /// Sends every packet of the batch where its verdict says. Afterwards the batch owns no frame.
     fn dispatch(&mut self, now: Tick) {
-        let Parts { io, links, waiting, counters, .. } = &mut self.parts;
-        let Batch { frames, verdicts, directions, wanted, .. } = &mut self.batch;
+        let Parts { io, links, waiting, counters, tables, .. } = &mut self.parts;
+        let Batch { frames, released, verdicts, directions, wanted, .. } = &mut self.batch;
         let mut forwarded = [(0, 0); Direction::ALL.len()];
-        for (i, Received { frame, interface }) in frames.drain(..).take(batch::MOST).enumerate() {
+        for (i, received) in frames.drain(..).take(batch::MOST).enumerate() {
+            let Received { frame, interface } = received;
             let bytes = u64::from(frame.len());
             let direction = directions[i];
             let dropped = match verdicts[i] {
@@ -173,6 +183,18 @@ impl<Io: PacketIo> Worker<Io> {
                     Ok(()) => continue,
                     Err(frame) => (frame, DropReason::NoNeighbor),
                 },
+                Verdict::Park => match gather::park(&mut tables.fragments, Received { frame, interface }) {
+                    Ok(()) => continue,
+                    Err(Received { frame, .. }) => (frame, DropReason::Fragment),
+                },
+                Verdict::Around if released.len() < MOST_RELEASED => {
+                    counters.forwarded(direction, 1, bytes);
+                    let mut received = Received { frame, interface };
+                    received.turn_around();
+                    released.push_back(received);
+                    continue;
+                }
+                Verdict::Around => (frame, DropReason::LinkFull),
                 Verdict::Drop(reason) => (frame, reason),
                 Verdict::Undecided => unreachable!("the pipeline decides about every packet"),
             };
@@ -218,6 +240,11 @@ impl<Io: PacketIo> Worker<Io> {
         self.sweeper.turn::<u32>(&mut tables.sessions, now, |expiry| settle.settle(&expiry));
         self.sweeper.turn::<V6>(&mut tables.sessions, now, |expiry| settle.settle(&expiry));
         self.sweeper.end_turn(now);
+        let Parts { tables, counters, io, .. } = &mut self.parts;
+        tables.fragments.sweep(now, FRAGMENTS_SWEPT, |expired| {
+            counters.dropped(DropReason::Fragment);
+            io.give(expired.frame);
+        });
         if now.since(self.housekeeping) >= HOUSEKEEPING_MS {
             self.housekeeping = now;
             for vip in view.policy.vips() {

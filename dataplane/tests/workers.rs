@@ -7,6 +7,7 @@ use std::collections::HashSet;
 
 use support::*;
 use vipgate_dataplane::counters::{Direction, DropReason};
+use vipgate_dataplane::ports::PortRange;
 
 fn two() -> Gateway {
     Gateway::new(&Setup { workers: 2, ..Setup::default() })
@@ -69,4 +70,30 @@ fn no_two_sessions_of_two_workers_look_alike_from_outside() {
         assert!(seen.insert(ends(&sent[0].1)), "two sessions share a tuple");
     }
     assert_eq!(gateway.sessions(), 2_000);
+}
+
+#[test]
+fn the_last_port_of_another_worker_is_lent_and_the_flow_stays_there() {
+    let range = PortRange::new(20_000, 20_127).unwrap();
+    let mut gateway = Gateway::new(&Setup { workers: 2, range, ..Setup::default() });
+    // Each worker has a session, so neither gives its block back.
+    let far = at("198.51.100.10:53");
+    gateway.arrives(1, INSIDE, &packet(Protocol::Udp, at("10.244.1.6:1"), at("198.51.100.99:53")));
+    let mut ports = HashSet::new();
+    for n in 0..128_u16 {
+        let sent = gateway.arrives(0, INSIDE, &packet(Protocol::Udp, (ip("10.244.1.5"), 1000 + n).into(), far));
+        assert_eq!(sent.len(), 1, "session {n}: {:?}", gateway.drops());
+        assert!(ports.insert(ends(&sent[0].1).0.port()), "each port once");
+    }
+    let refused = gateway.arrives(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:9"), far));
+    assert!(refused.is_empty());
+    assert_eq!(gateway.drops().get(&DropReason::PortsExhausted), Some(&1), "refused once, by the last that was asked");
+    // Whatever queue they come in on, packets of lent flows reach their worker, and so do answers.
+    for n in 0..128_u16 {
+        let source = (ip("10.244.1.5"), 1000 + n).into();
+        let sent = gateway.arrives(usize::from(n % 2), INSIDE, &packet(Protocol::Udp, source, far));
+        let back = gateway.arrives(usize::from(n / 2 % 2), OUTSIDE, &answer_to(&sent[0].1, Protocol::Udp));
+        assert_eq!(ends(&back[0].1), (far, source));
+    }
+    assert_eq!(gateway.sessions(), 129);
 }

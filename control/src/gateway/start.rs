@@ -10,6 +10,8 @@ use crossbeam::channel::bounded;
 use crossbeam::queue::ArrayQueue;
 use tokio::sync::Notify;
 use vipgate_dataplane::adopt::Adoption;
+use vipgate_dataplane::fragments::Fragments;
+use vipgate_dataplane::ids::Ids;
 use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::link::directory::Directory;
 use vipgate_dataplane::link::handoff::{Links, Wake};
@@ -47,6 +49,9 @@ use crate::{admin, metrics};
 
 /// Questions about neighbours that wait for the control thread.
 const QUESTIONS: usize = 1024;
+/// Fragmented datagrams that a worker remembers at once, and fragments that wait for their first one.
+const FRAGMENTED: u32 = 16_384;
+const PARKED: u32 = 512;
 /// Commands that wait for a worker.
 const COMMANDS: usize = 64;
 
@@ -286,6 +291,7 @@ fn make_workers(
         let mut adoption = Adoption { policy, ports: &mut ports, directory: directory.as_deref(), worker: id };
         let (timeouts, now) = (timeouts(config), workers::now());
         let sessions = keeper.sessions(number.into(), capacity, timeouts, secret()?, now, &mut adoption)?;
+        let fragments = Fragments::new(FRAGMENTED, PARKED, fragment_timeout(config), secret()?).map_err(no_memory)?;
         let (sender, commands) = bounded(COMMANDS);
         let counters = Arc::default();
         let doorbell = device.doorbell();
@@ -300,7 +306,7 @@ fn make_workers(
             io: device,
             links,
             directory: directory.clone(),
-            tables: Tables { sessions, ports },
+            tables: Tables { sessions, ports, fragments, ids: Ids::new(number, count, secret()?) },
             reader: publisher.reader(),
             waiting: Waiting::new(questions.clone()),
             commands,
@@ -330,6 +336,10 @@ fn timeouts(config: &Config) -> Timeouts {
         icmp: ms(configured.icmp),
         quarantine: ms(config.ports.quarantine),
     }
+}
+
+fn fragment_timeout(config: &Config) -> u32 {
+    u32::try_from(config.sessions.timeouts.fragment.as_millis()).unwrap_or(u32::MAX)
 }
 
 /// A key that nobody outside knows.

@@ -46,6 +46,17 @@ impl Place {
     fn capacity(self) -> u16 {
         (self.0 >> 32) as u16
     }
+
+    /// What the owner has noted.
+    #[inline]
+    fn mark(self) -> u16 {
+        (self.0 >> 48) as u16
+    }
+
+    #[inline]
+    fn with_mark(self, mark: u16) -> Self {
+        Self(self.0 << 16 >> 16 | u64::from(mark) << 48)
+    }
 }
 
 // SAFETY: a frame owns its bytes exclusively; they can change hands between threads.
@@ -114,6 +125,30 @@ impl Frame {
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(self.start().into()), self.len().into()) }
     }
 
+    /// Sixteen bits that the owner may use as it likes; they travel with the frame and are 0 after a [`Frame::reset`].
+    #[inline]
+    pub fn mark(&self) -> u16 {
+        self.place.mark()
+    }
+
+    /// Sets them.
+    #[inline]
+    pub fn set_mark(&mut self, mark: u16) {
+        self.place = self.place.with_mark(mark);
+    }
+
+    /// The bytes before the packet.
+    pub fn headroom(&self) -> &[u8] {
+        // SAFETY: start <= capacity, and those bytes are initialized, mapped and ours (see `from_raw`).
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.start().into()) }
+    }
+
+    /// The bytes before the packet, to change them.
+    pub fn headroom_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `headroom`; the exclusive borrow makes this the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.start().into()) }
+    }
+
     /// Starts to fetch the packet's first cache line.
     #[inline]
     pub fn prefetch(&self) {
@@ -125,7 +160,7 @@ impl Frame {
     pub fn place(&mut self, start: u16, len: u16) -> bool {
         let fits = u32::from(start) + u32::from(len) <= self.place.capacity().into();
         if fits {
-            self.place = Place::new(start, len, self.place.capacity());
+            self.place = Place::new(start, len, self.place.capacity()).with_mark(self.place.mark());
         }
         fits
     }
@@ -182,11 +217,16 @@ mod tests {
         frame.reset(HEADROOM);
         assert!(frame.replace(b"abc") && !frame.replace(&[0; 1800]));
         assert_eq!(frame.bytes(), b"abc");
+        frame.set_mark(0x8001);
+        frame.headroom_mut()[255] = 9;
+        assert_eq!((frame.headroom().len(), frame.bytes(), frame.mark()), (256, &b"abc"[..], 0x8001));
         assert!(frame.set_len(2));
         assert_eq!(frame.bytes_mut(), b"ab");
         assert!(frame.move_to(10) && frame.start() == 10 && !frame.move_to(2047));
         assert_eq!(frame.bytes(), b"ab");
+        assert_eq!(frame.mark(), 0x8001);
         frame.reset(u16::MAX);
+        assert_eq!(frame.mark(), 0);
         assert!(frame.is_empty() && !frame.replace(b"x"));
     }
 }

@@ -111,7 +111,7 @@ mod tests {
 
     fn frames(count: u8) -> impl Iterator<Item = Received> {
         let frames = Arena::allocate(count.into(), 256).unwrap().frames();
-        frames.into_iter().zip(0..).map(|(frame, n)| Received { frame, interface: InterfaceId(n) })
+        frames.into_iter().zip(0..).map(|(frame, n)| Received::new(frame, InterfaceId(n)))
     }
 
     fn drain(parking: &mut Parking, chain: &mut Chain) -> Vec<u8> {

@@ -32,7 +32,7 @@ pub(super) fn v6(high: u64, low: u64, id: u32) -> Key<V6> {
 /// Frames that can be told apart by the interface that they pretend to have come in on.
 pub(super) fn frames(count: u8) -> Vec<Received> {
     let frames = Arena::allocate(count.into(), 256).unwrap().frames();
-    frames.into_iter().zip(0..).map(|(frame, n)| Received { frame, interface: InterfaceId(n) }).collect()
+    frames.into_iter().zip(0..).map(|(frame, n)| Received::new(frame, InterfaceId(n))).collect()
 }
 
 pub(super) fn tags<'a>(received: impl IntoIterator<Item = &'a Received>) -> Vec<u8> {

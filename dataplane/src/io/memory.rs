@@ -38,7 +38,7 @@ impl MemoryIo {
             self.give(frame);
             return false;
         }
-        self.arrived.push_back(Received { frame, interface });
+        self.arrived.push_back(Received::new(frame, interface));
         true
     }
 

@@ -57,6 +57,16 @@ impl Directory {
         }
     }
 
+    /// Notes that `this` worker has the flow, whoever had it before.
+    pub fn claim<A: Address>(&self, flow: &Tuple<A>, this: WorkerId) {
+        let (bucket, tag) = self.bucket(flow);
+        let own = tag << 8 | u32::from(this.0);
+        match bucket.iter().find(|place| place.load(Relaxed) >> 8 == tag) {
+            Some(place) => place.store(own, Relaxed),
+            None => drop(self.find_or_claim(flow, this)),
+        }
+    }
+
     fn bucket<A: Address>(&self, flow: &Tuple<A>) -> (&[AtomicU32; WAYS], u32) {
         let hash = self.key.hash(flow);
         // A tag is never 0, which is an empty place.

@@ -48,6 +48,11 @@ impl Links {
             .collect()
     }
 
+    /// How many workers there are.
+    pub fn workers(&self) -> u8 {
+        self.outbound.len().max(1) as u8
+    }
+
     /// Appends up to `limit` packets that other workers handed over to `into`; returns how many.
     pub fn receive(&mut self, into: &mut Vec<Received>, limit: usize) -> usize {
         let before = into.len();

@@ -24,7 +24,7 @@ use crate::wire::ethernet;
 /// VIPs that a gateway can serve, retired ones included.
 pub const MOST_VIPS: usize = 16_384;
 /// Next hops that have a number; behind that, sessions look theirs up for each packet.
-const MOST_HOPS: usize = u16::MAX as usize;
+const MOST_HOPS: usize = HopId::HAIRPIN.0 as usize;
 
 /// A description that no snapshot can be built from.
 #[derive(Debug, Error, PartialEq, Eq)]

@@ -19,6 +19,11 @@ use crate::wire::ethernet::Link;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HopId(pub u16);
 
+impl HopId {
+    /// No hop of a network: the packet goes to a VIP of this gateway.
+    pub const HAIRPIN: Self = Self(u16::MAX - 1);
+}
+
 /// A next hop: who gets the frame, on which interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hop {
@@ -87,6 +92,8 @@ pub enum NextHop {
     Known(HopId),
     /// To a neighbour that the kernel hasn't heard of yet.
     Unknown(InterfaceId),
+    /// To a VIP of this gateway.
+    Hairpin,
 }
 
 /// Why there is no way.

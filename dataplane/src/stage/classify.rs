@@ -1,36 +1,20 @@
-//! Fifth stage: packets that no session knows. Which way would they go, and is that allowed?
+//! Packets that no session knows. Which way would they go, and is that allowed?
 //!
 //! The order is that of the VIP: a session first (lookup), then a Service frontend, else dropped. A pod's packet is
-//! translated or, where policy excludes its destination, routed unchanged; nothing else leaves with a pod's address.
+//! translated, also where it goes to another VIP of this gateway, or, where policy excludes its destination, routed
+//! unchanged; nothing else leaves with a pod's address.
 
-use crate::batch::{Batch, Head, Kind, Lane};
+use crate::batch::{Batch, Kind, Lane};
 use crate::counters::DropReason;
-use crate::link::directory::Directory;
-use crate::ports::pool::WorkerId;
-use crate::session::tuple::Tuple;
-use crate::snapshot::Snapshot;
-use crate::snapshot::policy::{EndpointId, Family};
+use crate::pipeline::Context;
+use crate::session::tuple::HashKey;
+use crate::snapshot::policy::EndpointId;
 use crate::snapshot::spec::Role;
-use crate::stage::open::{Rules, may_open};
+use crate::stage::open::may_open;
 use crate::verdict::Verdict;
 
-/// Who among the workers has which flow.
-#[derive(Clone, Copy, Debug)]
-pub struct Flows<'a> {
-    /// This worker.
-    pub this: WorkerId,
-    /// The flows of all; `None` where there is one worker.
-    pub directory: Option<&'a Directory>,
-}
-
-impl Flows<'_> {
-    /// The other worker that has a pod's flow. Without one, the flow is this worker's if the packet may open a session.
-    fn owner<A: Family>(self, flow: &Tuple<A>, opens: bool) -> Option<WorkerId> {
-        let directory = self.directory?;
-        let owner = if opens { Some(directory.find_or_claim(flow, self.this)) } else { directory.find(flow) };
-        owner.filter(|&owner| owner != self.this)
-    }
-}
+/// Spreads packets without sessions over equal ways.
+const WAYS: HashKey = HashKey::fixed();
 
 /// What becomes of a packet that no session knows.
 enum Class {
@@ -43,60 +27,64 @@ enum Class {
 }
 
 /// Decides about every packet that no session knows.
-pub fn run<A: Lane>(batch: &mut Batch, view: &Snapshot, rules: Rules, flows: Flows<'_>) {
+pub fn run<A: Lane>(batch: &mut Batch, context: &Context<'_>) {
     for i in batch.open_of::<A>().without(batch.known) {
-        let role = view.network.interface(batch.frames[i].interface).role;
-        let opens = may_open(batch, i, rules);
-        // Whoever was sent a packet doesn't send it on.
-        let may_hand_off = !batch.handed_over.contains(i);
-        match classify(&A::tuples(batch)[i], batch.heads[i], role, view, flows, opens, may_hand_off) {
+        match classify::<A>(batch, i, context) {
             Class::Egress(endpoint) => {
                 batch.endpoints[i] = endpoint;
                 batch.opening.insert(i);
             }
-            Class::Unchanged => batch.unchanged.insert(i),
-            Class::End(verdict) => batch.decide(i, verdict),
+            Class::Unchanged => {
+                // Kinds without sessions have no hash yet; equal ways are chosen by one.
+                batch.hashes[i] = WAYS.hash(&A::tuples(batch)[i]);
+                batch.unchanged.insert(i);
+            }
+            Class::End(verdict) => {
+                // Whoever is sent a packet doesn't send it on.
+                if matches!(verdict, Verdict::HandOff(_)) {
+                    batch.frames[i].settle();
+                }
+                batch.decide(i, verdict);
+            }
         }
     }
 }
 
-fn classify<A: Family>(
-    tuple: &Tuple<A>,
-    head: Head,
-    role: Role,
-    view: &Snapshot,
-    flows: Flows<'_>,
-    opens: bool,
-    may_hand_off: bool,
-) -> Class {
-    let policy = &view.policy;
+fn classify<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> Class {
+    let (tuple, head, received) = (&A::tuples(batch)[i], batch.heads[i], &batch.frames[i]);
+    let (policy, flows) = (&context.view.policy, context.flows);
+    let inside = head.sides & Role::Inside.sides() != 0;
     let drop = |reason| Class::End(Verdict::Drop(reason));
-    if let Some(vip) = policy.vip(tuple.destination) {
-        // Only the worker that owns the port can know a session for it.
-        return match vip.pool.owner(tuple.destination_port) {
-            Some(owner) if owner != flows.this && may_hand_off && head.kind.has_session() => {
-                Class::End(Verdict::HandOff(owner))
-            }
-            _ => drop(DropReason::NoService),
-        };
-    }
-    if policy.vip(tuple.source).is_some() {
+    let vip = policy.vip(tuple.destination);
+    if policy.vip(tuple.source).is_some() && !received.is_hairpin() {
         return drop(DropReason::SpoofedSource);
     }
     if let Some((id, _, egress)) = policy.endpoint(tuple.source) {
-        return if !role.is_inside() {
+        return if !inside {
             drop(DropReason::SpoofedSource)
         } else if !A::translates(egress, tuple.destination) {
-            Class::Unchanged
+            if vip.is_some() { drop(DropReason::NoService) } else { Class::Unchanged }
         } else {
             match head.kind {
-                kind if kind.has_session() => match if may_hand_off { flows.owner(tuple, opens) } else { None } {
-                    Some(owner) => Class::End(Verdict::HandOff(owner)),
-                    None => Class::Egress(id),
-                },
+                kind if kind.has_session() => {
+                    let opens = may_open(batch, i, context.rules);
+                    match if received.is_settled() { None } else { flows.owner(tuple, opens) } {
+                        Some(owner) => Class::End(Verdict::HandOff(owner)),
+                        None => Class::Egress(id),
+                    }
+                }
                 Kind::Fragment => drop(DropReason::Fragment),
                 _ => drop(DropReason::UnknownProtocol),
             }
+        };
+    }
+    if let Some(vip) = vip {
+        // Only the worker that owns the port can know a session for it.
+        return match vip.pool.owner(tuple.destination_port) {
+            Some(owner) if owner != flows.this && !received.is_settled() && head.kind.has_session() => {
+                Class::End(Verdict::HandOff(owner))
+            }
+            _ => drop(DropReason::NoService),
         };
     }
     // The answer of somebody whom policy excludes: it comes back as unchanged as the question went.

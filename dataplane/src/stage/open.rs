@@ -5,15 +5,17 @@
 
 use crate::batch::{Batch, Kind, Lane};
 use crate::counters::{Direction, DropReason};
+use crate::pipeline::Context;
 use crate::ports::allocator::Allocator;
 use crate::session::entry::{Flags, Slot};
 use crate::session::tuple::{HashKey, Tuple};
 use crate::session::{Draft, SessionFamily, Sessions};
 use crate::settle::Settle;
 use crate::snapshot::Snapshot;
-use crate::snapshot::network::{HopId, NextHop};
+use crate::snapshot::network::NextHop;
 use crate::snapshot::policy::{Egress, Endpoint, Vip};
-use crate::snapshot::spec::AddressSelection;
+use crate::snapshot::spec::{AddressSelection, Role};
+use crate::stage::route;
 use crate::time::Tick;
 use crate::verdict::Verdict;
 
@@ -25,24 +27,30 @@ pub struct Rules {
 }
 
 /// Opens the sessions of the batch's first packets.
-pub fn run<A: Lane>(
-    batch: &mut Batch,
-    sessions: &mut Sessions,
-    view: &Snapshot,
-    rules: Rules,
-    now: Tick,
-    settle: &mut Settle<'_>,
-) {
+pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, context: &Context<'_>, settle: &mut Settle<'_>) {
     for i in batch.open_of::<A>().and(batch.opening) {
-        match open::<A>(batch, i, &A::tuples(batch)[i], sessions, view, rules, now, settle) {
+        match open::<A>(batch, i, sessions, context, settle) {
             Ok(slot) => {
                 batch.slots[i] = slot;
                 batch.directions[i] = A::table(sessions).entry(slot).direction();
                 batch.known.insert(i);
             }
-            Err(reason) => batch.decide(i, Verdict::Drop(reason)),
+            Err(reason) => refuse(batch, i, reason, context),
         }
     }
+}
+
+/// Ends the way of a packet that opens no session here. Another worker may have ports left.
+fn refuse(batch: &mut Batch, i: usize, reason: DropReason, context: &Context<'_>) {
+    let received = &mut batch.frames[i];
+    if reason == DropReason::PortsExhausted
+        && let Some(lender) = context.flows.lender(received.asked())
+    {
+        received.ask_another();
+        received.settle();
+        return batch.decide(i, Verdict::HandOff(lender));
+    }
+    batch.decide(i, Verdict::Drop(reason));
 }
 
 /// Whether a packet is of a kind that opens sessions: a SYN, a datagram, a question.
@@ -50,22 +58,19 @@ pub fn may_open(batch: &Batch, i: usize, rules: Rules) -> bool {
     match batch.heads[i].kind {
         Kind::Tcp => !rules.require_syn || batch.segments[i].flags.opens(),
         Kind::Udp | Kind::EchoRequest => true,
-        Kind::EchoReply | Kind::Arp | Kind::Neighbour | Kind::Fragment | Kind::Other => false,
+        Kind::EchoReply | Kind::Arp | Kind::Neighbour | Kind::Fragment | Kind::Piece | Kind::Other => false,
     }
 }
 
-fn open<A: SessionFamily>(
+fn open<A: Lane>(
     batch: &Batch,
     i: usize,
-    origin: &Tuple<A>,
     sessions: &mut Sessions,
-    view: &Snapshot,
-    rules: Rules,
-    now: Tick,
+    context: &Context<'_>,
     settle: &mut Settle<'_>,
 ) -> Result<Slot, DropReason> {
-    let head = batch.heads[i];
-    let hash = batch.hashes[i];
+    let (head, hash, origin) = (batch.heads[i], batch.hashes[i], &A::tuples(batch)[i]);
+    let Context { view, rules, now, .. } = *context;
     let known = sessions.find(hash, origin);
     if let Some(slot) = known
         && !A::table(sessions).entry(slot).flags().has(Flags::QUARANTINED)
@@ -78,7 +83,7 @@ fn open<A: SessionFamily>(
     if head.ttl <= 1 {
         return Err(DropReason::Ttl);
     }
-    let next_hop = view.network.next_hop(origin.destination, hash).map_err(|_| DropReason::NoRoute)?;
+    let next_hop = route::hop_to(origin.destination, hash, view).map_err(|_| DropReason::NoRoute)?;
     let (endpoint, egress) = view.policy.endpoint_with(batch.endpoints[i]);
     if !sessions.has_room::<A>() {
         return Err(DropReason::SessionTableFull);
@@ -86,12 +91,15 @@ fn open<A: SessionFamily>(
     endpoint.usage.open(egress.limits, now).map_err(|_| DropReason::Quota)?;
     let committed = match known {
         Some(resting) => revive(resting, origin, next_hop, sessions, view, now),
-        None => commit(batch, i, origin, next_hop, (endpoint, egress), sessions, view, now, settle.ports),
+        None => commit::<A>(batch, i, next_hop, (endpoint, egress), sessions, context, settle.ports),
     };
     if committed.is_err() {
         endpoint.usage.close();
     } else {
         settle.counters.sessions_created.add(1);
+        if batch.frames[i].asked() > 0 {
+            context.flows.take_over(origin);
+        }
     }
     committed
 }
@@ -110,22 +118,21 @@ fn revive<A: SessionFamily>(
     if !entry.flags().has(Flags::ORIGIN) || !permitted {
         return Err(DropReason::NoPolicy);
     }
-    sessions.revive::<A>(slot, number(next_hop), view.generation, now);
+    sessions.revive::<A>(slot, route::number(next_hop), view.generation, now);
     Ok(slot)
 }
 
-#[expect(clippy::too_many_arguments, reason = "each is a table that opening reads or changes")]
-fn commit<A: SessionFamily>(
+fn commit<A: Lane>(
     batch: &Batch,
     i: usize,
-    origin: &Tuple<A>,
     next_hop: NextHop,
     (endpoint, egress): (&Endpoint, &Egress),
     sessions: &mut Sessions,
-    view: &Snapshot,
-    now: Tick,
+    context: &Context<'_>,
     ports: &mut Allocator,
 ) -> Result<Slot, DropReason> {
+    let Context { view, now, .. } = *context;
+    let origin = &A::tuples(batch)[i];
     let mut reason = DropReason::NoVip;
     for vip in candidates::<A>(view.policy.vips_of(endpoint), egress.selection, origin, batch.hashes[i]) {
         let Some(address) = A::from_ip(vip.address) else { continue };
@@ -135,19 +142,17 @@ fn commit<A: SessionFamily>(
             reason = DropReason::PortsExhausted;
             continue;
         };
-        let out = match next_hop {
-            NextHop::Known(hop) => view.network.hop(hop).interface,
-            NextHop::Unknown(interface) => interface,
-        };
-        let role = |interface| view.network.interface(interface).role;
+        // What answers by way of another VIP comes around as from outside.
+        let out = route::interface(next_hop, &view.network);
+        let answers = out.map_or(Role::Outside, |out| view.network.interface(out).role);
         let draft = Draft {
             origin: *origin,
             translated: through(port),
             direction: Direction::Egress,
             reply_direction: Direction::Reply,
-            origin_inside: role(batch.frames[i].interface).is_inside(),
-            reply_inside: !role(out).is_outside(),
-            next_hop: number(next_hop),
+            origin_inside: batch.heads[i].sides & Role::Inside.sides() != 0,
+            reply_inside: !answers.is_outside(),
+            next_hop: route::number(next_hop),
             generation: view.generation,
         };
         return sessions.commit(&draft, now).map_err(|_| {
@@ -187,11 +192,4 @@ fn candidates<'a, A: SessionFamily>(
 /// The first packet as it leaves.
 fn translate<A: SessionFamily>(origin: &Tuple<A>, vip: A, port: u16) -> Tuple<A> {
     Tuple { source: vip, source_port: port, ..*origin }
-}
-
-fn number(next_hop: NextHop) -> Option<HopId> {
-    match next_hop {
-        NextHop::Known(hop) => Some(hop),
-        NextHop::Unknown(_) => None,
-    }
 }

@@ -5,6 +5,7 @@ use crate::batch::{Batch, Head, Kind, Lane};
 use crate::counters::DropReason;
 use crate::session::tuple::Tuple;
 use crate::snapshot::network::{Network, Port};
+use crate::snapshot::spec::Role;
 use crate::verdict::Verdict;
 use crate::wire::tcp::Segment;
 use crate::wire::{ethernet, icmp, ipv4, ipv6, ndp, protocol, udp};
@@ -30,7 +31,8 @@ fn read(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropReason
     let Batch { frames, heads, segments, v4, families, .. } = &mut *batch;
     let received = &mut frames[i];
     let port = network.port(received.interface);
-    if let Some(length) = ordinary(received.frame.bytes(), port, &mut heads[i], &mut v4[i], &mut segments[i]) {
+    let plain = ordinary(received.frame.bytes(), port, &mut heads[i], &mut v4[i], &mut segments[i]);
+    if let Some(length) = plain.filter(|_| !received.is_hairpin()) {
         received.frame.set_len(length);
         families[<u32 as Lane>::FAMILY].insert(i);
         return Ok(());
@@ -38,8 +40,8 @@ fn read(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropReason
     read_any(batch, i, network)
 }
 
-/// The short way for what almost every packet is: TCP or UDP over IPv4 without options, whole, to us, and with nothing wrong
-/// about it. `None`, with nothing decided, for all others; the long way says what they are.
+/// The short way for what almost every packet is: TCP or UDP over IPv4 without options, whole and to stay so, to us, and with
+/// nothing wrong about it. `None`, with nothing decided, for all others; the long way says what they are.
 #[inline]
 fn ordinary(frame: &[u8], port: Port, head: &mut Head, tuple: &mut Tuple<u32>, segment: &mut Segment) -> Option<u16> {
     let bytes: &[u8; ORDINARY] = frame.first_chunk()?;
@@ -47,8 +49,8 @@ fn ordinary(frame: &[u8], port: Port, head: &mut Head, tuple: &mut Tuple<u32>, s
     let (header, ports) = ipv4::read_plain(bytes)?;
     let length = LINK + header.total;
     let fits = usize::from(length) <= frame.len() && usize::from(length) >= ORDINARY;
-    if !fits || !port.is_destination([d0, d1, d2, d3, d4, d5, d6, d7]) || is_martian(header.source, header.destination)
-    {
+    let odd = is_martian(header.source, header.destination) || header.source == header.destination;
+    if !fits || odd || !port.is_destination([d0, d1, d2, d3, d4, d5, d6, d7]) {
         return None;
     }
     head.kind = match header.protocol {
@@ -81,14 +83,14 @@ const ORDINARY: usize = L4 + udp::HEADER;
 
 #[inline]
 fn is_martian(source: u32, destination: u32) -> bool {
-    ipv4::is_martian_source(source) || ipv4::is_martian_destination(destination) || source == destination
+    ipv4::is_martian_source(source) || ipv4::is_martian_destination(destination)
 }
 
 /// The long way, for whatever can come.
 #[cold]
 #[inline(never)]
 fn read_any(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropReason> {
-    let Batch { frames, heads, segments, v4, v6, families, questions, sessionless, .. } = batch;
+    let Batch { frames, heads, segments, v4, v6, families, questions, .. } = &mut *batch;
     let received = &mut frames[i];
     let (link, packet) = received.frame.bytes().split_first_chunk().ok_or(DropReason::Malformed)?;
     let (destination, kind) = ethernet::parse(link);
@@ -97,7 +99,8 @@ fn read_any(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropRe
         return Err(DropReason::NotOurs);
     }
     // Written in place, field by field: a value that is put together on the stack and then moved stalls the processor.
-    let to = &mut Into { head: &mut heads[i], segment: &mut segments[i] };
+    let hairpin = received.is_hairpin();
+    let to = &mut Into { head: &mut heads[i], segment: &mut segments[i], hairpin, fragment: false, renumber: false };
     match kind {
         ethernet::IPV4 => {
             read_v4(packet, to_us, &mut v4[i], to)?;
@@ -111,12 +114,20 @@ fn read_any(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropRe
         }
         _ => return Err(DropReason::NotOurs),
     }
-    heads[i].sides = network.port(received.interface).sides;
-    if !heads[i].kind.has_session() {
-        sessionless.insert(i);
-    }
+    let (fragment, renumber) = (to.fragment, to.renumber);
+    // What comes around by way of a VIP comes from outside, wherever it came in.
+    heads[i].sides = if hairpin { Role::Outside.sides() } else { network.port(received.interface).sides };
     // Padding of short frames is the link's; it doesn't travel on.
     received.frame.set_len(LINK + heads[i].length);
+    if !heads[i].kind.has_session() {
+        batch.sessionless.insert(i);
+    }
+    if fragment {
+        batch.fragments.insert(i);
+    }
+    if renumber {
+        batch.renumber.insert(i);
+    }
     Ok(())
 }
 
@@ -124,6 +135,10 @@ fn read_any(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropRe
 struct Into<'a> {
     head: &'a mut Head,
     segment: &'a mut Segment,
+    /// The packet comes around by way of a VIP: then it may go to where it comes from.
+    hairpin: bool,
+    fragment: bool,
+    renumber: bool,
 }
 
 const LINK: u16 = ethernet::HEADER as u16;
@@ -136,7 +151,8 @@ fn read_v4(packet: &[u8], to_us: bool, tuple: &mut Tuple<u32>, to: &mut Into<'_>
         ipv4::Wrong::SourceRoute => DropReason::Martian,
     })?;
     // A unicast packet in a group frame is a trick (RFC 1122 section 3.3.6).
-    if !to_us || is_martian(header.source, header.destination) {
+    let loops = header.source == header.destination && !to.hairpin;
+    if !to_us || is_martian(header.source, header.destination) || loops {
         return Err(DropReason::Martian);
     }
     tuple.source = header.source;
@@ -144,6 +160,7 @@ fn read_v4(packet: &[u8], to_us: bool, tuple: &mut Tuple<u32>, to: &mut Into<'_>
     to.head.ttl = header.ttl;
     to.head.l4 = LINK + header.length;
     to.head.length = header.total;
+    to.renumber = !header.dont_fragment;
     let payload = &packet[usize::from(header.length)..usize::from(header.total)];
     read_payload(payload, header.protocol, header.fragment, icmp::parse_v4, tuple, to)
 }
@@ -156,14 +173,14 @@ fn read_v6(packet: &[u8], to_us: bool, tuple: &mut Tuple<V6>, to: &mut Into<'_>)
         ipv6::Wrong::SourceRoute => DropReason::Martian,
     })?;
     let payload = &packet[usize::from(header.length)..usize::from(header.total)];
-    if header.protocol == protocol::ICMPV6 && payload.first().is_some_and(|kind| (133..=137).contains(kind)) {
+    if header.protocol == protocol::ICMPV6
+        && !header.fragment
+        && payload.first().is_some_and(|kind| (133..=137).contains(kind))
+    {
         return if payload[0] == ndp::SOLICITATION { Ok(false) } else { Err(DropReason::NotOurs) };
     }
-    if !to_us
-        || ipv6::is_martian_source(header.source)
-        || ipv6::is_martian_destination(header.destination)
-        || header.source == header.destination
-    {
+    let loops = header.source == header.destination && !to.hairpin;
+    if !to_us || ipv6::is_martian_source(header.source) || ipv6::is_martian_destination(header.destination) || loops {
         return Err(DropReason::Martian);
     }
     tuple.source = header.source;
@@ -184,7 +201,10 @@ fn read_payload<A>(
     to: &mut Into<'_>,
 ) -> Result<(), DropReason> {
     let (kind, source_port, destination_port) = match number {
-        _ if fragment => (Kind::Fragment, 0, 0),
+        _ if fragment => {
+            to.fragment = true;
+            (Kind::Fragment, 0, 0)
+        }
         protocol::TCP => {
             Segment::parse(payload, to.segment).ok_or(DropReason::Malformed)?;
             (Kind::Tcp, to.segment.source, to.segment.destination)

@@ -3,6 +3,7 @@
 
 use crate::batch::{Batch, Lane};
 use crate::counters::Direction;
+use crate::pipeline::Context;
 use crate::session::entry::{Flags, Slot};
 use crate::session::{Expiry, SessionFamily, Sessions};
 use crate::settle::Settle;
@@ -10,7 +11,8 @@ use crate::snapshot::Snapshot;
 use crate::time::Tick;
 
 /// Checks the stale sessions of the batch.
-pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, view: &Snapshot, now: Tick, settle: &mut Settle<'_>) {
+pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, context: &Context<'_>, settle: &mut Settle<'_>) {
+    let Context { view, now, .. } = *context;
     for i in batch.open_of::<A>().and(batch.stale) {
         if recheck::<A>(batch.slots[i], sessions, view, now, settle) {
             batch.known.insert(i);

@@ -4,20 +4,31 @@
 use crate::address::V6;
 use crate::batch::{Batch, Kind, Lane};
 use crate::counters::Direction;
+use crate::ids::Ids;
 use crate::io::InterfaceId;
+use crate::pipeline::Context;
 use crate::session::Sessions;
 use crate::session::tuple::Tuple;
 use crate::snapshot::network::{Network, NextHop};
 use crate::stage::route;
-use crate::time::Tick;
 use crate::verdict::Verdict;
 use crate::wire::checksum::Delta;
 use crate::wire::{ethernet, icmp, ipv4, ipv6, set_u16, tcp, u16_at, udp};
 
 /// Rewrites every packet that goes on, and sends it on.
-pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, network: &Network, now: Tick) {
+pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, ids: &mut Ids, context: &Context<'_>) {
+    let Context { view, now, .. } = *context;
+    let network = &*view.network;
+    for i in batch.known_of::<A>().and(batch.renumber) {
+        if batch.directions[i] == Direction::Egress {
+            let known = batch.frames[i].known().map(|known| known.translated_id);
+            let Tuple { destination, protocol, .. } = A::tuples(batch)[i];
+            let id = known.unwrap_or_else(|| ids.next(destination, protocol));
+            A::renumber(batch.frames[i].frame.bytes_mut(), id);
+        }
+    }
     for i in batch.known_of::<A>() {
-        let Some(hop) = route::session_hop::<A>(batch, i, sessions, network) else { continue };
+        let Some(hop) = route::session_hop::<A>(batch, i, sessions, view) else { continue };
         let (head, slot) = (batch.heads[i], batch.slots[i]);
         if head.kind == Kind::Tcp {
             sessions.note_segment::<A>(slot, &batch.segments[i], now);
@@ -42,7 +53,7 @@ pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, network: &Netw
     }
 }
 
-/// Writes the link header, and says where the frame leaves; `None` if the neighbour isn't known yet.
+/// Writes the link header, and says where the frame leaves; `None` if it can't leave yet.
 #[inline]
 fn send(frame: &mut [u8], hop: NextHop, network: &Network) -> Option<InterfaceId> {
     let NextHop::Known(id) = hop else { return None };
@@ -51,13 +62,16 @@ fn send(frame: &mut [u8], hop: NextHop, network: &Network) -> Option<InterfaceId
     Some(hop.interface)
 }
 
-/// Ends a packet's way: it is sent, or waits for its neighbour.
+/// Ends a packet's way: it is sent, waits for its neighbour, or comes around.
 #[inline]
 fn finish(batch: &mut Batch, i: usize, hop: NextHop, sent: Option<InterfaceId>, network: &Network) {
     if let Some(interface) = sent {
         return batch.decide(i, Verdict::Forward(interface));
     }
-    batch.wanted[i] = route::wanted(batch, i, hop, network);
+    let Some(wanted) = route::wanted(batch, i, hop, network) else {
+        return batch.decide(i, Verdict::Around);
+    };
+    batch.wanted[i] = wanted;
     batch.decide(i, Verdict::Wait);
 }
 
@@ -69,6 +83,8 @@ pub trait OnWire: Lane {
     fn write_header(frame: &mut [u8], to: &Tuple<Self>, delta: Delta);
     /// Counts down the TTL of a frame.
     fn decrement_ttl(frame: &mut [u8]);
+    /// Gives the datagram in a frame another identification, if it has one.
+    fn renumber(frame: &mut [u8], id: u32);
 }
 
 impl OnWire for u32 {
@@ -89,6 +105,15 @@ impl OnWire for u32 {
         let checksum = u16_at(header, ipv4::CHECKSUM);
         set_u16(header, ipv4::CHECKSUM, Delta::TTL_DECREMENT.apply(checksum));
     }
+
+    #[cold]
+    fn renumber(frame: &mut [u8], id: u32) {
+        let Some(header) = ip_header::<{ ipv4::HEADER }>(frame) else { return };
+        let (old, new) = (u16_at(header, ipv4::IDENTIFICATION), id as u16);
+        let checksum = u16_at(header, ipv4::CHECKSUM);
+        set_u16(header, ipv4::IDENTIFICATION, new);
+        set_u16(header, ipv4::CHECKSUM, Delta::of(old.into(), new.into()).apply(checksum));
+    }
 }
 
 impl OnWire for V6 {
@@ -103,6 +128,16 @@ impl OnWire for V6 {
     fn decrement_ttl(frame: &mut [u8]) {
         let Some(header) = ip_header::<{ ipv6::HEADER }>(frame) else { return };
         header[ipv6::HOP_LIMIT] = header[ipv6::HOP_LIMIT].wrapping_sub(1);
+    }
+
+    #[cold]
+    fn renumber(frame: &mut [u8], id: u32) {
+        let Some(packet) = frame.get_mut(ethernet::HEADER..) else { return };
+        let header = ipv6::Header::parse(packet).ok().and_then(|header| header.fragment_header);
+        let at = header.map(|header| usize::from(header.header_at) + ipv6::FragmentHeader::IDENTIFICATION);
+        if let Some(field) = at.and_then(|at| packet.get_mut(at..at + 4)) {
+            field.copy_from_slice(&id.to_be_bytes());
+        }
     }
 }
 
@@ -139,7 +174,7 @@ fn write_payload(payload: &mut [u8], kind: Kind, source_port: u16, destination_p
             let checksum = u16_at(header, icmp::CHECKSUM);
             set_u16(header, icmp::CHECKSUM, delta.apply(checksum));
         }
-        Kind::Other | Kind::Arp | Kind::Neighbour | Kind::Fragment => {}
+        Kind::Other | Kind::Arp | Kind::Neighbour | Kind::Fragment | Kind::Piece => {}
     }
 }
 

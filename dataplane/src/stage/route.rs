@@ -8,23 +8,40 @@ use crate::batch::{Batch, Lane, Wanted};
 use crate::counters::DropReason;
 use crate::io::InterfaceId;
 use crate::session::Sessions;
-use crate::snapshot::network::{Network, NextHop, NoRoute};
+use crate::snapshot::Snapshot;
+use crate::snapshot::network::{HopId, Network, NextHop, NoRoute};
 use crate::verdict::Verdict;
 use crate::wire::{ethernet, ipv4, ipv6};
 
 /// Says where a packet with a session goes next; `None` if it can't, and its way has ended.
 #[inline]
-pub fn session_hop<A: Lane>(
-    batch: &mut Batch,
-    i: usize,
-    sessions: &mut Sessions,
-    network: &Network,
-) -> Option<NextHop> {
+pub fn session_hop<A: Lane>(batch: &mut Batch, i: usize, sessions: &mut Sessions, view: &Snapshot) -> Option<NextHop> {
     let hop = match A::table(sessions).entry(batch.slots[i]).next_hop() {
+        Some(HopId::HAIRPIN) => Ok(NextHop::Hairpin),
         Some(hop) => Ok(NextHop::Known(hop)),
-        None => find_hop::<A>(batch, i, sessions, network),
+        None => find_hop::<A>(batch, i, sessions, view),
     };
-    check(batch, i, hop, network)
+    check(batch, i, hop, &view.network)
+}
+
+/// Where packets to `destination` go, which may be a VIP of this gateway.
+///
+/// # Errors
+/// When no route leads there.
+pub fn hop_to<A: Lane>(destination: A, hash: u64, view: &Snapshot) -> Result<NextHop, NoRoute> {
+    if view.policy.vip(destination).is_some() {
+        return Ok(NextHop::Hairpin);
+    }
+    view.network.next_hop(destination, hash)
+}
+
+/// A next hop as a session remembers it.
+pub fn number(hop: NextHop) -> Option<HopId> {
+    match hop {
+        NextHop::Known(hop) => Some(hop),
+        NextHop::Hairpin => Some(HopId::HAIRPIN),
+        NextHop::Unknown(_) => None,
+    }
 }
 
 /// The same for a packet that goes on unchanged.
@@ -35,12 +52,10 @@ pub fn unchanged_hop<A: Lane>(batch: &mut Batch, i: usize, network: &Network) ->
 
 /// Finds a session's next hop, and lets the session remember it.
 #[cold]
-fn find_hop<A: Lane>(batch: &Batch, i: usize, sessions: &mut Sessions, network: &Network) -> Result<NextHop, NoRoute> {
+fn find_hop<A: Lane>(batch: &Batch, i: usize, sessions: &mut Sessions, view: &Snapshot) -> Result<NextHop, NoRoute> {
     let entry = A::table_mut(sessions).entry_mut(batch.slots[i]);
-    let hop = network.next_hop(entry.to().destination, batch.hashes[i])?;
-    if let NextHop::Known(number) = hop {
-        entry.set_next_hop(Some(number));
-    }
+    let hop = hop_to(entry.to().destination, batch.hashes[i], view)?;
+    entry.set_next_hop(number(hop));
     Ok(hop)
 }
 
@@ -50,24 +65,26 @@ fn check(batch: &mut Batch, i: usize, hop: Result<NextHop, NoRoute>, network: &N
     let refused = match hop {
         Err(NoRoute) => DropReason::NoRoute,
         Ok(_) if head.ttl <= 1 => DropReason::Ttl,
-        Ok(hop) if head.length > network.port(interface(hop, network)).mtu => DropReason::TooBig,
+        Ok(hop) if interface(hop, network).is_some_and(|out| head.length > network.port(out).mtu) => DropReason::TooBig,
         Ok(hop) => return Some(hop),
     };
     batch.decide(i, Verdict::Drop(refused));
     None
 }
 
-/// The interface of a next hop.
+/// The interface of a next hop; a hairpin has none.
 #[inline]
-pub fn interface(hop: NextHop, network: &Network) -> InterfaceId {
+pub fn interface(hop: NextHop, network: &Network) -> Option<InterfaceId> {
     match hop {
-        NextHop::Known(id) => network.hop(id).interface,
-        NextHop::Unknown(interface) => interface,
+        NextHop::Known(id) => Some(network.hop(id).interface),
+        NextHop::Unknown(interface) => Some(interface),
+        NextHop::Hairpin => None,
     }
 }
 
 /// Whose link address is missing: the router's, or the destination's as it stands in the rewritten packet.
-pub fn wanted(batch: &Batch, i: usize, hop: NextHop, network: &Network) -> Wanted {
+pub fn wanted(batch: &Batch, i: usize, hop: NextHop, network: &Network) -> Option<Wanted> {
+    let interface = interface(hop, network)?;
     let address: IpAddr = if let NextHop::Known(id) = hop {
         network.hop(id).address
     } else {
@@ -78,5 +95,5 @@ pub fn wanted(batch: &Batch, i: usize, hop: NextHop, network: &Network) -> Wante
             ipv6::destination(packet).to_ip()
         }
     };
-    Wanted { interface: interface(hop, network), address }
+    Some(Wanted { interface, address })
 }

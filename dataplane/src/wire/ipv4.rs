@@ -4,6 +4,8 @@ use super::checksum;
 
 /// Length of a header without options.
 pub const HEADER: usize = 20;
+/// Where the identification is.
+pub const IDENTIFICATION: usize = 4;
 /// Where the time to live is.
 pub const TTL: usize = 8;
 /// Where the header checksum is.
@@ -95,7 +97,7 @@ impl Header {
     }
 }
 
-/// What a plain header says: no options, no fragment.
+/// What a plain header says: no options, and a datagram that is atomic (RFC 6864 section 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plain {
     /// Source address.
@@ -118,8 +120,8 @@ pub fn read_plain<const LENGTH: usize>(frame: &[u8; LENGTH]) -> Option<(Plain, u
     // EtherType, version and header length lie side by side.
     let kind = u32::from_be_bytes(*frame.get(12..)?.first_chunk()?);
     let header: &[u8; HEADER] = frame.get(14..)?.first_chunk()?;
-    let fragment = u16::from_be_bytes([header[6], header[7]]) & 0x3fff;
-    if kind >> 8 != 0x0008_0045 || fragment != 0 || !checksum::verifies_header(header) {
+    let atomic = u16::from_be_bytes([header[6], header[7]]) == DONT_FRAGMENT;
+    if kind >> 8 != 0x0008_0045 || !atomic || !checksum::verifies_header(header) {
         return None;
     }
     let plain = Plain {

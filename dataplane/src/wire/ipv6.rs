@@ -43,6 +43,8 @@ pub struct FragmentHeader {
 impl FragmentHeader {
     /// Length of the header.
     pub const LENGTH: u16 = 8;
+    /// Where the identification is in it.
+    pub const IDENTIFICATION: usize = 4;
 
     fn parse(bytes: &[u8], header_at: u16) -> Option<Self> {
         let fixed: &[u8; Self::LENGTH as usize] = bytes.first_chunk()?;

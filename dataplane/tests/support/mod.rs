@@ -16,6 +16,8 @@ use crossbeam::queue::ArrayQueue;
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
 use vipgate_dataplane::command::Command;
 use vipgate_dataplane::counters::{Direction, DropReason};
+use vipgate_dataplane::fragments::Fragments;
+use vipgate_dataplane::ids::Ids;
 use vipgate_dataplane::io::memory::MemoryIo;
 use vipgate_dataplane::io::{InterfaceId, PacketIo};
 use vipgate_dataplane::link::directory::Directory;
@@ -177,7 +179,12 @@ impl Gateway {
             .into_iter()
             .zip(0..)
             .map(|(links, id)| {
-                let key = HashKey::new([1, 2, 3, 4 + u64::from(id)]);
+                let key = HashKey::new([
+                    0x9e37_79b9_7f4a_7c15,
+                    0xd1b5_4a32_d192_ed03,
+                    0xaef1_7502_108e_f2d9,
+                    0x632b_e593_8a41_7d6f + u64::from(id),
+                ]);
                 let (sender, receiver) = unbounded();
                 commands.push(sender);
                 let parts = Parts {
@@ -188,6 +195,8 @@ impl Gateway {
                     tables: Tables {
                         sessions: Sessions::new(setup.capacity, setup.timeouts, key).unwrap(),
                         ports: Allocator::new(WorkerId(id), setup.workers, setup.range, key).unwrap(),
+                        fragments: Fragments::new(64, 32, 2_000, key).unwrap(),
+                        ids: Ids::new(id, setup.workers, key),
                     },
                     reader: publisher.reader(),
                     waiting: Waiting::new(questions.clone()),

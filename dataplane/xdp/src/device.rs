@@ -231,7 +231,7 @@ impl PacketIo for XdpDevice {
             for descriptor in &self.burst[..taken] {
                 // SAFETY: the kernel gave the frame to us just now, and this is the one place that takes it.
                 if let Some(frame) = unsafe { self.umem.frame(descriptor) } {
-                    into.push(Received { frame, interface: port.interface });
+                    into.push(Received::new(frame, port.interface));
                 }
             }
             port.filled -= taken as u32;

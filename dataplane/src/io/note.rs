@@ -1,0 +1,112 @@
+//! What goes with a packet from one worker to another, or around within one: some bits in the frame's mark, and for
+//! fragments the ports of their datagram before the packet. A packet from outside has none of it.
+
+use super::Received;
+use crate::fragments::{Known, Ports};
+
+const SETTLED: u16 = 1;
+const GATHERED: u16 = 2;
+const HAIRPIN: u16 = 4;
+const KNOWN: u16 = 8;
+/// Above this bit: workers that were asked in vain.
+const ASKED: u32 = 8;
+/// Bytes before the packet that hold a datagram's ports.
+const KNOWN_BYTES: usize = 9;
+
+impl Received {
+    /// Whether it was sent to the worker that has its flow; it is not sent on.
+    #[inline]
+    pub fn is_settled(&self) -> bool {
+        self.has(SETTLED)
+    }
+
+    /// Notes that it is sent to the worker that has its flow.
+    pub fn settle(&mut self) {
+        self.note(SETTLED);
+    }
+
+    /// Whether it is a fragment that was sent to the worker that gathers its datagram.
+    pub fn is_gathered(&self) -> bool {
+        self.has(GATHERED)
+    }
+
+    /// Notes that it is sent to the worker that gathers its datagram.
+    pub fn gather(&mut self) {
+        self.note(GATHERED);
+    }
+
+    /// Whether it left a pod for a VIP of this gateway: it is to be taken as if it came from outside.
+    #[inline]
+    pub fn is_hairpin(&self) -> bool {
+        self.has(HAIRPIN)
+    }
+
+    /// Sends it around: it has left a pod for a VIP of this gateway, and nothing else is known of it.
+    pub fn turn_around(&mut self) {
+        self.frame.set_mark(HAIRPIN);
+    }
+
+    /// Workers that were asked in vain to open its session.
+    pub fn asked(&self) -> u8 {
+        (self.frame.mark() >> ASKED) as u8
+    }
+
+    /// Notes that one more worker was asked in vain.
+    pub fn ask_another(&mut self) {
+        let asked = self.asked().saturating_add(1);
+        self.frame.set_mark(self.frame.mark() & ((1 << ASKED) - 1) | u16::from(asked) << ASKED);
+    }
+
+    /// What is known of the datagram that it is a fragment of.
+    pub fn known(&self) -> Option<Known> {
+        let bytes: &[u8; KNOWN_BYTES] = self.frame.headroom().last_chunk().filter(|_| self.has(KNOWN))?;
+        let [protocol, s0, s1, d0, d1, id @ ..] = *bytes;
+        let (source, destination) = (u16::from_be_bytes([s0, s1]), u16::from_be_bytes([d0, d1]));
+        Some(Known { ports: Ports { protocol, source, destination }, translated_id: u32::from_be_bytes(id) })
+    }
+
+    /// Notes what is known of its datagram; nothing if there is no room before the packet.
+    pub fn set_known(&mut self, known: Known) {
+        let Known { ports: Ports { protocol, source, destination }, translated_id } = known;
+        let Some(bytes) = self.frame.headroom_mut().last_chunk_mut::<KNOWN_BYTES>() else { return };
+        bytes[0] = protocol;
+        bytes[1..3].copy_from_slice(&source.to_be_bytes());
+        bytes[3..5].copy_from_slice(&destination.to_be_bytes());
+        bytes[5..].copy_from_slice(&translated_id.to_be_bytes());
+        self.note(KNOWN);
+    }
+
+    #[inline]
+    fn has(&self, bit: u16) -> bool {
+        self.frame.mark() & bit != 0
+    }
+
+    fn note(&mut self, bit: u16) {
+        self.frame.set_mark(self.frame.mark() | bit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vipgate_mem::Arena;
+
+    use super::*;
+    use crate::io::InterfaceId;
+
+    #[test]
+    fn notes_stand_side_by_side_and_leave_the_packet_alone() {
+        let mut frame = Arena::allocate(1, 2048).unwrap().frames().pop().unwrap();
+        assert!(frame.replace(b"packet"));
+        let mut received = Received::new(frame, InterfaceId(1));
+        assert!(!received.is_settled() && received.known().is_none() && received.asked() == 0);
+        let known = Known { ports: Ports { protocol: 17, source: 4000, destination: 53 }, translated_id: 0xdead_beef };
+        received.set_known(known);
+        received.settle();
+        received.ask_another();
+        received.ask_another();
+        assert_eq!((received.known(), received.asked(), received.frame.bytes()), (Some(known), 2, &b"packet"[..]));
+        assert!(received.is_settled() && !received.is_hairpin() && !received.is_gathered());
+        received.turn_around();
+        assert!(received.is_hairpin() && !received.is_settled() && received.known().is_none());
+    }
+}

@@ -1,0 +1,161 @@
+//! Third stage: fragments. Only the first one of a datagram has ports, so all of them come together at one worker, which
+//! tells each the ports of the first; those that overtook it wait there. With its ports a fragment goes on like any packet.
+//! Fragments that nobody has to translate need no ports, and pass.
+
+use crate::address::V6;
+use crate::batch::{Batch, Kind, Lane};
+use crate::counters::DropReason;
+use crate::fragments::piece::{Piece, Refusal};
+use crate::fragments::{Fragments, Key, Known, Later, Ports};
+use crate::ids::Ids;
+use crate::io::Received;
+use crate::pipeline::Context;
+use crate::session::tuple::Tuple;
+use crate::snapshot::policy::Policy;
+use crate::verdict::Verdict;
+use crate::wire::tcp::Segment;
+use crate::wire::{ethernet, icmp, ipv4, ipv6, protocol, u16_at};
+
+/// Gives the batch's fragments their ports, or sends them where they get them.
+pub fn run<A: Fragmented>(batch: &mut Batch, fragments: &mut Fragments, ids: &mut Ids, context: &Context<'_>) {
+    for i in batch.open_of::<A>().and(batch.fragments) {
+        let tuple = A::tuples(batch)[i];
+        let (known, gathered) = (batch.frames[i].known(), batch.frames[i].is_gathered());
+        if known.is_none() && !needs_ports(&tuple, &context.view.policy) {
+            continue;
+        }
+        let frame = batch.frames[i].frame.bytes();
+        let Some((key, piece, number)) = A::read(frame.get(ethernet::HEADER..).unwrap_or_default()) else { continue };
+        let outcome = match (known, piece) {
+            (Some(known), Ok(piece)) => Ok((known, piece.is_first())),
+            (_, Err(refusal)) => Err(refused(refusal)),
+            (None, Ok(piece)) => match context.flows.gatherer(&key).filter(|_| !gathered) {
+                Some(worker) => {
+                    batch.frames[i].gather();
+                    Err(Verdict::HandOff(worker))
+                }
+                None => gather(batch, i, &key, piece, number, fragments, ids, context),
+            },
+        };
+        match outcome {
+            Ok((known, first)) => resolve::<A>(batch, i, known, first),
+            Err(verdict) => batch.decide(i, verdict),
+        }
+    }
+}
+
+/// Asks the memory about a fragment: its datagram's ports, and whether it is the first.
+fn gather<A: Fragmented>(
+    batch: &mut Batch,
+    i: usize,
+    key: &Key<A>,
+    piece: Piece,
+    number: u8,
+    fragments: &mut Fragments,
+    ids: &mut Ids,
+    context: &Context<'_>,
+) -> Result<(Known, bool), Verdict> {
+    if !piece.is_first() {
+        return match fragments.later(key, piece, context.now) {
+            Ok(Later::Known(known)) => Ok((known, false)),
+            Ok(Later::Early) => Err(Verdict::Park),
+            Err(refusal) => Err(refused(refusal)),
+        };
+    }
+    let (_, source, destination) = read_first(batch, i, number).ok_or(Verdict::Drop(DropReason::Malformed))?;
+    let id = ids.next(key.destination, number);
+    let ports = Ports { protocol: number, source, destination };
+    let known = fragments.first(key, piece, ports, id, context.now).map_err(refused)?;
+    while let Some(mut early) = fragments.release(key) {
+        early.set_known(known);
+        batch.released.push_back(early);
+    }
+    Ok((known, true))
+}
+
+/// Keeps an early fragment until its first one comes.
+///
+/// # Errors
+/// Gives it back when there is no room for it.
+pub fn park(fragments: &mut Fragments, received: Received) -> Result<(), Received> {
+    let packet = received.frame.bytes().get(ethernet::HEADER..).unwrap_or_default();
+    if let Some((key, ..)) = <u32 as Fragmented>::read(packet) {
+        fragments.park(&key, received)
+    } else if let Some((key, ..)) = <V6 as Fragmented>::read(packet) {
+        fragments.park(&key, received)
+    } else {
+        Err(received)
+    }
+}
+
+/// Lets a fragment go on with its datagram's ports.
+fn resolve<A: Lane>(batch: &mut Batch, i: usize, known: Known, first: bool) {
+    let kind =
+        if first { read_first(batch, i, known.ports.protocol).map(|(kind, ..)| kind) } else { Some(Kind::Piece) };
+    let Some(kind) = kind else {
+        return batch.decide(i, Verdict::Drop(DropReason::Malformed));
+    };
+    let tuple = &mut A::tuples_mut(batch)[i];
+    tuple.source_port = known.ports.source;
+    tuple.destination_port = known.ports.destination;
+    tuple.protocol = known.ports.protocol;
+    batch.heads[i].kind = kind;
+    batch.frames[i].set_known(known);
+    batch.renumber.insert(i);
+    if kind.has_session() {
+        batch.sessionless.remove(i);
+    }
+}
+
+/// What a first fragment is, and its ports.
+fn read_first(batch: &mut Batch, i: usize, number: u8) -> Option<(Kind, u16, u16)> {
+    let payload = batch.frames[i].frame.bytes().get(batch.heads[i].l4.into()..)?;
+    let ports = (u16_at(payload, 0), u16_at(payload, 2));
+    Some(match number {
+        protocol::TCP => {
+            Segment::parse(payload, &mut batch.segments[i])?;
+            (Kind::Tcp, ports.0, ports.1)
+        }
+        // Its length is that of the whole datagram.
+        protocol::UDP => (Kind::Udp, ports.0, ports.1),
+        protocol::ICMP | protocol::ICMPV6 => {
+            let parse = if number == protocol::ICMP { icmp::parse_v4 } else { icmp::parse_v6 };
+            match parse(payload)? {
+                icmp::Message::EchoRequest(id) => (Kind::EchoRequest, id, 0),
+                icmp::Message::EchoReply(id) => (Kind::EchoReply, 0, id),
+                icmp::Message::Other => (Kind::Other, 0, 0),
+            }
+        }
+        _ => (Kind::Other, 0, 0),
+    })
+}
+
+/// Whether somebody has to translate the packet.
+fn needs_ports<A: Lane>(tuple: &Tuple<A>, policy: &Policy) -> bool {
+    policy.vip(tuple.destination).is_some()
+        || policy.endpoint(tuple.source).is_some_and(|(_, _, egress)| A::translates(egress, tuple.destination))
+}
+
+fn refused(_: Refusal) -> Verdict {
+    Verdict::Drop(DropReason::Fragment)
+}
+
+/// An address family whose packets come in fragments.
+pub trait Fragmented: Lane {
+    /// What a fragment has in common with others, its place, and the protocol; `None` if the packet is none.
+    fn read(packet: &[u8]) -> Option<(Key<Self>, Result<Piece, Refusal>, u8)>;
+}
+
+impl Fragmented for u32 {
+    fn read(packet: &[u8]) -> Option<(Key<Self>, Result<Piece, Refusal>, u8)> {
+        let header = ipv4::Header::parse(packet).ok().filter(|header| header.fragment)?;
+        Some((Key::of_v4(&header), Piece::of_v4(&header), header.protocol))
+    }
+}
+
+impl Fragmented for V6 {
+    fn read(packet: &[u8]) -> Option<(Key<Self>, Result<Piece, Refusal>, u8)> {
+        let header = ipv6::Header::parse(packet).ok()?;
+        Some((Key::of_v6(&header)?, Piece::of_v6(&header), header.protocol))
+    }
+}

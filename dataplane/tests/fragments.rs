@@ -1,0 +1,231 @@
+//! Datagrams in fragments: in any order, on any queue, in both directions, and never more of them than there is room for.
+#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+
+use etherparse::{NetSlice, PacketBuilder, SlicedPacket};
+use proptest::prelude::*;
+use support::*;
+use vipgate_dataplane::counters::DropReason;
+use vipgate_dataplane::wire::checksum;
+
+/// A datagram of `payload` bytes, cut into pieces of 400.
+fn pieces(source: SocketAddr, destination: SocketAddr, payload: usize, id: u32) -> Vec<Vec<u8>> {
+    let body: Vec<u8> = (0..payload).map(|n| (n * 7 % 251) as u8).collect();
+    let mut whole = Vec::new();
+    match (source.ip(), destination.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => PacketBuilder::ipv4(from.octets(), to.octets(), 64)
+            .udp(source.port(), destination.port())
+            .write(&mut whole, &body)
+            .unwrap(),
+        (IpAddr::V6(from), IpAddr::V6(to)) => PacketBuilder::ipv6(from.octets(), to.octets(), 64)
+            .udp(source.port(), destination.port())
+            .write(&mut whole, &body)
+            .unwrap(),
+        _ => panic!("mixed families"),
+    }
+    let v4 = source.is_ipv4();
+    let (header, rest) = whole.split_at(if v4 { 20 } else { 40 });
+    let from_pod = source.ip().to_string().starts_with("10.") || source.ip().to_string().starts_with("fd00:244");
+    let link = if from_pod { (INSIDE_MAC, POD_MAC) } else { (OUTSIDE_MAC, ROUTER_MAC) };
+    let count = rest.chunks(400).count();
+    rest.chunks(400)
+        .enumerate()
+        .map(|(n, piece)| {
+            let more = n + 1 < count;
+            let mut bytes = [&link.0[..], &link.1[..], if v4 { &[8, 0] } else { &[0x86, 0xdd] }, header].concat();
+            let ip = &mut bytes[14..];
+            if v4 {
+                ip[2..4].copy_from_slice(&(20 + piece.len() as u16).to_be_bytes());
+                ip[4..6].copy_from_slice(&(id as u16).to_be_bytes());
+                ip[6..8].copy_from_slice(&(u16::from(more) << 13 | (n * 50) as u16).to_be_bytes());
+                ip[10..12].fill(0);
+                let sum = checksum::checksum(0, &ip[..20]);
+                ip[10..12].copy_from_slice(&sum.to_be_bytes());
+            } else {
+                ip[4..6].copy_from_slice(&(8 + piece.len() as u16).to_be_bytes());
+                ip[6] = 44;
+                bytes.extend([17, 0]);
+                bytes.extend((((n * 50) as u16) << 3 | u16::from(more)).to_be_bytes());
+                bytes.extend(id.to_be_bytes());
+            }
+            bytes.extend(piece);
+            bytes
+        })
+        .collect()
+}
+
+/// What a host makes of the fragments that it gets: source, destination, ports, identification. Panics unless the datagram is whole and
+/// right. A repetition of a datagram that is complete already is one of its own.
+fn put_together(fragments: &[Vec<u8>], payload: usize) -> (SocketAddr, SocketAddr, u32) {
+    let mut bytes = vec![None; payload + 8];
+    let mut all = Vec::new();
+    let complete = |id: u32| {
+        let offsets: HashSet<usize> = fragments.iter().map(|f| read(f)).filter(|f| f.1 == id).map(|f| f.2).collect();
+        offsets.len() * 400 >= payload + 8
+    };
+    for fragment in fragments.iter().filter(|fragment| complete(read(fragment).1)) {
+        let (ends, id, offset, piece) = read(fragment);
+        all.push((ends, id));
+        for (at, &byte) in piece.iter().enumerate() {
+            assert!(bytes[offset + at].is_none_or(|other| other == byte));
+            bytes[offset + at] = Some(byte);
+        }
+    }
+    assert!(all.iter().all(|one| *one == all[0]), "all fragments leave alike: {all:?}");
+    let bytes: Vec<u8> = bytes.into_iter().map(|byte| byte.expect("nothing is missing")).collect();
+    let ((source, destination), id) = all[0];
+    let sum = |address: IpAddr| match address {
+        IpAddr::V4(v4) => checksum::sum(&v4.octets()),
+        IpAddr::V6(v6) => checksum::sum(&v6.octets()),
+    };
+    let pseudo = sum(source) + sum(destination) + 17 + bytes.len() as u32;
+    assert!(checksum::verifies(pseudo, &bytes), "the checksum of the whole is right");
+    let port = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+    ((source, port(0)).into(), (destination, port(2)).into(), id)
+}
+
+type Read = ((IpAddr, IpAddr), u32, usize, Vec<u8>);
+
+fn read(fragment: &[u8]) -> Read {
+    match SlicedPacket::from_ethernet(fragment).unwrap().net.unwrap() {
+        NetSlice::Ipv4(v4) => {
+            let header = v4.header();
+            let ends = (header.source_addr().into(), header.destination_addr().into());
+            let offset = usize::from(header.fragments_offset().value()) * 8;
+            (ends, header.identification().into(), offset, v4.payload().payload.to_vec())
+        }
+        NetSlice::Ipv6(v6) => {
+            let ends = (v6.header().source_addr().into(), v6.header().destination_addr().into());
+            let extension = &fragment[54..62];
+            let offset = usize::from(u16::from_be_bytes([extension[2], extension[3]]) & 0xfff8);
+            let id = u32::from_be_bytes(extension[4..8].try_into().unwrap());
+            (ends, id, offset, fragment[62..].to_vec())
+        }
+        NetSlice::Arp(_) => panic!("ARP"),
+    }
+}
+
+const ENDS: [(&str, &str, &str); 2] = [
+    ("10.244.1.5:4000", "198.51.100.10:53", "192.0.2.10"),
+    ("[fd00:244:1::5]:4000", "[2001:db8:51::10]:53", "2001:db8::10"),
+];
+
+#[test]
+fn both_directions_and_both_families_in_order() {
+    let mut gateway = Gateway::new(&Setup::default());
+    for (pod, far, vip) in ENDS {
+        let mut sent = Vec::new();
+        for piece in pieces(at(pod), at(far), 1400, 77) {
+            sent.extend(gateway.arrives(0, INSIDE, &piece));
+        }
+        let fragments: Vec<_> =
+            sent.into_iter().map(|(interface, bytes)| (assert_eq!(interface, OUTSIDE), bytes).1).collect();
+        let (source, destination, id) = put_together(&fragments, 1400);
+        assert_eq!((source.ip(), destination), (ip(vip), at(far)));
+        assert_ne!(id, 77, "pods behind one VIP share its identifications");
+        let mut back = Vec::new();
+        for piece in pieces(at(far), source, 900, 78) {
+            back.extend(gateway.arrives(0, OUTSIDE, &piece));
+        }
+        let fragments: Vec<_> =
+            back.into_iter().map(|(interface, bytes)| (assert_eq!(interface, INSIDE), bytes).1).collect();
+        assert_eq!(put_together(&fragments, 900).1, at(pod));
+    }
+    assert_eq!(gateway.sessions(), 2);
+}
+
+#[test]
+fn a_missing_first_one_frees_everything_after_its_time() {
+    let mut gateway = Gateway::new(&Setup::default());
+    for piece in &pieces(at(ENDS[0].0), at(ENDS[0].1), 1400, 5)[1..] {
+        assert!(gateway.arrives(0, INSIDE, piece).is_empty(), "nothing without its ports");
+    }
+    assert_eq!(gateway.workers[0].tables().fragments.parked(), 3);
+    gateway.pass(2_100);
+    assert_eq!(gateway.workers[0].tables().fragments.parked(), 0);
+    assert_eq!(gateway.drops(), HashMap::from([(DropReason::Fragment, 3)]));
+    gateway.check_frames();
+}
+
+#[test]
+fn what_overlaps_poisons_its_datagram() {
+    let mut gateway = Gateway::new(&Setup::default());
+    let mut all = pieces(at(ENDS[0].0), at(ENDS[0].1), 1400, 5);
+    let mut overlapping = all[1].clone();
+    overlapping[14 + 6..14 + 8].copy_from_slice(&(0x2000_u16 + 40).to_be_bytes());
+    overlapping[14 + 10..14 + 12].fill(0);
+    let sum = checksum::checksum(0, &overlapping[14..34]);
+    overlapping[24..26].copy_from_slice(&sum.to_be_bytes());
+    all.insert(1, overlapping);
+    let sent: usize = all.iter().map(|piece| gateway.arrives(0, INSIDE, piece).len()).sum();
+    assert_eq!(sent, 1, "what came before is gone; nothing follows");
+    assert_eq!(gateway.drops(), HashMap::from([(DropReason::Fragment, 4)]));
+}
+
+#[test]
+fn a_flood_of_fragments_costs_nobody_else() {
+    let mut gateway = Gateway::new(&Setup::default());
+    for id in 0..2000 {
+        gateway.arrives(0, INSIDE, &pieces(at("10.244.1.6:9"), at("198.51.100.77:9"), 1400, id)[1]);
+    }
+    let mut sent = Vec::new();
+    for piece in pieces(at(ENDS[0].0), at(ENDS[0].1), 1400, 5).into_iter().rev() {
+        sent.extend(gateway.arrives(0, INSIDE, &piece).into_iter().map(|(_, bytes)| bytes));
+    }
+    put_together(&sent, 1400);
+}
+
+#[test]
+fn pods_with_one_identification_leave_with_two() {
+    let mut gateway = Gateway::new(&Setup::default());
+    let ids = ["10.244.1.5:4000", "10.244.1.6:4000"].map(|pod| {
+        let all = pieces(at(pod), at(ENDS[0].1), 1400, 5);
+        let sent: Vec<_> =
+            all.iter().flat_map(|piece| gateway.arrives(0, INSIDE, piece)).map(|(_, bytes)| bytes).collect();
+        put_together(&sent, 1400).2
+    });
+    assert_ne!(ids[0], ids[1]);
+}
+
+#[test]
+fn what_policy_excludes_passes_as_it_is() {
+    let mut gateway = Gateway::new(&Setup::default());
+    for piece in pieces(at("10.244.1.21:4000"), at("198.51.100.200:53"), 1400, 5).into_iter().rev() {
+        let sent = gateway.arrives(0, INSIDE, &piece);
+        let ((source, _), id, ..) = read(&sent[0].1);
+        assert_eq!((source, id), (ip("10.244.1.21"), 5));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever the order, the queues and the repetitions, the far side can put the datagram together.
+    #[test]
+    fn any_order_on_any_queue_arrives_whole(
+        family in 0_usize..2,
+        order in Just((0..4).chain(0..2).collect::<Vec<usize>>()).prop_shuffle(),
+        queues in prop::collection::vec(0_usize..2, 6),
+    ) {
+        let (pod, far, vip) = ENDS[family];
+        let mut gateway = Gateway::new(&Setup { workers: 2, ..Setup::default() });
+        let all = pieces(at(pod), at(far), 1400, 9);
+        let mut sent = Vec::new();
+        for (&piece, &queue) in order.iter().zip(&queues) {
+            sent.extend(gateway.arrives(queue, INSIDE, &all[piece]).into_iter().map(|(_, bytes)| bytes));
+        }
+        let (source, ..) = put_together(&sent, 1400);
+        prop_assert_eq!(source.ip(), ip(vip));
+        let back = pieces(at(far), source, 1400, 10);
+        let mut received = Vec::new();
+        for (&piece, &queue) in order.iter().zip(&queues) {
+            received.extend(gateway.arrives(1 - queue, OUTSIDE, &back[piece]).into_iter().map(|(_, bytes)| bytes));
+        }
+        prop_assert_eq!(put_together(&received, 1400).1, at(pod));
+        prop_assert_eq!(gateway.drops(), HashMap::new());
+    }
+}

@@ -1,0 +1,66 @@
+//! Pods that call the VIPs of this gateway: the packet goes out as one VIP and comes in at another, without leaving.
+#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
+
+mod support;
+
+use support::*;
+use vipgate_dataplane::counters::{Direction, DropReason};
+use vipgate_dataplane::ports::PortRange;
+
+const A: (&str, &str) = ("10.244.1.5:4000", "192.0.2.10:5000");
+const B: (&str, &str) = ("10.244.1.21:4001", "192.0.2.11:5000");
+
+/// With one port in the range, both sides know what the other one leaves with.
+fn gateway(workers: u8) -> Gateway {
+    let range = PortRange::new(5000, 5000).unwrap();
+    Gateway::new(&Setup { workers, range, ..Setup::default() })
+}
+
+#[test]
+fn two_tenants_meet_at_their_vips() {
+    for workers in [1, 2] {
+        for protocol in [Protocol::Udp, Protocol::Tcp] {
+            let mut gateway = gateway(workers);
+            // The first one's packet finds nobody yet.
+            assert!(gateway.arrives(0, INSIDE, &packet(protocol, at(B.0), at(A.1))).is_empty());
+            assert_eq!(gateway.drops().get(&DropReason::NoService), Some(&1));
+            let queue = usize::from(workers) - 1;
+            let sent = gateway.arrives(queue, INSIDE, &packet(protocol, at(A.0), at(B.1)));
+            assert_eq!(sent.len(), 1, "{workers} workers, {protocol:?}: {:?}", gateway.drops());
+            assert_eq!(sent[0].0, INSIDE);
+            assert_eq!(ends(&sent[0].1), (at(A.1), at(B.0)), "B sees A's VIP");
+            let back = gateway.arrives(0, INSIDE, &packet(protocol, at(B.0), at(A.1)));
+            assert_eq!(ends(&back[0].1), (at(B.1), at(A.0)), "A sees B's VIP");
+            assert!(gateway.forwarded(Direction::Reply) >= 2 && gateway.forwarded(Direction::Egress) >= 2);
+        }
+    }
+}
+
+#[test]
+fn a_pod_meets_itself_at_its_own_vip() {
+    let mut gateway = gateway(1);
+    let sent = gateway.arrives(0, INSIDE, &packet(Protocol::Udp, at(A.0), at(A.1)));
+    assert_eq!(ends(&sent[0].1), (at(A.1), at(A.0)), "from its VIP, never from its own address: {:?}", gateway.drops());
+}
+
+#[test]
+fn a_packet_from_a_vip_that_comes_from_the_wire_goes_nowhere() {
+    let mut gateway = gateway(1);
+    for (interface, source) in [(INSIDE, A.1), (OUTSIDE, A.1), (OUTSIDE, B.1)] {
+        let mut bytes = packet(Protocol::Udp, at(source), at(B.1));
+        bytes[..6].copy_from_slice(if interface == INSIDE { &INSIDE_MAC } else { &OUTSIDE_MAC });
+        assert!(gateway.arrives(0, interface, &bytes).is_empty());
+    }
+    assert_eq!(gateway.drops().values().sum::<u64>(), 3);
+    assert_eq!(gateway.sessions(), 0);
+}
+
+#[test]
+fn a_vip_that_policy_excludes_is_not_reached_with_the_pods_address() {
+    let mut policy = policy();
+    policy.policies[1].excluded.push("192.0.2.0/24".parse().unwrap());
+    let mut gateway = gateway(1);
+    gateway.set_policy(&policy);
+    assert!(gateway.arrives(0, INSIDE, &packet(Protocol::Udp, at(B.0), at(A.1))).is_empty());
+    assert_eq!(gateway.drops().get(&DropReason::NoService), Some(&1));
+}
