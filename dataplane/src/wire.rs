@@ -9,6 +9,7 @@ pub mod icmp_error;
 pub mod ipv4;
 pub mod ipv6;
 pub mod ndp;
+pub mod reset;
 pub mod sctp;
 pub mod tcp;
 pub mod udp;
