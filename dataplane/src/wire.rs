@@ -5,9 +5,12 @@ pub mod arp;
 pub mod checksum;
 pub mod ethernet;
 pub mod icmp;
+pub mod icmp_error;
 pub mod ipv4;
 pub mod ipv6;
 pub mod ndp;
+pub mod reset;
+pub mod sctp;
 pub mod tcp;
 pub mod udp;
 
@@ -21,6 +24,8 @@ pub mod protocol {
     pub const UDP: u8 = 17;
     /// ICMP for IPv6.
     pub const ICMPV6: u8 = 58;
+    /// SCTP.
+    pub const SCTP: u8 = 132;
 }
 
 /// The 16-bit number at `offset`; 0 when it lies outside, which no caller asks for.

@@ -154,6 +154,44 @@ fn check_options(header: &[u8]) -> Result<(), Wrong> {
     Ok(())
 }
 
+/// The header of a packet that the gateway itself makes: no options, a fresh TTL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnHeader {
+    /// Type of service: DSCP and ECN.
+    pub service: u8,
+    /// Bytes of header and payload.
+    pub total: u16,
+    /// The identification; without meaning where the packet may not be fragmented (RFC 6864 section 4.1).
+    pub identification: u16,
+    /// Whether nobody may fragment it.
+    pub dont_fragment: bool,
+    /// Protocol of the payload.
+    pub protocol: u8,
+    /// Source address.
+    pub source: u32,
+    /// Destination address.
+    pub destination: u32,
+}
+
+impl OwnHeader {
+    /// The header's bytes, with its checksum.
+    pub fn bytes(&self) -> [u8; HEADER] {
+        let mut header = [0; HEADER];
+        header[0] = 0x45;
+        header[1] = self.service;
+        header[2..4].copy_from_slice(&self.total.to_be_bytes());
+        header[4..6].copy_from_slice(&self.identification.to_be_bytes());
+        header[6] = if self.dont_fragment { 0x40 } else { 0 };
+        header[TTL] = 64;
+        header[9] = self.protocol;
+        header[ADDRESSES..ADDRESSES + 4].copy_from_slice(&self.source.to_be_bytes());
+        header[ADDRESSES + 4..].copy_from_slice(&self.destination.to_be_bytes());
+        let sum = checksum::checksum(0, &header);
+        header[CHECKSUM..CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
+        header
+    }
+}
+
 /// The destination of a packet whose header has been read before.
 pub fn destination(packet: &[u8]) -> u32 {
     packet.get(ADDRESSES + 4..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_be_bytes(*bytes))

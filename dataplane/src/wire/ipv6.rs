@@ -11,12 +11,12 @@ pub const HOP_LIMIT: usize = 7;
 pub const ADDRESSES: usize = 8;
 
 /// Extension headers in one packet that anyone has a use for; more is an attack on whoever walks them.
-const LONGEST_CHAIN: usize = 8;
+pub(crate) const LONGEST_CHAIN: usize = 8;
 
-const HOP_BY_HOP: u8 = 0;
-const ROUTING: u8 = 43;
-const FRAGMENT: u8 = 44;
-const DESTINATION_OPTIONS: u8 = 60;
+pub(crate) const HOP_BY_HOP: u8 = 0;
+pub(crate) const ROUTING: u8 = 43;
+pub(crate) const FRAGMENT: u8 = 44;
+pub(crate) const DESTINATION_OPTIONS: u8 = 60;
 
 /// Why a header can't be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,6 +155,18 @@ impl Header {
         }
         Err(Wrong::Malformed)
     }
+}
+
+/// The header of a packet that the gateway itself makes, without extension headers.
+pub fn own_header(payload: u16, protocol: u8, source: V6, destination: V6) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[0] = 0x60;
+    header[4..6].copy_from_slice(&payload.to_be_bytes());
+    header[6] = protocol;
+    header[HOP_LIMIT] = 64;
+    header[ADDRESSES..ADDRESSES + 16].copy_from_slice(&source.to_bits().to_be_bytes());
+    header[ADDRESSES + 16..].copy_from_slice(&destination.to_bits().to_be_bytes());
+    header
 }
 
 /// The destination of a packet whose header has been read before.

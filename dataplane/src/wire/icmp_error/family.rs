@@ -1,0 +1,210 @@
+//! What differs between the errors of the two families: types, lengths, the header that is quoted, the pseudo-header.
+
+use super::Wrong;
+use crate::address::{Address, V6};
+use crate::wire::checksum::{self, Delta};
+use crate::wire::{icmp, ipv4, ipv6, protocol, set_u16, u16_at};
+
+/// The type of an ICMP error, as far as it matters for translation.
+#[derive(Clone, Copy, Debug)]
+pub struct Outline {
+    /// Bytes of the quote with its padding (RFC 4884 section 4); 0 if nothing follows it.
+    pub quote_length: usize,
+    /// See [`super::Quote::mtu`].
+    pub mtu: Option<u32>,
+}
+
+/// What a quoted IP header says.
+#[derive(Clone, Copy, Debug)]
+pub struct Quoted<A> {
+    /// Source address.
+    pub source: A,
+    /// Destination address.
+    pub destination: A,
+    /// Protocol behind options and extension headers.
+    pub protocol: u8,
+    /// Where the transport header starts.
+    pub transport_at: usize,
+    /// Where the packet, or what there is of it, ends.
+    pub end: usize,
+}
+
+/// An address family with ICMP errors.
+pub trait ErrorFamily: Address {
+    /// Bytes of the fixed IP header.
+    const HEADER: usize;
+    /// The protocol number of its ICMP.
+    const ICMP: u8;
+
+    /// Whether a message of this type is an error, or may be one: nobody answers it with an error.
+    fn is_error(kind: u8) -> bool;
+    /// Reads the header of an error.
+    ///
+    /// # Errors
+    /// It is no error, or one that is refused.
+    fn outline(header: &[u8; super::HEADER]) -> Result<Outline, Wrong>;
+    /// Reads the IP header at the start of a quote, of which the end may be missing.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    fn quoted(body: &[u8]) -> Result<Quoted<Self>, Wrong>;
+    /// Reads an ICMP message; `None` if it is cut short.
+    fn echo(payload: &[u8]) -> Option<icmp::Message>;
+    /// The destination of a packet whose header has been read before.
+    fn destination(packet: &[u8]) -> Self;
+    /// What an ICMP message of `length` bytes in `packet` sums up besides its own bytes, not folded.
+    fn pseudo_header(packet: &[u8], length: usize) -> u32;
+    /// Writes both addresses of the IP header at the start of `packet`, and updates its checksum if it has one.
+    fn set_addresses(packet: &mut [u8], source: Self, destination: Self);
+}
+
+impl ErrorFamily for u32 {
+    const HEADER: usize = ipv4::HEADER;
+    const ICMP: u8 = protocol::ICMP;
+
+    fn is_error(kind: u8) -> bool {
+        // Destination unreachable, source quench, redirect, time exceeded, parameter problem.
+        matches!(kind, 3 | 4 | 5 | 11 | 12)
+    }
+
+    fn outline(header: &[u8; super::HEADER]) -> Result<Outline, Wrong> {
+        match header[0] {
+            3 | 11 | 12 => Ok(Outline {
+                quote_length: usize::from(header[5]) * 4,
+                mtu: (header[..2] == [3, 4]).then(|| u16_at(header, 6).into()),
+            }),
+            4 | 5 => Err(Wrong::Refused),
+            _ => Err(Wrong::NotAnError),
+        }
+    }
+
+    fn quoted(body: &[u8]) -> Result<Quoted<Self>, Wrong> {
+        let fixed: &[u8; ipv4::HEADER] = body.first_chunk().ok_or(Wrong::Short)?;
+        let length = usize::from(fixed[0] & 0x0f) * 4;
+        let total = usize::from(u16_at(fixed, 2));
+        if fixed[0] >> 4 != 4 || length < ipv4::HEADER || total < length {
+            return Err(Wrong::Malformed);
+        }
+        // Options are skipped, whatever they are (RFC 5508 REQ-3 b): the packet has passed long ago.
+        let header = body.get(..length).ok_or(Wrong::Short)?;
+        if !checksum::verifies(0, header) {
+            return Err(Wrong::QuotedChecksum);
+        }
+        if is_later_fragment_v4(fixed) {
+            return Err(Wrong::Fragment);
+        }
+        Ok(Quoted {
+            source: Self::from_be_bytes([fixed[12], fixed[13], fixed[14], fixed[15]]),
+            destination: Self::from_be_bytes([fixed[16], fixed[17], fixed[18], fixed[19]]),
+            protocol: fixed[9],
+            transport_at: length,
+            end: total.min(body.len()),
+        })
+    }
+
+    fn echo(payload: &[u8]) -> Option<icmp::Message> {
+        icmp::parse_v4(payload)
+    }
+
+    fn destination(packet: &[u8]) -> Self {
+        ipv4::destination(packet)
+    }
+
+    fn pseudo_header(_: &[u8], _: usize) -> u32 {
+        0
+    }
+
+    fn set_addresses(packet: &mut [u8], source: Self, destination: Self) {
+        let Some(header) = packet.first_chunk_mut::<{ ipv4::HEADER }>() else { return };
+        let old = checksum::sum(&header[ipv4::ADDRESSES..]);
+        let delta = Delta::of(old, source.word_sum() + destination.word_sum());
+        let checksum = u16_at(header, ipv4::CHECKSUM);
+        set_u16(header, ipv4::CHECKSUM, delta.apply(checksum));
+        header[ipv4::ADDRESSES..ipv4::ADDRESSES + 4].copy_from_slice(&source.to_be_bytes());
+        header[ipv4::ADDRESSES + 4..].copy_from_slice(&destination.to_be_bytes());
+    }
+}
+
+impl ErrorFamily for V6 {
+    const HEADER: usize = ipv6::HEADER;
+    const ICMP: u8 = protocol::ICMPV6;
+
+    fn is_error(kind: u8) -> bool {
+        // The upper half of the types are queries (RFC 4443 section 2.1); a redirect counts as an error (2.4 e.2).
+        kind < 128 || kind == 137
+    }
+
+    fn outline(header: &[u8; super::HEADER]) -> Result<Outline, Wrong> {
+        let quote_length = usize::from(header[4]) * 8;
+        let rest = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
+        match header[0] {
+            // Destination unreachable, time exceeded.
+            1 | 3 => Ok(Outline { quote_length, mtu: None }),
+            // Packet too big, parameter problem: no length, all four bytes have a meaning.
+            2 => Ok(Outline { quote_length: 0, mtu: Some(rest) }),
+            4 => Ok(Outline { quote_length: 0, mtu: None }),
+            kind if Self::is_error(kind) => Err(Wrong::Refused),
+            _ => Err(Wrong::NotAnError),
+        }
+    }
+
+    fn quoted(body: &[u8]) -> Result<Quoted<Self>, Wrong> {
+        let fixed: &[u8; ipv6::HEADER] = body.first_chunk().ok_or(Wrong::Short)?;
+        if fixed[0] >> 4 != 6 {
+            return Err(Wrong::Malformed);
+        }
+        let end = (ipv6::HEADER + usize::from(u16_at(fixed, 4))).min(body.len());
+        let (protocol, transport_at) = behind_extensions(&body[..end])?;
+        let address = |at: usize| V6::from_bits(fixed[at..].first_chunk().map_or(0, |b| u128::from_be_bytes(*b)));
+        let (source, destination) = (address(ipv6::ADDRESSES), address(ipv6::ADDRESSES + 16));
+        Ok(Quoted { source, destination, protocol, transport_at, end })
+    }
+
+    fn echo(payload: &[u8]) -> Option<icmp::Message> {
+        icmp::parse_v6(payload)
+    }
+
+    fn destination(packet: &[u8]) -> Self {
+        ipv6::destination(packet)
+    }
+
+    fn pseudo_header(packet: &[u8], length: usize) -> u32 {
+        let addresses = packet.get(ipv6::ADDRESSES..ipv6::HEADER).map_or(0, checksum::sum);
+        addresses + u32::from(length as u16) + u32::from(protocol::ICMPV6)
+    }
+
+    fn set_addresses(packet: &mut [u8], source: Self, destination: Self) {
+        let Some(header) = packet.first_chunk_mut::<{ ipv6::HEADER }>() else { return };
+        header[ipv6::ADDRESSES..ipv6::ADDRESSES + 16].copy_from_slice(&source.to_bits().to_be_bytes());
+        header[ipv6::ADDRESSES + 16..].copy_from_slice(&destination.to_bits().to_be_bytes());
+    }
+}
+
+/// Whether an IPv4 packet is a fragment other than the first: it has an offset.
+pub(super) fn is_later_fragment_v4(packet: &[u8]) -> bool {
+    let offset = u16_at(packet, 6) & 0x1fff;
+    offset != 0
+}
+
+/// The protocol behind all extension headers of `packet`, and where it starts. Unlike [`ipv6::Header::parse`] it takes
+/// a packet of which the end is missing, and doesn't judge a packet that somebody else has let pass.
+pub(super) fn behind_extensions(packet: &[u8]) -> Result<(u8, usize), Wrong> {
+    let mut next = *packet.get(6).ok_or(Wrong::Short)?;
+    let mut at = ipv6::HEADER;
+    for _ in 0..ipv6::LONGEST_CHAIN {
+        let length = match next {
+            ipv6::HOP_BY_HOP | ipv6::ROUTING | ipv6::DESTINATION_OPTIONS => {
+                8 + usize::from(*packet.get(at + 1).ok_or(Wrong::Short)?) * 8
+            }
+            ipv6::FRAGMENT => 8,
+            _ => return Ok((next, at)),
+        };
+        let extension = packet.get(at..at + length).ok_or(Wrong::Short)?;
+        if next == ipv6::FRAGMENT && u16_at(extension, 2) & 0xfff8 != 0 {
+            return Err(Wrong::Fragment);
+        }
+        next = extension[0];
+        at += length;
+    }
+    Err(Wrong::Malformed)
+}
