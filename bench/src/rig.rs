@@ -13,6 +13,7 @@ use vipgate_dataplane::command::Command;
 use vipgate_dataplane::fragments::Fragments;
 use vipgate_dataplane::ids::Ids;
 use vipgate_dataplane::io::{FrameAudit, InterfaceId, PacketIo, Received};
+use vipgate_dataplane::limiter::Limiter;
 use vipgate_dataplane::link::handoff::{Links, Wake};
 use vipgate_dataplane::pipeline::Tables;
 use vipgate_dataplane::ports::PortRange;
@@ -140,6 +141,7 @@ impl Rig {
                 ports: Allocator::new(WorkerId(0), 1, PortRange::default(), key).context("memory for ports")?,
                 fragments: Fragments::new(1024, 256, 2_000, key).context("memory for fragments")?,
                 ids: Ids::new(0, 1, key),
+                limiter: Limiter::new(key, Tick(1)),
             },
             reader: publisher.reader(),
             waiting: Waiting::new(Questions { queue: Arc::new(ArrayQueue::new(8)), bell }),

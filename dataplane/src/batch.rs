@@ -14,13 +14,14 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 
 use crate::address::V6;
-use crate::counters::Direction;
+use crate::counters::{Direction, DropReason};
 use crate::io::{InterfaceId, Received};
 use crate::session::SessionFamily;
 use crate::session::entry::Slot;
 use crate::session::tuple::Tuple;
 use crate::snapshot::policy::EndpointId;
 use crate::verdict::Verdict;
+use crate::wire::sctp::Common;
 use crate::wire::tcp::Segment;
 
 /// Packets in a batch.
@@ -48,6 +49,10 @@ pub enum Kind {
     EchoRequest,
     /// An answer of ICMP echo.
     EchoReply,
+    /// SCTP; its header is in `Batch::associations`.
+    Sctp,
+    /// An ICMP error.
+    Error,
     /// A fragment whose datagram's ports aren't known.
     Fragment,
     /// A fragment that isn't the first, with the ports of its datagram.
@@ -58,7 +63,7 @@ impl Kind {
     /// Whether it can belong to a session.
     #[inline]
     pub fn has_session(self) -> bool {
-        matches!(self, Self::Tcp | Self::Udp | Self::EchoRequest | Self::EchoReply | Self::Piece)
+        matches!(self, Self::Tcp | Self::Udp | Self::Sctp | Self::EchoRequest | Self::EchoReply | Self::Piece)
     }
 }
 
@@ -173,6 +178,8 @@ pub struct Batch {
     pub hashes: [u64; MOST],
     /// TCP segments.
     pub segments: [Segment; MOST],
+    /// SCTP headers.
+    pub associations: [Common; MOST],
     /// The session's slot of those that have one.
     pub slots: [Slot; MOST],
     /// The endpoint of those that may open a session.
@@ -181,6 +188,8 @@ pub struct Batch {
     pub directions: [Direction; MOST],
     /// What those want that wait.
     pub wanted: [Wanted; MOST],
+    /// What the next link carries, of those that are too big for it.
+    pub mtus: [u16; MOST],
     /// How those that aren't open any more end.
     pub verdicts: [Verdict; MOST],
     /// Those whose way hasn't ended yet.
@@ -193,6 +202,10 @@ pub struct Batch {
     pub sessionless: Packets,
     /// Fragments.
     pub fragments: Packets,
+    /// ICMP errors.
+    pub errors: Packets,
+    /// Those that were dropped, and whose sender may hear of it.
+    pub refused: Packets,
     /// Those whose identification must be a new one where pods share an address: fragments, and whole ones that may become
     /// fragments.
     pub renumber: Packets,
@@ -216,16 +229,20 @@ impl Default for Batch {
             v6: [Tuple::default(); MOST],
             hashes: [0; MOST],
             segments: [Segment::default(); MOST],
+            associations: [Common::default(); MOST],
             slots: [Slot(0); MOST],
             endpoints: [EndpointId(0); MOST],
             directions: [Direction::Unchanged; MOST],
             wanted: [Wanted { interface: InterfaceId(0), address: IpAddr::V4(Ipv4Addr::UNSPECIFIED) }; MOST],
+            mtus: [0; MOST],
             verdicts: [Verdict::Undecided; MOST],
             open: Packets::default(),
             families: [Packets::default(); 2],
             questions: Packets::default(),
             sessionless: Packets::default(),
             fragments: Packets::default(),
+            errors: Packets::default(),
+            refused: Packets::default(),
             renumber: Packets::default(),
             known: Packets::default(),
             stale: Packets::default(),
@@ -253,7 +270,8 @@ impl Batch {
         let none = Packets::default();
         self.open = Packets::first(self.len());
         self.families = [none; 2];
-        (self.questions, self.fragments, self.renumber, self.sessionless) = (none, none, none, none);
+        (self.questions, self.fragments, self.errors, self.refused) = (none, none, none, none);
+        (self.renumber, self.sessionless) = (none, none);
         (self.known, self.stale, self.opening, self.unchanged) = (none, none, none, none);
         if cfg!(debug_assertions) {
             self.verdicts = [Verdict::Undecided; MOST];
@@ -266,6 +284,13 @@ impl Batch {
         debug_assert!(self.open.contains(i), "a verdict is set once");
         self.open.remove(i);
         self.verdicts[i] = verdict;
+    }
+
+    /// Drops a packet whose sender may hear of it. Nothing has been written to it yet.
+    #[cold]
+    pub fn refuse(&mut self, i: usize, reason: DropReason) {
+        self.refused.insert(i);
+        self.decide(i, Verdict::Drop(reason));
     }
 
     /// The open packets of a family.

@@ -96,7 +96,6 @@ drop_reasons! {
     LinkFull = "link_full": "The ring to the worker that owns the session is full.",
     TxFull = "tx_full": "The interface's transmit ring is full.",
     NotOurs = "not_ours": "A neighbour question or message that isn't for the gateway.",
-    RateLimited = "rate_limited": "The gateway has answered as often as it may.",
 }
 
 /// Why a session ended.
@@ -173,6 +172,8 @@ pub struct Counters {
     pub drops: [Counter; DropReason::ALL.len()],
     /// ARP and NDP questions answered, ICMP errors and resets sent, announcements made.
     pub answered: Counter,
+    /// ICMP errors and resets that were not sent, because there were too many.
+    pub answers_limited: Counter,
     /// Sessions open now.
     pub sessions: Counter,
     /// Sessions opened since start.

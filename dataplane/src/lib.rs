@@ -14,6 +14,7 @@ pub mod fragments;
 pub mod ids;
 pub mod inspect;
 pub mod io;
+pub mod limiter;
 pub mod link;
 pub mod pipeline;
 pub mod ports;

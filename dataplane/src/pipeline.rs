@@ -8,12 +8,13 @@ use crate::batch::Batch;
 use crate::counters::Counters;
 use crate::fragments::Fragments;
 use crate::ids::Ids;
+use crate::limiter::Limiter;
 use crate::link::flows::Flows;
 use crate::ports::allocator::Allocator;
 use crate::session::Sessions;
 use crate::settle::Settle;
 use crate::snapshot::Snapshot;
-use crate::stage::{answer, classify, gather, lookup, open, parse, recheck, rewrite};
+use crate::stage::{answer, classify, errors, gather, lookup, open, parse, recheck, refuse, rewrite};
 use crate::time::Tick;
 
 /// The tables of one worker that the stages change.
@@ -27,6 +28,8 @@ pub struct Tables {
     pub fragments: Fragments,
     /// Its identifications.
     pub ids: Ids,
+    /// How often it may speak on its own.
+    pub limiter: Limiter,
 }
 
 /// What the stages read in one batch.
@@ -46,7 +49,7 @@ pub struct Context<'a> {
 
 /// Takes a batch through all stages. Afterwards every packet has a verdict.
 pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
-    let Tables { sessions, ports, fragments, ids } = tables;
+    let Tables { sessions, ports, fragments, ids, limiter } = tables;
     let Context { view, counters, .. } = *context;
     let mut settle = Settle { policy: &view.policy, ports, counters };
 
@@ -58,10 +61,13 @@ pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
     lookup::run::<V6>(batch, sessions, view);
     recheck::run::<u32>(batch, sessions, context, &mut settle);
     recheck::run::<V6>(batch, sessions, context, &mut settle);
+    errors::run::<u32>(batch, sessions, context);
+    errors::run::<V6>(batch, sessions, context);
     classify::run::<u32>(batch, context);
     classify::run::<V6>(batch, context);
     open::run::<u32>(batch, sessions, context, &mut settle);
     open::run::<V6>(batch, sessions, context, &mut settle);
     rewrite::run::<u32>(batch, sessions, ids, context);
     rewrite::run::<V6>(batch, sessions, ids, context);
+    refuse::run(batch, limiter, context);
 }

@@ -6,6 +6,7 @@
 
 pub mod entry;
 pub mod region;
+pub mod sctp;
 pub mod table;
 pub mod tcp;
 pub mod timeout;
@@ -19,6 +20,7 @@ use crate::counters::{Direction, EndReason};
 use crate::snapshot::network::{HopId, Routed};
 use crate::snapshot::policy::Family;
 use crate::time::Tick;
+use crate::wire::sctp::Common;
 use crate::wire::tcp::Segment;
 use entry::{Entry, Flags, Slot};
 use table::{Full, Table};
@@ -215,7 +217,19 @@ impl Sessions {
     /// Notes a TCP segment of the direction in `slot`.
     #[inline]
     pub fn note_segment<A: SessionFamily>(&mut self, slot: Slot, segment: &Segment, now: Tick) {
-        if tcp::note(A::table_mut(self), slot, segment) != tcp::Event::None {
+        let event = tcp::note(A::table_mut(self), slot, segment);
+        self.after::<A>(event, slot, now);
+    }
+
+    /// Notes an SCTP packet of the direction in `slot`.
+    pub fn note_association<A: SessionFamily>(&mut self, slot: Slot, packet: &Common, now: Tick) {
+        let event = sctp::note(A::table_mut(self), slot, packet);
+        self.after::<A>(event, slot, now);
+    }
+
+    /// Notes what happened to a connection: its timeout may be another one now.
+    fn after<A: SessionFamily>(&mut self, event: tcp::Event, slot: Slot, now: Tick) {
+        if event != tcp::Event::None {
             let entry = A::table(self).entry(slot);
             let origin = if entry.flags().has(Flags::ORIGIN) { slot } else { entry.twin() };
             self.renew::<A>(origin, now);

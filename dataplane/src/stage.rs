@@ -1,12 +1,14 @@
 //! What happens to a packet, one stage a file, in this order: parse, answer, gather, lookup, recheck,
-//! classify, open, rewrite, which asks route. A stage is a function over a batch and is given exactly the tables that it may read or change.
+//! errors, classify, open, rewrite, which asks route, and refuse. A stage is a function over a batch and is given exactly the tables that it may read or change.
 
 pub mod answer;
 pub mod classify;
+pub mod errors;
 pub mod gather;
 pub mod lookup;
 pub mod open;
 pub mod parse;
 pub mod recheck;
+pub mod refuse;
 pub mod rewrite;
 pub mod route;

@@ -13,6 +13,7 @@ use vipgate_dataplane::adopt::Adoption;
 use vipgate_dataplane::fragments::Fragments;
 use vipgate_dataplane::ids::Ids;
 use vipgate_dataplane::io::InterfaceId;
+use vipgate_dataplane::limiter::Limiter;
 use vipgate_dataplane::link::directory::Directory;
 use vipgate_dataplane::link::handoff::{Links, Wake};
 use vipgate_dataplane::pipeline::Tables;
@@ -306,7 +307,13 @@ fn make_workers(
             io: device,
             links,
             directory: directory.clone(),
-            tables: Tables { sessions, ports, fragments, ids: Ids::new(number, count, secret()?) },
+            tables: Tables {
+                sessions,
+                ports,
+                fragments,
+                ids: Ids::new(number, count, secret()?),
+                limiter: Limiter::new(secret()?, now),
+            },
             reader: publisher.reader(),
             waiting: Waiting::new(questions.clone()),
             commands,

@@ -192,13 +192,16 @@ impl Sessions {
             table.set_deadline(origin, deadline(since.plus(timeout)));
             *count += 1;
         }
-        for slot in (0..table.slots()).map(Slot).filter(|&slot| table.is_occupied(slot)).collect::<Vec<_>>() {
+        for slot in (0..table.slots()).map(Slot) {
             if kept[slot.0 as usize] {
                 let hash = key.hash(&table.entry(slot).key());
                 table.recount(hash, slot);
-            } else {
+                continue;
+            }
+            taken.torn += u32::from(table.is_occupied(slot));
+            // An empty slot, too, may hold the rest of an entry that was being removed.
+            if !table.is_blank(slot) {
                 table.wipe(slot);
-                taken.torn += 1;
             }
         }
     }

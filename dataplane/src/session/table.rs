@@ -275,6 +275,11 @@ impl<A: Address> Table<A> {
         self.count_overflow(hash, self.passed(hash, slot.0 / SLOTS as u32));
     }
 
+    /// Whether a slot holds nothing, not even the rest of an entry.
+    pub(super) fn is_blank(&self, slot: Slot) -> bool {
+        !self.is_occupied(slot) && self.deadline(slot) == 0 && self.entry(slot).has_key(&Tuple::default())
+    }
+
     /// Empties a slot that isn't counted.
     pub(super) fn wipe(&mut self, slot: Slot) {
         self.groups[slot.0 as usize / SLOTS].tags[slot.0 as usize % SLOTS] = 0;

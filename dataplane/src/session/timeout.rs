@@ -38,7 +38,8 @@ impl Timeouts {
         }
         let answered = if reply.has(Flags::SEEN) { SessionState::Established } else { SessionState::Opening };
         match number {
-            protocol::TCP => {
+            // An association lives and closes like a connection (RFC 7857 names no timers for it).
+            protocol::TCP | protocol::SCTP => {
                 if tcp::is_closed(origin, reply) {
                     (SessionState::Closing, self.tcp_transitory)
                 } else if !(origin.has(Flags::SYN) && reply.has(Flags::SYN)) {
@@ -56,7 +57,7 @@ impl Timeouts {
 
     /// Why a session that was silent for too long ended.
     pub fn end_reason(number: u8, origin: Flags, reply: Flags) -> EndReason {
-        if number != protocol::TCP {
+        if number != protocol::TCP && number != protocol::SCTP {
             return EndReason::Idle;
         }
         if origin.has(Flags::RST) || reply.has(Flags::RST) {

@@ -22,6 +22,12 @@ pub struct Tuple<A> {
 }
 
 impl<A: Address> Tuple<A> {
+    /// The tuple of everything from this source.
+    #[must_use]
+    pub fn only_source(self) -> Self {
+        Self { source: self.source, ..Self::default() }
+    }
+
     /// The tuple of an answer.
     #[must_use]
     pub fn reversed(self) -> Self {

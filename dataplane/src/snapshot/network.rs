@@ -14,6 +14,7 @@ use super::spec::Role;
 use crate::address::{Address, V6};
 use crate::io::InterfaceId;
 use crate::wire::ethernet::Link;
+use crate::wire::ipv6;
 
 /// A next hop's number in its [`Network`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -147,6 +148,16 @@ impl Network {
     #[inline]
     pub fn port(&self, id: InterfaceId) -> Port {
         self.ports[usize::from(id.0)]
+    }
+
+    /// The addresses with which the gateway itself speaks on an interface. Without one, IPv4 has an address for just that
+    /// (RFC 7600 section 4.8), and IPv6 stays silent.
+    pub fn sources(&self, id: InterfaceId) -> (u32, Option<V6>) {
+        const DUMMY: u32 = 0xc000_0008;
+        let own = &self.interface(id).addresses;
+        let v4 = own.iter().find_map(|&address| u32::from_ip(address)).unwrap_or(DUMMY);
+        let v6 = own.iter().filter_map(|&address| V6::from_ip(address)).find(|&v6| !ipv6::is_martian_source(v6));
+        (v4, v6)
     }
 
     /// All interfaces, by number.

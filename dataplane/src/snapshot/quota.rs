@@ -12,6 +12,8 @@ pub struct EndpointUse {
     sessions: AtomicU32,
     /// The second that the count below is for, and how many sessions were opened in it.
     second: AtomicU64,
+    /// Sessions that it was refused.
+    refused: AtomicU64,
 }
 
 /// An endpoint has reached a limit of its policy.
@@ -47,6 +49,16 @@ impl EndpointUse {
     pub fn close(&self) {
         // Never below zero: an endpoint that policy dropped and took up again starts from nothing.
         let _ = self.sessions.fetch_update(Relaxed, Relaxed, |now| now.checked_sub(1));
+    }
+
+    /// Counts a session that it was refused, for want of quota, ports or room.
+    pub fn refuse(&self) {
+        self.refused.fetch_add(1, Relaxed);
+    }
+
+    /// Sessions that it was refused.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
     }
 
     /// Sessions open now.

@@ -14,7 +14,7 @@ use crate::session::tuple::Tuple;
 use crate::snapshot::policy::Policy;
 use crate::verdict::Verdict;
 use crate::wire::tcp::Segment;
-use crate::wire::{ethernet, icmp, ipv4, ipv6, protocol, u16_at};
+use crate::wire::{ethernet, icmp, ipv4, ipv6, protocol, sctp, u16_at};
 
 /// Gives the batch's fragments their ports, or sends them where they get them.
 pub fn run<A: Fragmented>(batch: &mut Batch, fragments: &mut Fragments, ids: &mut Ids, context: &Context<'_>) {
@@ -115,6 +115,10 @@ fn read_first(batch: &mut Batch, i: usize, number: u8) -> Option<(Kind, u16, u16
         protocol::TCP => {
             Segment::parse(payload, &mut batch.segments[i])?;
             (Kind::Tcp, ports.0, ports.1)
+        }
+        protocol::SCTP => {
+            batch.associations[i] = sctp::parse(payload)?;
+            (Kind::Sctp, ports.0, ports.1)
         }
         // Its length is that of the whole datagram.
         protocol::UDP => (Kind::Udp, ports.0, ports.1),

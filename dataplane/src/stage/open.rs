@@ -18,6 +18,7 @@ use crate::snapshot::spec::{AddressSelection, Role};
 use crate::stage::route;
 use crate::time::Tick;
 use crate::verdict::Verdict;
+use crate::wire::sctp::Chunk;
 
 /// What the stage needs besides the batch and the tables.
 #[derive(Clone, Copy, Debug)]
@@ -50,15 +51,24 @@ fn refuse(batch: &mut Batch, i: usize, reason: DropReason, context: &Context<'_>
         received.settle();
         return batch.decide(i, Verdict::HandOff(lender));
     }
-    batch.decide(i, Verdict::Drop(reason));
+    if reason == DropReason::NoSession {
+        return batch.decide(i, Verdict::Drop(reason));
+    }
+    if matches!(reason, DropReason::Quota | DropReason::PortsExhausted | DropReason::SessionTableFull) {
+        context.view.policy.endpoint_with(batch.endpoints[i]).0.usage.refuse();
+    }
+    batch.refuse(i, reason);
 }
 
 /// Whether a packet is of a kind that opens sessions: a SYN, a datagram, a question.
 pub fn may_open(batch: &Batch, i: usize, rules: Rules) -> bool {
     match batch.heads[i].kind {
         Kind::Tcp => !rules.require_syn || batch.segments[i].flags.opens(),
+        Kind::Sctp => batch.associations[i].first_chunk == Chunk::Init || !rules.require_syn,
         Kind::Udp | Kind::EchoRequest => true,
-        Kind::EchoReply | Kind::Arp | Kind::Neighbour | Kind::Fragment | Kind::Piece | Kind::Other => false,
+        Kind::EchoReply | Kind::Arp | Kind::Neighbour | Kind::Error | Kind::Fragment | Kind::Piece | Kind::Other => {
+            false
+        }
     }
 }
 

@@ -7,6 +7,8 @@ use crate::session::tuple::Tuple;
 use crate::snapshot::network::{Network, Port};
 use crate::snapshot::spec::Role;
 use crate::verdict::Verdict;
+use crate::wire::icmp_error::ErrorFamily;
+use crate::wire::sctp::{self, Common};
 use crate::wire::tcp::Segment;
 use crate::wire::{ethernet, icmp, ipv4, ipv6, ndp, protocol, udp};
 
@@ -90,7 +92,7 @@ fn is_martian(source: u32, destination: u32) -> bool {
 #[cold]
 #[inline(never)]
 fn read_any(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropReason> {
-    let Batch { frames, heads, segments, v4, v6, families, questions, .. } = &mut *batch;
+    let Batch { frames, heads, segments, associations, v4, v6, families, questions, .. } = &mut *batch;
     let received = &mut frames[i];
     let (link, packet) = received.frame.bytes().split_first_chunk().ok_or(DropReason::Malformed)?;
     let (destination, kind) = ethernet::parse(link);
@@ -100,7 +102,14 @@ fn read_any(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropRe
     }
     // Written in place, field by field: a value that is put together on the stack and then moved stalls the processor.
     let hairpin = received.is_hairpin();
-    let to = &mut Into { head: &mut heads[i], segment: &mut segments[i], hairpin, fragment: false, renumber: false };
+    let to = &mut Into {
+        head: &mut heads[i],
+        segment: &mut segments[i],
+        association: &mut associations[i],
+        hairpin,
+        fragment: false,
+        renumber: false,
+    };
     match kind {
         ethernet::IPV4 => {
             read_v4(packet, to_us, &mut v4[i], to)?;
@@ -125,6 +134,9 @@ fn read_any(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropRe
     if fragment {
         batch.fragments.insert(i);
     }
+    if batch.heads[i].kind == Kind::Error {
+        batch.errors.insert(i);
+    }
     if renumber {
         batch.renumber.insert(i);
     }
@@ -135,6 +147,7 @@ fn read_any(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropRe
 struct Into<'a> {
     head: &'a mut Head,
     segment: &'a mut Segment,
+    association: &'a mut Common,
     /// The packet comes around by way of a VIP: then it may go to where it comes from.
     hairpin: bool,
     fragment: bool,
@@ -192,7 +205,7 @@ fn read_v6(packet: &[u8], to_us: bool, tuple: &mut Tuple<V6>, to: &mut Into<'_>)
 }
 
 #[inline]
-fn read_payload<A>(
+fn read_payload<A: ErrorFamily>(
     payload: &[u8],
     number: u8,
     fragment: bool,
@@ -216,8 +229,13 @@ fn read_payload<A>(
         protocol::ICMP | protocol::ICMPV6 => match icmp(payload).ok_or(DropReason::Malformed)? {
             icmp::Message::EchoRequest(id) => (Kind::EchoRequest, id, 0),
             icmp::Message::EchoReply(id) => (Kind::EchoReply, 0, id),
+            icmp::Message::Other if A::is_error(payload[0]) => (Kind::Error, 0, 0),
             icmp::Message::Other => (Kind::Other, 0, 0),
         },
+        protocol::SCTP => {
+            *to.association = sctp::parse(payload).ok_or(DropReason::Malformed)?;
+            (Kind::Sctp, to.association.source, to.association.destination)
+        }
         _ => (Kind::Other, 0, 0),
     };
     to.head.kind = kind;

@@ -4,7 +4,7 @@
 use crate::batch::{Batch, Lane};
 use crate::counters::Direction;
 use crate::pipeline::Context;
-use crate::session::entry::{Flags, Slot};
+use crate::session::entry::{Entry, Flags, Slot};
 use crate::session::{Expiry, SessionFamily, Sessions};
 use crate::settle::Settle;
 use crate::snapshot::Snapshot;
@@ -20,6 +20,15 @@ pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, context: &Contex
     }
 }
 
+/// Whether a session is what policy wants.
+pub fn stands<A: SessionFamily>(entry: &Entry<A>, view: &Snapshot) -> bool {
+    let (endpoint, remote, vip) = match entry.direction() {
+        Direction::Reply => (entry.to().destination, entry.key().source, entry.key().destination),
+        _ => (entry.key().source, entry.key().destination, entry.to().source),
+    };
+    entry.generation() == view.generation || view.policy.permits(endpoint, remote, vip)
+}
+
 fn recheck<A: SessionFamily>(
     slot: Slot,
     sessions: &mut Sessions,
@@ -32,11 +41,7 @@ fn recheck<A: SessionFamily>(
     if entry.flags().has(Flags::QUARANTINED) {
         return false;
     }
-    let (endpoint, remote, vip) = match entry.direction() {
-        Direction::Reply => (entry.to().destination, entry.key().source, entry.key().destination),
-        _ => (entry.key().source, entry.key().destination, entry.to().source),
-    };
-    if view.policy.permits(endpoint, remote, vip) {
+    if stands(entry, view) {
         let entry = A::table_mut(sessions).entry_mut(slot);
         entry.set_generation(view.generation);
         // Routes may be what has changed.

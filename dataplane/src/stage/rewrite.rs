@@ -13,25 +13,20 @@ use crate::snapshot::network::{Network, NextHop};
 use crate::stage::route;
 use crate::verdict::Verdict;
 use crate::wire::checksum::Delta;
-use crate::wire::{ethernet, icmp, ipv4, ipv6, set_u16, tcp, u16_at, udp};
+use crate::wire::{ethernet, icmp, ipv4, ipv6, sctp, set_u16, tcp, u16_at, udp};
 
 /// Rewrites every packet that goes on, and sends it on.
 pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, ids: &mut Ids, context: &Context<'_>) {
     let Context { view, now, .. } = *context;
     let network = &*view.network;
-    for i in batch.known_of::<A>().and(batch.renumber) {
-        if batch.directions[i] == Direction::Egress {
-            let known = batch.frames[i].known().map(|known| known.translated_id);
-            let Tuple { destination, protocol, .. } = A::tuples(batch)[i];
-            let id = known.unwrap_or_else(|| ids.next(destination, protocol));
-            A::renumber(batch.frames[i].frame.bytes_mut(), id);
-        }
-    }
+    let renumber = batch.known_of::<A>().and(batch.renumber);
     for i in batch.known_of::<A>() {
         let Some(hop) = route::session_hop::<A>(batch, i, sessions, view) else { continue };
         let (head, slot) = (batch.heads[i], batch.slots[i]);
         if head.kind == Kind::Tcp {
             sessions.note_segment::<A>(slot, &batch.segments[i], now);
+        } else if head.kind == Kind::Sctp {
+            sessions.note_association::<A>(slot, &batch.associations[i], now);
         }
         let entry = A::table_mut(sessions).entry_mut(slot);
         entry.count(head.length + LINK_HEADER, now);
@@ -43,14 +38,27 @@ pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, ids: &mut Ids,
         let sent = send(headers, hop, network);
         finish(batch, i, hop, sent, network);
     }
+    // Those that were refused stay as they came.
+    for i in renumber.without(batch.refused) {
+        if batch.directions[i] == Direction::Egress {
+            let known = batch.frames[i].known().map(|known| known.translated_id);
+            let Tuple { destination, protocol, .. } = A::tuples(batch)[i];
+            let id = known.unwrap_or_else(|| ids.next(destination, protocol));
+            A::renumber(batch.frames[i].frame.bytes_mut(), id);
+        }
+    }
     for i in batch.open_of::<A>().and(batch.unchanged) {
         let Some(hop) = route::unchanged_hop::<A>(batch, i, network) else { continue };
-        let frame = batch.frames[i].frame.bytes_mut();
-        A::decrement_ttl(frame);
-        let sent = send(frame, hop, network);
+        A::decrement_ttl(batch.frames[i].frame.bytes_mut());
         batch.directions[i] = Direction::Unchanged;
-        finish(batch, i, hop, sent, network);
+        send_on(batch, i, hop, network);
     }
+}
+
+/// Sends on a packet that is written but for its link header.
+pub fn send_on(batch: &mut Batch, i: usize, hop: NextHop, network: &Network) {
+    let sent = send(batch.frames[i].frame.bytes_mut(), hop, network);
+    finish(batch, i, hop, sent, network);
 }
 
 /// Writes the link header, and says where the frame leaves; `None` if it can't leave yet.
@@ -174,7 +182,8 @@ fn write_payload(payload: &mut [u8], kind: Kind, source_port: u16, destination_p
             let checksum = u16_at(header, icmp::CHECKSUM);
             set_u16(header, icmp::CHECKSUM, delta.apply(checksum));
         }
-        Kind::Other | Kind::Arp | Kind::Neighbour | Kind::Fragment | Kind::Piece => {}
+        Kind::Sctp => sctp::update_ports(payload, source_port, destination_port),
+        Kind::Other | Kind::Arp | Kind::Neighbour | Kind::Error | Kind::Fragment | Kind::Piece => {}
     }
 }
 

@@ -10,7 +10,6 @@ use crate::io::InterfaceId;
 use crate::session::Sessions;
 use crate::snapshot::Snapshot;
 use crate::snapshot::network::{HopId, Network, NextHop, NoRoute};
-use crate::verdict::Verdict;
 use crate::wire::{ethernet, ipv4, ipv6};
 
 /// Says where a packet with a session goes next; `None` if it can't, and its way has ended.
@@ -65,10 +64,16 @@ fn check(batch: &mut Batch, i: usize, hop: Result<NextHop, NoRoute>, network: &N
     let refused = match hop {
         Err(NoRoute) => DropReason::NoRoute,
         Ok(_) if head.ttl <= 1 => DropReason::Ttl,
-        Ok(hop) if interface(hop, network).is_some_and(|out| head.length > network.port(out).mtu) => DropReason::TooBig,
-        Ok(hop) => return Some(hop),
+        Ok(hop) => {
+            let mtu = interface(hop, network).map_or(u16::MAX, |out| network.port(out).mtu);
+            if head.length <= mtu {
+                return Some(hop);
+            }
+            batch.mtus[i] = mtu;
+            DropReason::TooBig
+        }
     };
-    batch.decide(i, Verdict::Drop(refused));
+    batch.refuse(i, refused);
     None
 }
 

@@ -66,7 +66,8 @@ fn reset_v6(into: &mut [u8], original: &[u8]) -> Option<usize> {
 /// The segment that answers the one in `payload`. `pseudo` sums up the pseudo-header for a segment of that many bytes,
 /// which is the same in both directions.
 fn answer(payload: &[u8], pseudo: impl Fn(usize) -> u32) -> Option<[u8; tcp::HEADER]> {
-    let asked = Segment::parse(payload)?;
+    let mut asked = Segment::default();
+    Segment::parse(payload, &mut asked)?;
     if asked.flags.has(Flags::RST) || !checksum::verifies(pseudo(payload.len()), payload) {
         return None;
     }

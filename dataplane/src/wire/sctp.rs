@@ -15,7 +15,7 @@ pub const CHECKSUM: usize = 8;
 const CHUNK_HEADER: usize = 4;
 
 /// The type of a chunk (RFC 9260 section 3.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Chunk {
     /// User data.
     Data,
@@ -44,6 +44,7 @@ pub enum Chunk {
     /// The association is closed.
     ShutdownComplete,
     /// Any other.
+    #[default]
     Other,
 }
 
@@ -69,7 +70,7 @@ impl Chunk {
 }
 
 /// What the engine needs of an SCTP packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Common {
     /// Source port.
     pub source: u16,

@@ -20,6 +20,7 @@ use vipgate_dataplane::fragments::Fragments;
 use vipgate_dataplane::ids::Ids;
 use vipgate_dataplane::io::memory::MemoryIo;
 use vipgate_dataplane::io::{InterfaceId, PacketIo};
+use vipgate_dataplane::limiter::Limiter;
 use vipgate_dataplane::link::directory::Directory;
 use vipgate_dataplane::link::handoff::{Links, Wake};
 use vipgate_dataplane::pipeline::Tables;
@@ -197,6 +198,7 @@ impl Gateway {
                         ports: Allocator::new(WorkerId(id), setup.workers, setup.range, key).unwrap(),
                         fragments: Fragments::new(64, 32, 2_000, key).unwrap(),
                         ids: Ids::new(id, setup.workers, key),
+                        limiter: Limiter::new(key, now),
                     },
                     reader: publisher.reader(),
                     waiting: Waiting::new(questions.clone()),

@@ -31,6 +31,8 @@ pub struct Quoted<A> {
 
 /// An address family with ICMP errors.
 pub trait ErrorFamily: Address {
+    /// Bytes that every link of the family carries.
+    const SMALLEST_MTU: u32;
     /// Bytes of the fixed IP header.
     const HEADER: usize;
     /// The protocol number of its ICMP.
@@ -59,6 +61,7 @@ pub trait ErrorFamily: Address {
 }
 
 impl ErrorFamily for u32 {
+    const SMALLEST_MTU: u32 = 68;
     const HEADER: usize = ipv4::HEADER;
     const ICMP: u8 = protocol::ICMP;
 
@@ -126,6 +129,7 @@ impl ErrorFamily for u32 {
 }
 
 impl ErrorFamily for V6 {
+    const SMALLEST_MTU: u32 = 1280;
     const HEADER: usize = ipv6::HEADER;
     const ICMP: u8 = protocol::ICMPV6;
 

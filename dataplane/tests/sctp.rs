@@ -1,0 +1,132 @@
+//! SCTP associations: opened by INIT only, translated with a right CRC32c, closed and aborted by those who belong to them.
+#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::net::{IpAddr, SocketAddr};
+
+use support::*;
+use vipgate_dataplane::counters::DropReason;
+use vipgate_dataplane::wire::{checksum, sctp};
+
+const INIT: u8 = 1;
+const INIT_ACK: u8 = 2;
+const DATA: u8 = 0;
+const ABORT: u8 = 6;
+const COOKIE_ECHO: u8 = 10;
+const SHUTDOWN_ACK: u8 = 8;
+const SHUTDOWN_COMPLETE: u8 = 14;
+
+fn packet(source: SocketAddr, destination: SocketAddr, tag: u32, chunk: u8) -> Vec<u8> {
+    let mut body = Vec::new();
+    body.extend(source.port().to_be_bytes());
+    body.extend(destination.port().to_be_bytes());
+    body.extend(tag.to_be_bytes());
+    body.extend([0; 4]);
+    body.extend([chunk, 0, 0, 20]);
+    body.extend([7; 16]);
+    let crc = crc32c(&body);
+    body[8..12].copy_from_slice(&crc.to_le_bytes());
+    let from_pod = source.ip().to_string().starts_with("10.") || source.ip().to_string().starts_with("fd00:244");
+    let link = if from_pod { [INSIDE_MAC, POD_MAC] } else { [OUTSIDE_MAC, ROUTER_MAC] }.concat();
+    match (source.ip(), destination.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let mut header = vec![0x45, 0, 0, 20 + body.len() as u8, 0, 0, 0x40, 0, 64, 132, 0, 0];
+            header.extend(from.octets());
+            header.extend(to.octets());
+            let sum = checksum::checksum(0, &header);
+            header[10..12].copy_from_slice(&sum.to_be_bytes());
+            [&link[..], &[8, 0], &header, &body].concat()
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            let mut header = vec![0x60, 0, 0, 0, 0, body.len() as u8, 132, 64];
+            header.extend(from.octets());
+            header.extend(to.octets());
+            [&link[..], &[0x86, 0xdd], &header, &body].concat()
+        }
+        _ => panic!("mixed families"),
+    }
+}
+
+/// Bit by bit, as RFC 9260 appendix A has it.
+fn crc32c(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(u32::MAX, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 })
+    })
+}
+
+/// Both ends of a packet that left, whose checksum is right.
+fn seen(frame: &[u8]) -> (SocketAddr, SocketAddr) {
+    let v4 = frame[12] == 8;
+    let (addresses, l4) = if v4 { (26, 34) } else { (22, 54) };
+    assert!(sctp::verify(&frame[l4..]), "CRC32c");
+    let address = |at: usize| -> IpAddr {
+        if v4 {
+            <[u8; 4]>::try_from(&frame[at..at + 4]).unwrap().into()
+        } else {
+            <[u8; 16]>::try_from(&frame[at..at + 16]).unwrap().into()
+        }
+    };
+    let port = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
+    let size = if v4 { 4 } else { 16 };
+    ((address(addresses), port(l4)).into(), (address(addresses + size), port(l4 + 2)).into())
+}
+
+const ENDS: [(&str, &str, &str); 2] = [
+    ("10.244.1.5:4000", "198.51.100.10:2905", "192.0.2.10"),
+    ("[fd00:244:1::5]:4000", "[2001:db8:51::10]:2905", "2001:db8::10"),
+];
+
+/// An open association; the port that it left with.
+fn open(gateway: &mut Gateway, pod: SocketAddr, far: SocketAddr) -> SocketAddr {
+    let sent = gateway.arrives(0, INSIDE, &packet(pod, far, 0, INIT));
+    let (vip, to) = seen(&sent[0].1);
+    assert_eq!(to, far);
+    let back = gateway.arrives(0, OUTSIDE, &packet(far, vip, 0x11, INIT_ACK));
+    assert_eq!(seen(&back[0].1), (far, pod));
+    assert_eq!(gateway.arrives(0, INSIDE, &packet(pod, far, 0x22, COOKIE_ECHO)).len(), 1);
+    vip
+}
+
+#[test]
+fn an_association_opens_and_lives_like_a_connection() {
+    for (pod, far, vip) in ENDS {
+        let mut gateway = Gateway::new(&Setup::default());
+        assert!(gateway.arrives(0, INSIDE, &packet(at(pod), at(far), 0x22, DATA)).is_empty());
+        assert_eq!(gateway.drops().get(&DropReason::NoSession), Some(&1), "only INIT opens");
+        let left = open(&mut gateway, at(pod), at(far));
+        assert_eq!(left.ip(), ip(vip));
+        gateway.pass(20_000);
+        assert_eq!(gateway.sessions(), 1, "established: 30 seconds here");
+        assert_eq!(gateway.arrives(0, OUTSIDE, &packet(at(far), left, 0x11, DATA)).len(), 1);
+    }
+}
+
+#[test]
+fn an_abort_counts_only_with_the_right_tag() {
+    let (pod, far, _) = ENDS[0];
+    let mut gateway = Gateway::new(&Setup::default());
+    let left = open(&mut gateway, at(pod), at(far));
+    gateway.arrives(0, OUTSIDE, &packet(at(far), left, 0xbad, ABORT));
+    gateway.pass(10_000);
+    assert_eq!(gateway.sessions(), 1, "a guess ends nothing");
+    gateway.arrives(0, OUTSIDE, &packet(at(far), left, 0x11, ABORT));
+    gateway.pass(5_000);
+    assert_eq!(gateway.sessions(), 0, "closing: 4 seconds here");
+}
+
+#[test]
+fn a_shutdown_closes_and_an_init_opens_anew() {
+    let (pod, far, _) = ENDS[0];
+    let mut gateway = Gateway::new(&Setup::default());
+    let left = open(&mut gateway, at(pod), at(far));
+    gateway.arrives(0, OUTSIDE, &packet(at(far), left, 0x11, SHUTDOWN_ACK));
+    gateway.arrives(0, INSIDE, &packet(at(pod), at(far), 0x22, SHUTDOWN_COMPLETE));
+    assert_eq!(open(&mut gateway, at(pod), at(far)), left, "the same port");
+    gateway.pass(20_000);
+    assert_eq!(gateway.sessions(), 1);
+    gateway.arrives(0, OUTSIDE, &packet(at(far), left, 0x11, SHUTDOWN_ACK));
+    gateway.arrives(0, INSIDE, &packet(at(pod), at(far), 0x22, SHUTDOWN_COMPLETE));
+    gateway.pass(5_000);
+    assert_eq!(gateway.sessions(), 0);
+}
