@@ -147,7 +147,7 @@ impl Rig {
             waiting: Waiting::new(Questions { queue: Arc::new(ArrayQueue::new(8)), bell }),
             commands,
             counters: Arc::default(),
-            rules: Rules { require_syn: true },
+            rules: Rules { require_syn: true, mss: None },
         };
         let now = Tick(1);
         Ok(Self { worker: Worker::new(parts, now), now, _publisher: publisher, _commands: sender })

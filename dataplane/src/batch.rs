@@ -206,6 +206,8 @@ pub struct Batch {
     pub errors: Packets,
     /// Those that were dropped, and whose sender may hear of it.
     pub refused: Packets,
+    /// Those that the next link doesn't carry whole, and that may be cut.
+    pub cut: Packets,
     /// Those whose identification must be a new one where pods share an address: fragments, and whole ones that may become
     /// fragments.
     pub renumber: Packets,
@@ -243,6 +245,7 @@ impl Default for Batch {
             fragments: Packets::default(),
             errors: Packets::default(),
             refused: Packets::default(),
+            cut: Packets::default(),
             renumber: Packets::default(),
             known: Packets::default(),
             stale: Packets::default(),
@@ -271,7 +274,7 @@ impl Batch {
         self.open = Packets::first(self.len());
         self.families = [none; 2];
         (self.questions, self.fragments, self.errors, self.refused) = (none, none, none, none);
-        (self.renumber, self.sessionless) = (none, none);
+        (self.cut, self.renumber, self.sessionless) = (none, none, none);
         (self.known, self.stale, self.opening, self.unchanged) = (none, none, none, none);
         if cfg!(debug_assertions) {
             self.verdicts = [Verdict::Undecided; MOST];

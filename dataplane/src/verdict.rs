@@ -11,6 +11,8 @@ pub enum Verdict {
     Undecided,
     /// Sent on, out of this interface.
     Forward(InterfaceId),
+    /// Sent on in pieces, out of this interface.
+    Cut(InterfaceId),
     /// Given to the worker that owns its session.
     HandOff(WorkerId),
     /// Turned into our answer to it, sent out of this interface.

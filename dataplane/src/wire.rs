@@ -3,11 +3,13 @@
 
 pub mod arp;
 pub mod checksum;
+pub mod cut;
 pub mod ethernet;
 pub mod icmp;
 pub mod icmp_error;
 pub mod ipv4;
 pub mod ipv6;
+pub mod mss;
 pub mod ndp;
 pub mod reset;
 pub mod sctp;

@@ -28,6 +28,7 @@ use crate::sweeper::Sweeper;
 use crate::time::Tick;
 use crate::verdict::Verdict;
 use crate::waiting::{Outcome, Waiting};
+use crate::wire::cut;
 
 /// Blocks of unused ports are looked for this often.
 const HOUSEKEEPING_MS: u32 = 100;
@@ -150,7 +151,7 @@ impl<Io: PacketIo> Worker<Io> {
     /// Sends every packet of the batch where its verdict says. Afterwards the batch owns no frame.
     fn dispatch(&mut self, now: Tick) {
         let Parts { io, links, waiting, counters, tables, .. } = &mut self.parts;
-        let Batch { frames, released, verdicts, directions, wanted, .. } = &mut self.batch;
+        let Batch { frames, released, verdicts, directions, wanted, mtus, .. } = &mut self.batch;
         let mut forwarded = [(0, 0); Direction::ALL.len()];
         for (i, received) in frames.drain(..).take(batch::MOST).enumerate() {
             let Received { frame, interface } = received;
@@ -165,6 +166,14 @@ impl<Io: PacketIo> Worker<Io> {
                     }
                     Err(frame) => (frame, DropReason::TxFull),
                 },
+                Verdict::Cut(out) => {
+                    if send_pieces(io, out, &frame, mtus[i]) {
+                        counters.forwarded(direction, 1, bytes);
+                        io.give(frame);
+                        continue;
+                    }
+                    (frame, DropReason::TxFull)
+                }
                 Verdict::Answer(out) => match io.tx(out, frame) {
                     Ok(()) => {
                         counters.answered.add(1);
@@ -259,7 +268,7 @@ impl<Io: PacketIo> Worker<Io> {
         for &vip in self.announcer.turn(now) {
             for interface in view.network.interfaces().iter().filter(|interface| interface.role.is_outside()) {
                 answer::announcement(vip, interface.mac, |bytes| {
-                    if send(io, interface.id, bytes) {
+                    if send(io, interface.id, &[bytes, &[]]) {
                         counters.answered.add(1);
                     } else {
                         counters.dropped(DropReason::TxFull);
@@ -297,9 +306,20 @@ impl<Io: PacketIo> Worker<Io> {
     }
 }
 
-fn send(io: &mut impl PacketIo, interface: InterfaceId, bytes: &[u8]) -> bool {
+/// Sends a packet in pieces; false if there wasn't room for all of them.
+fn send_pieces(io: &mut impl PacketIo, interface: InterfaceId, frame: &Frame, mtu: u16) -> bool {
+    let mut all = true;
+    cut::cut(frame.bytes(), mtu, |headers, payload| {
+        all &= send(io, interface, &[headers, payload]);
+        all
+    });
+    all
+}
+
+/// Sends a packet of our own that stands in two places; false if there was no room for it.
+fn send(io: &mut impl PacketIo, interface: InterfaceId, bytes: &[&[u8]; 2]) -> bool {
     let Some(mut frame) = io.take() else { return false };
-    let unsent = if Frame::replace(&mut frame, bytes) { io.tx(interface, frame).err() } else { Some(frame) };
+    let unsent = if frame.replace_with(bytes) { io.tx(interface, frame).err() } else { Some(frame) };
     match unsent {
         None => true,
         Some(frame) => {

@@ -211,3 +211,30 @@ fn with_ttl(mut bytes: Vec<u8>, ttl: u8) -> Vec<u8> {
     bytes[24..26].copy_from_slice(&new.to_be_bytes());
     bytes
 }
+
+#[test]
+fn syns_announce_no_more_than_the_configuration_says() {
+    let mut gateway = Gateway::new(&Setup { mss: Some(1360), ..Setup::default() });
+    for (pod, far, most) in
+        [("10.244.1.5:4000", "198.51.100.10:443", 1360_u16), ("[fd00:244:1::5]:4000", "[2001:db8:51::10]:443", 1340)]
+    {
+        let announces = |from: &str, to: &str, flags: &str| {
+            let mut bytes = tcp(at(from), at(to), flags, 1000, 1);
+            let l4 = if at(from).is_ipv4() { 34 } else { 54 };
+            bytes[l4 + 12] = 0x60;
+            bytes.extend([2, 4, 0x05, 0xb4]);
+            let length = bytes.len() - 14;
+            if l4 == 34 {
+                bytes[16..18].copy_from_slice(&(length as u16).to_be_bytes());
+            } else {
+                bytes[18..20].copy_from_slice(&(length as u16 - 40).to_be_bytes());
+            }
+            with_checksums(bytes)
+        };
+        let sent = gateway.pod_sends(&announces(pod, far, "S"));
+        assert_eq!(sent[sent.len() - 2..], most.to_be_bytes());
+        let (vip, _) = ends(&sent);
+        let back = gateway.arrives(0, OUTSIDE, &announces(far, &vip.to_string(), "SA"));
+        assert_eq!(back[0].1[back[0].1.len() - 2..], most.to_be_bytes(), "both ways");
+    }
+}

@@ -201,6 +201,28 @@ fn what_policy_excludes_passes_as_it_is() {
     }
 }
 
+#[test]
+fn what_may_be_cut_is_cut_in_order_where_the_link_is_narrow() {
+    let mut gateway = Gateway::new(&Setup::default());
+    let mut network = network();
+    network.interfaces[1].mtu = 300;
+    gateway.set_network(network);
+    let sent: Vec<_> = pieces(at(ENDS[0].0), at(ENDS[0].1), 392, 5)
+        .iter()
+        .flat_map(|piece| gateway.arrives(0, INSIDE, piece))
+        .map(|(_, bytes)| bytes)
+        .collect();
+    assert_eq!(sent.len(), 2);
+    assert!(sent.iter().all(|piece| piece.len() <= 314) && read(&sent[0]).2 == 0, "the first comes first");
+    let mut bytes = [0_u8; 400];
+    for piece in &sent {
+        let (_, _, offset, payload) = read(piece);
+        bytes[offset..offset + payload.len()].copy_from_slice(&payload);
+    }
+    assert_eq!(bytes[399], (391 * 7 % 251) as u8);
+    gateway.check_frames();
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 

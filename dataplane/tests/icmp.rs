@@ -211,7 +211,7 @@ fn too_big_is_answered_with_what_fits() {
                     etherparse::Ipv4Header::new(0, 64, etherparse::IpNumber::UDP, from.octets(), to.octets()).unwrap();
                 header.dont_fragment = true;
                 builder
-                    .ip(etherparse::IpHeaders::Ipv4(header, Default::default()))
+                    .ip(etherparse::IpHeaders::Ipv4(header, etherparse::Ipv4Extensions::default()))
                     .udp(1, 2)
                     .write(&mut large, &[7; 1400])
                     .unwrap();

@@ -148,8 +148,11 @@ impl Admin for Service {
     }
 
     async fn endpoints(&self, _: Request<proto::EndpointsRequest>) -> Answer<proto::EndpointsReply> {
-        let policy = self.state.policy.load();
+        let (policy, compiled) = (self.state.policy.load(), self.state.compiled.load());
+        let used = |address| compiled.usage_of(address).map_or((0, 0), |usage| (usage.sessions(), usage.refused()));
         let endpoints = policy.set.endpoints.iter().map(|endpoint| proto::Endpoint {
+            sessions: used(endpoint.address).0.into(),
+            refused: used(endpoint.address).1,
             address: endpoint.address.to_string(),
             name: endpoint.name.clone(),
             policy: policy.set.policies.get(endpoint.policy as usize).map_or_else(String::new, |p| p.name.clone()),

@@ -47,11 +47,19 @@ pub(super) fn endpoints(asked: &Ask) -> Result<(), Failure> {
     if asked.output == Format::Json {
         return json(&reply);
     }
-    let mut table = Table::new([word("endpoint"), word("pod"), word("vips"), word("policy")]);
+    let mut table = Table::new([
+        word("endpoint"),
+        word("pod"),
+        number("sessions"),
+        number("refused"),
+        word("vips"),
+        word("policy"),
+    ]);
     for endpoint in &reply.endpoints {
         let vips = if endpoint.vips.is_empty() { "none (dropped)".to_owned() } else { endpoint.vips.join(" ") };
         let pod = if endpoint.name.is_empty() { "-".to_owned() } else { endpoint.name.clone() };
-        table.row([endpoint.address.clone(), pod, vips, endpoint.policy.clone()]);
+        let (sessions, refused) = (endpoint.sessions.to_string(), endpoint.refused.to_string());
+        table.row([endpoint.address.clone(), pod, sessions, refused, vips, endpoint.policy.clone()]);
     }
     show(table, "no endpoints")
 }

@@ -201,6 +201,8 @@ pub struct Sessions {
     pub timeouts: Timeouts,
     /// Whether a TCP segment that isn't a SYN opens no session. Default: true.
     pub require_syn: bool,
+    /// The largest segment size that a SYN over IPv4 may announce, bytes; over IPv6 it is 20 less. Default: any.
+    pub mss_clamp: Option<u16>,
 }
 
 impl Default for Sessions {
@@ -210,6 +212,7 @@ impl Default for Sessions {
             state: Some("/dev/shm/vipgate".into()),
             timeouts: Timeouts::default(),
             require_syn: true,
+            mss_clamp: None,
         }
     }
 }

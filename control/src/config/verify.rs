@@ -19,6 +19,8 @@ const SOCKET_PATH_BYTES: usize = 107;
 const PORT_BLOCK: u32 = 64;
 /// More sessions than this don't fit the memory of a machine: 256 Mi of them take 40 GB.
 const MOST_SESSIONS: u64 = 1 << 28;
+/// What every host takes (RFC 9293 section 3.7.1), and what fits into the largest frames.
+const SEGMENT_SIZES: std::ops::RangeInclusive<u16> = 536..=9000;
 /// Longer than any use; keeps timer arithmetic far from its limits.
 const LONGEST: Duration = Duration::from_hours(720);
 
@@ -49,6 +51,12 @@ impl Verify for Config {
             report("sessions.capacity", format!("must be from 1 to {MOST_SESSIONS}"));
         }
         self.sessions.timeouts.verify(report);
+        if self.sessions.mss_clamp.is_some_and(|bytes| !SEGMENT_SIZES.contains(&bytes)) {
+            report(
+                "sessions.mss_clamp",
+                format!("must be from {} to {} bytes", SEGMENT_SIZES.start(), SEGMENT_SIZES.end()),
+            );
+        }
         self.ports.verify(report);
         if let Some(peer) = &self.peer {
             if peer.address.is_unspecified() || peer.address.is_multicast() || peer.address.is_loopback() {

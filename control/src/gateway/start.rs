@@ -318,7 +318,7 @@ fn make_workers(
             waiting: Waiting::new(questions.clone()),
             commands,
             counters,
-            rules: Rules { require_syn: config.sessions.require_syn },
+            rules: Rules { require_syn: config.sessions.require_syn, mss: config.sessions.mss_clamp },
         };
         parts.push((core, worker, doorbell));
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use vipgate_dataplane::counters::{Direction, DropReason, EndReason, WorkerCounters};
+use vipgate_dataplane::snapshot::quota::EndpointUse;
 
 use crate::gateway::state::{Figure, GatewayState};
 
@@ -85,6 +86,12 @@ fn workers(state: &GatewayState) -> Vec<Family> {
             each(|counters| counters.answered.get()),
         ),
         family(
+            "answers_limited",
+            "ICMP errors and resets that were not sent, because there were too many",
+            Counter,
+            each(|counters| counters.answers_limited.get()),
+        ),
+        family(
             "handoffs",
             "Packets handed to the worker that owns their session",
             Counter,
@@ -131,8 +138,22 @@ fn policy(state: &GatewayState) -> Vec<Family> {
             Gauge,
             vec![(vec![], policy.set.endpoints.len() as u64)],
         ),
+        family("refused", "Sessions refused for want of quota, ports or room", Counter, refused(state)),
         family("build", "The running program", Info, vec![(program, 1)]),
     ]
+}
+
+/// Refused sessions by policy: those of its endpoints together.
+fn refused(state: &GatewayState) -> Vec<(Labels, u64)> {
+    let (policy, compiled) = (state.policy.load(), state.compiled.load());
+    let mut sums: BTreeMap<&str, u64> = policy.set.policies.iter().map(|policy| (policy.name.as_str(), 0)).collect();
+    for endpoint in &policy.set.endpoints {
+        let name = policy.set.policies.get(endpoint.policy as usize).map(|policy| policy.name.as_str());
+        if let Some(sum) = name.and_then(|name| sums.get_mut(name)) {
+            *sum += compiled.usage_of(endpoint.address).map_or(0, EndpointUse::refused);
+        }
+    }
+    sums.into_iter().map(|(name, sum)| (vec![("policy", name.to_owned())], sum)).collect()
 }
 
 fn port_blocks(state: &GatewayState) -> Family {

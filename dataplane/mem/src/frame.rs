@@ -195,9 +195,20 @@ impl Frame {
 
     /// Puts another packet in place of this one; false, and nothing changed, if it doesn't fit.
     pub fn replace(&mut self, packet: &[u8]) -> bool {
-        let fits = u16::try_from(packet.len()).is_ok_and(|len| self.set_len(len));
+        self.replace_with(&[packet])
+    }
+
+    /// The same with a packet that stands in several places.
+    pub fn replace_with(&mut self, parts: &[&[u8]]) -> bool {
+        let len = parts.iter().map(|part| part.len()).sum::<usize>();
+        let fits = u16::try_from(len).is_ok_and(|len| self.set_len(len));
         if fits {
-            self.bytes_mut().copy_from_slice(packet);
+            let mut rest = self.bytes_mut();
+            for part in parts {
+                let (here, behind) = rest.split_at_mut(part.len());
+                here.copy_from_slice(part);
+                rest = behind;
+            }
         }
         fits
     }

@@ -147,6 +147,14 @@ impl Policy {
         }
     }
 
+    /// What an address of either family uses.
+    pub fn usage_of(&self, address: IpAddr) -> Option<&EndpointUse> {
+        match address {
+            IpAddr::V4(v4) => self.usage(v4.to_bits()),
+            IpAddr::V6(v6) => self.usage(V6::from_bits(v6.to_bits())),
+        }
+    }
+
     /// The VIP with this address, if policy knows one; also a retired one.
     #[inline]
     pub fn vip<A: Family>(&self, address: A) -> Option<&Vip> {

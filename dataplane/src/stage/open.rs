@@ -20,11 +20,13 @@ use crate::time::Tick;
 use crate::verdict::Verdict;
 use crate::wire::sctp::Chunk;
 
-/// What the stage needs besides the batch and the tables.
+/// What the configuration says about connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     /// Only a SYN opens a TCP session.
     pub require_syn: bool,
+    /// The largest segment size that a SYN of IPv4 may announce; that of IPv6 is 20 bytes smaller. `None`: any.
+    pub mss: Option<u16>,
 }
 
 /// Opens the sessions of the batch's first packets.

@@ -24,7 +24,7 @@ pub fn run(batch: &mut Batch, limiter: &mut Limiter, context: &Context<'_>) {
     for i in batch.refused {
         let Verdict::Drop(reason) = batch.verdicts[i] else { continue };
         let v4 = batch.families[<u32 as Lane>::FAMILY].contains(i);
-        let Some(word) = what_to_say(batch, i, v4, reason, context) else { continue };
+        let Some(word) = what_to_say(batch, i, reason, context) else { continue };
         let sender =
             if v4 { SENDERS.hash(&batch.v4[i].only_source()) } else { SENDERS.hash(&batch.v6[i].only_source()) };
         if !limiter.may(sender, context.now) {
@@ -53,7 +53,7 @@ enum Word {
     Reset,
 }
 
-fn what_to_say(batch: &Batch, i: usize, v4: bool, reason: DropReason, context: &Context<'_>) -> Option<Word> {
+fn what_to_say(batch: &Batch, i: usize, reason: DropReason, context: &Context<'_>) -> Option<Word> {
     let prohibited = || {
         let (_, egress) = context.view.policy.endpoint_with(batch.endpoints[i]);
         let word = if batch.heads[i].kind == Kind::Tcp { Word::Reset } else { Word::Error(Error::Prohibited) };
@@ -62,11 +62,7 @@ fn what_to_say(batch: &Batch, i: usize, v4: bool, reason: DropReason, context: &
     match reason {
         DropReason::Ttl => Some(Word::Error(Error::TtlExceeded)),
         DropReason::NoRoute => Some(Word::Error(Error::NoRoute)),
-        DropReason::TooBig => {
-            let mtu = batch.mtus[i];
-            // What may be cut on its way is not ours to cut: see the README.
-            (!v4 || !batch.renumber.contains(i)).then_some(Word::Error(Error::PacketTooBig { mtu }))
-        }
+        DropReason::TooBig => Some(Word::Error(Error::PacketTooBig { mtu: batch.mtus[i] })),
         DropReason::PortsExhausted | DropReason::Quota | DropReason::SessionTableFull | DropReason::NoVip => {
             prohibited()
         }

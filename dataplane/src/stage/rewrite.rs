@@ -2,10 +2,10 @@
 //! the packet. Nothing is refused any more.
 
 use crate::address::V6;
-use crate::batch::{Batch, Kind, Lane};
-use crate::counters::Direction;
+use crate::batch::{Batch, Head, Kind, Lane};
+use crate::counters::{Direction, DropReason};
 use crate::ids::Ids;
-use crate::io::InterfaceId;
+use crate::io::{InterfaceId, Received};
 use crate::pipeline::Context;
 use crate::session::Sessions;
 use crate::session::tuple::Tuple;
@@ -13,7 +13,8 @@ use crate::snapshot::network::{Network, NextHop};
 use crate::stage::route;
 use crate::verdict::Verdict;
 use crate::wire::checksum::Delta;
-use crate::wire::{ethernet, icmp, ipv4, ipv6, sctp, set_u16, tcp, u16_at, udp};
+use crate::wire::tcp::Flags;
+use crate::wire::{ethernet, icmp, ipv4, ipv6, mss, sctp, set_u16, tcp, u16_at, udp};
 
 /// Rewrites every packet that goes on, and sends it on.
 pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, ids: &mut Ids, context: &Context<'_>) {
@@ -24,7 +25,13 @@ pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, ids: &mut Ids,
         let Some(hop) = route::session_hop::<A>(batch, i, sessions, view) else { continue };
         let (head, slot) = (batch.heads[i], batch.slots[i]);
         if head.kind == Kind::Tcp {
-            sessions.note_segment::<A>(slot, &batch.segments[i], now);
+            let segment = &batch.segments[i];
+            sessions.note_segment::<A>(slot, segment, now);
+            if let Some(most) = context.rules.mss
+                && segment.flags.has(Flags::SYN)
+            {
+                clamp(&mut batch.frames[i], head, most.saturating_sub(A::HEADER - ipv4::HEADER as u16));
+            }
         } else if head.kind == Kind::Sctp {
             sessions.note_association::<A>(slot, &batch.associations[i], now);
         }
@@ -61,6 +68,14 @@ pub fn send_on(batch: &mut Batch, i: usize, hop: NextHop, network: &Network) {
     finish(batch, i, hop, sent, network);
 }
 
+/// Makes the maximum segment size that a SYN announces smaller.
+#[cold]
+fn clamp(received: &mut Received, head: Head, most: u16) {
+    if let Some(segment) = received.frame.bytes_mut().get_mut(head.l4.into()..) {
+        mss::clamp(segment, most);
+    }
+}
+
 /// Writes the link header, and says where the frame leaves; `None` if it can't leave yet.
 #[inline]
 fn send(frame: &mut [u8], hop: NextHop, network: &Network) -> Option<InterfaceId> {
@@ -74,7 +89,12 @@ fn send(frame: &mut [u8], hop: NextHop, network: &Network) -> Option<InterfaceId
 #[inline]
 fn finish(batch: &mut Batch, i: usize, hop: NextHop, sent: Option<InterfaceId>, network: &Network) {
     if let Some(interface) = sent {
-        return batch.decide(i, Verdict::Forward(interface));
+        let whole = !batch.cut.contains(i);
+        return batch.decide(i, if whole { Verdict::Forward(interface) } else { Verdict::Cut(interface) });
+    }
+    if batch.cut.contains(i) {
+        // Nobody waits in pieces: the next one of its size finds the neighbour known.
+        return batch.decide(i, Verdict::Drop(DropReason::NoNeighbor));
     }
     let Some(wanted) = route::wanted(batch, i, hop, network) else {
         return batch.decide(i, Verdict::Around);
@@ -87,6 +107,8 @@ const LINK_HEADER: u16 = ethernet::HEADER as u16;
 
 /// An address family that knows how it lies in a packet.
 pub trait OnWire: Lane {
+    /// Bytes of the fixed header.
+    const HEADER: u16;
     /// Writes addresses, checksum of the header and TTL of a frame.
     fn write_header(frame: &mut [u8], to: &Tuple<Self>, delta: Delta);
     /// Counts down the TTL of a frame.
@@ -96,6 +118,8 @@ pub trait OnWire: Lane {
 }
 
 impl OnWire for u32 {
+    const HEADER: u16 = ipv4::HEADER as u16;
+
     #[inline]
     fn write_header(frame: &mut [u8], to: &Tuple<Self>, delta: Delta) {
         let Some(header) = ip_header::<{ ipv4::HEADER }>(frame) else { return };
@@ -125,6 +149,8 @@ impl OnWire for u32 {
 }
 
 impl OnWire for V6 {
+    const HEADER: u16 = ipv6::HEADER as u16;
+
     #[inline]
     fn write_header(frame: &mut [u8], to: &Tuple<Self>, _: Delta) {
         let Some(header) = ip_header::<{ ipv6::HEADER }>(frame) else { return };

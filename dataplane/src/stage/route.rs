@@ -10,7 +10,7 @@ use crate::io::InterfaceId;
 use crate::session::Sessions;
 use crate::snapshot::Snapshot;
 use crate::snapshot::network::{HopId, Network, NextHop, NoRoute};
-use crate::wire::{ethernet, ipv4, ipv6};
+use crate::wire::{cut, ethernet, ipv4, ipv6};
 
 /// Says where a packet with a session goes next; `None` if it can't, and its way has ended.
 #[inline]
@@ -70,6 +70,10 @@ fn check(batch: &mut Batch, i: usize, hop: Result<NextHop, NoRoute>, network: &N
                 return Some(hop);
             }
             batch.mtus[i] = mtu;
+            if cut::may_cut(batch.frames[i].frame.bytes()) {
+                batch.cut.insert(i);
+                return Some(hop);
+            }
             DropReason::TooBig
         }
     };

@@ -13,8 +13,10 @@ pub const CHECKSUM: usize = 10;
 /// Where the source address is; the destination follows it.
 pub const ADDRESSES: usize = 12;
 
-const DONT_FRAGMENT: u16 = 0x4000;
-const MORE_FRAGMENTS: u16 = 0x2000;
+/// The flag "don't fragment".
+pub const DONT_FRAGMENT: u16 = 0x4000;
+/// The flag "more fragments".
+pub const MORE_FRAGMENTS: u16 = 0x2000;
 const FRAGMENT_OFFSET: u16 = 0x1fff;
 
 const OPTION_END: u8 = 0;

@@ -144,13 +144,14 @@ pub struct Setup {
     pub range: PortRange,
     pub timeouts: Timeouts,
     pub frames: usize,
+    pub mss: Option<u16>,
 }
 
 impl Default for Setup {
     fn default() -> Self {
         let timeouts =
             Timeouts { tcp_established: 30_000, tcp_transitory: 4_000, udp: 5_000, icmp: 3_000, quarantine: 2_000 };
-        Self { workers: 1, capacity: 4096, range: PortRange::default(), timeouts, frames: 512 }
+        Self { workers: 1, capacity: 4096, range: PortRange::default(), timeouts, frames: 512, mss: None }
     }
 }
 
@@ -204,7 +205,7 @@ impl Gateway {
                     waiting: Waiting::new(questions.clone()),
                     commands: receiver,
                     counters: Arc::default(),
-                    rules: Rules { require_syn: true },
+                    rules: Rules { require_syn: true, mss: setup.mss },
                 };
                 Worker::new(parts, now)
             })
@@ -434,4 +435,21 @@ fn on_ip(source: SocketAddr, destination: SocketAddr) -> etherparse::PacketBuild
         (IpAddr::V6(from), IpAddr::V6(to)) => builder.ipv6(from.octets(), to.octets(), 64),
         _ => panic!("two families in one packet"),
     }
+}
+
+/// A TCP packet whose checksums are computed anew.
+pub fn with_checksums(mut frame: Vec<u8>) -> Vec<u8> {
+    use vipgate_dataplane::wire::checksum::{checksum, sum};
+    let v4 = frame[12] == 8;
+    let (addresses, l4) = if v4 { (26..34, 34) } else { (22..54, 54) };
+    if v4 {
+        frame[24..26].fill(0);
+        let header = checksum(0, &frame[14..34]);
+        frame[24..26].copy_from_slice(&header.to_be_bytes());
+    }
+    frame[l4 + 16..l4 + 18].fill(0);
+    let pseudo = sum(&frame[addresses]) + 6 + (frame.len() - l4) as u32;
+    let segment = checksum(pseudo, &frame[l4..]);
+    frame[l4 + 16..l4 + 18].copy_from_slice(&segment.to_be_bytes());
+    frame
 }
