@@ -2,9 +2,11 @@
 #![expect(clippy::cast_precision_loss, reason = "nanoseconds and counts are far below 2^52")]
 
 mod open;
+mod order;
 mod packets;
 mod path;
 mod rig;
+mod yardstick;
 
 use std::process::ExitCode;
 
@@ -20,33 +22,10 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Packets of open sessions, in random order: parse, look up, rewrite, checksums, timers, statistics
-    Path {
-        /// Sessions that are open; several, separated by commas, are measured one after the other
-        #[arg(long, value_delimiter = ',', default_values_t = [1000, 65_536, 1_048_576])]
-        sessions: Vec<u32>,
-        /// Which way packets go
-        #[arg(long, value_enum, default_value_t = Direction::Mix)]
-        direction: Direction,
-        /// Bytes of a frame, without its checksum
-        #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u16).range(60..=1514))]
-        size: u16,
-        /// Measured rounds; the median is reported
-        #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
-        rounds: u32,
-        /// Results are JSON in any case
-        #[arg(long)]
-        json: bool,
-    },
-    /// New sessions, from an empty table
-    Open {
-        /// Sessions to open; several, separated by commas, are measured one after the other
-        #[arg(long, value_delimiter = ',', default_values_t = [1_048_576])]
-        sessions: Vec<u32>,
-        /// Results are JSON in any case
-        #[arg(long)]
-        json: bool,
-    },
+    /// Packets of open sessions: parse, look up, rewrite, checksums, timers, statistics
+    Path(path::Options),
+    /// New sessions: from an empty table, with as many ending, and at a share of a far side's ports
+    Open(open::Options),
 }
 
 /// Which way packets go.
@@ -62,8 +41,8 @@ enum Direction {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Path { sessions, direction, size, rounds, json: _ } => path::run(&sessions, direction, size, rounds),
-        Command::Open { sessions, json: _ } => open::run(&sessions),
+        Command::Path(options) => path::run(&options),
+        Command::Open(options) => open::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

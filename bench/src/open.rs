@@ -1,18 +1,39 @@
-//! New sessions: each packet is the first one of its flow.
+//! New sessions: each packet is the first one of its flow. From an empty table; with as many ending at once; and toward one
+//! far side whose ports are nearly all in use.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use clap::Args;
 use serde::Serialize;
 use vipgate_dataplane::batch::MOST;
+use vipgate_dataplane::session::timeout::Timeouts;
 
 use crate::packets::{Flow, write_forward};
 use crate::path::round2;
 use crate::rig::{INSIDE, Rig};
 
+/// Ports of a VIP that may be given out.
+const PORTS: u32 = 64_512;
+/// A session's life where as many end as begin, and the rest of its port.
+const LIFE_MS: u32 = 1_000;
+const REST_MS: u32 = 100;
+
+/// Measures new sessions
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Options {
+    /// Sessions to open; several, separated by commas, are measured one after the other
+    #[arg(long, value_delimiter = ',', default_values_t = [1_048_576])]
+    sessions: Vec<u32>,
+    /// Results are JSON in any case
+    #[arg(long)]
+    json: bool,
+}
+
 #[derive(Serialize)]
 struct Opened {
     benchmark: &'static str,
+    phase: &'static str,
     sessions: u32,
     sessions_per_second: f64,
     ns_per_session: f64,
@@ -20,36 +41,100 @@ struct Opened {
 }
 
 /// Measures each number of sessions.
-pub(crate) fn run(sessions: &[u32]) -> Result<()> {
-    for &sessions in sessions {
-        println!("{}", serde_json::to_string(&measure(sessions)?)?);
+pub(crate) fn run(options: &Options) -> Result<()> {
+    for &sessions in &options.sessions {
+        ensure!(sessions > 0, "--sessions must be at least 1");
+        from_empty(sessions)?;
+        churn(sessions)?;
     }
+    fill()
+}
+
+fn report(phase: &'static str, sessions: u32, opened: u64, time: Duration, rig: &Rig) -> Result<()> {
+    let each = time.as_nanos() as f64 / opened as f64;
+    let result = Opened {
+        benchmark: "open",
+        phase,
+        sessions,
+        sessions_per_second: (1e9 / each).round(),
+        ns_per_session: round2(each),
+        bytes_per_session: round2(rig.table::<u32>().0 as f64 / f64::from(rig.capacity)),
+    };
+    println!("{}", serde_json::to_string(&result)?);
     Ok(())
 }
 
-fn measure(sessions: u32) -> Result<Opened> {
-    ensure!(sessions > 0, "--sessions must be at least 1");
-    let mut rig = Rig::new(sessions)?;
+/// Opens flows, a batch a turn; the time in turns.
+fn open(rig: &mut Rig, flows: impl Iterator<Item = Flow>, mut after: impl FnMut(&mut Rig)) -> Duration {
     let mut time = Duration::ZERO;
-    let mut number = 0;
-    while number < sessions {
-        for _ in 0..MOST.min((sessions - number) as usize) {
-            rig.worker.io().offer(INSIDE, 60, |frame| write_forward(frame, Flow::new(number)));
-            number += 1;
+    let mut flows = flows.peekable();
+    while flows.peek().is_some() {
+        for flow in flows.by_ref().take(MOST) {
+            rig.worker.io().offer(INSIDE, 60, |frame| write_forward(frame, flow));
         }
         let start = Instant::now();
         rig.worker.turn(rig.now);
         time += start.elapsed();
         rig.worker.io().collect(|_| ());
+        after(rig);
     }
-    let open = rig.worker.tables().sessions.open_count();
-    ensure!(open == sessions, "{open} of {sessions} sessions were opened");
-    let each = time.as_nanos() as f64 / f64::from(sessions);
-    Ok(Opened {
-        benchmark: "open",
-        sessions,
-        sessions_per_second: (1e9 / each).round(),
-        ns_per_session: round2(each),
-        bytes_per_session: round2(rig.bytes_per_session(sessions)),
-    })
+    time
+}
+
+/// An empty table: its memory untouched, as after the start, then touched.
+fn from_empty(sessions: u32) -> Result<()> {
+    let mut rig = Rig::new(sessions)?;
+    for phase in ["first", "empty"] {
+        let time = open(&mut rig, (0..sessions).map(Flow::new), |_| ());
+        let open = rig.worker.tables().sessions.open_count();
+        ensure!(open == sessions, "{open} of {sessions} sessions were opened");
+        report(phase, sessions, sessions.into(), time, &rig)?;
+        rig.expire_all();
+    }
+    Ok(())
+}
+
+/// As many sessions end as begin, `sessions` are there all the time. Expiry and its sweep are in the time.
+fn churn(sessions: u32) -> Result<()> {
+    let timeouts = Timeouts { udp: LIFE_MS, quarantine: REST_MS, ..Timeouts::default() };
+    // A session is swept up to half a second after its time, and its port rests.
+    let mut rig = Rig::with(sessions * 2, timeouts)?;
+    // The table's time passes with what is opened, so that so many are alive.
+    let (mut opened, begin) = (0, rig.now);
+    let mut step = |rig: &mut Rig| {
+        opened += MOST as u64;
+        rig.now = begin.plus((opened * u64::from(LIFE_MS) / u64::from(sessions)) as u32);
+    };
+    // Twice its life to come to rest, then the measured part.
+    let warm = sessions.saturating_mul(2);
+    open(&mut rig, (0..warm).map(Flow::new), &mut step);
+    let (before, count) = (rig.worker.counters().sessions_created.get(), sessions.clamp(1 << 16, 1 << 21));
+    let time = open(&mut rig, (warm..warm + count).map(Flow::new), &mut step);
+    let created = rig.worker.counters().sessions_created.get() - before;
+    ensure!(created == u64::from(count), "{created} of {count} sessions were opened: {:?}", rig.drops());
+    report("churn", sessions, created, time, &rig)
+}
+
+/// Toward one far side, at a share of its ports.
+fn fill() -> Result<()> {
+    let mut rig = Rig::new(PORTS)?;
+    let mut number = 0;
+    for (phase, until, measured) in [
+        ("fill_10", PORTS / 10, PORTS / 50),
+        ("fill_90", PORTS / 10 * 9, PORTS / 50),
+        ("fill_99", PORTS / 100 * 99, PORTS / 200),
+    ] {
+        open(&mut rig, (number..until).map(Flow::to_one), |_| ());
+        let time = open(&mut rig, (until..until + measured).map(Flow::to_one), |_| ());
+        number = until + measured;
+        ensure!(rig.worker.tables().sessions.open_count() == number, "refused before the last port: {:?}", rig.drops());
+        report(phase, number, measured.into(), time, &rig)?;
+    }
+    open(&mut rig, (number..PORTS).map(Flow::to_one), |_| ());
+    let open_now = rig.worker.tables().sessions.open_count();
+    ensure!(open_now == PORTS, "{open_now} of {PORTS} ports were given out: {:?}", rig.drops());
+    let refused = PORTS / 50;
+    let time = open(&mut rig, (PORTS..PORTS + refused).map(Flow::to_one), |_| ());
+    ensure!(rig.worker.tables().sessions.open_count() == PORTS, "more sessions than ports");
+    report("refused_at_100", PORTS, refused.into(), time, &rig)
 }

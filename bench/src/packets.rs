@@ -1,7 +1,9 @@
-//! The packets of a flow, by its number: UDP over IPv4, written into a frame without any table.
+//! The packets of a flow, by its number: UDP over either family, written into a frame without any table.
 
+use vipgate_dataplane::address::{Address, V6};
+use vipgate_dataplane::session::SessionFamily;
 use vipgate_dataplane::wire::checksum;
-use vipgate_dataplane::wire::ethernet::Mac;
+use vipgate_dataplane::wire::ethernet::{self, Mac};
 
 /// Link addresses of the two sides, and of the gateway on each.
 pub(crate) const POD_MAC: Mac = [2, 0, 0, 0, 1, 1];
@@ -36,6 +38,11 @@ impl Flow {
         let (far, port) = (rest % FARS, rest / FARS);
         Self { pod: FIRST_POD + pod, pod_port: 1024 + port as u16, far: FIRST_FAR + far, far_port: 443 }
     }
+
+    /// The same, but all to one far side.
+    pub(crate) fn to_one(number: u32) -> Self {
+        Self { pod_port: 1024 + (number / PODS) as u16, far: FIRST_FAR, ..Self::new(number % PODS) }
+    }
 }
 
 /// Writes a pod's packet of a flow over `frame`.
@@ -50,8 +57,7 @@ pub(crate) fn write_reply(frame: &mut [u8], flow: Flow, port: u16) {
 
 fn write(frame: &mut [u8], link: (Mac, Mac), source: (u32, u16), destination: (u32, u16)) {
     let total = (frame.len() - 14) as u16;
-    frame[..6].copy_from_slice(&link.0);
-    frame[6..12].copy_from_slice(&link.1);
+    frame[..12].copy_from_slice(&ethernet::link(link.0, link.1));
     frame[12..14].copy_from_slice(&[8, 0]);
     let ip = &mut frame[14..34];
     ip.copy_from_slice(&[0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 17, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -60,22 +66,110 @@ fn write(frame: &mut [u8], link: (Mac, Mac), source: (u32, u16), destination: (u
     ip[16..20].copy_from_slice(&destination.0.to_be_bytes());
     let sum = checksum::checksum(0, ip);
     ip[10..12].copy_from_slice(&sum.to_be_bytes());
-    let udp = &mut frame[34..];
-    udp[..2].copy_from_slice(&source.1.to_be_bytes());
-    udp[2..4].copy_from_slice(&destination.1.to_be_bytes());
-    udp[4..6].copy_from_slice(&(total - 20).to_be_bytes());
+    let pseudo = source.0.word_sum() + destination.0.word_sum();
+    write_udp(&mut frame[34..], source.1, destination.1, pseudo);
+}
+
+fn write_udp(udp: &mut [u8], source: u16, destination: u16, addresses: u32) {
+    let length = udp.len() as u16;
+    udp[..2].copy_from_slice(&source.to_be_bytes());
+    udp[2..4].copy_from_slice(&destination.to_be_bytes());
+    udp[4..6].copy_from_slice(&length.to_be_bytes());
     udp[6..8].fill(0);
-    let pseudo = [source.0, destination.0].iter().map(|word| (word >> 16) + (word & 0xffff)).sum::<u32>();
-    let sum = checksum::checksum(pseudo + 17 + u32::from(total - 20), udp);
+    let sum = checksum::checksum(addresses + 17 + u32::from(length), udp);
     udp[6..8].copy_from_slice(&if sum == 0 { 0xffff } else { sum }.to_be_bytes());
 }
 
-/// Whether both checksums of a packet are right.
-pub(crate) fn is_right(frame: &[u8]) -> bool {
-    let (ip, udp) = frame[14..].split_at(20);
-    let length = udp.len() as u32;
-    let pseudo = checksum::sum(&ip[12..20]) + 17 + length;
-    checksum::verifies(0, ip) && checksum::verifies(pseudo, udp)
+/// The VIP of all pods' IPv6 addresses.
+pub(crate) const VIP6: V6 = V6 { high: 0x2001_0db8_0113_0000, low: 0x10 };
+
+/// The IPv6 address of a pod, by its IPv4 one.
+pub(crate) fn pod6(pod: u32) -> V6 {
+    V6 { high: 0xfd00_0001_0000_0000, low: pod.into() }
+}
+
+fn far6(far: u32) -> V6 {
+    V6 { high: 0x2001_0db8_0051_0000, low: far.into() }
+}
+
+fn write6(frame: &mut [u8], link: (Mac, Mac), source: (V6, u16), destination: (V6, u16)) {
+    let payload = (frame.len() - 54) as u16;
+    frame[..12].copy_from_slice(&ethernet::link(link.0, link.1));
+    frame[12..14].copy_from_slice(&[0x86, 0xdd]);
+    frame[14..18].copy_from_slice(&[0x60, 0, 0, 0]);
+    frame[18..20].copy_from_slice(&payload.to_be_bytes());
+    frame[20..22].copy_from_slice(&[17, 64]);
+    frame[22..38].copy_from_slice(&source.0.to_bits().to_be_bytes());
+    frame[38..54].copy_from_slice(&destination.0.to_bits().to_be_bytes());
+    let pseudo = source.0.word_sum() + destination.0.word_sum();
+    write_udp(&mut frame[54..], source.1, destination.1, pseudo);
+}
+
+/// Packets of an address family.
+pub(crate) trait PacketFamily: SessionFamily + 'static {
+    /// Its name in reports.
+    const NAME: &'static str;
+    /// Bytes of the shortest frame with a payload, or what the link demands.
+    const SHORTEST: u16;
+    /// Writes a pod's packet of a flow over `frame`.
+    fn write_forward(frame: &mut [u8], flow: Flow);
+    /// Writes the answer to a flow's packet that left with this port.
+    fn write_reply(frame: &mut [u8], flow: Flow, port: u16);
+    /// The source port of a packet.
+    fn source_port(frame: &[u8]) -> u16;
+    /// Whether all checksums of a packet are right, and it is between a VIP and a far side or a far side and a pod.
+    fn is_right(frame: &[u8]) -> bool;
+}
+
+impl PacketFamily for u32 {
+    const NAME: &'static str = "ipv4";
+    const SHORTEST: u16 = 60;
+
+    fn write_forward(frame: &mut [u8], flow: Flow) {
+        write_forward(frame, flow);
+    }
+
+    fn write_reply(frame: &mut [u8], flow: Flow, port: u16) {
+        write_reply(frame, flow, port);
+    }
+
+    fn source_port(frame: &[u8]) -> u16 {
+        u16::from_be_bytes([frame[34], frame[35]])
+    }
+
+    fn is_right(frame: &[u8]) -> bool {
+        let (ip, udp) = frame[14..].split_at(20);
+        let pseudo = checksum::sum(&ip[12..20]) + 17 + udp.len() as u32;
+        let left_as_vip = ip[12..16] == VIP.to_be_bytes() && udp[2..4] == [1, 0xbb];
+        let reached_pod = ip[16..18] == [10, 1] && udp[..2] == [1, 0xbb];
+        (left_as_vip || reached_pod) && checksum::verifies(0, ip) && checksum::verifies(pseudo, udp)
+    }
+}
+
+impl PacketFamily for V6 {
+    const NAME: &'static str = "ipv6";
+    const SHORTEST: u16 = 62;
+
+    fn write_forward(frame: &mut [u8], flow: Flow) {
+        let ends = ((pod6(flow.pod), flow.pod_port), (far6(flow.far), flow.far_port));
+        write6(frame, (INSIDE_MAC, POD_MAC), ends.0, ends.1);
+    }
+
+    fn write_reply(frame: &mut [u8], flow: Flow, port: u16) {
+        write6(frame, (OUTSIDE_MAC, ROUTER_MAC), (far6(flow.far), flow.far_port), (VIP6, port));
+    }
+
+    fn source_port(frame: &[u8]) -> u16 {
+        u16::from_be_bytes([frame[54], frame[55]])
+    }
+
+    fn is_right(frame: &[u8]) -> bool {
+        let (ip, udp) = frame[14..].split_at(40);
+        let pseudo = checksum::sum(&ip[8..40]) + 17 + udp.len() as u32;
+        let left_as_vip = ip[8..24] == VIP6.to_bits().to_be_bytes() && udp[2..4] == [1, 0xbb];
+        let reached_pod = ip[24..26] == [0xfd, 0] && udp[..2] == [1, 0xbb];
+        (left_as_vip || reached_pod) && checksum::verifies(pseudo, udp)
+    }
 }
 
 #[cfg(test)]
@@ -93,9 +187,21 @@ mod tests {
         assert_eq!(flows.len(), 200_000);
         let mut frame = [0; 60];
         write_forward(&mut frame, Flow::new(77));
-        assert!(is_right(&frame));
+        frame[26..30].copy_from_slice(&VIP.to_be_bytes());
+        let left = frame;
+        write_forward(&mut frame, Flow::new(77));
+        assert!(!u32::is_right(&left) && !u32::is_right(&frame), "as the pod sent it, it must not leave");
+        write_reply(&mut frame, Flow::new(77), 5000);
+        let mut home = frame;
+        write(&mut home, (POD_MAC, INSIDE_MAC), (Flow::new(77).far, 443), (Flow::new(77).pod, 1024));
+        assert!(u32::is_right(&home));
+        let mut six = [0; 62];
+        V6::write_forward(&mut six, Flow::new(77));
+        assert!(SlicedPacket::from_ethernet(&six).unwrap().transport.is_some() && !V6::is_right(&six));
+        write6(&mut six, (ROUTER_MAC, OUTSIDE_MAC), (VIP6, 9), (far6(1), 443));
+        assert!(V6::is_right(&six));
         assert!(SlicedPacket::from_ethernet(&frame).unwrap().transport.is_some());
-        frame[40] ^= 1;
-        assert!(!is_right(&frame));
+        home[41] ^= 1;
+        assert!(!u32::is_right(&home));
     }
 }

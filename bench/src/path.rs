@@ -1,72 +1,175 @@
-//! Packets of open sessions in random order. A round offers a batch, times one turn of the worker, and looks at what it
-//! sent: writing packets and checking them is outside of the time.
+//! Packets of open sessions. A round offers a batch, times one turn of the worker, and looks at what it sent: writing packets
+//! and checking them is outside of the time.
 
+use std::sync::Barrier;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
+use clap::Args;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use vipgate_dataplane::batch::MOST;
-use vipgate_dataplane::session::tuple::HashKey;
 
 use crate::Direction;
-use crate::packets::{Flow, is_right, write_forward, write_reply};
+use crate::order::{Draw, Order};
+use crate::packets::{Flow, PacketFamily};
 use crate::rig::{INSIDE, OUTSIDE, Rig};
+use crate::yardstick;
 
 /// Packets of one measured round.
 const PACKETS: u64 = 1 << 20;
+
+/// Measures packets of open sessions: parse, look up, rewrite, checksums, timers, statistics
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Options {
+    /// Sessions that are open, of all workers together; several, separated by commas, are measured one after the other
+    #[arg(long, value_delimiter = ',', default_values_t = [1000, 65_536, 1_048_576])]
+    sessions: Vec<u32>,
+    /// Which way packets go
+    #[arg(long, value_enum, default_value_t = Direction::Mix)]
+    direction: Direction,
+    /// In which order they come
+    #[arg(long, value_enum, default_value_t = Order::Uniform)]
+    order: Order,
+    /// IPv6 instead of IPv4
+    #[arg(long)]
+    ipv6: bool,
+    /// Bytes of a frame with its checksum, as the industry counts them: on veth it is 4 bytes shorter; with --ipv6 at least 66
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(64..=1518))]
+    size: u16,
+    /// Workers at once, each on its own core and with its share of the sessions
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    workers: u32,
+    /// Measured rounds; the median is reported
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Results are JSON in any case
+    #[arg(long)]
+    json: bool,
+}
 
 #[derive(Serialize)]
 struct Measured {
     benchmark: &'static str,
     sessions: u32,
     direction: String,
+    order: String,
+    family: &'static str,
     size: u16,
+    workers: u32,
+    /// Of one worker; with several, the median of theirs.
     ns_per_packet: f64,
+    /// Of all workers together.
     mpps: f64,
     bytes_per_session: f64,
+    /// Pages that the table lies on.
+    pages: &'static str,
+    /// A packet that is only forwarded, and a random line of as much memory as the table has, here and now.
+    forwarding_ns: f64,
+    random_line_ns: f64,
+    /// What those two take together, as a share of what a packet takes.
+    share_of_limit: f64,
     batch_p50_ns: u64,
     batch_p999_ns: u64,
     rounds_ns: Vec<f64>,
 }
 
 /// Measures each number of sessions.
-pub(crate) fn run(sessions: &[u32], direction: Direction, size: u16, rounds: u32) -> Result<()> {
-    for &sessions in sessions {
-        let result = measure(sessions, direction, size, rounds)?;
+pub(crate) fn run(options: &Options) -> Result<()> {
+    for &sessions in &options.sessions {
+        ensure!(sessions >= options.workers, "--sessions must be at least 1 for each worker");
+        let result = if options.ipv6 { measure::<V6>(sessions, options) } else { measure::<u32>(sessions, options) }?;
         println!("{}", serde_json::to_string(&result)?);
     }
     Ok(())
 }
 
-fn measure(sessions: u32, direction: Direction, size: u16, rounds: u32) -> Result<Measured> {
-    ensure!(sessions > 0, "--sessions must be at least 1");
+use vipgate_dataplane::address::V6;
+
+/// What one worker did.
+struct Share {
+    rounds_ns: Vec<f64>,
+    batches: Histogram<u64>,
+    bytes_per_session: f64,
+    table_bytes: usize,
+    pages: &'static str,
+}
+
+fn measure<A: PacketFamily>(sessions: u32, options: &Options) -> Result<Measured> {
+    let size = (options.size - 4).max(A::SHORTEST);
+    let each = sessions / options.workers;
+    let barrier = Barrier::new(options.workers as usize);
+    let shares = thread::scope(|scope| {
+        let workers: Vec<_> = (0..options.workers)
+            .map(|worker| {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    if options.workers > 1 {
+                        core_affinity::set_for_current(core_affinity::CoreId { id: worker as usize });
+                    }
+                    work::<A>(each, size, options, barrier)
+                })
+            })
+            .collect();
+        workers
+            .into_iter()
+            .map(|worker| worker.join().map_err(|_| anyhow!("a worker panicked"))?)
+            .collect::<Result<Vec<_>>>()
+    })?;
+    let mut medians: Vec<f64> = shares.iter().map(|share| median(&share.rounds_ns)).collect();
+    let mpps = medians.iter().map(|ns| 1_000.0 / ns).sum::<f64>();
+    medians.sort_by(f64::total_cmp);
+    let first = shares.first().context("at least one worker")?;
+    let (forwarding_ns, random_line_ns) = (yardstick::forwarding(size)?, yardstick::random_line(first.table_bytes)?);
+    let ns = median(&medians);
+    Ok(Measured {
+        benchmark: "path",
+        sessions,
+        direction: format!("{:?}", options.direction).to_lowercase(),
+        order: format!("{:?}", options.order).to_lowercase(),
+        family: A::NAME,
+        size: size + 4,
+        workers: options.workers,
+        ns_per_packet: round2(ns),
+        mpps: round2(mpps),
+        bytes_per_session: round2(first.bytes_per_session),
+        pages: first.pages,
+        forwarding_ns: round2(forwarding_ns),
+        random_line_ns: round2(random_line_ns),
+        share_of_limit: round2((forwarding_ns + random_line_ns) / ns),
+        batch_p50_ns: first.batches.value_at_quantile(0.5),
+        batch_p999_ns: first.batches.value_at_quantile(0.999),
+        rounds_ns: first.rounds_ns.iter().map(|&ns| round2(ns)).collect(),
+    })
+}
+
+/// One worker's part: opens its sessions, then sends packets of them.
+fn work<A: PacketFamily>(sessions: u32, size: u16, options: &Options, barrier: &Barrier) -> Result<Share> {
     let mut rig = Rig::new(sessions)?;
-    let ports = open_all(&mut rig, sessions, size)?;
-    let order = HashKey::fixed();
-    let mut drawn = 0;
+    let ports = open_all::<A>(&mut rig, sessions, size)?;
+    let mut draw = Draw::new(options.order, sessions);
     let mut batches = Histogram::<u64>::new(3)?;
-    let mut results = Vec::new();
+    let mut rounds_ns = Vec::new();
     // The first round warms up.
-    for round in 0..=rounds {
+    for round in 0..=options.rounds {
+        barrier.wait();
         let mut time = Duration::ZERO;
         let mut packets = 0;
         while packets < PACKETS {
             for _ in 0..MOST {
-                drawn += 1;
-                let random = order.draw(drawn);
-                let number = ((random & 0xffff_ffff) * u64::from(sessions)) >> 32;
-                let flow = Flow::new(number as u32);
-                let forward = match direction {
+                let (number, random) = draw.next();
+                let flow = Flow::new(number);
+                let forward = match options.direction {
                     Direction::Forward => true,
                     Direction::Reply => false,
                     Direction::Mix => random >> 63 == 0,
                 };
                 let io = rig.worker.io();
                 if forward {
-                    io.offer(INSIDE, size, |frame| write_forward(frame, flow));
+                    io.offer(INSIDE, size, |frame| A::write_forward(frame, flow));
                 } else {
-                    io.offer(OUTSIDE, size, |frame| write_reply(frame, flow, ports[number as usize]));
+                    io.offer(OUTSIDE, size, |frame| A::write_reply(frame, flow, ports[number as usize]));
                 }
             }
             let start = Instant::now();
@@ -77,46 +180,37 @@ fn measure(sessions: u32, direction: Direction, size: u16, rounds: u32) -> Resul
                 batches.record(turn.as_nanos() as u64)?;
             }
             let mut right = 0;
-            rig.worker.io().collect(|frame| right += usize::from(is_right(frame.bytes())));
+            rig.worker.io().collect(|frame| right += usize::from(A::is_right(frame.bytes())));
             ensure!(right == MOST, "{right} of {MOST} packets came out right");
             // A batch takes microseconds; a clock that the sweep sees moves once in a while.
-            if packets % (1 << 17) == 0 {
+            if packets.is_multiple_of(1 << 15) {
                 rig.now = rig.now.plus(1);
             }
         }
         if round > 0 {
-            results.push(time.as_nanos() as f64 / packets as f64);
+            rounds_ns.push(time.as_nanos() as f64 / packets as f64);
         }
     }
-    results.sort_by(f64::total_cmp);
-    let median = results[results.len() / 2];
-    Ok(Measured {
-        benchmark: "path",
-        sessions,
-        direction: format!("{direction:?}").to_lowercase(),
-        size,
-        ns_per_packet: round2(median),
-        mpps: round2(1_000.0 / median),
-        bytes_per_session: round2(rig.bytes_per_session(sessions)),
-        batch_p50_ns: batches.value_at_quantile(0.5),
-        batch_p999_ns: batches.value_at_quantile(0.999),
-        rounds_ns: results.into_iter().map(round2).collect(),
-    })
+    rounds_ns.sort_by(f64::total_cmp);
+    let (table_bytes, pages) = rig.table::<A>();
+    let bytes_per_session = table_bytes as f64 / f64::from(sessions);
+    Ok(Share { rounds_ns, batches, bytes_per_session, table_bytes, pages })
 }
 
 /// Opens every session with its first packet; the port that each one left with.
-fn open_all(rig: &mut Rig, sessions: u32, size: u16) -> Result<Vec<u16>> {
+fn open_all<A: PacketFamily>(rig: &mut Rig, sessions: u32, size: u16) -> Result<Vec<u16>> {
     let mut ports = Vec::with_capacity(sessions as usize);
     for number in 0..sessions {
-        rig.worker.io().offer(INSIDE, size, |frame| write_forward(frame, Flow::new(number)));
+        rig.worker.io().offer(INSIDE, size, |frame| A::write_forward(frame, Flow::new(number)));
         rig.worker.turn(rig.now);
-        rig.worker.io().collect(|frame| {
-            let bytes = frame.bytes();
-            ports.push(u16::from_be_bytes([bytes[34], bytes[35]]));
-        });
-        ensure!(ports.len() == number as usize + 1, "session {number} was refused");
+        rig.worker.io().collect(|frame| ports.push(A::source_port(frame.bytes())));
+        ensure!(ports.len() == number as usize + 1, "session {number} was refused: {:?}", rig.drops());
     }
     Ok(ports)
+}
+
+fn median(sorted: &[f64]) -> f64 {
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 pub(crate) fn round2(number: f64) -> f64 {

@@ -1,15 +1,17 @@
 //! A worker as the gateway has it, over a device that only moves frames: what is measured is the packet path.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use crossbeam::channel::{Sender, unbounded};
 use crossbeam::queue::ArrayQueue;
-use vipgate_dataplane::address::Address;
+use vipgate_dataplane::address::{Address, V6};
 use vipgate_dataplane::batch::MOST;
 use vipgate_dataplane::command::Command;
+use vipgate_dataplane::counters::DropReason;
 use vipgate_dataplane::fragments::Fragments;
 use vipgate_dataplane::ids::Ids;
 use vipgate_dataplane::io::{FrameAudit, InterfaceId, PacketIo, Received};
@@ -34,11 +36,12 @@ use vipgate_dataplane::waiting::{Questions, Waiting};
 use vipgate_dataplane::worker::{Parts, Worker};
 use vipgate_mem::{Arena, Frame, HEADROOM};
 
-use crate::packets::{FIRST_POD, INSIDE_MAC, OUTSIDE_MAC, POD_MAC, PODS, ROUTER_MAC, VIP};
+use crate::packets::{FIRST_POD, INSIDE_MAC, OUTSIDE_MAC, POD_MAC, PODS, ROUTER_MAC, VIP, VIP6, pod6};
 
 pub(crate) const INSIDE: InterfaceId = InterfaceId(0);
 pub(crate) const OUTSIDE: InterfaceId = InterfaceId(1);
 const ROUTER: u32 = 0xcb00_71fe;
+const ROUTER6: V6 = V6 { high: 0x2001_0db8_0113_0000, low: 0xfe };
 /// As many frames as a socket has: they must not all stay in the first cache.
 const FRAMES: usize = 4096;
 
@@ -116,21 +119,27 @@ impl Wake for NoBell {
 pub(crate) struct Rig {
     pub(crate) worker: Worker<BenchIo>,
     pub(crate) now: Tick,
+    pub(crate) capacity: u32,
+    timeouts: Timeouts,
     _publisher: Publisher,
     _commands: Sender<Command>,
 }
 
 impl Rig {
-    /// A worker with room for `sessions`, for 1024 pods behind one VIP.
+    /// A worker with room for `sessions`, for 1024 pods behind one VIP of each family. Nothing expires while it is measured; the
+    /// sweep runs all the same.
     pub(crate) fn new(sessions: u32) -> Result<Self> {
+        Self::with(sessions, Timeouts { udp: 3_600_000, ..Timeouts::default() })
+    }
+
+    /// The same with timeouts.
+    pub(crate) fn with(sessions: u32, timeouts: Timeouts) -> Result<Self> {
         let mut builder = Builder::new(network());
         let publisher = Publisher::new(builder.with_policy(&policy())?);
         let key = HashKey::fixed();
         let (sender, commands) = unbounded();
         let bell: Arc<dyn Wake> = Arc::new(NoBell);
         let links = Links::mesh(std::slice::from_ref(&bell)).pop().context("one worker has links")?;
-        // Nothing expires while it is measured; the sweep runs all the same.
-        let timeouts = Timeouts { udp: 3_600_000, ..Timeouts::default() };
         let parts = Parts {
             id: WorkerId(0),
             io: BenchIo::new()?,
@@ -150,39 +159,51 @@ impl Rig {
             rules: Rules { require_syn: true, mss: None },
         };
         let now = Tick(1);
-        Ok(Self { worker: Worker::new(parts, now), now, _publisher: publisher, _commands: sender })
+        let worker = Worker::new(parts, now);
+        Ok(Self { worker, now, capacity: sessions, timeouts, _publisher: publisher, _commands: sender })
     }
 
-    /// Bytes of table for each session that it has room for.
-    pub(crate) fn bytes_per_session(&self, sessions: u32) -> f64 {
-        u32::table(&self.worker.tables().sessions).bytes() as f64 / f64::from(sessions)
+    /// Bytes of a family's table, and the pages that it lies on.
+    pub(crate) fn table<A: SessionFamily>(&self) -> (usize, &'static str) {
+        let table = A::table(&self.worker.tables().sessions);
+        (table.bytes(), table.pages().name())
+    }
+
+    /// Lets time pass until no session is left, and no port rests.
+    pub(crate) fn expire_all(&mut self) {
+        self.now = self.now.plus(self.timeouts.udp);
+        while u32::table(&self.worker.tables().sessions).occupied() > 0 {
+            self.now = self.now.plus(10);
+            self.worker.turn(self.now);
+        }
+    }
+
+    /// Drops by reason, to say why something went wrong.
+    pub(crate) fn drops(&self) -> Vec<(&'static str, u64)> {
+        let all = DropReason::ALL.iter().map(|&r| (r.name(), self.worker.counters().drops[r as usize].get()));
+        all.filter(|(_, count)| *count > 0).collect()
     }
 }
 
 fn policy() -> PolicySet {
-    let endpoint = |address: u32| EndpointSpec {
-        address: address.to_ip(),
-        name: String::new(),
-        policy: 0,
-        vips: vec![VIP.to_ip()],
-    };
+    let endpoint =
+        |address: IpAddr, vip: IpAddr| EndpointSpec { address, name: String::new(), policy: 0, vips: vec![vip] };
+    let vip =
+        |address: IpAddr| VipSpec { address, name: "bench".into(), announce: Announce::L2, reserved_ports: vec![] };
+    let v4 = (FIRST_POD..FIRST_POD + PODS).map(|pod| endpoint(pod.to_ip(), VIP.to_ip()));
+    let v6 = (FIRST_POD..FIRST_POD + PODS).map(|pod| endpoint(pod6(pod).to_ip(), VIP6.to_ip()));
     PolicySet {
         version: "bench".into(),
         policies: vec![EgressSpec {
             name: "bench".into(),
-            destinations: vec!["0.0.0.0/0".parse().unwrap_or_default()],
+            destinations: ["0.0.0.0/0", "::/0"].iter().filter_map(|net| net.parse().ok()).collect(),
             excluded: Vec::new(),
             address_selection: AddressSelection::PerEndpoint,
             limits: Limits::default(),
             on_exhaustion: OnExhaustion::Drop,
         }],
-        vips: vec![VipSpec {
-            address: VIP.to_ip(),
-            name: "bench".into(),
-            announce: Announce::L2,
-            reserved_ports: vec![],
-        }],
-        endpoints: (FIRST_POD..FIRST_POD + PODS).map(endpoint).collect(),
+        vips: vec![vip(VIP.to_ip()), vip(VIP6.to_ip())],
+        endpoints: v4.chain(v6).collect(),
     }
 }
 
@@ -197,17 +218,25 @@ fn network() -> NetworkSpec {
         up: true,
         addresses: Vec::new(),
     };
-    let route = |prefix: &str, interface, gateway: Option<u32>| RouteSpec {
+    let route = |prefix: &str, interface, gateway: Option<IpAddr>| RouteSpec {
         prefix: prefix.parse().unwrap_or_default(),
-        target: RouteTarget::Via(vec![HopSpec { interface, gateway: gateway.map(Address::to_ip) }]),
+        target: RouteTarget::Via(vec![HopSpec { interface, gateway }]),
     };
-    let pods = FIRST_POD..FIRST_POD + PODS;
-    let pod = |address: u32| NeighbourSpec { interface: INSIDE, address: address.to_ip(), mac: POD_MAC };
-    let router = NeighbourSpec { interface: OUTSIDE, address: ROUTER.to_ip(), mac: ROUTER_MAC };
+    let pods = (FIRST_POD..FIRST_POD + PODS).flat_map(|pod| [pod.to_ip(), pod6(pod).to_ip()]);
+    let neighbour = |interface, address: IpAddr, mac| NeighbourSpec { interface, address, mac };
+    let routers = [ROUTER.to_ip(), ROUTER6.to_ip()];
     NetworkSpec {
         interfaces: vec![interface(INSIDE, Role::Inside, INSIDE_MAC), interface(OUTSIDE, Role::Outside, OUTSIDE_MAC)],
-        routes: vec![route("10.1.0.0/16", INSIDE, None), route("0.0.0.0/0", OUTSIDE, Some(ROUTER))],
-        neighbours: pods.map(pod).chain([router]).collect(),
+        routes: vec![
+            route("10.1.0.0/16", INSIDE, None),
+            route("fd00:1::/64", INSIDE, None),
+            route("0.0.0.0/0", OUTSIDE, Some(routers[0])),
+            route("::/0", OUTSIDE, Some(routers[1])),
+        ],
+        neighbours: pods
+            .map(|address| neighbour(INSIDE, address, POD_MAC))
+            .chain(routers.map(|address| neighbour(OUTSIDE, address, ROUTER_MAC)))
+            .collect(),
         locals: Vec::new(),
     }
 }

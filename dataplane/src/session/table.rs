@@ -13,7 +13,7 @@
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use vipgate_mem::{Slab, Storage, StorageError, equal_bytes, prefetch_read};
+use vipgate_mem::{Pages, Slab, Storage, StorageError, equal_bytes, prefetch_read};
 
 use super::entry::{Entry, Slot};
 use super::tuple::Tuple;
@@ -93,6 +93,11 @@ impl<A: Address> Table<A> {
     /// Bytes of memory that the table takes when it is full.
     pub fn bytes(&self) -> usize {
         self.groups.len() * size_of::<Group>() + self.entries.len() * (size_of::<Entry<A>>() + 4)
+    }
+
+    /// What kind of pages the entries lie on.
+    pub fn pages(&self) -> Pages {
+        self.entries.pages()
     }
 
     #[inline]
