@@ -1,16 +1,17 @@
-//! `vipgate-bench`: the packet path alone, without sockets. Each result is one JSON object on a line.
+//! `vipgate-bench`: the packet path alone, without sockets, and whole gateways over veth. Each result is one JSON object on a line.
 #![expect(clippy::cast_precision_loss, reason = "nanoseconds and counts are far below 2^52")]
 
 mod open;
 mod packets;
 mod path;
 mod rig;
+mod wire;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-/// Measures the packet path that the gateway runs, on packets in memory.
+/// Measures the packet path that the gateway runs, on packets in memory, and whole gateways.
 #[derive(Debug, Parser)]
 #[command(name = "vipgate-bench", version)]
 struct Cli {
@@ -47,6 +48,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Whole gateways over veth, vipgate and others in one run: packets a second, loss, delay; needs root
+    Wire(wire::Options),
 }
 
 /// Which way packets go.
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Path { sessions, direction, size, rounds, json: _ } => path::run(&sessions, direction, size, rounds),
         Command::Open { sessions, json: _ } => open::run(&sessions),
+        Command::Wire(options) => wire::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
