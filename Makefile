@@ -5,10 +5,10 @@ SHELL := /bin/bash
 # Debian packages, and a file or command by which each is known to be there.
 PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
   libelf-dev:/usr/include/libelf.h zlib1g-dev:/usr/include/zlib.h m4:m4 pkg-config:pkg-config gcc:gcc \
-  iproute2:ip ethtool:ethtool iputils-ping:ping procps:sysctl tcpdump:tcpdump iperf3:iperf3 python3-minimal:python3 util-linux:setpriv
+  iproute2:ip ethtool:ethtool iputils-ping:ping procps:sysctl tcpdump:tcpdump iperf3:iperf3 python3-minimal:python3 util-linux:setpriv nftables:nft
 CARGO_DENY := 0.20.2
 
-.PHONY: help deps deny build demo test fmt lint unit doc e2e bench clean-lab
+.PHONY: help deps deny build demo test fmt lint unit doc e2e bench bench-wire clean-lab
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-10s%s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ e2e: deps ## whole gateways in network namespaces; needs root
 
 bench: build ## the packet path alone
 	target/release/vipgate-bench path --sessions 1000,65536,1048576
+
+bench-wire: build ## whole gateways over veth, vipgate and nftables; needs root and a quiet machine
+	target/release/vipgate-bench wire --against nft --flows 1000,65536
 
 clean-lab: ## remove namespaces that a killed run left behind
 	@ip netns list | awk '/^vipgate-/ {print $$1}' | while read -r name; do ip netns pids $$name | xargs -r kill -9; ip netns del $$name; done

@@ -1,4 +1,4 @@
-//! `vipgate-bench`: the packet path alone, without sockets. Each result is one JSON object on a line.
+//! `vipgate-bench`: the packet path alone, without sockets, and whole gateways over veth. Each result is one JSON object on a line.
 #![expect(clippy::cast_precision_loss, reason = "nanoseconds and counts are far below 2^52")]
 
 mod open;
@@ -6,13 +6,14 @@ mod order;
 mod packets;
 mod path;
 mod rig;
+mod wire;
 mod yardstick;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-/// Measures the packet path that the gateway runs, on packets in memory.
+/// Measures the packet path that the gateway runs, on packets in memory, and whole gateways.
 #[derive(Debug, Parser)]
 #[command(name = "vipgate-bench", version)]
 struct Cli {
@@ -26,6 +27,8 @@ enum Command {
     Path(path::Options),
     /// New sessions: from an empty table, with as many ending, and at a share of a far side's ports
     Open(open::Options),
+    /// Whole gateways over veth, vipgate and others in one run: packets a second, loss, delay; needs root
+    Wire(wire::Options),
 }
 
 /// Which way packets go.
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Path(options) => path::run(&options),
         Command::Open(options) => open::run(&options),
+        Command::Wire(options) => wire::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

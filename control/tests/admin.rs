@@ -153,9 +153,9 @@ VIP           ANNOUNCE  ENDPOINTS  NAME                  RESERVED PORTS
     assert_eq!(vips["vips"][0]["reserved_ports"], serde_json::json!([80, 443]));
     assert_eq!(vips["vips"][1]["reserved_ports"].as_array().unwrap().len(), 10);
     let endpoints = "\
-ENDPOINT    POD             VIPS            POLICY
-10.1.0.11   tenant-a/api-0  203.0.113.10    EgressPolicy tenant-a/out
-fd00:1::11  -               none (dropped)  EgressPolicy tenant-a/out
+ENDPOINT    POD             SESSIONS  REFUSED  VIPS            POLICY
+10.1.0.11   tenant-a/api-0         0        0  203.0.113.10    EgressPolicy tenant-a/out
+fd00:1::11  -                      0        0  none (dropped)  EgressPolicy tenant-a/out
 ";
     assert_eq!(gateway.table(&["endpoints"]), endpoints);
     let endpoints = gateway.json(&["endpoints"]);

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// What both ends of the wire benchmark agree on.
+
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include <linux/if_ether.h>
+#include <linux/ip.h>
+#include <linux/udp.h>
+
+#define MAGIC 0x7677
+
+#define ONE(map_type, name, value_type)                                                                                \
+	struct {                                                                                                           \
+		__uint(type, map_type);                                                                                        \
+		__uint(max_entries, 1);                                                                                        \
+		__type(key, __u32);                                                                                            \
+		__type(value, value_type);                                                                                     \
+	} name SEC(".maps")
+
+struct stamp {
+	__u64 sequence;
+	__u64 time; // CLOCK_MONOTONIC, ns
+	__u16 magic;
+} __attribute__((packed));
+
+struct frame {
+	struct ethhdr link;
+	struct iphdr ip;
+	struct udphdr udp;
+	struct stamp stamp;
+} __attribute__((packed));

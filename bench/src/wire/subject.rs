@@ -1,0 +1,215 @@
+//! What is measured: a gateway between two cables, started anew for each round.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
+use rustix::process::Pid;
+use serde::Serialize;
+use tempfile::TempDir;
+
+use super::ground::Ground;
+use super::netns;
+
+/// How long a gateway may take to come up.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Where the kernel says how many connections it follows at most.
+const CONNTRACK_MAX: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
+
+/// A gateway that can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Subject {
+    /// This one.
+    #[value(skip)]
+    Vipgate,
+    /// The kernel's forwarding with source NAT by nftables.
+    Nft,
+    /// Open vSwitch; not measured yet
+    Ovs,
+}
+
+/// What subjects are started with.
+#[derive(Clone, Debug)]
+pub(super) struct Setting {
+    pub(super) gateway: PathBuf,
+    /// The gateway's core.
+    pub(super) core: usize,
+    pub(super) placement: Placement,
+}
+
+/// Where the kernel forwards, when it is the gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Placement {
+    /// Where the source runs, as the kernel does it by itself; here it is the fastest
+    Source,
+    /// In a thread of the kernel on the gateway's core
+    Gateway,
+}
+
+/// A gateway that forwards; dropping it ends it.
+#[derive(Debug)]
+pub(super) struct Running {
+    process: Option<Child>,
+    _folder: TempDir,
+}
+
+impl Running {
+    /// The gateway's process; the kernel has none.
+    pub(super) fn process(&self) -> Option<u32> {
+        self.process.as_ref().map(Child::id)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(process) = &mut self.process {
+            // It may have ended by itself.
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+impl Subject {
+    /// Whether it can be measured here, said before anything is.
+    pub(super) fn check(self, setting: &Setting, flows: &[u32]) -> Result<()> {
+        match self {
+            Self::Vipgate => ensure!(
+                setting.gateway.exists(),
+                "there is no {}: build it (`make build`), or say --gateway PATH",
+                setting.gateway.display()
+            ),
+            Self::Nft => {
+                netns::output(&["nft", "--version"]).context("nft is needed: install nftables")?;
+                let most = fs::read_to_string(CONNTRACK_MAX).ok().and_then(|text| text.trim().parse::<u32>().ok());
+                if let (Some(most), Some(&wanted)) = (most, flows.iter().max()) {
+                    ensure!(
+                        wanted <= most,
+                        "the kernel follows {most} connections, not {wanted}: `sysctl -w net.netfilter.nf_conntrack_max={}`",
+                        u64::from(wanted) * 2
+                    );
+                }
+            }
+            Self::Ovs if netns::output(&["ovs-vsctl", "--version"]).is_err() => {
+                bail!("ovs is not supported here: Open vSwitch isn't installed (and this version can't measure it yet)")
+            }
+            Self::Ovs => bail!("ovs is not supported here: this version measures against nft only"),
+        }
+        Ok(())
+    }
+
+    /// Starts it and waits until it forwards.
+    pub(super) fn start(self, ground: &Ground, setting: &Setting, flows: u32) -> Result<Running> {
+        let folder = TempDir::with_prefix(netns::name("")).context("cannot make a folder for configuration")?;
+        let process = match self {
+            Self::Vipgate => Some(start_vipgate(ground, setting, flows, folder.path())?),
+            Self::Nft | Self::Ovs => {
+                start_nft(ground, setting, folder.path())?;
+                None
+            }
+        };
+        Ok(Running { process, _folder: folder })
+    }
+}
+
+fn start_vipgate(ground: &Ground, setting: &Setting, flows: u32, folder: &Path) -> Result<Child> {
+    let (config, policy, log) = (folder.join("gateway.yaml"), folder.join("policy.yaml"), folder.join("gateway.log"));
+    let capacity = (flows * 2).max(65_536);
+    let text = format!(
+        "name: gw-bench\n\
+         interfaces:\n  - {{name: gw-in, role: inside}}\n  - {{name: gw-out, role: outside}}\n\
+         workers: {{cores: [{}]}}\n\
+         policy: {{files: [{}]}}\n\
+         sessions: {{capacity: {capacity}, state: null}}\n\
+         admin: {{socket: {}/gateway.sock}}\n\
+         log: {{format: json}}\n",
+        setting.core,
+        policy.display(),
+        folder.display()
+    );
+    fs::write(&config, text)?;
+    fs::write(&policy, manifests())?;
+    let program = setting.gateway.display().to_string();
+    let mut process = ground.gateway.spawn(&[&program, "gateway", "--config", &config.display().to_string()], &log)?;
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until && matches!(process.try_wait(), Ok(None)) {
+        if fs::read_to_string(&log).is_ok_and(|log| log.contains("\"event\":\"ready\"")) {
+            return Ok(process);
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    let _ = process.kill();
+    let _ = process.wait();
+    bail!("the gateway did not become ready; it said:\n{}", fs::read_to_string(&log).unwrap_or_default().trim())
+}
+
+/// A Service with the VIP, and the pods behind it that the source plays.
+fn manifests() -> String {
+    let mut text = String::from(
+        "apiVersion: v1\nkind: Namespace\nmetadata: {name: bench}\n---\n\
+         apiVersion: v1\nkind: Service\n\
+         metadata: {name: api, namespace: bench, annotations: {vipgate.io/egress: \"true\"}}\n\
+         spec: {type: LoadBalancer, ports: [{name: http, port: 80, targetPort: 8080, protocol: TCP}]}\n\
+         status: {loadBalancer: {ingress: [{ip: 203.0.113.10}]}}\n",
+    );
+    for part in 4..8 {
+        let _ = write!(
+            text,
+            "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+             metadata: {{name: api-{part}, namespace: bench, labels: {{kubernetes.io/service-name: api}}}}\n\
+             addressType: IPv4\nports: [{{name: http, port: 8080, protocol: TCP}}]\nendpoints:\n"
+        );
+        for pod in 0..=255 {
+            let _ = writeln!(text, "  - {{addresses: [10.1.{part}.{pod}], conditions: {{ready: true}}}}");
+        }
+    }
+    text
+}
+
+fn start_nft(ground: &Ground, setting: &Setting, folder: &Path) -> Result<()> {
+    let rules = folder.join("rules.nft");
+    fs::write(
+        &rules,
+        "table ip bench {\n  chain out {\n    type nat hook postrouting priority srcnat;\n    \
+         oifname \"gw-out\" ip saddr 10.1.4.0/22 snat to 203.0.113.10\n  }\n}\n",
+    )?;
+    ground.gateway.exec(&["nft", "-f", &rules.display().to_string()])?;
+    // A veth takes frames in batches only from a peer with NAPI, which this switches on; UDP is not put together by it.
+    ground.gateway.exec(&["ethtool", "-K", "gw-in", "gro", "on"])?;
+    if setting.placement == Placement::Gateway {
+        let threaded = "echo 1 > /sys/class/net/gw-in/threaded";
+        ground.gateway.exec(&["sh", "-c", threaded]).context("--nft-core gateway needs Linux 5.12")?;
+        let thread = find_thread("napi/gw-in-").context("the kernel started no thread for gw-in")?;
+        netns::pin(Some(thread), setting.core)?;
+    }
+    Ok(())
+}
+
+/// The kernel's thread whose name begins like this.
+fn find_thread(name: &str) -> Option<Pid> {
+    let is_it = |folder: &Path| fs::read_to_string(folder.join("comm")).is_ok_and(|comm| comm.starts_with(name));
+    let mut folders = fs::read_dir("/proc").ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let folder = folders.find(|folder| is_it(folder))?;
+    Pid::from_raw(folder.file_name()?.to_str()?.parse().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pod_of_the_source_is_in_the_manifests() {
+        let text = manifests();
+        for pod in ["10.1.4.0]", "10.1.5.77]", "10.1.7.255]"] {
+            assert_eq!(text.matches(pod).count(), 1, "{pod}");
+        }
+        assert_eq!(text.matches("ready: true").count(), 1024);
+    }
+}
