@@ -80,6 +80,13 @@ fn write_udp(udp: &mut [u8], source: u16, destination: u16, addresses: u32) {
     udp[6..8].copy_from_slice(&if sum == 0 { 0xffff } else { sum }.to_be_bytes());
 }
 
+/// Whether both checksums of an IPv4 packet are right.
+pub(crate) fn is_right(frame: &[u8]) -> bool {
+    let (ip, udp) = frame[14..].split_at(20);
+    let pseudo = checksum::sum(&ip[12..20]) + 17 + udp.len() as u32;
+    checksum::verifies(0, ip) && checksum::verifies(pseudo, udp)
+}
+
 /// The VIP of all pods' IPv6 addresses.
 pub(crate) const VIP6: V6 = V6 { high: 0x2001_0db8_0113_0000, low: 0x10 };
 
@@ -139,10 +146,9 @@ impl PacketFamily for u32 {
 
     fn is_right(frame: &[u8]) -> bool {
         let (ip, udp) = frame[14..].split_at(20);
-        let pseudo = checksum::sum(&ip[12..20]) + 17 + udp.len() as u32;
         let left_as_vip = ip[12..16] == VIP.to_be_bytes() && udp[2..4] == [1, 0xbb];
         let reached_pod = ip[16..18] == [10, 1] && udp[..2] == [1, 0xbb];
-        (left_as_vip || reached_pod) && checksum::verifies(0, ip) && checksum::verifies(pseudo, udp)
+        (left_as_vip || reached_pod) && is_right(frame)
     }
 }
 
