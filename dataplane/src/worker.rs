@@ -33,6 +33,8 @@ use crate::wire::cut;
 /// Blocks of unused ports are looked for this often.
 const HOUSEKEEPING_MS: u32 = 100;
 
+/// Between turns so far apart, more packets may have come than one turn takes.
+const STALL_MS: u32 = 100;
 /// Fragmented datagrams that one turn forgets at most.
 const FRAGMENTS_SWEPT: usize = 16;
 
@@ -71,6 +73,11 @@ pub struct Worker<Io> {
     /// The snapshot that packets last waited under.
     waited_under: usize,
     housekeeping: Tick,
+    last_turn: Tick,
+    /// When levels were published last: a millisecond is often enough.
+    levels_at: Tick,
+    /// The worker was stopped for a while, and hasn't seen yet all that came meanwhile.
+    behind: bool,
 }
 
 impl<Io: PacketIo> Worker<Io> {
@@ -83,13 +90,19 @@ impl<Io: PacketIo> Worker<Io> {
             sweeper: Sweeper::new(now),
             waited_under: 0,
             housekeeping: now,
+            last_turn: now,
+            levels_at: now.plus(u32::MAX),
+            behind: false,
         }
     }
 
     /// Takes one turn: at most one batch of packets, then a slice of everything else. Returns how many packets came in.
     pub fn turn(&mut self, now: Tick) -> usize {
         let view = self.parts.reader.read().clone();
+        self.behind |= now.since(self.last_turn) >= STALL_MS;
+        self.last_turn = now;
         let received = self.receive();
+        self.behind &= received == batch::MOST;
         if received > 0 {
             let Parts { tables, counters, rules, id, directory, links, .. } = &mut self.parts;
             let flows = Flows { this: *id, workers: links.workers(), directory: directory.as_deref() };
@@ -102,7 +115,10 @@ impl<Io: PacketIo> Worker<Io> {
         self.obey(&view, now);
         self.parts.links.ring();
         self.parts.io.flush();
-        self.publish_levels();
+        if now != self.levels_at {
+            self.levels_at = now;
+            self.publish_levels();
+        }
         received
     }
 
@@ -242,8 +258,12 @@ impl<Io: PacketIo> Worker<Io> {
         });
     }
 
-    /// Ends the sessions whose time has come, a slice of the tables each turn.
+    /// Ends the sessions whose time has come, a slice of the tables each turn. Not while packets wait that came before now:
+    /// a worker that was stopped for a while would end sessions that they keep alive.
     fn sweep(&mut self, view: &Snapshot, now: Tick) {
+        if self.behind {
+            return;
+        }
         let Parts { tables, counters, .. } = &mut self.parts;
         let mut settle = Settle { policy: &view.policy, ports: &mut tables.ports, counters };
         self.sweeper.turn::<u32>(&mut tables.sessions, now, |expiry| settle.settle(&expiry));

@@ -238,3 +238,22 @@ fn syns_announce_no_more_than_the_configuration_says() {
         assert_eq!(back[0].1[back[0].1.len() - 2..], most.to_be_bytes(), "both ways");
     }
 }
+
+#[test]
+fn a_worker_that_was_stopped_ends_no_session_whose_packets_wait() {
+    let mut gateway = Gateway::new(&Setup::default());
+    let far = at("198.51.100.10:53");
+    let questions: Vec<_> =
+        (0..200_u16).map(|n| packet(Protocol::Udp, (ip("10.244.1.5"), 1000 + n).into(), far)).collect();
+    let seen: Vec<_> = questions.iter().map(|question| gateway.pod_sends(question)).collect();
+    // Four of its five seconds pass; then each session is heard of, but nobody looks for two more.
+    gateway.pass(4_000);
+    for question in &questions {
+        assert!(gateway.workers[0].io().inject(INSIDE, question));
+    }
+    gateway.now = gateway.now.plus(60_000);
+    let again = gateway.run();
+    assert_eq!(again.len(), 200);
+    assert!(again.iter().zip(&seen).all(|((_, after), before)| ends(after) == ends(before)), "the same ports");
+    assert_eq!(gateway.sessions(), 200);
+}
