@@ -118,6 +118,13 @@ impl Packets {
         Self(self.0 & other.0)
     }
 
+    /// Those that are in this one or in `other`.
+    #[inline]
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
     /// Those that aren't in `other`.
     #[inline]
     #[must_use]

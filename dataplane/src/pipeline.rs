@@ -14,7 +14,7 @@ use crate::ports::allocator::Allocator;
 use crate::session::Sessions;
 use crate::settle::Settle;
 use crate::snapshot::Snapshot;
-use crate::stage::{answer, classify, errors, gather, lookup, open, parse, recheck, refuse, rewrite};
+use crate::stage::{answer, classify, errors, express, gather, lookup, open, parse, recheck, refuse, rewrite};
 use crate::time::Tick;
 
 /// The tables of one worker that the stages change.
@@ -57,8 +57,12 @@ pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
     answer::run(batch, view);
     gather::run::<u32>(batch, fragments, ids, context);
     gather::run::<V6>(batch, fragments, ids, context);
-    lookup::run::<u32>(batch, sessions, view);
-    lookup::run::<V6>(batch, sessions, view);
+    lookup::fetch::<u32>(batch, sessions);
+    lookup::fetch::<V6>(batch, sessions);
+    express::run::<u32>(batch, sessions, context);
+    express::run::<V6>(batch, sessions, context);
+    lookup::find::<u32>(batch, sessions, view);
+    lookup::find::<V6>(batch, sessions, view);
     recheck::run::<u32>(batch, sessions, context, &mut settle);
     recheck::run::<V6>(batch, sessions, context, &mut settle);
     errors::run::<u32>(batch, sessions, context);

@@ -1,9 +1,10 @@
-//! What happens to a packet, one stage a file, in this order: parse, answer, gather, lookup, recheck,
-//! errors, classify, open, rewrite, which asks route, and refuse. A stage is a function over a batch and is given exactly the tables that it may read or change.
+//! What happens to a packet, one stage a file, in this order: parse, answer, gather, lookup, express,
+//! recheck, errors, classify, open, rewrite, which asks route, and refuse. A stage is a function over a batch and is given exactly the tables that it may read or change.
 
 pub mod answer;
 pub mod classify;
 pub mod errors;
+pub mod express;
 pub mod gather;
 pub mod lookup;
 pub mod open;

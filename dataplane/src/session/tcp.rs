@@ -20,8 +20,7 @@ pub enum Event {
 /// Notes a segment in its own direction; only SYN, FIN and RST look at the other one.
 #[inline]
 pub fn note<A: Address>(table: &mut Table<A>, slot: Slot, segment: &Segment) -> Event {
-    let rare = TcpFlags::SYN.0 | TcpFlags::FIN.0 | TcpFlags::RST.0;
-    let event = if segment.flags.0 & rare == 0 { Event::None } else { note_rare(table, slot, segment) };
+    let event = if segment.flags.is_rare() { note_rare(table, slot, segment) } else { Event::None };
     if !segment.flags.has(TcpFlags::RST) {
         let ack = segment.flags.has(TcpFlags::ACK).then_some(segment.acknowledgement);
         let end = segment.sequence.wrapping_add(segment.space);

@@ -311,7 +311,8 @@ fn build_network(spec: &NetworkSpec, numbers: &mut HashMap<(InterfaceId, IpAddr)
         let mac = macs.get(&(interface, address)).copied();
         let link = mac.zip(spec.interfaces.get(usize::from(interface.0)));
         let link = link.map(|(mac, own)| ethernet::link(mac, own.mac));
-        hops[usize::from(id.0)] = Some(Hop { interface, address, link });
+        let mtu = spec.interfaces.get(usize::from(interface.0)).map_or(0, |own| own.mtu);
+        hops[usize::from(id.0)] = Some(Hop { interface, address, mtu, link });
     }
     Network {
         interfaces: spec.interfaces.clone(),

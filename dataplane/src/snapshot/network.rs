@@ -32,6 +32,8 @@ pub struct Hop {
     pub interface: InterfaceId,
     /// Its address.
     pub address: IpAddr,
+    /// The longest IP packet that the interface sends, bytes.
+    pub mtu: u16,
     /// Its link address and ours before it, once the kernel knows it.
     pub link: Option<Link>,
 }
@@ -81,8 +83,8 @@ impl Port {
 
     /// Whether a frame that begins with these bytes is sent to this interface alone.
     #[inline]
-    pub fn is_destination(self, first: [u8; 8]) -> bool {
-        (u64::from_le_bytes(first) ^ self.mac) << 16 == 0
+    pub fn is_destination(self, frame: &[u8]) -> bool {
+        frame.first_chunk().is_some_and(|first| (u64::from_le_bytes(*first) ^ self.mac) << 16 == 0)
     }
 }
 
@@ -163,6 +165,12 @@ impl Network {
     /// All interfaces, by number.
     pub fn interfaces(&self) -> &[InterfaceSpec] {
         &self.interfaces
+    }
+
+    /// The hop with this number, if it is one of the network.
+    #[inline]
+    pub fn numbered(&self, id: HopId) -> Option<&Hop> {
+        self.hops.get(usize::from(id.0))
     }
 
     /// The hop with this number.

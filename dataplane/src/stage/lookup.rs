@@ -8,8 +8,8 @@ use crate::session::table::Home;
 use crate::snapshot::Snapshot;
 use crate::verdict::Verdict;
 
-/// Finds the session of every packet that can have one.
-pub fn run<A: Lane>(batch: &mut Batch, sessions: &Sessions, view: &Snapshot) {
+/// Fetches the entry of every packet that can have a session.
+pub fn fetch<A: Lane>(batch: &mut Batch, sessions: &Sessions) {
     let packets = batch.open_of::<A>().without(batch.sessionless);
     let table = A::table(sessions);
     let mut homes = [Home::default(); MOST];
@@ -21,7 +21,12 @@ pub fn run<A: Lane>(batch: &mut Batch, sessions: &Sessions, view: &Snapshot) {
     for i in packets {
         batch.slots[i] = table.prefetch_entry(homes[i], batch.hashes[i]);
     }
-    for i in packets {
+}
+
+/// Finds the session of every packet that can have one. [`fetch`] has come before.
+pub fn find<A: Lane>(batch: &mut Batch, sessions: &Sessions, view: &Snapshot) {
+    let table = A::table(sessions);
+    for i in batch.open_of::<A>().without(batch.sessionless) {
         let Some(slot) = table.find_at(batch.slots[i], batch.hashes[i], &A::tuples(batch)[i]) else { continue };
         let entry = table.entry(slot);
         let flags = entry.flags();

@@ -1,10 +1,10 @@
 //! First stage: bytes become headers, or a drop. Reads a packet's first cache line and nothing else.
 
 use crate::address::V6;
-use crate::batch::{Batch, Head, Kind, Lane};
+use crate::batch::{Batch, Head, Kind, Lane, Packets};
 use crate::counters::DropReason;
 use crate::session::tuple::Tuple;
-use crate::snapshot::network::{Network, Port};
+use crate::snapshot::network::Network;
 use crate::snapshot::spec::Role;
 use crate::verdict::Verdict;
 use crate::wire::icmp_error::ErrorFamily;
@@ -17,57 +17,77 @@ const AHEAD: usize = 8;
 
 /// Reads the headers of every packet.
 pub fn run(batch: &mut Batch, network: &Network) {
+    let mut ordinary = [Packets::default(); 2];
     for i in 0..batch.len() {
         if let Some(ahead) = batch.frames.get(i + AHEAD) {
             ahead.frame.prefetch();
         }
-        if let Err(reason) = read(batch, i, network) {
-            batch.decide(i, Verdict::Drop(reason));
+        match read_ordinary(batch, i, network) {
+            Some(family) => ordinary[family].insert(i),
+            None => read_any(batch, i, network),
         }
     }
-}
-
-/// Reads the headers of a packet.
-#[inline]
-fn read(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropReason> {
-    let Batch { frames, heads, segments, v4, families, .. } = &mut *batch;
-    let received = &mut frames[i];
-    let port = network.port(received.interface);
-    let plain = ordinary(received.frame.bytes(), port, &mut heads[i], &mut v4[i], &mut segments[i]);
-    if let Some(length) = plain.filter(|_| !received.is_hairpin()) {
-        received.frame.set_len(length);
-        families[<u32 as Lane>::FAMILY].insert(i);
-        return Ok(());
+    for (all, ordinary) in batch.families.iter_mut().zip(ordinary) {
+        *all = all.or(ordinary);
     }
-    read_any(batch, i, network)
 }
 
-/// The short way for what almost every packet is: TCP or UDP over IPv4 without options, whole and to stay so, to us, and with
-/// nothing wrong about it. `None`, with nothing decided, for all others; the long way says what they are.
+/// The short way for what almost every packet is: TCP or UDP, whole and to stay so, without options or extensions, to us, and
+/// with nothing wrong about it; its family. `None`, with nothing decided, for all others: the long way says what they are.
 #[inline]
-fn ordinary(frame: &[u8], port: Port, head: &mut Head, tuple: &mut Tuple<u32>, segment: &mut Segment) -> Option<u16> {
-    let bytes: &[u8; ORDINARY] = frame.first_chunk()?;
-    let [d0, d1, d2, d3, d4, d5, d6, d7, ..] = *bytes;
-    let (header, ports) = ipv4::read_plain(bytes)?;
-    let length = LINK + header.total;
-    let fits = usize::from(length) <= frame.len() && usize::from(length) >= ORDINARY;
-    let odd = is_martian(header.source, header.destination) || header.source == header.destination;
-    if !fits || odd || !port.is_destination([d0, d1, d2, d3, d4, d5, d6, d7]) {
+fn read_ordinary(batch: &mut Batch, i: usize, network: &Network) -> Option<usize> {
+    let Batch { frames, heads, segments, v4, v6, .. } = batch;
+    let received = frames.get_mut(i)?;
+    if received.is_hairpin() {
         return None;
     }
-    head.kind = match header.protocol {
-        protocol::UDP => {
-            udp::read_plain(bytes, L4, length)?;
-            Kind::Udp
-        }
-        protocol::TCP => {
-            Segment::parse(frame.get(L4..usize::from(length))?, segment)?;
-            Kind::Tcp
-        }
+    let port = network.port(received.interface);
+    let frame = received.frame.bytes();
+    let first: &[u8; SHORTEST] = frame.first_chunk()?;
+    if !port.is_destination(first) {
+        return None;
+    }
+    let (head, segment) = (&mut heads[i], &mut segments[i]);
+    head.sides = port.sides;
+    let family = match first[ETHERTYPE..ETHERTYPE + 3] {
+        [0x08, 0x00, 0x45] => read_ordinary_v4(frame, first, head, &mut v4[i], segment)?,
+        [0x86, 0xdd, version] if version >> 4 == 6 => read_ordinary_v6(frame, head, &mut v6[i], segment)?,
         _ => return None,
     };
+    // Padding of short frames is the link's; it doesn't travel on.
+    let length = LINK + head.length;
+    if received.frame.len() != length {
+        received.frame.set_len(length);
+    }
+    Some(family)
+}
+
+/// Where the type of an Ethernet frame is; the version of IP follows it.
+const ETHERTYPE: usize = 12;
+/// Where the payload of a plain packet begins in its frame.
+const L4: usize = ethernet::HEADER + ipv4::HEADER;
+const L4_V6: usize = ethernet::HEADER + ipv6::HEADER;
+/// Bytes that a plain packet with ports has at least.
+const SHORTEST: usize = L4 + udp::HEADER;
+const SHORTEST_V6: usize = L4_V6 + udp::HEADER;
+
+#[inline]
+fn read_ordinary_v4(
+    frame: &[u8],
+    first: &[u8; SHORTEST],
+    head: &mut Head,
+    tuple: &mut Tuple<u32>,
+    segment: &mut Segment,
+) -> Option<usize> {
+    let (header, ports) = ipv4::read_plain(first)?;
+    let length = LINK + header.total;
+    let fits = usize::from(length) <= frame.len() && usize::from(length) >= SHORTEST;
+    let odd = is_martian(header.source, header.destination) || header.source == header.destination;
+    if !fits || odd {
+        return None;
+    }
+    head.kind = read_ordinary_payload(frame, first, L4, length, header.protocol, segment)?;
     head.ttl = header.ttl;
-    head.sides = port.sides;
     head.l4 = L4 as u16;
     head.length = header.total;
     tuple.source = header.source;
@@ -75,13 +95,47 @@ fn ordinary(frame: &[u8], port: Port, head: &mut Head, tuple: &mut Tuple<u32>, s
     tuple.source_port = (ports >> 16) as u16;
     tuple.destination_port = ports as u16;
     tuple.protocol = header.protocol;
-    Some(length)
+    Some(<u32 as Lane>::FAMILY)
 }
 
-/// Where the payload of a plain IPv4 packet begins in its frame.
-const L4: usize = ethernet::HEADER + ipv4::HEADER;
-/// Bytes that a plain IPv4 packet with ports has at least.
-const ORDINARY: usize = L4 + udp::HEADER;
+#[inline]
+fn read_ordinary_v6(frame: &[u8], head: &mut Head, tuple: &mut Tuple<V6>, segment: &mut Segment) -> Option<usize> {
+    let first: &[u8; SHORTEST_V6] = frame.first_chunk()?;
+    let (header, ports) = ipv6::read_plain(first)?;
+    let length = LINK + header.total;
+    let odd = ipv6::is_martian_source(header.source)
+        || ipv6::is_martian_destination(header.destination)
+        || header.source == header.destination;
+    if odd || usize::from(length) > frame.len() || usize::from(length) < SHORTEST_V6 {
+        return None;
+    }
+    head.kind = read_ordinary_payload(frame, first, L4_V6, length, header.protocol, segment)?;
+    head.ttl = header.hop_limit;
+    head.l4 = L4_V6 as u16;
+    head.length = header.total;
+    tuple.source = header.source;
+    tuple.destination = header.destination;
+    tuple.source_port = (ports >> 16) as u16;
+    tuple.destination_port = ports as u16;
+    tuple.protocol = header.protocol;
+    Some(<V6 as Lane>::FAMILY)
+}
+
+#[inline]
+fn read_ordinary_payload<const FIRST: usize>(
+    frame: &[u8],
+    first: &[u8; FIRST],
+    at: usize,
+    length: u16,
+    number: u8,
+    segment: &mut Segment,
+) -> Option<Kind> {
+    match number {
+        protocol::UDP => udp::read_plain(first, at, length).map(|()| Kind::Udp),
+        protocol::TCP => Segment::parse(frame.get(at..usize::from(length))?, segment).map(|()| Kind::Tcp),
+        _ => None,
+    }
+}
 
 #[inline]
 fn is_martian(source: u32, destination: u32) -> bool {
@@ -91,7 +145,13 @@ fn is_martian(source: u32, destination: u32) -> bool {
 /// The long way, for whatever can come.
 #[cold]
 #[inline(never)]
-fn read_any(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropReason> {
+fn read_any(batch: &mut Batch, i: usize, network: &Network) {
+    if let Err(reason) = try_read(batch, i, network) {
+        batch.decide(i, Verdict::Drop(reason));
+    }
+}
+
+fn try_read(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropReason> {
     let Batch { frames, heads, segments, associations, v4, v6, families, questions, .. } = &mut *batch;
     let received = &mut frames[i];
     let (link, packet) = received.frame.bytes().split_first_chunk().ok_or(DropReason::Malformed)?;

@@ -103,7 +103,8 @@ fn finish(batch: &mut Batch, i: usize, hop: NextHop, sent: Option<InterfaceId>, 
     batch.decide(i, Verdict::Wait);
 }
 
-const LINK_HEADER: u16 = ethernet::HEADER as u16;
+/// Bytes of the link header.
+pub const LINK_HEADER: u16 = ethernet::HEADER as u16;
 
 /// An address family that knows how it lies in a packet.
 pub trait OnWire: Lane {
@@ -183,7 +184,7 @@ fn ip_header<const LENGTH: usize>(frame: &mut [u8]) -> Option<&mut [u8; LENGTH]>
 
 /// Writes ports, or the identifier, and the checksum over them.
 #[inline]
-fn write_payload(payload: &mut [u8], kind: Kind, source_port: u16, destination_port: u16, delta: Delta) {
+pub fn write_payload(payload: &mut [u8], kind: Kind, source_port: u16, destination_port: u16, delta: Delta) {
     match kind {
         Kind::Tcp => {
             let Some(header) = payload.first_chunk_mut::<{ tcp::HEADER }>() else { return };

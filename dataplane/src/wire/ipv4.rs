@@ -119,11 +119,9 @@ pub struct Plain {
 #[inline]
 pub fn read_plain<const LENGTH: usize>(frame: &[u8; LENGTH]) -> Option<(Plain, u32)> {
     const { assert!(LENGTH >= 38, "two headers and the ports") };
-    // EtherType, version and header length lie side by side.
-    let kind = u32::from_be_bytes(*frame.get(12..)?.first_chunk()?);
     let header: &[u8; HEADER] = frame.get(14..)?.first_chunk()?;
     let atomic = u16::from_be_bytes([header[6], header[7]]) == DONT_FRAGMENT;
-    if kind >> 8 != 0x0008_0045 || !atomic || !checksum::verifies_header(header) {
+    if header[0] != 0x45 || !atomic || !checksum::verifies_header(header) {
         return None;
     }
     let plain = Plain {

@@ -95,7 +95,7 @@ impl Header {
     pub fn parse(packet: &[u8]) -> Result<Self, Wrong> {
         let fixed: &[u8; HEADER] = packet.first_chunk().ok_or(Wrong::Malformed)?;
         let payload = usize::from(u16::from_be_bytes([fixed[4], fixed[5]]));
-        if fixed[0] >> 4 != 6 || packet.len() < HEADER + payload {
+        if fixed[0] >> 4 != 6 || packet.len() < HEADER + payload || HEADER + payload > usize::from(u16::MAX) {
             return Err(Wrong::Malformed);
         }
         let number = |at: usize| {
@@ -167,6 +167,38 @@ pub fn own_header(payload: u16, protocol: u8, source: V6, destination: V6) -> [u
     header[ADDRESSES..ADDRESSES + 16].copy_from_slice(&source.to_bits().to_be_bytes());
     header[ADDRESSES + 16..].copy_from_slice(&destination.to_bits().to_be_bytes());
     header
+}
+
+/// What a plain header says: no extensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plain {
+    /// Source address.
+    pub source: V6,
+    /// Destination address.
+    pub destination: V6,
+    /// Protocol of the payload.
+    pub protocol: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Bytes of header and payload.
+    pub total: u16,
+}
+
+/// Reads a frame that begins with an Ethernet header and an IPv6 header; if no extension header follows, the four bytes behind it
+/// are the ports.
+#[inline]
+pub fn read_plain<const LENGTH: usize>(frame: &[u8; LENGTH]) -> Option<(Plain, u32)> {
+    const { assert!(LENGTH >= 58, "two headers and the ports") };
+    let header: &[u8; HEADER] = frame.get(14..)?.first_chunk()?;
+    let number = |at: usize| header.get(at..)?.first_chunk().map(|bytes| u64::from_be_bytes(*bytes));
+    let plain = Plain {
+        source: V6 { high: number(8)?, low: number(16)? },
+        destination: V6 { high: number(24)?, low: number(32)? },
+        protocol: header[6],
+        hop_limit: header[HOP_LIMIT],
+        total: u16::from_be_bytes([header[4], header[5]]).checked_add(HEADER as u16)?,
+    };
+    Some((plain, u32::from_be_bytes(*frame.get(54..)?.first_chunk()?)))
 }
 
 /// The destination of a packet whose header has been read before.

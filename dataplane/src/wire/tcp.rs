@@ -25,6 +25,12 @@ impl Flags {
         self.0 & other.0 == other.0
     }
 
+    /// Whether the segment opens or ends anything.
+    #[inline]
+    pub fn is_rare(self) -> bool {
+        self.0 & (Self::SYN.0 | Self::FIN.0 | Self::RST.0) != 0
+    }
+
     /// Whether this segment may open a connection: SYN, without ACK, RST or FIN.
     #[inline]
     pub fn opens(self) -> bool {
