@@ -53,7 +53,7 @@ impl Flags {
     #[inline]
     pub fn side(self) -> u8 {
         const { assert!(Self::INSIDE.0 == 2 && Role::Inside.sides() == 1 && Role::Outside.sides() == 2) };
-        2 >> ((self.0 >> 1) & 1)
+        2 - ((self.0 >> 1) & 1)
     }
 
     /// With the flags of `other`.

@@ -135,10 +135,25 @@ impl<A: Address> Table<A> {
     /// should have been fetched before.
     #[inline]
     pub fn prefetch_entry(&self, home: Home, hash: u64) -> Slot {
-        let found = self.groups[home.0 as usize].matches(Self::tag(hash));
-        let slot = Self::slot(home.0, if found == 0 { 0 } else { found.trailing_zeros() });
+        let group = &self.groups[home.0 as usize];
+        let found = group.matches(Self::tag(hash));
+        let slot = if found != 0 {
+            Self::slot(home.0, found.trailing_zeros())
+        } else if group.overflow != 0 {
+            self.guess_behind(home.0, hash)
+        } else {
+            Self::slot(home.0, 0)
+        };
         prefetch_read(&self.entries, slot.0 as usize);
         slot
+    }
+
+    /// The same where entries of the home group stand behind it.
+    #[cold]
+    fn guess_behind(&self, home: u32, hash: u64) -> Slot {
+        let next = self.after(home);
+        let found = self.groups[next as usize].matches(Self::tag(hash));
+        Self::slot(next, if found == 0 { 0 } else { found.trailing_zeros() })
     }
 
     /// The slot of the entry with this key, which most likely is `guess`.
