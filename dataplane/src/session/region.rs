@@ -198,10 +198,12 @@ impl Sessions {
                 table.recount(hash, slot);
                 continue;
             }
-            taken.torn += u32::from(table.is_occupied(slot));
-            // An empty slot, too, may hold the rest of an entry that was being removed.
-            if !table.is_blank(slot) {
+            // An empty slot, too, may still have the deadline of an entry that was being removed.
+            if table.is_occupied(slot) {
                 table.wipe(slot);
+                taken.torn += 1;
+            } else if table.deadline(slot) != 0 {
+                table.set_deadline(slot, 0);
             }
         }
     }

@@ -74,7 +74,8 @@ impl<A: Address> Table<A> {
         let count = (entries.div_ceil(8) * 9).div_ceil(14).max(1);
         Ok(Self {
             groups: storage.slab(count as usize)?,
-            entries: storage.slab(count as usize * SLOTS)?,
+            // One more that is never used: nobody's entry, for searches that find no tag.
+            entries: storage.slab(count as usize * SLOTS + 1)?,
             deadlines: storage.slab(count as usize * SLOTS)?,
             count,
             occupied: 0,
@@ -89,7 +90,7 @@ impl<A: Address> Table<A> {
 
     /// Slots, used or not.
     pub fn slots(&self) -> u32 {
-        u32::try_from(self.entries.len()).unwrap_or(u32::MAX)
+        self.count * SLOTS as u32
     }
 
     /// Bytes of memory that the table takes when it is full.
@@ -131,8 +132,8 @@ impl<A: Address> Table<A> {
         Home(group)
     }
 
-    /// Fetches the entry that most likely belongs to a hash, and says which: the group's first one if none does. The group
-    /// should have been fetched before.
+    /// Fetches the entry that most likely belongs to a hash, and says which: nobody's if none does. The group should have been
+    /// fetched before.
     #[inline]
     pub fn prefetch_entry(&self, home: Home, hash: u64) -> Slot {
         let group = &self.groups[home.0 as usize];
@@ -142,7 +143,7 @@ impl<A: Address> Table<A> {
         } else if group.overflow != 0 {
             self.guess_behind(home.0, hash)
         } else {
-            Self::slot(home.0, 0)
+            self.nobodys()
         };
         prefetch_read(&self.entries, slot.0 as usize);
         slot
@@ -153,13 +154,19 @@ impl<A: Address> Table<A> {
     fn guess_behind(&self, home: u32, hash: u64) -> Slot {
         let next = self.after(home);
         let found = self.groups[next as usize].matches(Self::tag(hash));
-        Self::slot(next, if found == 0 { 0 } else { found.trailing_zeros() })
+        if found == 0 { self.nobodys() } else { Self::slot(next, found.trailing_zeros()) }
+    }
+
+    /// The slot behind all others, whose entry is nobody's.
+    #[inline]
+    fn nobodys(&self) -> Slot {
+        Slot(self.slots())
     }
 
     /// The slot of the entry with this key, which most likely is `guess`.
     #[inline]
     pub fn find_at(&self, guess: Slot, hash: u64, key: &Tuple<A>) -> Option<Slot> {
-        // An empty slot's entry is zero, which is nobody's key.
+        // Only slots with a tag are guessed, or nobody's, whose key is zero.
         if self.entries[guess.0 as usize].has_key(key) {
             return Some(guess);
         }
@@ -295,11 +302,6 @@ impl<A: Address> Table<A> {
     pub(super) fn recount(&mut self, hash: u64, slot: Slot) {
         self.occupied += 1;
         self.count_overflow(hash, self.passed(hash, slot.0 / SLOTS as u32));
-    }
-
-    /// Whether a slot holds nothing, not even the rest of an entry.
-    pub(super) fn is_blank(&self, slot: Slot) -> bool {
-        !self.is_occupied(slot) && self.deadline(slot) == 0 && self.entry(slot).has_key(&Tuple::default())
     }
 
     /// Empties a slot that isn't counted.
