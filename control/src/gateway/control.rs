@@ -31,7 +31,7 @@ use crate::failure::Failure;
 use crate::kernel::{Network, NetworkError, Resolver};
 use crate::manifest::Foreign;
 use crate::policy::{Follower, Options, compile_files};
-use crate::{admin, metrics};
+use crate::{admin, metrics, systemd};
 
 /// How often the control thread looks after itself: frees old snapshots, sees that workers live.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
@@ -73,7 +73,8 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
     let mut reload = signal(SignalKind::hangup()).map_err(no_signals)?;
     let mut files = follow_files(gateway.follower);
-    let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
+    let pace = systemd::watchdog_interval().map_or(HOUSEKEEPING, |limit| limit.min(HOUSEKEEPING));
+    let mut housekeeping = tokio::time::interval(pace);
     let mut networks = follow_network(network);
 
     let (stop, stopped) = watch::channel(false);
@@ -83,7 +84,7 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
     ];
     parts.state.ready.store(true, Ordering::Relaxed);
     tracing::info!(event = "ready", name = config.name, workers = parts.state.workers.len(), "ready");
-    notify_systemd(&sd_notify::NotifyState::Ready);
+    systemd::ready();
 
     let end = loop {
         tokio::select! {
@@ -91,7 +92,9 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
             _ = interrupt.recv() => break Ok(()),
             _ = reload.recv() => {
                 tracing::info!(event = "reload", "SIGHUP: reading the policy again");
+                systemd::reloading();
                 parts.policy_changed(&paths, &options);
+                systemd::ready();
             }
             Some(()) = files.recv() => parts.policy_changed(&paths, &options),
             change = networks.recv() => match change {
@@ -110,11 +113,13 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
                 if !threads.are_alive() {
                     break Err(Failure::runtime("a worker thread died; see the log"));
                 }
+                // This loop and all workers live: what a watchdog wants to know.
+                systemd::alive();
             }
         }
     };
     tracing::info!(event = "stopping", "stopping");
-    notify_systemd(&sd_notify::NotifyState::Stopping);
+    systemd::stopping();
     parts.state.ready.store(false, Ordering::Relaxed);
     // Servers have nothing to lose: whoever asks now hears that nobody is there.
     let _ = stop.send(true);
@@ -268,11 +273,4 @@ pub(super) fn announce(state: &GatewayState, known: Option<&BTreeSet<IpAddr>>) {
         tracing::warn!("the first worker is too busy to announce VIPs; neighbours will ask for them");
     }
     first.doorbell.wake();
-}
-
-fn notify_systemd(state: &sd_notify::NotifyState<'_>) {
-    // No systemd, nobody to tell.
-    if let Err(error) = sd_notify::notify(std::slice::from_ref(state)) {
-        tracing::debug!(%error, "systemd can't be told");
-    }
 }
