@@ -11,7 +11,7 @@ use foldhash::{HashMap, HashMapExt};
 use thiserror::Error;
 
 use super::Snapshot;
-use super::network::{Hop, HopId, Network, Port, RouteEntry, Target};
+use super::network::{Exit, Hop, HopId, Network, Port, RouteEntry, Target};
 use super::policy::{Egress, Endpoint, FamilyIndex, Policy, Vip, VipId};
 use super::prefixes::Prefixes;
 use super::quota::EndpointUse;
@@ -311,13 +311,14 @@ fn build_network(spec: &NetworkSpec, numbers: &mut HashMap<(InterfaceId, IpAddr)
         let mac = macs.get(&(interface, address)).copied();
         let link = mac.zip(spec.interfaces.get(usize::from(interface.0)));
         let link = link.map(|(mac, own)| ethernet::link(mac, own.mac));
-        let mtu = spec.interfaces.get(usize::from(interface.0)).map_or(0, |own| own.mtu);
-        hops[usize::from(id.0)] = Some(Hop { interface, address, mtu, link });
+        hops[usize::from(id.0)] = Some(Hop { interface, address, link });
     }
+    let hops: Vec<Hop> = hops.into_iter().flatten().collect();
     Network {
+        exits: hops.iter().map(|hop| Exit::of(hop, &spec.interfaces)).collect(),
         interfaces: spec.interfaces.clone(),
         ports: spec.interfaces.iter().map(Port::of).collect(),
-        hops: hops.into_iter().flatten().collect(),
+        hops,
         numbers: numbers.clone(),
         targets,
         v4: Prefixes::new(entries.iter().filter_map(|&(net, entry)| prefix(net, entry))),

@@ -32,10 +32,30 @@ pub struct Hop {
     pub interface: InterfaceId,
     /// Its address.
     pub address: IpAddr,
-    /// The longest IP packet that the interface sends, bytes.
-    pub mtu: u16,
     /// Its link address and ours before it, once the kernel knows it.
     pub link: Option<Link>,
+}
+
+/// What a packet needs to leave by a hop that is ready for it: small, so that those of a whole subnet stay in the first cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, align(16))]
+pub struct Exit {
+    /// The frame's addresses.
+    pub link: Link,
+    /// The longest IP packet that the interface sends, bytes; 0 while the hop's link address isn't known.
+    pub mtu: u16,
+    /// The interface.
+    pub interface: InterfaceId,
+}
+
+const _: () = assert!(size_of::<Exit>() == 16);
+
+impl Exit {
+    pub(super) fn of(hop: &Hop, interfaces: &[InterfaceSpec]) -> Self {
+        let mtu = interfaces.get(usize::from(hop.interface.0)).map_or(0, |own| own.mtu);
+        let (link, mtu) = hop.link.map_or(([0; 12], 0), |link| (link, mtu));
+        Self { link, mtu, interface: hop.interface }
+    }
 }
 
 /// What a route says.
@@ -109,6 +129,7 @@ pub struct Network {
     pub(super) interfaces: Vec<InterfaceSpec>,
     pub(super) ports: Vec<Port>,
     pub(super) hops: Vec<Hop>,
+    pub(super) exits: Vec<Exit>,
     pub(super) numbers: HashMap<(InterfaceId, IpAddr), HopId>,
     pub(super) targets: Vec<Target>,
     pub(super) v4: Prefixes<u32, RouteEntry>,
@@ -167,10 +188,10 @@ impl Network {
         &self.interfaces
     }
 
-    /// The hop with this number, if it is one of the network.
+    /// The way out by the hop with this number, if it is one of the network.
     #[inline]
-    pub fn numbered(&self, id: HopId) -> Option<&Hop> {
-        self.hops.get(usize::from(id.0))
+    pub fn exit(&self, id: HopId) -> Option<&Exit> {
+        self.exits.get(usize::from(id.0))
     }
 
     /// The hop with this number.

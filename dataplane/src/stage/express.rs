@@ -22,9 +22,9 @@ pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, context: &Cont
         if !known || flags.has(Flags::QUARANTINED) || head.sides & flags.side() == 0 || head.ttl <= 1 {
             continue;
         }
-        let Some(hop) = entry.next_hop().and_then(|hop| network.numbered(hop)) else { continue };
-        let Some(link) = &hop.link else { continue };
-        if head.length > hop.mtu {
+        // Without a link address nothing fits.
+        let Some(exit) = entry.next_hop().and_then(|hop| network.exit(hop)) else { continue };
+        if head.length > exit.mtu {
             continue;
         }
         match head.kind {
@@ -45,8 +45,8 @@ pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, context: &Cont
         let to = entry.to();
         A::write_header(headers, &to, entry.ip_delta());
         rewrite::write_payload(payload, head.kind, to.source_port, to.destination_port, entry.l4_delta());
-        ethernet::set_link(headers, link);
+        ethernet::set_link(headers, &exit.link);
         batch.directions[i] = entry.direction();
-        batch.decide(i, Verdict::Forward(hop.interface));
+        batch.decide(i, Verdict::Forward(exit.interface));
     }
 }
