@@ -4,11 +4,11 @@ SHELL := /bin/bash
 
 # Debian packages, and a file or command by which each is known to be there.
 PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
-  libelf-dev:/usr/include/libelf.h zlib1g-dev:/usr/include/zlib.h m4:m4 pkg-config:pkg-config gcc:gcc \
+  libelf-dev:/usr/include/libelf.h zlib1g-dev:/usr/include/zlib.h m4:m4 pkg-config:pkg-config gcc:gcc g++:g++ \
   iproute2:ip ethtool:ethtool iputils-ping:ping procps:sysctl tcpdump:tcpdump iperf3:iperf3 python3-minimal:python3 util-linux:setpriv nftables:nft
 CARGO_DENY := 0.20.2
 
-.PHONY: help deps deny build demo test fmt lint unit doc e2e bench bench-wire clean-lab
+.PHONY: help deps deny build demo test fmt lint unit fuzz doc e2e bench bench-wire clean-lab
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-10s%s\n", $$1, $$2}'
@@ -32,7 +32,7 @@ build: deps ## build the release binaries: target/release/vipgate and vipgate-be
 demo: build ## build, then show it working in network namespaces
 	target/release/vipgate demo
 
-test: deps fmt-check lint deny unit doc e2e ## everything that CI runs
+test: deps fmt-check lint deny unit fuzz doc e2e ## everything that CI runs
 
 .PHONY: fmt-check
 fmt-check:
@@ -50,6 +50,27 @@ deny: deps ## licences and sources of dependencies
 
 unit: deps ## unit, property and scenario tests without namespaces
 	cargo test --locked -p vipgate-mem -p vipgate-dataplane -p vipgate-xdp -p vipgate -p vipgate-bench
+
+# Coverage for libFuzzer, which links with stable Rust; build scripts are left out by naming the target.
+FUZZ_FLAGS := --cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+  -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+  -Cllvm-args=-sanitizer-coverage-trace-compares
+FUZZ_SECONDS ?= 20
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+
+fuzz: deps ## fuzz each target for FUZZ_SECONDS=20; what fails is kept in target/fuzz
+	cargo fmt --manifest-path fuzz/Cargo.toml --check
+	CARGO_TARGET_DIR=target/fuzz cargo clippy --manifest-path fuzz/Cargo.toml --all-targets --locked --quiet -- -D warnings
+	CARGO_TARGET_DIR=target/fuzz cargo test --manifest-path fuzz/Cargo.toml --lib --locked --quiet
+	CARGO_TARGET_DIR=target/fuzz RUSTFLAGS="$(FUZZ_FLAGS)" \
+	  cargo build --manifest-path fuzz/Cargo.toml --release --locked --quiet --target $(HOST)
+	@for target in frames flows icmp_error; do \
+	  mkdir -p target/fuzz/found/$$target; echo "fuzzing $$target for $(FUZZ_SECONDS) s"; \
+	  target/fuzz/$(HOST)/release/$$target -max_total_time=$(FUZZ_SECONDS) -max_len=1000 -rss_limit_mb=2048 -print_final_stats=0 \
+	    -artifact_prefix=target/fuzz/ target/fuzz/found/$$target fuzz/corpus/$$target >target/fuzz/$$target.log 2>&1 \
+	    || { tail -40 target/fuzz/$$target.log; exit 1; }; \
+	  tail -1 target/fuzz/$$target.log; \
+	done
 
 doc: deps ## the documentation, warnings are errors
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet

@@ -26,9 +26,13 @@ impl MemoryIo {
     /// # Errors
     /// When there is no memory for them.
     pub fn new(frames: usize) -> Result<Self, MemoryError> {
-        let free = Arena::allocate(frames, FRAME_BYTES)?.frames();
+        Ok(Self::with_frames(Arena::allocate(frames, FRAME_BYTES)?.frames()))
+    }
+
+    /// A device with frames that were made before.
+    pub fn with_frames(free: Vec<Frame>) -> Self {
         let total = free.len() as u64;
-        Ok(Self { free, arrived: VecDeque::new(), sent: VecDeque::new(), transmit_room: usize::MAX, total })
+        Self { free, arrived: VecDeque::new(), sent: VecDeque::new(), transmit_room: usize::MAX, total }
     }
 
     /// Lets a packet arrive; says whether there was a frame for it and it fits.

@@ -7,6 +7,7 @@
     reason = "each test file uses its part; a test fails by panicking"
 )]
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -37,6 +38,7 @@ use vipgate_dataplane::stage::open::Rules;
 use vipgate_dataplane::time::Tick;
 use vipgate_dataplane::waiting::{Questions, Waiting};
 use vipgate_dataplane::worker::{Parts, Worker};
+use vipgate_mem::{Arena, Frame, HEADROOM};
 
 pub const INSIDE: InterfaceId = InterfaceId(0);
 pub const OUTSIDE: InterfaceId = InterfaceId(1);
@@ -167,6 +169,32 @@ pub struct Gateway {
     frames: u64,
 }
 
+thread_local! {
+    /// Frames of gateways that are gone. Their memory is never given back, and fuzzers make many gateways.
+    static SPARE: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
+}
+
+fn frames(count: usize) -> Vec<Frame> {
+    SPARE.with_borrow_mut(|spare| {
+        if spare.len() < count {
+            spare.extend(Arena::allocate(count, 2048).unwrap().frames());
+        }
+        let mut frames = spare.split_off(spare.len() - count);
+        frames.iter_mut().for_each(|frame| frame.reset(HEADROOM));
+        frames
+    })
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        for worker in &mut self.workers {
+            let io = worker.io();
+            while io.sent().is_some() {}
+            SPARE.with_borrow_mut(|spare| spare.extend(std::iter::from_fn(|| io.take())));
+        }
+    }
+}
+
 impl Gateway {
     pub fn new(setup: &Setup) -> Self {
         // Time begins shortly before its numbers wrap.
@@ -191,7 +219,7 @@ impl Gateway {
                 commands.push(sender);
                 let parts = Parts {
                     id: WorkerId(id),
-                    io: MemoryIo::new(setup.frames).unwrap(),
+                    io: MemoryIo::with_frames(frames(setup.frames)),
                     links,
                     directory: (setup.workers > 1).then(|| directory.clone()),
                     tables: Tables {

@@ -1,0 +1,118 @@
+//! What the fuzz targets share: the gateway of the engine's own tests, and what must be true of everything that it sends.
+
+#[path = "../../dataplane/tests/support/mod.rs"]
+pub mod support;
+
+use support::{Gateway, INSIDE, OUTSIDE};
+use vipgate_dataplane::io::InterfaceId;
+
+/// Pods' addresses as they stand in a packet: 10.244.1.0/24 and fd00:244:1::/64.
+const PODS_V4: [u8; 3] = [10, 244, 1];
+const PODS_V6: [u8; 8] = [0xfd, 0, 0x02, 0x44, 0, 1, 0, 0];
+
+/// Checks what the gateway has sent: nothing leaves on the outside with a covered pod's address. (What policy excludes for one of them
+/// may: 198.51.100.128/25 from 10.244.1.21.)
+///
+/// # Panics
+/// When something has leaked.
+pub fn check_sent(sent: &[(InterfaceId, Vec<u8>)]) {
+    for (interface, frame) in sent.iter().filter(|(interface, _)| *interface == OUTSIDE) {
+        let source = match frame.get(12..14) {
+            Some([0x08, 0x00]) => frame.get(26..30).map(|source| source[..3] == PODS_V4 && source[3] != 21),
+            Some([0x86, 0xdd]) => frame.get(22..38).map(|source| source[..8] == PODS_V6),
+            _ => None,
+        };
+        assert_ne!(source, Some(true), "a pod's address leaves by {interface:?}: {frame:02x?}");
+    }
+}
+
+/// Lets a frame arrive at a worker, whatever it is, and checks what is sent because of it.
+pub fn arrives(gateway: &mut Gateway, worker: usize, inside: bool, frame: &[u8]) -> Vec<(InterfaceId, Vec<u8>)> {
+    if !gateway.workers[worker].io().inject(if inside { INSIDE } else { OUTSIDE }, frame) {
+        return Vec::new();
+    }
+    let sent = gateway.run();
+    check_sent(&sent);
+    sent
+}
+
+#[cfg(test)]
+mod tests {
+    //! The first inputs of the fuzzers, byte by byte. `WRITE_CORPUS=1 cargo test` writes them anew.
+
+    use std::fs;
+    use std::net::SocketAddr;
+    use std::path::Path;
+
+    use vipgate_dataplane::address::V6;
+    use vipgate_dataplane::wire::icmp_error::{Error, compose_v4, compose_v6};
+
+    use super::support::*;
+
+    const ENDS: [(&str, &str); 2] =
+        [("10.244.1.5:4000", "198.51.100.10:53"), ("[fd00:244:1::5]:4000", "[2001:db8:51::10]:53")];
+
+    /// Names and bytes.
+    type Inputs = Vec<(String, Vec<u8>)>;
+
+    fn packets() -> Inputs {
+        let mut all = Vec::new();
+        for (pod, far) in ENDS {
+            let (pod, far): (SocketAddr, SocketAddr) = (at(pod), at(far));
+            let family = if pod.is_ipv4() { "v4" } else { "v6" };
+            for (name, protocol) in [("tcp", Protocol::Tcp), ("udp", Protocol::Udp), ("echo", Protocol::Echo)] {
+                all.push((format!("{family}-{name}"), packet(protocol, pod, far)));
+            }
+        }
+        all
+    }
+
+    fn errors() -> Inputs {
+        let mut all = Vec::new();
+        for (name, frame) in packets() {
+            for (kind, error) in [("ttl", Error::TtlExceeded), ("big", Error::PacketTooBig { mtu: 1400 })] {
+                let mut bytes = [0; 1280];
+                let length = if name.starts_with("v4") {
+                    compose_v4(&mut bytes, &frame[14..], error, 0xcb00_714d)
+                } else {
+                    compose_v6(&mut bytes, &frame[14..], error, V6 { high: 0x2001_0db8_0077_0000, low: 1 })
+                };
+                let l4 = if name.starts_with("v4") { 20 } else { 40 };
+                all.push((format!("{name}-{kind}"), [&[l4], &bytes[..length.unwrap()]].concat()));
+            }
+        }
+        all
+    }
+
+    /// A frame as the target `frames` reads it.
+    fn placed(frame: &[u8]) -> Vec<u8> {
+        [&[0, u8::try_from(frame.len()).unwrap()], frame].concat()
+    }
+
+    #[test]
+    fn the_corpus_is_what_these_functions_make() {
+        let frames = packets().into_iter().map(|(name, frame)| (name, placed(&frame)));
+        let about = errors().into_iter().map(|(name, error)| {
+            let kind = if name.starts_with("v4") { [8, 0] } else { [0x86, 0xdd] };
+            let frame = [&[2, 0, 0, 0, 0, 0x20, 2, 0, 0, 0, 2, 1], &kind[..], &error[1..]].concat();
+            (format!("{name}-frame"), [&[1, u8::try_from(frame.len()).unwrap()], &frame[..]].concat())
+        });
+        let flows = (0..8_u8).map(|n| {
+            let steps = [[0, n, 0, 0], [2, 0, 0, 1], [3, n * 9, 0, n], [4, 200, 0, 0], [6, n, 0, 0], [0, n, 0, 1]];
+            (format!("steps-{n}"), steps.concat())
+        });
+        let all: [(&str, Inputs); 3] =
+            [("frames", frames.chain(about).collect()), ("flows", flows.collect()), ("icmp_error", errors())];
+        for (target, inputs) in all {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+            for (name, bytes) in inputs {
+                let file = folder.join(name);
+                if std::env::var_os("WRITE_CORPUS").is_some() {
+                    fs::create_dir_all(&folder).unwrap();
+                    fs::write(&file, &bytes).unwrap();
+                }
+                assert_eq!(fs::read(&file).unwrap(), bytes, "{}", file.display());
+            }
+        }
+    }
+}
