@@ -8,7 +8,7 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
   iproute2:ip ethtool:ethtool iputils-ping:ping procps:sysctl tcpdump:tcpdump iperf3:iperf3 python3-minimal:python3 util-linux:setpriv nftables:nft
 CARGO_DENY := 0.20.2
 
-.PHONY: help deps deny build demo test fmt lint unit fuzz doc e2e bench bench-wire clean-lab
+.PHONY: help deps deny build demo test fmt lint unit loom fuzz doc e2e bench bench-wire clean-lab
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-10s%s\n", $$1, $$2}'
@@ -32,7 +32,7 @@ build: deps ## build the release binaries: target/release/vipgate and vipgate-be
 demo: build ## build, then show it working in network namespaces
 	target/release/vipgate demo
 
-test: deps fmt-check lint deny unit fuzz doc e2e ## everything that CI runs
+test: deps fmt-check lint deny unit loom fuzz doc e2e ## everything that CI runs
 
 .PHONY: fmt-check
 fmt-check:
@@ -50,6 +50,10 @@ deny: deps ## licences and sources of dependencies
 
 unit: deps ## unit, property and scenario tests without namespaces
 	cargo test --locked -p vipgate-mem -p vipgate-dataplane -p vipgate-xdp -p vipgate -p vipgate-bench
+
+loom: deps ## lock-free code under every order in which threads can run
+	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" \
+	  cargo test --locked --quiet -p vipgate-dataplane --release --lib -- held:: every_order::
 
 # Coverage for libFuzzer, which links with stable Rust; build scripts are left out by naming the target.
 FUZZ_FLAGS := --cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \

@@ -23,6 +23,7 @@ pub mod settle;
 pub mod snapshot;
 pub mod stage;
 pub mod sweeper;
+mod sync;
 pub mod time;
 pub mod verdict;
 pub mod waiting;

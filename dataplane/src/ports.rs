@@ -8,6 +8,7 @@ pub mod allocator;
 mod blocks;
 mod choice;
 mod crowded;
+mod held;
 pub mod pool;
 mod portmap;
 #[cfg(test)]

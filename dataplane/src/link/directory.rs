@@ -8,11 +8,12 @@
 //! It is a hint, never the truth: a worker that is sent a packet for nothing opens the session itself, and a hint that was
 //! crowded out costs what there was without it. Of two workers that see a new flow at once, one claims it first.
 
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::address::Address;
 use crate::ports::pool::WorkerId;
 use crate::session::tuple::{HashKey, Tuple};
+use crate::sync::AtomicU32;
 
 /// Places that one flow may have.
 const WAYS: usize = 4;
@@ -79,7 +80,30 @@ fn worker(word: u32) -> WorkerId {
     WorkerId(word as u8)
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod every_order {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    #[test]
+    fn two_workers_that_see_a_new_flow_at_once_agree() {
+        loom::model(|| {
+            let directory = Arc::new(Directory::new(1, HashKey::fixed()));
+            let flow = Tuple { source: 7_u32, destination: 9, source_port: 1, destination_port: 2, protocol: 6 };
+            let other = {
+                let directory = directory.clone();
+                thread::spawn(move || directory.find_or_claim(&flow, WorkerId(1)))
+            };
+            let own = directory.find_or_claim(&flow, WorkerId(0));
+            assert_eq!(own, other.join().unwrap());
+            assert_eq!(directory.find(&flow), Some(own));
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::thread;
 

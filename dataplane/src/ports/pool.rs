@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
 use crate::time::Tick;
 
+use super::held::Held;
 use super::{BLOCKS, BlockId};
 
 /// A worker of this gateway.
@@ -24,6 +25,8 @@ pub struct PortPool {
     owners: [AtomicU16; BLOCKS],
     /// Until when the owners of unused blocks should give them back: some worker ran out of ports.
     wanted_until: AtomicU32,
+    /// How many blocks have an owner.
+    held: Held,
     /// Which pool this is, and how often a block of it was given back.
     stamp: AtomicU64,
 }
@@ -38,6 +41,7 @@ impl Default for PortPool {
         Self {
             owners: [const { AtomicU16::new(FREE) }; BLOCKS],
             wanted_until: AtomicU32::new(0),
+            held: Held::none(),
             stamp: AtomicU64::new(POOLS.fetch_add(1, Relaxed) << POOL_SHIFT),
         }
     }
@@ -57,13 +61,22 @@ impl PortPool {
     ///
     /// Relaxed order is enough: the block carries no data of its former owner.
     pub fn claim(&self, block: BlockId, worker: WorkerId) -> bool {
-        self.owners[usize::from(block.0)].compare_exchange(FREE, worker.0.into(), Relaxed, Relaxed).is_ok()
+        if !self.held.enter() {
+            return false;
+        }
+        let owner = &self.owners[usize::from(block.0)];
+        let got = owner.compare_exchange(FREE, worker.0.into(), Relaxed, Relaxed).is_ok();
+        if !got {
+            self.held.leave();
+        }
+        got
     }
 
     /// Gives a block of `worker` back. Only its owner calls this, when none of its ports is in use.
     pub fn give_back(&self, block: BlockId, worker: WorkerId) {
         let was = self.owners[usize::from(block.0)].compare_exchange(worker.0.into(), FREE, Relaxed, Relaxed);
         debug_assert!(was.is_ok(), "a worker gave back a block that it doesn't own");
+        self.held.leave();
         // Behind the store above: who reads this stamp finds the block free, or owned by somebody who was faster.
         self.stamp.fetch_add(1, Release);
     }
@@ -95,6 +108,12 @@ impl PortPool {
 
     /// Blocks that somebody owns.
     pub fn claimed(&self) -> usize {
-        self.owners.iter().filter(|owner| owner.load(Relaxed) != FREE).count()
+        self.held.count() as usize
+    }
+
+    /// Lets no block be taken any more, if nobody owns one; says whether that is so now. Whoever forgets the pool closes it
+    /// first: a worker that still reads an older policy would take a block that nobody knows of.
+    pub fn close(&self) -> bool {
+        self.held.close()
     }
 }

@@ -171,7 +171,7 @@ impl Builder {
         let listed = |address: &IpAddr| vips.binary_search_by_key(address, |vip| vip.address).is_ok();
         let free = &mut self.free_vip_ids;
         self.pools.retain(|address, (id, pool)| {
-            let needed = listed(address) || pool.claimed() > 0;
+            let needed = listed(address) || !pool.close();
             if !needed {
                 free.push(*id);
             }

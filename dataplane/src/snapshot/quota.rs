@@ -1,9 +1,10 @@
 //! What one endpoint uses, shared by the workers that carry its sessions: counted where sessions open and end, which is
 //! rare beside packets.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::spec::Limits;
+use crate::sync::{AtomicU32, AtomicU64};
 use crate::time::Tick;
 
 /// Sessions of one endpoint and how fast it opens them. Lives on when policy changes around it.
@@ -67,7 +68,34 @@ impl EndpointUse {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod every_order {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_limit_holds_for_two_workers_at_once() {
+        for limits in [
+            Limits { sessions: Some(1), new_sessions_per_second: None },
+            Limits { sessions: None, new_sessions_per_second: Some(1) },
+        ] {
+            loom::model(move || {
+                let usage = Arc::new(EndpointUse::default());
+                let other = {
+                    let usage = usage.clone();
+                    thread::spawn(move || usage.open(limits, Tick(5)).is_ok())
+                };
+                let own = usage.open(limits, Tick(5)).is_ok();
+                assert!(own != other.join().unwrap(), "one of the two");
+                assert_eq!(usage.sessions(), 1);
+            });
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
