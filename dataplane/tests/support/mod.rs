@@ -180,7 +180,9 @@ fn frames(count: usize) -> Vec<Frame> {
             spare.extend(Arena::allocate(count, 2048).unwrap().frames());
         }
         let mut frames = spare.split_off(spare.len() - count);
-        frames.iter_mut().for_each(|frame| frame.reset(HEADROOM));
+        for frame in &mut frames {
+            frame.reset(HEADROOM);
+        }
         frames
     })
 }
