@@ -72,6 +72,9 @@ struct Measured {
     share_of_limit: f64,
     batch_p50_ns: u64,
     batch_p999_ns: u64,
+    /// The same of as much time of only forwarding: what the machine takes from anyone.
+    forwarding_p50_ns: u64,
+    forwarding_p999_ns: u64,
     rounds_ns: Vec<f64>,
 }
 
@@ -121,7 +124,8 @@ fn measure<A: PacketFamily>(sessions: u32, options: &Options) -> Result<Measured
     let mpps = medians.iter().map(|ns| 1_000.0 / ns).sum::<f64>();
     medians.sort_by(f64::total_cmp);
     let first = shares.first().context("at least one worker")?;
-    let (forwarding_ns, random_line_ns) = (yardstick::forwarding(size)?, yardstick::random_line(first.table_bytes)?);
+    let ((forwarding_ns, forwarding), random_line_ns) =
+        (yardstick::forwarding(size)?, yardstick::random_line(first.table_bytes)?);
     let ns = median(&medians);
     Ok(Measured {
         benchmark: "path",
@@ -140,6 +144,8 @@ fn measure<A: PacketFamily>(sessions: u32, options: &Options) -> Result<Measured
         share_of_limit: round2((forwarding_ns + random_line_ns) / ns),
         batch_p50_ns: first.batches.value_at_quantile(0.5),
         batch_p999_ns: first.batches.value_at_quantile(0.999),
+        forwarding_p50_ns: forwarding.value_at_quantile(0.5),
+        forwarding_p999_ns: forwarding.value_at_quantile(0.999),
         rounds_ns: first.rounds_ns.iter().map(|&ns| round2(ns)).collect(),
     })
 }
