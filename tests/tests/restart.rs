@@ -163,3 +163,22 @@ fn without_room_it_says_so_and_works() {
     vipgate::lab::run(&["umount", &path]).unwrap();
     assert!(log.contains("state_lost") && log.contains("no room for"), "{log}");
 }
+
+#[test]
+fn of_two_with_one_name_both_run_and_the_first_keeps_its_sessions() {
+    let (_folder, more) = state();
+    let mut first = World::new("first");
+    first.start(&more);
+    let mut second = World::new("second");
+    second.start(&more);
+    assert!(second.log().contains("state_lost") && second.log().contains("another process uses"), "{}", second.log());
+    for world in [&first, &second] {
+        world.check_identity(&world.pods[0], SERVER, vipgate_tests::VIP_A);
+    }
+    let kept = sessions(&first);
+    let mut process = first.process.take().unwrap();
+    process.signal("KILL").unwrap();
+    process.wait(Duration::from_secs(5)).expect("it is dead");
+    first.start(&more);
+    assert!(sessions(&first) >= kept, "the second one took nothing");
+}

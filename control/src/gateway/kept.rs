@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::failure::Failure;
 
 /// A process that was killed a moment ago may still be going: its locks go last.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Where the sessions of this gateway are kept. Holds the locks for as long as it lives.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub(super) struct Keeper {
     boot: [u8; 16],
     workers: u32,
     regions: Vec<Region>,
+    /// Another process has them: once is enough to wait for it.
+    in_use: bool,
 }
 
 impl Keeper {
@@ -39,7 +41,7 @@ impl Keeper {
             })?;
             forget_others(folder, workers);
         }
-        Ok(Self { folder, boot: boot_id()?, workers: workers as u32, regions: Vec::new() })
+        Ok(Self { folder, boot: boot_id()?, workers: workers as u32, regions: Vec::new(), in_use: false })
     }
 
     /// The sessions of a worker: those of a former process, if there are any that fit.
@@ -56,9 +58,17 @@ impl Keeper {
             Sessions::new(capacity, timeouts, key)
                 .map_err(|error| Failure::runtime(format_args!("sessions.capacity: {error}")))
         };
-        let Some(folder) = &self.folder else { return in_process() };
+        let Some(folder) = self.folder.as_ref().filter(|_| !self.in_use) else { return in_process() };
         let path = path(folder, worker);
-        let mut region = lock(&path)?;
+        let mut region = match lock(&path) {
+            Ok(region) => region,
+            Err(error @ RegionError::InUse { .. }) => {
+                tracing::error!(event = "state_lost", %error, "sessions will end with the process: does a gateway of this name run already?");
+                self.in_use = true;
+                return in_process();
+            }
+            Err(error) => return Err(Failure::usage(format_args!("sessions.state: {error}"))),
+        };
         let identity = Identity { worker, workers: self.workers, capacity, boot: self.boot };
         let (mut sessions, found) = match Sessions::in_region(&mut region, identity, timeouts, key) {
             Ok(opened) => opened,
@@ -106,7 +116,10 @@ pub(super) fn remove(config: &Config) -> Result<bool, Failure> {
     let failed = |error| Failure::runtime(format_args!("sessions.state: cannot remove {}: {error}", folder.display()));
     let files: Vec<_> = fs::read_dir(&folder).map_err(failed)?.filter_map(|file| Some(file.ok()?.path())).collect();
     // All locks first: nothing is taken from under a gateway that runs.
-    let _locks = files.iter().map(|file| lock(file)).collect::<Result<Vec<_>, _>>()?;
+    let _locks =
+        files.iter().map(|file| lock(file)).collect::<Result<Vec<_>, _>>().map_err(|error| {
+            Failure::runtime(format_args!("sessions.state: {error}: does this gateway run already?"))
+        })?;
     fs::remove_dir_all(&folder).map_err(failed)?;
     Ok(true)
 }
@@ -140,16 +153,12 @@ fn forget_others(folder: &Path, workers: usize) {
 }
 
 /// Opens a region, patient with a process that is just ending.
-fn lock(path: &Path) -> Result<Region, Failure> {
+fn lock(path: &Path) -> Result<Region, RegionError> {
     let begun = Instant::now();
     loop {
         match Region::open(path) {
             Err(RegionError::InUse { .. }) if begun.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(5)),
-            Err(error @ RegionError::InUse { .. }) => {
-                return Err(Failure::runtime(format_args!("sessions.state: {error}: does this gateway run already?")));
-            }
-            Err(error) => return Err(Failure::usage(format_args!("sessions.state: {error}"))),
-            Ok(region) => return Ok(region),
+            outcome => return outcome,
         }
     }
 }
