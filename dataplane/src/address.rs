@@ -6,10 +6,10 @@ use std::fmt::Debug;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use bytemuck::{AnyBitPattern, Pod, Zeroable};
+use bytemuck::{Pod, Zeroable};
 
 /// An IPv4 address is its number; an IPv6 address is [`V6`].
-pub trait Address: Copy + Clone + Eq + Ord + Hash + Debug + Default + Send + AnyBitPattern {
+pub trait Address: Copy + Clone + Eq + Ord + Hash + Debug + Default + Send + Pod {
     /// Bits in an address.
     const BITS: u8;
     /// The highest address.
@@ -25,8 +25,13 @@ pub trait Address: Copy + Clone + Eq + Ord + Hash + Debug + Default + Send + Any
     fn last_of_prefix(self, length: u8) -> Self;
     /// The sum of its 16-bit words, not folded: its share of an Internet checksum (RFC 1071).
     fn word_sum(self) -> u32;
-    /// The address as two numbers, for hashing.
-    fn words(self) -> [u64; 2];
+    /// Two addresses as numbers, as few as they fill; the others are 0.
+    fn pair_words(one: Self, other: Self) -> [u64; 4];
+    /// Whether a packet from or to it is never forwarded (RFC 6890, RFC 4291): loopback, unspecified, multicast; with IPv4 also
+    /// class E and limited broadcast, with IPv6 also link-local.
+    fn is_martian(self) -> bool;
+    /// The address whose bytes in memory are those of this one in a packet; the same function turns it back.
+    fn in_packet_order(self) -> Self;
 }
 
 impl Address for u32 {
@@ -58,8 +63,18 @@ impl Address for u32 {
     }
 
     #[inline]
-    fn words(self) -> [u64; 2] {
-        [0, self.into()]
+    fn pair_words(one: Self, other: Self) -> [u64; 4] {
+        [u64::from(one) | u64::from(other) << 32, 0, 0, 0]
+    }
+
+    #[inline]
+    fn is_martian(self) -> bool {
+        matches!(self >> 24, 0 | 127 | 224..)
+    }
+
+    #[inline]
+    fn in_packet_order(self) -> Self {
+        self.to_be()
     }
 }
 
@@ -120,8 +135,18 @@ impl Address for V6 {
     }
 
     #[inline]
-    fn words(self) -> [u64; 2] {
-        [self.high, self.low]
+    fn pair_words(one: Self, other: Self) -> [u64; 4] {
+        [one.high, one.low, other.high, other.low]
+    }
+
+    #[inline]
+    fn is_martian(self) -> bool {
+        self.high >> 56 == 0xff || self.high >> 54 == 0xfe80 >> 6 || (self.high == 0 && self.low <= 1)
+    }
+
+    #[inline]
+    fn in_packet_order(self) -> Self {
+        Self { high: self.high.to_be(), low: self.low.to_be() }
     }
 }
 
@@ -136,6 +161,23 @@ mod tests {
         assert_eq!(7_u32.last_of_prefix(32), 7);
         assert_eq!(V6::from_bits(1 << 64).last_of_prefix(64), V6 { high: 1, low: u64::MAX });
         assert_eq!(V6::default().last_of_prefix(0), V6::MAX);
+    }
+
+    #[test]
+    fn martians_are_told_apart() {
+        let is_martian = |text: &str| match text.parse().unwrap() {
+            IpAddr::V4(v4) => v4.to_bits().is_martian(),
+            IpAddr::V6(v6) => V6::from_bits(v6.to_bits()).is_martian(),
+        };
+        for martian in
+            ["0.1.2.3", "127.0.0.1", "224.0.0.1", "255.255.255.255", "::", "::1", "fe80::1", "febf::1", "ff02::1"]
+        {
+            assert!(is_martian(martian), "{martian}");
+        }
+        for fine in ["1.0.0.0", "126.0.0.1", "128.0.0.1", "223.255.255.255", "2001:db8::1", "fd00::1", "fec0::1", "::2"]
+        {
+            assert!(!is_martian(fine), "{fine}");
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::counters::{Direction, DropReason};
 use crate::io::{InterfaceId, Received};
 use crate::session::SessionFamily;
 use crate::session::entry::Slot;
+use crate::session::key::Key;
 use crate::session::tuple::Tuple;
 use crate::snapshot::policy::EndpointId;
 use crate::verdict::Verdict;
@@ -181,6 +182,10 @@ pub struct Batch {
     pub v4: [Tuple<u32>; MOST],
     /// Tuples of IPv6 packets.
     pub v6: [Tuple<V6>; MOST],
+    /// Keys of the tuples of IPv4 packets. A plain packet has only its key until the stages behind express want its tuple.
+    pub keys_v4: [Key<u32>; MOST],
+    /// The same of IPv6 packets.
+    pub keys_v6: [Key<V6>; MOST],
     /// Hashes of the tuples.
     pub hashes: [u64; MOST],
     /// TCP segments.
@@ -203,6 +208,8 @@ pub struct Batch {
     pub open: Packets,
     /// IPv4 and IPv6 packets.
     pub families: [Packets; 2],
+    /// Those that are as almost all are: see [`crate::wire::plain`].
+    pub plain: Packets,
     /// Questions for link addresses.
     pub questions: Packets,
     /// Those that have no session of their own.
@@ -236,6 +243,8 @@ impl Default for Batch {
             heads: [Head::default(); MOST],
             v4: [Tuple::default(); MOST],
             v6: [Tuple::default(); MOST],
+            keys_v4: [Key::default(); MOST],
+            keys_v6: [Key::default(); MOST],
             hashes: [0; MOST],
             segments: [Segment::default(); MOST],
             associations: [Common::default(); MOST],
@@ -247,6 +256,7 @@ impl Default for Batch {
             verdicts: [Verdict::Undecided; MOST],
             open: Packets::default(),
             families: [Packets::default(); 2],
+            plain: Packets::default(),
             questions: Packets::default(),
             sessionless: Packets::default(),
             fragments: Packets::default(),
@@ -281,7 +291,7 @@ impl Batch {
         self.open = Packets::first(self.len());
         self.families = [none; 2];
         (self.questions, self.fragments, self.errors, self.refused) = (none, none, none, none);
-        (self.cut, self.renumber, self.sessionless) = (none, none, none);
+        (self.plain, self.cut, self.renumber, self.sessionless) = (none, none, none, none);
         (self.known, self.stale, self.opening, self.unchanged) = (none, none, none, none);
         if cfg!(debug_assertions) {
             self.verdicts = [Verdict::Undecided; MOST];
@@ -294,6 +304,13 @@ impl Batch {
         debug_assert!(self.open.contains(i), "a verdict is set once");
         self.open.remove(i);
         self.verdicts[i] = verdict;
+    }
+
+    /// Ends the ways of packets whose verdicts are written already.
+    #[inline]
+    pub fn close(&mut self, packets: Packets) {
+        debug_assert_eq!(packets.without(self.open), Packets::default(), "a verdict is set once");
+        self.open = self.open.without(packets);
     }
 
     /// Drops a packet whose sender may hear of it. Nothing has been written to it yet.
@@ -324,6 +341,12 @@ pub trait Lane: SessionFamily {
     fn tuples(batch: &Batch) -> &[Tuple<Self>; MOST];
     /// The same, to write them.
     fn tuples_mut(batch: &mut Batch) -> &mut [Tuple<Self>; MOST];
+    /// What the short way writes to.
+    fn plain_parts(batch: &mut Batch) -> PlainParts<'_, Self>;
+    /// Their keys.
+    fn keys(batch: &Batch) -> &[Key<Self>; MOST];
+    /// The same, to write them.
+    fn keys_mut(batch: &mut Batch) -> &mut [Key<Self>; MOST];
 }
 
 impl Lane for u32 {
@@ -337,6 +360,22 @@ impl Lane for u32 {
     #[inline]
     fn tuples_mut(batch: &mut Batch) -> &mut [Tuple<Self>; MOST] {
         &mut batch.v4
+    }
+
+    #[inline]
+    fn plain_parts(batch: &mut Batch) -> PlainParts<'_, Self> {
+        let Batch { frames, heads, segments, keys_v4: keys, slots, directions, verdicts, .. } = batch;
+        PlainParts { frames, heads, segments, keys, slots, directions, verdicts }
+    }
+
+    #[inline]
+    fn keys(batch: &Batch) -> &[Key<Self>; MOST] {
+        &batch.keys_v4
+    }
+
+    #[inline]
+    fn keys_mut(batch: &mut Batch) -> &mut [Key<Self>; MOST] {
+        &mut batch.keys_v4
     }
 }
 
@@ -352,6 +391,41 @@ impl Lane for V6 {
     fn tuples_mut(batch: &mut Batch) -> &mut [Tuple<Self>; MOST] {
         &mut batch.v6
     }
+
+    #[inline]
+    fn plain_parts(batch: &mut Batch) -> PlainParts<'_, Self> {
+        let Batch { frames, heads, segments, keys_v6: keys, slots, directions, verdicts, .. } = batch;
+        PlainParts { frames, heads, segments, keys, slots, directions, verdicts }
+    }
+
+    #[inline]
+    fn keys(batch: &Batch) -> &[Key<Self>; MOST] {
+        &batch.keys_v6
+    }
+
+    #[inline]
+    fn keys_mut(batch: &mut Batch) -> &mut [Key<Self>; MOST] {
+        &mut batch.keys_v6
+    }
+}
+
+/// What the short way writes to, side by side.
+#[derive(Debug)]
+pub struct PlainParts<'a, A> {
+    /// The packets.
+    pub frames: &'a mut [Received],
+    /// See [`Batch::heads`].
+    pub heads: &'a mut [Head; MOST],
+    /// See [`Batch::segments`].
+    pub segments: &'a mut [Segment; MOST],
+    /// See [`Batch::keys_v4`].
+    pub keys: &'a mut [Key<A>; MOST],
+    /// See [`Batch::slots`].
+    pub slots: &'a mut [Slot; MOST],
+    /// See [`Batch::directions`].
+    pub directions: &'a mut [Direction; MOST],
+    /// See [`Batch::verdicts`].
+    pub verdicts: &'a mut [Verdict; MOST],
 }
 
 /// Where a packet that can't be sent yet wants to go.

@@ -32,6 +32,21 @@ impl Direction {
     pub const ALL: [Self; 7] =
         [Self::Egress, Self::Reply, Self::Inbound, Self::ServiceReply, Self::Unchanged, Self::PeerOut, Self::PeerIn];
 
+    /// The direction with this number; any number is one, if need be that of [`Self::Unchanged`].
+    #[inline]
+    pub fn from_number(number: u8) -> Self {
+        const TABLE: [Direction; 8] = {
+            let mut table = [Direction::Unchanged; 8];
+            let mut at = 0;
+            while at < Direction::ALL.len() {
+                table[at] = Direction::ALL[at];
+                at += 1;
+            }
+            table
+        };
+        TABLE[usize::from(number % 8)]
+    }
+
     /// Its word in metrics.
     pub fn name(self) -> &'static str {
         match self {

@@ -23,6 +23,8 @@ mod tests;
 
 use vipgate_mem::MemoryError;
 
+use std::net::IpAddr;
+
 use crate::address::{Address, V6};
 use crate::io::Received;
 use crate::session::tuple::{HashKey, Tuple};
@@ -72,7 +74,10 @@ impl Key<V6> {
 
 impl<A: Address> Key<A> {
     fn widened(&self) -> WideKey {
-        let wide = |address: A| V6 { high: address.words()[0], low: address.words()[1] };
+        let wide = |address: A| match address.to_ip() {
+            IpAddr::V4(v4) => V6 { high: 0, low: v4.to_bits().into() },
+            IpAddr::V6(v6) => V6::from_bits(v6.to_bits()),
+        };
         let (source, destination) = (wide(self.source), wide(self.destination));
         WideKey { source, destination, id: self.id, protocol: self.protocol, bits: A::BITS, ..WideKey::default() }
     }

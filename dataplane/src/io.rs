@@ -54,7 +54,8 @@ impl FrameAudit {
 
 /// A set of receive and transmit rings with the frames for them, owned by one worker.
 pub trait PacketIo {
-    /// Appends up to `limit` received packets to `into`, taking the interfaces in turn; returns how many.
+    /// Appends up to `limit` received packets to `into`, taking the interfaces in turn, and begins to fetch their headers from
+    /// memory; returns how many.
     /// Does not allocate as long as `into` has room for `limit` more.
     fn rx(&mut self, into: &mut Vec<Received>, limit: usize) -> usize;
 

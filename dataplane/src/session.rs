@@ -5,6 +5,7 @@
 //! and sets the next one or ends it. An ended session stays in the table as quarantined until its port may be used again.
 
 pub mod entry;
+pub mod key;
 pub mod region;
 pub mod sctp;
 pub mod table;
@@ -23,6 +24,7 @@ use crate::time::Tick;
 use crate::wire::sctp::Common;
 use crate::wire::tcp::Segment;
 use entry::{Entry, Flags, Slot};
+use key::Key;
 use table::{Full, Table};
 use timeout::Timeouts;
 use tuple::{HashKey, Tuple};
@@ -141,6 +143,12 @@ impl Sessions {
         &self.timeouts
     }
 
+    /// The hash of a tuple's key.
+    #[inline]
+    pub fn hash_key<A: SessionFamily>(&self, key: &Key<A>) -> u64 {
+        self.key.hash_key(key)
+    }
+
     /// The hash of a tuple.
     #[inline]
     pub fn hash<A: SessionFamily>(&self, tuple: &Tuple<A>) -> u64 {
@@ -150,7 +158,7 @@ impl Sessions {
     /// The slot of the direction whose packets look like this, whatever its state.
     #[inline]
     pub fn find<A: SessionFamily>(&self, hash: u64, tuple: &Tuple<A>) -> Option<Slot> {
-        A::table(self).find(hash, tuple)
+        A::table(self).find(hash, &Key::of(tuple))
     }
 
     /// Whether nobody, living or resting, uses the tuple as a key.
@@ -172,7 +180,7 @@ impl Sessions {
         if self.open >= self.capacity {
             return Err(Full);
         }
-        let side = |inside: bool| if inside { Flags::INSIDE } else { Flags::default() };
+        let side = |inside: bool| if inside { Flags::INSIDE } else { Flags::OUTSIDE };
         let reply_key = draft.translated.reversed();
         let mut origin =
             Entry::new(draft.origin, draft.translated, draft.direction, Flags::ORIGIN.with(side(draft.origin_inside)));

@@ -11,6 +11,7 @@ pub mod ipv4;
 pub mod ipv6;
 pub mod mss;
 pub mod ndp;
+pub mod plain;
 pub mod reset;
 pub mod sctp;
 pub mod tcp;

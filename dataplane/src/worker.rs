@@ -168,20 +168,25 @@ impl<Io: PacketIo> Worker<Io> {
     fn dispatch(&mut self, now: Tick) {
         let Parts { io, links, waiting, counters, tables, .. } = &mut self.parts;
         let Batch { frames, released, verdicts, directions, wanted, mtus, .. } = &mut self.batch;
-        let mut forwarded = [(0, 0); Direction::ALL.len()];
+        let (mut packets, mut sums) = ([0; Direction::ALL.len()], [0; Direction::ALL.len()]);
         for (i, received) in frames.drain(..).take(batch::MOST).enumerate() {
             let Received { frame, interface } = received;
             let bytes = u64::from(frame.len());
             let direction = directions[i];
-            let dropped = match verdicts[i] {
-                Verdict::Forward(out) => match io.tx(out, frame) {
-                    Ok(()) => {
-                        let sums = &mut forwarded[direction as usize];
-                        *sums = (sums.0 + 1, sums.1 + bytes);
-                        continue;
-                    }
-                    Err(frame) => (frame, DropReason::TxFull),
-                },
+            let verdict = verdicts[i];
+            // By far the most, and so asked for first.
+            if let Verdict::Forward(out) = verdict {
+                if let Err(frame) = io.tx(out, frame) {
+                    counters.dropped(DropReason::TxFull);
+                    io.give(frame);
+                } else {
+                    packets[direction as usize] += 1;
+                    sums[direction as usize] += bytes;
+                }
+                continue;
+            }
+            let dropped = match verdict {
+                Verdict::Forward(_) | Verdict::Undecided => unreachable!("the pipeline decides about every packet"),
                 Verdict::Cut(out) => {
                     if send_pieces(io, out, &frame, mtus[i]) {
                         counters.forwarded(direction, 1, bytes);
@@ -221,12 +226,11 @@ impl<Io: PacketIo> Worker<Io> {
                 }
                 Verdict::Around => (frame, DropReason::LinkFull),
                 Verdict::Drop(reason) => (frame, reason),
-                Verdict::Undecided => unreachable!("the pipeline decides about every packet"),
             };
             counters.dropped(dropped.1);
             io.give(dropped.0);
         }
-        for (direction, (packets, bytes)) in Direction::ALL.into_iter().zip(forwarded) {
+        for (direction, (packets, bytes)) in Direction::ALL.into_iter().zip(packets.into_iter().zip(sums)) {
             counters.forwarded(direction, packets, bytes);
         }
     }

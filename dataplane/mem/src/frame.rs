@@ -26,7 +26,7 @@ struct Place(u64);
 impl Place {
     #[inline]
     fn new(start: u16, len: u16, capacity: u16) -> Self {
-        Self(u64::from(start) | u64::from(len) << 16 | u64::from(capacity) << 32)
+        Self(u64::from(start) | u64::from(len) << 32 | u64::from(capacity) << 48)
     }
 
     /// Where the packet begins, from the frame's base.
@@ -38,24 +38,24 @@ impl Place {
     /// Its bytes.
     #[inline]
     fn len(self) -> u16 {
-        (self.0 >> 16) as u16
+        (self.0 >> 32) as u16
     }
 
     /// Bytes from the base that are the frame's. Invariant: start + len <= capacity.
     #[inline]
     fn capacity(self) -> u16 {
-        (self.0 >> 32) as u16
+        (self.0 >> 48) as u16
     }
 
-    /// What the owner has noted.
+    /// What the owner has noted; in the lower half of the word, where a bit is asked for in one instruction.
     #[inline]
     fn mark(self) -> u16 {
-        (self.0 >> 48) as u16
+        (self.0 >> 16) as u16
     }
 
     #[inline]
     fn with_mark(self, mark: u16) -> Self {
-        Self(self.0 << 16 >> 16 | u64::from(mark) << 48)
+        Self(self.0 & !(0xffff << 16) | u64::from(mark) << 16)
     }
 }
 

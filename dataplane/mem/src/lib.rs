@@ -19,4 +19,4 @@ pub use prefetch::prefetch_read;
 pub use region::{Region, RegionError};
 pub use slab::Slab;
 pub use storage::{Storage, StorageError};
-pub use tags::equal_bytes;
+pub use tags::{TAGS, equal_tags};

@@ -59,6 +59,7 @@ impl Links {
         for ring in &self.inbound {
             while into.len() - before < limit {
                 let Some(received) = ring.pop() else { break };
+                received.frame.prefetch();
                 into.push(received);
             }
         }

@@ -9,11 +9,14 @@
 //!   next hop, bytes (48 bits), packets     |hhBBbbbb|nnnn          44
 //!   generation, last seen, twin, seq, ack       |gggg|tttt|wwww|eeee|aaaa|
 //! ```
+//! Addresses, ports and deltas have their bytes in the order in which they stand in packets (see key.rs).
+//!
 //! The two directions are twins: each names the other's slot. They are read together only on rare events (a FIN, an
 //! expiry), so a packet touches one of them.
 
 use bytemuck::AnyBitPattern;
 
+use super::key::Key;
 use super::tuple::Tuple;
 use crate::address::{Address, V6};
 use crate::counters::Direction;
@@ -28,10 +31,10 @@ use crate::wire::protocol;
 pub struct Flags(pub u8);
 
 impl Flags {
-    /// This is the direction of the first packet.
-    pub const ORIGIN: Self = Self(0x01);
     /// Its packets come in on an inside interface.
-    pub const INSIDE: Self = Self(0x02);
+    pub const INSIDE: Self = Self(Role::Inside.sides());
+    /// Its packets come in on an outside interface.
+    pub const OUTSIDE: Self = Self(Role::Outside.sides());
     /// TCP: a SYN has passed.
     pub const SYN: Self = Self(0x04);
     /// TCP: a FIN has passed.
@@ -42,6 +45,8 @@ impl Flags {
     pub const SEEN: Self = Self(0x20);
     /// The session has ended; its port rests.
     pub const QUARANTINED: Self = Self(0x40);
+    /// This is the direction of the first packet.
+    pub const ORIGIN: Self = Self(0x80);
 
     /// Whether all flags of `other` are set.
     #[inline]
@@ -52,8 +57,7 @@ impl Flags {
     /// The side that its packets come from, as a bit: see [`Role::sides`].
     #[inline]
     pub fn side(self) -> u8 {
-        const { assert!(Self::INSIDE.0 == 2 && Role::Inside.sides() == 1 && Role::Outside.sides() == 2) };
-        2 - ((self.0 >> 1) & 1)
+        self.0 & (Self::INSIDE.0 | Self::OUTSIDE.0)
     }
 
     /// With the flags of `other`.
@@ -77,22 +81,24 @@ pub struct Slot(pub u32);
 
 const NO_HOP: u16 = u16::MAX;
 
+/// What stands where in `Entry::tail`, behind the ports.
+const PROTOCOL: usize = 4;
+const FLAGS: usize = 5;
+const DIRECTION: usize = 6;
+/// The bytes of it that belong to the key: those before the flags.
+const KEY_BITS: u32 = 8 * FLAGS as u32;
+
 /// One direction of a session. The drawing is at the head of this file.
 #[derive(Clone, Copy, Debug, Default, AnyBitPattern)]
 #[repr(C)]
 pub struct Entry<A> {
     source: A,
     destination: A,
-    source_port: u16,
-    destination_port: u16,
-    protocol: u8,
-    flags: u8,
-    direction: u8,
-    _spare: u8,
+    /// Ports, protocol, flags, direction, a spare byte: together, so that they are compared as one number.
+    tail: [u8; 8],
     to_source: A,
     to_destination: A,
-    to_source_port: u16,
-    to_destination_port: u16,
+    to_ports: [u8; 4],
     ip_delta: u16,
     l4_delta: u16,
     next_hop: u16,
@@ -113,18 +119,15 @@ impl<A: Address> Entry<A> {
     /// The direction in which packets that look like `key` become packets that look like `to`.
     pub fn new(key: Tuple<A>, to: Tuple<A>, direction: Direction, flags: Flags) -> Self {
         let (ip_delta, l4_delta) = deltas(&key, &to);
+        let ([source, destination], [p0, p1, p2, p3]) = Key::of(&key).in_packet();
+        let ([to_source, to_destination], to_ports) = Key::of(&to).in_packet();
         Self {
-            source: key.source,
-            destination: key.destination,
-            source_port: key.source_port,
-            destination_port: key.destination_port,
-            protocol: key.protocol,
-            flags: flags.0,
-            direction: direction as u8,
-            to_source: to.source,
-            to_destination: to.destination,
-            to_source_port: to.source_port,
-            to_destination_port: to.destination_port,
+            source,
+            destination,
+            tail: [p0, p1, p2, p3, key.protocol, flags.0, direction as u8, 0],
+            to_source,
+            to_destination,
+            to_ports,
             ip_delta: ip_delta.0,
             l4_delta: l4_delta.0,
             next_hop: NO_HOP,
@@ -145,63 +148,63 @@ impl<A: Address> Entry<A> {
     }
 
     /// What its packets look like when they come.
-    #[inline]
     pub fn key(&self) -> Tuple<A> {
-        Tuple {
-            source: self.source,
-            destination: self.destination,
-            source_port: self.source_port,
-            destination_port: self.destination_port,
-            protocol: self.protocol,
-        }
+        let [p0, p1, p2, p3, protocol, ..] = self.tail;
+        Key::from_packet(self.source, self.destination, [p0, p1, p2, p3], protocol).tuple()
     }
 
-    /// Whether packets that look like `key` are its packets.
+    /// Whether packets with this key are its packets.
     #[inline]
-    pub fn has_key(&self, key: &Tuple<A>) -> bool {
-        self.source == key.source
-            && self.destination == key.destination
-            && self.source_port == key.source_port
-            && self.destination_port == key.destination_port
-            && self.protocol == key.protocol
+    pub fn has_key(&self, key: &Key<A>) -> bool {
+        let [.., ports_and_protocol] = key.words();
+        let tail = (u64::from_le_bytes(self.tail) ^ ports_and_protocol) << (64 - KEY_BITS);
+        // No branch for each part: almost always all are equal.
+        let own = A::pair_words(self.source, self.destination);
+        own.into_iter().zip(key.words()).fold(tail, |any, (own, other)| any | (own ^ other)) == 0
     }
 
     /// What its packets look like when they go.
     #[inline]
     pub fn to(&self) -> Tuple<A> {
-        Tuple {
-            source: self.to_source,
-            destination: self.to_destination,
-            source_port: self.to_source_port,
-            destination_port: self.to_destination_port,
-            protocol: self.protocol,
-        }
+        Key::from_packet(self.to_source, self.to_destination, self.to_ports, self.tail[PROTOCOL]).tuple()
+    }
+
+    /// Source and destination of its packets when they go, as they stand in an IP header.
+    #[inline]
+    pub fn to_addresses(&self) -> [A; 2] {
+        [self.to_source, self.to_destination]
+    }
+
+    /// Their ports, as they stand in a header.
+    #[inline]
+    pub fn to_ports(&self) -> [u8; 4] {
+        self.to_ports
     }
 
     /// Its state.
     #[inline]
     pub fn flags(&self) -> Flags {
-        Flags(self.flags)
+        Flags(self.tail[FLAGS])
     }
 
     /// Sets its state.
     #[inline]
     pub fn set_flags(&mut self, flags: Flags) {
-        self.flags = flags.0;
+        self.tail[FLAGS] = flags.0;
     }
 
-    /// Whether the number of its direction means one.
-    pub(super) fn has_direction(&self) -> bool {
-        usize::from(self.direction) < Direction::ALL.len()
+    /// Whether direction and side mean something.
+    pub(super) fn has_way(&self) -> bool {
+        usize::from(self.tail[DIRECTION]) < Direction::ALL.len() && self.flags().side().is_power_of_two()
     }
 
     /// Which way its packets go.
     #[inline]
     pub fn direction(&self) -> Direction {
-        Direction::ALL.get(usize::from(self.direction)).copied().unwrap_or(Direction::Unchanged)
+        Direction::from_number(self.tail[DIRECTION])
     }
 
-    /// What the rewrite does to the IPv4 header's checksum.
+    /// What the rewrite does to the IPv4 header's checksum, the time to live included.
     #[inline]
     pub fn ip_delta(&self) -> Delta {
         Delta(self.ip_delta)
@@ -217,6 +220,12 @@ impl<A: Address> Entry<A> {
     #[inline]
     pub fn next_hop(&self) -> Option<HopId> {
         (self.next_hop != NO_HOP).then_some(HopId(self.next_hop))
+    }
+
+    /// The same as it is noted: a number that no network has, if nothing is.
+    #[inline]
+    pub fn next_hop_number(&self) -> HopId {
+        HopId(self.next_hop)
     }
 
     /// Remembers where its packets go next.
@@ -269,7 +278,7 @@ impl<A: Address> Entry<A> {
         let (low, carried) = self.bytes_low.overflowing_add(bytes.into());
         self.bytes_low = low;
         self.bytes_high = self.bytes_high.wrapping_add(carried.into());
-        self.flags |= Flags::SEEN.0;
+        self.tail[FLAGS] |= Flags::SEEN.0;
     }
 
     /// Packets that have passed, modulo 2^32.
@@ -317,5 +326,5 @@ fn deltas<A: Address>(key: &Tuple<A>, to: &Tuple<A>) -> (Delta, Delta) {
     let l4 = Delta::of(ports(key), ports(to));
     // ICMP for IPv4 is alone in leaving the addresses out of its checksum.
     let l4 = if key.protocol == protocol::ICMP { l4 } else { ip.and(l4) };
-    (ip, l4)
+    (ip.and(Delta::TTL_DECREMENT), l4)
 }

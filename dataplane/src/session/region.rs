@@ -18,7 +18,7 @@ use crate::address::V6;
 use crate::time::Tick;
 
 /// Moves on whenever the bytes of a table, or their meaning, change.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 const MAGIC: [u8; 8] = *b"vipgate\0";
 /// The tables behind the header are complete.
 const FINISHED: u32 = 0x600d_600d;
@@ -243,8 +243,8 @@ fn whole<A: SessionFamily>(table: &Table<A>, key: HashKey, origin: Slot) -> Opti
         && twin.twin() == origin
         && entry.key() == twin.to().reversed()
         && entry.to() == twin.key().reversed()
-        && entry.has_direction()
-        && twin.has_direction()
+        && entry.has_way()
+        && twin.has_way()
         && table.is_at_home(key.hash(&entry.key()), origin)
         && table.is_at_home(key.hash(&twin.key()), twin_slot);
     agree.then_some(twin_slot)

@@ -1,48 +1,49 @@
 //! Where the entries are: an open hash table of groups, of a fixed size, for one worker and one address family.
 //!
 //! ```text
-//!   hash -> group:  14 tags of one byte, one overflow count      (16 bytes: four groups a cache line)
+//!   hash -> group:  30 tags of two bytes, one overflow count     (a cache line)
 //!                    |  a tag that matches
 //!                    v
-//!           entry:  14 slots a group, each a direction of a session (see entry.rs)
+//!           entry:  30 slots a group, each a direction of a session (see entry.rs)
 //!           deadline: a number a slot, swept in order (see sessions.rs)
 //! ```
 //! An entry never moves, so its slot number is its name: twins and deadlines refer to it. A full group overflows into
 //! the next ones; each counts the entries that passed it by, so that a search stops where nothing went on, and nothing
-//! is left behind by removals. At 7/8 load a search reads 1.05 groups on average.
+//! is left behind by removals. In a full table 96 of 100 entries stand in their home group, and a search reads 1.07 groups.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use vipgate_mem::{Pages, Slab, Storage, StorageError, equal_bytes, prefetch_read};
+use vipgate_mem::{Pages, Slab, Storage, StorageError, TAGS, equal_tags, prefetch_read};
 
 use super::entry::{Entry, Slot};
-use super::tuple::Tuple;
+use super::key::Key;
 use crate::address::Address;
 
-/// Slots in a group.
-const SLOTS: usize = 14;
+/// Slots in a group: as many as a cache line has tags for, since in larger groups fewer are full before the table is. Tags of two
+/// bytes are wrong once in thousands of times, so the guess that is fetched ahead is right.
+const SLOTS: usize = TAGS - 2;
 /// Groups that a search may read: an insertion that would need more finds the table full. At the highest load an entry stands
 /// n groups behind its home with a chance of about e^(-n/4), so no table that fits a machine ever comes here by chance; and
 /// nobody outside can make it, not knowing the key.
 const REACH: u32 = 512;
 
 #[derive(Clone, Copy, Debug, Default, bytemuck::Zeroable, bytemuck::Pod)]
-#[repr(C, align(16))]
+#[repr(C, align(64))]
 struct Group {
     /// A tag a slot; 0 is an empty slot.
-    tags: [u8; SLOTS],
-    /// Entries that belong here or before and stand behind; stays at 255 once it got there.
-    overflow: u8,
-    spare: u8,
+    tags: [u16; SLOTS],
+    /// Entries that belong here or before and stand behind; stays at 65535 once it got there.
+    overflow: u16,
+    spare: u16,
 }
 
-const _: () = assert!(size_of::<Group>() == 16);
+const _: () = assert!(size_of::<Group>() == 64);
 
 impl Group {
     /// The slots whose tag is `tag`, as bits.
     #[inline]
-    fn matches(&self, tag: u8) -> u32 {
-        equal_bytes(&bytemuck::cast(*self), tag) & ((1 << SLOTS) - 1)
+    fn matches(&self, tag: u16) -> u32 {
+        equal_tags(bytemuck::cast_ref(self), tag) & ((1 << SLOTS) - 1)
     }
 }
 
@@ -71,7 +72,7 @@ impl<A: Address> Table<A> {
     /// # Errors
     /// When there is no memory for it.
     pub fn new(entries: u32, storage: &mut Storage<'_>) -> Result<Self, StorageError> {
-        let count = (entries.div_ceil(8) * 9).div_ceil(14).max(1);
+        let count = (entries.div_ceil(8) * 9).div_ceil(SLOTS as u32).max(1);
         Ok(Self {
             groups: storage.slab(count as usize)?,
             // One more that is never used: nobody's entry, for searches that find no tag.
@@ -109,9 +110,9 @@ impl<A: Address> Table<A> {
     }
 
     #[inline]
-    fn tag(hash: u64) -> u8 {
-        let tag = (hash >> 56) as u8;
-        tag | u8::from(tag == 0)
+    fn tag(hash: u64) -> u16 {
+        let tag = (hash >> 48) as u16;
+        tag + u16::from(tag == 0)
     }
 
     #[inline]
@@ -165,7 +166,7 @@ impl<A: Address> Table<A> {
 
     /// The slot of the entry with this key, which most likely is `guess`.
     #[inline]
-    pub fn find_at(&self, guess: Slot, hash: u64, key: &Tuple<A>) -> Option<Slot> {
+    pub fn find_at(&self, guess: Slot, hash: u64, key: &Key<A>) -> Option<Slot> {
         // Only slots with a tag are guessed, or nobody's, whose key is zero.
         if self.entries[guess.0 as usize].has_key(key) {
             return Some(guess);
@@ -175,7 +176,7 @@ impl<A: Address> Table<A> {
 
     /// The slot of the entry with this key.
     #[inline]
-    pub fn find(&self, hash: u64, key: &Tuple<A>) -> Option<Slot> {
+    pub fn find(&self, hash: u64, key: &Key<A>) -> Option<Slot> {
         let tag = Self::tag(hash);
         let mut group = self.home(hash);
         for _ in 0..REACH {
@@ -323,7 +324,7 @@ impl<A: Address> Table<A> {
         while on_the_way != own {
             let overflow = &mut self.groups[on_the_way as usize].overflow;
             // A count that has saturated isn't known any more; it stays, and searches go on past it.
-            if *overflow != u8::MAX {
+            if *overflow != u16::MAX {
                 *overflow -= 1;
             }
             on_the_way = self.after(on_the_way);
@@ -341,6 +342,7 @@ mod tests {
     use super::*;
     use crate::counters::Direction;
     use crate::session::entry::Flags;
+    use crate::session::tuple::Tuple;
 
     fn tuple(n: u16) -> Tuple<u32> {
         Tuple { source: 0x0a00_0001, destination: 7, source_port: n, destination_port: 53, protocol: 17 }
@@ -362,7 +364,7 @@ mod tests {
             let mut model: HashMap<u16, Slot> = HashMap::new();
             for (insert, n) in steps {
                 let hash = crowded(n);
-                prop_assert_eq!(table.find(hash, &tuple(n)), model.get(&n).copied());
+                prop_assert_eq!(table.find(hash, &Key::of(&tuple(n))), model.get(&n).copied());
                 if insert && !model.contains_key(&n) {
                     if let Ok(slot) = table.insert(hash, entry(n)) {
                         prop_assert!(model.values().all(|&other| other != slot), "a slot was given twice");
@@ -376,7 +378,7 @@ mod tests {
                 prop_assert_eq!(table.occupied() as usize, model.len());
             }
             for (&n, &slot) in &model {
-                prop_assert_eq!(table.find(crowded(n), &tuple(n)), Some(slot));
+                prop_assert_eq!(table.find(crowded(n), &Key::of(&tuple(n))), Some(slot));
             }
         }
     }

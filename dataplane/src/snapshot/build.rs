@@ -11,7 +11,7 @@ use foldhash::{HashMap, HashMapExt};
 use thiserror::Error;
 
 use super::Snapshot;
-use super::network::{Exit, Hop, HopId, Network, Port, RouteEntry, Target};
+use super::network::{Exit, Hop, HopId, NUMBERS, Network, Port, RouteEntry, Target};
 use super::policy::{Egress, Endpoint, FamilyIndex, Policy, Vip, VipId};
 use super::prefixes::Prefixes;
 use super::quota::EndpointUse;
@@ -314,10 +314,14 @@ fn build_network(spec: &NetworkSpec, numbers: &mut HashMap<(InterfaceId, IpAddr)
         hops[usize::from(id.0)] = Some(Hop { interface, address, link });
     }
     let hops: Vec<Hop> = hops.into_iter().flatten().collect();
+    let mut ports = Box::new([Port::default(); NUMBERS]);
+    for (port, interface) in ports.iter_mut().zip(&spec.interfaces) {
+        *port = Port::of(interface);
+    }
     Network {
         exits: hops.iter().map(|hop| Exit::of(hop, &spec.interfaces)).collect(),
         interfaces: spec.interfaces.clone(),
-        ports: spec.interfaces.iter().map(Port::of).collect(),
+        ports,
         hops,
         numbers: numbers.clone(),
         targets,

@@ -14,7 +14,6 @@ use super::spec::Role;
 use crate::address::{Address, V6};
 use crate::io::InterfaceId;
 use crate::wire::ethernet::Link;
-use crate::wire::ipv6;
 
 /// A next hop's number in its [`Network`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -83,8 +82,11 @@ pub(super) enum Target {
     OnLink(InterfaceId),
 }
 
+/// Numbers that an interface can have.
+pub(super) const NUMBERS: usize = 256;
+
 /// What the stages ask of an interface for each packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Port {
     /// Its link address: the lower six bytes as they stand in a frame, read as one little-endian number.
     pub mac: u64,
@@ -127,7 +129,8 @@ pub struct NoRoute;
 #[derive(Debug)]
 pub struct Network {
     pub(super) interfaces: Vec<InterfaceSpec>,
-    pub(super) ports: Vec<Port>,
+    /// One for each number, so that no number has to be checked.
+    pub(super) ports: Box<[Port; NUMBERS]>,
     pub(super) hops: Vec<Hop>,
     pub(super) exits: Vec<Exit>,
     pub(super) numbers: HashMap<(InterfaceId, IpAddr), HopId>,
@@ -179,7 +182,7 @@ impl Network {
         const DUMMY: u32 = 0xc000_0008;
         let own = &self.interface(id).addresses;
         let v4 = own.iter().find_map(|&address| u32::from_ip(address)).unwrap_or(DUMMY);
-        let v6 = own.iter().filter_map(|&address| V6::from_ip(address)).find(|&v6| !ipv6::is_martian_source(v6));
+        let v6 = own.iter().filter_map(|&address| V6::from_ip(address)).find(|&v6| !v6.is_martian());
         (v4, v6)
     }
 
@@ -188,10 +191,10 @@ impl Network {
         &self.interfaces
     }
 
-    /// The way out by the hop with this number, if it is one of the network.
+    /// The ways out, by the numbers of their hops.
     #[inline]
-    pub fn exit(&self, id: HopId) -> Option<&Exit> {
-        self.exits.get(usize::from(id.0))
+    pub fn exits(&self) -> &[Exit] {
+        &self.exits
     }
 
     /// The hop with this number.

@@ -55,6 +55,9 @@ fn classify<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> Class {
     let (policy, flows) = (&context.view.policy, context.flows);
     let inside = head.sides & Role::Inside.sides() != 0;
     let drop = |reason| Class::End(Verdict::Drop(reason));
+    if tuple.is_martian() {
+        return drop(DropReason::Martian);
+    }
     let vip = policy.vip(tuple.destination);
     if policy.vip(tuple.source).is_some() && !received.is_hairpin() {
         return drop(DropReason::SpoofedSource);

@@ -4,17 +4,22 @@ use crate::batch::{Batch, Lane, MOST};
 use crate::counters::DropReason;
 use crate::session::Sessions;
 use crate::session::entry::Flags;
+use crate::session::key::Key;
 use crate::session::table::Home;
 use crate::snapshot::Snapshot;
 use crate::verdict::Verdict;
 
 /// Fetches the entry of every packet that can have a session.
+#[inline(never)]
 pub fn fetch<A: Lane>(batch: &mut Batch, sessions: &Sessions) {
     let packets = batch.open_of::<A>().without(batch.sessionless);
     let table = A::table(sessions);
+    for i in packets.without(batch.plain) {
+        A::keys_mut(batch)[i] = Key::of(&A::tuples(batch)[i]);
+    }
     let mut homes = [Home::default(); MOST];
     for i in packets {
-        let hash = sessions.hash(&A::tuples(batch)[i]);
+        let hash = sessions.hash_key(&A::keys(batch)[i]);
         batch.hashes[i] = hash;
         homes[i] = table.prefetch(hash);
     }
@@ -23,11 +28,15 @@ pub fn fetch<A: Lane>(batch: &mut Batch, sessions: &Sessions) {
     }
 }
 
-/// Finds the session of every packet that can have one. [`fetch`] has come before.
+/// Finds the session of every packet that can have one, and spells out what the short way has left. [`fetch`] has come before.
+#[inline(never)]
 pub fn find<A: Lane>(batch: &mut Batch, sessions: &Sessions, view: &Snapshot) {
     let table = A::table(sessions);
+    for i in batch.open_of::<A>().and(batch.plain) {
+        A::tuples_mut(batch)[i] = A::keys(batch)[i].tuple();
+    }
     for i in batch.open_of::<A>().without(batch.sessionless) {
-        let Some(slot) = table.find_at(batch.slots[i], batch.hashes[i], &A::tuples(batch)[i]) else { continue };
+        let Some(slot) = table.find_at(batch.slots[i], batch.hashes[i], &A::keys(batch)[i]) else { continue };
         let entry = table.entry(slot);
         let flags = entry.flags();
         if flags.has(Flags::QUARANTINED) {

@@ -1,150 +1,94 @@
-//! First stage: bytes become headers, or a drop. Reads a packet's first cache line and nothing else.
+//! First stage: bytes become headers, or a drop. Reads a packet's first cache line and nothing else; the device has begun to
+//! fetch it.
 
 use crate::address::V6;
-use crate::batch::{Batch, Head, Kind, Lane, Packets};
+use crate::batch::{Batch, Head, Kind, Lane, Packets, PlainParts};
 use crate::counters::DropReason;
 use crate::session::tuple::Tuple;
 use crate::snapshot::network::Network;
 use crate::snapshot::spec::Role;
 use crate::verdict::Verdict;
 use crate::wire::icmp_error::ErrorFamily;
+use crate::wire::plain::PlainFamily;
 use crate::wire::sctp::{self, Common};
 use crate::wire::tcp::Segment;
 use crate::wire::{ethernet, icmp, ipv4, ipv6, ndp, protocol, udp};
 
-/// Frames are fetched this many packets ahead: far enough to hide memory, near enough not to crowd the first-level cache.
-const AHEAD: usize = 8;
-
 /// Reads the headers of every packet.
 pub fn run(batch: &mut Batch, network: &Network) {
-    let mut ordinary = [Packets::default(); 2];
-    for i in 0..batch.len() {
-        if let Some(ahead) = batch.frames.get(i + AHEAD) {
-            ahead.frame.prefetch();
-        }
-        match read_ordinary(batch, i, network) {
-            Some(family) => ordinary[family].insert(i),
-            None => read_any(batch, i, network),
-        }
-    }
-    for (all, ordinary) in batch.families.iter_mut().zip(ordinary) {
-        *all = all.or(ordinary);
+    let all = Packets::first(batch.len());
+    let v4 = read_plain::<u32>(batch, all, network);
+    let v6 = read_plain::<V6>(batch, all.without(v4), network);
+    batch.families = [v4, v6];
+    batch.plain = v4.or(v6);
+    for i in all.without(batch.plain) {
+        read_any(batch, i, network);
     }
 }
 
-/// The short way for what almost every packet is: TCP or UDP, whole and to stay so, without options or extensions, to us, and
-/// with nothing wrong about it; its family. `None`, with nothing decided, for all others: the long way says what they are.
+/// The short way for what almost every packet is; those that took it. The others are untouched.
+fn read_plain<A: Lane + PlainFamily>(batch: &mut Batch, packets: Packets, network: &Network) -> Packets {
+    let mut plain = Packets::default();
+    for i in packets {
+        if try_plain::<A>(batch, i, network).is_some() {
+            plain.insert(i);
+        }
+    }
+    plain
+}
+
+/// The short way: TCP or UDP, whole and to stay so, without options or extensions, and to us. `None`, with nothing decided, for all
+/// others: the long way says what they are. Kinds of addresses are not looked at: whoever has a session has good ones,
+/// and who has none is asked by `classify`.
 #[inline]
-fn read_ordinary(batch: &mut Batch, i: usize, network: &Network) -> Option<usize> {
-    let Batch { frames, heads, segments, v4, v6, .. } = batch;
+fn try_plain<A: Lane + PlainFamily>(batch: &mut Batch, i: usize, network: &Network) -> Option<()> {
+    let PlainParts { frames, heads, segments, keys, .. } = A::plain_parts(batch);
     let received = frames.get_mut(i)?;
+    let (key, head) = (&mut keys[i], &mut heads[i]);
+    let port = network.port(received.interface);
+    let frame = received.frame.bytes();
     if received.is_hairpin() {
         return None;
     }
-    let port = network.port(received.interface);
-    let frame = received.frame.bytes();
-    let first: &[u8; SHORTEST] = frame.first_chunk()?;
+    let first = frame.first_chunk()?;
     if !port.is_destination(first) {
         return None;
     }
-    let (head, segment) = (&mut heads[i], &mut segments[i]);
     head.sides = port.sides;
-    let family = match first[ETHERTYPE..ETHERTYPE + 3] {
-        [0x08, 0x00, 0x45] => read_ordinary_v4(frame, first, head, &mut v4[i], segment)?,
-        [0x86, 0xdd, version] if version >> 4 == 6 => read_ordinary_v6(frame, head, &mut v6[i], segment)?,
-        _ => return None,
-    };
+    let plain = A::read(first, frame)?;
+    // Who is sent what he sends himself is somebody else: a question for the long way.
+    if plain.source == plain.destination {
+        return None;
+    }
+    // What is read is written down at once, field by field, whether or not it will be used: the processor has few registers.
+    key.set(plain.source, plain.destination, plain.ports, plain.protocol);
+    head.ttl = plain.ttl;
+    head.l4 = A::L4 as u16;
+    head.length = plain.total;
+    let length = LINK + u32::from(plain.total);
+    if frame.len() < length as usize {
+        return None;
+    }
+    if plain.protocol == protocol::UDP {
+        let is_exact = u32::from(plain.udp_length) + A::L4 as u32 == length;
+        if !is_exact || usize::from(plain.udp_length) < udp::HEADER {
+            return None;
+        }
+        head.kind = Kind::Udp;
+    } else {
+        let segment = frame.get(A::L4..length as usize).filter(|_| plain.protocol == protocol::TCP)?;
+        Segment::parse(segment, &mut segments[i])?;
+        head.kind = Kind::Tcp;
+    }
     // Padding of short frames is the link's; it doesn't travel on.
-    let length = LINK + head.length;
-    if received.frame.len() != length {
-        received.frame.set_len(length);
+    if frame.len() != length as usize {
+        received.frame.set_len(length as u16);
     }
-    Some(family)
-}
-
-/// Where the type of an Ethernet frame is; the version of IP follows it.
-const ETHERTYPE: usize = 12;
-/// Where the payload of a plain packet begins in its frame.
-const L4: usize = ethernet::HEADER + ipv4::HEADER;
-const L4_V6: usize = ethernet::HEADER + ipv6::HEADER;
-/// Bytes that a plain packet with ports has at least.
-const SHORTEST: usize = L4 + udp::HEADER;
-const SHORTEST_V6: usize = L4_V6 + udp::HEADER;
-
-#[inline]
-fn read_ordinary_v4(
-    frame: &[u8],
-    first: &[u8; SHORTEST],
-    head: &mut Head,
-    tuple: &mut Tuple<u32>,
-    segment: &mut Segment,
-) -> Option<usize> {
-    let (header, ports) = ipv4::read_plain(first)?;
-    let length = LINK + header.total;
-    let fits = usize::from(length) <= frame.len() && usize::from(length) >= SHORTEST;
-    let odd = is_martian(header.source, header.destination) || header.source == header.destination;
-    if !fits || odd {
-        return None;
-    }
-    head.kind = read_ordinary_payload(frame, first, L4, length, header.protocol, segment)?;
-    head.ttl = header.ttl;
-    head.l4 = L4 as u16;
-    head.length = header.total;
-    tuple.source = header.source;
-    tuple.destination = header.destination;
-    tuple.source_port = (ports >> 16) as u16;
-    tuple.destination_port = ports as u16;
-    tuple.protocol = header.protocol;
-    Some(<u32 as Lane>::FAMILY)
-}
-
-#[inline]
-fn read_ordinary_v6(frame: &[u8], head: &mut Head, tuple: &mut Tuple<V6>, segment: &mut Segment) -> Option<usize> {
-    let first: &[u8; SHORTEST_V6] = frame.first_chunk()?;
-    let (header, ports) = ipv6::read_plain(first)?;
-    let length = LINK + header.total;
-    let odd = ipv6::is_martian_source(header.source)
-        || ipv6::is_martian_destination(header.destination)
-        || header.source == header.destination;
-    if odd || usize::from(length) > frame.len() || usize::from(length) < SHORTEST_V6 {
-        return None;
-    }
-    head.kind = read_ordinary_payload(frame, first, L4_V6, length, header.protocol, segment)?;
-    head.ttl = header.hop_limit;
-    head.l4 = L4_V6 as u16;
-    head.length = header.total;
-    tuple.source = header.source;
-    tuple.destination = header.destination;
-    tuple.source_port = (ports >> 16) as u16;
-    tuple.destination_port = ports as u16;
-    tuple.protocol = header.protocol;
-    Some(<V6 as Lane>::FAMILY)
-}
-
-#[inline]
-fn read_ordinary_payload<const FIRST: usize>(
-    frame: &[u8],
-    first: &[u8; FIRST],
-    at: usize,
-    length: u16,
-    number: u8,
-    segment: &mut Segment,
-) -> Option<Kind> {
-    match number {
-        protocol::UDP => udp::read_plain(first, at, length).map(|()| Kind::Udp),
-        protocol::TCP => Segment::parse(frame.get(at..usize::from(length))?, segment).map(|()| Kind::Tcp),
-        _ => None,
-    }
-}
-
-#[inline]
-fn is_martian(source: u32, destination: u32) -> bool {
-    ipv4::is_martian_source(source) || ipv4::is_martian_destination(destination)
+    Some(())
 }
 
 /// The long way, for whatever can come.
 #[cold]
-#[inline(never)]
 fn read_any(batch: &mut Batch, i: usize, network: &Network) {
     if let Err(reason) = try_read(batch, i, network) {
         batch.decide(i, Verdict::Drop(reason));
@@ -160,7 +104,6 @@ fn try_read(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropRe
     if !to_us && !ethernet::is_group(destination) {
         return Err(DropReason::NotOurs);
     }
-    // Written in place, field by field: a value that is put together on the stack and then moved stalls the processor.
     let hairpin = received.is_hairpin();
     let to = &mut Into {
         head: &mut heads[i],
@@ -187,7 +130,7 @@ fn try_read(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropRe
     // What comes around by way of a VIP comes from outside, wherever it came in.
     heads[i].sides = if hairpin { Role::Outside.sides() } else { network.port(received.interface).sides };
     // Padding of short frames is the link's; it doesn't travel on.
-    received.frame.set_len(LINK + heads[i].length);
+    received.frame.set_len(LINK as u16 + heads[i].length);
     if !heads[i].kind.has_session() {
         batch.sessionless.insert(i);
     }
@@ -214,7 +157,7 @@ struct Into<'a> {
     renumber: bool,
 }
 
-const LINK: u16 = ethernet::HEADER as u16;
+const LINK: u32 = ethernet::HEADER as u32;
 
 #[inline]
 fn read_v4(packet: &[u8], to_us: bool, tuple: &mut Tuple<u32>, to: &mut Into<'_>) -> Result<(), DropReason> {
@@ -224,14 +167,13 @@ fn read_v4(packet: &[u8], to_us: bool, tuple: &mut Tuple<u32>, to: &mut Into<'_>
         ipv4::Wrong::SourceRoute => DropReason::Martian,
     })?;
     // A unicast packet in a group frame is a trick (RFC 1122 section 3.3.6).
+    (tuple.source, tuple.destination) = (header.source, header.destination);
     let loops = header.source == header.destination && !to.hairpin;
-    if !to_us || is_martian(header.source, header.destination) || loops {
+    if !to_us || tuple.is_martian() || loops {
         return Err(DropReason::Martian);
     }
-    tuple.source = header.source;
-    tuple.destination = header.destination;
     to.head.ttl = header.ttl;
-    to.head.l4 = LINK + header.length;
+    to.head.l4 = LINK as u16 + header.length;
     to.head.length = header.total;
     to.renumber = !header.dont_fragment;
     let payload = &packet[usize::from(header.length)..usize::from(header.total)];
@@ -252,14 +194,13 @@ fn read_v6(packet: &[u8], to_us: bool, tuple: &mut Tuple<V6>, to: &mut Into<'_>)
     {
         return if payload[0] == ndp::SOLICITATION { Ok(false) } else { Err(DropReason::NotOurs) };
     }
+    (tuple.source, tuple.destination) = (header.source, header.destination);
     let loops = header.source == header.destination && !to.hairpin;
-    if !to_us || ipv6::is_martian_source(header.source) || ipv6::is_martian_destination(header.destination) || loops {
+    if !to_us || tuple.is_martian() || loops {
         return Err(DropReason::Martian);
     }
-    tuple.source = header.source;
-    tuple.destination = header.destination;
     to.head.ttl = header.hop_limit;
-    to.head.l4 = LINK + header.length;
+    to.head.l4 = LINK as u16 + header.length;
     to.head.length = header.total;
     read_payload(payload, header.protocol, header.fragment, icmp::parse_v6, tuple, to).map(|()| true)
 }

@@ -8,11 +8,13 @@ use crate::ids::Ids;
 use crate::io::{InterfaceId, Received};
 use crate::pipeline::Context;
 use crate::session::Sessions;
+use crate::session::entry::Entry;
 use crate::session::tuple::Tuple;
 use crate::snapshot::network::{Network, NextHop};
 use crate::stage::route;
 use crate::verdict::Verdict;
 use crate::wire::checksum::Delta;
+use crate::wire::plain::PlainFamily;
 use crate::wire::tcp::Flags;
 use crate::wire::{ethernet, icmp, ipv4, ipv6, mss, sctp, set_u16, tcp, u16_at, udp};
 
@@ -37,11 +39,10 @@ pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, ids: &mut Ids,
         }
         let entry = A::table_mut(sessions).entry_mut(slot);
         entry.count(head.length + LINK_HEADER, now);
-        let to = entry.to();
         let frame = batch.frames[i].frame.bytes_mut();
         let Some((headers, payload)) = frame.split_at_mut_checked(head.l4.into()) else { continue };
-        A::write_header(headers, &to, entry.ip_delta());
-        write_payload(payload, head.kind, to.source_port, to.destination_port, entry.l4_delta());
+        A::write_header(headers, entry);
+        write_payload(payload, head.kind, entry.to_ports(), entry.l4_delta());
         let sent = send(headers, hop, network);
         finish(batch, i, hop, sent, network);
     }
@@ -107,11 +108,11 @@ fn finish(batch: &mut Batch, i: usize, hop: NextHop, sent: Option<InterfaceId>, 
 pub const LINK_HEADER: u16 = ethernet::HEADER as u16;
 
 /// An address family that knows how it lies in a packet.
-pub trait OnWire: Lane {
+pub trait OnWire: Lane + PlainFamily {
     /// Bytes of the fixed header.
     const HEADER: u16;
     /// Writes addresses, checksum of the header and TTL of a frame.
-    fn write_header(frame: &mut [u8], to: &Tuple<Self>, delta: Delta);
+    fn write_header(frame: &mut [u8], entry: &Entry<Self>);
     /// Counts down the TTL of a frame.
     fn decrement_ttl(frame: &mut [u8]);
     /// Gives the datagram in a frame another identification, if it has one.
@@ -122,14 +123,11 @@ impl OnWire for u32 {
     const HEADER: u16 = ipv4::HEADER as u16;
 
     #[inline]
-    fn write_header(frame: &mut [u8], to: &Tuple<Self>, delta: Delta) {
+    fn write_header(frame: &mut [u8], entry: &Entry<Self>) {
         let Some(header) = ip_header::<{ ipv4::HEADER }>(frame) else { return };
-        let checksum = u16::from_be_bytes([header[ipv4::CHECKSUM], header[ipv4::CHECKSUM + 1]]);
-        let checksum = delta.and(Delta::TTL_DECREMENT).apply(checksum).to_be_bytes();
         header[ipv4::TTL] = header[ipv4::TTL].wrapping_sub(1);
-        [header[ipv4::CHECKSUM], header[ipv4::CHECKSUM + 1]] = checksum;
-        header[ipv4::ADDRESSES..ipv4::ADDRESSES + 4].copy_from_slice(&to.source.to_be_bytes());
-        header[ipv4::ADDRESSES + 4..].copy_from_slice(&to.destination.to_be_bytes());
+        update_at(header, ipv4::CHECKSUM, entry.ip_delta());
+        header[ipv4::ADDRESSES..].copy_from_slice(bytemuck::bytes_of(&entry.to_addresses()));
     }
 
     fn decrement_ttl(frame: &mut [u8]) {
@@ -153,11 +151,10 @@ impl OnWire for V6 {
     const HEADER: u16 = ipv6::HEADER as u16;
 
     #[inline]
-    fn write_header(frame: &mut [u8], to: &Tuple<Self>, _: Delta) {
+    fn write_header(frame: &mut [u8], entry: &Entry<Self>) {
         let Some(header) = ip_header::<{ ipv6::HEADER }>(frame) else { return };
         header[ipv6::HOP_LIMIT] = header[ipv6::HOP_LIMIT].wrapping_sub(1);
-        header[ipv6::ADDRESSES..ipv6::ADDRESSES + 16].copy_from_slice(&to.source.to_bits().to_be_bytes());
-        header[ipv6::ADDRESSES + 16..].copy_from_slice(&to.destination.to_bits().to_be_bytes());
+        header[ipv6::ADDRESSES..].copy_from_slice(bytemuck::bytes_of(&entry.to_addresses()));
     }
 
     fn decrement_ttl(frame: &mut [u8]) {
@@ -184,41 +181,58 @@ fn ip_header<const LENGTH: usize>(frame: &mut [u8]) -> Option<&mut [u8; LENGTH]>
 
 /// Writes ports, or the identifier, and the checksum over them.
 #[inline]
-pub fn write_payload(payload: &mut [u8], kind: Kind, source_port: u16, destination_port: u16, delta: Delta) {
+pub fn write_payload(payload: &mut [u8], kind: Kind, ports: [u8; 4], delta: Delta) {
     match kind {
         Kind::Tcp => {
             let Some(header) = payload.first_chunk_mut::<{ tcp::HEADER }>() else { return };
-            write_ports(header, source_port, destination_port);
-            let checksum = u16_at(header, tcp::CHECKSUM);
-            set_u16(header, tcp::CHECKSUM, delta.apply(checksum));
+            write_ports(header, ports);
+            update_at(header, tcp::CHECKSUM, delta);
         }
         Kind::Udp => {
             let Some(header) = payload.first_chunk_mut::<{ udp::HEADER }>() else { return };
-            write_ports(header, source_port, destination_port);
-            // Zero says that there is no checksum (RFC 768): it stays so, and a computed zero is written as its twin.
-            let old = u16_at(header, udp::CHECKSUM);
-            if old != 0 {
-                let new = delta.apply(old);
-                set_u16(header, udp::CHECKSUM, if new == 0 { 0xffff } else { new });
-            }
+            write_ports(header, ports);
+            update_udp(header, delta);
         }
         Kind::EchoRequest | Kind::EchoReply => {
             let Some(header) = payload.first_chunk_mut::<{ icmp::HEADER }>() else { return };
-            let identifier = if kind == Kind::EchoRequest { source_port } else { destination_port };
+            let identifier = u16_at(&ports, if kind == Kind::EchoRequest { 0 } else { 2 });
             set_u16(header, icmp::IDENTIFIER, identifier);
-            let checksum = u16_at(header, icmp::CHECKSUM);
-            set_u16(header, icmp::CHECKSUM, delta.apply(checksum));
+            update_at(header, icmp::CHECKSUM, delta);
         }
-        Kind::Sctp => sctp::update_ports(payload, source_port, destination_port),
+        Kind::Sctp => sctp::update_ports(payload, u16_at(&ports, 0), u16_at(&ports, 2)),
         Kind::Other | Kind::Arp | Kind::Neighbour | Kind::Error | Kind::Fragment | Kind::Piece => {}
     }
 }
 
+/// Writes the ports of TCP or UDP, as they stand in a packet.
 #[inline]
-fn write_ports(header: &mut [u8], source_port: u16, destination_port: u16) {
-    let ports = u32::from(source_port) << 16 | u32::from(destination_port);
+pub fn write_ports(header: &mut [u8], ports: [u8; 4]) {
     if let Some(field) = header.first_chunk_mut() {
-        *field = ports.to_be_bytes();
+        *field = ports;
+    }
+}
+
+/// Changes the checksum of UDP. Zero says that there is none (RFC 768): it stays so, and a computed zero is written as its twin.
+#[inline]
+pub fn update_udp(header: &mut [u8; udp::HEADER], delta: Delta) {
+    let Some(field) = header.last_chunk_mut() else { return };
+    let old = u16::from_ne_bytes(*field);
+    if old != 0 {
+        let new = delta.apply_in_place(old);
+        *field = if new == 0 { 0xffff } else { new }.to_ne_bytes();
+    }
+}
+
+/// Changes a checksum.
+#[inline]
+pub fn update(field: &mut [u8; 2], delta: Delta) {
+    *field = delta.apply_in_place(u16::from_ne_bytes(*field)).to_ne_bytes();
+}
+
+#[inline]
+fn update_at(header: &mut [u8], offset: usize, delta: Delta) {
+    if let Some(field) = header.get_mut(offset..).and_then(|rest| rest.first_chunk_mut()) {
+        update(field, delta);
     }
 }
 
@@ -229,10 +243,10 @@ mod tests {
     #[test]
     fn a_datagram_without_checksum_keeps_none_and_a_computed_zero_becomes_its_twin() {
         let mut bare = [0, 1, 0, 2, 0, 8, 0, 0];
-        write_payload(&mut bare, Kind::Udp, 3, 4, Delta::of(3, 7));
+        write_payload(&mut bare, Kind::Udp, [0, 3, 0, 4], Delta::of(3, 7));
         assert_eq!(bare, [0, 3, 0, 4, 0, 8, 0, 0]);
         let mut zero = [0, 1, 0, 2, 0, 8, 0x55, 0x55];
-        write_payload(&mut zero, Kind::Udp, 3, 4, Delta(0x5555));
+        write_payload(&mut zero, Kind::Udp, [0, 3, 0, 4], Delta(0x5555));
         assert_eq!(zero[6..], [0xff, 0xff]);
     }
 }

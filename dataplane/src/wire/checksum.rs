@@ -3,18 +3,19 @@
 //! A [`Delta`] is the sum of `~old + new` over every 16-bit word that changes. It depends on what is rewritten, not on
 //! the packet, so a session computes it once and each packet only adds it.
 
-/// The change that a rewrite makes to a ones' complement sum.
+/// The change that a rewrite makes to a ones' complement sum. Its bytes lie as those of a packet do: sums are the same in either
+/// order (RFC 1071 section 2 B), so no packet's checksum has to be turned around.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delta(pub u16);
 
 impl Delta {
     /// The TTL of IPv4 going down by one: its byte is the upper half of a word.
-    pub const TTL_DECREMENT: Self = Self(0xfeff);
+    pub const TTL_DECREMENT: Self = Self(0xfeff_u16.to_be());
 
     /// The change of replacing words that sum to `old` by words that sum to `new` (sums not folded).
     #[inline]
     pub fn of(old: u32, new: u32) -> Self {
-        Self(fold(u32::from(!fold(old)) + new_folded(new)))
+        Self(fold(u32::from(!fold(old)) + u32::from(fold(new))).to_be())
     }
 
     /// Both changes.
@@ -24,16 +25,19 @@ impl Delta {
         Self(add(self.0, other.0))
     }
 
-    /// The checksum field after this change.
+    /// The checksum after this change.
     #[inline]
     pub fn apply(self, checksum: u16) -> u16 {
-        !add(!checksum, self.0)
+        u16::from_be(self.apply_in_place(checksum.to_be()))
     }
-}
 
-#[inline]
-fn new_folded(sum: u32) -> u32 {
-    fold(sum).into()
+    /// The checksum field after this change, both as they lie in a packet.
+    #[inline]
+    pub fn apply_in_place(self, field: u16) -> u16 {
+        // ~(~field + delta), which is a subtraction that borrows from its own end.
+        let (difference, borrow) = field.overflowing_sub(self.0);
+        difference.wrapping_sub(borrow.into())
+    }
 }
 
 /// The ones' complement sum of two words.
@@ -68,13 +72,20 @@ pub fn checksum(partial: u32, bytes: &[u8]) -> u16 {
 }
 
 /// Whether an IPv4 header without options, with its checksum in place, sums to all ones. The byte order of the words makes
-/// no difference to that (RFC 1071 section 2 B).
+/// no difference to that (RFC 1071 section 2 B), nor does their width, as long as carries come back in.
 #[inline]
 pub fn verifies_header(header: &[u8; 20]) -> bool {
-    let (words, _) = header.as_chunks::<4>();
-    let total: u64 = words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum();
-    // A sum of ones' complement words is all ones exactly if it is a multiple of 0xffff that isn't zero.
-    total.is_multiple_of(0xffff) && total != 0
+    // The number whose product with 0xffff is 1, modulo 2^64.
+    const INVERSE: u64 = 0xfffe_fffe_fffe_ffff;
+    const { assert!(INVERSE.wrapping_mul(0xffff) == 1) };
+    let ([first, second], last) = header.as_chunks::<8>() else { return false };
+    let (sum, carry) = u64::from_ne_bytes(*first).overflowing_add(u64::from_ne_bytes(*second));
+    let last = last.first_chunk().map_or(0, |last| u32::from_ne_bytes(*last));
+    let (sum, again) = sum.overflowing_add(u64::from(last) + u64::from(carry));
+    let total = sum.wrapping_add(again.into());
+    // A sum of ones' complement words is all ones exactly if it is a multiple of 0xffff, and not zero: which no sum is that
+    // has the version in it. Multiples, and nothing else, are divided by multiplying with the inverse.
+    total.wrapping_mul(INVERSE) <= u64::MAX / 0xffff
 }
 
 /// Whether `bytes` with the checksum field in place sum to all ones.

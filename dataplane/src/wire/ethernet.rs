@@ -2,6 +2,8 @@
 
 /// Length of the header.
 pub const HEADER: usize = 14;
+/// Where the `EtherType` is.
+pub const TYPE: usize = 12;
 /// `EtherType` of IPv4.
 pub const IPV4: u16 = 0x0800;
 /// `EtherType` of ARP.

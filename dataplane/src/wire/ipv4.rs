@@ -6,6 +6,8 @@ use super::checksum;
 pub const HEADER: usize = 20;
 /// Where the identification is.
 pub const IDENTIFICATION: usize = 4;
+/// Where the flags of fragmentation are; the offset follows them.
+pub const FRAGMENT: usize = 6;
 /// Where the time to live is.
 pub const TTL: usize = 8;
 /// Where the header checksum is.
@@ -99,41 +101,6 @@ impl Header {
     }
 }
 
-/// What a plain header says: no options, and a datagram that is atomic (RFC 6864 section 4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plain {
-    /// Source address.
-    pub source: u32,
-    /// Destination address.
-    pub destination: u32,
-    /// Protocol of the payload.
-    pub protocol: u8,
-    /// Time to live.
-    pub ttl: u8,
-    /// Bytes of header and payload.
-    pub total: u16,
-}
-
-/// Reads a frame that begins with an Ethernet header and a plain IPv4 header with the right checksum; the four bytes behind it are the
-/// ports. `None` for all others.
-#[inline]
-pub fn read_plain<const LENGTH: usize>(frame: &[u8; LENGTH]) -> Option<(Plain, u32)> {
-    const { assert!(LENGTH >= 38, "two headers and the ports") };
-    let header: &[u8; HEADER] = frame.get(14..)?.first_chunk()?;
-    let atomic = u16::from_be_bytes([header[6], header[7]]) == DONT_FRAGMENT;
-    if header[0] != 0x45 || !atomic || !checksum::verifies_header(header) {
-        return None;
-    }
-    let plain = Plain {
-        source: u32::from_be_bytes([header[12], header[13], header[14], header[15]]),
-        destination: u32::from_be_bytes([header[16], header[17], header[18], header[19]]),
-        protocol: header[9],
-        ttl: header[TTL],
-        total: u16::from_be_bytes([header[2], header[3]]),
-    };
-    Some((plain, u32::from_be_bytes(*frame.get(34..)?.first_chunk()?)))
-}
-
 #[cold]
 fn check_options(header: &[u8]) -> Result<(), Wrong> {
     if !checksum::verifies(0, header) {
@@ -195,20 +162,6 @@ impl OwnHeader {
 /// The destination of a packet whose header has been read before.
 pub fn destination(packet: &[u8]) -> u32 {
     packet.get(ADDRESSES + 4..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_be_bytes(*bytes))
-}
-
-/// Whether an address can never be the source of a packet that is forwarded (RFC 6890).
-#[inline]
-pub fn is_martian_source(address: u32) -> bool {
-    address >> 24 == 0 || is_martian_destination(address)
-}
-
-/// Whether an address can never be the destination of a packet that is forwarded: loopback, multicast, class E,
-/// limited broadcast, this network.
-#[inline]
-pub fn is_martian_destination(address: u32) -> bool {
-    let first = address >> 24;
-    first == 127 || first >= 224 || first == 0
 }
 
 #[cfg(test)]

@@ -169,38 +169,6 @@ pub fn own_header(payload: u16, protocol: u8, source: V6, destination: V6) -> [u
     header
 }
 
-/// What a plain header says: no extensions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plain {
-    /// Source address.
-    pub source: V6,
-    /// Destination address.
-    pub destination: V6,
-    /// Protocol of the payload.
-    pub protocol: u8,
-    /// Hop limit.
-    pub hop_limit: u8,
-    /// Bytes of header and payload.
-    pub total: u16,
-}
-
-/// Reads a frame that begins with an Ethernet header and an IPv6 header; if no extension header follows, the four bytes behind it
-/// are the ports.
-#[inline]
-pub fn read_plain<const LENGTH: usize>(frame: &[u8; LENGTH]) -> Option<(Plain, u32)> {
-    const { assert!(LENGTH >= 58, "two headers and the ports") };
-    let header: &[u8; HEADER] = frame.get(14..)?.first_chunk()?;
-    let number = |at: usize| header.get(at..)?.first_chunk().map(|bytes| u64::from_be_bytes(*bytes));
-    let plain = Plain {
-        source: V6 { high: number(8)?, low: number(16)? },
-        destination: V6 { high: number(24)?, low: number(32)? },
-        protocol: header[6],
-        hop_limit: header[HOP_LIMIT],
-        total: u16::from_be_bytes([header[4], header[5]]).checked_add(HEADER as u16)?,
-    };
-    Some((plain, u32::from_be_bytes(*frame.get(54..)?.first_chunk()?)))
-}
-
 /// The destination of a packet whose header has been read before.
 pub fn destination(packet: &[u8]) -> V6 {
     let bytes = packet.get(ADDRESSES + 16..).and_then(|rest| rest.first_chunk());
@@ -211,18 +179,6 @@ pub fn destination(packet: &[u8]) -> V6 {
 pub fn pseudo_header(source: V6, destination: V6, length: u32, protocol: u8) -> u32 {
     use crate::address::Address;
     source.word_sum() + destination.word_sum() + (length >> 16) + (length & 0xffff) + u32::from(protocol)
-}
-
-/// Whether an address can never be the source of a packet that is forwarded (RFC 4291): link-local, too, never leaves its link.
-#[inline]
-pub fn is_martian_source(address: V6) -> bool {
-    is_martian_destination(address)
-}
-
-/// Whether an address can never be the destination of a packet that is forwarded: multicast, unspecified, loopback, link-local.
-#[inline]
-pub fn is_martian_destination(address: V6) -> bool {
-    address.high >> 56 == 0xff || address.high >> 54 == 0xfe80 >> 6 || (address.high == 0 && address.low <= 1)
 }
 
 #[cfg(test)]
@@ -326,16 +282,5 @@ mod tests {
         assert_eq!(Header::parse(&packet(60, &[0, 0, 0, 0, 0, 0, 0, 0])), Err(Wrong::Malformed));
         let endless: Vec<u8> = [60, 0, 1, 4, 0, 0, 0, 0].repeat(20);
         assert_eq!(Header::parse(&packet(60, &endless)), Err(Wrong::Malformed));
-    }
-
-    #[test]
-    fn martians_are_told_apart() {
-        let v6 = |text: &str| V6::from_bits(text.parse::<std::net::Ipv6Addr>().unwrap().to_bits());
-        for martian in ["::", "::1", "fe80::1", "febf::1", "ff02::1"] {
-            assert!(is_martian_destination(v6(martian)), "{martian}");
-        }
-        for fine in ["2001:db8::1", "fd00::1", "fec0::1", "::2"] {
-            assert!(!is_martian_destination(v6(fine)), "{fine}");
-        }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::tcp::{self, Flags, Segment};
 use super::{checksum, ipv4, ipv6, protocol, set_u16};
+use crate::address::Address;
 
 /// The longest packet that [`reset`] writes.
 pub const LONGEST: usize = ipv6::HEADER + tcp::HEADER;
@@ -25,10 +26,7 @@ pub fn reset(into: &mut [u8], original: &[u8]) -> Option<usize> {
 fn reset_v4(into: &mut [u8], original: &[u8]) -> Option<usize> {
     let asked = ipv4::Header::parse(original).ok()?;
     let payload = original.get(usize::from(asked.length)..usize::from(asked.total))?;
-    if asked.protocol != protocol::TCP
-        || asked.fragment
-        || ipv4::is_martian_source(asked.source)
-        || ipv4::is_martian_destination(asked.destination)
+    if asked.protocol != protocol::TCP || asked.fragment || asked.source.is_martian() || asked.destination.is_martian()
     {
         return None;
     }
@@ -50,10 +48,7 @@ fn reset_v4(into: &mut [u8], original: &[u8]) -> Option<usize> {
 fn reset_v6(into: &mut [u8], original: &[u8]) -> Option<usize> {
     let asked = ipv6::Header::parse(original).ok()?;
     let payload = original.get(usize::from(asked.length)..usize::from(asked.total))?;
-    if asked.protocol != protocol::TCP
-        || asked.fragment
-        || ipv6::is_martian_source(asked.source)
-        || ipv6::is_martian_destination(asked.destination)
+    if asked.protocol != protocol::TCP || asked.fragment || asked.source.is_martian() || asked.destination.is_martian()
     {
         return None;
     }

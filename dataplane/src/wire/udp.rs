@@ -2,6 +2,8 @@
 
 /// Length of the header.
 pub const HEADER: usize = 8;
+/// Where the length is.
+pub const LENGTH: usize = 4;
 /// Where the checksum is; 0 means none.
 pub const CHECKSUM: usize = 6;
 
@@ -14,13 +16,6 @@ pub fn parse(payload: &[u8]) -> Option<(u16, u16)> {
         return None;
     }
     Some((u16::from_be_bytes([header[0], header[1]]), u16::from_be_bytes([header[2], header[3]])))
-}
-
-/// Looks at the datagram at `at` in a frame of `length` bytes; `None` if its own length contradicts that.
-#[inline]
-pub fn read_plain<const LENGTH: usize>(frame: &[u8; LENGTH], at: usize, length: u16) -> Option<()> {
-    let own = frame.get(at + 4..at + 6).map(|field| u16::from_be_bytes([field[0], field[1]]))?;
-    (usize::from(own) >= HEADER && at + usize::from(own) <= usize::from(length)).then_some(())
 }
 
 #[cfg(test)]

@@ -231,6 +231,7 @@ impl PacketIo for XdpDevice {
             for descriptor in &self.burst[..taken] {
                 // SAFETY: the kernel gave the frame to us just now, and this is the one place that takes it.
                 if let Some(frame) = unsafe { self.umem.frame(descriptor) } {
+                    frame.prefetch();
                     into.push(Received::new(frame, port.interface));
                 }
             }

@@ -2,6 +2,7 @@
 
 use super::family::{behind_extensions, is_later_fragment_v4};
 use super::{ErrorFamily, HEADER};
+use crate::address::Address;
 use crate::address::V6;
 use crate::wire::{checksum, icmp, ipv4, ipv6, protocol, set_u16, u16_at};
 
@@ -81,8 +82,8 @@ fn answerable_v4(original: &[u8]) -> Option<ipv4::Header> {
         });
     let answerable = !about_error
         && !is_later_fragment_v4(original)
-        && !ipv4::is_martian_source(header.source)
-        && !ipv4::is_martian_destination(header.destination);
+        && !header.source.is_martian()
+        && !header.destination.is_martian();
     answerable.then_some(header)
 }
 
@@ -91,8 +92,7 @@ fn answerable_v6(original: &[u8]) -> Option<ipv6::Header> {
     let packet = original.get(..usize::from(header.total))?;
     let (number, at) = behind_extensions(packet).ok()?;
     let about_error = number == protocol::ICMPV6 && packet.get(at..)?.first().is_none_or(|kind| V6::is_error(*kind));
-    let answerable =
-        !about_error && !ipv6::is_martian_source(header.source) && !ipv6::is_martian_destination(header.destination);
+    let answerable = !about_error && !header.source.is_martian() && !header.destination.is_martian();
     answerable.then_some(header)
 }
 
