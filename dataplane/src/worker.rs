@@ -110,7 +110,7 @@ impl<Io: PacketIo> Worker<Io> {
             self.dispatch(now);
         }
         self.retry_waiting(&view, now);
-        self.sweep(&view, now);
+        self.sweep(&view, now, received > 0);
         self.announce(&view, now);
         self.obey(&view, now);
         self.parts.links.ring();
@@ -264,14 +264,14 @@ impl<Io: PacketIo> Worker<Io> {
 
     /// Ends the sessions whose time has come, a slice of the tables each turn. Not while packets wait that came before now:
     /// a worker that was stopped for a while would end sessions that they keep alive.
-    fn sweep(&mut self, view: &Snapshot, now: Tick) {
+    fn sweep(&mut self, view: &Snapshot, now: Tick, has_packets: bool) {
         if self.behind {
             return;
         }
         let Parts { tables, counters, .. } = &mut self.parts;
         let mut settle = Settle { policy: &view.policy, ports: &mut tables.ports, counters };
-        self.sweeper.turn::<u32>(&mut tables.sessions, now, |expiry| settle.settle(&expiry));
-        self.sweeper.turn::<V6>(&mut tables.sessions, now, |expiry| settle.settle(&expiry));
+        self.sweeper.turn::<u32>(&mut tables.sessions, now, has_packets, |expiry| settle.settle(&expiry));
+        self.sweeper.turn::<V6>(&mut tables.sessions, now, has_packets, |expiry| settle.settle(&expiry));
         self.sweeper.end_turn(now);
         let Parts { tables, counters, io, .. } = &mut self.parts;
         tables.fragments.sweep(now, FRAGMENTS_SWEPT, |expired| {
