@@ -87,6 +87,21 @@ impl PortRange {
         usize::from(BlockId::of(self.last).0 - BlockId::of(self.first).0) + 1
     }
 
+    /// The range without its last `count` ports and whatever else is in their blocks; `None` if nothing is left.
+    #[inline]
+    pub fn without_last(self, count: u32) -> Option<Self> {
+        let end = (u32::from(self.last) + 1).saturating_sub(count) >> BLOCK_SHIFT << BLOCK_SHIFT;
+        Self::new(self.first, end.checked_sub(1)? as u16)
+    }
+
+    /// The blocks of the word number `word` of a list of all blocks that lie inside, as bits.
+    #[inline]
+    fn blocks_of_word(self, word: usize) -> u64 {
+        let (first, last) = (usize::from(BlockId::of(self.first).0), usize::from(BlockId::of(self.last).0));
+        let ones_below = |n: usize| if n >= 64 { u64::MAX } else { (1 << n) - 1 };
+        ones_below((last + 1).saturating_sub(word * 64)) & !ones_below(first.saturating_sub(word * 64))
+    }
+
     /// How many ports.
     pub fn count(self) -> u32 {
         u32::from(self.last) - u32::from(self.first) + 1
@@ -111,10 +126,19 @@ mod range_tests {
             assert_eq!(ports, range.count(), "{first}-{last}");
             let blocks = (0..BLOCKS).filter(|b| range.mask(BlockId(u16::try_from(*b).unwrap())) != 0).count();
             assert_eq!(blocks, range.blocks(), "{first}-{last}");
+            let listed: u32 = (0..BLOCKS / 64).map(|word| range.blocks_of_word(word).count_ones()).sum();
+            assert_eq!(listed as usize, blocks, "{first}-{last}");
             assert_ne!(range.mask(BlockId::of(first)) >> (first % 64) & 1, 0);
             assert_ne!(range.mask(BlockId::of(last)) >> (last % 64) & 1, 0);
         }
         assert!(PortRange::new(0, 5).is_none());
+        assert_eq!(PortRange::default().without_last(0), Some(PortRange::default()));
+        assert_eq!(PortRange::default().without_last(1), PortRange::new(1024, 65_471));
+        assert_eq!(PortRange::default().without_last(64), PortRange::new(1024, 65_471));
+        assert_eq!(PortRange::default().without_last(65), PortRange::new(1024, 65_407));
+        assert_eq!(PortRange::new(1030, 1100).unwrap().without_last(1), PortRange::new(1030, 1087));
+        assert_eq!(PortRange::new(1030, 1100).unwrap().without_last(70), None);
+        assert_eq!(PortRange::default().without_last(u32::MAX), None);
         assert!(PortRange::new(6, 5).is_none());
     }
 }

@@ -173,7 +173,7 @@ fn a_port_rests_before_another_pod_gets_it() {
 fn limits_of_an_endpoint_hold_for_it_alone() {
     let mut gateway = Gateway::new(&Setup::default());
     let mut limited = policy();
-    limited.policies[0].limits = Limits { sessions: Some(3), new_sessions_per_second: None };
+    limited.policies[0].limits = Limits { sessions: Some(3), ..Limits::default() };
     gateway.set_policy(&limited);
     for n in 0..5 {
         let _ = gateway.arrives(
@@ -186,6 +186,31 @@ fn limits_of_an_endpoint_hold_for_it_alone() {
     gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.6:4000"), at("198.51.100.10:53")));
     gateway.pass(6_000);
     gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:4000"), at("198.51.100.10:53")));
+}
+
+#[test]
+fn an_endpoint_has_its_guaranteed_ports_whatever_the_others_have() {
+    // Two blocks; pods 5 and 6 are guaranteed 10 ports each: the second block is for that.
+    let range = vipgate_dataplane::ports::PortRange::new(1024, 1151).unwrap();
+    let mut gateway = Gateway::new(&Setup { range, ..Setup::default() });
+    let mut fair = policy();
+    fair.policies[0].limits = Limits { guaranteed_ports: Some(10), ..Limits::default() };
+    gateway.set_policy(&fair);
+    let mut opened = |pod: &str, count: u16| {
+        let before = gateway.sessions();
+        for n in 0..count {
+            let question = packet(Protocol::Udp, (ip(pod), 4000 + n).into(), at("198.51.100.10:53"));
+            let _ = gateway.arrives(0, INSIDE, &question);
+        }
+        gateway.sessions() - before
+    };
+    let greedy = opened("10.244.1.5", 200);
+    assert!(
+        (64..=74).contains(&greedy),
+        "{greedy}: the first block, and what it found in the second one with its first ten"
+    );
+    assert_eq!(opened("10.244.1.6", 10), 10);
+    assert_eq!(opened("10.244.1.5", 200), 0, "those that were refused are refused again");
 }
 
 #[test]

@@ -147,6 +147,10 @@ fn what_a_policy_can_not_say_is_refused_with_line_field_and_reason() {
             "m.yaml:7: spec.limits.sessionsPerEndpoint: expected a whole number from 1",
         ),
         (
+            &format!("{selectors}  limits: {{sessionsPerEndpoint: 5, guaranteedPortsPerEndpoint: 6}}"),
+            "m.yaml:7: spec.limits.guaranteedPortsPerEndpoint: 6 is more than sessionsPerEndpoint (5)",
+        ),
+        (
             "  selectors: [{podSelector: {matchExpressions: [{key: a, operator: In}]}}]",
             "m.yaml:5: spec.selectors[0].podSelector.matchExpressions[0]: operator In or NotIn needs",
         ),

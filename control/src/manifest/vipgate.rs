@@ -159,6 +159,8 @@ pub struct Limits {
     pub sessions_per_endpoint: Option<NonZeroU32>,
     /// New sessions a second.
     pub new_sessions_per_second: Option<NonZeroU32>,
+    /// Ports that it can have toward each destination, whatever the others behind the same VIP have.
+    pub guaranteed_ports_per_endpoint: Option<NonZeroU32>,
 }
 
 /// What an endpoint hears when it gets no session.
@@ -240,6 +242,15 @@ impl std::fmt::Display for Announce {
 
 impl Verify for EgressPolicySpec {
     fn verify(&self, report: &mut dyn FnMut(&str, String)) {
+        let Limits { sessions_per_endpoint, guaranteed_ports_per_endpoint, .. } = self.limits;
+        if let (Some(most), Some(guaranteed)) = (sessions_per_endpoint, guaranteed_ports_per_endpoint)
+            && guaranteed > most
+        {
+            report(
+                "spec.limits.guaranteedPortsPerEndpoint",
+                format!("{guaranteed} is more than sessionsPerEndpoint ({most})"),
+            );
+        }
         match (&self.service_ref, &self.selectors) {
             (None, None) => report("spec", "needs `serviceRef` or `selectors`".into()),
             (Some(_), Some(_)) => report("spec.selectors", "can't stand beside `serviceRef`: choose one".into()),

@@ -254,6 +254,7 @@ fn egress_spec(name: String, policy: &EgressPolicySpec) -> spec::EgressSpec {
         limits: spec::Limits {
             sessions: policy.limits.sessions_per_endpoint.map(NonZeroU32::get),
             new_sessions_per_second: policy.limits.new_sessions_per_second.map(NonZeroU32::get),
+            guaranteed_ports: policy.limits.guaranteed_ports_per_endpoint.map(NonZeroU32::get),
         },
         on_exhaustion: match policy.on_exhaustion {
             OnExhaustion::Reject => spec::OnExhaustion::Reject,

@@ -4,6 +4,10 @@
 //! question to the session table. Almost always the first random port is free (RFC 6056 section 3.3.2). If several in a
 //! row are not, the destination is crowded: a map of its ports is made, and from then on finds a free one, or the
 //! truth that there is none, in a few steps. The map is bounded help; the session table has the last word.
+//!
+//! Where policy guarantees ports to endpoints, as many as all of them together may claim stand at the end of the range, and only
+//! who has less than its guarantee gets one of them. Nobody can hold more of them than its guarantee, so there is always one left
+//! for who has less.
 
 use vipgate_mem::{MemoryError, Slab};
 
@@ -40,6 +44,15 @@ struct Holding {
     owned_count: u32,
     /// Sessions that use a port of the block, whoever their far side is.
     used: [u32; BLOCKS],
+}
+
+/// Who asks for a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// An endpoint that has less than what policy guarantees it: it may have every port.
+    Guaranteed,
+    /// Any other endpoint.
+    Ordinary,
 }
 
 /// One worker's ports.
@@ -90,16 +103,21 @@ impl Allocator {
         &mut self,
         vip: &Vip,
         translated: &Tuple<A>,
+        claim: Claim,
         now: Tick,
         is_free: impl Fn(u16) -> bool,
     ) -> Result<u16, Exhausted> {
+        let range = match claim {
+            Claim::Guaranteed => self.range,
+            Claim::Ordinary => vip.ordinary(self.range).ok_or(Exhausted)?,
+        };
         // A destination with a map doesn't guess: at 99 % fill it would do so in vain.
         let is_crowded =
             !self.crowded.is_empty() && self.crowded.find(vip.id, destination(&self.key, translated)).is_some();
-        let port = if is_crowded { None } else { self.try_random(vip, &is_free) };
+        let port = if is_crowded { None } else { self.try_random(vip, range, &is_free) };
         let port = match port {
             Some(port) => port,
-            None => self.allocate_crowded(vip, destination(&self.key, translated), now, &is_free)?,
+            None => self.allocate_crowded(vip, range, destination(&self.key, translated), now, &is_free)?,
         };
         self.holdings[usize::from(vip.id.0)].used[BlockId::of(port).index()] += 1;
         Ok(port)
@@ -167,12 +185,12 @@ impl Allocator {
     }
 
     #[inline]
-    fn try_random(&mut self, vip: &Vip, is_free: &impl Fn(u16) -> bool) -> Option<u16> {
+    fn try_random(&mut self, vip: &Vip, range: PortRange, is_free: &impl Fn(u16) -> bool) -> Option<u16> {
         for _ in 0..RANDOM_TRIES {
             let random = self.draw();
             let owned = &self.holdings[usize::from(vip.id.0)].owned;
-            let choice = Choice { owned, range: self.range, vip, random };
-            let block = first_from(choice.block(), |word| owned.0[word])?;
+            let choice = Choice { owned, range, vip, random };
+            let block = first_from(choice.block(), |word| choice.blocks(word))?;
             let usable = choice.usable(block);
             if usable == 0 {
                 continue;
@@ -191,6 +209,7 @@ impl Allocator {
     fn allocate_crowded(
         &mut self,
         vip: &Vip,
+        range: PortRange,
         destination: u64,
         now: Tick,
         is_free: &impl Fn(u16) -> bool,
@@ -200,7 +219,7 @@ impl Allocator {
                 vip.pool.ask_for_blocks(now);
                 return Err(Exhausted);
             }
-            if let Some(port) = self.try_random(vip, is_free) {
+            if let Some(port) = self.try_random(vip, range, is_free) {
                 return Ok(port);
             }
         }
@@ -213,7 +232,7 @@ impl Allocator {
         loop {
             let random = self.draw();
             let owned = &self.holdings[usize::from(vip.id.0)].owned;
-            let choice = Choice { owned, range: self.range, vip, random };
+            let choice = Choice { owned, range, vip, random };
             let map = self.crowded.map(place);
             if let Some(port) = map.take(&choice, is_free) {
                 return Ok(port);

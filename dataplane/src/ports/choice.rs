@@ -9,7 +9,7 @@ use crate::snapshot::policy::Vip;
 pub(super) struct Choice<'a> {
     /// Blocks that are the worker's own.
     pub(super) owned: &'a BlockSet,
-    /// Ports that are ever given out.
+    /// Ports that may be given out to whoever asks.
     pub(super) range: PortRange,
     /// Whose ports; it reserves some of them.
     pub(super) vip: &'a Vip,
@@ -35,6 +35,12 @@ impl Choice<'_> {
     pub(super) fn bit(&self, ports: u64) -> u32 {
         let bit = (self.random >> 58) as u32;
         if ports >> bit & 1 == 1 { bit } else { nth_one(ports, below(self.mixed(), ports.count_ones())) }
+    }
+
+    /// The blocks of the range that the worker owns, a word of them.
+    #[inline]
+    pub(super) fn blocks(&self, word: usize) -> u64 {
+        self.owned.0[word] & self.range.blocks_of_word(word)
     }
 
     /// Any block of the set whose words `word` names, each as likely as the others. To take the next one behind a full

@@ -39,7 +39,7 @@ impl PortMap {
     /// A free port, which counts as used from now on; `None` when every port of the own blocks is known to be in use.
     pub(super) fn take(&mut self, choice: &Choice<'_>, is_free: &impl Fn(u16) -> bool) -> Option<u16> {
         loop {
-            let open = |word: usize| choice.owned.0[word] & !self.full.0[word];
+            let open = |word: usize| choice.blocks(word) & !self.full.0[word];
             let Some(block) = choice.block_of(open) else {
                 if self.reopen_unreserved(choice) {
                     continue;
@@ -74,7 +74,7 @@ impl PortMap {
             return false;
         }
         let from = BlockId::at(self.recheck_from as usize % BLOCKS);
-        let Some(block) = first_from(from, |word| choice.owned.0[word] & self.full.0[word]) else { return false };
+        let Some(block) = first_from(from, |word| choice.blocks(word) & self.full.0[word]) else { return false };
         self.rechecked = now.0;
         self.recheck_from = u32::from(block.0) + 1;
         self.look_up(block, choice, is_free);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::allocator::{Allocator, Exhausted};
+use super::allocator::{Allocator, Claim, Exhausted};
 use super::pool::{PortPool, WorkerId};
 use super::{BLOCK_PORTS, PortRange};
 use crate::session::tuple::{HashKey, Tuple};
@@ -23,6 +23,7 @@ pub(super) fn vip(pool: &Arc<PortPool>, reserved: &[u16]) -> Vip {
         retired: false,
         announce: Announce::L2,
         reserved: reserved.into(),
+        guaranteed: 0,
     }
 }
 
@@ -51,7 +52,8 @@ impl Worker {
 
     fn open(&mut self, vip: &Vip, far: u32, now: Tick) -> Result<u16, Exhausted> {
         let Self { ports, sessions, .. } = self;
-        let port = ports.allocate(vip, &session(far, 0), now, |port| !sessions.contains(&(far, port)))?;
+        let port =
+            ports.allocate(vip, &session(far, 0), Claim::Ordinary, now, |port| !sessions.contains(&(far, port)))?;
         assert!(sessions.insert((far, port)), "port {port} was given twice toward {far}");
         assert_eq!(vip.pool.owner(port), Some(self.id), "port {port} is somebody else's");
         assert!(!vip.reserved.contains(&port), "port {port} is reserved");
@@ -185,17 +187,51 @@ fn a_port_that_is_used_unseen_is_not_given_out() {
     assert_eq!(worker.open(&vip, 1, Tick(0)), Err(Exhausted));
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Endpoints open and close as they like; the first is greedy. Who has less than its guarantee is never refused.
+    #[test]
+    fn who_has_less_than_its_guarantee_gets_a_port(
+        steps in prop::collection::vec((0_usize..8, 0_usize..400, any::<bool>()), 1..60),
+        range in 900_u16..1_100,
+    ) {
+        const GUARANTEE: usize = 40;
+        let mut vip = vip(&Arc::default(), &[65_535, 65_500]);
+        vip.guaranteed = 8 * GUARANTEE as u32;
+        let mut ports = allocator(0, 1, PortRange::new(65_535 - range, 65_535).unwrap(), 64);
+        let mut open: [Vec<u16>; 8] = Default::default();
+        for (endpoint, count, closes) in steps {
+            for _ in 0..count {
+                if closes {
+                    let Some(port) = open[endpoint].pop() else { break };
+                    ports.release(vip.id, &session(1, port));
+                    continue;
+                }
+                let is_guaranteed = open[endpoint].len() < GUARANTEE;
+                let claim = if is_guaranteed { Claim::Guaranteed } else { Claim::Ordinary };
+                let is_free = |port| !open.iter().any(|ports| ports.contains(&port));
+                let Ok(port) = ports.allocate(&vip, &session(1, 0), claim, Tick(0), is_free) else {
+                    prop_assert!(!is_guaranteed, "endpoint {} has {} ports only", endpoint, open[endpoint].len());
+                    break;
+                };
+                open[endpoint].push(port);
+            }
+        }
+    }
+}
+
 #[test]
 fn what_was_known_of_a_block_goes_with_it() {
     let mut vip = vip(&Arc::default(), &[]);
     let mut ports = allocator(0, 1, PortRange::new(5000, 5000).unwrap(), 64);
-    assert_eq!(ports.allocate(&vip, &session(1, 0), Tick(0), |_| false), Err(Exhausted));
+    assert_eq!(ports.allocate(&vip, &session(1, 0), Claim::Ordinary, Tick(0), |_| false), Err(Exhausted));
     vip.retired = true;
     ports.give_back_unused(&vip, Tick(0));
     assert_eq!((ports.owned_blocks(vip.id), vip.pool.claimed()), (0, 0));
     let guesses = Cell::new(6);
     let free_behind_guesses = |_| guesses.replace(guesses.get().max(1) - 1) == 0;
-    assert_eq!(ports.allocate(&vip, &session(1, 0), Tick(0), free_behind_guesses), Ok(5000));
+    assert_eq!(ports.allocate(&vip, &session(1, 0), Claim::Ordinary, Tick(0), free_behind_guesses), Ok(5000));
 }
 
 #[test]
@@ -242,7 +278,7 @@ impl Hot {
             self.asked.set(self.asked.get() + 1);
             !self.used.borrow()[usize::from(port)]
         };
-        let port = self.ports.allocate(&self.vip, &session(1, 0), Tick(0), is_free).unwrap();
+        let port = self.ports.allocate(&self.vip, &session(1, 0), Claim::Ordinary, Tick(0), is_free).unwrap();
         assert!(!std::mem::replace(&mut self.used.borrow_mut()[usize::from(port)], true));
         self.open.push(port);
         self.asked.get() - before
@@ -261,7 +297,7 @@ impl Hot {
     fn lose_map(&mut self) {
         let tries = Cell::new(0);
         let is_free = |_| tries.replace(tries.get() + 1) > 6;
-        self.ports.allocate(&self.vip, &session(2, 0), Tick(0), is_free).unwrap();
+        self.ports.allocate(&self.vip, &session(2, 0), Claim::Ordinary, Tick(0), is_free).unwrap();
     }
 
     /// Fills up to `count` sessions; returns the questions in all, and the most for one.

@@ -136,7 +136,7 @@ impl Builder {
     pub fn with_policy(&mut self, set: &PolicySet) -> Result<Snapshot, BuildError> {
         check(set)?;
         self.reserve_vips(&set.vips)?;
-        let vips = self.build_vips(&set.vips);
+        let vips = self.build_vips(set);
         let mut v4 = FamilyIndex::default();
         let mut v6 = FamilyIndex::default();
         for (at, vip) in (0..).zip(&vips) {
@@ -184,7 +184,9 @@ impl Builder {
         Ok(())
     }
 
-    fn build_vips(&mut self, specs: &[VipSpec]) -> Vec<Vip> {
+    fn build_vips(&mut self, set: &PolicySet) -> Vec<Vip> {
+        let specs = &set.vips;
+        let guaranteed = guaranteed(set);
         let mut vips = Vec::with_capacity(specs.len());
         for spec in specs {
             let free = &mut self.free_vip_ids;
@@ -199,6 +201,7 @@ impl Builder {
                 retired: false,
                 announce: spec.announce,
                 reserved: spec.reserved_ports.clone().into(),
+                guaranteed: guaranteed.get(&spec.address).copied().unwrap_or(0),
             });
         }
         let known: foldhash::HashSet<IpAddr> = specs.iter().map(|vip| vip.address).collect();
@@ -210,10 +213,26 @@ impl Builder {
                 retired: true,
                 announce: super::spec::Announce::default(),
                 reserved: Box::default(),
+                guaranteed: 0,
             }
         }));
         vips
     }
+}
+
+/// For each VIP the ports that policy guarantees to the endpoints behind it.
+fn guaranteed(set: &PolicySet) -> HashMap<IpAddr, u32> {
+    let mut sums = HashMap::default();
+    for endpoint in &set.endpoints {
+        let limits = set.policies.get(endpoint.policy as usize).map(|policy| policy.limits);
+        if let Some(ports) = limits.and_then(|limits| limits.guaranteed_ports) {
+            for vip in &endpoint.vips {
+                let sum: &mut u32 = sums.entry(*vip).or_default();
+                *sum = sum.saturating_add(ports);
+            }
+        }
+    }
+    sums
 }
 
 fn insert<T>(v4: &mut HashMap<u32, T>, v6: &mut HashMap<V6, T>, address: IpAddr, value: T) {

@@ -9,8 +9,8 @@ use super::prefixes::Prefixes;
 use super::quota::EndpointUse;
 use super::spec::{AddressSelection, Announce, Limits, OnExhaustion};
 use crate::address::{Address, V6};
-use crate::ports::BlockId;
 use crate::ports::pool::PortPool;
+use crate::ports::{BlockId, PortRange};
 
 /// An endpoint's number in its [`Policy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,9 +83,22 @@ pub struct Vip {
     pub announce: Announce,
     /// Ports that are never given out, ascending.
     pub reserved: Box<[u16]>,
+    /// Ports that are guaranteed to its endpoints, all together.
+    pub guaranteed: u32,
 }
 
 impl Vip {
+    /// The part of a range that every endpoint may have ports of; the rest is for those that have less than they are
+    /// guaranteed. `None` if there is no such part.
+    #[inline]
+    pub fn ordinary(&self, range: PortRange) -> Option<PortRange> {
+        match self.guaranteed {
+            0 => Some(range),
+            // Reserved ports may be among the last ones.
+            count => range.without_last(count.saturating_add(self.reserved.len() as u32)),
+        }
+    }
+
     /// The ports of `block` that are never given out, as bits.
     #[inline]
     pub fn reserved_mask(&self, block: BlockId) -> u64 {

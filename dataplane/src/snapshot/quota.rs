@@ -4,6 +4,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::spec::Limits;
+use crate::ports::allocator::Claim;
 use crate::sync::{AtomicU32, AtomicU64};
 use crate::time::Tick;
 
@@ -22,11 +23,11 @@ pub struct EndpointUse {
 pub struct OverQuota;
 
 impl EndpointUse {
-    /// Counts one more session.
+    /// Counts one more session; says whether it is one of those that are guaranteed a port.
     ///
     /// # Errors
     /// Counts nothing when a limit is reached.
-    pub fn open(&self, limits: Limits, now: Tick) -> Result<(), OverQuota> {
+    pub fn open(&self, limits: Limits, now: Tick) -> Result<Claim, OverQuota> {
         if let Some(rate) = limits.new_sessions_per_second {
             let second = u64::from(now.0 / 1000);
             self.second
@@ -37,8 +38,9 @@ impl EndpointUse {
                 .map_err(|_| OverQuota)?;
         }
         let most = limits.sessions.unwrap_or(u32::MAX);
-        self.sessions.fetch_update(Relaxed, Relaxed, |now| (now < most).then(|| now + 1)).map_err(|_| OverQuota)?;
-        Ok(())
+        let before = self.sessions.fetch_update(Relaxed, Relaxed, |now| (now < most).then(|| now + 1));
+        let is_guaranteed = before.map_err(|_| OverQuota)? < limits.guaranteed_ports.unwrap_or(0);
+        Ok(if is_guaranteed { Claim::Guaranteed } else { Claim::Ordinary })
     }
 
     /// Counts a session that was open before this process began, whatever the limits say now.
@@ -78,8 +80,8 @@ mod every_order {
     #[test]
     fn a_limit_holds_for_two_workers_at_once() {
         for limits in [
-            Limits { sessions: Some(1), new_sessions_per_second: None },
-            Limits { sessions: None, new_sessions_per_second: Some(1) },
+            Limits { sessions: Some(1), ..Limits::default() },
+            Limits { new_sessions_per_second: Some(1), ..Limits::default() },
         ] {
             loom::model(move || {
                 let usage = Arc::new(EndpointUse::default());
@@ -102,13 +104,14 @@ mod tests {
     #[test]
     fn both_limits_hold_and_the_rate_renews_each_second() {
         let usage = EndpointUse::default();
-        let limits = Limits { sessions: Some(3), new_sessions_per_second: Some(2) };
-        assert_eq!([usage.open(limits, Tick(10)), usage.open(limits, Tick(20))], [Ok(()), Ok(())]);
+        let limits = Limits { sessions: Some(3), new_sessions_per_second: Some(2), guaranteed_ports: Some(1) };
+        assert_eq!(usage.open(limits, Tick(10)), Ok(Claim::Guaranteed));
+        assert_eq!(usage.open(limits, Tick(20)), Ok(Claim::Ordinary));
         assert_eq!(usage.open(limits, Tick(999)), Err(OverQuota));
-        assert_eq!(usage.open(limits, Tick(1000)), Ok(()));
+        assert_eq!(usage.open(limits, Tick(1000)), Ok(Claim::Ordinary));
         assert_eq!(usage.open(limits, Tick(2000)), Err(OverQuota), "three are open");
         usage.close();
-        assert_eq!(usage.open(limits, Tick(3000)), Ok(()));
+        assert_eq!(usage.open(limits, Tick(3000)), Ok(Claim::Ordinary));
         assert_eq!(usage.sessions(), 3);
     }
 }

@@ -56,6 +56,8 @@ pub struct Limits {
     pub sessions: Option<u32>,
     /// New sessions a second.
     pub new_sessions_per_second: Option<u32>,
+    /// Ports that one endpoint can have toward each destination whatever the others have.
+    pub guaranteed_ports: Option<u32>,
 }
 
 /// What an endpoint hears when it gets no session.

@@ -6,7 +6,7 @@
 use crate::batch::{Batch, Kind, Lane};
 use crate::counters::{Direction, DropReason};
 use crate::pipeline::Context;
-use crate::ports::allocator::Allocator;
+use crate::ports::allocator::{Allocator, Claim};
 use crate::session::entry::{Flags, Slot};
 use crate::session::tuple::{HashKey, Tuple};
 use crate::session::{Draft, SessionFamily, Sessions};
@@ -100,10 +100,10 @@ fn open<A: Lane>(
     if !sessions.has_room::<A>() {
         return Err(DropReason::SessionTableFull);
     }
-    endpoint.usage.open(egress.limits, now).map_err(|_| DropReason::Quota)?;
+    let claim = endpoint.usage.open(egress.limits, now).map_err(|_| DropReason::Quota)?;
     let committed = match known {
         Some(resting) => revive(resting, origin, next_hop, sessions, view, now),
-        None => commit::<A>(batch, i, next_hop, (endpoint, egress), sessions, context, settle.ports),
+        None => commit::<A>(batch, i, next_hop, (endpoint, egress, claim), sessions, context, settle.ports),
     };
     if committed.is_err() {
         endpoint.usage.close();
@@ -138,7 +138,7 @@ fn commit<A: Lane>(
     batch: &Batch,
     i: usize,
     next_hop: NextHop,
-    (endpoint, egress): (&Endpoint, &Egress),
+    (endpoint, egress, claim): (&Endpoint, &Egress, Claim),
     sessions: &mut Sessions,
     context: &Context<'_>,
     ports: &mut Allocator,
@@ -149,7 +149,7 @@ fn commit<A: Lane>(
     for vip in candidates::<A>(view.policy.vips_of(endpoint), egress.selection, origin, batch.hashes[i]) {
         let Some(address) = A::from_ip(vip.address) else { continue };
         let through = |port: u16| translate(origin, address, port);
-        let port = ports.allocate(vip, &through(0), now, |port| sessions.is_free(&through(port).reversed()));
+        let port = ports.allocate(vip, &through(0), claim, now, |port| sessions.is_free(&through(port).reversed()));
         let Ok(port) = port else {
             reason = DropReason::PortsExhausted;
             continue;

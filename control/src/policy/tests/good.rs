@@ -70,7 +70,8 @@ fn frontend_and_health_ports_are_reserved_and_shared_vips_unite_them() {
 #[test]
 fn a_policy_says_more_than_the_annotation_and_wins_over_it() {
     let spec = "{serviceRef: {name: s}, destinationCIDRs: [\"::/0\", 0.0.0.0/0], excludedCIDRs: [10.0.0.0/8, 10.0.0.0/8], \
-                addressSelection: PerConnection, limits: {sessionsPerEndpoint: 5, newSessionsPerSecond: 6}, onExhaustion: Drop}";
+                addressSelection: PerConnection, limits: {sessionsPerEndpoint: 5, newSessionsPerSecond: 6, \
+                guaranteedPortsPerEndpoint: 4}, onExhaustion: Drop}";
     let got =
         compiled(&[service("s", EGRESS, 80, &["203.0.113.10"]), slice("s", &["10.0.0.1"]), policy("p", "", spec)]);
     assert_eq!(endpoints(&got), ["10.0.0.1 a/s-10-0-0-1 | EgressPolicy a/p | 203.0.113.10"]);
@@ -81,7 +82,7 @@ fn a_policy_says_more_than_the_annotation_and_wins_over_it() {
             destinations: vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()],
             excluded: vec!["10.0.0.0/8".parse().unwrap()],
             address_selection: spec::AddressSelection::PerConnection,
-            limits: spec::Limits { sessions: Some(5), new_sessions_per_second: Some(6) },
+            limits: spec::Limits { sessions: Some(5), new_sessions_per_second: Some(6), guaranteed_ports: Some(4) },
             on_exhaustion: spec::OnExhaustion::Drop,
         }
     );
