@@ -72,10 +72,10 @@ pub struct Draft<A: SessionFamily> {
     pub direction: Direction,
     /// Which way the answers go.
     pub reply_direction: Direction,
-    /// Whether the first packet came in on an inside interface.
-    pub origin_inside: bool,
-    /// Whether the answers come in on an inside interface.
-    pub reply_inside: bool,
+    /// The side that the first packet came from: see [`Flags::side`].
+    pub origin_side: u8,
+    /// The side that the answers come from.
+    pub reply_side: u8,
     /// Where packets like the first one go next.
     pub next_hop: Option<HopId>,
     /// The generation that it was decided under.
@@ -180,11 +180,15 @@ impl Sessions {
         if self.open >= self.capacity {
             return Err(Full);
         }
-        let side = |inside: bool| if inside { Flags::INSIDE } else { Flags::OUTSIDE };
         let reply_key = draft.translated.reversed();
         let mut origin =
-            Entry::new(draft.origin, draft.translated, draft.direction, Flags::ORIGIN.with(side(draft.origin_inside)));
-        let mut reply = Entry::new(reply_key, draft.origin.reversed(), draft.reply_direction, side(draft.reply_inside));
+            Entry::new(draft.origin, draft.translated, draft.direction, Flags::ORIGIN.with_side(draft.origin_side));
+        let mut reply = Entry::new(
+            reply_key,
+            draft.origin.reversed(),
+            draft.reply_direction,
+            Flags::default().with_side(draft.reply_side),
+        );
         for entry in [&mut origin, &mut reply] {
             entry.set_generation(draft.generation);
             entry.set_last_seen(now);

@@ -79,8 +79,8 @@ mod tests {
                 translated: Tuple { source: 3, ..origin },
                 direction: Direction::Egress,
                 reply_direction: Direction::Reply,
-                origin_inside: true,
-                reply_inside: false,
+                origin_side: 1,
+                reply_side: 2,
                 next_hop: None,
                 generation: 1,
             };

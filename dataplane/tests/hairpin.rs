@@ -6,6 +6,7 @@ mod support;
 use support::*;
 use vipgate_dataplane::counters::{Direction, DropReason};
 use vipgate_dataplane::ports::PortRange;
+use vipgate_dataplane::snapshot::spec::VipSpec;
 
 const A: (&str, &str) = ("10.244.1.5:4000", "192.0.2.10:5000");
 const B: (&str, &str) = ("10.244.1.21:4001", "192.0.2.11:5000");
@@ -53,6 +54,40 @@ fn a_packet_from_a_vip_that_comes_from_the_wire_goes_nowhere() {
     }
     assert_eq!(gateway.drops().values().sum::<u64>(), 3);
     assert_eq!(gateway.sessions(), 0);
+}
+
+#[test]
+fn who_pretends_to_be_a_vip_on_the_wire_reaches_no_session_with_it() {
+    let mut gateway = gateway(1);
+    gateway.arrives(0, INSIDE, &packet(Protocol::Udp, at(B.0), at(A.1)));
+    assert_eq!(gateway.arrives(0, INSIDE, &packet(Protocol::Udp, at(A.0), at(B.1))).len(), 1);
+    for interface in [INSIDE, OUTSIDE] {
+        let mut forged = packet(Protocol::Udp, at(A.1), at(B.1));
+        forged[..6].copy_from_slice(if interface == INSIDE { &INSIDE_MAC } else { &OUTSIDE_MAC });
+        assert!(gateway.arrives(0, interface, &forged).is_empty());
+    }
+    assert_eq!(gateway.drops().get(&DropReason::SpoofedSource), Some(&2));
+    assert_eq!(gateway.arrives(0, INSIDE, &packet(Protocol::Udp, at(A.0), at(B.1))).len(), 1, "the true one passes");
+}
+
+#[test]
+fn a_far_side_that_becomes_a_vip_is_heard_by_way_of_the_vip_only() {
+    const FAR: &str = "198.51.100.10:5000";
+    let mut gateway = gateway(1);
+    let sent = gateway.arrives(0, INSIDE, &packet(Protocol::Udp, at(A.0), at(FAR)));
+    assert_eq!(ends(&sent[0].1), (at(A.1), at(FAR)));
+    let mut answer = packet(Protocol::Udp, at(FAR), at(A.1));
+    answer[..6].copy_from_slice(&OUTSIDE_MAC);
+    assert_eq!(gateway.arrives(0, OUTSIDE, &answer).len(), 1, "a stranger out there");
+    let mut with = policy();
+    let vip = VipSpec { address: at(FAR).ip(), ..with.vips[0].clone() };
+    with.vips.push(vip);
+    with.vips.sort_by_key(|vip| vip.address);
+    gateway.set_policy(&with);
+    assert!(gateway.arrives(0, OUTSIDE, &answer).is_empty());
+    assert_eq!(gateway.drops(), [(DropReason::SpoofedSource, 1)].into());
+    gateway.set_policy(&policy());
+    assert_eq!(gateway.arrives(0, OUTSIDE, &answer).len(), 1);
 }
 
 #[test]

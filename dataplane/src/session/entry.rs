@@ -21,7 +21,7 @@ use super::tuple::Tuple;
 use crate::address::{Address, V6};
 use crate::counters::Direction;
 use crate::snapshot::network::HopId;
-use crate::snapshot::spec::Role;
+use crate::snapshot::spec::{AROUND, Role};
 use crate::time::{LONGEST_TIMEOUT_MS, Tick};
 use crate::wire::checksum::Delta;
 use crate::wire::protocol;
@@ -54,10 +54,24 @@ impl Flags {
         self.0 & other.0 == other.0
     }
 
-    /// The side that its packets come from, as a bit: see [`Role::sides`].
+    /// The side that its packets come from, as a bit: see [`Role::sides`]. 0: they come around by way of a VIP of this gateway, and
+    /// never from a wire.
     #[inline]
     pub fn side(self) -> u8 {
         self.0 & (Self::INSIDE.0 | Self::OUTSIDE.0)
+    }
+
+    /// Whether its packets may come from these sides.
+    #[inline]
+    pub fn may_come_from(self, sides: u8) -> bool {
+        (if self.side() == 0 { AROUND } else { self.side() }) & sides != 0
+    }
+
+    /// The same flags, for packets that come from another side.
+    #[must_use]
+    pub fn with_side(self, side: u8) -> Self {
+        let both = Self::INSIDE.with(Self::OUTSIDE);
+        self.without(both).with(Self(side & both.0))
     }
 
     /// With the flags of `other`.
@@ -195,7 +209,7 @@ impl<A: Address> Entry<A> {
 
     /// Whether direction and side mean something.
     pub(super) fn has_way(&self) -> bool {
-        usize::from(self.tail[DIRECTION]) < Direction::ALL.len() && self.flags().side().is_power_of_two()
+        usize::from(self.tail[DIRECTION]) < Direction::ALL.len() && self.flags().side() <= Flags::OUTSIDE.0
     }
 
     /// Which way its packets go.

@@ -289,8 +289,8 @@ mod tests {
             translated: Tuple { source: 0xc000_0201, source_port: n ^ 0x5555, ..origin },
             direction: Direction::Egress,
             reply_direction: Direction::Reply,
-            origin_inside: true,
-            reply_inside: false,
+            origin_side: 1,
+            reply_side: 2,
             next_hop: None,
             generation: 3,
         }

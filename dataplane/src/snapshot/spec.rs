@@ -140,6 +140,9 @@ pub struct InterfaceSpec {
     pub addresses: Vec<IpAddr>,
 }
 
+/// The side of packets that come around by way of a VIP, as a bit beside those of [`Role::sides`].
+pub const AROUND: u8 = 4;
+
 /// Which side of the gateway an interface is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
@@ -159,6 +162,14 @@ impl Role {
             Self::Inside => 1,
             Self::Outside => 2,
             Self::Both => 3,
+        }
+    }
+
+    /// The side that the answers to what leaves here come from, as a bit: the outside, if it can be.
+    pub const fn answers_from(self) -> u8 {
+        match self {
+            Self::Inside => Self::Inside.sides(),
+            Self::Outside | Self::Both => Self::Outside.sides(),
         }
     }
 

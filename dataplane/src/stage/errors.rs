@@ -69,7 +69,7 @@ fn find<A: OnWire + ErrorFamily>(
     if entry.flags().has(Flags::QUARANTINED) || !recheck::stands(entry, context.view) {
         return Err(drop(DropReason::NoSession));
     }
-    if head.sides & entry.flags().side() == 0 {
+    if !entry.flags().may_come_from(head.sides) {
         return Err(drop(DropReason::SpoofedSource));
     }
     Ok((slot, quote))

@@ -42,18 +42,19 @@ pub fn find<A: Lane>(batch: &mut Batch, sessions: &Sessions, view: &Snapshot) {
         if flags.has(Flags::QUARANTINED) {
             continue;
         }
-        // Bits, not branches: which side a packet is from is anybody's guess, and a wrong one costs as much as the whole find.
-        if batch.heads[i].sides & flags.side() == 0 {
+        let is_stale = entry.generation() != view.generation;
+        // What is stale is asked when it has been checked anew.
+        if !is_stale && !flags.may_come_from(batch.heads[i].sides) {
             // A packet of the session, but from the side where it can't come from.
             batch.decide(i, Verdict::Drop(DropReason::SpoofedSource));
             continue;
         }
         batch.slots[i] = slot;
         batch.directions[i] = entry.direction();
-        if entry.generation() == view.generation {
-            batch.known.insert(i);
-        } else {
+        if is_stale {
             batch.stale.insert(i);
+        } else {
+            batch.known.insert(i);
         }
     }
 }

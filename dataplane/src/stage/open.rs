@@ -14,7 +14,7 @@ use crate::settle::Settle;
 use crate::snapshot::Snapshot;
 use crate::snapshot::network::NextHop;
 use crate::snapshot::policy::{Egress, Endpoint, Vip};
-use crate::snapshot::spec::{AddressSelection, Role};
+use crate::snapshot::spec::{AROUND, AddressSelection, Role};
 use crate::stage::route;
 use crate::time::Tick;
 use crate::verdict::Verdict;
@@ -154,16 +154,16 @@ fn commit<A: Lane>(
             reason = DropReason::PortsExhausted;
             continue;
         };
-        // What answers by way of another VIP comes around as from outside.
+        // What answers by way of another VIP comes around.
         let out = route::interface(next_hop, &view.network);
-        let answers = out.map_or(Role::Outside, |out| view.network.interface(out).role);
+        let reply_side = out.map_or(AROUND, |out| view.network.interface(out).role.answers_from());
         let draft = Draft {
             origin: *origin,
             translated: through(port),
             direction: Direction::Egress,
             reply_direction: Direction::Reply,
-            origin_inside: batch.heads[i].sides & Role::Inside.sides() != 0,
-            reply_inside: !answers.is_outside(),
+            origin_side: Role::Inside.sides(),
+            reply_side,
             next_hop: route::number(next_hop),
             generation: view.generation,
         };

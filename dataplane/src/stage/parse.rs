@@ -6,7 +6,7 @@ use crate::batch::{Batch, Head, Kind, Lane, Packets, PlainParts};
 use crate::counters::DropReason;
 use crate::session::tuple::Tuple;
 use crate::snapshot::network::Network;
-use crate::snapshot::spec::Role;
+use crate::snapshot::spec::AROUND;
 use crate::verdict::Verdict;
 use crate::wire::icmp_error::ErrorFamily;
 use crate::wire::plain::PlainFamily;
@@ -56,10 +56,6 @@ fn try_plain<A: Lane + PlainFamily>(batch: &mut Batch, i: usize, network: &Netwo
     }
     head.sides = port.sides;
     let plain = A::read(first, frame)?;
-    // Who is sent what he sends himself is somebody else: a question for the long way.
-    if plain.source == plain.destination {
-        return None;
-    }
     // What is read is written down at once, field by field, whether or not it will be used: the processor has few registers.
     key.set(plain.source, plain.destination, plain.ports, plain.protocol);
     head.ttl = plain.ttl;
@@ -127,8 +123,8 @@ fn try_read(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropRe
         _ => return Err(DropReason::NotOurs),
     }
     let (fragment, renumber) = (to.fragment, to.renumber);
-    // What comes around by way of a VIP comes from outside, wherever it came in.
-    heads[i].sides = if hairpin { Role::Outside.sides() } else { network.port(received.interface).sides };
+    // What comes around comes from no interface, wherever it came in.
+    heads[i].sides = if hairpin { AROUND } else { network.port(received.interface).sides };
     // Padding of short frames is the link's; it doesn't travel on.
     received.frame.set_len(LINK as u16 + heads[i].length);
     if !heads[i].kind.has_session() {

@@ -2,13 +2,15 @@
 //! what it doesn't want any more ends here, and its packet is looked at like one that no session knows.
 
 use crate::batch::{Batch, Lane};
-use crate::counters::Direction;
+use crate::counters::{Direction, DropReason};
 use crate::pipeline::Context;
 use crate::session::entry::{Entry, Flags, Slot};
 use crate::session::{Expiry, SessionFamily, Sessions};
 use crate::settle::Settle;
 use crate::snapshot::Snapshot;
+use crate::snapshot::spec::{AROUND, Role};
 use crate::time::Tick;
+use crate::verdict::Verdict;
 
 /// Checks the stale sessions of the batch.
 pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, context: &Context<'_>, settle: &mut Settle<'_>) {
@@ -16,6 +18,9 @@ pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, context: &Contex
     for i in batch.open_of::<A>().and(batch.stale) {
         if recheck::<A>(batch.slots[i], sessions, view, now, settle) {
             batch.known.insert(i);
+            if !A::table(sessions).entry(batch.slots[i]).flags().may_come_from(batch.heads[i].sides) {
+                batch.decide(i, Verdict::Drop(DropReason::SpoofedSource));
+            }
         }
     }
 }
@@ -44,6 +49,12 @@ fn recheck<A: SessionFamily>(
     if stands(entry, view) {
         let entry = A::table_mut(sessions).entry_mut(slot);
         entry.set_generation(view.generation);
+        // Whoever it talks to may have become a VIP of this gateway, or not be one any more.
+        let comes_around = view.policy.vip(entry.key().source).is_some();
+        if comes_around != (entry.flags().side() == 0) {
+            let side = if comes_around { AROUND } else { Role::Outside.sides() };
+            entry.set_flags(entry.flags().with_side(side));
+        }
         // Routes may be what has changed.
         entry.set_next_hop(None);
         return true;
