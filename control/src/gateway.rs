@@ -31,6 +31,7 @@ pub fn run(path: &Path) -> Result<(), Failure> {
     logging::start(config.log);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .thread_name("control-io")
         .build()
         .map_err(|error| Failure::runtime(format_args!("cannot start the control thread: {error}")))?;
     runtime.block_on(async {

@@ -71,6 +71,11 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
     let PolicySource::Files(paths) = config.policy.clone() else {
         return Err(Failure::usage("policy.server: this version follows policy from files only; use policy.files"));
     };
+    let nics = find_nics(&config)?;
+    let cores = cores(&config, &nics)?;
+    // Before any other thread starts: they inherit it.
+    workers::leave_alone(&cores);
+
     let options = Options { gateway: Some(config.name.clone()) };
     // Followed first, read then: what changes in between is not missed.
     let follower = Follower::new(paths.clone());
@@ -80,13 +85,11 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
         tracing::warn!(event = "policy_warning", "{warning}");
     }
 
-    let nics = find_nics(&config)?;
     let network = open_network(&config).await?;
     let mut builder = Builder::new((*network.current()).clone());
     let snapshot = builder.with_policy(&set).map_err(Failure::usage)?;
     let publisher = Publisher::new(snapshot);
 
-    let cores = cores(&config, &nics)?;
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
     let admin_socket = admin::bind(&config.admin.socket).await?;
 

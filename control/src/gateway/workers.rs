@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use vipgate_dataplane::io::PacketIo;
 use vipgate_dataplane::link::handoff::Wake;
 use vipgate_dataplane::time::Tick;
@@ -26,6 +27,21 @@ pub(super) fn now() -> Tick {
     let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     // Only differences count, so the wrap after 49 days is no edge (see Tick).
     Tick((clock.tv_sec.cast_unsigned() * 1000 + clock.tv_nsec.cast_unsigned() / 1_000_000) as u32)
+}
+
+/// Keeps this thread, and all that it starts but the workers, off the cores of the workers, so that packets never wait for it.
+/// Where there are no other cores, nothing changes.
+pub(super) fn leave_alone(cores: &[usize]) {
+    let left = sched_getaffinity(None).map(|mut set| {
+        for &core in cores.iter().filter(|&&core| core < CpuSet::MAX_CPU) {
+            set.unset(core);
+        }
+        set
+    });
+    let outcome = left.and_then(|set| if set.count() == 0 { Ok(()) } else { sched_setaffinity(None, &set) });
+    if let Err(error) = outcome {
+        tracing::warn!(%error, "cannot keep the control thread off the workers' cores");
+    }
 }
 
 /// The running workers.

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::Stream;
-use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use notify::event::{AccessKind, AccessMode};
+use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
@@ -59,7 +60,11 @@ impl Follower {
     pub fn new(paths: Vec<PathBuf>) -> Self {
         let events = Arc::new(Notify::new());
         let bell = events.clone();
-        let watcher = notify::recommended_watcher(move |_| bell.notify_one());
+        let watcher = notify::recommended_watcher(move |event| {
+            if may_change(&event) {
+                bell.notify_one();
+            }
+        });
         let watcher = watcher.inspect_err(|error| {
             tracing::warn!(%error, "no file notifications: changes of policy are seen every {RESCAN:?} only");
         });
@@ -124,6 +129,12 @@ impl Follower {
         self.watched = watched;
         more
     }
+}
+
+/// Whether an event is about more than reading. To look is to read, too: who looked again for that would never stop.
+fn may_change(event: &notify::Result<Event>) -> bool {
+    let is_read = |kind| matches!(kind, EventKind::Access(kind) if kind != AccessKind::Close(AccessMode::Write));
+    event.as_ref().map_or(true, |event| !is_read(event.kind))
 }
 
 /// The directories in which something can happen that concerns these paths, links followed.
@@ -281,6 +292,24 @@ mod tests {
         next(&mut follower).await;
         assert!(!writer.is_finished(), "seen only after the writer was done");
         writer.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn looking_is_no_reason_to_look_again() {
+        // Two directories deep: what others do in /tmp is no concern of this test.
+        let dir = tempfile::tempdir().unwrap();
+        let policy = dir.path().join("policy");
+        create_dir(&policy).unwrap();
+        write(policy.join("a.yaml"), "1").unwrap();
+        let mut follower = Follower::new(vec![policy.clone()]);
+        write(policy.join("a.yaml"), "2").unwrap();
+        next(&mut follower).await;
+        // What the change itself has caused is over by then.
+        assert!(timeout(Duration::from_millis(500), follower.changed()).await.is_err());
+        look(&follower.paths);
+        assert!(timeout(Duration::from_millis(200), follower.events.notified()).await.is_err());
+        write(policy.join("a.yaml"), "2").unwrap();
+        assert!(timeout(Duration::from_millis(200), follower.events.notified()).await.is_ok());
     }
 
     #[tokio::test]
