@@ -20,6 +20,16 @@
 #define QUEUES 64     // of one interface
 #define INTERFACES 16
 
+// What an address is; it may be several things at once.
+#define VIP      1
+#define ENDPOINT 2
+#define LOCAL    4    // the gateway's own kernel answers for it
+
+struct host {
+	__u32 policy; // of an endpoint: the number of its policy
+	__u32 kinds;
+};
+
 struct v6 {
 	__u64 high, low;
 };
@@ -54,15 +64,19 @@ struct cidr6 {
 		__type(value, __u8);                                                                                            \
 	} name SEC(".maps")
 
-HASH(interfaces, __u32, __u32, INTERFACES);    // ifindex -> number in the configuration
-HASH(endpoints4, __u32, __u32, 262144);        // address -> number of its policy
-HASH(endpoints6, struct v6, __u32, 262144);
-HASH(vips4, __u32, __u8, 16384);
-HASH(vips6, struct v6, __u8, 16384);
-HASH(locals4, __u32, __u8, 8192);              // the gateway's own addresses
-HASH(locals6, struct v6, __u8, 8192);
+// One table for all that an address can be: a packet's destination is looked up once, its source at most once.
+HASH(hosts4, __u32, struct host, 286720);
+HASH(hosts6, struct v6, struct host, 286720);
 TRIE(cidrs4, struct cidr4, 524288);            // (policy, destination) -> 1 translated, 0 unchanged
 TRIE(cidrs6, struct cidr6, 524288);
+
+// Number in the configuration -> ifindex. There are few, so looking at each is faster than a hash.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, INTERFACES);
+	__type(key, __u32);
+	__type(value, __u32);
+} interfaces SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_XSKMAP);
@@ -100,32 +114,51 @@ static __always_inline int is_on_link6(const struct v6 *address)
 	return high >> 56 == 0xff || high >> 54 == 0xfe80 >> 6;
 }
 
+static __always_inline __u32 kinds(const struct host *host)
+{
+	return host ? host->kinds : 0;
+}
+
 static __always_inline int is_ours4(__u32 source, __u32 destination)
 {
-	if (bpf_map_lookup_elem(&vips4, &destination))
+	struct host *to = bpf_map_lookup_elem(&hosts4, &destination);
+	if (kinds(to) & VIP)
 		return 1;
-	if (bpf_map_lookup_elem(&endpoints4, &source))
-		return !is_on_link4(destination) && !bpf_map_lookup_elem(&locals4, &destination);
-	__u32 *policy = bpf_map_lookup_elem(&endpoints4, &destination);
-	if (!policy)
+	struct host *from = bpf_map_lookup_elem(&hosts4, &source);
+	if (kinds(from) & ENDPOINT)
+		return !is_on_link4(destination) && !(kinds(to) & LOCAL);
+	if (!to || !(to->kinds & ENDPOINT))
 		return 0;
-	struct cidr4 key = {.length = 64, .policy = *policy, .address = source};
+	struct cidr4 key = {.length = 64, .policy = to->policy, .address = source};
 	__u8 *translated = bpf_map_lookup_elem(&cidrs4, &key);
-	return (!translated || !*translated) && !bpf_map_lookup_elem(&locals4, &source);
+	return (!translated || !*translated) && !(kinds(from) & LOCAL);
 }
 
 static __always_inline int is_ours6(const struct v6 *source, const struct v6 *destination)
 {
-	if (bpf_map_lookup_elem(&vips6, destination))
+	struct host *to = bpf_map_lookup_elem(&hosts6, destination);
+	if (kinds(to) & VIP)
 		return 1;
-	if (bpf_map_lookup_elem(&endpoints6, source))
-		return !is_on_link6(destination) && !bpf_map_lookup_elem(&locals6, destination);
-	__u32 *policy = bpf_map_lookup_elem(&endpoints6, destination);
-	if (!policy)
+	struct host *from = bpf_map_lookup_elem(&hosts6, source);
+	if (kinds(from) & ENDPOINT)
+		return !is_on_link6(destination) && !(kinds(to) & LOCAL);
+	if (!to || !(to->kinds & ENDPOINT))
 		return 0;
-	struct cidr6 key = {.length = 160, .policy = *policy, .address = *source};
+	struct cidr6 key = {.length = 160, .policy = to->policy, .address = *source};
 	__u8 *translated = bpf_map_lookup_elem(&cidrs6, &key);
-	return (!translated || !*translated) && !bpf_map_lookup_elem(&locals6, source);
+	return (!translated || !*translated) && !(kinds(from) & LOCAL);
+}
+
+// The number of an interface, or INTERFACES.
+static __always_inline __u32 number_of(__u32 ifindex)
+{
+	for (__u32 number = 0; number < INTERFACES; number++) {
+		__u32 key = number;
+		__u32 *known = bpf_map_lookup_elem(&interfaces, &key);
+		if (known && *known == ifindex)
+			return number;
+	}
+	return INTERFACES;
 }
 
 // 1: to the socket. 0: to the kernel.
@@ -155,7 +188,7 @@ static __always_inline int is_ours(void *data, void *end)
 		if (l3[6] == IPPROTO_ICMPV6 && l3 + 64 <= (__u8 *)end && l3[40] == 135) {
 			struct v6 target;
 			__builtin_memcpy(&target, l3 + 48, 16);
-			if (bpf_map_lookup_elem(&vips6, &target))
+			if (kinds(bpf_map_lookup_elem(&hosts6, &target)) & VIP)
 				return 1;
 		}
 		return is_ours6(&source, &destination);
@@ -165,7 +198,7 @@ static __always_inline int is_ours(void *data, void *end)
 			return 0;
 		__u32 target;
 		__builtin_memcpy(&target, l3 + 24, 4);
-		return bpf_map_lookup_elem(&vips4, &target) != 0;
+		return kinds(bpf_map_lookup_elem(&hosts4, &target)) & VIP;
 	}
 	return 0;
 }
@@ -177,12 +210,11 @@ int vipgate_steer(struct xdp_md *ctx)
 		count(PASSED);
 		return XDP_PASS;
 	}
-	__u32 ifindex = ctx->ingress_ifindex;
-	__u32 *interface = bpf_map_lookup_elem(&interfaces, &ifindex);
+	__u32 interface = number_of(ctx->ingress_ifindex);
 	__u32 queue = ctx->rx_queue_index;
 	int action = XDP_DROP;
-	if (interface && queue < QUEUES)
-		action = bpf_redirect_map(&sockets, *interface * QUEUES + queue, XDP_DROP);
+	if (interface < INTERFACES && queue < QUEUES)
+		action = bpf_redirect_map(&sockets, interface * QUEUES + queue, XDP_DROP);
 	count(action == XDP_REDIRECT ? CAPTURED : NO_SOCKET);
 	return action;
 }

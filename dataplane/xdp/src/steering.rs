@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use aya::maps::lpm_trie::Key;
-use aya::maps::{HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, XskMap};
+use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, XskMap};
 use aya::programs::{ProgramError, Xdp};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use ipnet::IpNet;
@@ -90,8 +90,13 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 
 /// An IPv6 address as the program's tables hold it.
 type V6Key = [u8; 16];
+/// What an address is to the program: the number of its policy, if it is an endpoint, and its kinds as bits.
+type Host = [u32; 2];
+const VIP: u32 = 1;
+const ENDPOINT: u32 = 2;
+const LOCAL: u32 = 4;
 /// One table for each address family.
-type ByFamily<V> = (HashMap<MapData, [u8; 4], V>, HashMap<MapData, V6Key, V>);
+type Hosts = (HashMap<MapData, [u8; 4], Host>, HashMap<MapData, V6Key, Host>);
 /// Policy number and address, behind the prefix length that [`Key`] adds.
 type Cidr4 = [u8; 8];
 type Cidr6 = [u8; 20];
@@ -99,11 +104,9 @@ type Cidr6 = [u8; 20];
 /// The loaded program and its tables.
 pub struct Steering {
     program: Ebpf,
-    interfaces: HashMap<MapData, u32, u32>,
+    interfaces: Array<MapData, u32>,
     sockets: XskMap<MapData>,
-    endpoints: ByFamily<u32>,
-    vips: ByFamily<u8>,
-    locals: ByFamily<u8>,
+    hosts: Hosts,
     cidrs: (LpmTrie<MapData, Cidr4, u8>, LpmTrie<MapData, Cidr6, u8>),
     outcomes: PerCpuArray<MapData, u64>,
     applied: SteeringTables,
@@ -131,9 +134,7 @@ impl Steering {
         Ok(Self {
             interfaces: take(&mut program, "interfaces")?,
             sockets: take(&mut program, "sockets")?,
-            endpoints: (take(&mut program, "endpoints4")?, take(&mut program, "endpoints6")?),
-            vips: (take(&mut program, "vips4")?, take(&mut program, "vips6")?),
-            locals: (take(&mut program, "locals4")?, take(&mut program, "locals6")?),
+            hosts: (take(&mut program, "hosts4")?, take(&mut program, "hosts6")?),
             cidrs: (take(&mut program, "cidrs4")?, take(&mut program, "cidrs6")?),
             outcomes: take(&mut program, "outcomes")?,
             program,
@@ -147,7 +148,7 @@ impl Steering {
     /// When the kernel refuses.
     pub fn add_interface(&mut self, ifindex: u32, id: InterfaceId) -> Result<(), SteeringError> {
         let table = "interfaces";
-        self.interfaces.insert(ifindex, u32::from(id.0), 0).map_err(|source| SteeringError::Table { table, source })
+        self.interfaces.set(id.0.into(), ifindex, 0).map_err(|source| SteeringError::Table { table, source })
     }
 
     /// Connects a queue of an interface to its socket.
@@ -170,23 +171,18 @@ impl Steering {
         for (&(policy, net), &translated) in difference(&wanted.cidrs, &old.cidrs) {
             self.set_cidr(policy, net, Some(translated))?;
         }
-        for (&address, &policy) in difference(&wanted.endpoints, &old.endpoints) {
-            set(&mut self.endpoints, "endpoints", address, Some(policy))?;
+        let (was, will_be) = (hosts(&old), hosts(&wanted));
+        for (&address, &[policy, kinds]) in difference(&will_be, &was) {
+            let [old_policy, old_kinds] = was.get(&address).copied().unwrap_or_default();
+            let policy = if kinds & ENDPOINT == 0 { old_policy } else { policy };
+            set(&mut self.hosts, address, Some([policy, kinds | old_kinds]))?;
         }
-        for &address in wanted.vips.difference(&old.vips) {
-            set(&mut self.vips, "vips", address, Some(1))?;
-        }
-        for &address in wanted.locals.difference(&old.locals) {
-            set(&mut self.locals, "locals", address, Some(1))?;
-        }
-        for &address in old.locals.difference(&wanted.locals) {
-            set(&mut self.locals, "locals", address, None)?;
-        }
-        for &address in old.vips.difference(&wanted.vips) {
-            set(&mut self.vips, "vips", address, None)?;
-        }
-        for &address in old.endpoints.keys().filter(|address| !wanted.endpoints.contains_key(address)) {
-            set(&mut self.endpoints, "endpoints", address, None)?;
+        for (&address, &[_, kinds]) in &was {
+            match will_be.get(&address) {
+                Some(&host @ [_, stays]) if kinds & !stays != 0 => set(&mut self.hosts, address, Some(host))?,
+                Some(_) => {}
+                None => set(&mut self.hosts, address, None)?,
+            }
         }
         for &(policy, net) in old.cidrs.keys().filter(|key| !wanted.cidrs.contains_key(key)) {
             self.set_cidr(policy, net, None)?;
@@ -259,19 +255,26 @@ fn take<T: TryFrom<Map, Error = MapError>>(program: &mut Ebpf, table: &'static s
     map.try_into().map_err(|source| SteeringError::Table { table, source })
 }
 
-fn set<V: aya::Pod>(
-    (v4, v6): &mut ByFamily<V>,
-    table: &'static str,
-    address: IpAddr,
-    value: Option<V>,
-) -> Result<(), SteeringError> {
-    let result = match (address, value) {
-        (IpAddr::V4(address), Some(value)) => v4.insert(address.octets(), value, 0),
-        (IpAddr::V6(address), Some(value)) => v6.insert(address.octets(), value, 0),
+fn set((v4, v6): &mut Hosts, address: IpAddr, host: Option<Host>) -> Result<(), SteeringError> {
+    let result = match (address, host) {
+        (IpAddr::V4(address), Some(host)) => v4.insert(address.octets(), host, 0),
+        (IpAddr::V6(address), Some(host)) => v6.insert(address.octets(), host, 0),
         (IpAddr::V4(address), None) => forget_missing(v4.remove(&Ipv4Addr::octets(&address))),
         (IpAddr::V6(address), None) => forget_missing(v6.remove(&Ipv6Addr::octets(&address))),
     };
-    result.map_err(|source| SteeringError::Table { table, source })
+    result.map_err(|source| SteeringError::Table { table: "hosts", source })
+}
+
+/// All addresses of the tables, and what each of them is.
+fn hosts(tables: &SteeringTables) -> BTreeMap<IpAddr, Host> {
+    let mut hosts: BTreeMap<IpAddr, Host> =
+        tables.endpoints.iter().map(|(&address, &policy)| (address, [policy, ENDPOINT])).collect();
+    for (addresses, kind) in [(&tables.vips, VIP), (&tables.locals, LOCAL)] {
+        for &address in addresses {
+            hosts.entry(address).or_default()[1] |= kind;
+        }
+    }
+    hosts
 }
 
 /// Taking away what isn't there is no error: an earlier change may have failed half-way.
@@ -298,3 +301,6 @@ fn union(old: &SteeringTables, wanted: &SteeringTables) -> SteeringTables {
         cidrs: old.cidrs.iter().filter(|(key, _)| !wanted.cidrs.contains_key(key)).map(|(&key, &v)| (key, v)).collect(),
     }
 }
+
+#[cfg(test)]
+mod tests;

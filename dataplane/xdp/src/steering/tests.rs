@@ -1,0 +1,215 @@
+//! The steering program in the kernel, asked about single packets without a device: every row of the table at its head.
+
+use std::net::IpAddr;
+
+use aya::programs::{TestRun, TestRunOptions};
+use vipgate_dataplane::io::InterfaceId;
+
+use super::*;
+
+/// What the program decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Kernel,
+    /// Captured; dropped here, where no socket listens.
+    Socket,
+}
+use Verdict::{Kernel, Socket};
+
+const LOOPBACK: u32 = 1;
+const ARP_REQUEST: u16 = 0x0806;
+
+fn loaded(tables: SteeringTables) -> Steering {
+    let mut steering = Steering::load().expect("tests of the steering program run as root");
+    steering.add_interface(LOOPBACK, InterfaceId(0)).expect("an interface's number");
+    steering.apply(tables).expect("tables");
+    steering
+}
+
+fn verdict(steering: &mut Steering, frame: &[u8]) -> Verdict {
+    let program = steering.program_mut().expect("a loaded program");
+    let options = TestRunOptions { data_in: Some(frame), ..TestRunOptions::default() };
+    // From linux/bpf.h: XDP_DROP and XDP_PASS.
+    match program.test_run(options).expect("a run").return_value {
+        1 => Socket,
+        2 => Kernel,
+        other => panic!("the program answered {other}"),
+    }
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+/// A frame with a UDP header's worth of payload.
+fn packet(source: IpAddr, destination: IpAddr) -> Vec<u8> {
+    let mut frame = vec![0; 12];
+    match (source, destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            frame.extend([8, 0, 0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0]);
+            frame.extend(source.octets());
+            frame.extend(destination.octets());
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 8, 17, 64]);
+            frame.extend(source.octets());
+            frame.extend(destination.octets());
+        }
+        _ => panic!("{source} and {destination} are of two families"),
+    }
+    frame.extend([0; 8]);
+    frame
+}
+
+fn solicitation(source: IpAddr, destination: IpAddr, target: IpAddr) -> Vec<u8> {
+    let IpAddr::V6(target) = target else { panic!("{target} is asked for by ARP") };
+    let mut frame = packet(source, destination);
+    frame[14 + 6] = 58;
+    frame.truncate(14 + 40);
+    frame.extend([135, 0, 0, 0, 0, 0, 0, 0]);
+    frame.extend(target.octets());
+    frame
+}
+
+fn arp_request(target: IpAddr) -> Vec<u8> {
+    let IpAddr::V4(target) = target else { panic!("{target} is asked for by neighbour solicitation") };
+    let mut frame = vec![0; 14 + 24];
+    frame[12..14].copy_from_slice(&ARP_REQUEST.to_be_bytes());
+    frame.extend(target.octets());
+    frame
+}
+
+/// An address that is all of `kinds`; an endpoint's policy is number 7.
+fn describe(tables: &mut SteeringTables, address: IpAddr, kinds: u32) {
+    if kinds & VIP != 0 {
+        tables.vips.insert(address);
+    }
+    if kinds & ENDPOINT != 0 {
+        tables.endpoints.insert(address, 7);
+    }
+    if kinds & LOCAL != 0 {
+        tables.locals.insert(address);
+    }
+}
+
+/// The table at the head of the program, in the words of its rows.
+fn expected(tables: &SteeringTables, source: IpAddr, destination: IpAddr) -> Verdict {
+    let to_vip = tables.vips.contains(&destination);
+    let from_endpoint = tables.endpoints.contains_key(&source) && !tables.locals.contains(&destination);
+    let answer = !tables.endpoints.contains_key(&source)
+        && !tables.locals.contains(&source)
+        && tables.endpoints.get(&destination).is_some_and(|&policy| {
+            let matching = tables.cidrs.iter().filter(|((of, net), _)| *of == policy && net.contains(&source));
+            !matching.max_by_key(|((_, net), _)| net.prefix_len()).is_some_and(|(_, &translated)| translated)
+        });
+    if to_vip || from_endpoint || answer { Socket } else { Kernel }
+}
+
+#[test]
+fn any_two_addresses_are_judged_by_all_that_they_are() {
+    for (source, destination, wide, narrow) in [
+        ("192.0.2.1", "198.51.100.9", "0.0.0.0/0", "192.0.2.1/32"),
+        ("2001:db8:1::1", "2001:db8:2::9", "::/0", "2001:db8:1::1/128"),
+    ] {
+        let (source, destination) = (ip(source), ip(destination));
+        let net = |text: &str| text.parse::<IpNet>().expect("a net");
+        let exclusions: [&[((u32, IpNet), bool)]; 4] = [
+            &[],
+            &[((7, net(wide)), true)],
+            &[((7, net(wide)), true), ((7, net(narrow)), false)],
+            &[((8, net(wide)), true)],
+        ];
+        // One program for all: each case is also a change from the one before it.
+        let mut steering = loaded(SteeringTables::default());
+        for cidrs in exclusions {
+            for kinds in 0..64 {
+                let mut tables = SteeringTables { cidrs: cidrs.iter().copied().collect(), ..Default::default() };
+                describe(&mut tables, source, kinds & 7);
+                describe(&mut tables, destination, kinds >> 3);
+                steering.apply(tables.clone()).expect("tables");
+                let is = verdict(&mut steering, &packet(source, destination));
+                assert_eq!(is, expected(&tables, source, destination), "{source} -> {destination} by {tables:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_an_endpoint_says_to_its_link_only_is_the_kernels() {
+    for (endpoint, on_link, beyond) in [
+        ("10.0.0.1", &["224.0.0.1", "239.255.255.250", "255.255.255.255"][..], &["169.254.1.1", "240.0.0.1"][..]),
+        ("fd00::1", &["ff02::1", "ff0e::1", "fe80::1", "febf::1"][..], &["fec0::1", "fd00::2"][..]),
+    ] {
+        let mut tables = SteeringTables::default();
+        describe(&mut tables, ip(endpoint), ENDPOINT);
+        let mut steering = loaded(tables);
+        for destination in on_link {
+            assert_eq!(verdict(&mut steering, &packet(ip(endpoint), ip(destination))), Kernel, "{destination}");
+        }
+        for destination in beyond {
+            assert_eq!(verdict(&mut steering, &packet(ip(endpoint), ip(destination))), Socket, "{destination}");
+        }
+    }
+}
+
+#[test]
+fn the_question_where_a_vip_is_is_ours_and_all_others_the_kernels() {
+    let mut tables = SteeringTables::default();
+    for vip in ["203.0.113.1", "2001:db8::1"] {
+        describe(&mut tables, ip(vip), VIP);
+    }
+    for (other, kind) in [("10.0.0.1", ENDPOINT), ("10.0.0.2", LOCAL), ("fd00::1", ENDPOINT), ("fd00::2", LOCAL)] {
+        describe(&mut tables, ip(other), kind);
+    }
+    let mut steering = loaded(tables);
+    assert_eq!(verdict(&mut steering, &arp_request(ip("203.0.113.1"))), Socket);
+    for target in ["10.0.0.1", "10.0.0.2", "10.0.0.3"] {
+        assert_eq!(verdict(&mut steering, &arp_request(ip(target))), Kernel, "{target}");
+    }
+    let (asker, group) = (ip("fe80::5"), ip("ff02::1:ff00:1"));
+    assert_eq!(verdict(&mut steering, &solicitation(asker, group, ip("2001:db8::1"))), Socket);
+    for target in ["fd00::1", "fd00::2", "fd00::3"] {
+        assert_eq!(verdict(&mut steering, &solicitation(asker, group, ip(target))), Kernel, "{target}");
+    }
+    // What an endpoint asks others on its link is not ours; where a VIP is, it may ask too.
+    assert_eq!(verdict(&mut steering, &solicitation(ip("fd00::1"), group, ip("fd00::3"))), Kernel);
+    assert_eq!(verdict(&mut steering, &solicitation(ip("fd00::1"), group, ip("2001:db8::1"))), Socket);
+}
+
+#[test]
+fn what_is_cut_short_or_no_ip_is_the_kernels() {
+    let mut tables = SteeringTables::default();
+    for vip in ["203.0.113.1", "2001:db8::1"] {
+        describe(&mut tables, ip(vip), VIP);
+    }
+    let mut steering = loaded(tables);
+    for (frame, needed) in [
+        (packet(ip("192.0.2.1"), ip("203.0.113.1")), 14 + 20),
+        (packet(ip("2001:db8:1::1"), ip("2001:db8::1")), 14 + 40),
+        (solicitation(ip("fe80::5"), ip("ff02::1:ff00:1"), ip("2001:db8::1")), 14 + 64),
+        (arp_request(ip("203.0.113.1")), 14 + 28),
+    ] {
+        assert_eq!(verdict(&mut steering, &frame[..needed]), Socket, "{frame:x?}");
+        // The kernel runs programs on nothing shorter than a link header.
+        for length in 14..needed {
+            assert_eq!(verdict(&mut steering, &frame[..length]), Kernel, "{length} bytes of {frame:x?}");
+        }
+        let mut other = frame;
+        other[12..14].copy_from_slice(&[0x88, 0xcc]);
+        assert_eq!(verdict(&mut steering, &other), Kernel, "{other:x?}");
+    }
+}
+
+#[test]
+fn outcomes_are_counted() {
+    let mut tables = SteeringTables::default();
+    describe(&mut tables, ip("203.0.113.1"), VIP);
+    let mut steering = loaded(tables);
+    for (destination, times) in [("203.0.113.1", 3), ("203.0.113.2", 5)] {
+        for _ in 0..times {
+            verdict(&mut steering, &packet(ip("192.0.2.1"), ip(destination)));
+        }
+    }
+    let counted = steering.outcomes().expect("counters");
+    assert_eq!(counted, Outcomes { passed: 5, captured: 0, no_socket: 3 });
+}
