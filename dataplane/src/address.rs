@@ -28,7 +28,7 @@ pub trait Address: Copy + Clone + Eq + Ord + Hash + Debug + Default + Send + Pod
     /// Two addresses as numbers, as few as they fill; the others are 0.
     fn pair_words(one: Self, other: Self) -> [u64; 4];
     /// Whether a packet from or to it is never forwarded (RFC 6890, RFC 4291): loopback, unspecified, multicast; with IPv4 also
-    /// class E and limited broadcast, with IPv6 also link-local.
+    /// class E and limited broadcast, with IPv6 also link-local and mapped IPv4 addresses.
     fn is_martian(self) -> bool;
     /// The address whose bytes in memory are those of this one in a packet; the same function turns it back.
     fn in_packet_order(self) -> Self;
@@ -141,7 +141,8 @@ impl Address for V6 {
 
     #[inline]
     fn is_martian(self) -> bool {
-        self.high >> 56 == 0xff || self.high >> 54 == 0xfe80 >> 6 || (self.high == 0 && self.low <= 1)
+        let is_special = self.low <= 1 || self.low >> 32 == 0xffff;
+        self.high >> 56 == 0xff || self.high >> 54 == 0xfe80 >> 6 || (self.high == 0 && is_special)
     }
 
     #[inline]
@@ -169,13 +170,13 @@ mod tests {
             IpAddr::V4(v4) => v4.to_bits().is_martian(),
             IpAddr::V6(v6) => V6::from_bits(v6.to_bits()).is_martian(),
         };
-        for martian in
-            ["0.1.2.3", "127.0.0.1", "224.0.0.1", "255.255.255.255", "::", "::1", "fe80::1", "febf::1", "ff02::1"]
-        {
+        let v4 = ["0.1.2.3", "127.0.0.1", "224.0.0.1", "255.255.255.255"];
+        let v6 = ["::", "::1", "fe80::1", "febf::1", "ff02::1", "::ffff:192.0.2.1"];
+        for martian in v4.into_iter().chain(v6) {
             assert!(is_martian(martian), "{martian}");
         }
-        for fine in ["1.0.0.0", "126.0.0.1", "128.0.0.1", "223.255.255.255", "2001:db8::1", "fd00::1", "fec0::1", "::2"]
-        {
+        let v4 = ["1.0.0.0", "126.0.0.1", "128.0.0.1", "223.255.255.255"];
+        for fine in v4.into_iter().chain(["2001:db8::1", "fd00::1", "fec0::1", "::2", "64:ff9b::192.0.2.1"]) {
             assert!(!is_martian(fine), "{fine}");
         }
     }

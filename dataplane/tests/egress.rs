@@ -256,7 +256,7 @@ fn syns_announce_no_more_than_the_configuration_says() {
             }
             with_checksums(bytes)
         };
-        let sent = gateway.pod_sends(&announces(pod, far, "S"));
+        let sent = gateway.arrives(0, INSIDE, &announces(pod, far, "S")).remove(0).1;
         assert_eq!(sent[sent.len() - 2..], most.to_be_bytes());
         let (vip, _) = ends(&sent);
         let back = gateway.arrives(0, OUTSIDE, &announces(far, &vip.to_string(), "SA"));

@@ -1,0 +1,89 @@
+//! What must be true of every packet that a gateway sends, whatever the test is about; found by a parser that isn't ours.
+
+use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+
+/// Oracle for every packet that is sent: an independent parser finds all checksums right and all lengths true.
+pub fn check_packet(bytes: &[u8]) {
+    let parsed = SlicedPacket::from_ethernet(bytes).unwrap_or_else(|error| panic!("{error}: {bytes:02x?}"));
+    match &parsed.net {
+        Some(NetSlice::Ipv4(v4)) => {
+            let header = v4.header().to_header();
+            assert_eq!(header.calc_header_checksum(), header.header_checksum, "IPv4 header checksum");
+            assert_eq!(usize::from(header.total_len) + 14, bytes.len(), "length");
+            let (source, destination) = (header.source, header.destination);
+            match &parsed.transport {
+                Some(TransportSlice::Tcp(tcp)) => {
+                    assert_eq!(tcp.calc_checksum_ipv4(source, destination).unwrap(), tcp.checksum(), "TCP checksum");
+                }
+                Some(TransportSlice::Udp(udp)) if udp.checksum() != 0 => {
+                    let sum = udp.to_header().calc_checksum_ipv4_raw(source, destination, udp.payload()).unwrap();
+                    assert_eq!(sum, udp.checksum(), "UDP checksum");
+                }
+                Some(TransportSlice::Icmpv4(icmp)) => {
+                    assert_eq!(icmp.icmp_type().calc_checksum(icmp.payload()), icmp.checksum(), "ICMP checksum");
+                }
+                _ => {}
+            }
+        }
+        Some(NetSlice::Ipv6(v6)) => {
+            let header = v6.header().to_header();
+            let (source, destination) = (header.source, header.destination);
+            match &parsed.transport {
+                Some(TransportSlice::Tcp(tcp)) => {
+                    assert_eq!(tcp.calc_checksum_ipv6(source, destination).unwrap(), tcp.checksum(), "TCP checksum");
+                }
+                Some(TransportSlice::Udp(udp)) => {
+                    let sum = udp.to_header().calc_checksum_ipv6_raw(source, destination, udp.payload()).unwrap();
+                    assert_eq!(sum, udp.checksum(), "UDP checksum");
+                }
+                Some(TransportSlice::Icmpv6(icmp)) => {
+                    assert!(icmp.is_checksum_valid(source, destination), "ICMPv6 checksum");
+                }
+                _ => {}
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A packet that was sent on is the one that came, but for what translation is about: link addresses, TTL (one less),
+/// addresses, ports, checksums, and the identification where a router may cut the packet. DSCP, ECN, flow label, options
+/// and payload are the same to the byte.
+pub fn check_only_translated(came: &[u8], went: &[u8]) {
+    let (came, went) = (neutral(came), neutral(went));
+    assert_eq!(came.1.wrapping_sub(1), went.1, "hops");
+    assert_eq!(came.0, went.0, "more than addresses and ports has changed");
+}
+
+/// A packet without what translation is about, and without the link's padding; and its hops.
+fn neutral(frame: &[u8]) -> (Vec<u8>, u8) {
+    let mut frame = frame.to_vec();
+    frame[..12].fill(0);
+    let (ttl, l4, protocol, is_first) = if frame[12] == 8 {
+        let total = usize::from(u16::from_be_bytes([frame[16], frame[17]]));
+        frame.truncate(14 + total);
+        let fragmentation = u16::from_be_bytes([frame[20], frame[21]]);
+        if fragmentation & 0x4000 == 0 {
+            frame[18..20].fill(0);
+        }
+        frame[24..34].fill(0);
+        (22, 14 + usize::from(frame[14] & 15) * 4, frame[23], fragmentation << 3 == 0)
+    } else {
+        let payload = usize::from(u16::from_be_bytes([frame[18], frame[19]]));
+        frame.truncate(14 + 40 + payload);
+        frame[22..54].fill(0);
+        (21, 54, frame[20], true)
+    };
+    let translated: &[(usize, usize)] = match protocol {
+        6 if is_first => &[(0, 4), (16, 18)],
+        17 if is_first => &[(0, 4), (6, 8)],
+        1 | 58 if is_first => &[(2, 6)],
+        132 if is_first => &[(0, 4), (8, 12)],
+        _ => &[],
+    };
+    for &(from, to) in translated {
+        frame[l4 + from..l4 + to].fill(0);
+    }
+    let hops = std::mem::take(&mut frame[ttl]);
+    (frame, hops)
+}
