@@ -44,7 +44,6 @@ struct {
 SEC("classifier")
 int wire_sink(struct __sk_buff *skb)
 {
-	__u64 now = bpf_ktime_get_ns();
 	__u32 zero = 0;
 	struct frame *frame = (void *)(long)skb->data;
 	struct counts *count = bpf_map_lookup_elem(&counts, &zero);
@@ -66,6 +65,7 @@ int wire_sink(struct __sk_buff *skb)
 
 	if ((sequence * 0x9e3779b97f4a7c15ULL >> 32) & wanted->mask)
 		return TC_ACT_SHOT;
+	__u64 now = bpf_ktime_get_ns();
 	struct sample *sample = bpf_ringbuf_reserve(&samples, sizeof(*sample), 0);
 	if (!sample) {
 		count->unsampled++;

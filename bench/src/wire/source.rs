@@ -49,12 +49,12 @@ pub(super) struct Sent {
     pub(super) cpu: f64,
 }
 
-/// Sends from the source's namespace, on this core.
-pub(super) fn send(ground: &Ground, core: usize, load: Load) -> Result<Sent> {
-    ground.source.run(core, || run(load))
+/// Sends from the source's namespace, on this core. `begins` is called right before the first packet.
+pub(super) fn send(ground: &Ground, core: usize, load: Load, begins: impl FnOnce() + Send) -> Result<Sent> {
+    ground.source.run(core, || run(load, begins))
 }
 
-fn run(load: Load) -> Result<Sent> {
+fn run(load: Load, begins: impl FnOnce()) -> Result<Sent> {
     let interface = if_nametoindex("eth0").context("the source has no interface")?;
     let mut object = EbpfLoader::new().load(OBJECT).context("cannot load the source's program")?;
     let mut settings: Array<_, [u64; 8]> = take(&mut object, "settings")?;
@@ -79,6 +79,7 @@ fn run(load: Load) -> Result<Sent> {
     call.data_in = Some(&frame);
     call.repeat = load.turns();
     call.attrs = TestRunAttrs::new().xdp_live_frames(BATCH);
+    begins();
     let before = (now(ClockId::ThreadCPUTime), now(ClockId::Monotonic));
     program.test_run(call).context("the kernel doesn't send a program's frames: it needs Linux 5.18")?;
     let (cpu, wall) = (now(ClockId::ThreadCPUTime) - before.0, now(ClockId::Monotonic) - before.1);

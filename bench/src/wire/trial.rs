@@ -1,9 +1,10 @@
 //! One trial: a sink, a load, and what came of it; and the search for the rate that a gateway can do.
 
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
@@ -25,6 +26,10 @@ const STEP: Duration = Duration::from_millis(250);
 pub(super) const QUIET: f64 = 0.05;
 const AGAIN: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(300);
+/// How long after the call for it the source is surely sending; it stops before the call returns. Processor time is
+/// counted from then on, for this share of a trial.
+const LEAD: Duration = Duration::from_millis(40);
+const WATCHED: f64 = 0.7;
 /// The rate at which flows are opened, in millions a second, and how often that is tried.
 const OPENING: f64 = 0.2;
 const OPENINGS: u32 = 5;
@@ -147,21 +152,25 @@ impl Bench<'_> {
 
     fn load(&self, load: Load) -> Result<Outcome> {
         let expected = load.most_packets();
-        let [of_source, of_gateway] = self.cores;
+        let [of_source, _] = self.cores;
         let sink = Sink::open(self.ground, of_source, expected)?;
-        let counts = || Ok::<_, anyhow::Error>([usage::core(of_source)?, usage::core(of_gateway)?]);
-        let (before, process, pressure) = (counts()?, self.process_ticks()?, usage::pressure());
-        let start = Instant::now();
-        let sent = source::send(self.ground, of_source, load)?;
-        let seconds = start.elapsed().as_secs_f64();
-        let (after, process_after, pressure_after) = (counts()?, self.process_ticks()?, usage::pressure());
+        let (begins, begun) = channel();
+        let (sent, watched) = thread::scope(|scope| {
+            let watching = scope.spawn(move || self.watch(&begun, load.duration));
+            let begin = move || begins.send(()).unwrap_or_else(|_| unreachable!("who watches waits for it first"));
+            let sent = source::send(self.ground, of_source, load, begin);
+            (sent, watching.join())
+        });
+        let sent = sent?;
+        let [before, after] = watched.ok().context("cannot watch the processors")??;
         thread::sleep(DRAIN);
         let seen = sink.close()?;
 
+        let seconds = (after.at - before.at).as_secs_f64();
         // A tick is a hundredth of a second.
         let share = |ticks: u64| round2(ticks as f64 / 100.0 / seconds);
         let core = |at: usize| {
-            let used = after[at] - before[at];
+            let used = after.cores[at] - before.cores[at];
             let [busy, softirq, stolen] = [used.busy, used.softirq, used.stolen].map(share);
             CoreCpu { core: self.cores[at], busy, softirq, stolen }
         };
@@ -172,15 +181,40 @@ impl Bench<'_> {
             latency: seen.latency,
             cpu: Cpu {
                 source: round2(sent.cpu),
-                gateway: process.zip(process_after).map(|(before, after)| share(after - before)),
+                gateway: before.process.zip(after.process).map(|(before, after)| share(after - before)),
                 cores: [core(0), core(1)],
-                pressure: pressure.zip(pressure_after).map(|(a, b)| round2((b - a) as f64 / 1e6 / seconds)),
+                pressure: before.pressure.zip(after.pressure).map(|(a, b)| round2((b - a) as f64 / 1e6 / seconds)),
             },
             sent: sent.packets,
         })
     }
 
-    fn process_ticks(&self) -> Result<Option<u64>> {
-        self.process.map(usage::process).transpose()
+    /// What has been done when the load is on, and shortly before it ends.
+    fn watch(&self, begun: &Receiver<()>, duration: Duration) -> Result<[Reading; 2]> {
+        // If the source can't begin, it says so itself.
+        let _ = begun.recv();
+        thread::sleep(LEAD);
+        let before = self.read()?;
+        thread::sleep(duration.mul_f64(WATCHED));
+        Ok([before, self.read()?])
     }
+
+    fn read(&self) -> Result<Reading> {
+        let [of_source, of_gateway] = self.cores;
+        Ok(Reading {
+            at: Instant::now(),
+            cores: [usage::core(of_source)?, usage::core(of_gateway)?],
+            process: self.process.map(usage::process).transpose()?,
+            pressure: usage::pressure(),
+        })
+    }
+}
+
+/// What the kernel has counted until a moment.
+#[derive(Debug)]
+struct Reading {
+    at: Instant,
+    cores: [usage::Core; 2],
+    process: Option<u64>,
+    pressure: Option<u64>,
 }

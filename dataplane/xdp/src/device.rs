@@ -27,7 +27,7 @@ const KEEP: usize = 512;
 const BROKEN_LINK_PAUSE: Duration = Duration::from_millis(5);
 /// Descriptors that move at once.
 const BURST: usize = 64;
-/// In copy mode the kernel sends at most 32 packets for each call, so a full ring takes this many.
+/// In copy mode the kernel before Linux 6.17 sends at most 32 packets for each call, so a full ring takes this many.
 const KICKS: u32 = RING / 32 + 1;
 
 /// One socket and its rings.
