@@ -8,7 +8,7 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
   iproute2:ip ethtool:ethtool iputils-ping:ping procps:sysctl tcpdump:tcpdump iperf3:iperf3 python3-minimal:python3 util-linux:setpriv nftables:nft
 CARGO_DENY := 0.20.2
 
-.PHONY: help deps deny build demo test fmt lint unit loom fuzz doc e2e bench bench-wire clean-lab
+.PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e bench bench-wire clean-lab
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-10s%s\n", $$1, $$2}'
@@ -54,6 +54,15 @@ unit: deps ## unit, property and scenario tests without namespaces
 loom: deps ## lock-free code under every order in which threads can run
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" \
 	  cargo test --locked --quiet -p vipgate-dataplane --release --lib -- held:: every_order::
+
+# Interpreted, all is a thousand times slower: these tests use every kind of unsafe code that isn't a system call.
+MIRI = CARGO_TARGET_DIR=target/miri RUSTFLAGS=-Adeprecated cargo +nightly miri test --locked --quiet
+
+miri: deps ## frames, tags and a part of the engine under Miri; needs rustup, and takes some minutes
+	rustup toolchain install nightly --profile minimal --component miri --component rust-src >/dev/null 2>&1
+	$(MIRI) -p vipgate-mem -- --skip region:: --skip slab::
+	$(MIRI) -p vipgate-dataplane --test hairpin --test neighbours
+	$(MIRI) -p vipgate-dataplane --test workers -- a_flow a_reply
 
 # Coverage for libFuzzer, which links with stable Rust; build scripts are left out by naming the target.
 FUZZ_FLAGS := --cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \

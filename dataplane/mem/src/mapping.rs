@@ -59,12 +59,14 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps at least `bytes`.
     pub(crate) fn anonymous(bytes: usize) -> Result<Self, MemoryError> {
-        let large = bytes >= HUGE;
+        // Miri knows neither huge pages nor advice.
+        let large = bytes >= HUGE && !cfg!(miri);
         let rounded = bytes.max(1).next_multiple_of(if large { HUGE } else { 4096 });
         if large && let Ok(base) = map(rounded, libc::MAP_HUGETLB) {
             return Ok(Self { base, bytes: rounded, pages: Pages::Huge });
         }
-        let base = map(rounded, libc::MAP_NORESERVE).map_err(|source| MemoryError { bytes, source })?;
+        let lazy = if cfg!(miri) { 0 } else { libc::MAP_NORESERVE };
+        let base = map(rounded, lazy).map_err(|source| MemoryError { bytes, source })?;
         let mut mapping = Self { base, bytes: rounded, pages: Pages::Small };
         // SAFETY: the range was mapped just now and is ours; the advice changes how it is backed, not what it holds.
         if large && unsafe { libc::madvise(base.as_ptr().cast(), rounded, libc::MADV_HUGEPAGE) } == 0 {
