@@ -31,8 +31,14 @@ impl MemoryIo {
 
     /// A device with frames that were made before.
     pub fn with_frames(free: Vec<Frame>) -> Self {
-        let total = free.len() as u64;
-        Self { free, arrived: VecDeque::new(), sent: VecDeque::new(), transmit_room: usize::MAX, total }
+        let count = free.len();
+        Self {
+            free,
+            arrived: VecDeque::with_capacity(count),
+            sent: VecDeque::with_capacity(count),
+            transmit_room: usize::MAX,
+            total: count as u64,
+        }
     }
 
     /// Lets a packet arrive; says whether there was a frame for it and it fits.
