@@ -1,4 +1,5 @@
-//! `vipgate-bench`: the packet path alone, without sockets, and whole gateways over veth. Each result is one JSON object on a line.
+//! `vipgate-bench`: the packet path alone, without sockets, and whole gateways over veth, killed ones among them. Each result is
+//! one JSON object on a line.
 #![expect(clippy::cast_precision_loss, reason = "nanoseconds and counts are far below 2^52")]
 
 mod open;
@@ -29,6 +30,8 @@ enum Command {
     Open(open::Options),
     /// Whole gateways over veth, vipgate and others in one run: packets a second, loss, delay; needs root
     Wire(wire::Options),
+    /// Gateways that are killed while a pod sends: how soon the next process forwards, and what it takes up; needs root
+    Restart(wire::restart::Options),
 }
 
 /// Which way packets go.
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Command::Path(options) => path::run(&options),
         Command::Open(options) => open::run(&options),
         Command::Wire(options) => wire::run(&options),
+        Command::Restart(options) => wire::restart::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

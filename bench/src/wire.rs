@@ -10,14 +10,16 @@
 mod ground;
 mod netns;
 mod report;
+pub(crate) mod restart;
 mod sink;
 mod source;
 mod subject;
 mod trial;
 mod usage;
+mod vipgate;
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -73,15 +75,9 @@ pub(crate) struct Options {
 
 /// Measures each size with each number of flows.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let cores =
-        <[usize; 2]>::try_from(options.cores.as_slice()).ok().context("--cores takes two: of source and gateway")?;
-    ensure!(cores[0] != cores[1], "--cores: on one core, source and gateway would measure the scheduler");
+    let cores = cores(&options.cores)?;
     ensure!((0.0..1.0).contains(&options.loss), "--loss is a share: at least 0, less than 1");
-    let gateway = match &options.gateway {
-        Some(path) => path.clone(),
-        None => env::current_exe().context("cannot find vipgate; say --gateway PATH")?.with_file_name("vipgate"),
-    };
-    let gateway = gateway.canonicalize().unwrap_or(gateway);
+    let gateway = program(options.gateway.as_deref())?;
     let setting = Setting { gateway, core: cores[1], placement: options.nft_core };
     let mut subjects = vec![Subject::Vipgate];
     subjects.extend(&options.against);
@@ -110,6 +106,22 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The cores of source and gateway.
+fn cores(asked: &[usize]) -> Result<[usize; 2]> {
+    let cores = <[usize; 2]>::try_from(asked).ok().context("--cores takes two: of source and gateway")?;
+    ensure!(cores[0] != cores[1], "--cores: on one core, source and gateway would measure the scheduler");
+    Ok(cores)
+}
+
+/// The gateway's program.
+fn program(asked: Option<&Path>) -> Result<PathBuf> {
+    let path = match asked {
+        Some(path) => path.to_owned(),
+        None => env::current_exe().context("cannot find vipgate; say --gateway PATH")?.with_file_name("vipgate"),
+    };
+    Ok(path.canonicalize().unwrap_or(path))
 }
 
 fn measure(

@@ -121,7 +121,7 @@ fn micros(latency: &Histogram<u64>, quantile: f64) -> f64 {
 }
 
 /// The middle one, the lower of two.
-fn median(mut values: Vec<f64>) -> Option<f64> {
+pub(super) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     values.get(values.len().saturating_sub(1) / 2).copied()
 }

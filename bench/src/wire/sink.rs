@@ -14,7 +14,7 @@ use crate::packets::{VIP, is_right};
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sink.bpf.o"));
 
 /// Samples that the ring has room for, with something to spare.
-const SAMPLES: u64 = 16_000;
+pub(super) const SAMPLES: u64 = 16_000;
 /// Where a packet's time of departure is: behind the headers and its number.
 const DEPARTURE: usize = 50;
 
@@ -30,6 +30,8 @@ pub(super) struct Seen {
     pub(super) packets: u64,
     /// From the source's clock to the sink's, of the samples, in nanoseconds.
     pub(super) latency: Histogram<u64>,
+    /// When each of the samples arrived, in nanoseconds of the monotonic clock.
+    pub(super) arrivals: Vec<u64>,
 }
 
 impl Sink {
@@ -65,16 +67,18 @@ impl Sink {
             duplicates == 0,
             "{duplicates} of {packets} packets came twice: the gateway, or the source, repeats them"
         );
-        let mut latency = Histogram::new(3)?;
+        let (mut latency, mut arrivals) = (Histogram::new(3)?, Vec::new());
         while let Some(sample) = samples.next() {
-            latency.record(inspect(&sample)?)?;
+            let [departed, arrived] = inspect(&sample)?;
+            latency.record(arrived.saturating_sub(departed))?;
+            arrivals.push(arrived);
         }
-        Ok(Seen { packets, latency })
+        Ok(Seen { packets, latency, arrivals })
     }
 }
 
-/// How long a sample was on its way, if every byte of it is as it should be.
-fn inspect(sample: &[u8]) -> Result<u64> {
+/// When a sample departed and arrived, if every byte of it is as it should be.
+fn inspect(sample: &[u8]) -> Result<[u64; 2]> {
     let number = |at: usize| sample.get(at..).and_then(<[u8]>::first_chunk).map(|bytes| u64::from_ne_bytes(*bytes));
     let length = sample.get(8..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_ne_bytes(*bytes) as usize);
     let frame = sample.get(12..12 + length).filter(|frame| frame.len() >= 60).context("a sample is cut off")?;
@@ -83,7 +87,7 @@ fn inspect(sample: &[u8]) -> Result<u64> {
     ensure!(frame[30..32] == [198, 51] && frame[36..38] == [1, 187], "a packet has another destination: {frame:02x?}");
     let departed = number(12 + DEPARTURE).context("a sample is cut off")?;
     let arrived = number(0).context("a sample is cut off")?;
-    Ok(arrived.saturating_sub(departed))
+    Ok([departed, arrived])
 }
 
 /// One packet in a power of two is a sample; this many less one.

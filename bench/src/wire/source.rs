@@ -120,7 +120,8 @@ fn bytes(mac: Mac) -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-fn now(clock: ClockId) -> u64 {
+/// What a clock shows, in nanoseconds.
+pub(super) fn now(clock: ClockId) -> u64 {
     let time = clock_gettime(clock);
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }

@@ -1,11 +1,8 @@
 //! What is measured: a gateway between two cables, started anew for each round.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
@@ -15,9 +12,8 @@ use tempfile::TempDir;
 
 use super::ground::Ground;
 use super::netns;
+use super::vipgate::Vipgate;
 
-/// How long a gateway may take to come up.
-const PATIENCE: Duration = Duration::from_secs(20);
 /// Where the kernel says how many connections it follows at most.
 const CONNTRACK_MAX: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 
@@ -109,7 +105,10 @@ impl Subject {
     pub(super) fn start(self, ground: &Ground, setting: &Setting, flows: u32) -> Result<Running> {
         let folder = TempDir::with_prefix(netns::name("")).context("cannot make a folder for configuration")?;
         let process = match self {
-            Self::Vipgate => Some(start_vipgate(ground, setting, flows, folder.path())?),
+            Self::Vipgate => {
+                let capacity = (flows * 2).max(65_536);
+                Some(Vipgate::configure(setting, capacity, None, folder.path())?.start(ground)?)
+            }
             Self::Nft | Self::Ovs => {
                 start_nft(ground, setting, folder.path())?;
                 None
@@ -117,60 +116,6 @@ impl Subject {
         };
         Ok(Running { process, _folder: folder })
     }
-}
-
-fn start_vipgate(ground: &Ground, setting: &Setting, flows: u32, folder: &Path) -> Result<Child> {
-    let (config, policy, log) = (folder.join("gateway.yaml"), folder.join("policy.yaml"), folder.join("gateway.log"));
-    let capacity = (flows * 2).max(65_536);
-    let text = format!(
-        "name: gw-bench\n\
-         interfaces:\n  - {{name: gw-in, role: inside}}\n  - {{name: gw-out, role: outside}}\n\
-         workers: {{cores: [{}]}}\n\
-         policy: {{files: [{}]}}\n\
-         sessions: {{capacity: {capacity}, state: null}}\n\
-         admin: {{socket: {}/gateway.sock}}\n\
-         log: {{format: json}}\n",
-        setting.core,
-        policy.display(),
-        folder.display()
-    );
-    fs::write(&config, text)?;
-    fs::write(&policy, manifests())?;
-    let program = setting.gateway.display().to_string();
-    let mut process = ground.gateway.spawn(&[&program, "gateway", "--config", &config.display().to_string()], &log)?;
-    let until = Instant::now() + PATIENCE;
-    while Instant::now() < until && matches!(process.try_wait(), Ok(None)) {
-        if fs::read_to_string(&log).is_ok_and(|log| log.contains("\"event\":\"ready\"")) {
-            return Ok(process);
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    let _ = process.kill();
-    let _ = process.wait();
-    bail!("the gateway did not become ready; it said:\n{}", fs::read_to_string(&log).unwrap_or_default().trim())
-}
-
-/// A Service with the VIP, and the pods behind it that the source plays.
-fn manifests() -> String {
-    let mut text = String::from(
-        "apiVersion: v1\nkind: Namespace\nmetadata: {name: bench}\n---\n\
-         apiVersion: v1\nkind: Service\n\
-         metadata: {name: api, namespace: bench, annotations: {vipgate.io/egress: \"true\"}}\n\
-         spec: {type: LoadBalancer, ports: [{name: http, port: 80, targetPort: 8080, protocol: TCP}]}\n\
-         status: {loadBalancer: {ingress: [{ip: 203.0.113.10}]}}\n",
-    );
-    for part in 4..8 {
-        let _ = write!(
-            text,
-            "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
-             metadata: {{name: api-{part}, namespace: bench, labels: {{kubernetes.io/service-name: api}}}}\n\
-             addressType: IPv4\nports: [{{name: http, port: 8080, protocol: TCP}}]\nendpoints:\n"
-        );
-        for pod in 0..=255 {
-            let _ = writeln!(text, "  - {{addresses: [10.1.{part}.{pod}], conditions: {{ready: true}}}}");
-        }
-    }
-    text
 }
 
 fn start_nft(ground: &Ground, setting: &Setting, folder: &Path) -> Result<()> {
@@ -198,18 +143,4 @@ fn find_thread(name: &str) -> Option<Pid> {
     let mut folders = fs::read_dir("/proc").ok()?.filter_map(|entry| Some(entry.ok()?.path()));
     let folder = folders.find(|folder| is_it(folder))?;
     Pid::from_raw(folder.file_name()?.to_str()?.parse().ok()?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_pod_of_the_source_is_in_the_manifests() {
-        let text = manifests();
-        for pod in ["10.1.4.0]", "10.1.5.77]", "10.1.7.255]"] {
-            assert_eq!(text.matches(pod).count(), 1, "{pod}");
-        }
-        assert_eq!(text.matches("ready: true").count(), 1024);
-    }
 }
