@@ -1,0 +1,119 @@
+//! Packets as pods and far sides send them, and what can be seen of a packet.
+
+use std::net::{IpAddr, SocketAddr};
+
+use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
+
+use super::{INSIDE_MAC, OUTSIDE_MAC, POD_MAC, ROUTER_MAC};
+
+/// Source and destination of a packet; ICMP echo has its identifier as both ports.
+pub fn ends(bytes: &[u8]) -> (SocketAddr, SocketAddr) {
+    let parsed = SlicedPacket::from_ethernet(bytes).unwrap();
+    let (source, destination): (IpAddr, IpAddr) = match parsed.net.as_ref().unwrap() {
+        NetSlice::Ipv4(v4) => (v4.header().source_addr().into(), v4.header().destination_addr().into()),
+        NetSlice::Ipv6(v6) => (v6.header().source_addr().into(), v6.header().destination_addr().into()),
+        NetSlice::Arp(_) => panic!("ARP has no ends"),
+    };
+    let (source_port, destination_port) = match parsed.transport.unwrap() {
+        TransportSlice::Tcp(tcp) => (tcp.source_port(), tcp.destination_port()),
+        TransportSlice::Udp(udp) => (udp.source_port(), udp.destination_port()),
+        TransportSlice::Icmpv4(icmp) => {
+            let id = u16::from_be_bytes(icmp.slice()[4..6].try_into().unwrap());
+            (id, id)
+        }
+        TransportSlice::Icmpv6(icmp) => {
+            let id = u16::from_be_bytes(icmp.slice()[4..6].try_into().unwrap());
+            (id, id)
+        }
+        TransportSlice::Igmp(_) => panic!("IGMP has no ends"),
+    };
+    ((source, source_port).into(), (destination, destination_port).into())
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Tcp,
+    Udp,
+    Echo,
+}
+
+/// A packet from one end to the other: a SYN, a datagram or an echo request (its identifier is the source's port).
+pub fn packet(protocol: Protocol, source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
+    match protocol {
+        Protocol::Tcp => tcp(source, destination, "S", 1000, 0),
+        Protocol::Udp => {
+            let mut bytes = Vec::new();
+            on_ip(source, destination).udp(source.port(), destination.port()).write(&mut bytes, b"payload").unwrap();
+            bytes
+        }
+        Protocol::Echo => echo(true, source, destination, source.port()),
+    }
+}
+
+/// What the far side answers to a packet that it saw.
+pub fn answer_to(seen: &[u8], protocol: Protocol) -> Vec<u8> {
+    let (source, destination) = ends(seen);
+    match protocol {
+        Protocol::Tcp => tcp(destination, source, "SA", 5000, 1001),
+        Protocol::Udp => packet(Protocol::Udp, destination, source),
+        Protocol::Echo => echo(false, destination, source, source.port()),
+    }
+}
+
+pub fn tcp(source: SocketAddr, destination: SocketAddr, flags: &str, sequence: u32, ack: u32) -> Vec<u8> {
+    let mut builder = on_ip(source, destination).tcp(source.port(), destination.port(), sequence, 64_000);
+    for flag in flags.chars() {
+        builder = match flag {
+            'S' => builder.syn(),
+            'A' => builder.ack(ack),
+            'F' => builder.fin(),
+            'R' => builder.rst(),
+            'P' => builder.psh(),
+            other => panic!("no flag {other}"),
+        };
+    }
+    let mut bytes = Vec::new();
+    builder.write(&mut bytes, &[]).unwrap();
+    bytes
+}
+
+pub fn echo(request: bool, source: SocketAddr, destination: SocketAddr, id: u16) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let ip = on_ip(source, destination);
+    match (source.is_ipv4(), request) {
+        (true, true) => ip.icmpv4_echo_request(id, 7).write(&mut bytes, b"ping").unwrap(),
+        (true, false) => ip.icmpv4_echo_reply(id, 7).write(&mut bytes, b"ping").unwrap(),
+        (false, true) => ip.icmpv6_echo_request(id, 7).write(&mut bytes, b"ping").unwrap(),
+        (false, false) => ip.icmpv6_echo_reply(id, 7).write(&mut bytes, b"ping").unwrap(),
+    }
+    bytes
+}
+
+/// Link and IP headers of a packet; the link addresses are those that a pod or the router would use.
+fn on_ip(source: SocketAddr, destination: SocketAddr) -> etherparse::PacketBuilderStep<etherparse::IpHeaders> {
+    let from_pod = source.ip().to_string().starts_with("10.244.") || source.ip().to_string().starts_with("fd00:");
+    let link = if from_pod { (POD_MAC, INSIDE_MAC) } else { (ROUTER_MAC, OUTSIDE_MAC) };
+    let builder = PacketBuilder::ethernet2(link.0, link.1);
+    match (source.ip(), destination.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => builder.ipv4(from.octets(), to.octets(), 64),
+        (IpAddr::V6(from), IpAddr::V6(to)) => builder.ipv6(from.octets(), to.octets(), 64),
+        _ => panic!("two families in one packet"),
+    }
+}
+
+/// A TCP packet whose checksums are computed anew.
+pub fn with_checksums(mut frame: Vec<u8>) -> Vec<u8> {
+    use vipgate_dataplane::wire::checksum::{checksum, sum};
+    let v4 = frame[12] == 8;
+    let (addresses, l4) = if v4 { (26..34, 34) } else { (22..54, 54) };
+    if v4 {
+        frame[24..26].fill(0);
+        let header = checksum(0, &frame[14..34]);
+        frame[24..26].copy_from_slice(&header.to_be_bytes());
+    }
+    frame[l4 + 16..l4 + 18].fill(0);
+    let pseudo = sum(&frame[addresses]) + 6 + (frame.len() - l4) as u32;
+    let segment = checksum(pseudo, &frame[l4..]);
+    frame[l4 + 16..l4 + 18].copy_from_slice(&segment.to_be_bytes());
+    frame
+}
