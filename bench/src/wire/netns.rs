@@ -16,6 +16,9 @@ use rustix::thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched
 /// What names of our namespaces begin with; the number of the process follows.
 const PREFIX: &str = "vipgate-bench-";
 
+/// Where folders of ours lie whose files should be in memory.
+pub(super) const IN_MEMORY: &str = "/dev/shm";
+
 /// A network namespace; dropping it ends what runs there and removes it.
 #[derive(Debug)]
 pub(super) struct Namespace {
@@ -129,8 +132,9 @@ fn remove_where(goes: impl Fn(u32) -> bool) -> Result<()> {
             remove(name);
         }
     }
-    let folders = fs::read_dir(env::temp_dir()).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-    for folder in folders {
+    let places = [env::temp_dir(), IN_MEMORY.into()];
+    let entries = places.iter().filter_map(|place| fs::read_dir(place).ok()).flatten();
+    for folder in entries.filter_map(|entry| Some(entry.ok()?.path())) {
         if folder.file_name().and_then(|name| owner(name.to_str()?)).is_some_and(&goes) {
             // Somebody else may have done so already.
             let _ = fs::remove_dir_all(folder);

@@ -114,7 +114,8 @@ fn measure(setting: &Setting, cores: [usize; 2], sessions: u32, kills: u32) -> R
     ground.source.exec(&["ip", "route", "add", "default", "via", "10.1.0.1"])?;
     let folder = TempDir::with_prefix(netns::name("")).context("cannot make a folder for configuration")?;
     // What outlives the process lies in memory.
-    let state = TempDir::with_prefix_in(netns::name(""), "/dev/shm").context("cannot make a folder for sessions")?;
+    let state =
+        TempDir::with_prefix_in(netns::name(""), netns::IN_MEMORY).context("cannot make a folder for sessions")?;
     // One more: the pod's that sends while the others rest.
     let vipgate = Vipgate::configure(setting, sessions + sessions / 5 + 1, Some(state.path()), folder.path())?;
     let mut process = vipgate.start(&ground)?;
