@@ -59,9 +59,10 @@ impl PlainFamily for u32 {
         if opening & 0x00ff_ffff != 0x0045_0008 || !is_atomic || !checksum::verifies_header(header) {
             return None;
         }
+        let addresses = u64::from_le_bytes(*first[ethernet::HEADER + ipv4::ADDRESSES..].first_chunk()?);
         Some(Plain {
-            source: Self::from_ne_bytes(*first[26..].first_chunk()?),
-            destination: Self::from_ne_bytes(*first[30..].first_chunk()?),
+            source: (addresses as u32).to_le(),
+            destination: ((addresses >> 32) as u32).to_le(),
             ports: *first[L4_V4..].first_chunk()?,
             protocol: (middle >> 24) as u8,
             ttl: (middle >> 16) as u8,
