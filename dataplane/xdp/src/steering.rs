@@ -109,7 +109,10 @@ pub struct Steering {
     hosts: Hosts,
     cidrs: (LpmTrie<MapData, Cidr4, u8>, LpmTrie<MapData, Cidr6, u8>),
     outcomes: PerCpuArray<MapData, u64>,
-    applied: SteeringTables,
+    /// Whatever is in the tables is named here.
+    applied: Entries,
+    /// A change failed half-way: values may be others than `applied` says, and some may be missing.
+    is_unsure: bool,
 }
 
 impl std::fmt::Debug for Steering {
@@ -138,7 +141,8 @@ impl Steering {
             cidrs: (take(&mut program, "cidrs4")?, take(&mut program, "cidrs6")?),
             outcomes: take(&mut program, "outcomes")?,
             program,
-            applied: SteeringTables::default(),
+            applied: Entries::default(),
+            is_unsure: false,
         })
     }
 
@@ -160,25 +164,37 @@ impl Steering {
         self.sockets.set(index, socket, 0).map_err(|source| SteeringError::Table { table: "sockets", source })
     }
 
-    /// Captures what `wanted` says: what is new first, so that nothing which stays is open for a moment.
+    /// Captures what `tables` say: what is new first, so that nothing which stays is open for a moment.
     ///
     /// # Errors
     /// When the kernel refuses; what was changed until then stays, and the next call makes up for the rest.
-    pub fn apply(&mut self, wanted: SteeringTables) -> Result<(), SteeringError> {
-        let old = std::mem::take(&mut self.applied);
-        // If a step fails, what is in the tables is not known exactly: all of both, at most.
-        self.applied = union(&old, &wanted);
-        for (&(policy, net), &translated) in difference(&wanted.cidrs, &old.cidrs) {
+    pub fn apply(&mut self, tables: SteeringTables) -> Result<(), SteeringError> {
+        let wanted = Entries::of(tables);
+        let mut old = std::mem::take(&mut self.applied);
+        let outcome = self.change(&old, &wanted);
+        self.is_unsure = outcome.is_err();
+        self.applied = if self.is_unsure {
+            old.hosts.extend(wanted.hosts);
+            old.cidrs.extend(wanted.cidrs);
+            old
+        } else {
+            wanted
+        };
+        outcome
+    }
+
+    fn change(&mut self, old: &Entries, wanted: &Entries) -> Result<(), SteeringError> {
+        let anew = self.is_unsure;
+        for (&(policy, net), &translated) in difference(&wanted.cidrs, &old.cidrs, anew) {
             self.set_cidr(policy, net, Some(translated))?;
         }
-        let (was, will_be) = (hosts(&old), hosts(&wanted));
-        for (&address, &[policy, kinds]) in difference(&will_be, &was) {
-            let [old_policy, old_kinds] = was.get(&address).copied().unwrap_or_default();
+        for (&address, &[policy, kinds]) in difference(&wanted.hosts, &old.hosts, anew) {
+            let [old_policy, old_kinds] = old.hosts.get(&address).copied().unwrap_or_default();
             let policy = if kinds & ENDPOINT == 0 { old_policy } else { policy };
             set(&mut self.hosts, address, Some([policy, kinds | old_kinds]))?;
         }
-        for (&address, &[_, kinds]) in &was {
-            match will_be.get(&address) {
+        for (&address, &[_, kinds]) in &old.hosts {
+            match wanted.hosts.get(&address) {
                 Some(&host @ [_, stays]) if kinds & !stays != 0 => set(&mut self.hosts, address, Some(host))?,
                 Some(_) => {}
                 None => set(&mut self.hosts, address, None)?,
@@ -187,7 +203,6 @@ impl Steering {
         for &(policy, net) in old.cidrs.keys().filter(|key| !wanted.cidrs.contains_key(key)) {
             self.set_cidr(policy, net, None)?;
         }
-        self.applied = wanted;
         Ok(())
     }
 
@@ -265,16 +280,24 @@ fn set((v4, v6): &mut Hosts, address: IpAddr, host: Option<Host>) -> Result<(), 
     result.map_err(|source| SteeringError::Table { table: "hosts", source })
 }
 
-/// All addresses of the tables, and what each of them is.
-fn hosts(tables: &SteeringTables) -> BTreeMap<IpAddr, Host> {
-    let mut hosts: BTreeMap<IpAddr, Host> =
-        tables.endpoints.iter().map(|(&address, &policy)| (address, [policy, ENDPOINT])).collect();
-    for (addresses, kind) in [(&tables.vips, VIP), (&tables.locals, LOCAL)] {
-        for &address in addresses {
-            hosts.entry(address).or_default()[1] |= kind;
+/// What the program's tables hold.
+#[derive(Debug, Default)]
+struct Entries {
+    hosts: BTreeMap<IpAddr, Host>,
+    cidrs: BTreeMap<(u32, IpNet), bool>,
+}
+
+impl Entries {
+    fn of(tables: SteeringTables) -> Self {
+        let mut hosts: BTreeMap<IpAddr, Host> =
+            tables.endpoints.into_iter().map(|(address, policy)| (address, [policy, ENDPOINT])).collect();
+        for (addresses, kind) in [(tables.vips, VIP), (tables.locals, LOCAL)] {
+            for address in addresses {
+                hosts.entry(address).or_default()[1] |= kind;
+            }
         }
+        Self { hosts, cidrs: tables.cidrs }
     }
-    hosts
 }
 
 /// Taking away what isn't there is no error: an earlier change may have failed half-way.
@@ -285,21 +308,13 @@ fn forget_missing(result: Result<(), MapError>) -> Result<(), MapError> {
     }
 }
 
+/// What has to be written: what differs, or all of it.
 fn difference<'a, K: Ord, V: PartialEq>(
     wanted: &'a BTreeMap<K, V>,
     old: &'a BTreeMap<K, V>,
+    all: bool,
 ) -> impl Iterator<Item = (&'a K, &'a V)> {
-    wanted.iter().filter(|(key, value)| old.get(key) != Some(value))
-}
-
-/// Everything that may be in the tables while they change. Values don't matter: the next change writes them anew.
-fn union(old: &SteeringTables, wanted: &SteeringTables) -> SteeringTables {
-    SteeringTables {
-        endpoints: old.endpoints.keys().chain(wanted.endpoints.keys()).map(|&address| (address, u32::MAX)).collect(),
-        vips: old.vips.difference(&wanted.vips).copied().collect(),
-        locals: old.locals.difference(&wanted.locals).copied().collect(),
-        cidrs: old.cidrs.iter().filter(|(key, _)| !wanted.cidrs.contains_key(key)).map(|(&key, &v)| (key, v)).collect(),
-    }
+    wanted.iter().filter(move |(key, value)| all || old.get(key) != Some(value))
 }
 
 #[cfg(test)]

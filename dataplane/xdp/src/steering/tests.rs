@@ -201,6 +201,21 @@ fn what_is_cut_short_or_no_ip_is_the_kernels() {
 }
 
 #[test]
+fn what_a_failed_change_has_left_is_made_up_for() {
+    let at = |n: u32| IpAddr::from((0xcb00_0000 + n).to_be_bytes());
+    let vips = |numbers: std::ops::Range<u32>| SteeringTables { vips: numbers.map(at).collect(), ..Default::default() };
+    let mut steering = loaded(vips(0..10));
+    // One address more than the table has room for.
+    let error = steering.apply(vips(5..286_726)).expect_err("no room");
+    assert!(error.to_string().contains("table hosts"), "{error}");
+    // What only the failed one wrote is gone, too.
+    steering.apply(vips(8..12)).expect("room again");
+    for (n, wanted) in [(0, Kernel), (7, Kernel), (8, Socket), (11, Socket), (12, Kernel), (200_000, Kernel)] {
+        assert_eq!(verdict(&mut steering, &packet(ip("192.0.2.1"), at(n))), wanted, "{}", at(n));
+    }
+}
+
+#[test]
 fn outcomes_are_counted() {
     let mut tables = SteeringTables::default();
     describe(&mut tables, ip("203.0.113.1"), VIP);
