@@ -186,7 +186,7 @@ impl<Io: PacketIo> Worker<Io> {
                 continue;
             }
             let dropped = match verdict {
-                Verdict::Forward(_) | Verdict::Undecided => unreachable!("the pipeline decides about every packet"),
+                Verdict::Forward(_) | Verdict::Undecided => unreachable!("sent above; the pipeline decides about all"),
                 Verdict::Cut(out) => {
                     if send_pieces(io, out, &frame, mtus[i]) {
                         counters.forwarded(direction, 1, bytes);

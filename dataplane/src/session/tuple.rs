@@ -29,9 +29,10 @@ impl<A: Address> Tuple<A> {
         Self { source: self.source, ..Self::default() }
     }
 
-    /// Whether one of its addresses is of a kind that is never forwarded.
-    pub fn is_martian(&self) -> bool {
-        self.source.is_martian() || self.destination.is_martian()
+    /// Whether nobody may send such a packet: one of its addresses is of a kind that is never forwarded, or they are the same.
+    /// What comes around by way of a VIP may go to where it comes from.
+    pub fn is_martian(&self, comes_around: bool) -> bool {
+        self.source.is_martian() || self.destination.is_martian() || (self.source == self.destination && !comes_around)
     }
 
     /// The tuple of an answer.

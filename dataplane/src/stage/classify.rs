@@ -55,7 +55,7 @@ fn classify<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> Class {
     let (policy, flows) = (&context.view.policy, context.flows);
     let inside = head.sides & Role::Inside.sides() != 0;
     let drop = |reason| Class::End(Verdict::Drop(reason));
-    if tuple.is_martian() || (tuple.source == tuple.destination && !received.is_hairpin()) {
+    if tuple.is_martian(received.is_hairpin()) {
         return drop(DropReason::Martian);
     }
     let vip = policy.vip(tuple.destination);

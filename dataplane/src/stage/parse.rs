@@ -164,8 +164,7 @@ fn read_v4(packet: &[u8], to_us: bool, tuple: &mut Tuple<u32>, to: &mut Into<'_>
     })?;
     // A unicast packet in a group frame is a trick (RFC 1122 section 3.3.6).
     (tuple.source, tuple.destination) = (header.source, header.destination);
-    let loops = header.source == header.destination && !to.hairpin;
-    if !to_us || tuple.is_martian() || loops {
+    if !to_us || tuple.is_martian(to.hairpin) {
         return Err(DropReason::Martian);
     }
     to.head.ttl = header.ttl;
@@ -191,8 +190,7 @@ fn read_v6(packet: &[u8], to_us: bool, tuple: &mut Tuple<V6>, to: &mut Into<'_>)
         return if payload[0] == ndp::SOLICITATION { Ok(false) } else { Err(DropReason::NotOurs) };
     }
     (tuple.source, tuple.destination) = (header.source, header.destination);
-    let loops = header.source == header.destination && !to.hairpin;
-    if !to_us || tuple.is_martian() || loops {
+    if !to_us || tuple.is_martian(to.hairpin) {
         return Err(DropReason::Martian);
     }
     to.head.ttl = header.hop_limit;

@@ -39,10 +39,20 @@ pub trait PlainFamily: Address {
     const L4: usize;
     /// Looks at a frame that begins with `first`. Lengths that the headers speak of haven't been compared with the frame's.
     fn read(first: &[u8; SHORTEST], frame: &[u8]) -> Option<Plain<Self>>;
+
     /// A frame's headers up to IP, and behind them as much of the transport's header as all of them have.
-    fn split(frame: &mut [u8]) -> Option<(&mut [u8], &mut Transport)>;
+    #[inline]
+    fn split(frame: &mut [u8]) -> Option<(&mut [u8], &mut Transport)> {
+        let (headers, rest) = frame.split_at_mut_checked(Self::L4)?;
+        Some((headers, rest.first_chunk_mut()?))
+    }
+
     /// The checksum of TCP in a frame.
-    fn tcp_checksum(frame: &mut [u8]) -> Option<&mut [u8; 2]>;
+    #[inline]
+    fn tcp_checksum(frame: &mut [u8]) -> Option<&mut [u8; 2]> {
+        let (_, segment) = frame.split_at_mut_checked(Self::L4)?;
+        segment.first_chunk_mut::<{ tcp::HEADER }>()?[tcp::CHECKSUM..].first_chunk_mut()
+    }
 }
 
 impl PlainFamily for u32 {
@@ -70,17 +80,6 @@ impl PlainFamily for u32 {
             udp_length: u16::from_be_bytes(*first[L4_V4 + udp::LENGTH..].first_chunk()?),
         })
     }
-
-    #[inline]
-    fn split(frame: &mut [u8]) -> Option<(&mut [u8], &mut Transport)> {
-        let (headers, rest) = frame.first_chunk_mut::<{ L4_V4 + udp::HEADER }>()?.split_at_mut(L4_V4);
-        Some((headers, rest.first_chunk_mut()?))
-    }
-
-    #[inline]
-    fn tcp_checksum(frame: &mut [u8]) -> Option<&mut [u8; 2]> {
-        frame.first_chunk_mut::<{ L4_V4 + tcp::HEADER }>()?[L4_V4 + tcp::CHECKSUM..].first_chunk_mut()
-    }
 }
 
 impl PlainFamily for V6 {
@@ -104,17 +103,6 @@ impl PlainFamily for V6 {
             total: ((opening >> 32) as u16).swap_bytes().checked_add(ipv6::HEADER as u16)?,
             udp_length: u16::from_be_bytes(*first[L4_V6 + udp::LENGTH..].first_chunk()?),
         })
-    }
-
-    #[inline]
-    fn split(frame: &mut [u8]) -> Option<(&mut [u8], &mut Transport)> {
-        let (headers, rest) = frame.first_chunk_mut::<{ L4_V6 + udp::HEADER }>()?.split_at_mut(L4_V6);
-        Some((headers, rest.first_chunk_mut()?))
-    }
-
-    #[inline]
-    fn tcp_checksum(frame: &mut [u8]) -> Option<&mut [u8; 2]> {
-        frame.first_chunk_mut::<{ L4_V6 + tcp::HEADER }>()?[L4_V6 + tcp::CHECKSUM..].first_chunk_mut()
     }
 }
 
