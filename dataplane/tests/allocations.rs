@@ -40,16 +40,12 @@ fn anything(dice: &mut Dice) -> (InterfaceId, Vec<u8>) {
         (false, _) => packet(protocol, at(far), at(&vip)),
     };
     match dice.below(6) {
-        // A fragment; a packet at its last hop. The header's checksum follows.
+        // A fragment; a packet at its last hop.
         0 if !v6 => {
             frame[20..22].copy_from_slice(&[[0x20, 0], [0, 1], [0x20, 1]][dice.below(3) as usize]);
-            mend(&mut frame);
+            seal_header(&mut frame);
         }
-        1 if !v6 => {
-            frame[22] = 1;
-            mend(&mut frame);
-        }
-        1 => frame[21] = 1,
+        1 => set_ttl(&mut frame, 1),
         2 => {
             let at = dice.below(frame.len() as u64) as usize;
             frame[at] ^= 1 << dice.below(8);
@@ -57,12 +53,6 @@ fn anything(dice: &mut Dice) -> (InterfaceId, Vec<u8>) {
         _ => {}
     }
     (if out { INSIDE } else { OUTSIDE }, frame)
-}
-
-fn mend(frame: &mut [u8]) {
-    frame[24..26].fill(0);
-    let sum = vipgate_dataplane::wire::checksum::checksum(0, &frame[14..34]);
-    frame[24..26].copy_from_slice(&sum.to_be_bytes());
 }
 
 #[test]

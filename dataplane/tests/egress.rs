@@ -230,10 +230,7 @@ fn with_link(mut bytes: Vec<u8>, destination: [u8; 6]) -> Vec<u8> {
 }
 
 fn with_ttl(mut bytes: Vec<u8>, ttl: u8) -> Vec<u8> {
-    let sum = u16::from_be_bytes([bytes[24], bytes[25]]);
-    let new = sum + (u16::from(bytes[22]) - u16::from(ttl)) * 256;
-    bytes[22] = ttl;
-    bytes[24..26].copy_from_slice(&new.to_be_bytes());
+    set_ttl(&mut bytes, ttl);
     bytes
 }
 
@@ -248,13 +245,7 @@ fn syns_announce_no_more_than_the_configuration_says() {
             let l4 = if at(from).is_ipv4() { 34 } else { 54 };
             bytes[l4 + 12] = 0x60;
             bytes.extend([2, 4, 0x05, 0xb4]);
-            let length = bytes.len() - 14;
-            if l4 == 34 {
-                bytes[16..18].copy_from_slice(&(length as u16).to_be_bytes());
-            } else {
-                bytes[18..20].copy_from_slice(&(length as u16 - 40).to_be_bytes());
-            }
-            with_checksums(bytes)
+            sealed_tcp(bytes)
         };
         let sent = gateway.arrives(0, INSIDE, &announces(pod, far, "S")).remove(0).1;
         assert_eq!(sent[sent.len() - 2..], most.to_be_bytes());

@@ -42,9 +42,7 @@ fn pieces(source: SocketAddr, destination: SocketAddr, payload: usize, id: u32) 
                 ip[2..4].copy_from_slice(&(20 + piece.len() as u16).to_be_bytes());
                 ip[4..6].copy_from_slice(&(id as u16).to_be_bytes());
                 ip[6..8].copy_from_slice(&(u16::from(more) << 13 | (n * 50) as u16).to_be_bytes());
-                ip[10..12].fill(0);
-                let sum = checksum::checksum(0, &ip[..20]);
-                ip[10..12].copy_from_slice(&sum.to_be_bytes());
+                seal_header(&mut bytes);
             } else {
                 ip[4..6].copy_from_slice(&(8 + piece.len() as u16).to_be_bytes());
                 ip[6] = 44;

@@ -185,17 +185,6 @@ fn the_gateway_answers_when_the_hops_run_out_both_ways() {
     }
 }
 
-fn set_ttl(frame: &mut [u8], ttl: u8) {
-    if frame[12] == 8 {
-        frame[22] = ttl;
-        frame[24..26].fill(0);
-        let sum = vipgate_dataplane::wire::checksum::checksum(0, &frame[14..34]);
-        frame[24..26].copy_from_slice(&sum.to_be_bytes());
-    } else {
-        frame[21] = ttl;
-    }
-}
-
 #[test]
 fn too_big_is_answered_with_what_fits() {
     for (pod, far, _) in ENDS {

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use support::*;
 use vipgate_dataplane::counters::DropReason;
-use vipgate_dataplane::wire::{checksum, sctp};
+use vipgate_dataplane::wire::sctp;
 
 const INIT: u8 = 1;
 const INIT_ACK: u8 = 2;
@@ -34,9 +34,9 @@ fn packet(source: SocketAddr, destination: SocketAddr, tag: u32, chunk: u8) -> V
             let mut header = vec![0x45, 0, 0, 20 + body.len() as u8, 0, 0, 0x40, 0, 64, 132, 0, 0];
             header.extend(from.octets());
             header.extend(to.octets());
-            let sum = checksum::checksum(0, &header);
-            header[10..12].copy_from_slice(&sum.to_be_bytes());
-            [&link[..], &[8, 0], &header, &body].concat()
+            let mut frame = [&link[..], &[8, 0], &header, &body].concat();
+            seal_header(&mut frame);
+            frame
         }
         (IpAddr::V6(from), IpAddr::V6(to)) => {
             let mut header = vec![0x60, 0, 0, 0, 0, body.len() as u8, 132, 64];

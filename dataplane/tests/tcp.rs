@@ -4,61 +4,30 @@
 
 mod support;
 
-use std::net::SocketAddr;
-
 use support::*;
 use vipgate_dataplane::counters::DropReason;
 
-const ENDS: [(&str, &str); 2] =
-    [("10.244.1.5:4000", "198.51.100.10:443"), ("[fd00:244:1::5]:4000", "[2001:db8:51::10]:443")];
 /// The connection's timers, as the setup has them, and a round of the sweep.
 const TRANSITORY: u32 = 4_000;
 const ROUND: u32 = 600;
 
-/// A connection through a gateway, with both ends in the test's hand.
-struct Connection {
-    gateway: Gateway,
-    pod: SocketAddr,
-    far: SocketAddr,
-    /// Where the far side sees the pod.
-    vip: SocketAddr,
+fn begun(ends: (&str, &str)) -> Connection {
+    Connection::begun(Gateway::new(&Setup::default()), ends)
 }
 
-impl Connection {
-    /// The pod has said SYN.
-    fn begun((pod, far): (&str, &str)) -> Self {
-        let mut gateway = Gateway::new(&Setup::default());
-        let vip = ends(&gateway.pod_sends(&tcp(at(pod), at(far), "S", 1000, 0))).0;
-        Self { gateway, pod: at(pod), far: at(far), vip }
-    }
+fn established(ends: (&str, &str)) -> Connection {
+    Connection::established(Gateway::new(&Setup::default()), ends)
+}
 
-    fn established(ends: (&str, &str)) -> Self {
-        let mut this = Self::begun(ends);
-        this.far_says("SA", 5000, 1001);
-        this.pod_says("A", 1001, 5001);
-        this
-    }
-
-    fn pod_says(&mut self, flags: &str, sequence: u32, ack: u32) {
-        let went = self.gateway.pod_sends(&tcp(self.pod, self.far, flags, sequence, ack));
-        assert_eq!(ends(&went), (self.vip, self.far));
-    }
-
-    fn far_says(&mut self, flags: &str, sequence: u32, ack: u32) {
-        let came = self.gateway.far_sends(&tcp(self.far, self.vip, flags, sequence, ack));
-        assert_eq!(ends(&came), (self.far, self.pod));
-    }
-
-    /// Whether it is taken for open: then it outlives the shorter timer.
-    fn outlives_the_transitory_timer(mut self) -> bool {
-        self.gateway.pass(TRANSITORY + ROUND);
-        self.gateway.sessions() == 1
-    }
+/// Whether it is taken for open: then it outlives the shorter timer.
+fn outlives_the_transitory_timer(mut it: Connection) -> bool {
+    it.gateway.pass(TRANSITORY + ROUND);
+    it.gateway.sessions() == 1
 }
 
 #[test]
 fn whoever_closes_first_the_session_ends_a_while_later() {
-    for ends in ENDS {
+    for ends in POD_AND_FAR {
         let orders: [fn(&mut Connection); 4] = [
             |it| {
                 it.pod_says("FA", 1001, 5001);
@@ -87,19 +56,19 @@ fn whoever_closes_first_the_session_ends_a_while_later() {
             },
         ];
         for (n, close) in orders.iter().enumerate() {
-            let mut it = Connection::established(ends);
+            let mut it = established(ends);
             close(&mut it);
             assert_eq!(it.gateway.sessions(), 1, "order {n}: for what was lost");
-            assert!(!it.outlives_the_transitory_timer(), "order {n}");
+            assert!(!outlives_the_transitory_timer(it), "order {n}");
         }
     }
 }
 
 #[test]
 fn what_is_lost_while_opening_is_said_again_and_passes() {
-    for ends in ENDS {
+    for ends in POD_AND_FAR {
         // The answer to the SYN was lost behind the gateway, then the last ACK before it.
-        let mut it = Connection::begun(ends);
+        let mut it = begun(ends);
         it.far_says("SA", 5000, 1001);
         it.gateway.pass(1_000);
         it.pod_says("S", 1000, 0);
@@ -115,20 +84,20 @@ fn what_is_lost_while_opening_is_said_again_and_passes() {
 
 #[test]
 fn both_may_open_at_once() {
-    for ends in ENDS {
-        let mut it = Connection::begun(ends);
+    for ends in POD_AND_FAR {
+        let mut it = begun(ends);
         it.far_says("S", 5000, 0);
         it.pod_says("SA", 1000, 5001);
         it.far_says("SA", 5000, 1001);
         it.pod_says("A", 1001, 5001);
-        assert!(it.outlives_the_transitory_timer());
+        assert!(outlives_the_transitory_timer(it));
     }
 }
 
 #[test]
 fn what_was_acknowledged_long_ago_still_passes() {
-    for ends in ENDS {
-        let mut it = Connection::established(ends);
+    for ends in POD_AND_FAR {
+        let mut it = established(ends);
         let mut sequence = 1001_u32;
         for _ in 0..50 {
             it.pod_says("PA", sequence, 5001);
@@ -143,41 +112,41 @@ fn what_was_acknowledged_long_ago_still_passes() {
 
 #[test]
 fn a_refusal_reaches_the_pod_and_ends_the_session() {
-    for ends in ENDS {
-        let mut it = Connection::begun(ends);
+    for ends in POD_AND_FAR {
+        let mut it = begun(ends);
         it.far_says("RA", 0, 1001);
-        assert!(!it.outlives_the_transitory_timer());
+        assert!(!outlives_the_transitory_timer(it));
     }
 }
 
 #[test]
 fn a_reset_counts_only_where_nobody_else_can_stand() {
-    for ends in ENDS {
+    for ends in POD_AND_FAR {
         // Right at what the pod has acknowledged: the connection is over.
-        let mut it = Connection::established(ends);
+        let mut it = established(ends);
         it.far_says("R", 5001, 0);
-        assert!(!it.outlives_the_transitory_timer());
+        assert!(!outlives_the_transitory_timer(it));
         // Anywhere else it is the pod's business (RFC 5961 section 3.2); the session lives on.
         for sequence in [0, 4999, 5000, 5002, 70_000, u32::MAX] {
-            let mut it = Connection::established(ends);
+            let mut it = established(ends);
             it.far_says("R", sequence, 0);
             it.far_says("RA", sequence, 1001);
             it.pod_says("A", 1001, 5001);
-            assert!(it.outlives_the_transitory_timer(), "a reset at {sequence}");
+            assert!(outlives_the_transitory_timer(it), "a reset at {sequence}");
         }
         // In answer to a SYN, one that acknowledges something else is a guess.
-        let mut it = Connection::begun(ends);
+        let mut it = begun(ends);
         it.far_says("RA", 0, 999);
         it.far_says("SA", 5000, 1001);
         it.pod_says("A", 1001, 5001);
-        assert!(it.outlives_the_transitory_timer());
+        assert!(outlives_the_transitory_timer(it));
     }
 }
 
 #[test]
 fn an_ended_connection_opens_anew_from_inside_only() {
-    for ends in ENDS {
-        let mut it = Connection::established(ends);
+    for ends in POD_AND_FAR {
+        let mut it = established(ends);
         it.pod_says("FA", 1001, 5001);
         it.far_says("FA", 5001, 1002);
         // A SYN from outside is translated like anything of the session, and opens nothing.
@@ -185,35 +154,29 @@ fn an_ended_connection_opens_anew_from_inside_only() {
         it.pod_says("S", 90_000, 0);
         it.far_says("SA", 70_000, 90_001);
         it.pod_says("A", 90_001, 70_001);
-        assert!(it.outlives_the_transitory_timer(), "the same ends and the same port, a new connection");
+        assert!(outlives_the_transitory_timer(it), "the same ends and the same port, a new connection");
     }
 }
 
 #[test]
 fn a_syn_may_bring_data_and_a_sequence_may_wrap() {
-    for (pod, far) in ENDS {
+    for (pod, far) in POD_AND_FAR {
         let mut gateway = Gateway::new(&Setup::default());
         let mut syn = tcp(at(pod), at(far), "S", u32::MAX - 1, 0);
         syn.extend(*b"fast open!");
-        let length = (syn.len() - 14) as u16;
-        if at(pod).is_ipv4() {
-            syn[16..18].copy_from_slice(&length.to_be_bytes());
-        } else {
-            syn[18..20].copy_from_slice(&(length - 40).to_be_bytes());
-        }
-        let vip = ends(&gateway.pod_sends(&with_checksums(syn))).0;
+        let vip = ends(&gateway.pod_sends(&sealed_tcp(syn))).0;
         let mut it = Connection { gateway, pod: at(pod), far: at(far), vip };
         // SYN and ten bytes: the sequence number wraps.
         it.far_says("SA", u32::MAX, 9);
         it.pod_says("A", 9, 0);
         it.far_says("R", 0, 0);
-        assert!(!it.outlives_the_transitory_timer(), "the reset stands where it must, behind the wrap");
+        assert!(!outlives_the_transitory_timer(it), "the reset stands where it must, behind the wrap");
     }
 }
 
 #[test]
 fn what_no_stack_sends_opens_nothing() {
-    for (pod, far) in ENDS {
+    for (pod, far) in POD_AND_FAR {
         for flags in ["", "F", "R", "P", "A", "FP", "SF", "SR", "SA", "FPR", "SFRPA"] {
             let mut gateway = Gateway::new(&Setup::default());
             assert_eq!(gateway.arrives(0, INSIDE, &tcp(at(pod), at(far), flags, 1000, 1)), vec![], "{flags}");
@@ -231,7 +194,7 @@ fn options_are_carried_as_they_are() {
         &[253, 8, 0xde, 0xad, 0xbe, 0xef, 1, 2],
         &[172, 11, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1],
     ];
-    for (pod, far) in ENDS {
+    for (pod, far) in POD_AND_FAR {
         for options in options {
             let mut gateway = Gateway::new(&Setup::default());
             let mut syn = tcp(at(pod), at(far), "S", 1000, 0);
@@ -241,16 +204,13 @@ fn options_are_carried_as_they_are() {
             syn[l4 + 12] = (5 + options.len() as u8 / 4) << 4;
             // CWR and ECE, as AccECN asks, and codepoints of the IP header.
             syn[l4 + 13] |= 0xc0;
-            let length = (syn.len() - 14) as u16;
             if l4 == 34 {
-                syn[16..18].copy_from_slice(&length.to_be_bytes());
                 syn[15] = 0xb9;
             } else {
-                syn[18..20].copy_from_slice(&(length - 40).to_be_bytes());
                 syn[14..18].copy_from_slice(&[0x6b, 0x91, 0x23, 0x45]);
             }
             // That nothing but addresses, ports, hops and checksums differs is looked at here.
-            gateway.pod_sends(&with_checksums(syn));
+            gateway.pod_sends(&sealed_tcp(syn));
         }
     }
 }

@@ -9,9 +9,6 @@ use vipgate_dataplane::counters::DropReason;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::session::timeout::Timeouts;
 
-/// What the far side can be in each family; the pod is .5.
-const ENDS: [(&str, &str); 2] =
-    [("10.244.1.5:4000", "198.51.100.10:443"), ("[fd00:244:1::5]:4000", "[2001:db8:51::10]:443")];
 /// More than a round of the sweep.
 const ROUND: u32 = 600;
 
@@ -19,17 +16,9 @@ fn gateway() -> Gateway {
     Gateway::new(&Setup::default())
 }
 
-/// A connection with both handshakes seen: the packet that the far side got, from which it knows whom to answer.
-fn established(gateway: &mut Gateway, pod: &str, far: &str) -> Vec<u8> {
-    let seen = gateway.pod_sends(&tcp(at(pod), at(far), "S", 1000, 0));
-    gateway.far_sends(&tcp(at(far), ends(&seen).0, "SA", 5000, 1001));
-    gateway.pod_sends(&tcp(at(pod), at(far), "A", 1001, 5001));
-    seen
-}
-
 #[test]
 fn a_query_is_over_when_its_time_without_packets_is() {
-    for (pod, far) in ENDS {
+    for (pod, far) in POD_AND_FAR {
         for (protocol, timeout) in [(Protocol::Udp, 5_000), (Protocol::Echo, 3_000)] {
             let mut gateway = gateway();
             let seen = gateway.pod_sends(&packet(protocol, at(pod), at(far)));
@@ -48,7 +37,7 @@ fn a_query_is_over_when_its_time_without_packets_is() {
 
 #[test]
 fn whoever_asks_again_and_again_keeps_the_port_though_nobody_answers() {
-    for (pod, far) in ENDS {
+    for (pod, far) in POD_AND_FAR {
         for protocol in [Protocol::Udp, Protocol::Echo] {
             let mut gateway = gateway();
             let question = packet(protocol, at(pod), at(far));
@@ -63,7 +52,7 @@ fn whoever_asks_again_and_again_keeps_the_port_though_nobody_answers() {
 
 #[test]
 fn a_connection_that_nobody_answers_ends_after_the_shorter_time() {
-    for (pod, far) in ENDS {
+    for (pod, far) in POD_AND_FAR {
         let mut gateway = gateway();
         let seen = gateway.pod_sends(&packet(Protocol::Tcp, at(pod), at(far)));
         gateway.pass(4_000 + ROUND);
@@ -75,23 +64,23 @@ fn a_connection_that_nobody_answers_ends_after_the_shorter_time() {
 
 #[test]
 fn an_open_connection_outlives_the_shorter_time_and_not_the_longer_one() {
-    for (pod, far) in ENDS {
-        let mut gateway = gateway();
-        let seen = established(&mut gateway, pod, far);
-        gateway.pass(29_000);
-        gateway.far_sends(&tcp(at(far), ends(&seen).0, "PA", 5001, 1001));
-        gateway.pass(30_000 + ROUND);
-        assert_eq!(gateway.arrives(0, INSIDE, &tcp(at(pod), at(far), "PA", 1001, 5001)), vec![]);
-        assert_eq!(gateway.drops(), [(DropReason::NoSession, 1)].into());
+    for ends in POD_AND_FAR {
+        let mut it = Connection::established(gateway(), ends);
+        it.gateway.pass(29_000);
+        it.far_says("PA", 5001, 1001);
+        it.gateway.pass(30_000 + ROUND);
+        assert_eq!(it.gateway.arrives(0, INSIDE, &tcp(it.pod, it.far, "PA", 1001, 5001)), vec![]);
+        assert_eq!(it.gateway.drops(), [(DropReason::NoSession, 1)].into());
     }
 }
 
 #[test]
 fn by_default_nothing_ends_before_the_rfcs_let_it() {
     let timeouts = Timeouts::default();
-    for (pod, far) in ENDS {
-        let mut gateway = Gateway::new(&Setup { timeouts, ..Setup::default() });
-        let connection = established(&mut gateway, pod, far);
+    for (pod, far) in POD_AND_FAR {
+        let gateway = Gateway::new(&Setup { timeouts, ..Setup::default() });
+        let mut it = Connection::established(gateway, (pod, far));
+        let gateway = &mut it.gateway;
         let mut other = at(pod);
         other.set_port(4001);
         let udp = gateway.pod_sends(&packet(Protocol::Udp, other, at(far)));
@@ -104,36 +93,35 @@ fn by_default_nothing_ends_before_the_rfcs_let_it() {
         gateway.pass(60_000);
         gateway.far_sends(&answer_to(&udp, Protocol::Udp));
         gateway.pass(7_430_000 - 299_000);
-        gateway.far_sends(&tcp(at(far), ends(&connection).0, "PA", 5001, 1001));
+        it.far_says("PA", 5001, 1001);
     }
 }
 
 #[test]
 fn a_closed_connection_is_still_there_for_what_was_lost() {
-    for (pod, far) in ENDS {
-        let mut gateway = gateway();
-        let seen = established(&mut gateway, pod, far);
-        let vip = ends(&seen).0;
-        gateway.pod_sends(&tcp(at(pod), at(far), "FA", 1001, 5001));
-        gateway.far_sends(&tcp(at(far), vip, "FA", 5001, 1002));
+    for ends in POD_AND_FAR {
+        let mut it = Connection::established(gateway(), ends);
+        it.pod_says("FA", 1001, 5001);
+        it.far_says("FA", 5001, 1002);
         // The last ACK is lost; the far side says FIN again.
-        gateway.pass(2_000);
-        gateway.far_sends(&tcp(at(far), vip, "FA", 5001, 1002));
-        gateway.pod_sends(&tcp(at(pod), at(far), "A", 1002, 5002));
-        gateway.pass(4_000 + ROUND);
-        assert_eq!(gateway.sessions(), 0);
+        it.gateway.pass(2_000);
+        it.far_says("FA", 5001, 1002);
+        it.pod_says("A", 1002, 5002);
+        it.gateway.pass(4_000 + ROUND);
+        assert_eq!(it.gateway.sessions(), 0);
     }
 }
 
 #[test]
 fn a_reset_connection_still_carries_what_was_on_its_way_and_its_port_rests() {
-    for (pod, far) in ENDS {
+    for (pod, far) in POD_AND_FAR {
         let range = PortRange::new(30_001, 30_001).unwrap();
-        let mut gateway = Gateway::new(&Setup { range, ..Setup::default() });
-        let vip = ends(&established(&mut gateway, pod, far)).0;
-        gateway.far_sends(&tcp(at(far), vip, "R", 5001, 0));
-        gateway.pass(1_000);
-        gateway.pod_sends(&tcp(at(pod), at(far), "PA", 1001, 5001));
+        let gateway = Gateway::new(&Setup { range, ..Setup::default() });
+        let mut it = Connection::established(gateway, (pod, far));
+        it.far_says("R", 5001, 0);
+        it.gateway.pass(1_000);
+        it.pod_says("PA", 1001, 5001);
+        let Connection { mut gateway, vip, .. } = it;
         // The other pod can't have the port while it may still be meant for the first one.
         let mut neighbour = at(&pod.replace(".5:", ".6:").replace("::5]", "::6]"));
         neighbour.set_port(4000);
@@ -149,18 +137,17 @@ fn a_reset_connection_still_carries_what_was_on_its_way_and_its_port_rests() {
 
 #[test]
 fn a_half_closed_connection_lives_as_long_as_an_open_one() {
-    for (pod, far) in ENDS {
-        let mut gateway = gateway();
-        let vip = ends(&established(&mut gateway, pod, far)).0;
-        gateway.pod_sends(&tcp(at(pod), at(far), "FA", 1001, 5001));
+    for ends in POD_AND_FAR {
+        let mut it = Connection::established(gateway(), ends);
+        it.pod_says("FA", 1001, 5001);
         for n in 0..4 {
-            gateway.pass(8_000);
-            gateway.far_sends(&tcp(at(far), vip, "PA", 5001 + n, 1002));
-            gateway.pod_sends(&tcp(at(pod), at(far), "A", 1002, 5002 + n));
+            it.gateway.pass(8_000);
+            it.far_says("PA", 5001 + n, 1002);
+            it.pod_says("A", 1002, 5002 + n);
         }
-        gateway.pass(25_000);
-        gateway.far_sends(&tcp(at(far), vip, "FA", 5005, 1002));
-        gateway.pass(4_000 + ROUND);
-        assert_eq!(gateway.sessions(), 0);
+        it.gateway.pass(25_000);
+        it.far_says("FA", 5005, 1002);
+        it.gateway.pass(4_000 + ROUND);
+        assert_eq!(it.gateway.sessions(), 0);
     }
 }

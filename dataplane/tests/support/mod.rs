@@ -8,6 +8,7 @@
     reason = "each test file uses its part; a test fails by panicking"
 )]
 
+pub mod connection;
 pub mod oracle;
 pub mod packets;
 
@@ -43,6 +44,7 @@ use vipgate_dataplane::waiting::{Questions, Waiting};
 use vipgate_dataplane::worker::{Parts, Worker};
 use vipgate_mem::{Arena, Frame, HEADROOM};
 
+pub use connection::*;
 pub use oracle::*;
 pub use packets::*;
 
@@ -331,6 +333,11 @@ impl Gateway {
             (reason, self.workers.iter().map(|w| w.counters().drops[reason as usize].get()).sum::<u64>())
         });
         all.filter(|&(_, count)| count > 0).collect()
+    }
+
+    /// Packets that have not gone on: dropped, by whatever name, or waiting.
+    pub fn kept(&self) -> u64 {
+        self.drops().values().sum::<u64>() + self.workers.iter().map(|w| w.counters().waiting.get()).sum::<u64>()
     }
 
     pub fn forwarded(&self, direction: Direction) -> u64 {

@@ -3,8 +3,13 @@
 use std::net::{IpAddr, SocketAddr};
 
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
+use vipgate_dataplane::wire::checksum::{checksum, sum};
 
 use super::{INSIDE_MAC, OUTSIDE_MAC, POD_MAC, ROUTER_MAC};
+
+/// A pod and a far side that it talks to, in each family.
+pub const POD_AND_FAR: [(&str, &str); 2] =
+    [("10.244.1.5:4000", "198.51.100.10:443"), ("[fd00:244:1::5]:4000", "[2001:db8:51::10]:443")];
 
 /// Source and destination of a packet; ICMP echo has its identifier as both ports.
 pub fn ends(bytes: &[u8]) -> (SocketAddr, SocketAddr) {
@@ -101,19 +106,32 @@ fn on_ip(source: SocketAddr, destination: SocketAddr) -> etherparse::PacketBuild
     }
 }
 
-/// A TCP packet whose checksums are computed anew.
-pub fn with_checksums(mut frame: Vec<u8>) -> Vec<u8> {
-    use vipgate_dataplane::wire::checksum::{checksum, sum};
+/// A TCP packet with the lengths and checksums that what is in it asks for.
+pub fn sealed_tcp(mut frame: Vec<u8>) -> Vec<u8> {
     let v4 = frame[12] == 8;
-    let (addresses, l4) = if v4 { (26..34, 34) } else { (22..54, 54) };
-    if v4 {
-        frame[24..26].fill(0);
-        let header = checksum(0, &frame[14..34]);
-        frame[24..26].copy_from_slice(&header.to_be_bytes());
-    }
+    let (length_at, header, addresses, l4) = if v4 { (16, 0, 26..34, 34) } else { (18, 40, 22..54, 54) };
+    let length = (frame.len() - 14 - header) as u16;
+    frame[length_at..length_at + 2].copy_from_slice(&length.to_be_bytes());
+    seal_header(&mut frame);
     frame[l4 + 16..l4 + 18].fill(0);
     let pseudo = sum(&frame[addresses]) + 6 + (frame.len() - l4) as u32;
     let segment = checksum(pseudo, &frame[l4..]);
     frame[l4 + 16..l4 + 18].copy_from_slice(&segment.to_be_bytes());
     frame
+}
+
+/// Computes the checksum of a frame's IPv4 header anew, if there is one and all of it is there.
+pub fn seal_header(frame: &mut [u8]) {
+    let header = 14 + usize::from(frame[14] & 15) * 4;
+    if frame[12] == 8 && (34..=frame.len()).contains(&header) {
+        frame[24..26].fill(0);
+        let sum = checksum(0, &frame[14..header]);
+        frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    }
+}
+
+/// Sets a frame's time to live, or hop limit.
+pub fn set_ttl(frame: &mut [u8], ttl: u8) {
+    frame[if frame[12] == 8 { 22 } else { 21 }] = ttl;
+    seal_header(frame);
 }
