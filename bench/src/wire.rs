@@ -19,7 +19,7 @@ mod usage;
 mod vipgate;
 
 use std::env;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -59,12 +59,19 @@ pub(crate) struct Options {
     /// Share of packets that may be lost at the peak
     #[arg(long, default_value_t = 0.01)]
     loss: f64,
-    /// Cores of source and gateway
-    #[arg(long, value_delimiter = ',', num_args = 1, default_values_t = [0, 1])]
-    cores: Vec<usize>,
     /// Where the kernel forwards when nft is measured
     #[arg(long, value_enum, default_value_t = Placement::Source)]
     nft_core: Placement,
+    #[command(flatten)]
+    machine: Machine,
+}
+
+/// What whole gateways are measured with.
+#[derive(Debug, Args)]
+struct Machine {
+    /// Cores of source and gateway
+    #[arg(long, value_delimiter = ',', num_args = 1, default_values_t = [0, 1])]
+    cores: Vec<usize>,
     /// The gateway's program; default: `vipgate` beside this one
     #[arg(long)]
     gateway: Option<PathBuf>,
@@ -73,11 +80,30 @@ pub(crate) struct Options {
     json: bool,
 }
 
+impl Machine {
+    /// The cores of source and gateway.
+    fn cores(&self) -> Result<[usize; 2]> {
+        let cores =
+            <[usize; 2]>::try_from(self.cores.as_slice()).ok().context("--cores takes two: of source and gateway")?;
+        ensure!(cores[0] != cores[1], "--cores: on one core, source and gateway would measure the scheduler");
+        Ok(cores)
+    }
+
+    /// The gateway's program.
+    fn program(&self) -> Result<PathBuf> {
+        let path = match &self.gateway {
+            Some(path) => path.clone(),
+            None => env::current_exe().context("cannot find vipgate; say --gateway PATH")?.with_file_name("vipgate"),
+        };
+        Ok(path.canonicalize().unwrap_or(path))
+    }
+}
+
 /// Measures each size with each number of flows.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let cores = cores(&options.cores)?;
+    let cores = options.machine.cores()?;
     ensure!((0.0..1.0).contains(&options.loss), "--loss is a share: at least 0, less than 1");
-    let gateway = program(options.gateway.as_deref())?;
+    let gateway = options.machine.program()?;
     let setting = Setting { gateway, core: cores[1], placement: options.nft_core };
     let mut subjects = vec![Subject::Vipgate];
     subjects.extend(&options.against);
@@ -106,22 +132,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// The cores of source and gateway.
-fn cores(asked: &[usize]) -> Result<[usize; 2]> {
-    let cores = <[usize; 2]>::try_from(asked).ok().context("--cores takes two: of source and gateway")?;
-    ensure!(cores[0] != cores[1], "--cores: on one core, source and gateway would measure the scheduler");
-    Ok(cores)
-}
-
-/// The gateway's program.
-fn program(asked: Option<&Path>) -> Result<PathBuf> {
-    let path = match asked {
-        Some(path) => path.to_owned(),
-        None => env::current_exe().context("cannot find vipgate; say --gateway PATH")?.with_file_name("vipgate"),
-    };
-    Ok(path.canonicalize().unwrap_or(path))
 }
 
 fn measure(

@@ -2,7 +2,6 @@
 //! come through, and how many sessions the next process takes up.
 
 use std::net::{Ipv4Addr, UdpSocket};
-use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,13 +11,14 @@ use rustix::time::ClockId;
 use serde::Serialize;
 use tempfile::TempDir;
 
+use super::Machine;
 use super::ground::Ground;
 use super::netns;
 use super::report::median;
 use super::sink::{SAMPLES, Sink};
 use super::source::now;
 use super::subject::{Placement, Setting, Subject};
-use super::trial::Bench;
+use super::trial::{Bench, DRAIN};
 use super::vipgate::Vipgate;
 use crate::path::round2;
 
@@ -31,8 +31,6 @@ const MAGIC: u16 = 0x7677;
 /// How long it sends, and how long before the kill.
 const SENDING: Duration = Duration::from_secs(3);
 const BEFORE: Duration = Duration::from_millis(300);
-/// How long the last packets may be on their way.
-const DRAIN: Duration = Duration::from_millis(30);
 
 /// What `vipgate-bench restart` takes.
 #[derive(Debug, Args)]
@@ -43,15 +41,8 @@ pub(crate) struct Options {
     /// Kills; the median is reported
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     kills: u32,
-    /// Cores of source and gateway
-    #[arg(long, value_delimiter = ',', num_args = 1, default_values_t = [0, 1])]
-    cores: Vec<usize>,
-    /// The gateway's program; default: `vipgate` beside this one
-    #[arg(long)]
-    gateway: Option<PathBuf>,
-    /// Results are JSON in any case
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    machine: Machine,
 }
 
 /// A line of the report.
@@ -82,8 +73,8 @@ struct Kill {
 
 /// Measures each number of sessions.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let cores = super::cores(&options.cores)?;
-    let gateway = super::program(options.gateway.as_deref())?;
+    let cores = options.machine.cores()?;
+    let gateway = options.machine.program()?;
     let setting = Setting { gateway, core: cores[1], placement: Placement::Source };
     netns::prepare()?;
     Subject::Vipgate.check(&setting, &[])?;

@@ -15,7 +15,7 @@ use super::usage;
 use crate::path::round2;
 
 /// How long the last packets may be on their way.
-const DRAIN: Duration = Duration::from_millis(30);
+pub(super) const DRAIN: Duration = Duration::from_millis(30);
 /// Steps of the search, enough for a few hundredths of the rate; how often a rate is tried before it counts as too high;
 /// and how long each trial is.
 const STEPS: u32 = 7;
