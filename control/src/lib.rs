@@ -14,5 +14,6 @@ pub mod logging;
 pub mod manifest;
 pub mod metrics;
 pub mod policy;
+pub mod policyd;
 pub mod systemd;
 pub mod yaml;

@@ -1,0 +1,1 @@
+//! etcd as a source.
