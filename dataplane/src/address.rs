@@ -30,6 +30,8 @@ pub trait Address: Copy + Clone + Eq + Ord + Hash + Debug + Default + Send + Pod
     /// Whether a packet from or to it is never forwarded (RFC 6890, RFC 4291): loopback, unspecified, multicast; with IPv4 also
     /// class E and limited broadcast, with IPv6 also link-local and mapped IPv4 addresses.
     fn is_martian(self) -> bool;
+    /// A number below 2048, the same for the same address and spread evenly over others; not against attackers.
+    fn bucket(self) -> usize;
     /// The address whose bytes in memory are those of this one in a packet; the same function turns it back.
     fn in_packet_order(self) -> Self;
 }
@@ -70,6 +72,12 @@ impl Address for u32 {
     #[inline]
     fn is_martian(self) -> bool {
         matches!(self >> 24, 0 | 127 | 224..)
+    }
+
+    #[inline]
+    fn bucket(self) -> usize {
+        // Multiplicative hashing: neighbours in a subnet end far apart. 11 bits are left.
+        (self.wrapping_mul(0x9e37_79b1) >> 21) as usize
     }
 
     #[inline]
@@ -143,6 +151,11 @@ impl Address for V6 {
     fn is_martian(self) -> bool {
         let is_special = self.low <= 1 || self.low >> 32 == 0xffff;
         self.high >> 56 == 0xff || self.high >> 54 == 0xfe80 >> 6 || (self.high == 0 && is_special)
+    }
+
+    #[inline]
+    fn bucket(self) -> usize {
+        ((self.high.rotate_left(32) ^ self.low).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53) as usize
     }
 
     #[inline]

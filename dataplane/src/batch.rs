@@ -20,7 +20,7 @@ use crate::session::SessionFamily;
 use crate::session::entry::Slot;
 use crate::session::key::Key;
 use crate::session::tuple::Tuple;
-use crate::snapshot::policy::EndpointId;
+use crate::snapshot::endpoints::EndpointId;
 use crate::verdict::Verdict;
 use crate::wire::sctp::Common;
 use crate::wire::tcp::Segment;
@@ -249,7 +249,7 @@ impl Default for Batch {
             segments: [Segment::default(); MOST],
             associations: [Common::default(); MOST],
             slots: [Slot(0); MOST],
-            endpoints: [EndpointId(0); MOST],
+            endpoints: [EndpointId::NONE; MOST],
             directions: [Direction::Unchanged; MOST],
             wanted: [Wanted { interface: InterfaceId(0), address: IpAddr::V4(Ipv4Addr::UNSPECIFIED) }; MOST],
             mtus: [0; MOST],

@@ -3,15 +3,23 @@
 //! Control builds it from the plain descriptions in [`spec`] and publishes it whole; a worker reads one snapshot a batch.
 
 pub mod build;
+pub mod change;
+pub mod check;
+pub mod endpoints;
+pub mod freshness;
+mod hops;
 pub mod network;
 pub mod policy;
 pub mod prefixes;
 pub mod publish;
 pub mod quota;
+mod rebuild;
 pub mod spec;
+mod uses;
 
 use std::sync::Arc;
 
+use freshness::Freshness;
 use network::Network;
 use policy::Policy;
 
@@ -20,6 +28,8 @@ use policy::Policy;
 pub struct Snapshot {
     /// Moves on with every change that a session must be checked against.
     pub generation: u32,
+    /// Whom the changes since an earlier generation concern.
+    pub freshness: Arc<Freshness>,
     /// Who is covered, and how.
     pub policy: Arc<Policy>,
     /// Where packets go.

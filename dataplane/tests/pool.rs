@@ -30,7 +30,7 @@ fn pooled(pods: u8, vips: u8, selection: AddressSelection) -> PolicySet {
     };
     set.vips = addresses.iter().map(vip).collect();
     let endpoint =
-        |number| EndpointSpec { address: pod(number), name: String::new(), policy: 0, vips: addresses.clone() };
+        |number| EndpointSpec { address: pod(number), name: "".into(), policy: "a".into(), vips: addresses.clone() };
     set.endpoints = (1..=pods).map(endpoint).collect();
     set
 }

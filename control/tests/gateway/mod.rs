@@ -280,14 +280,14 @@ pub fn sessions(count: u16) -> Vec<SessionRecord> {
 pub fn policy() -> PolicySet {
     let vip = |address: &str, announce, reserved_ports| VipSpec {
         address: address.parse().unwrap(),
-        name: "Service tenant-a/api".to_owned(),
+        name: "Service tenant-a/api".into(),
         announce,
         reserved_ports,
     };
     PolicySet {
         version: "5f2c".to_owned(),
         policies: vec![EgressSpec {
-            name: "EgressPolicy tenant-a/out".to_owned(),
+            name: "EgressPolicy tenant-a/out".into(),
             destinations: vec![],
             excluded: vec![],
             address_selection: vipgate_dataplane::snapshot::spec::AddressSelection::PerEndpoint,
@@ -301,11 +301,11 @@ pub fn policy() -> PolicySet {
         endpoints: vec![
             EndpointSpec {
                 address: "10.1.0.11".parse().unwrap(),
-                name: "tenant-a/api-0".to_owned(),
-                policy: 0,
+                name: "tenant-a/api-0".into(),
+                policy: "EgressPolicy tenant-a/out".into(),
                 vips: vec!["203.0.113.10".parse().unwrap()],
             },
-            EndpointSpec { address: "fd00:1::11".parse().unwrap(), name: String::new(), policy: 0, vips: vec![] },
+            EndpointSpec { address: "fd00:1::11".parse().unwrap(), name: "".into(), policy: "EgressPolicy tenant-a/out".into(), vips: vec![] },
         ],
     }
 }

@@ -18,6 +18,7 @@ use crate::time::Tick;
 pub(super) fn vip(pool: &Arc<PortPool>, reserved: &[u16]) -> Vip {
     Vip {
         address: [192, 0, 2, 10].into(),
+        name: "Service a/b".into(),
         id: VipId(3),
         pool: pool.clone(),
         retired: false,

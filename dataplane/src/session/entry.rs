@@ -218,6 +218,15 @@ impl<A: Address> Entry<A> {
         Direction::from_number(self.tail[DIRECTION])
     }
 
+    /// The pod, the far side and the VIP that the session is between.
+    pub fn parties(&self) -> (A, A, A) {
+        let (key, to) = (self.key(), self.to());
+        match self.direction() {
+            Direction::Reply => (to.destination, key.source, key.destination),
+            _ => (key.source, key.destination, to.source),
+        }
+    }
+
     /// What the rewrite does to the IPv4 header's checksum, the time to live included.
     #[inline]
     pub fn ip_delta(&self) -> Delta {

@@ -5,74 +5,67 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
+use super::endpoints::{Endpoint, EndpointId, Endpoints};
 use super::prefixes::Prefixes;
 use super::quota::EndpointUse;
-use super::spec::{AddressSelection, Announce, Limits, OnExhaustion};
+use super::spec::{Announce, EgressSpec};
 use crate::address::{Address, V6};
 use crate::ports::pool::PortPool;
 use crate::ports::{BlockId, PortRange};
-
-/// An endpoint's number in its [`Policy`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EndpointId(pub u32);
 
 /// A VIP's place in the workers' tables of ports: it stays the same for as long as anybody has a port of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct VipId(pub u16);
 
-/// All of the policy, compiled.
-#[derive(Debug)]
+/// A policy's number: it stays the same for as long as there is a policy of its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EgressId(pub u32);
+
+/// All of the policy, compiled. What a change doesn't concern is shared with the policy before it.
+#[derive(Clone, Debug)]
 pub struct Policy {
     pub(super) version: String,
-    pub(super) egress: Vec<Egress>,
-    pub(super) endpoints: Vec<Endpoint>,
-    pub(super) vips: Vec<Vip>,
+    /// By number.
+    pub(super) egress: Vec<Option<Arc<Egress>>>,
+    /// By number.
+    pub(super) vips: Vec<Option<Arc<Vip>>>,
     pub(super) v4: FamilyIndex<u32>,
     pub(super) v6: FamilyIndex<V6>,
 }
 
 /// Where addresses of one family are.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct FamilyIndex<A> {
-    pub(super) endpoints: HashMap<A, u32>,
-    pub(super) vips: HashMap<A, u32>,
-    /// Addresses that policy covers no more, but whose sessions haven't all ended.
-    pub(super) retired: HashMap<A, Arc<EndpointUse>>,
+    pub(super) endpoints: Endpoints<A>,
+    pub(super) vips: Arc<HashMap<A, VipId>>,
+}
+
+impl<A: Address> FamilyIndex<A> {
+    pub(super) fn empty() -> Self {
+        Self { endpoints: Endpoints::empty(), vips: Arc::default() }
+    }
 }
 
 /// One egress policy.
 #[derive(Debug)]
 pub struct Egress {
-    /// Its name for people.
-    pub name: String,
+    /// What it was built from.
+    pub spec: EgressSpec,
+    /// Its number.
+    pub id: EgressId,
     /// Destinations: `true` is translated, `false` and no match are routed unchanged.
     pub(super) v4: Prefixes<u32, bool>,
     /// The same for IPv6.
     pub(super) v6: Prefixes<V6, bool>,
-    /// How a new session picks its VIP.
-    pub selection: AddressSelection,
-    /// What one endpoint may have open.
-    pub limits: Limits,
-    /// What an endpoint hears when it gets no session.
-    pub on_exhaustion: OnExhaustion,
-}
-
-/// A covered pod address.
-#[derive(Debug)]
-pub struct Endpoint {
-    /// Its place in `Policy::egress`.
-    pub(super) policy: u32,
-    /// Its VIPs, as places in `Policy::vips`.
-    pub(super) vips: Box<[u32]>,
-    /// What it uses now, shared by the workers.
-    pub usage: Arc<EndpointUse>,
 }
 
 /// One VIP.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Vip {
     /// The address.
     pub address: IpAddr,
+    /// Whose it is, for people.
+    pub name: Arc<str>,
     /// Its place in the workers' tables.
     pub id: VipId,
     /// Who owns its port blocks.
@@ -127,37 +120,71 @@ pub trait Family: Address {
 }
 
 impl Policy {
+    pub(super) fn empty() -> Self {
+        Self {
+            version: String::new(),
+            egress: Vec::new(),
+            vips: Vec::new(),
+            v4: FamilyIndex::empty(),
+            v6: FamilyIndex::empty(),
+        }
+    }
+
     /// What people call this state of the policy.
     pub fn version(&self) -> &str {
         &self.version
     }
 
+    /// Every policy, by number.
+    pub fn egress(&self) -> impl Iterator<Item = &Egress> {
+        self.egress.iter().flatten().map(Arc::as_ref)
+    }
+
+    /// The policy of an endpoint.
+    #[inline]
+    pub fn egress_of(&self, endpoint: &Endpoint) -> &Egress {
+        let egress = self.egress.get(endpoint.policy.0 as usize).and_then(Option::as_deref);
+        egress.expect("the builder keeps a policy for as long as an endpoint names it")
+    }
+
     /// Every VIP, retired ones included.
-    pub fn vips(&self) -> &[Vip] {
-        &self.vips
+    pub fn vips(&self) -> impl Iterator<Item = &Vip> {
+        self.vips.iter().flatten().map(Arc::as_ref)
+    }
+
+    /// The VIPs that policy wants.
+    pub fn live_vips(&self) -> impl Iterator<Item = &Vip> {
+        self.vips().filter(|vip| !vip.retired)
+    }
+
+    /// Every endpoint with its address, in no order.
+    pub fn endpoints(&self) -> impl Iterator<Item = (IpAddr, &Endpoint)> {
+        let v4 = self.v4.endpoints.iter().map(|(address, endpoint)| (address.to_ip(), endpoint));
+        v4.chain(self.v6.endpoints.iter().map(|(address, endpoint)| (address.to_ip(), endpoint)))
+    }
+
+    /// How many endpoints there are.
+    pub fn endpoint_count(&self) -> usize {
+        self.v4.endpoints.len() + self.v6.endpoints.len()
     }
 
     /// The endpoint and its policy, if an address is one.
     #[inline]
     pub fn endpoint<A: Family>(&self, address: A) -> Option<(EndpointId, &Endpoint, &Egress)> {
-        let id = *A::index(self).endpoints.get(&address)?;
-        let endpoint = &self.endpoints[id as usize];
-        Some((EndpointId(id), endpoint, &self.egress[endpoint.policy as usize]))
+        let (id, endpoint) = A::index(self).endpoints.get(address)?;
+        Some((id, endpoint, self.egress_of(endpoint)))
     }
 
     /// The endpoint with this number, and its policy.
     #[inline]
     pub fn endpoint_with(&self, id: EndpointId) -> (&Endpoint, &Egress) {
-        let endpoint = &self.endpoints[id.0 as usize];
-        (endpoint, &self.egress[endpoint.policy as usize])
+        let endpoint = if id.is_v6() { self.v6.endpoints.with(id) } else { self.v4.endpoints.with(id) };
+        (endpoint, self.egress_of(endpoint))
     }
 
     /// What an address uses, also when policy covers it no more.
     pub fn usage<A: Family>(&self, address: A) -> Option<&EndpointUse> {
-        match self.endpoint(address) {
-            Some((_, endpoint, _)) => Some(&endpoint.usage),
-            None => A::index(self).retired.get(&address).map(Arc::as_ref),
-        }
+        A::index(self).endpoints.usage(address).map(Arc::as_ref)
     }
 
     /// What an address of either family uses.
@@ -171,12 +198,18 @@ impl Policy {
     /// The VIP with this address, if policy knows one; also a retired one.
     #[inline]
     pub fn vip<A: Family>(&self, address: A) -> Option<&Vip> {
-        A::index(self).vips.get(&address).map(|&at| &self.vips[at as usize])
+        A::index(self).vips.get(&address).map(|&id| self.vip_with(id))
+    }
+
+    #[inline]
+    fn vip_with(&self, id: VipId) -> &Vip {
+        let vip = self.vips.get(usize::from(id.0)).and_then(Option::as_deref);
+        vip.expect("the builder keeps a VIP for as long as anything names it")
     }
 
     /// The VIPs of an endpoint, in an order that is the same for everyone.
     pub fn vips_of<'a>(&'a self, endpoint: &'a Endpoint) -> impl ExactSizeIterator<Item = &'a Vip> + Clone {
-        endpoint.vips.iter().map(|&at| &self.vips[at as usize])
+        endpoint.vips.iter().map(|&id| self.vip_with(id))
     }
 
     /// Whether a session from `endpoint` to `remote` by way of `vip` is what policy wants.

@@ -4,6 +4,7 @@
 //! back in `vipgate vips`, `endpoints`, `sessions` and in logs.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
@@ -14,7 +15,7 @@ use crate::io::InterfaceId;
 pub struct PolicySet {
     /// What people call this state of the policy: shown in `status` and in `vipgate_policy_version_info`.
     pub version: String,
-    /// The egress policies; `EndpointSpec::policy` is an index into them.
+    /// The egress policies, sorted by name.
     pub policies: Vec<EgressSpec>,
     /// Every VIP that this gateway owns, sorted by address.
     pub vips: Vec<VipSpec>,
@@ -25,8 +26,8 @@ pub struct PolicySet {
 /// One egress policy: where its endpoints' traffic is translated, and within which limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EgressSpec {
-    /// `EgressPolicy namespace/name`, or `Service namespace/name` where the annotation made it.
-    pub name: String,
+    /// `EgressPolicy namespace/name`, or `Service namespace/name` where the annotation made it. Its key.
+    pub name: Arc<str>,
     /// Destinations that are translated.
     pub destinations: Vec<IpNet>,
     /// Destinations that are routed unchanged. The longest prefix of both lists decides; here wins where both name one.
@@ -76,7 +77,7 @@ pub struct VipSpec {
     /// The address; it is on no interface.
     pub address: IpAddr,
     /// `Service namespace/name` or `EgressPolicy namespace/name` that it belongs to.
-    pub name: String,
+    pub name: Arc<str>,
     /// How the network learns where it is.
     pub announce: Announce,
     /// Ports that are never given out as SNAT ports: frontends and health checks. Sorted, each once.
@@ -99,9 +100,9 @@ pub struct EndpointSpec {
     /// The pod's address: the source of its packets as they reach the gateway.
     pub address: IpAddr,
     /// `namespace/pod`, where a manifest names it; else empty.
-    pub name: String,
-    /// Index into `PolicySet::policies`.
-    pub policy: u32,
+    pub name: Arc<str>,
+    /// Name of its policy.
+    pub policy: Arc<str>,
     /// The VIPs that its sessions may leave with, of its own address family. Empty: its traffic is dropped (closed).
     pub vips: Vec<IpAddr>,
 }

@@ -8,7 +8,7 @@ use crate::batch::{Batch, Kind, Lane};
 use crate::counters::DropReason;
 use crate::pipeline::Context;
 use crate::session::tuple::HashKey;
-use crate::snapshot::policy::EndpointId;
+use crate::snapshot::endpoints::EndpointId;
 use crate::snapshot::spec::Role;
 use crate::stage::open::may_open;
 use crate::verdict::Verdict;

@@ -5,15 +5,27 @@
 use crate::batch::{Batch, Kind, Packets, PlainParts};
 use crate::pipeline::Context;
 use crate::session::Sessions;
-use crate::session::entry::Flags;
+use crate::session::entry::{Entry, Flags};
+use crate::snapshot::Snapshot;
 use crate::stage::rewrite::{self, OnWire};
 use crate::verdict::Verdict;
 use crate::wire::{ethernet, tcp};
 
+/// Whether nothing that has changed since concerns the session; then it counts as checked.
+#[inline(never)]
+fn refresh<A: OnWire>(entry: &mut Entry<A>, view: &Snapshot) -> bool {
+    let (endpoint, remote, vip) = entry.parties();
+    let holds = view.freshness.holds(entry.generation(), [endpoint, remote, vip]);
+    if holds {
+        entry.set_generation(view.generation);
+    }
+    holds
+}
+
 /// Translates the packets to whose sessions nothing happens.
 #[inline(never)]
 pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, context: &Context<'_>) {
-    let (exits, generation) = (context.view.network.exits(), context.view.generation);
+    let (exits, view) = (context.view.network.exits(), context.view);
     let table = A::table_mut(sessions);
     let packets = batch.open_of::<A>().and(batch.plain);
     let PlainParts { frames, heads, segments, keys, slots, directions, verdicts } = A::plain_parts(batch);
@@ -22,7 +34,7 @@ pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, context: &Cont
         let head = heads[i];
         let entry = table.entry_mut(slots[i]);
         let flags = entry.flags();
-        let known = entry.has_key(&keys[i]) && entry.generation() == generation;
+        let known = entry.has_key(&keys[i]) && (entry.generation() == view.generation || refresh(entry, view));
         if !known || flags.has(Flags::QUARANTINED) || head.sides & flags.side() == 0 || head.ttl <= 1 {
             continue;
         }

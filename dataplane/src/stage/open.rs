@@ -13,7 +13,8 @@ use crate::session::{Draft, SessionFamily, Sessions};
 use crate::settle::Settle;
 use crate::snapshot::Snapshot;
 use crate::snapshot::network::NextHop;
-use crate::snapshot::policy::{Egress, Endpoint, Vip};
+use crate::snapshot::endpoints::Endpoint;
+use crate::snapshot::policy::{Egress, Vip};
 use crate::snapshot::spec::{AROUND, AddressSelection, Role};
 use crate::stage::route;
 use crate::time::Tick;
@@ -100,7 +101,7 @@ fn open<A: Lane>(
     if !sessions.has_room::<A>() {
         return Err(DropReason::SessionTableFull);
     }
-    let claim = endpoint.usage.open(egress.limits, now).map_err(|_| DropReason::Quota)?;
+    let claim = endpoint.usage.open(egress.spec.limits, now).map_err(|_| DropReason::Quota)?;
     let committed = match known {
         Some(resting) => revive(resting, origin, next_hop, sessions, view, now),
         None => commit::<A>(batch, i, next_hop, (endpoint, egress, claim), sessions, context, settle.ports),
@@ -146,7 +147,7 @@ fn commit<A: Lane>(
     let Context { view, now, .. } = *context;
     let origin = &A::tuples(batch)[i];
     let mut reason = DropReason::NoVip;
-    for vip in candidates::<A>(view.policy.vips_of(endpoint), egress.selection, origin, batch.hashes[i]) {
+    for vip in candidates::<A>(view.policy.vips_of(endpoint), egress.spec.address_selection, origin, batch.hashes[i]) {
         let Some(address) = A::from_ip(vip.address) else { continue };
         let through = |port: u16| translate(origin, address, port);
         let port = ports.allocate(vip, &through(0), claim, now, |port| sessions.is_free(&through(port).reversed()));

@@ -2,7 +2,7 @@
 //! what it doesn't want any more ends here, and its packet is looked at like one that no session knows.
 
 use crate::batch::{Batch, Lane};
-use crate::counters::{Direction, DropReason};
+use crate::counters::DropReason;
 use crate::pipeline::Context;
 use crate::session::entry::{Entry, Flags, Slot};
 use crate::session::{Expiry, SessionFamily, Sessions};
@@ -27,10 +27,7 @@ pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, context: &Contex
 
 /// Whether a session is what policy wants.
 pub fn stands<A: SessionFamily>(entry: &Entry<A>, view: &Snapshot) -> bool {
-    let (endpoint, remote, vip) = match entry.direction() {
-        Direction::Reply => (entry.to().destination, entry.key().source, entry.key().destination),
-        _ => (entry.key().source, entry.key().destination, entry.to().source),
-    };
+    let (endpoint, remote, vip) = entry.parties();
     entry.generation() == view.generation || view.policy.permits(endpoint, remote, vip)
 }
 

@@ -57,7 +57,7 @@ fn what_to_say(batch: &Batch, i: usize, reason: DropReason, context: &Context<'_
     let prohibited = || {
         let (_, egress) = context.view.policy.endpoint_with(batch.endpoints[i]);
         let word = if batch.heads[i].kind == Kind::Tcp { Word::Reset } else { Word::Error(Error::Prohibited) };
-        (egress.on_exhaustion == OnExhaustion::Reject).then_some(word)
+        (egress.spec.on_exhaustion == OnExhaustion::Reject).then_some(word)
     };
     match reason {
         DropReason::Ttl => Some(Word::Error(Error::TtlExceeded)),

@@ -80,10 +80,10 @@ pub fn policy() -> PolicySet {
         announce: Announce::L2,
         reserved_ports: reserved.into(),
     };
-    let endpoint = |address: &str, policy, vip: &str| EndpointSpec {
+    let endpoint = |address: &str, policy: &str, vip: &str| EndpointSpec {
         address: ip(address),
-        name: String::new(),
-        policy,
+        name: "".into(),
+        policy: policy.into(),
         vips: vec![ip(vip)],
     };
     PolicySet {
@@ -91,11 +91,11 @@ pub fn policy() -> PolicySet {
         policies: vec![egress("a", &[]), egress("b", &["198.51.100.128/25"])],
         vips: vec![vip("192.0.2.10", &[80, 30000]), vip("192.0.2.11", &[]), vip("2001:db8::10", &[])],
         endpoints: vec![
-            endpoint("10.244.1.5", 0, "192.0.2.10"),
-            endpoint("10.244.1.6", 0, "192.0.2.10"),
-            endpoint("10.244.1.21", 1, "192.0.2.11"),
-            endpoint("fd00:244:1::5", 0, "2001:db8::10"),
-            endpoint("fd00:244:1::6", 0, "2001:db8::10"),
+            endpoint("10.244.1.5", "a", "192.0.2.10"),
+            endpoint("10.244.1.6", "a", "192.0.2.10"),
+            endpoint("10.244.1.21", "b", "192.0.2.11"),
+            endpoint("fd00:244:1::5", "a", "2001:db8::10"),
+            endpoint("fd00:244:1::6", "a", "2001:db8::10"),
         ],
     }
 }

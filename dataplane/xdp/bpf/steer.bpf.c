@@ -7,6 +7,9 @@
 //   to an endpoint, from whom policy excludes  -> socket: the answer of an excluded destination
 //   anything else                              -> kernel
 //
+// While nobody knows the policy, the program is closed: all that isn't for the gateway's own kernel, or can't leave the link,
+// counts as ours.
+//
 // What is captured leaves translated or not at all: where no socket listens, it is dropped. Only the first buffer of a
 // packet is read, and packets of more than one buffer are not asked for.
 
@@ -114,6 +117,21 @@ static __always_inline int is_on_link6(const struct v6 *address)
 	return high >> 56 == 0xff || high >> 54 == 0xfe80 >> 6;
 }
 
+// One entry: not 0 while nobody knows the policy.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} closed SEC(".maps");
+
+static __always_inline int is_closed(void)
+{
+	__u32 only = 0;
+	__u32 *value = bpf_map_lookup_elem(&closed, &only);
+	return value && *value;
+}
+
 static __always_inline __u32 kinds(const struct host *host)
 {
 	return host ? host->kinds : 0;
@@ -128,7 +146,7 @@ static __always_inline int is_ours4(__u32 source, __u32 destination)
 	if (kinds(from) & ENDPOINT)
 		return !is_on_link4(destination) && !(kinds(to) & LOCAL);
 	if (!to || !(to->kinds & ENDPOINT))
-		return 0;
+		return is_closed() && !is_on_link4(destination) && !(kinds(to) & LOCAL);
 	struct cidr4 key = {.length = 64, .policy = to->policy, .address = source};
 	__u8 *translated = bpf_map_lookup_elem(&cidrs4, &key);
 	return (!translated || !*translated) && !(kinds(from) & LOCAL);
@@ -143,7 +161,7 @@ static __always_inline int is_ours6(const struct v6 *source, const struct v6 *de
 	if (kinds(from) & ENDPOINT)
 		return !is_on_link6(destination) && !(kinds(to) & LOCAL);
 	if (!to || !(to->kinds & ENDPOINT))
-		return 0;
+		return is_closed() && !is_on_link6(destination) && !(kinds(to) & LOCAL);
 	struct cidr6 key = {.length = 160, .policy = to->policy, .address = *source};
 	__u8 *translated = bpf_map_lookup_elem(&cidrs6, &key);
 	return (!translated || !*translated) && !(kinds(from) & LOCAL);

@@ -106,6 +106,7 @@ pub struct Steering {
     program: Ebpf,
     interfaces: Array<MapData, u32>,
     sockets: XskMap<MapData>,
+    closed: Array<MapData, u32>,
     hosts: Hosts,
     cidrs: (LpmTrie<MapData, Cidr4, u8>, LpmTrie<MapData, Cidr6, u8>),
     outcomes: PerCpuArray<MapData, u64>,
@@ -137,6 +138,7 @@ impl Steering {
         Ok(Self {
             interfaces: take(&mut program, "interfaces")?,
             sockets: take(&mut program, "sockets")?,
+            closed: take(&mut program, "closed")?,
             hosts: (take(&mut program, "hosts4")?, take(&mut program, "hosts6")?),
             cidrs: (take(&mut program, "cidrs4")?, take(&mut program, "cidrs6")?),
             outcomes: take(&mut program, "outcomes")?,
@@ -164,7 +166,15 @@ impl Steering {
         self.sockets.set(index, socket, 0).map_err(|source| SteeringError::Table { table: "sockets", source })
     }
 
-    /// Captures what `tables` say: what is new first, so that nothing which stays is open for a moment.
+    /// Lets nothing through but what is for the gateway's own kernel, or ends that: for as long as nobody knows the policy.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn close(&mut self, closed: bool) -> Result<(), SteeringError> {
+        self.closed.set(0, u32::from(closed), 0).map_err(|source| SteeringError::Table { table: "closed", source })
+    }
+
+    /// Captures what `tables` say and nothing else: what is new first, so that nothing which stays is open for a moment.
     ///
     /// # Errors
     /// When the kernel refuses; what was changed until then stays, and the next call makes up for the rest.
@@ -181,6 +191,57 @@ impl Steering {
             wanted
         };
         outcome
+    }
+
+    /// Whether a change failed half-way, so that only [`Self::apply`] makes sure of what is captured.
+    pub fn is_unsure(&self) -> bool {
+        self.is_unsure
+    }
+
+    /// Captures what `more` says, too. What an address was before it still is, but an endpoint has the policy that `more` says.
+    ///
+    /// # Errors
+    /// When the kernel refuses; some of it may be captured then.
+    pub fn extend(&mut self, more: SteeringTables) -> Result<(), SteeringError> {
+        let more = Entries::of(more);
+        self.is_unsure = true;
+        for (&(policy, net), &translated) in &more.cidrs {
+            self.set_cidr(policy, net, Some(translated))?;
+            self.applied.cidrs.insert((policy, net), translated);
+        }
+        for (&address, &[policy, kinds]) in &more.hosts {
+            let known = self.applied.hosts.entry(address).or_default();
+            let policy = if kinds & ENDPOINT == 0 { known[0] } else { policy };
+            *known = [policy, known[1] | kinds];
+            set(&mut self.hosts, address, Some(*known))?;
+        }
+        self.is_unsure = false;
+        Ok(())
+    }
+
+    /// Lets go of what `less` says: of an address, what it says that it is; of prefixes, those that it names.
+    ///
+    /// # Errors
+    /// When the kernel refuses; some of it may be captured still.
+    pub fn reduce(&mut self, less: SteeringTables) -> Result<(), SteeringError> {
+        let less = Entries::of(less);
+        self.is_unsure = true;
+        for (&address, &[_, kinds]) in &less.hosts {
+            let Some(&[policy, known]) = self.applied.hosts.get(&address) else { continue };
+            let left = known & !kinds;
+            let host = (left != 0).then_some([policy, left]);
+            set(&mut self.hosts, address, host)?;
+            match host {
+                Some(host) => self.applied.hosts.insert(address, host),
+                None => self.applied.hosts.remove(&address),
+            };
+        }
+        for &(policy, net) in less.cidrs.keys() {
+            self.set_cidr(policy, net, None)?;
+            self.applied.cidrs.remove(&(policy, net));
+        }
+        self.is_unsure = false;
+        Ok(())
     }
 
     fn change(&mut self, old: &Entries, wanted: &Entries) -> Result<(), SteeringError> {

@@ -228,3 +228,49 @@ fn outcomes_are_counted() {
     let counted = steering.outcomes().expect("counters");
     assert_eq!(counted, Outcomes { passed: 5, captured: 0, no_socket: 3 });
 }
+
+#[test]
+fn while_the_policy_is_unknown_only_the_gateways_own_traffic_passes() {
+    for (own, stranger, other, group) in [
+        ("192.0.2.1", "198.51.100.9", "10.0.0.1", "224.0.0.5"),
+        ("2001:db8::1", "2001:db8:2::9", "fd00::1", "ff02::5"),
+    ] {
+        let mut tables = SteeringTables::default();
+        describe(&mut tables, ip(own), LOCAL);
+        let mut steering = loaded(tables);
+        for (closed, stranger_gets) in [(false, Kernel), (true, Socket), (false, Kernel)] {
+            steering.close(closed).expect("the switch");
+            assert_eq!(verdict(&mut steering, &packet(ip(stranger), ip(own))), Kernel);
+            assert_eq!(verdict(&mut steering, &packet(ip(own), ip(stranger))), stranger_gets);
+            assert_eq!(verdict(&mut steering, &packet(ip(stranger), ip(other))), stranger_gets);
+            assert_eq!(verdict(&mut steering, &packet(ip(other), ip(group))), Kernel);
+        }
+    }
+}
+
+#[test]
+fn more_and_less_come_to_what_is_wanted() {
+    let (source, destination) = (ip("192.0.2.1"), ip("198.51.100.9"));
+    let wide = ((7, "0.0.0.0/0".parse().expect("a net")), true);
+    let tables = |kinds: u32| {
+        let mut tables = SteeringTables { cidrs: [wide].into(), ..Default::default() };
+        describe(&mut tables, source, kinds & 7);
+        describe(&mut tables, destination, kinds >> 3);
+        tables
+    };
+    let mut steering = loaded(tables(0));
+    for (old, new) in (0..64).flat_map(|old| (0..64).map(move |new| (old, new))) {
+        steering.apply(tables(old)).expect("tables");
+        steering.extend(SteeringTables { cidrs: BTreeMap::new(), ..tables(new & !old) }).expect("more");
+        // Between the two, what either captures is captured.
+        let between = verdict(&mut steering, &packet(source, destination));
+        assert_eq!(between, expected(&tables(old | new), source, destination));
+        steering.reduce(SteeringTables { cidrs: BTreeMap::new(), ..tables(old & !new) }).expect("less");
+        assert_eq!(verdict(&mut steering, &packet(source, destination)), expected(&tables(new), source, destination));
+        assert!(!steering.is_unsure());
+    }
+    steering.apply(tables(ENDPOINT << 3)).expect("tables");
+    assert_eq!(verdict(&mut steering, &packet(source, destination)), Kernel);
+    steering.reduce(SteeringTables { cidrs: [wide].into(), ..Default::default() }).expect("less");
+    assert_eq!(verdict(&mut steering, &packet(source, destination)), Socket);
+}

@@ -1,0 +1,63 @@
+//! What changes in a policy, key by key: the only way in which a policy that is in force becomes another one.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::spec::{EgressSpec, EndpointSpec, PolicySet, VipSpec};
+
+/// What changes in a policy. What isn't named stays as it is; nothing is named twice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PolicyChange {
+    /// What people call the policy after the change.
+    pub version: String,
+    /// Policies that are new or different.
+    pub policies: Vec<EgressSpec>,
+    /// VIPs that are new or different.
+    pub vips: Vec<VipSpec>,
+    /// Endpoints that are new or different.
+    pub endpoints: Vec<EndpointSpec>,
+    /// What is no more.
+    pub gone: Gone,
+}
+
+/// What a change takes away.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gone {
+    /// Names of policies.
+    pub policies: Vec<Arc<str>>,
+    /// VIPs.
+    pub vips: Vec<IpAddr>,
+    /// Endpoints.
+    pub endpoints: Vec<IpAddr>,
+}
+
+impl PolicyChange {
+    /// What makes `new` of `old`.
+    pub fn between(old: &PolicySet, new: &PolicySet) -> Self {
+        let (policies, policies_gone) = differ(&old.policies, &new.policies, |policy| policy.name.clone());
+        let (vips, vips_gone) = differ(&old.vips, &new.vips, |vip| vip.address);
+        let (endpoints, endpoints_gone) = differ(&old.endpoints, &new.endpoints, |endpoint| endpoint.address);
+        let gone = Gone { policies: policies_gone, vips: vips_gone, endpoints: endpoints_gone };
+        Self { version: new.version.clone(), policies, vips, endpoints, gone }
+    }
+
+    /// Whether it changes nothing but, perhaps, the version.
+    pub fn is_empty(&self) -> bool {
+        let Self { version: _, policies, vips, endpoints, gone } = self;
+        policies.is_empty() && vips.is_empty() && endpoints.is_empty() && *gone == Gone::default()
+    }
+}
+
+/// What is new or different, and the keys of what is gone.
+fn differ<T: Clone + PartialEq, K: std::hash::Hash + Ord>(
+    old: &[T],
+    new: &[T],
+    key: impl Fn(&T) -> K,
+) -> (Vec<T>, Vec<K>) {
+    let mut left: HashMap<K, &T> = old.iter().map(|item| (key(item), item)).collect();
+    let changed = new.iter().filter(|item| left.remove(&key(item)) != Some(*item)).cloned().collect();
+    let mut gone: Vec<K> = left.into_keys().collect();
+    gone.sort();
+    (changed, gone)
+}

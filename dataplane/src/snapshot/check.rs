@@ -1,0 +1,220 @@
+//! Whether a description can be built at all. What passes here builds: nothing behind it fails, so that a change either takes
+//! effect whole or not at all.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use foldhash::{HashMap, HashMapExt, HashSet};
+use thiserror::Error;
+
+use super::build::MOST_VIPS;
+use super::change::PolicyChange;
+use super::endpoints::Endpoint;
+use super::policy::{EgressId, Policy, VipId};
+use super::spec::PolicySet;
+use super::uses::Uses;
+use crate::address::V6;
+
+/// A description that no snapshot can be built from.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum BuildError {
+    /// Too many VIPs.
+    #[error("{count} VIPs, sessions of former ones included, but a gateway serves at most {MOST_VIPS}")]
+    TooManyVips {
+        /// How many there would be.
+        count: usize,
+    },
+    /// An endpoint names a policy that isn't there.
+    #[error("endpoint {address} names {policy}, which is no policy")]
+    UnknownPolicy {
+        /// The endpoint.
+        address: IpAddr,
+        /// What it names.
+        policy: Arc<str>,
+    },
+    /// An endpoint names a VIP that isn't there, or one of the other family.
+    #[error("endpoint {address} names {vip}, which is no VIP of its address family")]
+    UnknownVip {
+        /// The endpoint.
+        address: IpAddr,
+        /// What it names.
+        vip: IpAddr,
+    },
+    /// An address is there twice.
+    #[error("{address} is listed twice")]
+    Twice {
+        /// The address.
+        address: IpAddr,
+    },
+    /// A policy is there twice.
+    #[error("{name} is listed twice")]
+    PolicyTwice {
+        /// Its name.
+        name: Arc<str>,
+    },
+    /// An address is an endpoint and a VIP.
+    #[error("{address} is both an endpoint and a VIP")]
+    EndpointIsVip {
+        /// The address.
+        address: IpAddr,
+    },
+    /// A policy goes that endpoints name.
+    #[error("{name} is taken away while endpoints name it")]
+    PolicyInUse {
+        /// Its name.
+        name: Arc<str>,
+    },
+    /// A VIP goes that endpoints name.
+    #[error("VIP {vip} is taken away while endpoints name it")]
+    VipInUse {
+        /// Its address.
+        vip: IpAddr,
+    },
+}
+
+/// A whole policy names nothing twice.
+pub(super) fn whole(set: &PolicySet) -> Result<(), BuildError> {
+    addresses_once(set.vips.iter().map(|vip| vip.address))?;
+    addresses_once(set.endpoints.iter().map(|endpoint| endpoint.address))?;
+    names_once(set.policies.iter().map(|policy| &policy.name))
+}
+
+/// A change fits the policy that it is for.
+pub(super) fn change(policy: &Policy, uses: &Uses, change: &PolicyChange) -> Result<(), BuildError> {
+    let gone = &change.gone;
+    addresses_once(change.vips.iter().map(|vip| vip.address).chain(gone.vips.iter().copied()))?;
+    addresses_once(change.endpoints.iter().map(|it| it.address).chain(gone.endpoints.iter().copied()))?;
+    names_once(change.policies.iter().map(|policy| &policy.name).chain(&gone.policies))?;
+    let after = After::new(policy, uses, change);
+    for vip in &change.vips {
+        if after.is_endpoint(vip.address) {
+            return Err(BuildError::EndpointIsVip { address: vip.address });
+        }
+    }
+    for endpoint in &change.endpoints {
+        let address = endpoint.address;
+        if !after.is_policy(&endpoint.policy) {
+            return Err(BuildError::UnknownPolicy { address, policy: endpoint.policy.clone() });
+        }
+        if after.is_vip(address) {
+            return Err(BuildError::EndpointIsVip { address });
+        }
+        if let Some(&vip) = endpoint.vips.iter().find(|vip| vip.is_ipv4() != address.is_ipv4() || !after.is_vip(**vip)) {
+            return Err(BuildError::UnknownVip { address, vip });
+        }
+    }
+    after.check_gone(change)?;
+    let known = policy.vips().count();
+    let new = change.vips.iter().filter(|vip| policy.vip_at(vip.address).is_none()).count();
+    // Retired VIPs may have become free meanwhile: they count only where they stand in the way.
+    let retired = policy.vips().filter(|vip| vip.retired && vip.pool.claimed() == 0).count();
+    if known - retired + new > MOST_VIPS {
+        return Err(BuildError::TooManyVips { count: known - retired + new });
+    }
+    Ok(())
+}
+
+/// The policy as it will be.
+struct After<'a> {
+    policy: &'a Policy,
+    uses: &'a Uses,
+    policies: HashSet<&'a str>,
+    vips: HashSet<IpAddr>,
+    endpoints: HashSet<IpAddr>,
+    policies_gone: HashSet<&'a str>,
+    vips_gone: HashSet<IpAddr>,
+    endpoints_gone: HashSet<IpAddr>,
+}
+
+impl<'a> After<'a> {
+    fn new(policy: &'a Policy, uses: &'a Uses, change: &'a PolicyChange) -> Self {
+        Self {
+            policy,
+            uses,
+            policies: change.policies.iter().map(|policy| &*policy.name).collect(),
+            vips: change.vips.iter().map(|vip| vip.address).collect(),
+            endpoints: change.endpoints.iter().map(|endpoint| endpoint.address).collect(),
+            policies_gone: change.gone.policies.iter().map(|name| &**name).collect(),
+            vips_gone: change.gone.vips.iter().copied().collect(),
+            endpoints_gone: change.gone.endpoints.iter().copied().collect(),
+        }
+    }
+
+    fn is_policy(&self, name: &str) -> bool {
+        self.policies.contains(name) || self.uses.egress.contains_key(name) && !self.policies_gone.contains(name)
+    }
+
+    fn is_vip(&self, address: IpAddr) -> bool {
+        let was = || self.policy.vip_at(address).is_some_and(|vip| !vip.retired);
+        self.vips.contains(&address) || !self.vips_gone.contains(&address) && was()
+    }
+
+    fn is_endpoint(&self, address: IpAddr) -> bool {
+        let was = || self.policy.endpoint_at(address).is_some();
+        self.endpoints.contains(&address) || !self.endpoints_gone.contains(&address) && was()
+    }
+
+    /// What goes is named by no endpoint that stays.
+    fn check_gone(&self, change: &PolicyChange) -> Result<(), BuildError> {
+        let (mut of_egress, mut of_vip) = (HashMap::<EgressId, u32>::new(), HashMap::<VipId, u32>::new());
+        if !change.gone.policies.is_empty() || !change.gone.vips.is_empty() {
+            let changed = change.endpoints.iter().map(|endpoint| endpoint.address);
+            for address in changed.chain(change.gone.endpoints.iter().copied()) {
+                let Some(Endpoint { policy, vips, .. }) = self.policy.endpoint_at(address) else { continue };
+                *of_egress.entry(*policy).or_default() += 1;
+                vips.iter().for_each(|vip| *of_vip.entry(*vip).or_default() += 1);
+            }
+        }
+        for name in &change.gone.policies {
+            let id = self.uses.egress.get(name);
+            if id.is_some_and(|id| self.uses.of_egress(*id) > of_egress.get(id).copied().unwrap_or(0)) {
+                return Err(BuildError::PolicyInUse { name: name.clone() });
+            }
+        }
+        for &vip in &change.gone.vips {
+            let id = self.policy.vip_at(vip).map(|vip| vip.id);
+            if id.is_some_and(|id| self.uses.of_vip(id) > of_vip.get(&id).copied().unwrap_or(0)) {
+                return Err(BuildError::VipInUse { vip });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn addresses_once(addresses: impl Iterator<Item = IpAddr>) -> Result<(), BuildError> {
+    let mut seen = HashSet::default();
+    for address in addresses {
+        if !seen.insert(address) {
+            return Err(BuildError::Twice { address });
+        }
+    }
+    Ok(())
+}
+
+fn names_once<'a>(names: impl Iterator<Item = &'a Arc<str>>) -> Result<(), BuildError> {
+    let mut seen = HashSet::default();
+    for name in names {
+        if !seen.insert(name) {
+            return Err(BuildError::PolicyTwice { name: name.clone() });
+        }
+    }
+    Ok(())
+}
+
+impl Policy {
+    /// The VIP with this address of either family, also a retired one.
+    pub(super) fn vip_at(&self, address: IpAddr) -> Option<&super::policy::Vip> {
+        match address {
+            IpAddr::V4(v4) => self.vip(v4.to_bits()),
+            IpAddr::V6(v6) => self.vip(V6::from_bits(v6.to_bits())),
+        }
+    }
+
+    /// The endpoint with this address of either family.
+    pub(super) fn endpoint_at(&self, address: IpAddr) -> Option<&Endpoint> {
+        match address {
+            IpAddr::V4(v4) => self.v4.endpoints.get(v4.to_bits()).map(|(_, endpoint)| endpoint),
+            IpAddr::V6(v6) => self.v6.endpoints.get(V6::from_bits(v6.to_bits())).map(|(_, endpoint)| endpoint),
+        }
+    }
+}

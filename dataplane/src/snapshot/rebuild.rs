@@ -1,0 +1,233 @@
+//! A checked change to the next policy: shares what stays, copies what changes, and notes whom that concerns.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use foldhash::HashMap;
+
+use super::build::{MOST_VIPS, prefix};
+use super::change::{Gone, PolicyChange};
+use super::endpoints::Endpoint;
+use super::freshness::Freshness;
+use super::policy::{Egress, EgressId, Policy, Vip, VipId};
+use super::prefixes::Prefixes;
+use super::spec::{Announce, EgressSpec, EndpointSpec, PolicySet, VipSpec};
+use super::uses::Uses;
+use crate::address::{Address, V6};
+
+/// A policy on its way to become the next one.
+pub(super) struct Rebuild<'a> {
+    pub(super) policy: Policy,
+    pub(super) freshness: Freshness,
+    pub(super) uses: &'a mut Uses,
+    pub(super) generation: u32,
+}
+
+impl Rebuild<'_> {
+    /// Makes the change. What comes is there before it is named, what goes is named by nobody any more.
+    pub(super) fn apply(&mut self, change: &PolicyChange) {
+        self.policy.version.clone_from(&change.version);
+        self.forget_retired_vips();
+        let mut guarantees_changed = false;
+        for spec in &change.policies {
+            guarantees_changed |= self.set_egress(spec);
+        }
+        for spec in &change.vips {
+            self.set_vip(spec);
+        }
+        let mut crowded = Vec::new();
+        for spec in &change.endpoints {
+            self.set_endpoint(spec.address, Some(spec), &mut crowded);
+        }
+        for &address in &change.gone.endpoints {
+            self.set_endpoint(address, None, &mut crowded);
+        }
+        for &address in &change.gone.vips {
+            self.retire_vip(address);
+        }
+        self.forget_retired_vips();
+        for name in &change.gone.policies {
+            if let Some(id) = self.uses.egress.remove(name) {
+                self.policy.egress[id.0 as usize] = None;
+                // To be given out again by the next change: until then the steering program may know it by its former meaning.
+                self.uses.free_egress.push(id);
+            }
+        }
+        if guarantees_changed {
+            self.uses.recount_guaranteed(&self.policy);
+            crowded = self.policy.vips().map(|vip| vip.id).collect();
+        }
+        for id in crowded {
+            self.update_guaranteed(id);
+        }
+    }
+
+    /// Says whether what the policy guarantees has changed.
+    fn set_egress(&mut self, spec: &EgressSpec) -> bool {
+        let slots = &mut self.policy.egress;
+        let known = self.uses.egress.get(&spec.name).copied();
+        let free = &mut self.uses.free_egress;
+        let id = known.or_else(|| free.pop()).unwrap_or(EgressId(slots.len() as u32));
+        let before = known.and_then(|id| slots[id.0 as usize].take());
+        if slots.len() <= id.0 as usize {
+            slots.push(None);
+        }
+        slots[id.0 as usize] = Some(Arc::new(build_egress(spec, id)));
+        self.uses.egress.insert(spec.name.clone(), id);
+        let Some(before) = before else { return false };
+        if (&before.spec.destinations, &before.spec.excluded) != (&spec.destinations, &spec.excluded) {
+            // Its endpoints may be many, and are not listed anywhere.
+            self.freshness.touch_all(self.generation);
+        }
+        before.spec.limits.guaranteed_ports != spec.limits.guaranteed_ports
+    }
+
+    fn set_vip(&mut self, spec: &VipSpec) {
+        let known = self.policy.vip_at(spec.address).cloned();
+        if known.as_ref().is_none_or(|vip| vip.retired) {
+            self.touch(spec.address);
+        }
+        let slots = &mut self.policy.vips;
+        let free = &mut self.uses.free_vips;
+        let id = known.as_ref().map(|vip| vip.id).or_else(|| free.pop()).unwrap_or(VipId(slots.len() as u16));
+        debug_assert!(usize::from(id.0) < MOST_VIPS, "the check has counted them");
+        if slots.len() <= usize::from(id.0) {
+            slots.push(None);
+        }
+        let is_new = known.is_none();
+        slots[usize::from(id.0)] = Some(Arc::new(Vip {
+            address: spec.address,
+            name: spec.name.clone(),
+            id,
+            pool: known.map_or_else(Arc::default, |vip| vip.pool),
+            retired: false,
+            announce: spec.announce,
+            reserved: spec.reserved_ports.clone().into(),
+            guaranteed: self.uses.guaranteed(id),
+        }));
+        if is_new {
+            self.index_vip(spec.address, Some(id));
+        }
+    }
+
+    fn set_endpoint(&mut self, address: IpAddr, spec: Option<&EndpointSpec>, crowded: &mut Vec<VipId>) {
+        let before = self.policy.endpoint_at(address).cloned();
+        let after = spec.map(|spec| Endpoint {
+            policy: self.uses.egress[&spec.policy],
+            vips: spec.vips.iter().filter_map(|&vip| self.policy.vip_at(vip)).map(|vip| vip.id).collect(),
+            name: spec.name.clone(),
+            usage: self.policy.usage_at(address).unwrap_or_default(),
+        });
+        let bound = |endpoint: &Option<Endpoint>| endpoint.as_ref().map(|it| (it.policy, it.vips.clone()));
+        if bound(&before) != bound(&after) {
+            self.touch(address);
+        }
+        for (endpoint, comes) in [(&before, false), (&after, true)] {
+            let Some(endpoint) = endpoint else { continue };
+            let ports = self.policy.egress_of(endpoint).spec.limits.guaranteed_ports.unwrap_or(0);
+            self.uses.count(endpoint.policy, &endpoint.vips, ports, comes);
+            if ports > 0 {
+                crowded.extend(&endpoint.vips);
+            }
+        }
+        match address {
+            IpAddr::V4(v4) => self.policy.v4.endpoints.set(v4.to_bits(), after),
+            IpAddr::V6(v6) => self.policy.v6.endpoints.set(V6::from_bits(v6.to_bits()), after),
+        }
+    }
+
+    /// A VIP that nobody wants stays for as long as a worker holds ports of it.
+    fn retire_vip(&mut self, address: IpAddr) {
+        let Some(vip) = self.policy.vip_at(address).filter(|vip| !vip.retired) else { return };
+        let id = vip.id;
+        let retired = Vip { retired: true, reserved: Box::default(), announce: Announce::default(), ..vip.clone() };
+        self.touch(address);
+        self.policy.vips[usize::from(id.0)] = Some(Arc::new(retired));
+    }
+
+    /// Called first, for the room that it makes, and last, for those that nobody has held a port of.
+    fn forget_retired_vips(&mut self) {
+        let free: Vec<(IpAddr, VipId)> =
+            self.policy.vips().filter(|vip| vip.retired && vip.pool.close()).map(|vip| (vip.address, vip.id)).collect();
+        for (address, id) in free {
+            self.policy.vips[usize::from(id.0)] = None;
+            self.uses.free_vips.push(id);
+            self.touch(address);
+            self.index_vip(address, None);
+        }
+    }
+
+    fn index_vip(&mut self, address: IpAddr, id: Option<VipId>) {
+        fn set<A: Address>(index: &mut Arc<HashMap<A, VipId>>, address: A, id: Option<VipId>) {
+            let index = Arc::make_mut(index);
+            match id {
+                Some(id) => index.insert(address, id),
+                None => index.remove(&address),
+            };
+        }
+        match address {
+            IpAddr::V4(v4) => set(&mut self.policy.v4.vips, v4.to_bits(), id),
+            IpAddr::V6(v6) => set(&mut self.policy.v6.vips, V6::from_bits(v6.to_bits()), id),
+        }
+    }
+
+    fn update_guaranteed(&mut self, id: VipId) {
+        let guaranteed = self.uses.guaranteed(id);
+        if let Some(vip) = self.policy.vips[usize::from(id.0)].as_mut().filter(|vip| vip.guaranteed != guaranteed) {
+            Arc::make_mut(vip).guaranteed = guaranteed;
+        }
+    }
+
+    fn touch(&mut self, address: IpAddr) {
+        let bucket = match address {
+            IpAddr::V4(v4) => v4.to_bits().bucket(),
+            IpAddr::V6(v6) => V6::from_bits(v6.to_bits()).bucket(),
+        };
+        self.freshness.touch(bucket, self.generation);
+    }
+}
+
+impl Policy {
+    /// What an address uses, to be taken along.
+    fn usage_at(&self, address: IpAddr) -> Option<Arc<super::quota::EndpointUse>> {
+        match address {
+            IpAddr::V4(v4) => self.v4.endpoints.usage(v4.to_bits()).cloned(),
+            IpAddr::V6(v6) => self.v6.endpoints.usage(V6::from_bits(v6.to_bits())).cloned(),
+        }
+    }
+}
+
+impl PolicyChange {
+    /// What makes `set` of a policy that is built already.
+    pub(super) fn replacing(policy: &Policy, set: &PolicySet) -> Self {
+        let policies: foldhash::HashSet<&str> = set.policies.iter().map(|policy| &*policy.name).collect();
+        let vips: foldhash::HashSet<IpAddr> = set.vips.iter().map(|vip| vip.address).collect();
+        let endpoints: foldhash::HashSet<IpAddr> = set.endpoints.iter().map(|endpoint| endpoint.address).collect();
+        let gone = Gone {
+            policies: policy.egress().map(|egress| &egress.spec.name).filter(|it| !policies.contains(&***it)).cloned().collect(),
+            vips: policy.live_vips().map(|vip| vip.address).filter(|vip| !vips.contains(vip)).collect(),
+            endpoints: policy.endpoints().map(|(address, _)| address).filter(|it| !endpoints.contains(it)).collect(),
+        };
+        Self {
+            version: set.version.clone(),
+            policies: set.policies.clone(),
+            vips: set.vips.clone(),
+            endpoints: set.endpoints.clone(),
+            gone,
+        }
+    }
+}
+
+fn build_egress(spec: &EgressSpec, id: EgressId) -> Egress {
+    // Excluded first: where both lists name one prefix, the first counts.
+    let all = || {
+        let excluded = spec.excluded.iter().map(|net| (net, false));
+        excluded.chain(spec.destinations.iter().map(|net| (net, true)))
+    };
+    Egress {
+        spec: spec.clone(),
+        id,
+        v4: Prefixes::new(all().filter_map(|(net, value)| prefix(net, value))),
+        v6: Prefixes::new(all().filter_map(|(net, value)| prefix(net, value))),
+    }
+}
