@@ -1,4 +1,4 @@
-//! Generates the code of the gRPC services; protox compiles the .proto files, so no protoc is needed.
+//! Generates the code of the gRPC services and messages; protox compiles the .proto files, so no protoc is needed for ours.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
@@ -7,5 +7,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .btree_map(".")
         .message_attribute(".", "#[derive(serde::Serialize)]")
         .compile_fds(files)?;
+    let files = protox::compile(["vipgate/policy/v1/policy.proto"], ["proto"])?;
+    tonic_prost_build::configure().compile_fds(files)?;
     Ok(())
 }

@@ -186,8 +186,12 @@ impl Rig {
 }
 
 fn policy() -> PolicySet {
-    let endpoint =
-        |address: IpAddr, vip: IpAddr| EndpointSpec { address, name: "".into(), policy: "bench".into(), vips: vec![vip] };
+    let endpoint = |address: IpAddr, vip: IpAddr| EndpointSpec {
+        address,
+        name: "".into(),
+        policy: "bench".into(),
+        vips: vec![vip],
+    };
     let vip =
         |address: IpAddr| VipSpec { address, name: "bench".into(), announce: Announce::L2, reserved_ports: vec![] };
     let v4 = (FIRST_POD..FIRST_POD + PODS).map(|pod| endpoint(pod.to_ip(), VIP.to_ip()));

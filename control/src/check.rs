@@ -15,7 +15,8 @@ use crate::complaint::{Complaint, settle};
 use crate::config::{Config, PolicydConfig};
 use crate::manifest::files::walk;
 use crate::manifest::{Foreign, Manifests, read};
-use crate::policy::{Options, compile};
+use crate::policy::compile;
+use crate::xds::resource::version_of;
 use crate::yaml::Source;
 
 /// What was found.
@@ -137,8 +138,9 @@ pub fn run(paths: &[PathBuf]) -> Report {
     if files > 0 {
         // With one gateway the question is what that one would do, else what all of them would.
         let gateway = if gateways.len() == 1 { gateways.pop() } else { None };
-        let compiled = compile(&manifests.objects, &Options { gateway });
-        report.policy = Some(summary(files, &manifests, &compiled.set));
+        let compiled = compile(&manifests.objects);
+        let set = compiled.deal.part_of(gateway.as_deref(), &version_of(&compiled.deal));
+        report.policy = Some(summary(files, &manifests, &set));
         report.complaints.extend(manifests.complaints);
         report.complaints.extend(compiled.complaints);
     }
@@ -173,14 +175,14 @@ fn summary(files: usize, manifests: &Manifests, set: &PolicySet) -> Summary {
     for object in &manifests.objects {
         *objects.entry(object.id.kind.as_str()).or_default() += 1;
     }
-    let mut policies: Vec<_> =
-        set.policies.iter().map(|policy| Policy { name: policy.name.clone(), endpoints: 0 }).collect();
+    let mut covered: BTreeMap<&str, usize> = set.policies.iter().map(|policy| (&*policy.name, 0)).collect();
     for endpoint in &set.endpoints {
-        policies[endpoint.policy as usize].endpoints += 1;
+        *covered.entry(&*endpoint.policy).or_default() += 1;
     }
+    let policies = covered.into_iter().map(|(name, endpoints)| Policy { name: name.to_owned(), endpoints }).collect();
     let vips = set.vips.iter().map(|vip| Vip {
         address: vip.address.to_string(),
-        name: vip.name.clone(),
+        name: vip.name.to_string(),
         reserved_ports: vip.reserved_ports.clone(),
     });
     Summary {

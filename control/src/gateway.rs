@@ -6,10 +6,12 @@
 
 mod capture;
 mod control;
+mod feed;
 mod figures;
 mod kept;
 mod start;
 pub mod state;
+mod wait;
 mod workers;
 
 use std::path::Path;
@@ -35,8 +37,10 @@ pub fn run(path: &Path) -> Result<(), Failure> {
         .build()
         .map_err(|error| Failure::runtime(format_args!("cannot start the control thread: {error}")))?;
     runtime.block_on(async {
-        let gateway = start::start(config).await?;
-        control::follow(gateway).await
+        match start::start(config).await? {
+            Some(gateway) => control::follow(gateway).await,
+            None => Ok(()),
+        }
     })
 }
 

@@ -16,4 +16,5 @@ pub mod metrics;
 pub mod policy;
 pub mod policyd;
 pub mod systemd;
+pub mod xds;
 pub mod yaml;

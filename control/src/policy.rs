@@ -6,9 +6,11 @@
 
 mod address;
 mod claim;
+mod deal;
 mod endpoints;
 mod fingerprint;
 mod follow;
+mod gateways;
 mod inventory;
 mod pods;
 mod pool;
@@ -16,17 +18,19 @@ mod services;
 mod slices;
 mod vips;
 
+pub use self::address::unusable as unusable_address;
+pub use self::deal::{Blocks, Deal, DealtEndpoint, DealtVip, Peer, Share};
+pub use self::fingerprint::{Fingerprint, mix};
 pub use self::follow::{Change, Follower, follow};
 
 use std::path::PathBuf;
 
-use vipgate_dataplane::snapshot::spec::PolicySet;
-
-use self::claim::Serving;
+use self::gateways::Gateways;
 use self::inventory::Inventory;
 use self::pods::Pods;
 use self::pool::Pools;
 use self::slices::Slices;
+use self::vips::Held;
 use crate::complaint::{Complaint, Complaints, settle};
 use crate::manifest::{Foreign, Object, load};
 
@@ -37,18 +41,11 @@ pub const ANNOUNCE_ANNOTATION: &str = "vipgate.io/announce";
 /// The load balancer class that is ours; Services without a class are too.
 pub const LOAD_BALANCER_CLASS: &str = "vipgate.io/vipgate";
 
-/// For whom a policy is compiled.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Options {
-    /// Name of the gateway; without one, what all gateways together serve.
-    pub gateway: Option<String>,
-}
-
 /// A policy, and what is wrong with the objects that it was made of.
 #[derive(Clone, Debug, Default)]
 pub struct Compiled {
-    /// The policy; to be used only when there are no errors.
-    pub set: PolicySet,
+    /// The policy of all gateways; to be used only when there are no errors.
+    pub deal: Deal,
     /// What is wrong, in the order of files and lines.
     pub complaints: Vec<Complaint>,
 }
@@ -58,28 +55,28 @@ impl Compiled {
     ///
     /// # Errors
     /// All complaints, warnings too, when at least one is an error.
-    pub fn accept(self) -> Result<(PolicySet, Vec<Complaint>), Complaints> {
+    pub fn accept(self) -> Result<(Deal, Vec<Complaint>), Complaints> {
         if self.complaints.iter().any(Complaint::is_error) {
             Err(Complaints(self.complaints))
         } else {
-            Ok((self.set, self.complaints))
+            Ok((self.deal, self.complaints))
         }
     }
 }
 
 /// Compiles the policy of all objects.
-pub fn compile(objects: &[Object], options: &Options) -> Compiled {
+pub fn compile(objects: &[Object]) -> Compiled {
     let mut complaints = Vec::new();
     let log = &mut complaints;
     let inventory = Inventory::new(objects, log);
+    let gateways = Gateways::new(&inventory);
     let pods = Pods::new(&inventory, log);
     let slices = Slices::new(&inventory, &pods, log);
     let services = services::read(&inventory, log);
     let pools = Pools::new(&inventory, log);
-    let serving = Serving::new(&inventory, options);
     let sources = claim::Sources {
         inventory: &inventory,
-        serving: &serving,
+        gateways: &gateways,
         pods: &pods,
         slices: &slices,
         services: &services,
@@ -87,19 +84,28 @@ pub fn compile(objects: &[Object], options: &Options) -> Compiled {
     };
     let claims = claim::collect(&sources, log);
     let vips = vips::settle(&sources, &claims, log);
-    let endpoints = endpoints::settle(&claims, &pods, log);
+    let endpoints = endpoints::settle(&claims, &vips, &gateways, &pods, log);
     let mut policies: Vec<_> = claims.into_iter().map(|claim| claim.spec).collect();
     policies.sort_by(|a, b| a.name.cmp(&b.name));
-    let mut set = PolicySet { version: String::new(), policies, vips, endpoints };
-    set.version = fingerprint::version(&set);
+    let vips = vips.into_iter().map(|held| deal_vip(held, &gateways)).collect();
     settle(&mut complaints);
-    Compiled { set, complaints }
+    Compiled { deal: Deal { policies, vips, endpoints, peers: gateways.peers() }, complaints }
+}
+
+/// Splits the ports of a VIP between those that hold it.
+fn deal_vip(Held { spec, holders }: Held, gateways: &Gateways<'_>) -> DealtVip {
+    let blocks = match holders.as_slice() {
+        [] | [_] => vec![None; holders.len()],
+        several => gateways.blocks(spec.address, several).into_iter().map(Some).collect(),
+    };
+    let share = |(holder, blocks): (usize, _)| Share { gateway: gateways.name(holder).clone(), blocks };
+    DealtVip { shares: holders.into_iter().zip(blocks).map(share).collect(), spec }
 }
 
 /// Reads files and directories and compiles them; complaints of both.
-pub fn compile_files(paths: &[PathBuf], foreign: Foreign, options: &Options) -> Compiled {
+pub fn compile_files(paths: &[PathBuf], foreign: Foreign) -> Compiled {
     let manifests = load(paths, foreign);
-    let mut compiled = compile(&manifests.objects, options);
+    let mut compiled = compile(&manifests.objects);
     compiled.complaints.extend(manifests.complaints);
     settle(&mut compiled.complaints);
     compiled

@@ -169,12 +169,12 @@ fn a_hundred_thousand_endpoints_arrive() {
     set.endpoints = (0..100_000_u32)
         .map(|number| EndpointSpec {
             address: std::net::Ipv4Addr::from(0x0a00_0000 + number).into(),
-            name: format!("tenant-with-a-long-name/deployment-with-a-long-name-{number}"),
-            policy: 0,
+            name: format!("tenant-with-a-long-name/deployment-with-a-long-name-{number}").into(),
+            policy: "EgressPolicy tenant-a/out".into(),
             vips: vec!["203.0.113.10".parse().unwrap()],
         })
         .collect();
-    let gateway = Gateway::start_with(&[Worker::Answers(vec![], 1)], set);
+    let gateway = Gateway::start_with(&[Worker::Answers(vec![], 1)], &set);
     assert_eq!(gateway.table(&["endpoints"]).lines().count(), 100_001);
     assert_eq!(gateway.json(&["vips"])["vips"][0]["endpoints"], 100_000);
 }

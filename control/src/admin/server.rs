@@ -19,6 +19,7 @@ use super::proto::admin_server::Admin;
 use super::sessions::Workers;
 use super::{PROTOCOL, proto};
 use crate::gateway::state::GatewayState;
+use crate::xds::client::ServerStatus;
 
 /// Answers from what the gateway knows of itself.
 pub(super) struct Service {
@@ -38,7 +39,7 @@ type Answer<T> = Result<Response<T>, Status>;
 impl Admin for Service {
     async fn status(&self, _: Request<proto::StatusRequest>) -> Answer<proto::StatusReply> {
         let state = &self.state;
-        let policy = state.policy.load();
+        let (policy, compiled) = (state.policy.load(), state.compiled.load());
         let workers: Vec<_> = (0..)
             .zip(&state.workers)
             .map(|(number, worker)| {
@@ -91,15 +92,16 @@ impl Admin for Service {
             sessions: workers.iter().map(|worker| worker.sessions).sum(),
             session_capacity: state.session_capacity,
             policy: Some(proto::PolicyStatus {
-                version: policy.set.version.clone(),
+                version: compiled.version().to_owned(),
                 source: policy.source.clone(),
                 generation: policy.generation,
                 age_seconds: SystemTime::now().duration_since(policy.applied_at).unwrap_or_default().as_secs(),
                 updates_applied: policy.updates_applied,
                 updates_rejected: policy.updates_rejected,
                 last_error: policy.last_error.clone().unwrap_or_default(),
-                vips: policy.set.vips.len() as u64,
-                endpoints: policy.set.endpoints.len() as u64,
+                vips: compiled.live_vips().count() as u64,
+                endpoints: compiled.endpoint_count() as u64,
+                server: state.server.as_ref().map(|server| server_status(&server.load())),
             }),
             workers,
             interfaces: interfaces.collect(),
@@ -129,34 +131,37 @@ impl Admin for Service {
     }
 
     async fn vips(&self, _: Request<proto::VipsRequest>) -> Answer<proto::VipsReply> {
-        let policy = self.state.policy.load();
+        let policy = self.state.compiled.load();
         let mut users: HashMap<IpAddr, u64> = HashMap::new();
-        for vip in policy.set.endpoints.iter().flat_map(|endpoint| &endpoint.vips) {
-            *users.entry(*vip).or_default() += 1;
+        for vip in policy.endpoints().flat_map(|(_, endpoint)| policy.vips_of(endpoint)) {
+            *users.entry(vip.address).or_default() += 1;
         }
-        let vips = policy.set.vips.iter().map(|vip| proto::Vip {
+        let mut vips: Vec<_> = policy.live_vips().collect();
+        vips.sort_by_key(|vip| vip.address);
+        let vips = vips.into_iter().map(|vip| proto::Vip {
             address: vip.address.to_string(),
-            name: vip.name.clone(),
+            name: vip.name.to_string(),
             announce: match vip.announce {
                 Announce::L2 => "L2".to_owned(),
                 Announce::Bgp => "BGP".to_owned(),
             },
-            reserved_ports: vip.reserved_ports.iter().map(|&port| port.into()).collect(),
+            reserved_ports: vip.reserved.iter().map(|&port| port.into()).collect(),
             endpoints: users.get(&vip.address).copied().unwrap_or_default(),
         });
         Ok(Response::new(proto::VipsReply { vips: vips.collect() }))
     }
 
     async fn endpoints(&self, _: Request<proto::EndpointsRequest>) -> Answer<proto::EndpointsReply> {
-        let (policy, compiled) = (self.state.policy.load(), self.state.compiled.load());
-        let used = |address| compiled.usage_of(address).map_or((0, 0), |usage| (usage.sessions(), usage.refused()));
-        let endpoints = policy.set.endpoints.iter().map(|endpoint| proto::Endpoint {
-            sessions: used(endpoint.address).0.into(),
-            refused: used(endpoint.address).1,
-            address: endpoint.address.to_string(),
-            name: endpoint.name.clone(),
-            policy: policy.set.policies.get(endpoint.policy as usize).map_or_else(String::new, |p| p.name.clone()),
-            vips: endpoint.vips.iter().map(IpAddr::to_string).collect(),
+        let policy = self.state.compiled.load();
+        let mut endpoints: Vec<_> = policy.endpoints().collect();
+        endpoints.sort_by_key(|(address, _)| *address);
+        let endpoints = endpoints.into_iter().map(|(address, endpoint)| proto::Endpoint {
+            sessions: endpoint.usage.sessions().into(),
+            refused: endpoint.usage.refused(),
+            address: address.to_string(),
+            name: endpoint.name.to_string(),
+            policy: policy.egress_of(endpoint).spec.name.to_string(),
+            vips: policy.vips_of(endpoint).map(|vip| vip.address.to_string()).collect(),
         });
         Ok(Response::new(proto::EndpointsReply { endpoints: endpoints.collect() }))
     }
@@ -179,6 +184,18 @@ impl Admin for Service {
 
 fn filter(filter: Option<proto::SessionFilter>) -> Result<SessionFilter, Status> {
     (&filter.unwrap_or_default()).try_into().map_err(|error: FilterError| Status::invalid_argument(error.to_string()))
+}
+
+fn server_status(server: &ServerStatus) -> proto::ServerStatus {
+    let seconds = |at: SystemTime| SystemTime::now().duration_since(at).unwrap_or_default().as_secs();
+    proto::ServerStatus {
+        connected: server.connected,
+        since_seconds: seconds(server.since),
+        error: server.error.clone().unwrap_or_default(),
+        has_policy: server.known_at.is_some(),
+        policy_age_seconds: server.known_at.map_or(0, seconds),
+        cache_error: server.cache_error.clone().unwrap_or_default(),
+    }
 }
 
 fn role(role: Role) -> &'static str {

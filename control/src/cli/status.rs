@@ -45,11 +45,31 @@ fn head(status: &proto::StatusReply) -> String {
     for (at, reason) in policy.last_error.lines().enumerate() {
         line(if at == 0 { "REJECTED" } else { "" }, reason);
     }
+    if let Some(server) = &policy.server {
+        line("server", &server_line(server));
+        if !server.cache_error.is_empty() {
+            line("CACHE", &server.cache_error);
+        }
+    }
     // Tenths of a percent, rounded up: what isn't empty doesn't look so.
     let permille = (status.sessions * 1000).div_ceil(status.session_capacity.max(1));
     let share = format!("{}.{} %", permille / 10, permille % 10);
     line("sessions", &format!("{} of {} ({share})", status.sessions, status.session_capacity));
     out
+}
+
+/// How things stand with the policy server, and how old the policy is while it can't be heard.
+fn server_line(server: &proto::ServerStatus) -> String {
+    let since = span(server.since_seconds * 1000);
+    if server.connected {
+        return format!("connected for {since}");
+    }
+    let policy = if server.has_policy {
+        format!("the policy in force was the server's {} ago", span(server.policy_age_seconds * 1000))
+    } else {
+        "there is NO POLICY, so everything is dropped".to_owned()
+    };
+    format!("NOT CONNECTED for {since}: {}; {policy}", server.error)
 }
 
 fn workers(status: &proto::StatusReply) -> String {

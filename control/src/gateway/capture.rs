@@ -1,23 +1,63 @@
-//! What the steering program must capture, from policy and network.
+//! What the steering program must capture, from policy and network: all of it, or what a change makes more and less.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use vipgate_dataplane::snapshot::spec::PolicySet;
+use ipnet::IpNet;
+use vipgate_dataplane::snapshot::build::Builder;
+use vipgate_dataplane::snapshot::change::PolicyChange;
+use vipgate_dataplane::snapshot::policy::{Egress, Policy};
 use vipgate_xdp::steering::SteeringTables;
 
 /// The tables for this policy on a node with these addresses of its own.
-pub(super) fn tables(set: &PolicySet, locals: &[IpAddr]) -> SteeringTables {
-    let mut cidrs = BTreeMap::new();
-    for (policy, number) in set.policies.iter().zip(0..) {
-        cidrs.extend(policy.destinations.iter().map(|net| ((number, net.trunc()), true)));
-        // Excluded last: where both lists name a prefix, it is excluded.
-        cidrs.extend(policy.excluded.iter().map(|net| ((number, net.trunc()), false)));
-    }
+pub(super) fn tables(policy: &Policy, locals: &[IpAddr]) -> SteeringTables {
     SteeringTables {
-        endpoints: set.endpoints.iter().map(|endpoint| (endpoint.address, endpoint.policy)).collect(),
-        vips: set.vips.iter().map(|vip| vip.address).collect(),
+        endpoints: policy.endpoints().map(|(address, endpoint)| (address, policy.egress_of(endpoint).id.0)).collect(),
+        vips: policy.live_vips().map(|vip| vip.address).collect(),
         locals: locals.iter().copied().collect::<BTreeSet<_>>(),
-        cidrs,
+        cidrs: policy.egress().flat_map(cidrs).collect(),
+    }
+}
+
+/// For each destination that a policy names whether it is translated.
+fn cidrs(egress: &Egress) -> BTreeMap<(u32, IpNet), bool> {
+    let number = egress.id.0;
+    let mut cidrs: BTreeMap<_, _> = egress.spec.destinations.iter().map(|net| ((number, net.trunc()), true)).collect();
+    // Excluded last: where both lists name a prefix, it is excluded.
+    cidrs.extend(egress.spec.excluded.iter().map(|net| ((number, net.trunc()), false)));
+    cidrs
+}
+
+/// What a change lets go of, to be asked before it is built.
+#[derive(Debug, Default)]
+pub(super) struct Before {
+    cidrs: BTreeMap<(u32, IpNet), bool>,
+}
+
+impl Before {
+    /// What of the policy the change replaces or takes away.
+    pub(super) fn of(change: &PolicyChange, builder: &Builder) -> Self {
+        let changed = change.policies.iter().map(|policy| &policy.name);
+        let names = changed.chain(&change.gone.policies);
+        Self { cidrs: names.filter_map(|name| builder.egress(name)).flat_map(cidrs).collect() }
+    }
+
+    /// What the change captures that wasn't before, and what it lets go, once it is built.
+    pub(super) fn difference(self, change: &PolicyChange, builder: &Builder) -> (SteeringTables, SteeringTables) {
+        let number = |name: &str| builder.egress(name).map(|egress| egress.id.0);
+        let named = change.policies.iter().filter_map(|policy| builder.egress(&policy.name));
+        let more = SteeringTables {
+            endpoints: change.endpoints.iter().filter_map(|it| Some((it.address, number(&it.policy)?))).collect(),
+            vips: change.vips.iter().map(|vip| vip.address).collect(),
+            locals: BTreeSet::new(),
+            cidrs: named.flat_map(cidrs).collect(),
+        };
+        let less = SteeringTables {
+            endpoints: change.gone.endpoints.iter().map(|address| (*address, 0)).collect(),
+            vips: change.gone.vips.iter().copied().collect(),
+            locals: BTreeSet::new(),
+            cidrs: self.cidrs.into_iter().filter(|(key, _)| !more.cidrs.contains_key(key)).collect(),
+        };
+        (more, less)
     }
 }

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -13,15 +12,19 @@ use std::time::{Duration, SystemTime};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use vipgate_dataplane::command::Command;
 use vipgate_dataplane::snapshot::build::Builder;
+use vipgate_dataplane::snapshot::change::PolicyChange;
+use vipgate_dataplane::snapshot::check::BuildError;
 use vipgate_dataplane::snapshot::publish::Publisher;
-use vipgate_dataplane::snapshot::spec::{Announce, NetworkSpec, PolicySet};
+use vipgate_dataplane::snapshot::spec::{Announce, NetworkSpec};
 use vipgate_dataplane::waiting::Questions;
 use vipgate_xdp::multicast::AllMulticast;
 use vipgate_xdp::steering::Steering;
 
 use super::capture;
+use super::feed::{Feed, Files, News};
 use super::kept::Keeper;
 use super::start::ControlBell;
 use super::state::{GatewayState, PolicyStatus};
@@ -29,8 +32,8 @@ use super::workers::Threads;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::kernel::{Network, NetworkError, Resolver};
-use crate::manifest::Foreign;
-use crate::policy::{Follower, Options, compile_files};
+use crate::xds::book::Offer;
+use crate::xds::client::{Event, Rejection};
 use crate::{admin, metrics, systemd};
 
 /// How often the control thread looks after itself: frees old snapshots, sees that workers live.
@@ -39,9 +42,8 @@ const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// A gateway that stands.
 pub(super) struct Gateway {
     pub(super) config: Config,
-    pub(super) paths: Vec<PathBuf>,
-    pub(super) options: Options,
-    pub(super) follower: Follower,
+    pub(super) feed: Feed,
+    pub(super) client: Option<JoinHandle<()>>,
     pub(super) network: Network,
     pub(super) resolver: Resolver,
     pub(super) builder: Builder,
@@ -59,7 +61,7 @@ pub(super) struct Gateway {
 
 /// Runs a gateway until a signal ends it.
 pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
-    let Gateway { config, paths, options, network, resolver, admin_socket, metrics_listener, .. } = gateway;
+    let Gateway { config, mut feed, network, resolver, admin_socket, metrics_listener, .. } = gateway;
     let mut parts = Following {
         builder: gateway.builder,
         publisher: gateway.publisher,
@@ -72,7 +74,6 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
     let mut reload = signal(SignalKind::hangup()).map_err(no_signals)?;
-    let mut files = follow_files(gateway.follower);
     let pace = systemd::watchdog_interval().map_or(HOUSEKEEPING, |limit| limit.min(HOUSEKEEPING));
     let mut housekeeping = tokio::time::interval(pace);
     let mut networks = follow_network(network);
@@ -91,12 +92,14 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
             _ = terminate.recv() => break Ok(()),
             _ = interrupt.recv() => break Ok(()),
             _ = reload.recv() => {
-                tracing::info!(event = "reload", "SIGHUP: reading the policy again");
+                tracing::info!(event = "reload", "SIGHUP: reading the policy again, where it is in files");
                 systemd::reloading();
-                parts.policy_changed(&paths, &options);
+                if let Feed::Files(files, _) = &mut feed {
+                    parts.files_changed(files);
+                }
                 systemd::ready();
             }
-            Some(()) = files.recv() => parts.policy_changed(&paths, &options),
+            news = feed.next() => parts.hear(news, &mut feed),
             change = networks.recv() => match change {
                 Some(Ok(spec)) => parts.network_changed(spec),
                 Some(Err(error)) => break Err(Failure::runtime(error)),
@@ -120,6 +123,11 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
     };
     tracing::info!(event = "stopping", "stopping");
     systemd::stopping();
+    // The client of a policy server ends when nobody listens to it.
+    drop(feed);
+    if let Some(client) = gateway.client {
+        let _ = tokio::time::timeout(Duration::from_secs(1), client).await;
+    }
     parts.state.ready.store(false, Ordering::Relaxed);
     // Servers have nothing to lose: whoever asks now hears that nobody is there.
     let _ = stop.send(true);
@@ -151,20 +159,6 @@ fn follow_network(mut network: Network) -> mpsc::Receiver<Result<Arc<NetworkSpec
     receiver
 }
 
-/// Follows the policy's files in a task of its own.
-fn follow_files(mut follower: Follower) -> mpsc::Receiver<()> {
-    let (sender, receiver) = mpsc::channel(1);
-    tokio::spawn(async move {
-        loop {
-            follower.changed().await;
-            if sender.send(()).await.is_err() {
-                return;
-            }
-        }
-    });
-    receiver
-}
-
 /// What follows policy and network.
 struct Following {
     builder: Builder,
@@ -175,56 +169,83 @@ struct Following {
 }
 
 impl Following {
-    fn policy_changed(&mut self, paths: &[PathBuf], options: &Options) {
-        let compiled = compile_files(paths, Foreign::Ignore, options);
-        let status = self.state.policy.load_full();
-        match compiled.accept() {
-            Ok((set, _)) if set == *status.set && status.last_error.is_none() => {}
-            Ok((set, warnings)) => {
-                for warning in &warnings {
-                    tracing::warn!(event = "policy_warning", "{warning}");
+    fn hear(&mut self, news: News, feed: &mut Feed) {
+        match (news, feed) {
+            (News::Files, Feed::Files(files, _)) => self.files_changed(files),
+            (News::Server(Event::Offer(offer, answer)), _) => {
+                let outcome = self.put_in_force(offer);
+                if let Err(rejection) = &outcome {
+                    reject(&self.state, &rejection.to_string());
                 }
-                if let Err(reason) = self.put_in_force(set) {
-                    self.reject(&reason);
-                }
+                // The connection may be gone meanwhile; then the server asks again.
+                let _ = answer.send(outcome);
             }
-            Err(complaints) => self.reject(&complaints.to_string()),
+            (News::Server(Event::Refused(reason)), _) => reject(&self.state, &reason),
+            (News::Files, Feed::Server(_)) => {}
         }
     }
 
-    fn put_in_force(&mut self, set: PolicySet) -> Result<(), String> {
+    fn files_changed(&mut self, files: &mut Files) {
+        let outcome = match files.read() {
+            Ok(offer) => {
+                let is_fine = self.state.policy.load().last_error.is_none();
+                if is_fine && offer.change.is_empty() && offer.change.version == self.state.compiled.load().version() {
+                    return;
+                }
+                self.put_in_force(offer).map_err(|rejection| rejection.to_string())
+            }
+            Err(complaints) => Err(complaints.to_string()),
+        };
+        match outcome {
+            Ok(()) => files.took(),
+            Err(reason) => reject(&self.state, &reason),
+        }
+    }
+
+    fn put_in_force(&mut self, Offer { change, peers }: Offer) -> Result<(), Rejection> {
+        check_own_addresses(&change, &self.locals)?;
         let before = self.state.policy.load_full();
-        let snapshot = self.builder.with_policy(&set).map_err(|error| error.to_string())?;
+        let known: BTreeSet<IpAddr> = self.state.compiled.load().live_vips().map(|vip| vip.address).collect();
+        let capture = capture::Before::of(&change, &self.builder);
+        let snapshot = self.builder.with_change(&change).map_err(|error| rejection(&error))?;
         let (generation, compiled) = (snapshot.generation, snapshot.policy.clone());
-        let wanted = capture::tables(&set, &self.locals);
+        let (more, less) = capture.difference(&change, &self.builder);
         {
             let mut steering = self.steering.lock().unwrap_or_else(PoisonError::into_inner);
             // What is new is captured before workers know it, and what is gone until they have forgotten it.
-            let mut both = capture::tables(&before.set, &self.locals);
-            both.endpoints.extend(wanted.endpoints.clone());
-            both.vips.extend(wanted.vips.clone());
-            both.cidrs.clone_from(&wanted.cidrs);
-            steering.apply(both).map_err(|error| error.to_string())?;
+            let mut captured = steering.extend(more);
+            if captured.is_err() || steering.is_unsure() {
+                captured = steering.apply(capture::tables(&compiled, &self.locals));
+            }
+            if let Err(error) = captured {
+                tracing::error!(%error, "what policy covers is not captured in full; the next change tries again");
+            }
             self.publisher.publish(snapshot);
-            if let Err(error) = steering.apply(wanted) {
+            if let Err(error) = steering.reduce(less) {
                 tracing::error!(%error, "what policy no longer covers is still captured; the next change tries again");
             }
         }
-        let known: BTreeSet<IpAddr> = before.set.vips.iter().map(|vip| vip.address).collect();
+        tracing::debug!(
+            event = "policy_change",
+            policies = change.policies.len(),
+            vips = change.vips.len(),
+            endpoints = change.endpoints.len(),
+            gone = change.gone.policies.len() + change.gone.vips.len() + change.gone.endpoints.len(),
+        );
         tracing::info!(
             event = "policy",
-            version = set.version,
+            version = change.version,
             generation,
-            vips = set.vips.len(),
-            endpoints = set.endpoints.len(),
+            vips = compiled.live_vips().count(),
+            endpoints = compiled.endpoint_count(),
             "policy in force"
         );
         self.state.policy.store(Arc::new(PolicyStatus {
-            set: Arc::new(set),
             generation,
             applied_at: SystemTime::now(),
             updates_applied: before.updates_applied + 1,
             last_error: None,
+            peers: peers.into(),
             ..(*before).clone()
         }));
         self.state.compiled.store(compiled);
@@ -232,23 +253,10 @@ impl Following {
         Ok(())
     }
 
-    fn reject(&self, reason: &str) {
-        let before = self.state.policy.load_full();
-        if before.last_error.as_deref() == Some(reason) {
-            return;
-        }
-        tracing::error!(event = "policy_rejected", "policy rejected, the last good one stays in force:\n{reason}");
-        self.state.policy.store(Arc::new(PolicyStatus {
-            updates_rejected: before.updates_rejected + 1,
-            last_error: Some(reason.to_owned()),
-            ..(*before).clone()
-        }));
-    }
-
     fn network_changed(&mut self, spec: Arc<NetworkSpec>) {
         if spec.locals != self.locals {
             self.locals.clone_from(&spec.locals);
-            let wanted = capture::tables(&self.state.policy.load().set, &self.locals);
+            let wanted = capture::tables(&self.state.compiled.load(), &self.locals);
             let applied = self.steering.lock().unwrap_or_else(PoisonError::into_inner).apply(wanted);
             if let Err(error) = applied {
                 tracing::error!(%error, "the steering program doesn't know the node's new addresses yet");
@@ -263,10 +271,50 @@ impl Following {
     }
 }
 
+/// Says that an update is refused, and why.
+pub(super) fn reject(state: &GatewayState, reason: &str) {
+    let before = state.policy.load_full();
+    // Files are read again and again until they are mended; that is one rejection.
+    if before.last_error.as_deref() == Some(reason) && state.server.is_none() {
+        return;
+    }
+    tracing::error!(event = "policy_rejected", "policy rejected, the last good one stays in force:\n{reason}");
+    state.policy.store(Arc::new(PolicyStatus {
+        updates_rejected: before.updates_rejected + 1,
+        last_error: Some(reason.to_owned()),
+        ..(*before).clone()
+    }));
+}
+
+/// A VIP is on no interface: an address of the gateway's own would be taken from its kernel.
+fn check_own_addresses(change: &PolicyChange, locals: &[IpAddr]) -> Result<(), Rejection> {
+    match change.vips.iter().find(|vip| locals.binary_search(&vip.address).is_ok()) {
+        None => Ok(()),
+        Some(vip) => Err(Rejection {
+            resource: Some(format!("Vip {}", vip.address)),
+            reason: format!("{} is an address of this gateway's own kernel, so it can't be a VIP", vip.address),
+        }),
+    }
+}
+
+/// What the engine finds wrong, as the server named it.
+pub(super) fn rejection(error: &BuildError) -> Rejection {
+    let resource = match error {
+        BuildError::TooManyVips { .. } | BuildError::TooManyEndpoints { .. } => None,
+        BuildError::UnknownPolicy { address, .. }
+        | BuildError::UnknownVip { address, .. }
+        | BuildError::EndpointIsVip { address }
+        | BuildError::Twice { address } => Some(format!("Endpoint {address}")),
+        BuildError::PolicyTwice { name } | BuildError::PolicyInUse { name } => Some(format!("EgressPolicy {name}")),
+        BuildError::VipInUse { vip } => Some(format!("Vip {vip}")),
+    };
+    Rejection { resource, reason: error.to_string() }
+}
+
 /// Lets the first worker announce the VIPs that the gateway has taken over: all but those that are `known` already.
 pub(super) fn announce(state: &GatewayState, known: Option<&BTreeSet<IpAddr>>) {
-    let policy = state.policy.load();
-    let ours = policy.set.vips.iter().filter(|vip| vip.announce == Announce::L2).map(|vip| vip.address);
+    let policy = state.compiled.load();
+    let ours = policy.live_vips().filter(|vip| vip.announce == Announce::L2).map(|vip| vip.address);
     let new: Vec<IpAddr> = ours.filter(|address| known.is_none_or(|known| !known.contains(address))).collect();
     let Some(first) = state.workers.first() else { return };
     if !new.is_empty() && first.commands.try_send(Command::Announce(new)).is_err() {

@@ -8,7 +8,7 @@ use std::time::{Instant, SystemTime};
 use arc_swap::ArcSwap;
 use crossbeam::channel::bounded;
 use crossbeam::queue::ArrayQueue;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 use vipgate_dataplane::adopt::Adoption;
 use vipgate_dataplane::fragments::Fragments;
 use vipgate_dataplane::ids::Ids;
@@ -37,15 +37,17 @@ use vipgate_xdp::steering::Steering;
 
 use super::capture;
 use super::control::{Gateway, announce};
+use super::feed::{EVENTS, Feed};
 use super::figures::XdpFigures;
 use super::kept::Keeper;
 use super::state::{GatewayState, PolicyStatus, SocketStatus, WorkerHandle};
+use super::wait::{self, NoFigures};
 use super::workers::{self, Threads};
 use crate::config::{self, Config, PolicySource};
 use crate::failure::Failure;
 use crate::kernel::{Network, Resolver, ResolverLimits, Wanted};
-use crate::manifest::Foreign;
-use crate::policy::{Follower, Options, compile_files};
+use crate::xds::book::Offer;
+use crate::xds::client::{Client, ServerStatus};
 use crate::{admin, metrics};
 
 /// Questions about neighbours that wait for the control thread.
@@ -66,49 +68,69 @@ impl Wake for ControlBell {
     }
 }
 
-/// Brings a gateway up.
-pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
-    let PolicySource::Files(paths) = config.policy.clone() else {
-        return Err(Failure::usage("policy.server: this version follows policy from files only; use policy.files"));
-    };
+/// Brings a gateway up; `None` when it was told to stop before it had a policy.
+pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
     let nics = find_nics(&config)?;
     let cores = cores(&config, &nics)?;
     // Before any other thread starts: they inherit it.
     workers::leave_alone(&cores);
-
-    let options = Options { gateway: Some(config.name.clone()) };
-    // Followed first, read then: what changes in between is not missed.
-    let follower = Follower::new(paths.clone());
-    let compiled = compile_files(&paths, Foreign::Ignore, &options);
-    let (set, warnings) = compiled.accept().map_err(Failure::usage)?;
-    for warning in &warnings {
-        tracing::warn!(event = "policy_warning", "{warning}");
-    }
-
+    let Opened { mut feed, source, server, offer, mut client } = open_feed(&config)?;
     let network = open_network(&config).await?;
     let mut builder = Builder::new((*network.current()).clone());
-    let snapshot = builder.with_policy(&set).map_err(Failure::usage)?;
-    let publisher = Publisher::new(snapshot);
-
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
     let admin_socket = admin::bind(&config.admin.socket).await?;
-
     let (mut steering, devices) = open_devices(&config, &nics, cores.len())?;
-    let tables = capture::tables(&set, &network.current().locals);
-    steering.apply(tables).map_err(Failure::runtime)?;
     let multicast = join_multicast(&config, &nics);
+
+    let mut status = PolicyStatus {
+        generation: 0,
+        applied_at: SystemTime::now(),
+        source,
+        updates_applied: 0,
+        updates_rejected: 0,
+        last_error: None,
+        peers: Arc::default(),
+    };
+    let offer = take_known(offer, &mut builder, client.as_mut())?;
+    let running = client.map(|client| tokio::spawn(client.run()));
+    let mut listeners = (metrics_listener, admin_socket);
+    let (offer, answer, modes) = if let Some(offer) = offer {
+        (offer, None, None)
+    } else {
+        // Closed until there is a policy: which pods' packets must not leave as they are, nobody knows.
+        steering.close(true).map_err(Failure::runtime)?;
+        let nothing = builder.snapshot().policy;
+        steering.apply(capture::tables(&nothing, &network.current().locals)).map_err(Failure::runtime)?;
+        let modes = attach_steering(&config, &nics, &mut steering)?;
+        let state = Arc::new(state_without_workers(&config, status.clone(), server.clone(), nothing, &network)?);
+        let Some(heard) = wait::for_policy(&state, &mut feed, &mut builder, listeners).await? else {
+            return Ok(None);
+        };
+        status.updates_rejected = state.policy.load().updates_rejected;
+        listeners = (metrics::bind(config.metrics.listen).await?, admin::bind(&config.admin.socket).await?);
+        (heard.offer, Some(heard.answer), Some(modes))
+    };
+    let (metrics_listener, admin_socket) = listeners;
+    let snapshot = builder.snapshot();
+    let (policy, generation) = (snapshot.policy.clone(), snapshot.generation);
+    let publisher = Publisher::new(snapshot);
+    steering.apply(capture::tables(&policy, &network.current().locals)).map_err(Failure::runtime)?;
 
     let bell = Arc::new(ControlBell::default());
     let questions = Questions { queue: Arc::new(ArrayQueue::new(QUESTIONS)), bell: bell.clone() };
     let mut keeper = Keeper::open(&config, cores.len())?;
-    let policy = builder.snapshot().policy;
     let (parts, handles) = make_workers(&config, &cores, devices, &publisher, &policy, &mut keeper, &questions)?;
     let losses = parts.iter().map(|(_, parts, _)| parts.io.losses()).collect();
     let pool = parts.first().map(|(_, parts, _)| parts.io.pool());
     let sockets = parts.iter().map(|(_, parts, _)| parts.io.sockets().collect::<Vec<_>>()).collect::<Vec<_>>();
     let threads = Threads::start(parts, config.workers.idle)?;
 
-    let modes = attach_steering(&config, &nics, &mut steering)?;
+    let modes = match modes {
+        Some(modes) => modes,
+        None => attach_steering(&config, &nics, &mut steering)?,
+    };
+    // Policy captures what it covers by now; all else is the kernel's again.
+    steering.close(false).map_err(Failure::runtime)?;
     // Last of what can fail: what it marks in the kernel it takes back only when it is closed.
     let resolver = Resolver::open(&network, ResolverLimits::default()).await.map_err(Failure::runtime)?;
     let steering = Arc::new(Mutex::new(steering));
@@ -116,36 +138,23 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
     let counters = handles.iter().map(|handle| handle.counters.clone()).collect();
     let pool = pool.ok_or_else(|| Failure::usage("workers.cores: at least one worker is needed"))?;
     tracing::info!(event = "frames", frames = pool.total(), pages = pool.pages(), "memory for packets");
-    let paths_text: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+    let peers = offer.peers.into();
+    let status = PolicyStatus { generation, applied_at: SystemTime::now(), updates_applied: 1, peers, ..status };
     let state = Arc::new(GatewayState {
-        name: config.name.clone(),
-        node: config.node().to_owned(),
-        zone: config.zone.clone(),
-        started: Instant::now(),
-        ready: AtomicBool::new(false),
-        session_capacity: config.sessions.capacity,
-        policy: ArcSwap::from_pointee(PolicyStatus {
-            set: Arc::new(set),
-            generation: builder.snapshot().generation,
-            applied_at: SystemTime::now(),
-            source: format!("files {}", paths_text.join(", ")),
-            updates_applied: 1,
-            updates_rejected: 0,
-            last_error: None,
-        }),
-        compiled: ArcSwap::new(builder.snapshot().policy),
-        port_blocks: range(&config)?.blocks(),
-        network: ArcSwap::new(network.current()),
         workers: handles,
         sockets,
         device: Arc::new(XdpFigures { steering: steering.clone(), losses, pool, counters }),
+        ..state_without_workers(&config, status, server, policy, &network)?
     });
     announce(&state, None);
-    Ok(Gateway {
+    if let Some(answer) = answer {
+        // The connection may be gone meanwhile; then the server asks again.
+        let _ = answer.send(Ok(()));
+    }
+    Ok(Some(Gateway {
         config,
-        paths,
-        options,
-        follower,
+        feed,
+        client: running,
         resolver,
         network,
         builder,
@@ -159,6 +168,78 @@ pub(super) async fn start(config: Config) -> Result<Gateway, Failure> {
         metrics_listener,
         _multicast: multicast,
         _keeper: keeper,
+    }))
+}
+
+/// Builds the policy that is known at once. One that can't be built is wrong where it comes from files; one from a cache is
+/// forgotten.
+fn take_known(
+    offer: Option<Offer>,
+    builder: &mut Builder,
+    client: Option<&mut Client>,
+) -> Result<Option<Offer>, Failure> {
+    let Some(offer) = offer else { return Ok(None) };
+    match (builder.with_change(&offer.change), client) {
+        (Ok(_), _) => Ok(Some(offer)),
+        (Err(error), None) => Err(Failure::usage(error)),
+        (Err(error), Some(client)) => {
+            client.forget(&error.to_string());
+            Ok(None)
+        }
+    }
+}
+
+/// The source of policy, and what it says at once.
+struct Opened {
+    feed: Feed,
+    /// For people.
+    source: String,
+    server: Option<Arc<ArcSwap<ServerStatus>>>,
+    offer: Option<Offer>,
+    client: Option<Client>,
+}
+
+fn open_feed(config: &Config) -> Result<Opened, Failure> {
+    match &config.policy {
+        PolicySource::Files(paths) => {
+            let (feed, offer) = Feed::files(paths.clone(), &config.name).map_err(Failure::usage)?;
+            let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+            let source = format!("files {}", paths.join(", "));
+            Ok(Opened { feed, source, server: None, offer: Some(offer), client: None })
+        }
+        PolicySource::Server(server) => {
+            let (sender, receiver) = mpsc::channel(EVENTS);
+            let opened = Client::open(&config.name, config.zone.as_deref(), server.clone(), sender);
+            let (client, offer) = opened.map_err(Failure::usage)?;
+            let source = format!("server {}", server.url);
+            let status = Some(client.status());
+            Ok(Opened { feed: Feed::Server(receiver), source, server: status, offer, client: Some(client) })
+        }
+    }
+}
+
+fn state_without_workers(
+    config: &Config,
+    status: PolicyStatus,
+    server: Option<Arc<ArcSwap<ServerStatus>>>,
+    policy: Arc<Policy>,
+    network: &Network,
+) -> Result<GatewayState, Failure> {
+    Ok(GatewayState {
+        name: config.name.clone(),
+        node: config.node().to_owned(),
+        zone: config.zone.clone(),
+        started: Instant::now(),
+        ready: AtomicBool::new(false),
+        session_capacity: config.sessions.capacity,
+        policy: ArcSwap::from_pointee(status),
+        server,
+        compiled: ArcSwap::new(policy),
+        port_blocks: range(config)?.blocks(),
+        network: ArcSwap::new(network.current()),
+        workers: Vec::new(),
+        sockets: Vec::new(),
+        device: Arc::new(NoFigures),
     })
 }
 
@@ -326,7 +407,7 @@ fn make_workers(
         parts.push((core, worker, doorbell));
     }
     for (_, worker, _) in &mut parts {
-        policy.vips().iter().for_each(|vip| worker.tables.ports.claim_share(vip));
+        policy.vips().for_each(|vip| worker.tables.ports.claim_share(vip));
     }
     Ok((parts, handles))
 }

@@ -10,7 +10,10 @@ use vipgate_dataplane::command::Command;
 use vipgate_dataplane::counters::WorkerCounters;
 use vipgate_dataplane::link::handoff::Wake;
 use vipgate_dataplane::snapshot::policy::Policy;
-use vipgate_dataplane::snapshot::spec::{NetworkSpec, PolicySet};
+use vipgate_dataplane::snapshot::spec::NetworkSpec;
+
+use crate::policy::Peer;
+use crate::xds::client::ServerStatus;
 
 /// The gateway as the rest of the control plane sees it.
 #[derive(Debug)]
@@ -27,9 +30,11 @@ pub struct GatewayState {
     pub ready: AtomicBool,
     /// Sessions that the table can hold, all workers together.
     pub session_capacity: u64,
-    /// The policy in force and how it got there.
+    /// How the policy in force got there.
     pub policy: ArcSwap<PolicyStatus>,
-    /// The policy as the workers have it, with the owners of ports.
+    /// How things stand with the policy server, where policy comes from one.
+    pub server: Option<Arc<ArcSwap<ServerStatus>>>,
+    /// The policy in force, as the workers have it, with the owners of ports.
     pub compiled: ArcSwap<Policy>,
     /// Blocks of ports that each VIP has.
     pub port_blocks: usize,
@@ -56,11 +61,9 @@ pub struct WorkerHandle {
     pub doorbell: Arc<dyn Wake>,
 }
 
-/// The policy in force and how it got there.
+/// How the policy in force got there.
 #[derive(Clone, Debug)]
 pub struct PolicyStatus {
-    /// The policy itself.
-    pub set: Arc<PolicySet>,
     /// Counts the changes that sessions are checked against.
     pub generation: u32,
     /// When it came into force.
@@ -73,6 +76,8 @@ pub struct PolicyStatus {
     pub updates_rejected: u64,
     /// Why the last update was rejected or partly left out; `None` when the last one was fine.
     pub last_error: Option<String>,
+    /// All gateways that the policy names.
+    pub peers: Arc<[Peer]>,
 }
 
 /// One AF_XDP socket as the kernel granted it.

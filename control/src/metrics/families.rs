@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use vipgate_dataplane::counters::{Direction, DropReason, EndReason, WorkerCounters};
-use vipgate_dataplane::snapshot::quota::EndpointUse;
 
 use crate::gateway::state::{Figure, GatewayState};
 
@@ -117,10 +116,14 @@ fn workers(state: &GatewayState) -> Vec<Family> {
 
 fn policy(state: &GatewayState) -> Vec<Family> {
     use Kind::{Counter, Gauge, Info};
-    let policy = state.policy.load();
+    let (policy, compiled) = (state.policy.load(), state.compiled.load());
     let updates = [("applied", policy.updates_applied), ("rejected", policy.updates_rejected)];
     let updates = updates.map(|(result, count)| (vec![("result", result.to_owned())], count));
-    let version = vec![("version", policy.set.version.clone())];
+    let version = vec![("version", compiled.version().to_owned())];
+    let server = state.server.as_ref().map(|server| server.load());
+    let connected = server.as_ref().is_none_or(|server| server.connected);
+    let cached = server.as_ref().is_none_or(|server| server.cache_error.is_none());
+    let age = server.and_then(|server| server.known_at).map(|at| at.elapsed().unwrap_or_default().as_secs());
     let program = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
     vec![
         family("policy_version", "The policy in force", Info, vec![(version, 1)]),
@@ -129,14 +132,26 @@ fn policy(state: &GatewayState) -> Vec<Family> {
             "policy_connected",
             "Whether the source of policy can be reached; files always can",
             Gauge,
-            vec![(vec![], 1)],
+            vec![(vec![], connected.into())],
         ),
-        family("vips", "VIPs of the policy in force", Gauge, vec![(vec![], policy.set.vips.len() as u64)]),
+        family(
+            "policy_age_seconds",
+            "Seconds since the policy in force was last known to be what its server says",
+            Gauge,
+            age.into_iter().map(|seconds| (vec![], seconds)).collect(),
+        ),
+        family(
+            "policy_cached",
+            "Whether the policy would outlive a restart without its server; files always do",
+            Gauge,
+            vec![(vec![], cached.into())],
+        ),
+        family("vips", "VIPs of the policy in force", Gauge, vec![(vec![], compiled.live_vips().count() as u64)]),
         family(
             "endpoints",
             "Endpoints of the policy in force",
             Gauge,
-            vec![(vec![], policy.set.endpoints.len() as u64)],
+            vec![(vec![], compiled.endpoint_count() as u64)],
         ),
         family("refused", "Sessions refused for want of quota, ports or room", Counter, refused(state)),
         family("build", "The running program", Info, vec![(program, 1)]),
@@ -145,12 +160,11 @@ fn policy(state: &GatewayState) -> Vec<Family> {
 
 /// Refused sessions by policy: those of its endpoints together.
 fn refused(state: &GatewayState) -> Vec<(Labels, u64)> {
-    let (policy, compiled) = (state.policy.load(), state.compiled.load());
-    let mut sums: BTreeMap<&str, u64> = policy.set.policies.iter().map(|policy| (policy.name.as_str(), 0)).collect();
-    for endpoint in &policy.set.endpoints {
-        let name = policy.set.policies.get(endpoint.policy as usize).map(|policy| policy.name.as_str());
-        if let Some(sum) = name.and_then(|name| sums.get_mut(name)) {
-            *sum += compiled.usage_of(endpoint.address).map_or(0, EndpointUse::refused);
+    let policy = state.compiled.load();
+    let mut sums: BTreeMap<&str, u64> = policy.egress().map(|egress| (&*egress.spec.name, 0)).collect();
+    for (_, endpoint) in policy.endpoints() {
+        if let Some(sum) = sums.get_mut(&*policy.egress_of(endpoint).spec.name) {
+            *sum += endpoint.usage.refused();
         }
     }
     sums.into_iter().map(|(name, sum)| (vec![("policy", name.to_owned())], sum)).collect()
@@ -158,7 +172,7 @@ fn refused(state: &GatewayState) -> Vec<(Labels, u64)> {
 
 fn port_blocks(state: &GatewayState) -> Family {
     let compiled = state.compiled.load();
-    let blocks = compiled.vips().iter().flat_map(|vip| {
+    let blocks = compiled.vips().flat_map(|vip| {
         let claimed = vip.pool.claimed();
         let states = [("claimed", claimed), ("free", state.port_blocks.saturating_sub(claimed))];
         states.map(|(name, count)| (vec![("vip", vip.address.to_string()), ("state", name.to_owned())], count as u64))

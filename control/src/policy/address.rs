@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 /// An address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Family {
     V4,
     V6,
@@ -28,7 +28,7 @@ impl fmt::Display for Family {
 }
 
 /// Why no host beyond the link can have this address; none if one can.
-pub(super) fn unusable(address: IpAddr) -> Option<&'static str> {
+pub fn unusable(address: IpAddr) -> Option<&'static str> {
     let (link_local, odd) = match address {
         // RFC 1122 section 3.2.1.3: 0/8 is "this network".
         IpAddr::V4(v4) => (v4.is_link_local(), v4.octets()[0] == 0 || v4.is_broadcast()),

@@ -3,20 +3,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use k8s_openapi::api::core::v1::Service;
 use vipgate_dataplane::snapshot::spec;
 
+use super::EGRESS_ANNOTATION;
+use super::gateways::{GatewayId, Gateways};
 use super::inventory::{Inventory, Key, Located, seniority};
 use super::pods::{Cover, Pods};
 use super::pool::Pools;
 use super::services::Frontend;
 use super::slices::Slices;
-use super::{EGRESS_ANNOTATION, Options};
 use crate::complaint::{Complaint, Severity};
 use crate::manifest::{
-    AddressSelection, EgressPolicy, EgressPolicySpec, GatewayRef, OnExhaustion, Origin, PodSelector,
+    AddressSelection, Distribution, EgressPolicy, EgressPolicySpec, GatewayRef, OnExhaustion, Origin, PodSelector,
+    ZoneAffinity,
 };
 
 /// What a policy wants.
@@ -36,8 +39,10 @@ pub(super) struct Claim<'a> {
     pub(super) service: Option<Key<'a>>,
     /// What it covers; an address may be in it more than once.
     pub(super) covers: Vec<Cover<'a>>,
-    /// Whether this gateway serves it.
-    pub(super) served: bool,
+    /// The gateways that may serve it; of no meaning where none is known.
+    pub(super) gateways: Vec<GatewayId>,
+    pub(super) distribution: Distribution,
+    pub(super) zone_affinity: ZoneAffinity,
     /// Whether its VIPs are known to be missing for a reason that was complained about.
     pub(super) broken: bool,
 }
@@ -48,38 +53,11 @@ impl Claim<'_> {
     }
 }
 
-/// Which policies this gateway serves.
-#[derive(Debug)]
-pub(super) struct Serving<'a> {
-    gateway: Option<&'a str>,
-    labels: Option<BTreeMap<String, String>>,
-    /// Names of all gateways; empty when this one is alone and owns everything.
-    known: BTreeSet<&'a str>,
-}
-
-impl<'a> Serving<'a> {
-    pub(super) fn new(inventory: &Inventory<'a>, options: &'a Options) -> Self {
-        let gateway = options.gateway.as_deref();
-        let manifest = gateway.and_then(|name| inventory.gateways.get(name));
-        let labels = manifest.map(|manifest| manifest.body.metadata.labels.clone().unwrap_or_default());
-        Self { gateway, labels, known: inventory.gateways.keys().copied().collect() }
-    }
-
-    fn serves(&self, gateways: Option<&GatewayRef>) -> bool {
-        let Some(gateway) = self.gateway.filter(|_| !self.known.is_empty()) else { return true };
-        match gateways {
-            None => true,
-            Some(GatewayRef::Names(names)) => names.iter().any(|name| name == gateway),
-            Some(GatewayRef::Selector(selector)) => self.labels.as_ref().is_some_and(|labels| selector.selects(labels)),
-        }
-    }
-}
-
 /// What claims are made from.
 #[derive(Debug)]
 pub(super) struct Sources<'a> {
     pub(super) inventory: &'a Inventory<'a>,
-    pub(super) serving: &'a Serving<'a>,
+    pub(super) gateways: &'a Gateways<'a>,
     pub(super) pods: &'a Pods<'a>,
     pub(super) slices: &'a Slices<'a>,
     pub(super) services: &'a BTreeMap<Key<'a>, Frontend<'a>>,
@@ -116,7 +94,7 @@ impl<'a> Sources<'a> {
         let key = (id.namespace.as_str(), id.name.as_str());
         Claim {
             spec: spec::EgressSpec {
-                name: id.to_string(),
+                name: id.to_string().into(),
                 destinations: everything(),
                 excluded: Vec::new(),
                 address_selection: spec::AddressSelection::default(),
@@ -130,7 +108,9 @@ impl<'a> Sources<'a> {
             vips: frontend.vips.clone(),
             service: Some(key),
             covers: self.slices.of(key),
-            served: true,
+            gateways: self.gateways.candidates(None),
+            distribution: Distribution::default(),
+            zone_affinity: ZoneAffinity::default(),
             broken: frontend.unserved.is_some(),
         }
     }
@@ -144,7 +124,7 @@ impl<'a> Sources<'a> {
         let spec = &policy.body.spec;
         self.complain_about_gateways(policy, log);
         let mut claim = Claim {
-            spec: egress_spec(policy.id.to_string(), spec),
+            spec: egress_spec(policy.id.to_string().into(), spec),
             namespace: &policy.id.namespace,
             origin: policy.origin,
             field: "metadata.name".into(),
@@ -152,7 +132,9 @@ impl<'a> Sources<'a> {
             vips: Vec::new(),
             service: None,
             covers: Vec::new(),
-            served: self.serving.serves(spec.gateways.as_ref()),
+            gateways: self.gateways.candidates(spec.gateways.as_ref()),
+            distribution: spec.distribution,
+            zone_affinity: spec.zone_affinity,
             broken: false,
         };
         if let Some(service) = &spec.service_ref {
@@ -221,12 +203,20 @@ impl<'a> Sources<'a> {
     }
 
     fn complain_about_gateways(&self, policy: Located<'a, EgressPolicy>, log: &mut Vec<Complaint>) {
-        let (false, Some(GatewayRef::Names(names))) = (self.serving.known.is_empty(), &policy.body.spec.gateways)
-        else {
+        if self.gateways.are_unknown() {
             return;
-        };
-        for (i, name) in names.iter().enumerate().filter(|(_, name)| !self.serving.known.contains(name.as_str())) {
-            log.push(policy.warning(&format!("spec.gateways.names[{i}]"), format!("there is no Gateway {name}")));
+        }
+        match &policy.body.spec.gateways {
+            Some(GatewayRef::Names(names)) => {
+                for (i, name) in names.iter().enumerate().filter(|(_, name)| !self.gateways.exists(name)) {
+                    let field = format!("spec.gateways.names[{i}]");
+                    log.push(policy.warning(&field, format!("there is no Gateway {name}")));
+                }
+            }
+            selector @ Some(GatewayRef::Selector(_)) if self.gateways.candidates(selector.as_ref()).is_empty() => {
+                log.push(policy.warning("spec.gateways.selector", "selects no Gateway"));
+            }
+            _ => {}
         }
     }
 }
@@ -239,7 +229,7 @@ fn everything() -> Vec<IpNet> {
     vec![Ipv4Net::default().into(), Ipv6Net::default().into()]
 }
 
-fn egress_spec(name: String, policy: &EgressPolicySpec) -> spec::EgressSpec {
+fn egress_spec(name: Arc<str>, policy: &EgressPolicySpec) -> spec::EgressSpec {
     let sorted = |nets: &[crate::manifest::Cidr]| -> Vec<IpNet> {
         nets.iter().map(|cidr| cidr.0).collect::<BTreeSet<_>>().into_iter().collect()
     };

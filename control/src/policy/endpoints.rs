@@ -1,14 +1,20 @@
-//! Claims to endpoints: where several policies cover an address one wins, and nobody is left without an answer.
+//! Claims to endpoints: where several policies cover an address one wins, nobody is left without an answer, and each
+//! endpoint has its gateway.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use vipgate_dataplane::snapshot::spec::EndpointSpec;
 
 use super::address::Family;
 use super::claim::Claim;
+use super::deal::DealtEndpoint;
+use super::gateways::{GatewayId, Gateways, address_key};
 use super::pods::{Cover, Pods};
+use super::vips::Held;
 use crate::complaint::{Complaint, Severity};
+use crate::manifest::{Distribution, ZoneAffinity};
 
 /// How many endpoints something is about, and the first of them.
 #[derive(Debug)]
@@ -17,63 +23,142 @@ struct Tally {
     first: IpAddr,
 }
 
-/// Every covered address with the policy that wins it. `claims` come with the winner of all first; the policies of the
-/// result are numbered by name.
-pub(super) fn settle(claims: &[Claim<'_>], pods: &Pods<'_>, log: &mut Vec<Complaint>) -> Vec<EndpointSpec> {
-    let numbers = numbers(claims);
-    let vips: Vec<[Vec<IpAddr>; 2]> = claims.iter().map(vips_by_family).collect();
+/// What an endpoint lacks that wins a policy and has no VIP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Closed {
+    /// A VIP of its family.
+    Vip(Family),
+    /// A gateway that holds one: none may, or those that may are full.
+    Gateway(Family),
+    /// A gateway in its zone, which policy requires.
+    Zone,
+}
+
+/// The VIPs of a claim that gateways hold.
+struct Vips<'a> {
+    /// With their holders, sorted, by family.
+    held: [Vec<&'a Held>; 2],
+    /// All holders, sorted, by family.
+    holders: [Vec<GatewayId>; 2],
+}
+
+/// Every covered address with the policy that wins it. `claims` come with the winner of all first.
+pub(super) fn settle(
+    claims: &[Claim<'_>],
+    vips: &[Held],
+    gateways: &Gateways<'_>,
+    pods: &Pods<'_>,
+    log: &mut Vec<Complaint>,
+) -> Vec<DealtEndpoint> {
+    let of_claim: Vec<Vips<'_>> = claims.iter().map(|claim| Vips::of(claim, vips)).collect();
+    let mut spread = Spread { gateways, round: HashMap::new(), lists: HashMap::new() };
     let covers = claims.iter().enumerate();
     let mut covers: Vec<(usize, Cover<'_>)> =
         covers.flat_map(|(claim, Claim { covers, .. })| covers.iter().map(move |cover| (claim, *cover))).collect();
     // The winner first, and of its entries one with a name.
-    covers.sort_unstable_by_key(|(claim, cover)| (cover.address, *claim, cover.name.is_empty(), cover.name));
+    covers.sort_unstable_by_key(|(claim, cover)| {
+        (cover.address, *claim, cover.name.is_empty(), cover.name, cover.place.node, cover.place.zone)
+    });
     let mut endpoints = Vec::with_capacity(covers.len());
     let mut lost: BTreeMap<(usize, usize), Tally> = BTreeMap::new();
-    let mut closed: BTreeMap<(usize, Family), Tally> = BTreeMap::new();
+    let mut closed: BTreeMap<(usize, Closed), Tally> = BTreeMap::new();
     for same in covers.chunk_by(|(_, a), (_, b)| a.address == b.address) {
-        let (winner, Cover { address, name }) = same[0];
-        let losers: BTreeSet<usize> = same.iter().map(|(claim, _)| *claim).filter(|claim| *claim != winner).collect();
-        for loser in losers {
-            count(lost.entry((loser, winner)).or_insert(Tally { count: 0, first: address }));
+        let (winner, cover) = same[0];
+        let losers = same.iter().map(|(claim, _)| *claim).filter(|claim| *claim != winner);
+        for loser in losers.collect::<BTreeSet<_>>() {
+            count(lost.entry((loser, winner)).or_insert(Tally { count: 0, first: cover.address }));
         }
-        let family = Family::of(address);
-        let vips = vips[winner][usize::from(family == Family::V6)].clone();
-        if vips.is_empty() && claims[winner].served && !claims[winner].broken {
-            count(closed.entry((winner, family)).or_insert(Tally { count: 0, first: address }));
-        }
-        let name = if name.is_empty() { pods.name_of(address).unwrap_or_default() } else { name };
-        endpoints.push(EndpointSpec { address, name: name.to_owned(), policy: numbers[winner], vips });
+        let (claim, vips) = (&claims[winner], &of_claim[winner]);
+        let (vips, gateway) = match spread.place(winner, claim, vips, &cover) {
+            Ok(placed) => placed,
+            Err(_) if claim.broken => (Vec::new(), None),
+            Err(why) => {
+                count(closed.entry((winner, why)).or_insert(Tally { count: 0, first: cover.address }));
+                (Vec::new(), None)
+            }
+        };
+        let name = if cover.name.is_empty() { pods.name_of(cover.address).unwrap_or_default() } else { cover.name };
+        let spec = EndpointSpec { address: cover.address, name: name.into(), policy: claim.spec.name.clone(), vips };
+        endpoints.push(DealtEndpoint { spec, gateway });
     }
     complain(claims, &lost, &closed, log);
     endpoints
+}
+
+impl<'a> Vips<'a> {
+    fn of(claim: &Claim<'_>, vips: &'a [Held]) -> Self {
+        let addresses: BTreeSet<IpAddr> = claim.vips.iter().map(|(_, vip)| *vip).collect();
+        let found = |vip: &IpAddr| vips.binary_search_by_key(vip, |held| held.spec.address).ok();
+        let (v4, v6): (Vec<_>, Vec<_>) =
+            addresses.iter().filter_map(found).map(|at| &vips[at]).partition(|held| held.spec.address.is_ipv4());
+        let holders = |held: &[&Held]| {
+            let all: BTreeSet<GatewayId> = held.iter().flat_map(|held| held.holders.iter().copied()).collect();
+            // Whoever else holds a VIP, for another policy's sake, doesn't serve this one.
+            all.into_iter().filter(|id| claim.gateways.contains(id)).collect()
+        };
+        Self { holders: [holders(&v4), holders(&v6)], held: [v4, v6] }
+    }
+}
+
+/// Spreads endpoints over gateways.
+struct Spread<'a> {
+    gateways: &'a Gateways<'a>,
+    /// How many endpoints of a claim and family came before, for those that take turns.
+    round: HashMap<(usize, Family), usize>,
+    /// VIPs by claim, family and gateway: most endpoints share one of few lists.
+    lists: HashMap<(usize, Family, Option<GatewayId>), Vec<IpAddr>>,
+}
+
+impl Spread<'_> {
+    /// The VIPs of an endpoint and its gateway.
+    fn place(
+        &mut self,
+        number: usize,
+        claim: &Claim<'_>,
+        vips: &Vips<'_>,
+        cover: &Cover<'_>,
+    ) -> Result<(Vec<IpAddr>, Option<Arc<str>>), Closed> {
+        let family = Family::of(cover.address);
+        let at = usize::from(family == Family::V6);
+        let (held, holders) = (&vips.held[at], &vips.holders[at]);
+        if !claim.vips.iter().any(|(_, vip)| Family::of(*vip) == family) {
+            return Err(Closed::Vip(family));
+        }
+        let gateway = if self.gateways.are_unknown() {
+            None
+        } else {
+            if holders.is_empty() {
+                return Err(Closed::Gateway(family));
+            }
+            let near = match claim.zone_affinity {
+                ZoneAffinity::None => None,
+                affinity => Some(self.gateways.near(holders, cover.place, affinity == ZoneAffinity::Require)),
+            };
+            let among = near.as_ref().unwrap_or(holders);
+            let turn = self.round.entry((number, family)).or_default();
+            let chosen = match claim.distribution {
+                Distribution::Rendezvous => self.gateways.winner(among, address_key(cover.address)),
+                Distribution::RoundRobin => among.get(*turn % among.len().max(1)).copied(),
+            };
+            *turn += 1;
+            Some(chosen.ok_or(Closed::Zone)?)
+        };
+        let list = self.lists.entry((number, family, gateway)).or_insert_with(|| {
+            let own = held.iter().filter(|held| gateway.is_none_or(|id| held.holders.contains(&id)));
+            own.map(|held| held.spec.address).collect()
+        });
+        Ok((list.clone(), gateway.map(|id| self.gateways.name(id).clone())))
+    }
 }
 
 fn count(tally: &mut Tally) {
     tally.count += 1;
 }
 
-/// The place of each claim's policy among all policies sorted by name.
-fn numbers(claims: &[Claim<'_>]) -> Vec<u32> {
-    let mut order: Vec<usize> = (0..claims.len()).collect();
-    order.sort_by(|a, b| claims[*a].spec.name.cmp(&claims[*b].spec.name));
-    let mut numbers = vec![0; claims.len()];
-    for (number, claim) in (0..).zip(order) {
-        numbers[claim] = number;
-    }
-    numbers
-}
-
-/// A claim's VIPs, sorted: IPv4, IPv6. None on a gateway that doesn't serve it.
-fn vips_by_family(claim: &Claim<'_>) -> [Vec<IpAddr>; 2] {
-    let vips: BTreeSet<IpAddr> = claim.vips.iter().filter(|_| claim.served).map(|(_, vip)| *vip).collect();
-    let (v4, v6) = vips.into_iter().partition(IpAddr::is_ipv4);
-    [v4, v6]
-}
-
 fn complain(
     claims: &[Claim<'_>],
     lost: &BTreeMap<(usize, usize), Tally>,
-    closed: &BTreeMap<(usize, Family), Tally>,
+    closed: &BTreeMap<(usize, Closed), Tally>,
     log: &mut Vec<Complaint>,
 ) {
     for ((loser, winner), tally) in lost {
@@ -87,10 +172,17 @@ fn complain(
         );
         log.push(loser.complaint(Severity::Warning, &loser.field, reason));
     }
-    for ((claim, family), tally) in closed {
+    for ((claim, why), tally) in closed {
         let claim = &claims[*claim];
-        let reason = format!("{} has no {family} VIP: the traffic of {} is dropped", claim.spec.name, endpoints(tally));
-        log.push(claim.complaint(Severity::Warning, claim.vips_field, reason));
+        let (field, what) = match why {
+            Closed::Vip(family) => (claim.vips_field, format!("has no {family} VIP")),
+            Closed::Gateway(family) => {
+                (claim.field.as_str(), format!("has no gateway with room that may hold its {family} VIPs"))
+            }
+            Closed::Zone => ("spec.zoneAffinity", "requires a gateway in the zone of each endpoint".to_owned()),
+        };
+        let reason = format!("{} {what}: the traffic of {} is dropped", claim.spec.name, endpoints(tally));
+        log.push(claim.complaint(Severity::Warning, field, reason));
     }
 }
 

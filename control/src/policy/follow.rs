@@ -160,7 +160,7 @@ fn add(places: &mut BTreeSet<PathBuf>, directory: &Path) {
 /// What is in the files now. One that can't be read counts as the reason why.
 fn look(paths: &[PathBuf]) -> Change {
     let found = walk(paths);
-    let mut print = Fingerprint::new();
+    let mut print = Fingerprint::default();
     for (path, error) in &found.failures {
         print.add(format!("{}\n{:?}\n", path.display(), error.kind()).as_bytes());
     }

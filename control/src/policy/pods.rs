@@ -7,9 +7,13 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 
 use super::address::unusable;
+use super::gateways::Place;
 use super::inventory::{Inventory, Located};
 use crate::complaint::Complaint;
 use crate::manifest::PodSelector;
+
+/// Label of a node with its zone.
+const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
 /// A pod's address on its way to a policy.
 #[derive(Clone, Copy, Debug)]
@@ -17,14 +21,17 @@ pub(super) struct Cover<'a> {
     pub(super) address: IpAddr,
     /// `namespace/pod`; empty where nothing names it.
     pub(super) name: &'a str,
+    pub(super) place: Place<'a>,
 }
 
 /// The pods that have addresses of their own, and the addresses of hosts.
 #[derive(Debug)]
 pub(super) struct Pods<'a> {
     namespaces: BTreeMap<&'a str, Namespace<'a>>,
-    by_address: HashMap<IpAddr, String>,
+    by_address: HashMap<IpAddr, (String, Place<'a>)>,
     hosts: HashMap<IpAddr, String>,
+    /// Zones of nodes.
+    zones: HashMap<&'a str, &'a str>,
 }
 
 #[derive(Debug)]
@@ -38,12 +45,20 @@ struct Live<'a> {
     name: String,
     labels: Option<&'a BTreeMap<String, String>>,
     addresses: Vec<IpAddr>,
+    place: Place<'a>,
 }
 
 impl<'a> Pods<'a> {
     pub(super) fn new(inventory: &Inventory<'a>, log: &mut Vec<Complaint>) -> Self {
-        let mut pods = Self { namespaces: BTreeMap::new(), by_address: HashMap::new(), hosts: HashMap::new() };
+        let mut pods = Self {
+            namespaces: BTreeMap::new(),
+            by_address: HashMap::new(),
+            hosts: HashMap::new(),
+            zones: HashMap::new(),
+        };
         for node in &inventory.nodes {
+            let zone = node.body.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE_LABEL));
+            pods.zones.extend(zone.map(|zone| (node.id.name.as_str(), zone.as_str())));
             let addresses = node.body.status.iter().flat_map(|status| status.addresses.iter().flatten());
             for address in addresses.filter_map(|address| address.address.parse().ok()) {
                 pods.hosts.insert(address, node.id.to_string());
@@ -65,13 +80,14 @@ impl<'a> Pods<'a> {
             self.hosts.extend(addresses.into_iter().map(|(_, address)| (address, pod.id.to_string())));
             return;
         }
+        let place = self.place(pod.body.spec.as_ref().and_then(|spec| spec.node_name.as_deref()), None);
         for (field, address) in &addresses {
             if let Some(what) = unusable(*address) {
                 log.push(pod.error(field, format!("{address} is {what}")));
-            } else if let Some(other) = self.by_address.get(address) {
+            } else if let Some((other, _)) = self.by_address.get(address) {
                 log.push(pod.warning(field, format!("{address} is the address of Pod {other} too")));
             } else {
-                self.by_address.insert(*address, pod.id.path());
+                self.by_address.insert(*address, (pod.id.path(), place));
             }
         }
         let namespace = self
@@ -82,12 +98,23 @@ impl<'a> Pods<'a> {
             name: pod.id.path(),
             labels: pod.body.metadata.labels.as_ref(),
             addresses: addresses.into_iter().map(|(_, address)| address).collect(),
+            place,
         });
     }
 
     /// `namespace/pod` of the pod with this address.
     pub(super) fn name_of(&self, address: IpAddr) -> Option<&str> {
-        self.by_address.get(&address).map(String::as_str)
+        self.by_address.get(&address).map(|(name, _)| name.as_str())
+    }
+
+    /// Where the pod with this address is.
+    pub(super) fn place_of(&self, address: IpAddr) -> Place<'a> {
+        self.by_address.get(&address).map(|(_, place)| *place).unwrap_or_default()
+    }
+
+    /// A place from what is known of it: a node says its zone.
+    pub(super) fn place(&self, node: Option<&'a str>, zone: Option<&'a str>) -> Place<'a> {
+        Place { node, zone: zone.or_else(|| self.zones.get(node?).copied()) }
     }
 
     /// Which node's or host pod's address this is.
@@ -105,7 +132,9 @@ impl<'a> Pods<'a> {
         namespaces
             .flat_map(|(_, candidate)| &candidate.pods)
             .filter(|pod| selector.pod_selector.selects(pod.labels.unwrap_or(&everything)))
-            .flat_map(|pod| pod.addresses.iter().map(|address| Cover { address: *address, name: &pod.name }))
+            .flat_map(|pod| {
+                pod.addresses.iter().map(|address| Cover { address: *address, name: &pod.name, place: pod.place })
+            })
             .collect()
     }
 }

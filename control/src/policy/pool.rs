@@ -90,7 +90,7 @@ impl<'a> Pools<'a> {
 }
 
 fn start(owner: &str, pool: &str, family: Family, slot: u32) -> u64 {
-    let mut print = Fingerprint::new();
+    let mut print = Fingerprint::default();
     // Writing into a fingerprint can't fail.
     let _ = write!(print, "{owner}\n{pool}\n{family}\n{slot}");
     print.finish()

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 
 use super::address::{Family, unusable};
+use super::gateways::Place;
 use super::inventory::{Inventory, Key, Located};
 use super::pods::{Cover, Pods};
 use crate::complaint::Complaint;
@@ -15,19 +16,26 @@ use crate::complaint::Complaint;
 /// The endpoints of every Service, known or not.
 #[derive(Debug)]
 pub(super) struct Slices<'a> {
-    by_service: BTreeMap<Key<'a>, Vec<(IpAddr, String)>>,
+    by_service: BTreeMap<Key<'a>, Vec<Listed<'a>>>,
     addresses: HashSet<IpAddr>,
 }
 
+#[derive(Debug)]
+struct Listed<'a> {
+    address: IpAddr,
+    name: String,
+    place: Place<'a>,
+}
+
 impl<'a> Slices<'a> {
-    pub(super) fn new(inventory: &Inventory<'a>, pods: &Pods<'_>, log: &mut Vec<Complaint>) -> Self {
+    pub(super) fn new(inventory: &Inventory<'a>, pods: &Pods<'a>, log: &mut Vec<Complaint>) -> Self {
         let mut slices = Self { by_service: BTreeMap::new(), addresses: HashSet::new() };
         for (service, of) in &inventory.slices {
             let endpoints = slices.by_service.entry(*service).or_default();
             for slice in of {
                 read(*slice, pods, endpoints, log);
             }
-            slices.addresses.extend(endpoints.iter().map(|(address, _)| *address));
+            slices.addresses.extend(endpoints.iter().map(|listed| listed.address));
         }
         slices
     }
@@ -40,14 +48,14 @@ impl<'a> Slices<'a> {
     /// The endpoints of a Service.
     pub(super) fn of(&'a self, service: Key<'a>) -> Vec<Cover<'a>> {
         let endpoints = self.by_service.get(&service).map(Vec::as_slice).unwrap_or_default();
-        endpoints.iter().map(|(address, name)| Cover { address: *address, name }).collect()
+        endpoints.iter().map(|it| Cover { address: it.address, name: &it.name, place: it.place }).collect()
     }
 }
 
-fn read(
-    slice: Located<'_, EndpointSlice>,
-    pods: &Pods<'_>,
-    endpoints: &mut Vec<(IpAddr, String)>,
+fn read<'a>(
+    slice: Located<'a, EndpointSlice>,
+    pods: &Pods<'a>,
+    endpoints: &mut Vec<Listed<'a>>,
     log: &mut Vec<Complaint>,
 ) {
     let family = match slice.body.address_type.as_str() {
@@ -76,7 +84,9 @@ fn read(
                     slice.warning(&field(), format!("{address} is an address of {host}, not a pod's own: left out")),
                 );
             } else {
-                endpoints.push((address, name(endpoint, &slice.id.namespace)));
+                let (node, zone) = (endpoint.node_name.as_deref(), endpoint.zone.as_deref());
+                let place = if node.or(zone).is_some() { pods.place(node, zone) } else { pods.place_of(address) };
+                endpoints.push(Listed { address, name: name(endpoint, &slice.id.namespace), place });
             }
         }
     }

@@ -7,8 +7,11 @@ mod stable;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use vipgate_dataplane::snapshot::spec::PolicySet;
+
 use super::*;
 use crate::manifest::{Manifests, read};
+use crate::xds::resource::version_of;
 use crate::yaml::Source;
 
 fn ip(text: &str) -> IpAddr {
@@ -23,31 +26,49 @@ fn objects(text: &str) -> Vec<Object> {
     manifests.objects
 }
 
-fn compiled(documents: &[String]) -> Compiled {
-    compile(&objects(&documents.join("---\n")), &Options::default())
+/// A policy as one gateway, or nobody in particular, sees it.
+struct Viewed {
+    set: PolicySet,
+    deal: Deal,
+    complaints: Vec<Complaint>,
 }
 
-fn compiled_for(gateway: &str, documents: &[String]) -> Compiled {
-    compile(&objects(&documents.join("---\n")), &Options { gateway: Some(gateway.into()) })
+impl Viewed {
+    fn accept(self) -> Result<(Deal, Vec<Complaint>), Complaints> {
+        Compiled { deal: self.deal, complaints: self.complaints }.accept()
+    }
 }
 
-fn said(compiled: &Compiled) -> Vec<String> {
+fn viewed(objects: &[Object], gateway: Option<&str>) -> Viewed {
+    let Compiled { deal, complaints } = compile(objects);
+    Viewed { set: deal.part_of(gateway, &version_of(&deal)), deal, complaints }
+}
+
+fn compiled(documents: &[String]) -> Viewed {
+    viewed(&objects(&documents.join("---\n")), None)
+}
+
+fn compiled_for(gateway: &str, documents: &[String]) -> Viewed {
+    viewed(&objects(&documents.join("---\n")), Some(gateway))
+}
+
+fn said(compiled: &Viewed) -> Vec<String> {
     compiled.complaints.iter().map(ToString::to_string).collect()
 }
 
 /// `address name policy vips` of every endpoint.
-fn endpoints(compiled: &Compiled) -> Vec<String> {
+fn endpoints(compiled: &Viewed) -> Vec<String> {
     let set = &compiled.set;
     let endpoints = set.endpoints.iter().map(|endpoint| {
         let vips: Vec<_> = endpoint.vips.iter().map(ToString::to_string).collect();
-        let policy = &set.policies[endpoint.policy as usize].name;
+        let policy = &endpoint.policy;
         format!("{} {} | {policy} | {}", endpoint.address, endpoint.name, vips.join(" "))
     });
     endpoints.collect()
 }
 
 /// `address name ports` of every VIP.
-fn vips(compiled: &Compiled) -> Vec<String> {
+fn vips(compiled: &Viewed) -> Vec<String> {
     let vips = compiled.set.vips.iter();
     vips.map(|vip| format!("{} {:?} {} {:?}", vip.address, vip.announce, vip.name, vip.reserved_ports)).collect()
 }

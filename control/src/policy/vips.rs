@@ -9,8 +9,8 @@ use vipgate_dataplane::snapshot::spec::{self, VipSpec};
 use super::ANNOUNCE_ANNOTATION;
 use super::address::unusable;
 use super::claim::{Claim, Sources};
+use super::gateways::{Bid, GatewayId};
 use super::inventory::Key;
-use super::pool::Pools;
 use super::services::Frontend;
 use crate::complaint::{Complaint, Severity};
 use crate::manifest::{Announce, Origin};
@@ -27,24 +27,34 @@ struct Vip<'a> {
     /// Port and protocol, and who has it.
     ports: BTreeMap<(u16, &'a str), String>,
     announce: Option<(Announce, String)>,
-    owned: bool,
+    /// Who may hold it, as the strongest policy that has it says; without one, every gateway.
+    gateways: Option<Vec<GatewayId>>,
+    /// Whose VIPs keep apart.
+    group: String,
 }
 
-/// Puts all VIPs together; only those that this gateway owns are returned, sorted.
-pub(super) fn settle<'a>(sources: &Sources<'a>, claims: &'a [Claim<'a>], log: &mut Vec<Complaint>) -> Vec<VipSpec> {
-    // A Service that policies refer to is served where one of them is; others are served everywhere.
-    let mut referred: BTreeMap<Key<'_>, bool> = BTreeMap::new();
+/// A VIP that somebody holds.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) spec: VipSpec,
+    /// By number; none where no gateway is known.
+    pub(super) holders: Vec<GatewayId>,
+}
+
+/// Puts all VIPs together, sorted, and settles who holds them; those that nobody may hold are left out.
+pub(super) fn settle<'a>(sources: &Sources<'a>, claims: &'a [Claim<'a>], log: &mut Vec<Complaint>) -> Vec<Held> {
+    // A Service that policies refer to is served where the strongest of them is; others are served everywhere.
+    let mut referred: BTreeMap<Key<'_>, &Claim<'_>> = BTreeMap::new();
     for claim in claims {
         if let Some(service) = claim.service {
-            *referred.entry(service).or_default() |= claim.served;
+            referred.entry(service).or_insert(claim);
         }
     }
     let mut vips = BTreeMap::new();
     for (key, frontend) in sources.services {
-        let owned = referred.get(key).copied().unwrap_or(true);
         for (field, vip) in &frontend.vips {
             complain_about_address(*vip, frontend.service.origin, field, sources, log);
-            add_frontend(vips.entry(*vip), frontend, owned, log);
+            add_frontend(vips.entry(*vip), frontend, referred.get(key).copied(), log);
         }
     }
     for claim in claims.iter().filter(|claim| claim.service.is_none()) {
@@ -54,8 +64,31 @@ pub(super) fn settle<'a>(sources: &Sources<'a>, claims: &'a [Claim<'a>], log: &m
         }
     }
     complain_about_announcing(sources, log);
-    let owned = vips.into_iter().filter(|(_, vip)| vip.owned);
-    owned.map(|(address, vip)| finish(address, vip, sources.pools)).collect()
+    hold(vips, sources)
+}
+
+fn hold(vips: BTreeMap<IpAddr, Vip<'_>>, sources: &Sources<'_>) -> Vec<Held> {
+    let gateways = sources.gateways;
+    let announce = |address: &IpAddr, vip: &Vip<'_>| {
+        let pool = sources.pools.announce(*address).map(|(announce, _)| announce);
+        pool.or(vip.announce.as_ref().map(|(announce, _)| *announce)).unwrap_or_default()
+    };
+    let announced: Vec<Announce> = vips.iter().map(|(address, vip)| announce(address, vip)).collect();
+    let bids: Vec<Bid<'_>> = vips
+        .iter()
+        .zip(&announced)
+        .map(|((address, vip), announce)| Bid {
+            vip: *address,
+            group: &vip.group,
+            candidates: vip.gateways.clone().unwrap_or_else(|| gateways.candidates(None)),
+            shared: *announce == Announce::Bgp,
+        })
+        .collect();
+    let holders = gateways.hold(&bids);
+    let held = vips.into_iter().zip(announced).zip(holders);
+    held.filter(|(_, holders)| gateways.are_unknown() || !holders.is_empty())
+        .map(|(((address, vip), announce), holders)| Held { spec: finish(address, &vip, announce), holders })
+        .collect()
 }
 
 fn new_vip<'a>() -> Vip<'a> {
@@ -65,14 +98,15 @@ fn new_vip<'a>() -> Vip<'a> {
         claimed: None,
         ports: BTreeMap::new(),
         announce: None,
-        owned: false,
+        gateways: None,
+        group: String::new(),
     }
 }
 
 fn add_frontend<'a>(
     entry: Entry<'_, IpAddr, Vip<'a>>,
     frontend: &'a Frontend<'a>,
-    owned: bool,
+    claim: Option<&Claim<'_>>,
     log: &mut Vec<Complaint>,
 ) {
     let address = *entry.key();
@@ -98,8 +132,13 @@ fn add_frontend<'a>(
         _ => {}
     }
     vip.namespaces.insert(&frontend.service.id.namespace);
+    if let Some(claim) = claim {
+        vip.gateways.get_or_insert_with(|| claim.gateways.clone());
+    }
+    if vip.group.is_empty() {
+        vip.group.clone_from(&id);
+    }
     vip.names.push(id);
-    vip.owned |= owned;
 }
 
 fn add_claim<'a>(
@@ -118,9 +157,12 @@ fn add_claim<'a>(
         log.push(claim.complaint(Severity::Error, field, reason));
     } else {
         vip.claimed = Some(this);
-        vip.names.push(claim.spec.name.clone());
+        vip.names.push(claim.spec.name.to_string());
+        vip.gateways.get_or_insert_with(|| claim.gateways.clone());
+        if vip.group.is_empty() {
+            vip.group = claim.spec.name.to_string();
+        }
     }
-    vip.owned |= claim.served;
 }
 
 fn complain_about_address(
@@ -154,13 +196,12 @@ fn complain_about_announcing(sources: &Sources<'_>, log: &mut Vec<Complaint>) {
     }
 }
 
-fn finish(address: IpAddr, vip: Vip<'_>, pools: &Pools<'_>) -> VipSpec {
-    let announce = pools.announce(address).map(|(announce, _)| announce).or(vip.announce.map(|(announce, _)| announce));
+fn finish(address: IpAddr, vip: &Vip<'_>, announce: Announce) -> VipSpec {
     let ports: BTreeSet<u16> = vip.ports.keys().map(|(port, _)| *port).collect();
     VipSpec {
         address,
-        name: vip.names.join(", "),
-        announce: match announce.unwrap_or_default() {
+        name: vip.names.join(", ").into(),
+        announce: match announce {
             Announce::L2 => spec::Announce::L2,
             Announce::Bgp => spec::Announce::Bgp,
         },

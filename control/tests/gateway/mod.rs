@@ -74,10 +74,10 @@ pub struct Gateway {
 
 impl Gateway {
     pub fn start(workers: &[Worker]) -> Self {
-        Self::start_with(workers, policy())
+        Self::start_with(workers, &policy())
     }
 
-    pub fn start_with(workers: &[Worker], set: PolicySet) -> Self {
+    pub fn start_with(workers: &[Worker], set: &PolicySet) -> Self {
         let mut handles = Vec::new();
         for (number, worker) in workers.iter().enumerate() {
             let (commands, inbox) = bounded(4);
@@ -89,7 +89,7 @@ impl Gateway {
             std::thread::spawn(move || work(worker, &inbox));
         }
         let mut builder = Builder::new(network());
-        let compiled = builder.with_policy(&set).unwrap().policy;
+        let compiled = builder.with_policy(set).unwrap().policy;
         let state = Arc::new(GatewayState {
             name: "gw-a".to_owned(),
             node: "node-1".to_owned(),
@@ -98,14 +98,15 @@ impl Gateway {
             ready: AtomicBool::new(true),
             session_capacity: 65_536,
             policy: ArcSwap::from_pointee(PolicyStatus {
-                set: Arc::new(set),
                 generation: 3,
                 applied_at: SystemTime::now(),
                 source: "files /etc/vipgate/policy".to_owned(),
                 updates_applied: 2,
                 updates_rejected: 1,
                 last_error: Some("a.yaml:7: spec.addresses: \x1b[31mnot an address".to_owned()),
+                peers: Arc::default(),
             }),
+            server: None,
             compiled: ArcSwap::new(compiled),
             port_blocks: 1008,
             network: ArcSwap::from_pointee(network()),
@@ -305,7 +306,12 @@ pub fn policy() -> PolicySet {
                 policy: "EgressPolicy tenant-a/out".into(),
                 vips: vec!["203.0.113.10".parse().unwrap()],
             },
-            EndpointSpec { address: "fd00:1::11".parse().unwrap(), name: "".into(), policy: "EgressPolicy tenant-a/out".into(), vips: vec![] },
+            EndpointSpec {
+                address: "fd00:1::11".parse().unwrap(),
+                name: "".into(),
+                policy: "EgressPolicy tenant-a/out".into(),
+                vips: vec![],
+            },
         ],
     }
 }

@@ -14,7 +14,7 @@ use super::check::{self, BuildError};
 use super::freshness::Freshness;
 use super::hops::{MOST_HOPS, build_network};
 use super::network::{HopId, Network};
-use super::policy::Policy;
+use super::policy::{Egress, Policy};
 use super::rebuild::Rebuild;
 use super::spec::{NetworkSpec, PolicySet};
 use super::uses::Uses;
@@ -23,6 +23,8 @@ use crate::io::InterfaceId;
 
 /// VIPs that a gateway can serve, retired ones included.
 pub const MOST_VIPS: usize = 16_384;
+/// Endpoints of one address family that a gateway can serve: with VIPs and its own addresses, what the steering program holds.
+pub const MOST_ENDPOINTS: usize = 262_144;
 
 /// Builds one snapshot after the other.
 #[derive(Debug)]
@@ -60,6 +62,12 @@ impl Builder {
             policy: self.policy.clone(),
             network: self.network.clone(),
         }
+    }
+
+    /// The policy of this name, as it was last built.
+    pub fn egress(&self, name: &str) -> Option<&Egress> {
+        let id = self.uses.egress.get(name)?;
+        self.policy.egress.get(id.0 as usize)?.as_deref()
     }
 
     /// The snapshot with another network. The generation moves on unless only neighbours have changed.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashMapExt, HashSet};
 use thiserror::Error;
 
-use super::build::MOST_VIPS;
+use super::build::{MOST_ENDPOINTS, MOST_VIPS};
 use super::change::PolicyChange;
 use super::endpoints::Endpoint;
 use super::policy::{EgressId, Policy, VipId};
@@ -21,6 +21,12 @@ pub enum BuildError {
     /// Too many VIPs.
     #[error("{count} VIPs, sessions of former ones included, but a gateway serves at most {MOST_VIPS}")]
     TooManyVips {
+        /// How many there would be.
+        count: usize,
+    },
+    /// Too many endpoints.
+    #[error("{count} endpoints of one address family, but a gateway serves at most {MOST_ENDPOINTS}")]
+    TooManyEndpoints {
         /// How many there would be.
         count: usize,
     },
@@ -99,11 +105,21 @@ pub(super) fn change(policy: &Policy, uses: &Uses, change: &PolicyChange) -> Res
         if after.is_vip(address) {
             return Err(BuildError::EndpointIsVip { address });
         }
-        if let Some(&vip) = endpoint.vips.iter().find(|vip| vip.is_ipv4() != address.is_ipv4() || !after.is_vip(**vip)) {
+        if let Some(&vip) = endpoint.vips.iter().find(|vip| vip.is_ipv4() != address.is_ipv4() || !after.is_vip(**vip))
+        {
             return Err(BuildError::UnknownVip { address, vip });
         }
     }
     after.check_gone(change)?;
+    for v4 in [true, false] {
+        let known = if v4 { policy.v4.endpoints.len() } else { policy.v6.endpoints.len() };
+        let new = change.endpoints.iter().map(|endpoint| endpoint.address);
+        let new = new.filter(|it| it.is_ipv4() == v4 && policy.endpoint_at(*it).is_none()).count();
+        let gone = gone.endpoints.iter().filter(|it| it.is_ipv4() == v4 && policy.endpoint_at(**it).is_some()).count();
+        if known + new - gone > MOST_ENDPOINTS {
+            return Err(BuildError::TooManyEndpoints { count: known + new - gone });
+        }
+    }
     let known = policy.vips().count();
     let new = change.vips.iter().filter(|vip| policy.vip_at(vip.address).is_none()).count();
     // Retired VIPs may have become free meanwhile: they count only where they stand in the way.

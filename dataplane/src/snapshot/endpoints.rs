@@ -50,7 +50,7 @@ pub struct Endpoint {
 /// The endpoints of one address family.
 #[derive(Clone, Debug)]
 pub struct Endpoints<A> {
-    shards: Box<[Arc<Shard<A>>]>,
+    shards: Arc<[Arc<Shard<A>>]>,
     count: usize,
 }
 
@@ -93,9 +93,9 @@ impl<A: Address> Endpoints<A> {
 
     /// All of them, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (A, &Endpoint)> {
-        self.shards.iter().flat_map(|shard| {
-            shard.places.iter().map(|(&address, &place)| (address, &shard.endpoints[place as usize]))
-        })
+        self.shards
+            .iter()
+            .flat_map(|shard| shard.places.iter().map(|(&address, &place)| (address, &shard.endpoints[place as usize])))
     }
 
     /// How many there are.
@@ -106,7 +106,7 @@ impl<A: Address> Endpoints<A> {
     /// Adds or replaces an endpoint, or, with `None`, takes it away; its sessions keep their count. Copies its shard, unless
     /// an earlier change since the last clone has done so.
     pub(super) fn set(&mut self, address: A, endpoint: Option<Endpoint>) {
-        let shard = Arc::make_mut(&mut self.shards[address.bucket()]);
+        let shard = Arc::make_mut(&mut Arc::make_mut(&mut self.shards)[address.bucket()]);
         shard.retired.retain(|_, usage| usage.sessions() > 0);
         match (shard.places.get(&address).copied(), endpoint) {
             (Some(place), Some(endpoint)) => shard.endpoints[place as usize] = endpoint,

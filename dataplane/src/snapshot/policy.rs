@@ -26,9 +26,9 @@ pub struct EgressId(pub u32);
 pub struct Policy {
     pub(super) version: String,
     /// By number.
-    pub(super) egress: Vec<Option<Arc<Egress>>>,
+    pub(super) egress: Arc<Vec<Option<Arc<Egress>>>>,
     /// By number.
-    pub(super) vips: Vec<Option<Arc<Vip>>>,
+    pub(super) vips: Arc<Vec<Option<Arc<Vip>>>>,
     pub(super) v4: FamilyIndex<u32>,
     pub(super) v6: FamilyIndex<V6>,
 }
@@ -123,8 +123,8 @@ impl Policy {
     pub(super) fn empty() -> Self {
         Self {
             version: String::new(),
-            egress: Vec::new(),
-            vips: Vec::new(),
+            egress: Arc::default(),
+            vips: Arc::default(),
             v4: FamilyIndex::empty(),
             v6: FamilyIndex::empty(),
         }

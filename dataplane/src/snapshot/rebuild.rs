@@ -48,7 +48,7 @@ impl Rebuild<'_> {
         self.forget_retired_vips();
         for name in &change.gone.policies {
             if let Some(id) = self.uses.egress.remove(name) {
-                self.policy.egress[id.0 as usize] = None;
+                Arc::make_mut(&mut self.policy.egress)[id.0 as usize] = None;
                 // To be given out again by the next change: until then the steering program may know it by its former meaning.
                 self.uses.free_egress.push(id);
             }
@@ -64,7 +64,7 @@ impl Rebuild<'_> {
 
     /// Says whether what the policy guarantees has changed.
     fn set_egress(&mut self, spec: &EgressSpec) -> bool {
-        let slots = &mut self.policy.egress;
+        let slots = Arc::make_mut(&mut self.policy.egress);
         let known = self.uses.egress.get(&spec.name).copied();
         let free = &mut self.uses.free_egress;
         let id = known.or_else(|| free.pop()).unwrap_or(EgressId(slots.len() as u32));
@@ -87,7 +87,7 @@ impl Rebuild<'_> {
         if known.as_ref().is_none_or(|vip| vip.retired) {
             self.touch(spec.address);
         }
-        let slots = &mut self.policy.vips;
+        let slots = Arc::make_mut(&mut self.policy.vips);
         let free = &mut self.uses.free_vips;
         let id = known.as_ref().map(|vip| vip.id).or_else(|| free.pop()).unwrap_or(VipId(slots.len() as u16));
         debug_assert!(usize::from(id.0) < MOST_VIPS, "the check has counted them");
@@ -142,7 +142,7 @@ impl Rebuild<'_> {
         let id = vip.id;
         let retired = Vip { retired: true, reserved: Box::default(), announce: Announce::default(), ..vip.clone() };
         self.touch(address);
-        self.policy.vips[usize::from(id.0)] = Some(Arc::new(retired));
+        Arc::make_mut(&mut self.policy.vips)[usize::from(id.0)] = Some(Arc::new(retired));
     }
 
     /// Called first, for the room that it makes, and last, for those that nobody has held a port of.
@@ -150,7 +150,7 @@ impl Rebuild<'_> {
         let free: Vec<(IpAddr, VipId)> =
             self.policy.vips().filter(|vip| vip.retired && vip.pool.close()).map(|vip| (vip.address, vip.id)).collect();
         for (address, id) in free {
-            self.policy.vips[usize::from(id.0)] = None;
+            Arc::make_mut(&mut self.policy.vips)[usize::from(id.0)] = None;
             self.uses.free_vips.push(id);
             self.touch(address);
             self.index_vip(address, None);
@@ -173,7 +173,8 @@ impl Rebuild<'_> {
 
     fn update_guaranteed(&mut self, id: VipId) {
         let guaranteed = self.uses.guaranteed(id);
-        if let Some(vip) = self.policy.vips[usize::from(id.0)].as_mut().filter(|vip| vip.guaranteed != guaranteed) {
+        let vips = Arc::make_mut(&mut self.policy.vips);
+        if let Some(vip) = vips[usize::from(id.0)].as_mut().filter(|vip| vip.guaranteed != guaranteed) {
             Arc::make_mut(vip).guaranteed = guaranteed;
         }
     }
@@ -204,7 +205,12 @@ impl PolicyChange {
         let vips: foldhash::HashSet<IpAddr> = set.vips.iter().map(|vip| vip.address).collect();
         let endpoints: foldhash::HashSet<IpAddr> = set.endpoints.iter().map(|endpoint| endpoint.address).collect();
         let gone = Gone {
-            policies: policy.egress().map(|egress| &egress.spec.name).filter(|it| !policies.contains(&***it)).cloned().collect(),
+            policies: policy
+                .egress()
+                .map(|egress| &egress.spec.name)
+                .filter(|it| !policies.contains(&***it))
+                .cloned()
+                .collect(),
             vips: policy.live_vips().map(|vip| vip.address).filter(|vip| !vips.contains(vip)).collect(),
             endpoints: policy.endpoints().map(|(address, _)| address).filter(|it| !endpoints.contains(it)).collect(),
         };

@@ -163,7 +163,7 @@ fn selectors_select_pods_by_their_labels_and_their_namespaces() {
         ));
         let got = compiled(&documents);
         assert_eq!(said(&got), [""; 0], "{selectors}");
-        let covered: Vec<_> = got.set.endpoints.iter().map(|endpoint| endpoint.name.as_str()).collect();
+        let covered: Vec<_> = got.set.endpoints.iter().map(|endpoint| &*endpoint.name).collect();
         assert_eq!(covered, names, "{selectors}");
         assert!(got.set.endpoints.iter().all(|endpoint| endpoint.vips == [ip("203.0.113.9")]));
         assert_eq!(vips(&got), ["203.0.113.9 L2 EgressPolicy a/p []", "2001:db8::9 L2 EgressPolicy a/p []"]);
@@ -187,7 +187,7 @@ fn vips_from_a_pool_are_free_ones_and_announced_as_it_says() {
     );
     assert!(got.set.vips.iter().all(|vip| vip.announce == spec::Announce::Bgp));
     let taken: Vec<_> =
-        got.set.vips.iter().filter(|vip| vip.name == "EgressPolicy a/p").map(|vip| vip.address).collect();
+        got.set.vips.iter().filter(|vip| &*vip.name == "EgressPolicy a/p").map(|vip| vip.address).collect();
     assert_eq!(taken.len(), 4);
     assert_eq!(taken.iter().filter(|vip| vip.is_ipv4()).count(), 2);
     assert!(!taken.contains(&ip("203.0.113.1")));
@@ -206,20 +206,25 @@ fn a_gateway_serves_what_names_or_selects_it_and_closes_the_rest() {
             policy("p", "", &format!("{{serviceRef: {{name: s}}{gateways}}}")),
         ]
     };
-    for (gateways, here) in [
-        ("", true),
-        (", gateways: {names: [gw-a]}", true),
-        (", gateways: {names: [gw-b]}", false),
-        (", gateways: {selector: {matchLabels: {tier: gold}}}", true),
-        (", gateways: {selector: {matchLabels: {tier: lead}}}", false),
-        (", gateways: {selector: {}}", true),
+    for (gateways, allowed) in [
+        ("", &["gw-a", "gw-b"][..]),
+        (", gateways: {names: [gw-a]}", &["gw-a"]),
+        (", gateways: {names: [gw-b]}", &["gw-b"]),
+        (", gateways: {selector: {matchLabels: {tier: gold}}}", &["gw-a"]),
+        (", gateways: {selector: {matchLabels: {tier: lead}}}", &["gw-b"]),
+        (", gateways: {selector: {}}", &["gw-a", "gw-b"]),
     ] {
-        let got = compiled_for("gw-a", &documents(gateways));
-        assert_eq!(said(&got), [""; 0], "{gateways}");
         let vip = ip("203.0.113.10");
-        // Elsewhere the endpoint stays covered, without a VIP: dropped here, never leaked.
-        assert_eq!(got.set.endpoints[0].vips, if here { vec![vip] } else { vec![] }, "{gateways}");
-        assert_eq!(got.set.vips.len(), usize::from(here), "{gateways}");
+        let mut serving = Vec::new();
+        for gateway in ["gw-a", "gw-b", "gw-c"] {
+            let got = compiled_for(gateway, &documents(gateways));
+            assert_eq!(said(&got), [""; 0], "{gateways}");
+            // Elsewhere the endpoint stays covered, without a VIP: dropped there, never leaked.
+            let serves = got.set.endpoints[0].vips == [vip];
+            assert_eq!(serves, got.set.vips.len() == 1, "{gateways}: both or none");
+            serving.extend(serves.then_some(gateway));
+        }
+        assert!(serving.len() == 1 && allowed.contains(&serving[0]), "{gateways}: {serving:?} serve");
         // Alone it owns everything.
         let alone = compiled_for("gw-a", &documents(gateways)[2..]);
         assert_eq!(alone.set.endpoints[0].vips, [vip], "{gateways}");
@@ -243,5 +248,5 @@ fn a_policy_with_selectors_may_use_the_vip_of_its_own_namespace() {
 fn a_pod_gives_its_name_to_an_endpoint_that_has_none() {
     let slice = slice("s", &["10.0.0.1"]).replace("kind: Pod", "kind: Other");
     let got = compiled(&[service("s", EGRESS, 80, &["203.0.113.10"]), slice, pod("a", "x", "", "10.0.0.1")]);
-    assert_eq!(got.set.endpoints[0].name, "a/x");
+    assert_eq!(&*got.set.endpoints[0].name, "a/x");
 }

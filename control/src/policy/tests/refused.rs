@@ -3,7 +3,7 @@
 use super::*;
 
 /// Compiles documents and expects a complaint that begins like this; returns everything.
-fn complains(documents: &[String], expected: &str) -> Compiled {
+fn complains(documents: &[String], expected: &str) -> Viewed {
     let got = compiled(documents);
     assert!(said(&got).iter().any(|said| said.starts_with(expected)), "expected {expected}\nsaid {:#?}", said(&got));
     got
@@ -164,13 +164,13 @@ fn endpoints_whose_policy_is_broken_stay_covered_without_a_vip() {
 #[test]
 fn complaints_about_items_of_a_list_name_the_item() {
     let text = "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Service\n  metadata: {name: s}\n  spec:\n    type: LoadBalancer\n    ports:\n    - port: 80\n    - port: 70000\n";
-    let got = compile(&objects(text), &Options::default());
+    let got = viewed(&objects(text), None);
     assert_eq!(said(&got), ["m.yaml:11: items[0].spec.ports[1].port: must be from 1 to 65535, is 70000"]);
 }
 
 #[test]
 fn files_that_can_not_be_read_refuse_the_policy() {
-    let got = compile_files(&["/nonexistent/policy".into()], Foreign::Ignore, &Options::default());
+    let got = compile_files(&["/nonexistent/policy".into()], Foreign::Ignore);
     let refused = got.accept().unwrap_err().to_string();
     assert!(refused.starts_with("/nonexistent/policy: can't be read: "), "{refused}");
 }

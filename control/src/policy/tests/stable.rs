@@ -63,20 +63,20 @@ proptest! {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             shuffled.swap(i, usize::try_from(random >> 33).unwrap() % (i + 1));
         }
-        let (one, other) = (compile(&objects, &Options::default()), compile(&shuffled, &Options::default()));
-        prop_assert_eq!(one.set, other.set);
+        let (one, other) = (compile(&objects), compile(&shuffled));
+        prop_assert_eq!(one.deal, other.deal);
         prop_assert_eq!(one.complaints, other.complaints);
     }
 
     #[test]
     fn what_is_compiled_keeps_the_promises_of_the_specification(documents in world()) {
-        let Compiled { set, complaints } = compiled(&documents);
+        let Viewed { set, complaints, .. } = compiled(&documents);
         let vips: Vec<_> = set.vips.iter().map(|vip| vip.address).collect();
         prop_assert!(vips.is_sorted_by(|a, b| a < b));
         prop_assert!(set.endpoints.is_sorted_by(|a, b| a.address < b.address));
         prop_assert!(set.policies.is_sorted_by(|a, b| a.name < b.name));
         for endpoint in &set.endpoints {
-            prop_assert!((endpoint.policy as usize) < set.policies.len());
+            prop_assert!(set.policies.iter().any(|policy| policy.name == endpoint.policy));
             for vip in &endpoint.vips {
                 prop_assert!(vips.binary_search(vip).is_ok());
                 prop_assert_eq!(vip.is_ipv4(), endpoint.address.is_ipv4());
@@ -105,7 +105,7 @@ proptest! {
         let mangled: String = text[..from].iter().copied().chain(instead.chars()).chain(text[to..].iter().copied()).collect();
         let mut manifests = Manifests::default();
         read(&Arc::new(Source::new("m.yaml", mangled)), Foreign::Refuse, &mut manifests);
-        let compiled = compile(&manifests.objects, &Options::default());
+        let compiled = compile(&manifests.objects);
         for complaint in manifests.complaints.iter().chain(&compiled.complaints) {
             prop_assert!(complaint.line > 0, "{}", complaint);
         }
@@ -118,7 +118,7 @@ fn the_version_changes_with_the_content_and_with_nothing_else() {
     let one = compiled(&documents).set.version;
     assert_eq!(one.len(), 16);
     let spaced = documents.join("---\n# a comment\n\n");
-    assert_eq!(compile(&objects(&spaced), &Options::default()).set.version, one);
+    assert_eq!(viewed(&objects(&spaced), None).set.version, one);
     for (from, to) in [("10.0.0.1", "10.0.0.2"), ("203.0.113.10", "203.0.113.11"), ("port: 80", "port: 81")] {
         let changed: Vec<_> = documents.iter().map(|document| document.replace(from, to)).collect();
         assert_ne!(compiled(&changed).set.version, one, "{from} -> {to}");
@@ -135,7 +135,7 @@ fn a_younger_policy_takes_no_address_from_an_older_one() {
         })
         .collect();
     let mut documents = vec![pool("public", "{ranges: [203.0.113.0/26]}"), pod("a", "x", "", "10.0.0.1")];
-    let mut before: BTreeMap<String, IpAddr> = BTreeMap::new();
+    let mut before: BTreeMap<Arc<str>, IpAddr> = BTreeMap::new();
     for policy in policies {
         documents.push(policy);
         let now: BTreeMap<_, _> =

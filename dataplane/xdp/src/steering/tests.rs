@@ -231,10 +231,9 @@ fn outcomes_are_counted() {
 
 #[test]
 fn while_the_policy_is_unknown_only_the_gateways_own_traffic_passes() {
-    for (own, stranger, other, group) in [
-        ("192.0.2.1", "198.51.100.9", "10.0.0.1", "224.0.0.5"),
-        ("2001:db8::1", "2001:db8:2::9", "fd00::1", "ff02::5"),
-    ] {
+    for (own, stranger, other, group) in
+        [("192.0.2.1", "198.51.100.9", "10.0.0.1", "224.0.0.5"), ("2001:db8::1", "2001:db8:2::9", "fd00::1", "ff02::5")]
+    {
         let mut tables = SteeringTables::default();
         describe(&mut tables, ip(own), LOCAL);
         let mut steering = loaded(tables);

@@ -1,0 +1,89 @@
+//! The time before the first policy: the gateway is closed, says so to whoever asks, and waits for its server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use vipgate_dataplane::snapshot::build::Builder;
+
+use super::control::{reject, rejection};
+use super::feed::{Feed, News};
+use super::state::{DeviceFigures, Figure, GatewayState};
+use crate::failure::Failure;
+use crate::xds::book::Offer;
+use crate::xds::client::{Answer, Event};
+use crate::{admin, metrics, systemd};
+
+/// How often the log says that there is still no policy.
+const REMINDER: Duration = Duration::from_secs(30);
+
+/// A policy that the builder has taken, and whom to tell when it is in force.
+pub(super) struct Heard {
+    pub(super) offer: Offer,
+    pub(super) answer: Answer,
+}
+
+/// Waits for a policy that can be built, and builds it. `None` when told to stop.
+pub(super) async fn for_policy(
+    state: &Arc<GatewayState>,
+    feed: &mut Feed,
+    builder: &mut Builder,
+    (metrics_listener, admin_socket): (TcpListener, admin::Socket),
+) -> Result<Option<Heard>, Failure> {
+    let no_signals = |error| Failure::runtime(format_args!("cannot listen to signals: {error}"));
+    let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
+    tracing::warn!(event = "no_policy", source = state.policy.load().source, "no policy yet: everything is dropped");
+    let (stop, stopped) = watch::channel(false);
+    let servers = [
+        tokio::spawn(admin::serve(state.clone(), admin_socket, stopped.clone())),
+        tokio::spawn(metrics::serve(state.clone(), metrics_listener, stopped)),
+    ];
+    let mut reminder = tokio::time::interval(REMINDER);
+    reminder.tick().await;
+    let heard = loop {
+        tokio::select! {
+            _ = terminate.recv() => break None,
+            _ = interrupt.recv() => break None,
+            _ = reminder.tick() => {
+                let why = state.server.as_ref().and_then(|server| server.load().error.clone()).unwrap_or_default();
+                tracing::warn!(event = "no_policy", reason = why, "still no policy: everything is dropped");
+                systemd::alive();
+            }
+            news = feed.next() => match news {
+                News::Server(Event::Offer(offer, answer)) => match builder.with_change(&offer.change) {
+                    Ok(_) => break Some(Heard { offer, answer }),
+                    Err(error) => {
+                        let rejection = rejection(&error);
+                        reject(state, &rejection.to_string());
+                        // The connection may be gone meanwhile; then the server asks again.
+                        let _ = answer.send(Err(rejection));
+                    }
+                },
+                News::Server(Event::Refused(reason)) => reject(state, &reason),
+                News::Files => {}
+            },
+        }
+    };
+    let _ = stop.send(true);
+    for server in servers {
+        // Whoever asks this moment is answered; the same addresses are opened again at once.
+        let _ = tokio::time::timeout(Duration::from_secs(1), server).await;
+    }
+    if heard.is_none() {
+        tracing::info!(event = "stopped", "stopped before there was a policy");
+    }
+    Ok(heard)
+}
+
+/// Before there are workers, the device has nothing to say.
+#[derive(Debug)]
+pub(super) struct NoFigures;
+
+impl DeviceFigures for NoFigures {
+    fn figures(&self) -> Vec<Figure> {
+        Vec::new()
+    }
+}

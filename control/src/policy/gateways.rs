@@ -1,0 +1,228 @@
+//! The gateways that there are, and who of them does what: deterministic, the same on every server, and with as little
+//! moving as possible when one comes or goes.
+//!
+//! Rendezvous hashing: every pair of a key and a gateway has a score, and the highest wins. A gateway that goes leaves only its
+//! own keys to others; one that comes takes only those which it wins.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::deal::{Blocks, Peer};
+use super::fingerprint::{Fingerprint, mix};
+use super::inventory::Inventory;
+use crate::manifest::GatewayRef;
+
+/// A gateway's place among all of them, sorted by name.
+pub(super) type GatewayId = usize;
+
+/// All gateways that have a manifest. Without any, each gateway is alone and owns everything.
+#[derive(Debug)]
+pub(super) struct Gateways<'a> {
+    all: Vec<Known<'a>>,
+}
+
+#[derive(Debug)]
+struct Known<'a> {
+    name: Arc<str>,
+    seed: u64,
+    labels: BTreeMap<String, String>,
+    node: &'a str,
+    zone: Option<&'a str>,
+    peer_address: Option<IpAddr>,
+    /// VIPs that it may hold.
+    room: usize,
+}
+
+/// How high a gateway bids; among equals the first by name wins.
+type Score = (u64, Reverse<GatewayId>);
+
+/// Where an endpoint is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place<'a> {
+    pub(super) node: Option<&'a str>,
+    pub(super) zone: Option<&'a str>,
+}
+
+/// A VIP that is to be held.
+#[derive(Debug)]
+pub(super) struct Bid<'a> {
+    pub(super) vip: IpAddr,
+    /// VIPs of one group keep apart as far as there are gateways.
+    pub(super) group: &'a str,
+    /// Who may hold it.
+    pub(super) candidates: Vec<GatewayId>,
+    /// Whether all of them do, or one.
+    pub(super) shared: bool,
+}
+
+impl<'a> Gateways<'a> {
+    pub(super) fn new(inventory: &Inventory<'a>) -> Self {
+        let all = inventory.gateways.iter().map(|(name, manifest)| {
+            let spec = &manifest.body.spec;
+            Known {
+                name: (*name).into(),
+                seed: Fingerprint::of(name.as_bytes()),
+                labels: manifest.body.metadata.labels.clone().unwrap_or_default(),
+                node: spec.node.as_deref().unwrap_or(name),
+                zone: spec.zone.as_deref(),
+                peer_address: spec.peer_address,
+                room: spec.max_addresses.map_or(usize::MAX, |most| most.get() as usize),
+            }
+        });
+        Self { all: all.collect() }
+    }
+
+    /// Whether no gateway has a manifest.
+    pub(super) fn are_unknown(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    pub(super) fn name(&self, id: GatewayId) -> &Arc<str> {
+        &self.all[id].name
+    }
+
+    /// Whether there is one of this name.
+    pub(super) fn exists(&self, name: &str) -> bool {
+        self.all.binary_search_by(|known| (*known.name).cmp(name)).is_ok()
+    }
+
+    /// Those that a policy names or selects: without either, all.
+    pub(super) fn candidates(&self, wanted: Option<&GatewayRef>) -> Vec<GatewayId> {
+        let is_wanted = |known: &Known<'_>| match wanted {
+            None => true,
+            Some(GatewayRef::Names(names)) => names.iter().any(|name| **name == *known.name),
+            Some(GatewayRef::Selector(selector)) => selector.selects(&known.labels),
+        };
+        (0..self.all.len()).filter(|&id| is_wanted(&self.all[id])).collect()
+    }
+
+    /// As the gateways themselves need to know each other.
+    pub(super) fn peers(&self) -> Vec<Peer> {
+        let peer = |known: &Known<'_>| Peer {
+            name: known.name.clone(),
+            node: known.node.into(),
+            zone: known.zone.unwrap_or_default().into(),
+            address: known.peer_address,
+        };
+        self.all.iter().map(peer).collect()
+    }
+
+    /// The one of `among` that wins a key.
+    pub(super) fn winner(&self, among: &[GatewayId], key: u64) -> Option<GatewayId> {
+        among.iter().copied().max_by_key(|&id| self.score(id, key))
+    }
+
+    fn score(&self, id: GatewayId, key: u64) -> Score {
+        (mix(self.all[id].seed ^ key), Reverse(id))
+    }
+
+    /// Those of `among` that are as near to a place as any: on its node, else in its zone, else, if that will do, all.
+    pub(super) fn near(&self, among: &[GatewayId], place: Place<'_>, must: bool) -> Vec<GatewayId> {
+        let in_zone = |id: &GatewayId| place.zone.is_some() && self.all[*id].zone == place.zone;
+        let on_node = |id: &GatewayId| place.node == Some(self.all[*id].node);
+        let zone: Vec<_> = among.iter().copied().filter(in_zone).collect();
+        let around = if zone.is_empty() && !must { among } else { &zone };
+        let node: Vec<_> = around.iter().copied().filter(on_node).collect();
+        if node.is_empty() { around.to_vec() } else { node }
+    }
+
+    /// Who holds each VIP: of all pairs, the one with the highest score is settled first, as long as the gateway has room and
+    /// the VIP's group leaves it one more. So the result doesn't depend on any order, and what one bid takes from another is
+    /// only what it wins. A group whose gateways are full otherwise comes together on those that aren't.
+    pub(super) fn hold(&self, bids: &[Bid<'_>]) -> Vec<Vec<GatewayId>> {
+        let mut auction = Auction::new(self, bids);
+        auction.run(true);
+        auction.run(false);
+        let mut holders = auction.holders;
+        for holders in &mut holders {
+            holders.sort_unstable();
+        }
+        holders
+    }
+
+    /// The port blocks of a VIP that several gateways hold, by holder.
+    pub(super) fn blocks(&self, vip: IpAddr, holders: &[GatewayId]) -> Vec<Blocks> {
+        let mut blocks = vec![Blocks::default(); holders.len()];
+        let key = address_key(vip);
+        for block in 0..Blocks::COUNT {
+            let key = mix(key ^ block as u64);
+            let winner = (0..holders.len()).max_by_key(|&at| self.score(holders[at], key));
+            if let Some(at) = winner {
+                blocks[at].insert(block);
+            }
+        }
+        blocks
+    }
+}
+
+/// A group's VIPs of one address family.
+type Group<'a> = (&'a str, bool);
+
+struct Auction<'a> {
+    gateways: &'a Gateways<'a>,
+    bids: &'a [Bid<'a>],
+    groups: HashMap<Group<'a>, usize>,
+    in_group: HashMap<(Group<'a>, GatewayId), usize>,
+    room: Vec<usize>,
+    holders: Vec<Vec<GatewayId>>,
+}
+
+impl<'a> Auction<'a> {
+    fn new(gateways: &'a Gateways<'a>, bids: &'a [Bid<'a>]) -> Self {
+        let mut groups: HashMap<Group<'_>, usize> = HashMap::new();
+        for bid in bids.iter().filter(|bid| !bid.shared) {
+            *groups.entry(bid.group()).or_default() += 1;
+        }
+        let room = gateways.all.iter().map(|known| known.room).collect();
+        Self { gateways, bids, groups, in_group: HashMap::new(), room, holders: vec![Vec::new(); bids.len()] }
+    }
+
+    /// Settles what nobody holds yet, apart or not.
+    fn run(&mut self, apart: bool) {
+        let open: Vec<usize> = (0..self.bids.len()).filter(|&at| self.holders[at].is_empty()).collect();
+        // One pair of each VIP waits in the heap: the best that hasn't been tried.
+        let mut next: BinaryHeap<_> =
+            open.into_iter().filter_map(|at| Some((self.best_below(at, None)?, Reverse(at)))).collect();
+        while let Some((score, Reverse(at))) = next.pop() {
+            let (bid, id) = (&self.bids[at], score.1.0);
+            let most = match self.groups.get(&bid.group()) {
+                Some(count) if apart && !bid.shared => count.div_ceil(bid.candidates.len()),
+                _ => usize::MAX,
+            };
+            let has = self.in_group.entry((bid.group(), id)).or_default();
+            if self.room[id] > 0 && *has < most {
+                self.room[id] -= 1;
+                *has += usize::from(!bid.shared);
+                self.holders[at].push(id);
+            }
+            if bid.shared || self.holders[at].is_empty() {
+                next.extend(self.best_below(at, Some(score)).map(|score| (score, Reverse(at))));
+            }
+        }
+    }
+
+    fn best_below(&self, at: usize, limit: Option<Score>) -> Option<Score> {
+        let key = address_key(self.bids[at].vip);
+        let scores = self.bids[at].candidates.iter().map(|&id| self.gateways.score(id, key));
+        scores.filter(|score| limit.is_none_or(|limit| *score < limit)).max()
+    }
+}
+
+impl Bid<'_> {
+    fn group(&self) -> Group<'_> {
+        (self.group, self.vip.is_ipv4())
+    }
+}
+
+/// What an address is to rendezvous hashing.
+pub(super) fn address_key(address: IpAddr) -> u64 {
+    match address {
+        IpAddr::V4(v4) => mix(u64::from(v4.to_bits())),
+        IpAddr::V6(v6) => {
+            let bits = v6.to_bits();
+            mix(mix((bits >> 64) as u64) ^ bits as u64)
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! The policy protocol: vipgate's resources over the delta variant of Envoy's discovery service. `resource` says what a
+//! policy is made of on the wire. The gateway's side: `client` speaks, `book` keeps what was said, `cache` outlives the process.
+
+pub mod book;
+pub mod cache;
+pub mod client;
+pub mod resource;
+pub mod tls;
+
+/// The generated messages.
+#[expect(missing_docs, clippy::pedantic, reason = "generated; the .proto file has the comments")]
+pub mod proto {
+    tonic::include_proto!("vipgate.policy.v1");
+}

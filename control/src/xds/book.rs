@@ -1,0 +1,275 @@
+//! What a gateway holds of a server's resources, and what of an update has come so far. No I/O: responses go in, what to put
+//! in force comes out.
+//!
+//! ```text
+//!   response -> stage -> ... -> stage -> is_whole -> offer -> commit    (in force: now it is held)
+//!                  \-> Refusal -----------------------------> discard   (nothing has changed)
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryResponse;
+use prost::bytes::Bytes;
+use thiserror::Error;
+use vipgate_dataplane::snapshot::change::PolicyChange;
+
+use super::proto;
+use super::resource::{Content, Decoded, Fault, Key, Kind, decode};
+use crate::policy::{DealtVip, Fingerprint, Peer};
+
+/// Resources that a gateway holds at most; more is a mistake, or an attack.
+pub const MOST_RESOURCES: usize = 1 << 20;
+
+/// What can't be held.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Refusal {
+    /// A response of a type that nobody asked for.
+    #[error("type_url `{0}` is unknown to this gateway")]
+    Type(String),
+    /// A resource in it means nothing.
+    #[error("resource {key}: {fault}")]
+    Resource {
+        /// Which.
+        key: Key,
+        /// What is wrong with it.
+        fault: Fault,
+    },
+    /// A resource without a body, or of another type than its response.
+    #[error("resource {key}: {reason}")]
+    Shape {
+        /// Which.
+        key: Key,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// More than a gateway holds.
+    #[error("more than {MOST_RESOURCES} resources")]
+    TooMany,
+}
+
+/// A resource as it is held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// As the server named this state of it.
+    pub version: String,
+    /// The encoded message.
+    pub body: Bytes,
+}
+
+/// A resource that has come, or is no more.
+#[derive(Clone, Debug)]
+struct Staged {
+    version: String,
+    body: Bytes,
+    meaning: Decoded,
+}
+
+/// What is held, and what is on its way.
+#[derive(Debug, Default)]
+pub struct Book {
+    held: BTreeMap<Key, Held>,
+    staged: BTreeMap<Key, Option<Staged>>,
+    counts: [usize; Kind::ALL.len()],
+    /// VIPs of which this gateway has a share.
+    own_vips: BTreeSet<IpAddr>,
+    peers: BTreeMap<Arc<str>, Peer>,
+    version: String,
+}
+
+/// What an update comes to for one gateway.
+#[derive(Clone, Debug, Default)]
+pub struct Offer {
+    /// What changes in its policy.
+    pub change: PolicyChange,
+    /// All gateways, once it is in force.
+    pub peers: Vec<Peer>,
+}
+
+impl Book {
+    /// What is held, for a cache.
+    pub fn held(&self) -> &BTreeMap<Key, Held> {
+        &self.held
+    }
+
+    /// What people call the policy that is held.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Names and versions of what is held of a kind, to go on from there.
+    pub fn versions(&self, kind: Kind) -> impl Iterator<Item = (String, String)> {
+        let from = Key { kind, name: "".into() };
+        let held = self.held.range(from..).take_while(move |(key, _)| key.kind == kind);
+        held.map(|(key, held)| (key.name.to_string(), held.version.clone()))
+    }
+
+    /// Takes in a response. What it says counts when the update is whole.
+    ///
+    /// # Errors
+    /// When it can't be held; nothing of it is taken in then.
+    pub fn stage(&mut self, response: DeltaDiscoveryResponse) -> Result<(), Refusal> {
+        let kind = Kind::of_url(&response.type_url).ok_or(Refusal::Type(response.type_url))?;
+        if self.held.len() + self.staged.len() + response.resources.len() > MOST_RESOURCES {
+            return Err(Refusal::TooMany);
+        }
+        let mut taken = Vec::with_capacity(response.resources.len());
+        for resource in response.resources {
+            let key = Key { kind, name: resource.name.as_str().into() };
+            let refused = |reason: &str| Refusal::Shape { key: key.clone(), reason: reason.to_owned() };
+            let body = resource.resource.ok_or_else(|| refused("has no body"))?;
+            if body.type_url != kind.type_url() {
+                return Err(refused(&format!("is a {}", body.type_url)));
+            }
+            let meaning = decode(kind, &resource.name, &body.value)
+                .map_err(|fault| Refusal::Resource { key: key.clone(), fault })?;
+            taken.push((key, Some(Staged { version: resource.version, body: body.value.into(), meaning })));
+        }
+        let names = response.removed_resource_names.into_iter().map(|name| name.name);
+        let removed = response.removed_resources.into_iter().chain(names);
+        taken.extend(removed.map(|name| (Key { kind, name: name.into() }, None)));
+        self.staged.extend(taken);
+        Ok(())
+    }
+
+    /// Takes in what was held before, from a cache.
+    ///
+    /// # Errors
+    /// When a resource means nothing.
+    pub fn stage_held(&mut self, held: BTreeMap<Key, Held>) -> Result<(), Refusal> {
+        for (key, Held { version, body }) in held {
+            let meaning = decode(key.kind, &key.name, &body);
+            let meaning = meaning.map_err(|fault| Refusal::Resource { key: key.clone(), fault })?;
+            self.staged.insert(key, Some(Staged { version, body, meaning }));
+        }
+        Ok(())
+    }
+
+    /// Whether anything has come that isn't in force.
+    pub fn has_staged(&self) -> bool {
+        !self.staged.is_empty()
+    }
+
+    /// Whether what has come is a whole: settings came, and all that they count is there.
+    pub fn is_whole(&self) -> bool {
+        let key = Key { kind: Kind::Settings, name: super::resource::SETTINGS.into() };
+        let Some(Some(Staged { meaning: Decoded::Settings(settings), .. })) = self.staged.get(&key) else {
+            return false;
+        };
+        let proto::Settings { version: _, egress_policies, vips, endpoints, gateways } = settings;
+        let counts = self.counts_after();
+        [*egress_policies, *vips, *endpoints, *gateways].iter().zip(counts).all(|(want, have)| *want == have as u64)
+    }
+
+    fn counts_after(&self) -> [usize; Kind::ALL.len()] {
+        let mut counts = self.counts;
+        for (key, staged) in &self.staged {
+            let count = &mut counts[key.kind as usize];
+            match (self.held.contains_key(key), staged.is_some()) {
+                (false, true) => *count += 1,
+                (true, false) => *count -= 1,
+                _ => {}
+            }
+        }
+        counts
+    }
+
+    /// What has come, as the gateway `name` sees it. What is the same as before is left out.
+    pub fn offer(&self, name: &str) -> Offer {
+        let mut change = PolicyChange { version: self.version_after(), ..PolicyChange::default() };
+        let mut peers = self.peers.clone();
+        for (key, staged) in &self.staged {
+            let held = self.held.get(key);
+            match staged {
+                Some(staged) if held.is_some_and(|held| held.body == staged.body) => {}
+                Some(staged) => match &staged.meaning {
+                    Decoded::EgressPolicy(spec) => change.policies.push(spec.clone()),
+                    Decoded::Vip(vip) => self.offer_vip(vip, name, &mut change),
+                    Decoded::Endpoint(endpoint) => change.endpoints.push(endpoint.seen_by(name)),
+                    Decoded::Gateway(peer) => drop(peers.insert(peer.name.clone(), peer.clone())),
+                    Decoded::Settings(_) => {}
+                },
+                None if held.is_none() => {}
+                None => match key.kind {
+                    Kind::EgressPolicy => change.gone.policies.push(key.name.clone()),
+                    Kind::Vip => {
+                        let own = key.name.parse().ok().filter(|vip| self.own_vips.contains(vip));
+                        change.gone.vips.extend(own);
+                    }
+                    Kind::Endpoint => change.gone.endpoints.extend(key.name.parse::<IpAddr>()),
+                    Kind::Gateway => drop(peers.remove(&key.name)),
+                    Kind::Settings => {}
+                },
+            }
+        }
+        Offer { change, peers: peers.into_values().collect() }
+    }
+
+    fn offer_vip(&self, vip: &DealtVip, name: &str, change: &mut PolicyChange) {
+        if vip.is_held_by(name) {
+            change.vips.push(vip.spec.clone());
+        } else if self.own_vips.contains(&vip.spec.address) {
+            change.gone.vips.push(vip.spec.address);
+        }
+    }
+
+    /// What the settings say, or, without them, a name made of what is there.
+    fn version_after(&self) -> String {
+        for (key, staged) in self.staged.iter().rev().take_while(|(key, _)| key.kind == Kind::Settings) {
+            if let (Kind::Settings, Some(Staged { meaning: Decoded::Settings(settings), .. })) = (key.kind, staged) {
+                return settings.version.clone();
+            }
+        }
+        let mut print = Fingerprint::default();
+        let stays = self.held.iter().filter(|(key, _)| !self.staged.contains_key(key));
+        let staged = self.staged.iter().filter_map(|(key, staged)| Some((key, &staged.as_ref()?.version)));
+        for (key, version) in stays.map(|(key, held)| (key, &held.version)).chain(staged) {
+            print.add(key.name.as_bytes());
+            print.add(version.as_bytes());
+        }
+        Content::version_text(print.finish())
+    }
+
+    /// What has come is in force: now it is held. Returns what a cache must know of it.
+    pub fn commit(&mut self, name: &str) -> Vec<(Key, Option<Held>)> {
+        self.version = self.version_after();
+        self.counts = self.counts_after();
+        let mut changed = Vec::with_capacity(self.staged.len());
+        for (key, staged) in std::mem::take(&mut self.staged) {
+            let Some(Staged { version, body, meaning }) = staged else {
+                self.forget(&key);
+                if self.held.remove(&key).is_some() {
+                    changed.push((key, None));
+                }
+                continue;
+            };
+            match meaning {
+                Decoded::Vip(vip) if vip.is_held_by(name) => drop(self.own_vips.insert(vip.spec.address)),
+                Decoded::Gateway(peer) => drop(self.peers.insert(peer.name.clone(), peer)),
+                Decoded::Vip(_) => self.forget(&key),
+                Decoded::EgressPolicy(_) | Decoded::Endpoint(_) | Decoded::Settings(_) => {}
+            }
+            let held = Held { version, body };
+            if self.held.get(&key) != Some(&held) {
+                self.held.insert(key.clone(), held.clone());
+                changed.push((key, Some(held)));
+            }
+        }
+        changed
+    }
+
+    /// Forgets what a resource has meant.
+    fn forget(&mut self, key: &Key) {
+        match key.kind {
+            Kind::Gateway => drop(self.peers.remove(&key.name)),
+            Kind::Vip => drop(key.name.parse().map(|vip| self.own_vips.remove(&vip))),
+            Kind::EgressPolicy | Kind::Endpoint | Kind::Settings => {}
+        }
+    }
+
+    /// Forgets what has come but isn't in force.
+    pub fn discard(&mut self) {
+        self.staged.clear();
+    }
+}

@@ -1,0 +1,194 @@
+//! The gateway's side of the policy protocol: follows a server, offers what it says to the gateway, and answers the server
+//! when that is in force, or why it isn't. Ends when nobody wants offers any more.
+
+mod connect;
+mod stream;
+
+pub use self::connect::chain;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use arc_swap::ArcSwap;
+use tokio::sync::{mpsc, oneshot};
+
+use super::book::{Book, Offer};
+use super::cache::{Cache, CacheError, Found};
+use crate::config::PolicyServer;
+
+/// The first pause between attempts, and the longest.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+/// A connection that held for so long was a good one: the next pause is short again.
+const GOOD: Duration = Duration::from_secs(30);
+
+/// What the client tells the gateway.
+#[derive(Debug)]
+pub enum Event {
+    /// Something to put in force.
+    Offer(Offer, Answer),
+    /// The server said something that can't be put in force, and why.
+    Refused(String),
+}
+
+/// Whether an offer is in force now.
+pub type Answer = oneshot::Sender<Result<(), Rejection>>;
+
+/// Why an offer isn't put in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejection {
+    /// The resource at fault as people name it, if it is one's.
+    pub resource: Option<String>,
+    /// What is wrong.
+    pub reason: String,
+}
+
+impl std::fmt::Display for Rejection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(resource) = &self.resource {
+            write!(f, "resource {resource}: ")?;
+        }
+        f.write_str(&self.reason)
+    }
+}
+
+/// How things stand with the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerStatus {
+    /// Whether it can be heard.
+    pub connected: bool,
+    /// Since when that is so.
+    pub since: SystemTime,
+    /// Why it can't be heard.
+    pub error: Option<String>,
+    /// When the policy in force was last known to be the server's.
+    pub known_at: Option<SystemTime>,
+    /// Why there is no cache; empty while there is one.
+    pub cache_error: Option<String>,
+}
+
+/// Follows one server.
+#[derive(Debug)]
+pub struct Client {
+    /// Name of the gateway.
+    name: String,
+    zone: String,
+    server: PolicyServer,
+    book: Book,
+    cache: Cache,
+    status: Arc<ArcSwap<ServerStatus>>,
+    events: mpsc::Sender<Event>,
+}
+
+impl Client {
+    /// A client, and the policy that its cache knows. What goes wrong with the cache is logged.
+    ///
+    /// # Errors
+    /// When another process uses the cache, or it can't be written at all.
+    pub fn open(
+        name: &str,
+        zone: Option<&str>,
+        server: PolicyServer,
+        events: mpsc::Sender<Event>,
+    ) -> Result<(Self, Option<Offer>), CacheError> {
+        let (cache, found) = Cache::open(&server.cache)?;
+        let mut status = ServerStatus {
+            connected: false,
+            since: SystemTime::now(),
+            error: Some("not connected yet".to_owned()),
+            known_at: None,
+            cache_error: None,
+        };
+        let mut book = Book::default();
+        let damaged = match found {
+            Found::Nothing => None,
+            Found::Damaged(reason) => Some(reason),
+            Found::Policy(held, known_at) => match book.stage_held(held) {
+                Ok(()) => {
+                    status.known_at = Some(known_at);
+                    None
+                }
+                Err(refusal) => Some(refusal.to_string()),
+            },
+        };
+        let status = Arc::new(ArcSwap::from_pointee(status));
+        let (name, zone) = (name.to_owned(), zone.unwrap_or_default().to_owned());
+        let mut client = Self { name, zone, server, book, cache, status, events };
+        if let Some(reason) = damaged {
+            client.forget(&reason);
+            return Ok((client, None));
+        }
+        let offer = client.book.has_staged().then(|| client.book.offer(&client.name));
+        client.book.commit(&client.name);
+        Ok((client, offer))
+    }
+
+    /// How things stand with the server, now and later.
+    pub fn status(&self) -> Arc<ArcSwap<ServerStatus>> {
+        self.status.clone()
+    }
+
+    /// Forgets the policy that the cache knew: it is damaged, or can't be put in force.
+    pub fn forget(&mut self, reason: &str) {
+        let file = self.server.cache.display().to_string();
+        tracing::error!(
+            event = "policy_cache_damaged",
+            file,
+            reason,
+            "the policy cache can't be relied on: it is ignored"
+        );
+        self.book = Book::default();
+        self.change_status(|status| {
+            status.known_at = None;
+            status.cache_error = Some(format!("{file} was ignored: {reason}"));
+        });
+    }
+
+    /// Follows the server for as long as anybody wants to hear of it.
+    pub async fn run(mut self) {
+        let mut pause = PAUSE.0;
+        while !self.events.is_closed() {
+            let begun = Instant::now();
+            let why = stream::follow(&mut self).await;
+            self.book.discard();
+            if self.status.load().connected {
+                tracing::warn!(event = "policy_server_lost", server = self.server.url, reason = %why, "policy server lost");
+            } else if self.status.load().error.as_ref() != Some(&why) {
+                tracing::warn!(event = "policy_server_unreachable", server = self.server.url, reason = %why,
+                    "policy server can't be reached");
+            }
+            self.lost(why);
+            if begun.elapsed() > GOOD {
+                pause = PAUSE.0;
+            }
+            let events = self.events.clone();
+            tokio::select! {
+                () = tokio::time::sleep(jittered(pause)) => {}
+                () = events.closed() => return,
+            }
+            pause = (pause * 2).min(PAUSE.1);
+        }
+    }
+
+    fn lost(&self, why: String) {
+        self.change_status(|status| {
+            if status.connected {
+                status.since = SystemTime::now();
+            }
+            status.connected = false;
+            status.error = Some(why);
+        });
+    }
+
+    fn change_status(&self, change: impl FnOnce(&mut ServerStatus)) {
+        let mut status = (**self.status.load()).clone();
+        change(&mut status);
+        self.status.store(Arc::new(status));
+    }
+}
+
+/// Between a half and all of a pause: many gateways that lost one server at once don't come back at once.
+pub(crate) fn jittered(pause: Duration) -> Duration {
+    // Without random numbers the pause is what it is.
+    let random = getrandom::u32().unwrap_or(u32::MAX);
+    pause / 2 + (pause / 2).mul_f64(f64::from(random) / f64::from(u32::MAX))
+}

@@ -1,0 +1,268 @@
+//! One stream with a policy server, from the subscriptions to its end.
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
+
+use envoy_types::pb::envoy::config::core::v3::node::UserAgentVersionType;
+use envoy_types::pb::envoy::config::core::v3::{Locality, Node};
+use envoy_types::pb::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
+use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
+use envoy_types::pb::google::rpc::Status;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::Code;
+
+use super::connect::{chain, connect};
+use super::{Client, Event, Rejection};
+use crate::xds::book::Refusal;
+use crate::xds::resource::Kind;
+
+/// The longest response, bytes: a policy of any size comes in pieces smaller than what gRPC takes by default.
+const LONGEST: usize = 4 << 20;
+/// The longest wait for a server to take up the stream.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// From a server that doesn't say when an update is whole, it is when nothing more comes for so long.
+const QUIET: Duration = Duration::from_secs(1);
+/// After a refusal, what belongs to the same update is refused with it: until its settings, or so long a pause.
+const AFTERMATH: Duration = Duration::from_millis(300);
+/// How often the cache learns that it is still right.
+const CONFIRM: Duration = Duration::from_secs(5);
+
+/// A response that waits for its answer.
+#[derive(Debug)]
+struct Pending {
+    type_url: String,
+    nonce: String,
+}
+
+/// Follows the server until the stream ends; says why it did.
+pub(super) async fn follow(client: &mut Client) -> String {
+    let channel = match connect(&client.server).await {
+        Ok(channel) => channel,
+        Err(error) => return error,
+    };
+    let (requests, outgoing) = mpsc::unbounded_channel();
+    for kind in Kind::ALL {
+        // The receiver is in our hands: this can't fail.
+        let _ = requests.send(subscription(client, kind));
+    }
+    let mut service = AggregatedDiscoveryServiceClient::new(channel).max_decoding_message_size(LONGEST);
+    let opened = timeout(PATIENCE, service.delta_aggregated_resources(UnboundedReceiverStream::new(outgoing))).await;
+    let mut responses = match opened {
+        Ok(Ok(response)) => response.into_inner(),
+        Ok(Err(status)) => return explain(&status),
+        Err(_) => return format!("connected, but no answer within {} s", PATIENCE.as_secs()),
+    };
+    client.change_status(|status| {
+        status.connected = true;
+        status.since = SystemTime::now();
+        status.error = None;
+    });
+    tracing::info!(event = "policy_server_connected", server = client.server.url, "policy server connected");
+    let mut stream = Stream { client, requests, pending: Vec::new(), spoiled: None, in_step: false };
+    let mut confirm = tokio::time::interval(CONFIRM);
+    loop {
+        let wake = stream.wake();
+        let response = tokio::select! {
+            response = responses.message() => response,
+            () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {
+                if let Err(ended) = stream.pause_is_over().await {
+                    return ended;
+                }
+                continue;
+            }
+            _ = confirm.tick() => {
+                stream.confirm();
+                continue;
+            }
+            () = stream.client.events.closed() => return "stopped".to_owned(),
+        };
+        let outcome = match response {
+            Ok(Some(response)) => stream.take(response).await,
+            Ok(None) => Err("the server has ended the stream".to_owned()),
+            Err(status) => {
+                let why = explain(&status);
+                if status.code() == Code::OutOfRange {
+                    // What was sent is no policy: as refused as one that says something wrong.
+                    stream.report(&why).await;
+                }
+                Err(why)
+            }
+        };
+        if let Err(ended) = outcome {
+            return ended;
+        }
+    }
+}
+
+fn subscription(client: &Client, kind: Kind) -> DeltaDiscoveryRequest {
+    let node = Node {
+        id: client.name.clone(),
+        locality: Some(Locality { zone: client.zone.clone(), ..Locality::default() }),
+        user_agent_name: "vipgate".to_owned(),
+        user_agent_version_type: Some(UserAgentVersionType::UserAgentVersion(env!("CARGO_PKG_VERSION").to_owned())),
+        ..Node::default()
+    };
+    let known: HashMap<String, String> = client.book.versions(kind).collect();
+    DeltaDiscoveryRequest {
+        node: Some(node),
+        type_url: kind.type_url().to_owned(),
+        initial_resource_versions: known,
+        ..DeltaDiscoveryRequest::default()
+    }
+}
+
+/// What a failed stream says, with its cause.
+fn explain(status: &tonic::Status) -> String {
+    match status.code() {
+        Code::Unknown | Code::Unavailable | Code::Internal => chain(status),
+        Code::OutOfRange => format!("a response is too large: {}", status.message()),
+        Code::Unimplemented => "the server knows no delta discovery service: is it a policy server?".to_owned(),
+        code => format!("{}: {}", code.description(), status.message()),
+    }
+}
+
+struct Stream<'a> {
+    client: &'a mut Client,
+    requests: mpsc::UnboundedSender<DeltaDiscoveryRequest>,
+    /// Responses of the update that is coming.
+    pending: Vec<(Pending, Instant)>,
+    /// Why the update that is coming is refused, and since when nothing of it has come.
+    spoiled: Option<(String, Instant)>,
+    /// Whether what is in force is what the server last said.
+    in_step: bool,
+}
+
+impl Stream<'_> {
+    /// When to do something although nothing comes.
+    fn wake(&self) -> Option<Instant> {
+        let quiet = self.pending.last().map(|(_, at)| *at + QUIET);
+        let spoiled = self.spoiled.as_ref().map(|(_, at)| *at + AFTERMATH);
+        quiet.into_iter().chain(spoiled).min()
+    }
+
+    async fn pause_is_over(&mut self) -> Result<(), String> {
+        if self.spoiled.take().is_some() {
+            return Ok(());
+        }
+        tracing::warn!(
+            event = "policy_update_open",
+            "the server doesn't say that its update is whole; it is taken as it is"
+        );
+        self.offer().await
+    }
+
+    /// Takes in a response.
+    async fn take(&mut self, response: DeltaDiscoveryResponse) -> Result<(), String> {
+        let pending = Pending { type_url: response.type_url.clone(), nonce: response.nonce.clone() };
+        let is_settings = Kind::of_url(&pending.type_url) == Some(Kind::Settings);
+        self.in_step = false;
+        if let Some((why, at)) = &mut self.spoiled {
+            *at = Instant::now();
+            let why = format!("part of an update that was refused: {why}");
+            answer(&self.requests, pending, Some(why));
+            if is_settings {
+                self.spoiled = None;
+            }
+            return Ok(());
+        }
+        let staged = self.client.book.stage(response);
+        self.pending.push((pending, Instant::now()));
+        if let Err(refusal) = staged {
+            self.refuse(&refusal, is_settings).await;
+            return Ok(());
+        }
+        if self.client.book.is_whole() { self.offer().await } else { Ok(()) }
+    }
+
+    /// Offers what has come to the gateway, and tells the server what becomes of it.
+    async fn offer(&mut self) -> Result<(), String> {
+        let stopped = |_| "stopped".to_owned();
+        let offer = self.client.book.offer(&self.client.name);
+        let (sender, receiver) = oneshot::channel();
+        self.client.events.send(Event::Offer(offer, sender)).await.map_err(|_| "stopped".to_owned())?;
+        match receiver.await.map_err(stopped)? {
+            Ok(()) => self.accept(),
+            Err(rejection) => {
+                // The gateway has said so itself.
+                self.reject(&rejection);
+            }
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self) {
+        let client = &mut *self.client;
+        let changed = client.book.commit(&client.name);
+        // Before it is acknowledged: what the server knows to be in force is so after a restart as well.
+        let cached = client.cache.append(changed, client.book.held());
+        let cache_error = cached.err().map(|error| format!("{}: {error}", client.server.cache.display()));
+        let known = client.status.load().cache_error.clone();
+        if let Some(error) = cache_error.as_ref().filter(|error| known.as_ref() != Some(error)) {
+            tracing::error!(event = "policy_cache_failed", error, "the policy cache can't be written");
+        }
+        client.change_status(|status| {
+            status.known_at = Some(SystemTime::now());
+            status.cache_error = cache_error;
+        });
+        self.in_step = true;
+        for (pending, _) in self.pending.drain(..) {
+            answer(&self.requests, pending, None);
+        }
+    }
+
+    /// The gateway won't have it.
+    fn reject(&mut self, rejection: &Rejection) {
+        self.client.book.discard();
+        for (pending, _) in self.pending.drain(..) {
+            answer(&self.requests, pending, Some(rejection.to_string()));
+        }
+    }
+
+    /// A response can't even be read: the update that it belongs to is refused.
+    async fn refuse(&mut self, refusal: &Refusal, is_last: bool) {
+        let why = refusal.to_string();
+        self.client.book.discard();
+        let at_fault = self.pending.pop();
+        for (pending, _) in self.pending.drain(..) {
+            answer(&self.requests, pending, Some(format!("part of an update that was refused: {why}")));
+        }
+        if let Some((pending, _)) = at_fault {
+            answer(&self.requests, pending, Some(why.clone()));
+        }
+        // From a server that uses settings, more of the same update comes; from others, each response stands alone.
+        if !is_last && self.client.book.versions(Kind::Settings).next().is_some() {
+            self.spoiled = Some((why.clone(), Instant::now()));
+        }
+        self.report(&why).await;
+    }
+
+    async fn report(&self, why: &str) {
+        // Nobody listens any more: the stream ends in a moment.
+        let _ = self.client.events.send(Event::Refused(why.to_owned())).await;
+    }
+
+    /// The connection lives: what is in force is what the server says.
+    fn confirm(&self) {
+        if !self.in_step || !self.pending.is_empty() {
+            return;
+        }
+        // A cache that can't be written was complained about when it was.
+        let _ = self.client.cache.confirm();
+        self.client.change_status(|status| status.known_at = Some(SystemTime::now()));
+    }
+}
+
+/// ACK, or NACK with the reason.
+fn answer(requests: &mpsc::UnboundedSender<DeltaDiscoveryRequest>, pending: Pending, why: Option<String>) {
+    let error_detail = why.map(|message| Status { code: Code::InvalidArgument.into(), message, details: Vec::new() });
+    let request = DeltaDiscoveryRequest {
+        type_url: pending.type_url,
+        response_nonce: pending.nonce,
+        error_detail,
+        ..DeltaDiscoveryRequest::default()
+    };
+    // The stream may have ended meanwhile; then there is nobody to tell.
+    let _ = requests.send(request);
+}

@@ -1,0 +1,87 @@
+//! A policy as resources: encoded once, named, and versioned by content, so that every server that compiles the same
+//! manifests says the same of each.
+
+mod decode;
+mod encode;
+pub use self::decode::{Decoded, Fault, decode};
+pub use self::encode::{encode_all, settings, version_of};
+
+use std::fmt;
+use std::sync::Arc;
+
+use prost::bytes::Bytes;
+
+/// The name of the one resource of kind [`Kind::Settings`].
+pub const SETTINGS: &str = "settings";
+
+/// Kinds of resources, in the order in which they are sent: what is named before what names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// `EgressPolicy`.
+    EgressPolicy,
+    /// `Vip`.
+    Vip,
+    /// `Endpoint`.
+    Endpoint,
+    /// `Gateway`.
+    Gateway,
+    /// `Settings`.
+    Settings,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::EgressPolicy, Self::Vip, Self::Endpoint, Self::Gateway, Self::Settings];
+
+    /// As the protocol names it.
+    pub const fn type_url(self) -> &'static str {
+        match self {
+            Self::EgressPolicy => "type.googleapis.com/vipgate.policy.v1.EgressPolicy",
+            Self::Vip => "type.googleapis.com/vipgate.policy.v1.Vip",
+            Self::Endpoint => "type.googleapis.com/vipgate.policy.v1.Endpoint",
+            Self::Gateway => "type.googleapis.com/vipgate.policy.v1.Gateway",
+            Self::Settings => "type.googleapis.com/vipgate.policy.v1.Settings",
+        }
+    }
+
+    /// The kind that the protocol names so.
+    pub fn of_url(type_url: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.type_url() == type_url)
+    }
+
+    /// The message's name.
+    pub fn name(self) -> &'static str {
+        self.type_url().rsplit('.').next().unwrap_or_default()
+    }
+}
+
+/// What names a resource. Displays as `Kind name`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// Its kind.
+    pub kind: Kind,
+    /// Its name.
+    pub name: Arc<str>,
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind.name(), self.name)
+    }
+}
+
+/// A resource without its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Content {
+    /// Names the body; the same body has the same version everywhere.
+    pub version: u64,
+    /// The encoded message.
+    pub body: Bytes,
+}
+
+impl Content {
+    /// The version as the protocol has it.
+    pub fn version_text(version: u64) -> String {
+        format!("{version:016x}")
+    }
+}

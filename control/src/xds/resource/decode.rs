@@ -1,0 +1,241 @@
+//! Resources to what they mean. Nothing that a server sends is believed: what can't be is refused with its field and a
+//! reason, and behind here nothing checks a single resource again.
+
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use prost::Message;
+use thiserror::Error;
+use vipgate_dataplane::snapshot::spec::{
+    AddressSelection, Announce, EgressSpec, EndpointSpec, Limits, OnExhaustion, VipSpec,
+};
+
+use super::super::proto;
+use super::{Kind, SETTINGS};
+use crate::policy::{Blocks, DealtEndpoint, DealtVip, Peer, Share, unusable_address};
+
+/// VIPs of one endpoint, prefixes of one policy, shares of one VIP: more is a mistake, or an attack.
+const MOST_PARTS: usize = 4096;
+/// The longest name of a resource, bytes: kind, namespace and name as Kubernetes allows them, and to spare.
+const LONGEST_NAME: usize = 1024;
+/// The longest text for people, bytes: a VIP that many Services share names them all.
+const LONGEST_TEXT: usize = 64 << 10;
+
+/// What a resource means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decoded {
+    /// An egress policy.
+    EgressPolicy(EgressSpec),
+    /// A VIP.
+    Vip(DealtVip),
+    /// An endpoint.
+    Endpoint(DealtEndpoint),
+    /// A gateway.
+    Gateway(Peer),
+    /// The settings.
+    Settings(proto::Settings),
+}
+
+/// Why a resource means nothing.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Fault {
+    /// It is none of the messages that its type names.
+    #[error("is no {kind}: {error}")]
+    Message {
+        /// The message's name.
+        kind: &'static str,
+        /// What is wrong.
+        error: prost::DecodeError,
+    },
+    /// A field can't be what it is.
+    #[error("{field}: {reason}")]
+    Field {
+        /// Which field.
+        field: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+fn fault(field: impl Into<String>, reason: impl Into<String>) -> Fault {
+    Fault::Field { field: field.into(), reason: reason.into() }
+}
+
+/// Reads a resource of a kind under its name.
+///
+/// # Errors
+/// When it isn't one.
+pub fn decode(kind: Kind, name: &str, body: &[u8]) -> Result<Decoded, Fault> {
+    if name.len() > LONGEST_NAME {
+        return Err(fault("name", format!("has {} bytes, at most {LONGEST_NAME} are read", name.len())));
+    }
+    match kind {
+        Kind::EgressPolicy => egress_policy(name, &message(kind, body)?).map(Decoded::EgressPolicy),
+        Kind::Vip => vip(name, &message(kind, body)?).map(Decoded::Vip),
+        Kind::Endpoint => endpoint(name, &message(kind, body)?).map(Decoded::Endpoint),
+        Kind::Gateway => gateway(name, &message(kind, body)?).map(Decoded::Gateway),
+        Kind::Settings => {
+            same(SETTINGS, "", name)?;
+            message(kind, body).map(Decoded::Settings)
+        }
+    }
+}
+
+fn message<M: Message + Default>(kind: Kind, body: &[u8]) -> Result<M, Fault> {
+    M::decode(body).map_err(|error| Fault::Message { kind: kind.name(), error })
+}
+
+/// A resource's name is that of what is in it.
+fn same(own: &str, field: &str, name: &str) -> Result<(), Fault> {
+    if own == name { Ok(()) } else { Err(fault(field, format!("is `{own}`, but the resource's name is `{name}`"))) }
+}
+
+fn few<T>(parts: &[T], field: &str) -> Result<(), Fault> {
+    if parts.len() <= MOST_PARTS {
+        return Ok(());
+    }
+    Err(fault(field, format!("has {} entries, at most {MOST_PARTS} are read", parts.len())))
+}
+
+fn egress_policy(name: &str, message: &proto::EgressPolicy) -> Result<EgressSpec, Fault> {
+    same(&message.name, "name", name)?;
+    if name.is_empty() {
+        return Err(fault("name", "is empty"));
+    }
+    let limits = Limits {
+        sessions: limit(message.sessions),
+        new_sessions_per_second: limit(message.new_sessions_per_second),
+        guaranteed_ports: limit(message.guaranteed_ports),
+    };
+    Ok(EgressSpec {
+        name: text("name", name)?,
+        destinations: nets("destinations", &message.destinations)?,
+        excluded: nets("excluded", &message.excluded)?,
+        address_selection: match known("address_selection", message.address_selection)? {
+            proto::AddressSelection::PerEndpoint => AddressSelection::PerEndpoint,
+            proto::AddressSelection::PerConnection => AddressSelection::PerConnection,
+        },
+        limits,
+        on_exhaustion: match known("on_exhaustion", message.on_exhaustion)? {
+            proto::OnExhaustion::Reject => OnExhaustion::Reject,
+            proto::OnExhaustion::Drop => OnExhaustion::Drop,
+        },
+    })
+}
+
+fn limit(number: u32) -> Option<u32> {
+    NonZeroU32::new(number).map(NonZeroU32::get)
+}
+
+fn known<E: TryFrom<i32>>(field: &str, number: i32) -> Result<E, Fault> {
+    E::try_from(number).map_err(|_| fault(field, format!("{number} is unknown to this version")))
+}
+
+fn nets(field: &str, texts: &[String]) -> Result<Vec<IpNet>, Fault> {
+    few(texts, field)?;
+    let net = |(i, text): (usize, &String)| {
+        let net =
+            IpNet::from_str(text).map_err(|_| fault(format!("{field}[{i}]"), format!("`{text}` is no prefix")))?;
+        if net.trunc() == net {
+            return Ok(net);
+        }
+        Err(fault(format!("{field}[{i}]"), format!("{text} has bits set beyond its prefix length")))
+    };
+    texts.iter().enumerate().map(net).collect()
+}
+
+fn address(field: &str, text: &str) -> Result<IpAddr, Fault> {
+    let parsed = IpAddr::from_str(text).map_err(|_| fault(field, format!("`{text}` is no address")))?;
+    if parsed.to_string() != text {
+        return Err(fault(field, format!("`{text}` is not in canonical form, which is `{parsed}`")));
+    }
+    match unusable_address(parsed) {
+        Some(what) => Err(fault(field, format!("{parsed} is {what}"))),
+        None => Ok(parsed),
+    }
+}
+
+fn vip(name: &str, message: &proto::Vip) -> Result<DealtVip, Fault> {
+    same(&message.address, "address", name)?;
+    few(&message.shares, "shares")?;
+    let mut reserved_ports: Vec<u16> = Vec::new();
+    for (i, &port) in message.reserved_ports.iter().enumerate() {
+        let field = || format!("reserved_ports[{i}]");
+        let port = u16::try_from(port).map_err(|_| fault(field(), format!("{port} is no port")))?;
+        if reserved_ports.last().is_some_and(|before| *before >= port) {
+            return Err(fault(field(), format!("{port} is not above the one before it")));
+        }
+        reserved_ports.push(port);
+    }
+    let mut shares: Vec<Share> = Vec::new();
+    for (i, share) in message.shares.iter().enumerate() {
+        let field = |name: &str| format!("shares[{i}].{name}");
+        if share.gateway.is_empty() || shares.iter().any(|known| *known.gateway == *share.gateway) {
+            return Err(fault(field("gateway"), format!("`{}` is empty or there already", share.gateway)));
+        }
+        let blocks = match share.blocks.len() {
+            0 => None,
+            length => Some(Blocks::from_bytes(&share.blocks).ok_or_else(|| {
+                fault(field("blocks"), format!("has {length} bytes, expected {} or none", Blocks::COUNT / 8))
+            })?),
+        };
+        shares.push(Share { gateway: text(&field("gateway"), &share.gateway)?, blocks });
+    }
+    let spec = VipSpec {
+        address: address("address", &message.address)?,
+        name: text("name", &message.name)?,
+        announce: match known("announce", message.announce)? {
+            proto::Announce::L2 => Announce::L2,
+            proto::Announce::Bgp => Announce::Bgp,
+        },
+        reserved_ports,
+    };
+    Ok(DealtVip { spec, shares })
+}
+
+fn endpoint(name: &str, message: &proto::Endpoint) -> Result<DealtEndpoint, Fault> {
+    same(&message.address, "address", name)?;
+    few(&message.vips, "vips")?;
+    let own = address("address", &message.address)?;
+    let mut vips = Vec::with_capacity(message.vips.len());
+    for (i, vip) in message.vips.iter().enumerate() {
+        let field = format!("vips[{i}]");
+        let vip = address(&field, vip)?;
+        if vip.is_ipv4() != own.is_ipv4() {
+            return Err(fault(field, format!("{vip} is of another address family than {own}")));
+        }
+        if vips.contains(&vip) {
+            return Err(fault(field, format!("{vip} is in the list already")));
+        }
+        vips.push(vip);
+    }
+    let policy = text("policy", &message.policy)?;
+    let spec = EndpointSpec { address: own, name: text("name", &message.name)?, policy, vips };
+    let gateway = (!message.gateway.is_empty()).then(|| text("gateway", &message.gateway)).transpose()?;
+    Ok(DealtEndpoint { spec, gateway })
+}
+
+fn gateway(name: &str, message: &proto::Gateway) -> Result<Peer, Fault> {
+    same(&message.name, "name", name)?;
+    let peer_address = match message.peer_address.as_str() {
+        "" => None,
+        text => Some(address("peer_address", text)?),
+    };
+    Ok(Peer {
+        name: text("name", name)?,
+        node: text("node", &message.node)?,
+        zone: text("zone", &message.zone)?,
+        address: peer_address,
+    })
+}
+
+/// Names are printed, and stand in labels of metrics.
+fn text(field: &str, text: &str) -> Result<Arc<str>, Fault> {
+    if text.len() > LONGEST_TEXT || text.contains(char::is_control) {
+        return Err(fault(field, format!("is longer than {LONGEST_TEXT} bytes, or not printable")));
+    }
+    Ok(text.into())
+}

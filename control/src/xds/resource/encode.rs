@@ -1,0 +1,119 @@
+//! A deal to resources.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use prost::Message;
+use vipgate_dataplane::snapshot::spec::{AddressSelection, Announce, EgressSpec, OnExhaustion};
+
+use super::super::proto;
+use super::{Content, Key, Kind, SETTINGS};
+use crate::policy::{Deal, DealtEndpoint, DealtVip, Fingerprint, Peer, Share, mix};
+
+/// All resources of a deal but the settings, sorted by key.
+pub fn encode_all(deal: &Deal) -> Vec<(Key, Content)> {
+    let mut all = Vec::with_capacity(deal.policies.len() + deal.vips.len() + deal.endpoints.len() + deal.peers.len());
+    all.extend(deal.policies.iter().map(egress_policy));
+    all.extend(deal.vips.iter().map(vip));
+    all.extend(deal.endpoints.iter().map(endpoint));
+    all.extend(deal.peers.iter().map(gateway));
+    all.sort_unstable_by(|a: &(Key, Content), b| a.0.cmp(&b.0));
+    all
+}
+
+/// The settings that make resources a whole, and the policy's version: `counts` are those of the kinds before them, `sum` that
+/// of all their versions.
+pub fn settings(counts: [usize; 4], sum: u64) -> (Key, Content, String) {
+    let version = Content::version_text(mix(sum));
+    let message = proto::Settings {
+        version: version.clone(),
+        egress_policies: counts[0] as u64,
+        vips: counts[1] as u64,
+        endpoints: counts[2] as u64,
+        gateways: counts[3] as u64,
+    };
+    let (key, content) = resource(Kind::Settings, SETTINGS.into(), &message);
+    (key, content, version)
+}
+
+/// What people call a deal: the same on every server, and on a gateway that compiles it itself.
+pub fn version_of(deal: &Deal) -> String {
+    let sum = encode_all(deal).iter().fold(0_u64, |sum, (_, content)| sum.wrapping_add(content.version));
+    settings([deal.policies.len(), deal.vips.len(), deal.endpoints.len(), deal.peers.len()], sum).2
+}
+
+fn resource(kind: Kind, name: Arc<str>, message: &impl Message) -> (Key, Content) {
+    let body = message.encode_to_vec();
+    let mut print = Fingerprint::default();
+    print.add(&[kind as u8]);
+    print.add(&body);
+    (Key { kind, name }, Content { version: print.finish(), body: body.into() })
+}
+
+/// One egress policy.
+pub(super) fn egress_policy(spec: &EgressSpec) -> (Key, Content) {
+    let message = proto::EgressPolicy {
+        name: spec.name.to_string(),
+        destinations: spec.destinations.iter().map(ToString::to_string).collect(),
+        excluded: spec.excluded.iter().map(ToString::to_string).collect(),
+        address_selection: match spec.address_selection {
+            AddressSelection::PerEndpoint => proto::AddressSelection::PerEndpoint,
+            AddressSelection::PerConnection => proto::AddressSelection::PerConnection,
+        }
+        .into(),
+        sessions: spec.limits.sessions.unwrap_or(0),
+        new_sessions_per_second: spec.limits.new_sessions_per_second.unwrap_or(0),
+        guaranteed_ports: spec.limits.guaranteed_ports.unwrap_or(0),
+        on_exhaustion: match spec.on_exhaustion {
+            OnExhaustion::Reject => proto::OnExhaustion::Reject,
+            OnExhaustion::Drop => proto::OnExhaustion::Drop,
+        }
+        .into(),
+    };
+    resource(Kind::EgressPolicy, spec.name.clone(), &message)
+}
+
+/// One VIP.
+pub(super) fn vip(vip: &DealtVip) -> (Key, Content) {
+    let address = vip.spec.address.to_string();
+    let share = |share: &Share| proto::Share {
+        gateway: share.gateway.to_string(),
+        blocks: share.blocks.as_ref().map(|blocks| blocks.bytes().to_vec()).unwrap_or_default(),
+    };
+    let message = proto::Vip {
+        address: address.clone(),
+        name: vip.spec.name.to_string(),
+        announce: match vip.spec.announce {
+            Announce::L2 => proto::Announce::L2,
+            Announce::Bgp => proto::Announce::Bgp,
+        }
+        .into(),
+        reserved_ports: vip.spec.reserved_ports.iter().map(|port| u32::from(*port)).collect(),
+        shares: vip.shares.iter().map(share).collect(),
+    };
+    resource(Kind::Vip, address.into(), &message)
+}
+
+/// One endpoint.
+pub(super) fn endpoint(endpoint: &DealtEndpoint) -> (Key, Content) {
+    let address = endpoint.spec.address.to_string();
+    let message = proto::Endpoint {
+        address: address.clone(),
+        name: endpoint.spec.name.to_string(),
+        policy: endpoint.spec.policy.to_string(),
+        vips: endpoint.spec.vips.iter().map(IpAddr::to_string).collect(),
+        gateway: endpoint.gateway.as_deref().unwrap_or_default().to_owned(),
+    };
+    resource(Kind::Endpoint, address.into(), &message)
+}
+
+/// One gateway.
+pub(super) fn gateway(peer: &Peer) -> (Key, Content) {
+    let message = proto::Gateway {
+        name: peer.name.to_string(),
+        node: peer.node.to_string(),
+        zone: peer.zone.to_string(),
+        peer_address: peer.address.map(|address| address.to_string()).unwrap_or_default(),
+    };
+    resource(Kind::Gateway, peer.name.clone(), &message)
+}
