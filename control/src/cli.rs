@@ -16,6 +16,8 @@ use vipgate_dataplane::command::SessionState;
 use crate::admin::filter::{protocol, protocol_name, state};
 use crate::admin::proto;
 use crate::failure::Failure;
+use crate::manifest::crd;
+use crate::manifest::schema::{self, Published};
 use crate::{check, demo, gateway};
 
 /// Pods leave as their Service's VIP: a gateway on AF_XDP.
@@ -43,8 +45,15 @@ enum Command {
     /// Validate configuration and manifests: file, line, field, reason
     Check {
         /// Files and directories
-        #[arg(required = true, value_name = "PATH")]
+        #[arg(required_unless_present_any = ["print_schema", "print_crds"], value_name = "PATH")]
         paths: Vec<PathBuf>,
+        /// Print JSON schemas instead: of one kind or configuration file, or of all in one object
+        #[arg(long, value_name = "KIND", ignore_case = true, conflicts_with = "paths")]
+        #[expect(clippy::option_option, reason = "clap's form of a flag whose value may be left out")]
+        print_schema: Option<Option<Published>>,
+        /// Print the CustomResourceDefinitions of vipgate's kinds instead, as YAML
+        #[arg(long, conflicts_with_all = ["paths", "print_schema"])]
+        print_crds: bool,
         /// How to show what was found
         #[arg(short, long, value_enum, default_value_t = Format::Table)]
         output: Format,
@@ -163,7 +172,10 @@ fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Gateway { config } => gateway::run(&config),
         Command::Detach { config } => gateway::detach(&config),
-        Command::Check { paths, output } => run_check(&paths, output),
+        Command::Check { print_schema: Some(Some(of)), .. } => output::json(&schema::document(of)),
+        Command::Check { print_schema: Some(None), .. } => output::json(&schema::all()),
+        Command::Check { print_crds: true, .. } => output::print(&crd::yaml().map_err(Failure::runtime)?),
+        Command::Check { paths, output, .. } => run_check(&paths, output),
         Command::Demo { keep } => demo::run(keep),
         Command::Status(ask) => status::run(&ask),
         Command::Sessions { action: Some(SessionsAction::Flush { ask, filter }), .. } => sessions::flush(&ask, &filter),
@@ -187,5 +199,38 @@ fn run_check(paths: &[PathBuf], format: Format) -> Result<(), Failure> {
         0 => Ok(()),
         1 => Err(Failure::usage("1 error")),
         errors => Err(Failure::usage(format_args!("{errors} errors"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn check_takes_paths_or_prints() {
+        let parsed = |line: &str| Cli::try_parse_from(line.split(' ')).map(|cli| cli.command);
+        for (line, schema) in [
+            ("vipgate check --print-schema", None),
+            ("vipgate check --print-schema EgressPolicy", Some(Published::EgressPolicy)),
+            ("vipgate check --print-schema GATEWAY.yaml", Some(Published::GatewayYaml)),
+            ("vipgate check --print-schema gateway", Some(Published::Gateway)),
+        ] {
+            let Ok(Command::Check { print_schema, .. }) = parsed(line) else { panic!("{line}") };
+            assert_eq!(print_schema, Some(schema), "{line}");
+        }
+        assert!(matches!(parsed("vipgate check --print-crds"), Ok(Command::Check { print_crds: true, .. })));
+        assert!(matches!(
+            parsed("vipgate check a b"),
+            Ok(Command::Check { print_schema: None, print_crds: false, .. })
+        ));
+        for line in [
+            "vipgate check",
+            "vipgate check a --print-schema",
+            "vipgate check a --print-crds",
+            "vipgate check --print-schema --print-crds",
+            "vipgate check --print-schema Service",
+        ] {
+            assert!(parsed(line).is_err(), "{line}");
+        }
     }
 }

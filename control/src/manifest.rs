@@ -2,9 +2,11 @@
 //!
 //! Here only what one document can say about itself is checked; what objects mean together is the policy compiler's.
 
+pub mod crd;
 pub mod files;
 mod labels;
 mod read;
+pub mod schema;
 mod values;
 mod vipgate;
 

@@ -40,6 +40,13 @@ fn the_examples_are_fine() {
 }
 
 #[test]
+fn all_of_conf_can_be_checked_at_once() {
+    let report = run(&[conf("")]);
+    assert_eq!(report.complaints, []);
+    assert_eq!(report.configurations.len(), 2);
+}
+
+#[test]
 fn every_complaint_of_every_file_is_told_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);

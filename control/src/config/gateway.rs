@@ -4,21 +4,28 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-use super::units::{PortRange, duration};
+use super::units::{DurationText, PortRange, duration};
+use super::verify::{INTERFACE_NAME_BYTES, MOST_SESSIONS, SEGMENT_SIZES, SOCKET_PATH_BYTES};
+use crate::manifest::schema::{Address, SocketAddress, URL, WORD};
 
 /// A gateway's configuration.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Unique among gateways.
+    #[schemars(regex(pattern = WORD))]
     pub name: String,
-    /// Kubernetes node whose endpoints are local; see [`Config::node`].
+    /// Kubernetes node whose endpoints are local. Default: the gateway's name.
+    #[schemars(regex(pattern = WORD))]
     pub(super) node: Option<String>,
     /// Zone, for policies that prefer or require one.
+    #[schemars(regex(pattern = WORD))]
     pub zone: Option<String>,
     /// The interfaces that it polls, at least one inside and one outside.
+    #[schemars(length(min = 1))]
     pub interfaces: Vec<Interface>,
     /// The threads that forward.
     #[serde(default)]
@@ -55,17 +62,18 @@ impl Config {
 }
 
 /// One interface.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Interface {
     /// The kernel's name of it.
+    #[schemars(length(min = 1, max = INTERFACE_NAME_BYTES), regex(pattern = r"^[^/\s]+$"))]
     pub name: String,
     /// Which side it is on.
     pub role: InterfaceRole,
 }
 
 /// Which side of the gateway an interface is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum InterfaceRole {
     /// Where pods are.
@@ -87,17 +95,19 @@ impl From<InterfaceRole> for vipgate_dataplane::snapshot::spec::Role {
 }
 
 /// The threads that forward.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Workers {
     /// Worker i is pinned to `cores[i]` and polls queue i of every interface. Default: one worker per queue.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1), extend("uniqueItems" = true))]
     pub cores: Option<Vec<usize>>,
     /// What a worker does while there are no packets. Default: `adaptive`.
     pub idle: Idle,
 }
 
 /// What a worker does while there are no packets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Idle {
     /// Sleeps in poll(2) after a while.
@@ -108,7 +118,7 @@ pub enum Idle {
 }
 
 /// How packets are captured.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Xdp {
     /// Where the program is attached. Default: `auto`.
@@ -122,7 +132,7 @@ pub struct Xdp {
 }
 
 /// Where the XDP program is attached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum XdpMode {
     /// In the driver where it can, else generic.
@@ -135,7 +145,7 @@ pub enum XdpMode {
 }
 
 /// Whether the NIC shares frames with the gateway.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ZeroCopy {
     /// Where it can.
@@ -148,7 +158,7 @@ pub enum ZeroCopy {
 }
 
 /// What happens to captured traffic while no gateway process is there, after any exit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnExit {
     /// Dropped: no pod address leaves.
@@ -159,20 +169,21 @@ pub enum OnExit {
 }
 
 /// Where policy comes from: exactly one of the two.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicySource {
     /// Manifests: files or directories, followed for changes.
-    Files(Vec<PathBuf>),
+    Files(#[schemars(length(min = 1), inner(length(min = 1)))] Vec<PathBuf>),
     /// A policy server.
     Server(PolicyServer),
 }
 
 /// A policy server and how to reach it.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyServer {
     /// `http://host:port` or `https://host:port`.
+    #[schemars(regex(pattern = URL))]
     pub url: String,
     /// Certificates (PEM) of who may sign the server's certificate. Default: the system's.
     pub ca: Option<PathBuf>,
@@ -190,10 +201,11 @@ fn default_cache() -> PathBuf {
 }
 
 /// The session table.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sessions {
     /// Sessions that the gateway can hold, all workers together. Default: 1048576.
+    #[schemars(range(min = 1, max = MOST_SESSIONS))]
     pub capacity: u64,
     /// Directory of the session state that outlives the process; null: none does. Default: `/dev/shm/vipgate`.
     pub state: Option<PathBuf>,
@@ -202,6 +214,8 @@ pub struct Sessions {
     /// Whether a TCP segment that isn't a SYN opens no session. Default: true.
     pub require_syn: bool,
     /// The largest segment size that a SYN over IPv4 may announce, bytes; over IPv6 it is 20 less. Default: any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = *SEGMENT_SIZES.start(), max = *SEGMENT_SIZES.end()))]
     pub mss_clamp: Option<u16>,
 }
 
@@ -218,23 +232,28 @@ impl Default for Sessions {
 }
 
 /// How long a session without packets lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Timeouts {
     /// An open TCP connection. Default: 7440s (RFC 5382 REQ-5).
-    #[serde(deserialize_with = "duration")]
+    #[serde(with = "duration")]
+    #[schemars(with = "DurationText")]
     pub tcp_established: Duration,
     /// A TCP connection that is opening or closing. Default: 240s (RFC 5382 REQ-5).
-    #[serde(deserialize_with = "duration")]
+    #[serde(with = "duration")]
+    #[schemars(with = "DurationText")]
     pub tcp_transitory: Duration,
     /// UDP. Default: 300s (RFC 4787 REQ-5).
-    #[serde(deserialize_with = "duration")]
+    #[serde(with = "duration")]
+    #[schemars(with = "DurationText")]
     pub udp: Duration,
     /// ICMP echo. Default: 60s (RFC 5508 REQ-2).
-    #[serde(deserialize_with = "duration")]
+    #[serde(with = "duration")]
+    #[schemars(with = "DurationText")]
     pub icmp: Duration,
     /// Fragments that wait for the rest of their packet. Default: 2s.
-    #[serde(deserialize_with = "duration")]
+    #[serde(with = "duration")]
+    #[schemars(with = "DurationText")]
     pub fragment: Duration,
 }
 
@@ -251,13 +270,14 @@ impl Default for Timeouts {
 }
 
 /// SNAT ports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Ports {
     /// SNAT ports of every VIP. Default: 1024-65535.
     pub range: PortRange,
     /// How long a port rests after its session ended. Default: 2s.
-    #[serde(deserialize_with = "duration")]
+    #[serde(with = "duration")]
+    #[schemars(with = "DurationText")]
     pub quarantine: Duration,
 }
 
@@ -268,13 +288,15 @@ impl Default for Ports {
 }
 
 /// Where other gateways reach this one: VXLAN between gateways on UDP, session state on TCP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Peer {
     /// Its address.
+    #[schemars(with = "Address")]
     pub address: IpAddr,
     /// Its port, UDP and TCP. Default: 4790.
     #[serde(default = "default_peer_port")]
+    #[schemars(range(min = 1))]
     pub port: u16,
 }
 
@@ -283,10 +305,11 @@ fn default_peer_port() -> u16 {
 }
 
 /// The socket of the command line.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Admin {
     /// Unix socket. Default: `/run/vipgate/gateway.sock`.
+    #[schemars(length(min = 1, max = SOCKET_PATH_BYTES))]
     pub socket: PathBuf,
 }
 
@@ -297,10 +320,11 @@ impl Default for Admin {
 }
 
 /// The HTTP server of monitoring: `/metrics`, `/healthz`, `/readyz`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Metrics {
     /// Address and port. Default: `127.0.0.1:9469`; the policy server's is `127.0.0.1:9470`.
+    #[schemars(with = "SocketAddress")]
     pub listen: SocketAddr,
 }
 
@@ -311,7 +335,7 @@ impl Default for Metrics {
 }
 
 /// What is logged and how.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Log {
     /// Default: `text`.
@@ -321,7 +345,7 @@ pub struct Log {
 }
 
 /// The form of log lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// For people.
@@ -332,7 +356,7 @@ pub enum LogFormat {
 }
 
 /// The least important events that are logged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
     /// What failed.

@@ -3,16 +3,19 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::gateway::Metrics;
+use crate::manifest::schema::{SocketAddress, URL};
 
 /// The policy server's configuration.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PolicydConfig {
     /// Where gateways reach it. Default: `127.0.0.1:18000`.
     #[serde(default = "default_listen")]
+    #[schemars(with = "SocketAddress")]
     pub listen: SocketAddr,
     /// Its certificate; without it the server speaks plain text.
     pub tls: Option<Tls>,
@@ -32,7 +35,7 @@ fn default_metrics() -> Metrics {
 }
 
 /// Files (PEM) of TLS.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tls {
     /// Who may sign clients' certificates; with it, clients must present one.
@@ -44,11 +47,11 @@ pub struct Tls {
 }
 
 /// Where manifests come from: exactly one.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicydSource {
     /// Files or directories, followed for changes.
-    Files(Vec<PathBuf>),
+    Files(#[schemars(length(min = 1), inner(length(min = 1)))] Vec<PathBuf>),
     /// Keys of etcd.
     Etcd(Etcd),
     /// The API server of the cluster that the server runs in.
@@ -56,10 +59,11 @@ pub enum PolicydSource {
 }
 
 /// Keys of etcd: prefix + kind/namespace/name, values are YAML.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Etcd {
     /// URLs of its members.
+    #[schemars(length(min = 1), inner(regex(pattern = URL)))]
     pub endpoints: Vec<String>,
     /// What the keys begin with. Default: `/vipgate/`.
     #[serde(default = "default_prefix")]
@@ -71,6 +75,6 @@ fn default_prefix() -> String {
 }
 
 /// The API server of the cluster; nothing to set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct KubernetesSource {}

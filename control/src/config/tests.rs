@@ -1,13 +1,25 @@
 //! Each field's default, each thing that is refused.
 
 use super::*;
+use crate::manifest::schema::{Published, tests::admits};
 use std::time::Duration;
+
+/// Whether the schema of `gateway.yaml` admits a text.
+fn schema_admits(text: &str) -> bool {
+    schema_of(Published::GatewayYaml, text)
+}
+
+fn schema_of(of: Published, text: &str) -> bool {
+    let (nodes, _) = Source::new("c.yaml", text.to_owned()).documents();
+    matches!(nodes.as_slice(), [node] if admits(of, node))
+}
 
 const LEAST: &str = "name: gw-a\ninterfaces: [{name: eth0, role: both}]\npolicy: {files: [p]}\n";
 
 #[test]
 fn everything_but_name_interfaces_and_policy_has_a_default() {
     let config = Config::parse("g.yaml", LEAST).unwrap();
+    assert!(schema_admits(LEAST));
     assert_eq!(config.node(), "gw-a");
     assert_eq!(config.zone, None);
     assert_eq!(config.workers, Workers { cores: None, idle: Idle::Adaptive });
@@ -52,6 +64,7 @@ metrics: {listen: "[::1]:1"}
 log: {format: json, level: debug}
 "#;
     let config = Config::parse("g.yaml", text).unwrap();
+    assert!(schema_admits(text));
     assert_eq!(config.node(), "node-1");
     assert_eq!(config.interfaces[1], Interface { name: "gw-out".into(), role: InterfaceRole::Outside });
     assert_eq!(config.workers, Workers { cores: Some(vec![0, 1]), idle: Idle::Spin });
@@ -103,6 +116,8 @@ fn what_can_not_be_is_refused_with_line_field_and_reason() {
         let text = format!("{LEAST}{more}\n");
         let complaints = Config::parse("g.yaml", &text).expect_err(more).to_string();
         assert!(complaints.contains(said), "{more}\nsaid: {complaints}");
+        let beyond_schemas = ["must be longer than 0s", "ends before it starts", "holds 11 ports", "0.0.0.0 can't be"];
+        assert_eq!(schema_admits(&text), beyond_schemas.iter().any(|beyond| said.contains(beyond)), "{more}");
     }
 }
 
@@ -166,6 +181,7 @@ fn everything_that_is_wrong_is_said_at_once() {
 #[test]
 fn a_policy_server_is_configured_the_same_way() {
     let config = PolicydConfig::parse("d.yaml", "source: {kubernetes: {}}").unwrap();
+    assert!(schema_of(Published::PolicydYaml, "source: {kubernetes: {}}"));
     assert_eq!(
         (config.listen.to_string(), config.metrics.listen.to_string()),
         ("127.0.0.1:18000".into(), "127.0.0.1:9470".into())
@@ -181,5 +197,6 @@ fn a_policy_server_is_configured_the_same_way() {
     ] {
         let complaints = PolicydConfig::parse("d.yaml", text).expect_err(text).to_string();
         assert!(complaints.contains(said), "{text}\nsaid: {complaints}");
+        assert!(!schema_of(Published::PolicydYaml, text), "{text}");
     }
 }

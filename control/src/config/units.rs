@@ -1,11 +1,13 @@
 //! Values with a unit in their text: durations and port ranges.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Visitor;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Ports from `first` to `last`, both included, never empty. Written `1024-65535`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,10 +65,64 @@ impl<'de> Deserialize<'de> for PortRange {
     }
 }
 
+impl Serialize for PortRange {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl JsonSchema for PortRange {
+    fn schema_name() -> Cow<'static, str> {
+        "PortRange".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "string",
+            "description": "The first and the last port, as in 1024-65535.",
+            "pattern": "^[0-9]{1,5} *- *[0-9]{1,5}$",
+            "examples": ["1024-65535"],
+        })
+    }
+}
+
+/// The form of a duration field.
+pub(super) enum DurationText {}
+
+impl JsonSchema for DurationText {
+    fn schema_name() -> Cow<'static, str> {
+        "Duration".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "string",
+            "description": "A whole number and a unit, as in 500ms, 5s, 4m or 2h.",
+            "pattern": "^[0-9]+(ms|s|m|h)$",
+            "examples": ["500ms", "5s", "4m", "2h"],
+        })
+    }
+}
+
 /// A duration field: `500ms`, `5s`, `4m`, `2h`.
-pub(super) fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    deserializer
-        .deserialize_any(Written { what: "a number and a unit, as in 500ms, 5s, 4m or 2h", parse: parse_duration })
+pub(super) mod duration {
+    use std::time::Duration;
+
+    use serde::{Deserializer, Serializer};
+
+    use super::{Written, parse_duration};
+
+    pub(in crate::config) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        deserializer
+            .deserialize_any(Written { what: "a number and a unit, as in 500ms, 5s, 4m or 2h", parse: parse_duration })
+    }
+
+    pub(in crate::config) fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        match value.subsec_millis() {
+            0 => serializer.collect_str(&format_args!("{}s", value.as_secs())),
+            _ => serializer.collect_str(&format_args!("{}ms", value.as_millis())),
+        }
+    }
 }
 
 /// A value that is written as text; anything else is told what to write.

@@ -12,15 +12,15 @@ use super::policyd::{PolicydConfig, PolicydSource};
 use super::{Ports, Verify};
 
 /// Linux: `IFNAMSIZ` is 16 with the closing zero.
-const INTERFACE_NAME_BYTES: usize = 15;
+pub(super) const INTERFACE_NAME_BYTES: usize = 15;
 /// Linux: `sun_path` is 108 with the closing zero.
-const SOCKET_PATH_BYTES: usize = 107;
+pub(super) const SOCKET_PATH_BYTES: usize = 107;
 /// SNAT ports are dealt in blocks of this many; a range holds one at least.
 const PORT_BLOCK: u32 = 64;
 /// More sessions than this don't fit the memory of a machine: 256 Mi of them take 40 GB.
-const MOST_SESSIONS: u64 = 1 << 28;
+pub(super) const MOST_SESSIONS: u64 = 1 << 28;
 /// What every host takes (RFC 9293 section 3.7.1), and what fits into the largest frames.
-const SEGMENT_SIZES: std::ops::RangeInclusive<u16> = 536..=9000;
+pub(super) const SEGMENT_SIZES: std::ops::RangeInclusive<u16> = 536..=9000;
 /// Longer than any use; keeps timer arithmetic far from its limits.
 const LONGEST: Duration = Duration::from_hours(720);
 

@@ -2,20 +2,24 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::schema::requirement_forms;
+
 /// Which labels something must have. The empty selector selects everything.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct LabelSelector {
     /// Labels with exactly these values.
     pub match_labels: BTreeMap<String, String>,
     /// More elaborate demands.
+    #[schemars(extend("default" = []))]
     pub match_expressions: Vec<Requirement>,
 }
 
 /// One demand on the label `key`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(try_from = "RawRequirement")]
 pub enum Requirement {
     /// It is there with one of the values.
@@ -28,20 +32,29 @@ pub enum Requirement {
     DoesNotExist(String),
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(extend("oneOf" = requirement_forms()))]
 struct RawRequirement {
+    /// The label.
+    #[schemars(length(min = 1))]
     key: String,
+    /// What is demanded of it.
     operator: Operator,
+    /// Values of the label, for `In` and `NotIn`.
     #[serde(default)]
     values: Vec<String>,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 enum Operator {
+    /// It is there with one of the values.
     In,
+    /// It is not there with one of the values; it may be missing.
     NotIn,
+    /// It is there.
     Exists,
+    /// It is not there.
     DoesNotExist,
 }
 

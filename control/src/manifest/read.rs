@@ -91,6 +91,8 @@ impl Reader<'_> {
                     self.into.objects.push(Object { id, origin, body });
                 }
             }
+            // What our kinds look like, not what they say: people keep it beside their manifests.
+            Ok(None) if is_our_definition(node) => {}
             Ok(None) => {
                 let kind = node.text("kind").unwrap_or_default();
                 let (severity, what) = match self.foreign {
@@ -141,6 +143,12 @@ fn kind(node: &Node, of: Option<(&str, &str)>) -> Result<Option<Kind>, Fault> {
         return Ok(None);
     }
     Err(at(node, "apiVersion", format!("`{version}` of {name} is not known, only {}", kind.api_version())))
+}
+
+/// Whether a document is the CustomResourceDefinition of one of our kinds.
+fn is_our_definition(node: &Node) -> bool {
+    let group = node.get("spec").and_then(|spec| spec.text("group"));
+    node.text("kind") == Some("CustomResourceDefinition") && group == Some("vipgate.io")
 }
 
 fn at(node: &Node, field: &str, reason: String) -> Fault {

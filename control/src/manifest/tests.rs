@@ -1,6 +1,7 @@
 //! Documents as people and `kubectl` write them: what is understood and what is refused.
 
 use super::*;
+use crate::manifest::schema::tests::{admitted, refused};
 
 fn manifests(text: &str, foreign: Foreign) -> Manifests {
     let mut manifests = Manifests::default();
@@ -35,6 +36,7 @@ status: {whatever: 1}
     );
     let got = manifests(&text, Foreign::Refuse);
     assert_eq!(got.complaints, []);
+    assert_eq!(admitted(&text), 1);
     let Body::EgressPolicy(policy) = &got.objects[0].body else { panic!("a policy") };
     let spec = &policy.spec;
     let selectors = spec.selectors.as_ref().unwrap();
@@ -88,6 +90,7 @@ spec: {ranges: [203.0.113.0/28, 203.0.113.32-203.0.113.40], announce: BGP, provi
 "#;
     let got = manifests(text, Foreign::Refuse);
     assert_eq!(got.complaints, []);
+    assert_eq!(admitted(text), 2);
     let ids: Vec<_> = got.objects.iter().map(|object| format!("{} {}", object.id, object.origin.line)).collect();
     assert_eq!(
         ids,
@@ -163,6 +166,9 @@ fn what_a_policy_can_not_say_is_refused_with_line_field_and_reason() {
         let got = manifests(&policy(spec), Foreign::Refuse);
         let said_all: Vec<_> = got.complaints.iter().map(ToString::to_string).collect();
         assert!(said_all.iter().any(|complaint| complaint.contains(said)), "{spec}\nsaid: {said_all:#?}");
+        let beyond_schemas = ["spec.pools[1]: a is in the list", "10.1.0.0/8 has bits", "6 is more than"];
+        let expected = !beyond_schemas.iter().any(|beyond| said.contains(beyond));
+        assert_eq!(refused(&policy(spec)), Some(expected), "{spec}");
     }
 }
 
@@ -231,7 +237,20 @@ fn what_no_document_can_be_is_refused() {
         let said_all: Vec<_> = got.complaints.iter().map(ToString::to_string).collect();
         assert!(said_all.iter().any(|complaint| complaint.starts_with(said)), "{text}\nsaid: {said_all:#?}");
         assert!(got.complaints.iter().all(Complaint::is_error), "{text}");
+        let beyond_schemas = ["ends before", "overlaps", "can't be reached"];
+        if let Some(refused) = refused(text) {
+            assert_eq!(refused, !beyond_schemas.iter().any(|beyond| said.contains(beyond)), "{text}");
+        }
     }
+}
+
+#[test]
+fn definitions_of_our_kinds_may_lie_beside_manifests() {
+    let ours = crd::yaml().unwrap();
+    let got = manifests(&ours, Foreign::Refuse);
+    assert_eq!((got.complaints, got.objects.len()), (vec![], 0));
+    let theirs = manifests(&ours.replace("group: vipgate.io", "group: example.org"), Foreign::Refuse);
+    assert_eq!(theirs.complaints.len(), 3);
 }
 
 #[test]

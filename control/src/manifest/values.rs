@@ -1,11 +1,15 @@
 //! Values of vipgate's own kinds: prefixes without host bits and ranges of addresses.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
+
+use super::schema::{cidr, range};
 
 /// A prefix whose host bits are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -104,6 +108,26 @@ impl<'de> Deserialize<'de> for Cidr {
 impl<'de> Deserialize<'de> for AddressRange {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         <&str>::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
+impl JsonSchema for Cidr {
+    fn schema_name() -> Cow<'static, str> {
+        "Cidr".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        cidr()
+    }
+}
+
+impl JsonSchema for AddressRange {
+    fn schema_name() -> Cow<'static, str> {
+        "AddressRange".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        range()
     }
 }
 

@@ -5,22 +5,28 @@ use std::net::IpAddr;
 use std::num::NonZeroU32;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde::Deserialize;
+use schemars::JsonSchema;
 use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
 
+use super::schema::{Address, Metadata, policy_forms, pool_forms};
 use super::{AddressRange, Cidr, LabelSelector};
 
 /// What one of our documents looks like.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(super) struct Document<S> {
     #[serde(rename = "apiVersion")]
+    #[schemars(with = "String")]
     _api_version: IgnoredAny,
     #[serde(rename = "kind")]
+    #[schemars(with = "String")]
     _kind: IgnoredAny,
+    #[schemars(with = "Metadata")]
     pub(super) metadata: ObjectMeta,
     pub(super) spec: S,
     #[serde(rename = "status")]
+    #[schemars(with = "Option<serde_json::Value>")]
     _status: Option<IgnoredAny>,
 }
 
@@ -39,23 +45,28 @@ pub struct EgressPolicy {
     pub spec: EgressPolicySpec,
 }
 
-/// What an `EgressPolicy` says. Exactly one of `service_ref` and `selectors` is there.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+/// What an `EgressPolicy` says. Exactly one of `serviceRef` and `selectors` is there.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
+#[schemars(extend("oneOf" = policy_forms()))]
 pub struct EgressPolicySpec {
     /// The Service whose ingress addresses are the VIPs and whose endpoints are the pods.
     pub service_ref: Option<ServiceRef>,
     /// Or: pods by label, those of any entry.
+    #[schemars(length(min = 1))]
     pub selectors: Option<Vec<PodSelector>>,
     /// With selectors: the VIPs themselves.
+    #[schemars(with = "Option<Vec<Address>>", extend("uniqueItems" = true))]
     pub addresses: Option<Vec<IpAddr>>,
     /// With selectors: VIPs from pools.
     pub pools: Option<Vec<PoolRef>>,
     /// Destinations that are translated. Default: everything.
     #[serde(rename = "destinationCIDRs")]
+    #[schemars(length(min = 1))]
     pub destination_cidrs: Option<Vec<Cidr>>,
     /// Destinations that are routed unchanged. Default: none.
     #[serde(default, rename = "excludedCIDRs")]
+    #[schemars(extend("default" = []))]
     pub excluded_cidrs: Vec<Cidr>,
     /// The gateways that serve it. Default: every gateway.
     pub gateways: Option<GatewayRef>,
@@ -77,15 +88,16 @@ pub struct EgressPolicySpec {
 }
 
 /// A Service in the policy's namespace.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ServiceRef {
     /// Its name.
+    #[schemars(length(min = 1))]
     pub name: String,
 }
 
 /// Pods by their labels and those of their namespace.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct PodSelector {
     /// Namespaces. Default: the policy's own.
@@ -95,7 +107,7 @@ pub struct PodSelector {
 }
 
 /// VIPs from a pool.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PoolRef {
     /// The pool's name.
@@ -110,17 +122,17 @@ fn one() -> NonZeroU32 {
 }
 
 /// Gateways.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum GatewayRef {
     /// By name.
-    Names(Vec<String>),
+    Names(#[schemars(length(min = 1), extend("uniqueItems" = true))] Vec<String>),
     /// By the labels of their manifests.
     Selector(LabelSelector),
 }
 
 /// How endpoints are spread over gateways.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum Distribution {
     /// By rendezvous hashing: a change moves only what it must.
     #[default]
@@ -130,7 +142,7 @@ pub enum Distribution {
 }
 
 /// How a new session picks one of several VIPs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum AddressSelection {
     /// An endpoint keeps one VIP per family.
     #[default]
@@ -140,7 +152,7 @@ pub enum AddressSelection {
 }
 
 /// Whether an endpoint's gateway is in its zone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum ZoneAffinity {
     /// It doesn't matter.
     #[default]
@@ -151,20 +163,23 @@ pub enum ZoneAffinity {
     Require,
 }
 
-/// What one endpoint may have open; `None` is unlimited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+/// What one endpoint may have open; what is left out is unlimited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Limits {
     /// Sessions open at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub sessions_per_endpoint: Option<NonZeroU32>,
     /// New sessions a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub new_sessions_per_second: Option<NonZeroU32>,
     /// Ports that it can have toward each destination, whatever the others behind the same VIP have.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub guaranteed_ports_per_endpoint: Option<NonZeroU32>,
 }
 
 /// What an endpoint hears when it gets no session.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum OnExhaustion {
     /// ICMP "administratively prohibited"; TCP gets a reset.
     #[default]
@@ -183,7 +198,7 @@ pub struct Gateway {
 }
 
 /// What a `Gateway` says.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct GatewaySpec {
     /// Its zone.
@@ -191,6 +206,7 @@ pub struct GatewaySpec {
     /// The Kubernetes node that it is on.
     pub node: Option<String>,
     /// Where other gateways reach it.
+    #[schemars(with = "Option<Address>")]
     pub peer_address: Option<IpAddr>,
     /// VIPs that it may hold. Default: no limit.
     pub max_addresses: Option<NonZeroU32>,
@@ -206,11 +222,13 @@ pub struct AddressPool {
 }
 
 /// What an `AddressPool` says.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
+#[schemars(extend("anyOf" = pool_forms()))]
 pub struct AddressPoolSpec {
     /// Its addresses; ranges don't overlap.
     #[serde(default)]
+    #[schemars(extend("default" = []))]
     pub ranges: Vec<AddressRange>,
     /// How the network learns where they are. Default: `L2`.
     #[serde(default)]
@@ -221,7 +239,7 @@ pub struct AddressPoolSpec {
 }
 
 /// How the network learns where a VIP is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
 pub enum Announce {
     /// One owner per VIP answers ARP and NDP.
     #[default]
