@@ -34,6 +34,20 @@ pub struct Complaint {
     pub severity: Severity,
     /// What is wrong and, where it isn't plain, what to do.
     pub reason: String,
+    /// The object that it is about, if it is one's.
+    #[serde(skip)]
+    pub object: Option<Place>,
+}
+
+/// Where an object stands: no other object has the same place, not even an earlier one of the same file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// The text's number, see `Source::id`.
+    pub source: u64,
+    /// Which of the text's documents, from 0.
+    pub document: usize,
+    /// Which item, from 0, when the document is a list.
+    pub item: Option<usize>,
 }
 
 impl Complaint {
@@ -46,6 +60,7 @@ impl Complaint {
             field: String::new(),
             severity: Severity::Error,
             reason: reason.into(),
+            object: None,
         }
     }
 

@@ -108,7 +108,7 @@ fn parse<T: DeserializeOwned + Verify>(source: &Source) -> Result<T, Complaints>
 fn at(source: &Source, node: &Node, field: &str, reason: String) -> Complaint {
     let at = node.locate(field);
     let (file, field) = (source.name().clone(), field.to_owned());
-    Complaint { file, line: at.line, column: at.column, field, severity: Severity::Error, reason }
+    Complaint { file, line: at.line, column: at.column, field, severity: Severity::Error, reason, object: None }
 }
 
 #[cfg(test)]

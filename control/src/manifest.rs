@@ -25,7 +25,7 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::complaint::{Complaint, Severity};
+use crate::complaint::{Complaint, Place, Severity};
 use crate::yaml::{Source, join};
 
 /// One object and where it came from.
@@ -195,7 +195,13 @@ impl Origin {
             field,
             severity,
             reason: reason.into(),
+            object: Some(self.object()),
         }
+    }
+
+    /// Its place, which no other object has.
+    pub fn object(&self) -> Place {
+        Place { source: self.source.id(), document: self.document, item: self.item }
     }
 
     /// The part of it that orders origins: file, then place.

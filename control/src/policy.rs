@@ -65,7 +65,7 @@ impl Compiled {
 }
 
 /// Compiles the policy of all objects.
-pub fn compile(objects: &[Object]) -> Compiled {
+pub fn compile<'a>(objects: impl IntoIterator<Item = &'a Object>) -> Compiled {
     let mut complaints = Vec::new();
     let log = &mut complaints;
     let inventory = Inventory::new(objects, log);

@@ -14,6 +14,8 @@ pub use self::path::{join, key_step};
 pub use self::read::{first, read};
 pub(crate) use self::suggest::nearest;
 
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
 use crate::complaint::{Complaint, Severity};
@@ -105,6 +107,7 @@ impl Node {
 /// A named text: a file, or what stands for one. Keeps the text so that places in it can be found when needed.
 #[derive(Debug)]
 pub struct Source {
+    id: u64,
     name: Arc<str>,
     text: String,
     tree: OnceLock<Vec<Node>>,
@@ -113,7 +116,18 @@ pub struct Source {
 impl Source {
     /// A text under the name that complaints give it.
     pub fn new(name: &str, text: String) -> Self {
-        Self { name: name.into(), text, tree: OnceLock::new() }
+        static TEXTS: AtomicU64 = AtomicU64::new(0);
+        Self { id: TEXTS.fetch_add(1, Relaxed), name: name.into(), text, tree: OnceLock::new() }
+    }
+
+    /// Its number: no other text of this process has it.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Its text.
+    pub fn text(&self) -> &str {
+        &self.text
     }
 
     /// The name that complaints give it.
@@ -148,6 +162,7 @@ impl Source {
             field: fault.field,
             severity: Severity::Error,
             reason: fault.reason,
+            object: None,
         }
     }
 }

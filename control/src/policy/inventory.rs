@@ -58,8 +58,8 @@ pub(super) struct Inventory<'a> {
 }
 
 impl<'a> Inventory<'a> {
-    pub(super) fn new(objects: &'a [Object], log: &mut Vec<Complaint>) -> Self {
-        let mut sorted: Vec<&Object> = objects.iter().collect();
+    pub(super) fn new(objects: impl IntoIterator<Item = &'a Object>, log: &mut Vec<Complaint>) -> Self {
+        let mut sorted: Vec<&Object> = objects.into_iter().collect();
         sorted.sort_by(|a, b| (&a.id, a.origin.place()).cmp(&(&b.id, b.origin.place())));
         let mut inventory = Self::default();
         let mut before: Option<&Object> = None;
