@@ -7,7 +7,31 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .btree_map(".")
         .message_attribute(".", "#[derive(serde::Serialize)]")
         .compile_fds(files)?;
-    let files = protox::compile(["vipgate/policy/v1/policy.proto"], ["proto"])?;
-    tonic_prost_build::configure().compile_fds(files)?;
+    let files = protox::compile(["vipgate/policy/v1/policy.proto", "vipgate/policy/v1/status.proto"], ["proto"])?;
+    tonic_prost_build::configure()
+        .message_attribute("vipgate.policy.v1.StatusReply", "#[derive(serde::Serialize)]")
+        .message_attribute("vipgate.policy.v1.SourceStatus", "#[derive(serde::Serialize)]")
+        .message_attribute("vipgate.policy.v1.PolicyState", "#[derive(serde::Serialize)]")
+        .message_attribute("vipgate.policy.v1.GatewayState", "#[derive(serde::Serialize)]")
+        .message_attribute("vipgate.policy.v1.EndpointState", "#[derive(serde::Serialize)]")
+        .message_attribute("vipgate.policy.v1.Complaint", "#[derive(serde::Serialize)]")
+        .compile_fds(files)?;
+    // Envoy's service with its own requests, but with responses that are encoded once for all gateways.
+    let discovery = tonic_build::manual::Service::builder()
+        .name("AggregatedDiscoveryService")
+        .package("envoy.service.discovery.v3")
+        .method(
+            tonic_build::manual::Method::builder()
+                .name("delta_aggregated_resources")
+                .route_name("DeltaAggregatedResources")
+                .input_type("envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryRequest")
+                .output_type("crate::policyd::codec::Response")
+                .codec_path("crate::policyd::codec::Codec")
+                .client_streaming()
+                .server_streaming()
+                .build(),
+        )
+        .build();
+    tonic_build::manual::Builder::new().build_client(false).compile(&[discovery]);
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! The command line.
 
 pub(crate) mod output;
+mod policy;
 mod sessions;
 mod show;
 mod status;
@@ -18,7 +19,7 @@ use crate::admin::proto;
 use crate::failure::Failure;
 use crate::manifest::crd;
 use crate::manifest::schema::{self, Published};
-use crate::{check, demo, gateway};
+use crate::{check, demo, gateway, policyd};
 
 /// Pods leave as their Service's VIP: a gateway on AF_XDP.
 #[derive(Debug, Parser)]
@@ -35,6 +36,17 @@ enum Command {
         /// Configuration of the gateway
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+    },
+    /// Run a policy server in the foreground: compiles manifests, and serves gateways over gRPC
+    Policyd {
+        /// Configuration of the policy server
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Ask a policy server
+    Policy {
+        #[command(subcommand)]
+        action: PolicyAction,
     },
     /// Remove what a stopped gateway left in place on purpose (`on_exit: drop`)
     Detach {
@@ -91,6 +103,12 @@ enum Command {
         #[arg(long)]
         all: bool,
     },
+}
+
+#[derive(Debug, Subcommand)]
+enum PolicyAction {
+    /// Show each policy: accepted, in force on which gateways, or the reason why not
+    Status(policy::AskServer),
 }
 
 #[derive(Debug, Subcommand)]
@@ -171,6 +189,8 @@ pub fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Gateway { config } => gateway::run(&config),
+        Command::Policyd { config } => policyd::run(&config),
+        Command::Policy { action: PolicyAction::Status(ask) } => policy::status(&ask),
         Command::Detach { config } => gateway::detach(&config),
         Command::Check { print_schema: Some(Some(of)), .. } => output::json(&schema::document(of)),
         Command::Check { print_schema: Some(None), .. } => output::json(&schema::all()),

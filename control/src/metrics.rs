@@ -4,6 +4,8 @@
 mod exposition;
 mod families;
 
+pub(crate) use self::families::{Family, Kind, Labels, family};
+
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -51,13 +53,33 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
     })
 }
 
+/// What is monitored: values that are read whenever somebody asks, and whether all is ready.
+#[derive(Clone)]
+pub struct Monitored {
+    /// All metrics.
+    pub(crate) families: Arc<dyn Fn() -> Vec<Family> + Send + Sync>,
+    /// Whether it does what it is for.
+    pub(crate) ready: Arc<dyn Fn() -> bool + Send + Sync>,
+}
+
+impl Monitored {
+    /// A gateway.
+    pub fn gateway(state: Arc<GatewayState>) -> Self {
+        let readable = state.clone();
+        Self {
+            families: Arc::new(move || families::read(&readable)),
+            ready: Arc::new(move || state.ready.load(Ordering::Relaxed)),
+        }
+    }
+}
+
 /// Answers until told to stop.
-pub async fn serve(state: Arc<GatewayState>, listener: TcpListener, mut stop: watch::Receiver<bool>) {
+pub async fn serve(monitored: Monitored, listener: TcpListener, mut stop: watch::Receiver<bool>) {
     let router = Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
-        .with_state(state);
+        .with_state(monitored);
     let server = axum::serve(listener, router);
     tokio::select! {
         result = server => if let Err(error) = result {
@@ -67,15 +89,16 @@ pub async fn serve(state: Arc<GatewayState>, listener: TcpListener, mut stop: wa
     }
 }
 
-async fn metrics(State(state): State<Arc<GatewayState>>, headers: HeaderMap) -> impl IntoResponse {
+async fn metrics(State(monitored): State<Monitored>, headers: HeaderMap) -> impl IntoResponse {
     let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|accept| accept.to_str().ok());
     let open = accepted
         .flat_map(|accept| accept.split(','))
         .any(|kind| kind.trim().starts_with("application/openmetrics-text"));
+    let families = (monitored.families)();
     let (kind, text) = if open {
-        (exposition::OPEN_METRICS, exposition::open_metrics(state))
+        (exposition::OPEN_METRICS, exposition::open_metrics(families))
     } else {
-        (exposition::TEXT, exposition::text(&families::read(&state)))
+        (exposition::TEXT, exposition::text(&families))
     };
     match text {
         Ok(text) => (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text),
@@ -83,10 +106,6 @@ async fn metrics(State(state): State<Arc<GatewayState>>, headers: HeaderMap) -> 
     }
 }
 
-async fn ready(State(state): State<Arc<GatewayState>>) -> impl IntoResponse {
-    if state.ready.load(Ordering::Relaxed) {
-        (StatusCode::OK, "ready\n")
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "not ready\n")
-    }
+async fn ready(State(monitored): State<Monitored>) -> impl IntoResponse {
+    if (monitored.ready)() { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") }
 }

@@ -1,3 +1,254 @@
 //! `vipgate policyd`: compiles what people write into what gateways need, and serves it to them.
+//!
+//! ```text
+//!   source -> store -> compile -> publication -> a stream for each gateway
+//!   (what stands where)  (what is broken stays out)  (encoded once)   (what it has, what it refuses)
+//! ```
 
+pub mod codec;
+pub mod figures;
+pub mod listen;
+pub mod publication;
+pub mod registry;
+pub mod service;
 pub mod source;
+pub mod state;
+mod status;
+pub mod store;
+pub mod stream;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Server;
+
+use self::listen::Certificates;
+use self::publication::Publication;
+use self::service::{AggregatedDiscoveryServiceServer, Discovery};
+use self::source::{Event, etcd, files};
+use self::state::State;
+use self::store::{Outcome, Store};
+use crate::config::{PolicydConfig, PolicydSource};
+use crate::failure::Failure;
+use crate::xds::proto::policy_status_server::PolicyStatusServer;
+use crate::{logging, metrics, systemd};
+
+/// Changes of the source that wait to be compiled; then the source waits.
+const EVENTS: usize = 256;
+/// The longest request, bytes: a gateway that comes back says the version of every resource that it has.
+const LONGEST: usize = 64 << 20;
+/// How often a silent connection is asked whether it lives, and how long it may take to say so.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// Time for streams to end when the server stops.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Runs a policy server until it is told to stop.
+///
+/// # Errors
+/// When its configuration is wrong, or something it needs can't be had.
+pub fn run(path: &Path) -> Result<(), Failure> {
+    let config = PolicydConfig::load(path).map_err(Failure::usage)?;
+    logging::start(config.log);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("policyd")
+        .build()
+        .map_err(|error| Failure::runtime(format_args!("cannot start threads: {error}")))?;
+    let outcome = runtime.block_on(serve(config));
+    // What still runs has nothing to lose.
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn serve(config: PolicydConfig) -> Result<(), Failure> {
+    let (events_in, events) = mpsc::channel(EVENTS);
+    let (source, following) = follow(&config.source, events_in)?;
+    let certificates = match config.tls {
+        None => None,
+        Some(files) => {
+            let read = Certificates::read(files).map_err(|error| Failure::usage(format_args!("tls: {error}")))?;
+            Some(Arc::new(read))
+        }
+    };
+    let listener = listen::bind(config.listen).await?;
+    let metrics_listener = metrics::bind(config.metrics.listen).await?;
+    let (publish, published) = watch::channel(None);
+    let state = Arc::new(State {
+        source,
+        source_error: ArcSwapOption::empty(),
+        compiled: ArcSwap::from_pointee(Outcome::default()),
+        published: published.clone(),
+        registry: Arc::default(),
+        figures: Arc::default(),
+    });
+    let no_signals = |error| Failure::runtime(format_args!("cannot listen to signals: {error}"));
+    let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
+    let (stop, stopped) = watch::channel(false);
+
+    let discovery = Discovery { published, registry: state.registry.clone(), figures: state.figures.clone() };
+    let router = Server::builder()
+        .http2_keepalive_interval(Some(KEEP_ALIVE))
+        .http2_keepalive_timeout(Some(KEEP_ALIVE))
+        .add_service(AggregatedDiscoveryServiceServer::new(discovery).max_decoding_message_size(LONGEST))
+        .add_service(PolicyStatusServer::new(status::Service(state.clone())));
+    let mut end = stopped.clone();
+    let ended = async move {
+        // An error is as good: whoever would say it is gone.
+        let _ = end.wait_for(|stop| *stop).await;
+    };
+    let gateways = match certificates {
+        None => {
+            let incoming = ReceiverStream::new(listen::plain(listener));
+            tokio::spawn(router.serve_with_incoming_shutdown(incoming, ended))
+        }
+        Some(certificates) => {
+            tokio::spawn(certificates.clone().follow());
+            let incoming = listen::secure(listener, certificates, state.figures.clone());
+            tokio::spawn(router.serve_with_incoming_shutdown(ReceiverStream::new(incoming), ended))
+        }
+    };
+    let readable = state.clone();
+    let monitored = metrics::Monitored {
+        families: Arc::new(move || figures::read(&readable)),
+        ready: {
+            let published = state.published.clone();
+            Arc::new(move || published.borrow().is_some())
+        },
+    };
+    let monitoring = tokio::spawn(metrics::serve(monitored, metrics_listener, stopped));
+    let compiling = tokio::spawn(compile(state.clone(), events, publish, config.listen.to_string()));
+
+    let end = tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+        outcome = compiling => Err(match outcome {
+            Ok(()) => Failure::runtime("nobody follows the source any more"),
+            Err(error) => Failure::runtime(format_args!("the compiler has failed: {error}")),
+        }),
+    };
+    tracing::info!(event = "stopping", "stopping");
+    systemd::stopping();
+    following.abort();
+    let _ = stop.send(true);
+    for server in [
+        tokio::time::timeout(FAREWELL, gateways).await.is_ok(),
+        tokio::time::timeout(FAREWELL, monitoring).await.is_ok(),
+    ] {
+        if !server {
+            tracing::debug!("a connection was cut");
+        }
+    }
+    tracing::info!(event = "stopped", "stopped");
+    end
+}
+
+/// Begins to follow the source; its name for people.
+fn follow(source: &PolicydSource, events: mpsc::Sender<Event>) -> Result<(String, JoinHandle<()>), Failure> {
+    match source {
+        PolicydSource::Files(paths) => {
+            let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+            Ok((format!("files {}", names.join(", ")), tokio::spawn(files::follow(paths.clone(), events))))
+        }
+        PolicydSource::Etcd(etcd) => {
+            let name = format!("etcd {} below {}", etcd.endpoints.join(", "), etcd.prefix);
+            Ok((name, tokio::spawn(etcd::follow(etcd.clone(), events))))
+        }
+        PolicydSource::Kubernetes(_) => Err(Failure::usage(
+            "source.kubernetes: this version reads manifests from files or etcd; use source.files or source.etcd",
+        )),
+    }
+}
+
+/// Takes in what the source says, and publishes what it comes to, for as long as the source says anything.
+async fn compile(
+    state: Arc<State>,
+    mut events: mpsc::Receiver<Event>,
+    publish: watch::Sender<Option<Arc<Publication>>>,
+    listen: String,
+) {
+    let mut store = Store::default();
+    let mut last = Arc::new(Publication::default());
+    let mut batch = Vec::new();
+    while events.recv_many(&mut batch, EVENTS).await > 0 {
+        let mut updates = Vec::new();
+        for event in batch.drain(..) {
+            match event {
+                Event::Update(update) => {
+                    state.figures.source_updates.add();
+                    if state.source_error.swap(None).is_some() {
+                        tracing::info!(event = "source_found", source = state.source, "the source can be asked again");
+                    }
+                    updates.push(update);
+                }
+                Event::Lost(reason) => {
+                    tracing::warn!(event = "source_lost", source = state.source, reason, "the source can't be asked");
+                    state.source_error.store(Some(Arc::new(reason)));
+                }
+            }
+        }
+        if updates.is_empty() {
+            continue;
+        }
+        let before = last.clone();
+        let work = tokio::task::spawn_blocking(move || {
+            let begun = Instant::now();
+            for update in updates {
+                store.update(update);
+            }
+            let outcome = store.compile();
+            let next = before.next(outcome.deal.clone());
+            (store, outcome, next, begun.elapsed())
+        });
+        // A compiler that panics is a bug of ours; whoever waits for this task says so.
+        let (after, outcome, next, took) = match work.await {
+            Ok(done) => done,
+            Err(error) => std::panic::resume_unwind(Box::new(error.to_string())),
+        };
+        store = after;
+        state.figures.compile_us.store(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
+        complain(&state.compiled.load(), &outcome);
+        state.compiled.store(Arc::new(outcome));
+        let Some(next) = next else { continue };
+        let next = Arc::new(next);
+        state.figures.publications.add();
+        tracing::info!(
+            event = "policy",
+            version = next.version,
+            vips = next.deal.vips.len(),
+            endpoints = next.deal.endpoints.len(),
+            changed = next.difference.len() - 1,
+            ms = took.as_millis() as u64,
+            "policy published"
+        );
+        let is_first = last.number == 0;
+        last = next.clone();
+        let _ = publish.send(Some(next));
+        if is_first {
+            tracing::info!(event = "ready", listen, source = state.source, "ready");
+            systemd::ready();
+        }
+    }
+}
+
+/// Logs what is wrong now and wasn't before.
+fn complain(before: &Outcome, now: &Outcome) {
+    for complaint in now.complaints.iter().filter(|complaint| !before.complaints.contains(complaint)) {
+        if complaint.is_error() {
+            tracing::error!(event = "manifest_refused", "{complaint}");
+        } else {
+            tracing::warn!(event = "manifest_warning", "{complaint}");
+        }
+    }
+    for (id, faulty) in now.faulty.iter().filter(|(id, faulty)| before.faulty.get(*id) != Some(faulty)) {
+        let instead = if faulty.has_last_good { "its last good version stays in force" } else { "it is left out" };
+        tracing::error!(event = "object_refused", object = %id, "{id} is not in force as it is written: {instead}");
+    }
+}

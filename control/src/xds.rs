@@ -8,7 +8,7 @@ pub mod resource;
 pub mod tls;
 
 /// The generated messages.
-#[expect(missing_docs, clippy::pedantic, reason = "generated; the .proto file has the comments")]
+#[expect(missing_docs, unused_qualifications, clippy::pedantic, reason = "generated; the .proto file has the comments")]
 pub mod proto {
     tonic::include_proto!("vipgate.policy.v1");
 }

@@ -9,6 +9,7 @@
 //! Everything has its IPv6 twin. The manifests are those of `conf/demo/policy`.
 #![allow(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::fmt::Write as _;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -32,6 +33,18 @@ pub const VIP_B: [&str; 2] = ["203.0.113.20", "2001:db8:113::20"];
 /// What tcpdump calls a pod's packet.
 pub const POD_PACKETS: &str = "(net 10.1.0.0/24 or net fd00:1::/64)";
 
+/// Where the policy server of a world listens.
+pub const POLICYD: &str = "http://127.0.0.1:18000";
+
+/// Whether worlds have a policy server unless a test says otherwise: so that all tests run both ways.
+fn served_by_default() -> bool {
+    match std::env::var("VIPGATE_POLICY").as_deref() {
+        Ok("server") => true,
+        Ok("files") | Err(_) => false,
+        Ok(other) => panic!("VIPGATE_POLICY is `{other}`, expected `files` or `server`"),
+    }
+}
+
 /// A gateway and its world. Everything is gone when it is dropped.
 #[derive(Debug)]
 pub struct World {
@@ -47,6 +60,10 @@ pub struct World {
     pub folder: TempDir,
     /// The gateway, when it runs.
     pub process: Option<Process>,
+    /// The policy server on the gateway's host, when it runs.
+    pub policyd: Option<Process>,
+    /// Whether policy comes to the gateway by way of a policy server.
+    pub served: bool,
     runs: u32,
     _lab: Lab,
 }
@@ -103,7 +120,18 @@ impl World {
 
         let folder = TempDir::with_prefix("vipgate-test-").unwrap();
         fs::create_dir(folder.path().join("policy")).unwrap();
-        let world = Self { pods, gateway, router, server, folder, process: None, runs: 0, _lab: lab };
+        let world = Self {
+            pods,
+            gateway,
+            router,
+            server,
+            folder,
+            process: None,
+            policyd: None,
+            served: served_by_default(),
+            runs: 0,
+            _lab: lab,
+        };
         for name in ["tenant-a.yaml", "tenant-b.yaml"] {
             let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../conf/demo/policy").join(name);
             world.write_policy(name, &fs::read_to_string(source).unwrap());
@@ -137,12 +165,16 @@ impl World {
         let text = format!(
             "name: gw-test\n\
              interfaces:\n  - {{name: gw-in, role: inside}}\n  - {{name: gw-out, role: outside}}\n\
-             policy: {{files: [{folder}/policy]}}\n\
              admin: {{socket: {folder}/gateway.sock}}\n\
              log: {{format: json}}\n"
         );
         let has = |field: &str| more.lines().any(|line| line.starts_with(field));
         let mut text = text + more + "\n";
+        if !has("policy:") && self.served {
+            writeln!(text, "policy: {{server: {{url: \"{POLICYD}\", cache: {folder}/policy.cache}}}}").unwrap();
+        } else if !has("policy:") {
+            writeln!(text, "policy: {{files: [{folder}/policy]}}").unwrap();
+        }
         if !has("workers:") {
             text += "workers: {cores: [0, 1]}\n";
         }
@@ -154,8 +186,41 @@ impl World {
         path.display().to_string()
     }
 
-    /// Starts the gateway and waits until it is ready.
+    /// Starts a policy server with the policy's files on the gateway's host, with more lines of YAML in its configuration, and
+    /// waits until it is ready.
+    pub fn start_policyd(&mut self, more: &str) {
+        let folder = self.folder.path();
+        let mut text = "log: {format: json}\n".to_owned() + more + "\n";
+        if !more.lines().any(|line| line.starts_with("source:")) {
+            writeln!(text, "source: {{files: [{}/policy]}}", folder.display()).unwrap();
+        }
+        let (config, log) = (folder.join("policyd.yaml"), folder.join("policyd.log"));
+        fs::write(&config, text).unwrap();
+        let program = binary().display().to_string();
+        let command = [&program, "policyd", "--config", &config.display().to_string()];
+        let mut process = self.gateway.spawn(&command, &log).unwrap();
+        let ready = || fs::read_to_string(&log).is_ok_and(|log| log.contains("\"event\":\"ready\""));
+        let came_up = wait_for(Duration::from_secs(20), || ready() || !process.is_alive());
+        let said = || fs::read_to_string(&log).unwrap_or_default();
+        assert!(came_up && process.is_alive(), "the policy server is not ready; it said:\n{}", said());
+        self.policyd = Some(process);
+    }
+
+    /// What the policy server has logged since it was last started.
+    pub fn policyd_log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("policyd.log")).unwrap_or_default()
+    }
+
+    /// Starts the gateway, with a policy server where it needs one, and waits until it is ready.
     pub fn start(&mut self, more: &str) {
+        if self.served && self.policyd.is_none() {
+            self.start_policyd("");
+        }
+        self.start_alone(more);
+    }
+
+    /// Starts the gateway and waits until it is ready.
+    pub fn start_alone(&mut self, more: &str) {
         let config = self.config(more);
         self.runs += 1;
         let log = self.log_path();

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::gateway::Metrics;
+use super::gateway::{Log, Metrics};
 use crate::manifest::schema::{SocketAddress, URL};
 
 /// The policy server's configuration.
@@ -24,6 +24,9 @@ pub struct PolicydConfig {
     /// The HTTP server of monitoring. Default: `127.0.0.1:9470`.
     #[serde(default = "default_metrics")]
     pub metrics: Metrics,
+    /// What is logged and how.
+    #[serde(default)]
+    pub log: Log,
 }
 
 fn default_listen() -> SocketAddr {

@@ -32,6 +32,7 @@ use super::workers::Threads;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::kernel::{Network, NetworkError, Resolver};
+use crate::metrics::Monitored;
 use crate::xds::book::Offer;
 use crate::xds::client::{Event, Rejection};
 use crate::{admin, metrics, systemd};
@@ -81,7 +82,7 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
     let (stop, stopped) = watch::channel(false);
     let servers = [
         tokio::spawn(admin::serve(parts.state.clone(), admin_socket, stopped.clone())),
-        tokio::spawn(metrics::serve(parts.state.clone(), metrics_listener, stopped)),
+        tokio::spawn(metrics::serve(Monitored::gateway(parts.state.clone()), metrics_listener, stopped)),
     ];
     parts.state.ready.store(true, Ordering::Relaxed);
     tracing::info!(event = "ready", name = config.name, workers = parts.state.workers.len(), "ready");

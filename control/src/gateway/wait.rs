@@ -12,6 +12,7 @@ use super::control::{reject, rejection};
 use super::feed::{Feed, News};
 use super::state::{DeviceFigures, Figure, GatewayState};
 use crate::failure::Failure;
+use crate::metrics::Monitored;
 use crate::xds::book::Offer;
 use crate::xds::client::{Answer, Event};
 use crate::{admin, metrics, systemd};
@@ -39,7 +40,7 @@ pub(super) async fn for_policy(
     let (stop, stopped) = watch::channel(false);
     let servers = [
         tokio::spawn(admin::serve(state.clone(), admin_socket, stopped.clone())),
-        tokio::spawn(metrics::serve(state.clone(), metrics_listener, stopped)),
+        tokio::spawn(metrics::serve(Monitored::gateway(state.clone()), metrics_listener, stopped)),
     ];
     let mut reminder = tokio::time::interval(REMINDER);
     reminder.tick().await;

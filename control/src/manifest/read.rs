@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use super::files::walk;
 use super::vipgate::{Document, Verify};
 use super::{AddressPool, Body, EgressPolicy, Gateway, Kind, Object, ObjectId, Origin};
-use crate::complaint::{Complaint, Severity};
+use crate::complaint::{Complaint, Place, Severity};
 use crate::yaml::{Fault, Node, Source, Value, decode, join};
 
 /// What to make of a kind that means nothing to vipgate.
@@ -114,7 +114,8 @@ impl Reader<'_> {
         if let Some(item) = item {
             fault.field = join(&format!("items[{item}]"), &fault.field);
         }
-        self.into.complaints.push(Complaint { severity, ..self.source.complaint(fault) });
+        let object = Some(Place { source: self.source.id(), document: self.document, item });
+        self.into.complaints.push(Complaint { severity, object, ..self.source.complaint(fault) });
     }
 }
 

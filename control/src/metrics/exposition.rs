@@ -3,15 +3,13 @@
 //! goes to those who ask for it.
 
 use std::fmt::{self, Write};
-use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-use super::families::{Family, Kind, read};
-use crate::gateway::state::GatewayState;
+use super::families::{Family, Kind};
 
 /// Media type of the text format.
 pub(super) const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -47,21 +45,21 @@ fn escaped(text: &str) -> String {
 }
 
 /// As OpenMetrics.
-pub(super) fn open_metrics(state: Arc<GatewayState>) -> Result<String, fmt::Error> {
+pub(super) fn open_metrics(families: Vec<Family>) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Reader(state)));
+    registry.register_collector(Box::new(Reader(families)));
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry)?;
     Ok(text)
 }
 
-/// Reads the gateway's counters whenever somebody asks.
+/// The values of one moment, as the library reads them.
 #[derive(Debug)]
-struct Reader(Arc<GatewayState>);
+struct Reader(Vec<Family>);
 
 impl Collector for Reader {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        for family in read(&self.0) {
+        for family in &self.0 {
             let help = format!("{}.", family.help);
             let metric = encoder.encode_descriptor(&family.name, &help, None, family.metric_type())?;
             family.encode(metric)?;

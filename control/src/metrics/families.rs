@@ -8,7 +8,7 @@ use crate::gateway::state::{Figure, GatewayState};
 
 /// What kind of number it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// It only grows; its name ends in `_total`.
     Counter,
     /// A level.
@@ -18,21 +18,21 @@ pub(super) enum Kind {
 }
 
 /// Names and values of labels.
-pub(super) type Labels = Vec<(&'static str, String)>;
+pub(crate) type Labels = Vec<(&'static str, String)>;
 
 /// All values of one metric.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Family {
+pub(crate) struct Family {
     /// Its name without what its kind adds at the end.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// One sentence without its period.
-    pub(super) help: &'static str,
-    pub(super) kind: Kind,
-    pub(super) values: Vec<(Labels, u64)>,
+    pub(crate) help: &'static str,
+    pub(crate) kind: Kind,
+    pub(crate) values: Vec<(Labels, u64)>,
 }
 
 /// Reads everything that there is to know.
-pub(super) fn read(state: &GatewayState) -> Vec<Family> {
+pub(crate) fn read(state: &GatewayState) -> Vec<Family> {
     let mut families = workers(state);
     families.extend(policy(state));
     families.push(port_blocks(state));
@@ -40,7 +40,7 @@ pub(super) fn read(state: &GatewayState) -> Vec<Family> {
     families
 }
 
-fn family(name: &str, help: &'static str, kind: Kind, values: Vec<(Labels, u64)>) -> Family {
+pub(crate) fn family(name: &str, help: &'static str, kind: Kind, values: Vec<(Labels, u64)>) -> Family {
     Family { name: format!("vipgate_{name}"), help, kind, values }
 }
 

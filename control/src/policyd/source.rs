@@ -2,6 +2,7 @@
 //! stands where, and whether it can still be asked.
 
 pub mod etcd;
+pub mod files;
 
 use std::sync::Arc;
 

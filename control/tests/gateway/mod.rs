@@ -133,7 +133,11 @@ impl Gateway {
         let shared = state.clone();
         let servers = std::thread::spawn(move || {
             runtime.block_on(async {
-                let metrics = tokio::spawn(vipgate::metrics::serve(shared.clone(), listener, stopped.clone()));
+                let metrics = tokio::spawn(vipgate::metrics::serve(
+                    vipgate::metrics::Monitored::gateway(shared.clone()),
+                    listener,
+                    stopped.clone(),
+                ));
                 vipgate::admin::serve(shared, socket, stopped).await;
                 metrics.await.unwrap();
             });

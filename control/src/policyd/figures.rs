@@ -1,0 +1,124 @@
+//! What the policy server counts, as metrics.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::complaint::Severity;
+use crate::metrics::{Family, Kind, Labels, family};
+
+use super::state::State;
+
+/// A number that only grows.
+#[derive(Debug, Default)]
+pub struct Count(AtomicU64);
+
+impl Count {
+    /// One more.
+    pub fn add(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
+    /// How many.
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// What is counted as it happens.
+#[derive(Debug, Default)]
+pub struct Figures {
+    /// Responses sent to gateways.
+    pub responses: Count,
+    /// Responses that gateways have in force.
+    pub accepted: Count,
+    /// Responses that gateways have refused.
+    pub refused: Count,
+    /// Connections refused for want of a good certificate.
+    pub tls_refused: Count,
+    /// Publications.
+    pub publications: Count,
+    /// Times that the source was read or has told of changes.
+    pub source_updates: Count,
+    /// Microseconds that the last compilation took.
+    pub compile_us: AtomicU64,
+}
+
+/// All metrics.
+pub(super) fn read(state: &Arc<State>) -> Vec<Family> {
+    use Kind::{Counter, Gauge, Info};
+    let one = |value: u64| vec![(Labels::new(), value)];
+    let labelled = |label: &'static str, values: Vec<(&str, u64)>| -> Vec<(Labels, u64)> {
+        values.into_iter().map(|(text, value)| (vec![(label, text.to_owned())], value)).collect()
+    };
+    let figures = &state.figures;
+    let compiled = state.compiled.load();
+    let published = state.published.borrow().clone().unwrap_or_default();
+    let (kept, out): (Vec<_>, Vec<_>) = compiled.faulty.values().partition(|faulty| faulty.has_last_good);
+    let complaints = |severity| compiled.complaints.iter().filter(|it| it.severity == severity).count() as u64;
+    let deal = &published.deal;
+    let (kept, out) = (kept.len() as u64, out.len() as u64);
+    let resources = vec![
+        ("EgressPolicy", deal.policies.len() as u64),
+        ("Vip", deal.vips.len() as u64),
+        ("Endpoint", deal.endpoints.len() as u64),
+        ("Gateway", deal.peers.len() as u64),
+    ];
+    let version = |text: &str| vec![(vec![("version", text.to_owned())], 1)];
+    let in_step = state.registry.list().values().filter(|it| it.streams > 0 && it.in_force == published.number).count();
+    vec![
+        family("policyd_gateways", "Gateways that are connected", Gauge, one(state.registry.connected() as u64)),
+        family("policyd_gateways_in_step", "Connected gateways with the policy in force", Gauge, one(in_step as u64)),
+        family("policyd_resources", "Resources that gateways are told", Gauge, labelled("kind", resources)),
+        family("policyd_objects", "Objects in force", Gauge, one(compiled.objects as u64)),
+        family(
+            "policyd_faulty_objects",
+            "Objects that are not in force as they are written: an earlier version is, or none",
+            Gauge,
+            labelled("instead", vec![("last_good", kept), ("nothing", out)]),
+        ),
+        family(
+            "policyd_complaints",
+            "What is wrong with manifests now",
+            Gauge,
+            labelled(
+                "severity",
+                vec![("error", complaints(Severity::Error)), ("warning", complaints(Severity::Warning))],
+            ),
+        ),
+        family(
+            "policyd_source_connected",
+            "Whether the source of manifests can be asked",
+            Gauge,
+            one(state.source_error.load().is_none().into()),
+        ),
+        family(
+            "policyd_source_updates",
+            "Changes that the source has told",
+            Counter,
+            one(figures.source_updates.get()),
+        ),
+        family("policyd_publications", "Policies that gateways were told", Counter, one(figures.publications.get())),
+        family("policyd_responses", "Responses sent to gateways", Counter, one(figures.responses.get())),
+        family(
+            "policyd_answers",
+            "What gateways said to responses",
+            Counter,
+            labelled("result", vec![("accepted", figures.accepted.get()), ("refused", figures.refused.get())]),
+        ),
+        family(
+            "policyd_tls_refused",
+            "Connections refused for want of a good certificate",
+            Counter,
+            one(figures.tls_refused.get()),
+        ),
+        family(
+            "policyd_compile_microseconds",
+            "What the last compilation took",
+            Gauge,
+            one(figures.compile_us.load(Relaxed)),
+        ),
+        family("policy_version", "The policy that gateways are told", Info, version(&published.version)),
+        family("build", "The running program", Info, version(env!("CARGO_PKG_VERSION"))),
+    ]
+}

@@ -1,0 +1,185 @@
+//! The port that gateways connect to, with or without TLS. Certificates are looked at every second and count from the next
+//! connection on; what is wrong with a connection is said with the address that it came from.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, SystemTime};
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::server::TlsStream;
+use tonic::Request;
+use tonic::transport::server::{Connected, TcpConnectInfo, TlsConnectInfo};
+
+use super::figures::Figures;
+use crate::config::Tls;
+use crate::failure::Failure;
+use crate::xds::tls::{self, TlsError};
+
+/// The longest a client may take for its handshake.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often files of certificates are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// Connections that wait to be taken up.
+const QUEUE: usize = 128;
+
+/// A connection that tonic can serve.
+pub trait Io: AsyncRead + AsyncWrite + Connected + Send + Unpin + 'static {}
+impl Io for TcpStream {}
+impl Io for TlsStream<TcpStream> {}
+
+/// Opens the port.
+///
+/// # Errors
+/// When it is in use or not ours.
+pub async fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|error| Failure::runtime(format_args!("listen: cannot listen on {address}: {error}")))
+}
+
+/// Connections without TLS.
+pub fn plain(listener: TcpListener) -> mpsc::Receiver<std::io::Result<TcpStream>> {
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    tokio::spawn(async move {
+        while let Some((stream, _)) = accept(&listener, &sender).await {
+            if sender.send(Ok(stream)).await.is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+/// Connections whose TLS stands.
+pub fn secure(
+    listener: TcpListener,
+    certificates: Arc<Certificates>,
+    figures: Arc<Figures>,
+) -> mpsc::Receiver<std::io::Result<TlsStream<TcpStream>>> {
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    tokio::spawn(async move {
+        while let Some((stream, address)) = accept(&listener, &sender).await {
+            let acceptor = TlsAcceptor::from(certificates.current());
+            let (sender, figures) = (sender.clone(), figures.clone());
+            // A task of its own: one slow client keeps nobody waiting.
+            tokio::spawn(async move {
+                let why = match timeout(PATIENCE, acceptor.accept(stream)).await {
+                    // Nobody takes connections any more: the server stops.
+                    Ok(Ok(stream)) => return drop(sender.send(Ok(stream)).await),
+                    Ok(Err(error)) => explain(&error),
+                    Err(_) => format!("no TLS handshake within {} s", PATIENCE.as_secs()),
+                };
+                figures.tls_refused.add();
+                tracing::warn!(event = "client_refused", %address, reason = why, "client refused");
+            });
+        }
+    });
+    receiver
+}
+
+async fn accept<T>(listener: &TcpListener, sender: &mpsc::Sender<T>) -> Option<(TcpStream, SocketAddr)> {
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = sender.closed() => return None,
+        };
+        match accepted {
+            Ok((stream, address)) => {
+                // Without it, small responses wait for each other; a kernel that refuses is no reason to.
+                let _ = stream.set_nodelay(true);
+                return Some((stream, address));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection can't be accepted");
+                // Out of descriptors, most likely: it passes.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// What a failed handshake says, in words for people.
+fn explain(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    let hint = if text.contains("peer sent no certificates") {
+        ": the client presents no certificate (its `policy.server.cert`)"
+    } else if text.contains("UnknownIssuer") {
+        ": the client's certificate isn't signed by `tls.ca`"
+    } else if text.contains("InvalidContentType") || text.contains("corrupt message") {
+        ": the client doesn't speak TLS; its url must begin with https://"
+    } else if text.contains("UnknownCA") || text.contains("CertificateUnknown") {
+        ": the client doesn't trust this server's certificate (its `policy.server.ca`)"
+    } else {
+        ""
+    };
+    format!("{text}{hint}")
+}
+
+/// Certificate, key and trusted authorities, kept up to date.
+#[derive(Debug)]
+pub struct Certificates {
+    files: Tls,
+    current: RwLock<Arc<ServerConfig>>,
+}
+
+impl Certificates {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// When one can't be used.
+    pub fn read(files: Tls) -> Result<Self, TlsError> {
+        let current = RwLock::new(Arc::new(load(&files)?));
+        Ok(Self { files, current })
+    }
+
+    fn current(&self) -> Arc<ServerConfig> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Takes up files that have changed, for as long as the server runs. What can't be used is said, and the last good ones stay.
+    pub async fn follow(self: Arc<Self>) {
+        let mut seen = self.state();
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let now = self.state();
+            if now == seen {
+                continue;
+            }
+            seen = now;
+            match load(&self.files) {
+                Ok(config) => {
+                    *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+                    tracing::info!(event = "certificates", "certificates read again");
+                }
+                Err(error) => {
+                    tracing::error!(event = "certificates_wrong", %error, "new certificates can't be used; the last good ones stay");
+                }
+            }
+        }
+    }
+
+    /// What tells whether a file is another one: its content may be long, and a secret.
+    fn state(&self) -> Vec<Option<(SystemTime, u64)>> {
+        let files = [Some(&self.files.cert), Some(&self.files.key), self.files.ca.as_ref()];
+        let state = |path: &std::path::PathBuf| {
+            let metadata = std::fs::metadata(path).ok()?;
+            Some((metadata.modified().ok()?, metadata.len()))
+        };
+        files.into_iter().flatten().map(state).collect()
+    }
+}
+
+fn load(files: &Tls) -> Result<ServerConfig, TlsError> {
+    tls::server(files.ca.as_deref(), &files.cert, &files.key)
+}
+
+/// Where a request comes from.
+pub fn peer_address<T>(request: &Request<T>) -> Option<SocketAddr> {
+    let plain = request.extensions().get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
+    plain.or_else(|| request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>()?.get_ref().remote_addr())
+}

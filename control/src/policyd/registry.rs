@@ -1,0 +1,97 @@
+//! The gateways that have been heard of, and what each has in force.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Gateways that are remembered when they are gone; beyond it the one that is gone for the longest is forgotten.
+const MOST: usize = 8192;
+
+/// A gateway.
+#[derive(Clone, Debug)]
+pub struct Gateway {
+    /// Streams that it has open now.
+    pub streams: u32,
+    /// Where it connected from last.
+    pub address: Option<SocketAddr>,
+    /// Since when it is connected, or gone.
+    pub since: Instant,
+    /// Number of the publication that it has in force.
+    pub in_force: u64,
+    /// Why it refused what it was told last.
+    pub error: Option<String>,
+}
+
+/// All of them, by name.
+#[derive(Debug, Default)]
+pub struct Registry(Mutex<BTreeMap<String, Gateway>>);
+
+impl Registry {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Gateway>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A copy of all of them.
+    pub fn list(&self) -> BTreeMap<String, Gateway> {
+        self.all().clone()
+    }
+
+    /// How many are connected.
+    pub fn connected(&self) -> usize {
+        self.all().values().filter(|gateway| gateway.streams > 0).count()
+    }
+
+    /// A gateway has opened a stream; says how many it has now.
+    pub fn comes(&self, name: &str, address: Option<SocketAddr>) -> u32 {
+        let mut all = self.all();
+        if all.len() >= MOST && !all.contains_key(name) {
+            let gone = all.iter().filter(|(_, gateway)| gateway.streams == 0).min_by_key(|(_, gateway)| gateway.since);
+            let gone = gone.map(|(name, _)| name.clone());
+            gone.and_then(|name| all.remove(&name));
+        }
+        let gateway = all.entry(name.to_owned()).or_insert_with(|| Gateway {
+            streams: 0,
+            address,
+            since: Instant::now(),
+            in_force: 0,
+            error: None,
+        });
+        gateway.streams += 1;
+        gateway.address = address;
+        if gateway.streams == 1 {
+            gateway.since = Instant::now();
+            // What it has in force it says again.
+            gateway.in_force = 0;
+            gateway.error = None;
+        }
+        gateway.streams
+    }
+
+    /// A stream of a gateway has ended.
+    pub fn goes(&self, name: &str) {
+        if let Some(gateway) = self.all().get_mut(name) {
+            gateway.streams = gateway.streams.saturating_sub(1);
+            if gateway.streams == 0 {
+                gateway.since = Instant::now();
+            }
+        }
+    }
+
+    /// A gateway has a publication in force.
+    pub fn accepted(&self, name: &str, number: u64) {
+        if let Some(gateway) = self.all().get_mut(name)
+            && number > gateway.in_force
+        {
+            gateway.in_force = number;
+            gateway.error = None;
+        }
+    }
+
+    /// A gateway has refused something.
+    pub fn refused(&self, name: &str, reason: String) {
+        if let Some(gateway) = self.all().get_mut(name) {
+            gateway.error = Some(reason);
+        }
+    }
+}
