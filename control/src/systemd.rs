@@ -10,6 +10,12 @@ pub fn ready() {
     tell(&[NotifyState::Ready]);
 }
 
+/// The gateway waits for something before it is ready, and should be given so much more time.
+pub fn waiting(what: &str, time: Duration) {
+    let time = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+    tell(&[NotifyState::Status(what), NotifyState::ExtendTimeoutUsec(time)]);
+}
+
 /// The gateway reads its policy again; [`ready`] ends that. The time goes with it, as `Type=notify-reload` wants.
 pub fn reloading() {
     match NotifyState::monotonic_usec_now() {

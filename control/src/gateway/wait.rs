@@ -42,6 +42,7 @@ pub(super) async fn for_policy(
         tokio::spawn(admin::serve(state.clone(), admin_socket, stopped.clone())),
         tokio::spawn(metrics::serve(Monitored::gateway(state.clone()), metrics_listener, stopped)),
     ];
+    systemd::waiting("no policy yet", 2 * REMINDER);
     let mut reminder = tokio::time::interval(REMINDER);
     reminder.tick().await;
     let heard = loop {
@@ -51,7 +52,7 @@ pub(super) async fn for_policy(
             _ = reminder.tick() => {
                 let why = state.server.as_ref().and_then(|server| server.load().error.clone()).unwrap_or_default();
                 tracing::warn!(event = "no_policy", reason = why, "still no policy: everything is dropped");
-                systemd::alive();
+                systemd::waiting(&format!("no policy yet: {why}"), 2 * REMINDER);
             }
             news = feed.next() => match news {
                 News::Server(Event::Offer(offer, answer)) => match builder.with_change(&offer.change) {

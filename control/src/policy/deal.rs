@@ -111,6 +111,11 @@ impl DealtEndpoint {
 }
 
 impl Deal {
+    /// How many policies, VIPs, endpoints and gateways there are.
+    pub fn counts(&self) -> [usize; 4] {
+        [self.policies.len(), self.vips.len(), self.endpoints.len(), self.peers.len()]
+    }
+
     /// What one gateway does of it; without a name, all of it.
     pub fn part_of(&self, gateway: Option<&str>, version: &str) -> PolicySet {
         let vips = self.vips.iter().filter(|vip| gateway.is_none_or(|name| vip.is_held_by(name)));

@@ -1,6 +1,7 @@
 //! What gateways are told: all resources of one moment, and what differs from the moment before. Made once, encoded once,
 //! shared by all streams.
 
+use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 
 use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryResponse, Resource};
@@ -9,7 +10,7 @@ use prost::Message;
 use prost::bytes::Bytes;
 
 use crate::policy::{Deal, DealtEndpoint};
-use crate::xds::resource::{Content, Key, Kind, SETTINGS, encode_all, settings};
+use crate::xds::resource::{Content, Key, Kind, SETTINGS, encode, settings};
 
 /// Resources of one response, bytes: well below the 4 MiB that gRPC takes by default.
 const CHUNK: usize = 1 << 20;
@@ -21,12 +22,12 @@ pub struct Publication {
     pub number: u64,
     /// What people call it.
     pub version: String,
-    /// Sorted by key, the settings last.
-    pub resources: Vec<Published>,
     /// What it was made of.
     pub deal: Arc<Deal>,
     /// What differs from the publication before.
     pub difference: Vec<Key>,
+    /// By kind, in the order of the deal.
+    resources: [Vec<Published>; Kind::ALL.len()],
     whole: [OnceLock<Arc<[Chunk]>>; Kind::ALL.len()],
     news: OnceLock<Arc<[Chunk]>>,
 }
@@ -52,51 +53,50 @@ pub struct Chunk {
 }
 
 impl Publication {
-    /// The publication after this one. `None` when nothing differs.
+    /// The publication after this one. `None` when nothing differs. What is the same is taken over as it was encoded.
     pub fn next(&self, deal: Arc<Deal>) -> Option<Self> {
-        let number = self.number + 1;
-        let mut before = self.resources.iter().peekable();
-        let mut resources = Vec::with_capacity(self.resources.len());
+        let (number, old) = (self.number + 1, &self.deal);
         let mut difference = Vec::new();
-        let mut counts = [0; 4];
-        let mut sum = 0_u64;
-        for (key, content) in encode_all(&deal) {
-            while let Some(gone) = before.next_if(|it| it.key < key && it.key.kind != Kind::Settings) {
-                difference.push(gone.key.clone());
-            }
-            let same = before.next_if(|it| it.key == key);
-            counts[key.kind as usize] += 1;
-            sum = sum.wrapping_add(content.version);
-            match same {
-                Some(same) if same.content.version == content.version => resources.push(same.clone()),
-                _ => {
-                    difference.push(key.clone());
-                    resources.push(Published { key, content, since: number });
-                }
-            }
-        }
-        difference.extend(before.filter(|it| it.key.kind != Kind::Settings).map(|gone| gone.key.clone()));
+        let mut carry = Carry { number, difference: &mut difference };
+        let [policies, vips, endpoints, gateways, _] = &self.resources;
+        let mut resources = [
+            carry.over(&old.policies, policies, &deal.policies, |it| &it.name, encode::egress_policy),
+            carry.over(&old.vips, vips, &deal.vips, |it| &it.spec.address, encode::vip),
+            carry.over(&old.endpoints, endpoints, &deal.endpoints, |it| &it.spec.address, encode::endpoint),
+            carry.over(&old.peers, gateways, &deal.peers, |it| &it.name, encode::gateway),
+            Vec::new(),
+        ];
         if difference.is_empty() && self.number > 0 {
             return None;
         }
-        let (key, content, version) = settings(counts, sum);
+        let sum = resources.iter().flatten().fold(0_u64, |sum, it| sum.wrapping_add(it.content.version));
+        let (key, content, version) = settings(deal.counts(), sum);
         difference.push(key.clone());
-        resources.push(Published { key, content, since: number });
+        resources[Kind::Settings as usize].push(Published { key, content, since: number });
         let (whole, news) = Default::default();
-        Some(Self { number, version, resources, deal, difference, whole, news })
+        Some(Self { number, version, deal, difference, resources, whole, news })
     }
 
     /// The resource with this key.
     pub fn get(&self, key: &Key) -> Option<&Published> {
-        let at = self.resources.binary_search_by(|it| it.key.cmp(key)).ok()?;
-        self.resources.get(at)
+        let (deal, name) = (&self.deal, &*key.name);
+        let address = || name.parse::<IpAddr>().ok();
+        let at = match key.kind {
+            Kind::EgressPolicy => deal.policies.binary_search_by(|it| (*it.name).cmp(name)).ok(),
+            Kind::Vip => address().and_then(|own| deal.vips.binary_search_by_key(&own, |it| it.spec.address).ok()),
+            Kind::Endpoint => {
+                address().and_then(|own| deal.endpoints.binary_search_by_key(&own, |it| it.spec.address).ok())
+            }
+            Kind::Gateway => deal.peers.binary_search_by(|it| (*it.name).cmp(name)).ok(),
+            Kind::Settings => (name == SETTINGS).then_some(0),
+        };
+        // A name that isn't in canonical form names nothing.
+        self.of(key.kind).get(at?).filter(|it| *it.key.name == *name)
     }
 
     /// The resources of a kind.
     pub fn of(&self, kind: Kind) -> &[Published] {
-        let from = self.resources.partition_point(|it| it.key.kind < kind);
-        let to = self.resources.partition_point(|it| it.key.kind <= kind);
-        &self.resources[from..to]
+        &self.resources[kind as usize]
     }
 
     /// Responses with all resources of a kind; one at least.
@@ -132,11 +132,13 @@ impl Publication {
                 gone_later.reverse();
                 out.append(&mut gone_later);
             }
-            // An endpoint that becomes a VIP goes first, and so on: within one kind both are told at once.
-            if !there.is_empty() || !gone.is_empty() && kind == Kind::Endpoint {
-                out.extend(chunks(&self.version, kind, there.into_iter(), gone));
-            } else if !gone.is_empty() {
-                gone_later.extend(chunks(&self.version, kind, [].into_iter(), gone));
+            // What endpoints name goes when they name it no more.
+            let (at_once, later) = if kind == Kind::Endpoint { (gone, Vec::new()) } else { (Vec::new(), gone) };
+            if !there.is_empty() || !at_once.is_empty() {
+                out.extend(chunks(&self.version, kind, there.into_iter(), at_once));
+            }
+            if !later.is_empty() {
+                gone_later.extend(chunks(&self.version, kind, [].into_iter(), later));
             }
         }
         out
@@ -148,39 +150,56 @@ impl Publication {
             return self.difference.clone();
         }
         let mut keys = Vec::new();
-        let (mut old, mut new) = (earlier.resources.iter().peekable(), self.resources.iter().peekable());
-        loop {
-            match (old.peek(), new.peek()) {
-                (None, None) => return keys,
-                (Some(was), Some(is)) if was.key == is.key => {
-                    if was.content.version != is.content.version {
-                        keys.push(is.key.clone());
-                    }
-                    old.next();
-                    new.next();
-                }
-                (Some(was), is) if is.is_none_or(|is| was.key < is.key) => {
-                    keys.push(was.key.clone());
-                    old.next();
-                }
-                (_, Some(is)) => {
-                    keys.push(is.key.clone());
-                    new.next();
-                }
-                (Some(_), None) => unreachable!("the arm above has taken it"),
-            }
+        for kind in Kind::ALL {
+            let same =
+                |it: &&Published| earlier.get(&it.key).is_none_or(|was| was.content.version != it.content.version);
+            keys.extend(self.of(kind).iter().filter(same).map(|it| it.key.clone()));
+            let gone = |was: &&Published| self.get(&was.key).is_none();
+            keys.extend(earlier.of(kind).iter().filter(gone).map(|was| was.key.clone()));
         }
+        keys
     }
 
     /// The endpoint with this address.
-    pub fn endpoint(&self, address: std::net::IpAddr) -> Option<&DealtEndpoint> {
+    pub fn endpoint(&self, address: IpAddr) -> Option<&DealtEndpoint> {
         let at = self.deal.endpoints.binary_search_by_key(&address, |endpoint| endpoint.spec.address).ok()?;
         self.deal.endpoints.get(at)
     }
+}
 
-    /// The settings' key.
-    pub fn settings_key() -> Key {
-        Key { kind: Kind::Settings, name: SETTINGS.into() }
+/// Carries resources over from one publication to the next.
+struct Carry<'a> {
+    number: u64,
+    difference: &'a mut Vec<Key>,
+}
+
+impl Carry<'_> {
+    /// The resources of a kind: `was` are those of the items `old`, both sorted by key like `new`.
+    fn over<T: PartialEq, K: Ord>(
+        &mut self,
+        old: &[T],
+        was: &[Published],
+        new: &[T],
+        key: impl Fn(&T) -> &K,
+        encode: impl Fn(&T) -> (Key, Content),
+    ) -> Vec<Published> {
+        let mut before = old.iter().zip(was).peekable();
+        let mut resources = Vec::with_capacity(new.len());
+        for item in new {
+            while let Some((_, gone)) = before.next_if(|(old, _)| key(old) < key(item)) {
+                self.difference.push(gone.key.clone());
+            }
+            match before.next_if(|(old, _)| key(old) == key(item)) {
+                Some((old, same)) if old == item => resources.push(same.clone()),
+                _ => {
+                    let (key, content) = encode(item);
+                    self.difference.push(key.clone());
+                    resources.push(Published { key, content, since: self.number });
+                }
+            }
+        }
+        self.difference.extend(before.map(|(_, gone)| gone.key.clone()));
+        resources
     }
 }
 

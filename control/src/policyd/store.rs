@@ -3,13 +3,13 @@
 //! One that is broken never takes others with it: its last good version stays, or, if there was none, it is left out, with
 //! what depends on it; the rest goes on. Only texts that have changed are read again.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::source::Update;
 use crate::complaint::{Complaint, Place, settle};
 use crate::manifest::{Foreign, Manifests, Object, ObjectId, read};
-use crate::policy::{Compiled, Deal, compile};
+use crate::policy::{Deal, compile};
 use crate::yaml::Source;
 
 /// Rounds of leaving out what is at fault: each makes at least one object older, or leaves it out.
@@ -19,8 +19,8 @@ const ROUNDS: usize = 32;
 #[derive(Debug, Default)]
 pub struct Store {
     texts: BTreeMap<Arc<str>, Text>,
-    /// What was in force of each object when it was last fine.
-    good: HashMap<ObjectId, Arc<Object>>,
+    /// Why the last reading of everything was not believed.
+    disbelief: Option<String>,
 }
 
 /// One text.
@@ -32,6 +32,10 @@ struct Text {
     kept: BTreeSet<ObjectId>,
     /// What is wrong with it.
     complaints: Vec<Complaint>,
+    /// What of it was in force when everything was compiled last.
+    in_force: Vec<Arc<Object>>,
+    /// Whether `in_force` may be something else than `objects`.
+    differs: bool,
 }
 
 /// What all manifests come to.
@@ -60,6 +64,13 @@ impl Store {
     /// Takes in what has changed.
     pub fn update(&mut self, update: Update) {
         let Update { whole, changed, gone } = update;
+        self.disbelief = None;
+        if whole && changed.is_empty() && !self.texts.is_empty() {
+            // A source that was full and is empty when it is read again has been lost, more likely than emptied: whoever empties
+            // it on purpose takes away one after the other.
+            self.disbelief = Some(format!("is empty, but had {} entries before: they stay in force", self.texts.len()));
+            return;
+        }
         if whole {
             let named: BTreeSet<&Arc<str>> = changed.iter().map(|(name, _)| name).collect();
             self.texts.retain(|name, _| named.contains(name));
@@ -75,43 +86,63 @@ impl Store {
 
     /// Compiles everything. What is at fault is replaced by its last good version, or left out, until the rest is fine.
     pub fn compile(&mut self) -> Outcome {
-        let mut complaints: Vec<Complaint> = self.texts.values().flat_map(|text| text.complaints.clone()).collect();
-        let mut objects: BTreeMap<Place, Arc<Object>> = BTreeMap::new();
-        for object in self.texts.values().flat_map(|text| &text.objects) {
-            objects.insert(object.origin.object(), object.clone());
+        let mut complaints: Vec<Complaint> =
+            self.texts.values().flat_map(|text| text.complaints.iter().cloned()).collect();
+        complaints.extend(self.disbelief.iter().map(|why| Complaint::about_file("source", why.clone())));
+        let mut faulty = self.unreadable();
+        let mut compiled = compile(self.texts.values().flat_map(|text| &text.objects).map(Arc::as_ref));
+        let mut aside = Aside::default();
+        for round in 1..=ROUNDS {
+            let errors: Vec<Complaint> = compiled.complaints.iter().filter(|it| it.is_error()).cloned().collect();
+            if errors.is_empty() {
+                break;
+            }
+            // Toward the end nothing older is tried any more: whatever is wrong goes.
+            aside.set_aside(&errors, &self.texts, &mut faulty, round < ROUNDS / 2);
+            complaints.extend(errors);
+            compiled = compile(aside.objects(&self.texts));
         }
-        let mut faulty: BTreeMap<ObjectId, Faulty> = BTreeMap::new();
+        complaints.extend(compiled.complaints);
+        settle(&mut complaints);
+        for text in self.texts.values_mut() {
+            let has_aside = aside.touches(text);
+            if text.differs || has_aside {
+                text.in_force = aside.of(text).cloned().collect();
+                text.differs = has_aside;
+            }
+        }
+        let objects = self.texts.values().map(|text| text.in_force.len()).sum();
+        Outcome { deal: Arc::new(compiled.deal), complaints, faulty, objects }
+    }
+
+    /// Objects that their texts say nothing readable about now.
+    fn unreadable(&self) -> BTreeMap<ObjectId, Faulty> {
+        let mut faulty = BTreeMap::new();
         for text in self.texts.values().filter(|text| !text.kept.is_empty()) {
             let errors = text.complaints.iter().filter(|complaint| complaint.is_error());
             let reasons: Vec<String> = errors.map(ToString::to_string).collect();
             let entry = |id: &ObjectId| (id.clone(), Faulty { has_last_good: true, reasons: reasons.clone() });
             faulty.extend(text.kept.iter().map(entry));
         }
-        let mut compiled = Compiled::default();
-        for round in 0..ROUNDS {
-            compiled = compile(objects.values().map(Arc::as_ref));
-            let errors: Vec<&Complaint> = compiled.complaints.iter().filter(|complaint| complaint.is_error()).collect();
-            if errors.is_empty() {
-                break;
-            }
-            complaints.extend(errors.iter().map(|complaint| (*complaint).clone()));
-            // Behind the last round nothing older is tried: whatever is wrong goes.
-            self.set_aside(&errors, &mut objects, &mut faulty, round + 2 < ROUNDS);
-        }
-        complaints.extend(compiled.complaints);
-        settle(&mut complaints);
-        let used: HashMap<ObjectId, Arc<Object>> =
-            objects.into_values().map(|object| (object.id.clone(), object)).collect();
-        let count = used.len();
-        self.good = used;
-        Outcome { deal: Arc::new(compiled.deal), complaints, faulty, objects: count }
+        faulty
     }
+}
 
-    /// Replaces what errors are about by something older, or takes it out.
+/// What was set aside while compiling: objects at fault, and what stands in for them.
+#[derive(Debug, Default)]
+struct Aside {
+    out: BTreeSet<Place>,
+    instead: BTreeMap<Place, Arc<Object>>,
+    /// Those that something older was tried for.
+    tried: BTreeSet<ObjectId>,
+}
+
+impl Aside {
+    /// Sets aside what errors are about, for something older where there is such.
     fn set_aside(
-        &self,
-        errors: &[&Complaint],
-        objects: &mut BTreeMap<Place, Arc<Object>>,
+        &mut self,
+        errors: &[Complaint],
+        texts: &BTreeMap<Arc<str>, Text>,
         faulty: &mut BTreeMap<ObjectId, Faulty>,
         may_be_older: bool,
     ) {
@@ -121,21 +152,45 @@ impl Store {
                 reasons.entry(place).or_default().push(error.to_string());
             }
         }
-        for (place, reasons) in reasons {
-            let Some(object) = objects.remove(&place) else { continue };
-            let known = faulty.contains_key(&object.id);
-            // Another object of the same name is no older version of this one.
-            let is_there = objects.values().any(|other| other.id == object.id);
-            let older = self.good.get(&object.id).filter(|_| may_be_older && !known && !is_there);
-            let older = older.filter(|older| older.origin.object() != place);
-            if let Some(older) = older {
-                objects.insert(older.origin.object(), older.clone());
+        for text in texts.values() {
+            let at_fault: Vec<Arc<Object>> =
+                self.of(text).filter(|object| reasons.contains_key(&object.origin.object())).cloned().collect();
+            for object in at_fault {
+                let place = object.origin.object();
+                let older = text.in_force.iter().find(|older| older.id == object.id && older.origin.object() != place);
+                let older = older.filter(|_| may_be_older && self.tried.insert(object.id.clone()));
+                // What stands in for something stands at the place of what is written.
+                let written = self.instead.iter().find(|(_, stand_in)| stand_in.origin.object() == place);
+                let written = written.map_or(place, |(written, _)| *written);
+                match older {
+                    Some(older) => drop(self.instead.insert(written, older.clone())),
+                    None => drop(self.instead.remove(&written)),
+                }
+                self.out.insert(written);
+                let entry = faulty
+                    .entry(object.id.clone())
+                    .or_insert_with(|| Faulty { has_last_good: false, reasons: Vec::new() });
+                entry.has_last_good = older.is_some();
+                entry.reasons.extend(reasons.remove(&place).unwrap_or_default());
             }
-            let entry =
-                faulty.entry(object.id.clone()).or_insert_with(|| Faulty { has_last_good: false, reasons: Vec::new() });
-            entry.has_last_good = older.is_some() || is_there;
-            entry.reasons.extend(reasons);
         }
+    }
+
+    /// The objects of all texts, as they are with what is set aside.
+    fn objects<'a>(&'a self, texts: &'a BTreeMap<Arc<str>, Text>) -> impl Iterator<Item = &'a Object> {
+        texts.values().flat_map(|text| self.of(text)).map(Arc::as_ref)
+    }
+
+    /// Those of one text.
+    fn of<'a>(&'a self, text: &'a Text) -> impl Iterator<Item = &'a Arc<Object>> {
+        text.objects.iter().filter_map(|object| {
+            let place = object.origin.object();
+            if self.out.contains(&place) { self.instead.get(&place) } else { Some(object) }
+        })
+    }
+
+    fn touches(&self, text: &Text) -> bool {
+        !self.out.is_empty() && text.objects.iter().any(|object| self.out.contains(&object.origin.object()))
     }
 }
 
@@ -147,7 +202,7 @@ impl Text {
             // Nobody knows what it says: what it said stays.
             Err(reason) => {
                 let kept = self.objects.iter().map(|object| object.id.clone()).collect();
-                return Self { objects: self.objects, kept, complaints: vec![Complaint::about_file(name, reason)] };
+                return Self { kept, complaints: vec![Complaint::about_file(name, reason)], ..self };
             }
         };
         let mut manifests = Manifests::default();
@@ -166,6 +221,9 @@ impl Text {
                 objects.push(object);
             }
         }
-        Self { objects, kept, complaints }
+        Self { objects, kept, complaints, in_force: self.in_force, differs: true }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -242,3 +242,6 @@ impl Stream {
 fn is_version(text: &str, content: &Content) -> bool {
     u64::from_str_radix(text, 16) == Ok(content.version)
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 //! manifests says the same of each.
 
 mod decode;
-mod encode;
+pub mod encode;
 pub use self::decode::{Decoded, Fault, decode};
 pub use self::encode::{encode_all, settings, version_of};
 

@@ -39,7 +39,7 @@ pub fn settings(counts: [usize; 4], sum: u64) -> (Key, Content, String) {
 /// What people call a deal: the same on every server, and on a gateway that compiles it itself.
 pub fn version_of(deal: &Deal) -> String {
     let sum = encode_all(deal).iter().fold(0_u64, |sum, (_, content)| sum.wrapping_add(content.version));
-    settings([deal.policies.len(), deal.vips.len(), deal.endpoints.len(), deal.peers.len()], sum).2
+    settings(deal.counts(), sum).2
 }
 
 fn resource(kind: Kind, name: Arc<str>, message: &impl Message) -> (Key, Content) {
@@ -51,7 +51,7 @@ fn resource(kind: Kind, name: Arc<str>, message: &impl Message) -> (Key, Content
 }
 
 /// One egress policy.
-pub(super) fn egress_policy(spec: &EgressSpec) -> (Key, Content) {
+pub fn egress_policy(spec: &EgressSpec) -> (Key, Content) {
     let message = proto::EgressPolicy {
         name: spec.name.to_string(),
         destinations: spec.destinations.iter().map(ToString::to_string).collect(),
@@ -74,7 +74,7 @@ pub(super) fn egress_policy(spec: &EgressSpec) -> (Key, Content) {
 }
 
 /// One VIP.
-pub(super) fn vip(vip: &DealtVip) -> (Key, Content) {
+pub fn vip(vip: &DealtVip) -> (Key, Content) {
     let address = vip.spec.address.to_string();
     let share = |share: &Share| proto::Share {
         gateway: share.gateway.to_string(),
@@ -95,7 +95,7 @@ pub(super) fn vip(vip: &DealtVip) -> (Key, Content) {
 }
 
 /// One endpoint.
-pub(super) fn endpoint(endpoint: &DealtEndpoint) -> (Key, Content) {
+pub fn endpoint(endpoint: &DealtEndpoint) -> (Key, Content) {
     let address = endpoint.spec.address.to_string();
     let message = proto::Endpoint {
         address: address.clone(),
@@ -108,7 +108,7 @@ pub(super) fn endpoint(endpoint: &DealtEndpoint) -> (Key, Content) {
 }
 
 /// One gateway.
-pub(super) fn gateway(peer: &Peer) -> (Key, Content) {
+pub fn gateway(peer: &Peer) -> (Key, Content) {
     let message = proto::Gateway {
         name: peer.name.to_string(),
         node: peer.node.to_string(),

@@ -1,0 +1,228 @@
+//! The protocol's promises, by playing a client that keeps to it, or doesn't.
+
+use envoy_types::pb::google::rpc;
+
+use super::*;
+use crate::complaint::Complaint;
+use crate::policyd::source::Update;
+use crate::policyd::store::Store;
+use crate::xds::resource::SETTINGS;
+
+/// The publication after `before`, of Services with one pod each: `(number, last byte of the VIP)`.
+fn publication(before: &Publication, tenants: &[(u8, u8)]) -> Arc<Publication> {
+    let text = |(n, vip): &(u8, u8)| {
+        format!(
+            "apiVersion: v1\nkind: Service\n\
+             metadata: {{name: s{n}, namespace: a, annotations: {{vipgate.io/egress: \"true\"}}}}\n\
+             spec: {{type: LoadBalancer, ports: [{{port: 80}}]}}\n\
+             status: {{loadBalancer: {{ingress: [{{ip: 203.0.113.{vip}}}]}}}}\n---\n\
+             apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+             metadata: {{name: s{n}, namespace: a, labels: {{kubernetes.io/service-name: s{n}}}}}\n\
+             addressType: IPv4\nendpoints: [{{addresses: [10.0.0.{n}]}}]\n"
+        )
+    };
+    let changed = tenants.iter().map(|it| (format!("{}.yaml", it.0).into(), Ok(text(it)))).collect();
+    let mut store = Store::default();
+    store.update(Update { whole: true, changed, gone: vec![] });
+    let outcome = store.compile();
+    assert_eq!(outcome.complaints, Vec::<Complaint>::new());
+    Arc::new(before.next(outcome.deal).expect("something differs"))
+}
+
+/// A client: what it holds, and its stream's other end.
+#[derive(Default)]
+struct Client {
+    stream: Stream,
+    held: BTreeMap<Key, String>,
+    /// Names that the last responses brought or took.
+    told: Vec<String>,
+    unanswered: Vec<(Kind, String)>,
+}
+
+impl Client {
+    fn request(&mut self, request: DeltaDiscoveryRequest, current: &Arc<Publication>) -> Heard {
+        let (responses, heard) = self.stream.request(request, current).unwrap();
+        self.take(responses);
+        heard
+    }
+
+    fn subscribe(&mut self, kind: Kind, names: &[&str], current: &Arc<Publication>) {
+        let known = self.held.iter().filter(|(key, _)| key.kind == kind);
+        let known = known.map(|(key, version)| (key.name.to_string(), version.clone())).collect();
+        let request = DeltaDiscoveryRequest {
+            type_url: kind.type_url().to_owned(),
+            resource_names_subscribe: names.iter().map(ToString::to_string).collect(),
+            initial_resource_versions: known,
+            ..DeltaDiscoveryRequest::default()
+        };
+        self.request(request, current);
+    }
+
+    fn subscribe_all(&mut self, current: &Arc<Publication>) {
+        Kind::ALL.into_iter().for_each(|kind| self.subscribe(kind, &[], current));
+    }
+
+    fn publish(&mut self, new: &Arc<Publication>) {
+        self.told.clear();
+        let responses = self.stream.publish(new).unwrap();
+        self.take(responses);
+    }
+
+    fn take(&mut self, responses: Vec<Response>) {
+        for Response { bytes, nonce } in responses {
+            let response = DeltaDiscoveryResponse::decode(bytes).unwrap();
+            let kind = Kind::of_url(&response.type_url).unwrap();
+            for resource in response.resources {
+                assert_eq!(resource.resource.unwrap().type_url, response.type_url);
+                self.told.push(format!("+{}", resource.name));
+                self.held.insert(Key { kind, name: resource.name.into() }, resource.version);
+            }
+            for name in response.removed_resources {
+                self.told.push(format!("-{name}"));
+                self.held.remove(&Key { kind, name: name.into() });
+            }
+            self.unanswered.push((kind, nonce));
+        }
+    }
+
+    fn answer(&mut self, at: usize, error: Option<&str>, current: &Arc<Publication>) -> Heard {
+        let (kind, nonce) = self.unanswered.remove(at);
+        let error = error.map(|message| rpc::Status { code: 3, message: message.to_owned(), details: vec![] });
+        let request = DeltaDiscoveryRequest {
+            type_url: kind.type_url().to_owned(),
+            response_nonce: nonce,
+            error_detail: error,
+            ..DeltaDiscoveryRequest::default()
+        };
+        self.request(request, current)
+    }
+
+    fn accept_all(&mut self, current: &Arc<Publication>) {
+        while !self.unanswered.is_empty() {
+            assert_eq!(self.answer(0, None, current), Heard::Accepted);
+        }
+    }
+
+    fn holds(&self, publication: &Publication) {
+        let all = Kind::ALL.into_iter().flat_map(|kind| publication.of(kind));
+        let all: BTreeMap<Key, String> =
+            all.map(|it| (it.key.clone(), Content::version_text(it.content.version))).collect();
+        assert_eq!(self.held, all);
+    }
+}
+
+#[test]
+fn a_subscriber_gets_everything_then_what_differs_and_is_in_force_when_it_has_answered_all() {
+    let first = publication(&Publication::default(), &[(1, 1), (2, 2)]);
+    let mut client = Client::default();
+    client.subscribe_all(&first);
+    client.holds(&first);
+    assert_eq!(client.stream.in_force(), 0);
+    client.answer(0, None, &first);
+    assert_eq!(client.stream.in_force(), 0, "not all of it");
+    client.accept_all(&first);
+    assert_eq!(client.stream.in_force(), 1);
+    let second = publication(&first, &[(1, 1), (2, 3)]);
+    client.publish(&second);
+    client.holds(&second);
+    // What comes before what names it, what goes after all that named it, the settings last.
+    assert_eq!(client.told, ["+203.0.113.3", "+10.0.0.2", "-203.0.113.2", "+settings"]);
+    client.accept_all(&second);
+    assert_eq!(client.stream.in_force(), 2);
+    client.publish(&second);
+    assert!(client.told.is_empty(), "nothing is told twice");
+}
+
+#[test]
+fn whoever_comes_back_is_told_what_differs_and_the_settings() {
+    let first = publication(&Publication::default(), &[(1, 1), (2, 2), (3, 3)]);
+    let mut client = Client::default();
+    client.subscribe_all(&first);
+    let second = publication(&first, &[(1, 1), (3, 4), (5, 5)]);
+    client.stream = Stream::default();
+    client.told.clear();
+    client.subscribe_all(&second);
+    client.holds(&second);
+    assert!(!client.told.contains(&"+10.0.0.1".to_owned()), "{:?}", client.told);
+    client.stream = Stream::default();
+    client.told.clear();
+    client.subscribe_all(&second);
+    assert_eq!(client.told, ["+settings"]);
+}
+
+#[test]
+fn what_was_refused_is_told_again_with_the_next_change() {
+    let first = publication(&Publication::default(), &[(1, 1)]);
+    let mut client = Client::default();
+    client.subscribe_all(&first);
+    client.accept_all(&first);
+    let second = publication(&first, &[(1, 1), (2, 2)]);
+    client.publish(&second);
+    let held = client.held.clone();
+    assert_eq!(client.answer(0, Some("no"), &second), Heard::Refused("no".into()));
+    client.accept_all(&second);
+    assert_eq!(client.stream.in_force(), 1, "the second is not in force");
+    // The client holds what it held, whatever it was sent.
+    drop(held);
+    let third = publication(&second, &[(1, 1), (2, 2), (3, 3)]);
+    client.publish(&third);
+    for name in ["+Service a/s2", "+10.0.0.2", "+203.0.113.2", "+10.0.0.3"] {
+        assert!(client.told.contains(&name.to_owned()), "{name} in {:?}", client.told);
+    }
+    client.accept_all(&third);
+    assert_eq!(client.stream.in_force(), 3);
+}
+
+#[test]
+fn a_slow_client_is_told_the_sum_of_what_it_missed() {
+    let first = publication(&Publication::default(), &[(1, 1), (2, 2)]);
+    let mut client = Client::default();
+    client.subscribe_all(&first);
+    let second = publication(&first, &[(2, 2), (3, 3)]);
+    let third = publication(&second, &[(3, 3), (4, 4)]);
+    client.publish(&third);
+    client.holds(&third);
+    assert!(!client.told.iter().any(|name| name.ends_with("settings") && name.starts_with('-')));
+}
+
+#[test]
+fn names_are_subscribed_one_by_one() {
+    let first = publication(&Publication::default(), &[(1, 1), (2, 2)]);
+    let mut client = Client::default();
+    client.subscribe(Kind::Endpoint, &["10.0.0.1", "10.0.0.9"], &first);
+    assert_eq!(client.told, ["+10.0.0.1", "-10.0.0.9"], "what isn't there is said to be gone");
+    let second = publication(&first, &[(1, 5), (2, 6), (9, 9)]);
+    client.publish(&second);
+    assert_eq!(client.told, ["+10.0.0.1", "+10.0.0.9"]);
+    let unsubscribe = DeltaDiscoveryRequest {
+        type_url: Kind::Endpoint.type_url().to_owned(),
+        resource_names_unsubscribe: vec!["10.0.0.1".into()],
+        ..DeltaDiscoveryRequest::default()
+    };
+    client.request(unsubscribe, &second);
+    let third = publication(&second, &[(1, 7)]);
+    client.publish(&third);
+    assert_eq!(client.told, ["-10.0.0.9"]);
+}
+
+#[test]
+fn unknown_types_are_empty_and_unknown_nonces_are_nothing() {
+    let first = publication(&Publication::default(), &[(1, 1)]);
+    let mut stream = Stream::default();
+    let request = DeltaDiscoveryRequest {
+        type_url: "type.googleapis.com/envoy.config.cluster.v3.Cluster".into(),
+        resource_names_subscribe: vec!["c".into()],
+        ..DeltaDiscoveryRequest::default()
+    };
+    let (responses, heard) = stream.request(request, &first).unwrap();
+    let response = DeltaDiscoveryResponse::decode(responses[0].bytes.clone()).unwrap();
+    assert_eq!((response.resources.len(), response.removed_resources, heard), (0, vec!["c".into()], Heard::Nothing));
+    let stray = DeltaDiscoveryRequest {
+        type_url: Kind::Vip.type_url().to_owned(),
+        response_nonce: "77".into(),
+        ..DeltaDiscoveryRequest::default()
+    };
+    assert_eq!(stream.request(stray, &first).unwrap().1, Heard::Nothing);
+    assert_eq!(stream.in_force(), 0);
+    assert!(first.get(&Key { kind: Kind::Settings, name: SETTINGS.into() }).is_some());
+}
