@@ -95,6 +95,8 @@ enum Command {
     Vips(Ask),
     /// Show the endpoints that its policy covers
     Endpoints(Ask),
+    /// Show the gateways that its policy names
+    Peers(Ask),
     /// Show dropped packets by reason
     Drops {
         #[command(flatten)]
@@ -202,6 +204,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Sessions { action: None, ask, filter, limit } => sessions::list(&ask, &filter, limit),
         Command::Vips(ask) => show::vips(&ask),
         Command::Endpoints(ask) => show::endpoints(&ask),
+        Command::Peers(ask) => show::peers(&ask),
         Command::Drops { ask, all } => show::drops(&ask, all),
     }
 }

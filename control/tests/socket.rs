@@ -150,7 +150,7 @@ fn commands_that_are_not_built_yet_are_not_offered() {
     for command in ["gateway", "detach", "check", "demo", "status", "sessions", "vips", "endpoints", "drops"] {
         assert!(help.contains(&format!("\n  {command} ")), "{command}: {help}");
     }
-    for command in ["services", "peers", "ports", "trace", "capture", "drain", "undrain"] {
+    for command in ["services", "ports", "trace", "capture", "drain", "undrain"] {
         assert!(!help.contains(&format!("\n  {command} ")), "{command}: {help}");
         assert_eq!(vipgate(&[command]).0, 2);
     }

@@ -15,8 +15,8 @@ use tonic::{Request, Response, Status};
 use vipgate::admin::PROTOCOL;
 use vipgate::admin::proto::admin_server::{Admin, AdminServer};
 use vipgate::admin::proto::{
-    DropsReply, DropsRequest, EndpointsReply, EndpointsRequest, FlushSessionsReply, FlushSessionsRequest,
-    SessionsReply, SessionsRequest, StatusReply, StatusRequest, VipsReply, VipsRequest,
+    DropsReply, DropsRequest, EndpointsReply, EndpointsRequest, FlushSessionsReply, FlushSessionsRequest, PeersReply,
+    PeersRequest, SessionsReply, SessionsRequest, StatusReply, StatusRequest, VipsReply, VipsRequest,
 };
 
 /// A gateway of next year. Whoever asks more than its status has misunderstood.
@@ -50,6 +50,10 @@ impl Admin for Newer {
     }
 
     async fn endpoints(&self, _: Request<EndpointsRequest>) -> Answer<EndpointsReply> {
+        misunderstood()
+    }
+
+    async fn peers(&self, _: Request<PeersRequest>) -> Answer<PeersReply> {
         misunderstood()
     }
 

@@ -160,6 +160,14 @@ impl Client {
         answer(&self.path, PATIENCE, self.inner.endpoints(proto::EndpointsRequest {})).await
     }
 
+    /// The gateways.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub async fn peers(&mut self) -> Result<proto::PeersReply, ClientError> {
+        answer(&self.path, PATIENCE, self.inner.peers(proto::PeersRequest {})).await
+    }
+
     /// Drops by reason, every reason.
     ///
     /// # Errors

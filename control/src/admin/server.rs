@@ -166,6 +166,18 @@ impl Admin for Service {
         Ok(Response::new(proto::EndpointsReply { endpoints: endpoints.collect() }))
     }
 
+    async fn peers(&self, _: Request<proto::PeersRequest>) -> Answer<proto::PeersReply> {
+        let policy = self.state.policy.load();
+        let peers = policy.peers.iter().map(|peer| proto::Peer {
+            name: peer.name.to_string(),
+            own: *peer.name == *self.state.name,
+            node: peer.node.to_string(),
+            zone: peer.zone.to_string(),
+            address: peer.address.map(|address| address.to_string()).unwrap_or_default(),
+        });
+        Ok(Response::new(proto::PeersReply { peers: peers.collect() }))
+    }
+
     async fn drops(&self, _: Request<proto::DropsRequest>) -> Answer<proto::DropsReply> {
         let drops: BTreeMap<DropReason, u64> = DropReason::ALL
             .map(|reason| {

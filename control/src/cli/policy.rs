@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use tonic::Code;
 
 use super::Format;
-use super::output::{self, span};
+use super::output::{self, harmless, span};
 use super::show::block_on;
 use super::table::{Table, number, word};
 use crate::config::PolicyServer;
@@ -65,7 +65,7 @@ pub(super) fn status(ask: &AskServer) -> Result<(), Failure> {
     })?;
     match ask.output {
         Format::Json => output::json(&reply)?,
-        Format::Table => output::print(&render(ask, &reply))?,
+        Format::Table => output::print(&harmless(&render(ask, &reply)))?,
     }
     if ask.wait.is_some() && !is_settled(ask, &reply) {
         return Err(Failure::runtime("not all of it is in force"));

@@ -72,6 +72,24 @@ struct Drops<'a> {
     help: BTreeMap<&'a str, &'a str>,
 }
 
+pub(super) fn peers(asked: &Ask) -> Result<(), Failure> {
+    let reply = block_on(async { Ok(connect(asked).await?.peers().await?) })?;
+    if asked.output == Format::Json {
+        return json(&reply);
+    }
+    if reply.peers.is_empty() {
+        return print("no Gateway has a manifest: this one is alone and owns everything\n");
+    }
+    let mut table = Table::new([word("gateway"), word("node"), word("zone"), word("peer address"), word("")]);
+    for peer in &reply.peers {
+        let own = if peer.own { "this one" } else { "" };
+        let cells = [&peer.name, &peer.node, &peer.zone, &peer.address].map(|text| harmless(text));
+        let [name, node, zone, address] = cells;
+        table.row([name, node, zone, address, own.to_owned()]);
+    }
+    print(&table.take())
+}
+
 pub(super) fn drops(asked: &Ask, all: bool) -> Result<(), Failure> {
     let reply = block_on(async { Ok(connect(asked).await?.drops().await?) })?;
     if asked.output == Format::Json {

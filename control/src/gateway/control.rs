@@ -288,7 +288,7 @@ pub(super) fn reject(state: &GatewayState, reason: &str) {
 }
 
 /// A VIP is on no interface: an address of the gateway's own would be taken from its kernel.
-fn check_own_addresses(change: &PolicyChange, locals: &[IpAddr]) -> Result<(), Rejection> {
+pub(super) fn check_own_addresses(change: &PolicyChange, locals: &[IpAddr]) -> Result<(), Rejection> {
     match change.vips.iter().find(|vip| locals.binary_search(&vip.address).is_ok()) {
         None => Ok(()),
         Some(vip) => Err(Rejection {

@@ -1,6 +1,7 @@
 //! The way up: configuration, policy, network, sockets, steering, workers, in this order, so that packets are captured
 //! only when everything that handles them stands.
 
+use std::net::IpAddr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime};
@@ -36,7 +37,7 @@ use vipgate_xdp::open::{self, Plan, ZeroCopy};
 use vipgate_xdp::steering::Steering;
 
 use super::capture;
-use super::control::{Gateway, announce};
+use super::control::{Gateway, announce, check_own_addresses};
 use super::feed::{EVENTS, Feed};
 use super::figures::XdpFigures;
 use super::kept::Keeper;
@@ -91,7 +92,7 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
         last_error: None,
         peers: Arc::default(),
     };
-    let offer = take_known(offer, &mut builder, client.as_mut())?;
+    let offer = take_known(offer, &mut builder, client.as_mut(), &network.current().locals)?;
     let running = client.map(|client| tokio::spawn(client.run()));
     let mut listeners = (metrics_listener, admin_socket);
     let (offer, answer, modes) = if let Some(offer) = offer {
@@ -177,10 +178,19 @@ fn take_known(
     offer: Option<Offer>,
     builder: &mut Builder,
     client: Option<&mut Client>,
+    locals: &[IpAddr],
 ) -> Result<Option<Offer>, Failure> {
     let Some(offer) = offer else { return Ok(None) };
+    let own = check_own_addresses(&offer.change, locals);
     match (builder.with_change(&offer.change), client) {
-        (Ok(_), _) => Ok(Some(offer)),
+        (Ok(_), None) => own.map(|()| Some(offer)).map_err(Failure::usage),
+        (Ok(_), Some(_)) => {
+            // It was in force before: an address that the host has been given since is no reason to serve nobody.
+            if let Err(rejection) = own {
+                tracing::error!(event = "policy_warning", "{rejection}");
+            }
+            Ok(Some(offer))
+        }
         (Err(error), None) => Err(Failure::usage(error)),
         (Err(error), Some(client)) => {
             client.forget(&error.to_string());

@@ -1,5 +1,6 @@
 //! The time before the first policy: the gateway is closed, says so to whoever asks, and waits for its server.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,13 +9,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use vipgate_dataplane::snapshot::build::Builder;
 
-use super::control::{reject, rejection};
+use super::control::{check_own_addresses, reject, rejection};
 use super::feed::{Feed, News};
 use super::state::{DeviceFigures, Figure, GatewayState};
 use crate::failure::Failure;
 use crate::metrics::Monitored;
 use crate::xds::book::Offer;
-use crate::xds::client::{Answer, Event};
+use crate::xds::client::{Answer, Event, Rejection};
 use crate::{admin, metrics, systemd};
 
 /// How often the log says that there is still no policy.
@@ -55,10 +56,9 @@ pub(super) async fn for_policy(
                 systemd::waiting(&format!("no policy yet: {why}"), 2 * REMINDER);
             }
             news = feed.next() => match news {
-                News::Server(Event::Offer(offer, answer)) => match builder.with_change(&offer.change) {
-                    Ok(_) => break Some(Heard { offer, answer }),
-                    Err(error) => {
-                        let rejection = rejection(&error);
+                News::Server(Event::Offer(offer, answer)) => match build(&offer, builder, &state.network.load().locals) {
+                    Ok(()) => break Some(Heard { offer, answer }),
+                    Err(rejection) => {
                         reject(state, &rejection.to_string());
                         // The connection may be gone meanwhile; then the server asks again.
                         let _ = answer.send(Err(rejection));
@@ -78,6 +78,11 @@ pub(super) async fn for_policy(
         tracing::info!(event = "stopped", "stopped before there was a policy");
     }
     Ok(heard)
+}
+
+fn build(offer: &Offer, builder: &mut Builder, locals: &[IpAddr]) -> Result<(), Rejection> {
+    check_own_addresses(&offer.change, locals)?;
+    builder.with_change(&offer.change).map(drop).map_err(|error| rejection(&error))
 }
 
 /// Before there are workers, the device has nothing to say.

@@ -59,7 +59,9 @@ impl Client {
     }
 
     fn subscribe_all(&mut self, current: &Arc<Publication>) {
-        Kind::ALL.into_iter().for_each(|kind| self.subscribe(kind, &[], current));
+        for kind in Kind::ALL {
+            self.subscribe(kind, &[], current);
+        }
     }
 
     fn publish(&mut self, new: &Arc<Publication>) {
