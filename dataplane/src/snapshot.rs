@@ -15,6 +15,8 @@ pub mod publish;
 pub mod quota;
 mod rebuild;
 pub mod spec;
+#[cfg(test)]
+mod tests;
 mod uses;
 
 use std::sync::Arc;

@@ -70,6 +70,12 @@ impl Builder {
         self.policy.egress.get(id.0 as usize)?.as_deref()
     }
 
+    /// What it has counted.
+    #[cfg(test)]
+    pub(super) fn uses(&self) -> &Uses {
+        &self.uses
+    }
+
     /// The snapshot with another network. The generation moves on unless only neighbours have changed.
     pub fn with_network(&mut self, network: NetworkSpec) -> Snapshot {
         let routes_changed =

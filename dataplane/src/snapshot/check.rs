@@ -10,7 +10,7 @@ use thiserror::Error;
 use super::build::{MOST_ENDPOINTS, MOST_VIPS};
 use super::change::PolicyChange;
 use super::endpoints::Endpoint;
-use super::policy::{EgressId, Policy, VipId};
+use super::policy::{EgressId, Policy, Vip, VipId};
 use super::spec::PolicySet;
 use super::uses::Uses;
 use crate::address::V6;
@@ -120,12 +120,13 @@ pub(super) fn change(policy: &Policy, uses: &Uses, change: &PolicyChange) -> Res
             return Err(BuildError::TooManyEndpoints { count: known + new - gone });
         }
     }
-    let known = policy.vips().count();
-    let new = change.vips.iter().filter(|vip| policy.vip_at(vip.address).is_none()).count();
-    // Retired VIPs may have become free meanwhile: they count only where they stand in the way.
-    let retired = policy.vips().filter(|vip| vip.retired && vip.pool.claimed() == 0).count();
-    if known - retired + new > MOST_VIPS {
-        return Err(BuildError::TooManyVips { count: known - retired + new });
+    // Retired VIPs may have become free meanwhile. Those go before others come, and are closed here, so that none of them is
+    // taken again once it is counted; for everybody but the count they are what they were.
+    let is_free = |vip: &Vip| vip.retired && vip.pool.close();
+    let kept = policy.vips().filter(|vip| !is_free(vip)).count();
+    let new = change.vips.iter().filter(|vip| policy.vip_at(vip.address).is_none_or(is_free)).count();
+    if kept + new > MOST_VIPS {
+        return Err(BuildError::TooManyVips { count: kept + new });
     }
     Ok(())
 }
@@ -219,7 +220,7 @@ fn names_once<'a>(names: impl Iterator<Item = &'a Arc<str>>) -> Result<(), Build
 
 impl Policy {
     /// The VIP with this address of either family, also a retired one.
-    pub(super) fn vip_at(&self, address: IpAddr) -> Option<&super::policy::Vip> {
+    pub(super) fn vip_at(&self, address: IpAddr) -> Option<&Vip> {
         match address {
             IpAddr::V4(v4) => self.vip(v4.to_bits()),
             IpAddr::V6(v6) => self.vip(V6::from_bits(v6.to_bits())),

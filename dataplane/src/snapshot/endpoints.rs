@@ -103,6 +103,12 @@ impl<A: Address> Endpoints<A> {
         self.count
     }
 
+    /// How many shards these have in common with others, as the same memory.
+    #[cfg(test)]
+    pub(super) fn shared_with(&self, others: &Self) -> usize {
+        self.shards.iter().zip(&*others.shards).filter(|(own, other)| Arc::ptr_eq(own, other)).count()
+    }
+
     /// Adds or replaces an endpoint, or, with `None`, takes it away; its sessions keep their count. Copies its shard, unless
     /// an earlier change since the last clone has done so.
     pub(super) fn set(&mut self, address: A, endpoint: Option<Endpoint>) {

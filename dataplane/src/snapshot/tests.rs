@@ -1,0 +1,291 @@
+//! What a change of policy promises: the same policy as one built anew, numbers and counts that stay, nothing when it is refused.
+
+mod sequences;
+mod world;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use self::world::ip;
+use super::Snapshot;
+use super::build::{Builder, MOST_ENDPOINTS, MOST_VIPS};
+use super::change::{Gone, PolicyChange};
+use super::check::BuildError;
+use super::freshness::BUCKETS;
+use super::policy::Policy;
+use super::spec::*;
+use crate::address::{Address, V6};
+use crate::ports::BlockId;
+use crate::ports::pool::WorkerId;
+use crate::time::Tick;
+
+fn bucket(address: IpAddr) -> usize {
+    match address {
+        IpAddr::V4(v4) => v4.to_bits().bucket(),
+        IpAddr::V6(v6) => V6::from_bits(v6.to_bits()).bucket(),
+    }
+}
+
+/// Of one family, as all that the engine is asked.
+fn permits(policy: &Policy, parties: [IpAddr; 3]) -> bool {
+    if let [Some(endpoint), Some(far), Some(vip)] = parties.map(u32::from_ip) {
+        return policy.permits(endpoint, far, vip);
+    }
+    let [endpoint, far, vip] = parties.map(|it| V6::from_ip(it).unwrap());
+    policy.permits(endpoint, far, vip)
+}
+
+fn is_fresh(snapshot: &Snapshot, generation: u32, parties: [IpAddr; 3]) -> bool {
+    if let [Some(endpoint), Some(far), Some(vip)] = parties.map(u32::from_ip) {
+        return snapshot.freshness.holds(generation, [endpoint, far, vip]);
+    }
+    snapshot.freshness.holds(generation, parties.map(|it| V6::from_ip(it).unwrap()))
+}
+
+/// A policy as it was told, in the order of [`World::set`](world::World::set).
+fn as_set(policy: &Policy) -> PolicySet {
+    let place = |all: &[&str], address: IpAddr| all.iter().position(|text| ip(text) == address);
+    let vip = |vip: &super::policy::Vip| VipSpec {
+        address: vip.address,
+        name: vip.name.clone(),
+        announce: vip.announce,
+        reserved_ports: vip.reserved.to_vec(),
+    };
+    let endpoint = |(address, endpoint): (IpAddr, &super::endpoints::Endpoint)| EndpointSpec {
+        address,
+        name: endpoint.name.clone(),
+        policy: policy.egress_of(endpoint).spec.name.clone(),
+        vips: policy.vips_of(endpoint).map(|vip| vip.address).collect(),
+    };
+    let mut set = PolicySet {
+        version: policy.version().to_owned(),
+        policies: policy.egress().map(|egress| egress.spec.clone()).collect(),
+        vips: policy.live_vips().map(vip).collect(),
+        endpoints: policy.endpoints().map(endpoint).collect(),
+    };
+    set.policies.sort_by(|a, b| a.name.cmp(&b.name));
+    set.vips.sort_by_key(|vip| place(&world::VIPS, vip.address));
+    set.endpoints.sort_by_key(|endpoint| place(&world::ENDPOINTS, endpoint.address));
+    set
+}
+
+fn egress(name: &str) -> EgressSpec {
+    EgressSpec {
+        name: name.into(),
+        destinations: vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()],
+        excluded: vec![],
+        address_selection: AddressSelection::PerEndpoint,
+        limits: Limits::default(),
+        on_exhaustion: OnExhaustion::Drop,
+    }
+}
+
+fn vip(address: IpAddr) -> VipSpec {
+    VipSpec { address, name: "Service tenant/api".into(), announce: Announce::L2, reserved_ports: vec![] }
+}
+
+fn endpoint(address: IpAddr, policy: &str, vips: &[IpAddr]) -> EndpointSpec {
+    EndpointSpec { address, name: "".into(), policy: policy.into(), vips: vips.into() }
+}
+
+/// Two endpoints of policy `a` behind .1, one of `b` behind .2, one of `b` with IPv6.
+fn small() -> PolicySet {
+    let (one, two, six) = (ip("192.0.2.1"), ip("192.0.2.2"), ip("2001:db8::1"));
+    PolicySet {
+        version: "1".into(),
+        policies: vec![egress("a"), egress("b")],
+        vips: vec![vip(one), vip(two), vip(six)],
+        endpoints: vec![
+            endpoint(ip("10.0.0.1"), "a", &[one]),
+            endpoint(ip("10.0.10.25"), "a", &[one]),
+            endpoint(ip("10.0.0.4"), "b", &[two]),
+            endpoint(ip("fd00::1"), "b", &[six]),
+        ],
+    }
+}
+
+fn built(set: &PolicySet) -> Builder {
+    let mut builder = Builder::new(NetworkSpec::default());
+    builder.with_policy(set).unwrap();
+    builder
+}
+
+fn numbered(first: [u8; 4], count: usize) -> impl Iterator<Item = IpAddr> {
+    let first = u32::from_be_bytes(first);
+    (0..count as u32).map(move |n| (first + n).to_ip())
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_name() {
+    use BuildError::*;
+    let (one, two, pod, six) = (ip("192.0.2.1"), ip("192.0.2.2"), ip("10.0.0.1"), ip("2001:db8::1"));
+    let gone = |policies: &[&str], vips: &[IpAddr], endpoints: &[IpAddr]| Gone {
+        policies: policies.iter().map(|name| (*name).into()).collect(),
+        vips: vips.into(),
+        endpoints: endpoints.into(),
+    };
+    let change = PolicyChange::default;
+    let with = |endpoints: Vec<EndpointSpec>| PolicyChange { endpoints, ..change() };
+    let again = endpoint(pod, "a", &[one]);
+    let name = || Arc::from("a");
+    for (change, error) in [
+        (with(vec![endpoint(pod, "c", &[])]), UnknownPolicy { address: pod, policy: "c".into() }),
+        (with(vec![endpoint(pod, "a", &[ip("192.0.2.3")])]), UnknownVip { address: pod, vip: ip("192.0.2.3") }),
+        (with(vec![endpoint(pod, "a", &[one, six])]), UnknownVip { address: pod, vip: six }),
+        (with(vec![endpoint(two, "a", &[])]), EndpointIsVip { address: two }),
+        (PolicyChange { vips: vec![vip(pod)], ..change() }, EndpointIsVip { address: pod }),
+        (PolicyChange { gone: gone(&["a"], &[], &[pod]), ..change() }, PolicyInUse { name: name() }),
+        (PolicyChange { gone: gone(&[], &[one], &[pod]), ..change() }, VipInUse { vip: one }),
+        (
+            PolicyChange { gone: gone(&["a"], &[], &[]), ..with(vec![again.clone()]) },
+            UnknownPolicy { address: pod, policy: name() },
+        ),
+        (
+            PolicyChange { gone: gone(&[], &[one], &[]), ..with(vec![again.clone()]) },
+            UnknownVip { address: pod, vip: one },
+        ),
+        (with(vec![again.clone(), again.clone()]), Twice { address: pod }),
+        (PolicyChange { gone: gone(&[], &[], &[pod]), ..with(vec![again]) }, Twice { address: pod }),
+        (PolicyChange { vips: vec![vip(one), vip(one)], ..change() }, Twice { address: one }),
+        (PolicyChange { vips: vec![vip(one)], gone: gone(&[], &[one], &[]), ..change() }, Twice { address: one }),
+        (PolicyChange { policies: vec![egress("a"), egress("a")], ..change() }, PolicyTwice { name: name() }),
+        (PolicyChange { gone: gone(&["c", "c"], &[], &[]), ..change() }, PolicyTwice { name: "c".into() }),
+    ] {
+        assert_eq!(built(&small()).with_change(&change).unwrap_err(), error, "{change:?}");
+    }
+    // A VIP that only sessions of former times still have is nobody's to leave with.
+    let mut builder = built(&small());
+    let policy = builder.snapshot().policy;
+    assert!(policy.vip_at(two).unwrap().pool.claim(BlockId(0), WorkerId(0)));
+    builder.with_change(&PolicyChange { gone: gone(&[], &[two], &[ip("10.0.0.4")]), ..change() }).unwrap();
+    let error = builder.with_change(&with(vec![endpoint(pod, "a", &[two])])).unwrap_err();
+    assert_eq!(error, UnknownVip { address: pod, vip: two });
+}
+
+#[test]
+fn what_goes_with_all_that_names_it_may_go() {
+    let mut builder = built(&small());
+    let mut rest = small();
+    rest.policies.remove(0);
+    rest.vips.remove(0);
+    rest.endpoints.drain(..2);
+    rest.endpoints.push(endpoint(ip("10.0.10.25"), "b", &[]));
+    let policy = builder.with_change(&PolicyChange::between(&small(), &rest)).unwrap().policy;
+    rest.endpoints.rotate_right(1);
+    assert_eq!(as_set(&policy), rest);
+}
+
+#[test]
+fn a_change_names_what_differs_and_nothing_else() {
+    let (old, mut new) = (small(), small());
+    assert!(PolicyChange::between(&old, &new).is_empty());
+    new.version = "2".into();
+    assert!(PolicyChange::between(&old, &new).is_empty());
+    new.policies[1].limits.sessions = Some(5);
+    new.vips[0].reserved_ports = vec![80];
+    new.vips.push(vip(ip("192.0.2.3")));
+    let removed = new.endpoints.remove(2).address;
+    new.endpoints.swap(0, 1);
+    assert_eq!(
+        PolicyChange::between(&old, &new),
+        PolicyChange {
+            version: "2".into(),
+            policies: vec![new.policies[1].clone()],
+            vips: vec![new.vips[0].clone(), new.vips[3].clone()],
+            endpoints: vec![],
+            gone: Gone { endpoints: vec![removed], ..Gone::default() },
+        }
+    );
+}
+
+#[test]
+fn an_endpoint_keeps_its_count_wherever_policy_takes_it() {
+    let pod = ip("10.0.0.1");
+    let mut builder = built(&small());
+    let usage = builder.snapshot().policy.endpoint_at(pod).unwrap().usage.clone();
+    usage.open(Limits::default(), Tick(0)).unwrap();
+    let mut moved = small();
+    moved.endpoints[0] = endpoint(pod, "b", &[ip("192.0.2.2")]);
+    let mut without = small();
+    without.endpoints.remove(0);
+    let other = small().endpoints[1].address;
+    for set in [&moved, &without, &small()] {
+        let policy = builder.with_policy(set).unwrap().policy;
+        assert!(std::ptr::eq(policy.usage_of(pod).unwrap(), &raw const *usage));
+        assert!(!std::ptr::eq(policy.usage_of(other).unwrap(), &raw const *usage), "its neighbour in the shard");
+    }
+    // Without sessions nothing is kept.
+    usage.close();
+    assert!(builder.with_policy(&without).unwrap().policy.usage_of(pod).is_none());
+}
+
+#[test]
+fn there_are_no_more_vips_than_workers_have_places_for() {
+    let all: Vec<IpAddr> = numbered([198, 18, 0, 0], MOST_VIPS).collect();
+    let set = PolicySet { vips: all.iter().copied().map(vip).collect(), ..PolicySet::default() };
+    let mut builder = built(&set);
+    let (first, one_more, two_more) = (all[0], ip("203.0.113.1"), ip("203.0.113.2"));
+    let come = |vips: &[IpAddr]| PolicyChange { vips: vips.iter().copied().map(vip).collect(), ..Default::default() };
+    let too_many = Some(BuildError::TooManyVips { count: MOST_VIPS + 1 });
+    assert_eq!(builder.with_change(&come(&[one_more])).err(), too_many);
+    // A VIP that a worker has ports of keeps its place when it goes.
+    let pool = builder.snapshot().policy.vip_at(first).unwrap().pool.clone();
+    assert!(pool.claim(BlockId(0), WorkerId(0)));
+    let goes = PolicyChange { gone: Gone { vips: vec![first], ..Gone::default() }, ..PolicyChange::default() };
+    builder.with_change(&goes).unwrap();
+    assert_eq!(builder.with_change(&come(&[one_more])).err(), too_many);
+    assert_eq!(builder.with_change(&come(&[first, one_more])).err(), too_many);
+    // Once nobody has, the place is free for one: itself or another.
+    pool.give_back(BlockId(0), WorkerId(0));
+    assert_eq!(builder.with_change(&come(&[first, one_more])).err(), too_many);
+    assert_eq!(builder.with_change(&come(&[one_more, two_more])).err(), too_many);
+    let policy = builder.with_change(&come(&[one_more])).unwrap().policy;
+    assert!(policy.vips().count() == MOST_VIPS && policy.vips().all(|vip| usize::from(vip.id.0) < MOST_VIPS));
+    assert!(policy.vip_at(first).is_none() && !pool.claim(BlockId(0), WorkerId(0)), "forgotten for good");
+}
+
+#[test]
+fn there_are_no_more_endpoints_of_a_family_than_the_steering_program_has_places_for() {
+    let mut set = small();
+    set.endpoints = numbered([10, 0, 0, 0], MOST_ENDPOINTS).map(|address| endpoint(address, "a", &[])).collect();
+    let mut builder = built(&set);
+    let come = |address: &str| PolicyChange { endpoints: vec![endpoint(ip(address), "a", &[])], ..Default::default() };
+    let too_many = Some(BuildError::TooManyEndpoints { count: MOST_ENDPOINTS + 1 });
+    assert_eq!(builder.with_change(&come("10.9.0.1")).err(), too_many);
+    builder.with_change(&come("fd00::1")).unwrap();
+    let gone = Gone { endpoints: vec![ip("10.0.0.0"), ip("10.9.9.9")], ..Gone::default() };
+    let policy = builder.with_change(&PolicyChange { gone, ..come("10.9.0.1") }).unwrap().policy;
+    assert_eq!(policy.endpoint_count(), MOST_ENDPOINTS + 1);
+    set.endpoints.push(endpoint(ip("10.9.0.1"), "a", &[]));
+    assert_eq!(built(&small()).with_policy(&set).err(), too_many);
+}
+
+#[test]
+fn a_change_of_one_endpoint_copies_its_shard_alone() {
+    let vips: Vec<IpAddr> = numbered([198, 18, 0, 0], 100).collect();
+    let names: Vec<String> = (0..50).map(|n| format!("policy {n}")).collect();
+    let spec = |(n, address): (usize, IpAddr)| endpoint(address, &names[n % 50], &[vips[n % 100]]);
+    let set = PolicySet {
+        version: "1".into(),
+        policies: names.iter().map(|name| egress(name)).collect(),
+        vips: vips.iter().copied().map(vip).collect(),
+        endpoints: numbered([10, 0, 0, 0], 20_000).enumerate().map(spec).collect(),
+    };
+    let mut builder = built(&set);
+    let known = ip("10.0.1.2");
+    for (endpoints, gone) in [
+        (vec![endpoint(known, &names[7], &vips[..3])], vec![]),
+        (vec![], vec![known]),
+        (vec![endpoint(known, &names[8], &[])], vec![]),
+        (vec![endpoint(ip("10.200.0.1"), &names[8], &[])], vec![]),
+    ] {
+        let before = builder.snapshot().policy;
+        let change =
+            PolicyChange { endpoints, gone: Gone { endpoints: gone, ..Gone::default() }, ..Default::default() };
+        let after = builder.with_change(&change).unwrap().policy;
+        assert_eq!(after.v4.endpoints.shared_with(&before.v4.endpoints), BUCKETS - 1);
+        assert_eq!(after.v6.endpoints.shared_with(&before.v6.endpoints), BUCKETS);
+        assert!(Arc::ptr_eq(&after.egress, &before.egress) && Arc::ptr_eq(&after.vips, &before.vips));
+        assert!(Arc::ptr_eq(&after.v4.vips, &before.v4.vips) && Arc::ptr_eq(&after.v6.vips, &before.v6.vips));
+    }
+}
