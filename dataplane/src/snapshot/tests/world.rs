@@ -250,14 +250,11 @@ pub(super) fn flawed(mut set: PolicySet, flaw: Flaw, at: Index) -> Option<Policy
 /// What makes a flawed policy of `old`. What is there twice is named twice, which `between` never does.
 pub(super) fn flawed_change(old: &PolicySet, flawed: &PolicySet, flaw: Flaw) -> PolicyChange {
     let mut change = PolicyChange::between(old, flawed);
-    let (Some(policy), vip, endpoint) = (flawed.policies.last(), flawed.vips.last(), flawed.endpoints.last()) else {
-        return change;
-    };
-    match (flaw, vip, endpoint) {
-        (Flaw::EndpointTwice, _, Some(again)) => change.endpoints.extend([again.clone(), again.clone()]),
-        (Flaw::VipTwice, Some(again), _) => change.vips.extend([again.clone(), again.clone()]),
-        (Flaw::PolicyTwice, ..) => change.policies.extend([policy.clone(), policy.clone()]),
-        (Flaw::ComesAndGoes, _, Some(again)) => {
+    match (flaw, flawed.vips.last(), flawed.endpoints.last(), flawed.policies.last()) {
+        (Flaw::EndpointTwice, _, Some(again), _) => change.endpoints.extend([again.clone(), again.clone()]),
+        (Flaw::VipTwice, Some(again), _, _) => change.vips.extend([again.clone(), again.clone()]),
+        (Flaw::PolicyTwice, _, _, Some(again)) => change.policies.extend([again.clone(), again.clone()]),
+        (Flaw::ComesAndGoes, _, Some(again), _) => {
             change.endpoints.push(again.clone());
             change.gone.endpoints.push(again.address);
         }
