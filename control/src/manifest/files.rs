@@ -3,9 +3,14 @@
 //! In directories: `*.yaml`, `*.yml`, `*.json`, recursive, sorted; names that begin with a dot are left out, which also
 //! keeps editors' swap files away, and the `..data` links of a mounted `ConfigMap`, whose files are found beside them.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::fs::Metadata;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use crate::policy::Fingerprint;
 
 /// Directories inside directories, at most.
 const DEPTH: usize = 32;
@@ -17,6 +22,8 @@ pub struct Walk {
     pub files: Vec<PathBuf>,
     /// The directories that were looked into.
     pub directories: Vec<PathBuf>,
+    /// What of both is a link, or is reached by one that was named.
+    pub links: Vec<PathBuf>,
     /// Paths that could not be looked into, and why.
     pub failures: Vec<(PathBuf, io::Error)>,
 }
@@ -26,21 +33,23 @@ pub fn walk(paths: &[PathBuf]) -> Walk {
     let mut walk = Walk::default();
     let mut seen = HashSet::new();
     for path in paths {
+        walk.links.push(path.clone());
         walk.visit(path, true, 0, &mut seen);
     }
     walk
 }
 
 impl Walk {
-    fn visit(&mut self, path: &Path, named: bool, depth: usize, seen: &mut HashSet<PathBuf>) {
+    fn visit(&mut self, path: &Path, named: bool, depth: usize, seen: &mut HashSet<(u64, u64)>) {
         // Through links, so that one file is read once whatever the ways to it, and a circle of links ends.
-        let (real, is_directory) = match path.canonicalize().and_then(|real| Ok((path.metadata()?.is_dir(), real))) {
-            Ok((is_directory, real)) => (real, is_directory),
+        let metadata = match path.metadata() {
+            Ok(metadata) => metadata,
             // Gone between listing and looking: as if it had never been there.
             Err(error) if !named && error.kind() == io::ErrorKind::NotFound => return,
             Err(error) => return self.failures.push((path.to_owned(), error)),
         };
-        if !is_directory && !named && !is_manifest(path) || !seen.insert(real) {
+        let is_directory = metadata.is_dir();
+        if !is_directory && !named && !is_manifest(path) || !seen.insert((metadata.dev(), metadata.ino())) {
             return;
         }
         if !is_directory {
@@ -51,15 +60,100 @@ impl Walk {
             return self.failures.push((path.to_owned(), io::Error::other("too many directories inside each other")));
         }
         match std::fs::read_dir(path).and_then(Iterator::collect::<Result<Vec<_>, _>>) {
-            Ok(entries) => {
-                let mut names: Vec<_> = entries.into_iter().map(|entry| entry.file_name()).collect();
-                names.retain(|name| !name.as_encoded_bytes().starts_with(b"."));
-                names.sort();
-                for name in names {
-                    self.visit(&path.join(name), false, depth + 1, seen);
+            Ok(mut entries) => {
+                entries.retain(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."));
+                entries.sort_by_key(std::fs::DirEntry::file_name);
+                for entry in entries {
+                    let path = entry.path();
+                    if entry.file_type().is_ok_and(|kind| kind.is_symlink()) {
+                        self.links.push(path.clone());
+                    }
+                    self.visit(&path, false, depth + 1, seen);
                 }
             }
             Err(error) => self.failures.push((path.to_owned(), error)),
+        }
+    }
+}
+
+/// What tells, without reading it, that a file is still what it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    file: (u64, u64),
+    length: u64,
+    modified: Option<SystemTime>,
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(metadata: &Metadata) -> Self {
+        Self {
+            file: (metadata.dev(), metadata.ino()),
+            length: metadata.len(),
+            modified: metadata.modified().ok(),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+
+    /// Whether a change from now on is sure to show: clocks of file systems are coarse, so one that was changed a moment ago may
+    /// be changed again without another stamp.
+    fn is_settled(&self, now: SystemTime) -> bool {
+        self.modified.is_some_and(|at| now.duration_since(at).is_ok_and(|age| age > COARSEST))
+    }
+}
+
+/// The slowest clock of a file system that people have: FAT counts in twos.
+const COARSEST: Duration = Duration::from_secs(3);
+
+/// Content of files by fingerprint: a file whose stamp is as it was isn't read again.
+#[derive(Debug, Default)]
+pub struct Contents(HashMap<PathBuf, (Stamp, u64)>);
+
+/// What is known of a file's content.
+#[derive(Debug)]
+pub enum Content {
+    /// It is what it was.
+    Same(u64),
+    /// Its fingerprint and itself.
+    Read(u64, Vec<u8>),
+}
+
+impl Content {
+    /// The content's fingerprint.
+    pub fn print(&self) -> u64 {
+        match self {
+            Self::Same(print) | Self::Read(print, _) => *print,
+        }
+    }
+}
+
+impl Contents {
+    /// What is in a file now.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub fn of(&mut self, path: &Path) -> io::Result<Content> {
+        let stamp = Stamp::of(&path.metadata()?);
+        match self.0.get(path) {
+            Some((known, print)) if *known == stamp => return Ok(Content::Same(*print)),
+            _ => {}
+        }
+        let now = SystemTime::now();
+        let bytes = std::fs::read(path)?;
+        let print = Fingerprint::of(&bytes);
+        if stamp.is_settled(now) {
+            self.0.insert(path.to_owned(), (stamp, print));
+        } else {
+            self.0.remove(path);
+        }
+        Ok(Content::Read(print, bytes))
+    }
+
+    /// Forgets files that aren't among these.
+    pub fn keep(&mut self, paths: &[PathBuf]) {
+        if self.0.len() > paths.len() {
+            let paths: HashSet<&PathBuf> = paths.iter().collect();
+            self.0.retain(|path, _| paths.contains(path));
         }
     }
 }
@@ -99,6 +193,28 @@ mod tests {
         symlink("..2024_01_01", at("..data")).unwrap();
         symlink("..data/p.yaml", at("p.yaml")).unwrap();
         assert_eq!(walk(&[dir.path().to_owned()]).files, [at("p.yaml")]);
+    }
+
+    #[test]
+    fn what_has_not_changed_is_not_read_again_and_what_has_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.yaml");
+        let mut contents = Contents::default();
+        write(&path, "1").unwrap();
+        assert!(matches!(contents.of(&path).unwrap(), Content::Read(..)));
+        assert!(matches!(contents.of(&path).unwrap(), Content::Read(..)), "too young to be sure of");
+        let old = SystemTime::now() - Duration::from_secs(60);
+        std::fs::File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
+        let first = contents.of(&path).unwrap();
+        assert!(matches!(contents.of(&path).unwrap(), Content::Same(print) if print == first.print()));
+        // As long and as old as before, but the kernel knows when it was changed.
+        std::thread::sleep(Duration::from_millis(20));
+        write(&path, "2").unwrap();
+        std::fs::File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
+        let second = contents.of(&path).unwrap();
+        assert!(matches!(second, Content::Read(..)) && second.print() != first.print());
+        contents.keep(&[]);
+        assert!(contents.0.is_empty());
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! Claims to endpoints: where several policies cover an address one wins, nobody is left without an answer, and each
 //! endpoint has its gateway.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use foldhash::{HashMap, HashMapExt};
 use vipgate_dataplane::snapshot::spec::EndpointSpec;
 
 use super::address::Family;
@@ -55,17 +56,20 @@ pub(super) fn settle(
     let covers = claims.iter().enumerate();
     let mut covers: Vec<(usize, Cover<'_>)> =
         covers.flat_map(|(claim, Claim { covers, .. })| covers.iter().map(move |cover| (claim, *cover))).collect();
-    // The winner first, and of its entries one with a name.
-    covers.sort_unstable_by_key(|(claim, cover)| {
-        (cover.address, *claim, cover.name.is_empty(), cover.name, cover.place.node, cover.place.zone)
-    });
+    covers.sort_unstable_by_key(|(claim, cover)| (cover.address, *claim));
+    for same in covers.chunk_by_mut(|(_, a), (_, b)| a.address == b.address).filter(|same| same.len() > 1) {
+        // The winner first, and of its entries one with a name.
+        same.sort_unstable_by_key(|(claim, cover)| {
+            (*claim, cover.name.is_empty(), &**cover.name, cover.place.node, cover.place.zone)
+        });
+    }
     let mut endpoints = Vec::with_capacity(covers.len());
     let mut lost: BTreeMap<(usize, usize), Tally> = BTreeMap::new();
     let mut closed: BTreeMap<(usize, Closed), Tally> = BTreeMap::new();
     for same in covers.chunk_by(|(_, a), (_, b)| a.address == b.address) {
         let (winner, cover) = same[0];
-        let losers = same.iter().map(|(claim, _)| *claim).filter(|claim| *claim != winner);
-        for loser in losers.collect::<BTreeSet<_>>() {
+        let losers: BTreeSet<usize> = same.iter().map(|(claim, _)| *claim).filter(|claim| *claim != winner).collect();
+        for loser in losers {
             count(lost.entry((loser, winner)).or_insert(Tally { count: 0, first: cover.address }));
         }
         let (claim, vips) = (&claims[winner], &of_claim[winner]);
@@ -77,8 +81,8 @@ pub(super) fn settle(
                 (Vec::new(), None)
             }
         };
-        let name = if cover.name.is_empty() { pods.name_of(cover.address).unwrap_or_default() } else { cover.name };
-        let spec = EndpointSpec { address: cover.address, name: name.into(), policy: claim.spec.name.clone(), vips };
+        let name = if cover.name.is_empty() { pods.name_of(cover.address).unwrap_or(cover.name) } else { cover.name };
+        let spec = EndpointSpec { address: cover.address, name: name.clone(), policy: claim.spec.name.clone(), vips };
         endpoints.push(DealtEndpoint { spec, gateway });
     }
     complain(claims, &lost, &closed, log);

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use super::fingerprint::Fingerprint;
-use crate::manifest::files::walk;
+use crate::manifest::files::{Contents, Walk, walk};
 
 /// After an event, this long without another one means that the writer is done.
 const QUIET: Duration = Duration::from_millis(20);
@@ -43,6 +43,7 @@ pub struct Follower {
     events: Arc<Notify>,
     watcher: Option<RecommendedWatcher>,
     watched: BTreeSet<PathBuf>,
+    contents: Contents,
     rescan: Duration,
 }
 
@@ -69,11 +70,18 @@ impl Follower {
             tracing::warn!(%error, "no file notifications: changes of policy are seen every {RESCAN:?} only");
         });
         let last = Change { fingerprint: 0, files: 0 };
-        let mut follower =
-            Self { paths, last, events, watcher: watcher.ok(), watched: BTreeSet::new(), rescan: RESCAN };
+        let mut follower = Self {
+            paths,
+            last,
+            events,
+            watcher: watcher.ok(),
+            watched: BTreeSet::new(),
+            contents: Contents::default(),
+            rescan: RESCAN,
+        };
         // Watch first, then look: a change in between rings the bell.
-        follower.watch(&places(&follower.paths));
-        follower.last = look(&follower.paths);
+        follower.watch(&places(&follower.paths, &walk(&follower.paths)));
+        follower.last = look(&walk(&follower.paths), &mut follower.contents);
         follower
     }
 
@@ -88,11 +96,15 @@ impl Follower {
             if tokio::time::timeout(self.rescan, self.events.notified()).await.is_ok() {
                 self.wait_until_quiet().await;
             }
-            let paths = self.paths.clone();
-            // A scan that panicked or was cancelled with the runtime is made up for by the next one.
-            let Ok((places, now)) = tokio::task::spawn_blocking(move || (places(&paths), look(&paths))).await else {
-                continue;
-            };
+            let (paths, mut contents) = (self.paths.clone(), std::mem::take(&mut self.contents));
+            let scan = tokio::task::spawn_blocking(move || {
+                let found = walk(&paths);
+                let now = look(&found, &mut contents);
+                (places(&paths, &found), now, contents)
+            });
+            // A scan that panicked or was cancelled with the runtime is made up for by the next one, which reads everything.
+            let Ok((places, now, contents)) = scan.await else { continue };
+            self.contents = contents;
             if self.watch(&places) || now != self.last {
                 // Whatever was written to a new place before it was watched is seen by looking once more.
                 self.events.notify_one();
@@ -138,10 +150,10 @@ fn may_change(event: &notify::Result<Event>) -> bool {
 }
 
 /// The directories in which something can happen that concerns these paths, links followed.
-fn places(paths: &[PathBuf]) -> BTreeSet<PathBuf> {
-    let found = walk(paths);
+fn places(paths: &[PathBuf], found: &Walk) -> BTreeSet<PathBuf> {
     let mut places = BTreeSet::new();
-    for path in paths.iter().chain(&found.files).chain(&found.directories) {
+    // What is no link is in a directory that was looked into.
+    for path in paths.iter().chain(&found.links) {
         // The directory that holds it, or that will hold it one day.
         let around = path.ancestors().skip(1).find(|around| around.is_dir());
         add(&mut places, around.filter(|around| *around != Path::new("")).unwrap_or(Path::new(".")));
@@ -158,22 +170,19 @@ fn add(places: &mut BTreeSet<PathBuf>, directory: &Path) {
 }
 
 /// What is in the files now. One that can't be read counts as the reason why.
-fn look(paths: &[PathBuf]) -> Change {
-    let found = walk(paths);
+fn look(found: &Walk, contents: &mut Contents) -> Change {
     let mut print = Fingerprint::default();
     for (path, error) in &found.failures {
         print.add(format!("{}\n{:?}\n", path.display(), error.kind()).as_bytes());
     }
     for path in &found.files {
         print.add(path.as_os_str().as_encoded_bytes());
-        match std::fs::read(path) {
-            Ok(content) => {
-                print.add(&content.len().to_le_bytes());
-                print.add(&content);
-            }
+        match contents.of(path) {
+            Ok(content) => print.add(&content.print().to_le_bytes()),
             Err(error) => print.add(format!("\n{:?}\n", error.kind()).as_bytes()),
         }
     }
+    contents.keep(&found.files);
     Change { fingerprint: print.finish(), files: found.files.len() }
 }
 
@@ -306,7 +315,7 @@ mod tests {
         next(&mut follower).await;
         // What the change itself has caused is over by then.
         assert!(timeout(Duration::from_millis(500), follower.changed()).await.is_err());
-        look(&follower.paths);
+        look(&walk(&follower.paths), &mut Contents::default());
         assert!(timeout(Duration::from_millis(200), follower.events.notified()).await.is_err());
         write(policy.join("a.yaml"), "2").unwrap();
         assert!(timeout(Duration::from_millis(200), follower.events.notified()).await.is_ok());

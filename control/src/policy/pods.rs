@@ -1,9 +1,11 @@
 //! Pods: who has which address, and whom a selector selects. Pods that ended have none any more, pods on the host's
 //! network have the host's, which is nobody's tenant.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
+use foldhash::{HashMap, HashMapExt};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 
 use super::address::unusable;
@@ -20,7 +22,7 @@ const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 pub(super) struct Cover<'a> {
     pub(super) address: IpAddr,
     /// `namespace/pod`; empty where nothing names it.
-    pub(super) name: &'a str,
+    pub(super) name: &'a Arc<str>,
     pub(super) place: Place<'a>,
 }
 
@@ -28,7 +30,7 @@ pub(super) struct Cover<'a> {
 #[derive(Debug)]
 pub(super) struct Pods<'a> {
     namespaces: BTreeMap<&'a str, Namespace<'a>>,
-    by_address: HashMap<IpAddr, (String, Place<'a>)>,
+    by_address: HashMap<IpAddr, (Arc<str>, Place<'a>)>,
     hosts: HashMap<IpAddr, String>,
     /// Zones of nodes.
     zones: HashMap<&'a str, &'a str>,
@@ -42,7 +44,7 @@ struct Namespace<'a> {
 
 #[derive(Debug)]
 struct Live<'a> {
-    name: String,
+    name: Arc<str>,
     labels: Option<&'a BTreeMap<String, String>>,
     addresses: Vec<IpAddr>,
     place: Place<'a>,
@@ -80,6 +82,7 @@ impl<'a> Pods<'a> {
             self.hosts.extend(addresses.into_iter().map(|(_, address)| (address, pod.id.to_string())));
             return;
         }
+        let name: Arc<str> = pod.id.path().into();
         let place = self.place(pod.body.spec.as_ref().and_then(|spec| spec.node_name.as_deref()), None);
         for (field, address) in &addresses {
             if let Some(what) = unusable(*address) {
@@ -87,7 +90,7 @@ impl<'a> Pods<'a> {
             } else if let Some((other, _)) = self.by_address.get(address) {
                 log.push(pod.warning(field, format!("{address} is the address of Pod {other} too")));
             } else {
-                self.by_address.insert(*address, (pod.id.path(), place));
+                self.by_address.insert(*address, (name.clone(), place));
             }
         }
         let namespace = self
@@ -95,7 +98,7 @@ impl<'a> Pods<'a> {
             .entry(&pod.id.namespace)
             .or_insert_with(|| Namespace { labels: inventory.namespace_labels(&pod.id.namespace), pods: Vec::new() });
         namespace.pods.push(Live {
-            name: pod.id.path(),
+            name,
             labels: pod.body.metadata.labels.as_ref(),
             addresses: addresses.into_iter().map(|(_, address)| address).collect(),
             place,
@@ -103,8 +106,8 @@ impl<'a> Pods<'a> {
     }
 
     /// `namespace/pod` of the pod with this address.
-    pub(super) fn name_of(&self, address: IpAddr) -> Option<&str> {
-        self.by_address.get(&address).map(|(name, _)| name.as_str())
+    pub(super) fn name_of(&self, address: IpAddr) -> Option<&Arc<str>> {
+        self.by_address.get(&address).map(|(name, _)| name)
     }
 
     /// Where the pod with this address is.

@@ -2,9 +2,10 @@
 //! like any other, and must never leave with its own address.
 
 use std::collections::BTreeMap;
-use std::collections::HashSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 
+use foldhash::HashSet;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 
 use super::address::{Family, unusable};
@@ -17,32 +18,31 @@ use crate::complaint::Complaint;
 #[derive(Debug)]
 pub(super) struct Slices<'a> {
     by_service: BTreeMap<Key<'a>, Vec<Listed<'a>>>,
-    addresses: HashSet<IpAddr>,
 }
 
 #[derive(Debug)]
 struct Listed<'a> {
     address: IpAddr,
-    name: String,
+    name: Arc<str>,
     place: Place<'a>,
 }
 
 impl<'a> Slices<'a> {
     pub(super) fn new(inventory: &Inventory<'a>, pods: &Pods<'a>, log: &mut Vec<Complaint>) -> Self {
-        let mut slices = Self { by_service: BTreeMap::new(), addresses: HashSet::new() };
+        let mut slices = Self { by_service: BTreeMap::new() };
         for (service, of) in &inventory.slices {
             let endpoints = slices.by_service.entry(*service).or_default();
             for slice in of {
                 read(*slice, pods, endpoints, log);
             }
-            slices.addresses.extend(endpoints.iter().map(|listed| listed.address));
         }
         slices
     }
 
-    /// Whether an address is an endpoint of any Service.
-    pub(super) fn contains(&self, address: IpAddr) -> bool {
-        self.addresses.contains(&address)
+    /// Those of some addresses that are endpoints of any Service.
+    pub(super) fn among(&self, addresses: &HashSet<IpAddr>) -> HashSet<IpAddr> {
+        let all = self.by_service.values().flatten().map(|listed| listed.address);
+        all.filter(|address| addresses.contains(address)).collect()
     }
 
     /// The endpoints of a Service.
@@ -92,9 +92,9 @@ fn read<'a>(
     }
 }
 
-fn name(endpoint: &Endpoint, namespace: &str) -> String {
+fn name(endpoint: &Endpoint, namespace: &str) -> Arc<str> {
     let target = endpoint.target_ref.as_ref().filter(|target| target.kind.as_deref() == Some("Pod"));
     let pod =
         target.and_then(|target| Some((target.namespace.as_deref().unwrap_or(namespace), target.name.as_deref()?)));
-    pod.map(|(namespace, name)| format!("{namespace}/{name}")).unwrap_or_default()
+    pod.map(|(namespace, name)| format!("{namespace}/{name}")).unwrap_or_default().into()
 }

@@ -4,6 +4,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use foldhash::HashSet;
 use vipgate_dataplane::snapshot::spec::{self, VipSpec};
 
 use super::ANNOUNCE_ANNOTATION;
@@ -50,16 +51,19 @@ pub(super) fn settle<'a>(sources: &Sources<'a>, claims: &'a [Claim<'a>], log: &m
             referred.entry(service).or_insert(claim);
         }
     }
+    let all =
+        sources.services.values().flat_map(|frontend| &frontend.vips).chain(claims.iter().flat_map(|it| &it.vips));
+    let endpoints = sources.slices.among(&all.map(|(_, vip)| *vip).collect());
     let mut vips = BTreeMap::new();
     for (key, frontend) in sources.services {
         for (field, vip) in &frontend.vips {
-            complain_about_address(*vip, frontend.service.origin, field, sources, log);
+            complain_about_address(*vip, frontend.service.origin, field, sources, &endpoints, log);
             add_frontend(vips.entry(*vip), frontend, referred.get(key).copied(), log);
         }
     }
     for claim in claims.iter().filter(|claim| claim.service.is_none()) {
         for (field, vip) in &claim.vips {
-            complain_about_address(*vip, claim.origin, field, sources, log);
+            complain_about_address(*vip, claim.origin, field, sources, &endpoints, log);
             add_claim(vips.entry(*vip), *vip, claim, field, log);
         }
     }
@@ -170,12 +174,13 @@ fn complain_about_address(
     origin: &Origin,
     field: &str,
     sources: &Sources<'_>,
+    endpoints: &HashSet<IpAddr>,
     log: &mut Vec<Complaint>,
 ) {
     let whose = || {
         let pod = sources.pods.name_of(address).map(|pod| format!("the address of Pod {pod}"));
         let host = || sources.pods.host_of(address).map(|host| format!("an address of {host}"));
-        let endpoint = || sources.slices.contains(address).then(|| "the address of an endpoint".to_owned());
+        let endpoint = || endpoints.contains(&address).then(|| "the address of an endpoint".to_owned());
         pod.or_else(host).or_else(endpoint)
     };
     if let Some(what) = unusable(address).map(str::to_owned).or_else(whose) {

@@ -4,9 +4,11 @@
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryRequest;
 use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
 use tokio_stream::Stream as Responses;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response as Reply, Status, Streaming};
@@ -33,6 +35,8 @@ pub use generated::aggregated_discovery_service_server::AggregatedDiscoveryServi
 
 /// Responses of one stream that wait for the network; behind that, publications wait, and are told together.
 const QUEUE: usize = 16;
+/// The longest wait for the answers of a client that is to be told more.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// The longest name of a gateway, bytes.
 const LONGEST_NAME: usize = 253;
 /// Streams of one gateway: the one before may not have noticed yet that it is over.
@@ -59,7 +63,8 @@ impl AggregatedDiscoveryService for Discovery {
     ) -> Result<Reply<Self::DeltaAggregatedResourcesStream>, Status> {
         let address = super::listen::peer_address(&request);
         let (sender, receiver) = mpsc::channel(QUEUE);
-        let task = Task { shared: self.clone(), stream: Stream::default(), gateway: None, sender, address };
+        let task =
+            Task { shared: self.clone(), stream: Stream::default(), gateway: None, sender, address, patience: None };
         tokio::spawn(task.run(request.into_inner()));
         Ok(Reply::new(Box::pin(ReceiverStream::new(receiver))))
     }
@@ -72,6 +77,8 @@ struct Task {
     gateway: Option<String>,
     sender: mpsc::Sender<Result<Response, Status>>,
     address: Option<SocketAddr>,
+    /// Until when a client that owes answers isn't told more, though there is more to tell.
+    patience: Option<Instant>,
 }
 
 /// The stream is over.
@@ -105,6 +112,10 @@ impl Task {
                     Ok(Some(request)) => self.request(request, published).await,
                     Ok(None) | Err(_) => Err(Over),
                 },
+                () = sleep_until(self.patience.unwrap_or_else(Instant::now)), if self.patience.is_some() => {
+                    // It doesn't answer at all: that is no reason to tell it nothing more.
+                    self.tell_news(published).await
+                }
                 changed = published.changed() => match changed {
                     Ok(()) => self.publish(published).await,
                     Err(_) => self.end(Status::unavailable("the policy server stops")).await,
@@ -120,7 +131,7 @@ impl Task {
     async fn request(
         &mut self,
         mut request: DeltaDiscoveryRequest,
-        published: &watch::Receiver<Option<Arc<Publication>>>,
+        published: &mut watch::Receiver<Option<Arc<Publication>>>,
     ) -> Result<(), Over> {
         if self.gateway.is_none() {
             let name = request.node.take().map(|node| node.id).unwrap_or_default();
@@ -142,7 +153,11 @@ impl Task {
             Err(status) => self.end(status).await,
             Ok((responses, heard)) => {
                 self.note(heard);
-                self.tell(responses).await
+                self.tell(responses).await?;
+                if self.patience.is_some() && !self.stream.is_busy() {
+                    return self.tell_news(published).await;
+                }
+                Ok(())
             }
         }
     }
@@ -164,6 +179,15 @@ impl Task {
     }
 
     async fn publish(&mut self, published: &mut watch::Receiver<Option<Arc<Publication>>>) -> Result<(), Over> {
+        if self.stream.is_busy() {
+            self.patience.get_or_insert_with(|| Instant::now() + PATIENCE);
+            return Ok(());
+        }
+        self.tell_news(published).await
+    }
+
+    async fn tell_news(&mut self, published: &mut watch::Receiver<Option<Arc<Publication>>>) -> Result<(), Over> {
+        self.patience = None;
         let new = published.borrow_and_update().clone();
         let Some(new) = new else { return Ok(()) };
         match self.stream.publish(&new) {

@@ -14,6 +14,9 @@ use crate::xds::resource::{Content, Key, Kind};
 
 /// Responses that a client may leave unanswered; a client that doesn't answer at all is told nothing more.
 const MOST_IN_FLIGHT: usize = 4096;
+/// Publications that are under way to a client: behind that, it is told the sum of what comes when it has answered, so that a
+/// slow client isn't told what is long past.
+const MOST_UNDER_WAY: usize = 4;
 /// Names that a client may subscribe to one by one.
 const MOST_NAMES: usize = 1 << 20;
 
@@ -78,6 +81,13 @@ impl Stream {
     /// The number of the publication that the client has in force as a whole; 0: none.
     pub fn in_force(&self) -> u64 {
         self.in_force
+    }
+
+    /// Whether the client should answer before it is told more.
+    pub fn is_busy(&self) -> bool {
+        let mut numbers: Vec<u64> = self.in_flight.iter().map(|it| it.number).collect();
+        numbers.dedup();
+        numbers.len() >= MOST_UNDER_WAY
     }
 
     /// Takes in a request; `current` is what to tell a client that was told nothing yet.

@@ -1,13 +1,13 @@
 //! Files as a source: all of them at first, then those whose content has changed.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
 use super::{Event, Update};
-use crate::manifest::files::walk;
+use crate::manifest::files::{Content, Contents, walk};
 use crate::policy::{Fingerprint, Follower};
 
 /// Follows files and directories until nobody listens any more.
@@ -38,31 +38,45 @@ pub async fn follow(paths: Vec<PathBuf>, events: mpsc::Sender<Event>) {
 #[derive(Debug, Default)]
 struct Known {
     told: BTreeMap<Arc<str>, u64>,
+    contents: Contents,
     any: bool,
 }
 
 impl Known {
-    /// Reads everything; what differs from what was told before is the update.
+    /// Looks at everything; what differs from what was told before is the update.
     fn read(&mut self, paths: &[PathBuf]) -> Update {
         let found = walk(paths);
-        let failures = found.failures.iter().map(|(path, error)| (path, Err(format!("can't be read: {error}"))));
-        let texts = found
-            .files
-            .iter()
-            .map(|path| (path, std::fs::read_to_string(path).map_err(|error| format!("can't be read: {error}"))));
         let mut now = BTreeMap::new();
         let mut changed = Vec::new();
-        for (path, text) in failures.chain(texts) {
+        let mut note = |path: &Path, print: u64, text: &mut dyn FnMut() -> Result<String, String>| {
             let name: Arc<str> = path.display().to_string().into();
-            let mut print = Fingerprint::default();
-            print.add(&[u8::from(text.is_ok())]);
-            print.add(text.as_ref().unwrap_or_else(|error| error).as_bytes());
-            let print = print.finish();
             now.insert(name.clone(), print);
             if self.told.get(&name) != Some(&print) {
-                changed.push((name, text));
+                changed.push((name, text()));
+            }
+        };
+        let unreadable = |error: &dyn std::fmt::Display| format!("can't be read: {error}");
+        for (path, error) in &found.failures {
+            let reason = unreadable(error);
+            note(path, Fingerprint::of(reason.as_bytes()), &mut || Err(reason.clone()));
+        }
+        for path in &found.files {
+            match self.contents.of(path) {
+                // What has been read is told if it differs; what hasn't is what it was, so it doesn't.
+                Ok(Content::Read(print, bytes)) => {
+                    let text = || String::from_utf8(bytes.clone()).map_err(|error| unreadable(&error));
+                    note(path, print, &mut { text });
+                }
+                Ok(Content::Same(print)) => {
+                    note(path, print, &mut || std::fs::read_to_string(path).map_err(|error| unreadable(&error)));
+                }
+                Err(error) => {
+                    let reason = unreadable(&error);
+                    note(path, Fingerprint::of(reason.as_bytes()), &mut || Err(reason.clone()));
+                }
             }
         }
+        self.contents.keep(&found.files);
         let gone = self.told.keys().filter(|name| !now.contains_key(*name)).cloned().collect();
         self.told = now;
         let whole = !std::mem::replace(&mut self.any, true);
@@ -105,7 +119,7 @@ mod tests {
         assert_eq!(next(&mut events).await.gone, [name("a.yaml")]);
         write(at("b.yaml"), [0xff, 0xfe]).unwrap();
         let broken = next(&mut events).await;
-        assert!(broken.changed[0].1.as_ref().is_err_and(|error| error.contains("UTF-8")), "{broken:?}");
+        assert!(broken.changed[0].1.as_ref().is_err_and(|error| error.contains("utf-8")), "{broken:?}");
         drop(events);
         task.await.unwrap();
     }

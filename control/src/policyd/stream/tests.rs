@@ -188,6 +188,22 @@ fn a_slow_client_is_told_the_sum_of_what_it_missed() {
 }
 
 #[test]
+fn a_client_that_owes_answers_is_busy_until_it_answers() {
+    let mut last = publication(&Publication::default(), &[(1, 1)]);
+    let mut client = Client::default();
+    client.subscribe_all(&last);
+    for n in 2..5 {
+        assert!(!client.stream.is_busy(), "{n}");
+        last = publication(&last, &[(n, n)]);
+        client.publish(&last);
+    }
+    assert!(client.stream.is_busy());
+    client.accept_all(&last);
+    assert!(!client.stream.is_busy());
+    assert_eq!(client.stream.in_force(), 4);
+}
+
+#[test]
 fn names_are_subscribed_one_by_one() {
     let first = publication(&Publication::default(), &[(1, 1), (2, 2)]);
     let mut client = Client::default();
