@@ -107,8 +107,8 @@ impl<'a> Vips<'a> {
 /// Spreads endpoints over gateways.
 struct Spread<'a> {
     gateways: &'a Gateways<'a>,
-    /// How many endpoints of a claim and family came before, for those that take turns.
-    round: HashMap<(usize, Family), usize>,
+    /// How many endpoints of a claim and family came before, for those that take turns: by whose turn it can be.
+    round: HashMap<(usize, Family, Vec<GatewayId>), usize>,
     /// VIPs by claim, family and gateway: most endpoints share one of few lists.
     lists: HashMap<(usize, Family, Option<GatewayId>), Vec<IpAddr>>,
 }
@@ -139,12 +139,14 @@ impl Spread<'_> {
                 affinity => Some(self.gateways.near(holders, cover.place, affinity == ZoneAffinity::Require)),
             };
             let among = near.as_ref().unwrap_or(holders);
-            let turn = self.round.entry((number, family)).or_default();
             let chosen = match claim.distribution {
                 Distribution::Rendezvous => self.gateways.winner(among, address_key(cover.address)),
-                Distribution::RoundRobin => among.get(*turn % among.len().max(1)).copied(),
+                Distribution::RoundRobin => {
+                    let turn = self.round.entry((number, family, among.clone())).or_default();
+                    *turn += 1;
+                    among.get((*turn - 1) % among.len().max(1)).copied()
+                }
             };
-            *turn += 1;
             Some(chosen.ok_or(Closed::Zone)?)
         };
         let list = self.lists.entry((number, family, gateway)).or_insert_with(|| {

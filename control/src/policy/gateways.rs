@@ -120,21 +120,26 @@ impl<'a> Gateways<'a> {
 
     /// Those of `among` that are as near to a place as any: on its node, else in its zone, else, if that will do, all.
     pub(super) fn near(&self, among: &[GatewayId], place: Place<'_>, must: bool) -> Vec<GatewayId> {
-        let in_zone = |id: &GatewayId| place.zone.is_some() && self.all[*id].zone == place.zone;
+        // Who is on the node is in its zone, whether a manifest says so or not.
         let on_node = |id: &GatewayId| place.node == Some(self.all[*id].node);
+        let node: Vec<_> = among.iter().copied().filter(on_node).collect();
+        if !node.is_empty() {
+            return node;
+        }
+        let in_zone = |id: &GatewayId| place.zone.is_some() && self.all[*id].zone == place.zone;
         let zone: Vec<_> = among.iter().copied().filter(in_zone).collect();
-        let around = if zone.is_empty() && !must { among } else { &zone };
-        let node: Vec<_> = around.iter().copied().filter(on_node).collect();
-        if node.is_empty() { around.to_vec() } else { node }
+        if zone.is_empty() && !must { among.to_vec() } else { zone }
     }
 
     /// Who holds each VIP: of all pairs, the one with the highest score is settled first, as long as the gateway has room and
     /// the VIP's group leaves it one more. So the result doesn't depend on any order, and what one bid takes from another is
-    /// only what it wins. A group whose gateways are full otherwise comes together on those that aren't.
+    /// only what it wins. Each gateway has its part of a group before one has more; a group whose gateways are full otherwise
+    /// comes together on those that aren't.
     pub(super) fn hold(&self, bids: &[Bid<'_>]) -> Vec<Vec<GatewayId>> {
         let mut auction = Auction::new(self, bids);
-        auction.run(true);
-        auction.run(false);
+        for apart in [Apart::Evenly, Apart::Nearly, Apart::No] {
+            auction.run(apart);
+        }
         let mut holders = auction.holders;
         for holders in &mut holders {
             holders.sort_unstable();
@@ -155,6 +160,17 @@ impl<'a> Gateways<'a> {
         }
         blocks
     }
+}
+
+/// How many VIPs of a group a gateway may hold.
+#[derive(Clone, Copy, Debug)]
+enum Apart {
+    /// As many as every candidate can, but one in any case.
+    Evenly,
+    /// One more, where that doesn't come out even.
+    Nearly,
+    /// Any number.
+    No,
 }
 
 /// A group's VIPs of one address family.
@@ -179,17 +195,19 @@ impl<'a> Auction<'a> {
         Self { gateways, bids, groups, in_group: HashMap::new(), room, holders: vec![Vec::new(); bids.len()] }
     }
 
-    /// Settles what nobody holds yet, apart or not.
-    fn run(&mut self, apart: bool) {
+    /// Settles what nobody holds yet.
+    fn run(&mut self, apart: Apart) {
         let open: Vec<usize> = (0..self.bids.len()).filter(|&at| self.holders[at].is_empty()).collect();
         // One pair of each VIP waits in the heap: the best that hasn't been tried.
         let mut next: BinaryHeap<_> =
             open.into_iter().filter_map(|at| Some((self.best_below(at, None)?, Reverse(at)))).collect();
         while let Some((score, Reverse(at))) = next.pop() {
             let (bid, id) = (&self.bids[at], score.1.0);
-            let most = match self.groups.get(&bid.group()) {
-                Some(count) if apart && !bid.shared => count.div_ceil(bid.candidates.len()),
-                _ => usize::MAX,
+            let count = if bid.shared { None } else { self.groups.get(&bid.group()) };
+            let most = match (apart, count) {
+                (Apart::Evenly, Some(count)) => (count / bid.candidates.len()).max(1),
+                (Apart::Nearly, Some(count)) => count.div_ceil(bid.candidates.len()),
+                (Apart::No, _) | (_, None) => usize::MAX,
             };
             let has = self.in_group.entry((bid.group(), id)).or_default();
             if self.room[id] > 0 && *has < most {
@@ -226,3 +244,6 @@ pub(super) fn address_key(address: IpAddr) -> u64 {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,9 @@
 //! What manifests mean together: the policy that they come to, and every complaint with file, line and field.
 
 mod good;
+mod moves;
 mod refused;
+mod spread;
 mod stable;
 
 use std::net::IpAddr;

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 
 /// A small world in which policies overlap, VIPs clash, pools run short and Services are missing.
-fn world() -> impl Strategy<Value = Vec<String>> {
+pub(super) fn world() -> impl Strategy<Value = Vec<String>> {
     let name = || prop::sample::select(vec!["s", "t", "u"]);
     let created = || {
         prop::sample::select(vec![
