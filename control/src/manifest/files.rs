@@ -203,7 +203,7 @@ mod tests {
         write(&path, "1").unwrap();
         assert!(matches!(contents.of(&path).unwrap(), Content::Read(..)));
         assert!(matches!(contents.of(&path).unwrap(), Content::Read(..)), "too young to be sure of");
-        let old = SystemTime::now() - Duration::from_secs(60);
+        let old = SystemTime::now() - Duration::from_mins(1);
         std::fs::File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
         let first = contents.of(&path).unwrap();
         assert!(matches!(contents.of(&path).unwrap(), Content::Same(print) if print == first.print()));
