@@ -4,6 +4,8 @@
 pub mod book;
 pub mod cache;
 pub mod client;
+#[cfg(test)]
+mod fixtures;
 pub mod resource;
 pub mod tls;
 

@@ -16,8 +16,8 @@ use thiserror::Error;
 use vipgate_dataplane::snapshot::change::PolicyChange;
 
 use super::proto;
-use super::resource::{Content, Decoded, Fault, Key, Kind, decode};
-use crate::policy::{DealtVip, Fingerprint, Peer};
+use super::resource::{Content, Decoded, Fault, Key, Kind, SETTINGS, decode, shown};
+use crate::policy::{DealtVip, Fingerprint, Peer, mix};
 
 /// Resources that a gateway holds at most; more is a mistake, or an attack.
 pub const MOST_RESOURCES: usize = 1 << 20;
@@ -71,6 +71,8 @@ struct Staged {
 pub struct Book {
     held: BTreeMap<Key, Held>,
     staged: BTreeMap<Key, Option<Staged>>,
+    /// How much of what is staged isn't held.
+    fresh: usize,
     counts: [usize; Kind::ALL.len()],
     /// VIPs of which this gateway has a share.
     own_vips: BTreeSet<IpAddr>,
@@ -110,8 +112,8 @@ impl Book {
     /// # Errors
     /// When it can't be held; nothing of it is taken in then.
     pub fn stage(&mut self, response: DeltaDiscoveryResponse) -> Result<(), Refusal> {
-        let kind = Kind::of_url(&response.type_url).ok_or(Refusal::Type(response.type_url))?;
-        if self.held.len() + self.staged.len() + response.resources.len() > MOST_RESOURCES {
+        let kind = Kind::of_url(&response.type_url).ok_or_else(|| Refusal::Type(shown(&response.type_url)))?;
+        if self.held.len() + self.fresh + response.resources.len() > MOST_RESOURCES {
             return Err(Refusal::TooMany);
         }
         let mut taken = Vec::with_capacity(response.resources.len());
@@ -120,7 +122,7 @@ impl Book {
             let refused = |reason: &str| Refusal::Shape { key: key.clone(), reason: reason.to_owned() };
             let body = resource.resource.ok_or_else(|| refused("has no body"))?;
             if body.type_url != kind.type_url() {
-                return Err(refused(&format!("is a {}", body.type_url)));
+                return Err(refused(&format!("is a {}", shown(&body.type_url))));
             }
             let meaning = decode(kind, &resource.name, &body.value)
                 .map_err(|fault| Refusal::Resource { key: key.clone(), fault })?;
@@ -129,7 +131,9 @@ impl Book {
         let names = response.removed_resource_names.into_iter().map(|name| name.name);
         let removed = response.removed_resources.into_iter().chain(names);
         taken.extend(removed.map(|name| (Key { kind, name: name.into() }, None)));
-        self.staged.extend(taken);
+        for (key, staged) in taken {
+            self.put(key, staged);
+        }
         Ok(())
     }
 
@@ -141,9 +145,16 @@ impl Book {
         for (key, Held { version, body }) in held {
             let meaning = decode(key.kind, &key.name, &body);
             let meaning = meaning.map_err(|fault| Refusal::Resource { key: key.clone(), fault })?;
-            self.staged.insert(key, Some(Staged { version, body, meaning }));
+            self.put(key, Some(Staged { version, body, meaning }));
         }
         Ok(())
+    }
+
+    fn put(&mut self, key: Key, staged: Option<Staged>) {
+        let is_held = self.held.contains_key(&key);
+        if self.staged.insert(key, staged).is_none() && !is_held {
+            self.fresh += 1;
+        }
     }
 
     /// Whether anything has come that isn't in force.
@@ -153,13 +164,29 @@ impl Book {
 
     /// Whether what has come is a whole: settings came, and all that they count is there.
     pub fn is_whole(&self) -> bool {
-        let key = Key { kind: Kind::Settings, name: super::resource::SETTINGS.into() };
-        let Some(Some(Staged { meaning: Decoded::Settings(settings), .. })) = self.staged.get(&key) else {
-            return false;
-        };
-        let proto::Settings { version: _, egress_policies, vips, endpoints, gateways } = settings;
-        let counts = self.counts_after();
-        [*egress_policies, *vips, *endpoints, *gateways].iter().zip(counts).all(|(want, have)| *want == have as u64)
+        self.staged_settings().is_some() && self.miscount().is_none()
+    }
+
+    /// What settings that have come count otherwise than it is there.
+    pub fn miscount(&self) -> Option<String> {
+        let proto::Settings { version: _, egress_policies, vips, endpoints, gateways } = self.staged_settings()?;
+        let wanted = [*egress_policies, *vips, *endpoints, *gateways];
+        let mut counts = Kind::ALL.into_iter().zip(wanted).zip(self.counts_after());
+        let ((kind, want), have) = counts.find(|((_, want), have)| *want != *have as u64)?;
+        Some(format!("counts {want} of {}, but there are {have}", kind.name()))
+    }
+
+    /// Whether settings are still to come: the server has sent some before, and none with what has come.
+    pub fn expects_settings(&self) -> bool {
+        let key = settings_key();
+        self.held.contains_key(&key) && !self.staged.contains_key(&key)
+    }
+
+    fn staged_settings(&self) -> Option<&proto::Settings> {
+        match self.staged.get(&settings_key()) {
+            Some(Some(Staged { meaning: Decoded::Settings(settings), .. })) => Some(settings),
+            _ => None,
+        }
     }
 
     fn counts_after(&self) -> [usize; Kind::ALL.len()] {
@@ -216,30 +243,34 @@ impl Book {
 
     /// What the settings say, or, without them, a name made of what is there.
     fn version_after(&self) -> String {
-        for (key, staged) in self.staged.iter().rev().take_while(|(key, _)| key.kind == Kind::Settings) {
-            if let (Kind::Settings, Some(Staged { meaning: Decoded::Settings(settings), .. })) = (key.kind, staged) {
-                return settings.version.clone();
-            }
+        if let Some(settings) = self.staged_settings() {
+            return settings.version.clone();
         }
-        let mut print = Fingerprint::default();
         let stays = self.held.iter().filter(|(key, _)| !self.staged.contains_key(key));
         let staged = self.staged.iter().filter_map(|(key, staged)| Some((key, &staged.as_ref()?.version)));
-        for (key, version) in stays.map(|(key, held)| (key, &held.version)).chain(staged) {
+        let print = |(key, version): (&Key, &String)| {
+            let mut print = Fingerprint::default();
+            print.add(&[key.kind as u8]);
             print.add(key.name.as_bytes());
+            print.add(&[0]);
             print.add(version.as_bytes());
-        }
-        Content::version_text(print.finish())
+            print.finish()
+        };
+        // A sum: what is there has one name, whichever part of it came last.
+        let all = stays.map(|(key, held)| (key, &held.version)).chain(staged);
+        Content::version_text(mix(all.map(print).fold(0, u64::wrapping_add)))
     }
 
     /// What has come is in force: now it is held. Returns what a cache must know of it.
     pub fn commit(&mut self, name: &str) -> Vec<(Key, Option<Held>)> {
         self.version = self.version_after();
         self.counts = self.counts_after();
+        self.fresh = 0;
         let mut changed = Vec::with_capacity(self.staged.len());
         for (key, staged) in std::mem::take(&mut self.staged) {
             let Some(Staged { version, body, meaning }) = staged else {
-                self.forget(&key);
                 if self.held.remove(&key).is_some() {
+                    self.forget(&key);
                     changed.push((key, None));
                 }
                 continue;
@@ -271,5 +302,13 @@ impl Book {
     /// Forgets what has come but isn't in force.
     pub fn discard(&mut self) {
         self.staged.clear();
+        self.fresh = 0;
     }
 }
+
+fn settings_key() -> Key {
+    Key { kind: Kind::Settings, name: SETTINGS.into() }
+}
+
+#[cfg(test)]
+mod tests;

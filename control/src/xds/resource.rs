@@ -14,6 +14,9 @@ use prost::bytes::Bytes;
 /// The name of the one resource of kind [`Kind::Settings`].
 pub const SETTINGS: &str = "settings";
 
+/// The longest text of a server that is printed, characters.
+const LONGEST_SHOWN: usize = 1024;
+
 /// Kinds of resources, in the order in which they are sent: what is named before what names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
@@ -66,8 +69,14 @@ pub struct Key {
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind.name(), self.name)
+        write!(f, "{} {}", self.kind.name(), shown(&self.name))
     }
+}
+
+/// What a server says, as it can be logged and sent back: a line that people can read, not without end.
+pub(super) fn shown(text: &str) -> String {
+    let printable = |letter: char| if letter.is_control() { char::REPLACEMENT_CHARACTER } else { letter };
+    text.chars().map(printable).take(LONGEST_SHOWN).collect()
 }
 
 /// A resource without its key.
@@ -85,3 +94,6 @@ impl Content {
         format!("{version:016x}")
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,7 +14,7 @@ use vipgate_dataplane::snapshot::spec::{
 };
 
 use super::super::proto;
-use super::{Kind, SETTINGS};
+use super::{Kind, SETTINGS, shown};
 use crate::policy::{Blocks, DealtEndpoint, DealtVip, Peer, Share, unusable_address};
 
 /// VIPs of one endpoint, prefixes of one policy, shares of one VIP: more is a mistake, or an attack.
@@ -61,7 +61,7 @@ pub enum Fault {
 }
 
 fn fault(field: impl Into<String>, reason: impl Into<String>) -> Fault {
-    Fault::Field { field: field.into(), reason: reason.into() }
+    Fault::Field { field: field.into(), reason: shown(&reason.into()) }
 }
 
 /// Reads a resource of a kind under its name.
@@ -78,8 +78,10 @@ pub fn decode(kind: Kind, name: &str, body: &[u8]) -> Result<Decoded, Fault> {
         Kind::Endpoint => endpoint(name, &message(kind, body)?).map(Decoded::Endpoint),
         Kind::Gateway => gateway(name, &message(kind, body)?).map(Decoded::Gateway),
         Kind::Settings => {
-            same(SETTINGS, "", name)?;
-            message(kind, body).map(Decoded::Settings)
+            same(SETTINGS, "name", name)?;
+            let settings: proto::Settings = message(kind, body)?;
+            text("version", &settings.version)?;
+            Ok(Decoded::Settings(settings))
         }
     }
 }
@@ -93,6 +95,12 @@ fn same(own: &str, field: &str, name: &str) -> Result<(), Fault> {
     if own == name { Ok(()) } else { Err(fault(field, format!("is `{own}`, but the resource's name is `{name}`"))) }
 }
 
+/// The same for resources that have nothing but a name.
+fn named(own: &str, name: &str) -> Result<(), Fault> {
+    same(own, "name", name)?;
+    if name.is_empty() { Err(fault("name", "is empty")) } else { Ok(()) }
+}
+
 fn few<T>(parts: &[T], field: &str) -> Result<(), Fault> {
     if parts.len() <= MOST_PARTS {
         return Ok(());
@@ -101,10 +109,7 @@ fn few<T>(parts: &[T], field: &str) -> Result<(), Fault> {
 }
 
 fn egress_policy(name: &str, message: &proto::EgressPolicy) -> Result<EgressSpec, Fault> {
-    same(&message.name, "name", name)?;
-    if name.is_empty() {
-        return Err(fault("name", "is empty"));
-    }
+    named(&message.name, name)?;
     let limits = Limits {
         sessions: limit(message.sessions),
         new_sessions_per_second: limit(message.new_sessions_per_second),
@@ -162,9 +167,10 @@ fn vip(name: &str, message: &proto::Vip) -> Result<DealtVip, Fault> {
     same(&message.address, "address", name)?;
     few(&message.shares, "shares")?;
     let mut reserved_ports: Vec<u16> = Vec::new();
-    for (i, &port) in message.reserved_ports.iter().enumerate() {
+    for (i, &number) in message.reserved_ports.iter().enumerate() {
         let field = || format!("reserved_ports[{i}]");
-        let port = u16::try_from(port).map_err(|_| fault(field(), format!("{port} is no port")))?;
+        let port = u16::try_from(number).ok().filter(|port| *port > 0);
+        let port = port.ok_or_else(|| fault(field(), format!("{number} is no port")))?;
         if reserved_ports.last().is_some_and(|before| *before >= port) {
             return Err(fault(field(), format!("{port} is not above the one before it")));
         }
@@ -219,7 +225,7 @@ fn endpoint(name: &str, message: &proto::Endpoint) -> Result<DealtEndpoint, Faul
 }
 
 fn gateway(name: &str, message: &proto::Gateway) -> Result<Peer, Fault> {
-    same(&message.name, "name", name)?;
+    named(&message.name, name)?;
     let peer_address = match message.peer_address.as_str() {
         "" => None,
         text => Some(address("peer_address", text)?),

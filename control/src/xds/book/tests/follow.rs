@@ -1,0 +1,133 @@
+//! Against a slow model: whatever a server has been and however it tells what it is now, a gateway's policy is what
+//! building all of it anew gives.
+
+use super::world::{GATEWAYS, deal};
+use super::*;
+
+/// Deals that follow each other, and how they are told.
+fn story() -> impl Strategy<Value = (Vec<Deal>, u64, &'static str)> {
+    (prop::collection::vec(deal(), 1..6), any::<u64>(), prop::sample::select(GATEWAYS.to_vec()))
+}
+
+/// An offer as a whole policy has it.
+fn expected(deal: &Deal, gateway: &str, server: &Told) -> Seen {
+    built(&deal.part_of(Some(gateway), &server.version))
+}
+
+proptest! {
+    #[test]
+    fn a_gateway_has_what_the_server_has((deals, seed, gateway) in story()) {
+        let (mut dice, mut book, mut builder) = (Dice(seed), Book::default(), builder());
+        let mut past = vec![Told::default()];
+        for deal in &deals {
+            let (before, server) = (past.last().unwrap(), Told::of(deal));
+            if dice.once_in(3) {
+                // A connection that breaks before all was said.
+                let said = server.tell(before, &past, &mut dice);
+                for response in said.iter().take(dice.roll(said.len() + 1)) {
+                    book.stage(response.clone()).unwrap();
+                }
+                book.discard();
+                prop_assert!(!book.has_staged());
+            }
+            for response in server.tell(before, &past, &mut dice) {
+                book.stage(response).unwrap();
+                prop_assert!(!book.is_whole());
+            }
+            book.stage(server.settle()).unwrap();
+            prop_assert!(book.is_whole() && book.has_staged());
+            prop_assert_eq!(book.held(), &before.held);
+
+            let offer = book.offer(gateway);
+            let snapshot = builder.with_change(&offer.change).unwrap();
+            prop_assert_eq!(seen(&snapshot.policy), expected(deal, gateway, &server));
+            prop_assert_eq!(&offer.peers, &deal.peers);
+            prop_assert_eq!(book.commit(gateway), server.differences(before));
+            prop_assert!(!book.has_staged() && !book.is_whole());
+            prop_assert_eq!(book.held(), &server.held);
+            prop_assert_eq!(book.version(), &server.version);
+            past.push(server);
+        }
+        // The last thing once more says nothing new.
+        let server = past.last().unwrap();
+        book.stage(server.settle()).unwrap();
+        prop_assert!(book.is_whole());
+        let offer = book.offer(gateway);
+        prop_assert!(offer.change.is_empty());
+        prop_assert_eq!(&offer.change.version, &server.version);
+        prop_assert_eq!(book.commit(gateway), vec![]);
+    }
+
+    #[test]
+    fn a_gateway_goes_on_where_it_was((deals, seed, gateway) in story()) {
+        let mut dice = Dice(seed);
+        let servers: Vec<_> = deals.iter().map(Told::of).collect();
+        for (pair, deals) in servers.windows(2).zip(deals.windows(2)) {
+            let [before, after] = pair else { unreachable!() };
+            // What a cache held is offered as a whole.
+            let (mut book, mut builder) = (Book::default(), builder());
+            book.stage_held(before.held.clone()).unwrap();
+            prop_assert!(book.is_whole());
+            let snapshot = builder.with_change(&book.offer(gateway).change).unwrap();
+            prop_assert_eq!(seen(&snapshot.policy), expected(&deals[0], gateway, before));
+            book.commit(gateway);
+            for kind in Kind::ALL {
+                let known = before.held.iter().filter(|(key, _)| key.kind == kind);
+                let known: Vec<_> = known.map(|(key, held)| (key.name.to_string(), held.version.clone())).collect();
+                prop_assert_eq!(book.versions(kind).collect::<Vec<_>>(), known);
+            }
+            // From there, differences are enough.
+            for response in after.tell(before, &[], &mut dice).into_iter().chain([after.settle()]) {
+                book.stage(response).unwrap();
+            }
+            let snapshot = builder.with_change(&book.offer(gateway).change).unwrap();
+            prop_assert_eq!(seen(&snapshot.policy), expected(&deals[1], gateway, after));
+        }
+    }
+}
+
+/// One VIP, held by these or, without any, by all.
+fn vip(address: &str, gateways: &[&str]) -> Told {
+    let spec = VipSpec { address: ip(address), name: "".into(), announce: Announce::L2, reserved_ports: vec![] };
+    let shares = gateways.iter().map(|gateway| Share { gateway: (*gateway).into(), blocks: None }).collect();
+    Told::of(&Deal { vips: vec![DealtVip { spec, shares }], ..Deal::default() })
+}
+
+#[test]
+fn a_vip_whose_shares_move_to_another_gateway_is_gone_here_and_comes_there() {
+    let (before, after) = (vip("203.0.113.1", &["g1"]), vip("203.0.113.1", &["g2"]));
+    let change = |gateway: &str| {
+        let mut book = book_of(&before, gateway);
+        for response in responses(&after.differences(&before)) {
+            book.stage(response).unwrap();
+        }
+        let change = book.offer(gateway).change;
+        book.commit(gateway);
+        // It is gone for good: nothing is told twice.
+        book.stage(response(Kind::Vip, &[(key(Kind::Vip, "203.0.113.1"), None)])).unwrap();
+        (change, book.offer(gateway).change.gone.vips)
+    };
+    let (here, then) = change("g1");
+    assert_eq!((here.vips, here.gone.vips, then), (vec![], vec![ip("203.0.113.1")], vec![]));
+    let (there, then) = change("g2");
+    assert_eq!((there.vips.len(), there.gone.vips, then), (1, vec![], vec![ip("203.0.113.1")]));
+    let (elsewhere, then) = change("g3");
+    assert_eq!((elsewhere.vips.len(), elsewhere.gone.vips, then), (0, vec![], vec![]));
+}
+
+/// A name that means an address that is held, but isn't how resources are named, names nothing.
+#[test]
+fn what_was_never_there_does_not_go() {
+    let server = vip("2001:db8::1", &[]);
+    let mut book = book_of(&server, "g1");
+    for name in ["2001:DB8::1", "2001:db8:0::1", "203.0.113.1", "x", ""] {
+        for kind in Kind::ALL {
+            book.stage(response(kind, &[(key(kind, name), None)])).unwrap();
+        }
+    }
+    assert!(book.offer("g1").change.is_empty());
+    assert_eq!(book.commit("g1"), []);
+    assert_eq!(book.held(), &server.held);
+    book.stage(response(Kind::Vip, &[(key(Kind::Vip, "2001:db8::1"), None)])).unwrap();
+    assert_eq!(book.offer("g1").change.gone.vips, [ip("2001:db8::1")]);
+}

@@ -1,0 +1,109 @@
+//! What tests of this protocol share: a server's resources as it tells them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryResponse, Resource};
+use envoy_types::pb::google::protobuf::Any;
+use vipgate_dataplane::snapshot::spec::{
+    AddressSelection, Announce, EgressSpec, EndpointSpec, Limits, OnExhaustion, VipSpec,
+};
+
+use super::book::Held;
+use super::resource::{Content, Key, Kind, encode_all, settings};
+use crate::policy::{Deal, DealtEndpoint, DealtVip, Peer};
+
+pub(super) fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+pub(super) fn key(kind: Kind, name: &str) -> Key {
+    Key { kind, name: name.into() }
+}
+
+/// One policy, one VIP, one gateway, and endpoints that leave with the VIP.
+pub(super) fn deal(endpoints: u8) -> Deal {
+    let (name, vip) = (Arc::<str>::from("EgressPolicy a/p"), ip("203.0.113.1"));
+    let endpoint = |i| {
+        let address = IpAddr::from([10, 0, 0, i]);
+        let spec = EndpointSpec { address, name: "".into(), policy: name.clone(), vips: vec![vip] };
+        DealtEndpoint { spec, gateway: None }
+    };
+    let policy = EgressSpec {
+        name: name.clone(),
+        destinations: vec!["0.0.0.0/0".parse().unwrap()],
+        excluded: vec![],
+        address_selection: AddressSelection::PerEndpoint,
+        limits: Limits::default(),
+        on_exhaustion: OnExhaustion::Reject,
+    };
+    let spec = VipSpec { address: vip, name: "".into(), announce: Announce::L2, reserved_ports: vec![80] };
+    Deal {
+        policies: vec![policy],
+        vips: vec![DealtVip { spec, shares: vec![] }],
+        endpoints: (1..=endpoints).map(endpoint).collect(),
+        peers: vec![Peer { name: "g1".into(), node: "n1".into(), zone: "z1".into(), address: None }],
+    }
+}
+
+pub(super) fn resource(key: &Key, held: &Held) -> Resource {
+    let body = Any { type_url: key.kind.type_url().to_owned(), value: held.body.to_vec() };
+    let name = key.name.to_string();
+    Resource { name, version: held.version.clone(), resource: Some(body), ..Resource::default() }
+}
+
+/// One response that says what each of these is now.
+pub(super) fn response(kind: Kind, items: &[(Key, Option<Held>)]) -> DeltaDiscoveryResponse {
+    let mut response = DeltaDiscoveryResponse { type_url: kind.type_url().to_owned(), ..Default::default() };
+    for (key, held) in items {
+        match held {
+            Some(held) => response.resources.push(resource(key, held)),
+            None => response.removed_resources.push(key.name.to_string()),
+        }
+    }
+    response
+}
+
+/// One response for all resources of a kind.
+pub(super) fn responses(items: &[(Key, Option<Held>)]) -> Vec<DeltaDiscoveryResponse> {
+    items.chunk_by(|a, b| a.0.kind == b.0.kind).map(|items| response(items[0].0.kind, items)).collect()
+}
+
+/// What a server has, and calls it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Told {
+    pub(super) held: BTreeMap<Key, Held>,
+    pub(super) version: String,
+}
+
+impl Told {
+    pub(super) fn of(deal: &Deal) -> Self {
+        let resources = encode_all(deal);
+        let sum = resources.iter().fold(0_u64, |sum, (_, content)| sum.wrapping_add(content.version));
+        let counts = [deal.policies.len(), deal.vips.len(), deal.endpoints.len(), deal.peers.len()];
+        let (key, content, version) = settings(counts, sum);
+        let held = |content: Content| Held { version: Content::version_text(content.version), body: content.body };
+        let held = resources.into_iter().chain([(key, content)]).map(|(key, content)| (key, held(content))).collect();
+        Self { held, version }
+    }
+
+    /// The same from a server that knows no settings.
+    pub(super) fn unsettled(mut self) -> Self {
+        self.held.retain(|key, _| key.kind != Kind::Settings);
+        self
+    }
+
+    /// What is different from before, in the order in which it is sent.
+    pub(super) fn differences(&self, before: &Self) -> Vec<(Key, Option<Held>)> {
+        let keys: BTreeSet<_> = self.held.keys().chain(before.held.keys()).cloned().collect();
+        let different = keys.into_iter().filter(|key| self.held.get(key) != before.held.get(key));
+        different.map(|key| (key.clone(), self.held.get(&key).cloned())).collect()
+    }
+
+    /// The settings, which make it whole.
+    pub(super) fn settle(&self) -> DeltaDiscoveryResponse {
+        let settings = key(Kind::Settings, "settings");
+        response(Kind::Settings, &[(settings.clone(), self.held.get(&settings).cloned())])
+    }
+}

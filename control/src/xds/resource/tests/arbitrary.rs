@@ -1,0 +1,108 @@
+//! Any deal, also one that no compiler would make: each resource stands alone here.
+
+use std::collections::BTreeMap;
+
+use ipnet::IpNet;
+
+use super::*;
+use crate::policy::unusable_address;
+
+fn address() -> impl Strategy<Value = IpAddr> {
+    let any = prop_oneof![any::<[u8; 4]>().prop_map(IpAddr::from), any::<[u8; 16]>().prop_map(IpAddr::from)];
+    any.prop_filter("a host has it", |address| unusable_address(*address).is_none())
+}
+
+/// Another address of the same family.
+fn vip_beside(address: IpAddr) -> impl Strategy<Value = IpAddr> {
+    let v4 = any::<[u8; 4]>().prop_map(IpAddr::from);
+    let v6 = any::<[u8; 16]>().prop_map(IpAddr::from);
+    let same = if address.is_ipv4() { v4.boxed() } else { v6.boxed() };
+    same.prop_filter("a host has it", |address| unusable_address(*address).is_none())
+}
+
+fn net() -> impl Strategy<Value = IpNet> {
+    let v4 = (any::<[u8; 4]>(), 0_u8..=32).prop_map(|(bits, length)| IpNet::new(bits.into(), length));
+    let v6 = (any::<[u8; 16]>(), 0_u8..=128).prop_map(|(bits, length)| IpNet::new(bits.into(), length));
+    prop_oneof![v4, v6].prop_map(|net| net.unwrap().trunc())
+}
+
+fn text() -> impl Strategy<Value = Arc<str>> {
+    "\\PC{0,12}".prop_map(Arc::from)
+}
+
+fn name() -> impl Strategy<Value = Arc<str>> {
+    "\\PC{1,12}".prop_map(Arc::from)
+}
+
+fn limit() -> impl Strategy<Value = Option<u32>> {
+    prop::option::of(1..=u32::MAX)
+}
+
+fn policy(name: Arc<str>) -> impl Strategy<Value = EgressSpec> {
+    let nets = || prop::collection::vec(net(), 0..4);
+    let selection = prop::sample::select(vec![AddressSelection::PerEndpoint, AddressSelection::PerConnection]);
+    let exhaustion = prop::sample::select(vec![OnExhaustion::Reject, OnExhaustion::Drop]);
+    (nets(), nets(), selection, (limit(), limit(), limit()), exhaustion).prop_map(
+        move |(destinations, excluded, address_selection, limits, on_exhaustion)| EgressSpec {
+            name: name.clone(),
+            destinations,
+            excluded,
+            address_selection,
+            limits: Limits { sessions: limits.0, new_sessions_per_second: limits.1, guaranteed_ports: limits.2 },
+            on_exhaustion,
+        },
+    )
+}
+
+fn blocks() -> impl Strategy<Value = Blocks> {
+    prop::collection::vec(any::<u8>(), Blocks::COUNT / 8).prop_map(|bytes| Blocks::from_bytes(&bytes).unwrap())
+}
+
+fn vip(address: IpAddr) -> impl Strategy<Value = DealtVip> {
+    let shares = prop::collection::btree_map(name(), prop::option::of(blocks()), 0..4)
+        .prop_map(|shares| shares.into_iter().map(|(gateway, blocks)| Share { gateway, blocks }).collect::<Vec<_>>())
+        .prop_shuffle();
+    let announce = prop::sample::select(vec![Announce::L2, Announce::Bgp]);
+    let ports = prop::collection::btree_set(1..=u16::MAX, 0..6);
+    (text(), announce, ports, shares).prop_map(move |(name, announce, ports, shares)| DealtVip {
+        spec: VipSpec { address, name, announce, reserved_ports: ports.into_iter().collect() },
+        shares,
+    })
+}
+
+fn endpoint(address: IpAddr) -> impl Strategy<Value = DealtEndpoint> {
+    let vips = prop::collection::hash_set(vip_beside(address), 0..4);
+    (text(), text(), vips, prop::option::of(name())).prop_map(move |(name, policy, vips, gateway)| DealtEndpoint {
+        spec: EndpointSpec { address, name, policy, vips: vips.into_iter().collect() },
+        gateway,
+    })
+}
+
+fn peer(name: Arc<str>) -> impl Strategy<Value = Peer> {
+    (text(), text(), prop::option::of(address())).prop_map(move |(node, zone, address)| Peer {
+        name: name.clone(),
+        node,
+        zone,
+        address,
+    })
+}
+
+/// Some of a kind, each key once, sorted by it.
+fn each<K, T, S>(key: impl Strategy<Value = K>, of: impl Fn(K) -> S + Clone + 'static) -> impl Strategy<Value = Vec<T>>
+where
+    K: Ord + Clone + fmt::Debug + 'static,
+    T: fmt::Debug,
+    S: Strategy<Value = T> + 'static,
+{
+    let keyed = key.prop_flat_map(move |key| {
+        let of = of.clone();
+        (Just(key.clone()), of(key))
+    });
+    prop::collection::vec(keyed, 0..5)
+        .prop_map(|keyed| keyed.into_iter().collect::<BTreeMap<_, _>>().into_values().collect())
+}
+
+pub(super) fn deal() -> impl Strategy<Value = Deal> {
+    let parts = (each(name(), policy), each(address(), vip), each(address(), endpoint), each(name(), peer));
+    parts.prop_map(|(policies, vips, endpoints, peers)| Deal { policies, vips, endpoints, peers })
+}

@@ -1,0 +1,191 @@
+//! A version names content: the same for the same, another for anything else.
+
+use std::collections::BTreeSet;
+
+use super::arbitrary::deal;
+use super::*;
+
+fn policy() -> EgressSpec {
+    EgressSpec {
+        name: "EgressPolicy a/web".into(),
+        destinations: vec!["0.0.0.0/0".parse().unwrap()],
+        excluded: vec!["10.0.0.0/8".parse().unwrap()],
+        address_selection: AddressSelection::PerEndpoint,
+        limits: Limits { sessions: Some(7), new_sessions_per_second: Some(8), guaranteed_ports: Some(9) },
+        on_exhaustion: OnExhaustion::Reject,
+    }
+}
+
+fn vip() -> DealtVip {
+    let mut blocks = Blocks::default();
+    blocks.insert(17);
+    DealtVip {
+        spec: VipSpec {
+            address: ip("203.0.113.1"),
+            name: "Service a/web".into(),
+            announce: Announce::L2,
+            reserved_ports: vec![80, 443],
+        },
+        shares: vec![
+            Share { gateway: "g1".into(), blocks: Some(blocks) },
+            Share { gateway: "g2".into(), blocks: None },
+        ],
+    }
+}
+
+fn endpoint() -> DealtEndpoint {
+    DealtEndpoint {
+        spec: EndpointSpec {
+            address: ip("10.0.0.1"),
+            name: "a/web-1".into(),
+            policy: "EgressPolicy a/web".into(),
+            vips: vec![ip("203.0.113.1"), ip("203.0.113.2")],
+        },
+        gateway: Some("g1".into()),
+    }
+}
+
+fn peer() -> Peer {
+    Peer { name: "g1".into(), node: "n1".into(), zone: "z1".into(), address: Some(ip("192.0.2.1")) }
+}
+
+fn with<T: Clone>(base: &T, change: impl FnOnce(&mut T)) -> T {
+    let mut changed = base.clone();
+    change(&mut changed);
+    changed
+}
+
+/// Every one of them has another version, and keeps it.
+fn all_differ<T>(encode: impl Fn(&T) -> (Key, Content), all: &[T]) {
+    let versions: BTreeSet<u64> = all.iter().map(|one| encode(one).1.version).collect();
+    assert_eq!(versions.len(), all.len());
+    assert!(all.iter().all(|one| encode(one) == encode(one)));
+}
+
+#[test]
+fn every_field_of_a_policy_is_in_its_version() {
+    let base = policy();
+    all_differ(
+        encode::egress_policy,
+        &[
+            base.clone(),
+            with(&base, |it| it.name = "EgressPolicy a/wed".into()),
+            with(&base, |it| it.destinations[0] = "0.0.0.0/1".parse().unwrap()),
+            with(&base, |it| it.destinations.clear()),
+            with(&base, |it| it.excluded[0] = "10.0.0.0/9".parse().unwrap()),
+            with(&base, |it| std::mem::swap(&mut it.destinations, &mut it.excluded)),
+            with(&base, |it| it.address_selection = AddressSelection::PerConnection),
+            with(&base, |it| it.limits.sessions = None),
+            with(&base, |it| it.limits.new_sessions_per_second = None),
+            with(&base, |it| it.limits.guaranteed_ports = None),
+            with(&base, |it| it.limits.guaranteed_ports = Some(10)),
+            with(&base, |it| it.on_exhaustion = OnExhaustion::Drop),
+        ],
+    );
+}
+
+#[test]
+fn every_field_of_a_vip_is_in_its_version() {
+    let base = vip();
+    all_differ(
+        encode::vip,
+        &[
+            base.clone(),
+            with(&base, |it| it.spec.address = ip("203.0.113.2")),
+            with(&base, |it| it.spec.name = "".into()),
+            with(&base, |it| it.spec.announce = Announce::Bgp),
+            with(&base, |it| it.spec.reserved_ports[1] = 444),
+            with(&base, |it| it.spec.reserved_ports.truncate(1)),
+            with(&base, |it| it.shares[0].gateway = "g3".into()),
+            with(&base, |it| it.shares[0].blocks.as_mut().unwrap().insert(16)),
+            with(&base, |it| it.shares[0].blocks = Some(Blocks::default())),
+            with(&base, |it| it.shares[0].blocks = None),
+            with(&base, |it| drop(it.shares.pop())),
+            with(&base, |it| it.shares.clear()),
+        ],
+    );
+}
+
+#[test]
+fn every_field_of_an_endpoint_is_in_its_version() {
+    let base = endpoint();
+    all_differ(
+        encode::endpoint,
+        &[
+            base.clone(),
+            with(&base, |it| it.spec.address = ip("10.0.0.2")),
+            with(&base, |it| it.spec.name = "a/web-2".into()),
+            with(&base, |it| it.spec.policy = "EgressPolicy a/wed".into()),
+            with(&base, |it| it.spec.vips.truncate(1)),
+            // Which VIP is first decides who leaves with which.
+            with(&base, |it| it.spec.vips.swap(0, 1)),
+            with(&base, |it| it.gateway = Some("g2".into())),
+            with(&base, |it| it.gateway = None),
+        ],
+    );
+}
+
+#[test]
+fn every_field_of_a_gateway_is_in_its_version() {
+    let base = peer();
+    all_differ(
+        encode::gateway,
+        &[
+            base.clone(),
+            with(&base, |it| it.name = "g2".into()),
+            with(&base, |it| it.node = "n2".into()),
+            with(&base, |it| it.zone = "".into()),
+            with(&base, |it| it.address = Some(ip("192.0.2.2"))),
+            with(&base, |it| it.address = None),
+        ],
+    );
+}
+
+/// Versions are on gateways' disks and in other servers: these are what they are.
+#[test]
+fn versions_are_the_same_everywhere() {
+    let deal = Deal { policies: vec![policy()], vips: vec![vip()], endpoints: vec![endpoint()], peers: vec![peer()] };
+    let versions: Vec<_> = encode_all(&deal).iter().map(|(_, it)| Content::version_text(it.version)).collect();
+    assert_eq!(versions, ["4776d3467db09b73", "e18f1eef900f31e2", "157fa53a4a1d10a5", "ba8b937d36f16929"]);
+    assert_eq!(version_of(&deal), "298b5ce8223d2c47");
+    assert_eq!(version_of(&Deal::default()), "0000000000000000");
+}
+
+/// A deal, and the same in another order.
+fn shuffled() -> impl Strategy<Value = (Deal, Deal)> {
+    deal().prop_flat_map(|deal| {
+        let Deal { policies, vips, endpoints, peers } = deal.clone();
+        let vips = Just(vips).prop_shuffle();
+        let endpoints = Just(endpoints).prop_shuffle();
+        let parts = (Just(policies).prop_shuffle(), vips, endpoints, Just(peers).prop_shuffle());
+        let shuffled = parts.prop_map(|(policies, vips, endpoints, peers)| Deal { policies, vips, endpoints, peers });
+        (Just(deal), shuffled)
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_deal_has_one_version_in_any_order((deal, shuffled) in shuffled()) {
+        prop_assert_eq!(encode_all(&deal), encode_all(&shuffled));
+        prop_assert_eq!(version_of(&deal), version_of(&shuffled));
+    }
+
+    #[test]
+    fn a_deal_with_more_or_less_has_another_version(deal in deal()) {
+        let version = version_of(&deal);
+        let new = |it: &str| !deal.peers.iter().any(|peer| *peer.name == *it);
+        if new("g1") {
+            prop_assert_ne!(&version, &version_of(&with(&deal, |it| it.peers.push(peer()))));
+        }
+        for i in 0..deal.endpoints.len() {
+            prop_assert_ne!(&version, &version_of(&with(&deal, |it| drop(it.endpoints.remove(i)))));
+            prop_assert_ne!(&version, &version_of(&with(&deal, |it| it.endpoints[i].spec.name = "\u{1}".into())));
+        }
+        for i in 0..deal.policies.len() {
+            prop_assert_ne!(&version, &version_of(&with(&deal, |it| drop(it.policies.remove(i)))));
+        }
+        for i in 0..deal.vips.len() {
+            prop_assert_ne!(&version, &version_of(&with(&deal, |it| drop(it.vips.remove(i)))));
+        }
+    }
+}
