@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -100,15 +100,7 @@ impl Cache {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             fs::create_dir_all(folder).map_err(failed)?;
         }
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)
-            .map_err(failed)?;
-        lock(&file, path)?;
+        let mut file = open_locked(path)?;
         let known_at = file.metadata().and_then(|metadata| metadata.modified()).map_err(failed)?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(failed)?;
@@ -157,9 +149,16 @@ impl Cache {
         self.file.set_modified(SystemTime::now())
     }
 
+    /// What is in it counts no more: the next update writes it anew.
+    pub fn forget(&mut self) {
+        self.length = 0;
+    }
+
     /// Writes the journal anew beside the old one, and takes its place in one step.
     fn rewrite(&mut self, held: &BTreeMap<Key, Held>) -> io::Result<()> {
-        let draft = self.path.with_extension("draft");
+        // Another name than any journal's beside it has.
+        let mut draft = self.path.clone().into_os_string();
+        draft.push(".draft");
         let mut file =
             OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
         file.try_lock().map_err(io::Error::from)?;
@@ -176,16 +175,29 @@ impl Cache {
     }
 }
 
-fn lock(file: &File, path: &Path) -> Result<(), CacheError> {
+/// The file at a place, once nobody else has it.
+fn open_locked(path: &Path) -> Result<File, CacheError> {
+    let failed = |error| CacheError::Io { path: path.to_owned(), error };
     let until = Instant::now() + PATIENCE;
     loop {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(path).map_err(failed)?;
         match file.try_lock() {
-            Ok(()) => return Ok(()),
-            Err(TryLockError::WouldBlock) if Instant::now() < until => thread::sleep(Duration::from_millis(20)),
-            Err(TryLockError::WouldBlock) => return Err(CacheError::InUse(path.to_owned())),
-            Err(TryLockError::Error(error)) => return Err(CacheError::Io { path: path.to_owned(), error }),
+            // Whoever had it may have put another file in its place meanwhile, and have that one.
+            Ok(()) if is_at(&file, path).map_err(failed)? => return Ok(file),
+            Ok(()) | Err(TryLockError::WouldBlock) if Instant::now() < until => {
+                thread::sleep(Duration::from_millis(20));
+            }
+            Ok(()) | Err(TryLockError::WouldBlock) => return Err(CacheError::InUse(path.to_owned())),
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
     }
+}
+
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let own = file.metadata()?;
+    Ok(fs::metadata(path).is_ok_and(|there| (own.dev(), own.ino()) == (there.dev(), there.ino())))
 }
 
 fn record(changed: impl Iterator<Item = (Key, Option<Held>)>) -> Vec<u8> {
@@ -216,13 +228,17 @@ fn read(bytes: &[u8]) -> Result<Content, String> {
     let mut records = 0;
     while let Some((head, behind)) = rest.split_at_checked(RECORD_HEAD) {
         let length = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
-        let Some((payload, behind)) = behind.split_at_checked(length) else { break };
-        records += 1;
         let mut print = [0; 8];
         print.copy_from_slice(&head[4..]);
-        if Fingerprint::of(payload) != u64::from_le_bytes(print) {
-            return Err(format!("record {records} isn't what was written"));
+        let print = u64::from_le_bytes(print);
+        let payload = behind.split_at_checked(length);
+        if payload.is_none() && !begins_with(behind, print) {
+            break;
         }
+        records += 1;
+        let Some((payload, behind)) = payload.filter(|(payload, _)| Fingerprint::of(payload) == print) else {
+            return Err(format!("record {records} isn't what was written"));
+        };
         let update = Update::decode(payload).map_err(|error| format!("record {records}: {error}"))?;
         for Entry { kind, name, gone, version, body } in update.entries {
             let kind = Kind::ALL.into_iter().find(|known| *known as u32 == kind);
@@ -241,3 +257,16 @@ fn read(bytes: &[u8]) -> Result<Content, String> {
     }
     Ok(Some((held, bytes.len() - rest.len())))
 }
+
+/// Whether something with this fingerprint is there, however long: then nothing was cut short, the length is wrong.
+fn begins_with(bytes: &[u8], print: u64) -> bool {
+    let mut begun = Fingerprint::default();
+    let mut longer = bytes.iter().map(|byte| {
+        begun.add(&[*byte]);
+        begun.finish()
+    });
+    print == Fingerprint::of(&[]) || longer.any(|longer| longer == print)
+}
+
+#[cfg(test)]
+mod tests;
