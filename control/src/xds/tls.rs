@@ -135,3 +135,6 @@ fn system_roots() -> Result<RootCertStore, TlsError> {
     }
     Ok(roots)
 }
+
+#[cfg(test)]
+mod tests;
