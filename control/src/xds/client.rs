@@ -138,6 +138,8 @@ impl Client {
             "the policy cache can't be relied on: it is ignored"
         );
         self.book = Book::default();
+        // The next update must not be added to what was there.
+        self.cache.forget();
         self.change_status(|status| {
             status.known_at = None;
             status.cache_error = Some(format!("{file} was ignored: {reason}"));
@@ -193,3 +195,6 @@ pub(crate) fn jittered(pause: Duration) -> Duration {
     let random = getrandom::u32().unwrap_or(u32::MAX);
     pause / 2 + (pause / 2).mul_f64(f64::from(random) / f64::from(u32::MAX))
 }
+
+#[cfg(test)]
+mod tests;

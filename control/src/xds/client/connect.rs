@@ -2,7 +2,8 @@
 
 use std::error::Error;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::task::Poll;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
@@ -22,8 +23,36 @@ const KEEP_ALIVE: Duration = Duration::from_secs(4);
 /// What may be on its way: a whole policy shouldn't wait for acknowledgements of the window.
 const WINDOW: u32 = 8 << 20;
 
+/// Why a connection broke, in the words of the kernel or of TLS. HTTP/2 above it may say no more than that it did: whom
+/// a server doesn't let in hears of it after the handshake (RFC 8446 section 4.4.2.4), in the middle of a request.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Breakage(Arc<OnceLock<String>>);
+
+impl Breakage {
+    fn note<T>(&self, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if let Poll::Ready(Err(error)) = &outcome {
+            // The first is the cause.
+            let _ = self.0.set(error.to_string());
+        }
+        outcome
+    }
+
+    /// What went wrong, with the cause where it isn't in it.
+    pub(super) fn explain(&self, what: String) -> String {
+        match self.0.get() {
+            Some(why) if !what.contains(why) => format!("{what}: {why}"),
+            _ => what,
+        }
+    }
+}
+
 /// Connects to the server; certificates are read anew each time.
 pub(crate) async fn connect(server: &PolicyServer) -> Result<Channel, String> {
+    connect_watched(server).await.map(|(channel, _)| channel)
+}
+
+/// The same, to know later why the connection broke.
+pub(super) async fn connect_watched(server: &PolicyServer) -> Result<(Channel, Breakage), String> {
     let uri: Uri = server.url.parse().map_err(|error| format!("{}: {error}", server.url))?;
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
     let secure = uri.scheme_str() == Some("https");
@@ -36,27 +65,32 @@ pub(crate) async fn connect(server: &PolicyServer) -> Result<Channel, String> {
     } else {
         None
     };
-    let endpoint = Endpoint::from(uri)
+    // TLS is done here: of an address with https, tonic would want to do it again.
+    let endpoint = Endpoint::from_static("http://policy.server")
+        .origin(uri)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE)
         .keep_alive_while_idle(true)
         .initial_connection_window_size(WINDOW)
         .initial_stream_window_size(WINDOW);
+    let breakage = Breakage::default();
+    let noted = breakage.clone();
     let connector = tower::service_fn(move |_: Uri| {
-        let (host, tls) = (host.clone(), tls.clone());
+        let (host, tls, breakage) = (host.clone(), tls.clone(), noted.clone());
         async move {
             let stream = TcpStream::connect((host.as_str(), port)).await?;
             stream.set_nodelay(true)?;
-            Ok::<_, io::Error>(TokioIo::new(match tls {
+            let stream = match tls {
                 None => MaybeTls::Plain(stream),
                 Some((connector, name)) => MaybeTls::Tls(Box::new(connector.connect(name, stream).await?)),
-            }))
+            };
+            Ok::<_, io::Error>(TokioIo::new(Watched { stream, breakage }))
         }
     });
     match timeout(PATIENCE, endpoint.connect_with_connector(connector)).await {
-        Ok(Ok(channel)) => Ok(channel),
-        Ok(Err(error)) => Err(chain(&error)),
+        Ok(Ok(channel)) => Ok((channel, breakage)),
+        Ok(Err(error)) => Err(breakage.explain(chain(&error))),
         Err(_) => Err(format!("no connection within {} s", PATIENCE.as_secs())),
     }
 }
@@ -67,43 +101,67 @@ enum MaybeTls {
     Tls(Box<tokio_rustls::client::TlsStream<TcpStream>>),
 }
 
+/// A stream of which is known why it broke.
+struct Watched {
+    stream: MaybeTls,
+    breakage: Breakage,
+}
+
 mod io_of_either {
-    use std::io;
+    use std::io::{self, ErrorKind};
     use std::pin::Pin;
-    use std::task::{Context, Poll};
+    use std::task::{Context, Poll, ready};
 
     use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-    use super::MaybeTls;
+    use super::{MaybeTls, Watched};
 
-    impl AsyncRead for MaybeTls {
-        fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-            match self.get_mut() {
-                Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
-                Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+    impl Watched {
+        /// Notes why a write failed. What the other side said before it closed tells more than that it did: it is read
+        /// first, and since it has closed, there will be something to read.
+        fn written<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+            let closed = |error: &io::Error| matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset);
+            if matches!(&outcome, Poll::Ready(Err(error)) if closed(error)) {
+                // What is read is noted there.
+                let _ = ready!(Pin::new(&mut *self).poll_read(cx, &mut ReadBuf::new(&mut [0; 64])));
             }
+            self.breakage.note(outcome)
         }
     }
 
-    impl AsyncWrite for MaybeTls {
+    impl AsyncRead for Watched {
+        fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            let Self { stream, breakage } = self.get_mut();
+            breakage.note(match stream {
+                MaybeTls::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+                MaybeTls::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+            })
+        }
+    }
+
+    impl AsyncWrite for Watched {
         fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-            match self.get_mut() {
-                Self::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
-                Self::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
-            }
+            let this = self.get_mut();
+            let outcome = match &mut this.stream {
+                MaybeTls::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+                MaybeTls::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+            };
+            this.written(cx, outcome)
         }
 
         fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-            match self.get_mut() {
-                Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
-                Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
-            }
+            let this = self.get_mut();
+            let outcome = match &mut this.stream {
+                MaybeTls::Plain(stream) => Pin::new(stream).poll_flush(cx),
+                MaybeTls::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            };
+            this.written(cx, outcome)
         }
 
         fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-            match self.get_mut() {
-                Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-                Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+            match &mut self.get_mut().stream {
+                MaybeTls::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+                MaybeTls::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
             }
         }
     }
@@ -111,8 +169,11 @@ mod io_of_either {
 
 /// An error and its causes in one line, each once.
 pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
+    with_causes(error.to_string(), error.source())
+}
+
+/// What went wrong and its causes in one line, each once.
+pub(super) fn with_causes(mut text: String, mut cause: Option<&dyn Error>) -> String {
     while let Some(error) = cause {
         let part = error.to_string();
         if !text.contains(&part) {

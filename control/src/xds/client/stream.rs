@@ -1,6 +1,7 @@
 //! One stream with a policy server, from the subscriptions to its end.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::time::{Duration, SystemTime};
 
 use envoy_types::pb::envoy::config::core::v3::node::UserAgentVersionType;
@@ -13,7 +14,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Code;
 
-use super::connect::{chain, connect};
+use super::connect::{connect_watched, with_causes};
 use super::{Client, Event, Rejection};
 use crate::xds::book::Refusal;
 use crate::xds::resource::Kind;
@@ -24,6 +25,8 @@ const LONGEST: usize = 4 << 20;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// From a server that doesn't say when an update is whole, it is when nothing more comes for so long.
 const QUIET: Duration = Duration::from_secs(1);
+/// A server that has said so before is given so long to say it again; one that never does must not be ignored for ever.
+const STALLED: Duration = Duration::from_secs(15);
 /// After a refusal, what belongs to the same update is refused with it: until its settings, or so long a pause.
 const AFTERMATH: Duration = Duration::from_millis(300);
 /// How often the cache learns that it is still right.
@@ -38,8 +41,8 @@ struct Pending {
 
 /// Follows the server until the stream ends; says why it did.
 pub(super) async fn follow(client: &mut Client) -> String {
-    let channel = match connect(&client.server).await {
-        Ok(channel) => channel,
+    let (channel, breakage) = match connect_watched(&client.server).await {
+        Ok(connected) => connected,
         Err(error) => return error,
     };
     let (requests, outgoing) = mpsc::unbounded_channel();
@@ -51,7 +54,7 @@ pub(super) async fn follow(client: &mut Client) -> String {
     let opened = timeout(PATIENCE, service.delta_aggregated_resources(UnboundedReceiverStream::new(outgoing))).await;
     let mut responses = match opened {
         Ok(Ok(response)) => response.into_inner(),
-        Ok(Err(status)) => return explain(&status),
+        Ok(Err(status)) => return breakage.explain(explain(&status)),
         Err(_) => return format!("connected, but no answer within {} s", PATIENCE.as_secs()),
     };
     client.change_status(|status| {
@@ -82,7 +85,7 @@ pub(super) async fn follow(client: &mut Client) -> String {
             Ok(Some(response)) => stream.take(response).await,
             Ok(None) => Err("the server has ended the stream".to_owned()),
             Err(status) => {
-                let why = explain(&status);
+                let why = breakage.explain(explain(&status));
                 if status.code() == Code::OutOfRange {
                     // What was sent is no policy: as refused as one that says something wrong.
                     stream.report(&why).await;
@@ -116,7 +119,9 @@ fn subscription(client: &Client, kind: Kind) -> DeltaDiscoveryRequest {
 /// What a failed stream says, with its cause.
 fn explain(status: &tonic::Status) -> String {
     match status.code() {
-        Code::Unknown | Code::Unavailable | Code::Internal => chain(status),
+        Code::Cancelled | Code::Unknown | Code::Unavailable | Code::Internal if !status.message().is_empty() => {
+            with_causes(status.message().to_owned(), status.source())
+        }
         Code::OutOfRange => format!("a response is too large: {}", status.message()),
         Code::Unimplemented => "the server knows no delta discovery service: is it a policy server?".to_owned(),
         code => format!("{}: {}", code.description(), status.message()),
@@ -137,13 +142,20 @@ struct Stream<'a> {
 impl Stream<'_> {
     /// When to do something although nothing comes.
     fn wake(&self) -> Option<Instant> {
-        let quiet = self.pending.last().map(|(_, at)| *at + QUIET);
+        let waits = self.client.book.expects_settings() && self.client.book.has_staged();
+        let quiet = self.pending.last().map(|(_, at)| *at + if waits { STALLED } else { QUIET });
         let spoiled = self.spoiled.as_ref().map(|(_, at)| *at + AFTERMATH);
         quiet.into_iter().chain(spoiled).min()
     }
 
     async fn pause_is_over(&mut self) -> Result<(), String> {
         if self.spoiled.take().is_some() {
+            return Ok(());
+        }
+        if let Some(reason) = self.client.book.miscount() {
+            let rejection = Rejection { resource: Some("Settings settings".to_owned()), reason };
+            self.reject(&rejection);
+            self.report(&rejection.to_string()).await;
             return Ok(());
         }
         tracing::warn!(
@@ -232,7 +244,7 @@ impl Stream<'_> {
             answer(&self.requests, pending, Some(why.clone()));
         }
         // From a server that uses settings, more of the same update comes; from others, each response stands alone.
-        if !is_last && self.client.book.versions(Kind::Settings).next().is_some() {
+        if !is_last && self.client.book.expects_settings() {
             self.spoiled = Some((why.clone(), Instant::now()));
         }
         self.report(&why).await;
