@@ -219,8 +219,7 @@ fn open_feed(config: &Config) -> Result<Opened, Failure> {
         }
         PolicySource::Server(server) => {
             let (sender, receiver) = mpsc::channel(EVENTS);
-            let opened = Client::open(&config.name, config.zone.as_deref(), server.clone(), sender);
-            let (client, offer) = opened.map_err(Failure::usage)?;
+            let (client, offer) = Client::open(&config.name, config.zone.as_deref(), server.clone(), sender);
             let source = format!("server {}", server.url);
             let status = Some(client.status());
             Ok(Opened { feed: Feed::Server(receiver), source, server: status, offer, client: Some(client) })

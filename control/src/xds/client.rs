@@ -14,7 +14,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot};
 
 use super::book::{Book, Offer};
-use super::cache::{Cache, CacheError, Found};
+use super::cache::{Cache, Found};
 use crate::config::PolicyServer;
 
 /// The first pause between attempts, and the longest.
@@ -75,29 +75,38 @@ pub struct Client {
     zone: String,
     server: PolicyServer,
     book: Book,
-    cache: Cache,
+    /// None where it can't be had: the gateway serves all the same, and says that nothing would outlast it.
+    cache: Option<Cache>,
     status: Arc<ArcSwap<ServerStatus>>,
     events: mpsc::Sender<Event>,
 }
 
 impl Client {
-    /// A client, and the policy that its cache knows. What goes wrong with the cache is logged.
-    ///
-    /// # Errors
-    /// When another process uses the cache, or it can't be written at all.
+    /// A client, and the policy that its cache knows. What goes wrong with the cache is logged and told by the status.
     pub fn open(
         name: &str,
         zone: Option<&str>,
         server: PolicyServer,
         events: mpsc::Sender<Event>,
-    ) -> Result<(Self, Option<Offer>), CacheError> {
-        let (cache, found) = Cache::open(&server.cache)?;
+    ) -> (Self, Option<Offer>) {
+        let (cache, found, cache_error) = match Cache::open(&server.cache) {
+            Ok((cache, found)) => (Some(cache), found, None),
+            Err(error) => {
+                let error = error.to_string();
+                tracing::error!(
+                    event = "policy_cache_failed",
+                    error,
+                    "policy would not outlive a restart without the server"
+                );
+                (None, Found::Nothing, Some(error))
+            }
+        };
         let mut status = ServerStatus {
             connected: false,
             since: SystemTime::now(),
             error: Some("not connected yet".to_owned()),
             known_at: None,
-            cache_error: None,
+            cache_error,
         };
         let mut book = Book::default();
         let damaged = match found {
@@ -116,11 +125,11 @@ impl Client {
         let mut client = Self { name, zone, server, book, cache, status, events };
         if let Some(reason) = damaged {
             client.forget(&reason);
-            return Ok((client, None));
+            return (client, None);
         }
         let offer = client.book.has_staged().then(|| client.book.offer(&client.name));
         client.book.commit(&client.name);
-        Ok((client, offer))
+        (client, offer)
     }
 
     /// How things stand with the server, now and later.
@@ -139,7 +148,9 @@ impl Client {
         );
         self.book = Book::default();
         // The next update must not be added to what was there.
-        self.cache.forget();
+        if let Some(cache) = &mut self.cache {
+            cache.forget();
+        }
         self.change_status(|status| {
             status.known_at = None;
             status.cache_error = Some(format!("{file} was ignored: {reason}"));

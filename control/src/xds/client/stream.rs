@@ -17,6 +17,7 @@ use tonic::Code;
 use super::connect::{connect_watched, with_causes};
 use super::{Client, Event, Rejection};
 use crate::xds::book::Refusal;
+use crate::xds::cache::Cache;
 use crate::xds::resource::Kind;
 
 /// The longest response, bytes: a policy of any size comes in pieces smaller than what gRPC takes by default.
@@ -26,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// From a server that doesn't say when an update is whole, it is when nothing more comes for so long.
 const QUIET: Duration = Duration::from_secs(1);
 /// A server that has said so before is given so long to say it again; one that never does must not be ignored for ever.
-const STALLED: Duration = Duration::from_secs(15);
+const STALLED: Duration = Duration::from_secs(5);
 /// After a refusal, what belongs to the same update is refused with it: until its settings, or so long a pause.
 const AFTERMATH: Duration = Duration::from_millis(300);
 /// How often the cache learns that it is still right.
@@ -208,9 +209,14 @@ impl Stream<'_> {
         let client = &mut *self.client;
         let changed = client.book.commit(&client.name);
         // Before it is acknowledged: what the server knows to be in force is so after a restart as well.
-        let cached = client.cache.append(changed, client.book.held());
-        let cache_error = cached.err().map(|error| format!("{}: {error}", client.server.cache.display()));
         let known = client.status.load().cache_error.clone();
+        let cache_error = match &mut client.cache {
+            None => known.clone(),
+            Some(cache) => {
+                let cached = cache.append(changed, client.book.held());
+                cached.err().map(|error| format!("{}: {error}", client.server.cache.display()))
+            }
+        };
         if let Some(error) = cache_error.as_ref().filter(|error| known.as_ref() != Some(error)) {
             tracing::error!(event = "policy_cache_failed", error, "the policy cache can't be written");
         }
@@ -261,7 +267,7 @@ impl Stream<'_> {
             return;
         }
         // A cache that can't be written was complained about when it was.
-        let _ = self.client.cache.confirm();
+        let _ = self.client.cache.as_ref().map(Cache::confirm);
         self.client.change_status(|status| status.known_at = Some(SystemTime::now()));
     }
 }

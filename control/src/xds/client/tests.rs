@@ -41,7 +41,7 @@ impl Gateway {
     /// One that follows, and what its cache knew.
     fn start(server: PolicyServer) -> (Self, Option<Offer>) {
         let (sender, events) = mpsc::channel(4);
-        let (client, offer) = Client::open("g1", Some("z1"), server, sender).unwrap();
+        let (client, offer) = Client::open("g1", Some("z1"), server, sender);
         let status = client.status();
         (Self { events, status, task: tokio::spawn(client.run()) }, offer)
     }

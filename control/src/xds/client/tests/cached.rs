@@ -88,7 +88,7 @@ async fn a_cache_that_was_forgotten_is_written_anew() {
     let mut server = Server::start();
     let (sender, events) = mpsc::channel(4);
     let config = plain(server.port, pair.folder.path());
-    let (mut client, offer) = Client::open("g1", None, config.clone(), sender).unwrap();
+    let (mut client, offer) = Client::open("g1", None, config.clone(), sender);
     assert_eq!(offer.unwrap().change.endpoints.len(), 9);
     client.forget("an address is this gateway's own");
     let status = client.status();
@@ -132,11 +132,13 @@ async fn a_cache_that_cannot_be_written_is_said() {
 }
 
 #[tokio::test]
-async fn a_cache_that_another_gateway_has_is_an_error() {
+async fn a_cache_that_another_gateway_has_is_said_and_done_without() {
     let pair = Pair::with(&Told::of(&deal(1))).await;
     let (sender, _events) = mpsc::channel(4);
     let config = plain(pair.server.port, pair.folder.path());
-    let opened = tokio::task::spawn_blocking(|| Client::open("g2", None, config, sender).map(|_| ()));
-    let error = opened.await.unwrap().unwrap_err();
-    assert!(matches!(error, CacheError::InUse(_)), "{error}");
+    let opened = tokio::task::spawn_blocking(|| Client::open("g2", None, config, sender));
+    let (client, offer) = opened.await.unwrap();
+    assert!(offer.is_none());
+    let error = client.status().load().cache_error.clone().unwrap();
+    assert!(error.contains("in use by another process"), "{error}");
 }
