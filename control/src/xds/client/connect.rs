@@ -22,6 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const KEEP_ALIVE: Duration = Duration::from_secs(4);
 /// What may be on its way: a whole policy shouldn't wait for acknowledgements of the window.
 const WINDOW: u32 = 8 << 20;
+/// The type of HTTP/2's frame of settings, in the fourth byte of its head (RFC 9113 section 6.5).
+const SETTINGS_FRAME: u8 = 4;
 
 /// Why a connection broke, in the words of the kernel or of TLS. HTTP/2 above it may say no more than that it did: whom
 /// a server doesn't let in hears of it after the handshake (RFC 8446 section 4.4.2.4), in the middle of a request.
@@ -35,6 +37,13 @@ impl Breakage {
             let _ = self.0.set(error.to_string());
         }
         outcome
+    }
+
+    /// Looks at what the server says first: HTTP/2 begins with settings (RFC 9113 section 3.4).
+    fn note_beginning(&self, said: &[u8]) {
+        if said.get(3).is_some_and(|kind| *kind != SETTINGS_FRAME) {
+            let _ = self.0.set("what answers there doesn't speak HTTP/2".to_owned());
+        }
     }
 
     /// What went wrong, with the cause where it isn't in it.
@@ -85,7 +94,7 @@ pub(super) async fn connect_watched(server: &PolicyServer) -> Result<(Channel, B
                 None => MaybeTls::Plain(stream),
                 Some((connector, name)) => MaybeTls::Tls(Box::new(connector.connect(name, stream).await?)),
             };
-            Ok::<_, io::Error>(TokioIo::new(Watched { stream, breakage }))
+            Ok::<_, io::Error>(TokioIo::new(Watched { stream, breakage, begun: false }))
         }
     });
     match timeout(PATIENCE, endpoint.connect_with_connector(connector)).await {
@@ -105,6 +114,8 @@ enum MaybeTls {
 struct Watched {
     stream: MaybeTls,
     breakage: Breakage,
+    /// Whether the server has said anything.
+    begun: bool,
 }
 
 mod io_of_either {
@@ -131,11 +142,18 @@ mod io_of_either {
 
     impl AsyncRead for Watched {
         fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-            let Self { stream, breakage } = self.get_mut();
-            breakage.note(match stream {
+            let Self { stream, breakage, begun } = self.get_mut();
+            let before = buf.filled().len();
+            let outcome = match stream {
                 MaybeTls::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
                 MaybeTls::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
-            })
+            };
+            let said = &buf.filled()[before..];
+            if !*begun && !said.is_empty() {
+                *begun = true;
+                breakage.note_beginning(said);
+            }
+            breakage.note(outcome)
         }
     }
 
