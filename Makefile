@@ -90,9 +90,13 @@ fuzz: deps ## fuzz each target for FUZZ_SECONDS=20; what fails is kept in target
 doc: deps ## the documentation, warnings are errors
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 
-e2e: deps ## whole gateways in network namespaces; needs root
+# Those that are a file each know nothing of where policy comes from; those in folders say it themselves.
+E2E_EITHER = $(patsubst tests/tests/%.rs,--test %,$(wildcard tests/tests/*.rs))
+
+e2e: deps ## whole gateways in network namespaces, with policy from files and from a server; needs root
 	cargo build --locked -p vipgate
-	cargo test --locked -p vipgate-tests -- --test-threads=1
+	VIPGATE_POLICY=files cargo test --locked -p vipgate-tests -- --test-threads=1
+	VIPGATE_POLICY=server cargo test --locked -p vipgate-tests $(E2E_EITHER) -- --test-threads=1
 
 bench: build ## the packet path alone
 	target/release/vipgate-bench path --sessions 1000,65536,1048576

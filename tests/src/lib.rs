@@ -9,10 +9,12 @@
 //! Everything has its IPv6 twin. The manifests are those of `conf/demo/policy`.
 #![allow(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a test fails by panicking")]
 
+pub mod policyd;
+pub mod traffic;
+
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -21,6 +23,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 use vipgate::lab::{Host, Lab, Process, peers};
+
+use crate::policyd::{Plan, Policyd};
 
 /// The server's addresses.
 pub const SERVER: [&str; 2] = ["198.51.100.10", "2001:db8:51::10"];
@@ -35,6 +39,8 @@ pub const POD_PACKETS: &str = "(net 10.1.0.0/24 or net fd00:1::/64)";
 
 /// Where the policy server of a world listens.
 pub const POLICYD: &str = "http://127.0.0.1:18000";
+/// Port of the gateway's metrics.
+const METRICS: u16 = 9469;
 
 /// Whether worlds have a policy server unless a test says otherwise: so that all tests run both ways.
 fn served_by_default() -> bool {
@@ -61,7 +67,7 @@ pub struct World {
     /// The gateway, when it runs.
     pub process: Option<Process>,
     /// The policy server on the gateway's host, when it runs.
-    pub policyd: Option<Process>,
+    pub policyd: Option<Policyd>,
     /// Whether policy comes to the gateway by way of a policy server.
     pub served: bool,
     runs: u32,
@@ -117,6 +123,7 @@ impl World {
         server.route("default", "198.51.100.254").unwrap();
         server.route("default", "2001:db8:51::fe").unwrap();
         peers::start(&server, &[SERVER, EXCLUDED].concat());
+        traffic::start_echo(&server);
 
         let folder = TempDir::with_prefix("vipgate-test-").unwrap();
         fs::create_dir(folder.path().join("policy")).unwrap();
@@ -189,26 +196,13 @@ impl World {
     /// Starts a policy server with the policy's files on the gateway's host, with more lines of YAML in its configuration, and
     /// waits until it is ready.
     pub fn start_policyd(&mut self, more: &str) {
-        let folder = self.folder.path();
-        let mut text = "log: {format: json}\n".to_owned() + more + "\n";
-        if !more.lines().any(|line| line.starts_with("source:")) {
-            writeln!(text, "source: {{files: [{}/policy]}}", folder.display()).unwrap();
-        }
-        let (config, log) = (folder.join("policyd.yaml"), folder.join("policyd.log"));
-        fs::write(&config, text).unwrap();
-        let program = binary().display().to_string();
-        let command = [&program, "policyd", "--config", &config.display().to_string()];
-        let mut process = self.gateway.spawn(&command, &log).unwrap();
-        let ready = || fs::read_to_string(&log).is_ok_and(|log| log.contains("\"event\":\"ready\""));
-        let came_up = wait_for(Duration::from_secs(20), || ready() || !process.is_alive());
-        let said = || fs::read_to_string(&log).unwrap_or_default();
-        assert!(came_up && process.is_alive(), "the policy server is not ready; it said:\n{}", said());
-        self.policyd = Some(process);
+        let plan = Plan { more, ..Plan::default() };
+        self.policyd = Some(Policyd::start(&self.gateway, self.folder.path(), plan));
     }
 
-    /// What the policy server has logged since it was last started.
-    pub fn policyd_log(&self) -> String {
-        fs::read_to_string(self.folder.path().join("policyd.log")).unwrap_or_default()
+    /// The policy server that runs.
+    pub fn policyd(&self) -> &Policyd {
+        self.policyd.as_ref().expect("a policy server runs")
     }
 
     /// Starts the gateway, with a policy server where it needs one, and waits until it is ready.
@@ -221,15 +215,34 @@ impl World {
 
     /// Starts the gateway and waits until it is ready.
     pub fn start_alone(&mut self, more: &str) {
+        self.launch(more);
+        let came_up = wait_for(Duration::from_secs(20), || self.is_ready() || !self.is_running());
+        assert!(came_up && self.is_running(), "the gateway is not ready; it said:\n{}", self.log());
+    }
+
+    /// Starts the gateway's process.
+    pub fn launch(&mut self, more: &str) {
         let config = self.config(more);
         self.runs += 1;
-        let log = self.log_path();
         let program = binary().display().to_string();
-        let mut process = self.gateway.spawn(&[&program, "gateway", "--config", &config], &log).unwrap();
-        let ready = || fs::read_to_string(&log).is_ok_and(|log| log.contains("\"event\":\"ready\""));
-        let came_up = wait_for(Duration::from_secs(20), || ready() || !process.is_alive());
-        assert!(came_up && process.is_alive(), "the gateway is not ready; it said:\n{}", self.log());
+        let process = self.gateway.spawn(&[&program, "gateway", "--config", &config], &self.log_path()).unwrap();
         self.process = Some(process);
+    }
+
+    fn is_running(&mut self) -> bool {
+        self.process.as_mut().is_some_and(Process::is_alive)
+    }
+
+    /// Whether the gateway has said that it is ready since it was last started.
+    pub fn is_ready(&self) -> bool {
+        self.log().contains("\"event\":\"ready\"")
+    }
+
+    /// Ends the gateway by a signal, and waits for its end.
+    pub fn end(&mut self, signal: &str) {
+        let mut process = self.process.take().expect("a gateway runs");
+        process.signal(signal).unwrap();
+        process.wait(Duration::from_secs(5)).expect("it ends");
     }
 
     /// Runs `vipgate` on the gateway's host to its end: exit code, stdout and stderr.
@@ -269,24 +282,34 @@ impl World {
 
     /// The sum of a metric's values over all labels that contain `labels`.
     pub fn metric(&self, name: &str, labels: &str) -> f64 {
-        let text = self
-            .gateway
-            .run(|| {
-                let mut stream = TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], 9469)))?;
-                stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n")?;
-                let mut text = String::new();
-                stream.read_to_string(&mut text)?;
-                Ok(text)
-            })
-            .join()
-            .unwrap()
-            .unwrap();
-        let is_it = |line: &&str| {
-            line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])) && line.contains(labels)
-        };
-        let lines: Vec<&str> = text.lines().filter(is_it).collect();
-        assert!(!lines.is_empty(), "no metric {name} with {labels} in:\n{text}");
-        lines.iter().map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+        policyd::metric(&self.gateway, METRICS, name, labels)
+    }
+
+    /// What a page beside the gateway's metrics answers: the status of HTTP.
+    pub fn answer(&self, page: &str) -> u16 {
+        policyd::get(&self.gateway, METRICS, page).unwrap().0
+    }
+
+    /// How things stand with the policy server, as the gateway says.
+    pub fn server_status(&self) -> Value {
+        self.ask(&["status"])["policy"]["server"].clone()
+    }
+
+    /// Waits until the gateway says that it is connected to its policy server, or that it isn't.
+    pub fn wait_connected(&self, connected: bool, patience: Duration) {
+        let so = || self.server_status()["connected"] == connected;
+        assert!(wait_for(patience, so), "{}\n{}", self.server_status(), self.log());
+    }
+
+    /// `vipgate policy status` with these arguments, on the gateway's host: exit code, stdout and stderr.
+    pub fn policy_status(&self, arguments: &[&str]) -> (i32, String, String) {
+        self.command(&[&["policy", "status"], arguments].concat())
+    }
+
+    /// Waits until the policy server says that all is in force.
+    pub fn wait_in_force(&self) {
+        let (code, stdout, stderr) = self.policy_status(&["--wait", "15"]);
+        assert_eq!(code, 0, "{stdout}{stderr}\n{}", self.log());
     }
 
     /// Packets of a direction that all workers have forwarded.
@@ -356,4 +379,11 @@ pub fn wait_for(patience: Duration, mut so: impl FnMut() -> bool) -> bool {
         }
         thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// A folder for sessions in memory, gone at the end of the test, and the lines of configuration that name it.
+pub fn state() -> (TempDir, String) {
+    let folder = TempDir::with_prefix_in("vipgate-test-", "/dev/shm").unwrap();
+    let more = format!("sessions: {{capacity: 65536, state: {}}}", folder.path().display());
+    (folder, more)
 }

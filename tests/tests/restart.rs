@@ -2,66 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use vipgate::lab::{Host, Process};
-use vipgate_tests::{POD_PACKETS, SERVER, World, wait_for};
-
-/// Connections that are held open, and asked on all the time.
-struct Connections {
-    process: Process,
-    log: PathBuf,
-}
-
-/// What became of them.
-#[derive(Debug)]
-struct Outcome {
-    alive: u32,
-    changed: u32,
-    longest_ms: u32,
-}
-
-impl Connections {
-    fn open(world: &World, pod: &Host, server: &str, count: u32) -> Self {
-        let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts");
-        let log = world.folder.path().join(format!("clients-{}.log", pod.name()));
-        let script = scripts.join("echo_clients.py").display().to_string();
-        let process = pod.spawn(&["python3", &script, server, "7777", &count.to_string()], &log).unwrap();
-        let stand = || fs::read_to_string(&log).unwrap().contains("open ");
-        assert!(wait_for(Duration::from_secs(30), stand), "{}", fs::read_to_string(&log).unwrap());
-        Self { process, log }
-    }
-
-    fn end(mut self) -> Outcome {
-        self.process.signal("TERM").unwrap();
-        self.process.wait(Duration::from_secs(40)).expect("the clients end");
-        let text = fs::read_to_string(&self.log).unwrap();
-        let last = text.lines().last().unwrap_or_default();
-        let number = |word: &str| {
-            let at = last.split(' ').position(|other| other == word).unwrap_or_else(|| panic!("{text}"));
-            last.split(' ').nth(at + 1).unwrap().parse().unwrap()
-        };
-        Outcome { alive: number("alive"), changed: number("changed"), longest_ms: number("longest_ms") }
-    }
-}
-
-fn echo_server(world: &World) -> Process {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/echo_server.py").display().to_string();
-    let log = world.folder.path().join("echo.log");
-    let process = world.server.spawn(&["python3", &script, "7777"], &log).unwrap();
-    assert!(wait_for(Duration::from_secs(10), || fs::read_to_string(&log).unwrap().contains("listening")));
-    process
-}
-
-/// A folder for state in memory, gone at the end of the test.
-fn state() -> (TempDir, String) {
-    let folder = TempDir::with_prefix_in("vipgate-test-", "/dev/shm").unwrap();
-    let more = format!("sessions: {{capacity: 65536, state: {}}}", folder.path().display());
-    (folder, more)
-}
+use vipgate_tests::traffic::{Connections, echo_server};
+use vipgate_tests::{POD_PACKETS, SERVER, World, state};
 
 fn sessions(world: &World) -> usize {
     world.ask(&["sessions"])["sessions"].as_array().map_or(0, Vec::len)
