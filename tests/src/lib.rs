@@ -9,7 +9,9 @@
 //! Everything has its IPv6 twin. The manifests are those of `conf/demo/policy`.
 #![allow(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a test fails by panicking")]
 
+pub mod etcd;
 pub mod policyd;
+pub mod tls;
 pub mod traffic;
 
 use std::fmt::Write as _;
