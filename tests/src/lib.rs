@@ -10,6 +10,7 @@
 #![allow(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub mod etcd;
+pub mod foreign;
 pub mod policyd;
 pub mod tls;
 pub mod traffic;
