@@ -15,7 +15,7 @@ use super::show::block_on;
 use super::table::{Table, number, word};
 use crate::config::PolicyServer;
 use crate::failure::Failure;
-use crate::xds::client::{chain, connect};
+use crate::xds::client::{chain, connect_watched};
 use crate::xds::proto::policy_status_client::PolicyStatusClient;
 use crate::xds::proto::{EndpointState, PolicyState, StatusReply, StatusRequest};
 
@@ -83,7 +83,7 @@ async fn fetch(ask: &AskServer) -> Result<StatusReply, Failure> {
         cache: PathBuf::new(),
     };
     let failed = |reason: String| Failure::runtime(format_args!("{}: {reason}", server.url));
-    let channel = connect(&server).await.map_err(failed)?;
+    let (channel, breakage) = connect_watched(&server).await.map_err(failed)?;
     let mut client = PolicyStatusClient::new(channel).max_decoding_message_size(LONGEST);
     let request = StatusRequest { endpoints: ask.endpoints.iter().map(IpAddr::to_string).collect() };
     match timeout(PATIENCE, client.status(request)).await {
@@ -92,7 +92,7 @@ async fn fetch(ask: &AskServer) -> Result<StatusReply, Failure> {
         Ok(Err(status)) if status.code() == Code::Unimplemented => {
             Err(failed("no policy server of this version answers there".to_owned()))
         }
-        Ok(Err(status)) => Err(failed(chain(&status))),
+        Ok(Err(status)) => Err(failed(breakage.explain(chain(&status)))),
     }
 }
 

@@ -5,7 +5,7 @@ mod connect;
 mod stream;
 
 pub use self::connect::chain;
-pub(crate) use self::connect::connect;
+pub(crate) use self::connect::connect_watched;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};

@@ -28,7 +28,7 @@ const SETTINGS_FRAME: u8 = 4;
 /// Why a connection broke, in the words of the kernel or of TLS. HTTP/2 above it may say no more than that it did: whom
 /// a server doesn't let in hears of it after the handshake (RFC 8446 section 4.4.2.4), in the middle of a request.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Breakage(Arc<OnceLock<String>>);
+pub(crate) struct Breakage(Arc<OnceLock<String>>);
 
 impl Breakage {
     fn note<T>(&self, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -47,7 +47,7 @@ impl Breakage {
     }
 
     /// What went wrong, with the cause where it isn't in it.
-    pub(super) fn explain(&self, what: String) -> String {
+    pub(crate) fn explain(&self, what: String) -> String {
         match self.0.get() {
             Some(why) if !what.contains(why) => format!("{what}: {why}"),
             _ => what,
@@ -55,13 +55,8 @@ impl Breakage {
     }
 }
 
-/// Connects to the server; certificates are read anew each time.
-pub(crate) async fn connect(server: &PolicyServer) -> Result<Channel, String> {
-    connect_watched(server).await.map(|(channel, _)| channel)
-}
-
-/// The same, to know later why the connection broke.
-pub(super) async fn connect_watched(server: &PolicyServer) -> Result<(Channel, Breakage), String> {
+/// Connects to the server, so that it is known later why the connection broke. Certificates are read anew each time.
+pub(crate) async fn connect_watched(server: &PolicyServer) -> Result<(Channel, Breakage), String> {
     let uri: Uri = server.url.parse().map_err(|error| format!("{}: {error}", server.url))?;
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
     let secure = uri.scheme_str() == Some("https");

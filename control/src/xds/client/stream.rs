@@ -1,6 +1,6 @@
 //! One stream with a policy server, from the subscriptions to its end.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::error::Error;
 use std::time::{Duration, SystemTime};
 
@@ -28,10 +28,16 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const QUIET: Duration = Duration::from_secs(1);
 /// A server that has said so before is given so long to say it again; one that never does must not be ignored for ever.
 const STALLED: Duration = Duration::from_secs(5);
+/// A first policy of which nothing is known of some kind yet would open what is closed: nobody waits for the rest of it longer
+/// than it takes to notice that the network is gone.
+const BEGUN: Duration = Duration::from_secs(10);
 /// After a refusal, what belongs to the same update is refused with it: until its settings, or so long a pause.
 const AFTERMATH: Duration = Duration::from_millis(300);
 /// How often the cache learns that it is still right.
 const CONFIRM: Duration = Duration::from_secs(5);
+
+/// Kinds that every server answers; settings are vipgate's own.
+const KINDS: [Kind; 4] = [Kind::EgressPolicy, Kind::Vip, Kind::Endpoint, Kind::Gateway];
 
 /// A response that waits for its answer.
 #[derive(Debug)]
@@ -64,7 +70,8 @@ pub(super) async fn follow(client: &mut Client) -> String {
         status.error = None;
     });
     tracing::info!(event = "policy_server_connected", server = client.server.url, "policy server connected");
-    let mut stream = Stream { client, requests, pending: Vec::new(), spoiled: None, in_step: false };
+    let mut stream =
+        Stream { client, requests, pending: Vec::new(), spoiled: None, in_step: false, silent: KINDS.into() };
     let mut confirm = tokio::time::interval(CONFIRM);
     loop {
         let wake = stream.wake();
@@ -138,13 +145,22 @@ struct Stream<'a> {
     spoiled: Option<(String, Instant)>,
     /// Whether what is in force is what the server last said.
     in_step: bool,
+    /// Kinds of which nothing has come yet.
+    silent: BTreeSet<Kind>,
 }
 
 impl Stream<'_> {
     /// When to do something although nothing comes.
     fn wake(&self) -> Option<Instant> {
-        let waits = self.client.book.expects_settings() && self.client.book.has_staged();
-        let quiet = self.pending.last().map(|(_, at)| *at + if waits { STALLED } else { QUIET });
+        let book = &self.client.book;
+        let patience = if book.held().is_empty() && !self.silent.is_empty() {
+            BEGUN
+        } else if book.expects_settings() && book.has_staged() {
+            STALLED
+        } else {
+            QUIET
+        };
+        let quiet = self.pending.last().map(|(_, at)| *at + patience);
         let spoiled = self.spoiled.as_ref().map(|(_, at)| *at + AFTERMATH);
         quiet.into_iter().chain(spoiled).min()
     }
@@ -169,7 +185,9 @@ impl Stream<'_> {
     /// Takes in a response.
     async fn take(&mut self, response: DeltaDiscoveryResponse) -> Result<(), String> {
         let pending = Pending { type_url: response.type_url.clone(), nonce: response.nonce.clone() };
-        let is_settings = Kind::of_url(&pending.type_url) == Some(Kind::Settings);
+        let kind = Kind::of_url(&pending.type_url);
+        let is_settings = kind == Some(Kind::Settings);
+        kind.map(|kind| self.silent.remove(&kind));
         self.in_step = false;
         if let Some((why, at)) = &mut self.spoiled {
             *at = Instant::now();
