@@ -100,7 +100,7 @@ fn a_client_is_told_everything_and_then_what_differs() {
         .collect();
     let names = |n: usize| says(&told[n]);
     assert_eq!(names(0), said("EgressPolicy", &["EgressPolicy tenant-b/web", "Service tenant-a/api"], &[]));
-    let vips = ["2001:db8:113::10", "2001:db8:113::20", "203.0.113.10", "203.0.113.20"];
+    let vips = ["203.0.113.10", "203.0.113.20", "2001:db8:113::10", "2001:db8:113::20"];
     assert_eq!(names(1), said("Vip", &vips, &[]));
     let endpoints = ["10.1.0.11", "10.1.0.12", "10.1.0.21", "fd00:1::11", "fd00:1::12", "fd00:1::21"];
     assert_eq!(names(2), said("Endpoint", &endpoints, &[]));
@@ -109,7 +109,7 @@ fn a_client_is_told_everything_and_then_what_differs() {
     let body = |n: usize, at: usize| &told[n]["resources"][at]["body"];
     let web = body(0, 0);
     assert!(web["excluded"] == json!(["10.0.0.0/8", "fd00::/8"]) && web["sessions"] == 20000, "{web}");
-    assert_eq!(body(1, 3)["reserved_ports"], json!([443]));
+    assert_eq!(body(1, 1)["reserved_ports"], json!([443]));
     let first = json!({"@type": format!("{TYPE}Endpoint"), "address": "10.1.0.11", "name": "tenant-a/api-0",
         "policy": "Service tenant-a/api", "vips": ["203.0.113.10"]});
     assert_eq!(*body(2, 0), first);

@@ -24,6 +24,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(4);
 const WINDOW: u32 = 8 << 20;
 /// The type of HTTP/2's frame of settings, in the fourth byte of its head (RFC 9113 section 6.5).
 const SETTINGS_FRAME: u8 = 4;
+/// How a TLS server answers somebody who doesn't speak it: an alert, version 3 (RFC 8446 section 5.1).
+const TLS_ALERT: [u8; 2] = [21, 3];
 
 /// Why a connection broke, in the words of the kernel or of TLS. HTTP/2 above it may say no more than that it did: whom
 /// a server doesn't let in hears of it after the handshake (RFC 8446 section 4.4.2.4), in the middle of a request.
@@ -41,9 +43,14 @@ impl Breakage {
 
     /// Looks at what the server says first: HTTP/2 begins with settings (RFC 9113 section 3.4).
     fn note_beginning(&self, said: &[u8]) {
-        if said.get(3).is_some_and(|kind| *kind != SETTINGS_FRAME) {
-            let _ = self.0.set("what answers there doesn't speak HTTP/2".to_owned());
-        }
+        let what = if said.starts_with(&TLS_ALERT) {
+            "what answers there speaks TLS: the url must begin with https://"
+        } else if said.get(3).is_some_and(|kind| *kind != SETTINGS_FRAME) {
+            "what answers there doesn't speak HTTP/2"
+        } else {
+            return;
+        };
+        let _ = self.0.set(what.to_owned());
     }
 
     /// What went wrong, with the cause where it isn't in it.
