@@ -9,9 +9,12 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::Node;
+
 use super::deal::{Blocks, Peer};
 use super::fingerprint::{Fingerprint, mix};
-use super::inventory::Inventory;
+use super::inventory::{Inventory, Located};
+use super::pods::ZONE_LABEL;
 use crate::manifest::GatewayRef;
 
 /// A gateway's place among all of them, sorted by name.
@@ -59,14 +62,18 @@ pub(super) struct Bid<'a> {
 
 impl<'a> Gateways<'a> {
     pub(super) fn new(inventory: &Inventory<'a>) -> Self {
+        let label = |node: &Located<'a, Node>| node.body.metadata.labels.as_ref()?.get(ZONE_LABEL).map(String::as_str);
+        let zones = inventory.nodes.iter().filter_map(|node| Some((node.id.name.as_str(), label(node)?)));
+        let zones: BTreeMap<&str, &str> = zones.collect();
         let all = inventory.gateways.iter().map(|(name, manifest)| {
             let spec = &manifest.body.spec;
+            let node = spec.node.as_deref().unwrap_or(name);
             Known {
                 name: (*name).into(),
                 seed: Fingerprint::of(name.as_bytes()),
                 labels: manifest.body.metadata.labels.clone().unwrap_or_default(),
-                node: spec.node.as_deref().unwrap_or(name),
-                zone: spec.zone.as_deref(),
+                node,
+                zone: spec.zone.as_deref().or_else(|| zones.get(node).copied()),
                 peer_address: spec.peer_address,
                 room: spec.max_addresses.map_or(usize::MAX, |most| most.get() as usize),
             }

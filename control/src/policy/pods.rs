@@ -15,7 +15,7 @@ use crate::complaint::Complaint;
 use crate::manifest::PodSelector;
 
 /// Label of a node with its zone.
-const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+pub(super) const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
 /// A pod's address on its way to a policy.
 #[derive(Clone, Copy, Debug)]

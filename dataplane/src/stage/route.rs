@@ -15,7 +15,9 @@ use crate::wire::{cut, ethernet, ipv4, ipv6};
 /// Says where a packet with a session goes next; `None` if it can't, and its way has ended.
 #[inline]
 pub fn session_hop<A: Lane>(batch: &mut Batch, i: usize, sessions: &mut Sessions, view: &Snapshot) -> Option<NextHop> {
-    let hop = match A::table(sessions).entry(batch.slots[i]).next_hop() {
+    let entry = A::table(sessions).entry(batch.slots[i]);
+    // Under another generation the number may be that of another hop, or of none: what quotes a session doesn't check it anew.
+    let hop = match entry.next_hop().filter(|_| entry.generation() == view.generation) {
         Some(HopId::HAIRPIN) => Ok(NextHop::Hairpin),
         Some(hop) => Ok(NextHop::Known(hop)),
         None => find_hop::<A>(batch, i, sessions, view),

@@ -109,9 +109,11 @@ fn an_endpoint_has_the_gateway_of_its_node_then_one_of_its_zone() {
         let (deal, said) = deal(&[
             routed(),
             gateway_with("gw-1", "zone: z1, node: n1"),
-            gateway_with("gw-2", "zone: z1, node: n2"),
+            // Its zone is that of its node.
+            gateway_with("gw-2", "node: n2"),
             gateway_with("gw-3", "zone: z2, node: n3"),
             node("n1", "z1"),
+            node("n2", "z1"),
             node("n4", "z2"),
             node("n5", "z3"),
             pod("a", "x", "", "10.0.0.7").replace("containers", "nodeName: n4, containers"),
