@@ -43,7 +43,7 @@ fn the_examples_are_fine() {
 fn all_of_conf_can_be_checked_at_once() {
     let report = run(&[conf("")]);
     assert_eq!(report.complaints, []);
-    assert_eq!(report.configurations.len(), 2);
+    assert_eq!(report.configurations.len(), 3);
 }
 
 #[test]
