@@ -2,16 +2,24 @@
 //!
 //! Here only what one document can say about itself is checked; what objects mean together is the policy compiler's.
 
+mod address;
 pub mod crd;
 pub mod files;
 mod labels;
+mod pod;
 mod read;
 pub mod schema;
+mod service;
+mod slice;
 mod values;
 mod vipgate;
 
+pub use self::address::{Family, unusable as unusable_address};
 pub use self::labels::{LabelSelector, Requirement};
+pub use self::pod::Pod;
 pub use self::read::{Foreign, Manifests, load, read};
+pub use self::service::{ANNOUNCE_ANNOTATION, EGRESS_ANNOTATION, LOAD_BALANCER_CLASS, Service, ServicePort};
+pub use self::slice::{EndpointSlice, SliceEndpoint};
 pub use self::values::{AddressRange, Cidr};
 pub use self::vipgate::{
     AddressPool, AddressPoolSpec, AddressSelection, Announce, Distribution, EgressPolicy, EgressPolicySpec, Gateway,
@@ -21,25 +29,28 @@ pub use self::vipgate::{
 use std::fmt;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::api::core::v1::{Namespace, Node};
 
 use crate::complaint::{Complaint, Place, Severity};
 use crate::yaml::{Source, join};
+
+/// The namespace of objects that name none.
+const DEFAULT_NAMESPACE: &str = "default";
 
 /// One object and where it came from.
 #[derive(Clone, Debug)]
 pub struct Object {
     /// Kind, namespace and name.
     pub id: ObjectId,
+    /// These as text, shared by all that name it.
+    pub name: Arc<str>,
     /// Where it stands.
     pub origin: Origin,
     /// What it says.
     pub body: Body,
 }
 
-/// What an object says, by kind.
+/// What an object says, by kind: of Kubernetes' large kinds what counts here.
 #[derive(Clone, Debug)]
 pub enum Body {
     /// `vipgate.io/v1alpha1` `AddressPool`.
@@ -58,22 +69,6 @@ pub enum Body {
     Pod(Box<Pod>),
     /// `v1` `Service`.
     Service(Box<Service>),
-}
-
-impl Body {
-    /// Its metadata.
-    pub fn meta(&self) -> &ObjectMeta {
-        match self {
-            Self::AddressPool(object) => &object.metadata,
-            Self::EgressPolicy(object) => &object.metadata,
-            Self::EndpointSlice(object) => &object.metadata,
-            Self::Gateway(object) => &object.metadata,
-            Self::Namespace(object) => &object.metadata,
-            Self::Node(object) => &object.metadata,
-            Self::Pod(object) => &object.metadata,
-            Self::Service(object) => &object.metadata,
-        }
-    }
 }
 
 /// The kinds that mean something to vipgate.

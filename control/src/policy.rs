@@ -4,7 +4,6 @@
 //! under the same version. What is wrong with single documents was said while reading; here is said what objects mean
 //! together. In doubt a pod is covered without a VIP, so that its traffic is dropped: nothing leaves untranslated.
 
-mod address;
 mod claim;
 mod deal;
 mod endpoints;
@@ -14,11 +13,9 @@ mod gateways;
 mod inventory;
 mod pods;
 mod pool;
-mod services;
 mod slices;
 mod vips;
 
-pub use self::address::unusable as unusable_address;
 pub use self::deal::{Blocks, Deal, DealtEndpoint, DealtVip, Peer, Share};
 pub use self::fingerprint::{Fingerprint, mix};
 pub use self::follow::{Change, Follower, follow};
@@ -33,13 +30,6 @@ use self::slices::Slices;
 use self::vips::Held;
 use crate::complaint::{Complaint, Complaints, settle};
 use crate::manifest::{Foreign, Object, load};
-
-/// The annotation of a Service that makes it an egress policy too.
-pub const EGRESS_ANNOTATION: &str = "vipgate.io/egress";
-/// The annotation of a Service that says how its VIPs are announced.
-pub const ANNOUNCE_ANNOTATION: &str = "vipgate.io/announce";
-/// The load balancer class that is ours; Services without a class are too.
-pub const LOAD_BALANCER_CLASS: &str = "vipgate.io/vipgate";
 
 /// A policy, and what is wrong with the objects that it was made of.
 #[derive(Clone, Debug, Default)]
@@ -72,16 +62,9 @@ pub fn compile<'a>(objects: impl IntoIterator<Item = &'a Object>) -> Compiled {
     let gateways = Gateways::new(&inventory);
     let pods = Pods::new(&inventory, log);
     let slices = Slices::new(&inventory, &pods, log);
-    let services = services::read(&inventory, log);
     let pools = Pools::new(&inventory, log);
-    let sources = claim::Sources {
-        inventory: &inventory,
-        gateways: &gateways,
-        pods: &pods,
-        slices: &slices,
-        services: &services,
-        pools: &pools,
-    };
+    let sources =
+        claim::Sources { inventory: &inventory, gateways: &gateways, pods: &pods, slices: &slices, pools: &pools };
     let claims = claim::collect(&sources, log);
     let vips = vips::settle(&sources, &claims, log);
     let endpoints = endpoints::settle(&claims, &vips, &gateways, &pods, log);

@@ -3,12 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::{self, Namespace, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 
 use super::files::walk;
 use super::vipgate::{Document, Verify};
-use super::{AddressPool, Body, EgressPolicy, Gateway, Kind, Object, ObjectId, Origin};
+use super::{
+    AddressPool, Body, DEFAULT_NAMESPACE, EgressPolicy, Gateway, Kind, Object, ObjectId, Origin, pod, service, slice,
+};
 use crate::complaint::{Complaint, Place, Severity};
 use crate::yaml::{Fault, Node, Source, Value, decode, join};
 
@@ -20,6 +24,9 @@ pub enum Foreign {
     /// It is left out, with a warning.
     Ignore,
 }
+
+/// Takes what is wrong with one object: how bad it is, the field, whose path starts at the object, and the reason.
+pub(super) type Report<'a> = dyn FnMut(Severity, &str, String) + 'a;
 
 /// Objects and what is wrong with the files that they are in.
 #[derive(Debug, Default)]
@@ -88,7 +95,8 @@ impl Reader<'_> {
                 if let Some((id, body)) = object(kind, node, &mut faults) {
                     let origin =
                         Origin { source: self.source.clone(), document: self.document, item, line: node.at.line };
-                    self.into.objects.push(Object { id, origin, body });
+                    let name = id.to_string().into();
+                    self.into.objects.push(Object { id, name, origin, body });
                 }
             }
             // What our kinds look like, not what they say: people keep it beside their manifests.
@@ -103,10 +111,10 @@ impl Reader<'_> {
                 let fault = at(node, "kind", format!("`{kind}` {what}; known are {known}"));
                 self.complain(fault, item, severity);
             }
-            Err(fault) => faults.push(fault),
+            Err(fault) => faults.push((Severity::Error, fault)),
         }
-        for fault in faults {
-            self.complain(fault, item, Severity::Error);
+        for (severity, fault) in faults {
+            self.complain(fault, item, severity);
         }
     }
 
@@ -156,53 +164,89 @@ fn at(node: &Node, field: &str, reason: String) -> Fault {
     Fault { at: node.locate(field), field: field.to_owned(), reason }
 }
 
+/// What is wrong with an object, and how bad that is.
+type Faults = Vec<(Severity, Fault)>;
+
+/// What metadata says of an object's name.
+struct Named {
+    name: Option<String>,
+    namespace: Option<String>,
+}
+
+impl Named {
+    fn by(metadata: &ObjectMeta) -> Self {
+        Self { name: metadata.name.clone(), namespace: metadata.namespace.clone() }
+    }
+}
+
 /// An object of a known kind. What is wrong is added to `faults`; an object that could not be read at all is none.
-fn object(kind: Kind, node: &Node, faults: &mut Vec<Fault>) -> Option<(ObjectId, Body)> {
-    let body = match kind {
-        Kind::EndpointSlice => typed(node).map(|object| Body::EndpointSlice(Box::new(object))),
-        Kind::Namespace => typed(node).map(|object| Body::Namespace(Box::new(object))),
-        Kind::Node => typed(node).map(|object| Body::Node(Box::new(object))),
-        Kind::Pod => typed(node).map(|object| Body::Pod(Box::new(object))),
-        Kind::Service => typed(node).map(|object| Body::Service(Box::new(object))),
-        Kind::AddressPool => {
-            own(node, faults).map(|(metadata, spec)| Body::AddressPool(Box::new(AddressPool { metadata, spec })))
-        }
-        Kind::EgressPolicy => {
-            own(node, faults).map(|(metadata, spec)| Body::EgressPolicy(Box::new(EgressPolicy { metadata, spec })))
-        }
-        Kind::Gateway => own(node, faults).map(|(metadata, spec)| Body::Gateway(Box::new(Gateway { metadata, spec }))),
-    };
-    match body {
-        Ok(body) => Some((id(kind, node, body.meta(), faults)?, body)),
+fn object(kind: Kind, node: &Node, faults: &mut Faults) -> Option<(ObjectId, Body)> {
+    match body(kind, node, faults) {
+        Ok((named, body)) => Some((id(kind, node, named, faults)?, body)),
         Err(fault) => {
-            faults.push(fault);
+            faults.push((Severity::Error, fault));
             None
         }
     }
 }
 
-fn typed<T: DeserializeOwned>(node: &Node) -> Result<T, Fault> {
-    decode(node)
+fn body(kind: Kind, node: &Node, faults: &mut Faults) -> Result<(Named, Body), Fault> {
+    let report = &mut |severity, field: &str, reason| faults.push((severity, at(node, field, reason)));
+    Ok(match kind {
+        Kind::EndpointSlice => {
+            let document: EndpointSlice = decode(node)?;
+            (Named::by(&document.metadata), Body::EndpointSlice(Box::new(slice::read(document, report))))
+        }
+        Kind::Namespace => {
+            let document: Namespace = decode(node)?;
+            (Named::by(&document.metadata), Body::Namespace(Box::new(document)))
+        }
+        Kind::Node => {
+            let document: v1::Node = decode(node)?;
+            (Named::by(&document.metadata), Body::Node(Box::new(document)))
+        }
+        Kind::Pod => {
+            let document: Pod = decode(node)?;
+            (Named::by(&document.metadata), Body::Pod(Box::new(pod::read(document, report))))
+        }
+        Kind::Service => {
+            let document: Service = decode(node)?;
+            (Named::by(&document.metadata), Body::Service(Box::new(service::read(&document, report))))
+        }
+        Kind::AddressPool => {
+            let (metadata, spec) = own(node, report)?;
+            (Named::by(&metadata), Body::AddressPool(Box::new(AddressPool { metadata, spec })))
+        }
+        Kind::EgressPolicy => {
+            let (metadata, spec) = own(node, report)?;
+            (Named::by(&metadata), Body::EgressPolicy(Box::new(EgressPolicy { metadata, spec })))
+        }
+        Kind::Gateway => {
+            let (metadata, spec) = own(node, report)?;
+            (Named::by(&metadata), Body::Gateway(Box::new(Gateway { metadata, spec })))
+        }
+    })
 }
 
-fn own<S: DeserializeOwned + Verify>(node: &Node, faults: &mut Vec<Fault>) -> Result<(ObjectMeta, S), Fault> {
+fn own<S: DeserializeOwned + Verify>(node: &Node, report: &mut Report<'_>) -> Result<(ObjectMeta, S), Fault> {
     let document: Document<S> = decode(node)?;
-    document.spec.verify(&mut |field, reason| faults.push(at(node, field, reason)));
+    document.spec.verify(&mut |field, reason| report(Severity::Error, field, reason));
     Ok((document.metadata, document.spec))
 }
 
-fn id(kind: Kind, node: &Node, meta: &ObjectMeta, faults: &mut Vec<Fault>) -> Option<ObjectId> {
-    let Some(name) = meta.name.clone().filter(|name| !name.is_empty()) else {
-        faults.push(at(node, "metadata.name", "is missing".into()));
+fn id(kind: Kind, node: &Node, named: Named, faults: &mut Faults) -> Option<ObjectId> {
+    let mut fault = |field, reason| faults.push((Severity::Error, at(node, field, reason)));
+    let Some(name) = named.name.filter(|name| !name.is_empty()) else {
+        fault("metadata.name", "is missing".into());
         return None;
     };
-    let namespace = match (&meta.namespace, kind.is_namespaced()) {
+    let namespace = match (named.namespace, kind.is_namespaced()) {
         // As `kubectl apply` takes it.
-        (None, true) => "default".to_owned(),
-        (Some(namespace), true) => namespace.clone(),
+        (None, true) => DEFAULT_NAMESPACE.to_owned(),
+        (Some(namespace), true) => namespace,
         (None, false) => String::new(),
         (Some(_), false) => {
-            faults.push(at(node, "metadata.namespace", format!("{} objects are in no namespace", kind.as_str())));
+            fault("metadata.namespace", format!("{} objects are in no namespace", kind.as_str()));
             String::new()
         }
     };

@@ -1,26 +1,27 @@
 //! Policies to claims: which pod addresses a policy wants to cover, with which VIPs, and how it ranks among others.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use foldhash::HashSet;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use k8s_openapi::api::core::v1::Service;
 use vipgate_dataplane::snapshot::spec;
 
-use super::EGRESS_ANNOTATION;
 use super::gateways::{GatewayId, Gateways};
 use super::inventory::{Inventory, Key, Located, seniority};
 use super::pods::{Cover, Pods};
 use super::pool::Pools;
-use super::services::Frontend;
 use super::slices::Slices;
 use crate::complaint::{Complaint, Severity};
 use crate::manifest::{
-    AddressSelection, Distribution, EgressPolicy, EgressPolicySpec, GatewayRef, OnExhaustion, Origin, PodSelector,
-    ZoneAffinity,
+    AddressSelection, Cidr, Distribution, EgressPolicy, EgressPolicySpec, GatewayRef, OnExhaustion, Origin,
+    PodSelector, Service, ZoneAffinity,
 };
+
+/// Field of a Service that makes it an egress policy too.
+const EGRESS_FIELD: &str = "metadata.annotations[vipgate.io/egress]";
 
 /// What a policy wants.
 #[derive(Debug)]
@@ -30,17 +31,17 @@ pub(super) struct Claim<'a> {
     pub(super) namespace: &'a str,
     pub(super) origin: &'a Origin,
     /// Field that says that there is a policy.
-    pub(super) field: String,
+    pub(super) field: &'static str,
     /// Field that says which VIPs it has.
     pub(super) vips_field: &'static str,
     /// The VIPs that its endpoints leave with, and the fields that name them.
-    pub(super) vips: Vec<(String, IpAddr)>,
+    pub(super) vips: Vec<(Arc<str>, IpAddr)>,
     /// The Service whose VIPs they are, where they are one's.
     pub(super) service: Option<Key<'a>>,
     /// What it covers; an address may be in it more than once.
     pub(super) covers: Vec<Cover<'a>>,
     /// The gateways that may serve it; of no meaning where none is known.
-    pub(super) gateways: Vec<GatewayId>,
+    pub(super) gateways: Arc<[GatewayId]>,
     pub(super) distribution: Distribution,
     pub(super) zone_affinity: ZoneAffinity,
     /// Whether its VIPs are known to be missing for a reason that was complained about.
@@ -60,7 +61,6 @@ pub(super) struct Sources<'a> {
     pub(super) gateways: &'a Gateways<'a>,
     pub(super) pods: &'a Pods<'a>,
     pub(super) slices: &'a Slices<'a>,
-    pub(super) services: &'a BTreeMap<Key<'a>, Frontend<'a>>,
     pub(super) pools: &'a Pools<'a>,
 }
 
@@ -73,28 +73,32 @@ pub(super) fn collect<'a>(sources: &Sources<'a>, log: &mut Vec<Complaint>) -> Ve
             |policy: &Located<'a, EgressPolicy>| seniority(policy.body.metadata.creation_timestamp.as_ref(), policy.id);
         rank(a).cmp(&rank(b)).then_with(|| age(a).cmp(&age(b)))
     });
-    let mut taken: BTreeSet<IpAddr> = sources.services.values().flat_map(|f| &f.vips).map(|(_, vip)| *vip).collect();
-    taken.extend(policies.iter().flat_map(|policy| policy.body.spec.addresses.iter().flatten()));
+    let services = &sources.inventory.services;
+    // Who takes addresses from pools must know whose are taken.
+    let mut taken = HashSet::default();
+    if policies.iter().any(|policy| policy.body.spec.pools.is_some()) {
+        taken.extend(services.iter().flat_map(|service| &service.body.vips).map(|(_, vip)| *vip));
+        taken.extend(policies.iter().flat_map(|policy| policy.body.spec.addresses.iter().flatten()));
+    }
     let mut claims: Vec<_> = policies.iter().map(|policy| sources.policy(*policy, &mut taken, log)).collect();
-    let mut annotated: Vec<_> = sources.services.values().filter(|frontend| frontend.egress).collect();
-    annotated.sort_by_key(|f| seniority(f.service.body.metadata.creation_timestamp.as_ref(), f.service.id));
-    claims.extend(annotated.into_iter().map(|frontend| sources.annotated(frontend, log)));
+    let mut annotated: Vec<_> = services.iter().filter(|service| service.body.egress).copied().collect();
+    annotated.sort_by_key(|service| seniority(service.body.created.as_ref(), service.id));
+    claims.extend(annotated.into_iter().map(|service| sources.annotated(service, log)));
     claims
 }
 
 impl<'a> Sources<'a> {
     /// A Service with the annotation: a policy with that Service and all defaults.
-    fn annotated(&self, frontend: &Frontend<'a>, log: &mut Vec<Complaint>) -> Claim<'a> {
-        let Located { id, origin, .. } = frontend.service;
-        let field = format!("metadata.annotations[{EGRESS_ANNOTATION}]");
-        if let Some(why) = &frontend.unserved {
-            let complain = if frontend.pending { Located::warning } else { Located::error };
-            log.push(complain(&frontend.service, &field, format!("{id} has no VIP to leave with: {why}")));
+    fn annotated(&self, service: Located<'a, Service>, log: &mut Vec<Complaint>) -> Claim<'a> {
+        let Located { id, name, origin, body } = service;
+        if let Some(why) = &body.unserved {
+            let complain = if body.pending { Located::warning } else { Located::error };
+            log.push(complain(&service, EGRESS_FIELD, format!("{id} has no VIP to leave with: {why}")));
         }
-        let key = (id.namespace.as_str(), id.name.as_str());
+        let key = service.key();
         Claim {
             spec: spec::EgressSpec {
-                name: id.to_string().into(),
+                name: name.clone(),
                 destinations: everything(),
                 excluded: Vec::new(),
                 address_selection: spec::AddressSelection::default(),
@@ -103,31 +107,31 @@ impl<'a> Sources<'a> {
             },
             namespace: key.0,
             origin,
-            field,
+            field: EGRESS_FIELD,
             vips_field: "status.loadBalancer.ingress",
-            vips: frontend.vips.clone(),
+            vips: body.vips.clone(),
             service: Some(key),
             covers: self.slices.of(key),
             gateways: self.gateways.candidates(None),
             distribution: Distribution::default(),
             zone_affinity: ZoneAffinity::default(),
-            broken: frontend.unserved.is_some(),
+            broken: body.unserved.is_some(),
         }
     }
 
     fn policy(
         &self,
         policy: Located<'a, EgressPolicy>,
-        taken: &mut BTreeSet<IpAddr>,
+        taken: &mut HashSet<IpAddr>,
         log: &mut Vec<Complaint>,
     ) -> Claim<'a> {
         let spec = &policy.body.spec;
         self.complain_about_gateways(policy, log);
         let mut claim = Claim {
-            spec: egress_spec(policy.id.to_string().into(), spec),
+            spec: egress_spec(policy.name.clone(), spec),
             namespace: &policy.id.namespace,
             origin: policy.origin,
-            field: "metadata.name".into(),
+            field: "metadata.name",
             vips_field: "spec.serviceRef.name",
             vips: Vec::new(),
             service: None,
@@ -141,22 +145,21 @@ impl<'a> Sources<'a> {
             let key = (policy.id.namespace.as_str(), service.name.as_str());
             claim.service = Some(key);
             claim.covers = self.slices.of(key);
-            let (known, missing) = match self.services.get(&key) {
-                None => (None, Some(format!("there is no Service {}/{}", key.0, key.1))),
-                Some(frontend) => {
-                    (Some(frontend), frontend.unserved.as_ref().map(|why| unserved(frontend.service, why)))
-                }
+            let known = self.inventory.service(key);
+            let missing = match known {
+                None => Some(format!("there is no Service {}/{}", key.0, key.1)),
+                Some(service) => service.body.unserved.as_ref().map(|why| unserved(service, why)),
             };
             claim.broken = missing.is_some();
-            claim.vips = known.map(|frontend| frontend.vips.clone()).unwrap_or_default();
+            claim.vips = known.map(|service| service.body.vips.clone()).unwrap_or_default();
             let complain =
-                if known.is_some_and(|frontend| frontend.pending) { Located::warning } else { Located::error };
+                if known.is_some_and(|service| service.body.pending) { Located::warning } else { Located::error };
             log.extend(missing.map(|why| complain(&policy, "spec.serviceRef.name", why)));
         } else {
             claim.vips_field = if spec.addresses.is_some() { "spec.addresses" } else { "spec.pools" };
             claim.covers = self.selected(policy, spec.selectors.as_deref().unwrap_or_default(), log);
             let addresses = spec.addresses.iter().flatten().enumerate();
-            claim.vips = addresses.map(|(i, vip)| (format!("spec.addresses[{i}]"), *vip)).collect();
+            claim.vips = addresses.map(|(i, vip)| (format!("spec.addresses[{i}]").into(), *vip)).collect();
             self.take_from_pools(policy, &mut claim, taken, log);
         }
         claim
@@ -170,11 +173,11 @@ impl<'a> Sources<'a> {
     ) -> Vec<Cover<'a>> {
         let mut covers = Vec::new();
         for (i, selector) in selectors.iter().enumerate() {
-            let selected = self.pods.select(selector, &policy.id.namespace);
-            if selected.is_empty() {
+            let before = covers.len();
+            covers.extend(self.pods.select(selector, &policy.id.namespace));
+            if covers.len() == before {
                 log.push(policy.warning(&format!("spec.selectors[{i}]"), "selects no pod that has an address"));
             }
-            covers.extend(selected);
         }
         covers
     }
@@ -183,7 +186,7 @@ impl<'a> Sources<'a> {
         &self,
         policy: Located<'a, EgressPolicy>,
         claim: &mut Claim<'a>,
-        taken: &mut BTreeSet<IpAddr>,
+        taken: &mut HashSet<IpAddr>,
         log: &mut Vec<Complaint>,
     ) {
         for (i, pool) in policy.body.spec.pools.iter().flatten().enumerate() {
@@ -198,6 +201,7 @@ impl<'a> Sources<'a> {
                 let reason = format!("AddressPool {} has not {} free {family} addresses", pool.name, pool.count);
                 log.push(policy.error(&field, reason));
             }
+            let field: Arc<str> = field.into();
             claim.vips.extend(vips.into_iter().map(|vip| (field.clone(), vip)));
         }
     }
@@ -230,9 +234,8 @@ fn everything() -> Vec<IpNet> {
 }
 
 fn egress_spec(name: Arc<str>, policy: &EgressPolicySpec) -> spec::EgressSpec {
-    let sorted = |nets: &[crate::manifest::Cidr]| -> Vec<IpNet> {
-        nets.iter().map(|cidr| cidr.0).collect::<BTreeSet<_>>().into_iter().collect()
-    };
+    let sorted =
+        |nets: &[Cidr]| -> Vec<IpNet> { nets.iter().map(|cidr| cidr.0).collect::<BTreeSet<_>>().into_iter().collect() };
     spec::EgressSpec {
         name,
         destinations: policy.destination_cidrs.as_deref().map_or_else(everything, sorted),

@@ -1,21 +1,20 @@
 //! Claims to endpoints: where several policies cover an address one wins, nobody is left without an answer, and each
 //! endpoint has its gateway.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt};
 use vipgate_dataplane::snapshot::spec::EndpointSpec;
 
-use super::address::Family;
 use super::claim::Claim;
 use super::deal::DealtEndpoint;
 use super::gateways::{GatewayId, Gateways, address_key};
 use super::pods::{Cover, Pods};
 use super::vips::Held;
 use crate::complaint::{Complaint, Severity};
-use crate::manifest::{Distribution, ZoneAffinity};
+use crate::manifest::{Distribution, Family, ZoneAffinity};
 
 /// How many endpoints something is about, and the first of them.
 #[derive(Debug)]
@@ -54,35 +53,36 @@ pub(super) fn settle(
     let of_claim: Vec<Vips<'_>> = claims.iter().map(|claim| Vips::of(claim, vips)).collect();
     let mut spread = Spread { gateways, round: HashMap::new(), lists: HashMap::new() };
     let covers = claims.iter().enumerate();
-    let mut covers: Vec<(usize, Cover<'_>)> =
-        covers.flat_map(|(claim, Claim { covers, .. })| covers.iter().map(move |cover| (claim, *cover))).collect();
-    covers.sort_unstable_by_key(|(claim, cover)| (cover.address, *claim));
-    for same in covers.chunk_by_mut(|(_, a), (_, b)| a.address == b.address).filter(|same| same.len() > 1) {
-        // The winner first, and of its entries one with a name.
-        same.sort_unstable_by_key(|(claim, cover)| {
-            (*claim, cover.name.is_empty(), &**cover.name, cover.place.node, cover.place.zone)
-        });
-    }
+    let covers = covers.flat_map(|(claim, it)| it.covers.iter().map(move |cover| (cover.address, claim, cover)));
+    let mut covers: Vec<(IpAddr, usize, &Cover<'_>)> = covers.collect();
+    covers.sort_unstable_by_key(|(address, claim, _)| (*address, *claim));
     let mut endpoints = Vec::with_capacity(covers.len());
     let mut lost: BTreeMap<(usize, usize), Tally> = BTreeMap::new();
     let mut closed: BTreeMap<(usize, Closed), Tally> = BTreeMap::new();
-    for same in covers.chunk_by(|(_, a), (_, b)| a.address == b.address) {
-        let (winner, cover) = same[0];
-        let losers: BTreeSet<usize> = same.iter().map(|(claim, _)| *claim).filter(|claim| *claim != winner).collect();
-        for loser in losers {
-            count(lost.entry((loser, winner)).or_insert(Tally { count: 0, first: cover.address }));
+    for same in covers.chunk_by_mut(|(a, ..), (b, ..)| a == b) {
+        if same.len() > 1 {
+            // The winner first, and of its entries one with a name.
+            same.sort_unstable_by_key(|(_, claim, cover)| {
+                (*claim, cover.name.is_empty(), &**cover.name, cover.place.node, cover.place.zone)
+            });
+        }
+        let (address, winner, cover) = same[0];
+        // Its own entries come before the others', and those of each loser are neighbours.
+        for of_one in same.chunk_by(|(_, a, _), (_, b, _)| a == b).skip(1) {
+            let loser = of_one[0].1;
+            count(lost.entry((loser, winner)).or_insert(Tally { count: 0, first: address }));
         }
         let (claim, vips) = (&claims[winner], &of_claim[winner]);
-        let (vips, gateway) = match spread.place(winner, claim, vips, &cover) {
+        let (vips, gateway) = match spread.place(winner, claim, vips, cover) {
             Ok(placed) => placed,
             Err(_) if claim.broken => (Vec::new(), None),
             Err(why) => {
-                count(closed.entry((winner, why)).or_insert(Tally { count: 0, first: cover.address }));
+                count(closed.entry((winner, why)).or_insert(Tally { count: 0, first: address }));
                 (Vec::new(), None)
             }
         };
-        let name = if cover.name.is_empty() { pods.name_of(cover.address).unwrap_or(cover.name) } else { cover.name };
-        let spec = EndpointSpec { address: cover.address, name: name.clone(), policy: claim.spec.name.clone(), vips };
+        let name = if cover.name.is_empty() { pods.name_of(address).unwrap_or(cover.name) } else { cover.name };
+        let spec = EndpointSpec { address, name: name.clone(), policy: claim.spec.name.clone(), vips };
         endpoints.push(DealtEndpoint { spec, gateway });
     }
     complain(claims, &lost, &closed, log);
@@ -91,14 +91,19 @@ pub(super) fn settle(
 
 impl<'a> Vips<'a> {
     fn of(claim: &Claim<'_>, vips: &'a [Held]) -> Self {
-        let addresses: BTreeSet<IpAddr> = claim.vips.iter().map(|(_, vip)| *vip).collect();
+        let mut addresses: Vec<IpAddr> = claim.vips.iter().map(|(_, vip)| *vip).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
         let found = |vip: &IpAddr| vips.binary_search_by_key(vip, |held| held.spec.address).ok();
         let (v4, v6): (Vec<_>, Vec<_>) =
             addresses.iter().filter_map(found).map(|at| &vips[at]).partition(|held| held.spec.address.is_ipv4());
         let holders = |held: &[&Held]| {
-            let all: BTreeSet<GatewayId> = held.iter().flat_map(|held| held.holders.iter().copied()).collect();
+            let mut all: Vec<GatewayId> = held.iter().flat_map(|held| held.holders.iter().copied()).collect();
+            all.sort_unstable();
+            all.dedup();
             // Whoever else holds a VIP, for another policy's sake, doesn't serve this one.
-            all.into_iter().filter(|id| claim.gateways.contains(id)).collect()
+            all.retain(|id| claim.gateways.binary_search(id).is_ok());
+            all
         };
         Self { holders: [holders(&v4), holders(&v6)], held: [v4, v6] }
     }
@@ -176,14 +181,14 @@ fn complain(
             winner.spec.name,
             winner.origin
         );
-        log.push(loser.complaint(Severity::Warning, &loser.field, reason));
+        log.push(loser.complaint(Severity::Warning, loser.field, reason));
     }
     for ((claim, why), tally) in closed {
         let claim = &claims[*claim];
         let (field, what) = match why {
             Closed::Vip(family) => (claim.vips_field, format!("has no {family} VIP")),
             Closed::Gateway(family) => {
-                (claim.field.as_str(), format!("has no gateway with room that may hold its {family} VIPs"))
+                (claim.field, format!("has no gateway with room that may hold its {family} VIPs"))
             }
             Closed::Zone => ("spec.zoneAffinity", "requires a gateway in the zone of each endpoint".to_owned()),
         };

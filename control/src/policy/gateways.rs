@@ -5,10 +5,11 @@
 //! own keys to others; one that comes takes only those which it wins.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BinaryHeap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use foldhash::{HashMap, HashMapExt};
 use k8s_openapi::api::core::v1::Node;
 
 use super::deal::{Blocks, Peer};
@@ -24,6 +25,8 @@ pub(super) type GatewayId = usize;
 #[derive(Debug)]
 pub(super) struct Gateways<'a> {
     all: Vec<Known<'a>>,
+    /// The numbers of all of them: most policies may be served by any.
+    any: Arc<[GatewayId]>,
 }
 
 #[derive(Debug)]
@@ -55,7 +58,7 @@ pub(super) struct Bid<'a> {
     /// VIPs of one group keep apart as far as there are gateways.
     pub(super) group: &'a str,
     /// Who may hold it.
-    pub(super) candidates: Vec<GatewayId>,
+    pub(super) candidates: Arc<[GatewayId]>,
     /// Whether all of them do, or one.
     pub(super) shared: bool,
 }
@@ -78,7 +81,11 @@ impl<'a> Gateways<'a> {
                 room: spec.max_addresses.map_or(usize::MAX, |most| most.get() as usize),
             }
         });
-        Self { all: all.collect() }
+        Self::of(all.collect())
+    }
+
+    fn of(all: Vec<Known<'a>>) -> Self {
+        Self { any: (0..all.len()).collect(), all }
     }
 
     /// Whether no gateway has a manifest.
@@ -95,12 +102,12 @@ impl<'a> Gateways<'a> {
         self.all.binary_search_by(|known| (*known.name).cmp(name)).is_ok()
     }
 
-    /// Those that a policy names or selects: without either, all.
-    pub(super) fn candidates(&self, wanted: Option<&GatewayRef>) -> Vec<GatewayId> {
+    /// Those that a policy names or selects, sorted: without either, all.
+    pub(super) fn candidates(&self, wanted: Option<&GatewayRef>) -> Arc<[GatewayId]> {
+        let Some(wanted) = wanted else { return self.any.clone() };
         let is_wanted = |known: &Known<'_>| match wanted {
-            None => true,
-            Some(GatewayRef::Names(names)) => names.iter().any(|name| **name == *known.name),
-            Some(GatewayRef::Selector(selector)) => selector.selects(&known.labels),
+            GatewayRef::Names(names) => names.iter().any(|name| **name == *known.name),
+            GatewayRef::Selector(selector) => selector.selects(&known.labels),
         };
         (0..self.all.len()).filter(|&id| is_wanted(&self.all[id])).collect()
     }
@@ -143,6 +150,9 @@ impl<'a> Gateways<'a> {
     /// only what it wins. Each gateway has its part of a group before one has more; a group whose gateways are full otherwise
     /// comes together on those that aren't.
     pub(super) fn hold(&self, bids: &[Bid<'_>]) -> Vec<Vec<GatewayId>> {
+        if self.are_unknown() {
+            return vec![Vec::new(); bids.len()];
+        }
         let mut auction = Auction::new(self, bids);
         for apart in [Apart::Evenly, Apart::Nearly, Apart::No] {
             auction.run(apart);

@@ -1,16 +1,17 @@
 //! The objects, sorted and by kind: what the rest of the compiler looks things up in.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, Pod, Service};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
+use foldhash::HashMap;
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::complaint::{Complaint, Severity};
-use crate::manifest::{AddressPool, Body, EgressPolicy, Gateway, Object, ObjectId, Origin};
+use crate::manifest::{
+    AddressPool, Body, EgressPolicy, EndpointSlice, Gateway, Object, ObjectId, Origin, Pod, Service,
+};
 
-/// Label of an `EndpointSlice` that names its Service.
-const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 /// Label that every namespace has, with its name.
 const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
@@ -18,6 +19,8 @@ const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 #[derive(Debug)]
 pub(super) struct Located<'a, T> {
     pub(super) id: &'a ObjectId,
+    /// The same as text.
+    pub(super) name: &'a Arc<str>,
     pub(super) origin: &'a Origin,
     pub(super) body: &'a T,
 }
@@ -30,7 +33,12 @@ impl<T> Clone for Located<'_, T> {
 
 impl<T> Copy for Located<'_, T> {}
 
-impl<T> Located<'_, T> {
+impl<'a, T> Located<'a, T> {
+    /// Its namespace and name.
+    pub(super) fn key(&self) -> Key<'a> {
+        (&self.id.namespace, &self.id.name)
+    }
+
     pub(super) fn error(&self, field: &str, reason: impl Into<String>) -> Complaint {
         self.origin.complaint(Severity::Error, field, reason)
     }
@@ -46,9 +54,10 @@ pub(super) type Key<'a> = (&'a str, &'a str);
 /// The objects by kind, sorted by namespace and name.
 #[derive(Debug, Default)]
 pub(super) struct Inventory<'a> {
-    pub(super) services: BTreeMap<Key<'a>, Located<'a, Service>>,
-    /// By the namespace and name of their Service.
-    pub(super) slices: BTreeMap<Key<'a>, Vec<Located<'a, EndpointSlice>>>,
+    pub(super) services: Vec<Located<'a, Service>>,
+    service_numbers: HashMap<Key<'a>, usize>,
+    pub(super) slices: Vec<Located<'a, EndpointSlice>>,
+    slices_of: HashMap<Key<'a>, Vec<Located<'a, EndpointSlice>>>,
     pub(super) pods: Vec<Located<'a, Pod>>,
     pub(super) nodes: Vec<Located<'a, Node>>,
     pub(super) gateways: BTreeMap<&'a str, Located<'a, Gateway>>,
@@ -70,7 +79,7 @@ impl<'a> Inventory<'a> {
                     log.push(object.origin.complaint(Severity::Error, "metadata.name", reason));
                 }
                 _ => {
-                    inventory.add(object, log);
+                    inventory.add(object);
                     before = Some(object);
                 }
             }
@@ -78,35 +87,43 @@ impl<'a> Inventory<'a> {
         inventory
     }
 
-    fn add(&mut self, object: &'a Object, log: &mut Vec<Complaint>) {
-        let Object { id, origin, body } = object;
+    fn add(&mut self, object: &'a Object) {
+        let Object { id, name, origin, body } = object;
         let key = (id.namespace.as_str(), id.name.as_str());
         match body {
-            Body::AddressPool(body) => self.pools.push(Located { id, origin, body }),
-            Body::EgressPolicy(body) => self.policies.push(Located { id, origin, body }),
+            Body::AddressPool(body) => self.pools.push(Located { id, name, origin, body }),
+            Body::EgressPolicy(body) => self.policies.push(Located { id, name, origin, body }),
             Body::EndpointSlice(body) => {
-                let slice = Located { id, origin, body: &**body };
-                match body.metadata.labels.as_ref().and_then(|labels| labels.get(SERVICE_NAME_LABEL)) {
-                    Some(service) => self.slices.entry((key.0, service)).or_default().push(slice),
-                    None => log.push(slice.warning(
-                        "metadata.labels",
-                        format!("has no label {SERVICE_NAME_LABEL}: its endpoints belong to no Service"),
-                    )),
+                if let Some(service) = &body.service {
+                    let slice = Located { id, name, origin, body: &**body };
+                    self.slices.push(slice);
+                    self.slices_of.entry((key.0, service)).or_default().push(slice);
                 }
             }
             Body::Gateway(body) => {
-                self.gateways.insert(&id.name, Located { id, origin, body });
+                self.gateways.insert(&id.name, Located { id, name, origin, body });
             }
             Body::Namespace(body) => {
                 let labels = body.metadata.labels.clone().unwrap_or_default();
                 self.namespaces.insert(&id.name, with_name(labels, &id.name));
             }
-            Body::Node(body) => self.nodes.push(Located { id, origin, body }),
-            Body::Pod(body) => self.pods.push(Located { id, origin, body }),
+            Body::Node(body) => self.nodes.push(Located { id, name, origin, body }),
+            Body::Pod(body) => self.pods.push(Located { id, name, origin, body }),
             Body::Service(body) => {
-                self.services.insert(key, Located { id, origin, body });
+                self.service_numbers.insert(key, self.services.len());
+                self.services.push(Located { id, name, origin, body });
             }
         }
+    }
+
+    /// A Service.
+    pub(super) fn service(&self, key: Key<'a>) -> Option<Located<'a, Service>> {
+        self.service_numbers.get(&key).map(|&number| self.services[number])
+    }
+
+    /// The slices of a Service, known or not.
+    pub(super) fn slices_of(&self, service: Key<'a>) -> &[Located<'a, EndpointSlice>] {
+        self.slices_of.get(&service).map(Vec::as_slice).unwrap_or_default()
     }
 
     /// The labels of a namespace; one without a manifest has its name's alone.

@@ -1,18 +1,15 @@
-//! Pods: who has which address, and whom a selector selects. Pods that ended have none any more, pods on the host's
-//! network have the host's, which is nobody's tenant.
+//! Pods: who has which address, and whom a selector selects.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt};
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
 
-use super::address::unusable;
 use super::gateways::Place;
 use super::inventory::{Inventory, Located};
 use crate::complaint::Complaint;
-use crate::manifest::PodSelector;
+use crate::manifest::{Pod, PodSelector};
 
 /// Label of a node with its zone.
 pub(super) const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
@@ -31,7 +28,7 @@ pub(super) struct Cover<'a> {
 pub(super) struct Pods<'a> {
     namespaces: BTreeMap<&'a str, Namespace<'a>>,
     by_address: HashMap<IpAddr, (Arc<str>, Place<'a>)>,
-    hosts: HashMap<IpAddr, String>,
+    hosts: HashMap<IpAddr, &'a Arc<str>>,
     /// Zones of nodes.
     zones: HashMap<&'a str, &'a str>,
 }
@@ -45,8 +42,7 @@ struct Namespace<'a> {
 #[derive(Debug)]
 struct Live<'a> {
     name: Arc<str>,
-    labels: Option<&'a BTreeMap<String, String>>,
-    addresses: Vec<IpAddr>,
+    pod: &'a Pod,
     place: Place<'a>,
 }
 
@@ -63,7 +59,7 @@ impl<'a> Pods<'a> {
             pods.zones.extend(zone.map(|zone| (node.id.name.as_str(), zone.as_str())));
             let addresses = node.body.status.iter().flat_map(|status| status.addresses.iter().flatten());
             for address in addresses.filter_map(|address| address.address.parse().ok()) {
-                pods.hosts.insert(address, node.id.to_string());
+                pods.hosts.insert(address, node.name);
             }
         }
         for pod in &inventory.pods {
@@ -73,21 +69,18 @@ impl<'a> Pods<'a> {
     }
 
     fn add(&mut self, pod: Located<'a, Pod>, inventory: &Inventory<'a>, log: &mut Vec<Complaint>) {
-        let Some(status) = &pod.body.status else { return };
-        if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+        let addresses = &pod.body.addresses;
+        if addresses.is_empty() {
             return;
         }
-        let addresses = addresses(pod, status, log);
-        if pod.body.spec.as_ref().and_then(|spec| spec.host_network).unwrap_or_default() {
-            self.hosts.extend(addresses.into_iter().map(|(_, address)| (address, pod.id.to_string())));
+        if pod.body.is_on_host_network {
+            self.hosts.extend(addresses.iter().map(|(_, address)| (*address, pod.name)));
             return;
         }
         let name: Arc<str> = pod.id.path().into();
-        let place = self.place(pod.body.spec.as_ref().and_then(|spec| spec.node_name.as_deref()), None);
-        for (field, address) in &addresses {
-            if let Some(what) = unusable(*address) {
-                log.push(pod.error(field, format!("{address} is {what}")));
-            } else if let Some((other, _)) = self.by_address.get(address) {
+        let place = self.place(pod.body.node.as_deref(), None);
+        for (field, address) in addresses {
+            if let Some((other, _)) = self.by_address.get(address) {
                 log.push(pod.warning(field, format!("{address} is the address of Pod {other} too")));
             } else {
                 self.by_address.insert(*address, (name.clone(), place));
@@ -97,12 +90,7 @@ impl<'a> Pods<'a> {
             .namespaces
             .entry(&pod.id.namespace)
             .or_insert_with(|| Namespace { labels: inventory.namespace_labels(&pod.id.namespace), pods: Vec::new() });
-        namespace.pods.push(Live {
-            name,
-            labels: pod.body.metadata.labels.as_ref(),
-            addresses: addresses.into_iter().map(|(_, address)| address).collect(),
-            place,
-        });
+        namespace.pods.push(Live { name, pod: pod.body, place });
     }
 
     /// `namespace/pod` of the pod with this address.
@@ -122,39 +110,21 @@ impl<'a> Pods<'a> {
 
     /// Which node's or host pod's address this is.
     pub(super) fn host_of(&self, address: IpAddr) -> Option<&str> {
-        self.hosts.get(&address).map(String::as_str)
+        self.hosts.get(&address).map(|host| &***host)
     }
 
     /// The addresses of the pods that a selector of a policy in `namespace` selects.
-    pub(super) fn select(&'a self, selector: &PodSelector, namespace: &str) -> Vec<Cover<'a>> {
-        let everything = BTreeMap::new();
-        let namespaces = self.namespaces.iter().filter(|(name, candidate)| match &selector.namespace_selector {
+    pub(super) fn select(&'a self, selector: &PodSelector, namespace: &str) -> impl Iterator<Item = Cover<'a>> {
+        let namespaces = self.namespaces.iter().filter(move |(name, candidate)| match &selector.namespace_selector {
             None => **name == namespace,
             Some(wanted) => wanted.selects(&candidate.labels),
         });
         namespaces
             .flat_map(|(_, candidate)| &candidate.pods)
-            .filter(|pod| selector.pod_selector.selects(pod.labels.unwrap_or(&everything)))
-            .flat_map(|pod| {
-                pod.addresses.iter().map(|address| Cover { address: *address, name: &pod.name, place: pod.place })
+            .filter(|live| selector.pod_selector.selects(&live.pod.labels))
+            .flat_map(|live| {
+                let cover = |address| Cover { address, name: &live.name, place: live.place };
+                live.pod.addresses.iter().map(move |(_, address)| cover(*address))
             })
-            .collect()
     }
-}
-
-/// A pod's addresses with the fields that they stand in.
-fn addresses(pod: Located<'_, Pod>, status: &PodStatus, log: &mut Vec<Complaint>) -> Vec<(String, IpAddr)> {
-    let list = status.pod_ips.iter().flatten().map(|address| address.ip.as_str()).enumerate();
-    let mut given: Vec<_> = list.map(|(i, text)| (format!("status.podIPs[{i}].ip"), text)).collect();
-    if given.is_empty() {
-        given.extend(status.pod_ip.as_deref().map(|text| ("status.podIP".to_owned(), text)));
-    }
-    let mut addresses = Vec::new();
-    for (field, text) in given.into_iter().filter(|(_, text)| !text.is_empty()) {
-        match text.parse() {
-            Ok(address) => addresses.push((field, address)),
-            Err(_) => log.push(pod.error(&field, format!("`{text}` is no address"))),
-        }
-    }
-    addresses
 }

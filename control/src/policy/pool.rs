@@ -3,15 +3,16 @@
 //! Nothing is remembered: where a policy starts to look depends on its own name alone, and older policies choose first.
 //! So what comes later or goes away moves an address only where two policies wanted the same one.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::address::Family;
+use foldhash::HashSet;
+
 use super::fingerprint::Fingerprint;
 use super::inventory::{Inventory, Located};
 use crate::complaint::Complaint;
-use crate::manifest::{AddressPool, AddressRange, Announce};
+use crate::manifest::{AddressPool, AddressRange, Announce, Family};
 
 /// All pools.
 #[derive(Debug)]
@@ -64,7 +65,7 @@ impl<'a> Pools<'a> {
         name: &str,
         owner: &str,
         count: u32,
-        taken: &mut BTreeSet<IpAddr>,
+        taken: &mut HashSet<IpAddr>,
     ) -> (Vec<IpAddr>, Option<Family>) {
         let (mut got, mut short) = (Vec::new(), None);
         for family in Family::ALL {

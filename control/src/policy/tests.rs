@@ -20,10 +20,16 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// The objects of a text; `m.yaml` is its name.
-fn objects(text: &str) -> Vec<Object> {
+/// The objects of a text, and what is wrong with single ones; `m.yaml` is its name.
+fn manifests(text: &str) -> Manifests {
     let mut manifests = Manifests::default();
     read(&Arc::new(Source::new("m.yaml", text.to_owned())), Foreign::Refuse, &mut manifests);
+    manifests
+}
+
+/// The objects of a text in which each is fine by itself.
+fn objects(text: &str) -> Vec<Object> {
+    let manifests = manifests(text);
     assert_eq!(manifests.complaints, [], "{text}");
     manifests.objects
 }
@@ -42,16 +48,22 @@ impl Viewed {
 }
 
 fn viewed(objects: &[Object], gateway: Option<&str>) -> Viewed {
-    let Compiled { deal, complaints } = compile(objects);
+    seen(&Manifests { objects: objects.to_vec(), complaints: Vec::new() }, gateway)
+}
+
+fn seen(manifests: &Manifests, gateway: Option<&str>) -> Viewed {
+    let Compiled { deal, mut complaints } = compile(&manifests.objects);
+    complaints.extend(manifests.complaints.iter().cloned());
+    settle(&mut complaints);
     Viewed { set: deal.part_of(gateway, &version_of(&deal)), deal, complaints }
 }
 
 fn compiled(documents: &[String]) -> Viewed {
-    viewed(&objects(&documents.join("---\n")), None)
+    seen(&manifests(&documents.join("---\n")), None)
 }
 
 fn compiled_for(gateway: &str, documents: &[String]) -> Viewed {
-    viewed(&objects(&documents.join("---\n")), Some(gateway))
+    seen(&manifests(&documents.join("---\n")), Some(gateway))
 }
 
 fn said(compiled: &Viewed) -> Vec<String> {

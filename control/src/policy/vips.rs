@@ -1,37 +1,38 @@
 //! All VIPs: whose they are, which of their ports are spoken for, how they are announced; and what can't be a VIP.
 
+use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use foldhash::HashSet;
+use foldhash::{HashMap, HashMapExt, HashSet};
 use vipgate_dataplane::snapshot::spec::{self, VipSpec};
 
-use super::ANNOUNCE_ANNOTATION;
-use super::address::unusable;
 use super::claim::{Claim, Sources};
 use super::gateways::{Bid, GatewayId};
-use super::inventory::Key;
-use super::services::Frontend;
+use super::inventory::{Key, Located};
 use crate::complaint::{Complaint, Severity};
-use crate::manifest::{Announce, Origin};
+use crate::manifest::{ANNOUNCE_ANNOTATION, Announce, Origin, Service, unusable_address};
 
 /// A VIP while it is being put together.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Vip<'a> {
-    /// Names of whom it belongs to.
-    names: Vec<String>,
-    /// Namespaces of the Services that it belongs to.
-    namespaces: BTreeSet<&'a str>,
+    /// The Services that it belongs to.
+    services: Vec<Located<'a, Service>>,
     /// The policy with selectors that holds it.
-    claimed: Option<String>,
+    claimed: Option<&'a Claim<'a>>,
     /// Port and protocol, and who has it.
-    ports: BTreeMap<(u16, &'a str), String>,
-    announce: Option<(Announce, String)>,
+    ports: BTreeMap<(u16, &'a str), Located<'a, Service>>,
+    announce: Option<(Announce, Located<'a, Service>)>,
     /// Who may hold it, as the strongest policy that has it says; without one, every gateway.
-    gateways: Option<Vec<GatewayId>>,
-    /// Whose VIPs keep apart.
-    group: String,
+    gateways: Option<&'a Arc<[GatewayId]>>,
+}
+
+impl Vip<'_> {
+    /// Names of whom it belongs to.
+    fn names(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.services.iter().map(|service| service.name).chain(self.claimed.map(|claim| &claim.spec.name))
+    }
 }
 
 /// A VIP that somebody holds.
@@ -44,34 +45,39 @@ pub(super) struct Held {
 
 /// Puts all VIPs together, sorted, and settles who holds them; those that nobody may hold are left out.
 pub(super) fn settle<'a>(sources: &Sources<'a>, claims: &'a [Claim<'a>], log: &mut Vec<Complaint>) -> Vec<Held> {
+    let services = &sources.inventory.services;
     // A Service that policies refer to is served where the strongest of them is; others are served everywhere.
-    let mut referred: BTreeMap<Key<'_>, &Claim<'_>> = BTreeMap::new();
+    let mut referred: HashMap<Key<'_>, &Claim<'_>> = HashMap::new();
     for claim in claims {
         if let Some(service) = claim.service {
             referred.entry(service).or_insert(claim);
         }
     }
-    let all =
-        sources.services.values().flat_map(|frontend| &frontend.vips).chain(claims.iter().flat_map(|it| &it.vips));
+    let of_services = services.iter().flat_map(|service| &service.body.vips);
+    let all = of_services.chain(claims.iter().flat_map(|claim| &claim.vips));
     let endpoints = sources.slices.among(&all.map(|(_, vip)| *vip).collect());
     let mut vips = BTreeMap::new();
-    for (key, frontend) in sources.services {
-        for (field, vip) in &frontend.vips {
-            complain_about_address(*vip, frontend.service.origin, field, sources, &endpoints, log);
-            add_frontend(vips.entry(*vip), frontend, referred.get(key).copied(), log);
+    for service in services {
+        for (field, vip) in &service.body.vips {
+            complain_about_address(*vip, service.origin, field, sources, &endpoints, log);
+            let entry: &mut Vip<'_> = vips.entry(*vip).or_default();
+            add_service(*vip, entry, *service, log);
+            if let Some(claim) = referred.get(&service.key()) {
+                entry.gateways.get_or_insert(&claim.gateways);
+            }
         }
     }
     for claim in claims.iter().filter(|claim| claim.service.is_none()) {
         for (field, vip) in &claim.vips {
             complain_about_address(*vip, claim.origin, field, sources, &endpoints, log);
-            add_claim(vips.entry(*vip), *vip, claim, field, log);
+            add_claim(*vip, vips.entry(*vip).or_default(), claim, field, log);
         }
     }
     complain_about_announcing(sources, log);
-    hold(vips, sources)
+    hold(&vips, sources)
 }
 
-fn hold(vips: BTreeMap<IpAddr, Vip<'_>>, sources: &Sources<'_>) -> Vec<Held> {
+fn hold(vips: &BTreeMap<IpAddr, Vip<'_>>, sources: &Sources<'_>) -> Vec<Held> {
     let gateways = sources.gateways;
     let announce = |address: &IpAddr, vip: &Vip<'_>| {
         let pool = sources.pools.announce(*address).map(|(announce, _)| announce);
@@ -83,89 +89,54 @@ fn hold(vips: BTreeMap<IpAddr, Vip<'_>>, sources: &Sources<'_>) -> Vec<Held> {
         .zip(&announced)
         .map(|((address, vip), announce)| Bid {
             vip: *address,
-            group: &vip.group,
-            candidates: vip.gateways.clone().unwrap_or_else(|| gateways.candidates(None)),
+            group: vip.names().next().map(|name| &**name).unwrap_or_default(),
+            candidates: vip.gateways.cloned().unwrap_or_else(|| gateways.candidates(None)),
             shared: *announce == Announce::Bgp,
         })
         .collect();
     let holders = gateways.hold(&bids);
-    let held = vips.into_iter().zip(announced).zip(holders);
+    let held = vips.iter().zip(announced).zip(holders);
     held.filter(|(_, holders)| gateways.are_unknown() || !holders.is_empty())
-        .map(|(((address, vip), announce), holders)| Held { spec: finish(address, &vip, announce), holders })
+        .map(|(((address, vip), announce), holders)| Held { spec: finish(*address, vip, announce), holders })
         .collect()
 }
 
-fn new_vip<'a>() -> Vip<'a> {
-    Vip {
-        names: Vec::new(),
-        namespaces: BTreeSet::new(),
-        claimed: None,
-        ports: BTreeMap::new(),
-        announce: None,
-        gateways: None,
-        group: String::new(),
-    }
-}
-
-fn add_frontend<'a>(
-    entry: Entry<'_, IpAddr, Vip<'a>>,
-    frontend: &'a Frontend<'a>,
-    claim: Option<&Claim<'_>>,
-    log: &mut Vec<Complaint>,
-) {
-    let address = *entry.key();
-    let vip = entry.or_insert_with(new_vip);
-    let id = frontend.service.id.to_string();
-    for (port, protocol, field) in &frontend.ports {
-        match vip.ports.entry((*port, protocol)) {
+fn add_service<'a>(address: IpAddr, vip: &mut Vip<'a>, service: Located<'a, Service>, log: &mut Vec<Complaint>) {
+    for it in &service.body.ports {
+        match vip.ports.entry((it.port, &it.protocol)) {
             Entry::Occupied(other) => {
-                let reason = format!("{protocol} port {port} of {address} belongs to {} already", other.get());
-                log.push(frontend.service.error(field, reason));
+                let (port, protocol, Located { id, origin, .. }) = (it.port, &it.protocol, other.get());
+                let reason = format!("{protocol} port {port} of {address} belongs to {id} ({origin}) already");
+                log.push(service.error(&it.field, reason));
             }
             Entry::Vacant(free) => {
-                free.insert(format!("{id} ({})", frontend.service.origin));
+                free.insert(service);
             }
         }
     }
-    match (&vip.announce, frontend.announce) {
-        (Some((known, other)), Some(wanted)) if *known != wanted => {
-            let reason = format!("{other} shares {address} and says otherwise");
-            log.push(frontend.service.error(&format!("metadata.annotations[{ANNOUNCE_ANNOTATION}]"), reason));
+    match (&vip.announce, service.body.announce) {
+        (Some((known, Located { id, origin, .. })), Some(wanted)) if *known != wanted => {
+            let reason = format!("{id} ({origin}) shares {address} and says otherwise");
+            log.push(service.error(&format!("metadata.annotations[{ANNOUNCE_ANNOTATION}]"), reason));
         }
-        (None, Some(wanted)) => vip.announce = Some((wanted, format!("{id} ({})", frontend.service.origin))),
+        (None, Some(wanted)) => vip.announce = Some((wanted, service)),
         _ => {}
     }
-    vip.namespaces.insert(&frontend.service.id.namespace);
-    if let Some(claim) = claim {
-        vip.gateways.get_or_insert_with(|| claim.gateways.clone());
-    }
-    if vip.group.is_empty() {
-        vip.group.clone_from(&id);
-    }
-    vip.names.push(id);
+    vip.services.push(service);
 }
 
-fn add_claim<'a>(
-    entry: Entry<'_, IpAddr, Vip<'a>>,
-    address: IpAddr,
-    claim: &'a Claim<'a>,
-    field: &str,
-    log: &mut Vec<Complaint>,
-) {
-    let vip = entry.or_insert_with(new_vip);
-    let this = format!("{} ({})", claim.spec.name, claim.origin);
-    if let Some(other) = &vip.claimed {
-        log.push(claim.complaint(Severity::Error, field, format!("{address} is a VIP of {other} already")));
-    } else if !vip.namespaces.is_empty() && !vip.namespaces.contains(claim.namespace) {
-        let reason = format!("{address} is the VIP of {}, in another namespace", vip.names.join(", "));
+fn add_claim<'a>(address: IpAddr, vip: &mut Vip<'a>, claim: &'a Claim<'a>, field: &str, log: &mut Vec<Complaint>) {
+    let is_elsewhere = |service: &Located<'_, Service>| service.id.namespace != claim.namespace;
+    if let Some(other) = vip.claimed {
+        let reason = format!("{address} is a VIP of {} ({}) already", other.spec.name, other.origin);
+        log.push(claim.complaint(Severity::Error, field, reason));
+    } else if !vip.services.is_empty() && vip.services.iter().all(is_elsewhere) {
+        let names: Vec<&str> = vip.names().map(|name| &**name).collect();
+        let reason = format!("{address} is the VIP of {}, in another namespace", names.join(", "));
         log.push(claim.complaint(Severity::Error, field, reason));
     } else {
-        vip.claimed = Some(this);
-        vip.names.push(claim.spec.name.to_string());
-        vip.gateways.get_or_insert_with(|| claim.gateways.clone());
-        if vip.group.is_empty() {
-            vip.group = claim.spec.name.to_string();
-        }
+        vip.claimed = Some(claim);
+        vip.gateways.get_or_insert(&claim.gateways);
     }
 }
 
@@ -183,33 +154,39 @@ fn complain_about_address(
         let endpoint = || endpoints.contains(&address).then(|| "the address of an endpoint".to_owned());
         pod.or_else(host).or_else(endpoint)
     };
-    if let Some(what) = unusable(address).map(str::to_owned).or_else(whose) {
+    if let Some(what) = unusable_address(address).map(str::to_owned).or_else(whose) {
         log.push(origin.complaint(Severity::Error, field, format!("{address} can't be a VIP: it is {what}")));
     }
 }
 
 fn complain_about_announcing(sources: &Sources<'_>, log: &mut Vec<Complaint>) {
-    for frontend in sources.services.values() {
-        let Some(wanted) = frontend.announce else { continue };
-        for (_, vip) in &frontend.vips {
+    for service in &sources.inventory.services {
+        let Some(wanted) = service.body.announce else { continue };
+        for (_, vip) in &service.body.vips {
             if let Some((announce, pool)) = sources.pools.announce(*vip).filter(|(announce, _)| *announce != wanted) {
                 let reason = format!("{vip} is in AddressPool {pool}, which announces it by {announce}: that counts");
                 let field = format!("metadata.annotations[{ANNOUNCE_ANNOTATION}]");
-                log.push(frontend.service.warning(&field, reason));
+                log.push(service.warning(&field, reason));
             }
         }
     }
 }
 
 fn finish(address: IpAddr, vip: &Vip<'_>, announce: Announce) -> VipSpec {
-    let ports: BTreeSet<u16> = vip.ports.keys().map(|(port, _)| *port).collect();
+    let mut reserved_ports: Vec<u16> = vip.ports.keys().map(|(port, _)| *port).collect();
+    reserved_ports.dedup();
+    let mut names = vip.names();
+    let name = match (names.next(), names.next()) {
+        (Some(only), None) => only.clone(),
+        _ => vip.names().map(|name| &**name).collect::<Vec<_>>().join(", ").into(),
+    };
     VipSpec {
         address,
-        name: vip.names.join(", ").into(),
+        name,
         announce: match announce {
             Announce::L2 => spec::Announce::L2,
             Announce::Bgp => spec::Announce::Bgp,
         },
-        reserved_ports: ports.into_iter().collect(),
+        reserved_ports,
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::source::Update;
 use crate::complaint::{Complaint, Place, settle};
-use crate::manifest::{Foreign, Manifests, Object, ObjectId, read};
+use crate::manifest::{Foreign, Manifests, Object, ObjectId, Origin, read};
 use crate::policy::{Deal, compile};
 use crate::yaml::Source;
 
@@ -19,8 +19,18 @@ const ROUNDS: usize = 32;
 #[derive(Debug, Default)]
 pub struct Store {
     texts: BTreeMap<Arc<str>, Text>,
+    /// The objects of all texts, in the order that compiling brings them into.
+    sorted: BTreeMap<Rank, Arc<Object>>,
     /// Why the last reading of everything was not believed.
     disbelief: Option<String>,
+}
+
+/// An object among all others: its name, then its place.
+type Rank = (ObjectId, Arc<str>, usize, Option<usize>);
+
+fn rank(object: &Object) -> Rank {
+    let Origin { source, document, item, .. } = &object.origin;
+    (object.id.clone(), source.name().clone(), *document, *item)
 }
 
 /// One text.
@@ -73,15 +83,28 @@ impl Store {
         }
         if whole {
             let named: BTreeSet<&Arc<str>> = changed.iter().map(|(name, _)| name).collect();
-            self.texts.retain(|name, _| named.contains(name));
+            let unnamed: Vec<Arc<str>> = self.texts.keys().filter(|name| !named.contains(name)).cloned().collect();
+            for name in unnamed {
+                self.take(&name);
+            }
         }
         for name in gone {
-            self.texts.remove(&name);
+            self.take(&name);
         }
         for (name, content) in changed {
-            let before = self.texts.remove(&name).unwrap_or_default();
-            self.texts.insert(name.clone(), before.changed(&name, content));
+            let text = self.take(&name).unwrap_or_default().changed(&name, content);
+            self.sorted.extend(text.objects.iter().map(|object| (rank(object), object.clone())));
+            self.texts.insert(name, text);
         }
+    }
+
+    /// Takes a text out.
+    fn take(&mut self, name: &str) -> Option<Text> {
+        let text = self.texts.remove(name)?;
+        for object in &text.objects {
+            self.sorted.remove(&rank(object));
+        }
+        Some(text)
     }
 
     /// Compiles everything. What is at fault is replaced by its last good version, or left out, until the rest is fine.
@@ -90,7 +113,7 @@ impl Store {
             self.texts.values().flat_map(|text| text.complaints.iter().cloned()).collect();
         complaints.extend(self.disbelief.iter().map(|why| Complaint::about_file("source", why.clone())));
         let mut faulty = self.unreadable();
-        let mut compiled = compile(self.texts.values().flat_map(|text| &text.objects).map(Arc::as_ref));
+        let mut compiled = compile(self.sorted.values().map(Arc::as_ref));
         let mut aside = Aside::default();
         for round in 1..=ROUNDS {
             let errors: Vec<Complaint> = compiled.complaints.iter().filter(|it| it.is_error()).cloned().collect();
@@ -100,7 +123,7 @@ impl Store {
             // Toward the end nothing older is tried any more: whatever is wrong goes.
             aside.set_aside(&errors, &self.texts, &mut faulty, round < ROUNDS / 2);
             complaints.extend(errors);
-            compiled = compile(aside.objects(&self.texts));
+            compiled = compile(aside.objects(&self.sorted));
         }
         complaints.extend(compiled.complaints);
         settle(&mut complaints);
@@ -176,17 +199,20 @@ impl Aside {
         }
     }
 
-    /// The objects of all texts, as they are with what is set aside.
-    fn objects<'a>(&'a self, texts: &'a BTreeMap<Arc<str>, Text>) -> impl Iterator<Item = &'a Object> {
-        texts.values().flat_map(|text| self.of(text)).map(Arc::as_ref)
+    /// All objects, as they are with what is set aside.
+    fn objects<'a>(&'a self, sorted: &'a BTreeMap<Rank, Arc<Object>>) -> impl Iterator<Item = &'a Object> {
+        sorted.values().filter_map(|object| self.stand_in(object)).map(Arc::as_ref)
     }
 
     /// Those of one text.
     fn of<'a>(&'a self, text: &'a Text) -> impl Iterator<Item = &'a Arc<Object>> {
-        text.objects.iter().filter_map(|object| {
-            let place = object.origin.object();
-            if self.out.contains(&place) { self.instead.get(&place) } else { Some(object) }
-        })
+        text.objects.iter().filter_map(|object| self.stand_in(object))
+    }
+
+    /// An object, or what stands in for it.
+    fn stand_in<'a>(&'a self, object: &'a Arc<Object>) -> Option<&'a Arc<Object>> {
+        let place = object.origin.object();
+        if self.out.contains(&place) { self.instead.get(&place) } else { Some(object) }
     }
 
     fn touches(&self, text: &Text) -> bool {

@@ -16,7 +16,7 @@ fn known(name: &'static str, node: &'static str, zone: Option<&'static str>, roo
 
 /// The first of the names, with room for so many VIPs each.
 fn gateways(rooms: &[usize]) -> Gateways<'static> {
-    Gateways { all: NAMES.iter().zip(rooms).map(|(name, room)| known(name, name, None, *room)).collect() }
+    Gateways::of(NAMES.iter().zip(rooms).map(|(name, room)| known(name, name, None, *room)).collect())
 }
 
 /// All of the names but one.
@@ -56,7 +56,7 @@ fn held(gateways: &Gateways<'_>, wanted: &[Wanted]) -> BTreeMap<IpAddr, BTreeSet
     let bids = wanted.iter().map(|Wanted { vip, group, candidates, shared }| Bid {
         vip: *vip,
         group,
-        candidates: candidates.clone(),
+        candidates: candidates.as_slice().into(),
         shared: *shared,
     });
     let bids: Vec<Bid<'_>> = bids.collect();
@@ -316,7 +316,7 @@ fn nearest_is_the_node_then_the_zone() {
         known("c", "n3", z2, UNLIMITED),
         known("d", "n4", None, UNLIMITED),
     ];
-    let gateways = Gateways { all };
+    let gateways = Gateways::of(all);
     for (node, zone, preferred, required) in [
         (None, None, &[0, 1, 2, 3][..], &[][..]),
         (None, z1, &[0, 1], &[0, 1]),

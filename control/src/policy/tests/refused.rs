@@ -164,7 +164,7 @@ fn endpoints_whose_policy_is_broken_stay_covered_without_a_vip() {
 #[test]
 fn complaints_about_items_of_a_list_name_the_item() {
     let text = "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Service\n  metadata: {name: s}\n  spec:\n    type: LoadBalancer\n    ports:\n    - port: 80\n    - port: 70000\n";
-    let got = viewed(&objects(text), None);
+    let got = seen(&manifests(text), None);
     assert_eq!(said(&got), ["m.yaml:11: items[0].spec.ports[1].port: must be from 1 to 65535, is 70000"]);
 }
 

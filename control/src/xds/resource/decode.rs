@@ -15,7 +15,8 @@ use vipgate_dataplane::snapshot::spec::{
 
 use super::super::proto;
 use super::{Kind, SETTINGS, shown};
-use crate::policy::{Blocks, DealtEndpoint, DealtVip, Peer, Share, unusable_address};
+use crate::manifest::unusable_address;
+use crate::policy::{Blocks, DealtEndpoint, DealtVip, Peer, Share};
 
 /// VIPs of one endpoint, prefixes of one policy, shares of one VIP: more is a mistake, or an attack.
 const MOST_PARTS: usize = 4096;

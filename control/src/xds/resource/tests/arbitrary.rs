@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 
 use super::*;
-use crate::policy::unusable_address;
+use crate::manifest::unusable_address;
 
 fn address() -> impl Strategy<Value = IpAddr> {
     let any = prop_oneof![any::<[u8; 4]>().prop_map(IpAddr::from), any::<[u8; 16]>().prop_map(IpAddr::from)];

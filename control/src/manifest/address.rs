@@ -5,15 +5,19 @@ use std::net::IpAddr;
 
 /// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Family {
+pub enum Family {
+    /// IPv4.
     V4,
+    /// IPv6.
     V6,
 }
 
 impl Family {
-    pub(super) const ALL: [Self; 2] = [Self::V4, Self::V6];
+    /// Both of them.
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    pub(super) fn of(address: IpAddr) -> Self {
+    /// That of an address.
+    pub fn of(address: IpAddr) -> Self {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 }

@@ -1,0 +1,105 @@
+//! Endpoint slices: the pods behind a Service. Those that aren't ready count too: a pod that starts or ends calls out like
+//! any other, and must never leave with its own address.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::discovery::v1::EndpointSlice as Document;
+
+use super::read::Report;
+use super::{DEFAULT_NAMESPACE, Family, unusable_address};
+use crate::complaint::Severity;
+
+/// Label that names the Service.
+const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
+
+/// What counts of an `EndpointSlice`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointSlice {
+    /// The Service that its endpoints are behind, in the same namespace, if it says one.
+    pub service: Option<String>,
+    /// Its endpoints: one for each address.
+    pub endpoints: Vec<SliceEndpoint>,
+}
+
+/// An address behind a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceEndpoint {
+    /// The address.
+    pub address: IpAddr,
+    /// `namespace/pod`; empty where no pod is named.
+    pub pod: Arc<str>,
+    /// The node that it is on, if the slice says so.
+    pub node: Option<Arc<str>>,
+    /// The zone that it is in, if the slice says so.
+    pub zone: Option<Arc<str>>,
+    /// Its place in the slice: of the endpoint, and of the address in it.
+    pub at: (usize, usize),
+}
+
+impl SliceEndpoint {
+    /// Field that the address stands in.
+    pub fn field(&self) -> String {
+        field(self.at)
+    }
+}
+
+fn field((endpoint, address): (usize, usize)) -> String {
+    format!("endpoints[{endpoint}].addresses[{address}]")
+}
+
+/// Reads a slice. Addresses that no pod can have are reported, and left out.
+pub(super) fn read(document: Document, report: &mut Report<'_>) -> EndpointSlice {
+    let service = document.metadata.labels.and_then(|mut labels| labels.remove(SERVICE_NAME_LABEL));
+    if service.is_none() {
+        let reason = format!("has no label {SERVICE_NAME_LABEL}: its endpoints belong to no Service");
+        report(Severity::Warning, "metadata.labels", reason);
+    }
+    let mut slice = EndpointSlice { service, endpoints: Vec::with_capacity(document.endpoints.len()) };
+    let family = match document.address_type.as_str() {
+        "IPv4" => Family::V4,
+        "IPv6" => Family::V6,
+        "FQDN" => {
+            let reason = "endpoints with names instead of addresses are not covered";
+            report(Severity::Warning, "addressType", reason.to_owned());
+            return slice;
+        }
+        other => {
+            report(Severity::Error, "addressType", format!("`{other}` is unknown, expected IPv4, IPv6 or FQDN"));
+            return slice;
+        }
+    };
+    let namespace = document.metadata.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+    for (i, endpoint) in document.endpoints.into_iter().enumerate() {
+        let pod: Arc<str> = endpoint.target_ref.and_then(|target| pod(target, namespace)).unwrap_or_default().into();
+        let node: Option<Arc<str>> = endpoint.node_name.map(Arc::from);
+        let zone: Option<Arc<str>> = endpoint.zone.map(Arc::from);
+        for (j, text) in endpoint.addresses.iter().enumerate() {
+            match check(text, family) {
+                Ok(address) => slice.endpoints.push(SliceEndpoint {
+                    address,
+                    pod: pod.clone(),
+                    node: node.clone(),
+                    zone: zone.clone(),
+                    at: (i, j),
+                }),
+                Err(reason) => report(Severity::Error, &field((i, j)), reason),
+            }
+        }
+    }
+    slice
+}
+
+fn check(text: &str, family: Family) -> Result<IpAddr, String> {
+    let address: IpAddr = text.parse().map_err(|_| format!("`{text}` is no address"))?;
+    if Family::of(address) != family {
+        return Err(format!("{address} is not {family}, the slice's addressType"));
+    }
+    unusable_address(address).map_or(Ok(address), |what| Err(format!("{address} is {what}")))
+}
+
+fn pod(target: ObjectReference, namespace: &str) -> Option<String> {
+    let name = target.name.filter(|_| target.kind.as_deref() == Some("Pod"))?;
+    Some(format!("{}/{name}", target.namespace.as_deref().unwrap_or(namespace)))
+}
