@@ -32,6 +32,8 @@ pub trait Address: Copy + Clone + Eq + Ord + Hash + Debug + Default + Send + Pod
     fn is_martian(self) -> bool;
     /// A number below 2048, the same for the same address and spread evenly over others; not against attackers.
     fn bucket(self) -> usize;
+    /// A number below 16384, likewise; addresses that share the one rarely share the other.
+    fn fine_bucket(self) -> usize;
     /// The address whose bytes in memory are those of this one in a packet; the same function turns it back.
     fn in_packet_order(self) -> Self;
 }
@@ -78,6 +80,11 @@ impl Address for u32 {
     fn bucket(self) -> usize {
         // Multiplicative hashing: neighbours in a subnet end far apart. 11 bits are left.
         (self.wrapping_mul(0x9e37_79b1) >> 21) as usize
+    }
+
+    #[inline]
+    fn fine_bucket(self) -> usize {
+        (self.wrapping_mul(0x85eb_ca6b) >> 18) as usize
     }
 
     #[inline]
@@ -156,6 +163,11 @@ impl Address for V6 {
     #[inline]
     fn bucket(self) -> usize {
         ((self.high.rotate_left(32) ^ self.low).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53) as usize
+    }
+
+    #[inline]
+    fn fine_bucket(self) -> usize {
+        ((self.high.rotate_left(32) ^ self.low).wrapping_mul(0xc2b2_ae3d_27d4_eb4f) >> 50) as usize
     }
 
     #[inline]

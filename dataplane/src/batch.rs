@@ -233,6 +233,8 @@ pub struct Batch {
     pub opening: Packets,
     /// Those that policy leaves as they are.
     pub unchanged: Packets,
+    /// Whether many sessions of the batch before were checked against an older policy.
+    pub restless: bool,
 }
 
 impl Default for Batch {
@@ -268,6 +270,7 @@ impl Default for Batch {
             stale: Packets::default(),
             opening: Packets::default(),
             unchanged: Packets::default(),
+            restless: false,
         }
     }
 }

@@ -150,6 +150,43 @@ fn what_takes_a_sessions_ground_away_ends_it_on_its_next_packet() {
     }
 }
 
+/// Batch after batch in which every session was checked against an older policy.
+#[test]
+fn whoever_a_change_concerns_is_found_among_many_that_it_does_not_concern() {
+    const EACH: u16 = 20;
+    let mut gateway = Gateway::new(&Setup::default());
+    let far = at("198.51.100.10:53");
+    let pods = ["10.244.1.5", "10.244.1.6", "10.244.1.21"];
+    let sources = pods.iter().flat_map(|pod| (0..EACH).map(|n| SocketAddr::new(ip(pod), 4000 + n)));
+    let seen = |sent: Vec<(InterfaceId, Vec<u8>)>| sent.iter().map(|(_, bytes)| ends(bytes)).collect::<Vec<_>>();
+    let sources: Vec<SocketAddr> = sources.collect();
+    let send = |gateway: &mut Gateway| {
+        for &source in &sources {
+            assert!(gateway.workers[0].io().inject(INSIDE, &packet(Protocol::Udp, source, far)));
+        }
+        seen(gateway.run())
+    };
+    let first = send(&mut gateway);
+    assert_eq!(first.len(), sources.len());
+    let mut set = policy();
+    for turn in 0..8 {
+        // An endpoint that nobody has heard of.
+        let was = set.clone();
+        set.endpoints.retain(|endpoint| !endpoint.address.to_string().starts_with("10.9."));
+        set.endpoints.push(EndpointSpec { address: ip(&format!("10.9.0.{turn}")), ..set.endpoints[0].clone() });
+        change(&mut gateway, &was, &set);
+        assert_eq!(send(&mut gateway), first, "turn {turn}");
+    }
+    let was = set.clone();
+    endpoint(&mut set, "10.244.1.6").vips.clear();
+    change(&mut gateway, &was, &set);
+    let others: Vec<_> =
+        first.iter().enumerate().filter(|(i, _)| i / usize::from(EACH) != 1).map(|(_, it)| *it).collect();
+    assert_eq!(send(&mut gateway), others);
+    assert_eq!((gateway.sessions(), ended_by_policy(&gateway)), (2 * u64::from(EACH), u64::from(EACH)));
+    assert_eq!(gateway.drops(), [(DropReason::NoPolicy, u64::from(EACH))].into());
+}
+
 #[test]
 fn what_is_excluded_concerns_everybody() {
     // A's far side is excluded, and B's isn't; they have one policy.

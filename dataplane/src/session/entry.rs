@@ -14,6 +14,8 @@
 //! The two directions are twins: each names the other's slot. They are read together only on rare events (a FIN, an
 //! expiry), so a packet touches one of them.
 
+use std::hint::select_unpredictable;
+
 use bytemuck::AnyBitPattern;
 
 use super::key::Key;
@@ -216,6 +218,14 @@ impl<A: Address> Entry<A> {
     #[inline]
     pub fn direction(&self) -> Direction {
         Direction::from_number(self.tail[DIRECTION])
+    }
+
+    /// The pod of the session.
+    #[inline]
+    pub fn endpoint(&self) -> A {
+        let is_reply = self.tail[DIRECTION] == Direction::Reply as u8;
+        // Which way a packet goes is anybody's guess.
+        select_unpredictable(is_reply, self.to_destination, self.source).in_packet_order()
     }
 
     /// The pod, the far side and the VIP that the session is between.

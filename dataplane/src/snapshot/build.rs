@@ -29,7 +29,6 @@ pub const MOST_ENDPOINTS: usize = 262_144;
 /// Builds one snapshot after the other.
 #[derive(Debug)]
 pub struct Builder {
-    generation: u32,
     policy: Arc<Policy>,
     freshness: Arc<Freshness>,
     uses: Uses,
@@ -44,7 +43,6 @@ impl Builder {
         let mut hop_numbers = HashMap::new();
         let network_built = Arc::new(build_network(&network, &mut hop_numbers));
         Self {
-            generation: 1,
             policy: Arc::new(Policy::empty()),
             freshness: Arc::new(Freshness::new(1)),
             uses: Uses::default(),
@@ -57,7 +55,7 @@ impl Builder {
     /// The snapshot of what the builder was last given.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
-            generation: self.generation,
+            generation: self.freshness.generation(),
             freshness: self.freshness.clone(),
             policy: self.policy.clone(),
             network: self.network.clone(),
@@ -87,8 +85,9 @@ impl Builder {
             self.hop_numbers.clear();
         }
         if routes_changed || used_up {
-            self.generation = next(self.generation);
-            Arc::make_mut(&mut self.freshness).touch_all(self.generation);
+            let mut freshness = self.freshness.next();
+            freshness.touch_all();
+            self.freshness = Arc::new(freshness);
         }
         self.network = Arc::new(build_network(&network, &mut self.hop_numbers));
         self.network_spec = network;
@@ -111,24 +110,14 @@ impl Builder {
     /// When the change contradicts itself or the policy; nothing has changed then.
     pub fn with_change(&mut self, change: &PolicyChange) -> Result<Snapshot, BuildError> {
         check::change(&self.policy, &self.uses, change)?;
-        self.generation = next(self.generation);
-        let mut rebuild = Rebuild {
-            policy: (*self.policy).clone(),
-            freshness: (*self.freshness).clone(),
-            uses: &mut self.uses,
-            generation: self.generation,
-        };
+        let mut rebuild =
+            Rebuild { policy: (*self.policy).clone(), freshness: self.freshness.next(), uses: &mut self.uses };
         rebuild.apply(change);
         let Rebuild { policy, freshness, .. } = rebuild;
         self.policy = Arc::new(policy);
         self.freshness = Arc::new(freshness);
         Ok(self.snapshot())
     }
-}
-
-/// The generation after this one; 0 is none.
-fn next(generation: u32) -> u32 {
-    generation.wrapping_add(1).max(1)
 }
 
 /// A prefix as prefix sets take it, if it is of this family.

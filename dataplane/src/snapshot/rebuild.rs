@@ -20,7 +20,6 @@ pub(super) struct Rebuild<'a> {
     pub(super) policy: Policy,
     pub(super) freshness: Freshness,
     pub(super) uses: &'a mut Uses,
-    pub(super) generation: u32,
 }
 
 impl Rebuild<'_> {
@@ -77,7 +76,7 @@ impl Rebuild<'_> {
         let Some(before) = before else { return false };
         if (&before.spec.destinations, &before.spec.excluded) != (&spec.destinations, &spec.excluded) {
             // Its endpoints may be many, and are not listed anywhere.
-            self.freshness.touch_all(self.generation);
+            self.freshness.touch_all();
         }
         before.spec.limits.guaranteed_ports != spec.limits.guaranteed_ports
     }
@@ -85,7 +84,7 @@ impl Rebuild<'_> {
     fn set_vip(&mut self, spec: &VipSpec) {
         let known = self.policy.vip_at(spec.address).cloned();
         if known.as_ref().is_none_or(|vip| vip.retired) {
-            self.touch(spec.address);
+            self.touch_vip(spec.address);
         }
         let slots = Arc::make_mut(&mut self.policy.vips);
         let free = &mut self.uses.free_vips;
@@ -120,7 +119,10 @@ impl Rebuild<'_> {
         });
         let bound = |endpoint: &Option<Endpoint>| endpoint.as_ref().map(|it| (it.policy, it.vips.clone()));
         if bound(&before) != bound(&after) {
-            self.touch(address);
+            match address {
+                IpAddr::V4(v4) => self.freshness.touch_endpoint(v4.to_bits()),
+                IpAddr::V6(v6) => self.freshness.touch_endpoint(V6::from_bits(v6.to_bits())),
+            }
         }
         for (endpoint, comes) in [(&before, false), (&after, true)] {
             let Some(endpoint) = endpoint else { continue };
@@ -141,7 +143,7 @@ impl Rebuild<'_> {
         let Some(vip) = self.policy.vip_at(address).filter(|vip| !vip.retired) else { return };
         let id = vip.id;
         let retired = Vip { retired: true, reserved: Box::default(), announce: Announce::default(), ..vip.clone() };
-        self.touch(address);
+        self.touch_vip(address);
         Arc::make_mut(&mut self.policy.vips)[usize::from(id.0)] = Some(Arc::new(retired));
     }
 
@@ -152,7 +154,7 @@ impl Rebuild<'_> {
         for (address, id) in free {
             Arc::make_mut(&mut self.policy.vips)[usize::from(id.0)] = None;
             self.uses.free_vips.push(id);
-            self.touch(address);
+            self.touch_vip(address);
             self.index_vip(address, None);
         }
     }
@@ -179,12 +181,11 @@ impl Rebuild<'_> {
         }
     }
 
-    fn touch(&mut self, address: IpAddr) {
-        let bucket = match address {
-            IpAddr::V4(v4) => v4.to_bits().bucket(),
-            IpAddr::V6(v6) => V6::from_bits(v6.to_bits()).bucket(),
-        };
-        self.freshness.touch(bucket, self.generation);
+    fn touch_vip(&mut self, address: IpAddr) {
+        match address {
+            IpAddr::V4(v4) => self.freshness.touch_vip(v4.to_bits()),
+            IpAddr::V6(v6) => self.freshness.touch_vip(V6::from_bits(v6.to_bits())),
+        }
     }
 }
 

@@ -37,9 +37,10 @@ fn permits(policy: &Policy, parties: [IpAddr; 3]) -> bool {
 
 fn is_fresh(snapshot: &Snapshot, generation: u32, parties: [IpAddr; 3]) -> bool {
     if let [Some(endpoint), Some(far), Some(vip)] = parties.map(u32::from_ip) {
-        return snapshot.freshness.holds(generation, [endpoint, far, vip]);
+        return snapshot.freshness.holds(generation, (endpoint, far, vip));
     }
-    snapshot.freshness.holds(generation, parties.map(|it| V6::from_ip(it).unwrap()))
+    let [endpoint, far, vip] = parties.map(|it| V6::from_ip(it).unwrap());
+    snapshot.freshness.holds(generation, (endpoint, far, vip))
 }
 
 /// A policy as it was told, in the order of [`World::set`](world::World::set).

@@ -7,25 +7,53 @@ use crate::pipeline::Context;
 use crate::session::Sessions;
 use crate::session::entry::{Entry, Flags};
 use crate::snapshot::Snapshot;
+use crate::snapshot::freshness::Parties;
 use crate::stage::rewrite::{self, OnWire};
 use crate::verdict::Verdict;
 use crate::wire::{ethernet, tcp};
 
+/// Packets of a batch whose sessions were checked against an older policy, from which on it is cheaper to look at all.
+const RESTLESS: u32 = 8;
+
 /// Whether nothing that has changed since concerns the session; then it counts as checked.
-#[inline(never)]
+#[inline]
 fn refresh<A: OnWire>(entry: &mut Entry<A>, view: &Snapshot) -> bool {
-    let (endpoint, remote, vip) = entry.parties();
-    let holds = view.freshness.holds(entry.generation(), [endpoint, remote, vip]);
+    let parties = entry.parties();
+    let holds = view.freshness.holds(entry.generation(), parties) || stands(entry, parties, view);
     if holds {
         entry.set_generation(view.generation);
     }
     holds
 }
 
-/// Translates the packets to whose sessions nothing happens.
+/// Whether the policy in force wants the session as it is, though its endpoint, or one that is taken for it, has changed. Nothing
+/// else has, so its packets go where they went.
+#[cold]
 #[inline(never)]
+fn stands<A: OnWire>(entry: &Entry<A>, parties: Parties<A>, view: &Snapshot) -> bool {
+    let (endpoint, remote, vip) = parties;
+    view.freshness.holds_beside_endpoint(entry.generation(), parties) && view.policy.permits(endpoint, remote, vip)
+}
+
+/// Translates the packets to whose sessions nothing happens.
 pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, context: &Context<'_>) {
+    // While policy changes, the sessions of some packets were checked against the one in force, and those of others weren't: no
+    // processor guesses which. Then, all are looked at; otherwise none.
+    if batch.open_of::<A>().and(batch.plain).is_empty() {
+        return;
+    }
+    if batch.restless {
+        translate::<A, true>(batch, sessions, context);
+    } else {
+        translate::<A, false>(batch, sessions, context);
+    }
+}
+
+#[inline(never)]
+fn translate<A: OnWire, const LOOK: bool>(batch: &mut Batch, sessions: &mut Sessions, context: &Context<'_>) {
     let (exits, view) = (context.view.network.exits(), context.view);
+    let glance = view.freshness.glance();
+    let mut behind = 0;
     let table = A::table_mut(sessions);
     let packets = batch.open_of::<A>().and(batch.plain);
     let PlainParts { frames, heads, segments, keys, slots, directions, verdicts } = A::plain_parts(batch);
@@ -34,8 +62,19 @@ pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, context: &Cont
         let head = heads[i];
         let entry = table.entry_mut(slots[i]);
         let flags = entry.flags();
-        let known = entry.has_key(&keys[i]) && (entry.generation() == view.generation || refresh(entry, view));
-        if !known || flags.has(Flags::QUARANTINED) || head.sides & flags.side() == 0 || head.ttl <= 1 {
+        if !entry.has_key(&keys[i]) || flags.has(Flags::QUARANTINED) || head.sides & flags.side() == 0 || head.ttl <= 1
+        {
+            continue;
+        }
+        let generation = entry.generation();
+        let is_behind = generation != view.generation;
+        behind += u32::from(is_behind);
+        if LOOK {
+            if !glance.holds(generation, entry.endpoint()) && !refresh(entry, view) {
+                continue;
+            }
+            entry.set_generation(view.generation);
+        } else if is_behind && !refresh(entry, view) {
             continue;
         }
         // Without a link address nothing fits.
@@ -68,4 +107,5 @@ pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, context: &Cont
         done.insert(i);
     }
     batch.close(done);
+    batch.restless = behind >= RESTLESS;
 }

@@ -27,8 +27,8 @@ pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, context: &Contex
 
 /// Whether a session is what policy wants.
 pub fn stands<A: SessionFamily>(entry: &Entry<A>, view: &Snapshot) -> bool {
-    let (endpoint, remote, vip) = entry.parties();
-    entry.generation() == view.generation || view.policy.permits(endpoint, remote, vip)
+    let parties @ (endpoint, remote, vip) = entry.parties();
+    view.freshness.holds(entry.generation(), parties) || view.policy.permits(endpoint, remote, vip)
 }
 
 fn recheck<A: SessionFamily>(
@@ -42,6 +42,11 @@ fn recheck<A: SessionFamily>(
     // An earlier packet of this batch may have checked it already.
     if entry.flags().has(Flags::QUARANTINED) {
         return false;
+    }
+    // What has changed concerns others: routes are as they were, too.
+    if view.freshness.holds(entry.generation(), entry.parties()) {
+        A::table_mut(sessions).entry_mut(slot).set_generation(view.generation);
+        return true;
     }
     if stands(entry, view) {
         let entry = A::table_mut(sessions).entry_mut(slot);

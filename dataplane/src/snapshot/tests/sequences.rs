@@ -262,18 +262,20 @@ impl Run {
         };
         let (old_nets, new_nets) = (nets(old), nets(&self.set));
         let all = old_nets.iter().any(|(name, nets)| new_nets.get(name).is_some_and(|new| new != nets));
-        let mut touched = HashSet::new();
         let bound = |set: &PolicySet, address: IpAddr| {
             let endpoint = set.endpoints.iter().find(|endpoint| endpoint.address == address)?;
             Some((endpoint.policy.clone(), endpoint.vips.clone()))
         };
-        touched.extend(ENDPOINTS.map(ip).into_iter().filter(|&it| bound(old, it) != bound(&self.set, it)).map(bucket));
+        let endpoints: HashSet<IpAddr> =
+            ENDPOINTS.map(ip).into_iter().filter(|&it| bound(old, it) != bound(&self.set, it)).collect();
         let known = |policy: &Policy, address: IpAddr| policy.vip_at(address).map(|vip| vip.retired);
         let is_changed = |address: &IpAddr| known(&before.policy, *address) != known(&after.policy, *address);
-        touched.extend(VIPS.map(ip).into_iter().filter(is_changed).map(bucket));
+        let vips: HashSet<usize> = VIPS.map(ip).iter().filter(|vip| is_changed(vip)).map(|&vip| bucket(vip)).collect();
         for (at, checked) in self.checked.iter_mut().enumerate() {
             let Checked { parties, generation, .. } = *checked;
-            checked.stale |= all || parties.iter().any(|party| touched.contains(&bucket(*party)));
+            let [endpoint, others @ ..] = parties;
+            checked.stale |=
+                all || endpoints.contains(&endpoint) || others.iter().any(|it| vips.contains(&bucket(*it)));
             prop_assert_eq!(is_fresh(after, generation, parties), !checked.stale, "{:?}", parties);
             let found = found(&after.policy, parties);
             prop_assert!(checked.stale || checked.found == found, "{:?}: {:?}", parties, found);
