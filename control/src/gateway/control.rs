@@ -174,8 +174,12 @@ impl Following {
         match (news, feed) {
             (News::Files, Feed::Files(files, _)) => self.files_changed(files),
             (News::Server(Event::Offer(offer, answer)), _) => {
-                let outcome = self.put_in_force(offer);
-                if let Err(rejection) = &outcome {
+                let is_one = offer.updates == 1;
+                let outcome = self.put_in_force(*offer);
+                // Which of several it is shows when each is offered.
+                if let Err(rejection) = outcome.as_ref()
+                    && is_one
+                {
                     reject(&self.state, &rejection.to_string());
                 }
                 // The connection may be gone meanwhile; then the server asks again.
@@ -203,7 +207,7 @@ impl Following {
         }
     }
 
-    fn put_in_force(&mut self, Offer { change, peers }: Offer) -> Result<(), Rejection> {
+    fn put_in_force(&mut self, Offer { updates, change, peers }: Offer) -> Result<(), Rejection> {
         check_own_addresses(&change, &self.locals)?;
         let before = self.state.policy.load_full();
         let known: BTreeSet<IpAddr> = self.state.compiled.load().live_vips().map(|vip| vip.address).collect();
@@ -244,7 +248,7 @@ impl Following {
         self.state.policy.store(Arc::new(PolicyStatus {
             generation,
             applied_at: SystemTime::now(),
-            updates_applied: before.updates_applied + 1,
+            updates_applied: before.updates_applied + updates,
             last_error: None,
             peers: peers.into(),
             ..(*before).clone()

@@ -74,7 +74,7 @@ impl Files {
             tracing::warn!(event = "policy_warning", "{warning}");
         }
         self.read = deal.part_of(Some(&self.gateway), &version_of(&deal));
-        Ok(Offer { change: PolicyChange::between(&self.in_force, &self.read), peers: deal.peers })
+        Ok(Offer { updates: 1, change: PolicyChange::between(&self.in_force, &self.read), peers: deal.peers })
     }
 
     /// What was read last is in force.

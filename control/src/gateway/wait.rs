@@ -57,7 +57,7 @@ pub(super) async fn for_policy(
             }
             news = feed.next() => match news {
                 News::Server(Event::Offer(offer, answer)) => match build(&offer, builder, &state.network.load().locals) {
-                    Ok(()) => break Some(Heard { offer, answer }),
+                    Ok(()) => break Some(Heard { offer: *offer, answer }),
                     Err(rejection) => {
                         reject(state, &rejection.to_string());
                         // The connection may be gone meanwhile; then the server asks again.

@@ -83,6 +83,8 @@ pub struct Book {
 /// What an update comes to for one gateway.
 #[derive(Clone, Debug, Default)]
 pub struct Offer {
+    /// Updates that it is made of. Several that can't be in force together are offered again, one by one.
+    pub updates: u64,
     /// What changes in its policy.
     pub change: PolicyChange,
     /// All gateways, once it is in force.
@@ -230,7 +232,7 @@ impl Book {
                 },
             }
         }
-        Offer { change, peers: peers.into_values().collect() }
+        Offer { updates: 1, change, peers: peers.into_values().collect() }
     }
 
     fn offer_vip(&self, vip: &DealtVip, name: &str, change: &mut PolicyChange) {

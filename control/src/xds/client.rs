@@ -2,10 +2,12 @@
 //! when that is in force, or why it isn't. Ends when nobody wants offers any more.
 
 mod connect;
+mod crowd;
 mod stream;
 
 pub use self::connect::chain;
 pub(crate) use self::connect::connect_watched;
+pub use self::crowd::PACE;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -26,7 +28,7 @@ const GOOD: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub enum Event {
     /// Something to put in force.
-    Offer(Offer, Answer),
+    Offer(Box<Offer>, Answer),
     /// The server said something that can't be put in force, and why.
     Refused(String),
 }

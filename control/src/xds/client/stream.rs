@@ -15,8 +15,9 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Code;
 
 use super::connect::{connect_watched, with_causes};
+use super::crowd::{Crowd, Gathered};
 use super::{Client, Event, Rejection};
-use crate::xds::book::Refusal;
+use crate::xds::book::{Offer, Refusal};
 use crate::xds::cache::Cache;
 use crate::xds::resource::Kind;
 
@@ -46,6 +47,12 @@ struct Pending {
     nonce: String,
 }
 
+impl Pending {
+    fn of(response: &DeltaDiscoveryResponse) -> Self {
+        Self { type_url: response.type_url.clone(), nonce: response.nonce.clone() }
+    }
+}
+
 /// Follows the server until the stream ends; says why it did.
 pub(super) async fn follow(client: &mut Client) -> String {
     let (channel, breakage) = match connect_watched(&client.server).await {
@@ -70,15 +77,23 @@ pub(super) async fn follow(client: &mut Client) -> String {
         status.error = None;
     });
     tracing::info!(event = "policy_server_connected", server = client.server.url, "policy server connected");
-    let mut stream =
-        Stream { client, requests, pending: Vec::new(), spoiled: None, in_step: false, silent: KINDS.into() };
+    let mut stream = Stream {
+        client,
+        requests,
+        pending: Vec::new(),
+        spoiled: None,
+        in_step: false,
+        silent: KINDS.into(),
+        crowd: Crowd::default(),
+    };
     let mut confirm = tokio::time::interval(CONFIRM);
     loop {
         let wake = stream.wake();
         let response = tokio::select! {
             response = responses.message() => response,
             () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {
-                if let Err(ended) = stream.pause_is_over().await {
+                let done = if stream.crowd.is_empty() { stream.pause_is_over().await } else { stream.catch_up().await };
+                if let Err(ended) = done {
                     return ended;
                 }
                 continue;
@@ -147,6 +162,8 @@ struct Stream<'a> {
     in_step: bool,
     /// Kinds of which nothing has come yet.
     silent: BTreeSet<Kind>,
+    /// What has come so soon after the last update that it waits.
+    crowd: Crowd,
 }
 
 impl Stream<'_> {
@@ -161,8 +178,10 @@ impl Stream<'_> {
             QUIET
         };
         let quiet = self.pending.last().map(|(_, at)| *at + patience);
+        // Who never stops to say something must not be ignored for ever, either.
+        let ceaseless = self.pending.first().filter(|_| patience == QUIET).map(|(_, at)| *at + STALLED);
         let spoiled = self.spoiled.as_ref().map(|(_, at)| *at + AFTERMATH);
-        quiet.into_iter().chain(spoiled).min()
+        [quiet, ceaseless, spoiled, self.crowd.due()].into_iter().flatten().min()
     }
 
     async fn pause_is_over(&mut self) -> Result<(), String> {
@@ -182,9 +201,51 @@ impl Stream<'_> {
         self.offer().await
     }
 
-    /// Takes in a response.
+    /// Takes in a response, now or with others.
     async fn take(&mut self, response: DeltaDiscoveryResponse) -> Result<(), String> {
-        let pending = Pending { type_url: response.type_url.clone(), nonce: response.nonce.clone() };
+        // Without settings nobody could say where one update ends and the next begins.
+        let is_between_updates =
+            self.pending.is_empty() && self.spoiled.is_none() && self.client.book.expects_settings();
+        if is_between_updates && self.crowd.gathers() {
+            self.in_step = false;
+            self.crowd.push(response);
+            return Ok(());
+        }
+        self.take_now(response).await
+    }
+
+    /// Puts in force what has gathered: at once if that can be, else each update by itself.
+    async fn catch_up(&mut self) -> Result<(), String> {
+        let gathered = self.crowd.take();
+        if gathered.updates < 2 || !self.offer_together(&gathered).await? {
+            for response in gathered.responses {
+                self.take_now(response).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Offers several updates as one. When they can't be in force, nothing has changed, and nobody was told.
+    async fn offer_together(&mut self, gathered: &Gathered) -> Result<bool, String> {
+        for response in &gathered.responses {
+            if self.client.book.stage(response.clone()).is_err() {
+                self.client.book.discard();
+                return Ok(false);
+            }
+        }
+        let is_taken = self.client.book.is_whole() && self.ask(gathered.updates).await?.is_ok();
+        if is_taken {
+            let pending = gathered.responses.iter().map(|response| (Pending::of(response), Instant::now()));
+            self.pending.extend(pending);
+            self.accept();
+        } else {
+            self.client.book.discard();
+        }
+        Ok(is_taken)
+    }
+
+    async fn take_now(&mut self, response: DeltaDiscoveryResponse) -> Result<(), String> {
+        let pending = Pending::of(&response);
         let kind = Kind::of_url(&pending.type_url);
         let is_settings = kind == Some(Kind::Settings);
         kind.map(|kind| self.silent.remove(&kind));
@@ -209,11 +270,7 @@ impl Stream<'_> {
 
     /// Offers what has come to the gateway, and tells the server what becomes of it.
     async fn offer(&mut self) -> Result<(), String> {
-        let stopped = |_| "stopped".to_owned();
-        let offer = self.client.book.offer(&self.client.name);
-        let (sender, receiver) = oneshot::channel();
-        self.client.events.send(Event::Offer(offer, sender)).await.map_err(|_| "stopped".to_owned())?;
-        match receiver.await.map_err(stopped)? {
+        match self.ask(1).await? {
             Ok(()) => self.accept(),
             Err(rejection) => {
                 // The gateway has said so itself.
@@ -221,6 +278,17 @@ impl Stream<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Asks the gateway to put in force what has come, which is so many updates.
+    async fn ask(&mut self, updates: u64) -> Result<Result<(), Rejection>, String> {
+        let stopped = "stopped";
+        let offer = Offer { updates, ..self.client.book.offer(&self.client.name) };
+        let (sender, receiver) = oneshot::channel();
+        self.client.events.send(Event::Offer(Box::new(offer), sender)).await.map_err(|_| stopped)?;
+        let outcome = receiver.await.map_err(|_| stopped)?;
+        self.crowd.begin();
+        Ok(outcome)
     }
 
     fn accept(&mut self) {

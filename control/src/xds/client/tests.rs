@@ -1,6 +1,7 @@
 //! Against a server in this process that says and hears what each test wants.
 
 mod cached;
+mod crowds;
 mod follows;
 mod refuses;
 mod returns;
@@ -52,7 +53,7 @@ impl Gateway {
 
     async fn offer(&mut self) -> (Offer, Answer) {
         match self.event().await {
-            Event::Offer(offer, answer) => (offer, answer),
+            Event::Offer(offer, answer) => (*offer, answer),
             Event::Refused(reason) => panic!("refused: {reason}"),
         }
     }

@@ -94,6 +94,22 @@ async fn without_settings_an_update_is_whole_when_nothing_more_comes() {
     }
 }
 
+#[tokio::test]
+async fn a_server_without_settings_that_never_pauses_is_heard_all_the_same() {
+    let mut pair = Pair::new().await;
+    let told: Vec<Told> = (1..=20).map(|endpoints| Told::of(&deal(endpoints)).unsettled()).collect();
+    pair.talk.tell(&told[0], &Told::default()).await;
+    pair.gateway.takes().await;
+    let begun = Instant::now();
+    for pair_of in told.windows(2) {
+        pair.talk.tell(&pair_of[1], &pair_of[0]).await;
+        if !pair.gateway.hears_nothing_for(Duration::from_millis(400)).await {
+            break;
+        }
+    }
+    assert!((4500..7000).contains(&begun.elapsed().as_millis()), "{:?}", begun.elapsed());
+}
+
 /// A server that has sent settings once will send them again: no part of an update takes effect without them.
 #[tokio::test]
 async fn with_settings_a_pause_is_not_the_end() {
