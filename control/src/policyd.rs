@@ -23,6 +23,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -56,6 +57,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub fn run(path: &Path) -> Result<(), Failure> {
     let config = PolicydConfig::load(path).map_err(Failure::usage)?;
     logging::start(config.log);
+    allow_descriptors();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("policyd")
@@ -65,6 +67,14 @@ pub fn run(path: &Path) -> Result<(), Failure> {
     // What still runs has nothing to lose.
     runtime.shutdown_background();
     outcome
+}
+
+/// Each gateway needs a descriptor, and most systems begin with room for a thousand: takes all that may be had.
+fn allow_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!(%error, limit = ?limit.current, "no more open files, so no more gateways, than this");
+    }
 }
 
 async fn serve(config: PolicydConfig) -> Result<(), Failure> {

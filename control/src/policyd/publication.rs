@@ -12,8 +12,8 @@ use prost::bytes::Bytes;
 use crate::policy::{Deal, DealtEndpoint};
 use crate::xds::resource::{Content, Key, Kind, SETTINGS, encode, settings};
 
-/// Resources of one response, bytes: well below the 4 MiB that gRPC takes by default.
-const CHUNK: usize = 1 << 20;
+/// Resources of one response, bytes: each stream keeps room for its longest one, and gives way to others after each.
+const CHUNK: usize = 1 << 16;
 
 /// All resources of one moment.
 #[derive(Debug, Default)]

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::xds::resource::Kind;
 
 /// From one update's effect to the next one's, at least. A change is to be in force within 100 ms, so this leaves enough.
-pub const PACE: Duration = Duration::from_millis(40);
+pub const PACE: Duration = Duration::from_millis(50);
 
 /// Responses that wait until it is time again.
 #[derive(Debug, Default)]
