@@ -10,10 +10,10 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
   python3-grpcio:/usr/lib/python3/dist-packages/grpc/__init__.py python3-protobuf:/usr/lib/python3/dist-packages/google/protobuf/__init__.py
 CARGO_DENY := 0.20.2
 
-.PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e bench bench-wire clean-lab
+.PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e bench bench-wire bench-policy clean-lab
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-10s%s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-13s%s\n", $$1, $$2}'
 
 deps: ## install what is missing, and say what
 	@missing=""; \
@@ -103,6 +103,11 @@ bench: build ## the packet path alone
 
 bench-wire: build ## whole gateways over veth, vipgate and nftables; needs root and a quiet machine
 	target/release/vipgate-bench wire --against nft --flows 1000,65536
+
+bench-policy: build ## changes of policy, at a gateway, under packets, at a server of many gateways; needs root and a quiet machine
+	target/release/vipgate-bench policy effect
+	target/release/vipgate-bench policy path
+	target/release/vipgate-bench policy server
 
 clean-lab: ## remove namespaces that a killed run left behind
 	@ip netns list | awk '/^vipgate-/ {print $$1}' | while read -r name; do ip netns pids $$name | xargs -r kill -9; ip netns del $$name; done

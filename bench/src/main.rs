@@ -1,12 +1,17 @@
-//! `vipgate-bench`: the packet path alone, without sockets, and whole gateways over veth, killed ones among them. Each result is
-//! one JSON object on a line.
+//! `vipgate-bench`: the packet path alone, without sockets; whole gateways over veth, killed ones among them; and what changes of
+//! policy cost. Each result is one JSON object on a line.
 #![expect(clippy::cast_precision_loss, reason = "nanoseconds and counts are far below 2^52")]
 
+mod load;
+mod netns;
 mod open;
 mod order;
 mod packets;
 mod path;
+mod policy;
+mod process;
 mod rig;
+mod usage;
 mod wire;
 mod yardstick;
 
@@ -32,6 +37,8 @@ enum Command {
     Wire(wire::Options),
     /// Gateways that are killed while a pod sends: how soon the next process forwards, and what it takes up; needs root
     Restart(wire::restart::Options),
+    /// Changes of policy: until they are in force, under packets, and at a server of many gateways
+    Policy(policy::Options),
 }
 
 /// Which way packets go.
@@ -51,6 +58,7 @@ fn main() -> ExitCode {
         Command::Open(options) => open::run(&options),
         Command::Wire(options) => wire::run(&options),
         Command::Restart(options) => wire::restart::run(&options),
+        Command::Policy(options) => policy::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,24 +1,23 @@
-//! Packets of open sessions. A round offers a batch, times one turn of the worker, and looks at what it sent: writing packets
-//! and checking them is outside of the time.
+//! Packets of open sessions.
 
 use std::sync::Barrier;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
 use hdrhistogram::Histogram;
 use serde::Serialize;
-use vipgate_dataplane::batch::MOST;
+use vipgate_dataplane::address::V6;
 
 use crate::Direction;
-use crate::order::{Draw, Order};
-use crate::packets::{Flow, PacketFamily};
-use crate::rig::{INSIDE, OUTSIDE, Rig};
+use crate::load::Load;
+use crate::order::Order;
+use crate::packets::PacketFamily;
+use crate::rig::Rig;
 use crate::yardstick;
 
 /// Packets of one measured round.
-const PACKETS: u64 = 1 << 20;
+pub(crate) const PACKETS: u64 = 1 << 20;
 
 /// Measures packets of open sessions: parse, look up, rewrite, checksums, timers, statistics
 #[derive(Clone, Debug, Args)]
@@ -88,8 +87,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-use vipgate_dataplane::address::V6;
-
 /// What one worker did.
 struct Share {
     rounds_ns: Vec<f64>,
@@ -153,49 +150,15 @@ fn measure<A: PacketFamily>(sessions: u32, options: &Options) -> Result<Measured
 /// One worker's part: opens its sessions, then sends packets of them.
 fn work<A: PacketFamily>(sessions: u32, size: u16, options: &Options, barrier: &Barrier) -> Result<Share> {
     let mut rig = Rig::new(sessions)?;
-    let ports = open_all::<A>(&mut rig, sessions, size)?;
-    let mut draw = Draw::new(options.order, sessions);
+    let mut load = Load::<A>::open(&mut rig, sessions, size, options.direction, options.order)?;
     let mut batches = Histogram::<u64>::new(3)?;
     let mut rounds_ns = Vec::new();
+    barrier.wait();
     // The first round warms up.
-    for round in 0..=options.rounds {
+    load.round(&mut rig, PACKETS, |_| Ok(()))?;
+    for _ in 0..options.rounds {
         barrier.wait();
-        let mut time = Duration::ZERO;
-        let mut packets = 0;
-        while packets < PACKETS {
-            for _ in 0..MOST {
-                let (number, random) = draw.next();
-                let flow = Flow::new(number);
-                let forward = match options.direction {
-                    Direction::Forward => true,
-                    Direction::Reply => false,
-                    Direction::Mix => random >> 63 == 0,
-                };
-                let io = rig.worker.io();
-                if forward {
-                    io.offer(INSIDE, size, |frame| A::write_forward(frame, flow));
-                } else {
-                    io.offer(OUTSIDE, size, |frame| A::write_reply(frame, flow, ports[number as usize]));
-                }
-            }
-            let start = Instant::now();
-            packets += rig.worker.turn(rig.now) as u64;
-            let turn = start.elapsed();
-            time += turn;
-            if round > 0 {
-                batches.record(turn.as_nanos() as u64)?;
-            }
-            let mut right = 0;
-            rig.worker.io().collect(|frame| right += usize::from(A::is_right(frame.bytes())));
-            ensure!(right == MOST, "{right} of {MOST} packets came out right");
-            // A batch takes microseconds; a clock that the sweep sees moves once in a while.
-            if packets.is_multiple_of(1 << 15) {
-                rig.now = rig.now.plus(1);
-            }
-        }
-        if round > 0 {
-            rounds_ns.push(time.as_nanos() as f64 / packets as f64);
-        }
+        rounds_ns.push(load.round(&mut rig, PACKETS, |turn| Ok(batches.record(turn.as_nanos() as u64)?))?);
     }
     rounds_ns.sort_by(f64::total_cmp);
     let (table_bytes, pages) = rig.table::<A>();
@@ -203,19 +166,7 @@ fn work<A: PacketFamily>(sessions: u32, size: u16, options: &Options, barrier: &
     Ok(Share { rounds_ns, batches, bytes_per_session, table_bytes, pages })
 }
 
-/// Opens every session with its first packet; the port that each one left with.
-fn open_all<A: PacketFamily>(rig: &mut Rig, sessions: u32, size: u16) -> Result<Vec<u16>> {
-    let mut ports = Vec::with_capacity(sessions as usize);
-    for number in 0..sessions {
-        rig.worker.io().offer(INSIDE, size, |frame| A::write_forward(frame, Flow::new(number)));
-        rig.worker.turn(rig.now);
-        rig.worker.io().collect(|frame| ports.push(A::source_port(frame.bytes())));
-        ensure!(ports.len() == number as usize + 1, "session {number} was refused: {:?}", rig.drops());
-    }
-    Ok(ports)
-}
-
-fn median(sorted: &[f64]) -> f64 {
+pub(crate) fn median(sorted: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 

@@ -42,6 +42,8 @@ pub(crate) const INSIDE: InterfaceId = InterfaceId(0);
 pub(crate) const OUTSIDE: InterfaceId = InterfaceId(1);
 const ROUTER: u32 = 0xcb00_71fe;
 const ROUTER6: V6 = V6 { high: 0x2001_0db8_0113_0000, low: 0xfe };
+/// Name of the pods' policy.
+const POLICY: &str = "bench";
 /// As many frames as a socket has: they must not all stay in the first cache.
 const FRAMES: usize = 4096;
 
@@ -121,8 +123,14 @@ pub(crate) struct Rig {
     pub(crate) now: Tick,
     pub(crate) capacity: u32,
     timeouts: Timeouts,
-    _publisher: Publisher,
     _commands: Sender<Command>,
+}
+
+/// What changes the policy of a rig.
+#[derive(Debug)]
+pub(crate) struct Control {
+    pub(crate) builder: Builder,
+    pub(crate) publisher: Publisher,
 }
 
 impl Rig {
@@ -134,8 +142,19 @@ impl Rig {
 
     /// The same with timeouts.
     pub(crate) fn with(sessions: u32, timeouts: Timeouts) -> Result<Self> {
+        // Nobody changes the policy: the worker keeps it by itself.
+        let (rig, _) = Self::beside(sessions, timeouts, PolicySet::default())?;
+        Ok(rig)
+    }
+
+    /// The same with more policy beside that of the pods, and what changes it all.
+    pub(crate) fn beside(sessions: u32, timeouts: Timeouts, mut more: PolicySet) -> Result<(Self, Control)> {
+        let own = policy();
+        more.policies.extend(own.policies);
+        more.vips.extend(own.vips);
+        more.endpoints.extend(own.endpoints);
         let mut builder = Builder::new(network());
-        let publisher = Publisher::new(builder.with_policy(&policy())?);
+        let publisher = Publisher::new(builder.with_policy(&more)?);
         let key = HashKey::fixed();
         let (sender, commands) = unbounded();
         let bell: Arc<dyn Wake> = Arc::new(NoBell);
@@ -160,7 +179,8 @@ impl Rig {
         };
         let now = Tick(1);
         let worker = Worker::new(parts, now);
-        Ok(Self { worker, now, capacity: sessions, timeouts, _publisher: publisher, _commands: sender })
+        let rig = Self { worker, now, capacity: sessions, timeouts, _commands: sender };
+        Ok((rig, Control { builder, publisher }))
     }
 
     /// Bytes of a family's table, and the pages that it lies on.
@@ -185,13 +205,13 @@ impl Rig {
     }
 }
 
+/// A pod as policy has it.
+pub(crate) fn pod(address: IpAddr, vips: Vec<IpAddr>) -> EndpointSpec {
+    EndpointSpec { address, name: "".into(), policy: POLICY.into(), vips }
+}
+
 fn policy() -> PolicySet {
-    let endpoint = |address: IpAddr, vip: IpAddr| EndpointSpec {
-        address,
-        name: "".into(),
-        policy: "bench".into(),
-        vips: vec![vip],
-    };
+    let endpoint = |address, vip| pod(address, vec![vip]);
     let vip =
         |address: IpAddr| VipSpec { address, name: "bench".into(), announce: Announce::L2, reserved_ports: vec![] };
     let v4 = (FIRST_POD..FIRST_POD + PODS).map(|pod| endpoint(pod.to_ip(), VIP.to_ip()));
@@ -199,7 +219,7 @@ fn policy() -> PolicySet {
     PolicySet {
         version: "bench".into(),
         policies: vec![EgressSpec {
-            name: "bench".into(),
+            name: POLICY.into(),
             destinations: ["0.0.0.0/0", "::/0"].iter().filter_map(|net| net.parse().ok()).collect(),
             excluded: Vec::new(),
             address_selection: AddressSelection::PerEndpoint,

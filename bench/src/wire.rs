@@ -7,19 +7,17 @@
 //! The source runs on one core, the gateway on another. The kernel's half of receiving happens in the source's context,
 //! as it does on any veth, for AF_XDP too; the sink is a program that runs where the gateway sends.
 
-mod ground;
-mod netns;
+pub(crate) mod ground;
 mod report;
 pub(crate) mod restart;
 mod sink;
 mod source;
-mod subject;
+pub(crate) mod subject;
 mod trial;
-mod usage;
-mod vipgate;
+pub(crate) mod vipgate;
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -31,6 +29,8 @@ use ground::Ground;
 use report::{Line, Round, compare};
 use subject::{Placement, Setting, Subject};
 use trial::Bench;
+
+use crate::netns;
 
 /// A frame's checksum, which sizes count and veths don't carry.
 const CHECKSUM: u16 = 4;
@@ -64,25 +64,25 @@ pub(crate) struct Options {
     nft_core: Placement,
     #[command(flatten)]
     machine: Machine,
+    /// Results are JSON in any case
+    #[arg(long)]
+    json: bool,
 }
 
 /// What whole gateways are measured with.
 #[derive(Debug, Args)]
-struct Machine {
+pub(crate) struct Machine {
     /// Cores of source and gateway
     #[arg(long, value_delimiter = ',', num_args = 1, default_values_t = [0, 1])]
     cores: Vec<usize>,
     /// The gateway's program; default: `vipgate` beside this one
     #[arg(long)]
     gateway: Option<PathBuf>,
-    /// Results are JSON in any case
-    #[arg(long)]
-    json: bool,
 }
 
 impl Machine {
     /// The cores of source and gateway.
-    fn cores(&self) -> Result<[usize; 2]> {
+    pub(crate) fn cores(&self) -> Result<[usize; 2]> {
         let cores =
             <[usize; 2]>::try_from(self.cores.as_slice()).ok().context("--cores takes two: of source and gateway")?;
         ensure!(cores[0] != cores[1], "--cores: on one core, source and gateway would measure the scheduler");
@@ -90,13 +90,20 @@ impl Machine {
     }
 
     /// The gateway's program.
-    fn program(&self) -> Result<PathBuf> {
-        let path = match &self.gateway {
-            Some(path) => path.clone(),
-            None => env::current_exe().context("cannot find vipgate; say --gateway PATH")?.with_file_name("vipgate"),
-        };
-        Ok(path.canonicalize().unwrap_or(path))
+    pub(crate) fn program(&self) -> Result<PathBuf> {
+        program(self.gateway.as_deref(), "--gateway")
     }
+}
+
+/// The program that an option names; without it, `vipgate` beside this one.
+pub(crate) fn program(named: Option<&Path>, option: &str) -> Result<PathBuf> {
+    let beside = || env::current_exe().with_context(|| format!("cannot find vipgate; say {option} PATH"));
+    let path = match named {
+        Some(path) => path.to_owned(),
+        None => beside()?.with_file_name("vipgate"),
+    };
+    ensure!(path.exists(), "there is no {}: build it (`make build`), or say {option} PATH", path.display());
+    Ok(path.canonicalize().unwrap_or(path))
 }
 
 /// Measures each size with each number of flows.
@@ -109,7 +116,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     subjects.extend(&options.against);
     netns::prepare()?;
     for subject in &subjects {
-        subject.check(&setting, &options.flows)?;
+        subject.check(&options.flows)?;
     }
     for &size in &options.size {
         for &flows in &options.flows {

@@ -9,7 +9,7 @@
 use anyhow::Result;
 use vipgate_dataplane::wire::ethernet::Mac;
 
-use super::netns::Namespace;
+use crate::netns::{self, Namespace};
 
 /// Link addresses.
 pub(super) const SOURCE_MAC: Mac = [2, 0, 0, 0, 1, 1];
@@ -19,15 +19,15 @@ const SINK_MAC: Mac = [2, 0, 0, 0, 2, 1];
 
 /// The namespaces of one subject; dropping them removes everything.
 #[derive(Debug)]
-pub(super) struct Ground {
+pub(crate) struct Ground {
     pub(super) source: Namespace,
-    pub(super) gateway: Namespace,
+    pub(crate) gateway: Namespace,
     pub(super) sink: Namespace,
 }
 
 impl Ground {
     /// Namespaces, cables, addresses, routes.
-    pub(super) fn build() -> Result<Self> {
+    pub(crate) fn build() -> Result<Self> {
         let ground = Self {
             source: Namespace::create("source")?,
             gateway: Namespace::create("gateway")?,
@@ -62,7 +62,7 @@ fn link(one: End<'_>, other: End<'_>) -> Result<()> {
         end(other),
     ];
     let words = words.concat();
-    super::netns::output(&words.iter().map(String::as_str).collect::<Vec<_>>())?;
+    netns::output(&words.iter().map(String::as_str).collect::<Vec<_>>())?;
     for (namespace, interface, _) in [one, other] {
         let off = ["rx", "off", "tx", "off", "sg", "off", "tso", "off", "gso", "off", "gro", "off"];
         namespace.exec(&[&["ethtool", "-K", interface], &off[..]].concat())?;

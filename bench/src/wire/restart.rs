@@ -13,13 +13,13 @@ use tempfile::TempDir;
 
 use super::Machine;
 use super::ground::Ground;
-use super::netns;
 use super::report::median;
 use super::sink::{SAMPLES, Sink};
 use super::source::now;
-use super::subject::{Placement, Setting, Subject};
+use super::subject::{Placement, Setting};
 use super::trial::{Bench, DRAIN};
-use super::vipgate::Vipgate;
+use super::vipgate::{Policy, Vipgate};
+use crate::netns;
 use crate::path::round2;
 
 /// The pod that sends, where it sends to, and what is between its packets. All of them are samples.
@@ -43,6 +43,9 @@ pub(crate) struct Options {
     kills: u32,
     #[command(flatten)]
     machine: Machine,
+    /// Results are JSON in any case
+    #[arg(long)]
+    json: bool,
 }
 
 /// A line of the report.
@@ -77,7 +80,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let gateway = options.machine.program()?;
     let setting = Setting { gateway, core: cores[1], placement: Placement::Source };
     netns::prepare()?;
-    Subject::Vipgate.check(&setting, &[])?;
     for &sessions in &options.sessions {
         let kills =
             measure(&setting, cores, sessions, options.kills).with_context(|| format!("{sessions} sessions"))?;
@@ -108,7 +110,8 @@ fn measure(setting: &Setting, cores: [usize; 2], sessions: u32, kills: u32) -> R
     let state =
         TempDir::with_prefix_in(netns::name(""), netns::IN_MEMORY).context("cannot make a folder for sessions")?;
     // One more: the pod's that sends while the others rest.
-    let vipgate = Vipgate::configure(setting, sessions + sessions / 5 + 1, Some(state.path()), folder.path())?;
+    let capacity = sessions + sessions / 5 + 1;
+    let vipgate = Vipgate::configure(setting, capacity, Some(state.path()), &Policy::Pods, folder.path())?;
     let mut process = vipgate.start(&ground)?;
     let bench =
         Bench { ground: &ground, cores, process: Some(process.id()), flows: sessions, bytes: 60, tolerated: 0.0 };

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Child;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
@@ -11,8 +10,9 @@ use serde::Serialize;
 use tempfile::TempDir;
 
 use super::ground::Ground;
-use super::netns;
-use super::vipgate::Vipgate;
+use super::vipgate::{Policy, Vipgate};
+use crate::netns;
+use crate::process::Process;
 
 /// Where the kernel says how many connections it follows at most.
 const CONNTRACK_MAX: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
@@ -32,11 +32,11 @@ pub(crate) enum Subject {
 
 /// What subjects are started with.
 #[derive(Clone, Debug)]
-pub(super) struct Setting {
-    pub(super) gateway: PathBuf,
+pub(crate) struct Setting {
+    pub(crate) gateway: PathBuf,
     /// The gateway's core.
-    pub(super) core: usize,
-    pub(super) placement: Placement,
+    pub(crate) core: usize,
+    pub(crate) placement: Placement,
 }
 
 /// Where the kernel forwards, when it is the gateway.
@@ -52,36 +52,22 @@ pub(crate) enum Placement {
 /// A gateway that forwards; dropping it ends it.
 #[derive(Debug)]
 pub(super) struct Running {
-    process: Option<Child>,
+    process: Option<Process>,
     _folder: TempDir,
 }
 
 impl Running {
     /// The gateway's process; the kernel has none.
     pub(super) fn process(&self) -> Option<u32> {
-        self.process.as_ref().map(Child::id)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if let Some(process) = &mut self.process {
-            // It may have ended by itself.
-            let _ = process.kill();
-            let _ = process.wait();
-        }
+        self.process.as_ref().map(Process::id)
     }
 }
 
 impl Subject {
     /// Whether it can be measured here, said before anything is.
-    pub(super) fn check(self, setting: &Setting, flows: &[u32]) -> Result<()> {
+    pub(super) fn check(self, flows: &[u32]) -> Result<()> {
         match self {
-            Self::Vipgate => ensure!(
-                setting.gateway.exists(),
-                "there is no {}: build it (`make build`), or say --gateway PATH",
-                setting.gateway.display()
-            ),
+            Self::Vipgate => {}
             Self::Nft => {
                 netns::output(&["nft", "--version"]).context("nft is needed: install nftables")?;
                 let most = fs::read_to_string(CONNTRACK_MAX).ok().and_then(|text| text.trim().parse::<u32>().ok());
@@ -107,7 +93,8 @@ impl Subject {
         let process = match self {
             Self::Vipgate => {
                 let capacity = (flows * 2).max(65_536);
-                Some(Vipgate::configure(setting, capacity, None, folder.path())?.start(ground)?)
+                let vipgate = Vipgate::configure(setting, capacity, None, &Policy::Pods, folder.path())?;
+                Some(Process::from(vipgate.start(ground)?))
             }
             Self::Nft | Self::Ovs => {
                 start_nft(ground, setting, folder.path())?;

@@ -11,8 +11,8 @@ use serde::Serialize;
 use super::ground::Ground;
 use super::sink::Sink;
 use super::source::{self, Load};
-use super::usage;
 use crate::path::round2;
+use crate::usage;
 
 /// How long the last packets may be on their way.
 pub(super) const DRAIN: Duration = Duration::from_millis(30);

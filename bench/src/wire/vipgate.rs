@@ -7,47 +7,58 @@ use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use super::ground::Ground;
 use super::subject::Setting;
+use crate::netns;
 
 /// How long a gateway may take to come up.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A gateway that is configured, and may be started again and again.
 #[derive(Debug)]
-pub(super) struct Vipgate {
+pub(crate) struct Vipgate {
     program: PathBuf,
     config: PathBuf,
+    socket: PathBuf,
     log: PathBuf,
 }
 
 impl Vipgate {
     /// Writes its files. `state` is the folder of what outlives the process, if anything should.
-    pub(super) fn configure(setting: &Setting, capacity: u32, state: Option<&Path>, folder: &Path) -> Result<Self> {
+    pub(crate) fn configure(
+        setting: &Setting,
+        capacity: u32,
+        state: Option<&Path>,
+        policy: &Policy,
+        folder: &Path,
+    ) -> Result<Self> {
         let at = |name: &str| folder.join(name);
-        let (config, policy) = (at("gateway.yaml"), at("policy.yaml"));
+        let (config, manifests, socket) = (at("gateway.yaml"), at("policy.yaml"), at("gateway.sock"));
+        let source = match policy {
+            Policy::Pods => format!("files: [{}]", manifests.display()),
+            Policy::Server(url) => format!("server: {{url: \"{url}\", cache: {}}}", at("policy.cache").display()),
+        };
         let state = state.map_or("null".into(), |state| state.display().to_string());
         let text = format!(
             "name: gw-bench\n\
              interfaces:\n  - {{name: gw-in, role: inside}}\n  - {{name: gw-out, role: outside}}\n\
              workers: {{cores: [{}]}}\n\
-             policy: {{files: [{}]}}\n\
+             policy: {{{source}}}\n\
              sessions: {{capacity: {capacity}, state: {state}}}\n\
              admin: {{socket: {}}}\n\
              log: {{format: json}}\n",
             setting.core,
-            policy.display(),
-            at("gateway.sock").display()
+            socket.display()
         );
         fs::write(&config, text)?;
-        fs::write(&policy, manifests())?;
-        Ok(Self { program: setting.gateway.clone(), config, log: at("gateway.log") })
+        fs::write(&manifests, pods())?;
+        Ok(Self { program: setting.gateway.clone(), config, socket, log: at("gateway.log") })
     }
 
     /// Starts it and waits until it says that it is ready.
-    pub(super) fn start(&self, ground: &Ground) -> Result<Child> {
+    pub(crate) fn start(&self, ground: &Ground) -> Result<Child> {
         let [program, config] = [&self.program, &self.config].map(|path| path.display().to_string());
         let mut process = ground.gateway.spawn(&[&program, "gateway", "--config", &config], &self.log)?;
         let until = Instant::now() + PATIENCE;
@@ -65,16 +76,32 @@ impl Vipgate {
         )
     }
 
+    /// What it answers to a command of its command line.
+    pub(crate) fn ask(&self, command: &str) -> Result<serde_json::Value> {
+        let [program, socket] = [&self.program, &self.socket].map(|path| path.display().to_string());
+        let answer = netns::output(&[&program, command, "--socket", &socket, "--output", "json"])?;
+        serde_json::from_str(&answer).with_context(|| format!("`vipgate {command}` prints no JSON"))
+    }
+
     /// The first thing that it has said of this kind since it was started.
-    pub(super) fn said(&self, event: &str) -> Result<Option<serde_json::Value>> {
+    pub(crate) fn said(&self, event: &str) -> Result<Option<serde_json::Value>> {
         let log = fs::read_to_string(&self.log)?;
         let mut lines = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
         Ok(lines.find(|line| line["event"] == event))
     }
 }
 
+/// Where its policy comes from.
+#[derive(Debug)]
+pub(crate) enum Policy {
+    /// A file with the Service of the pods that the source plays.
+    Pods,
+    /// A policy server that listens at this URL in the gateway's namespace.
+    Server(String),
+}
+
 /// A Service with the VIP, and the pods behind it that the source plays.
-fn manifests() -> String {
+fn pods() -> String {
     let mut text = String::from(
         "apiVersion: v1\nkind: Namespace\nmetadata: {name: bench}\n---\n\
          apiVersion: v1\nkind: Service\n\
@@ -102,7 +129,7 @@ mod tests {
 
     #[test]
     fn every_pod_of_the_source_is_in_the_manifests() {
-        let text = manifests();
+        let text = pods();
         for pod in ["10.1.4.0]", "10.1.5.77]", "10.1.7.255]"] {
             assert_eq!(text.matches(pod).count(), 1, "{pod}");
         }

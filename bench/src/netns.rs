@@ -17,17 +17,17 @@ use rustix::thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched
 const PREFIX: &str = "vipgate-bench-";
 
 /// Where folders of ours lie whose files should be in memory.
-pub(super) const IN_MEMORY: &str = "/dev/shm";
+pub(crate) const IN_MEMORY: &str = "/dev/shm";
 
 /// A network namespace; dropping it ends what runs there and removes it.
 #[derive(Debug)]
-pub(super) struct Namespace {
+pub(crate) struct Namespace {
     name: String,
 }
 
 impl Namespace {
     /// An empty namespace.
-    pub(super) fn create(role: &str) -> Result<Self> {
+    pub(crate) fn create(role: &str) -> Result<Self> {
         let name = name(role);
         output(&["ip", "netns", "add", &name])?;
         let namespace = Self { name };
@@ -38,17 +38,17 @@ impl Namespace {
     }
 
     /// Its name for `ip netns`.
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// Runs a command in it to its end; what that wrote to stdout.
-    pub(super) fn exec(&self, command: &[&str]) -> Result<String> {
+    pub(crate) fn exec(&self, command: &[&str]) -> Result<String> {
         output(&[&["ip", "netns", "exec", &self.name], command].concat())
     }
 
     /// Starts a command in it; what it writes goes to `log`. The process has the number of the child.
-    pub(super) fn spawn(&self, command: &[&str], log: &Path) -> Result<Child> {
+    pub(crate) fn spawn(&self, command: &[&str], log: &Path) -> Result<Child> {
         let log = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
         let errors = log.try_clone()?;
         let mut program = Command::new("ip");
@@ -57,7 +57,7 @@ impl Namespace {
     }
 
     /// Runs a function in it, in a thread on this core.
-    pub(super) fn run<T: Send>(&self, core: usize, function: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    pub(crate) fn run<T: Send>(&self, core: usize, function: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let path = format!("/run/netns/{}", self.name);
         let in_there = || {
             let namespace = File::open(&path).with_context(|| format!("cannot open {path}"))?;
@@ -78,12 +78,12 @@ impl Drop for Namespace {
 }
 
 /// The name of something of this run: a namespace, or a folder for temporary files.
-pub(super) fn name(role: &str) -> String {
+pub(crate) fn name(role: &str) -> String {
     format!("{PREFIX}{}-{role}", process::id())
 }
 
 /// Runs a command to its end; what it wrote to stdout.
-pub(super) fn output(command: &[&str]) -> Result<String> {
+pub(crate) fn output(command: &[&str]) -> Result<String> {
     let text = command.join(" ");
     let (program, arguments) = command.split_first().context("there is no command to run")?;
     let result = Command::new(program).args(arguments).stdin(Stdio::null()).output();
@@ -98,7 +98,7 @@ pub(super) fn output(command: &[&str]) -> Result<String> {
 }
 
 /// Keeps a thread, or this one, on a core.
-pub(super) fn pin(thread: Option<Pid>, core: usize) -> Result<()> {
+pub(crate) fn pin(thread: Option<Pid>, core: usize) -> Result<()> {
     let mut cores = CpuSet::new();
     cores.set(core);
     sched_setaffinity(thread, &cores).with_context(|| format!("cannot run on core {core}; see --cores"))
@@ -106,9 +106,32 @@ pub(super) fn pin(thread: Option<Pid>, core: usize) -> Result<()> {
 
 /// Makes sure that namespaces can be made, and that none stay: removes what dead runs left, and on SIGINT, SIGTERM or
 /// SIGHUP what this one has made. To be called before any other thread is started.
-pub(super) fn prepare() -> Result<()> {
+pub(crate) fn prepare() -> Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "network namespaces need root: try again with sudo");
-    remove_where(|owner| owner != process::id() && !Path::new(&format!("/proc/{owner}")).exists())?;
+    remove_namespaces(&is_dead)?;
+    remove_folders(&is_dead);
+    on_signals(|| {
+        // What can't be removed now is removed by the next run.
+        let _ = remove_namespaces(&is_ours);
+        remove_folders(&is_ours);
+    })
+}
+
+/// The same where no namespaces are made, only folders: anybody may do that.
+pub(crate) fn prepare_folders() -> Result<()> {
+    remove_folders(&is_dead);
+    on_signals(|| remove_folders(&is_ours))
+}
+
+fn is_ours(owner: u32) -> bool {
+    owner == process::id()
+}
+
+fn is_dead(owner: u32) -> bool {
+    !is_ours(owner) && !Path::new(&format!("/proc/{owner}")).exists()
+}
+
+fn on_signals(clean_up: impl FnOnce() + Send + 'static) -> Result<()> {
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
         signals.add(signal);
@@ -116,31 +139,33 @@ pub(super) fn prepare() -> Result<()> {
     signals.thread_block().context("cannot block signals")?;
     thread::spawn(move || {
         if let Ok(signal) = signals.wait() {
-            // What can't be removed now is removed by the next run.
-            let _ = remove_where(|owner| owner == process::id());
+            clean_up();
             process::exit(128 + signal as i32);
         }
     });
     Ok(())
 }
 
-fn remove_where(goes: impl Fn(u32) -> bool) -> Result<()> {
+fn remove_namespaces(goes: &impl Fn(u32) -> bool) -> Result<()> {
     for line in output(&["ip", "netns", "list"])?.lines() {
         if let Some(name) = line.split_whitespace().next()
-            && owner(name).is_some_and(&goes)
+            && owner(name).is_some_and(goes)
         {
             remove(name);
         }
     }
+    Ok(())
+}
+
+fn remove_folders(goes: &impl Fn(u32) -> bool) {
     let places = [env::temp_dir(), IN_MEMORY.into()];
     let entries = places.iter().filter_map(|place| fs::read_dir(place).ok()).flatten();
     for folder in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-        if folder.file_name().and_then(|name| owner(name.to_str()?)).is_some_and(&goes) {
+        if folder.file_name().and_then(|name| owner(name.to_str()?)).is_some_and(goes) {
             // Somebody else may have done so already.
             let _ = fs::remove_dir_all(folder);
         }
     }
-    Ok(())
 }
 
 /// The process that made a namespace or a folder, if it is one of ours.

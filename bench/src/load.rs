@@ -1,0 +1,109 @@
+//! Packets of open sessions, batch by batch. Each offers packets, times one turn of the worker, and looks at what it sent:
+//! writing packets and checking them is outside of the time.
+
+use std::marker::PhantomData;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use vipgate_dataplane::batch::MOST;
+
+use crate::Direction;
+use crate::order::{Draw, Order};
+use crate::packets::{Flow, PacketFamily};
+use crate::rig::{INSIDE, OUTSIDE, Rig};
+
+/// Packets of the sessions of a rig.
+#[derive(Debug)]
+pub(crate) struct Load<A> {
+    size: u16,
+    direction: Direction,
+    draw: Draw,
+    /// The port that each session left with.
+    ports: Vec<u16>,
+    family: PhantomData<A>,
+}
+
+impl<A: PacketFamily> Load<A> {
+    /// Opens every session with its first packet.
+    pub(crate) fn open(rig: &mut Rig, sessions: u32, size: u16, direction: Direction, order: Order) -> Result<Self> {
+        let mut ports = Vec::with_capacity(sessions as usize);
+        for number in 0..sessions {
+            rig.worker.io().offer(INSIDE, size, |frame| A::write_forward(frame, Flow::new(number)));
+            rig.worker.turn(rig.now);
+            rig.worker.io().collect(|frame| ports.push(A::source_port(frame.bytes())));
+            ensure!(ports.len() == number as usize + 1, "session {number} was refused: {:?}", rig.drops());
+        }
+        Ok(Self { size, direction, draw: Draw::new(order, sessions), ports, family: PhantomData })
+    }
+
+    /// Sends so many packets, in full batches; nanoseconds of each. `each` hears how long each batch took.
+    pub(crate) fn round(
+        &mut self,
+        rig: &mut Rig,
+        count: u64,
+        mut each: impl FnMut(Duration) -> Result<()>,
+    ) -> Result<f64> {
+        let mut time = Duration::ZERO;
+        let mut packets = 0;
+        while packets < count {
+            for _ in 0..MOST {
+                self.offer(rig);
+            }
+            let start = Instant::now();
+            packets += rig.worker.turn(rig.now) as u64;
+            let turn = start.elapsed();
+            time += turn;
+            each(turn)?;
+            Self::look(rig, MOST)?;
+            // A batch takes microseconds; a clock that the sweep sees moves once in a while.
+            if packets.is_multiple_of(1 << 15) {
+                rig.now = rig.now.plus(1);
+            }
+        }
+        Ok(time.as_nanos() as f64 / packets as f64)
+    }
+
+    /// Sends a packet of every session each way; says how many that are. Nothing is left to do then that waits for the next packet
+    /// of a session.
+    pub(crate) fn settle(&self, rig: &mut Rig) -> Result<u64> {
+        let count = self.ports.len() as u32;
+        for first in (0..count).step_by(MOST / 2) {
+            let numbers = first..count.min(first + MOST as u32 / 2);
+            let expected = 2 * numbers.len();
+            for number in numbers {
+                self.write(rig, number, true);
+                self.write(rig, number, false);
+            }
+            rig.worker.turn(rig.now);
+            Self::look(rig, expected)?;
+        }
+        Ok(2 * u64::from(count))
+    }
+
+    fn offer(&mut self, rig: &mut Rig) {
+        let (number, random) = self.draw.next();
+        let forward = match self.direction {
+            Direction::Forward => true,
+            Direction::Reply => false,
+            Direction::Mix => random >> 63 == 0,
+        };
+        self.write(rig, number, forward);
+    }
+
+    fn write(&self, rig: &mut Rig, number: u32, forward: bool) {
+        let (io, flow) = (rig.worker.io(), Flow::new(number));
+        if forward {
+            io.offer(INSIDE, self.size, |frame| A::write_forward(frame, flow));
+        } else {
+            io.offer(OUTSIDE, self.size, |frame| A::write_reply(frame, flow, self.ports[number as usize]));
+        }
+    }
+
+    /// All packets of a batch came out as they should.
+    fn look(rig: &mut Rig, expected: usize) -> Result<()> {
+        let mut right = 0;
+        rig.worker.io().collect(|frame| right += usize::from(A::is_right(frame.bytes())));
+        ensure!(right == expected, "{right} of {expected} packets came out right: {:?}", rig.drops());
+        Ok(())
+    }
+}
