@@ -30,10 +30,15 @@ pub trait Address: Copy + Clone + Eq + Ord + Hash + Debug + Default + Send + Pod
     /// Whether a packet from or to it is never forwarded (RFC 6890, RFC 4291): loopback, unspecified, multicast; with IPv4 also
     /// class E and limited broadcast, with IPv6 also link-local and mapped IPv4 addresses.
     fn is_martian(self) -> bool;
-    /// A number below 2048, the same for the same address and spread evenly over others; not against attackers.
-    fn bucket(self) -> usize;
-    /// A number below 16384, likewise; addresses that share the one rarely share the other.
-    fn fine_bucket(self) -> usize;
+    /// A number whose upper bits are spread evenly over neighbouring addresses; not against attackers.
+    fn spread(self) -> u32;
+    /// Another one: addresses that share upper bits of the one rarely share those of the other.
+    fn spread_anew(self) -> u32;
+    /// One of 2048 buckets.
+    #[inline]
+    fn bucket(self) -> usize {
+        (self.spread() >> 21) as usize
+    }
     /// The address whose bytes in memory are those of this one in a packet; the same function turns it back.
     fn in_packet_order(self) -> Self;
 }
@@ -77,14 +82,14 @@ impl Address for u32 {
     }
 
     #[inline]
-    fn bucket(self) -> usize {
-        // Multiplicative hashing: neighbours in a subnet end far apart. 11 bits are left.
-        (self.wrapping_mul(0x9e37_79b1) >> 21) as usize
+    fn spread(self) -> u32 {
+        // Multiplicative hashing: neighbours in a subnet end far apart.
+        self.wrapping_mul(0x9e37_79b1)
     }
 
     #[inline]
-    fn fine_bucket(self) -> usize {
-        (self.wrapping_mul(0x85eb_ca6b) >> 18) as usize
+    fn spread_anew(self) -> u32 {
+        self.wrapping_mul(0x85eb_ca6b)
     }
 
     #[inline]
@@ -161,13 +166,13 @@ impl Address for V6 {
     }
 
     #[inline]
-    fn bucket(self) -> usize {
-        ((self.high.rotate_left(32) ^ self.low).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53) as usize
+    fn spread(self) -> u32 {
+        ((self.high.rotate_left(32) ^ self.low).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
     }
 
     #[inline]
-    fn fine_bucket(self) -> usize {
-        ((self.high.rotate_left(32) ^ self.low).wrapping_mul(0xc2b2_ae3d_27d4_eb4f) >> 50) as usize
+    fn spread_anew(self) -> u32 {
+        ((self.high.rotate_left(32) ^ self.low).wrapping_mul(0xc2b2_ae3d_27d4_eb4f) >> 32) as u32
     }
 
     #[inline]

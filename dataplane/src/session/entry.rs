@@ -6,9 +6,11 @@
 //!        Protocol, Flags, Direction
 //!   to:  new source, destination, ports    |SSSSDDDD|PPQQ          28
 //!   checksum deltas of IP and layer 4                   |iill|     32
-//!   next hop, bytes (48 bits), packets     |hhBBbbbb|nnnn          44
-//!   generation, last seen, twin, seq, ack       |gggg|tttt|wwww|eeee|aaaa|
+//!   next hop, bytes (48 bits)               |hhbbbbbb|             40
+//!   generation, last seen                            |ggggtttt|    48
+//!   packets, twin, seq, ack                 |nnnn|wwww|eeee|aaaa|
 //! ```
+//! What every packet writes are as few words as possible: behind a million sessions, writes are what a processor waits for.
 //! Addresses, ports and deltas have their bytes in the order in which they stand in packets (see key.rs).
 //!
 //! The two directions are twins: each names the other's slot. They are read together only on rare events (a FIN, an
@@ -96,6 +98,14 @@ impl Flags {
 pub struct Slot(pub u32);
 
 const NO_HOP: u16 = u16::MAX;
+/// Bits of a next hop in `Entry::traffic`.
+const HOP_BITS: u32 = u16::BITS;
+
+/// What `Entry::seen` holds.
+#[inline]
+fn seen(generation: u32, at: Tick) -> u64 {
+    u64::from(generation) | u64::from(at.0) << 32
+}
 
 /// What stands where in `Entry::tail`, behind the ports.
 const PROTOCOL: usize = 4;
@@ -117,12 +127,11 @@ pub struct Entry<A> {
     to_ports: [u8; 4],
     ip_delta: u16,
     l4_delta: u16,
-    next_hop: u16,
-    bytes_high: u16,
-    bytes_low: u32,
+    /// The next hop in the lowest 16 bits, bytes above.
+    traffic: u64,
+    /// The generation in the lower half, when a packet was last seen in the upper one.
+    seen: u64,
     packets: u32,
-    generation: u32,
-    last_seen: u32,
     twin: u32,
     sequence: u32,
     acknowledged: u32,
@@ -146,7 +155,7 @@ impl<A: Address> Entry<A> {
             to_ports,
             ip_delta: ip_delta.0,
             l4_delta: l4_delta.0,
-            next_hop: NO_HOP,
+            traffic: NO_HOP.into(),
             ..Self::default()
         }
     }
@@ -155,11 +164,11 @@ impl<A: Address> Entry<A> {
     pub(super) fn renew(&mut self, now: Tick) {
         let (ip_delta, l4_delta) = deltas(&self.key(), &self.to());
         (self.ip_delta, self.l4_delta) = (ip_delta.0, l4_delta.0);
-        self.next_hop = NO_HOP;
+        self.set_next_hop(None);
         // No snapshot has this generation: the first packet is checked against the policy in force.
-        self.generation = 0;
+        self.set_generation(0);
         if !now.reached(self.last_seen()) || now.since(self.last_seen()) > LONGEST_TIMEOUT_MS {
-            self.last_seen = now.0;
+            self.set_last_seen(now);
         }
     }
 
@@ -252,31 +261,33 @@ impl<A: Address> Entry<A> {
     /// Where its packets go next, if that has a number.
     #[inline]
     pub fn next_hop(&self) -> Option<HopId> {
-        (self.next_hop != NO_HOP).then_some(HopId(self.next_hop))
+        let hop = self.next_hop_number();
+        (hop.0 != NO_HOP).then_some(hop)
     }
 
     /// The same as it is noted: a number that no network has, if nothing is.
     #[inline]
     pub fn next_hop_number(&self) -> HopId {
-        HopId(self.next_hop)
+        HopId(self.traffic as u16)
     }
 
     /// Remembers where its packets go next.
     #[inline]
     pub fn set_next_hop(&mut self, hop: Option<HopId>) {
-        self.next_hop = hop.map_or(NO_HOP, |hop| hop.0);
+        let hop = hop.map_or(NO_HOP, |hop| hop.0);
+        self.traffic = self.traffic >> HOP_BITS << HOP_BITS | u64::from(hop);
     }
 
     /// The generation that it was checked against.
     #[inline]
     pub fn generation(&self) -> u32 {
-        self.generation
+        self.seen as u32
     }
 
     /// Notes that it was checked.
     #[inline]
     pub fn set_generation(&mut self, generation: u32) {
-        self.generation = generation;
+        self.seen = seen(generation, self.last_seen());
     }
 
     /// The other direction's slot.
@@ -294,24 +305,24 @@ impl<A: Address> Entry<A> {
     /// When the last packet passed; the time of opening before that.
     #[inline]
     pub fn last_seen(&self) -> Tick {
-        Tick(self.last_seen)
+        Tick((self.seen >> 32) as u32)
     }
 
     /// Sets the time of the last packet.
     #[inline]
     pub fn set_last_seen(&mut self, now: Tick) {
-        self.last_seen = now.0;
+        self.seen = seen(self.generation(), now);
     }
 
-    /// Notes a packet of `bytes`.
+    /// Notes a packet of `bytes`, and that the session was checked against `generation`.
     #[inline]
-    pub fn count(&mut self, bytes: u16, now: Tick) {
-        self.last_seen = now.0;
+    pub fn count(&mut self, bytes: u16, now: Tick, generation: u32) {
+        self.seen = seen(generation, now);
         self.packets = self.packets.wrapping_add(1);
-        let (low, carried) = self.bytes_low.overflowing_add(bytes.into());
-        self.bytes_low = low;
-        self.bytes_high = self.bytes_high.wrapping_add(carried.into());
-        self.tail[FLAGS] |= Flags::SEEN.0;
+        self.traffic = self.traffic.wrapping_add(u64::from(bytes) << HOP_BITS);
+        if !self.flags().has(Flags::SEEN) {
+            self.set_flags(self.flags().with(Flags::SEEN));
+        }
     }
 
     /// Packets that have passed, modulo 2^32.
@@ -321,7 +332,7 @@ impl<A: Address> Entry<A> {
 
     /// Bytes that have passed, modulo 2^48.
     pub fn bytes(&self) -> u64 {
-        u64::from(self.bytes_high) << 32 | u64::from(self.bytes_low)
+        self.traffic >> HOP_BITS
     }
 
     /// TCP: the sequence number behind the last byte sent in this direction.

@@ -18,7 +18,7 @@ use crate::address::V6;
 use crate::time::Tick;
 
 /// Moves on whenever the bytes of a table, or their meaning, change.
-const LAYOUT: u32 = 2;
+const LAYOUT: u32 = 3;
 const MAGIC: [u8; 8] = *b"vipgate\0";
 /// The tables behind the header are complete.
 const FINISHED: u32 = 0x600d_600d;

@@ -8,9 +8,19 @@ use crate::address::Address;
 
 /// Buckets of addresses; see [`Address::bucket`].
 pub const BUCKETS: usize = 2048;
-/// Buckets in which endpoints are looked up a second time, see [`Address::fine_bucket`]: a session whose endpoint shares a bucket
-/// in one with an endpoint that has changed hardly does in both.
-const FINE: usize = 16384;
+/// Ages of changes of endpoints: as many as a processor's first cache has room for beside everything else.
+const AGES: usize = 8192;
+/// Changes of endpoints, looked up where ages don't tell enough, by another rule: a session whose endpoint is taken in one for an
+/// endpoint that has changed hardly is in both.
+const ENDPOINTS: usize = 16384;
+
+fn age_of<A: Address>(endpoint: A) -> usize {
+    (endpoint.spread() >> (u32::BITS - AGES.ilog2())) as usize
+}
+
+fn change_of<A: Address>(endpoint: A) -> usize {
+    (endpoint.spread_anew() >> (u32::BITS - ENDPOINTS.ilog2())) as usize
+}
 
 /// The generation of sessions that were never checked.
 const NEVER: u32 = 0;
@@ -22,9 +32,9 @@ pub struct Freshness {
     generation: u32,
     /// The last change that concerns everybody.
     all: u32,
-    /// Of endpoints: how many generations ago the last change was, 255 for all that are as long ago or longer. Almost all
-    /// changes are theirs, and this is little enough to stay in a processor's first cache.
-    ages: Box<[u8; BUCKETS]>,
+    /// Of endpoints, whose changes almost all are: how many generations ago the last one was, 255 for all that are as long ago
+    /// or longer.
+    ages: Box<[u8; AGES]>,
     endpoints: Box<[u32]>,
     /// The last change of any VIP.
     any_vip: u32,
@@ -40,8 +50,8 @@ impl Freshness {
         Self {
             generation,
             all: generation,
-            ages: Box::new([0; BUCKETS]),
-            endpoints: vec![generation; FINE].into(),
+            ages: Box::new([0; AGES]),
+            endpoints: vec![generation; ENDPOINTS].into(),
             any_vip: generation,
             vips: Box::new([generation; BUCKETS]),
         }
@@ -67,8 +77,8 @@ impl Freshness {
 
     /// An endpoint has come, changed or gone.
     pub(super) fn touch_endpoint<A: Address>(&mut self, address: A) {
-        self.ages[address.bucket()] = 0;
-        self.endpoints[address.fine_bucket()] = self.generation;
+        self.ages[age_of(address)] = 0;
+        self.endpoints[change_of(address)] = self.generation;
     }
 
     /// A VIP has come or gone.
@@ -81,7 +91,7 @@ impl Freshness {
     #[inline]
     pub fn holds<A: Address>(&self, generation: u32, parties: Parties<A>) -> bool {
         let (endpoint, ..) = parties;
-        let endpoint_holds = || is_since(generation, self.endpoints[endpoint.fine_bucket()]);
+        let endpoint_holds = || is_since(generation, self.endpoints[change_of(endpoint)]);
         self.glance().holds(generation, endpoint)
             || (endpoint_holds() && self.holds_beside_endpoint(generation, parties))
     }
@@ -106,7 +116,7 @@ impl Freshness {
 #[derive(Clone, Copy, Debug)]
 pub struct Glance<'a> {
     generation: u32,
-    ages: &'a [u8; BUCKETS],
+    ages: &'a [u8; AGES],
     /// Generations since the last change that isn't one endpoint's alone.
     others: u32,
 }
@@ -116,7 +126,7 @@ impl Glance<'_> {
     #[inline]
     pub fn holds<A: Address>(&self, generation: u32, endpoint: A) -> bool {
         let behind = self.generation.wrapping_sub(generation);
-        (generation != NEVER) & (behind <= self.others.min(self.ages[endpoint.bucket()].into()))
+        (generation != NEVER) & (behind <= self.others.min(self.ages[age_of(endpoint)].into()))
     }
 }
 
@@ -192,8 +202,8 @@ mod tests {
 
     #[test]
     fn who_shares_a_bucket_in_one_table_is_told_apart_in_the_other() {
-        let neighbour = (ONE + 1..ONE + 100_000).find(|it| it.bucket() == ONE.bucket()).unwrap();
-        assert_ne!(neighbour.fine_bucket(), ONE.fine_bucket());
+        let neighbour = (ONE + 1..ONE + 100_000).find(|&it| age_of(it) == age_of(ONE)).unwrap();
+        assert_ne!(change_of(neighbour), change_of(ONE));
         let mut freshness = Freshness::new(1);
         next(&mut freshness, |it| it.touch_endpoint(neighbour));
         assert!(!freshness.glance().holds(1, ONE) && freshness.holds(1, (ONE, FAR, VIP)));
@@ -223,7 +233,10 @@ mod tests {
         for seen in [counts(BUCKETS, v4().map(Address::bucket)), counts(BUCKETS, v6().map(Address::bucket))] {
             assert!(seen.iter().all(|&count| (20..90).contains(&count)), "100 000 over 2048 are 49 each");
         }
-        for seen in [counts(FINE, v4().map(Address::fine_bucket)), counts(FINE, v6().map(Address::fine_bucket))] {
+        for seen in [counts(AGES, v4().map(age_of)), counts(AGES, v6().map(age_of))] {
+            assert!(seen.iter().all(|&count| count < 40), "100 000 over 8192 are 12 each");
+        }
+        for seen in [counts(ENDPOINTS, v4().map(change_of)), counts(ENDPOINTS, v6().map(change_of))] {
             assert!(seen.iter().all(|&count| count < 24), "100 000 over 16 384 are 6 each");
         }
     }

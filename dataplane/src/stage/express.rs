@@ -15,15 +15,11 @@ use crate::wire::{ethernet, tcp};
 /// Packets of a batch whose sessions were checked against an older policy, from which on it is cheaper to look at all.
 const RESTLESS: u32 = 8;
 
-/// Whether nothing that has changed since concerns the session; then it counts as checked.
+/// Whether nothing that has changed since the session was checked concerns it.
 #[inline]
-fn refresh<A: OnWire>(entry: &mut Entry<A>, view: &Snapshot) -> bool {
+fn is_current<A: OnWire>(entry: &Entry<A>, view: &Snapshot) -> bool {
     let parties = entry.parties();
-    let holds = view.freshness.holds(entry.generation(), parties) || stands(entry, parties, view);
-    if holds {
-        entry.set_generation(view.generation);
-    }
-    holds
+    view.freshness.holds(entry.generation(), parties) || stands(entry, parties, view)
 }
 
 /// Whether the policy in force wants the session as it is, though its endpoint, or one that is taken for it, has changed. Nothing
@@ -70,11 +66,10 @@ fn translate<A: OnWire, const LOOK: bool>(batch: &mut Batch, sessions: &mut Sess
         let is_behind = generation != view.generation;
         behind += u32::from(is_behind);
         if LOOK {
-            if !glance.holds(generation, entry.endpoint()) && !refresh(entry, view) {
+            if !glance.holds(generation, entry.endpoint()) && !is_current(entry, view) {
                 continue;
             }
-            entry.set_generation(view.generation);
-        } else if is_behind && !refresh(entry, view) {
+        } else if is_behind && !is_current(entry, view) {
             continue;
         }
         // Without a link address nothing fits.
@@ -94,7 +89,7 @@ fn translate<A: OnWire, const LOOK: bool>(batch: &mut Batch, sessions: &mut Sess
             let ack = segment.flags.has(tcp::Flags::ACK).then_some(segment.acknowledgement);
             entry.advance(segment.sequence.wrapping_add(segment.space), ack, false);
         }
-        entry.count(frame.len() as u16, context.now);
+        entry.count(frame.len() as u16, context.now, view.generation);
         let Some((headers, transport)) = A::split(frame) else { continue };
         ethernet::set_link(headers, &exit.link);
         A::write_header(headers, entry);

@@ -38,7 +38,7 @@ pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, ids: &mut Ids,
             sessions.note_association::<A>(slot, &batch.associations[i], now);
         }
         let entry = A::table_mut(sessions).entry_mut(slot);
-        entry.count(head.length + LINK_HEADER, now);
+        entry.count(head.length + LINK_HEADER, now, view.generation);
         let frame = batch.frames[i].frame.bytes_mut();
         let Some((headers, payload)) = frame.split_at_mut_checked(head.l4.into()) else { continue };
         A::write_header(headers, entry);
