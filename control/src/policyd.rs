@@ -87,7 +87,7 @@ async fn serve(config: PolicydConfig) -> Result<(), Failure> {
             Some(Arc::new(read))
         }
     };
-    let listener = listen::bind(config.listen).await?;
+    let listener = listen::bind(config.listen)?;
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
     let (publish, published) = watch::channel(None);
     let state = Arc::new(State {

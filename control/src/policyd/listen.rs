@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
@@ -24,7 +24,10 @@ use crate::xds::tls::{self, TlsError};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How often files of certificates are looked at.
 const LOOK: Duration = Duration::from_secs(1);
-/// Connections that wait to be taken up.
+/// Connections that the kernel takes before we do: all gateways come at once when a server is back. It has a limit of its own
+/// (`net.core.somaxconn`).
+const BACKLOG: u32 = 16_384;
+/// Connections that wait to be served.
 const QUEUE: usize = 128;
 
 /// A connection that tonic can serve.
@@ -36,10 +39,16 @@ impl Io for TlsStream<TcpStream> {}
 ///
 /// # Errors
 /// When it is in use or not ours.
-pub async fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|error| Failure::runtime(format_args!("listen: cannot listen on {address}: {error}")))
+pub fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
+    let listener = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        // A server that was restarted has its port at once.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    listener()
+        .map_err(|error: std::io::Error| Failure::runtime(format_args!("listen: cannot listen on {address}: {error}")))
 }
 
 /// Connections without TLS.
