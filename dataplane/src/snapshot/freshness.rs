@@ -107,8 +107,8 @@ impl Freshness {
     /// The same question for many sessions, without a branch that nobody can foresee.
     #[inline]
     pub fn glance(&self) -> Glance<'_> {
-        let others = if is_since(self.all, self.any_vip) { self.all } else { self.any_vip };
-        Glance { generation: self.generation, ages: &self.ages, others: self.generation.wrapping_sub(others) }
+        let since = |changed| self.generation.wrapping_sub(changed);
+        Glance { generation: self.generation, ages: &self.ages, others: since(self.all).min(since(self.any_vip)) }
     }
 }
 

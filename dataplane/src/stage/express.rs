@@ -33,11 +33,11 @@ fn stands<A: OnWire>(entry: &Entry<A>, parties: Parties<A>, view: &Snapshot) -> 
 
 /// Translates the packets to whose sessions nothing happens.
 pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, context: &Context<'_>) {
-    // While policy changes, the sessions of some packets were checked against the one in force, and those of others weren't: no
-    // processor guesses which. Then, all are looked at; otherwise none.
     if batch.open_of::<A>().and(batch.plain).is_empty() {
         return;
     }
+    // While policy changes, the sessions of some packets were checked against the one in force, and those of others weren't: no
+    // processor guesses which. Then, all are looked at; otherwise only those that weren't.
     if batch.restless {
         translate::<A, true>(batch, sessions, context);
     } else {

@@ -8,7 +8,7 @@ use vipgate_tests::traffic::Traffic;
 use vipgate_tests::{SERVER, VIP_A, VIP_B, World, wait_for};
 
 use crate::server::{
-    ALL, POLICY, accepted, answers, endpoint, follow, policy, send, send_all, settings, subscriptions, vip,
+    ALL, POLICY, accepted, answers, endpoint, follow, policy, send, settings, settled, subscriptions, vip,
 };
 
 const ADDRESS: &str = "127.0.0.1:18000";
@@ -42,13 +42,7 @@ fn says(refusal: Option<&String>, words: [&str; 2]) -> bool {
 
 #[test]
 fn what_is_wrong_is_refused_by_name_and_nothing_changes() {
-    let mut world = World::new("nack");
-    let mut peer = Peer::server(&world, &world.gateway, ADDRESS);
-    let more = follow(&world);
-    world.launch(&more);
-    subscriptions(&peer);
-    send_all(&mut peer, 1);
-    accepted(&peer, 1..=4);
+    let (world, mut peer) = settled("nack");
     let traffic = Traffic::start(&world);
     let in_force = || {
         let names = |kind: &str| -> Vec<Value> {

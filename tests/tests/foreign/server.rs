@@ -94,6 +94,18 @@ pub(crate) fn seen(world: &World, pod: usize) -> String {
     ask_udp(&world.pods[pod], SERVER[0].parse().unwrap()).unwrap()
 }
 
+/// A gateway that has heard everything and put it in force.
+pub(crate) fn settled(tag: &str) -> (World, Peer) {
+    let mut world = World::new(tag);
+    let mut peer = Peer::server(&world, &world.gateway, ADDRESS);
+    let more = follow(&world);
+    world.launch(&more);
+    subscriptions(&peer);
+    send_all(&mut peer, 1);
+    accepted(&peer, 1..=4);
+    (world, peer)
+}
+
 #[test]
 fn a_gateway_follows_it_update_by_update() {
     let mut world = World::new("follow");
@@ -158,13 +170,7 @@ fn a_gateway_follows_it_update_by_update() {
 
 #[test]
 fn an_address_that_another_pod_gets_has_no_part_in_old_sessions() {
-    let mut world = World::new("reuse");
-    let mut peer = Peer::server(&world, &world.gateway, ADDRESS);
-    let more = follow(&world);
-    world.launch(&more);
-    subscriptions(&peer);
-    send_all(&mut peer, 1);
-    accepted(&peer, 1..=4);
+    let (world, mut peer) = settled("reuse");
     let socket = |host: &Host, address: &'static str| {
         let bound = host.run(move || {
             let socket = UdpSocket::bind(address)?;
@@ -209,13 +215,7 @@ fn an_address_that_another_pod_gets_has_no_part_in_old_sessions() {
 
 #[test]
 fn an_update_that_never_ends_never_takes_effect() {
-    let mut world = World::new("broken");
-    let mut peer = Peer::server(&world, &world.gateway, ADDRESS);
-    let more = follow(&world);
-    world.launch(&more);
-    subscriptions(&peer);
-    send_all(&mut peer, 1);
-    accepted(&peer, 1..=4);
+    let (world, mut peer) = settled("broken");
     let traffic = Traffic::start(&world);
     // The stream ends in the middle: p4 was told, p3 was taken away, and then nothing.
     send(&mut peer, 5, "Endpoint", &[endpoint("10.1.0.31", VIP_B[0])], &["10.1.0.21"]);
