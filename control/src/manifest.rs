@@ -18,7 +18,8 @@ pub use self::address::{Family, unusable as unusable_address};
 pub use self::labels::{LabelSelector, Requirement};
 pub use self::pod::Pod;
 pub use self::read::{Foreign, Manifests, load, read};
-pub use self::service::{ANNOUNCE_ANNOTATION, EGRESS_ANNOTATION, LOAD_BALANCER_CLASS, Service, ServicePort};
+pub(crate) use self::service::{ANNOUNCE_FIELD, EGRESS_FIELD};
+pub use self::service::{Service, ServicePort};
 pub use self::slice::{EndpointSlice, SliceEndpoint};
 pub use self::values::{AddressRange, Cidr};
 pub use self::vipgate::{

@@ -11,12 +11,14 @@ use super::read::Report;
 use crate::complaint::Severity;
 use crate::yaml::nearest;
 
-/// The annotation of a Service that makes it an egress policy too.
-pub const EGRESS_ANNOTATION: &str = "vipgate.io/egress";
-/// The annotation of a Service that says how its VIPs are announced.
-pub const ANNOUNCE_ANNOTATION: &str = "vipgate.io/announce";
+/// The annotation of a Service that makes it an egress policy too, and the field that it is.
+const EGRESS_ANNOTATION: &str = "vipgate.io/egress";
+pub(crate) const EGRESS_FIELD: &str = "metadata.annotations[vipgate.io/egress]";
+/// The annotation of a Service that says how its VIPs are announced, and the field that it is.
+const ANNOUNCE_ANNOTATION: &str = "vipgate.io/announce";
+pub(crate) const ANNOUNCE_FIELD: &str = "metadata.annotations[vipgate.io/announce]";
 /// The load balancer class that is ours; Services without a class are too.
-pub const LOAD_BALANCER_CLASS: &str = "vipgate.io/vipgate";
+const LOAD_BALANCER_CLASS: &str = "vipgate.io/vipgate";
 
 /// What counts of a Service.
 #[derive(Clone, Debug, Default, PartialEq)]

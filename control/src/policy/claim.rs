@@ -16,12 +16,9 @@ use super::pool::Pools;
 use super::slices::Slices;
 use crate::complaint::{Complaint, Severity};
 use crate::manifest::{
-    AddressSelection, Cidr, Distribution, EgressPolicy, EgressPolicySpec, GatewayRef, OnExhaustion, Origin,
-    PodSelector, Service, ZoneAffinity,
+    AddressSelection, Cidr, Distribution, EGRESS_FIELD, EgressPolicy, EgressPolicySpec, GatewayRef, OnExhaustion,
+    Origin, PodSelector, Service, ZoneAffinity,
 };
-
-/// Field of a Service that makes it an egress policy too.
-const EGRESS_FIELD: &str = "metadata.annotations[vipgate.io/egress]";
 
 /// What a policy wants.
 #[derive(Debug)]

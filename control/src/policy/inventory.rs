@@ -56,7 +56,6 @@ pub(super) type Key<'a> = (&'a str, &'a str);
 pub(super) struct Inventory<'a> {
     pub(super) services: Vec<Located<'a, Service>>,
     service_numbers: HashMap<Key<'a>, usize>,
-    pub(super) slices: Vec<Located<'a, EndpointSlice>>,
     slices_of: HashMap<Key<'a>, Vec<Located<'a, EndpointSlice>>>,
     pub(super) pods: Vec<Located<'a, Pod>>,
     pub(super) nodes: Vec<Located<'a, Node>>,
@@ -95,9 +94,7 @@ impl<'a> Inventory<'a> {
             Body::EgressPolicy(body) => self.policies.push(Located { id, name, origin, body }),
             Body::EndpointSlice(body) => {
                 if let Some(service) = &body.service {
-                    let slice = Located { id, name, origin, body: &**body };
-                    self.slices.push(slice);
-                    self.slices_of.entry((key.0, service)).or_default().push(slice);
+                    self.slices_of.entry((key.0, service)).or_default().push(Located { id, name, origin, body });
                 }
             }
             Body::Gateway(body) => {
@@ -119,6 +116,11 @@ impl<'a> Inventory<'a> {
     /// A Service.
     pub(super) fn service(&self, key: Key<'a>) -> Option<Located<'a, Service>> {
         self.service_numbers.get(&key).map(|&number| self.services[number])
+    }
+
+    /// The slices of all Services, in no order.
+    pub(super) fn slices(&self) -> impl Iterator<Item = &Located<'a, EndpointSlice>> {
+        self.slices_of.values().flatten()
     }
 
     /// The slices of a Service, known or not.

@@ -19,7 +19,7 @@ pub(super) struct Slices<'a> {
 
 impl<'a> Slices<'a> {
     pub(super) fn new(inventory: &'a Inventory<'a>, pods: &'a Pods<'a>, log: &mut Vec<Complaint>) -> Self {
-        for slice in &inventory.slices {
+        for slice in inventory.slices() {
             complain_about_hosts(*slice, pods, log);
         }
         Self { inventory, pods }
@@ -27,7 +27,7 @@ impl<'a> Slices<'a> {
 
     /// Those of some addresses that are endpoints of any Service.
     pub(super) fn among(&self, addresses: &HashSet<IpAddr>) -> HashSet<IpAddr> {
-        let all = self.inventory.slices.iter().flat_map(|slice| &slice.body.endpoints);
+        let all = self.inventory.slices().flat_map(|slice| &slice.body.endpoints);
         all.map(|endpoint| endpoint.address)
             .filter(|address| addresses.contains(address) && self.pods.host_of(*address).is_none())
             .collect()

@@ -12,7 +12,7 @@ use super::claim::{Claim, Sources};
 use super::gateways::{Bid, GatewayId};
 use super::inventory::{Key, Located};
 use crate::complaint::{Complaint, Severity};
-use crate::manifest::{ANNOUNCE_ANNOTATION, Announce, Origin, Service, unusable_address};
+use crate::manifest::{ANNOUNCE_FIELD, Announce, Origin, Service, unusable_address};
 
 /// A VIP while it is being put together.
 #[derive(Debug, Default)]
@@ -117,7 +117,7 @@ fn add_service<'a>(address: IpAddr, vip: &mut Vip<'a>, service: Located<'a, Serv
     match (&vip.announce, service.body.announce) {
         (Some((known, Located { id, origin, .. })), Some(wanted)) if *known != wanted => {
             let reason = format!("{id} ({origin}) shares {address} and says otherwise");
-            log.push(service.error(&format!("metadata.annotations[{ANNOUNCE_ANNOTATION}]"), reason));
+            log.push(service.error(ANNOUNCE_FIELD, reason));
         }
         (None, Some(wanted)) => vip.announce = Some((wanted, service)),
         _ => {}
@@ -165,8 +165,7 @@ fn complain_about_announcing(sources: &Sources<'_>, log: &mut Vec<Complaint>) {
         for (_, vip) in &service.body.vips {
             if let Some((announce, pool)) = sources.pools.announce(*vip).filter(|(announce, _)| *announce != wanted) {
                 let reason = format!("{vip} is in AddressPool {pool}, which announces it by {announce}: that counts");
-                let field = format!("metadata.annotations[{ANNOUNCE_ANNOTATION}]");
-                log.push(service.warning(&field, reason));
+                log.push(service.warning(ANNOUNCE_FIELD, reason));
             }
         }
     }

@@ -113,8 +113,8 @@ impl Store {
             self.texts.values().flat_map(|text| text.complaints.iter().cloned()).collect();
         complaints.extend(self.disbelief.iter().map(|why| Complaint::about_file("source", why.clone())));
         let mut faulty = self.unreadable();
-        let mut compiled = compile(self.sorted.values().map(Arc::as_ref));
         let mut aside = Aside::default();
+        let mut compiled = compile(aside.objects(&self.sorted));
         for round in 1..=ROUNDS {
             let errors: Vec<Complaint> = compiled.complaints.iter().filter(|it| it.is_error()).cloned().collect();
             if errors.is_empty() {

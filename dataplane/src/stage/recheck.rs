@@ -44,11 +44,12 @@ fn recheck<A: SessionFamily>(
         return false;
     }
     // What has changed concerns others: routes are as they were, too.
-    if view.freshness.holds(entry.generation(), entry.parties()) {
+    let parties @ (endpoint, remote, vip) = entry.parties();
+    if view.freshness.holds(entry.generation(), parties) {
         A::table_mut(sessions).entry_mut(slot).set_generation(view.generation);
         return true;
     }
-    if stands(entry, view) {
+    if view.policy.permits(endpoint, remote, vip) {
         let entry = A::table_mut(sessions).entry_mut(slot);
         entry.set_generation(view.generation);
         // Whoever it talks to may have become a VIP of this gateway, or not be one any more.
