@@ -37,6 +37,15 @@ pub const EXCLUDED: [&str; 2] = ["10.9.0.200", "fd00:9::200"];
 pub const VIP_A: [&str; 2] = ["203.0.113.10", "2001:db8:113::10"];
 /// VIPs of tenant B.
 pub const VIP_B: [&str; 2] = ["203.0.113.20", "2001:db8:113::20"];
+/// One more endpoint for tenant B: p4.
+pub const MORE: &str = "
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: more, namespace: tenant-b, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: https, port: 8443}]
+endpoints: [{addresses: [10.1.0.31], conditions: {ready: true}}]
+";
 /// What tcpdump calls a pod's packet.
 pub const POD_PACKETS: &str = "(net 10.1.0.0/24 or net fd00:1::/64)";
 

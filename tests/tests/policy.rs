@@ -6,17 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use vipgate::lab::peers::ask_udp;
-use vipgate_tests::{SERVER, VIP_A, World, wait_for};
-
-const MORE: &str = "
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: more, namespace: tenant-b, labels: {kubernetes.io/service-name: web}}
-addressType: IPv4
-ports: [{name: https, port: 8443}]
-endpoints: [{addresses: [10.1.0.31], conditions: {ready: true}}]
-";
+use vipgate_tests::{MORE, SERVER, VIP_A, World, wait_for};
 
 #[test]
 fn endpoints_come_and_go_and_open_connections_stay() {
@@ -35,7 +25,7 @@ fn endpoints_come_and_go_and_open_connections_stay() {
     });
     assert_eq!(ask_udp(p4, SERVER[0].parse().unwrap()).unwrap(), "10.1.0.31", "not covered yet");
     let original = world.policy("tenant-b.yaml");
-    world.write_policy("tenant-b.yaml", &(original.clone() + MORE));
+    world.write_policy("tenant-b.yaml", &format!("{original}\n---{MORE}"));
     assert!(wait_for(Duration::from_secs(5), || in_force(2)), "{}", world.log());
     assert_eq!(ask_udp(p4, SERVER[0].parse().unwrap()).unwrap(), "203.0.113.20");
     world.write_policy("tenant-b.yaml", &original);

@@ -6,9 +6,7 @@ use vipgate::lab::peers::ask_udp;
 use vipgate_tests::policyd::{Plan, Policyd};
 use vipgate_tests::tls::{Authority, Certificate, tomorrow};
 use vipgate_tests::traffic::Traffic;
-use vipgate_tests::{SERVER, VIP_B, World, wait_for};
-
-use crate::MORE;
+use vipgate_tests::{MORE, SERVER, VIP_B, World, wait_for};
 
 /// The names of this host.
 const HERE: [&str; 2] = ["127.0.0.1", "localhost"];

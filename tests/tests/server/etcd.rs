@@ -8,9 +8,7 @@ use vipgate::lab::peers::ask_udp;
 use vipgate_tests::etcd::{ENDPOINT, Etcd};
 use vipgate_tests::policyd::{Plan, Policyd};
 use vipgate_tests::traffic::Traffic;
-use vipgate_tests::{SERVER, VIP_B, World, state, wait_for};
-
-use crate::MORE;
+use vipgate_tests::{MORE, SERVER, VIP_B, World, state, wait_for};
 
 /// URLs of three servers on the gateway's host: one reads files, two read etcd.
 const URLS: [&str; 3] = ["http://127.0.0.1:18000", "http://127.0.0.1:18001", "http://127.0.0.1:18002"];

@@ -7,9 +7,7 @@ use serde_json::Value;
 use vipgate::lab::peers::ask_udp;
 use vipgate_tests::policyd::{Plan, Policyd};
 use vipgate_tests::traffic::Traffic;
-use vipgate_tests::{SERVER, VIP_A, VIP_B, World, state, wait_for};
-
-use crate::MORE;
+use vipgate_tests::{MORE, SERVER, VIP_A, VIP_B, World, state, wait_for};
 
 /// What p2 leaves with, and what p4 does.
 fn identities(world: &World) -> [String; 2] {

@@ -6,9 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 use vipgate::lab::peers::ask_udp;
 use vipgate_tests::traffic::Traffic;
-use vipgate_tests::{EXCLUDED, SERVER, VIP_B, World, wait_for};
-
-use crate::MORE;
+use vipgate_tests::{EXCLUDED, MORE, SERVER, VIP_B, World, wait_for};
 
 #[test]
 fn a_flood_of_updates_ends_in_the_last_one_and_costs_nothing() {
