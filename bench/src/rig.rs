@@ -228,6 +228,7 @@ fn policy() -> PolicySet {
         }],
         vips: vec![vip(VIP.to_ip()), vip(VIP6.to_ip())],
         endpoints: v4.chain(v6).collect(),
+        ..PolicySet::default()
     }
 }
 

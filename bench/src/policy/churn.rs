@@ -116,6 +116,7 @@ impl Churn {
             policies: self.policies().collect(),
             vips: self.vips().collect(),
             endpoints: self.endpoints().collect(),
+            ..PolicySet::default()
         }
     }
 

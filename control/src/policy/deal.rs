@@ -128,6 +128,7 @@ impl Deal {
             policies: self.policies.clone(),
             vips: vips.map(|vip| vip.spec.clone()).collect(),
             endpoints: endpoints.collect(),
+            services: Vec::new(),
         }
     }
 }

@@ -317,6 +317,7 @@ pub fn policy() -> PolicySet {
                 vips: vec![],
             },
         ],
+        ..PolicySet::default()
     }
 }
 

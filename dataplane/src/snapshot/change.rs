@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::spec::{EgressSpec, EndpointSpec, PolicySet, VipSpec};
+use super::spec::{EgressSpec, EndpointSpec, PolicySet, ServiceSpec, VipSpec};
 
 /// What changes in a policy. What isn't named stays as it is; nothing is named twice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub struct PolicyChange {
     pub vips: Vec<VipSpec>,
     /// Endpoints that are new or different.
     pub endpoints: Vec<EndpointSpec>,
+    /// Services that are new or different.
+    pub services: Vec<ServiceSpec>,
     /// What is no more.
     pub gone: Gone,
 }
@@ -30,6 +32,8 @@ pub struct Gone {
     pub vips: Vec<IpAddr>,
     /// Endpoints.
     pub endpoints: Vec<IpAddr>,
+    /// Names of Services.
+    pub services: Vec<Arc<str>>,
 }
 
 impl PolicyChange {
@@ -38,14 +42,17 @@ impl PolicyChange {
         let (policies, policies_gone) = differ(&old.policies, &new.policies, |policy| policy.name.clone());
         let (vips, vips_gone) = differ(&old.vips, &new.vips, |vip| vip.address);
         let (endpoints, endpoints_gone) = differ(&old.endpoints, &new.endpoints, |endpoint| endpoint.address);
-        let gone = Gone { policies: policies_gone, vips: vips_gone, endpoints: endpoints_gone };
-        Self { version: new.version.clone(), policies, vips, endpoints, gone }
+        let (services, services_gone) = differ(&old.services, &new.services, |service| service.name.clone());
+        let gone =
+            Gone { policies: policies_gone, vips: vips_gone, endpoints: endpoints_gone, services: services_gone };
+        Self { version: new.version.clone(), policies, vips, endpoints, services, gone }
     }
 
     /// Whether it changes nothing but, perhaps, the version.
     pub fn is_empty(&self) -> bool {
-        let Self { version: _, policies, vips, endpoints, gone } = self;
-        policies.is_empty() && vips.is_empty() && endpoints.is_empty() && *gone == Gone::default()
+        let Self { version: _, policies, vips, endpoints, services, gone } = self;
+        let nothing_comes = policies.is_empty() && vips.is_empty() && endpoints.is_empty() && services.is_empty();
+        nothing_comes && *gone == Gone::default()
     }
 }
 

@@ -214,12 +214,14 @@ impl PolicyChange {
                 .collect(),
             vips: policy.live_vips().map(|vip| vip.address).filter(|vip| !vips.contains(vip)).collect(),
             endpoints: policy.endpoints().map(|(address, _)| address).filter(|it| !endpoints.contains(it)).collect(),
+            services: Vec::new(),
         };
         Self {
             version: set.version.clone(),
             policies: set.policies.clone(),
             vips: set.vips.clone(),
             endpoints: set.endpoints.clone(),
+            services: set.services.clone(),
             gone,
         }
     }

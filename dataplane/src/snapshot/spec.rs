@@ -3,11 +3,14 @@
 //! These are descriptions for building a snapshot, not what the stages read. Names in them are for people: they come
 //! back in `vipgate vips`, `endpoints`, `sessions` and in logs.
 
+mod service;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
+pub use self::service::{BackendSpec, BackendState, HealthSpec, Scope, ServicePortSpec, ServiceSpec};
 use crate::io::InterfaceId;
 
 /// A whole compiled policy. Building a snapshot from it checks what the compiler already promised and fails otherwise.
@@ -21,6 +24,8 @@ pub struct PolicySet {
     pub vips: Vec<VipSpec>,
     /// Every covered pod address, sorted by address, each once.
     pub endpoints: Vec<EndpointSpec>,
+    /// Every Service that is reached at a VIP, sorted by name.
+    pub services: Vec<ServiceSpec>,
 }
 
 /// One egress policy: where its endpoints' traffic is translated, and within which limits.

@@ -63,6 +63,7 @@ fn as_set(policy: &Policy) -> PolicySet {
         policies: policy.egress().map(|egress| egress.spec.clone()).collect(),
         vips: policy.live_vips().map(vip).collect(),
         endpoints: policy.endpoints().map(endpoint).collect(),
+        services: Vec::new(),
     };
     set.policies.sort_by(|a, b| a.name.cmp(&b.name));
     set.vips.sort_by_key(|vip| place(&world::VIPS, vip.address));
@@ -102,6 +103,7 @@ fn small() -> PolicySet {
             endpoint(ip("10.0.0.4"), "b", &[two]),
             endpoint(ip("fd00::1"), "b", &[six]),
         ],
+        ..PolicySet::default()
     }
 }
 
@@ -124,6 +126,7 @@ fn what_cannot_be_is_refused_by_name() {
         policies: policies.iter().map(|name| (*name).into()).collect(),
         vips: vips.into(),
         endpoints: endpoints.into(),
+        ..Gone::default()
     };
     let change = PolicyChange::default;
     let with = |endpoints: Vec<EndpointSpec>| PolicyChange { endpoints, ..change() };
@@ -193,8 +196,8 @@ fn a_change_names_what_differs_and_nothing_else() {
             version: "2".into(),
             policies: vec![new.policies[1].clone()],
             vips: vec![new.vips[0].clone(), new.vips[3].clone()],
-            endpoints: vec![],
             gone: Gone { endpoints: vec![removed], ..Gone::default() },
+            ..PolicyChange::default()
         }
     );
 }
@@ -271,6 +274,7 @@ fn a_change_of_one_endpoint_copies_its_shard_alone() {
         policies: names.iter().map(|name| egress(name)).collect(),
         vips: vips.iter().copied().map(vip).collect(),
         endpoints: numbered([10, 0, 0, 0], 20_000).enumerate().map(spec).collect(),
+        ..PolicySet::default()
     };
     let mut builder = built(&set);
     let known = ip("10.0.1.2");

@@ -175,7 +175,8 @@ impl World {
             })
         };
         let endpoints = self.endpoints.iter().zip(ENDPOINTS).filter_map(endpoint).collect();
-        PolicySet { version: self.version.to_string(), policies: policies.collect(), vips, endpoints }
+        let version = self.version.to_string();
+        PolicySet { version, policies: policies.collect(), vips, endpoints, services: Vec::new() }
     }
 }
 
