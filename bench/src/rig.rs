@@ -16,11 +16,13 @@ use vipgate_dataplane::fragments::Fragments;
 use vipgate_dataplane::ids::Ids;
 use vipgate_dataplane::io::{FrameAudit, InterfaceId, PacketIo, Received};
 use vipgate_dataplane::limiter::Limiter;
+use vipgate_dataplane::link::affinity::Affinity;
 use vipgate_dataplane::link::handoff::{Links, Wake};
 use vipgate_dataplane::pipeline::Tables;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::ports::allocator::Allocator;
 use vipgate_dataplane::ports::pool::WorkerId;
+use vipgate_dataplane::session::embryonic::Embryonic;
 use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_dataplane::session::tuple::HashKey;
 use vipgate_dataplane::session::{SessionFamily, Sessions};
@@ -163,9 +165,11 @@ impl Rig {
             id: WorkerId(0),
             io: BenchIo::new()?,
             links,
+            affinity: Arc::new(Affinity::new(sessions as usize / 16, key)),
             directory: None,
             tables: Tables {
                 sessions: Sessions::new(sessions, timeouts, key).context("memory for sessions")?,
+                embryonic: Embryonic::new(sessions, sessions / 8),
                 ports: Allocator::new(WorkerId(0), 1, PortRange::default(), key).context("memory for ports")?,
                 fragments: Fragments::new(1024, 256, 2_000, key).context("memory for fragments")?,
                 ids: Ids::new(0, 1, key),
@@ -175,7 +179,13 @@ impl Rig {
             waiting: Waiting::new(Questions { queue: Arc::new(ArrayQueue::new(8)), bell }),
             commands,
             counters: Arc::default(),
-            rules: Rules { require_syn: true, mss: None },
+            rules: Rules {
+                require_syn: true,
+                secret: key,
+                reject_no_service: false,
+                reject_no_backend: true,
+                mss: None,
+            },
         };
         let now = Tick(1);
         let worker = Worker::new(parts, now);

@@ -5,6 +5,7 @@
 
 mod gateway;
 mod policyd;
+mod services;
 mod units;
 mod verify;
 
@@ -13,6 +14,7 @@ pub use self::gateway::{
     PolicySource, Ports, Sessions, Timeouts, Workers, Xdp, XdpMode, ZeroCopy,
 };
 pub use self::policyd::{Etcd, KubernetesSource, PolicydConfig, PolicydSource, Tls};
+pub use self::services::{Services, Unserved};
 pub use self::units::PortRange;
 
 use std::path::Path;

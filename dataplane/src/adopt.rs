@@ -8,6 +8,7 @@ use crate::ports::pool::WorkerId;
 use crate::session::SessionFamily;
 use crate::session::entry::Entry;
 use crate::session::region::Adopt;
+use crate::session::tuple::Tuple;
 use crate::snapshot::policy::Policy;
 
 /// What one worker takes up its sessions' holdings with.
@@ -25,10 +26,12 @@ pub struct Adoption<'a> {
 
 impl Adopt for Adoption<'_> {
     fn adopt<A: SessionFamily>(&mut self, origin: &Entry<A>, resting: bool) -> bool {
-        if origin.direction() != Direction::Egress {
-            return false;
-        }
         let (key, to) = (origin.key(), origin.to());
+        match origin.direction() {
+            Direction::Egress => {}
+            Direction::Inbound => return self.adopt_inbound(key, to, resting),
+            _ => return false,
+        }
         let (Some((_, endpoint, _)), Some(vip)) = (self.policy.endpoint(key.source), self.policy.vip(to.source)) else {
             return false;
         };
@@ -39,6 +42,20 @@ impl Adopt for Adoption<'_> {
             endpoint.usage.adopt();
             if let Some(directory) = self.directory {
                 directory.find_or_claim(&key, self.worker);
+            }
+        }
+        true
+    }
+}
+
+impl Adoption<'_> {
+    fn adopt_inbound<A: SessionFamily>(&self, key: Tuple<A>, to: Tuple<A>, resting: bool) -> bool {
+        let Some((_, target)) = self.policy.target(&key.receiver(), &to.receiver()) else { return false };
+        if !resting {
+            target.usage.adopt();
+            if let Some(directory) = self.directory {
+                directory.find_or_claim(&key, self.worker);
+                directory.claim(&to.reversed(), self.worker);
             }
         }
         true

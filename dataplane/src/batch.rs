@@ -21,6 +21,7 @@ use crate::session::entry::Slot;
 use crate::session::key::Key;
 use crate::session::tuple::Tuple;
 use crate::snapshot::endpoints::EndpointId;
+use crate::snapshot::service::FrontendId;
 use crate::verdict::Verdict;
 use crate::wire::sctp::Common;
 use crate::wire::tcp::Segment;
@@ -61,6 +62,12 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Whether it has ports, of which a Service can be known.
+    #[inline]
+    pub fn has_ports(self) -> bool {
+        matches!(self, Self::Tcp | Self::Udp | Self::Sctp | Self::Piece)
+    }
+
     /// Whether it can belong to a session.
     #[inline]
     pub fn has_session(self) -> bool {
@@ -196,6 +203,8 @@ pub struct Batch {
     pub slots: [Slot; MOST],
     /// The endpoint of those that may open a session.
     pub endpoints: [EndpointId; MOST],
+    /// The frontend of those that are for a Service, or from one.
+    pub frontends: [FrontendId; MOST],
     /// For the counters.
     pub directions: [Direction; MOST],
     /// What those want that wait.
@@ -231,6 +240,12 @@ pub struct Batch {
     pub stale: Packets,
     /// A pod's first packets to the outside.
     pub opening: Packets,
+    /// A client's first packets to a Service.
+    pub inbound: Packets,
+    /// Backends' answers that no session knows.
+    pub stateless: Packets,
+    /// Segments of health checks.
+    pub health: Packets,
     /// Those that policy leaves as they are.
     pub unchanged: Packets,
     /// Whether many sessions of the batch before were checked against an older policy.
@@ -252,6 +267,7 @@ impl Default for Batch {
             associations: [Common::default(); MOST],
             slots: [Slot(0); MOST],
             endpoints: [EndpointId::NONE; MOST],
+            frontends: [FrontendId::NONE; MOST],
             directions: [Direction::Unchanged; MOST],
             wanted: [Wanted { interface: InterfaceId(0), address: IpAddr::V4(Ipv4Addr::UNSPECIFIED) }; MOST],
             mtus: [0; MOST],
@@ -269,6 +285,9 @@ impl Default for Batch {
             known: Packets::default(),
             stale: Packets::default(),
             opening: Packets::default(),
+            inbound: Packets::default(),
+            stateless: Packets::default(),
+            health: Packets::default(),
             unchanged: Packets::default(),
             restless: false,
         }
@@ -296,6 +315,7 @@ impl Batch {
         (self.questions, self.fragments, self.errors, self.refused) = (none, none, none, none);
         (self.plain, self.cut, self.renumber, self.sessionless) = (none, none, none, none);
         (self.known, self.stale, self.opening, self.unchanged) = (none, none, none, none);
+        (self.inbound, self.stateless, self.health) = (none, none, none);
         if cfg!(debug_assertions) {
             self.verdicts = [Verdict::Undecided; MOST];
         }

@@ -89,6 +89,7 @@ macro_rules! drop_reasons {
 
 drop_reasons! {
     NoService = "no_service": "To a VIP, but no session knows it and no Service listens there.",
+    NoBackend = "no_backend": "The Service has no backend that takes new sessions.",
     NoPolicy = "no_policy": "Captured, but no policy covers its source any more.",
     NoVip = "no_vip": "The endpoint's policy gives it no VIP of this address family.",
     NoSession = "no_session": "A TCP segment that isn't a SYN, and no session knows it.",
@@ -107,6 +108,7 @@ drop_reasons! {
     NoNeighbor = "no_neighbor": "The next hop didn't answer ARP or NDP in time, or too many packets wait for it.",
     NotLocal = "not_local": "The Service takes only backends on this node, and there is none.",
     SourceRange = "source_range": "The Service doesn't admit this client address.",
+    TupleInUse = "tuple_in_use": "The client has a session with the same ends by way of another frontend, and no port is free.",
     PeerUnknown = "peer_unknown": "A tunnel packet from an address that is no known peer or node.",
     LinkFull = "link_full": "The ring to the worker that owns the session is full.",
     TxFull = "tx_full": "The interface's transmit ring is full.",
@@ -129,11 +131,14 @@ pub enum EndReason {
     Policy,
     /// Someone asked for it.
     Flushed,
+    /// Nobody confirmed it, and others needed its place.
+    Evicted,
 }
 
 impl EndReason {
     /// Every reason, in the order of their numbers.
-    pub const ALL: [Self; 6] = [Self::Idle, Self::Closed, Self::Reset, Self::Unanswered, Self::Policy, Self::Flushed];
+    pub const ALL: [Self; 7] =
+        [Self::Idle, Self::Closed, Self::Reset, Self::Unanswered, Self::Policy, Self::Flushed, Self::Evicted];
 
     /// Its word in metrics.
     pub fn name(self) -> &'static str {
@@ -144,6 +149,7 @@ impl EndReason {
             Self::Unanswered => "unanswered",
             Self::Policy => "policy",
             Self::Flushed => "flushed",
+            Self::Evicted => "evicted",
         }
     }
 }
@@ -187,6 +193,8 @@ pub struct Counters {
     pub drops: [Counter; DropReason::ALL.len()],
     /// ARP and NDP questions answered, ICMP errors and resets sent, announcements made.
     pub answered: Counter,
+    /// Packets for the gateway itself that it had nothing to say to: acknowledgements of health checks.
+    pub heard: Counter,
     /// ICMP errors and resets that were not sent, because there were too many.
     pub answers_limited: Counter,
     /// Sessions open now.

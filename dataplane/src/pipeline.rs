@@ -9,12 +9,16 @@ use crate::counters::Counters;
 use crate::fragments::Fragments;
 use crate::ids::Ids;
 use crate::limiter::Limiter;
+use crate::link::affinity::Affinity;
 use crate::link::flows::Flows;
 use crate::ports::allocator::Allocator;
 use crate::session::Sessions;
+use crate::session::embryonic::Embryonic;
 use crate::settle::Settle;
 use crate::snapshot::Snapshot;
-use crate::stage::{answer, classify, errors, express, gather, lookup, open, parse, recheck, refuse, rewrite};
+use crate::stage::{
+    answer, classify, errors, express, gather, health, lookup, open, parse, recheck, refuse, rewrite, serve, stateless,
+};
 use crate::time::Tick;
 
 /// The tables of one worker that the stages change.
@@ -22,6 +26,8 @@ use crate::time::Tick;
 pub struct Tables {
     /// Its connections.
     pub sessions: Sessions,
+    /// Those of them that clients have opened and not confirmed.
+    pub embryonic: Embryonic,
     /// Its ports.
     pub ports: Allocator,
     /// The fragmented datagrams that it gathers.
@@ -41,6 +47,8 @@ pub struct Context<'a> {
     pub rules: open::Rules,
     /// Which worker has which flow.
     pub flows: Flows<'a>,
+    /// Which backends clients were sent to.
+    pub affinity: &'a Affinity,
     /// The worker's counters.
     pub counters: &'a Counters,
     /// The moment.
@@ -49,7 +57,7 @@ pub struct Context<'a> {
 
 /// Takes a batch through all stages. Afterwards every packet has a verdict.
 pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
-    let Tables { sessions, ports, fragments, ids, limiter } = tables;
+    let Tables { sessions, embryonic, ports, fragments, ids, limiter } = tables;
     let Context { view, counters, .. } = *context;
     let mut settle = Settle { policy: &view.policy, ports, counters };
 
@@ -65,13 +73,21 @@ pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
     lookup::find::<V6>(batch, sessions, view);
     recheck::run::<u32>(batch, sessions, context, &mut settle);
     recheck::run::<V6>(batch, sessions, context, &mut settle);
+    recheck::reopen::<u32>(batch, sessions, context.now, &mut settle);
+    recheck::reopen::<V6>(batch, sessions, context.now, &mut settle);
     errors::run::<u32>(batch, sessions, context);
     errors::run::<V6>(batch, sessions, context);
     classify::run::<u32>(batch, context);
     classify::run::<V6>(batch, context);
     open::run::<u32>(batch, sessions, context, &mut settle);
     open::run::<V6>(batch, sessions, context, &mut settle);
+    serve::run::<u32>(batch, sessions, embryonic, context, &mut settle);
+    serve::run::<V6>(batch, sessions, embryonic, context, &mut settle);
     rewrite::run::<u32>(batch, sessions, ids, context);
     rewrite::run::<V6>(batch, sessions, ids, context);
+    stateless::run::<u32>(batch, ids, context);
+    stateless::run::<V6>(batch, ids, context);
+    health::run::<u32>(batch, context);
+    health::run::<V6>(batch, context);
     refuse::run(batch, limiter, context);
 }

@@ -4,6 +4,7 @@
 //! sweep goes over the column of deadlines in slices, asks a session whose deadline has come when it last heard a packet,
 //! and sets the next one or ends it. An ended session stays in the table as quarantined until its port may be used again.
 
+pub mod embryonic;
 pub mod entry;
 pub mod key;
 pub mod region;
@@ -172,6 +173,12 @@ impl Sessions {
         self.open < self.capacity && A::table(self).has_room(2)
     }
 
+    /// Whether so many more fit, of either family.
+    pub fn has_room_for(&self, more: u32) -> bool {
+        let most = 2 * more;
+        self.open + more <= self.capacity && self.v4.has_room(most) && self.v6.has_room(most)
+    }
+
     /// Opens a session. Both keys must be free; the slot is that of the first packet's direction.
     ///
     /// # Errors
@@ -195,7 +202,7 @@ impl Sessions {
         }
         origin.set_next_hop(draft.next_hop);
         let (origin_hash, reply_hash) = (self.hash(&draft.origin), self.hash(&reply_key));
-        let (_, timeout) = self.timeouts.state(draft.origin.protocol, origin.flags(), reply.flags());
+        let (_, timeout) = self.timeouts.state(&origin, &reply);
         let table = A::table_mut(self);
         let reply_slot = table.insert(reply_hash, reply)?;
         origin.set_twin(reply_slot);
@@ -220,6 +227,7 @@ impl Sessions {
             entry.set_generation(generation);
             entry.set_last_seen(now);
             entry.set_next_hop(None);
+            entry.forget_acknowledged();
         }
         table.entry_mut(slot).set_next_hop(next_hop);
         self.open += 1;
@@ -258,7 +266,7 @@ impl Sessions {
     pub fn state<A: SessionFamily>(&self, origin: Slot) -> (SessionState, u32) {
         let table = A::table(self);
         let entry = table.entry(origin);
-        self.timeouts.state(entry.key().protocol, entry.flags(), table.entry(entry.twin()).flags())
+        self.timeouts.state(entry, table.entry(entry.twin()))
     }
 
     /// Ends a session now. Its port rests, or is free at once where nothing rests.
@@ -278,10 +286,24 @@ impl Sessions {
             debug_assert!(!flags.has(Flags::QUARANTINED), "a session ended twice");
             table.entry_mut(at).set_flags(flags.with(Flags::QUARANTINED));
         }
-        let rest = self.timeouts.quarantine;
+        // A client's session has no port that could rest.
+        let rests = A::table(self).entry(origin).direction() == Direction::Egress;
+        let rest = if rests { self.timeouts.quarantine } else { 0 };
         A::table_mut(self).set_deadline(origin, deadline(now.plus(rest)));
         self.open -= 1;
         Expiry::Ended(reason, ended)
+    }
+
+    /// Takes a session out of the tables at once, open or not: only where none of the batch's packets is of it.
+    pub fn remove<A: SessionFamily>(&mut self, origin: Slot) -> Ended<A> {
+        let entry = *A::table(self).entry(origin);
+        let twin = *A::table(self).entry(entry.twin());
+        let (hash, twin_hash) = (self.hash(&entry.key()), self.hash(&twin.key()));
+        let table = A::table_mut(self);
+        table.remove(hash, origin);
+        table.remove(twin_hash, entry.twin());
+        self.open -= u32::from(!entry.flags().has(Flags::QUARANTINED));
+        ended(&entry)
     }
 
     /// Looks at the deadlines of up to `slots` slots from `cursor` on and acts on those that have come. Returns where to
@@ -311,13 +333,9 @@ impl Sessions {
         let entry = *table.entry(origin);
         let twin = *table.entry(entry.twin());
         if entry.flags().has(Flags::QUARANTINED) {
-            let (hash, twin_hash) = (self.hash(&entry.key()), self.hash(&twin.key()));
-            let table = A::table_mut(self);
-            table.remove(hash, origin);
-            table.remove(twin_hash, entry.twin());
-            return Some(Expiry::Released(ended(&entry)));
+            return Some(Expiry::Released(self.remove(origin)));
         }
-        let (_, timeout) = self.timeouts.state(entry.key().protocol, entry.flags(), twin.flags());
+        let (_, timeout) = self.timeouts.state(&entry, &twin);
         let silent_since = entry.last_seen().later(twin.last_seen());
         let expires = silent_since.plus(timeout);
         if !now.reached(expires) {

@@ -22,10 +22,19 @@ impl Settle<'_> {
         match expiry {
             Expiry::Ended(reason, session) => {
                 self.counters.sessions_ended[*reason as usize].add(1);
-                if session.direction == Direction::Egress
-                    && let Some(usage) = self.policy.usage(session.origin.source)
-                {
-                    usage.close();
+                match session.direction {
+                    Direction::Egress => {
+                        if let Some(usage) = self.policy.usage(session.origin.source) {
+                            usage.close();
+                        }
+                    }
+                    Direction::Inbound => {
+                        let (frontend, backend) = (session.origin.receiver(), session.translated.receiver());
+                        if let Some((_, target)) = self.policy.target(&frontend, &backend) {
+                            target.usage.close();
+                        }
+                    }
+                    _ => {}
                 }
             }
             Expiry::Released(session) => {

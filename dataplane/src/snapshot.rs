@@ -8,12 +8,15 @@ pub mod check;
 pub mod endpoints;
 pub mod freshness;
 mod hops;
+mod listeners;
+pub mod maglev;
 pub mod network;
 pub mod policy;
 pub mod prefixes;
 pub mod publish;
 pub mod quota;
 mod rebuild;
+pub mod service;
 pub mod spec;
 #[cfg(test)]
 mod tests;

@@ -1,11 +1,13 @@
-//! What happens to a packet, one stage a file, in this order: parse, answer, gather, lookup, express,
-//! recheck, errors, classify, open, rewrite, which asks route, and refuse. A stage is a function over a batch and is given exactly the tables that it may read or change.
+//! What happens to a packet, one stage a file, in this order: parse, answer, gather, lookup, express, recheck, errors,
+//! classify, open, serve, rewrite, which asks route, stateless, health and refuse, which both ask say. A stage is a function over a
+//! batch and is given exactly the tables that it may read or change.
 
 pub mod answer;
 pub mod classify;
 pub mod errors;
 pub mod express;
 pub mod gather;
+pub mod health;
 pub mod lookup;
 pub mod open;
 pub mod parse;
@@ -13,3 +15,6 @@ pub mod recheck;
 pub mod refuse;
 pub mod rewrite;
 pub mod route;
+pub mod say;
+pub mod serve;
+pub mod stateless;

@@ -17,6 +17,8 @@ pub enum Verdict {
     HandOff(WorkerId),
     /// Turned into our answer to it, sent out of this interface.
     Answer(InterfaceId),
+    /// For the gateway itself, which has nothing to say to it.
+    Heard,
     /// Kept until the kernel has found its next hop's link address.
     Wait,
     /// Kept until the first fragment of its datagram comes.

@@ -12,8 +12,10 @@ pub mod ipv6;
 pub mod mss;
 pub mod ndp;
 pub mod plain;
+pub mod probe;
 pub mod reset;
 pub mod sctp;
+pub mod segment;
 pub mod tcp;
 pub mod udp;
 

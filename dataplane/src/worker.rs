@@ -15,6 +15,7 @@ use crate::command::Command;
 use crate::counters::{Direction, DropReason, WorkerCounters};
 use crate::inspect;
 use crate::io::{InterfaceId, PacketIo, Received};
+use crate::link::affinity::Affinity;
 use crate::link::directory::Directory;
 use crate::link::flows::Flows;
 use crate::link::handoff::Links;
@@ -47,6 +48,8 @@ pub struct Parts<Io> {
     pub io: Io,
     /// Its rings to the other workers.
     pub links: Links,
+    /// Which backends clients were sent to.
+    pub affinity: Arc<Affinity>,
     /// Which worker has which flow; `None` where there is one worker.
     pub directory: Option<Arc<Directory>>,
     /// Its connections and ports.
@@ -104,10 +107,12 @@ impl<Io: PacketIo> Worker<Io> {
         let received = self.receive();
         self.behind &= received == batch::MOST;
         if received > 0 {
-            let Parts { tables, counters, rules, id, directory, links, .. } = &mut self.parts;
+            let Parts { tables, counters, rules, id, directory, affinity, links, .. } = &mut self.parts;
             let flows = Flows { this: *id, workers: links.workers(), directory: directory.as_deref() };
-            pipeline::run(&mut self.batch, tables, &Context { view: &view, rules: *rules, flows, counters, now });
+            let context = Context { view: &view, rules: *rules, flows, affinity, counters, now };
+            pipeline::run(&mut self.batch, tables, &context);
             self.dispatch(now);
+            self.make_room(&view);
         }
         self.retry_waiting(&view, now);
         self.sweep(&view, now, received > 0);
@@ -202,6 +207,11 @@ impl<Io: PacketIo> Worker<Io> {
                     }
                     Err(frame) => (frame, DropReason::TxFull),
                 },
+                Verdict::Heard => {
+                    counters.heard.add(1);
+                    io.give(frame);
+                    continue;
+                }
                 Verdict::HandOff(worker) => match links.send(worker, Received { frame, interface }) {
                     Ok(()) => {
                         counters.handoffs.add(1);
@@ -284,6 +294,13 @@ impl<Io: PacketIo> Worker<Io> {
                 tables.ports.give_back_unused(vip, now);
             }
         }
+    }
+
+    /// Lets go of clients' sessions that were never confirmed, where there are too many.
+    fn make_room(&mut self, view: &Snapshot) {
+        let Parts { tables, counters, .. } = &mut self.parts;
+        let mut settle = Settle { policy: &view.policy, ports: &mut tables.ports, counters };
+        tables.embryonic.make_room(&mut tables.sessions, &mut settle);
     }
 
     /// Announces VIPs, a few each turn.

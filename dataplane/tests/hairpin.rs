@@ -3,10 +3,11 @@
 
 mod support;
 
+use support::services::*;
 use support::*;
 use vipgate_dataplane::counters::{Direction, DropReason};
 use vipgate_dataplane::ports::PortRange;
-use vipgate_dataplane::snapshot::spec::VipSpec;
+use vipgate_dataplane::snapshot::spec::{Scope, ServiceSpec, VipSpec};
 
 const A: (&str, &str) = ("10.244.1.5:4000", "192.0.2.10:5000");
 const B: (&str, &str) = ("10.244.1.21:4001", "192.0.2.11:5000");
@@ -98,4 +99,78 @@ fn a_vip_that_policy_excludes_is_not_reached_with_the_pods_address() {
     gateway.set_policy(&policy);
     assert!(gateway.arrives(0, INSIDE, &packet(Protocol::Udp, at(B.0), at(A.1))).is_empty());
     assert_eq!(gateway.drops().get(&DropReason::NoService), Some(&1));
+}
+
+/// A pod calls a Service at its VIP, is served by a pod, and hears the answer from the VIP.
+fn calls(
+    gateway: &mut Gateway,
+    pod: &str,
+    own_vip: &str,
+    protocol: Protocol,
+    service: std::net::SocketAddr,
+) -> std::net::SocketAddr {
+    let pod = at(pod);
+    let sent = gateway.arrives(0, INSIDE, &packet(protocol, pod, service));
+    assert_eq!(sent.len(), 1, "{protocol:?} {pod} -> {service}: {:?}", gateway.drops());
+    assert_eq!(sent[0].0, INSIDE);
+    let (seen, backend) = ends(&sent[0].1);
+    assert_eq!(seen.ip(), ip(own_vip), "the backend sees the VIP of whoever calls");
+    let queue = gateway.workers.len() - 1;
+    let answer = match protocol {
+        Protocol::Tcp => tcp(backend, seen, "SA", 5000, 1001),
+        _ => packet(protocol, backend, seen),
+    };
+    let sent = gateway.arrives(queue, INSIDE, &answer);
+    assert_eq!(sent.len(), 1, "{protocol:?} back: {:?}", gateway.drops());
+    assert_eq!((sent[0].0, ends(&sent[0].1)), (INSIDE, (service, pod)));
+    backend
+}
+
+#[test]
+fn a_pod_reaches_its_own_service_until_it_is_its_own_backend_and_another_tenants() {
+    for workers in [1, 2] {
+        let setup = Setup { workers, ..Setup::default() };
+        let mut gateway = Gateway::with_service(&setup, &service(&both_pods()));
+        for (protocol, port) in [(Protocol::Tcp, 80), (Protocol::Udp, 53)] {
+            let mut backends = std::collections::HashSet::new();
+            for n in 0..20 {
+                backends.insert(
+                    calls(&mut gateway, &format!("10.244.1.5:{}", 3000 + n), VIPS[0], protocol, vip(port)).ip(),
+                );
+                calls(&mut gateway, &format!("10.244.1.21:{}", 3000 + n), "192.0.2.11", protocol, vip(port));
+                let six = (ip(VIPS[1]), port).into();
+                calls(&mut gateway, &format!("[fd00:244:1::5]:{}", 3000 + n), VIPS[1], protocol, six);
+            }
+            assert_eq!(backends, ["10.244.1.5", "10.244.1.6"].map(ip).into(), "itself, and the other one");
+        }
+        assert_eq!(gateway.drops(), [].into());
+    }
+}
+
+#[test]
+fn a_pod_without_policy_reaches_a_service_with_its_own_address() {
+    let mut gateway = Gateway::with_service(&Setup::default(), &service(&[backend("10.244.1.5")]));
+    calls(&mut gateway, "10.244.1.7:3000", "10.244.1.7", Protocol::Tcp, vip(80));
+}
+
+#[test]
+fn pods_are_served_as_the_internal_policy_says_and_hear_that_nobody_serves() {
+    let setup = Setup { reject: true, ..Setup::default() };
+    let mut gateway = Gateway::new(&setup);
+    let mut local = ServiceSpec {
+        external: Scope::Local,
+        source_ranges: vec!["203.0.113.0/24".parse().unwrap()],
+        ..service(&[backend("10.244.1.5")])
+    };
+    local.backends[0].external = false;
+    gateway.serve(&local);
+    calls(&mut gateway, "10.244.1.21:3000", "192.0.2.11", Protocol::Tcp, vip(80));
+    gateway.serve(&service(&[]));
+    let sent = gateway.arrives(0, INSIDE, &packet(Protocol::Tcp, at("10.244.1.21:3001"), vip(80)));
+    assert_eq!(sent.len(), 1, "{:?}", gateway.drops());
+    assert_eq!(
+        (sent[0].0, ends(&sent[0].1)),
+        (INSIDE, (vip(80), at("10.244.1.21:3001"))),
+        "a reset, by way of its VIP"
+    );
 }

@@ -269,3 +269,33 @@ fn who_provokes_answers_gets_few() {
     assert_eq!(gateway.arrives(0, INSIDE, &other).len(), 1, "another one is heard");
     assert_eq!(gateway.forwarded(Direction::Egress), 0);
 }
+
+#[test]
+fn errors_about_a_clients_session_find_their_way_both_ways() {
+    use support::services::{CLIENTS, VIPS, both_pods, service};
+    for workers in [1, 2] {
+        let setup = Setup { workers, ..Setup::default() };
+        let mut gateway = Gateway::with_service(&setup, &service(&both_pods()));
+        for ((client, vip), router) in CLIENTS.iter().zip(VIPS).zip(["198.51.100.254", "2001:db8:51::fe"]) {
+            let (client, vip) = (at(client), (ip(vip), 53).into());
+            let came = gateway.far_sends(&packet(Protocol::Udp, client, vip));
+            let (_, backend) = ends(&came);
+            let answer = gateway.arrives(0, INSIDE, &packet(Protocol::Udp, backend, client)).remove(0).1;
+            // The client's side says that the answer is too big; the backend hears it about what it sent.
+            let too_big = error_about(&answer, router, Error::PacketTooBig { mtu: 1280 }, false);
+            let sent = gateway.arrives(usize::from(workers) - 1, OUTSIDE, &too_big);
+            assert_eq!(sent.len(), 1, "{:?}", gateway.drops());
+            let (source, destination, quote) = quoted(&sent[0].1);
+            assert_eq!((sent[0].0, source, destination), (INSIDE, ip(router), backend.ip()));
+            assert_eq!(ends(&quote), (backend, client));
+            // The backend says that nobody listens; the client hears it from the VIP.
+            let refused = error_about(&came, &backend.ip().to_string(), Error::PortUnreachable, true);
+            let sent = gateway.arrives(usize::from(workers) - 1, INSIDE, &refused);
+            assert_eq!(sent.len(), 1, "{:?}", gateway.drops());
+            let (source, destination, quote) = quoted(&sent[0].1);
+            assert_eq!((sent[0].0, source, destination), (OUTSIDE, vip.ip(), client.ip()));
+            assert_eq!(ends(&quote), (client, vip));
+        }
+        assert_eq!(gateway.drops(), HashMap::new());
+    }
+}

@@ -37,13 +37,15 @@ struct Simple {
     /// TCP: what has passed from the pod and from the far side.
     syn: [bool; 2],
     fin: [bool; 2],
+    /// Whether the pod has acknowledged what it was answered.
+    acked: bool,
 }
 
 impl Simple {
     fn timeout(&self) -> u32 {
         match self.protocol {
             Protocol::Udp | Protocol::Echo => 5_000,
-            Protocol::Tcp if self.syn == [true; 2] && self.fin != [true; 2] => 30_000,
+            Protocol::Tcp if self.syn == [true; 2] && self.acked && self.fin != [true; 2] => 30_000,
             Protocol::Tcp => 6_000,
         }
     }
@@ -131,7 +133,7 @@ proptest! {
                         let port = ends(&sent[0].1).0.port();
                         prop_assert!(PORTS.contains(&port) && !taken.contains(&port), "{} of {:?}", port, taken);
                         model.retain(|s| !same(s));
-                        model.push(Simple { protocol, pod: source, far, port, vip, heard: now, syn: [false; 2], fin: [false; 2] });
+                        model.push(Simple { protocol, pod: source, far, port, vip, heard: now, syn: [false; 2], fin: [false; 2], acked: false });
                         model.len() - 1
                     };
                     prop_assert_eq!(sent[0].0, OUTSIDE);
@@ -185,10 +187,11 @@ fn note(session: &mut Simple, side: usize, flags: &str, now: u32) {
     session.heard = now;
     if flags.starts_with('S') {
         if flags == "S" && session.fin == [true; 2] {
-            (session.syn, session.fin) = ([false; 2], [false; 2]);
+            (session.syn, session.fin, session.acked) = ([false; 2], [false; 2], false);
         }
         session.syn[side] = true;
     }
+    session.acked |= side == 0 && flags.contains('A');
     if flags.starts_with('F') {
         session.fin[side] = true;
     }

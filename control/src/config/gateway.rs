@@ -7,6 +7,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::services::Services;
 use super::units::{DurationText, PortRange, duration};
 use super::verify::{INTERFACE_NAME_BYTES, MOST_SESSIONS, SEGMENT_SIZES, SOCKET_PATH_BYTES};
 use crate::manifest::schema::{Address, SocketAddress, URL, WORD};
@@ -41,6 +42,9 @@ pub struct Config {
     /// SNAT ports.
     #[serde(default)]
     pub ports: Ports,
+    /// Inbound Services.
+    #[serde(default)]
+    pub services: Services,
     /// Where other gateways reach this one; without it this gateway takes part in no group.
     pub peer: Option<Peer>,
     /// The socket of the command line.

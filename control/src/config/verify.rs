@@ -58,6 +58,9 @@ impl Verify for Config {
             );
         }
         self.ports.verify(report);
+        if self.services.embryonic_per_vip == Some(0) {
+            report("services.embryonic_per_vip", "must be at least 1".into());
+        }
         if let Some(peer) = &self.peer {
             if peer.address.is_unspecified() || peer.address.is_multicast() || peer.address.is_loopback() {
                 report("peer.address", format!("{} can't be reached from another gateway", peer.address));

@@ -7,16 +7,29 @@ use ipnet::IpNet;
 use vipgate_dataplane::snapshot::build::Builder;
 use vipgate_dataplane::snapshot::change::PolicyChange;
 use vipgate_dataplane::snapshot::policy::{Egress, Policy};
-use vipgate_xdp::steering::SteeringTables;
+use vipgate_dataplane::snapshot::service::Service;
+use vipgate_dataplane::snapshot::spec::BackendSpec;
+use vipgate_xdp::steering::{Listener, SteeringTables};
 
 /// The tables for this policy on a node with these addresses of its own.
 pub(super) fn tables(policy: &Policy, locals: &[IpAddr]) -> SteeringTables {
     SteeringTables {
         endpoints: policy.endpoints().map(|(address, endpoint)| (address, policy.egress_of(endpoint).id.0)).collect(),
         vips: policy.live_vips().map(|vip| vip.address).collect(),
+        listeners: policy.services().flat_map(listeners).collect(),
         locals: locals.iter().copied().collect::<BTreeSet<_>>(),
         cidrs: policy.egress().flat_map(cidrs).collect(),
     }
+}
+
+/// Where the backends of a Service listen.
+fn listeners(service: &Service) -> BTreeSet<Listener> {
+    let ports = &service.spec.ports;
+    let of = |backend: &BackendSpec| {
+        let own = backend.ports.iter().zip(ports).filter(|(port, _)| **port != 0);
+        own.map(|(port, it)| (backend.address, *port, it.protocol)).collect::<Vec<_>>()
+    };
+    service.spec.backends.iter().flat_map(of).collect()
 }
 
 /// For each destination that a policy names whether it is translated.
@@ -32,6 +45,7 @@ fn cidrs(egress: &Egress) -> BTreeMap<(u32, IpNet), bool> {
 #[derive(Debug, Default)]
 pub(super) struct Before {
     cidrs: BTreeMap<(u32, IpNet), bool>,
+    listeners: BTreeSet<Listener>,
 }
 
 impl Before {
@@ -39,7 +53,11 @@ impl Before {
     pub(super) fn of(change: &PolicyChange, builder: &Builder) -> Self {
         let changed = change.policies.iter().map(|policy| &policy.name);
         let names = changed.chain(&change.gone.policies);
-        Self { cidrs: names.filter_map(|name| builder.egress(name)).flat_map(cidrs).collect() }
+        let services = change.services.iter().map(|service| &service.name).chain(&change.gone.services);
+        Self {
+            cidrs: names.filter_map(|name| builder.egress(name)).flat_map(cidrs).collect(),
+            listeners: services.filter_map(|name| builder.service(name)).flat_map(listeners).collect(),
+        }
     }
 
     /// What the change captures that wasn't before, and what it lets go, once it is built.
@@ -49,12 +67,15 @@ impl Before {
         let more = SteeringTables {
             endpoints: change.endpoints.iter().filter_map(|it| Some((it.address, number(&it.policy)?))).collect(),
             vips: change.vips.iter().map(|vip| vip.address).collect(),
+            listeners: change.services.iter().filter_map(|it| builder.service(&it.name)).flat_map(listeners).collect(),
             locals: BTreeSet::new(),
             cidrs: named.flat_map(cidrs).collect(),
         };
         let less = SteeringTables {
             endpoints: change.gone.endpoints.iter().map(|address| (*address, 0)).collect(),
             vips: change.gone.vips.iter().copied().collect(),
+            // Another Service may have the same backend.
+            listeners: self.listeners.into_iter().filter(|it| !builder.is_listener(*it)).collect(),
             locals: BTreeSet::new(),
             cidrs: self.cidrs.into_iter().filter(|(key, _)| !more.cidrs.contains_key(key)).collect(),
         };

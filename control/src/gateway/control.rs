@@ -305,7 +305,12 @@ pub(super) fn check_own_addresses(change: &PolicyChange, locals: &[IpAddr]) -> R
 /// What the engine finds wrong, as the server named it.
 pub(super) fn rejection(error: &BuildError) -> Rejection {
     let resource = match error {
-        BuildError::TooManyVips { .. } | BuildError::TooManyEndpoints { .. } => None,
+        BuildError::TooManyVips { .. } | BuildError::TooManyEndpoints { .. } | BuildError::TooManyBackends { .. } => {
+            None
+        }
+        BuildError::BackendIsVip { service, .. }
+        | BuildError::FrontendTwice { service, .. }
+        | BuildError::Service { service, .. } => Some(service.to_string()),
         BuildError::UnknownPolicy { address, .. }
         | BuildError::UnknownVip { address, .. }
         | BuildError::EndpointIsVip { address }

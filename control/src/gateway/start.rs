@@ -15,12 +15,14 @@ use vipgate_dataplane::fragments::Fragments;
 use vipgate_dataplane::ids::Ids;
 use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::limiter::Limiter;
+use vipgate_dataplane::link::affinity::Affinity;
 use vipgate_dataplane::link::directory::Directory;
 use vipgate_dataplane::link::handoff::{Links, Wake};
 use vipgate_dataplane::pipeline::Tables;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::ports::allocator::Allocator;
 use vipgate_dataplane::ports::pool::WorkerId;
+use vipgate_dataplane::session::embryonic::Embryonic;
 use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_dataplane::session::tuple::HashKey;
 use vipgate_dataplane::snapshot::build::Builder;
@@ -44,7 +46,7 @@ use super::kept::Keeper;
 use super::state::{GatewayState, PolicyStatus, SocketStatus, WorkerHandle};
 use super::wait::{self, NoFigures};
 use super::workers::{self, Threads};
-use crate::config::{self, Config, PolicySource};
+use crate::config::{self, Config, PolicySource, Unserved};
 use crate::failure::Failure;
 use crate::kernel::{Network, Resolver, ResolverLimits, Wanted};
 use crate::xds::book::Offer;
@@ -58,6 +60,10 @@ const FRAGMENTED: u32 = 16_384;
 const PARKED: u32 = 512;
 /// Commands that wait for a worker.
 const COMMANDS: usize = 64;
+/// Of so many sessions, one client is remembered for its backend.
+const CLIENTS_SHARE: usize = 16;
+/// Of so many sessions, those to one VIP may be one while they aren't confirmed.
+const EMBRYONIC_SHARE: u32 = 8;
 
 /// Wakes the control thread.
 #[derive(Debug, Default)]
@@ -376,6 +382,16 @@ fn make_workers(
     let bells: Vec<Arc<dyn Wake>> = devices.iter().map(|device| device.doorbell() as Arc<dyn Wake>).collect();
     let flows = usize::try_from(config.sessions.capacity).unwrap_or(usize::MAX);
     let directory = if count > 1 { Some(Arc::new(Directory::new(flows, secret()?))) } else { None };
+    let affinity = Arc::new(Affinity::new(flows / CLIENTS_SHARE, secret()?));
+    let services = config.services;
+    let rules = Rules {
+        require_syn: config.sessions.require_syn,
+        secret: secret()?,
+        reject_no_service: services.no_service == Unserved::Reject,
+        reject_no_backend: services.no_backend == Unserved::Reject,
+        mss: config.sessions.mss_clamp,
+    };
+    let embryonic = services.embryonic_per_vip.map_or(capacity / EMBRYONIC_SHARE, |most| most.div_ceil(count.into()));
     let mut parts: Vec<(usize, Parts<XdpDevice>, _)> = Vec::new();
     let mut handles = Vec::new();
     for (((device, links), &core), number) in devices.into_iter().zip(Links::mesh(&bells)).zip(cores).zip(0..) {
@@ -399,9 +415,11 @@ fn make_workers(
             id,
             io: device,
             links,
+            affinity: affinity.clone(),
             directory: directory.clone(),
             tables: Tables {
                 sessions,
+                embryonic: Embryonic::new(capacity, embryonic),
                 ports,
                 fragments,
                 ids: Ids::new(number, count, secret()?),
@@ -411,7 +429,7 @@ fn make_workers(
             waiting: Waiting::new(questions.clone()),
             commands,
             counters,
-            rules: Rules { require_syn: config.sessions.require_syn, mss: config.sessions.mss_clamp },
+            rules,
         };
         parts.push((core, worker, doorbell));
     }

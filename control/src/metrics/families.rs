@@ -85,6 +85,12 @@ fn workers(state: &GatewayState) -> Vec<Family> {
             each(|counters| counters.answered.get()),
         ),
         family(
+            "heard",
+            "Packets for the gateway itself that need no answer: acknowledgements of health checks",
+            Counter,
+            each(|counters| counters.heard.get()),
+        ),
+        family(
             "answers_limited",
             "ICMP errors and resets that were not sent, because there were too many",
             Counter,

@@ -137,6 +137,13 @@ pub struct Entry<A> {
     acknowledged: u32,
 }
 
+// `goes_to_pod` reads the way from two bits.
+const _: () = assert!(
+    Direction::Egress as u8 == 0
+        && Direction::Reply as u8 == 1
+        && Direction::Inbound as u8 == 2
+        && Direction::ServiceReply as u8 == 3
+);
 const _: () = assert!(size_of::<Entry<u32>>() == 64);
 const _: () = assert!(size_of::<Entry<V6>>() == 112);
 
@@ -229,20 +236,52 @@ impl<A: Address> Entry<A> {
         Direction::from_number(self.tail[DIRECTION])
     }
 
-    /// The pod of the session.
+    /// The pod of the session: whoever asks outside, or serves here.
     #[inline]
     pub fn endpoint(&self) -> A {
-        let is_reply = self.tail[DIRECTION] == Direction::Reply as u8;
         // Which way a packet goes is anybody's guess.
-        select_unpredictable(is_reply, self.to_destination, self.source).in_packet_order()
+        select_unpredictable(self.goes_to_pod(), self.to_destination, self.source).in_packet_order()
+    }
+
+    /// Whether its packets go to the pod: a reply, or a client's.
+    #[inline]
+    fn goes_to_pod(&self) -> bool {
+        let number = self.tail[DIRECTION];
+        (number ^ number >> 1) & 1 == 1
     }
 
     /// The pod, the far side and the VIP that the session is between.
     pub fn parties(&self) -> (A, A, A) {
         let (key, to) = (self.key(), self.to());
-        match self.direction() {
-            Direction::Reply => (to.destination, key.source, key.destination),
-            _ => (key.source, key.destination, to.source),
+        if self.goes_to_pod() {
+            (to.destination, key.source, key.destination)
+        } else {
+            (key.source, key.destination, to.source)
+        }
+    }
+
+    /// The same with their ports: the pod's, the far side's and that of the VIP.
+    pub fn ports(&self) -> (u16, u16, u16) {
+        let (key, to) = (self.key(), self.to());
+        if self.goes_to_pod() {
+            (to.destination_port, key.source_port, key.destination_port)
+        } else {
+            (key.source_port, key.destination_port, to.source_port)
+        }
+    }
+
+    /// Whether it is a client's way to a Service, or the way back.
+    pub fn is_of_service(&self) -> bool {
+        matches!(self.direction(), Direction::Inbound | Direction::ServiceReply)
+    }
+
+    /// Whether its sender has shown that it hears what it is answered: it acknowledges (TCP), uses the tag that it was told (SCTP),
+    /// or goes on asking (UDP). What a flood from invented addresses can't.
+    pub fn is_confirmed(&self) -> bool {
+        match self.tail[PROTOCOL] {
+            protocol::TCP => self.acknowledged != 0,
+            protocol::SCTP => self.sequence != 0,
+            _ => self.packets > 1,
         }
     }
 
@@ -345,6 +384,11 @@ impl<A: Address> Entry<A> {
     #[inline]
     pub fn acknowledged(&self) -> u32 {
         self.acknowledged
+    }
+
+    /// TCP: a new connection begins, in which nothing has been acknowledged.
+    pub fn forget_acknowledged(&mut self) {
+        self.acknowledged = 0;
     }
 
     /// TCP: moves sequence and acknowledgement forward, never back; a SYN sets them.

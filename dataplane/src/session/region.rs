@@ -186,7 +186,7 @@ impl Sessions {
                 kept[at.0 as usize] = true;
             }
             let heard = table.entry(origin).last_seen().later(table.entry(twin).last_seen());
-            let (_, timeout) = timeouts.state(entry.key().protocol, table.entry(origin).flags(), both[1]);
+            let (_, timeout) = timeouts.state(table.entry(origin), table.entry(twin));
             let (since, count) = if resting { (now, &mut taken.resting) } else { (heard, &mut taken.sessions) };
             table.set_deadline(twin, 0);
             table.set_deadline(origin, deadline(since.plus(timeout)));

@@ -44,6 +44,7 @@ fn note_rare<A: Address>(table: &mut Table<A>, slot: Slot, segment: &Segment) ->
     }
     if segment.flags.opens() && flags.has(Flags::ORIGIN) && is_closed(flags, twin.flags()) {
         own.set_flags(flags.without(Flags::FIN).without(Flags::RST).with(Flags::SYN));
+        own.forget_acknowledged();
         let unanswered = twin.flags().without(Flags::SYN).without(Flags::FIN).without(Flags::RST).without(Flags::SEEN);
         table.entry_mut(twin_slot).set_flags(unanswered);
         return Event::Reopened;

@@ -3,8 +3,9 @@
 //! Floors: RFC 4787 REQ-5 (UDP, 2 minutes, default 5), RFC 5382 REQ-5 (TCP, 2 hours 4 minutes and 4 minutes), RFC 5508
 //! REQ-2 (ICMP, 60 seconds). All can be set, down to what an operator answers for.
 
-use super::entry::Flags;
+use super::entry::{Entry, Flags};
 use super::tcp;
+use crate::address::Address;
 use crate::command::SessionState;
 use crate::counters::EndReason;
 use crate::wire::protocol;
@@ -32,7 +33,8 @@ impl Default for Timeouts {
 
 impl Timeouts {
     /// What a session is, and how long it may be silent: from what is known of its two directions.
-    pub fn state(&self, number: u8, origin: Flags, reply: Flags) -> (SessionState, u32) {
+    pub fn state<A: Address>(&self, one: &Entry<A>, other: &Entry<A>) -> (SessionState, u32) {
+        let (number, origin, reply) = (one.key().protocol, one.flags(), other.flags());
         if origin.has(Flags::QUARANTINED) {
             return (SessionState::Quarantined, self.quarantine);
         }
@@ -42,7 +44,7 @@ impl Timeouts {
             protocol::TCP | protocol::SCTP => {
                 if tcp::is_closed(origin, reply) {
                     (SessionState::Closing, self.tcp_transitory)
-                } else if !(origin.has(Flags::SYN) && reply.has(Flags::SYN)) {
+                } else if !(origin.has(Flags::SYN) && reply.has(Flags::SYN) && one.is_confirmed()) {
                     (SessionState::Opening, self.tcp_transitory)
                 } else if origin.has(Flags::FIN) || reply.has(Flags::FIN) {
                     (SessionState::HalfClosed, self.tcp_established)

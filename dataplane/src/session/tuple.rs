@@ -4,6 +4,7 @@ use bytemuck::AnyBitPattern;
 
 use super::key::Key;
 use crate::address::Address;
+use crate::snapshot::service::Listener;
 
 /// A packet's addresses and ports, as they stand in it. ICMP echo has its identifier as the port of whoever asks, and 0
 /// as the other.
@@ -33,6 +34,18 @@ impl<A: Address> Tuple<A> {
     /// What comes around by way of a VIP may go to where it comes from.
     pub fn is_martian(&self, comes_around: bool) -> bool {
         self.source.is_martian() || self.destination.is_martian() || (self.source == self.destination && !comes_around)
+    }
+
+    /// Where its packets are to be heard.
+    #[inline]
+    pub fn receiver(&self) -> Listener<A> {
+        Listener { address: self.destination, port: self.destination_port, protocol: self.protocol }
+    }
+
+    /// Where they come from, as somebody who listens there.
+    #[inline]
+    pub fn sender(&self) -> Listener<A> {
+        Listener { address: self.source, port: self.source_port, protocol: self.protocol }
     }
 
     /// The tuple of an answer.

@@ -16,15 +16,18 @@ use super::hops::{MOST_HOPS, build_network};
 use super::network::{HopId, Network};
 use super::policy::{Egress, Policy};
 use super::rebuild::Rebuild;
+use super::service::{Listener, Service};
 use super::spec::{NetworkSpec, PolicySet};
 use super::uses::Uses;
-use crate::address::Address;
+use crate::address::{Address, V6};
 use crate::io::InterfaceId;
 
 /// VIPs that a gateway can serve, retired ones included.
 pub const MOST_VIPS: usize = 16_384;
 /// Endpoints of one address family that a gateway can serve: with VIPs and its own addresses, what the steering program holds.
 pub const MOST_ENDPOINTS: usize = 262_144;
+/// Ports of backends of one address family that a gateway can serve: what the steering program holds.
+pub const MOST_BACKENDS: usize = 524_288;
 
 /// Builds one snapshot after the other.
 #[derive(Debug)]
@@ -66,6 +69,22 @@ impl Builder {
     pub fn egress(&self, name: &str) -> Option<&Egress> {
         let id = self.uses.egress.get(name)?;
         self.policy.egress.get(id.0 as usize)?.as_deref()
+    }
+
+    /// The Service of this name, as it was last built.
+    pub fn service(&self, name: &str) -> Option<&Service> {
+        self.policy.service(*self.uses.services.get(name)?)
+    }
+
+    /// Whether a backend of any Service listens at an address and port, by a protocol.
+    pub fn is_listener(&self, (address, port, protocol): (IpAddr, u16, u8)) -> bool {
+        let frontends = match address {
+            IpAddr::V4(v4) => self.policy.frontends_of(&Listener { address: v4.to_bits(), port, protocol }),
+            IpAddr::V6(v6) => {
+                self.policy.frontends_of(&Listener { address: V6::from_bits(v6.to_bits()), port, protocol })
+            }
+        };
+        !frontends.is_empty()
     }
 
     /// What it has counted.

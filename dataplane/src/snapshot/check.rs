@@ -1,13 +1,15 @@
 //! Whether a description can be built at all. What passes here builds: nothing behind it fails, so that a change either takes
 //! effect whole or not at all.
 
+mod services;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt, HashSet};
 use thiserror::Error;
 
-use super::build::{MOST_ENDPOINTS, MOST_VIPS};
+use super::build::{MOST_BACKENDS, MOST_ENDPOINTS, MOST_VIPS};
 use super::change::PolicyChange;
 use super::endpoints::Endpoint;
 use super::policy::{EgressId, Policy, Vip, VipId};
@@ -64,6 +66,42 @@ pub enum BuildError {
         /// The address.
         address: IpAddr,
     },
+    /// An address is a backend and a VIP.
+    #[error("{address}, a backend of {service}, is a VIP")]
+    BackendIsVip {
+        /// The address.
+        address: IpAddr,
+        /// A Service that it is behind, or that the VIP is one of.
+        service: Arc<str>,
+    },
+    /// Two Services have one frontend.
+    #[error("port {port} of {vip} (protocol {protocol}) is that of {service} and of {other}")]
+    FrontendTwice {
+        /// The VIP.
+        vip: IpAddr,
+        /// The port.
+        port: u16,
+        /// IP protocol number.
+        protocol: u8,
+        /// One of them.
+        service: Arc<str>,
+        /// The other one.
+        other: Arc<str>,
+    },
+    /// Too much that backends listen on.
+    #[error("{count} ports of backends of one address family, but a gateway serves at most {MOST_BACKENDS}")]
+    TooManyBackends {
+        /// How many there would be.
+        count: usize,
+    },
+    /// A Service is not as it must be.
+    #[error("{service}: {reason}")]
+    Service {
+        /// Its name.
+        service: Arc<str>,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
     /// A policy goes that endpoints name.
     #[error("{name} is taken away while endpoints name it")]
     PolicyInUse {
@@ -82,6 +120,7 @@ pub enum BuildError {
 pub(super) fn whole(set: &PolicySet) -> Result<(), BuildError> {
     addresses_once(set.vips.iter().map(|vip| vip.address))?;
     addresses_once(set.endpoints.iter().map(|endpoint| endpoint.address))?;
+    names_once(set.services.iter().map(|service| &service.name))?;
     names_once(set.policies.iter().map(|policy| &policy.name))
 }
 
@@ -91,6 +130,7 @@ pub(super) fn change(policy: &Policy, uses: &Uses, change: &PolicyChange) -> Res
     addresses_once(change.vips.iter().map(|vip| vip.address).chain(gone.vips.iter().copied()))?;
     addresses_once(change.endpoints.iter().map(|it| it.address).chain(gone.endpoints.iter().copied()))?;
     names_once(change.policies.iter().map(|policy| &policy.name).chain(&gone.policies))?;
+    names_once(change.services.iter().map(|service| &service.name).chain(&gone.services))?;
     let after = After::new(policy, uses, change);
     for vip in &change.vips {
         if after.is_endpoint(vip.address) {
@@ -110,6 +150,7 @@ pub(super) fn change(policy: &Policy, uses: &Uses, change: &PolicyChange) -> Res
             return Err(BuildError::UnknownVip { address, vip });
         }
     }
+    services::check(policy, uses, change, |address| after.is_vip(address))?;
     after.check_gone(change)?;
     for v4 in [true, false] {
         let known = if v4 { policy.v4.endpoints.len() } else { policy.v6.endpoints.len() };

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use foldhash::HashMap;
 
 use super::endpoints::{Endpoint, EndpointId, Endpoints};
+use super::listeners::{Backends, Frontends};
 use super::prefixes::Prefixes;
 use super::quota::EndpointUse;
+use super::service::{FrontendId, Listener, Served, Service, ServiceId, Target};
 use super::spec::{Announce, EgressSpec};
 use crate::address::{Address, V6};
 use crate::ports::pool::PortPool;
@@ -29,6 +31,8 @@ pub struct Policy {
     pub(super) egress: Arc<Vec<Option<Arc<Egress>>>>,
     /// By number.
     pub(super) vips: Arc<Vec<Option<Arc<Vip>>>>,
+    /// By number.
+    pub(super) services: Arc<Vec<Option<Arc<Service>>>>,
     pub(super) v4: FamilyIndex<u32>,
     pub(super) v6: FamilyIndex<V6>,
 }
@@ -38,11 +42,18 @@ pub struct Policy {
 pub struct FamilyIndex<A> {
     pub(super) endpoints: Endpoints<A>,
     pub(super) vips: Arc<HashMap<A, VipId>>,
+    pub(super) frontends: Frontends<A>,
+    pub(super) backends: Backends<A>,
 }
 
 impl<A: Address> FamilyIndex<A> {
     pub(super) fn empty() -> Self {
-        Self { endpoints: Endpoints::empty(), vips: Arc::default() }
+        Self {
+            endpoints: Endpoints::empty(),
+            vips: Arc::default(),
+            frontends: Arc::default(),
+            backends: Backends::empty(),
+        }
     }
 }
 
@@ -112,9 +123,11 @@ impl Vip {
 }
 
 /// An address family of which policy keeps an index.
-pub trait Family: Address {
+pub trait Family: Served {
     /// The family's index.
     fn index(policy: &Policy) -> &FamilyIndex<Self>;
+    /// The same, to change it.
+    fn index_mut(policy: &mut Policy) -> &mut FamilyIndex<Self>;
     /// Whether a policy translates this destination.
     fn translates(egress: &Egress, destination: Self) -> bool;
 }
@@ -125,6 +138,7 @@ impl Policy {
             version: String::new(),
             egress: Arc::default(),
             vips: Arc::default(),
+            services: Arc::default(),
             v4: FamilyIndex::empty(),
             v6: FamilyIndex::empty(),
         }
@@ -212,12 +226,53 @@ impl Policy {
         endpoint.vips.iter().map(|&id| self.vip_with(id))
     }
 
-    /// Whether a session from `endpoint` to `remote` by way of `vip` is what policy wants.
-    pub fn permits<A: Family>(&self, endpoint: A, remote: A, vip: A) -> bool {
-        self.endpoint(endpoint).is_some_and(|(_, endpoint, egress)| {
-            A::translates(egress, remote)
-                && self.vips_of(endpoint).any(|own| own.address == vip.to_ip() && !own.retired)
-        })
+    /// Whether a session from `endpoint` to `remote` by way of a port of `vip` is what policy wants.
+    pub fn permits<A: Family>(&self, endpoint: A, remote: A, (vip, port): (A, u16)) -> bool {
+        let is_his =
+            |own: &Vip| own.address == vip.to_ip() && !own.retired && own.reserved.binary_search(&port).is_err();
+        self.endpoint(endpoint)
+            .is_some_and(|(_, endpoint, egress)| A::translates(egress, remote) && self.vips_of(endpoint).any(is_his))
+    }
+
+    /// Every Service, by number.
+    pub fn services(&self) -> impl Iterator<Item = &Service> {
+        self.services.iter().flatten().map(Arc::as_ref)
+    }
+
+    /// The Service with this number, if there still is one.
+    #[inline]
+    pub fn service(&self, id: ServiceId) -> Option<&Service> {
+        self.services.get(id.0 as usize)?.as_deref()
+    }
+
+    /// The frontend at a VIP.
+    #[inline]
+    pub fn frontend<A: Family>(&self, listener: &Listener<A>) -> Option<FrontendId> {
+        A::index(self).frontends.get(listener).copied()
+    }
+
+    /// The frontends that somebody who listens there serves, ascending.
+    #[inline]
+    pub fn frontends_of<A: Family>(&self, backend: &Listener<A>) -> &[FrontendId] {
+        A::index(self).backends.get(backend)
+    }
+
+    /// What backends of this family listen on, in no order.
+    pub fn backends<A: Family>(&self) -> impl Iterator<Item = &Listener<A>> {
+        A::index(self).backends.iter()
+    }
+
+    /// Whether a backend listens at this address.
+    pub fn is_backend<A: Family>(&self, address: A) -> bool {
+        A::index(self).backends.is_at(address)
+    }
+
+    /// The backend of a session by way of `frontend`, with its Service, as far as policy wants them together.
+    pub fn target<A: Family>(&self, frontend: &Listener<A>, backend: &Listener<A>) -> Option<(&Service, &Target<A>)> {
+        let id = self.frontend(frontend)?;
+        let service = self.service(id.service)?;
+        let target = A::half(service).frontends.get(usize::from(id.port))?.target(backend.address)?;
+        (target.port == backend.port).then_some((service, target))
     }
 }
 
@@ -225,6 +280,10 @@ impl Family for u32 {
     #[inline]
     fn index(policy: &Policy) -> &FamilyIndex<Self> {
         &policy.v4
+    }
+
+    fn index_mut(policy: &mut Policy) -> &mut FamilyIndex<Self> {
+        &mut policy.v4
     }
 
     #[inline]
@@ -237,6 +296,10 @@ impl Family for V6 {
     #[inline]
     fn index(policy: &Policy) -> &FamilyIndex<Self> {
         &policy.v6
+    }
+
+    fn index_mut(policy: &mut Policy) -> &mut FamilyIndex<Self> {
+        &mut policy.v6
     }
 
     #[inline]

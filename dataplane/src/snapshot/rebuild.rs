@@ -1,5 +1,7 @@
 //! A checked change to the next policy: shares what stays, copies what changes, and notes whom that concerns.
 
+mod services;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -41,6 +43,7 @@ impl Rebuild<'_> {
         for &address in &change.gone.endpoints {
             self.set_endpoint(address, None, &mut crowded);
         }
+        self.change_services(change);
         for &address in &change.gone.vips {
             self.retire_vip(address);
         }
@@ -83,7 +86,8 @@ impl Rebuild<'_> {
 
     fn set_vip(&mut self, spec: &VipSpec) {
         let known = self.policy.vip_at(spec.address).cloned();
-        if known.as_ref().is_none_or(|vip| vip.retired) {
+        // A session that has a port which is reserved now must end.
+        if known.as_ref().is_none_or(|vip| vip.retired || *vip.reserved != *spec.reserved_ports) {
             self.touch_vip(spec.address);
         }
         let slots = Arc::make_mut(&mut self.policy.vips);
@@ -205,6 +209,7 @@ impl PolicyChange {
         let policies: foldhash::HashSet<&str> = set.policies.iter().map(|policy| &*policy.name).collect();
         let vips: foldhash::HashSet<IpAddr> = set.vips.iter().map(|vip| vip.address).collect();
         let endpoints: foldhash::HashSet<IpAddr> = set.endpoints.iter().map(|endpoint| endpoint.address).collect();
+        let services: foldhash::HashSet<&str> = set.services.iter().map(|service| &*service.name).collect();
         let gone = Gone {
             policies: policy
                 .egress()
@@ -214,7 +219,12 @@ impl PolicyChange {
                 .collect(),
             vips: policy.live_vips().map(|vip| vip.address).filter(|vip| !vips.contains(vip)).collect(),
             endpoints: policy.endpoints().map(|(address, _)| address).filter(|it| !endpoints.contains(it)).collect(),
-            services: Vec::new(),
+            services: policy
+                .services()
+                .map(|service| &service.spec.name)
+                .filter(|name| !services.contains(&***name))
+                .cloned()
+                .collect(),
         };
         Self {
             version: set.version.clone(),

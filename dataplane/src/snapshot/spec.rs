@@ -179,6 +179,14 @@ impl Role {
         }
     }
 
+    /// The side that pods behind it are heard from, as a bit: the inside, if it can be.
+    pub const fn pods_from(self) -> u8 {
+        match self {
+            Self::Inside | Self::Both => Self::Inside.sides(),
+            Self::Outside => Self::Outside.sides(),
+        }
+    }
+
     /// Whether pods' packets may come in here.
     pub fn is_inside(self) -> bool {
         matches!(self, Self::Inside | Self::Both)

@@ -29,10 +29,10 @@ fn bucket(address: IpAddr) -> usize {
 /// Of one family, as all that the engine is asked.
 fn permits(policy: &Policy, parties: [IpAddr; 3]) -> bool {
     if let [Some(endpoint), Some(far), Some(vip)] = parties.map(u32::from_ip) {
-        return policy.permits(endpoint, far, vip);
+        return policy.permits(endpoint, far, (vip, 40_000));
     }
     let [endpoint, far, vip] = parties.map(|it| V6::from_ip(it).unwrap());
-    policy.permits(endpoint, far, vip)
+    policy.permits(endpoint, far, (vip, 40_000))
 }
 
 fn is_fresh(snapshot: &Snapshot, generation: u32, parties: [IpAddr; 3]) -> bool {

@@ -6,12 +6,15 @@ use std::sync::Arc;
 use foldhash::HashMap;
 
 use super::policy::{EgressId, Policy, VipId};
+use super::service::ServiceId;
 
 /// Counts of uses, and the numbers that nothing uses.
 #[derive(Debug, Default)]
 pub(super) struct Uses {
     /// Numbers of policies by name.
     pub(super) egress: HashMap<Arc<str>, EgressId>,
+    /// Numbers of Services by name.
+    pub(super) services: HashMap<Arc<str>, ServiceId>,
     /// Endpoints by the number of their policy.
     endpoints_of: Vec<u32>,
     /// Endpoints by the number of a VIP of theirs.
@@ -22,6 +25,8 @@ pub(super) struct Uses {
     pub(super) free_egress: Vec<EgressId>,
     /// Numbers below the highest that no VIP has.
     pub(super) free_vips: Vec<VipId>,
+    /// Numbers below the highest that no Service has.
+    pub(super) free_services: Vec<ServiceId>,
 }
 
 impl Uses {

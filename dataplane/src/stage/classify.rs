@@ -1,16 +1,18 @@
 //! Packets that no session knows. Which way would they go, and is that allowed?
 //!
-//! The order is that of the VIP: a session first (lookup), then a Service frontend, else dropped. A pod's packet is
-//! translated, also where it goes to another VIP of this gateway, or, where policy excludes its destination, routed
-//! unchanged; nothing else leaves with a pod's address.
+//! The order is that of the VIP: a session first (lookup), then a Service's frontend, else dropped. What a backend says from
+//! the port that it serves is an answer, session or not. A pod's other packets are translated, also where they go to another
+//! VIP of this gateway, or, where policy excludes their destination, routed unchanged; nothing else leaves with a pod's address.
 
 use crate::batch::{Batch, Kind, Lane};
 use crate::counters::DropReason;
 use crate::pipeline::Context;
 use crate::session::tuple::HashKey;
 use crate::snapshot::endpoints::EndpointId;
+use crate::snapshot::policy::Vip;
+use crate::snapshot::service::FrontendId;
 use crate::snapshot::spec::Role;
-use crate::stage::open::may_open;
+use crate::stage::open::{begins, may_open};
 use crate::verdict::Verdict;
 
 /// Spreads packets without sessions over equal ways.
@@ -20,6 +22,12 @@ const WAYS: HashKey = HashKey::fixed();
 enum Class {
     /// A pod's packet to the outside.
     Egress(EndpointId),
+    /// A client's packet to a Service.
+    Inbound(FrontendId),
+    /// A backend's answer for this frontend.
+    Stateless(FrontendId),
+    /// A health check of a Service.
+    Health(FrontendId),
     /// Policy leaves it as it is.
     Unchanged,
     /// Its way ends here.
@@ -34,6 +42,18 @@ pub fn run<A: Lane>(batch: &mut Batch, context: &Context<'_>) {
                 batch.endpoints[i] = endpoint;
                 batch.opening.insert(i);
             }
+            Class::Inbound(frontend) => {
+                batch.frontends[i] = frontend;
+                batch.inbound.insert(i);
+            }
+            Class::Stateless(frontend) => {
+                batch.frontends[i] = frontend;
+                batch.stateless.insert(i);
+            }
+            Class::Health(frontend) => {
+                batch.frontends[i] = frontend;
+                batch.health.insert(i);
+            }
             Class::Unchanged => {
                 // Kinds without sessions have no hash yet; equal ways are chosen by one.
                 batch.hashes[i] = WAYS.hash(&A::tuples(batch)[i]);
@@ -44,17 +64,24 @@ pub fn run<A: Lane>(batch: &mut Batch, context: &Context<'_>) {
                 if matches!(verdict, Verdict::HandOff(_)) {
                     batch.frames[i].settle();
                 }
+                // Who may hear of it is decided last.
+                if verdict == Verdict::Drop(DropReason::NoService) {
+                    batch.refused.insert(i);
+                }
                 batch.decide(i, verdict);
             }
         }
     }
 }
 
+const fn drop(reason: DropReason) -> Class {
+    Class::End(Verdict::Drop(reason))
+}
+
 fn classify<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> Class {
-    let (tuple, head, received) = (&A::tuples(batch)[i], batch.heads[i], &batch.frames[i]);
-    let (policy, flows) = (&context.view.policy, context.flows);
-    let inside = head.sides & Role::Inside.sides() != 0;
-    let drop = |reason| Class::End(Verdict::Drop(reason));
+    let (tuple, received) = (&A::tuples(batch)[i], &batch.frames[i]);
+    let policy = &context.view.policy;
+    let inside = batch.heads[i].sides & Role::Inside.sides() != 0;
     if tuple.is_martian(received.is_hairpin()) {
         return drop(DropReason::Martian);
     }
@@ -62,39 +89,84 @@ fn classify<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> Class {
     if policy.vip(tuple.source).is_some() && !received.is_hairpin() {
         return drop(DropReason::SpoofedSource);
     }
-    if let Some((id, _, egress)) = policy.endpoint(tuple.source) {
-        return if !inside {
-            drop(DropReason::SpoofedSource)
-        } else if !A::translates(egress, tuple.destination) {
-            if vip.is_some() { drop(DropReason::NoService) } else { Class::Unchanged }
-        } else {
-            match head.kind {
-                kind if kind.has_session() => {
-                    let opens = may_open(batch, i, context.rules);
-                    match if received.is_settled() { None } else { flows.owner(tuple, opens) } {
-                        Some(owner) => Class::End(Verdict::HandOff(owner)),
-                        None => Class::Egress(id),
-                    }
-                }
-                Kind::Fragment => drop(DropReason::Fragment),
-                _ => drop(DropReason::UnknownProtocol),
-            }
-        };
+    let endpoint = policy.endpoint(tuple.source);
+    if endpoint.is_some() && !inside {
+        return drop(DropReason::SpoofedSource);
     }
-    if let Some(vip) = vip {
-        // Only the worker that owns the port can know a session for it.
-        return match vip.pool.owner(tuple.destination_port) {
-            Some(owner) if owner != flows.this && !received.is_settled() && head.kind.has_session() => {
-                Class::End(Verdict::HandOff(owner))
-            }
-            _ => drop(DropReason::NoService),
-        };
-    }
-    // The answer of somebody whom policy excludes: it comes back as unchanged as the question went.
-    if let Some((_, _, egress)) = policy.endpoint(tuple.destination)
-        && !A::translates(egress, tuple.source)
+    // Whom policy excludes reaches pods without a VIP, and hears from them as it called them.
+    if inside
+        && endpoint.is_none_or(|(_, _, egress)| A::translates(egress, tuple.destination))
+        && let Some(class) = answer::<A>(batch, i, context)
     {
-        return Class::Unchanged;
+        return class;
     }
-    drop(DropReason::NoPolicy)
+    match (endpoint, vip) {
+        (Some((id, _, egress)), _) if A::translates(egress, tuple.destination) => from_pod::<A>(batch, i, id, context),
+        (_, Some(vip)) => to_vip::<A>(batch, i, vip, context),
+        (Some(_), None) => Class::Unchanged,
+        (None, None) => from_elsewhere::<A>(batch, i, inside, context),
+    }
+}
+
+/// The other worker that has the packet's session, as far as anybody knows.
+fn owner<A: Lane>(batch: &Batch, i: usize, opens: bool, context: &Context<'_>) -> Option<Class> {
+    if batch.frames[i].is_settled() {
+        return None;
+    }
+    context.flows.owner(&A::tuples(batch)[i], opens).map(|owner| Class::End(Verdict::HandOff(owner)))
+}
+
+/// A backend's packet from the port that it serves, unless it begins something.
+fn answer<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> Option<Class> {
+    let (kind, tuple) = (batch.heads[i].kind, &A::tuples(batch)[i]);
+    if !kind.has_ports() || begins(batch, i) {
+        return None;
+    }
+    let &frontend = context.view.policy.frontends_of(&tuple.sender()).first()?;
+    Some(owner::<A>(batch, i, false, context).unwrap_or(Class::Stateless(frontend)))
+}
+
+/// A covered pod's packet that is to be translated.
+fn from_pod<A: Lane>(batch: &Batch, i: usize, id: EndpointId, context: &Context<'_>) -> Class {
+    match batch.heads[i].kind {
+        kind if kind.has_session() => {
+            let opens = may_open(batch, i, context.rules);
+            owner::<A>(batch, i, opens, context).unwrap_or(Class::Egress(id))
+        }
+        Kind::Fragment => drop(DropReason::Fragment),
+        _ => drop(DropReason::UnknownProtocol),
+    }
+}
+
+/// A packet to a VIP.
+fn to_vip<A: Lane>(batch: &Batch, i: usize, vip: &Vip, context: &Context<'_>) -> Class {
+    let (kind, tuple, received) = (batch.heads[i].kind, &A::tuples(batch)[i], &batch.frames[i]);
+    let frontend = || context.view.policy.frontend(&tuple.receiver());
+    if kind.has_ports()
+        && !vip.retired
+        && let Some(frontend) = frontend()
+    {
+        if frontend.is_health() {
+            return Class::Health(frontend);
+        }
+        let opens = may_open(batch, i, context.rules);
+        return owner::<A>(batch, i, opens, context).unwrap_or(Class::Inbound(frontend));
+    }
+    // Only the worker that owns the port can know a session for it.
+    match vip.pool.owner(tuple.destination_port) {
+        Some(owner) if owner != context.flows.this && !received.is_settled() && kind.has_session() => {
+            Class::End(Verdict::HandOff(owner))
+        }
+        _ => drop(DropReason::NoService),
+    }
+}
+
+/// A packet between two that no policy translates.
+fn from_elsewhere<A: Lane>(batch: &Batch, i: usize, inside: bool, context: &Context<'_>) -> Class {
+    let (tuple, policy) = (&A::tuples(batch)[i], &context.view.policy);
+    // The answer of somebody whom policy excludes: it comes back as unchanged as the question went.
+    let is_answer =
+        policy.endpoint(tuple.destination).is_some_and(|(_, _, egress)| !A::translates(egress, tuple.source));
+    // A backend without a policy for what it asks: it was taken in because it could have been an answer.
+    if is_answer || (inside && policy.is_backend(tuple.source)) { Class::Unchanged } else { drop(DropReason::NoPolicy) }
 }

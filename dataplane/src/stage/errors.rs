@@ -17,11 +17,15 @@ use crate::wire::icmp_error::{self, ErrorFamily, Quote, Wrong};
 /// Translates the ICMP errors of the batch. Those that policy leaves as they are stay open.
 pub fn run<A: OnWire + ErrorFamily>(batch: &mut Batch, sessions: &mut Sessions, context: &Context<'_>) {
     for i in batch.open_of::<A>().and(batch.errors) {
-        if !is_translated(&A::tuples(batch)[i], &context.view.policy) {
+        let (tuple, policy) = (&A::tuples(batch)[i], &context.view.policy);
+        if !is_translated(tuple, policy) && !policy.is_backend(tuple.source) {
             continue;
         }
         match find::<A>(batch, i, sessions, context) {
             Ok((slot, quote)) => translate(batch, i, slot, &quote, sessions, context),
+            // A backend without a policy talks about something that isn't ours.
+            Err(Verdict::Drop(DropReason::NoSession)) if !is_translated(&A::tuples(batch)[i], &context.view.policy) => {
+            }
             Err(verdict) => {
                 if matches!(verdict, Verdict::HandOff(_)) {
                     batch.frames[i].settle();
@@ -78,8 +82,10 @@ fn find<A: OnWire + ErrorFamily>(
 /// Who else may know the session.
 fn elsewhere<A: Lane>(key: &Tuple<A>, settled: bool, context: &Context<'_>) -> Verdict {
     let flows = context.flows;
-    let owner = match context.view.policy.vip(key.destination) {
+    let policy = &context.view.policy;
+    let owner = match policy.vip(key.destination) {
         _ if settled => None,
+        Some(_) if policy.frontend(&key.receiver()).is_some() => flows.owner(key, false),
         Some(vip) => vip.pool.owner(key.destination_port).filter(|&owner| owner != flows.this),
         None => flows.owner(key, false),
     };

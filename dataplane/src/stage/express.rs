@@ -8,6 +8,7 @@ use crate::session::Sessions;
 use crate::session::entry::{Entry, Flags};
 use crate::snapshot::Snapshot;
 use crate::snapshot::freshness::Parties;
+use crate::stage::recheck;
 use crate::stage::rewrite::{self, OnWire};
 use crate::verdict::Verdict;
 use crate::wire::{ethernet, tcp};
@@ -27,8 +28,7 @@ fn is_current<A: OnWire>(entry: &Entry<A>, view: &Snapshot) -> bool {
 #[cold]
 #[inline(never)]
 fn stands<A: OnWire>(entry: &Entry<A>, parties: Parties<A>, view: &Snapshot) -> bool {
-    let (endpoint, remote, vip) = parties;
-    view.freshness.holds_beside_endpoint(entry.generation(), parties) && view.policy.permits(endpoint, remote, vip)
+    view.freshness.holds_beside_endpoint(entry.generation(), parties) && recheck::is_wanted(entry, &view.policy)
 }
 
 /// Translates the packets to whose sessions nothing happens.

@@ -137,6 +137,7 @@ fn read_first(batch: &mut Batch, i: usize, number: u8) -> Option<(Kind, u16, u16
 /// Whether somebody has to translate the packet.
 fn needs_ports<A: Lane>(tuple: &Tuple<A>, policy: &Policy) -> bool {
     policy.vip(tuple.destination).is_some()
+        || policy.is_backend(tuple.source)
         || policy.endpoint(tuple.source).is_some_and(|(_, _, egress)| A::translates(egress, tuple.destination))
 }
 

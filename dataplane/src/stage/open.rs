@@ -26,6 +26,12 @@ use crate::wire::sctp::Chunk;
 pub struct Rules {
     /// Only a SYN opens a TCP session.
     pub require_syn: bool,
+    /// The secret of what the gateway says at VIPs: the same for all workers.
+    pub secret: HashKey,
+    /// Whether clients hear that nobody listens where no Service is.
+    pub reject_no_service: bool,
+    /// Whether they hear that a Service has no backend.
+    pub reject_no_backend: bool,
     /// The largest segment size that a SYN of IPv4 may announce; that of IPv6 is 20 bytes smaller. `None`: any.
     pub mss: Option<u16>,
 }
@@ -61,6 +67,15 @@ fn refuse(batch: &mut Batch, i: usize, reason: DropReason, context: &Context<'_>
         context.view.policy.endpoint_with(batch.endpoints[i]).0.usage.refuse();
     }
     batch.refuse(i, reason);
+}
+
+/// Whether a packet begins something, as can be seen from it alone: a SYN, an INIT.
+pub fn begins(batch: &Batch, i: usize) -> bool {
+    match batch.heads[i].kind {
+        Kind::Tcp => batch.segments[i].flags.opens(),
+        Kind::Sctp => batch.associations[i].first_chunk == Chunk::Init,
+        _ => false,
+    }
 }
 
 /// Whether a packet is of a kind that opens sessions: a SYN, a datagram, a question.
@@ -127,7 +142,8 @@ fn revive<A: SessionFamily>(
     now: Tick,
 ) -> Result<Slot, DropReason> {
     let entry = A::table(sessions).entry(slot);
-    let permitted = view.policy.permits(origin.source, origin.destination, entry.to().source);
+    let vip = (entry.to().source, entry.to().source_port);
+    let permitted = view.policy.permits(origin.source, origin.destination, vip);
     if !entry.flags().has(Flags::ORIGIN) || !permitted {
         return Err(DropReason::NoPolicy);
     }

@@ -1,13 +1,15 @@
 //! Fourth stage: sessions that were checked against an older policy, once each. What policy still wants goes on as it is;
 //! what it doesn't want any more ends here, and its packet is looked at like one that no session knows.
 
-use crate::batch::{Batch, Lane};
-use crate::counters::DropReason;
+use crate::batch::{Batch, Kind, Lane};
+use crate::counters::{Direction, DropReason, EndReason};
 use crate::pipeline::Context;
 use crate::session::entry::{Entry, Flags, Slot};
-use crate::session::{Expiry, SessionFamily, Sessions};
+use crate::session::{Expiry, SessionFamily, Sessions, tcp};
 use crate::settle::Settle;
 use crate::snapshot::Snapshot;
+use crate::snapshot::policy::Policy;
+use crate::snapshot::service::Listener;
 use crate::snapshot::spec::{AROUND, Role};
 use crate::time::Tick;
 use crate::verdict::Verdict;
@@ -25,10 +27,47 @@ pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, context: &Contex
     }
 }
 
+/// Lets clients whose connection is closed, and who begin anew with the same ports, choose their backend anew: the one that they
+/// had may take no new sessions any more.
+pub fn reopen<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, now: Tick, settle: &mut Settle<'_>) {
+    for i in batch.known_of::<A>() {
+        if batch.heads[i].kind != Kind::Tcp || !batch.segments[i].flags.opens() {
+            continue;
+        }
+        let (slot, table) = (batch.slots[i], A::table(sessions));
+        let entry = table.entry(slot);
+        let twin = entry.twin();
+        if entry.direction() != Direction::Inbound || !tcp::is_closed(entry.flags(), table.entry(twin).flags()) {
+            continue;
+        }
+        // A packet of the old connection in the same batch still needs its session; then the new one goes where the old one went.
+        let is_shared = |other: usize| other != i && (batch.slots[other] == slot || batch.slots[other] == twin);
+        if !batch.known_of::<A>().into_iter().any(is_shared) {
+            let expiry: Expiry<A> = sessions.end_because(slot, EndReason::Closed, now);
+            settle.settle(&expiry);
+            batch.known.remove(i);
+        }
+    }
+}
+
 /// Whether a session is what policy wants.
 pub fn stands<A: SessionFamily>(entry: &Entry<A>, view: &Snapshot) -> bool {
-    let parties @ (endpoint, remote, vip) = entry.parties();
-    view.freshness.holds(entry.generation(), parties) || view.policy.permits(endpoint, remote, vip)
+    view.freshness.holds(entry.generation(), entry.parties()) || is_wanted(entry, &view.policy)
+}
+
+/// The same, whatever was asked before.
+pub fn is_wanted<A: SessionFamily>(entry: &Entry<A>, policy: &Policy) -> bool {
+    let (endpoint, remote, vip) = entry.parties();
+    let (endpoint_port, _, vip_port) = entry.ports();
+    if !entry.is_of_service() {
+        return policy.permits(endpoint, remote, (vip, vip_port));
+    }
+    let listener = |address, port| Listener { address, port, protocol: entry.key().protocol };
+    let target = policy.target(&listener(vip, vip_port), &listener(endpoint, endpoint_port));
+    // Which side the client is on, only its own direction knows.
+    let is_outside = entry.direction() == Direction::Inbound && entry.flags().side() == Flags::OUTSIDE.0;
+    policy.vip(vip).is_some_and(|vip| !vip.retired)
+        && target.is_some_and(|(service, _)| !is_outside || A::half(service).admits(remote))
 }
 
 fn recheck<A: SessionFamily>(
@@ -44,12 +83,11 @@ fn recheck<A: SessionFamily>(
         return false;
     }
     // What has changed concerns others: routes are as they were, too.
-    let parties @ (endpoint, remote, vip) = entry.parties();
-    if view.freshness.holds(entry.generation(), parties) {
+    if view.freshness.holds(entry.generation(), entry.parties()) {
         A::table_mut(sessions).entry_mut(slot).set_generation(view.generation);
         return true;
     }
-    if view.policy.permits(endpoint, remote, vip) {
+    if is_wanted(entry, &view.policy) {
         let entry = A::table_mut(sessions).entry_mut(slot);
         entry.set_generation(view.generation);
         // Whoever it talks to may have become a VIP of this gateway, or not be one any more.

@@ -8,13 +8,11 @@ use crate::limiter::Limiter;
 use crate::pipeline::Context;
 use crate::session::tuple::HashKey;
 use crate::snapshot::spec::OnExhaustion;
+use crate::stage::say;
 use crate::verdict::Verdict;
-use crate::wire::ethernet::{self, Mac};
-use crate::wire::icmp_error::{Error, LONGEST_V6, compose_v4, compose_v6};
+use crate::wire::icmp_error::{Error, compose_v4, compose_v6};
 use crate::wire::reset::reset;
-
-/// Bytes that an answer takes at most.
-const LONGEST: usize = ethernet::HEADER + LONGEST_V6;
+use crate::wire::{ipv4, ipv6};
 
 /// Tells senders apart for the limit. Fixed is good enough: who finds two that share a place delays answers to one of them.
 const SENDERS: HashKey = HashKey::fixed();
@@ -31,17 +29,23 @@ pub fn run(batch: &mut Batch, limiter: &mut Limiter, context: &Context<'_>) {
             context.counters.answers_limited.add(1);
             continue;
         }
-        let received = &mut batch.frames[i];
         let network = &*context.view.network;
-        let own = network.interface(received.interface).mac;
-        let mut answer = [0; LONGEST];
-        let Some(length) = write(&mut answer, received.frame.bytes(), word, own, network.sources(received.interface))
-        else {
-            continue;
-        };
-        if received.frame.replace(&answer[..length]) {
+        let sources = network.sources(batch.frames[i].interface);
+        let answer = say::answer(batch, i, network, |into, packet| match (word, packet.first()? >> 4) {
+            (Word::Reset, _) => reset(into, packet),
+            // Whom the packet was for says that nobody listens there; of everything else the gateway tells itself.
+            (Word::Error(error @ Error::PortUnreachable), 4) => {
+                compose_v4(into, packet, error, ipv4::destination(packet))
+            }
+            (Word::Error(error @ Error::PortUnreachable), _) => {
+                compose_v6(into, packet, error, ipv6::destination(packet))
+            }
+            (Word::Error(error), 4) => compose_v4(into, packet, error, sources.0),
+            (Word::Error(error), _) => compose_v6(into, packet, error, sources.1?),
+        });
+        if let Some(verdict) = answer {
             context.counters.dropped(reason);
-            batch.verdicts[i] = Verdict::Answer(received.interface);
+            batch.verdicts[i] = verdict;
         }
     }
 }
@@ -59,33 +63,26 @@ fn what_to_say(batch: &Batch, i: usize, reason: DropReason, context: &Context<'_
         let word = if batch.heads[i].kind == Kind::Tcp { Word::Reset } else { Word::Error(Error::Prohibited) };
         (egress.spec.on_exhaustion == OnExhaustion::Reject).then_some(word)
     };
+    let unreachable = || {
+        let word = match batch.heads[i].kind {
+            Kind::Tcp => Some(Word::Reset),
+            Kind::Udp | Kind::Sctp => Some(Word::Error(Error::PortUnreachable)),
+            _ => None,
+        };
+        // A segment of a connection that nobody knows any more may be a late one.
+        word.filter(|_| batch.heads[i].kind != Kind::Tcp || batch.segments[i].flags.opens())
+    };
     match reason {
+        DropReason::NoService if context.rules.reject_no_service => unreachable(),
+        DropReason::NoBackend if context.rules.reject_no_backend => unreachable(),
         DropReason::Ttl => Some(Word::Error(Error::TtlExceeded)),
         DropReason::NoRoute => Some(Word::Error(Error::NoRoute)),
         DropReason::TooBig => Some(Word::Error(Error::PacketTooBig { mtu: batch.mtus[i] })),
+        // Only a pod's policy says whether its pods hear of it.
+        _ if !batch.opening.contains(i) => None,
         DropReason::PortsExhausted | DropReason::Quota | DropReason::SessionTableFull | DropReason::NoVip => {
             prohibited()
         }
         _ => None,
     }
-}
-
-/// Writes the whole frame of an answer to `asked`; its length.
-fn write(
-    answer: &mut [u8; LONGEST],
-    asked: &[u8],
-    word: Word,
-    own: Mac,
-    (v4, v6): (u32, Option<crate::address::V6>),
-) -> Option<usize> {
-    let (link, packet) = asked.split_first_chunk::<{ ethernet::HEADER }>()?;
-    let (header, into) = answer.split_at_mut(ethernet::HEADER);
-    header.copy_from_slice(link);
-    ethernet::set_link(header, &ethernet::link(ethernet::source(link)?, own));
-    let length = match (word, packet.first()? >> 4) {
-        (Word::Reset, _) => reset(into, packet),
-        (Word::Error(error), 4) => compose_v4(into, packet, error, v4),
-        (Word::Error(error), _) => compose_v6(into, packet, error, v6?),
-    }?;
-    Some(ethernet::HEADER + length)
 }

@@ -48,11 +48,8 @@ pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, ids: &mut Ids,
     }
     // Those that were refused stay as they came.
     for i in renumber.without(batch.refused) {
-        if batch.directions[i] == Direction::Egress {
-            let known = batch.frames[i].known().map(|known| known.translated_id);
-            let Tuple { destination, protocol, .. } = A::tuples(batch)[i];
-            let id = known.unwrap_or_else(|| ids.next(destination, protocol));
-            A::renumber(batch.frames[i].frame.bytes_mut(), id);
+        if matches!(batch.directions[i], Direction::Egress | Direction::ServiceReply) {
+            self::renumber::<A>(batch, i, ids);
         }
     }
     for i in batch.open_of::<A>().and(batch.unchanged) {
@@ -61,6 +58,14 @@ pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, ids: &mut Ids,
         batch.directions[i] = Direction::Unchanged;
         send_on(batch, i, hop, network);
     }
+}
+
+/// Gives a packet of one of many who share a VIP an identification that is the VIP's.
+pub fn renumber<A: OnWire>(batch: &mut Batch, i: usize, ids: &mut Ids) {
+    let known = batch.frames[i].known().map(|known| known.translated_id);
+    let Tuple { destination, protocol, .. } = A::tuples(batch)[i];
+    let id = known.unwrap_or_else(|| ids.next(destination, protocol));
+    A::renumber(batch.frames[i].frame.bytes_mut(), id);
 }
 
 /// Sends on a packet that is written but for its link header.

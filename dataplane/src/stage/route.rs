@@ -45,6 +45,12 @@ pub fn number(hop: NextHop) -> Option<HopId> {
     }
 }
 
+/// The same for a packet that has no session, and goes to `destination`.
+pub fn stateless_hop<A: Lane>(batch: &mut Batch, i: usize, destination: A, view: &Snapshot) -> Option<NextHop> {
+    let hop = hop_to(destination, batch.hashes[i], view);
+    check(batch, i, hop, &view.network)
+}
+
 /// The same for a packet that goes on unchanged.
 pub fn unchanged_hop<A: Lane>(batch: &mut Batch, i: usize, network: &Network) -> Option<NextHop> {
     let hop = network.next_hop(A::tuples(batch)[i].destination, batch.hashes[i]);

@@ -1,8 +1,8 @@
 //! The TCP reset with which the gateway answers a segment that nobody else will (RFC 9293 section 3.10.7.1).
 
+use super::ipv6;
+use super::segment::{self, Said};
 use super::tcp::{self, Flags, Segment};
-use super::{checksum, ipv4, ipv6, protocol, set_u16};
-use crate::address::Address;
 
 /// The longest packet that [`reset`] writes.
 pub const LONGEST: usize = ipv6::HEADER + tcp::HEADER;
@@ -13,57 +13,13 @@ pub const LONGEST: usize = ipv6::HEADER + tcp::HEADER;
 /// A segment with an acknowledgement is answered with the sequence number that it expects, so its sender believes the
 /// reset; any other by acknowledging all of it.
 ///
-/// `None` if `original` holds no whole TCP segment with a right checksum, one that is itself a reset, or one from or to
-/// an address that isn't one node's (RFC 9293 MUST-57, MUST-3), or if the answer doesn't fit.
+/// `None` if `original` is nothing that [`segment::answer`] answers, or itself a reset.
 pub fn reset(into: &mut [u8], original: &[u8]) -> Option<usize> {
-    match original.first()? >> 4 {
-        4 => reset_v4(into, original),
-        6 => reset_v6(into, original),
-        _ => None,
-    }
+    segment::answer(into, original, |asked, _| decide(asked))
 }
 
-fn reset_v4(into: &mut [u8], original: &[u8]) -> Option<usize> {
-    let asked = ipv4::Header::parse(original).ok()?;
-    let payload = original.get(usize::from(asked.length)..usize::from(asked.total))?;
-    if asked.protocol != protocol::TCP || asked.fragment || asked.source.is_martian() || asked.destination.is_martian()
-    {
-        return None;
-    }
-    let addresses = checksum::sum(original.get(ipv4::ADDRESSES..ipv4::HEADER)?);
-    let pseudo = |length: usize| addresses + u32::from(protocol::TCP) + u32::from(length as u16);
-    let segment = answer(payload, pseudo)?;
-    let header = ipv4::OwnHeader {
-        service: 0,
-        total: (ipv4::HEADER + tcp::HEADER) as u16,
-        identification: 0,
-        dont_fragment: true,
-        protocol: protocol::TCP,
-        source: asked.destination,
-        destination: asked.source,
-    };
-    write(into, &header.bytes(), &segment)
-}
-
-fn reset_v6(into: &mut [u8], original: &[u8]) -> Option<usize> {
-    let asked = ipv6::Header::parse(original).ok()?;
-    let payload = original.get(usize::from(asked.length)..usize::from(asked.total))?;
-    if asked.protocol != protocol::TCP || asked.fragment || asked.source.is_martian() || asked.destination.is_martian()
-    {
-        return None;
-    }
-    let pseudo = |length: usize| ipv6::pseudo_header(asked.source, asked.destination, length as u32, protocol::TCP);
-    let segment = answer(payload, pseudo)?;
-    let header = ipv6::own_header(tcp::HEADER as u16, protocol::TCP, asked.destination, asked.source);
-    write(into, &header, &segment)
-}
-
-/// The segment that answers the one in `payload`. `pseudo` sums up the pseudo-header for a segment of that many bytes,
-/// which is the same in both directions.
-fn answer(payload: &[u8], pseudo: impl Fn(usize) -> u32) -> Option<[u8; tcp::HEADER]> {
-    let mut asked = Segment::default();
-    Segment::parse(payload, &mut asked)?;
-    if asked.flags.has(Flags::RST) || !checksum::verifies(pseudo(payload.len()), payload) {
+fn decide(asked: &Segment) -> Option<Said<'static>> {
+    if asked.flags.has(Flags::RST) {
         return None;
     }
     let (sequence, acknowledgement, flags) = if asked.flags.has(Flags::ACK) {
@@ -71,24 +27,7 @@ fn answer(payload: &[u8], pseudo: impl Fn(usize) -> u32) -> Option<[u8; tcp::HEA
     } else {
         (0, asked.sequence.wrapping_add(asked.space), Flags::RST.0 | Flags::ACK.0)
     };
-    let mut segment = [0; tcp::HEADER];
-    segment[0..2].copy_from_slice(&asked.destination.to_be_bytes());
-    segment[2..4].copy_from_slice(&asked.source.to_be_bytes());
-    segment[4..8].copy_from_slice(&sequence.to_be_bytes());
-    segment[8..12].copy_from_slice(&acknowledgement.to_be_bytes());
-    segment[12] = (tcp::HEADER as u8 / 4) << 4;
-    segment[13] = flags;
-    let sum = checksum::checksum(pseudo(tcp::HEADER), &segment);
-    set_u16(&mut segment, tcp::CHECKSUM, sum);
-    Some(segment)
-}
-
-fn write(into: &mut [u8], header: &[u8], segment: &[u8; tcp::HEADER]) -> Option<usize> {
-    let length = header.len() + segment.len();
-    let (ip, tcp) = into.get_mut(..length)?.split_at_mut(header.len());
-    ip.copy_from_slice(header);
-    tcp.copy_from_slice(segment);
-    Some(length)
+    Some(Said { sequence, acknowledgement, flags, window: 0, data: &[] })
 }
 
 #[cfg(test)]

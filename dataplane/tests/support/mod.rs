@@ -11,6 +11,7 @@
 pub mod connection;
 pub mod oracle;
 pub mod packets;
+pub mod services;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -26,6 +27,7 @@ use vipgate_dataplane::ids::Ids;
 use vipgate_dataplane::io::memory::MemoryIo;
 use vipgate_dataplane::io::{InterfaceId, PacketIo};
 use vipgate_dataplane::limiter::Limiter;
+use vipgate_dataplane::link::affinity::Affinity;
 use vipgate_dataplane::link::directory::Directory;
 use vipgate_dataplane::link::handoff::{Links, Wake};
 use vipgate_dataplane::pipeline::Tables;
@@ -33,6 +35,7 @@ use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::ports::allocator::Allocator;
 use vipgate_dataplane::ports::pool::WorkerId;
 use vipgate_dataplane::session::Sessions;
+use vipgate_dataplane::session::embryonic::Embryonic;
 use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_dataplane::session::tuple::HashKey;
 use vipgate_dataplane::snapshot::build::Builder;
@@ -97,6 +100,7 @@ pub fn policy() -> PolicySet {
             endpoint("fd00:244:1::5", "a", "2001:db8::10"),
             endpoint("fd00:244:1::6", "a", "2001:db8::10"),
         ],
+        ..PolicySet::default()
     }
 }
 
@@ -131,6 +135,7 @@ pub fn network() -> NetworkSpec {
         neighbours: vec![
             neighbour(INSIDE, "10.244.1.5", POD_MAC),
             neighbour(INSIDE, "10.244.1.6", POD_MAC),
+            neighbour(INSIDE, "10.244.1.7", POD_MAC),
             neighbour(INSIDE, "10.244.1.21", POD_MAC),
             neighbour(INSIDE, "fd00:244:1::5", POD_MAC),
             neighbour(INSIDE, "fd00:244:1::6", POD_MAC),
@@ -155,13 +160,26 @@ pub struct Setup {
     pub timeouts: Timeouts,
     pub frames: usize,
     pub mss: Option<u16>,
+    /// Whether clients hear that nobody listens.
+    pub reject: bool,
+    /// Unconfirmed sessions that a VIP may have.
+    pub embryonic: u32,
 }
 
 impl Default for Setup {
     fn default() -> Self {
         let timeouts =
             Timeouts { tcp_established: 30_000, tcp_transitory: 4_000, udp: 5_000, icmp: 3_000, quarantine: 2_000 };
-        Self { workers: 1, capacity: 4096, range: PortRange::default(), timeouts, frames: 512, mss: None }
+        Self {
+            workers: 1,
+            capacity: 4096,
+            range: PortRange::default(),
+            timeouts,
+            frames: 512,
+            mss: None,
+            reject: false,
+            embryonic: 1024,
+        }
     }
 }
 
@@ -215,6 +233,7 @@ impl Gateway {
         let bells: Vec<Arc<dyn Wake>> = (0..setup.workers).map(|_| Arc::new(NoBell) as _).collect();
         let mut commands = Vec::new();
         let directory = Arc::new(Directory::new(4096, HashKey::new([9, 8, 7, 6])));
+        let affinity = Arc::new(Affinity::new(4096, HashKey::new([5, 4, 3, 2])));
         let workers = Links::mesh(&bells)
             .into_iter()
             .zip(0..)
@@ -231,9 +250,11 @@ impl Gateway {
                     id: WorkerId(id),
                     io: MemoryIo::with_frames(frames(setup.frames)),
                     links,
+                    affinity: affinity.clone(),
                     directory: (setup.workers > 1).then(|| directory.clone()),
                     tables: Tables {
                         sessions: Sessions::new(setup.capacity, setup.timeouts, key).unwrap(),
+                        embryonic: Embryonic::new(setup.capacity, setup.embryonic),
                         ports: Allocator::new(WorkerId(id), setup.workers, setup.range, key).unwrap(),
                         fragments: Fragments::new(64, 32, 2_000, key).unwrap(),
                         ids: Ids::new(id, setup.workers, key),
@@ -243,7 +264,13 @@ impl Gateway {
                     waiting: Waiting::new(questions.clone()),
                     commands: receiver,
                     counters: Arc::default(),
-                    rules: Rules { require_syn: true, mss: setup.mss },
+                    rules: Rules {
+                        require_syn: true,
+                        secret: HashKey::new([1, 3, 5, 7]),
+                        reject_no_service: setup.reject,
+                        reject_no_backend: setup.reject,
+                        mss: setup.mss,
+                    },
                 };
                 Worker::new(parts, now)
             })

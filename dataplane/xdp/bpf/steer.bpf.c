@@ -4,6 +4,7 @@
 //   ARP or neighbour solicitation for a VIP    -> socket
 //   to a VIP                                   -> socket
 //   from an endpoint                           -> socket, unless it is for the gateway's own kernel, or can't leave the link
+//   from a Service's backend, as its answer    -> socket: what comes from a port that it serves, or may do so
 //   to an endpoint, from whom policy excludes  -> socket: the answer of an excluded destination
 //   anything else                              -> kernel
 //
@@ -27,6 +28,7 @@
 #define VIP      1
 #define ENDPOINT 2
 #define LOCAL    4    // the gateway's own kernel answers for it
+#define BACKEND  8    // Services' clients are answered from it
 
 struct host {
 	__u32 policy; // of an endpoint: the number of its policy
@@ -49,6 +51,20 @@ struct cidr6 {
 	struct v6 address;
 } __attribute__((packed));
 
+// Where a backend listens; the port is in network order.
+struct listener4 {
+	__u32 address;
+	__u16 port;
+	__u16 protocol;
+};
+
+struct listener6 {
+	struct v6 address;
+	__u16 port;
+	__u16 protocol;
+	__u32 zero;
+};
+
 #define HASH(name, key_type, value_type, size)                                                                          \
 	struct {                                                                                                            \
 		__uint(type, BPF_MAP_TYPE_HASH);                                                                                \
@@ -68,8 +84,10 @@ struct cidr6 {
 	} name SEC(".maps")
 
 // One table for all that an address can be: a packet's destination is looked up once, its source at most once.
-HASH(hosts4, __u32, struct host, 286720);
-HASH(hosts6, struct v6, struct host, 286720);
+HASH(hosts4, __u32, struct host, 819200);
+HASH(hosts6, struct v6, struct host, 819200);
+HASH(listeners4, struct listener4, __u8, 524288);
+HASH(listeners6, struct listener6, __u8, 524288);
 TRIE(cidrs4, struct cidr4, 524288);            // (policy, destination) -> 1 translated, 0 unchanged
 TRIE(cidrs6, struct cidr6, 524288);
 
@@ -137,13 +155,57 @@ static __always_inline __u32 kinds(const struct host *host)
 	return host ? host->kinds : 0;
 }
 
-static __always_inline int is_ours4(__u32 source, __u32 destination)
+static __always_inline int has_ports(__u8 protocol)
 {
+	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP || protocol == IPPROTO_SCTP;
+}
+
+// Whether a backend's packet may be an answer to a Service's client. Where only the whole datagram tells, it may.
+static __always_inline int may_answer4(const __u8 *l3, void *end)
+{
+	struct listener4 key = {};
+	__u16 fragment;
+	__builtin_memcpy(&fragment, l3 + 6, 2);
+	if ((fragment & bpf_htons(0x3fff)) || l3[0] != 0x45 || l3 + 24 > (__u8 *)end)
+		return 1;
+	if (l3[9] == IPPROTO_ICMP)
+		return l3[20] == 3 || l3[20] == 11 || l3[20] == 12;
+	if (!has_ports(l3[9]))
+		return 0;
+	__builtin_memcpy(&key.address, l3 + 12, 4);
+	__builtin_memcpy(&key.port, l3 + 20, 2);
+	key.protocol = l3[9];
+	return bpf_map_lookup_elem(&listeners4, &key) != 0;
+}
+
+static __always_inline int may_answer6(const __u8 *l3, void *end)
+{
+	struct listener6 key = {};
+	if (l3 + 44 > (__u8 *)end)
+		return 1;
+	if (l3[6] == IPPROTO_ICMPV6)
+		return l3[40] < 128;
+	// Fragments, and what else may stand before the ports.
+	if (l3[6] == IPPROTO_FRAGMENT || l3[6] == IPPROTO_HOPOPTS || l3[6] == IPPROTO_ROUTING || l3[6] == IPPROTO_DSTOPTS)
+		return 1;
+	if (!has_ports(l3[6]))
+		return 0;
+	__builtin_memcpy(&key.address, l3 + 8, 16);
+	__builtin_memcpy(&key.port, l3 + 40, 2);
+	key.protocol = l3[6];
+	return bpf_map_lookup_elem(&listeners6, &key) != 0;
+}
+
+static __always_inline int is_ours4(const __u8 *l3, void *end)
+{
+	__u32 source, destination;
+	__builtin_memcpy(&source, l3 + 12, 4);
+	__builtin_memcpy(&destination, l3 + 16, 4);
 	struct host *to = bpf_map_lookup_elem(&hosts4, &destination);
 	if (kinds(to) & VIP)
 		return 1;
 	struct host *from = bpf_map_lookup_elem(&hosts4, &source);
-	if (kinds(from) & ENDPOINT)
+	if ((kinds(from) & ENDPOINT) || ((kinds(from) & BACKEND) && may_answer4(l3, end)))
 		return !is_on_link4(destination) && !(kinds(to) & LOCAL);
 	if (!to || !(to->kinds & ENDPOINT))
 		return is_closed() && !is_on_link4(destination) && !(kinds(to) & LOCAL);
@@ -152,17 +214,20 @@ static __always_inline int is_ours4(__u32 source, __u32 destination)
 	return (!translated || !*translated) && !(kinds(from) & LOCAL);
 }
 
-static __always_inline int is_ours6(const struct v6 *source, const struct v6 *destination)
+static __always_inline int is_ours6(const __u8 *l3, void *end)
 {
-	struct host *to = bpf_map_lookup_elem(&hosts6, destination);
+	struct v6 source, destination;
+	__builtin_memcpy(&source, l3 + 8, 16);
+	__builtin_memcpy(&destination, l3 + 24, 16);
+	struct host *to = bpf_map_lookup_elem(&hosts6, &destination);
 	if (kinds(to) & VIP)
 		return 1;
-	struct host *from = bpf_map_lookup_elem(&hosts6, source);
-	if (kinds(from) & ENDPOINT)
-		return !is_on_link6(destination) && !(kinds(to) & LOCAL);
+	struct host *from = bpf_map_lookup_elem(&hosts6, &source);
+	if ((kinds(from) & ENDPOINT) || ((kinds(from) & BACKEND) && may_answer6(l3, end)))
+		return !is_on_link6(&destination) && !(kinds(to) & LOCAL);
 	if (!to || !(to->kinds & ENDPOINT))
-		return is_closed() && !is_on_link6(destination) && !(kinds(to) & LOCAL);
-	struct cidr6 key = {.length = 160, .policy = to->policy, .address = *source};
+		return is_closed() && !is_on_link6(&destination) && !(kinds(to) & LOCAL);
+	struct cidr6 key = {.length = 160, .policy = to->policy, .address = source};
 	__u8 *translated = bpf_map_lookup_elem(&cidrs6, &key);
 	return (!translated || !*translated) && !(kinds(from) & LOCAL);
 }
@@ -190,17 +255,11 @@ static __always_inline int is_ours(void *data, void *end)
 	if (link->h_proto == bpf_htons(ETH_P_IP)) {
 		if (l3 + 20 > (__u8 *)end)
 			return 0;
-		__u32 source, destination;
-		__builtin_memcpy(&source, l3 + 12, 4);
-		__builtin_memcpy(&destination, l3 + 16, 4);
-		return is_ours4(source, destination);
+		return is_ours4(l3, end);
 	}
 	if (link->h_proto == bpf_htons(ETH_P_IPV6)) {
 		if (l3 + 40 > (__u8 *)end)
 			return 0;
-		struct v6 source, destination;
-		__builtin_memcpy(&source, l3 + 8, 16);
-		__builtin_memcpy(&destination, l3 + 24, 16);
 		// On the link, the question where a VIP is is ours, whoever asks. What is addressed beyond the link is an
 		// ordinary packet, whatever it calls itself.
 		if (l3[6] == IPPROTO_ICMPV6 && l3 + 64 <= (__u8 *)end && l3[40] == 135) {
@@ -209,7 +268,7 @@ static __always_inline int is_ours(void *data, void *end)
 			if (kinds(bpf_map_lookup_elem(&hosts6, &target)) & VIP)
 				return 1;
 		}
-		return is_ours6(&source, &destination);
+		return is_ours6(l3, end);
 	}
 	if (link->h_proto == bpf_htons(ETH_P_ARP)) {
 		if (l3 + 28 > (__u8 *)end)

@@ -27,11 +27,16 @@ pub struct SteeringTables {
     pub endpoints: BTreeMap<IpAddr, u32>,
     /// VIPs.
     pub vips: BTreeSet<IpAddr>,
+    /// Where backends of Services listen: address, port, IP protocol number.
+    pub listeners: BTreeSet<Listener>,
     /// Addresses of the gateway's own kernel: what pods send there is not captured.
     pub locals: BTreeSet<IpAddr>,
     /// For each policy, whether a destination is translated; the longest prefix counts, and no match means no.
     pub cidrs: BTreeMap<(u32, IpNet), bool>,
 }
+
+/// Where a backend listens: address, port, IP protocol number.
+pub type Listener = (IpAddr, u16, u8);
 
 /// What the program has done with packets, since it was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,6 +100,10 @@ type Host = [u32; 2];
 const VIP: u32 = 1;
 const ENDPOINT: u32 = 2;
 const LOCAL: u32 = 4;
+const BACKEND: u32 = 8;
+/// As the program lays them out: address, port, protocol.
+type Listener4 = [u8; 8];
+type Listener6 = [u8; 24];
 /// One table for each address family.
 type Hosts = (HashMap<MapData, [u8; 4], Host>, HashMap<MapData, V6Key, Host>);
 /// Policy number and address, behind the prefix length that [`Key`] adds.
@@ -108,6 +117,7 @@ pub struct Steering {
     sockets: XskMap<MapData>,
     closed: Array<MapData, u32>,
     hosts: Hosts,
+    listeners: (HashMap<MapData, Listener4, u8>, HashMap<MapData, Listener6, u8>),
     cidrs: (LpmTrie<MapData, Cidr4, u8>, LpmTrie<MapData, Cidr6, u8>),
     outcomes: PerCpuArray<MapData, u64>,
     /// Whatever is in the tables is named here.
@@ -140,6 +150,7 @@ impl Steering {
             sockets: take(&mut program, "sockets")?,
             closed: take(&mut program, "closed")?,
             hosts: (take(&mut program, "hosts4")?, take(&mut program, "hosts6")?),
+            listeners: (take(&mut program, "listeners4")?, take(&mut program, "listeners6")?),
             cidrs: (take(&mut program, "cidrs4")?, take(&mut program, "cidrs6")?),
             outcomes: take(&mut program, "outcomes")?,
             program,
@@ -186,6 +197,7 @@ impl Steering {
         self.applied = if self.is_unsure {
             old.hosts.extend(wanted.hosts);
             old.cidrs.extend(wanted.cidrs);
+            old.listeners.extend(wanted.listeners);
             old
         } else {
             wanted
@@ -209,6 +221,10 @@ impl Steering {
             self.set_cidr(policy, net, Some(translated))?;
             self.applied.cidrs.insert((policy, net), translated);
         }
+        for &listener in &more.listeners {
+            self.set_listener(listener, true)?;
+            self.applied.listeners.insert(listener);
+        }
         for (&address, &[policy, kinds]) in &more.hosts {
             let known = self.applied.hosts.entry(address).or_default();
             let policy = if kinds & ENDPOINT == 0 { known[0] } else { policy };
@@ -226,15 +242,23 @@ impl Steering {
     pub fn reduce(&mut self, less: SteeringTables) -> Result<(), SteeringError> {
         let less = Entries::of(less);
         self.is_unsure = true;
+        for listener in &less.listeners {
+            self.applied.listeners.remove(listener);
+        }
         for (&address, &[_, kinds]) in &less.hosts {
             let Some(&[policy, known]) = self.applied.hosts.get(&address) else { continue };
-            let left = known & !kinds;
+            // On another port it may listen still.
+            let listens = self.applied.listeners.range((address, 0, 0)..=(address, u16::MAX, u8::MAX)).next().is_some();
+            let left = known & !(if listens { kinds & !BACKEND } else { kinds });
             let host = (left != 0).then_some([policy, left]);
             set(&mut self.hosts, address, host)?;
             match host {
                 Some(host) => self.applied.hosts.insert(address, host),
                 None => self.applied.hosts.remove(&address),
             };
+        }
+        for &listener in &less.listeners {
+            self.set_listener(listener, false)?;
         }
         for &(policy, net) in less.cidrs.keys() {
             self.set_cidr(policy, net, None)?;
@@ -249,6 +273,9 @@ impl Steering {
         for (&(policy, net), &translated) in difference(&wanted.cidrs, &old.cidrs, anew) {
             self.set_cidr(policy, net, Some(translated))?;
         }
+        for &listener in wanted.listeners.iter().filter(|it| anew || !old.listeners.contains(it)) {
+            self.set_listener(listener, true)?;
+        }
         for (&address, &[policy, kinds]) in difference(&wanted.hosts, &old.hosts, anew) {
             let [old_policy, old_kinds] = old.hosts.get(&address).copied().unwrap_or_default();
             let policy = if kinds & ENDPOINT == 0 { old_policy } else { policy };
@@ -260,6 +287,9 @@ impl Steering {
                 Some(_) => {}
                 None => set(&mut self.hosts, address, None)?,
             }
+        }
+        for &listener in old.listeners.difference(&wanted.listeners) {
+            self.set_listener(listener, false)?;
         }
         for &(policy, net) in old.cidrs.keys().filter(|key| !wanted.cidrs.contains_key(key)) {
             self.set_cidr(policy, net, None)?;
@@ -295,6 +325,28 @@ impl Steering {
     pub(crate) fn program_mut(&mut self) -> Result<&mut Xdp, SteeringError> {
         let program = self.program.program_mut(NAME).ok_or(SteeringError::NoSuchPart(NAME))?;
         program.try_into().map_err(SteeringError::Verify)
+    }
+
+    fn set_listener(&mut self, (address, port, protocol): Listener, is_there: bool) -> Result<(), SteeringError> {
+        // The port as packets have it, the protocol as a number of 16 bits.
+        let [high, low] = port.to_be_bytes();
+        let [first, second] = u16::from(protocol).to_ne_bytes();
+        let result = match address {
+            IpAddr::V4(v4) => {
+                let [a, b, c, d] = v4.octets();
+                let key = [a, b, c, d, high, low, first, second];
+                let table = &mut self.listeners.0;
+                if is_there { table.insert(key, 1, 0) } else { forget_missing(table.remove(&key)) }
+            }
+            IpAddr::V6(v6) => {
+                let mut key = Listener6::default();
+                key[..16].copy_from_slice(&v6.octets());
+                key[16..20].copy_from_slice(&[high, low, first, second]);
+                let table = &mut self.listeners.1;
+                if is_there { table.insert(key, 1, 0) } else { forget_missing(table.remove(&key)) }
+            }
+        };
+        result.map_err(|source| SteeringError::Table { table: "listeners", source })
     }
 
     fn set_cidr(&mut self, policy: u32, net: IpNet, value: Option<bool>) -> Result<(), SteeringError> {
@@ -345,6 +397,7 @@ fn set((v4, v6): &mut Hosts, address: IpAddr, host: Option<Host>) -> Result<(), 
 #[derive(Debug, Default)]
 struct Entries {
     hosts: BTreeMap<IpAddr, Host>,
+    listeners: BTreeSet<Listener>,
     cidrs: BTreeMap<(u32, IpNet), bool>,
 }
 
@@ -357,7 +410,10 @@ impl Entries {
                 hosts.entry(address).or_default()[1] |= kind;
             }
         }
-        Self { hosts, cidrs: tables.cidrs }
+        for (address, ..) in &tables.listeners {
+            hosts.entry(*address).or_default()[1] |= BACKEND;
+        }
+        Self { hosts, listeners: tables.listeners, cidrs: tables.cidrs }
     }
 }
 

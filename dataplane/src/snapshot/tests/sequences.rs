@@ -268,7 +268,8 @@ impl Run {
         };
         let endpoints: HashSet<IpAddr> =
             ENDPOINTS.map(ip).into_iter().filter(|&it| bound(old, it) != bound(&self.set, it)).collect();
-        let known = |policy: &Policy, address: IpAddr| policy.vip_at(address).map(|vip| vip.retired);
+        let known =
+            |policy: &Policy, address: IpAddr| policy.vip_at(address).map(|vip| (vip.retired, vip.reserved.clone()));
         let is_changed = |address: &IpAddr| known(&before.policy, *address) != known(&after.policy, *address);
         let vips: HashSet<usize> = VIPS.map(ip).iter().filter(|vip| is_changed(vip)).map(|&vip| bucket(vip)).collect();
         for (at, checked) in self.checked.iter_mut().enumerate() {

@@ -134,6 +134,90 @@ fn any_two_addresses_are_judged_by_all_that_they_are() {
     }
 }
 
+/// The backend in both families, listening on TCP port 8080 and UDP port 53.
+fn backends() -> SteeringTables {
+    let listeners = ["10.0.0.1", "fd00::1"].map(ip).into_iter().flat_map(|it| [(it, 8080, 6), (it, 53, 17)]);
+    SteeringTables { listeners: listeners.collect(), ..Default::default() }
+}
+
+/// A packet from a port, by a protocol.
+fn from_port(source: &str, destination: &str, protocol: u8, port: u16) -> Vec<u8> {
+    let mut frame = packet(ip(source), ip(destination));
+    let (protocol_at, payload) = if frame[12] == 8 { (23, 34) } else { (20, 54) };
+    frame[protocol_at] = protocol;
+    frame[payload..payload + 2].copy_from_slice(&port.to_be_bytes());
+    frame
+}
+
+#[test]
+fn of_a_backend_only_what_can_be_an_answer_is_ours() {
+    let mut steering = loaded(backends());
+    for (backend, client, payload, error, question) in
+        [("10.0.0.1", "198.51.100.9", 34, 3, 8), ("fd00::1", "2001:db8::9", 54, 1, 128)]
+    {
+        for (protocol, port, expected) in [
+            (6, 8080, Socket),
+            (17, 53, Socket),
+            (17, 8080, Kernel),
+            (6, 53, Kernel),
+            (132, 8080, Kernel),
+            (6, 40_000, Kernel),
+            (47, 8080, Kernel),
+        ] {
+            let is = verdict(&mut steering, &from_port(backend, client, protocol, port));
+            assert_eq!(is, expected, "{backend}, protocol {protocol}, port {port}");
+        }
+        assert_eq!(verdict(&mut steering, &from_port(client, backend, 6, 8080)), Kernel, "the way there");
+        let icmp = if payload == 34 { 1 } else { 58 };
+        for (kind, expected) in [(error, Socket), (question, Kernel)] {
+            let mut message = from_port(backend, client, icmp, 0);
+            message[payload] = kind;
+            assert_eq!(verdict(&mut steering, &message), expected, "ICMP type {kind}");
+        }
+    }
+    // What only shows behind other headers, or in another fragment, may be an answer.
+    let mut later = from_port("10.0.0.1", "198.51.100.9", 17, 9);
+    later[21] = 50;
+    let mut options = from_port("10.0.0.1", "198.51.100.9", 17, 9);
+    options[14] = 0x46;
+    for frame in [later, options, from_port("fd00::1", "2001:db8::9", 44, 9), from_port("fd00::1", "2001:db8::9", 0, 9)]
+    {
+        assert_eq!(verdict(&mut steering, &frame), Socket, "{frame:x?}");
+    }
+    // Not to the gateway itself, and not to the link.
+    let locals = ["10.0.0.254", "fd00::fe"].map(ip).into();
+    steering.apply(SteeringTables { locals, ..backends() }).expect("tables");
+    for (backend, others) in [("10.0.0.1", ["10.0.0.254", "224.0.0.1"]), ("fd00::1", ["fd00::fe", "ff02::1"])] {
+        for other in others {
+            assert_eq!(verdict(&mut steering, &from_port(backend, other, 6, 8080)), Kernel, "{other}");
+        }
+    }
+}
+
+#[test]
+fn a_backend_is_one_for_as_long_as_it_listens_anywhere() {
+    let mut steering = loaded(SteeringTables::default());
+    let http = from_port("10.0.0.1", "198.51.100.9", 6, 8080);
+    let dns = from_port("10.0.0.1", "198.51.100.9", 17, 53);
+    let only = |listener| SteeringTables { listeners: [listener].into(), ..Default::default() };
+    let (tcp, udp) = ((ip("10.0.0.1"), 8080, 6), (ip("10.0.0.1"), 53, 17));
+    let both = |steering: &mut Steering| [&http, &dns].map(|frame| verdict(steering, frame));
+    steering.extend(only(tcp)).expect("more");
+    assert_eq!(both(&mut steering), [Socket, Kernel]);
+    steering.extend(only(udp)).expect("more");
+    assert_eq!(both(&mut steering), [Socket, Socket]);
+    steering.reduce(only(tcp)).expect("less");
+    assert_eq!(both(&mut steering), [Kernel, Socket]);
+    steering.reduce(only(udp)).expect("less");
+    assert_eq!(both(&mut steering), [Kernel, Kernel]);
+    let mut later = dns.clone();
+    later[21] = 50;
+    assert_eq!(verdict(&mut steering, &later), Kernel, "a backend no more");
+    steering.apply(backends()).expect("tables");
+    steering.apply(only(udp)).expect("tables");
+    assert_eq!(both(&mut steering), [Kernel, Socket]);
+}
+
 #[test]
 fn what_an_endpoint_says_to_its_link_only_is_the_kernels() {
     for (endpoint, on_link, beyond) in [
@@ -206,7 +290,7 @@ fn what_a_failed_change_has_left_is_made_up_for() {
     let vips = |numbers: std::ops::Range<u32>| SteeringTables { vips: numbers.map(at).collect(), ..Default::default() };
     let mut steering = loaded(vips(0..10));
     // One address more than the table has room for.
-    let error = steering.apply(vips(5..286_726)).expect_err("no room");
+    let error = steering.apply(vips(5..819_206)).expect_err("no room");
     assert!(error.to_string().contains("table hosts"), "{error}");
     // What only the failed one wrote is gone, too.
     steering.apply(vips(8..12)).expect("room again");

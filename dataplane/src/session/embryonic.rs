@@ -1,0 +1,120 @@
+//! Clients' sessions that nobody has confirmed yet, in the order in which they opened: the first to go when a flood opens more
+//! of them than one VIP may have, or the table is nearly full. Sessions that were confirmed are never touched.
+//!
+//! The queue isn't told when a session is confirmed or ends; whoever comes to its head is looked at then. All of it happens
+//! between batches, so nothing that a packet has found is taken away from it.
+
+use std::collections::VecDeque;
+
+use super::entry::{Flags, Slot};
+use super::{Ended, SessionFamily, Sessions};
+use crate::address::V6;
+use crate::batch;
+use crate::counters::{Direction, EndReason};
+use crate::session::Expiry;
+use crate::settle::Settle;
+use crate::snapshot::build::MOST_VIPS;
+use crate::snapshot::policy::VipId;
+
+/// Sessions that one call looks at most at: more than a batch can open.
+const AT_ONCE: usize = 2 * batch::MOST;
+
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    slot: Slot,
+    vip: VipId,
+    v6: bool,
+}
+
+/// The unconfirmed sessions of one worker.
+#[derive(Debug)]
+pub struct Embryonic {
+    queue: VecDeque<Candidate>,
+    /// Candidates that fit.
+    room: usize,
+    /// How many a VIP has in the queue.
+    counts: Box<[u32]>,
+    /// How many it may have.
+    most: u32,
+    /// How many too many all VIPs have together.
+    over: u32,
+}
+
+impl Embryonic {
+    /// For a worker with `capacity` sessions, of which those to one VIP may be `most` while they aren't confirmed.
+    pub fn new(capacity: u32, most: u32) -> Self {
+        let room = capacity as usize / 2 + 2 * batch::MOST;
+        let counts = vec![0; MOST_VIPS].into();
+        Self { queue: VecDeque::with_capacity(room), room, counts, most: most.max(1), over: 0 }
+    }
+
+    /// A client has opened a session.
+    pub fn push<A: SessionFamily>(&mut self, slot: Slot, vip: VipId) {
+        debug_assert!(self.queue.len() < self.room, "room was made for more than a batch");
+        if self.queue.len() < self.room {
+            self.enqueue(Candidate { slot, vip, v6: A::BITS == 128 });
+        }
+    }
+
+    fn enqueue(&mut self, candidate: Candidate) {
+        let count = &mut self.counts[usize::from(candidate.vip.0)];
+        *count += 1;
+        self.over += u32::from(*count > self.most);
+        self.queue.push_back(candidate);
+    }
+
+    fn dequeue(&mut self) -> Option<(Candidate, bool)> {
+        let candidate = self.queue.pop_front()?;
+        let count = &mut self.counts[usize::from(candidate.vip.0)];
+        let too_many = *count > self.most;
+        self.over -= u32::from(too_many);
+        *count -= 1;
+        Some((candidate, too_many))
+    }
+
+    /// Ends the oldest sessions of VIPs that have too many, and, when the table has hardly room for another batch, the oldest
+    /// of all.
+    pub fn make_room(&mut self, sessions: &mut Sessions, settle: &mut Settle<'_>) {
+        for _ in 0..AT_ONCE {
+            // The last ones stay: where the table is full of sessions that were confirmed, new ones need time to be, too.
+            let is_crowded = self.queue.len() > batch::MOST && !sessions.has_room_for(batch::MOST as u32);
+            let is_pressed = is_crowded || self.queue.len() + batch::MOST > self.room;
+            if self.over == 0 && !is_pressed {
+                return;
+            }
+            let Some((candidate, too_many)) = self.dequeue() else { return };
+            let is_unconfirmed = if candidate.v6 {
+                is_unconfirmed::<V6>(sessions, candidate.slot)
+            } else {
+                is_unconfirmed::<u32>(sessions, candidate.slot)
+            };
+            if !is_unconfirmed {
+                continue;
+            }
+            if !too_many && !is_pressed {
+                self.enqueue(candidate);
+            } else if candidate.v6 {
+                evict::<V6>(sessions, candidate.slot, settle);
+            } else {
+                evict::<u32>(sessions, candidate.slot, settle);
+            }
+        }
+    }
+}
+
+/// Whether a slot has a client's session that is open and not confirmed. It may be another one than was queued: its time comes
+/// early then.
+fn is_unconfirmed<A: SessionFamily>(sessions: &Sessions, slot: Slot) -> bool {
+    let table = A::table(sessions);
+    let entry = table.entry(slot);
+    table.is_occupied(slot)
+        && entry.direction() == Direction::Inbound
+        && entry.flags().has(Flags::ORIGIN)
+        && !entry.flags().has(Flags::QUARANTINED)
+        && !entry.is_confirmed()
+}
+
+fn evict<A: SessionFamily>(sessions: &mut Sessions, slot: Slot, settle: &mut Settle<'_>) {
+    let ended: Ended<A> = sessions.remove(slot);
+    settle.settle(&Expiry::Ended(EndReason::Evicted, ended));
+}

@@ -1,0 +1,192 @@
+//! Clients' first packets to a Service: each gets a backend and a session, or is refused by name. As with pods' sessions,
+//! everything is decided on a draft and committed last, and an earlier packet of the batch may have opened it already.
+//!
+//! Only the destination is translated: the backend sees the client's own address.
+
+use crate::batch::{Batch, Lane};
+use crate::counters::{Direction, DropReason};
+use crate::link::affinity::Print;
+use crate::pipeline::Context;
+use crate::session::embryonic::Embryonic;
+use crate::session::entry::{Flags, Slot};
+use crate::session::tuple::Tuple;
+use crate::session::{Draft, SessionFamily, Sessions};
+use crate::settle::Settle;
+use crate::snapshot::maglev;
+use crate::snapshot::service::{Frontend, FrontendId, Service, Target};
+use crate::snapshot::spec::{AROUND, BackendState, Role, Scope};
+use crate::stage::open::may_open;
+use crate::stage::route;
+use crate::verdict::Verdict;
+
+/// Other backends that are tried for a client who has a session with the same ends by way of another frontend.
+const TURNS: u32 = 4;
+/// Other ports of the client that are tried then.
+const PORTS: u16 = 16;
+
+/// Opens the sessions of the batch's first packets to Services.
+pub fn run<A: Lane>(
+    batch: &mut Batch,
+    sessions: &mut Sessions,
+    embryonic: &mut Embryonic,
+    context: &Context<'_>,
+    settle: &mut Settle<'_>,
+) {
+    for i in batch.open_of::<A>().and(batch.inbound) {
+        match serve::<A>(batch, i, sessions, context, settle) {
+            Ok((slot, is_new)) => {
+                batch.slots[i] = slot;
+                batch.directions[i] = A::table(sessions).entry(slot).direction();
+                batch.known.insert(i);
+                let vip = context.view.policy.vip(A::tuples(batch)[i].destination);
+                if let Some(vip) = vip.filter(|_| is_new) {
+                    embryonic.push::<A>(slot, vip.id);
+                }
+            }
+            Err(reason @ DropReason::NoSession) => batch.decide(i, Verdict::Drop(reason)),
+            Err(reason) => batch.refuse(i, reason),
+        }
+    }
+}
+
+/// The session of a packet, and whether it is a new one.
+fn serve<A: Lane>(
+    batch: &Batch,
+    i: usize,
+    sessions: &mut Sessions,
+    context: &Context<'_>,
+    settle: &mut Settle<'_>,
+) -> Result<(Slot, bool), DropReason> {
+    let (head, hash, origin) = (batch.heads[i], batch.hashes[i], &A::tuples(batch)[i]);
+    let Context { view, rules, now, .. } = *context;
+    let known = sessions.find(hash, origin);
+    if let Some(slot) = known
+        && !A::table(sessions).entry(slot).flags().has(Flags::QUARANTINED)
+    {
+        return Ok((slot, false));
+    }
+    if !may_open(batch, i, rules) {
+        return Err(DropReason::NoSession);
+    }
+    if head.ttl <= 1 {
+        return Err(DropReason::Ttl);
+    }
+    let client = Client { origin: *origin, is_outside: head.sides & Role::Outside.sides() != 0 };
+    let (service, frontend) = frontend::<A>(batch.frontends[i], context).ok_or(DropReason::NoService)?;
+    if client.is_outside && !A::half(service).admits(origin.source) {
+        return Err(DropReason::SourceRange);
+    }
+    if let Some(ended) = known {
+        // A port of the VIP that rests is a frontend's in a moment.
+        if !A::table(sessions).entry(ended).is_of_service() {
+            return Err(DropReason::TupleInUse);
+        }
+        // Ended sessions are in no packet's hands.
+        let origin = if A::table(sessions).entry(ended).flags().has(Flags::ORIGIN) {
+            ended
+        } else {
+            A::table(sessions).entry(ended).twin()
+        };
+        sessions.remove::<A>(origin);
+    }
+    if !sessions.has_room::<A>() {
+        return Err(DropReason::SessionTableFull);
+    }
+    let (target, translated) = choose(&client, service, frontend, sessions, context)?;
+    let next_hop = route::hop_to(translated.destination, hash, view).map_err(|_| DropReason::NoRoute)?;
+    let out = route::interface(next_hop, &view.network);
+    let draft = Draft {
+        origin: *origin,
+        translated,
+        direction: Direction::Inbound,
+        reply_direction: Direction::ServiceReply,
+        origin_side: side_of(head.sides),
+        reply_side: out.map_or(AROUND, |out| view.network.interface(out).role.pods_from()),
+        next_hop: route::number(next_hop),
+        generation: view.generation,
+    };
+    let slot = sessions.commit(&draft, now).map_err(|_| DropReason::SessionTableFull)?;
+    target.usage.open();
+    settle.counters.sessions_created.add(1);
+    context.flows.take_over(&translated.reversed());
+    if service.spec.affinity.is_some() {
+        context.affinity.note(origin.source, service.id, Print::of(target.address), now);
+    }
+    Ok((slot, true))
+}
+
+/// Whoever opens a session with a Service.
+struct Client<A> {
+    origin: Tuple<A>,
+    is_outside: bool,
+}
+
+/// The side that packets come from, if it can be the world's, that.
+fn side_of(sides: u8) -> u8 {
+    [Role::Outside.sides(), Role::Inside.sides()].into_iter().find(|side| sides & side != 0).unwrap_or(AROUND)
+}
+
+fn frontend<'a, A: Lane>(id: FrontendId, context: &Context<'a>) -> Option<(&'a Service, &'a Frontend<A>)> {
+    let service = context.view.policy.service(id.service)?;
+    Some((service, A::half(service).frontends.get(usize::from(id.port))?))
+}
+
+/// The backend for a client, and its first packet as it goes there.
+fn choose<'a, A: SessionFamily>(
+    client: &Client<A>,
+    service: &Service,
+    frontend: &'a Frontend<A>,
+    sessions: &Sessions,
+    context: &Context<'_>,
+) -> Result<(&'a Target<A>, Tuple<A>), DropReason> {
+    let table = frontend.table(client.is_outside);
+    let at = |turn: u32, hash: u64| table.choose(hash, turn).and_then(|place| frontend.targets.get(usize::from(place)));
+    let Client { origin, .. } = client;
+    let through = |target: &Target<A>| Tuple { destination: target.address, destination_port: target.port, ..*origin };
+    // Two ways of one client to one backend would look the same to it.
+    let is_free = |to: &Tuple<A>| {
+        let answer = to.reversed();
+        sessions.is_free(&answer) && context.flows.owner(&answer, false).is_none()
+    };
+    let (first, turns, hash) = if let Some(seconds) = service.spec.affinity {
+        let hash = maglev::of_client(origin.source);
+        let print = context.affinity.find(origin.source, service.id, seconds, context.now);
+        let same = |target: &&Target<A>| print == Some(Print::of(target.address));
+        let last = frontend.targets.iter().find(same).filter(|target| takes(target, service, client.is_outside));
+        (last.or_else(|| at(0, hash)), 1, hash)
+    } else {
+        let hash = maglev::of_session(origin);
+        (at(0, hash), TURNS, hash)
+    };
+    let Some(first) = first else { return Err(nobody(frontend, service, client.is_outside)) };
+    for target in std::iter::once(first).chain((1..turns).filter_map(|turn| at(turn, hash))) {
+        let to = through(target);
+        if is_free(&to) {
+            return Ok((target, to));
+        }
+    }
+    // The client's own port gives way then; its address never does.
+    let other_port = |turn: u16| {
+        let port = 1024 + (origin.source_port ^ hash as u16).wrapping_add(turn.wrapping_mul(7919)) % (u16::MAX - 1024);
+        Tuple { source_port: port, ..through(first) }
+    };
+    (1..=PORTS).map(other_port).find(is_free).map(|to| (first, to)).ok_or(DropReason::TupleInUse)
+}
+
+/// Whether a backend still takes new sessions.
+fn takes<A>(target: &Target<A>, service: &Service, is_outside: bool) -> bool {
+    let backend = service.spec.backends.get(usize::from(target.number));
+    backend.is_some_and(|it| it.weight > 0 && if is_outside { it.external } else { it.internal })
+}
+
+/// Why there is no backend: none here, or none at all.
+#[cold]
+fn nobody<A>(frontend: &Frontend<A>, service: &Service, is_outside: bool) -> DropReason {
+    let backends = frontend.targets.iter().filter_map(|target| service.spec.backends.get(usize::from(target.number)));
+    let mut elsewhere = backends.filter(|backend| backend.state != BackendState::NotReady);
+    if service.scope(is_outside) == Scope::Local && elsewhere.next().is_some() {
+        DropReason::NotLocal
+    } else {
+        DropReason::NoBackend
+    }
+}

@@ -1,0 +1,46 @@
+//! What backends answer that no session knows: it leaves as the VIP and port of the frontend that they serve, from policy alone.
+//! So a client hears the right one also after its session was forgotten, or where another gateway has it.
+
+use crate::batch::{Batch, Lane};
+use crate::counters::{Direction, DropReason};
+use crate::ids::Ids;
+use crate::pipeline::Context;
+use crate::session::entry::{Entry, Flags};
+use crate::session::tuple::Tuple;
+use crate::snapshot::service::FrontendId;
+use crate::stage::rewrite::{self, OnWire, write_payload};
+use crate::stage::route;
+use crate::verdict::Verdict;
+
+/// Sends on what backends answer without sessions.
+pub fn run<A: OnWire>(batch: &mut Batch, ids: &mut Ids, context: &Context<'_>) {
+    let network = &context.view.network;
+    for i in batch.open_of::<A>().and(batch.stateless) {
+        let tuple = A::tuples(batch)[i];
+        let Some(to) = as_frontend(&tuple, batch.frontends[i], context) else {
+            batch.decide(i, Verdict::Drop(DropReason::NoSession));
+            continue;
+        };
+        let Some(hop) = route::stateless_hop(batch, i, to.destination, context.view) else { continue };
+        let entry = Entry::new(tuple, to, Direction::ServiceReply, Flags::default());
+        let head = batch.heads[i];
+        let Some((headers, payload)) = batch.frames[i].frame.bytes_mut().split_at_mut_checked(head.l4.into()) else {
+            continue;
+        };
+        A::write_header(headers, &entry);
+        write_payload(payload, head.kind, entry.to_ports(), entry.l4_delta());
+        batch.directions[i] = Direction::ServiceReply;
+        if batch.renumber.contains(i) {
+            rewrite::renumber::<A>(batch, i, ids);
+        }
+        rewrite::send_on(batch, i, hop, network);
+    }
+}
+
+/// A backend's packet as its client knows it.
+fn as_frontend<A: Lane>(tuple: &Tuple<A>, id: FrontendId, context: &Context<'_>) -> Option<Tuple<A>> {
+    let service = context.view.policy.service(id.service)?;
+    let port = service.spec.ports.get(usize::from(id.port))?;
+    let source = *A::half(service).vips.first()?;
+    Some(Tuple { source, source_port: port.port, ..*tuple })
+}

@@ -1,0 +1,101 @@
+//! Clients that nobody answers for: what they open is bounded, and the first to go; whoever confirmed stays.
+#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use support::services::*;
+use support::*;
+use vipgate_dataplane::counters::{DropReason, EndReason};
+
+fn evicted(gateway: &Gateway) -> u64 {
+    gateway.workers.iter().map(|w| w.counters().sessions_ended[EndReason::Evicted as usize].get()).sum()
+}
+
+/// An invented client.
+fn stranger(n: u32) -> SocketAddr {
+    (IpAddr::V4(Ipv4Addr::from_bits(0x0b00_0000 + n)), 4000).into()
+}
+
+/// Opens a connection that both sides confirm; its backend.
+fn connect(gateway: &mut Gateway, port: u16) -> SocketAddr {
+    let backend = gateway.client_sends(&tcp(client(port), vip(80), "S", 1000, 0));
+    gateway.backend_sends(0, &tcp(backend, client(port), "SA", 5000, 1001));
+    assert_eq!(gateway.client_sends(&tcp(client(port), vip(80), "A", 1001, 5001)), backend);
+    backend
+}
+
+fn speak(gateway: &mut Gateway, port: u16, backend: SocketAddr) {
+    assert_eq!(gateway.client_sends(&tcp(client(port), vip(80), "PA", 1001, 5001)), backend);
+    let sent = gateway.backend_sends(0, &tcp(backend, client(port), "A", 5001, 1001));
+    assert_eq!(sent, (vip(80), client(port)));
+}
+
+#[test]
+fn a_flood_to_one_vip_takes_its_own_part_and_no_more() {
+    let setup = Setup { capacity: 2000, embryonic: 300, ..Setup::default() };
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        let mut gateway = Gateway::with_service(&setup, &service(&both_pods()));
+        let backends: Vec<SocketAddr> = (0..100).map(|n| connect(&mut gateway, 1000 + n)).collect();
+        let port = if protocol == Protocol::Tcp { 80 } else { 53 };
+        for n in 0..5000 {
+            gateway.client_sends(&packet(protocol, stranger(n), vip(port)));
+            // In the midst of it somebody connects.
+            if n == 4000 {
+                let backend = connect(&mut gateway, 900);
+                speak(&mut gateway, 900, backend);
+            }
+        }
+        assert!((300..=400).contains(&(gateway.sessions() - 101)), "{}", gateway.sessions());
+        assert!(evicted(&gateway) >= 4600, "{}", evicted(&gateway));
+        for (n, backend) in backends.into_iter().enumerate() {
+            speak(&mut gateway, 1000 + n as u16, backend);
+        }
+        assert_eq!(gateway.drops(), [].into());
+    }
+}
+
+#[test]
+fn when_the_table_is_full_the_unconfirmed_go_and_the_confirmed_stay() {
+    let setup = Setup { capacity: 600, embryonic: 100_000, ..Setup::default() };
+    let mut gateway = Gateway::with_service(&setup, &service(&both_pods()));
+    let backends: Vec<SocketAddr> = (0..300).map(|n| connect(&mut gateway, 1000 + n)).collect();
+    for n in 0..2000 {
+        gateway.client_sends(&packet(Protocol::Tcp, stranger(n), vip(80)));
+    }
+    // Pods need the table, too.
+    for n in 0..30 {
+        gateway.pod_sends(&packet(Protocol::Udp, at(&format!("10.244.1.5:{}", 3000 + n)), client(53)));
+    }
+    for n in 300..500 {
+        connect(&mut gateway, 1000 + n);
+    }
+    assert!(gateway.sessions() <= 600);
+    for (n, backend) in backends.into_iter().enumerate() {
+        speak(&mut gateway, 1000 + n as u16, backend);
+    }
+    assert_eq!(gateway.drops(), [].into());
+    // Only when all of them are confirmed is there no room.
+    for n in 500..570 {
+        gateway.arrives(0, OUTSIDE, &tcp(client(1000 + n), vip(80), "S", 1000, 0));
+        gateway.arrives(0, OUTSIDE, &tcp(client(1000 + n), vip(80), "A", 1001, 1));
+    }
+    for n in 0..100 {
+        gateway.arrives(0, OUTSIDE, &tcp(client(9000 + n), vip(80), "S", 1000, 0));
+        gateway.arrives(0, OUTSIDE, &tcp(client(9000 + n), vip(80), "A", 1001, 1));
+    }
+    assert!(gateway.drops()[&DropReason::SessionTableFull] > 0);
+    assert!(gateway.sessions() <= 600);
+}
+
+#[test]
+fn what_was_not_confirmed_ends_soon_though_the_backend_answered() {
+    let mut gateway = Gateway::with_service(&Setup::default(), &service(&both_pods()));
+    let backend = gateway.client_sends(&packet(Protocol::Tcp, stranger(1), vip(80)));
+    gateway.backend_sends(0, &tcp(backend, stranger(1), "SA", 5000, 1001));
+    let known = connect(&mut gateway, 1000);
+    gateway.pass(6_000);
+    assert_eq!(gateway.sessions(), 1, "four seconds, and one for the sweep");
+    speak(&mut gateway, 1000, known);
+}

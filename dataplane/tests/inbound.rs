@@ -1,0 +1,259 @@
+//! Clients and Services: the way in and back, by one worker or another, and what has no way.
+#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
+
+mod support;
+
+use support::services::*;
+use support::*;
+use vipgate_dataplane::counters::{Direction, DropReason};
+use vipgate_dataplane::snapshot::spec::*;
+
+#[test]
+fn a_backend_sees_the_client_and_the_client_the_vip() {
+    for workers in [1, 2] {
+        for (protocol, port, own) in [(Protocol::Tcp, 80, 8080), (Protocol::Udp, 53, 5353)] {
+            let setup = Setup { workers, ..Setup::default() };
+            let mut gateway = Gateway::with_service(&setup, &service(&both_pods()));
+            for (client, vip) in CLIENTS.iter().zip(VIPS) {
+                let (client, vip) = (at(client), (ip(vip), port).into());
+                let backend = gateway.client_sends(&packet(protocol, client, vip));
+                assert_eq!(backend.port(), own);
+                // The answer comes in on any queue.
+                for worker in 0..usize::from(workers) {
+                    let answer = match protocol {
+                        Protocol::Tcp => tcp(backend, client, "SA", 5000, 1001),
+                        _ => packet(protocol, backend, client),
+                    };
+                    assert_eq!(gateway.backend_sends(worker, &answer), (vip, client));
+                }
+                let more = match protocol {
+                    Protocol::Tcp => tcp(client, vip, "A", 1001, 5001),
+                    _ => packet(protocol, client, vip),
+                };
+                assert_eq!(gateway.client_sends(&more), backend);
+            }
+            assert_eq!(gateway.sessions(), 2);
+            assert_eq!(gateway.forwarded(Direction::Inbound), 4);
+            assert_eq!(gateway.forwarded(Direction::ServiceReply), 2 * u64::from(workers));
+            assert_eq!(gateway.drops(), [].into());
+        }
+    }
+}
+
+#[test]
+fn only_what_opens_opens_and_nobody_listens_where_no_service_is() {
+    let mut gateway = Gateway::with_service(&Setup::default(), &service(&both_pods()));
+    for flags in ["A", "SA", "FA", "R", "PA"] {
+        assert!(gateway.arrives(0, OUTSIDE, &tcp(client(1), vip(80), flags, 7, 8)).is_empty(), "{flags}");
+    }
+    assert_eq!(gateway.drops(), [(DropReason::NoSession, 5)].into());
+    for (protocol, port) in [(Protocol::Tcp, 53), (Protocol::Udp, 80), (Protocol::Tcp, 8080), (Protocol::Echo, 0)] {
+        assert!(gateway.arrives(0, OUTSIDE, &packet(protocol, client(1), vip(port))).is_empty());
+    }
+    assert_eq!(gateway.drops().get(&DropReason::NoService), Some(&4));
+    assert_eq!(gateway.sessions(), 0);
+}
+
+#[test]
+fn a_stranger_hears_that_nobody_listens_if_that_is_wanted() {
+    let setup = Setup { reject: true, ..Setup::default() };
+    let mut gateway = Gateway::with_service(&setup, &service(&[]));
+    // No Service, and a Service without backends.
+    for port in [81, 80] {
+        let sent = gateway.arrives(0, OUTSIDE, &packet(Protocol::Tcp, client(1), vip(port)));
+        assert_eq!((sent[0].0, ends(&sent[0].1)), (OUTSIDE, (vip(port), client(1))), "a reset: {:?}", gateway.drops());
+        assert!(gateway.arrives(0, OUTSIDE, &tcp(client(1), vip(port), "A", 7, 8)).is_empty(), "a late segment");
+    }
+    for port in [54, 53] {
+        let sent = gateway.arrives(0, OUTSIDE, &packet(Protocol::Udp, client(1), vip(port)));
+        let error = &sent[0].1;
+        assert_eq!((error[23], error[34], error[35]), (1, 3, 3), "port unreachable");
+        assert_eq!(error[26..30], [192, 0, 2, 10], "says the VIP");
+    }
+    let six = packet(Protocol::Udp, at(CLIENTS[1]), (ip(VIPS[1]), 53).into());
+    let sent = gateway.arrives(0, OUTSIDE, &six);
+    assert_eq!((sent[0].1[20], sent[0].1[54], sent[0].1[55]), (58, 1, 4), "port unreachable of IPv6");
+    let expected = [(DropReason::NoService, 3), (DropReason::NoBackend, 3), (DropReason::NoSession, 1)];
+    assert_eq!(gateway.drops(), expected.into());
+    assert!(gateway.arrives(0, OUTSIDE, &packet(Protocol::Echo, client(1), vip(0))).is_empty());
+}
+
+#[test]
+fn a_service_without_backends_here_is_told_apart_from_one_without_any() {
+    let mut gateway = Gateway::new(&Setup::default());
+    let elsewhere = BackendSpec { external: false, ..backend("10.244.1.5") };
+    let unready = BackendSpec { state: BackendState::NotReady, internal: false, ..elsewhere.clone() };
+    for (backends, expected) in [
+        (vec![], DropReason::NoBackend),
+        (vec![elsewhere], DropReason::NotLocal),
+        (vec![unready], DropReason::NoBackend),
+    ] {
+        gateway.serve(&ServiceSpec { external: Scope::Local, ..service(&backends) });
+        let before = gateway.drops().get(&expected).copied().unwrap_or(0);
+        assert!(gateway.arrives(0, OUTSIDE, &packet(Protocol::Tcp, client(1), vip(80))).is_empty());
+        assert_eq!(gateway.drops().get(&expected), Some(&(before + 1)));
+    }
+}
+
+#[test]
+fn only_clients_in_its_ranges_reach_a_service_and_those_who_were_may_not_go_on() {
+    let mut gateway = Gateway::with_service(&Setup::default(), &service(&both_pods()));
+    let (near, far) = (at("198.51.100.10:4000"), at("198.51.101.10:4000"));
+    for client in [near, far] {
+        gateway.client_sends(&packet(Protocol::Udp, client, vip(53)));
+    }
+    let ranges = vec!["198.51.100.0/24".parse().unwrap()];
+    gateway.serve(&ServiceSpec { source_ranges: ranges, ..service(&both_pods()) });
+    let backend = gateway.client_sends(&packet(Protocol::Udp, near, vip(53)));
+    assert_eq!(gateway.backend_sends(0, &packet(Protocol::Udp, backend, near)).0, vip(53));
+    assert!(gateway.arrives(0, OUTSIDE, &packet(Protocol::Udp, far, vip(53))).is_empty());
+    assert_eq!(gateway.drops(), [(DropReason::SourceRange, 1)].into());
+    let six = packet(Protocol::Udp, at(CLIENTS[1]), (ip(VIPS[1]), 53).into());
+    assert!(gateway.arrives(0, OUTSIDE, &six).is_empty(), "no range of its family admits it");
+}
+
+#[test]
+fn sides_are_kept_apart() {
+    let mut gateway = Gateway::with_service(&Setup::default(), &service(&both_pods()));
+    let (outside, backend) = (client(1), gateway.client_sends(&packet(Protocol::Udp, client(1), vip(53))));
+    let mut forged = packet(Protocol::Udp, backend, outside);
+    forged[..6].copy_from_slice(&OUTSIDE_MAC);
+    assert!(gateway.arrives(0, OUTSIDE, &forged).is_empty(), "a backend's answer from outside");
+    let mut forged = packet(Protocol::Udp, outside, vip(53));
+    forged[..6].copy_from_slice(&INSIDE_MAC);
+    assert!(gateway.arrives(0, INSIDE, &forged).is_empty(), "an outside client's packet from inside");
+    assert_eq!(gateway.drops(), [(DropReason::SpoofedSource, 2)].into());
+}
+
+#[test]
+fn a_backend_that_no_session_knows_answers_as_the_frontend_that_it_serves() {
+    // .7 is covered by no policy.
+    let backends = [both_pods(), vec![backend("10.244.1.7")]].concat();
+    let mut gateway = Gateway::with_service(&Setup::default(), &service(&backends));
+    for (pod, v6) in [("10.244.1.5", false), ("10.244.1.7", false), ("fd00:244:1::5", true)] {
+        let (client, vip) = (at(CLIENTS[usize::from(v6)]), ip(VIPS[usize::from(v6)]));
+        let pod = |port: u16| (ip(pod), port).into();
+        for flags in ["SA", "A", "FA", "R", "PA"] {
+            let sent = gateway.backend_sends(0, &tcp(pod(8080), client, flags, 7, 8));
+            assert_eq!(sent, ((vip, 80).into(), client), "{flags}");
+        }
+        let sent = gateway.backend_sends(0, &packet(Protocol::Udp, pod(5353), client));
+        assert_eq!(sent, ((vip, 53).into(), client));
+    }
+    assert_eq!((gateway.sessions(), gateway.forwarded(Direction::ServiceReply)), (0, 18));
+    // What begins something is a pod's own, also from that port.
+    let own = gateway.pod_sends(&packet(Protocol::Tcp, at("10.244.1.5:8080"), client(443)));
+    assert_eq!(ends(&own).0.ip(), ip(VIPS[0]));
+    assert_ne!(ends(&own).0.port(), 80);
+    let own = gateway.backend_sends(0, &packet(Protocol::Tcp, at("10.244.1.7:8080"), client(443)));
+    assert_eq!(own.0, at("10.244.1.7:8080"), "no policy translates it");
+}
+
+#[test]
+fn whom_policy_excludes_hears_backends_as_it_called_them() {
+    let backend = BackendSpec { ports: vec![8080, 5353, 3868], ..backend("10.244.1.21") };
+    let mut gateway = Gateway::with_service(&Setup::default(), &service(&[backend]));
+    let (excluded, pod) = (at("198.51.100.200:4000"), at("10.244.1.21:8080"));
+    let sent = gateway.backend_sends(0, &tcp(pod, excluded, "SA", 7, 8));
+    assert_eq!(sent, (pod, excluded), "called without a VIP");
+    assert_eq!(gateway.client_sends(&packet(Protocol::Tcp, excluded, vip(80))), pod);
+    let sent = gateway.backend_sends(0, &tcp(pod, excluded, "SA", 7, 1001));
+    assert_eq!(sent, (vip(80), excluded), "called by way of the VIP");
+}
+
+#[test]
+fn two_frontends_of_one_backend_are_told_apart_though_a_client_uses_one_port() {
+    let mut two = service(&[backend("10.244.1.5")]);
+    two.ports.push(ServicePortSpec { name: "again".into(), protocol: 6, port: 81 });
+    two.backends[0].ports.push(8080);
+    let mut gateway = Gateway::with_service(&Setup::default(), &two);
+    let backend = gateway.client_sends(&packet(Protocol::Tcp, client(5000), vip(80)));
+    let second = ends(&gateway.far_sends(&packet(Protocol::Tcp, client(5000), vip(81))));
+    assert_eq!((second.0.ip(), second.1), (client(1).ip(), backend));
+    assert_ne!(second.0.port(), 5000, "its port gives way, never its address");
+    for (seen, vip) in [(client(5000), vip(80)), (second.0, vip(81))] {
+        assert_eq!(gateway.backend_sends(0, &tcp(backend, seen, "SA", 7, 1001)), (vip, client(5000)));
+    }
+    // Where there are other backends, they are tried first.
+    two.backends.push(BackendSpec { address: ip("10.244.1.6"), ..two.backends[0].clone() });
+    let mut gateway = Gateway::with_service(&Setup::default(), &two);
+    let mut moved = 0;
+    for n in 1..200 {
+        let one = gateway.client_sends(&packet(Protocol::Tcp, client(n), vip(80)));
+        let other = ends(&gateway.far_sends(&packet(Protocol::Tcp, client(n), vip(81))));
+        assert!(one != other.1 || other.0 != client(n));
+        moved += u32::from(other.0 == client(n));
+    }
+    assert!(moved > 150, "{moved} kept their port");
+}
+
+#[test]
+fn a_port_that_becomes_a_frontend_is_nobodys_any_more() {
+    let range = vipgate_dataplane::ports::PortRange::new(7000, 7000).unwrap();
+    let mut gateway = Gateway::new(&Setup { range, ..Setup::default() });
+    let question = packet(Protocol::Udp, at("10.244.1.5:4000"), client(53));
+    let (leaves_as, far) = ends(&gateway.pod_sends(&question));
+    assert_eq!(leaves_as, vip(7000));
+    let mut shadow = service(&[backend("10.244.1.6")]);
+    shadow.ports[1].port = 7000;
+    let mut policy = with_services(&[shadow]);
+    policy.vips[0].reserved_ports.insert(1, 7000);
+    gateway.set_policy(&policy);
+    // The far side of that session may still say something that was meant for the pod: the port rests.
+    assert!(gateway.arrives(0, OUTSIDE, &packet(Protocol::Udp, far, leaves_as)).is_empty());
+    assert_eq!(gateway.drops(), [(DropReason::TupleInUse, 1)].into());
+    gateway.pass(4_000);
+    let came = gateway.client_sends(&packet(Protocol::Udp, far, leaves_as));
+    assert_eq!(came, at("10.244.1.6:5353"), "the frontend's, not the pod's that had the port");
+    assert!(gateway.arrives(0, INSIDE, &question).is_empty(), "there is no other port");
+}
+
+#[test]
+fn fragments_reach_one_backend_and_come_back_from_the_vip() {
+    let body = vec![7_u8; 1200];
+    let cut = |mut whole: Vec<u8>, id: u8| {
+        whole[19] = id;
+        let mut parts = Vec::new();
+        for (n, piece) in whole[34..].chunks(400).enumerate() {
+            let mut part = whole[..34].to_vec();
+            part[16..18].copy_from_slice(&(20 + piece.len() as u16).to_be_bytes());
+            let more = u16::from(n * 400 + piece.len() < whole.len() - 34) << 13;
+            part[20..22].copy_from_slice(&(more | (n as u16 * 50)).to_be_bytes());
+            seal_header(&mut part);
+            part.extend(piece);
+            parts.push(part);
+        }
+        parts
+    };
+    let datagram = |source: std::net::SocketAddr, destination: std::net::SocketAddr| {
+        let mut bytes = packet(Protocol::Udp, source, destination);
+        bytes.truncate(42);
+        bytes.extend(&body);
+        bytes[38..40].copy_from_slice(&(body.len() as u16 + 8).to_be_bytes());
+        // No checksum (RFC 768), so nothing to keep right here.
+        bytes[40..42].fill(0);
+        bytes
+    };
+    for workers in [1, 2] {
+        for backend_address in ["10.244.1.5", "10.244.1.7"] {
+            let setup = Setup { workers, ..Setup::default() };
+            let mut gateway = Gateway::with_service(&setup, &service(&[backend(backend_address)]));
+            let to = |bytes: &[u8]| std::net::Ipv4Addr::from(<[u8; 4]>::try_from(&bytes[30..34]).unwrap());
+            let from = |bytes: &[u8]| std::net::Ipv4Addr::from(<[u8; 4]>::try_from(&bytes[26..30]).unwrap());
+            let mut sent = Vec::new();
+            for (n, part) in cut(datagram(client(4000), vip(53)), 9).into_iter().enumerate() {
+                sent.extend(gateway.arrives(n % usize::from(workers), OUTSIDE, &part));
+            }
+            assert_eq!(sent.len(), 4, "{:?}", gateway.drops());
+            assert!(sent.iter().all(|(out, bytes)| *out == INSIDE && to(bytes) == ip(backend_address)));
+            let backend = std::net::SocketAddr::from((ip(backend_address), 5353));
+            let mut sent = Vec::new();
+            // The last one first.
+            for part in cut(datagram(backend, client(4000)), 10).into_iter().rev() {
+                sent.extend(gateway.arrives(0, INSIDE, &part));
+            }
+            assert_eq!(sent.len(), 4, "{:?}", gateway.drops());
+            assert!(sent.iter().all(|(out, bytes)| *out == OUTSIDE && from(bytes) == ip(VIPS[0])));
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Services in a test's policy, and clients of theirs.
+
+use std::net::SocketAddr;
+
+use vipgate_dataplane::snapshot::spec::*;
+
+use super::{Gateway, INSIDE, OUTSIDE, at, check_only_translated, ends, ip, policy};
+
+/// The VIPs of the Service `api`, and a client of each family.
+pub const VIPS: [&str; 2] = ["192.0.2.10", "2001:db8::10"];
+pub const CLIENTS: [&str; 2] = ["198.51.100.10:40000", "[2001:db8:51::10]:40000"];
+/// TCP port 80 of `api` is 8080 at its backends, UDP port 53 is 5353, SCTP port 3868 is the same.
+pub const PORTS: [(u8, u16, u16); 3] = [(6, 80, 8080), (17, 53, 5353), (132, 3868, 3868)];
+
+/// A backend of `api` that takes new sessions.
+pub fn backend(address: &str) -> BackendSpec {
+    BackendSpec {
+        address: ip(address),
+        name: "tenant/pod".into(),
+        ports: PORTS.iter().map(|(.., port)| *port).collect(),
+        weight: 1,
+        state: BackendState::Ready,
+        external: true,
+        internal: true,
+    }
+}
+
+/// The same, on its way out.
+pub fn terminating(address: &str) -> BackendSpec {
+    BackendSpec { state: BackendState::Terminating, external: false, internal: false, ..backend(address) }
+}
+
+/// The Service `api` at its VIPs, with these backends.
+pub fn service(backends: &[BackendSpec]) -> ServiceSpec {
+    let mut backends = backends.to_vec();
+    backends.sort_by_key(|backend| backend.address);
+    ServiceSpec {
+        name: "Service tenant/api".into(),
+        vips: VIPS.map(ip).into(),
+        ports: PORTS.iter().map(|&(protocol, port, _)| ServicePortSpec { name: "".into(), protocol, port }).collect(),
+        backends,
+        source_ranges: vec![],
+        affinity: None,
+        table_size: 251,
+        external: Scope::Cluster,
+        internal: Scope::Cluster,
+        health: None,
+    }
+}
+
+/// The two pods of tenant a, in each family.
+pub fn both_pods() -> Vec<BackendSpec> {
+    ["10.244.1.5", "10.244.1.6", "fd00:244:1::5", "fd00:244:1::6"].map(backend).into()
+}
+
+/// The policy of all tests with these Services.
+pub fn with_services(services: &[ServiceSpec]) -> PolicySet {
+    PolicySet { services: services.into(), ..policy() }
+}
+
+impl Gateway {
+    /// A gateway with one Service.
+    pub fn with_service(setup: &super::Setup, service: &ServiceSpec) -> Self {
+        let mut gateway = Self::new(setup);
+        gateway.serve(service);
+        gateway
+    }
+
+    /// From now on there is this Service, and no other.
+    pub fn serve(&mut self, service: &ServiceSpec) {
+        self.set_policy(&with_services(std::slice::from_ref(service)));
+    }
+
+    /// A client's packet at worker 0 that is expected to reach a pod, with the client's own address; the backend.
+    pub fn client_sends(&mut self, packet: &[u8]) -> SocketAddr {
+        let came = self.far_sends(packet);
+        let (source, backend) = ends(&came);
+        assert_eq!(source, ends(packet).0, "the client's own address and port");
+        backend
+    }
+
+    /// A pod's packet at a worker that is expected to leave; as whose, and to whom.
+    pub fn backend_sends(&mut self, worker: usize, packet: &[u8]) -> (SocketAddr, SocketAddr) {
+        let sent = self.arrives(worker, INSIDE, packet);
+        assert_eq!(sent.len(), 1, "one packet leaves: {:?}", self.drops());
+        assert_eq!(sent[0].0, OUTSIDE);
+        check_only_translated(packet, &sent[0].1);
+        ends(&sent[0].1)
+    }
+}
+
+/// The same client with another port.
+pub fn client(n: u16) -> SocketAddr {
+    (at(CLIENTS[0]).ip(), n).into()
+}
+
+/// Where `api` is reached.
+pub fn vip(port: u16) -> SocketAddr {
+    (ip(VIPS[0]), port).into()
+}
