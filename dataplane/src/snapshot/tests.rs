@@ -1,6 +1,7 @@
 //! What a change of policy promises: the same policy as one built anew, numbers and counts that stay, nothing when it is refused.
 
 mod sequences;
+mod services;
 mod world;
 
 use std::net::IpAddr;
