@@ -18,7 +18,7 @@ pub(crate) struct Load<A> {
     size: u16,
     direction: Direction,
     draw: Draw,
-    /// The port that each session left with.
+    /// The port that each session left with, or the backend that it has.
     ports: Vec<u16>,
     family: PhantomData<A>,
 }
@@ -28,9 +28,19 @@ impl<A: PacketFamily> Load<A> {
     pub(crate) fn open(rig: &mut Rig, sessions: u32, size: u16, direction: Direction, order: Order) -> Result<Self> {
         let mut ports = Vec::with_capacity(sessions as usize);
         for number in 0..sessions {
-            rig.worker.io().offer(INSIDE, size, |frame| A::write_forward(frame, Flow::new(number)));
-            rig.worker.turn(rig.now);
-            rig.worker.io().collect(|frame| ports.push(A::source_port(frame.bytes())));
+            if direction == Direction::Inbound {
+                rig.worker.io().offer(OUTSIDE, size, |frame| A::write_inbound(frame, number));
+                rig.worker.turn(rig.now);
+                rig.worker.io().collect(|frame| ports.push(A::backend(frame.bytes())));
+                // A client that goes on: until then its session may be taken for one of a flood.
+                rig.worker.io().offer(OUTSIDE, size, |frame| A::write_inbound(frame, number));
+                rig.worker.turn(rig.now);
+                rig.worker.io().collect(|_| ());
+            } else {
+                rig.worker.io().offer(INSIDE, size, |frame| A::write_forward(frame, Flow::new(number)));
+                rig.worker.turn(rig.now);
+                rig.worker.io().collect(|frame| ports.push(A::source_port(frame.bytes())));
+            }
             ensure!(ports.len() == number as usize + 1, "session {number} was refused: {:?}", rig.drops());
         }
         Ok(Self { size, direction, draw: Draw::new(order, sessions), ports, family: PhantomData })
@@ -85,14 +95,21 @@ impl<A: PacketFamily> Load<A> {
         let forward = match self.direction {
             Direction::Forward => true,
             Direction::Reply => false,
-            Direction::Mix => random >> 63 == 0,
+            Direction::Mix | Direction::Inbound => random >> 63 == 0,
         };
         self.write(rig, number, forward);
     }
 
     fn write(&self, rig: &mut Rig, number: u32, forward: bool) {
         let (io, flow) = (rig.worker.io(), Flow::new(number));
-        if forward {
+        if self.direction == Direction::Inbound {
+            if forward {
+                io.offer(OUTSIDE, self.size, |frame| A::write_inbound(frame, number));
+            } else {
+                let backend = self.ports[number as usize];
+                io.offer(INSIDE, self.size, |frame| A::write_service_reply(frame, number, backend));
+            }
+        } else if forward {
             io.offer(INSIDE, self.size, |frame| A::write_forward(frame, flow));
         } else {
             io.offer(OUTSIDE, self.size, |frame| A::write_reply(frame, flow, self.ports[number as usize]));

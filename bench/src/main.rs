@@ -50,6 +50,8 @@ enum Direction {
     Reply,
     /// Half and half.
     Mix,
+    /// Clients' packets to a Service, and what its backends answer, half and half.
+    Inbound,
 }
 
 fn main() -> ExitCode {

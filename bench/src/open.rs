@@ -1,17 +1,19 @@
 //! New sessions: each packet is the first one of its flow. From an empty table; with as many ending at once; and toward one
 //! far side whose ports are nearly all in use.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 use vipgate_dataplane::batch::MOST;
+use vipgate_dataplane::counters::EndReason;
 use vipgate_dataplane::session::timeout::Timeouts;
 
-use crate::packets::{Flow, write_forward};
+use crate::packets::{Flow, PacketFamily, write_forward};
 use crate::path::round2;
-use crate::rig::{INSIDE, Rig};
+use crate::rig::{INSIDE, OUTSIDE, Rig};
 
 /// Ports of a VIP that may be given out.
 const PORTS: u32 = 64_512;
@@ -25,9 +27,21 @@ pub(crate) struct Options {
     /// Sessions to open; several, separated by commas, are measured one after the other
     #[arg(long, value_delimiter = ',', default_values_t = [1_048_576])]
     sessions: Vec<u32>,
+    /// Whose sessions: pods' (`forward`) or clients' of a Service (`inbound`)
+    #[arg(long, value_enum, default_value_t = Whose::Forward)]
+    direction: Whose,
     /// Results are JSON in any case
     #[arg(long)]
     json: bool,
+}
+
+/// Who opens sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Whose {
+    /// Pods.
+    Forward,
+    /// Clients of a Service.
+    Inbound,
 }
 
 #[derive(Serialize)]
@@ -44,10 +58,15 @@ struct Opened {
 pub(crate) fn run(options: &Options) -> Result<()> {
     for &sessions in &options.sessions {
         ensure!(sessions > 0, "--sessions must be at least 1");
-        from_empty(sessions)?;
-        churn(sessions)?;
+        match options.direction {
+            Whose::Forward => {
+                from_empty(sessions)?;
+                churn(sessions)?;
+            }
+            Whose::Inbound => inbound(sessions)?,
+        }
     }
-    fill()
+    if options.direction == Whose::Forward { fill() } else { Ok(()) }
 }
 
 fn report(phase: &'static str, sessions: u32, opened: u64, time: Duration, rig: &Rig) -> Result<()> {
@@ -79,6 +98,41 @@ fn open(rig: &mut Rig, flows: impl Iterator<Item = Flow>, mut after: impl FnMut(
         after(rig);
     }
     time
+}
+
+/// Clients of a Service: an empty table, untouched and touched; then a flood, in which as many sessions are evicted as are opened,
+/// because nobody confirms one.
+fn inbound(sessions: u32) -> Result<()> {
+    // Whoever would leave no room for another batch is evicted.
+    let mut rig = Rig::new(sessions + 2 * MOST as u32)?;
+    let clients = |rig: &mut Rig, numbers: Range<u32>| {
+        let mut time = Duration::ZERO;
+        for first in numbers.clone().step_by(MOST) {
+            for number in first..numbers.end.min(first + MOST as u32) {
+                rig.worker.io().offer(OUTSIDE, 60, |frame| u32::write_inbound(frame, number));
+            }
+            let start = Instant::now();
+            rig.worker.turn(rig.now);
+            time += start.elapsed();
+            rig.worker.io().collect(|_| ());
+        }
+        time
+    };
+    for phase in ["inbound_first", "inbound_empty"] {
+        let time = clients(&mut rig, 0..sessions);
+        let open = rig.worker.tables().sessions.open_count();
+        ensure!(open == sessions, "{open} of {sessions} sessions were opened: {:?}", rig.drops());
+        report(phase, sessions, sessions.into(), time, &rig)?;
+        rig.expire_all();
+    }
+    clients(&mut rig, 0..2 * sessions);
+    let evicted = |rig: &Rig| rig.worker.counters().sessions_ended[EndReason::Evicted as usize].get();
+    let before = (evicted(&rig), rig.worker.tables().sessions.open_count());
+    let time = clients(&mut rig, 2 * sessions..3 * sessions);
+    let more = evicted(&rig) - before.0;
+    let open = rig.worker.tables().sessions.open_count();
+    ensure!(more == u64::from(sessions), "{more} of {sessions} were evicted: {before:?} {open} {:?}", rig.drops());
+    report("inbound_flood", sessions, sessions.into(), time, &rig)
 }
 
 /// An empty table: its memory untouched, as after the start, then touched.

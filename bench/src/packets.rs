@@ -21,6 +21,18 @@ pub(crate) const PODS: u32 = 1024;
 const FIRST_FAR: u32 = 0xc633_0000;
 /// Far sides. With a million flows, each has 1024 of them: 1.6 % of the VIP's ports are in use toward it.
 const FARS: u32 = 1024;
+/// Their port.
+const FAR_PORT: u16 = 443;
+
+/// The Service at the VIP: its port, that of its backends, and how many of the pods those are.
+pub(crate) const SERVICE_PORT: u16 = 53;
+pub(crate) const BACKEND_PORT: u16 = 5353;
+pub(crate) const BACKENDS: u32 = 64;
+
+/// The client of a flow to the Service: address and port.
+fn client(number: u32) -> (u32, u16) {
+    (FIRST_FAR + number % FARS, 1024 + (number / FARS) as u16)
+}
 
 /// Both ends of a flow: pod and port, far side and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +48,7 @@ impl Flow {
     pub(crate) fn new(number: u32) -> Self {
         let (pod, rest) = (number % PODS, number / PODS);
         let (far, port) = (rest % FARS, rest / FARS);
-        Self { pod: FIRST_POD + pod, pod_port: 1024 + port as u16, far: FIRST_FAR + far, far_port: 443 }
+        Self { pod: FIRST_POD + pod, pod_port: 1024 + port as u16, far: FIRST_FAR + far, far_port: FAR_PORT }
     }
 
     /// The same, but all to one far side.
@@ -78,6 +90,11 @@ fn write_udp(udp: &mut [u8], source: u16, destination: u16, addresses: u32) {
     udp[6..8].fill(0);
     let sum = checksum::checksum(addresses + 17 + u32::from(length), udp);
     udp[6..8].copy_from_slice(&if sum == 0 { 0xffff } else { sum }.to_be_bytes());
+}
+
+/// Source and destination.
+fn udp_ports(udp: &[u8]) -> [u16; 2] {
+    [u16::from_be_bytes([udp[0], udp[1]]), u16::from_be_bytes([udp[2], udp[3]])]
 }
 
 /// Whether both checksums of an IPv4 packet are right.
@@ -124,6 +141,12 @@ pub(crate) trait PacketFamily: SessionFamily + 'static {
     fn write_reply(frame: &mut [u8], flow: Flow, port: u16);
     /// The source port of a packet.
     fn source_port(frame: &[u8]) -> u16;
+    /// Writes a client's packet to the Service over `frame`.
+    fn write_inbound(frame: &mut [u8], number: u32);
+    /// Writes a backend's answer to it.
+    fn write_service_reply(frame: &mut [u8], number: u32, backend: u16);
+    /// The number of the backend that a client's packet went to.
+    fn backend(frame: &[u8]) -> u16;
     /// Whether all checksums of a packet are right, and it is between a VIP and a far side or a far side and a pod.
     fn is_right(frame: &[u8]) -> bool;
 }
@@ -144,10 +167,24 @@ impl PacketFamily for u32 {
         u16::from_be_bytes([frame[34], frame[35]])
     }
 
+    fn write_inbound(frame: &mut [u8], number: u32) {
+        write(frame, (OUTSIDE_MAC, ROUTER_MAC), client(number), (VIP, SERVICE_PORT));
+    }
+
+    fn write_service_reply(frame: &mut [u8], number: u32, backend: u16) {
+        let source = (FIRST_POD + u32::from(backend), BACKEND_PORT);
+        write(frame, (INSIDE_MAC, POD_MAC), source, client(number));
+    }
+
+    fn backend(frame: &[u8]) -> u16 {
+        u16::from_be_bytes([frame[32], frame[33]])
+    }
+
     fn is_right(frame: &[u8]) -> bool {
         let (ip, udp) = frame[14..].split_at(20);
-        let left_as_vip = ip[12..16] == VIP.to_be_bytes() && udp[2..4] == [1, 0xbb];
-        let reached_pod = ip[16..18] == [10, 1] && udp[..2] == [1, 0xbb];
+        let [source, destination] = udp_ports(udp);
+        let left_as_vip = ip[12..16] == VIP.to_be_bytes() && (destination == FAR_PORT || source == SERVICE_PORT);
+        let reached_pod = ip[16..18] == [10, 1] && (source == FAR_PORT || destination == BACKEND_PORT);
         (left_as_vip || reached_pod) && is_right(frame)
     }
 }
@@ -169,11 +206,28 @@ impl PacketFamily for V6 {
         u16::from_be_bytes([frame[54], frame[55]])
     }
 
+    fn write_inbound(frame: &mut [u8], number: u32) {
+        let (client, port) = client(number);
+        write6(frame, (OUTSIDE_MAC, ROUTER_MAC), (far6(client), port), (VIP6, SERVICE_PORT));
+    }
+
+    fn write_service_reply(frame: &mut [u8], number: u32, backend: u16) {
+        let (client, port) = client(number);
+        let source = (pod6(FIRST_POD + u32::from(backend)), BACKEND_PORT);
+        write6(frame, (INSIDE_MAC, POD_MAC), source, (far6(client), port));
+    }
+
+    fn backend(frame: &[u8]) -> u16 {
+        u16::from_be_bytes([frame[52], frame[53]])
+    }
+
     fn is_right(frame: &[u8]) -> bool {
         let (ip, udp) = frame[14..].split_at(40);
         let pseudo = checksum::sum(&ip[8..40]) + 17 + udp.len() as u32;
-        let left_as_vip = ip[8..24] == VIP6.to_bits().to_be_bytes() && udp[2..4] == [1, 0xbb];
-        let reached_pod = ip[24..26] == [0xfd, 0] && udp[..2] == [1, 0xbb];
+        let [source, destination] = udp_ports(udp);
+        let from_vip = ip[8..24] == VIP6.to_bits().to_be_bytes();
+        let left_as_vip = from_vip && (destination == FAR_PORT || source == SERVICE_PORT);
+        let reached_pod = ip[24..26] == [0xfd, 0] && (source == FAR_PORT || destination == BACKEND_PORT);
         (left_as_vip || reached_pod) && checksum::verifies(pseudo, udp)
     }
 }

@@ -29,16 +29,21 @@ use vipgate_dataplane::session::{SessionFamily, Sessions};
 use vipgate_dataplane::snapshot::build::Builder;
 use vipgate_dataplane::snapshot::publish::Publisher;
 use vipgate_dataplane::snapshot::spec::{
-    AddressSelection, Announce, EgressSpec, EndpointSpec, HopSpec, InterfaceSpec, Limits, NeighbourSpec, NetworkSpec,
-    OnExhaustion, PolicySet, Role, RouteSpec, RouteTarget, VipSpec,
+    AddressSelection, Announce, BackendSpec, BackendState, EgressSpec, EndpointSpec, HopSpec, InterfaceSpec, Limits,
+    NeighbourSpec, NetworkSpec, OnExhaustion, PolicySet, Role, RouteSpec, RouteTarget, Scope, ServicePortSpec,
+    ServiceSpec, VipSpec,
 };
 use vipgate_dataplane::stage::open::Rules;
 use vipgate_dataplane::time::Tick;
 use vipgate_dataplane::waiting::{Questions, Waiting};
+use vipgate_dataplane::wire::protocol;
 use vipgate_dataplane::worker::{Parts, Worker};
 use vipgate_mem::{Arena, Frame, HEADROOM};
 
-use crate::packets::{FIRST_POD, INSIDE_MAC, OUTSIDE_MAC, POD_MAC, PODS, ROUTER_MAC, VIP, VIP6, pod6};
+use crate::packets::{
+    BACKEND_PORT, BACKENDS, FIRST_POD, INSIDE_MAC, OUTSIDE_MAC, POD_MAC, PODS, ROUTER_MAC, SERVICE_PORT, VIP, VIP6,
+    pod6,
+};
 
 pub(crate) const INSIDE: InterfaceId = InterfaceId(0);
 pub(crate) const OUTSIDE: InterfaceId = InterfaceId(1);
@@ -155,6 +160,7 @@ impl Rig {
         more.policies.extend(own.policies);
         more.vips.extend(own.vips);
         more.endpoints.extend(own.endpoints);
+        more.services.extend(own.services);
         let mut builder = Builder::new(network());
         let publisher = Publisher::new(builder.with_policy(&more)?);
         let key = HashKey::fixed();
@@ -169,7 +175,7 @@ impl Rig {
             directory: None,
             tables: Tables {
                 sessions: Sessions::new(sessions, timeouts, key).context("memory for sessions")?,
-                embryonic: Embryonic::new(sessions, sessions / 8),
+                embryonic: Embryonic::new(sessions.saturating_mul(4), u32::MAX),
                 ports: Allocator::new(WorkerId(0), 1, PortRange::default(), key).context("memory for ports")?,
                 fragments: Fragments::new(1024, 256, 2_000, key).context("memory for fragments")?,
                 ids: Ids::new(0, 1, key),
@@ -226,6 +232,29 @@ fn policy() -> PolicySet {
         |address: IpAddr| VipSpec { address, name: "bench".into(), announce: Announce::L2, reserved_ports: vec![] };
     let v4 = (FIRST_POD..FIRST_POD + PODS).map(|pod| endpoint(pod.to_ip(), VIP.to_ip()));
     let v6 = (FIRST_POD..FIRST_POD + PODS).map(|pod| endpoint(pod6(pod).to_ip(), VIP6.to_ip()));
+    let backend = |address| BackendSpec {
+        address,
+        name: "".into(),
+        ports: vec![BACKEND_PORT],
+        weight: 1,
+        state: BackendState::Ready,
+        external: true,
+        internal: true,
+    };
+    let backends = (FIRST_POD..FIRST_POD + BACKENDS).map(Address::to_ip);
+    let backends = backends.chain((FIRST_POD..FIRST_POD + BACKENDS).map(|pod| pod6(pod).to_ip())).map(backend);
+    let service = ServiceSpec {
+        name: "Service bench/dns".into(),
+        vips: vec![VIP.to_ip(), VIP6.to_ip()],
+        ports: vec![ServicePortSpec { name: "dns".into(), protocol: protocol::UDP, port: SERVICE_PORT }],
+        backends: backends.collect(),
+        source_ranges: Vec::new(),
+        affinity: None,
+        table_size: 4093,
+        external: Scope::Cluster,
+        internal: Scope::Cluster,
+        health: None,
+    };
     PolicySet {
         version: "bench".into(),
         policies: vec![EgressSpec {
@@ -238,7 +267,7 @@ fn policy() -> PolicySet {
         }],
         vips: vec![vip(VIP.to_ip()), vip(VIP6.to_ip())],
         endpoints: v4.chain(v6).collect(),
-        ..PolicySet::default()
+        services: vec![service],
     }
 }
 

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 
 use super::entry::{Flags, Slot};
+use super::tuple::Tuple;
 use super::{Ended, SessionFamily, Sessions};
 use crate::address::V6;
 use crate::batch;
@@ -22,8 +23,16 @@ const AT_ONCE: usize = 2 * batch::MOST;
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     slot: Slot,
+    /// Tells the session from another one that has its slot later.
+    print: u32,
     vip: VipId,
     v6: bool,
+}
+
+/// A session's first packet in few bits.
+fn print<A: SessionFamily>(origin: &Tuple<A>) -> u32 {
+    let ports = u32::from(origin.source_port) << 16 | u32::from(origin.destination_port);
+    origin.source.spread() ^ ports
 }
 
 /// The unconfirmed sessions of one worker.
@@ -49,10 +58,10 @@ impl Embryonic {
     }
 
     /// A client has opened a session.
-    pub fn push<A: SessionFamily>(&mut self, slot: Slot, vip: VipId) {
+    pub fn push<A: SessionFamily>(&mut self, slot: Slot, origin: &Tuple<A>, vip: VipId) {
         debug_assert!(self.queue.len() < self.room, "room was made for more than a batch");
         if self.queue.len() < self.room {
-            self.enqueue(Candidate { slot, vip, v6: A::BITS == 128 });
+            self.enqueue(Candidate { slot, print: print(origin), vip, v6: A::BITS == 128 });
         }
     }
 
@@ -84,9 +93,9 @@ impl Embryonic {
             }
             let Some((candidate, too_many)) = self.dequeue() else { return };
             let is_unconfirmed = if candidate.v6 {
-                is_unconfirmed::<V6>(sessions, candidate.slot)
+                is_unconfirmed::<V6>(sessions, candidate)
             } else {
-                is_unconfirmed::<u32>(sessions, candidate.slot)
+                is_unconfirmed::<u32>(sessions, candidate)
             };
             if !is_unconfirmed {
                 continue;
@@ -102,9 +111,8 @@ impl Embryonic {
     }
 }
 
-/// Whether a slot has a client's session that is open and not confirmed. It may be another one than was queued: its time comes
-/// early then.
-fn is_unconfirmed<A: SessionFamily>(sessions: &Sessions, slot: Slot) -> bool {
+/// Whether a client's session is still open and not confirmed.
+fn is_unconfirmed<A: SessionFamily>(sessions: &Sessions, Candidate { slot, print: own, .. }: Candidate) -> bool {
     let table = A::table(sessions);
     let entry = table.entry(slot);
     table.is_occupied(slot)
@@ -112,6 +120,7 @@ fn is_unconfirmed<A: SessionFamily>(sessions: &Sessions, slot: Slot) -> bool {
         && entry.flags().has(Flags::ORIGIN)
         && !entry.flags().has(Flags::QUARANTINED)
         && !entry.is_confirmed()
+        && print(&entry.key()) == own
 }
 
 fn evict<A: SessionFamily>(sessions: &mut Sessions, slot: Slot, settle: &mut Settle<'_>) {

@@ -150,6 +150,15 @@ impl<A: Address> Table<A> {
         slot
     }
 
+    /// Fetches what a new entry at home in a group will most likely take. The group should have been fetched before.
+    #[inline]
+    pub fn prefetch_free(&self, Home(group): Home) {
+        let free = self.groups[group as usize].matches(0);
+        let slot = Self::slot(group, free.trailing_zeros().min(SLOTS as u32 - 1));
+        prefetch_read(&self.entries, slot.0 as usize);
+        prefetch_read(&self.deadlines, slot.0 as usize);
+    }
+
     /// The same where entries of the home group stand behind it.
     #[cold]
     fn guess_behind(&self, home: u32, hash: u64) -> Slot {

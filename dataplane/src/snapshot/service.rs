@@ -8,6 +8,7 @@ use super::maglev::{Maglev, Member};
 use super::prefixes::Prefixes;
 use super::spec::{BackendSpec, HealthSpec, Scope, ServiceSpec};
 use crate::address::{Address, V6};
+use crate::session::tuple::Tuple;
 use crate::sync::{AtomicU32, AtomicU64};
 use crate::wire::probe::http_answer;
 use crate::wire::protocol;
@@ -99,6 +100,14 @@ pub struct Target<A> {
     pub number: u16,
     /// What it uses.
     pub usage: Arc<BackendUse>,
+}
+
+impl<A: Address> Target<A> {
+    /// A client's packet as it goes to this backend.
+    #[inline]
+    pub fn serves(&self, client: &Tuple<A>) -> Tuple<A> {
+        Tuple { destination: self.address, destination_port: self.port, ..*client }
+    }
 }
 
 /// One port of a Service, in one address family.

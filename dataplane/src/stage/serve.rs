@@ -3,12 +3,13 @@
 //!
 //! Only the destination is translated: the backend sees the client's own address.
 
-use crate::batch::{Batch, Lane};
+use crate::batch::{Batch, Lane, MOST};
 use crate::counters::{Direction, DropReason};
 use crate::link::affinity::Print;
 use crate::pipeline::Context;
 use crate::session::embryonic::Embryonic;
 use crate::session::entry::{Flags, Slot};
+use crate::session::table::Home;
 use crate::session::tuple::Tuple;
 use crate::session::{Draft, SessionFamily, Sessions};
 use crate::settle::Settle;
@@ -32,20 +33,41 @@ pub fn run<A: Lane>(
     context: &Context<'_>,
     settle: &mut Settle<'_>,
 ) {
+    fetch::<A>(batch, sessions, context);
     for i in batch.open_of::<A>().and(batch.inbound) {
         match serve::<A>(batch, i, sessions, context, settle) {
             Ok((slot, is_new)) => {
                 batch.slots[i] = slot;
                 batch.directions[i] = A::table(sessions).entry(slot).direction();
                 batch.known.insert(i);
-                let vip = context.view.policy.vip(A::tuples(batch)[i].destination);
-                if let Some(vip) = vip.filter(|_| is_new) {
-                    embryonic.push::<A>(slot, vip.id);
+                let origin = &A::tuples(batch)[i];
+                if let Some(vip) = context.view.policy.vip(origin.destination).filter(|_| is_new) {
+                    embryonic.push(slot, origin, vip.id);
                 }
             }
             Err(reason @ DropReason::NoSession) => batch.decide(i, Verdict::Drop(reason)),
             Err(reason) => batch.refuse(i, reason),
         }
+    }
+}
+
+/// Fetches what new sessions will be written to, for all before the first: as with packets of known ones, memory is what takes time.
+#[inline(never)]
+fn fetch<A: Lane>(batch: &Batch, sessions: &Sessions, context: &Context<'_>) {
+    let table = A::table(sessions);
+    let mut homes = [[Home::default(); 2]; MOST];
+    let packets = batch.open_of::<A>().and(batch.inbound);
+    for i in packets {
+        let origin = A::tuples(batch)[i];
+        homes[i][0] = table.prefetch(batch.hashes[i]);
+        let Some((_, frontend)) = frontend::<A>(batch.frontends[i], context) else { continue };
+        let choices = frontend.table(is_outside(batch.heads[i].sides));
+        let Some(target) = choices.choose(maglev::of_session(&origin), 0) else { continue };
+        let Some(target) = frontend.targets.get(usize::from(target)) else { continue };
+        homes[i][1] = table.prefetch(sessions.hash(&target.serves(&origin).reversed()));
+    }
+    for i in packets {
+        homes[i].into_iter().for_each(|home| table.prefetch_free(home));
     }
 }
 
@@ -71,7 +93,7 @@ fn serve<A: Lane>(
     if head.ttl <= 1 {
         return Err(DropReason::Ttl);
     }
-    let client = Client { origin: *origin, is_outside: head.sides & Role::Outside.sides() != 0 };
+    let client = Client { origin: *origin, is_outside: is_outside(head.sides) };
     let (service, frontend) = frontend::<A>(batch.frontends[i], context).ok_or(DropReason::NoService)?;
     if client.is_outside && !A::half(service).admits(origin.source) {
         return Err(DropReason::SourceRange);
@@ -121,6 +143,11 @@ struct Client<A> {
     is_outside: bool,
 }
 
+/// Whether packets from these sides come from outside the cluster.
+fn is_outside(sides: u8) -> bool {
+    sides & Role::Outside.sides() != 0
+}
+
 /// The side that packets come from, if it can be the world's, that.
 fn side_of(sides: u8) -> u8 {
     [Role::Outside.sides(), Role::Inside.sides()].into_iter().find(|side| sides & side != 0).unwrap_or(AROUND)
@@ -142,7 +169,6 @@ fn choose<'a, A: SessionFamily>(
     let table = frontend.table(client.is_outside);
     let at = |turn: u32, hash: u64| table.choose(hash, turn).and_then(|place| frontend.targets.get(usize::from(place)));
     let Client { origin, .. } = client;
-    let through = |target: &Target<A>| Tuple { destination: target.address, destination_port: target.port, ..*origin };
     // Two ways of one client to one backend would look the same to it.
     let is_free = |to: &Tuple<A>| {
         let answer = to.reversed();
@@ -160,7 +186,7 @@ fn choose<'a, A: SessionFamily>(
     };
     let Some(first) = first else { return Err(nobody(frontend, service, client.is_outside)) };
     for target in std::iter::once(first).chain((1..turns).filter_map(|turn| at(turn, hash))) {
-        let to = through(target);
+        let to = target.serves(origin);
         if is_free(&to) {
             return Ok((target, to));
         }
@@ -168,7 +194,7 @@ fn choose<'a, A: SessionFamily>(
     // The client's own port gives way then; its address never does.
     let other_port = |turn: u16| {
         let port = 1024 + (origin.source_port ^ hash as u16).wrapping_add(turn.wrapping_mul(7919)) % (u16::MAX - 1024);
-        Tuple { source_port: port, ..through(first) }
+        Tuple { source_port: port, ..first.serves(origin) }
     };
     (1..=PORTS).map(other_port).find(is_free).map(|to| (first, to)).ok_or(DropReason::TupleInUse)
 }

@@ -148,11 +148,8 @@ fn run(steps: &[(usize, Option<Look>, bool)]) -> Result<(), TestCaseError> {
         }
         let new = set(&services(&looks));
         let before = builder.snapshot();
-        let after = if *whole {
-            builder.with_policy(&new)
-        } else {
-            builder.with_change(&PolicyChange::between(&old, &new))
-        };
+        let after =
+            if *whole { builder.with_policy(&new) } else { builder.with_change(&PolicyChange::between(&old, &new)) };
         let after = after.map_err(|error| TestCaseError::fail(error.to_string()))?;
         let mut anew = Builder::new(NetworkSpec::default());
         let fresh = anew.with_policy(&new).unwrap().policy;
