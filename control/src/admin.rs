@@ -5,6 +5,7 @@
 mod client;
 pub mod filter;
 mod server;
+mod services;
 mod sessions;
 mod socket;
 

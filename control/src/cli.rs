@@ -2,6 +2,7 @@
 
 pub(crate) mod output;
 mod policy;
+mod services;
 mod sessions;
 mod show;
 mod status;
@@ -95,6 +96,8 @@ enum Command {
     Vips(Ask),
     /// Show the endpoints that its policy covers
     Endpoints(Ask),
+    /// Show its Services, with their backends
+    Services(Ask),
     /// Show the gateways that its policy names
     Peers(Ask),
     /// Show dropped packets by reason
@@ -204,6 +207,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Sessions { action: None, ask, filter, limit } => sessions::list(&ask, &filter, limit),
         Command::Vips(ask) => show::vips(&ask),
         Command::Endpoints(ask) => show::endpoints(&ask),
+        Command::Services(ask) => services::run(&ask),
         Command::Peers(ask) => show::peers(&ask),
         Command::Drops { ask, all } => show::drops(&ask, all),
     }

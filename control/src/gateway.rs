@@ -8,6 +8,7 @@ mod capture;
 mod control;
 mod feed;
 mod figures;
+mod health;
 mod kept;
 mod start;
 pub mod state;

@@ -22,7 +22,7 @@ gateway   gw-a, ready, up 0s
 node      node-1
 program   vipgate VERSION, pid PID
 policy    5f2c, generation 3, in force for 0s
-          2 VIPs, 2 endpoints, from files /etc/vipgate/policy
+          2 VIPs, 2 endpoints, 1 Services, from files /etc/vipgate/policy
 updates   2 applied, 1 rejected
 REJECTED  a.yaml:7: spec.addresses: \u{fffd}[31mnot an address
 sessions  41 of 65536 (0.1 %)
@@ -68,6 +68,35 @@ fn status_as_json_has_every_field_whatever_its_value() {
     assert_eq!(status["sockets"][0]["zero_copy"], true);
     assert_eq!(status["interfaces"][0]["mac"], "02:00:00:00:00:1a");
     assert_eq!(status["figures"][0]["labels"]["place"], "pool");
+}
+
+#[test]
+fn services_are_shown_with_their_backends_and_what_those_have() {
+    let gateway = two_workers();
+    let policy = gateway.state.compiled.load_full();
+    let usage = &policy.services().next().unwrap().v4.frontends[0].targets[0].usage;
+    for _ in 0..30 {
+        usage.open();
+    }
+    usage.close();
+    usage.measure(1500);
+    let expected = "\
+SERVICE           AT                     STATE                             SESSIONS  NEW/S  SERVES
+tenant-a/api      203.0.113.10 : 80/tcp  1 of 2, health 200 on port 30000        29     20  external: Local, a client stays for 60 s
+  tenant-a/api-0  10.1.0.11 : 8080       ready, weight 5                         29     20  
+  -               10.1.0.12 : 8080       terminating                              0      0  no new sessions here
+"
+    .replace("20  \n", "20\n");
+    assert_eq!(gateway.table(&["services"]), expected);
+    let listed = gateway.json(&["services"]);
+    let service = &listed["services"][0];
+    assert_eq!((&service["name"], &service["sessions"]), (&"Service tenant-a/api".into(), &29.into()));
+    assert_eq!(service["health"], serde_json::json!({"port": 30_000, "local_endpoints": 1, "error": ""}));
+    let backend = serde_json::json!({
+        "address": "10.1.0.12", "name": "", "state": "terminating", "weight": 1, "external": false, "internal": false,
+        "ports": [8080], "sessions": 0, "opened": 0, "opened_per_second": 0,
+    });
+    assert_eq!(service["backends"][1], backend);
 }
 
 #[test]

@@ -16,7 +16,8 @@ use vipgate::admin::PROTOCOL;
 use vipgate::admin::proto::admin_server::{Admin, AdminServer};
 use vipgate::admin::proto::{
     DropsReply, DropsRequest, EndpointsReply, EndpointsRequest, FlushSessionsReply, FlushSessionsRequest, PeersReply,
-    PeersRequest, SessionsReply, SessionsRequest, StatusReply, StatusRequest, VipsReply, VipsRequest,
+    PeersRequest, ServicesReply, ServicesRequest, SessionsReply, SessionsRequest, StatusReply, StatusRequest,
+    VipsReply, VipsRequest,
 };
 
 /// A gateway of next year. Whoever asks more than its status has misunderstood.
@@ -53,6 +54,10 @@ impl Admin for Newer {
         misunderstood()
     }
 
+    async fn services(&self, _: Request<ServicesRequest>) -> Answer<ServicesReply> {
+        misunderstood()
+    }
+
     async fn peers(&self, _: Request<PeersRequest>) -> Answer<PeersReply> {
         misunderstood()
     }
@@ -81,8 +86,8 @@ fn ask_everything(router: tonic::transport::server::Router) -> Vec<String> {
             }
         });
     });
-    let commands: [&[&str]; 6] =
-        [&["status"], &["sessions"], &["sessions", "flush"], &["vips"], &["endpoints"], &["drops"]];
+    let commands: [&[&str]; 7] =
+        [&["status"], &["sessions"], &["sessions", "flush"], &["vips"], &["endpoints"], &["services"], &["drops"]];
     let said = commands.map(|command| {
         let (code, stdout, stderr) = vipgate(&[command, &["--socket", path.to_str().unwrap()]].concat());
         assert_eq!((code, stdout.as_str()), (1, ""), "{command:?}: {stderr}");

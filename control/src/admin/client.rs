@@ -160,6 +160,14 @@ impl Client {
         answer(&self.path, PATIENCE, self.inner.endpoints(proto::EndpointsRequest {})).await
     }
 
+    /// The Services.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub async fn services(&mut self) -> Result<proto::ServicesReply, ClientError> {
+        answer(&self.path, PATIENCE, self.inner.services(proto::ServicesRequest {})).await
+    }
+
     /// The gateways.
     ///
     /// # Errors

@@ -17,7 +17,7 @@ use vipgate_dataplane::snapshot::spec::{Announce, Role};
 use super::filter::FilterError;
 use super::proto::admin_server::Admin;
 use super::sessions::Workers;
-use super::{PROTOCOL, proto};
+use super::{PROTOCOL, proto, services};
 use crate::gateway::state::GatewayState;
 use crate::xds::client::ServerStatus;
 
@@ -101,6 +101,7 @@ impl Admin for Service {
                 last_error: policy.last_error.clone().unwrap_or_default(),
                 vips: compiled.live_vips().count() as u64,
                 endpoints: compiled.endpoint_count() as u64,
+                services: compiled.services().count() as u64,
                 server: state.server.as_ref().map(|server| server_status(&server.load())),
             }),
             workers,
@@ -164,6 +165,11 @@ impl Admin for Service {
             vips: policy.vips_of(endpoint).map(|vip| vip.address.to_string()).collect(),
         });
         Ok(Response::new(proto::EndpointsReply { endpoints: endpoints.collect() }))
+    }
+
+    async fn services(&self, _: Request<proto::ServicesRequest>) -> Answer<proto::ServicesReply> {
+        let services = services::all(&self.state.compiled.load(), &self.state.health_errors.load());
+        Ok(Response::new(proto::ServicesReply { services }))
     }
 
     async fn peers(&self, _: Request<proto::PeersRequest>) -> Answer<proto::PeersReply> {

@@ -40,7 +40,13 @@ fn head(status: &proto::StatusReply) -> String {
     line("program", &format!("vipgate {}, pid {}", status.version, status.pid));
     let age = span(policy.age_seconds * 1000);
     line("policy", &format!("{}, generation {}, in force for {age}", policy.version, policy.generation));
-    line("", &format!("{} VIPs, {} endpoints, from {}", policy.vips, policy.endpoints, policy.source));
+    line(
+        "",
+        &format!(
+            "{} VIPs, {} endpoints, {} Services, from {}",
+            policy.vips, policy.endpoints, policy.services, policy.source
+        ),
+    );
     line("updates", &format!("{} applied, {} rejected", policy.updates_applied, policy.updates_rejected));
     for (at, reason) in policy.last_error.lines().enumerate() {
         line(if at == 0 { "REJECTED" } else { "" }, reason);

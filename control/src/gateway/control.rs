@@ -7,17 +7,19 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
+use vipgate_dataplane::address::V6;
 use vipgate_dataplane::command::Command;
 use vipgate_dataplane::snapshot::build::Builder;
 use vipgate_dataplane::snapshot::change::PolicyChange;
 use vipgate_dataplane::snapshot::check::BuildError;
 use vipgate_dataplane::snapshot::publish::Publisher;
+use vipgate_dataplane::snapshot::service::{BackendUse, Served, Service};
 use vipgate_dataplane::snapshot::spec::{Announce, NetworkSpec};
 use vipgate_dataplane::waiting::Questions;
 use vipgate_xdp::multicast::AllMulticast;
@@ -25,6 +27,7 @@ use vipgate_xdp::steering::Steering;
 
 use super::capture;
 use super::feed::{Feed, Files, News};
+use super::health::HealthChecks;
 use super::kept::Keeper;
 use super::start::ControlBell;
 use super::state::{GatewayState, PolicyStatus};
@@ -70,6 +73,8 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
         state: gateway.state,
         locals: network.current().locals.clone(),
     };
+    let mut health = HealthChecks::new(parts.state.clone());
+    let mut measured = Instant::now();
     let mut threads = gateway.threads;
     let no_signals = |error| Failure::runtime(format_args!("cannot listen to signals: {error}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
@@ -85,6 +90,7 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
         tokio::spawn(metrics::serve(Monitored::gateway(parts.state.clone()), metrics_listener, stopped)),
     ];
     parts.state.ready.store(true, Ordering::Relaxed);
+    health.follow();
     tracing::info!(event = "ready", name = config.name, workers = parts.state.workers.len(), "ready");
     systemd::ready();
 
@@ -100,7 +106,10 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
                 }
                 systemd::ready();
             }
-            news = feed.next() => parts.hear(news, &mut feed),
+            news = feed.next() => {
+                parts.hear(news, &mut feed);
+                health.follow();
+            }
             change = networks.recv() => match change {
                 Some(Ok(spec)) => parts.network_changed(spec),
                 Some(Err(error)) => break Err(Failure::runtime(error)),
@@ -114,6 +123,9 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
             }
             _ = housekeeping.tick() => {
                 parts.publisher.collect();
+                health.follow();
+                let since = std::mem::replace(&mut measured, Instant::now());
+                measure_rates(&parts.state, since.elapsed());
                 if !threads.are_alive() {
                     break Err(Failure::runtime("a worker thread died; see the log"));
                 }
@@ -142,6 +154,18 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
     }
     tracing::info!(event = "stopped", on_exit = ?config.xdp.on_exit, "stopped");
     end
+}
+
+/// Computes how many sessions backends get a second.
+fn measure_rates(state: &GatewayState, since: Duration) {
+    fn all<A: Served>(service: &Service) -> impl Iterator<Item = &BackendUse> {
+        let targets = A::half(service).frontends.iter().flat_map(|frontend| &frontend.targets);
+        targets.map(|target| &*target.usage)
+    }
+    let ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+    for service in state.compiled.load().services() {
+        all::<u32>(service).chain(all::<V6>(service)).for_each(|usage| usage.measure(ms));
+    }
 }
 
 /// Follows the network in a task of its own, so that nothing interrupts it.

@@ -249,6 +249,7 @@ fn state_without_workers(
         session_capacity: config.sessions.capacity,
         policy: ArcSwap::from_pointee(status),
         server,
+        health_errors: ArcSwap::default(),
         compiled: ArcSwap::new(policy),
         port_blocks: range(config)?.blocks(),
         network: ArcSwap::new(network.current()),

@@ -1,5 +1,6 @@
 //! What the running gateway knows of itself: read by the admin socket and by metrics, written by the control thread.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Instant, SystemTime};
@@ -36,6 +37,8 @@ pub struct GatewayState {
     pub server: Option<Arc<ArcSwap<ServerStatus>>>,
     /// The policy in force, as the workers have it, with the owners of ports.
     pub compiled: ArcSwap<Policy>,
+    /// Why health checks are not answered on the node's own addresses, by port.
+    pub health_errors: ArcSwap<BTreeMap<u16, String>>,
     /// Blocks of ports that each VIP has.
     pub port_blocks: usize,
     /// The network in force.

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use vipgate_dataplane::address::V6;
 use vipgate_dataplane::counters::{Direction, DropReason, EndReason, WorkerCounters};
+use vipgate_dataplane::snapshot::service::{BackendUse, Served, Service};
+use vipgate_dataplane::snapshot::spec::BackendState;
 
 use crate::gateway::state::{Figure, GatewayState};
 
@@ -159,9 +162,56 @@ fn policy(state: &GatewayState) -> Vec<Family> {
             Gauge,
             vec![(vec![], compiled.endpoint_count() as u64)],
         ),
+        family(
+            "services",
+            "Services that are reached at VIPs",
+            Gauge,
+            vec![(vec![], compiled.services().count() as u64)],
+        ),
+        family("backends", "Backends of Services by state", Gauge, backends(state)),
+        family(
+            "service_sessions",
+            "Sessions of clients open now, by Service",
+            Gauge,
+            by_service(state, |used| used.sessions().into()),
+        ),
+        family(
+            "service_sessions_created",
+            "Sessions of clients opened, by Service",
+            Counter,
+            by_service(state, BackendUse::opened),
+        ),
         family("refused", "Sessions refused for want of quota, ports or room", Counter, refused(state)),
         family("build", "The running program", Info, vec![(program, 1)]),
     ]
+}
+
+/// Backends by state, each as often as Services have it.
+fn backends(state: &GatewayState) -> Vec<(Labels, u64)> {
+    let states = [
+        (BackendState::Ready, "ready"),
+        (BackendState::Terminating, "terminating"),
+        (BackendState::NotReady, "not_ready"),
+    ];
+    let policy = state.compiled.load();
+    let count = |wanted: BackendState| {
+        policy.services().flat_map(|service| &service.spec.backends).filter(|it| it.state == wanted).count()
+    };
+    states.map(|(state, name)| (vec![("state", name.to_owned())], count(state) as u64)).into()
+}
+
+/// A sum over the backends of each Service.
+fn by_service(state: &GatewayState, of: impl Fn(&BackendUse) -> u64) -> Vec<(Labels, u64)> {
+    fn sum<A: Served>(service: &Service, of: impl Fn(&BackendUse) -> u64) -> u64 {
+        let targets = A::half(service).frontends.iter().flat_map(|frontend| &frontend.targets);
+        targets.map(|target| of(&target.usage)).sum()
+    }
+    let policy = state.compiled.load();
+    let all = policy.services().map(|service| {
+        let count = sum::<u32>(service, &of) + sum::<V6>(service, &of);
+        (vec![("service", service.spec.name.trim_start_matches("Service ").to_owned())], count)
+    });
+    all.collect()
 }
 
 /// Refused sessions by policy: those of its endpoints together.

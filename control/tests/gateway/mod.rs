@@ -21,7 +21,8 @@ use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::link::handoff::Wake;
 use vipgate_dataplane::snapshot::build::Builder;
 use vipgate_dataplane::snapshot::spec::{
-    Announce, EgressSpec, EndpointSpec, InterfaceSpec, NetworkSpec, PolicySet, Role, VipSpec,
+    Announce, BackendSpec, BackendState, EgressSpec, EndpointSpec, HealthSpec, InterfaceSpec, NetworkSpec, PolicySet,
+    Role, Scope, ServicePortSpec, ServiceSpec, VipSpec,
 };
 
 /// What a worker of this gateway does with commands.
@@ -108,6 +109,7 @@ impl Gateway {
             }),
             server: None,
             compiled: ArcSwap::new(compiled),
+            health_errors: ArcSwap::default(),
             port_blocks: 1008,
             network: ArcSwap::from_pointee(network()),
             workers: handles,
@@ -317,7 +319,35 @@ pub fn policy() -> PolicySet {
                 vips: vec![],
             },
         ],
-        ..PolicySet::default()
+        services: vec![service()],
+    }
+}
+
+/// One Service with a backend that takes sessions, and one that drains.
+fn service() -> ServiceSpec {
+    let backend = |address: &str, name: &str, weight, state| BackendSpec {
+        address: address.parse().unwrap(),
+        name: name.into(),
+        ports: vec![8080],
+        weight,
+        state,
+        external: state == BackendState::Ready,
+        internal: state == BackendState::Ready,
+    };
+    ServiceSpec {
+        name: "Service tenant-a/api".into(),
+        vips: vec!["203.0.113.10".parse().unwrap()],
+        ports: vec![ServicePortSpec { name: "http".into(), protocol: 6, port: 80 }],
+        backends: vec![
+            backend("10.1.0.11", "tenant-a/api-0", 5, BackendState::Ready),
+            backend("10.1.0.12", "", 1, BackendState::Terminating),
+        ],
+        source_ranges: vec![],
+        affinity: Some(60),
+        table_size: 251,
+        external: Scope::Local,
+        internal: Scope::Cluster,
+        health: Some(HealthSpec { port: 30_000, local_endpoints: 1 }),
     }
 }
 

@@ -58,6 +58,9 @@ pub struct Listener<A> {
 pub struct BackendUse {
     sessions: AtomicU32,
     opened: AtomicU64,
+    /// How many had been opened when the rate was computed last, and the rate.
+    counted: AtomicU64,
+    rate: AtomicU32,
 }
 
 impl BackendUse {
@@ -81,6 +84,18 @@ impl BackendUse {
     /// Sessions open now.
     pub fn sessions(&self) -> u32 {
         self.sessions.load(Relaxed)
+    }
+
+    /// Computes the rate anew: called again and again, `ms` after the last time.
+    pub fn measure(&self, ms: u64) {
+        let opened = self.opened();
+        let more = opened.wrapping_sub(self.counted.swap(opened, Relaxed));
+        self.rate.store(u32::try_from(more * 1000 / ms.max(1)).unwrap_or(u32::MAX), Relaxed);
+    }
+
+    /// Sessions opened a second when that was measured last.
+    pub fn rate(&self) -> u32 {
+        self.rate.load(Relaxed)
     }
 
     /// Sessions opened since it is known.
