@@ -15,7 +15,7 @@ use crate::complaint::{Complaint, settle};
 use crate::config::{Config, PolicydConfig};
 use crate::manifest::files::walk;
 use crate::manifest::{Foreign, Manifests, read};
-use crate::policy::compile;
+use crate::policy::{Viewer, compile};
 use crate::xds::resource::version_of;
 use crate::yaml::Source;
 
@@ -28,6 +28,15 @@ pub struct Report {
     pub configurations: Vec<Configuration>,
     /// What the manifests come to; none when there were none.
     pub policy: Option<Summary>,
+}
+
+/// A Service that is reached at VIPs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Inbound {
+    /// As people name it.
+    pub name: String,
+    /// Addresses behind it.
+    pub backends: usize,
 }
 
 /// A configuration file that is fine.
@@ -52,6 +61,8 @@ pub struct Summary {
     pub vips: Vec<Vip>,
     /// The policies, and what each covers.
     pub policies: Vec<Policy>,
+    /// The Services that are reached at VIPs, and what is behind each.
+    pub services: Vec<Inbound>,
     /// Covered pod addresses.
     pub endpoints: usize,
     /// Those among them that have no VIP, so that their traffic is dropped.
@@ -115,7 +126,7 @@ pub fn run(paths: &[PathBuf]) -> Report {
             File::Gateway => match Config::from_source(&source) {
                 Ok(config) => {
                     let what = format!("gateway {}", config.name);
-                    gateways.push(config.name);
+                    gateways.push(Viewer::of(&config));
                     (what, Vec::new())
                 }
                 Err(complaints) => (String::new(), complaints.0),
@@ -139,7 +150,7 @@ pub fn run(paths: &[PathBuf]) -> Report {
         // With one gateway the question is what that one would do, else what all of them would.
         let gateway = if gateways.len() == 1 { gateways.pop() } else { None };
         let compiled = compile(&manifests.objects);
-        let set = compiled.deal.part_of(gateway.as_deref(), &version_of(&compiled.deal));
+        let set = compiled.deal.part_of(gateway.as_ref(), &version_of(&compiled.deal));
         report.policy = Some(summary(files, &manifests, &set));
         report.complaints.extend(manifests.complaints);
         report.complaints.extend(compiled.complaints);
@@ -185,18 +196,20 @@ fn summary(files: usize, manifests: &Manifests, set: &PolicySet) -> Summary {
         name: vip.name.to_string(),
         reserved_ports: vip.reserved_ports.clone(),
     });
+    let services = set.services.iter().map(|it| Inbound { name: it.name.to_string(), backends: it.backends.len() });
     Summary {
         files,
         objects,
         version: set.version.clone(),
         vips: vips.collect(),
         policies,
+        services: services.collect(),
         endpoints: set.endpoints.len(),
         closed: set.endpoints.iter().filter(|endpoint| endpoint.vips.is_empty()).count(),
     }
 }
 
-/// VIPs and policies that are listed one by one; of more than this only the number is told.
+/// VIPs, policies and Services that are listed one by one; of more than this only the number is told.
 const LISTED: usize = 50;
 
 impl fmt::Display for Report {
@@ -218,14 +231,15 @@ impl fmt::Display for Summary {
         writeln!(f, "manifests in {} file(s): {}", self.files, objects.join(", "))?;
         writeln!(
             f,
-            "policy {}: {} VIPs, {} policies, {} endpoints, {} of them without a VIP",
+            "policy {}: {} VIPs, {} policies, {} endpoints, {} of them without a VIP; {} Services",
             self.version,
             self.vips.len(),
             self.policies.len(),
             self.endpoints,
-            self.closed
+            self.closed,
+            self.services.len()
         )?;
-        if self.vips.len().max(self.policies.len()) > LISTED {
+        if self.vips.len().max(self.policies.len()).max(self.services.len()) > LISTED {
             return Ok(());
         }
         for vip in &self.vips {
@@ -235,6 +249,9 @@ impl fmt::Display for Summary {
         }
         for policy in &self.policies {
             writeln!(f, "  egress of {}: {} endpoints", policy.name, policy.endpoints)?;
+        }
+        for service in &self.services {
+            writeln!(f, "  inbound of {}: {} backends", service.name, service.backends)?;
         }
         Ok(())
     }

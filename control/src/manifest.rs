@@ -3,10 +3,12 @@
 //! Here only what one document can say about itself is checked; what objects mean together is the policy compiler's.
 
 mod address;
+mod annotation;
 pub mod crd;
 pub mod files;
 mod labels;
 mod pod;
+mod port;
 mod read;
 pub mod schema;
 mod service;
@@ -15,12 +17,13 @@ mod values;
 mod vipgate;
 
 pub use self::address::{Family, unusable as unusable_address};
+pub(crate) use self::annotation::{ANNOUNCE_FIELD, EGRESS_FIELD, TABLE_SIZE_FIELD};
 pub use self::labels::{LabelSelector, Requirement};
-pub use self::pod::Pod;
+pub use self::pod::{DEFAULT_WEIGHT, MOST_WEIGHT, Pod};
+pub use self::port::Protocol;
 pub use self::read::{Foreign, Manifests, load, read};
-pub(crate) use self::service::{ANNOUNCE_FIELD, EGRESS_FIELD};
-pub use self::service::{Service, ServicePort};
-pub use self::slice::{EndpointSlice, SliceEndpoint};
+pub use self::service::{DEFAULT_TABLE_SIZE, Service, ServicePort, is_table_size};
+pub use self::slice::{EndpointSlice, Hints, SliceEndpoint, SlicePort};
 pub use self::values::{AddressRange, Cidr};
 pub use self::vipgate::{
     AddressPool, AddressPoolSpec, AddressSelection, Announce, Distribution, EgressPolicy, EgressPolicySpec, Gateway,

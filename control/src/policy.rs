@@ -4,6 +4,7 @@
 //! under the same version. What is wrong with single documents was said while reading; here is said what objects mean
 //! together. In doubt a pod is covered without a VIP, so that its traffic is dropped: nothing leaves untranslated.
 
+mod backends;
 mod claim;
 mod deal;
 mod endpoints;
@@ -13,10 +14,11 @@ mod gateways;
 mod inventory;
 mod pods;
 mod pool;
+mod services;
 mod slices;
 mod vips;
 
-pub use self::deal::{Blocks, Deal, DealtEndpoint, DealtVip, Peer, Share};
+pub use self::deal::{Blocks, Deal, DealtBackend, DealtEndpoint, DealtService, DealtVip, Peer, Share, Viewer};
 pub use self::fingerprint::{Fingerprint, mix};
 pub use self::follow::{Change, Follower, follow};
 
@@ -61,18 +63,19 @@ pub fn compile<'a>(objects: impl IntoIterator<Item = &'a Object>) -> Compiled {
     let inventory = Inventory::new(objects, log);
     let gateways = Gateways::new(&inventory);
     let pods = Pods::new(&inventory, log);
-    let slices = Slices::new(&inventory, &pods, log);
+    let slices = Slices::new(&inventory, &pods);
     let pools = Pools::new(&inventory, log);
     let sources =
         claim::Sources { inventory: &inventory, gateways: &gateways, pods: &pods, slices: &slices, pools: &pools };
     let claims = claim::collect(&sources, log);
     let vips = vips::settle(&sources, &claims, log);
-    let endpoints = endpoints::settle(&claims, &vips, &gateways, &pods, log);
+    let endpoints = endpoints::settle(&claims, &vips.held, &gateways, &pods, log);
+    let services = services::settle(&sources, &vips, log);
     let mut policies: Vec<_> = claims.into_iter().map(|claim| claim.spec).collect();
     policies.sort_by(|a, b| a.name.cmp(&b.name));
-    let vips = vips.into_iter().map(|held| deal_vip(held, &gateways)).collect();
+    let vips = vips.held.into_iter().map(|held| deal_vip(held, &gateways)).collect();
     settle(&mut complaints);
-    Compiled { deal: Deal { policies, vips, endpoints, peers: gateways.peers() }, complaints }
+    Compiled { deal: Deal { policies, vips, endpoints, services, peers: gateways.peers() }, complaints }
 }
 
 /// Splits the ports of a VIP between those that hold it.

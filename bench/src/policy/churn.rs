@@ -126,6 +126,7 @@ impl Churn {
             policies: self.policies().collect(),
             vips: self.vips().map(|spec| DealtVip { spec, shares: Vec::new() }).collect(),
             endpoints: self.endpoints().map(|spec| DealtEndpoint { spec, gateway: None }).collect(),
+            services: Vec::new(),
             peers: Vec::new(),
         }
     }
@@ -169,6 +170,7 @@ fn policy_name(vip: u32) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
+    use vipgate::policy::Viewer;
     use vipgate_dataplane::snapshot::change::PolicyChange;
 
     use super::*;
@@ -199,7 +201,7 @@ mod tests {
     fn a_gateway_sees_what_the_server_has() {
         let mut churn = Churn::new(Size { vips: 3, endpoints: 20 });
         churn.change();
-        let seen = churn.deal().part_of(Some("gw-bench"), "bench");
+        let seen = churn.deal().part_of(Some(&Viewer::named("gw-bench")), "bench");
         assert!(PolicyChange::between(&churn.set(), &seen).is_empty());
         assert_eq!((seen.policies.len(), seen.vips.len(), seen.endpoints.len()), (3, 3, 21));
     }

@@ -33,6 +33,8 @@ fn the_examples_are_fine() {
     let policies: Vec<_> = policy.policies.iter().map(|policy| (policy.name.as_str(), policy.endpoints)).collect();
     assert_eq!(policies, [("EgressPolicy tenant-b/web", 2), ("Service tenant-a/api", 4)]);
     assert_eq!((policy.endpoints, policy.closed), (6, 0));
+    let services: Vec<_> = policy.services.iter().map(|service| (service.name.as_str(), service.backends)).collect();
+    assert_eq!(services, [("Service tenant-a/api", 4), ("Service tenant-b/web", 2)]);
     let text = report.to_string();
     assert!(text.contains("4 VIPs, 2 policies, 6 endpoints, 0 of them without a VIP"), "{text}");
     assert!(text.ends_with("\nerrors: 0, warnings: 0\n"), "{text}");

@@ -8,7 +8,7 @@ use vipgate_dataplane::snapshot::spec::PolicySet;
 
 use crate::complaint::Complaints;
 use crate::manifest::Foreign;
-use crate::policy::{Follower, compile_files};
+use crate::policy::{Follower, Viewer, compile_files};
 use crate::xds::book::Offer;
 use crate::xds::client::Event;
 use crate::xds::resource::version_of;
@@ -34,11 +34,10 @@ pub(super) enum News {
 
 impl Feed {
     /// Files, followed from now on; what they say now.
-    pub(super) fn files(paths: Vec<PathBuf>, gateway: &str) -> Result<(Self, Offer), Complaints> {
+    pub(super) fn files(paths: Vec<PathBuf>, viewer: Viewer) -> Result<(Self, Offer), Complaints> {
         // Followed first, read then: what changes in between is not missed.
         let follower = Follower::new(paths.clone());
-        let mut files =
-            Files { paths, gateway: gateway.to_owned(), in_force: PolicySet::default(), read: PolicySet::default() };
+        let mut files = Files { paths, viewer, in_force: PolicySet::default(), read: PolicySet::default() };
         let offer = files.read()?;
         Ok((Self::Files(Box::new(files), follow(follower)), offer))
     }
@@ -60,7 +59,7 @@ impl Feed {
 /// Manifests in files, and what they came to when they were last put in force.
 pub(super) struct Files {
     paths: Vec<PathBuf>,
-    gateway: String,
+    viewer: Viewer,
     in_force: PolicySet,
     /// What was read last.
     read: PolicySet,
@@ -73,7 +72,7 @@ impl Files {
         for warning in &warnings {
             tracing::warn!(event = "policy_warning", "{warning}");
         }
-        self.read = deal.part_of(Some(&self.gateway), &version_of(&deal));
+        self.read = deal.part_of(Some(&self.viewer), &version_of(&deal));
         Ok(Offer { updates: 1, change: PolicyChange::between(&self.in_force, &self.read), peers: deal.peers })
     }
 

@@ -49,6 +49,7 @@ use super::workers::{self, Threads};
 use crate::config::{self, Config, PolicySource, Unserved};
 use crate::failure::Failure;
 use crate::kernel::{Network, Resolver, ResolverLimits, Wanted};
+use crate::policy::Viewer;
 use crate::xds::book::Offer;
 use crate::xds::client::{Client, ServerStatus};
 use crate::{admin, metrics};
@@ -218,7 +219,7 @@ struct Opened {
 fn open_feed(config: &Config) -> Result<Opened, Failure> {
     match &config.policy {
         PolicySource::Files(paths) => {
-            let (feed, offer) = Feed::files(paths.clone(), &config.name).map_err(Failure::usage)?;
+            let (feed, offer) = Feed::files(paths.clone(), Viewer::of(config)).map_err(Failure::usage)?;
             let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
             let source = format!("files {}", paths.join(", "));
             Ok(Opened { feed, source, server: None, offer: Some(offer), client: None })

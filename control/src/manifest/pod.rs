@@ -8,7 +8,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod as Document, PodStatus};
 
 use super::read::Report;
-use super::unusable_address;
+use super::{annotation, unusable_address};
 use crate::complaint::Severity;
 
 /// What counts of a pod.
@@ -22,7 +22,14 @@ pub struct Pod {
     pub is_on_host_network: bool,
     /// The addresses that it has now, and the fields that they stand in.
     pub addresses: Vec<(Arc<str>, IpAddr)>,
+    /// Its part of new sessions, beside those of others behind the same Service; 0: none.
+    pub weight: u16,
 }
+
+/// The weight of a pod that has none.
+pub const DEFAULT_WEIGHT: u16 = 1;
+/// The greatest weight: one pod takes at most so many times what another does.
+pub const MOST_WEIGHT: u16 = 256;
 
 /// Reads a pod; addresses that it can't have are reported, and left out.
 pub(super) fn read(document: Document, report: &mut Report<'_>) -> Pod {
@@ -36,8 +43,13 @@ pub(super) fn read(document: Document, report: &mut Report<'_>) -> Pod {
         }
         None => true,
     });
+    annotation::complain_about_unknown(&document.metadata, &annotation::OF_PODS, report);
+    let says = format!("a number from 0 to {MOST_WEIGHT}");
+    let fits = |weight| weight <= u32::from(MOST_WEIGHT);
+    let weight = annotation::number(&document.metadata, annotation::WEIGHT, fits, &says, report);
+    let weight = weight.and_then(|weight| weight.try_into().ok()).unwrap_or(DEFAULT_WEIGHT);
     let labels = document.metadata.labels.unwrap_or_default();
-    Pod { labels, node: spec.node_name.map(Arc::from), is_on_host_network, addresses }
+    Pod { labels, node: spec.node_name.map(Arc::from), is_on_host_network, addresses, weight }
 }
 
 fn addresses(status: &PodStatus, report: &mut Report<'_>) -> Vec<(Arc<str>, IpAddr)> {

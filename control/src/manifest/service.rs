@@ -1,27 +1,37 @@
-//! `LoadBalancer` Services: their VIPs, the ports that belong to them, and what their annotations ask for.
+//! `LoadBalancer` Services: their VIPs, the ports that belong to them, how sessions are spread behind them, and what their
+//! annotations ask for.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Service as Document, ServiceSpec, ServiceStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use vipgate_dataplane::snapshot::spec::Scope;
 
-use super::Announce;
 use super::read::Report;
+use super::{Announce, Protocol, annotation, port};
 use crate::complaint::Severity;
-use crate::yaml::nearest;
 
-/// The annotation of a Service that makes it an egress policy too, and the field that it is.
-const EGRESS_ANNOTATION: &str = "vipgate.io/egress";
-pub(crate) const EGRESS_FIELD: &str = "metadata.annotations[vipgate.io/egress]";
-/// The annotation of a Service that says how its VIPs are announced, and the field that it is.
-const ANNOUNCE_ANNOTATION: &str = "vipgate.io/announce";
-pub(crate) const ANNOUNCE_FIELD: &str = "metadata.annotations[vipgate.io/announce]";
 /// The load balancer class that is ours; Services without a class are too.
 const LOAD_BALANCER_CLASS: &str = "vipgate.io/vipgate";
+/// Places in a table of backends where nothing is said: a hundred backends differ by a tenth in what they get.
+pub const DEFAULT_TABLE_SIZE: u32 = 2039;
+/// Seconds for which a client stays with its backend, where nothing is said; and how many there can be, as Kubernetes has it.
+const DEFAULT_AFFINITY: i32 = 10_800;
+const AFFINITIES: std::ops::RangeInclusive<i32> = 1..=86_400;
+
+/// The least and the most places that a table of backends can have.
+const TABLE_SIZES: std::ops::RangeInclusive<u32> = 7..=131_071;
+
+/// Whether a table of backends can have so many places: a prime, so that each step through it comes by all of them.
+pub fn is_table_size(places: u32) -> bool {
+    TABLE_SIZES.contains(&places) && !(2..=places.isqrt()).any(|divisor| places.is_multiple_of(divisor))
+}
 
 /// What counts of a Service.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Service {
     /// When it was made.
     pub created: Option<Time>,
@@ -31,33 +41,79 @@ pub struct Service {
     pub unserved: Option<String>,
     /// It has no VIP yet: whoever gives out addresses hasn't come to it. That is no mistake, and its pods wait closed.
     pub pending: bool,
-    /// What is reached at its VIPs: frontends, and the health check.
+    /// Its frontends.
     pub ports: Vec<ServicePort>,
     /// What its annotation says about announcing.
     pub announce: Option<Announce>,
     /// Whether its annotation makes it an egress policy.
     pub egress: bool,
+    /// Seconds for which a client stays with its backend; none: each session is placed by itself.
+    pub affinity: Option<u32>,
+    /// The clients outside that may reach it, without bits beyond their prefixes; empty: all.
+    pub source_ranges: Vec<IpNet>,
+    /// Places in its table of backends.
+    pub table_size: u32,
+    /// Which backends serve clients outside the cluster.
+    pub external: Scope,
+    /// Which ones serve pods.
+    pub internal: Scope,
+    /// The port of its health check.
+    pub health_check: Option<u16>,
 }
 
-/// A port that is reached at a VIP.
+/// A frontend of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
-    /// Its number.
+    /// Its name; empty if it has none.
+    pub name: Arc<str>,
+    /// Its number at the VIPs.
     pub port: u16,
-    /// `TCP`, `UDP` or `SCTP`.
-    pub protocol: String,
-    /// Field that it stands in.
-    pub field: String,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// The number at the pods, where slices don't say; none if it is a name there.
+    pub target: Option<u16>,
+    /// Its place in the list.
+    pub at: usize,
+}
+
+impl ServicePort {
+    /// The field that its number stands in.
+    pub fn field(&self) -> String {
+        format!("spec.ports[{}].port", self.at)
+    }
+}
+
+impl Service {
+    /// The field of the health check's port.
+    pub const HEALTH_CHECK_FIELD: &str = "spec.healthCheckNodePort";
+
+    /// The port of the health check if it is answered: only who serves from its own node has something to tell.
+    pub fn served_health_check(&self) -> Option<u16> {
+        self.health_check.filter(|_| self.external == Scope::Local)
+    }
 }
 
 /// Reads a Service; what makes no sense is reported, and left out.
 pub(super) fn read(document: &Document, report: &mut Report<'_>) -> Service {
     let metadata = &document.metadata;
     let spec = document.spec.as_ref();
-    complain_about_annotations(metadata, report);
-    let egress = annotation(metadata, EGRESS_ANNOTATION, &[("true", true), ("false", false)], report);
-    let created = metadata.creation_timestamp.clone();
-    let mut service = Service { created, egress: egress.unwrap_or_default(), ..Service::default() };
+    annotation::complain_about_unknown(metadata, &annotation::OF_SERVICES, report);
+    let egress = annotation::word(metadata, annotation::EGRESS, &[("true", true), ("false", false)], report);
+    let mut service = Service {
+        created: metadata.creation_timestamp.clone(),
+        vips: Vec::new(),
+        unserved: None,
+        pending: false,
+        ports: Vec::new(),
+        announce: None,
+        egress: egress.unwrap_or_default(),
+        affinity: None,
+        source_ranges: Vec::new(),
+        table_size: DEFAULT_TABLE_SIZE,
+        external: Scope::Cluster,
+        internal: Scope::Cluster,
+        health_check: None,
+    };
     let kind = spec.and_then(|spec| spec.type_.as_deref()).unwrap_or("ClusterIP");
     if kind != "LoadBalancer" {
         service.unserved = Some(format!("its type is {kind}, not LoadBalancer"));
@@ -69,14 +125,35 @@ pub(super) fn read(document: &Document, report: &mut Report<'_>) -> Service {
         return service;
     }
     let announces = [("L2", Announce::L2), ("BGP", Announce::Bgp)];
-    service.announce = annotation(metadata, ANNOUNCE_ANNOTATION, &announces, report);
-    service.ports = spec.map(|spec| ports(spec, report)).unwrap_or_default();
+    service.announce = annotation::word(metadata, annotation::ANNOUNCE, &announces, report);
+    let says = "a prime from 7 to 131071, as \"4093\"";
+    let table_size = annotation::number(metadata, annotation::TABLE_SIZE, is_table_size, says, report);
+    service.table_size = table_size.unwrap_or(DEFAULT_TABLE_SIZE);
+    if let Some(spec) = spec {
+        read_spec(&mut service, spec, report);
+    }
     service.vips = document.status.as_ref().map(|status| vips(status, report)).unwrap_or_default();
     if service.vips.is_empty() {
         service.unserved = Some("its status.loadBalancer.ingress has no address".into());
         service.pending = true;
     }
     service
+}
+
+fn read_spec(service: &mut Service, spec: &ServiceSpec, report: &mut Report<'_>) {
+    service.ports = ports(spec, report);
+    service.affinity = affinity(spec, report);
+    service.source_ranges = source_ranges(spec, report);
+    service.external = scope("spec.externalTrafficPolicy", spec.external_traffic_policy.as_deref(), report);
+    service.internal = scope("spec.internalTrafficPolicy", spec.internal_traffic_policy.as_deref(), report);
+    // Kubernetes writes 0 where there is none.
+    let health = spec.health_check_node_port.filter(|port| *port != 0);
+    service.health_check =
+        health.and_then(|port| port::number(port, || Service::HEALTH_CHECK_FIELD.to_owned(), report));
+    if service.health_check.is_some() && service.served_health_check().is_none() {
+        let reason = "means something only with externalTrafficPolicy Local: nothing answers there";
+        report(Severity::Warning, Service::HEALTH_CHECK_FIELD, reason.to_owned());
+    }
 }
 
 fn vips(status: &ServiceStatus, report: &mut Report<'_>) -> Vec<(Arc<str>, IpAddr)> {
@@ -94,43 +171,66 @@ fn vips(status: &ServiceStatus, report: &mut Report<'_>) -> Vec<(Arc<str>, IpAdd
     vips
 }
 
-/// Frontend ports and the health-check port.
 fn ports(spec: &ServiceSpec, report: &mut Report<'_>) -> Vec<ServicePort> {
-    let frontends = spec
-        .ports
-        .iter()
-        .flatten()
-        .enumerate()
-        .map(|(i, port)| (port.port, port.protocol.as_deref().unwrap_or("TCP"), format!("spec.ports[{i}].port")));
-    let health = spec.health_check_node_port.filter(|port| *port != 0);
-    let health = health.map(|port| (port, "TCP", "spec.healthCheckNodePort".to_owned()));
     let mut ports = Vec::new();
-    for (port, protocol, field) in frontends.chain(health) {
-        match u16::try_from(port) {
-            Ok(port) if port > 0 => ports.push(ServicePort { port, protocol: protocol.to_owned(), field }),
-            _ => report(Severity::Error, &field, format!("must be from 1 to 65535, is {port}")),
-        }
+    for (at, it) in spec.ports.iter().flatten().enumerate() {
+        let number = port::number(it.port, || format!("spec.ports[{at}].port"), report);
+        let protocol = port::protocol("spec.ports", at, it.protocol.as_deref(), report);
+        let (Some(number), Some(protocol)) = (number, protocol) else { continue };
+        let target = match &it.target_port {
+            None | Some(IntOrString::Int(0)) => Some(number),
+            Some(IntOrString::Int(target)) => port::number(*target, || format!("spec.ports[{at}].targetPort"), report),
+            Some(IntOrString::String(_)) => None,
+        };
+        let name = it.name.as_deref().unwrap_or_default().into();
+        ports.push(ServicePort { name, port: number, protocol, target, at });
     }
     ports
 }
 
-/// An annotation of ours that is unknown is misspelt, and what it asks for would silently not be done.
-fn complain_about_annotations(metadata: &ObjectMeta, report: &mut Report<'_>) {
-    let known = [EGRESS_ANNOTATION, ANNOUNCE_ANNOTATION];
-    let names = metadata.annotations.iter().flat_map(|annotations| annotations.keys());
-    for name in names.filter(|name| name.starts_with("vipgate.io/") && !known.contains(&name.as_str())) {
-        let hint = nearest(name, &known).map(|near| format!(", did you mean {near}?")).unwrap_or_default();
-        report(Severity::Warning, &format!("metadata.annotations[{name}]"), format!("unknown annotation{hint}"));
+fn affinity(spec: &ServiceSpec, report: &mut Report<'_>) -> Option<u32> {
+    match spec.session_affinity.as_deref() {
+        None | Some("" | "None") => return None,
+        Some("ClientIP") => {}
+        Some(other) => {
+            let reason = format!("`{other}` is unknown, expected None or ClientIP");
+            report(Severity::Error, "spec.sessionAffinity", reason);
+            return None;
+        }
     }
+    let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
+    let seconds = config.and_then(|config| config.timeout_seconds).unwrap_or(DEFAULT_AFFINITY);
+    if !AFFINITIES.contains(&seconds) {
+        let reason = format!("must be from {} to {} seconds, is {seconds}", AFFINITIES.start(), AFFINITIES.end());
+        report(Severity::Error, "spec.sessionAffinityConfig.clientIP.timeoutSeconds", reason);
+    }
+    u32::try_from(seconds).ok()
 }
 
-fn annotation<T: Copy>(metadata: &ObjectMeta, name: &str, values: &[(&str, T)], report: &mut Report<'_>) -> Option<T> {
-    let text = metadata.annotations.as_ref()?.get(name)?;
-    let value = values.iter().find(|(word, _)| word == text).map(|(_, value)| *value);
-    if value.is_none() {
-        let words = values.iter().map(|(word, _)| format!("\"{word}\"")).collect::<Vec<_>>().join(" or ");
-        let reason = format!("must be {words}, is \"{text}\"");
-        report(Severity::Error, &format!("metadata.annotations[{name}]"), reason);
+fn source_ranges(spec: &ServiceSpec, report: &mut Report<'_>) -> Vec<IpNet> {
+    let mut ranges = Vec::new();
+    for (i, text) in spec.load_balancer_source_ranges.iter().flatten().enumerate() {
+        match text.trim().parse::<IpNet>() {
+            Ok(range) => ranges.push(range.trunc()),
+            Err(_) => report(
+                Severity::Error,
+                &format!("spec.loadBalancerSourceRanges[{i}]"),
+                format!("`{text}` is no prefix: write address/length, as in 198.51.100.0/24 or 2001:db8::/32"),
+            ),
+        }
     }
-    value
+    ranges.sort_unstable();
+    ranges.dedup();
+    ranges
+}
+
+fn scope(field: &str, text: Option<&str>, report: &mut Report<'_>) -> Scope {
+    match text {
+        None | Some("" | "Cluster") => Scope::Cluster,
+        Some("Local") => Scope::Local,
+        Some(other) => {
+            report(Severity::Error, field, format!("`{other}` is unknown, expected Cluster or Local"));
+            Scope::Cluster
+        }
+    }
 }

@@ -1,14 +1,15 @@
 //! Endpoint slices: the pods behind a Service. Those that aren't ready count too: a pod that starts or ends calls out like
-//! any other, and must never leave with its own address.
+//! any other, and must never leave with its own address; and sessions that it has stay with it.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::api::discovery::v1::EndpointSlice as Document;
+use k8s_openapi::api::discovery::v1::{EndpointConditions, EndpointHints, EndpointPort, EndpointSlice as Document};
+use vipgate_dataplane::snapshot::spec::BackendState;
 
 use super::read::Report;
-use super::{DEFAULT_NAMESPACE, Family, unusable_address};
+use super::{DEFAULT_NAMESPACE, Family, Protocol, port, unusable_address};
 use crate::complaint::Severity;
 
 /// Label that names the Service.
@@ -19,8 +20,21 @@ const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 pub struct EndpointSlice {
     /// The Service that its endpoints are behind, in the same namespace, if it says one.
     pub service: Option<String>,
+    /// The ports that its endpoints listen on; none: on all.
+    pub ports: Option<Vec<SlicePort>>,
     /// Its endpoints: one for each address.
     pub endpoints: Vec<SliceEndpoint>,
+}
+
+/// A port of all endpoints of a slice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicePort {
+    /// The name of the Service's port that it belongs to; empty if that has none.
+    pub name: Arc<str>,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// Its number; none: whatever the Service says.
+    pub port: Option<u16>,
 }
 
 /// An address behind a Service.
@@ -34,8 +48,21 @@ pub struct SliceEndpoint {
     pub node: Option<Arc<str>>,
     /// The zone that it is in, if the slice says so.
     pub zone: Option<Arc<str>>,
+    /// Whether it takes sessions.
+    pub state: BackendState,
+    /// Whom it is meant for, if anybody in particular.
+    pub hints: Option<Arc<Hints>>,
     /// Its place in the slice: of the endpoint, and of the address in it.
     pub at: (usize, usize),
+}
+
+/// Whom an endpoint is meant for: not both are empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hints {
+    /// Names of nodes, ascending.
+    pub nodes: Vec<Arc<str>>,
+    /// Zones, ascending.
+    pub zones: Vec<Arc<str>>,
 }
 
 impl SliceEndpoint {
@@ -56,7 +83,8 @@ pub(super) fn read(document: Document, report: &mut Report<'_>) -> EndpointSlice
         let reason = format!("has no label {SERVICE_NAME_LABEL}: its endpoints belong to no Service");
         report(Severity::Warning, "metadata.labels", reason);
     }
-    let mut slice = EndpointSlice { service, endpoints: Vec::with_capacity(document.endpoints.len()) };
+    let ports = document.ports.map(|ports| read_ports(ports, report));
+    let mut slice = EndpointSlice { service, ports, endpoints: Vec::with_capacity(document.endpoints.len()) };
     let family = match document.address_type.as_str() {
         "IPv4" => Family::V4,
         "IPv6" => Family::V6,
@@ -75,6 +103,8 @@ pub(super) fn read(document: Document, report: &mut Report<'_>) -> EndpointSlice
         let pod: Arc<str> = endpoint.target_ref.and_then(|target| pod(target, namespace)).unwrap_or_default().into();
         let node: Option<Arc<str>> = endpoint.node_name.map(Arc::from);
         let zone: Option<Arc<str>> = endpoint.zone.map(Arc::from);
+        let state = state(&endpoint.conditions.unwrap_or_default());
+        let hints = endpoint.hints.and_then(hints);
         for (j, text) in endpoint.addresses.iter().enumerate() {
             match check(text, family) {
                 Ok(address) => slice.endpoints.push(SliceEndpoint {
@@ -82,6 +112,8 @@ pub(super) fn read(document: Document, report: &mut Report<'_>) -> EndpointSlice
                     pod: pod.clone(),
                     node: node.clone(),
                     zone: zone.clone(),
+                    state,
+                    hints: hints.clone(),
                     at: (i, j),
                 }),
                 Err(reason) => report(Severity::Error, &field((i, j)), reason),
@@ -89,6 +121,41 @@ pub(super) fn read(document: Document, report: &mut Report<'_>) -> EndpointSlice
         }
     }
     slice
+}
+
+fn read_ports(ports: Vec<EndpointPort>, report: &mut Report<'_>) -> Vec<SlicePort> {
+    let read = |(i, it): (usize, EndpointPort)| {
+        let protocol = port::protocol("ports", i, it.protocol.as_deref(), report)?;
+        let port = match it.port {
+            None => None,
+            Some(number) => Some(port::number(number, || format!("ports[{i}].port"), report)?),
+        };
+        Some(SlicePort { name: it.name.unwrap_or_default().into(), protocol, port })
+    };
+    ports.into_iter().enumerate().filter_map(read).collect()
+}
+
+/// As Kubernetes reads conditions: who says nothing is ready, who is ready serves.
+fn state(conditions: &EndpointConditions) -> BackendState {
+    let ready = conditions.ready.unwrap_or(true);
+    let serving = conditions.serving.unwrap_or(ready);
+    match (ready, serving && conditions.terminating.unwrap_or_default()) {
+        (true, _) => BackendState::Ready,
+        (false, true) => BackendState::Terminating,
+        (false, false) => BackendState::NotReady,
+    }
+}
+
+fn hints(hints: EndpointHints) -> Option<Arc<Hints>> {
+    let sorted = |names: Vec<String>| {
+        let mut names: Vec<Arc<str>> = names.into_iter().map(Arc::from).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    };
+    let nodes = sorted(hints.for_nodes.unwrap_or_default().into_iter().map(|it| it.name).collect());
+    let zones = sorted(hints.for_zones.unwrap_or_default().into_iter().map(|it| it.name).collect());
+    (!nodes.is_empty() || !zones.is_empty()).then(|| Arc::new(Hints { nodes, zones }))
 }
 
 fn check(text: &str, family: Family) -> Result<IpAddr, String> {

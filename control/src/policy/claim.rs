@@ -81,6 +81,10 @@ pub(super) fn collect<'a>(sources: &Sources<'a>, log: &mut Vec<Complaint>) -> Ve
     let mut annotated: Vec<_> = services.iter().filter(|service| service.body.egress).copied().collect();
     annotated.sort_by_key(|service| seniority(service.body.created.as_ref(), service.id));
     claims.extend(annotated.into_iter().map(|service| sources.annotated(service, log)));
+    let services: HashSet<Key<'_>> = claims.iter().filter_map(|claim| claim.service).collect();
+    for service in services {
+        sources.slices.complain_about_hosts(service, log);
+    }
     claims
 }
 

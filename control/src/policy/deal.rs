@@ -1,5 +1,11 @@
 //! A compiled policy for all gateways together: what there is, and who of them has which part of it.
 
+mod service;
+mod viewer;
+
+pub use self::service::{DealtBackend, DealtService};
+pub use self::viewer::Viewer;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -15,6 +21,8 @@ pub struct Deal {
     pub vips: Vec<DealtVip>,
     /// Every covered pod address, each once.
     pub endpoints: Vec<DealtEndpoint>,
+    /// The Services that are reached at VIPs, by name.
+    pub services: Vec<DealtService>,
     /// The gateways, by name. None: each gateway is alone and owns everything.
     pub peers: Vec<Peer>,
 }
@@ -116,19 +124,30 @@ impl Deal {
         [self.policies.len(), self.vips.len(), self.endpoints.len(), self.peers.len()]
     }
 
-    /// What one gateway does of it; without a name, all of it.
-    pub fn part_of(&self, gateway: Option<&str>, version: &str) -> PolicySet {
+    /// The gateway of this name.
+    pub fn peer(&self, name: &str) -> Option<&Peer> {
+        let at = self.peers.binary_search_by(|peer| (*peer.name).cmp(name)).ok()?;
+        self.peers.get(at)
+    }
+
+    /// What one gateway does of it; without one, all of it, as seen from nowhere in particular.
+    pub fn part_of(&self, viewer: Option<&Viewer>, version: &str) -> PolicySet {
+        let gateway = viewer.map(|viewer| &*viewer.name);
         let vips = self.vips.iter().filter(|vip| gateway.is_none_or(|name| vip.is_held_by(name)));
         let endpoints = self.endpoints.iter().map(|endpoint| match gateway {
             Some(name) => endpoint.seen_by(name),
             None => endpoint.spec.clone(),
         });
+        let placed = viewer.map(|viewer| viewer.placed(self.peer(&viewer.name))).unwrap_or_default();
         PolicySet {
             version: version.to_owned(),
             policies: self.policies.clone(),
             vips: vips.map(|vip| vip.spec.clone()).collect(),
             endpoints: endpoints.collect(),
-            services: Vec::new(),
+            services: self.services.iter().map(|service| service.seen_by(&placed)).collect(),
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,7 +9,7 @@ use foldhash::{HashMap, HashMapExt};
 use super::gateways::Place;
 use super::inventory::{Inventory, Located};
 use crate::complaint::Complaint;
-use crate::manifest::{Pod, PodSelector};
+use crate::manifest::{DEFAULT_WEIGHT, Pod, PodSelector};
 
 /// Label of a node with its zone.
 pub(super) const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
@@ -31,6 +31,8 @@ pub(super) struct Pods<'a> {
     hosts: HashMap<IpAddr, &'a Arc<str>>,
     /// Zones of nodes.
     zones: HashMap<&'a str, &'a str>,
+    /// Weights of pods that don't have the usual one, by `namespace/pod`.
+    weights: HashMap<Arc<str>, u16>,
 }
 
 #[derive(Debug)]
@@ -53,6 +55,7 @@ impl<'a> Pods<'a> {
             by_address: HashMap::new(),
             hosts: HashMap::new(),
             zones: HashMap::new(),
+            weights: HashMap::new(),
         };
         for node in &inventory.nodes {
             let zone = node.body.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE_LABEL));
@@ -69,6 +72,9 @@ impl<'a> Pods<'a> {
     }
 
     fn add(&mut self, pod: Located<'a, Pod>, inventory: &Inventory<'a>, log: &mut Vec<Complaint>) {
+        if pod.body.weight != DEFAULT_WEIGHT {
+            self.weights.insert(pod.id.path().into(), pod.body.weight);
+        }
         let addresses = &pod.body.addresses;
         if addresses.is_empty() {
             return;
@@ -96,6 +102,11 @@ impl<'a> Pods<'a> {
     /// `namespace/pod` of the pod with this address.
     pub(super) fn name_of(&self, address: IpAddr) -> Option<&Arc<str>> {
         self.by_address.get(&address).map(|(name, _)| name)
+    }
+
+    /// The weight of the pod that is called `namespace/pod`.
+    pub(super) fn weight_of(&self, name: &str) -> u16 {
+        self.weights.get(name).copied().unwrap_or(DEFAULT_WEIGHT)
     }
 
     /// Where the pod with this address is.

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use foldhash::HashSet;
 
 use super::gateways::Place;
-use super::inventory::{Inventory, Key, Located};
+use super::inventory::{Inventory, Key};
 use super::pods::{Cover, Pods};
 use crate::complaint::Complaint;
-use crate::manifest::{EndpointSlice, SliceEndpoint};
+use crate::manifest::SliceEndpoint;
 
 /// The endpoints of every Service, known or not.
 #[derive(Debug)]
@@ -18,22 +18,30 @@ pub(super) struct Slices<'a> {
 }
 
 impl<'a> Slices<'a> {
-    pub(super) fn new(inventory: &'a Inventory<'a>, pods: &'a Pods<'a>, log: &mut Vec<Complaint>) -> Self {
-        for slice in inventory.slices() {
-            complain_about_hosts(*slice, pods, log);
-        }
+    pub(super) fn new(inventory: &'a Inventory<'a>, pods: &'a Pods<'a>) -> Self {
         Self { inventory, pods }
     }
 
     /// Those of some addresses that are endpoints of any Service.
     pub(super) fn among(&self, addresses: &HashSet<IpAddr>) -> HashSet<IpAddr> {
         let all = self.inventory.slices().flat_map(|slice| &slice.body.endpoints);
-        all.map(|endpoint| endpoint.address)
-            .filter(|address| addresses.contains(address) && self.pods.host_of(*address).is_none())
-            .collect()
+        all.map(|endpoint| endpoint.address).filter(|address| addresses.contains(address)).collect()
     }
 
-    /// The endpoints of a Service.
+    /// Complains about the addresses behind a Service that are hosts': what they send is not covered by its policy.
+    pub(super) fn complain_about_hosts(&self, service: Key<'a>, log: &mut Vec<Complaint>) {
+        for slice in self.inventory.slices_of(service) {
+            for endpoint in &slice.body.endpoints {
+                if let Some(host) = self.pods.host_of(endpoint.address) {
+                    let reason =
+                        format!("{} is an address of {host}, not a pod's own: left out of egress", endpoint.address);
+                    log.push(slice.warning(&endpoint.field(), reason));
+                }
+            }
+        }
+    }
+
+    /// The endpoints of a Service that have addresses of their own.
     pub(super) fn of(&self, service: Key<'a>) -> Vec<Cover<'a>> {
         let slices = self.inventory.slices_of(service);
         let mut covers = Vec::with_capacity(slices.iter().map(|slice| slice.body.endpoints.len()).sum());
@@ -43,17 +51,9 @@ impl<'a> Slices<'a> {
         covers
     }
 
-    fn place_of(&self, endpoint: &'a SliceEndpoint) -> Place<'a> {
+    /// Where an endpoint is, as its slice says, or its pod.
+    pub(super) fn place_of(&self, endpoint: &'a SliceEndpoint) -> Place<'a> {
         let (node, zone) = (endpoint.node.as_deref(), endpoint.zone.as_deref());
         if node.or(zone).is_some() { self.pods.place(node, zone) } else { self.pods.place_of(endpoint.address) }
-    }
-}
-
-fn complain_about_hosts(slice: Located<'_, EndpointSlice>, pods: &Pods<'_>, log: &mut Vec<Complaint>) {
-    for endpoint in &slice.body.endpoints {
-        if let Some(host) = pods.host_of(endpoint.address) {
-            let reason = format!("{} is an address of {host}, not a pod's own: left out", endpoint.address);
-            log.push(slice.warning(&endpoint.field(), reason));
-        }
     }
 }

@@ -1,6 +1,7 @@
 //! What manifests mean together: the policy that they come to, and every complaint with file, line and field.
 
 mod good;
+mod inbound;
 mod moves;
 mod refused;
 mod spread;
@@ -55,7 +56,8 @@ fn seen(manifests: &Manifests, gateway: Option<&str>) -> Viewed {
     let Compiled { deal, mut complaints } = compile(&manifests.objects);
     complaints.extend(manifests.complaints.iter().cloned());
     settle(&mut complaints);
-    Viewed { set: deal.part_of(gateway, &version_of(&deal)), deal, complaints }
+    let viewer = gateway.map(Viewer::named);
+    Viewed { set: deal.part_of(viewer.as_ref(), &version_of(&deal)), deal, complaints }
 }
 
 fn compiled(documents: &[String]) -> Viewed {

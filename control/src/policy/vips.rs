@@ -10,19 +10,19 @@ use vipgate_dataplane::snapshot::spec::{self, VipSpec};
 
 use super::claim::{Claim, Sources};
 use super::gateways::{Bid, GatewayId};
-use super::inventory::{Key, Located};
+use super::inventory::{Key, Located, seniority};
 use crate::complaint::{Complaint, Severity};
-use crate::manifest::{ANNOUNCE_FIELD, Announce, Origin, Service, unusable_address};
+use crate::manifest::{ANNOUNCE_FIELD, Announce, Origin, Protocol, Service, ServicePort, unusable_address};
 
 /// A VIP while it is being put together.
 #[derive(Debug, Default)]
 struct Vip<'a> {
-    /// The Services that it belongs to.
+    /// The Services that it belongs to, the oldest first.
     services: Vec<Located<'a, Service>>,
     /// The policy with selectors that holds it.
     claimed: Option<&'a Claim<'a>>,
     /// Port and protocol, and who has it.
-    ports: BTreeMap<(u16, &'a str), Located<'a, Service>>,
+    ports: BTreeMap<(u16, Protocol), Located<'a, Service>>,
     announce: Option<(Announce, Located<'a, Service>)>,
     /// Who may hold it, as the strongest policy that has it says; without one, every gateway.
     gateways: Option<&'a Arc<[GatewayId]>>,
@@ -43,9 +43,17 @@ pub(super) struct Held {
     pub(super) holders: Vec<GatewayId>,
 }
 
-/// Puts all VIPs together, sorted, and settles who holds them; those that nobody may hold are left out.
-pub(super) fn settle<'a>(sources: &Sources<'a>, claims: &'a [Claim<'a>], log: &mut Vec<Complaint>) -> Vec<Held> {
-    let services = &sources.inventory.services;
+/// The VIPs that somebody holds, sorted, and which of all VIPs are, by mistake, addresses of endpoints too.
+pub(super) struct Settled {
+    pub(super) held: Vec<Held>,
+    pub(super) endpoints: HashSet<IpAddr>,
+}
+
+/// Puts all VIPs together and settles who holds them; those that nobody may hold are left out. What two Services want, the
+/// older one has.
+pub(super) fn settle<'a>(sources: &Sources<'a>, claims: &'a [Claim<'a>], log: &mut Vec<Complaint>) -> Settled {
+    let mut services: Vec<&Located<'a, Service>> = sources.inventory.services.iter().collect();
+    services.sort_by_cached_key(|service| seniority(service.body.created.as_ref(), service.id));
     // A Service that policies refer to is served where the strongest of them is; others are served everywhere.
     let mut referred: HashMap<Key<'_>, &Claim<'_>> = HashMap::new();
     for claim in claims {
@@ -57,11 +65,11 @@ pub(super) fn settle<'a>(sources: &Sources<'a>, claims: &'a [Claim<'a>], log: &m
     let all = of_services.chain(claims.iter().flat_map(|claim| &claim.vips));
     let endpoints = sources.slices.among(&all.map(|(_, vip)| *vip).collect());
     let mut vips = BTreeMap::new();
-    for service in services {
+    for service in &services {
         for (field, vip) in &service.body.vips {
             complain_about_address(*vip, service.origin, field, sources, &endpoints, log);
             let entry: &mut Vip<'_> = vips.entry(*vip).or_default();
-            add_service(*vip, entry, *service, log);
+            add_service(*vip, entry, **service, log);
             if let Some(claim) = referred.get(&service.key()) {
                 entry.gateways.get_or_insert(&claim.gateways);
             }
@@ -74,7 +82,7 @@ pub(super) fn settle<'a>(sources: &Sources<'a>, claims: &'a [Claim<'a>], log: &m
         }
     }
     complain_about_announcing(sources, log);
-    hold(&vips, sources)
+    Settled { held: hold(&vips, sources), endpoints }
 }
 
 fn hold(vips: &BTreeMap<IpAddr, Vip<'_>>, sources: &Sources<'_>) -> Vec<Held> {
@@ -102,12 +110,15 @@ fn hold(vips: &BTreeMap<IpAddr, Vip<'_>>, sources: &Sources<'_>) -> Vec<Held> {
 }
 
 fn add_service<'a>(address: IpAddr, vip: &mut Vip<'a>, service: Located<'a, Service>, log: &mut Vec<Complaint>) {
-    for it in &service.body.ports {
-        match vip.ports.entry((it.port, &it.protocol)) {
+    let frontends = service.body.ports.iter().map(|it| (it.port, it.protocol, Some(it)));
+    let health = service.body.health_check.map(|port| (port, Protocol::Tcp, None));
+    for (port, protocol, frontend) in frontends.chain(health) {
+        match vip.ports.entry((port, protocol)) {
             Entry::Occupied(other) => {
-                let (port, protocol, Located { id, origin, .. }) = (it.port, &it.protocol, other.get());
+                let Located { id, origin, .. } = other.get();
                 let reason = format!("{protocol} port {port} of {address} belongs to {id} ({origin}) already");
-                log.push(service.error(&it.field, reason));
+                let field = frontend.map_or_else(|| Service::HEALTH_CHECK_FIELD.to_owned(), ServicePort::field);
+                log.push(service.error(&field, reason));
             }
             Entry::Vacant(free) => {
                 free.insert(service);

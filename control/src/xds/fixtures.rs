@@ -45,6 +45,7 @@ pub(super) fn deal(endpoints: u8) -> Deal {
         policies: vec![policy],
         vips: vec![DealtVip { spec, shares: vec![] }],
         endpoints: (1..=endpoints).map(endpoint).collect(),
+        services: Vec::new(),
         peers: vec![Peer { name: "g1".into(), node: "n1".into(), zone: "z1".into(), address: None }],
     }
 }

@@ -60,7 +60,7 @@ fn endpoints_that_are_not_ready_are_covered_too() {
 fn frontend_and_health_ports_are_reserved_and_shared_vips_unite_them() {
     let local = service("t", "", 53, &["203.0.113.10"]).replace(
         "ports: [{port: 53}]",
-        "healthCheckNodePort: 30000, ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]",
+        "externalTrafficPolicy: Local, healthCheckNodePort: 30000, ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]",
     );
     let got = compiled(&[service("s", "", 80, &["203.0.113.10"]), local]);
     assert_eq!(said(&got), [""; 0]);

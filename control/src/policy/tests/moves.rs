@@ -47,7 +47,7 @@ proptest! {
     #[test]
     fn each_endpoint_is_served_once_by_who_holds_its_vips_or_said_to_be_closed(documents in dealt_world()) {
         let Viewed { deal, complaints, .. } = compiled(&documents);
-        let parts: Vec<_> = deal.peers.iter().map(|peer| (&peer.name, deal.part_of(Some(&peer.name), ""))).collect();
+        let parts: Vec<_> = deal.peers.iter().map(|peer| (&peer.name, deal.part_of(Some(&Viewer::named(&peer.name)), ""))).collect();
         if parts.is_empty() {
             return Ok(());
         }

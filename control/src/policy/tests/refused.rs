@@ -104,7 +104,7 @@ fn what_is_hardly_meant_is_a_warning_and_the_policy_stands() {
             "m.yaml:3: metadata.annotations[vipgate.io/egress]: warning: Service a/s has no VIP to leave with: its status",
         ),
         (
-            vec![s(), slice("s", &["fd00::1", "fd00::2"])],
+            vec![s(), slice("s", &["fd00::1", "fd00::2"]), slice("s", &["10.0.0.1"])],
             "m.yaml:5: status.loadBalancer.ingress: warning: Service a/s has no IPv6 VIP: the traffic of 2 endpoints (the first is fd00::1) is dropped",
         ),
         (

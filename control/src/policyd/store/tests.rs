@@ -145,3 +145,48 @@ fn a_source_that_is_suddenly_empty_is_not_believed() {
     let outcome = store.compile();
     assert!(bindings(&outcome).is_empty() && outcome.complaints.is_empty(), "taken away one by one, it is meant");
 }
+
+/// What each Service is reached at, `name: VIPs, health check`.
+fn frontends(outcome: &Outcome) -> Vec<String> {
+    let each = outcome.deal.services.iter().map(|it| format!("{}: {:?} {:?}", it.name, it.vips, it.health_port));
+    each.collect()
+}
+
+/// Two Services want one port: the younger one, which comes first by name, is set aside, and the older one goes on.
+#[test]
+fn a_service_that_claims_what_an_older_one_has_stays_alone() {
+    let local = |name: &str, year: u32, vip: &str, port: u16| {
+        tenant(name, vip, &format!("10.0.0.{}", year % 100))
+            .replace(
+                "namespace: a, annotations",
+                &format!("namespace: a, creationTimestamp: \"{year}-01-01T00:00:00Z\", annotations"),
+            )
+            .replace(
+                "LoadBalancer",
+                &format!("LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: {port}"),
+            )
+    };
+    for (vip, port, field) in [
+        ("203.0.113.1", 30_001, "spec.ports[0].port: TCP port 80 of 203.0.113.1"),
+        ("203.0.113.2", 30_000, "spec.healthCheckNodePort: port 30000"),
+    ] {
+        let mut store = Store::default();
+        store.update(put("old.yaml", &local("z", 2020, "203.0.113.1", 30_000)));
+        let old = "Service a/z: [203.0.113.1] Some(30000)";
+        assert_eq!(frontends(&store.compile()), [old]);
+        store.update(put("new.yaml", &local("b", 2021, vip, port)));
+        let outcome = store.compile();
+        assert_eq!(frontends(&outcome), [old]);
+        let (id, faulty) = outcome.faulty.iter().next().unwrap();
+        assert_eq!((id.to_string().as_str(), outcome.faulty.len()), ("Service a/b", 1));
+        assert!(faulty.reasons[0].contains(field), "{:?}", faulty.reasons);
+        // When it claims something else, it is served; when it claims that again, as it was.
+        store.update(put("new.yaml", &local("b", 2021, "203.0.113.2", 30_001)));
+        let both = ["Service a/b: [203.0.113.2] Some(30001)", old];
+        let outcome = store.compile();
+        assert_eq!((frontends(&outcome), outcome.faulty.len()), (both.map(str::to_owned).to_vec(), 0));
+        store.update(put("new.yaml", &local("b", 2021, vip, port)));
+        let outcome = store.compile();
+        assert_eq!((frontends(&outcome), outcome.faulty.len()), (both.map(str::to_owned).to_vec(), 1));
+    }
+}

@@ -16,7 +16,7 @@ use vipgate_dataplane::snapshot::spec::{
 
 use self::world::Dice;
 use super::*;
-use crate::policy::{Blocks, Deal, DealtEndpoint, Share};
+use crate::policy::{Blocks, Deal, DealtEndpoint, Share, Viewer};
 use crate::xds::fixtures::{Told, ip, key, resource, response, responses};
 
 /// What a policy says to packets, in an order that is the same for all that say the same.

@@ -17,6 +17,7 @@ use tokio::time::{sleep, timeout};
 
 use self::server::{Server, Talk};
 use super::*;
+use crate::policy::Viewer;
 use crate::xds::fixtures::{Told, deal, ip, key, response, responses};
 use crate::xds::resource::Kind;
 

@@ -11,7 +11,7 @@ fn story() -> impl Strategy<Value = (Vec<Deal>, u64, &'static str)> {
 
 /// An offer as a whole policy has it.
 fn expected(deal: &Deal, gateway: &str, server: &Told) -> Seen {
-    built(&deal.part_of(Some(gateway), &server.version))
+    built(&deal.part_of(Some(&Viewer::named(gateway)), &server.version))
 }
 
 proptest! {

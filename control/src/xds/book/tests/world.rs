@@ -103,7 +103,7 @@ pub(super) fn deal() -> impl Strategy<Value = Deal> {
             Some(Peer { name: (**name).into(), node: "n".into(), zone, address: None })
         };
         let peers = GATEWAYS.iter().zip(peers).filter_map(peer).collect();
-        Deal { policies, vips, endpoints, peers }
+        Deal { policies, vips, endpoints, services: Vec::new(), peers }
     })
 }
 

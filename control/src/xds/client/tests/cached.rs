@@ -18,7 +18,7 @@ async fn a_cache_serves_the_next_start() {
     // Nobody answers, and yet there is policy.
     let mut server = Server::start();
     let (mut gateway, offer) = Gateway::start(plain(server.port, pair.folder.path()));
-    let (offer, expected) = (offer.unwrap(), deal(2).part_of(Some("g1"), &told.version));
+    let (offer, expected) = (offer.unwrap(), deal(2).part_of(Some(&Viewer::named("g1")), &told.version));
     let change = offer.change;
     assert_eq!((change.version, change.policies), (expected.version, expected.policies));
     assert_eq!((change.vips, change.endpoints), (expected.vips, expected.endpoints));

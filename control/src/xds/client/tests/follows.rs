@@ -35,7 +35,7 @@ async fn an_update_is_offered_whole_and_acknowledged_in_force() {
     assert!(pair.talk.hears_nothing_for(SILENCE).await);
     pair.talk.say(told.settle()).await;
     let (offer, answer) = pair.gateway.offer().await;
-    let expected = deal(2).part_of(Some("g1"), &told.version);
+    let expected = deal(2).part_of(Some(&Viewer::named("g1")), &told.version);
     assert_eq!(offer.change.version, expected.version);
     assert_eq!(offer.change.policies, expected.policies);
     assert_eq!(offer.change.vips, expected.vips);

@@ -104,5 +104,5 @@ where
 
 pub(super) fn deal() -> impl Strategy<Value = Deal> {
     let parts = (each(name(), policy), each(address(), vip), each(address(), endpoint), each(name(), peer));
-    parts.prop_map(|(policies, vips, endpoints, peers)| Deal { policies, vips, endpoints, peers })
+    parts.prop_map(|(policies, vips, endpoints, peers)| Deal { policies, vips, endpoints, services: Vec::new(), peers })
 }

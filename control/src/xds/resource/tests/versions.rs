@@ -144,7 +144,13 @@ fn every_field_of_a_gateway_is_in_its_version() {
 /// Versions are on gateways' disks and in other servers: these are what they are.
 #[test]
 fn versions_are_the_same_everywhere() {
-    let deal = Deal { policies: vec![policy()], vips: vec![vip()], endpoints: vec![endpoint()], peers: vec![peer()] };
+    let deal = Deal {
+        policies: vec![policy()],
+        vips: vec![vip()],
+        endpoints: vec![endpoint()],
+        services: vec![],
+        peers: vec![peer()],
+    };
     let versions: Vec<_> = encode_all(&deal).iter().map(|(_, it)| Content::version_text(it.version)).collect();
     assert_eq!(versions, ["4776d3467db09b73", "e18f1eef900f31e2", "157fa53a4a1d10a5", "ba8b937d36f16929"]);
     assert_eq!(version_of(&deal), "298b5ce8223d2c47");
@@ -154,11 +160,17 @@ fn versions_are_the_same_everywhere() {
 /// A deal, and the same in another order.
 fn shuffled() -> impl Strategy<Value = (Deal, Deal)> {
     deal().prop_flat_map(|deal| {
-        let Deal { policies, vips, endpoints, peers } = deal.clone();
+        let Deal { policies, vips, endpoints, services: _, peers } = deal.clone();
         let vips = Just(vips).prop_shuffle();
         let endpoints = Just(endpoints).prop_shuffle();
         let parts = (Just(policies).prop_shuffle(), vips, endpoints, Just(peers).prop_shuffle());
-        let shuffled = parts.prop_map(|(policies, vips, endpoints, peers)| Deal { policies, vips, endpoints, peers });
+        let shuffled = parts.prop_map(|(policies, vips, endpoints, peers)| Deal {
+            policies,
+            vips,
+            endpoints,
+            services: vec![],
+            peers,
+        });
         (Just(deal), shuffled)
     })
 }

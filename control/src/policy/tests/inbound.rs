@@ -1,0 +1,341 @@
+//! What Services at VIPs come to: their ports, backends and places; and what of them leads nowhere.
+
+use vipgate_dataplane::snapshot::spec::{BackendState, Scope};
+
+use super::*;
+
+/// A dual-stack Service `a/s` with two ports, of which one has a name for its target; `spec` is added to its own.
+fn web(annotations: &str, spec: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: s, namespace: a, annotations: {{{annotations}}}}}\n\
+         spec: {{type: LoadBalancer, ports: [{{name: http, port: 80, targetPort: web}}, \
+         {{name: dns, port: 53, targetPort: 5353, protocol: UDP}}]{spec}}}\n\
+         status: {{loadBalancer: {{ingress: [{{ip: \"2001:db8::1\"}}, {{ip: 203.0.113.1}}]}}}}\n"
+    )
+}
+
+/// A slice of `a/s` in 5 lines; `ports` has its own key, if any.
+fn behind(name: &str, family: &str, ports: &str, endpoints: &str) -> String {
+    format!(
+        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+         metadata: {{name: {name}, namespace: a, labels: {{kubernetes.io/service-name: s}}}}\n\
+         addressType: {family}\n{{{ports}endpoints: [{endpoints}]}}\n"
+    )
+    .replace("addressType: IPv4\n{", "addressType: IPv4\n")
+    .replace("addressType: IPv6\n{", "addressType: IPv6\n")
+    .replace("]}\n", "]\n")
+}
+
+const PORTS: &str = "ports: [{name: http, port: 8080}, {name: dns, port: 5353, protocol: UDP}]\n";
+
+/// `address name ports weight state node zone` of every backend.
+fn backends(service: &DealtService) -> Vec<String> {
+    let each = service.backends.iter().map(|it| {
+        let (node, zone) = (it.node.as_deref().unwrap_or("-"), it.zone.as_deref().unwrap_or("-"));
+        format!("{} {} {:?} {} {:?} {node} {zone}", it.address, it.name, it.ports, it.weight, it.state)
+    });
+    each.collect()
+}
+
+#[test]
+fn a_service_has_all_that_its_manifests_say() {
+    let got = compiled(&[
+        web(
+            "vipgate.io/maglev-table-size: \"4093\"",
+            ", sessionAffinity: ClientIP, externalTrafficPolicy: Local, healthCheckNodePort: 30000, \
+             loadBalancerSourceRanges: [\" 198.51.100.7/24\", \"2001:db8:1::/48\", 198.51.100.0/24]",
+        ),
+        behind(
+            "s-4",
+            "IPv4",
+            PORTS,
+            "{addresses: [10.0.0.2], nodeName: n2, zone: z2, targetRef: {kind: Pod, name: p2}}, \
+             {addresses: [10.0.0.1], conditions: {ready: false, serving: true, terminating: true}, targetRef: {kind: Pod, name: p1}}, \
+             {addresses: [10.0.0.3], conditions: {ready: false}, nodeName: n1}",
+        ),
+        behind("s-6", "IPv6", PORTS, "{addresses: [\"fd00::2\"], targetRef: {kind: Pod, name: p2}}"),
+        pod("a", "p1", "", "10.0.0.1").replace("containers", "nodeName: n1, containers"),
+        pod("a", "p2", "", "10.0.0.2").replace("labels", "annotations: {vipgate.io/weight: \"5\"}, labels"),
+        "apiVersion: v1\nkind: Node\nmetadata: {name: n1, labels: {topology.kubernetes.io/zone: z1}}\n".to_owned(),
+    ]);
+    assert_eq!(said(&got), [""; 0]);
+    let [service] = got.deal.services.as_slice() else { panic!("one Service") };
+    assert_eq!((&*service.name, &service.vips), ("Service a/s", &vec![ip("203.0.113.1"), ip("2001:db8::1")]));
+    let ports: Vec<_> = service.ports.iter().map(|port| (&*port.name, port.protocol, port.port)).collect();
+    assert_eq!(ports, [("http", 6, 80), ("dns", 17, 53)]);
+    assert_eq!(
+        backends(service),
+        [
+            "10.0.0.1 a/p1 [8080, 5353] 1 Terminating n1 z1",
+            "10.0.0.2 a/p2 [8080, 5353] 5 Ready n2 z2",
+            "10.0.0.3  [8080, 5353] 1 NotReady n1 z1",
+            "fd00::2 a/p2 [8080, 5353] 5 Ready - -",
+        ]
+    );
+    let ranges: Vec<_> = service.source_ranges.iter().map(ToString::to_string).collect();
+    assert_eq!(ranges, ["198.51.100.0/24", "2001:db8:1::/48"]);
+    assert_eq!((service.affinity, service.table_size, service.health_port), (Some(10_800), 4093, Some(30_000)));
+    assert_eq!((service.external, service.internal), (Scope::Local, Scope::Cluster));
+    // Ports of health checks are nobody's to leave with.
+    assert_eq!(got.set.vips[0].reserved_ports, [53, 80, 30_000]);
+    assert_eq!(got.set.services.len(), 1);
+}
+
+#[test]
+fn an_address_in_several_slices_has_all_that_any_of_them_says() {
+    let got = compiled(&[
+        web("", ""),
+        behind(
+            "s-a",
+            "IPv4",
+            "ports: [{name: dns, port: 5353, protocol: UDP}, {name: http, port: 53, protocol: UDP}]\n",
+            "{addresses: [10.0.0.1], conditions: {ready: false}, hints: {forZones: [{name: z2}]}}",
+        ),
+        behind(
+            "s-b",
+            "IPv4",
+            "ports: [{name: http, port: 8080}]\n",
+            "{addresses: [10.0.0.1], nodeName: n1, hints: {forZones: [{name: z1}, {name: z2}], forNodes: [{name: n1}]}}",
+        ),
+        behind("s-c", "IPv6", "ports: null\n", "{addresses: [\"fd00::1\"]}"),
+    ]);
+    assert_eq!(said(&got), [""; 0]);
+    let service = &got.deal.services[0];
+    // Who listens on all ports has no number for a target that only pods know.
+    assert_eq!(backends(service), ["10.0.0.1  [8080, 5353] 1 Ready n1 -", "fd00::1  [0, 5353] 1 Ready - -"]);
+    let hints = service.backends[0].hints.as_ref().unwrap();
+    assert_eq!((&hints.nodes, &hints.zones), (&vec!["n1".into()], &vec!["z1".into(), "z2".into()]));
+}
+
+#[test]
+fn pods_on_the_hosts_network_serve_although_what_they_send_is_not_covered() {
+    let host = pod("a", "h", "", "192.168.0.1").replace("containers", "hostNetwork: true, containers");
+    let got = compiled(&[service("s", "", 80, &["203.0.113.1"]), slice("s", &["192.168.0.1"]), host]);
+    assert_eq!(said(&got), [""; 0]);
+    assert_eq!(backends(&got.deal.services[0]), ["192.168.0.1 a/s-192-168-0-1 [80] 1 Ready - -"]);
+    assert!(got.set.endpoints.is_empty());
+}
+
+#[test]
+fn a_service_without_a_vip_that_somebody_holds_is_none() {
+    let full = gateway("gw-a", "").replace("spec: {}", "spec: {maxAddresses: 1}");
+    let got = compiled(&[
+        full,
+        service("s", "", 80, &["203.0.113.1", "203.0.113.2"]),
+        service("t", "", 80, &[]),
+        service("u", "", 80, &["203.0.113.3"]).replace("LoadBalancer,", "LoadBalancer, loadBalancerClass: other,"),
+        service("v", "", 80, &["203.0.113.4"]).replace("LoadBalancer", "ClusterIP"),
+    ]);
+    let held = got.deal.vips[0].spec.address;
+    let vips: Vec<_> = got.deal.services.iter().map(|it| (&*it.name, it.vips.clone())).collect();
+    assert_eq!(vips, [("Service a/s", vec![held])]);
+    assert_eq!(got.deal.vips.len(), 1);
+}
+
+#[test]
+fn services_come_by_name_as_policies_do() {
+    let elsewhere = |namespace: &str, vip: &str| {
+        service("s", "", 80, &[vip]).replace("namespace: a", &format!("namespace: {namespace}"))
+    };
+    let got = compiled(&[elsewhere("a", "203.0.113.1"), elsewhere("a-b", "203.0.113.2")]);
+    assert!(got.deal.services.is_sorted_by(|a, b| a.name < b.name), "{:?}", got.deal.services);
+}
+
+#[test]
+fn what_leads_nowhere_is_a_warning() {
+    let v4 = |ports: &str| behind("s-4", "IPv4", ports, "{addresses: [10.0.0.1]}");
+    let v6 = || behind("s-6", "IPv6", PORTS, "{addresses: [\"fd00::1\"]}");
+    let many: Vec<String> = (0..102).map(|i| format!("{{addresses: [10.0.1.{i}]}}")).collect();
+    for (documents, expected) in [
+        (
+            vec![web("", ""), v4(&PORTS.replace("http", "htp")), v6().replace("http", "htp")],
+            "m.yaml:4: spec.ports[0].name: warning: port `http` is named in no endpoint: it leads nowhere",
+        ),
+        (
+            vec![service("s", "", 80, &["203.0.113.1"]), v4(PORTS)],
+            "m.yaml:4: spec.ports[0].port: warning: TCP port 80 is named in no endpoint: it leads nowhere",
+        ),
+        (
+            vec![web("", ""), v4(PORTS)],
+            "m.yaml:5: status.loadBalancer.ingress[0].ip: warning: 2001:db8::1 leads nowhere: Service a/s has no IPv6 endpoint",
+        ),
+        (
+            vec![web("", ""), v6(), behind("s-4", "IPv4", PORTS, &many.join(", "))],
+            "m.yaml:3: metadata.annotations[vipgate.io/maglev-table-size]: warning: 102 IPv4 endpoints share a table of 2039 \
+             places, which spreads sessions unevenly: let vipgate.io/maglev-table-size be a prime of 2040 or more",
+        ),
+        (
+            vec![web("", ", healthCheckNodePort: 30000")],
+            "m.yaml:4: spec.healthCheckNodePort: warning: means something only with externalTrafficPolicy Local: nothing",
+        ),
+    ] {
+        let got = compiled(&documents);
+        assert!(
+            said(&got).iter().any(|said| said.starts_with(expected)),
+            "expected {expected}\nsaid {:#?}",
+            said(&got)
+        );
+        let (_, warnings) = got.accept().expect(expected);
+        assert_eq!(warnings.len(), 1, "{warnings:#?}");
+    }
+    // While nobody is there, nothing can be said.
+    let waiting = [web("", ""), behind("s-4", "IPv4", "ports: null\n", ""), behind("s-6", "IPv6", "ports: []\n", "")];
+    assert_eq!(said(&compiled(&waiting)), [""; 0]);
+}
+
+/// Two Services with local backends and health checks, the younger first by name.
+fn two(younger: &str, older: &str) -> Vec<String> {
+    let aged = |name: &str, year: u32, vip: &str, spec: &str| {
+        service(name, &format!(", creationTimestamp: \"{year}-01-01T00:00:00Z\""), 80, &[vip])
+            .replace("LoadBalancer", &format!("LoadBalancer, externalTrafficPolicy: Local{spec}"))
+    };
+    let vip = |spec: &str| if spec.contains("30000") { ["203.0.113.1", "203.0.113.2"] } else { ["203.0.113.1"; 2] };
+    vec![aged("s", 2021, vip(younger)[1], younger), aged("t", 2020, "203.0.113.1", older)]
+}
+
+#[test]
+fn what_two_services_claim_the_older_one_keeps() {
+    for (documents, expected) in [
+        (
+            two("", ""),
+            "m.yaml:4: spec.ports[0].port: TCP port 80 of 203.0.113.1 belongs to Service a/t (m.yaml:7) already",
+        ),
+        (
+            two(", healthCheckNodePort: 30000", ", healthCheckNodePort: 30000"),
+            "m.yaml:4: spec.healthCheckNodePort: port 30000 is that of the health check of Service a/t (m.yaml:7) already",
+        ),
+    ] {
+        let got = compiled(&documents);
+        assert_eq!(said(&got), [expected]);
+        assert!(got.accept().is_err());
+    }
+    // A health check is reached at the VIPs as well.
+    let own = service("s", "", 80, &["203.0.113.1"])
+        .replace("LoadBalancer", "LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 80");
+    assert_eq!(
+        said(&compiled(&[own])),
+        ["m.yaml:4: spec.healthCheckNodePort: TCP port 80 of 203.0.113.1 belongs to Service a/s (m.yaml:1) already"]
+    );
+}
+
+#[test]
+fn what_a_service_can_not_say_is_an_error_with_its_field() {
+    for (annotations, spec, expected) in [
+        (
+            "vipgate.io/maglev-table-size: \"2040\"",
+            "",
+            "m.yaml:3: metadata.annotations[vipgate.io/maglev-table-size]: must be a prime from 7 to 131071, as \"4093\", is \"2040\"",
+        ),
+        (
+            "vipgate.io/maglev-table-size: \"5\"",
+            "",
+            "m.yaml:3: metadata.annotations[vipgate.io/maglev-table-size]: must be",
+        ),
+        (
+            "vipgate.io/maglev-table-size: \"131101\"",
+            "",
+            "m.yaml:3: metadata.annotations[vipgate.io/maglev-table-size]: must be",
+        ),
+        (
+            "vipgate.io/maglev-table-size: \"x\"",
+            "",
+            "m.yaml:3: metadata.annotations[vipgate.io/maglev-table-size]: must be",
+        ),
+        (
+            "",
+            ", sessionAffinity: Cookie",
+            "m.yaml:4: spec.sessionAffinity: `Cookie` is unknown, expected None or ClientIP",
+        ),
+        (
+            "",
+            ", sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}}",
+            "m.yaml:4: spec.sessionAffinityConfig.clientIP.timeoutSeconds: must be from 1 to 86400 seconds, is 86401",
+        ),
+        (
+            "",
+            ", externalTrafficPolicy: local",
+            "m.yaml:4: spec.externalTrafficPolicy: `local` is unknown, expected Cluster or Local",
+        ),
+        ("", ", internalTrafficPolicy: Node", "m.yaml:4: spec.internalTrafficPolicy: `Node` is unknown"),
+        (
+            "",
+            ", loadBalancerSourceRanges: [10.0.0.0/8, 10.0.0.1]",
+            "m.yaml:4: spec.loadBalancerSourceRanges[1]: `10.0.0.1` is no prefix",
+        ),
+        ("", ", healthCheckNodePort: 70000", "m.yaml:4: spec.healthCheckNodePort: must be from 1 to 65535, is 70000"),
+    ] {
+        let got = compiled(&[web(annotations, spec)]);
+        assert!(
+            said(&got).iter().any(|said| said.starts_with(expected)),
+            "expected {expected}\nsaid {:#?}",
+            said(&got)
+        );
+        assert!(got.accept().is_err(), "{expected}");
+    }
+    for (from, to, expected) in [
+        (
+            "protocol: UDP",
+            "protocol: DCCP",
+            "m.yaml:4: spec.ports[1].protocol: `DCCP` is unknown, expected TCP, UDP or SCTP",
+        ),
+        (
+            "targetPort: 5353",
+            "targetPort: 65536",
+            "m.yaml:4: spec.ports[1].targetPort: must be from 1 to 65535, is 65536",
+        ),
+    ] {
+        assert_eq!(said(&compiled(&[web("", "").replace(from, to)])), [expected]);
+    }
+    let weight = |text: &str| {
+        compiled(&[pod("a", "x", "", "10.0.0.1").replace("labels", &format!("annotations: {{{text}}}, labels"))])
+    };
+    assert_eq!(
+        said(&weight("vipgate.io/weight: \"257\"")),
+        ["m.yaml:3: metadata.annotations[vipgate.io/weight]: must be a number from 0 to 256, is \"257\""]
+    );
+    assert_eq!(
+        said(&weight("vipgate.io/wieght: \"2\"")),
+        [
+            "m.yaml:3: metadata.annotations[vipgate.io/wieght]: warning: unknown annotation, did you mean vipgate.io/weight?"
+        ]
+    );
+    assert_eq!(
+        said(&compiled(&[behind("s-4", "IPv4", "ports: [{port: 0}, {protocol: x}]\n", "")])),
+        [
+            "m.yaml:5: ports[0].port: must be from 1 to 65535, is 0",
+            "m.yaml:5: ports[1].protocol: `x` is unknown, expected TCP, UDP or SCTP"
+        ]
+    );
+}
+
+#[test]
+fn a_backend_that_is_a_vip_is_left_out_and_named() {
+    let got = compiled(&[
+        service("s", "", 80, &["203.0.113.1"]),
+        service("t", "", 80, &["203.0.113.2"]),
+        slice("t", &["203.0.113.1", "10.0.0.1"]),
+    ]);
+    let at = "m.yaml:17: endpoints[0].addresses[0]: warning: 203.0.113.1 is a VIP, not a pod's address: left out";
+    assert!(said(&got).contains(&at.to_owned()), "{:#?}", said(&got));
+    assert_eq!(got.deal.services[1].backends.len(), 1);
+    assert!(got.accept().is_err(), "nor can it be a VIP");
+}
+
+#[test]
+fn a_gateway_without_a_zone_of_its_own_has_that_of_its_manifest() {
+    let hinted = |zone: &str| format!("{{addresses: [10.0.0.{zone}], hints: {{forZones: [{{name: z{zone}}}]}}}}");
+    let got = compiled(&[
+        gateway("gw-a", "").replace("spec: {}", "spec: {zone: z1}"),
+        service("s", "", 80, &["203.0.113.1"]),
+        behind("s-4", "IPv4", "ports: null\n", &format!("{}, {}", hinted("1"), hinted("2"))),
+    ]);
+    let near = |viewer: &Viewer| -> Vec<bool> {
+        let set = got.deal.part_of(Some(viewer), "");
+        set.services[0].backends.iter().map(|backend| backend.external).collect()
+    };
+    let viewer = Viewer::named("gw-a");
+    assert_eq!(near(&viewer), [true, false]);
+    assert_eq!(near(&Viewer { zone: "z2".into(), ..viewer.clone() }), [false, true]);
+    assert_eq!(near(&Viewer::named("gw-b")), [true, true]);
+    assert_eq!(got.set.services[0].backends[0].state, BackendState::Ready);
+}
