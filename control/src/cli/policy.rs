@@ -122,7 +122,8 @@ fn render(ask: &AskServer, reply: &StatusReply) -> String {
     let _ = writeln!(out, "server    vipgate {}", reply.program);
     let _ = writeln!(out, "source    {}{state}", source.source);
     let version = if reply.version.is_empty() { "none yet" } else { &reply.version };
-    let _ = writeln!(out, "policy    {version}, {} VIPs, {} endpoints\n", reply.vips, reply.covered_endpoints);
+    let StatusReply { vips, covered_endpoints, services, .. } = reply;
+    let _ = writeln!(out, "policy    {version}, {vips} VIPs, {covered_endpoints} endpoints, {services} Services\n");
     let mut table = Table::new([
         word("policy"),
         word("state"),

@@ -226,7 +226,7 @@ fn open_feed(config: &Config) -> Result<Opened, Failure> {
         }
         PolicySource::Server(server) => {
             let (sender, receiver) = mpsc::channel(EVENTS);
-            let (client, offer) = Client::open(&config.name, config.zone.as_deref(), server.clone(), sender);
+            let (client, offer) = Client::open(Viewer::of(config), server.clone(), sender);
             let source = format!("server {}", server.url);
             let status = Some(client.status());
             Ok(Opened { feed: Feed::Server(receiver), source, server: status, offer, client: Some(client) })

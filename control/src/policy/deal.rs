@@ -119,9 +119,9 @@ impl DealtEndpoint {
 }
 
 impl Deal {
-    /// How many policies, VIPs, endpoints and gateways there are.
-    pub fn counts(&self) -> [usize; 4] {
-        [self.policies.len(), self.vips.len(), self.endpoints.len(), self.peers.len()]
+    /// How many policies, VIPs, endpoints, Services and gateways there are.
+    pub fn counts(&self) -> [usize; 5] {
+        [self.policies.len(), self.vips.len(), self.endpoints.len(), self.services.len(), self.peers.len()]
     }
 
     /// The gateway of this name.

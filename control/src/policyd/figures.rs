@@ -62,6 +62,7 @@ pub(super) fn read(state: &Arc<State>) -> Vec<Family> {
         ("EgressPolicy", deal.policies.len() as u64),
         ("Vip", deal.vips.len() as u64),
         ("Endpoint", deal.endpoints.len() as u64),
+        ("Service", deal.services.len() as u64),
         ("Gateway", deal.peers.len() as u64),
     ];
     let version = |text: &str| vec![(vec![("version", text.to_owned())], 1)];

@@ -80,6 +80,7 @@ impl<'a> View<'a> {
             endpoints: wanted.iter().map(|address| self.endpoint(*address)).collect(),
             vips: self.published.deal.vips.len() as u64,
             covered_endpoints: self.published.deal.endpoints.len() as u64,
+            services: self.published.deal.services.len() as u64,
         }
     }
 

@@ -17,7 +17,7 @@ use vipgate_dataplane::snapshot::change::PolicyChange;
 
 use super::proto;
 use super::resource::{Content, Decoded, Fault, Key, Kind, SETTINGS, decode, shown};
-use crate::policy::{DealtVip, Fingerprint, Peer, mix};
+use crate::policy::{DealtVip, Fingerprint, Peer, Viewer, mix};
 
 /// Resources that a gateway holds at most; more is a mistake, or an attack.
 pub const MOST_RESOURCES: usize = 1 << 20;
@@ -171,8 +171,9 @@ impl Book {
 
     /// What settings that have come count otherwise than it is there.
     pub fn miscount(&self) -> Option<String> {
-        let proto::Settings { version: _, egress_policies, vips, endpoints, gateways } = self.staged_settings()?;
-        let wanted = [*egress_policies, *vips, *endpoints, *gateways];
+        let proto::Settings { version: _, egress_policies, vips, endpoints, gateways, services } =
+            self.staged_settings()?;
+        let wanted: [u64; Kind::COUNTED] = [*egress_policies, *vips, *endpoints, *services, *gateways];
         let mut counts = Kind::ALL.into_iter().zip(wanted).zip(self.counts_after());
         let ((kind, want), have) = counts.find(|((_, want), have)| *want != *have as u64)?;
         Some(format!("counts {want} of {}, but there are {have}", kind.name()))
@@ -204,10 +205,12 @@ impl Book {
         counts
     }
 
-    /// What has come, as the gateway `name` sees it. What is the same as before is left out.
-    pub fn offer(&self, name: &str) -> Offer {
+    /// What has come, as a gateway sees it. What is the same as before is left out.
+    pub fn offer(&self, viewer: &Viewer) -> Offer {
         let mut change = PolicyChange { version: self.version_after(), ..PolicyChange::default() };
-        let mut peers = self.peers.clone();
+        let name = &*viewer.name;
+        let peers = self.peers_after();
+        let (before, placed) = (viewer.placed(self.peers.get(name)), viewer.placed(peers.get(name)));
         for (key, staged) in &self.staged {
             let held = self.held.get(key);
             match staged {
@@ -216,8 +219,8 @@ impl Book {
                     Decoded::EgressPolicy(spec) => change.policies.push(spec.clone()),
                     Decoded::Vip(vip) => self.offer_vip(vip, name, &mut change),
                     Decoded::Endpoint(endpoint) => change.endpoints.push(endpoint.seen_by(name)),
-                    Decoded::Gateway(peer) => drop(peers.insert(peer.name.clone(), peer.clone())),
-                    Decoded::Settings(_) => {}
+                    Decoded::Service(service) => change.services.push(service.seen_by(&placed)),
+                    Decoded::Gateway(_) | Decoded::Settings(_) => {}
                 },
                 None if held.is_none() => {}
                 None => match key.kind {
@@ -227,12 +230,44 @@ impl Book {
                         change.gone.vips.extend(own);
                     }
                     Kind::Endpoint => change.gone.endpoints.extend(key.name.parse::<IpAddr>()),
-                    Kind::Gateway => drop(peers.remove(&key.name)),
-                    Kind::Settings => {}
+                    Kind::Service => change.gone.services.push(key.name.clone()),
+                    Kind::Gateway | Kind::Settings => {}
                 },
             }
         }
+        if before != placed {
+            // Whoever it may choose is another matter where it is now.
+            self.offer_services_anew(&before, &placed, &mut change);
+        }
         Offer { updates: 1, change, peers: peers.into_values().collect() }
+    }
+
+    /// All gateways, once what has come is in force.
+    fn peers_after(&self) -> BTreeMap<Arc<str>, Peer> {
+        let mut peers = self.peers.clone();
+        for (key, staged) in self.staged.iter().filter(|(key, _)| key.kind == Kind::Gateway) {
+            peers.remove(&key.name);
+            if let Some(Staged { meaning: Decoded::Gateway(peer), .. }) = staged {
+                peers.insert(peer.name.clone(), peer.clone());
+            }
+        }
+        peers
+    }
+
+    /// The Services that stay as they are, but are seen from somewhere else.
+    fn offer_services_anew(&self, before: &Viewer, after: &Viewer, change: &mut PolicyChange) {
+        let from = Key { kind: Kind::Service, name: "".into() };
+        for (key, held) in self.held.range(from..).take_while(|(key, _)| key.kind == Kind::Service) {
+            let stays = match self.staged.get(key) {
+                None => true,
+                Some(staged) => staged.as_ref().is_some_and(|staged| staged.body == held.body),
+            };
+            // What is held was read before: it is a Service.
+            if stays && let Ok(Decoded::Service(service)) = decode(key.kind, &key.name, &held.body) {
+                let (was, is) = (service.seen_by(before), service.seen_by(after));
+                change.services.extend((was != is).then_some(is));
+            }
+        }
     }
 
     fn offer_vip(&self, vip: &DealtVip, name: &str, change: &mut PolicyChange) {
@@ -252,7 +287,7 @@ impl Book {
         let staged = self.staged.iter().filter_map(|(key, staged)| Some((key, &staged.as_ref()?.version)));
         let print = |(key, version): (&Key, &String)| {
             let mut print = Fingerprint::default();
-            print.add(&[key.kind as u8]);
+            print.add(&[key.kind.number()]);
             print.add(key.name.as_bytes());
             print.add(&[0]);
             print.add(version.as_bytes());
@@ -281,7 +316,7 @@ impl Book {
                 Decoded::Vip(vip) if vip.is_held_by(name) => drop(self.own_vips.insert(vip.spec.address)),
                 Decoded::Gateway(peer) => drop(self.peers.insert(peer.name.clone(), peer)),
                 Decoded::Vip(_) => self.forget(&key),
-                Decoded::EgressPolicy(_) | Decoded::Endpoint(_) | Decoded::Settings(_) => {}
+                Decoded::EgressPolicy(_) | Decoded::Endpoint(_) | Decoded::Service(_) | Decoded::Settings(_) => {}
             }
             let held = Held { version, body };
             if self.held.get(&key) != Some(&held) {
@@ -297,7 +332,7 @@ impl Book {
         match key.kind {
             Kind::Gateway => drop(self.peers.remove(&key.name)),
             Kind::Vip => drop(key.name.parse().map(|vip| self.own_vips.remove(&vip))),
-            Kind::EgressPolicy | Kind::Endpoint | Kind::Settings => {}
+            Kind::EgressPolicy | Kind::Endpoint | Kind::Service | Kind::Settings => {}
         }
     }
 

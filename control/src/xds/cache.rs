@@ -206,7 +206,7 @@ fn record(changed: impl Iterator<Item = (Key, Option<Held>)>) -> Vec<u8> {
             Some(held) => (false, held),
             None => (true, Held { version: String::new(), body: prost::bytes::Bytes::new() }),
         };
-        Entry { kind: key.kind as u32, name: key.name.to_string(), gone, version, body }
+        Entry { kind: key.kind.number().into(), name: key.name.to_string(), gone, version, body }
     };
     let payload = Update { entries: changed.map(entry).collect() }.encode_to_vec();
     let mut record = Vec::with_capacity(RECORD_HEAD + payload.len());
@@ -241,7 +241,7 @@ fn read(bytes: &[u8]) -> Result<Content, String> {
         };
         let update = Update::decode(payload).map_err(|error| format!("record {records}: {error}"))?;
         for Entry { kind, name, gone, version, body } in update.entries {
-            let kind = Kind::ALL.into_iter().find(|known| *known as u32 == kind);
+            let kind = Kind::ALL.into_iter().find(|known| u32::from(known.number()) == kind);
             let kind = kind.ok_or_else(|| format!("record {records} has a kind that this version doesn't know"))?;
             let key = Key { kind, name: name.into() };
             if gone {

@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::book::{Book, Offer};
 use super::cache::{Cache, Found};
 use crate::config::PolicyServer;
+use crate::policy::Viewer;
 
 /// The first pause between attempts, and the longest.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
@@ -72,9 +73,8 @@ pub struct ServerStatus {
 /// Follows one server.
 #[derive(Debug)]
 pub struct Client {
-    /// Name of the gateway.
-    name: String,
-    zone: String,
+    /// The gateway.
+    viewer: Viewer,
     server: PolicyServer,
     book: Book,
     /// None where it can't be had: the gateway serves all the same, and says that nothing would outlast it.
@@ -85,12 +85,7 @@ pub struct Client {
 
 impl Client {
     /// A client, and the policy that its cache knows. What goes wrong with the cache is logged and told by the status.
-    pub fn open(
-        name: &str,
-        zone: Option<&str>,
-        server: PolicyServer,
-        events: mpsc::Sender<Event>,
-    ) -> (Self, Option<Offer>) {
+    pub fn open(viewer: Viewer, server: PolicyServer, events: mpsc::Sender<Event>) -> (Self, Option<Offer>) {
         let (cache, found, cache_error) = match Cache::open(&server.cache) {
             Ok((cache, found)) => (Some(cache), found, None),
             Err(error) => {
@@ -123,14 +118,13 @@ impl Client {
             },
         };
         let status = Arc::new(ArcSwap::from_pointee(status));
-        let (name, zone) = (name.to_owned(), zone.unwrap_or_default().to_owned());
-        let mut client = Self { name, zone, server, book, cache, status, events };
+        let mut client = Self { viewer, server, book, cache, status, events };
         if let Some(reason) = damaged {
             client.forget(&reason);
             return (client, None);
         }
-        let offer = client.book.has_staged().then(|| client.book.offer(&client.name));
-        client.book.commit(&client.name);
+        let offer = client.book.has_staged().then(|| client.book.offer(&client.viewer));
+        client.book.commit(&client.viewer.name);
         (client, offer)
     }
 

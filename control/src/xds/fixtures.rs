@@ -9,12 +9,14 @@ use std::sync::Arc;
 use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryResponse, Resource};
 use envoy_types::pb::google::protobuf::Any;
 use vipgate_dataplane::snapshot::spec::{
-    AddressSelection, Announce, EgressSpec, EndpointSpec, Limits, OnExhaustion, VipSpec,
+    AddressSelection, Announce, BackendState, EgressSpec, EndpointSpec, Limits, OnExhaustion, Scope, ServicePortSpec,
+    VipSpec,
 };
 
 use super::book::Held;
 use super::resource::{Content, Key, Kind, encode_all, settings};
-use crate::policy::{Deal, DealtEndpoint, DealtVip, Peer};
+use crate::manifest::{DEFAULT_TABLE_SIZE, Hints};
+use crate::policy::{Deal, DealtBackend, DealtEndpoint, DealtService, DealtVip, Peer};
 
 pub(super) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -24,7 +26,7 @@ pub(super) fn key(kind: Kind, name: &str) -> Key {
     Key { kind, name: name.into() }
 }
 
-/// One policy, one VIP, one gateway, and endpoints that leave with the VIP.
+/// One policy, one VIP, one Service, one gateway, and endpoints that leave with the VIP.
 pub(super) fn deal(endpoints: u8) -> Deal {
     let (name, vip) = (Arc::<str>::from("EgressPolicy a/p"), ip("203.0.113.1"));
     let endpoint = |i| {
@@ -45,8 +47,37 @@ pub(super) fn deal(endpoints: u8) -> Deal {
         policies: vec![policy],
         vips: vec![DealtVip { spec, shares: vec![] }],
         endpoints: (1..=endpoints).map(endpoint).collect(),
-        services: Vec::new(),
+        services: vec![service(&[1, 2])],
         peers: vec![Peer { name: "g1".into(), node: "n1".into(), zone: "z1".into(), address: None }],
+    }
+}
+
+/// A Service whose backends are `10.0.0.{each}`, on nodes and in zones of that number.
+pub(super) fn service(backends: &[u8]) -> DealtService {
+    let backend = |it: &u8| {
+        let zone = Arc::<str>::from(format!("z{it}"));
+        DealtBackend {
+            address: IpAddr::from([10, 0, 0, *it]),
+            name: "".into(),
+            ports: [8080].into(),
+            weight: 1,
+            state: BackendState::Ready,
+            node: Some(format!("n{it}").into()),
+            zone: Some(zone.clone()),
+            hints: Some(Arc::new(Hints { nodes: vec![], zones: vec![zone] })),
+        }
+    };
+    DealtService {
+        name: "Service a/s".into(),
+        vips: vec![ip("203.0.113.1")],
+        ports: vec![ServicePortSpec { name: "".into(), protocol: 6, port: 80 }],
+        backends: backends.iter().map(backend).collect(),
+        source_ranges: vec![],
+        affinity: None,
+        table_size: DEFAULT_TABLE_SIZE,
+        external: Scope::Local,
+        internal: Scope::Cluster,
+        health_port: Some(30_000),
     }
 }
 
@@ -84,8 +115,7 @@ impl Told {
     pub(super) fn of(deal: &Deal) -> Self {
         let resources = encode_all(deal);
         let sum = resources.iter().fold(0_u64, |sum, (_, content)| sum.wrapping_add(content.version));
-        let counts = [deal.policies.len(), deal.vips.len(), deal.endpoints.len(), deal.peers.len()];
-        let (key, content, version) = settings(counts, sum);
+        let (key, content, version) = settings(deal.counts(), sum);
         let held = |content: Content| Held { version: Content::version_text(content.version), body: content.body };
         let held = resources.into_iter().chain([(key, content)]).map(|(key, content)| (key, held(content))).collect();
         Self { held, version }

@@ -26,6 +26,8 @@ pub enum Kind {
     Vip,
     /// `Endpoint`.
     Endpoint,
+    /// `Service`.
+    Service,
     /// `Gateway`.
     Gateway,
     /// `Settings`.
@@ -34,7 +36,22 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::EgressPolicy, Self::Vip, Self::Endpoint, Self::Gateway, Self::Settings];
+    pub const ALL: [Self; 6] =
+        [Self::EgressPolicy, Self::Vip, Self::Endpoint, Self::Service, Self::Gateway, Self::Settings];
+    /// How many of them settings count.
+    pub const COUNTED: usize = Self::ALL.len() - 1;
+
+    /// Its number in caches and fingerprints: stays what it is, whatever else comes.
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::EgressPolicy => 0,
+            Self::Vip => 1,
+            Self::Endpoint => 2,
+            Self::Gateway => 3,
+            Self::Settings => 4,
+            Self::Service => 5,
+        }
+    }
 
     /// As the protocol names it.
     pub const fn type_url(self) -> &'static str {
@@ -42,6 +59,7 @@ impl Kind {
             Self::EgressPolicy => "type.googleapis.com/vipgate.policy.v1.EgressPolicy",
             Self::Vip => "type.googleapis.com/vipgate.policy.v1.Vip",
             Self::Endpoint => "type.googleapis.com/vipgate.policy.v1.Endpoint",
+            Self::Service => "type.googleapis.com/vipgate.policy.v1.Service",
             Self::Gateway => "type.googleapis.com/vipgate.policy.v1.Gateway",
             Self::Settings => "type.googleapis.com/vipgate.policy.v1.Settings",
         }

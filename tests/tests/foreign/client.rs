@@ -10,7 +10,7 @@ use vipgate_tests::{World, wait_for};
 
 const ADDRESS: &str = "127.0.0.1:18000";
 /// In the order in which the server sends them.
-const KINDS: [&str; 5] = ["EgressPolicy", "Vip", "Endpoint", "Gateway", "Settings"];
+const KINDS: [&str; 6] = ["EgressPolicy", "Vip", "Endpoint", "Service", "Gateway", "Settings"];
 /// Nothing comes for so long: nothing will.
 const SILENCE: Duration = Duration::from_millis(700);
 
@@ -83,6 +83,11 @@ fn status(world: &World) -> Value {
     serde_json::from_str(&world.policy_status(&["-o", "json"]).1).unwrap()
 }
 
+/// What a change of an endpoint is told in: itself, the Service that it is behind, and the settings.
+fn update(peer: &Peer) -> [Value; 3] {
+    std::array::from_fn(|_| peer.next_of("response"))
+}
+
 /// How things stand with the client, as the server says.
 fn gateway(world: &World) -> Value {
     status(world)["gateways"][0].clone()
@@ -104,8 +109,9 @@ fn a_client_is_told_everything_and_then_what_differs() {
     assert_eq!(names(1), said("Vip", &vips, &[]));
     let endpoints = ["10.1.0.11", "10.1.0.12", "10.1.0.21", "fd00:1::11", "fd00:1::12", "fd00:1::21"];
     assert_eq!(names(2), said("Endpoint", &endpoints, &[]));
-    assert_eq!(names(3), said("Gateway", &[], &[]));
-    assert_eq!(names(4), said("Settings", &["settings"], &[]));
+    assert_eq!(names(3), said("Service", &["Service tenant-a/api", "Service tenant-b/web"], &[]));
+    assert_eq!(names(4), said("Gateway", &[], &[]));
+    assert_eq!(names(5), said("Settings", &["settings"], &[]));
     let body = |n: usize, at: usize| &told[n]["resources"][at]["body"];
     let web = body(0, 0);
     assert!(web["excluded"] == json!(["10.0.0.0/8", "fd00::/8"]) && web["sessions"] == 20000, "{web}");
@@ -113,9 +119,15 @@ fn a_client_is_told_everything_and_then_what_differs() {
     let first = json!({"@type": format!("{TYPE}Endpoint"), "address": "10.1.0.11", "name": "tenant-a/api-0",
         "policy": "Service tenant-a/api", "vips": ["203.0.113.10"]});
     assert_eq!(*body(2, 0), first);
-    let settings = body(4, 0);
-    let counts = ["egress_policies", "vips", "endpoints"].map(|count| settings[count].as_str().unwrap().to_owned());
-    assert_eq!(counts, ["2", "4", "6"]);
+    let service = body(3, 1);
+    assert_eq!(service["vips"], json!(["203.0.113.20", "2001:db8:113::20"]));
+    assert_eq!(service["ports"], json!([{"name": "https", "protocol": 6, "port": 443}]));
+    let backends: Vec<_> = service["backends"].as_array().unwrap().iter().map(|it| it["address"].clone()).collect();
+    assert_eq!(backends, ["10.1.0.21", "fd00:1::21"]);
+    let settings = body(5, 0);
+    let counts =
+        ["egress_policies", "vips", "endpoints", "services"].map(|count| settings[count].as_str().unwrap().to_owned());
+    assert_eq!(counts, ["2", "4", "6", "2"]);
     let version = status(&world)["version"].clone();
     assert!(settings["version"] == version && told.iter().all(|response| response["version"] == version), "{told:?}");
     assert!(gateway(&world)["name"] == "foreign" && gateway(&world)["in_step"] == false);
@@ -124,16 +136,17 @@ fn a_client_is_told_everything_and_then_what_differs() {
 
     // What differs, and nothing else.
     world.write_policy("more.yaml", &one("10.1.0.31"));
-    let more = [peer.next_of("response"), peer.next_of("response")];
+    let more = update(&peer);
     assert_eq!(says(&more[0]), said("Endpoint", &["10.1.0.31"], &[]));
-    assert_eq!(says(&more[1]), said("Settings", &["settings"], &[]));
+    assert_eq!(says(&more[1]), said("Service", &["Service tenant-b/web"], &[]));
+    assert_eq!(says(&more[2]), said("Settings", &["settings"], &[]));
     assert_ne!(more[1]["version"], version);
     accept(&mut peer, &more);
     peer.is_silent(SILENCE);
 
     // A removal that the client refuses is told again with what comes next.
     std::fs::remove_file(world.folder.path().join("policy/more.yaml")).unwrap();
-    let less = [peer.next_of("response"), peer.next_of("response")];
+    let less = update(&peer);
     assert_eq!(says(&less[0]), said("Endpoint", &[], &["10.1.0.31"]));
     assert_eq!(less[1]["version"], version, "the same policy has the same version");
     refuse(&mut peer, &less, "resource Endpoint 10.1.0.31: I need it");
@@ -143,9 +156,9 @@ fn a_client_is_told_everything_and_then_what_differs() {
     let (_, table, _) = world.policy_status(&[]);
     assert!(table.contains("BEHIND") && table.contains("refused: resource Endpoint 10.1.0.31: I need it"), "{table}");
     world.policyd().wait_for_log(&["update_refused", "foreign", "I need it"]);
-    assert!((world.policyd().metric("vipgate_policyd_answers_total", "refused") - 2.0).abs() < 0.5);
+    assert!((world.policyd().metric("vipgate_policyd_answers_total", "refused") - 3.0).abs() < 0.5);
     world.write_policy("more.yaml", &one("10.1.0.41"));
-    let again = [peer.next_of("response"), peer.next_of("response")];
+    let again = update(&peer);
     assert_eq!(says(&again[0]), said("Endpoint", &["10.1.0.41"], &["10.1.0.31"]));
     accept(&mut peer, &again);
     assert!(wait_for(Duration::from_secs(5), || gateway(&world)["in_step"] == true), "{}", gateway(&world));
@@ -165,9 +178,10 @@ fn a_client_is_told_everything_and_then_what_differs() {
         }
         peer.tell(&request(kind, &json!({"initial_resource_versions": known})));
     }
-    let resumed = [peer.next_of("response"), peer.next_of("response")];
+    let resumed = update(&peer);
     assert_eq!(says(&resumed[0]), said("Endpoint", &["10.1.0.42"], &["10.1.0.41"]));
-    assert_eq!(says(&resumed[1]), said("Settings", &["settings"], &[]));
+    assert_eq!(says(&resumed[1]), said("Service", &["Service tenant-b/web"], &[]));
+    assert_eq!(says(&resumed[2]), said("Settings", &["settings"], &[]));
     accept(&mut peer, &resumed);
     assert!(wait_for(Duration::from_secs(5), || gateway(&world)["in_step"] == true), "{}", gateway(&world));
     peer.is_silent(SILENCE);

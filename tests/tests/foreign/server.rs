@@ -53,8 +53,8 @@ pub(crate) fn subscriptions(peer: &Peer) -> BTreeMap<String, Value> {
         let kind = event["type"].as_str().unwrap().to_owned();
         (kind, event["request"].clone())
     };
-    let all: BTreeMap<String, Value> = (0..5).map(|_| of(peer.next())).collect();
-    assert_eq!(all.len(), 5, "{all:?}");
+    let all: BTreeMap<String, Value> = (0..6).map(|_| of(peer.next())).collect();
+    assert_eq!(all.len(), 6, "{all:?}");
     all
 }
 
@@ -128,7 +128,8 @@ fn a_gateway_follows_it_update_by_update() {
     send(&mut peer, 2, "Vip", &[vip(VIP_A[0]), vip(VIP_B[0])], &[]);
     send(&mut peer, 3, "Endpoint", &[endpoint("10.1.0.11", VIP_A[0])], &[]);
     send(&mut peer, 4, "Gateway", &[], &[]);
-    accepted(&peer, 1..=4);
+    send(&mut peer, 0, "Service", &[], &[]);
+    accepted(&peer, 0..=4);
     assert_eq!([seen(&world, 0), seen(&world, 2)], [VIP_A[0], "10.1.0.21"]);
     assert!(wait_for(Duration::from_secs(5), || world.is_ready()));
     send(&mut peer, 50, "Endpoint", &[endpoint("10.1.0.12", VIP_A[0])], &[]);

@@ -88,7 +88,7 @@ pub(super) fn run(listener: TcpListener, plan: Plan, is_ready: oneshot::Receiver
 struct Whole {
     responses: Vec<(Kind, DeltaDiscoveryResponse)>,
     bytes: usize,
-    counts: [usize; 4],
+    counts: [usize; Kind::COUNTED],
     sum: u64,
     version: String,
 }
@@ -102,7 +102,7 @@ impl Whole {
         Ok(Self {
             bytes: chunks.iter().map(|chunk| chunk.bytes.len()).sum(),
             responses: chunks.iter().map(decoded).collect::<Result<_>>()?,
-            counts: [of(Kind::EgressPolicy), of(Kind::Vip), of(Kind::Endpoint), of(Kind::Gateway)],
+            counts: [of(Kind::EgressPolicy), of(Kind::Vip), of(Kind::Endpoint), of(Kind::Service), of(Kind::Gateway)],
             sum: all().fold(0, |sum, it| sum.wrapping_add(it.content.version)),
             version: publication.version,
         })
@@ -158,7 +158,7 @@ struct Changing {
     /// Changes that were told.
     told: u64,
     in_flight: VecDeque<Update>,
-    counts: [usize; 4],
+    counts: [usize; Kind::COUNTED],
     sum: u64,
     version: String,
     full_sync_bytes: usize,
@@ -296,6 +296,7 @@ mod tests {
 
     use tokio::sync::mpsc;
     use vipgate::config::PolicyServer;
+    use vipgate::policy::Viewer;
     use vipgate::xds::client::{Client, Event, Rejection};
     use vipgate_dataplane::snapshot::build::Builder;
     use vipgate_dataplane::snapshot::spec::NetworkSpec;
@@ -313,7 +314,7 @@ mod tests {
     ) -> Builder {
         let (events, mut offers) = mpsc::channel(4);
         let server = PolicyServer { url, ca: None, cert: None, key: None, cache: cache.to_owned() };
-        let (client, known) = Client::open("gw-bench", None, server, events);
+        let (client, known) = Client::open(Viewer::named("gw-bench"), server, events);
         assert!(known.is_none());
         let client = tokio::spawn(client.run());
         let mut builder = Builder::new(NetworkSpec::default());

@@ -128,7 +128,7 @@ fn a_subscriber_gets_everything_then_what_differs_and_is_in_force_when_it_has_an
     client.publish(&second);
     client.holds(&second);
     // What comes before what names it, what goes after all that named it, the settings last.
-    assert_eq!(client.told, ["+203.0.113.3", "+10.0.0.2", "-203.0.113.2", "+settings"]);
+    assert_eq!(client.told, ["+203.0.113.3", "+10.0.0.2", "+Service a/s2", "-203.0.113.2", "+settings"]);
     client.accept_all(&second);
     assert_eq!(client.stream.in_force(), 2);
     client.publish(&second);

@@ -2,6 +2,7 @@
 
 mod follow;
 mod refused;
+mod services;
 mod unsettled;
 mod whole;
 mod world;
@@ -11,13 +12,14 @@ use proptest::prelude::*;
 use vipgate_dataplane::snapshot::build::Builder;
 use vipgate_dataplane::snapshot::policy::{Policy, Vip};
 use vipgate_dataplane::snapshot::spec::{
-    AddressSelection, Announce, EgressSpec, EndpointSpec, Limits, NetworkSpec, OnExhaustion, PolicySet, VipSpec,
+    AddressSelection, Announce, BackendSpec, EgressSpec, EndpointSpec, Limits, NetworkSpec, OnExhaustion, PolicySet,
+    Scope, ServiceSpec, VipSpec,
 };
 
 use self::world::Dice;
 use super::*;
-use crate::policy::{Blocks, Deal, DealtEndpoint, Share, Viewer};
-use crate::xds::fixtures::{Told, ip, key, resource, response, responses};
+use crate::policy::{Blocks, Deal, DealtEndpoint, DealtService, Share, Viewer};
+use crate::xds::fixtures::{Told, ip, key, resource, response, responses, service};
 
 /// What a policy says to packets, in an order that is the same for all that say the same.
 #[derive(Debug, PartialEq)]
@@ -55,6 +57,25 @@ fn builder() -> Builder {
 /// What a policy comes to that is built as a whole.
 fn built(set: &PolicySet) -> Seen {
     seen(&builder().with_policy(set).unwrap().policy)
+}
+
+/// The Services that changes come to, by name.
+#[derive(Debug, Default)]
+struct Services(BTreeMap<Arc<str>, ServiceSpec>);
+
+impl Services {
+    fn change(&mut self, change: &PolicyChange) -> Vec<ServiceSpec> {
+        let coming: BTreeSet<_> = change.services.iter().map(|service| &service.name).collect();
+        assert_eq!(coming.len(), change.services.len(), "nothing is named twice");
+        for name in &change.gone.services {
+            assert!(self.0.remove(name).is_some() && !coming.contains(name), "{name} goes");
+        }
+        for service in &change.services {
+            let before = self.0.insert(service.name.clone(), service.clone());
+            assert_ne!(before.as_ref(), Some(service), "what stays is not told");
+        }
+        self.0.values().cloned().collect()
+    }
 }
 
 /// A book of a gateway that holds all that the server has.

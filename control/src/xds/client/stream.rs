@@ -38,7 +38,7 @@ const AFTERMATH: Duration = Duration::from_millis(300);
 const CONFIRM: Duration = Duration::from_secs(5);
 
 /// Kinds that every server answers; settings are vipgate's own.
-const KINDS: [Kind; 4] = [Kind::EgressPolicy, Kind::Vip, Kind::Endpoint, Kind::Gateway];
+const KINDS: [Kind; Kind::COUNTED] = [Kind::EgressPolicy, Kind::Vip, Kind::Endpoint, Kind::Service, Kind::Gateway];
 
 /// A response that waits for its answer.
 #[derive(Debug)]
@@ -124,8 +124,8 @@ pub(super) async fn follow(client: &mut Client) -> String {
 
 fn subscription(client: &Client, kind: Kind) -> DeltaDiscoveryRequest {
     let node = Node {
-        id: client.name.clone(),
-        locality: Some(Locality { zone: client.zone.clone(), ..Locality::default() }),
+        id: client.viewer.name.to_string(),
+        locality: Some(Locality { zone: client.viewer.zone.to_string(), ..Locality::default() }),
         user_agent_name: "vipgate".to_owned(),
         user_agent_version_type: Some(UserAgentVersionType::UserAgentVersion(env!("CARGO_PKG_VERSION").to_owned())),
         ..Node::default()
@@ -283,7 +283,7 @@ impl Stream<'_> {
     /// Asks the gateway to put in force what has come, which is so many updates.
     async fn ask(&mut self, updates: u64) -> Result<Result<(), Rejection>, String> {
         let stopped = "stopped";
-        let offer = Offer { updates, ..self.client.book.offer(&self.client.name) };
+        let offer = Offer { updates, ..self.client.book.offer(&self.client.viewer) };
         let (sender, receiver) = oneshot::channel();
         self.client.events.send(Event::Offer(Box::new(offer), sender)).await.map_err(|_| stopped)?;
         let outcome = receiver.await.map_err(|_| stopped)?;
@@ -293,7 +293,7 @@ impl Stream<'_> {
 
     fn accept(&mut self) {
         let client = &mut *self.client;
-        let changed = client.book.commit(&client.name);
+        let changed = client.book.commit(&client.viewer.name);
         // Before it is acknowledged: what the server knows to be in force is so after a restart as well.
         let known = client.status.load().cache_error.clone();
         let cache_error = match &mut client.cache {

@@ -26,6 +26,11 @@ const LONG: Duration = Duration::from_secs(20);
 /// So long nothing happens where nothing should.
 const SILENCE: Duration = Duration::from_millis(200);
 
+/// The gateway, which is where its configuration says.
+fn viewer() -> Viewer {
+    Viewer { name: "g1".into(), node: "n1".into(), zone: "z1".into() }
+}
+
 /// A gateway that follows a server and answers as the test wants.
 struct Gateway {
     events: mpsc::Receiver<Event>,
@@ -43,7 +48,7 @@ impl Gateway {
     /// One that follows, and what its cache knew.
     fn start(server: PolicyServer) -> (Self, Option<Offer>) {
         let (sender, events) = mpsc::channel(4);
-        let (client, offer) = Client::open("g1", Some("z1"), server, sender);
+        let (client, offer) = Client::open(viewer(), server, sender);
         let status = client.status();
         (Self { events, status, task: tokio::spawn(client.run()) }, offer)
     }

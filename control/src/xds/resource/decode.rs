@@ -1,6 +1,8 @@
 //! Resources to what they mean. Nothing that a server sends is believed: what can't be is refused with its field and a
 //! reason, and behind here nothing checks a single resource again.
 
+mod service;
+
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::str::FromStr;
@@ -16,7 +18,7 @@ use vipgate_dataplane::snapshot::spec::{
 use super::super::proto;
 use super::{Kind, SETTINGS, shown};
 use crate::manifest::unusable_address;
-use crate::policy::{Blocks, DealtEndpoint, DealtVip, Peer, Share};
+use crate::policy::{Blocks, DealtEndpoint, DealtService, DealtVip, Peer, Share};
 
 /// VIPs of one endpoint, prefixes of one policy, shares of one VIP: more is a mistake, or an attack.
 const MOST_PARTS: usize = 4096;
@@ -34,6 +36,8 @@ pub enum Decoded {
     Vip(DealtVip),
     /// An endpoint.
     Endpoint(DealtEndpoint),
+    /// A Service.
+    Service(DealtService),
     /// A gateway.
     Gateway(Peer),
     /// The settings.
@@ -77,6 +81,7 @@ pub fn decode(kind: Kind, name: &str, body: &[u8]) -> Result<Decoded, Fault> {
         Kind::EgressPolicy => egress_policy(name, &message(kind, body)?).map(Decoded::EgressPolicy),
         Kind::Vip => vip(name, &message(kind, body)?).map(Decoded::Vip),
         Kind::Endpoint => endpoint(name, &message(kind, body)?).map(Decoded::Endpoint),
+        Kind::Service => service::service(name, &message(kind, body)?).map(Decoded::Service),
         Kind::Gateway => gateway(name, &message(kind, body)?).map(Decoded::Gateway),
         Kind::Settings => {
             same(SETTINGS, "name", name)?;
@@ -103,14 +108,20 @@ fn named(own: &str, name: &str) -> Result<(), Fault> {
 }
 
 fn few<T>(parts: &[T], field: &str) -> Result<(), Fault> {
-    if parts.len() <= MOST_PARTS {
+    at_most(parts, field, MOST_PARTS)
+}
+
+fn at_most<T>(parts: &[T], field: &str, most: usize) -> Result<(), Fault> {
+    if parts.len() <= most {
         return Ok(());
     }
-    Err(fault(field, format!("has {} entries, at most {MOST_PARTS} are read", parts.len())))
+    Err(fault(field, format!("has {} entries, at most {most} are read", parts.len())))
 }
 
 fn egress_policy(name: &str, message: &proto::EgressPolicy) -> Result<EgressSpec, Fault> {
     named(&message.name, name)?;
+    few(&message.destinations, "destinations")?;
+    few(&message.excluded, "excluded")?;
     let limits = Limits {
         sessions: limit(message.sessions),
         new_sessions_per_second: limit(message.new_sessions_per_second),
@@ -141,7 +152,6 @@ fn known<E: TryFrom<i32>>(field: &str, number: i32) -> Result<E, Fault> {
 }
 
 fn nets(field: &str, texts: &[String]) -> Result<Vec<IpNet>, Fault> {
-    few(texts, field)?;
     let net = |(i, text): (usize, &String)| {
         let net =
             IpNet::from_str(text).map_err(|_| fault(format!("{field}[{i}]"), format!("`{text}` is no prefix")))?;

@@ -1,5 +1,9 @@
 //! A deal to resources.
 
+mod service;
+
+pub use self::service::service;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -12,10 +16,11 @@ use crate::policy::{Deal, DealtEndpoint, DealtVip, Fingerprint, Peer, Share, mix
 
 /// All resources of a deal but the settings, sorted by key.
 pub fn encode_all(deal: &Deal) -> Vec<(Key, Content)> {
-    let mut all = Vec::with_capacity(deal.policies.len() + deal.vips.len() + deal.endpoints.len() + deal.peers.len());
+    let mut all = Vec::with_capacity(deal.counts().iter().sum());
     all.extend(deal.policies.iter().map(egress_policy));
     all.extend(deal.vips.iter().map(vip));
     all.extend(deal.endpoints.iter().map(endpoint));
+    all.extend(deal.services.iter().map(service));
     all.extend(deal.peers.iter().map(gateway));
     all.sort_unstable_by(|a: &(Key, Content), b| a.0.cmp(&b.0));
     all
@@ -23,14 +28,15 @@ pub fn encode_all(deal: &Deal) -> Vec<(Key, Content)> {
 
 /// The settings that make resources a whole, and the policy's version: `counts` are those of the kinds before them, `sum` that
 /// of all their versions.
-pub fn settings(counts: [usize; 4], sum: u64) -> (Key, Content, String) {
+pub fn settings(counts: [usize; Kind::COUNTED], sum: u64) -> (Key, Content, String) {
     let version = Content::version_text(mix(sum));
     let message = proto::Settings {
         version: version.clone(),
         egress_policies: counts[0] as u64,
         vips: counts[1] as u64,
         endpoints: counts[2] as u64,
-        gateways: counts[3] as u64,
+        services: counts[3] as u64,
+        gateways: counts[4] as u64,
     };
     let (key, content) = resource(Kind::Settings, SETTINGS.into(), &message);
     (key, content, version)
@@ -45,7 +51,7 @@ pub fn version_of(deal: &Deal) -> String {
 fn resource(kind: Kind, name: Arc<str>, message: &impl Message) -> (Key, Content) {
     let body = message.encode_to_vec();
     let mut print = Fingerprint::default();
-    print.add(&[kind as u8]);
+    print.add(&[kind.number()]);
     print.add(&body);
     (Key { kind, name }, Content { version: print.finish(), body: body.into() })
 }

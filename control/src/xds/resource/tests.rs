@@ -3,15 +3,18 @@
 mod arbitrary;
 mod bad;
 mod round;
+mod services;
 mod versions;
 
 use std::net::IpAddr;
 
 use proptest::prelude::*;
 use vipgate_dataplane::snapshot::spec::{
-    AddressSelection, Announce, EgressSpec, EndpointSpec, Limits, OnExhaustion, VipSpec,
+    AddressSelection, Announce, BackendState, EgressSpec, EndpointSpec, Limits, OnExhaustion, Scope, ServicePortSpec,
+    VipSpec,
 };
 
 use super::*;
-use crate::policy::{Blocks, Deal, DealtEndpoint, DealtVip, Peer, Share};
+use crate::manifest::Hints;
+use crate::policy::{Blocks, Deal, DealtBackend, DealtEndpoint, DealtService, DealtVip, Peer, Share};
 use crate::xds::fixtures::ip;

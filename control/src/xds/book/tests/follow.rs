@@ -18,6 +18,7 @@ proptest! {
     #[test]
     fn a_gateway_has_what_the_server_has((deals, seed, gateway) in story()) {
         let (mut dice, mut book, mut builder) = (Dice(seed), Book::default(), builder());
+        let mut services = Services::default();
         let mut past = vec![Told::default()];
         for deal in &deals {
             let (before, server) = (past.last().unwrap(), Told::of(deal));
@@ -38,10 +39,12 @@ proptest! {
             prop_assert!(book.is_whole() && book.has_staged());
             prop_assert_eq!(book.held(), &before.held);
 
-            let offer = book.offer(gateway);
+            let offer = book.offer(&Viewer::named(gateway));
             let snapshot = builder.with_change(&offer.change).unwrap();
             prop_assert_eq!(seen(&snapshot.policy), expected(deal, gateway, &server));
             prop_assert_eq!(&offer.peers, &deal.peers);
+            let set = deal.part_of(Some(&Viewer::named(gateway)), "");
+            prop_assert_eq!(services.change(&offer.change), set.services);
             prop_assert_eq!(book.commit(gateway), server.differences(before));
             prop_assert!(!book.has_staged() && !book.is_whole());
             prop_assert_eq!(book.held(), &server.held);
@@ -52,7 +55,7 @@ proptest! {
         let server = past.last().unwrap();
         book.stage(server.settle()).unwrap();
         prop_assert!(book.is_whole());
-        let offer = book.offer(gateway);
+        let offer = book.offer(&Viewer::named(gateway));
         prop_assert!(offer.change.is_empty());
         prop_assert_eq!(&offer.change.version, &server.version);
         prop_assert_eq!(book.commit(gateway), vec![]);
@@ -68,7 +71,7 @@ proptest! {
             let (mut book, mut builder) = (Book::default(), builder());
             book.stage_held(before.held.clone()).unwrap();
             prop_assert!(book.is_whole());
-            let snapshot = builder.with_change(&book.offer(gateway).change).unwrap();
+            let snapshot = builder.with_change(&book.offer(&Viewer::named(gateway)).change).unwrap();
             prop_assert_eq!(seen(&snapshot.policy), expected(&deals[0], gateway, before));
             book.commit(gateway);
             for kind in Kind::ALL {
@@ -80,7 +83,7 @@ proptest! {
             for response in after.tell(before, &[], &mut dice).into_iter().chain([after.settle()]) {
                 book.stage(response).unwrap();
             }
-            let snapshot = builder.with_change(&book.offer(gateway).change).unwrap();
+            let snapshot = builder.with_change(&book.offer(&Viewer::named(gateway)).change).unwrap();
             prop_assert_eq!(seen(&snapshot.policy), expected(&deals[1], gateway, after));
         }
     }
@@ -101,11 +104,11 @@ fn a_vip_whose_shares_move_to_another_gateway_is_gone_here_and_comes_there() {
         for response in responses(&after.differences(&before)) {
             book.stage(response).unwrap();
         }
-        let change = book.offer(gateway).change;
+        let change = book.offer(&Viewer::named(gateway)).change;
         book.commit(gateway);
         // It is gone for good: nothing is told twice.
         book.stage(response(Kind::Vip, &[(key(Kind::Vip, "203.0.113.1"), None)])).unwrap();
-        (change, book.offer(gateway).change.gone.vips)
+        (change, book.offer(&Viewer::named(gateway)).change.gone.vips)
     };
     let (here, then) = change("g1");
     assert_eq!((here.vips, here.gone.vips, then), (vec![], vec![ip("203.0.113.1")], vec![]));
@@ -125,9 +128,9 @@ fn what_was_never_there_does_not_go() {
             book.stage(response(kind, &[(key(kind, name), None)])).unwrap();
         }
     }
-    assert!(book.offer("g1").change.is_empty());
+    assert!(book.offer(&Viewer::named("g1")).change.is_empty());
     assert_eq!(book.commit("g1"), []);
     assert_eq!(book.held(), &server.held);
     book.stage(response(Kind::Vip, &[(key(Kind::Vip, "2001:db8::1"), None)])).unwrap();
-    assert_eq!(book.offer("g1").change.gone.vips, [ip("2001:db8::1")]);
+    assert_eq!(book.offer(&Viewer::named("g1")).change.gone.vips, [ip("2001:db8::1")]);
 }

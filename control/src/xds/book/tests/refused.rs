@@ -55,7 +55,7 @@ proptest! {
         for response in servers[1].tell(&servers[0], &[], &mut dice) {
             book.stage(response).unwrap();
         }
-        let (before, offer) = (format!("{book:?}"), book.offer("g1"));
+        let (before, offer) = (format!("{book:?}"), book.offer(&Viewer::named("g1")));
         for mut response in servers[2].tell(&servers[1], &servers, &mut dice) {
             let good = response.clone();
             if good.resources.is_empty() {
@@ -66,7 +66,7 @@ proptest! {
             prop_assert!(wrong.is_said_by(&refusal), "{:?}: {}", wrong, refusal);
             prop_assert_eq!(&format!("{book:?}"), &before);
         }
-        let again = book.offer("g1");
+        let again = book.offer(&Viewer::named("g1"));
         prop_assert_eq!((again.change, again.peers), (offer.change, offer.peers));
         // The update goes on as if nothing had been.
         book.stage(servers[1].settle()).unwrap();

@@ -15,7 +15,7 @@ proptest! {
                 book.stage(response).unwrap();
                 prop_assert!(!book.is_whole() && !book.expects_settings());
             }
-            let change = book.offer("g1").change;
+            let change = book.offer(&Viewer::named("g1")).change;
             let snapshot = builder.with_change(&change).unwrap();
             prop_assert_eq!(seen(&snapshot.policy), built(&deal.part_of(Some(&Viewer::named("g1")), &change.version)));
             book.commit("g1");
@@ -24,7 +24,7 @@ proptest! {
 
             let mut fresh = Book::default();
             fresh.stage_held(server.held.clone()).unwrap();
-            prop_assert_eq!(&fresh.offer("g1").change.version, &change.version);
+            prop_assert_eq!(&fresh.offer(&Viewer::named("g1")).change.version, &change.version);
             past.push(server);
         }
     }
@@ -37,7 +37,7 @@ fn other_content_has_another_version() {
         let held = Held { version: version.to_owned(), body: body.into() };
         let mut book = Book::default();
         book.held.insert(key(kind, name), held);
-        book.offer("g1").change.version
+        book.offer(&Viewer::named("g1")).change.version
     };
     let mut versions = BTreeSet::new();
     for (kind, name, of) in [

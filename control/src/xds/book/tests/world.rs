@@ -14,6 +14,8 @@ const VIPS: [&str; 6] = ["10.0.0.1", "203.0.113.1", "203.0.113.2", "203.0.113.3"
 const ENDPOINTS: [&str; 8] =
     ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "fd00::1", "fd00::2", "fd00::3"];
 
+const SERVICES: [&str; 3] = ["Service a/s", "Service a/t", "Service b/s"];
+
 /// Numbers that look random and are the same in each run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Dice(pub(super) u64);
@@ -71,8 +73,9 @@ pub(super) fn deal() -> impl Strategy<Value = Deal> {
         prop::option::weighted(0.7, (any::<prop::sample::Index>(), 0..3_usize, any::<u8>(), 0..2_u8)),
         ENDPOINTS.len(),
     );
+    let services = prop::collection::vec(prop::option::of(0..16_u8), SERVICES.len());
     let peers = prop::collection::vec(prop::option::of(0..3_u8), 3);
-    (policies, vips, endpoints, peers).prop_map(|(policies, vips, endpoints, peers)| {
+    (policies, vips, endpoints, services, peers).prop_map(|(policies, vips, endpoints, services, peers)| {
         let named = POLICIES.iter().zip(policies);
         let policies: Vec<_> = named.filter_map(|(name, it)| Some(policy(name, it?))).collect();
         let named = VIPS.iter().zip(vips);
@@ -103,7 +106,14 @@ pub(super) fn deal() -> impl Strategy<Value = Deal> {
             Some(Peer { name: (**name).into(), node: "n".into(), zone, address: None })
         };
         let peers = GATEWAYS.iter().zip(peers).filter_map(peer).collect();
-        Deal { policies, vips, endpoints, services: Vec::new(), peers }
+        let service = |(name, bits): (&&str, Option<u8>)| {
+            let bits = bits?;
+            let backends: Vec<u8> = (0..3).filter(|bit| bits >> bit & 1 == 1).collect();
+            let internal = if bits & 8 == 0 { Scope::Cluster } else { Scope::Local };
+            Some(DealtService { name: (*name).into(), internal, ..service(&backends) })
+        };
+        let services = SERVICES.iter().zip(services).filter_map(service).collect();
+        Deal { policies, vips, endpoints, services, peers }
     })
 }
 
@@ -127,7 +137,7 @@ impl Told {
         }
         if dice.once_in(2) {
             let never =
-                [(Kind::Vip, "2001:DB8::1"), (Kind::Endpoint, "10.9.9.9"), (Kind::Gateway, ""), (Kind::Vip, "x")];
+                [(Kind::Vip, "2001:DB8::1"), (Kind::Endpoint, "10.9.9.9"), (Kind::Gateway, ""), (Kind::Service, "x")];
             let (kind, name) = never[dice.roll(never.len())];
             queues.push(VecDeque::from([(key(kind, name), None)]));
         }

@@ -18,10 +18,11 @@ async fn a_cache_serves_the_next_start() {
     // Nobody answers, and yet there is policy.
     let mut server = Server::start();
     let (mut gateway, offer) = Gateway::start(plain(server.port, pair.folder.path()));
-    let (offer, expected) = (offer.unwrap(), deal(2).part_of(Some(&Viewer::named("g1")), &told.version));
+    let (offer, expected) = (offer.unwrap(), deal(2).part_of(Some(&viewer()), &told.version));
     let change = offer.change;
     assert_eq!((change.version, change.policies), (expected.version, expected.policies));
     assert_eq!((change.vips, change.endpoints), (expected.vips, expected.endpoints));
+    assert_eq!(change.services, expected.services);
     assert_eq!(offer.peers, deal(2).peers);
     assert_eq!(gateway.status.load().known_at, Some(known_at));
     assert_eq!(gateway.status.load().cache_error, None);
@@ -88,7 +89,7 @@ async fn a_cache_that_was_forgotten_is_written_anew() {
     let mut server = Server::start();
     let (sender, events) = mpsc::channel(4);
     let config = plain(server.port, pair.folder.path());
-    let (mut client, offer) = Client::open("g1", None, config.clone(), sender);
+    let (mut client, offer) = Client::open(viewer(), config.clone(), sender);
     assert_eq!(offer.unwrap().change.endpoints.len(), 9);
     client.forget("an address is this gateway's own");
     let status = client.status();
@@ -136,7 +137,7 @@ async fn a_cache_that_another_gateway_has_is_said_and_done_without() {
     let pair = Pair::with(&Told::of(&deal(1))).await;
     let (sender, _events) = mpsc::channel(4);
     let config = plain(pair.server.port, pair.folder.path());
-    let opened = tokio::task::spawn_blocking(|| Client::open("g2", None, config, sender));
+    let opened = tokio::task::spawn_blocking(|| Client::open(Viewer::named("g2"), config, sender));
     let (client, offer) = opened.await.unwrap();
     assert!(offer.is_none());
     let error = client.status().load().cache_error.clone().unwrap();

@@ -35,11 +35,12 @@ async fn an_update_is_offered_whole_and_acknowledged_in_force() {
     assert!(pair.talk.hears_nothing_for(SILENCE).await);
     pair.talk.say(told.settle()).await;
     let (offer, answer) = pair.gateway.offer().await;
-    let expected = deal(2).part_of(Some(&Viewer::named("g1")), &told.version);
+    let expected = deal(2).part_of(Some(&viewer()), &told.version);
     assert_eq!(offer.change.version, expected.version);
     assert_eq!(offer.change.policies, expected.policies);
     assert_eq!(offer.change.vips, expected.vips);
     assert_eq!(offer.change.endpoints, expected.endpoints);
+    assert_eq!(offer.change.services, expected.services);
     assert_eq!(offer.peers, deal(2).peers);
     // Not before the gateway has said so.
     assert!(pair.talk.hears_nothing_for(SILENCE).await);
@@ -66,7 +67,7 @@ async fn what_changes_is_offered_and_nothing_else() {
     let change = &offer.change;
     assert_eq!((change.policies.len(), change.vips.len(), change.endpoints.len()), (0, 0, 1));
     assert_eq!(change.version, three.version);
-    assert_eq!((pair.talk.accepted().await, pair.talk.accepted().await), ("n6".to_owned(), "n7".to_owned()));
+    assert_eq!((pair.talk.accepted().await, pair.talk.accepted().await), ("n7".to_owned(), "n8".to_owned()));
     pair.talk.tell(&two, &three).await;
     let offer = pair.gateway.takes().await;
     assert_eq!(offer.change.gone.endpoints, [ip("10.0.0.3")]);
@@ -89,7 +90,7 @@ async fn without_settings_an_update_is_whole_when_nothing_more_comes() {
     assert!((900..4000).contains(&begun.elapsed().as_millis()), "{:?}", begun.elapsed());
     let change = offer.change;
     assert_eq!((change.policies.len(), change.vips.len(), change.endpoints.len(), offer.peers.len()), (1, 1, 2, 1));
-    for nonce in ["n1", "n2", "n3", "n4"] {
+    for nonce in ["n1", "n2", "n3", "n4", "n5"] {
         assert_eq!(pair.talk.accepted().await, nonce);
     }
 }
@@ -120,7 +121,7 @@ async fn with_settings_a_pause_is_not_the_end() {
     assert!(pair.gateway.hears_nothing_for(Duration::from_millis(1500)).await);
     pair.talk.say(three.settle()).await;
     assert_eq!(pair.gateway.takes().await.change.version, three.version);
-    assert_eq!(pair.talk.accepted().await, "n6");
+    assert_eq!(pair.talk.accepted().await, "n7");
 }
 
 /// Servers say so when they have nothing new.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 
 use super::*;
-use crate::manifest::unusable_address;
+use crate::manifest::{MOST_WEIGHT, unusable_address};
 
 fn address() -> impl Strategy<Value = IpAddr> {
     let any = prop_oneof![any::<[u8; 4]>().prop_map(IpAddr::from), any::<[u8; 16]>().prop_map(IpAddr::from)];
@@ -78,6 +78,58 @@ fn endpoint(address: IpAddr) -> impl Strategy<Value = DealtEndpoint> {
     })
 }
 
+fn hints() -> impl Strategy<Value = Option<Arc<Hints>>> {
+    let names = || prop::collection::btree_set(name(), 0..3).prop_map(|names| names.into_iter().collect::<Vec<_>>());
+    (names(), names()).prop_map(|(nodes, zones)| {
+        let has_any = !nodes.is_empty() || !zones.is_empty();
+        has_any.then(|| Arc::new(Hints { nodes, zones }))
+    })
+}
+
+/// A backend that has so many ports.
+fn backend(address: IpAddr, ports: usize) -> impl Strategy<Value = DealtBackend> {
+    let state = prop::sample::select(vec![BackendState::Ready, BackendState::Terminating, BackendState::NotReady]);
+    let ports = prop::collection::vec(any::<u16>(), ports);
+    let place = (prop::option::of(name()), prop::option::of(name()), hints());
+    (text(), ports, 0..=MOST_WEIGHT, state, place).prop_map(move |(name, ports, weight, state, (node, zone, hints))| {
+        DealtBackend { address, name, ports: ports.into(), weight, state, node, zone, hints }
+    })
+}
+
+fn scope() -> impl Strategy<Value = Scope> {
+    prop::sample::select(vec![Scope::Cluster, Scope::Local])
+}
+
+fn service(name: Arc<str>) -> impl Strategy<Value = DealtService> {
+    let numbers = (prop::sample::select(vec![6_u8, 17, 132]), 1..=u16::MAX);
+    let port = |((protocol, port), name)| ServicePortSpec { name, protocol, port };
+    let ports = prop::collection::btree_map(numbers, text(), 0..4)
+        .prop_map(move |ports| ports.into_iter().map(port).collect::<Vec<_>>())
+        .prop_shuffle();
+    ports.prop_flat_map(move |ports| {
+        let name = name.clone();
+        let count = ports.len();
+        let vips = prop::collection::btree_set(address(), 0..3);
+        let ranges = prop::collection::btree_set(net(), 0..3);
+        let backends = each(address(), move |address| backend(address, count));
+        let numbers = (limit(), prop::sample::select(vec![7_u32, 2039, 131_071]), prop::option::of(1..=u16::MAX));
+        (vips, ranges, backends, numbers, scope(), scope()).prop_map(
+            move |(vips, ranges, backends, (affinity, table_size, health_port), external, internal)| DealtService {
+                name: name.clone(),
+                vips: vips.into_iter().collect(),
+                ports: ports.clone(),
+                backends,
+                source_ranges: ranges.into_iter().collect(),
+                affinity,
+                table_size,
+                external,
+                internal,
+                health_port,
+            },
+        )
+    })
+}
+
 fn peer(name: Arc<str>) -> impl Strategy<Value = Peer> {
     (text(), text(), prop::option::of(address())).prop_map(move |(node, zone, address)| Peer {
         name: name.clone(),
@@ -103,6 +155,8 @@ where
 }
 
 pub(super) fn deal() -> impl Strategy<Value = Deal> {
-    let parts = (each(name(), policy), each(address(), vip), each(address(), endpoint), each(name(), peer));
-    parts.prop_map(|(policies, vips, endpoints, peers)| Deal { policies, vips, endpoints, services: Vec::new(), peers })
+    let vips = each(address(), vip);
+    let endpoints = each(address(), endpoint);
+    let parts = (each(name(), policy), vips, endpoints, each(name(), service), each(name(), peer));
+    parts.prop_map(|(policies, vips, endpoints, services, peers)| Deal { policies, vips, endpoints, services, peers })
 }

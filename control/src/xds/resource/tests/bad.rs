@@ -75,7 +75,7 @@ fn of_gateway(change: impl FnOnce(&mut proto::Gateway)) -> String {
 
 #[test]
 fn without_the_fault_they_are_read() {
-    let good: [(Kind, &str, Vec<u8>); 5] = [
+    let good: [(Kind, &str, Vec<u8>); Kind::ALL.len() - 1] = [
         (Kind::EgressPolicy, "p", policy().encode_to_vec()),
         (Kind::Vip, "203.0.113.1", vip().encode_to_vec()),
         (Kind::Endpoint, "10.0.0.1", endpoint().encode_to_vec()),

@@ -11,6 +11,7 @@ fn read_all(resources: &[(Key, Content)]) -> Result<Deal, Fault> {
             Decoded::EgressPolicy(policy) => deal.policies.push(policy),
             Decoded::Vip(vip) => deal.vips.push(vip),
             Decoded::Endpoint(endpoint) => deal.endpoints.push(endpoint),
+            Decoded::Service(service) => deal.services.push(service),
             Decoded::Gateway(peer) => deal.peers.push(peer),
             Decoded::Settings(settings) => panic!("{settings:?} in a deal"),
         }
@@ -26,6 +27,7 @@ fn encode_again(meaning: &Decoded) -> (Key, Content) {
         Decoded::EgressPolicy(policy) => encode::egress_policy(policy),
         Decoded::Vip(vip) => encode::vip(vip),
         Decoded::Endpoint(endpoint) => encode::endpoint(endpoint),
+        Decoded::Service(service) => encode::service(service),
         Decoded::Gateway(peer) => encode::gateway(peer),
         Decoded::Settings(settings) => panic!("{settings:?} in a deal"),
     }
@@ -77,14 +79,15 @@ proptest! {
     }
 
     #[test]
-    fn settings_come_back(counts in any::<[u32; 4]>(), sum in any::<u64>()) {
+    fn settings_come_back(counts in any::<[u32; Kind::COUNTED]>(), sum in any::<u64>()) {
         let (key, content, version) = settings(counts.map(|count| count as usize), sum);
         let expected = super::super::super::proto::Settings {
             version,
             egress_policies: counts[0].into(),
             vips: counts[1].into(),
             endpoints: counts[2].into(),
-            gateways: counts[3].into(),
+            services: counts[3].into(),
+            gateways: counts[4].into(),
         };
         prop_assert_eq!(decode(key.kind, &key.name, &content.body), Ok(Decoded::Settings(expected)));
     }
@@ -104,7 +107,7 @@ proptest! {
     fn damaged_resources_are_read_or_refused(
         deal in deal(),
         damages in prop::collection::vec(Damage::any(), 1..4),
-        as_kind in prop::option::of(prop::sample::select(Kind::ALL[..4].to_vec())),
+        as_kind in prop::option::of(prop::sample::select(Kind::ALL[..Kind::COUNTED].to_vec())),
     ) {
         for (key, content) in encode_all(&deal) {
             let mut body = content.body.to_vec();

@@ -45,6 +45,32 @@ fn endpoint() -> DealtEndpoint {
     }
 }
 
+fn service() -> DealtService {
+    let hints = Hints { nodes: vec!["n1".into()], zones: vec!["z1".into()] };
+    let backend = DealtBackend {
+        address: ip("10.0.0.1"),
+        name: "a/web-1".into(),
+        ports: [8080].into(),
+        weight: 5,
+        state: BackendState::Ready,
+        node: Some("n1".into()),
+        zone: Some("z1".into()),
+        hints: Some(Arc::new(hints)),
+    };
+    DealtService {
+        name: "Service a/web".into(),
+        vips: vec![ip("203.0.113.1")],
+        ports: vec![ServicePortSpec { name: "http".into(), protocol: 6, port: 80 }],
+        backends: vec![backend],
+        source_ranges: vec!["198.51.100.0/24".parse().unwrap()],
+        affinity: Some(10_800),
+        table_size: 2039,
+        external: Scope::Local,
+        internal: Scope::Cluster,
+        health_port: Some(30_000),
+    }
+}
+
 fn peer() -> Peer {
     Peer { name: "g1".into(), node: "n1".into(), zone: "z1".into(), address: Some(ip("192.0.2.1")) }
 }
@@ -126,6 +152,39 @@ fn every_field_of_an_endpoint_is_in_its_version() {
 }
 
 #[test]
+fn every_field_of_a_service_is_in_its_version() {
+    let base = service();
+    all_differ(
+        encode::service,
+        &[
+            base.clone(),
+            with(&base, |it| it.name = "Service a/wed".into()),
+            with(&base, |it| it.vips[0] = ip("203.0.113.2")),
+            with(&base, |it| it.ports[0].name = "".into()),
+            with(&base, |it| it.ports[0].protocol = 17),
+            with(&base, |it| it.ports[0].port = 81),
+            with(&base, |it| it.backends.clear()),
+            with(&base, |it| it.backends[0].address = ip("10.0.0.2")),
+            with(&base, |it| it.backends[0].name = "".into()),
+            with(&base, |it| it.backends[0].ports = [8081].into()),
+            with(&base, |it| it.backends[0].weight = 0),
+            with(&base, |it| it.backends[0].state = BackendState::Terminating),
+            with(&base, |it| it.backends[0].state = BackendState::NotReady),
+            with(&base, |it| it.backends[0].node = None),
+            with(&base, |it| it.backends[0].zone = None),
+            with(&base, |it| it.backends[0].hints = None),
+            with(&base, |it| it.backends[0].hints = Some(Arc::new(Hints { nodes: vec!["n1".into()], zones: vec![] }))),
+            with(&base, |it| it.source_ranges.clear()),
+            with(&base, |it| it.affinity = None),
+            with(&base, |it| it.table_size = 4093),
+            with(&base, |it| it.external = Scope::Cluster),
+            with(&base, |it| it.internal = Scope::Local),
+            with(&base, |it| it.health_port = None),
+        ],
+    );
+}
+
+#[test]
 fn every_field_of_a_gateway_is_in_its_version() {
     let base = peer();
     all_differ(
@@ -141,6 +200,12 @@ fn every_field_of_a_gateway_is_in_its_version() {
     );
 }
 
+/// A cache that was written before a kind came still means what it did.
+#[test]
+fn kinds_keep_their_numbers() {
+    assert_eq!(Kind::ALL.map(Kind::number), [0, 1, 2, 5, 3, 4]);
+}
+
 /// Versions are on gateways' disks and in other servers: these are what they are.
 #[test]
 fn versions_are_the_same_everywhere() {
@@ -148,27 +213,31 @@ fn versions_are_the_same_everywhere() {
         policies: vec![policy()],
         vips: vec![vip()],
         endpoints: vec![endpoint()],
-        services: vec![],
+        services: vec![service()],
         peers: vec![peer()],
     };
     let versions: Vec<_> = encode_all(&deal).iter().map(|(_, it)| Content::version_text(it.version)).collect();
-    assert_eq!(versions, ["4776d3467db09b73", "e18f1eef900f31e2", "157fa53a4a1d10a5", "ba8b937d36f16929"]);
-    assert_eq!(version_of(&deal), "298b5ce8223d2c47");
+    assert_eq!(
+        versions,
+        ["4776d3467db09b73", "e18f1eef900f31e2", "157fa53a4a1d10a5", "99d98d8ded80ee08", "ba8b937d36f16929"]
+    );
+    assert_eq!(version_of(&deal), "6e7c5a9d86765b1c");
     assert_eq!(version_of(&Deal::default()), "0000000000000000");
 }
 
 /// A deal, and the same in another order.
 fn shuffled() -> impl Strategy<Value = (Deal, Deal)> {
     deal().prop_flat_map(|deal| {
-        let Deal { policies, vips, endpoints, services: _, peers } = deal.clone();
+        let Deal { policies, vips, endpoints, services, peers } = deal.clone();
         let vips = Just(vips).prop_shuffle();
         let endpoints = Just(endpoints).prop_shuffle();
-        let parts = (Just(policies).prop_shuffle(), vips, endpoints, Just(peers).prop_shuffle());
-        let shuffled = parts.prop_map(|(policies, vips, endpoints, peers)| Deal {
+        let (services, peers) = (Just(services).prop_shuffle(), Just(peers).prop_shuffle());
+        let parts = (Just(policies).prop_shuffle(), vips, endpoints, services, peers);
+        let shuffled = parts.prop_map(|(policies, vips, endpoints, services, peers)| Deal {
             policies,
             vips,
             endpoints,
-            services: vec![],
+            services,
             peers,
         });
         (Just(deal), shuffled)
@@ -198,6 +267,9 @@ proptest! {
         }
         for i in 0..deal.vips.len() {
             prop_assert_ne!(&version, &version_of(&with(&deal, |it| drop(it.vips.remove(i)))));
+        }
+        for i in 0..deal.services.len() {
+            prop_assert_ne!(&version, &version_of(&with(&deal, |it| drop(it.services.remove(i)))));
         }
     }
 }

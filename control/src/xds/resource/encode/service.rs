@@ -1,0 +1,61 @@
+//! A Service to its resource.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use vipgate_dataplane::snapshot::spec::{BackendState, Scope, ServicePortSpec};
+
+use super::super::super::proto;
+use super::super::{Content, Key, Kind};
+use super::resource;
+use crate::policy::{DealtBackend, DealtService};
+
+/// One Service.
+pub fn service(service: &DealtService) -> (Key, Content) {
+    let message = proto::Service {
+        name: service.name.to_string(),
+        vips: service.vips.iter().map(IpAddr::to_string).collect(),
+        ports: service.ports.iter().map(port).collect(),
+        backends: service.backends.iter().map(backend).collect(),
+        source_ranges: service.source_ranges.iter().map(ToString::to_string).collect(),
+        affinity_seconds: service.affinity.unwrap_or(0),
+        table_size: service.table_size,
+        external_traffic_policy: traffic_policy(service.external).into(),
+        internal_traffic_policy: traffic_policy(service.internal).into(),
+        health_check_port: service.health_port.unwrap_or(0).into(),
+    };
+    resource(Kind::Service, service.name.clone(), &message)
+}
+
+fn port(port: &ServicePortSpec) -> proto::ServicePort {
+    proto::ServicePort { name: port.name.to_string(), protocol: port.protocol.into(), port: port.port.into() }
+}
+
+fn backend(backend: &DealtBackend) -> proto::Backend {
+    let text = |text: &Option<Arc<str>>| text.as_deref().unwrap_or_default().to_owned();
+    let texts = |texts: &[Arc<str>]| texts.iter().map(ToString::to_string).collect();
+    let hints = backend.hints.as_deref();
+    proto::Backend {
+        address: backend.address.to_string(),
+        name: backend.name.to_string(),
+        ports: backend.ports.iter().map(|port| u32::from(*port)).collect(),
+        weight: backend.weight.into(),
+        state: match backend.state {
+            BackendState::Ready => proto::BackendState::Ready,
+            BackendState::Terminating => proto::BackendState::Terminating,
+            BackendState::NotReady => proto::BackendState::NotReady,
+        }
+        .into(),
+        node: text(&backend.node),
+        zone: text(&backend.zone),
+        hint_nodes: hints.map(|hints| texts(&hints.nodes)).unwrap_or_default(),
+        hint_zones: hints.map(|hints| texts(&hints.zones)).unwrap_or_default(),
+    }
+}
+
+fn traffic_policy(scope: Scope) -> proto::TrafficPolicy {
+    match scope {
+        Scope::Cluster => proto::TrafficPolicy::Cluster,
+        Scope::Local => proto::TrafficPolicy::Local,
+    }
+}
