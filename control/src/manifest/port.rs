@@ -1,6 +1,7 @@
 //! Ports of Services and of what is behind them.
 
 use std::fmt;
+use std::sync::Arc;
 
 use super::read::Report;
 use crate::complaint::Severity;
@@ -66,4 +67,24 @@ pub(super) fn number(number: i32, field: impl FnOnce() -> String, report: &mut R
         report(Severity::Error, &field(), format!("must be from 1 to 65535, is {number}"));
     }
     port
+}
+
+/// The longest name, bytes: longer than any that Kubernetes allows.
+const LONGEST_NAME: usize = 253;
+/// Why a text is no name.
+pub(super) const NO_NAME: &str = "is no name: it has more than 253 bytes, or can't be printed";
+
+/// Whether a text can be a name, if an empty one.
+pub(super) fn is_name(text: &str) -> bool {
+    text.len() <= LONGEST_NAME && !text.contains(char::is_control)
+}
+
+/// The name of a port; empty if it has none.
+pub(super) fn name(text: Option<&str>, field: impl FnOnce() -> String, report: &mut Report<'_>) -> Option<Arc<str>> {
+    let text = text.unwrap_or_default();
+    if is_name(text) {
+        return Some(text.into());
+    }
+    report(Severity::Error, &field(), NO_NAME.to_owned());
+    None
 }

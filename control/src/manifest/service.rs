@@ -176,13 +176,13 @@ fn ports(spec: &ServiceSpec, report: &mut Report<'_>) -> Vec<ServicePort> {
     for (at, it) in spec.ports.iter().flatten().enumerate() {
         let number = port::number(it.port, || format!("spec.ports[{at}].port"), report);
         let protocol = port::protocol("spec.ports", at, it.protocol.as_deref(), report);
-        let (Some(number), Some(protocol)) = (number, protocol) else { continue };
+        let name = port::name(it.name.as_deref(), || format!("spec.ports[{at}].name"), report);
+        let (Some(number), Some(protocol), Some(name)) = (number, protocol, name) else { continue };
         let target = match &it.target_port {
             None | Some(IntOrString::Int(0)) => Some(number),
             Some(IntOrString::Int(target)) => port::number(*target, || format!("spec.ports[{at}].targetPort"), report),
             Some(IntOrString::String(_)) => None,
         };
-        let name = it.name.as_deref().unwrap_or_default().into();
         ports.push(ServicePort { name, port: number, protocol, target, at });
     }
     ports

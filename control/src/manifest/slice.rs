@@ -101,10 +101,11 @@ pub(super) fn read(document: Document, report: &mut Report<'_>) -> EndpointSlice
     let namespace = document.metadata.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     for (i, endpoint) in document.endpoints.into_iter().enumerate() {
         let pod: Arc<str> = endpoint.target_ref.and_then(|target| pod(target, namespace)).unwrap_or_default().into();
-        let node: Option<Arc<str>> = endpoint.node_name.map(Arc::from);
-        let zone: Option<Arc<str>> = endpoint.zone.map(Arc::from);
+        let mut names = Names { endpoint: i, report };
+        let node = endpoint.node_name.and_then(|name| names.read("nodeName", name));
+        let zone = endpoint.zone.and_then(|name| names.read("zone", name));
+        let hints = endpoint.hints.and_then(|hints| names.hints(hints));
         let state = state(&endpoint.conditions.unwrap_or_default());
-        let hints = endpoint.hints.and_then(hints);
         for (j, text) in endpoint.addresses.iter().enumerate() {
             match check(text, family) {
                 Ok(address) => slice.endpoints.push(SliceEndpoint {
@@ -130,7 +131,8 @@ fn read_ports(ports: Vec<EndpointPort>, report: &mut Report<'_>) -> Vec<SlicePor
             None => None,
             Some(number) => Some(port::number(number, || format!("ports[{i}].port"), report)?),
         };
-        Some(SlicePort { name: it.name.unwrap_or_default().into(), protocol, port })
+        let name = port::name(it.name.as_deref(), || format!("ports[{i}].name"), report)?;
+        Some(SlicePort { name, protocol, port })
     };
     ports.into_iter().enumerate().filter_map(read).collect()
 }
@@ -146,16 +148,37 @@ fn state(conditions: &EndpointConditions) -> BackendState {
     }
 }
 
-fn hints(hints: EndpointHints) -> Option<Arc<Hints>> {
-    let sorted = |names: Vec<String>| {
-        let mut names: Vec<Arc<str>> = names.into_iter().map(Arc::from).collect();
+/// Reads names that an endpoint says, which go to gateways and are shown there.
+struct Names<'a, 'b> {
+    /// Its place in the slice.
+    endpoint: usize,
+    report: &'a mut Report<'b>,
+}
+
+impl Names<'_, '_> {
+    fn read(&mut self, field: &str, name: String) -> Option<Arc<str>> {
+        if port::is_name(&name) {
+            return (!name.is_empty()).then(|| name.into());
+        }
+        (self.report)(Severity::Error, &format!("endpoints[{}].{field}", self.endpoint), port::NO_NAME.to_owned());
+        None
+    }
+
+    fn hints(&mut self, hints: EndpointHints) -> Option<Arc<Hints>> {
+        let nodes = hints.for_nodes.unwrap_or_default().into_iter().map(|it| it.name);
+        let nodes = self.sorted("hints.forNodes", nodes);
+        let zones = hints.for_zones.unwrap_or_default().into_iter().map(|it| it.name);
+        let zones = self.sorted("hints.forZones", zones);
+        (!nodes.is_empty() || !zones.is_empty()).then(|| Arc::new(Hints { nodes, zones }))
+    }
+
+    fn sorted(&mut self, field: &str, names: impl Iterator<Item = String>) -> Vec<Arc<str>> {
+        let mut names: Vec<Arc<str>> =
+            names.enumerate().filter_map(|(i, name)| self.read(&format!("{field}[{i}].name"), name)).collect();
         names.sort_unstable();
         names.dedup();
         names
-    };
-    let nodes = sorted(hints.for_nodes.unwrap_or_default().into_iter().map(|it| it.name).collect());
-    let zones = sorted(hints.for_zones.unwrap_or_default().into_iter().map(|it| it.name).collect());
-    (!nodes.is_empty() || !zones.is_empty()).then(|| Arc::new(Hints { nodes, zones }))
+    }
 }
 
 fn check(text: &str, family: Family) -> Result<IpAddr, String> {

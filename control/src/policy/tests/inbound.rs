@@ -308,6 +308,33 @@ fn what_a_service_can_not_say_is_an_error_with_its_field() {
     );
 }
 
+/// Gateways refuse names that can't be shown: they must not get that far, since all else is refused with them.
+#[test]
+fn what_is_no_name_is_an_error() {
+    let odd = |endpoint: &str| {
+        let slice =
+            behind("s-4", "IPv4", "ports: [{name: \"\\a\"}]\n", &format!("{{addresses: [10.0.0.1], {endpoint}}}"));
+        said(&compiled(&[slice]))
+    };
+    let why = "is no name: it has more than 253 bytes, or can't be printed";
+    assert_eq!(
+        odd(
+            "nodeName: \"\\n\", zone: \"\\t\", hints: {forNodes: [{name: \"\\e\"}], forZones: [{name: a}, {name: \"\\0\"}]}"
+        ),
+        [
+            format!("m.yaml:5: ports[0].name: {why}"),
+            format!("m.yaml:6: endpoints[0].nodeName: {why}"),
+            format!("m.yaml:6: endpoints[0].zone: {why}"),
+            format!("m.yaml:6: endpoints[0].hints.forNodes[0].name: {why}"),
+            format!("m.yaml:6: endpoints[0].hints.forZones[1].name: {why}"),
+        ]
+    );
+    assert_eq!(
+        said(&compiled(&[web("", "").replace("name: http", &format!("name: {}", "x".repeat(254)))])),
+        [format!("m.yaml:4: spec.ports[0].name: {why}")]
+    );
+}
+
 #[test]
 fn a_backend_that_is_a_vip_is_left_out_and_named() {
     let got = compiled(&[
