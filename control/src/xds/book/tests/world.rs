@@ -106,13 +106,18 @@ pub(super) fn deal() -> impl Strategy<Value = Deal> {
             Some(Peer { name: (**name).into(), node: "n".into(), zone, address: None })
         };
         let peers = GATEWAYS.iter().zip(peers).filter_map(peer).collect();
-        let service = |(name, bits): (&&str, Option<u8>)| {
+        let service = |((name, bits), number): ((&&str, Option<u8>), u16)| {
             let bits = bits?;
             let backends: Vec<u8> = (0..3).filter(|bit| bits >> bit & 1 == 1).collect();
             let internal = if bits & 8 == 0 { Scope::Cluster } else { Scope::Local };
-            Some(DealtService { name: (*name).into(), internal, ..service(&backends) })
+            let mut service = DealtService { name: (*name).into(), internal, ..service(&backends) };
+            // None has what is another one's, and no backend is a VIP.
+            service.ports[0].port += number;
+            service.health_port = service.health_port.map(|port| port + number);
+            service.backends.retain(|backend| vips.iter().all(|vip| vip.spec.address != backend.address));
+            Some(service)
         };
-        let services = SERVICES.iter().zip(services).filter_map(service).collect();
+        let services = SERVICES.iter().zip(services).zip(0..).filter_map(service).collect();
         Deal { policies, vips, endpoints, services, peers }
     })
 }
