@@ -8,9 +8,9 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::report::{Report, Seen};
-use super::topology::{EXCLUDED, POD_NETWORKS, Pod, SERVER, Topology};
+use super::topology::{DNS, EXCLUDED, HTTP, POD_NETWORKS, Pod, SERVER, Topology};
 use crate::failure::Failure;
-use crate::lab::peers::{ask_http, ask_udp};
+use crate::lab::peers::{ask_http, ask_http_at, ask_udp, ask_udp_at};
 
 /// Seconds of the throughput run.
 const SECONDS: &str = "3";
@@ -36,6 +36,9 @@ pub(super) fn run(topology: &Topology, report: &mut Report) -> Result<(), Failur
         report.seen(pod, EXCLUDED, &EXCLUDED.map(|server| see(pod, server)), &pod.addresses);
     }
 
+    Report::section("What the pods saw, at their Services' addresses");
+    serve(topology, report);
+
     Report::section("A download and an upload");
     throughput(topology, report)?;
 
@@ -60,6 +63,23 @@ fn see(pod: &Pod, server: &str) -> Seen {
         http: told(ask_http(&pod.host, address)),
         udp: told(ask_udp(&pod.host, address)),
         ping: pod.host.output(&["ping", "-c", "1", "-W", "2", server]).is_ok(),
+    }
+}
+
+/// Clients outside, and pods, reach tenant A's Service at its VIPs.
+fn serve(topology: &Topology, report: &mut Report) {
+    let told = |result: std::io::Result<String>| result.unwrap_or_else(|error| format!("({error})"));
+    let Some(vips) = topology.pods.first().map(|pod| pod.vips) else { return };
+    let clients = [(&topology.server, "server", SERVER)];
+    let pods = topology.pods.iter().map(|pod| (&pod.host, pod.host.name(), pod.vips));
+    for (host, name, identities) in clients.into_iter().chain(pods) {
+        for (vip, identity) in vips.iter().zip(identities) {
+            let Ok(address) = vip.parse::<IpAddr>() else { continue };
+            let http = told(ask_http_at(host, (address, HTTP).into()));
+            let udp = told(ask_udp_at(host, (address, DNS).into()));
+            let holds = http == identity && udp == identity;
+            report.line(&format!("{name} -> {vip}"), holds, &format!("HTTP from {http}, UDP from {udp}"));
+        }
     }
 }
 
@@ -100,12 +120,18 @@ fn gateway(topology: &Topology, report: &mut Report) -> Result<(), Failure> {
         workers.into_iter().flatten().filter_map(|worker| worker["packets"][field].as_u64()).sum()
     };
     let (egress, reply, unchanged) = (sum("egress"), sum("reply"), sum("unchanged"));
+    let (inbound, service_reply) = (sum("inbound"), sum("service_reply"));
     let handoffs: u64 =
         status["workers"].as_array().into_iter().flatten().filter_map(|worker| worker["handoffs"].as_u64()).sum();
     report.line(
         "packets went both ways",
         egress > 0 && reply > 0 && unchanged > 0,
         &format!("{egress} out, {reply} back, {unchanged} unchanged, {handoffs} between workers"),
+    );
+    report.line(
+        "packets of clients went both ways",
+        inbound > 0 && service_reply > 0,
+        &format!("{inbound} in, {service_reply} back"),
     );
     let drops = topology.ask(&["drops"])?;
     let dropped: Vec<(String, u64)> = drops

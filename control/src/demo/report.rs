@@ -11,6 +11,7 @@ const PICTURE: &str = r"
    pod-b1  10.1.0.21 ---+           |                                          2001:db8:51::10
            fd00:1::/64              tenant A leaves as 203.0.113.10  2001:db8:113::10
                                     tenant B leaves as 203.0.113.20  2001:db8:113::20
+                                    at 203.0.113.10 port 80 and 53, tenant A's pods serve
                                     no host has these addresses; the gateway answers for them
 ";
 
@@ -36,7 +37,7 @@ impl Report {
     }
 
     pub(super) fn title() {
-        println!("vipgate demo: pods leave as their Service's VIP\n{PICTURE}");
+        println!("vipgate demo: pods leave as their Service's VIP, and are reached at it\n{PICTURE}");
     }
 
     pub(super) fn section(title: &str) {
@@ -75,6 +76,8 @@ impl Report {
     pub(super) fn keep(topology: &Topology) {
         println!("\nIt stays up. Look around, for example:");
         println!("  ip netns exec {} ping 198.51.100.10", topology.pods[0].host.netns());
+        println!("  ip netns exec {} curl http://203.0.113.10/", topology.server.netns());
+        println!("  vipgate services --socket {}", topology.socket().display());
         println!("  vipgate status --socket {}", topology.socket().display());
         println!("  vipgate sessions --socket {}", topology.socket().display());
         println!("Enter or Ctrl-C removes everything.");

@@ -25,6 +25,10 @@ pub(super) struct Pod {
 pub(super) const SERVER: [&str; 2] = ["198.51.100.10", "2001:db8:51::10"];
 /// Addresses of the same server that tenant B's policy excludes.
 pub(super) const EXCLUDED: [&str; 2] = ["10.9.0.200", "fd00:9::200"];
+/// The port on which pods serve, and those of tenant A's Service.
+const SERVED: u16 = 8080;
+pub(super) const HTTP: u16 = 80;
+pub(super) const DNS: u16 = 53;
 /// Networks whose addresses must not be seen outside.
 pub(super) const POD_NETWORKS: [&str; 2] = ["10.1.0.0/24", "fd00:1::/64"];
 
@@ -81,6 +85,7 @@ impl Topology {
             host.addresses("eth0", &[&format!("{}/24", addresses[0]), &format!("{}/64", addresses[1])])?;
             host.route("default", "10.1.0.1")?;
             host.route("default", "fd00:1::1")?;
+            peers::start_at(&host, &addresses, SERVED);
             pods.push(Pod { host, tenant, addresses, vips });
         }
 

@@ -1,4 +1,4 @@
-//! The far side: a web server and a UDP server that tell whoever asks which address they see.
+//! The far side, and pods that serve: a web server and a UDP server that tell whoever asks which address they see.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -15,9 +15,14 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Starts both on a host, UDP on each of its addresses; they end with the process.
 pub fn start(host: &Host, addresses: &[&str]) {
+    start_at(host, addresses, HTTP);
+}
+
+/// The same with the web server on another port.
+pub fn start_at(host: &Host, addresses: &[&str], http: u16) {
     // Threads of a server that can't start are missed by the checks, which say what they waited for.
-    drop(host.run(|| {
-        let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, HTTP))?;
+    drop(host.run(move || {
+        let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, http))?;
         for stream in listener.incoming() {
             let stream = stream?;
             thread::spawn(move || answer(stream));
@@ -55,8 +60,16 @@ fn unmapped(address: SocketAddr) -> SocketAddr {
 /// # Errors
 /// When nobody answers in time.
 pub fn ask_http(host: &Host, server: IpAddr) -> io::Result<String> {
+    ask_http_at(host, (server, HTTP).into())
+}
+
+/// The same on another port.
+///
+/// # Errors
+/// When nobody answers in time.
+pub fn ask_http_at(host: &Host, server: SocketAddr) -> io::Result<String> {
     join(host.run(move || {
-        let mut stream = TcpStream::connect_timeout(&(server, HTTP).into(), PATIENCE)?;
+        let mut stream = TcpStream::connect_timeout(&server, PATIENCE)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.write_all(b"GET / HTTP/1.1\r\nHost: demo\r\n\r\n")?;
         let mut answer = String::new();
@@ -70,11 +83,19 @@ pub fn ask_http(host: &Host, server: IpAddr) -> io::Result<String> {
 /// # Errors
 /// When nobody answers in time.
 pub fn ask_udp(host: &Host, server: IpAddr) -> io::Result<String> {
+    ask_udp_at(host, (server, UDP).into())
+}
+
+/// The same on another port.
+///
+/// # Errors
+/// When nobody answers in time.
+pub fn ask_udp_at(host: &Host, server: SocketAddr) -> io::Result<String> {
     join(host.run(move || {
         let any: SocketAddr = if server.is_ipv4() { ([0; 4], 0).into() } else { (Ipv6Addr::UNSPECIFIED, 0).into() };
         let socket = UdpSocket::bind(any)?;
         socket.set_read_timeout(Some(PATIENCE))?;
-        socket.send_to(b"who am I?", (server, UDP))?;
+        socket.send_to(b"who am I?", server)?;
         let mut answer = [0; 64];
         let (length, _) = socket.recv_from(&mut answer)?;
         Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
