@@ -6,7 +6,7 @@ SHELL := /bin/bash
 PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
   libelf-dev:/usr/include/libelf.h zlib1g-dev:/usr/include/zlib.h m4:m4 pkg-config:pkg-config gcc:gcc g++:g++ \
   iproute2:ip ethtool:ethtool iputils-ping:ping procps:sysctl tcpdump:tcpdump iperf3:iperf3 python3-minimal:python3 util-linux:setpriv nftables:nft \
-  protobuf-compiler:protoc libprotobuf-dev:/usr/include/google/protobuf/descriptor.proto etcd-server:etcd etcd-client:etcdctl \
+  protobuf-compiler:protoc libprotobuf-dev:/usr/include/google/protobuf/descriptor.proto etcd-server:etcd etcd-client:etcdctl nginx-light:nginx curl:curl \
   python3-grpcio:/usr/lib/python3/dist-packages/grpc/__init__.py python3-protobuf:/usr/lib/python3/dist-packages/google/protobuf/__init__.py
 CARGO_DENY := 0.20.2
 

@@ -12,6 +12,7 @@
 pub mod etcd;
 pub mod foreign;
 pub mod policyd;
+pub mod services;
 pub mod tls;
 pub mod traffic;
 

@@ -383,7 +383,8 @@ fn make_workers(
     let range = range(config)?;
     let bells: Vec<Arc<dyn Wake>> = devices.iter().map(|device| device.doorbell() as Arc<dyn Wake>).collect();
     let flows = usize::try_from(config.sessions.capacity).unwrap_or(usize::MAX);
-    let directory = if count > 1 { Some(Arc::new(Directory::new(flows, secret()?))) } else { None };
+    // A client's session is known by both directions.
+    let directory = if count > 1 { Some(Arc::new(Directory::new(2 * flows, secret()?))) } else { None };
     let affinity = Arc::new(Affinity::new(flows / CLIENTS_SHARE, secret()?));
     let services = config.services;
     let rules = Rules {

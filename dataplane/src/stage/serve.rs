@@ -7,6 +7,7 @@ use crate::batch::{Batch, Lane, MOST};
 use crate::counters::{Direction, DropReason};
 use crate::link::affinity::Print;
 use crate::pipeline::Context;
+use crate::ports::pool::WorkerId;
 use crate::session::embryonic::Embryonic;
 use crate::session::entry::{Flags, Slot};
 use crate::session::table::Home;
@@ -36,7 +37,7 @@ pub fn run<A: Lane>(
     fetch::<A>(batch, sessions, context);
     for i in batch.open_of::<A>().and(batch.inbound) {
         match serve::<A>(batch, i, sessions, context, settle) {
-            Ok((slot, is_new)) => {
+            Ok(Served { slot, is_new }) => {
                 batch.slots[i] = slot;
                 batch.directions[i] = A::table(sessions).entry(slot).direction();
                 batch.known.insert(i);
@@ -45,9 +46,33 @@ pub fn run<A: Lane>(
                     embryonic.push(slot, origin, vip.id);
                 }
             }
-            Err(reason @ DropReason::NoSession) => batch.decide(i, Verdict::Drop(reason)),
-            Err(reason) => batch.refuse(i, reason),
+            Err(Unserved::Elsewhere(worker)) => {
+                batch.frames[i].settle();
+                batch.decide(i, Verdict::HandOff(worker));
+            }
+            Err(Unserved::Refused(reason @ DropReason::NoSession)) => batch.decide(i, Verdict::Drop(reason)),
+            Err(Unserved::Refused(reason)) => batch.refuse(i, reason),
         }
+    }
+}
+
+/// The session of a packet.
+struct Served {
+    slot: Slot,
+    is_new: bool,
+}
+
+/// Why there is none here.
+enum Unserved {
+    /// Nobody serves it, or not this one.
+    Refused(DropReason),
+    /// Another worker may have a session that looks the same to the backend, and can tell.
+    Elsewhere(WorkerId),
+}
+
+impl From<DropReason> for Unserved {
+    fn from(reason: DropReason) -> Self {
+        Self::Refused(reason)
     }
 }
 
@@ -71,37 +96,38 @@ fn fetch<A: Lane>(batch: &Batch, sessions: &Sessions, context: &Context<'_>) {
     }
 }
 
-/// The session of a packet, and whether it is a new one.
+/// Finds or opens the session of a packet.
 fn serve<A: Lane>(
     batch: &Batch,
     i: usize,
     sessions: &mut Sessions,
     context: &Context<'_>,
     settle: &mut Settle<'_>,
-) -> Result<(Slot, bool), DropReason> {
+) -> Result<Served, Unserved> {
     let (head, hash, origin) = (batch.heads[i], batch.hashes[i], &A::tuples(batch)[i]);
     let Context { view, rules, now, .. } = *context;
     let known = sessions.find(hash, origin);
     if let Some(slot) = known
         && !A::table(sessions).entry(slot).flags().has(Flags::QUARANTINED)
     {
-        return Ok((slot, false));
+        return Ok(Served { slot, is_new: false });
     }
     if !may_open(batch, i, rules) {
-        return Err(DropReason::NoSession);
+        return Err(DropReason::NoSession.into());
     }
     if head.ttl <= 1 {
-        return Err(DropReason::Ttl);
+        return Err(DropReason::Ttl.into());
     }
-    let client = Client { origin: *origin, is_outside: is_outside(head.sides) };
+    let is_settled = batch.frames[i].is_settled();
+    let client = Client { origin: *origin, is_outside: is_outside(head.sides), is_settled };
     let (service, frontend) = frontend::<A>(batch.frontends[i], context).ok_or(DropReason::NoService)?;
     if client.is_outside && !A::half(service).admits(origin.source) {
-        return Err(DropReason::SourceRange);
+        return Err(DropReason::SourceRange.into());
     }
     if let Some(ended) = known {
         // A port of the VIP that rests is a frontend's in a moment.
         if !A::table(sessions).entry(ended).is_of_service() {
-            return Err(DropReason::TupleInUse);
+            return Err(DropReason::TupleInUse.into());
         }
         // Ended sessions are in no packet's hands.
         let origin = if A::table(sessions).entry(ended).flags().has(Flags::ORIGIN) {
@@ -112,7 +138,7 @@ fn serve<A: Lane>(
         sessions.remove::<A>(origin);
     }
     if !sessions.has_room::<A>() {
-        return Err(DropReason::SessionTableFull);
+        return Err(DropReason::SessionTableFull.into());
     }
     let (target, translated) = choose(&client, service, frontend, sessions, context)?;
     let next_hop = route::hop_to(translated.destination, hash, view).map_err(|_| DropReason::NoRoute)?;
@@ -131,16 +157,21 @@ fn serve<A: Lane>(
     target.usage.open();
     settle.counters.sessions_created.add(1);
     context.flows.take_over(&translated.reversed());
+    if is_settled {
+        context.flows.take_over(origin);
+    }
     if service.spec.affinity.is_some() {
         context.affinity.note(origin.source, service.id, Print::of(target.address), now);
     }
-    Ok((slot, true))
+    Ok(Served { slot, is_new: true })
 }
 
 /// Whoever opens a session with a Service.
 struct Client<A> {
     origin: Tuple<A>,
     is_outside: bool,
+    /// Another worker has handed it over: this one decides.
+    is_settled: bool,
 }
 
 /// Whether packets from these sides come from outside the cluster.
@@ -165,15 +196,12 @@ fn choose<'a, A: SessionFamily>(
     frontend: &'a Frontend<A>,
     sessions: &Sessions,
     context: &Context<'_>,
-) -> Result<(&'a Target<A>, Tuple<A>), DropReason> {
+) -> Result<(&'a Target<A>, Tuple<A>), Unserved> {
     let table = frontend.table(client.is_outside);
     let at = |turn: u32, hash: u64| table.choose(hash, turn).and_then(|place| frontend.targets.get(usize::from(place)));
     let Client { origin, .. } = client;
     // Two ways of one client to one backend would look the same to it.
-    let is_free = |to: &Tuple<A>| {
-        let answer = to.reversed();
-        sessions.is_free(&answer) && context.flows.owner(&answer, false).is_none()
-    };
+    let is_free = |to: &Tuple<A>| sessions.is_free(&to.reversed());
     let (first, turns, hash) = if let Some(seconds) = service.spec.affinity {
         let hash = maglev::of_client(origin.source);
         let print = context.affinity.find(origin.source, service.id, seconds, context.now);
@@ -184,7 +212,11 @@ fn choose<'a, A: SessionFamily>(
         let hash = maglev::of_session(origin);
         (at(0, hash), TURNS, hash)
     };
-    let Some(first) = first else { return Err(nobody(frontend, service, client.is_outside)) };
+    let first = first.ok_or_else(|| nobody(frontend, service, client.is_outside))?;
+    let answer = first.serves(origin).reversed();
+    if let Some(worker) = context.flows.owner(&answer, false).filter(|_| !client.is_settled) {
+        return Err(Unserved::Elsewhere(worker));
+    }
     for target in std::iter::once(first).chain((1..turns).filter_map(|turn| at(turn, hash))) {
         let to = target.serves(origin);
         if is_free(&to) {
@@ -196,7 +228,7 @@ fn choose<'a, A: SessionFamily>(
         let port = 1024 + (origin.source_port ^ hash as u16).wrapping_add(turn.wrapping_mul(7919)) % (u16::MAX - 1024);
         Tuple { source_port: port, ..first.serves(origin) }
     };
-    (1..=PORTS).map(other_port).find(is_free).map(|to| (first, to)).ok_or(DropReason::TupleInUse)
+    (1..=PORTS).map(other_port).find(is_free).map(|to| (first, to)).ok_or(DropReason::TupleInUse.into())
 }
 
 /// Whether a backend still takes new sessions.
