@@ -188,6 +188,31 @@ fn two_frontends_of_one_backend_are_told_apart_though_a_client_uses_one_port() {
 }
 
 #[test]
+fn two_workers_never_give_one_backend_two_sessions_that_look_alike() {
+    let mut two = service(&[backend("10.244.1.5")]);
+    two.ports.push(ServicePortSpec { name: "again".into(), protocol: 6, port: 81 });
+    two.backends[0].ports.push(8080);
+    let mut gateway = Gateway::with_service(&Setup { workers: 2, ..Setup::default() }, &two);
+    let mut seen = std::collections::HashSet::new();
+    for n in 1000..1050 {
+        for (worker, port) in [(0, 80), (1, 81)] {
+            let sent = gateway.arrives(worker, OUTSIDE, &packet(Protocol::Tcp, client(n), vip(port)));
+            assert_eq!(sent.len(), 1, "{:?}", gateway.drops());
+            let (source, backend) = ends(&sent[0].1);
+            assert!(seen.insert(source), "{source} twice");
+            // Whichever worker hears the answer, and the rest of the client's.
+            for other in 0..2 {
+                let answer = tcp(backend, source, "SA", 7, 1001);
+                assert_eq!(gateway.backend_sends(other, &answer), (vip(port), client(n)));
+                let sent = gateway.arrives(other, OUTSIDE, &tcp(client(n), vip(port), "A", 1001, 8));
+                assert_eq!(ends(&sent[0].1), (source, backend));
+            }
+        }
+    }
+    assert_eq!((gateway.sessions(), gateway.drops()), (100, [].into()));
+}
+
+#[test]
 fn a_port_that_becomes_a_frontend_is_nobodys_any_more() {
     let range = vipgate_dataplane::ports::PortRange::new(7000, 7000).unwrap();
     let mut gateway = Gateway::new(&Setup { range, ..Setup::default() });

@@ -130,3 +130,30 @@ fn a_shutdown_closes_and_an_init_opens_anew() {
     gateway.pass(5_000);
     assert_eq!(gateway.sessions(), 0);
 }
+
+#[test]
+fn a_client_associates_with_a_service_and_a_backend_answers_as_the_vip() {
+    use support::services::{CLIENTS, VIPS, both_pods, service};
+    for workers in [1, 2] {
+        let setup = Setup { workers, ..Setup::default() };
+        let mut gateway = Gateway::with_service(&setup, &service(&both_pods()));
+        for (client, vip) in CLIENTS.iter().zip(VIPS) {
+            let (client, vip) = (at(client), SocketAddr::from((ip(vip), 3868)));
+            assert!(gateway.arrives(0, OUTSIDE, &packet(client, vip, 7, DATA)).is_empty(), "only INIT opens");
+            let sent = gateway.arrives(0, OUTSIDE, &packet(client, vip, 0, INIT));
+            let (source, backend) = seen(&sent[0].1);
+            assert_eq!((sent[0].0, source, backend.port()), (INSIDE, client, 3868));
+            let answers = [
+                (backend, client, 7, INIT_ACK, INSIDE, vip, client),
+                (client, vip, 9, COOKIE_ECHO, OUTSIDE, client, backend),
+            ];
+            for (from, to, tag, chunk, interface, left, reached) in answers {
+                let sent = gateway.arrives(usize::from(workers) - 1, interface, &packet(from, to, tag, chunk));
+                assert_eq!(seen(&sent[0].1), (left, reached), "{:?}", gateway.drops());
+            }
+        }
+        assert_eq!(gateway.sessions(), 2);
+        gateway.pass(10_000);
+        assert_eq!(gateway.sessions(), 2, "both have said that they hear each other");
+    }
+}

@@ -3,22 +3,48 @@
 #[path = "../../dataplane/tests/support/mod.rs"]
 pub mod support;
 
-use support::{Gateway, INSIDE, OUTSIDE};
+use support::services::{backend, both_pods, service, terminating, with_services};
+use support::{Gateway, INSIDE, OUTSIDE, Setup};
 use vipgate_dataplane::io::InterfaceId;
+use vipgate_dataplane::snapshot::spec::{HealthSpec, PolicySet, ServiceSpec};
 
 /// Pods' addresses as they stand in a packet: 10.244.1.0/24 and fd00:244:1::/64.
 const PODS_V4: [u8; 3] = [10, 244, 1];
 const PODS_V6: [u8; 8] = [0xfd, 0, 0x02, 0x44, 0, 1, 0, 0];
 
+/// Pods that call out, and a Service that some of them serve: one without a policy, and one that drains, too.
+pub fn policy() -> PolicySet {
+    let backends = [both_pods(), vec![backend("10.244.1.7"), terminating("10.244.1.21")]].concat();
+    let health = Some(HealthSpec { port: 30_000, local_endpoints: 1 });
+    with_services(&[ServiceSpec { health, affinity: Some(3), ..service(&backends) }])
+}
+
+/// The same without one of the pods, which is nobody's backend either.
+pub fn policy_without(which: usize) -> PolicySet {
+    let mut less = policy();
+    let gone = less.endpoints.remove(which % less.endpoints.len()).address;
+    less.services[0].backends.retain(|backend| backend.address != gone);
+    less
+}
+
+/// A gateway with all of them.
+pub fn gateway(setup: &Setup) -> Gateway {
+    let mut gateway = Gateway::new(setup);
+    gateway.set_policy(&policy());
+    gateway
+}
+
 /// Checks what the gateway has sent: nothing leaves on the outside with a covered pod's address. (What policy excludes for one of them
-/// may: 198.51.100.128/25 from 10.244.1.21.)
+/// may: 198.51.100.128/25 from 10.244.1.21; and 10.244.1.7 is covered by no policy.)
 ///
 /// # Panics
 /// When something has leaked.
 pub fn check_sent(sent: &[(InterfaceId, Vec<u8>)]) {
     for (interface, frame) in sent.iter().filter(|(interface, _)| *interface == OUTSIDE) {
         let source = match frame.get(12..14) {
-            Some([0x08, 0x00]) => frame.get(26..30).map(|source| source[..3] == PODS_V4 && source[3] != 21),
+            Some([0x08, 0x00]) => {
+                frame.get(26..30).map(|source| source[..3] == PODS_V4 && ![21, 7].contains(&source[3]))
+            }
             Some([0x86, 0xdd]) => frame.get(22..38).map(|source| source[..8] == PODS_V6),
             _ => None,
         };
@@ -98,7 +124,16 @@ mod tests {
             (format!("{name}-frame"), [&[1, u8::try_from(frame.len()).unwrap()], &frame[..]].concat())
         });
         let flows = (0..8_u8).map(|n| {
-            let steps = [[0, n, 0, 0], [2, 0, 0, 1], [3, n * 9, 0, n], [4, 200, 0, 0], [6, n, 0, 0], [0, n, 0, 1]];
+            let steps = [
+                [0, n, 0, 0],
+                [2, 0, 0, 1],
+                [3, n * 9, 0, n],
+                [4, 200, 0, 0],
+                [6, n, 0, 0],
+                [7, n * 9, 8 * n, 0],
+                [8, 0, n, 1],
+                [0, n, 0, 1],
+            ];
             (format!("steps-{n}"), steps.concat())
         });
         let all: [(&str, Inputs); 3] =

@@ -3,11 +3,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use vipgate_fuzz::arrives;
-use vipgate_fuzz::support::{Gateway, INSIDE_MAC, OUTSIDE_MAC, Setup};
+use vipgate_fuzz::support::{INSIDE_MAC, OUTSIDE_MAC, Setup};
+use vipgate_fuzz::{arrives, gateway};
 
 fuzz_target!(|data: &[u8]| {
-    let mut gateway = Gateway::new(&Setup { workers: 2, capacity: 64, frames: 64, ..Setup::default() });
+    let mut gateway = gateway(&Setup { workers: 2, capacity: 64, frames: 64, ..Setup::default() });
     gateway.hostile = true;
     let mut rest = data;
     // Each frame: where it comes in and whether it is addressed to the gateway, its length, its bytes.
