@@ -103,12 +103,12 @@ tenant-a/api      203.0.113.10 : 80/tcp  1 of 2, health 200 on port 30000       
 fn sessions_of_all_workers_are_listed() {
     let gateway = two_workers();
     let expected = "\
-PROTO  ENDPOINT         VIP                REMOTE             STATE        IDLE  EXPIRES  OUT  IN  WORKER
-tcp    10.1.0.11:40000  203.0.113.10:1024  198.51.100.10:443  established   12s     2h4m   10  20       0
-udp    10.1.0.11:40001  203.0.113.10:1025  198.51.100.10:443  opening       12s     2h4m   10  20       0
-tcp    10.1.0.11:40002  203.0.113.10:1026  198.51.100.10:443  established   12s     2h4m   10  20       0
-tcp    10.1.0.11:40000  203.0.113.10:1024  198.51.100.10:443  established   12s     2h4m   10  20       1
-udp    10.1.0.11:40001  203.0.113.10:1025  198.51.100.10:443  opening       12s     2h4m   10  20       1
+PROTO  WAY      ENDPOINT         VIP                REMOTE             STATE        IDLE  EXPIRES  OUT  IN  WORKER
+tcp    egress   10.1.0.11:40000  203.0.113.10:1024  198.51.100.10:443  established   12s     2h4m   10  20       0
+udp    inbound  10.1.0.11:40001  203.0.113.10:1025  198.51.100.10:443  opening       12s     2h4m   10  20       0
+tcp    egress   10.1.0.11:40002  203.0.113.10:1026  198.51.100.10:443  established   12s     2h4m   10  20       0
+tcp    egress   10.1.0.11:40000  203.0.113.10:1024  198.51.100.10:443  established   12s     2h4m   10  20       1
+udp    inbound  10.1.0.11:40001  203.0.113.10:1025  198.51.100.10:443  opening       12s     2h4m   10  20       1
 ";
     assert_eq!(gateway.table(&["sessions"]), expected);
     let listed = gateway.json(&["sessions"]);
@@ -117,7 +117,7 @@ udp    10.1.0.11:40001  203.0.113.10:1025  198.51.100.10:443  opening       12s 
     let session = serde_json::json!({
         "worker": 0, "protocol": "tcp", "endpoint": "10.1.0.11:40000", "vip": "203.0.113.10:1024",
         "remote": "198.51.100.10:443", "state": "established", "idle_ms": 12_345, "expires_ms": 7_440_000,
-        "packets_out": 10, "bytes_out": 1000, "packets_in": 20, "bytes_in": 2000,
+        "packets_out": 10, "bytes_out": 1000, "packets_in": 20, "bytes_in": 2000, "direction": "egress",
     });
     assert_eq!(listed["sessions"][0], session);
 }

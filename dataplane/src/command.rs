@@ -7,6 +7,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use crossbeam::channel::Sender;
 
+use crate::counters::Direction;
+
 /// A question or an order for one worker.
 #[derive(Debug)]
 pub enum Command {
@@ -102,6 +104,8 @@ impl SessionState {
 pub struct SessionRecord {
     /// IP protocol number.
     pub protocol: u8,
+    /// Which way its first packet went: a pod's, or a client's to a Service.
+    pub direction: Direction,
     /// The pod's address and port (ICMP echo: its identifier).
     pub endpoint: SocketAddr,
     /// The VIP and the port that stands for the pod.

@@ -92,26 +92,33 @@ fn record<A: SessionFamily>(sessions: &Sessions, slot: Slot, now: Tick) -> Optio
     let (state, timeout) = sessions.state::<A>(slot);
     let idle_ms = now.since(origin.last_seen().later(reply.last_seen()));
     let (key, to) = (origin.key(), origin.to());
-    let (endpoint, vip, remote) = match origin.direction() {
+    let (endpoint, vip, remote, [from_pod, to_pod]) = match origin.direction() {
         Direction::Inbound => (
             (to.destination, to.destination_port),
             (key.destination, key.destination_port),
             (key.source, key.source_port),
+            [reply, origin],
         ),
-        _ => ((key.source, key.source_port), (to.source, to.source_port), (key.destination, key.destination_port)),
+        _ => (
+            (key.source, key.source_port),
+            (to.source, to.source_port),
+            (key.destination, key.destination_port),
+            [origin, reply],
+        ),
     };
     Some(SessionRecord {
         protocol: key.protocol,
+        direction: origin.direction(),
         endpoint: (endpoint.0.to_ip(), endpoint.1).into(),
         vip: (vip.0.to_ip(), vip.1).into(),
         remote: (remote.0.to_ip(), remote.1).into(),
         state,
         idle_ms,
         expires_ms: timeout.saturating_sub(idle_ms),
-        packets_out: origin.packets(),
-        bytes_out: origin.bytes(),
-        packets_in: reply.packets(),
-        bytes_in: reply.bytes(),
+        packets_out: from_pod.packets(),
+        bytes_out: from_pod.bytes(),
+        packets_in: to_pod.packets(),
+        bytes_in: to_pod.bytes(),
     })
 }
 

@@ -9,7 +9,8 @@ use std::net::{IpAddr, SocketAddr};
 use support::services::*;
 use support::*;
 use vipgate_dataplane::address::Address;
-use vipgate_dataplane::counters::DropReason;
+use vipgate_dataplane::command::{Command, SessionChunk, SessionFilter, SessionState};
+use vipgate_dataplane::counters::{Direction, DropReason};
 use vipgate_dataplane::snapshot::spec::*;
 
 const ONE: &str = "10.244.1.5";
@@ -148,4 +149,25 @@ fn sessions_are_counted_where_they_are() {
     assert_eq!(used(&gateway)[&ip(TWO)].0, counts[&ip(TWO)]);
     gateway.pass(7_000);
     assert!(used(&gateway).values().all(|(open, opened)| *open == 0 && *opened > 0));
+}
+
+#[test]
+fn a_session_is_listed_as_its_backend_sees_it() {
+    let mut gateway = Gateway::with_service(&Setup::default(), &service(&[backend(ONE)]));
+    let question = packet(Protocol::Udp, client(4000), vip(53));
+    gateway.client_sends(&question);
+    gateway.client_sends(&question);
+    gateway.backend_sends(0, &packet(Protocol::Udp, (ip(ONE), 5353).into(), client(4000)));
+    let (reply, answers) = crossbeam::channel::unbounded();
+    let filter = SessionFilter { endpoint: Some(ip(ONE)), ..SessionFilter::default() };
+    let mut chunk = SessionChunk { filter, cursor: Some(0), records: Vec::with_capacity(4) };
+    while chunk.cursor.is_some() {
+        gateway.commands[0].send(Command::Sessions { chunk, reply: reply.clone() }).unwrap();
+        gateway.run();
+        chunk = answers.try_recv().unwrap();
+    }
+    let [record] = chunk.records[..] else { panic!("one session") };
+    assert_eq!((record.direction, record.remote, record.vip), (Direction::Inbound, client(4000), vip(53)));
+    assert_eq!(record.endpoint, (ip(ONE), 5353).into());
+    assert_eq!((record.packets_in, record.packets_out, record.state), (2, 1, SessionState::Established));
 }

@@ -21,13 +21,13 @@ items:
     kind: EndpointSlice
     metadata: {name: s4, namespace: a, labels: {kubernetes.io/service-name: s}}
     addressType: IPv4
-    ports: []
+    ports: [{port: 8080}]
     endpoints: [{addresses: [10.1.0.11]}]
   - apiVersion: discovery.k8s.io/v1
     kind: EndpointSlice
     metadata: {name: s6, namespace: a, labels: {kubernetes.io/service-name: s}}
     addressType: IPv6
-    ports: []
+    ports: [{port: 8080}]
     endpoints: [{addresses: ["fd00:1::11"]}]
 "#;
 
@@ -49,6 +49,7 @@ fn one_interface_is_enough() {
     }
     router.addresses("lo", &["198.51.100.10/32", "2001:db8:51::10/128"]).unwrap();
     peers::start(&router, &["198.51.100.10", "2001:db8:51::10"]);
+    peers::start_at(&pod, &["10.1.0.11", "fd00:1::11"], 8080);
 
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
@@ -73,6 +74,10 @@ fn one_interface_is_enough() {
         assert_eq!(peers::ask_http(&pod, server.parse().unwrap()).unwrap(), vip);
         assert_eq!(peers::ask_udp(&pod, server.parse().unwrap()).unwrap(), vip);
         pod.output(&["ping", "-c", "1", "-W", "2", server]).unwrap();
+        // The other way: a client from beyond the link, whose answers go by the gateway, too.
+        let url = if vip.contains(':') { format!("http://[{vip}]/") } else { format!("http://{vip}/") };
+        let page = router.output(&["curl", "-s", "-m", "3", "--interface", server, &url]).unwrap();
+        assert_eq!(page, server, "the backend sees the client's own address");
     }
     process.signal("TERM").unwrap();
     assert!(process.wait(Duration::from_secs(5)).is_some_and(|status| status.success()));

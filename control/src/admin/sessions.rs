@@ -144,6 +144,7 @@ fn session(worker: usize, record: &SessionRecord) -> proto::Session {
         bytes_out: record.bytes_out,
         packets_in: record.packets_in,
         bytes_in: record.bytes_in,
+        direction: record.direction.name().to_owned(),
     }
 }
 

@@ -64,6 +64,7 @@ impl Paper {
             Format::Table => {
                 let columns = [
                     word("proto"),
+                    word("way"),
                     word("endpoint"),
                     word("vip"),
                     word("remote"),
@@ -121,9 +122,10 @@ impl Paper {
     }
 }
 
-fn row(session: &proto::Session) -> [String; 10] {
+fn row(session: &proto::Session) -> [String; 11] {
     [
         session.protocol.clone(),
+        session.direction.clone(),
         session.endpoint.clone(),
         session.vip.clone(),
         session.remote.clone(),

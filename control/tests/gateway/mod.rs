@@ -266,6 +266,7 @@ fn count(counters: &WorkerCounters, n: u64) {
 pub fn session(n: u16) -> SessionRecord {
     SessionRecord {
         protocol: if n.is_multiple_of(2) { 6 } else { 17 },
+        direction: if n.is_multiple_of(2) { Direction::Egress } else { Direction::Inbound },
         endpoint: format!("10.1.0.11:{}", 40_000 + n).parse().unwrap(),
         vip: format!("203.0.113.10:{}", 1024 + n).parse().unwrap(),
         remote: "198.51.100.10:443".parse().unwrap(),
