@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use vipgate_dataplane::address::V6;
 use vipgate_dataplane::snapshot::policy::Policy;
-use vipgate_dataplane::snapshot::service::{Served, Service};
+use vipgate_dataplane::snapshot::service::Service;
 use vipgate_dataplane::snapshot::spec::{BackendState, Scope};
 
 use super::filter::protocol_name;
@@ -89,16 +88,12 @@ struct Used {
 }
 
 fn used(service: &Service) -> BTreeMap<IpAddr, Used> {
-    fn add<A: Served>(service: &Service, all: &mut BTreeMap<IpAddr, Used>) {
-        for target in A::half(service).frontends.iter().flat_map(|frontend| &frontend.targets) {
-            let used = all.entry(target.address.to_ip()).or_default();
-            used.sessions += u64::from(target.usage.sessions());
-            used.opened += target.usage.opened();
-            used.rate += u64::from(target.usage.rate());
-        }
+    let mut all: BTreeMap<IpAddr, Used> = BTreeMap::new();
+    for (address, usage) in service.uses() {
+        let used = all.entry(address).or_default();
+        used.sessions += u64::from(usage.sessions());
+        used.opened += usage.opened();
+        used.rate += u64::from(usage.rate());
     }
-    let mut all = BTreeMap::new();
-    add::<u32>(service, &mut all);
-    add::<V6>(service, &mut all);
     all
 }

@@ -13,13 +13,11 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
-use vipgate_dataplane::address::V6;
 use vipgate_dataplane::command::Command;
 use vipgate_dataplane::snapshot::build::Builder;
 use vipgate_dataplane::snapshot::change::PolicyChange;
 use vipgate_dataplane::snapshot::check::BuildError;
 use vipgate_dataplane::snapshot::publish::Publisher;
-use vipgate_dataplane::snapshot::service::{BackendUse, Served, Service};
 use vipgate_dataplane::snapshot::spec::{Announce, NetworkSpec};
 use vipgate_dataplane::waiting::Questions;
 use vipgate_xdp::multicast::AllMulticast;
@@ -158,13 +156,9 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
 
 /// Computes how many sessions backends get a second.
 fn measure_rates(state: &GatewayState, since: Duration) {
-    fn all<A: Served>(service: &Service) -> impl Iterator<Item = &BackendUse> {
-        let targets = A::half(service).frontends.iter().flat_map(|frontend| &frontend.targets);
-        targets.map(|target| &*target.usage)
-    }
     let ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
     for service in state.compiled.load().services() {
-        all::<u32>(service).chain(all::<V6>(service)).for_each(|usage| usage.measure(ms));
+        service.uses().for_each(|(_, usage)| usage.measure(ms));
     }
 }
 

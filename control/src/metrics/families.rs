@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use vipgate_dataplane::address::V6;
 use vipgate_dataplane::counters::{Direction, DropReason, EndReason, WorkerCounters};
-use vipgate_dataplane::snapshot::service::{BackendUse, Served, Service};
+use vipgate_dataplane::snapshot::service::BackendUse;
 use vipgate_dataplane::snapshot::spec::BackendState;
 
 use crate::gateway::state::{Figure, GatewayState};
@@ -202,13 +201,9 @@ fn backends(state: &GatewayState) -> Vec<(Labels, u64)> {
 
 /// A sum over the backends of each Service.
 fn by_service(state: &GatewayState, of: impl Fn(&BackendUse) -> u64) -> Vec<(Labels, u64)> {
-    fn sum<A: Served>(service: &Service, of: impl Fn(&BackendUse) -> u64) -> u64 {
-        let targets = A::half(service).frontends.iter().flat_map(|frontend| &frontend.targets);
-        targets.map(|target| of(&target.usage)).sum()
-    }
     let policy = state.compiled.load();
     let all = policy.services().map(|service| {
-        let count = sum::<u32>(service, &of) + sum::<V6>(service, &of);
+        let count = service.uses().map(|(_, usage)| of(usage)).sum();
         (vec![("service", service.spec.name.trim_start_matches("Service ").to_owned())], count)
     });
     all.collect()

@@ -35,6 +35,14 @@ fn print<A: SessionFamily>(origin: &Tuple<A>) -> u32 {
     origin.source.spread() ^ ports
 }
 
+/// What is fetched of sessions that are about to end: each step needs what the one before it has fetched.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Entry,
+    Twin,
+    Home,
+}
+
 /// The unconfirmed sessions of one worker.
 #[derive(Debug)]
 pub struct Embryonic {
@@ -81,13 +89,33 @@ impl Embryonic {
         Some((candidate, too_many))
     }
 
+    /// Whether the table or the queue has hardly room for another batch. The last ones stay: where the table is full of sessions
+    /// that were confirmed, new ones need time to be, too.
+    fn is_pressed(&self, sessions: &Sessions) -> bool {
+        let is_crowded = self.queue.len() > batch::MOST && !sessions.has_room_for(batch::MOST as u32);
+        is_crowded || self.queue.len() + batch::MOST > self.room
+    }
+
+    /// Fetches what the next `count` sessions are made of, for all of them before the first ends.
+    fn fetch(&self, sessions: &Sessions, count: usize) {
+        for step in [Step::Entry, Step::Twin, Step::Home] {
+            for candidate in self.queue.iter().take(count) {
+                if candidate.v6 {
+                    fetch::<V6>(sessions, candidate.slot, step);
+                } else {
+                    fetch::<u32>(sessions, candidate.slot, step);
+                }
+            }
+        }
+    }
+
     /// Ends the oldest sessions of VIPs that have too many, and, when the table has hardly room for another batch, the oldest
     /// of all.
     pub fn make_room(&mut self, sessions: &mut Sessions, settle: &mut Settle<'_>) {
+        let soon = if self.is_pressed(sessions) { batch::MOST } else { (self.over as usize).min(batch::MOST) };
+        self.fetch(sessions, soon);
         for _ in 0..AT_ONCE {
-            // The last ones stay: where the table is full of sessions that were confirmed, new ones need time to be, too.
-            let is_crowded = self.queue.len() > batch::MOST && !sessions.has_room_for(batch::MOST as u32);
-            let is_pressed = is_crowded || self.queue.len() + batch::MOST > self.room;
+            let is_pressed = self.is_pressed(sessions);
             if self.over == 0 && !is_pressed {
                 return;
             }
@@ -108,6 +136,20 @@ impl Embryonic {
                 evict::<u32>(sessions, candidate.slot, settle);
             }
         }
+    }
+}
+
+/// The same for one session.
+fn fetch<A: SessionFamily>(sessions: &Sessions, slot: Slot, step: Step) {
+    let table = A::table(sessions);
+    let entry = table.entry(slot);
+    match step {
+        Step::Entry => table.prefetch_slot(slot),
+        Step::Twin => {
+            table.prefetch(sessions.hash(&entry.key()));
+            table.prefetch_slot(entry.twin());
+        }
+        Step::Home => drop(table.prefetch(sessions.hash(&table.entry(entry.twin()).key()))),
     }
 }
 

@@ -150,6 +150,13 @@ impl<A: Address> Table<A> {
         slot
     }
 
+    /// Fetches an entry that is about to be read, or taken out.
+    #[inline]
+    pub fn prefetch_slot(&self, slot: Slot) {
+        prefetch_read(&self.entries, slot.0 as usize);
+        prefetch_read(&self.deadlines, slot.0 as usize);
+    }
+
     /// Fetches what a new entry at home in a group will most likely take. The group should have been fetched before.
     #[inline]
     pub fn prefetch_free(&self, Home(group): Home) {

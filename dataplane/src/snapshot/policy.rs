@@ -9,7 +9,7 @@ use super::endpoints::{Endpoint, EndpointId, Endpoints};
 use super::listeners::{Backends, Frontends};
 use super::prefixes::Prefixes;
 use super::quota::EndpointUse;
-use super::service::{FrontendId, Listener, Served, Service, ServiceId, Target};
+use super::service::{FrontendId, Listener, Service, ServiceFamily, ServiceId, Target};
 use super::spec::{Announce, EgressSpec};
 use crate::address::{Address, V6};
 use crate::ports::pool::PortPool;
@@ -123,7 +123,7 @@ impl Vip {
 }
 
 /// An address family of which policy keeps an index.
-pub trait Family: Served {
+pub trait Family: ServiceFamily {
     /// The family's index.
     fn index(policy: &Policy) -> &FamilyIndex<Self>;
     /// The same, to change it.

@@ -1,5 +1,6 @@
 //! Services as the stages read them: their frontends, the backends behind each, and the tables that choose among those.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -182,19 +183,19 @@ pub struct Service {
 }
 
 /// An address family that a Service has a half for.
-pub trait Served: Address {
+pub trait ServiceFamily: Address {
     /// The half.
     fn half(service: &Service) -> &Half<Self>;
 }
 
-impl Served for u32 {
+impl ServiceFamily for u32 {
     #[inline]
     fn half(service: &Service) -> &Half<Self> {
         &service.v4
     }
 }
 
-impl Served for V6 {
+impl ServiceFamily for V6 {
     #[inline]
     fn half(service: &Service) -> &Half<Self> {
         &service.v6
@@ -221,13 +222,22 @@ impl Service {
         self.health_answer.as_deref()
     }
 
+    /// What its backends use, port by port, with their addresses.
+    pub fn uses(&self) -> impl Iterator<Item = (IpAddr, &BackendUse)> {
+        fn of<A: Address>(half: &Half<A>) -> impl Iterator<Item = (IpAddr, &BackendUse)> {
+            let targets = half.frontends.iter().flat_map(|frontend| &frontend.targets);
+            targets.map(|target| (target.address.to_ip(), &*target.usage))
+        }
+        of(&self.v4).chain(of(&self.v6))
+    }
+
     /// Which backends serve a kind of clients.
     pub fn scope(&self, is_external: bool) -> Scope {
         if is_external { self.spec.external } else { self.spec.internal }
     }
 
     /// Where it listens, with the place of each port.
-    pub(super) fn frontends<A: Served>(&self) -> impl Iterator<Item = (Listener<A>, FrontendId)> {
+    pub(super) fn frontends<A: ServiceFamily>(&self) -> impl Iterator<Item = (Listener<A>, FrontendId)> {
         let ports = self.spec.ports.iter().zip(0..);
         let ports = ports.map(|(it, port)| (it.port, it.protocol, FrontendId { service: self.id, port }));
         let health = self.spec.health.map(|it| (it.port, protocol::TCP, FrontendId::health(self.id)));
@@ -237,7 +247,7 @@ impl Service {
     }
 
     /// Where its backends listen, with the place of the port that they serve.
-    pub(super) fn listeners<A: Served>(&self) -> impl Iterator<Item = (Listener<A>, FrontendId)> {
+    pub(super) fn listeners<A: ServiceFamily>(&self) -> impl Iterator<Item = (Listener<A>, FrontendId)> {
         let ports = self.spec.ports.iter().zip(0..).zip(&A::half(self).frontends);
         ports.flat_map(|((port, number), frontend)| {
             let id = FrontendId { service: self.id, port: number };
@@ -248,7 +258,7 @@ impl Service {
     }
 }
 
-fn half<A: Served>(spec: &ServiceSpec, before: Option<&Service>) -> Half<A> {
+fn half<A: ServiceFamily>(spec: &ServiceSpec, before: Option<&Service>) -> Half<A> {
     let ranges = || spec.source_ranges.iter().filter_map(|net| prefix::<A, ()>(net, ()));
     let mut made: Vec<Arc<Maglev>> = Vec::new();
     let frontends = (0..spec.ports.len()).map(|port| {
