@@ -34,6 +34,9 @@ pub fn run<A: Lane>(
     context: &Context<'_>,
     settle: &mut Settle<'_>,
 ) {
+    if batch.open_of::<A>().and(batch.inbound).is_empty() {
+        return;
+    }
     fetch::<A>(batch, sessions, context);
     for i in batch.open_of::<A>().and(batch.inbound) {
         match serve::<A>(batch, i, sessions, context, settle) {
