@@ -216,8 +216,15 @@ impl Sessions {
         Ok(slot)
     }
 
-    /// Takes a resting session up again for the same first packet: the same pod, the same port.
-    pub fn revive<A: SessionFamily>(&mut self, slot: Slot, next_hop: Option<HopId>, generation: u32, now: Tick) {
+    /// Takes a resting session up again for the same first packet: the same pod, the same port. Where its packets go, and where
+    /// the answers come from, may have changed while it rested.
+    pub fn revive<A: SessionFamily>(
+        &mut self,
+        slot: Slot,
+        (next_hop, reply_side): (Option<HopId>, u8),
+        generation: u32,
+        now: Tick,
+    ) {
         let table = A::table_mut(self);
         let twin = table.entry(slot).twin();
         let gone = Flags::QUARANTINED.with(Flags::SYN).with(Flags::FIN).with(Flags::RST).with(Flags::SEEN);
@@ -230,6 +237,8 @@ impl Sessions {
             entry.forget_acknowledged();
         }
         table.entry_mut(slot).set_next_hop(next_hop);
+        let reply = table.entry_mut(twin);
+        reply.set_flags(reply.flags().with_side(reply_side));
         self.open += 1;
         self.renew::<A>(slot, now);
     }

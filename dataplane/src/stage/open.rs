@@ -132,6 +132,12 @@ fn open<A: Lane>(
     committed
 }
 
+/// The side that the answers to what goes there come from. What answers by way of another VIP comes around.
+fn answers_from(next_hop: NextHop, view: &Snapshot) -> u8 {
+    let out = route::interface(next_hop, &view.network);
+    out.map_or(AROUND, |out| view.network.interface(out).role.answers_from())
+}
+
 /// Takes up a session whose port still rests: the same pod to the same far side keeps its port.
 fn revive<A: SessionFamily>(
     slot: Slot,
@@ -147,7 +153,8 @@ fn revive<A: SessionFamily>(
     if !entry.flags().has(Flags::ORIGIN) || !permitted {
         return Err(DropReason::NoPolicy);
     }
-    sessions.revive::<A>(slot, route::number(next_hop), view.generation, now);
+    let way = (route::number(next_hop), answers_from(next_hop, view));
+    sessions.revive::<A>(slot, way, view.generation, now);
     Ok(slot)
 }
 
@@ -171,16 +178,13 @@ fn commit<A: Lane>(
             reason = DropReason::PortsExhausted;
             continue;
         };
-        // What answers by way of another VIP comes around.
-        let out = route::interface(next_hop, &view.network);
-        let reply_side = out.map_or(AROUND, |out| view.network.interface(out).role.answers_from());
         let draft = Draft {
             origin: *origin,
             translated: through(port),
             direction: Direction::Egress,
             reply_direction: Direction::Reply,
             origin_side: Role::Inside.sides(),
-            reply_side,
+            reply_side: answers_from(next_hop, view),
             next_hop: route::number(next_hop),
             generation: view.generation,
         };
