@@ -22,7 +22,7 @@ pub use self::labels::{LabelSelector, Requirement};
 pub use self::pod::{DEFAULT_WEIGHT, MOST_WEIGHT, Pod};
 pub use self::port::Protocol;
 pub use self::read::{Foreign, Manifests, load, read};
-pub use self::service::{DEFAULT_TABLE_SIZE, Service, ServicePort, is_table_size};
+pub use self::service::{DEFAULT_TABLE_SIZE, Service, ServicePort};
 pub use self::slice::{EndpointSlice, Hints, SliceEndpoint, SlicePort};
 pub use self::values::{AddressRange, Cidr};
 pub use self::vipgate::{

@@ -35,8 +35,8 @@ fn tell(service: &Service, errors: &BTreeMap<u16, String>) -> proto::Service {
                 }
                 .to_owned(),
                 weight: backend.weight.into(),
-                external: backend.external && backend.weight > 0,
-                internal: backend.internal && backend.weight > 0,
+                external: backend.takes(true),
+                internal: backend.takes(false),
                 ports: backend.ports.iter().map(|port| u32::from(*port)).collect(),
                 sessions: used.sessions,
                 opened: used.opened,

@@ -61,7 +61,7 @@ impl HealthChecks {
                 Err(error) => {
                     let reason = format!("cannot answer health checks of {service} on port {port}: {error}");
                     if before.get(&port) != Some(&reason) {
-                        tracing::error!(event = "health_port", port, service, "{reason}");
+                        tracing::error!(event = "health_port", port, service = &*service, "{reason}");
                     }
                     errors.insert(port, reason);
                 }
@@ -80,9 +80,9 @@ impl Drop for HealthChecks {
 }
 
 /// The ports of health checks, and whose they are.
-fn wanted(policy: &Policy) -> BTreeMap<u16, String> {
+fn wanted(policy: &Policy) -> BTreeMap<u16, Arc<str>> {
     let services = policy.services();
-    services.filter_map(|it| Some((it.spec.health?.port, it.spec.name.to_string()))).collect()
+    services.filter_map(|it| Some((it.spec.health?.port, it.spec.name.clone()))).collect()
 }
 
 fn listen(port: u16) -> io::Result<TcpListener> {

@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Service as Document, ServiceSpec, ServiceStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use vipgate_dataplane::snapshot::maglev;
 use vipgate_dataplane::snapshot::spec::Scope;
 
 use super::read::Report;
@@ -21,14 +22,6 @@ pub const DEFAULT_TABLE_SIZE: u32 = 2039;
 /// Seconds for which a client stays with its backend, where nothing is said; and how many there can be, as Kubernetes has it.
 const DEFAULT_AFFINITY: i32 = 10_800;
 const AFFINITIES: std::ops::RangeInclusive<i32> = 1..=86_400;
-
-/// The least and the most places that a table of backends can have.
-const TABLE_SIZES: std::ops::RangeInclusive<u32> = 7..=131_071;
-
-/// Whether a table of backends can have so many places: a prime, so that each step through it comes by all of them.
-pub fn is_table_size(places: u32) -> bool {
-    TABLE_SIZES.contains(&places) && !(2..=places.isqrt()).any(|divisor| places.is_multiple_of(divisor))
-}
 
 /// What counts of a Service.
 #[derive(Clone, Debug, PartialEq)]
@@ -127,7 +120,7 @@ pub(super) fn read(document: &Document, report: &mut Report<'_>) -> Service {
     let announces = [("L2", Announce::L2), ("BGP", Announce::Bgp)];
     service.announce = annotation::word(metadata, annotation::ANNOUNCE, &announces, report);
     let says = "a prime from 7 to 131071, as \"4093\"";
-    let table_size = annotation::number(metadata, annotation::TABLE_SIZE, is_table_size, says, report);
+    let table_size = annotation::number(metadata, annotation::TABLE_SIZE, maglev::is_size, says, report);
     service.table_size = table_size.unwrap_or(DEFAULT_TABLE_SIZE);
     if let Some(spec) = spec {
         read_spec(&mut service, spec, report);

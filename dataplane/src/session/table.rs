@@ -161,9 +161,7 @@ impl<A: Address> Table<A> {
     #[inline]
     pub fn prefetch_free(&self, Home(group): Home) {
         let free = self.groups[group as usize].matches(0);
-        let slot = Self::slot(group, free.trailing_zeros().min(SLOTS as u32 - 1));
-        prefetch_read(&self.entries, slot.0 as usize);
-        prefetch_read(&self.deadlines, slot.0 as usize);
+        self.prefetch_slot(Self::slot(group, free.trailing_zeros().min(SLOTS as u32 - 1)));
     }
 
     /// The same where entries of the home group stand behind it.

@@ -305,7 +305,7 @@ fn frontend<A: Address>(
         made.push(table.clone());
         table
     };
-    let external = table(|backend| backend.external && backend.weight > 0);
-    let internal = table(|backend| backend.internal && backend.weight > 0);
+    let external = table(|backend| backend.takes(true));
+    let internal = table(|backend| backend.takes(false));
     Frontend { targets, external, internal }
 }

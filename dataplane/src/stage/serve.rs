@@ -237,7 +237,7 @@ fn choose<'a, A: SessionFamily>(
 /// Whether a backend still takes new sessions.
 fn takes<A>(target: &Target<A>, service: &Service, is_outside: bool) -> bool {
     let backend = service.spec.backends.get(usize::from(target.number));
-    backend.is_some_and(|it| it.weight > 0 && if is_outside { it.external } else { it.internal })
+    backend.is_some_and(|it| it.takes(is_outside))
 }
 
 /// Why there is no backend: none here, or none at all.

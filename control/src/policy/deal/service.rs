@@ -24,7 +24,7 @@ pub struct DealtService {
     pub source_ranges: Vec<IpNet>,
     /// Seconds for which a client stays with its backend; none: each session is placed by itself.
     pub affinity: Option<u32>,
-    /// Places in its table of backends, see [`crate::manifest::is_table_size`].
+    /// Places in its table of backends, see [`vipgate_dataplane::snapshot::maglev::is_size`].
     pub table_size: u32,
     /// Which backends serve clients outside the cluster.
     pub external: Scope,

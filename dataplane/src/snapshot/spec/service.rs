@@ -71,6 +71,13 @@ pub struct BackendSpec {
     pub internal: bool,
 }
 
+impl BackendSpec {
+    /// Whether a new session may choose it here: one from outside, or a pod's.
+    pub fn takes(&self, is_external: bool) -> bool {
+        self.weight > 0 && if is_external { self.external } else { self.internal }
+    }
+}
+
 /// How a backend is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackendState {

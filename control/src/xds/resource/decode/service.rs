@@ -3,11 +3,12 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use vipgate_dataplane::snapshot::maglev;
 use vipgate_dataplane::snapshot::spec::{BackendState, Scope, ServicePortSpec};
 
 use super::super::super::proto;
 use super::{Fault, address, at_most, fault, few, known, limit, named, nets, text};
-use crate::manifest::{Hints, MOST_WEIGHT, Protocol, is_table_size};
+use crate::manifest::{Hints, MOST_WEIGHT, Protocol};
 use crate::policy::{DealtBackend, DealtService};
 
 /// One Service.
@@ -17,7 +18,7 @@ pub(super) fn service(name: &str, message: &proto::Service) -> Result<DealtServi
     at_most(&message.ports, "ports", DealtService::MOST_PORTS)?;
     at_most(&message.backends, "backends", DealtService::MOST_BACKENDS)?;
     at_most(&message.source_ranges, "source_ranges", DealtService::MOST_RANGES)?;
-    if !is_table_size(message.table_size) {
+    if !maglev::is_size(message.table_size) {
         return Err(fault("table_size", format!("{} is no prime from 7 to 131071", message.table_size)));
     }
     let health_port = u16::try_from(message.health_check_port)
