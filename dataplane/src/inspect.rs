@@ -91,23 +91,13 @@ fn record<A: SessionFamily>(sessions: &Sessions, slot: Slot, now: Tick) -> Optio
     let reply = table.entry(origin.twin());
     let (state, timeout) = sessions.state::<A>(slot);
     let idle_ms = now.since(origin.last_seen().later(reply.last_seen()));
-    let (key, to) = (origin.key(), origin.to());
-    let (endpoint, vip, remote, [from_pod, to_pod]) = match origin.direction() {
-        Direction::Inbound => (
-            (to.destination, to.destination_port),
-            (key.destination, key.destination_port),
-            (key.source, key.source_port),
-            [reply, origin],
-        ),
-        _ => (
-            (key.source, key.source_port),
-            (to.source, to.source_port),
-            (key.destination, key.destination_port),
-            [origin, reply],
-        ),
+    let [endpoint, remote, vip] = origin.ends();
+    let [from_pod, to_pod] = match origin.direction() {
+        Direction::Inbound => [reply, origin],
+        _ => [origin, reply],
     };
     Some(SessionRecord {
-        protocol: key.protocol,
+        protocol: origin.key().protocol,
         direction: origin.direction(),
         endpoint: (endpoint.0.to_ip(), endpoint.1).into(),
         vip: (vip.0.to_ip(), vip.1).into(),

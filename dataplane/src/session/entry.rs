@@ -260,13 +260,14 @@ impl<A: Address> Entry<A> {
         }
     }
 
-    /// The same with their ports: the pod's, the far side's and that of the VIP.
-    pub fn ports(&self) -> (u16, u16, u16) {
+    /// The same with their ports.
+    pub fn ends(&self) -> [(A, u16); 3] {
         let (key, to) = (self.key(), self.to());
+        let [source, destination] = [(key.source, key.source_port), (key.destination, key.destination_port)];
         if self.goes_to_pod() {
-            (to.destination_port, key.source_port, key.destination_port)
+            [(to.destination, to.destination_port), source, destination]
         } else {
-            (key.source_port, key.destination_port, to.source_port)
+            [source, destination, (to.source, to.source_port)]
         }
     }
 

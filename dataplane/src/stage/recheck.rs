@@ -57,8 +57,7 @@ pub fn stands<A: SessionFamily>(entry: &Entry<A>, view: &Snapshot) -> bool {
 
 /// The same, whatever was asked before.
 pub fn is_wanted<A: SessionFamily>(entry: &Entry<A>, policy: &Policy) -> bool {
-    let (endpoint, remote, vip) = entry.parties();
-    let (endpoint_port, _, vip_port) = entry.ports();
+    let [(endpoint, endpoint_port), (remote, _), (vip, vip_port)] = entry.ends();
     if !entry.is_of_service() {
         return policy.permits(endpoint, remote, (vip, vip_port));
     }
