@@ -7,10 +7,11 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
   libelf-dev:/usr/include/libelf.h zlib1g-dev:/usr/include/zlib.h m4:m4 pkg-config:pkg-config gcc:gcc g++:g++ \
   iproute2:ip ethtool:ethtool iputils-ping:ping procps:sysctl tcpdump:tcpdump iperf3:iperf3 python3-minimal:python3 util-linux:setpriv nftables:nft \
   protobuf-compiler:protoc libprotobuf-dev:/usr/include/google/protobuf/descriptor.proto etcd-server:etcd etcd-client:etcdctl nginx-light:nginx curl:curl \
+  bird2:bird frr:/usr/lib/frr/bgpd \
   python3-grpcio:/usr/lib/python3/dist-packages/grpc/__init__.py python3-protobuf:/usr/lib/python3/dist-packages/google/protobuf/__init__.py
 CARGO_DENY := 0.20.2
 
-.PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e bench bench-wire bench-policy clean-lab
+.PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e e2e-gateways bench bench-wire bench-policy clean-lab
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-13s%s\n", $$1, $$2}'
@@ -92,11 +93,20 @@ doc: deps ## the documentation, warnings are errors
 
 # Those that are a file each know nothing of where policy comes from; those in folders say it themselves.
 E2E_EITHER = $(patsubst tests/tests/%.rs,--test %,$(wildcard tests/tests/*.rs))
+E2E_FOLDERS = $(patsubst tests/tests/%/main.rs,--test %,$(filter-out tests/tests/gateways/main.rs,$(wildcard tests/tests/*/main.rs)))
+# Of several gateways, one scenario of each kind; `make e2e-gateways` has them all.
+E2E_GATEWAYS = ten_thousand_connections a_killed_gateway a_stopped_gateway a_partition one_gateway_has_a_claimed_vip \
+  clients_of_a_service large_packets fragments_come_together strangers
 
 e2e: deps ## whole gateways in network namespaces, with policy from files and from a server; needs root
 	cargo build --locked -p vipgate
-	VIPGATE_POLICY=files cargo test --locked -p vipgate-tests -- --test-threads=1
+	VIPGATE_POLICY=files cargo test --locked -p vipgate-tests --lib $(E2E_EITHER) $(E2E_FOLDERS) -- --test-threads=1
+	cargo test --locked -p vipgate-tests --test gateways -- --test-threads=1 $(E2E_GATEWAYS)
 	VIPGATE_POLICY=server cargo test --locked -p vipgate-tests $(E2E_EITHER) -- --test-threads=1
+
+e2e-gateways: deps ## every scenario of several gateways, eight minutes; needs root
+	cargo build --locked -p vipgate
+	cargo test --locked -p vipgate-tests --test gateways -- --test-threads=1
 
 bench: build ## the packet path alone
 	target/release/vipgate-bench path --sessions 1000,65536,1048576

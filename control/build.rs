@@ -7,15 +7,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .btree_map(".")
         .message_attribute(".", "#[derive(serde::Serialize)]")
         .compile_fds(files)?;
-    let files = protox::compile(["vipgate/policy/v1/policy.proto", "vipgate/policy/v1/status.proto"], ["proto"])?;
+    let files = protox::compile(
+        ["vipgate/policy/v1/policy.proto", "vipgate/policy/v1/status.proto", "vipgate/policy/v1/membership.proto"],
+        ["proto"],
+    )?;
     tonic_prost_build::configure()
         .message_attribute("vipgate.policy.v1.StatusReply", "#[derive(serde::Serialize)]")
         .message_attribute("vipgate.policy.v1.SourceStatus", "#[derive(serde::Serialize)]")
         .message_attribute("vipgate.policy.v1.PolicyState", "#[derive(serde::Serialize)]")
         .message_attribute("vipgate.policy.v1.GatewayState", "#[derive(serde::Serialize)]")
         .message_attribute("vipgate.policy.v1.EndpointState", "#[derive(serde::Serialize)]")
+        .message_attribute("vipgate.policy.v1.MemberState", "#[derive(serde::Serialize)]")
         .message_attribute("vipgate.policy.v1.Complaint", "#[derive(serde::Serialize)]")
         .compile_fds(files)?;
+    tonic_prost_build::configure().compile_fds(protox::compile(["vipgate/peer/v1/peer.proto"], ["proto"])?)?;
     // Envoy's service with its own requests, but with responses that are encoded once for all gateways.
     let discovery = tonic_build::manual::Service::builder()
         .name("AggregatedDiscoveryService")

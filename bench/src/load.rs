@@ -8,6 +8,7 @@ use anyhow::{Result, ensure};
 use vipgate_dataplane::batch::MOST;
 
 use crate::Direction;
+use crate::group::{self, Tunnel};
 use crate::order::{Draw, Order};
 use crate::packets::{Flow, PacketFamily};
 use crate::rig::{INSIDE, OUTSIDE, Rig};
@@ -20,6 +21,7 @@ pub(crate) struct Load<A> {
     draw: Draw,
     /// The port that each session left with, or the backend that it has.
     ports: Vec<u16>,
+    tunnel: Tunnel,
     family: PhantomData<A>,
 }
 
@@ -43,7 +45,8 @@ impl<A: PacketFamily> Load<A> {
             }
             ensure!(ports.len() == number as usize + 1, "session {number} was refused: {:?}", rig.drops());
         }
-        Ok(Self { size, direction, draw: Draw::new(order, sessions), ports, family: PhantomData })
+        let (draw, tunnel) = (Draw::new(order, sessions), Tunnel::new()?);
+        Ok(Self { size, direction, draw, ports, tunnel, family: PhantomData })
     }
 
     /// Sends so many packets, in full batches; nanoseconds of each. `each` hears how long each batch took.
@@ -64,7 +67,7 @@ impl<A: PacketFamily> Load<A> {
             let turn = start.elapsed();
             time += turn;
             each(turn)?;
-            Self::look(rig, MOST)?;
+            self.look(rig, MOST)?;
             // A batch takes microseconds; a clock that the sweep sees moves once in a while.
             if packets.is_multiple_of(1 << 15) {
                 rig.now = rig.now.plus(1);
@@ -73,28 +76,30 @@ impl<A: PacketFamily> Load<A> {
         Ok(time.as_nanos() as f64 / packets as f64)
     }
 
-    /// Sends a packet of every session each way; says how many that are. Nothing is left to do then that waits for the next packet
-    /// of a session.
+    /// Sends a packet of every session each way that it is measured in; says how many that are. Nothing is left to do then that waits
+    /// for the next packet of a session.
     pub(crate) fn settle(&self, rig: &mut Rig) -> Result<u64> {
         let count = self.ports.len() as u32;
+        let ways: &[bool] = if self.direction.is_between_gateways() { &[false] } else { &[true, false] };
         for first in (0..count).step_by(MOST / 2) {
             let numbers = first..count.min(first + MOST as u32 / 2);
-            let expected = 2 * numbers.len();
+            let expected = ways.len() * numbers.len();
             for number in numbers {
-                self.write(rig, number, true);
-                self.write(rig, number, false);
+                for &forward in ways {
+                    self.write(rig, number, forward);
+                }
             }
             rig.worker.turn(rig.now);
-            Self::look(rig, expected)?;
+            self.look(rig, expected)?;
         }
-        Ok(2 * u64::from(count))
+        Ok(ways.len() as u64 * u64::from(count))
     }
 
     fn offer(&mut self, rig: &mut Rig) {
         let (number, random) = self.draw.next();
         let forward = match self.direction {
             Direction::Forward => true,
-            Direction::Reply => false,
+            Direction::Reply | Direction::Tunnel | Direction::TunnelCopy | Direction::TunnelIn => false,
             Direction::Mix | Direction::Inbound => random >> 63 == 0,
         };
         self.write(rig, number, forward);
@@ -111,15 +116,29 @@ impl<A: PacketFamily> Load<A> {
             }
         } else if forward {
             io.offer(INSIDE, self.size, |frame| A::write_forward(frame, flow));
+        } else if self.direction == Direction::TunnelIn {
+            let (port, tunnel) = (self.ports[number as usize], self.tunnel);
+            io.offer(INSIDE, self.size + group::OUTER, |frame| {
+                A::write_reply(&mut frame[usize::from(group::OUTER)..], flow, port);
+                tunnel.wrap(frame, port);
+            });
         } else {
+            let flow = if self.direction == Direction::Tunnel { Flow::elsewhere(number) } else { flow };
             io.offer(OUTSIDE, self.size, |frame| A::write_reply(frame, flow, self.ports[number as usize]));
         }
     }
 
     /// All packets of a batch came out as they should.
-    fn look(rig: &mut Rig, expected: usize) -> Result<()> {
+    fn look(&self, rig: &mut Rig, expected: usize) -> Result<()> {
+        let travels = matches!(self.direction, Direction::Tunnel | Direction::TunnelCopy);
         let mut right = 0;
-        rig.worker.io().collect(|frame| right += usize::from(A::is_right(frame.bytes())));
+        rig.worker.io().collect(|frame| {
+            right += usize::from(if travels {
+                group::inner(frame.bytes()).is_some_and(A::is_untouched_reply)
+            } else {
+                A::is_right(frame.bytes())
+            });
+        });
         ensure!(right == expected, "{right} of {expected} packets came out right: {:?}", rig.drops());
         Ok(())
     }

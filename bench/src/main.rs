@@ -2,6 +2,7 @@
 //! policy cost. Each result is one JSON object on a line.
 #![expect(clippy::cast_precision_loss, reason = "nanoseconds and counts are far below 2^52")]
 
+mod group;
 mod load;
 mod netns;
 mod open;
@@ -52,6 +53,19 @@ enum Direction {
     Mix,
     /// Clients' packets to a Service, and what its backends answer, half and half.
     Inbound,
+    /// Answers that another gateway has the session of: into the tunnel to it, at one that knows nothing of the session.
+    Tunnel,
+    /// The same, at the gateway that has a copy of the session.
+    TunnelCopy,
+    /// Answers as they come out of the tunnel at the gateway that has the session.
+    TunnelIn,
+}
+
+impl Direction {
+    /// Whether it takes another gateway.
+    fn is_between_gateways(self) -> bool {
+        matches!(self, Self::Tunnel | Self::TunnelCopy | Self::TunnelIn)
+    }
 }
 
 fn main() -> ExitCode {

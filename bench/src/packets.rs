@@ -23,6 +23,8 @@ const FIRST_FAR: u32 = 0xc633_0000;
 const FARS: u32 = 1024;
 /// Their port.
 const FAR_PORT: u16 = 443;
+/// The port of far sides to which this gateway has no sessions.
+const STRANGE_PORT: u16 = 444;
 
 /// The Service at the VIP: its port, that of its backends, and how many of the pods those are.
 pub(crate) const SERVICE_PORT: u16 = 53;
@@ -49,6 +51,11 @@ impl Flow {
         let (pod, rest) = (number % PODS, number / PODS);
         let (far, port) = (rest % FARS, rest / FARS);
         Self { pod: FIRST_POD + pod, pod_port: 1024 + port as u16, far: FIRST_FAR + far, far_port: FAR_PORT }
+    }
+
+    /// The same, but another gateway's.
+    pub(crate) fn elsewhere(number: u32) -> Self {
+        Self { far_port: STRANGE_PORT, ..Self::new(number) }
     }
 
     /// The same, but all to one far side.
@@ -149,6 +156,8 @@ pub(crate) trait PacketFamily: SessionFamily + 'static {
     fn backend(frame: &[u8]) -> u16;
     /// Whether all checksums of a packet are right, and it is between a VIP and a far side or a far side and a pod.
     fn is_right(frame: &[u8]) -> bool;
+    /// Whether all checksums of a packet are right, and it is on its way to a VIP.
+    fn is_untouched_reply(frame: &[u8]) -> bool;
 }
 
 impl PacketFamily for u32 {
@@ -186,6 +195,10 @@ impl PacketFamily for u32 {
         let left_as_vip = ip[12..16] == VIP.to_be_bytes() && (destination == FAR_PORT || source == SERVICE_PORT);
         let reached_pod = ip[16..18] == [10, 1] && (source == FAR_PORT || destination == BACKEND_PORT);
         (left_as_vip || reached_pod) && is_right(frame)
+    }
+
+    fn is_untouched_reply(frame: &[u8]) -> bool {
+        frame[30..34] == VIP.to_be_bytes() && is_right(frame)
     }
 }
 
@@ -229,6 +242,12 @@ impl PacketFamily for V6 {
         let left_as_vip = from_vip && (destination == FAR_PORT || source == SERVICE_PORT);
         let reached_pod = ip[24..26] == [0xfd, 0] && (source == FAR_PORT || destination == BACKEND_PORT);
         (left_as_vip || reached_pod) && checksum::verifies(pseudo, udp)
+    }
+
+    fn is_untouched_reply(frame: &[u8]) -> bool {
+        let (ip, udp) = frame[14..].split_at(40);
+        let pseudo = checksum::sum(&ip[8..40]) + 17 + udp.len() as u32;
+        ip[24..40] == VIP6.to_bits().to_be_bytes() && checksum::verifies(pseudo, udp)
     }
 }
 

@@ -10,6 +10,7 @@ use serde::Serialize;
 use vipgate_dataplane::address::V6;
 
 use crate::Direction;
+use crate::group::{self, Holder};
 use crate::load::Load;
 use crate::order::Order;
 use crate::packets::PacketFamily;
@@ -149,8 +150,19 @@ fn measure<A: PacketFamily>(sessions: u32, options: &Options) -> Result<Measured
 
 /// One worker's part: opens its sessions, then sends packets of them.
 fn work<A: PacketFamily>(sessions: u32, size: u16, options: &Options, barrier: &Barrier) -> Result<Share> {
-    let mut rig = Rig::new(sessions)?;
-    let mut load = Load::<A>::open(&mut rig, sessions, size, options.direction, options.order)?;
+    let direction = options.direction;
+    let (mut rig, mut control) = if direction.is_between_gateways() {
+        let (rig, control) = Rig::in_group(sessions, Rig::lasting(), false)?;
+        (rig, Some(control))
+    } else {
+        (Rig::new(sessions)?, None)
+    };
+    let mut load = Load::<A>::open(&mut rig, sessions, size, direction, options.order)?;
+    if let Some(control) = control.as_mut().filter(|_| direction != Direction::TunnelIn) {
+        // What this gateway has it keeps as copies: its table is full, whatever it looks for in it.
+        group::agree(control, Holder::Other, false);
+        load.settle(&mut rig)?;
+    }
     let mut batches = Histogram::<u64>::new(3)?;
     let mut rounds_ns = Vec::new();
     barrier.wait();

@@ -18,6 +18,9 @@ use vipgate_dataplane::io::{FrameAudit, InterfaceId, PacketIo, Received};
 use vipgate_dataplane::limiter::Limiter;
 use vipgate_dataplane::link::affinity::Affinity;
 use vipgate_dataplane::link::handoff::{Links, Wake};
+use vipgate_dataplane::link::lease::Lease;
+use vipgate_dataplane::link::outbox::Outbox;
+use vipgate_dataplane::link::outlet::Outlet;
 use vipgate_dataplane::pipeline::Tables;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::ports::allocator::Allocator;
@@ -40,6 +43,7 @@ use vipgate_dataplane::wire::protocol;
 use vipgate_dataplane::worker::{Parts, Worker};
 use vipgate_mem::{Arena, Frame, HEADROOM};
 
+use crate::group::{self, Holder};
 use crate::packets::{
     BACKEND_PORT, BACKENDS, FIRST_POD, INSIDE_MAC, OUTSIDE_MAC, POD_MAC, PODS, ROUTER_MAC, SERVICE_PORT, VIP, VIP6,
     pod6,
@@ -51,6 +55,8 @@ const ROUTER: u32 = 0xcb00_71fe;
 const ROUTER6: V6 = V6 { high: 0x2001_0db8_0113_0000, low: 0xfe };
 /// Name of the pods' policy.
 const POLICY: &str = "bench";
+/// How old sessions are when another gateway is told of them: the gateway's own default.
+const COPY_AFTER_MS: u32 = 50;
 /// As many frames as a socket has: they must not all stay in the first cache.
 const FRAMES: usize = 4096;
 
@@ -129,6 +135,8 @@ pub(crate) struct Rig {
     pub(crate) worker: Worker<BenchIo>,
     pub(crate) now: Tick,
     pub(crate) capacity: u32,
+    /// What the other gateway of a group is told.
+    pub(crate) outlet: Arc<Outlet>,
     timeouts: Timeouts,
     _commands: Sender<Command>,
 }
@@ -144,7 +152,12 @@ impl Rig {
     /// A worker with room for `sessions`, for 1024 pods behind one VIP of each family. Nothing expires while it is measured; the
     /// sweep runs all the same.
     pub(crate) fn new(sessions: u32) -> Result<Self> {
-        Self::with(sessions, Timeouts { udp: 3_600_000, ..Timeouts::default() })
+        Self::with(sessions, Self::lasting())
+    }
+
+    /// Timeouts with which nothing expires while it is measured.
+    pub(crate) fn lasting() -> Timeouts {
+        Timeouts { udp: 3_600_000, ..Timeouts::default() }
     }
 
     /// The same with timeouts.
@@ -161,11 +174,25 @@ impl Rig {
         more.vips.extend(own.vips);
         more.endpoints.extend(own.endpoints);
         more.services.extend(own.services);
+        Self::under(sessions, timeouts, &more)
+    }
+
+    /// One of two gateways: see [`group`]. Everything is its own, and the other one takes copies if it is `linked`.
+    pub(crate) fn in_group(sessions: u32, timeouts: Timeouts, linked: bool) -> Result<(Self, Control)> {
+        let mut set = policy();
+        group::share(&mut set);
+        let (rig, mut control) = Self::under(sessions, timeouts, &set)?;
+        group::agree(&mut control, Holder::This, linked);
+        Ok((rig, control))
+    }
+
+    fn under(sessions: u32, timeouts: Timeouts, set: &PolicySet) -> Result<(Self, Control)> {
         let mut builder = Builder::new(network());
-        let publisher = Publisher::new(builder.with_policy(&more)?);
+        let publisher = Publisher::new(builder.with_policy(set)?);
         let key = HashKey::fixed();
         let (sender, commands) = unbounded();
         let bell: Arc<dyn Wake> = Arc::new(NoBell);
+        let outlet = Arc::new(Outlet::new(bell.clone()));
         let links = Links::mesh(std::slice::from_ref(&bell)).pop().context("one worker has links")?;
         let parts = Parts {
             id: WorkerId(0),
@@ -180,6 +207,7 @@ impl Rig {
                 fragments: Fragments::new(1024, 256, 2_000, key).context("memory for fragments")?,
                 ids: Ids::new(0, 1, key),
                 limiter: Limiter::new(key, Tick(1)),
+                outbox: Outbox::new(outlet.clone(), COPY_AFTER_MS),
             },
             reader: publisher.reader(),
             waiting: Waiting::new(Questions { queue: Arc::new(ArrayQueue::new(8)), bell }),
@@ -192,10 +220,11 @@ impl Rig {
                 reject_no_backend: true,
                 mss: None,
             },
+            lease: Arc::new(Lease::free()),
         };
         let now = Tick(1);
         let worker = Worker::new(parts, now);
-        let rig = Self { worker, now, capacity: sessions, timeouts, _commands: sender };
+        let rig = Self { worker, now, capacity: sessions, outlet, timeouts, _commands: sender };
         Ok((rig, Control { builder, publisher }))
     }
 
@@ -223,13 +252,18 @@ impl Rig {
 
 /// A pod as policy has it.
 pub(crate) fn pod(address: IpAddr, vips: Vec<IpAddr>) -> EndpointSpec {
-    EndpointSpec { address, name: "".into(), policy: POLICY.into(), vips }
+    EndpointSpec { address, name: "".into(), policy: POLICY.into(), vips, gateway: None }
 }
 
 fn policy() -> PolicySet {
     let endpoint = |address, vip| pod(address, vec![vip]);
-    let vip =
-        |address: IpAddr| VipSpec { address, name: "bench".into(), announce: Announce::L2, reserved_ports: vec![] };
+    let vip = |address: IpAddr| VipSpec {
+        address,
+        name: "bench".into(),
+        announce: Announce::L2,
+        reserved_ports: vec![],
+        shares: vec![],
+    };
     let v4 = (FIRST_POD..FIRST_POD + PODS).map(|pod| endpoint(pod.to_ip(), VIP.to_ip()));
     let v6 = (FIRST_POD..FIRST_POD + PODS).map(|pod| endpoint(pod6(pod).to_ip(), VIP6.to_ip()));
     let backend = |address| BackendSpec {
@@ -294,12 +328,14 @@ fn network() -> NetworkSpec {
         routes: vec![
             route("10.1.0.0/16", INSIDE, None),
             route("fd00:1::/64", INSIDE, None),
+            route("10.2.0.0/24", INSIDE, None),
             route("0.0.0.0/0", OUTSIDE, Some(routers[0])),
             route("::/0", OUTSIDE, Some(routers[1])),
         ],
         neighbours: pods
             .map(|address| neighbour(INSIDE, address, POD_MAC))
             .chain(routers.map(|address| neighbour(OUTSIDE, address, ROUTER_MAC)))
+            .chain([neighbour(INSIDE, group::OTHER.into(), group::OTHER_MAC)])
             .collect(),
         locals: Vec::new(),
     }

@@ -1,9 +1,10 @@
 //! The admin socket: gRPC on a Unix socket, for the command line and whoever else may open the file.
 //!
-//! `socket` has the file and the server, `server` and `sessions` the answers, `client` the other end.
+//! `socket` has the file and the server, `server`, `group`, `services` and `sessions` the answers, `client` the other end.
 
 mod client;
 pub mod filter;
+mod group;
 mod server;
 mod services;
 mod sessions;

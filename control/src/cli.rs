@@ -1,6 +1,8 @@
 //! The command line.
 
+mod drain;
 pub(crate) mod output;
+mod peers;
 mod policy;
 mod services;
 mod sessions;
@@ -20,7 +22,7 @@ use crate::admin::proto;
 use crate::failure::Failure;
 use crate::manifest::crd;
 use crate::manifest::schema::{self, Published};
-use crate::{check, demo, gateway, policyd};
+use crate::{check, demo, gateway, kernel, policyd};
 
 /// Pods leave as their Service's VIP: a gateway on AF_XDP.
 #[derive(Debug, Parser)]
@@ -55,6 +57,9 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
+    /// Wait for the end of standard input, then remove the routes that a gateway here has advertised
+    #[command(name = kernel::WITHDRAW, hide = true)]
+    Withdraw,
     /// Validate configuration and manifests: file, line, field, reason
     Check {
         /// Files and directories
@@ -98,8 +103,14 @@ enum Command {
     Endpoints(Ask),
     /// Show its Services, with their backends
     Services(Ask),
-    /// Show the gateways that its policy names
+    /// Show all gateways: who serves, how links and copies of sessions stand, and who decides
     Peers(Ask),
+    /// Let other gateways serve in this one's place: it stops when they have copies of its sessions
+    ///
+    /// Sessions go on at the others. The gateway remembers it only while its process lives: once restarted, it serves again.
+    Drain(drain::Drain),
+    /// Let a drained gateway serve again
+    Undrain(drain::Undrain),
     /// Show dropped packets by reason
     Drops {
         #[command(flatten)]
@@ -197,6 +208,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Policyd { config } => policyd::run(&config),
         Command::Policy { action: PolicyAction::Status(ask) } => policy::status(&ask),
         Command::Detach { config } => gateway::detach(&config),
+        Command::Withdraw => gateway::withdraw(),
         Command::Check { print_schema: Some(Some(of)), .. } => output::json(&schema::document(of)),
         Command::Check { print_schema: Some(None), .. } => output::json(&schema::all()),
         Command::Check { print_crds: true, .. } => output::print(&crd::yaml().map_err(Failure::runtime)?),
@@ -208,7 +220,9 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Vips(ask) => show::vips(&ask),
         Command::Endpoints(ask) => show::endpoints(&ask),
         Command::Services(ask) => services::run(&ask),
-        Command::Peers(ask) => show::peers(&ask),
+        Command::Peers(ask) => peers::run(&ask),
+        Command::Drain(asked) => drain::drain(&asked),
+        Command::Undrain(asked) => drain::undrain(&asked),
         Command::Drops { ask, all } => show::drops(&ask, all),
     }
 }

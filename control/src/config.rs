@@ -10,10 +10,10 @@ mod units;
 mod verify;
 
 pub use self::gateway::{
-    Admin, Config, Idle, Interface, InterfaceRole, Log, LogFormat, LogLevel, Metrics, OnExit, Peer, PolicyServer,
+    Admin, Bgp, Config, Idle, Interface, InterfaceRole, Log, LogFormat, LogLevel, Metrics, OnExit, Peer, PolicyServer,
     PolicySource, Ports, Sessions, Timeouts, Workers, Xdp, XdpMode, ZeroCopy,
 };
-pub use self::policyd::{Etcd, KubernetesSource, PolicydConfig, PolicydSource, Tls};
+pub use self::policyd::{Etcd, KubernetesSource, Leases, PolicydConfig, PolicydSource, Tls};
 pub use self::services::{Services, Unserved};
 pub use self::units::PortRange;
 

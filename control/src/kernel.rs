@@ -2,8 +2,10 @@
 //! gateway routes as the node does, so it keeps no routes of its own.
 //!
 //! [`Network`] listens and says what there is; [`Resolver`] makes the kernel look for next hops and keep them known.
-//! Both work on the network namespace of the thread that opens them, in tasks of its tokio runtime.
+//! [`Advertiser`] gives a BGP daemon routes to announce.
+//! All work on the network namespace of the thread that opens them, in tasks of its tokio runtime.
 
+mod advertise;
 mod error;
 mod links;
 mod message;
@@ -17,6 +19,7 @@ mod routes;
 mod socket;
 mod watcher;
 
+pub use advertise::{Advertiser, Place, WITHDRAW, wait_and_withdraw, withdraw_all};
 pub use error::NetworkError;
 pub use network::{Network, Wanted};
 pub use resolver::{Resolver, ResolverLimits};

@@ -3,6 +3,7 @@
 
 mod exposition;
 mod families;
+mod group;
 
 pub(crate) use self::families::{Family, Kind, Labels, family};
 
@@ -68,7 +69,7 @@ impl Monitored {
         let readable = state.clone();
         Self {
             families: Arc::new(move || families::read(&readable)),
-            ready: Arc::new(move || state.ready.load(Ordering::Relaxed)),
+            ready: Arc::new(move || state.ready.load(Ordering::Relaxed) && state.group.load().is_open()),
         }
     }
 }

@@ -12,15 +12,18 @@ mod fingerprint;
 mod follow;
 mod gateways;
 mod inventory;
+mod moves;
 mod pods;
 mod pool;
 mod services;
 mod slices;
 mod vips;
 
-pub use self::deal::{Blocks, Deal, DealtBackend, DealtEndpoint, DealtService, DealtVip, Peer, Share, Viewer};
+pub use self::deal::{Deal, DealtBackend, DealtService, Peer, Viewer};
 pub use self::fingerprint::{Fingerprint, mix};
 pub use self::follow::{Change, Follower, follow};
+pub use self::gateways::MOST_BACKUPS;
+pub use self::moves::{Move, moves};
 
 use std::path::PathBuf;
 
@@ -29,7 +32,6 @@ use self::inventory::Inventory;
 use self::pods::Pods;
 use self::pool::Pools;
 use self::slices::Slices;
-use self::vips::Held;
 use crate::complaint::{Complaint, Complaints, settle};
 use crate::manifest::{Foreign, Object, load};
 
@@ -61,7 +63,7 @@ pub fn compile<'a>(objects: impl IntoIterator<Item = &'a Object>) -> Compiled {
     let mut complaints = Vec::new();
     let log = &mut complaints;
     let inventory = Inventory::new(objects, log);
-    let gateways = Gateways::new(&inventory);
+    let gateways = Gateways::new(&inventory, log);
     let pods = Pods::new(&inventory, log);
     let slices = Slices::new(&inventory, &pods);
     let pools = Pools::new(&inventory, log);
@@ -73,19 +75,9 @@ pub fn compile<'a>(objects: impl IntoIterator<Item = &'a Object>) -> Compiled {
     let services = services::settle(&sources, &vips, log);
     let mut policies: Vec<_> = claims.into_iter().map(|claim| claim.spec).collect();
     policies.sort_by(|a, b| a.name.cmp(&b.name));
-    let vips = vips.held.into_iter().map(|held| deal_vip(held, &gateways)).collect();
+    let vips = vips.held.into_iter().map(|held| held.spec).collect();
     settle(&mut complaints);
     Compiled { deal: Deal { policies, vips, endpoints, services, peers: gateways.peers() }, complaints }
-}
-
-/// Splits the ports of a VIP between those that hold it.
-fn deal_vip(Held { spec, holders }: Held, gateways: &Gateways<'_>) -> DealtVip {
-    let blocks = match holders.as_slice() {
-        [] | [_] => vec![None; holders.len()],
-        several => gateways.blocks(spec.address, several).into_iter().map(Some).collect(),
-    };
-    let share = |(holder, blocks): (usize, _)| Share { gateway: gateways.name(holder).clone(), blocks };
-    DealtVip { shares: holders.into_iter().zip(blocks).map(share).collect(), spec }
 }
 
 /// Reads files and directories and compiles them; complaints of both.

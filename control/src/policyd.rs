@@ -8,6 +8,7 @@
 pub mod codec;
 pub mod figures;
 pub mod listen;
+pub mod members;
 pub mod publication;
 pub mod registry;
 pub mod service;
@@ -90,13 +91,16 @@ async fn serve(config: PolicydConfig) -> Result<(), Failure> {
     let listener = listen::bind(config.listen)?;
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
     let (publish, published) = watch::channel(None);
+    let figures = Arc::default();
+    let members = members::open(&config.source, config.leases, published.clone(), Arc::clone(&figures));
     let state = Arc::new(State {
         source,
         source_error: ArcSwapOption::empty(),
         compiled: ArcSwap::from_pointee(Outcome::default()),
         published: published.clone(),
         registry: Arc::default(),
-        figures: Arc::default(),
+        members: members.clone(),
+        figures,
     });
     let no_signals = |error| Failure::runtime(format_args!("cannot listen to signals: {error}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
@@ -108,6 +112,7 @@ async fn serve(config: PolicydConfig) -> Result<(), Failure> {
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE))
         .add_service(AggregatedDiscoveryServiceServer::new(discovery).max_decoding_message_size(LONGEST))
+        .add_service(members::server(members))
         .add_service(PolicyStatusServer::new(status::Service(state.clone())));
     let mut end = stopped.clone();
     let ended = async move {

@@ -201,6 +201,7 @@ fn a_hundred_thousand_endpoints_arrive() {
             name: format!("tenant-with-a-long-name/deployment-with-a-long-name-{number}").into(),
             policy: "EgressPolicy tenant-a/out".into(),
             vips: vec!["203.0.113.10".parse().unwrap()],
+            gateway: None,
         })
         .collect();
     let gateway = Gateway::start_with(&[Worker::Answers(vec![], 1)], &set);

@@ -6,13 +6,23 @@ mod gateway;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use gateway::group::{dealt, group};
 use gateway::{Gateway, Worker};
+use vipgate::gateway::group::{GroupLease, GroupStatus};
+use vipgate::members::LeaseClock;
 use vipgate_dataplane::counters::{Direction, DropReason, EndReason};
+use vipgate_dataplane::link::lease::Lease;
 
 fn gateway() -> Gateway {
     Gateway::start(&[Worker::Answers(vec![], 1), Worker::Answers(vec![], 1)])
+}
+
+fn one_of_three(lease: Option<Arc<GroupLease>>) -> Gateway {
+    let workers = [Worker::Answers(vec![], 1), Worker::Answers(vec![], 1)];
+    Gateway::start_in(&workers, &dealt(), GroupStatus { lease, ..group(&["gw-a", "gw-b"]) }, None)
 }
 
 /// Status code, head and body.
@@ -40,7 +50,7 @@ fn values(text: &str) -> BTreeMap<&str, u64> {
 
 #[test]
 fn names_and_kinds_are_the_contracts() {
-    let gateway = gateway();
+    let gateway = one_of_three(None);
     let text = scrape(&gateway);
     let expected = [
         ("vipgate_packets_total", "counter", "direction worker"),
@@ -54,6 +64,18 @@ fn names_and_kinds_are_the_contracts() {
         ("vipgate_policy_connected", "gauge", ""),
         ("vipgate_handoffs_total", "counter", "worker"),
         ("vipgate_port_blocks", "gauge", "state vip"),
+        ("vipgate_serving", "gauge", ""),
+        ("vipgate_members_serving", "gauge", ""),
+        ("vipgate_view", "gauge", ""),
+        ("vipgate_peer_up", "gauge", "peer"),
+        ("vipgate_peer_refused_total", "counter", ""),
+        ("vipgate_session_copies", "gauge", "worker"),
+        ("vipgate_session_copies_refused_total", "counter", "worker"),
+        ("vipgate_sessions_taken_over_total", "counter", "worker"),
+        ("vipgate_copies_sent_total", "counter", "peer"),
+        ("vipgate_copies_taken_total", "counter", "peer"),
+        ("vipgate_copies_queued_bytes", "gauge", "peer"),
+        ("vipgate_copies_resyncs_total", "counter", "peer"),
         ("vipgate_services", "gauge", ""),
         ("vipgate_backends", "gauge", "state"),
         ("vipgate_service_sessions", "gauge", "service"),
@@ -139,6 +161,49 @@ fn every_reason_and_direction_is_there_from_the_start() {
         assert_eq!(values[format!("vipgate_port_blocks{{vip=\"{vip}\",state=\"claimed\"}}").as_str()], 0);
     }
     assert_eq!(values["vipgate_sessions_capacity"], 65_536);
+}
+
+#[test]
+fn one_of_several_says_how_it_stands_among_them() {
+    let gateway = one_of_three(None);
+    let text = scrape(&gateway);
+    let values = values(&text);
+    let expected = [
+        ("serving", 1),
+        ("members_serving", 2),
+        ("view", 14),
+        ("peer_up{peer=\"gw-b\"}", 1),
+        ("peer_up{peer=\"gw-c\"}", 0),
+        ("peer_refused_total", 5),
+        ("copies_sent_total{peer=\"gw-b\"}", 120),
+        ("copies_taken_total{peer=\"gw-b\"}", 80),
+        ("copies_queued_bytes{peer=\"gw-b\"}", 4096),
+        ("copies_resyncs_total{peer=\"gw-b\"}", 2),
+        ("copies_sent_total{peer=\"gw-c\"}", 0),
+        ("session_copies{worker=\"1\"}", 9),
+        ("session_copies_refused_total{worker=\"1\"}", 1),
+        ("sessions_taken_over_total{worker=\"0\"}", 2),
+        ("port_blocks{vip=\"203.0.113.10\",state=\"elsewhere\"}", 0),
+        ("port_blocks{vip=\"203.0.113.10\",state=\"free\"}", 1008),
+        ("port_blocks{vip=\"203.0.113.11\",state=\"elsewhere\"}", 336),
+        ("port_blocks{vip=\"203.0.113.11\",state=\"free\"}", 672),
+    ];
+    for (series, value) in expected {
+        assert_eq!(values.get(format!("vipgate_{series}").as_str()), Some(&value), "{series}");
+    }
+    assert!(!text.contains("\nvipgate_lease_seconds"), "none is needed");
+    assert!(!text.contains("peer=\"gw-a\""), "it is no peer of itself");
+}
+
+#[test]
+fn what_is_left_of_a_lease_is_told_in_seconds() {
+    let lease = GroupLease::new(Arc::new(Lease::free()));
+    lease.need(true);
+    lease.extend(lease.now().plus(60_000));
+    let text = scrape(&one_of_three(Some(Arc::new(lease))));
+    let left = text.lines().find_map(|line| line.strip_prefix("vipgate_lease_seconds ")).unwrap();
+    let left: f64 = left.parse().unwrap();
+    assert!((1.0..=60.0).contains(&left), "{left}");
 }
 
 #[test]

@@ -147,12 +147,27 @@ fn wrong_usage_is_exit_code_2_with_or_without_a_gateway() {
 #[test]
 fn commands_that_are_not_built_yet_are_not_offered() {
     let (_, help, _) = vipgate(&["--help"]);
-    for command in
-        ["gateway", "detach", "check", "demo", "status", "sessions", "vips", "endpoints", "services", "drops"]
-    {
+    let offered = [
+        "gateway",
+        "policyd",
+        "policy",
+        "detach",
+        "check",
+        "demo",
+        "status",
+        "sessions",
+        "vips",
+        "endpoints",
+        "services",
+        "peers",
+        "drain",
+        "undrain",
+        "drops",
+    ];
+    for command in offered {
         assert!(help.contains(&format!("\n  {command} ")), "{command}: {help}");
     }
-    for command in ["ports", "trace", "capture", "drain", "undrain"] {
+    for command in ["ports", "trace", "explain", "capture", "top"] {
         assert!(!help.contains(&format!("\n  {command} ")), "{command}: {help}");
         assert_eq!(vipgate(&[command]).0, 2);
     }

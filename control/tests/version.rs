@@ -15,9 +15,9 @@ use tonic::{Request, Response, Status};
 use vipgate::admin::PROTOCOL;
 use vipgate::admin::proto::admin_server::{Admin, AdminServer};
 use vipgate::admin::proto::{
-    DropsReply, DropsRequest, EndpointsReply, EndpointsRequest, FlushSessionsReply, FlushSessionsRequest, PeersReply,
-    PeersRequest, ServicesReply, ServicesRequest, SessionsReply, SessionsRequest, StatusReply, StatusRequest,
-    VipsReply, VipsRequest,
+    DrainReply, DrainRequest, DropsReply, DropsRequest, EndpointsReply, EndpointsRequest, FlushSessionsReply,
+    FlushSessionsRequest, PeersReply, PeersRequest, ServicesReply, ServicesRequest, SessionsReply, SessionsRequest,
+    StatusReply, StatusRequest, VipsReply, VipsRequest,
 };
 
 /// A gateway of next year. Whoever asks more than its status has misunderstood.
@@ -59,6 +59,10 @@ impl Admin for Newer {
     }
 
     async fn peers(&self, _: Request<PeersRequest>) -> Answer<PeersReply> {
+        misunderstood()
+    }
+
+    async fn drain(&self, _: Request<DrainRequest>) -> Answer<DrainReply> {
         misunderstood()
     }
 

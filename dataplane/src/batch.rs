@@ -21,6 +21,7 @@ use crate::session::entry::Slot;
 use crate::session::key::Key;
 use crate::session::tuple::Tuple;
 use crate::snapshot::endpoints::EndpointId;
+use crate::snapshot::members::GatewayId;
 use crate::snapshot::service::FrontendId;
 use crate::verdict::Verdict;
 use crate::wire::sctp::Common;
@@ -205,6 +206,8 @@ pub struct Batch {
     pub endpoints: [EndpointId; MOST],
     /// The frontend of those that are for a Service, or from one.
     pub frontends: [FrontendId; MOST],
+    /// Where those go that another gateway is to have.
+    pub travels: [Travel; MOST],
     /// For the counters.
     pub directions: [Direction; MOST],
     /// What those want that wait.
@@ -246,6 +249,10 @@ pub struct Batch {
     pub stateless: Packets,
     /// Segments of health checks.
     pub health: Packets,
+    /// Those of a session that this gateway has a copy of.
+    pub copies: Packets,
+    /// Those that go to another gateway.
+    pub travelling: Packets,
     /// Those that policy leaves as they are.
     pub unchanged: Packets,
     /// Whether many sessions of the batch before were checked against an older policy.
@@ -268,6 +275,7 @@ impl Default for Batch {
             slots: [Slot(0); MOST],
             endpoints: [EndpointId::NONE; MOST],
             frontends: [FrontendId::NONE; MOST],
+            travels: [Travel { to: GatewayId(0), is_last: true }; MOST],
             directions: [Direction::Unchanged; MOST],
             wanted: [Wanted { interface: InterfaceId(0), address: IpAddr::V4(Ipv4Addr::UNSPECIFIED) }; MOST],
             mtus: [0; MOST],
@@ -288,6 +296,8 @@ impl Default for Batch {
             inbound: Packets::default(),
             stateless: Packets::default(),
             health: Packets::default(),
+            copies: Packets::default(),
+            travelling: Packets::default(),
             unchanged: Packets::default(),
             restless: false,
         }
@@ -316,6 +326,7 @@ impl Batch {
         (self.plain, self.cut, self.renumber, self.sessionless) = (none, none, none, none);
         (self.known, self.stale, self.opening, self.unchanged) = (none, none, none, none);
         (self.inbound, self.stateless, self.health) = (none, none, none);
+        (self.copies, self.travelling) = (none, none);
         if cfg!(debug_assertions) {
             self.verdicts = [Verdict::Undecided; MOST];
         }
@@ -336,11 +347,28 @@ impl Batch {
         self.open = self.open.without(packets);
     }
 
+    /// Drops all of them.
+    pub fn drop_all(&mut self, reason: DropReason) {
+        for i in self.open {
+            self.decide(i, Verdict::Drop(reason));
+        }
+    }
+
     /// Drops a packet whose sender may hear of it. Nothing has been written to it yet.
     #[cold]
     pub fn refuse(&mut self, i: usize, reason: DropReason) {
         self.refused.insert(i);
         self.decide(i, Verdict::Drop(reason));
+    }
+
+    /// Sends a packet to another gateway, unless it may not travel: then nobody here knows what it is.
+    pub fn send_to(&mut self, i: usize, travel: Travel) {
+        let received = &self.frames[i];
+        if received.is_at_last() || (received.is_from_peer() && !travel.is_last) {
+            return self.decide(i, Verdict::Drop(DropReason::NoOwner));
+        }
+        self.travels[i] = travel;
+        self.travelling.insert(i);
     }
 
     /// The open packets of a family.
@@ -449,6 +477,15 @@ pub struct PlainParts<'a, A> {
     pub directions: &'a mut [Direction; MOST],
     /// See [`Batch::verdicts`].
     pub verdicts: &'a mut [Verdict; MOST],
+}
+
+/// A packet's way to another gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Travel {
+    /// Which one.
+    pub to: GatewayId,
+    /// Whether it is the owner, beyond whom it never goes.
+    pub is_last: bool,
 }
 
 /// Where a packet that can't be sent yet wants to go.

@@ -8,6 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use crossbeam::channel::Sender;
 
 use crate::counters::Direction;
+use crate::session::image::Image;
+use crate::snapshot::members::GatewayId;
 
 /// A question or an order for one worker.
 #[derive(Debug)]
@@ -26,8 +28,33 @@ pub enum Command {
         /// Where the chunk goes.
         reply: Sender<FlushChunk>,
     },
+    /// Copy sessions whose copies belong at a gateway into the chunk and send it back.
+    Copies {
+        /// For whom, how far the reader got, and room for the answer.
+        chunk: CopyChunk,
+        /// Where the chunk goes.
+        reply: Sender<CopyChunk>,
+    },
+    /// Take copies of other gateways' sessions in: as they are now, or as ended.
+    Take {
+        /// The copies. At most [`MOST_TAKEN`].
+        images: Vec<Image>,
+        /// The round of telling all that they are of, modulo 16.
+        round: u8,
+        /// Where the list goes back to, empty, when it is done.
+        reply: Sender<Vec<Image>>,
+    },
+    /// Forget copies of shares that a gateway owns, and that it hasn't named in its last round.
+    Purge {
+        /// Whose, and how far it got.
+        chunk: PurgeChunk,
+        /// Where the chunk goes.
+        reply: Sender<PurgeChunk>,
+    },
     /// Announce these VIPs on the outside interfaces: gratuitous ARP, unsolicited neighbour advertisement.
     Announce(Vec<IpAddr>),
+    /// Announce this VIP once, because another host claims it.
+    Defend(IpAddr),
 }
 
 /// Which sessions: every field that is given must match.
@@ -65,6 +92,33 @@ pub struct FlushChunk {
     pub cursor: Option<u64>,
     /// How many were ended so far.
     pub ended: u64,
+}
+
+/// Copies that are taken at a time.
+pub const MOST_TAKEN: usize = 256;
+
+/// One slice of all copies for a gateway. Send it again until `cursor` is `None`.
+#[derive(Debug)]
+pub struct CopyChunk {
+    /// For whom.
+    pub to: GatewayId,
+    /// Where to go on; starts as `Some(0)`.
+    pub cursor: Option<u64>,
+    /// The answer; the worker fills it up to its capacity and never grows it.
+    pub images: Vec<Image>,
+}
+
+/// One slice of forgetting copies. Send it again until `cursor` is `None`.
+#[derive(Debug)]
+pub struct PurgeChunk {
+    /// Who owns the shares that they are of.
+    pub owner: GatewayId,
+    /// The round that those which stay were named in, modulo 16.
+    pub round: u8,
+    /// Where to go on; starts as `Some(0)`.
+    pub cursor: Option<u64>,
+    /// How many were forgotten so far.
+    pub forgotten: u64,
 }
 
 /// How far a session's connection is.

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crossbeam::utils::CachePadded;
 
+use crate::conflicts::Conflicts;
+
 /// Which way a forwarded packet went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
@@ -109,6 +111,8 @@ drop_reasons! {
     NotLocal = "not_local": "The Service takes only backends on this node, and there is none.",
     SourceRange = "source_range": "The Service doesn't admit this client address.",
     TupleInUse = "tuple_in_use": "The client has a session with the same ends by way of another frontend, and no port is free.",
+    NoOwner = "no_owner": "No gateway that serves has its part of the VIP, or another gateway sent it here in vain.",
+    NoLease = "no_lease": "This gateway can't be sure that its ports are still its own: no new sessions, and none that nobody else knows.",
     PeerUnknown = "peer_unknown": "A tunnel packet from an address that is no known peer or node.",
     LinkFull = "link_full": "The ring to the worker that owns the session is full.",
     TxFull = "tx_full": "The interface's transmit ring is full.",
@@ -193,12 +197,22 @@ pub struct Counters {
     pub drops: [Counter; DropReason::ALL.len()],
     /// ARP and NDP questions answered, ICMP errors and resets sent, announcements made.
     pub answered: Counter,
-    /// Packets for the gateway itself that it had nothing to say to: acknowledgements of health checks.
+    /// Packets for the gateway itself that it had nothing to say to: acknowledgements of health checks, claims to VIPs.
     pub heard: Counter,
+    /// ARP packets and neighbour advertisements by which another host claims a VIP of this gateway.
+    pub vip_conflicts: Counter,
+    /// Those claims themselves, for the control thread.
+    pub conflicts: Conflicts,
     /// ICMP errors and resets that were not sent, because there were too many.
     pub answers_limited: Counter,
     /// Sessions open now.
     pub sessions: Counter,
+    /// Copies of other gateways' sessions now.
+    pub copies: Counter,
+    /// Copies that found no place.
+    pub copies_refused: Counter,
+    /// Copies that became sessions of this gateway.
+    pub sessions_taken_over: Counter,
     /// Sessions opened since start.
     pub sessions_created: Counter,
     /// Sessions ended since start, by reason: see [`EndReason`].

@@ -71,12 +71,12 @@ fn flush_family<A: SessionFamily>(
     end_of_slice::<A>(sessions, cursor)
 }
 
-fn slice<A: SessionFamily>(sessions: &Sessions, cursor: u64) -> impl Iterator<Item = Slot> + use<A> {
+pub(crate) fn slice<A: SessionFamily>(sessions: &Sessions, cursor: u64) -> impl Iterator<Item = Slot> + use<A> {
     let from = u32::try_from(cursor).unwrap_or(u32::MAX);
     (from..from.saturating_add(SLICE).min(A::table(sessions).slots())).map(Slot)
 }
 
-fn end_of_slice<A: SessionFamily>(sessions: &Sessions, cursor: u64) -> u64 {
+pub(crate) fn end_of_slice<A: SessionFamily>(sessions: &Sessions, cursor: u64) -> u64 {
     (cursor + u64::from(SLICE)).min(A::table(sessions).slots().into())
 }
 
@@ -88,6 +88,9 @@ fn record<A: SessionFamily>(sessions: &Sessions, slot: Slot, now: Tick) -> Optio
         return None;
     }
     let origin = table.entry(slot);
+    if origin.is_copy() {
+        return None;
+    }
     let reply = table.entry(origin.twin());
     let (state, timeout) = sessions.state::<A>(slot);
     let idle_ms = now.since(origin.last_seen().later(reply.last_seen()));

@@ -9,6 +9,8 @@ pub mod adopt;
 pub mod announcer;
 pub mod batch;
 pub mod command;
+pub mod conflicts;
+pub mod copies;
 pub mod counters;
 pub mod fragments;
 pub mod ids;

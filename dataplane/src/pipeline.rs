@@ -11,6 +11,7 @@ use crate::ids::Ids;
 use crate::limiter::Limiter;
 use crate::link::affinity::Affinity;
 use crate::link::flows::Flows;
+use crate::link::outbox::Outbox;
 use crate::ports::allocator::Allocator;
 use crate::session::Sessions;
 use crate::session::embryonic::Embryonic;
@@ -18,6 +19,7 @@ use crate::settle::Settle;
 use crate::snapshot::Snapshot;
 use crate::stage::{
     answer, classify, errors, express, gather, health, lookup, open, parse, recheck, refuse, rewrite, serve, stateless,
+    takeover, unwrap, wrap,
 };
 use crate::time::Tick;
 
@@ -36,6 +38,8 @@ pub struct Tables {
     pub ids: Ids,
     /// How often it may speak on its own.
     pub limiter: Limiter,
+    /// What other gateways are to hear of its sessions.
+    pub outbox: Outbox,
 }
 
 /// What the stages read in one batch.
@@ -51,26 +55,31 @@ pub struct Context<'a> {
     pub affinity: &'a Affinity,
     /// The worker's counters.
     pub counters: &'a Counters,
+    /// Whether this gateway can't be sure that its ports are still its own.
+    pub is_lapsed: bool,
     /// The moment.
     pub now: Tick,
 }
 
 /// Takes a batch through all stages. Afterwards every packet has a verdict.
 pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
-    let Tables { sessions, embryonic, ports, fragments, ids, limiter } = tables;
+    let Tables { sessions, embryonic, ports, fragments, ids, limiter, outbox } = tables;
     let Context { view, counters, .. } = *context;
-    let mut settle = Settle { policy: &view.policy, ports, counters };
+    let mut settle = Settle { policy: &view.policy, ports, counters, outbox };
 
+    unwrap::run(batch, view, counters);
     parse::run(batch, &view.network);
-    answer::run(batch, view);
+    answer::run(batch, context);
     gather::run::<u32>(batch, fragments, ids, context);
     gather::run::<V6>(batch, fragments, ids, context);
     lookup::fetch::<u32>(batch, sessions);
     lookup::fetch::<V6>(batch, sessions);
     express::run::<u32>(batch, sessions, context);
     express::run::<V6>(batch, sessions, context);
-    lookup::find::<u32>(batch, sessions, view);
-    lookup::find::<V6>(batch, sessions, view);
+    lookup::find::<u32>(batch, sessions, context);
+    lookup::find::<V6>(batch, sessions, context);
+    takeover::run::<u32>(batch, sessions, context, &mut settle);
+    takeover::run::<V6>(batch, sessions, context, &mut settle);
     recheck::run::<u32>(batch, sessions, context, &mut settle);
     recheck::run::<V6>(batch, sessions, context, &mut settle);
     recheck::reopen::<u32>(batch, sessions, context.now, &mut settle);
@@ -83,11 +92,12 @@ pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
     open::run::<V6>(batch, sessions, context, &mut settle);
     serve::run::<u32>(batch, sessions, embryonic, context, &mut settle);
     serve::run::<V6>(batch, sessions, embryonic, context, &mut settle);
-    rewrite::run::<u32>(batch, sessions, ids, context);
-    rewrite::run::<V6>(batch, sessions, ids, context);
+    rewrite::run::<u32>(batch, sessions, ids, settle.outbox, context);
+    rewrite::run::<V6>(batch, sessions, ids, settle.outbox, context);
     stateless::run::<u32>(batch, ids, context);
     stateless::run::<V6>(batch, ids, context);
     health::run::<u32>(batch, context);
     health::run::<V6>(batch, context);
+    wrap::run(batch, view);
     refuse::run(batch, limiter, context);
 }

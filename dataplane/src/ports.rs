@@ -14,6 +14,8 @@ mod portmap;
 #[cfg(test)]
 mod tests;
 
+pub use blocks::BlockSet;
+
 /// Ports in a block, as a power of two.
 pub const BLOCK_SHIFT: u32 = 6;
 /// Ports in a block.

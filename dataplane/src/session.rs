@@ -4,8 +4,10 @@
 //! sweep goes over the column of deadlines in slices, asks a session whose deadline has come when it last heard a packet,
 //! and sets the next one or ends it. An ended session stays in the table as quarantined until its port may be used again.
 
+pub mod copies;
 pub mod embryonic;
 pub mod entry;
+pub mod image;
 pub mod key;
 pub mod region;
 pub mod sctp;
@@ -25,6 +27,7 @@ use crate::time::Tick;
 use crate::wire::sctp::Common;
 use crate::wire::tcp::Segment;
 use entry::{Entry, Flags, Slot};
+use image::{Image, ImageOf};
 use key::Key;
 use table::{Full, Table};
 use timeout::Timeouts;
@@ -36,6 +39,8 @@ pub trait SessionFamily: Family + Routed {
     fn table(sessions: &Sessions) -> &Table<Self>;
     /// The same, to change it.
     fn table_mut(sessions: &mut Sessions) -> &mut Table<Self>;
+    /// An image of this family.
+    fn image(image: ImageOf<Self>) -> Image;
 }
 
 impl SessionFamily for u32 {
@@ -48,6 +53,10 @@ impl SessionFamily for u32 {
     fn table_mut(sessions: &mut Sessions) -> &mut Table<Self> {
         &mut sessions.v4
     }
+
+    fn image(image: ImageOf<Self>) -> Image {
+        Image::V4(image)
+    }
 }
 
 impl SessionFamily for V6 {
@@ -59,6 +68,10 @@ impl SessionFamily for V6 {
     #[inline]
     fn table_mut(sessions: &mut Sessions) -> &mut Table<Self> {
         &mut sessions.v6
+    }
+
+    fn image(image: ImageOf<Self>) -> Image {
+        Image::V6(image)
     }
 }
 
@@ -110,8 +123,10 @@ pub struct Sessions {
     v6: Table<V6>,
     key: HashKey,
     timeouts: Timeouts,
-    /// Sessions that aren't quarantined.
+    /// Sessions that are this gateway's and aren't quarantined.
     open: u32,
+    /// Copies of other gateways' sessions.
+    copies: u32,
     capacity: u32,
 }
 
@@ -131,12 +146,17 @@ impl Sessions {
         storage: &mut Storage<'_>,
     ) -> Result<Self, StorageError> {
         let (v4, v6) = (Table::new(capacity * 2, storage)?, Table::new(capacity * 2, storage)?);
-        Ok(Self { v4, v6, key, timeouts, open: 0, capacity })
+        Ok(Self { v4, v6, key, timeouts, open: 0, copies: 0, capacity })
     }
 
     /// Sessions open now.
     pub fn open_count(&self) -> u32 {
         self.open
+    }
+
+    /// Sessions that count against the capacity.
+    fn held(&self) -> u32 {
+        self.open + self.copies
     }
 
     /// The timeouts in force.
@@ -170,13 +190,13 @@ impl Sessions {
 
     /// Whether one more session fits.
     pub fn has_room<A: SessionFamily>(&self) -> bool {
-        self.open < self.capacity && A::table(self).has_room(2)
+        self.held() < self.capacity && A::table(self).has_room(2)
     }
 
     /// Whether so many more fit, of either family.
     pub fn has_room_for(&self, more: u32) -> bool {
         let most = 2 * more;
-        self.open + more <= self.capacity && self.v4.has_room(most) && self.v6.has_room(most)
+        self.held() + more <= self.capacity && self.v4.has_room(most) && self.v6.has_room(most)
     }
 
     /// Opens a session. Both keys must be free; the slot is that of the first packet's direction.
@@ -184,7 +204,7 @@ impl Sessions {
     /// # Errors
     /// When there is no room; nothing has changed then.
     pub fn commit<A: SessionFamily>(&mut self, draft: &Draft<A>, now: Tick) -> Result<Slot, Full> {
-        if self.open >= self.capacity {
+        if self.held() >= self.capacity {
             return Err(Full);
         }
         let reply_key = draft.translated.reversed();
@@ -230,6 +250,7 @@ impl Sessions {
         let gone = Flags::QUARANTINED.with(Flags::SYN).with(Flags::FIN).with(Flags::RST).with(Flags::SEEN);
         for at in [slot, twin] {
             let entry = table.entry_mut(at);
+            entry.forget_told();
             entry.set_flags(entry.flags().without(gone));
             entry.set_generation(generation);
             entry.set_last_seen(now);
@@ -243,26 +264,28 @@ impl Sessions {
         self.renew::<A>(slot, now);
     }
 
-    /// Notes a TCP segment of the direction in `slot`.
+    /// Notes a TCP segment of the direction in `slot`; says whether it closes the connection or opens it anew.
     #[inline]
-    pub fn note_segment<A: SessionFamily>(&mut self, slot: Slot, segment: &Segment, now: Tick) {
+    pub fn note_segment<A: SessionFamily>(&mut self, slot: Slot, segment: &Segment, now: Tick) -> bool {
         let event = tcp::note(A::table_mut(self), slot, segment);
-        self.after::<A>(event, slot, now);
+        self.after::<A>(event, slot, now)
     }
 
-    /// Notes an SCTP packet of the direction in `slot`.
-    pub fn note_association<A: SessionFamily>(&mut self, slot: Slot, packet: &Common, now: Tick) {
+    /// Notes an SCTP packet of the direction in `slot`; says whether it closes the association or opens it anew.
+    pub fn note_association<A: SessionFamily>(&mut self, slot: Slot, packet: &Common, now: Tick) -> bool {
         let event = sctp::note(A::table_mut(self), slot, packet);
-        self.after::<A>(event, slot, now);
+        self.after::<A>(event, slot, now)
     }
 
     /// Notes what happened to a connection: its timeout may be another one now.
-    fn after<A: SessionFamily>(&mut self, event: tcp::Event, slot: Slot, now: Tick) {
-        if event != tcp::Event::None {
-            let entry = A::table(self).entry(slot);
-            let origin = if entry.flags().has(Flags::ORIGIN) { slot } else { entry.twin() };
+    #[inline]
+    fn after<A: SessionFamily>(&mut self, event: tcp::Event, slot: Slot, now: Tick) -> bool {
+        let matters = event != tcp::Event::None;
+        if matters {
+            let (origin, _) = self.both::<A>(slot);
             self.renew::<A>(origin, now);
         }
+        matters
     }
 
     /// Sets the deadline of a session anew, from its state and now.
@@ -285,10 +308,8 @@ impl Sessions {
 
     /// The same, for another reason.
     pub fn end_because<A: SessionFamily>(&mut self, slot: Slot, reason: EndReason, now: Tick) -> Expiry<A> {
+        let (origin, twin) = self.both::<A>(slot);
         let table = A::table_mut(self);
-        let entry = table.entry(slot);
-        let origin = if entry.flags().has(Flags::ORIGIN) { slot } else { entry.twin() };
-        let twin = table.entry(origin).twin();
         let ended = ended(table.entry(origin));
         for at in [origin, twin] {
             let flags = table.entry(at).flags();
@@ -311,17 +332,22 @@ impl Sessions {
         let table = A::table_mut(self);
         table.remove(hash, origin);
         table.remove(twin_hash, entry.twin());
-        self.open -= u32::from(!entry.flags().has(Flags::QUARANTINED));
+        if entry.is_copy() {
+            self.copies -= 1;
+        } else if !entry.flags().has(Flags::QUARANTINED) {
+            self.open -= 1;
+        }
         ended(&entry)
     }
 
     /// Looks at the deadlines of up to `slots` slots from `cursor` on and acts on those that have come. Returns where to
-    /// go on; `None` at the end of the table.
+    /// go on; `None` at the end of the table. `is_ours` says of a copy whether its share is this gateway's.
     pub fn sweep<A: SessionFamily>(
         &mut self,
         cursor: u32,
         slots: u32,
         now: Tick,
+        is_ours: impl Fn(&Entry<A>) -> bool,
         mut happened: impl FnMut(Expiry<A>),
     ) -> Option<u32> {
         let mut at = cursor;
@@ -329,7 +355,7 @@ impl Sessions {
         while at < end {
             let Some(offset) = first_due(A::table(self).deadlines(at, end - at), now) else { break };
             let slot = Slot(at + offset as u32);
-            if let Some(expiry) = self.expire::<A>(slot, now) {
+            if let Some(expiry) = self.expire::<A>(slot, &is_ours, now) {
                 happened(expiry);
             }
             at = slot.0 + 1;
@@ -337,12 +363,21 @@ impl Sessions {
         (end < A::table(self).slots()).then_some(end)
     }
 
-    fn expire<A: SessionFamily>(&mut self, origin: Slot, now: Tick) -> Option<Expiry<A>> {
+    fn expire<A: SessionFamily>(
+        &mut self,
+        origin: Slot,
+        is_ours: impl Fn(&Entry<A>) -> bool,
+        now: Tick,
+    ) -> Option<Expiry<A>> {
         let table = A::table(self);
         let entry = *table.entry(origin);
         let twin = *table.entry(entry.twin());
         if entry.flags().has(Flags::QUARANTINED) {
             return Some(Expiry::Released(self.remove(origin)));
+        }
+        if entry.is_copy() {
+            self.look_at_copy::<A>(origin, is_ours(&entry), now);
+            return None;
         }
         let (_, timeout) = self.timeouts.state(&entry, &twin);
         let silent_since = entry.last_seen().later(twin.last_seen());

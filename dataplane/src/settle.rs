@@ -1,7 +1,10 @@
-//! What the end of a session gives back: its place in the endpoint's quota at once, its port when it has rested.
+//! What the end of a session gives back: its place in the endpoint's quota at once, its port when it has rested. And who hears of it.
 
 use crate::counters::{Counters, Direction};
+use crate::link::outbox::Outbox;
 use crate::ports::allocator::Allocator;
+use crate::session::entry::Entry;
+use crate::session::tuple::Tuple;
 use crate::session::{Expiry, SessionFamily};
 use crate::snapshot::policy::Policy;
 
@@ -14,6 +17,8 @@ pub struct Settle<'a> {
     pub ports: &'a mut Allocator,
     /// The worker's counters.
     pub counters: &'a Counters,
+    /// What other gateways are to hear.
+    pub outbox: &'a mut Outbox,
 }
 
 impl Settle<'_> {
@@ -22,20 +27,8 @@ impl Settle<'_> {
         match expiry {
             Expiry::Ended(reason, session) => {
                 self.counters.sessions_ended[*reason as usize].add(1);
-                match session.direction {
-                    Direction::Egress => {
-                        if let Some(usage) = self.policy.usage(session.origin.source) {
-                            usage.close();
-                        }
-                    }
-                    Direction::Inbound => {
-                        let (frontend, backend) = (session.origin.receiver(), session.translated.receiver());
-                        if let Some((_, target)) = self.policy.target(&frontend, &backend) {
-                            target.usage.close();
-                        }
-                    }
-                    _ => {}
-                }
+                close(self.policy, &session.origin, &session.translated, session.direction);
+                self.outbox.ended(session, self.policy);
             }
             Expiry::Released(session) => {
                 if session.direction != Direction::Egress {
@@ -48,5 +41,39 @@ impl Settle<'_> {
                 }
             }
         }
+    }
+
+    /// Counts a session that was another gateway's, and is this one's now. Whether policy wants it, its first packet asks.
+    pub fn adopt<A: SessionFamily>(&self, entry: &Entry<A>) {
+        let [(endpoint, _), ..] = entry.ends();
+        if entry.is_of_service() {
+            let (key, to) = if entry.direction() == Direction::Inbound {
+                (entry.key(), entry.to())
+            } else {
+                (entry.to().reversed(), entry.key().reversed())
+            };
+            if let Some((_, target)) = self.policy.target(&key.receiver(), &to.receiver()) {
+                target.usage.adopt();
+            }
+        } else if let Some(usage) = self.policy.usage(endpoint) {
+            usage.adopt();
+        }
+    }
+}
+
+/// Gives back what a session counts for, which was opened by this first packet, as it came and as it went.
+pub fn close<A: SessionFamily>(policy: &Policy, origin: &Tuple<A>, translated: &Tuple<A>, direction: Direction) {
+    match direction {
+        Direction::Egress => {
+            if let Some(usage) = policy.usage(origin.source) {
+                usage.close();
+            }
+        }
+        Direction::Inbound => {
+            if let Some((_, target)) = policy.target(&origin.receiver(), &translated.receiver()) {
+                target.usage.close();
+            }
+        }
+        _ => {}
     }
 }

@@ -10,6 +10,7 @@ pub mod freshness;
 mod hops;
 mod listeners;
 pub mod maglev;
+pub mod members;
 pub mod network;
 pub mod policy;
 pub mod prefixes;
@@ -17,9 +18,11 @@ pub mod publish;
 pub mod quota;
 mod rebuild;
 pub mod service;
+pub mod shares;
 pub mod spec;
 #[cfg(test)]
 mod tests;
+pub mod tunnels;
 mod uses;
 
 use std::sync::Arc;
@@ -27,6 +30,7 @@ use std::sync::Arc;
 use freshness::Freshness;
 use network::Network;
 use policy::Policy;
+use tunnels::Tunnels;
 
 /// Policy and network of one moment.
 #[derive(Clone, Debug)]
@@ -39,4 +43,6 @@ pub struct Snapshot {
     pub policy: Arc<Policy>,
     /// Where packets go.
     pub network: Arc<Network>,
+    /// The ways to other gateways.
+    pub tunnels: Arc<Tunnels>,
 }

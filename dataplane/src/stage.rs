@@ -18,3 +18,6 @@ pub mod route;
 pub mod say;
 pub mod serve;
 pub mod stateless;
+pub mod takeover;
+pub mod unwrap;
+pub mod wrap;

@@ -1,6 +1,7 @@
 //! The pace of expiry: every deadline of a table is looked at about twice a second, however many there are and however
 //! often turns come. What is owed is paid in small parts while packets come, so that none of them waits for it.
 
+use crate::session::entry::Entry;
 use crate::session::{Expiry, SessionFamily, Sessions};
 use crate::time::Tick;
 
@@ -32,12 +33,13 @@ impl Sweeper {
         Self { parts: [Part::default(); 2], last_turn: now }
     }
 
-    /// Sweeps a family's share of this turn. `has_packets`: there are some in it.
+    /// Sweeps a family's share of this turn. `has_packets`: there are some in it. `is_ours`: of a copy, whether its share is.
     pub fn turn<A: SessionFamily>(
         &mut self,
         sessions: &mut Sessions,
         now: Tick,
         has_packets: bool,
+        is_ours: impl Fn(&Entry<A>) -> bool,
         happened: impl FnMut(Expiry<A>),
     ) {
         let elapsed = u64::from(now.since(self.last_turn)).min(ROUND_MS);
@@ -50,7 +52,7 @@ impl Sweeper {
         let slots = part.owed.min(if has_packets { MOST_BESIDE_PACKETS } else { MOST_IN_A_TURN });
         if slots > 0 {
             part.owed -= slots;
-            part.cursor = sessions.sweep(part.cursor, slots, now, happened).unwrap_or(0);
+            part.cursor = sessions.sweep(part.cursor, slots, now, is_ours, happened).unwrap_or(0);
         }
     }
 
@@ -91,7 +93,7 @@ mod tests {
         for elapsed in 1..10_000 {
             let now = Tick(end + elapsed);
             for _ in 0..turns_a_millisecond {
-                sweeper.turn::<u32>(&mut sessions, now, has_packets, |_| ());
+                sweeper.turn::<u32>(&mut sessions, now, has_packets, |_| false, |_| ());
                 sweeper.end_turn(now);
             }
             if sessions.open_count() == 0 {

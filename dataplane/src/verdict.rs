@@ -3,6 +3,7 @@
 use crate::counters::DropReason;
 use crate::io::InterfaceId;
 use crate::ports::pool::WorkerId;
+use crate::snapshot::members::GatewayId;
 
 /// How a packet's way ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +14,8 @@ pub enum Verdict {
     Forward(InterfaceId),
     /// Sent on in pieces, out of this interface.
     Cut(InterfaceId),
+    /// Sent in pieces to another gateway.
+    CutTo(GatewayId),
     /// Given to the worker that owns its session.
     HandOff(WorkerId),
     /// Turned into our answer to it, sent out of this interface.

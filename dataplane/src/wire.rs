@@ -18,6 +18,7 @@ pub mod sctp;
 pub mod segment;
 pub mod tcp;
 pub mod udp;
+pub mod vxlan;
 
 /// IP protocol numbers that the engine tells apart.
 pub mod protocol {

@@ -3,6 +3,7 @@
 //! A turn never waits. Whoever drives it (a thread over AF_XDP, a benchmark, a test) decides when to take the next turn
 //! and what time it is.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use crossbeam::channel::Receiver;
@@ -10,21 +11,25 @@ use vipgate_mem::Frame;
 
 use crate::address::V6;
 use crate::announcer::Announcer;
-use crate::batch::{self, Batch, MOST_RELEASED};
+use crate::batch::{self, Batch, MOST_RELEASED, Travel};
 use crate::command::Command;
-use crate::counters::{Direction, DropReason, WorkerCounters};
+use crate::copies::{self, Taking};
+use crate::counters::{Counters, Direction, DropReason, WorkerCounters};
 use crate::inspect;
 use crate::io::{InterfaceId, PacketIo, Received};
 use crate::link::affinity::Affinity;
 use crate::link::directory::Directory;
 use crate::link::flows::Flows;
 use crate::link::handoff::Links;
+use crate::link::lease::{Hold, Lease};
 use crate::pipeline::{self, Context, Tables};
 use crate::ports::pool::WorkerId;
 use crate::settle::Settle;
 use crate::snapshot::Snapshot;
+use crate::snapshot::policy::Vip;
 use crate::snapshot::publish::Reader;
-use crate::stage::{answer, gather, open};
+use crate::snapshot::shares::Owner;
+use crate::stage::{answer, gather, open, takeover, wrap};
 use crate::sweeper::Sweeper;
 use crate::time::Tick;
 use crate::verdict::Verdict;
@@ -36,6 +41,10 @@ const HOUSEKEEPING_MS: u32 = 100;
 
 /// Between turns so far apart, more packets may have come than one turn takes.
 const STALL_MS: u32 = 100;
+/// Between turns so far apart, more than sleep came between: nobody knows what this gateway would have heard.
+const STOPPED_MS: u32 = 200;
+/// A gateway that has had no lease for so long serves nobody any more: longer, others keep nothing for it.
+const LONGEST_LAPSE_MS: u32 = 300_000;
 /// Fragmented datagrams that one turn forgets at most.
 const FRAGMENTS_SWEPT: usize = 16;
 
@@ -64,6 +73,8 @@ pub struct Parts<Io> {
     pub counters: Arc<WorkerCounters>,
     /// What opens a session.
     pub rules: open::Rules,
+    /// Until when its ports are surely its own.
+    pub lease: Arc<Lease>,
 }
 
 /// One worker.
@@ -81,6 +92,8 @@ pub struct Worker<Io> {
     levels_at: Tick,
     /// The worker was stopped for a while, and hasn't seen yet all that came meanwhile.
     behind: bool,
+    /// The lease has ended while the worker was stopped, or long ago: it is silent until there is one.
+    is_silent: bool,
 }
 
 impl<Io: PacketIo> Worker<Io> {
@@ -96,27 +109,39 @@ impl<Io: PacketIo> Worker<Io> {
             last_turn: now,
             levels_at: now.plus(u32::MAX),
             behind: false,
+            is_silent: false,
         }
     }
 
     /// Takes one turn: at most one batch of packets, then a slice of everything else. Returns how many packets came in.
     pub fn turn(&mut self, now: Tick) -> usize {
         let view = self.parts.reader.read().clone();
-        self.behind |= now.since(self.last_turn) >= STALL_MS;
+        let stalled = now.since(self.last_turn);
+        self.behind |= stalled >= STALL_MS;
         self.last_turn = now;
+        let is_lapsed = self.look_at_lease(stalled, now);
+        self.parts.tables.outbox.follow(&view.policy);
         let received = self.receive();
         self.behind &= received == batch::MOST;
         if received > 0 {
             let Parts { tables, counters, rules, id, directory, affinity, links, .. } = &mut self.parts;
             let flows = Flows { this: *id, workers: links.workers(), directory: directory.as_deref() };
-            let context = Context { view: &view, rules: *rules, flows, affinity, counters, now };
-            pipeline::run(&mut self.batch, tables, &context);
-            self.dispatch(now);
+            let context = Context { view: &view, rules: *rules, flows, affinity, counters, is_lapsed, now };
+            if self.is_silent {
+                self.batch.drop_all(DropReason::NoLease);
+            } else {
+                pipeline::run(&mut self.batch, tables, &context);
+            }
+            self.dispatch(&view, now);
             self.make_room(&view);
         }
         self.retry_waiting(&view, now);
         self.sweep(&view, now, received > 0);
-        self.announce(&view, now);
+        let Tables { sessions, outbox, .. } = &mut self.parts.tables;
+        outbox.turn(sessions, &view.policy, now);
+        if !is_lapsed {
+            self.announce(&view, now);
+        }
         self.obey(&view, now);
         self.parts.links.ring();
         self.parts.io.flush();
@@ -156,6 +181,21 @@ impl<Io: PacketIo> Worker<Io> {
         self.parts.waiting.len() + self.parts.links.waiting() + self.batch.released.len() + parked
     }
 
+    /// Whether this gateway can't be sure that its ports are still its own. A worker that was stopped meanwhile, or has gone on for too
+    /// long, says nothing more until it can: all that it still had to say may be wrong by now.
+    fn look_at_lease(&mut self, stalled: u32, now: Tick) -> bool {
+        match self.parts.lease.hold(now) {
+            Hold::Held => {
+                self.is_silent = false;
+                false
+            }
+            Hold::Lapsed(ms) => {
+                self.is_silent |= stalled >= STOPPED_MS || ms >= LONGEST_LAPSE_MS;
+                true
+            }
+        }
+    }
+
     /// Fills the batch: what comes around first, then what other workers handed over, then what came from outside.
     fn receive(&mut self) -> usize {
         let Batch { frames, released, .. } = &mut self.batch;
@@ -170,9 +210,9 @@ impl<Io: PacketIo> Worker<Io> {
     }
 
     /// Sends every packet of the batch where its verdict says. Afterwards the batch owns no frame.
-    fn dispatch(&mut self, now: Tick) {
+    fn dispatch(&mut self, view: &Snapshot, now: Tick) {
         let Parts { io, links, waiting, counters, tables, .. } = &mut self.parts;
-        let Batch { frames, released, verdicts, directions, wanted, mtus, .. } = &mut self.batch;
+        let Batch { frames, released, verdicts, directions, wanted, mtus, travels, heads, .. } = &mut self.batch;
         let (mut packets, mut sums) = ([0; Direction::ALL.len()], [0; Direction::ALL.len()]);
         for (i, received) in frames.drain(..).take(batch::MOST).enumerate() {
             let Received { frame, interface } = received;
@@ -199,6 +239,14 @@ impl<Io: PacketIo> Worker<Io> {
                         continue;
                     }
                     (frame, DropReason::TxFull)
+                }
+                Verdict::CutTo(_) => {
+                    if send_pieces_to(io, view, travels[i], heads[i].sides, &frame, mtus[i]) {
+                        counters.forwarded(direction, 1, bytes);
+                        io.give(frame);
+                        continue;
+                    }
+                    (frame, DropReason::NoNeighbor)
                 }
                 Verdict::Answer(out) => match io.tx(out, frame) {
                     Ok(()) => {
@@ -279,9 +327,22 @@ impl<Io: PacketIo> Worker<Io> {
             return;
         }
         let Parts { tables, counters, .. } = &mut self.parts;
-        let mut settle = Settle { policy: &view.policy, ports: &mut tables.ports, counters };
-        self.sweeper.turn::<u32>(&mut tables.sessions, now, has_packets, |expiry| settle.settle(&expiry));
-        self.sweeper.turn::<V6>(&mut tables.sessions, now, has_packets, |expiry| settle.settle(&expiry));
+        let policy = &view.policy;
+        let mut settle = Settle { policy, ports: &mut tables.ports, counters, outbox: &mut tables.outbox };
+        self.sweeper.turn::<u32>(
+            &mut tables.sessions,
+            now,
+            has_packets,
+            |copy| takeover::owner(copy, policy) == Owner::This,
+            |expiry| settle.settle(&expiry),
+        );
+        self.sweeper.turn::<V6>(
+            &mut tables.sessions,
+            now,
+            has_packets,
+            |copy| takeover::owner(copy, policy) == Owner::This,
+            |expiry| settle.settle(&expiry),
+        );
         self.sweeper.end_turn(now);
         let Parts { tables, counters, io, .. } = &mut self.parts;
         tables.fragments.sweep(now, FRAGMENTS_SWEPT, |expired| {
@@ -299,7 +360,8 @@ impl<Io: PacketIo> Worker<Io> {
     /// Lets go of clients' sessions that were never confirmed, where there are too many.
     fn make_room(&mut self, view: &Snapshot) {
         let Parts { tables, counters, .. } = &mut self.parts;
-        let mut settle = Settle { policy: &view.policy, ports: &mut tables.ports, counters };
+        let Tables { ports, outbox, .. } = tables;
+        let mut settle = Settle { policy: &view.policy, ports, counters, outbox };
         tables.embryonic.make_room(&mut tables.sessions, &mut settle);
     }
 
@@ -307,22 +369,18 @@ impl<Io: PacketIo> Worker<Io> {
     fn announce(&mut self, view: &Snapshot, now: Tick) {
         let Parts { io, counters, .. } = &mut self.parts;
         for &vip in self.announcer.turn(now) {
-            for interface in view.network.interfaces().iter().filter(|interface| interface.role.is_outside()) {
-                answer::announcement(vip, interface.mac, |bytes| {
-                    if send(io, interface.id, &[bytes, &[]]) {
-                        counters.answered.add(1);
-                    } else {
-                        counters.dropped(DropReason::TxFull);
-                    }
-                });
+            // Another gateway may have it by now.
+            if !view.policy.vip_at(vip).is_some_and(Vip::is_ours) {
+                continue;
             }
+            announce_once(io, counters, view, vip);
         }
     }
 
     /// Does what control asks, one command a turn.
     fn obey(&mut self, view: &Snapshot, now: Tick) {
         let Ok(command) = self.parts.commands.try_recv() else { return };
-        let Parts { tables, counters, .. } = &mut self.parts;
+        let Parts { tables, counters, directory, id, .. } = &mut self.parts;
         match command {
             Command::Sessions { mut chunk, reply } => {
                 inspect::list(&tables.sessions, &mut chunk, now);
@@ -330,20 +388,52 @@ impl<Io: PacketIo> Worker<Io> {
                 let _ = reply.try_send(chunk);
             }
             Command::Flush { mut chunk, reply } => {
-                let mut settle = Settle { policy: &view.policy, ports: &mut tables.ports, counters };
+                let Tables { ports, outbox, .. } = tables;
+                let mut settle = Settle { policy: &view.policy, ports, counters, outbox };
                 inspect::flush(&mut tables.sessions, &mut chunk, now, &mut settle);
                 let _ = reply.try_send(chunk);
             }
+            Command::Copies { mut chunk, reply } => {
+                copies::list(&mut tables.sessions, &mut chunk, &view.policy, now);
+                let _ = reply.try_send(chunk);
+            }
+            Command::Take { mut images, round, reply } => {
+                let Tables { sessions, ports, .. } = tables;
+                let directory = directory.as_deref();
+                let mut taking = Taking { sessions, ports, policy: &view.policy, directory, worker: *id, now };
+                counters.copies_refused.add(taking.take(&images, round));
+                images.clear();
+                let _ = reply.try_send(images);
+            }
+            Command::Purge { mut chunk, reply } => {
+                copies::purge(&mut tables.sessions, &mut chunk, &view.policy, now);
+                let _ = reply.try_send(chunk);
+            }
             Command::Announce(vips) => self.announcer.begin(vips, now),
+            Command::Defend(vip) => announce_once(&mut self.parts.io, &self.parts.counters, view, vip),
         }
     }
 
     fn publish_levels(&self) {
         let Parts { tables, counters, waiting, .. } = &self.parts;
         counters.sessions.set(tables.sessions.open_count().into());
+        counters.copies.set(tables.sessions.copies().into());
         counters.waiting.set(waiting.len() as u64);
         counters.frames_held.set(self.frames_held() as u64);
         counters.frames_device.set(self.parts.io.audit().sum());
+    }
+}
+
+/// Announces a VIP on all outside interfaces.
+fn announce_once(io: &mut impl PacketIo, counters: &Counters, view: &Snapshot, vip: IpAddr) {
+    for interface in view.network.interfaces().iter().filter(|interface| interface.role.is_outside()) {
+        answer::announcement(vip, interface.mac, |bytes| {
+            if send(io, interface.id, &[bytes, &[]]) {
+                counters.answered.add(1);
+            } else {
+                counters.dropped(DropReason::TxFull);
+            }
+        });
     }
 }
 
@@ -357,8 +447,19 @@ fn send_pieces(io: &mut impl PacketIo, interface: InterfaceId, frame: &Frame, mt
     all
 }
 
-/// Sends a packet of our own that stands in two places; false if there was no room for it.
-fn send(io: &mut impl PacketIo, interface: InterfaceId, bytes: &[&[u8]; 2]) -> bool {
+/// Sends a packet in pieces to another gateway; false if there wasn't room for all of them, or its way isn't known yet.
+fn send_pieces_to(io: &mut impl PacketIo, view: &Snapshot, travel: Travel, sides: u8, frame: &Frame, mtu: u16) -> bool {
+    let mut all = true;
+    cut::cut(frame.bytes(), mtu, |headers, payload| {
+        let before = wrap::before_piece(view, travel, sides, &[headers, payload]);
+        all &= before.is_some_and(|(out, outer, length)| send(io, out, &[&outer[..length], headers, payload]));
+        all
+    });
+    all
+}
+
+/// Sends a packet of our own that stands in several places; false if there was no room for it.
+fn send(io: &mut impl PacketIo, interface: InterfaceId, bytes: &[&[u8]]) -> bool {
     let Some(mut frame) = io.take() else { return false };
     let unsent = if frame.replace_with(bytes) { io.tx(interface, frame).err() } else { Some(frame) };
     match unsent {

@@ -27,10 +27,16 @@ fn pooled(pods: u8, vips: u8, selection: AddressSelection) -> PolicySet {
         name: "Service tenant/api".into(),
         announce: Announce::L2,
         reserved_ports: Vec::new(),
+        shares: vec![],
     };
     set.vips = addresses.iter().map(vip).collect();
-    let endpoint =
-        |number| EndpointSpec { address: pod(number), name: "".into(), policy: "a".into(), vips: addresses.clone() };
+    let endpoint = |number| EndpointSpec {
+        address: pod(number),
+        name: "".into(),
+        policy: "a".into(),
+        vips: addresses.clone(),
+        gateway: None,
+    };
     set.endpoints = (1..=pods).map(endpoint).collect();
     set
 }

@@ -9,8 +9,11 @@
 //! Everything has its IPv6 twin. The manifests are those of `conf/demo/policy`.
 #![allow(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a test fails by panicking")]
 
+pub mod bgp;
+pub mod cluster;
 pub mod etcd;
 pub mod foreign;
+pub mod judge;
 pub mod policyd;
 pub mod services;
 pub mod tls;

@@ -221,6 +221,6 @@ pub fn echo_server(world: &World) -> Process {
 }
 
 /// A script of these tests.
-pub(crate) fn script(name: &str) -> String {
+pub fn script(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts").join(name).display().to_string()
 }

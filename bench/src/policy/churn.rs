@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use vipgate::policy::{Deal, DealtEndpoint, DealtVip};
+use vipgate::policy::Deal;
 use vipgate_dataplane::session::tuple::HashKey;
 use vipgate_dataplane::snapshot::spec::{
     AddressSelection, Announce, EgressSpec, EndpointSpec, Limits, OnExhaustion, PolicySet, VipSpec,
@@ -101,6 +101,7 @@ impl Churn {
             name: format!("bench/pod-{number}").into(),
             policy: policy_name(vip).into(),
             vips: vec![vip_address(vip)],
+            gateway: None,
         })
     }
 
@@ -124,8 +125,8 @@ impl Churn {
     pub(super) fn deal(&self) -> Deal {
         Deal {
             policies: self.policies().collect(),
-            vips: self.vips().map(|spec| DealtVip { spec, shares: Vec::new() }).collect(),
-            endpoints: self.endpoints().map(|spec| DealtEndpoint { spec, gateway: None }).collect(),
+            vips: self.vips().collect(),
+            endpoints: self.endpoints().collect(),
             services: Vec::new(),
             peers: Vec::new(),
         }
@@ -148,6 +149,7 @@ impl Churn {
             name: policy_name(vip).into(),
             announce: Announce::L2,
             reserved_ports: vec![80],
+            shares: vec![],
         })
     }
 }

@@ -176,6 +176,14 @@ impl Client {
         answer(&self.path, PATIENCE, self.inner.peers(proto::PeersRequest {})).await
     }
 
+    /// Lets the gateway stop serving, or serve again; of a dry run, what would move.
+    ///
+    /// # Errors
+    /// When nobody could serve in its place, or there is no answer.
+    pub async fn drain(&mut self, draining: bool, dry_run: bool) -> Result<proto::DrainReply, ClientError> {
+        answer(&self.path, PATIENCE, self.inner.drain(proto::DrainRequest { draining, dry_run })).await
+    }
+
     /// Drops by reason, every reason.
     ///
     /// # Errors

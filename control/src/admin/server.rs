@@ -17,7 +17,8 @@ use vipgate_dataplane::snapshot::spec::{Announce, Role};
 use super::filter::FilterError;
 use super::proto::admin_server::Admin;
 use super::sessions::Workers;
-use super::{PROTOCOL, proto, services};
+use super::{PROTOCOL, group, proto, services};
+use crate::gateway::conflicts::spelled;
 use crate::gateway::state::GatewayState;
 use crate::xds::client::ServerStatus;
 
@@ -108,6 +109,7 @@ impl Admin for Service {
             interfaces: interfaces.collect(),
             sockets: sockets.collect(),
             figures: figures.collect(),
+            group: (!policy.peers.is_empty()).then(|| group::group(state)),
         }))
     }
 
@@ -139,6 +141,7 @@ impl Admin for Service {
         }
         let mut vips: Vec<_> = policy.live_vips().collect();
         vips.sort_by_key(|vip| vip.address);
+        let conflicts = self.state.conflicts.load();
         let vips = vips.into_iter().map(|vip| proto::Vip {
             address: vip.address.to_string(),
             name: vip.name.to_string(),
@@ -148,6 +151,10 @@ impl Admin for Service {
             },
             reserved_ports: vip.reserved.iter().map(|&port| port.into()).collect(),
             endpoints: users.get(&vip.address).copied().unwrap_or_default(),
+            conflict: conflicts
+                .get(&vip.address)
+                .map(|claim| proto::Conflict { mac: spelled(claim.mac), age_seconds: claim.heard.elapsed().as_secs() }),
+            shares: group::shares(&policy, vip, &self.state),
         });
         Ok(Response::new(proto::VipsReply { vips: vips.collect() }))
     }
@@ -163,6 +170,8 @@ impl Admin for Service {
             name: endpoint.name.to_string(),
             policy: policy.egress_of(endpoint).spec.name.to_string(),
             vips: policy.vips_of(endpoint).map(|vip| vip.address.to_string()).collect(),
+            home: endpoint.home.map(|home| policy.members().name(home).to_string()).unwrap_or_default(),
+            owner: group::owner(&policy, policy.owner_of(endpoint), &self.state),
         });
         Ok(Response::new(proto::EndpointsReply { endpoints: endpoints.collect() }))
     }
@@ -173,15 +182,17 @@ impl Admin for Service {
     }
 
     async fn peers(&self, _: Request<proto::PeersRequest>) -> Answer<proto::PeersReply> {
-        let policy = self.state.policy.load();
-        let peers = policy.peers.iter().map(|peer| proto::Peer {
-            name: peer.name.to_string(),
-            own: *peer.name == *self.state.name,
-            node: peer.node.to_string(),
-            zone: peer.zone.to_string(),
-            address: peer.address.map(|address| address.to_string()).unwrap_or_default(),
-        });
-        Ok(Response::new(proto::PeersReply { peers: peers.collect() }))
+        let (peers, group) = (group::peers(&self.state), group::group(&self.state));
+        Ok(Response::new(proto::PeersReply { peers, group: Some(group) }))
+    }
+
+    async fn drain(&self, request: Request<proto::DrainRequest>) -> Answer<proto::DrainReply> {
+        let proto::DrainRequest { draining, dry_run } = request.into_inner();
+        let moves = if dry_run { group::plan(&self.state)? } else { Vec::new() };
+        if !dry_run {
+            group::drain(&self.state, draining)?;
+        }
+        Ok(Response::new(proto::DrainReply { moves }))
     }
 
     async fn drops(&self, _: Request<proto::DropsRequest>) -> Answer<proto::DropsReply> {

@@ -173,6 +173,10 @@ fn render(ask: &AskServer, reply: &StatusReply) -> String {
         table.row([gateway.name.clone(), state.to_owned(), gateway.address.clone(), age, remarks.join("; ")]);
     }
     out += &table.take();
+    if !reply.members.is_empty() {
+        out.push('\n');
+        out += &members(reply);
+    }
     if !reply.complaints.is_empty() {
         out.push('\n');
     }
@@ -183,6 +187,18 @@ fn render(ask: &AskServer, reply: &StatusReply) -> String {
         let _ = writeln!(out, "{}{line}: {field}{warning}{}", it.file, it.reason);
     }
     out
+}
+
+/// Who serves, by the word of the authority over leases.
+fn members(reply: &StatusReply) -> String {
+    let mut table = Table::new([word("member"), word("serving"), number("epoch"), word("wish"), number("view")]);
+    for it in &reply.members {
+        let view = if it.view == reply.view { it.view.to_string() } else { format!("{} of {}", it.view, reply.view) };
+        let wish = if it.wish.is_empty() { "not heard" } else { &it.wish };
+        let serving = if it.serving { "yes" } else { "NO" };
+        table.row([it.name.clone(), serving.to_owned(), it.epoch.to_string(), wish.to_owned(), view]);
+    }
+    table.take()
 }
 
 fn endpoints(reply: &StatusReply) -> String {

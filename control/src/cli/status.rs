@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::output::{harmless, json, print, span};
 use super::show::{block_on, connect};
 use super::table::{Table, number, word};
-use super::{Ask, Format};
+use super::{Ask, Format, peers};
 use crate::admin::proto;
 use crate::failure::Failure;
 
@@ -56,6 +56,10 @@ fn head(status: &proto::StatusReply) -> String {
         if !server.cache_error.is_empty() {
             line("CACHE", &server.cache_error);
         }
+    }
+    if let Some(group) = &status.group {
+        let draining = if group.draining { ", DRAINING" } else { "" };
+        line("serving", &format!("{}, lease {}{draining}", peers::serving(group), peers::lease(group)));
     }
     // Tenths of a percent, rounded up: what isn't empty doesn't look so.
     let permille = (status.sessions * 1000).div_ceil(status.session_capacity.max(1));

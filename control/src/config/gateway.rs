@@ -47,6 +47,9 @@ pub struct Config {
     pub services: Services,
     /// Where other gateways reach this one; without it this gateway takes part in no group.
     pub peer: Option<Peer>,
+    /// Routes for a BGP daemon.
+    #[serde(default)]
+    pub bgp: Bgp,
     /// The socket of the command line.
     #[serde(default)]
     pub admin: Admin,
@@ -59,6 +62,11 @@ pub struct Config {
 }
 
 impl Config {
+    /// Where other gateways' packets come in.
+    pub fn tunnel(&self) -> Option<SocketAddr> {
+        self.peer.map(|peer| SocketAddr::new(peer.address, peer.port))
+    }
+
     /// Kubernetes node whose endpoints are local. Default: the gateway's name.
     pub fn node(&self) -> &str {
         self.node.as_deref().unwrap_or(&self.name)
@@ -302,10 +310,45 @@ pub struct Peer {
     #[serde(default = "default_peer_port")]
     #[schemars(range(min = 1))]
     pub port: u16,
+    /// How often gateways hear of each other; one that is silent for four times as long is taken for gone. Default: 100ms.
+    #[serde(default = "default_heartbeat", with = "duration")]
+    #[schemars(with = "DurationText")]
+    pub heartbeat: Duration,
+    /// Sessions younger than this are not copied to another gateway. Default: 50ms.
+    #[serde(default = "default_copy_after", with = "duration")]
+    #[schemars(with = "DurationText")]
+    pub copy_after: Duration,
+}
+
+fn default_heartbeat() -> Duration {
+    Duration::from_millis(100)
+}
+
+fn default_copy_after() -> Duration {
+    Duration::from_millis(50)
 }
 
 fn default_peer_port() -> u16 {
     4790
+}
+
+/// Routes for a BGP daemon: one for each VIP that BGP announces, while this gateway serves it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Bgp {
+    /// The kernel's table that they stand in: one of their own, or the main table (254). Default: 179.
+    #[schemars(range(min = 1))]
+    pub table: u32,
+    /// Their metric. Default: the kernel's, 0 for IPv4 and 1024 for IPv6.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub metric: Option<u32>,
+}
+
+impl Default for Bgp {
+    fn default() -> Self {
+        Self { table: 179, metric: None }
+    }
 }
 
 /// The socket of the command line.

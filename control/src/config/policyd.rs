@@ -2,11 +2,13 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::gateway::{Log, Metrics};
+use super::units::{DurationText, duration};
 use crate::manifest::schema::{SocketAddress, URL};
 
 /// The policy server's configuration.
@@ -21,6 +23,9 @@ pub struct PolicydConfig {
     pub tls: Option<Tls>,
     /// Where manifests come from.
     pub source: PolicydSource,
+    /// How gateways are watched.
+    #[serde(default)]
+    pub leases: Leases,
     /// The HTTP server of monitoring. Default: `127.0.0.1:9470`.
     #[serde(default = "default_metrics")]
     pub metrics: Metrics,
@@ -35,6 +40,28 @@ fn default_listen() -> SocketAddr {
 
 fn default_metrics() -> Metrics {
     Metrics { listen: (Ipv4Addr::LOCALHOST, 9470).into() }
+}
+
+/// Leases of gateways that serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Leases {
+    /// A gateway that is silent for longer is taken for dead, and another one serves in its place; each beats four times in it.
+    /// From 100ms to 60s; it must be longer than a few round trips, and with etcd than what etcd takes for a few writes.
+    /// Default: `600ms`.
+    #[serde(default = "default_ttl", with = "duration")]
+    #[schemars(with = "DurationText")]
+    pub ttl: Duration,
+}
+
+impl Default for Leases {
+    fn default() -> Self {
+        Self { ttl: default_ttl() }
+    }
+}
+
+fn default_ttl() -> Duration {
+    Duration::from_millis(600)
 }
 
 /// Files (PEM) of TLS.
@@ -71,6 +98,13 @@ pub struct Etcd {
     /// What the keys begin with. Default: `/vipgate/`.
     #[serde(default = "default_prefix")]
     pub prefix: String,
+}
+
+impl Etcd {
+    /// What the keys begin with in which servers keep who serves: they are beside the manifests.
+    pub fn members_prefix(&self) -> String {
+        format!("{}-members/", self.prefix.trim_end_matches('/'))
+    }
 }
 
 fn default_prefix() -> String {

@@ -34,6 +34,7 @@ fn everything_but_name_interfaces_and_policy_has_a_default() {
     assert_eq!(config.ports.range.to_string(), "1024-65535");
     assert_eq!(config.ports.quarantine, Duration::from_secs(2));
     assert_eq!(config.peer, None);
+    assert_eq!(config.bgp, Bgp { table: 179, metric: None });
     assert_eq!(config.admin.socket, Path::new("/run/vipgate/gateway.sock"));
     assert_eq!(config.metrics.listen.to_string(), "127.0.0.1:9469");
     assert_eq!(config.log, Log { format: LogFormat::Text, level: LogLevel::Info });
@@ -59,6 +60,7 @@ sessions:
   require_syn: false
 ports: {range: 2048-4095, quarantine: 0s}
 peer: {address: "2001:db8::1", port: 4791}
+bgp: {table: 254, metric: 20}
 admin: {socket: /tmp/s}
 metrics: {listen: "[::1]:1"}
 log: {format: json, level: debug}
@@ -73,7 +75,16 @@ log: {format: json, level: debug}
     assert_eq!(config.ports.range, PortRange { first: 2048, last: 4095 });
     let PolicySource::Server(server) = config.policy else { panic!("a server") };
     assert_eq!(server.cache, Path::new("/tmp/cache"));
-    assert_eq!(config.peer, Some(Peer { address: "2001:db8::1".parse().unwrap(), port: 4791 }));
+    assert_eq!(
+        config.peer,
+        Some(Peer {
+            address: "2001:db8::1".parse().unwrap(),
+            port: 4791,
+            heartbeat: Duration::from_millis(100),
+            copy_after: Duration::from_millis(50)
+        })
+    );
+    assert_eq!(config.bgp, Bgp { table: 254, metric: Some(20) });
     assert_eq!(config.log, Log { format: LogFormat::Json, level: LogLevel::Debug });
 }
 
@@ -105,6 +116,8 @@ fn what_can_not_be_is_refused_with_line_field_and_reason() {
         ("ports: {range: 2000-1000}", "g.yaml:4: ports.range: port range 2000-1000 ends before it starts"),
         ("ports: {range: 2000-2010}", "g.yaml:4: ports.range: 2000-2010 holds 11 ports, at least 64"),
         ("peer: {address: 0.0.0.0}", "g.yaml:4: peer.address: 0.0.0.0 can't be reached"),
+        ("bgp: {table: 255}", "g.yaml:4: bgp.table: 255 is no table that routes"),
+        ("bgp: {metric: 0}", "g.yaml:4: bgp.metric: must be at least 1"),
         ("peer: {address: example.org}", "g.yaml:4: peer.address: "),
         ("metrics: {listen: localhost}", "g.yaml:4: metrics.listen: "),
         ("log: {level: loud}", "g.yaml:4: log.level: unknown value `loud`"),
@@ -116,7 +129,13 @@ fn what_can_not_be_is_refused_with_line_field_and_reason() {
         let text = format!("{LEAST}{more}\n");
         let complaints = Config::parse("g.yaml", &text).expect_err(more).to_string();
         assert!(complaints.contains(said), "{more}\nsaid: {complaints}");
-        let beyond_schemas = ["must be longer than 0s", "ends before it starts", "holds 11 ports", "0.0.0.0 can't be"];
+        let beyond_schemas = [
+            "must be longer than 0s",
+            "ends before it starts",
+            "holds 11 ports",
+            "0.0.0.0 can't be",
+            "255 is no table",
+        ];
         assert_eq!(schema_admits(&text), beyond_schemas.iter().any(|beyond| said.contains(beyond)), "{more}");
     }
 }
@@ -186,13 +205,24 @@ fn a_policy_server_is_configured_the_same_way() {
         (config.listen.to_string(), config.metrics.listen.to_string()),
         ("127.0.0.1:18000".into(), "127.0.0.1:9470".into())
     );
+    assert_eq!(config.leases.ttl, Duration::from_millis(600));
+    let text = "source: {kubernetes: {}}\nleases: {ttl: 2s}";
+    assert_eq!(PolicydConfig::parse("d.yaml", text).unwrap().leases.ttl, Duration::from_secs(2));
+    assert!(schema_of(Published::PolicydYaml, text));
+    for ttl in ["99ms", "61s"] {
+        let text = format!("source: {{kubernetes: {{}}}}\nleases: {{ttl: {ttl}}}");
+        let complaints = PolicydConfig::parse("d.yaml", &text).expect_err(ttl).to_string();
+        assert!(complaints.contains("d.yaml:2: leases.ttl: must be from 100ms to 60s"), "{complaints}");
+    }
     let etcd = PolicydConfig::parse("d.yaml", "source: {etcd: {endpoints: [\"http://127.0.0.1:2379\"]}}").unwrap();
-    assert!(matches!(etcd.source, PolicydSource::Etcd(etcd) if etcd.prefix == "/vipgate/"));
+    assert!(matches!(&etcd.source, PolicydSource::Etcd(etcd) if etcd.prefix == "/vipgate/"));
+    assert!(matches!(etcd.source, PolicydSource::Etcd(etcd) if etcd.members_prefix() == "/vipgate-members/"));
     for (text, said) in [
         ("source: {files: []}", "d.yaml:1: source.files: at least one"),
         ("listen: \"127.0.0.1:1\"", "d.yaml:1: source: is missing"),
         ("source: {etcd: {endpoints: [x]}}", "d.yaml:1: source.etcd.endpoints[0]: `x` is no address"),
         ("source: {files: [a]}\ntls: {cert: c}", "d.yaml:2: tls.key: is missing"),
+        ("source: {files: [a]}\nleases: {ttl: 600}", "d.yaml:2: leases.ttl: "),
         ("source: {kubernetes: {x: 1}}", "d.yaml:1: source.kubernetes.x: unknown field; none are known here"),
     ] {
         let complaints = PolicydConfig::parse("d.yaml", text).expect_err(text).to_string();

@@ -24,6 +24,11 @@ pub(super) const SEGMENT_SIZES: std::ops::RangeInclusive<u16> = 536..=9000;
 /// Longer than any use; keeps timer arithmetic far from its limits.
 const LONGEST: Duration = Duration::from_hours(720);
 
+/// How long a gateway may be silent before it is taken for dead.
+const LEASES: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_mins(1);
+/// Linux: `RT_TABLE_LOCAL`, the host's own addresses.
+const LOCAL_TABLE: u32 = 255;
+
 type Report<'a> = dyn FnMut(&str, String) + 'a;
 
 impl Verify for Config {
@@ -68,6 +73,12 @@ impl Verify for Config {
             if peer.port == 0 {
                 report("peer.port", "must be from 1 to 65535".into());
             }
+        }
+        if matches!(self.bgp.table, 0 | LOCAL_TABLE) {
+            report("bgp.table", format!("{} is no table that routes can be put in for others", self.bgp.table));
+        }
+        if self.bgp.metric == Some(0) {
+            report("bgp.metric", "must be at least 1; leave it out for the kernel's".into());
         }
         let length = self.admin.socket.as_os_str().len();
         if !(1..=SOCKET_PATH_BYTES).contains(&length) {
@@ -162,6 +173,9 @@ impl Verify for PolicydConfig {
                 }
             }
             PolicydSource::Kubernetes(_) => {}
+        }
+        if !LEASES.contains(&self.leases.ttl) {
+            report("leases.ttl", "must be from 100ms to 60s".into());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What the steering program must capture, from policy and network: all of it, or what a change makes more and less.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use vipgate_dataplane::snapshot::build::Builder;
@@ -11,13 +11,14 @@ use vipgate_dataplane::snapshot::service::Service;
 use vipgate_dataplane::snapshot::spec::BackendSpec;
 use vipgate_xdp::steering::{Listener, SteeringTables};
 
-/// The tables for this policy on a node with these addresses of its own.
-pub(super) fn tables(policy: &Policy, locals: &[IpAddr]) -> SteeringTables {
+/// The tables for this policy on a node with these addresses of its own, at one of which tunnels may end.
+pub(super) fn tables(policy: &Policy, locals: &[IpAddr], tunnel: Option<SocketAddr>) -> SteeringTables {
     SteeringTables {
         endpoints: policy.endpoints().map(|(address, endpoint)| (address, policy.egress_of(endpoint).id.0)).collect(),
         vips: policy.live_vips().map(|vip| vip.address).collect(),
         listeners: policy.services().flat_map(listeners).collect(),
         locals: locals.iter().copied().collect::<BTreeSet<_>>(),
+        tunnels: tunnel.into_iter().map(|tunnel| (tunnel.ip(), tunnel.port())).collect(),
         cidrs: policy.egress().flat_map(cidrs).collect(),
     }
 }
@@ -69,6 +70,7 @@ impl Before {
             vips: change.vips.iter().map(|vip| vip.address).collect(),
             listeners: change.services.iter().filter_map(|it| builder.service(&it.name)).flat_map(listeners).collect(),
             locals: BTreeSet::new(),
+            tunnels: BTreeSet::new(),
             cidrs: named.flat_map(cidrs).collect(),
         };
         let less = SteeringTables {
@@ -77,6 +79,7 @@ impl Before {
             // Another Service may have the same backend.
             listeners: self.listeners.into_iter().filter(|it| !builder.is_listener(*it)).collect(),
             locals: BTreeSet::new(),
+            tunnels: BTreeSet::new(),
             cidrs: self.cidrs.into_iter().filter(|(key, _)| !more.cidrs.contains_key(key)).collect(),
         };
         (more, less)

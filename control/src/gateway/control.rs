@@ -4,7 +4,7 @@
 //! packet may be dropped but never leaves untranslated.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -17,22 +17,24 @@ use vipgate_dataplane::command::Command;
 use vipgate_dataplane::snapshot::build::Builder;
 use vipgate_dataplane::snapshot::change::PolicyChange;
 use vipgate_dataplane::snapshot::check::BuildError;
+use vipgate_dataplane::snapshot::members::MembersSpec;
 use vipgate_dataplane::snapshot::publish::Publisher;
 use vipgate_dataplane::snapshot::spec::{Announce, NetworkSpec};
 use vipgate_dataplane::waiting::Questions;
 use vipgate_xdp::multicast::AllMulticast;
 use vipgate_xdp::steering::Steering;
 
-use super::capture;
 use super::feed::{Feed, Files, News};
+use super::group::Group;
 use super::health::HealthChecks;
 use super::kept::Keeper;
 use super::start::ControlBell;
-use super::state::{GatewayState, PolicyStatus};
+use super::state::{GatewayState, Order, PolicyStatus};
 use super::workers::Threads;
+use super::{capture, conflicts};
 use crate::config::Config;
 use crate::failure::Failure;
-use crate::kernel::{Network, NetworkError, Resolver};
+use crate::kernel::{Advertiser, Network, NetworkError, Resolver};
 use crate::metrics::Monitored;
 use crate::xds::book::Offer;
 use crate::xds::client::{Event, Rejection};
@@ -41,12 +43,16 @@ use crate::{admin, metrics, systemd};
 /// How often the control thread looks after itself: frees old snapshots, sees that workers live.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 
+/// The longest wait for whoever says who serves.
+const MEETING: Duration = Duration::from_secs(2);
+
 /// A gateway that stands.
 pub(super) struct Gateway {
     pub(super) config: Config,
     pub(super) feed: Feed,
     pub(super) client: Option<JoinHandle<()>>,
     pub(super) network: Network,
+    pub(super) advertiser: Advertiser,
     pub(super) resolver: Resolver,
     pub(super) builder: Builder,
     pub(super) publisher: Publisher,
@@ -54,6 +60,8 @@ pub(super) struct Gateway {
     pub(super) questions: Questions,
     pub(super) bell: Arc<ControlBell>,
     pub(super) threads: Threads,
+    pub(super) group: Group,
+    pub(super) orders: mpsc::UnboundedReceiver<Order>,
     pub(super) state: Arc<GatewayState>,
     pub(super) admin_socket: admin::Socket,
     pub(super) metrics_listener: TcpListener,
@@ -69,8 +77,14 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
         publisher: gateway.publisher,
         steering: gateway.steering,
         state: gateway.state,
+        advertiser: gateway.advertiser,
         locals: network.current().locals.clone(),
+        tunnel: config.tunnel(),
+        members: MembersSpec::default(),
     };
+    let (mut group, mut orders) = (gateway.group, gateway.orders);
+    parts.announce(None);
+    parts.meet(&mut group).await;
     let mut health = HealthChecks::new(parts.state.clone());
     let mut measured = Instant::now();
     let mut threads = gateway.threads;
@@ -88,6 +102,7 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
         tokio::spawn(metrics::serve(Monitored::gateway(parts.state.clone()), metrics_listener, stopped)),
     ];
     parts.state.ready.store(true, Ordering::Relaxed);
+    parts.advertise();
     health.follow();
     tracing::info!(event = "ready", name = config.name, workers = parts.state.workers.len(), "ready");
     systemd::ready();
@@ -106,8 +121,11 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
             }
             news = feed.next() => {
                 parts.hear(news, &mut feed);
+                parts.regroup(&mut group);
                 health.follow();
             }
+            () = group.changed() => parts.regroup(&mut group),
+            Some(order) = orders.recv() => parts.obey(order, &mut group),
             change = networks.recv() => match change {
                 Some(Ok(spec)) => parts.network_changed(spec),
                 Some(Err(error)) => break Err(Failure::runtime(error)),
@@ -121,7 +139,9 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
             }
             _ = housekeeping.tick() => {
                 parts.publisher.collect();
+                group.watch_lease();
                 health.follow();
+                conflicts::follow(&parts.state, Instant::now());
                 let since = std::mem::replace(&mut measured, Instant::now());
                 measure_rates(&parts.state, since.elapsed());
                 if !threads.are_alive() {
@@ -134,11 +154,14 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
     };
     tracing::info!(event = "stopping", "stopping");
     systemd::stopping();
+    // Before anything ends, so that routers send elsewhere what would be lost here.
+    parts.advertiser.close().await;
     // The client of a policy server ends when nobody listens to it.
     drop(feed);
     if let Some(client) = gateway.client {
         let _ = tokio::time::timeout(Duration::from_secs(1), client).await;
     }
+    group.close().await;
     parts.state.ready.store(false, Ordering::Relaxed);
     // Servers have nothing to lose: whoever asks now hears that nobody is there.
     let _ = stop.send(true);
@@ -184,10 +207,64 @@ struct Following {
     publisher: Publisher,
     steering: Arc<Mutex<Steering>>,
     state: Arc<GatewayState>,
+    advertiser: Advertiser,
     locals: Vec<IpAddr>,
+    /// Where tunnels of other gateways end.
+    tunnel: Option<SocketAddr>,
+    /// What the engine knows of other gateways.
+    members: MembersSpec,
 }
 
 impl Following {
+    /// Waits until it is known who serves, where that is known by somebody, but not for long.
+    async fn meet(&mut self, group: &mut Group) {
+        let until = tokio::time::Instant::now() + MEETING;
+        self.regroup(group);
+        while group.is_unknown() && tokio::time::timeout_at(until, group.changed()).await.is_ok() {
+            self.regroup(group);
+        }
+    }
+
+    fn obey(&mut self, order: Order, group: &mut Group) {
+        let Order::Drain(draining) = order;
+        tracing::info!(event = "drain", draining, "told to {}", if draining { "stop serving" } else { "serve again" });
+        group.set_draining(draining);
+        self.regroup(group);
+    }
+
+    /// Takes in how gateways stand.
+    fn regroup(&mut self, group: &mut Group) {
+        group.set_policy(&self.state.policy.load().peers);
+        let spec = group.settle(Instant::now());
+        if spec != self.members {
+            let owners: BTreeSet<IpAddr> = own_vips(&self.state).collect();
+            let moved = serving(&spec) != serving(&self.members);
+            let snapshot = self.builder.with_members(&spec);
+            let policy = snapshot.policy.clone();
+            self.publisher.publish(snapshot);
+            self.state.compiled.store(policy);
+            self.state.workers.iter().for_each(|worker| worker.doorbell.wake());
+            tracing::info!(event = "group", serving = ?serving(&spec), "who serves, or how, has changed");
+            self.members = spec;
+            group.told(moved);
+            self.announce(Some(&owners));
+            self.advertise();
+        } else if group.is_behind() {
+            group.told(false);
+        }
+        if group.is_pending() && self.publisher.collect() == 0 {
+            group.acts();
+        }
+        group.wish();
+        group.watch_lease();
+        self.state.group.store(Arc::new(group.status(&self.members)));
+    }
+
+    /// Announces the VIPs that are this gateway's now, and weren't among these.
+    fn announce(&self, known: Option<&BTreeSet<IpAddr>>) {
+        announce(&self.state, known);
+    }
+
     fn hear(&mut self, news: News, feed: &mut Feed) {
         match (news, feed) {
             (News::Files, Feed::Files(files, _)) => self.files_changed(files),
@@ -228,7 +305,7 @@ impl Following {
     fn put_in_force(&mut self, Offer { updates, change, peers }: Offer) -> Result<(), Rejection> {
         check_own_addresses(&change, &self.locals)?;
         let before = self.state.policy.load_full();
-        let known: BTreeSet<IpAddr> = self.state.compiled.load().live_vips().map(|vip| vip.address).collect();
+        let known: BTreeSet<IpAddr> = own_vips(&self.state).collect();
         let capture = capture::Before::of(&change, &self.builder);
         let snapshot = self.builder.with_change(&change).map_err(|error| rejection(&error))?;
         let (generation, compiled) = (snapshot.generation, snapshot.policy.clone());
@@ -238,7 +315,7 @@ impl Following {
             // What is new is captured before workers know it, and what is gone until they have forgotten it.
             let mut captured = steering.extend(more);
             if captured.is_err() || steering.is_unsure() {
-                captured = steering.apply(capture::tables(&compiled, &self.locals));
+                captured = steering.apply(capture::tables(&compiled, &self.locals, self.tunnel));
             }
             if let Err(error) = captured {
                 tracing::error!(%error, "what policy covers is not captured in full; the next change tries again");
@@ -272,14 +349,23 @@ impl Following {
             ..(*before).clone()
         }));
         self.state.compiled.store(compiled);
-        announce(&self.state, Some(&known));
+        self.state.dealt.change(&change);
+        self.announce(Some(&known));
+        self.advertise();
         Ok(())
+    }
+
+    /// Lets a BGP daemon announce what is served here: VIPs that routing announces, once the gateway is ready.
+    fn advertise(&self) {
+        let policy = self.state.compiled.load();
+        let served = policy.vips().filter(|vip| vip.is_ours() && vip.announce == Announce::Bgp);
+        self.advertiser.set(served.map(|vip| vip.address).collect());
     }
 
     fn network_changed(&mut self, spec: Arc<NetworkSpec>) {
         if spec.locals != self.locals {
             self.locals.clone_from(&spec.locals);
-            let wanted = capture::tables(&self.state.compiled.load(), &self.locals);
+            let wanted = capture::tables(&self.state.compiled.load(), &self.locals, self.tunnel);
             let applied = self.steering.lock().unwrap_or_else(PoisonError::into_inner).apply(wanted);
             if let Err(error) = applied {
                 tracing::error!(%error, "the steering program doesn't know the node's new addresses yet");
@@ -339,11 +425,22 @@ pub(super) fn rejection(error: &BuildError) -> Rejection {
     Rejection { resource, reason: error.to_string() }
 }
 
+/// The gateways that serve, as the engine was told.
+fn serving(spec: &MembersSpec) -> Vec<&str> {
+    spec.gateways.iter().filter(|member| member.serving).map(|member| &*member.name).collect()
+}
+
+/// The VIPs that are announced from here: this gateway's, and not by routes.
+fn own_vips(state: &GatewayState) -> impl Iterator<Item = IpAddr> + use<> {
+    let policy = state.compiled.load_full();
+    let own = policy.vips().filter(|vip| vip.is_ours() && vip.announce == Announce::L2).map(|vip| vip.address);
+    own.collect::<Vec<_>>().into_iter()
+}
+
 /// Lets the first worker announce the VIPs that the gateway has taken over: all but those that are `known` already.
-pub(super) fn announce(state: &GatewayState, known: Option<&BTreeSet<IpAddr>>) {
-    let policy = state.compiled.load();
-    let ours = policy.live_vips().filter(|vip| vip.announce == Announce::L2).map(|vip| vip.address);
-    let new: Vec<IpAddr> = ours.filter(|address| known.is_none_or(|known| !known.contains(address))).collect();
+fn announce(state: &GatewayState, known: Option<&BTreeSet<IpAddr>>) {
+    let new: Vec<IpAddr> =
+        own_vips(state).filter(|address| known.is_none_or(|known| !known.contains(address))).collect();
     let Some(first) = state.workers.first() else { return };
     if !new.is_empty() && first.commands.try_send(Command::Announce(new)).is_err() {
         tracing::warn!("the first worker is too busy to announce VIPs; neighbours will ask for them");

@@ -88,12 +88,13 @@ impl Keeper {
             }
             Found::Tables => {
                 let begun = Instant::now();
-                let TakenUp { sessions, resting, torn, refused } = sessions.take_up(now, adopt);
+                let TakenUp { sessions, copies, resting, torn, refused } = sessions.take_up(now, adopt);
                 let ms = begun.elapsed().as_millis() as u64;
                 tracing::info!(
                     event = "state_taken_up",
                     worker,
                     sessions,
+                    copies,
                     resting,
                     torn,
                     refused,

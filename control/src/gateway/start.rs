@@ -1,7 +1,7 @@
 //! The way up: configuration, policy, network, sockets, steering, workers, in this order, so that packets are captured
 //! only when everything that handles them stands.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime};
@@ -17,7 +17,10 @@ use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::limiter::Limiter;
 use vipgate_dataplane::link::affinity::Affinity;
 use vipgate_dataplane::link::directory::Directory;
-use vipgate_dataplane::link::handoff::{Links, Wake};
+use vipgate_dataplane::link::handoff::{Links as Rings, Wake};
+use vipgate_dataplane::link::lease::Lease;
+use vipgate_dataplane::link::outbox::Outbox;
+use vipgate_dataplane::link::outlet::Outlet;
 use vipgate_dataplane::pipeline::Tables;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::ports::allocator::Allocator;
@@ -39,16 +42,19 @@ use vipgate_xdp::open::{self, Plan, ZeroCopy};
 use vipgate_xdp::steering::Steering;
 
 use super::capture;
-use super::control::{Gateway, announce, check_own_addresses};
+use super::control::{Gateway, check_own_addresses};
 use super::feed::{EVENTS, Feed};
 use super::figures::XdpFigures;
+use super::group::{Group, GroupLease, LinkedWorkers, Links};
 use super::kept::Keeper;
-use super::state::{GatewayState, PolicyStatus, SocketStatus, WorkerHandle};
+use super::state::{Dealt, GatewayState, PolicyStatus, SocketStatus, WorkerHandle};
 use super::wait::{self, NoFigures};
 use super::workers::{self, Threads};
 use crate::config::{self, Config, PolicySource, Unserved};
 use crate::failure::Failure;
-use crate::kernel::{Network, Resolver, ResolverLimits, Wanted};
+use crate::kernel::{Advertiser, Network, Place, Resolver, ResolverLimits, Wanted};
+use crate::members::{self, MembersClient};
+use crate::peer::{self, Bell, Identity, Peers};
 use crate::policy::Viewer;
 use crate::xds::book::Offer;
 use crate::xds::client::{Client, ServerStatus};
@@ -84,21 +90,16 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
     workers::leave_alone(&cores);
     let Opened { mut feed, source, server, offer, mut client } = open_feed(&config)?;
     let network = open_network(&config).await?;
+    // Early, since what it removes is of a process that serves nobody any more.
+    let advertiser = open_advertiser(&config).await?;
     let mut builder = Builder::new((*network.current()).clone());
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
     let admin_socket = admin::bind(&config.admin.socket).await?;
     let (mut steering, devices) = open_devices(&config, &nics, cores.len())?;
+    let tunnel = config.tunnel();
     let multicast = join_multicast(&config, &nics);
 
-    let mut status = PolicyStatus {
-        generation: 0,
-        applied_at: SystemTime::now(),
-        source,
-        updates_applied: 0,
-        updates_rejected: 0,
-        last_error: None,
-        peers: Arc::default(),
-    };
+    let mut status = PolicyStatus::nothing_from(source);
     let offer = take_known(offer, &mut builder, client.as_mut(), &network.current().locals)?;
     let running = client.map(|client| tokio::spawn(client.run()));
     let mut listeners = (metrics_listener, admin_socket);
@@ -108,7 +109,7 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
         // Closed until there is a policy: which pods' packets must not leave as they are, nobody knows.
         steering.close(true).map_err(Failure::runtime)?;
         let nothing = builder.snapshot().policy;
-        steering.apply(capture::tables(&nothing, &network.current().locals)).map_err(Failure::runtime)?;
+        steering.apply(capture::tables(&nothing, &network.current().locals, tunnel)).map_err(Failure::runtime)?;
         let modes = attach_steering(&config, &nics, &mut steering)?;
         let state = Arc::new(state_without_workers(&config, status.clone(), server.clone(), nothing, &network)?);
         let Some(heard) = wait::for_policy(&state, &mut feed, &mut builder, listeners).await? else {
@@ -122,12 +123,14 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
     let snapshot = builder.snapshot();
     let (policy, generation) = (snapshot.policy.clone(), snapshot.generation);
     let publisher = Publisher::new(snapshot);
-    steering.apply(capture::tables(&policy, &network.current().locals)).map_err(Failure::runtime)?;
+    steering.apply(capture::tables(&policy, &network.current().locals, tunnel)).map_err(Failure::runtime)?;
 
     let bell = Arc::new(ControlBell::default());
     let questions = Questions { queue: Arc::new(ArrayQueue::new(QUESTIONS)), bell: bell.clone() };
     let mut keeper = Keeper::open(&config, cores.len())?;
-    let (parts, handles) = make_workers(&config, &cores, devices, &publisher, &policy, &mut keeper, &questions)?;
+    let shared = Shared { lease: Arc::new(Lease::free()), news: Arc::default() };
+    let (parts, handles) =
+        make_workers(&config, &cores, devices, &publisher, &policy, &mut keeper, &questions, &shared)?;
     let losses = parts.iter().map(|(_, parts, _)| parts.io.losses()).collect();
     let pool = parts.first().map(|(_, parts, _)| parts.io.pool());
     let sockets = parts.iter().map(|(_, parts, _)| parts.io.sockets().collect::<Vec<_>>()).collect::<Vec<_>>();
@@ -148,13 +151,18 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
     tracing::info!(event = "frames", frames = pool.total(), pages = pool.pages(), "memory for packets");
     let peers = offer.peers.into();
     let status = PolicyStatus { generation, applied_at: SystemTime::now(), updates_applied: 1, peers, ..status };
+    let (ordered, orders) = mpsc::unbounded_channel();
     let state = Arc::new(GatewayState {
+        orders: Some(ordered),
+        dealt: Dealt::of(&offer.change),
         workers: handles,
         sockets,
         device: Arc::new(XdpFigures { steering: steering.clone(), losses, pool, counters }),
         ..state_without_workers(&config, status, server, policy, &network)?
     });
-    announce(&state, None);
+    let lease = Arc::new(GroupLease::new(shared.lease));
+    let mut group = open_group(&config, &state, lease, shared.news)?;
+    group.set_policy(&state.policy.load().peers);
     if let Some(answer) = answer {
         // The connection may be gone meanwhile; then the server asks again.
         let _ = answer.send(Ok(()));
@@ -163,6 +171,7 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
         config,
         feed,
         client: running,
+        advertiser,
         resolver,
         network,
         builder,
@@ -171,6 +180,8 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
         questions,
         bell,
         threads,
+        group,
+        orders,
         state,
         admin_socket,
         metrics_listener,
@@ -251,9 +262,13 @@ fn state_without_workers(
         policy: ArcSwap::from_pointee(status),
         server,
         health_errors: ArcSwap::default(),
+        conflicts: ArcSwap::default(),
         compiled: ArcSwap::new(policy),
+        dealt: Dealt::default(),
         port_blocks: range(config)?.blocks(),
         network: ArcSwap::new(network.current()),
+        group: ArcSwap::default(),
+        orders: None,
         workers: Vec::new(),
         sockets: Vec::new(),
         device: Arc::new(NoFigures),
@@ -325,6 +340,12 @@ async fn open_network(config: &Config) -> Result<Network, Failure> {
     Network::open(wanted.collect()).await.map_err(Failure::runtime)
 }
 
+async fn open_advertiser(config: &Config) -> Result<Advertiser, Failure> {
+    let place = Place { table: config.bgp.table, metric: config.bgp.metric };
+    // This very program, whatever has been installed in its place meanwhile.
+    Advertiser::open(place, "/proc/self/exe".into()).await.map_err(Failure::runtime)
+}
+
 /// The core of each worker: as configured, or one for each queue that all interfaces have.
 fn cores(config: &Config, nics: &[Nic]) -> Result<Vec<usize>, Failure> {
     let available: Vec<usize> = core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
@@ -376,6 +397,7 @@ fn make_workers(
     policy: &Policy,
     keeper: &mut Keeper,
     questions: &Questions,
+    shared: &Shared,
 ) -> Result<MadeWorkers, Failure> {
     let count = u8::try_from(cores.len()).map_err(|_| Failure::usage("workers.cores: at most 255 workers"))?;
     let capacity = u32::try_from(config.sessions.capacity.div_ceil(count.into()))
@@ -397,7 +419,7 @@ fn make_workers(
     let embryonic = services.embryonic_per_vip.map_or(capacity / EMBRYONIC_SHARE, |most| most.div_ceil(count.into()));
     let mut parts: Vec<(usize, Parts<XdpDevice>, _)> = Vec::new();
     let mut handles = Vec::new();
-    for (((device, links), &core), number) in devices.into_iter().zip(Links::mesh(&bells)).zip(cores).zip(0..) {
+    for (((device, links), &core), number) in devices.into_iter().zip(Rings::mesh(&bells)).zip(cores).zip(0..) {
         let no_memory = |error| Failure::runtime(format_args!("sessions.capacity: {error}"));
         let id = WorkerId(number);
         let mut ports = Allocator::new(id, count, range, secret()?).map_err(no_memory)?;
@@ -406,12 +428,14 @@ fn make_workers(
         let sessions = keeper.sessions(number.into(), capacity, timeouts, secret()?, now, &mut adoption)?;
         let fragments = Fragments::new(FRAGMENTED, PARKED, fragment_timeout(config), secret()?).map_err(no_memory)?;
         let (sender, commands) = bounded(COMMANDS);
+        let outlet = Arc::new(Outlet::new(shared.news.clone()));
         let counters = Arc::default();
         let doorbell = device.doorbell();
         handles.push(WorkerHandle {
             core,
             counters: Arc::clone(&counters),
             commands: sender,
+            outlet: outlet.clone(),
             doorbell: doorbell.clone(),
         });
         let worker = Parts {
@@ -427,12 +451,14 @@ fn make_workers(
                 fragments,
                 ids: Ids::new(number, count, secret()?),
                 limiter: Limiter::new(secret()?, now),
+                outbox: Outbox::new(outlet, copy_after(config)),
             },
             reader: publisher.reader(),
             waiting: Waiting::new(questions.clone()),
             commands,
             counters,
             rules,
+            lease: shared.lease.clone(),
         };
         parts.push((core, worker, doorbell));
     }
@@ -440,6 +466,55 @@ fn make_workers(
         policy.vips().for_each(|vip| worker.tables.ports.claim_share(vip));
     }
     Ok((parts, handles))
+}
+
+/// What workers have in common with those who follow other gateways.
+struct Shared {
+    lease: Arc<Lease>,
+    /// Rung when there is something to tell.
+    news: Arc<Bell>,
+}
+
+/// Begins to hear of other gateways, and to be heard of.
+fn open_group(
+    config: &Config,
+    state: &Arc<GatewayState>,
+    lease: Arc<GroupLease>,
+    news: Arc<Bell>,
+) -> Result<Group, Failure> {
+    let PolicySource::Server(server) = &config.policy else { return Ok(Group::new(config, lease, None, None)) };
+    let name: Arc<str> = config.name.as_str().into();
+    let incarnation = secret_number()?.max(1);
+    let identity = Identity::generate().map_err(Failure::runtime)?;
+    let plan = members::Plan {
+        name: name.clone(),
+        incarnation,
+        server: server.clone(),
+        fingerprint: identity.fingerprint().0,
+        peer: config.tunnel(),
+        lease: lease.clone(),
+    };
+    let links = match &config.peer {
+        None => None,
+        Some(peer) => {
+            let (peers, events) = Peers::start(peer::Plan {
+                name,
+                incarnation,
+                identity,
+                listen: SocketAddr::new(peer.address, peer.port),
+                heartbeat: peer.heartbeat,
+                versions: peer::VERSIONS,
+                workers: Arc::new(LinkedWorkers(state.clone())),
+                bell: news,
+                clock: workers::now,
+            })
+            .map_err(Failure::usage)?;
+            let status = peers.status();
+            Some(Links { peers, events, status, view: Arc::default() })
+        }
+    };
+    let (client, handle) = MembersClient::open(plan);
+    Ok(Group::new(config, lease, Some((handle, tokio::spawn(client.run()))), links))
 }
 
 fn range(config: &Config) -> Result<PortRange, Failure> {
@@ -463,12 +538,20 @@ fn fragment_timeout(config: &Config) -> u32 {
     u32::try_from(config.sessions.timeouts.fragment.as_millis()).unwrap_or(u32::MAX)
 }
 
+/// Milliseconds that a session is old before other gateways hear of it.
+fn copy_after(config: &Config) -> u32 {
+    config.peer.map_or(0, |peer| u32::try_from(peer.copy_after.as_millis()).unwrap_or(u32::MAX))
+}
+
+fn secret_number() -> Result<u64, Failure> {
+    getrandom::u64().map_err(|error| Failure::runtime(format_args!("the kernel gives no random numbers: {error}")))
+}
+
 /// A key that nobody outside knows.
 fn secret() -> Result<HashKey, Failure> {
     let mut words = [0_u64; 4];
     for word in &mut words {
-        *word = getrandom::u64()
-            .map_err(|error| Failure::runtime(format_args!("the kernel gives no random numbers: {error}")))?;
+        *word = secret_number()?;
     }
     Ok(HashKey::new(words))
 }

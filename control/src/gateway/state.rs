@@ -1,18 +1,24 @@
 //! What the running gateway knows of itself: read by the admin socket and by metrics, written by the control thread.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::net::IpAddr;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use crossbeam::channel::Sender;
+use tokio::sync::mpsc;
 use vipgate_dataplane::command::Command;
 use vipgate_dataplane::counters::WorkerCounters;
 use vipgate_dataplane::link::handoff::Wake;
+use vipgate_dataplane::link::outlet::Outlet;
+use vipgate_dataplane::snapshot::change::PolicyChange;
 use vipgate_dataplane::snapshot::policy::Policy;
-use vipgate_dataplane::snapshot::spec::NetworkSpec;
+use vipgate_dataplane::snapshot::spec::{NetworkSpec, VipSpec};
 
+use super::conflicts::Claims;
+use super::group::GroupStatus;
 use crate::policy::Peer;
 use crate::xds::client::ServerStatus;
 
@@ -37,18 +43,53 @@ pub struct GatewayState {
     pub server: Option<Arc<ArcSwap<ServerStatus>>>,
     /// The policy in force, as the workers have it, with the owners of ports.
     pub compiled: ArcSwap<Policy>,
+    /// The deal that it was made of.
+    pub dealt: Dealt,
     /// Why health checks are not answered on the node's own addresses, by port.
     pub health_errors: ArcSwap<BTreeMap<u16, String>>,
+    /// Other hosts that claim a VIP, by VIP.
+    pub conflicts: ArcSwap<Claims>,
     /// Blocks of ports that each VIP has.
     pub port_blocks: usize,
     /// The network in force.
     pub network: ArcSwap<NetworkSpec>,
+    /// How it stands with other gateways.
+    pub group: ArcSwap<GroupStatus>,
+    /// Where the control thread takes orders; `None` before it does.
+    pub orders: Option<mpsc::UnboundedSender<Order>>,
     /// The workers, by number.
     pub workers: Vec<WorkerHandle>,
     /// The sockets, as granted.
     pub sockets: Vec<SocketStatus>,
     /// Figures that only the device knows: steering outcomes, ring losses, frames.
     pub device: Arc<dyn DeviceFigures>,
+}
+
+/// Who was dealt which part of each VIP: what the policy in force was made of, kept for questions of what would be.
+#[derive(Debug, Default)]
+pub struct Dealt(Mutex<BTreeMap<IpAddr, VipSpec>>);
+
+impl Dealt {
+    /// The deal of a whole policy.
+    pub fn of(whole: &PolicyChange) -> Self {
+        let dealt = Self::default();
+        dealt.change(whole);
+        dealt
+    }
+
+    /// Takes in a change of policy.
+    pub fn change(&self, change: &PolicyChange) {
+        let mut vips = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for address in &change.gone.vips {
+            vips.remove(address);
+        }
+        vips.extend(change.vips.iter().map(|vip| (vip.address, vip.clone())));
+    }
+
+    /// All VIPs, by address.
+    pub fn vips(&self) -> Vec<VipSpec> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
 }
 
 /// The way to one worker.
@@ -60,8 +101,17 @@ pub struct WorkerHandle {
     pub counters: Arc<WorkerCounters>,
     /// Where it takes commands; it looks there between batches.
     pub commands: Sender<Command>,
+    /// What it tells other gateways.
+    pub outlet: Arc<Outlet>,
     /// Wakes it, should it sleep.
     pub doorbell: Arc<dyn Wake>,
+}
+
+/// What the control thread is told to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Stop serving, or serve again.
+    Drain(bool),
 }
 
 /// How the policy in force got there.
@@ -81,6 +131,21 @@ pub struct PolicyStatus {
     pub last_error: Option<String>,
     /// All gateways that the policy names.
     pub peers: Arc<[Peer]>,
+}
+
+impl PolicyStatus {
+    /// Nothing is in force yet of what comes from there.
+    pub(super) fn nothing_from(source: String) -> Self {
+        Self {
+            generation: 0,
+            applied_at: SystemTime::now(),
+            source,
+            updates_applied: 0,
+            updates_rejected: 0,
+            last_error: None,
+            peers: Arc::default(),
+        }
+    }
 }
 
 /// One AF_XDP socket as the kernel granted it.

@@ -6,6 +6,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+/// The originator (`RTPROT_*`) of what vipgate gives the kernel, routes and neighbours, as `ip` shows it: a number that no
+/// routing daemon has.
+pub(super) const OURS: u8 = 118;
 /// linux/neighbour.h: the kernel keeps the entry resolved by itself.
 pub(super) const NTF_EXT_MANAGED: u32 = 1;
 
@@ -91,6 +94,8 @@ pub(super) struct Route {
     pub(super) metric: u32,
     /// `RTN_*`.
     pub(super) kind: u8,
+    /// Who made it (`RTPROT_*`).
+    pub(super) protocol: u8,
     /// Its next hops, as the route itself names them.
     pub(super) hops: Vec<Hop>,
     /// The next-hop object that it leads to.

@@ -129,6 +129,7 @@ fn route(body: &[u8]) -> Result<Option<Route>, DecodeError> {
         prefix: IpNet::from(unspecified),
         metric: 0,
         kind: header.kind.into(),
+        protocol: header.protocol.into(),
         hops: Vec::new(),
         object: None,
     };

@@ -39,6 +39,7 @@ fn a_multipath_route_has_all_its_hops() {
             prefix: "2001:db8:9::/48".parse().unwrap(),
             metric: 10,
             kind: libc::RTN_UNICAST,
+            protocol: 3,
             hops: vec![hop("2001:db8::9", 3, false), hop("2001:db8::a", 4, true)],
             object: None,
         }

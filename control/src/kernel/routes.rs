@@ -1,7 +1,8 @@
 //! The routes of the tables main and local, all metrics, and what they mean for a packet: the kernel's own choice.
 //!
-//! Left out: policy rules (`ip rule`) and other tables, routes for one source or one type of service, weights of next
-//! hops (all count alike), and routes to link-local and multicast destinations, which nothing is forwarded to.
+//! Left out: policy rules (`ip rule`) and other tables, what vipgate itself gives routing daemons to announce, routes for
+//! one source or one type of service, weights of next hops (all count alike), and routes to link-local and multicast
+//! destinations, which nothing is forwarded to.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -11,7 +12,7 @@ use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::snapshot::spec::{HopSpec, RouteSpec, RouteTarget};
 
 use super::links::{Effect, Links};
-use super::message::{Change, Hop, Route};
+use super::message::{Change, Hop, OURS, Route};
 use super::nexthops::NextHops;
 
 /// Routes of one table: those of a prefix stand in the order in which the kernel would use them.
@@ -55,7 +56,8 @@ impl Routes {
             IpNet::V4(_) => false,
             IpNet::V6(prefix) => prefix.addr().is_unicast_link_local() && route.kind == libc::RTN_UNICAST,
         };
-        if link_local || matches!(route.kind, libc::RTN_MULTICAST | libc::RTN_UNSPEC) {
+        // Ours lead nowhere: a routing daemon shall find them, in whatever table it looks, and no packet follow them.
+        if route.protocol == OURS || link_local || matches!(route.kind, libc::RTN_MULTICAST | libc::RTN_UNSPEC) {
             return None;
         }
         match route.table {

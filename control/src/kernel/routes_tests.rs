@@ -35,6 +35,7 @@ fn route(prefix: &str, metric: u32, hops: &[(u32, &str)]) -> Route {
         prefix: prefix.parse().unwrap(),
         metric,
         kind: libc::RTN_UNICAST,
+        protocol: libc::RTPROT_STATIC,
         hops: hops.iter().map(hop).collect(),
         object: None,
     }
@@ -156,6 +157,7 @@ fn what_nothing_is_forwarded_to_is_left_out() {
     let mut routes = Routes::default();
     routes.load(route("fe80::/64", 256, &[(10, "")]));
     routes.load(Route { table: LOCAL, kind: libc::RTN_MULTICAST, ..route("ff00::/8", 256, &[(10, "")]) });
+    routes.load(Route { protocol: OURS, kind: libc::RTN_BLACKHOLE, ..route("192.0.2.9/32", 0, &[]) });
     routes.load(Route { table: 100, ..route("10.0.0.0/8", 0, &[(10, "")]) });
     assert_eq!(routes, Routes::default());
 }

@@ -127,6 +127,16 @@ impl Client {
         Ok(Self { socket, sequence: 0, buffer: Vec::with_capacity(DATAGRAM_BYTES) })
     }
 
+    /// The same, but the kernel takes questions by the letter and lists only what they ask for. Linux before 4.20 can't, and
+    /// lists all of a family.
+    pub(super) fn strict() -> io::Result<Self> {
+        let client = Self::open()?;
+        match client.socket.socket_ref().set_netlink_get_strict_chk(true) {
+            Err(error) if error.raw_os_error() != Some(libc::ENOPROTOOPT) => Err(error),
+            Ok(()) | Err(_) => Ok(client),
+        }
+    }
+
     /// Reads a table. Returns whether the kernel's table stood still while it was read: else entries that didn't
     /// change may be missing.
     pub(super) async fn dump(&mut self, question: RouteNetlinkMessage, each: impl FnMut(Event)) -> io::Result<bool> {

@@ -3,6 +3,7 @@
 //! goes to those who ask for it.
 
 use std::fmt::{self, Write};
+use std::time::Duration;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
@@ -22,7 +23,7 @@ pub(super) fn text(families: &[Family]) -> Result<String, fmt::Error> {
     for family in families {
         let (suffix, kind) = match family.kind {
             Kind::Counter => ("_total", "counter"),
-            Kind::Gauge => ("", "gauge"),
+            Kind::Gauge | Kind::Milliseconds => ("", "gauge"),
             Kind::Info => ("_info", "gauge"),
         };
         let name = format!("{}{suffix}", family.name);
@@ -34,10 +35,17 @@ pub(super) fn text(families: &[Family]) -> Result<String, fmt::Error> {
                 write!(out, "{before}{label}=\"{}\"", escaped(text))?;
             }
             out.push_str(if labels.is_empty() { " " } else { "} " });
-            writeln!(out, "{value}")?;
+            match family.kind {
+                Kind::Milliseconds => writeln!(out, "{}", seconds(*value))?,
+                Kind::Counter | Kind::Gauge | Kind::Info => writeln!(out, "{value}")?,
+            }
         }
     }
     Ok(out)
+}
+
+fn seconds(ms: u64) -> f64 {
+    Duration::from_millis(ms).as_secs_f64()
 }
 
 fn escaped(text: &str) -> String {
@@ -84,7 +92,7 @@ impl EncodeMetric for Family {
     fn metric_type(&self) -> MetricType {
         match self.kind {
             Kind::Counter => MetricType::Counter,
-            Kind::Gauge => MetricType::Gauge,
+            Kind::Gauge | Kind::Milliseconds => MetricType::Gauge,
             Kind::Info => MetricType::Info,
         }
     }
@@ -94,6 +102,7 @@ impl Family {
     fn encode_value(&self, encoder: &mut MetricEncoder<'_>, value: u64) -> Result<(), fmt::Error> {
         match self.kind {
             Kind::Counter => encoder.encode_counter::<NoLabelSet, u64, u64>(&value, None),
+            Kind::Milliseconds => encoder.encode_gauge(&seconds(value)),
             Kind::Gauge | Kind::Info => encoder.encode_gauge(&i64::try_from(value).unwrap_or(i64::MAX)),
         }
     }
@@ -112,6 +121,12 @@ mod tests {
                 kind: Kind::Counter,
                 values: vec![(vec![("x", "1".to_owned()), ("y", "\"b\\\n".to_owned())], 7), (vec![], u64::MAX)],
             },
+            Family {
+                name: "vipgate_d".to_owned(),
+                help: "What d is",
+                kind: Kind::Milliseconds,
+                values: vec![(vec![], 420)],
+            },
             Family { name: "vipgate_b".to_owned(), help: "What b is", kind: Kind::Gauge, values: vec![] },
             Family {
                 name: "vipgate_c".to_owned(),
@@ -124,6 +139,9 @@ mod tests {
                         # TYPE vipgate_a_total counter\n\
                         vipgate_a_total{x=\"1\",y=\"\\\"b\\\\\\n\"} 7\n\
                         vipgate_a_total 18446744073709551615\n\
+                        # HELP vipgate_d What d is.\n\
+                        # TYPE vipgate_d gauge\n\
+                        vipgate_d 0.42\n\
                         # HELP vipgate_b What b is.\n\
                         # TYPE vipgate_b gauge\n\
                         # HELP vipgate_c_info What c is.\n\

@@ -6,6 +6,7 @@ use vipgate_dataplane::counters::{Direction, DropReason, EndReason, WorkerCounte
 use vipgate_dataplane::snapshot::service::BackendUse;
 use vipgate_dataplane::snapshot::spec::BackendState;
 
+use super::group;
 use crate::gateway::state::{Figure, GatewayState};
 
 /// What kind of number it is.
@@ -15,6 +16,8 @@ pub(crate) enum Kind {
     Counter,
     /// A level.
     Gauge,
+    /// A level that is counted in milliseconds, and shown in seconds.
+    Milliseconds,
     /// Always 1: what matters are the labels. Its name ends in `_info`.
     Info,
 }
@@ -37,7 +40,8 @@ pub(crate) struct Family {
 pub(crate) fn read(state: &GatewayState) -> Vec<Family> {
     let mut families = workers(state);
     families.extend(policy(state));
-    families.push(port_blocks(state));
+    families.push(group::port_blocks(state));
+    families.extend(group::read(state));
     families.extend(device(state));
     families
 }
@@ -88,9 +92,15 @@ fn workers(state: &GatewayState) -> Vec<Family> {
         ),
         family(
             "heard",
-            "Packets for the gateway itself that need no answer: acknowledgements of health checks",
+            "Packets for the gateway itself that need no answer: acknowledgements of health checks, claims to VIPs",
             Counter,
             each(|counters| counters.heard.get()),
+        ),
+        family(
+            "vip_conflicts",
+            "ARP packets and neighbour advertisements by which another host claims a VIP of this gateway",
+            Counter,
+            each(|counters| counters.vip_conflicts.get()),
         ),
         family(
             "answers_limited",
@@ -118,6 +128,24 @@ fn workers(state: &GatewayState) -> Vec<Family> {
             vec![(vec![], state.session_capacity)],
         ),
         family("sessions_created", "Sessions opened", Counter, each(|counters| counters.sessions_created.get())),
+        family(
+            "session_copies",
+            "Copies of other gateways' sessions now",
+            Gauge,
+            each(|counters| counters.copies.get()),
+        ),
+        family(
+            "session_copies_refused",
+            "Copies of other gateways' sessions that found no place",
+            Counter,
+            each(|counters| counters.copies_refused.get()),
+        ),
+        family(
+            "sessions_taken_over",
+            "Copies that became sessions of this gateway",
+            Counter,
+            each(|counters| counters.sessions_taken_over.get()),
+        ),
         family("sessions_expired", "Sessions ended", Counter, ended.collect()),
     ]
 }
@@ -219,17 +247,6 @@ fn refused(state: &GatewayState) -> Vec<(Labels, u64)> {
         }
     }
     sums.into_iter().map(|(name, sum)| (vec![("policy", name.to_owned())], sum)).collect()
-}
-
-fn port_blocks(state: &GatewayState) -> Family {
-    let compiled = state.compiled.load();
-    let blocks = compiled.vips().flat_map(|vip| {
-        let claimed = vip.pool.claimed();
-        let states = [("claimed", claimed), ("free", state.port_blocks.saturating_sub(claimed))];
-        states.map(|(name, count)| (vec![("vip", vip.address.to_string()), ("state", name.to_owned())], count as u64))
-    });
-    let help = "Blocks of 64 ports by VIP: claimed by a worker, or free";
-    family("port_blocks", help, Kind::Gauge, blocks.collect())
 }
 
 fn device(state: &GatewayState) -> Vec<Family> {

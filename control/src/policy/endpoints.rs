@@ -9,7 +9,6 @@ use foldhash::{HashMap, HashMapExt};
 use vipgate_dataplane::snapshot::spec::EndpointSpec;
 
 use super::claim::Claim;
-use super::deal::DealtEndpoint;
 use super::gateways::{GatewayId, Gateways, address_key};
 use super::pods::{Cover, Pods};
 use super::vips::Held;
@@ -49,7 +48,7 @@ pub(super) fn settle(
     gateways: &Gateways<'_>,
     pods: &Pods<'_>,
     log: &mut Vec<Complaint>,
-) -> Vec<DealtEndpoint> {
+) -> Vec<EndpointSpec> {
     let of_claim: Vec<Vips<'_>> = claims.iter().map(|claim| Vips::of(claim, vips)).collect();
     let mut spread = Spread { gateways, round: HashMap::new(), lists: HashMap::new() };
     let covers = claims.iter().enumerate();
@@ -82,8 +81,8 @@ pub(super) fn settle(
             }
         };
         let name = if cover.name.is_empty() { pods.name_of(address).unwrap_or(cover.name) } else { cover.name };
-        let spec = EndpointSpec { address, name: name.clone(), policy: claim.spec.name.clone(), vips };
-        endpoints.push(DealtEndpoint { spec, gateway });
+        let policy = claim.spec.name.clone();
+        endpoints.push(EndpointSpec { address, name: name.clone(), policy, vips, gateway });
     }
     complain(claims, &lost, &closed, log);
     endpoints

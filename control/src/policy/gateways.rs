@@ -4,19 +4,26 @@
 //! Rendezvous hashing: every pair of a key and a gateway has a score, and the highest wins. A gateway that goes leaves only its
 //! own keys to others; one that comes takes only those which it wins.
 
+mod backups;
+
+pub use self::backups::MOST_BACKUPS;
+
 use std::cmp::Reverse;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt};
 use k8s_openapi::api::core::v1::Node;
+use vipgate_dataplane::ports::{BLOCKS, BlockId, BlockSet};
 
-use super::deal::{Blocks, Peer};
+use super::deal::Peer;
 use super::fingerprint::{Fingerprint, mix};
 use super::inventory::{Inventory, Located};
 use super::pods::ZONE_LABEL;
-use crate::manifest::GatewayRef;
+use crate::complaint::Complaint;
+use crate::manifest::{Gateway, GatewayRef};
 
 /// A gateway's place among all of them, sorted by name.
 pub(super) type GatewayId = usize;
@@ -63,8 +70,18 @@ pub(super) struct Bid<'a> {
     pub(super) shared: bool,
 }
 
+/// What bids come to.
+#[derive(Debug)]
+pub(super) struct Holders {
+    /// Who holds each VIP, by number.
+    pub(super) of: Vec<Vec<GatewayId>>,
+    /// VIPs that each gateway may hold beside those.
+    pub(super) room: Vec<usize>,
+}
+
 impl<'a> Gateways<'a> {
-    pub(super) fn new(inventory: &Inventory<'a>) -> Self {
+    pub(super) fn new(inventory: &Inventory<'a>, log: &mut Vec<Complaint>) -> Self {
+        complain_about_addresses(inventory, log);
         let label = |node: &Located<'a, Node>| node.body.metadata.labels.as_ref()?.get(ZONE_LABEL).map(String::as_str);
         let zones = inventory.nodes.iter().filter_map(|node| Some((node.id.name.as_str(), label(node)?)));
         let zones: BTreeMap<&str, &str> = zones.collect();
@@ -149,27 +166,27 @@ impl<'a> Gateways<'a> {
     /// the VIP's group leaves it one more. So the result doesn't depend on any order, and what one bid takes from another is
     /// only what it wins. Each gateway has its part of a group before one has more; a group whose gateways are full otherwise
     /// comes together on those that aren't.
-    pub(super) fn hold(&self, bids: &[Bid<'_>]) -> Vec<Vec<GatewayId>> {
+    pub(super) fn hold(&self, bids: &[Bid<'_>]) -> Holders {
         if self.are_unknown() {
-            return vec![Vec::new(); bids.len()];
+            return Holders { of: vec![Vec::new(); bids.len()], room: Vec::new() };
         }
         let mut auction = Auction::new(self, bids);
         for apart in [Apart::Evenly, Apart::Nearly, Apart::No] {
             auction.run(apart);
         }
-        let mut holders = auction.holders;
+        let Auction { mut holders, room, .. } = auction;
         for holders in &mut holders {
             holders.sort_unstable();
         }
-        holders
+        Holders { of: holders, room }
     }
 
     /// The port blocks of a VIP that several gateways hold, by holder.
-    pub(super) fn blocks(&self, vip: IpAddr, holders: &[GatewayId]) -> Vec<Blocks> {
-        let mut blocks = vec![Blocks::default(); holders.len()];
+    pub(super) fn blocks(&self, vip: IpAddr, holders: &[GatewayId]) -> Vec<BlockSet> {
+        let mut blocks = vec![BlockSet::default(); holders.len()];
         let key = address_key(vip);
-        for block in 0..Blocks::COUNT {
-            let key = mix(key ^ block as u64);
+        for block in (0..).take(BLOCKS).map(BlockId) {
+            let key = mix(key ^ u64::from(block.0));
             let winner = (0..holders.len()).max_by_key(|&at| self.score(holders[at], key));
             if let Some(at) = winner {
                 blocks[at].insert(block);
@@ -248,6 +265,30 @@ impl<'a> Auction<'a> {
 impl Bid<'_> {
     fn group(&self) -> Group<'_> {
         (self.group, self.vip.is_ipv4())
+    }
+}
+
+/// Several gateways send each other packets and state, for which each must be found.
+fn complain_about_addresses(inventory: &Inventory<'_>, log: &mut Vec<Complaint>) {
+    if inventory.gateways.len() < 2 {
+        return;
+    }
+    let mut taken: HashMap<IpAddr, &Located<'_, Gateway>> = HashMap::new();
+    for gateway in inventory.gateways.values() {
+        let reason = match gateway.body.spec.peer_address {
+            None => "is missing: other gateways find this one only if its own configuration says where (peer.address)"
+                .into(),
+            Some(address) => match taken.entry(address) {
+                Entry::Occupied(other) => {
+                    format!("{address} is that of {} ({}) too", other.get().id, other.get().origin)
+                }
+                Entry::Vacant(free) => {
+                    free.insert(gateway);
+                    continue;
+                }
+            },
+        };
+        log.push(gateway.warning("spec.peerAddress", reason));
     }
 }
 

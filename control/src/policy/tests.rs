@@ -1,5 +1,6 @@
 //! What manifests mean together: the policy that they come to, and every complaint with file, line and field.
 
+mod drained;
 mod good;
 mod inbound;
 mod moves;
@@ -10,7 +11,8 @@ mod stable;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use vipgate_dataplane::snapshot::spec::PolicySet;
+use vipgate_dataplane::ports::{BLOCKS, BlockId};
+use vipgate_dataplane::snapshot::spec::{EndpointSpec, PolicySet, ShareSpec, VipSpec};
 
 use super::*;
 use crate::manifest::{Manifests, read};
@@ -142,10 +144,18 @@ fn pool(name: &str, spec: &str) -> String {
     format!("apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {{name: {name}}}\nspec: {spec}\n")
 }
 
+/// A `Gateway` in 4 lines; the last letter of its name is in its address.
 fn gateway(name: &str, labels: &str) -> String {
+    let last = name.bytes().last().unwrap();
     format!(
-        "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {{name: {name}, labels: {{{labels}}}}}\nspec: {{}}\n"
+        "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {{name: {name}, labels: {{{labels}}}}}\n\
+         spec: {{peerAddress: 192.0.2.{last}}}\n"
     )
+}
+
+/// With this in its specification too.
+fn gateway_with(name: &str, spec: &str) -> String {
+    gateway(name, "").replace("spec: {", &format!("spec: {{{spec}, "))
 }
 
 fn namespace(name: &str, labels: &str) -> String {

@@ -6,10 +6,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt, HashSet};
-use vipgate_dataplane::snapshot::spec::{self, VipSpec};
+use vipgate_dataplane::snapshot::spec::{self, ShareSpec, VipSpec};
 
 use super::claim::{Claim, Sources};
-use super::gateways::{Bid, GatewayId};
+use super::gateways::{Bid, GatewayId, Gateways};
 use super::inventory::{Key, Located, seniority};
 use crate::complaint::{Complaint, Severity};
 use crate::manifest::{ANNOUNCE_FIELD, Announce, Origin, Protocol, Service, ServicePort, unusable_address};
@@ -103,10 +103,31 @@ fn hold(vips: &BTreeMap<IpAddr, Vip<'_>>, sources: &Sources<'_>) -> Vec<Held> {
         })
         .collect();
     let holders = gateways.hold(&bids);
-    let held = vips.iter().zip(announced).zip(holders);
-    held.filter(|(_, holders)| gateways.are_unknown() || !holders.is_empty())
-        .map(|(((address, vip), announce), holders)| Held { spec: finish(*address, vip, announce), holders })
+    let shares: Vec<_> =
+        bids.iter().zip(&holders.of).map(|(bid, of)| shares(bid, of, &holders.room, gateways)).collect();
+    let held = vips.iter().zip(announced).zip(holders.of).zip(shares);
+    held.filter(|((_, holders), _)| gateways.are_unknown() || !holders.is_empty())
+        .map(|((((address, vip), announce), holders), shares)| {
+            let spec = VipSpec { shares, ..finish(*address, vip, announce) };
+            Held { spec, holders }
+        })
         .collect()
+}
+
+/// Splits the ports of a VIP between those that hold it, and says who stands in for each: another holder, or, where one holds
+/// it all, whoever else may.
+fn shares(bid: &Bid<'_>, holders: &[GatewayId], room: &[usize], gateways: &Gateways<'_>) -> Vec<ShareSpec> {
+    let blocks = match holders {
+        [] | [_] => vec![None; holders.len()],
+        several => gateways.blocks(bid.vip, several).into_iter().map(|own| Some(Arc::new(own))).collect(),
+    };
+    let among = if bid.shared { holders } else { &*bid.candidates };
+    let share = |(&home, blocks): (&GatewayId, _)| {
+        let backups = gateways.backups(bid.group, home, among, room);
+        let backups = backups.into_iter().map(|id| gateways.name(id).clone()).collect();
+        ShareSpec { gateway: gateways.name(home).clone(), blocks, backups }
+    };
+    holders.iter().zip(blocks).map(share).collect()
 }
 
 fn add_service<'a>(address: IpAddr, vip: &mut Vip<'a>, service: Located<'a, Service>, log: &mut Vec<Complaint>) {
@@ -198,5 +219,6 @@ fn finish(address: IpAddr, vip: &Vip<'_>, announce: Announce) -> VipSpec {
             Announce::Bgp => spec::Announce::Bgp,
         },
         reserved_ports,
+        shares: vec![],
     }
 }

@@ -40,6 +40,10 @@ pub struct Figures {
     pub publications: Count,
     /// Times that the source was read or has told of changes.
     pub source_updates: Count,
+    /// Gateways that stopped to serve though nobody wanted that.
+    pub expiries: Count,
+    /// Beats of processes whose name another one has.
+    pub refused_beats: Count,
     /// Microseconds that the last compilation took.
     pub compile_us: AtomicU64,
 }
@@ -65,6 +69,7 @@ pub(super) fn read(state: &Arc<State>) -> Vec<Family> {
         ("Service", deal.services.len() as u64),
         ("Gateway", deal.peers.len() as u64),
     ];
+    let view = state.members.view.borrow().clone();
     let version = |text: &str| vec![(vec![("version", text.to_owned())], 1)];
     let in_step = state.registry.list().values().filter(|it| it.streams > 0 && it.in_force == published.number).count();
     vec![
@@ -118,6 +123,21 @@ pub(super) fn read(state: &Arc<State>) -> Vec<Family> {
             "What the last compilation took",
             Gauge,
             one(figures.compile_us.load(Relaxed)),
+        ),
+        family("policyd_members", "Gateways that views name", Gauge, one(view.members.len() as u64)),
+        family("policyd_members_serving", "Gateways that serve", Gauge, one(view.serving().count() as u64)),
+        family("policyd_view", "Number of the view that gateways are told", Gauge, one(view.number)),
+        family(
+            "policyd_expiries",
+            "Gateways that stopped to serve because they were silent, or were started again",
+            Counter,
+            one(figures.expiries.get()),
+        ),
+        family(
+            "policyd_refused_beats",
+            "Beats of processes whose name another living one has",
+            Counter,
+            one(figures.refused_beats.get()),
         ),
         family("policy_version", "The policy that gateways are told", Info, version(&published.version)),
         family("build", "The running program", Info, version(env!("CARGO_PKG_VERSION"))),

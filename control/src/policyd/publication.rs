@@ -8,8 +8,9 @@ use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryResponse, Res
 use envoy_types::pb::google::protobuf::Any;
 use prost::Message;
 use prost::bytes::Bytes;
+use vipgate_dataplane::snapshot::spec::EndpointSpec;
 
-use crate::policy::{Deal, DealtEndpoint};
+use crate::policy::Deal;
 use crate::xds::resource::{Content, Key, Kind, SETTINGS, encode, settings};
 
 /// Resources of one response, bytes: each stream keeps room for its longest one, and gives way to others after each.
@@ -61,8 +62,8 @@ impl Publication {
         let [policies, vips, endpoints, services, gateways, _] = &self.resources;
         let mut resources = [
             carry.over(&old.policies, policies, &deal.policies, |it| &it.name, encode::egress_policy),
-            carry.over(&old.vips, vips, &deal.vips, |it| &it.spec.address, encode::vip),
-            carry.over(&old.endpoints, endpoints, &deal.endpoints, |it| &it.spec.address, encode::endpoint),
+            carry.over(&old.vips, vips, &deal.vips, |it| &it.address, encode::vip),
+            carry.over(&old.endpoints, endpoints, &deal.endpoints, |it| &it.address, encode::endpoint),
             carry.over(&old.services, services, &deal.services, |it| &it.name, encode::service),
             carry.over(&old.peers, gateways, &deal.peers, |it| &it.name, encode::gateway),
             Vec::new(),
@@ -84,10 +85,8 @@ impl Publication {
         let address = || name.parse::<IpAddr>().ok();
         let at = match key.kind {
             Kind::EgressPolicy => deal.policies.binary_search_by(|it| (*it.name).cmp(name)).ok(),
-            Kind::Vip => address().and_then(|own| deal.vips.binary_search_by_key(&own, |it| it.spec.address).ok()),
-            Kind::Endpoint => {
-                address().and_then(|own| deal.endpoints.binary_search_by_key(&own, |it| it.spec.address).ok())
-            }
+            Kind::Vip => address().and_then(|own| deal.vips.binary_search_by_key(&own, |it| it.address).ok()),
+            Kind::Endpoint => address().and_then(|own| deal.endpoints.binary_search_by_key(&own, |it| it.address).ok()),
             Kind::Service => deal.services.binary_search_by(|it| (*it.name).cmp(name)).ok(),
             Kind::Gateway => deal.peers.binary_search_by(|it| (*it.name).cmp(name)).ok(),
             Kind::Settings => (name == SETTINGS).then_some(0),
@@ -163,8 +162,8 @@ impl Publication {
     }
 
     /// The endpoint with this address.
-    pub fn endpoint(&self, address: IpAddr) -> Option<&DealtEndpoint> {
-        let at = self.deal.endpoints.binary_search_by_key(&address, |endpoint| endpoint.spec.address).ok()?;
+    pub fn endpoint(&self, address: IpAddr) -> Option<&EndpointSpec> {
+        let at = self.deal.endpoints.binary_search_by_key(&address, |endpoint| endpoint.address).ok()?;
         self.deal.endpoints.get(at)
     }
 }

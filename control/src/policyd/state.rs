@@ -6,6 +6,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::watch;
 
 use super::figures::Figures;
+use super::members::Members;
 use super::publication::Publication;
 use super::registry::Registry;
 use super::store::Outcome;
@@ -23,6 +24,8 @@ pub struct State {
     pub published: watch::Receiver<Option<Arc<Publication>>>,
     /// The gateways.
     pub registry: Arc<Registry>,
+    /// Who serves.
+    pub members: Members,
     /// What is counted.
     pub figures: Arc<Figures>,
 }

@@ -10,9 +10,10 @@ use super::publication::Publication;
 use super::registry::Gateway;
 use super::state::State;
 use crate::complaint::Severity;
+use crate::members::Member;
 use crate::xds::proto::policy_status_server::PolicyStatus;
 use crate::xds::proto::{
-    Complaint, EndpointState, GatewayState, PolicyState, SourceStatus, StatusReply, StatusRequest,
+    Complaint, EndpointState, GatewayState, MemberState, PolicyState, SourceStatus, StatusReply, StatusRequest,
 };
 use crate::xds::resource::{Key, Kind};
 
@@ -81,6 +82,8 @@ impl<'a> View<'a> {
             vips: self.published.deal.vips.len() as u64,
             covered_endpoints: self.published.deal.endpoints.len() as u64,
             services: self.published.deal.services.len() as u64,
+            members: self.members(),
+            view: self.state.members.view.borrow().number,
         }
     }
 
@@ -105,10 +108,10 @@ impl<'a> View<'a> {
         for endpoint in self.published.of(Kind::Endpoint) {
             let dealt = endpoint.key.name.parse().ok().and_then(|address| self.published.endpoint(address));
             let Some(dealt) = dealt else { continue };
-            let Some(part) = parts.get_mut(&*dealt.spec.policy) else { continue };
+            let Some(part) = parts.get_mut(&*dealt.policy) else { continue };
             part.endpoints += 1;
             part.since = part.since.max(endpoint.since);
-            part.vips.extend(&dealt.spec.vips);
+            part.vips.extend(&dealt.vips);
         }
         let mut faulty: BTreeMap<String, _> =
             compiled.faulty.iter().map(|(id, faulty)| (id.to_string(), faulty)).collect();
@@ -167,18 +170,32 @@ impl<'a> View<'a> {
         states.into_values().collect()
     }
 
+    fn members(&self) -> Vec<MemberState> {
+        let roster = self.state.members.roster.load();
+        let state = |member: &Member| {
+            let seat = roster.seat(&member.name).filter(|seat| seat.incarnation == member.incarnation);
+            MemberState {
+                name: member.name.to_string(),
+                serving: member.serving,
+                epoch: member.epoch,
+                wish: seat.map_or("", |seat| seat.wish.name()).to_owned(),
+                view: seat.map_or(0, |seat| seat.seen_view),
+            }
+        };
+        roster.view().members.iter().map(state).collect()
+    }
+
     fn endpoint(&self, address: IpAddr) -> EndpointState {
         let Some(dealt) = self.published.endpoint(address) else {
             return EndpointState { address: address.to_string(), ..EndpointState::default() };
         };
-        let vips: Vec<String> = dealt.spec.vips.iter().map(IpAddr::to_string).collect();
+        let vips: Vec<String> = dealt.vips.iter().map(IpAddr::to_string).collect();
         let since = vips.iter().map(|vip| self.since(Kind::Vip, vip));
-        let own =
-            [self.since(Kind::Endpoint, &address.to_string()), self.since(Kind::EgressPolicy, &dealt.spec.policy)];
+        let own = [self.since(Kind::Endpoint, &address.to_string()), self.since(Kind::EgressPolicy, &dealt.policy)];
         let (in_force, pending) = self.in_force(since.chain(own).max().unwrap_or(0));
         EndpointState {
             address: address.to_string(),
-            policy: dealt.spec.policy.to_string(),
+            policy: dealt.policy.to_string(),
             vips,
             gateway: dealt.gateway.as_deref().unwrap_or_default().to_owned(),
             in_force,

@@ -6,7 +6,7 @@
 //!                  \-> Refusal -----------------------------> discard   (nothing has changed)
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use vipgate_dataplane::snapshot::change::PolicyChange;
 
 use super::proto;
 use super::resource::{Content, Decoded, Fault, Key, Kind, SETTINGS, decode, shown};
-use crate::policy::{DealtVip, Fingerprint, Peer, Viewer, mix};
+use crate::policy::{Fingerprint, Peer, Viewer, mix};
 
 /// Resources that a gateway holds at most; more is a mistake, or an attack.
 pub const MOST_RESOURCES: usize = 1 << 20;
@@ -74,8 +74,6 @@ pub struct Book {
     /// How much of what is staged isn't held.
     fresh: usize,
     counts: [usize; Kind::ALL.len()],
-    /// VIPs of which this gateway has a share.
-    own_vips: BTreeSet<IpAddr>,
     peers: BTreeMap<Arc<str>, Peer>,
     version: String,
 }
@@ -217,18 +215,15 @@ impl Book {
                 Some(staged) if held.is_some_and(|held| held.body == staged.body) => {}
                 Some(staged) => match &staged.meaning {
                     Decoded::EgressPolicy(spec) => change.policies.push(spec.clone()),
-                    Decoded::Vip(vip) => self.offer_vip(vip, name, &mut change),
-                    Decoded::Endpoint(endpoint) => change.endpoints.push(endpoint.seen_by(name)),
+                    Decoded::Vip(vip) => change.vips.push(vip.clone()),
+                    Decoded::Endpoint(endpoint) => change.endpoints.push(endpoint.clone()),
                     Decoded::Service(service) => change.services.push(service.seen_by(&placed)),
                     Decoded::Gateway(_) | Decoded::Settings(_) => {}
                 },
                 None if held.is_none() => {}
                 None => match key.kind {
                     Kind::EgressPolicy => change.gone.policies.push(key.name.clone()),
-                    Kind::Vip => {
-                        let own = key.name.parse().ok().filter(|vip| self.own_vips.contains(vip));
-                        change.gone.vips.extend(own);
-                    }
+                    Kind::Vip => change.gone.vips.extend(key.name.parse::<IpAddr>()),
                     Kind::Endpoint => change.gone.endpoints.extend(key.name.parse::<IpAddr>()),
                     Kind::Service => change.gone.services.push(key.name.clone()),
                     Kind::Gateway | Kind::Settings => {}
@@ -270,14 +265,6 @@ impl Book {
         }
     }
 
-    fn offer_vip(&self, vip: &DealtVip, name: &str, change: &mut PolicyChange) {
-        if vip.is_held_by(name) {
-            change.vips.push(vip.spec.clone());
-        } else if self.own_vips.contains(&vip.spec.address) {
-            change.gone.vips.push(vip.spec.address);
-        }
-    }
-
     /// What the settings say, or, without them, a name made of what is there.
     fn version_after(&self) -> String {
         if let Some(settings) = self.staged_settings() {
@@ -299,7 +286,7 @@ impl Book {
     }
 
     /// What has come is in force: now it is held. Returns what a cache must know of it.
-    pub fn commit(&mut self, name: &str) -> Vec<(Key, Option<Held>)> {
+    pub fn commit(&mut self) -> Vec<(Key, Option<Held>)> {
         self.version = self.version_after();
         self.counts = self.counts_after();
         self.fresh = 0;
@@ -307,16 +294,15 @@ impl Book {
         for (key, staged) in std::mem::take(&mut self.staged) {
             let Some(Staged { version, body, meaning }) = staged else {
                 if self.held.remove(&key).is_some() {
-                    self.forget(&key);
+                    if key.kind == Kind::Gateway {
+                        self.peers.remove(&key.name);
+                    }
                     changed.push((key, None));
                 }
                 continue;
             };
-            match meaning {
-                Decoded::Vip(vip) if vip.is_held_by(name) => drop(self.own_vips.insert(vip.spec.address)),
-                Decoded::Gateway(peer) => drop(self.peers.insert(peer.name.clone(), peer)),
-                Decoded::Vip(_) => self.forget(&key),
-                Decoded::EgressPolicy(_) | Decoded::Endpoint(_) | Decoded::Service(_) | Decoded::Settings(_) => {}
+            if let Decoded::Gateway(peer) = meaning {
+                self.peers.insert(peer.name.clone(), peer);
             }
             let held = Held { version, body };
             if self.held.get(&key) != Some(&held) {
@@ -325,15 +311,6 @@ impl Book {
             }
         }
         changed
-    }
-
-    /// Forgets what a resource has meant.
-    fn forget(&mut self, key: &Key) {
-        match key.kind {
-            Kind::Gateway => drop(self.peers.remove(&key.name)),
-            Kind::Vip => drop(key.name.parse().map(|vip| self.own_vips.remove(&vip))),
-            Kind::EgressPolicy | Kind::Endpoint | Kind::Service | Kind::Settings => {}
-        }
     }
 
     /// Forgets what has come but isn't in force.

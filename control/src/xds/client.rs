@@ -124,7 +124,7 @@ impl Client {
             return (client, None);
         }
         let offer = client.book.has_staged().then(|| client.book.offer(&client.viewer));
-        client.book.commit(&client.viewer.name);
+        client.book.commit();
         (client, offer)
     }
 

@@ -16,7 +16,7 @@ use vipgate_dataplane::snapshot::spec::{
 use super::book::Held;
 use super::resource::{Content, Key, Kind, encode_all, settings};
 use crate::manifest::{DEFAULT_TABLE_SIZE, Hints};
-use crate::policy::{Deal, DealtBackend, DealtEndpoint, DealtService, DealtVip, Peer};
+use crate::policy::{Deal, DealtBackend, DealtService, Peer};
 
 pub(super) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -31,8 +31,7 @@ pub(super) fn deal(endpoints: u8) -> Deal {
     let (name, vip) = (Arc::<str>::from("EgressPolicy a/p"), ip("203.0.113.1"));
     let endpoint = |i| {
         let address = IpAddr::from([10, 0, 0, i]);
-        let spec = EndpointSpec { address, name: "".into(), policy: name.clone(), vips: vec![vip] };
-        DealtEndpoint { spec, gateway: None }
+        EndpointSpec { address, name: "".into(), policy: name.clone(), vips: vec![vip], gateway: None }
     };
     let policy = EgressSpec {
         name: name.clone(),
@@ -42,10 +41,11 @@ pub(super) fn deal(endpoints: u8) -> Deal {
         limits: Limits::default(),
         on_exhaustion: OnExhaustion::Reject,
     };
-    let spec = VipSpec { address: vip, name: "".into(), announce: Announce::L2, reserved_ports: vec![80] };
+    let vip =
+        VipSpec { address: vip, name: "".into(), announce: Announce::L2, reserved_ports: vec![80], shares: vec![] };
     Deal {
         policies: vec![policy],
-        vips: vec![DealtVip { spec, shares: vec![] }],
+        vips: vec![vip],
         endpoints: (1..=endpoints).map(endpoint).collect(),
         services: vec![service(&[1, 2])],
         peers: vec![Peer { name: "g1".into(), node: "n1".into(), zone: "z1".into(), address: None }],

@@ -2,6 +2,8 @@
 //! socket and the real metrics port, for the real command line to ask.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test file uses its part of it")]
 
+pub mod group;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Command as Process, Output, Stdio};
@@ -13,13 +15,20 @@ use std::time::{Instant, SystemTime};
 use arc_swap::ArcSwap;
 use crossbeam::channel::{Receiver, bounded};
 use tempfile::TempDir;
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
-use vipgate::gateway::state::{DeviceFigures, Figure, GatewayState, PolicyStatus, SocketStatus, WorkerHandle};
+use vipgate::gateway::group::GroupStatus;
+use vipgate::gateway::state::{
+    Dealt, DeviceFigures, Figure, GatewayState, Order, PolicyStatus, SocketStatus, WorkerHandle,
+};
+use vipgate::policy::Peer;
 use vipgate_dataplane::command::{Command, SessionFilter, SessionRecord, SessionState};
 use vipgate_dataplane::counters::{Direction, DropReason, EndReason, WorkerCounters};
 use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::link::handoff::Wake;
+use vipgate_dataplane::link::outlet::Outlet;
 use vipgate_dataplane::snapshot::build::Builder;
+use vipgate_dataplane::snapshot::change::PolicyChange;
 use vipgate_dataplane::snapshot::spec::{
     Announce, BackendSpec, BackendState, EgressSpec, EndpointSpec, HealthSpec, InterfaceSpec, NetworkSpec, PolicySet,
     Role, Scope, ServicePortSpec, ServiceSpec, VipSpec,
@@ -79,18 +88,37 @@ impl Gateway {
     }
 
     pub fn start_with(workers: &[Worker], set: &PolicySet) -> Self {
+        Self::start_in(workers, set, GroupStatus::default(), None)
+    }
+
+    /// One of three: `group` says how it stands among them, and orders to it go to `orders`.
+    pub fn start_in(
+        workers: &[Worker],
+        set: &PolicySet,
+        group: GroupStatus,
+        orders: Option<UnboundedSender<Order>>,
+    ) -> Self {
         let mut handles = Vec::new();
         for (number, worker) in workers.iter().enumerate() {
             let (commands, inbox) = bounded(4);
             let counters: Arc<WorkerCounters> = Arc::default();
             count(&counters, number as u64);
-            handles.push(WorkerHandle { core: number + 2, counters, commands, doorbell: Arc::new(NoBell) });
+            let outlet = Arc::new(Outlet::new(Arc::new(NoBell)));
+            handles.push(WorkerHandle { core: number + 2, counters, commands, outlet, doorbell: Arc::new(NoBell) });
             let worker = worker.clone();
             // It ends when the last of those who could ask it is gone.
             std::thread::spawn(move || work(worker, &inbox));
         }
         let mut builder = Builder::new(network());
-        let compiled = builder.with_policy(set).unwrap().policy;
+        builder.with_policy(set).unwrap();
+        let compiled = builder.with_members(&group.spec).policy;
+        let dealt = Dealt::of(&PolicyChange::between(&PolicySet::default(), set));
+        let peers = group.spec.gateways.iter().map(|member| Peer {
+            name: member.name.clone(),
+            node: format!("node-of-{}", member.name).into(),
+            zone: "zone-1".into(),
+            address: None,
+        });
         let state = Arc::new(GatewayState {
             name: "gw-a".to_owned(),
             node: "node-1".to_owned(),
@@ -105,11 +133,15 @@ impl Gateway {
                 updates_applied: 2,
                 updates_rejected: 1,
                 last_error: Some("a.yaml:7: spec.addresses: \x1b[31mnot an address".to_owned()),
-                peers: Arc::default(),
+                peers: peers.collect(),
             }),
             server: None,
             compiled: ArcSwap::new(compiled),
             health_errors: ArcSwap::default(),
+            group: ArcSwap::from_pointee(group),
+            dealt,
+            orders,
+            conflicts: ArcSwap::default(),
             port_blocks: 1008,
             network: ArcSwap::from_pointee(network()),
             workers: handles,
@@ -233,7 +265,11 @@ fn work(worker: Worker, inbox: &Receiver<Command>) {
                 chunk.cursor = None;
                 let _ = reply.try_send(chunk);
             }
-            Command::Announce(_) => {}
+            Command::Announce(_)
+            | Command::Defend(_)
+            | Command::Copies { .. }
+            | Command::Take { .. }
+            | Command::Purge { .. } => {}
         }
     }
 }
@@ -259,6 +295,9 @@ fn count(counters: &WorkerCounters, n: u64) {
     counters.handoffs.add(5);
     counters.sessions.set(20 + n);
     counters.sessions_created.add(30);
+    counters.copies.set(8 + n);
+    counters.copies_refused.add(n);
+    counters.sessions_taken_over.add(2);
     counters.sessions_ended[EndReason::Flushed as usize].add(7);
 }
 
@@ -291,6 +330,7 @@ pub fn policy() -> PolicySet {
         name: "Service tenant-a/api".into(),
         announce,
         reserved_ports,
+        shares: vec![],
     };
     PolicySet {
         version: "5f2c".to_owned(),
@@ -312,12 +352,14 @@ pub fn policy() -> PolicySet {
                 name: "tenant-a/api-0".into(),
                 policy: "EgressPolicy tenant-a/out".into(),
                 vips: vec!["203.0.113.10".parse().unwrap()],
+                gateway: None,
             },
             EndpointSpec {
                 address: "fd00:1::11".parse().unwrap(),
                 name: "".into(),
                 policy: "EgressPolicy tenant-a/out".into(),
                 vips: vec![],
+                gateway: None,
             },
         ],
         services: vec![service()],

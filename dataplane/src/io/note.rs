@@ -1,13 +1,18 @@
-//! What goes with a packet from one worker to another, or around within one: some bits in the frame's mark, and for
-//! fragments the ports of their datagram before the packet. A packet from outside has none of it.
+//! What goes with a packet from one worker to another, or around within one, or came with it from another gateway: some bits in the
+//! frame's mark, and for fragments the ports of their datagram before the packet. A packet from outside has none of it.
 
 use super::Received;
 use crate::fragments::{Known, Ports};
+use crate::snapshot::spec::AROUND;
 
 const SETTLED: u16 = 1;
 const GATHERED: u16 = 2;
 const HAIRPIN: u16 = 4;
 const KNOWN: u16 = 8;
+const FROM_PEER: u16 = 16;
+const AT_LAST: u16 = 32;
+/// The sides that a packet of another gateway came in on there, in two bits.
+const SIDES: u32 = 6;
 /// Above this bit: workers that were asked in vain.
 const ASKED: u32 = 8;
 /// Bytes before the packet that hold a datagram's ports.
@@ -44,6 +49,31 @@ impl Received {
     /// Sends it around: it has left a pod for a VIP of this gateway, and nothing else is known of it.
     pub fn turn_around(&mut self) {
         self.frame.set_mark(HAIRPIN);
+    }
+
+    /// Notes that it came out of a tunnel: the sides that it came in on at the gateway that sent it, and whether it may travel no
+    /// further.
+    pub fn arrive(&mut self, sides: u8, at_last: bool) {
+        let sides = if sides & AROUND == 0 { u16::from(sides & 3) << SIDES } else { HAIRPIN };
+        self.frame.set_mark(FROM_PEER | if at_last { AT_LAST } else { 0 } | sides);
+    }
+
+    /// Whether another gateway has sent it.
+    #[inline]
+    pub fn is_from_peer(&self) -> bool {
+        self.has(FROM_PEER)
+    }
+
+    /// Whether another gateway has sent it here as to its owner: it is sent to no other one.
+    pub fn is_at_last(&self) -> bool {
+        self.has(AT_LAST)
+    }
+
+    /// The sides that it came in on: those of its interface, unless another gateway took it in.
+    #[inline]
+    pub fn sides(&self, of_interface: u8) -> u8 {
+        let mark = self.frame.mark();
+        if mark & FROM_PEER == 0 { of_interface } else { (mark >> SIDES) as u8 & 3 }
     }
 
     /// Workers that were asked in vain to open its session.
@@ -108,5 +138,13 @@ mod tests {
         assert!(received.is_settled() && !received.is_hairpin() && !received.is_gathered());
         received.turn_around();
         assert!(received.is_hairpin() && !received.is_settled() && received.known().is_none());
+        assert_eq!((received.is_from_peer(), received.sides(2)), (false, 2));
+        received.arrive(1, true);
+        received.settle();
+        received.ask_another();
+        assert!(received.is_from_peer() && received.is_at_last() && received.is_settled() && !received.is_hairpin());
+        assert_eq!((received.sides(2), received.asked()), (1, 1));
+        received.arrive(AROUND, false);
+        assert!(received.is_hairpin() && received.is_from_peer() && !received.is_at_last());
     }
 }

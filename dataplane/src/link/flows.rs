@@ -36,13 +36,17 @@ impl Flows<'_> {
     /// The other worker that gathers the fragments of a datagram. Fragments without ports come in on any queue, so one
     /// worker is agreed on by what they have in common.
     pub fn gatherer<A: Family>(self, key: &Key<A>) -> Option<WorkerId> {
-        /// Fixed on purpose: all workers must come to the same choice. Who aims at one worker could do so with whole packets.
+        // Other bits than those that choose among gateways.
+        let worker = WorkerId((((Self::spread(key) & 0xffff_ffff) * u64::from(self.workers)) >> 32) as u8);
+        (worker != self.this).then_some(worker)
+    }
+
+    /// Spreads fragmented datagrams, the same for all workers and gateways. Who aims at one of them could do so with whole packets.
+    pub fn spread<A: Family>(key: &Key<A>) -> u64 {
         const CHOICE: HashKey = HashKey::fixed();
         let (high, low) = ((key.id >> 16) as u16, key.id as u16);
         let Key { source, destination, protocol, .. } = *key;
-        let hash = CHOICE.hash(&Tuple { source, destination, source_port: high, destination_port: low, protocol });
-        let worker = WorkerId((((hash >> 32) * u64::from(self.workers)) >> 32) as u8);
-        (worker != self.this).then_some(worker)
+        CHOICE.hash(&Tuple { source, destination, source_port: high, destination_port: low, protocol })
     }
 
     /// The worker to ask for a port after this one, if `asked` others haven't been asked in vain.

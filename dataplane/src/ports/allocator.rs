@@ -12,7 +12,7 @@
 use vipgate_mem::{MemoryError, Slab};
 
 use super::blocks::{BlockSet, first_from};
-use super::choice::Choice;
+use super::choice::{Choice, Of};
 use super::crowded::Crowded;
 use super::pool::{PortPool, WorkerId};
 use super::{BLOCKS, BlockId, PortRange};
@@ -93,7 +93,7 @@ impl Allocator {
         Ok(Self { worker, workers: workers.max(1), range, holdings, crowded, key, drawn: 0 })
     }
 
-    /// A port of `vip` for which `is_free` says yes, and counts it as used. `translated` is the session's first packet
+    /// A port of `vip`, in one of `blocks` where these are given, for which `is_free` says yes, and counts it as used. `translated` is the session's first packet
     /// as it leaves; its source port may be anything yet.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ impl Allocator {
     #[inline]
     pub fn allocate<A: Address>(
         &mut self,
-        vip: &Vip,
+        (vip, blocks): (&Vip, Option<&BlockSet>),
         translated: &Tuple<A>,
         claim: Claim,
         now: Tick,
@@ -114,10 +114,11 @@ impl Allocator {
         // A destination with a map doesn't guess: at 99 % fill it would do so in vain.
         let is_crowded =
             !self.crowded.is_empty() && self.crowded.find(vip.id, destination(&self.key, translated)).is_some();
-        let port = if is_crowded { None } else { self.try_random(vip, range, &is_free) };
+        let of = Of { vip, blocks: blocks.unwrap_or(&BlockSet::ALL), range };
+        let port = if is_crowded { None } else { self.try_random(of, &is_free) };
         let port = match port {
             Some(port) => port,
-            None => self.allocate_crowded(vip, range, destination(&self.key, translated), now, &is_free)?,
+            None => self.allocate_crowded(of, destination(&self.key, translated), now, &is_free)?,
         };
         self.holdings[usize::from(vip.id.0)].used[BlockId::of(port).index()] += 1;
         Ok(port)
@@ -185,11 +186,11 @@ impl Allocator {
     }
 
     #[inline]
-    fn try_random(&mut self, vip: &Vip, range: PortRange, is_free: &impl Fn(u16) -> bool) -> Option<u16> {
+    fn try_random(&mut self, of: Of<'_>, is_free: &impl Fn(u16) -> bool) -> Option<u16> {
         for _ in 0..RANDOM_TRIES {
             let random = self.draw();
-            let owned = &self.holdings[usize::from(vip.id.0)].owned;
-            let choice = Choice { owned, range, vip, random };
+            let owned = &self.holdings[usize::from(of.vip.id.0)].owned;
+            let choice = Choice { owned, of, random };
             let block = first_from(choice.block(), |word| choice.blocks(word))?;
             let usable = choice.usable(block);
             if usable == 0 {
@@ -208,18 +209,18 @@ impl Allocator {
     #[inline(never)]
     fn allocate_crowded(
         &mut self,
-        vip: &Vip,
-        range: PortRange,
+        of: Of<'_>,
         destination: u64,
         now: Tick,
         is_free: &impl Fn(u16) -> bool,
     ) -> Result<u16, Exhausted> {
+        let vip = of.vip;
         if self.owned_blocks(vip.id) == 0 {
             if !self.claim_more(vip) {
                 vip.pool.ask_for_blocks(now);
                 return Err(Exhausted);
             }
-            if let Some(port) = self.try_random(vip, range, is_free) {
+            if let Some(port) = self.try_random(of, is_free) {
                 return Ok(port);
             }
         }
@@ -232,7 +233,7 @@ impl Allocator {
         loop {
             let random = self.draw();
             let owned = &self.holdings[usize::from(vip.id.0)].owned;
-            let choice = Choice { owned, range, vip, random };
+            let choice = Choice { owned, of, random };
             let map = self.crowded.map(place);
             if let Some(port) = map.take(&choice, is_free) {
                 return Ok(port);

@@ -5,15 +5,43 @@ use super::{BLOCKS, BlockId};
 /// Words in a set.
 pub(super) const WORDS: usize = BLOCKS / 64;
 
-/// A set of a VIP's blocks.
+/// A set of a VIP's blocks, as bits: block 0 is the lowest bit of the first word.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::AnyBitPattern)]
 #[repr(transparent)]
-pub(super) struct BlockSet(pub(super) [u64; WORDS]);
+pub struct BlockSet(pub(super) [u64; WORDS]);
 
 impl BlockSet {
+    /// All there are.
+    pub const ALL: Self = Self([u64::MAX; WORDS]);
+    /// Bytes that it takes.
+    pub const BYTES: usize = BLOCKS / 8;
+
+    /// From as many bytes: block 0 is the lowest bit of the first one.
+    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
+        let mut set = Self::default();
+        for (word, bytes) in set.0.iter_mut().zip(bytes.as_chunks().0) {
+            *word = u64::from_le_bytes(*bytes);
+        }
+        set
+    }
+
+    /// As bytes.
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        for (bytes, word) in bytes.as_chunks_mut().0.iter_mut().zip(self.0) {
+            *bytes = word.to_le_bytes();
+        }
+        bytes
+    }
+
+    /// How many blocks are in it.
+    pub fn count(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
+    }
+
     /// Adds a block.
     #[inline]
-    pub(super) fn insert(&mut self, block: BlockId) {
+    pub fn insert(&mut self, block: BlockId) {
         self.0[block.index() / 64] |= 1 << (block.index() % 64);
     }
 
@@ -32,12 +60,12 @@ impl BlockSet {
 
     /// Whether a block is in it.
     #[inline]
-    pub(super) fn contains(&self, block: BlockId) -> bool {
+    pub fn contains(&self, block: BlockId) -> bool {
         self.0[block.index() / 64] >> (block.index() % 64) & 1 == 1
     }
 
     /// Its blocks, ascending.
-    pub(super) fn iter(self) -> impl Iterator<Item = BlockId> {
+    pub fn iter(self) -> impl Iterator<Item = BlockId> {
         (0..WORDS).flat_map(move |word| {
             let mut bits = self.0[word];
             std::iter::from_fn(move || {

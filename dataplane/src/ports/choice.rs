@@ -4,15 +4,24 @@ use super::blocks::{BlockSet, WORDS};
 use super::{BlockId, PortRange};
 use crate::snapshot::policy::Vip;
 
+/// Which ports may be given out to whoever asks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Of<'a> {
+    /// Whose ports; it reserves some of them.
+    pub(super) vip: &'a Vip,
+    /// In which blocks.
+    pub(super) blocks: &'a BlockSet,
+    /// In which range.
+    pub(super) range: PortRange,
+}
+
 /// What a port is chosen from, and the random number that does it (RFC 6056 section 3.3).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Choice<'a> {
     /// Blocks that are the worker's own.
     pub(super) owned: &'a BlockSet,
-    /// Ports that may be given out to whoever asks.
-    pub(super) range: PortRange,
-    /// Whose ports; it reserves some of them.
-    pub(super) vip: &'a Vip,
+    /// Ports that may be given out.
+    pub(super) of: Of<'a>,
     /// One draw: its lower half names a block, its upper six bits a port.
     pub(super) random: u64,
 }
@@ -21,13 +30,13 @@ impl Choice<'_> {
     /// Any block of the range, each as likely as the others.
     #[inline]
     pub(super) fn block(&self) -> BlockId {
-        BlockId(self.range.first_block().0 + below(self.random, self.range.blocks() as u32) as u16)
+        BlockId(self.of.range.first_block().0 + below(self.random, self.of.range.blocks() as u32) as u16)
     }
 
     /// The ports of `block` that may be given out, as bits.
     #[inline]
     pub(super) fn usable(&self, block: BlockId) -> u64 {
-        self.range.mask(block) & !self.vip.reserved_mask(block)
+        self.of.range.mask(block) & !self.of.vip.reserved_mask(block)
     }
 
     /// Any port of `ports`, which has one at least, as its bit; each as likely as the others.
@@ -40,7 +49,12 @@ impl Choice<'_> {
     /// The blocks of the range that the worker owns, a word of them.
     #[inline]
     pub(super) fn blocks(&self, word: usize) -> u64 {
-        self.owned.0[word] & self.range.blocks_of_word(word)
+        self.owned.0[word] & self.of.blocks.0[word] & self.of.range.blocks_of_word(word)
+    }
+
+    /// Whether ports of a block may be given out.
+    pub(super) fn may_have(&self, block: BlockId) -> bool {
+        self.owned.contains(block) && self.of.blocks.contains(block)
     }
 
     /// Any block of the set whose words `word` names, each as likely as the others. To take the next one behind a full
@@ -108,7 +122,8 @@ mod tests {
         let (mut of_block, mut of_port) = ([0_u32; 8], [0_u32; 8]);
         for counter in 0..DRAWS {
             let random = key.draw(counter.into());
-            let choice = Choice { owned: &owned, range: PortRange::default(), vip: &vip, random };
+            let of = Of { vip: &vip, blocks: &BlockSet::ALL, range: PortRange::default() };
+            let choice = Choice { owned: &owned, of, random };
             let block = choice.block_of(|word| owned.0[word]).unwrap();
             of_block[blocks.iter().position(|&own| own == block.0).unwrap()] += 1;
             of_port[ports.iter().position(|&own| own == choice.bit(free)).unwrap()] += 1;
@@ -117,7 +132,8 @@ mod tests {
         for count in of_block.into_iter().chain(of_port) {
             assert!((7_600..8_400).contains(&count), "{of_block:?} {of_port:?}");
         }
-        let choice = Choice { owned: &owned, range: PortRange::default(), vip: &vip, random: 5 };
+        let of = Of { vip: &vip, blocks: &BlockSet::ALL, range: PortRange::default() };
+        let choice = Choice { owned: &owned, of, random: 5 };
         assert_eq!(choice.block_of(|_| 0), None);
     }
 }

@@ -117,7 +117,7 @@ impl PortMap {
 
     /// Asks for every port of a block, the reserved ones too: another policy may release them.
     fn look_up(&mut self, block: BlockId, choice: &Choice<'_>, is_free: &impl Fn(u16) -> bool) {
-        let in_range = choice.range.mask(block);
+        let in_range = choice.of.range.mask(block);
         let mut used = !in_range;
         let mut open = in_range;
         while open != 0 {
@@ -132,7 +132,7 @@ impl PortMap {
     /// Opens the blocks that only lacked ports which are reserved no more; says whether there was one.
     fn reopen_unreserved(&mut self, choice: &Choice<'_>) -> bool {
         let mut any = false;
-        for block in self.reserved.iter().filter(|&block| choice.owned.contains(block)) {
+        for block in self.reserved.iter().filter(|&block| choice.may_have(block)) {
             if choice.usable(block) & !self.used[block.index()] != 0 {
                 self.full.remove(block);
                 self.reserved.remove(block);
@@ -152,6 +152,7 @@ mod tests {
 
     use super::*;
     use crate::ports::PortRange;
+    use crate::ports::choice::Of;
     use crate::ports::tests::vip;
 
     #[test]
@@ -160,7 +161,11 @@ mod tests {
         let mut owned = BlockSet::default();
         owned.insert(BlockId(20));
         let vip = vip(&Arc::default(), &[]);
-        let choice = Choice { owned: &owned, range: PortRange::default(), vip: &vip, random: 0 };
+        let choice = Choice {
+            owned: &owned,
+            of: Of { vip: &vip, blocks: &BlockSet::ALL, range: PortRange::default() },
+            random: 0,
+        };
         let asked = Cell::new(0);
         let never = |_| {
             asked.set(asked.get() + 1);
@@ -185,7 +190,11 @@ mod tests {
             owned.insert(BlockId(block));
         }
         let vip = vip(&Arc::default(), &[]);
-        let choice = Choice { owned: &owned, range: PortRange::default(), vip: &vip, random: 0 };
+        let choice = Choice {
+            owned: &owned,
+            of: Of { vip: &vip, blocks: &BlockSet::ALL, range: PortRange::default() },
+            random: 0,
+        };
         assert_eq!(maps[0].take(&choice, &|_| false), None);
         let unseen = |port| port == 18 * 64;
         let found = (1..9)

@@ -11,6 +11,7 @@ use super::pool::{PortPool, WorkerId};
 use super::{BLOCK_PORTS, PortRange};
 use crate::session::tuple::{HashKey, Tuple};
 use crate::snapshot::policy::{Vip, VipId};
+use crate::snapshot::shares::Shares;
 use crate::snapshot::spec::Announce;
 use crate::time::Tick;
 
@@ -25,6 +26,7 @@ pub(super) fn vip(pool: &Arc<PortPool>, reserved: &[u16]) -> Vip {
         announce: Announce::L2,
         reserved: reserved.into(),
         guaranteed: 0,
+        shares: Shares::default(),
     }
 }
 
@@ -53,8 +55,8 @@ impl Worker {
 
     fn open(&mut self, vip: &Vip, far: u32, now: Tick) -> Result<u16, Exhausted> {
         let Self { ports, sessions, .. } = self;
-        let port =
-            ports.allocate(vip, &session(far, 0), Claim::Ordinary, now, |port| !sessions.contains(&(far, port)))?;
+        let port = ports
+            .allocate((vip, None), &session(far, 0), Claim::Ordinary, now, |port| !sessions.contains(&(far, port)))?;
         assert!(sessions.insert((far, port)), "port {port} was given twice toward {far}");
         assert_eq!(vip.pool.owner(port), Some(self.id), "port {port} is somebody else's");
         assert!(!vip.reserved.contains(&port), "port {port} is reserved");
@@ -212,7 +214,7 @@ proptest! {
                 let is_guaranteed = open[endpoint].len() < GUARANTEE;
                 let claim = if is_guaranteed { Claim::Guaranteed } else { Claim::Ordinary };
                 let is_free = |port| !open.iter().any(|ports| ports.contains(&port));
-                let Ok(port) = ports.allocate(&vip, &session(1, 0), claim, Tick(0), is_free) else {
+                let Ok(port) = ports.allocate((&vip, None), &session(1, 0), claim, Tick(0), is_free) else {
                     prop_assert!(!is_guaranteed, "endpoint {} has {} ports only", endpoint, open[endpoint].len());
                     break;
                 };
@@ -226,13 +228,13 @@ proptest! {
 fn what_was_known_of_a_block_goes_with_it() {
     let mut vip = vip(&Arc::default(), &[]);
     let mut ports = allocator(0, 1, PortRange::new(5000, 5000).unwrap(), 64);
-    assert_eq!(ports.allocate(&vip, &session(1, 0), Claim::Ordinary, Tick(0), |_| false), Err(Exhausted));
+    assert_eq!(ports.allocate((&vip, None), &session(1, 0), Claim::Ordinary, Tick(0), |_| false), Err(Exhausted));
     vip.retired = true;
     ports.give_back_unused(&vip, Tick(0));
     assert_eq!((ports.owned_blocks(vip.id), vip.pool.claimed()), (0, 0));
     let guesses = Cell::new(6);
     let free_behind_guesses = |_| guesses.replace(guesses.get().max(1) - 1) == 0;
-    assert_eq!(ports.allocate(&vip, &session(1, 0), Claim::Ordinary, Tick(0), free_behind_guesses), Ok(5000));
+    assert_eq!(ports.allocate((&vip, None), &session(1, 0), Claim::Ordinary, Tick(0), free_behind_guesses), Ok(5000));
 }
 
 #[test]
@@ -279,7 +281,7 @@ impl Hot {
             self.asked.set(self.asked.get() + 1);
             !self.used.borrow()[usize::from(port)]
         };
-        let port = self.ports.allocate(&self.vip, &session(1, 0), Claim::Ordinary, Tick(0), is_free).unwrap();
+        let port = self.ports.allocate((&self.vip, None), &session(1, 0), Claim::Ordinary, Tick(0), is_free).unwrap();
         assert!(!std::mem::replace(&mut self.used.borrow_mut()[usize::from(port)], true));
         self.open.push(port);
         self.asked.get() - before
@@ -298,7 +300,7 @@ impl Hot {
     fn lose_map(&mut self) {
         let tries = Cell::new(0);
         let is_free = |_| tries.replace(tries.get() + 1) > 6;
-        self.ports.allocate(&self.vip, &session(2, 0), Claim::Ordinary, Tick(0), is_free).unwrap();
+        self.ports.allocate((&self.vip, None), &session(2, 0), Claim::Ordinary, Tick(0), is_free).unwrap();
     }
 
     /// Fills up to `count` sessions; returns the questions in all, and the most for one.

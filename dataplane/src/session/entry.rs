@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  IPv4, one line                          0        8        16
-//!   key: source, destination, ports,       |ssssdddd|ppqqPFD.|
-//!        Protocol, Flags, Direction
+//!   key: source, destination, ports,       |ssssdddd|ppqqPFDM|
+//!        Protocol, Flags, Direction, Mark
 //!   to:  new source, destination, ports    |SSSSDDDD|PPQQ          28
 //!   checksum deltas of IP and layer 4                   |iill|     32
 //!   next hop, bytes (48 bits)               |hhbbbbbb|             40
@@ -20,6 +20,7 @@ use std::hint::select_unpredictable;
 
 use bytemuck::AnyBitPattern;
 
+use super::image::Half;
 use super::key::Key;
 use super::tuple::Tuple;
 use crate::address::{Address, V6};
@@ -111,6 +112,21 @@ fn seen(generation: u32, at: Tick) -> u64 {
 const PROTOCOL: usize = 4;
 const FLAGS: usize = 5;
 const DIRECTION: usize = 6;
+const MARK: usize = 7;
+
+/// What other gateways have to do with the session, in its mark.
+mod mark {
+    /// It is a copy; the session is another gateway's.
+    pub(super) const COPY: u8 = 0x80;
+    /// Another gateway has a copy of it.
+    pub(super) const TOLD: u8 = 0x40;
+    /// Where the side of a copy is kept, which its flags don't name: so that no packet is taken for one of its.
+    pub(super) const SIDE: u32 = 4;
+    /// The bits of that.
+    pub(super) const SIDES: u8 = 0x30;
+    /// The round of telling all in which a copy was last named.
+    pub(super) const ROUND: u8 = 0x0f;
+}
 /// The bytes of it that belong to the key: those before the flags.
 const KEY_BITS: u32 = 8 * FLAGS as u32;
 
@@ -120,7 +136,7 @@ const KEY_BITS: u32 = 8 * FLAGS as u32;
 pub struct Entry<A> {
     source: A,
     destination: A,
-    /// Ports, protocol, flags, direction, a spare byte: together, so that they are compared as one number.
+    /// Ports, protocol, flags, direction, mark: together, so that they are compared as one number.
     tail: [u8; 8],
     to_source: A,
     to_destination: A,
@@ -234,6 +250,62 @@ impl<A: Address> Entry<A> {
     #[inline]
     pub fn direction(&self) -> Direction {
         Direction::from_number(self.tail[DIRECTION])
+    }
+
+    /// Whether it is a copy: the session is another gateway's.
+    #[inline]
+    pub fn is_copy(&self) -> bool {
+        self.tail[MARK] & mark::COPY != 0
+    }
+
+    /// Makes it a copy, which nobody takes for a live one: it has no side that packets could come from.
+    pub(super) fn mark_copy(&mut self) {
+        let side = self.flags().side();
+        self.tail[MARK] = mark::COPY | side << mark::SIDE;
+        self.set_flags(self.flags().with_side(0));
+    }
+
+    /// Makes a copy live.
+    pub(super) fn unmark_copy(&mut self) {
+        self.set_flags(self.flags().with_side(self.own_side()));
+        self.tail[MARK] = 0;
+    }
+
+    /// The side that its packets come from where it is live: see [`Flags::side`].
+    pub(super) fn own_side(&self) -> u8 {
+        if self.is_copy() { (self.tail[MARK] & mark::SIDES) >> mark::SIDE } else { self.flags().side() }
+    }
+
+    /// The round in which a copy was last named.
+    pub fn round(&self) -> u8 {
+        self.tail[MARK] & mark::ROUND
+    }
+
+    /// Notes the round in which a copy was named, modulo 16.
+    pub(super) fn set_round(&mut self, round: u8) {
+        self.tail[MARK] = self.tail[MARK] & !mark::ROUND | round & mark::ROUND;
+    }
+
+    /// Whether another gateway has a copy of it.
+    #[inline]
+    pub fn is_told(&self) -> bool {
+        self.tail[MARK] & mark::TOLD != 0
+    }
+
+    /// Notes that another gateway has a copy of it.
+    pub fn note_told(&mut self) {
+        self.tail[MARK] |= mark::TOLD;
+    }
+
+    /// A session begins anew: nobody has a copy of it.
+    pub(super) fn forget_told(&mut self) {
+        self.tail[MARK] = 0;
+    }
+
+    /// Takes over what another gateway knows of this direction's numbers.
+    pub(super) fn recall(&mut self, half: &Half) {
+        (self.sequence, self.acknowledged, self.packets) = (half.sequence, half.acknowledged, half.packets);
+        self.traffic = u64::from(self.next_hop_number().0) | half.bytes << HOP_BITS;
     }
 
     /// The pod of the session: whoever asks outside, or serves here.

@@ -18,7 +18,7 @@ use crate::address::V6;
 use crate::time::Tick;
 
 /// Moves on whenever the bytes of a table, or their meaning, change.
-const LAYOUT: u32 = 3;
+const LAYOUT: u32 = 4;
 const MAGIC: [u8; 8] = *b"vipgate\0";
 /// The tables behind the header are complete.
 const FINISHED: u32 = 0x600d_600d;
@@ -97,6 +97,8 @@ pub enum Found {
 pub struct TakenUp {
     /// Sessions that go on.
     pub sessions: u32,
+    /// Copies of other gateways' sessions.
+    pub copies: u32,
     /// Sessions that had ended and whose port rests.
     pub resting: u32,
     /// Entries without a twin that agrees: the process died while it changed them.
@@ -156,7 +158,7 @@ impl Sessions {
         let mut taken = TakenUp::default();
         self.take_up_family::<u32>(now, adopt, &mut taken);
         self.take_up_family::<V6>(now, adopt, &mut taken);
-        self.open = taken.sessions;
+        (self.open, self.copies) = (taken.sessions, taken.copies);
         taken
     }
 
@@ -171,7 +173,9 @@ impl Sessions {
             let both = [entry.flags(), table.entry(twin).flags()];
             // It died between the two halves of an end, or of a revival: ended, either way.
             let resting = both.iter().any(|flags| flags.has(Flags::QUARANTINED));
-            if !adopt.adopt(&entry, resting) {
+            // The same for a share that changed hands. Of a copy only its port is held here, as of a session that rests.
+            let is_copy = !resting && [origin, twin].iter().any(|at| table.entry(*at).is_copy());
+            if !adopt.adopt(&entry, resting || is_copy) {
                 taken.refused += 1;
                 table.wipe(origin);
                 table.wipe(twin);
@@ -180,6 +184,11 @@ impl Sessions {
             for at in [origin, twin] {
                 let entry = table.entry_mut(at);
                 entry.renew(now);
+                if entry.is_copy() && !is_copy {
+                    entry.unmark_copy();
+                } else if !entry.is_copy() && is_copy {
+                    entry.mark_copy();
+                }
                 if resting {
                     entry.set_flags(entry.flags().with(Flags::QUARANTINED));
                 }
@@ -187,7 +196,13 @@ impl Sessions {
             }
             let heard = table.entry(origin).last_seen().later(table.entry(twin).last_seen());
             let (_, timeout) = timeouts.state(table.entry(origin), table.entry(twin));
-            let (since, count) = if resting { (now, &mut taken.resting) } else { (heard, &mut taken.sessions) };
+            let (since, count) = if resting {
+                (now, &mut taken.resting)
+            } else if is_copy {
+                (heard, &mut taken.copies)
+            } else {
+                (heard, &mut taken.sessions)
+            };
             table.set_deadline(twin, 0);
             table.set_deadline(origin, deadline(since.plus(timeout)));
             *count += 1;
@@ -326,7 +341,7 @@ mod tests {
         let (mut sessions, found, _region) = open(&path, IDENTITY);
         assert_eq!(found, Found::Tables);
         let taken = sessions.take_up(Tick(2000), &mut Everything);
-        assert_eq!(taken, TakenUp { sessions: 299, resting: 1, torn: 0, refused: 0 });
+        assert_eq!(taken, TakenUp { sessions: 299, copies: 0, resting: 1, torn: 0, refused: 0 });
         assert_eq!(sessions.open_count(), 299);
         assert!((0..300).all(|n| is_whole(&sessions, n)));
         for n in 300..500 {
@@ -382,13 +397,13 @@ mod tests {
             prop_assert_eq!(found, Found::Tables);
             let taken = sessions.take_up(Tick(2000), &mut Everything);
             let whole = (0..40).filter(|&n| is_whole(&sessions, n)).count();
-            prop_assert_eq!(whole, (taken.sessions + taken.resting) as usize);
+            prop_assert_eq!(whole, (taken.sessions + taken.copies + taken.resting) as usize);
             for n in 100..120 {
                 // Full or not, it answers.
                 let _ = sessions.commit(&draft(n), Tick(2000));
             }
-            sessions.sweep::<u32>(0, u32::MAX, Tick(10_000_000), |_| ());
-            sessions.sweep::<u32>(0, u32::MAX, Tick(20_000_000), |_| ());
+            sessions.sweep::<u32>(0, u32::MAX, Tick(10_000_000), |_| true, |_| ());
+            sessions.sweep::<u32>(0, u32::MAX, Tick(20_000_000), |_| true, |_| ());
             prop_assert_eq!(u32::table(&sessions).occupied(), 0);
             std::fs::remove_file(&path).unwrap();
         }

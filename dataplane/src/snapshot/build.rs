@@ -13,11 +13,13 @@ use super::change::PolicyChange;
 use super::check::{self, BuildError};
 use super::freshness::Freshness;
 use super::hops::{MOST_HOPS, build_network};
+use super::members::{GatewayId, MembersSpec};
 use super::network::{HopId, Network};
 use super::policy::{Egress, Policy};
 use super::rebuild::Rebuild;
 use super::service::{Listener, Service};
 use super::spec::{NetworkSpec, PolicySet};
+use super::tunnels::Tunnels;
 use super::uses::Uses;
 use crate::address::{Address, V6};
 use crate::io::InterfaceId;
@@ -62,7 +64,13 @@ impl Builder {
             freshness: self.freshness.clone(),
             policy: self.policy.clone(),
             network: self.network.clone(),
+            tunnels: Arc::new(Tunnels::new(&self.policy.members, &self.network)),
         }
+    }
+
+    /// The number of a gateway that policy or the list of gateways names.
+    pub fn gateway(&self, name: &str) -> Option<GatewayId> {
+        self.policy.members.id(name)
     }
 
     /// The policy of this name, as it was last built.
@@ -110,6 +118,18 @@ impl Builder {
         }
         self.network = Arc::new(build_network(&network, &mut self.hop_numbers));
         self.network_spec = network;
+        self.snapshot()
+    }
+
+    /// The snapshot with other states of gateways; the generation moves on. Sessions of VIPs whose shares change hands are checked
+    /// anew.
+    pub fn with_members(&mut self, spec: &MembersSpec) -> Snapshot {
+        let mut rebuild =
+            Rebuild { policy: (*self.policy).clone(), freshness: self.freshness.next(), uses: &mut self.uses };
+        rebuild.set_members(spec);
+        let Rebuild { policy, freshness, .. } = rebuild;
+        self.policy = Arc::new(policy);
+        self.freshness = Arc::new(freshness);
         self.snapshot()
     }
 

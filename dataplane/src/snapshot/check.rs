@@ -261,7 +261,7 @@ fn names_once<'a>(names: impl Iterator<Item = &'a Arc<str>>) -> Result<(), Build
 
 impl Policy {
     /// The VIP with this address of either family, also a retired one.
-    pub(super) fn vip_at(&self, address: IpAddr) -> Option<&Vip> {
+    pub fn vip_at(&self, address: IpAddr) -> Option<&Vip> {
         match address {
             IpAddr::V4(v4) => self.vip(v4.to_bits()),
             IpAddr::V6(v6) => self.vip(V6::from_bits(v6.to_bits())),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashMapExt};
 
 use super::freshness::BUCKETS;
+use super::members::GatewayId;
 use super::policy::{EgressId, VipId};
 use super::quota::EndpointUse;
 use crate::address::Address;
@@ -39,8 +40,10 @@ impl EndpointId {
 pub struct Endpoint {
     /// Its policy.
     pub(super) policy: EgressId,
-    /// Its VIPs.
+    /// Its VIPs: first the one that it leaves with, where it has to keep one.
     pub(super) vips: Box<[VipId]>,
+    /// Whom it was dealt to; `None`: whoever gets its packets.
+    pub home: Option<GatewayId>,
     /// `namespace/pod`, for people; empty if nobody has said.
     pub name: Arc<str>,
     /// What it uses now, shared by the workers.

@@ -7,9 +7,11 @@ use foldhash::HashMap;
 
 use super::endpoints::{Endpoint, EndpointId, Endpoints};
 use super::listeners::{Backends, Frontends};
+use super::members::{GatewayId, Members};
 use super::prefixes::Prefixes;
 use super::quota::EndpointUse;
 use super::service::{FrontendId, Listener, Service, ServiceFamily, ServiceId, Target};
+use super::shares::{Owner, Share, Shares};
 use super::spec::{Announce, EgressSpec};
 use crate::address::{Address, V6};
 use crate::ports::pool::PortPool;
@@ -33,6 +35,7 @@ pub struct Policy {
     pub(super) vips: Arc<Vec<Option<Arc<Vip>>>>,
     /// By number.
     pub(super) services: Arc<Vec<Option<Arc<Service>>>>,
+    pub(super) members: Arc<Members>,
     pub(super) v4: FamilyIndex<u32>,
     pub(super) v6: FamilyIndex<V6>,
 }
@@ -89,9 +92,16 @@ pub struct Vip {
     pub reserved: Box<[u16]>,
     /// Ports that are guaranteed to its endpoints, all together.
     pub guaranteed: u32,
+    /// Which gateway has which part of it.
+    pub shares: Shares,
 }
 
 impl Vip {
+    /// Whether this gateway answers for it: policy wants it, and it is this one's, or a part of it is.
+    pub fn is_ours(&self) -> bool {
+        !self.retired && self.shares.owner() == Owner::This
+    }
+
     /// The part of a range that every endpoint may have ports of; the rest is for those that have less than they are
     /// guaranteed. `None` if there is no such part.
     #[inline]
@@ -139,6 +149,7 @@ impl Policy {
             egress: Arc::default(),
             vips: Arc::default(),
             services: Arc::default(),
+            members: Arc::default(),
             v4: FamilyIndex::empty(),
             v6: FamilyIndex::empty(),
         }
@@ -224,6 +235,34 @@ impl Policy {
     /// The VIPs of an endpoint, in an order that is the same for everyone.
     pub fn vips_of<'a>(&'a self, endpoint: &'a Endpoint) -> impl ExactSizeIterator<Item = &'a Vip> + Clone {
         endpoint.vips.iter().map(|&id| self.vip_with(id))
+    }
+
+    /// All gateways.
+    pub fn members(&self) -> &Members {
+        &self.members
+    }
+
+    /// The share of a VIP that an endpoint's sessions are of; `None` if the VIP is this gateway's alone, or the endpoint's home has none
+    /// of it.
+    #[inline]
+    pub fn share_of<'a>(&self, endpoint: &Endpoint, vip: &'a Vip) -> Option<&'a Share> {
+        vip.shares.of_home(endpoint.home?)
+    }
+
+    /// Whose an endpoint is: whoever has its home's share of the VIP that it leaves with.
+    pub fn owner_of(&self, endpoint: &Endpoint) -> Owner {
+        let (Some(home), Some(&vip)) = (endpoint.home, endpoint.vips.first()) else { return Owner::This };
+        let shares = &self.vip_with(vip).shares;
+        match shares.of_home(home) {
+            Some(share) => share.owner,
+            None if shares.list().is_empty() => Owner::This,
+            None => Owner::Nobody,
+        }
+    }
+
+    /// Who is told of a session by way of a port of a VIP.
+    pub fn copies_to<A: Family>(&self, vip: A, port: u16) -> Option<GatewayId> {
+        self.vip(vip)?.shares.of_port(port)?.copies_to
     }
 
     /// Whether a session from `endpoint` to `remote` by way of a port of `vip` is what policy wants.

@@ -11,11 +11,14 @@ use super::build::{MOST_VIPS, prefix};
 use super::change::{Gone, PolicyChange};
 use super::endpoints::Endpoint;
 use super::freshness::Freshness;
+use super::members::MembersSpec;
 use super::policy::{Egress, EgressId, Policy, Vip, VipId};
 use super::prefixes::Prefixes;
+use super::shares::Shares;
 use super::spec::{Announce, EgressSpec, EndpointSpec, PolicySet, VipSpec};
 use super::uses::Uses;
 use crate::address::{Address, V6};
+use crate::session::tuple::{HashKey, Tuple};
 
 /// A policy on its way to become the next one.
 pub(super) struct Rebuild<'a> {
@@ -86,8 +89,14 @@ impl Rebuild<'_> {
 
     fn set_vip(&mut self, spec: &VipSpec) {
         let known = self.policy.vip_at(spec.address).cloned();
-        // A session that has a port which is reserved now must end.
-        if known.as_ref().is_none_or(|vip| vip.retired || *vip.reserved != *spec.reserved_ports) {
+        let members = Arc::make_mut(&mut self.policy.members);
+        for name in spec.shares.iter().flat_map(|share| std::iter::once(&share.gateway).chain(&share.backups)) {
+            members.number(name);
+        }
+        let shares = Shares::new(&spec.shares, members);
+        // A session that has a port which is reserved now, or another gateway's, must end here.
+        let is_same = |vip: &Vip| *vip.reserved == *spec.reserved_ports && vip.shares.has_same_owners(&shares);
+        if known.as_ref().is_none_or(|vip| vip.retired || !is_same(vip)) {
             self.touch_vip(spec.address);
         }
         let slots = Arc::make_mut(&mut self.policy.vips);
@@ -107,6 +116,7 @@ impl Rebuild<'_> {
             announce: spec.announce,
             reserved: spec.reserved_ports.clone().into(),
             guaranteed: self.uses.guaranteed(id),
+            shares,
         }));
         if is_new {
             self.index_vip(spec.address, Some(id));
@@ -117,11 +127,12 @@ impl Rebuild<'_> {
         let before = self.policy.endpoint_at(address).cloned();
         let after = spec.map(|spec| Endpoint {
             policy: self.uses.egress[&spec.policy],
-            vips: spec.vips.iter().filter_map(|&vip| self.policy.vip_at(vip)).map(|vip| vip.id).collect(),
+            vips: self.vips_of(spec),
+            home: spec.gateway.as_ref().map(|name| Arc::make_mut(&mut self.policy.members).number(name)),
             name: spec.name.clone(),
             usage: self.policy.usage_at(address).unwrap_or_default(),
         });
-        let bound = |endpoint: &Option<Endpoint>| endpoint.as_ref().map(|it| (it.policy, it.vips.clone()));
+        let bound = |endpoint: &Option<Endpoint>| endpoint.as_ref().map(|it| (it.policy, it.vips.clone(), it.home));
         if bound(&before) != bound(&after) {
             match address {
                 IpAddr::V4(v4) => self.freshness.touch_endpoint(v4.to_bits()),
@@ -139,6 +150,39 @@ impl Rebuild<'_> {
         match address {
             IpAddr::V4(v4) => self.policy.v4.endpoints.set(v4.to_bits(), after),
             IpAddr::V6(v6) => self.policy.v6.endpoints.set(V6::from_bits(v6.to_bits()), after),
+        }
+    }
+
+    /// The VIPs of an endpoint, the one first that it leaves with: by rendezvous, so that each gateway comes to the same, before and
+    /// after a restart.
+    fn vips_of(&self, spec: &EndpointSpec) -> Box<[VipId]> {
+        const RENDEZVOUS: HashKey = HashKey::fixed();
+        fn weight<A: Address>(endpoint: IpAddr, vip: IpAddr) -> u64 {
+            let of = |address| A::from_ip(address).unwrap_or_default();
+            RENDEZVOUS.hash(&Tuple { source: of(endpoint), destination: of(vip), ..Tuple::default() })
+        }
+        let mut vips: Vec<&Vip> = spec.vips.iter().filter_map(|&vip| self.policy.vip_at(vip)).collect();
+        if vips.len() > 1 {
+            let of = if spec.address.is_ipv4() { weight::<u32> } else { weight::<V6> };
+            vips.sort_by_cached_key(|vip| std::cmp::Reverse(of(spec.address, vip.address)));
+        }
+        vips.into_iter().map(|vip| vip.id).collect()
+    }
+
+    /// Takes in how the gateways stand: shares change hands.
+    pub(super) fn set_members(&mut self, spec: &MembersSpec) {
+        let members = Arc::new(self.policy.members.with(spec));
+        self.policy.members = members.clone();
+        let changed: Vec<(VipId, Shares)> =
+            self.policy.vips().filter_map(|vip| Some((vip.id, vip.shares.settled(&members)?))).collect();
+        for (id, shares) in changed {
+            let vips = Arc::make_mut(&mut self.policy.vips);
+            let Some(vip) = vips[usize::from(id.0)].as_mut() else { continue };
+            let (address, moves) = (vip.address, !vip.shares.has_same_owners(&shares));
+            Arc::make_mut(vip).shares = shares;
+            if moves {
+                self.touch_vip(address);
+            }
         }
     }
 

@@ -12,6 +12,7 @@ use ipnet::IpNet;
 
 pub use self::service::{BackendSpec, BackendState, HealthSpec, Scope, ServicePortSpec, ServiceSpec};
 use crate::io::InterfaceId;
+pub use crate::ports::BlockSet;
 
 /// A whole compiled policy. Building a snapshot from it checks what the compiler already promised and fails otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,7 +21,7 @@ pub struct PolicySet {
     pub version: String,
     /// The egress policies, sorted by name.
     pub policies: Vec<EgressSpec>,
-    /// Every VIP that this gateway owns, sorted by address.
+    /// Every VIP, whoever owns it, sorted by address.
     pub vips: Vec<VipSpec>,
     /// Every covered pod address, sorted by address, each once.
     pub endpoints: Vec<EndpointSpec>,
@@ -87,6 +88,19 @@ pub struct VipSpec {
     pub announce: Announce,
     /// Ports that are never given out as SNAT ports: frontends and health checks. Sorted, each once.
     pub reserved_ports: Vec<u16>,
+    /// Who was dealt which part of it; empty: all of it is this gateway's.
+    pub shares: Vec<ShareSpec>,
+}
+
+/// What one gateway was dealt of a VIP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShareSpec {
+    /// Its home: the gateway's name.
+    pub gateway: Arc<str>,
+    /// Its blocks of ports; `None`: all.
+    pub blocks: Option<Arc<BlockSet>>,
+    /// Who serves it while its home doesn't: the first of these that serves.
+    pub backups: Vec<Arc<str>>,
 }
 
 /// How the network learns where a VIP is.
@@ -110,6 +124,8 @@ pub struct EndpointSpec {
     pub policy: Arc<str>,
     /// The VIPs that its sessions may leave with, of its own address family. Empty: its traffic is dropped (closed).
     pub vips: Vec<IpAddr>,
+    /// The home of its shares: the gateway that it was dealt to; `None`: whichever gets its packets.
+    pub gateway: Option<Arc<str>>,
 }
 
 /// What the kernel knows of the network, as netlink told it.

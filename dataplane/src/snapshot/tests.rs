@@ -52,12 +52,18 @@ fn as_set(policy: &Policy) -> PolicySet {
         name: vip.name.clone(),
         announce: vip.announce,
         reserved_ports: vip.reserved.to_vec(),
+        shares: vec![],
     };
     let endpoint = |(address, endpoint): (IpAddr, &super::endpoints::Endpoint)| EndpointSpec {
         address,
         name: endpoint.name.clone(),
         policy: policy.egress_of(endpoint).spec.name.clone(),
-        vips: policy.vips_of(endpoint).map(|vip| vip.address).collect(),
+        vips: {
+            let mut vips: Vec<IpAddr> = policy.vips_of(endpoint).map(|vip| vip.address).collect();
+            vips.sort_by_key(|vip| place(&world::VIPS, *vip));
+            vips
+        },
+        gateway: None,
     };
     let mut set = PolicySet {
         version: policy.version().to_owned(),
@@ -84,11 +90,17 @@ fn egress(name: &str) -> EgressSpec {
 }
 
 fn vip(address: IpAddr) -> VipSpec {
-    VipSpec { address, name: "Service tenant/api".into(), announce: Announce::L2, reserved_ports: vec![] }
+    VipSpec {
+        address,
+        name: "Service tenant/api".into(),
+        announce: Announce::L2,
+        reserved_ports: vec![],
+        shares: vec![],
+    }
 }
 
 fn endpoint(address: IpAddr, policy: &str, vips: &[IpAddr]) -> EndpointSpec {
-    EndpointSpec { address, name: "".into(), policy: policy.into(), vips: vips.into() }
+    EndpointSpec { address, name: "".into(), policy: policy.into(), vips: vips.into(), gateway: None }
 }
 
 /// Two endpoints of policy `a` behind .1, one of `b` behind .2, one of `b` with IPv6.

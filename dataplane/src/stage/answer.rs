@@ -1,27 +1,40 @@
 //! Second stage: questions for link addresses. VIPs are on no interface, so the gateway itself answers ARP (RFC 826) and
-//! neighbour solicitations (RFC 4861) for them; the question's frame becomes the answer.
+//! neighbour solicitations (RFC 4861) for them; the question's frame becomes the answer. Whoever else says that he has one of
+//! them is told of (`conflicts.rs`).
 
 use std::net::IpAddr;
 
 use crate::address::{Address, V6};
 use crate::batch::{Batch, Kind};
+use crate::conflicts::Conflict;
 use crate::counters::DropReason;
+use crate::pipeline::Context;
 use crate::snapshot::Snapshot;
-use crate::snapshot::policy::Family;
-use crate::snapshot::spec::InterfaceSpec;
+use crate::snapshot::policy::{Family, Vip};
+use crate::snapshot::spec::{Announce, InterfaceSpec};
 use crate::verdict::Verdict;
 use crate::wire::arp::{Arp, Operation};
 use crate::wire::ethernet::{self, Mac};
 use crate::wire::{ipv6, ndp};
 
-/// Answers every question for a VIP; drops the others.
-pub fn run(batch: &mut Batch, view: &Snapshot) {
+/// Answers every question for a VIP that is this gateway's, and tells of claims to one; drops the others. Who can't be sure that it still
+/// is its own says nothing.
+pub fn run(batch: &mut Batch, context: &Context<'_>) {
+    let Context { view, counters, .. } = *context;
     for i in batch.open.and(batch.questions) {
         let kind = batch.heads[i].kind;
         let received = &mut batch.frames[i];
         let interface = view.network.interface(received.interface);
         let question = received.frame.bytes();
-        let written = if kind == Kind::Arp {
+        if let Some(conflict) = claim(question, kind, interface, view) {
+            counters.vip_conflicts.add(1);
+            counters.conflicts.tell(conflict);
+            batch.decide(i, Verdict::Heard);
+            continue;
+        }
+        let written = if context.is_lapsed {
+            None
+        } else if kind == Kind::Arp {
             answer_arp(question, interface, view).map(|answer| received.frame.replace(&answer))
         } else {
             answer_solicitation(question, interface, view).map(|answer| received.frame.replace(&answer))
@@ -70,9 +83,30 @@ fn answer_solicitation(question: &[u8], interface: &InterfaceSpec, view: &Snapsh
     Some(answer.frame())
 }
 
+/// Another host's claim that it has a VIP that this gateway alone should have. A VIP that BGP announces may have several
+/// gateways on one link, and each answers for it.
+fn claim(message: &[u8], kind: Kind, interface: &InterfaceSpec, view: &Snapshot) -> Option<Conflict> {
+    let (vip, mac) = if kind == Kind::Arp {
+        let arp = Arp::parse(message.get(ethernet::HEADER..)?)?;
+        (contested(view, arp.sender, interface)?, arp.sender_mac)
+    } else {
+        let packet = message.get(ethernet::HEADER..)?;
+        let (target, mac) = ndp::parse_advertisement(&ipv6::Header::parse(packet).ok()?, packet)?;
+        (contested(view, target, interface)?, mac.or_else(|| ethernet::source(message))?)
+    };
+    // A link may show us our own announcements: that of another interface, or by a loop.
+    let is_own = view.network.interfaces().iter().any(|own| own.mac == mac);
+    (!is_own && !ethernet::is_group(mac)).then_some(Conflict { vip, mac })
+}
+
+fn contested<A: Family>(view: &Snapshot, address: A, interface: &InterfaceSpec) -> Option<IpAddr> {
+    let vip = view.policy.vip(address)?;
+    (serves(view, address, interface) && vip.announce == Announce::L2).then_some(vip.address)
+}
+
 /// Whether this gateway answers for an address on this interface.
 fn serves<A: Family>(view: &Snapshot, address: A, interface: &InterfaceSpec) -> bool {
-    interface.role.is_outside() && view.policy.vip(address).is_some_and(|vip| !vip.retired)
+    interface.role.is_outside() && view.policy.vip(address).is_some_and(Vip::is_ours)
 }
 
 /// The frame that announces a VIP on an interface to everybody: gratuitous ARP (RFC 5227 section 3) or an unsolicited

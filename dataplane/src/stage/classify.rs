@@ -4,19 +4,22 @@
 //! the port that it serves is an answer, session or not. A pod's other packets are translated, also where they go to another
 //! VIP of this gateway, or, where policy excludes their destination, routed unchanged; nothing else leaves with a pod's address.
 
-use crate::batch::{Batch, Kind, Lane};
+use crate::batch::{Batch, Kind, Lane, Travel};
 use crate::counters::DropReason;
 use crate::pipeline::Context;
 use crate::session::tuple::HashKey;
-use crate::snapshot::endpoints::EndpointId;
+use crate::snapshot::endpoints::{Endpoint, EndpointId};
+use crate::snapshot::members::GatewayId;
 use crate::snapshot::policy::Vip;
 use crate::snapshot::service::FrontendId;
+use crate::snapshot::shares::Owner;
 use crate::snapshot::spec::Role;
 use crate::stage::open::{begins, may_open};
+use crate::stage::wrap;
 use crate::verdict::Verdict;
 
 /// Spreads packets without sessions over equal ways.
-const WAYS: HashKey = HashKey::fixed();
+pub(super) const WAYS: HashKey = HashKey::fixed();
 
 /// What becomes of a packet that no session knows.
 enum Class {
@@ -28,6 +31,8 @@ enum Class {
     Stateless(FrontendId),
     /// A health check of a Service.
     Health(FrontendId),
+    /// Another gateway's.
+    Peer(GatewayId),
     /// Policy leaves it as it is.
     Unchanged,
     /// Its way ends here.
@@ -36,7 +41,7 @@ enum Class {
 
 /// Decides about every packet that no session knows.
 pub fn run<A: Lane>(batch: &mut Batch, context: &Context<'_>) {
-    for i in batch.open_of::<A>().without(batch.known) {
+    for i in batch.open_of::<A>().without(batch.known).without(batch.travelling) {
         match classify::<A>(batch, i, context) {
             Class::Egress(endpoint) => {
                 batch.endpoints[i] = endpoint;
@@ -54,6 +59,7 @@ pub fn run<A: Lane>(batch: &mut Batch, context: &Context<'_>) {
                 batch.frontends[i] = frontend;
                 batch.health.insert(i);
             }
+            Class::Peer(to) => wrap::send_to_owner::<A>(batch, i, Travel { to, is_last: true }),
             Class::Unchanged => {
                 // Kinds without sessions have no hash yet; equal ways are chosen by one.
                 batch.hashes[i] = WAYS.hash(&A::tuples(batch)[i]);
@@ -101,7 +107,9 @@ fn classify<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> Class {
         return class;
     }
     match (endpoint, vip) {
-        (Some((id, _, egress)), _) if A::translates(egress, tuple.destination) => from_pod::<A>(batch, i, id, context),
+        (Some((id, endpoint, egress)), _) if A::translates(egress, tuple.destination) => {
+            from_pod::<A>(batch, i, (id, endpoint), context)
+        }
         (_, Some(vip)) => to_vip::<A>(batch, i, vip, context),
         (Some(_), None) => Class::Unchanged,
         (None, None) => from_elsewhere::<A>(batch, i, inside, context),
@@ -127,7 +135,12 @@ fn answer<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> Option<Cla
 }
 
 /// A covered pod's packet that is to be translated.
-fn from_pod<A: Lane>(batch: &Batch, i: usize, id: EndpointId, context: &Context<'_>) -> Class {
+fn from_pod<A: Lane>(batch: &Batch, i: usize, (id, endpoint): (EndpointId, &Endpoint), context: &Context<'_>) -> Class {
+    match context.view.policy.owner_of(endpoint) {
+        Owner::This => {}
+        Owner::Other(gateway) => return Class::Peer(gateway),
+        Owner::Nobody => return drop(DropReason::NoOwner),
+    }
     match batch.heads[i].kind {
         kind if kind.has_session() => {
             let opens = may_open(batch, i, context.rules);
@@ -149,8 +162,20 @@ fn to_vip<A: Lane>(batch: &Batch, i: usize, vip: &Vip, context: &Context<'_>) ->
         if frontend.is_health() {
             return Class::Health(frontend);
         }
+        // Where all gateways announce a VIP, clients come to any of them. Else it is one gateway's, which others are not to answer for,
+        // unless it is that one that thinks so.
+        if let Owner::Other(gateway) = vip.shares.owner()
+            && !received.is_at_last()
+        {
+            return Class::Peer(gateway);
+        }
         let opens = may_open(batch, i, context.rules);
         return owner::<A>(batch, i, opens, context).unwrap_or(Class::Inbound(frontend));
+    }
+    match vip.shares.owner_of_port(tuple.destination_port) {
+        Owner::This => {}
+        Owner::Other(gateway) if kind.has_session() => return Class::Peer(gateway),
+        Owner::Other(_) | Owner::Nobody => return drop(DropReason::NoService),
     }
     // Only the worker that owns the port can know a session for it.
     match vip.pool.owner(tuple.destination_port) {

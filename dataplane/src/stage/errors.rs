@@ -1,15 +1,18 @@
 //! ICMP errors: each belongs to the session of the packet that it quotes, and is translated with the quote (RFC 5508 sections
 //! 4 and 5). It changes nothing about the session: whoever gets it decides what it means.
 
-use crate::batch::{Batch, Lane};
-use crate::counters::DropReason;
+use crate::batch::{Batch, Lane, Travel};
+use crate::counters::{Direction, DropReason};
 use crate::pipeline::Context;
 use crate::session::Sessions;
-use crate::session::entry::{Flags, Slot};
+use crate::session::entry::{Entry, Flags, Slot};
 use crate::session::tuple::Tuple;
+use crate::snapshot::members::GatewayId;
+use crate::snapshot::network::NextHop;
 use crate::snapshot::policy::Policy;
+use crate::snapshot::shares::Owner;
 use crate::stage::rewrite::{self, OnWire};
-use crate::stage::{recheck, route};
+use crate::stage::{recheck, route, serve, wrap};
 use crate::verdict::Verdict;
 use crate::wire::ethernet;
 use crate::wire::icmp_error::{self, ErrorFamily, Quote, Wrong};
@@ -22,11 +25,20 @@ pub fn run<A: OnWire + ErrorFamily>(batch: &mut Batch, sessions: &mut Sessions, 
             continue;
         }
         match find::<A>(batch, i, sessions, context) {
-            Ok((slot, quote)) => translate(batch, i, slot, &quote, sessions, context),
-            // A backend without a policy talks about something that isn't ours.
-            Err(Verdict::Drop(DropReason::NoSession)) if !is_translated(&A::tuples(batch)[i], &context.view.policy) => {
+            Ok((Some(slot), quote)) => {
+                batch.slots[i] = slot;
+                let entry = *A::table(sessions).entry(slot);
+                let hop = route::session_hop::<A>(batch, i, sessions, context.view);
+                if let Some(hop) = hop {
+                    translate(batch, i, &entry, hop, &quote, context);
+                }
             }
-            Err(verdict) => {
+            Ok((None, quote)) => without_session(batch, i, &quote, context),
+            // A backend without a policy talks about something that isn't ours.
+            Err(Lost::End(Verdict::Drop(DropReason::NoSession)))
+                if !is_translated(&A::tuples(batch)[i], &context.view.policy) => {}
+            Err(Lost::Peer(to)) => wrap::send_to_owner::<A>(batch, i, Travel { to, is_last: true }),
+            Err(Lost::End(verdict)) => {
                 if matches!(verdict, Verdict::HandOff(_)) {
                     batch.frames[i].settle();
                 }
@@ -48,9 +60,9 @@ fn find<A: OnWire + ErrorFamily>(
     i: usize,
     sessions: &Sessions,
     context: &Context<'_>,
-) -> Result<(Slot, Quote<A>), Verdict> {
+) -> Result<(Option<Slot>, Quote<A>), Lost> {
     let (head, received) = (batch.heads[i], &batch.frames[i]);
-    let drop = |reason| Verdict::Drop(reason);
+    let drop = |reason| Lost::End(Verdict::Drop(reason));
     let packet = received.frame.bytes().get(ethernet::HEADER..).unwrap_or_default();
     let quote = icmp_error::read::<A>(packet, usize::from(head.l4) - ethernet::HEADER).map_err(|wrong| {
         drop(match wrong {
@@ -67,20 +79,69 @@ fn find<A: OnWire + ErrorFamily>(
     }
     let key = quote.tuple.reversed();
     let Some(slot) = sessions.find(sessions.hash(&key), &key) else {
-        return Err(elsewhere(&key, received.is_settled(), context));
+        return match elsewhere(&key, received.is_settled(), context) {
+            // A client of several gateways: which of them has its connection, if any, only packets of it show.
+            Lost::End(Verdict::Drop(DropReason::NoSession)) if is_of_several(&key, &context.view.policy) => {
+                Ok((None, quote))
+            }
+            lost => Err(lost),
+        };
     };
     let entry = A::table(sessions).entry(slot);
-    if entry.flags().has(Flags::QUARANTINED) || !recheck::stands(entry, context.view) {
-        return Err(drop(DropReason::NoSession));
+    if entry.flags().has(Flags::QUARANTINED) || entry.is_copy() || !recheck::stands(entry, context.view) {
+        return Err(elsewhere(&key, received.is_settled(), context));
     }
     if !entry.flags().may_come_from(head.sides) {
         return Err(drop(DropReason::SpoofedSource));
     }
-    Ok((slot, quote))
+    Ok((Some(slot), quote))
+}
+
+/// Whether a client's packets are for a Service that several gateways serve.
+fn is_of_several<A: Lane>(key: &Tuple<A>, policy: &Policy) -> bool {
+    policy.frontend(&key.receiver()).is_some() && policy.vip(key.destination).is_some_and(|vip| vip.shares.is_shared())
+}
+
+/// Translates an error about what a backend has said to a client, as a packet of that client would be: see [`super::stateless`].
+fn without_session<A: OnWire + ErrorFamily>(batch: &mut Batch, i: usize, quote: &Quote<A>, context: &Context<'_>) {
+    let key = quote.tuple.reversed();
+    let sides = batch.heads[i].sides;
+    let frontend = context.view.policy.frontend(&key.receiver());
+    let Some(to) = frontend.and_then(|frontend| serve::without_session(&key, frontend, sides, context)) else {
+        return batch.decide(i, Verdict::Drop(DropReason::NoSession));
+    };
+    let entry = Entry::new(key, to, Direction::Inbound, Flags::default());
+    if let Some(hop) = route::stateless_hop(batch, i, to.destination, context.view) {
+        translate(batch, i, &entry, hop, quote, context);
+    }
+}
+
+/// Why an error is not translated here.
+enum Lost {
+    /// Its way ends.
+    End(Verdict),
+    /// Another gateway may know the session.
+    Peer(GatewayId),
+}
+
+/// The other gateway that has the session if there is one: as seen by the VIP's port, or by the pod.
+fn peer<A: Lane>(key: &Tuple<A>, policy: &Policy) -> Option<GatewayId> {
+    let owner = match policy.vip(key.destination) {
+        Some(vip) if policy.frontend(&key.receiver()).is_some() => vip.shares.owner(),
+        Some(vip) => vip.shares.owner_of_port(key.destination_port),
+        None => policy.owner_of(policy.endpoint(key.source)?.1),
+    };
+    match owner {
+        Owner::Other(gateway) => Some(gateway),
+        Owner::This | Owner::Nobody => None,
+    }
 }
 
 /// Who else may know the session.
-fn elsewhere<A: Lane>(key: &Tuple<A>, settled: bool, context: &Context<'_>) -> Verdict {
+fn elsewhere<A: Lane>(key: &Tuple<A>, settled: bool, context: &Context<'_>) -> Lost {
+    if let Some(gateway) = peer(key, &context.view.policy) {
+        return Lost::Peer(gateway);
+    }
     let flows = context.flows;
     let policy = &context.view.policy;
     let owner = match policy.vip(key.destination) {
@@ -89,20 +150,18 @@ fn elsewhere<A: Lane>(key: &Tuple<A>, settled: bool, context: &Context<'_>) -> V
         Some(vip) => vip.pool.owner(key.destination_port).filter(|&owner| owner != flows.this),
         None => flows.owner(key, false),
     };
-    owner.map_or(Verdict::Drop(DropReason::NoSession), Verdict::HandOff)
+    Lost::End(owner.map_or(Verdict::Drop(DropReason::NoSession), Verdict::HandOff))
 }
 
 fn translate<A: OnWire + ErrorFamily>(
     batch: &mut Batch,
     i: usize,
-    slot: Slot,
+    entry: &Entry<A>,
+    hop: NextHop,
     quote: &Quote<A>,
-    sessions: &mut Sessions,
     context: &Context<'_>,
 ) {
-    let entry = *A::table(sessions).entry(slot);
-    (batch.slots[i], batch.directions[i]) = (slot, entry.direction());
-    let Some(hop) = route::session_hop::<A>(batch, i, sessions, context.view) else { return };
+    batch.directions[i] = entry.direction();
     let (key, to) = (entry.key(), entry.to());
     // Where the session hides its source, it hides the hops behind it, too (RFC 5508 REQ-5 c).
     let source = if key.source == to.source { A::tuples(batch)[i].source } else { to.source };

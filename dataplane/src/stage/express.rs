@@ -33,7 +33,7 @@ fn stands<A: OnWire>(entry: &Entry<A>, parties: Parties<A>, view: &Snapshot) -> 
 
 /// Translates the packets to whose sessions nothing happens.
 pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, context: &Context<'_>) {
-    if batch.open_of::<A>().and(batch.plain).is_empty() {
+    if batch.open_of::<A>().and(batch.plain).is_empty() || context.is_lapsed {
         return;
     }
     // While policy changes, the sessions of some packets were checked against the one in force, and those of others weren't: no

@@ -3,15 +3,18 @@
 //! Fragments that nobody has to translate need no ports, and pass.
 
 use crate::address::V6;
-use crate::batch::{Batch, Kind, Lane};
+use crate::batch::{Batch, Kind, Lane, Travel};
 use crate::counters::DropReason;
 use crate::fragments::piece::{Piece, Refusal};
 use crate::fragments::{Fragments, Key, Known, Later, Ports};
 use crate::ids::Ids;
 use crate::io::Received;
+use crate::link::flows::Flows;
 use crate::pipeline::Context;
 use crate::session::tuple::Tuple;
 use crate::snapshot::policy::Policy;
+use crate::snapshot::shares::Owner;
+use crate::stage::wrap;
 use crate::verdict::Verdict;
 use crate::wire::tcp::Segment;
 use crate::wire::{ethernet, icmp, ipv4, ipv6, protocol, sctp, u16_at};
@@ -22,6 +25,12 @@ pub fn run<A: Fragmented>(batch: &mut Batch, fragments: &mut Fragments, ids: &mu
         let tuple = A::tuples(batch)[i];
         let (known, gathered) = (batch.frames[i].known(), batch.frames[i].is_gathered());
         if known.is_none() && !needs_ports(&tuple, &context.view.policy) {
+            continue;
+        }
+        if known.is_none()
+            && let Some(travel) = elsewhere::<A>(batch, i, context)
+        {
+            wrap::send_to_owner::<A>(batch, i, travel);
             continue;
         }
         let frame = batch.frames[i].frame.bytes();
@@ -41,6 +50,33 @@ pub fn run<A: Fragmented>(batch: &mut Batch, fragments: &mut Fragments, ids: &mu
             Ok((known, first)) => resolve::<A>(batch, i, known, first),
             Err(verdict) => batch.decide(i, verdict),
         }
+    }
+}
+
+/// Where a fragment goes whose ports nobody has to know yet: to the gateway that its endpoint or its VIP is, or, where the ports of a VIP
+/// are those of several, to the one that gathers this datagram. There the first one comes, too, whichever way the network chose.
+fn elsewhere<A: Fragmented>(batch: &Batch, i: usize, context: &Context<'_>) -> Option<Travel> {
+    let (tuple, received) = (&A::tuples(batch)[i], &batch.frames[i]);
+    let policy = &context.view.policy;
+    let pod = policy.endpoint(tuple.source).filter(|(_, _, egress)| A::translates(egress, tuple.destination));
+    let owner = match (pod, policy.vip(tuple.destination)) {
+        (Some((_, endpoint, _)), _) if !received.is_hairpin() => policy.owner_of(endpoint),
+        (_, Some(vip)) if vip.shares.is_shared() => {
+            if received.is_from_peer() {
+                return None;
+            }
+            let (key, ..) = A::read(received.frame.bytes().get(ethernet::HEADER..)?)?;
+            return match vip.shares.gatherer(Flows::spread(&key)) {
+                Owner::Other(to) => Some(Travel { to, is_last: false }),
+                Owner::This | Owner::Nobody => None,
+            };
+        }
+        (_, Some(vip)) => vip.shares.owner(),
+        _ => return None,
+    };
+    match owner {
+        Owner::Other(to) if !received.is_at_last() => Some(Travel { to, is_last: true }),
+        Owner::Other(_) | Owner::This | Owner::Nobody => None,
     }
 }
 

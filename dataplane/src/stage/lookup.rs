@@ -2,11 +2,11 @@
 
 use crate::batch::{Batch, Lane, MOST};
 use crate::counters::DropReason;
+use crate::pipeline::Context;
 use crate::session::Sessions;
 use crate::session::entry::Flags;
 use crate::session::key::Key;
 use crate::session::table::Home;
-use crate::snapshot::Snapshot;
 use crate::verdict::Verdict;
 
 /// Fetches the entry of every packet that can have a session.
@@ -30,7 +30,8 @@ pub fn fetch<A: Lane>(batch: &mut Batch, sessions: &Sessions) {
 
 /// Finds the session of every packet that can have one, and spells out what the short way has left. [`fetch`] has come before.
 #[inline(never)]
-pub fn find<A: Lane>(batch: &mut Batch, sessions: &Sessions, view: &Snapshot) {
+pub fn find<A: Lane>(batch: &mut Batch, sessions: &Sessions, context: &Context<'_>) {
+    let (view, is_lapsed) = (context.view, context.is_lapsed);
     let table = A::table(sessions);
     for i in batch.open_of::<A>().and(batch.plain) {
         A::tuples_mut(batch)[i] = A::keys(batch)[i].tuple();
@@ -40,6 +41,16 @@ pub fn find<A: Lane>(batch: &mut Batch, sessions: &Sessions, view: &Snapshot) {
         let entry = table.entry(slot);
         let flags = entry.flags();
         if flags.has(Flags::QUARANTINED) {
+            continue;
+        }
+        if entry.is_copy() {
+            batch.slots[i] = slot;
+            batch.copies.insert(i);
+            continue;
+        }
+        // What another gateway may open in its place, it would open.
+        if is_lapsed && !entry.is_told() && !entry.is_of_service() {
+            batch.decide(i, Verdict::Drop(DropReason::NoLease));
             continue;
         }
         let is_stale = entry.generation() != view.generation;

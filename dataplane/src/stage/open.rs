@@ -15,6 +15,7 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::endpoints::Endpoint;
 use crate::snapshot::network::NextHop;
 use crate::snapshot::policy::{Egress, Vip};
+use crate::snapshot::shares::Share;
 use crate::snapshot::spec::{AROUND, AddressSelection, Role};
 use crate::stage::route;
 use crate::time::Tick;
@@ -60,7 +61,8 @@ fn refuse(batch: &mut Batch, i: usize, reason: DropReason, context: &Context<'_>
         received.settle();
         return batch.decide(i, Verdict::HandOff(lender));
     }
-    if reason == DropReason::NoSession {
+    // Who is left without a lease has it again in a moment: whoever hears nothing asks again.
+    if matches!(reason, DropReason::NoSession | DropReason::NoLease | DropReason::NoOwner) {
         return batch.decide(i, Verdict::Drop(reason));
     }
     if matches!(reason, DropReason::Quota | DropReason::PortsExhausted | DropReason::SessionTableFull) {
@@ -103,7 +105,9 @@ fn open<A: Lane>(
     if let Some(slot) = known
         && !A::table(sessions).entry(slot).flags().has(Flags::QUARANTINED)
     {
-        return Ok(slot);
+        // By way of another VIP of the pod, which another gateway has.
+        let is_copy = A::table(sessions).entry(slot).is_copy();
+        return if is_copy { Err(DropReason::NoOwner) } else { Ok(slot) };
     }
     if !may_open(batch, i, rules) {
         return Err(DropReason::NoSession);
@@ -116,18 +120,22 @@ fn open<A: Lane>(
     if !sessions.has_room::<A>() {
         return Err(DropReason::SessionTableFull);
     }
+    if context.is_lapsed {
+        return Err(DropReason::NoLease);
+    }
     let claim = endpoint.usage.open(egress.spec.limits, now).map_err(|_| DropReason::Quota)?;
     let committed = match known {
         Some(resting) => revive(resting, origin, next_hop, sessions, view, now),
         None => commit::<A>(batch, i, next_hop, (endpoint, egress, claim), sessions, context, settle.ports),
     };
-    if committed.is_err() {
-        endpoint.usage.close();
-    } else {
+    if let Ok(slot) = committed {
+        settle.outbox.born::<A>(slot, now);
         settle.counters.sessions_created.add(1);
         if batch.frames[i].asked() > 0 {
             context.flows.take_over(origin);
         }
+    } else {
+        endpoint.usage.close();
     }
     committed
 }
@@ -170,10 +178,18 @@ fn commit<A: Lane>(
     let Context { view, now, .. } = *context;
     let origin = &A::tuples(batch)[i];
     let mut reason = DropReason::NoVip;
-    for vip in candidates::<A>(view.policy.vips_of(endpoint), egress.spec.address_selection, origin, batch.hashes[i]) {
+    for vip in candidates(view.policy.vips_of(endpoint), egress.spec.address_selection, batch.hashes[i]) {
         let Some(address) = A::from_ip(vip.address) else { continue };
+        // Both directions of a session stay with one gateway: its port is of the share that its endpoint is of.
+        let share = view.policy.share_of(endpoint, vip);
+        if share.is_some_and(|share| !share.may_open) || (share.is_none() && !vip.shares.list().is_empty()) {
+            reason = DropReason::NoLease;
+            continue;
+        }
+        let blocks = share.and_then(Share::blocks);
         let through = |port: u16| translate(origin, address, port);
-        let port = ports.allocate(vip, &through(0), claim, now, |port| sessions.is_free(&through(port).reversed()));
+        let port =
+            ports.allocate((vip, blocks), &through(0), claim, now, |port| sessions.is_free(&through(port).reversed()));
         let Ok(port) = port else {
             reason = DropReason::PortsExhausted;
             continue;
@@ -198,25 +214,15 @@ fn commit<A: Lane>(
 
 /// The VIPs that a session may leave with, best first. An endpoint keeps its VIP, full or not (RFC 4787 REQ-2 and
 /// REQ-11); only where policy says "per connection" there is a second choice.
-fn candidates<'a, A: SessionFamily>(
+fn candidates<'a>(
     vips: impl ExactSizeIterator<Item = &'a Vip> + Clone,
     selection: AddressSelection,
-    origin: &Tuple<A>,
     hash: u64,
 ) -> impl Iterator<Item = &'a Vip> {
-    /// Fixed on purpose: each gateway must come to the same choice, before and after a restart.
-    const RENDEZVOUS: HashKey = HashKey::fixed();
-    let weight = |vip: &Vip| {
-        let destination = A::from_ip(vip.address).unwrap_or_default();
-        RENDEZVOUS.hash(&Tuple { source: origin.source, destination, ..Tuple::default() })
-    };
     let count = vips.len();
     let (first, choices) = match selection {
         _ if count == 0 => (0, 0),
-        AddressSelection::PerEndpoint => {
-            let best = vips.clone().enumerate().max_by_key(|(_, vip)| weight(vip));
-            (best.map_or(0, |(at, _)| at), 1)
-        }
+        AddressSelection::PerEndpoint => (0, 1),
         AddressSelection::PerConnection => ((hash >> 40) as usize % count, count),
     };
     vips.clone().chain(vips).skip(first).take(choices)

@@ -16,7 +16,7 @@ use crate::wire::{ethernet, icmp, ipv4, ipv6, ndp, protocol, udp};
 
 /// Reads the headers of every packet.
 pub fn run(batch: &mut Batch, network: &Network) {
-    let all = Packets::first(batch.len());
+    let all = batch.open;
     let v4 = read_plain::<u32>(batch, all, network);
     let v6 = read_plain::<V6>(batch, all.without(v4), network);
     batch.families = [v4, v6];
@@ -54,7 +54,7 @@ fn try_plain<A: Lane + PlainFamily>(batch: &mut Batch, i: usize, network: &Netwo
     if !port.is_destination(first) {
         return None;
     }
-    head.sides = port.sides;
+    head.sides = received.sides(port.sides);
     let plain = A::read(first, frame)?;
     // What is read is written down at once, field by field, whether or not it will be used: the processor has few registers.
     key.set(plain.source, plain.destination, plain.ports, plain.protocol);
@@ -124,7 +124,7 @@ fn try_read(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropRe
     }
     let (fragment, renumber) = (to.fragment, to.renumber);
     // What comes around comes from no interface, wherever it came in.
-    heads[i].sides = if hairpin { AROUND } else { network.port(received.interface).sides };
+    heads[i].sides = if hairpin { AROUND } else { received.sides(network.port(received.interface).sides) };
     // Padding of short frames is the link's; it doesn't travel on.
     received.frame.set_len(LINK as u16 + heads[i].length);
     if !heads[i].kind.has_session() {
@@ -175,7 +175,7 @@ fn read_v4(packet: &[u8], to_us: bool, tuple: &mut Tuple<u32>, to: &mut Into<'_>
     read_payload(payload, header.protocol, header.fragment, icmp::parse_v4, tuple, to)
 }
 
-/// Whether it is a packet; else it is a question for a link address.
+/// Whether it is a packet; else it is a question for a link address, or an answer to one.
 #[inline]
 fn read_v6(packet: &[u8], to_us: bool, tuple: &mut Tuple<V6>, to: &mut Into<'_>) -> Result<bool, DropReason> {
     let header = ipv6::Header::parse(packet).map_err(|wrong| match wrong {
@@ -187,7 +187,8 @@ fn read_v6(packet: &[u8], to_us: bool, tuple: &mut Tuple<V6>, to: &mut Into<'_>)
         && !header.fragment
         && payload.first().is_some_and(|kind| (133..=137).contains(kind))
     {
-        return if payload[0] == ndp::SOLICITATION { Ok(false) } else { Err(DropReason::NotOurs) };
+        let is_about_a_link = matches!(payload[0], ndp::SOLICITATION | ndp::ADVERTISEMENT);
+        return if is_about_a_link { Ok(false) } else { Err(DropReason::NotOurs) };
     }
     (tuple.source, tuple.destination) = (header.source, header.destination);
     if !to_us || tuple.is_martian(to.hairpin) {

@@ -6,11 +6,13 @@ use crate::counters::{Direction, DropReason, EndReason};
 use crate::pipeline::Context;
 use crate::session::entry::{Entry, Flags, Slot};
 use crate::session::{Expiry, SessionFamily, Sessions, tcp};
-use crate::settle::Settle;
+use crate::settle::{self, Settle};
 use crate::snapshot::Snapshot;
 use crate::snapshot::policy::Policy;
 use crate::snapshot::service::Listener;
+use crate::snapshot::shares::Owner;
 use crate::snapshot::spec::{AROUND, Role};
+use crate::stage::takeover;
 use crate::time::Tick;
 use crate::verdict::Verdict;
 
@@ -55,9 +57,12 @@ pub fn stands<A: SessionFamily>(entry: &Entry<A>, view: &Snapshot) -> bool {
     view.freshness.holds(entry.generation(), entry.parties()) || is_wanted(entry, &view.policy)
 }
 
-/// The same, whatever was asked before.
+/// The same, whatever was asked before. What is another gateway's is not wanted here.
 pub fn is_wanted<A: SessionFamily>(entry: &Entry<A>, policy: &Policy) -> bool {
     let [(endpoint, endpoint_port), (remote, _), (vip, vip_port)] = entry.ends();
+    if takeover::owner(entry, policy) != Owner::This {
+        return false;
+    }
     if !entry.is_of_service() {
         return policy.permits(endpoint, remote, (vip, vip_port));
     }
@@ -78,7 +83,7 @@ fn recheck<A: SessionFamily>(
 ) -> bool {
     let entry = A::table(sessions).entry(slot);
     // An earlier packet of this batch may have checked it already.
-    if entry.flags().has(Flags::QUARANTINED) {
+    if entry.flags().has(Flags::QUARANTINED) || entry.is_copy() {
         return false;
     }
     // What has changed concerns others: routes are as they were, too.
@@ -98,6 +103,14 @@ fn recheck<A: SessionFamily>(
         // Routes may be what has changed.
         entry.set_next_hop(None);
         return true;
+    }
+    if takeover::owner(entry, &view.policy) != Owner::This {
+        // It goes on there.
+        let (origin, _) = sessions.both::<A>(slot);
+        let entry = *A::table(sessions).entry(origin);
+        settle::close(&view.policy, &entry.key(), &entry.to(), entry.direction());
+        sessions.demote::<A>(origin, now);
+        return false;
     }
     let expiry: Expiry<A> = sessions.end(slot, now);
     settle.settle(&expiry);

@@ -6,6 +6,7 @@ use crate::batch::{Batch, Head, Kind, Lane};
 use crate::counters::{Direction, DropReason};
 use crate::ids::Ids;
 use crate::io::{InterfaceId, Received};
+use crate::link::outbox::Outbox;
 use crate::pipeline::Context;
 use crate::session::Sessions;
 use crate::session::entry::Entry;
@@ -19,7 +20,13 @@ use crate::wire::tcp::Flags;
 use crate::wire::{ethernet, icmp, ipv4, ipv6, mss, sctp, set_u16, tcp, u16_at, udp};
 
 /// Rewrites every packet that goes on, and sends it on.
-pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, ids: &mut Ids, context: &Context<'_>) {
+pub fn run<A: OnWire>(
+    batch: &mut Batch,
+    sessions: &mut Sessions,
+    ids: &mut Ids,
+    outbox: &mut Outbox,
+    context: &Context<'_>,
+) {
     let Context { view, now, .. } = *context;
     let network = &*view.network;
     let renumber = batch.known_of::<A>().and(batch.renumber);
@@ -28,14 +35,16 @@ pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, ids: &mut Ids,
         let (head, slot) = (batch.heads[i], batch.slots[i]);
         if head.kind == Kind::Tcp {
             let segment = &batch.segments[i];
-            sessions.note_segment::<A>(slot, segment, now);
+            if sessions.note_segment::<A>(slot, segment, now) {
+                outbox.changed::<A>(slot, now);
+            }
             if let Some(most) = context.rules.mss
                 && segment.flags.has(Flags::SYN)
             {
                 clamp(&mut batch.frames[i], head, most.saturating_sub(A::HEADER - ipv4::HEADER as u16));
             }
-        } else if head.kind == Kind::Sctp {
-            sessions.note_association::<A>(slot, &batch.associations[i], now);
+        } else if head.kind == Kind::Sctp && sessions.note_association::<A>(slot, &batch.associations[i], now) {
+            outbox.changed::<A>(slot, now);
         }
         let entry = A::table_mut(sessions).entry_mut(slot);
         entry.count(head.length + LINK_HEADER, now, view.generation);

@@ -53,6 +53,10 @@ pub fn run<A: Lane>(
                 batch.frames[i].settle();
                 batch.decide(i, Verdict::HandOff(worker));
             }
+            // The network, or a death, has sent a client of another gateway here: the table of backends is the same everywhere.
+            Err(Unserved::Refused(DropReason::NoSession)) if is_of_several::<A>(batch, i, context) => {
+                batch.stateless.insert(i);
+            }
             Err(Unserved::Refused(reason @ DropReason::NoSession)) => batch.decide(i, Verdict::Drop(reason)),
             Err(Unserved::Refused(reason)) => batch.refuse(i, reason),
         }
@@ -77,6 +81,33 @@ impl From<DropReason> for Unserved {
     fn from(reason: DropReason) -> Self {
         Self::Refused(reason)
     }
+}
+
+/// Whether the VIP that a packet is for is served by several gateways.
+fn is_of_several<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> bool {
+    let vip = context.view.policy.vip(A::tuples(batch)[i].destination);
+    vip.is_some_and(|vip| !vip.shares.list().is_empty())
+}
+
+/// A client's packet as the backend gets it that new sessions of this client would have; `None` where there is none, or the client isn't
+/// admitted.
+pub fn without_session<A: Lane>(
+    origin: &Tuple<A>,
+    id: FrontendId,
+    sides: u8,
+    context: &Context<'_>,
+) -> Option<Tuple<A>> {
+    let (service, frontend) = frontend::<A>(id, context)?;
+    let outside = is_outside(sides);
+    if outside && !A::half(service).admits(origin.source) {
+        return None;
+    }
+    let hash = match service.spec.affinity {
+        Some(_) => maglev::of_client(origin.source),
+        None => maglev::of_session(origin),
+    };
+    let target = frontend.targets.get(usize::from(frontend.table(outside).choose(hash, 0)?))?;
+    Some(target.serves(origin))
 }
 
 /// Fetches what new sessions will be written to, for all before the first: as with packets of known ones, memory is what takes time.
@@ -113,6 +144,9 @@ fn serve<A: Lane>(
     if let Some(slot) = known
         && !A::table(sessions).entry(slot).flags().has(Flags::QUARANTINED)
     {
+        if A::table(sessions).entry(slot).is_copy() {
+            return Err(DropReason::NoOwner.into());
+        }
         return Ok(Served { slot, is_new: false });
     }
     if !may_open(batch, i, rules) {
@@ -133,11 +167,7 @@ fn serve<A: Lane>(
             return Err(DropReason::TupleInUse.into());
         }
         // Ended sessions are in no packet's hands.
-        let origin = if A::table(sessions).entry(ended).flags().has(Flags::ORIGIN) {
-            ended
-        } else {
-            A::table(sessions).entry(ended).twin()
-        };
+        let (origin, _) = sessions.both::<A>(ended);
         sessions.remove::<A>(origin);
     }
     if !sessions.has_room::<A>() {
@@ -159,6 +189,7 @@ fn serve<A: Lane>(
     let slot = sessions.commit(&draft, now).map_err(|_| DropReason::SessionTableFull)?;
     target.usage.open();
     settle.counters.sessions_created.add(1);
+    settle.outbox.born::<A>(slot, now);
     context.flows.take_over(&translated.reversed());
     if is_settled {
         context.flows.take_over(origin);

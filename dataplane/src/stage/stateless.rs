@@ -1,5 +1,6 @@
-//! What backends answer that no session knows: it leaves as the VIP and port of the frontend that they serve, from policy alone.
-//! So a client hears the right one also after its session was forgotten, or where another gateway has it.
+//! Services without sessions, from policy alone. What backends answer leaves as the VIP and port of the frontend that they serve; so a
+//! client hears the right one also after its session was forgotten, or where another gateway has it. And what a client says in a connection
+//! that another gateway has, or had, goes to the backend that it would get anew: the same one, unless backends have changed since.
 
 use crate::batch::{Batch, Lane};
 use crate::counters::{Direction, DropReason};
@@ -9,7 +10,7 @@ use crate::session::entry::{Entry, Flags};
 use crate::session::tuple::Tuple;
 use crate::snapshot::service::FrontendId;
 use crate::stage::rewrite::{self, OnWire, write_payload};
-use crate::stage::route;
+use crate::stage::{route, serve};
 use crate::verdict::Verdict;
 
 /// Sends on what backends answer without sessions.
@@ -17,20 +18,27 @@ pub fn run<A: OnWire>(batch: &mut Batch, ids: &mut Ids, context: &Context<'_>) {
     let network = &context.view.network;
     for i in batch.open_of::<A>().and(batch.stateless) {
         let tuple = A::tuples(batch)[i];
-        let Some(to) = as_frontend(&tuple, batch.frontends[i], context) else {
+        let is_answer = !batch.inbound.contains(i);
+        let to = if is_answer {
+            as_frontend(&tuple, batch.frontends[i], context)
+        } else {
+            serve::without_session(&tuple, batch.frontends[i], batch.heads[i].sides, context)
+        };
+        let direction = if is_answer { Direction::ServiceReply } else { Direction::Inbound };
+        let Some(to) = to else {
             batch.decide(i, Verdict::Drop(DropReason::NoSession));
             continue;
         };
         let Some(hop) = route::stateless_hop(batch, i, to.destination, context.view) else { continue };
-        let entry = Entry::new(tuple, to, Direction::ServiceReply, Flags::default());
+        let entry = Entry::new(tuple, to, direction, Flags::default());
         let head = batch.heads[i];
         let Some((headers, payload)) = batch.frames[i].frame.bytes_mut().split_at_mut_checked(head.l4.into()) else {
             continue;
         };
         A::write_header(headers, &entry);
         write_payload(payload, head.kind, entry.to_ports(), entry.l4_delta());
-        batch.directions[i] = Direction::ServiceReply;
-        if batch.renumber.contains(i) {
+        batch.directions[i] = direction;
+        if is_answer && batch.renumber.contains(i) {
             rewrite::renumber::<A>(batch, i, ids);
         }
         rewrite::send_on(batch, i, hop, network);

@@ -4,6 +4,10 @@ use super::checksum;
 
 /// Length of a header without options.
 pub const HEADER: usize = 20;
+/// Where the length of header and payload is.
+pub const TOTAL: usize = 2;
+/// Where the protocol of the payload is.
+pub const PROTOCOL: usize = 9;
 /// Where the identification is.
 pub const IDENTIFICATION: usize = 4;
 /// Where the flags of fragmentation are; the offset follows them.
@@ -162,6 +166,18 @@ impl OwnHeader {
 /// The destination of a packet whose header has been read before.
 pub fn destination(packet: &[u8]) -> u32 {
     packet.get(ADDRESSES + 4..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_be_bytes(*bytes))
+}
+
+/// Notes congestion in a packet whose ends know of it (RFC 3168): it says so itself.
+pub fn note_congestion(packet: &mut [u8]) {
+    let Some(header) = packet.first_chunk_mut::<HEADER>() else { return };
+    if header[1] & 3 != 0 {
+        let old = super::u16_at(header, 0);
+        header[1] |= 3;
+        let delta = checksum::Delta::of(old.into(), super::u16_at(header, 0).into());
+        let sum = super::u16_at(header, CHECKSUM);
+        super::set_u16(header, CHECKSUM, delta.apply(sum));
+    }
 }
 
 #[cfg(test)]

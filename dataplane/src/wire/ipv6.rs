@@ -5,6 +5,10 @@ use crate::address::V6;
 
 /// Length of the fixed header.
 pub const HEADER: usize = 40;
+/// Where the length of what follows the header is.
+pub const PAYLOAD_LENGTH: usize = 4;
+/// Where the protocol of what follows is.
+pub const NEXT_HEADER: usize = 6;
 /// Where the hop limit is.
 pub const HOP_LIMIT: usize = 7;
 /// Where the source address is; the destination follows it.
@@ -179,6 +183,13 @@ pub fn destination(packet: &[u8]) -> V6 {
 pub fn pseudo_header(source: V6, destination: V6, length: u32, protocol: u8) -> u32 {
     use crate::address::Address;
     source.word_sum() + destination.word_sum() + (length >> 16) + (length & 0xffff) + u32::from(protocol)
+}
+
+/// Notes congestion in a packet whose ends know of it (RFC 3168): it says so itself.
+pub fn note_congestion(packet: &mut [u8]) {
+    if let Some(second) = packet.get_mut(1).filter(|second| **second & 0x30 != 0) {
+        *second |= 0x30;
+    }
 }
 
 #[cfg(test)]

@@ -46,6 +46,34 @@ pub fn parse_solicitation(header: &ipv6::Header, packet: &[u8]) -> Option<V6> {
     (target.high >> 56 != 0xff && (!unspecified || solicited_node)).then_some(target)
 }
 
+/// The target of an advertisement and the link address that it gives, when the message is one that RFC 4861 section 7.1.2
+/// allows; `None` otherwise.
+///
+/// `packet` starts at the IPv6 header that `header` was read from.
+pub fn parse_advertisement(header: &ipv6::Header, packet: &[u8]) -> Option<(V6, Option<Mac>)> {
+    let message = packet.get(usize::from(header.length)..usize::from(header.total))?;
+    let (fixed, mut options) = message.split_first_chunk::<24>()?;
+    let length = u32::from(header.total - header.length);
+    let pseudo = ipv6::pseudo_header(header.source, header.destination, length, protocol::ICMPV6);
+    if fixed[0] != ADVERTISEMENT || fixed[1] != 0 || header.hop_limit != 255 || !checksum::verifies(pseudo, message) {
+        return None;
+    }
+    // What all hear answers nobody's question.
+    let (to_group, solicited) = (header.destination.high >> 56 == 0xff, fixed[4] & 0x40 != 0);
+    let mut mac = None;
+    while let [kind, length, rest @ ..] = options {
+        if *length == 0 {
+            return None;
+        }
+        if *kind == OPTION_TARGET_LINK_ADDRESS && *length == 1 {
+            mac = rest.first_chunk().copied();
+        }
+        options = options.get(usize::from(*length) * 8..)?;
+    }
+    let target = V6 { high: number(fixed, 8), low: number(fixed, 16) };
+    (target.high >> 56 != 0xff && !(to_group && solicited)).then_some((target, mac))
+}
+
 fn number(bytes: &[u8; 24], at: usize) -> u64 {
     let mut field = [0; 8];
     field.copy_from_slice(&bytes[at..at + 8]);
@@ -147,5 +175,25 @@ mod tests {
         let pseudo = ipv6::pseudo_header(header.source, header.destination, 32, 58);
         assert!(checksum::verifies(pseudo, &packet[40..]));
         assert_eq!(frame[14 + 40 + 4], 0x60, "solicited, override");
+        assert_eq!(parse_advertisement(&header, packet), Some((advertisement.target, Some(advertisement.mac))));
+    }
+
+    #[test]
+    fn only_allowed_advertisements_are_believed() {
+        let advertisement = Advertisement {
+            target: v6("2001:db8::a"),
+            mac: [2, 0, 0, 0, 0, 9],
+            destination: V6::from_bits(ALL_NODES),
+            destination_mac: ethernet::ipv6_multicast(ALL_NODES),
+            solicited: false,
+        };
+        let parse = |frame: &[u8]| parse_advertisement(&ipv6::Header::parse(&frame[14..]).unwrap(), &frame[14..]);
+        assert_eq!(parse(&advertisement.frame()), Some((advertisement.target, Some(advertisement.mac))));
+        assert_eq!(parse(&Advertisement { solicited: true, ..advertisement }.frame()), None, "an answer to all");
+        for (at, what) in [(14 + 7, "from beyond the link"), (14 + 41, "a code"), (14 + 40 + 25, "no length")] {
+            let mut frame = advertisement.frame();
+            frame[at] ^= 1;
+            assert_eq!(parse(&frame), None, "{what}");
+        }
     }
 }

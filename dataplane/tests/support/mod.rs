@@ -8,6 +8,7 @@
     reason = "each test file uses its part; a test fails by panicking"
 )]
 
+pub mod cluster;
 pub mod connection;
 pub mod oracle;
 pub mod packets;
@@ -30,6 +31,9 @@ use vipgate_dataplane::limiter::Limiter;
 use vipgate_dataplane::link::affinity::Affinity;
 use vipgate_dataplane::link::directory::Directory;
 use vipgate_dataplane::link::handoff::{Links, Wake};
+use vipgate_dataplane::link::lease::Lease;
+use vipgate_dataplane::link::outbox::Outbox;
+use vipgate_dataplane::link::outlet::Outlet;
 use vipgate_dataplane::pipeline::Tables;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::ports::allocator::Allocator;
@@ -82,12 +86,14 @@ pub fn policy() -> PolicySet {
         name: "Service tenant/api".into(),
         announce: Announce::L2,
         reserved_ports: reserved.into(),
+        shares: vec![],
     };
     let endpoint = |address: &str, policy: &str, vip: &str| EndpointSpec {
         address: ip(address),
         name: "".into(),
         policy: policy.into(),
         vips: vec![ip(vip)],
+        gateway: None,
     };
     PolicySet {
         version: "test".into(),
@@ -186,6 +192,9 @@ impl Default for Setup {
 pub struct Gateway {
     pub workers: Vec<Worker<MemoryIo>>,
     pub commands: Vec<Sender<Command>>,
+    /// What each worker tells other gateways.
+    pub outlets: Vec<Arc<Outlet>>,
+    pub lease: Arc<Lease>,
     pub publisher: Publisher,
     pub builder: Builder,
     pub questions: Questions,
@@ -225,13 +234,19 @@ impl Drop for Gateway {
 
 impl Gateway {
     pub fn new(setup: &Setup) -> Self {
+        Self::with(setup, network(), &policy())
+    }
+
+    /// The same in another network, with another policy.
+    pub fn with(setup: &Setup, network: NetworkSpec, policy: &PolicySet) -> Self {
         // Time begins shortly before its numbers wrap.
         let now = Tick(u32::MAX - 10_000);
-        let mut builder = Builder::new(network());
-        let publisher = Publisher::new(builder.with_policy(&policy()).unwrap());
+        let mut builder = Builder::new(network);
+        let publisher = Publisher::new(builder.with_policy(policy).unwrap());
         let questions = Questions { queue: Arc::new(ArrayQueue::new(64)), bell: Arc::new(NoBell) };
         let bells: Vec<Arc<dyn Wake>> = (0..setup.workers).map(|_| Arc::new(NoBell) as _).collect();
-        let mut commands = Vec::new();
+        let (mut commands, mut outlets) = (Vec::new(), Vec::new());
+        let lease = Arc::new(Lease::free());
         let directory = Arc::new(Directory::new(4096, HashKey::new([9, 8, 7, 6])));
         let affinity = Arc::new(Affinity::new(4096, HashKey::new([5, 4, 3, 2])));
         let workers = Links::mesh(&bells)
@@ -246,6 +261,8 @@ impl Gateway {
                 ]);
                 let (sender, receiver) = unbounded();
                 commands.push(sender);
+                let outlet = Arc::new(Outlet::new(Arc::new(NoBell)));
+                outlets.push(outlet.clone());
                 let parts = Parts {
                     id: WorkerId(id),
                     io: MemoryIo::with_frames(frames(setup.frames)),
@@ -259,6 +276,7 @@ impl Gateway {
                         fragments: Fragments::new(64, 32, 2_000, key).unwrap(),
                         ids: Ids::new(id, setup.workers, key),
                         limiter: Limiter::new(key, now),
+                        outbox: Outbox::new(outlet.clone(), 100),
                     },
                     reader: publisher.reader(),
                     waiting: Waiting::new(questions.clone()),
@@ -271,12 +289,13 @@ impl Gateway {
                         reject_no_backend: setup.reject,
                         mss: setup.mss,
                     },
+                    lease: lease.clone(),
                 };
                 Worker::new(parts, now)
             })
             .collect();
         let frames = setup.frames as u64 * u64::from(setup.workers);
-        Self { workers, commands, publisher, builder, questions, now, hostile: false, frames }
+        Self { workers, commands, outlets, lease, publisher, builder, questions, now, hostile: false, frames }
     }
 
     pub fn set_policy(&mut self, set: &PolicySet) {

@@ -2,7 +2,9 @@
 // Which packets are vipgate's: they go to the AF_XDP socket of their queue, all others to the kernel.
 //
 //   ARP or neighbour solicitation for a VIP    -> socket
+//   ARP from, or neighbour advertisement of it -> socket: another host claims it
 //   to a VIP                                   -> socket
+//   from a tunnel that ends at this gateway    -> socket
 //   from an endpoint                           -> socket, unless it is for the gateway's own kernel, or can't leave the link
 //   from a Service's backend, as its answer    -> socket: what comes from a port that it serves, or may do so
 //   to an endpoint, from whom policy excludes  -> socket: the answer of an excluded destination
@@ -29,6 +31,7 @@
 #define ENDPOINT 2
 #define LOCAL    4    // the gateway's own kernel answers for it
 #define BACKEND  8    // Services' clients are answered from it
+#define TUNNEL   16   // tunnels end there, at the UDP ports that `listeners` names
 
 struct host {
 	__u32 policy; // of an endpoint: the number of its policy
@@ -196,14 +199,40 @@ static __always_inline int may_answer6(const __u8 *l3, void *end)
 	return bpf_map_lookup_elem(&listeners6, &key) != 0;
 }
 
+// Whether a packet to where tunnels end comes out of one: whole, and without options.
+static __always_inline int is_tunnel4(const __u8 *l3, void *end)
+{
+	struct listener4 key = {};
+	__u16 fragment;
+	__builtin_memcpy(&fragment, l3 + 6, 2);
+	if ((fragment & bpf_htons(0x3fff)) || l3[0] != 0x45 || l3[9] != IPPROTO_UDP || l3 + 24 > (__u8 *)end)
+		return 0;
+	__builtin_memcpy(&key.address, l3 + 16, 4);
+	__builtin_memcpy(&key.port, l3 + 22, 2);
+	key.protocol = IPPROTO_UDP;
+	return bpf_map_lookup_elem(&listeners4, &key) != 0;
+}
+
+static __always_inline int is_tunnel6(const __u8 *l3, void *end)
+{
+	struct listener6 key = {};
+	if (l3[6] != IPPROTO_UDP || l3 + 44 > (__u8 *)end)
+		return 0;
+	__builtin_memcpy(&key.address, l3 + 24, 16);
+	__builtin_memcpy(&key.port, l3 + 42, 2);
+	key.protocol = IPPROTO_UDP;
+	return bpf_map_lookup_elem(&listeners6, &key) != 0;
+}
+
 static __always_inline int is_ours4(const __u8 *l3, void *end)
 {
 	__u32 source, destination;
 	__builtin_memcpy(&source, l3 + 12, 4);
 	__builtin_memcpy(&destination, l3 + 16, 4);
 	struct host *to = bpf_map_lookup_elem(&hosts4, &destination);
-	if (kinds(to) & VIP)
-		return 1;
+	if (kinds(to) & (VIP | TUNNEL))
+		if ((kinds(to) & VIP) || is_tunnel4(l3, end))
+			return 1;
 	struct host *from = bpf_map_lookup_elem(&hosts4, &source);
 	if ((kinds(from) & ENDPOINT) || ((kinds(from) & BACKEND) && may_answer4(l3, end)))
 		return !is_on_link4(destination) && !(kinds(to) & LOCAL);
@@ -220,8 +249,9 @@ static __always_inline int is_ours6(const __u8 *l3, void *end)
 	__builtin_memcpy(&source, l3 + 8, 16);
 	__builtin_memcpy(&destination, l3 + 24, 16);
 	struct host *to = bpf_map_lookup_elem(&hosts6, &destination);
-	if (kinds(to) & VIP)
-		return 1;
+	if (kinds(to) & (VIP | TUNNEL))
+		if ((kinds(to) & VIP) || is_tunnel6(l3, end))
+			return 1;
 	struct host *from = bpf_map_lookup_elem(&hosts6, &source);
 	if ((kinds(from) & ENDPOINT) || ((kinds(from) & BACKEND) && may_answer6(l3, end)))
 		return !is_on_link6(&destination) && !(kinds(to) & LOCAL);
@@ -260,9 +290,9 @@ static __always_inline int is_ours(void *data, void *end)
 	if (link->h_proto == bpf_htons(ETH_P_IPV6)) {
 		if (l3 + 40 > (__u8 *)end)
 			return 0;
-		// On the link, the question where a VIP is is ours, whoever asks. What is addressed beyond the link is an
-		// ordinary packet, whatever it calls itself.
-		if (l3[6] == IPPROTO_ICMPV6 && l3 + 64 <= (__u8 *)end && l3[40] == 135) {
+		// On the link, the question where a VIP is is ours, whoever asks, and so is the answer, if somebody else gives it.
+		// What is addressed beyond the link is an ordinary packet, whatever it calls itself.
+		if (l3[6] == IPPROTO_ICMPV6 && l3 + 64 <= (__u8 *)end && (l3[40] == 135 || l3[40] == 136)) {
 			struct v6 target;
 			__builtin_memcpy(&target, l3 + 48, 16);
 			if (kinds(bpf_map_lookup_elem(&hosts6, &target)) & VIP)
@@ -273,9 +303,10 @@ static __always_inline int is_ours(void *data, void *end)
 	if (link->h_proto == bpf_htons(ETH_P_ARP)) {
 		if (l3 + 28 > (__u8 *)end)
 			return 0;
-		__u32 target;
+		__u32 sender, target;
+		__builtin_memcpy(&sender, l3 + 14, 4);
 		__builtin_memcpy(&target, l3 + 24, 4);
-		return kinds(bpf_map_lookup_elem(&hosts4, &target)) & VIP;
+		return (kinds(bpf_map_lookup_elem(&hosts4, &target)) | kinds(bpf_map_lookup_elem(&hosts4, &sender))) & VIP;
 	}
 	return 0;
 }

@@ -188,6 +188,7 @@ fn open_port(
     };
     let (transmit, receive, rings) = created?;
     let (fill, completion) = rings.ok_or_else(|| io::Error::from_raw_os_error(libc::EBUSY))?;
+    keep_from_children(receive.fd().as_raw_fd())?;
     if busy_poll {
         ask_for_busy_poll(receive.fd().as_raw_fd())?;
     }
@@ -195,6 +196,15 @@ fn open_port(
         ask_for_long_calls(receive.fd().as_raw_fd());
     }
     Ok(Port::new(interface, queue, (transmit, receive), (fill, completion)))
+}
+
+/// The library doesn't: a process that the gateway starts would hold the queue as long as it lives.
+fn keep_from_children(socket: i32) -> io::Result<()> {
+    // SAFETY: this sets a flag of a descriptor and touches no memory; the socket is open as long as its owner, the caller's.
+    if unsafe { libc::fcntl(socket, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }
 
 /// What the kernel said, behind what the library says about it.

@@ -31,6 +31,8 @@ pub struct SteeringTables {
     pub listeners: BTreeSet<Listener>,
     /// Addresses of the gateway's own kernel: what pods send there is not captured.
     pub locals: BTreeSet<IpAddr>,
+    /// Where tunnels end: an address of this gateway, and a UDP port.
+    pub tunnels: BTreeSet<(IpAddr, u16)>,
     /// For each policy, whether a destination is translated; the longest prefix counts, and no match means no.
     pub cidrs: BTreeMap<(u32, IpNet), bool>,
 }
@@ -101,6 +103,9 @@ const VIP: u32 = 1;
 const ENDPOINT: u32 = 2;
 const LOCAL: u32 = 4;
 const BACKEND: u32 = 8;
+const TUNNEL: u32 = 16;
+/// The protocol of tunnels.
+const UDP: u8 = 17;
 /// As the program lays them out: address, port, protocol.
 type Listener4 = [u8; 8];
 type Listener6 = [u8; 24];
@@ -413,7 +418,12 @@ impl Entries {
         for (address, ..) in &tables.listeners {
             hosts.entry(*address).or_default()[1] |= BACKEND;
         }
-        Self { hosts, listeners: tables.listeners, cidrs: tables.cidrs }
+        let mut listeners = tables.listeners;
+        for (address, port) in tables.tunnels {
+            hosts.entry(address).or_default()[1] |= TUNNEL;
+            listeners.insert((address, port, UDP));
+        }
+        Self { hosts, listeners, cidrs: tables.cidrs }
     }
 }
 

@@ -15,12 +15,12 @@ use tracing::{debug, info, warn};
 use vipgate_dataplane::snapshot::spec::{NetworkSpec, RouteTarget};
 
 use super::super::error::NetworkError;
-use super::super::message::{Event, Neighbour};
+use super::super::message::{Event, Neighbour, OURS};
 use super::super::network::Network;
 use super::super::socket::Client;
 use super::super::watcher::NeighbourFailed;
 use super::book::{Admission, Book, LetGo};
-use super::order::{self, OURS, Plan, Return};
+use super::order::{self, Plan, Return};
 use super::{Hop, Order, ResolverLimits};
 
 /// Time between two looks at what is due. Questions of one look are bounded by `ResolverLimits::per_second`.

@@ -9,10 +9,7 @@ use rtnetlink::packet_core::NLM_F_CREATE;
 use rtnetlink::packet_route::neighbour::{NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourMessage};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::super::message::Neighbour;
-
-/// The originator that `ip neigh` shows of our entries (`RTPROT_*`): a number that no routing daemon has.
-pub(super) const OURS: u8 = 118;
+use super::super::message::{Neighbour, OURS};
 
 /// What to do about a next hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

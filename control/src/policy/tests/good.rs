@@ -196,7 +196,7 @@ fn vips_from_a_pool_are_free_ones_and_announced_as_it_says() {
 }
 
 #[test]
-fn a_gateway_serves_what_names_or_selects_it_and_closes_the_rest() {
+fn a_policy_is_dealt_to_whom_it_names_or_selects() {
     let documents = |gateways: &str| {
         vec![
             gateway("gw-a", "tier: gold"),
@@ -215,23 +215,28 @@ fn a_gateway_serves_what_names_or_selects_it_and_closes_the_rest() {
         (", gateways: {selector: {}}", &["gw-a", "gw-b"]),
     ] {
         let vip = ip("203.0.113.10");
-        let mut serving = Vec::new();
+        // All of them know it; also one without a manifest, to which nothing is dealt.
         for gateway in ["gw-a", "gw-b", "gw-c"] {
             let got = compiled_for(gateway, &documents(gateways));
             assert_eq!(said(&got), [""; 0], "{gateways}");
-            // Elsewhere the endpoint stays covered, without a VIP: dropped there, never leaked.
-            let serves = got.set.endpoints[0].vips == [vip];
-            assert_eq!(serves, got.set.vips.len() == 1, "{gateways}: both or none");
-            serving.extend(serves.then_some(gateway));
+            let ([endpoint], [only]) = (&got.set.endpoints[..], &got.set.vips[..]) else {
+                panic!("{gateways}: one each")
+            };
+            let [share] = &only.shares[..] else { panic!("{gateways}: {:?}", only.shares) };
+            assert_eq!(
+                (&endpoint.vips[..], &endpoint.gateway),
+                (&[vip][..], &Some(share.gateway.clone())),
+                "{gateways}"
+            );
+            let mut serving = [vec![share.gateway.clone()], share.backups.clone()].concat();
+            serving.sort_unstable();
+            assert_eq!(serving.iter().map(|name| &**name).collect::<Vec<_>>(), allowed, "{gateways}");
         }
-        assert!(serving.len() == 1 && allowed.contains(&serving[0]), "{gateways}: {serving:?} serve");
         // Alone it owns everything.
-        let alone = compiled_for("gw-a", &documents(gateways)[2..]);
-        assert_eq!(alone.set.endpoints[0].vips, [vip], "{gateways}");
+        let alone = compiled_for("gw-a", &documents(gateways)[2..]).set;
+        assert_eq!((&alone.endpoints[0].vips[..], &alone.endpoints[0].gateway), (&[vip][..], &None), "{gateways}");
+        assert_eq!(alone.vips[0].shares, [], "{gateways}");
     }
-    // Nor does a gateway without a manifest serve what selects by label.
-    let got = compiled_for("gw-c", &documents(", gateways: {selector: {matchLabels: {tier: gold}}}"));
-    assert!(got.set.vips.is_empty() && got.set.endpoints[0].vips.is_empty());
 }
 
 #[test]

@@ -118,7 +118,7 @@ fn pods_on_the_hosts_network_serve_although_what_they_send_is_not_covered() {
 
 #[test]
 fn a_service_without_a_vip_that_somebody_holds_is_none() {
-    let full = gateway("gw-a", "").replace("spec: {}", "spec: {maxAddresses: 1}");
+    let full = gateway_with("gw-a", "maxAddresses: 1");
     let got = compiled(&[
         full,
         service("s", "", 80, &["203.0.113.1", "203.0.113.2"]),
@@ -126,7 +126,7 @@ fn a_service_without_a_vip_that_somebody_holds_is_none() {
         service("u", "", 80, &["203.0.113.3"]).replace("LoadBalancer,", "LoadBalancer, loadBalancerClass: other,"),
         service("v", "", 80, &["203.0.113.4"]).replace("LoadBalancer", "ClusterIP"),
     ]);
-    let held = got.deal.vips[0].spec.address;
+    let held = got.deal.vips[0].address;
     let vips: Vec<_> = got.deal.services.iter().map(|it| (&*it.name, it.vips.clone())).collect();
     assert_eq!(vips, [("Service a/s", vec![held])]);
     assert_eq!(got.deal.vips.len(), 1);
@@ -352,7 +352,7 @@ fn a_backend_that_is_a_vip_is_left_out_and_named() {
 fn a_gateway_without_a_zone_of_its_own_has_that_of_its_manifest() {
     let hinted = |zone: &str| format!("{{addresses: [10.0.0.{zone}], hints: {{forZones: [{{name: z{zone}}}]}}}}");
     let got = compiled(&[
-        gateway("gw-a", "").replace("spec: {}", "spec: {zone: z1}"),
+        gateway_with("gw-a", "zone: z1"),
         service("s", "", 80, &["203.0.113.1"]),
         behind("s-4", "IPv4", "ports: null\n", &format!("{}, {}", hinted("1"), hinted("2"))),
     ]);

@@ -4,11 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 
-/// A gateway with this in its specification.
-fn gateway_with(name: &str, spec: &str) -> String {
-    gateway(name, "").replace("spec: {}", &format!("spec: {{{spec}}}"))
-}
-
 fn node(name: &str, zone: &str) -> String {
     format!("apiVersion: v1\nkind: Node\nmetadata: {{name: {name}, labels: {{topology.kubernetes.io/zone: {zone}}}}}\n")
 }
@@ -35,14 +30,14 @@ fn deal(documents: &[String]) -> (Deal, Vec<String>) {
 
 /// The gateway of each endpoint; empty where there is none.
 fn gateways_of(deal: &Deal) -> BTreeMap<IpAddr, String> {
-    let name = |it: &DealtEndpoint| it.gateway.as_deref().unwrap_or_default().to_owned();
-    deal.endpoints.iter().map(|it| (it.spec.address, name(it))).collect()
+    let name = |it: &EndpointSpec| it.gateway.as_deref().unwrap_or_default().to_owned();
+    deal.endpoints.iter().map(|it| (it.address, name(it))).collect()
 }
 
 /// The holders of each VIP.
 fn holders(deal: &Deal) -> BTreeMap<IpAddr, Vec<String>> {
-    let names = |vip: &DealtVip| vip.shares.iter().map(|share| share.gateway.to_string()).collect();
-    deal.vips.iter().map(|vip| (vip.spec.address, names(vip))).collect()
+    let names = |vip: &VipSpec| vip.shares.iter().map(|share| share.gateway.to_string()).collect();
+    deal.vips.iter().map(|vip| (vip.address, names(vip))).collect()
 }
 
 #[test]
@@ -136,7 +131,7 @@ fn an_endpoint_has_the_gateway_of_its_node_then_one_of_its_zone() {
             assert!(among.contains(&got[&ip(address)].as_str()), "{affinity}: {address}{known} has {got:?}");
         }
         assert_eq!(got[&ip("10.0.1.1")], "gw-1", "a pod that a selector selects");
-        let closed: Vec<_> = deal.endpoints.iter().filter(|it| it.spec.vips.is_empty()).collect();
+        let closed: Vec<_> = deal.endpoints.iter().filter(|it| it.vips.is_empty()).collect();
         let expected = "spec.zoneAffinity: warning: EgressPolicy a/p requires a gateway in the zone of each endpoint: \
                         the traffic of 2 endpoints (the first is 10.0.0.5) is dropped";
         assert_eq!((closed.len(), said.len()), if required { (2, 1) } else { (0, 0) }, "{said:?}");
@@ -161,7 +156,7 @@ fn a_routed_vip_is_shared_by_all_candidates_and_another_has_one_holder() {
     let (deal, said) = deal(&documents);
     assert_eq!(said, [""; 0]);
     for (vip, names) in holders(&deal) {
-        let dealt = deal.vips.iter().find(|dealt| dealt.spec.address == vip).unwrap();
+        let dealt = deal.vips.iter().find(|dealt| dealt.address == vip).unwrap();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         match vip.to_string().as_str() {
             "198.51.100.1" => assert_eq!(names, ["gw-a", "gw-b", "gw-c", "gw-d"]),
@@ -171,12 +166,14 @@ fn a_routed_vip_is_shared_by_all_candidates_and_another_has_one_holder() {
                 continue;
             }
         }
-        let shares: Vec<&Blocks> = dealt.shares.iter().map(|share| share.blocks.as_ref().unwrap()).collect();
+        let shares: Vec<_> = dealt.shares.iter().map(|share| share.blocks.as_deref().unwrap()).collect();
         let owners = |block| shares.iter().filter(|blocks| blocks.contains(block)).count();
-        assert!((0..Blocks::COUNT).all(|block| owners(block) == 1), "{vip}: each block has one owner");
-        let count = |blocks: &&Blocks| (0..Blocks::COUNT).filter(|block| blocks.contains(*block)).count();
-        let fair = Blocks::COUNT / shares.len();
-        assert!(shares.iter().map(count).all(|count| (fair / 2..fair * 2).contains(&count)), "{vip}");
+        assert!((0..).take(BLOCKS).all(|block| owners(BlockId(block)) == 1), "{vip}: each block has one owner");
+        let fair = BLOCKS / shares.len();
+        assert!(
+            shares.iter().map(|blocks| blocks.count() as usize).all(|count| (fair / 2..fair * 2).contains(&count)),
+            "{vip}"
+        );
     }
 }
 
@@ -185,11 +182,11 @@ fn a_routed_vip_of_one_candidate_is_all_its_own() {
     let names_one = policy("p", "", "{serviceRef: {name: s}, gateways: {names: [gw-a]}}");
     let vip = service("s", "", 80, &["198.51.100.1"]);
     let (deal, _) = deal(&[routed(), gateway("gw-a", ""), gateway("gw-b", ""), vip, names_one]);
-    assert_eq!(deal.vips[0].shares, [Share { gateway: "gw-a".into(), blocks: None }]);
+    assert_eq!(deal.vips[0].shares, [ShareSpec { gateway: "gw-a".into(), blocks: None, backups: vec![] }]);
 }
 
 #[test]
-fn who_is_in_no_policy_has_nothing() {
+fn who_is_in_no_policy_knows_it_all_and_has_nothing() {
     let documents = [
         routed(),
         gateway("gw-a", "tier: gold"),
@@ -202,13 +199,19 @@ fn who_is_in_no_policy_has_nothing() {
         policy("q", "", "{selectors: [{podSelector: {}}], addresses: [198.51.100.2], gateways: {names: [gw-a, gw-b]}}"),
     ];
     let idle = compiled_for("gw-c", &documents);
-    assert!(idle.set.vips.is_empty() && idle.set.endpoints.iter().all(|endpoint| endpoint.vips.is_empty()));
-    assert_eq!((idle.set.endpoints.len(), said(&idle)), (3, vec![]), "they are others'");
-    assert!(holders(&idle.deal).values().flatten().all(|name| name != "gw-c"));
+    assert_eq!((&idle.set.vips, &idle.set.endpoints), (&idle.deal.vips, &idle.deal.endpoints));
+    assert_eq!((idle.set.vips.len(), idle.set.endpoints.len(), said(&idle)), (3, 3, vec![]));
+    assert!(gateways_of(&idle.deal).values().all(|name| name == "gw-a" || name == "gw-b"));
+    let serving = |vip: &VipSpec| -> Vec<Arc<str>> {
+        let names = |share: &ShareSpec| [vec![share.gateway.clone()], share.backups.clone()].concat();
+        vip.shares.iter().flat_map(names).collect()
+    };
+    assert!(idle.set.vips.iter().all(|vip| !serving(vip).contains(&"gw-c".into())));
     // A VIP that no policy speaks of is any gateway's.
     let mut documents = documents.to_vec();
     documents.push(service("t", "", 80, &["198.51.100.3"]));
-    assert_eq!(compiled_for("gw-c", &documents).set.vips.len(), 1);
+    let all = compiled_for("gw-c", &documents).set.vips;
+    assert!(serving(all.iter().find(|vip| vip.address == ip("198.51.100.3")).unwrap()).contains(&"gw-c".into()));
 }
 
 #[test]
@@ -247,7 +250,7 @@ fn vips_of_a_policy_keep_apart_and_none_is_held_beyond_the_limit() {
         documents.extend([policy("p", "", spec), pod("a", "x", "", "10.0.0.1"), pod("a", "y", "", "fd00::1")]);
         documents
     };
-    for limit in ["", "maxAddresses: 2"] {
+    for limit in ["zone: z1", "maxAddresses: 2"] {
         let (deal, said) = deal(&documents(limit));
         assert_eq!(said, [""; 0]);
         let holders = holders(&deal);
@@ -262,10 +265,9 @@ fn vips_of_a_policy_keep_apart_and_none_is_held_beyond_the_limit() {
     assert_eq!(holders.len(), 3, "those that nobody can hold are left out: {holders:?}");
     assert_eq!(holders.values().flatten().collect::<BTreeSet<_>>().len(), 3, "each has one");
     for endpoint in &deal.endpoints {
-        let of_family: Vec<_> =
-            holders.iter().filter(|(vip, _)| vip.is_ipv4() == endpoint.spec.address.is_ipv4()).collect();
+        let of_family: Vec<_> = holders.iter().filter(|(vip, _)| vip.is_ipv4() == endpoint.address.is_ipv4()).collect();
         let name = endpoint.gateway.as_deref().unwrap_or_default();
-        assert_eq!(endpoint.spec.vips.len(), usize::from(!of_family.is_empty()));
+        assert_eq!(endpoint.vips.len(), usize::from(!of_family.is_empty()));
         assert!(of_family.is_empty() || of_family.iter().any(|(_, holders)| holders[0] == name));
     }
     // And where nobody has room at all, that is said.
@@ -279,5 +281,56 @@ fn vips_of_a_policy_keep_apart_and_none_is_held_beyond_the_limit() {
     assert_eq!(got.set.endpoints.iter().filter(|endpoint| endpoint.vips.is_empty()).count(), 1);
     assert!(
         said(&got)[0].contains("has no gateway with room that may hold its IPv4 VIPs: the traffic of endpoint 10.0.0.")
+    );
+}
+
+#[test]
+fn shares_stand_in_for_each_other_and_a_single_holder_has_other_candidates() {
+    let mut documents: Vec<String> =
+        ["gw-a", "gw-b", "gw-c", "gw-d", "gw-e"].iter().map(|name| gateway(name, "")).collect();
+    documents.extend([
+        routed(),
+        service("s", EGRESS, 80, &["198.51.100.1", "198.51.100.2", "203.0.113.1"]),
+        pod("a", "x", "", "10.0.0.2"),
+        policy(
+            "p",
+            "",
+            "{selectors: [{podSelector: {}}], addresses: [198.51.100.3, 203.0.113.3], gateways: {names: [gw-b, gw-d]}}",
+        ),
+        policy("q", "", "{selectors: [{podSelector: {}}], addresses: [203.0.113.4], gateways: {names: [gw-c]}}"),
+    ]);
+    let (deal, _) = deal(&documents);
+    let shares = |vip: &str| &deal.vips.iter().find(|it| it.address == ip(vip)).unwrap().shares;
+    for (one, other) in shares("198.51.100.1").iter().zip(shares("198.51.100.2")) {
+        assert_eq!((&one.gateway, &one.backups), (&other.gateway, &other.backups), "of one Service");
+        assert_eq!(one.backups.len(), MOST_BACKUPS);
+    }
+    let [single] = &shares("203.0.113.1")[..] else { panic!("one holder") };
+    let same = shares("198.51.100.1").iter().find(|share| share.gateway == single.gateway).unwrap();
+    assert_eq!(single.backups, same.backups, "its VIPs go to one place, however they are announced");
+    let order = |vip: &str| -> Vec<Vec<Arc<str>>> {
+        shares(vip).iter().map(|share| [vec![share.gateway.clone()], share.backups.clone()].concat()).collect()
+    };
+    assert_eq!(order("198.51.100.3"), [["gw-b".into(), "gw-d".into()], ["gw-d".into(), "gw-b".into()]]);
+    let mut both = order("203.0.113.3").concat();
+    both.sort_unstable();
+    assert_eq!(both, ["gw-b".into(), "gw-d".into()]);
+    // Nobody else may hold it: that is what its policy says.
+    assert_eq!(order("203.0.113.4"), [["gw-c".into()]]);
+}
+
+#[test]
+fn gateways_that_others_can_not_find_are_complained_about() {
+    let lonely = |name: &str| gateway(name, "").replace("peerAddress: ", "node: n");
+    assert_eq!(said(&compiled(&[lonely("gw-a")])), [""; 0], "nobody looks for it");
+    let same = gateway("gw-c", "").replace(&format!("192.0.2.{}", b'c'), "192.0.2.98");
+    let got = said(&compiled(&[lonely("gw-a"), gateway("gw-b", ""), same]));
+    assert_eq!(
+        got,
+        [
+            "m.yaml:4: spec.peerAddress: warning: is missing: other gateways find this one only if its own configuration \
+             says where (peer.address)",
+            "m.yaml:14: spec.peerAddress: warning: 192.0.2.98 is that of Gateway gw-b (m.yaml:6) too",
+        ]
     );
 }

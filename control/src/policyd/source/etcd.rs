@@ -8,7 +8,7 @@
 mod backoff;
 mod member;
 #[cfg(test)]
-mod tests;
+pub(in crate::policyd) mod tests;
 mod text;
 
 use std::collections::BTreeSet;
@@ -32,6 +32,7 @@ pub async fn follow(config: Etcd, events: Sender<Event>) {
     let mut follower = Follower {
         endpoints: &config.endpoints,
         keys,
+        members: config.members_prefix(),
         events: &events,
         told: BTreeSet::new(),
         backoff: Backoff::new(),
@@ -45,6 +46,8 @@ pub async fn follow(config: Etcd, events: Sender<Event>) {
 struct Follower<'a> {
     endpoints: &'a [String],
     keys: Keys,
+    /// What the keys begin with that servers write themselves: under a prefix without a slash, they are among those that are read.
+    members: String,
     events: &'a Sender<Event>,
     /// Why etcd couldn't be asked since it was last read.
     told: BTreeSet<String>,
@@ -77,7 +80,7 @@ impl Follower<'_> {
         let changed = member.read().await.map_err(|failure| failure.of(&member))?;
         tracing::debug!(endpoint = member.endpoint(), texts = changed.len(), "all keys are read");
         self.told.clear();
-        self.send(Event::Update(Update { whole: true, changed, gone: Vec::new() })).await;
+        self.tell(Update { whole: true, changed, gone: Vec::new() }).await;
         let watch = member.watch().await.map_err(|failure| failure.of(&member))?;
         Ok((member, watch))
     }
@@ -88,7 +91,7 @@ impl Follower<'_> {
             loop {
                 match watch.next().await {
                     Ok(response) if response.events().is_empty() => {}
-                    Ok(response) => self.send(Event::Update(text::update(response.events()))).await,
+                    Ok(response) => self.tell(text::update(response.events())).await,
                     Err(failure) => return failure,
                 }
             }
@@ -97,6 +100,15 @@ impl Follower<'_> {
         tokio::select! {
             failure = tell => failure,
             failure = member.silence() => failure,
+        }
+    }
+
+    /// Tells what is there or has changed, but for what is no manifest.
+    async fn tell(&self, mut update: Update) {
+        update.changed.retain(|(name, _)| !name.starts_with(&self.members));
+        update.gone.retain(|name| !name.starts_with(&self.members));
+        if update.whole || !update.changed.is_empty() || !update.gone.is_empty() {
+            self.send(Event::Update(update)).await;
         }
     }
 

@@ -23,8 +23,8 @@ fn put(name: &str, text: &str) -> Update {
 /// `pod -> VIPs` of every endpoint.
 fn bindings(outcome: &Outcome) -> Vec<String> {
     let each = outcome.deal.endpoints.iter().map(|it| {
-        let vips: Vec<_> = it.spec.vips.iter().map(ToString::to_string).collect();
-        format!("{} -> {}", it.spec.address, vips.join(" "))
+        let vips: Vec<_> = it.vips.iter().map(ToString::to_string).collect();
+        format!("{} -> {}", it.address, vips.join(" "))
     });
     each.collect()
 }

@@ -7,18 +7,21 @@ mod unsettled;
 mod whole;
 mod world;
 
+use std::collections::BTreeSet;
+use std::fmt;
+
 use envoy_types::pb::envoy::service::discovery::v3::ResourceName;
 use proptest::prelude::*;
 use vipgate_dataplane::snapshot::build::Builder;
 use vipgate_dataplane::snapshot::policy::{Policy, Vip};
 use vipgate_dataplane::snapshot::spec::{
-    AddressSelection, Announce, BackendSpec, EgressSpec, EndpointSpec, Limits, NetworkSpec, OnExhaustion, PolicySet,
-    Scope, ServiceSpec, VipSpec,
+    AddressSelection, Announce, BackendSpec, BlockSet, EgressSpec, EndpointSpec, Limits, NetworkSpec, OnExhaustion,
+    PolicySet, Scope, ServiceSpec, ShareSpec, VipSpec,
 };
 
 use self::world::Dice;
 use super::*;
-use crate::policy::{Blocks, Deal, DealtEndpoint, DealtService, Share, Viewer};
+use crate::policy::{Deal, DealtService, Viewer};
 use crate::xds::fixtures::{Told, ip, key, resource, response, responses, service};
 
 /// What a policy says to packets, in an order that is the same for all that say the same.
@@ -36,14 +39,14 @@ fn seen(policy: &Policy) -> Seen {
     policies.sort_by_key(|policy| policy.name.clone());
     let vip = |vip: &Vip| {
         let (address, name, reserved_ports) = (vip.address, vip.name.clone(), vip.reserved.to_vec());
-        (VipSpec { address, name, announce: vip.announce, reserved_ports }, vip.guaranteed)
+        (VipSpec { address, name, announce: vip.announce, reserved_ports, shares: vec![] }, vip.guaranteed)
     };
     let mut vips: Vec<_> = policy.live_vips().map(vip).collect();
     vips.sort_by_key(|(vip, _)| vip.address);
     let endpoints = policy.endpoints().map(|(address, endpoint)| {
         let vips = policy.vips_of(endpoint).map(|vip| vip.address).collect();
         let policy = policy.egress_of(endpoint).spec.name.clone();
-        EndpointSpec { address, name: endpoint.name.clone(), policy, vips }
+        EndpointSpec { address, name: endpoint.name.clone(), policy, vips, gateway: None }
     });
     let mut endpoints: Vec<_> = endpoints.collect();
     endpoints.sort_by_key(|endpoint| endpoint.address);
@@ -59,30 +62,46 @@ fn built(set: &PolicySet) -> Seen {
     seen(&builder().with_policy(set).unwrap().policy)
 }
 
-/// The Services that changes come to, by name.
+/// What changes come to, by key, whatever an engine makes of it.
 #[derive(Debug, Default)]
-struct Services(BTreeMap<Arc<str>, ServiceSpec>);
+struct Sum {
+    vips: BTreeMap<IpAddr, VipSpec>,
+    endpoints: BTreeMap<IpAddr, EndpointSpec>,
+    services: BTreeMap<Arc<str>, ServiceSpec>,
+}
 
-impl Services {
-    fn change(&mut self, change: &PolicyChange) -> Vec<ServiceSpec> {
-        let coming: BTreeSet<_> = change.services.iter().map(|service| &service.name).collect();
-        assert_eq!(coming.len(), change.services.len(), "nothing is named twice");
-        for name in &change.gone.services {
-            assert!(self.0.remove(name).is_some() && !coming.contains(name), "{name} goes");
-        }
-        for service in &change.services {
-            let before = self.0.insert(service.name.clone(), service.clone());
-            assert_ne!(before.as_ref(), Some(service), "what stays is not told");
-        }
-        self.0.values().cloned().collect()
+impl Sum {
+    /// All VIPs, endpoints and Services after a change.
+    fn change(&mut self, change: &PolicyChange) -> (Vec<VipSpec>, Vec<EndpointSpec>, Vec<ServiceSpec>) {
+        let gone = &change.gone;
+        let vips = add(&mut self.vips, &change.vips, &gone.vips, |vip| vip.address);
+        let endpoints = add(&mut self.endpoints, &change.endpoints, &gone.endpoints, |endpoint| endpoint.address);
+        (vips, endpoints, add(&mut self.services, &change.services, &gone.services, |service| service.name.clone()))
     }
 }
 
+fn add<K, T>(all: &mut BTreeMap<K, T>, different: &[T], gone: &[K], key: impl Fn(&T) -> K) -> Vec<T>
+where
+    K: Ord + fmt::Debug,
+    T: Clone + PartialEq + fmt::Debug,
+{
+    let coming: BTreeSet<K> = different.iter().map(&key).collect();
+    assert_eq!(coming.len(), different.len(), "nothing is named twice");
+    for key in gone {
+        assert!(all.remove(key).is_some() && !coming.contains(key), "{key:?} goes");
+    }
+    for it in different {
+        let before = all.insert(key(it), it.clone());
+        assert_ne!(before.as_ref(), Some(it), "what stays is not told");
+    }
+    all.values().cloned().collect()
+}
+
 /// A book of a gateway that holds all that the server has.
-fn book_of(server: &Told, gateway: &str) -> Book {
+fn book_of(server: &Told) -> Book {
     let mut book = Book::default();
     book.stage_held(server.held.clone()).unwrap();
     assert!(book.is_whole());
-    book.commit(gateway);
+    book.commit();
     book
 }

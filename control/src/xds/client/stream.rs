@@ -293,7 +293,7 @@ impl Stream<'_> {
 
     fn accept(&mut self) {
         let client = &mut *self.client;
-        let changed = client.book.commit(&client.viewer.name);
+        let changed = client.book.commit();
         // Before it is acknowledged: what the server knows to be in force is so after a restart as well.
         let known = client.status.load().cache_error.clone();
         let cache_error = match &mut client.cache {

@@ -12,13 +12,13 @@ use ipnet::IpNet;
 use prost::Message;
 use thiserror::Error;
 use vipgate_dataplane::snapshot::spec::{
-    AddressSelection, Announce, EgressSpec, EndpointSpec, Limits, OnExhaustion, VipSpec,
+    AddressSelection, Announce, BlockSet, EgressSpec, EndpointSpec, Limits, OnExhaustion, ShareSpec, VipSpec,
 };
 
 use super::super::proto;
 use super::{Kind, SETTINGS, shown};
 use crate::manifest::unusable_address;
-use crate::policy::{Blocks, DealtEndpoint, DealtService, DealtVip, Peer, Share};
+use crate::policy::{DealtService, MOST_BACKUPS, Peer};
 
 /// VIPs of one endpoint, prefixes of one policy, shares of one VIP: more is a mistake, or an attack.
 const MOST_PARTS: usize = 4096;
@@ -33,9 +33,9 @@ pub enum Decoded {
     /// An egress policy.
     EgressPolicy(EgressSpec),
     /// A VIP.
-    Vip(DealtVip),
+    Vip(VipSpec),
     /// An endpoint.
-    Endpoint(DealtEndpoint),
+    Endpoint(EndpointSpec),
     /// A Service.
     Service(DealtService),
     /// A gateway.
@@ -174,7 +174,7 @@ fn address(field: &str, text: &str) -> Result<IpAddr, Fault> {
     }
 }
 
-fn vip(name: &str, message: &proto::Vip) -> Result<DealtVip, Fault> {
+fn vip(name: &str, message: &proto::Vip) -> Result<VipSpec, Fault> {
     same(&message.address, "address", name)?;
     few(&message.shares, "shares")?;
     let mut reserved_ports: Vec<u16> = Vec::new();
@@ -187,21 +187,7 @@ fn vip(name: &str, message: &proto::Vip) -> Result<DealtVip, Fault> {
         }
         reserved_ports.push(port);
     }
-    let mut shares: Vec<Share> = Vec::new();
-    for (i, share) in message.shares.iter().enumerate() {
-        let field = |name: &str| format!("shares[{i}].{name}");
-        if share.gateway.is_empty() || shares.iter().any(|known| *known.gateway == *share.gateway) {
-            return Err(fault(field("gateway"), format!("`{}` is empty or there already", share.gateway)));
-        }
-        let blocks = match share.blocks.len() {
-            0 => None,
-            length => Some(Blocks::from_bytes(&share.blocks).ok_or_else(|| {
-                fault(field("blocks"), format!("has {length} bytes, expected {} or none", Blocks::COUNT / 8))
-            })?),
-        };
-        shares.push(Share { gateway: text(&field("gateway"), &share.gateway)?, blocks });
-    }
-    let spec = VipSpec {
+    Ok(VipSpec {
         address: address("address", &message.address)?,
         name: text("name", &message.name)?,
         announce: match known("announce", message.announce)? {
@@ -209,11 +195,46 @@ fn vip(name: &str, message: &proto::Vip) -> Result<DealtVip, Fault> {
             proto::Announce::Bgp => Announce::Bgp,
         },
         reserved_ports,
-    };
-    Ok(DealtVip { spec, shares })
+        shares: shares(&message.shares)?,
+    })
 }
 
-fn endpoint(name: &str, message: &proto::Endpoint) -> Result<DealtEndpoint, Fault> {
+fn shares(messages: &[proto::Share]) -> Result<Vec<ShareSpec>, Fault> {
+    let mut shares: Vec<ShareSpec> = Vec::with_capacity(messages.len());
+    for (i, share) in messages.iter().enumerate() {
+        let field = |name: &str| format!("shares[{i}].{name}");
+        if share.gateway.is_empty() || shares.iter().any(|known| *known.gateway == *share.gateway) {
+            return Err(fault(field("gateway"), format!("`{}` is empty or there already", share.gateway)));
+        }
+        let blocks = match share.blocks.len() {
+            0 => None,
+            length => Some(share.blocks.as_slice().try_into().map_err(|_| {
+                fault(field("blocks"), format!("has {length} bytes, expected {} or none", BlockSet::BYTES))
+            })?),
+        };
+        shares.push(ShareSpec {
+            gateway: text(&field("gateway"), &share.gateway)?,
+            blocks: blocks.map(|bytes| Arc::new(BlockSet::from_bytes(bytes))),
+            backups: backups(share, &field("backups"))?,
+        });
+    }
+    Ok(shares)
+}
+
+fn backups(share: &proto::Share, field: &str) -> Result<Vec<Arc<str>>, Fault> {
+    at_most(&share.backups, field, MOST_BACKUPS)?;
+    let mut backups: Vec<Arc<str>> = Vec::with_capacity(share.backups.len());
+    for (i, name) in share.backups.iter().enumerate() {
+        let field = format!("{field}[{i}]");
+        if name.is_empty() || *name == share.gateway || backups.iter().any(|known| **known == **name) {
+            return Err(fault(field, format!("`{name}` is empty, the share's own gateway, or there already")));
+        }
+        backups.push(text(&field, name)?);
+    }
+    Ok(backups)
+}
+
+fn endpoint(name: &str, message: &proto::Endpoint) -> Result<EndpointSpec, Fault> {
     same(&message.address, "address", name)?;
     few(&message.vips, "vips")?;
     let own = address("address", &message.address)?;
@@ -230,9 +251,8 @@ fn endpoint(name: &str, message: &proto::Endpoint) -> Result<DealtEndpoint, Faul
         vips.push(vip);
     }
     let policy = text("policy", &message.policy)?;
-    let spec = EndpointSpec { address: own, name: text("name", &message.name)?, policy, vips };
     let gateway = (!message.gateway.is_empty()).then(|| text("gateway", &message.gateway)).transpose()?;
-    Ok(DealtEndpoint { spec, gateway })
+    Ok(EndpointSpec { address: own, name: text("name", &message.name)?, policy, vips, gateway })
 }
 
 fn gateway(name: &str, message: &proto::Gateway) -> Result<Peer, Fault> {

@@ -8,11 +8,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use prost::Message;
-use vipgate_dataplane::snapshot::spec::{AddressSelection, Announce, EgressSpec, OnExhaustion};
+use vipgate_dataplane::snapshot::spec::{
+    AddressSelection, Announce, EgressSpec, EndpointSpec, OnExhaustion, ShareSpec, VipSpec,
+};
 
 use super::super::proto;
 use super::{Content, Key, Kind, SETTINGS};
-use crate::policy::{Deal, DealtEndpoint, DealtVip, Fingerprint, Peer, Share, mix};
+use crate::policy::{Deal, Fingerprint, Peer, mix};
 
 /// All resources of a deal but the settings, sorted by key.
 pub fn encode_all(deal: &Deal) -> Vec<(Key, Content)> {
@@ -80,34 +82,35 @@ pub fn egress_policy(spec: &EgressSpec) -> (Key, Content) {
 }
 
 /// One VIP.
-pub fn vip(vip: &DealtVip) -> (Key, Content) {
-    let address = vip.spec.address.to_string();
-    let share = |share: &Share| proto::Share {
+pub fn vip(vip: &VipSpec) -> (Key, Content) {
+    let address = vip.address.to_string();
+    let share = |share: &ShareSpec| proto::Share {
         gateway: share.gateway.to_string(),
-        blocks: share.blocks.as_ref().map(|blocks| blocks.bytes().to_vec()).unwrap_or_default(),
+        blocks: share.blocks.as_ref().map(|blocks| blocks.to_bytes().to_vec()).unwrap_or_default(),
+        backups: share.backups.iter().map(ToString::to_string).collect(),
     };
     let message = proto::Vip {
         address: address.clone(),
-        name: vip.spec.name.to_string(),
-        announce: match vip.spec.announce {
+        name: vip.name.to_string(),
+        announce: match vip.announce {
             Announce::L2 => proto::Announce::L2,
             Announce::Bgp => proto::Announce::Bgp,
         }
         .into(),
-        reserved_ports: vip.spec.reserved_ports.iter().map(|port| u32::from(*port)).collect(),
+        reserved_ports: vip.reserved_ports.iter().map(|port| u32::from(*port)).collect(),
         shares: vip.shares.iter().map(share).collect(),
     };
     resource(Kind::Vip, address.into(), &message)
 }
 
 /// One endpoint.
-pub fn endpoint(endpoint: &DealtEndpoint) -> (Key, Content) {
-    let address = endpoint.spec.address.to_string();
+pub fn endpoint(endpoint: &EndpointSpec) -> (Key, Content) {
+    let address = endpoint.address.to_string();
     let message = proto::Endpoint {
         address: address.clone(),
-        name: endpoint.spec.name.to_string(),
-        policy: endpoint.spec.policy.to_string(),
-        vips: endpoint.spec.vips.iter().map(IpAddr::to_string).collect(),
+        name: endpoint.name.to_string(),
+        policy: endpoint.policy.to_string(),
+        vips: endpoint.vips.iter().map(IpAddr::to_string).collect(),
         gateway: endpoint.gateway.as_deref().unwrap_or_default().to_owned(),
     };
     resource(Kind::Endpoint, address.into(), &message)

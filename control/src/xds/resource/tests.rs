@@ -10,11 +10,11 @@ use std::net::IpAddr;
 
 use proptest::prelude::*;
 use vipgate_dataplane::snapshot::spec::{
-    AddressSelection, Announce, BackendState, EgressSpec, EndpointSpec, Limits, OnExhaustion, Scope, ServicePortSpec,
-    VipSpec,
+    AddressSelection, Announce, BackendState, BlockSet, EgressSpec, EndpointSpec, Limits, OnExhaustion, Scope,
+    ServicePortSpec, ShareSpec, VipSpec,
 };
 
 use super::*;
 use crate::manifest::Hints;
-use crate::policy::{Blocks, Deal, DealtBackend, DealtEndpoint, DealtService, DealtVip, Peer, Share};
+use crate::policy::{Deal, DealtBackend, DealtService, MOST_BACKUPS, Peer};
 use crate::xds::fixtures::ip;

@@ -172,6 +172,7 @@ impl World {
                 name: if look.named { "tenant/pod" } else { "" }.into(),
                 policy: POLICIES[policy].into(),
                 vips: own.filter(|vip| is_vip(*vip) && vip.is_ipv4() == address.is_ipv4()).collect(),
+                gateway: None,
             })
         };
         let endpoints = self.endpoints.iter().zip(ENDPOINTS).filter_map(endpoint).collect();
@@ -201,6 +202,7 @@ impl VipLook {
             name: "Service tenant/api".into(),
             announce: if self.routed { Announce::Bgp } else { Announce::L2 },
             reserved_ports: if self.reserved { vec![80, 443] } else { vec![] },
+            shares: vec![],
         }
     }
 }
@@ -222,7 +224,7 @@ pub(super) fn flawed(mut set: PolicySet, flaw: Flaw, at: Index) -> Option<Policy
         Flaw::EndpointAtVip => {
             let policy = set.policies.first()?.name.clone();
             let address = one(&mut set.vips, at)?.address;
-            set.endpoints.push(EndpointSpec { address, name: "".into(), policy, vips: vec![] });
+            set.endpoints.push(EndpointSpec { address, name: "".into(), policy, vips: vec![], gateway: None });
         }
         Flaw::PolicyGone => {
             let name = one(&mut set.endpoints, at)?.policy.clone();

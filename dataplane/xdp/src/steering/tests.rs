@@ -134,6 +134,28 @@ fn any_two_addresses_are_judged_by_all_that_they_are() {
     }
 }
 
+#[test]
+fn what_comes_out_of_a_tunnel_is_captured_and_all_else_is_the_kernels() {
+    for (peer, own) in [("10.2.0.2", "10.2.0.1"), ("fd00:2::2", "fd00:2::1")] {
+        let (peer, own) = (ip(peer), ip(own));
+        let tables = SteeringTables { locals: [own].into(), tunnels: [(own, 4790)].into(), ..Default::default() };
+        let mut steering = loaded(tables);
+        let ports = if own.is_ipv4() { 34 } else { 54 };
+        let tunnel = |port: u16| {
+            let mut frame = packet(peer, own);
+            frame[ports + 2..ports + 4].copy_from_slice(&port.to_be_bytes());
+            frame
+        };
+        assert_eq!((verdict(&mut steering, &tunnel(4790)), verdict(&mut steering, &tunnel(4789))), (Socket, Kernel));
+        let mut tcp = tunnel(4790);
+        tcp[if own.is_ipv4() { 23 } else { 20 }] = 6;
+        assert_eq!(verdict(&mut steering, &tcp), Kernel, "what gateways tell each other is the kernel's");
+        let mut from_here = packet(own, peer);
+        from_here[ports..ports + 2].copy_from_slice(&4790_u16.to_be_bytes());
+        assert_eq!(verdict(&mut steering, &from_here), Kernel);
+    }
+}
+
 /// The backend in both families, listening on TCP port 8080 and UDP port 53.
 fn backends() -> SteeringTables {
     let listeners = ["10.0.0.1", "fd00::1"].map(ip).into_iter().flat_map(|it| [(it, 8080, 6), (it, 53, 17)]);
@@ -258,6 +280,37 @@ fn the_question_where_a_vip_is_is_ours_and_all_others_the_kernels() {
     // What an endpoint asks others on its link is not ours; where a VIP is, it may ask too.
     assert_eq!(verdict(&mut steering, &solicitation(ip("fd00::1"), group, ip("fd00::3"))), Kernel);
     assert_eq!(verdict(&mut steering, &solicitation(ip("fd00::1"), group, ip("2001:db8::1"))), Socket);
+}
+
+#[test]
+fn a_claim_to_a_vip_is_ours_and_one_to_anything_else_the_kernels() {
+    let mut tables = SteeringTables::default();
+    for vip in ["203.0.113.1", "2001:db8::1"] {
+        describe(&mut tables, ip(vip), VIP);
+    }
+    for (other, kind) in [("10.0.0.1", ENDPOINT), ("10.0.0.2", LOCAL), ("fd00::1", ENDPOINT), ("fd00::2", LOCAL)] {
+        describe(&mut tables, ip(other), kind);
+    }
+    let mut steering = loaded(tables);
+    // Whatever it asks: for itself (an announcement), for the gateway's own address, for another.
+    let by = |sender: [u8; 4], target: &str| {
+        let mut frame = arp_request(ip(target));
+        frame[14 + 14..14 + 18].copy_from_slice(&sender);
+        frame
+    };
+    for target in ["203.0.113.1", "10.0.0.2", "10.0.0.9"] {
+        assert_eq!(verdict(&mut steering, &by([203, 0, 113, 1], target)), Socket, "{target}");
+    }
+    assert_eq!(verdict(&mut steering, &by([10, 0, 0, 1], "10.0.0.9")), Kernel);
+    let advertisement = |target: &str| {
+        let mut frame = solicitation(ip("fe80::5"), ip("ff02::1"), ip(target));
+        frame[14 + 40] = 136;
+        frame
+    };
+    assert_eq!(verdict(&mut steering, &advertisement("2001:db8::1")), Socket);
+    for target in ["fd00::1", "fd00::2", "fd00::3"] {
+        assert_eq!(verdict(&mut steering, &advertisement(target)), Kernel, "{target}");
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Against real servers of etcd.
 
 mod lost;
-mod server;
+pub(in crate::policyd) mod server;
 mod told;
 
 use std::collections::BTreeMap;

@@ -6,7 +6,7 @@ use crate::xds::fixtures::deal;
 /// What changes for a gateway that has `before`, by way of the wire.
 fn change(viewer: &Viewer, before: &Deal, after: &Deal) -> PolicyChange {
     let (before, after) = (Told::of(before), Told::of(after));
-    let mut book = book_of(&before, &viewer.name);
+    let mut book = book_of(&before);
     for response in responses(&after.differences(&before)) {
         book.stage(response).unwrap();
     }

@@ -18,7 +18,7 @@ proptest! {
             let change = book.offer(&Viewer::named("g1")).change;
             let snapshot = builder.with_change(&change).unwrap();
             prop_assert_eq!(seen(&snapshot.policy), built(&deal.part_of(Some(&Viewer::named("g1")), &change.version)));
-            book.commit("g1");
+            book.commit();
             prop_assert_eq!(book.version(), &change.version);
             prop_assert_eq!(book.held(), &server.held);
 

@@ -26,14 +26,14 @@ fn without_settings_nothing_is_whole() {
     let mut book = staged(&deal(2));
     assert!(!book.is_whole() && book.has_staged());
     assert_eq!(book.miscount(), None);
-    book.commit("g1");
+    book.commit();
     assert!(!book.is_whole() && !book.has_staged());
 }
 
 #[test]
 fn settings_that_are_held_make_nothing_new_whole() {
     let (two, three) = (Told::of(&deal(2)), Told::of(&deal(3)));
-    let mut book = book_of(&two, "g1");
+    let mut book = book_of(&two);
     assert!(!book.is_whole());
     let news = three.differences(&two);
     book.stage(response(Kind::Endpoint, &news[..1])).unwrap();
@@ -63,7 +63,7 @@ fn counts_that_do_not_match_are_not_whole() {
 
 #[test]
 fn counts_are_those_after_the_update() {
-    let mut book = book_of(&Told::of(&deal(3)), "g1");
+    let mut book = book_of(&Told::of(&deal(3)));
     let endpoint = |i: u8| key(Kind::Endpoint, &format!("10.0.0.{i}"));
     let same = |i: u8| (endpoint(i), book.held().get(&endpoint(i)).cloned());
     // One goes, one that never was goes too, one comes again, and one goes and comes.
@@ -75,14 +75,14 @@ fn counts_are_those_after_the_update() {
     assert!(!book.is_whole());
     book.stage(counting([1, 1, 2, 1, 1])).unwrap();
     assert!(book.is_whole());
-    book.commit("g1");
+    book.commit();
     book.stage(counting([1, 1, 2, 1, 1])).unwrap();
     assert!(book.is_whole());
 }
 
 #[test]
 fn settings_that_go_make_nothing_whole() {
-    let mut book = book_of(&Told::of(&deal(2)), "g1");
+    let mut book = book_of(&Told::of(&deal(2)));
     assert!(book.expects_settings());
     book.stage(response(Kind::Settings, &[(key(Kind::Settings, "settings"), None)])).unwrap();
     assert!(!book.is_whole() && !book.expects_settings());

@@ -3,6 +3,8 @@
 
 use std::collections::VecDeque;
 
+use vipgate_dataplane::ports::{BLOCKS, BlockId};
+
 use super::*;
 use crate::policy::mix;
 
@@ -44,25 +46,33 @@ fn policy(name: &str, variant: u32) -> EgressSpec {
 }
 
 /// Half of the blocks.
-fn half(rest: usize) -> Blocks {
-    let mut blocks = Blocks::default();
-    (0..Blocks::COUNT).filter(|block| block % 2 == rest).for_each(|block| blocks.insert(block));
-    blocks
+fn half(rest: u16) -> Arc<BlockSet> {
+    let mut blocks = BlockSet::default();
+    (0..).take(BLOCKS).filter(|block| block % 2 == rest).for_each(|block| blocks.insert(BlockId(block)));
+    Arc::new(blocks)
 }
 
-fn vip(address: &str, shares: usize, variant: u16) -> DealtVip {
-    let share = |gateway: &str, blocks| Share { gateway: gateway.into(), blocks };
+fn vip(address: &str, shares: usize, variant: u16) -> VipSpec {
+    let share = |gateway: &str, blocks| ShareSpec {
+        gateway: gateway.into(),
+        blocks,
+        // Another one stands in when the VIP has another variant.
+        backups: GATEWAYS
+            .iter()
+            .map(|name| (*name).into())
+            .filter(|name: &Arc<str>| **name != *gateway)
+            .skip(variant.into())
+            .collect(),
+    };
     let shares = match shares {
         0 => vec![],
         1 => vec![share("g1", None)],
         2 => vec![share("g2", None)],
         3 => vec![share("g1", Some(half(0))), share("g2", Some(half(1)))],
-        _ => vec![share("g1", Some(half(0))), share("g2", Some(half(1))), share("g3", Some(Blocks::default()))],
+        _ => vec![share("g1", Some(half(0))), share("g2", Some(half(1))), share("g3", Some(Arc::default()))],
     };
     let announce = if variant == 2 { Announce::Bgp } else { Announce::L2 };
-    let spec =
-        VipSpec { address: ip(address), name: "Service a/s".into(), announce, reserved_ports: vec![80 + variant] };
-    DealtVip { spec, shares }
+    VipSpec { address: ip(address), name: "Service a/s".into(), announce, reserved_ports: vec![80 + variant], shares }
 }
 
 /// A deal in which endpoints have only VIPs that their gateway holds.
@@ -85,20 +95,21 @@ pub(super) fn deal() -> impl Strategy<Value = Deal> {
             let ((of_policy, gateway, vip_bits, name), address) = (how?, ip(text));
             let policy = policies.get(of_policy.index(policies.len().max(1)))?.name.clone();
             let gateway = [None, Some("g1"), Some("g2")][gateway];
-            let fits = |vip: &&DealtVip| {
-                let is_there = gateway.map_or(vip.shares.is_empty(), |gateway| vip.is_held_by(gateway));
-                is_there && vip.spec.address.is_ipv4() == address.is_ipv4()
+            let fits = |vip: &&VipSpec| {
+                let is_home = |name: &str| vip.shares.iter().any(|share| *share.gateway == *name);
+                let is_there = vip.shares.is_empty() || gateway.is_some_and(is_home);
+                is_there && vip.address.is_ipv4() == address.is_ipv4()
             };
-            if vips.iter().any(|vip| vip.spec.address == address) {
+            if vips.iter().any(|vip| vip.address == address) {
                 return None;
             }
             let bits = vips.iter().filter(fits).enumerate().filter(|(i, _)| vip_bits >> i & 1 == 1);
-            let mut own: Vec<_> = bits.map(|(_, vip)| vip.spec.address).collect();
+            let mut own: Vec<_> = bits.map(|(_, vip)| vip.address).collect();
             if vip_bits & 0x80 != 0 {
                 own.reverse();
             }
-            let spec = EndpointSpec { address, name: format!("a/{name}").into(), policy, vips: own };
-            Some(DealtEndpoint { spec, gateway: gateway.map(Into::into) })
+            let (name, gateway) = (format!("a/{name}").into(), gateway.map(Into::into));
+            Some(EndpointSpec { address, name, policy, vips: own, gateway })
         };
         let endpoints = ENDPOINTS.iter().zip(endpoints).filter_map(endpoint).collect();
         let peer = |(name, zone): (&&str, Option<u8>)| {
@@ -114,7 +125,7 @@ pub(super) fn deal() -> impl Strategy<Value = Deal> {
             // None has what is another one's, and no backend is a VIP.
             service.ports[0].port += number;
             service.health_port = service.health_port.map(|port| port + number);
-            service.backends.retain(|backend| vips.iter().all(|vip| vip.spec.address != backend.address));
+            service.backends.retain(|backend| vips.iter().all(|vip| vip.address != backend.address));
             Some(service)
         };
         let services = SERVICES.iter().zip(services).zip(0..).filter_map(service).collect();

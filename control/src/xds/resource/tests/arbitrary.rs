@@ -1,6 +1,6 @@
 //! Any deal, also one that no compiler would make: each resource stands alone here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
 
@@ -54,26 +54,39 @@ fn policy(name: Arc<str>) -> impl Strategy<Value = EgressSpec> {
     )
 }
 
-fn blocks() -> impl Strategy<Value = Blocks> {
-    prop::collection::vec(any::<u8>(), Blocks::COUNT / 8).prop_map(|bytes| Blocks::from_bytes(&bytes).unwrap())
+fn blocks() -> impl Strategy<Value = Arc<BlockSet>> {
+    any::<[[u8; 32]; BlockSet::BYTES / 32]>()
+        .prop_map(|bytes| Arc::new(BlockSet::from_bytes(bytes.as_flattened().try_into().unwrap())))
 }
 
-fn vip(address: IpAddr) -> impl Strategy<Value = DealtVip> {
-    let shares = prop::collection::btree_map(name(), prop::option::of(blocks()), 0..4)
-        .prop_map(|shares| shares.into_iter().map(|(gateway, blocks)| Share { gateway, blocks }).collect::<Vec<_>>())
+fn vip(address: IpAddr) -> impl Strategy<Value = VipSpec> {
+    let part = (prop::option::of(blocks()), prop::collection::btree_set(name(), 0..=MOST_BACKUPS));
+    let share = |(gateway, (blocks, mut backups)): (Arc<str>, (_, BTreeSet<Arc<str>>))| {
+        backups.remove(&gateway);
+        (Just((gateway, blocks)), Just(backups.into_iter().collect::<Vec<_>>()).prop_shuffle())
+            .prop_map(|((gateway, blocks), backups)| ShareSpec { gateway, blocks, backups })
+    };
+    let shares = prop::collection::btree_map(name(), part, 0..4)
+        .prop_flat_map(move |shares| shares.into_iter().map(share).collect::<Vec<_>>())
         .prop_shuffle();
     let announce = prop::sample::select(vec![Announce::L2, Announce::Bgp]);
     let ports = prop::collection::btree_set(1..=u16::MAX, 0..6);
-    (text(), announce, ports, shares).prop_map(move |(name, announce, ports, shares)| DealtVip {
-        spec: VipSpec { address, name, announce, reserved_ports: ports.into_iter().collect() },
+    (text(), announce, ports, shares).prop_map(move |(name, announce, ports, shares)| VipSpec {
+        address,
+        name,
+        announce,
+        reserved_ports: ports.into_iter().collect(),
         shares,
     })
 }
 
-fn endpoint(address: IpAddr) -> impl Strategy<Value = DealtEndpoint> {
+fn endpoint(address: IpAddr) -> impl Strategy<Value = EndpointSpec> {
     let vips = prop::collection::hash_set(vip_beside(address), 0..4);
-    (text(), text(), vips, prop::option::of(name())).prop_map(move |(name, policy, vips, gateway)| DealtEndpoint {
-        spec: EndpointSpec { address, name, policy, vips: vips.into_iter().collect() },
+    (text(), text(), vips, prop::option::of(name())).prop_map(move |(name, policy, vips, gateway)| EndpointSpec {
+        address,
+        name,
+        policy,
+        vips: vips.into_iter().collect(),
         gateway,
     })
 }

@@ -23,7 +23,11 @@ fn vip() -> proto::Vip {
 }
 
 fn share(gateway: &str, bytes: usize) -> proto::Share {
-    proto::Share { gateway: gateway.to_owned(), blocks: vec![1; bytes] }
+    proto::Share {
+        gateway: gateway.to_owned(),
+        blocks: vec![1; bytes],
+        backups: vec!["g3".to_owned(), "g4".to_owned()],
+    }
 }
 
 fn endpoint() -> proto::Endpoint {
@@ -150,6 +154,22 @@ fn a_vip_is_refused_for() {
         (of_vip(|it| it.shares[1].blocks = vec![0; 129]), "shares[1].blocks: has 129 bytes, expected 128 or none"),
         (of_vip(|it| it.shares[1].gateway = "g1".to_owned()), "shares[1].gateway: `g1` is empty or there already"),
         (of_vip(|it| it.shares[0].gateway.clear()), "shares[0].gateway: `` is empty or there already"),
+        (
+            of_vip(|it| it.shares[0].backups[1].clear()),
+            "shares[0].backups[1]: `` is empty, the share's own gateway, or there already",
+        ),
+        (
+            of_vip(|it| it.shares[1].backups[0] = "g2".to_owned()),
+            "shares[1].backups[0]: `g2` is empty, the share's own gateway, or there already",
+        ),
+        (
+            of_vip(|it| it.shares[1].backups[1] = "g3".to_owned()),
+            "shares[1].backups[1]: `g3` is empty, the share's own gateway, or there already",
+        ),
+        (
+            of_vip(|it| it.shares[0].backups = (5..9).map(|n| format!("g{n}")).collect()),
+            "shares[0].backups: has 4 entries, at most 3 are read",
+        ),
         (of_vip(|it| it.shares = vec![share("g", 0); 4097]), "shares: has 4097 entries, at most 4096 are read"),
     ];
     for (said, expected) in cases {
@@ -212,6 +232,7 @@ fn texts_are_printable_and_end() {
         let mut said = vec![
             ("name", of_vip(|it| it.name.clone_from(&text))),
             ("shares[1].gateway", of_vip(|it| it.shares[1].gateway.clone_from(&text))),
+            ("shares[0].backups[1]", of_vip(|it| it.shares[0].backups[1].clone_from(&text))),
             ("name", of_endpoint(|it| it.name.clone_from(&text))),
             ("policy", of_endpoint(|it| it.policy.clone_from(&text))),
             ("gateway", of_endpoint(|it| it.gateway.clone_from(&text))),

@@ -17,8 +17,8 @@ fn read_all(resources: &[(Key, Content)]) -> Result<Deal, Fault> {
         }
     }
     // Resources are sorted by name, deals by what the name says.
-    deal.vips.sort_by_key(|vip| vip.spec.address);
-    deal.endpoints.sort_by_key(|endpoint| endpoint.spec.address);
+    deal.vips.sort_by_key(|vip| vip.address);
+    deal.endpoints.sort_by_key(|endpoint| endpoint.address);
     Ok(deal)
 }
 

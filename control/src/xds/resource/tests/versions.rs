@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use vipgate_dataplane::ports::BlockId;
+
 use super::arbitrary::deal;
 use super::*;
 
@@ -16,31 +18,31 @@ fn policy() -> EgressSpec {
     }
 }
 
-fn vip() -> DealtVip {
-    let mut blocks = Blocks::default();
-    blocks.insert(17);
-    DealtVip {
-        spec: VipSpec {
-            address: ip("203.0.113.1"),
-            name: "Service a/web".into(),
-            announce: Announce::L2,
-            reserved_ports: vec![80, 443],
-        },
+fn block(number: u16) -> Arc<BlockSet> {
+    let mut blocks = BlockSet::default();
+    blocks.insert(BlockId(number));
+    Arc::new(blocks)
+}
+
+fn vip() -> VipSpec {
+    VipSpec {
+        address: ip("203.0.113.1"),
+        name: "Service a/web".into(),
+        announce: Announce::L2,
+        reserved_ports: vec![80, 443],
         shares: vec![
-            Share { gateway: "g1".into(), blocks: Some(blocks) },
-            Share { gateway: "g2".into(), blocks: None },
+            ShareSpec { gateway: "g1".into(), blocks: Some(block(17)), backups: vec![] },
+            ShareSpec { gateway: "g2".into(), blocks: None, backups: vec![] },
         ],
     }
 }
 
-fn endpoint() -> DealtEndpoint {
-    DealtEndpoint {
-        spec: EndpointSpec {
-            address: ip("10.0.0.1"),
-            name: "a/web-1".into(),
-            policy: "EgressPolicy a/web".into(),
-            vips: vec![ip("203.0.113.1"), ip("203.0.113.2")],
-        },
+fn endpoint() -> EndpointSpec {
+    EndpointSpec {
+        address: ip("10.0.0.1"),
+        name: "a/web-1".into(),
+        policy: "EgressPolicy a/web".into(),
+        vips: vec![ip("203.0.113.1"), ip("203.0.113.2")],
         gateway: Some("g1".into()),
     }
 }
@@ -117,15 +119,19 @@ fn every_field_of_a_vip_is_in_its_version() {
         encode::vip,
         &[
             base.clone(),
-            with(&base, |it| it.spec.address = ip("203.0.113.2")),
-            with(&base, |it| it.spec.name = "".into()),
-            with(&base, |it| it.spec.announce = Announce::Bgp),
-            with(&base, |it| it.spec.reserved_ports[1] = 444),
-            with(&base, |it| it.spec.reserved_ports.truncate(1)),
+            with(&base, |it| it.address = ip("203.0.113.2")),
+            with(&base, |it| it.name = "".into()),
+            with(&base, |it| it.announce = Announce::Bgp),
+            with(&base, |it| it.reserved_ports[1] = 444),
+            with(&base, |it| it.reserved_ports.truncate(1)),
             with(&base, |it| it.shares[0].gateway = "g3".into()),
-            with(&base, |it| it.shares[0].blocks.as_mut().unwrap().insert(16)),
-            with(&base, |it| it.shares[0].blocks = Some(Blocks::default())),
+            with(&base, |it| it.shares[0].blocks = Some(block(16))),
+            with(&base, |it| it.shares[0].blocks = Some(Arc::default())),
             with(&base, |it| it.shares[0].blocks = None),
+            with(&base, |it| it.shares[0].backups = vec!["g2".into(), "g3".into()]),
+            // Who is first stands in first.
+            with(&base, |it| it.shares[0].backups = vec!["g3".into(), "g2".into()]),
+            with(&base, |it| it.shares[1].backups = vec!["g2".into(), "g3".into()]),
             with(&base, |it| drop(it.shares.pop())),
             with(&base, |it| it.shares.clear()),
         ],
@@ -139,12 +145,12 @@ fn every_field_of_an_endpoint_is_in_its_version() {
         encode::endpoint,
         &[
             base.clone(),
-            with(&base, |it| it.spec.address = ip("10.0.0.2")),
-            with(&base, |it| it.spec.name = "a/web-2".into()),
-            with(&base, |it| it.spec.policy = "EgressPolicy a/wed".into()),
-            with(&base, |it| it.spec.vips.truncate(1)),
+            with(&base, |it| it.address = ip("10.0.0.2")),
+            with(&base, |it| it.name = "a/web-2".into()),
+            with(&base, |it| it.policy = "EgressPolicy a/wed".into()),
+            with(&base, |it| it.vips.truncate(1)),
             // Which VIP is first decides who leaves with which.
-            with(&base, |it| it.spec.vips.swap(0, 1)),
+            with(&base, |it| it.vips.swap(0, 1)),
             with(&base, |it| it.gateway = Some("g2".into())),
             with(&base, |it| it.gateway = None),
         ],
@@ -260,7 +266,7 @@ proptest! {
         }
         for i in 0..deal.endpoints.len() {
             prop_assert_ne!(&version, &version_of(&with(&deal, |it| drop(it.endpoints.remove(i)))));
-            prop_assert_ne!(&version, &version_of(&with(&deal, |it| it.endpoints[i].spec.name = "\u{1}".into())));
+            prop_assert_ne!(&version, &version_of(&with(&deal, |it| it.endpoints[i].name = "\u{1}".into())));
         }
         for i in 0..deal.policies.len() {
             prop_assert_ne!(&version, &version_of(&with(&deal, |it| drop(it.policies.remove(i)))));

@@ -1,0 +1,89 @@
+//! Another gateway beside the measured one: which of the two has all ports of the VIPs, and the tunnel between them.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use vipgate_dataplane::ports::{BLOCKS, BlockId, BlockSet};
+use vipgate_dataplane::snapshot::members::{MemberSpec, MembersSpec};
+use vipgate_dataplane::snapshot::spec::{Announce, PolicySet, Role, ShareSpec};
+use vipgate_dataplane::snapshot::tunnels::Mark;
+use vipgate_dataplane::wire::vxlan::Outer;
+
+use crate::packets::INSIDE_MAC;
+use crate::rig::Control;
+
+/// What a tunnel puts before a frame: Ethernet, IPv4, UDP, VXLAN.
+pub(crate) const OUTER: u16 = 50;
+/// The other gateway's address; its link address is [`OTHER_MAC`].
+pub(crate) const OTHER: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 2);
+pub(crate) const OTHER_MAC: [u8; 6] = [2, 0, 0, 0, 3, 2];
+const THIS: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 1);
+const PORT: u16 = 4790;
+const NAMES: [&str; 2] = ["this", "other"];
+
+/// Which gateway has everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holder {
+    /// The measured one.
+    This,
+    /// The other one.
+    Other,
+}
+
+/// Makes all VIPs of a policy common to both gateways: announced by both, with all blocks and pods in the share of the measured one, for
+/// which the other one stands in.
+pub(crate) fn share(set: &mut PolicySet) {
+    let mut blocks = BlockSet::default();
+    (0..BLOCKS as u16).for_each(|block| blocks.insert(BlockId(block)));
+    let (this, other): (Arc<str>, Arc<str>) = (NAMES[0].into(), NAMES[1].into());
+    let share = ShareSpec { gateway: this.clone(), blocks: Some(Arc::new(blocks)), backups: vec![other] };
+    for vip in &mut set.vips {
+        vip.announce = Announce::Bgp;
+        vip.shares = vec![share.clone()];
+    }
+    for endpoint in &mut set.endpoints {
+        endpoint.gateway = Some(this.clone());
+    }
+}
+
+/// Lets the measured gateway know which of the two has everything, and whether the other one takes copies of sessions.
+pub(crate) fn agree(control: &mut Control, holder: Holder, linked: bool) {
+    let addresses = [THIS, OTHER];
+    let member = |at: usize| MemberSpec {
+        name: NAMES[at].into(),
+        tunnel: Some(SocketAddr::new(addresses[at].into(), PORT)),
+        serving: at == 1 || holder == Holder::This,
+        linked: linked && at == 1,
+        may_open: true,
+    };
+    let spec = MembersSpec { this: Some(NAMES[0].into()), gateways: vec![member(0), member(1)] };
+    let snapshot = control.builder.with_members(&spec);
+    control.publisher.publish(snapshot);
+}
+
+/// Turns the frame at the end of `frame` into one that the other gateway has sent through the tunnel, as it came in outside there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tunnel(Outer);
+
+impl Tunnel {
+    pub(crate) fn new() -> Result<Self> {
+        let outer = Outer::new(IpAddr::V4(OTHER), SocketAddr::new(THIS.into(), PORT));
+        outer.map(Self).context("both ends of the tunnel are of one family")
+    }
+
+    pub(crate) fn wrap(self, frame: &mut [u8], entropy: u16) {
+        let vni = Mark { sides: Role::Outside.sides(), is_last: true }.vni();
+        let inner = frame.len() as u16 - OUTER;
+        self.0.write(frame, inner, vni, entropy >> 2, 0);
+        frame[..6].copy_from_slice(&INSIDE_MAC);
+        frame[6..12].copy_from_slice(&OTHER_MAC);
+    }
+}
+
+/// What is in a frame that goes to the other gateway; `None` if it goes elsewhere.
+pub(crate) fn inner(frame: &[u8]) -> Option<&[u8]> {
+    let (outer, inner) = frame.split_at_checked(usize::from(OUTER))?;
+    let is_right = outer[..6] == OTHER_MAC && outer[30..34] == OTHER.octets() && outer[36..38] == PORT.to_be_bytes();
+    is_right.then_some(inner)
+}

@@ -1,0 +1,285 @@
+//! What is known of all gateways, and what follows of it: no I/O, and time is an argument.
+//!
+//! A share that comes to this gateway may be opened in only when nobody else does so any more: whoever had it has said so, or its lease
+//! had ended before the view was made, or so much time has passed since the view that every lease of the one before has ended. And this
+//! gateway asks to serve only when it has what those who serve have told.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vipgate_dataplane::snapshot::members::{MemberSpec, MembersSpec};
+use vipgate_dataplane::time::Tick;
+
+use crate::members::{Authority, Member, Status, View, Wish};
+use crate::peer::{self, Event, PeersStatus};
+use crate::policy;
+
+/// Who says who serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::gateway) enum Source {
+    /// Nobody: all do, always.
+    Static,
+    /// The policy server, where it does so.
+    Server,
+}
+
+/// All that is known.
+#[derive(Debug)]
+pub(in crate::gateway) struct Standing {
+    name: Arc<str>,
+    /// Where this gateway is reached by others.
+    own: Option<SocketAddr>,
+    source: Source,
+    policy: Vec<policy::Peer>,
+    authority: Authority,
+    view: Arc<View>,
+    ttl: Duration,
+    links: Arc<PeersStatus>,
+    /// Up to which view each gateway has let go of what it takes from it.
+    released: BTreeMap<Arc<str>, u64>,
+    /// The view since which the same ones serve, and when it came.
+    changed: Option<(u64, Instant)>,
+    /// Whether this gateway has served ever since it may have opened sessions in its own shares.
+    opened: bool,
+    draining: bool,
+}
+
+impl Standing {
+    pub(super) fn new(name: Arc<str>, own: Option<SocketAddr>, source: Source) -> Self {
+        let authority = if source == Source::Static { Authority::None } else { Authority::Unknown };
+        Self {
+            name,
+            own,
+            source,
+            policy: Vec::new(),
+            authority,
+            view: Arc::default(),
+            ttl: Duration::ZERO,
+            links: Arc::default(),
+            released: BTreeMap::new(),
+            changed: None,
+            opened: false,
+            draining: false,
+        }
+    }
+
+    pub(super) fn set_policy(&mut self, gateways: &[policy::Peer]) {
+        self.policy = gateways.to_vec();
+    }
+
+    pub(super) fn set_draining(&mut self, draining: bool) {
+        self.draining = draining;
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    pub(super) fn view(&self) -> &Arc<View> {
+        &self.view
+    }
+
+    pub(super) fn set_status(&mut self, status: &Status, now: Instant) {
+        debug_assert!(self.source == Source::Server, "nobody tells without a server");
+        let serving =
+            |view: &View| view.serving().map(|member| (member.name.clone(), member.epoch)).collect::<Vec<_>>();
+        let served = self.serves(&self.name);
+        if self.changed.is_none() || serving(&self.view) != serving(&status.view) {
+            self.changed = Some((status.view.number, now));
+        }
+        (self.authority, self.view, self.ttl) = (status.authority, status.view.clone(), status.ttl);
+        self.opened &= served && self.serves(&self.name);
+    }
+
+    pub(super) fn set_links(&mut self, links: Arc<PeersStatus>) {
+        for (name, peer) in &links.peers {
+            if let Some(view) = peer.copies.released_by {
+                let known = self.released.entry(name.clone()).or_default();
+                *known = view.max(*known);
+            }
+        }
+        self.links = links;
+    }
+
+    pub(super) fn hear(&mut self, event: Event) {
+        match event {
+            Event::Released { gateway, view } => {
+                let known = self.released.entry(gateway).or_default();
+                *known = view.max(*known);
+            }
+            // The links' status says it, too.
+            Event::Synced { .. } => {}
+        }
+    }
+
+    /// Whether the view says that a gateway serves.
+    fn serves(&self, name: &str) -> bool {
+        self.view.member(name).is_some_and(|member| member.serving)
+    }
+
+    /// Whether the view says that this gateway serves.
+    pub(super) fn is_serving(&self) -> bool {
+        self.serves(&self.name)
+    }
+
+    /// All other gateways of the view.
+    pub(super) fn others(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.view.members.iter().map(|member| &member.name).filter(|name| **name != self.name)
+    }
+
+    /// Whether it isn't known yet whether anybody decides, and it matters.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.authority == Authority::Unknown && !self.policy.is_empty()
+    }
+
+    /// Whether anybody decides who serves.
+    fn is_decided(&self) -> bool {
+        self.source == Source::Server && self.authority != Authority::None
+    }
+
+    /// Whether others could have this gateway's shares.
+    pub(super) fn needs_lease(&self) -> bool {
+        self.is_decided() && (self.policy.len() > 1 || self.others().next().is_some())
+    }
+
+    /// The view as links need it.
+    pub(super) fn links_view(&self) -> Arc<peer::View> {
+        let member = |member: &Member| peer::Member {
+            name: member.name.clone(),
+            address: member.peer,
+            fingerprint: member.fingerprint.map(peer::Fingerprint),
+            serving: member.serving,
+            incarnation: member.incarnation,
+        };
+        Arc::new(peer::View { number: self.view.number, members: self.view.members.iter().map(member).collect() })
+    }
+
+    /// What the engine is to be told.
+    pub(super) fn spec(&mut self, now: Instant, tick: Tick) -> MembersSpec {
+        if self.policy.is_empty() {
+            return MembersSpec::default();
+        }
+        let gateways = if self.needs_lease() { self.decided(now, tick) } else { self.undecided() };
+        MembersSpec { this: Some(self.name.clone()), gateways }
+    }
+
+    /// Nobody decides, or there is nobody else: all serve.
+    fn undecided(&self) -> Vec<MemberSpec> {
+        let port = self.own.map_or(0, |own| own.port());
+        let member = |peer: &policy::Peer| MemberSpec {
+            name: peer.name.clone(),
+            tunnel: if *peer.name == *self.name { self.own } else { peer.address.map(|it| SocketAddr::new(it, port)) },
+            serving: true,
+            linked: false,
+            may_open: true,
+        };
+        self.policy.iter().map(member).collect()
+    }
+
+    fn decided(&mut self, now: Instant, tick: Tick) -> Vec<MemberSpec> {
+        let is_free = self.is_free(now, tick);
+        self.opened |= is_free && self.serves(&self.name);
+        let own = self.opened;
+        let member = |member: &Member| MemberSpec {
+            name: member.name.clone(),
+            tunnel: if member.name == self.name {
+                self.own
+            } else {
+                member.peer.or_else(|| self.told_by_policy(&member.name))
+            },
+            serving: member.serving,
+            linked: self.links.peers.get(&member.name).is_some_and(|peer| peer.linked),
+            may_open: if member.name == self.name { own } else { is_free },
+        };
+        self.view.members.iter().map(member).collect()
+    }
+
+    fn told_by_policy(&self, name: &str) -> Option<SocketAddr> {
+        let port = self.own?.port();
+        self.policy.iter().find(|peer| *peer.name == *name)?.address.map(|address| SocketAddr::new(address, port))
+    }
+
+    /// Whether nobody serves any more by a view before the last change.
+    fn is_free(&self, now: Instant, tick: Tick) -> bool {
+        let Some((number, came)) = self.changed else { return false };
+        let has_let_go = |member: &Member| {
+            let released = self.released.get(&member.name).copied().unwrap_or(0);
+            let lapsed = !member.serving && member.lapsed && self.is_promise_over(&member.name, tick);
+            // Nobody can have promised anything to a process that has promised nothing yet.
+            lapsed || member.incarnation == 0 || released >= number
+        };
+        now >= came + self.ttl || self.view.members.iter().filter(|member| member.name != self.name).all(has_let_go)
+    }
+
+    /// Whether nothing that this gateway has promised another one holds any more: while the server can't be heard, that is its lease.
+    fn is_promise_over(&self, name: &str, tick: Tick) -> bool {
+        let promised = self.links.peers.get(name).and_then(|peer| peer.promised);
+        promised.is_none_or(|promised| tick.reached(promised.plus(self.ttl_ms())))
+    }
+
+    fn ttl_ms(&self) -> u32 {
+        u32::try_from(self.ttl.as_millis()).unwrap_or(u32::MAX)
+    }
+
+    /// When to look again without any news.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let (_, came) = self.changed?;
+        let due = came + self.ttl;
+        // Looked at once behind it, too.
+        (self.needs_lease() && Instant::now() < due).then_some(due)
+    }
+
+    /// What this gateway wants.
+    pub(super) fn wish(&self) -> Wish {
+        if self.draining {
+            // Once it has stopped, it doesn't come back for what it has still to tell.
+            return if self.is_told() || !self.serves(&self.name) { Wish::Draining } else { Wish::Ready };
+        }
+        if self.serves(&self.name) || self.has_all() { Wish::Ready } else { Wish::Joining }
+    }
+
+    /// Whether those who would stand in for this gateway have what it has.
+    fn is_told(&self) -> bool {
+        self.reachable()
+            .all(|peer| self.links.peers.get(&peer.name).is_some_and(|it| it.linked && it.copies.in_sync_to))
+    }
+
+    /// Whether it has what those who serve have told.
+    fn has_all(&self) -> bool {
+        self.view.number > 0
+            && self
+                .reachable()
+                .all(|peer| self.links.peers.get(&peer.name).is_some_and(|it| it.linked && it.copies.in_sync_from))
+    }
+
+    /// Others who serve, and say where they can be reached.
+    fn reachable(&self) -> impl Iterator<Item = &Member> {
+        let is_reachable =
+            |member: &&Member| member.peer.is_some() && member.fingerprint.is_some() && self.own.is_some();
+        self.view.serving().filter(|member| member.name != self.name).filter(is_reachable)
+    }
+
+    /// Until when every other gateway has promised to keep off this one's shares, where the policy server can't be heard: then it can't
+    /// have given them to anybody who hasn't heard of it.
+    pub(super) fn lease_by_peers(&self) -> Option<Tick> {
+        if self.authority != Authority::Lost || !self.serves(&self.name) {
+            return None;
+        }
+        let promise = |name: &Arc<str>| {
+            let peer = self.links.peers.get(name)?;
+            let echoed = peer.echoed.filter(|echoed| echoed.view == self.view.number)?;
+            Some(echoed.sent.plus(self.ttl_ms()))
+        };
+        let mut until: Option<Tick> = None;
+        for name in self.others() {
+            let promised = promise(name)?;
+            until = Some(until.map_or(promised, |until| if until.reached(promised) { promised } else { until }));
+        }
+        until
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,191 @@
+//! The gateway's side of membership: beats, keeps the lease alive, and tells who serves. A task that never waits for anybody but
+//! the server; a server that is lost is looked for at once, since the lease runs meanwhile.
+
+mod stream;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::sleep;
+use vipgate_dataplane::time::Tick;
+
+use super::view::{Fingerprint, View, Wish};
+use crate::config::PolicyServer;
+use crate::xds::client::jittered;
+
+/// How long a lease is thought to be until a server says it.
+const USUAL_TTL: Duration = Duration::from_millis(600);
+/// The first pause between attempts, and the longest: a lease outlasts both.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(200));
+/// The pause after a refusal: what it is about takes people to mend.
+const REFUSED: Duration = Duration::from_secs(1);
+/// How often a server that knows nothing of membership is asked whether it does now.
+const NO_SERVICE: Duration = Duration::from_secs(5);
+
+/// Where leases go, and the clock that they are told by.
+pub trait LeaseClock: Send + Sync {
+    /// Now.
+    fn now(&self) -> Tick;
+    /// The lease is good until then, or longer.
+    fn extend(&self, until: Tick);
+}
+
+/// Who beats, and where.
+pub struct Plan {
+    /// The gateway's name.
+    pub name: Arc<str>,
+    /// Its process: another one for each start, never 0.
+    pub incarnation: u64,
+    /// The policy server.
+    pub server: PolicyServer,
+    /// Of the certificate that it shows other gateways.
+    pub fingerprint: Fingerprint,
+    /// Where other gateways reach it.
+    pub peer: Option<SocketAddr>,
+    /// Where leases go.
+    pub lease: Arc<dyn LeaseClock>,
+}
+
+/// Whether somebody says who serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Authority {
+    /// Nobody was reached yet.
+    Unknown,
+    /// The server says that it is none: everybody serves.
+    None,
+    /// There is one, but it can't be heard now.
+    Lost,
+    /// There is one.
+    Present,
+}
+
+/// How things stand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// Whether somebody says who serves.
+    pub authority: Authority,
+    /// What was said last; number 0: nothing.
+    pub view: Arc<View>,
+    /// How long a lease is, from when a beat is sent: so long after a view was made, nobody serves by the one before unless it
+    /// has heard of the new one. Until the first lease, what is usual.
+    pub ttl: Duration,
+}
+
+/// What the gateway says and hears. When `wish` is dropped, the client ends.
+#[derive(Debug)]
+pub struct Handle {
+    /// What the gateway wants, and the number of the view that it acts by.
+    pub wish: watch::Sender<(Wish, u64)>,
+    /// How things stand.
+    pub status: watch::Receiver<Status>,
+}
+
+/// Beats for a gateway.
+pub struct MembersClient {
+    plan: Plan,
+    wish: watch::Receiver<(Wish, u64)>,
+    status: watch::Sender<Status>,
+    /// Whether this server was ever heard.
+    is_reached: bool,
+    /// How long it may take until then.
+    first_patience: Duration,
+    pause: Duration,
+    /// What was last logged of a server that can't be heard.
+    complaint: Option<String>,
+}
+
+/// Why a stream has ended.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    /// Nobody wants to know any more.
+    Abandoned,
+    /// The server has no such service.
+    NoService,
+    /// The server won't have this gateway, and why.
+    Refused(String),
+    /// Anything else.
+    Lost(String),
+}
+
+impl MembersClient {
+    /// A client that doesn't run yet.
+    pub fn open(plan: Plan) -> (Self, Handle) {
+        let (wish, wished) = watch::channel((Wish::Joining, 0));
+        let status = Status { authority: Authority::Unknown, view: Arc::default(), ttl: USUAL_TTL };
+        let (status, told) = watch::channel(status);
+        let client = Self {
+            plan,
+            wish: wished,
+            status,
+            is_reached: false,
+            first_patience: stream::FIRST_PATIENCE,
+            pause: PAUSE.0,
+            complaint: None,
+        };
+        (client, Handle { wish, status: told })
+    }
+
+    /// Beats for as long as anybody wishes anything.
+    pub async fn run(mut self) {
+        loop {
+            let end = stream::follow(&mut self).await;
+            let pause = match &end {
+                End::Abandoned => return,
+                End::NoService => NO_SERVICE,
+                End::Refused(_) => REFUSED,
+                End::Lost(_) => jittered(self.pause),
+            };
+            self.tell(end);
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = is_abandoned(self.wish.clone()) => return,
+            }
+            self.pause = (self.pause * 2).min(PAUSE.1);
+        }
+    }
+
+    /// Says what has become of the server.
+    fn tell(&mut self, end: End) {
+        let url = &self.plan.server.url;
+        let was = self.status.borrow().authority;
+        let (now, why) = match end {
+            End::Abandoned => return,
+            End::NoService => (Authority::None, None),
+            End::Refused(why) | End::Lost(why) => {
+                (if was == Authority::Present { Authority::Lost } else { was }, Some(why))
+            }
+        };
+        match &why {
+            None if was != Authority::None => tracing::info!(
+                event = "authority_none",
+                server = url,
+                "the policy server knows nothing of leases: every gateway serves, and none takes over from another"
+            ),
+            Some(reason) if self.complaint != why => {
+                tracing::warn!(event = "authority_lost", server = url, reason, "who serves can't be asked");
+            }
+            _ => {}
+        }
+        self.complaint = why;
+        self.set(|status| status.authority = now);
+    }
+
+    /// Changes the status; whoever watches it hears only of differences.
+    fn set(&self, change: impl FnOnce(&mut Status)) {
+        self.status.send_if_modified(|status| {
+            let before = status.clone();
+            change(status);
+            *status != before
+        });
+    }
+}
+
+/// Waits until nobody can wish anything any more.
+async fn is_abandoned(mut wish: watch::Receiver<(Wish, u64)>) {
+    while wish.changed().await.is_ok() {}
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,262 @@
+//! Against a real authority in this process, which can go away and come back.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::Mutex;
+use std::thread;
+use std::time::Instant;
+
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::service::Routes;
+use tonic::transport::Server as Tonic;
+
+use super::*;
+use crate::policy::{Deal, Peer};
+use crate::policyd::figures::Figures;
+use crate::policyd::members;
+use crate::policyd::publication::Publication;
+
+/// Far more than anything takes on a slow machine.
+const LONG: Duration = Duration::from_secs(20);
+/// Long enough for a machine that does other things as well.
+const TTL: Duration = Duration::from_millis(800);
+
+/// A server in a thread of its own, so that it can go away as a killed process does.
+struct Server {
+    port: u16,
+    stop: oneshot::Sender<()>,
+    thread: thread::JoinHandle<()>,
+}
+
+impl Server {
+    fn start(names: &'static [&str]) -> Self {
+        Self::at(0, Some(names))
+    }
+
+    fn at(port: u16, names: Option<&'static [&str]>) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (stop, stopped) = oneshot::channel();
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async move {
+                let incoming = TcpListenerStream::new(tokio::net::TcpListener::from_std(listener).unwrap());
+                let (_publish, published) = watch::channel(names.map(published));
+                let routes = match names {
+                    Some(_) => {
+                        let figures = Arc::<Figures>::default();
+                        let all = members::start(TTL, members::Memory, published, figures);
+                        Routes::new(members::server(all))
+                    }
+                    None => Routes::default(),
+                };
+                tokio::select! {
+                    served = Tonic::builder().add_routes(routes).serve_with_incoming(incoming) => served.unwrap(),
+                    _ = stopped => {}
+                }
+            });
+        });
+        Self { port, stop, thread }
+    }
+
+    /// Its port, which is free then.
+    fn kill(self) -> u16 {
+        drop(self.stop);
+        self.thread.join().unwrap();
+        self.port
+    }
+}
+
+fn published(names: &'static [&str]) -> Arc<Publication> {
+    let peer = |name: &&str| Peer { name: (*name).into(), node: "n".into(), zone: "".into(), address: None };
+    let deal = Deal { peers: names.iter().map(peer).collect(), ..Deal::default() };
+    Arc::new(Publication::default().next(Arc::new(deal)).unwrap())
+}
+
+/// A clock that begins with it, and the end of the lease.
+struct Clock {
+    start: Instant,
+    until: Mutex<Option<Tick>>,
+}
+
+impl LeaseClock for Clock {
+    fn now(&self) -> Tick {
+        Tick(self.start.elapsed().as_millis() as u32)
+    }
+
+    fn extend(&self, until: Tick) {
+        let mut known = self.until.lock().unwrap();
+        *known = Some(known.map_or(until, |known| known.later(until)));
+    }
+}
+
+struct Gateway {
+    clock: Arc<Clock>,
+    handle: Handle,
+    task: JoinHandle<()>,
+}
+
+impl Gateway {
+    fn start(name: &str, incarnation: u64, port: u16) -> Self {
+        let clock = Arc::new(Clock { start: Instant::now(), until: Mutex::default() });
+        let url = format!("http://127.0.0.1:{port}");
+        let server = PolicyServer { url, ca: None, cert: None, key: None, cache: "unused".into() };
+        let (client, handle) = MembersClient::open(Plan {
+            name: name.into(),
+            incarnation,
+            server,
+            fingerprint: [incarnation as u8; 32],
+            peer: Some("192.0.2.1:4790".parse().unwrap()),
+            lease: clock.clone(),
+        });
+        Self { clock, handle, task: tokio::spawn(client.run()) }
+    }
+
+    async fn is(&mut self, what: impl Fn(&Status) -> bool) -> Status {
+        let status = timeout(LONG, self.handle.status.wait_for(what)).await.expect("a status in time").unwrap().clone();
+        self.act();
+        status
+    }
+
+    /// Acts by the last view: only then a lease counts.
+    fn act(&self) {
+        let number = self.handle.status.borrow().view.number;
+        self.handle.wish.send_if_modified(|(_, seen)| std::mem::replace(seen, number) != number);
+    }
+
+    /// Says that it is ready for whatever the view is, until it serves.
+    async fn serves(&mut self, name: &str) -> Status {
+        loop {
+            let status = self.handle.status.borrow_and_update().clone();
+            if status.view.member(name).is_some_and(|member| member.serving) {
+                self.act();
+                return status;
+            }
+            let _ = self.handle.wish.send((Wish::Ready, status.view.number));
+            timeout(LONG, self.handle.status.changed()).await.expect("a status in time").unwrap();
+        }
+    }
+
+    fn has_lease(&self) -> bool {
+        self.clock.until.lock().unwrap().is_some_and(|until| !self.clock.now().reached(until))
+    }
+
+    /// Waits for a lease.
+    async fn holds(&self) {
+        let wait = async {
+            while !self.has_lease() {
+                self.act();
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(LONG, wait).await.expect("a lease in time");
+    }
+}
+
+#[tokio::test]
+async fn who_is_ready_serves_and_keeps_its_lease() {
+    let server = Server::start(&["a", "b"]);
+    let (mut a, mut b) = (Gateway::start("a", 1, server.port), Gateway::start("b", 2, server.port));
+    a.serves("a").await;
+    b.serves("b").await;
+    let status = a.is(|status| status.view.serving().count() == 2).await;
+    assert_eq!(status.authority, Authority::Present);
+    let other = status.view.member("b").unwrap();
+    assert_eq!((other.incarnation, other.fingerprint), (2, Some([2; 32])));
+    assert_eq!(other.peer, Some("192.0.2.1:4790".parse().unwrap()));
+    a.holds().await;
+    b.holds().await;
+    assert_eq!(a.is(|status| status.ttl < TTL).await.ttl, TTL * 9 / 10);
+    sleep(TTL * 2).await;
+    assert!(a.has_lease() && b.has_lease());
+    // Whoever wishes no more beats no more, and its lease ends before the others hear that it is gone.
+    let (clock, until) = (a.clock.clone(), Instant::now());
+    drop(a.handle);
+    timeout(LONG, a.task).await.unwrap().unwrap();
+    b.is(|status| status.view.serving().count() == 1).await;
+    assert!(clock.now().reached(clock.until.lock().unwrap().unwrap()));
+    assert!(until.elapsed() >= TTL / 2);
+}
+
+#[tokio::test]
+async fn who_drains_is_relieved() {
+    let server = Server::start(&["a", "b"]);
+    let (mut a, mut b) = (Gateway::start("a", 1, server.port), Gateway::start("b", 2, server.port));
+    a.serves("a").await;
+    b.serves("b").await;
+    let begun = Instant::now();
+    a.handle.wish.send_modify(|(wish, _)| *wish = Wish::Draining);
+    b.is(|status| !status.view.member("a").unwrap().serving).await;
+    assert!(begun.elapsed() < TTL, "it needs no silence");
+}
+
+#[tokio::test]
+async fn a_server_that_returns_is_found_and_goes_on_where_the_last_one_stopped() {
+    let server = Server::start(&["a", "b"]);
+    let (mut a, mut b) = (Gateway::start("a", 1, server.port), Gateway::start("b", 2, server.port));
+    a.serves("a").await;
+    let view = b.serves("b").await.view;
+    a.is(|status| status.view == view).await;
+    let port = server.kill();
+    a.is(|status| status.authority == Authority::Lost).await;
+    assert_eq!(a.handle.status.borrow().view, view);
+    let server = Server::at(port, Some(&["a", "b"]));
+    let begun = Instant::now();
+    a.is(|status| status.authority == Authority::Present).await;
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    a.holds().await;
+    b.holds().await;
+    sleep(TTL * 2).await;
+    assert_eq!(a.handle.status.borrow().view, view, "nothing has changed");
+    assert!(a.has_lease() && b.has_lease());
+    server.kill();
+}
+
+#[tokio::test]
+async fn a_server_without_the_service_is_no_authority() {
+    let server = Server::at(0, None);
+    let mut a = Gateway::start("a", 1, server.port);
+    a.is(|status| status.authority == Authority::None).await;
+    let port = server.kill();
+    let server = Server::at(port, Some(&["a"]));
+    a.is(|status| status.authority == Authority::Present).await;
+    server.kill();
+}
+
+#[tokio::test]
+async fn the_newer_of_two_processes_with_one_name_gets_nothing() {
+    let server = Server::start(&["a"]);
+    let mut older = Gateway::start("a", 1, server.port);
+    older.serves("a").await;
+    let mut newer = Gateway::start("a", 2, server.port);
+    newer.is(|status| status.authority == Authority::Present).await;
+    newer.is(|status| status.authority == Authority::Lost).await;
+    sleep(TTL).await;
+    assert!(older.has_lease() && !newer.has_lease());
+    assert_eq!(older.handle.status.borrow().view.member("a").unwrap().incarnation, 1);
+}
+
+#[tokio::test]
+async fn a_stranger_hears_who_serves_and_gets_no_lease() {
+    let server = Server::start(&["a"]);
+    let (mut a, mut x) = (Gateway::start("a", 1, server.port), Gateway::start("x", 2, server.port));
+    a.serves("a").await;
+    let number = x.is(|status| status.view.serving().count() == 1).await.view.number;
+    let _ = x.handle.wish.send((Wish::Ready, number));
+    sleep(TTL).await;
+    assert!(!x.has_lease());
+    assert_eq!(x.handle.status.borrow().view.member("x"), None);
+}
+
+#[tokio::test]
+async fn a_server_that_says_nothing_is_no_authority_yet() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let a = Gateway::start("a", 1, listener.local_addr().unwrap().port());
+    sleep(Duration::from_millis(700)).await;
+    assert_eq!(a.handle.status.borrow().authority, Authority::Unknown);
+    drop(a.handle);
+    timeout(LONG, a.task).await.unwrap().unwrap();
+}

@@ -1,0 +1,341 @@
+//! Views and beats as plain values, and as messages. What came over the network is one of them only when it is sound.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use crate::xds::proto;
+
+/// SHA-256 of a certificate.
+pub type Fingerprint = [u8; 32];
+
+/// Members of a view.
+pub const MOST_MEMBERS: usize = 1024;
+/// The longest name of a gateway, bytes.
+const LONGEST_NAME: usize = 253;
+/// Numbers of views stay below this, so that there is always a next one: at one change in each nanosecond it lasts for a century.
+const MOST_NUMBER: u64 = 1 << 62;
+
+/// Who serves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// Each change adds to it; 0: nobody has said anything yet.
+    pub number: u64,
+    /// The gateways of the policy, by name, each once.
+    pub members: Vec<Member>,
+}
+
+/// A gateway in a view.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Whether it serves.
+    pub serving: bool,
+    /// Whether it had no lease any more when it stopped to serve.
+    pub lapsed: bool,
+    /// Higher each time that it stops to serve.
+    pub epoch: u64,
+    /// Its process; 0: never heard of.
+    pub incarnation: u64,
+    /// Of the certificate that it shows other gateways.
+    pub fingerprint: Option<Fingerprint>,
+    /// Where other gateways reach it.
+    pub peer: Option<SocketAddr>,
+}
+
+/// What a gateway wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wish {
+    /// To serve, but it doesn't hold yet what those who serve hold.
+    #[default]
+    Joining,
+    /// To serve, and it holds all that is to be held as of the view that it has seen.
+    Ready,
+    /// To stop.
+    Draining,
+}
+
+impl Wish {
+    /// Its name for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Joining => "joining",
+            Self::Ready => "ready",
+            Self::Draining => "draining",
+        }
+    }
+}
+
+/// A gateway lives, and wants something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Beat {
+    /// Its name.
+    pub gateway: Arc<str>,
+    /// Its process.
+    pub incarnation: u64,
+    /// What it wants.
+    pub wish: Wish,
+    /// Number of the view that it acts by.
+    pub seen_view: u64,
+    /// Of the certificate that it shows other gateways.
+    pub fingerprint: Option<Fingerprint>,
+    /// Where other gateways reach it.
+    pub peer: Option<SocketAddr>,
+    /// The last view that it was told, in the first beat of a stream.
+    pub view: Option<Arc<View>>,
+}
+
+/// Why a message is no view or no beat.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unsound {
+    /// A name that can't be one.
+    #[error("`{0}` is no gateway's name: 1 to {LONGEST_NAME} bytes without blanks")]
+    Name(String),
+    /// A process without a number.
+    #[error("gateway {0}: incarnation 0 stands for no process")]
+    Incarnation(String),
+    /// A fingerprint of another length.
+    #[error("gateway {0}: a fingerprint has 32 bytes, not {1}")]
+    Fingerprint(String, usize),
+    /// An address that is none.
+    #[error("gateway {0}: `{1}` port {2} is no address")]
+    Address(String, String, u32),
+    /// A wish that isn't known.
+    #[error("gateway {0}: wish {1} isn't known")]
+    Wish(String, i32),
+    /// Numbers that grow beyond all measure.
+    #[error("view {0}: its number, or an epoch in it, is too high")]
+    Number(u64),
+    /// Too many members.
+    #[error("view {0}: {1} members are more than {MOST_MEMBERS}")]
+    TooMany(u64, usize),
+    /// A member twice.
+    #[error("view {0}: gateway {1} is in it twice")]
+    Twice(u64, String),
+}
+
+impl View {
+    /// The member with this name.
+    pub fn member(&self, name: &str) -> Option<&Member> {
+        let at = self.members.binary_search_by(|member| (*member.name).cmp(name)).ok()?;
+        self.members.get(at)
+    }
+
+    /// Those who serve.
+    pub fn serving(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| member.serving)
+    }
+}
+
+impl Member {
+    /// One that nobody has heard of.
+    pub fn new(name: Arc<str>, epoch: u64) -> Self {
+        Self { name, serving: false, lapsed: false, epoch, incarnation: 0, fingerprint: None, peer: None }
+    }
+}
+
+impl TryFrom<proto::View> for View {
+    type Error = Unsound;
+
+    fn try_from(message: proto::View) -> Result<Self, Unsound> {
+        let proto::View { number, members } = message;
+        if members.len() > MOST_MEMBERS {
+            return Err(Unsound::TooMany(number, members.len()));
+        }
+        if number >= MOST_NUMBER || members.iter().any(|member| member.epoch > number) {
+            return Err(Unsound::Number(number));
+        }
+        let mut members = members.into_iter().map(Member::try_from).collect::<Result<Vec<_>, _>>()?;
+        members.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut names = BTreeSet::new();
+        match members.iter().find(|member| !names.insert(&member.name)) {
+            Some(twice) => Err(Unsound::Twice(number, twice.name.to_string())),
+            None => Ok(Self { number, members }),
+        }
+    }
+}
+
+impl From<&View> for proto::View {
+    fn from(view: &View) -> Self {
+        Self { number: view.number, members: view.members.iter().map(Into::into).collect() }
+    }
+}
+
+impl TryFrom<proto::Member> for Member {
+    type Error = Unsound;
+
+    fn try_from(message: proto::Member) -> Result<Self, Unsound> {
+        let proto::Member { name, serving, epoch, incarnation, fingerprint, address, port, lapsed } = message;
+        let (name, fingerprint) = (checked_name(name)?, checked_fingerprint(fingerprint));
+        let fingerprint = fingerprint.map_err(|bytes| Unsound::Fingerprint(name.to_string(), bytes))?;
+        let peer = checked_peer(&name, &address, port)?;
+        Ok(Self { name, serving, lapsed, epoch, incarnation, fingerprint, peer })
+    }
+}
+
+impl From<&Member> for proto::Member {
+    fn from(member: &Member) -> Self {
+        let (address, port) = peer_fields(member.peer);
+        Self {
+            name: member.name.to_string(),
+            serving: member.serving,
+            lapsed: member.lapsed,
+            epoch: member.epoch,
+            incarnation: member.incarnation,
+            fingerprint: member.fingerprint.map(Vec::from).unwrap_or_default(),
+            address,
+            port,
+        }
+    }
+}
+
+impl From<Wish> for proto::beat::Wish {
+    fn from(wish: Wish) -> Self {
+        match wish {
+            Wish::Joining => Self::Joining,
+            Wish::Ready => Self::Ready,
+            Wish::Draining => Self::Draining,
+        }
+    }
+}
+
+impl From<proto::beat::Wish> for Wish {
+    fn from(wish: proto::beat::Wish) -> Self {
+        match wish {
+            proto::beat::Wish::Joining => Self::Joining,
+            proto::beat::Wish::Ready => Self::Ready,
+            proto::beat::Wish::Draining => Self::Draining,
+        }
+    }
+}
+
+impl TryFrom<proto::Beat> for Beat {
+    type Error = Unsound;
+
+    fn try_from(message: proto::Beat) -> Result<Self, Unsound> {
+        let proto::Beat { gateway, incarnation, wish, seen_view, fingerprint, peer_address, peer_port, view, .. } =
+            message;
+        let gateway = checked_name(gateway)?;
+        if incarnation == 0 {
+            return Err(Unsound::Incarnation(gateway.to_string()));
+        }
+        let wish = proto::beat::Wish::try_from(wish).map_err(|_| Unsound::Wish(gateway.to_string(), wish))?.into();
+        let fingerprint =
+            checked_fingerprint(fingerprint).map_err(|bytes| Unsound::Fingerprint(gateway.to_string(), bytes))?;
+        let peer = checked_peer(&gateway, &peer_address, peer_port)?;
+        let view = view.map(View::try_from).transpose()?.map(Arc::new);
+        Ok(Self { gateway, incarnation, wish, seen_view, fingerprint, peer, view })
+    }
+}
+
+impl Beat {
+    /// As a message: the so-manieth of its stream.
+    pub fn message(&self, sequence: u64) -> proto::Beat {
+        let (peer_address, peer_port) = peer_fields(self.peer);
+        proto::Beat {
+            gateway: self.gateway.to_string(),
+            incarnation: self.incarnation,
+            sequence,
+            wish: proto::beat::Wish::from(self.wish).into(),
+            seen_view: self.seen_view,
+            fingerprint: self.fingerprint.map(Vec::from).unwrap_or_default(),
+            peer_address,
+            peer_port,
+            view: self.view.as_deref().map(Into::into),
+        }
+    }
+}
+
+fn checked_name(name: String) -> Result<Arc<str>, Unsound> {
+    let is_name = (1..=LONGEST_NAME).contains(&name.len()) && !name.contains(|c: char| c.is_control() || c == ' ');
+    if is_name { Ok(name.into()) } else { Err(Unsound::Name(name)) }
+}
+
+/// None of nothing; of another length, that length.
+fn checked_fingerprint(bytes: Vec<u8>) -> Result<Option<Fingerprint>, usize> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let fingerprint = bytes.try_into().map_err(|bytes: Vec<u8>| bytes.len())?;
+    Ok(Some(fingerprint))
+}
+
+fn checked_peer(name: &str, address: &str, port: u32) -> Result<Option<SocketAddr>, Unsound> {
+    if address.is_empty() {
+        return Ok(None);
+    }
+    let unsound = || Unsound::Address(name.to_owned(), address.to_owned(), port);
+    let ip: IpAddr = address.parse().map_err(|_| unsound())?;
+    let port = u16::try_from(port).ok().filter(|port| *port > 0).ok_or_else(unsound)?;
+    Ok(Some((ip, port).into()))
+}
+
+fn peer_fields(peer: Option<SocketAddr>) -> (String, u32) {
+    peer.map_or_else(Default::default, |peer| (peer.ip().to_string(), peer.port().into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(name: &str) -> Member {
+        Member {
+            serving: true,
+            incarnation: 7,
+            fingerprint: Some([3; 32]),
+            peer: Some("[2001:db8::1]:4790".parse().unwrap()),
+            ..Member::new(name.into(), 4)
+        }
+    }
+
+    #[test]
+    fn a_view_survives_the_way() {
+        let view = View { number: 5, members: vec![member("a"), Member::new("b".into(), 5)] };
+        let mut message = proto::View::from(&view);
+        message.members.reverse();
+        assert_eq!(View::try_from(message), Ok(view.clone()), "members are in order again");
+        assert_eq!(view.member("b").map(|it| it.epoch), Some(5));
+        assert_eq!(view.member("c"), None);
+        assert_eq!(view.serving().count(), 1);
+    }
+
+    #[test]
+    fn a_beat_survives_the_way() {
+        let beat = Beat {
+            gateway: "a".into(),
+            incarnation: u64::MAX,
+            wish: Wish::Draining,
+            seen_view: 9,
+            fingerprint: Some([1; 32]),
+            peer: Some("192.0.2.1:4790".parse().unwrap()),
+            view: Some(Arc::new(View { number: 1, members: vec![] })),
+        };
+        assert_eq!(Beat::try_from(beat.message(3)), Ok(beat));
+    }
+
+    #[test]
+    fn what_is_unsound_is_refused() {
+        let sound = View { number: 5, members: vec![member("a")] };
+        let of = |change: &dyn Fn(&mut proto::View)| {
+            let mut message = proto::View::from(&sound);
+            change(&mut message);
+            View::try_from(message).unwrap_err()
+        };
+        assert_eq!(of(&|view| view.members[0].name = "a b".into()), Unsound::Name("a b".into()));
+        assert_eq!(of(&|view| view.members[0].fingerprint = vec![0; 31]), Unsound::Fingerprint("a".into(), 31));
+        assert_eq!(of(&|view| view.members[0].port = 65536), Unsound::Address("a".into(), "2001:db8::1".into(), 65536));
+        assert_eq!(of(&|view| view.members[0].epoch = 6), Unsound::Number(5));
+        assert_eq!(of(&|view| view.number = u64::MAX), Unsound::Number(u64::MAX));
+        assert_eq!(of(&|view| view.members.push(view.members[0].clone())), Unsound::Twice(5, "a".into()));
+        let many = vec![proto::Member::default(); MOST_MEMBERS + 1];
+        assert_eq!(of(&|view| view.members.clone_from(&many)), Unsound::TooMany(5, MOST_MEMBERS + 1));
+        let beat = proto::Beat { gateway: "a".into(), incarnation: 1, ..proto::Beat::default() };
+        assert!(Beat::try_from(beat.clone()).is_ok());
+        assert_eq!(
+            Beat::try_from(proto::Beat { incarnation: 0, ..beat.clone() }),
+            Err(Unsound::Incarnation("a".into()))
+        );
+        assert_eq!(Beat::try_from(proto::Beat { wish: 9, ..beat }), Err(Unsound::Wish("a".into(), 9)));
+    }
+}

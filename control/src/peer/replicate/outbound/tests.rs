@@ -1,0 +1,328 @@
+use std::collections::{BTreeMap, VecDeque};
+
+use prost::Message;
+
+use super::super::inbound::{Inbound, Step};
+use super::super::rounds::Rounds;
+use super::*;
+use crate::peer::proto::Frame;
+use crate::peer::tests::image;
+use vipgate_dataplane::session::image::{Fate, ImageOf};
+
+const WORKERS: u32 = 2;
+/// Rows of a table that a worker looks at for one answer.
+const SLICE: usize = 3;
+
+fn kind(bytes: &[u8]) -> Kind {
+    Frame::decode(&bytes[4..]).unwrap().kind.unwrap()
+}
+
+/// Frames as words.
+fn say(outbound: &mut Outbound) -> Vec<String> {
+    std::iter::from_fn(|| outbound.frame())
+        .map(|bytes| match kind(&bytes) {
+            Kind::Sessions(frame) => format!("{} sessions", frame.sessions.len()),
+            Kind::SyncBegin(_) => "begin".to_owned(),
+            Kind::SyncEnd(_) => "end".to_owned(),
+            Kind::Released(frame) => format!("released {}", frame.view),
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}
+
+/// Answers all questions with these sessions, by the first worker.
+fn tell_all(outbound: &mut Outbound, images: &[Image]) {
+    while let Some(question) = outbound.question() {
+        outbound.asked();
+        outbound.answer(question, if question.worker == 0 { images } else { &[] }, None);
+    }
+}
+
+fn linked() -> Outbound {
+    let mut outbound = Outbound::new(WORKERS as usize);
+    outbound.up();
+    tell_all(&mut outbound, &[]);
+    assert_eq!(say(&mut outbound), ["begin", "end"]);
+    assert_eq!(outbound.acknowledged(2), Ok(vec![0, 0]));
+    assert!(outbound.in_sync());
+    outbound
+}
+
+#[test]
+fn news_travel_together_and_are_acknowledged_by_worker() {
+    let mut outbound = linked();
+    outbound.news(0, 7, &image(1));
+    outbound.news(1, 3, &image(2));
+    outbound.news(0, 8, &image(3));
+    assert_eq!(say(&mut outbound), ["3 sessions"]);
+    assert_eq!(outbound.acknowledged(3), Ok(vec![8, 3]));
+    assert!(outbound.acknowledged(4).is_err(), "it was never sent");
+}
+
+#[test]
+fn no_more_is_on_its_way_than_may_be() {
+    let mut outbound = linked();
+    (0..10_000).for_each(|number| outbound.news(0, number, &image(number as u32)));
+    assert_eq!(say(&mut outbound).len(), WINDOW);
+    assert_eq!(outbound.acknowledged(5).unwrap()[0], 3 * MOST_TAKEN as u64 - 1);
+    assert_eq!(say(&mut outbound).len(), 3);
+}
+
+#[test]
+fn what_does_not_fit_is_dropped_and_all_is_told() {
+    let mut outbound = linked();
+    let mut most = 0;
+    for number in 1..=100_000 {
+        outbound.news(0, number, &image(number as u32));
+        most = most.max(outbound.queued());
+    }
+    assert!(most > MOST_QUEUED / 2 && most < MOST_QUEUED + frame::LONGEST, "{most}");
+    assert!(!outbound.in_sync());
+    tell_all(&mut outbound, &[image(1)]);
+    assert_eq!(say(&mut outbound), ["begin", "1 sessions", "end"]);
+    // With the end, it has what was dropped as well.
+    assert_eq!(outbound.acknowledged(outbound.next - 1), Ok(vec![100_000, 0]));
+    assert!(outbound.in_sync());
+}
+
+#[test]
+fn letting_go_is_said_last_and_again_if_it_was_not_heard() {
+    let mut outbound = linked();
+    outbound.news(0, 1, &image(1));
+    outbound.release(9);
+    assert_eq!(say(&mut outbound), ["1 sessions"], "not before all news are taken up");
+    outbound.news(0, 2, &image(2));
+    outbound.drained();
+    assert_eq!(say(&mut outbound), ["1 sessions", "released 9"]);
+    outbound.up();
+    outbound.drained();
+    assert_eq!(say(&mut outbound), Vec::<String>::new(), "not before all is told");
+    tell_all(&mut outbound, &[]);
+    outbound.drained();
+    assert_eq!(say(&mut outbound), ["begin", "end", "released 9"]);
+    assert_eq!((outbound.acknowledged(3), outbound.released), (Ok(vec![2, 0]), Some(9)));
+    outbound.release(9);
+    outbound.drained();
+    assert_eq!(say(&mut outbound), Vec::<String>::new(), "it knows");
+}
+
+#[test]
+fn an_answer_to_a_round_that_is_over_is_passed_over() {
+    let mut outbound = Outbound::new(1);
+    outbound.up();
+    let old = outbound.question().unwrap();
+    outbound.asked();
+    outbound.owe();
+    let new = outbound.question().unwrap();
+    outbound.asked();
+    outbound.answer(old, &[image(1)], None);
+    outbound.answer(new, &[image(2), image(3)], None);
+    assert_eq!(say(&mut outbound), ["begin", "2 sessions", "end"]);
+}
+
+type Key = (u32, u32);
+type Answer = (Question, Vec<Image>, Option<u64>);
+
+/// A gateway that tells, one that hears, and what is between them, step by step.
+struct World {
+    random: u64,
+    own: BTreeMap<Key, Image>,
+    outlets: Vec<VecDeque<(u64, Image)>>,
+    lost: bool,
+    told: Vec<u64>,
+    acknowledged: Vec<u64>,
+    asked: Vec<Option<Answer>>,
+    outbound: Outbound,
+    wire: VecDeque<Vec<u8>>,
+    acks: VecDeque<u64>,
+    again: bool,
+    rounds: Rounds,
+    inbound: Inbound,
+    copies: BTreeMap<u32, (Image, u8)>,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let rounds = Rounds::default();
+        let workers = WORKERS as usize;
+        Self {
+            random: seed,
+            own: BTreeMap::new(),
+            outlets: vec![VecDeque::new(); workers],
+            lost: false,
+            told: vec![0; workers],
+            acknowledged: vec![0; workers],
+            asked: vec![None; workers],
+            outbound: Outbound::new(workers),
+            wire: VecDeque::new(),
+            acks: VecDeque::new(),
+            again: false,
+            inbound: Inbound::new("a".into(), rounds.clone()),
+            rounds,
+            copies: BTreeMap::new(),
+        }
+    }
+
+    fn draw(&mut self, below: u32) -> u32 {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) as u32 % below
+    }
+
+    /// A session opens, changes or ends.
+    fn live(&mut self) {
+        let number = self.draw(40);
+        let worker = number % WORKERS;
+        let place = worker as usize;
+        self.told[place] += 1;
+        let Image::V4(mut news) = image(number) else { panic!("IPv4") };
+        news.halves[0].packets = self.told[place] as u32;
+        if self.own.contains_key(&(worker, number)) && self.draw(3) == 0 {
+            self.own.remove(&(worker, number));
+            news = ImageOf { fate: Fate::Ended, ..news };
+        } else {
+            self.own.insert((worker, number), Image::V4(news));
+        }
+        if self.draw(50) == 0 {
+            self.lost = true;
+        } else {
+            self.outlets[place].push_back((self.told[place], Image::V4(news)));
+        }
+    }
+
+    fn drain(&mut self) {
+        if std::mem::take(&mut self.lost) {
+            self.outbound.owe();
+        }
+        for worker in 0..WORKERS as usize {
+            while self.asked[worker].is_none()
+                && let Some((number, image)) = self.outlets[worker].pop_front()
+            {
+                self.outbound.news(worker, number, &image);
+            }
+        }
+    }
+
+    /// The worker answers at once; that is heard later.
+    fn ask(&mut self) {
+        let Some(question) = self.outbound.question() else { return };
+        if self.asked[question.worker].is_some() {
+            return;
+        }
+        self.outbound.asked();
+        let worker = question.worker as u32;
+        let rows = self.own.range((worker, question.cursor as u32)..(worker + 1, 0)).take(SLICE);
+        let rows: Vec<_> = rows.map(|((_, number), image)| (*number, *image)).collect();
+        let cursor = (rows.len() == SLICE).then(|| u64::from(rows[SLICE - 1].0) + 1);
+        self.asked[question.worker] = Some((question, rows.iter().map(|(_, image)| *image).collect(), cursor));
+    }
+
+    fn answer(&mut self) {
+        let worker = self.draw(WORKERS) as usize;
+        if let Some((question, images, cursor)) = self.asked[worker].take() {
+            self.outbound.answer(question, &images, cursor);
+        }
+    }
+
+    fn hear(&mut self) {
+        let Some(bytes) = self.wire.pop_front() else { return };
+        let (number, step) = self.inbound.frame(&kind(&bytes)).unwrap();
+        match step {
+            Step::Begin { .. } | Step::Released { .. } => {}
+            Step::Take { images, round } => {
+                for image in images {
+                    let Image::V4(v4) = image else { panic!("IPv4") };
+                    match v4.fate {
+                        Fate::Open => self.copies.insert(v4.origin.source - 0x0a00_0000, (image, round)),
+                        Fate::Ended => self.copies.remove(&(v4.origin.source - 0x0a00_0000)),
+                    };
+                }
+            }
+            Step::Purge { round, again } => {
+                self.copies.retain(|_, (_, named)| *named == round);
+                self.inbound.purged(round);
+                self.again |= again;
+            }
+        }
+        self.acks.push_back(number);
+    }
+
+    fn acknowledge(&mut self) {
+        if std::mem::take(&mut self.again) {
+            self.outbound.owe();
+        }
+        if let Some(number) = self.acks.pop_front() {
+            let marks = self.outbound.acknowledged(number).unwrap();
+            raise(&mut self.acknowledged, &marks);
+        }
+    }
+
+    fn step(&mut self) {
+        match self.draw(120) {
+            0 => {
+                self.outbound.down();
+                self.cut();
+            }
+            1..=3 => self.reconnect(),
+            4..=30 => self.live(),
+            31..=45 => self.drain(),
+            46..=60 => self.ask(),
+            61..=75 => self.answer(),
+            76..=90 => self.wire.extend(self.outbound.frame()),
+            91..=105 => self.hear(),
+            _ => self.acknowledge(),
+        }
+    }
+
+    fn reconnect(&mut self) {
+        self.cut();
+        self.outbound.up();
+        self.inbound = Inbound::new("a".into(), self.rounds.clone());
+    }
+
+    fn cut(&mut self) {
+        self.wire.clear();
+        self.acks.clear();
+    }
+
+    /// Nothing new comes, and all that is under way arrives.
+    fn settle(&mut self) {
+        self.reconnect();
+        for _ in 0..2000 {
+            self.drain();
+            self.ask();
+            self.answer();
+            self.wire.extend(self.outbound.frame());
+            self.hear();
+            self.acknowledge();
+        }
+    }
+}
+
+#[test]
+fn copies_are_what_sessions_are_whatever_got_lost() {
+    for seed in 0..300 {
+        let mut world = World::new(seed);
+        for _ in 0..3 {
+            (0..1500).for_each(|_| world.step());
+            // Of what was lost last, only the next news say that it counts.
+            (0..WORKERS as usize).for_each(|worker| world.told[worker] += 1);
+            let bye = ImageOf {
+                fate: Fate::Ended,
+                ..match image(999) {
+                    Image::V4(v4) => v4,
+                    Image::V6(_) => panic!("IPv4"),
+                }
+            };
+            for worker in 0..WORKERS as usize {
+                world.outlets[worker].push_back((world.told[worker], Image::V4(bye)));
+            }
+            world.settle();
+            let own: Vec<Image> = world.own.values().copied().collect();
+            let mut copies: Vec<Image> = world.copies.values().map(|(image, _)| *image).collect();
+            copies.sort_by_key(|image| own.iter().position(|own| own == image));
+            assert_eq!(copies, own, "seed {seed}");
+            assert_eq!(world.acknowledged, world.told, "seed {seed}");
+            assert!(world.outbound.in_sync(), "seed {seed}");
+        }
+    }
+}

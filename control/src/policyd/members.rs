@@ -1,0 +1,15 @@
+//! The authority over who serves: gateways beat, and get views and leases.
+//!
+//! ```text
+//!   service (a stream for each gateway) -> registrar -> roster (decides) -> store (keeps, for all servers)
+//! ```
+
+mod registrar;
+mod roster;
+mod service;
+mod store;
+
+pub use self::registrar::{Members, open, start};
+pub use self::roster::{Refusal, Roster, Seat};
+pub use self::service::server;
+pub use self::store::{Etcd, Memory};

@@ -1,0 +1,317 @@
+//! Worlds of gateways, messages that are late or lost, and servers that die, in which promises are checked at each step. Every
+//! gateway computes its lease as the real ones do: from when it sent what was answered.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::members::Wish;
+
+const TTL: u64 = 600;
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// Time passes: milliseconds.
+    Pass(u16),
+    /// A gateway beats, if it lives: milliseconds to the server and back; none: lost.
+    Beat(usize, Option<u16>, Option<u16>),
+    /// It wants something else.
+    Want(usize, Wish),
+    /// It dies, and another process takes its place.
+    Reborn(usize),
+    /// The server's gateways: a bit each.
+    Policy(u8),
+    /// The server dies, and another one takes its place.
+    NextServer,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let delay = || prop_oneof![9 => (0_u16..80).prop_map(Some), 1 => Just(None), 1 => (0_u16..900).prop_map(Some)];
+    let wish = prop_oneof![4 => Just(Wish::Ready), 1 => Just(Wish::Joining), 1 => Just(Wish::Draining)];
+    prop_oneof![
+        30 => (0..NAMES.len(), delay(), delay()).prop_map(|(at, there, back)| Step::Beat(at, there, back)),
+        20 => (1_u16..200).prop_map(Step::Pass),
+        2 => (300_u16..1500).prop_map(Step::Pass),
+        4 => (0..NAMES.len(), wish).prop_map(|(at, wish)| Step::Want(at, wish)),
+        1 => (0..NAMES.len()).prop_map(Step::Reborn),
+        1 => (1_u8..8).prop_map(Step::Policy),
+        1 => Just(Step::NextServer),
+    ]
+}
+
+#[derive(Default)]
+struct Gateway {
+    incarnation: u64,
+    wish: Wish,
+    view: Arc<View>,
+    /// Whether the server that lives has been told its view.
+    reported: bool,
+    /// Until when it knows that it has a lease.
+    lease_until: u64,
+    /// When its last message arrives: a stream keeps the order.
+    arrives: u64,
+    returns: u64,
+}
+
+enum Message {
+    Beat { beat: Beat, sent: u64, back: Option<u16> },
+    View { to: usize, incarnation: u64, view: Arc<View>, lease_until: u64 },
+}
+
+struct World {
+    start: Instant,
+    now: u64,
+    roster: Roster,
+    is_stored: bool,
+    policy: u8,
+    gateways: [Gateway; NAMES.len()],
+    messages: BTreeMap<(u64, u64), Message>,
+    count: u64,
+    /// Until when a process may hold a lease, whether or not it knows it yet.
+    leases: BTreeMap<(usize, u64), u64>,
+    /// Processes that were stopped because they or people wanted that.
+    excused: BTreeSet<(usize, u64)>,
+}
+
+impl World {
+    fn new(is_stored: bool) -> Self {
+        let gateways = NAMES.map(|_| Gateway { incarnation: 1, wish: Wish::Ready, ..Gateway::default() });
+        let mut world = Self {
+            start: Instant::now(),
+            now: 0,
+            roster: Roster::new(Duration::from_millis(TTL)),
+            is_stored,
+            policy: 7,
+            gateways,
+            messages: BTreeMap::new(),
+            count: 0,
+            leases: BTreeMap::new(),
+            excused: BTreeSet::new(),
+        };
+        world.set_policy(7);
+        world
+    }
+
+    fn instant(&self) -> Instant {
+        self.start + Duration::from_millis(self.now)
+    }
+
+    fn set_policy(&mut self, policy: u8) {
+        self.policy = policy;
+        let names = (0..NAMES.len()).filter(|at| policy & (1 << at) != 0).map(|at| Arc::from(NAMES[at]));
+        self.roster.set_policy(names);
+    }
+
+    fn post(&mut self, at: u64, message: Message) {
+        self.count += 1;
+        self.messages.insert((at, self.count), message);
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Pass(ms) => self.pass(self.now + u64::from(ms)),
+            Step::Beat(at, there, back) => self.send(at, there, back),
+            Step::Want(at, wish) => self.gateways[at].wish = wish,
+            Step::Reborn(at) => {
+                let incarnation = self.gateways[at].incarnation;
+                self.leases.remove(&(at, incarnation));
+                // What it has sent arrives before its end is seen; or neither does.
+                self.messages.retain(|_, message| !message.is_from(NAMES[at]));
+                self.roster.left(NAMES[at], incarnation);
+                self.gateways[at] = Gateway { incarnation: incarnation + 1, wish: Wish::Joining, ..Gateway::default() };
+            }
+            Step::Policy(policy) => {
+                self.set_policy(policy);
+                self.decide(|_, _| {});
+            }
+            Step::NextServer => {
+                let stored = self.roster.view().clone();
+                self.roster = Roster::new(Duration::from_millis(TTL));
+                if self.is_stored {
+                    self.roster.load(self.instant(), Some(stored));
+                }
+                self.set_policy(self.policy);
+                // Nobody may remember who has just left the policy.
+                let strangers = (0..NAMES.len()).filter(|at| self.policy & (1 << at) == 0);
+                self.excused.extend(strangers.map(|at| (at, self.gateways[at].incarnation)));
+                self.messages.retain(|_, message| matches!(message, Message::View { .. }));
+                self.gateways.iter_mut().for_each(|gateway| gateway.reported = false);
+            }
+        }
+    }
+
+    fn send(&mut self, at: usize, there: Option<u16>, back: Option<u16>) {
+        let now = self.now;
+        if !self.gateways[at].reported {
+            // Another stream: of what the last one had to say, it hears nothing more.
+            self.messages.retain(|_, message| !matches!(message, Message::View { to, .. } if *to == at));
+            let gateway = &self.gateways[at];
+            self.leases.insert((at, gateway.incarnation), gateway.lease_until);
+        }
+        let gateway = &mut self.gateways[at];
+        let view = (!gateway.reported && gateway.view.number > 0).then(|| gateway.view.clone());
+        let beat = Beat {
+            gateway: NAMES[at].into(),
+            incarnation: gateway.incarnation,
+            wish: gateway.wish,
+            seen_view: gateway.view.number,
+            fingerprint: None,
+            peer: None,
+            view,
+        };
+        let Some(there) = there else { return };
+        gateway.reported = true;
+        gateway.arrives = gateway.arrives.max(now + u64::from(there));
+        let arrives = gateway.arrives;
+        self.post(arrives, Message::Beat { beat, sent: now, back });
+    }
+
+    /// Lets time pass, with all that happens meanwhile.
+    fn pass(&mut self, until: u64) {
+        loop {
+            let message = self.messages.first_key_value().map(|((at, _), _)| *at);
+            let due = self.roster.due().map(|due| due.saturating_duration_since(self.start).as_millis() as u64);
+            let due = due.filter(|due| *due > self.now);
+            let next = message.into_iter().chain(due).min().filter(|next| *next <= until);
+            let Some(next) = next else { break };
+            self.now = self.now.max(next);
+            if message == Some(next) {
+                let (_, message) = self.messages.pop_first().unwrap();
+                self.deliver(message);
+            } else {
+                self.decide(|_, _| {});
+            }
+        }
+        self.now = until;
+    }
+
+    fn deliver(&mut self, message: Message) {
+        match message {
+            Message::View { to, incarnation, view, lease_until } => {
+                let gateway = &mut self.gateways[to];
+                if gateway.incarnation == incarnation {
+                    gateway.lease_until = gateway.lease_until.max(lease_until);
+                    if view.number > gateway.view.number {
+                        gateway.view = view;
+                    }
+                }
+            }
+            Message::Beat { beat, sent, back } => {
+                let at = NAMES.iter().position(|name| *name == &*beat.gateway).unwrap();
+                self.decide(|roster, now| {
+                    // Each process is alone here, so the newer one comes in sooner or later.
+                    let _ = roster.beat(now, &beat);
+                });
+                self.answer(at, &beat, sent, back);
+            }
+        }
+    }
+
+    fn answer(&mut self, at: usize, beat: &Beat, sent: u64, back: Option<u16>) {
+        let process = (at, beat.incarnation);
+        let mut lease_until = 0;
+        if let Some(lease) = self.roster.grant(self.instant(), &beat.gateway, beat.incarnation) {
+            let until = sent + lease.as_millis() as u64;
+            let known = self.leases.entry(process).or_default();
+            *known = until.max(*known);
+            lease_until = until;
+            self.excused.remove(&process);
+            self.check_leases();
+        }
+        let Some(back) = back else { return };
+        let gateway = &mut self.gateways[at];
+        gateway.returns = gateway.returns.max(self.now + u64::from(back));
+        let returns = gateway.returns;
+        let view = self.roster.view().clone();
+        self.post(returns, Message::View { to: at, incarnation: beat.incarnation, view, lease_until });
+    }
+
+    /// Whoever may hold a lease serves.
+    fn check_leases(&self) {
+        for (process, until) in self.leases.iter().filter(|(_, until)| **until > self.now) {
+            let member = self.roster.view().member(NAMES[process.0]);
+            let serves = member.is_some_and(|member| member.serving && member.incarnation == process.1);
+            assert!(
+                serves || self.excused.contains(process),
+                "{process:?} has a lease until {until}, now {}",
+                self.now
+            );
+        }
+    }
+
+    /// Something happens to the roster; what that does to the view is checked.
+    fn decide(&mut self, what: impl FnOnce(&mut Roster, Instant)) {
+        let now = self.instant();
+        what(&mut self.roster, now);
+        let before = self.roster.view().clone();
+        self.roster.decide(now);
+        let after = self.roster.view().clone();
+        if before == after {
+            return;
+        }
+        assert!(after.number > before.number);
+        for old in &before.members {
+            let new = after.member(&old.name);
+            assert!(new.is_none_or(|new| new.epoch >= old.epoch));
+            if old.serving && !new.is_some_and(|new| new.serving) {
+                assert!(new.is_none_or(|new| new.epoch == after.number && new.epoch > old.epoch));
+                self.check_stop(old);
+            }
+        }
+        for new in after.serving().filter(|new| before.member(&new.name).is_some_and(|old| !old.serving)) {
+            let seat = self.roster.seat(&new.name).unwrap();
+            assert_eq!((seat.wish, seat.seen_view), (Wish::Ready, before.number));
+        }
+    }
+
+    /// Nobody stops to serve while it may hold a lease, unless it wants to, or people want it.
+    fn check_stop(&mut self, old: &crate::members::Member) {
+        let at = NAMES.iter().position(|name| *name == &*old.name).unwrap();
+        let process = (at, old.incarnation);
+        let seat = self.roster.seat(&old.name).filter(|seat| seat.incarnation == old.incarnation);
+        if seat.is_some_and(|seat| seat.wish == Wish::Draining) {
+            self.excused.insert(process);
+        }
+        let until = self.leases.get(&process).copied().unwrap_or_default();
+        assert!(until <= self.now || self.excused.contains(&process), "{process:?} until {until}, now {}", self.now);
+    }
+}
+
+impl Message {
+    fn is_from(&self, name: &str) -> bool {
+        matches!(self, Self::Beat { beat, .. } if *beat.gateway == *name)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn a_lease_ends_before_serving_does_and_numbers_only_grow(
+        steps in proptest::collection::vec(step(), 1..250),
+        is_stored in any::<bool>(),
+    ) {
+        let mut world = World::new(is_stored);
+        for step in steps {
+            world.step(step);
+        }
+    }
+}
+
+/// Without disturbance everybody serves, and goes on over the restart of a server.
+#[test]
+fn all_serve_in_the_end() {
+    let mut world = World::new(false);
+    for round in 0..60 {
+        if round == 30 {
+            world.step(Step::NextServer);
+        }
+        for at in 0..NAMES.len() {
+            world.step(Step::Beat(at, Some(5), Some(5)));
+        }
+        world.step(Step::Pass(150));
+        assert!(round < 5 || world.roster.view().serving().count() == NAMES.len(), "round {round}");
+    }
+}

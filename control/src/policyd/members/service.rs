@@ -1,0 +1,150 @@
+//! Membership over gRPC: a task for each stream. Of beats that wait for their turn only the last one counts, so a slow store
+//! makes answers late, but never a queue of them.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::registrar::{Answer, Event, Members, Unanswered};
+use crate::members::{Beat, View};
+use crate::xds::proto;
+use crate::xds::proto::membership_server::{Membership, MembershipServer};
+
+/// Notices of one stream that wait for the network.
+const QUEUE: usize = 4;
+/// The longest beat, bytes: it may hold a whole view.
+const LONGEST: usize = 1 << 20;
+
+/// The service of this authority.
+pub fn server(members: Members) -> MembershipServer<Service> {
+    MembershipServer::new(Service(members)).max_decoding_message_size(LONGEST)
+}
+
+/// What all streams share.
+#[derive(Clone, Debug)]
+pub struct Service(Members);
+
+#[tonic::async_trait]
+impl Membership for Service {
+    type JoinStream = Pin<Box<dyn Stream<Item = Result<proto::Notice, Status>> + Send>>;
+
+    async fn join(&self, request: Request<Streaming<proto::Beat>>) -> Result<Response<Self::JoinStream>, Status> {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let view = self.0.view.clone();
+        let talk = Talk { events: self.0.events.clone(), view, sender, told: None, process: None };
+        tokio::spawn(talk.run(request.into_inner()));
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+}
+
+/// A stream with one gateway.
+struct Talk {
+    events: mpsc::Sender<Event>,
+    view: watch::Receiver<Arc<View>>,
+    sender: mpsc::Sender<Result<proto::Notice, Status>>,
+    /// The view that it was told last; none: none yet.
+    told: Option<Arc<View>>,
+    /// Its name and its process, once it has said them.
+    process: Option<(Arc<str>, u64)>,
+}
+
+/// A beat that was taken in and not answered yet.
+struct Pending {
+    sequence: u64,
+    answer: oneshot::Receiver<Result<Answer, Unanswered>>,
+}
+
+impl Pending {
+    async fn wait(pending: &mut Option<Self>) -> Result<Result<Answer, Unanswered>, oneshot::error::RecvError> {
+        match pending {
+            Some(pending) => (&mut pending.answer).await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Talk {
+    async fn run(mut self, mut beats: Streaming<proto::Beat>) {
+        if let Err(Some(status)) = self.follow(&mut beats).await {
+            // Whoever has gone away needs no reason.
+            let _ = self.sender.send(Err(status)).await;
+        }
+        if let Some((name, incarnation)) = self.process {
+            let _ = self.events.send(Event::Left(name, incarnation)).await;
+        }
+    }
+
+    /// Takes beats and gives notices until the stream ends, for a reason or for none.
+    async fn follow(&mut self, beats: &mut Streaming<proto::Beat>) -> Result<(), Option<Status>> {
+        let (mut next, mut pending) = (None::<(u64, Beat)>, None::<Pending>);
+        loop {
+            tokio::select! {
+                beat = beats.message() => {
+                    let Ok(Some(message)) = beat else { return Ok(()) };
+                    let (sequence, mut beat) = self.read(message)?;
+                    if let Some((_, waiting)) = next.take() {
+                        // What it knows is said once.
+                        beat.view = beat.view.or(waiting.view);
+                    }
+                    next = Some((sequence, beat));
+                }
+                answer = Pending::wait(&mut pending) => {
+                    let sequence = pending.take().map_or(0, |pending| pending.sequence);
+                    let answer = answer.map_err(|_| Some(Status::unavailable("the policy server stops")))?;
+                    self.tell(sequence, answer.map_err(|why| Some(status(&why)))?).await?;
+                }
+                // Before its first beat has been taken in, it may know more than we do.
+                changed = self.view.changed(), if self.told.is_some() => {
+                    changed.map_err(|_| Some(Status::unavailable("the policy server stops")))?;
+                    let view = self.view.borrow_and_update().clone();
+                    if self.told.as_ref() != Some(&view) {
+                        self.tell(0, Answer { lease: None, view }).await?;
+                    }
+                }
+                () = self.sender.closed() => return Ok(()),
+            }
+            if pending.is_none()
+                && let Some((sequence, beat)) = next.take()
+            {
+                let (sender, answer) = oneshot::channel();
+                self.events.send(Event::Beat(beat, sender)).await.map_err(|_| None)?;
+                pending = Some(Pending { sequence, answer });
+            }
+        }
+    }
+
+    fn read(&mut self, message: proto::Beat) -> Result<(u64, Beat), Option<Status>> {
+        let sequence = message.sequence;
+        let beat = Beat::try_from(message).map_err(|why| Some(Status::invalid_argument(why.to_string())))?;
+        let process = (beat.gateway.clone(), beat.incarnation);
+        let own = self.process.get_or_insert_with(|| process.clone());
+        if *own != process {
+            let why = format!("this stream is gateway {}'s, not {}'s: open another one", own.0, beat.gateway);
+            return Err(Some(Status::invalid_argument(why)));
+        }
+        Ok((sequence, beat))
+    }
+
+    async fn tell(&mut self, sequence: u64, answer: Answer) -> Result<(), Option<Status>> {
+        let Answer { lease, view } = answer;
+        let is_news = self.told.as_ref() != Some(&view);
+        let notice = proto::Notice {
+            sequence,
+            lease_ms: lease.map_or(0, |lease| u32::try_from(lease.as_millis()).unwrap_or(u32::MAX)),
+            view: is_news.then(|| (&*view).into()),
+        };
+        self.told = Some(view);
+        self.sender.send(Ok(notice)).await.map_err(|_| None)
+    }
+}
+
+fn status(why: &Unanswered) -> Status {
+    match why {
+        Unanswered::Refused(_) => Status::already_exists(why.to_string()),
+        Unanswered::Store(_) | Unanswered::Late => Status::unavailable(why.to_string()),
+    }
+}

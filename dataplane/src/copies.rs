@@ -1,0 +1,186 @@
+//! Copies of sessions, as control asks for them and brings them: a slice of the table for each command. Cursors count slots: first those
+//! of IPv4, then those of IPv6.
+
+use crate::address::V6;
+use crate::command::{CopyChunk, PurgeChunk};
+use crate::counters::Direction;
+use crate::inspect::{end_of_slice, slice};
+use crate::link::directory::Directory;
+use crate::link::outbox::destination;
+use crate::ports::BlockId;
+use crate::ports::allocator::Allocator;
+use crate::ports::pool::WorkerId;
+use crate::session::copies::Taken;
+use crate::session::entry::{Entry, Flags, Slot};
+use crate::session::image::{Image, ImageOf};
+use crate::session::tuple::Tuple;
+use crate::session::{SessionFamily, Sessions};
+use crate::settle;
+use crate::snapshot::policy::Policy;
+use crate::snapshot::shares::Owner;
+use crate::stage::takeover::owner;
+use crate::time::Tick;
+
+/// Copies the sessions whose copies belong at a gateway into the chunk, as many as it has room for, and moves its cursor on.
+pub fn list(sessions: &mut Sessions, chunk: &mut CopyChunk, policy: &Policy, now: Tick) {
+    let Some(cursor) = chunk.cursor else { return };
+    let v4_slots = u64::from(u32::table(sessions).slots());
+    chunk.cursor = if cursor < v4_slots {
+        Some(list_family::<u32>(sessions, cursor, chunk, policy, now))
+    } else {
+        let next = list_family::<V6>(sessions, cursor - v4_slots, chunk, policy, now);
+        (next < V6::table(sessions).slots().into()).then_some(next + v4_slots)
+    };
+}
+
+fn list_family<A: SessionFamily>(
+    sessions: &mut Sessions,
+    cursor: u64,
+    chunk: &mut CopyChunk,
+    policy: &Policy,
+    now: Tick,
+) -> u64 {
+    for slot in slice::<A>(sessions, cursor) {
+        if chunk.images.len() == chunk.images.capacity() {
+            return slot.0.into();
+        }
+        let Some(entry) = first_direction::<A>(sessions, slot) else { continue };
+        // A copy of a share that is this gateway's by now is as good as a session of its own.
+        if owner(&entry, policy) != Owner::This || destination(&entry, policy) != Some(chunk.to) {
+            continue;
+        }
+        chunk.images.push(A::image(sessions.image(slot, now)));
+        for at in [slot, entry.twin()] {
+            A::table_mut(sessions).entry_mut(at).note_told();
+        }
+    }
+    end_of_slice::<A>(sessions, cursor)
+}
+
+/// Where copies are taken in.
+#[derive(Debug)]
+pub struct Taking<'a> {
+    /// The worker's sessions.
+    pub sessions: &'a mut Sessions,
+    /// Its ports.
+    pub ports: &'a mut Allocator,
+    /// The policy in force.
+    pub policy: &'a Policy,
+    /// The flows of all workers.
+    pub directory: Option<&'a Directory>,
+    /// The worker.
+    pub worker: WorkerId,
+    /// The moment.
+    pub now: Tick,
+}
+
+impl Taking<'_> {
+    /// Takes in what other gateways tell; says how much of it found no place.
+    pub fn take(&mut self, images: &[Image], round: u8) -> u64 {
+        let mut refused = 0;
+        for image in images {
+            let is_taken = match image {
+                Image::V4(image) => self.take_one(image, round),
+                Image::V6(image) => self.take_one(image, round),
+            };
+            refused += u64::from(!is_taken);
+        }
+        refused
+    }
+
+    fn take_one<A: SessionFamily>(&mut self, image: &ImageOf<A>, round: u8) -> bool {
+        let entry = Entry::new(image.origin, image.translated, image.direction, Flags::default());
+        let is_ours = owner(&entry, self.policy) == Owner::This;
+        let Some(vip) = self.policy.vip(entry.ends()[2].0) else { return false };
+        let was_live = self.live(&image.origin);
+        let slot = match self.sessions.take(image, round, is_ours, self.now) {
+            Ok(Taken::New(slot)) => slot,
+            Ok(taken) => {
+                if was_live && taken != Taken::Unwanted {
+                    self.close(&entry);
+                }
+                return true;
+            }
+            Err(_) => return false,
+        };
+        if image.direction == Direction::Egress && !self.ports.adopt(vip, image.translated.source_port) {
+            // Another worker has the block by now: it is told when all is told the next time.
+            self.sessions.remove::<A>(slot);
+            return false;
+        }
+        if let Some(directory) = self.directory {
+            directory.claim(&image.origin, self.worker);
+            if image.direction == Direction::Inbound {
+                directory.claim(&image.translated.reversed(), self.worker);
+            }
+        }
+        true
+    }
+
+    /// Whether a session is in the tables, and isn't a copy.
+    fn live<A: SessionFamily>(&self, origin: &Tuple<A>) -> bool {
+        let slot = self.sessions.find(self.sessions.hash(origin), origin);
+        slot.map(|slot| A::table(self.sessions).entry(slot))
+            .is_some_and(|entry| !entry.is_copy() && !entry.flags().has(Flags::QUARANTINED))
+    }
+
+    /// What was this gateway's is another one's: it counts there.
+    fn close<A: SessionFamily>(&self, entry: &Entry<A>) {
+        settle::close(self.policy, &entry.key(), &entry.to(), entry.direction());
+    }
+}
+
+/// Forgets what a gateway hasn't named in its last round of the shares that it owns, and moves the chunk's cursor on.
+pub fn purge(sessions: &mut Sessions, chunk: &mut PurgeChunk, policy: &Policy, now: Tick) {
+    let Some(cursor) = chunk.cursor else { return };
+    let v4_slots = u64::from(u32::table(sessions).slots());
+    chunk.cursor = if cursor < v4_slots {
+        Some(purge_family::<u32>(sessions, cursor, chunk, policy, now))
+    } else {
+        let next = purge_family::<V6>(sessions, cursor - v4_slots, chunk, policy, now);
+        (next < V6::table(sessions).slots().into()).then_some(next + v4_slots)
+    };
+}
+
+fn purge_family<A: SessionFamily>(
+    sessions: &mut Sessions,
+    cursor: u64,
+    chunk: &mut PurgeChunk,
+    policy: &Policy,
+    now: Tick,
+) -> u64 {
+    for slot in slice::<A>(sessions, cursor) {
+        let Some(entry) = first_direction::<A>(sessions, slot) else { continue };
+        let is_of = owner(&entry, policy) == Owner::Other(chunk.owner);
+        // Whatever is still live here of a share that isn't ours any more was not told either.
+        if !is_of || (entry.is_copy() && entry.round() == chunk.round & 0x0f) {
+            continue;
+        }
+        if !entry.is_copy() {
+            settle::close(policy, &entry.key(), &entry.to(), entry.direction());
+            sessions.demote::<A>(slot, now);
+        }
+        sessions.end_copy::<A>(slot, now);
+        chunk.forgotten += 1;
+    }
+    end_of_slice::<A>(sessions, cursor)
+}
+
+/// The worker that an image is for: whoever owns its port, else the one whose turn the block is.
+pub fn worker_of(image: &Image, policy: &Policy, workers: u8) -> WorkerId {
+    let (vip, port) = image.by_way_of();
+    let workers = workers.max(1);
+    if image.direction() == Direction::Egress {
+        let owner = policy.vip_at(vip).and_then(|vip| vip.pool.owner(port));
+        return owner.unwrap_or(WorkerId((BlockId::of(port).0 % u16::from(workers)) as u8));
+    }
+    WorkerId((image.origin_port() % u16::from(workers)) as u8)
+}
+
+/// The entry of a session's first direction in a slot, unless it has ended.
+fn first_direction<A: SessionFamily>(sessions: &Sessions, slot: Slot) -> Option<Entry<A>> {
+    let table = A::table(sessions);
+    // A deadline stands only in the slot of a session's first direction, so most slots are passed over unread.
+    let entry = (table.deadline(slot) != 0).then(|| *table.entry(slot))?;
+    (!entry.flags().has(Flags::QUARANTINED)).then_some(entry)
+}

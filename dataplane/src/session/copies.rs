@@ -1,0 +1,220 @@
+//! Copies: sessions of shares that another gateway has, so that they can go on here. They lie in the same tables, marked, and no packet
+//! is theirs: one that finds a copy goes to the gateway that has the session, or, when the share has become this gateway's, makes it
+//! live. So neither a takeover nor its end looks at more sessions than packets come for.
+//!
+//! A copy holds its port here, too, so nobody gets it when the share changes hands. It ends when its gateway says so, or says no more of
+//! it while it tells all; never by itself, for nobody tells of packets.
+
+use super::entry::{Entry, Flags, Slot};
+use super::image::{Fate, Half, ImageOf};
+use super::table::Full;
+use super::{Draft, Ended, SessionFamily, Sessions, deadline, ended};
+use crate::counters::Direction;
+use crate::time::Tick;
+
+/// How often somebody looks at a copy that nothing happens to.
+const LOOK_MS: u32 = 600_000;
+/// A copy of a share that has become this gateway's, and that no packet has come for, is kept for so long beyond its timeout: its former
+/// gateway may still serve it, cut off from all others, and for as long nobody else is to have its port.
+const KEEP_MS: u32 = 600_000;
+
+/// State of a session that all gateways must know.
+const TOLD: Flags = Flags(Flags::SYN.0 | Flags::FIN.0 | Flags::RST.0 | Flags::SEEN.0);
+
+/// What became of a copy that came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It is new here: its port must be held.
+    New(Slot),
+    /// It was here, and is up to date now.
+    Known,
+    /// It has ended; its port rests.
+    Ended,
+    /// Nothing has changed: it has ended and wasn't here, or the session is this gateway's own.
+    Unwanted,
+}
+
+impl Sessions {
+    /// Copies in the tables that haven't ended.
+    pub fn copies(&self) -> u32 {
+        self.copies
+    }
+
+    /// A session as a plain value; `slot` is that of its first direction.
+    pub fn image<A: SessionFamily>(&self, slot: Slot, now: Tick) -> ImageOf<A> {
+        let table = A::table(self);
+        let entry = table.entry(slot);
+        let half = |entry: &Entry<A>| Half {
+            flags: entry.flags().0 & TOLD.0 | entry.own_side(),
+            idle_ms: now.since(entry.last_seen()),
+            sequence: entry.sequence(),
+            acknowledged: entry.acknowledged(),
+            packets: entry.packets() as u32,
+            bytes: entry.bytes(),
+        };
+        ImageOf {
+            fate: if entry.flags().has(Flags::QUARANTINED) { Fate::Ended } else { Fate::Open },
+            direction: entry.direction(),
+            origin: entry.key(),
+            translated: entry.to(),
+            halves: [half(entry), half(table.entry(entry.twin()))],
+        }
+    }
+
+    /// Takes in what another gateway tells of a session. `is_ours`: whether its share is this gateway's, which then knows better.
+    ///
+    /// # Errors
+    /// When there is no room, or its ends are another session's.
+    pub fn take<A: SessionFamily>(
+        &mut self,
+        image: &ImageOf<A>,
+        round: u8,
+        is_ours: bool,
+        now: Tick,
+    ) -> Result<Taken, Full> {
+        let known = self.find(self.hash(&image.origin), &image.origin);
+        // What was told late by whoever had the share before is news all the same.
+        if is_ours && known.is_some() {
+            return Ok(Taken::Unwanted);
+        }
+        if let Some(slot) = known {
+            let entry = *A::table(self).entry(slot);
+            let is_same = entry.flags().has(Flags::ORIGIN) && entry.to() == image.translated;
+            let rests = entry.flags().has(Flags::QUARANTINED);
+            match image.fate {
+                Fate::Ended if !is_same || rests => return Ok(Taken::Unwanted),
+                Fate::Ended => {
+                    self.demote::<A>(slot, now);
+                    self.end_copy::<A>(slot, now);
+                    return Ok(Taken::Ended);
+                }
+                // Whatever stands in its way has ended where it was: here it is told late.
+                Fate::Open if !is_same => return Err(Full),
+                Fate::Open if rests => self.wake::<A>(slot, now),
+                Fate::Open => self.demote::<A>(slot, now),
+            }
+            self.write::<A>(slot, &image.halves, round, now);
+            return Ok(Taken::Known);
+        }
+        if image.fate == Fate::Ended {
+            return Ok(Taken::Unwanted);
+        }
+        let reply = image.translated.reversed();
+        let has_room = self.held() < self.capacity && A::table(self).has_room(2);
+        if !has_room || !self.is_free(&reply) {
+            return Err(Full);
+        }
+        let side = |half: &Half| Flags(half.flags).side();
+        let draft = Draft {
+            origin: image.origin,
+            translated: image.translated,
+            direction: image.direction,
+            reply_direction: match image.direction {
+                Direction::Inbound => Direction::ServiceReply,
+                _ => Direction::Reply,
+            },
+            origin_side: side(&image.halves[0]),
+            reply_side: side(&image.halves[1]),
+            next_hop: None,
+            generation: 0,
+        };
+        let slot = self.commit(&draft, now)?;
+        self.demote::<A>(slot, now);
+        self.write::<A>(slot, &image.halves, round, now);
+        Ok(Taken::New(slot))
+    }
+
+    /// Makes a session a copy: its share is another gateway's now. Nothing happens to one that is a copy already.
+    pub fn demote<A: SessionFamily>(&mut self, slot: Slot, now: Tick) {
+        let (origin, twin) = self.both::<A>(slot);
+        let table = A::table_mut(self);
+        if table.entry(origin).is_copy() || table.entry(origin).flags().has(Flags::QUARANTINED) {
+            return;
+        }
+        for at in [origin, twin] {
+            table.entry_mut(at).mark_copy();
+        }
+        table.set_deadline(origin, deadline(now.plus(LOOK_MS)));
+        self.open -= 1;
+        self.copies += 1;
+    }
+
+    /// Makes a copy live: its share is this gateway's now. It is checked against policy like one that was never checked.
+    pub fn promote<A: SessionFamily>(&mut self, slot: Slot, now: Tick) {
+        let (origin, twin) = self.both::<A>(slot);
+        let table = A::table_mut(self);
+        debug_assert!(table.entry(origin).is_copy(), "only a copy becomes live");
+        for at in [origin, twin] {
+            let entry = table.entry_mut(at);
+            entry.unmark_copy();
+            entry.set_generation(0);
+            entry.set_next_hop(None);
+            entry.set_last_seen(now);
+        }
+        self.copies -= 1;
+        self.open += 1;
+        self.renew::<A>(origin, now);
+    }
+
+    /// Ends a copy; its port rests like that of any session.
+    pub fn end_copy<A: SessionFamily>(&mut self, slot: Slot, now: Tick) -> Ended<A> {
+        let (origin, twin) = self.both::<A>(slot);
+        let table = A::table_mut(self);
+        debug_assert!(table.entry(origin).is_copy(), "only a copy ends like one");
+        for at in [origin, twin] {
+            let entry = table.entry_mut(at);
+            entry.unmark_copy();
+            entry.set_flags(entry.flags().with(Flags::QUARANTINED));
+        }
+        let rests = table.entry(origin).direction() == Direction::Egress;
+        let ended = ended(table.entry(origin));
+        let rest = if rests { self.timeouts.quarantine } else { 0 };
+        A::table_mut(self).set_deadline(origin, deadline(now.plus(rest)));
+        self.copies -= 1;
+        ended
+    }
+
+    /// Looks at a copy that nothing has happened to for long. One of a share that is this gateway's by now ends.
+    pub(super) fn look_at_copy<A: SessionFamily>(&mut self, origin: Slot, is_ours: bool, now: Tick) {
+        let entry = *A::table(self).entry(origin);
+        let (_, timeout) = self.timeouts.state(&entry, A::table(self).entry(entry.twin()));
+        let told = entry.last_seen().later(A::table(self).entry(entry.twin()).last_seen());
+        if is_ours && now.since(told) > timeout.saturating_add(KEEP_MS) {
+            self.end_copy::<A>(origin, now);
+        } else {
+            A::table_mut(self).set_deadline(origin, deadline(now.plus(LOOK_MS)));
+        }
+    }
+
+    /// The slot of a session's first direction, and the other one's.
+    pub fn both<A: SessionFamily>(&self, slot: Slot) -> (Slot, Slot) {
+        let entry = A::table(self).entry(slot);
+        if entry.flags().has(Flags::ORIGIN) { (slot, entry.twin()) } else { (entry.twin(), slot) }
+    }
+
+    /// Makes a resting session a copy again: it has begun anew where it is.
+    fn wake<A: SessionFamily>(&mut self, slot: Slot, now: Tick) {
+        let (origin, twin) = self.both::<A>(slot);
+        let table = A::table_mut(self);
+        for at in [origin, twin] {
+            let entry = table.entry_mut(at);
+            entry.set_flags(entry.flags().without(Flags::QUARANTINED).without(TOLD));
+        }
+        self.open += 1;
+        self.demote::<A>(slot, now);
+    }
+
+    /// Writes down what is told of a copy.
+    fn write<A: SessionFamily>(&mut self, slot: Slot, halves: &[Half; 2], round: u8, now: Tick) {
+        let (origin, twin) = self.both::<A>(slot);
+        let table = A::table_mut(self);
+        for (at, half) in [origin, twin].into_iter().zip(halves) {
+            let entry = table.entry_mut(at);
+            let kept = entry.flags().without(TOLD);
+            entry.set_flags(kept.with(Flags(half.flags & TOLD.0)));
+            entry.set_round(round);
+            entry.set_last_seen(Tick(now.0.wrapping_sub(half.idle_ms)));
+            entry.recall(half);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Whose a VIP is: its shares, the blocks of each, and which gateway has it now.
+//!
+//! A share is dealt to its home; while that doesn't serve, the first of its backups that does stands in for it. So who owns what
+//! follows from the deal and from who serves, and every gateway comes to the same. With a VIP that one gateway has whole there is
+//! one share, with all blocks; with one that all announce, one for each of them.
+
+use std::sync::Arc;
+
+use super::members::{GatewayId, Members};
+use super::spec::ShareSpec;
+use crate::ports::{BLOCKS, BlockId, BlockSet};
+
+/// Whose something is, as seen from this gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// This gateway's.
+    This,
+    /// Another one's.
+    Other(GatewayId),
+    /// Nobody's: of those who could have it none serves.
+    Nobody,
+}
+
+/// The shares of one VIP.
+#[derive(Clone, Debug, Default)]
+pub struct Shares {
+    /// The number of the share that each block is in; `None`: the first one has all.
+    of_block: Option<Arc<[u8; BLOCKS]>>,
+    /// None: all is this gateway's.
+    list: Box<[Share]>,
+}
+
+/// A block that is in no share.
+const NO_SHARE: u8 = u8::MAX;
+
+/// What one gateway was dealt of a VIP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Its home first, then the backups.
+    order: Box<[GatewayId]>,
+    /// Its blocks; `None`: all.
+    blocks: Option<Arc<BlockSet>>,
+    /// Who has it.
+    pub owner: Owner,
+    /// Who is told of its sessions, where this gateway has it.
+    pub copies_to: Option<GatewayId>,
+    /// Whether this gateway may open sessions in it.
+    pub may_open: bool,
+}
+
+impl Share {
+    /// Whom it was dealt to.
+    pub fn home(&self) -> Option<GatewayId> {
+        self.order.first().copied()
+    }
+
+    /// Its blocks; `None`: all.
+    #[inline]
+    pub fn blocks(&self) -> Option<&BlockSet> {
+        self.blocks.as_deref()
+    }
+
+    /// Who has it, by what is known of the gateways now.
+    fn settle(&mut self, members: &Members) {
+        let Some(this) = members.this() else {
+            (self.owner, self.copies_to, self.may_open) = (Owner::This, None, true);
+            return;
+        };
+        let owner = self.order.iter().copied().find(|&id| members.is_serving(id));
+        self.owner = match owner {
+            Some(id) if id == this => Owner::This,
+            Some(id) => Owner::Other(id),
+            None => Owner::Nobody,
+        };
+        let is_ours = self.owner == Owner::This;
+        self.may_open = is_ours && self.home().is_some_and(|home| members.may_open(home));
+        let others = self.order.iter().copied().filter(|&id| is_ours && id != this);
+        self.copies_to = others.into_iter().find(|&id| members.is_linked(id));
+    }
+}
+
+impl Shares {
+    /// The shares that a description names; the gateways have numbers already.
+    pub(super) fn new(specs: &[ShareSpec], members: &Members) -> Self {
+        let list = specs.iter().map(|spec| {
+            let order = std::iter::once(&spec.gateway).chain(&spec.backups).filter_map(|name| members.id(name));
+            let mut share = Share {
+                order: order.collect(),
+                blocks: spec.blocks.clone(),
+                owner: Owner::Nobody,
+                copies_to: None,
+                may_open: false,
+            };
+            share.settle(members);
+            share
+        });
+        let list: Box<[Share]> = list.collect();
+        let is_whole = matches!(&*list, [] | [Share { blocks: None, .. }]);
+        let of_block = (!is_whole).then(|| {
+            let mut of_block = [NO_SHARE; BLOCKS];
+            for (share, number) in list.iter().zip(0..NO_SHARE) {
+                let blocks = share.blocks.as_deref().into_iter().flat_map(|blocks| blocks.iter());
+                blocks.for_each(|block| of_block[usize::from(block.0)] = number);
+            }
+            Arc::new(of_block)
+        });
+        Self { of_block, list }
+    }
+
+    /// The same shares, where what is known of the gateways has changed who has them; `None` if it hasn't.
+    pub(super) fn settled(&self, members: &Members) -> Option<Self> {
+        let mut after = self.clone();
+        after.list.iter_mut().for_each(|share| share.settle(members));
+        (after.list != self.list).then_some(after)
+    }
+
+    /// Whether the gateways that had something have it still, all of it.
+    pub(super) fn has_same_owners(&self, other: &Self) -> bool {
+        let owners = |shares: &Self| shares.list.iter().map(|share| share.owner).collect::<Vec<_>>();
+        self.of_block == other.of_block && owners(self) == owners(other)
+    }
+
+    /// All of them; none: everything is this gateway's.
+    pub fn list(&self) -> &[Share] {
+        &self.list
+    }
+
+    /// Whether it is cut in parts, which different gateways have.
+    #[inline]
+    pub fn is_shared(&self) -> bool {
+        self.of_block.is_some()
+    }
+
+    /// The share that a port is in; `None` if there are no shares, or it is in none.
+    #[inline]
+    pub fn of_port(&self, port: u16) -> Option<&Share> {
+        match &self.of_block {
+            None => self.list.first(),
+            Some(of_block) => self.list.get(usize::from(of_block[usize::from(BlockId::of(port).0)])),
+        }
+    }
+
+    /// Whose a port is.
+    #[inline]
+    pub fn owner_of_port(&self, port: u16) -> Owner {
+        match self.of_port(port) {
+            Some(share) => share.owner,
+            None if self.list.is_empty() => Owner::This,
+            None => Owner::Nobody,
+        }
+    }
+
+    /// The share of what was dealt to a gateway.
+    pub fn of_home(&self, home: GatewayId) -> Option<&Share> {
+        self.list.iter().find(|share| share.home() == Some(home))
+    }
+
+    /// Which of those who have a part gathers a fragmented datagram, by its hash.
+    pub fn gatherer(&self, hash: u64) -> Owner {
+        let place = ((hash >> 32) * self.list.len() as u64) >> 32;
+        self.list.get(place as usize).map_or(Owner::This, |share| share.owner)
+    }
+
+    /// Whose the whole VIP is: of one that is cut in parts, this gateway's if it has any.
+    pub fn owner(&self) -> Owner {
+        match &*self.list {
+            [] => Owner::This,
+            [only] => only.owner,
+            several if several.iter().any(|share| share.owner == Owner::This) => Owner::This,
+            several => {
+                several.iter().map(|share| share.owner).find(|owner| *owner != Owner::Nobody).unwrap_or(Owner::Nobody)
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! After the last rewrite: packets that another gateway is to have go into the tunnel to it, as they came. What is too long for the
+//! tunnel is cut, where it may be, or its sender hears how long it may be.
+
+use crate::batch::{Batch, Lane, Travel, Wanted};
+use crate::counters::{Direction, DropReason};
+use crate::io::InterfaceId;
+use crate::snapshot::Snapshot;
+use crate::snapshot::network::{Network, NextHop};
+use crate::snapshot::tunnels::{Mark, Way};
+use crate::stage::route;
+use crate::verdict::Verdict;
+use crate::wire::{cut, ethernet};
+
+/// Wraps the packets of the batch that go to other gateways.
+pub fn run(batch: &mut Batch, view: &Snapshot) {
+    for i in batch.open.and(batch.travelling) {
+        let Travel { to, is_last } = batch.travels[i];
+        let Some(way) = view.tunnels.to(to) else {
+            batch.decide(i, Verdict::Drop(DropReason::NoOwner));
+            continue;
+        };
+        let Some((hop, out)) = exit(way, &view.network) else {
+            batch.decide(i, Verdict::Drop(DropReason::NoRoute));
+            continue;
+        };
+        let head = batch.heads[i];
+        batch.directions[i] = Direction::PeerOut;
+        let mtu = view.network.port(out).mtu.saturating_sub(way.outer.overhead());
+        if head.length > mtu {
+            batch.mtus[i] = mtu;
+            if is_last && cut::may_cut(batch.frames[i].frame.bytes()) {
+                batch.decide(i, Verdict::CutTo(to));
+            } else {
+                batch.refuse(i, DropReason::TooBig);
+            }
+            continue;
+        }
+        let vni = Mark { sides: head.sides, is_last }.vni();
+        let is_wrapped = wrap(batch, i, way, vni);
+        let sent = if is_wrapped { Some(send(batch, i, way, hop, out, &view.network)) } else { None };
+        let verdict = sent.unwrap_or(Verdict::Drop(DropReason::TooBig));
+        batch.decide(i, verdict);
+    }
+}
+
+/// The next hop of a tunnel, and its interface.
+fn exit(way: &Way, network: &Network) -> Option<(NextHop, InterfaceId)> {
+    let hop = way.hop?;
+    Some((hop, route::interface(hop, network)?))
+}
+
+/// Puts the headers of the tunnel before a packet; false if there is no room for them.
+#[inline]
+fn wrap(batch: &mut Batch, i: usize, way: &Way, vni: u32) -> bool {
+    let entropy = (batch.hashes[i] >> 32) as u16 >> 2;
+    let frame = &mut batch.frames[i].frame;
+    let (length, inner) = (way.outer.length() as u16, frame.len());
+    let traffic_class = traffic_class(frame.bytes());
+    let Some(start) = frame.start().checked_sub(length) else { return false };
+    let fits = frame.place(start, inner + length);
+    way.outer.write(frame.bytes_mut(), inner, vni, entropy, traffic_class);
+    fits
+}
+
+/// The traffic class of a packet, ECN included.
+#[inline]
+fn traffic_class(frame: &[u8]) -> u8 {
+    match frame.get(ethernet::HEADER..).and_then(|packet| packet.first_chunk()) {
+        Some([first, second]) if first >> 4 == 4 => *second,
+        Some([first, second]) => first << 4 | second >> 4,
+        None => 0,
+    }
+}
+
+fn send(batch: &mut Batch, i: usize, way: &Way, hop: NextHop, out: InterfaceId, network: &Network) -> Verdict {
+    let link = match hop {
+        NextHop::Known(id) => network.hop(id).link,
+        NextHop::Unknown(_) | NextHop::Hairpin => None,
+    };
+    let Some(link) = link else {
+        let address = if let NextHop::Known(id) = hop { network.hop(id).address } else { way.address };
+        batch.wanted[i] = Wanted { interface: out, address };
+        return Verdict::Wait;
+    };
+    ethernet::set_link(batch.frames[i].frame.bytes_mut(), &link);
+    Verdict::Forward(out)
+}
+
+/// A piece of a packet that is cut on its way to another gateway: the headers of the tunnel before it, and where it leaves. `None` while
+/// the next hop's link address isn't known.
+pub fn before_piece(
+    view: &Snapshot,
+    travel: Travel,
+    sides: u8,
+    piece: &[&[u8]],
+) -> Option<(InterfaceId, [u8; crate::wire::vxlan::LONGEST], usize)> {
+    let way = view.tunnels.to(travel.to)?;
+    let (hop, out) = exit(way, &view.network)?;
+    let NextHop::Known(id) = hop else { return None };
+    let mut headers = [0; crate::wire::vxlan::LONGEST];
+    let inner = piece.iter().map(|part| part.len()).sum::<usize>() as u16;
+    let vni = Mark { sides, is_last: travel.is_last }.vni();
+    way.outer.write(&mut headers, inner, vni, 0, piece.first().map_or(0, |headers| traffic_class(headers)));
+    ethernet::set_link(&mut headers, &view.network.hop(id).link?);
+    Some((out, headers, way.outer.length()))
+}
+
+/// Notes that a packet goes to the gateway that owns it. Equal ways are chosen by its hash, which kinds without sessions don't have yet.
+pub fn send_to_owner<A: Lane>(batch: &mut Batch, i: usize, travel: Travel) {
+    if !batch.heads[i].kind.has_session() {
+        batch.hashes[i] = super::classify::WAYS.hash(&A::tuples(batch)[i]);
+    }
+    batch.send_to(i, travel);
+}

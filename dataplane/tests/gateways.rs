@@ -1,0 +1,464 @@
+//! Several gateways, one VIP: whichever of them the network picks, a packet reaches its owner, once; and when one dies, another one goes on
+//! with its sessions.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use support::cluster::*;
+use support::*;
+use vipgate_dataplane::counters::{Direction, DropReason};
+use vipgate_dataplane::io::InterfaceId;
+use vipgate_dataplane::snapshot::spec::PolicySet;
+
+const FAR: &str = "198.51.100.10:443";
+
+fn three() -> Cluster {
+    Cluster::new(3, &Setup::default())
+}
+
+/// Exactly one packet left, by this gateway and interface.
+fn only(sent: Vec<(Number, InterfaceId, Vec<u8>)>, from: Number, out: InterfaceId, cluster: &Cluster) -> Vec<u8> {
+    assert_eq!(sent.len(), 1, "{:?}", cluster.drops());
+    let (number, interface, bytes) = sent.into_iter().next().unwrap();
+    assert_eq!((number, interface), (from, out));
+    bytes
+}
+
+#[test]
+fn a_reply_at_any_gateway_reaches_the_pod_by_way_of_its_owner() {
+    for v6 in [false, true] {
+        for (pod, far) in POD_AND_FAR {
+            for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Echo] {
+                let mut cluster = Cluster::over(3, &Setup::default(), v6);
+                let sent = cluster.arrives(0, INSIDE, &packet(protocol, at(pod), at(far)));
+                let seen = only(sent, 0, OUTSIDE, &cluster);
+                assert_eq!(cluster.tunnelled, 0, "its own gateway needs no other");
+                for number in 0..3 {
+                    let home = cluster.arrives(number, OUTSIDE, &answer_to(&seen, protocol));
+                    let home = only(home, 0, INSIDE, &cluster);
+                    assert_eq!(ends(&home).1, at(pod), "{protocol:?} at {number}");
+                }
+                assert_eq!(cluster.tunnelled, 2);
+                assert_eq!(cluster.gateways[1].forwarded(Direction::PeerOut), 1);
+                assert_eq!(cluster.gateways[0].forwarded(Direction::PeerIn), 2);
+                assert_eq!(cluster.gateways[0].forwarded(Direction::Reply), 3);
+                assert_eq!(cluster.drops(), [].into());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pods_packet_at_another_gateway_leaves_by_its_own() {
+    for (pod, far) in POD_AND_FAR {
+        let mut cluster = three();
+        let question = packet(Protocol::Udp, at(pod), at(far));
+        let seen: Vec<_> = (0..3)
+            .map(|number| {
+                let sent = cluster.arrives(number, INSIDE, &question);
+                ends(&only(sent, 0, OUTSIDE, &cluster)).0
+            })
+            .collect();
+        assert!(seen.iter().all(|vip| *vip == seen[0]), "one session: {seen:?}");
+        assert_eq!((cluster.gateways[0].sessions(), cluster.tunnelled), (1, 2));
+        assert_eq!(seen[0].port() / 64 % 3, 0, "a port of its home's blocks");
+    }
+}
+
+#[test]
+fn a_vip_of_one_gateway_is_answered_there_alone() {
+    let mut cluster = three();
+    let seen = cluster.arrives(2, INSIDE, &packet(Protocol::Udp, at("10.244.1.21:4000"), at(FAR)));
+    let seen = only(seen, 1, OUTSIDE, &cluster);
+    let home = cluster.arrives(0, OUTSIDE, &answer_to(&seen, Protocol::Udp));
+    only(home, 1, INSIDE, &cluster);
+    let question = vipgate_dataplane::wire::arp::Arp {
+        operation: vipgate_dataplane::wire::arp::Operation::Request,
+        sender_mac: ROUTER_MAC,
+        sender: u32::from_be_bytes([192, 0, 2, 254]),
+        target_mac: [0; 6],
+        target: u32::from_be_bytes([192, 0, 2, 11]),
+    };
+    let frame = question.frame(OUTSIDE_MAC);
+    for (number, answers) in [(0, 0), (1, 1), (2, 0)] {
+        assert_eq!(cluster.arrives(number, OUTSIDE, &frame).len(), answers, "gateway {number}");
+    }
+    cluster.kill(1);
+    for (number, answers) in [(0, 0), (2, 1)] {
+        assert_eq!(cluster.arrives(number, OUTSIDE, &frame).len(), answers, "gateway {number}");
+    }
+}
+
+#[test]
+fn strangers_and_nonsense_come_out_of_no_tunnel() {
+    let mut cluster = three();
+    let inner = packet(Protocol::Udp, at("10.244.1.5:4000"), at(FAR));
+    let tunnel = |from: &str, vni: u32, inner: &[u8]| {
+        let outer = vipgate_dataplane::wire::vxlan::Outer::new(ip(from), at("10.2.0.1:4790")).unwrap();
+        let mut frame = vec![0; outer.length()];
+        outer.write(&mut frame, inner.len() as u16, vni, 7, 0);
+        frame[..6].copy_from_slice(&INSIDE_MAC);
+        frame.extend(inner);
+        frame
+    };
+    for (frame, reason) in [
+        (tunnel("10.2.0.9", 0x76_7009, &inner), DropReason::PeerUnknown),
+        (tunnel("10.2.0.1", 0x76_7009, &inner), DropReason::PeerUnknown),
+        (tunnel("10.2.0.2", 0x76_7019, &inner), DropReason::PeerUnknown),
+        (tunnel("10.2.0.2", 7, &inner), DropReason::PeerUnknown),
+        (tunnel("10.2.0.2", 0x76_7009, &inner[..20]), DropReason::Malformed),
+        (tunnel("10.2.0.2", 0x76_7009, &inner)[..60].to_vec(), DropReason::Malformed),
+        // A tunnel in a tunnel: inside, it is a packet to the gateway, which is nobody's VIP.
+        (tunnel("10.2.0.2", 0x76_7009, &tunnel("10.2.0.2", 0x76_7009, &inner)), DropReason::NoPolicy),
+        // Sent as to its owner, which this gateway isn't: it goes nowhere else.
+        (tunnel("10.2.0.2", 0x76_7009, &packet(Protocol::Udp, at("10.244.1.6:4000"), at(FAR))), DropReason::NoOwner),
+    ] {
+        let before = cluster.gateways[0].drops().get(&reason).copied().unwrap_or(0);
+        assert_eq!(cluster.arrives(0, INSIDE, &frame), vec![]);
+        assert_eq!(cluster.gateways[0].drops().get(&reason).copied(), Some(before + 1), "{reason:?}");
+    }
+    let good = cluster.arrives(0, INSIDE, &tunnel("10.2.0.2", 0x76_7009, &inner));
+    only(good, 0, OUTSIDE, &cluster);
+}
+
+#[test]
+fn what_is_too_long_for_a_tunnel_is_cut_or_its_sender_hears_how_long_it_may_be() {
+    let mut cluster = three();
+    let seen = cluster.arrives(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(FAR)));
+    let (vip, far) = ends(&only(seen, 0, OUTSIDE, &cluster));
+    let big = |may_cut: bool| {
+        let mut frame = Vec::new();
+        let builder = etherparse::PacketBuilder::ethernet2(ROUTER_MAC, OUTSIDE_MAC);
+        let (std::net::IpAddr::V4(from), std::net::IpAddr::V4(to)) = (far.ip(), vip.ip()) else { panic!() };
+        let mut header =
+            etherparse::Ipv4Header::new(1480, 64, etherparse::ip_number::UDP, from.octets(), to.octets()).unwrap();
+        header.dont_fragment = !may_cut;
+        header.identification = 77;
+        let step = builder.ip(etherparse::IpHeaders::Ipv4(header, etherparse::Ipv4Extensions::default()));
+        step.udp(far.port(), vip.port()).write(&mut frame, &[9; 1472]).unwrap();
+        frame
+    };
+    let told = cluster.arrives(1, OUTSIDE, &big(false));
+    let told = only(told, 1, OUTSIDE, &cluster);
+    assert_eq!((told[34], told[35], u16::from_be_bytes([told[40], told[41]])), (3, 4, 1450));
+    let pieces = cluster.arrives(1, OUTSIDE, &big(true));
+    let pieces: Vec<_> = pieces.into_iter().filter(|(_, out, _)| *out == INSIDE).collect();
+    assert_eq!(pieces.len(), 2, "{:?}", cluster.drops());
+    assert_eq!(pieces.iter().map(|(_, _, bytes)| bytes.len() - 34).sum::<usize>(), 1480);
+}
+
+/// Opens sessions of a pod at its home; the VIP's ports that they have.
+fn opened(cluster: &mut Cluster, home: Number, pod: &str, ports: std::ops::Range<u16>) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let open = |port| {
+        let question = packet(Protocol::Udp, at(&format!("{pod}:{port}")), at(FAR));
+        let sent = cluster.arrives(home, INSIDE, &question);
+        (question, only(sent, home, OUTSIDE, cluster))
+    };
+    ports.map(open).collect()
+}
+
+#[test]
+fn when_a_gateway_dies_its_sessions_go_on_elsewhere_with_their_ports() {
+    for workers in [1, 2] {
+        let mut cluster = Cluster::new(3, &Setup { workers, ..Setup::default() });
+        let sessions = opened(&mut cluster, 0, "10.244.1.5", 4000..4050);
+        assert_eq!(cluster.copies(1), 0, "young ones are told nobody");
+        cluster.pass(200);
+        assert_eq!((cluster.copies(1), cluster.copies(2)), (50, 0));
+        cluster.kill(0);
+        for (question, seen) in &sessions {
+            // The network picks any of those that are left.
+            let home = cluster.arrives(2, OUTSIDE, &answer_to(seen, Protocol::Udp));
+            let home = only(home, 1, INSIDE, &cluster);
+            assert_eq!(ends(&home).1, ends(question).0);
+            let again = cluster.arrives(2, INSIDE, question);
+            assert_eq!(ends(&only(again, 1, OUTSIDE, &cluster)), ends(seen));
+        }
+        assert_eq!((cluster.gateways[1].sessions(), cluster.copies(1)), (50, 0), "all are live");
+        // New ones get other ports of the dead one's blocks.
+        let used: Vec<u16> = sessions.iter().map(|(_, seen)| ends(seen).0.port()).collect();
+        for port in 5000..5100 {
+            let sent = cluster.arrives(1, INSIDE, &packet(Protocol::Udp, at(&format!("10.244.1.5:{port}")), at(FAR)));
+            let seen = ends(&only(sent, 1, OUTSIDE, &cluster)).0.port();
+            assert!(!used.contains(&seen) && (seen / 64).is_multiple_of(3), "{seen}");
+        }
+    }
+}
+
+#[test]
+fn what_has_ended_elsewhere_rests_here_too() {
+    let mut cluster = three();
+    opened(&mut cluster, 0, "10.244.1.5", 4000..4010);
+    cluster.pass(200);
+    assert_eq!(cluster.copies(1), 10);
+    cluster.pass(6_000);
+    assert_eq!((cluster.gateways[0].sessions(), cluster.copies(1)), (0, 0), "UDP is silent for 5 s");
+    cluster.pass(3_000);
+    assert!(
+        cluster
+            .gateways
+            .iter()
+            .all(|it| it.workers[0].tables().ports.owned_blocks(vip_id(it)) == 0 || it.sessions() == 0)
+    );
+}
+
+fn vip_id(gateway: &Gateway) -> vipgate_dataplane::snapshot::policy::VipId {
+    gateway.builder.snapshot().policy.vip(0xc000_020a_u32).unwrap().id
+}
+
+#[test]
+fn who_returns_has_its_sessions_back_and_those_of_the_meantime() {
+    let mut cluster = three();
+    let before = opened(&mut cluster, 0, "10.244.1.5", 4000..4020);
+    cluster.pass(200);
+    cluster.kill(0);
+    let far_side = |cluster: &mut Cluster, seen: &[u8], owner| {
+        let home = cluster.arrives(2, OUTSIDE, &answer_to(seen, Protocol::Udp));
+        only(home, owner, INSIDE, cluster)
+    };
+    before.iter().take(10).for_each(|(_, seen)| drop(far_side(&mut cluster, seen, 1)));
+    let between = opened(&mut cluster, 1, "10.244.1.5", 5000..5020);
+    // It comes back empty-handed, but for what it had when it was cut off; it serves nobody yet.
+    cluster.members[0] = Standing { serving: false, linked: true, may_open: true };
+    cluster.agree();
+    assert_eq!(cluster.tell_all(1, 0), 40, "whether packets came for them meanwhile or not");
+    cluster.members[0] = Standing { serving: true, linked: true, may_open: false };
+    cluster.agree();
+    for (question, seen) in before.iter().take(10).chain(&between) {
+        far_side(&mut cluster, seen, 0);
+        let again = cluster.arrives(1, INSIDE, question);
+        assert_eq!(ends(&only(again, 0, OUTSIDE, &cluster)), ends(seen));
+    }
+    let early = cluster.arrives(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:6000"), at(FAR)));
+    assert_eq!((early, cluster.gateways[0].drops()), (vec![], [(DropReason::NoLease, 1)].into()), "not before it may");
+    cluster.members[0].may_open = true;
+    cluster.agree();
+    opened(&mut cluster, 0, "10.244.1.5", 6000..6001);
+}
+
+#[test]
+fn without_a_lease_only_what_others_know_goes_on() {
+    let mut cluster = three();
+    let known = opened(&mut cluster, 0, "10.244.1.5", 4000..4005);
+    cluster.pass(200);
+    let young = opened(&mut cluster, 0, "10.244.1.5", 5000..5005);
+    let now = cluster.gateways[0].now;
+    cluster.gateways[0].lease.extend(now.plus(10));
+    cluster.pass(50);
+    for (question, _) in &known {
+        only(cluster.arrives(0, INSIDE, question), 0, OUTSIDE, &cluster);
+    }
+    for (question, _) in &young {
+        assert_eq!(cluster.arrives(0, INSIDE, question), vec![]);
+    }
+    assert_eq!(cluster.arrives(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:6000"), at(FAR))), vec![]);
+    assert_eq!(cluster.gateways[0].drops(), [(DropReason::NoLease, 6)].into());
+    // It stands still for a while: whatever was true before may not be any more.
+    cluster.gateways[0].now = cluster.gateways[0].now.plus(1_000);
+    assert_eq!(cluster.arrives(0, INSIDE, &known[0].0), vec![]);
+    let now = cluster.gateways[0].now;
+    cluster.gateways[0].lease.extend(now.plus(1_000));
+    only(cluster.arrives(0, INSIDE, &known[0].0), 0, OUTSIDE, &cluster);
+}
+
+#[test]
+fn a_clients_connection_goes_on_at_any_gateway_with_its_backend() {
+    use support::services::*;
+    let mut cluster = three();
+    let set = PolicySet { services: vec![service(&both_pods())], ..shared_policy(3) };
+    cluster.gateways.iter_mut().for_each(|gateway| gateway.set_policy(&set));
+    for (client, vip) in CLIENTS.iter().zip(VIPS) {
+        let (client, vip) = (at(client), (ip(vip), 80).into());
+        let first = cluster.arrives(0, OUTSIDE, &tcp(client, vip, "S", 1000, 0));
+        let backend = ends(&only(first, 0, INSIDE, &cluster)).1;
+        for number in 0..3 {
+            let answer = cluster.arrives(number, INSIDE, &tcp(backend, client, "SA", 5000, 1001));
+            assert_eq!(ends(&only(answer, number, OUTSIDE, &cluster)), (vip, client));
+            let more = cluster.arrives(number, OUTSIDE, &tcp(client, vip, "A", 1001, 5001));
+            assert_eq!(ends(&only(more, number, INSIDE, &cluster)).1, backend, "at {number}");
+        }
+    }
+    assert_eq!((cluster.gateways[0].sessions(), cluster.gateways[1].sessions()), (2, 0), "no state where none began");
+    assert_eq!((cluster.tunnelled, cluster.drops()), (0, [].into()));
+}
+
+#[test]
+fn pieces_of_a_datagram_come_together_whichever_gateways_they_come_to() {
+    let mut cluster = three();
+    let seen = cluster.arrives(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(FAR)));
+    let (vip, far) = ends(&only(seen, 0, OUTSIDE, &cluster));
+    let whole = {
+        let mut frame = Vec::new();
+        let (std::net::IpAddr::V4(from), std::net::IpAddr::V4(to)) = (far.ip(), vip.ip()) else { panic!() };
+        let mut header =
+            etherparse::Ipv4Header::new(2008, 64, etherparse::ip_number::UDP, from.octets(), to.octets()).unwrap();
+        (header.dont_fragment, header.identification) = (false, 99);
+        let step = etherparse::PacketBuilder::ethernet2(ROUTER_MAC, OUTSIDE_MAC);
+        let step = step.ip(etherparse::IpHeaders::Ipv4(header, etherparse::Ipv4Extensions::default()));
+        step.udp(far.port(), vip.port()).write(&mut frame, &[9; 2000]).unwrap();
+        frame
+    };
+    let mut pieces = Vec::new();
+    vipgate_dataplane::wire::cut::cut(&whole, 820, |headers, payload| {
+        pieces.push([headers, payload].concat());
+        true
+    });
+    assert_eq!(pieces.len(), 3);
+    for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+        let mut home = Vec::new();
+        for (at, number) in order.into_iter().zip([2, 0, 1]) {
+            home.extend(cluster.arrives(number, OUTSIDE, &pieces[at]));
+        }
+        let home: Vec<_> = home.into_iter().filter(|(number, out, _)| (*number, *out) == (0, INSIDE)).collect();
+        assert_eq!(home.len(), 3, "{order:?}: {:?}", cluster.drops());
+        cluster.pass(3_000);
+    }
+    assert!(cluster.tunnelled <= 18, "twice each at most: {}", cluster.tunnelled);
+}
+
+#[test]
+fn an_error_about_a_sessions_packet_finds_the_pod_from_any_gateway() {
+    let mut cluster = three();
+    let seen = cluster.arrives(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(FAR)));
+    let seen = only(seen, 0, OUTSIDE, &cluster);
+    let vip = ends(&seen).0;
+    let mut error = Vec::new();
+    let std::net::IpAddr::V4(to) = vip.ip() else { panic!() };
+    etherparse::PacketBuilder::ethernet2(ROUTER_MAC, OUTSIDE_MAC)
+        .ipv4([203, 0, 113, 77], to.octets(), 64)
+        .icmpv4(etherparse::Icmpv4Type::TimeExceeded(etherparse::icmpv4::TimeExceededCode::TtlExceededInTransit))
+        .write(&mut error, &seen[14..14 + 28])
+        .unwrap();
+    for number in 0..3 {
+        let home = cluster.arrives(number, OUTSIDE, &error);
+        let home = only(home, 0, INSIDE, &cluster);
+        assert_eq!(home[30..34], [10, 244, 1, 5], "at {number}");
+    }
+}
+
+mod anything {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What may happen to three gateways.
+    #[derive(Clone, Debug)]
+    enum Step {
+        /// A pod says something, which comes to some gateway.
+        Pod {
+            pod: u8,
+            port: u8,
+            to: u8,
+            at: u8,
+        },
+        /// The far side answers what it has seen.
+        Answer {
+            which: prop::sample::Index,
+            at: u8,
+        },
+        Time(u16),
+        Dies(u8),
+        /// It is back, is told all, and serves again.
+        Returns(u8),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            6 => (0..2_u8, 0..12_u8, 0..2_u8, 0..3_u8).prop_map(|(pod, port, to, at)| Step::Pod { pod, port, to, at }),
+            4 => (any::<prop::sample::Index>(), 0..3_u8).prop_map(|(which, at)| Step::Answer { which, at }),
+            2 => (10..900_u16).prop_map(Step::Time),
+            1 => (0..3_u8).prop_map(Step::Dies),
+            2 => (0..3_u8).prop_map(Step::Returns),
+        ]
+    }
+
+    /// Who serves tells all others what they are to have, as after each change.
+    fn all_tell_all(cluster: &mut Cluster) {
+        for (from, to) in (0..9).map(|at| (at / 3, at % 3)) {
+            if from != to && cluster.members[from].serving && cluster.members[to].linked {
+                cluster.tell_all(from, to);
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(96))]
+
+        /// Whatever dies and comes back: an answer never reaches another pod than the one that it is for, and no two pods are seen as
+        /// one while both of them talk.
+        #[test]
+        fn no_answer_reaches_another_pod(steps in prop::collection::vec(step(), 1..120)) {
+            let mut cluster = Cluster::new(3, &Setup::default());
+            // Whom the far side talks to: by what it sees, the pod, and when it heard of it last.
+            let mut seen: HashMap<(String, String), (String, u32)> = HashMap::new();
+            let mut order: Vec<(String, String)> = Vec::new();
+            let mut clock = 0_u32;
+            for step in steps {
+                match step {
+                    Step::Pod { pod, port, to, at: number } => {
+                        let number = usize::from(number);
+                        if !cluster.members[number].linked {
+                            continue;
+                        }
+                        let pod = format!("10.244.1.{}:{}", 5 + pod, 4000 + u16::from(port));
+                        let far = format!("198.51.100.10:{}", 443 + u16::from(to));
+                        for (_, out, bytes) in cluster.arrives(number, INSIDE, &packet(Protocol::Udp, at(&pod), at(&far))) {
+                            prop_assert_eq!(out, OUTSIDE);
+                            let (vip, far) = ends(&bytes);
+                            let key = (vip.to_string(), far.to_string());
+                            if let Some((other, heard)) = seen.insert(key.clone(), (pod.clone(), clock)) {
+                                let is_over = clock.wrapping_sub(heard) >= 5_000;
+                                prop_assert!(other == pod || is_over, "{:?} is {} and {}", key, other, pod);
+                            } else {
+                                order.push(key);
+                            }
+                        }
+                    }
+                    Step::Answer { which, at: number } => {
+                        let number = usize::from(number);
+                        if order.is_empty() || !cluster.members[number].linked {
+                            continue;
+                        }
+                        let (vip, far) = which.get(&order).clone();
+                        let pod = seen[&(vip.clone(), far.clone())].0.clone();
+                        for (_, out, bytes) in cluster.arrives(number, OUTSIDE, &packet(Protocol::Udp, at(&far), at(&vip))) {
+                            prop_assert_eq!(out, INSIDE);
+                            prop_assert_eq!(ends(&bytes).1.to_string(), pod.clone());
+                        }
+                    }
+                    Step::Time(ms) => {
+                        cluster.pass(ms.into());
+                        clock += u32::from(ms);
+                    }
+                    Step::Dies(number) => {
+                        // What it hasn't told yet is lost with it: nothing is left untold here.
+                        cluster.pass(200);
+                        clock += 200;
+                        let number = usize::from(number);
+                        if cluster.members.iter().filter(|it| it.serving).count() > 1 {
+                            cluster.kill(number);
+                            all_tell_all(&mut cluster);
+                        }
+                    }
+                    Step::Returns(number) => {
+                        let number = usize::from(number);
+                        if cluster.members[number].serving {
+                            continue;
+                        }
+                        cluster.members[number] = Standing { serving: false, linked: true, may_open: true };
+                        cluster.agree();
+                        let serving: Vec<_> = (0..3).filter(|other| cluster.members[*other].serving).collect();
+                        for other in serving {
+                            cluster.tell_all(other, number);
+                        }
+                        cluster.members[number].serving = true;
+                        cluster.agree();
+                        all_tell_all(&mut cluster);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Several gateways that serve the same VIPs: tunnels between them are carried by hand, and so is what they tell each other.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use crossbeam::channel::bounded;
+use vipgate_dataplane::command::{Command, CopyChunk, PurgeChunk};
+use vipgate_dataplane::copies::worker_of;
+use vipgate_dataplane::io::{InterfaceId, PacketIo};
+use vipgate_dataplane::ports::BlockId;
+use vipgate_dataplane::session::image::Image;
+use vipgate_dataplane::snapshot::members::{MemberSpec, MembersSpec};
+
+use super::*;
+
+/// A gateway's place in a cluster.
+pub type Number = usize;
+
+pub struct Cluster {
+    pub gateways: Vec<Gateway>,
+    pub members: Vec<Standing>,
+    /// Frames that went from one gateway to another.
+    pub tunnelled: u64,
+    round: u8,
+    /// What is told is lost.
+    pub deaf: bool,
+    v6: bool,
+}
+
+/// How a gateway stands, as all others see it.
+#[derive(Clone, Copy, Debug)]
+pub struct Standing {
+    pub serving: bool,
+    pub linked: bool,
+    pub may_open: bool,
+}
+
+pub fn name(number: Number) -> Arc<str> {
+    format!("gw-{number}").into()
+}
+
+fn tunnel(number: Number, v6: bool) -> SocketAddr {
+    if v6 { at(&format!("[fd00:2::{}]:4790", number + 1)) } else { at(&format!("10.2.0.{}:4790", number + 1)) }
+}
+
+/// The policy of [`super::policy`] for several gateways: 192.0.2.10 and its twin are announced by all, blocks in turn; 192.0.2.11 is the
+/// second one's. Pods .5 are at home at the first one, .6 and .21 at the second one.
+pub fn shared_policy(count: usize) -> PolicySet {
+    let mut set = policy();
+    let backups = |home: Number| (1..count).map(|step| name((home + step) % count)).collect::<Vec<_>>();
+    for vip in &mut set.vips {
+        if vip.address == ip("192.0.2.11") {
+            vip.shares = vec![ShareSpec { gateway: name(1), blocks: None, backups: backups(1) }];
+            continue;
+        }
+        vip.announce = Announce::Bgp;
+        let share = |home: Number| {
+            let mut blocks = BlockSet::default();
+            (0..1024)
+                .filter(|block| usize::from(*block) % count == home)
+                .for_each(|block| blocks.insert(BlockId(block)));
+            ShareSpec { gateway: name(home), blocks: Some(Arc::new(blocks)), backups: backups(home) }
+        };
+        vip.shares = (0..count).map(share).collect();
+    }
+    for endpoint in &mut set.endpoints {
+        let is_first = endpoint.address.to_string().ends_with('5');
+        endpoint.gateway = Some(name(usize::from(!is_first)));
+    }
+    set
+}
+
+impl Cluster {
+    pub fn new(count: usize, setup: &Setup) -> Self {
+        Self::over(count, setup, false)
+    }
+
+    /// The same with tunnels over IPv6 or IPv4.
+    pub fn over(count: usize, setup: &Setup, v6: bool) -> Self {
+        let mut network = network();
+        let (prefix, on_link) = if v6 { ("fd00:2::/64", None) } else { ("10.2.0.0/24", None) };
+        let via = RouteTarget::Via(vec![HopSpec { interface: INSIDE, gateway: on_link }]);
+        network.routes.push(RouteSpec { prefix: prefix.parse().unwrap(), target: via });
+        for number in 0..count {
+            let address = tunnel(number, v6).ip();
+            network.neighbours.push(NeighbourSpec { interface: INSIDE, address, mac: INSIDE_MAC });
+        }
+        let set = shared_policy(count);
+        let gateways = (0..count).map(|_| Gateway::with(setup, network.clone(), &set)).collect();
+        let fine = Standing { serving: true, linked: true, may_open: true };
+        let mut cluster = Self { gateways, members: vec![fine; count], tunnelled: 0, round: 0, deaf: false, v6 };
+        cluster.agree();
+        cluster
+    }
+
+    /// All gateways hear how all stand.
+    pub fn agree(&mut self) {
+        (0..self.gateways.len()).for_each(|number| self.hear(number));
+    }
+
+    /// One of them does.
+    pub fn hear(&mut self, number: Number) {
+        let members = self.members.clone();
+        let all = members.iter().enumerate().map(|(at, standing)| MemberSpec {
+            name: name(at),
+            tunnel: Some(tunnel(at, self.v6)),
+            serving: standing.serving,
+            linked: standing.linked && at != number,
+            may_open: standing.may_open,
+        });
+        let spec = MembersSpec { this: Some(name(number)), gateways: all.collect() };
+        let gateway = &mut self.gateways[number];
+        let snapshot = gateway.builder.with_members(&spec);
+        gateway.publisher.publish(snapshot);
+    }
+
+    /// A packet arrives at a gateway; what leaves the cluster because of it, and where.
+    pub fn arrives(
+        &mut self,
+        number: Number,
+        interface: InterfaceId,
+        packet: &[u8],
+    ) -> Vec<(Number, InterfaceId, Vec<u8>)> {
+        let sent = self.gateways[number].arrives(0, interface, packet);
+        self.carry(sent.into_iter().map(|(out, bytes)| (number, out, bytes)).collect())
+    }
+
+    /// Carries tunnel packets from gateway to gateway until none is left.
+    fn carry(&mut self, sent: Vec<(Number, InterfaceId, Vec<u8>)>) -> Vec<(Number, InterfaceId, Vec<u8>)> {
+        let (mut outside, mut open) = (Vec::new(), sent);
+        for _ in 0..8 {
+            let mut next = Vec::new();
+            for (from, out, bytes) in open {
+                match self.tunnel_to(&bytes) {
+                    Some(to) => {
+                        self.tunnelled += 1;
+                        let sent = self.gateways[to].arrives(0, out, &bytes);
+                        next.extend(sent.into_iter().map(|(out, bytes)| (to, out, bytes)));
+                    }
+                    None => outside.push((from, out, bytes)),
+                }
+            }
+            open = next;
+        }
+        assert!(open.is_empty(), "packets travel without end");
+        outside
+    }
+
+    fn tunnel_to(&self, bytes: &[u8]) -> Option<Number> {
+        let is_udp = matches!((bytes[12], bytes[13], bytes[23], bytes[20]), (8, 0, 17, _) | (0x86, 0xdd, _, 17));
+        let port_at = if bytes[12] == 8 { 36 } else { 56 };
+        let is_tunnel = is_udp && bytes.get(port_at..port_at + 2) == Some(&4790_u16.to_be_bytes()[..]);
+        let to = is_tunnel.then(|| ends(bytes).1)?;
+        (0..self.gateways.len()).find(|number| tunnel(*number, self.v6) == to)
+    }
+
+    /// Lets time pass for all, and lets them tell each other.
+    pub fn pass(&mut self, ms: u32) {
+        let mut left = ms;
+        while left > 0 {
+            let step = left.min(50);
+            left -= step;
+            for gateway in &mut self.gateways {
+                gateway.now = gateway.now.plus(step);
+                gateway.turn();
+            }
+            self.tell();
+        }
+    }
+
+    /// What gateways have to tell each other arrives.
+    pub fn tell(&mut self) {
+        for from in 0..self.gateways.len() {
+            for outlet in self.gateways[from].outlets.clone() {
+                while let Some(news) = outlet.pop() {
+                    let to = self.number(from, news.to);
+                    if self.deaf || !self.members[to].linked {
+                        continue;
+                    }
+                    self.take(to, vec![news.image], self.round);
+                    outlet.acknowledge(news.to, news.number);
+                }
+            }
+        }
+        self.gateways.iter_mut().for_each(Gateway::turn);
+    }
+
+    fn number(&self, at: Number, id: vipgate_dataplane::snapshot::members::GatewayId) -> Number {
+        (0..self.gateways.len()).find(|number| self.gateways[at].builder.gateway(&name(*number)) == Some(id)).unwrap()
+    }
+
+    fn take(&mut self, to: Number, images: Vec<Image>, round: u8) {
+        let gateway = &mut self.gateways[to];
+        for image in images {
+            let snapshot = gateway.builder.snapshot();
+            let worker = worker_of(&image, &snapshot.policy, gateway.workers.len() as u8);
+            let (reply, _done) = bounded(1);
+            gateway.commands[usize::from(worker.0)].send(Command::Take { images: vec![image], round, reply }).unwrap();
+            gateway.turn();
+        }
+    }
+
+    /// One gateway tells another one all sessions whose copies belong there; that one forgets what isn't among them.
+    pub fn tell_all(&mut self, from: Number, to: Number) -> usize {
+        self.round = (self.round + 1) % 16;
+        let id = self.gateways[from].builder.gateway(&name(to)).unwrap();
+        let mut all = Vec::new();
+        for worker in 0..self.gateways[from].workers.len() {
+            let mut cursor = Some(0);
+            while cursor.is_some() {
+                let (reply, answer) = bounded(1);
+                let chunk = CopyChunk { to: id, cursor, images: Vec::with_capacity(64) };
+                self.gateways[from].commands[worker].send(Command::Copies { chunk, reply }).unwrap();
+                self.gateways[from].turn();
+                let chunk = answer.try_recv().unwrap();
+                cursor = chunk.cursor;
+                all.extend(chunk.images);
+            }
+        }
+        let count = all.len();
+        self.take(to, all, self.round);
+        let owner = self.gateways[to].builder.gateway(&name(from)).unwrap();
+        for worker in 0..self.gateways[to].workers.len() {
+            let mut cursor = Some(0);
+            while cursor.is_some() {
+                let (reply, answer) = bounded(1);
+                let chunk = PurgeChunk { owner, round: self.round, cursor, forgotten: 0 };
+                self.gateways[to].commands[worker].send(Command::Purge { chunk, reply }).unwrap();
+                self.gateways[to].turn();
+                cursor = answer.try_recv().unwrap().cursor;
+            }
+        }
+        count
+    }
+
+    /// A gateway dies: it takes part in nothing any more, and the others hear of it.
+    pub fn kill(&mut self, number: Number) {
+        self.members[number] = Standing { serving: false, linked: false, may_open: true };
+        for other in (0..self.gateways.len()).filter(|other| *other != number) {
+            self.hear(other);
+        }
+    }
+
+    pub fn copies(&self, number: Number) -> u64 {
+        self.gateways[number].workers.iter().map(|worker| u64::from(worker.tables().sessions.copies())).sum()
+    }
+
+    pub fn drops(&self) -> HashMap<DropReason, u64> {
+        let mut all = HashMap::new();
+        for gateway in &self.gateways {
+            gateway.drops().into_iter().for_each(|(reason, count)| *all.entry(reason).or_default() += count);
+        }
+        all
+    }
+}

@@ -1,0 +1,25 @@
+"""Sends numbered datagrams to ports of an address at which nobody is.
+
+Usage: knock.py ADDRESS COUNT RATE FIRST. Each comes from another port, of a few hundred, goes to a random one, and carries the
+next identity from FIRST. Prints how many it sent.
+"""
+import random
+import socket
+import sys
+import time
+
+address, count, rate, first = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+chance = random.Random(first)
+family = socket.AF_INET6 if ":" in address else socket.AF_INET
+sockets = [socket.socket(family, socket.SOCK_DGRAM) for _ in range(300)]
+sent, begun = 0, time.monotonic()
+while sent < count:
+    due = min(count, int((time.monotonic() - begun) * rate) + 1)
+    while sent < due:
+        try:
+            sockets[sent % 300].sendto(b"%08d %06d\n" % (first + sent, sent), (address, chance.randrange(1024, 65536)))
+        except OSError:
+            pass
+        sent += 1
+    time.sleep(0.002)
+print("sent", sent, flush=True)

@@ -1,0 +1,84 @@
+//! Captures at several places at once, merged by time.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use vipgate::lab::{Host, Process};
+
+use super::Cluster;
+use crate::judge::Frame;
+use crate::wait_for;
+
+/// Enough of a packet in a tunnel to see who speaks in it.
+const SNAPLEN: &str = "192";
+
+/// tcpdump at several places.
+#[derive(Debug)]
+pub struct Captures {
+    running: Vec<(Process, PathBuf, PathBuf)>,
+}
+
+impl Captures {
+    /// Listens on interfaces of hosts to what matches a filter.
+    pub fn start(folder: &Path, name: &str, places: &[(&Host, String)], filter: &str) -> Self {
+        let start = |(index, (host, interface)): (usize, &(&Host, String))| {
+            let file = folder.join(format!("{name}-{index}.pcap"));
+            let log = file.with_extension("log");
+            let path = file.display().to_string();
+            let precision = "--time-stamp-precision=nano";
+            let mut command = vec!["tcpdump", "-n", "-i", interface, precision, "-s", SNAPLEN, "-B", "32768"];
+            command.extend(["-w", &path]);
+            command.extend((!filter.is_empty()).then_some(filter));
+            (host.spawn(&command, &log).unwrap(), file, log)
+        };
+        let running: Vec<_> = places.iter().enumerate().map(start).collect();
+        for (_, _, log) in &running {
+            let listens = || fs::read_to_string(log).is_ok_and(|log| log.contains("listening on"));
+            assert!(wait_for(Duration::from_secs(5), listens), "{}", fs::read_to_string(log).unwrap());
+        }
+        Self { running }
+    }
+
+    /// Ends them. The frames of all places in the order of time; each knows its place.
+    pub fn end(self) -> Vec<Frame> {
+        Self::end_all([self]).remove(0)
+    }
+
+    /// Ends several at the same time.
+    pub fn end_all<const N: usize>(captures: [Self; N]) -> Vec<Vec<Frame>> {
+        // The kernel hands packets over in blocks, the last of which is a second late.
+        thread::sleep(Duration::from_millis(1200));
+        captures.into_iter().map(Self::end_now).collect()
+    }
+
+    fn end_now(mut self) -> Vec<Frame> {
+        for (process, _, _) in &self.running {
+            process.signal("INT").unwrap();
+        }
+        let mut frames = Vec::new();
+        for (place, (process, file, log)) in self.running.iter_mut().enumerate() {
+            process.wait(Duration::from_secs(10)).expect("tcpdump ends");
+            let said = fs::read_to_string(&log).unwrap();
+            assert!(said.contains("\n0 packets dropped by kernel"), "the capture is not whole: {said}");
+            frames.extend(crate::judge::read(&fs::read(file).unwrap(), place));
+        }
+        frames.sort_by_key(|frame| frame.time);
+        frames
+    }
+}
+
+impl Cluster {
+    /// What goes between gateways and the outside router; places are gateways' numbers.
+    pub fn capture_outside(&self, filter: &str) -> Captures {
+        let places: Vec<_> = (1..=self.gateways.len()).map(|number| (&self.outside, format!("gw{number}"))).collect();
+        Captures::start(self.path(), "outside", &places, filter)
+    }
+
+    /// What goes between gateways; places are gateways' numbers, and a packet from one to another is seen at both.
+    pub fn capture_peers(&self, filter: &str) -> Captures {
+        let places: Vec<_> = (1..=self.gateways.len()).map(|number| (&self.peers, format!("gw{number}"))).collect();
+        Captures::start(self.path(), "peers", &places, filter)
+    }
+}

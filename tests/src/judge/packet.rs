@@ -1,0 +1,95 @@
+//! A packet as far as judges look into it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Protocols by their numbers.
+pub(super) const TCP: u8 = 6;
+pub(super) const UDP: u8 = 17;
+const ICMP: u8 = 1;
+const ICMP_V6: u8 = 58;
+const FRAGMENT: u8 = 44;
+/// Offset of a fragment in IPv4's header, below "more".
+const OFFSET: u16 = 0x1fff;
+
+/// An IP packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet<'a> {
+    /// Source and destination.
+    pub addresses: [IpAddr; 2],
+    /// The protocol behind the IP header.
+    pub protocol: u8,
+    /// Whether it is a piece of a packet.
+    pub is_fragment: bool,
+    /// Ports of TCP and UDP, source first; none in what is not the first fragment.
+    pub ports: Option<[u16; 2]>,
+    /// What TCP or UDP carry, or all behind the IP header.
+    pub payload: &'a [u8],
+    /// All of it, from the IP header on.
+    pub bytes: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// The packet in an Ethernet frame.
+    pub fn in_frame(frame: &'a [u8]) -> Option<Self> {
+        match frame.get(12..14)? {
+            [0x08, 0x00] | [0x86, 0xdd] => Self::new(&frame[14..]),
+            _ => None,
+        }
+    }
+
+    /// The packet that begins here. What the capture has cut off is missing.
+    pub fn new(bytes: &'a [u8]) -> Option<Self> {
+        let (addresses, mut protocol, mut at, mut place) = if bytes.first()? >> 4 == 4 {
+            let address =
+                |at: usize| Some(IpAddr::from(Ipv4Addr::from(<[u8; 4]>::try_from(bytes.get(at..at + 4)?).ok()?)));
+            let field: [u8; 2] = bytes.get(6..8)?.try_into().ok()?;
+            let offset = u16::from_be_bytes(field) & 0x3fff;
+            ([address(12)?, address(16)?], bytes[9], usize::from(bytes[0] & 15) * 4, offset)
+        } else {
+            let address =
+                |at: usize| Some(IpAddr::from(Ipv6Addr::from(<[u8; 16]>::try_from(bytes.get(at..at + 16)?).ok()?)));
+            ([address(8)?, address(24)?], bytes[6], 40, 0)
+        };
+        if protocol == FRAGMENT {
+            let header = bytes.get(at..at + 8)?;
+            (protocol, place) = (header[0], more_first(u16::from_be_bytes([header[2], header[3]])));
+            at += 8;
+        }
+        let rest = bytes.get(at..)?;
+        let (first, is_fragment) = (place & OFFSET == 0, place != 0);
+        let mut packet = Self { addresses, protocol, is_fragment, ports: None, payload: rest, bytes };
+        let header = match protocol {
+            TCP => rest.get(12).map(|offset| usize::from(offset >> 4) * 4),
+            UDP => Some(8),
+            _ => None,
+        };
+        if let (Some(header), true, Some(ports)) = (header, first, rest.get(..4)) {
+            packet.ports = Some([0, 2].map(|at| u16::from_be_bytes([ports[at], ports[at + 1]])));
+            packet.payload = rest.get(header..).unwrap_or_default();
+        }
+        Some(packet)
+    }
+
+    /// The packet that an ICMP error is about.
+    pub fn quoted(&self) -> Option<Self> {
+        let kind = *self.payload.first()?;
+        let is_error = match self.protocol {
+            ICMP => matches!(kind, 3 | 4 | 5 | 11 | 12),
+            ICMP_V6 => kind < 128,
+            _ => false,
+        };
+        is_error.then(|| self.payload.get(8..)).flatten().and_then(Self::new)
+    }
+}
+
+/// The fragment header's offset and "more" of IPv6 as they stand in IPv4's header.
+fn more_first(field: u16) -> u16 {
+    field >> 3 | (field & 1) << 13
+}
+
+/// Who says this: eight digits and a space.
+pub fn identity(payload: &[u8]) -> Option<u32> {
+    let (digits, rest) = payload.split_at_checked(8)?;
+    let said = digits.iter().all(u8::is_ascii_digit) && rest.first() == Some(&b' ');
+    said.then(|| digits.iter().fold(0, |sum, digit| sum * 10 + u32::from(digit - b'0')))
+}

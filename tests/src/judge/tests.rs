@@ -1,0 +1,134 @@
+//! Judges on captures that were made by hand: what is good passes, each breach is found.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use super::*;
+
+const VIP: &str = "192.0.2.10";
+const FAR: [u8; 4] = [198, 51, 100, 10];
+const POD: [u8; 4] = [10, 1, 0, 11];
+
+fn frame(time: u64, packet: &[u8]) -> Frame {
+    let mut bytes = vec![2; 12];
+    bytes.extend([8, 0]);
+    bytes.extend(packet);
+    Frame { time, place: 0, length: bytes.len(), bytes }
+}
+
+fn ip(protocol: u8, from: [u8; 4], to: [u8; 4], rest: &[u8]) -> Vec<u8> {
+    let length = (20 + rest.len()) as u16;
+    let mut bytes = vec![0x45, 0];
+    bytes.extend(length.to_be_bytes());
+    bytes.extend([0, 1, 0x40, 0, 64, protocol, 0, 0]);
+    bytes.extend([from, to].concat());
+    bytes.extend(rest);
+    bytes
+}
+
+fn udp(from: ([u8; 4], u16), to: ([u8; 4], u16), payload: &[u8]) -> Vec<u8> {
+    let mut bytes = [from.1.to_be_bytes(), to.1.to_be_bytes()].concat();
+    bytes.extend((8 + payload.len() as u16).to_be_bytes());
+    bytes.extend([0, 0]);
+    bytes.extend(payload);
+    ip(17, from.0, to.0, &bytes)
+}
+
+fn said(time: u64, port: u16, payload: &str) -> Frame {
+    frame(time, &udp(([192, 0, 2, 10], port), (FAR, 7700), payload.as_bytes()))
+}
+
+fn answered(time: u64, port: u16, payload: &str) -> Frame {
+    frame(time, &udp((FAR, 7700), ([192, 0, 2, 10], port), payload.as_bytes()))
+}
+
+#[test]
+fn one_after_the_other_is_good_and_both_at_once_is_found() {
+    let good = [
+        said(1, 5000, "00000001 000000\n"),
+        said(2, 5001, "00000002 000000\n"),
+        answered(3, 5000, "00000001 000000\n"),
+        said(9, 5000, "00000003 000000\n"),
+    ];
+    assert_eq!(two_at_once(&good, &[VIP]), Vec::<String>::new());
+    let mut bad = good.to_vec();
+    // An answer to the first one, after another has taken its place.
+    bad.push(answered(10, 5000, "00000001 000001\n"));
+    let found = two_at_once(&bad, &[VIP]);
+    assert!(found.len() == 1 && found[0].contains("client 3 came while 1 was there"), "{found:?}");
+    assert_eq!(two_at_once(&bad, &["192.0.2.11"]), Vec::<String>::new(), "another VIP");
+}
+
+#[test]
+fn what_the_far_side_tells_is_judged_as_well() {
+    let first = (false, VIP, 5000, "198.51.100.10", "00000001");
+    assert!(shared_tuples([first, first, (true, VIP, 5000, "198.51.100.10", "00000002")]).is_empty());
+    assert_eq!(shared_tuples([first, (false, VIP, 5000, "198.51.100.10", "00000002")]).len(), 1);
+}
+
+#[test]
+fn a_pods_address_is_found_also_in_a_quote() {
+    let good = said(1, 5000, "00000001 000000\n");
+    let bare = frame(2, &udp((POD, 5000), (FAR, 7700), b"x"));
+    let mut error = vec![3, 4, 0, 0, 0, 0, 5, 0];
+    error.extend(udp((FAR, 7700), (POD, 5000), b"x"));
+    let quoting = frame(3, &ip(1, [192, 0, 2, 10], FAR, &error));
+    assert_eq!(pods_outside(&[good, bare, quoting]).len(), 2);
+}
+
+#[test]
+fn copies_in_the_tunnel_are_counted_where_they_were_sent() {
+    let tunnelled = |time: u64, place: usize, from: u8, to: u8, number: &str| {
+        let mut payload = vec![8, 0, 0, 0, 0x76, 0x70, 1, 0];
+        payload.extend([2; 12]);
+        payload.extend([8, 0]);
+        payload.extend(udp((POD, 5000), (FAR, 7700), number.as_bytes()));
+        let outer = udp(([10, 2, 0, from], 4790), ([10, 2, 0, to], 4790), &payload);
+        Frame { place, ..frame(time, &outer) }
+    };
+    let by_place = |place: usize, sender: IpAddr| sender == IpAddr::from(Ipv4Addr::new(10, 2, 0, place as u8 + 1));
+    // Captured at both ends, it is one.
+    let mut frames = vec![tunnelled(1, 0, 1, 2, "00000001 000000\n"), tunnelled(2, 1, 1, 2, "00000001 000000\n")];
+    let inner = travelled(&frames, 4790, by_place);
+    assert_eq!((inner.len(), inner[0].1.vni, most_copies(&inner, false).0), (1, 0x0076_7001, 1));
+    assert!(travelled(&frames, 4789, by_place).is_empty(), "another port");
+    frames.push(tunnelled(3, 1, 2, 1, "00000001 000000\n"));
+    assert_eq!(most_copies(&travelled(&frames, 4790, by_place), false).0, 2, "it was sent back");
+}
+
+#[test]
+fn claims_are_told_from_requests_and_counted_where_they_entered() {
+    let link = [2, 0, 0, 0, 0, 1];
+    let arp = |operation: u8, sender: [u8; 4], target: [u8; 4]| {
+        let mut bytes = vec![255; 6];
+        bytes.extend(link);
+        bytes.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, operation]);
+        bytes.extend(link);
+        bytes.extend(sender);
+        bytes.extend([0; 6]);
+        bytes.extend(target);
+        Frame { time: 1, place: 0, length: bytes.len(), bytes }
+    };
+    let (vip, router) = ([203, 0, 113, 20], [203, 0, 113, 254]);
+    let mut frames = vec![arp(1, vip, router), arp(2, vip, router), arp(1, vip, vip), arp(1, router, vip)];
+    let found: Vec<Kind> = claims(&frames, "203.0.113.20", &[link]).iter().map(|claim| claim.kind).collect();
+    assert_eq!(found, [Kind::Answer, Kind::Announcement]);
+    for frame in &mut frames {
+        frame.place = 1;
+    }
+    assert!(claims(&frames, "203.0.113.20", &[link, [9; 6]]).is_empty(), "it went out there");
+}
+
+#[test]
+fn a_file_is_read_and_its_torn_end_left_out() {
+    let mut file = 0xa1b2_3c4d_u32.to_ne_bytes().to_vec();
+    file.resize(24, 0);
+    for word in [7_u32, 5, 3, 60] {
+        file.extend(word.to_ne_bytes());
+    }
+    file.extend([1, 2, 3]);
+    let whole = vec![Frame { time: 7_000_000_005, place: 4, bytes: vec![1, 2, 3], length: 60 }];
+    assert_eq!(read(&file, 4), whole);
+    file.extend([0; 17]);
+    file.truncate(24 + 16 + 3 + 10);
+    assert_eq!(read(&file, 4), whole);
+}

@@ -1,0 +1,44 @@
+//! A gateway that is taken away in order: nobody notices.
+
+use std::time::Duration;
+
+use vipgate_tests::cluster::{Cluster, pass};
+use vipgate_tests::wait_for;
+
+use crate::scene::{OUTAGE, Scene, come_back, new_ones_work};
+
+#[test]
+fn who_is_drained_and_is_not_takes_its_part_again() {
+    let cluster = Cluster::running("undrain", 3);
+    let opened = || cluster.gateways[1].metric("vipgate_sessions_created_total", "");
+    let scene = Scene::begin(&cluster, 300, 20);
+    assert_eq!(cluster.gateways[1].command(&["drain"]).0, 0);
+    pass(2_000);
+    assert_eq!(cluster.gateways[1].command(&["undrain"]).0, 0);
+    cluster.wait_whole();
+    let before = opened();
+    let works = || {
+        new_ones_work(&cluster, "again", 50_000_000, 300);
+        opened() - before > 10.0
+    };
+    assert!(wait_for(Duration::from_secs(10), works), "it opens nothing any more\n{}", cluster.gateways[1].log_tail());
+    scene.end(&cluster).check_unharmed(OUTAGE / 2.0);
+}
+
+/// As an upgrade does it: one after the other, in order.
+#[test]
+fn a_rolling_restart() {
+    let mut cluster = Cluster::running("rolling", 3);
+    let scene = Scene::begin(&cluster, 1_000, 40);
+    for number in cluster.all() {
+        cluster.gateways[number].command(&["drain"]);
+        pass(1_000);
+        cluster.spread_over(&cluster.but(number));
+        pass(200);
+        cluster.gateways[number].end("TERM");
+        come_back(&mut cluster, number);
+        pass(500);
+    }
+    new_ones_work(&cluster, "after", 60_000_000, 500);
+    scene.end(&cluster).check_unharmed(OUTAGE / 2.0);
+}

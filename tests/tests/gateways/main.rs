@@ -1,0 +1,18 @@
+//! Several gateways between routers that spread packets over them: all together they are one, whatever happens to one of them.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod absent;
+mod allocation;
+mod claimed;
+mod connections;
+mod drained;
+mod errors;
+mod inbound;
+mod killed;
+mod large;
+mod loops;
+mod partition;
+mod rehash;
+mod scene;
+mod strangers;
+mod world;
