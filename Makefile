@@ -11,7 +11,7 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
   python3-grpcio:/usr/lib/python3/dist-packages/grpc/__init__.py python3-protobuf:/usr/lib/python3/dist-packages/google/protobuf/__init__.py
 CARGO_DENY := 0.20.2
 
-.PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e e2e-gateways bench bench-wire bench-policy clean-lab
+.PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e e2e-gateways bench bench-wire bench-policy bench-gateways clean-lab
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-13s%s\n", $$1, $$2}'
@@ -118,6 +118,14 @@ bench-policy: build ## changes of policy, at a gateway, under packets, at a serv
 	target/release/vipgate-bench policy effect
 	target/release/vipgate-bench policy path
 	target/release/vipgate-bench policy server
+
+bench-gateways: build ## several gateways: the way to the owner, copies of sessions, tables of 64 gateways, deaths; needs root and a quiet machine
+	target/release/vipgate-bench path --sessions 1000,65536,1048576 --direction reply
+	target/release/vipgate-bench path --sessions 1000,65536,1048576 --direction tunnel
+	target/release/vipgate-bench path --sessions 1000,65536,1048576 --direction tunnel-in
+	target/release/vipgate-bench open --copies
+	target/release/vipgate-bench policy group
+	target/release/vipgate-bench failover
 
 clean-lab: ## remove namespaces that a killed run left behind
 	@ip netns list | awk '/^vipgate-/ {print $$1}' | while read -r name; do ip netns pids $$name | xargs -r kill -9; ip netns del $$name; done

@@ -2,6 +2,7 @@
 //! policy cost. Each result is one JSON object on a line.
 #![expect(clippy::cast_precision_loss, reason = "nanoseconds and counts are far below 2^52")]
 
+mod failover;
 mod group;
 mod load;
 mod netns;
@@ -38,6 +39,8 @@ enum Command {
     Wire(wire::Options),
     /// Gateways that are killed while a pod sends: how soon the next process forwards, and what it takes up; needs root
     Restart(wire::restart::Options),
+    /// Several gateways, one of which is killed under connections that stand, and comes back: survival and outage; needs root
+    Failover(failover::Options),
     /// Changes of policy: until they are in force, under packets, and at a server of many gateways
     Policy(policy::Options),
 }
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Command::Open(options) => open::run(&options),
         Command::Wire(options) => wire::run(&options),
         Command::Restart(options) => wire::restart::run(&options),
+        Command::Failover(options) => failover::run(&options),
         Command::Policy(options) => policy::run(&options),
     };
     match result {

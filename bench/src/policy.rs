@@ -1,8 +1,9 @@
 //! What changes of policy cost: the time until they are in force on a gateway, the packets that go on meanwhile, and the
-//! server that tells many gateways. What the machine did beside is reported with each figure.
+//! server that tells many gateways, and what those share. What the machine did beside is reported with each figure.
 
 mod churn;
 mod effect;
+mod group;
 mod noise;
 mod path;
 mod server;
@@ -26,6 +27,8 @@ enum Part {
     Effect(effect::Options),
     /// Packets of open sessions while policy changes, and while it doesn't
     Path(path::Options),
+    /// What many gateways that share all VIPs cost each of them: memory, and a death
+    Group(group::Options),
     /// A whole policy server with many gateways
     Server(server::Options),
 }
@@ -46,6 +49,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     match &options.part {
         Part::Effect(options) => effect::run(options),
         Part::Path(options) => path::run(options),
+        Part::Group(options) => group::run(options),
         Part::Server(options) => server::run(options),
     }
 }

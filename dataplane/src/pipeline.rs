@@ -18,8 +18,8 @@ use crate::session::embryonic::Embryonic;
 use crate::settle::Settle;
 use crate::snapshot::Snapshot;
 use crate::stage::{
-    answer, classify, errors, express, gather, health, lookup, open, parse, recheck, refuse, rewrite, serve, stateless,
-    takeover, unwrap, wrap,
+    answer, classify, errors, express, gather, health, lookup, open, parse, recheck, refuse, relay, rewrite, serve,
+    stateless, takeover, unwrap, wrap,
 };
 use crate::time::Tick;
 
@@ -72,6 +72,8 @@ pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
     answer::run(batch, context);
     gather::run::<u32>(batch, fragments, ids, context);
     gather::run::<V6>(batch, fragments, ids, context);
+    relay::run::<u32>(batch, sessions, context);
+    relay::run::<V6>(batch, sessions, context);
     lookup::fetch::<u32>(batch, sessions);
     lookup::fetch::<V6>(batch, sessions);
     express::run::<u32>(batch, sessions, context);

@@ -13,6 +13,7 @@ pub mod open;
 pub mod parse;
 pub mod recheck;
 pub mod refuse;
+pub mod relay;
 pub mod rewrite;
 pub mod route;
 pub mod say;

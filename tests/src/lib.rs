@@ -90,10 +90,15 @@ pub struct World {
     _lab: Lab,
 }
 
-/// The binary under test.
+/// The binary under test: `VIPGATE_BIN`, or that beside this program, or beside the folder that a test's program is in.
 pub fn binary() -> PathBuf {
-    let path = std::env::var_os("VIPGATE_BIN")
-        .map_or_else(|| std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("vipgate"), PathBuf::from);
+    let built = || {
+        let program = std::env::current_exe().unwrap();
+        let mut places = program.ancestors().skip(1).take(2).map(|folder| folder.join("vipgate"));
+        let first = places.next().unwrap();
+        if first.is_file() { first } else { places.next().unwrap() }
+    };
+    let path = std::env::var_os("VIPGATE_BIN").map_or_else(built, PathBuf::from);
     assert!(path.exists(), "{} is missing: build it first (`make e2e` does), or set VIPGATE_BIN", path.display());
     path
 }

@@ -155,6 +155,12 @@ impl Frame {
         prefetch_read(self.bytes(), 0);
     }
 
+    /// Starts to fetch the cache line before the packet, where headers grow.
+    #[inline]
+    pub fn prefetch_headroom(&self) {
+        prefetch_read(self.bytes(), 0_usize.wrapping_sub(1));
+    }
+
     /// Says where the packet is; false, and nothing changed, if that is outside of the frame.
     #[inline]
     pub fn place(&mut self, start: u16, len: u16) -> bool {

@@ -43,6 +43,21 @@ pub fn run(batch: &mut Batch, view: &Snapshot) {
     }
 }
 
+/// Wraps a packet that the tunnel carries as it is, to a next hop whose link address is known; `None`, and nothing done, for all others.
+#[inline]
+pub fn whole(batch: &mut Batch, i: usize, way: &Way, network: &Network) -> Option<Verdict> {
+    let NextHop::Known(hop) = way.hop? else { return None };
+    let (exit, head) = (network.exits().get(usize::from(hop.0))?, batch.heads[i]);
+    if head.length.saturating_add(way.outer.overhead()) > exit.mtu {
+        return None;
+    }
+    let vni = Mark { sides: head.sides, is_last: batch.travels[i].is_last }.vni();
+    wrap(batch, i, way, vni).then(|| {
+        ethernet::set_link(batch.frames[i].frame.bytes_mut(), &exit.link);
+        Verdict::Forward(exit.interface)
+    })
+}
+
 /// The next hop of a tunnel, and its interface.
 fn exit(way: &Way, network: &Network) -> Option<(NextHop, InterfaceId)> {
     let hop = way.hop?;
@@ -57,9 +72,12 @@ fn wrap(batch: &mut Batch, i: usize, way: &Way, vni: u32) -> bool {
     let (length, inner) = (way.outer.length() as u16, frame.len());
     let traffic_class = traffic_class(frame.bytes());
     let Some(start) = frame.start().checked_sub(length) else { return false };
-    let fits = frame.place(start, inner + length);
+    // Its end stays where it is.
+    if !frame.place(start, inner + length) {
+        return false;
+    }
     way.outer.write(frame.bytes_mut(), inner, vni, entropy, traffic_class);
-    fits
+    true
 }
 
 /// The traffic class of a packet, ECN included.

@@ -19,12 +19,17 @@ const TTL: u8 = 64;
 /// The longest that comes before an inner frame.
 pub const LONGEST: usize = ethernet::HEADER + ipv6::HEADER + udp::HEADER + HEADER;
 
+/// The same over IPv4.
+const SHORTEST: usize = LONGEST - ipv6::HEADER + ipv4::HEADER;
+
 /// What comes before the inner frame in a tunnel from one address to another; lengths, link and source port are written for each
 /// packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Outer {
     bytes: [u8; LONGEST],
     length: usize,
+    /// Of the words of the IPv4 header that are the same in every packet.
+    sum: u32,
 }
 
 impl Outer {
@@ -41,7 +46,7 @@ impl Outer {
                 header[ipv4::PROTOCOL] = protocol::UDP;
                 header[ipv4::ADDRESSES..ipv4::ADDRESSES + 4].copy_from_slice(&from.octets());
                 header[ipv4::ADDRESSES + 4..ipv4::HEADER].copy_from_slice(&to.octets());
-                (ipv4::HEADER, LONGEST - ipv6::HEADER + ipv4::HEADER)
+                (ipv4::HEADER, SHORTEST)
             }
             (IpAddr::V6(from), IpAddr::V6(to)) => {
                 set_u16(&mut bytes, ethernet::TYPE, ethernet::IPV6);
@@ -58,7 +63,8 @@ impl Outer {
         let udp = ethernet::HEADER + ip;
         set_u16(&mut bytes, udp + 2, to.port());
         bytes[udp + udp::HEADER] = VALID;
-        Some(Self { bytes, length })
+        let sum = checksum::sum(&bytes[ethernet::HEADER..ethernet::HEADER + ipv4::HEADER]);
+        Some(Self { bytes, length, sum })
     }
 
     /// Bytes before the inner frame.
@@ -77,27 +83,40 @@ impl Outer {
     /// different queues and ways (RFC 7348 section 5); `traffic_class` is that of the inner packet (RFC 6040 section 4.1).
     #[inline]
     pub fn write(&self, into: &mut [u8], inner: u16, vni: u32, entropy: u16, traffic_class: u8) {
-        let Some(into) = into.get_mut(..self.length) else { return };
-        into.copy_from_slice(&self.bytes[..self.length]);
         let payload = inner + (udp::HEADER + HEADER) as u16;
-        let udp = self.length - HEADER - udp::HEADER;
+        // Ports from which nothing is served (RFC 6335 section 6).
+        let source = 0xc000 | entropy;
         if self.length == LONGEST {
+            let Some(into) = into.first_chunk_mut::<LONGEST>() else { return };
+            *into = self.bytes;
             let header = &mut into[ethernet::HEADER..];
             header[0] = 0x60 | traffic_class >> 4;
             header[1] = traffic_class << 4;
             set_u16(header, ipv6::PAYLOAD_LENGTH, payload);
+            end::<{ LONGEST - HEADER - udp::HEADER }>(into, source, payload, vni);
         } else {
-            let header = &mut into[ethernet::HEADER..ethernet::HEADER + ipv4::HEADER];
+            let (Some(into), Some(bytes)) = (into.first_chunk_mut::<SHORTEST>(), self.bytes.first_chunk()) else {
+                return;
+            };
+            *into = *bytes;
+            let total = payload + ipv4::HEADER as u16;
+            let header = &mut into[ethernet::HEADER..];
             header[1] = traffic_class;
-            set_u16(header, ipv4::TOTAL, payload + ipv4::HEADER as u16);
-            let sum = checksum::checksum(0, header);
-            set_u16(header, ipv4::CHECKSUM, sum);
+            set_u16(header, ipv4::TOTAL, total);
+            let sum = self.sum + u32::from(traffic_class) + u32::from(total);
+            set_u16(header, ipv4::CHECKSUM, !checksum::fold(sum));
+            end::<{ SHORTEST - HEADER - udp::HEADER }>(into, source, payload, vni);
         }
-        // Ports from which nothing is served (RFC 6335 section 6).
-        set_u16(into, udp, 0xc000 | entropy);
-        set_u16(into, udp + udp::LENGTH, payload);
-        into[self.length - 4..].copy_from_slice(&(vni << 8).to_be_bytes());
     }
+}
+
+/// Writes what differs from packet to packet of UDP, which begins at byte `UDP`, and VXLAN.
+#[inline]
+fn end<const UDP: usize>(into: &mut [u8], source: u16, payload: u16, vni: u32) {
+    set_u16(into, UDP, source);
+    set_u16(into, UDP + udp::LENGTH, payload);
+    let at = UDP + udp::HEADER + 4;
+    into[at..at + 4].copy_from_slice(&(vni << 8).to_be_bytes());
 }
 
 /// What is in a tunnel packet.
