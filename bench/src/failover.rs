@@ -79,8 +79,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let faults: u64 = server.end().iter().map(|record| record.faults).sum();
     ensure!(faults == 0, "the far side heard {faults} lines that weren't whole or in order");
     let of = |what: fn(&Round) -> usize| rounds.iter().map(what).sum::<usize>();
-    let middle = |share: f64| {
-        let mut all: Vec<f64> = rounds.iter().map(|round| quantile(&round.outages, share)).collect();
+    let middle = |percent: usize| {
+        let mut all: Vec<f64> = rounds.iter().map(|round| quantile(&round.outages, percent)).collect();
         all.sort_by(f64::total_cmp);
         median(&all)
     };
@@ -94,10 +94,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         connections,
         lost,
         survival: (1.0 - lost as f64 / connections as f64) * 100.0,
-        outage_p50_ms: round2(middle(0.5)),
-        outage_p99_ms: round2(middle(0.99)),
-        outage_longest_ms: round2(middle(1.0)),
-        outage_worst_ms: round2(worst(|round| quantile(&round.outages, 1.0))),
+        outage_p50_ms: round2(middle(50)),
+        outage_p99_ms: round2(middle(99)),
+        outage_longest_ms: round2(middle(100)),
+        outage_worst_ms: round2(worst(|round| quantile(&round.outages, 100))),
         return_longest_ms: round2(worst(|round| round.return_longest)),
         lost_by_return: of(|round| round.lost_by_return),
     };
@@ -146,10 +146,10 @@ fn probes(cluster: &Cluster, name: &str, first: u32) -> Clients {
     probes
 }
 
-/// The value below which this share of the values is.
-fn quantile(values: &[f64], share: f64) -> f64 {
+/// The value that so many percent of the values don't exceed.
+fn quantile(values: &[f64], percent: usize) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let at = (sorted.len() as f64 * share).ceil() as usize;
+    let at = (sorted.len() * percent).div_ceil(100);
     sorted.get(at.saturating_sub(1)).copied().unwrap_or(f64::NAN)
 }

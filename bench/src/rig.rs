@@ -302,6 +302,7 @@ fn policy() -> PolicySet {
         vips: vec![vip(VIP.to_ip()), vip(VIP6.to_ip())],
         endpoints: v4.chain(v6).collect(),
         services: vec![service],
+        nodes: Vec::new(),
     }
 }
 

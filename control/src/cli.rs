@@ -76,9 +76,11 @@ enum Command {
         #[arg(short, long, value_enum, default_value_t = Format::Table)]
         output: Format,
     },
-    /// Build a cluster and a piece of the world in network namespaces, run it, report, clean up
+    /// Build clusters and a piece of the world in network namespaces, run them, report, clean up
+    ///
+    /// First with one gateway, then with two, of which one is killed during a download.
     Demo {
-        /// Stay up after the report, to look around
+        /// Leave both networks up after the report, to look around
         #[arg(long)]
         keep: bool,
     },

@@ -4,6 +4,7 @@
 //! so labs side by side don't meet, and what a dead process left behind is found and removed.
 
 mod command;
+pub mod download;
 mod host;
 pub mod peers;
 
@@ -21,7 +22,8 @@ const PREFIX: &str = "vipgate-";
 #[derive(Debug)]
 pub struct Lab {
     prefix: String,
-    hosts: Mutex<Vec<String>>,
+    /// None once the lab is removed: what is still being built then must not outlive it.
+    hosts: Mutex<Option<Vec<String>>>,
 }
 
 impl Lab {
@@ -34,17 +36,21 @@ impl Lab {
             return Err(Error::NotRoot);
         }
         remove_leftovers()?;
-        Ok(Self { prefix: format!("{PREFIX}{}-{tag}-", process::id()), hosts: Mutex::default() })
+        Ok(Self { prefix: format!("{PREFIX}{}-{tag}-", process::id()), hosts: Mutex::new(Some(Vec::new())) })
     }
 
     /// A host of its own, with loopback up and forwarding as `forwards` says.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// When the kernel refuses, or the lab is removed.
     pub fn host(&self, name: &str, forwards: bool) -> Result<Host, Error> {
         let netns = format!("{}{name}", self.prefix);
-        run(&["ip", "netns", "add", &netns])?;
-        self.hosts.lock().map_err(|_| Error::Poisoned)?.push(netns.clone());
+        {
+            let mut hosts = self.hosts.lock().map_err(|_| Error::Poisoned)?;
+            let hosts = hosts.as_mut().ok_or(Error::Removed)?;
+            run(&["ip", "netns", "add", &netns])?;
+            hosts.push(netns.clone());
+        }
         let host = Host::new(name, netns);
         host.ip(&["link", "set", "lo", "up"])?;
         let forwards = u8::from(forwards);
@@ -78,10 +84,11 @@ impl Lab {
         Ok(())
     }
 
-    /// Ends every process in the lab and removes its namespaces. Done by itself when the lab is dropped.
+    /// Ends every process in the lab and removes its namespaces; it gets no new ones. Done by itself when the lab is
+    /// dropped.
     pub fn remove(&self) {
-        let hosts = self.hosts.lock().map(|mut hosts| std::mem::take(&mut *hosts)).unwrap_or_default();
-        for netns in hosts {
+        let hosts = self.hosts.lock().ok().and_then(|mut hosts| hosts.take());
+        for netns in hosts.into_iter().flatten() {
             remove(&netns);
         }
     }

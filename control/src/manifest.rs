@@ -7,6 +7,7 @@ mod annotation;
 pub mod crd;
 pub mod files;
 mod labels;
+mod overlay;
 mod pod;
 mod port;
 mod read;
@@ -19,6 +20,7 @@ mod vipgate;
 pub use self::address::{Family, unusable as unusable_address};
 pub(crate) use self::annotation::{ANNOUNCE_FIELD, EGRESS_FIELD, TABLE_SIZE_FIELD};
 pub use self::labels::{LabelSelector, Requirement};
+pub use self::overlay::{MacAddress, OverlayNode, OverlayNodeSpec};
 pub use self::pod::{DEFAULT_WEIGHT, MOST_WEIGHT, Pod};
 pub use self::port::Protocol;
 pub use self::read::{Foreign, Manifests, load, read};
@@ -69,6 +71,8 @@ pub enum Body {
     Namespace(Box<Namespace>),
     /// `v1` `Node`.
     Node(Box<Node>),
+    /// `vipgate.io/v1alpha1` `OverlayNode`.
+    OverlayNode(Box<OverlayNode>),
     /// `v1` `Pod`.
     Pod(Box<Pod>),
     /// `v1` `Service`.
@@ -90,6 +94,8 @@ pub enum Kind {
     Namespace,
     /// Addresses of a machine of the cluster.
     Node,
+    /// A node whose pods' packets come and go in VXLAN.
+    OverlayNode,
     /// Labels and addresses of a pod.
     Pod,
     /// A VIP and its ports.
@@ -98,13 +104,14 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::AddressPool,
         Self::EgressPolicy,
         Self::EndpointSlice,
         Self::Gateway,
         Self::Namespace,
         Self::Node,
+        Self::OverlayNode,
         Self::Pod,
         Self::Service,
     ];
@@ -118,6 +125,7 @@ impl Kind {
             Self::Gateway => "Gateway",
             Self::Namespace => "Namespace",
             Self::Node => "Node",
+            Self::OverlayNode => "OverlayNode",
             Self::Pod => "Pod",
             Self::Service => "Service",
         }
@@ -126,7 +134,7 @@ impl Kind {
     /// The `apiVersion:` that it is read in.
     pub fn api_version(self) -> &'static str {
         match self {
-            Self::AddressPool | Self::EgressPolicy | Self::Gateway => "vipgate.io/v1alpha1",
+            Self::AddressPool | Self::EgressPolicy | Self::Gateway | Self::OverlayNode => "vipgate.io/v1alpha1",
             Self::EndpointSlice => "discovery.k8s.io/v1",
             Self::Namespace | Self::Node | Self::Pod | Self::Service => "v1",
         }
@@ -136,7 +144,7 @@ impl Kind {
     pub fn is_namespaced(self) -> bool {
         match self {
             Self::EgressPolicy | Self::EndpointSlice | Self::Pod | Self::Service => true,
-            Self::AddressPool | Self::Gateway | Self::Namespace | Self::Node => false,
+            Self::AddressPool | Self::Gateway | Self::Namespace | Self::Node | Self::OverlayNode => false,
         }
     }
 }

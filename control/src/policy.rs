@@ -13,6 +13,7 @@ mod follow;
 mod gateways;
 mod inventory;
 mod moves;
+mod overlay;
 mod pods;
 mod pool;
 mod services;
@@ -73,11 +74,12 @@ pub fn compile<'a>(objects: impl IntoIterator<Item = &'a Object>) -> Compiled {
     let vips = vips::settle(&sources, &claims, log);
     let endpoints = endpoints::settle(&claims, &vips.held, &gateways, &pods, log);
     let services = services::settle(&sources, &vips, log);
+    let nodes = overlay::settle(&inventory, log);
     let mut policies: Vec<_> = claims.into_iter().map(|claim| claim.spec).collect();
     policies.sort_by(|a, b| a.name.cmp(&b.name));
     let vips = vips.held.into_iter().map(|held| held.spec).collect();
     settle(&mut complaints);
-    Compiled { deal: Deal { policies, vips, endpoints, services, peers: gateways.peers() }, complaints }
+    Compiled { deal: Deal { policies, vips, endpoints, services, nodes, peers: gateways.peers() }, complaints }
 }
 
 /// Reads files and directories and compiles them; complaints of both.

@@ -22,7 +22,9 @@ use crate::session::key::Key;
 use crate::session::tuple::Tuple;
 use crate::snapshot::endpoints::EndpointId;
 use crate::snapshot::members::GatewayId;
+use crate::snapshot::overlay::NodeId;
 use crate::snapshot::service::FrontendId;
+use crate::snapshot::tunnels::End;
 use crate::verdict::Verdict;
 use crate::wire::sctp::Common;
 use crate::wire::tcp::Segment;
@@ -206,7 +208,7 @@ pub struct Batch {
     pub endpoints: [EndpointId; MOST],
     /// The frontend of those that are for a Service, or from one.
     pub frontends: [FrontendId; MOST],
-    /// Where those go that another gateway is to have.
+    /// Where those go that go into a tunnel.
     pub travels: [Travel; MOST],
     /// For the counters.
     pub directions: [Direction; MOST],
@@ -251,7 +253,7 @@ pub struct Batch {
     pub health: Packets,
     /// Those of a session that this gateway has a copy of.
     pub copies: Packets,
-    /// Those that go to another gateway.
+    /// Those that go into a tunnel.
     pub travelling: Packets,
     /// Those that policy leaves as they are.
     pub unchanged: Packets,
@@ -275,7 +277,7 @@ impl Default for Batch {
             slots: [Slot(0); MOST],
             endpoints: [EndpointId::NONE; MOST],
             frontends: [FrontendId::NONE; MOST],
-            travels: [Travel { to: GatewayId(0), is_last: true }; MOST],
+            travels: [Travel { to: End::Gateway(GatewayId(0)), is_last: true }; MOST],
             directions: [Direction::Unchanged; MOST],
             wanted: [Wanted { interface: InterfaceId(0), address: IpAddr::V4(Ipv4Addr::UNSPECIFIED) }; MOST],
             mtus: [0; MOST],
@@ -368,6 +370,12 @@ impl Batch {
             return self.decide(i, Verdict::Drop(DropReason::NoOwner));
         }
         self.travels[i] = travel;
+        self.travelling.insert(i);
+    }
+
+    /// Sends a packet into the tunnel to a node of the overlay network. It is written as it leaves.
+    pub fn send_to_node(&mut self, i: usize, node: NodeId) {
+        self.travels[i] = Travel { to: End::Node(node), is_last: true };
         self.travelling.insert(i);
     }
 
@@ -479,12 +487,12 @@ pub struct PlainParts<'a, A> {
     pub verdicts: &'a mut [Verdict; MOST],
 }
 
-/// A packet's way to another gateway.
+/// A packet's way through a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Travel {
-    /// Which one.
-    pub to: GatewayId,
-    /// Whether it is the owner, beyond whom it never goes.
+    /// Where that leads.
+    pub to: End,
+    /// Whether the other gateway is the owner, beyond whom it never goes.
     pub is_last: bool,
 }
 

@@ -12,6 +12,7 @@ mod listeners;
 pub mod maglev;
 pub mod members;
 pub mod network;
+pub mod overlay;
 pub mod policy;
 pub mod prefixes;
 pub mod publish;

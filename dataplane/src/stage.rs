@@ -1,5 +1,5 @@
-//! What happens to a packet, one stage a file, in this order: parse, answer, gather, lookup, express, recheck, errors,
-//! classify, open, serve, rewrite, which asks route, stateless, health and refuse, which both ask say. A stage is a function over a
+//! What happens to a packet, one stage a file, in this order: unwrap, parse, answer, gather, relay, lookup, express, takeover, recheck,
+//! errors, classify, open, serve, rewrite, which asks route, stateless, health, wrap, and refuse, which like health asks say. A stage is a function over a
 //! batch and is given exactly the tables that it may read or change.
 
 pub mod answer;

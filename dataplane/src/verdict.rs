@@ -3,7 +3,6 @@
 use crate::counters::DropReason;
 use crate::io::InterfaceId;
 use crate::ports::pool::WorkerId;
-use crate::snapshot::members::GatewayId;
 
 /// How a packet's way ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,8 +13,8 @@ pub enum Verdict {
     Forward(InterfaceId),
     /// Sent on in pieces, out of this interface.
     Cut(InterfaceId),
-    /// Sent in pieces to another gateway.
-    CutTo(GatewayId),
+    /// Sent in pieces into a tunnel.
+    CutIntoTunnel,
     /// Given to the worker that owns its session.
     HandOff(WorkerId),
     /// Turned into our answer to it, sent out of this interface.

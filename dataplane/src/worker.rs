@@ -240,7 +240,7 @@ impl<Io: PacketIo> Worker<Io> {
                     }
                     (frame, DropReason::TxFull)
                 }
-                Verdict::CutTo(_) => {
+                Verdict::CutIntoTunnel => {
                     if send_pieces_to(io, view, travels[i], heads[i].sides, &frame, mtus[i]) {
                         counters.forwarded(direction, 1, bytes);
                         io.give(frame);
@@ -447,7 +447,7 @@ fn send_pieces(io: &mut impl PacketIo, interface: InterfaceId, frame: &Frame, mt
     all
 }
 
-/// Sends a packet in pieces to another gateway; false if there wasn't room for all of them, or its way isn't known yet.
+/// Sends a packet in pieces into a tunnel; false if there wasn't room for all of them, or its way isn't known yet.
 fn send_pieces_to(io: &mut impl PacketIo, view: &Snapshot, travel: Travel, sides: u8, frame: &Frame, mtu: u16) -> bool {
     let mut all = true;
     cut::cut(frame.bytes(), mtu, |headers, payload| {

@@ -128,6 +128,7 @@ impl Churn {
             vips: self.vips().collect(),
             endpoints: self.endpoints().collect(),
             services: Vec::new(),
+            nodes: Vec::new(),
             peers: Vec::new(),
         }
     }

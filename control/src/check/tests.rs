@@ -42,6 +42,15 @@ fn the_examples_are_fine() {
 }
 
 #[test]
+fn the_example_of_several_gateways_is_fine() {
+    let report = run(&[conf("demo/group")]);
+    assert_eq!(report.complaints, []);
+    let policy = report.policy.as_ref().unwrap();
+    let vips: Vec<_> = policy.vips.iter().map(|vip| vip.address.as_str()).collect();
+    assert_eq!((vips, policy.endpoints, policy.closed), (vec!["192.0.2.10", "2001:db8:2::10"], 4, 0));
+}
+
+#[test]
 fn all_of_conf_can_be_checked_at_once() {
     let report = run(&[conf("")]);
     assert_eq!(report.complaints, []);

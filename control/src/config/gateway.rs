@@ -47,6 +47,8 @@ pub struct Config {
     pub services: Services,
     /// Where other gateways reach this one; without it this gateway takes part in no group.
     pub peer: Option<Peer>,
+    /// Where the nodes of the overlay network reach this gateway. Default: nowhere, and their tunnels are the kernel's.
+    pub overlay: Option<Overlay>,
     /// Routes for a BGP daemon.
     #[serde(default)]
     pub bgp: Bgp,
@@ -62,6 +64,11 @@ pub struct Config {
 }
 
 impl Config {
+    /// Where tunnel packets come in.
+    pub fn tunnels(&self) -> Vec<SocketAddr> {
+        self.tunnel().into_iter().chain(self.overlay.map(Overlay::end)).collect()
+    }
+
     /// Where other gateways' packets come in.
     pub fn tunnel(&self) -> Option<SocketAddr> {
         self.peer.map(|peer| SocketAddr::new(peer.address, peer.port))
@@ -318,6 +325,30 @@ pub struct Peer {
     #[serde(default = "default_copy_after", with = "duration")]
     #[schemars(with = "DurationText")]
     pub copy_after: Duration,
+}
+
+/// Where the nodes of the overlay network reach this gateway: VXLAN with the pods' packets. Nodes are those of `OverlayNode` manifests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Overlay {
+    /// Its address, one of an inside interface.
+    #[schemars(with = "Address")]
+    pub address: IpAddr,
+    /// UDP port. Default: 8472, as Linux has it.
+    #[serde(default = "default_overlay_port")]
+    #[schemars(range(min = 1))]
+    pub port: u16,
+}
+
+impl Overlay {
+    /// Address and port.
+    pub fn end(self) -> SocketAddr {
+        SocketAddr::new(self.address, self.port)
+    }
+}
+
+fn default_overlay_port() -> u16 {
+    8472
 }
 
 fn default_heartbeat() -> Duration {

@@ -33,7 +33,7 @@ fn everything_but_name_interfaces_and_policy_has_a_default() {
     assert_eq!(config.sessions.timeouts.tcp_established, Duration::from_mins(124));
     assert_eq!(config.ports.range.to_string(), "1024-65535");
     assert_eq!(config.ports.quarantine, Duration::from_secs(2));
-    assert_eq!(config.peer, None);
+    assert_eq!((config.peer, config.overlay), (None, None));
     assert_eq!(config.bgp, Bgp { table: 179, metric: None });
     assert_eq!(config.admin.socket, Path::new("/run/vipgate/gateway.sock"));
     assert_eq!(config.metrics.listen.to_string(), "127.0.0.1:9469");
@@ -116,6 +116,8 @@ fn what_can_not_be_is_refused_with_line_field_and_reason() {
         ("ports: {range: 2000-1000}", "g.yaml:4: ports.range: port range 2000-1000 ends before it starts"),
         ("ports: {range: 2000-2010}", "g.yaml:4: ports.range: 2000-2010 holds 11 ports, at least 64"),
         ("peer: {address: 0.0.0.0}", "g.yaml:4: peer.address: 0.0.0.0 can't be reached"),
+        ("overlay: {address: 0.0.0.0}", "g.yaml:4: overlay.address: 0.0.0.0 can't be reached"),
+        ("overlay: {address: 10.0.0.1, port: 0}", "g.yaml:4: overlay.port: must be from 1 to 65535"),
         ("bgp: {table: 255}", "g.yaml:4: bgp.table: 255 is no table that routes"),
         ("bgp: {metric: 0}", "g.yaml:4: bgp.metric: must be at least 1"),
         ("peer: {address: example.org}", "g.yaml:4: peer.address: "),

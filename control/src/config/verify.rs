@@ -74,6 +74,20 @@ impl Verify for Config {
                 report("peer.port", "must be from 1 to 65535".into());
             }
         }
+        if let Some(overlay) = &self.overlay {
+            if overlay.address.is_unspecified() || overlay.address.is_multicast() || overlay.address.is_loopback() {
+                report("overlay.address", format!("{} can't be reached from a node", overlay.address));
+            }
+            if overlay.port == 0 {
+                report("overlay.port", "must be from 1 to 65535".into());
+            }
+            if self.tunnel() == Some(overlay.end()) {
+                report(
+                    "overlay.port",
+                    format!("{} is peer.port, too: nobody could tell their packets apart", overlay.port),
+                );
+            }
+        }
         if matches!(self.bgp.table, 0 | LOCAL_TABLE) {
             report("bgp.table", format!("{} is no table that routes can be put in for others", self.bgp.table));
         }

@@ -1,4 +1,4 @@
-//! What the demo does and what must hold.
+//! What the first act does and what must hold.
 
 use std::fs;
 use std::net::IpAddr;
@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::leaks::Leaks;
 use super::report::{Report, Seen};
 use super::topology::{DNS, EXCLUDED, HTTP, POD_NETWORKS, Pod, SERVER, Topology};
+use super::wait_for;
 use crate::failure::Failure;
 use crate::lab::peers::{ask_http, ask_http_at, ask_udp, ask_udp_at};
 
@@ -16,17 +18,11 @@ use crate::lab::peers::{ask_http, ask_http_at, ask_udp, ask_udp_at};
 const SECONDS: &str = "3";
 
 pub(super) fn run(topology: &Topology, report: &mut Report) -> Result<(), Failure> {
-    let capture = topology.folder.path().join("outside.pcap");
-    let capture_text = capture.display().to_string();
-    let capture_log = topology.folder.path().join("tcpdump.log");
     // Pods' own addresses may be seen only on packets between tenant B and what its policy excludes.
     let [pods4, pods6] = POD_NETWORKS;
     let [excluded4, excluded6] = EXCLUDED;
-    let leaks = format!("(net {pods4} or net {pods6}) and not host {excluded4} and not host {excluded6}");
-    // Without immediate mode the kernel keeps packets back for up to a second.
-    let command = ["tcpdump", "-i", "to-gateway", "--immediate-mode", "-U", "-w", &capture_text, &leaks];
-    let mut tcpdump = topology.router.spawn(&command, &capture_log).map_err(Failure::runtime)?;
-    wait_for(|| fs::read_to_string(&capture_log).is_ok_and(|log| log.contains("listening on")), "tcpdump")?;
+    let filter = format!("(net {pods4} or net {pods6}) and not host {excluded4} and not host {excluded6}");
+    let leaks = Leaks::listen(&topology.router, "to-gateway", &filter, topology.folder.path())?;
 
     Report::section("What the server saw");
     for pod in &topology.pods {
@@ -45,14 +41,7 @@ pub(super) fn run(topology: &Topology, report: &mut Report) -> Result<(), Failur
     Report::section("The gateway");
     gateway(topology, report)?;
 
-    thread::sleep(Duration::from_millis(200));
-    tcpdump.signal("INT").map_err(Failure::runtime)?;
-    tcpdump.wait(Duration::from_secs(3));
-    let leaked = crate::lab::output(&["tcpdump", "-n", "-r", &capture_text]).map_err(Failure::runtime)?;
-    let count = leaked.lines().count();
-    let first = leaked.lines().next().map(|packet| format!(", the first: {packet}")).unwrap_or_default();
-    report.line("no pod's address was seen outside", count == 0, &format!("{count} packets{first}"));
-    Ok(())
+    leaks.report(report)
 }
 
 /// What the server sees of a pod: by HTTP, by UDP, and whether it answers a ping.
@@ -84,11 +73,12 @@ fn serve(topology: &Topology, report: &mut Report) {
 }
 
 fn throughput(topology: &Topology, report: &mut Report) -> Result<(), Failure> {
-    let log = topology.folder.path().join("iperf3.log");
-    let _server = topology.server.spawn(&["iperf3", "-s", "--forceflush"], &log).map_err(Failure::runtime)?;
-    wait_for(|| fs::read_to_string(&log).is_ok_and(|log| log.contains("listening")), "iperf3")?;
     let Some(pod) = topology.pods.first() else { return Ok(()) };
     for (what, reverse) in [("upload", None), ("download", Some("-R"))] {
+        // A server of its own for each: one that has just served may still be busy with it.
+        let log = topology.folder.path().join(format!("iperf3-{what}.log"));
+        let _server = topology.server.spawn(&["iperf3", "-s", "--forceflush"], &log).map_err(Failure::runtime)?;
+        wait_for(|| fs::read_to_string(&log).is_ok_and(|log| log.contains("listening")), "iperf3")?;
         let mut command = vec!["iperf3", "-J", "-c", SERVER[0], "-t", SECONDS];
         command.extend(reverse);
         let measured = pod.host.output(&command).map_err(|error| error.to_string());
@@ -165,14 +155,4 @@ fn gateway(topology: &Topology, report: &mut Report) -> Result<(), Failure> {
     let total = place(&status, "total");
     report.line("no packet buffer is lost", whole(&status) == total && total > 0, &format!("{total} accounted for"));
     Ok(())
-}
-
-fn wait_for(mut ready: impl FnMut() -> bool, what: &str) -> Result<(), Failure> {
-    for _ in 0..250 {
-        if ready() {
-            return Ok(());
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    Err(Failure::runtime(format_args!("{what} did not start")))
 }

@@ -2,9 +2,11 @@
 
 use std::io::IsTerminal;
 
-use super::topology::{Pod, Topology};
+use super::group::{Group, VIPS};
+use super::topology::{Pod, SERVER, Topology};
 use crate::failure::Failure;
 
+/// The first act's network.
 const PICTURE: &str = r"
    pod-a1  10.1.0.11 ---+
    pod-a2  10.1.0.12 ---+--- gw-in [ gateway ] gw-out ---- router ---- server  198.51.100.10
@@ -13,6 +15,19 @@ const PICTURE: &str = r"
                                     tenant B leaves as 203.0.113.20  2001:db8:113::20
                                     at 203.0.113.10 port 80 and 53, tenant A's pods serve
                                     no host has these addresses; the gateway answers for them
+";
+
+/// The second act's.
+const GROUP_PICTURE: &str = r"
+                             +--- [ gw-1 ] ---+
+   pod-c1  10.1.0.31 ---+    |       ||       |
+                        +-- router   ||   router ---- server  198.51.100.10
+   pod-c2  10.1.0.32 ---+    |       ||       |               2001:db8:51::10
+           fd00:1::/64       +--- [ gw-2 ] ---+
+
+           both gateways serve 192.0.2.10  2001:db8:2::10, each a share; a policy server says which of them live
+           ||  copies of sessions, and packets that came to the one that doesn't have their session
+           each router chooses a gateway for each connection; what is dead it is told after 300 ms, as by BFD
 ";
 
 /// What the server saw of a pod in one address family.
@@ -38,6 +53,10 @@ impl Report {
 
     pub(super) fn title() {
         println!("vipgate demo: pods leave as their Service's VIP, and are reached at it\n{PICTURE}");
+    }
+
+    pub(super) fn second_title() {
+        println!("\nSecond act: two gateways, one of which is killed during a download\n{GROUP_PICTURE}");
     }
 
     pub(super) fn section(title: &str) {
@@ -73,13 +92,19 @@ impl Report {
     }
 
     /// How to look around.
-    pub(super) fn keep(topology: &Topology) {
-        println!("\nIt stays up. Look around, for example:");
-        println!("  ip netns exec {} ping 198.51.100.10", topology.pods[0].host.netns());
+    pub(super) fn keep(topology: &Topology, group: &Group) {
+        let socket = topology.socket().display().to_string();
+        println!("\nBoth networks stay up. Look around, for example:");
+        println!("  ip netns exec {} ping {}", topology.pods[0].host.netns(), SERVER[0]);
         println!("  ip netns exec {} curl http://203.0.113.10/", topology.server.netns());
-        println!("  vipgate services --socket {}", topology.socket().display());
-        println!("  vipgate status --socket {}", topology.socket().display());
-        println!("  vipgate sessions --socket {}", topology.socket().display());
+        for command in ["services", "status", "sessions"] {
+            println!("  vipgate {command} --socket {socket}");
+        }
+        println!("  ip netns exec {} curl http://{}/", group.pods[0].netns(), SERVER[0]);
+        println!("  ip netns exec {} curl http://{}/", group.server.netns(), VIPS[0]);
+        for (gateway, command) in group.gateways.iter().zip(["peers", "endpoints"]) {
+            println!("  vipgate {command} --socket {}", gateway.socket.display());
+        }
         println!("Enter or Ctrl-C removes everything.");
     }
 

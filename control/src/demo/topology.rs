@@ -1,17 +1,17 @@
-//! The demo's network, and the gateway in it.
+//! The first act's network, and the gateway in it.
 
 use std::fs;
 use std::path::PathBuf;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use super::program::{Program, ask};
 use super::report::Report;
 use crate::failure::Failure;
-use crate::lab::{Error, Host, Lab, Process, peers};
+use crate::lab::{Error, Host, Lab, peers};
 
-/// A pod of the demo.
+/// A pod of the first act.
 #[derive(Clone, Debug)]
 pub(super) struct Pod {
     pub(super) host: Host,
@@ -37,10 +37,7 @@ const POLICY: [(&str, &str); 2] = [
     ("tenant-b.yaml", include_str!("../../../conf/demo/policy/tenant-b.yaml")),
 ];
 
-/// How long the gateway may take to come up.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// The network of the demo.
+/// The network of the first act.
 #[derive(Debug)]
 pub(super) struct Topology {
     pub(super) pods: Vec<Pod>,
@@ -49,7 +46,7 @@ pub(super) struct Topology {
     pub(super) server: Host,
     pub(super) folder: TempDir,
     pub(super) workers: usize,
-    process: Option<Process>,
+    process: Option<Program>,
 }
 
 impl Topology {
@@ -116,10 +113,6 @@ impl Topology {
         self.folder.path().join("gateway.sock")
     }
 
-    fn log(&self) -> PathBuf {
-        self.folder.path().join("gateway.log")
-    }
-
     /// Starts this very program as a gateway and waits until it is ready.
     pub(super) fn start_gateway(&mut self) -> Result<(), Failure> {
         let policy = self.folder.path().join("policy");
@@ -140,39 +133,18 @@ impl Topology {
             policy.display(),
             self.socket().display(),
         );
-        let path = self.folder.path().join("gateway.yaml");
-        fs::write(&path, config).map_err(Failure::runtime)?;
-        let program = std::env::current_exe().map_err(Failure::runtime)?;
-        let (program, path) = (program.display().to_string(), path.display().to_string());
-        let log = self.log();
-        let process = self.gateway.spawn(&[&program, "gateway", "--config", &path], &log).map_err(Failure::runtime)?;
-        let process = self.process.insert(process);
-        let until = Instant::now() + PATIENCE;
-        while Instant::now() < until && process.is_alive() {
-            if fs::read_to_string(&log).is_ok_and(|log| log.contains("\"event\":\"ready\"")) {
-                return Ok(());
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        let said = fs::read_to_string(&log).unwrap_or_default();
-        Err(Failure::runtime(format_args!("the gateway did not become ready; it said:\n{}", said.trim())))
+        self.process.insert(Program::start(&self.gateway, "gateway", &config, self.folder.path())?).wait_ready()
     }
 
     /// Asks the gateway something; the answer as JSON.
     pub(super) fn ask(&self, command: &[&str]) -> Result<serde_json::Value, Failure> {
-        let program = std::env::current_exe().map_err(Failure::runtime)?.display().to_string();
-        let socket = self.socket().display().to_string();
-        let question = [&[program.as_str()], command, &["--socket", &socket, "-o", "json"]].concat();
-        let answer = crate::lab::output(&question).map_err(Failure::runtime)?;
-        serde_json::from_str(&answer).map_err(Failure::runtime)
+        ask(&self.socket(), command)
     }
 
-    /// Stops the gateway as an init system would.
+    /// Stops the gateway as an init system would, if it still runs.
     pub(super) fn stop_gateway(&mut self, report: &mut Report) -> Result<(), Failure> {
-        let Some(mut process) = self.process.take() else { return Ok(()) };
-        process.signal("TERM").map_err(Failure::runtime)?;
-        let status = process.wait(Duration::from_secs(5));
-        report.line("SIGTERM stops the gateway cleanly", status.is_some_and(|status| status.success()), "");
+        let Some(process) = self.process.take() else { return Ok(()) };
+        report.line("SIGTERM stops the gateway cleanly", process.stop()?, "");
         Ok(())
     }
 }

@@ -11,14 +11,14 @@ use vipgate_dataplane::snapshot::service::Service;
 use vipgate_dataplane::snapshot::spec::BackendSpec;
 use vipgate_xdp::steering::{Listener, SteeringTables};
 
-/// The tables for this policy on a node with these addresses of its own, at one of which tunnels may end.
-pub(super) fn tables(policy: &Policy, locals: &[IpAddr], tunnel: Option<SocketAddr>) -> SteeringTables {
+/// The tables for this policy on a node with these addresses of its own, at some of which tunnels may end.
+pub(super) fn tables(policy: &Policy, locals: &[IpAddr], tunnels: &[SocketAddr]) -> SteeringTables {
     SteeringTables {
         endpoints: policy.endpoints().map(|(address, endpoint)| (address, policy.egress_of(endpoint).id.0)).collect(),
         vips: policy.live_vips().map(|vip| vip.address).collect(),
         listeners: policy.services().flat_map(listeners).collect(),
         locals: locals.iter().copied().collect::<BTreeSet<_>>(),
-        tunnels: tunnel.into_iter().map(|tunnel| (tunnel.ip(), tunnel.port())).collect(),
+        tunnels: tunnels.iter().map(|tunnel| (tunnel.ip(), tunnel.port())).collect(),
         cidrs: policy.egress().flat_map(cidrs).collect(),
     }
 }

@@ -79,7 +79,7 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
         state: gateway.state,
         advertiser: gateway.advertiser,
         locals: network.current().locals.clone(),
-        tunnel: config.tunnel(),
+        tunnels: config.tunnels(),
         members: MembersSpec::default(),
     };
     let (mut group, mut orders) = (gateway.group, gateway.orders);
@@ -209,8 +209,8 @@ struct Following {
     state: Arc<GatewayState>,
     advertiser: Advertiser,
     locals: Vec<IpAddr>,
-    /// Where tunnels of other gateways end.
-    tunnel: Option<SocketAddr>,
+    /// Where tunnels of other gateways and of nodes end.
+    tunnels: Vec<SocketAddr>,
     /// What the engine knows of other gateways.
     members: MembersSpec,
 }
@@ -315,7 +315,7 @@ impl Following {
             // What is new is captured before workers know it, and what is gone until they have forgotten it.
             let mut captured = steering.extend(more);
             if captured.is_err() || steering.is_unsure() {
-                captured = steering.apply(capture::tables(&compiled, &self.locals, self.tunnel));
+                captured = steering.apply(capture::tables(&compiled, &self.locals, &self.tunnels));
             }
             if let Err(error) = captured {
                 tracing::error!(%error, "what policy covers is not captured in full; the next change tries again");
@@ -365,7 +365,7 @@ impl Following {
     fn network_changed(&mut self, spec: Arc<NetworkSpec>) {
         if spec.locals != self.locals {
             self.locals.clone_from(&spec.locals);
-            let wanted = capture::tables(&self.state.compiled.load(), &self.locals, self.tunnel);
+            let wanted = capture::tables(&self.state.compiled.load(), &self.locals, &self.tunnels);
             let applied = self.steering.lock().unwrap_or_else(PoisonError::into_inner).apply(wanted);
             if let Err(error) = applied {
                 tracing::error!(%error, "the steering program doesn't know the node's new addresses yet");
@@ -421,6 +421,7 @@ pub(super) fn rejection(error: &BuildError) -> Rejection {
         | BuildError::Twice { address } => Some(format!("Endpoint {address}")),
         BuildError::PolicyTwice { name } | BuildError::PolicyInUse { name } => Some(format!("EgressPolicy {name}")),
         BuildError::VipInUse { vip } => Some(format!("Vip {vip}")),
+        BuildError::Node { node, .. } => Some(format!("OverlayNode {node}")),
     };
     Rejection { resource, reason: error.to_string() }
 }

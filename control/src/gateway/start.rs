@@ -50,7 +50,7 @@ use super::kept::Keeper;
 use super::state::{Dealt, GatewayState, PolicyStatus, SocketStatus, WorkerHandle};
 use super::wait::{self, NoFigures};
 use super::workers::{self, Threads};
-use crate::config::{self, Config, PolicySource, Unserved};
+use crate::config::{self, Config, Overlay, PolicySource, Unserved};
 use crate::failure::Failure;
 use crate::kernel::{Advertiser, Network, Place, Resolver, ResolverLimits, Wanted};
 use crate::members::{self, MembersClient};
@@ -92,11 +92,12 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
     let network = open_network(&config).await?;
     // Early, since what it removes is of a process that serves nobody any more.
     let advertiser = open_advertiser(&config).await?;
-    let mut builder = Builder::new((*network.current()).clone());
+    let overlay = config.overlay.map(Overlay::end);
+    let mut builder = Builder::new((*network.current()).clone()).at_overlay(overlay);
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
     let admin_socket = admin::bind(&config.admin.socket).await?;
     let (mut steering, devices) = open_devices(&config, &nics, cores.len())?;
-    let tunnel = config.tunnel();
+    let tunnels = config.tunnels();
     let multicast = join_multicast(&config, &nics);
 
     let mut status = PolicyStatus::nothing_from(source);
@@ -109,7 +110,7 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
         // Closed until there is a policy: which pods' packets must not leave as they are, nobody knows.
         steering.close(true).map_err(Failure::runtime)?;
         let nothing = builder.snapshot().policy;
-        steering.apply(capture::tables(&nothing, &network.current().locals, tunnel)).map_err(Failure::runtime)?;
+        steering.apply(capture::tables(&nothing, &network.current().locals, &tunnels)).map_err(Failure::runtime)?;
         let modes = attach_steering(&config, &nics, &mut steering)?;
         let state = Arc::new(state_without_workers(&config, status.clone(), server.clone(), nothing, &network)?);
         let Some(heard) = wait::for_policy(&state, &mut feed, &mut builder, listeners).await? else {
@@ -123,7 +124,7 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
     let snapshot = builder.snapshot();
     let (policy, generation) = (snapshot.policy.clone(), snapshot.generation);
     let publisher = Publisher::new(snapshot);
-    steering.apply(capture::tables(&policy, &network.current().locals, tunnel)).map_err(Failure::runtime)?;
+    steering.apply(capture::tables(&policy, &network.current().locals, &tunnels)).map_err(Failure::runtime)?;
 
     let bell = Arc::new(ControlBell::default());
     let questions = Questions { queue: Arc::new(ArrayQueue::new(QUESTIONS)), bell: bell.clone() };

@@ -30,6 +30,9 @@ pub enum Error {
     /// A thread of this process died while it held the lab.
     #[error("the lab is broken: a thread that used it has panicked")]
     Poisoned,
+    /// The lab is gone; whoever removed it has said so.
+    #[error("the lab is removed")]
+    Removed,
 }
 
 /// Runs a command to its end.

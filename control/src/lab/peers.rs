@@ -102,6 +102,7 @@ pub fn ask_udp_at(host: &Host, server: SocketAddr) -> io::Result<String> {
     }))
 }
 
-fn join<T>(thread: thread::JoinHandle<io::Result<T>>) -> io::Result<T> {
+/// What a thread has come to.
+pub(super) fn join<T>(thread: thread::JoinHandle<io::Result<T>>) -> io::Result<T> {
     thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread of the demo died")))
 }

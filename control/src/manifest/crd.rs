@@ -26,7 +26,7 @@ struct Resource {
     columns: &'static [(&'static str, &'static str, &'static str, u8)],
 }
 
-const RESOURCES: [Resource; 3] = [
+const RESOURCES: [Resource; 4] = [
     Resource {
         kind: Kind::EgressPolicy,
         schema: Published::EgressPolicy,
@@ -61,6 +61,19 @@ const RESOURCES: [Resource; 3] = [
         short: "vpool",
         columns: &[("Ranges", "string", ".spec.ranges", 0), ("Announce", "string", ".spec.announce", 0)],
     },
+    Resource {
+        kind: Kind::OverlayNode,
+        schema: Published::OverlayNode,
+        plural: "overlaynodes",
+        singular: "overlaynode",
+        short: "von",
+        columns: &[
+            ("Address", "string", ".spec.address", 0),
+            ("VNI", "integer", ".spec.vni", 0),
+            ("Pods", "string", ".spec.podCIDRs", 0),
+            ("MAC", "string", ".spec.mac", 1),
+        ],
+    },
 ];
 
 /// What must hold in an EgressPolicy's `spec`, in CEL, and what is said when it doesn't.
@@ -94,7 +107,7 @@ pub fn yaml() -> Result<String, serde_saphyr::ser::Error> {
 }
 
 /// The definitions.
-pub fn definitions() -> [Value; 3] {
+pub fn definitions() -> [Value; 4] {
     RESOURCES.map(|resource| definition(&resource))
 }
 

@@ -11,7 +11,8 @@ use serde::de::DeserializeOwned;
 use super::files::walk;
 use super::vipgate::{Document, Verify};
 use super::{
-    AddressPool, Body, DEFAULT_NAMESPACE, EgressPolicy, Gateway, Kind, Object, ObjectId, Origin, pod, service, slice,
+    AddressPool, Body, DEFAULT_NAMESPACE, EgressPolicy, Gateway, Kind, Object, ObjectId, Origin, OverlayNode, pod,
+    service, slice,
 };
 use crate::complaint::{Complaint, Place, Severity};
 use crate::yaml::{Fault, Node, Source, Value, decode, join};
@@ -224,6 +225,10 @@ fn body(kind: Kind, node: &Node, faults: &mut Faults) -> Result<(Named, Body), F
         Kind::Gateway => {
             let (metadata, spec) = own(node, report)?;
             (Named::by(&metadata), Body::Gateway(Box::new(Gateway { metadata, spec })))
+        }
+        Kind::OverlayNode => {
+            let (metadata, spec) = own(node, report)?;
+            (Named::by(&metadata), Body::OverlayNode(Box::new(OverlayNode { metadata, spec })))
         }
     })
 }

@@ -13,7 +13,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value, json};
 
 use super::vipgate::Document;
-use super::{AddressPoolSpec, EgressPolicySpec, GatewaySpec, Kind};
+use super::{AddressPoolSpec, EgressPolicySpec, GatewaySpec, Kind, OverlayNodeSpec};
 use crate::config::{Config, PolicydConfig};
 
 /// Documents that have a schema.
@@ -25,6 +25,8 @@ pub enum Published {
     Gateway,
     /// The kind `AddressPool`.
     AddressPool,
+    /// The kind `OverlayNode`.
+    OverlayNode,
     /// A gateway's configuration.
     GatewayYaml,
     /// The policy server's configuration.
@@ -33,8 +35,8 @@ pub enum Published {
 
 impl Published {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::EgressPolicy, Self::Gateway, Self::AddressPool, Self::GatewayYaml, Self::PolicydYaml];
+    pub const ALL: [Self; 6] =
+        [Self::EgressPolicy, Self::Gateway, Self::AddressPool, Self::OverlayNode, Self::GatewayYaml, Self::PolicydYaml];
 
     /// The kind, or the usual name of the file.
     pub fn name(self) -> &'static str {
@@ -42,6 +44,7 @@ impl Published {
             Self::EgressPolicy => Kind::EgressPolicy.as_str(),
             Self::Gateway => Kind::Gateway.as_str(),
             Self::AddressPool => Kind::AddressPool.as_str(),
+            Self::OverlayNode => Kind::OverlayNode.as_str(),
             Self::GatewayYaml => "gateway.yaml",
             Self::PolicydYaml => "policyd.yaml",
         }
@@ -52,6 +55,7 @@ impl Published {
             Self::EgressPolicy => "Which pods leave with which VIPs.",
             Self::Gateway => "A gateway and what it may hold.",
             Self::AddressPool => "Addresses to take VIPs from.",
+            Self::OverlayNode => "A node whose pods' packets come and go in VXLAN.",
             Self::GatewayYaml => "Configuration of a gateway.",
             Self::PolicydYaml => "Configuration of the policy server.",
         }
@@ -74,6 +78,7 @@ pub fn document(of: Published) -> Value {
         Published::EgressPolicy => object::<EgressPolicySpec>(Kind::EgressPolicy),
         Published::Gateway => object::<GatewaySpec>(Kind::Gateway),
         Published::AddressPool => object::<AddressPoolSpec>(Kind::AddressPool),
+        Published::OverlayNode => object::<OverlayNodeSpec>(Kind::OverlayNode),
         Published::GatewayYaml => root::<Config>(),
         Published::PolicydYaml => root::<PolicydConfig>(),
     };

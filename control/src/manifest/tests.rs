@@ -250,7 +250,7 @@ fn definitions_of_our_kinds_may_lie_beside_manifests() {
     let got = manifests(&ours, Foreign::Refuse);
     assert_eq!((got.complaints, got.objects.len()), (vec![], 0));
     let theirs = manifests(&ours.replace("group: vipgate.io", "group: example.org"), Foreign::Refuse);
-    assert_eq!(theirs.complaints.len(), 3);
+    assert_eq!(theirs.complaints.len(), 4);
 }
 
 #[test]

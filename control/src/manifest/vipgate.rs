@@ -333,7 +333,11 @@ impl Verify for AddressPoolSpec {
     }
 }
 
-fn each_once<T: Eq + std::hash::Hash + ToString>(field: &str, values: &[T], report: &mut dyn FnMut(&str, String)) {
+pub(super) fn each_once<T: Eq + std::hash::Hash + ToString>(
+    field: &str,
+    values: &[T],
+    report: &mut dyn FnMut(&str, String),
+) {
     let mut seen = HashSet::new();
     for (i, value) in values.iter().enumerate() {
         if !seen.insert(value) {

@@ -9,7 +9,7 @@ pub use self::viewer::Viewer;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use vipgate_dataplane::snapshot::spec::{EgressSpec, EndpointSpec, PolicySet, VipSpec};
+use vipgate_dataplane::snapshot::spec::{EgressSpec, EndpointSpec, NodeSpec, PolicySet, VipSpec};
 
 /// The policy of all gateways. Sorted by key; the same objects give the same deal, wherever it is compiled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub struct Deal {
     pub endpoints: Vec<EndpointSpec>,
     /// The Services that are reached at VIPs, by name.
     pub services: Vec<DealtService>,
+    /// The nodes of the overlay network, by name.
+    pub nodes: Vec<NodeSpec>,
     /// The gateways, by name. None: each gateway is alone and owns everything.
     pub peers: Vec<Peer>,
 }
@@ -40,9 +42,10 @@ pub struct Peer {
 }
 
 impl Deal {
-    /// How many policies, VIPs, endpoints, Services and gateways there are.
-    pub fn counts(&self) -> [usize; 5] {
-        [self.policies.len(), self.vips.len(), self.endpoints.len(), self.services.len(), self.peers.len()]
+    /// How many policies, VIPs, endpoints, Services, gateways and nodes of the overlay network there are.
+    pub fn counts(&self) -> [usize; 6] {
+        let Self { policies, vips, endpoints, services, nodes, peers } = self;
+        [policies.len(), vips.len(), endpoints.len(), services.len(), peers.len(), nodes.len()]
     }
 
     /// The gateway of this name.
@@ -61,6 +64,7 @@ impl Deal {
             vips: self.vips.clone(),
             endpoints: self.endpoints.clone(),
             services: self.services.iter().map(|service| service.seen_by(&placed)).collect(),
+            nodes: self.nodes.clone(),
         }
     }
 }

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::complaint::{Complaint, Severity};
 use crate::manifest::{
-    AddressPool, Body, EgressPolicy, EndpointSlice, Gateway, Object, ObjectId, Origin, Pod, Service,
+    AddressPool, Body, EgressPolicy, EndpointSlice, Gateway, Object, ObjectId, Origin, OverlayNode, Pod, Service,
 };
 
 /// Label that every namespace has, with its name.
@@ -60,6 +60,7 @@ pub(super) struct Inventory<'a> {
     pub(super) pods: Vec<Located<'a, Pod>>,
     pub(super) nodes: Vec<Located<'a, Node>>,
     pub(super) gateways: BTreeMap<&'a str, Located<'a, Gateway>>,
+    pub(super) overlay: Vec<Located<'a, OverlayNode>>,
     pub(super) pools: Vec<Located<'a, AddressPool>>,
     pub(super) policies: Vec<Located<'a, EgressPolicy>>,
     namespaces: BTreeMap<&'a str, BTreeMap<String, String>>,
@@ -105,6 +106,7 @@ impl<'a> Inventory<'a> {
                 self.namespaces.insert(&id.name, with_name(labels, &id.name));
             }
             Body::Node(body) => self.nodes.push(Located { id, name, origin, body }),
+            Body::OverlayNode(body) => self.overlay.push(Located { id, name, origin, body }),
             Body::Pod(body) => self.pods.push(Located { id, name, origin, body }),
             Body::Service(body) => {
                 self.service_numbers.insert(key, self.services.len());

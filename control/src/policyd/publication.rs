@@ -59,13 +59,14 @@ impl Publication {
         let (number, old) = (self.number + 1, &self.deal);
         let mut difference = Vec::new();
         let mut carry = Carry { number, difference: &mut difference };
-        let [policies, vips, endpoints, services, gateways, _] = &self.resources;
+        let [policies, vips, endpoints, services, gateways, nodes, _] = &self.resources;
         let mut resources = [
             carry.over(&old.policies, policies, &deal.policies, |it| &it.name, encode::egress_policy),
             carry.over(&old.vips, vips, &deal.vips, |it| &it.address, encode::vip),
             carry.over(&old.endpoints, endpoints, &deal.endpoints, |it| &it.address, encode::endpoint),
             carry.over(&old.services, services, &deal.services, |it| &it.name, encode::service),
             carry.over(&old.peers, gateways, &deal.peers, |it| &it.name, encode::gateway),
+            carry.over(&old.nodes, nodes, &deal.nodes, |it| &it.name, encode::overlay_node),
             Vec::new(),
         ];
         if difference.is_empty() && self.number > 0 {
@@ -89,6 +90,7 @@ impl Publication {
             Kind::Endpoint => address().and_then(|own| deal.endpoints.binary_search_by_key(&own, |it| it.address).ok()),
             Kind::Service => deal.services.binary_search_by(|it| (*it.name).cmp(name)).ok(),
             Kind::Gateway => deal.peers.binary_search_by(|it| (*it.name).cmp(name)).ok(),
+            Kind::OverlayNode => deal.nodes.binary_search_by(|it| (*it.name).cmp(name)).ok(),
             Kind::Settings => (name == SETTINGS).then_some(0),
         };
         // A name that isn't in canonical form names nothing.

@@ -14,6 +14,7 @@ use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryResponse;
 use prost::bytes::Bytes;
 use thiserror::Error;
 use vipgate_dataplane::snapshot::change::PolicyChange;
+use vipgate_dataplane::snapshot::spec::NodeSpec;
 
 use super::proto;
 use super::resource::{Content, Decoded, Fault, Key, Kind, SETTINGS, decode, shown};
@@ -169,9 +170,9 @@ impl Book {
 
     /// What settings that have come count otherwise than it is there.
     pub fn miscount(&self) -> Option<String> {
-        let proto::Settings { version: _, egress_policies, vips, endpoints, gateways, services } =
+        let proto::Settings { version: _, egress_policies, vips, endpoints, gateways, services, overlay_nodes } =
             self.staged_settings()?;
-        let wanted: [u64; Kind::COUNTED] = [*egress_policies, *vips, *endpoints, *services, *gateways];
+        let wanted: [u64; Kind::COUNTED] = [*egress_policies, *vips, *endpoints, *services, *gateways, *overlay_nodes];
         let mut counts = Kind::ALL.into_iter().zip(wanted).zip(self.counts_after());
         let ((kind, want), have) = counts.find(|((_, want), have)| *want != *have as u64)?;
         Some(format!("counts {want} of {}, but there are {have}", kind.name()))
@@ -218,7 +219,7 @@ impl Book {
                     Decoded::Vip(vip) => change.vips.push(vip.clone()),
                     Decoded::Endpoint(endpoint) => change.endpoints.push(endpoint.clone()),
                     Decoded::Service(service) => change.services.push(service.seen_by(&placed)),
-                    Decoded::Gateway(_) | Decoded::Settings(_) => {}
+                    Decoded::Gateway(_) | Decoded::OverlayNode(_) | Decoded::Settings(_) => {}
                 },
                 None if held.is_none() => {}
                 None => match key.kind {
@@ -226,15 +227,43 @@ impl Book {
                     Kind::Vip => change.gone.vips.extend(key.name.parse::<IpAddr>()),
                     Kind::Endpoint => change.gone.endpoints.extend(key.name.parse::<IpAddr>()),
                     Kind::Service => change.gone.services.push(key.name.clone()),
-                    Kind::Gateway | Kind::Settings => {}
+                    Kind::Gateway | Kind::OverlayNode | Kind::Settings => {}
                 },
             }
         }
+        change.nodes = self.nodes_after();
         if before != placed {
             // Whoever it may choose is another matter where it is now.
             self.offer_services_anew(&before, &placed, &mut change);
         }
         Offer { updates: 1, change, peers: peers.into_values().collect() }
+    }
+
+    /// All nodes of the overlay network, once what has come is in force; `None` if they are the same.
+    fn nodes_after(&self) -> Option<Vec<NodeSpec>> {
+        let first = Key { kind: Kind::OverlayNode, name: "".into() };
+        let staged = || self.staged.range(first.clone()..).take_while(|(key, _)| key.kind == Kind::OverlayNode);
+        let differs = |(key, staged): (&Key, &Option<Staged>)| {
+            self.held.get(key).map(|held| &held.body) != staged.as_ref().map(|staged| &staged.body)
+        };
+        if !staged().any(differs) {
+            return None;
+        }
+        let held = self.held.range(first.clone()..).take_while(|(key, _)| key.kind == Kind::OverlayNode);
+        // What is held was read before: it is a node.
+        let mut nodes: BTreeMap<&Key, NodeSpec> = held
+            .filter_map(|(key, held)| match decode(key.kind, &key.name, &held.body) {
+                Ok(Decoded::OverlayNode(node)) => Some((key, node)),
+                _ => None,
+            })
+            .collect();
+        for (key, staged) in staged() {
+            nodes.remove(key);
+            if let Some(Staged { meaning: Decoded::OverlayNode(node), .. }) = staged {
+                nodes.insert(key, node.clone());
+            }
+        }
+        Some(nodes.into_values().collect())
     }
 
     /// All gateways, once what has come is in force.

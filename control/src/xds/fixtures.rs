@@ -9,8 +9,8 @@ use std::sync::Arc;
 use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryResponse, Resource};
 use envoy_types::pb::google::protobuf::Any;
 use vipgate_dataplane::snapshot::spec::{
-    AddressSelection, Announce, BackendState, EgressSpec, EndpointSpec, Limits, OnExhaustion, Scope, ServicePortSpec,
-    VipSpec,
+    AddressSelection, Announce, BackendState, EgressSpec, EndpointSpec, Limits, NodeSpec, OnExhaustion, Scope,
+    ServicePortSpec, VipSpec,
 };
 
 use super::book::Held;
@@ -48,8 +48,14 @@ pub(super) fn deal(endpoints: u8) -> Deal {
         vips: vec![vip],
         endpoints: (1..=endpoints).map(endpoint).collect(),
         services: vec![service(&[1, 2])],
+        nodes: vec![node()],
         peers: vec![Peer { name: "g1".into(), node: "n1".into(), zone: "z1".into(), address: None }],
     }
+}
+
+fn node() -> NodeSpec {
+    let prefixes = vec!["10.0.0.0/24".parse().unwrap()];
+    NodeSpec { name: "node-1".into(), address: "10.9.0.1:8472".parse().unwrap(), vni: 1, mac: [2; 6], prefixes }
 }
 
 /// A Service whose backends are `10.0.0.{each}`, on nodes and in zones of that number.

@@ -30,14 +30,23 @@ pub enum Kind {
     Service,
     /// `Gateway`.
     Gateway,
+    /// `OverlayNode`.
+    OverlayNode,
     /// `Settings`.
     Settings,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::EgressPolicy, Self::Vip, Self::Endpoint, Self::Service, Self::Gateway, Self::Settings];
+    pub const ALL: [Self; 7] = [
+        Self::EgressPolicy,
+        Self::Vip,
+        Self::Endpoint,
+        Self::Service,
+        Self::Gateway,
+        Self::OverlayNode,
+        Self::Settings,
+    ];
     /// How many of them settings count.
     pub const COUNTED: usize = Self::ALL.len() - 1;
 
@@ -50,6 +59,7 @@ impl Kind {
             Self::Gateway => 3,
             Self::Settings => 4,
             Self::Service => 5,
+            Self::OverlayNode => 6,
         }
     }
 
@@ -61,6 +71,7 @@ impl Kind {
             Self::Endpoint => "type.googleapis.com/vipgate.policy.v1.Endpoint",
             Self::Service => "type.googleapis.com/vipgate.policy.v1.Service",
             Self::Gateway => "type.googleapis.com/vipgate.policy.v1.Gateway",
+            Self::OverlayNode => "type.googleapis.com/vipgate.policy.v1.OverlayNode",
             Self::Settings => "type.googleapis.com/vipgate.policy.v1.Settings",
         }
     }

@@ -363,6 +363,7 @@ pub fn policy() -> PolicySet {
             },
         ],
         services: vec![service()],
+        nodes: Vec::new(),
     }
 }
 

@@ -3,7 +3,7 @@
 //! The builder decides when the generation moves on, and whom that concerns, so that sessions are checked again only when
 //! something changed that could matter to them: their own policy, routes or interfaces, but not a neighbour's link address.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt};
@@ -28,6 +28,8 @@ use crate::io::InterfaceId;
 pub const MOST_VIPS: usize = 16_384;
 /// Endpoints of one address family that a gateway can serve: with VIPs and its own addresses, what the steering program holds.
 pub const MOST_ENDPOINTS: usize = 262_144;
+/// Nodes of the overlay network that a gateway can serve.
+pub const MOST_NODES: usize = 65_536;
 /// Ports of backends of one address family that a gateway can serve: what the steering program holds.
 pub const MOST_BACKENDS: usize = 524_288;
 
@@ -40,6 +42,9 @@ pub struct Builder {
     network: Arc<Network>,
     network_spec: NetworkSpec,
     hop_numbers: HashMap<(InterfaceId, IpAddr), HopId>,
+    /// Where nodes of the overlay network reach this gateway.
+    overlay: Option<SocketAddr>,
+    tunnels: Arc<Tunnels>,
 }
 
 impl Builder {
@@ -54,7 +59,22 @@ impl Builder {
             network: network_built,
             network_spec: network,
             hop_numbers,
+            overlay: None,
+            tunnels: Arc::default(),
         }
+    }
+
+    /// The same, with an address and a port at which nodes of the overlay network reach this gateway. Without, it is no part of it.
+    #[must_use]
+    pub fn at_overlay(mut self, address: Option<SocketAddr>) -> Self {
+        self.overlay = address;
+        self.dig();
+        self
+    }
+
+    /// Makes the tunnels anew, of what is known now.
+    fn dig(&mut self) {
+        self.tunnels = Arc::new(Tunnels::new(&self.policy, self.overlay, &self.network));
     }
 
     /// The snapshot of what the builder was last given.
@@ -64,7 +84,7 @@ impl Builder {
             freshness: self.freshness.clone(),
             policy: self.policy.clone(),
             network: self.network.clone(),
-            tunnels: Arc::new(Tunnels::new(&self.policy.members, &self.network)),
+            tunnels: self.tunnels.clone(),
         }
     }
 
@@ -118,6 +138,7 @@ impl Builder {
         }
         self.network = Arc::new(build_network(&network, &mut self.hop_numbers));
         self.network_spec = network;
+        self.dig();
         self.snapshot()
     }
 
@@ -130,6 +151,7 @@ impl Builder {
         let Rebuild { policy, freshness, .. } = rebuild;
         self.policy = Arc::new(policy);
         self.freshness = Arc::new(freshness);
+        self.dig();
         self.snapshot()
     }
 
@@ -155,6 +177,10 @@ impl Builder {
         let Rebuild { policy, freshness, .. } = rebuild;
         self.policy = Arc::new(policy);
         self.freshness = Arc::new(freshness);
+        // A change may bring gateways, too, that nobody has spoken of yet: they have no ways.
+        if change.nodes.is_some() {
+            self.dig();
+        }
         Ok(self.snapshot())
     }
 }

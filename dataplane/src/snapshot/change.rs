@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::spec::{EgressSpec, EndpointSpec, PolicySet, ServiceSpec, VipSpec};
+use super::spec::{EgressSpec, EndpointSpec, NodeSpec, PolicySet, ServiceSpec, VipSpec};
 
 /// What changes in a policy. What isn't named stays as it is; nothing is named twice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub struct PolicyChange {
     pub endpoints: Vec<EndpointSpec>,
     /// Services that are new or different.
     pub services: Vec<ServiceSpec>,
+    /// All nodes of the overlay network, where any of them has changed.
+    pub nodes: Option<Vec<NodeSpec>>,
     /// What is no more.
     pub gone: Gone,
 }
@@ -45,13 +47,15 @@ impl PolicyChange {
         let (services, services_gone) = differ(&old.services, &new.services, |service| service.name.clone());
         let gone =
             Gone { policies: policies_gone, vips: vips_gone, endpoints: endpoints_gone, services: services_gone };
-        Self { version: new.version.clone(), policies, vips, endpoints, services, gone }
+        let nodes = (old.nodes != new.nodes).then(|| new.nodes.clone());
+        Self { version: new.version.clone(), policies, vips, endpoints, services, nodes, gone }
     }
 
     /// Whether it changes nothing but, perhaps, the version.
     pub fn is_empty(&self) -> bool {
-        let Self { version: _, policies, vips, endpoints, services, gone } = self;
+        let Self { version: _, policies, vips, endpoints, services, nodes, gone } = self;
         let nothing_comes = policies.is_empty() && vips.is_empty() && endpoints.is_empty() && services.is_empty();
+        let nothing_comes = nothing_comes && nodes.is_none();
         nothing_comes && *gone == Gone::default()
     }
 }

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashMapExt, HashSet};
 use thiserror::Error;
 
-use super::build::{MOST_BACKENDS, MOST_ENDPOINTS, MOST_VIPS};
+use super::build::{MOST_BACKENDS, MOST_ENDPOINTS, MOST_NODES, MOST_VIPS};
 use super::change::PolicyChange;
 use super::endpoints::Endpoint;
 use super::policy::{EgressId, Policy, Vip, VipId};
-use super::spec::PolicySet;
+use super::spec::{NodeSpec, PolicySet};
 use super::uses::Uses;
 use crate::address::V6;
+use crate::wire::ethernet;
 
 /// A description that no snapshot can be built from.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -102,6 +103,14 @@ pub enum BuildError {
         /// What is wrong with it.
         reason: &'static str,
     },
+    /// A node of the overlay network is not as it must be.
+    #[error("node {node}: {reason}")]
+    Node {
+        /// Its name.
+        node: Arc<str>,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
     /// A policy goes that endpoints name.
     #[error("{name} is taken away while endpoints name it")]
     PolicyInUse {
@@ -124,6 +133,28 @@ pub(super) fn whole(set: &PolicySet) -> Result<(), BuildError> {
     names_once(set.policies.iter().map(|policy| &policy.name))
 }
 
+/// Nodes can be told apart, and reached.
+fn nodes(nodes: &[NodeSpec]) -> Result<(), BuildError> {
+    let (mut names, mut addresses) = (HashSet::default(), HashSet::default());
+    for NodeSpec { name, address, vni, mac, .. } in nodes {
+        let reason = if !names.insert(name) {
+            "its name is listed twice"
+        } else if !addresses.insert(address.ip()) {
+            "another node has its address"
+        } else if *vni >= 1 << 24 {
+            "a VNI has 24 bits"
+        } else if ethernet::is_group(*mac) {
+            "its link address is that of a group"
+        } else if names.len() > MOST_NODES {
+            "there are too many"
+        } else {
+            continue;
+        };
+        return Err(BuildError::Node { node: name.clone(), reason });
+    }
+    Ok(())
+}
+
 /// A change fits the policy that it is for.
 pub(super) fn change(policy: &Policy, uses: &Uses, change: &PolicyChange) -> Result<(), BuildError> {
     let gone = &change.gone;
@@ -131,6 +162,7 @@ pub(super) fn change(policy: &Policy, uses: &Uses, change: &PolicyChange) -> Res
     addresses_once(change.endpoints.iter().map(|it| it.address).chain(gone.endpoints.iter().copied()))?;
     names_once(change.policies.iter().map(|policy| &policy.name).chain(&gone.policies))?;
     names_once(change.services.iter().map(|service| &service.name).chain(&gone.services))?;
+    nodes(change.nodes.as_deref().unwrap_or_default())?;
     let after = After::new(policy, uses, change);
     for vip in &change.vips {
         if after.is_endpoint(vip.address) {

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use foldhash::HashMap;
 
+use super::overlay::NodeId;
 use super::prefixes::Prefixes;
 use super::spec::InterfaceSpec;
 #[cfg(doc)]
@@ -119,6 +120,8 @@ pub enum NextHop {
     Unknown(InterfaceId),
     /// To a VIP of this gateway.
     Hairpin,
+    /// Into the tunnel to a node of the overlay network.
+    Node(NodeId),
 }
 
 /// Why there is no way.

@@ -8,6 +8,7 @@ use foldhash::HashMap;
 use super::endpoints::{Endpoint, EndpointId, Endpoints};
 use super::listeners::{Backends, Frontends};
 use super::members::{GatewayId, Members};
+use super::overlay::{NodeId, Nodes};
 use super::prefixes::Prefixes;
 use super::quota::EndpointUse;
 use super::service::{FrontendId, Listener, Service, ServiceFamily, ServiceId, Target};
@@ -36,6 +37,7 @@ pub struct Policy {
     /// By number.
     pub(super) services: Arc<Vec<Option<Arc<Service>>>>,
     pub(super) members: Arc<Members>,
+    pub(super) nodes: Arc<Nodes>,
     pub(super) v4: FamilyIndex<u32>,
     pub(super) v6: FamilyIndex<V6>,
 }
@@ -47,6 +49,7 @@ pub struct FamilyIndex<A> {
     pub(super) vips: Arc<HashMap<A, VipId>>,
     pub(super) frontends: Frontends<A>,
     pub(super) backends: Backends<A>,
+    pub(super) pods: Arc<Prefixes<A, NodeId>>,
 }
 
 impl<A: Address> FamilyIndex<A> {
@@ -56,6 +59,7 @@ impl<A: Address> FamilyIndex<A> {
             vips: Arc::default(),
             frontends: Arc::default(),
             backends: Backends::empty(),
+            pods: Arc::new(Prefixes::new([])),
         }
     }
 }
@@ -150,6 +154,7 @@ impl Policy {
             vips: Arc::default(),
             services: Arc::default(),
             members: Arc::default(),
+            nodes: Arc::default(),
             v4: FamilyIndex::empty(),
             v6: FamilyIndex::empty(),
         }
@@ -230,6 +235,17 @@ impl Policy {
     fn vip_with(&self, id: VipId) -> &Vip {
         let vip = self.vips.get(usize::from(id.0)).and_then(Option::as_deref);
         vip.expect("the builder keeps a VIP for as long as anything names it")
+    }
+
+    /// The nodes of the overlay network.
+    pub fn nodes(&self) -> &Nodes {
+        &self.nodes
+    }
+
+    /// The node of the overlay network that has an address.
+    #[inline]
+    pub fn node_of<A: Family>(&self, address: A) -> Option<NodeId> {
+        A::index(self).pods.find(address)
     }
 
     /// The VIPs of an endpoint, in an order that is the same for everyone.

@@ -12,10 +12,11 @@ use super::change::{Gone, PolicyChange};
 use super::endpoints::Endpoint;
 use super::freshness::Freshness;
 use super::members::MembersSpec;
+use super::overlay::Nodes;
 use super::policy::{Egress, EgressId, Policy, Vip, VipId};
 use super::prefixes::Prefixes;
 use super::shares::Shares;
-use super::spec::{Announce, EgressSpec, EndpointSpec, PolicySet, VipSpec};
+use super::spec::{Announce, EgressSpec, EndpointSpec, NodeSpec, PolicySet, VipSpec};
 use super::uses::Uses;
 use crate::address::{Address, V6};
 use crate::session::tuple::{HashKey, Tuple};
@@ -31,6 +32,9 @@ impl Rebuild<'_> {
     /// Makes the change. What comes is there before it is named, what goes is named by nobody any more.
     pub(super) fn apply(&mut self, change: &PolicyChange) {
         self.policy.version.clone_from(&change.version);
+        if let Some(nodes) = &change.nodes {
+            self.set_nodes(nodes);
+        }
         self.forget_retired_vips();
         let mut guarantees_changed = false;
         for spec in &change.policies {
@@ -65,6 +69,15 @@ impl Rebuild<'_> {
         for id in crowded {
             self.update_guaranteed(id);
         }
+    }
+
+    /// Whatever goes to a pod may go another way now.
+    fn set_nodes(&mut self, specs: &[NodeSpec]) {
+        let nodes = Nodes::new(specs.to_vec());
+        self.policy.v4.pods = Arc::new(nodes.pods());
+        self.policy.v6.pods = Arc::new(nodes.pods());
+        self.policy.nodes = Arc::new(nodes);
+        self.freshness.touch_all();
     }
 
     /// Says whether what the policy guarantees has changed.
@@ -276,6 +289,7 @@ impl PolicyChange {
             vips: set.vips.clone(),
             endpoints: set.endpoints.clone(),
             services: set.services.clone(),
+            nodes: (policy.nodes().list() != set.nodes).then(|| set.nodes.clone()),
             gone,
         }
     }

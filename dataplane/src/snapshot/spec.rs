@@ -5,7 +5,7 @@
 
 mod service;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -27,6 +27,23 @@ pub struct PolicySet {
     pub endpoints: Vec<EndpointSpec>,
     /// Every Service that is reached at a VIP, sorted by name.
     pub services: Vec<ServiceSpec>,
+    /// The nodes of the overlay network, sorted by name.
+    pub nodes: Vec<NodeSpec>,
+}
+
+/// A node of the overlay network: its pods' packets come, and packets to them go, in VXLAN.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeSpec {
+    /// Its name, for people. Its key.
+    pub name: Arc<str>,
+    /// Where its tunnels end and begin, and the UDP port there.
+    pub address: SocketAddr,
+    /// The number of the overlay network there: 24 bits.
+    pub vni: u32,
+    /// The link address of its end of the overlay network.
+    pub mac: [u8; 6],
+    /// Its pods' addresses. Of several nodes, the one with the longest prefix has a pod.
+    pub prefixes: Vec<IpNet>,
 }
 
 /// One egress policy: where its endpoints' traffic is translated, and within which limits.

@@ -71,6 +71,7 @@ fn as_set(policy: &Policy) -> PolicySet {
         vips: policy.live_vips().map(vip).collect(),
         endpoints: policy.endpoints().map(endpoint).collect(),
         services: Vec::new(),
+        nodes: policy.nodes().list().to_vec(),
     };
     set.policies.sort_by(|a, b| a.name.cmp(&b.name));
     set.vips.sort_by_key(|vip| place(&world::VIPS, vip.address));

@@ -1,13 +1,17 @@
-//! The ways between gateways: what comes before a packet to each of them, and whose packets come out of a tunnel.
+//! The ways between gateways, and to nodes of the overlay network: what comes before a packet to each of them, and whose packets
+//! come out of a tunnel.
 
 use std::net::{IpAddr, SocketAddr};
 
 use foldhash::HashMap;
 
-use super::members::{GatewayId, Members};
+use super::members::GatewayId;
 use super::network::{Network, NextHop};
+use super::overlay::NodeId;
+use super::policy::Policy;
+use super::spec::NodeSpec;
 use crate::address::V6;
-use crate::wire::ethernet;
+use crate::wire::ethernet::{self, Link, Mac};
 use crate::wire::vxlan::Outer;
 
 /// What a packet between gateways says of itself, in the VNI.
@@ -39,13 +43,24 @@ impl Mark {
     }
 }
 
-/// Tunnels of one gateway to all others.
+/// Where a tunnel leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// To another gateway.
+    Gateway(GatewayId),
+    /// To a node of the overlay network.
+    Node(NodeId),
+}
+
+/// Tunnels of one gateway to all others, and to the nodes of the overlay network.
 #[derive(Debug, Default)]
 pub struct Tunnels {
-    /// Where this gateway takes packets from others.
+    /// Where this gateway takes packets from others, and from nodes.
     own: Option<Door>,
+    own_overlay: Option<Door>,
     /// By number.
-    ways: Vec<Option<Way>>,
+    gateways: Vec<Option<Way>>,
+    nodes: Vec<Option<Way>>,
     by_address: HashMap<IpAddr, GatewayId>,
 }
 
@@ -61,55 +76,133 @@ struct Door {
     kind: [u8; 2],
 }
 
-/// The way to one gateway.
+/// The way to one end.
 #[derive(Debug)]
 pub struct Way {
     /// What comes before a packet, but for link addresses.
     pub outer: Outer,
     /// Where it goes next; `None`: no route leads there.
     pub hop: Option<NextHop>,
-    /// The gateway's address.
+    /// The end's address.
     pub address: IpAddr,
+    /// What is in it.
+    inside: Inside,
+}
+
+/// How frames look in a tunnel.
+#[derive(Clone, Copy, Debug)]
+enum Inside {
+    /// As they came, and the VNI says what is known of them.
+    AsTheyCame,
+    /// Of the overlay network: its VNI, and the link addresses there.
+    Overlay(u32, Link),
+}
+
+impl Way {
+    fn new(own: SocketAddr, other: SocketAddr, inside: Inside, network: &Network) -> Option<Self> {
+        let hop = match other.ip() {
+            IpAddr::V4(v4) => network.next_hop(v4.to_bits(), 0),
+            IpAddr::V6(v6) => network.next_hop(V6::from_bits(v6.to_bits()), 0),
+        };
+        Some(Self { outer: Outer::new(own.ip(), other)?, hop: hop.ok(), address: other.ip(), inside })
+    }
+
+    /// The VNI of a packet that came in on these sides.
+    #[inline]
+    pub fn vni(&self, mark: Mark) -> u32 {
+        match self.inside {
+            Inside::AsTheyCame => mark.vni(),
+            Inside::Overlay(vni, _) => vni,
+        }
+    }
+
+    /// The link addresses of a frame in it; `None`: those that it came with.
+    #[inline]
+    pub fn inner_link(&self) -> Option<&Link> {
+        match &self.inside {
+            Inside::AsTheyCame => None,
+            Inside::Overlay(_, link) => Some(link),
+        }
+    }
+
+    /// The longest IP packet that it carries whole, bytes; `None`: it leads nowhere.
+    pub fn mtu(&self, network: &Network) -> Option<u16> {
+        let out = match self.hop? {
+            NextHop::Known(id) => network.hop(id).interface,
+            NextHop::Unknown(interface) => interface,
+            NextHop::Hairpin | NextHop::Node(_) => return None,
+        };
+        Some(network.port(out).mtu.saturating_sub(self.outer.overhead()))
+    }
 }
 
 impl Tunnels {
-    pub(super) fn new(members: &Members, network: &Network) -> Self {
+    pub(super) fn new(policy: &Policy, overlay: Option<SocketAddr>, network: &Network) -> Self {
+        let members = &policy.members;
         let own = members.this().and_then(|this| members.tunnel(this));
-        let way = |id: GatewayId| {
-            let (own, other) = (own?, members.tunnel(id).filter(|_| Some(id) != members.this())?);
-            let hop = match other.ip() {
-                IpAddr::V4(v4) => network.next_hop(v4.to_bits(), 0),
-                IpAddr::V6(v6) => network.next_hop(V6::from_bits(v6.to_bits()), 0),
-            };
-            Some(Way { outer: Outer::new(own.ip(), other)?, hop: hop.ok(), address: other.ip() })
+        let gateway = |id: GatewayId| {
+            let other = members.tunnel(id).filter(|_| Some(id) != members.this())?;
+            Way::new(own?, other, Inside::AsTheyCame, network)
         };
-        let ways: Vec<Option<Way>> = members.ids().map(way).collect();
-        let by_address = members.ids().zip(&ways).filter_map(|(id, way)| Some((way.as_ref()?.address, id))).collect();
-        Self { own: own.map(Door::new), ways, by_address }
+        let node = |node: &NodeSpec| {
+            let own = overlay?;
+            let inside = Inside::Overlay(node.vni, ethernet::link(node.mac, mac_in_overlay(own.ip())));
+            Way::new(own, node.address, inside, network)
+        };
+        let gateways: Vec<Option<Way>> = members.ids().map(gateway).collect();
+        let by_address =
+            members.ids().zip(&gateways).filter_map(|(id, way)| Some((way.as_ref()?.address, id))).collect();
+        let nodes = if overlay.is_some() { policy.nodes.list().iter().map(node).collect() } else { Vec::new() };
+        Self { own: own.map(Door::new), own_overlay: overlay.map(Door::new), gateways, nodes, by_address }
     }
 
-    /// The way to a gateway, if there is one.
+    /// The way to an end, if there is one.
     #[inline]
-    pub fn to(&self, id: GatewayId) -> Option<&Way> {
-        self.ways.get(usize::from(id.0))?.as_ref()
+    pub fn to(&self, end: End) -> Option<&Way> {
+        match end {
+            End::Gateway(id) => self.gateways.get(usize::from(id.0))?.as_ref(),
+            End::Node(id) => self.nodes.get(id.0 as usize)?.as_ref(),
+        }
     }
 
-    /// Whether tunnel packets may come in at all.
+    /// Whether tunnel packets of other gateways may come in at all.
     #[inline]
     pub fn is_open(&self) -> bool {
         self.own.is_some()
     }
 
-    /// Whether a frame is addressed to where tunnel packets come in.
+    /// The same of nodes.
+    #[inline]
+    pub fn is_overlay_open(&self) -> bool {
+        self.own_overlay.is_some()
+    }
+
+    /// Whether a frame is addressed to where tunnel packets of other gateways come in.
     #[inline]
     pub fn is_arrival(&self, frame: &[u8]) -> bool {
         self.own.is_some_and(|own| own.is_for(frame))
+    }
+
+    /// The same of nodes.
+    #[inline]
+    pub fn is_overlay_arrival(&self, frame: &[u8]) -> bool {
+        self.own_overlay.is_some_and(|own| own.is_for(frame))
     }
 
     /// The gateway that sends from this address.
     pub fn sender(&self, address: IpAddr) -> Option<GatewayId> {
         self.by_address.get(&address).copied()
     }
+}
+
+/// The link address of this gateway's end of the overlay network: its own one, in the range that anybody may use, so that nodes that
+/// learn by whom a frame was sent don't take one gateway for another.
+fn mac_in_overlay(own: IpAddr) -> Mac {
+    let [.., a, b, c, d] = match own {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    [0x0a, 0x76, a, b, c, d]
 }
 
 impl Door {

@@ -14,6 +14,7 @@ use crate::snapshot::policy::Vip;
 use crate::snapshot::service::FrontendId;
 use crate::snapshot::shares::Owner;
 use crate::snapshot::spec::Role;
+use crate::snapshot::tunnels::End;
 use crate::stage::open::{begins, may_open};
 use crate::stage::wrap;
 use crate::verdict::Verdict;
@@ -59,7 +60,7 @@ pub fn run<A: Lane>(batch: &mut Batch, context: &Context<'_>) {
                 batch.frontends[i] = frontend;
                 batch.health.insert(i);
             }
-            Class::Peer(to) => wrap::send_to_owner::<A>(batch, i, Travel { to, is_last: true }),
+            Class::Peer(to) => wrap::send_to_owner::<A>(batch, i, Travel { to: End::Gateway(to), is_last: true }),
             Class::Unchanged => {
                 // Kinds without sessions have no hash yet; equal ways are chosen by one.
                 batch.hashes[i] = WAYS.hash(&A::tuples(batch)[i]);

@@ -11,6 +11,7 @@ use crate::snapshot::members::GatewayId;
 use crate::snapshot::network::NextHop;
 use crate::snapshot::policy::Policy;
 use crate::snapshot::shares::Owner;
+use crate::snapshot::tunnels::End;
 use crate::stage::rewrite::{self, OnWire};
 use crate::stage::{recheck, route, serve, wrap};
 use crate::verdict::Verdict;
@@ -37,7 +38,7 @@ pub fn run<A: OnWire + ErrorFamily>(batch: &mut Batch, sessions: &mut Sessions, 
             // A backend without a policy talks about something that isn't ours.
             Err(Lost::End(Verdict::Drop(DropReason::NoSession)))
                 if !is_translated(&A::tuples(batch)[i], &context.view.policy) => {}
-            Err(Lost::Peer(to)) => wrap::send_to_owner::<A>(batch, i, Travel { to, is_last: true }),
+            Err(Lost::Peer(to)) => wrap::send_to_owner::<A>(batch, i, Travel { to: End::Gateway(to), is_last: true }),
             Err(Lost::End(verdict)) => {
                 if matches!(verdict, Verdict::HandOff(_)) {
                     batch.frames[i].settle();
@@ -170,5 +171,5 @@ fn translate<A: OnWire + ErrorFamily>(
     A::decrement_ttl(frame);
     let Some(packet) = frame.get_mut(ethernet::HEADER..) else { return };
     icmp_error::translate(packet, l4, quote, &to.reversed(), source, to.destination);
-    rewrite::send_on(batch, i, hop, &context.view.network);
+    rewrite::send_on(batch, i, hop, context.view);
 }

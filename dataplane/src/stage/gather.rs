@@ -14,6 +14,7 @@ use crate::pipeline::Context;
 use crate::session::tuple::Tuple;
 use crate::snapshot::policy::Policy;
 use crate::snapshot::shares::Owner;
+use crate::snapshot::tunnels::End;
 use crate::stage::wrap;
 use crate::verdict::Verdict;
 use crate::wire::tcp::Segment;
@@ -67,7 +68,7 @@ fn elsewhere<A: Fragmented>(batch: &Batch, i: usize, context: &Context<'_>) -> O
             }
             let (key, ..) = A::read(received.frame.bytes().get(ethernet::HEADER..)?)?;
             return match vip.shares.gatherer(Flows::spread(&key)) {
-                Owner::Other(to) => Some(Travel { to, is_last: false }),
+                Owner::Other(to) => Some(Travel { to: End::Gateway(to), is_last: false }),
                 Owner::This | Owner::Nobody => None,
             };
         }
@@ -75,7 +76,7 @@ fn elsewhere<A: Fragmented>(batch: &Batch, i: usize, context: &Context<'_>) -> O
         _ => return None,
     };
     match owner {
-        Owner::Other(to) if !received.is_at_last() => Some(Travel { to, is_last: true }),
+        Owner::Other(to) if !received.is_at_last() => Some(Travel { to: End::Gateway(to), is_last: true }),
         Owner::Other(_) | Owner::This | Owner::Nobody => None,
     }
 }

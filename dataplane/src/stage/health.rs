@@ -15,7 +15,7 @@ pub fn run<A: Lane>(batch: &mut Batch, context: &Context<'_>) {
         let answer = service.and_then(|service| service.health_answer()).filter(|_| batch.heads[i].kind == Kind::Tcp);
         let cookie = context.rules.secret.hash(&A::tuples(batch)[i]) as u32;
         let verdict = answer.and_then(|http| {
-            say::answer(batch, i, &context.view.network, |into, packet| probe::answer(into, packet, cookie, http))
+            say::answer(batch, i, context.view, |into, packet| probe::answer(into, packet, cookie, http))
         });
         let unanswered = if answer.is_some() { Verdict::Heard } else { Verdict::Drop(DropReason::NoService) };
         batch.decide(i, verdict.unwrap_or(unanswered));

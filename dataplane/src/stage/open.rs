@@ -142,7 +142,7 @@ fn open<A: Lane>(
 
 /// The side that the answers to what goes there come from. What answers by way of another VIP comes around.
 fn answers_from(next_hop: NextHop, view: &Snapshot) -> u8 {
-    let out = route::interface(next_hop, &view.network);
+    let out = route::interface(next_hop, view);
     out.map_or(AROUND, |out| view.network.interface(out).role.answers_from())
 }
 

@@ -31,7 +31,7 @@ pub fn run(batch: &mut Batch, limiter: &mut Limiter, context: &Context<'_>) {
         }
         let network = &*context.view.network;
         let sources = network.sources(batch.frames[i].interface);
-        let answer = say::answer(batch, i, network, |into, packet| match (word, packet.first()? >> 4) {
+        let answer = say::answer(batch, i, context.view, |into, packet| match (word, packet.first()? >> 4) {
             (Word::Reset, _) => reset(into, packet),
             // Whom the packet was for says that nobody listens there; of everything else the gateway tells itself.
             (Word::Error(error @ Error::PortUnreachable), 4) => {

@@ -12,6 +12,7 @@ use crate::snapshot::members::GatewayId;
 use crate::snapshot::policy::{Family, Policy};
 use crate::snapshot::shares::Owner;
 use crate::snapshot::spec::Role;
+use crate::snapshot::tunnels::End;
 use crate::stage::wrap;
 
 /// Sends the plain answers of the batch to those whose they are.
@@ -30,7 +31,7 @@ pub fn run<A: Lane>(batch: &mut Batch, sessions: &Sessions, context: &Context<'_
         let hash = sessions.hash_key(key);
         batch.hashes[i] = hash;
         batch.frames[i].frame.prefetch_headroom();
-        batch.travels[i] = Travel { to, is_last: true };
+        batch.travels[i] = Travel { to: End::Gateway(to), is_last: true };
         travelling.insert(i);
     }
     for i in travelling {

@@ -11,6 +11,7 @@ use crate::pipeline::Context;
 use crate::session::Sessions;
 use crate::session::entry::Entry;
 use crate::session::tuple::Tuple;
+use crate::snapshot::Snapshot;
 use crate::snapshot::network::{Network, NextHop};
 use crate::stage::route;
 use crate::verdict::Verdict;
@@ -28,7 +29,6 @@ pub fn run<A: OnWire>(
     context: &Context<'_>,
 ) {
     let Context { view, now, .. } = *context;
-    let network = &*view.network;
     let renumber = batch.known_of::<A>().and(batch.renumber);
     for i in batch.known_of::<A>() {
         let Some(hop) = route::session_hop::<A>(batch, i, sessions, view) else { continue };
@@ -52,8 +52,8 @@ pub fn run<A: OnWire>(
         let Some((headers, payload)) = frame.split_at_mut_checked(head.l4.into()) else { continue };
         A::write_header(headers, entry);
         write_payload(payload, head.kind, entry.to_ports(), entry.l4_delta());
-        let sent = send(headers, hop, network);
-        finish(batch, i, hop, sent, network);
+        let sent = send(headers, hop, &view.network);
+        finish(batch, i, hop, sent, view);
     }
     // Those that were refused stay as they came.
     for i in renumber.without(batch.refused) {
@@ -62,10 +62,10 @@ pub fn run<A: OnWire>(
         }
     }
     for i in batch.open_of::<A>().and(batch.unchanged) {
-        let Some(hop) = route::unchanged_hop::<A>(batch, i, network) else { continue };
+        let Some(hop) = route::unchanged_hop::<A>(batch, i, view) else { continue };
         A::decrement_ttl(batch.frames[i].frame.bytes_mut());
         batch.directions[i] = Direction::Unchanged;
-        send_on(batch, i, hop, network);
+        send_on(batch, i, hop, view);
     }
 }
 
@@ -78,9 +78,9 @@ pub fn renumber<A: OnWire>(batch: &mut Batch, i: usize, ids: &mut Ids) {
 }
 
 /// Sends on a packet that is written but for its link header.
-pub fn send_on(batch: &mut Batch, i: usize, hop: NextHop, network: &Network) {
-    let sent = send(batch.frames[i].frame.bytes_mut(), hop, network);
-    finish(batch, i, hop, sent, network);
+pub fn send_on(batch: &mut Batch, i: usize, hop: NextHop, view: &Snapshot) {
+    let sent = send(batch.frames[i].frame.bytes_mut(), hop, &view.network);
+    finish(batch, i, hop, sent, view);
 }
 
 /// Makes the maximum segment size that a SYN announces smaller.
@@ -100,18 +100,21 @@ fn send(frame: &mut [u8], hop: NextHop, network: &Network) -> Option<InterfaceId
     Some(hop.interface)
 }
 
-/// Ends a packet's way: it is sent, waits for its neighbour, or comes around.
+/// Ends a packet's way: it is sent, waits for its neighbour, or comes around. What goes into a tunnel has one more stage before it.
 #[inline]
-fn finish(batch: &mut Batch, i: usize, hop: NextHop, sent: Option<InterfaceId>, network: &Network) {
+fn finish(batch: &mut Batch, i: usize, hop: NextHop, sent: Option<InterfaceId>, view: &Snapshot) {
     if let Some(interface) = sent {
         let whole = !batch.cut.contains(i);
         return batch.decide(i, if whole { Verdict::Forward(interface) } else { Verdict::Cut(interface) });
+    }
+    if let NextHop::Node(node) = hop {
+        return batch.send_to_node(i, node);
     }
     if batch.cut.contains(i) {
         // Nobody waits in pieces: the next one of its size finds the neighbour known.
         return batch.decide(i, Verdict::Drop(DropReason::NoNeighbor));
     }
-    let Some(wanted) = route::wanted(batch, i, hop, network) else {
+    let Some(wanted) = route::wanted(batch, i, hop, view) else {
         return batch.decide(i, Verdict::Around);
     };
     batch.wanted[i] = wanted;

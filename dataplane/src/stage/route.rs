@@ -9,7 +9,8 @@ use crate::counters::DropReason;
 use crate::io::InterfaceId;
 use crate::session::Sessions;
 use crate::snapshot::Snapshot;
-use crate::snapshot::network::{HopId, Network, NextHop, NoRoute};
+use crate::snapshot::network::{HopId, NextHop, NoRoute};
+use crate::snapshot::tunnels::End;
 use crate::wire::{cut, ethernet, ipv4, ipv6};
 
 /// Says where a packet with a session goes next; `None` if it can't, and its way has ended.
@@ -22,10 +23,10 @@ pub fn session_hop<A: Lane>(batch: &mut Batch, i: usize, sessions: &mut Sessions
         Some(hop) => Ok(NextHop::Known(hop)),
         None => find_hop::<A>(batch, i, sessions, view),
     };
-    check(batch, i, hop, &view.network)
+    check(batch, i, hop, view)
 }
 
-/// Where packets to `destination` go, which may be a VIP of this gateway.
+/// Where packets to `destination` go, which may be a VIP of this gateway, or on a node of the overlay network.
 ///
 /// # Errors
 /// When no route leads there.
@@ -33,7 +34,15 @@ pub fn hop_to<A: Lane>(destination: A, hash: u64, view: &Snapshot) -> Result<Nex
     if view.policy.vip(destination).is_some() {
         return Ok(NextHop::Hairpin);
     }
-    view.network.next_hop(destination, hash)
+    beyond(destination, hash, view)
+}
+
+/// The same of a destination that is no VIP.
+fn beyond<A: Lane>(destination: A, hash: u64, view: &Snapshot) -> Result<NextHop, NoRoute> {
+    match view.policy.node_of(destination).map(NextHop::Node) {
+        Some(node) if view.tunnels.is_overlay_open() => Ok(node),
+        _ => view.network.next_hop(destination, hash),
+    }
 }
 
 /// A next hop as a session remembers it.
@@ -41,20 +50,20 @@ pub fn number(hop: NextHop) -> Option<HopId> {
     match hop {
         NextHop::Known(hop) => Some(hop),
         NextHop::Hairpin => Some(HopId::HAIRPIN),
-        NextHop::Unknown(_) => None,
+        NextHop::Unknown(_) | NextHop::Node(_) => None,
     }
 }
 
 /// The same for a packet that has no session, and goes to `destination`.
 pub fn stateless_hop<A: Lane>(batch: &mut Batch, i: usize, destination: A, view: &Snapshot) -> Option<NextHop> {
     let hop = hop_to(destination, batch.hashes[i], view);
-    check(batch, i, hop, &view.network)
+    check(batch, i, hop, view)
 }
 
 /// The same for a packet that goes on unchanged.
-pub fn unchanged_hop<A: Lane>(batch: &mut Batch, i: usize, network: &Network) -> Option<NextHop> {
-    let hop = network.next_hop(A::tuples(batch)[i].destination, batch.hashes[i]);
-    check(batch, i, hop, network)
+pub fn unchanged_hop<A: Lane>(batch: &mut Batch, i: usize, view: &Snapshot) -> Option<NextHop> {
+    let hop = beyond(A::tuples(batch)[i].destination, batch.hashes[i], view);
+    check(batch, i, hop, view)
 }
 
 /// Finds a session's next hop, and lets the session remember it.
@@ -67,13 +76,13 @@ fn find_hop<A: Lane>(batch: &Batch, i: usize, sessions: &mut Sessions, view: &Sn
 }
 
 #[inline]
-fn check(batch: &mut Batch, i: usize, hop: Result<NextHop, NoRoute>, network: &Network) -> Option<NextHop> {
+fn check(batch: &mut Batch, i: usize, hop: Result<NextHop, NoRoute>, view: &Snapshot) -> Option<NextHop> {
     let head = batch.heads[i];
-    let refused = match hop {
-        Err(NoRoute) => DropReason::NoRoute,
-        Ok(_) if head.ttl <= 1 => DropReason::Ttl,
-        Ok(hop) => {
-            let mtu = interface(hop, network).map_or(u16::MAX, |out| network.port(out).mtu);
+    let carried = hop.ok().and_then(|hop| Some((hop, mtu(hop, view)?)));
+    let refused = match carried {
+        None => DropReason::NoRoute,
+        Some(_) if head.ttl <= 1 => DropReason::Ttl,
+        Some((hop, mtu)) => {
             if head.length <= mtu {
                 return Some(hop);
             }
@@ -89,21 +98,31 @@ fn check(batch: &mut Batch, i: usize, hop: Result<NextHop, NoRoute>, network: &N
     None
 }
 
+/// The longest IP packet that goes that way whole; `None`: none does.
+#[inline]
+fn mtu(hop: NextHop, view: &Snapshot) -> Option<u16> {
+    if let NextHop::Node(node) = hop {
+        return view.tunnels.to(End::Node(node))?.mtu(&view.network);
+    }
+    Some(interface(hop, view).map_or(u16::MAX, |out| view.network.port(out).mtu))
+}
+
 /// The interface of a next hop; a hairpin has none.
 #[inline]
-pub fn interface(hop: NextHop, network: &Network) -> Option<InterfaceId> {
+pub fn interface(hop: NextHop, view: &Snapshot) -> Option<InterfaceId> {
     match hop {
-        NextHop::Known(id) => Some(network.hop(id).interface),
+        NextHop::Known(id) => Some(view.network.hop(id).interface),
         NextHop::Unknown(interface) => Some(interface),
+        NextHop::Node(node) => interface(view.tunnels.to(End::Node(node))?.hop?, view),
         NextHop::Hairpin => None,
     }
 }
 
 /// Whose link address is missing: the router's, or the destination's as it stands in the rewritten packet.
-pub fn wanted(batch: &Batch, i: usize, hop: NextHop, network: &Network) -> Option<Wanted> {
-    let interface = interface(hop, network)?;
+pub fn wanted(batch: &Batch, i: usize, hop: NextHop, view: &Snapshot) -> Option<Wanted> {
+    let interface = interface(hop, view)?;
     let address: IpAddr = if let NextHop::Known(id) = hop {
-        network.hop(id).address
+        view.network.hop(id).address
     } else {
         let packet = &batch.frames[i].frame.bytes()[ethernet::HEADER..];
         if batch.families[<u32 as Lane>::FAMILY].contains(i) {

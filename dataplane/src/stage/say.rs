@@ -2,20 +2,26 @@
 
 use crate::batch::Batch;
 use crate::counters::Direction;
-use crate::snapshot::network::Network;
+use crate::io::{InterfaceId, Received};
+use crate::snapshot::Snapshot;
+use crate::snapshot::network::NextHop;
+use crate::snapshot::overlay::NodeId;
+use crate::snapshot::tunnels::End;
+use crate::stage::wrap;
 use crate::verdict::Verdict;
-use crate::wire::ethernet;
+use crate::wire::ethernet::{self, Link};
 use crate::wire::icmp_error::LONGEST_V6;
+use crate::wire::{ipv4, ipv6};
 
 /// Bytes that an answer takes at most.
 const LONGEST: usize = ethernet::HEADER + LONGEST_V6;
 
-/// Puts what `write` makes of the packet, an IP packet and its length, in its place; how its way ends then. `None`, with the packet
-/// as it came, if there is no answer.
+/// Puts what `write` makes of the packet, an IP packet and its length, in its place; how its way ends then. `None` if there is no
+/// answer, or no way for it.
 pub fn answer(
     batch: &mut Batch,
     i: usize,
-    network: &Network,
+    view: &Snapshot,
     write: impl FnOnce(&mut [u8], &[u8]) -> Option<usize>,
 ) -> Option<Verdict> {
     let received = &mut batch.frames[i];
@@ -24,14 +30,63 @@ pub fn answer(
     let (header, into) = answer.split_at_mut(ethernet::HEADER);
     header.copy_from_slice(link);
     let length = ethernet::HEADER + write(into, packet)?;
-    // Who is behind a VIP of this gateway hears by way of the VIP: the answer comes around as the question did.
-    let verdict = if received.is_hairpin() {
-        batch.directions[i] = Direction::ServiceReply;
-        Verdict::Around
+    let way = way_back(received, link, into, view)?;
+    if let Back::Link(link, _) = &way {
+        ethernet::set_link(header, link);
+    }
+    if !received.frame.replace(&answer[..length]) {
+        return None;
+    }
+    match way {
+        Back::Link(_, out) => Some(Verdict::Answer(out)),
+        Back::Around => {
+            batch.directions[i] = Direction::ServiceReply;
+            Some(Verdict::Around)
+        }
+        Back::Node(node) => {
+            let way = view.tunnels.to(End::Node(node))?;
+            match wrap::whole(batch, i, way, &view.network)? {
+                Verdict::Forward(out) => Some(Verdict::Answer(out)),
+                _ => None,
+            }
+        }
+    }
+}
+
+/// How an answer goes to whoever has sent the packet.
+enum Back {
+    /// With these link addresses, out of this interface.
+    Link(Link, InterfaceId),
+    /// Who is behind a VIP of this gateway hears by way of the VIP: the answer comes around as the question did.
+    Around,
+    /// Into the tunnel to a node of the overlay network.
+    Node(NodeId),
+}
+
+/// Back over the link that the packet came by, but for those that came out of a tunnel: whoever stands on its other end didn't send them.
+fn way_back(received: &Received, link: &[u8], answer: &[u8], view: &Snapshot) -> Option<Back> {
+    if received.is_hairpin() {
+        return Some(Back::Around);
+    }
+    let is_v4 = answer.first()? >> 4 == 4;
+    let node = if is_v4 {
+        view.policy.node_of(ipv4::destination(answer))
     } else {
-        let own = network.interface(received.interface).mac;
-        ethernet::set_link(header, &ethernet::link(ethernet::source(link)?, own));
-        Verdict::Answer(received.interface)
+        view.policy.node_of(ipv6::destination(answer))
     };
-    received.frame.replace(&answer[..length]).then_some(verdict)
+    if let Some(node) = node.filter(|_| view.tunnels.is_overlay_open()) {
+        return Some(Back::Node(node));
+    }
+    if received.is_from_peer() {
+        let hop = if is_v4 {
+            view.network.next_hop(ipv4::destination(answer), 0)
+        } else {
+            view.network.next_hop(ipv6::destination(answer), 0)
+        };
+        let Ok(NextHop::Known(hop)) = hop else { return None };
+        let hop = view.network.hop(hop);
+        return Some(Back::Link(hop.link?, hop.interface));
+    }
+    let own = view.network.interface(received.interface).mac;
+    Some(Back::Link(ethernet::link(ethernet::source(link)?, own), received.interface))
 }

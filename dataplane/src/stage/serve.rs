@@ -175,7 +175,7 @@ fn serve<A: Lane>(
     }
     let (target, translated) = choose(&client, service, frontend, sessions, context)?;
     let next_hop = route::hop_to(translated.destination, hash, view).map_err(|_| DropReason::NoRoute)?;
-    let out = route::interface(next_hop, &view.network);
+    let out = route::interface(next_hop, view);
     let draft = Draft {
         origin: *origin,
         translated,

@@ -15,7 +15,6 @@ use crate::verdict::Verdict;
 
 /// Sends on what backends answer without sessions.
 pub fn run<A: OnWire>(batch: &mut Batch, ids: &mut Ids, context: &Context<'_>) {
-    let network = &context.view.network;
     for i in batch.open_of::<A>().and(batch.stateless) {
         let tuple = A::tuples(batch)[i];
         let is_answer = !batch.inbound.contains(i);
@@ -41,7 +40,7 @@ pub fn run<A: OnWire>(batch: &mut Batch, ids: &mut Ids, context: &Context<'_>) {
         if is_answer && batch.renumber.contains(i) {
             rewrite::renumber::<A>(batch, i, ids);
         }
-        rewrite::send_on(batch, i, hop, network);
+        rewrite::send_on(batch, i, hop, context.view);
     }
 }
 

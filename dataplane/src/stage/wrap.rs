@@ -1,22 +1,23 @@
-//! After the last rewrite: packets that another gateway is to have go into the tunnel to it, as they came. What is too long for the
-//! tunnel is cut, where it may be, or its sender hears how long it may be.
+//! After the last rewrite: packets that another gateway is to have go into the tunnel to it, as they came, and those for pods of the
+//! overlay network into the tunnel to their node. What is too long for the tunnel is cut, where it may be, or its sender hears how long it
+//! may be.
 
 use crate::batch::{Batch, Lane, Travel, Wanted};
 use crate::counters::{Direction, DropReason};
 use crate::io::InterfaceId;
 use crate::snapshot::Snapshot;
 use crate::snapshot::network::{Network, NextHop};
-use crate::snapshot::tunnels::{Mark, Way};
-use crate::stage::route;
+use crate::snapshot::tunnels::{End, Mark, Way};
 use crate::verdict::Verdict;
 use crate::wire::{cut, ethernet};
 
-/// Wraps the packets of the batch that go to other gateways.
+/// Wraps the packets of the batch that go into tunnels.
 pub fn run(batch: &mut Batch, view: &Snapshot) {
     for i in batch.open.and(batch.travelling) {
         let Travel { to, is_last } = batch.travels[i];
+        let is_to_gateway = matches!(to, End::Gateway(_));
         let Some(way) = view.tunnels.to(to) else {
-            batch.decide(i, Verdict::Drop(DropReason::NoOwner));
+            batch.decide(i, Verdict::Drop(if is_to_gateway { DropReason::NoOwner } else { DropReason::NoRoute }));
             continue;
         };
         let Some((hop, out)) = exit(way, &view.network) else {
@@ -24,18 +25,25 @@ pub fn run(batch: &mut Batch, view: &Snapshot) {
             continue;
         };
         let head = batch.heads[i];
-        batch.directions[i] = Direction::PeerOut;
+        if is_to_gateway {
+            batch.directions[i] = Direction::PeerOut;
+        }
         let mtu = view.network.port(out).mtu.saturating_sub(way.outer.overhead());
         if head.length > mtu {
             batch.mtus[i] = mtu;
             if is_last && cut::may_cut(batch.frames[i].frame.bytes()) {
-                batch.decide(i, Verdict::CutTo(to));
-            } else {
+                let frame = batch.frames[i].frame.bytes_mut();
+                way.inner_link().into_iter().for_each(|link| ethernet::set_link(frame, link));
+                batch.decide(i, Verdict::CutIntoTunnel);
+            } else if is_to_gateway {
                 batch.refuse(i, DropReason::TooBig);
+            } else {
+                // It was asked before it was rewritten, and the sender has heard of it: it can't be quoted any more.
+                batch.decide(i, Verdict::Drop(DropReason::TooBig));
             }
             continue;
         }
-        let vni = Mark { sides: head.sides, is_last }.vni();
+        let vni = way.vni(Mark { sides: head.sides, is_last });
         let is_wrapped = wrap(batch, i, way, vni);
         let sent = if is_wrapped { Some(send(batch, i, way, hop, out, &view.network)) } else { None };
         let verdict = sent.unwrap_or(Verdict::Drop(DropReason::TooBig));
@@ -47,21 +55,30 @@ pub fn run(batch: &mut Batch, view: &Snapshot) {
 #[inline]
 pub fn whole(batch: &mut Batch, i: usize, way: &Way, network: &Network) -> Option<Verdict> {
     let NextHop::Known(hop) = way.hop? else { return None };
-    let (exit, head) = (network.exits().get(usize::from(hop.0))?, batch.heads[i]);
-    if head.length.saturating_add(way.outer.overhead()) > exit.mtu {
+    let exit = network.exits().get(usize::from(hop.0))?;
+    // With the headers of the tunnel, a frame is as much longer than its packet is now as the packet was without.
+    if batch.frames[i].frame.len().saturating_add(way.outer.overhead()) > exit.mtu.saturating_add(LINK) {
         return None;
     }
-    let vni = Mark { sides: head.sides, is_last: batch.travels[i].is_last }.vni();
+    let vni = way.vni(Mark { sides: batch.heads[i].sides, is_last: batch.travels[i].is_last });
     wrap(batch, i, way, vni).then(|| {
         ethernet::set_link(batch.frames[i].frame.bytes_mut(), &exit.link);
         Verdict::Forward(exit.interface)
     })
 }
 
+/// Bytes of the link header.
+const LINK: u16 = ethernet::HEADER as u16;
+
 /// The next hop of a tunnel, and its interface.
 fn exit(way: &Way, network: &Network) -> Option<(NextHop, InterfaceId)> {
     let hop = way.hop?;
-    Some((hop, route::interface(hop, network)?))
+    let out = match hop {
+        NextHop::Known(id) => network.hop(id).interface,
+        NextHop::Unknown(out) => out,
+        NextHop::Hairpin | NextHop::Node(_) => return None,
+    };
+    Some((hop, out))
 }
 
 /// Puts the headers of the tunnel before a packet; false if there is no room for them.
@@ -72,6 +89,9 @@ fn wrap(batch: &mut Batch, i: usize, way: &Way, vni: u32) -> bool {
     let (length, inner) = (way.outer.length() as u16, frame.len());
     let traffic_class = traffic_class(frame.bytes());
     let Some(start) = frame.start().checked_sub(length) else { return false };
+    if let Some(link) = way.inner_link() {
+        ethernet::set_link(frame.bytes_mut(), link);
+    }
     // Its end stays where it is.
     if !frame.place(start, inner + length) {
         return false;
@@ -93,7 +113,7 @@ fn traffic_class(frame: &[u8]) -> u8 {
 fn send(batch: &mut Batch, i: usize, way: &Way, hop: NextHop, out: InterfaceId, network: &Network) -> Verdict {
     let link = match hop {
         NextHop::Known(id) => network.hop(id).link,
-        NextHop::Unknown(_) | NextHop::Hairpin => None,
+        NextHop::Unknown(_) | NextHop::Hairpin | NextHop::Node(_) => None,
     };
     let Some(link) = link else {
         let address = if let NextHop::Known(id) = hop { network.hop(id).address } else { way.address };
@@ -117,7 +137,7 @@ pub fn before_piece(
     let NextHop::Known(id) = hop else { return None };
     let mut headers = [0; crate::wire::vxlan::LONGEST];
     let inner = piece.iter().map(|part| part.len()).sum::<usize>() as u16;
-    let vni = Mark { sides, is_last: travel.is_last }.vni();
+    let vni = way.vni(Mark { sides, is_last: travel.is_last });
     way.outer.write(&mut headers, inner, vni, 0, piece.first().map_or(0, |headers| traffic_class(headers)));
     ethernet::set_link(&mut headers, &view.network.hop(id).link?);
     Some((out, headers, way.outer.length()))

@@ -170,6 +170,8 @@ pub struct Setup {
     pub reject: bool,
     /// Unconfirmed sessions that a VIP may have.
     pub embryonic: u32,
+    /// Where nodes of the overlay network reach it.
+    pub overlay: Option<SocketAddr>,
 }
 
 impl Default for Setup {
@@ -185,6 +187,7 @@ impl Default for Setup {
             mss: None,
             reject: false,
             embryonic: 1024,
+            overlay: None,
         }
     }
 }
@@ -241,7 +244,7 @@ impl Gateway {
     pub fn with(setup: &Setup, network: NetworkSpec, policy: &PolicySet) -> Self {
         // Time begins shortly before its numbers wrap.
         let now = Tick(u32::MAX - 10_000);
-        let mut builder = Builder::new(network);
+        let mut builder = Builder::new(network).at_overlay(setup.overlay);
         let publisher = Publisher::new(builder.with_policy(policy).unwrap());
         let questions = Questions { queue: Arc::new(ArrayQueue::new(64)), bell: Arc::new(NoBell) };
         let bells: Vec<Arc<dyn Wake>> = (0..setup.workers).map(|_| Arc::new(NoBell) as _).collect();

@@ -102,7 +102,14 @@ impl Whole {
         Ok(Self {
             bytes: chunks.iter().map(|chunk| chunk.bytes.len()).sum(),
             responses: chunks.iter().map(decoded).collect::<Result<_>>()?,
-            counts: [of(Kind::EgressPolicy), of(Kind::Vip), of(Kind::Endpoint), of(Kind::Service), of(Kind::Gateway)],
+            counts: [
+                of(Kind::EgressPolicy),
+                of(Kind::Vip),
+                of(Kind::Endpoint),
+                of(Kind::Service),
+                of(Kind::Gateway),
+                0,
+            ],
             sum: all().fold(0, |sum, it| sum.wrapping_add(it.content.version)),
             version: publication.version,
         })

@@ -10,7 +10,7 @@ use super::*;
 use crate::manifest::files::walk;
 use crate::yaml::{Node, Source, decode};
 
-static VALIDATORS: LazyLock<[Validator; 5]> =
+static VALIDATORS: LazyLock<[Validator; 6]> =
     LazyLock::new(|| Published::ALL.map(|of| jsonschema::validator_for(&document(of)).unwrap()));
 
 /// Whether the schema of one admits a document.
@@ -146,7 +146,7 @@ fn unknown_fields_wrong_words_and_wrong_types_are_refused() {
 fn all_schemas_are_one_object_by_name() {
     let all = all();
     let names: Vec<_> = all.as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(names, ["AddressPool", "EgressPolicy", "Gateway", "gateway.yaml", "policyd.yaml"]);
+    assert_eq!(names, ["AddressPool", "EgressPolicy", "Gateway", "OverlayNode", "gateway.yaml", "policyd.yaml"]);
     for of in Published::ALL {
         assert_eq!(all[of.name()]["title"], of.name());
         assert!(!document(of).to_string().contains("\"$ref\""), "{}", of.name());

@@ -38,7 +38,8 @@ const AFTERMATH: Duration = Duration::from_millis(300);
 const CONFIRM: Duration = Duration::from_secs(5);
 
 /// Kinds that every server answers; settings are vipgate's own.
-const KINDS: [Kind; Kind::COUNTED] = [Kind::EgressPolicy, Kind::Vip, Kind::Endpoint, Kind::Service, Kind::Gateway];
+const KINDS: [Kind; Kind::COUNTED] =
+    [Kind::EgressPolicy, Kind::Vip, Kind::Endpoint, Kind::Service, Kind::Gateway, Kind::OverlayNode];
 
 /// A response that waits for its answer.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 
 mod service;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -12,8 +12,10 @@ use ipnet::IpNet;
 use prost::Message;
 use thiserror::Error;
 use vipgate_dataplane::snapshot::spec::{
-    AddressSelection, Announce, BlockSet, EgressSpec, EndpointSpec, Limits, OnExhaustion, ShareSpec, VipSpec,
+    AddressSelection, Announce, BlockSet, EgressSpec, EndpointSpec, Limits, NodeSpec, OnExhaustion, ShareSpec, VipSpec,
 };
+
+use vipgate_dataplane::wire::ethernet;
 
 use super::super::proto;
 use super::{Kind, SETTINGS, shown};
@@ -40,6 +42,8 @@ pub enum Decoded {
     Service(DealtService),
     /// A gateway.
     Gateway(Peer),
+    /// A node of the overlay network.
+    OverlayNode(NodeSpec),
     /// The settings.
     Settings(proto::Settings),
 }
@@ -83,6 +87,7 @@ pub fn decode(kind: Kind, name: &str, body: &[u8]) -> Result<Decoded, Fault> {
         Kind::Endpoint => endpoint(name, &message(kind, body)?).map(Decoded::Endpoint),
         Kind::Service => service::service(name, &message(kind, body)?).map(Decoded::Service),
         Kind::Gateway => gateway(name, &message(kind, body)?).map(Decoded::Gateway),
+        Kind::OverlayNode => overlay_node(name, &message(kind, body)?).map(Decoded::OverlayNode),
         Kind::Settings => {
             same(SETTINGS, "name", name)?;
             let settings: proto::Settings = message(kind, body)?;
@@ -266,6 +271,24 @@ fn gateway(name: &str, message: &proto::Gateway) -> Result<Peer, Fault> {
         node: text("node", &message.node)?,
         zone: text("zone", &message.zone)?,
         address: peer_address,
+    })
+}
+
+fn overlay_node(name: &str, message: &proto::OverlayNode) -> Result<NodeSpec, Fault> {
+    named(&message.name, name)?;
+    few(&message.prefixes, "prefixes")?;
+    let port = u16::try_from(message.port).ok().filter(|port| *port > 0);
+    let port = port.ok_or_else(|| fault("port", format!("{} is no port", message.port)))?;
+    if message.vni >= 1 << 24 {
+        return Err(fault("vni", format!("{} is more than 24 bits", message.vni)));
+    }
+    let mac = <[u8; 6]>::try_from(&*message.mac).ok().filter(|mac| !ethernet::is_group(*mac));
+    Ok(NodeSpec {
+        name: text("name", name)?,
+        address: SocketAddr::new(address("address", &message.address)?, port),
+        vni: message.vni,
+        mac: mac.ok_or_else(|| fault("mac", "is no link address of one interface"))?,
+        prefixes: nets("prefixes", &message.prefixes)?,
     })
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use prost::Message;
 use vipgate_dataplane::snapshot::spec::{
-    AddressSelection, Announce, EgressSpec, EndpointSpec, OnExhaustion, ShareSpec, VipSpec,
+    AddressSelection, Announce, EgressSpec, EndpointSpec, NodeSpec, OnExhaustion, ShareSpec, VipSpec,
 };
 
 use super::super::proto;
@@ -24,6 +24,7 @@ pub fn encode_all(deal: &Deal) -> Vec<(Key, Content)> {
     all.extend(deal.endpoints.iter().map(endpoint));
     all.extend(deal.services.iter().map(service));
     all.extend(deal.peers.iter().map(gateway));
+    all.extend(deal.nodes.iter().map(overlay_node));
     all.sort_unstable_by(|a: &(Key, Content), b| a.0.cmp(&b.0));
     all
 }
@@ -39,6 +40,7 @@ pub fn settings(counts: [usize; Kind::COUNTED], sum: u64) -> (Key, Content, Stri
         endpoints: counts[2] as u64,
         services: counts[3] as u64,
         gateways: counts[4] as u64,
+        overlay_nodes: counts[5] as u64,
     };
     let (key, content) = resource(Kind::Settings, SETTINGS.into(), &message);
     (key, content, version)
@@ -125,4 +127,17 @@ pub fn gateway(peer: &Peer) -> (Key, Content) {
         peer_address: peer.address.map(|address| address.to_string()).unwrap_or_default(),
     };
     resource(Kind::Gateway, peer.name.clone(), &message)
+}
+
+/// One node of the overlay network.
+pub fn overlay_node(node: &NodeSpec) -> (Key, Content) {
+    let message = proto::OverlayNode {
+        name: node.name.to_string(),
+        address: node.address.ip().to_string(),
+        port: node.address.port().into(),
+        vni: node.vni,
+        mac: node.mac.to_vec(),
+        prefixes: node.prefixes.iter().map(ToString::to_string).collect(),
+    };
+    resource(Kind::OverlayNode, node.name.clone(), &message)
 }

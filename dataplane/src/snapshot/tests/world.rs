@@ -177,7 +177,7 @@ impl World {
         };
         let endpoints = self.endpoints.iter().zip(ENDPOINTS).filter_map(endpoint).collect();
         let version = self.version.to_string();
-        PolicySet { version, policies: policies.collect(), vips, endpoints, services: Vec::new() }
+        PolicySet { version, policies: policies.collect(), vips, endpoints, services: Vec::new(), nodes: Vec::new() }
     }
 }
 

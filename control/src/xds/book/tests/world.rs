@@ -3,10 +3,12 @@
 
 use std::collections::VecDeque;
 
+use ipnet::IpNet;
 use vipgate_dataplane::ports::{BLOCKS, BlockId};
+use vipgate_dataplane::snapshot::spec::NodeSpec;
 
 use super::*;
-use crate::policy::mix;
+use crate::policy::{Peer, mix};
 
 /// `g3` is a gateway that gets little, `g9` one that nobody knows.
 pub(super) const GATEWAYS: [&str; 4] = ["g1", "g2", "g3", "g9"];
@@ -116,7 +118,7 @@ pub(super) fn deal() -> impl Strategy<Value = Deal> {
             let zone = format!("z{}", zone?).into();
             Some(Peer { name: (**name).into(), node: "n".into(), zone, address: None })
         };
-        let peers = GATEWAYS.iter().zip(peers).filter_map(peer).collect();
+        let peers: Vec<Peer> = GATEWAYS.iter().zip(peers).filter_map(peer).collect();
         let service = |((name, bits), number): ((&&str, Option<u8>), u16)| {
             let bits = bits?;
             let backends: Vec<u8> = (0..3).filter(|bit| bits >> bit & 1 == 1).collect();
@@ -129,8 +131,17 @@ pub(super) fn deal() -> impl Strategy<Value = Deal> {
             Some(service)
         };
         let services = SERVICES.iter().zip(services).zip(0..).filter_map(service).collect();
-        Deal { policies, vips, endpoints, services, peers }
+        // Whoever is a gateway is a node, too, in this world.
+        let nodes = peers.iter().map(node).collect();
+        Deal { policies, vips, endpoints, services, nodes, peers }
     })
+}
+
+fn node(peer: &Peer) -> NodeSpec {
+    let zone = peer.zone.len() as u32 + u32::from(peer.zone.as_bytes().last().copied().unwrap_or_default());
+    let address = IpAddr::from([10, 9, 0, peer.name.as_bytes().last().copied().unwrap_or_default()]);
+    let prefixes = vec![IpNet::from(address)];
+    NodeSpec { name: peer.name.clone(), address: (address, 8472).into(), vni: zone, mac: [2; 6], prefixes }
 }
 
 impl Told {

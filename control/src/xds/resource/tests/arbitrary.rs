@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
+use vipgate_dataplane::snapshot::spec::NodeSpec;
 
 use super::*;
 use crate::manifest::{MOST_WEIGHT, unusable_address};
@@ -152,6 +153,19 @@ fn peer(name: Arc<str>) -> impl Strategy<Value = Peer> {
     })
 }
 
+fn node(name: Arc<str>) -> impl Strategy<Value = NodeSpec> {
+    let place = (address(), 1..=u16::MAX, 0..1_u32 << 24);
+    // No group's.
+    let mac = any::<[u8; 6]>().prop_map(|[a, b, c, d, e, f]| [a & !1, b, c, d, e, f]);
+    (place, mac, prop::collection::vec(net(), 0..4)).prop_map(move |((address, port, vni), mac, prefixes)| NodeSpec {
+        name: name.clone(),
+        address: (address, port).into(),
+        vni,
+        mac,
+        prefixes,
+    })
+}
+
 /// Some of a kind, each key once, sorted by it.
 fn each<K, T, S>(key: impl Strategy<Value = K>, of: impl Fn(K) -> S + Clone + 'static) -> impl Strategy<Value = Vec<T>>
 where
@@ -170,6 +184,13 @@ where
 pub(super) fn deal() -> impl Strategy<Value = Deal> {
     let vips = each(address(), vip);
     let endpoints = each(address(), endpoint);
-    let parts = (each(name(), policy), vips, endpoints, each(name(), service), each(name(), peer));
-    parts.prop_map(|(policies, vips, endpoints, services, peers)| Deal { policies, vips, endpoints, services, peers })
+    let parts = (each(name(), policy), vips, endpoints, each(name(), service), each(name(), peer), each(name(), node));
+    parts.prop_map(|(policies, vips, endpoints, services, peers, nodes)| Deal {
+        policies,
+        vips,
+        endpoints,
+        services,
+        nodes,
+        peers,
+    })
 }

@@ -43,6 +43,17 @@ fn gateway() -> proto::Gateway {
     proto::Gateway { name: "g1".to_owned(), ..proto::Gateway::default() }
 }
 
+fn node() -> proto::OverlayNode {
+    proto::OverlayNode {
+        name: "n1".to_owned(),
+        address: "10.9.0.1".to_owned(),
+        port: 8472,
+        vni: 1,
+        mac: vec![2, 0, 0, 0, 0, 1],
+        prefixes: vec!["10.1.0.0/24".to_owned()],
+    }
+}
+
 fn refusal(kind: Kind, name: &str, message: &impl Message) -> String {
     decode(kind, name, &message.encode_to_vec()).unwrap_err().to_string()
 }
@@ -80,6 +91,7 @@ fn of_gateway(change: impl FnOnce(&mut proto::Gateway)) -> String {
 #[test]
 fn without_the_fault_they_are_read() {
     let good: [(Kind, &str, Vec<u8>); Kind::ALL.len() - 1] = [
+        (Kind::OverlayNode, "n1", node().encode_to_vec()),
         (Kind::EgressPolicy, "p", policy().encode_to_vec()),
         (Kind::Vip, "203.0.113.1", vip().encode_to_vec()),
         (Kind::Endpoint, "10.0.0.1", endpoint().encode_to_vec()),
@@ -88,6 +100,33 @@ fn without_the_fault_they_are_read() {
     ];
     for (kind, name, body) in good {
         assert!(decode(kind, name, &body).is_ok(), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_node_is_refused_for() {
+    let of = |change: fn(&mut proto::OverlayNode)| {
+        let mut message = node();
+        change(&mut message);
+        refusal(Kind::OverlayNode, "n1", &message)
+    };
+    let cases = [
+        (of(|it| it.name = "n2".to_owned()), "name: is `n2`, but the resource's name is `n1`"),
+        (of(|it| it.address = "10.9.0".to_owned()), "address: `10.9.0` is no address"),
+        (of(|it| it.address = "0.0.0.0".to_owned()), "address: 0.0.0.0 is the unspecified address"),
+        (of(|it| it.port = 0), "port: 0 is no port"),
+        (of(|it| it.port = 65_536), "port: 65536 is no port"),
+        (of(|it| it.vni = 1 << 24), "vni: 16777216 is more than 24 bits"),
+        (of(|it| it.mac.truncate(5)), "mac: is no link address of one interface"),
+        (of(|it| it.mac[0] = 1), "mac: is no link address of one interface"),
+        (
+            of(|it| it.prefixes[0] = "10.1.0.1/24".to_owned()),
+            "prefixes[0]: 10.1.0.1/24 has bits set beyond its prefix length",
+        ),
+        (of(|it| it.prefixes = vec!["::/0".to_owned(); 4097]), "prefixes: has 4097 entries, at most 4096 are read"),
+    ];
+    for (said, expected) in cases {
+        assert_eq!(said, expected);
     }
 }
 

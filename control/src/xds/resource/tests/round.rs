@@ -13,6 +13,7 @@ fn read_all(resources: &[(Key, Content)]) -> Result<Deal, Fault> {
             Decoded::Endpoint(endpoint) => deal.endpoints.push(endpoint),
             Decoded::Service(service) => deal.services.push(service),
             Decoded::Gateway(peer) => deal.peers.push(peer),
+            Decoded::OverlayNode(node) => deal.nodes.push(node),
             Decoded::Settings(settings) => panic!("{settings:?} in a deal"),
         }
     }
@@ -29,6 +30,7 @@ fn encode_again(meaning: &Decoded) -> (Key, Content) {
         Decoded::Endpoint(endpoint) => encode::endpoint(endpoint),
         Decoded::Service(service) => encode::service(service),
         Decoded::Gateway(peer) => encode::gateway(peer),
+        Decoded::OverlayNode(node) => encode::overlay_node(node),
         Decoded::Settings(settings) => panic!("{settings:?} in a deal"),
     }
 }
@@ -88,6 +90,7 @@ proptest! {
             endpoints: counts[2].into(),
             services: counts[3].into(),
             gateways: counts[4].into(),
+            overlay_nodes: counts[5].into(),
         };
         prop_assert_eq!(decode(key.kind, &key.name, &content.body), Ok(Decoded::Settings(expected)));
     }

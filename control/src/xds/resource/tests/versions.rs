@@ -209,7 +209,7 @@ fn every_field_of_a_gateway_is_in_its_version() {
 /// A cache that was written before a kind came still means what it did.
 #[test]
 fn kinds_keep_their_numbers() {
-    assert_eq!(Kind::ALL.map(Kind::number), [0, 1, 2, 5, 3, 4]);
+    assert_eq!(Kind::ALL.map(Kind::number), [0, 1, 2, 5, 3, 6, 4]);
 }
 
 /// Versions are on gateways' disks and in other servers: these are what they are.
@@ -220,6 +220,7 @@ fn versions_are_the_same_everywhere() {
         vips: vec![vip()],
         endpoints: vec![endpoint()],
         services: vec![service()],
+        nodes: Vec::new(),
         peers: vec![peer()],
     };
     let versions: Vec<_> = encode_all(&deal).iter().map(|(_, it)| Content::version_text(it.version)).collect();
@@ -234,16 +235,18 @@ fn versions_are_the_same_everywhere() {
 /// A deal, and the same in another order.
 fn shuffled() -> impl Strategy<Value = (Deal, Deal)> {
     deal().prop_flat_map(|deal| {
-        let Deal { policies, vips, endpoints, services, peers } = deal.clone();
+        let Deal { policies, vips, endpoints, services, nodes, peers } = deal.clone();
         let vips = Just(vips).prop_shuffle();
         let endpoints = Just(endpoints).prop_shuffle();
         let (services, peers) = (Just(services).prop_shuffle(), Just(peers).prop_shuffle());
-        let parts = (Just(policies).prop_shuffle(), vips, endpoints, services, peers);
-        let shuffled = parts.prop_map(|(policies, vips, endpoints, services, peers)| Deal {
+        let nodes = Just(nodes).prop_shuffle();
+        let parts = (Just(policies).prop_shuffle(), vips, endpoints, services, peers, nodes);
+        let shuffled = parts.prop_map(|(policies, vips, endpoints, services, peers, nodes)| Deal {
             policies,
             vips,
             endpoints,
             services,
+            nodes,
             peers,
         });
         (Just(deal), shuffled)

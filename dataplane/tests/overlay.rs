@@ -1,0 +1,265 @@
+//! Pods on nodes of an overlay network: their packets come in VXLAN, and what goes to them goes so, through their own node.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::net::{IpAddr, SocketAddr};
+
+use support::services::{CLIENTS, both_pods, service};
+use support::*;
+use vipgate_dataplane::counters::DropReason;
+use vipgate_dataplane::snapshot::change::PolicyChange;
+use vipgate_dataplane::snapshot::spec::*;
+use vipgate_dataplane::wire::vxlan::{Outer, parse};
+
+const VNI: u32 = 0x00_1234;
+/// The link addresses of the nodes' ends of the overlay network, and the one that they send to.
+const NODES: [[u8; 6]; 2] = [[0x0e, 0, 0, 0, 0, 1], [0x0e, 0, 0, 0, 0, 2]];
+const ANYBODY: [u8; 6] = [0x0e, 0, 0, 0, 0, 0xff];
+
+fn own(v6: bool) -> SocketAddr {
+    at(if v6 { "[fd00:20::64]:4789" } else { "10.20.0.100:4789" })
+}
+
+fn node(number: usize, v6: bool) -> SocketAddr {
+    at(&if v6 { format!("[fd00:20::{number}]:4789") } else { format!("10.20.0.{number}:4789") })
+}
+
+/// Two nodes: pods .5 and .21 are on the first one, .6 on the second one.
+fn nodes(v6: bool) -> Vec<NodeSpec> {
+    let prefixes = [
+        ["10.244.1.0/24", "fd00:244:1::/64"].map(|net| net.parse().unwrap()),
+        ["10.244.1.6/32", "fd00:244:1::6/128"].map(|net| net.parse().unwrap()),
+    ];
+    let spec = |(number, prefixes): (usize, [_; 2])| NodeSpec {
+        name: format!("node-{number}").into(),
+        address: node(number, v6),
+        vni: VNI,
+        mac: NODES[number - 1],
+        prefixes: prefixes.into(),
+    };
+    (1..).zip(prefixes).map(spec).collect()
+}
+
+fn gateway(v6: bool, mut policy: PolicySet) -> Gateway {
+    let mut network = network();
+    network.interfaces[0].addresses = vec![ip("10.244.1.1"), ip("fd00:244:1::1")];
+    let net = if v6 { "fd00:20::/64" } else { "10.20.0.0/24" };
+    let via = RouteTarget::Via(vec![HopSpec { interface: INSIDE, gateway: None }]);
+    network.routes.push(RouteSpec { prefix: net.parse().unwrap(), target: via });
+    for number in [1, 2, 9] {
+        let address = node(number, v6).ip();
+        network.neighbours.push(NeighbourSpec { interface: INSIDE, address, mac: POD_MAC });
+    }
+    policy.nodes = nodes(v6);
+    Gateway::with(&Setup { overlay: Some(own(v6)), ..Setup::default() }, network, &policy)
+}
+
+/// A pod's packet as its node sends it.
+fn tunnel(from: IpAddr, to: SocketAddr, vni: u32, packet: &[u8]) -> Vec<u8> {
+    let outer = Outer::new(from, to).unwrap();
+    let mut frame = vec![0; outer.length()];
+    outer.write(&mut frame, packet.len() as u16, vni, 7, 0);
+    frame[..6].copy_from_slice(&INSIDE_MAC);
+    frame.extend(packet);
+    let at = outer.length();
+    frame[at..at + 6].copy_from_slice(&ANYBODY);
+    frame
+}
+
+/// What is in the one packet that goes to this node.
+fn to_node(sent: &[(vipgate_dataplane::io::InterfaceId, Vec<u8>)], number: usize, v6: bool) -> Vec<u8> {
+    assert_eq!(sent.len(), 1);
+    let (out, frame) = &sent[0];
+    assert_eq!((*out, ends(frame).1, &frame[..6]), (INSIDE, node(number, v6), &POD_MAC[..]));
+    assert_eq!(ends(frame).0.ip(), own(v6).ip());
+    let inner = parse(frame).unwrap();
+    assert_eq!(inner.vni, VNI);
+    let packet = frame[inner.at..].to_vec();
+    assert_eq!(packet[..6], NODES[number - 1]);
+    assert_eq!(packet[6] & 3, 2, "the gateway's own link address there");
+    check_packet(&packet);
+    packet
+}
+
+#[test]
+fn a_pods_packets_come_and_their_answers_go_by_its_node() {
+    for v6 in [false, true] {
+        for (pod, far) in POD_AND_FAR {
+            for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Echo] {
+                let mut gateway = gateway(v6, policy());
+                let question = packet(protocol, at(pod), at(far));
+                let sent = gateway.arrives(0, INSIDE, &tunnel(node(1, v6).ip(), own(v6), VNI, &question));
+                let [(OUTSIDE, seen)] = &sent[..] else { panic!("{sent:?} {:?}", gateway.drops()) };
+                check_only_translated(&question, seen);
+                let answer = answer_to(seen, protocol);
+                for _ in 0..2 {
+                    let sent = gateway.arrives(0, OUTSIDE, &answer);
+                    let home = to_node(&sent, 1, v6);
+                    check_only_translated(&answer, &home);
+                    assert_eq!(ends(&home).1, at(pod));
+                }
+                assert_eq!(gateway.drops(), [].into());
+            }
+        }
+    }
+}
+
+#[test]
+fn clients_reach_backends_on_their_nodes_and_what_policy_leaves_alone_goes_there_too() {
+    let mut set = policy();
+    set.services = vec![service(&both_pods())];
+    let mut gateway = gateway(false, set);
+    for n in 0..20 {
+        let client: SocketAddr = (at(CLIENTS[0]).ip(), 40_000 + n).into();
+        let sent = gateway.arrives(0, OUTSIDE, &packet(Protocol::Udp, client, at("192.0.2.10:53")));
+        let number = if ends(&sent[0].1).1 == node(1, false) { 1 } else { 2 };
+        let home = to_node(&sent, number, false);
+        let backend = ends(&home).1;
+        assert_eq!(backend.ip() == ip("10.244.1.6"), number == 2, "{backend} is on node {number}");
+        let answer = tunnel(node(number, false).ip(), own(false), VNI, &packet(Protocol::Udp, backend, client));
+        let sent = gateway.arrives(0, INSIDE, &answer);
+        assert_eq!(ends(&sent[0].1), (at("192.0.2.10:53"), client));
+    }
+    let excluded = packet(Protocol::Udp, at("10.244.1.21:4000"), at("198.51.100.200:53"));
+    let sent = gateway.arrives(0, INSIDE, &tunnel(node(1, false).ip(), own(false), VNI, &excluded));
+    assert_eq!(ends(&sent[0].1), (at("10.244.1.21:4000"), at("198.51.100.200:53")));
+    let sent = gateway.arrives(0, OUTSIDE, &answer_to(&sent[0].1, Protocol::Udp));
+    assert_eq!(ends(&to_node(&sent, 1, false)).1, at("10.244.1.21:4000"));
+    assert_eq!(gateway.drops(), [].into());
+}
+
+#[test]
+fn only_nodes_are_believed_and_each_only_about_its_own_pods() {
+    for v6 in [false, true] {
+        let mut gateway = gateway(v6, policy());
+        let (pod, far) = POD_AND_FAR[0];
+        let inner = packet(Protocol::Udp, at(pod), at(far));
+        let of_another = packet(Protocol::Udp, at("10.244.1.6:4000"), at(far));
+        let [one, own] = [node(1, v6), own(v6)];
+        let mut arp = inner.clone();
+        arp[12..14].copy_from_slice(&[8, 6]);
+        let nested = tunnel(one.ip(), own, VNI, &inner);
+        let from_far = packet(Protocol::Udp, at(far), at("192.0.2.10:2000"));
+        for (frame, reason) in [
+            (tunnel(node(9, v6).ip(), own, VNI, &inner), DropReason::PeerUnknown),
+            (tunnel(one.ip(), own, VNI + 1, &inner), DropReason::PeerUnknown),
+            (tunnel(one.ip(), own, VNI, &of_another), DropReason::SpoofedSource),
+            (tunnel(one.ip(), own, VNI, &from_far), DropReason::SpoofedSource),
+            (tunnel(one.ip(), own, VNI, &arp), DropReason::Malformed),
+            (tunnel(one.ip(), own, VNI, &inner[..20]), DropReason::Malformed),
+            (tunnel(one.ip(), own, VNI, &inner)[..70].to_vec(), DropReason::Malformed),
+            (tunnel(one.ip(), own, VNI, &nested), DropReason::SpoofedSource),
+        ] {
+            let before = gateway.drops().get(&reason).copied().unwrap_or(0);
+            assert_eq!(gateway.arrives(0, INSIDE, &frame), vec![]);
+            assert_eq!(gateway.drops().get(&reason).copied(), Some(before + 1), "{reason:?}");
+        }
+        // From outside, nobody is a node.
+        let mut outside = tunnel(one.ip(), own, VNI, &inner);
+        outside[..6].copy_from_slice(&OUTSIDE_MAC);
+        assert_eq!(gateway.arrives(0, OUTSIDE, &outside), vec![]);
+        assert_eq!(gateway.sessions(), 0);
+        assert_eq!(gateway.arrives(0, INSIDE, &tunnel(one.ip(), own, VNI, &inner)).len(), 1);
+    }
+}
+
+#[test]
+fn what_is_too_long_for_the_overlay_is_cut_or_its_sender_hears_how_long_it_may_be() {
+    let mut gateway = gateway(false, policy());
+    let (pod, far) = POD_AND_FAR[0];
+    let question = packet(Protocol::Udp, at(pod), at(far));
+    let sent = gateway.arrives(0, INSIDE, &tunnel(node(1, false).ip(), own(false), VNI, &question));
+    let (vip, far) = ends(&sent[0].1);
+    let big = |may_cut: bool| {
+        let mut frame = Vec::new();
+        let builder = etherparse::PacketBuilder::ethernet2(ROUTER_MAC, OUTSIDE_MAC);
+        let (IpAddr::V4(from), IpAddr::V4(to)) = (far.ip(), vip.ip()) else { panic!() };
+        let mut header =
+            etherparse::Ipv4Header::new(1480, 64, etherparse::ip_number::UDP, from.octets(), to.octets()).unwrap();
+        header.dont_fragment = !may_cut;
+        header.identification = 77;
+        let step = builder.ip(etherparse::IpHeaders::Ipv4(header, etherparse::Ipv4Extensions::default()));
+        step.udp(far.port(), vip.port()).write(&mut frame, &[9; 1472]).unwrap();
+        frame
+    };
+    let told = gateway.arrives(0, OUTSIDE, &big(false));
+    let [(OUTSIDE, told)] = &told[..] else { panic!("{told:?}") };
+    assert_eq!((told[34], told[35], u16::from_be_bytes([told[40], told[41]])), (3, 4, 1450));
+    let pieces = gateway.arrives(0, OUTSIDE, &big(true));
+    let lengths: usize = pieces.iter().map(to_node_piece).sum();
+    assert_eq!((pieces.len(), lengths), (2, 1480));
+}
+
+/// Bytes of a piece behind its IP header.
+fn to_node_piece((_, frame): &(vipgate_dataplane::io::InterfaceId, Vec<u8>)) -> usize {
+    let inner = parse(frame).unwrap();
+    assert_eq!((ends(frame).1, inner.vni, &frame[inner.at..inner.at + 6]), (node(1, false), VNI, &NODES[0][..]));
+    inner.length - 34
+}
+
+#[test]
+fn a_pod_hears_what_the_gateway_says_by_its_node() {
+    for (pod, far) in POD_AND_FAR {
+        let mut gateway = gateway(false, policy());
+        let mut last_hop = packet(Protocol::Udp, at(pod), at(far));
+        if at(pod).is_ipv4() {
+            last_hop[22] = 1;
+            let sum = vipgate_dataplane::wire::checksum::checksum(0, &{
+                let mut header = last_hop[14..34].to_vec();
+                header[10..12].fill(0);
+                header
+            });
+            last_hop[24..26].copy_from_slice(&sum.to_be_bytes());
+        } else {
+            last_hop[21] = 1;
+        }
+        let sent = gateway.arrives(0, INSIDE, &tunnel(node(1, false).ip(), own(false), VNI, &last_hop));
+        let told = to_node(&sent, 1, false);
+        let kind = if at(pod).is_ipv4() { (told[34], told[35]) } else { (told[54], told[55]) };
+        assert_eq!(kind, if at(pod).is_ipv4() { (11, 0) } else { (3, 0) });
+        assert_eq!(gateway.drops(), [(DropReason::Ttl, 1)].into());
+    }
+}
+
+#[test]
+fn pods_move_from_node_to_node_and_off_the_overlay() {
+    let mut gateway = gateway(false, policy());
+    let (pod, far) = POD_AND_FAR[0];
+    let question = packet(Protocol::Udp, at(pod), at(far));
+    let sent = gateway.arrives(0, INSIDE, &tunnel(node(1, false).ip(), own(false), VNI, &question));
+    let answer = answer_to(&sent[0].1, Protocol::Udp);
+    to_node(&gateway.arrives(0, OUTSIDE, &answer), 1, false);
+    let mut moved = nodes(false);
+    moved[1].prefixes.push("10.244.1.5/32".parse().unwrap());
+    let change = |nodes| PolicyChange { version: "2".into(), nodes: Some(nodes), ..PolicyChange::default() };
+    let snapshot = gateway.builder.with_change(&change(moved)).unwrap();
+    gateway.publisher.publish(snapshot);
+    to_node(&gateway.arrives(0, OUTSIDE, &answer), 2, false);
+    let sent = gateway.arrives(0, INSIDE, &tunnel(node(2, false).ip(), own(false), VNI, &question));
+    assert_eq!(ends(&sent[0].1).0, ends(&answer).1, "its session is the same");
+    let snapshot = gateway.builder.with_change(&change(Vec::new())).unwrap();
+    gateway.publisher.publish(snapshot);
+    let sent = gateway.arrives(0, OUTSIDE, &answer);
+    assert_eq!(ends(&sent[0].1).1, at(pod), "by the kernel's own route");
+}
+
+#[test]
+fn nodes_that_cannot_be_told_apart_are_refused() {
+    let mut gateway = gateway(false, policy());
+    let refused = |change: fn(&mut Vec<NodeSpec>)| {
+        let mut set = policy();
+        set.nodes = nodes(false);
+        change(&mut set.nodes);
+        set
+    };
+    for set in [
+        refused(|nodes| nodes[1].name = nodes[0].name.clone()),
+        refused(|nodes| nodes[1].address = nodes[0].address),
+        refused(|nodes| nodes[1].vni = 1 << 24),
+        refused(|nodes| nodes[1].mac[0] |= 1),
+    ] {
+        let error = gateway.builder.with_policy(&set).unwrap_err().to_string();
+        assert!(error.starts_with("node node-"), "{error}");
+    }
+}
