@@ -62,6 +62,8 @@ pub const PEER: u16 = 4790;
 pub const HTTP: u16 = 80;
 
 const POLICYD: &str = "10.3.0.254:18000";
+/// The link address of every bridge: no two of them meet.
+const BRIDGE: &str = "02:00:00:00:00:fe";
 
 /// Gateways and their world. Everything is gone when it is dropped.
 #[derive(Debug)]
@@ -306,7 +308,9 @@ fn either_way(host: &Host) {
 }
 
 fn bridge(switch: &Host, name: &str) {
-    switch.ip(&["link", "add", name, "type", "bridge"]).unwrap();
+    // Left alone, it takes the lowest address of its ports, and another one when that port is cut off: then nobody would reach it until
+    // neighbours are asked for anew.
+    switch.ip(&["link", "add", name, "address", BRIDGE, "type", "bridge"]).unwrap();
     switch.ip(&["link", "set", name, "up"]).unwrap();
     // Where the kernel has it, the bridge would look into packets and drop broken ones before a gateway sees them.
     for family in ["iptables", "ip6tables", "arptables"] {
