@@ -41,9 +41,11 @@ impl Watch {
         assert_eq!(pods_outside(&outside), Vec::<String>::new(), "a pod's address was seen outside");
         let sender = |place: usize, address: std::net::IpAddr| cluster.gateways[place].peer == address.to_string();
         let travelled = travelled(&between, PEER, sender);
+        let links: Vec<[u8; 6]> = cluster.gateways.iter().map(|gateway| gateway.link("gw-out")).collect();
+        let arrives = &|place: usize, to: &[u8]| links[place] == to;
         // Pieces go to whoever puts them together, and from there to whom they belong.
         for (in_pieces, most) in [(false, 1), (true, 2)] {
-            let (copies, which) = most_copies(&travelled, in_pieces);
+            let (copies, which) = most_copies(&travelled, &outside, arrives, in_pieces);
             assert!(copies <= most, "a packet travelled {copies} times: {which}");
         }
         records

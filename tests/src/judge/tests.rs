@@ -88,11 +88,20 @@ fn copies_in_the_tunnel_are_counted_where_they_were_sent() {
     let by_place = |place: usize, sender: IpAddr| sender == IpAddr::from(Ipv4Addr::new(10, 2, 0, place as u8 + 1));
     // Captured at both ends, it is one.
     let mut frames = vec![tunnelled(1, 0, 1, 2, "00000001 000000\n"), tunnelled(2, 1, 1, 2, "00000001 000000\n")];
+    let nobody = |_: usize, _: &[u8]| false;
     let inner = travelled(&frames, 4790, by_place);
-    assert_eq!((inner.len(), inner[0].1.vni, most_copies(&inner, false).0), (1, 0x0076_7001, 1));
+    assert_eq!((inner.len(), inner[0].1.vni), (1, 0x0076_7001));
+    assert_eq!(most_copies(&inner, &[], nobody, false).0, 1);
     assert!(travelled(&frames, 4789, by_place).is_empty(), "another port");
     frames.push(tunnelled(3, 1, 2, 1, "00000001 000000\n"));
-    assert_eq!(most_copies(&travelled(&frames, 4790, by_place), false).0, 2, "it was sent back");
+    assert_eq!(most_copies(&travelled(&frames, 4790, by_place), &[], nobody, false).0, 2, "it was sent back");
+    // Two that came in are no one that was sent back, but three are.
+    let came = vec![frame(0, &udp((POD, 5000), (FAR, 7700), b"00000001 000000\n")); 2];
+    let to_gateway = |place: usize, to: &[u8]| place == 0 && to == [2; 6];
+    assert_eq!(most_copies(&travelled(&frames, 4790, by_place), &came, nobody, false).0, 2, "they came to nobody");
+    assert_eq!(most_copies(&travelled(&frames, 4790, by_place), &came, to_gateway, false).0, 1);
+    frames.push(tunnelled(4, 0, 1, 2, "00000001 000000\n"));
+    assert_eq!(most_copies(&travelled(&frames, 4790, by_place), &came, to_gateway, false).0, 2);
 }
 
 #[test]

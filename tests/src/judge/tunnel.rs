@@ -40,22 +40,42 @@ pub fn travelled<'a>(
     frames.iter().filter_map(inner).collect()
 }
 
-/// How often the numbered datagram that travelled most often has travelled, and which it is; of whole ones, or of those that
-/// are cut into pieces. Datagrams are told apart by what they carry and where they go; TCP may repeat itself, so it doesn't count here.
-pub fn most_copies(travelled: &[(u64, Inner<'_>)], in_pieces: bool) -> (usize, String) {
-    let mut copies: HashMap<([IpAddr; 2], &[u8]), usize> = HashMap::new();
-    for (_, Inner { packet, .. }) in travelled {
-        if packet.protocol == UDP
-            && packet.ports.is_some()
-            && packet.is_fragment == in_pieces
-            && identity(packet.payload).is_some()
-        {
-            let number = &packet.payload[..packet.payload.len().min(15)];
-            // On its way out it has a pod's address, on its way back a VIP: both legs are counted by themselves.
-            *copies.entry((packet.addresses, number)).or_default() += 1;
+/// A numbered datagram: what it carries, and where it goes.
+type Datagram<'a> = ([IpAddr; 2], &'a [u8]);
+
+/// Whole, or the first of its pieces. TCP may repeat itself, so it has no number.
+fn numbered<'a>(packet: &Packet<'a>) -> Option<Datagram<'a>> {
+    let is_numbered = packet.protocol == UDP && packet.ports.is_some() && identity(packet.payload).is_some();
+    is_numbered.then(|| (packet.addresses, &packet.payload[..packet.payload.len().min(15)]))
+}
+
+/// How often the numbered datagram that travelled most often has travelled each time that it came in, and which it is; of whole ones,
+/// or of those that are cut into pieces. `outside` is what was captured there, and `arrives` says of a place and a link address whether
+/// that is a gateway's: a network that repeats packets lets an answer come in more than once. Pods say everything once.
+pub fn most_copies(
+    travelled: &[(u64, Inner<'_>)],
+    outside: &[Frame],
+    arrives: impl Fn(usize, &[u8]) -> bool,
+    in_pieces: bool,
+) -> (usize, String) {
+    let mut arrived: HashMap<Datagram<'_>, usize> = HashMap::new();
+    for frame in outside.iter().filter(|frame| frame.bytes.get(..6).is_some_and(|to| arrives(frame.place, to))) {
+        if let Some(datagram) = Packet::in_frame(&frame.bytes).as_ref().and_then(numbered) {
+            *arrived.entry(datagram).or_default() += 1;
         }
     }
-    let most = copies.into_iter().max_by_key(|(_, count)| *count);
+    let mut copies: HashMap<Datagram<'_>, usize> = HashMap::new();
+    for (_, Inner { packet, .. }) in travelled.iter().filter(|(_, inner)| inner.packet.is_fragment == in_pieces) {
+        // On its way out it has a pod's address, on its way back a VIP: both legs are counted by themselves.
+        if let Some(datagram) = numbered(packet) {
+            *copies.entry(datagram).or_default() += 1;
+        }
+    }
+    let times = copies.into_iter().map(|(datagram, count)| {
+        let arrivals = arrived.get(&datagram).copied().unwrap_or(0).max(1);
+        (datagram, count.div_ceil(arrivals))
+    });
+    let most = times.max_by_key(|(_, count)| *count);
     most.map_or((0, String::new()), |((addresses, number), count)| {
         (count, format!("{addresses:?} {}", String::from_utf8_lossy(number)))
     })
