@@ -75,7 +75,7 @@ fn peers_as_json_have_everything() {
         "released_by": 0, "version": 0,
     });
     assert_eq!(peers[2]["link"], link);
-    assert_eq!((&peers[1]["link"]["rtt_us"], &peers[1]["link"]["released"]), (&180.into(), &13.into()));
+    assert_eq!((&peers[1]["link"]["rtt_us"], &peers[1]["link"]["released"]), (&180.into(), &14.into()));
     assert_eq!(
         (&peers[1]["heard"], &peers[1]["in_policy"], &peers[1]["epoch"]),
         (&true.into(), &true.into(), &4.into())

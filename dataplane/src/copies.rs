@@ -6,7 +6,7 @@ use crate::command::{CopyChunk, PurgeChunk};
 use crate::counters::Direction;
 use crate::inspect::{end_of_slice, slice};
 use crate::link::directory::Directory;
-use crate::link::outbox::destination;
+use crate::link::outbox;
 use crate::ports::BlockId;
 use crate::ports::allocator::Allocator;
 use crate::ports::pool::WorkerId;
@@ -45,13 +45,24 @@ fn list_family<A: SessionFamily>(
             return slot.0.into();
         }
         let Some(entry) = first_direction::<A>(sessions, slot) else { continue };
-        // A copy of a share that is this gateway's by now is as good as a session of its own.
-        if owner(&entry, policy) != Owner::This || destination(&entry, policy) != Some(chunk.to) {
+        let belongs = match owner(&entry, policy) {
+            // A copy of a share that is this gateway's by now is as good as a session of its own.
+            Owner::This => outbox::share(&entry, policy).is_some_and(|share| share.is_heir(chunk.to, policy.members())),
+            // Its share has moved there before it was told.
+            Owner::Other(new) => new == chunk.to && entry.has_news(),
+            Owner::Nobody => false,
+        };
+        if !belongs {
             continue;
         }
         chunk.images.push(A::image(sessions.image(slot, now)));
+        let is_kept = policy.members().is_serving(chunk.to);
         for at in [slot, entry.twin()] {
-            A::table_mut(sessions).entry_mut(at).note_told();
+            let entry = A::table_mut(sessions).entry_mut(at);
+            entry.note_said();
+            if is_kept {
+                entry.note_told();
+            }
         }
     }
     end_of_slice::<A>(sessions, cursor)
@@ -152,8 +163,9 @@ fn purge_family<A: SessionFamily>(
     for slot in slice::<A>(sessions, cursor) {
         let Some(entry) = first_direction::<A>(sessions, slot) else { continue };
         let is_of = owner(&entry, policy) == Owner::Other(chunk.owner);
-        // Whatever is still live here of a share that isn't ours any more was not told either.
-        if !is_of || (entry.is_copy() && entry.round() == chunk.round & 0x0f) {
+        // Whatever is still live here of a share that isn't ours any more was not told either. What its gateway hasn't heard of yet, it
+        // can't have named.
+        if !is_of || entry.has_news() || (entry.is_copy() && entry.round() == chunk.round & 0x0f) {
             continue;
         }
         if !entry.is_copy() {

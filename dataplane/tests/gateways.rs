@@ -237,6 +237,53 @@ fn who_returns_has_its_sessions_back_and_those_of_the_meantime() {
 }
 
 #[test]
+fn a_share_takes_along_what_nobody_was_told_of_it() {
+    let mut cluster = three();
+    let known = opened(&mut cluster, 0, "10.244.1.5", 4000..4005);
+    cluster.pass(200);
+    let young = opened(&mut cluster, 0, "10.244.1.5", 5000..5010);
+    cluster.members[0] = Standing { serving: false, linked: true, may_open: false };
+    cluster.agree();
+    // Whoever has it now doesn't know these yet, and opens none in their place; one becomes a copy where it was.
+    assert_eq!(cluster.arrives(1, INSIDE, &young[0].0), vec![]);
+    assert_eq!(cluster.arrives(0, INSIDE, &young[1].0), vec![]);
+    assert_eq!(cluster.drops(), [(DropReason::NoLease, 2)].into());
+    // That it names none of them doesn't end them.
+    cluster.tell_all(1, 0);
+    assert_eq!((cluster.tell_all(0, 1), cluster.tell_all(0, 1)), (10, 0), "what isn't known there, and that once");
+    for (question, seen) in known.iter().chain(&young) {
+        let again = cluster.arrives(2, INSIDE, question);
+        assert_eq!(ends(&only(again, 1, OUTSIDE, &cluster)), ends(seen));
+    }
+    cluster.pass(200);
+    cluster.tell_all(1, 0);
+    assert_eq!((cluster.gateways[0].sessions(), cluster.copies(0)), (0, 15));
+}
+
+#[test]
+fn whoever_could_have_a_share_next_is_told() {
+    let mut cluster = three();
+    // One comes, and doesn't serve yet: it may be the next, or not.
+    cluster.members[1].serving = false;
+    cluster.agree();
+    opened(&mut cluster, 0, "10.244.1.5", 4000..4010);
+    cluster.pass(200);
+    assert_eq!((cluster.copies(1), cluster.copies(2)), (10, 10));
+    cluster.members[1].linked = false;
+    cluster.agree();
+    opened(&mut cluster, 0, "10.244.1.5", 5000..5005);
+    cluster.pass(200);
+    assert_eq!((cluster.copies(1), cluster.copies(2)), (10, 15));
+    // Its link is there before workers have heard of it.
+    assert_eq!((cluster.tell_all(0, 1), cluster.tell_all(0, 2)), (15, 15));
+    assert_eq!(cluster.copies(1), 15);
+    cluster.members[1] = Standing { serving: true, linked: true, may_open: true };
+    cluster.agree();
+    assert_eq!((cluster.tell_all(0, 1), cluster.tell_all(0, 2)), (15, 0), "only the next");
+    assert_eq!((cluster.copies(1), cluster.copies(2)), (15, 0));
+}
+
+#[test]
 fn without_a_lease_only_what_others_know_goes_on() {
     let mut cluster = three();
     let known = opened(&mut cluster, 0, "10.244.1.5", 4000..4005);

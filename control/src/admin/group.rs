@@ -122,7 +122,8 @@ pub(super) fn shares(policy: &Policy, vip: &Vip, state: &GatewayState) -> Vec<pr
         owner: owner(policy, share.owner, state),
         blocks: share.blocks().map_or(state.port_blocks.min(BLOCKS) as u32, BlockSet::count),
         may_open: share.may_open,
-        copies_to: share.copies_to.map(name).unwrap_or_default(),
+        // Those before the last one don't serve.
+        copies_to: share.heirs(policy.members()).last().map(name).unwrap_or_default(),
     });
     shares.collect()
 }

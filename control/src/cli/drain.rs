@@ -68,6 +68,8 @@ struct Other {
     linked: bool,
     /// Whether it has copies of all sessions that it needs.
     in_sync: bool,
+    /// The view up to which it knows that this gateway has let go, and told what it had.
+    released: u64,
 }
 
 pub(super) fn drain(asked: &Drain) -> Result<(), Failure> {
@@ -134,6 +136,7 @@ impl Progress {
             gateway: peer.name.clone(),
             linked: peer.link.as_ref().is_some_and(|link| link.up),
             in_sync: peer.link.as_ref().is_some_and(|link| link.up && link.in_sync_to),
+            released: peer.link.as_ref().map_or(0, |link| link.released),
         };
         let others: Vec<Other> = reply.peers.iter().filter(|peer| peer.serving && !peer.own).map(other).collect();
         let waits_for = if draining { keeps(&group, &others) } else { lacks(&group, reply) };
@@ -171,7 +174,14 @@ fn keeps(group: &Group, others: &[Other]) -> String {
     if !group.draining {
         "it has not taken the order yet".to_owned()
     } else if !group.serving && group.shares == 0 {
-        String::new()
+        // Who isn't linked takes over without having heard anything, when the lease has surely ended.
+        let unaware = others.iter().filter(|it| it.linked && it.released < group.view);
+        let unaware: Vec<&str> = unaware.map(|it| &*it.gateway).collect();
+        if unaware.is_empty() {
+            String::new()
+        } else {
+            format!("{} hasn't all that it has let go of yet", unaware.join(", "))
+        }
     } else if others.is_empty() {
         "no other gateway serves, so it goes on".to_owned()
     } else if !group.serving {
@@ -257,7 +267,7 @@ mod tests {
     }
 
     fn other(in_sync: bool) -> Other {
-        Other { gateway: "gw-b".to_owned(), linked: true, in_sync }
+        Other { gateway: "gw-b".to_owned(), linked: true, in_sync, released: 0 }
     }
 
     #[test]
@@ -272,5 +282,9 @@ mod tests {
         );
         assert!(of(group(true, false, 1), &[other(true)]).contains("workers"));
         assert_eq!(of(group(true, false, 0), &[other(true)]), "", "done");
+        let told = Group { view: 3, ..group(true, false, 0) };
+        assert_eq!(of(told.clone(), &[other(true)]), "gw-b hasn't all that it has let go of yet");
+        assert_eq!(of(told.clone(), &[Other { linked: false, ..other(true) }]), "", "it goes by time");
+        assert_eq!(of(told, &[Other { released: 3, ..other(true) }]), "", "done");
     }
 }

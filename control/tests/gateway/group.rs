@@ -34,7 +34,7 @@ pub fn group(serving: &[&str]) -> GroupStatus {
         taken: 80,
         queued: 4096,
         resyncs: 2,
-        released: Some(13),
+        released: Some(14),
         ..CopiesStatus::default()
     };
     let up = PeerStatus {

@@ -15,6 +15,7 @@ use crate::session::image::{Fate, Half, ImageOf};
 use crate::session::{Ended, SessionFamily, Sessions};
 use crate::snapshot::members::GatewayId;
 use crate::snapshot::policy::Policy;
+use crate::snapshot::shares::Share;
 use crate::time::Tick;
 use crate::wire::protocol;
 
@@ -84,7 +85,9 @@ impl Outbox {
 
     /// A session's state has changed.
     #[inline]
-    pub fn changed<A: SessionFamily>(&mut self, slot: Slot, now: Tick) {
+    pub fn changed<A: SessionFamily>(&mut self, slot: Slot, sessions: &mut Sessions, now: Tick) {
+        let (origin, _) = sessions.both::<A>(slot);
+        A::table_mut(sessions).entry_mut(origin).note_changed();
         self.note::<A>(slot, now);
     }
 
@@ -108,7 +111,8 @@ impl Outbox {
         }
         let Ended { origin, translated, direction } = *session;
         let entry = Entry::new(origin, translated, direction, Flags::default());
-        if let Some(to) = destination(&entry, policy) {
+        let Some(share) = share(&entry, policy) else { return };
+        for to in share.heirs(policy.members()) {
             let image = ImageOf { fate: Fate::Ended, direction, origin, translated, halves: [Half::default(); 2] };
             self.tell::<A>(to, image);
             self.outlet.ring();
@@ -140,6 +144,10 @@ impl Outbox {
             let arrived = |told: &Told| self.outlet.acknowledged(told.to) >= told.number;
             let Some(told) = self.unconfirmed.front().copied().filter(arrived) else { break };
             self.unconfirmed.pop_front();
+            // Who doesn't serve doesn't keep anybody from giving its port to another session.
+            if !policy.members().is_serving(told.to) {
+                continue;
+            }
             if told.is_v6 { confirm::<V6>(told, sessions) } else { confirm::<u32>(told, sessions) }
         }
         if told {
@@ -151,7 +159,7 @@ impl Outbox {
         &mut self,
         pending: Pending,
         again: usize,
-        sessions: &Sessions,
+        sessions: &mut Sessions,
         policy: &Policy,
         now: Tick,
     ) -> bool {
@@ -164,15 +172,24 @@ impl Outbox {
         if entry.flags().has(Flags::QUARANTINED) || entry.is_copy() {
             return false;
         }
-        let Some(to) = destination(entry, policy) else { return false };
-        let number = self.tell::<A>(to, sessions.image(slot, now));
-        if self.unconfirmed.len() == UNCONFIRMED {
-            self.unconfirmed.pop_front();
+        let Some(share) = share(entry, policy) else { return false };
+        let (hash, protocol) = (sessions.hash(&entry.key()) as u32, entry.key().protocol);
+        let image = sessions.image(slot, now);
+        let mut told = false;
+        for to in share.heirs(policy.members()) {
+            let number = self.tell::<A>(to, image);
+            if self.unconfirmed.len() == UNCONFIRMED {
+                self.unconfirmed.pop_front();
+            }
+            self.unconfirmed.push_back(Told { to, number, slot, is_v6: pending.is_v6, hash });
+            told = true;
         }
-        let hash = sessions.hash(&entry.key()) as u32;
-        self.unconfirmed.push_back(Told { to, number, slot, is_v6: pending.is_v6, hash });
+        if !told {
+            return false;
+        }
+        A::table_mut(sessions).entry_mut(slot).note_said();
         let (state, _) = sessions.state::<A>(slot);
-        let is_connection = matches!(entry.key().protocol, protocol::TCP | protocol::SCTP);
+        let is_connection = matches!(protocol, protocol::TCP | protocol::SCTP);
         if let Some(&after) = AGAIN_MS.get(again)
             && state == SessionState::Opening
             && is_connection
@@ -194,15 +211,15 @@ impl Outbox {
     }
 }
 
-/// Who is told of a session.
-pub fn destination<A: SessionFamily>(entry: &Entry<A>, policy: &Policy) -> Option<GatewayId> {
+/// The share whose heirs are told of a session.
+pub fn share<'a, A: SessionFamily>(entry: &Entry<A>, policy: &'a Policy) -> Option<&'a Share> {
     let [_, _, (vip, port)] = entry.ends();
     let shares = &policy.vip(vip)?.shares;
     if entry.is_of_service() {
         // Where all gateways announce a VIP, any of them serves its clients without a session.
-        return shares.list().first().filter(|_| !shares.is_shared())?.copies_to;
+        return shares.list().first().filter(|_| !shares.is_shared());
     }
-    shares.of_port(port)?.copies_to
+    shares.of_port(port)
 }
 
 fn confirm<A: SessionFamily>(told: Told, sessions: &mut Sessions) {

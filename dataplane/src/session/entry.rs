@@ -120,6 +120,8 @@ mod mark {
     pub(super) const COPY: u8 = 0x80;
     /// Another gateway has a copy of it.
     pub(super) const TOLD: u8 = 0x40;
+    /// Nothing of it has changed since it was last told; of a live session.
+    pub(super) const SAID: u8 = 0x20;
     /// Where the side of a copy is kept, which its flags don't name: so that no packet is taken for one of its.
     pub(super) const SIDE: u32 = 4;
     /// The bits of that.
@@ -295,6 +297,32 @@ impl<A: Address> Entry<A> {
     /// Notes that another gateway has a copy of it.
     pub fn note_told(&mut self) {
         self.tail[MARK] |= mark::TOLD;
+    }
+
+    /// Whether something of it is known to no other gateway: where its share moves, it must be told before it is let go. A copy that its
+    /// gateway has never named was a session of this one.
+    pub fn has_news(&self) -> bool {
+        let is_known =
+            if self.is_copy() { self.is_told() || self.round() != 0 } else { self.is_told() && self.is_said() };
+        !is_known
+    }
+
+    fn is_said(&self) -> bool {
+        self.tail[MARK] & mark::SAID != 0
+    }
+
+    /// Notes that it was told as it is now, and may be on its way still.
+    pub fn note_said(&mut self) {
+        if !self.is_copy() {
+            self.tail[MARK] |= mark::SAID;
+        }
+    }
+
+    /// Notes that it has changed since it was told.
+    pub fn note_changed(&mut self) {
+        if !self.is_copy() {
+            self.tail[MARK] &= !mark::SAID;
+        }
     }
 
     /// A session begins anew: nobody has a copy of it.

@@ -7,7 +7,7 @@ use foldhash::HashMap;
 
 use super::endpoints::{Endpoint, EndpointId, Endpoints};
 use super::listeners::{Backends, Frontends};
-use super::members::{GatewayId, Members};
+use super::members::Members;
 use super::overlay::{NodeId, Nodes};
 use super::prefixes::Prefixes;
 use super::quota::EndpointUse;
@@ -274,11 +274,6 @@ impl Policy {
             None if shares.list().is_empty() => Owner::This,
             None => Owner::Nobody,
         }
-    }
-
-    /// Who is told of a session by way of a port of a VIP.
-    pub fn copies_to<A: Family>(&self, vip: A, port: u16) -> Option<GatewayId> {
-        self.vip(vip)?.shares.of_port(port)?.copies_to
     }
 
     /// Whether a session from `endpoint` to `remote` by way of a port of `vip` is what policy wants.

@@ -42,8 +42,6 @@ pub struct Share {
     blocks: Option<Arc<BlockSet>>,
     /// Who has it.
     pub owner: Owner,
-    /// Who is told of its sessions, where this gateway has it.
-    pub copies_to: Option<GatewayId>,
     /// Whether this gateway may open sessions in it.
     pub may_open: bool,
 }
@@ -63,7 +61,7 @@ impl Share {
     /// Who has it, by what is known of the gateways now.
     fn settle(&mut self, members: &Members) {
         let Some(this) = members.this() else {
-            (self.owner, self.copies_to, self.may_open) = (Owner::This, None, true);
+            (self.owner, self.may_open) = (Owner::This, true);
             return;
         };
         let owner = self.order.iter().copied().find(|&id| members.is_serving(id));
@@ -74,8 +72,27 @@ impl Share {
         };
         let is_ours = self.owner == Owner::This;
         self.may_open = is_ours && self.home().is_some_and(|home| members.may_open(home));
-        let others = self.order.iter().copied().filter(|&id| is_ours && id != this);
-        self.copies_to = others.into_iter().find(|&id| members.is_linked(id));
+    }
+
+    /// Who is told of its sessions, where this gateway has it and is linked to them: the next one that serves, and whoever comes before
+    /// that one and would have the share if it served.
+    pub fn heirs<'a>(&'a self, members: &'a Members) -> impl Iterator<Item = GatewayId> + 'a {
+        self.line(members).filter(|&id| members.is_linked(id))
+    }
+
+    /// Whether a gateway is told of its sessions once it is linked. What is told to begin with doesn't wait for the workers to hear of
+    /// the link: what they left out would be forgotten there.
+    pub fn is_heir(&self, id: GatewayId, members: &Members) -> bool {
+        self.line(members).any(|heir| heir == id)
+    }
+
+    fn line<'a>(&'a self, members: &'a Members) -> impl Iterator<Item = GatewayId> + 'a {
+        let mut is_over = false;
+        let others = self.order.iter().copied().filter(|&id| self.owner == Owner::This && Some(id) != members.this());
+        others.take_while(move |&id| {
+            let is_next = members.is_serving(id) && members.is_linked(id);
+            !std::mem::replace(&mut is_over, is_next)
+        })
     }
 }
 
@@ -84,13 +101,8 @@ impl Shares {
     pub(super) fn new(specs: &[ShareSpec], members: &Members) -> Self {
         let list = specs.iter().map(|spec| {
             let order = std::iter::once(&spec.gateway).chain(&spec.backups).filter_map(|name| members.id(name));
-            let mut share = Share {
-                order: order.collect(),
-                blocks: spec.blocks.clone(),
-                owner: Owner::Nobody,
-                copies_to: None,
-                may_open: false,
-            };
+            let mut share =
+                Share { order: order.collect(), blocks: spec.blocks.clone(), owner: Owner::Nobody, may_open: false };
             share.settle(members);
             share
         });

@@ -161,6 +161,11 @@ fn revive<A: SessionFamily>(
     if !entry.flags().has(Flags::ORIGIN) || !permitted {
         return Err(DropReason::NoPolicy);
     }
+    // Whoever has had the share may have given its port to another by now.
+    let share = view.policy.vip(vip.0).and_then(|it| it.shares.of_port(vip.1));
+    if share.is_some_and(|share| !share.may_open) {
+        return Err(DropReason::NoLease);
+    }
     let way = (route::number(next_hop), answers_from(next_hop, view));
     sessions.revive::<A>(slot, way, view.generation, now);
     Ok(slot)

@@ -36,7 +36,7 @@ pub fn run<A: OnWire>(
         if head.kind == Kind::Tcp {
             let segment = &batch.segments[i];
             if sessions.note_segment::<A>(slot, segment, now) {
-                outbox.changed::<A>(slot, now);
+                outbox.changed::<A>(slot, sessions, now);
             }
             if let Some(most) = context.rules.mss
                 && segment.flags.has(Flags::SYN)
@@ -44,7 +44,7 @@ pub fn run<A: OnWire>(
                 clamp(&mut batch.frames[i], head, most.saturating_sub(A::HEADER - ipv4::HEADER as u16));
             }
         } else if head.kind == Kind::Sctp && sessions.note_association::<A>(slot, &batch.associations[i], now) {
-            outbox.changed::<A>(slot, now);
+            outbox.changed::<A>(slot, sessions, now);
         }
         let entry = A::table_mut(sessions).entry_mut(slot);
         entry.count(head.length + LINK_HEADER, now, view.generation);

@@ -23,7 +23,7 @@ pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, context: &Contex
             }
             sessions.promote::<A>(slot, now);
             settle.adopt(&entry);
-            settle.outbox.changed::<A>(slot, now);
+            settle.outbox.changed::<A>(slot, sessions, now);
             settle.counters.sessions_taken_over.add(1);
         }
         batch.directions[i] = entry.direction();

@@ -89,7 +89,7 @@ impl Cluster {
         let set = shared_policy(count);
         let gateways = (0..count).map(|_| Gateway::with(setup, network.clone(), &set)).collect();
         let fine = Standing { serving: true, linked: true, may_open: true };
-        let mut cluster = Self { gateways, members: vec![fine; count], tunnelled: 0, round: 0, deaf: false, v6 };
+        let mut cluster = Self { gateways, members: vec![fine; count], tunnelled: 0, round: 1, deaf: false, v6 };
         cluster.agree();
         cluster
     }
@@ -203,7 +203,8 @@ impl Cluster {
 
     /// One gateway tells another one all sessions whose copies belong there; that one forgets what isn't among them.
     pub fn tell_all(&mut self, from: Number, to: Number) -> usize {
-        self.round = (self.round + 1) % 16;
+        // As gateways number them: 0 stands for no round.
+        self.round = self.round % 15 + 1;
         let id = self.gateways[from].builder.gateway(&name(to)).unwrap();
         let mut all = Vec::new();
         for worker in 0..self.gateways[from].workers.len() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use vipgate_tests::cluster::{Cluster, pass};
+use vipgate_tests::cluster::{Cluster, SERVER, Traffic, pass, sources_a};
 use vipgate_tests::wait_for;
 
 use crate::scene::{OUTAGE, Scene, come_back, new_ones_work};
@@ -22,6 +22,30 @@ fn who_is_drained_and_is_not_takes_its_part_again() {
         opened() - before > 10.0
     };
     assert!(wait_for(Duration::from_secs(10), works), "it opens nothing any more\n{}", cluster.gateways[1].log_tail());
+    scene.end(&cluster).check_unharmed(OUTAGE / 2.0);
+}
+
+/// One is drained under load, ends when it says that nothing is left, and nobody notices.
+#[test]
+fn a_drain() {
+    let mut cluster = Cluster::running("drain", 3);
+    let scene = Scene::begin(&cluster, 1_000, 40);
+    let brief = cluster.crowd("brief", 50_000_000, &Traffic::brief(SERVER[0], sources_a(0), 1_000, 200));
+    // Of these there are always some that have just begun.
+    let traffic = Traffic { rate: 200, paces: &[(100, 0.3, 0.6)], ..Traffic::held(SERVER[0], sources_a(0), 1_000) };
+    let young = cluster.crowd("young", 60_000_000, &traffic);
+    pass(2_000);
+    let (code, said, complaint) = cluster.gateways[0].command(&["drain"]);
+    println!("{said}{}", cluster.drops());
+    assert!(code == 0 && said.contains("serves no more"), "{code}: {said}{complaint}");
+    cluster.spread_over(&cluster.but(0));
+    pass(200);
+    cluster.gateways[0].end("TERM");
+    brief.wait(Duration::from_mins(1)).check_all_well();
+    pass(1_000);
+    let young = young.end();
+    println!("young: {}\n{}", young.summary(), cluster.drops());
+    young.check_all_well();
     scene.end(&cluster).check_unharmed(OUTAGE / 2.0);
 }
 

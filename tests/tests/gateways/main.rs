@@ -11,6 +11,7 @@ mod inbound;
 mod killed;
 mod large;
 mod loops;
+mod lossy;
 mod partition;
 mod rehash;
 mod scene;
