@@ -95,13 +95,16 @@ doc: deps ## the documentation, warnings are errors
 E2E_EITHER = $(patsubst tests/tests/%.rs,--test %,$(wildcard tests/tests/*.rs))
 E2E_FOLDERS = $(patsubst tests/tests/%/main.rs,--test %,$(filter-out tests/tests/gateways/main.rs,$(wildcard tests/tests/*/main.rs)))
 # Of several gateways, one scenario of each kind; `make e2e-gateways` has them all.
-E2E_GATEWAYS = ten_thousand_connections a_killed_gateway a_stopped_gateway a_partition one_gateway_has_a_claimed_vip \
-  clients_of_a_service large_packets fragments_come_together strangers
+E2E_GATEWAYS = connections::ten_thousand_connections_over_three_gateways killed::a_killed_gateway absent::a_stopped_gateway \
+  partition::a_partition drained::a_drain lossy::lossy_replication large::large_packets_travel_between_gateways \
+  claimed::one_gateway_has_a_claimed_vip_and_the_next_one_says_so_within_a_second \
+  inbound::clients_of_a_service_keep_their_backend_when_a_gateway_dies \
+  large::fragments_come_together_whichever_way_they_come strangers::forged_tunnel_packets_are_dropped_and_counted
 
 e2e: deps ## whole gateways in network namespaces, with policy from files and from a server; needs root
 	cargo build --locked -p vipgate
 	VIPGATE_POLICY=files cargo test --locked -p vipgate-tests --lib $(E2E_EITHER) $(E2E_FOLDERS) -- --test-threads=1
-	cargo test --locked -p vipgate-tests --test gateways -- --test-threads=1 $(E2E_GATEWAYS)
+	cargo test --locked -p vipgate-tests --test gateways -- --test-threads=1 --exact $(E2E_GATEWAYS)
 	VIPGATE_POLICY=server cargo test --locked -p vipgate-tests $(E2E_EITHER) -- --test-threads=1
 
 e2e-gateways: deps ## every scenario of several gateways, eight minutes; needs root

@@ -37,9 +37,8 @@ const AFTERMATH: Duration = Duration::from_millis(300);
 /// How often the cache learns that it is still right.
 const CONFIRM: Duration = Duration::from_secs(5);
 
-/// Kinds that every server answers; settings are vipgate's own.
-const KINDS: [Kind; Kind::COUNTED] =
-    [Kind::EgressPolicy, Kind::Vip, Kind::Endpoint, Kind::Service, Kind::Gateway, Kind::OverlayNode];
+/// Kinds that every server answers. Settings are vipgate's own, and a server that knows no overlay has no nodes to tell of.
+const KINDS: [Kind; 5] = [Kind::EgressPolicy, Kind::Vip, Kind::Endpoint, Kind::Service, Kind::Gateway];
 
 /// A response that waits for its answer.
 #[derive(Debug)]
