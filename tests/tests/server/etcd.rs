@@ -82,8 +82,8 @@ fn etcd_says_the_same_as_files_and_may_fail() {
     assert_eq!(settled(&world, 1), version);
     assert_eq!(in_force(&world), by_files);
     let responses = |server: &Policyd| server.metric("vipgate_policyd_responses_total", "");
-    // The settings, which say that this is all, and that of gateways there are none.
-    assert!((responses(&first) - 2.0).abs() < 0.5, "what it has is told again: {}", responses(&first));
+    // The settings, which say that this is all, and that of gateways and nodes there are none.
+    assert!((responses(&first) - 3.0).abs() < 0.5, "what it has is told again: {}", responses(&first));
     of_files.kill();
     traffic.end_after_absence();
 
@@ -130,7 +130,7 @@ fn etcd_says_the_same_as_files_and_may_fail() {
     world.end("KILL");
     world.start_alone(&follow(&world, &more, 2));
     assert_eq!(settled(&world, 2), version);
-    assert!((responses(&second) - 2.0).abs() < 0.5, "what it has is told again: {}", responses(&second));
+    assert!((responses(&second) - 3.0).abs() < 0.5, "what it has is told again: {}", responses(&second));
     traffic.end_after_absence();
     let traffic = Traffic::start(&world);
     first.kill();
