@@ -29,7 +29,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(100..=20_000))]
     connections: u32,
     /// Kills, of one gateway after the other
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=80))]
     kills: u32,
     /// Milliseconds until the routers stop sending to a dead gateway: 300 is BFD with three times 100 ms
     #[arg(long, default_value_t = 300)]
@@ -107,11 +107,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 fn round(cluster: &mut Cluster, kill: u32, options: &Options) -> Round {
     let names = |what: &str| format!("{what}-{kill}");
-    let first = 100_000_000 * (kill + 1);
+    // Lines have room for eight digits.
+    let first = 10_000_000 + 1_000_000 * kill;
     let held = Traffic::held(SERVER[0], sources_a(0), options.connections);
     let mut held = cluster.crowd(&names("held"), first, &held);
     held.wait_open(Duration::from_mins(1));
-    let mut probes = probes(cluster, &names("probes"), first + 50_000_000);
+    let mut probes = probes(cluster, &names("probes"), first + 300_000);
     let victim = (kill % options.gateways) as usize;
     let died = moment();
     cluster.gateways[victim].kill();
@@ -120,7 +121,7 @@ fn round(cluster: &mut Cluster, kill: u32, options: &Options) -> Round {
     pass(WATCHED_MS);
     let [probed] = Clients::end_all([probes]);
 
-    probes = self::probes(cluster, &names("return"), first + 60_000_000);
+    probes = self::probes(cluster, &names("return"), first + 600_000);
     cluster.gateways[victim].start("");
     cluster.wait_whole();
     let returned = moment();
