@@ -30,7 +30,8 @@ use std::sync::Arc;
 
 use freshness::Freshness;
 use network::Network;
-use policy::Policy;
+use overlay::NodeId;
+use policy::{Family, Policy};
 use tunnels::Tunnels;
 
 /// Policy and network of one moment.
@@ -46,4 +47,12 @@ pub struct Snapshot {
     pub network: Arc<Network>,
     /// The ways to other gateways.
     pub tunnels: Arc<Tunnels>,
+}
+
+impl Snapshot {
+    /// The node of the overlay network into whose tunnel what goes to an address belongs, where this gateway is part of that.
+    #[inline]
+    pub fn node_of<A: Family>(&self, address: A) -> Option<NodeId> {
+        self.policy.node_of(address).filter(|_| self.tunnels.is_overlay_open())
+    }
 }

@@ -126,22 +126,10 @@ fn what_is_too_long_for_a_tunnel_is_cut_or_its_sender_hears_how_long_it_may_be()
     let mut cluster = three();
     let seen = cluster.arrives(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(FAR)));
     let (vip, far) = ends(&only(seen, 0, OUTSIDE, &cluster));
-    let big = |may_cut: bool| {
-        let mut frame = Vec::new();
-        let builder = etherparse::PacketBuilder::ethernet2(ROUTER_MAC, OUTSIDE_MAC);
-        let (std::net::IpAddr::V4(from), std::net::IpAddr::V4(to)) = (far.ip(), vip.ip()) else { panic!() };
-        let mut header =
-            etherparse::Ipv4Header::new(1480, 64, etherparse::ip_number::UDP, from.octets(), to.octets()).unwrap();
-        header.dont_fragment = !may_cut;
-        header.identification = 77;
-        let step = builder.ip(etherparse::IpHeaders::Ipv4(header, etherparse::Ipv4Extensions::default()));
-        step.udp(far.port(), vip.port()).write(&mut frame, &[9; 1472]).unwrap();
-        frame
-    };
-    let told = cluster.arrives(1, OUTSIDE, &big(false));
+    let told = cluster.arrives(1, OUTSIDE, &large_reply(far, vip, false));
     let told = only(told, 1, OUTSIDE, &cluster);
     assert_eq!((told[34], told[35], u16::from_be_bytes([told[40], told[41]])), (3, 4, 1450));
-    let pieces = cluster.arrives(1, OUTSIDE, &big(true));
+    let pieces = cluster.arrives(1, OUTSIDE, &large_reply(far, vip, true));
     let pieces: Vec<_> = pieces.into_iter().filter(|(_, out, _)| *out == INSIDE).collect();
     assert_eq!(pieces.len(), 2, "{:?}", cluster.drops());
     assert_eq!(pieces.iter().map(|(_, _, bytes)| bytes.len() - 34).sum::<usize>(), 1480);

@@ -171,22 +171,10 @@ fn what_is_too_long_for_the_overlay_is_cut_or_its_sender_hears_how_long_it_may_b
     let question = packet(Protocol::Udp, at(pod), at(far));
     let sent = gateway.arrives(0, INSIDE, &tunnel(node(1, false).ip(), own(false), VNI, &question));
     let (vip, far) = ends(&sent[0].1);
-    let big = |may_cut: bool| {
-        let mut frame = Vec::new();
-        let builder = etherparse::PacketBuilder::ethernet2(ROUTER_MAC, OUTSIDE_MAC);
-        let (IpAddr::V4(from), IpAddr::V4(to)) = (far.ip(), vip.ip()) else { panic!() };
-        let mut header =
-            etherparse::Ipv4Header::new(1480, 64, etherparse::ip_number::UDP, from.octets(), to.octets()).unwrap();
-        header.dont_fragment = !may_cut;
-        header.identification = 77;
-        let step = builder.ip(etherparse::IpHeaders::Ipv4(header, etherparse::Ipv4Extensions::default()));
-        step.udp(far.port(), vip.port()).write(&mut frame, &[9; 1472]).unwrap();
-        frame
-    };
-    let told = gateway.arrives(0, OUTSIDE, &big(false));
+    let told = gateway.arrives(0, OUTSIDE, &large_reply(far, vip, false));
     let [(OUTSIDE, told)] = &told[..] else { panic!("{told:?}") };
     assert_eq!((told[34], told[35], u16::from_be_bytes([told[40], told[41]])), (3, 4, 1450));
-    let pieces = gateway.arrives(0, OUTSIDE, &big(true));
+    let pieces = gateway.arrives(0, OUTSIDE, &large_reply(far, vip, true));
     let lengths: usize = pieces.iter().map(to_node_piece).sum();
     assert_eq!((pieces.len(), lengths), (2, 1480));
 }

@@ -200,6 +200,16 @@ impl Network {
         &self.exits
     }
 
+    /// The interface of a next hop on a link; a hairpin and a tunnel have none of their own.
+    #[inline]
+    pub fn exit_of(&self, hop: NextHop) -> Option<InterfaceId> {
+        match hop {
+            NextHop::Known(id) => Some(self.hop(id).interface),
+            NextHop::Unknown(interface) => Some(interface),
+            NextHop::Hairpin | NextHop::Node(_) => None,
+        }
+    }
+
     /// The hop with this number.
     #[inline]
     pub fn hop(&self, id: HopId) -> &Hop {

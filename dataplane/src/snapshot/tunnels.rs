@@ -11,6 +11,7 @@ use super::overlay::NodeId;
 use super::policy::Policy;
 use super::spec::NodeSpec;
 use crate::address::V6;
+use crate::io::InterfaceId;
 use crate::wire::ethernet::{self, Link, Mac};
 use crate::wire::vxlan::Outer;
 
@@ -125,14 +126,12 @@ impl Way {
         }
     }
 
-    /// The longest IP packet that it carries whole, bytes; `None`: it leads nowhere.
-    pub fn mtu(&self, network: &Network) -> Option<u16> {
-        let out = match self.hop? {
-            NextHop::Known(id) => network.hop(id).interface,
-            NextHop::Unknown(interface) => interface,
-            NextHop::Hairpin | NextHop::Node(_) => return None,
-        };
-        Some(network.port(out).mtu.saturating_sub(self.outer.overhead()))
+    /// Where it goes next, by which interface, and the longest IP packet that it carries whole, bytes; `None`: it leads nowhere.
+    #[inline]
+    pub fn exit(&self, network: &Network) -> Option<(NextHop, InterfaceId, u16)> {
+        let hop = self.hop?;
+        let out = network.exit_of(hop)?;
+        Some((hop, out, network.port(out).mtu.saturating_sub(self.outer.overhead())))
     }
 }
 

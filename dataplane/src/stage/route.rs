@@ -39,10 +39,7 @@ pub fn hop_to<A: Lane>(destination: A, hash: u64, view: &Snapshot) -> Result<Nex
 
 /// The same of a destination that is no VIP.
 fn beyond<A: Lane>(destination: A, hash: u64, view: &Snapshot) -> Result<NextHop, NoRoute> {
-    match view.policy.node_of(destination).map(NextHop::Node) {
-        Some(node) if view.tunnels.is_overlay_open() => Ok(node),
-        _ => view.network.next_hop(destination, hash),
-    }
+    view.node_of(destination).map_or_else(|| view.network.next_hop(destination, hash), |node| Ok(NextHop::Node(node)))
 }
 
 /// A next hop as a session remembers it.
@@ -102,7 +99,7 @@ fn check(batch: &mut Batch, i: usize, hop: Result<NextHop, NoRoute>, view: &Snap
 #[inline]
 fn mtu(hop: NextHop, view: &Snapshot) -> Option<u16> {
     if let NextHop::Node(node) = hop {
-        return view.tunnels.to(End::Node(node))?.mtu(&view.network);
+        return view.tunnels.to(End::Node(node))?.exit(&view.network).map(|(_, _, mtu)| mtu);
     }
     Some(interface(hop, view).map_or(u16::MAX, |out| view.network.port(out).mtu))
 }
@@ -111,10 +108,8 @@ fn mtu(hop: NextHop, view: &Snapshot) -> Option<u16> {
 #[inline]
 pub fn interface(hop: NextHop, view: &Snapshot) -> Option<InterfaceId> {
     match hop {
-        NextHop::Known(id) => Some(view.network.hop(id).interface),
-        NextHop::Unknown(interface) => Some(interface),
-        NextHop::Node(node) => interface(view.tunnels.to(End::Node(node))?.hop?, view),
-        NextHop::Hairpin => None,
+        NextHop::Node(node) => view.network.exit_of(view.tunnels.to(End::Node(node))?.hop?),
+        _ => view.network.exit_of(hop),
     }
 }
 

@@ -69,12 +69,8 @@ fn way_back(received: &Received, link: &[u8], answer: &[u8], view: &Snapshot) ->
         return Some(Back::Around);
     }
     let is_v4 = answer.first()? >> 4 == 4;
-    let node = if is_v4 {
-        view.policy.node_of(ipv4::destination(answer))
-    } else {
-        view.policy.node_of(ipv6::destination(answer))
-    };
-    if let Some(node) = node.filter(|_| view.tunnels.is_overlay_open()) {
+    let node = if is_v4 { view.node_of(ipv4::destination(answer)) } else { view.node_of(ipv6::destination(answer)) };
+    if let Some(node) = node {
         return Some(Back::Node(node));
     }
     if received.is_from_peer() {

@@ -20,7 +20,7 @@ pub fn run(batch: &mut Batch, view: &Snapshot) {
             batch.decide(i, Verdict::Drop(if is_to_gateway { DropReason::NoOwner } else { DropReason::NoRoute }));
             continue;
         };
-        let Some((hop, out)) = exit(way, &view.network) else {
+        let Some((hop, out, mtu)) = way.exit(&view.network) else {
             batch.decide(i, Verdict::Drop(DropReason::NoRoute));
             continue;
         };
@@ -28,7 +28,6 @@ pub fn run(batch: &mut Batch, view: &Snapshot) {
         if is_to_gateway {
             batch.directions[i] = Direction::PeerOut;
         }
-        let mtu = view.network.port(out).mtu.saturating_sub(way.outer.overhead());
         if head.length > mtu {
             batch.mtus[i] = mtu;
             if is_last && cut::may_cut(batch.frames[i].frame.bytes()) {
@@ -69,17 +68,6 @@ pub fn whole(batch: &mut Batch, i: usize, way: &Way, network: &Network) -> Optio
 
 /// Bytes of the link header.
 const LINK: u16 = ethernet::HEADER as u16;
-
-/// The next hop of a tunnel, and its interface.
-fn exit(way: &Way, network: &Network) -> Option<(NextHop, InterfaceId)> {
-    let hop = way.hop?;
-    let out = match hop {
-        NextHop::Known(id) => network.hop(id).interface,
-        NextHop::Unknown(out) => out,
-        NextHop::Hairpin | NextHop::Node(_) => return None,
-    };
-    Some((hop, out))
-}
 
 /// Puts the headers of the tunnel before a packet; false if there is no room for them.
 #[inline]
@@ -133,7 +121,7 @@ pub fn before_piece(
     piece: &[&[u8]],
 ) -> Option<(InterfaceId, [u8; crate::wire::vxlan::LONGEST], usize)> {
     let way = view.tunnels.to(travel.to)?;
-    let (hop, out) = exit(way, &view.network)?;
+    let (hop, out, _) = way.exit(&view.network)?;
     let NextHop::Known(id) = hop else { return None };
     let mut headers = [0; crate::wire::vxlan::LONGEST];
     let inner = piece.iter().map(|part| part.len()).sum::<usize>() as u16;
