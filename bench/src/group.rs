@@ -57,7 +57,7 @@ pub(crate) fn agree(control: &mut Control, holder: Holder, linked: bool) {
         linked: linked && at == 1,
         may_open: true,
     };
-    let spec = MembersSpec { this: Some(NAMES[0].into()), gateways: vec![member(0), member(1)] };
+    let spec = MembersSpec { this: Some(NAMES[0].into()), gateways: vec![member(0), member(1)], since: 0 };
     let snapshot = control.builder.with_members(&spec);
     control.publisher.publish(snapshot);
 }

@@ -41,6 +41,8 @@ pub enum Command {
         images: Vec<Image>,
         /// The round of telling all that they are of, modulo 16.
         round: u8,
+        /// Who tells of them.
+        from: GatewayId,
         /// Where the list goes back to, empty, when it is done.
         reply: Sender<Vec<Image>>,
     },
@@ -115,10 +117,14 @@ pub struct PurgeChunk {
     pub owner: GatewayId,
     /// The round that those which stay were named in, modulo 16.
     pub round: u8,
+    /// The view that it went by when it named them.
+    pub view: u64,
     /// Where to go on; starts as `Some(0)`.
     pub cursor: Option<u64>,
     /// How many were forgotten so far.
     pub forgotten: u64,
+    /// Others serve by now than when they were named: nothing more is forgotten, and all must be named again.
+    pub outdated: bool,
 }
 
 /// How far a session's connection is.

@@ -12,10 +12,11 @@ use crate::ports::allocator::Allocator;
 use crate::ports::pool::WorkerId;
 use crate::session::copies::Taken;
 use crate::session::entry::{Entry, Flags, Slot};
-use crate::session::image::{Image, ImageOf};
+use crate::session::image::{Fate, Image, ImageOf};
 use crate::session::tuple::Tuple;
 use crate::session::{SessionFamily, Sessions};
 use crate::settle;
+use crate::snapshot::members::GatewayId;
 use crate::snapshot::policy::Policy;
 use crate::snapshot::shares::Owner;
 use crate::stage::takeover::owner;
@@ -81,6 +82,8 @@ pub struct Taking<'a> {
     pub directory: Option<&'a Directory>,
     /// The worker.
     pub worker: WorkerId,
+    /// The gateway that tells.
+    pub from: GatewayId,
     /// The moment.
     pub now: Tick,
 }
@@ -101,10 +104,13 @@ impl Taking<'_> {
 
     fn take_one<A: SessionFamily>(&mut self, image: &ImageOf<A>, round: u8) -> bool {
         let entry = Entry::new(image.origin, image.translated, image.direction, Flags::default());
-        let is_ours = owner(&entry, self.policy) == Owner::This;
+        let owner = owner(&entry, self.policy);
+        if owner == Owner::Other(self.from) && image.fate == Fate::Open {
+            self.make_way(image);
+        }
         let Some(vip) = self.policy.vip(entry.ends()[2].0) else { return false };
         let was_live = self.live(&image.origin);
-        let slot = match self.sessions.take(image, round, is_ours, self.now) {
+        let slot = match self.sessions.take(image, round, owner == Owner::This, self.now) {
             Ok(Taken::New(slot)) => slot,
             Ok(taken) => {
                 if was_live && taken != Taken::Unwanted {
@@ -128,6 +134,27 @@ impl Taking<'_> {
         true
     }
 
+    /// Whoever has a share knows what is in it. What stands in the way of that here, of shares that aren't this gateway's, is left from
+    /// before: by a process that has died, or of a session whose end nobody told.
+    fn make_way<A: SessionFamily>(&mut self, image: &ImageOf<A>) {
+        for tuple in [image.origin, image.translated.reversed()] {
+            let Some(slot) = self.sessions.find(self.sessions.hash(&tuple), &tuple) else { continue };
+            let (slot, _) = self.sessions.both::<A>(slot);
+            let entry = *A::table(self.sessions).entry(slot);
+            let is_it = (entry.key(), entry.to()) == (image.origin, image.translated);
+            if is_it || owner(&entry, self.policy) == Owner::This {
+                continue;
+            }
+            if !entry.is_copy() && !entry.flags().has(Flags::QUARANTINED) {
+                self.close(&entry);
+            }
+            let ended = self.sessions.remove::<A>(slot);
+            if let (Direction::Egress, Some(vip)) = (ended.direction, self.policy.vip(ended.translated.source)) {
+                self.ports.release(vip.id, &ended.translated);
+            }
+        }
+    }
+
     /// Whether a session is in the tables, and isn't a copy.
     fn live<A: SessionFamily>(&self, origin: &Tuple<A>) -> bool {
         let slot = self.sessions.find(self.sessions.hash(origin), origin);
@@ -141,9 +168,14 @@ impl Taking<'_> {
     }
 }
 
-/// Forgets what a gateway hasn't named in its last round of the shares that it owns, and moves the chunk's cursor on.
+/// Forgets what a gateway hasn't named in its last round of the shares that it owns, and moves the chunk's cursor on. Whose shares they
+/// are must be as it was when the round began: what has become its own since then, it may have had no reason to name.
 pub fn purge(sessions: &mut Sessions, chunk: &mut PurgeChunk, policy: &Policy, now: Tick) {
     let Some(cursor) = chunk.cursor else { return };
+    if policy.members().since() > chunk.view {
+        (chunk.cursor, chunk.outdated) = (None, true);
+        return;
+    }
     let v4_slots = u64::from(u32::table(sessions).slots());
     chunk.cursor = if cursor < v4_slots {
         Some(purge_family::<u32>(sessions, cursor, chunk, policy, now))

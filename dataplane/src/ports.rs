@@ -9,12 +9,14 @@ mod blocks;
 mod choice;
 mod crowded;
 mod held;
+mod lane;
 pub mod pool;
 mod portmap;
 #[cfg(test)]
 mod tests;
 
 pub use blocks::BlockSet;
+pub use lane::Lane;
 
 /// Ports in a block, as a power of two.
 pub const BLOCK_SHIFT: u32 = 6;

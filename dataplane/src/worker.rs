@@ -397,10 +397,10 @@ impl<Io: PacketIo> Worker<Io> {
                 copies::list(&mut tables.sessions, &mut chunk, &view.policy, now);
                 let _ = reply.try_send(chunk);
             }
-            Command::Take { mut images, round, reply } => {
+            Command::Take { mut images, round, from, reply } => {
                 let Tables { sessions, ports, .. } = tables;
                 let directory = directory.as_deref();
-                let mut taking = Taking { sessions, ports, policy: &view.policy, directory, worker: *id, now };
+                let mut taking = Taking { sessions, ports, policy: &view.policy, directory, worker: *id, from, now };
                 counters.copies_refused.add(taking.take(&images, round));
                 images.clear();
                 let _ = reply.try_send(images);

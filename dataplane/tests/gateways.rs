@@ -1,5 +1,4 @@
-//! Several gateways, one VIP: whichever of them the network picks, a packet reaches its owner, once; and when one dies, another one goes on
-//! with its sessions.
+//! Several gateways, one VIP: whichever of them the network picks, a packet reaches its owner, once.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -7,22 +6,7 @@ mod support;
 use support::cluster::*;
 use support::*;
 use vipgate_dataplane::counters::{Direction, DropReason};
-use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::snapshot::spec::PolicySet;
-
-const FAR: &str = "198.51.100.10:443";
-
-fn three() -> Cluster {
-    Cluster::new(3, &Setup::default())
-}
-
-/// Exactly one packet left, by this gateway and interface.
-fn only(sent: Vec<(Number, InterfaceId, Vec<u8>)>, from: Number, out: InterfaceId, cluster: &Cluster) -> Vec<u8> {
-    assert_eq!(sent.len(), 1, "{:?}", cluster.drops());
-    let (number, interface, bytes) = sent.into_iter().next().unwrap();
-    assert_eq!((number, interface), (from, out));
-    bytes
-}
 
 #[test]
 fn a_reply_at_any_gateway_reaches_the_pod_by_way_of_its_owner() {
@@ -136,166 +120,6 @@ fn what_is_too_long_for_a_tunnel_is_cut_or_its_sender_hears_how_long_it_may_be()
 }
 
 /// Opens sessions of a pod at its home; the VIP's ports that they have.
-fn opened(cluster: &mut Cluster, home: Number, pod: &str, ports: std::ops::Range<u16>) -> Vec<(Vec<u8>, Vec<u8>)> {
-    let open = |port| {
-        let question = packet(Protocol::Udp, at(&format!("{pod}:{port}")), at(FAR));
-        let sent = cluster.arrives(home, INSIDE, &question);
-        (question, only(sent, home, OUTSIDE, cluster))
-    };
-    ports.map(open).collect()
-}
-
-#[test]
-fn when_a_gateway_dies_its_sessions_go_on_elsewhere_with_their_ports() {
-    for workers in [1, 2] {
-        let mut cluster = Cluster::new(3, &Setup { workers, ..Setup::default() });
-        let sessions = opened(&mut cluster, 0, "10.244.1.5", 4000..4050);
-        assert_eq!(cluster.copies(1), 0, "young ones are told nobody");
-        cluster.pass(200);
-        assert_eq!((cluster.copies(1), cluster.copies(2)), (50, 0));
-        cluster.kill(0);
-        for (question, seen) in &sessions {
-            // The network picks any of those that are left.
-            let home = cluster.arrives(2, OUTSIDE, &answer_to(seen, Protocol::Udp));
-            let home = only(home, 1, INSIDE, &cluster);
-            assert_eq!(ends(&home).1, ends(question).0);
-            let again = cluster.arrives(2, INSIDE, question);
-            assert_eq!(ends(&only(again, 1, OUTSIDE, &cluster)), ends(seen));
-        }
-        assert_eq!((cluster.gateways[1].sessions(), cluster.copies(1)), (50, 0), "all are live");
-        // New ones get other ports of the dead one's blocks.
-        let used: Vec<u16> = sessions.iter().map(|(_, seen)| ends(seen).0.port()).collect();
-        for port in 5000..5100 {
-            let sent = cluster.arrives(1, INSIDE, &packet(Protocol::Udp, at(&format!("10.244.1.5:{port}")), at(FAR)));
-            let seen = ends(&only(sent, 1, OUTSIDE, &cluster)).0.port();
-            assert!(!used.contains(&seen) && (seen / 64).is_multiple_of(3), "{seen}");
-        }
-    }
-}
-
-#[test]
-fn what_has_ended_elsewhere_rests_here_too() {
-    let mut cluster = three();
-    opened(&mut cluster, 0, "10.244.1.5", 4000..4010);
-    cluster.pass(200);
-    assert_eq!(cluster.copies(1), 10);
-    cluster.pass(6_000);
-    assert_eq!((cluster.gateways[0].sessions(), cluster.copies(1)), (0, 0), "UDP is silent for 5 s");
-    cluster.pass(3_000);
-    assert!(
-        cluster
-            .gateways
-            .iter()
-            .all(|it| it.workers[0].tables().ports.owned_blocks(vip_id(it)) == 0 || it.sessions() == 0)
-    );
-}
-
-fn vip_id(gateway: &Gateway) -> vipgate_dataplane::snapshot::policy::VipId {
-    gateway.builder.snapshot().policy.vip(0xc000_020a_u32).unwrap().id
-}
-
-#[test]
-fn who_returns_has_its_sessions_back_and_those_of_the_meantime() {
-    let mut cluster = three();
-    let before = opened(&mut cluster, 0, "10.244.1.5", 4000..4020);
-    cluster.pass(200);
-    cluster.kill(0);
-    let far_side = |cluster: &mut Cluster, seen: &[u8], owner| {
-        let home = cluster.arrives(2, OUTSIDE, &answer_to(seen, Protocol::Udp));
-        only(home, owner, INSIDE, cluster)
-    };
-    before.iter().take(10).for_each(|(_, seen)| drop(far_side(&mut cluster, seen, 1)));
-    let between = opened(&mut cluster, 1, "10.244.1.5", 5000..5020);
-    // It comes back empty-handed, but for what it had when it was cut off; it serves nobody yet.
-    cluster.members[0] = Standing { serving: false, linked: true, may_open: true };
-    cluster.agree();
-    assert_eq!(cluster.tell_all(1, 0), 40, "whether packets came for them meanwhile or not");
-    cluster.members[0] = Standing { serving: true, linked: true, may_open: false };
-    cluster.agree();
-    for (question, seen) in before.iter().take(10).chain(&between) {
-        far_side(&mut cluster, seen, 0);
-        let again = cluster.arrives(1, INSIDE, question);
-        assert_eq!(ends(&only(again, 0, OUTSIDE, &cluster)), ends(seen));
-    }
-    let early = cluster.arrives(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:6000"), at(FAR)));
-    assert_eq!((early, cluster.gateways[0].drops()), (vec![], [(DropReason::NoLease, 1)].into()), "not before it may");
-    cluster.members[0].may_open = true;
-    cluster.agree();
-    opened(&mut cluster, 0, "10.244.1.5", 6000..6001);
-}
-
-#[test]
-fn a_share_takes_along_what_nobody_was_told_of_it() {
-    let mut cluster = three();
-    let known = opened(&mut cluster, 0, "10.244.1.5", 4000..4005);
-    cluster.pass(200);
-    let young = opened(&mut cluster, 0, "10.244.1.5", 5000..5010);
-    cluster.members[0] = Standing { serving: false, linked: true, may_open: false };
-    cluster.agree();
-    // Whoever has it now doesn't know these yet, and opens none in their place; one becomes a copy where it was.
-    assert_eq!(cluster.arrives(1, INSIDE, &young[0].0), vec![]);
-    assert_eq!(cluster.arrives(0, INSIDE, &young[1].0), vec![]);
-    assert_eq!(cluster.drops(), [(DropReason::NoLease, 2)].into());
-    // That it names none of them doesn't end them.
-    cluster.tell_all(1, 0);
-    assert_eq!((cluster.tell_all(0, 1), cluster.tell_all(0, 1)), (10, 0), "what isn't known there, and that once");
-    for (question, seen) in known.iter().chain(&young) {
-        let again = cluster.arrives(2, INSIDE, question);
-        assert_eq!(ends(&only(again, 1, OUTSIDE, &cluster)), ends(seen));
-    }
-    cluster.pass(200);
-    cluster.tell_all(1, 0);
-    assert_eq!((cluster.gateways[0].sessions(), cluster.copies(0)), (0, 15));
-}
-
-#[test]
-fn whoever_could_have_a_share_next_is_told() {
-    let mut cluster = three();
-    // One comes, and doesn't serve yet: it may be the next, or not.
-    cluster.members[1].serving = false;
-    cluster.agree();
-    opened(&mut cluster, 0, "10.244.1.5", 4000..4010);
-    cluster.pass(200);
-    assert_eq!((cluster.copies(1), cluster.copies(2)), (10, 10));
-    cluster.members[1].linked = false;
-    cluster.agree();
-    opened(&mut cluster, 0, "10.244.1.5", 5000..5005);
-    cluster.pass(200);
-    assert_eq!((cluster.copies(1), cluster.copies(2)), (10, 15));
-    // Its link is there before workers have heard of it.
-    assert_eq!((cluster.tell_all(0, 1), cluster.tell_all(0, 2)), (15, 15));
-    assert_eq!(cluster.copies(1), 15);
-    cluster.members[1] = Standing { serving: true, linked: true, may_open: true };
-    cluster.agree();
-    assert_eq!((cluster.tell_all(0, 1), cluster.tell_all(0, 2)), (15, 0), "only the next");
-    assert_eq!((cluster.copies(1), cluster.copies(2)), (15, 0));
-}
-
-#[test]
-fn without_a_lease_only_what_others_know_goes_on() {
-    let mut cluster = three();
-    let known = opened(&mut cluster, 0, "10.244.1.5", 4000..4005);
-    cluster.pass(200);
-    let young = opened(&mut cluster, 0, "10.244.1.5", 5000..5005);
-    let now = cluster.gateways[0].now;
-    cluster.gateways[0].lease.extend(now.plus(10));
-    cluster.pass(50);
-    for (question, _) in &known {
-        only(cluster.arrives(0, INSIDE, question), 0, OUTSIDE, &cluster);
-    }
-    for (question, _) in &young {
-        assert_eq!(cluster.arrives(0, INSIDE, question), vec![]);
-    }
-    assert_eq!(cluster.arrives(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:6000"), at(FAR))), vec![]);
-    assert_eq!(cluster.gateways[0].drops(), [(DropReason::NoLease, 6)].into());
-    // It stands still for a while: whatever was true before may not be any more.
-    cluster.gateways[0].now = cluster.gateways[0].now.plus(1_000);
-    assert_eq!(cluster.arrives(0, INSIDE, &known[0].0), vec![]);
-    let now = cluster.gateways[0].now;
-    cluster.gateways[0].lease.extend(now.plus(1_000));
-    only(cluster.arrives(0, INSIDE, &known[0].0), 0, OUTSIDE, &cluster);
-}
-
 #[test]
 fn a_clients_connection_goes_on_at_any_gateway_with_its_backend() {
     use support::services::*;

@@ -61,6 +61,8 @@ pub(super) struct Gateway {
     pub(super) bell: Arc<ControlBell>,
     pub(super) threads: Threads,
     pub(super) group: Group,
+    /// What workers were told of other gateways.
+    pub(super) members: MembersSpec,
     pub(super) orders: mpsc::UnboundedReceiver<Order>,
     pub(super) state: Arc<GatewayState>,
     pub(super) admin_socket: admin::Socket,
@@ -80,7 +82,7 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
         advertiser: gateway.advertiser,
         locals: network.current().locals.clone(),
         tunnels: config.tunnels(),
-        members: MembersSpec::default(),
+        members: gateway.members,
     };
     let (mut group, mut orders) = (gateway.group, gateway.orders);
     parts.announce(None);

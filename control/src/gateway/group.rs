@@ -51,6 +51,13 @@ pub(super) struct Links {
     pub(super) view: Arc<peer::View>,
 }
 
+/// How gateways stand as long as nobody has been asked: where somebody decides, none serves.
+pub(super) fn at_start(config: &Config, peers: &[policy::Peer]) -> MembersSpec {
+    let mut standing = Standing::new(config.name.as_str().into(), config.tunnel(), Source::of(config));
+    standing.set_policy(peers);
+    standing.spec(Instant::now(), workers::now())
+}
+
 /// The workers, as links to other gateways need them.
 #[derive(Debug)]
 pub(super) struct LinkedWorkers(pub(super) Arc<GatewayState>);
@@ -130,11 +137,9 @@ impl Group {
         client: Option<(Handle, JoinHandle<()>)>,
         links: Option<Links>,
     ) -> Self {
-        let own = config.tunnel();
-        let source = if client.is_some() { Source::Server } else { Source::Static };
         let (client, client_task) = client.unzip();
         Self {
-            standing: Standing::new(config.name.as_str().into(), own, source),
+            standing: Standing::new(config.name.as_str().into(), config.tunnel(), Source::of(config)),
             lease,
             client,
             client_task,

@@ -45,7 +45,7 @@ use super::capture;
 use super::control::{Gateway, check_own_addresses};
 use super::feed::{EVENTS, Feed};
 use super::figures::XdpFigures;
-use super::group::{Group, GroupLease, LinkedWorkers, Links};
+use super::group::{self, Group, GroupLease, LinkedWorkers, Links};
 use super::kept::Keeper;
 use super::state::{Dealt, GatewayState, PolicyStatus, SocketStatus, WorkerHandle};
 use super::wait::{self, NoFigures};
@@ -121,7 +121,9 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
         (heard.offer, Some(heard.answer), Some(modes))
     };
     let (metrics_listener, admin_socket) = listeners;
-    let snapshot = builder.snapshot();
+    // What others could have isn't this gateway's until it has asked.
+    let members = group::at_start(&config, &offer.peers);
+    let snapshot = builder.with_members(&members);
     let (policy, generation) = (snapshot.policy.clone(), snapshot.generation);
     let publisher = Publisher::new(snapshot);
     steering.apply(capture::tables(&policy, &network.current().locals, &tunnels)).map_err(Failure::runtime)?;
@@ -182,6 +184,7 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
         bell,
         threads,
         group,
+        members,
         orders,
         state,
         admin_socket,

@@ -57,7 +57,7 @@ pub fn group(serving: &[&str]) -> GroupStatus {
         view: Arc::new(View { number: 14, members: (0..).zip(NAMES).map(member).collect() }),
         links: Arc::new(PeersStatus { peers, strangers: 1 }),
         draining: false,
-        spec: MembersSpec { this: Some("gw-a".into()), gateways: NAMES.map(spec).into() },
+        spec: MembersSpec { this: Some("gw-a".into()), gateways: NAMES.map(spec).into(), since: 14 },
         lease: None,
     }
 }

@@ -15,7 +15,7 @@ use super::blocks::{BlockSet, first_from};
 use super::choice::{Choice, Of};
 use super::crowded::Crowded;
 use super::pool::{PortPool, WorkerId};
-use super::{BLOCKS, BlockId, PortRange};
+use super::{BLOCKS, BlockId, Lane, PortRange};
 use crate::address::Address;
 use crate::session::tuple::{HashKey, Tuple};
 use crate::snapshot::build::MOST_VIPS;
@@ -53,6 +53,20 @@ pub enum Claim {
     Guaranteed,
     /// Any other endpoint.
     Ordinary,
+}
+
+/// The part of a VIP's ports that is asked for one.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// The blocks that it has.
+    pub blocks: &'a BlockSet,
+    /// Which of their ports first.
+    pub lane: Lane,
+}
+
+impl Part<'_> {
+    /// All ports.
+    const ALL: Self = Part { blocks: &BlockSet::ALL, lane: Lane::ALL };
 }
 
 /// One worker's ports.
@@ -93,15 +107,16 @@ impl Allocator {
         Ok(Self { worker, workers: workers.max(1), range, holdings, crowded, key, drawn: 0 })
     }
 
-    /// A port of `vip`, in one of `blocks` where these are given, for which `is_free` says yes, and counts it as used. `translated` is the session's first packet
-    /// as it leaves; its source port may be anything yet.
+    /// A port of `vip` for which `is_free` says yes, and counts it as used: in one of the blocks that are given with it, if they are, and in
+    /// their lane as long as one is found there soon. `translated` is the session's first packet as it leaves; its source port may be
+    /// anything yet.
     ///
     /// # Errors
     /// When there is none, now and among the blocks that this worker has or could have.
     #[inline]
     pub fn allocate<A: Address>(
         &mut self,
-        (vip, blocks): (&Vip, Option<&BlockSet>),
+        (vip, part): (&Vip, Option<Part<'_>>),
         translated: &Tuple<A>,
         claim: Claim,
         now: Tick,
@@ -114,8 +129,9 @@ impl Allocator {
         // A destination with a map doesn't guess: at 99 % fill it would do so in vain.
         let is_crowded =
             !self.crowded.is_empty() && self.crowded.find(vip.id, destination(&self.key, translated)).is_some();
-        let of = Of { vip, blocks: blocks.unwrap_or(&BlockSet::ALL), range };
-        let port = if is_crowded { None } else { self.try_random(of, &is_free) };
+        let Part { blocks, lane } = part.unwrap_or(Part::ALL);
+        let of = Of { vip, blocks, range, lane };
+        let port = if is_crowded { None } else { self.guess(of, &is_free) };
         let port = match port {
             Some(port) => port,
             None => self.allocate_crowded(of, destination(&self.key, translated), now, &is_free)?,
@@ -186,6 +202,15 @@ impl Allocator {
     }
 
     #[inline]
+    fn guess(&mut self, of: Of<'_>, is_free: &impl Fn(u16) -> bool) -> Option<u16> {
+        let port = self.try_random(of, is_free);
+        if port.is_some() || of.lane == Lane::ALL {
+            return port;
+        }
+        self.try_random(Of { lane: Lane::ALL, ..of }, is_free)
+    }
+
+    #[inline]
     fn try_random(&mut self, of: Of<'_>, is_free: &impl Fn(u16) -> bool) -> Option<u16> {
         for _ in 0..RANDOM_TRIES {
             let random = self.draw();
@@ -220,10 +245,12 @@ impl Allocator {
                 vip.pool.ask_for_blocks(now);
                 return Err(Exhausted);
             }
-            if let Some(port) = self.try_random(of, is_free) {
+            if let Some(port) = self.guess(of, is_free) {
                 return Ok(port);
             }
         }
+        // Where guesses fail, what a lane avoids is the smaller evil.
+        let of = Of { lane: Lane::ALL, ..of };
         let place = if let Some(place) = self.crowded.find(vip.id, destination) {
             self.crowded.keep(place);
             place

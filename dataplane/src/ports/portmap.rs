@@ -151,9 +151,9 @@ mod tests {
     use vipgate_mem::Slab;
 
     use super::*;
-    use crate::ports::PortRange;
     use crate::ports::choice::Of;
     use crate::ports::tests::vip;
+    use crate::ports::{Lane, PortRange};
 
     #[test]
     fn a_block_is_looked_up_once_until_it_is_forgotten() {
@@ -163,7 +163,7 @@ mod tests {
         let vip = vip(&Arc::default(), &[]);
         let choice = Choice {
             owned: &owned,
-            of: Of { vip: &vip, blocks: &BlockSet::ALL, range: PortRange::default() },
+            of: Of { vip: &vip, blocks: &BlockSet::ALL, range: PortRange::default(), lane: Lane::ALL },
             random: 0,
         };
         let asked = Cell::new(0);
@@ -192,7 +192,7 @@ mod tests {
         let vip = vip(&Arc::default(), &[]);
         let choice = Choice {
             owned: &owned,
-            of: Of { vip: &vip, blocks: &BlockSet::ALL, range: PortRange::default() },
+            of: Of { vip: &vip, blocks: &BlockSet::ALL, range: PortRange::default(), lane: Lane::ALL },
             random: 0,
         };
         assert_eq!(maps[0].take(&choice, &|_| false), None);

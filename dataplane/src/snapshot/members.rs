@@ -17,6 +17,8 @@ pub struct MembersSpec {
     pub this: Option<Arc<str>>,
     /// Those whose state is known, this one included, each once. Of others, policy may speak all the same; they don't serve.
     pub gateways: Vec<MemberSpec>,
+    /// The number of the view since which the same ones serve; 0 where nobody counts.
+    pub since: u64,
 }
 
 /// One gateway.
@@ -39,6 +41,7 @@ pub struct MemberSpec {
 pub struct Members {
     this: Option<GatewayId>,
     list: Vec<Member>,
+    since: u64,
 }
 
 /// One of them. Of a gateway that policy speaks of, but whose state isn't known, only the name.
@@ -55,6 +58,11 @@ impl Members {
     /// This gateway; `None`: it is alone.
     pub fn this(&self) -> Option<GatewayId> {
         self.this
+    }
+
+    /// The number of the view since which the same ones serve.
+    pub fn since(&self) -> u64 {
+        self.since
     }
 
     /// The gateway of this name.
@@ -112,7 +120,7 @@ impl Members {
 
     /// The same numbers with other states. Gateways behind the last number are left out.
     pub(super) fn with(&self, spec: &MembersSpec) -> Self {
-        let mut members = self.clone();
+        let mut members = Self { since: spec.since, ..self.clone() };
         for member in &mut members.list {
             *member =
                 Member { name: member.name.clone(), tunnel: None, serving: false, linked: false, may_open: false };

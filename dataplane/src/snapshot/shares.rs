@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use super::members::{GatewayId, Members};
 use super::spec::ShareSpec;
-use crate::ports::{BLOCKS, BlockId, BlockSet};
+use crate::ports::allocator::Part;
+use crate::ports::{BLOCKS, BlockId, BlockSet, Lane};
 
 /// Whose something is, as seen from this gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +45,8 @@ pub struct Share {
     pub owner: Owner,
     /// Whether this gateway may open sessions in it.
     pub may_open: bool,
+    /// From which of its ports this gateway gives out: others than whoever had it before.
+    pub lane: Lane,
 }
 
 impl Share {
@@ -53,17 +56,23 @@ impl Share {
     }
 
     /// Its blocks; `None`: all.
-    #[inline]
     pub fn blocks(&self) -> Option<&BlockSet> {
         self.blocks.as_deref()
+    }
+
+    /// Its ports, for whoever gives them out.
+    #[inline]
+    pub fn part(&self) -> Part<'_> {
+        Part { blocks: self.blocks().unwrap_or(&BlockSet::ALL), lane: self.lane }
     }
 
     /// Who has it, by what is known of the gateways now.
     fn settle(&mut self, members: &Members) {
         let Some(this) = members.this() else {
-            (self.owner, self.may_open) = (Owner::This, true);
+            (self.owner, self.may_open, self.lane) = (Owner::This, true, Lane::ALL);
             return;
         };
+        let had_it = self.owner == Owner::This && self.lane != Lane::ALL;
         let owner = self.order.iter().copied().find(|&id| members.is_serving(id));
         self.owner = match owner {
             Some(id) if id == this => Owner::This,
@@ -71,6 +80,9 @@ impl Share {
             None => Owner::Nobody,
         };
         let is_ours = self.owner == Owner::This;
+        if is_ours && !had_it {
+            self.lane = Lane::of_view(members.since());
+        }
         self.may_open = is_ours && self.home().is_some_and(|home| members.may_open(home));
     }
 
@@ -101,8 +113,13 @@ impl Shares {
     pub(super) fn new(specs: &[ShareSpec], members: &Members) -> Self {
         let list = specs.iter().map(|spec| {
             let order = std::iter::once(&spec.gateway).chain(&spec.backups).filter_map(|name| members.id(name));
-            let mut share =
-                Share { order: order.collect(), blocks: spec.blocks.clone(), owner: Owner::Nobody, may_open: false };
+            let mut share = Share {
+                order: order.collect(),
+                blocks: spec.blocks.clone(),
+                owner: Owner::Nobody,
+                may_open: false,
+                lane: Lane::ALL,
+            };
             share.settle(members);
             share
         });

@@ -191,10 +191,10 @@ fn commit<A: Lane>(
             reason = DropReason::NoLease;
             continue;
         }
-        let blocks = share.and_then(Share::blocks);
+        let part = share.map(Share::part);
         let through = |port: u16| translate(origin, address, port);
         let port =
-            ports.allocate((vip, blocks), &through(0), claim, now, |port| sessions.is_free(&through(port).reversed()));
+            ports.allocate((vip, part), &through(0), claim, now, |port| sessions.is_free(&through(port).reversed()));
         let Ok(port) = port else {
             reason = DropReason::PortsExhausted;
             continue;

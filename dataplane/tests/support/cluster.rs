@@ -23,6 +23,9 @@ pub struct Cluster {
     /// Frames that went from one gateway to another.
     pub tunnelled: u64,
     round: u8,
+    /// The view since which these serve, as all see it.
+    pub since: u64,
+    serving: Vec<bool>,
     /// What is told is lost.
     pub deaf: bool,
     v6: bool,
@@ -71,6 +74,21 @@ pub fn shared_policy(count: usize) -> PolicySet {
     set
 }
 
+/// Exactly one packet left, by this gateway and interface.
+pub fn only(sent: Vec<(Number, InterfaceId, Vec<u8>)>, from: Number, out: InterfaceId, cluster: &Cluster) -> Vec<u8> {
+    assert_eq!(sent.len(), 1, "{:?}", cluster.drops());
+    let (number, interface, bytes) = sent.into_iter().next().unwrap();
+    assert_eq!((number, interface), (from, out));
+    bytes
+}
+
+/// The far side of most sessions.
+pub const FAR: &str = "198.51.100.10:443";
+
+pub fn three() -> Cluster {
+    Cluster::new(3, &Setup::default())
+}
+
 impl Cluster {
     pub fn new(count: usize, setup: &Setup) -> Self {
         Self::over(count, setup, false)
@@ -89,14 +107,32 @@ impl Cluster {
         let set = shared_policy(count);
         let gateways = (0..count).map(|_| Gateway::with(setup, network.clone(), &set)).collect();
         let fine = Standing { serving: true, linked: true, may_open: true };
-        let mut cluster = Self { gateways, members: vec![fine; count], tunnelled: 0, round: 1, deaf: false, v6 };
+        let mut cluster = Self {
+            gateways,
+            members: vec![fine; count],
+            tunnelled: 0,
+            round: 1,
+            since: 0,
+            serving: Vec::new(),
+            deaf: false,
+            v6,
+        };
         cluster.agree();
         cluster
     }
 
     /// All gateways hear how all stand.
     pub fn agree(&mut self) {
+        self.count();
         (0..self.gateways.len()).for_each(|number| self.hear(number));
+    }
+
+    /// Whether others serve than before.
+    fn count(&mut self) {
+        let serving: Vec<bool> = self.members.iter().map(|it| it.serving).collect();
+        if serving != self.serving {
+            (self.since, self.serving) = (self.since + 1, serving);
+        }
     }
 
     /// One of them does.
@@ -109,7 +145,7 @@ impl Cluster {
             linked: standing.linked && at != number,
             may_open: standing.may_open,
         });
-        let spec = MembersSpec { this: Some(name(number)), gateways: all.collect() };
+        let spec = MembersSpec { this: Some(name(number)), gateways: all.collect(), since: self.since };
         let gateway = &mut self.gateways[number];
         let snapshot = gateway.builder.with_members(&spec);
         gateway.publisher.publish(snapshot);
@@ -178,7 +214,7 @@ impl Cluster {
                     if self.deaf || !self.members[to].linked {
                         continue;
                     }
-                    self.take(to, vec![news.image], self.round);
+                    self.take(from, to, vec![news.image], self.round);
                     outlet.acknowledge(news.to, news.number);
                 }
             }
@@ -190,13 +226,16 @@ impl Cluster {
         (0..self.gateways.len()).find(|number| self.gateways[at].builder.gateway(&name(*number)) == Some(id)).unwrap()
     }
 
-    fn take(&mut self, to: Number, images: Vec<Image>, round: u8) {
+    fn take(&mut self, from: Number, to: Number, images: Vec<Image>, round: u8) {
         let gateway = &mut self.gateways[to];
+        let from = gateway.builder.gateway(&name(from)).unwrap();
         for image in images {
             let snapshot = gateway.builder.snapshot();
             let worker = worker_of(&image, &snapshot.policy, gateway.workers.len() as u8);
             let (reply, _done) = bounded(1);
-            gateway.commands[usize::from(worker.0)].send(Command::Take { images: vec![image], round, reply }).unwrap();
+            gateway.commands[usize::from(worker.0)]
+                .send(Command::Take { images: vec![image], round, from, reply })
+                .unwrap();
             gateway.turn();
         }
     }
@@ -220,24 +259,34 @@ impl Cluster {
             }
         }
         let count = all.len();
-        self.take(to, all, self.round);
+        self.take(from, to, all, self.round);
+        assert!(self.forget_unnamed(from, to, self.since));
+        count
+    }
+
+    /// A gateway forgets what another one hasn't named in this round, which began by a view; whether it still holds.
+    pub fn forget_unnamed(&mut self, from: Number, to: Number, view: u64) -> bool {
+        let mut holds = true;
         let owner = self.gateways[to].builder.gateway(&name(from)).unwrap();
         for worker in 0..self.gateways[to].workers.len() {
             let mut cursor = Some(0);
             while cursor.is_some() {
                 let (reply, answer) = bounded(1);
-                let chunk = PurgeChunk { owner, round: self.round, cursor, forgotten: 0 };
+                let chunk = PurgeChunk { owner, round: self.round, view, cursor, forgotten: 0, outdated: false };
                 self.gateways[to].commands[worker].send(Command::Purge { chunk, reply }).unwrap();
                 self.gateways[to].turn();
-                cursor = answer.try_recv().unwrap().cursor;
+                let chunk = answer.try_recv().unwrap();
+                cursor = chunk.cursor;
+                holds &= !chunk.outdated;
             }
         }
-        count
+        holds
     }
 
     /// A gateway dies: it takes part in nothing any more, and the others hear of it.
     pub fn kill(&mut self, number: Number) {
         self.members[number] = Standing { serving: false, linked: false, may_open: true };
+        self.count();
         for other in (0..self.gateways.len()).filter(|other| *other != number) {
             self.hear(other);
         }

@@ -59,6 +59,7 @@ fn a_killed_gateway_to_which_routers_go_on_sending() {
 fn a_gateway_that_comes_and_goes() {
     let mut cluster = Cluster::running("flaps", 3);
     let scene = Scene::begin(&cluster, 500, 40);
+    pass(500);
     let died = kill(&mut cluster, 2);
     for round in 0..3 {
         pass(800);

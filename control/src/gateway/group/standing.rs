@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use vipgate_dataplane::snapshot::members::{MemberSpec, MembersSpec};
 use vipgate_dataplane::time::Tick;
 
+use crate::config::{Config, PolicySource};
 use crate::members::{Authority, Member, Status, View, Wish};
 use crate::peer::{self, Event, PeersStatus};
 use crate::policy;
@@ -23,6 +24,16 @@ pub(in crate::gateway) enum Source {
     Static,
     /// The policy server, where it does so.
     Server,
+}
+
+impl Source {
+    /// Who says it where policy comes from there.
+    pub(super) fn of(config: &Config) -> Self {
+        match config.policy {
+            PolicySource::Server(_) => Self::Server,
+            PolicySource::Files(_) => Self::Static,
+        }
+    }
 }
 
 /// All that is known.
@@ -162,7 +173,7 @@ impl Standing {
             return MembersSpec::default();
         }
         let gateways = if self.needs_lease() { self.decided(now, tick) } else { self.undecided() };
-        MembersSpec { this: Some(self.name.clone()), gateways }
+        MembersSpec { this: Some(self.name.clone()), gateways, since: self.changed.map_or(0, |(number, _)| number) }
     }
 
     /// Nobody decides, or there is nobody else: all serve.

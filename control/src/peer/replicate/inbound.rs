@@ -17,8 +17,9 @@ pub(super) enum Step {
     Begin { view: u64 },
     /// Copies are to be taken in.
     Take { images: Vec<Image>, round: u8 },
-    /// Copies that this round hasn't named are to be forgotten. Then everything is here, and nothing else, or all must be told `again`.
-    Purge { round: u8, again: bool },
+    /// Copies that this round, by this view, hasn't named are to be forgotten. Then everything is here, and nothing else, or all must be
+    /// told `again`.
+    Purge { round: u8, view: u64, again: bool },
     /// The other gateway has let go of what a view takes from it.
     Released { view: u64 },
 }
@@ -31,8 +32,8 @@ pub(super) struct Inbound {
     last: u64,
     /// The one that copies are marked with: a link begins with one.
     round: Option<Round>,
-    /// What the other gateway calls it, until its end.
-    telling: Option<u32>,
+    /// What the other gateway calls it, until its end, and the view that it goes by.
+    telling: Option<(u32, u64)>,
 }
 
 impl Inbound {
@@ -53,16 +54,16 @@ impl Inbound {
                 (frame.number, Step::Take { images, round: round.mark })
             }
             Kind::SyncBegin(frame) => {
-                self.telling = Some(frame.round);
+                self.telling = Some((frame.round, frame.view));
                 self.round = Some(self.rounds.begin(&self.peer));
                 (frame.number, Step::Begin { view: frame.view })
             }
             Kind::SyncEnd(frame) => {
-                if self.telling.take() != Some(frame.round) {
+                let begun = self.telling.take().filter(|(round, _)| *round == frame.round);
+                let (Some((_, view)), Some(round)) = (begun, self.round) else {
                     return Err(Broken::Protocol("it ends a round that it didn't begin"));
-                }
-                let round = self.round.ok_or(Broken::Protocol("it ends a round that it didn't begin"))?;
-                (frame.number, Step::Purge { round: round.mark, again: round.blurred })
+                };
+                (frame.number, Step::Purge { round: round.mark, view, again: round.blurred })
             }
             Kind::Released(frame) => (frame.number, Step::Released { view: frame.view }),
             Kind::Hello(_)
@@ -115,7 +116,7 @@ mod tests {
             step
         });
         let take = |number, round| Step::Take { images: vec![image(number)], round };
-        let purge = |round| Step::Purge { round, again: false };
+        let purge = |round| Step::Purge { round, view: 7, again: false };
         let begun = || Step::Begin { view: 7 };
         assert_eq!(steps, [begun(), take(2, 1), purge(1), take(6, 1), begun(), take(8, 2), purge(2)]);
     }

@@ -61,9 +61,12 @@ impl Intake<'_> {
                     self.take(images, round, &turn).await?;
                     self.note(|copies| copies.taken += count);
                 }
-                Step::Purge { round, again } => {
-                    let forgotten = self.purge(round, &turn).await?;
-                    inbound.purged(round);
+                Step::Purge { round, view, again } => {
+                    let (forgotten, outdated) = self.purge(round, view, &turn).await?;
+                    if !outdated {
+                        inbound.purged(round);
+                    }
+                    let again = again || outdated;
                     self.note(|copies| {
                         copies.in_sync_from = !again;
                         copies.forgotten += forgotten;
@@ -99,23 +102,26 @@ impl Intake<'_> {
     }
 
     async fn take(&self, images: Vec<Image>, round: u8, turn: &Turn) -> Result<(), Broken> {
+        // Policy doesn't know it, so nothing belongs to it, or here by way of it.
+        let Some(from) = self.workers.gateway(&self.peer) else { return Ok(()) };
         let mut sorted: Vec<Vec<Image>> = vec![Vec::new(); self.workers.count()];
         for image in images {
             sorted[self.workers.place(&image)].push(image);
         }
         let mut questions: Vec<Question<Vec<Image>>> = Vec::new();
         for (worker, images) in sorted.into_iter().enumerate().filter(|(_, images)| !images.is_empty()) {
-            questions.push((worker, Box::new(move |reply| Command::Take { images, round, reply })));
+            questions.push((worker, Box::new(move |reply| Command::Take { images, round, from, reply })));
         }
         ask(&self.workers, questions, turn.clone()).await.map(drop).map_err(Broken::Worker)
     }
 
-    async fn purge(&self, round: u8, turn: &Turn) -> Result<u64, Broken> {
+    /// How many were forgotten, and whether others serve by now than when the round began.
+    async fn purge(&self, round: u8, view: u64, turn: &Turn) -> Result<(u64, bool), Broken> {
         // Policy doesn't know it, so it owns nothing.
-        let Some(owner) = self.workers.gateway(&self.peer) else { return Ok(0) };
-        let mut forgotten = 0;
+        let Some(owner) = self.workers.gateway(&self.peer) else { return Ok((0, false)) };
+        let (mut forgotten, mut outdated) = (0, false);
         for worker in 0..self.workers.count() {
-            let mut chunk = PurgeChunk { owner, round, cursor: Some(0), forgotten: 0 };
+            let mut chunk = PurgeChunk { owner, round, view, cursor: Some(0), forgotten: 0, outdated: false };
             while chunk.cursor.is_some() {
                 let command = move |reply: Sender<PurgeChunk>| Command::Purge { chunk, reply };
                 let answers = ask(&self.workers, vec![(worker, Box::new(command))], turn.clone())
@@ -124,8 +130,9 @@ impl Intake<'_> {
                 chunk = answers.into_iter().next().ok_or(Broken::Worker(worker))?;
             }
             forgotten += chunk.forgotten;
+            outdated |= chunk.outdated;
         }
-        Ok(forgotten)
+        Ok((forgotten, outdated))
     }
 
     fn note(&self, change: impl FnOnce(&mut CopiesStatus)) {

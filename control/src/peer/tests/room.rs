@@ -165,7 +165,7 @@ impl Workers for Tables {
                 chunk.cursor = (looked.len() == room).then(|| u64::from(*looked[room - 1].0) + 1);
                 reply.send(chunk).unwrap();
             }
-            Command::Take { mut images, round, reply } => {
+            Command::Take { mut images, round, reply, .. } => {
                 for image in images.drain(..) {
                     match number(&image) {
                         (number, Fate::Open) => table.copies.insert(number, round),

@@ -237,7 +237,7 @@ impl World {
                     };
                 }
             }
-            Step::Purge { round, again } => {
+            Step::Purge { round, again, .. } => {
                 self.copies.retain(|_, (_, named)| *named == round);
                 self.inbound.purged(round);
                 self.again |= again;
