@@ -42,6 +42,7 @@ pub use self::status::{CopiesStatus, Echoed, PeerStatus, PeersStatus};
 pub use self::view::{Member, View};
 use self::work::Turns;
 pub use self::work::{Bell, Workers};
+use crate::members;
 
 /// The versions of the protocol that this program speaks, from and to. A program speaks that of the one before it too.
 pub const VERSIONS: (u32, u32) = (1, 1);
@@ -89,6 +90,13 @@ pub enum Event {
         gateway: Arc<str>,
         /// The view's number.
         view: u64,
+    },
+    /// A gateway goes by a later view than we, as the policy server told it.
+    Told {
+        /// Which.
+        gateway: Arc<str>,
+        /// The view.
+        view: Arc<members::View>,
     },
 }
 

@@ -193,9 +193,28 @@ impl Group {
             () = told => {}
             () = linked => {}
             event = event => match event {
-                Some(event) => self.standing.hear(event),
+                Some(event) => self.hear(event),
                 None => std::future::pending().await,
             },
+        }
+    }
+
+    fn hear(&mut self, event: Event) {
+        match event {
+            Event::Released { gateway, view } => self.standing.release(gateway, view),
+            Event::Told { gateway, view } => {
+                let number = view.number;
+                if self.client.as_ref().is_some_and(|client| client.hear_elsewhere(view)) {
+                    tracing::info!(
+                        event = "view_from_gateway",
+                        gateway = &*gateway,
+                        view = number,
+                        "gateway {gateway} says who serves, while the policy server can't be heard"
+                    );
+                }
+            }
+            // The links' status says it, too.
+            Event::Synced { .. } => {}
         }
     }
 

@@ -80,6 +80,21 @@ pub struct Handle {
     pub wish: watch::Sender<(Wish, u64)>,
     /// How things stand.
     pub status: watch::Receiver<Status>,
+    told: watch::Sender<Status>,
+}
+
+impl Handle {
+    /// Another gateway says who serves, as the server told it. It counts only while the server can't be heard, and if it is news; says
+    /// whether it does. So who is cut off learns who stands in for it.
+    pub fn hear_elsewhere(&self, view: Arc<View>) -> bool {
+        self.told.send_if_modified(|status| {
+            let counts = status.authority == Authority::Lost && view.number > status.view.number;
+            if counts {
+                status.view = view;
+            }
+            counts
+        })
+    }
 }
 
 /// Beats for a gateway.
@@ -115,6 +130,7 @@ impl MembersClient {
         let (wish, wished) = watch::channel((Wish::Joining, 0));
         let status = Status { authority: Authority::Unknown, view: Arc::default(), ttl: USUAL_TTL };
         let (status, told) = watch::channel(status);
+        let handle = Handle { wish, status: told, told: status.clone() };
         let client = Self {
             plan,
             wish: wished,
@@ -124,7 +140,7 @@ impl MembersClient {
             pause: PAUSE.0,
             complaint: None,
         };
-        (client, Handle { wish, status: told })
+        (client, handle)
     }
 
     /// Beats for as long as anybody wishes anything.

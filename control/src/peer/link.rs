@@ -5,23 +5,29 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split};
 use tokio::pin;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout, timeout_at};
 use vipgate_dataplane::time::Tick;
 
+use super::Event;
 use super::frame::{self, Broken};
 use super::mesh::Shared;
 use super::proto::frame::Kind;
-use super::proto::{Beat, Echo, Hello};
+use super::proto::{Beat, Echo, Hearsay, Hello};
 use super::replicate::WINDOW;
 use super::replicate::intake::Intake;
 use super::replicate::pump::{Order, Outlink};
 use super::status::Echoed;
+use crate::members;
+use crate::xds::proto;
 
 /// Beats after which a link is down if nothing came.
 const MOST_MISSED: u32 = 4;
+/// A gateway that goes by an older view than we for so many beats is told ours: the policy server tells faster, if it is heard.
+const BEHIND: u32 = 3;
 /// Beats whose echo is waited for.
 const UNECHOED: usize = 64;
 /// Beats, echoes and acknowledgements that wait to be sent.
@@ -138,7 +144,7 @@ impl<S: Io> Link<S> {
 impl Talk<'_> {
     /// Takes frames apart until there are none, for too long or for ever.
     async fn listen<S: Io>(&self, mut stream: ReadHalf<S>, inside: mpsc::Sender<Kind>) -> Broken {
-        let mut buffer = Vec::new();
+        let (mut buffer, mut behind) = (Vec::new(), 0);
         loop {
             let kind = match self.hear(&mut stream, &mut buffer).await {
                 Ok(Some(kind)) => kind,
@@ -146,7 +152,8 @@ impl Talk<'_> {
                 Err(why) => return why,
             };
             let taken = match kind {
-                Kind::Beat(beat) => self.echo(&beat),
+                Kind::Beat(beat) => self.echo(&beat).and_then(|()| self.tell_view(&beat, &mut behind)),
+                Kind::Hearsay(hearsay) => self.hear_view(&hearsay).await,
                 Kind::Echo(echo) => {
                     self.echoed(&echo);
                     Ok(())
@@ -203,6 +210,27 @@ impl Talk<'_> {
         self.shared.board.update(self.peer, |peer| peer.promised = Some(now));
         let echo = Echo { sequence: beat.sequence, view: view.number };
         self.lane.try_send(frame::encode(Kind::Echo(echo))).map_err(|_| Broken::Stuck)
+    }
+
+    /// Tells our view to whoever is `behind` for too many beats.
+    fn tell_view(&self, beat: &Beat, behind: &mut u32) -> Result<(), Broken> {
+        let view = self.shared.view.borrow().clone();
+        *behind = if beat.view < view.number { *behind + 1 } else { 0 };
+        if *behind < BEHIND {
+            return Ok(());
+        }
+        *behind = 0;
+        let hearsay = Hearsay { view: proto::View::from(&*view.said).encode_to_vec() };
+        self.lane.try_send(frame::encode(Kind::Hearsay(hearsay))).map_err(|_| Broken::Stuck)
+    }
+
+    /// Passes on what view the other gateway goes by.
+    async fn hear_view(&self, hearsay: &Hearsay) -> Result<(), Broken> {
+        let view = proto::View::decode(&*hearsay.view).map_err(|error| Broken::Garbage(error.to_string()))?;
+        let view = members::View::try_from(view).map_err(|error| Broken::Garbage(error.to_string()))?;
+        // Nobody listens: nobody misses it.
+        let _ = self.shared.events.send(Event::Told { gateway: self.peer.clone(), view: Arc::new(view) }).await;
+        Ok(())
     }
 
     fn echoed(&self, echo: &Echo) {

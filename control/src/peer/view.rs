@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::identity::Fingerprint;
+use crate::members;
 
 /// All gateways, this one included.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -12,6 +13,8 @@ pub struct View {
     pub number: u64,
     /// Who there is.
     pub members: Vec<Member>,
+    /// All that the policy server said, for gateways that can't hear it.
+    pub said: Arc<members::View>,
 }
 
 /// One gateway.

@@ -14,7 +14,7 @@ use vipgate_dataplane::time::Tick;
 
 use crate::config::{Config, PolicySource};
 use crate::members::{Authority, Member, Status, View, Wish};
-use crate::peer::{self, Event, PeersStatus};
+use crate::peer::{self, PeersStatus};
 use crate::policy;
 
 /// Who says who serves.
@@ -114,15 +114,10 @@ impl Standing {
         self.links = links;
     }
 
-    pub(super) fn hear(&mut self, event: Event) {
-        match event {
-            Event::Released { gateway, view } => {
-                let known = self.released.entry(gateway).or_default();
-                *known = view.max(*known);
-            }
-            // The links' status says it, too.
-            Event::Synced { .. } => {}
-        }
+    /// A gateway has let go of what a view takes from it.
+    pub(super) fn release(&mut self, gateway: Arc<str>, view: u64) {
+        let known = self.released.entry(gateway).or_default();
+        *known = view.max(*known);
     }
 
     /// Whether the view says that a gateway serves.
@@ -164,7 +159,11 @@ impl Standing {
             serving: member.serving,
             incarnation: member.incarnation,
         };
-        Arc::new(peer::View { number: self.view.number, members: self.view.members.iter().map(member).collect() })
+        Arc::new(peer::View {
+            number: self.view.number,
+            members: self.view.members.iter().map(member).collect(),
+            said: self.view.clone(),
+        })
     }
 
     /// What the engine is to be told.

@@ -200,9 +200,16 @@ async fn a_server_that_returns_is_found_and_goes_on_where_the_last_one_stopped()
     a.serves("a").await;
     let view = b.serves("b").await.view;
     a.is(|status| status.view == view).await;
+    let told = Arc::new(View { number: view.number + 1, members: vec![] });
+    assert!(!a.handle.hear_elsewhere(told), "as long as the server is heard");
     let port = server.kill();
     a.is(|status| status.authority == Authority::Lost).await;
     assert_eq!(a.handle.status.borrow().view, view);
+    // Meanwhile others may know more.
+    let later = Arc::new(View { number: view.number + 3, members: view.members.clone() });
+    assert!(a.handle.hear_elsewhere(later.clone()) && !a.handle.hear_elsewhere(later.clone()), "it is news once");
+    assert!(!a.handle.hear_elsewhere(view), "nothing of the past");
+    a.is(|status| status.view == later).await;
     let server = Server::at(port, Some(&["a", "b"]));
     let begun = Instant::now();
     a.is(|status| status.authority == Authority::Present).await;
@@ -210,7 +217,11 @@ async fn a_server_that_returns_is_found_and_goes_on_where_the_last_one_stopped()
     a.holds().await;
     b.holds().await;
     sleep(TTL * 2).await;
-    assert_eq!(a.handle.status.borrow().view, view, "nothing has changed");
+    let view = a.handle.status.borrow().view.clone();
+    assert!(
+        view.number >= later.number && view.members.len() == 2,
+        "it goes on behind what anybody has heard: {view:?}"
+    );
     assert!(a.has_lease() && b.has_lease());
     server.kill();
 }

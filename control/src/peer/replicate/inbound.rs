@@ -71,6 +71,7 @@ impl Inbound {
             | Kind::Beat(_)
             | Kind::Echo(_)
             | Kind::Ack(_)
+            | Kind::Hearsay(_)
             | Kind::SyncRequest(_) => {
                 return Err(Broken::Protocol("it numbers what has no number"));
             }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::room::{Gateway, enter, until};
-use crate::peer::{Broken, View};
+use super::room::{Gateway, enter, said, until};
+use crate::peer::{Broken, Event, View};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn three_gateways_link_in_pairs_and_hear_each_other() {
@@ -45,14 +45,28 @@ async fn a_link_ends_when_its_pin_goes_away_and_comes_back_with_it() {
     let (a, b) = (Gateway::new("a"), Gateway::new("b"));
     enter(1, &[&a, &b]);
     a.until("b", "linked", |peer| peer.linked).await;
-    b.peers.set_view(&Arc::new(View { number: 2, members: vec![b.member.clone()] }));
+    b.peers.set_view(&Arc::new(View { number: 2, members: vec![b.member.clone()], ..View::default() }));
     a.until("b", "unlinked", |peer| !peer.linked && peer.failures > 0).await;
     enter(3, &[&a, &b]);
     a.until("b", "linked again", |peer| peer.linked).await;
     // Views of the past don't count.
-    b.peers.set_view(&Arc::new(View { number: 2, members: vec![b.member.clone()] }));
+    b.peers.set_view(&Arc::new(View { number: 2, members: vec![b.member.clone()], ..View::default() }));
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(a.status("b").linked && b.status("a").linked);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_stays_behind_is_told_the_view_of_others() {
+    let (a, mut b) = (Gateway::new("a"), Gateway::new("b"));
+    enter(1, &[&a, &b]);
+    a.until("b", "linked", |peer| peer.linked).await;
+    enter(5, &[&a]);
+    // While they don't agree, that one isn't of the view.
+    a.until("b", "unlinked", |peer| !peer.linked).await;
+    let both = |number| View { number, members: vec![a.member.clone(), b.member.clone()], said: said(number) };
+    a.peers.set_view(&Arc::new(both(6)));
+    let told = tokio::time::timeout(Duration::from_secs(30), b.events.recv()).await.unwrap();
+    assert_eq!(told, Some(Event::Told { gateway: "a".into(), view: said(6) }));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -63,7 +77,11 @@ async fn another_process_of_the_name_takes_over_when_the_view_says_so() {
     let since = b.status("a").since;
     let mut next = Gateway::new("a");
     next.member.incarnation = 7;
-    next.peers.set_view(&Arc::new(View { number: 1, members: vec![next.member.clone(), b.member.clone()] }));
+    next.peers.set_view(&Arc::new(View {
+        number: 1,
+        members: vec![next.member.clone(), b.member.clone()],
+        ..View::default()
+    }));
     next.until("b", "refused", |peer| peer.failures >= 2).await;
     assert_eq!(b.status("a").since, since, "the link of the first one stands");
     assert!(b.peers.status().borrow().strangers >= 1, "and the other one is counted");

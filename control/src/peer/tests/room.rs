@@ -14,6 +14,7 @@ use vipgate_dataplane::session::tuple::Tuple;
 use vipgate_dataplane::snapshot::members::GatewayId;
 use vipgate_dataplane::time::Tick;
 
+use crate::members;
 use crate::peer::identity::Fingerprint;
 use crate::peer::{Bell, Event, Identity, Member, PeerStatus, Peers, Plan, VERSIONS, View, Workers};
 
@@ -254,9 +255,18 @@ pub(super) fn clock() -> Tick {
     Tick(1000 + BEGUN.elapsed().as_millis() as u32)
 }
 
+/// What the policy server said of it.
+pub(super) fn said(number: u64) -> Arc<members::View> {
+    Arc::new(members::View { number, members: vec![members::Member::new("a".into(), number)] })
+}
+
 /// Tells all of them who there is.
 pub(super) fn enter(number: u64, gateways: &[&Gateway]) {
-    let view = Arc::new(View { number, members: gateways.iter().map(|gateway| gateway.member.clone()).collect() });
+    let view = Arc::new(View {
+        number,
+        members: gateways.iter().map(|gateway| gateway.member.clone()).collect(),
+        said: said(number),
+    });
     for gateway in gateways {
         gateway.peers.set_view(&view);
     }
@@ -265,7 +275,7 @@ pub(super) fn enter(number: u64, gateways: &[&Gateway]) {
 /// A view of this gateway and somebody who comes as "a".
 pub(super) fn view_with(gateway: &Gateway, other: Option<Fingerprint>) -> Arc<View> {
     let other = Member { name: "a".into(), address: None, fingerprint: other, serving: true, incarnation: 7 };
-    Arc::new(View { number: 1, members: vec![other, gateway.member.clone()] })
+    Arc::new(View { number: 1, members: vec![other, gateway.member.clone()], said: said(1) })
 }
 
 /// Waits until something is so.

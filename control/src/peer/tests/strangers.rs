@@ -16,7 +16,7 @@ use crate::peer::Broken;
 use crate::peer::frame::{self, LONGEST};
 use crate::peer::identity::{Identity, NAME, Pins};
 use crate::peer::proto::frame::Kind;
-use crate::peer::proto::{Ack, Beat, Hello, Sessions, SyncBegin, SyncEnd};
+use crate::peer::proto::{Ack, Beat, Hearsay, Hello, Sessions, SyncBegin, SyncEnd};
 use crate::peer::replicate::outbound_limit;
 
 /// Connects as "a" to a gateway that is "b".
@@ -94,6 +94,8 @@ async fn nonsense_ends_the_link_and_is_counted() {
     assert!(matches!(said(false, &beat).await, Broken::Protocol(_)));
     let ack = frame::encode(Kind::Ack(Ack { number: 99 }));
     assert!(matches!(said(true, &ack).await, Broken::Protocol(_)));
+    let hearsay = frame::encode(Kind::Hearsay(Hearsay { view: vec![0xff; 9] }));
+    assert!(matches!(said(true, &hearsay).await, Broken::Garbage(_)));
     let end = frame::encode(Kind::SyncEnd(SyncEnd { number: 1, round: 3 }));
     assert!(matches!(said(true, &end).await, Broken::Protocol(_)));
 }

@@ -41,7 +41,7 @@ impl Scene {
     }
 
     fn released(&mut self, gateway: &str, view: u64) {
-        self.standing.hear(Event::Released { gateway: gateway.into(), view });
+        self.standing.release(gateway.into(), view);
     }
 
     /// For each gateway: whether it serves, and whether we may open in what is its home's.
