@@ -11,7 +11,7 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
   python3-grpcio:/usr/lib/python3/dist-packages/grpc/__init__.py python3-protobuf:/usr/lib/python3/dist-packages/google/protobuf/__init__.py
 CARGO_DENY := 0.20.2
 
-.PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e e2e-gateways bench bench-wire bench-policy bench-gateways clean-lab
+.PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e e2e-gateways e2e-server bench bench-wire bench-policy bench-gateways clean-lab
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-13s%s\n", $$1, $$2}'
@@ -30,7 +30,7 @@ deps: ## install what is missing, and say what
 	@command -v cargo >/dev/null || { echo "Rust is missing: install it with rustup (https://rustup.rs), then try again"; exit 1; }
 
 build: deps ## build the release binaries: target/release/vipgate and vipgate-bench
-	cargo build --release --locked --bins
+	cargo build --release --locked -p vipgate -p vipgate-bench --bins
 
 demo: build ## build, then show it working in network namespaces
 	target/release/vipgate demo
@@ -48,15 +48,14 @@ lint: deps ## clippy, warnings are errors
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
 deny: deps ## licences and sources of dependencies
-	@cargo deny --version >/dev/null 2>&1 || { echo "installing cargo-deny from crates.io"; cargo install --quiet --locked cargo-deny@$(CARGO_DENY); }
+	@cargo deny --version >/dev/null 2>&1 || { echo "installing cargo-deny from crates.io"; CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --quiet --locked cargo-deny@$(CARGO_DENY); }
 	cargo deny --locked check licenses bans sources
 
 unit: deps ## unit, property and scenario tests without namespaces
-	cargo test --locked -p vipgate-mem -p vipgate-dataplane -p vipgate-xdp -p vipgate -p vipgate-bench
+	cargo test --locked -p vipgate-mem -p vipgate-dataplane -p vipgate-xdp -p vipgate -p vipgate-bench -p vipgate-fuzz
 
 loom: deps ## lock-free code under every order in which threads can run
-	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" \
-	  cargo test --locked --quiet -p vipgate-dataplane --release --lib -- held:: every_order::
+	cargo test --locked --quiet -p vipgate-dataplane --features loom --lib -- held:: every_order::
 
 # Interpreted, all is a thousand times slower: these tests use every kind of unsafe code that isn't a system call.
 MIRI = CARGO_TARGET_DIR=target/miri RUSTFLAGS=-Adeprecated cargo +nightly miri test --locked --quiet
@@ -75,14 +74,11 @@ FUZZ_SECONDS ?= 15
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
 fuzz: deps ## fuzz each target for FUZZ_SECONDS=15; what fails is kept in target/fuzz
-	cargo fmt --manifest-path fuzz/Cargo.toml --check
-	CARGO_TARGET_DIR=target/fuzz cargo clippy --manifest-path fuzz/Cargo.toml --all-targets --locked --quiet -- -D warnings
-	CARGO_TARGET_DIR=target/fuzz cargo test --manifest-path fuzz/Cargo.toml --lib --locked --quiet
 	CARGO_TARGET_DIR=target/fuzz RUSTFLAGS="$(FUZZ_FLAGS)" \
-	  cargo build --manifest-path fuzz/Cargo.toml --release --locked --quiet --target $(HOST)
+	  cargo build --profile fuzz -p vipgate-fuzz --bins --locked --quiet --target $(HOST)
 	@for target in frames flows icmp_error; do \
 	  mkdir -p target/fuzz/found/$$target; echo "fuzzing $$target for $(FUZZ_SECONDS) s"; \
-	  target/fuzz/$(HOST)/release/$$target -max_total_time=$(FUZZ_SECONDS) -max_len=1000 -rss_limit_mb=2048 -print_final_stats=0 \
+	  target/fuzz/$(HOST)/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) -max_len=1000 -rss_limit_mb=2048 -print_final_stats=0 \
 	    -artifact_prefix=target/fuzz/ target/fuzz/found/$$target fuzz/corpus/$$target >target/fuzz/$$target.log 2>&1 \
 	    || { tail -40 target/fuzz/$$target.log; exit 1; }; \
 	  tail -1 target/fuzz/$$target.log; \
@@ -94,6 +90,8 @@ doc: deps ## the documentation, warnings are errors
 # Those that are a file each know nothing of where policy comes from; those in folders say it themselves.
 E2E_EITHER = $(patsubst tests/tests/%.rs,--test %,$(wildcard tests/tests/*.rs))
 E2E_FOLDERS = $(patsubst tests/tests/%/main.rs,--test %,$(filter-out tests/tests/gateways/main.rs,$(wildcard tests/tests/*/main.rs)))
+# Where policy comes from matters to these above all; `make e2e-server` has them all.
+E2E_SERVER = $(patsubst %,--test %,egress input overlay policy restart service_changes services)
 # Of several gateways, what the engine's own tests can't show; `make e2e-gateways` has them all.
 E2E_GATEWAYS = connections::ten_thousand_connections_over_three_gateways killed::a_killed_gateway absent::a_stopped_gateway \
   partition::a_partition drained::a_drain lossy::lossy_replication strangers::forged_tunnel_packets_are_dropped_and_counted \
@@ -103,6 +101,10 @@ e2e: deps ## whole gateways in network namespaces, with policy from files and fr
 	cargo build --locked -p vipgate
 	VIPGATE_POLICY=files cargo test --locked -p vipgate-tests --lib $(E2E_EITHER) $(E2E_FOLDERS) -- --test-threads=1
 	cargo test --locked -p vipgate-tests --test gateways -- --test-threads=1 --exact $(E2E_GATEWAYS)
+	VIPGATE_POLICY=server cargo test --locked -p vipgate-tests $(E2E_SERVER) -- --test-threads=1
+
+e2e-server: deps ## every scenario of one gateway with policy from a server, four minutes; needs root
+	cargo build --locked -p vipgate
 	VIPGATE_POLICY=server cargo test --locked -p vipgate-tests $(E2E_EITHER) -- --test-threads=1
 
 e2e-gateways: deps ## every scenario of several gateways, eight minutes; needs root

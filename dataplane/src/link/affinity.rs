@@ -89,7 +89,7 @@ fn age(word: u64, now: Tick) -> u64 {
     seconds(now).wrapping_sub(word) & SECONDS
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
 

@@ -80,7 +80,7 @@ fn worker(word: u32) -> WorkerId {
     WorkerId(word as u8)
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, feature = "loom"))]
 mod every_order {
     use loom::sync::Arc;
     use loom::thread;
@@ -103,7 +103,7 @@ mod every_order {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use std::thread;
 

@@ -41,7 +41,7 @@ impl Held {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, feature = "loom"))]
 mod tests {
     use loom::sync::Arc;
     use loom::thread;

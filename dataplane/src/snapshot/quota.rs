@@ -70,7 +70,7 @@ impl EndpointUse {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, feature = "loom"))]
 mod every_order {
     use loom::sync::Arc;
     use loom::thread;
@@ -97,7 +97,7 @@ mod every_order {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
 
