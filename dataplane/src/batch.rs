@@ -10,13 +10,17 @@
 //! Which packets a stage is for is a set, one bit a packet: a stage costs nothing where its set is empty, which is so for
 //! all rare ones in almost every batch.
 
+mod lane;
+mod packets;
+
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 
+pub use self::lane::{Lane, PlainParts};
+pub use self::packets::{PacketNumbers, Packets};
 use crate::address::V6;
 use crate::counters::{Direction, DropReason};
 use crate::io::{InterfaceId, Received};
-use crate::session::SessionFamily;
 use crate::session::entry::Slot;
 use crate::session::key::Key;
 use crate::session::tuple::Tuple;
@@ -91,92 +95,6 @@ pub struct Head {
     pub l4: u16,
     /// Bytes of the IP packet.
     pub length: u16,
-}
-
-/// A set of packets of a batch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Packets(u64);
-
-impl Packets {
-    /// The first `count` ones.
-    #[inline]
-    pub fn first(count: usize) -> Self {
-        Self(if count >= 64 { u64::MAX } else { (1 << count) - 1 })
-    }
-
-    /// Puts packet `i` in.
-    #[inline]
-    pub fn insert(&mut self, i: usize) {
-        self.0 |= 1 << (i % MOST);
-    }
-
-    /// Takes packet `i` out.
-    #[inline]
-    pub fn remove(&mut self, i: usize) {
-        self.0 &= !(1 << (i % MOST));
-    }
-
-    /// Whether packet `i` is in it.
-    #[inline]
-    pub fn contains(self, i: usize) -> bool {
-        self.0 >> (i % MOST) & 1 == 1
-    }
-
-    /// Those that are in `other`, too.
-    #[inline]
-    #[must_use]
-    pub fn and(self, other: Self) -> Self {
-        Self(self.0 & other.0)
-    }
-
-    /// Those that are in this one or in `other`.
-    #[inline]
-    #[must_use]
-    pub fn or(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    /// Those that aren't in `other`.
-    #[inline]
-    #[must_use]
-    pub fn without(self, other: Self) -> Self {
-        Self(self.0 & !other.0)
-    }
-
-    /// Whether there are none.
-    #[inline]
-    pub fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-}
-
-impl IntoIterator for Packets {
-    type Item = usize;
-    type IntoIter = PacketNumbers;
-
-    #[inline]
-    fn into_iter(self) -> PacketNumbers {
-        PacketNumbers(self.0)
-    }
-}
-
-/// The numbers of the packets of a set, ascending.
-#[derive(Clone, Debug)]
-pub struct PacketNumbers(u64);
-
-impl Iterator for PacketNumbers {
-    type Item = usize;
-
-    #[inline]
-    fn next(&mut self) -> Option<usize> {
-        if self.0 == 0 {
-            return None;
-        }
-        // Below 64 in any case; the remainder tells the compiler, too.
-        let first = self.0.trailing_zeros() as usize % MOST;
-        self.0 &= self.0 - 1;
-        Some(first)
-    }
 }
 
 /// Up to 64 packets.
@@ -390,101 +308,6 @@ impl Batch {
     pub fn known_of<A: Lane>(&self) -> Packets {
         self.open_of::<A>().and(self.known)
     }
-}
-
-/// An address family that has its place in a batch.
-pub trait Lane: SessionFamily {
-    /// Its place in `Batch::families`.
-    const FAMILY: usize;
-    /// Its tuples.
-    fn tuples(batch: &Batch) -> &[Tuple<Self>; MOST];
-    /// The same, to write them.
-    fn tuples_mut(batch: &mut Batch) -> &mut [Tuple<Self>; MOST];
-    /// What the short way writes to.
-    fn plain_parts(batch: &mut Batch) -> PlainParts<'_, Self>;
-    /// Their keys.
-    fn keys(batch: &Batch) -> &[Key<Self>; MOST];
-    /// The same, to write them.
-    fn keys_mut(batch: &mut Batch) -> &mut [Key<Self>; MOST];
-}
-
-impl Lane for u32 {
-    const FAMILY: usize = 0;
-
-    #[inline]
-    fn tuples(batch: &Batch) -> &[Tuple<Self>; MOST] {
-        &batch.v4
-    }
-
-    #[inline]
-    fn tuples_mut(batch: &mut Batch) -> &mut [Tuple<Self>; MOST] {
-        &mut batch.v4
-    }
-
-    #[inline]
-    fn plain_parts(batch: &mut Batch) -> PlainParts<'_, Self> {
-        let Batch { frames, heads, segments, keys_v4: keys, slots, directions, verdicts, .. } = batch;
-        PlainParts { frames, heads, segments, keys, slots, directions, verdicts }
-    }
-
-    #[inline]
-    fn keys(batch: &Batch) -> &[Key<Self>; MOST] {
-        &batch.keys_v4
-    }
-
-    #[inline]
-    fn keys_mut(batch: &mut Batch) -> &mut [Key<Self>; MOST] {
-        &mut batch.keys_v4
-    }
-}
-
-impl Lane for V6 {
-    const FAMILY: usize = 1;
-
-    #[inline]
-    fn tuples(batch: &Batch) -> &[Tuple<Self>; MOST] {
-        &batch.v6
-    }
-
-    #[inline]
-    fn tuples_mut(batch: &mut Batch) -> &mut [Tuple<Self>; MOST] {
-        &mut batch.v6
-    }
-
-    #[inline]
-    fn plain_parts(batch: &mut Batch) -> PlainParts<'_, Self> {
-        let Batch { frames, heads, segments, keys_v6: keys, slots, directions, verdicts, .. } = batch;
-        PlainParts { frames, heads, segments, keys, slots, directions, verdicts }
-    }
-
-    #[inline]
-    fn keys(batch: &Batch) -> &[Key<Self>; MOST] {
-        &batch.keys_v6
-    }
-
-    #[inline]
-    fn keys_mut(batch: &mut Batch) -> &mut [Key<Self>; MOST] {
-        &mut batch.keys_v6
-    }
-}
-
-/// What the short way writes to, side by side.
-#[derive(Debug)]
-pub struct PlainParts<'a, A> {
-    /// The packets.
-    pub frames: &'a mut [Received],
-    /// See [`Batch::heads`].
-    pub heads: &'a mut [Head; MOST],
-    /// See [`Batch::segments`].
-    pub segments: &'a mut [Segment; MOST],
-    /// See [`Batch::keys_v4`].
-    pub keys: &'a mut [Key<A>; MOST],
-    /// See [`Batch::slots`].
-    pub slots: &'a mut [Slot; MOST],
-    /// See [`Batch::directions`].
-    pub directions: &'a mut [Direction; MOST],
-    /// See [`Batch::verdicts`].
-    pub verdicts: &'a mut [Verdict; MOST],
 }
 
 /// A packet's way through a tunnel.

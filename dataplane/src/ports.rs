@@ -9,14 +9,14 @@ mod blocks;
 mod choice;
 mod crowded;
 mod held;
-mod lane;
 pub mod pool;
 mod portmap;
+mod stripe;
 #[cfg(test)]
 mod tests;
 
 pub use blocks::BlockSet;
-pub use lane::Lane;
+pub use stripe::Stripe;
 
 /// Ports in a block, as a power of two.
 pub const BLOCK_SHIFT: u32 = 6;

@@ -7,6 +7,7 @@
 pub mod copies;
 pub mod embryonic;
 pub mod entry;
+mod flags;
 pub mod image;
 pub mod key;
 pub mod region;

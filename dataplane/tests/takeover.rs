@@ -190,7 +190,7 @@ fn ports_of_sessions_that_nobody_was_told_of_are_not_given_out_again() {
         lost.extend(ports);
         cluster.pass(9_000);
     }
-    // Where a lane is full there are still all others: an eighth of this share are 2688 ports.
+    // Where a stripe is full there are still all others: an eighth of this share are 2688 ports.
     let many = opened(&mut cluster, 0, "10.244.1.5", 20_000..24_000);
     assert_eq!(seen_ports(&many).len(), 4_000);
 }

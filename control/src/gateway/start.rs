@@ -1,56 +1,37 @@
 //! The way up: configuration, policy, network, sockets, steering, workers, in this order, so that packets are captured
 //! only when everything that handles them stands.
 
+mod devices;
+mod engine;
+
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime};
 
 use arc_swap::ArcSwap;
-use crossbeam::channel::bounded;
 use crossbeam::queue::ArrayQueue;
 use tokio::sync::{Notify, mpsc};
-use vipgate_dataplane::adopt::Adoption;
-use vipgate_dataplane::fragments::Fragments;
-use vipgate_dataplane::ids::Ids;
 use vipgate_dataplane::io::InterfaceId;
-use vipgate_dataplane::limiter::Limiter;
-use vipgate_dataplane::link::affinity::Affinity;
-use vipgate_dataplane::link::directory::Directory;
-use vipgate_dataplane::link::handoff::{Links as Rings, Wake};
+use vipgate_dataplane::link::handoff::Wake;
 use vipgate_dataplane::link::lease::Lease;
-use vipgate_dataplane::link::outbox::Outbox;
-use vipgate_dataplane::link::outlet::Outlet;
-use vipgate_dataplane::pipeline::Tables;
-use vipgate_dataplane::ports::PortRange;
-use vipgate_dataplane::ports::allocator::Allocator;
-use vipgate_dataplane::ports::pool::WorkerId;
-use vipgate_dataplane::session::embryonic::Embryonic;
-use vipgate_dataplane::session::timeout::Timeouts;
-use vipgate_dataplane::session::tuple::HashKey;
 use vipgate_dataplane::snapshot::build::Builder;
 use vipgate_dataplane::snapshot::policy::Policy;
 use vipgate_dataplane::snapshot::publish::Publisher;
-use vipgate_dataplane::stage::open::Rules;
-use vipgate_dataplane::waiting::{Questions, Waiting};
-use vipgate_dataplane::worker::Parts;
-use vipgate_xdp::attach::{self, Mode, ModeWish, OnExit};
-use vipgate_xdp::device::XdpDevice;
-use vipgate_xdp::multicast::AllMulticast;
-use vipgate_xdp::nic::Nic;
-use vipgate_xdp::open::{self, Plan, ZeroCopy};
-use vipgate_xdp::steering::Steering;
+use vipgate_dataplane::waiting::Questions;
 
+use self::devices::{attach_steering, cores, find_nics, granted, join_multicast, open_devices};
+use self::engine::{Shared, make_workers, range, secret_number};
 use super::capture;
 use super::control::{Gateway, check_own_addresses};
 use super::feed::{EVENTS, Feed};
 use super::figures::XdpFigures;
 use super::group::{self, Group, GroupLease, LinkedWorkers, Links};
 use super::kept::Keeper;
-use super::state::{Dealt, GatewayState, PolicyStatus, SocketStatus, WorkerHandle};
+use super::state::{Dealt, GatewayState, PolicyStatus};
 use super::wait::{self, NoFigures};
 use super::workers::{self, Threads};
-use crate::config::{self, Config, Overlay, PolicySource, Unserved};
+use crate::config::{Config, Overlay, PolicySource};
 use crate::failure::Failure;
 use crate::kernel::{Advertiser, Network, Place, Resolver, ResolverLimits, Wanted};
 use crate::members::{self, MembersClient};
@@ -62,15 +43,6 @@ use crate::{admin, metrics};
 
 /// Questions about neighbours that wait for the control thread.
 const QUESTIONS: usize = 1024;
-/// Fragmented datagrams that a worker remembers at once, and fragments that wait for their first one.
-const FRAGMENTED: u32 = 16_384;
-const PARKED: u32 = 512;
-/// Commands that wait for a worker.
-const COMMANDS: usize = 64;
-/// Of so many sessions, one client is remembered for its backend.
-const CLIENTS_SHARE: usize = 16;
-/// Of so many sessions, those to one VIP may be one while they aren't confirmed.
-const EMBRYONIC_SHARE: u32 = 8;
 
 /// Wakes the control thread.
 #[derive(Debug, Default)]
@@ -279,62 +251,6 @@ fn state_without_workers(
     })
 }
 
-/// Loads the steering program and connects it to the sockets of all workers; nothing is captured yet.
-fn open_devices(config: &Config, nics: &[Nic], workers: usize) -> Result<(Steering, Vec<XdpDevice>), Failure> {
-    let mut steering = Steering::load().map_err(Failure::runtime)?;
-    let devices = open::open(&Plan {
-        interfaces: nics.to_vec(),
-        workers,
-        zero_copy: match config.xdp.zero_copy {
-            config::ZeroCopy::Auto => ZeroCopy::Auto,
-            config::ZeroCopy::Always => ZeroCopy::Always,
-            config::ZeroCopy::Never => ZeroCopy::Never,
-        },
-        busy_poll: config.xdp.busy_poll,
-    })
-    .map_err(open_failure)?;
-    for (nic, number) in nics.iter().zip(0..) {
-        steering.add_interface(nic.ifindex, InterfaceId(number)).map_err(Failure::runtime)?;
-    }
-    for (interface, queue, fd, _) in devices.iter().flat_map(XdpDevice::sockets) {
-        steering.connect(interface, queue, fd).map_err(Failure::runtime)?;
-    }
-    Ok((steering, devices))
-}
-
-/// Puts the steering program on the interfaces: from here on, packets are captured.
-fn attach_steering(config: &Config, nics: &[Nic], steering: &mut Steering) -> Result<Vec<Mode>, Failure> {
-    let wish = match config.xdp.mode {
-        config::XdpMode::Auto => ModeWish::Auto,
-        config::XdpMode::Native => ModeWish::Native,
-        config::XdpMode::Generic => ModeWish::Generic,
-    };
-    let on_exit = match config.xdp.on_exit {
-        config::OnExit::Drop => OnExit::Drop,
-        config::OnExit::Pass => OnExit::Pass,
-    };
-    attach::attach(steering, nics, wish, on_exit).map_err(Failure::runtime)
-}
-
-/// Interface, queue, descriptor, zero copy: a socket as its device tells.
-type Socket = (InterfaceId, u32, i32, bool);
-
-/// The sockets as the kernel granted them, by worker; the log says so, too.
-fn granted(nics: &[Nic], modes: &[Mode], sockets: Vec<Vec<Socket>>) -> Vec<SocketStatus> {
-    let all = sockets.into_iter().zip(0..).flat_map(|(sockets, worker)| sockets.into_iter().map(move |s| (worker, s)));
-    let status = all.map(|(worker, (interface, queue, _, zero_copy))| {
-        let (interface, mode) = (nics[usize::from(interface.0)].name.clone(), modes[usize::from(interface.0)].name());
-        tracing::info!(event = "socket", interface, queue, worker, mode, zero_copy, "AF_XDP socket granted");
-        SocketStatus { interface, queue, worker, mode, zero_copy }
-    });
-    status.collect()
-}
-
-fn find_nics(config: &Config) -> Result<Vec<Nic>, Failure> {
-    let found: Result<Vec<_>, _> = config.interfaces.iter().map(|interface| Nic::find(&interface.name)).collect();
-    found.map_err(Failure::runtime)
-}
-
 async fn open_network(config: &Config) -> Result<Network, Failure> {
     let wanted = config.interfaces.iter().zip(0..).map(|(interface, number)| Wanted {
         id: InterfaceId(number),
@@ -348,135 +264,6 @@ async fn open_advertiser(config: &Config) -> Result<Advertiser, Failure> {
     let place = Place { table: config.bgp.table, metric: config.bgp.metric };
     // This very program, whatever has been installed in its place meanwhile.
     Advertiser::open(place, "/proc/self/exe".into()).await.map_err(Failure::runtime)
-}
-
-/// The core of each worker: as configured, or one for each queue that all interfaces have.
-fn cores(config: &Config, nics: &[Nic]) -> Result<Vec<usize>, Failure> {
-    let available: Vec<usize> = core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
-    if let Some(cores) = &config.workers.cores {
-        if let Some(missing) = cores.iter().find(|core| !available.contains(core)) {
-            return Err(Failure::usage(format_args!(
-                "workers.cores: this machine has no core {missing} (it has {available:?})"
-            )));
-        }
-        return Ok(cores.clone());
-    }
-    // With more queues than cores, a worker polls several.
-    let queues = nics.iter().map(|nic| nic.queues as usize).min().unwrap_or(1);
-    let cores: Vec<usize> = available.into_iter().take(queues.max(1)).collect();
-    Ok(if cores.is_empty() { vec![0] } else { cores })
-}
-
-/// What is the configuration's fault is said as such.
-fn open_failure(error: open::OpenError) -> Failure {
-    match error {
-        open::OpenError::TooFewQueues { .. } => Failure::usage(format_args!("workers.cores: {error}")),
-        open::OpenError::TooManyQueues { .. } => Failure::usage(format_args!("interfaces: {error}")),
-        open::OpenError::Umem { .. } | open::OpenError::Socket { .. } => Failure::runtime(error),
-    }
-}
-
-/// Neighbour solicitations for VIPs come by multicast, which NICs filter out unless somebody asks for it.
-fn join_multicast(config: &Config, nics: &[Nic]) -> Vec<AllMulticast> {
-    let outside =
-        config.interfaces.iter().zip(nics).filter(|(interface, _)| interface.role != config::InterfaceRole::Inside);
-    outside
-        .filter_map(|(_, nic)| match AllMulticast::join(nic.ifindex) {
-            Ok(membership) => Some(membership),
-            Err(error) => {
-                tracing::warn!(interface = nic.name, %error, "cannot ask for multicast; IPv6 VIPs may not be found");
-                None
-            }
-        })
-        .collect()
-}
-
-type MadeWorkers = (Vec<(usize, Parts<XdpDevice>, Arc<vipgate_xdp::doorbell::Doorbell>)>, Vec<WorkerHandle>);
-
-fn make_workers(
-    config: &Config,
-    cores: &[usize],
-    devices: Vec<XdpDevice>,
-    publisher: &Publisher,
-    policy: &Policy,
-    keeper: &mut Keeper,
-    questions: &Questions,
-    shared: &Shared,
-) -> Result<MadeWorkers, Failure> {
-    let count = u8::try_from(cores.len()).map_err(|_| Failure::usage("workers.cores: at most 255 workers"))?;
-    let capacity = u32::try_from(config.sessions.capacity.div_ceil(count.into()))
-        .map_err(|_| Failure::usage("sessions.capacity: too many for one worker; list more cores"))?;
-    let range = range(config)?;
-    let bells: Vec<Arc<dyn Wake>> = devices.iter().map(|device| device.doorbell() as Arc<dyn Wake>).collect();
-    let flows = usize::try_from(config.sessions.capacity).unwrap_or(usize::MAX);
-    // A client's session is known by both directions.
-    let directory = if count > 1 { Some(Arc::new(Directory::new(2 * flows, secret()?))) } else { None };
-    let affinity = Arc::new(Affinity::new(flows / CLIENTS_SHARE, secret()?));
-    let services = config.services;
-    let rules = Rules {
-        require_syn: config.sessions.require_syn,
-        secret: secret()?,
-        reject_no_service: services.no_service == Unserved::Reject,
-        reject_no_backend: services.no_backend == Unserved::Reject,
-        mss: config.sessions.mss_clamp,
-    };
-    let embryonic = services.embryonic_per_vip.map_or(capacity / EMBRYONIC_SHARE, |most| most.div_ceil(count.into()));
-    let mut parts: Vec<(usize, Parts<XdpDevice>, _)> = Vec::new();
-    let mut handles = Vec::new();
-    for (((device, links), &core), number) in devices.into_iter().zip(Rings::mesh(&bells)).zip(cores).zip(0..) {
-        let no_memory = |error| Failure::runtime(format_args!("sessions.capacity: {error}"));
-        let id = WorkerId(number);
-        let mut ports = Allocator::new(id, count, range, secret()?).map_err(no_memory)?;
-        let mut adoption = Adoption { policy, ports: &mut ports, directory: directory.as_deref(), worker: id };
-        let (timeouts, now) = (timeouts(config), workers::now());
-        let sessions = keeper.sessions(number.into(), capacity, timeouts, secret()?, now, &mut adoption)?;
-        let fragments = Fragments::new(FRAGMENTED, PARKED, fragment_timeout(config), secret()?).map_err(no_memory)?;
-        let (sender, commands) = bounded(COMMANDS);
-        let outlet = Arc::new(Outlet::new(shared.news.clone()));
-        let counters = Arc::default();
-        let doorbell = device.doorbell();
-        handles.push(WorkerHandle {
-            core,
-            counters: Arc::clone(&counters),
-            commands: sender,
-            outlet: outlet.clone(),
-            doorbell: doorbell.clone(),
-        });
-        let worker = Parts {
-            id,
-            io: device,
-            links,
-            affinity: affinity.clone(),
-            directory: directory.clone(),
-            tables: Tables {
-                sessions,
-                embryonic: Embryonic::new(capacity, embryonic),
-                ports,
-                fragments,
-                ids: Ids::new(number, count, secret()?),
-                limiter: Limiter::new(secret()?, now),
-                outbox: Outbox::new(outlet, copy_after(config)),
-            },
-            reader: publisher.reader(),
-            waiting: Waiting::new(questions.clone()),
-            commands,
-            counters,
-            rules,
-            lease: shared.lease.clone(),
-        };
-        parts.push((core, worker, doorbell));
-    }
-    for (_, worker, _) in &mut parts {
-        policy.vips().for_each(|vip| worker.tables.ports.claim_share(vip));
-    }
-    Ok((parts, handles))
-}
-
-/// What workers have in common with those who follow other gateways.
-struct Shared {
-    lease: Arc<Lease>,
-    /// Rung when there is something to tell.
-    news: Arc<Bell>,
 }
 
 /// Begins to hear of other gateways, and to be heard of.
@@ -519,43 +306,4 @@ fn open_group(
     };
     let (client, handle) = MembersClient::open(plan);
     Ok(Group::new(config, lease, Some((handle, tokio::spawn(client.run()))), links))
-}
-
-fn range(config: &Config) -> Result<PortRange, Failure> {
-    let range = PortRange::new(config.ports.range.first, config.ports.range.last);
-    range.ok_or_else(|| Failure::usage("ports.range: it is empty"))
-}
-
-fn timeouts(config: &Config) -> Timeouts {
-    let ms = |duration: std::time::Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
-    let configured = config.sessions.timeouts;
-    Timeouts {
-        tcp_established: ms(configured.tcp_established),
-        tcp_transitory: ms(configured.tcp_transitory),
-        udp: ms(configured.udp),
-        icmp: ms(configured.icmp),
-        quarantine: ms(config.ports.quarantine),
-    }
-}
-
-fn fragment_timeout(config: &Config) -> u32 {
-    u32::try_from(config.sessions.timeouts.fragment.as_millis()).unwrap_or(u32::MAX)
-}
-
-/// Milliseconds that a session is old before other gateways hear of it.
-fn copy_after(config: &Config) -> u32 {
-    config.peer.map_or(0, |peer| u32::try_from(peer.copy_after.as_millis()).unwrap_or(u32::MAX))
-}
-
-fn secret_number() -> Result<u64, Failure> {
-    getrandom::u64().map_err(|error| Failure::runtime(format_args!("the kernel gives no random numbers: {error}")))
-}
-
-/// A key that nobody outside knows.
-fn secret() -> Result<HashKey, Failure> {
-    let mut words = [0_u64; 4];
-    for word in &mut words {
-        *word = secret_number()?;
-    }
-    Ok(HashKey::new(words))
 }

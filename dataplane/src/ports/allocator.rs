@@ -15,7 +15,7 @@ use super::blocks::{BlockSet, first_from};
 use super::choice::{Choice, Of};
 use super::crowded::Crowded;
 use super::pool::{PortPool, WorkerId};
-use super::{BLOCKS, BlockId, Lane, PortRange};
+use super::{BLOCKS, BlockId, PortRange, Stripe};
 use crate::address::Address;
 use crate::session::tuple::{HashKey, Tuple};
 use crate::snapshot::build::MOST_VIPS;
@@ -61,12 +61,12 @@ pub struct Part<'a> {
     /// The blocks that it has.
     pub blocks: &'a BlockSet,
     /// Which of their ports first.
-    pub lane: Lane,
+    pub stripe: Stripe,
 }
 
 impl Part<'_> {
     /// All ports.
-    const ALL: Self = Part { blocks: &BlockSet::ALL, lane: Lane::ALL };
+    const ALL: Self = Part { blocks: &BlockSet::ALL, stripe: Stripe::ALL };
 }
 
 /// One worker's ports.
@@ -108,7 +108,7 @@ impl Allocator {
     }
 
     /// A port of `vip` for which `is_free` says yes, and counts it as used: in one of the blocks that are given with it, if they are, and in
-    /// their lane as long as one is found there soon. `translated` is the session's first packet as it leaves; its source port may be
+    /// their stripe as long as one is found there soon. `translated` is the session's first packet as it leaves; its source port may be
     /// anything yet.
     ///
     /// # Errors
@@ -129,8 +129,8 @@ impl Allocator {
         // A destination with a map doesn't guess: at 99 % fill it would do so in vain.
         let is_crowded =
             !self.crowded.is_empty() && self.crowded.find(vip.id, destination(&self.key, translated)).is_some();
-        let Part { blocks, lane } = part.unwrap_or(Part::ALL);
-        let of = Of { vip, blocks, range, lane };
+        let Part { blocks, stripe } = part.unwrap_or(Part::ALL);
+        let of = Of { vip, blocks, range, stripe };
         let port = if is_crowded { None } else { self.guess(of, &is_free) };
         let port = match port {
             Some(port) => port,
@@ -204,10 +204,10 @@ impl Allocator {
     #[inline]
     fn guess(&mut self, of: Of<'_>, is_free: &impl Fn(u16) -> bool) -> Option<u16> {
         let port = self.try_random(of, is_free);
-        if port.is_some() || of.lane == Lane::ALL {
+        if port.is_some() || of.stripe == Stripe::ALL {
             return port;
         }
-        self.try_random(Of { lane: Lane::ALL, ..of }, is_free)
+        self.try_random(Of { stripe: Stripe::ALL, ..of }, is_free)
     }
 
     #[inline]
@@ -249,8 +249,8 @@ impl Allocator {
                 return Ok(port);
             }
         }
-        // Where guesses fail, what a lane avoids is the smaller evil.
-        let of = Of { lane: Lane::ALL, ..of };
+        // Where guesses fail, what a stripe avoids is the smaller evil.
+        let of = Of { stripe: Stripe::ALL, ..of };
         let place = if let Some(place) = self.crowded.find(vip.id, destination) {
             self.crowded.keep(place);
             place

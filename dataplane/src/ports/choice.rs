@@ -1,7 +1,7 @@
 //! One choice of a port: which may be given out, and where a random number points.
 
 use super::blocks::{BlockSet, WORDS};
-use super::{BlockId, Lane, PortRange};
+use super::{BlockId, PortRange, Stripe};
 use crate::snapshot::policy::Vip;
 
 /// Which ports may be given out to whoever asks.
@@ -14,7 +14,7 @@ pub(super) struct Of<'a> {
     /// In which range.
     pub(super) range: PortRange,
     /// Which of a block.
-    pub(super) lane: Lane,
+    pub(super) stripe: Stripe,
 }
 
 /// What a port is chosen from, and the random number that does it (RFC 6056 section 3.3).
@@ -38,7 +38,7 @@ impl Choice<'_> {
     /// The ports of `block` that may be given out, as bits.
     #[inline]
     pub(super) fn usable(&self, block: BlockId) -> u64 {
-        self.of.range.mask(block) & self.of.lane.ports() & !self.of.vip.reserved_mask(block)
+        self.of.range.mask(block) & self.of.stripe.ports() & !self.of.vip.reserved_mask(block)
     }
 
     /// Any port of `ports`, which has one at least, as its bit; each as likely as the others.
@@ -124,7 +124,7 @@ mod tests {
         let (mut of_block, mut of_port) = ([0_u32; 8], [0_u32; 8]);
         for counter in 0..DRAWS {
             let random = key.draw(counter.into());
-            let of = Of { vip: &vip, blocks: &BlockSet::ALL, range: PortRange::default(), lane: Lane::ALL };
+            let of = Of { vip: &vip, blocks: &BlockSet::ALL, range: PortRange::default(), stripe: Stripe::ALL };
             let choice = Choice { owned: &owned, of, random };
             let block = choice.block_of(|word| owned.0[word]).unwrap();
             of_block[blocks.iter().position(|&own| own == block.0).unwrap()] += 1;
@@ -134,7 +134,7 @@ mod tests {
         for count in of_block.into_iter().chain(of_port) {
             assert!((7_600..8_400).contains(&count), "{of_block:?} {of_port:?}");
         }
-        let of = Of { vip: &vip, blocks: &BlockSet::ALL, range: PortRange::default(), lane: Lane::ALL };
+        let of = Of { vip: &vip, blocks: &BlockSet::ALL, range: PortRange::default(), stripe: Stripe::ALL };
         let choice = Choice { owned: &owned, of, random: 5 };
         assert_eq!(choice.block_of(|_| 0), None);
     }

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
     use crate::ports::choice::Of;
     use crate::ports::tests::vip;
-    use crate::ports::{Lane, PortRange};
+    use crate::ports::{PortRange, Stripe};
 
     #[test]
     fn a_block_is_looked_up_once_until_it_is_forgotten() {
@@ -163,7 +163,7 @@ mod tests {
         let vip = vip(&Arc::default(), &[]);
         let choice = Choice {
             owned: &owned,
-            of: Of { vip: &vip, blocks: &BlockSet::ALL, range: PortRange::default(), lane: Lane::ALL },
+            of: Of { vip: &vip, blocks: &BlockSet::ALL, range: PortRange::default(), stripe: Stripe::ALL },
             random: 0,
         };
         let asked = Cell::new(0);
@@ -192,7 +192,7 @@ mod tests {
         let vip = vip(&Arc::default(), &[]);
         let choice = Choice {
             owned: &owned,
-            of: Of { vip: &vip, blocks: &BlockSet::ALL, range: PortRange::default(), lane: Lane::ALL },
+            of: Of { vip: &vip, blocks: &BlockSet::ALL, range: PortRange::default(), stripe: Stripe::ALL },
             random: 0,
         };
         assert_eq!(maps[0].take(&choice, &|_| false), None);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::members::{GatewayId, Members};
 use super::spec::ShareSpec;
 use crate::ports::allocator::Part;
-use crate::ports::{BLOCKS, BlockId, BlockSet, Lane};
+use crate::ports::{BLOCKS, BlockId, BlockSet, Stripe};
 
 /// Whose something is, as seen from this gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub struct Share {
     /// Whether this gateway may open sessions in it.
     pub may_open: bool,
     /// From which of its ports this gateway gives out: others than whoever had it before.
-    pub lane: Lane,
+    pub stripe: Stripe,
 }
 
 impl Share {
@@ -63,16 +63,16 @@ impl Share {
     /// Its ports, for whoever gives them out.
     #[inline]
     pub fn part(&self) -> Part<'_> {
-        Part { blocks: self.blocks().unwrap_or(&BlockSet::ALL), lane: self.lane }
+        Part { blocks: self.blocks().unwrap_or(&BlockSet::ALL), stripe: self.stripe }
     }
 
     /// Who has it, by what is known of the gateways now.
     fn settle(&mut self, members: &Members) {
         let Some(this) = members.this() else {
-            (self.owner, self.may_open, self.lane) = (Owner::This, true, Lane::ALL);
+            (self.owner, self.may_open, self.stripe) = (Owner::This, true, Stripe::ALL);
             return;
         };
-        let had_it = self.owner == Owner::This && self.lane != Lane::ALL;
+        let had_it = self.owner == Owner::This && self.stripe != Stripe::ALL;
         let owner = self.order.iter().copied().find(|&id| members.is_serving(id));
         self.owner = match owner {
             Some(id) if id == this => Owner::This,
@@ -81,7 +81,7 @@ impl Share {
         };
         let is_ours = self.owner == Owner::This;
         if is_ours && !had_it {
-            self.lane = Lane::of_view(members.since());
+            self.stripe = Stripe::of_view(members.since());
         }
         self.may_open = is_ours && self.home().is_some_and(|home| members.may_open(home));
     }
@@ -118,7 +118,7 @@ impl Shares {
                 blocks: spec.blocks.clone(),
                 owner: Owner::Nobody,
                 may_open: false,
-                lane: Lane::ALL,
+                stripe: Stripe::ALL,
             };
             share.settle(members);
             share

@@ -6,29 +6,29 @@
 
 use super::BLOCK_PORTS;
 
-/// Lanes that there are.
-const LANES: u64 = 8;
+/// Stripes that there are.
+const STRIPES: u64 = 8;
 /// The first port of each eight of a block.
 const FIRST: u64 = {
     let (mut ports, mut at) = (0, 0);
     while at < BLOCK_PORTS {
         ports |= 1 << at;
-        at += LANES as usize;
+        at += STRIPES as usize;
     }
     ports
 };
 
 /// Some ports of every block, as bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lane(u64);
+pub struct Stripe(u64);
 
-impl Lane {
+impl Stripe {
     /// All ports: nobody else can have given out any.
     pub const ALL: Self = Self(u64::MAX);
 
-    /// The lane of whoever gets a share by the view with this number. Views that follow each other have different ones.
+    /// The stripe of whoever gets a share by the view with this number. Views that follow each other have different ones.
     pub fn of_view(number: u64) -> Self {
-        Self(FIRST << (number % LANES))
+        Self(FIRST << (number % STRIPES))
     }
 
     /// Its ports of any block, as bits.
@@ -45,9 +45,9 @@ mod tests {
     #[test]
     fn eight_views_in_a_row_have_ports_of_their_own_and_together_all() {
         for first in [0, 5, u64::MAX - 8] {
-            let lanes: Vec<u64> = (first..first + 8).map(|number| Lane::of_view(number).ports()).collect();
-            assert!(lanes.iter().all(|ports| ports.count_ones() == 8), "{lanes:?}");
-            assert_eq!(lanes.iter().fold(0, |all, ports| all | ports), Lane::ALL.ports());
+            let stripes: Vec<u64> = (first..first + 8).map(|number| Stripe::of_view(number).ports()).collect();
+            assert!(stripes.iter().all(|ports| ports.count_ones() == 8), "{stripes:?}");
+            assert_eq!(stripes.iter().fold(0, |all, ports| all | ports), Stripe::ALL.ports());
         }
     }
 }
