@@ -51,8 +51,13 @@ deny: deps ## licences and sources of dependencies
 	@cargo deny --version >/dev/null 2>&1 || { echo "installing cargo-deny from crates.io"; CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --quiet --locked cargo-deny@$(CARGO_DENY); }
 	cargo deny --locked check licenses bans sources
 
+# Features of libraries follow from what is selected: always the whole workspace, so that each is built once.
+TEST := cargo test --locked --workspace
+UNIT_TESTS = $(patsubst %.rs,--test %,$(notdir $(patsubst %/main.rs,%.rs,\
+  $(wildcard $(foreach folder,dataplane dataplane/mem dataplane/xdp control bench,$(folder)/tests/*.rs $(folder)/tests/*/main.rs)))))
+
 unit: deps ## unit, property and scenario tests without namespaces
-	cargo test --locked -p vipgate-mem -p vipgate-dataplane -p vipgate-xdp -p vipgate -p vipgate-bench -p vipgate-fuzz
+	$(TEST) --lib --bin vipgate --bin vipgate-bench $(UNIT_TESTS)
 
 loom: deps ## lock-free code under every order in which threads can run
 	cargo test --locked --quiet -p vipgate-dataplane --features loom --lib -- held:: every_order::
@@ -63,8 +68,8 @@ MIRI = CARGO_TARGET_DIR=target/miri RUSTFLAGS=-Adeprecated cargo +nightly miri t
 miri: deps ## frames, tags and a part of the engine under Miri; needs rustup, and takes some minutes
 	rustup toolchain install nightly --profile minimal --component miri --component rust-src >/dev/null 2>&1
 	$(MIRI) -p vipgate-mem -- --skip region:: --skip slab::
-	$(MIRI) -p vipgate-dataplane --test hairpin --test neighbours
-	$(MIRI) -p vipgate-dataplane --test workers -- a_flow a_reply
+	$(MIRI) -p vipgate-dataplane --test engine -- hairpin:: neighbours::
+	$(MIRI) -p vipgate-dataplane --test engine -- workers::a_flow workers::a_reply
 
 # Coverage for libFuzzer, which links with stable Rust; build scripts are left out by naming the target.
 FUZZ_FLAGS := --cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
@@ -87,6 +92,9 @@ fuzz: deps ## fuzz each target for FUZZ_SECONDS=15; what fails is kept in target
 doc: deps ## the documentation, warnings are errors
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 
+# Cargo builds the program for the tests of its package; on its own it would be built with other features, and all libraries again.
+BINARY = $(TEST) --no-run --test admin
+
 # Those that are a file each know nothing of where policy comes from; those in folders say it themselves.
 E2E_EITHER = $(patsubst tests/tests/%.rs,--test %,$(wildcard tests/tests/*.rs))
 E2E_FOLDERS = $(patsubst tests/tests/%/main.rs,--test %,$(filter-out tests/tests/gateways/main.rs,$(wildcard tests/tests/*/main.rs)))
@@ -98,18 +106,18 @@ E2E_GATEWAYS = connections::ten_thousand_connections_over_three_gateways killed:
   claimed::one_gateway_has_a_claimed_vip_and_the_next_one_says_so_within_a_second
 
 e2e: deps ## whole gateways in network namespaces, with policy from files and from a server; needs root
-	cargo build --locked -p vipgate
-	VIPGATE_POLICY=files cargo test --locked -p vipgate-tests --lib $(E2E_EITHER) $(E2E_FOLDERS) -- --test-threads=1
-	cargo test --locked -p vipgate-tests --test gateways -- --test-threads=1 --exact $(E2E_GATEWAYS)
-	VIPGATE_POLICY=server cargo test --locked -p vipgate-tests $(E2E_SERVER) -- --test-threads=1
+	$(BINARY)
+	VIPGATE_POLICY=files $(TEST) $(E2E_EITHER) $(E2E_FOLDERS) -- --test-threads=1
+	$(TEST) --test gateways -- --test-threads=1 --exact $(E2E_GATEWAYS)
+	VIPGATE_POLICY=server $(TEST) $(E2E_SERVER) -- --test-threads=1
 
 e2e-server: deps ## every scenario of one gateway with policy from a server, four minutes; needs root
-	cargo build --locked -p vipgate
-	VIPGATE_POLICY=server cargo test --locked -p vipgate-tests $(E2E_EITHER) -- --test-threads=1
+	$(BINARY)
+	VIPGATE_POLICY=server $(TEST) $(E2E_EITHER) -- --test-threads=1
 
 e2e-gateways: deps ## every scenario of several gateways, eight minutes; needs root
-	cargo build --locked -p vipgate
-	cargo test --locked -p vipgate-tests --test gateways -- --test-threads=1
+	$(BINARY)
+	$(TEST) --test gateways -- --test-threads=1
 
 bench: build ## the packet path alone
 	target/release/vipgate-bench path --sessions 1000,65536,1048576

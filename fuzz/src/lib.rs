@@ -1,6 +1,6 @@
 //! What the fuzz targets share: the gateway of the engine's own tests, and what must be true of everything that it sends.
 
-#[path = "../../dataplane/tests/support/mod.rs"]
+#[path = "../../dataplane/tests/engine/support/mod.rs"]
 pub mod support;
 
 use support::services::{backend, both_pods, service, terminating, with_services};

@@ -1,12 +1,9 @@
 //! When a gateway dies or returns, another one goes on with its sessions, from copies of them.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::collections::BTreeSet;
 
-use support::cluster::*;
-use support::*;
+use crate::support::cluster::*;
+use crate::support::*;
 use vipgate_dataplane::counters::DropReason;
 
 fn opened(cluster: &mut Cluster, home: Number, pod: &str, ports: std::ops::Range<u16>) -> Vec<(Vec<u8>, Vec<u8>)> {

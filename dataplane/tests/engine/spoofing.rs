@@ -1,12 +1,9 @@
 //! Who says that he is somebody else, or somebody who can't be: dropped by name, with no session and nothing sent. BCP 38,
 //! RFC 6890, RFC 1122 section 3.2.1.3.
-#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::net::SocketAddr;
 
-use support::*;
+use crate::support::*;
 use vipgate_dataplane::counters::DropReason;
 use vipgate_dataplane::io::InterfaceId;
 

@@ -1,14 +1,11 @@
 //! Datagrams in fragments: in any order, on any queue, in both directions, and never more of them than there is room for.
-#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
+use crate::support::*;
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket};
 use proptest::prelude::*;
-use support::*;
 use vipgate_dataplane::counters::DropReason;
 use vipgate_dataplane::wire::checksum;
 

@@ -1,10 +1,7 @@
 //! TCP as it really goes: every way to open and to close, what is lost and said again, and who only pretends. RFC 5382
 //! REQ-2, RFC 7857 section 2, RFC 5961.
-#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
 
-mod support;
-
-use support::*;
+use crate::support::*;
 use vipgate_dataplane::counters::DropReason;
 
 /// The connection's timers, as the setup has them, and a round of the sweep.

@@ -1,10 +1,7 @@
 //! From its first packet on, a worker asks nobody for memory, whatever comes: the allocator may take a lock, and the next page
 //! may be missing.
-#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
 
-mod support;
-
-use support::*;
+use crate::support::*;
 use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::snapshot::spec::OnExhaustion;

@@ -1,11 +1,8 @@
 //! SCTP associations: opened by INIT only, translated with a right CRC32c, closed and aborted by those who belong to them.
-#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::net::{IpAddr, SocketAddr};
 
-use support::*;
+use crate::support::*;
 use vipgate_dataplane::counters::DropReason;
 use vipgate_dataplane::wire::sctp;
 
@@ -133,7 +130,7 @@ fn a_shutdown_closes_and_an_init_opens_anew() {
 
 #[test]
 fn a_client_associates_with_a_service_and_a_backend_answers_as_the_vip() {
-    use support::services::{CLIENTS, VIPS, both_pods, service};
+    use crate::support::services::{CLIENTS, VIPS, both_pods, service};
     for workers in [1, 2] {
         let setup = Setup { workers, ..Setup::default() };
         let mut gateway = Gateway::with_service(&setup, &service(&both_pods()));

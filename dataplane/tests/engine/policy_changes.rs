@@ -1,15 +1,12 @@
 //! Policy changes while sessions are open: whom a change concerns feels it with the next packet, in both directions; for everybody
 //! else it didn't happen.
-#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::net::{IpAddr, SocketAddr};
 
+use crate::support::*;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::FileFailurePersistence;
-use support::*;
 use vipgate_dataplane::counters::{DropReason, EndReason};
 use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::snapshot::change::PolicyChange;
@@ -380,7 +377,7 @@ proptest! {
     #![proptest_config(ProptestConfig {
         cases: 250,
         // Each failure is kept in a file, from which later runs try it first.
-        failure_persistence: Some(Box::new(FileFailurePersistence::Direct("tests/policy_changes.regressions"))),
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct("tests/engine/policy_changes.regressions"))),
         ..ProptestConfig::default()
     })]
 

@@ -1,15 +1,12 @@
 //! The engine beside a simple, slow NAT: a list of sessions that anyone can read. Both see the same packets and the same time; what
 //! leaves, what is dropped and why, and how many sessions there are must be the same. Ports are the engine's choice: the
 //! model learns them, and says which ones were allowed.
-#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::net::SocketAddr;
 
+use crate::support::*;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
-use support::*;
 use vipgate_dataplane::counters::DropReason;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::session::timeout::Timeouts;
@@ -83,7 +80,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn config() -> ProptestConfig {
-    let kept = FileFailurePersistence::Direct("tests/model.regressions");
+    let kept = FileFailurePersistence::Direct("tests/engine/model.regressions");
     ProptestConfig { cases: 300, failure_persistence: Some(Box::new(kept)), ..ProptestConfig::default() }
 }
 

@@ -1,10 +1,7 @@
 //! Several gateways, one VIP: whichever of them the network picks, a packet reaches its owner, once.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod support;
-
-use support::cluster::*;
-use support::*;
+use crate::support::cluster::*;
+use crate::support::*;
 use vipgate_dataplane::counters::{Direction, DropReason};
 use vipgate_dataplane::snapshot::spec::PolicySet;
 
@@ -122,7 +119,7 @@ fn what_is_too_long_for_a_tunnel_is_cut_or_its_sender_hears_how_long_it_may_be()
 /// Opens sessions of a pod at its home; the VIP's ports that they have.
 #[test]
 fn a_clients_connection_goes_on_at_any_gateway_with_its_backend() {
-    use support::services::*;
+    use crate::support::services::*;
     let mut cluster = three();
     let set = PolicySet { services: vec![service(&both_pods())], ..shared_policy(3) };
     cluster.gateways.iter_mut().for_each(|gateway| gateway.set_policy(&set));

@@ -1,13 +1,10 @@
 //! Which of its VIPs an endpoint leaves with: always the same one (RFC 4787 REQ-2 and REQ-11), or, where policy says so,
 //! any that has room.
-#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use support::*;
+use crate::support::*;
 use vipgate_dataplane::counters::DropReason;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::snapshot::spec::{AddressSelection, Announce, EndpointSpec, PolicySet, VipSpec};

@@ -1,12 +1,9 @@
 //! Clients that nobody answers for: what they open is bounded, and the first to go; whoever confirmed stays.
-#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use support::services::*;
-use support::*;
+use crate::support::services::*;
+use crate::support::*;
 use vipgate_dataplane::counters::{DropReason, EndReason};
 
 fn evicted(gateway: &Gateway) -> u64 {

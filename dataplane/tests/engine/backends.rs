@@ -1,13 +1,10 @@
 //! Which backend a client gets, and what becomes of that while backends come, drain and go.
-#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
-use support::services::*;
-use support::*;
+use crate::support::services::*;
+use crate::support::*;
 use vipgate_dataplane::address::Address;
 use vipgate_dataplane::command::{Command, SessionChunk, SessionFilter, SessionState};
 use vipgate_dataplane::counters::{Direction, DropReason};

@@ -1,10 +1,7 @@
 //! Clients and Services: the way in and back, by one worker or another, and what has no way.
-#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
 
-mod support;
-
-use support::services::*;
-use support::*;
+use crate::support::services::*;
+use crate::support::*;
 use vipgate_dataplane::counters::{Direction, DropReason};
 use vipgate_dataplane::snapshot::spec::*;
 

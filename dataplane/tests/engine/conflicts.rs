@@ -1,9 +1,6 @@
 //! Other hosts that claim a VIP: told of once each, answered by nobody, defended when control says so.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod support;
-
-use support::*;
+use crate::support::*;
 use vipgate_dataplane::address::{Address, V6};
 use vipgate_dataplane::command::Command;
 use vipgate_dataplane::conflicts::Conflict;

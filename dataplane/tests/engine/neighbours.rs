@@ -1,9 +1,6 @@
 //! ARP and NDP for VIPs, announcements, and packets that wait for a neighbour.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod support;
-
-use support::*;
+use crate::support::*;
 use vipgate_dataplane::command::Command;
 use vipgate_dataplane::counters::DropReason;
 use vipgate_dataplane::io::PacketIo;

@@ -1,9 +1,6 @@
 //! Pods leave as their VIP, and answers come home: one worker, every protocol, both families.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod support;
-
-use support::*;
+use crate::support::*;
 use vipgate_dataplane::counters::{Direction, DropReason};
 use vipgate_dataplane::snapshot::spec::Limits;
 

@@ -1,15 +1,12 @@
 //! Promises that hold for every sequence of packets, whatever the order, the time and the queue: checked against a model
 //! that knows only what the outside sees.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
+use crate::support::*;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
-use support::*;
 use vipgate_dataplane::ports::PortRange;
 
 /// One thing that happens.
@@ -51,7 +48,7 @@ struct Flow {
 
 /// Each failure is kept in a file, from which later runs try it first.
 fn config() -> ProptestConfig {
-    let kept = FileFailurePersistence::Direct("tests/properties.regressions");
+    let kept = FileFailurePersistence::Direct("tests/engine/properties.regressions");
     ProptestConfig { cases: 200, failure_persistence: Some(Box::new(kept)), ..ProptestConfig::default() }
 }
 

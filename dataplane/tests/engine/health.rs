@@ -1,13 +1,10 @@
 //! Health checks at the VIP: a whole HTTP exchange with nobody's address, asked from outside and by a pod.
-#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::net::SocketAddr;
 
+use crate::support::services::*;
+use crate::support::*;
 use etherparse::{SlicedPacket, TransportSlice};
-use support::services::*;
-use support::*;
 use vipgate_dataplane::counters::DropReason;
 use vipgate_dataplane::snapshot::spec::*;
 

@@ -1,10 +1,7 @@
 //! How long sessions live, by what they last heard: each timer to the half second that a round of the sweep takes. Floors
 //! and rules: RFC 4787 section 4.3, RFC 5382 section 5, RFC 5508 section 3.2, RFC 7857 section 2.
-#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
 
-mod support;
-
-use support::*;
+use crate::support::*;
 use vipgate_dataplane::counters::DropReason;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::session::timeout::Timeouts;

@@ -1,10 +1,7 @@
 //! Pods that call the VIPs of this gateway: the packet goes out as one VIP and comes in at another, without leaving.
-#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
 
-mod support;
-
-use support::services::*;
-use support::*;
+use crate::support::services::*;
+use crate::support::*;
 use vipgate_dataplane::counters::{Direction, DropReason};
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::snapshot::spec::{Scope, ServiceSpec, VipSpec};

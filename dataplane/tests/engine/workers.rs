@@ -1,11 +1,8 @@
 //! Two workers: whichever queue a packet comes in on, its session is one, and nothing is lost on the way between them.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::collections::HashSet;
 
-use support::*;
+use crate::support::*;
 use vipgate_dataplane::counters::{Direction, DropReason};
 use vipgate_dataplane::ports::PortRange;
 

@@ -1,13 +1,10 @@
 //! ICMP errors both ways, and what the gateway says on its own.
-#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 
+use crate::support::*;
 use etherparse::{Icmpv4Slice, NetSlice, SlicedPacket, TransportSlice};
-use support::*;
 use vipgate_dataplane::counters::{Direction, DropReason};
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::snapshot::spec::*;
@@ -272,7 +269,7 @@ fn who_provokes_answers_gets_few() {
 
 #[test]
 fn errors_about_a_clients_session_find_their_way_both_ways() {
-    use support::services::{CLIENTS, VIPS, both_pods, service};
+    use crate::support::services::{CLIENTS, VIPS, both_pods, service};
     for workers in [1, 2] {
         let setup = Setup { workers, ..Setup::default() };
         let mut gateway = Gateway::with_service(&setup, &service(&both_pods()));

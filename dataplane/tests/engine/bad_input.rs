@@ -1,12 +1,9 @@
 //! Packets that are wrong in one place, and packets that are merely odd: each is dropped by its name or carried, and those
 //! who do nothing wrong notice none of it.
-#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::net::IpAddr;
 
-use support::*;
+use crate::support::*;
 use vipgate_dataplane::counters::DropReason;
 
 const POD4: &str = "10.244.1.5:4000";

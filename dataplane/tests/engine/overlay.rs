@@ -1,12 +1,9 @@
 //! Pods on nodes of an overlay network: their packets come in VXLAN, and what goes to them goes so, through their own node.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::net::{IpAddr, SocketAddr};
 
-use support::services::{CLIENTS, both_pods, service};
-use support::*;
+use crate::support::services::{CLIENTS, both_pods, service};
+use crate::support::*;
 use vipgate_dataplane::counters::DropReason;
 use vipgate_dataplane::snapshot::change::PolicyChange;
 use vipgate_dataplane::snapshot::spec::*;

@@ -1,0 +1,29 @@
+//! The engine from outside: packets in, packets out, and time that tests make.
+#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
+
+mod support;
+
+mod allocations;
+mod backends;
+mod bad_input;
+mod conflicts;
+mod egress;
+mod flood;
+mod fragments;
+mod gateways;
+mod hairpin;
+mod health;
+mod icmp;
+mod inbound;
+mod model;
+mod neighbours;
+mod overlay;
+mod policy_changes;
+mod pool;
+mod properties;
+mod sctp;
+mod spoofing;
+mod takeover;
+mod tcp;
+mod timers;
+mod workers;
