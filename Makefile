@@ -68,8 +68,7 @@ MIRI = CARGO_TARGET_DIR=target/miri RUSTFLAGS=-Adeprecated cargo +nightly miri t
 miri: deps ## frames, tags and a part of the engine under Miri; needs rustup, and takes some minutes
 	rustup toolchain install nightly --profile minimal --component miri --component rust-src >/dev/null 2>&1
 	$(MIRI) -p vipgate-mem -- --skip region:: --skip slab::
-	$(MIRI) -p vipgate-dataplane --test engine -- hairpin:: neighbours::
-	$(MIRI) -p vipgate-dataplane --test engine -- workers::a_flow workers::a_reply
+	$(MIRI) -p vipgate-dataplane --test engine -- hairpin:: neighbours:: workers::a_flow workers::a_reply
 
 # Coverage for libFuzzer, which links with stable Rust; build scripts are left out by naming the target.
 FUZZ_FLAGS := --cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \

@@ -145,21 +145,18 @@ impl Taking<'_> {
             if is_it || owner(&entry, self.policy) == Owner::This {
                 continue;
             }
-            if !entry.is_copy() && !entry.flags().has(Flags::QUARANTINED) {
+            if entry.is_live() {
                 self.close(&entry);
             }
             let ended = self.sessions.remove::<A>(slot);
-            if let (Direction::Egress, Some(vip)) = (ended.direction, self.policy.vip(ended.translated.source)) {
-                self.ports.release(vip.id, &ended.translated);
-            }
+            settle::release(self.policy, self.ports, &ended);
         }
     }
 
     /// Whether a session is in the tables, and isn't a copy.
     fn live<A: SessionFamily>(&self, origin: &Tuple<A>) -> bool {
         let slot = self.sessions.find(self.sessions.hash(origin), origin);
-        slot.map(|slot| A::table(self.sessions).entry(slot))
-            .is_some_and(|entry| !entry.is_copy() && !entry.flags().has(Flags::QUARANTINED))
+        slot.map(|slot| A::table(self.sessions).entry(slot)).is_some_and(Entry::is_live)
     }
 
     /// What was this gateway's is another one's: it counts there.

@@ -5,7 +5,7 @@ use crate::link::outbox::Outbox;
 use crate::ports::allocator::Allocator;
 use crate::session::entry::Entry;
 use crate::session::tuple::Tuple;
-use crate::session::{Expiry, SessionFamily};
+use crate::session::{Ended, Expiry, SessionFamily};
 use crate::snapshot::policy::Policy;
 
 /// Where things are given back to.
@@ -30,16 +30,7 @@ impl Settle<'_> {
                 close(self.policy, &session.origin, &session.translated, session.direction);
                 self.outbox.ended(session, self.policy);
             }
-            Expiry::Released(session) => {
-                if session.direction != Direction::Egress {
-                    return;
-                }
-                let vip = self.policy.vip(session.translated.source);
-                debug_assert!(vip.is_some(), "a VIP was forgotten while {} used it", session.origin.source.to_ip());
-                if let Some(vip) = vip {
-                    self.ports.release(vip.id, &session.translated);
-                }
-            }
+            Expiry::Released(session) => release(self.policy, self.ports, session),
         }
     }
 
@@ -58,6 +49,18 @@ impl Settle<'_> {
         } else if let Some(usage) = self.policy.usage(endpoint) {
             usage.adopt();
         }
+    }
+}
+
+/// Gives back the port of a session that is in no table any more; a client's session has none.
+pub fn release<A: SessionFamily>(policy: &Policy, ports: &mut Allocator, session: &Ended<A>) {
+    if session.direction != Direction::Egress {
+        return;
+    }
+    let vip = policy.vip(session.translated.source);
+    debug_assert!(vip.is_some(), "a VIP was forgotten while {} used it", session.origin.source.to_ip());
+    if let Some(vip) = vip {
+        ports.release(vip.id, &session.translated);
     }
 }
 

@@ -169,7 +169,7 @@ impl Outbox {
         }
         let (slot, _) = sessions.both::<A>(pending.slot);
         let entry = table.entry(slot);
-        if entry.flags().has(Flags::QUARANTINED) || entry.is_copy() {
+        if !entry.is_live() {
             return false;
         }
         let Some(share) = share(entry, policy) else { return false };

@@ -128,7 +128,7 @@ impl Sessions {
     pub fn demote<A: SessionFamily>(&mut self, slot: Slot, now: Tick) {
         let (origin, twin) = self.both::<A>(slot);
         let table = A::table_mut(self);
-        if table.entry(origin).is_copy() || table.entry(origin).flags().has(Flags::QUARANTINED) {
+        if !table.entry(origin).is_live() {
             return;
         }
         for at in [origin, twin] {

@@ -210,6 +210,12 @@ impl<A: Address> Entry<A> {
         self.tail[MARK] = 0;
     }
 
+    /// Whether it is this gateway's, and open.
+    #[inline]
+    pub fn is_live(&self) -> bool {
+        !self.is_copy() && !self.flags().has(Flags::QUARANTINED)
+    }
+
     /// The side that its packets come from where it is live: see [`Flags::side`].
     pub(super) fn own_side(&self) -> u8 {
         if self.is_copy() { (self.tail[MARK] & mark::SIDES) >> mark::SIDE } else { self.flags().side() }

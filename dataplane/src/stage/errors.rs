@@ -89,7 +89,7 @@ fn find<A: OnWire + ErrorFamily>(
         };
     };
     let entry = A::table(sessions).entry(slot);
-    if entry.flags().has(Flags::QUARANTINED) || entry.is_copy() || !recheck::stands(entry, context.view) {
+    if !entry.is_live() || !recheck::stands(entry, context.view) {
         return Err(elsewhere(&key, received.is_settled(), context));
     }
     if !entry.flags().may_come_from(head.sides) {

@@ -83,7 +83,7 @@ fn recheck<A: SessionFamily>(
 ) -> bool {
     let entry = A::table(sessions).entry(slot);
     // An earlier packet of this batch may have checked it already.
-    if entry.flags().has(Flags::QUARANTINED) || entry.is_copy() {
+    if !entry.is_live() {
         return false;
     }
     // What has changed concerns others: routes are as they were, too.
