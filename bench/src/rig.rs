@@ -39,6 +39,7 @@ use vipgate_dataplane::snapshot::spec::{
 use vipgate_dataplane::stage::open::Rules;
 use vipgate_dataplane::time::Tick;
 use vipgate_dataplane::waiting::{Questions, Waiting};
+use vipgate_dataplane::watch::Watch;
 use vipgate_dataplane::wire::protocol;
 use vipgate_dataplane::worker::{Parts, Worker};
 use vipgate_mem::{Arena, Frame, HEADROOM};
@@ -208,6 +209,7 @@ impl Rig {
                 ids: Ids::new(0, 1, key),
                 limiter: Limiter::new(key, Tick(1)),
                 outbox: Outbox::new(outlet.clone(), COPY_AFTER_MS),
+                watch: Watch::default(),
             },
             reader: publisher.reader(),
             waiting: Waiting::new(Questions { queue: Arc::new(ArrayQueue::new(8)), bell }),

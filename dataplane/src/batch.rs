@@ -175,6 +175,8 @@ pub struct Batch {
     pub travelling: Packets,
     /// Those that policy leaves as they are.
     pub unchanged: Packets,
+    /// Those whose session counts as ended already: only of a packet that is looked at, see [`crate::explain`].
+    pub ended: Packets,
     /// Whether many sessions of the batch before were checked against an older policy.
     pub restless: bool,
 }
@@ -219,6 +221,7 @@ impl Default for Batch {
             copies: Packets::default(),
             travelling: Packets::default(),
             unchanged: Packets::default(),
+            ended: Packets::default(),
             restless: false,
         }
     }

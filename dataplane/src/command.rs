@@ -4,12 +4,18 @@
 //! bounded amount of work. Whoever asks brings the memory for the answer.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use crossbeam::channel::Sender;
 
-use crate::counters::Direction;
+use crate::counters::{Direction, DropReason};
+use crate::explain::Probe;
 use crate::session::image::Image;
 use crate::snapshot::members::GatewayId;
+use crate::time::Tick;
+use crate::watch::drops::{DropRecord, Example};
+use crate::watch::log::SessionQueue;
+use crate::watch::tap::Tap;
 
 /// A question or an order for one worker.
 #[derive(Debug)]
@@ -53,6 +59,24 @@ pub enum Command {
         /// Where the chunk goes.
         reply: Sender<PurgeChunk>,
     },
+    /// Say what would become of a packet.
+    Explain {
+        /// The packet, and room for the answer.
+        probe: Box<Probe>,
+        /// Where it goes.
+        reply: Sender<Box<Probe>>,
+    },
+    /// Copy what is known of drops.
+    Drops {
+        /// Room for the answer.
+        chunk: Box<DropChunk>,
+        /// Where it goes.
+        reply: Sender<Box<DropChunk>>,
+    },
+    /// Capture packets, or stop.
+    Capture(Option<Box<Tap>>),
+    /// Put the beginnings and ends of sessions there, or nowhere.
+    LogSessions(Option<Arc<SessionQueue>>),
     /// Announce these VIPs on the outside interfaces: gratuitous ARP, unsolicited neighbour advertisement.
     Announce(Vec<IpAddr>),
     /// Announce this VIP once, because another host claims it.
@@ -125,6 +149,17 @@ pub struct PurgeChunk {
     pub forgotten: u64,
     /// Others serve by now than when they were named: nothing more is forgotten, and all must be named again.
     pub outdated: bool,
+}
+
+/// What a worker knows of its drops.
+#[derive(Debug)]
+pub struct DropChunk {
+    /// The moment of the answer.
+    pub now: Tick,
+    /// The last packet of each reason, by the reasons' numbers.
+    pub last: [Option<Example>; DropReason::ALL.len()],
+    /// What was dropped of whom; the worker fills it up to its capacity and never grows it.
+    pub records: Vec<DropRecord>,
 }
 
 /// How far a session's connection is.

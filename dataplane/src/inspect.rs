@@ -87,10 +87,16 @@ fn record<A: SessionFamily>(sessions: &Sessions, slot: Slot, now: Tick) -> Optio
     if table.deadline(slot) == 0 {
         return None;
     }
-    let origin = table.entry(slot);
-    if origin.is_copy() {
+    if table.entry(slot).is_copy() {
         return None;
     }
+    Some(describe::<A>(sessions, slot, now))
+}
+
+/// The session whose first direction is in a slot, or a copy of one.
+pub(crate) fn describe<A: SessionFamily>(sessions: &Sessions, slot: Slot, now: Tick) -> SessionRecord {
+    let table = A::table(sessions);
+    let origin = table.entry(slot);
     let reply = table.entry(origin.twin());
     let (state, timeout) = sessions.state::<A>(slot);
     let idle_ms = now.since(origin.last_seen().later(reply.last_seen()));
@@ -99,7 +105,7 @@ fn record<A: SessionFamily>(sessions: &Sessions, slot: Slot, now: Tick) -> Optio
         Direction::Inbound => [reply, origin],
         _ => [origin, reply],
     };
-    Some(SessionRecord {
+    SessionRecord {
         protocol: origin.key().protocol,
         direction: origin.direction(),
         endpoint: (endpoint.0.to_ip(), endpoint.1).into(),
@@ -112,7 +118,7 @@ fn record<A: SessionFamily>(sessions: &Sessions, slot: Slot, now: Tick) -> Optio
         bytes_out: from_pod.bytes(),
         packets_in: to_pod.packets(),
         bytes_in: to_pod.bytes(),
-    })
+    }
 }
 
 fn matches(record: &SessionRecord, filter: &SessionFilter) -> bool {

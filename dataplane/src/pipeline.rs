@@ -22,6 +22,7 @@ use crate::stage::{
     stateless, takeover, unwrap, wrap,
 };
 use crate::time::Tick;
+use crate::watch::Watch;
 
 /// The tables of one worker that the stages change.
 #[derive(Debug)]
@@ -40,6 +41,8 @@ pub struct Tables {
     pub limiter: Limiter,
     /// What other gateways are to hear of its sessions.
     pub outbox: Outbox,
+    /// What people may see of its packets.
+    pub watch: Watch,
 }
 
 /// What the stages read in one batch.
@@ -63,9 +66,9 @@ pub struct Context<'a> {
 
 /// Takes a batch through all stages. Afterwards every packet has a verdict.
 pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
-    let Tables { sessions, embryonic, ports, fragments, ids, limiter, outbox } = tables;
+    let Tables { sessions, embryonic, ports, fragments, ids, limiter, outbox, watch } = tables;
     let Context { view, counters, .. } = *context;
-    let mut settle = Settle { policy: &view.policy, ports, counters, outbox };
+    let mut settle = Settle { policy: &view.policy, ports, counters, outbox, log: &watch.log };
 
     unwrap::run(batch, view, counters);
     parse::run(batch, &view.network);
@@ -101,5 +104,5 @@ pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
     health::run::<u32>(batch, context);
     health::run::<V6>(batch, context);
     wrap::run(batch, view);
-    refuse::run(batch, limiter, context);
+    refuse::run(batch, limiter, &mut watch.drops, context);
 }

@@ -3,10 +3,12 @@
 use crate::counters::{Counters, Direction};
 use crate::link::outbox::Outbox;
 use crate::ports::allocator::Allocator;
-use crate::session::entry::Entry;
+use crate::session::entry::{Entry, Slot};
 use crate::session::tuple::Tuple;
-use crate::session::{Ended, Expiry, SessionFamily};
+use crate::session::{Ended, Expiry, SessionFamily, Sessions};
 use crate::snapshot::policy::Policy;
+use crate::time::Tick;
+use crate::watch::log::SessionLog;
 
 /// Where things are given back to.
 #[derive(Debug)]
@@ -19,6 +21,8 @@ pub struct Settle<'a> {
     pub counters: &'a Counters,
     /// What other gateways are to hear.
     pub outbox: &'a mut Outbox,
+    /// Who logs sessions.
+    pub log: &'a SessionLog,
 }
 
 impl Settle<'_> {
@@ -28,10 +32,22 @@ impl Settle<'_> {
             Expiry::Ended(reason, session) => {
                 self.counters.sessions_ended[*reason as usize].add(1);
                 close(self.policy, &session.origin, &session.translated, session.direction);
+                self.log.ended(&session.origin, &session.translated, session.direction);
                 self.outbox.ended(session, self.policy);
             }
             Expiry::Released(session) => release(self.policy, self.ports, session),
         }
+    }
+
+    /// Notes a session that was opened here just now, in `slot`.
+    #[inline]
+    pub fn born<A: SessionFamily>(&mut self, slot: Slot, sessions: &Sessions, now: Tick) {
+        if self.log.is_on() {
+            let entry = A::table(sessions).entry(slot);
+            self.log.began(&entry.key(), &entry.to(), entry.direction());
+        }
+        self.outbox.born::<A>(slot, now);
+        self.counters.sessions_created.add(1);
     }
 
     /// Counts a session that was another gateway's, and is this one's now. Whether policy wants it, its first packet asks.

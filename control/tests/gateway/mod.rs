@@ -269,7 +269,11 @@ fn work(worker: Worker, inbox: &Receiver<Command>) {
             | Command::Defend(_)
             | Command::Copies { .. }
             | Command::Take { .. }
-            | Command::Purge { .. } => {}
+            | Command::Purge { .. }
+            | Command::Explain { .. }
+            | Command::Drops { .. }
+            | Command::Capture(_)
+            | Command::LogSessions(_) => {}
         }
     }
 }

@@ -16,13 +16,16 @@ pub struct Flows<'a> {
     pub workers: u8,
     /// The flows of all; `None` where there is one worker.
     pub directory: Option<&'a Directory>,
+    /// Whether a flow that nobody has becomes this worker's when it is asked for: so for packets, but not for whoever only wants to know.
+    pub claims: bool,
 }
 
 impl Flows<'_> {
     /// The other worker that has a pod's flow. Without one, the flow is this worker's if the packet may open a session.
     pub fn owner<A: Family>(self, flow: &Tuple<A>, opens: bool) -> Option<WorkerId> {
         let directory = self.directory?;
-        let owner = if opens { Some(directory.find_or_claim(flow, self.this)) } else { directory.find(flow) };
+        let owner =
+            if opens && self.claims { Some(directory.find_or_claim(flow, self.this)) } else { directory.find(flow) };
         owner.filter(|&owner| owner != self.this)
     }
 

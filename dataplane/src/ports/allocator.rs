@@ -9,7 +9,11 @@
 //! who has less than its guarantee gets one of them. Nobody can hold more of them than its guarantee, so there is always one left
 //! for who has less.
 
+mod outlook;
+
 use vipgate_mem::{MemoryError, Slab};
+
+pub use self::outlook::Outlook;
 
 use super::blocks::{BlockSet, first_from};
 use super::choice::{Choice, Of};

@@ -205,7 +205,7 @@ impl<A: Address> Entry<A> {
     }
 
     /// Makes a copy live.
-    pub(super) fn unmark_copy(&mut self) {
+    pub(crate) fn unmark_copy(&mut self) {
         self.set_flags(self.flags().with_side(self.own_side()));
         self.tail[MARK] = 0;
     }

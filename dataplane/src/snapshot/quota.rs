@@ -43,6 +43,23 @@ impl EndpointUse {
         Ok(if is_guaranteed { Claim::Guaranteed } else { Claim::Ordinary })
     }
 
+    /// What [`Self::open`] would say, without counting anything.
+    ///
+    /// # Errors
+    /// When a limit is reached.
+    pub fn would_open(&self, limits: Limits, now: Tick) -> Result<Claim, OverQuota> {
+        let (word, second) = (self.second.load(Relaxed), u64::from(now.0 / 1000));
+        let opened = if word >> 32 == second { word & 0xffff_ffff } else { 0 };
+        let sessions = self.sessions.load(Relaxed);
+        let is_over = limits.new_sessions_per_second.is_some_and(|rate| opened >= rate.into())
+            || limits.sessions.is_some_and(|most| sessions >= most);
+        match is_over {
+            true => Err(OverQuota),
+            false if sessions < limits.guaranteed_ports.unwrap_or(0) => Ok(Claim::Guaranteed),
+            false => Ok(Claim::Ordinary),
+        }
+    }
+
     /// Counts a session that was open before this process began, whatever the limits say now.
     pub fn adopt(&self) {
         self.sessions.fetch_add(1, Relaxed);
@@ -52,6 +69,16 @@ impl EndpointUse {
     pub fn close(&self) {
         // Never below zero: an endpoint that policy dropped and took up again starts from nothing.
         let _ = self.sessions.fetch_update(Relaxed, Relaxed, |now| now.checked_sub(1));
+    }
+
+    /// Takes back what [`Self::open`] has counted: there was no port, or no room, and another worker may be asked.
+    pub fn withdraw(&self, now: Tick) {
+        self.close();
+        let second = u64::from(now.0 / 1000);
+        // Without a limit nothing was counted; a second later it doesn't count any more.
+        let _ = self
+            .second
+            .fetch_update(Relaxed, Relaxed, |word| (word >> 32 == second && word & 0xffff_ffff > 0).then(|| word - 1));
     }
 
     /// Counts a session that it was refused, for want of quota, ports or room.
@@ -105,13 +132,33 @@ mod tests {
     fn both_limits_hold_and_the_rate_renews_each_second() {
         let usage = EndpointUse::default();
         let limits = Limits { sessions: Some(3), new_sessions_per_second: Some(2), guaranteed_ports: Some(1) };
-        assert_eq!(usage.open(limits, Tick(10)), Ok(Claim::Guaranteed));
-        assert_eq!(usage.open(limits, Tick(20)), Ok(Claim::Ordinary));
-        assert_eq!(usage.open(limits, Tick(999)), Err(OverQuota));
-        assert_eq!(usage.open(limits, Tick(1000)), Ok(Claim::Ordinary));
-        assert_eq!(usage.open(limits, Tick(2000)), Err(OverQuota), "three are open");
+        let open = |now| {
+            let foretold = usage.would_open(limits, Tick(now));
+            let outcome = usage.open(limits, Tick(now));
+            assert_eq!(foretold, outcome, "at {now} ms");
+            outcome
+        };
+        assert_eq!(open(10), Ok(Claim::Guaranteed));
+        assert_eq!(open(20), Ok(Claim::Ordinary));
+        assert_eq!(open(999), Err(OverQuota));
+        assert_eq!(open(1000), Ok(Claim::Ordinary));
+        assert_eq!(open(2000), Err(OverQuota), "three are open");
         usage.close();
-        assert_eq!(usage.open(limits, Tick(3000)), Ok(Claim::Ordinary));
+        assert_eq!(open(3000), Ok(Claim::Ordinary));
         assert_eq!(usage.sessions(), 3);
+    }
+
+    #[test]
+    fn what_is_withdrawn_counts_against_no_limit() {
+        let usage = EndpointUse::default();
+        let limits = Limits { sessions: Some(5), new_sessions_per_second: Some(1), guaranteed_ports: None };
+        for _ in 0..3 {
+            assert!(usage.open(limits, Tick(10)).is_ok());
+            usage.withdraw(Tick(10));
+        }
+        assert_eq!(usage.sessions(), 0);
+        assert!(usage.open(limits, Tick(10)).is_ok());
+        usage.withdraw(Tick(1000));
+        assert!(usage.open(limits, Tick(999)).is_err(), "a second later there is nothing to take back");
     }
 }

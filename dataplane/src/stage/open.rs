@@ -6,8 +6,8 @@
 use crate::batch::{Batch, Kind, Lane};
 use crate::counters::{Direction, DropReason};
 use crate::pipeline::Context;
-use crate::ports::allocator::{Allocator, Claim};
-use crate::session::entry::{Flags, Slot};
+use crate::ports::allocator::{Allocator, Claim, Part};
+use crate::session::entry::{Entry, Flags, Slot};
 use crate::session::tuple::{HashKey, Tuple};
 use crate::session::{Draft, SessionFamily, Sessions};
 use crate::settle::Settle;
@@ -53,22 +53,33 @@ pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, context: &Contex
 
 /// Ends the way of a packet that opens no session here. Another worker may have ports left.
 fn refuse(batch: &mut Batch, i: usize, reason: DropReason, context: &Context<'_>) {
-    let received = &mut batch.frames[i];
-    if reason == DropReason::PortsExhausted
-        && let Some(lender) = context.flows.lender(received.asked())
-    {
-        received.ask_another();
-        received.settle();
-        return batch.decide(i, Verdict::HandOff(lender));
-    }
-    // Who is left without a lease has it again in a moment: whoever hears nothing asks again.
-    if matches!(reason, DropReason::NoSession | DropReason::NoLease | DropReason::NoOwner) {
-        return batch.decide(i, Verdict::Drop(reason));
+    if ask_another(batch, i, reason, context) {
+        return;
     }
     if matches!(reason, DropReason::Quota | DropReason::PortsExhausted | DropReason::SessionTableFull) {
         context.view.policy.endpoint_with(batch.endpoints[i]).0.usage.refuse();
     }
+    refuse_with(batch, i, reason);
+}
+
+/// Drops a packet that opens no session; its sender may hear of it, unless asking again is all that it could do.
+pub fn refuse_with(batch: &mut Batch, i: usize, reason: DropReason) {
+    // Who is left without a lease has it again in a moment: whoever hears nothing asks again.
+    if matches!(reason, DropReason::NoSession | DropReason::NoLease | DropReason::NoOwner) {
+        return batch.decide(i, Verdict::Drop(reason));
+    }
     batch.refuse(i, reason);
+}
+
+/// Sends a packet for which this worker has no port to the next one that hasn't been asked; false if there is none.
+pub fn ask_another(batch: &mut Batch, i: usize, reason: DropReason, context: &Context<'_>) -> bool {
+    let received = &mut batch.frames[i];
+    let lender = context.flows.lender(received.asked()).filter(|_| reason == DropReason::PortsExhausted);
+    let Some(lender) = lender else { return false };
+    received.ask_another();
+    received.settle();
+    batch.decide(i, Verdict::HandOff(lender));
+    true
 }
 
 /// Whether a packet begins something, as can be seen from it alone: a SYN, an INIT.
@@ -92,22 +103,30 @@ pub fn may_open(batch: &Batch, i: usize, rules: Rules) -> bool {
     }
 }
 
-fn open<A: Lane>(
-    batch: &Batch,
-    i: usize,
-    sessions: &mut Sessions,
-    context: &Context<'_>,
-    settle: &mut Settle<'_>,
-) -> Result<Slot, DropReason> {
+/// What is to be done for a pod's packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// Nothing: an earlier packet has opened its session.
+    Known(Slot),
+    /// Its session is opened, or, where one with these ends still rests, taken up again.
+    Open(NextHop, Option<Slot>),
+}
+
+/// What is to be done for a pod's packet, short of what is counted and given out only with the session itself: quota and port.
+///
+/// # Errors
+/// Why it gets no session.
+pub fn plan<A: Lane>(batch: &Batch, i: usize, sessions: &Sessions, context: &Context<'_>) -> Result<Plan, DropReason> {
     let (head, hash, origin) = (batch.heads[i], batch.hashes[i], &A::tuples(batch)[i]);
-    let Context { view, rules, now, .. } = *context;
+    let Context { view, rules, .. } = *context;
     let known = sessions.find(hash, origin);
     if let Some(slot) = known
         && !A::table(sessions).entry(slot).flags().has(Flags::QUARANTINED)
+        && !batch.ended.contains(i)
     {
         // By way of another VIP of the pod, which another gateway has.
         let is_copy = A::table(sessions).entry(slot).is_copy();
-        return if is_copy { Err(DropReason::NoOwner) } else { Ok(slot) };
+        return if is_copy { Err(DropReason::NoOwner) } else { Ok(Plan::Known(slot)) };
     }
     if !may_open(batch, i, rules) {
         return Err(DropReason::NoSession);
@@ -116,26 +135,40 @@ fn open<A: Lane>(
         return Err(DropReason::Ttl);
     }
     let next_hop = route::hop_to(origin.destination, hash, view).map_err(|_| DropReason::NoRoute)?;
-    let (endpoint, egress) = view.policy.endpoint_with(batch.endpoints[i]);
     if !sessions.has_room::<A>() {
         return Err(DropReason::SessionTableFull);
     }
     if context.is_lapsed {
         return Err(DropReason::NoLease);
     }
+    Ok(Plan::Open(next_hop, known))
+}
+
+fn open<A: Lane>(
+    batch: &Batch,
+    i: usize,
+    sessions: &mut Sessions,
+    context: &Context<'_>,
+    settle: &mut Settle<'_>,
+) -> Result<Slot, DropReason> {
+    let (next_hop, resting) = match plan::<A>(batch, i, sessions, context)? {
+        Plan::Known(slot) => return Ok(slot),
+        Plan::Open(next_hop, resting) => (next_hop, resting),
+    };
+    let (origin, Context { view, now, .. }) = (&A::tuples(batch)[i], *context);
+    let (endpoint, egress) = view.policy.endpoint_with(batch.endpoints[i]);
     let claim = endpoint.usage.open(egress.spec.limits, now).map_err(|_| DropReason::Quota)?;
-    let committed = match known {
+    let committed = match resting {
         Some(resting) => revive(resting, origin, next_hop, sessions, view, now),
         None => commit::<A>(batch, i, next_hop, (endpoint, egress, claim), sessions, context, settle.ports),
     };
     if let Ok(slot) = committed {
-        settle.outbox.born::<A>(slot, now);
-        settle.counters.sessions_created.add(1);
+        settle.born::<A>(slot, sessions, now);
         if batch.frames[i].asked() > 0 {
             context.flows.take_over(origin);
         }
     } else {
-        endpoint.usage.close();
+        endpoint.usage.withdraw(now);
     }
     committed
 }
@@ -155,7 +188,17 @@ fn revive<A: SessionFamily>(
     view: &Snapshot,
     now: Tick,
 ) -> Result<Slot, DropReason> {
-    let entry = A::table(sessions).entry(slot);
+    may_revive(A::table(sessions).entry(slot), origin, view)?;
+    let way = (route::number(next_hop), answers_from(next_hop, view));
+    sessions.revive::<A>(slot, way, view.generation, now);
+    Ok(slot)
+}
+
+/// Whether a session that rests may be taken up again by this first packet.
+///
+/// # Errors
+/// Why not.
+pub fn may_revive<A: SessionFamily>(entry: &Entry<A>, origin: &Tuple<A>, view: &Snapshot) -> Result<(), DropReason> {
     let vip = (entry.to().source, entry.to().source_port);
     let permitted = view.policy.permits(origin.source, origin.destination, vip);
     if !entry.flags().has(Flags::ORIGIN) || !permitted {
@@ -163,12 +206,7 @@ fn revive<A: SessionFamily>(
     }
     // Whoever has had the share may have given its port to another by now.
     let share = view.policy.vip(vip.0).and_then(|it| it.shares.of_port(vip.1));
-    if share.is_some_and(|share| !share.may_open) {
-        return Err(DropReason::NoLease);
-    }
-    let way = (route::number(next_hop), answers_from(next_hop, view));
-    sessions.revive::<A>(slot, way, view.generation, now);
-    Ok(slot)
+    if share.is_some_and(|share| !share.may_open) { Err(DropReason::NoLease) } else { Ok(()) }
 }
 
 fn commit<A: Lane>(
@@ -185,13 +223,10 @@ fn commit<A: Lane>(
     let mut reason = DropReason::NoVip;
     for vip in candidates(view.policy.vips_of(endpoint), egress.spec.address_selection, batch.hashes[i]) {
         let Some(address) = A::from_ip(vip.address) else { continue };
-        // Both directions of a session stay with one gateway: its port is of the share that its endpoint is of.
-        let share = view.policy.share_of(endpoint, vip);
-        if share.is_some_and(|share| !share.may_open) || (share.is_none() && !vip.shares.list().is_empty()) {
+        let Ok(part) = part_of(endpoint, vip, view) else {
             reason = DropReason::NoLease;
             continue;
-        }
-        let part = share.map(Share::part);
+        };
         let through = |port: u16| translate(origin, address, port);
         let port =
             ports.allocate((vip, part), &through(0), claim, now, |port| sessions.is_free(&through(port).reversed()));
@@ -217,9 +252,26 @@ fn commit<A: Lane>(
     Err(reason)
 }
 
+/// No part of a VIP is an endpoint's here, now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoPart;
+
+/// The part of a VIP's ports that an endpoint's sessions are of; all where it isn't cut. Both directions of a session stay with one gateway:
+/// its port is of the share that its endpoint is of.
+///
+/// # Errors
+/// When there is none, or it can't be used now.
+pub fn part_of<'a>(endpoint: &Endpoint, vip: &'a Vip, view: &Snapshot) -> Result<Option<Part<'a>>, NoPart> {
+    let share = view.policy.share_of(endpoint, vip);
+    if share.is_some_and(|share| !share.may_open) || (share.is_none() && !vip.shares.list().is_empty()) {
+        return Err(NoPart);
+    }
+    Ok(share.map(Share::part))
+}
+
 /// The VIPs that a session may leave with, best first. An endpoint keeps its VIP, full or not (RFC 4787 REQ-2 and
 /// REQ-11); only where policy says "per connection" there is a second choice.
-fn candidates<'a>(
+pub fn candidates<'a>(
     vips: impl ExactSizeIterator<Item = &'a Vip> + Clone,
     selection: AddressSelection,
     hash: u64,
@@ -234,6 +286,6 @@ fn candidates<'a>(
 }
 
 /// The first packet as it leaves.
-fn translate<A: SessionFamily>(origin: &Tuple<A>, vip: A, port: u16) -> Tuple<A> {
+pub fn translate<A: SessionFamily>(origin: &Tuple<A>, vip: A, port: u16) -> Tuple<A> {
     Tuple { source: vip, source_port: port, ..*origin }
 }

@@ -5,6 +5,7 @@ use crate::batch::{Batch, Kind, Lane};
 use crate::counters::{Direction, DropReason, EndReason};
 use crate::pipeline::Context;
 use crate::session::entry::{Entry, Flags, Slot};
+use crate::session::table::Table;
 use crate::session::{Expiry, SessionFamily, Sessions, tcp};
 use crate::settle::{self, Settle};
 use crate::snapshot::Snapshot;
@@ -33,15 +34,11 @@ pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, context: &Contex
 /// had may take no new sessions any more.
 pub fn reopen<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, now: Tick, settle: &mut Settle<'_>) {
     for i in batch.known_of::<A>() {
-        if batch.heads[i].kind != Kind::Tcp || !batch.segments[i].flags.opens() {
-            continue;
-        }
         let (slot, table) = (batch.slots[i], A::table(sessions));
-        let entry = table.entry(slot);
-        let twin = entry.twin();
-        if entry.direction() != Direction::Inbound || !tcp::is_closed(entry.flags(), table.entry(twin).flags()) {
+        if !begins_anew(batch, i, table) {
             continue;
         }
+        let twin = table.entry(slot).twin();
         // A packet of the old connection in the same batch still needs its session; then the new one goes where the old one went.
         let is_shared = |other: usize| other != i && (batch.slots[other] == slot || batch.slots[other] == twin);
         if !batch.known_of::<A>().into_iter().any(is_shared) {
@@ -74,6 +71,24 @@ pub fn is_wanted<A: SessionFamily>(entry: &Entry<A>, policy: &Policy) -> bool {
         && target.is_some_and(|(service, _)| !is_outside || A::half(service).admits(remote))
 }
 
+/// The flags of a session that policy still wants: whoever it talks to may have become a VIP of this gateway, or not be one any more.
+pub fn flags_now<A: SessionFamily>(entry: &Entry<A>, policy: &Policy) -> Flags {
+    let comes_around = policy.vip(entry.key().source).is_some();
+    if comes_around == (entry.flags().side() == 0) {
+        return entry.flags();
+    }
+    entry.flags().with_side(if comes_around { AROUND } else { Role::Outside.sides() })
+}
+
+/// Whether a packet begins a connection anew that a client has had, and that is closed.
+pub fn begins_anew<A: Lane>(batch: &Batch, i: usize, table: &Table<A>) -> bool {
+    if batch.heads[i].kind != Kind::Tcp || !batch.segments[i].flags.opens() {
+        return false;
+    }
+    let entry = table.entry(batch.slots[i]);
+    entry.direction() == Direction::Inbound && tcp::is_closed(entry.flags(), table.entry(entry.twin()).flags())
+}
+
 fn recheck<A: SessionFamily>(
     slot: Slot,
     sessions: &mut Sessions,
@@ -94,12 +109,7 @@ fn recheck<A: SessionFamily>(
     if is_wanted(entry, &view.policy) {
         let entry = A::table_mut(sessions).entry_mut(slot);
         entry.set_generation(view.generation);
-        // Whoever it talks to may have become a VIP of this gateway, or not be one any more.
-        let comes_around = view.policy.vip(entry.key().source).is_some();
-        if comes_around != (entry.flags().side() == 0) {
-            let side = if comes_around { AROUND } else { Role::Outside.sides() };
-            entry.set_flags(entry.flags().with_side(side));
-        }
+        entry.set_flags(flags_now(entry, &view.policy));
         // Routes may be what has changed.
         entry.set_next_hop(None);
         return true;

@@ -10,6 +10,8 @@ use crate::session::tuple::HashKey;
 use crate::snapshot::spec::OnExhaustion;
 use crate::stage::say;
 use crate::verdict::Verdict;
+use crate::watch::drops::{DropTable, Whose};
+use crate::watch::glimpse::Glimpse;
 use crate::wire::icmp_error::{Error, compose_v4, compose_v6};
 use crate::wire::reset::reset;
 use crate::wire::{ipv4, ipv6};
@@ -18,7 +20,7 @@ use crate::wire::{ipv4, ipv6};
 const SENDERS: HashKey = HashKey::fixed();
 
 /// Answers the refused packets of the batch.
-pub fn run(batch: &mut Batch, limiter: &mut Limiter, context: &Context<'_>) {
+pub fn run(batch: &mut Batch, limiter: &mut Limiter, drops: &mut DropTable, context: &Context<'_>) {
     for i in batch.refused {
         let Verdict::Drop(reason) = batch.verdicts[i] else { continue };
         let v4 = batch.families[<u32 as Lane>::FAMILY].contains(i);
@@ -30,6 +32,7 @@ pub fn run(batch: &mut Batch, limiter: &mut Limiter, context: &Context<'_>) {
             continue;
         }
         let network = &*context.view.network;
+        let (packet, interface) = (Glimpse::of(batch.frames[i].frame.bytes()), batch.frames[i].interface);
         let sources = network.sources(batch.frames[i].interface);
         let answer = say::answer(batch, i, context.view, |into, packet| match (word, packet.first()? >> 4) {
             (Word::Reset, _) => reset(into, packet),
@@ -45,19 +48,24 @@ pub fn run(batch: &mut Batch, limiter: &mut Limiter, context: &Context<'_>) {
         });
         if let Some(verdict) = answer {
             context.counters.dropped(reason);
+            let whose = Whose::of(network.interface(interface).role);
+            drops.note_packet(reason, packet, interface, whose, context.now);
             batch.verdicts[i] = verdict;
         }
     }
 }
 
 /// What a sender hears.
-#[derive(Clone, Copy)]
-enum Word {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// An ICMP error.
     Error(Error),
+    /// A reset of its connection.
     Reset,
 }
 
-fn what_to_say(batch: &Batch, i: usize, reason: DropReason, context: &Context<'_>) -> Option<Word> {
+/// What the sender of a dropped packet is to hear, if anything.
+pub fn what_to_say(batch: &Batch, i: usize, reason: DropReason, context: &Context<'_>) -> Option<Word> {
     let prohibited = || {
         let (_, egress) = context.view.policy.endpoint_with(batch.endpoints[i]);
         let word = if batch.heads[i].kind == Kind::Tcp { Word::Reset } else { Word::Error(Error::Prohibited) };

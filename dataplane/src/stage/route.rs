@@ -51,6 +51,11 @@ pub fn number(hop: NextHop) -> Option<HopId> {
     }
 }
 
+/// Whether a packet may go that way; `None` if not, and its way has ended.
+pub fn checked(batch: &mut Batch, i: usize, hop: NextHop, view: &Snapshot) -> Option<NextHop> {
+    check(batch, i, Ok(hop), view)
+}
+
 /// The same for a packet that has no session, and goes to `destination`.
 pub fn stateless_hop<A: Lane>(batch: &mut Batch, i: usize, destination: A, view: &Snapshot) -> Option<NextHop> {
     let hop = hop_to(destination, batch.hashes[i], view);

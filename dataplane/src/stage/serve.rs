@@ -15,6 +15,7 @@ use crate::session::tuple::Tuple;
 use crate::session::{Draft, SessionFamily, Sessions};
 use crate::settle::Settle;
 use crate::snapshot::maglev;
+use crate::snapshot::network::NextHop;
 use crate::snapshot::service::{Frontend, FrontendId, Service, Target};
 use crate::snapshot::spec::{AROUND, BackendState, Role, Scope};
 use crate::stage::open::may_open;
@@ -70,7 +71,8 @@ struct Served {
 }
 
 /// Why there is none here.
-enum Unserved {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unserved {
     /// Nobody serves it, or not this one.
     Refused(DropReason),
     /// Another worker may have a session that looks the same to the backend, and can tell.
@@ -84,7 +86,7 @@ impl From<DropReason> for Unserved {
 }
 
 /// Whether the VIP that a packet is for is served by several gateways.
-fn is_of_several<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> bool {
+pub fn is_of_several<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> bool {
     let vip = context.view.policy.vip(A::tuples(batch)[i].destination);
     vip.is_some_and(|vip| !vip.shares.list().is_empty())
 }
@@ -130,6 +132,73 @@ fn fetch<A: Lane>(batch: &Batch, sessions: &Sessions, context: &Context<'_>) {
     }
 }
 
+/// What is to be done for a client's packet.
+#[derive(Debug)]
+pub enum Plan<'a, A> {
+    /// Nothing: an earlier packet has opened its session.
+    Known(Slot),
+    /// Its session is opened.
+    Open(Opening<'a, A>),
+}
+
+/// A session that a client is to get.
+#[derive(Debug)]
+pub struct Opening<'a, A> {
+    /// One with the same ends that has ended, and makes room for it.
+    pub ended: Option<Slot>,
+    /// The Service.
+    pub service: &'a Service,
+    /// Its backend.
+    pub target: &'a Target<A>,
+    /// The first packet as it goes there.
+    pub translated: Tuple<A>,
+    /// And by which way.
+    pub next_hop: NextHop,
+}
+
+/// What is to be done for a client's packet, short of whether there is room for one more session.
+///
+/// # Errors
+/// Why it gets no session here.
+pub fn plan<'a, A: Lane>(
+    batch: &Batch,
+    i: usize,
+    sessions: &Sessions,
+    context: &Context<'a>,
+) -> Result<Plan<'a, A>, Unserved> {
+    let (head, hash, origin) = (batch.heads[i], batch.hashes[i], &A::tuples(batch)[i]);
+    let Context { view, rules, .. } = *context;
+    let known = sessions.find(hash, origin);
+    if let Some(slot) = known
+        && !A::table(sessions).entry(slot).flags().has(Flags::QUARANTINED)
+        && !batch.ended.contains(i)
+    {
+        if A::table(sessions).entry(slot).is_copy() {
+            return Err(DropReason::NoOwner.into());
+        }
+        return Ok(Plan::Known(slot));
+    }
+    if !may_open(batch, i, rules) {
+        return Err(DropReason::NoSession.into());
+    }
+    if head.ttl <= 1 {
+        return Err(DropReason::Ttl.into());
+    }
+    let (service, frontend) = frontend::<A>(batch.frontends[i], context).ok_or(DropReason::NoService)?;
+    let is_outside = is_outside(head.sides);
+    if is_outside && !A::half(service).admits(origin.source) {
+        return Err(DropReason::SourceRange.into());
+    }
+    // A port of the VIP that rests is a frontend's in a moment.
+    if known.is_some_and(|ended| !A::table(sessions).entry(ended).is_of_service()) {
+        return Err(DropReason::TupleInUse.into());
+    }
+    let client = Client { origin: *origin, is_outside, is_settled: batch.frames[i].is_settled(), ended: known };
+    let (target, translated) = choose(&client, service, frontend, sessions, context)?;
+    let next_hop = route::hop_to(translated.destination, hash, view).map_err(|_| DropReason::NoRoute)?;
+    Ok(Plan::Open(Opening { ended: known, service, target, translated, next_hop }))
+}
+
 /// Finds or opens the session of a packet.
 fn serve<A: Lane>(
     batch: &Batch,
@@ -138,34 +207,12 @@ fn serve<A: Lane>(
     context: &Context<'_>,
     settle: &mut Settle<'_>,
 ) -> Result<Served, Unserved> {
-    let (head, hash, origin) = (batch.heads[i], batch.hashes[i], &A::tuples(batch)[i]);
-    let Context { view, rules, now, .. } = *context;
-    let known = sessions.find(hash, origin);
-    if let Some(slot) = known
-        && !A::table(sessions).entry(slot).flags().has(Flags::QUARANTINED)
-    {
-        if A::table(sessions).entry(slot).is_copy() {
-            return Err(DropReason::NoOwner.into());
-        }
-        return Ok(Served { slot, is_new: false });
-    }
-    if !may_open(batch, i, rules) {
-        return Err(DropReason::NoSession.into());
-    }
-    if head.ttl <= 1 {
-        return Err(DropReason::Ttl.into());
-    }
-    let is_settled = batch.frames[i].is_settled();
-    let client = Client { origin: *origin, is_outside: is_outside(head.sides), is_settled };
-    let (service, frontend) = frontend::<A>(batch.frontends[i], context).ok_or(DropReason::NoService)?;
-    if client.is_outside && !A::half(service).admits(origin.source) {
-        return Err(DropReason::SourceRange.into());
-    }
-    if let Some(ended) = known {
-        // A port of the VIP that rests is a frontend's in a moment.
-        if !A::table(sessions).entry(ended).is_of_service() {
-            return Err(DropReason::TupleInUse.into());
-        }
+    let Opening { ended, service, target, translated, next_hop } = match plan::<A>(batch, i, sessions, context)? {
+        Plan::Known(slot) => return Ok(Served { slot, is_new: false }),
+        Plan::Open(opening) => opening,
+    };
+    let (head, origin, Context { view, now, .. }) = (batch.heads[i], &A::tuples(batch)[i], *context);
+    if let Some(ended) = ended {
         // Ended sessions are in no packet's hands.
         let (origin, _) = sessions.both::<A>(ended);
         sessions.remove::<A>(origin);
@@ -173,8 +220,6 @@ fn serve<A: Lane>(
     if !sessions.has_room::<A>() {
         return Err(DropReason::SessionTableFull.into());
     }
-    let (target, translated) = choose(&client, service, frontend, sessions, context)?;
-    let next_hop = route::hop_to(translated.destination, hash, view).map_err(|_| DropReason::NoRoute)?;
     let out = route::interface(next_hop, view);
     let draft = Draft {
         origin: *origin,
@@ -188,10 +233,9 @@ fn serve<A: Lane>(
     };
     let slot = sessions.commit(&draft, now).map_err(|_| DropReason::SessionTableFull)?;
     target.usage.open();
-    settle.counters.sessions_created.add(1);
-    settle.outbox.born::<A>(slot, now);
+    settle.born::<A>(slot, sessions, now);
     context.flows.take_over(&translated.reversed());
-    if is_settled {
+    if batch.frames[i].is_settled() {
         context.flows.take_over(origin);
     }
     if service.spec.affinity.is_some() {
@@ -206,6 +250,8 @@ struct Client<A> {
     is_outside: bool,
     /// Another worker has handed it over: this one decides.
     is_settled: bool,
+    /// Its former session, which counts no more.
+    ended: Option<Slot>,
 }
 
 /// Whether packets from these sides come from outside the cluster.
@@ -235,7 +281,12 @@ fn choose<'a, A: SessionFamily>(
     let at = |turn: u32, hash: u64| table.choose(hash, turn).and_then(|place| frontend.targets.get(usize::from(place)));
     let Client { origin, .. } = client;
     // Two ways of one client to one backend would look the same to it.
-    let is_free = |to: &Tuple<A>| sessions.is_free(&to.reversed());
+    let was = client.ended.map(|ended| A::table(sessions).entry(ended).twin());
+    let is_free = |to: &Tuple<A>| {
+        let answer = to.reversed();
+        let user = sessions.find(sessions.hash(&answer), &answer);
+        user.is_none_or(|slot| was == Some(slot))
+    };
     let (first, turns, hash) = if let Some(seconds) = service.spec.affinity {
         let hash = maglev::of_client(origin.source);
         let print = context.affinity.find(origin.source, service.id, seconds, context.now);

@@ -17,14 +17,8 @@ use crate::verdict::Verdict;
 pub fn run<A: OnWire>(batch: &mut Batch, ids: &mut Ids, context: &Context<'_>) {
     for i in batch.open_of::<A>().and(batch.stateless) {
         let tuple = A::tuples(batch)[i];
-        let is_answer = !batch.inbound.contains(i);
-        let to = if is_answer {
-            as_frontend(&tuple, batch.frontends[i], context)
-        } else {
-            serve::without_session(&tuple, batch.frontends[i], batch.heads[i].sides, context)
-        };
-        let direction = if is_answer { Direction::ServiceReply } else { Direction::Inbound };
-        let Some(to) = to else {
+        let direction = direction(batch, i);
+        let Some(to) = translated::<A>(batch, i, context) else {
             batch.decide(i, Verdict::Drop(DropReason::NoSession));
             continue;
         };
@@ -37,10 +31,24 @@ pub fn run<A: OnWire>(batch: &mut Batch, ids: &mut Ids, context: &Context<'_>) {
         A::write_header(headers, &entry);
         write_payload(payload, head.kind, entry.to_ports(), entry.l4_delta());
         batch.directions[i] = direction;
-        if is_answer && batch.renumber.contains(i) {
+        if direction == Direction::ServiceReply && batch.renumber.contains(i) {
             rewrite::renumber::<A>(batch, i, ids);
         }
         rewrite::send_on(batch, i, hop, context.view);
+    }
+}
+
+/// Which way a packet goes: what isn't a client's is a backend's answer.
+pub fn direction(batch: &Batch, i: usize) -> Direction {
+    if batch.inbound.contains(i) { Direction::Inbound } else { Direction::ServiceReply }
+}
+
+/// A packet as it goes on; `None` if that isn't known.
+pub fn translated<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> Option<Tuple<A>> {
+    let (tuple, frontend) = (&A::tuples(batch)[i], batch.frontends[i]);
+    match direction(batch, i) {
+        Direction::Inbound => serve::without_session(tuple, frontend, batch.heads[i].sides, context),
+        _ => as_frontend(tuple, frontend, context),
     }
 }
 

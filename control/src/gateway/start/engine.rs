@@ -24,6 +24,7 @@ use vipgate_dataplane::snapshot::policy::Policy;
 use vipgate_dataplane::snapshot::publish::Publisher;
 use vipgate_dataplane::stage::open::Rules;
 use vipgate_dataplane::waiting::{Questions, Waiting};
+use vipgate_dataplane::watch::Watch;
 use vipgate_dataplane::worker::Parts;
 use vipgate_xdp::device::XdpDevice;
 use vipgate_xdp::doorbell::Doorbell;
@@ -112,6 +113,7 @@ pub(super) fn make_workers(
                 ids: Ids::new(number, count, secret()?),
                 limiter: Limiter::new(secret()?, now),
                 outbox: Outbox::new(outlet, copy_after(config)),
+                watch: Watch::default(),
             },
             reader: publisher.reader(),
             waiting: Waiting::new(questions.clone()),

@@ -183,9 +183,14 @@ impl Workers for Tables {
                 chunk.cursor = None;
                 reply.send(chunk).unwrap();
             }
-            Command::Sessions { .. } | Command::Flush { .. } | Command::Announce(_) | Command::Defend(_) => {
-                panic!("not of links")
-            }
+            Command::Sessions { .. }
+            | Command::Flush { .. }
+            | Command::Explain { .. }
+            | Command::Drops { .. }
+            | Command::Capture(_)
+            | Command::LogSessions(_)
+            | Command::Announce(_)
+            | Command::Defend(_) => panic!("not of links"),
         }
         true
     }

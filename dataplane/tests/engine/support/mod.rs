@@ -10,6 +10,7 @@
 
 pub mod cluster;
 pub mod connection;
+pub mod foretold;
 pub mod oracle;
 pub mod packets;
 pub mod services;
@@ -21,6 +22,7 @@ use std::sync::Arc;
 
 use crossbeam::channel::{Sender, unbounded};
 use crossbeam::queue::ArrayQueue;
+use vipgate_dataplane::batch;
 use vipgate_dataplane::command::Command;
 use vipgate_dataplane::counters::{Direction, DropReason};
 use vipgate_dataplane::fragments::Fragments;
@@ -48,6 +50,8 @@ use vipgate_dataplane::snapshot::spec::*;
 use vipgate_dataplane::stage::open::Rules;
 use vipgate_dataplane::time::Tick;
 use vipgate_dataplane::waiting::{Questions, Waiting};
+use vipgate_dataplane::watch::Watch;
+use vipgate_dataplane::watch::tap::{Tap, TapFilter, TapRing};
 use vipgate_dataplane::worker::{Parts, Worker};
 use vipgate_mem::{Arena, Frame, HEADROOM};
 
@@ -192,11 +196,18 @@ impl Default for Setup {
     }
 }
 
+/// A tap on all packets of a worker.
+fn everything(ring: &Arc<TapRing>, worker: WorkerId) -> Tap {
+    Tap::new(TapFilter::default(), ring.clone(), worker, 2048, u32::MAX)
+}
+
 pub struct Gateway {
     pub workers: Vec<Worker<MemoryIo>>,
     pub commands: Vec<Sender<Command>>,
     /// What each worker tells other gateways.
     pub outlets: Vec<Arc<Outlet>>,
+    /// What each worker's packets are captured in.
+    pub rings: Vec<Arc<TapRing>>,
     pub lease: Arc<Lease>,
     pub publisher: Publisher,
     pub builder: Builder,
@@ -248,7 +259,7 @@ impl Gateway {
         let publisher = Publisher::new(builder.with_policy(policy).unwrap());
         let questions = Questions { queue: Arc::new(ArrayQueue::new(64)), bell: Arc::new(NoBell) };
         let bells: Vec<Arc<dyn Wake>> = (0..setup.workers).map(|_| Arc::new(NoBell) as _).collect();
-        let (mut commands, mut outlets) = (Vec::new(), Vec::new());
+        let (mut commands, mut outlets, mut rings) = (Vec::new(), Vec::new(), Vec::new());
         let lease = Arc::new(Lease::free());
         let directory = Arc::new(Directory::new(4096, HashKey::new([9, 8, 7, 6])));
         let affinity = Arc::new(Affinity::new(4096, HashKey::new([5, 4, 3, 2])));
@@ -264,6 +275,8 @@ impl Gateway {
                 ]);
                 let (sender, receiver) = unbounded();
                 commands.push(sender);
+                let ring = Arc::new(TapRing::new(4 * batch::MOST, 2048));
+                rings.push(ring.clone());
                 let outlet = Arc::new(Outlet::new(Arc::new(NoBell)));
                 outlets.push(outlet.clone());
                 let parts = Parts {
@@ -280,6 +293,7 @@ impl Gateway {
                         ids: Ids::new(id, setup.workers, key),
                         limiter: Limiter::new(key, now),
                         outbox: Outbox::new(outlet.clone(), 100),
+                        watch: Watch { tap: Some(Box::new(everything(&ring, WorkerId(id)))), ..Watch::default() },
                     },
                     reader: publisher.reader(),
                     waiting: Waiting::new(questions.clone()),
@@ -298,7 +312,7 @@ impl Gateway {
             })
             .collect();
         let frames = setup.frames as u64 * u64::from(setup.workers);
-        Self { workers, commands, outlets, lease, publisher, builder, questions, now, hostile: false, frames }
+        Self { workers, commands, outlets, rings, lease, publisher, builder, questions, now, hostile: false, frames }
     }
 
     pub fn set_policy(&mut self, set: &PolicySet) {
@@ -347,8 +361,13 @@ impl Gateway {
 
     /// A packet arrives at a worker; what the gateway sends because of it.
     pub fn arrives(&mut self, worker: usize, interface: InterfaceId, packet: &[u8]) -> Vec<(InterfaceId, Vec<u8>)> {
+        let foretold = self.foretell(worker, interface, packet);
         assert!(self.workers[worker].io().inject(interface, packet));
-        self.run()
+        let sent = self.run();
+        if let Some(foretold) = foretold {
+            self.check_foretold(&foretold, worker, packet);
+        }
+        sent
     }
 
     /// A pod's packet at worker 0 that is expected to leave; what left.
