@@ -7,7 +7,7 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
   libelf-dev:/usr/include/libelf.h zlib1g-dev:/usr/include/zlib.h m4:m4 pkg-config:pkg-config gcc:gcc g++:g++ \
   iproute2:ip ethtool:ethtool iputils-ping:ping procps:sysctl tcpdump:tcpdump iperf3:iperf3 python3-minimal:python3 util-linux:setpriv nftables:nft \
   protobuf-compiler:protoc libprotobuf-dev:/usr/include/google/protobuf/descriptor.proto etcd-server:etcd etcd-client:etcdctl nginx-light:nginx curl:curl \
-  bird2:bird frr:/usr/lib/frr/bgpd \
+  bird2:bird frr:/usr/lib/frr/bgpd prometheus:prometheus nfdump:nfcapd dpkg-dev:dpkg-shlibdeps \
   python3-grpcio:/usr/lib/python3/dist-packages/grpc/__init__.py python3-protobuf:/usr/lib/python3/dist-packages/google/protobuf/__init__.py
 CARGO_DENY := 0.20.2
 
@@ -28,6 +28,13 @@ deps: ## install what is missing, and say what
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
 	fi
 	@command -v cargo >/dev/null || { echo "Rust is missing: install it with rustup (https://rustup.rs), then try again"; exit 1; }
+
+.PHONY: deb deb-try
+deb: build ## a Debian package of the release binary, in target/
+	packaging/deb.sh target/release/vipgate target/
+
+deb-try: deb ## install the package in an overlay, look at it, and purge it; needs root
+	packaging/deb-try.sh "$$(ls -t target/vipgate_*.deb | head -1)"
 
 build: deps ## build the release binaries: target/release/vipgate and vipgate-bench
 	cargo build --release --locked -p vipgate -p vipgate-bench --bins

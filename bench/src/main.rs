@@ -14,6 +14,7 @@ mod policy;
 mod process;
 mod rig;
 mod usage;
+mod watch;
 mod wire;
 mod yardstick;
 
@@ -41,6 +42,8 @@ enum Command {
     Restart(wire::restart::Options),
     /// Several gateways, one of which is killed under connections that stand, and comes back: survival and outage; needs root
     Failover(failover::Options),
+    /// What it costs packets to be watched: captures, the log of sessions, `top`
+    Watch(watch::Options),
     /// Changes of policy: until they are in force, under packets, and at a server of many gateways
     Policy(policy::Options),
 }
@@ -78,6 +81,7 @@ fn main() -> ExitCode {
         Command::Wire(options) => wire::run(&options),
         Command::Restart(options) => wire::restart::run(&options),
         Command::Failover(options) => failover::run(&options),
+        Command::Watch(options) => watch::run(&options),
         Command::Policy(options) => policy::run(&options),
     };
     match result {

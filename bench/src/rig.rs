@@ -139,7 +139,7 @@ pub(crate) struct Rig {
     /// What the other gateway of a group is told.
     pub(crate) outlet: Arc<Outlet>,
     timeouts: Timeouts,
-    _commands: Sender<Command>,
+    pub(crate) commands: Sender<Command>,
 }
 
 /// What changes the policy of a rig.
@@ -226,7 +226,7 @@ impl Rig {
         };
         let now = Tick(1);
         let worker = Worker::new(parts, now);
-        let rig = Self { worker, now, capacity: sessions, outlet, timeouts, _commands: sender };
+        let rig = Self { worker, now, capacity: sessions, outlet, timeouts, commands: sender };
         Ok((rig, Control { builder, publisher }))
     }
 
@@ -254,7 +254,7 @@ impl Rig {
 
 /// A pod as policy has it.
 pub(crate) fn pod(address: IpAddr, vips: Vec<IpAddr>) -> EndpointSpec {
-    EndpointSpec { address, name: "".into(), policy: POLICY.into(), vips, gateway: None }
+    EndpointSpec { address, name: "".into(), policy: POLICY.into(), vips, gateway: None, remarks: vec![] }
 }
 
 fn policy() -> PolicySet {

@@ -1,16 +1,22 @@
 //! The admin socket: gRPC on a Unix socket, for the command line and whoever else may open the file.
 //!
-//! `socket` has the file and the server, `server`, `group`, `services` and `sessions` the answers, `client` the other end.
+//! `socket` has the file and the server, `server` and those beside it the answers, `client` the other end.
 
+mod capture;
+pub mod capture_filter;
 mod client;
+mod drops;
+mod explain;
 pub mod filter;
 mod group;
+mod ports;
 mod server;
 mod services;
 mod sessions;
 mod socket;
+mod trace;
 
-pub use client::{Client, ClientError, Slices};
+pub use client::{Client, ClientError, Packets, Slices};
 pub use socket::{Socket, SocketError, bind, serve};
 
 /// The generated messages and services.

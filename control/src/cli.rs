@@ -1,20 +1,28 @@
 //! The command line.
 
+mod capture;
 mod drain;
+mod drops;
+mod explain;
+mod generate;
 pub(crate) mod output;
 mod peers;
 mod policy;
+mod ports;
 mod services;
 mod sessions;
 mod show;
 mod status;
 mod table;
+mod top;
+mod trace;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use vipgate_dataplane::command::SessionState;
 
 use crate::admin::filter::{protocol, protocol_name, state};
@@ -113,13 +121,28 @@ enum Command {
     Drain(drain::Drain),
     /// Let a drained gateway serve again
     Undrain(drain::Undrain),
-    /// Show dropped packets by reason
-    Drops {
-        #[command(flatten)]
-        ask: Ask,
-        /// Show reasons without drops, too
-        #[arg(long)]
-        all: bool,
+    /// Show what of each VIP's ports is in use
+    Ports(Ask),
+    /// Show dropped packets by reason, and by whom, with the last of each
+    Drops(drops::Drops),
+    /// Say what the live tables would do with a packet, step by step, and why it would be dropped
+    Trace(trace::Trace),
+    /// Say what policy makes of an address: which policy wins and why, and what it leaves as
+    Explain(explain::Explain),
+    /// Capture packets as they come and go, each with its verdict
+    Capture(capture::Capture),
+    /// Watch the gateway: rates, sessions, drops, VIPs, workers
+    Top(top::Top),
+    /// Print completions for a shell
+    Completions {
+        /// Which shell
+        shell: Shell,
+    },
+    /// Write manual pages
+    Man {
+        /// The folder for them
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
     },
 }
 
@@ -225,7 +248,14 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Peers(ask) => peers::run(&ask),
         Command::Drain(asked) => drain::drain(&asked),
         Command::Undrain(asked) => drain::undrain(&asked),
-        Command::Drops { ask, all } => show::drops(&ask, all),
+        Command::Ports(ask) => ports::run(&ask),
+        Command::Drops(asked) => drops::run(&asked),
+        Command::Trace(asked) => trace::run(&asked),
+        Command::Explain(asked) => explain::run(&asked),
+        Command::Capture(asked) => capture::run(&asked),
+        Command::Top(asked) => top::run(&asked),
+        Command::Completions { shell } => generate::completions(shell),
+        Command::Man { folder } => generate::man(&folder),
     }
 }
 

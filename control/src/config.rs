@@ -6,12 +6,12 @@
 mod gateway;
 mod policyd;
 mod services;
-mod units;
+pub(crate) mod units;
 mod verify;
 
 pub use self::gateway::{
-    Admin, Bgp, Config, Idle, Interface, InterfaceRole, Log, LogFormat, LogLevel, Metrics, OnExit, Overlay, Peer,
-    PolicyServer, PolicySource, Ports, Sessions, Timeouts, Workers, Xdp, XdpMode, ZeroCopy,
+    Admin, Bgp, Config, Idle, Interface, InterfaceRole, Log, LogFormat, LogLevel, Metrics, NatLog, NatLogTransport,
+    OnExit, Overlay, Peer, PolicyServer, PolicySource, Ports, Sessions, Timeouts, Workers, Xdp, XdpMode, ZeroCopy,
 };
 pub use self::policyd::{Etcd, KubernetesSource, Leases, PolicydConfig, PolicydSource, Tls};
 pub use self::services::{Services, Unserved};

@@ -14,6 +14,7 @@ pub mod logging;
 pub mod manifest;
 pub mod members;
 pub mod metrics;
+pub mod natlog;
 pub mod peer;
 pub mod policy;
 pub mod policyd;

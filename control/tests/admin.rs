@@ -173,9 +173,9 @@ fn a_flush_ends_what_matches_and_nothing_else() {
 fn vips_and_endpoints_show_the_policy_in_force() {
     let gateway = two_workers();
     let vips = "\
-VIP           ANNOUNCE  ENDPOINTS  NAME                  RESERVED PORTS
-203.0.113.10  L2                1  Service tenant-a/api  80 443
-203.0.113.11  BGP               0  Service tenant-a/api  30000 30001 30002 30003 30004 30005 30006 30007 and 2 more
+VIP           ANNOUNCE  ENDPOINTS  SESSIONS  NAME                  RESERVED PORTS
+203.0.113.10  L2                1         0  Service tenant-a/api  80 443
+203.0.113.11  BGP               0         0  Service tenant-a/api  30000 30001 30002 30003 30004 30005 30006 30007 and 2 more
 ";
     assert_eq!(gateway.table(&["vips"]), vips);
     let vips = gateway.json(&["vips"]);
@@ -202,6 +202,7 @@ fn a_hundred_thousand_endpoints_arrive() {
             policy: "EgressPolicy tenant-a/out".into(),
             vips: vec!["203.0.113.10".parse().unwrap()],
             gateway: None,
+            remarks: vec![],
         })
         .collect();
     let gateway = Gateway::start_with(&[Worker::Answers(vec![], 1)], &set);
@@ -231,7 +232,8 @@ fn drops_are_summed_over_workers_and_explained() {
         assert_eq!(drops[reason.name()], expected, "{}", reason.name());
         assert_eq!(drops["help"][reason.name()], reason.help());
     }
-    assert_eq!(drops.as_object().unwrap().len(), DropReason::ALL.len() + 1);
+    // And help, last, by_address, by_policy.
+    assert_eq!(drops.as_object().unwrap().len(), DropReason::ALL.len() + 4);
 }
 
 #[test]

@@ -112,9 +112,9 @@ fn status_says_how_the_gateway_stands() {
 fn vips_and_endpoints_say_whose_they_are() {
     let gateway = one_of_three(group(&["gw-b", "gw-c"]));
     let vips = "\
-VIP           ANNOUNCE  OWNER               ENDPOINTS  NAME                  RESERVED PORTS
-203.0.113.10  L2        gw-b for gw-a               1  Service tenant-a/api  80 443
-203.0.113.11  BGP       gw-b 672, gw-c 336          0  Service tenant-a/api  30000 30001 30002 30003 30004 30005 30006 30007 and 2 more
+VIP           ANNOUNCE  OWNER               ENDPOINTS  SESSIONS  NAME                  RESERVED PORTS
+203.0.113.10  L2        gw-b for gw-a               1         0  Service tenant-a/api  80 443
+203.0.113.11  BGP       gw-b 672, gw-c 336          0         0  Service tenant-a/api  30000 30001 30002 30003 30004 30005 30006 30007 and 2 more
 ";
     assert_eq!(gateway.table(&["vips"]), vips);
     let shares = gateway.json(&["vips"]);

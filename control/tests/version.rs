@@ -15,9 +15,10 @@ use tonic::{Request, Response, Status};
 use vipgate::admin::PROTOCOL;
 use vipgate::admin::proto::admin_server::{Admin, AdminServer};
 use vipgate::admin::proto::{
-    DrainReply, DrainRequest, DropsReply, DropsRequest, EndpointsReply, EndpointsRequest, FlushSessionsReply,
-    FlushSessionsRequest, PeersReply, PeersRequest, ServicesReply, ServicesRequest, SessionsReply, SessionsRequest,
-    StatusReply, StatusRequest, VipsReply, VipsRequest,
+    CaptureReply, CaptureRequest, DrainReply, DrainRequest, DropsReply, DropsRequest, EndpointsReply, EndpointsRequest,
+    ExplainReply, ExplainRequest, FlushSessionsReply, FlushSessionsRequest, PeersReply, PeersRequest, PortsReply,
+    PortsRequest, ServicesReply, ServicesRequest, SessionsReply, SessionsRequest, StatusReply, StatusRequest,
+    TraceReply, TraceRequest, VipsReply, VipsRequest,
 };
 
 /// A gateway of next year. Whoever asks more than its status has misunderstood.
@@ -69,6 +70,24 @@ impl Admin for Newer {
     async fn drops(&self, _: Request<DropsRequest>) -> Answer<DropsReply> {
         misunderstood()
     }
+
+    async fn ports(&self, _: Request<PortsRequest>) -> Answer<PortsReply> {
+        misunderstood()
+    }
+
+    async fn trace(&self, _: Request<TraceRequest>) -> Answer<TraceReply> {
+        misunderstood()
+    }
+
+    async fn explain(&self, _: Request<ExplainRequest>) -> Answer<ExplainReply> {
+        misunderstood()
+    }
+
+    type CaptureStream = Pin<Box<dyn Stream<Item = Result<CaptureReply, Status>> + Send>>;
+
+    async fn capture(&self, _: Request<CaptureRequest>) -> Answer<Self::CaptureStream> {
+        misunderstood()
+    }
 }
 
 /// Runs a server on a socket, asks it with every command, gives what each says on stderr.
@@ -90,8 +109,20 @@ fn ask_everything(router: tonic::transport::server::Router) -> Vec<String> {
             }
         });
     });
-    let commands: [&[&str]; 7] =
-        [&["status"], &["sessions"], &["sessions", "flush"], &["vips"], &["endpoints"], &["services"], &["drops"]];
+    let commands: [&[&str]; 12] = [
+        &["status"],
+        &["sessions"],
+        &["sessions", "flush"],
+        &["vips"],
+        &["endpoints"],
+        &["services"],
+        &["drops"],
+        &["ports"],
+        &["trace", "--from", "10.1.0.11", "--to", "198.51.100.10"],
+        &["explain", "10.1.0.11"],
+        &["capture"],
+        &["top", "--once"],
+    ];
     let said = commands.map(|command| {
         let (code, stdout, stderr) = vipgate(&[command, &["--socket", path.to_str().unwrap()]].concat());
         assert_eq!((code, stdout.as_str()), (1, ""), "{command:?}: {stderr}");

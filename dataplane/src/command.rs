@@ -12,6 +12,7 @@ use crate::counters::{Direction, DropReason};
 use crate::explain::Probe;
 use crate::session::image::Image;
 use crate::snapshot::members::GatewayId;
+use crate::snapshot::policy::VipId;
 use crate::time::Tick;
 use crate::watch::drops::{DropRecord, Example};
 use crate::watch::log::SessionQueue;
@@ -72,6 +73,13 @@ pub enum Command {
         chunk: Box<DropChunk>,
         /// Where it goes.
         reply: Sender<Box<DropChunk>>,
+    },
+    /// Count the blocks of VIPs' ports that are in use, into the chunk, and send it back.
+    Ports {
+        /// How far the reader got, and room for the answer.
+        chunk: PortChunk,
+        /// Where the chunk goes.
+        reply: Sender<PortChunk>,
     },
     /// Capture packets, or stop.
     Capture(Option<Box<Tap>>),
@@ -149,6 +157,26 @@ pub struct PurgeChunk {
     pub forgotten: u64,
     /// Others serve by now than when they were named: nothing more is forgotten, and all must be named again.
     pub outdated: bool,
+}
+
+/// One slice of a look at VIPs' ports. Send it again until `cursor` is `None`.
+#[derive(Debug)]
+pub struct PortChunk {
+    /// One VIP only.
+    pub only: Option<VipId>,
+    /// Where to go on; starts as `Some(0)`.
+    pub cursor: Option<u64>,
+    /// The answer; the worker fills it up to its capacity and never grows it.
+    pub records: Vec<PortRecord>,
+}
+
+/// What a worker uses of a VIP's ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortRecord {
+    /// The VIP.
+    pub vip: VipId,
+    /// Blocks of which at least one port is in use.
+    pub used: u32,
 }
 
 /// What a worker knows of its drops.

@@ -3,11 +3,13 @@
 //! A cursor counts slots: first those of IPv4, then those of IPv6.
 
 use crate::address::V6;
-use crate::command::{FlushChunk, SessionChunk, SessionFilter, SessionRecord};
+use crate::command::{FlushChunk, PortChunk, PortRecord, SessionChunk, SessionFilter, SessionRecord};
 use crate::counters::{Direction, EndReason};
+use crate::ports::allocator::Allocator;
 use crate::session::entry::{Flags, Slot};
 use crate::session::{SessionFamily, Sessions};
 use crate::settle::Settle;
+use crate::snapshot::policy::Policy;
 use crate::time::Tick;
 
 /// Slots that one question looks at.
@@ -119,6 +121,23 @@ pub(crate) fn describe<A: SessionFamily>(sessions: &Sessions, slot: Slot, now: T
         packets_in: to_pod.packets(),
         bytes_in: to_pod.bytes(),
     }
+}
+
+/// Counts the blocks in use of as many VIPs as the chunk has room for, and moves its cursor on.
+pub fn ports(policy: &Policy, ports: &Allocator, chunk: &mut PortChunk) {
+    let Some(cursor) = chunk.cursor else { return };
+    let mut next = None;
+    for vip in policy.vips().filter(|vip| chunk.only.is_none_or(|only| only == vip.id)) {
+        if u64::from(vip.id.0) < cursor {
+            continue;
+        }
+        if chunk.records.len() == chunk.records.capacity() {
+            next = Some(vip.id.0.into());
+            break;
+        }
+        chunk.records.push(PortRecord { vip: vip.id, used: ports.used_blocks(vip.id) });
+    }
+    chunk.cursor = next;
 }
 
 fn matches(record: &SessionRecord, filter: &SessionFilter) -> bool {

@@ -76,7 +76,7 @@ pub fn release<A: SessionFamily>(policy: &Policy, ports: &mut Allocator, session
     let vip = policy.vip(session.translated.source);
     debug_assert!(vip.is_some(), "a VIP was forgotten while {} used it", session.origin.source.to_ip());
     if let Some(vip) = vip {
-        ports.release(vip.id, &session.translated);
+        ports.release(vip, &session.translated);
     }
 }
 

@@ -102,6 +102,7 @@ impl Churn {
             policy: policy_name(vip).into(),
             vips: vec![vip_address(vip)],
             gateway: None,
+            remarks: vec![],
         })
     }
 

@@ -184,6 +184,39 @@ impl Client {
         answer(&self.path, PATIENCE, self.inner.drain(proto::DrainRequest { draining, dry_run })).await
     }
 
+    /// The ports of all VIPs.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub async fn ports(&mut self) -> Result<proto::PortsReply, ClientError> {
+        answer(&self.path, PATIENCE, self.inner.ports(proto::PortsRequest {})).await
+    }
+
+    /// What would become of a packet.
+    ///
+    /// # Errors
+    /// When there can be no such packet, or there is no answer.
+    pub async fn trace(&mut self, request: proto::TraceRequest) -> Result<proto::TraceReply, ClientError> {
+        answer(&self.path, PATIENCE, self.inner.trace(request)).await
+    }
+
+    /// What policy makes of an address.
+    ///
+    /// # Errors
+    /// When it is none, or there is no answer.
+    pub async fn explain(&mut self, address: String) -> Result<proto::ExplainReply, ClientError> {
+        answer(&self.path, PATIENCE, self.inner.explain(proto::ExplainRequest { address })).await
+    }
+
+    /// Begins to capture packets.
+    ///
+    /// # Errors
+    /// When the filter means nothing, somebody else captures, or there is no answer.
+    pub async fn capture(mut self, request: proto::CaptureRequest) -> Result<Packets, ClientError> {
+        let stream = answer(&self.path, PATIENCE, self.inner.capture(request)).await?;
+        Ok(Packets { path: self.path, stream })
+    }
+
     /// Drops by reason, every reason.
     ///
     /// # Errors
@@ -208,6 +241,24 @@ impl Slices {
     pub async fn next(&mut self) -> Result<Option<Vec<proto::Session>>, ClientError> {
         let slice = timeout_at(&self.path, self.stream.message()).await?;
         Ok(slice.map_err(|status| explain(&self.path, &status))?.map(|slice| slice.sessions))
+    }
+}
+
+/// A capture that is under way. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Packets {
+    path: PathBuf,
+    stream: Streaming<proto::CaptureReply>,
+}
+
+impl Packets {
+    /// The next packets, or none for a while; `None` at the end. May be dropped and called again.
+    ///
+    /// # Errors
+    /// When the gateway has stopped, or says nothing any more.
+    pub async fn next(&mut self) -> Result<Option<proto::CaptureReply>, ClientError> {
+        let reply = timeout_at(&self.path, self.stream.message()).await?;
+        reply.map_err(|status| explain(&self.path, &status))
     }
 }
 

@@ -178,6 +178,7 @@ fn endpoints(policy: &Policy) -> Vec<EndpointSpec> {
             policy: policy.egress_of(endpoint).spec.name.clone(),
             vips: policy.vips_of(endpoint).next().map(|vip| vip.address).into_iter().collect(),
             gateway: Some(policy.members().name(endpoint.home?).clone()),
+            remarks: vec![],
         })
     };
     policy.endpoints().filter_map(spec).collect()

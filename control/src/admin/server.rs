@@ -1,6 +1,6 @@
 //! The answers of the admin socket.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,26 +11,31 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use vipgate_dataplane::command::SessionFilter;
-use vipgate_dataplane::counters::{Counter, Direction, DropReason};
+use vipgate_dataplane::counters::{Counter, Direction};
+use vipgate_dataplane::snapshot::endpoints::Endpoint;
+use vipgate_dataplane::snapshot::policy::{Policy, Vip};
 use vipgate_dataplane::snapshot::spec::{Announce, Role};
 
+use super::capture::Captures;
 use super::filter::FilterError;
 use super::proto::admin_server::Admin;
 use super::sessions::Workers;
-use super::{PROTOCOL, group, proto, services};
+use super::{PROTOCOL, drops, explain, group, ports, proto, services, trace};
 use crate::gateway::conflicts::spelled;
 use crate::gateway::state::GatewayState;
+use crate::natlog::NatLogStatus;
 use crate::xds::client::ServerStatus;
 
 /// Answers from what the gateway knows of itself.
 pub(super) struct Service {
     state: Arc<GatewayState>,
     workers: Arc<Workers>,
+    captures: Captures,
 }
 
 impl Service {
     pub(super) fn new(state: Arc<GatewayState>) -> Self {
-        Self { workers: Arc::new(Workers::new(state.clone())), state }
+        Self { workers: Arc::new(Workers::new(state.clone())), state, captures: Captures::default() }
     }
 }
 
@@ -47,6 +52,8 @@ impl Admin for Service {
                 let counters = &worker.counters;
                 let packets = Direction::ALL
                     .map(|direction| (direction.name().to_owned(), counters.packets[direction as usize].get()));
+                let bytes = Direction::ALL
+                    .map(|direction| (direction.name().to_owned(), counters.bytes[direction as usize].get()));
                 proto::WorkerStatus {
                     worker: number,
                     core: u32::try_from(worker.core).unwrap_or(u32::MAX),
@@ -57,6 +64,9 @@ impl Admin for Service {
                     handoffs: counters.handoffs.get(),
                     answered: counters.answered.get(),
                     waiting: counters.waiting.get(),
+                    sessions_created: counters.sessions_created.get(),
+                    sessions_ended: counters.sessions_ended.iter().map(Counter::get).sum(),
+                    bytes: bytes.into(),
                 }
             })
             .collect();
@@ -110,6 +120,7 @@ impl Admin for Service {
             sockets: sockets.collect(),
             figures: figures.collect(),
             group: (!policy.peers.is_empty()).then(|| group::group(state)),
+            nat_log: state.nat_log.as_ref().map(|log| nat_log(log)),
         }))
     }
 
@@ -141,20 +152,9 @@ impl Admin for Service {
         }
         let mut vips: Vec<_> = policy.live_vips().collect();
         vips.sort_by_key(|vip| vip.address);
-        let conflicts = self.state.conflicts.load();
-        let vips = vips.into_iter().map(|vip| proto::Vip {
-            address: vip.address.to_string(),
-            name: vip.name.to_string(),
-            announce: match vip.announce {
-                Announce::L2 => "L2".to_owned(),
-                Announce::Bgp => "BGP".to_owned(),
-            },
-            reserved_ports: vip.reserved.iter().map(|&port| port.into()).collect(),
-            endpoints: users.get(&vip.address).copied().unwrap_or_default(),
-            conflict: conflicts
-                .get(&vip.address)
-                .map(|claim| proto::Conflict { mac: spelled(claim.mac), age_seconds: claim.heard.elapsed().as_secs() }),
-            shares: group::shares(&policy, vip, &self.state),
+        let vips = vips.into_iter().map(|it| {
+            let users = users.get(&it.address).copied().unwrap_or_default();
+            vip(it, users, &policy, &self.state)
         });
         Ok(Response::new(proto::VipsReply { vips: vips.collect() }))
     }
@@ -163,16 +163,7 @@ impl Admin for Service {
         let policy = self.state.compiled.load();
         let mut endpoints: Vec<_> = policy.endpoints().collect();
         endpoints.sort_by_key(|(address, _)| *address);
-        let endpoints = endpoints.into_iter().map(|(address, endpoint)| proto::Endpoint {
-            sessions: endpoint.usage.sessions().into(),
-            refused: endpoint.usage.refused(),
-            address: address.to_string(),
-            name: endpoint.name.to_string(),
-            policy: policy.egress_of(endpoint).spec.name.to_string(),
-            vips: policy.vips_of(endpoint).map(|vip| vip.address.to_string()).collect(),
-            home: endpoint.home.map(|home| policy.members().name(home).to_string()).unwrap_or_default(),
-            owner: group::owner(&policy, policy.owner_of(endpoint), &self.state),
-        });
+        let endpoints = endpoints.into_iter().map(|(address, it)| endpoint(address, it, &policy, &self.state));
         Ok(Response::new(proto::EndpointsReply { endpoints: endpoints.collect() }))
     }
 
@@ -196,18 +187,60 @@ impl Admin for Service {
     }
 
     async fn drops(&self, _: Request<proto::DropsRequest>) -> Answer<proto::DropsReply> {
-        let drops: BTreeMap<DropReason, u64> = DropReason::ALL
-            .map(|reason| {
-                let count = self.state.workers.iter().map(|worker| worker.counters.drops[reason as usize].get()).sum();
-                (reason, count)
-            })
-            .into();
-        let drops = drops.into_iter().map(|(reason, packets)| proto::Drop {
-            reason: reason.name().to_owned(),
-            packets,
-            help: reason.help().to_owned(),
-        });
-        Ok(Response::new(proto::DropsReply { drops: drops.collect() }))
+        Ok(Response::new(drops::all(&self.state, &self.workers).await?))
+    }
+
+    async fn ports(&self, _: Request<proto::PortsRequest>) -> Answer<proto::PortsReply> {
+        Ok(Response::new(ports::all(&self.state, &self.workers).await?))
+    }
+
+    async fn trace(&self, request: Request<proto::TraceRequest>) -> Answer<proto::TraceReply> {
+        Ok(Response::new(trace::trace(request.get_ref(), &self.state, &self.workers).await?))
+    }
+
+    async fn explain(&self, request: Request<proto::ExplainRequest>) -> Answer<proto::ExplainReply> {
+        Ok(Response::new(explain::explain(&request.get_ref().address, &self.state, &self.workers).await?))
+    }
+
+    type CaptureStream = Pin<Box<dyn Stream<Item = Result<proto::CaptureReply, Status>> + Send>>;
+
+    async fn capture(&self, request: Request<proto::CaptureRequest>) -> Answer<Self::CaptureStream> {
+        let packets = self.captures.begin(request.get_ref(), &self.state)?;
+        Ok(Response::new(Box::pin(ReceiverStream::new(packets))))
+    }
+}
+
+/// A VIP, which so many endpoints leave with.
+pub(super) fn vip(vip: &Vip, endpoints: u64, policy: &Policy, state: &GatewayState) -> proto::Vip {
+    let conflicts = state.conflicts.load();
+    proto::Vip {
+        address: vip.address.to_string(),
+        name: vip.name.to_string(),
+        announce: match vip.announce {
+            Announce::L2 => "L2".to_owned(),
+            Announce::Bgp => "BGP".to_owned(),
+        },
+        reserved_ports: vip.reserved.iter().map(|&port| port.into()).collect(),
+        endpoints,
+        conflict: conflicts
+            .get(&vip.address)
+            .map(|claim| proto::Conflict { mac: spelled(claim.mac), age_seconds: claim.heard.elapsed().as_secs() }),
+        shares: group::shares(policy, vip, state),
+        sessions: vip.pool.sessions(),
+    }
+}
+
+/// An endpoint.
+pub(super) fn endpoint(address: IpAddr, endpoint: &Endpoint, policy: &Policy, state: &GatewayState) -> proto::Endpoint {
+    proto::Endpoint {
+        sessions: endpoint.usage.sessions().into(),
+        refused: endpoint.usage.refused(),
+        address: address.to_string(),
+        name: endpoint.name.to_string(),
+        policy: policy.egress_of(endpoint).spec.name.to_string(),
+        vips: policy.vips_of(endpoint).map(|vip| vip.address.to_string()).collect(),
+        home: endpoint.home.map(|home| policy.members().name(home).to_string()).unwrap_or_default(),
+        owner: group::owner(policy, policy.owner_of(endpoint), state),
     }
 }
 
@@ -224,6 +257,16 @@ fn server_status(server: &ServerStatus) -> proto::ServerStatus {
         has_policy: server.known_at.is_some(),
         policy_age_seconds: server.known_at.map_or(0, seconds),
         cache_error: server.cache_error.clone().unwrap_or_default(),
+    }
+}
+
+fn nat_log(log: &NatLogStatus) -> proto::NatLog {
+    proto::NatLog {
+        collector: log.collector.clone(),
+        sessions: log.sessions,
+        sent: log.figures.sent(),
+        lost: log.figures.lost(),
+        error: log.figures.error().map(|error| error.to_string()).unwrap_or_default(),
     }
 }
 

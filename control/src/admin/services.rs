@@ -28,12 +28,7 @@ fn tell(service: &Service, errors: &BTreeMap<u16, String>) -> proto::Service {
             proto::Backend {
                 address: backend.address.to_string(),
                 name: backend.name.to_string(),
-                state: match backend.state {
-                    BackendState::Ready => "ready",
-                    BackendState::Terminating => "terminating",
-                    BackendState::NotReady => "not_ready",
-                }
-                .to_owned(),
+                state: state(backend.state).to_owned(),
                 weight: backend.weight.into(),
                 external: backend.takes(true),
                 internal: backend.takes(false),
@@ -70,6 +65,21 @@ fn tell(service: &Service, errors: &BTreeMap<u16, String>) -> proto::Service {
         opened_per_second: backends.iter().map(|backend| backend.opened_per_second).sum(),
         backends,
     }
+}
+
+/// A backend's state.
+pub(super) fn state(state: BackendState) -> &'static str {
+    match state {
+        BackendState::Ready => "ready",
+        BackendState::Terminating => "terminating",
+        BackendState::NotReady => "not_ready",
+    }
+}
+
+/// A Service on one line: its name, and where it listens.
+pub(super) fn line(service: &Service) -> String {
+    let ports = service.spec.ports.iter().map(|port| format!("{}/{}", protocol_name(port.protocol), port.port));
+    format!("{} ({})", service.spec.name, ports.collect::<Vec<_>>().join(", "))
 }
 
 fn scope(scope: Scope) -> &'static str {

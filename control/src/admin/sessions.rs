@@ -75,7 +75,7 @@ impl Workers {
     }
 
     /// Asks a worker and waits for its answer, on a thread of its own.
-    async fn ask<T: Send + 'static>(
+    pub(super) async fn ask<T: Send + 'static>(
         &self,
         number: usize,
         command: impl FnOnce(Sender<T>) -> Command,

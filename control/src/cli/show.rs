@@ -1,8 +1,4 @@
-//! The commands that ask a running gateway for a list: its VIPs, its endpoints, its drops.
-
-use std::collections::BTreeMap;
-
-use serde::Serialize;
+//! The commands that ask a running gateway for a list: its VIPs, its endpoints.
 
 use super::output::{harmless, json, print};
 use super::table::{Table, number, word};
@@ -31,7 +27,14 @@ pub(super) fn vips(asked: &Ask) -> Result<(), Failure> {
         return json(&reply);
     }
     let is_dealt = reply.vips.iter().any(|vip| !vip.shares.is_empty());
-    let mut columns = vec![word("vip"), word("announce"), number("endpoints"), word("name"), word("reserved ports")];
+    let mut columns = vec![
+        word("vip"),
+        word("announce"),
+        number("endpoints"),
+        number("sessions"),
+        word("name"),
+        word("reserved ports"),
+    ];
     columns.splice(2..2, is_dealt.then(|| word("owner")));
     let mut table = Table::new(columns);
     for vip in &reply.vips {
@@ -40,7 +43,8 @@ pub(super) fn vips(asked: &Ask) -> Result<(), Failure> {
             ports.push(format!("and {more} more"));
         }
         let (address, announce) = (vip.address.clone(), vip.announce.clone());
-        let mut row = vec![address, announce, vip.endpoints.to_string(), vip.name.clone(), ports.join(" ")];
+        let (endpoints, sessions) = (vip.endpoints.to_string(), vip.sessions.to_string());
+        let mut row = vec![address, announce, endpoints, sessions, vip.name.clone(), ports.join(" ")];
         row.splice(2..2, is_dealt.then(|| owners(&vip.shares)));
         table.row(row);
     }
@@ -53,7 +57,7 @@ pub(super) fn vips(asked: &Ask) -> Result<(), Failure> {
 }
 
 /// Who has a VIP; of one in parts, how many blocks each. Where it isn't home, for whom.
-fn owners(shares: &[Share]) -> String {
+pub(super) fn owners(shares: &[Share]) -> String {
     if let [only] = shares {
         return owner(&only.owner, &only.home);
     }
@@ -68,7 +72,8 @@ fn owners(shares: &[Share]) -> String {
     sums.join(", ")
 }
 
-fn owner(owner: &str, home: &str) -> String {
+/// Who has something that is another one's at home.
+pub(super) fn owner(owner: &str, home: &str) -> String {
     let name = if owner.is_empty() { "NOBODY" } else { owner };
     if owner == home { name.to_owned() } else { format!("{name} for {home}") }
 }
@@ -97,30 +102,7 @@ pub(super) fn endpoints(asked: &Ask) -> Result<(), Failure> {
     show(table, "no endpoints")
 }
 
-/// Drops for programs: the count of every reason under its name, and beside them what they mean.
-#[derive(Serialize)]
-struct Drops<'a> {
-    #[serde(flatten)]
-    packets: BTreeMap<&'a str, u64>,
-    help: BTreeMap<&'a str, &'a str>,
-}
-
-pub(super) fn drops(asked: &Ask, all: bool) -> Result<(), Failure> {
-    let reply = block_on(async { Ok(connect(asked).await?.drops().await?) })?;
-    if asked.output == Format::Json {
-        return json(&Drops {
-            packets: reply.drops.iter().map(|drop| (drop.reason.as_str(), drop.packets)).collect(),
-            help: reply.drops.iter().map(|drop| (drop.reason.as_str(), drop.help.as_str())).collect(),
-        });
-    }
-    let mut table = Table::new([word("reason"), number("packets"), word("meaning").optional()]);
-    for drop in reply.drops.iter().filter(|drop| all || drop.packets > 0) {
-        table.row([drop.reason.clone(), drop.packets.to_string(), drop.help.clone()]);
-    }
-    show(table, "no drops")
-}
-
-fn show(mut table: Table, nothing: &str) -> Result<(), Failure> {
+pub(super) fn show(mut table: Table, nothing: &str) -> Result<(), Failure> {
     if table.is_empty() {
         return print(&format!("{nothing}\n"));
     }

@@ -61,6 +61,14 @@ fn head(status: &proto::StatusReply) -> String {
         let draining = if group.draining { ", DRAINING" } else { "" };
         line("serving", &format!("{}, lease {}{draining}", peers::serving(group), peers::lease(group)));
     }
+    if let Some(log) = &status.nat_log {
+        let what = if log.sessions { "blocks and sessions" } else { "blocks" };
+        let lost = if log.lost == 0 { String::new() } else { format!(", {} LOST", log.lost) };
+        line("nat log", &format!("{what} to {}, {} records sent{lost}", log.collector, log.sent));
+        if !log.error.is_empty() {
+            line("COLLECTOR", &log.error);
+        }
+    }
     // Tenths of a percent, rounded up: what isn't empty doesn't look so.
     let permille = (status.sessions * 1000).div_ceil(status.session_capacity.max(1));
     let share = format!("{}.{} %", permille / 10, permille % 10);

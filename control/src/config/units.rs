@@ -143,7 +143,7 @@ impl<T> Visitor<'_> for Written<T> {
     }
 }
 
-fn parse_duration(text: &str) -> Result<Duration, UnitError> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, UnitError> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let millis_of_unit = match &text[digits..] {
         "ms" => 1,

@@ -94,6 +94,15 @@ impl Verify for Config {
         if self.bgp.metric == Some(0) {
             report("bgp.metric", "must be at least 1; leave it out for the kernel's".into());
         }
+        if let Some(log) = &self.nat_log {
+            let address = log.collector.ip();
+            if address.is_unspecified() || address.is_multicast() {
+                report("nat_log.collector", format!("{address} is nobody's address"));
+            }
+            if log.collector.port() == 0 {
+                report("nat_log.collector", "needs a port: 4739 is that of IPFIX".into());
+            }
+        }
         let length = self.admin.socket.as_os_str().len();
         if !(1..=SOCKET_PATH_BYTES).contains(&length) {
             report("admin.socket", format!("must have 1 to {SOCKET_PATH_BYTES} bytes, has {length}"));

@@ -18,6 +18,7 @@ use vipgate_dataplane::snapshot::build::Builder;
 use vipgate_dataplane::snapshot::change::PolicyChange;
 use vipgate_dataplane::snapshot::check::BuildError;
 use vipgate_dataplane::snapshot::members::MembersSpec;
+use vipgate_dataplane::snapshot::policy::Policy;
 use vipgate_dataplane::snapshot::publish::Publisher;
 use vipgate_dataplane::snapshot::spec::{Announce, NetworkSpec};
 use vipgate_dataplane::waiting::Questions;
@@ -36,6 +37,7 @@ use crate::config::Config;
 use crate::failure::Failure;
 use crate::kernel::{Advertiser, Network, NetworkError, Resolver};
 use crate::metrics::Monitored;
+use crate::natlog::NatLog;
 use crate::xds::book::Offer;
 use crate::xds::client::{Event, Rejection};
 use crate::{admin, metrics, systemd};
@@ -64,6 +66,7 @@ pub(super) struct Gateway {
     /// What workers were told of other gateways.
     pub(super) members: MembersSpec,
     pub(super) orders: mpsc::UnboundedReceiver<Order>,
+    pub(super) nat_log: Option<NatLog>,
     pub(super) state: Arc<GatewayState>,
     pub(super) admin_socket: admin::Socket,
     pub(super) metrics_listener: TcpListener,
@@ -83,6 +86,7 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
         locals: network.current().locals.clone(),
         tunnels: config.tunnels(),
         members: gateway.members,
+        nat_log: gateway.nat_log,
     };
     let (mut group, mut orders) = (gateway.group, gateway.orders);
     parts.announce(None);
@@ -167,16 +171,22 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
     parts.state.ready.store(false, Ordering::Relaxed);
     // Servers have nothing to lose: whoever asks now hears that nobody is there.
     let _ = stop.send(true);
-    for server in servers {
-        let _ = tokio::time::timeout(Duration::from_secs(1), server).await;
-    }
+    close(servers).await;
     let all_well = threads.stop();
+    NatLog::close(parts.nat_log).await;
     resolver.close().await;
     if !all_well && end.is_ok() {
         return Err(Failure::runtime("a worker thread died; see the log"));
     }
     tracing::info!(event = "stopped", on_exit = ?config.xdp.on_exit, "stopped");
     end
+}
+
+/// Waits for servers to end, but not for long.
+async fn close(servers: [JoinHandle<()>; 2]) {
+    for server in servers {
+        let _ = tokio::time::timeout(Duration::from_secs(1), server).await;
+    }
 }
 
 /// Computes how many sessions backends get a second.
@@ -215,6 +225,7 @@ struct Following {
     tunnels: Vec<SocketAddr>,
     /// What the engine knows of other gateways.
     members: MembersSpec,
+    nat_log: Option<NatLog>,
 }
 
 impl Following {
@@ -244,7 +255,7 @@ impl Following {
             let snapshot = self.builder.with_members(&spec);
             let policy = snapshot.policy.clone();
             self.publisher.publish(snapshot);
-            self.state.compiled.store(policy);
+            self.compiled(policy);
             self.state.workers.iter().for_each(|worker| worker.doorbell.wake());
             tracing::info!(event = "group", serving = ?serving(&spec), "who serves, or how, has changed");
             self.members = spec;
@@ -260,6 +271,14 @@ impl Following {
         group.wish();
         group.watch_lease();
         self.state.group.store(Arc::new(group.status(&self.members)));
+    }
+
+    /// Notes the policy that workers have by now.
+    fn compiled(&self, policy: Arc<Policy>) {
+        if let Some(log) = &self.nat_log {
+            log.put(&policy);
+        }
+        self.state.compiled.store(policy);
     }
 
     /// Announces the VIPs that are this gateway's now, and weren't among these.
@@ -350,7 +369,7 @@ impl Following {
             peers: peers.into(),
             ..(*before).clone()
         }));
-        self.state.compiled.store(compiled);
+        self.compiled(compiled);
         self.state.dealt.change(&change);
         self.announce(Some(&known));
         self.advertise();

@@ -22,6 +22,12 @@ pub(super) struct XdpFigures {
 }
 
 impl DeviceFigures for XdpFigures {
+    fn captures(&self, frame: &[u8], ifindex: u32) -> Option<bool> {
+        let mut steering = self.steering.lock().unwrap_or_else(PoisonError::into_inner);
+        let captures = steering.captures(frame, ifindex);
+        captures.inspect_err(|error| tracing::warn!(%error, "the steering program can't be asked")).ok()
+    }
+
     fn figures(&self) -> Vec<Figure> {
         let mut figures = Vec::new();
         if let Ok(outcomes) = self.steering.lock().unwrap_or_else(PoisonError::into_inner).outcomes() {

@@ -12,6 +12,7 @@ use std::time::{Instant, SystemTime};
 use arc_swap::ArcSwap;
 use crossbeam::queue::ArrayQueue;
 use tokio::sync::{Notify, mpsc};
+use vipgate_dataplane::command::Command;
 use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::link::handoff::Wake;
 use vipgate_dataplane::link::lease::Lease;
@@ -35,6 +36,7 @@ use crate::config::{Config, Overlay, PolicySource};
 use crate::failure::Failure;
 use crate::kernel::{Advertiser, Network, Place, Resolver, ResolverLimits, Wanted};
 use crate::members::{self, MembersClient};
+use crate::natlog::{NatLog, NatLogStatus};
 use crate::peer::{self, Bell, Identity, Peers};
 use crate::policy::Viewer;
 use crate::xds::book::Offer;
@@ -69,8 +71,7 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
     let admin_socket = admin::bind(&config.admin.socket).await?;
     let (mut steering, devices) = open_devices(&config, &nics, cores.len())?;
-    let tunnels = config.tunnels();
-    let multicast = join_multicast(&config, &nics);
+    let (tunnels, multicast) = (config.tunnels(), join_multicast(&config, &nics));
 
     let mut status = PolicyStatus::nothing_from(source);
     let offer = take_known(offer, &mut builder, client.as_mut(), &network.current().locals)?;
@@ -124,8 +125,8 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
     let counters = handles.iter().map(|handle| handle.counters.clone()).collect();
     let pool = pool.ok_or_else(|| Failure::usage("workers.cores: at least one worker is needed"))?;
     tracing::info!(event = "frames", frames = pool.total(), pages = pool.pages(), "memory for packets");
-    let peers = offer.peers.into();
-    let status = PolicyStatus { generation, applied_at: SystemTime::now(), updates_applied: 1, peers, ..status };
+    let (applied_at, peers) = (SystemTime::now(), offer.peers.into());
+    let status = PolicyStatus { generation, applied_at, updates_applied: 1, peers, ..status };
     let (ordered, orders) = mpsc::unbounded_channel();
     let state = Arc::new(GatewayState {
         orders: Some(ordered),
@@ -143,6 +144,7 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
         let _ = answer.send(Ok(()));
     }
     Ok(Some(Gateway {
+        nat_log: start_nat_log(&config, &state),
         config,
         feed,
         client: running,
@@ -164,6 +166,19 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
         _multicast: multicast,
         _keeper: keeper,
     }))
+}
+
+/// Begins to log translations, if that is wanted.
+fn start_nat_log(config: &Config, state: &GatewayState) -> Option<NatLog> {
+    let (settings, status) = (config.nat_log.as_ref()?, state.nat_log.clone()?);
+    let (log, sessions) = NatLog::start(settings, state.ports, status);
+    log.put(&state.compiled.load_full());
+    for worker in state.workers.iter().filter(|_| sessions.is_some()) {
+        // Its queue of commands is empty: it has just begun.
+        let _ = worker.commands.try_send(Command::LogSessions(sessions.clone()));
+        worker.doorbell.wake();
+    }
+    Some(log)
 }
 
 /// Builds the policy that is known at once. One that can't be built is wrong where it comes from files; one from a cache is
@@ -241,9 +256,11 @@ fn state_without_workers(
         conflicts: ArcSwap::default(),
         compiled: ArcSwap::new(policy),
         dealt: Dealt::default(),
+        ports: (config.ports.range.first, config.ports.range.last),
         port_blocks: range(config)?.blocks(),
         network: ArcSwap::new(network.current()),
         group: ArcSwap::default(),
+        nat_log: config.nat_log.as_ref().map(|settings| Arc::new(NatLogStatus::new(settings))),
         orders: None,
         workers: Vec::new(),
         sockets: Vec::new(),

@@ -19,6 +19,7 @@ use vipgate_dataplane::snapshot::spec::{NetworkSpec, VipSpec};
 
 use super::conflicts::Claims;
 use super::group::GroupStatus;
+use crate::natlog::NatLogStatus;
 use crate::policy::Peer;
 use crate::xds::client::ServerStatus;
 
@@ -49,12 +50,16 @@ pub struct GatewayState {
     pub health_errors: ArcSwap<BTreeMap<u16, String>>,
     /// Other hosts that claim a VIP, by VIP.
     pub conflicts: ArcSwap<Claims>,
+    /// The first and the last port that is given out.
+    pub ports: (u16, u16),
     /// Blocks of ports that each VIP has.
     pub port_blocks: usize,
     /// The network in force.
     pub network: ArcSwap<NetworkSpec>,
     /// How it stands with other gateways.
     pub group: ArcSwap<GroupStatus>,
+    /// The log of translations, where there is one.
+    pub nat_log: Option<Arc<NatLogStatus>>,
     /// Where the control thread takes orders; `None` before it does.
     pub orders: Option<mpsc::UnboundedSender<Order>>,
     /// The workers, by number.
@@ -167,6 +172,10 @@ pub struct SocketStatus {
 pub trait DeviceFigures: Send + Sync + std::fmt::Debug {
     /// Current values as (metric name without the prefix `vipgate_`, help, labels, value).
     fn figures(&self) -> Vec<Figure>;
+
+    /// Whether a frame that comes in on an interface, by its kernel's number, is captured, or left to the kernel; `None` if that isn't
+    /// known.
+    fn captures(&self, frame: &[u8], ifindex: u32) -> Option<bool>;
 }
 
 /// One figure of a device.

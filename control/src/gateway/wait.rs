@@ -90,6 +90,10 @@ fn build(offer: &Offer, builder: &mut Builder, locals: &[IpAddr]) -> Result<(), 
 pub(super) struct NoFigures;
 
 impl DeviceFigures for NoFigures {
+    fn captures(&self, _: &[u8], _: u32) -> Option<bool> {
+        None
+    }
+
     fn figures(&self) -> Vec<Figure> {
         Vec::new()
     }

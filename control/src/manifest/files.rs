@@ -1,7 +1,8 @@
 //! Which files a list of files and directories stands for.
 //!
 //! In directories: `*.yaml`, `*.yml`, `*.json`, recursive, sorted; names that begin with a dot are left out, which also
-//! keeps editors' swap files away, and the `..data` links of a mounted `ConfigMap`, whose files are found beside them.
+//! keeps editors' swap files away, and the `..data` links of a mounted `ConfigMap`, whose files are found beside them. A
+//! directory with a file `.no-manifests` holds what is for other programs, and isn't looked into unless it is named itself.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::Metadata;
@@ -14,6 +15,9 @@ use crate::policy::Fingerprint;
 
 /// Directories inside directories, at most.
 const DEPTH: usize = 32;
+
+/// The file that keeps a directory from being looked into.
+const NO_MANIFESTS: &str = ".no-manifests";
 
 /// What a list of paths stands for at this moment.
 #[derive(Debug, Default)]
@@ -60,6 +64,7 @@ impl Walk {
             return self.failures.push((path.to_owned(), io::Error::other("too many directories inside each other")));
         }
         match std::fs::read_dir(path).and_then(Iterator::collect::<Result<Vec<_>, _>>) {
+            Ok(entries) if !named && entries.iter().any(|entry| entry.file_name() == NO_MANIFESTS) => {}
             Ok(mut entries) => {
                 entries.retain(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."));
                 entries.sort_by_key(std::fs::DirEntry::file_name);
@@ -178,9 +183,17 @@ mod tests {
         }
         symlink(dir.path(), at("b/circle")).unwrap();
         symlink(at("gone"), at("dangling.yaml")).unwrap();
+        create_dir_all(at("others")).unwrap();
+        write(at("others/.no-manifests"), "").unwrap();
+        write(at("others/rules.yaml"), "").unwrap();
+        assert_eq!(walk(&[at("others")]).files, [at("others/rules.yaml")], "whoever names it means it");
         let found = walk(&[dir.path().to_owned(), at("z.yaml"), at("notes.txt")]);
         assert_eq!(found.files, [at("a.json"), at("b/deep/c.yml"), at("z.yaml"), at("notes.txt")]);
-        assert_eq!(found.directories, [dir.path().to_owned(), at("b"), at("b/deep")]);
+        assert_eq!(
+            found.directories,
+            [dir.path().to_owned(), at("b"), at("b/deep"), at("others")],
+            "followed all the same"
+        );
         assert!(found.failures.is_empty());
     }
 

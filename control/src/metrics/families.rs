@@ -1,6 +1,7 @@
 //! The metrics: names, labels and help, and where each number comes from.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 
 use vipgate_dataplane::counters::{Direction, DropReason, EndReason, WorkerCounters};
 use vipgate_dataplane::snapshot::service::BackendUse;
@@ -42,6 +43,7 @@ pub(crate) fn read(state: &GatewayState) -> Vec<Family> {
     families.extend(policy(state));
     families.push(group::port_blocks(state));
     families.extend(group::read(state));
+    families.extend(nat_log(state));
     families.extend(device(state));
     families
 }
@@ -182,6 +184,18 @@ fn policy(state: &GatewayState) -> Vec<Family> {
             Gauge,
             vec![(vec![], cached.into())],
         ),
+        family(
+            "ready",
+            "Whether the gateway forwards packets",
+            Gauge,
+            vec![(vec![], state.ready.load(Ordering::Relaxed).into())],
+        ),
+        family(
+            "vip_sessions",
+            "Sessions that hold a port of a VIP, resting ones included",
+            Gauge,
+            compiled.vips().map(|vip| (vec![("vip", vip.address.to_string())], vip.pool.sessions())).collect(),
+        ),
         family("vips", "VIPs of the policy in force", Gauge, vec![(vec![], compiled.live_vips().count() as u64)]),
         family(
             "endpoints",
@@ -247,6 +261,23 @@ fn refused(state: &GatewayState) -> Vec<(Labels, u64)> {
         }
     }
     sums.into_iter().map(|(name, sum)| (vec![("policy", name.to_owned())], sum)).collect()
+}
+
+/// What became of the log of translations, where there is one.
+fn nat_log(state: &GatewayState) -> Vec<Family> {
+    let Some(log) = &state.nat_log else { return Vec::new() };
+    let results = [("sent", log.figures.sent()), ("lost", log.figures.lost())];
+    let results = results.map(|(result, count)| (vec![("result", result.to_owned())], count));
+    let is_up = log.figures.error().is_none();
+    vec![
+        family("nat_log_records", "Records of the NAT log", Kind::Counter, results.into()),
+        family(
+            "nat_log_up",
+            "Whether the collector of the NAT log can be reached, as far as anybody knows",
+            Kind::Gauge,
+            vec![(vec![], is_up.into())],
+        ),
+    ]
 }
 
 fn device(state: &GatewayState) -> Vec<Family> {

@@ -29,6 +29,12 @@ pub(super) fn read(state: &GatewayState) -> Vec<Family> {
     let refused = group.links.strangers + group.links.peers.values().map(|peer| peer.refused).sum::<u64>();
     vec![
         family("serving", "Whether this gateway serves", Gauge, vec![(vec![], group.serves().into())]),
+        family(
+            "draining",
+            "Whether somebody wants this gateway to stop serving",
+            Gauge,
+            vec![(vec![], group.draining.into())],
+        ),
         family("members_serving", "Gateways that serve", Gauge, vec![(vec![], group.serving() as u64)]),
         family(
             "view",

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use foldhash::HashSet;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use vipgate_dataplane::snapshot::spec;
 
 use super::gateways::{GatewayId, Gateways};
@@ -20,6 +21,27 @@ use crate::manifest::{
     Origin, PodSelector, Service, ZoneAffinity,
 };
 
+/// What kind of policy it is, first those that win over others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Rank {
+    /// An EgressPolicy with a Service.
+    Service,
+    /// One with selectors.
+    Selectors,
+    /// A Service with the annotation.
+    Annotation,
+}
+
+impl Rank {
+    /// Why it comes before another one.
+    pub(super) fn over(self, other: Self) -> &'static str {
+        match (self, other) {
+            (_, Self::Annotation) => "an EgressPolicy comes before an annotation",
+            _ => "one with serviceRef comes before one with selectors",
+        }
+    }
+}
+
 /// What a policy wants.
 #[derive(Debug)]
 pub(super) struct Claim<'a> {
@@ -27,6 +49,9 @@ pub(super) struct Claim<'a> {
     pub(super) spec: spec::EgressSpec,
     pub(super) namespace: &'a str,
     pub(super) origin: &'a Origin,
+    pub(super) rank: Rank,
+    /// When it was made, if it says so.
+    pub(super) created: Option<&'a Time>,
     /// Field that says that there is a policy.
     pub(super) field: &'static str,
     /// Field that says which VIPs it has.
@@ -108,6 +133,8 @@ impl<'a> Sources<'a> {
             },
             namespace: key.0,
             origin,
+            rank: Rank::Annotation,
+            created: body.created.as_ref(),
             field: EGRESS_FIELD,
             vips_field: "status.loadBalancer.ingress",
             vips: body.vips.clone(),
@@ -132,6 +159,8 @@ impl<'a> Sources<'a> {
             spec: egress_spec(policy.name.clone(), spec),
             namespace: &policy.id.namespace,
             origin: policy.origin,
+            rank: if spec.service_ref.is_some() { Rank::Service } else { Rank::Selectors },
+            created: policy.body.metadata.creation_timestamp.as_ref(),
             field: "metadata.name",
             vips_field: "spec.serviceRef.name",
             vips: Vec::new(),

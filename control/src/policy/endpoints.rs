@@ -15,6 +15,9 @@ use super::vips::Held;
 use crate::complaint::{Complaint, Severity};
 use crate::manifest::{Distribution, Family, ZoneAffinity};
 
+/// Policies that an endpoint's policy wins over, and that are named.
+const MOST_REMARKS: usize = 8;
+
 /// How many endpoints something is about, and the first of them.
 #[derive(Debug)]
 struct Tally {
@@ -57,6 +60,7 @@ pub(super) fn settle(
     covers.sort_unstable_by_key(|(address, claim, _)| (*address, *claim));
     let mut endpoints = Vec::with_capacity(covers.len());
     let mut lost: BTreeMap<(usize, usize), Tally> = BTreeMap::new();
+    let mut sentences: HashMap<(usize, usize), Arc<str>> = HashMap::new();
     let mut closed: BTreeMap<(usize, Closed), Tally> = BTreeMap::new();
     for same in covers.chunk_by_mut(|(a, ..), (b, ..)| a == b) {
         if same.len() > 1 {
@@ -66,23 +70,32 @@ pub(super) fn settle(
             });
         }
         let (address, winner, cover) = same[0];
+        let mut remarks = Vec::new();
         // Its own entries come before the others', and those of each loser are neighbours.
         for of_one in same.chunk_by(|(_, a, _), (_, b, _)| a == b).skip(1) {
             let loser = of_one[0].1;
             count(lost.entry((loser, winner)).or_insert(Tally { count: 0, first: address }));
+            let sentence = || overruled(&claims[winner], &claims[loser]).into();
+            if remarks.len() < MOST_REMARKS {
+                remarks.push(sentences.entry((loser, winner)).or_insert_with(sentence).clone());
+            }
         }
         let (claim, vips) = (&claims[winner], &of_claim[winner]);
         let (vips, gateway) = match spread.place(winner, claim, vips, cover) {
             Ok(placed) => placed,
-            Err(_) if claim.broken => (Vec::new(), None),
+            Err(_) if claim.broken => {
+                remarks.push(format!("{} has no VIP: `vipgate check` says why", claim.spec.name).into());
+                (Vec::new(), None)
+            }
             Err(why) => {
+                remarks.push(format!("{} {}", claim.spec.name, lack(claim, why).1).into());
                 count(closed.entry((winner, why)).or_insert(Tally { count: 0, first: address }));
                 (Vec::new(), None)
             }
         };
         let name = if cover.name.is_empty() { pods.name_of(address).unwrap_or(cover.name) } else { cover.name };
         let policy = claim.spec.name.clone();
-        endpoints.push(EndpointSpec { address, name: name.clone(), policy, vips, gateway });
+        endpoints.push(EndpointSpec { address, name: name.clone(), policy, vips, gateway, remarks });
     }
     complain(claims, &lost, &closed, log);
     endpoints
@@ -184,16 +197,30 @@ fn complain(
     }
     for ((claim, why), tally) in closed {
         let claim = &claims[*claim];
-        let (field, what) = match why {
-            Closed::Vip(family) => (claim.vips_field, format!("has no {family} VIP")),
-            Closed::Gateway(family) => {
-                (claim.field, format!("has no gateway with room that may hold its {family} VIPs"))
-            }
-            Closed::Zone => ("spec.zoneAffinity", "requires a gateway in the zone of each endpoint".to_owned()),
-        };
+        let (field, what) = lack(claim, *why);
         let reason = format!("{} {what}: the traffic of {} is dropped", claim.spec.name, endpoints(tally));
         log.push(claim.complaint(Severity::Warning, field, reason));
     }
+}
+
+/// What a claim lacks, and the field that it is about.
+fn lack(claim: &Claim<'_>, why: Closed) -> (&'static str, String) {
+    match why {
+        Closed::Vip(family) => (claim.vips_field, format!("has no {family} VIP")),
+        Closed::Gateway(family) => (claim.field, format!("has no gateway with room that may hold its {family} VIPs")),
+        Closed::Zone => ("spec.zoneAffinity", "requires a gateway in the zone of each endpoint".to_owned()),
+    }
+}
+
+/// Why one policy wins over another that covers the same endpoint.
+fn overruled(winner: &Claim<'_>, loser: &Claim<'_>) -> String {
+    let why = match () {
+        () if winner.rank != loser.rank => winner.rank.over(loser.rank),
+        () if winner.created.is_some() && loser.created.is_none() => "the other one says nothing of its age",
+        () if winner.created != loser.created => "it is older",
+        () => "it is as old, and first by name",
+    };
+    format!("wins over {}, which covers it too: {why}", loser.spec.name)
 }
 
 fn endpoints(Tally { count, first }: &Tally) -> String {

@@ -31,7 +31,7 @@ pub(super) fn deal(endpoints: u8) -> Deal {
     let (name, vip) = (Arc::<str>::from("EgressPolicy a/p"), ip("203.0.113.1"));
     let endpoint = |i| {
         let address = IpAddr::from([10, 0, 0, i]);
-        EndpointSpec { address, name: "".into(), policy: name.clone(), vips: vec![vip], gateway: None }
+        EndpointSpec { address, name: "".into(), policy: name.clone(), vips: vec![vip], gateway: None, remarks: vec![] }
     };
     let policy = EgressSpec {
         name: name.clone(),

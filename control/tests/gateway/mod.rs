@@ -56,6 +56,10 @@ impl Wake for NoBell {
 struct Device;
 
 impl DeviceFigures for Device {
+    fn captures(&self, _: &[u8], _: u32) -> Option<bool> {
+        None
+    }
+
     fn figures(&self) -> Vec<Figure> {
         let figure = |name, counter, label: (&'static str, &str), value| Figure {
             name,
@@ -142,6 +146,8 @@ impl Gateway {
             dealt,
             orders,
             conflicts: ArcSwap::default(),
+            ports: (1024, 65_535),
+            nat_log: None,
             port_blocks: 1008,
             network: ArcSwap::from_pointee(network()),
             workers: handles,
@@ -265,13 +271,17 @@ fn work(worker: Worker, inbox: &Receiver<Command>) {
                 chunk.cursor = None;
                 let _ = reply.try_send(chunk);
             }
+            Command::Drops { chunk, reply } => drop(reply.try_send(chunk)),
+            Command::Ports { mut chunk, reply } => {
+                chunk.cursor = None;
+                let _ = reply.try_send(chunk);
+            }
             Command::Announce(_)
             | Command::Defend(_)
             | Command::Copies { .. }
             | Command::Take { .. }
             | Command::Purge { .. }
             | Command::Explain { .. }
-            | Command::Drops { .. }
             | Command::Capture(_)
             | Command::LogSessions(_) => {}
         }
@@ -357,6 +367,7 @@ pub fn policy() -> PolicySet {
                 policy: "EgressPolicy tenant-a/out".into(),
                 vips: vec!["203.0.113.10".parse().unwrap()],
                 gateway: None,
+                remarks: vec![],
             },
             EndpointSpec {
                 address: "fd00:1::11".parse().unwrap(),
@@ -364,6 +375,7 @@ pub fn policy() -> PolicySet {
                 policy: "EgressPolicy tenant-a/out".into(),
                 vips: vec![],
                 gateway: None,
+                remarks: vec![],
             },
         ],
         services: vec![service()],

@@ -141,6 +141,7 @@ impl Allocator {
             None => self.allocate_crowded(of, destination(&self.key, translated), now, &is_free)?,
         };
         self.holdings[usize::from(vip.id.0)].used[BlockId::of(port).index()] += 1;
+        vip.pool.held_by(self.worker);
         Ok(port)
     }
 
@@ -151,6 +152,7 @@ impl Allocator {
         let got = holding.owned.contains(block) || holding.adopt(&vip.pool, block, self.worker);
         if got {
             holding.used[block.index()] += 1;
+            vip.pool.held_by(self.worker);
         }
         got
     }
@@ -166,13 +168,14 @@ impl Allocator {
 
     /// Counts the port of a session as unused: the session is gone and its port has rested. `translated` is its first
     /// packet as it left.
-    pub fn release<A: Address>(&mut self, vip: VipId, translated: &Tuple<A>) {
+    pub fn release<A: Address>(&mut self, vip: &Vip, translated: &Tuple<A>) {
         let port = translated.source_port;
-        let used = &mut self.holdings[usize::from(vip.0)].used[BlockId::of(port).index()];
+        vip.pool.left_by(self.worker);
+        let used = &mut self.holdings[usize::from(vip.id.0)].used[BlockId::of(port).index()];
         debug_assert!(*used > 0, "a port was released that nobody used");
         *used = used.saturating_sub(1);
         if !self.crowded.is_empty() {
-            self.crowded.release(vip, destination(&self.key, translated), port);
+            self.crowded.release(vip.id, destination(&self.key, translated), port);
         }
     }
 
@@ -197,6 +200,16 @@ impl Allocator {
     /// Blocks of a VIP that this worker owns.
     pub fn owned_blocks(&self, vip: VipId) -> u32 {
         self.holdings[usize::from(vip.0)].owned_count
+    }
+
+    /// Blocks of a VIP of which at least one port is in use here.
+    pub fn used_blocks(&self, vip: VipId) -> u32 {
+        let holding = &self.holdings[usize::from(vip.0)];
+        // Almost all VIPs of thousands are somebody else's, or asleep.
+        if holding.owned_count == 0 {
+            return 0;
+        }
+        holding.used.iter().map(|&sessions| u32::from(sessions > 0)).sum()
     }
 
     #[inline]

@@ -27,6 +27,8 @@ pub struct PortPool {
     wanted_until: AtomicU32,
     /// How many blocks have an owner.
     held: Held,
+    /// Sessions that hold a port: those of worker n in place n, modulo 16.
+    sessions: [AtomicU32; 16],
     /// Which pool this is, and how often a block of it was given back.
     stamp: AtomicU64,
 }
@@ -42,6 +44,7 @@ impl Default for PortPool {
             owners: [const { AtomicU16::new(FREE) }; BLOCKS],
             wanted_until: AtomicU32::new(0),
             held: Held::none(),
+            sessions: [const { AtomicU32::new(0) }; 16],
             stamp: AtomicU64::new(POOLS.fetch_add(1, Relaxed) << POOL_SHIFT),
         }
     }
@@ -109,6 +112,25 @@ impl PortPool {
     /// Blocks that somebody owns.
     pub fn claimed(&self) -> usize {
         self.held.count() as usize
+    }
+
+    /// Sessions that hold a port, resting ones included.
+    pub fn sessions(&self) -> u64 {
+        // What is taken here and given back there wraps around in both places.
+        let sum = self.sessions.iter().fold(0_u32, |sum, place| sum.wrapping_add(place.load(Relaxed)));
+        sum.into()
+    }
+
+    /// Counts a session of a worker that holds a port.
+    #[inline]
+    pub(super) fn held_by(&self, worker: WorkerId) {
+        self.sessions[usize::from(worker.0 & 15)].fetch_add(1, Relaxed);
+    }
+
+    /// Counts one less.
+    #[inline]
+    pub(super) fn left_by(&self, worker: WorkerId) {
+        self.sessions[usize::from(worker.0 & 15)].fetch_sub(1, Relaxed);
     }
 
     /// Lets no block be taken any more, if nobody owns one; says whether that is so now. Whoever forgets the pool closes it

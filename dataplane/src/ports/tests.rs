@@ -67,7 +67,7 @@ impl Worker {
     fn close_one(&mut self, vip: &Vip, from: (u32, u16)) {
         let Some(&(far, port)) = self.sessions.range(from..).next().or(self.sessions.first()) else { return };
         self.sessions.remove(&(far, port));
-        self.ports.release(vip.id, &session(far, port));
+        self.ports.release(vip, &session(far, port));
     }
 }
 
@@ -208,7 +208,7 @@ proptest! {
             for _ in 0..count {
                 if closes {
                     let Some(port) = open[endpoint].pop() else { break };
-                    ports.release(vip.id, &session(1, port));
+                    ports.release(&vip, &session(1, port));
                     continue;
                 }
                 let is_guaranteed = open[endpoint].len() < GUARANTEE;
@@ -293,7 +293,7 @@ impl Hot {
         let at = (self.random >> 33) as usize % self.open.len();
         let port = self.open.swap_remove(at);
         self.used.borrow_mut()[usize::from(port)] = false;
-        self.ports.release(self.vip.id, &session(1, port));
+        self.ports.release(&self.vip, &session(1, port));
     }
 
     /// Lets another destination take the only map.

@@ -301,7 +301,7 @@ impl Policy {
     }
 
     /// The endpoint with this address of either family.
-    pub(super) fn endpoint_at(&self, address: IpAddr) -> Option<&Endpoint> {
+    pub fn endpoint_at(&self, address: IpAddr) -> Option<&Endpoint> {
         match address {
             IpAddr::V4(v4) => self.v4.endpoints.get(v4.to_bits()).map(|(_, endpoint)| endpoint),
             IpAddr::V6(v6) => self.v6.endpoints.get(V6::from_bits(v6.to_bits())).map(|(_, endpoint)| endpoint),

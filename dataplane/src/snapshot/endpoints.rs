@@ -46,6 +46,8 @@ pub struct Endpoint {
     pub home: Option<GatewayId>,
     /// `namespace/pod`, for people; empty if nobody has said.
     pub name: Arc<str>,
+    /// Why this policy and these VIPs, where that isn't plain, for people.
+    pub remarks: Box<[Arc<str>]>,
     /// What it uses now, shared by the workers.
     pub usage: Arc<EndpointUse>,
 }

@@ -1,6 +1,6 @@
 //! Policy as the stages read it: which endpoint, which destination, which VIP.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use foldhash::HashMap;
@@ -315,6 +315,32 @@ impl Policy {
     /// Whether a backend listens at this address.
     pub fn is_backend<A: Family>(&self, address: A) -> bool {
         A::index(self).backends.is_at(address)
+    }
+
+    /// Whether a backend of either family listens at this address.
+    pub fn is_backend_at(&self, address: IpAddr) -> bool {
+        match address {
+            IpAddr::V4(v4) => self.is_backend(v4.to_bits()),
+            IpAddr::V6(v6) => self.is_backend(V6::from_bits(v6.to_bits())),
+        }
+    }
+
+    /// The node of the overlay network that has an address of either family.
+    pub fn node_at(&self, address: IpAddr) -> Option<NodeId> {
+        match address {
+            IpAddr::V4(v4) => self.node_of(v4.to_bits()),
+            IpAddr::V6(v6) => self.node_of(V6::from_bits(v6.to_bits())),
+        }
+    }
+
+    /// The Service that is reached at an address and port.
+    pub fn service_at(&self, at: SocketAddr, protocol: u8) -> Option<&Service> {
+        let port = at.port();
+        let frontend = match at.ip() {
+            IpAddr::V4(v4) => self.frontend(&Listener { address: v4.to_bits(), port, protocol }),
+            IpAddr::V6(v6) => self.frontend(&Listener { address: V6::from_bits(v6.to_bits()), port, protocol }),
+        };
+        self.service(frontend?.service)
     }
 
     /// The backend of a session by way of `frontend`, with its Service, as far as policy wants them together.

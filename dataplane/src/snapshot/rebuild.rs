@@ -143,6 +143,7 @@ impl Rebuild<'_> {
             vips: self.vips_of(spec),
             home: spec.gateway.as_ref().map(|name| Arc::make_mut(&mut self.policy.members).number(name)),
             name: spec.name.clone(),
+            remarks: spec.remarks.iter().cloned().collect(),
             usage: self.policy.usage_at(address).unwrap_or_default(),
         });
         let bound = |endpoint: &Option<Endpoint>| endpoint.as_ref().map(|it| (it.policy, it.vips.clone(), it.home));

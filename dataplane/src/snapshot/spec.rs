@@ -143,6 +143,8 @@ pub struct EndpointSpec {
     pub vips: Vec<IpAddr>,
     /// The home of its shares: the gateway that it was dealt to; `None`: whichever gets its packets.
     pub gateway: Option<Arc<str>>,
+    /// Why this policy, where others cover it too, and why no VIPs, where it has none: sentences for people.
+    pub remarks: Vec<Arc<str>>,
 }
 
 /// What the kernel knows of the network, as netlink told it.

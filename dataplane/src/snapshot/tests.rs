@@ -64,6 +64,7 @@ fn as_set(policy: &Policy) -> PolicySet {
             vips
         },
         gateway: None,
+        remarks: vec![],
     };
     let mut set = PolicySet {
         version: policy.version().to_owned(),
@@ -101,7 +102,7 @@ fn vip(address: IpAddr) -> VipSpec {
 }
 
 fn endpoint(address: IpAddr, policy: &str, vips: &[IpAddr]) -> EndpointSpec {
-    EndpointSpec { address, name: "".into(), policy: policy.into(), vips: vips.into(), gateway: None }
+    EndpointSpec { address, name: "".into(), policy: policy.into(), vips: vips.into(), gateway: None, remarks: vec![] }
 }
 
 /// Two endpoints of policy `a` behind .1, one of `b` behind .2, one of `b` with IPv6.

@@ -245,7 +245,7 @@ fn commit<A: Lane>(
             generation: view.generation,
         };
         return sessions.commit(&draft, now).map_err(|_| {
-            ports.release(vip.id, &draft.translated);
+            ports.release(vip, &draft.translated);
             DropReason::SessionTableFull
         });
     }

@@ -71,13 +71,14 @@ const NOBODY: DropRecord = DropRecord {
 /// The drops of one worker.
 #[derive(Debug)]
 pub struct DropTable {
-    last: [Option<Example>; DropReason::ALL.len()],
+    // Elsewhere: what packets need stays close together.
+    last: Box<[Option<Example>; DropReason::ALL.len()]>,
     rows: Box<[[DropRecord; PLACES]]>,
 }
 
 impl Default for DropTable {
     fn default() -> Self {
-        Self { last: [None; DropReason::ALL.len()], rows: vec![[NOBODY; PLACES]; ROWS].into() }
+        Self { last: Box::new([None; DropReason::ALL.len()]), rows: vec![[NOBODY; PLACES]; ROWS].into() }
     }
 }
 

@@ -69,6 +69,8 @@ pub struct Captured {
     pub verdict: Verdict,
     /// Which way it counts, where it was sent on.
     pub direction: Direction,
+    /// Where it leaves, or will when its neighbour is known.
+    pub out: Option<InterfaceId>,
     /// As it came: as much of it as is wanted, and its length.
     pub before: Vec<u8>,
     /// Its length.
@@ -99,6 +101,7 @@ impl TapRing {
                 is_first: false,
                 verdict: Verdict::Undecided,
                 direction: Direction::Unchanged,
+                out: None,
                 before: Vec::with_capacity(length),
                 before_length: 0,
                 after: Vec::with_capacity(length),
@@ -250,6 +253,17 @@ impl Tap {
             (length as u16, if is_sent(verdict) { bytes.len() as u16 } else { 0 });
         (place.at, place.worker, place.interface) = (now, self.worker, received.interface);
         (place.verdict, place.direction) = (verdict, batch.directions[i]);
+        place.out = match verdict {
+            Verdict::Forward(out) | Verdict::Cut(out) | Verdict::Answer(out) => Some(out),
+            Verdict::Wait => Some(batch.wanted[i].interface),
+            Verdict::Undecided
+            | Verdict::CutIntoTunnel
+            | Verdict::HandOff(_)
+            | Verdict::Heard
+            | Verdict::Park
+            | Verdict::Around
+            | Verdict::Drop(_) => None,
+        };
         place.is_first = received.frame.mark() == 0;
         // Places that are out can't be more than there is room for.
         let _ = self.ring.full.push(place);

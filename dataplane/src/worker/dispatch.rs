@@ -1,18 +1,21 @@
 //! The end of a packet's way: where its verdict says, or, once its neighbour is known, out after all.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use vipgate_mem::Frame;
 
 use super::{HOUSEKEEPING_MS, Parts, Worker};
-use crate::batch::{self, Batch, MOST_RELEASED, Travel};
-use crate::counters::{Direction, DropReason};
+use crate::batch::{self, Batch, Head, MOST_RELEASED, Travel, Wanted};
+use crate::counters::{Counters, Direction, DropReason};
 use crate::io::{InterfaceId, PacketIo, Received};
+use crate::link::handoff::Links;
+use crate::pipeline::Tables;
 use crate::snapshot::Snapshot;
 use crate::stage::{gather, wrap};
 use crate::time::Tick;
 use crate::verdict::Verdict;
-use crate::waiting::{Outcome, Parked};
+use crate::waiting::{Outcome, Parked, Waiting};
 use crate::watch::drops::Whose;
 use crate::wire::cut;
 
@@ -21,88 +24,25 @@ impl<Io: PacketIo> Worker<Io> {
     pub(super) fn dispatch(&mut self, view: &Snapshot, now: Tick) {
         let Parts { io, links, waiting, counters, tables, .. } = &mut self.parts;
         let Batch { frames, released, verdicts, directions, wanted, mtus, travels, heads, .. } = &mut self.batch;
+        let known = Known { verdicts, directions, wanted, mtus, travels, heads };
+        let mut rare = Rare { view, now, links, waiting, counters, tables, released, known };
         let (mut packets, mut sums) = ([0; Direction::ALL.len()], [0; Direction::ALL.len()]);
-        for (i, received) in frames.drain(..).take(batch::MOST).enumerate() {
-            let Received { frame, interface } = received;
+        for (i, Received { frame, interface }) in frames.drain(..).take(batch::MOST).enumerate() {
+            // By far the most; all else is kept out of the way, and handed over in pieces, so that this loop stays in registers.
+            let Verdict::Forward(out) = verdicts[i] else {
+                rare.end(io, frame, interface, i);
+                continue;
+            };
             let bytes = u64::from(frame.len());
-            let direction = directions[i];
-            let verdict = verdicts[i];
-            // By far the most, and so asked for first.
-            if let Verdict::Forward(out) = verdict {
-                if let Err(frame) = io.tx(out, frame) {
-                    counters.dropped(DropReason::TxFull);
-                    // It is translated already: who was to receive it is known by his own address.
-                    tables.watch.drops.note(DropReason::TxFull, frame.bytes(), out, Whose::Receiver, now);
-                    io.give(frame);
-                } else {
-                    packets[direction as usize] += 1;
-                    sums[direction as usize] += bytes;
-                }
+            if let Err(frame) = io.tx(out, frame) {
+                rare.unsent(io, frame, out);
                 continue;
             }
-            let dropped = match verdict {
-                Verdict::Forward(_) | Verdict::Undecided => unreachable!("sent above; the pipeline decides about all"),
-                Verdict::Cut(out) => {
-                    if send_pieces(io, out, &frame, mtus[i]) {
-                        counters.forwarded(direction, 1, bytes);
-                        io.give(frame);
-                        continue;
-                    }
-                    (frame, DropReason::TxFull)
-                }
-                Verdict::CutIntoTunnel => {
-                    if send_pieces_to(io, view, travels[i], heads[i].sides, &frame, mtus[i]) {
-                        counters.forwarded(direction, 1, bytes);
-                        io.give(frame);
-                        continue;
-                    }
-                    (frame, DropReason::NoNeighbor)
-                }
-                Verdict::Answer(out) => match io.tx(out, frame) {
-                    Ok(()) => {
-                        counters.answered.add(1);
-                        continue;
-                    }
-                    Err(frame) => (frame, DropReason::TxFull),
-                },
-                Verdict::Heard => {
-                    counters.heard.add(1);
-                    io.give(frame);
-                    continue;
-                }
-                Verdict::HandOff(worker) => match links.send(worker, Received { frame, interface }) {
-                    Ok(()) => {
-                        counters.handoffs.add(1);
-                        continue;
-                    }
-                    Err(Received { frame, .. }) => (frame, DropReason::LinkFull),
-                },
-                Verdict::Wait => match waiting.park(frame, wanted[i], direction, now) {
-                    Ok(()) => continue,
-                    Err(frame) => (frame, DropReason::NoNeighbor),
-                },
-                Verdict::Park => match gather::park(&mut tables.fragments, Received { frame, interface }) {
-                    Ok(()) => continue,
-                    Err(Received { frame, .. }) => (frame, DropReason::Fragment),
-                },
-                Verdict::Around if released.len() < MOST_RELEASED => {
-                    counters.forwarded(direction, 1, bytes);
-                    let mut received = Received { frame, interface };
-                    received.turn_around();
-                    released.push_back(received);
-                    continue;
-                }
-                Verdict::Around => (frame, DropReason::LinkFull),
-                Verdict::Drop(reason) => (frame, reason),
-            };
-            let (frame, reason) = dropped;
-            counters.dropped(reason);
-            let whose = Whose::of(view.network.interface(interface).role);
-            tables.watch.drops.note(reason, frame.bytes(), interface, whose, now);
-            io.give(frame);
+            packets[directions[i] as usize] += 1;
+            sums[directions[i] as usize] += bytes;
         }
         for (direction, (packets, bytes)) in Direction::ALL.into_iter().zip(packets.into_iter().zip(sums)) {
-            counters.forwarded(direction, packets, bytes);
+            rare.counters.forwarded(direction, packets, bytes);
         }
     }
 
@@ -133,6 +73,109 @@ impl<Io: PacketIo> Worker<Io> {
             tables.watch.drops.note(reason, frame.bytes(), wanted.interface, Whose::Receiver, now);
             io.give(frame);
         });
+    }
+}
+
+/// What is known of the packets of a batch: see [`Batch`].
+#[derive(Clone, Copy)]
+struct Known<'a> {
+    verdicts: &'a [Verdict; batch::MOST],
+    directions: &'a [Direction; batch::MOST],
+    wanted: &'a [Wanted; batch::MOST],
+    mtus: &'a [u16; batch::MOST],
+    travels: &'a [Travel; batch::MOST],
+    heads: &'a [Head; batch::MOST],
+}
+
+/// Where packets go that aren't simply sent on.
+struct Rare<'a> {
+    view: &'a Snapshot,
+    now: Tick,
+    links: &'a mut Links,
+    waiting: &'a mut Waiting,
+    counters: &'a Counters,
+    tables: &'a mut Tables,
+    released: &'a mut VecDeque<Received>,
+    known: Known<'a>,
+}
+
+impl Rare<'_> {
+    /// Ends a packet's way as its verdict says.
+    #[cold]
+    #[inline(never)]
+    fn end(&mut self, io: &mut impl PacketIo, frame: Frame, interface: InterfaceId, i: usize) {
+        if let Err((frame, reason)) = self.try_end(io, Received { frame, interface }, i) {
+            let whose = Whose::of(self.view.network.interface(interface).role);
+            self.drop(io, frame, reason, interface, whose);
+        }
+    }
+
+    /// A packet found no room in the transmit ring. It is translated already: who was to receive it is known by his own address.
+    #[cold]
+    #[inline(never)]
+    fn unsent(&mut self, io: &mut impl PacketIo, frame: Frame, out: InterfaceId) {
+        self.drop(io, frame, DropReason::TxFull, out, Whose::Receiver);
+    }
+
+    fn drop(&mut self, io: &mut impl PacketIo, frame: Frame, reason: DropReason, on: InterfaceId, whose: Whose) {
+        self.counters.dropped(reason);
+        self.tables.watch.drops.note(reason, frame.bytes(), on, whose, self.now);
+        io.give(frame);
+    }
+
+    /// The same; gives back what is to be dropped, and why.
+    fn try_end(&mut self, io: &mut impl PacketIo, received: Received, i: usize) -> Result<(), (Frame, DropReason)> {
+        let Known { verdicts, directions, wanted, mtus, travels, heads } = self.known;
+        let direction = directions[i];
+        let Received { frame, interface } = received;
+        let bytes = u64::from(frame.len());
+        match verdicts[i] {
+            Verdict::Forward(_) | Verdict::Undecided => unreachable!("sent already; the pipeline decides about all"),
+            Verdict::Cut(out) => {
+                if !send_pieces(io, out, &frame, mtus[i]) {
+                    return Err((frame, DropReason::TxFull));
+                }
+                self.counters.forwarded(direction, 1, bytes);
+                io.give(frame);
+            }
+            Verdict::CutIntoTunnel => {
+                if !send_pieces_to(io, self.view, travels[i], heads[i].sides, &frame, mtus[i]) {
+                    return Err((frame, DropReason::NoNeighbor));
+                }
+                self.counters.forwarded(direction, 1, bytes);
+                io.give(frame);
+            }
+            Verdict::Answer(out) => {
+                io.tx(out, frame).map_err(|frame| (frame, DropReason::TxFull))?;
+                self.counters.answered.add(1);
+            }
+            Verdict::Heard => {
+                self.counters.heard.add(1);
+                io.give(frame);
+            }
+            Verdict::HandOff(worker) => {
+                let sent = self.links.send(worker, Received { frame, interface });
+                sent.map_err(|Received { frame, .. }| (frame, DropReason::LinkFull))?;
+                self.counters.handoffs.add(1);
+            }
+            Verdict::Wait => {
+                let parked = self.waiting.park(frame, wanted[i], direction, self.now);
+                parked.map_err(|frame| (frame, DropReason::NoNeighbor))?;
+            }
+            Verdict::Park => {
+                let parked = gather::park(&mut self.tables.fragments, Received { frame, interface });
+                parked.map_err(|Received { frame, .. }| (frame, DropReason::Fragment))?;
+            }
+            Verdict::Around if self.released.len() < MOST_RELEASED => {
+                self.counters.forwarded(direction, 1, bytes);
+                let mut received = Received { frame, interface };
+                received.turn_around();
+                self.released.push_back(received);
+            }
+            Verdict::Around => return Err((frame, DropReason::LinkFull)),
+            Verdict::Drop(reason) => return Err((frame, reason)),
+        }
+        Ok(())
     }
 }
 

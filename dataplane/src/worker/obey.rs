@@ -76,6 +76,10 @@ impl<Io: PacketIo> Worker<Io> {
                 chunk.now = now;
                 let _ = reply.try_send(chunk);
             }
+            Command::Ports { mut chunk, reply } => {
+                inspect::ports(&view.policy, &tables.ports, &mut chunk);
+                let _ = reply.try_send(chunk);
+            }
             Command::Capture(tap) => tables.watch.tap = tap,
             Command::LogSessions(queue) => tables.watch.log.write_to(queue),
             Command::Announce(vips) => self.announcer.begin(vips, now),

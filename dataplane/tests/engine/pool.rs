@@ -33,6 +33,7 @@ fn pooled(pods: u8, vips: u8, selection: AddressSelection) -> PolicySet {
         policy: "a".into(),
         vips: addresses.clone(),
         gateway: None,
+        remarks: vec![],
     };
     set.endpoints = (1..=pods).map(endpoint).collect();
     set

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, XskMap};
-use aya::programs::{ProgramError, Xdp};
+use aya::programs::{ProgramError, TestRun, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use ipnet::IpNet;
 use thiserror::Error;
@@ -16,6 +16,9 @@ use vipgate_dataplane::io::InterfaceId;
 use crate::program::NAME;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
+
+/// What the program answers for what isn't captured (linux/bpf.h).
+const XDP_PASS: u32 = 2;
 
 /// Queues of one interface that the program has room for.
 pub const MOST_QUEUES: u32 = 64;
@@ -313,6 +316,20 @@ impl Steering {
             Ok::<u64, SteeringError>(values.iter().sum())
         };
         Ok(Outcomes { passed: read(0)?, captured: read(1)?, no_socket: read(2)? })
+    }
+
+    /// Whether the program, as it is in the kernel now, captures a frame that comes in on the first queue of an interface, by its kernel's
+    /// number. The kernel runs it for this one frame, which goes nowhere; the program's own outcomes count it.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn captures(&mut self, frame: &[u8], ifindex: u32) -> Result<bool, SteeringError> {
+        let end = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+        // `struct xdp_md` of linux/bpf.h: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
+        let context: Vec<u8> = [0, end, 0, ifindex, 0, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let options = TestRunOptions { data_in: Some(frame), ctx_in: Some(&context), ..TestRunOptions::default() };
+        let outcome = self.program_mut()?.test_run(options).map_err(SteeringError::Verify)?;
+        Ok(outcome.return_value != XDP_PASS)
     }
 
     /// The loaded program.

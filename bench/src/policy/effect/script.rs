@@ -289,6 +289,7 @@ fn published(endpoint: &EndpointSpec, since: u64) -> Published {
         policy: endpoint.policy.to_string(),
         vips: endpoint.vips.iter().map(ToString::to_string).collect(),
         gateway: String::new(),
+        remarks: Vec::new(),
     };
     let body = message.encode_to_vec();
     let content = Content { version: Fingerprint::of(&body), body: body.into() };

@@ -187,6 +187,7 @@ impl Workers for Tables {
             | Command::Flush { .. }
             | Command::Explain { .. }
             | Command::Drops { .. }
+            | Command::Ports { .. }
             | Command::Capture(_)
             | Command::LogSessions(_)
             | Command::Announce(_)

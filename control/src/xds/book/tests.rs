@@ -46,7 +46,7 @@ fn seen(policy: &Policy) -> Seen {
     let endpoints = policy.endpoints().map(|(address, endpoint)| {
         let vips = policy.vips_of(endpoint).map(|vip| vip.address).collect();
         let policy = policy.egress_of(endpoint).spec.name.clone();
-        EndpointSpec { address, name: endpoint.name.clone(), policy, vips, gateway: None }
+        EndpointSpec { address, name: endpoint.name.clone(), policy, vips, gateway: None, remarks: vec![] }
     });
     let mut endpoints: Vec<_> = endpoints.collect();
     endpoints.sort_by_key(|endpoint| endpoint.address);

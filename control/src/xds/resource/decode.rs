@@ -257,7 +257,10 @@ fn endpoint(name: &str, message: &proto::Endpoint) -> Result<EndpointSpec, Fault
     }
     let policy = text("policy", &message.policy)?;
     let gateway = (!message.gateway.is_empty()).then(|| text("gateway", &message.gateway)).transpose()?;
-    Ok(EndpointSpec { address: own, name: text("name", &message.name)?, policy, vips, gateway })
+    few(&message.remarks, "remarks")?;
+    let remarks = message.remarks.iter().enumerate().map(|(i, remark)| text(&format!("remarks[{i}]"), remark));
+    let remarks = remarks.collect::<Result<_, _>>()?;
+    Ok(EndpointSpec { address: own, name: text("name", &message.name)?, policy, vips, gateway, remarks })
 }
 
 fn gateway(name: &str, message: &proto::Gateway) -> Result<Peer, Fault> {

@@ -114,6 +114,7 @@ pub fn endpoint(endpoint: &EndpointSpec) -> (Key, Content) {
         policy: endpoint.policy.to_string(),
         vips: endpoint.vips.iter().map(IpAddr::to_string).collect(),
         gateway: endpoint.gateway.as_deref().unwrap_or_default().to_owned(),
+        remarks: endpoint.remarks.iter().map(ToString::to_string).collect(),
     };
     resource(Kind::Endpoint, address.into(), &message)
 }

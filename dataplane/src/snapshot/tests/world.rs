@@ -173,6 +173,7 @@ impl World {
                 policy: POLICIES[policy].into(),
                 vips: own.filter(|vip| is_vip(*vip) && vip.is_ipv4() == address.is_ipv4()).collect(),
                 gateway: None,
+                remarks: vec![],
             })
         };
         let endpoints = self.endpoints.iter().zip(ENDPOINTS).filter_map(endpoint).collect();
@@ -224,7 +225,14 @@ pub(super) fn flawed(mut set: PolicySet, flaw: Flaw, at: Index) -> Option<Policy
         Flaw::EndpointAtVip => {
             let policy = set.policies.first()?.name.clone();
             let address = one(&mut set.vips, at)?.address;
-            set.endpoints.push(EndpointSpec { address, name: "".into(), policy, vips: vec![], gateway: None });
+            set.endpoints.push(EndpointSpec {
+                address,
+                name: "".into(),
+                policy,
+                vips: vec![],
+                gateway: None,
+                remarks: vec![],
+            });
         }
         Flaw::PolicyGone => {
             let name = one(&mut set.endpoints, at)?.policy.clone();

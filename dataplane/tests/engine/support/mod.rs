@@ -98,6 +98,7 @@ pub fn policy() -> PolicySet {
         policy: policy.into(),
         vips: vec![ip(vip)],
         gateway: None,
+        remarks: vec![],
     };
     PolicySet {
         version: "test".into(),

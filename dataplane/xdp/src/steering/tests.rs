@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 
-use aya::programs::{TestRun, TestRunOptions};
 use vipgate_dataplane::io::InterfaceId;
 
 use super::*;
@@ -30,11 +29,14 @@ fn verdict(steering: &mut Steering, frame: &[u8]) -> Verdict {
     let program = steering.program_mut().expect("a loaded program");
     let options = TestRunOptions { data_in: Some(frame), ..TestRunOptions::default() };
     // From linux/bpf.h: XDP_DROP and XDP_PASS.
-    match program.test_run(options).expect("a run").return_value {
+    let verdict = match program.test_run(options).expect("a run").return_value {
         1 => Socket,
         2 => Kernel,
         other => panic!("the program answered {other}"),
-    }
+    };
+    let captures = steering.captures(frame, LOOPBACK).expect("a run");
+    assert_eq!(captures, verdict == Socket, "whoever asks hears what packets hear");
+    verdict
 }
 
 fn ip(text: &str) -> IpAddr {

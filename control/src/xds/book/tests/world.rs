@@ -111,7 +111,7 @@ pub(super) fn deal() -> impl Strategy<Value = Deal> {
                 own.reverse();
             }
             let (name, gateway) = (format!("a/{name}").into(), gateway.map(Into::into));
-            Some(EndpointSpec { address, name, policy, vips: own, gateway })
+            Some(EndpointSpec { address, name, policy, vips: own, gateway, remarks: vec![] })
         };
         let endpoints = ENDPOINTS.iter().zip(endpoints).filter_map(endpoint).collect();
         let peer = |(name, zone): (&&str, Option<u8>)| {

@@ -83,12 +83,9 @@ fn vip(address: IpAddr) -> impl Strategy<Value = VipSpec> {
 
 fn endpoint(address: IpAddr) -> impl Strategy<Value = EndpointSpec> {
     let vips = prop::collection::hash_set(vip_beside(address), 0..4);
-    (text(), text(), vips, prop::option::of(name())).prop_map(move |(name, policy, vips, gateway)| EndpointSpec {
-        address,
-        name,
-        policy,
-        vips: vips.into_iter().collect(),
-        gateway,
+    let remarks = prop::collection::vec(text(), 0..3);
+    (text(), text(), vips, prop::option::of(name()), remarks).prop_map(move |(name, policy, vips, gateway, remarks)| {
+        EndpointSpec { address, name, policy, vips: vips.into_iter().collect(), gateway, remarks }
     })
 }
 

@@ -44,6 +44,7 @@ fn endpoint() -> EndpointSpec {
         policy: "EgressPolicy a/web".into(),
         vips: vec![ip("203.0.113.1"), ip("203.0.113.2")],
         gateway: Some("g1".into()),
+        remarks: vec![],
     }
 }
 

@@ -1,0 +1,129 @@
+//! Captured packets as lines.
+
+use serde::Serialize;
+use vipgate_dataplane::watch::glimpse::Glimpse;
+
+use crate::admin::filter::protocol_name;
+use crate::admin::proto::CapturedPacket;
+use crate::cli::output::harmless;
+use crate::failure::Failure;
+
+/// A packet for programs. Addresses and ports are one string, as they stand in other answers.
+#[derive(Serialize)]
+struct Line<'a> {
+    time_ms: u64,
+    worker: u32,
+    interface: &'a str,
+    protocol: String,
+    source: String,
+    destination: String,
+    length: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    out: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source_after: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    destination_after: Option<String>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    direction: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    reason: &'a str,
+    verdict: &'a str,
+}
+
+pub(super) fn json(packet: &CapturedPacket, interfaces: &[String]) -> Result<String, Failure> {
+    let (before, after) = (Glimpse::of(&packet.before), Glimpse::of(&packet.after));
+    let [source, destination] = before.map(|it| ends(&it)).unwrap_or_default();
+    let [source_after, destination_after] = after.map(|it| ends(&it).map(Some)).unwrap_or_default();
+    let line = Line {
+        time_ms: packet.time_ms,
+        worker: packet.worker,
+        interface: name(interfaces, packet.interface),
+        protocol: before.map(|it| protocol_name(it.protocol)).unwrap_or_default(),
+        source,
+        destination,
+        length: packet.before_length,
+        out: packet.out.map(|out| name(interfaces, out)),
+        source_after,
+        destination_after,
+        direction: &packet.direction,
+        reason: &packet.reason,
+        verdict: &packet.verdict,
+    };
+    let mut text = serde_json::to_string(&line).map_err(Failure::runtime)?;
+    text.push('\n');
+    Ok(text)
+}
+
+/// `08:15:02.123 gw-in tcp 10.1.0.11:4000 -> 198.51.100.10:443, 60 bytes; as 203.0.113.10:31022 -> .. on gw-out; worker 0: egress: sent on`.
+pub(super) fn text(packet: &CapturedPacket, interfaces: &[String]) -> String {
+    let before = Glimpse::of(&packet.before).map_or_else(
+        || "no IP packet".to_owned(),
+        |it| {
+            let [source, destination] = ends(&it);
+            format!("{} {source} -> {destination}", protocol_name(it.protocol))
+        },
+    );
+    let out = packet.out.map(|out| format!(" on {}", name(interfaces, out))).unwrap_or_default();
+    let after = Glimpse::of(&packet.after).map_or_else(String::new, |it| {
+        let [source, destination] = ends(&it);
+        format!("; as {source} -> {destination}{out}")
+    });
+    let (seconds, ms) = (packet.time_ms / 1000 % 86_400, packet.time_ms % 1000);
+    let time = format!("{:02}:{:02}:{:02}.{ms:03}", seconds / 3600, seconds / 60 % 60, seconds % 60);
+    let interface = name(interfaces, packet.interface);
+    harmless(&format!("{time} {interface} {before}, {} bytes{after}; {}\n", packet.before_length, packet.verdict))
+}
+
+fn name(interfaces: &[String], number: u32) -> &str {
+    interfaces.get(number as usize).map_or("?", String::as_str)
+}
+
+fn ends(packet: &Glimpse) -> [String; 2] {
+    let Glimpse { source, destination, ports, .. } = *packet;
+    match ports {
+        Some([from, to]) => [(source, from), (destination, to)].map(|end| std::net::SocketAddr::from(end).to_string()),
+        None => [source, destination].map(|address| address.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packet() -> CapturedPacket {
+        let frame = |source: [u8; 4], port: [u8; 2]| {
+            let mut frame = vec![0; 12];
+            frame.extend([8, 0, 0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0]);
+            frame.extend(source);
+            frame.extend([198, 51, 100, 10]);
+            frame.extend(port);
+            frame.extend([0, 53, 0, 8, 0, 0]);
+            frame
+        };
+        CapturedPacket {
+            time_ms: 3_723_004,
+            before: frame([10, 1, 0, 11], [0x0f, 0xa0]),
+            before_length: 42,
+            after: frame([203, 0, 113, 10], [0x50, 0]),
+            after_length: 42,
+            out: Some(1),
+            verdict: "worker 0: egress: sent on".to_owned(),
+            direction: "egress".to_owned(),
+            ..CapturedPacket::default()
+        }
+    }
+
+    #[test]
+    fn a_line_says_all() {
+        let names = ["in".to_owned(), "out".to_owned()];
+        let expected = "01:02:03.004 in udp 10.1.0.11:4000 -> 198.51.100.10:53, 42 bytes; \
+                        as 203.0.113.10:20480 -> 198.51.100.10:53 on out; worker 0: egress: sent on\n";
+        assert_eq!(text(&packet(), &names), expected);
+        let parsed: serde_json::Value = serde_json::from_str(&json(&packet(), &names).unwrap()).unwrap();
+        assert_eq!(parsed["source_after"], "203.0.113.10:20480");
+        assert!(parsed.get("reason").is_none());
+        let bare = CapturedPacket { verdict: "worker 1: dropped".to_owned(), ..CapturedPacket::default() };
+        assert_eq!(text(&bare, &[]), "00:00:00.000 ? no IP packet, 0 bytes; worker 1: dropped\n");
+    }
+}

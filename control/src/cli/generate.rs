@@ -1,0 +1,68 @@
+//! `vipgate completions` and `vipgate man`: what shells and people want to know of the command line, made from itself.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use clap::{Command, CommandFactory};
+use clap_complete::Shell;
+
+use super::{Cli, output};
+use crate::failure::Failure;
+
+/// Prints the completions for a shell.
+pub(super) fn completions(shell: Shell) -> Result<(), Failure> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut visible(), "vipgate", &mut text);
+    output::print(&String::from_utf8_lossy(&text))
+}
+
+/// Writes a manual page for each command.
+pub(super) fn man(folder: &Path) -> Result<(), Failure> {
+    let failed =
+        |error: io::Error| Failure::runtime(format_args!("cannot write manual pages to {}: {error}", folder.display()));
+    fs::create_dir_all(folder).map_err(failed)?;
+    clap_mangen::generate_to(visible(), folder).map_err(failed)?;
+    output::print(&format!("manual pages are in {}\n", folder.display()))
+}
+
+/// The command line without what is only for the program itself.
+fn visible() -> Command {
+    let all = Cli::command();
+    let hidden: Vec<String> =
+        all.get_subcommands().filter(|it| it.is_hide_set()).map(|it| it.get_name().to_owned()).collect();
+    let mut shown = Command::new("vipgate").version(env!("CARGO_PKG_VERSION"));
+    if let Some(about) = all.get_about() {
+        shown = shown.about(about.clone());
+    }
+    for command in all.get_subcommands().filter(|it| !hidden.contains(&it.get_name().to_owned())) {
+        shown = shown.subcommand(command.clone());
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_has_a_page_and_every_shell_its_completions() {
+        let dir = tempfile::tempdir().unwrap();
+        clap_mangen::generate_to(visible(), dir.path()).unwrap();
+        let mut pages: Vec<String> =
+            fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        pages.sort();
+        for page in
+            ["vipgate.1", "vipgate-gateway.1", "vipgate-trace.1", "vipgate-capture.1", "vipgate-sessions-flush.1"]
+        {
+            assert!(pages.iter().any(|name| name == page), "{page} of {pages:?}");
+        }
+        assert!(!pages.iter().any(|name| name.contains("withdraw")), "{pages:?}");
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut visible(), "vipgate", &mut text);
+            let text = String::from_utf8(text).unwrap();
+            assert!(text.contains("explain") && !text.contains("withdraw"), "{shell}");
+        }
+    }
+}
