@@ -11,7 +11,7 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
   python3-grpcio:/usr/lib/python3/dist-packages/grpc/__init__.py python3-protobuf:/usr/lib/python3/dist-packages/google/protobuf/__init__.py
 CARGO_DENY := 0.20.2
 
-.PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e e2e-gateways e2e-server bench bench-wire bench-policy bench-gateways clean-lab
+.PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e e2e-gateways e2e-server bench bench-watch bench-wire bench-policy bench-gateways clean-lab
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-13s%s\n", $$1, $$2}'
@@ -29,18 +29,18 @@ deps: ## install what is missing, and say what
 	fi
 	@command -v cargo >/dev/null || { echo "Rust is missing: install it with rustup (https://rustup.rs), then try again"; exit 1; }
 
+build: deps ## build the release binaries: target/release/vipgate and vipgate-bench
+	cargo build --release --locked -p vipgate -p vipgate-bench --bins
+
+demo: build ## build, then show it working in network namespaces
+	target/release/vipgate demo
+
 .PHONY: deb deb-try
 deb: build ## a Debian package of the release binary, in target/
 	packaging/deb.sh target/release/vipgate target/
 
 deb-try: deb ## install the package in an overlay, look at it, and purge it; needs root
 	packaging/deb-try.sh "$$(ls -t target/vipgate_*.deb | head -1)"
-
-build: deps ## build the release binaries: target/release/vipgate and vipgate-bench
-	cargo build --release --locked -p vipgate -p vipgate-bench --bins
-
-demo: build ## build, then show it working in network namespaces
-	target/release/vipgate demo
 
 test: deps fmt-check lint deny unit loom fuzz doc e2e ## everything that CI runs
 
@@ -81,10 +81,10 @@ miri: deps ## frames, tags and a part of the engine under Miri; needs rustup, an
 FUZZ_FLAGS := --cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
   -Cllvm-args=-sanitizer-coverage-trace-compares
-FUZZ_SECONDS ?= 15
+FUZZ_SECONDS ?= 10
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
-fuzz: deps ## fuzz each target for FUZZ_SECONDS=15; what fails is kept in target/fuzz
+fuzz: deps ## fuzz each target for FUZZ_SECONDS=10; what fails is kept in target/fuzz
 	CARGO_TARGET_DIR=target/fuzz RUSTFLAGS="$(FUZZ_FLAGS)" \
 	  cargo build --profile fuzz -p vipgate-fuzz --bins --locked --quiet --target $(HOST)
 	@for target in frames flows icmp_error; do \
@@ -105,7 +105,7 @@ BINARY = $(TEST) --no-run --test admin
 E2E_EITHER = $(patsubst tests/tests/%.rs,--test %,$(wildcard tests/tests/*.rs))
 E2E_FOLDERS = $(patsubst tests/tests/%/main.rs,--test %,$(filter-out tests/tests/gateways/main.rs,$(wildcard tests/tests/*/main.rs)))
 # Where policy comes from matters to these above all; `make e2e-server` has them all.
-E2E_SERVER = $(patsubst %,--test %,egress input overlay policy restart service_changes services)
+E2E_SERVER = $(patsubst %,--test %,egress input policy restart services)
 # Of several gateways, what the engine's own tests can't show; `make e2e-gateways` has them all.
 E2E_GATEWAYS = connections::ten_thousand_connections_over_three_gateways killed::a_killed_gateway absent::a_stopped_gateway \
   partition::a_partition drained::a_drain lossy::lossy_replication strangers::forged_tunnel_packets_are_dropped_and_counted \
@@ -135,6 +135,9 @@ bench-policy: build ## changes of policy, at a gateway, under packets, at a serv
 	target/release/vipgate-bench policy effect
 	target/release/vipgate-bench policy path
 	target/release/vipgate-bench policy server
+
+bench-watch: build ## what captures, the NAT log and top cost packets
+	target/release/vipgate-bench watch
 
 bench-gateways: build ## several gateways: the way to the owner, copies of sessions, tables of 64 gateways, deaths; needs root and a quiet machine
 	target/release/vipgate-bench path --sessions 1000,65536,1048576 --direction reply

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -113,16 +114,24 @@ async fn follow(
     wait: Duration,
 ) -> Result<Progress, ClientError> {
     let until = Instant::now() + wait;
+    let is_terminal = std::io::stdout().is_terminal();
     let mut said = String::new();
     loop {
         let progress = Progress::of(name, &client.peers().await?, draining);
-        let line = progress.line(draining);
+        let is_over = progress.done || Instant::now() >= until;
+        let left = until.saturating_duration_since(Instant::now()).as_secs();
+        let line = match harmless(&progress.line(draining)) {
+            // On a terminal one line counts down; elsewhere there is a line for each change.
+            line if is_terminal && is_over => format!("\r\x1b[K{line}"),
+            line if is_terminal => format!("\r\x1b[K{} ({left} s left)", line.trim_end()),
+            line => line,
+        };
         if format == Format::Table && line != said {
             // Who stops reading doesn't stop what was begun.
-            let _ = output::put(&harmless(&line));
+            let _ = output::put(&line);
             said = line;
         }
-        if progress.done || Instant::now() >= until {
+        if is_over {
             return Ok(progress);
         }
         tokio::time::sleep(PACE).await;

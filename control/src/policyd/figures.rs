@@ -50,7 +50,7 @@ pub struct Figures {
 
 /// All metrics.
 pub(super) fn read(state: &Arc<State>) -> Vec<Family> {
-    use Kind::{Counter, Gauge, Info};
+    use Kind::{Counter, Gauge, Info, Milliseconds};
     let one = |value: u64| vec![(Labels::new(), value)];
     let labelled = |label: &'static str, values: Vec<(&str, u64)>| -> Vec<(Labels, u64)> {
         values.into_iter().map(|(text, value)| (vec![(label, text.to_owned())], value)).collect()
@@ -119,10 +119,10 @@ pub(super) fn read(state: &Arc<State>) -> Vec<Family> {
             one(figures.tls_refused.get()),
         ),
         family(
-            "policyd_compile_microseconds",
+            "policyd_compile_seconds",
             "What the last compilation took",
-            Gauge,
-            one(figures.compile_us.load(Relaxed)),
+            Milliseconds,
+            one(figures.compile_us.load(Relaxed) / 1000),
         ),
         family("policyd_members", "Gateways that views name", Gauge, one(view.members.len() as u64)),
         family("policyd_members_serving", "Gateways that serve", Gauge, one(view.serving().count() as u64)),

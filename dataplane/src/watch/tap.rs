@@ -1,8 +1,9 @@
 //! A tap on a worker's packets: each that matches is copied as it came and as it goes on, with its verdict.
 //!
-//! The stages write into packets, so the heads of all are copied before; only those that match afterwards are copied whole. How many that are
-//! a second is limited, and while the limit is reached nothing is looked at. Memory comes from whoever captures, and goes around: a
-//! copy that finds no free place is counted as missed.
+//! The stages write into packets, so the heads of all are copied before, a line of 64 bytes of nearly all; only those that match afterwards
+//! are copied whole. How many that are a second is limited, and while the limit is reached, or no place is free, nothing is looked at. Memory
+//! comes from whoever captures, and goes around. Most packets are refused by two addresses before and two after; all else is asked of
+//! those that are left.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,17 +12,19 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crossbeam::queue::ArrayQueue;
 use ipnet::IpNet;
+use vipgate_mem::Frame;
 
 use super::glimpse::Glimpse;
-use crate::batch::{Batch, MOST};
+use crate::batch::{Batch, MOST, Packets};
 use crate::counters::{Direction, DropReason};
 use crate::io::InterfaceId;
 use crate::ports::pool::WorkerId;
 use crate::time::Tick;
 use crate::verdict::Verdict;
+use crate::wire::{ethernet, protocol};
 
-/// Bytes of a packet that the stages may write to: link, IPv6 and TCP with all its options.
-const HEAD: usize = 128;
+/// Bytes of a packet that the stages may write to: link, IP and ports; of IPv6, and where TCP says how long segments may be, twice as many.
+const LINE: usize = 64;
 
 /// Which packets; everything that is given must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -133,6 +136,7 @@ impl TapRing {
 #[derive(Debug)]
 pub struct Tap {
     filter: TapFilter,
+    quick: Quick,
     ring: Arc<TapRing>,
     worker: WorkerId,
     /// Bytes of a packet that are copied at most.
@@ -141,21 +145,111 @@ pub struct Tap {
     rate: u32,
     left: u32,
     second: u32,
-    /// The heads of the batch's packets as they came, and the packets' lengths; none while nothing is looked at.
-    heads: Box<[([u8; HEAD], u16); MOST]>,
+    /// The beginnings of the batch's packets as they came.
+    heads: Box<Heads>,
+    /// How many there are; none while nothing is looked at.
     looked_at: usize,
+}
+
+/// The beginnings of the packets of a batch.
+#[derive(Debug)]
+struct Heads {
+    /// Of a shorter packet, what lies behind it is anything.
+    first: [[u8; LINE]; MOST],
+    second: [[u8; LINE]; MOST],
+    /// The packets' lengths.
+    lengths: [u16; MOST],
+    /// Those of which there is a second line.
+    long: Packets,
+}
+
+impl Heads {
+    #[inline]
+    fn keep(&mut self, i: usize, frame: &Frame) {
+        self.lengths[i] = frame.len();
+        match frame.line() {
+            Some(line) => self.first[i] = *line,
+            None => self.keep_last(i, frame),
+        }
+        if usize::from(frame.len()) > LINE && is_long(&self.first[i]) {
+            let more = &frame.bytes()[LINE..];
+            let more = &more[..more.len().min(LINE)];
+            self.second[i][..more.len()].copy_from_slice(more);
+            self.long.insert(i);
+        }
+    }
+
+    /// Of a packet at the very end of its frame.
+    #[cold]
+    fn keep_last(&mut self, i: usize, frame: &Frame) {
+        let bytes = frame.bytes();
+        let length = bytes.len().min(LINE);
+        self.first[i][..length].copy_from_slice(&bytes[..length]);
+    }
+
+    /// What is kept of a packet, in two pieces.
+    fn of(&self, i: usize) -> (&[u8], &[u8]) {
+        let length = usize::from(self.lengths[i]);
+        let second = if self.long.contains(i) { (length - LINE).min(LINE) } else { 0 };
+        (&self.first[i][..length.min(LINE)], &self.second[i][..second])
+    }
+}
+
+/// Whether the stages may write behind the first line: anything but IPv4 without options that doesn't begin a connection.
+#[inline]
+fn is_long(first: &[u8; LINE]) -> bool {
+    const TCP_FLAGS: usize = ethernet::HEADER + 20 + 13;
+    const SYN: u8 = 2;
+    first[12..15] != [8, 0, 0x45] || (first[23] == protocol::TCP && first[TCP_FLAGS] & SYN != 0)
+}
+
+/// What is asked of every packet first.
+#[derive(Clone, Copy, Debug)]
+enum Quick {
+    /// Nothing: all are asked everything.
+    Nothing,
+    /// One address in this prefix of IPv4, before or after: value and mask, as they stand in packets. No other packet matches.
+    V4(u32, u32),
+    /// That it is IPv6: no other packet matches.
+    V6,
+}
+
+impl Quick {
+    fn of(filter: &TapFilter) -> Self {
+        match filter.nets.first() {
+            Some(IpNet::V4(net)) => {
+                let [value, mask] = [net.network(), net.netmask()].map(|it| u32::from_ne_bytes(it.octets()));
+                Self::V4(value, mask)
+            }
+            Some(IpNet::V6(_)) => Self::V6,
+            None => Self::Nothing,
+        }
+    }
+
+    /// Whether a packet may match: source and destination as they stand in its beginning, before and after.
+    #[inline]
+    fn may_match(self, before: &[u8; LINE], after: Option<&[u8; LINE]>) -> bool {
+        let (value, mask) = match self {
+            Self::V4(value, mask) => (value, mask),
+            Self::V6 => return before[12..14] == [0x86, 0xdd],
+            Self::Nothing => return true,
+        };
+        let is_in = |frame: &[u8; LINE]| {
+            let address = |at: usize| u32::from_ne_bytes([frame[at], frame[at + 1], frame[at + 2], frame[at + 3]]);
+            ((address(26) ^ value) & mask == 0) | ((address(30) ^ value) & mask == 0)
+        };
+        // What lies there in other packets is no address, but those are few, and asked again.
+        is_in(before) | after.is_none_or(is_in)
+    }
 }
 
 impl Tap {
     /// Captures what matches, into the ring, at most `rate` packets a second and `length` bytes of each.
     pub fn new(filter: TapFilter, ring: Arc<TapRing>, worker: WorkerId, length: usize, rate: u32) -> Self {
-        let heads = Box::new([([0; HEAD], 0); MOST]);
-        Self { filter, ring, worker, length, rate, left: rate, second: 0, heads, looked_at: 0 }
-    }
-
-    /// Whether nobody takes what is captured any more.
-    pub fn is_abandoned(&self) -> bool {
-        Arc::strong_count(&self.ring) == 1
+        let line = [[0; LINE]; MOST];
+        let heads = Box::new(Heads { first: line, second: line, lengths: [0; MOST], long: Packets::default() });
+        let quick = Quick::of(&filter);
+        Self { filter, quick, ring, worker, length, rate, left: rate, second: 0, heads, looked_at: 0 }
     }
 
     /// Looks at a batch that has come in.
@@ -165,23 +259,13 @@ impl Tap {
         if second != self.second {
             (self.second, self.left) = (second, self.rate);
         }
-        self.looked_at = 0;
-        if self.left == 0 {
+        (self.looked_at, self.heads.long) = (0, Packets::default());
+        if self.left == 0 || self.ring.free.is_empty() {
             self.ring.missed.fetch_add(batch.len() as u64, Relaxed);
             return;
         }
-        for (received, (head, length)) in batch.frames.iter().zip(self.heads.iter_mut()) {
-            let bytes = received.frame.bytes();
-            *length = bytes.len() as u16;
-            // Two lines at once are faster than as many bytes as there are, and most packets have one.
-            match (bytes.first_chunk::<HEAD>(), bytes.first_chunk::<64>()) {
-                (Some(whole), _) => *head = *whole,
-                (None, Some(line)) => {
-                    head[..64].copy_from_slice(line);
-                    head[64..bytes.len()].copy_from_slice(&bytes[64..]);
-                }
-                (None, None) => head[..bytes.len()].copy_from_slice(bytes),
-            }
+        for (i, received) in batch.frames.iter().take(MOST).enumerate() {
+            self.heads.keep(i, &received.frame);
         }
         self.looked_at = batch.len();
     }
@@ -189,14 +273,14 @@ impl Tap {
     /// Looks at the same batch again, when all has been decided about it.
     #[inline]
     pub fn after(&mut self, batch: &Batch, now: Tick) {
-        for i in 0..self.looked_at {
-            if self.is_wanted(batch, i) {
+        let quick = self.quick;
+        for (i, received) in batch.frames.iter().take(self.looked_at).enumerate() {
+            if quick.may_match(&self.heads.first[i], received.frame.line()) && self.is_wanted(batch, i) {
                 self.copy(batch, i, now);
             }
         }
     }
 
-    #[inline]
     fn is_wanted(&self, batch: &Batch, i: usize) -> bool {
         let TapFilter { nets, port, protocol, interface, outcome } = &self.filter;
         let (verdict, received) = (batch.verdicts[i], &batch.frames[i]);
@@ -213,8 +297,8 @@ impl Tap {
         if nets.is_empty() && port.is_none() && protocol.is_none() {
             return true;
         }
-        let (head, length) = &self.heads[i];
-        let came = Glimpse::of(&head[..usize::from(*length).min(HEAD)]);
+        // Addresses and ports of both families are in the first line.
+        let came = Glimpse::of(self.heads.of(i).0);
         let went = if is_sent(verdict) { Glimpse::of(received.frame.bytes()) } else { None };
         let seen = || came.iter().chain(&went);
         let has_address = |net: &IpNet| {
@@ -236,14 +320,16 @@ impl Tap {
         };
         self.left -= 1;
         let received = &batch.frames[i];
-        let (bytes, verdict, (head, length)) = (received.frame.bytes(), batch.verdicts[i], &self.heads[i]);
-        let length = usize::from(*length);
+        let (bytes, verdict) = (received.frame.bytes(), batch.verdicts[i]);
+        let (length, (first, second)) = (usize::from(self.heads.lengths[i]), self.heads.of(i));
+        let kept = first.len() + second.len();
         place.before.clear();
-        place.before.extend_from_slice(&head[..length.min(HEAD).min(self.length)]);
-        // What lies behind the heads is as it came, and at the packet's end, unless the packet has become another one.
-        if !matches!(verdict, Verdict::Answer(_)) && length > HEAD && bytes.len() >= length - HEAD {
-            let tail = &bytes[bytes.len() - (length - HEAD)..];
-            place.before.extend_from_slice(&tail[..tail.len().min(self.length.saturating_sub(HEAD))]);
+        place.before.extend_from_slice(&first[..first.len().min(self.length)]);
+        place.before.extend_from_slice(&second[..second.len().min(self.length.saturating_sub(LINE))]);
+        // What lies behind is as it came, and at the packet's end, unless the packet has become another one.
+        if !matches!(verdict, Verdict::Answer(_)) && bytes.len() >= length - kept {
+            let tail = &bytes[bytes.len() - (length - kept)..];
+            place.before.extend_from_slice(&tail[..tail.len().min(self.length.saturating_sub(kept))]);
         }
         place.after.clear();
         if is_sent(verdict) {

@@ -129,6 +129,22 @@ fn a_filter_matches_before_and_after_translation() {
 }
 
 #[test]
+fn a_filter_for_one_family_matches_nothing_of_the_other() {
+    let mut gateway = Gateway::new(&Setup::default());
+    for (pod, far) in POD_AND_FAR {
+        for (net, other) in [("10.244.1.5/32", "10.244.1.6/32"), ("fd00:244:1::5/128", "fd00:244:1::6/128")] {
+            for (net, matches) in [(net, net.contains(':') == pod.contains('[')), (other, false)] {
+                let filter = TapFilter { nets: vec![net.parse().unwrap()], ..TapFilter::default() };
+                gateway.capture(filter, 256, 1000);
+                let seen = worker_sees(&mut gateway, INSIDE, &packet(Protocol::Tcp, at(pod), at(far)));
+                assert_eq!(seen.len(), usize::from(matches), "{net} of {pod}");
+                assert!(seen.iter().all(|it| it.before.len() == usize::from(it.before_length)));
+            }
+        }
+    }
+}
+
+#[test]
 fn what_is_too_much_is_counted_and_left_out() {
     let mut gateway = Gateway::new(&Setup::default());
     gateway.capture(TapFilter::default(), 256, 3);

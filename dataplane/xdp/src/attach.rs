@@ -195,7 +195,9 @@ fn refused(nic: &Nic, what: &'static str, error: &io::Error) -> AttachError {
 
 fn explain(error: &io::Error) -> String {
     let hint = match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => "; vipgate needs root, or CAP_NET_ADMIN and CAP_BPF",
+        Some(libc::EPERM | libc::EACCES) => {
+            "; vipgate needs root, or CAP_NET_ADMIN, and CAP_SYS_ADMIN where an earlier gateway's program is to be replaced"
+        }
         Some(libc::EBUSY) => "; another process holds an XDP program on it: is a gateway running here already?",
         Some(libc::EOPNOTSUPP) => "; the driver has no XDP of its own: set `xdp.mode: generic`",
         Some(libc::ERANGE | libc::EINVAL) => "; the interface's MTU may be too large for XDP, or its queues too few",

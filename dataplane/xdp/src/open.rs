@@ -96,9 +96,7 @@ pub enum OpenError {
 
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => {
-            " (vipgate needs root, or CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_IPC_LOCK)"
-        }
+        Some(libc::EPERM | libc::EACCES) => " (vipgate needs root, or CAP_NET_ADMIN, CAP_NET_RAW and CAP_IPC_LOCK)",
         Some(libc::EAFNOSUPPORT) => " (this kernel has no AF_XDP: it needs CONFIG_XDP_SOCKETS, Linux 5.11 or later)",
         Some(libc::EBUSY) => " (another program has a socket on this queue)",
         Some(libc::EOPNOTSUPP) => " (the driver can't share frames: set `xdp.zero_copy: never`)",

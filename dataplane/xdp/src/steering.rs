@@ -78,7 +78,7 @@ pub enum SteeringError {
 
 fn hint(text: &str) -> &'static str {
     if text.contains("Operation not permitted") || text.contains("os error 1)") || text.contains("Permission denied") {
-        " (vipgate needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_NET_RAW)"
+        " (vipgate needs root, or CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON)"
     } else {
         ""
     }

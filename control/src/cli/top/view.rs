@@ -13,6 +13,8 @@ use crate::cli::{peers, show};
 /// The smallest screen that shows something useful.
 const LEAST: (u16, u16) = (60, 16);
 const DIRECTIONS: [&str; 7] = ["egress", "reply", "inbound", "service_reply", "unchanged", "peer_out", "peer_in"];
+/// Columns of the box of drops that an example fits in.
+const WIDE: u16 = 80;
 /// Lines of the boxes at the top: a title and one for each direction.
 const UPPER: u16 = 10;
 
@@ -156,9 +158,11 @@ fn drops(frame: &mut Frame<'_>, area: Rect, board: &Board, now: &Sample) {
         ])
         .style(style)
     });
-    let widths = [Constraint::Length(18), Constraint::Length(7), Constraint::Length(7), Constraint::Min(0)];
+    // An example that is cut off says nothing.
+    let (last, example) = if area.width >= WIDE { ("last", Constraint::Min(0)) } else { ("", Constraint::Length(0)) };
+    let widths = [Constraint::Length(18), Constraint::Length(7), Constraint::Length(7), example];
     let head =
-        Row::new([Cell::from("reason"), right("/s".to_owned()), right("all".to_owned()), Cell::from("last")]).dim();
+        Row::new([Cell::from("reason"), right("/s".to_owned()), right("all".to_owned()), Cell::from(last)]).dim();
     frame.render_widget(Table::new(rows, widths).header(head).block(frame_of("drops ")), parts[1]);
 }
 
