@@ -27,6 +27,8 @@ pub trait Address: Copy + Clone + Eq + Ord + Hash + Debug + Default + Send + Pod
     fn word_sum(self) -> u32;
     /// Two addresses as numbers, as few as they fill; the others are 0.
     fn pair_words(one: Self, other: Self) -> [u64; 4];
+    /// Whether one of the two is 0.
+    fn has_zero(pair_words: [u64; 4]) -> bool;
     /// Whether a packet from or to it is never forwarded (RFC 6890, RFC 4291): loopback, unspecified, multicast; with IPv4 also
     /// class E and limited broadcast, with IPv6 also link-local and mapped IPv4 addresses.
     fn is_martian(self) -> bool;
@@ -74,6 +76,13 @@ impl Address for u32 {
     #[inline]
     fn pair_words(one: Self, other: Self) -> [u64; 4] {
         [u64::from(one) | u64::from(other) << 32, 0, 0, 0]
+    }
+
+    #[inline]
+    fn has_zero([pair, ..]: [u64; 4]) -> bool {
+        // Only a half that is 0 borrows from its own top bit, or one above it, and then it is true anyhow.
+        const ONES: u64 = 0x1_0000_0001;
+        pair.wrapping_sub(ONES) & !pair & (ONES << 31) != 0
     }
 
     #[inline]
@@ -160,6 +169,11 @@ impl Address for V6 {
     }
 
     #[inline]
+    fn has_zero([a, b, c, d]: [u64; 4]) -> bool {
+        (a | b).min(c | d) == 0
+    }
+
+    #[inline]
     fn is_martian(self) -> bool {
         let is_special = self.low <= 1 || self.low >> 32 == 0xffff;
         self.high >> 56 == 0xff || self.high >> 54 == 0xfe80 >> 6 || (self.high == 0 && is_special)
@@ -183,7 +197,20 @@ impl Address for V6 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn a_zero_is_found_in_pairs(one: u32, other: u32, choice in 0_usize..4) {
+            let pair = [(one, other), (0, other), (one, 0), (one & 0x8000_0000, other | 0x8000_0000)][choice];
+            prop_assert_eq!(u32::has_zero(u32::pair_words(pair.0, pair.1)), pair.0 == 0 || pair.1 == 0);
+            let wide = |half: u32| V6::from_bits(u128::from(half) << 96);
+            let words = V6::pair_words(wide(pair.0), wide(pair.1));
+            prop_assert_eq!(V6::has_zero(words), pair.0 == 0 || pair.1 == 0);
+        }
+    }
 
     #[test]
     fn a_prefix_ends_where_its_length_says() {

@@ -67,20 +67,31 @@ pub struct Context<'a> {
 /// Takes a batch through all stages. Afterwards every packet has a verdict.
 pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
     let Tables { sessions, embryonic, ports, fragments, ids, limiter, outbox, watch } = tables;
+    let Watch { drops, log, tap } = watch;
     let Context { view, counters, .. } = *context;
-    let mut settle = Settle { policy: &view.policy, ports, counters, outbox, log: &watch.log };
+    let mut settle = Settle { policy: &view.policy, ports, counters, outbox, log };
 
     unwrap::run(batch, view, counters);
     parse::run(batch, &view.network);
+    if let Some(tap) = tap {
+        tap.begin(batch, context.now);
+    }
     answer::run(batch, context);
     gather::run::<u32>(batch, fragments, ids, context);
     gather::run::<V6>(batch, fragments, ids, context);
     relay::run::<u32>(batch, sessions, context);
     relay::run::<V6>(batch, sessions, context);
+    if let Some(tap) = tap {
+        tap.travelling::<u32>(batch);
+        tap.travelling::<V6>(batch);
+    }
     lookup::fetch::<u32>(batch, sessions);
     lookup::fetch::<V6>(batch, sessions);
-    express::run::<u32>(batch, sessions, context);
-    express::run::<V6>(batch, sessions, context);
+    express::run::<u32>(batch, sessions, tap.as_deref(), context);
+    express::run::<V6>(batch, sessions, tap.as_deref(), context);
+    if let Some(tap) = tap {
+        tap.left(batch);
+    }
     lookup::find::<u32>(batch, sessions, context);
     lookup::find::<V6>(batch, sessions, context);
     takeover::run::<u32>(batch, sessions, context, &mut settle);
@@ -104,5 +115,5 @@ pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
     health::run::<u32>(batch, context);
     health::run::<V6>(batch, context);
     wrap::run(batch, view);
-    refuse::run(batch, limiter, &mut watch.drops, context);
+    refuse::run(batch, limiter, drops, context);
 }

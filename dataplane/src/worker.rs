@@ -125,10 +125,10 @@ impl<Io: PacketIo> Worker<Io> {
             let Parts { tables, counters, rules, id, directory, affinity, links, .. } = &mut self.parts;
             let flows = Flows { this: *id, workers: links.workers(), directory: directory.as_deref(), claims: true };
             let context = Context { view: &view, rules: *rules, flows, affinity, counters, is_lapsed, now };
-            if let Some(tap) = &mut tables.watch.tap {
-                tap.before(&self.batch, now);
-            }
             if self.is_silent {
+                if let Some(tap) = &mut tables.watch.tap {
+                    tap.skip();
+                }
                 self.batch.drop_all(DropReason::NoLease);
             } else {
                 pipeline::run(&mut self.batch, tables, &context);

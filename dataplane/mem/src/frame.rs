@@ -125,17 +125,6 @@ impl Frame {
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(self.start().into()), self.len().into()) }
     }
 
-    /// The first 64 bytes from where the packet begins, whether or not all of them are the packet's; `None` where the frame ends before.
-    #[inline]
-    pub fn line(&self) -> Option<&[u8; 64]> {
-        let start = self.start();
-        if u32::from(start) + 64 > u32::from(self.place.capacity()) {
-            return None;
-        }
-        // SAFETY: start + 64 <= capacity, and those bytes are initialized, mapped and ours (see `from_raw`).
-        Some(unsafe { &*self.base.as_ptr().add(start.into()).cast::<[u8; 64]>() })
-    }
-
     /// Sixteen bits that the owner may use as it likes; they travel with the frame and are 0 after a [`Frame::reset`].
     #[inline]
     pub fn mark(&self) -> u16 {
@@ -235,17 +224,6 @@ impl Frame {
 mod tests {
     use super::*;
     use crate::Arena;
-
-    #[test]
-    fn a_line_may_end_behind_the_packet_but_not_behind_the_frame() {
-        let mut frame = Arena::allocate(1, 512).unwrap().frames().pop().unwrap();
-        assert!(frame.replace(b"short"));
-        assert_eq!(&frame.line().unwrap()[..5], b"short");
-        assert!(frame.place(512 - 64, 64));
-        assert!(frame.line().is_some());
-        assert!(frame.place(512 - 63, 63));
-        assert!(frame.line().is_none());
-    }
 
     #[test]
     fn a_packet_never_reaches_out_of_its_frame() {

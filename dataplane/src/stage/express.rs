@@ -6,11 +6,13 @@ use crate::batch::{Batch, Kind, Packets, PlainParts};
 use crate::pipeline::Context;
 use crate::session::Sessions;
 use crate::session::entry::{Entry, Flags};
+use crate::session::key::Key;
 use crate::snapshot::Snapshot;
 use crate::snapshot::freshness::Parties;
 use crate::stage::recheck;
 use crate::stage::rewrite::{self, OnWire};
 use crate::verdict::Verdict;
+use crate::watch::tap::{Near, Tap};
 use crate::wire::{ethernet, tcp};
 
 /// Packets of a batch whose sessions were checked against an older policy, from which on it is cheaper to look at all.
@@ -31,22 +33,45 @@ fn stands<A: OnWire>(entry: &Entry<A>, parties: Parties<A>, view: &Snapshot) -> 
     view.freshness.holds_beside_endpoint(entry.generation(), parties) && recheck::is_wanted(entry, &view.policy)
 }
 
-/// Translates the packets to whose sessions nothing happens.
-pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, context: &Context<'_>) {
+/// Translates the packets to whose sessions nothing happens. What may be captured is left: this way makes no copies.
+pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, tap: Option<&Tap>, context: &Context<'_>) {
     if batch.open_of::<A>().and(batch.plain).is_empty() || context.is_lapsed {
         return;
     }
+    match tap.map_or(Near::Nobody, Tap::near::<A>) {
+        Near::Nobody => run_beside::<A>(batch, sessions, |_, _| false, context),
+        Near::In(prefix) => {
+            let is_near =
+                |key: &Key<A>, entry: &Entry<A>| prefix.has(key.in_packet().0) | prefix.has(entry.to_addresses());
+            run_beside::<A>(batch, sessions, is_near, context);
+        }
+        Near::Everybody => {}
+    }
+}
+
+/// The same, without those that are near.
+fn run_beside<A: OnWire>(
+    batch: &mut Batch,
+    sessions: &mut Sessions,
+    is_near: impl Fn(&Key<A>, &Entry<A>) -> bool,
+    context: &Context<'_>,
+) {
     // While policy changes, the sessions of some packets were checked against the one in force, and those of others weren't: no
     // processor guesses which. Then, all are looked at; otherwise only those that weren't.
     if batch.restless {
-        translate::<A, true>(batch, sessions, context);
+        translate::<A, true>(batch, sessions, is_near, context);
     } else {
-        translate::<A, false>(batch, sessions, context);
+        translate::<A, false>(batch, sessions, is_near, context);
     }
 }
 
 #[inline(never)]
-fn translate<A: OnWire, const LOOK: bool>(batch: &mut Batch, sessions: &mut Sessions, context: &Context<'_>) {
+fn translate<A: OnWire, const LOOK: bool>(
+    batch: &mut Batch,
+    sessions: &mut Sessions,
+    is_near: impl Fn(&Key<A>, &Entry<A>) -> bool,
+    context: &Context<'_>,
+) {
     let (exits, view) = (context.view.network.exits(), context.view);
     let glance = view.freshness.glance();
     let mut behind = 0;
@@ -60,6 +85,9 @@ fn translate<A: OnWire, const LOOK: bool>(batch: &mut Batch, sessions: &mut Sess
         let flags = entry.flags();
         if !entry.has_key(&keys[i]) || flags.has(Flags::QUARANTINED) || head.sides & flags.side() == 0 || head.ttl <= 1
         {
+            continue;
+        }
+        if is_near(&keys[i], entry) {
             continue;
         }
         let generation = entry.generation();

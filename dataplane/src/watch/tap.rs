@@ -1,9 +1,9 @@
 //! A tap on a worker's packets: each that matches is copied as it came and as it goes on, with its verdict.
 //!
-//! The stages write into packets, so the heads of all are copied before, a line of 64 bytes of nearly all; only those that match afterwards
-//! are copied whole. How many that are a second is limited, and while the limit is reached, or no place is free, nothing is looked at. Memory
-//! comes from whoever captures, and goes around. Most packets are refused by two addresses before and two after; all else is asked of
-//! those that are left.
+//! The stages write into packets, so the heads of those that may match are copied before. What takes the short way has its addresses
+//! before and after at hand there, in its key and in its session: who is near by them takes the long way, and all that do are copied,
+//! and asked everything afterwards. How many are captured a second is limited, and while the limit is reached, or no place is free,
+//! nothing is looked at. Memory comes from whoever captures, and goes around.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,19 +12,21 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crossbeam::queue::ArrayQueue;
 use ipnet::IpNet;
-use vipgate_mem::Frame;
 
 use super::glimpse::Glimpse;
-use crate::batch::{Batch, MOST, Packets};
+use crate::address::{Address, V6};
+use crate::batch::{Batch, Lane, MOST, Packets};
 use crate::counters::{Direction, DropReason};
 use crate::io::InterfaceId;
 use crate::ports::pool::WorkerId;
 use crate::time::Tick;
 use crate::verdict::Verdict;
-use crate::wire::{ethernet, protocol};
+use crate::wire::ethernet;
 
-/// Bytes of a packet that the stages may write to: link, IP and ports; of IPv6, and where TCP says how long segments may be, twice as many.
-const LINE: usize = 64;
+/// Bytes of a packet that the stages may write to: link, IPv6 and TCP with all its options.
+const HEAD: usize = 128;
+
+const V4: usize = <u32 as Lane>::FAMILY;
 
 /// Which packets; everything that is given must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -136,7 +138,8 @@ impl TapRing {
 #[derive(Debug)]
 pub struct Tap {
     filter: TapFilter,
-    quick: Quick,
+    asked: Asked,
+    is_silent: bool,
     ring: Arc<TapRing>,
     worker: WorkerId,
     /// Bytes of a packet that are copied at most.
@@ -145,137 +148,157 @@ pub struct Tap {
     rate: u32,
     left: u32,
     second: u32,
-    /// The beginnings of the batch's packets as they came.
-    heads: Box<Heads>,
-    /// How many there are; none while nothing is looked at.
-    looked_at: usize,
-}
-
-/// The beginnings of the packets of a batch.
-#[derive(Debug)]
-struct Heads {
-    /// Of a shorter packet, what lies behind it is anything.
-    first: [[u8; LINE]; MOST],
-    second: [[u8; LINE]; MOST],
-    /// The packets' lengths.
+    /// Those of the batch's packets that may match, and their heads and lengths as they came.
+    chosen: Packets,
+    heads: Box<[[u8; HEAD]; MOST]>,
     lengths: [u16; MOST],
-    /// Those of which there is a second line.
-    long: Packets,
 }
 
-impl Heads {
-    #[inline]
-    fn keep(&mut self, i: usize, frame: &Frame) {
-        self.lengths[i] = frame.len();
-        match frame.line() {
-            Some(line) => self.first[i] = *line,
-            None => self.keep_last(i, frame),
-        }
-        if usize::from(frame.len()) > LINE && is_long(&self.first[i]) {
-            let more = &frame.bytes()[LINE..];
-            let more = &more[..more.len().min(LINE)];
-            self.second[i][..more.len()].copy_from_slice(more);
-            self.long.insert(i);
-        }
-    }
-
-    /// Of a packet at the very end of its frame.
-    #[cold]
-    fn keep_last(&mut self, i: usize, frame: &Frame) {
-        let bytes = frame.bytes();
-        let length = bytes.len().min(LINE);
-        self.first[i][..length].copy_from_slice(&bytes[..length]);
-    }
-
-    /// What is kept of a packet, in two pieces.
-    fn of(&self, i: usize) -> (&[u8], &[u8]) {
-        let length = usize::from(self.lengths[i]);
-        let second = if self.long.contains(i) { (length - LINE).min(LINE) } else { 0 };
-        (&self.first[i][..length.min(LINE)], &self.second[i][..second])
-    }
-}
-
-/// Whether the stages may write behind the first line: anything but IPv4 without options that doesn't begin a connection.
-#[inline]
-fn is_long(first: &[u8; LINE]) -> bool {
-    const TCP_FLAGS: usize = ethernet::HEADER + 20 + 13;
-    const SYN: u8 = 2;
-    first[12..15] != [8, 0, 0x45] || (first[23] == protocol::TCP && first[TCP_FLAGS] & SYN != 0)
-}
-
-/// What is asked of every packet first.
+/// What packets on the short way are asked, in each family.
 #[derive(Clone, Copy, Debug)]
-enum Quick {
-    /// Nothing: all are asked everything.
-    Nothing,
-    /// One address in this prefix of IPv4, before or after: value and mask, as they stand in packets. No other packet matches.
-    V4(u32, u32),
-    /// That it is IPv6: no other packet matches.
-    V6,
+struct Asked {
+    v4: Near,
+    v6: Near,
 }
 
-impl Quick {
-    fn of(filter: &TapFilter) -> Self {
-        match filter.nets.first() {
-            Some(IpNet::V4(net)) => {
-                let [value, mask] = [net.network(), net.netmask()].map(|it| u32::from_ne_bytes(it.octets()));
-                Self::V4(value, mask)
-            }
-            Some(IpNet::V6(_)) => Self::V6,
-            None => Self::Nothing,
-        }
-    }
+/// Which packets on the short way may match.
+#[derive(Clone, Copy, Debug)]
+pub enum Near {
+    /// None.
+    Nobody,
+    /// Those that have an address in this, before or after.
+    In(Prefix),
+    /// Each.
+    Everybody,
+}
 
-    /// Whether a packet may match: source and destination as they stand in its beginning, before and after.
+/// A prefix, twice, as [`Address::pair_words`] gives addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct Prefix {
+    first: [u64; 4],
+    mask: [u64; 4],
+}
+
+impl Prefix {
+    /// Whether one of two addresses, as they stand in packets, is in it.
     #[inline]
-    fn may_match(self, before: &[u8; LINE], after: Option<&[u8; LINE]>) -> bool {
-        let (value, mask) = match self {
-            Self::V4(value, mask) => (value, mask),
-            Self::V6 => return before[12..14] == [0x86, 0xdd],
-            Self::Nothing => return true,
-        };
-        let is_in = |frame: &[u8; LINE]| {
-            let address = |at: usize| u32::from_ne_bytes([frame[at], frame[at + 1], frame[at + 2], frame[at + 3]]);
-            ((address(26) ^ value) & mask == 0) | ((address(30) ^ value) & mask == 0)
-        };
-        // What lies there in other packets is no address, but those are few, and asked again.
-        is_in(before) | after.is_none_or(is_in)
+    pub fn has<A: Address>(&self, pair: [A; 2]) -> bool {
+        let mut words = A::pair_words(pair[0], pair[1]);
+        for ((word, first), mask) in words.iter_mut().zip(self.first).zip(self.mask) {
+            *word = (*word ^ first) & mask;
+        }
+        A::has_zero(words)
+    }
+}
+
+impl Near {
+    fn of<A: Address>(filter: &TapFilter) -> Self {
+        let Some(net) = filter.nets.first() else { return Self::Everybody };
+        let Some(first) = A::from_ip(net.network()) else { return Self::Nobody };
+        let twice = |address: A| A::pair_words(address.in_packet_order(), address.in_packet_order());
+        let (first, last) = (twice(first), twice(first.last_of_prefix(net.prefix_len())));
+        let mut mask = first;
+        mask.iter_mut().zip(last).for_each(|(word, last)| *word = !(*word ^ last));
+        Self::In(Prefix { first, mask })
     }
 }
 
 impl Tap {
     /// Captures what matches, into the ring, at most `rate` packets a second and `length` bytes of each.
     pub fn new(filter: TapFilter, ring: Arc<TapRing>, worker: WorkerId, length: usize, rate: u32) -> Self {
-        let line = [[0; LINE]; MOST];
-        let heads = Box::new(Heads { first: line, second: line, lengths: [0; MOST], long: Packets::default() });
-        let quick = Quick::of(&filter);
-        Self { filter, quick, ring, worker, length, rate, left: rate, second: 0, heads, looked_at: 0 }
+        let asked = Asked { v4: Near::of::<u32>(&filter), v6: Near::of::<V6>(&filter) };
+        let (heads, lengths) = (Box::new([[0; HEAD]; MOST]), [0; MOST]);
+        let chosen = Packets::default();
+        Self {
+            filter,
+            asked,
+            is_silent: false,
+            ring,
+            worker,
+            length,
+            rate,
+            left: rate,
+            second: 0,
+            chosen,
+            heads,
+            lengths,
+        }
     }
 
-    /// Looks at a batch that has come in.
-    #[inline]
-    pub fn before(&mut self, batch: &Batch, now: Tick) {
+    /// Looks at a batch whose headers were read, and nothing more: at those packets that are not plain.
+    pub fn begin(&mut self, batch: &Batch, now: Tick) {
         let second = now.0 / 1000;
         if second != self.second {
             (self.second, self.left) = (second, self.rate);
         }
-        (self.looked_at, self.heads.long) = (0, Packets::default());
-        if self.left == 0 || self.ring.free.is_empty() {
+        self.chosen = Packets::default();
+        self.is_silent = self.left == 0 || self.ring.free.is_empty();
+        if self.is_silent {
             self.ring.missed.fetch_add(batch.len() as u64, Relaxed);
             return;
         }
-        for (i, received) in batch.frames.iter().take(MOST).enumerate() {
-            self.heads.keep(i, &received.frame);
+        for i in Packets::first(batch.len()).without(batch.plain) {
+            self.keep(i, batch.frames[i].frame.bytes());
         }
-        self.looked_at = batch.len();
     }
 
-    /// Looks at the same batch again, when all has been decided about it.
-    #[inline]
+    /// Looks at plain packets that went into a tunnel untranslated: they stand at their frames' ends, as they came.
+    pub fn travelling<A: Lane>(&mut self, batch: &Batch) {
+        let near = self.near::<A>();
+        for i in batch.plain.and(batch.families[A::FAMILY]).without(batch.open) {
+            let may_match = match near {
+                Near::Nobody => false,
+                Near::In(prefix) => prefix.has(A::keys(batch)[i].in_packet().0),
+                Near::Everybody => true,
+            };
+            if may_match {
+                let bytes = batch.frames[i].frame.bytes();
+                let length = ethernet::HEADER + usize::from(batch.heads[i].length);
+                self.keep(i, &bytes[bytes.len().saturating_sub(length)..]);
+            }
+        }
+    }
+
+    /// Which packets must not take the short way.
+    pub fn near<A: Lane>(&self) -> Near {
+        match A::FAMILY {
+            _ if self.is_silent => Near::Nobody,
+            V4 => self.asked.v4,
+            _ => self.asked.v6,
+        }
+    }
+
+    /// Looks at the plain packets that the short way has left, to which nothing has happened yet.
+    pub fn left(&mut self, batch: &Batch) {
+        if self.is_silent {
+            return;
+        }
+        for i in batch.plain.and(batch.open) {
+            self.keep(i, batch.frames[i].frame.bytes());
+        }
+    }
+
+    fn keep(&mut self, i: usize, bytes: &[u8]) {
+        let kept = bytes.len().min(HEAD);
+        self.heads[i][..kept].copy_from_slice(&bytes[..kept]);
+        self.lengths[i] = bytes.len() as u16;
+        self.chosen.insert(i);
+    }
+
+    /// What is kept of a packet.
+    fn head(&self, i: usize) -> &[u8] {
+        &self.heads[i][..usize::from(self.lengths[i]).min(HEAD)]
+    }
+
+    /// Looks at nothing of a batch that no stage has seen.
+    pub fn skip(&mut self) {
+        self.chosen = Packets::default();
+    }
+
+    /// Looks at the chosen packets again, when all has been decided about them.
     pub fn after(&mut self, batch: &Batch, now: Tick) {
-        let quick = self.quick;
-        for (i, received) in batch.frames.iter().take(self.looked_at).enumerate() {
-            if quick.may_match(&self.heads.first[i], received.frame.line()) && self.is_wanted(batch, i) {
+        for i in self.chosen {
+            if self.is_wanted(batch, i) {
                 self.copy(batch, i, now);
             }
         }
@@ -297,8 +320,7 @@ impl Tap {
         if nets.is_empty() && port.is_none() && protocol.is_none() {
             return true;
         }
-        // Addresses and ports of both families are in the first line.
-        let came = Glimpse::of(self.heads.of(i).0);
+        let came = Glimpse::of(self.head(i));
         let went = if is_sent(verdict) { Glimpse::of(received.frame.bytes()) } else { None };
         let seen = || came.iter().chain(&went);
         let has_address = |net: &IpNet| {
@@ -321,15 +343,13 @@ impl Tap {
         self.left -= 1;
         let received = &batch.frames[i];
         let (bytes, verdict) = (received.frame.bytes(), batch.verdicts[i]);
-        let (length, (first, second)) = (usize::from(self.heads.lengths[i]), self.heads.of(i));
-        let kept = first.len() + second.len();
+        let (length, head) = (usize::from(self.lengths[i]), self.head(i));
         place.before.clear();
-        place.before.extend_from_slice(&first[..first.len().min(self.length)]);
-        place.before.extend_from_slice(&second[..second.len().min(self.length.saturating_sub(LINE))]);
+        place.before.extend_from_slice(&head[..head.len().min(self.length)]);
         // What lies behind is as it came, and at the packet's end, unless the packet has become another one.
-        if !matches!(verdict, Verdict::Answer(_)) && bytes.len() >= length - kept {
-            let tail = &bytes[bytes.len() - (length - kept)..];
-            place.before.extend_from_slice(&tail[..tail.len().min(self.length.saturating_sub(kept))]);
+        if !matches!(verdict, Verdict::Answer(_)) && bytes.len() >= length - head.len() {
+            let tail = &bytes[bytes.len() - (length - head.len())..];
+            place.before.extend_from_slice(&tail[..tail.len().min(self.length.saturating_sub(head.len()))]);
         }
         place.after.clear();
         if is_sent(verdict) {
