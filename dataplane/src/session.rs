@@ -191,7 +191,12 @@ impl Sessions {
 
     /// Whether one more session fits.
     pub fn has_room<A: SessionFamily>(&self) -> bool {
-        self.held() < self.capacity && A::table(self).has_room(2)
+        self.has_room_after::<A>(0)
+    }
+
+    /// Whether one more fits once so many of those that are open rest.
+    pub fn has_room_after<A: SessionFamily>(&self, ended: u32) -> bool {
+        self.held().saturating_sub(ended) < self.capacity && A::table(self).has_room(2)
     }
 
     /// Whether so many more fit, of either family.

@@ -135,7 +135,9 @@ pub fn plan<A: Lane>(batch: &Batch, i: usize, sessions: &Sessions, context: &Con
         return Err(DropReason::Ttl);
     }
     let next_hop = route::hop_to(origin.destination, hash, view).map_err(|_| DropReason::NoRoute)?;
-    if !sessions.has_room::<A>() {
+    // Its own session, which it would end first.
+    let ended = u32::from(batch.ended.contains(i));
+    if !sessions.has_room_after::<A>(ended) {
         return Err(DropReason::SessionTableFull);
     }
     if context.is_lapsed {
