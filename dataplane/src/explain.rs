@@ -251,7 +251,11 @@ fn try_egress<A: OnWire>(
     };
     let origin = &A::tuples(batch)[ONE];
     let (endpoint, egress) = view.policy.endpoint_with(batch.endpoints[ONE]);
-    let claim = endpoint.usage.would_open(egress.spec.limits, context.now).map_err(|_| DropReason::Quota)?;
+    // Its own session, which it ends first, is an endpoint's unless it is a client's.
+    let ended =
+        batch.ended.contains(ONE) && A::table(sessions).entry(batch.slots[ONE]).direction() == Direction::Egress;
+    let claim =
+        endpoint.usage.would_open(egress.spec.limits, ended.into(), context.now).map_err(|_| DropReason::Quota)?;
     if let Some(slot) = resting {
         found.class = Some(Class::Egress { revives: true });
         let entry = A::table(sessions).entry(slot);
@@ -302,8 +306,11 @@ fn inbound<A: OnWire>(
         batch.refuse(ONE, DropReason::NoOwner);
         return None;
     }
+    // One that it ends itself is open no more, and whatever rests with its ends makes room.
+    let ended = u32::from(batch.ended.contains(ONE));
+    let has_room = |gone: bool| sessions.has_room_after::<A>(ended, u32::from(gone));
     match serve::plan::<A>(batch, ONE, sessions, context) {
-        Ok(serve::Plan::Open(opening)) if opening.ended.is_none() && !sessions.has_room::<A>() => {
+        Ok(serve::Plan::Open(opening)) if !has_room(opening.ended.is_some()) => {
             batch.refuse(ONE, DropReason::SessionTableFull);
         }
         Ok(serve::Plan::Open(opening)) => {

@@ -191,12 +191,12 @@ impl Sessions {
 
     /// Whether one more session fits.
     pub fn has_room<A: SessionFamily>(&self) -> bool {
-        self.has_room_after::<A>(0)
+        self.has_room_after::<A>(0, 0)
     }
 
-    /// Whether one more fits once so many of those that are open rest.
-    pub fn has_room_after<A: SessionFamily>(&self, ended: u32) -> bool {
-        self.held().saturating_sub(ended) < self.capacity && A::table(self).has_room(2)
+    /// Whether one more fits once so many of those that are open have ended, and so many are gone from the table.
+    pub fn has_room_after<A: SessionFamily>(&self, ended: u32, gone: u32) -> bool {
+        self.held().saturating_sub(ended) < self.capacity && A::table(self).has_room(2_u32.saturating_sub(2 * gone))
     }
 
     /// Whether so many more fit, of either family.

@@ -43,14 +43,14 @@ impl EndpointUse {
         Ok(if is_guaranteed { Claim::Guaranteed } else { Claim::Ordinary })
     }
 
-    /// What [`Self::open`] would say, without counting anything.
+    /// What [`Self::open`] would say once so many of its sessions have ended, without counting anything.
     ///
     /// # Errors
     /// When a limit is reached.
-    pub fn would_open(&self, limits: Limits, now: Tick) -> Result<Claim, OverQuota> {
+    pub fn would_open(&self, limits: Limits, ended: u32, now: Tick) -> Result<Claim, OverQuota> {
         let (word, second) = (self.second.load(Relaxed), u64::from(now.0 / 1000));
         let opened = if word >> 32 == second { word & 0xffff_ffff } else { 0 };
-        let sessions = self.sessions.load(Relaxed);
+        let sessions = self.sessions.load(Relaxed).saturating_sub(ended);
         let is_over = limits.new_sessions_per_second.is_some_and(|rate| opened >= rate.into())
             || limits.sessions.is_some_and(|most| sessions >= most);
         match is_over {
@@ -133,7 +133,7 @@ mod tests {
         let usage = EndpointUse::default();
         let limits = Limits { sessions: Some(3), new_sessions_per_second: Some(2), guaranteed_ports: Some(1) };
         let open = |now| {
-            let foretold = usage.would_open(limits, Tick(now));
+            let foretold = usage.would_open(limits, 0, Tick(now));
             let outcome = usage.open(limits, Tick(now));
             assert_eq!(foretold, outcome, "at {now} ms");
             outcome

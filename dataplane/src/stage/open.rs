@@ -137,7 +137,7 @@ pub fn plan<A: Lane>(batch: &Batch, i: usize, sessions: &Sessions, context: &Con
     let next_hop = route::hop_to(origin.destination, hash, view).map_err(|_| DropReason::NoRoute)?;
     // Its own session, which it would end first.
     let ended = u32::from(batch.ended.contains(i));
-    if !sessions.has_room_after::<A>(ended) {
+    if !sessions.has_room_after::<A>(ended, 0) {
         return Err(DropReason::SessionTableFull);
     }
     if context.is_lapsed {
