@@ -89,11 +89,13 @@ pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
     lookup::fetch::<V6>(batch, sessions);
     express::run::<u32>(batch, sessions, tap.as_deref(), context);
     express::run::<V6>(batch, sessions, tap.as_deref(), context);
-    if let Some(tap) = tap {
-        tap.left(batch);
-    }
+    let left = batch.open.and(batch.plain);
     lookup::find::<u32>(batch, sessions, context);
     lookup::find::<V6>(batch, sessions, context);
+    if let Some(tap) = tap {
+        tap.left::<u32>(batch, left, sessions);
+        tap.left::<V6>(batch, left, sessions);
+    }
     takeover::run::<u32>(batch, sessions, context, &mut settle);
     takeover::run::<V6>(batch, sessions, context, &mut settle);
     recheck::run::<u32>(batch, sessions, context, &mut settle);

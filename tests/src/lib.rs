@@ -301,6 +301,15 @@ impl World {
         serde_json::from_str(&stdout).unwrap()
     }
 
+    /// The VIPs in force, without how many sessions each has at the moment.
+    pub fn vips(&self) -> Value {
+        let mut vips = self.ask(&["vips"]);
+        for vip in vips["vips"].as_array_mut().unwrap() {
+            vip["sessions"] = Value::Null;
+        }
+        vips
+    }
+
     /// The sum of a metric's values over all labels that contain `labels`.
     pub fn metric(&self, name: &str, labels: &str) -> f64 {
         policyd::metric(&self.gateway, METRICS, name, labels)

@@ -38,11 +38,10 @@ pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, tap: Option<&T
     if batch.open_of::<A>().and(batch.plain).is_empty() || context.is_lapsed {
         return;
     }
-    match tap.map_or(Near::Nobody, Tap::near::<A>) {
+    match tap.map_or(&Near::Nobody, Tap::near::<A>) {
         Near::Nobody => run_beside::<A>(batch, sessions, |_, _| false, context),
         Near::In(prefix) => {
-            let is_near =
-                |key: &Key<A>, entry: &Entry<A>| prefix.has(key.in_packet().0) | prefix.has(entry.to_addresses());
+            let is_near = |key: &Key<A>, entry: &Entry<A>| prefix.has(key.in_packet().0, entry.to_addresses());
             run_beside::<A>(batch, sessions, is_near, context);
         }
         Near::Everybody => {}
@@ -72,7 +71,7 @@ fn translate<A: OnWire, const LOOK: bool>(
     is_near: impl Fn(&Key<A>, &Entry<A>) -> bool,
     context: &Context<'_>,
 ) {
-    let (exits, view) = (context.view.network.exits(), context.view);
+    let (exits, view, in_force) = (context.view.network.exits(), context.view, context.view.generation);
     let glance = view.freshness.glance();
     let mut behind = 0;
     let table = A::table_mut(sessions);
@@ -91,14 +90,16 @@ fn translate<A: OnWire, const LOOK: bool>(
             continue;
         }
         let generation = entry.generation();
-        let is_behind = generation != view.generation;
-        behind += u32::from(is_behind);
         if LOOK {
+            behind += u32::from(generation != in_force);
             if !glance.holds(generation, entry.endpoint()) && !is_current(entry, view) {
                 continue;
             }
-        } else if is_behind && !is_current(entry, view) {
-            continue;
+        } else if generation != in_force {
+            behind += 1;
+            if !is_current(entry, view) {
+                continue;
+            }
         }
         // Without a link address nothing fits.
         let Some(exit) = exits.get(usize::from(entry.next_hop_number().0)).filter(|exit| head.length <= exit.mtu)
@@ -117,7 +118,7 @@ fn translate<A: OnWire, const LOOK: bool>(
             let ack = segment.flags.has(tcp::Flags::ACK).then_some(segment.acknowledgement);
             entry.advance(segment.sequence.wrapping_add(segment.space), ack, false);
         }
-        entry.count(frame.len() as u16, context.now, view.generation);
+        entry.count(frame.len() as u16, context.now, in_force);
         let Some((headers, transport)) = A::split(frame) else { continue };
         ethernet::set_link(headers, &exit.link);
         A::write_header(headers, entry);

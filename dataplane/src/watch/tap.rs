@@ -5,20 +5,24 @@
 //! and asked everything afterwards. How many are captured a second is limited, and while the limit is reached, or no place is free,
 //! nothing is looked at. Memory comes from whoever captures, and goes around.
 
-use std::net::IpAddr;
+mod filter;
+mod near;
+mod ring;
+
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crossbeam::queue::ArrayQueue;
-use ipnet::IpNet;
+use vipgate_mem::prefetch_read;
 
-use super::glimpse::Glimpse;
-use crate::address::{Address, V6};
-use crate::batch::{Batch, Lane, MOST, Packets};
-use crate::counters::{Direction, DropReason};
-use crate::io::InterfaceId;
+use self::filter::Passed;
+pub use self::filter::{Outcome, TapFilter};
+use self::near::Asked;
+pub use self::near::{Near, Prefix};
+pub use self::ring::{Captured, TapRing};
+use crate::batch::{Batch, Kind, Lane, MOST, Packets};
 use crate::ports::pool::WorkerId;
+use crate::session::Sessions;
+use crate::session::table::Table;
 use crate::time::Tick;
 use crate::verdict::Verdict;
 use crate::wire::ethernet;
@@ -28,112 +32,6 @@ const HEAD: usize = 128;
 
 const V4: usize = <u32 as Lane>::FAMILY;
 
-/// Which packets; everything that is given must match.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TapFilter {
-    /// One of its addresses, before or after translation, is in each of these.
-    pub nets: Vec<IpNet>,
-    /// One of its ports, before or after translation, is this.
-    pub port: Option<u16>,
-    /// IP protocol number.
-    pub protocol: Option<u8>,
-    /// Where it came in.
-    pub interface: Option<InterfaceId>,
-    /// How its way ended.
-    pub outcome: Outcome,
-}
-
-/// How the way of a wanted packet ends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Outcome {
-    /// Anyhow.
-    #[default]
-    Any,
-    /// It was dropped.
-    Dropped,
-    /// It was dropped for this reason.
-    DroppedFor(DropReason),
-    /// It wasn't dropped.
-    Passed,
-    /// It was sent on, in this direction.
-    Sent(Direction),
-}
-
-/// A packet that was captured.
-#[derive(Clone, Debug)]
-pub struct Captured {
-    /// When.
-    pub at: Tick,
-    /// By whom.
-    pub worker: WorkerId,
-    /// Where it came in.
-    pub interface: InterfaceId,
-    /// Whether it came from outside, and not from another worker, or around.
-    pub is_first: bool,
-    /// How its way ended.
-    pub verdict: Verdict,
-    /// Which way it counts, where it was sent on.
-    pub direction: Direction,
-    /// Where it leaves, or will when its neighbour is known.
-    pub out: Option<InterfaceId>,
-    /// As it came: as much of it as is wanted, and its length.
-    pub before: Vec<u8>,
-    /// Its length.
-    pub before_length: u16,
-    /// As it went on; empty if it didn't.
-    pub after: Vec<u8>,
-    /// Its length.
-    pub after_length: u16,
-}
-
-/// Places for captured packets that go around between a worker and whoever captures.
-#[derive(Debug)]
-pub struct TapRing {
-    full: ArrayQueue<Box<Captured>>,
-    free: ArrayQueue<Box<Captured>>,
-    missed: AtomicU64,
-}
-
-impl TapRing {
-    /// Room for `places` packets of `length` bytes each.
-    pub fn new(places: usize, length: usize) -> Self {
-        let ring = Self { full: ArrayQueue::new(places), free: ArrayQueue::new(places), missed: AtomicU64::new(0) };
-        for _ in 0..places {
-            let empty = Captured {
-                at: Tick(0),
-                worker: WorkerId(0),
-                interface: InterfaceId(0),
-                is_first: false,
-                verdict: Verdict::Undecided,
-                direction: Direction::Unchanged,
-                out: None,
-                before: Vec::with_capacity(length),
-                before_length: 0,
-                after: Vec::with_capacity(length),
-                after_length: 0,
-            };
-            // There is room for just as many.
-            let _ = ring.free.push(Box::new(empty));
-        }
-        ring
-    }
-
-    /// The next packet.
-    pub fn take(&self) -> Option<Box<Captured>> {
-        self.full.pop()
-    }
-
-    /// Gives its place back.
-    pub fn give(&self, place: Box<Captured>) {
-        let _ = self.free.push(place);
-    }
-
-    /// Packets that found no place, or came while too many did.
-    pub fn missed(&self) -> u64 {
-        self.missed.load(Relaxed)
-    }
-}
-
 /// What a worker captures, and where to.
 #[derive(Debug)]
 pub struct Tap {
@@ -141,6 +39,8 @@ pub struct Tap {
     asked: Asked,
     is_silent: bool,
     ring: Arc<TapRing>,
+    /// Where the next packet will stand. It is fetched while the packet is on its way: places are cold.
+    next: Option<Box<Captured>>,
     worker: WorkerId,
     /// Bytes of a packet that are copied at most.
     length: usize,
@@ -150,89 +50,45 @@ pub struct Tap {
     second: u32,
     /// Those of the batch's packets that may match, and their heads and lengths as they came.
     chosen: Packets,
+    /// Those among them that match only if they are answered, or go into a tunnel.
+    far: Packets,
     heads: Box<[[u8; HEAD]; MOST]>,
-    lengths: [u16; MOST],
-}
-
-/// What packets on the short way are asked, in each family.
-#[derive(Clone, Copy, Debug)]
-struct Asked {
-    v4: Near,
-    v6: Near,
-}
-
-/// Which packets on the short way may match.
-#[derive(Clone, Copy, Debug)]
-pub enum Near {
-    /// None.
-    Nobody,
-    /// Those that have an address in this, before or after.
-    In(Prefix),
-    /// Each.
-    Everybody,
-}
-
-/// A prefix, twice, as [`Address::pair_words`] gives addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct Prefix {
-    first: [u64; 4],
-    mask: [u64; 4],
-}
-
-impl Prefix {
-    /// Whether one of two addresses, as they stand in packets, is in it.
-    #[inline]
-    pub fn has<A: Address>(&self, pair: [A; 2]) -> bool {
-        let mut words = A::pair_words(pair[0], pair[1]);
-        for ((word, first), mask) in words.iter_mut().zip(self.first).zip(self.mask) {
-            *word = (*word ^ first) & mask;
-        }
-        A::has_zero(words)
-    }
-}
-
-impl Near {
-    fn of<A: Address>(filter: &TapFilter) -> Self {
-        let Some(net) = filter.nets.first() else { return Self::Everybody };
-        let Some(first) = A::from_ip(net.network()) else { return Self::Nobody };
-        let twice = |address: A| A::pair_words(address.in_packet_order(), address.in_packet_order());
-        let (first, last) = (twice(first), twice(first.last_of_prefix(net.prefix_len())));
-        let mut mask = first;
-        mask.iter_mut().zip(last).for_each(|(word, last)| *word = !(*word ^ last));
-        Self::In(Prefix { first, mask })
-    }
+    lengths: Box<[u16; MOST]>,
 }
 
 impl Tap {
     /// Captures what matches, into the ring, at most `rate` packets a second and `length` bytes of each.
     pub fn new(filter: TapFilter, ring: Arc<TapRing>, worker: WorkerId, length: usize, rate: u32) -> Self {
-        let asked = Asked { v4: Near::of::<u32>(&filter), v6: Near::of::<V6>(&filter) };
-        let (heads, lengths) = (Box::new([[0; HEAD]; MOST]), [0; MOST]);
-        let chosen = Packets::default();
+        let asked = Asked::by(&filter);
+        let (heads, lengths) = (Box::new([[0; HEAD]; MOST]), Box::new([0; MOST]));
+        let (chosen, far) = Default::default();
         Self {
             filter,
             asked,
             is_silent: false,
             ring,
+            next: None,
             worker,
             length,
             rate,
             left: rate,
             second: 0,
             chosen,
+            far,
             heads,
             lengths,
         }
     }
 
     /// Looks at a batch whose headers were read, and nothing more: at those packets that are not plain.
+    #[inline]
     pub fn begin(&mut self, batch: &Batch, now: Tick) {
         let second = now.0 / 1000;
         if second != self.second {
             (self.second, self.left) = (second, self.rate);
         }
-        self.chosen = Packets::default();
-        self.is_silent = self.left == 0 || self.ring.free.is_empty();
+        (self.chosen, self.far) = Default::default();
+        self.is_silent = self.left == 0 || !self.has_place();
         if self.is_silent {
             self.ring.missed.fetch_add(batch.len() as u64, Relaxed);
             return;
@@ -243,16 +99,28 @@ impl Tap {
     }
 
     /// Looks at plain packets that went into a tunnel untranslated: they stand at their frames' ends, as they came.
+    #[inline]
     pub fn travelling<A: Lane>(&mut self, batch: &Batch) {
-        let near = self.near::<A>();
-        for i in batch.plain.and(batch.families[A::FAMILY]).without(batch.open) {
-            let may_match = match near {
+        let packets = batch.plain.and(batch.families[A::FAMILY]).without(batch.open);
+        if !self.is_silent && !packets.is_empty() {
+            self.keep_travelling::<A>(batch, packets);
+        }
+    }
+
+    #[inline(never)]
+    fn keep_travelling<A: Lane>(&mut self, batch: &Batch, packets: Packets) {
+        let near = *self.near::<A>();
+        for i in packets {
+            let bytes = batch.frames[i].frame.bytes();
+            let is_inside = match near {
                 Near::Nobody => false,
-                Near::In(prefix) => prefix.has(A::keys(batch)[i].in_packet().0),
+                Near::In(prefix) => {
+                    let (addresses, _) = A::keys(batch)[i].in_packet();
+                    prefix.has(addresses, addresses)
+                }
                 Near::Everybody => true,
             };
-            if may_match {
-                let bytes = batch.frames[i].frame.bytes();
+            if is_inside || self.filter.may_want(bytes) {
                 let length = ethernet::HEADER + usize::from(batch.heads[i].length);
                 self.keep(i, &bytes[bytes.len().saturating_sub(length)..]);
             }
@@ -260,29 +128,55 @@ impl Tap {
     }
 
     /// Which packets must not take the short way.
-    pub fn near<A: Lane>(&self) -> Near {
+    #[inline]
+    pub fn near<A: Lane>(&self) -> &Near {
         match A::FAMILY {
-            _ if self.is_silent => Near::Nobody,
-            V4 => self.asked.v4,
-            _ => self.asked.v6,
+            _ if self.is_silent => &Near::Nobody,
+            V4 => &self.asked.v4,
+            _ => &self.asked.v6,
         }
     }
 
-    /// Looks at the plain packets that the short way has left, to which nothing has happened yet.
-    pub fn left(&mut self, batch: &Batch) {
-        if self.is_silent {
-            return;
+    /// Looks at the plain packets that the short way has left, to which nothing has happened yet but that their sessions were found.
+    #[inline]
+    pub fn left<A: Lane>(&mut self, batch: &Batch, left: Packets, sessions: &Sessions) {
+        let packets = left.and(batch.families[A::FAMILY]);
+        if !self.is_silent && !packets.is_empty() {
+            self.keep_left::<A>(batch, packets, A::table(sessions));
         }
-        for i in batch.plain.and(batch.open) {
+    }
+
+    #[inline(never)]
+    fn keep_left<A: Lane>(&mut self, batch: &Batch, packets: Packets, table: &Table<A>) {
+        let near = *self.near::<A>();
+        for i in packets {
+            let is_known = batch.known.contains(i);
+            let begins = batch.heads[i].kind == Kind::Tcp && batch.segments[i].flags.is_rare();
+            let is_far = match near {
+                Near::Nobody => true,
+                // Its session says where it goes, unless it begins anew.
+                Near::In(prefix) if is_known && !begins => {
+                    let (addresses, _) = A::keys(batch)[i].in_packet();
+                    !prefix.has(addresses, table.entry(batch.slots[i]).to_addresses())
+                }
+                Near::In(_) | Near::Everybody => false,
+            };
+            if is_far {
+                self.far.insert(i);
+            }
             self.keep(i, batch.frames[i].frame.bytes());
         }
     }
 
+    #[inline(never)]
     fn keep(&mut self, i: usize, bytes: &[u8]) {
         let kept = bytes.len().min(HEAD);
         self.heads[i][..kept].copy_from_slice(&bytes[..kept]);
         self.lengths[i] = bytes.len() as u16;
         self.chosen.insert(i);
+        if let Some(place) = &self.next {
+            place.fetch();
+        }
     }
 
     /// What is kept of a packet.
@@ -290,53 +184,52 @@ impl Tap {
         &self.heads[i][..usize::from(self.lengths[i]).min(HEAD)]
     }
 
+    /// Whether there is one for the next packet.
+    #[inline]
+    fn has_place(&mut self) -> bool {
+        if self.next.is_none() {
+            self.next = self.ring.free.pop();
+        }
+        self.next.is_some()
+    }
+
     /// Looks at nothing of a batch that no stage has seen.
+    #[inline]
     pub fn skip(&mut self) {
         self.chosen = Packets::default();
     }
 
     /// Looks at the chosen packets again, when all has been decided about them.
+    #[inline]
     pub fn after(&mut self, batch: &Batch, now: Tick) {
+        if !self.chosen.is_empty() {
+            self.take_wanted(batch, now);
+        }
+    }
+
+    #[inline(never)]
+    fn take_wanted(&mut self, batch: &Batch, now: Tick) {
         for i in self.chosen {
-            if self.is_wanted(batch, i) {
+            let (received, verdict) = (&batch.frames[i], batch.verdicts[i]);
+            let after = is_sent(verdict).then_some(received.frame.bytes());
+            // Whoever answers, and the ends of a tunnel, have addresses of their own.
+            let is_answer = matches!(verdict, Verdict::Answer(_));
+            let inside = after.filter(|_| !is_answer).and_then(|after| inside(after, self.lengths[i].into()));
+            if self.far.contains(i) && !is_answer && inside.is_none() {
+                continue;
+            }
+            let (direction, interface) = (batch.directions[i], received.interface);
+            let passed = Passed { verdict, direction, interface, before: self.head(i), after, inside };
+            if self.filter.wants(&passed) {
                 self.copy(batch, i, now);
             }
         }
     }
 
-    fn is_wanted(&self, batch: &Batch, i: usize) -> bool {
-        let TapFilter { nets, port, protocol, interface, outcome } = &self.filter;
-        let (verdict, received) = (batch.verdicts[i], &batch.frames[i]);
-        let by_outcome = match *outcome {
-            Outcome::Any => true,
-            Outcome::Dropped => matches!(verdict, Verdict::Drop(_)),
-            Outcome::DroppedFor(reason) => verdict == Verdict::Drop(reason),
-            Outcome::Passed => !matches!(verdict, Verdict::Drop(_)),
-            Outcome::Sent(direction) => is_sent(verdict) && batch.directions[i] == direction,
-        };
-        if !by_outcome || interface.is_some_and(|wanted| wanted != received.interface) {
-            return false;
-        }
-        if nets.is_empty() && port.is_none() && protocol.is_none() {
-            return true;
-        }
-        let came = Glimpse::of(self.head(i));
-        let went = if is_sent(verdict) { Glimpse::of(received.frame.bytes()) } else { None };
-        let seen = || came.iter().chain(&went);
-        let has_address = |net: &IpNet| {
-            let is_in = |address: IpAddr| net.contains(&address);
-            seen().any(|it| is_in(it.source) || is_in(it.destination))
-        };
-        let has_port = |port: u16| seen().any(|it| it.ports.is_some_and(|ports| ports.contains(&port)));
-        nets.iter().all(has_address)
-            && port.is_none_or(has_port)
-            && protocol.is_none_or(|number| seen().any(|it| it.protocol == number))
-    }
-
     #[cold]
     fn copy(&mut self, batch: &Batch, i: usize, now: Tick) {
-        let place = if self.left == 0 { None } else { self.ring.free.pop() };
-        let Some(mut place) = place else {
+        let has_place = self.left > 0 && self.has_place();
+        let Some(mut place) = self.next.take_if(|_| has_place) else {
             self.ring.missed.fetch_add(1, Relaxed);
             return;
         };
@@ -373,6 +266,11 @@ impl Tap {
         place.is_first = received.frame.mark() == 0;
         // Places that are out can't be more than there is room for.
         let _ = self.ring.full.push(place);
+        if self.has_place()
+            && let Some(place) = &self.next
+        {
+            prefetch_read(std::slice::from_ref(&**place), 0);
+        }
     }
 }
 
@@ -387,4 +285,10 @@ fn is_sent(verdict: Verdict) -> bool {
         | Verdict::Around => true,
         Verdict::Undecided | Verdict::HandOff(_) | Verdict::Heard | Verdict::Park | Verdict::Drop(_) => false,
     }
+}
+
+/// What is in a packet that has gone into a tunnel, of which so many bytes came: nothing else makes packets longer, and it stands at the
+/// end.
+fn inside(packet: &[u8], came: usize) -> Option<&[u8]> {
+    packet.len().checked_sub(came).filter(|&longer| longer > 0).map(|longer| &packet[longer..])
 }

@@ -3,155 +3,13 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 
-use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence, TestRunner};
 use vipgate_dataplane::counters::DropReason;
 use vipgate_dataplane::explain::{Class, Fate, Found};
-use vipgate_dataplane::io::InterfaceId;
-use vipgate_dataplane::ports::PortRange;
-use vipgate_dataplane::snapshot::members::{MemberSpec, MembersSpec};
-use vipgate_dataplane::snapshot::spec::*;
 use vipgate_dataplane::verdict::Verdict;
 
-use crate::support::cluster::{name, shared_policy};
-use crate::support::services::{backend, service};
-use crate::support::*;
-
-/// Pods with and without a policy, VIPs, far sides that are reached, excluded, unreachable, and nobody.
-const ADDRESSES: [&str; 12] = [
-    "10.244.1.5",
-    "10.244.1.6",
-    "10.244.1.21",
-    "10.244.1.7",
-    "192.0.2.10",
-    "192.0.2.11",
-    "198.51.100.10",
-    "198.51.100.200",
-    "203.0.113.9",
-    "127.0.0.1",
-    "192.0.2.99",
-    "10.99.0.1",
-];
-const ADDRESSES_V6: [&str; 4] = ["fd00:244:1::5", "fd00:244:1::6", "2001:db8::10", "2001:db8:51::10"];
-/// The pods' ports, those of Services and their backends, and those that are given out.
-const PORTS: [u16; 8] = [1000, 1001, 80, 8080, 53, 5353, 20_000, 20_001];
-
-#[derive(Clone, Debug)]
-enum Step {
-    Packet {
-        protocol: Protocol,
-        flags: &'static str,
-        ends: (SocketAddr, SocketAddr),
-        worker: usize,
-        inside: bool,
-        ttl: u8,
-    },
-    /// An answer to what was sent last, or to something before.
-    Answer {
-        which: prop::sample::Index,
-        flags: &'static str,
-        worker: usize,
-    },
-    Pass(u32),
-    Policy(Change),
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Change {
-    Whole,
-    NoPod,
-    OtherVip,
-    Excluded,
-    Limited,
-    NoBackend,
-    SourceRange,
-    NoService,
-    PerConnection,
-    Serving(bool),
-}
-
-fn pair() -> impl Strategy<Value = (SocketAddr, SocketAddr)> {
-    let port = || prop::sample::select(PORTS.to_vec());
-    let of = |all: &'static [&'static str]| (prop::sample::select(all), port(), prop::sample::select(all), port());
-    // From outside to a Service: by chance alone, hardly any packet is.
-    let to_service =
-        || of(&["198.51.100.10", "203.0.113.9"]).prop_map(|(from, port, ..)| (from, port, "192.0.2.10", 80));
-    prop_oneof![8 => of(&ADDRESSES), 2 => of(&ADDRESSES_V6), 1 => to_service()]
-        .prop_map(|(from, from_port, to, to_port)| ((ip(from), from_port).into(), (ip(to), to_port).into()))
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    let protocol = || prop_oneof![3 => Just(Protocol::Tcp), 3 => Just(Protocol::Udp), 1 => Just(Protocol::Echo)];
-    let flags = || prop::sample::select(vec!["S", "S", "A", "SA", "FA"]);
-    // Whoever is inside mostly sends from there.
-    let side = prop_oneof![6 => Just(None), 1 => any::<bool>().prop_map(Some)];
-    let ttl = prop_oneof![8 => Just(64_u8), 1 => Just(1)];
-    let packet =
-        (protocol(), flags(), pair(), 0..2_usize, side, ttl).prop_map(|(protocol, flags, ends, worker, side, ttl)| {
-            let is_pod = ends.0.ip().to_string().starts_with("10.244.") || ends.0.ip().to_string().starts_with("fd00:");
-            Step::Packet { protocol, flags, ends, worker, inside: side.unwrap_or(is_pod), ttl }
-        });
-    let change = prop::sample::select(vec![
-        Change::Whole,
-        Change::Whole,
-        Change::NoPod,
-        Change::OtherVip,
-        Change::Excluded,
-        Change::Limited,
-        Change::NoBackend,
-        Change::SourceRange,
-        Change::NoService,
-        Change::PerConnection,
-        Change::Serving(true),
-        Change::Serving(false),
-    ]);
-    prop_oneof![
-        12 => packet,
-        6 => (any::<prop::sample::Index>(), flags(), 0..2_usize).prop_map(|(which, flags, worker)| Step::Answer { which, flags, worker }),
-        1 => prop::sample::select(vec![10_u32, 2_500, 6_000]).prop_map(Step::Pass),
-        2 => change.prop_map(Step::Policy),
-    ]
-}
-
-/// The policy after a change; `several`: as one of two gateways has it.
-fn changed(change: Change, several: bool) -> PolicySet {
-    let mut set = if several { shared_policy(2) } else { policy() };
-    let mut api = service(&["10.244.1.5", "10.244.1.6", "fd00:244:1::5"].map(backend));
-    match change {
-        Change::Whole | Change::NoService | Change::Serving(_) => {}
-        Change::NoPod => set.endpoints.retain(|endpoint| endpoint.address != ip("10.244.1.6")),
-        Change::OtherVip => set.endpoints[0].vips = vec![ip("192.0.2.11")],
-        Change::Excluded => set.policies[0].excluded = vec!["198.51.100.0/24".parse().unwrap()],
-        Change::Limited => {
-            set.policies[0].limits =
-                Limits { sessions: Some(2), new_sessions_per_second: Some(3), guaranteed_ports: None };
-            set.policies[0].on_exhaustion = OnExhaustion::Reject;
-        }
-        Change::NoBackend => api.backends.clear(),
-        Change::SourceRange => api.source_ranges = vec!["203.0.113.0/24".parse().unwrap()],
-        Change::PerConnection => {
-            set.policies[0].address_selection = AddressSelection::PerConnection;
-            set.endpoints[0].vips = vec![ip("192.0.2.10"), ip("192.0.2.11")];
-        }
-    }
-    if !matches!(change, Change::NoService) {
-        set.services = vec![api];
-    }
-    set
-}
-
-fn members(serving: bool) -> MembersSpec {
-    let gateways = (0..2).map(|number| MemberSpec {
-        name: name(number),
-        tunnel: Some(at(&format!("10.244.1.{}:4790", 5 + number))),
-        serving: number == 0 || serving,
-        linked: true,
-        may_open: true,
-    });
-    MembersSpec { this: Some(name(0)), gateways: gateways.collect(), since: u64::from(serving) + 1 }
-}
+use crate::story::{Step, Story, steps};
 
 /// What was foretold of all packets: for the question whether the test has asked everything.
 #[derive(Default)]
@@ -174,78 +32,16 @@ impl Seen {
 }
 
 fn play(steps: &[Step], workers: u8, several: bool, seen: &RefCell<Seen>) {
-    let setup = Setup {
-        workers,
-        capacity: 8,
-        range: PortRange::new(20_000, 20_003).unwrap(),
-        reject: true,
-        ..Setup::default()
-    };
-    let mut gateway = Gateway::with(&setup, network(), &changed(Change::Whole, several));
-    if several {
-        gateway.publisher.publish(gateway.builder.with_members(&members(true)));
-    }
-    let mut sent: Vec<(InterfaceId, Vec<u8>)> = Vec::new();
+    let mut story = Story::new(workers, several);
     for step in steps {
-        let (interface, worker, packet) = match step {
-            Step::Packet { protocol, flags, ends: (from, to), worker, inside, ttl } => {
-                if from.is_ipv4() != to.is_ipv4() {
-                    continue;
-                }
-                let mut bytes = match protocol {
-                    Protocol::Tcp => tcp(*from, *to, flags, 1000, 1),
-                    _ => packet(*protocol, *from, *to),
-                };
-                let (interface, mac) = if *inside { (INSIDE, INSIDE_MAC) } else { (OUTSIDE, OUTSIDE_MAC) };
-                bytes[..6].copy_from_slice(&mac);
-                set_ttl(&mut bytes, *ttl);
-                (interface, *worker, bytes)
-            }
-            Step::Answer { which, flags, worker } => {
-                let Some((interface, bytes)) = sent.get(which.index(sent.len().max(1))) else { continue };
-                let Some(answer) = answer(bytes, flags) else { continue };
-                (*interface, *worker, answer)
-            }
-            Step::Pass(ms) => {
-                gateway.pass(*ms);
-                continue;
-            }
-            Step::Policy(Change::Serving(serving)) => {
-                if several {
-                    gateway.publisher.publish(gateway.builder.with_members(&members(*serving)));
-                }
-                continue;
-            }
-            Step::Policy(change) => {
-                gateway.set_policy(&changed(*change, several));
-                continue;
-            }
-        };
-        let worker = worker % usize::from(workers);
-        if let Some(found) = gateway.foretell(worker, interface, &packet) {
+        let Some((worker, interface, packet)) = story.packet(step) else { continue };
+        if let Some(found) = story.gateway.foretell(worker, interface, &packet) {
             seen.borrow_mut().note(&found);
         }
         // Foretells it once more, and compares.
-        sent.extend(gateway.arrives(worker, interface, &packet));
+        let sent = story.gateway.arrives(worker, interface, &packet);
+        story.sent.extend(sent);
     }
-}
-
-/// What whoever gets a packet answers, by the link that it left on; `None` of what isn't answered.
-fn answer(bytes: &[u8], flags: &'static str) -> Option<Vec<u8>> {
-    let (protocol, l4) = if bytes[12] == 8 { (bytes[23], 34) } else { (bytes[20], 54) };
-    let mut answer = match protocol {
-        6 => {
-            let (source, destination) = ends(bytes);
-            tcp(destination, source, flags, 5000, 1001)
-        }
-        17 if bytes.len() > l4 + 8 && bytes[l4 + 2..l4 + 4] != [0x12, 0xb6] => answer_to(bytes, Protocol::Udp),
-        1 | 58 if matches!(bytes[l4], 8 | 128) => answer_to(bytes, Protocol::Echo),
-        _ => return None,
-    };
-    let (to, from) = (bytes[..6].to_vec(), bytes[6..12].to_vec());
-    answer[..6].copy_from_slice(&from);
-    answer[6..12].copy_from_slice(&to);
-    Some(answer)
 }
 
 #[test]
@@ -253,8 +49,7 @@ fn what_is_foretold_comes_true() {
     let kept = FileFailurePersistence::Direct("tests/engine/explain.regressions");
     let config = Config { cases: 2000, failure_persistence: Some(Box::new(kept)), ..Config::default() };
     let seen = RefCell::new(Seen::default());
-    let worlds = (prop::collection::vec(step(), 1..80), 1_u8..=2, any::<bool>());
-    let outcome = TestRunner::new(config).run(&worlds, |(steps, workers, several)| {
+    let outcome = TestRunner::new(config).run(&steps(), |(steps, workers, several)| {
         play(&steps, workers, several, &seen);
         Ok(())
     });

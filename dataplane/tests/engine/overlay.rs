@@ -7,6 +7,7 @@ use crate::support::*;
 use vipgate_dataplane::counters::DropReason;
 use vipgate_dataplane::snapshot::change::PolicyChange;
 use vipgate_dataplane::snapshot::spec::*;
+use vipgate_dataplane::watch::tap::TapFilter;
 use vipgate_dataplane::wire::vxlan::{Outer, parse};
 
 const VNI: u32 = 0x00_1234;
@@ -98,6 +99,25 @@ fn a_pods_packets_come_and_their_answers_go_by_its_node() {
                 }
                 assert_eq!(gateway.drops(), [].into());
             }
+        }
+    }
+}
+
+#[test]
+fn a_capture_of_a_pod_or_of_its_node_has_what_goes_into_the_tunnel() {
+    for (v6, (pod, far)) in [false, true].into_iter().flat_map(|v6| POD_AND_FAR.map(|ends| (v6, ends))) {
+        let mut gateway = gateway(v6, policy());
+        let question = packet(Protocol::Udp, at(pod), at(far));
+        let sent = gateway.arrives(0, INSIDE, &tunnel(node(1, v6).ip(), own(v6), VNI, &question));
+        let answer = answer_to(&sent[0].1, Protocol::Udp);
+        let wanted = [at(pod), at(far), node(1, v6), own(v6), ends(&sent[0].1).0].map(|it| (it.ip(), 1));
+        for (address, count) in wanted.into_iter().chain([(ip("10.244.1.6"), 0), (node(2, v6).ip(), 0)]) {
+            gateway.capture(&TapFilter { nets: vec![address.into()], ..TapFilter::default() }, 2048, 1000);
+            assert!(gateway.workers[0].io().inject(OUTSIDE, &answer));
+            to_node(&gateway.run(), 1, v6);
+            let seen = gateway.captured();
+            assert_eq!(seen.len(), count, "{address}");
+            assert!(seen.iter().all(|it| it.before == answer && parse(&it.after).is_some()));
         }
     }
 }

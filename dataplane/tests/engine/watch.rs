@@ -5,12 +5,11 @@ use std::sync::Arc;
 use crossbeam::channel::bounded;
 use vipgate_dataplane::command::{Command, DropChunk};
 use vipgate_dataplane::counters::{Direction, DropReason};
-use vipgate_dataplane::ports::pool::WorkerId;
 use vipgate_dataplane::time::Tick;
 use vipgate_dataplane::verdict::Verdict;
 use vipgate_dataplane::watch::drops::{DropRecord, MOST};
 use vipgate_dataplane::watch::log::SessionQueue;
-use vipgate_dataplane::watch::tap::{Captured, Outcome, Tap, TapFilter, TapRing};
+use vipgate_dataplane::watch::tap::{Captured, Outcome, TapFilter};
 
 use crate::support::*;
 
@@ -18,15 +17,6 @@ const POD: &str = "10.244.1.5:4000";
 const FAR: &str = "198.51.100.10:53";
 
 impl Gateway {
-    /// Captures what matches from now on, at most so many packets a second and bytes of each.
-    fn capture(&mut self, filter: TapFilter, length: usize, rate: u32) {
-        let ring = Arc::new(TapRing::new(16, length));
-        self.rings = vec![ring.clone()];
-        let tap = Tap::new(filter, ring, WorkerId(0), length, rate);
-        self.commands[0].send(Command::Capture(Some(Box::new(tap)))).unwrap();
-        self.turn();
-    }
-
     fn drop_records(&mut self) -> Box<DropChunk> {
         let (reply, answer) = bounded(1);
         let chunk = Box::new(DropChunk { now: Tick(0), last: Default::default(), records: Vec::with_capacity(MOST) });
@@ -45,7 +35,7 @@ fn worker_sees(gateway: &mut Gateway, interface: vipgate_dataplane::io::Interfac
 #[test]
 fn a_packet_is_captured_as_it_came_and_as_it_went() {
     let mut gateway = Gateway::new(&Setup::default());
-    gateway.capture(TapFilter::default(), 2048, 1000);
+    gateway.capture(&TapFilter::default(), 2048, 1000);
     let mut long = Vec::new();
     let far = at(FAR);
     etherparse::PacketBuilder::ethernet2(POD_MAC, INSIDE_MAC)
@@ -63,7 +53,7 @@ fn a_packet_is_captured_as_it_came_and_as_it_went() {
     check_only_translated(before, after);
     check_packet(after);
     assert_eq!((*verdict, *direction), (Verdict::Forward(OUTSIDE), Direction::Egress));
-    gateway.capture(TapFilter::default(), 60, 1000);
+    gateway.capture(&TapFilter::default(), 60, 1000);
     let seen = worker_sees(&mut gateway, INSIDE, &long);
     assert_eq!((&seen[0].before[..], seen[0].after.len()), (&long[..60], 60), "no more than is wanted");
     assert_eq!(usize::from(seen[0].before_length), long.len());
@@ -110,7 +100,7 @@ fn a_filter_matches_before_and_after_translation() {
         (outcome(Outcome::Sent(Direction::Egress)), false),
     ];
     for (filter, matches) in cases {
-        gateway.capture(filter.clone(), 256, 1000);
+        gateway.capture(&filter, 256, 1000);
         let seen = worker_sees(&mut gateway, OUTSIDE, &reply);
         assert_eq!(seen.len(), usize::from(matches), "{filter:?}");
     }
@@ -121,7 +111,7 @@ fn a_filter_matches_before_and_after_translation() {
         (Outcome::DroppedFor(DropReason::Quota), false),
         (Outcome::Passed, false),
     ] {
-        gateway.capture(outcome(wanted), 256, 1000);
+        gateway.capture(&outcome(wanted), 256, 1000);
         let seen = worker_sees(&mut gateway, OUTSIDE, &stray);
         assert_eq!(seen.len(), usize::from(matches), "{wanted:?}");
         assert!(seen.iter().all(|it| it.verdict == Verdict::Drop(DropReason::NoService) && it.after.is_empty()));
@@ -135,7 +125,7 @@ fn a_filter_for_one_family_matches_nothing_of_the_other() {
         for (net, other) in [("10.244.1.5/32", "10.244.1.6/32"), ("fd00:244:1::5/128", "fd00:244:1::6/128")] {
             for (net, matches) in [(net, net.contains(':') == pod.contains('[')), (other, false)] {
                 let filter = TapFilter { nets: vec![net.parse().unwrap()], ..TapFilter::default() };
-                gateway.capture(filter, 256, 1000);
+                gateway.capture(&filter, 256, 1000);
                 let seen = worker_sees(&mut gateway, INSIDE, &packet(Protocol::Tcp, at(pod), at(far)));
                 assert_eq!(seen.len(), usize::from(matches), "{net} of {pod}");
                 assert!(seen.iter().all(|it| it.before.len() == usize::from(it.before_length)));
@@ -147,13 +137,13 @@ fn a_filter_for_one_family_matches_nothing_of_the_other() {
 #[test]
 fn what_is_too_much_is_counted_and_left_out() {
     let mut gateway = Gateway::new(&Setup::default());
-    gateway.capture(TapFilter::default(), 256, 3);
+    gateway.capture(&TapFilter::default(), 256, 3);
     let ring = gateway.rings[0].clone();
     for n in 0..10 {
         gateway.arrives(0, INSIDE, &packet(Protocol::Udp, (at(POD).ip(), 4000 + n).into(), at(FAR)));
     }
     assert_eq!(ring.missed(), 7, "three a second");
-    gateway.capture(TapFilter::default(), 256, 1000);
+    gateway.capture(&TapFilter::default(), 256, 1000);
     let ring = gateway.rings[0].clone();
     for n in 0..20 {
         assert!(

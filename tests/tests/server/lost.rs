@@ -34,7 +34,7 @@ fn a_server_that_is_killed_costs_nothing_and_what_it_missed_comes_when_it_is_bac
     world.served = true;
     world.start(&more);
     assert!(world.metric("vipgate_policy_connected", "") > 0.5);
-    let vips = world.ask(&["vips"]);
+    let vips = world.vips();
     let traffic = Traffic::start(&world);
     world.policyd.take().unwrap().kill();
     world.wait_connected(false, Duration::from_secs(5));
@@ -51,7 +51,7 @@ fn a_server_that_is_killed_costs_nothing_and_what_it_missed_comes_when_it_is_bac
     world.start_alone(&more);
     assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
     assert!(!world.log().contains("no_policy"), "it had a policy at once: {}", world.log());
-    assert_eq!(world.ask(&["vips"]), vips);
+    assert_eq!(world.vips(), vips);
     let unreachable = || world.log().contains("policy_server_unreachable");
     assert!(wait_for(Duration::from_secs(5), unreachable), "{}", world.log());
     says_it_is_alone(&world, "refused");

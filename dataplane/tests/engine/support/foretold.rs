@@ -1,5 +1,7 @@
 //! What the gateway says would become of a packet, beside what becomes of it.
 
+use std::net::SocketAddr;
+
 use crossbeam::channel::bounded;
 use vipgate_dataplane::command::Command;
 use vipgate_dataplane::explain::{Class, Found, Probe};
@@ -7,12 +9,34 @@ use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::snapshot::network::NextHop;
 use vipgate_dataplane::verdict::Verdict;
 use vipgate_dataplane::watch::glimpse::Glimpse;
-use vipgate_dataplane::watch::tap::Captured;
 
 use super::Gateway;
 
 /// Hand-overs of one packet that are followed.
 const MOST_HANDOVERS: usize = 8;
+
+/// Where a packet would come from and go to when it has been translated; `None` of one that is in a tunnel then.
+fn ends_foretold(foretold: &Found) -> Option<[SocketAddr; 2]> {
+    let is_wrapped = foretold.class == Some(Class::Peer) || matches!(foretold.next_hop, Some(NextHop::Node(_)));
+    foretold.translated.filter(|_| !is_wrapped)
+}
+
+fn are_ends(foretold: [SocketAddr; 2], packet: &[u8]) -> bool {
+    let went = Glimpse::of(packet).unwrap();
+    let [source, destination] = went.ports.unwrap_or_default();
+    let ends = [(went.source, source), (went.destination, destination)];
+    // A port that is drawn is foretold by nobody.
+    foretold.into_iter().zip(ends).all(|(foretold, (address, port))| {
+        foretold.ip() == address && ([0, port].contains(&foretold.port()) || port == 0)
+    })
+}
+
+/// What was foretold of a packet that nobody captured came true, by what was sent because of it.
+pub fn check_sent(foretold: &Found, sent: &[(InterfaceId, Vec<u8>)]) {
+    let (Verdict::Forward(out), Some(ends)) = (foretold.verdict, ends_foretold(foretold)) else { return };
+    let is_it = |(interface, packet): &(InterfaceId, Vec<u8>)| *interface == out && are_ends(ends, packet);
+    assert!(sent.iter().any(is_it), "{ends:?} by {out:?} foretold, sent {sent:02x?}");
+}
 
 impl Gateway {
     /// What would become of a packet that came in at a worker, by way of all workers that it would be handed to. `None` where nobody
@@ -78,27 +102,8 @@ impl Gateway {
             return;
         }
         assert_eq!(foretold.direction, seen.direction, "{:?} {packet:02x?}", foretold.class);
-        // What goes into a tunnel is somewhere inside of what is seen.
-        let is_wrapped = foretold.class == Some(Class::Peer) || matches!(foretold.next_hop, Some(NextHop::Node(_)));
-        let (Some(foretold), false) = (foretold.translated, is_wrapped) else { return };
-        let went = Glimpse::of(&seen.after).unwrap();
-        let [source, destination] = went.ports.unwrap_or_default();
-        for (foretold, went) in foretold.into_iter().zip([(went.source, source), (went.destination, destination)]) {
-            assert_eq!(foretold.ip(), went.0, "{packet:02x?}");
-            // A port that is drawn is foretold by nobody.
-            assert!([0, went.1].contains(&foretold.port()) || went.1 == 0, "{foretold} foretold, port {} seen", went.1);
+        if let Some(ends) = ends_foretold(foretold) {
+            assert!(are_ends(ends, &seen.after), "{ends:?} foretold, of {packet:02x?} became {:02x?}", seen.after);
         }
-    }
-
-    /// What was captured since it was asked last.
-    pub fn captured(&self) -> Vec<Captured> {
-        let mut all = Vec::new();
-        for ring in &self.rings {
-            while let Some(place) = ring.take() {
-                all.push((*place).clone());
-                ring.give(place);
-            }
-        }
-        all
     }
 }

@@ -14,6 +14,7 @@ pub mod foretold;
 pub mod oracle;
 pub mod packets;
 pub mod services;
+pub mod watching;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -51,13 +52,14 @@ use vipgate_dataplane::stage::open::Rules;
 use vipgate_dataplane::time::Tick;
 use vipgate_dataplane::waiting::{Questions, Waiting};
 use vipgate_dataplane::watch::Watch;
-use vipgate_dataplane::watch::tap::{Tap, TapFilter, TapRing};
+use vipgate_dataplane::watch::tap::TapRing;
 use vipgate_dataplane::worker::{Parts, Worker};
 use vipgate_mem::{Arena, Frame, HEADROOM};
 
 pub use connection::*;
 pub use oracle::*;
 pub use packets::*;
+pub use watching::*;
 
 pub const INSIDE: InterfaceId = InterfaceId(0);
 pub const OUTSIDE: InterfaceId = InterfaceId(1);
@@ -197,11 +199,6 @@ impl Default for Setup {
     }
 }
 
-/// A tap on all packets of a worker.
-fn everything(ring: &Arc<TapRing>, worker: WorkerId) -> Tap {
-    Tap::new(TapFilter::default(), ring.clone(), worker, 2048, u32::MAX)
-}
-
 pub struct Gateway {
     pub workers: Vec<Worker<MemoryIo>>,
     pub commands: Vec<Sender<Command>>,
@@ -209,6 +206,7 @@ pub struct Gateway {
     pub outlets: Vec<Arc<Outlet>>,
     /// What each worker's packets are captured in.
     pub rings: Vec<Arc<TapRing>>,
+    pub watching: Watching,
     pub lease: Arc<Lease>,
     pub publisher: Publisher,
     pub builder: Builder,
@@ -313,7 +311,20 @@ impl Gateway {
             })
             .collect();
         let frames = setup.frames as u64 * u64::from(setup.workers);
-        Self { workers, commands, outlets, rings, lease, publisher, builder, questions, now, hostile: false, frames }
+        Self {
+            workers,
+            commands,
+            outlets,
+            rings,
+            watching: Watching::Now(1),
+            lease,
+            publisher,
+            builder,
+            questions,
+            now,
+            hostile: false,
+            frames,
+        }
     }
 
     pub fn set_policy(&mut self, set: &PolicySet) {
@@ -347,6 +358,7 @@ impl Gateway {
         for _ in 0..8 {
             self.turn();
         }
+        self.watch_or_not();
         self.check_frames();
         let mut sent = Vec::new();
         for worker in &mut self.workers {
@@ -363,10 +375,13 @@ impl Gateway {
     /// A packet arrives at a worker; what the gateway sends because of it.
     pub fn arrives(&mut self, worker: usize, interface: InterfaceId, packet: &[u8]) -> Vec<(InterfaceId, Vec<u8>)> {
         let foretold = self.foretell(worker, interface, packet);
+        let is_watched = matches!(self.watching, Watching::Now(_));
         assert!(self.workers[worker].io().inject(interface, packet));
         let sent = self.run();
-        if let Some(foretold) = foretold {
-            self.check_foretold(&foretold, worker, packet);
+        match foretold {
+            Some(foretold) if is_watched => self.check_foretold(&foretold, worker, packet),
+            Some(foretold) => foretold::check_sent(&foretold, &sent),
+            None => {}
         }
         sent
     }
