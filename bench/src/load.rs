@@ -49,6 +49,11 @@ impl<A: PacketFamily> Load<A> {
         Ok(Self { size, direction, draw, ports, tunnel, family: PhantomData })
     }
 
+    /// The port of the VIP that the first session left with.
+    pub(crate) fn port(&self) -> u16 {
+        self.ports[0]
+    }
+
     /// Sends so many packets, in full batches; nanoseconds of each. `each` hears how long each batch took.
     pub(crate) fn round(
         &mut self,

@@ -1,5 +1,5 @@
-//! What it costs packets to be watched: a capture of one pod, a capture of everything, a log of sessions, somebody who looks at drops and
-//! ports all the time, and all of it together; in turns, in one run.
+//! What it costs packets to be watched: captures of one pod, of one port, of drops and of everything, a log of sessions, somebody who looks
+//! at drops and ports all the time, and a capture, the log and looking together; in turns, in one run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use vipgate_dataplane::ports::pool::WorkerId;
 use vipgate_dataplane::time::Tick;
 use vipgate_dataplane::watch::drops;
 use vipgate_dataplane::watch::log::SessionQueue;
-use vipgate_dataplane::watch::tap::{Tap, TapFilter, TapRing};
+use vipgate_dataplane::watch::tap::{Outcome, Tap, TapFilter, TapRing};
 
 use crate::Direction;
 use crate::load::Load;
@@ -53,6 +53,10 @@ enum Subject {
     Nobody,
     /// `capture --filter 'host ..'`, of one pod among a thousand.
     CaptureOne,
+    /// `capture --filter 'port ..'`, of one session's.
+    CapturePort,
+    /// `capture --filter dropped`, of which there are none.
+    CaptureDrops,
     /// `capture`, of everything: as many as its rate lets through.
     CaptureAll,
     /// `nat_log` with sessions.
@@ -64,12 +68,23 @@ enum Subject {
 }
 
 impl Subject {
-    const ALL: [Self; 6] = [Self::Nobody, Self::CaptureOne, Self::CaptureAll, Self::Log, Self::Top, Self::All];
+    const ALL: [Self; 8] = [
+        Self::Nobody,
+        Self::CaptureOne,
+        Self::CapturePort,
+        Self::CaptureDrops,
+        Self::CaptureAll,
+        Self::Log,
+        Self::Top,
+        Self::All,
+    ];
 
     fn name(self) -> &'static str {
         match self {
             Self::Nobody => "nobody",
             Self::CaptureOne => "capture_one",
+            Self::CapturePort => "capture_port",
+            Self::CaptureDrops => "capture_drops",
             Self::CaptureAll => "capture_all",
             Self::Log => "log",
             Self::Top => "top",
@@ -77,11 +92,13 @@ impl Subject {
         }
     }
 
-    fn captures(self) -> Option<TapFilter> {
+    fn captures(self, port: u16) -> Option<TapFilter> {
         match self {
             Self::CaptureOne | Self::All => {
                 Some(TapFilter { nets: vec![FIRST_POD.to_ip().into()], ..TapFilter::default() })
             }
+            Self::CapturePort => Some(TapFilter { port: Some(port), ..TapFilter::default() }),
+            Self::CaptureDrops => Some(TapFilter { outcome: Outcome::Dropped, ..TapFilter::default() }),
             Self::CaptureAll => Some(TapFilter::default()),
             Self::Nobody | Self::Log | Self::Top => None,
         }
@@ -118,7 +135,7 @@ fn measure(sessions: u32, rounds: u32) -> Result<()> {
     for _ in 0..rounds {
         let mut alone = f64::NAN;
         for (at, subject) in Subject::ALL.into_iter().enumerate() {
-            let watcher = Watcher::begin(subject, &mut rig)?;
+            let watcher = Watcher::begin(subject, load.port(), &mut rig)?;
             let ns = load.round(&mut rig, PACKETS, |_| Ok(()))?;
             let (captured, missed) = watcher.end(&mut rig)?;
             counts[at].0 += captured;
@@ -155,10 +172,10 @@ struct Watcher {
 }
 
 impl Watcher {
-    fn begin(subject: Subject, rig: &mut Rig) -> Result<Self> {
+    fn begin(subject: Subject, port: u16, rig: &mut Rig) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
-        let ring = subject.captures().map(|filter| {
+        let ring = subject.captures(port).map(|filter| {
             let ring = Arc::new(TapRing::new(PLACES, LENGTH));
             let tap = Tap::new(filter, ring.clone(), WorkerId(0), LENGTH, RATE);
             let (taken, stop) = (ring.clone(), stop.clone());

@@ -132,8 +132,9 @@ impl World {
 /// A host serves on [`OWN`]: each line over TCP, each datagram over UDP, is answered with its name and whom it sees.
 fn start(host: &Host) {
     let name = host.name().to_owned();
-    drop(host.run::<()>(move || {
-        let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, OWN))?;
+    let listener = host.run(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, OWN))).join().unwrap().unwrap();
+    let socket = host.run(|| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, OWN))).join().unwrap().unwrap();
+    drop(thread::spawn(move || -> io::Result<()> {
         for stream in listener.incoming() {
             let (stream, name) = (stream?, name.clone());
             thread::spawn(move || answer(stream, &name));
@@ -141,8 +142,7 @@ fn start(host: &Host) {
         Ok(())
     }));
     let name = host.name().to_owned();
-    drop(host.run::<()>(move || {
-        let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, OWN))?;
+    drop(thread::spawn(move || -> io::Result<()> {
         let mut datagram = vec![0; 65_535];
         loop {
             let (length, peer) = socket.recv_from(&mut datagram)?;

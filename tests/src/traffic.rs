@@ -26,8 +26,9 @@ const CONNECTIONS: u32 = 20;
 pub(crate) fn start_echo(server: &Host) {
     for address in SERVER {
         let address: IpAddr = address.parse().unwrap();
-        drop(server.run::<()>(move || {
-            let socket = UdpSocket::bind((address, ECHO))?;
+        let bound = server.run(move || UdpSocket::bind((address, ECHO))).join();
+        let socket = bound.expect("binding doesn't panic").expect("the server has a port for its echo");
+        drop(thread::spawn(move || -> io::Result<()> {
             let mut datagram = [0; 64];
             loop {
                 let (length, from) = socket.recv_from(&mut datagram)?;

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::HashSet;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
@@ -51,8 +51,9 @@ fn iperf3_runs_both_ways() {
 fn a_thousand_connections_at_once_all_work_and_all_look_different() {
     const CONNECTIONS: usize = 1000;
     let world = World::with_gateway("many");
-    drop(world.server.run(|| {
-        let listener = TcpListener::bind("0.0.0.0:7000")?;
+    // It listens before anybody connects.
+    let listener = world.server.run(|| TcpListener::bind("0.0.0.0:7000")).join().unwrap().unwrap();
+    drop(thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream?;
             thread::spawn(move || {
@@ -62,7 +63,7 @@ fn a_thousand_connections_at_once_all_work_and_all_look_different() {
                 stream.write_all(peer.as_bytes())
             });
         }
-        Ok(())
+        io::Result::Ok(())
     }));
     let clients = world.pods[..2].iter().map(|pod| {
         pod.run(|| {

@@ -40,10 +40,9 @@ pub fn run<A: OnWire>(batch: &mut Batch, sessions: &mut Sessions, tap: Option<&T
     }
     match tap.map_or(&Near::Nobody, Tap::near::<A>) {
         Near::Nobody => run_beside::<A>(batch, sessions, |_, _| false, context),
-        Near::In(prefix) => {
-            let is_near = |key: &Key<A>, entry: &Entry<A>| prefix.has(key.in_packet().0, entry.to_addresses());
-            run_beside::<A>(batch, sessions, is_near, context);
-        }
+        Near::In(prefix) => run_beside::<A>(batch, sessions, |key, entry| prefix.has_address_of(key, entry), context),
+        Near::At(port) => run_beside::<A>(batch, sessions, |key, entry| port.has_port_of(key, entry), context),
+        Near::Of(protocol) => run_beside::<A>(batch, sessions, |key, _| key.protocol() == *protocol, context),
         Near::Everybody => {}
     }
 }

@@ -1,8 +1,8 @@
 //! A tap on a worker's packets: each that matches is copied as it came and as it goes on, with its verdict.
 //!
-//! The stages write into packets, so the heads of those that may match are copied before. What takes the short way has its addresses
-//! before and after at hand there, in its key and in its session: who is near by them takes the long way, and all that do are copied,
-//! and asked everything afterwards. How many are captured a second is limited, and while the limit is reached, or no place is free,
+//! The stages write into packets, so the heads of those that may match are copied before. What takes the short way has
+//! addresses, ports and protocol at hand there, in its key and in its session: who is near by them takes the long way, and all that do are
+//! copied, and asked everything afterwards. How many are captured a second is limited, and while the limit is reached, or no place is free,
 //! nothing is looked at. Memory comes from whoever captures, and goes around.
 
 mod filter;
@@ -17,7 +17,7 @@ use vipgate_mem::prefetch_read;
 use self::filter::Passed;
 pub use self::filter::{Outcome, TapFilter};
 use self::near::Asked;
-pub use self::near::{Near, Prefix};
+pub use self::near::{Near, Pattern};
 pub use self::ring::{Captured, TapRing};
 use crate::batch::{Batch, Kind, Lane, MOST, Packets};
 use crate::ports::pool::WorkerId;
@@ -109,32 +109,24 @@ impl Tap {
 
     #[inline(never)]
     fn keep_travelling<A: Lane>(&mut self, batch: &Batch, packets: Packets) {
-        let near = *self.near::<A>();
+        let asked = *self.asked::<A>();
         for i in packets {
             let bytes = batch.frames[i].frame.bytes();
-            let is_inside = match near {
-                Near::Nobody => false,
-                Near::In(prefix) => {
-                    let (addresses, _) = A::keys(batch)[i].in_packet();
-                    prefix.has(addresses, addresses)
-                }
-                Near::Everybody => true,
-            };
-            if is_inside || self.filter.may_want(bytes) {
+            if asked.is_near_as_it_is(&A::keys(batch)[i]) || self.filter.may_want(bytes) {
                 let length = ethernet::HEADER + usize::from(batch.heads[i].length);
                 self.keep(i, &bytes[bytes.len().saturating_sub(length)..]);
             }
         }
     }
 
-    /// Which packets must not take the short way.
+    fn asked<A: Lane>(&self) -> &Near {
+        if A::FAMILY == V4 { &self.asked.v4 } else { &self.asked.v6 }
+    }
+
+    /// Which packets must not take the short way. Nobody is dropped there.
     #[inline]
     pub fn near<A: Lane>(&self) -> &Near {
-        match A::FAMILY {
-            _ if self.is_silent => &Near::Nobody,
-            V4 => &self.asked.v4,
-            _ => &self.asked.v6,
-        }
+        if self.is_silent || self.filter.outcome.is_drop() { &Near::Nobody } else { self.asked::<A>() }
     }
 
     /// Looks at the plain packets that the short way has left, to which nothing has happened yet but that their sessions were found.
@@ -148,18 +140,14 @@ impl Tap {
 
     #[inline(never)]
     fn keep_left<A: Lane>(&mut self, batch: &Batch, packets: Packets, table: &Table<A>) {
-        let near = *self.near::<A>();
+        let asked = *self.asked::<A>();
         for i in packets {
-            let is_known = batch.known.contains(i);
             let begins = batch.heads[i].kind == Kind::Tcp && batch.segments[i].flags.is_rare();
-            let is_far = match near {
-                Near::Nobody => true,
-                // Its session says where it goes, unless it begins anew.
-                Near::In(prefix) if is_known && !begins => {
-                    let (addresses, _) = A::keys(batch)[i].in_packet();
-                    !prefix.has(addresses, table.entry(batch.slots[i]).to_addresses())
-                }
-                Near::In(_) | Near::Everybody => false,
+            // Its session says where it goes, unless it begins anew.
+            let is_far = if batch.known.contains(i) && !begins {
+                !asked.is_near(&A::keys(batch)[i], table.entry(batch.slots[i]))
+            } else {
+                matches!(asked, Near::Nobody)
             };
             if is_far {
                 self.far.insert(i);

@@ -1,18 +1,19 @@
 //! A capture shows what it is asked for, and changes nothing: over random stories, of two gateways that live through the same one, the
-//! one that captures everything and the one that captures what concerns a prefix see the same packets and send the same.
+//! one that captures everything and the one that captures by a filter see the same packets and send the same.
 
 use std::cell::Cell;
 use std::net::IpAddr;
 
-use etherparse::{NetSlice, SlicedPacket};
-use ipnet::IpNet;
+use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence, TestRunner};
+use vipgate_dataplane::counters::{Direction, DropReason};
 use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::verdict::Verdict;
-use vipgate_dataplane::watch::tap::{Captured, TapFilter};
+use vipgate_dataplane::watch::tap::{Captured, Outcome, TapFilter};
 
 use crate::story::{Step, Story, steps};
+use crate::support::{INSIDE, OUTSIDE};
 
 /// Pods, VIPs, far sides, the gateway itself, and nobody; alone, with neighbours, and all.
 const NETS: [&str; 14] = [
@@ -32,19 +33,71 @@ const NETS: [&str; 14] = [
     "2001:db8:51::/48",
 ];
 
-fn addresses(packet: &[u8]) -> Option<[IpAddr; 2]> {
-    match SlicedPacket::from_ethernet(packet).ok()?.net? {
-        NetSlice::Ipv4(v4) => Some([v4.header().source_addr().into(), v4.header().destination_addr().into()]),
-        NetSlice::Ipv6(v6) => Some([v6.header().source_addr().into(), v6.header().destination_addr().into()]),
+/// Addresses, protocol and ports of a packet.
+fn ends(packet: &[u8]) -> Option<([IpAddr; 2], u8, Option<[u16; 2]>)> {
+    let packet = SlicedPacket::from_ethernet(packet).ok()?;
+    let ports = match packet.transport {
+        Some(TransportSlice::Udp(udp)) => Some([udp.source_port(), udp.destination_port()]),
+        Some(TransportSlice::Tcp(tcp)) => Some([tcp.source_port(), tcp.destination_port()]),
+        _ => None,
+    };
+    match packet.net? {
+        NetSlice::Ipv4(v4) => {
+            let header = v4.header();
+            Some(([header.source_addr().into(), header.destination_addr().into()], header.protocol().0, ports))
+        }
+        NetSlice::Ipv6(v6) => {
+            let header = v6.header();
+            Some(([header.source_addr().into(), header.destination_addr().into()], header.next_header().0, ports))
+        }
         NetSlice::Arp(_) => None,
     }
 }
 
-fn concerns(net: IpNet, it: &Captured) -> bool {
+/// What is asked of the packet and of what it became; in a tunnel, of both.
+fn is_wanted(filter: &TapFilter, it: &Captured) -> bool {
+    let by_outcome = match filter.outcome {
+        Outcome::Any => true,
+        Outcome::Dropped => matches!(it.verdict, Verdict::Drop(_)),
+        Outcome::DroppedFor(reason) => it.verdict == Verdict::Drop(reason),
+        Outcome::Passed => !matches!(it.verdict, Verdict::Drop(_)),
+        Outcome::Sent(direction) => it.direction == direction && !it.after.is_empty(),
+    };
     // Behind the headers of a tunnel the packet stands as it is long.
     let inside = it.after.len().checked_sub(it.before.len()).map(|start| &it.after[start..]);
     let packets = [Some(&it.before[..]), Some(&it.after), inside.filter(|_| !matches!(it.verdict, Verdict::Answer(_)))];
-    packets.into_iter().flatten().filter_map(addresses).flatten().any(|one| net.contains(&one))
+    let all: Vec<_> = packets.into_iter().flatten().filter_map(ends).collect();
+    by_outcome
+        && filter.interface.is_none_or(|interface| interface == it.interface)
+        && filter.nets.iter().all(|net| all.iter().any(|(addresses, ..)| addresses.iter().any(|one| net.contains(one))))
+        && filter.protocol.is_none_or(|wanted| all.iter().any(|(_, protocol, _)| *protocol == wanted))
+        && filter.port.is_none_or(|port| all.iter().any(|(.., ports)| ports.is_some_and(|ports| ports.contains(&port))))
+}
+
+fn filters() -> impl Strategy<Value = TapFilter> {
+    let net = prop::sample::select(NETS.to_vec()).prop_map(|net| net.parse().unwrap());
+    let maybe = |all: Vec<_>| prop_oneof![3 => Just(None), 2 => prop::sample::select(all).prop_map(Some)];
+    let interface = prop_oneof![4 => Just(None), 1 => prop::sample::select(vec![INSIDE, OUTSIDE]).prop_map(Some)];
+    let outcome = prop::sample::select(vec![
+        Outcome::Any,
+        Outcome::Any,
+        Outcome::Dropped,
+        Outcome::DroppedFor(DropReason::NoSession),
+        Outcome::Passed,
+        Outcome::Sent(Direction::Egress),
+        Outcome::Sent(Direction::Reply),
+    ]);
+    let ports = vec![1000_u16, 80, 8080, 53, 20_000, 20_001, 4790];
+    let protocols = vec![6, 17, 1];
+    (prop::collection::vec(net, 0..3), maybe(ports), maybe(protocols), interface, outcome).prop_map(
+        |(nets, port, protocol, interface, outcome)| TapFilter {
+            nets,
+            port,
+            protocol: protocol.map(|protocol| protocol as u8),
+            interface,
+            outcome,
+        },
+    )
 }
 
 /// What a packet of the story became, and what was seen of it.
@@ -64,8 +117,8 @@ struct Counts {
     answered: Cell<u32>,
 }
 
-fn compare(steps: &[Step], workers: u8, several: bool, net: IpNet, at_once: usize, counts: &Counts) {
-    let filters = [TapFilter::default(), TapFilter { nets: vec![net], ..TapFilter::default() }];
+fn compare(steps: &[Step], workers: u8, several: bool, filter: &TapFilter, at_once: usize, counts: &Counts) {
+    let filters = [TapFilter::default(), filter.clone()];
     let mut stories = filters.map(|filter| {
         let mut story = Story::new(workers, several);
         story.gateway.capture(&filter, 2048, u32::MAX);
@@ -77,8 +130,8 @@ fn compare(steps: &[Step], workers: u8, several: bool, net: IpNet, at_once: usiz
         assert_eq!(packets[0], packets[1]);
         let [(sent, all), (sent_too, some)] = [0, 1].map(|which| live(&mut stories[which], &packets[which]));
         assert_eq!(sent, sent_too, "the way of a packet is not for whoever looks on");
-        let (wanted, rest): (Vec<_>, Vec<_>) = all.iter().partition(|it| concerns(net, it));
-        assert_eq!(format!("{wanted:02x?}"), format!("{some:02x?}"), "{net}");
+        let (wanted, rest): (Vec<_>, Vec<_>) = all.iter().partition(|it| is_wanted(filter, it));
+        assert_eq!(format!("{wanted:02x?}"), format!("{some:02x?}"), "{filter:?}");
         let answered = wanted.iter().filter(|it| matches!(it.verdict, Verdict::Answer(_))).count();
         for (count, more) in
             [(&counts.concerned, wanted.len()), (&counts.left_out, rest.len()), (&counts.answered, answered)]
@@ -89,16 +142,17 @@ fn compare(steps: &[Step], workers: u8, several: bool, net: IpNet, at_once: usiz
 }
 
 #[test]
-fn a_capture_of_a_prefix_is_its_part_of_a_capture_of_everything() {
+fn a_capture_by_a_filter_is_its_part_of_a_capture_of_everything() {
     let kept = FileFailurePersistence::Direct("tests/engine/captures.regressions");
     let config = Config { cases: 1000, failure_persistence: Some(Box::new(kept)), ..Config::default() };
     let counts = Counts::default();
-    let net = prop::sample::select(NETS.to_vec());
-    let outcome =
-        TestRunner::new(config).run(&(steps(), net, 1..6_usize), |((steps, workers, several), net, at_once)| {
-            compare(&steps, workers, several, net.parse().unwrap(), at_once, &counts);
+    let outcome = TestRunner::new(config).run(
+        &(steps(), filters(), 1..6_usize),
+        |((steps, workers, several), filter, at_once)| {
+            compare(&steps, workers, several, &filter, at_once, &counts);
             Ok(())
-        });
+        },
+    );
     if let Err(error) = outcome {
         panic!("{error}");
     }

@@ -40,6 +40,13 @@ pub enum Outcome {
     Sent(Direction),
 }
 
+impl Outcome {
+    #[inline]
+    pub(super) fn is_drop(self) -> bool {
+        matches!(self, Self::Dropped | Self::DroppedFor(_))
+    }
+}
+
 /// What has become of a packet, and where it came in.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Passed<'a> {
