@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tonic::Status;
 use vipgate_dataplane::command::Command;
+use vipgate_dataplane::counters::Direction;
 use vipgate_dataplane::ports::pool::WorkerId;
 use vipgate_dataplane::verdict::Verdict;
 use vipgate_dataplane::watch::tap::{Captured, Tap, TapFilter, TapRing};
@@ -158,14 +159,14 @@ fn packet(captured: &Captured) -> CapturedPacket {
         out: captured.out.map(|id| id.0.into()),
         verdict: sentence(captured),
         reason: reason.to_owned(),
-        direction: if captured.after.is_empty() { "" } else { captured.direction.name() }.to_owned(),
+        direction: captured.direction.map_or("", Direction::name).to_owned(),
         again: !captured.is_first,
     }
 }
 
 /// How a packet's way ended.
 fn sentence(captured: &Captured) -> String {
-    let (worker, direction) = (captured.worker.0, captured.direction.name());
+    let (worker, direction) = (captured.worker.0, captured.direction.map_or("", Direction::name));
     let what = match captured.verdict {
         Verdict::Forward(_) => format!("{direction}: sent on"),
         Verdict::Cut(_) | Verdict::CutIntoTunnel => format!("{direction}: sent on in pieces"),

@@ -58,7 +58,7 @@ pub(super) struct Capture {
 
 const AFTER_HELP: &str = "\
 FILTERS are joined by `and`:
-  host ADDR, net CIDR        one of its addresses, before or after translation
+  host ADDR, net CIDR        one of its addresses, before or after translation, or of its tunnel
   port N                     one of its ports, before or after translation
   proto NAME                 or just tcp, udp, sctp, icmp, icmpv6
   in INTERFACE               where it came in

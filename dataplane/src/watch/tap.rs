@@ -20,6 +20,7 @@ use self::near::Asked;
 pub use self::near::{Near, Pattern};
 pub use self::ring::{Captured, TapRing};
 use crate::batch::{Batch, Kind, Lane, MOST, Packets};
+use crate::counters::Direction;
 use crate::ports::pool::WorkerId;
 use crate::session::Sessions;
 use crate::session::table::Table;
@@ -206,7 +207,7 @@ impl Tap {
             if self.far.contains(i) && !is_answer && inside.is_none() {
                 continue;
             }
-            let (direction, interface) = (batch.directions[i], received.interface);
+            let (direction, interface) = (direction(batch, i), received.interface);
             let passed = Passed { verdict, direction, interface, before: self.head(i), after, inside };
             if self.filter.wants(&passed) {
                 self.copy(batch, i, now);
@@ -239,7 +240,7 @@ impl Tap {
         (place.before_length, place.after_length) =
             (length as u16, if is_sent(verdict) { bytes.len() as u16 } else { 0 });
         (place.at, place.worker, place.interface) = (now, self.worker, received.interface);
-        (place.verdict, place.direction) = (verdict, batch.directions[i]);
+        (place.verdict, place.direction) = (verdict, direction(batch, i));
         place.out = match verdict {
             Verdict::Forward(out) | Verdict::Cut(out) | Verdict::Answer(out) => Some(out),
             Verdict::Wait => Some(batch.wanted[i].interface),
@@ -273,6 +274,12 @@ fn is_sent(verdict: Verdict) -> bool {
         | Verdict::Around => true,
         Verdict::Undecided | Verdict::HandOff(_) | Verdict::Heard | Verdict::Park | Verdict::Drop(_) => false,
     }
+}
+
+/// Which way a packet counts. Answers have none, and who wasn't sent on neither.
+fn direction(batch: &Batch, i: usize) -> Option<Direction> {
+    let verdict = batch.verdicts[i];
+    (is_sent(verdict) && !matches!(verdict, Verdict::Answer(_))).then_some(batch.directions[i])
 }
 
 /// What is in a packet that has gone into a tunnel, of which so many bytes came: nothing else makes packets longer, and it stands at the

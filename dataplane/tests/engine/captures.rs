@@ -61,7 +61,11 @@ fn is_wanted(filter: &TapFilter, it: &Captured) -> bool {
         Outcome::Dropped => matches!(it.verdict, Verdict::Drop(_)),
         Outcome::DroppedFor(reason) => it.verdict == Verdict::Drop(reason),
         Outcome::Passed => !matches!(it.verdict, Verdict::Drop(_)),
-        Outcome::Sent(direction) => it.direction == direction && !it.after.is_empty(),
+        Outcome::Sent(direction) => {
+            let is_on_its_way = !it.after.is_empty() && !matches!(it.verdict, Verdict::Answer(_));
+            assert_eq!(it.direction.is_some(), is_on_its_way, "{it:02x?}");
+            it.direction == Some(direction)
+        }
     };
     // Behind the headers of a tunnel the packet stands as it is long.
     let inside = it.after.len().checked_sub(it.before.len()).map(|start| &it.after[start..]);

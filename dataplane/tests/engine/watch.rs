@@ -52,7 +52,7 @@ fn a_packet_is_captured_as_it_came_and_as_it_went() {
     assert_eq!((before, usize::from(*before_length), usize::from(*after_length)), (&long, long.len(), long.len()));
     check_only_translated(before, after);
     check_packet(after);
-    assert_eq!((*verdict, *direction), (Verdict::Forward(OUTSIDE), Direction::Egress));
+    assert_eq!((*verdict, *direction), (Verdict::Forward(OUTSIDE), Some(Direction::Egress)));
     gateway.capture(&TapFilter::default(), 60, 1000);
     let seen = worker_sees(&mut gateway, INSIDE, &long);
     assert_eq!((&seen[0].before[..], seen[0].after.len()), (&long[..60], 60), "no more than is wanted");

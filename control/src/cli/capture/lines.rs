@@ -8,6 +8,9 @@ use crate::admin::proto::CapturedPacket;
 use crate::cli::output::harmless;
 use crate::failure::Failure;
 
+/// IP protocol number.
+const UDP: u8 = 17;
+
 /// A packet for programs. Addresses and ports are one string, as they stand in other answers.
 #[derive(Serialize)]
 struct Line<'a> {
@@ -24,6 +27,10 @@ struct Line<'a> {
     source_after: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     destination_after: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tunnel_source: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tunnel_destination: Option<String>,
     #[serde(skip_serializing_if = "str::is_empty")]
     direction: &'a str,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -32,9 +39,10 @@ struct Line<'a> {
 }
 
 pub(super) fn json(packet: &CapturedPacket, interfaces: &[String]) -> Result<String, Failure> {
-    let (before, after) = (Glimpse::of(&packet.before), Glimpse::of(&packet.after));
+    let (before, (after, tunnel)) = (Glimpse::of(&packet.before), went(packet));
     let [source, destination] = before.map(|it| ends(&it)).unwrap_or_default();
-    let [source_after, destination_after] = after.map(|it| ends(&it).map(Some)).unwrap_or_default();
+    let said = |it: Option<Glimpse>| it.map(|it| ends(&it).map(Some)).unwrap_or_default();
+    let ([source_after, destination_after], [tunnel_source, tunnel_destination]) = (said(after), said(tunnel));
     let line = Line {
         time_ms: packet.time_ms,
         worker: packet.worker,
@@ -46,6 +54,8 @@ pub(super) fn json(packet: &CapturedPacket, interfaces: &[String]) -> Result<Str
         out: packet.out.map(|out| name(interfaces, out)),
         source_after,
         destination_after,
+        tunnel_source,
+        tunnel_destination,
         direction: &packet.direction,
         reason: &packet.reason,
         verdict: &packet.verdict,
@@ -57,22 +67,29 @@ pub(super) fn json(packet: &CapturedPacket, interfaces: &[String]) -> Result<Str
 
 /// `08:15:02.123 gw-in tcp 10.1.0.11:4000 -> 198.51.100.10:443, 60 bytes; as 203.0.113.10:31022 -> .. on gw-out; worker 0: egress: sent on`.
 pub(super) fn text(packet: &CapturedPacket, interfaces: &[String]) -> String {
-    let before = Glimpse::of(&packet.before).map_or_else(
-        || "no IP packet".to_owned(),
-        |it| {
-            let [source, destination] = ends(&it);
-            format!("{} {source} -> {destination}", protocol_name(it.protocol))
-        },
-    );
+    let arrow = |it: Glimpse| ends(&it).join(" -> ");
+    let before = Glimpse::of(&packet.before)
+        .map_or_else(|| "no IP packet".to_owned(), |it| format!("{} {}", protocol_name(it.protocol), arrow(it)));
     let out = packet.out.map(|out| format!(" on {}", name(interfaces, out))).unwrap_or_default();
-    let after = Glimpse::of(&packet.after).map_or_else(String::new, |it| {
-        let [source, destination] = ends(&it);
-        format!("; as {source} -> {destination}{out}")
+    let (after, tunnel) = went(packet);
+    let after = after.map_or_else(String::new, |it| {
+        let tunnel = tunnel.map(|it| format!(" in a tunnel {}", arrow(it))).unwrap_or_default();
+        format!("; as {}{tunnel}{out}", arrow(it))
     });
     let (seconds, ms) = (packet.time_ms / 1000 % 86_400, packet.time_ms % 1000);
     let time = format!("{:02}:{:02}:{:02}.{ms:03}", seconds / 3600, seconds / 60 % 60, seconds % 60);
     let interface = name(interfaces, packet.interface);
     harmless(&format!("{time} {interface} {before}, {} bytes{after}; {}\n", packet.before_length, packet.verdict))
+}
+
+/// A packet as it went on, and the tunnel around it: nothing but the headers of one makes a packet longer that isn't an answer, and
+/// answers are no UDP.
+fn went(packet: &CapturedPacket) -> (Option<Glimpse>, Option<Glimpse>) {
+    let whole = Glimpse::of(&packet.after);
+    let longer = packet.after_length.saturating_sub(packet.before_length) as usize;
+    let tunnel = whole.filter(|it| longer > 0 && it.protocol == UDP);
+    let inside = tunnel.and_then(|_| Glimpse::of(packet.after.get(longer..)?));
+    (inside.or(whole), tunnel.filter(|_| inside.is_some()))
 }
 
 fn name(interfaces: &[String], number: u32) -> &str {
@@ -112,6 +129,28 @@ mod tests {
             direction: "egress".to_owned(),
             ..CapturedPacket::default()
         }
+    }
+
+    #[test]
+    fn a_tunnel_is_named_with_what_is_in_it() {
+        let names = ["in".to_owned(), "out".to_owned()];
+        let mut wrapped = packet();
+        let mut outer = wrapped.before.clone();
+        // The headers of VXLAN behind those of UDP.
+        outer.extend([0; 8]);
+        wrapped.after = [outer, wrapped.after].concat();
+        wrapped.after_length += 50;
+        let text = text(&wrapped, &names);
+        let after = "as 203.0.113.10:20480 -> 198.51.100.10:53 in a tunnel 10.1.0.11:4000 -> 198.51.100.10:53 on out;";
+        assert!(text.contains(after), "{text}");
+        let parsed: serde_json::Value = serde_json::from_str(&json(&wrapped, &names).unwrap()).unwrap();
+        assert_eq!(
+            (&parsed["source_after"], &parsed["tunnel_source"]),
+            (&"203.0.113.10:20480".into(), &"10.1.0.11:4000".into())
+        );
+        // Cut before the inner packet: what can be seen is said.
+        wrapped.after.truncate(60);
+        assert_eq!(went(&wrapped), (Glimpse::of(&wrapped.before), None));
     }
 
     #[test]

@@ -51,7 +51,8 @@ impl Outcome {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Passed<'a> {
     pub verdict: Verdict,
-    pub direction: Direction,
+    /// Which way it counts.
+    pub direction: Option<Direction>,
     pub interface: InterfaceId,
     /// The packet, or at least its headers, as it came.
     pub before: &'a [u8],
@@ -76,7 +77,7 @@ impl TapFilter {
             Outcome::Dropped => matches!(it.verdict, Verdict::Drop(_)),
             Outcome::DroppedFor(reason) => it.verdict == Verdict::Drop(reason),
             Outcome::Passed => !matches!(it.verdict, Verdict::Drop(_)),
-            Outcome::Sent(direction) => it.after.is_some() && it.direction == direction,
+            Outcome::Sent(direction) => it.direction == Some(direction),
         };
         if !by_outcome || self.interface.is_some_and(|wanted| wanted != it.interface) {
             return false;

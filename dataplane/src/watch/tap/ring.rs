@@ -29,8 +29,8 @@ pub struct Captured {
     pub is_first: bool,
     /// How its way ended.
     pub verdict: Verdict,
-    /// Which way it counts, where it was sent on.
-    pub direction: Direction,
+    /// Which way it counts; `None` of what wasn't sent on, and of answers.
+    pub direction: Option<Direction>,
     /// Where it leaves, or will when its neighbour is known.
     pub out: Option<InterfaceId>,
     /// As it came: as much of it as is wanted, and its length.
@@ -72,7 +72,7 @@ impl TapRing {
                 interface: InterfaceId(0),
                 is_first: false,
                 verdict: Verdict::Undecided,
-                direction: Direction::Unchanged,
+                direction: None,
                 out: None,
                 before: touched(length),
                 before_length: 0,

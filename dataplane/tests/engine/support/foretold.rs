@@ -101,7 +101,7 @@ impl Gateway {
         if !sent {
             return;
         }
-        assert_eq!(foretold.direction, seen.direction, "{:?} {packet:02x?}", foretold.class);
+        assert_eq!(Some(foretold.direction), seen.direction, "{:?} {packet:02x?}", foretold.class);
         if let Some(ends) = ends_foretold(foretold) {
             assert!(are_ends(ends, &seen.after), "{ends:?} foretold, of {packet:02x?} became {:02x?}", seen.after);
         }
