@@ -13,7 +13,7 @@ Usage: line_clients.py PLAN RESULT. PLAN is JSON:
   patience   seconds that an answer may take after the last line
   bytes      the length of a line
   stay       whether those who have said all their lines keep their port until the end
-Prints `open N` when all of them have begun and, where they stay, been answered once. RESULT is JSON:
+Prints `open N` when all of them have begun and, where they stay, N been answered once and the others not for `patience`. RESULT is JSON:
   [[identity, source, port, opened, pace, lines, answered, longest, longest_at, end, wrong]..]
 `longest` is the longest wait for an answer, over all lines of TCP; for UDP, where lines are lost, the longest time without any
 answer. `end`: "alive", "done", "silent" or what the kernel said. `wrong`: answers that were meant for somebody else.
@@ -185,7 +185,8 @@ while not ended:
     while len(clients) < wanted and len(alive) < plan["at_once"]:
         clients.append(Client(len(clients)))
     if len(clients) == plan["count"] and not told:
-        settled = all(client.answered or client.end for client in clients)
+        limit = time.time() - plan["patience"]
+        settled = all(client.answered or client.end or client.opened < limit for client in clients)
         # Short ones come to their end, and that is told below.
         if plan["lines"] or settled:
             print("open", sum(1 for client in clients if client.answered and not client.end), flush=True)

@@ -104,11 +104,28 @@ impl Clients {
         fs::read_to_string(&self.log).unwrap()
     }
 
+    /// Waits until all of them have begun, and were answered or have waited long enough.
+    pub fn wait_begun(&mut self, patience: Duration) {
+        let have_begun = || self.said().contains("open ") || !self.process.is_alive();
+        assert!(wait_for(patience, have_begun), "not all of {} clients have begun: {}", self.count, self.said());
+    }
+
     /// Waits until all of them have begun, and were answered.
     pub fn wait_open(&mut self, patience: Duration) {
-        let all = format!("open {}\n", self.count);
         wait_for(patience, || self.said().contains("open ") || !self.process.is_alive());
-        assert!(self.said().contains(&all), "not all of {} clients stand: {}", self.count, self.said());
+        if self.said().contains(&format!("open {}\n", self.count)) {
+            return;
+        }
+        self.stop();
+        self.process.wait(Duration::from_secs(20));
+        let bad: Vec<Client> =
+            self.read().into_iter().filter(|client| client.lines[1] == 0 || !client.is_well()).collect();
+        panic!("{} of {} clients don't stand, at {}: {:?}", bad.len(), self.count, moment(), &bad[..bad.len().min(5)]);
+    }
+
+    fn read(&self) -> Vec<Client> {
+        let rows: Vec<Value> = serde_json::from_str(&fs::read_to_string(&self.result).unwrap()).unwrap();
+        rows.iter().map(Client::read).collect()
     }
 
     /// Ends them, and tells what became of each.
@@ -132,8 +149,7 @@ impl Clients {
     pub fn wait(mut self, patience: Duration) -> Outcome {
         let ended = self.process.wait(patience);
         assert!(ended.is_some_and(|status| status.success()), "the clients don't end: {}", self.said());
-        let rows: Vec<Value> = serde_json::from_str(&fs::read_to_string(&self.result).unwrap()).unwrap();
-        Outcome(rows.iter().map(Client::read).collect())
+        Outcome(self.read())
     }
 }
 
@@ -188,6 +204,12 @@ impl Outcome {
     #[must_use]
     pub fn older(&self, age: f64, moment: f64) -> Self {
         Self(self.0.iter().filter(|client| client.opened + age <= moment).cloned().collect())
+    }
+
+    /// Those that began after a moment.
+    #[must_use]
+    pub fn younger(&self, moment: f64) -> Self {
+        Self(self.0.iter().filter(|client| client.opened > moment).cloned().collect())
     }
 
     /// How many there are, and how many of them came to no good end.

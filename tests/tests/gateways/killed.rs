@@ -15,7 +15,8 @@ fn a_killed_gateway() {
     let mut late = cluster.crowd("late", 40_000_000, &traffic);
     pass(1_200);
     let died = kill(&mut cluster, 0);
-    late.wait_open(Duration::from_secs(20));
+    // Nobody was told of those that had just begun: they may be lost.
+    late.wait_begun(Duration::from_secs(20));
     new_ones_work(&cluster, "during", 50_000_000, 500);
     // It comes back, with what was its own and what came meanwhile.
     let returning = probes(&cluster, "returning", 60_000_000, 20);
@@ -27,9 +28,12 @@ fn a_killed_gateway() {
         outcome.check_all_well();
         assert!(outcome.longest(0.2) <= OUTAGE, "its return: {}", outcome.summary());
     }
-    let late = late.end().older(AGE, died);
-    println!("young: {}", late.summary());
-    late.check_survived(99);
+    let late = late.end();
+    let (older, younger) = (late.older(AGE, died), late.younger(died));
+    println!("older: {}; younger: {}", older.summary(), younger.summary());
+    older.check_survived(99);
+    assert!(younger.0.len() > 100, "{}", younger.summary());
+    younger.check_all_well();
     scene.end(&cluster).check_outage(died);
 }
 
