@@ -4,15 +4,17 @@
 //! are relative to the current directory.
 
 mod gateway;
+mod nat_log;
 mod policyd;
 mod services;
 pub(crate) mod units;
 mod verify;
 
 pub use self::gateway::{
-    Admin, Bgp, Config, Idle, Interface, InterfaceRole, Log, LogFormat, LogLevel, Metrics, NatLog, NatLogTransport,
-    OnExit, Overlay, Peer, PolicyServer, PolicySource, Ports, Sessions, Timeouts, Workers, Xdp, XdpMode, ZeroCopy,
+    Admin, Bgp, Config, Idle, Interface, InterfaceRole, Log, LogFormat, LogLevel, Metrics, OnExit, Overlay, Peer,
+    PolicyServer, PolicySource, Ports, Sessions, Timeouts, Workers, Xdp, XdpMode, ZeroCopy,
 };
+pub use self::nat_log::{NatLog, NatLogTransport};
 pub use self::policyd::{Etcd, KubernetesSource, Leases, PolicydConfig, PolicydSource, Tls};
 pub use self::services::{Services, Unserved};
 pub use self::units::PortRange;

@@ -18,6 +18,7 @@ mod wait;
 mod workers;
 
 use std::path::Path;
+use std::time::SystemTime;
 
 use tokio::runtime::Runtime;
 use vipgate_dataplane::time::Tick;
@@ -32,6 +33,12 @@ use crate::{kernel, logging};
 /// The moment that it is, as leases and links count it.
 pub(crate) fn now() -> Tick {
     workers::now()
+}
+
+/// A time of the wall clock, in milliseconds since 1970.
+pub(crate) fn unix_ms(at: SystemTime) -> u64 {
+    let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Runs a gateway until it is told to stop.

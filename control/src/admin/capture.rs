@@ -145,8 +145,7 @@ impl Drop for Taps {
 
 fn packet(captured: &Captured) -> CapturedPacket {
     let age = gateway::now().since(captured.at);
-    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let time_ms = u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX).saturating_sub(age.into());
+    let time_ms = gateway::unix_ms(SystemTime::now()).saturating_sub(age.into());
     let reason = if let Verdict::Drop(reason) = captured.verdict { reason.name() } else { "" };
     CapturedPacket {
         time_ms,

@@ -10,9 +10,8 @@ use vipgate_dataplane::snapshot::policy::Policy;
 use vipgate_dataplane::snapshot::spec::NetworkSpec;
 use vipgate_dataplane::time::Tick;
 use vipgate_dataplane::watch::drops::{self, DropRecord, Example};
-use vipgate_dataplane::watch::glimpse::Glimpse;
 
-use super::filter::protocol_name;
+use super::filter::{ends, protocol_name};
 use super::proto::{Drop, DropExample, DropsOf, DropsReply};
 use super::sessions::Workers;
 use crate::gateway::state::GatewayState;
@@ -92,7 +91,8 @@ fn whose(address: IpAddr, policy: &Policy) -> (String, String) {
 
 fn example((age, example): &Aged, network: &NetworkSpec) -> DropExample {
     let interface = network.interfaces.get(usize::from(example.interface.0));
-    let (protocol, [source, destination]) = example.packet.map(|it| spelled(&it)).unwrap_or_default();
+    let (protocol, [source, destination]) =
+        example.packet.map(|it| (protocol_name(it.protocol), ends(&it))).unwrap_or_default();
     DropExample {
         age_ms: (*age).into(),
         interface: interface.map(|it| it.name.clone()).unwrap_or_default(),
@@ -100,14 +100,4 @@ fn example((age, example): &Aged, network: &NetworkSpec) -> DropExample {
         source,
         destination,
     }
-}
-
-/// A packet's protocol, source and destination, for people.
-pub(super) fn spelled(packet: &Glimpse) -> (String, [String; 2]) {
-    let Glimpse { source, destination, protocol, ports } = *packet;
-    let ends = match ports {
-        Some([from, to]) => [(source, from), (destination, to)].map(|end| std::net::SocketAddr::from(end).to_string()),
-        None => [source, destination].map(|address| address.to_string()),
-    };
-    (protocol_name(protocol), ends)
 }

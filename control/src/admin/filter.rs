@@ -1,9 +1,10 @@
 //! Which sessions, as people write it: protocols and states by name.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use thiserror::Error;
 use vipgate_dataplane::command::{SessionFilter, SessionState};
+use vipgate_dataplane::watch::glimpse::Glimpse;
 use vipgate_dataplane::wire::protocol;
 
 use super::proto;
@@ -49,6 +50,15 @@ pub fn protocol(text: &str) -> Result<u8, FilterError> {
 pub fn protocol_name(number: u8) -> String {
     let known = PROTOCOLS.iter().find(|(_, known)| *known == number);
     known.map_or_else(|| number.to_string(), |(name, _)| (*name).to_owned())
+}
+
+/// Where a packet comes from and goes, with ports where it has some.
+pub fn ends(packet: &Glimpse) -> [String; 2] {
+    let Glimpse { source, destination, ports, .. } = *packet;
+    match ports {
+        Some([from, to]) => [(source, from), (destination, to)].map(|end| SocketAddr::from(end).to_string()),
+        None => [source, destination].map(|address| address.to_string()),
+    }
 }
 
 /// The state of this name.

@@ -66,12 +66,10 @@ pub(super) fn run(asked: &Top) -> Result<(), Failure> {
 /// One picture as text.
 fn once(asked: &Top, size: Size, every: Duration) -> Result<(), Failure> {
     let board = block_on(async {
-        let mut client = Client::connect(&asked.socket).await?;
         let mut board = Board::default();
-        board.add(Sample::take(&mut client).await?);
+        board.add(look(asked).await?);
         tokio::time::sleep(every).await;
-        let mut client = Client::connect(&asked.socket).await?;
-        board.add(Sample::take(&mut client).await?);
+        board.add(look(asked).await?);
         Ok(board)
     })?;
     let terminal = || ratatui::crossterm::terminal::size().ok().filter(|_| std::io::stdout().is_terminal());

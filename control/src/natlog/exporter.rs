@@ -19,7 +19,7 @@ use super::NatLogStatus;
 use super::blocks::{self, Block, Blocks};
 use super::ipfix::{Encoder, Event};
 use crate::config::{NatLog as Settings, NatLogTransport};
-use crate::gateway;
+use crate::gateway::{self, unix_ms};
 
 /// How often what waits is sent, and how many messages at a time: three thousand a second, so that no buffer on the way overflows.
 const PACE: Duration = Duration::from_millis(20);
@@ -290,7 +290,6 @@ impl Told {
                     vip,
                     first: *first,
                     last: *last,
-                    step: 1,
                     ports: *ports,
                     tenant,
                 };
@@ -313,11 +312,6 @@ impl Told {
 
 async fn write(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
     timeout(PATIENCE, stream.write_all(bytes)).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
-}
-
-fn unix_ms(at: SystemTime) -> u64 {
-    let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Seconds since 1970, modulo 2^32, as messages have them.

@@ -67,8 +67,6 @@ pub(super) enum Event<'a> {
         first: u16,
         /// The last of them.
         last: u16,
-        /// From one to the next.
-        step: u16,
         /// How many they are.
         ports: u16,
         /// Whose the endpoint is. Of a long name the first 254 bytes are told.
@@ -268,6 +266,9 @@ impl Encoder {
     }
 }
 
+/// From one port of a block to the next.
+const STEP: u16 = 1;
+
 /// A record, its fields in the order of its template.
 fn record(at_ms: u64, event: &Event<'_>) -> Vec<u8> {
     let mut into = Vec::with_capacity(LONGEST_RECORD);
@@ -275,10 +276,10 @@ fn record(at_ms: u64, event: &Event<'_>) -> Vec<u8> {
     into.push(event.number());
     let v4 = matches!(event.template(), Template::BlockV4 | Template::SessionV4);
     match *event {
-        Event::Block { endpoint, vip, first, last, step, ports, tenant, allocated: _ } => {
+        Event::Block { endpoint, vip, first, last, ports, tenant, allocated: _ } => {
             address(&mut into, v4, endpoint);
             address(&mut into, v4, vip);
-            for number in [first, last, step, ports] {
+            for number in [first, last, STEP, ports] {
                 put(&mut into, number);
             }
             name(&mut into, tenant);

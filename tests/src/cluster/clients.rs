@@ -106,13 +106,17 @@ impl Clients {
 
     /// Waits until all of them have begun, and were answered or have waited long enough.
     pub fn wait_begun(&mut self, patience: Duration) {
-        let have_begun = || self.said().contains("open ") || !self.process.is_alive();
-        assert!(wait_for(patience, have_begun), "not all of {} clients have begun: {}", self.count, self.said());
+        let have_begun = self.have_begun(patience);
+        assert!(have_begun, "not all of {} clients have begun: {}", self.count, self.said());
+    }
+
+    fn have_begun(&mut self, patience: Duration) -> bool {
+        wait_for(patience, || self.said().contains("open ") || !self.process.is_alive())
     }
 
     /// Waits until all of them have begun, and were answered.
     pub fn wait_open(&mut self, patience: Duration) {
-        wait_for(patience, || self.said().contains("open ") || !self.process.is_alive());
+        self.have_begun(patience);
         if self.said().contains(&format!("open {}\n", self.count)) {
             return;
         }

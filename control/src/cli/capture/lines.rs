@@ -2,14 +2,12 @@
 
 use serde::Serialize;
 use vipgate_dataplane::watch::glimpse::Glimpse;
+use vipgate_dataplane::wire::protocol;
 
-use crate::admin::filter::protocol_name;
+use crate::admin::filter::{ends, protocol_name};
 use crate::admin::proto::CapturedPacket;
 use crate::cli::output::harmless;
 use crate::failure::Failure;
-
-/// IP protocol number.
-const UDP: u8 = 17;
 
 /// A packet for programs. Addresses and ports are one string, as they stand in other answers.
 #[derive(Serialize)]
@@ -87,21 +85,13 @@ pub(super) fn text(packet: &CapturedPacket, interfaces: &[String]) -> String {
 fn went(packet: &CapturedPacket) -> (Option<Glimpse>, Option<Glimpse>) {
     let whole = Glimpse::of(&packet.after);
     let longer = packet.after_length.saturating_sub(packet.before_length) as usize;
-    let tunnel = whole.filter(|it| longer > 0 && it.protocol == UDP);
+    let tunnel = whole.filter(|it| longer > 0 && it.protocol == protocol::UDP);
     let inside = tunnel.and_then(|_| Glimpse::of(packet.after.get(longer..)?));
     (inside.or(whole), tunnel.filter(|_| inside.is_some()))
 }
 
 fn name(interfaces: &[String], number: u32) -> &str {
     interfaces.get(number as usize).map_or("?", String::as_str)
-}
-
-fn ends(packet: &Glimpse) -> [String; 2] {
-    let Glimpse { source, destination, ports, .. } = *packet;
-    match ports {
-        Some([from, to]) => [(source, from), (destination, to)].map(|end| std::net::SocketAddr::from(end).to_string()),
-        None => [source, destination].map(|address| address.to_string()),
-    }
 }
 
 #[cfg(test)]

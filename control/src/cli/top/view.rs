@@ -5,6 +5,7 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Sparkline, Table, Wrap};
+use vipgate_dataplane::counters::Direction;
 
 use super::sample::{Board, Sample};
 use crate::cli::output::{harmless, span};
@@ -12,7 +13,6 @@ use crate::cli::{peers, show};
 
 /// The smallest screen that shows something useful.
 const LEAST: (u16, u16) = (60, 16);
-const DIRECTIONS: [&str; 7] = ["egress", "reply", "inbound", "service_reply", "unchanged", "peer_out", "peer_in"];
 /// Columns of the box of drops that an example fits in.
 const WIDE: u16 = 80;
 /// Lines of the boxes at the top: a title and one for each direction.
@@ -98,13 +98,13 @@ fn frame_of(title: &str) -> Block<'_> {
 }
 
 fn traffic(frame: &mut Frame<'_>, area: Rect, board: &Board) {
-    let rows = DIRECTIONS.iter().map(|direction| {
+    let rows = Direction::ALL.map(Direction::name).into_iter().map(|direction| {
         let (packets, bits) =
             board.direction(direction).map_or(("-".to_owned(), "-".to_owned()), |(packets, bytes)| {
                 (short(packets), short(bytes.saturating_mul(8)))
             });
         let style = if packets == "0" { Style::new().dim() } else { Style::new() };
-        Row::new([Cell::from(*direction), right(packets), right(bits)]).style(style)
+        Row::new([Cell::from(direction), right(packets), right(bits)]).style(style)
     });
     let widths = [Constraint::Length(13), Constraint::Length(9), Constraint::Length(9)];
     let head = Row::new([Cell::from("direction"), right("packets/s".to_owned()), right("bit/s".to_owned())]).dim();

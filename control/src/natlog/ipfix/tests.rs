@@ -12,7 +12,6 @@ fn block(tenant: &str, v6: bool) -> Event<'_> {
         vip: vip.parse().unwrap(),
         first: 1024,
         last: 1087,
-        step: 1,
         ports: 64,
         tenant,
     }
@@ -144,8 +143,8 @@ fn a_long_name_is_cut_between_characters() {
 fn each_event_has_its_number() {
     let numbers = |event: Event<'_>| {
         let other = match event {
-            Event::Block { endpoint, vip, first, last, step, ports, tenant, allocated } => {
-                Event::Block { endpoint, vip, first, last, step, ports, tenant, allocated: !allocated }
+            Event::Block { endpoint, vip, first, last, ports, tenant, allocated } => {
+                Event::Block { endpoint, vip, first, last, ports, tenant, allocated: !allocated }
             }
             Event::Session { inbound, protocol, before, after, tenant, created } => {
                 Event::Session { inbound, protocol, before, after, tenant, created: !created }
