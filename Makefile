@@ -138,6 +138,7 @@ bench-policy: build ## changes of policy, at a gateway, under packets, at a serv
 
 bench-watch: build ## what captures, the NAT log and top cost packets
 	target/release/vipgate-bench watch
+	target/release/vipgate-bench open --log
 
 bench-gateways: build ## several gateways: the way to the owner, copies of sessions, tables of 64 gateways, deaths; needs root and a quiet machine
 	target/release/vipgate-bench path --sessions 1000,65536,1048576 --direction reply

@@ -1,5 +1,7 @@
 //! New sessions: each packet is the first one of its flow. From an empty table; with as many ending at once; toward one
-//! far side whose ports are nearly all in use; and what it costs to tell another gateway of them.
+//! far side whose ports are nearly all in use; and what it costs to tell another gateway, or a log, of them.
+
+mod told;
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -10,10 +12,9 @@ use serde::Serialize;
 use vipgate_dataplane::batch::MOST;
 use vipgate_dataplane::counters::EndReason;
 use vipgate_dataplane::session::timeout::Timeouts;
-use vipgate_dataplane::snapshot::members::GatewayId;
 
 use crate::packets::{Flow, PacketFamily, write_forward};
-use crate::path::{median, round2};
+use crate::path::round2;
 use crate::rig::{INSIDE, OUTSIDE, Rig};
 
 /// Ports of a VIP that may be given out.
@@ -21,9 +22,6 @@ const PORTS: u32 = 64_512;
 /// A session's life where as many end as begin, and the rest of its port.
 const LIFE_MS: u32 = 1_000;
 const REST_MS: u32 = 100;
-/// New sessions in a second of the table's time while another gateway is told of them, and how often it is measured.
-const TOLD: u32 = 100_000;
-const TOLD_ROUNDS: usize = 7;
 
 /// Measures new sessions
 #[derive(Clone, Debug, Args)]
@@ -37,6 +35,9 @@ pub(crate) struct Options {
     /// What it costs to tell another gateway of 100,000 new sessions a second, instead
     #[arg(long)]
     copies: bool,
+    /// What it costs to tell a log of 100,000 new sessions a second, instead
+    #[arg(long, conflicts_with = "copies")]
+    log: bool,
     /// Results are JSON in any case
     #[arg(long)]
     json: bool,
@@ -64,7 +65,10 @@ struct Opened {
 /// Measures each number of sessions.
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.copies {
-        return copies();
+        return told::measure(told::Listener::Gateway);
+    }
+    if options.log {
+        return told::measure(told::Listener::Log);
     }
     for &sessions in &options.sessions {
         ensure!(sessions > 0, "--sessions must be at least 1");
@@ -161,63 +165,6 @@ fn from_empty(sessions: u32) -> Result<()> {
 /// Timeouts of sessions that live for [`LIFE_MS`].
 fn brief() -> Timeouts {
     Timeouts { udp: LIFE_MS, quarantine: REST_MS, ..Timeouts::default() }
-}
-
-#[derive(Serialize)]
-struct Copied {
-    benchmark: &'static str,
-    phase: &'static str,
-    sessions_per_second: u32,
-    /// A session's whole life in the worker, nobody and another gateway being told of it: medians.
-    ns_per_session: f64,
-    ns_per_session_told: f64,
-    /// Pieces of news of each session.
-    news_per_session: f64,
-    /// What telling takes of the worker's time at this rate.
-    share_of_worker: f64,
-}
-
-/// As many sessions end as begin, at a gateway by itself and at one that tells another one of each, turn about. What the control thread
-/// does with the news isn't in the time.
-fn copies() -> Result<()> {
-    let (mut times, mut news) = ([Vec::new(), Vec::new()], 0_u64);
-    for _ in 0..TOLD_ROUNDS {
-        for (linked, times) in [false, true].into_iter().zip(&mut times) {
-            let (mut rig, _control) = Rig::in_group(TOLD * 2, brief(), linked)?;
-            let begin = rig.now;
-            let (mut opened, mut told) = (0, 0);
-            let mut step = |rig: &mut Rig| {
-                opened += MOST as u64;
-                rig.now = begin.plus((opened * 1_000 / u64::from(TOLD)) as u32);
-                while let Some(piece) = rig.outlet.pop() {
-                    told += 1;
-                    rig.outlet.acknowledge(piece.to, piece.number);
-                }
-            };
-            open(&mut rig, (0..2 * TOLD).map(Flow::new), &mut step);
-            let time = open(&mut rig, (2 * TOLD..5 * TOLD).map(Flow::new), &mut step);
-            let lost = (0..=u8::MAX).any(|gateway| rig.outlet.take_lost(GatewayId(gateway)));
-            ensure!(!lost && rig.drops().is_empty(), "news or packets were lost: {:?}", rig.drops());
-            ensure!(linked || told == 0, "{told} pieces of news for nobody");
-            times.push(time.as_nanos() as f64 / f64::from(3 * TOLD));
-            news += told;
-        }
-    }
-    let [alone, told] = times.map(|mut times| {
-        times.sort_by(f64::total_cmp);
-        median(&times)
-    });
-    let result = Copied {
-        benchmark: "open",
-        phase: "copies",
-        sessions_per_second: TOLD,
-        ns_per_session: round2(alone),
-        ns_per_session_told: round2(told),
-        news_per_session: round2(news as f64 / TOLD_ROUNDS as f64 / f64::from(5 * TOLD)),
-        share_of_worker: ((told - alone) * f64::from(TOLD) / 1e9 * 1e4).round() / 1e4,
-    };
-    println!("{}", serde_json::to_string(&result)?);
-    Ok(())
 }
 
 /// As many sessions end as begin, `sessions` are there all the time. Expiry and its sweep are in the time.

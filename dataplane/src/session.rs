@@ -25,6 +25,7 @@ use crate::counters::{Direction, EndReason};
 use crate::snapshot::network::{HopId, Routed};
 use crate::snapshot::policy::Family;
 use crate::time::Tick;
+use crate::watch::log::Logged;
 use crate::wire::sctp::Common;
 use crate::wire::tcp::Segment;
 use entry::{Entry, Flags, Slot};
@@ -35,7 +36,7 @@ use timeout::Timeouts;
 use tuple::{HashKey, Tuple};
 
 /// An address family that has sessions.
-pub trait SessionFamily: Family + Routed {
+pub trait SessionFamily: Family + Routed + Logged {
     /// The family's table.
     fn table(sessions: &Sessions) -> &Table<Self>;
     /// The same, to change it.

@@ -1,5 +1,6 @@
 //! What people see of packets: those that a tap wants, whole, as they came and went; drops by whom; sessions as they begin and end.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crossbeam::channel::bounded;
@@ -187,27 +188,30 @@ fn drops_are_known_by_reason_and_address_with_the_last_packet() {
 
 #[test]
 fn sessions_are_logged_from_when_somebody_asks_until_he_stops() {
-    let mut gateway = Gateway::new(&Setup::default());
-    gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.6:1"), at(FAR)));
-    let queue = Arc::new(SessionQueue::new(3));
-    gateway.commands[0].send(Command::LogSessions(Some(queue.clone()))).unwrap();
-    gateway.turn();
-    let begun = gateway.now;
-    let out = gateway.pod_sends(&packet(Protocol::Udp, at(POD), at(FAR)));
-    let began = queue.take().unwrap();
-    assert!(began.began && began.at == begun && began.protocol == 17 && began.direction == Direction::Egress);
-    assert_eq!((began.before, began.after), ([at(POD), at(FAR)], [ends(&out).0, at(FAR)]));
-    assert_eq!(queue.take(), None, "packets of a session that stands are nobody's business");
-    gateway.pass(20_000);
-    let ended: Vec<_> = std::iter::from_fn(|| queue.take()).collect();
-    assert_eq!(ended.len(), 2, "also that which began before");
-    assert!(ended.iter().all(|it| !it.began));
-    assert!(ended.iter().any(|it| it.before == began.before && it.after == began.after));
-    for n in 0..5 {
-        gateway.pod_sends(&packet(Protocol::Udp, (at(POD).ip(), 5000 + n).into(), at(FAR)));
+    for (pod, far) in POD_AND_FAR {
+        let from = |port| SocketAddr::from((at(pod).ip(), port));
+        let mut gateway = Gateway::new(&Setup::default());
+        gateway.pod_sends(&packet(Protocol::Udp, from(1), at(far)));
+        let queue = Arc::new(SessionQueue::new(3));
+        gateway.commands[0].send(Command::LogSessions(Some(queue.clone()))).unwrap();
+        gateway.turn();
+        let begun = gateway.now;
+        let out = gateway.pod_sends(&packet(Protocol::Udp, at(pod), at(far)));
+        let began = queue.take().unwrap();
+        assert!(began.began && began.at == begun && began.protocol == 17 && began.direction == Direction::Egress);
+        assert_eq!((began.before, began.after), ([at(pod), at(far)], [ends(&out).0, at(far)]));
+        assert_eq!(queue.take(), None, "packets of a session that stands are nobody's business");
+        gateway.pass(20_000);
+        let ended: Vec<_> = std::iter::from_fn(|| queue.take()).collect();
+        assert_eq!(ended.len(), 2, "also that which began before");
+        assert!(ended.iter().all(|it| !it.began));
+        assert!(ended.iter().any(|it| it.before == began.before && it.after == began.after));
+        for port in 5000..5005 {
+            gateway.pod_sends(&packet(Protocol::Udp, from(port), at(far)));
+        }
+        assert_eq!(queue.lost(), 2);
+        gateway.commands[0].send(Command::LogSessions(None)).unwrap();
+        gateway.turn();
+        assert_eq!(Arc::strong_count(&queue), 1);
     }
-    assert_eq!(queue.lost(), 2);
-    gateway.commands[0].send(Command::LogSessions(None)).unwrap();
-    gateway.turn();
-    assert_eq!(Arc::strong_count(&queue), 1);
 }
