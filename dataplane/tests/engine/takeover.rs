@@ -193,6 +193,26 @@ fn ports_of_sessions_that_nobody_was_told_of_are_not_given_out_again() {
 }
 
 #[test]
+fn also_where_many_talk_to_one_far_side_ports_are_not_given_out_again() {
+    let mut cluster = three();
+    cluster.deaf = true;
+    let mut lost: Vec<BTreeSet<u16>> = Vec::new();
+    for (round, home) in [0, 1, 0, 1].into_iter().enumerate() {
+        cluster.members[0].serving = home == 0;
+        cluster.agree();
+        let first = 10_000 + 10_000 * round as u16;
+        // Two in three of a stripe: of the last ones every eleventh finds all that it tries in use.
+        let ports = seen_ports(&opened(&mut cluster, home, "10.244.1.5", first..first + 1_800));
+        assert_eq!(ports.len(), 1_800, "each to the same far side");
+        for (before, lost) in lost.iter().enumerate() {
+            assert!(ports.is_disjoint(lost), "rounds {before} and {round}");
+        }
+        lost.push(ports);
+        cluster.pass(9_000);
+    }
+}
+
+#[test]
 fn what_a_former_process_left_gives_way_to_what_the_owner_tells() {
     for workers in [1, 2] {
         let mut cluster = Cluster::new(3, &Setup { workers, ..Setup::default() });
