@@ -79,11 +79,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let faults: u64 = server.end().iter().map(|record| record.faults).sum();
     ensure!(faults == 0, "the far side heard {faults} lines that weren't whole or in order");
     let of = |what: fn(&Round) -> usize| rounds.iter().map(what).sum::<usize>();
-    let middle = |percent: usize| {
-        let mut all: Vec<f64> = rounds.iter().map(|round| quantile(&round.outages, percent)).collect();
-        all.sort_by(f64::total_cmp);
-        median(&all)
-    };
+    let middle = |percent: usize| median(rounds.iter().map(|round| quantile(&round.outages, percent)).collect());
     let worst = |what: fn(&Round) -> f64| rounds.iter().map(what).fold(0.0, f64::max);
     let (connections, lost) = (of(|round| round.stood), of(|round| round.lost));
     let line = Line {

@@ -118,13 +118,12 @@ fn measure<A: PacketFamily>(sessions: u32, options: &Options) -> Result<Measured
             .map(|worker| worker.join().map_err(|_| anyhow!("a worker panicked"))?)
             .collect::<Result<Vec<_>>>()
     })?;
-    let mut medians: Vec<f64> = shares.iter().map(|share| median(&share.rounds_ns)).collect();
+    let medians: Vec<f64> = shares.iter().map(|share| median(share.rounds_ns.clone())).collect();
     let mpps = medians.iter().map(|ns| 1_000.0 / ns).sum::<f64>();
-    medians.sort_by(f64::total_cmp);
     let first = shares.first().context("at least one worker")?;
     let ((forwarding_ns, forwarding), random_line_ns) =
         (yardstick::forwarding(size)?, yardstick::random_line(first.table_bytes)?);
-    let ns = median(&medians);
+    let ns = median(medians);
     Ok(Measured {
         benchmark: "path",
         sessions,
@@ -178,8 +177,10 @@ fn work<A: PacketFamily>(sessions: u32, size: u16, options: &Options, barrier: &
     Ok(Share { rounds_ns, batches, bytes_per_session, table_bytes, pages })
 }
 
-pub(crate) fn median(sorted: &[f64]) -> f64 {
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+/// The middle one; of two, the higher.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 pub(crate) fn round2(number: f64) -> f64 {

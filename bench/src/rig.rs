@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use crossbeam::channel::{Sender, unbounded};
 use crossbeam::queue::ArrayQueue;
 use vipgate_dataplane::address::{Address, V6};
@@ -154,6 +154,11 @@ impl Rig {
     /// sweep runs all the same.
     pub(crate) fn new(sessions: u32) -> Result<Self> {
         Self::with(sessions, Self::lasting())
+    }
+
+    /// Tells the worker something, which it hears in its next turn.
+    pub(crate) fn tell(&self, command: Command) -> Result<()> {
+        self.commands.send(command).map_err(|_| anyhow!("the worker takes no commands"))
     }
 
     /// Timeouts with which nothing expires while it is measured.

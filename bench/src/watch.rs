@@ -10,6 +10,8 @@ use anyhow::Result;
 use clap::Args;
 use crossbeam::channel::{Sender, bounded};
 use serde::Serialize;
+use vipgate::admin::capture::{PLACES, RATE, SNAP_LENGTH};
+use vipgate::natlog::SESSIONS;
 use vipgate_dataplane::address::Address;
 use vipgate_dataplane::command::{Command, DropChunk, PortChunk};
 use vipgate_dataplane::counters::DropReason;
@@ -26,10 +28,8 @@ use crate::packets::FIRST_POD;
 use crate::path::{PACKETS, median, round2};
 use crate::rig::Rig;
 
-/// What `vipgate capture` asks for unless it is told otherwise: bytes of a packet, packets a second, and room for those that wait.
-const LENGTH: usize = 256;
-const RATE: u32 = 10_000;
-const PLACES: usize = 1024;
+/// Bytes of a packet.
+const LENGTH: usize = SNAP_LENGTH as usize;
 /// How often `vipgate top` looks.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -147,17 +147,16 @@ fn measure(sessions: u32, rounds: u32) -> Result<()> {
             ratios[at].push(alone / ns);
         }
     }
-    for (at, subject) in Subject::ALL.into_iter().enumerate() {
-        times[at].sort_by(f64::total_cmp);
-        ratios[at].sort_by(f64::total_cmp);
+    let measured = Subject::ALL.into_iter().zip(times).zip(ratios).zip(counts);
+    for (((subject, times), ratios), (captured, missed)) in measured {
         let result = Measured {
             benchmark: "watch",
             sessions,
             subject: subject.name(),
-            ns_per_packet: round2(median(&times[at])),
-            ratio: (median(&ratios[at]) * 1000.0).round() / 1000.0,
-            captured: counts[at].0,
-            missed: counts[at].1,
+            ns_per_packet: round2(median(times)),
+            ratio: (median(ratios) * 1000.0).round() / 1000.0,
+            captured,
+            missed,
         };
         println!("{}", serde_json::to_string(&result)?);
     }
@@ -184,10 +183,10 @@ impl Watcher {
         });
         let (ring, tap) = ring.map_or((None, None), |(ring, tap)| (Some(ring), Some(Box::new(tap))));
         if tap.is_some() {
-            tell(rig, Command::Capture(tap))?;
+            rig.tell(Command::Capture(tap))?;
         }
         if matches!(subject, Subject::Log | Subject::All) {
-            tell(rig, Command::LogSessions(Some(Arc::new(SessionQueue::new(1 << 15)))))?;
+            rig.tell(Command::LogSessions(Some(Arc::new(SessionQueue::new(SESSIONS)))))?;
         }
         if matches!(subject, Subject::Top | Subject::All) {
             let (commands, stop) = (rig.commands.clone(), stop.clone());
@@ -202,8 +201,8 @@ impl Watcher {
     /// Packets that were taken, and missed.
     fn end(self, rig: &mut Rig) -> Result<(u64, u64)> {
         self.stop.store(true, Ordering::Relaxed);
-        tell(rig, Command::Capture(None))?;
-        tell(rig, Command::LogSessions(None))?;
+        rig.tell(Command::Capture(None))?;
+        rig.tell(Command::LogSessions(None))?;
         let mut taken = 0;
         for thread in self.threads {
             while !thread.is_finished() {
@@ -216,10 +215,6 @@ impl Watcher {
         }
         Ok((taken, self.ring.map_or(0, |ring| ring.missed())))
     }
-}
-
-fn tell(rig: &Rig, command: Command) -> Result<()> {
-    rig.commands.send(command).map_err(|_| anyhow::anyhow!("the worker takes no commands"))
 }
 
 /// Takes what is captured, as the admin socket does.

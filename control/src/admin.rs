@@ -2,7 +2,7 @@
 //!
 //! `socket` has the file and the server, `server` and those beside it the answers, `client` the other end.
 
-mod capture;
+pub mod capture;
 pub mod capture_filter;
 mod client;
 mod drops;

@@ -25,7 +25,7 @@ use crate::config::NatLog as Settings;
 /// Policies that wait for the exporter. Should it be so far behind, it looks at the newest one only.
 const POLICIES: usize = 64;
 /// Sessions that wait for the exporter: at a hundred thousand a second, a third of a second's.
-const SESSIONS: usize = 1 << 15;
+pub const SESSIONS: usize = 1 << 15;
 
 /// What became of the records.
 #[derive(Debug, Default)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
+use vipgate::natlog::SESSIONS;
 use vipgate_dataplane::batch::MOST;
 use vipgate_dataplane::command::Command;
 use vipgate_dataplane::snapshot::members::GatewayId;
@@ -18,8 +19,6 @@ use crate::rig::Rig;
 /// New sessions in a second of the table's time.
 const RATE: u32 = 100_000;
 const ROUNDS: usize = 7;
-/// Room for what a turn tells a log: the gateway's own.
-const PLACES: usize = 1 << 15;
 
 /// Who hears of sessions.
 #[derive(Clone, Copy, Debug)]
@@ -53,10 +52,7 @@ pub(super) fn measure(listener: Listener) -> Result<()> {
         told.push(ns);
         news += pieces;
     }
-    let [alone, told] = [alone, told].map(|mut times| {
-        times.sort_by(f64::total_cmp);
-        median(&times)
-    });
+    let [alone, told] = [alone, told].map(median);
     let result = Measured {
         benchmark: "open",
         phase: match listener {
@@ -80,10 +76,9 @@ fn lives(listener: Listener, listens: bool) -> Result<(f64, u64)> {
         Listener::Gateway => Rig::in_group(RATE * 2, brief(), listens).map(|(rig, control)| (rig, Some(control)))?,
         Listener::Log => (Rig::with(RATE * 2, brief())?, None),
     };
-    let log = Arc::new(SessionQueue::new(PLACES));
+    let log = Arc::new(SessionQueue::new(SESSIONS));
     if listens && matches!(listener, Listener::Log) {
-        let asked = rig.commands.send(Command::LogSessions(Some(log.clone())));
-        asked.map_err(|_| anyhow::anyhow!("the worker takes no commands"))?;
+        rig.tell(Command::LogSessions(Some(log.clone())))?;
         rig.worker.turn(rig.now);
     }
     let begin = rig.now;

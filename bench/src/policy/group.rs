@@ -108,10 +108,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
             drop(snapshot);
         }
     }
-    let [death_ms, return_ms] = [deaths, returns].map(|mut times| {
-        times.sort_by(f64::total_cmp);
-        round2(median(&times))
-    });
+    let [death_ms, return_ms] = [deaths, returns].map(|times| round2(median(times)));
     let line = Line {
         benchmark: "policy group",
         gateways,

@@ -165,10 +165,6 @@ fn measure(options: &Options, sessions: u32, [changer, worker]: [usize; 2], pack
         changed.endpoints
     );
     let ratios = idle.iter().zip(&changing).map(|(idle, changing)| idle / changing).collect();
-    let middle = |mut values: Vec<f64>| {
-        values.sort_by(f64::total_cmp);
-        median(&values)
-    };
     let rounded = |values: &[f64]| values.iter().map(|&value| round2(value)).collect();
     Ok(Line {
         benchmark: "policy_path",
@@ -179,9 +175,9 @@ fn measure(options: &Options, sessions: u32, [changer, worker]: [usize; 2], pack
         batch_ms: options.batch,
         idle_rounds_ns: rounded(&idle),
         changing_rounds_ns: rounded(&changing),
-        idle_ns_per_packet: round2(middle(idle)),
-        changing_ns_per_packet: round2(middle(changing)),
-        ratio: (middle(ratios) * 1e4).round() / 1e4,
+        idle_ns_per_packet: round2(median(idle)),
+        changing_ns_per_packet: round2(median(changing)),
+        ratio: (median(ratios) * 1e4).round() / 1e4,
         changes: changed.changes,
         changes_with_sessions: changed.with_sessions,
         changes_per_second: round2(changed.changes as f64 / clock.now().as_secs_f64()),

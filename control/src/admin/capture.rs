@@ -16,14 +16,15 @@ use super::proto::{CaptureReply, CaptureRequest, CapturedPacket};
 use crate::gateway;
 use crate::gateway::state::GatewayState;
 
-/// Bytes of a packet, unless another number is asked for; and the most that can be: a frame has no more.
-const SNAP_LENGTH: u32 = 256;
+/// Bytes of a packet, unless another number is asked for.
+pub const SNAP_LENGTH: u32 = 256;
+/// The most that can be: a frame has no more.
 const LONGEST: u32 = 2048;
 /// Packets a second of each worker, unless another number is asked for.
-const RATE: u32 = 10_000;
+pub const RATE: u32 = 10_000;
 const MOST_RATE: u32 = 1_000_000;
 /// Packets of one worker that wait to be taken: 50 ms of the usual rate, twice.
-const PLACES: usize = 1024;
+pub const PLACES: usize = 1024;
 /// How often they are taken.
 const PACE: Duration = Duration::from_millis(50);
 /// Packets in one reply.

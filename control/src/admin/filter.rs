@@ -1,4 +1,4 @@
-//! Which sessions, as people write it: protocols and states by name.
+//! Sessions and packets as people write them: protocols and states by name, ends with their ports.
 
 use std::net::{IpAddr, SocketAddr};
 

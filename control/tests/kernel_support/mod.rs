@@ -8,7 +8,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vipgate::kernel::{Network, Wanted};
 use vipgate::lab::{Host, Lab};
@@ -49,21 +49,15 @@ impl Site {
         world.addresses("eth0", &["192.0.2.2/24", "2001:db8:b::2/64"]).unwrap();
         lab.link((&gateway, "mgmt"), (&pods, "mgmt"), 1).unwrap();
         gateway.addresses("mgmt", &["172.16.0.1/24", "2001:db8:c::1/64"]).unwrap();
-        let site = Self { gateway, pods, world, _lab: lab };
-        site.come_to_rest();
-        site
+        Self { gateway, pods, world, _lab: lab }
     }
 
-    /// Waits until the kernel has done what it does a moment after a link has come up: tell so, and give it a
-    /// link-local address.
-    fn come_to_rest(&self) {
-        let deadline = Instant::now() + PATIENCE;
+    /// Whether the kernel has done what it does a moment after a link has come up: tell so, and give it a link-local
+    /// address.
+    fn is_at_rest(&self) -> bool {
         // The kernel lists the links when it has told everybody: asked last, no part of the change is still to come.
         let has = |command, what| self.show(command).matches(what).count() == 3;
-        while !(has("-6 -o address show scope link -tentative", "inet6 fe80:") && has("-o link show", "state UP")) {
-            assert!(Instant::now() < deadline, "links don't come up:\n{}", self.show("address"));
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        has("-6 -o address show scope link -tentative", "inet6 fe80:") && has("-o link show", "state UP")
     }
 
     /// Runs a test on the gateway's host.
@@ -72,7 +66,10 @@ impl Site {
         let inside = site.clone();
         let thread = site.gateway.run(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(test(inside));
+            runtime.block_on(async {
+                eventually("links at rest", || inside.is_at_rest()).await;
+                test(inside).await;
+            });
             Ok(())
         });
         match thread.join() {

@@ -220,22 +220,14 @@ impl Allocator {
 
     #[inline]
     fn guess(&mut self, of: Of<'_>, is_free: &impl Fn(u16) -> bool) -> Option<u16> {
-        let port = self.try_random(of, is_free);
-        if port.is_some() || of.stripe == Stripe::ALL { port } else { self.guess_wider(of, is_free) }
+        self.try_random(of, is_free).or_else(|| self.guess_wider(of, is_free))
     }
 
     /// Where a stripe is in use, what is the turn of others as late as can be.
     #[cold]
     fn guess_wider(&mut self, of: Of<'_>, is_free: &impl Fn(u16) -> bool) -> Option<u16> {
-        let mut wider = of.stripe.wider();
-        while let Some(stripe) = wider {
-            let port = self.try_random(Of { stripe, ..of }, is_free);
-            if port.is_some() {
-                return port;
-            }
-            wider = stripe.wider();
-        }
-        None
+        let mut wider = std::iter::successors(of.stripe.wider(), |stripe| stripe.wider());
+        wider.find_map(|stripe| self.try_random(Of { stripe, ..of }, is_free))
     }
 
     #[inline]

@@ -37,7 +37,7 @@ pub struct SessionQueue {
     lost: AtomicU64,
 }
 
-/// An event as workers write it: within one cache line, with IPv4.
+/// An event as workers write it: with IPv4 less than a cache line.
 #[derive(Clone, Copy, Debug)]
 #[doc(hidden)]
 pub struct Note<A> {
