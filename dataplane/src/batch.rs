@@ -36,7 +36,8 @@ use crate::wire::tcp::Segment;
 /// Packets in a batch.
 pub const MOST: usize = 64;
 
-/// Packets that wait for the next batch at most: a batch of hairpins, and what a batch of first fragments can set free.
+/// Packets that wait for the next batch at most: a batch of them, and what a batch of first fragments can set free. They go before all
+/// others, so there are never more.
 pub const MOST_RELEASED: usize = 2048;
 
 /// What a packet is.
@@ -103,7 +104,8 @@ pub struct Batch {
     /// The packets.
     pub frames: Vec<Received>,
     /// Packets that waited for one of these, or come around again: they are the first of the next batch.
-    pub released: VecDeque<Received>,
+    /// `None` is the place of a packet of this batch, until its frame is moved.
+    pub released: VecDeque<Option<Received>>,
     /// What parse found.
     pub heads: [Head; MOST],
     /// Tuples of IPv4 packets.
@@ -134,6 +136,8 @@ pub struct Batch {
     pub wanted: [Wanted; MOST],
     /// What the next link carries, of those that are too big for it.
     pub mtus: [u16; MOST],
+    /// Where those are kept that wait: parked, a place among fragments; requeued, one in `released`.
+    pub places: [u32; MOST],
     /// How those that aren't open any more end.
     pub verdicts: [Verdict; MOST],
     /// Those whose way hasn't ended yet.
@@ -201,6 +205,7 @@ impl Default for Batch {
             directions: [Direction::Unchanged; MOST],
             wanted: [Wanted { interface: InterfaceId(0), address: IpAddr::V4(Ipv4Addr::UNSPECIFIED) }; MOST],
             mtus: [0; MOST],
+            places: [0; MOST],
             verdicts: [Verdict::Undecided; MOST],
             open: Packets::default(),
             families: [Packets::default(); 2],
@@ -268,6 +273,15 @@ impl Batch {
     pub fn close(&mut self, packets: Packets) {
         debug_assert_eq!(packets.without(self.open), Packets::default(), "a verdict is set once");
         self.open = self.open.without(packets);
+    }
+
+    /// Has a packet taken in again by the next batch, behind all that is to be by now. Its verdict may have been to be parked.
+    #[cold]
+    pub fn requeue(&mut self, i: usize) {
+        self.open.remove(i);
+        self.verdicts[i] = Verdict::Requeue;
+        self.places[i] = self.released.len() as u32;
+        self.released.push_back(None);
     }
 
     /// Drops all of them.

@@ -7,8 +7,9 @@
 //! each other is dropped from there on (RFC 5722, RFC 1858, RFC 3128).
 //!
 //! A fragment's way: [`Piece::of_v4`] or [`Piece::of_v6`], then [`Fragments::first`] and [`Fragments::release`] until
-//! that has no more, or [`Fragments::later`] and, if it is early, [`Fragments::park`]. [`Fragments::sweep`] in each
-//! turn hands out the frames that waited in vain.
+//! that has no more, or [`Fragments::later`] and, if it is early, [`Fragments::reserve`]. What is reserved waits from then on, for
+//! the packets behind it in its batch, too; [`Fragments::fill`] brings the frame when the batch is over. [`Fragments::sweep`] in
+//! each turn hands out the frames that waited in vain.
 
 pub mod piece;
 
@@ -31,6 +32,7 @@ use crate::session::tuple::{HashKey, Tuple};
 use crate::time::Tick;
 use crate::wire::{ipv4, ipv6};
 use parking::Parking;
+pub use parking::Waiting;
 use piece::{Piece, Refusal};
 use seen::Seen;
 use shares::{Holder, Shares};
@@ -111,6 +113,10 @@ pub enum Later {
     /// Its first one hasn't come yet: it is to be parked.
     Early,
 }
+
+/// The place of a fragment that waits for its first one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place(pub u32);
 
 /// The fragmented datagrams of one worker, of both families.
 #[derive(Debug)]
@@ -203,45 +209,49 @@ impl Fragments {
         Ok(if datagram.is(KNOWN) { Later::Known(known(datagram)) } else { Later::Early })
     }
 
-    /// Keeps an early fragment until its first one comes. [`Fragments::later`] has just said that it is early.
-    ///
-    /// # Errors
-    /// Gives it back when there is no room for it; its datagram, which can't be completed any more, is then dropped.
-    pub fn park<A: Address>(&mut self, key: &Key<A>, received: Received) -> Result<(), Received> {
+    /// Keeps a place for an early fragment until its first one comes: [`Fragments::later`] has just said that it is early. It is
+    /// packet `packet` of the batch in hand. Unless the first one comes in the same batch, the caller fills the place before the
+    /// next one. `None` when there is no room for it; its datagram, which can't be completed any more, is then dropped.
+    pub fn reserve<A: Address>(&mut self, key: &Key<A>, packet: u8) -> Option<Place> {
         let key = key.widened();
-        let Some(slot) = self.store.find(self.hash(&key), &key) else { return Err(received) };
+        let slot = self.store.find(self.hash(&key), &key)?;
         let datagram = self.store.get_mut(slot);
         if datagram.is(KNOWN) || datagram.is(POISONED) {
-            return Err(received);
+            return None;
         }
         if datagram.parked_count == MOST_PARKED_EACH || !self.frame_shares.take(datagram.holder) {
             self.poison(slot);
-            return Err(received);
+            return None;
         }
         datagram.parked_count += 1;
-        let pushed = self.parking.push(&mut datagram.parked, received);
-        if pushed.is_err() {
+        let place = self.parking.reserve(&mut datagram.parked, packet);
+        if place.is_none() {
             datagram.parked_count -= 1;
             self.frame_shares.give(datagram.holder, 1);
             self.poison(slot);
         }
-        pushed
+        place.map(Place)
     }
 
-    /// The next frame that has waited for the first fragment of this datagram, in the order of arrival. To be called
+    /// Brings the frame for which a place was kept. Its datagram may have ended meanwhile: then it waits for the sweep.
+    pub fn fill(&mut self, Place(number): Place, received: Received) {
+        self.parking.fill(number, received);
+    }
+
+    /// The next one that has waited for the first fragment of this datagram, in the order of arrival. To be called
     /// after [`Fragments::first`] until there is none.
-    pub fn release<A: Address>(&mut self, key: &Key<A>) -> Option<Received> {
+    pub fn release<A: Address>(&mut self, key: &Key<A>) -> Option<Waiting> {
         let key = key.widened();
         let slot = self.store.find(self.hash(&key), &key)?;
         let datagram = self.store.get_mut(slot);
         if !datagram.is(KNOWN) {
             return None;
         }
-        let received = self.parking.pop(&mut datagram.parked)?;
+        let waiting = self.parking.pop(&mut datagram.parked)?;
         datagram.parked_count -= 1;
         self.frame_shares.give(datagram.holder, 1);
         self.finish_if_complete(slot);
-        Some(received)
+        Some(waiting)
     }
 
     /// Forgets datagrams whose time is over, and hands out the frames that have waited in vain; of both together at

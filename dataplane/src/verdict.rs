@@ -25,6 +25,9 @@ pub enum Verdict {
     Wait,
     /// Kept until the first fragment of its datagram comes.
     Park,
+    /// Taken in again by the next batch, since what it must not overtake, a fragment of its datagram or of its flow, is taken in
+    /// again, too.
+    Requeue,
     /// Taken in again as if it came from outside: it goes to a VIP of this gateway.
     Around,
     /// Dropped.

@@ -204,9 +204,11 @@ impl<Io: PacketIo> Worker<Io> {
     fn receive(&mut self) -> usize {
         let Batch { frames, released, .. } = &mut self.batch;
         debug_assert!(frames.is_empty(), "the last batch still owns frames");
-        let again = released.len().min(batch::MOST / 2);
-        frames.extend(released.drain(..again));
-        let handed_over = self.parts.links.receive(frames, batch::MOST / 2 - again / 2);
+        // Before all others, however many they are: what came behind them must not overtake them.
+        let again = released.len().min(batch::MOST);
+        frames.extend(released.drain(..again).flatten());
+        debug_assert_eq!(frames.len(), again, "each has got its frame");
+        let handed_over = self.parts.links.receive(frames, (batch::MOST - again) / 2);
         let received = self.parts.io.rx(frames, batch::MOST - again - handed_over);
         self.parts.counters.received.add(received as u64);
         self.batch.begin();

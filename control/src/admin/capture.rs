@@ -175,6 +175,7 @@ fn sentence(captured: &Captured) -> String {
         Verdict::HandOff(to) => format!("handed to worker {}", to.0),
         Verdict::Wait => format!("{direction}: waits for the link address of its neighbour"),
         Verdict::Park => "waits for the first fragment of its datagram".to_owned(),
+        Verdict::Requeue => "comes around, behind the first fragment of its datagram or of one before it".to_owned(),
         Verdict::Around => format!("{direction}: for a VIP of this gateway, comes around"),
         Verdict::Drop(reason) => format!("dropped, {}: {}", reason.name(), reason.help()),
     };

@@ -129,7 +129,9 @@ fn reply(found: &Found, verdict: Verdict, steps: Vec<TraceStep>, network: &Netwo
         Verdict::Heard => ("heard", String::new()),
         Verdict::Wait => ("wait", String::new()),
         Verdict::Drop(_) => ("drop", String::new()),
-        Verdict::Undecided | Verdict::HandOff(_) | Verdict::Park | Verdict::Around => ("undecided", String::new()),
+        Verdict::Undecided | Verdict::HandOff(_) | Verdict::Park | Verdict::Requeue | Verdict::Around => {
+            ("undecided", String::new())
+        }
     };
     TraceReply {
         steps,

@@ -13,6 +13,12 @@ impl Packets {
         Self(if count >= 64 { u64::MAX } else { (1 << count) - 1 })
     }
 
+    /// Those behind packet `i`.
+    #[inline]
+    pub fn behind(i: usize) -> Self {
+        Self(u64::MAX.checked_shl(i as u32 + 1).unwrap_or(0))
+    }
+
     /// Puts packet `i` in.
     #[inline]
     pub fn insert(&mut self, i: usize) {

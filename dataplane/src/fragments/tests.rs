@@ -39,8 +39,24 @@ pub(super) fn tags<'a>(received: impl IntoIterator<Item = &'a Received>) -> Vec<
     received.into_iter().map(|received| received.interface.0).collect()
 }
 
+pub(super) fn release<A: Address>(fragments: &mut Fragments, key: &Key<A>) -> Option<Received> {
+    fragments.release(key).map(|waiting| match waiting {
+        Waiting::Frame(received) => received,
+        Waiting::InBatch(packet) => panic!("packet {packet} was parked"),
+    })
+}
+
 fn released<A: Address>(fragments: &mut Fragments, key: &Key<A>) -> Vec<u8> {
-    tags(&std::iter::from_fn(|| fragments.release(key)).collect::<Vec<_>>())
+    tags(&std::iter::from_fn(|| release(fragments, key)).collect::<Vec<_>>())
+}
+
+/// Parks the only packet of a batch.
+fn park<A: Address>(fragments: &mut Fragments, key: &Key<A>, received: Received) -> Result<(), Received> {
+    match fragments.reserve(key, 0) {
+        Some(place) => fragments.fill(place, received),
+        None => return Err(received),
+    }
+    Ok(())
 }
 
 fn swept(fragments: &mut Fragments, now: Tick, budget: usize) -> Vec<u8> {
@@ -121,12 +137,12 @@ fn early_fragments_are_released_in_the_order_of_their_arrival() {
     let mut frames = frames(4).into_iter();
     for i in [3, 1, 2] {
         assert_eq!(fragments.later(&v6(1, 1, 5), PIECES[i], NOW), Ok(Later::Early));
-        assert!(fragments.park(&v6(1, 1, 5), frames.next().unwrap()).is_ok());
+        assert!(park(&mut fragments, &v6(1, 1, 5), frames.next().unwrap()).is_ok());
     }
     assert_eq!(fragments.parked(), 3);
-    assert!(fragments.release(&v6(1, 1, 5)).is_none(), "nothing is released before the first has come");
+    assert!(release(&mut fragments, &v6(1, 1, 5)).is_none(), "nothing is released before the first has come");
     first(&mut fragments, &v6(1, 1, 5), 77).unwrap();
-    assert!(fragments.park(&v6(1, 1, 5), frames.next().unwrap()).is_err(), "nothing waits for what has come");
+    assert!(park(&mut fragments, &v6(1, 1, 5), frames.next().unwrap()).is_err(), "nothing waits for what has come");
     assert_eq!(released(&mut fragments, &v6(1, 1, 5)), [0, 1, 2]);
     assert_eq!(fragments.parked(), 0);
 }
@@ -136,7 +152,7 @@ fn a_datagrams_time_is_not_prolonged() {
     let mut fragments = fragments(8, 16);
     let mut frames = frames(1);
     fragments.later(&key(1, 5), PIECES[1], NOW).unwrap();
-    fragments.park(&key(1, 5), frames.pop().unwrap()).unwrap();
+    park(&mut fragments, &key(1, 5), frames.pop().unwrap()).unwrap();
     fragments.later(&key(1, 5), PIECES[2], NOW.plus(1_999)).unwrap();
     assert!(swept(&mut fragments, NOW.plus(1_999), 100).is_empty());
     assert_eq!(swept(&mut fragments, NOW.plus(2_000), 100), [0]);
@@ -149,11 +165,11 @@ fn a_fragment_that_comes_after_the_time_begins_a_new_datagram_even_if_nobody_swe
     let (old, new) = (Ports { source: 1, ..PORTS }, Ports { source: 2, ..PORTS });
     fragments.first(&key(1, 5), PIECES[0], old, 77, NOW).unwrap();
     assert_eq!(fragments.later(&key(1, 5), PIECES[1], NOW.plus(2_000)), Ok(Later::Early));
-    fragments.park(&key(1, 5), frames(1).pop().unwrap()).unwrap();
+    park(&mut fragments, &key(1, 5), frames(1).pop().unwrap()).unwrap();
     let late = NOW.plus(4_000);
     let known = fragments.first(&key(1, 5), PIECES[0], new, 78, late).unwrap();
     assert_eq!(known, Known { ports: new, translated_id: 78 });
-    assert!(fragments.release(&key(1, 5)).is_none(), "what waited belongs to the old one");
+    assert!(release(&mut fragments, &key(1, 5)).is_none(), "what waited belongs to the old one");
     assert_eq!(swept(&mut fragments, late, 100), [0]);
 }
 
@@ -163,7 +179,7 @@ fn a_sweep_does_no_more_than_it_may() {
     for frame in frames(8) {
         let key = key(1, frame.interface.0.into());
         fragments.later(&key, PIECES[1], NOW).unwrap();
-        fragments.park(&key, frame).unwrap();
+        park(&mut fragments, &key, frame).unwrap();
     }
     let late = NOW.plus(TIMEOUT);
     let each: Vec<usize> = (0..6).map(|_| swept(&mut fragments, late, 3).len()).collect();
@@ -176,7 +192,7 @@ fn a_sweep_does_no_more_than_it_may() {
 fn an_overlap_ends_the_datagram_until_its_time_is_over() {
     let mut fragments = fragments(8, 16);
     fragments.later(&key(1, 5), PIECES[1], NOW).unwrap();
-    fragments.park(&key(1, 5), frames(1).pop().unwrap()).unwrap();
+    park(&mut fragments, &key(1, 5), frames(1).pop().unwrap()).unwrap();
     let overlap = Piece { offset: 24, length: 16, more: true };
     assert_eq!(fragments.later(&key(1, 5), overlap, NOW), Err(Refusal::Overlap));
     assert_eq!(swept(&mut fragments, NOW, 100), [0], "what waited has waited in vain");
@@ -232,10 +248,10 @@ fn a_datagram_keeps_16_frames_waiting_and_is_given_up_with_the_next() {
     for i in 0..16 {
         let piece = Piece { offset: 16 + i * 8, length: 8, more: true };
         assert_eq!(fragments.later(&key(1, 5), piece, NOW), Ok(Later::Early));
-        assert!(fragments.park(&key(1, 5), frames.next().unwrap()).is_ok());
+        assert!(park(&mut fragments, &key(1, 5), frames.next().unwrap()).is_ok());
     }
     fragments.later(&key(1, 5), Piece { offset: 16 + 128, length: 8, more: true }, NOW).unwrap();
-    assert_eq!(tags(&fragments.park(&key(1, 5), frames.next().unwrap()).err()), [16]);
+    assert_eq!(tags(&park(&mut fragments, &key(1, 5), frames.next().unwrap()).err()), [16]);
     assert_eq!(first(&mut fragments, &key(1, 5), 77), Err(Refusal::Poisoned));
     assert_eq!(swept(&mut fragments, NOW, 100), (0..16).collect::<Vec<_>>());
 }
@@ -243,8 +259,8 @@ fn a_datagram_keeps_16_frames_waiting_and_is_given_up_with_the_next() {
 #[test]
 fn what_nobody_asked_about_is_not_parked() {
     let mut fragments = fragments(8, 8);
-    assert!(fragments.park(&key(1, 5), frames(1).pop().unwrap()).is_err());
-    assert!(fragments.release(&key(1, 5)).is_none());
+    assert!(park(&mut fragments, &key(1, 5), frames(1).pop().unwrap()).is_err());
+    assert!(release(&mut fragments, &key(1, 5)).is_none());
 }
 
 #[test]
@@ -256,12 +272,12 @@ fn a_flood_from_one_source_costs_nobody_else() {
     assert!(first(&mut fragments, &key(0x0a00_0001, 5), 77).is_ok());
 
     let mut frames = frames(20).into_iter();
-    let parked = (0..16).filter(|&id| fragments.park(&key(1, id), frames.next().unwrap()).is_ok()).count();
+    let parked = (0..16).filter(|&id| park(&mut fragments, &key(1, id), frames.next().unwrap()).is_ok()).count();
     assert_eq!(parked, 16, "a quarter of the frames, too");
     fragments.later(&key(1, 0), PIECES[2], NOW).unwrap();
-    assert!(fragments.park(&key(1, 0), frames.next().unwrap()).is_err());
+    assert!(park(&mut fragments, &key(1, 0), frames.next().unwrap()).is_err());
     fragments.later(&key(0x0a00_0002, 5), PIECES[1], NOW).unwrap();
-    assert!(fragments.park(&key(0x0a00_0002, 5), frames.next().unwrap()).is_ok());
+    assert!(park(&mut fragments, &key(0x0a00_0002, 5), frames.next().unwrap()).is_ok());
 }
 
 #[test]
@@ -311,7 +327,7 @@ fn a_complete_datagram_makes_no_way_while_frames_of_it_wait() {
     let mut fragments = fragments(1, 16);
     for (piece, frame) in PIECES[1..].iter().zip(frames(3)) {
         fragments.later(&key(1, 5), *piece, NOW).unwrap();
-        fragments.park(&key(1, 5), frame).unwrap();
+        park(&mut fragments, &key(1, 5), frame).unwrap();
     }
     first(&mut fragments, &key(1, 5), 77).unwrap();
     assert_eq!(first(&mut fragments, &key(2 << 8, 6), 78), Err(Refusal::TooMany));
@@ -325,5 +341,5 @@ fn no_room_at_all_is_a_limit_like_any_other() {
     assert_eq!(first(&mut none, &key(1, 5), 77), Err(Refusal::TooMany));
     let mut no_frames = fragments(4, 0);
     assert_eq!(no_frames.later(&key(1, 5), PIECES[1], NOW), Ok(Later::Early));
-    assert!(no_frames.park(&key(1, 5), frames(1).pop().unwrap()).is_err());
+    assert!(park(&mut no_frames, &key(1, 5), frames(1).pop().unwrap()).is_err());
 }

@@ -1,14 +1,17 @@
 //! Third stage: fragments. Only the first one of a datagram has ports, so all of them come together at one worker, which
 //! tells each the ports of the first; those that overtook it wait there. With its ports a fragment goes on like any packet.
 //! Fragments that nobody has to translate need no ports, and pass.
+//!
+//! The memory changes packet by packet, frames move when the batch is over: so an early fragment has its place, and counts, before
+//! its frame is there, and the first one finds it wherever it is. Those that waited come around, right behind the first one; what follows
+//! in the batch between the same addresses follows them. So nothing depends on where batches begin.
 
 use crate::address::V6;
-use crate::batch::{Batch, Kind, Lane, Travel};
+use crate::batch::{Batch, Kind, Lane, Packets, Travel};
 use crate::counters::DropReason;
 use crate::fragments::piece::{Piece, Refusal};
-use crate::fragments::{Fragments, Key, Known, Later, Ports};
+use crate::fragments::{Fragments, Key, Known, Later, Ports, Waiting};
 use crate::ids::Ids;
-use crate::io::Received;
 use crate::link::flows::Flows;
 use crate::pipeline::Context;
 use crate::session::tuple::Tuple;
@@ -22,13 +25,22 @@ use crate::wire::{ethernet, icmp, ipv4, ipv6, protocol, sctp, u16_at};
 
 /// Gives the batch's fragments their ports, or sends them where they get them.
 pub fn run<A: Fragmented>(batch: &mut Batch, fragments: &mut Fragments, ids: &mut Ids, context: &Context<'_>) {
-    for i in batch.open_of::<A>().and(batch.fragments) {
-        let tuple = A::tuples(batch)[i];
-        let (known, gathered) = (batch.frames[i].known(), batch.frames[i].is_gathered());
-        if known.is_none() && !needs_ports(&tuple, &context.view.policy) {
+    let (mut left, mut firsts) = (batch.open_of::<A>().and(batch.fragments), Packets::default());
+    while let Some(i) = left.into_iter().next() {
+        left.remove(i);
+        let follows = !firsts.is_empty() && follows::<A>(batch, i, firsts);
+        if !batch.fragments.contains(i) {
+            if follows {
+                batch.requeue(i);
+            }
             continue;
         }
-        if known.is_none()
+        let tuple = A::tuples(batch)[i];
+        let (before, gathered) = (batch.frames[i].known(), batch.frames[i].is_gathered());
+        if before.is_none() && !needs_ports(&tuple, &context.view.policy) {
+            continue;
+        }
+        if before.is_none()
             && let Some(travel) = elsewhere::<A>(batch, i, context)
         {
             wrap::send_to_owner::<A>(batch, i, travel);
@@ -36,7 +48,7 @@ pub fn run<A: Fragmented>(batch: &mut Batch, fragments: &mut Fragments, ids: &mu
         }
         let frame = batch.frames[i].frame.bytes();
         let Some((key, piece, number)) = A::read(frame.get(ethernet::HEADER..).unwrap_or_default()) else { continue };
-        let outcome = match (known, piece) {
+        let outcome = match (before, piece) {
             (Some(known), Ok(piece)) => Ok((known, piece.is_first())),
             (_, Err(refusal)) => Err(refused(refusal)),
             (None, Ok(piece)) => match context.flows.gatherer(&key).filter(|_| !gathered) {
@@ -48,7 +60,18 @@ pub fn run<A: Fragmented>(batch: &mut Batch, fragments: &mut Fragments, ids: &mu
             },
         };
         match outcome {
-            Ok((known, first)) => resolve::<A>(batch, i, known, first),
+            Ok((known, first)) => {
+                if follows {
+                    batch.frames[i].set_known(known);
+                    batch.requeue(i);
+                } else {
+                    resolve::<A>(batch, i, known, first);
+                }
+                if before.is_none() && first && release(batch, fragments, &key, known) {
+                    firsts.insert(i);
+                    left = left.or(batch.open_of::<A>().and(Packets::behind(i)));
+                }
+            }
             Err(verdict) => batch.decide(i, verdict),
         }
     }
@@ -95,34 +118,53 @@ fn gather<A: Fragmented>(
     if !piece.is_first() {
         return match fragments.later(key, piece, context.now) {
             Ok(Later::Known(known)) => Ok((known, false)),
-            Ok(Later::Early) => Err(Verdict::Park),
+            Ok(Later::Early) => {
+                let place = fragments.reserve(key, i as u8).ok_or(Verdict::Drop(DropReason::Fragment))?;
+                batch.places[i] = place.0;
+                Err(Verdict::Park)
+            }
             Err(refusal) => Err(refused(refusal)),
         };
     }
     let (_, source, destination) = read_first(batch, i, number).ok_or(Verdict::Drop(DropReason::Malformed))?;
     let id = ids.next(key.destination, number);
     let ports = Ports { protocol: number, source, destination };
-    let known = fragments.first(key, piece, ports, id, context.now).map_err(refused)?;
-    while let Some(mut early) = fragments.release(key) {
-        early.set_known(known);
-        batch.released.push_back(early);
-    }
-    Ok((known, true))
+    fragments.first(key, piece, ports, id, context.now).map(|known| (known, true)).map_err(refused)
 }
 
-/// Keeps an early fragment until its first one comes.
-///
-/// # Errors
-/// Gives it back when there is no room for it.
-pub fn park(fragments: &mut Fragments, received: Received) -> Result<(), Received> {
-    let packet = received.frame.bytes().get(ethernet::HEADER..).unwrap_or_default();
-    if let Some((key, ..)) = <u32 as Fragmented>::read(packet) {
-        fragments.park(&key, received)
-    } else if let Some((key, ..)) = <V6 as Fragmented>::read(packet) {
-        fragments.park(&key, received)
-    } else {
-        Err(received)
+/// Lets those come around that have waited for the first one; false if there were none.
+fn release<A: Fragmented>(batch: &mut Batch, fragments: &mut Fragments, key: &Key<A>, known: Known) -> bool {
+    let mut any = false;
+    while let Some(waiting) = fragments.release(key) {
+        any = true;
+        match waiting {
+            Waiting::Frame(mut received) => {
+                received.set_known(known);
+                batch.released.push_back(Some(received));
+            }
+            Waiting::InBatch(packet) => {
+                let packet = usize::from(packet);
+                batch.frames[packet].set_known(known);
+                batch.requeue(packet);
+            }
+        }
     }
+    any
+}
+
+/// Whether a packet goes between the same addresses as one of these before it.
+#[cold]
+fn follows<A: Lane>(batch: &Batch, i: usize, firsts: Packets) -> bool {
+    let (source, destination) = addresses::<A>(batch, i);
+    firsts.into_iter().any(|first| {
+        let tuple = &A::tuples(batch)[first];
+        (tuple.source, tuple.destination) == (source, destination)
+    })
+}
+
+fn addresses<A: Lane>(batch: &Batch, i: usize) -> (A, A) {
+    let tuple = if batch.plain.contains(i) { A::keys(batch)[i].tuple() } else { A::tuples(batch)[i] };
+    (tuple.source, tuple.destination)
 }
 
 /// Lets a fragment go on with its datagram's ports.

@@ -249,6 +249,7 @@ impl Tap {
             | Verdict::HandOff(_)
             | Verdict::Heard
             | Verdict::Park
+            | Verdict::Requeue
             | Verdict::Around
             | Verdict::Drop(_) => None,
         };
@@ -272,7 +273,8 @@ fn is_sent(verdict: Verdict) -> bool {
         | Verdict::Answer(_)
         | Verdict::Wait
         | Verdict::Around => true,
-        Verdict::Undecided | Verdict::HandOff(_) | Verdict::Heard | Verdict::Park | Verdict::Drop(_) => false,
+        Verdict::Undecided | Verdict::HandOff(_) | Verdict::Heard => false,
+        Verdict::Park | Verdict::Requeue | Verdict::Drop(_) => false,
     }
 }
 

@@ -8,11 +8,12 @@ use vipgate_mem::Frame;
 use super::{HOUSEKEEPING_MS, Parts, Worker};
 use crate::batch::{self, Batch, Head, MOST_RELEASED, Travel, Wanted};
 use crate::counters::{Counters, Direction, DropReason};
+use crate::fragments::Place;
 use crate::io::{InterfaceId, PacketIo, Received};
 use crate::link::handoff::Links;
 use crate::pipeline::Tables;
 use crate::snapshot::Snapshot;
-use crate::stage::{gather, wrap};
+use crate::stage::wrap;
 use crate::time::Tick;
 use crate::verdict::Verdict;
 use crate::waiting::{Outcome, Parked, Waiting};
@@ -23,8 +24,9 @@ impl<Io: PacketIo> Worker<Io> {
     /// Sends every packet of the batch where its verdict says. Afterwards the batch owns no frame.
     pub(super) fn dispatch(&mut self, view: &Snapshot, now: Tick) {
         let Parts { io, links, waiting, counters, tables, .. } = &mut self.parts;
-        let Batch { frames, released, verdicts, directions, wanted, mtus, travels, heads, .. } = &mut self.batch;
-        let known = Known { verdicts, directions, wanted, mtus, travels, heads };
+        let Batch { frames, released, verdicts, directions, wanted, mtus, travels, heads, places, .. } =
+            &mut self.batch;
+        let known = Known { verdicts, directions, wanted, mtus, travels, heads, places };
         let mut rare = Rare { view, now, links, waiting, counters, tables, released, known };
         let (mut packets, mut sums) = ([0; Direction::ALL.len()], [0; Direction::ALL.len()]);
         for (i, Received { frame, interface }) in frames.drain(..).take(batch::MOST).enumerate() {
@@ -85,6 +87,7 @@ struct Known<'a> {
     mtus: &'a [u16; batch::MOST],
     travels: &'a [Travel; batch::MOST],
     heads: &'a [Head; batch::MOST],
+    places: &'a [u32; batch::MOST],
 }
 
 /// Where packets go that aren't simply sent on.
@@ -95,7 +98,7 @@ struct Rare<'a> {
     waiting: &'a mut Waiting,
     counters: &'a Counters,
     tables: &'a mut Tables,
-    released: &'a mut VecDeque<Received>,
+    released: &'a mut VecDeque<Option<Received>>,
     known: Known<'a>,
 }
 
@@ -125,7 +128,7 @@ impl Rare<'_> {
 
     /// The same; gives back what is to be dropped, and why.
     fn try_end(&mut self, io: &mut impl PacketIo, received: Received, i: usize) -> Result<(), (Frame, DropReason)> {
-        let Known { verdicts, directions, wanted, mtus, travels, heads } = self.known;
+        let Known { verdicts, directions, wanted, mtus, travels, heads, places } = self.known;
         let direction = directions[i];
         let Received { frame, interface } = received;
         let bytes = u64::from(frame.len());
@@ -163,14 +166,14 @@ impl Rare<'_> {
                 parked.map_err(|frame| (frame, DropReason::NoNeighbor))?;
             }
             Verdict::Park => {
-                let parked = gather::park(&mut self.tables.fragments, Received { frame, interface });
-                parked.map_err(|Received { frame, .. }| (frame, DropReason::Fragment))?;
+                self.tables.fragments.fill(Place(places[i]), Received { frame, interface });
             }
+            Verdict::Requeue => self.released[places[i] as usize] = Some(Received { frame, interface }),
             Verdict::Around if self.released.len() < MOST_RELEASED => {
                 self.counters.forwarded(direction, 1, bytes);
                 let mut received = Received { frame, interface };
                 received.turn_around();
-                self.released.push_back(received);
+                self.released.push_back(Some(received));
             }
             Verdict::Around => return Err((frame, DropReason::LinkFull)),
             Verdict::Drop(reason) => return Err((frame, reason)),

@@ -7,6 +7,7 @@ use crate::support::*;
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket};
 use proptest::prelude::*;
 use vipgate_dataplane::counters::DropReason;
+use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::wire::checksum;
 
 /// A datagram of `payload` bytes, cut into pieces of 400.
@@ -216,6 +217,112 @@ fn what_may_be_cut_is_cut_in_order_where_the_link_is_narrow() {
     }
     assert_eq!(bytes[399], (391 * 7 % 251) as u8);
     gateway.check_frames();
+}
+
+/// What leaves when all these arrive on one queue before the next turn.
+fn arrive_at_once(gateway: &mut Gateway, from: InterfaceId, packets: &[&[u8]]) -> Vec<Vec<u8>> {
+    for packet in packets {
+        assert!(gateway.workers[0].io().inject(from, packet));
+    }
+    gateway.run().into_iter().map(|(_, bytes)| bytes).collect()
+}
+
+#[test]
+fn those_that_come_in_one_batch_before_their_first_one_follow_it() {
+    for (pod, far, vip) in ENDS {
+        for workers in [1, 2] {
+            let mut gateway = Gateway::new(&Setup { workers, ..Setup::default() });
+            let mut all = pieces(at(pod), at(far), 1000, 5);
+            all.reverse();
+            let sent = arrive_at_once(&mut gateway, INSIDE, &all.each());
+            let (source, destination, _) = put_together(&sent, 1000);
+            assert_eq!((source.ip(), destination), (ip(vip), at(far)));
+            assert_eq!(offsets(&sent), [0, 800, 400], "the first one first, then as they came");
+            let mut back = pieces(at(far), source, 1000, 6);
+            back.reverse();
+            let came = arrive_at_once(&mut gateway, OUTSIDE, &back.each());
+            assert_eq!(put_together(&came, 1000).1, at(pod));
+            assert_eq!(offsets(&came), [0, 800, 400]);
+            assert_eq!(gateway.drops(), HashMap::new());
+        }
+    }
+}
+
+trait Each {
+    fn each(&self) -> Vec<&[u8]>;
+}
+
+impl Each for Vec<Vec<u8>> {
+    fn each(&self) -> Vec<&[u8]> {
+        self.iter().map(Vec::as_slice).collect()
+    }
+}
+
+fn offsets(sent: &[Vec<u8>]) -> Vec<usize> {
+    sent.iter().map(|fragment| read(fragment).2).collect()
+}
+
+#[test]
+fn nothing_of_a_flow_overtakes_what_waited_for_its_first_fragment() {
+    let mut gateway = Gateway::new(&Setup::default());
+    let [a, b, c] = [5, 6, 7].map(|id| pieces(at(ENDS[0].0), at(ENDS[0].1), 1000, id));
+    let whole = packet(Protocol::Udp, at(ENDS[0].0), at(ENDS[0].1));
+    assert!(gateway.arrives(0, INSIDE, &a[2]).is_empty());
+    let sent = arrive_at_once(
+        &mut gateway,
+        INSIDE,
+        &[&c[2], &c[1], &a[1], &a[0], &b[1], &whole, &b[0], &b[2], &a[0], &whole, &c[0]],
+    );
+    let ids: Vec<u32> = sent.iter().map(|packet| read(packet).1).collect();
+    // A whole one has none; what repeats the first fragment of a complete one begins another.
+    let one_by_one = [ids[0], ids[0], ids[0], 0, ids[4], ids[4], ids[4], ids[7], 0, ids[9], ids[9], ids[9]];
+    assert_eq!(ids, one_by_one);
+    assert_eq!(offsets(&sent), [0, 800, 400, 0, 0, 400, 800, 0, 0, 0, 800, 400]);
+    assert_eq!(gateway.drops(), HashMap::new());
+}
+
+#[test]
+fn a_seventeenth_early_fragment_ends_its_datagram_although_the_first_one_is_in_its_batch() {
+    for at_once in [1, 64] {
+        let mut gateway = Gateway::new(&Setup::default());
+        // The frames that may wait are one worker's 32, and a quarter of them one source's.
+        let mut all = pieces(at(ENDS[0].0), at(ENDS[0].1), 400 * 9, 5);
+        all.rotate_left(1);
+        let sent: usize =
+            all.each().chunks(at_once).map(|packets| arrive_at_once(&mut gateway, INSIDE, packets).len()).sum();
+        assert_eq!((sent, gateway.drops()), (0, HashMap::from([(DropReason::Fragment, 10)])), "{at_once} at once");
+        gateway.check_frames();
+    }
+}
+
+#[test]
+fn an_overlap_in_the_batch_of_the_first_one_changes_nothing_for_those_before() {
+    for at_once in [1, 64] {
+        let mut gateway = Gateway::new(&Setup::default());
+        let all = pieces(at(ENDS[0].0), at(ENDS[0].1), 1400, 5);
+        let mut overlapping = all[3].clone();
+        overlapping[14 + 6..14 + 8].copy_from_slice(&(0x2000_u16 + 40).to_be_bytes());
+        seal_header(&mut overlapping);
+        let order: [&[u8]; 6] = [&all[3], &all[2], &all[0], &overlapping, &all[1], &all[0]];
+        let sent: Vec<_> =
+            order.chunks(at_once).flat_map(|packets| arrive_at_once(&mut gateway, INSIDE, packets)).collect();
+        assert_eq!(offsets(&sent), [0, 1200, 800], "{at_once} at once");
+        assert_eq!(gateway.drops(), HashMap::from([(DropReason::Fragment, 3)]));
+        let order: [&[u8]; 4] = [&all[3], &overlapping, &all[0], &all[2]];
+        let other: Vec<Vec<u8>> = order
+            .iter()
+            .map(|packet| {
+                let mut packet = packet.to_vec();
+                packet[18..20].fill(7);
+                seal_header(&mut packet);
+                packet
+            })
+            .collect();
+        let sent: usize =
+            other.each().chunks(at_once).map(|packets| arrive_at_once(&mut gateway, INSIDE, packets).len()).sum();
+        assert_eq!((sent, gateway.drops()), (0, HashMap::from([(DropReason::Fragment, 7)])), "{at_once} at once");
+        gateway.check_frames();
+    }
 }
 
 proptest! {

@@ -289,7 +289,7 @@ impl Told<'_> {
                 format!("sent on in pieces{ends}, through the tunnel, which carries {} bytes", found.mtu)
             }
             Verdict::Answer(out) => format!("answered by the gateway itself, out of {}", name(out)),
-            Verdict::Heard | Verdict::Park | Verdict::Undecided => {
+            Verdict::Heard | Verdict::Park | Verdict::Requeue | Verdict::Undecided => {
                 "taken in by the gateway, which says nothing".to_owned()
             }
             Verdict::Wait => format!("sent on{ends} as soon as its neighbour has answered the kernel's ARP or NDP"),
