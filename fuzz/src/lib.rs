@@ -30,6 +30,7 @@ pub fn policy_without(which: usize) -> PolicySet {
 /// A gateway with all of them.
 pub fn gateway(setup: &Setup) -> Gateway {
     let mut gateway = Gateway::new(setup);
+    gateway.counts_vary();
     gateway.set_policy(&policy());
     gateway
 }

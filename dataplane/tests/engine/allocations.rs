@@ -57,6 +57,7 @@ fn a_worker_needs_no_memory_that_it_did_not_have_when_it_began() {
     let range = PortRange::new(1024, 1151).unwrap();
     let mut gateway = Gateway::new(&Setup { workers: 2, capacity: 512, range, ..Setup::default() });
     gateway.hostile = true;
+    gateway.counts_vary();
     let mut policies = [policy(), policy()];
     policies[1].policies[0].on_exhaustion = OnExhaustion::Reject;
     policies[1].endpoints.remove(1);

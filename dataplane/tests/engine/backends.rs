@@ -37,6 +37,8 @@ fn every_gateway_makes_the_same_choice() {
     let choice = chosen(&mut one, 1000..2000);
     assert_eq!(choice, chosen(&mut other, 1000..2000));
     assert!(counts(&choice).values().all(|count| (270..400).contains(count)), "{:?}", counts(&choice));
+    one.assert_delta("inbound 1000, created 1000");
+    other.assert_delta("inbound 1000, created 1000");
 }
 
 #[test]
@@ -49,6 +51,7 @@ fn weights_are_parts_of_new_sessions() {
     let counts = counts(&chosen(&mut gateway, 1000..2000));
     assert_eq!(counts.get(&ip(ONE)), None);
     assert!((200..300).contains(&counts[&ip(TWO)]), "{counts:?}");
+    gateway.assert_delta("inbound 1000, created 1000");
 }
 
 #[test]
@@ -63,6 +66,7 @@ fn sessions_stay_while_backends_come_drain_and_come_back() {
     }
     gateway.serve(&service(&[terminating(ONE), backend(TWO)]));
     assert!(chosen(&mut gateway, 2000..2100).iter().all(|it| *it == ip(TWO)), "new ones go to whoever stays");
+    gateway.assert_delta("inbound 600, created 200");
 }
 
 #[test]
@@ -83,6 +87,7 @@ fn datagrams_to_a_backend_that_is_gone_move_on_at_once_and_connections_end() {
     assert!(gateway.drops()[&DropReason::NoSession] as usize > lost / 2);
     // What the one that is gone still says is nobody's answer any more.
     assert!(gateway.arrives(0, INSIDE, &packet(Protocol::Udp, (ip(THREE), 5353).into(), client(1000))).is_empty());
+    gateway.assert_delta("inbound 352, drop no_policy 1, drop no_session 48, ended policy 97, created 249");
 }
 
 #[test]
@@ -104,6 +109,7 @@ fn a_connection_that_begins_anew_leaves_a_backend_that_drains() {
     assert_eq!(say(&mut gateway, "A", 1002, 5002), ip(ONE), "the old one still closes");
     assert_eq!(say(&mut gateway, "S", 9000, 0), ip(TWO));
     assert_eq!(gateway.sessions(), 1);
+    gateway.assert_delta("inbound 6, service_reply 2, ended closed 1, created 2");
 }
 
 #[test]
@@ -125,6 +131,7 @@ fn a_client_stays_with_its_backend_for_as_long_as_it_comes_back() {
         assert_eq!(counts(&chosen(&mut gateway, 4000..4010)), [(ip(other), 10)].into());
         gateway.pass(70_000);
         assert_eq!(counts(&chosen(&mut gateway, 5000..5010)), [(ip(home), 10)].into(), "its time was over");
+        gateway.assert_delta("inbound 110, ended idle 100, created 110");
     }
 }
 
@@ -146,6 +153,7 @@ fn sessions_are_counted_where_they_are() {
     assert_eq!(used(&gateway)[&ip(TWO)].0, counts[&ip(TWO)]);
     gateway.pass(7_000);
     assert!(used(&gateway).values().all(|(open, opened)| *open == 0 && *opened > 0));
+    gateway.assert_delta("inbound 100, ended idle 100, created 100");
 }
 
 #[test]
@@ -167,4 +175,5 @@ fn a_session_is_listed_as_its_backend_sees_it() {
     assert_eq!((record.direction, record.remote, record.vip), (Direction::Inbound, client(4000), vip(53)));
     assert_eq!(record.endpoint, (ip(ONE), 5353).into());
     assert_eq!((record.packets_in, record.packets_out, record.state), (2, 1, SessionState::Established));
+    gateway.assert_delta("inbound 2, service_reply 1, created 1");
 }

@@ -60,6 +60,7 @@ fn whoever_claims_a_vip_is_told_of_and_not_answered() {
     assert_eq!(told(&gateway), [Conflict { vip: ip("2001:db8::10"), mac: IMPOSTOR }]);
     assert_eq!(counted(&gateway), (5, 5, 0));
     assert_eq!(gateway.drops(), [].into());
+    gateway.assert_delta("heard 5, vip conflicts 5");
 }
 
 #[test]
@@ -85,6 +86,7 @@ fn nobody_is_told_of_who_claims_nothing_of_ours() {
     assert_eq!(told(&gateway), []);
     assert_eq!(counted(&gateway), (0, 0, 1));
     assert_eq!(gateway.drops(), [(DropReason::NotOurs, dropped.len() as u64)].into());
+    gateway.assert_delta("drop not_ours 7, answered 1");
 }
 
 #[test]
@@ -95,6 +97,7 @@ fn gateways_that_share_a_vip_by_bgp_may_all_have_it() {
     gateway.set_policy(&policy);
     assert_eq!(gateway.arrives(0, OUTSIDE, &announced(IMPOSTOR)), vec![]);
     assert_eq!((told(&gateway), counted(&gateway)), (vec![], (0, 0, 0)));
+    gateway.assert_delta("drop not_ours 1");
 }
 
 #[test]
@@ -107,6 +110,7 @@ fn a_flood_of_claims_is_counted_and_told_of_in_part() {
     assert_eq!(told(&gateway).len(), 64);
     assert_eq!(gateway.arrives(0, OUTSIDE, &announced(IMPOSTOR)), vec![]);
     assert_eq!(told(&gateway).len(), 1, "heard again");
+    gateway.assert_delta("heard 1001, vip conflicts 1001");
 }
 
 #[test]
@@ -116,4 +120,5 @@ fn a_defence_is_one_announcement() {
     gateway.pass(4_000);
     let sent = gateway.run();
     assert_eq!(sent, [(OUTSIDE, announced(OUTSIDE_MAC))]);
+    gateway.assert_delta("answered 1");
 }

@@ -29,6 +29,7 @@ fn a_pods_packet_leaves_as_its_vip_and_the_answer_comes_home() {
             assert_eq!(gateway.sessions(), 1);
             assert_eq!((gateway.forwarded(Direction::Egress), gateway.forwarded(Direction::Reply)), (1, 1));
             assert!(gateway.drops().is_empty());
+            gateway.assert_delta("egress 1, reply 1, created 1");
         }
     }
 }
@@ -42,6 +43,7 @@ fn the_port_stays_the_same_for_all_packets_of_a_flow() {
         assert_eq!(ends(&gateway.pod_sends(&question)).0, first);
     }
     assert_eq!(gateway.sessions(), 1);
+    gateway.assert_delta("egress 101, created 1");
 }
 
 #[test]
@@ -55,6 +57,7 @@ fn several_packets_of_a_new_session_in_one_batch_are_one_session() {
     assert_eq!(sent.len(), 20);
     assert!(sent.iter().all(|(_, bytes)| ends(bytes).0 == ends(&sent[0].1).0));
     assert_eq!(gateway.sessions(), 1);
+    gateway.assert_delta("egress 20, created 1");
 }
 
 #[test]
@@ -69,6 +72,7 @@ fn two_pods_with_one_source_port_get_two_ports_and_each_its_own_answer() {
         let home = gateway.arrives(0, OUTSIDE, &answer_to(seen, Protocol::Tcp));
         assert_eq!(ends(&home[0].1).1, at(pod));
     }
+    gateway.assert_delta("egress 2, reply 2, created 2");
 }
 
 #[test]
@@ -84,6 +88,7 @@ fn excluded_destinations_are_routed_unchanged_both_ways() {
 
     let covered = gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.21:4000"), at("198.51.100.127:53")));
     assert_eq!(ends(&covered).0.ip(), ip("192.0.2.11"), "just outside the exclusion");
+    gateway.assert_delta("egress 1, unchanged 2, created 1");
 }
 
 #[test]
@@ -116,6 +121,8 @@ fn what_nobody_asked_for_is_dropped_by_name() {
         assert_eq!(gateway.arrives(0, interface, &bytes).len(), answers, "{reason:?}");
         assert_eq!(gateway.drops(), [(reason, 1)].into(), "{reason:?}");
         assert_eq!(gateway.sessions(), 0, "{reason:?} leaves no session behind");
+        let answered = ["", ", answered 1"][answers];
+        gateway.assert_delta(&format!("drop {} 1{answered}", reason.name()));
     }
 }
 
@@ -126,6 +133,7 @@ fn an_answer_from_the_wrong_side_is_dropped() {
     let forged = with_link(answer_to(&seen, Protocol::Udp), INSIDE_MAC);
     assert_eq!(gateway.arrives(0, INSIDE, &forged), vec![]);
     assert_eq!(gateway.drops(), [(DropReason::SpoofedSource, 1)].into());
+    gateway.assert_delta("egress 1, drop spoofed_source 1, created 1");
 }
 
 #[test]
@@ -147,6 +155,7 @@ fn ports_run_out_exactly_at_the_last_one_and_come_back() {
     gateway.pass(8_000);
     assert_eq!(gateway.sessions(), 0, "all have expired");
     gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:9999"), far));
+    gateway.assert_delta("egress 101, drop ports_exhausted 1, ended idle 100, created 101");
 }
 
 #[test]
@@ -164,6 +173,7 @@ fn a_port_rests_before_another_pod_gets_it() {
     assert_eq!(ends(&again).0, ends(&seen).0, "the same pod may have it back at once");
     gateway.pass(9_000);
     gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.6:4000"), far));
+    gateway.assert_delta("egress 3, drop no_service 1, drop ports_exhausted 1, ended idle 2, created 3");
 }
 
 #[test]
@@ -183,6 +193,7 @@ fn limits_of_an_endpoint_hold_for_it_alone() {
     gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.6:4000"), at("198.51.100.10:53")));
     gateway.pass(6_000);
     gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:4000"), at("198.51.100.10:53")));
+    gateway.assert_delta("egress 5, drop quota 2, ended idle 4, created 5");
 }
 
 #[test]
@@ -208,6 +219,7 @@ fn an_endpoint_has_its_guaranteed_ports_whatever_the_others_have() {
     );
     assert_eq!(opened("10.244.1.6", 10), 10);
     assert_eq!(opened("10.244.1.5", 200), 0, "those that were refused are refused again");
+    gateway.assert_delta("egress 152, drop ports_exhausted 258, created 81");
 }
 
 #[test]
@@ -219,6 +231,7 @@ fn a_full_table_refuses_new_sessions_and_keeps_the_old_ones() {
     }
     assert_eq!((gateway.sessions(), gateway.drops()), (10, [(DropReason::SessionTableFull, 5)].into()));
     gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:4000"), far));
+    gateway.assert_delta("egress 11, drop session_table_full 5, created 10");
 }
 
 fn with_link(mut bytes: Vec<u8>, destination: [u8; 6]) -> Vec<u8> {
@@ -250,6 +263,7 @@ fn syns_announce_no_more_than_the_configuration_says() {
         let back = gateway.arrives(0, OUTSIDE, &announces(far, &vip.to_string(), "SA"));
         assert_eq!(back[0].1[back[0].1.len() - 2..], most.to_be_bytes(), "both ways");
     }
+    gateway.assert_delta("egress 2, reply 2, created 2");
 }
 
 #[test]
@@ -269,4 +283,5 @@ fn a_worker_that_was_stopped_ends_no_session_whose_packets_wait() {
     assert_eq!(again.len(), 200);
     assert!(again.iter().zip(&seen).all(|((_, after), before)| ends(after) == ends(before)), "the same ports");
     assert_eq!(gateway.sessions(), 200);
+    gateway.assert_delta("egress 400, created 200");
 }

@@ -50,6 +50,7 @@ fn a_flood_to_one_vip_takes_its_own_part_and_no_more() {
             speak(&mut gateway, 1000 + n as u16, backend);
         }
         assert_eq!(gateway.drops(), [].into());
+        gateway.assert_delta("inbound 5303, service_reply 202, ended evicted 4700, created 5101");
     }
 }
 
@@ -84,6 +85,7 @@ fn when_the_table_is_full_the_unconfirmed_go_and_the_confirmed_stay() {
     }
     assert!(gateway.drops()[&DropReason::SessionTableFull] > 0);
     assert!(gateway.sessions() <= 600);
+    gateway.assert_delta("egress 30, inbound 3440, service_reply 800, drop no_session 100, drop session_table_full 100, ended evicted 2000, created 2600");
 }
 
 #[test]
@@ -95,4 +97,5 @@ fn what_was_not_confirmed_ends_soon_though_the_backend_answered() {
     gateway.pass(6_000);
     assert_eq!(gateway.sessions(), 1, "four seconds, and one for the sweep");
     speak(&mut gateway, 1000, known);
+    gateway.assert_delta("inbound 4, service_reply 3, ended idle 1, created 2");
 }

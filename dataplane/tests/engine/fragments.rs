@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 use crate::support::*;
+use crate::tally::property;
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket};
 use proptest::prelude::*;
 use vipgate_dataplane::counters::DropReason;
@@ -132,6 +133,7 @@ fn both_directions_and_both_families_in_order() {
         assert_eq!(put_together(&fragments, 900).1, at(pod));
     }
     assert_eq!(gateway.sessions(), 2);
+    gateway.assert_delta("egress 8, reply 6, created 2");
 }
 
 #[test]
@@ -145,6 +147,7 @@ fn a_missing_first_one_frees_everything_after_its_time() {
     assert_eq!(gateway.workers[0].tables().fragments.parked(), 0);
     assert_eq!(gateway.drops(), HashMap::from([(DropReason::Fragment, 3)]));
     gateway.check_frames();
+    gateway.assert_delta("drop fragment 3");
 }
 
 #[test]
@@ -160,6 +163,7 @@ fn what_overlaps_poisons_its_datagram() {
     let sent: usize = all.iter().map(|piece| gateway.arrives(0, INSIDE, piece).len()).sum();
     assert_eq!(sent, 1, "what came before is gone; nothing follows");
     assert_eq!(gateway.drops(), HashMap::from([(DropReason::Fragment, 4)]));
+    gateway.assert_delta("egress 1, drop fragment 4, created 1");
 }
 
 #[test]
@@ -173,6 +177,7 @@ fn a_flood_of_fragments_costs_nobody_else() {
         sent.extend(gateway.arrives(0, INSIDE, &piece).into_iter().map(|(_, bytes)| bytes));
     }
     put_together(&sent, 1400);
+    gateway.assert_delta("egress 4, drop fragment 1992, created 1");
 }
 
 #[test]
@@ -185,6 +190,7 @@ fn pods_with_one_identification_leave_with_two() {
         put_together(&sent, 1400).2
     });
     assert_ne!(ids[0], ids[1]);
+    gateway.assert_delta("egress 8, created 2");
 }
 
 #[test]
@@ -195,6 +201,7 @@ fn what_policy_excludes_passes_as_it_is() {
         let ((source, _), id, ..) = read(&sent[0].1);
         assert_eq!((source, id), (ip("10.244.1.21"), 5));
     }
+    gateway.assert_delta("unchanged 4");
 }
 
 #[test]
@@ -217,6 +224,7 @@ fn what_may_be_cut_is_cut_in_order_where_the_link_is_narrow() {
     }
     assert_eq!(bytes[399], (391 * 7 % 251) as u8);
     gateway.check_frames();
+    gateway.assert_delta("egress 1, created 1");
 }
 
 /// What leaves when all these arrive on one queue before the next turn.
@@ -243,7 +251,8 @@ fn those_that_come_in_one_batch_before_their_first_one_follow_it() {
             let came = arrive_at_once(&mut gateway, OUTSIDE, &back.each());
             assert_eq!(put_together(&came, 1000).1, at(pod));
             assert_eq!(offsets(&came), [0, 800, 400]);
-            assert_eq!(gateway.drops(), HashMap::new());
+            let by_workers = ["egress 3, reply 3, created 1", "egress 3, reply 3, created 1, handed over 6"];
+            gateway.assert_delta(by_workers[usize::from(workers) - 1]);
         }
     }
 }
@@ -279,6 +288,7 @@ fn nothing_of_a_flow_overtakes_what_waited_for_its_first_fragment() {
     assert_eq!(ids, one_by_one);
     assert_eq!(offsets(&sent), [0, 800, 400, 0, 0, 400, 800, 0, 0, 0, 800, 400]);
     assert_eq!(gateway.drops(), HashMap::new());
+    gateway.assert_delta("egress 12, created 1");
 }
 
 #[test]
@@ -292,6 +302,7 @@ fn a_seventeenth_early_fragment_ends_its_datagram_although_the_first_one_is_in_i
             all.each().chunks(at_once).map(|packets| arrive_at_once(&mut gateway, INSIDE, packets).len()).sum();
         assert_eq!((sent, gateway.drops()), (0, HashMap::from([(DropReason::Fragment, 10)])), "{at_once} at once");
         gateway.check_frames();
+        gateway.assert_delta("drop fragment 10");
     }
 }
 
@@ -322,21 +333,25 @@ fn an_overlap_in_the_batch_of_the_first_one_changes_nothing_for_those_before() {
             other.each().chunks(at_once).map(|packets| arrive_at_once(&mut gateway, INSIDE, packets).len()).sum();
         assert_eq!((sent, gateway.drops()), (0, HashMap::from([(DropReason::Fragment, 7)])), "{at_once} at once");
         gateway.check_frames();
+        gateway.assert_delta("egress 3, drop fragment 7, created 1");
     }
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
-
-    /// Whatever the order, the queues and the repetitions, the far side can put the datagram together.
-    #[test]
-    fn any_order_on_any_queue_arrives_whole(
-        family in 0_usize..2,
-        order in Just((0..4).chain(0..2).collect::<Vec<usize>>()).prop_shuffle(),
-        queues in prop::collection::vec(0_usize..2, 6),
-    ) {
+/// Whatever the order, the queues and the repetitions, the far side can put the datagram together.
+#[test]
+fn any_order_on_any_queue_arrives_whole() {
+    let config = ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() };
+    let order = Just((0..4).chain(0..2).collect::<Vec<usize>>()).prop_shuffle();
+    let strategy = (0_usize..2, order, prop::collection::vec(0_usize..2, 6));
+    let classes = ["v4", "v6", "first one first", "first one later", "handed over", "repeated after all"];
+    property(config, &strategy, &classes, |(family, order, queues), tally| {
         let (pod, far, vip) = ENDS[family];
         let mut gateway = Gateway::new(&Setup { workers: 2, ..Setup::default() });
+        gateway.counts_vary();
+        tally.count(["v4", "v6"][family]);
+        tally.count(if order[0] == 0 { "first one first" } else { "first one later" });
+        let all_at = (0..4).map(|piece| order.iter().position(|it| *it == piece).unwrap()).max().unwrap();
+        tally.add("repeated after all", u64::from(all_at < 5));
         let all = pieces(at(pod), at(far), 1400, 9);
         let mut sent = Vec::new();
         for (&piece, &queue) in order.iter().zip(&queues) {
@@ -351,5 +366,7 @@ proptest! {
         }
         prop_assert_eq!(put_together(&received, 1400).1, at(pod));
         prop_assert_eq!(gateway.drops(), HashMap::new());
-    }
+        tally.add("handed over", gateway.handoffs());
+        Ok(())
+    });
 }

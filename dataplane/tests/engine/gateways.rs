@@ -24,6 +24,7 @@ fn a_reply_at_any_gateway_reaches_the_pod_by_way_of_its_owner() {
                 assert_eq!(cluster.gateways[0].forwarded(Direction::PeerIn), 2);
                 assert_eq!(cluster.gateways[0].forwarded(Direction::Reply), 3);
                 assert_eq!(cluster.drops(), [].into());
+                cluster.assert_delta(&["egress 1, reply 3, peer_in 2, created 1", "peer_out 1", "peer_out 1"]);
             }
         }
     }
@@ -43,6 +44,7 @@ fn a_pods_packet_at_another_gateway_leaves_by_its_own() {
         assert!(seen.iter().all(|vip| *vip == seen[0]), "one session: {seen:?}");
         assert_eq!((cluster.gateways[0].sessions(), cluster.tunnelled), (1, 2));
         assert_eq!(seen[0].port() / 64 % 3, 0, "a port of its home's blocks");
+        cluster.assert_delta(&["egress 3, peer_in 2, created 1", "peer_out 1", "peer_out 1"]);
     }
 }
 
@@ -68,6 +70,11 @@ fn a_vip_of_one_gateway_is_answered_there_alone() {
     for (number, answers) in [(0, 0), (2, 1)] {
         assert_eq!(cluster.arrives(number, OUTSIDE, &frame).len(), answers, "gateway {number}");
     }
+    cluster.assert_delta(&[
+        "peer_out 1, drop not_ours 2",
+        "egress 1, reply 1, peer_in 2, created 1, answered 1",
+        "peer_out 1, drop not_ours 1, answered 1",
+    ]);
 }
 
 #[test]
@@ -100,6 +107,11 @@ fn strangers_and_nonsense_come_out_of_no_tunnel() {
     }
     let good = cluster.arrives(0, INSIDE, &tunnel("10.2.0.2", 0x76_7009, &inner));
     only(good, 0, OUTSIDE, &cluster);
+    cluster.assert_delta(&[
+        "egress 1, peer_in 4, drop no_policy 1, drop malformed 2, drop no_owner 1, drop peer_unknown 4, created 1",
+        "",
+        "",
+    ]);
 }
 
 #[test]
@@ -114,6 +126,7 @@ fn what_is_too_long_for_a_tunnel_is_cut_or_its_sender_hears_how_long_it_may_be()
     let pieces: Vec<_> = pieces.into_iter().filter(|(_, out, _)| *out == INSIDE).collect();
     assert_eq!(pieces.len(), 2, "{:?}", cluster.drops());
     assert_eq!(pieces.iter().map(|(_, _, bytes)| bytes.len() - 34).sum::<usize>(), 1480);
+    cluster.assert_delta(&["egress 1, reply 2, peer_in 2, created 1", "peer_out 1, drop too_big 1, answered 1", ""]);
 }
 
 /// Opens sessions of a pod at its home; the VIP's ports that they have.
@@ -136,6 +149,11 @@ fn a_clients_connection_goes_on_at_any_gateway_with_its_backend() {
     }
     assert_eq!((cluster.gateways[0].sessions(), cluster.gateways[1].sessions()), (2, 0), "no state where none began");
     assert_eq!((cluster.tunnelled, cluster.drops()), (0, [].into()));
+    cluster.assert_delta(&[
+        "inbound 4, service_reply 2, created 2",
+        "inbound 2, service_reply 2",
+        "inbound 2, service_reply 2",
+    ]);
 }
 
 #[test]
@@ -170,6 +188,7 @@ fn pieces_of_a_datagram_come_together_whichever_gateways_they_come_to() {
         cluster.pass(3_000);
     }
     assert!(cluster.tunnelled <= 18, "twice each at most: {}", cluster.tunnelled);
+    cluster.assert_delta(&["egress 1, reply 9, peer_in 6, created 1", "peer_out 3", "peer_out 3"]);
 }
 
 #[test]
@@ -190,6 +209,7 @@ fn an_error_about_a_sessions_packet_finds_the_pod_from_any_gateway() {
         let home = only(home, 0, INSIDE, &cluster);
         assert_eq!(home[30..34], [10, 244, 1, 5], "at {number}");
     }
+    cluster.assert_delta(&["egress 1, reply 3, peer_in 2, created 1", "peer_out 1", "peer_out 1"]);
 }
 
 mod anything {
@@ -198,6 +218,7 @@ mod anything {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::tally::property;
 
     /// What may happen to three gateways.
     #[derive(Clone, Debug)]
@@ -239,14 +260,14 @@ mod anything {
         }
     }
 
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(96))]
-
-        /// Whatever dies and comes back: an answer never reaches another pod than the one that it is for, and no two pods are seen as
-        /// one while both of them talk.
-        #[test]
-        fn no_answer_reaches_another_pod(steps in prop::collection::vec(step(), 1..120)) {
+    /// Whatever dies and comes back: an answer never reaches another pod than the one that it is for, and no two pods are seen as
+    /// one while both of them talk.
+    #[test]
+    fn no_answer_reaches_another_pod() {
+        let classes = ["sent", "sent again", "answered", "tunnelled", "died", "returned", "taken over"];
+        property(ProptestConfig::with_cases(96), &prop::collection::vec(step(), 1..120), &classes, |steps, tally| {
             let mut cluster = Cluster::new(3, &Setup::default());
+            cluster.counts_vary();
             // Whom the far side talks to: by what it sees, the pod, and when it heard of it last.
             let mut seen: HashMap<(String, String), (String, u32)> = HashMap::new();
             let mut order: Vec<(String, String)> = Vec::new();
@@ -260,14 +281,18 @@ mod anything {
                         }
                         let pod = format!("10.244.1.{}:{}", 5 + pod, 4000 + u16::from(port));
                         let far = format!("198.51.100.10:{}", 443 + u16::from(to));
-                        for (_, out, bytes) in cluster.arrives(number, INSIDE, &packet(Protocol::Udp, at(&pod), at(&far))) {
+                        for (_, out, bytes) in
+                            cluster.arrives(number, INSIDE, &packet(Protocol::Udp, at(&pod), at(&far)))
+                        {
                             prop_assert_eq!(out, OUTSIDE);
                             let (vip, far) = ends(&bytes);
                             let key = (vip.to_string(), far.to_string());
                             if let Some((other, heard)) = seen.insert(key.clone(), (pod.clone(), clock)) {
                                 let is_over = clock.wrapping_sub(heard) >= 5_000;
+                                tally.count("sent again");
                                 prop_assert!(other == pod || is_over, "{:?} is {} and {}", key, other, pod);
                             } else {
+                                tally.count("sent");
                                 order.push(key);
                             }
                         }
@@ -279,7 +304,9 @@ mod anything {
                         }
                         let (vip, far) = which.get(&order).clone();
                         let pod = seen[&(vip.clone(), far.clone())].0.clone();
-                        for (_, out, bytes) in cluster.arrives(number, OUTSIDE, &packet(Protocol::Udp, at(&far), at(&vip))) {
+                        let home = cluster.arrives(number, OUTSIDE, &packet(Protocol::Udp, at(&far), at(&vip)));
+                        tally.count(if home.is_empty() { "lost" } else { "answered" });
+                        for (_, out, bytes) in home {
                             prop_assert_eq!(out, INSIDE);
                             prop_assert_eq!(ends(&bytes).1.to_string(), pod.clone());
                         }
@@ -294,6 +321,7 @@ mod anything {
                         clock += 200;
                         let number = usize::from(number);
                         if cluster.members.iter().filter(|it| it.serving).count() > 1 {
+                            tally.count("died");
                             cluster.kill(number);
                             all_tell_all(&mut cluster);
                         }
@@ -312,9 +340,15 @@ mod anything {
                         cluster.members[number].serving = true;
                         cluster.agree();
                         all_tell_all(&mut cluster);
+                        tally.count("returned");
                     }
                 }
             }
-        }
+            tally.add("tunnelled", cluster.tunnelled);
+            let taken =
+                cluster.gateways.iter().flat_map(|it| &it.workers).map(|it| it.counters().sessions_taken_over.get());
+            tally.add("taken over", taken.sum());
+            Ok(())
+        });
     }
 }

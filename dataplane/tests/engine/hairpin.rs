@@ -2,7 +2,7 @@
 
 use crate::support::services::*;
 use crate::support::*;
-use vipgate_dataplane::counters::{Direction, DropReason};
+use vipgate_dataplane::counters::DropReason;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::snapshot::spec::{Scope, ServiceSpec, VipSpec};
 
@@ -30,7 +30,8 @@ fn two_tenants_meet_at_their_vips() {
             assert_eq!(ends(&sent[0].1), (at(A.1), at(B.0)), "B sees A's VIP");
             let back = gateway.arrives(0, INSIDE, &packet(protocol, at(B.0), at(A.1)));
             assert_eq!(ends(&back[0].1), (at(B.1), at(A.0)), "A sees B's VIP");
-            assert!(gateway.forwarded(Direction::Reply) >= 2 && gateway.forwarded(Direction::Egress) >= 2);
+            let handed_over = ["", ", handed over 2"][usize::from(workers) - 1];
+            gateway.assert_delta(&format!("egress 3, reply 2, drop no_service 1, created 2{handed_over}"));
         }
     }
 }
@@ -40,6 +41,7 @@ fn a_pod_meets_itself_at_its_own_vip() {
     let mut gateway = gateway(1);
     let sent = gateway.arrives(0, INSIDE, &packet(Protocol::Udp, at(A.0), at(A.1)));
     assert_eq!(ends(&sent[0].1), (at(A.1), at(A.0)), "from its VIP, never from its own address: {:?}", gateway.drops());
+    gateway.assert_delta("egress 1, reply 1, created 1");
 }
 
 #[test]
@@ -52,6 +54,7 @@ fn a_packet_from_a_vip_that_comes_from_the_wire_goes_nowhere() {
     }
     assert_eq!(gateway.drops().values().sum::<u64>(), 3);
     assert_eq!(gateway.sessions(), 0);
+    gateway.assert_delta("drop spoofed_source 2, drop martian 1");
 }
 
 #[test]
@@ -66,6 +69,7 @@ fn who_pretends_to_be_a_vip_on_the_wire_reaches_no_session_with_it() {
     }
     assert_eq!(gateway.drops().get(&DropReason::SpoofedSource), Some(&2));
     assert_eq!(gateway.arrives(0, INSIDE, &packet(Protocol::Udp, at(A.0), at(B.1))).len(), 1, "the true one passes");
+    gateway.assert_delta("egress 3, reply 2, drop no_service 1, drop spoofed_source 2, created 2");
 }
 
 #[test]
@@ -86,6 +90,7 @@ fn a_far_side_that_becomes_a_vip_is_heard_by_way_of_the_vip_only() {
     assert_eq!(gateway.drops(), [(DropReason::SpoofedSource, 1)].into());
     gateway.set_policy(&policy());
     assert_eq!(gateway.arrives(0, OUTSIDE, &answer).len(), 1);
+    gateway.assert_delta("egress 1, reply 2, drop spoofed_source 1, created 1");
 }
 
 #[test]
@@ -96,6 +101,7 @@ fn a_vip_that_policy_excludes_is_not_reached_with_the_pods_address() {
     gateway.set_policy(&policy);
     assert!(gateway.arrives(0, INSIDE, &packet(Protocol::Udp, at(B.0), at(A.1))).is_empty());
     assert_eq!(gateway.drops().get(&DropReason::NoService), Some(&1));
+    gateway.assert_delta("drop no_service 1");
 }
 
 /// A pod calls a Service at its VIP, is served by a pod, and hears the answer from the VIP.
@@ -140,7 +146,9 @@ fn a_pod_reaches_its_own_service_until_it_is_its_own_backend_and_another_tenants
             }
             assert_eq!(backends, ["10.244.1.5", "10.244.1.6"].map(ip).into(), "itself, and the other one");
         }
-        assert_eq!(gateway.drops(), [].into());
+        let handed_over = ["", ", handed over 120"][usize::from(workers) - 1];
+        let all = "egress 120, reply 120, inbound 120, service_reply 120, created 240";
+        gateway.assert_delta(&format!("{all}{handed_over}"));
     }
 }
 
@@ -148,6 +156,7 @@ fn a_pod_reaches_its_own_service_until_it_is_its_own_backend_and_another_tenants
 fn a_pod_without_policy_reaches_a_service_with_its_own_address() {
     let mut gateway = Gateway::with_service(&Setup::default(), &service(&[backend("10.244.1.5")]));
     calls(&mut gateway, "10.244.1.7:3000", "10.244.1.7", Protocol::Tcp, vip(80));
+    gateway.assert_delta("inbound 1, service_reply 1, created 1");
 }
 
 #[test]
@@ -170,4 +179,5 @@ fn pods_are_served_as_the_internal_policy_says_and_hear_that_nobody_serves() {
         (INSIDE, (vip(80), at("10.244.1.21:3001"))),
         "a reset, by way of its VIP"
     );
+    gateway.assert_delta("egress 2, reply 2, inbound 1, service_reply 2, drop no_backend 1, created 3");
 }

@@ -69,6 +69,7 @@ fn a_prober_outside_hears_how_the_service_is() {
     assert_eq!((gateway.sessions(), gateway.drops()), (0, [].into()), "no state, and nothing lost");
     assert!(gateway.arrives(0, OUTSIDE, &packet(Protocol::Udp, client(7), vip(30_000))).is_empty());
     assert_eq!(gateway.drops(), [(DropReason::NoService, 1)].into());
+    gateway.assert_delta("drop no_service 1, answered 12, heard 4");
 }
 
 #[test]
@@ -77,4 +78,5 @@ fn a_pod_hears_it_too_by_way_of_its_own_vip() {
     let answer = probe(&mut gateway, INSIDE, at("10.244.1.21:4000"), vip(30_000));
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     assert_eq!(gateway.sessions(), 1, "the pod's own");
+    gateway.assert_delta("egress 4, reply 3, service_reply 3, created 1, heard 1");
 }

@@ -89,6 +89,8 @@ fn an_error_from_the_way_finds_the_pod_with_its_own_packet_inside() {
                         inner[10..12].copy_from_slice(&expected[10..12]);
                     }
                     assert_eq!(inner, expected[..inner.len()], "{protocol:?}");
+                    let handed_over = ["", ", handed over 1"][usize::from(workers) - 1];
+                    gateway.assert_delta(&format!("egress 1, reply 1, created 1{handed_over}"));
                 }
             }
         }
@@ -108,6 +110,7 @@ fn a_pods_error_leaves_from_its_vip_and_quotes_it() {
         let (source, destination, inner) = quoted(&sent[0].1);
         assert_eq!((source, destination), (ip(vip), at(far).ip()));
         assert_eq!(ends(&inner), ends(&answer));
+        gateway.assert_delta("egress 2, reply 1, created 1");
     }
 }
 
@@ -136,6 +139,7 @@ fn an_error_that_nobody_can_have_caused_is_dropped_by_name() {
         assert_eq!(gateway.drops().get(&reason), Some(&(before + 1)), "{reason:?}: {:?}", gateway.drops());
     }
     assert_eq!(gateway.arrives(0, OUTSIDE, &good).len(), 1);
+    gateway.assert_delta("egress 1, reply 1, drop no_session 1, drop malformed 1, drop bad_checksum 2, created 1");
 }
 
 #[test]
@@ -153,6 +157,7 @@ fn errors_neither_keep_a_session_alive_nor_end_it() {
         gateway.arrives(0, OUTSIDE, &error);
     }
     assert_eq!(gateway.sessions(), 0, "after five seconds without packets of its own");
+    gateway.assert_delta("egress 1, reply 50, drop no_session 3, ended idle 1, created 1");
 }
 
 #[test]
@@ -179,6 +184,7 @@ fn the_gateway_answers_when_the_hops_run_out_both_ways() {
         assert_eq!((source, destination), (ip(if v4 { "192.0.2.1" } else { "2001:db8::1" }), at(far).ip()));
         assert_eq!(ends(&inner).1.ip(), ip(vip), "nothing of the pod is told outside");
         assert_eq!(gateway.drops(), HashMap::from([(DropReason::Ttl, 2)]));
+        gateway.assert_delta("egress 1, drop ttl 2, created 1, answered 2");
     }
 }
 
@@ -212,6 +218,7 @@ fn too_big_is_answered_with_what_fits() {
         let mtu_at = 14 + if at(pod).is_ipv4() { 20 + 6 } else { 40 + 6 };
         assert_eq!(told[0].1[mtu_at..mtu_at + 2], 1300_u16.to_be_bytes());
         assert_eq!(gateway.drops(), HashMap::from([(DropReason::TooBig, 1)]));
+        gateway.assert_delta("drop too_big 1, created 1, answered 1");
     }
 }
 
@@ -247,6 +254,8 @@ fn exhaustion_is_answered_where_policy_says_so() {
         }
         assert_eq!(gateway.drops(), HashMap::from([(DropReason::PortsExhausted, 4)]));
         assert_eq!(gateway.sessions(), 4, "nobody was thrown out to make room");
+        let answered = if on_exhaustion == OnExhaustion::Drop { "" } else { ", answered 4" };
+        gateway.assert_delta(&format!("egress 4, drop ports_exhausted 4, created 4{answered}"));
     }
 }
 
@@ -265,6 +274,7 @@ fn who_provokes_answers_gets_few() {
     set_ttl(&mut other, 1);
     assert_eq!(gateway.arrives(0, INSIDE, &other).len(), 1, "another one is heard");
     assert_eq!(gateway.forwarded(Direction::Egress), 0);
+    gateway.assert_delta("drop ttl 501, answered 21, answers limited 480");
 }
 
 #[test]
@@ -293,6 +303,7 @@ fn errors_about_a_clients_session_find_their_way_both_ways() {
             assert_eq!((sent[0].0, source, destination), (OUTSIDE, vip.ip(), client.ip()));
             assert_eq!(ends(&quote), (client, vip));
         }
-        assert_eq!(gateway.drops(), HashMap::new());
+        let handed_over = ["", ", handed over 4"][usize::from(workers) - 1];
+        gateway.assert_delta(&format!("inbound 4, service_reply 4, created 2{handed_over}"));
     }
 }

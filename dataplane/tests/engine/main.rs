@@ -27,6 +27,7 @@ mod sctp;
 mod spoofing;
 mod story;
 mod takeover;
+mod tally;
 mod tcp;
 mod timers;
 mod watch;

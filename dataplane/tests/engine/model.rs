@@ -5,6 +5,7 @@
 use std::net::SocketAddr;
 
 use crate::support::*;
+use crate::tally::property;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use vipgate_dataplane::counters::DropReason;
@@ -14,7 +15,7 @@ use vipgate_dataplane::session::timeout::Timeouts;
 const PODS: [&str; 3] = ["10.244.1.5", "10.244.1.6", "10.244.1.21"];
 const VIPS: [&str; 3] = ["192.0.2.10", "192.0.2.10", "192.0.2.11"];
 const FARS: [&str; 2] = ["198.51.100.10:53", "198.51.100.11:443"];
-const PORTS: std::ops::RangeInclusive<u16> = 20_000..=20_005;
+const PORTS: std::ops::RangeInclusive<u16> = 20_000..=20_002;
 /// Ages of sessions are sums of these: never within the second after a timeout in which the sweep may or may not have come.
 const PASSES: [u32; 3] = [10, 4_000, 12_000];
 
@@ -84,25 +85,38 @@ fn config() -> ProptestConfig {
     ProptestConfig { cases: 300, failure_persistence: Some(Box::new(kept)), ..ProptestConfig::default() }
 }
 
-proptest! {
-    #![proptest_config(config())]
-
-    #[test]
-    fn the_engine_does_what_the_simple_nat_does(steps in prop::collection::vec(step(), 1..150)) {
+#[test]
+fn the_engine_does_what_the_simple_nat_does() {
+    let classes = [
+        "known",
+        "opened",
+        "no session",
+        "exhausted",
+        "answered",
+        "answered in vain",
+        "stray",
+        "long pass",
+        "closed",
+        "reopened",
+    ];
+    property(config(), &prop::collection::vec(step(), 1..150), &classes, |steps, tally| {
         let range = PortRange::new(*PORTS.start(), *PORTS.end()).unwrap();
         let mut gateway = Gateway::new(&Setup { range, timeouts: timeouts(), ..Setup::default() });
+        gateway.counts_vary();
         let mut model: Vec<Simple> = Vec::new();
         let mut now = 0;
         for step in steps {
             let before = gateway.drops();
             let dropped = |gateway: &Gateway, reason| {
-                let more = gateway.drops().get(&reason).copied().unwrap_or(0) - before.get(&reason).copied().unwrap_or(0);
+                let more =
+                    gateway.drops().get(&reason).copied().unwrap_or(0) - before.get(&reason).copied().unwrap_or(0);
                 let all = gateway.drops().values().sum::<u64>() - before.values().sum::<u64>();
                 more == 1 && all == 1
             };
             match step {
                 Step::Pod { protocol, pod, port, far, flags } => {
-                    let (source, far, vip): (SocketAddr, _, _) = ((ip(PODS[pod]), port).into(), at(FARS[far]), VIPS[pod]);
+                    let (source, far, vip): (SocketAddr, _, _) =
+                        ((ip(PODS[pod]), port).into(), at(FARS[far]), VIPS[pod]);
                     let flags = if protocol == Protocol::Tcp { FLAGS[flags] } else { "" };
                     let bytes = match protocol {
                         Protocol::Tcp => tcp(source, far, flags, 1000, 1),
@@ -112,25 +126,44 @@ proptest! {
                     let known = model.iter().position(|s| same(s) && s.lives(now));
                     let sent = gateway.arrives(0, INSIDE, &bytes);
                     let index = if let Some(index) = known {
+                        tally.count("known");
                         prop_assert_eq!(sent.len(), 1, "{:?} of a live session: {:?}", step, gateway.drops());
                         prop_assert_eq!(ends(&sent[0].1).0.port(), model[index].port);
                         index
                     } else if protocol == Protocol::Tcp && flags != "S" {
-                        prop_assert!(sent.is_empty() && dropped(&gateway, DropReason::NoSession), "{:?}", gateway.drops());
+                        prop_assert!(
+                            sent.is_empty() && dropped(&gateway, DropReason::NoSession),
+                            "{:?}",
+                            gateway.drops()
+                        );
+                        tally.count("no session");
                         continue;
                     } else {
                         let toward = |s: &&Simple| s.protocol == protocol && s.vip == vip && s.far == far;
-                        let taken: Vec<u16> = model.iter().filter(toward).filter(|s| s.lives(now)).map(|s| s.port).collect();
+                        let taken: Vec<u16> =
+                            model.iter().filter(toward).filter(|s| s.lives(now)).map(|s| s.port).collect();
                         let resting = model.iter().filter(toward).filter(|s| s.may_rest(now)).count();
                         if sent.is_empty() {
                             prop_assert!(dropped(&gateway, DropReason::PortsExhausted), "{:?}", gateway.drops());
                             prop_assert!(taken.len() + resting >= PORTS.len(), "refused with ports left: {:?}", taken);
+                            tally.count("exhausted");
                             continue;
                         }
                         let port = ends(&sent[0].1).0.port();
                         prop_assert!(PORTS.contains(&port) && !taken.contains(&port), "{} of {:?}", port, taken);
+                        tally.count(if model.iter().any(same) { "reopened" } else { "opened" });
                         model.retain(|s| !same(s));
-                        model.push(Simple { protocol, pod: source, far, port, vip, heard: now, syn: [false; 2], fin: [false; 2], acked: false });
+                        model.push(Simple {
+                            protocol,
+                            pod: source,
+                            far,
+                            port,
+                            vip,
+                            heard: now,
+                            syn: [false; 2],
+                            fin: [false; 2],
+                            acked: false,
+                        });
                         model.len() - 1
                     };
                     prop_assert_eq!(sent[0].0, OUTSIDE);
@@ -138,7 +171,9 @@ proptest! {
                     note(&mut model[index], 0, flags, now);
                 }
                 Step::Far { which, flags } => {
-                    if model.is_empty() { continue }
+                    if model.is_empty() {
+                        continue;
+                    }
                     let index = which.index(model.len());
                     let session = model[index].clone();
                     let to: SocketAddr = (ip(session.vip), session.port).into();
@@ -150,15 +185,25 @@ proptest! {
                     };
                     // Its port may be another live session's by now, which then hears it.
                     let owner = model.iter().position(|s| {
-                        s.protocol == session.protocol && s.vip == session.vip && s.port == session.port && s.far == session.far && s.lives(now)
+                        s.protocol == session.protocol
+                            && s.vip == session.vip
+                            && s.port == session.port
+                            && s.far == session.far
+                            && s.lives(now)
                     });
                     let sent = gateway.arrives(0, OUTSIDE, &bytes);
+                    tally.count(if owner.is_some() { "answered" } else { "answered in vain" });
                     if let Some(owner) = owner {
                         prop_assert_eq!(sent.len(), 1, "an answer to a live session: {:?}", gateway.drops());
                         prop_assert_eq!((sent[0].0, ends(&sent[0].1).1), (INSIDE, model[owner].pod));
                         note(&mut model[owner], 1, flags, now);
+                        tally.add("closed", u64::from(model[owner].fin == [true; 2]));
                     } else {
-                        prop_assert!(sent.is_empty() && dropped(&gateway, DropReason::NoService), "{:?}", gateway.drops());
+                        prop_assert!(
+                            sent.is_empty() && dropped(&gateway, DropReason::NoService),
+                            "{:?}",
+                            gateway.drops()
+                        );
                     }
                 }
                 Step::Stray { port, far } => {
@@ -166,8 +211,10 @@ proptest! {
                     let from = (at(FARS[far]).ip(), 9).into();
                     prop_assert!(gateway.arrives(0, OUTSIDE, &packet(Protocol::Udp, from, to)).is_empty());
                     prop_assert!(dropped(&gateway, DropReason::NoService));
+                    tally.count("stray");
                 }
                 Step::Pass(ms) => {
+                    tally.add("long pass", u64::from(ms > 1000));
                     gateway.pass(ms);
                     now += ms;
                     model.retain(|s| s.lives(now) || s.may_rest(now));
@@ -176,7 +223,8 @@ proptest! {
         }
         gateway.pass(60_000);
         prop_assert_eq!(gateway.sessions(), 0);
-    }
+        Ok(())
+    });
 }
 
 /// Notes a packet from the pod (0) or from the far side (1).

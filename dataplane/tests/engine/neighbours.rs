@@ -29,6 +29,7 @@ fn the_gateway_answers_arp_for_its_vips_outside_and_for_nothing_else() {
     assert_eq!(gateway.arrives(0, OUTSIDE, &who_has([192, 0, 2, 99])), vec![], "no VIP");
     assert_eq!(gateway.arrives(0, INSIDE, &who_has([192, 0, 2, 10])), vec![], "not this side");
     assert_eq!(gateway.drops(), [(DropReason::NotOurs, 2)].into());
+    gateway.assert_delta("drop not_ours 2, answered 1");
 }
 
 #[test]
@@ -42,6 +43,7 @@ fn each_vip_is_announced_three_times_on_the_outside() {
     assert!(sent.iter().all(|(interface, bytes)| *interface == OUTSIDE && bytes[6..12] == OUTSIDE_MAC));
     let arps = sent.iter().filter_map(|(_, bytes)| Arp::parse(&bytes[14..])).filter(|arp| arp.sender == arp.target);
     assert_eq!(arps.count(), 3, "gratuitous: sender and target are the VIP");
+    gateway.assert_delta("answered 6");
 }
 
 #[test]
@@ -61,6 +63,7 @@ fn a_packet_waits_for_its_neighbour_and_leaves_when_it_is_found() {
     assert_eq!(sent.len(), 1);
     assert_eq!(&sent[0].1[..6], mac);
     assert_eq!(ends(&sent[0].1).0.ip(), ip("192.0.2.10"));
+    gateway.assert_delta("egress 1, created 1");
 }
 
 #[test]
@@ -74,6 +77,7 @@ fn a_silent_neighbour_costs_its_packets_and_nobody_elses() {
     gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:9000"), at("198.51.100.10:53")));
     gateway.pass(3_500);
     assert_eq!(gateway.drops(), [(DropReason::NoNeighbor, 40)].into());
+    gateway.assert_delta("egress 1, drop no_neighbor 40, created 41");
 }
 
 #[test]
@@ -88,4 +92,5 @@ fn a_full_transmit_ring_drops_by_name_and_loses_no_frame() {
     assert_eq!(gateway.drops(), [(DropReason::TxFull, 7)].into());
     let audit = gateway.workers[0].io().audit();
     assert_eq!(audit.sum(), gateway.workers[0].io().total());
+    gateway.assert_delta("egress 3, drop tx_full 7, created 10");
 }

@@ -98,6 +98,7 @@ fn a_pods_packets_come_and_their_answers_go_by_its_node() {
                     assert_eq!(ends(&home).1, at(pod));
                 }
                 assert_eq!(gateway.drops(), [].into());
+                gateway.assert_delta("egress 1, reply 2, created 1");
             }
         }
     }
@@ -119,6 +120,7 @@ fn a_capture_of_a_pod_or_of_its_node_has_what_goes_into_the_tunnel() {
             assert_eq!(seen.len(), count, "{address}");
             assert!(seen.iter().all(|it| it.before == answer && parse(&it.after).is_some()));
         }
+        gateway.assert_delta("egress 1, reply 7, created 1");
     }
 }
 
@@ -144,6 +146,7 @@ fn clients_reach_backends_on_their_nodes_and_what_policy_leaves_alone_goes_there
     let sent = gateway.arrives(0, OUTSIDE, &answer_to(&sent[0].1, Protocol::Udp));
     assert_eq!(ends(&to_node(&sent, 1, false)).1, at("10.244.1.21:4000"));
     assert_eq!(gateway.drops(), [].into());
+    gateway.assert_delta("inbound 20, service_reply 20, unchanged 2, created 20");
 }
 
 #[test]
@@ -178,6 +181,7 @@ fn only_nodes_are_believed_and_each_only_about_its_own_pods() {
         assert_eq!(gateway.arrives(0, OUTSIDE, &outside), vec![]);
         assert_eq!(gateway.sessions(), 0);
         assert_eq!(gateway.arrives(0, INSIDE, &tunnel(one.ip(), own, VNI, &inner)).len(), 1);
+        gateway.assert_delta("egress 1, drop spoofed_source 3, drop malformed 3, drop peer_unknown 3, created 1");
     }
 }
 
@@ -194,6 +198,7 @@ fn what_is_too_long_for_the_overlay_is_cut_or_its_sender_hears_how_long_it_may_b
     let pieces = gateway.arrives(0, OUTSIDE, &large_reply(far, vip, true));
     let lengths: usize = pieces.iter().map(to_node_piece).sum();
     assert_eq!((pieces.len(), lengths), (2, 1480));
+    gateway.assert_delta("egress 1, reply 1, drop too_big 1, created 1, answered 1");
 }
 
 /// Bytes of a piece behind its IP header.
@@ -224,6 +229,7 @@ fn a_pod_hears_what_the_gateway_says_by_its_node() {
         let kind = if at(pod).is_ipv4() { (told[34], told[35]) } else { (told[54], told[55]) };
         assert_eq!(kind, if at(pod).is_ipv4() { (11, 0) } else { (3, 0) });
         assert_eq!(gateway.drops(), [(DropReason::Ttl, 1)].into());
+        gateway.assert_delta("drop ttl 1, answered 1");
     }
 }
 
@@ -247,6 +253,7 @@ fn pods_move_from_node_to_node_and_off_the_overlay() {
     gateway.publisher.publish(snapshot);
     let sent = gateway.arrives(0, OUTSIDE, &answer);
     assert_eq!(ends(&sent[0].1).1, at(pod), "by the kernel's own route");
+    gateway.assert_delta("egress 2, reply 3, created 1");
 }
 
 #[test]
@@ -267,4 +274,5 @@ fn nodes_that_cannot_be_told_apart_are_refused() {
         let error = gateway.builder.with_policy(&set).unwrap_err().to_string();
         assert!(error.starts_with("node node-"), "{error}");
     }
+    gateway.assert_delta("");
 }

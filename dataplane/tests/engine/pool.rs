@@ -67,6 +67,7 @@ fn an_endpoint_has_one_vip_even_when_that_is_full() {
     assert_eq!(leaves_with(&mut gateway, 1, 4000, far), None, "refused, and not sent with another VIP");
     assert_eq!(gateway.drops().keys().collect::<Vec<_>>(), [&DropReason::PortsExhausted]);
     assert_eq!(leaves_with(&mut gateway, 1, 4001, [198, 51, 100, 1]), Some(first), "elsewhere it has its own");
+    gateway.assert_delta("egress 508, drop ports_exhausted 505, created 508");
 }
 
 #[test]
@@ -81,6 +82,7 @@ fn each_connection_may_have_its_own_vip_where_policy_says_so() {
     }
     assert!(counts.values().all(|&count| count == 64), "{counts:?}");
     assert_eq!(leaves_with(&mut gateway, 1, 9000, [198, 51, 100, 1]), None);
+    gateway.assert_delta("egress 512, drop ports_exhausted 1, created 256");
 }
 
 #[test]
@@ -108,4 +110,6 @@ fn endpoints_are_spread_over_the_pool_and_stay_where_they_are() {
         (1..=200).filter(|&n| leaves_with(&mut other, n, 4000, far) != Some(before[usize::from(n) - 1])).collect();
     let had_it: HashSet<_> = (1..=200).filter(|&n| before[usize::from(n) - 1] == gone).collect();
     assert_eq!(moved, had_it);
+    gateway.assert_delta("egress 200, created 200");
+    other.assert_delta("egress 200, created 200");
 }

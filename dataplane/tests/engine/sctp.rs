@@ -96,6 +96,7 @@ fn an_association_opens_and_lives_like_a_connection() {
         gateway.pass(20_000);
         assert_eq!(gateway.sessions(), 1, "established: 30 seconds here");
         assert_eq!(gateway.arrives(0, OUTSIDE, &packet(at(far), left, 0x11, DATA)).len(), 1);
+        gateway.assert_delta("egress 2, reply 2, drop no_session 1, created 1");
     }
 }
 
@@ -110,6 +111,7 @@ fn an_abort_counts_only_with_the_right_tag() {
     gateway.arrives(0, OUTSIDE, &packet(at(far), left, 0x11, ABORT));
     gateway.pass(5_000);
     assert_eq!(gateway.sessions(), 0, "closing: 4 seconds here");
+    gateway.assert_delta("egress 2, reply 3, ended reset 1, created 1");
 }
 
 #[test]
@@ -126,6 +128,7 @@ fn a_shutdown_closes_and_an_init_opens_anew() {
     gateway.arrives(0, INSIDE, &packet(at(pod), at(far), 0x22, SHUTDOWN_COMPLETE));
     gateway.pass(5_000);
     assert_eq!(gateway.sessions(), 0);
+    gateway.assert_delta("egress 6, reply 4, ended closed 1, created 1");
 }
 
 #[test]
@@ -152,5 +155,7 @@ fn a_client_associates_with_a_service_and_a_backend_answers_as_the_vip() {
         assert_eq!(gateway.sessions(), 2);
         gateway.pass(10_000);
         assert_eq!(gateway.sessions(), 2, "both have said that they hear each other");
+        let handed_over = ["", ", handed over 4"][usize::from(workers) - 1];
+        gateway.assert_delta(&format!("inbound 4, service_reply 2, drop no_session 2, created 2{handed_over}"));
     }
 }

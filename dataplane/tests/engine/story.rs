@@ -173,6 +173,7 @@ impl Story {
         if several {
             gateway.publisher.publish(gateway.builder.with_members(&members(true)));
         }
+        gateway.counts_vary();
         Self { gateway, sent: Vec::new(), workers, several }
     }
 

@@ -40,6 +40,11 @@ fn when_a_gateway_dies_its_sessions_go_on_elsewhere_with_their_ports() {
             let seen = ends(&only(sent, 1, OUTSIDE, &cluster)).0.port();
             assert!(!used.contains(&seen) && (seen / 64).is_multiple_of(3), "{seen}");
         }
+        cluster.assert_delta(&[
+            "egress 50, created 50",
+            "egress 150, reply 50, peer_in 100, created 100, taken over 50",
+            "peer_out 100",
+        ]);
     }
 }
 
@@ -58,6 +63,7 @@ fn what_has_ended_elsewhere_rests_here_too() {
             .iter()
             .all(|it| it.workers[0].tables().ports.owned_blocks(vip_id(it)) == 0 || it.sessions() == 0)
     );
+    cluster.assert_delta(&["egress 10, ended idle 10, created 10", "", ""]);
 }
 
 fn vip_id(gateway: &Gateway) -> vipgate_dataplane::snapshot::policy::VipId {
@@ -92,6 +98,11 @@ fn who_returns_has_its_sessions_back_and_those_of_the_meantime() {
     cluster.members[0].may_open = true;
     cluster.agree();
     opened(&mut cluster, 0, "10.244.1.5", 6000..6001);
+    cluster.assert_delta(&[
+        "egress 51, reply 30, peer_in 60, drop no_lease 1, created 21, taken over 30",
+        "egress 20, reply 10, peer_out 30, peer_in 10, created 20, taken over 10",
+        "peer_out 40",
+    ]);
 }
 
 #[test]
@@ -116,6 +127,11 @@ fn a_share_takes_along_what_nobody_was_told_of_it() {
     cluster.pass(200);
     cluster.tell_all(1, 0);
     assert_eq!((cluster.gateways[0].sessions(), cluster.copies(0)), (0, 15));
+    cluster.assert_delta(&[
+        "egress 15, peer_out 1, created 15",
+        "egress 15, peer_in 16, drop no_lease 2, taken over 15",
+        "peer_out 15",
+    ]);
 }
 
 #[test]
@@ -139,6 +155,7 @@ fn whoever_could_have_a_share_next_is_told() {
     cluster.agree();
     assert_eq!((cluster.tell_all(0, 1), cluster.tell_all(0, 2)), (15, 0), "only the next");
     assert_eq!((cluster.copies(1), cluster.copies(2)), (15, 0));
+    cluster.assert_delta(&["egress 15, created 15", "", ""]);
 }
 
 #[test]
@@ -164,6 +181,7 @@ fn without_a_lease_only_what_others_know_goes_on() {
     let now = cluster.gateways[0].now;
     cluster.gateways[0].lease.extend(now.plus(1_000));
     only(cluster.arrives(0, INSIDE, &known[0].0), 0, OUTSIDE, &cluster);
+    cluster.assert_delta(&["egress 16, drop no_lease 7, created 10", "", ""]);
 }
 
 /// The ports that these were seen with.
@@ -190,6 +208,11 @@ fn ports_of_sessions_that_nobody_was_told_of_are_not_given_out_again() {
     // Where a stripe is full there are still all others: an eighth of this share are 2688 ports.
     let many = opened(&mut cluster, 0, "10.244.1.5", 20_000..24_000);
     assert_eq!(seen_ports(&many).len(), 4_000);
+    cluster.assert_delta(&[
+        "egress 5200, ended idle 1200, created 5200",
+        "egress 800, ended idle 800, created 800",
+        "",
+    ]);
 }
 
 #[test]
@@ -210,6 +233,11 @@ fn also_where_many_talk_to_one_far_side_ports_are_not_given_out_again() {
         lost.push(ports);
         cluster.pass(9_000);
     }
+    cluster.assert_delta(&[
+        "egress 3600, ended idle 3600, created 3600",
+        "egress 3600, ended idle 3600, created 3600",
+        "",
+    ]);
 }
 
 #[test]
@@ -233,6 +261,11 @@ fn what_a_former_process_left_gives_way_to_what_the_owner_tells() {
             let again = cluster.arrives(2, INSIDE, question);
             assert_eq!(ends(&only(again, 0, OUTSIDE, &cluster)), ends(seen));
         }
+        cluster.assert_delta(&[
+            "egress 100, peer_in 50, created 50, taken over 50",
+            "egress 50, created 50",
+            "peer_out 50",
+        ]);
     }
 }
 
@@ -254,4 +287,5 @@ fn a_round_that_began_before_a_share_moved_ends_nothing_in_it() {
         let again = cluster.arrives(2, INSIDE, question);
         assert_eq!(ends(&only(again, 1, OUTSIDE, &cluster)), ends(seen));
     }
+    cluster.assert_delta(&["", "egress 20, peer_in 10, created 10", "peer_out 10"]);
 }

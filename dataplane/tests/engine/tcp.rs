@@ -17,8 +17,9 @@ fn established(ends: (&str, &str)) -> Connection {
 }
 
 /// Whether it is taken for open: then it outlives the shorter timer.
-fn outlives_the_transitory_timer(mut it: Connection) -> bool {
+fn outlives_the_transitory_timer(mut it: Connection, counted: &str) -> bool {
     it.gateway.pass(TRANSITORY + ROUND);
+    it.gateway.assert_delta(counted);
     it.gateway.sessions() == 1
 }
 
@@ -56,7 +57,8 @@ fn whoever_closes_first_the_session_ends_a_while_later() {
             let mut it = established(ends);
             close(&mut it);
             assert_eq!(it.gateway.sessions(), 1, "order {n}: for what was lost");
-            assert!(!outlives_the_transitory_timer(it), "order {n}");
+            let sent = ["egress 4, reply 3", "egress 3, reply 3"][usize::from(n == 1)];
+            assert!(!outlives_the_transitory_timer(it, &format!("{sent}, ended closed 1, created 1")), "order {n}");
         }
     }
 }
@@ -76,6 +78,7 @@ fn what_is_lost_while_opening_is_said_again_and_passes() {
         it.gateway.pass(TRANSITORY + ROUND);
         it.pod_says("PA", 1001, 5001);
         it.far_says("PA", 5001, 1001);
+        it.gateway.assert_delta("egress 4, reply 4, created 1");
     }
 }
 
@@ -87,7 +90,7 @@ fn both_may_open_at_once() {
         it.pod_says("SA", 1000, 5001);
         it.far_says("SA", 5000, 1001);
         it.pod_says("A", 1001, 5001);
-        assert!(outlives_the_transitory_timer(it));
+        assert!(outlives_the_transitory_timer(it, "egress 3, reply 2, created 1"));
     }
 }
 
@@ -104,6 +107,7 @@ fn what_was_acknowledged_long_ago_still_passes() {
         it.pod_says("PA", 1001, 5001);
         it.far_says("A", 5001, sequence);
         assert!(it.gateway.drops().is_empty());
+        it.gateway.assert_delta("egress 53, reply 52, created 1");
     }
 }
 
@@ -112,7 +116,7 @@ fn a_refusal_reaches_the_pod_and_ends_the_session() {
     for ends in POD_AND_FAR {
         let mut it = begun(ends);
         it.far_says("RA", 0, 1001);
-        assert!(!outlives_the_transitory_timer(it));
+        assert!(!outlives_the_transitory_timer(it, "egress 1, reply 1, ended reset 1, created 1"));
     }
 }
 
@@ -122,21 +126,21 @@ fn a_reset_counts_only_where_nobody_else_can_stand() {
         // Right at what the pod has acknowledged: the connection is over.
         let mut it = established(ends);
         it.far_says("R", 5001, 0);
-        assert!(!outlives_the_transitory_timer(it));
+        assert!(!outlives_the_transitory_timer(it, "egress 2, reply 2, ended reset 1, created 1"));
         // Anywhere else it is the pod's business (RFC 5961 section 3.2); the session lives on.
         for sequence in [0, 4999, 5000, 5002, 70_000, u32::MAX] {
             let mut it = established(ends);
             it.far_says("R", sequence, 0);
             it.far_says("RA", sequence, 1001);
             it.pod_says("A", 1001, 5001);
-            assert!(outlives_the_transitory_timer(it), "a reset at {sequence}");
+            assert!(outlives_the_transitory_timer(it, "egress 3, reply 3, created 1"), "a reset at {sequence}");
         }
         // In answer to a SYN, one that acknowledges something else is a guess.
         let mut it = begun(ends);
         it.far_says("RA", 0, 999);
         it.far_says("SA", 5000, 1001);
         it.pod_says("A", 1001, 5001);
-        assert!(outlives_the_transitory_timer(it));
+        assert!(outlives_the_transitory_timer(it, "egress 2, reply 2, created 1"));
     }
 }
 
@@ -151,7 +155,10 @@ fn an_ended_connection_opens_anew_from_inside_only() {
         it.pod_says("S", 90_000, 0);
         it.far_says("SA", 70_000, 90_001);
         it.pod_says("A", 90_001, 70_001);
-        assert!(outlives_the_transitory_timer(it), "the same ends and the same port, a new connection");
+        assert!(
+            outlives_the_transitory_timer(it, "egress 5, reply 4, created 1"),
+            "the same ends and the same port, a new connection"
+        );
     }
 }
 
@@ -167,7 +174,10 @@ fn a_syn_may_bring_data_and_a_sequence_may_wrap() {
         it.far_says("SA", u32::MAX, 9);
         it.pod_says("A", 9, 0);
         it.far_says("R", 0, 0);
-        assert!(!outlives_the_transitory_timer(it), "the reset stands where it must, behind the wrap");
+        assert!(
+            !outlives_the_transitory_timer(it, "egress 2, reply 2, ended reset 1, created 1"),
+            "the reset stands where it must, behind the wrap"
+        );
     }
 }
 
@@ -179,6 +189,7 @@ fn what_no_stack_sends_opens_nothing() {
             assert_eq!(gateway.arrives(0, INSIDE, &tcp(at(pod), at(far), flags, 1000, 1)), vec![], "{flags}");
             assert_eq!(gateway.drops(), [(DropReason::NoSession, 1)].into(), "{flags}");
             assert_eq!(gateway.sessions(), 0, "{flags}");
+            gateway.assert_delta("drop no_session 1");
         }
     }
 }
@@ -208,6 +219,7 @@ fn options_are_carried_as_they_are() {
             }
             // That nothing but addresses, ports, hops and checksums differs is looked at here.
             gateway.pod_sends(&sealed_tcp(syn));
+            gateway.assert_delta("egress 1, created 1");
         }
     }
 }

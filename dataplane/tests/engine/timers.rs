@@ -28,6 +28,7 @@ fn a_query_is_over_when_its_time_without_packets_is() {
             assert_eq!(gateway.sessions(), 0, "{protocol:?}");
             assert_eq!(gateway.arrives(0, OUTSIDE, &answer_to(&seen, protocol)), vec![]);
             assert_eq!(gateway.drops(), [(DropReason::NoService, 1)].into());
+            gateway.assert_delta("egress 1, reply 2, drop no_service 1, ended idle 1, created 1");
         }
     }
 }
@@ -43,6 +44,7 @@ fn whoever_asks_again_and_again_keeps_the_port_though_nobody_answers() {
                 gateway.pass(2_500);
                 assert_eq!(ends(&gateway.pod_sends(&question)).0, first, "{protocol:?}");
             }
+            gateway.assert_delta("egress 11, created 1");
         }
     }
 }
@@ -56,6 +58,7 @@ fn a_connection_that_nobody_answers_ends_after_the_shorter_time() {
         assert_eq!(gateway.sessions(), 0);
         assert_eq!(gateway.arrives(0, OUTSIDE, &answer_to(&seen, Protocol::Tcp)), vec![], "too late");
         assert_eq!(gateway.drops(), [(DropReason::NoService, 1)].into());
+        gateway.assert_delta("egress 1, drop no_service 1, ended unanswered 1, created 1");
     }
 }
 
@@ -68,6 +71,7 @@ fn an_open_connection_outlives_the_shorter_time_and_not_the_longer_one() {
         it.gateway.pass(30_000 + ROUND);
         assert_eq!(it.gateway.arrives(0, INSIDE, &tcp(it.pod, it.far, "PA", 1001, 5001)), vec![]);
         assert_eq!(it.gateway.drops(), [(DropReason::NoSession, 1)].into());
+        it.gateway.assert_delta("egress 2, reply 2, drop no_session 1, ended idle 1, created 1");
     }
 }
 
@@ -91,6 +95,7 @@ fn by_default_nothing_ends_before_the_rfcs_let_it() {
         gateway.far_sends(&answer_to(&udp, Protocol::Udp));
         gateway.pass(7_430_000 - 299_000);
         it.far_says("PA", 5001, 1001);
+        it.gateway.assert_delta("egress 5, reply 5, ended idle 3, created 4");
     }
 }
 
@@ -106,6 +111,7 @@ fn a_closed_connection_is_still_there_for_what_was_lost() {
         it.pod_says("A", 1002, 5002);
         it.gateway.pass(4_000 + ROUND);
         assert_eq!(it.gateway.sessions(), 0);
+        it.gateway.assert_delta("egress 4, reply 3, ended closed 1, created 1");
     }
 }
 
@@ -129,6 +135,7 @@ fn a_reset_connection_still_carries_what_was_on_its_way_and_its_port_rests() {
         assert_eq!(gateway.arrives(0, OUTSIDE, &tcp(at(far), vip, "PA", 5001, 1001)), vec![], "silence, then nothing");
         gateway.pass(2_000 + ROUND);
         assert_eq!(ends(&gateway.pod_sends(&question)).0, vip);
+        gateway.assert_delta("egress 4, reply 2, drop no_service 1, drop ports_exhausted 1, ended reset 1, created 2");
     }
 }
 
@@ -146,5 +153,6 @@ fn a_half_closed_connection_lives_as_long_as_an_open_one() {
         it.far_says("FA", 5005, 1002);
         it.gateway.pass(4_000 + ROUND);
         assert_eq!(it.gateway.sessions(), 0);
+        it.gateway.assert_delta("egress 7, reply 6, ended closed 1, created 1");
     }
 }

@@ -58,6 +58,7 @@ fn a_packet_is_captured_as_it_came_and_as_it_went() {
     let seen = worker_sees(&mut gateway, INSIDE, &long);
     assert_eq!((&seen[0].before[..], seen[0].after.len()), (&long[..60], 60), "no more than is wanted");
     assert_eq!(usize::from(seen[0].before_length), long.len());
+    gateway.assert_delta("egress 2, created 1");
 }
 
 #[test]
@@ -117,6 +118,7 @@ fn a_filter_matches_before_and_after_translation() {
         assert_eq!(seen.len(), usize::from(matches), "{wanted:?}");
         assert!(seen.iter().all(|it| it.verdict == Verdict::Drop(DropReason::NoService) && it.after.is_empty()));
     }
+    gateway.assert_delta("egress 1, reply 17, drop no_service 4, created 1");
 }
 
 #[test]
@@ -133,6 +135,7 @@ fn a_filter_for_one_family_matches_nothing_of_the_other() {
             }
         }
     }
+    gateway.assert_delta("egress 8, created 2");
 }
 
 #[test]
@@ -158,6 +161,7 @@ fn what_is_too_much_is_counted_and_left_out() {
     gateway.turn();
     assert!(worker_sees(&mut gateway, INSIDE, &packet(Protocol::Udp, at(POD), at(FAR))).is_empty(), "it is off");
     assert_eq!(Arc::strong_count(&ring), 2, "the worker has let go of it; the test has two");
+    gateway.assert_delta("egress 31, created 20");
 }
 
 #[test]
@@ -184,6 +188,7 @@ fn drops_are_known_by_reason_and_address_with_the_last_packet() {
     assert_eq!(chunk.now, gateway.now);
     let counted: u64 = gateway.drops().values().sum();
     assert_eq!(counted, 5);
+    gateway.assert_delta("drop no_service 3, drop no_session 1, drop not_ours 1, answered 3");
 }
 
 #[test]
@@ -213,5 +218,6 @@ fn sessions_are_logged_from_when_somebody_asks_until_he_stops() {
         gateway.commands[0].send(Command::LogSessions(None)).unwrap();
         gateway.turn();
         assert_eq!(Arc::strong_count(&queue), 1);
+        gateway.assert_delta("egress 7, ended idle 2, created 7");
     }
 }

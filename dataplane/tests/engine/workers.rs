@@ -19,6 +19,7 @@ fn a_reply_on_the_wrong_queue_reaches_its_owner() {
         assert_eq!(home.len(), 1, "{protocol:?}: {:?}", gateway.drops());
         assert_eq!(ends(&home[0].1).1, at("10.244.1.5:4000"));
         assert_eq!((gateway.handoffs(), gateway.forwarded(Direction::Reply), gateway.sessions()), (1, 1, 1));
+        gateway.assert_delta("egress 1, reply 1, created 1, handed over 1");
     }
 }
 
@@ -31,12 +32,14 @@ fn a_flow_that_moves_to_another_queue_stays_one_session() {
         let moved = gateway.arrives(1, INSIDE, &question);
         assert_eq!(moved.len(), 1);
         assert_eq!(ends(&moved[0].1), ends(&first), "{protocol:?}: the same port");
-        assert_eq!((gateway.sessions(), gateway.handoffs()), (1, 1));
+        assert_eq!(gateway.sessions(), 1);
+        gateway.assert_delta("egress 2, created 1, handed over 1");
     }
     let mut gateway = two();
     gateway.pod_sends(&packet(Protocol::Tcp, at("10.244.1.5:4000"), at("198.51.100.10:443")));
     let data = tcp(at("10.244.1.5:4000"), at("198.51.100.10:443"), "PA", 1001, 5001);
     assert_eq!(gateway.arrives(1, INSIDE, &data).len(), 1, "a segment without SYN, too: {:?}", gateway.drops());
+    gateway.assert_delta("egress 2, created 1, handed over 1");
 }
 
 #[test]
@@ -51,6 +54,7 @@ fn nobodys_packets_are_handed_over_at_most_once() {
     }
     assert_eq!(gateway.drops(), [(DropReason::NoService, 400)].into());
     assert!(gateway.handoffs() <= 400);
+    gateway.assert_delta("egress 2, drop no_service 400, created 2, handed over 200");
 }
 
 #[test]
@@ -67,6 +71,7 @@ fn no_two_sessions_of_two_workers_look_alike_from_outside() {
         assert!(seen.insert(ends(&sent[0].1)), "two sessions share a tuple");
     }
     assert_eq!(gateway.sessions(), 2_000);
+    gateway.assert_delta("egress 2000, created 2000");
 }
 
 #[test]
@@ -93,4 +98,5 @@ fn the_last_port_of_another_worker_is_lent_and_the_flow_stays_there() {
         assert_eq!(ends(&back[0].1), (far, source));
     }
     assert_eq!(gateway.sessions(), 129);
+    gateway.assert_delta("egress 257, reply 128, drop ports_exhausted 1, created 129, handed over 193");
 }

@@ -11,6 +11,7 @@
 pub mod cluster;
 pub mod connection;
 pub mod foretold;
+pub mod ledger;
 pub mod oracle;
 pub mod packets;
 pub mod services;
@@ -57,6 +58,7 @@ use vipgate_dataplane::worker::{Parts, Worker};
 use vipgate_mem::{Arena, Frame, HEADROOM};
 
 pub use connection::*;
+use ledger::Ledger;
 pub use oracle::*;
 pub use packets::*;
 pub use watching::*;
@@ -214,6 +216,7 @@ pub struct Gateway {
     pub now: Tick,
     /// Packets that come in may be broken, and so may those that go out.
     pub hostile: bool,
+    pub ledger: Ledger,
     frames: u64,
 }
 
@@ -242,6 +245,7 @@ impl Drop for Gateway {
             while io.sent().is_some() {}
             SPARE.with_borrow_mut(|spare| spare.extend(std::iter::from_fn(|| io.take())));
         }
+        self.check_all_is_stated();
     }
 }
 
@@ -323,6 +327,7 @@ impl Gateway {
             questions,
             now,
             hostile: false,
+            ledger: Ledger::default(),
             frames,
         }
     }
