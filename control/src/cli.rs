@@ -154,8 +154,11 @@ enum PolicyAction {
 
 #[derive(Debug, Subcommand)]
 enum SessionsAction {
-    /// End sessions that match; without a filter, all
+    /// End sessions that match
     Flush {
+        /// End all sessions: needed without a filter
+        #[arg(long)]
+        all: bool,
         #[command(flatten)]
         ask: Ask,
         #[command(flatten)]
@@ -184,7 +187,7 @@ pub enum Format {
 }
 
 /// Which sessions; everything that is given must match.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args, PartialEq, Eq)]
 pub struct Filter {
     /// Address of the pod
     #[arg(long, value_name = "ADDR")]
@@ -240,7 +243,9 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Check { paths, output, .. } => run_check(&paths, output),
         Command::Demo { keep } => demo::run(keep),
         Command::Status(ask) => status::run(&ask),
-        Command::Sessions { action: Some(SessionsAction::Flush { ask, filter }), .. } => sessions::flush(&ask, &filter),
+        Command::Sessions { action: Some(SessionsAction::Flush { ask, filter, all }), .. } => {
+            sessions::flush(&ask, &filter, all)
+        }
         Command::Sessions { action: None, ask, filter, limit } => sessions::list(&ask, &filter, limit),
         Command::Vips(ask) => show::vips(&ask),
         Command::Endpoints(ask) => show::endpoints(&ask),

@@ -23,8 +23,9 @@ use std::time::SystemTime;
 use tokio::runtime::Runtime;
 use vipgate_dataplane::time::Tick;
 use vipgate_xdp::attach;
-use vipgate_xdp::nic::Nic;
+use vipgate_xdp::nic::{Nic, NicError};
 
+use self::kept::Leftovers;
 use crate::cli::output;
 use crate::config::Config;
 use crate::failure::Failure;
@@ -75,32 +76,55 @@ pub fn withdraw() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Removes what a stopped gateway left in place on purpose.
+/// Removes what a stopped gateway left in place on purpose: all of it, or nothing when any of it can't be found or is in use.
 ///
 /// # Errors
-/// When the configuration is wrong, or the kernel refuses.
+/// When the configuration is wrong, an interface isn't in this network namespace, or the kernel refuses.
 pub fn detach(path: &Path) -> Result<(), Failure> {
     let config = Config::load(path).map_err(Failure::usage)?;
-    let mut failures = Vec::new();
+    let (mut nics, mut failures, mut is_elsewhere) = (Vec::new(), Vec::new(), false);
     for interface in &config.interfaces {
-        let outcome = Nic::find(&interface.name)
-            .map_err(|error| error.to_string())
-            .and_then(|nic| attach::detach(&nic).map_err(|error| error.to_string()));
-        match outcome {
-            Ok(true) => output::print(&format!("{}: the steering program is removed\n", interface.name))?,
-            Ok(false) => output::print(&format!("{}: nothing was left here\n", interface.name))?,
-            Err(error) => failures.push(error),
+        match Nic::find(&interface.name) {
+            Ok(nic) => match attach::is_attached(&nic) {
+                Ok(_) => nics.push(nic),
+                Err(error) => failures.push(error.to_string()),
+            },
+            Err(error) => {
+                is_elsewhere |= matches!(error, NicError::Missing { .. });
+                failures.push(error.to_string());
+            }
         }
     }
-    match kept::remove(&config) {
-        Ok(true) => output::print("sessions: those that were kept are removed\n")?,
-        Ok(false) => output::print("sessions: none were kept\n")?,
-        Err(error) => failures.push(error.to_string()),
+    let sessions = Leftovers::find(&config).map_err(|error| failures.push(error.to_string())).ok().flatten();
+    if !failures.is_empty() {
+        if is_elsewhere {
+            failures.push(
+                "does the gateway run in another network namespace? then there: ip netns exec NAME vipgate detach .., or \
+                 nsenter --net=/proc/PID/ns/net vipgate detach .."
+                    .to_owned(),
+            );
+        }
+        failures.push("nothing was removed".to_owned());
+        return Err(Failure::Runtime(failures.join("\n")));
     }
-    match runtime()?.block_on(kernel::withdraw_all()) {
-        Ok(0) => output::print("routes: none were advertised\n")?,
-        Ok(removed) => output::print(&format!("routes: {removed} advertised ones are removed\n"))?,
-        Err(error) => failures.push(error.to_string()),
+    // What can't be made again goes last.
+    for nic in &nics {
+        let what = if attach::detach(nic).map_err(Failure::runtime)? {
+            "the steering program is removed"
+        } else {
+            "nothing was left here"
+        };
+        output::print(&format!("{}: {what}\n", nic.name))?;
     }
-    if failures.is_empty() { Ok(()) } else { Err(Failure::Runtime(failures.join("\n"))) }
+    match runtime()?.block_on(kernel::withdraw_all()).map_err(Failure::runtime)? {
+        0 => output::print("routes: none were advertised\n")?,
+        removed => output::print(&format!("routes: {removed} advertised ones are removed\n"))?,
+    }
+    match sessions {
+        None => output::print("sessions: none were kept\n"),
+        Some(sessions) => {
+            sessions.remove()?;
+            output::print("sessions: those that were kept are removed\n")
+        }
+    }
 }

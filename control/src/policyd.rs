@@ -7,6 +7,7 @@
 
 pub mod codec;
 pub mod figures;
+mod identity;
 pub mod listen;
 pub mod members;
 pub mod publication;
@@ -31,6 +32,7 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
+use self::identity::Refusals;
 use self::listen::Certificates;
 use self::publication::Publication;
 use self::service::{AggregatedDiscoveryServiceServer, Discovery};
@@ -93,6 +95,7 @@ async fn serve(config: PolicydConfig) -> Result<(), Failure> {
     let (publish, published) = watch::channel(None);
     let figures = Arc::default();
     let members = members::open(&config.source, config.leases, published.clone(), Arc::clone(&figures));
+    let refusals = Arc::new(Refusals::default());
     let state = Arc::new(State {
         source,
         source_error: ArcSwapOption::empty(),
@@ -107,12 +110,17 @@ async fn serve(config: PolicydConfig) -> Result<(), Failure> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
     let (stop, stopped) = watch::channel(false);
 
-    let discovery = Discovery { published, registry: state.registry.clone(), figures: state.figures.clone() };
+    let discovery = Discovery {
+        published,
+        registry: state.registry.clone(),
+        figures: state.figures.clone(),
+        refusals: refusals.clone(),
+    };
     let router = Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE))
         .add_service(AggregatedDiscoveryServiceServer::new(discovery).max_decoding_message_size(LONGEST))
-        .add_service(members::server(members))
+        .add_service(members::server(members, state.figures.clone(), refusals))
         .add_service(PolicyStatusServer::new(status::Service(state.clone())));
     let mut end = stopped.clone();
     let ended = async move {

@@ -5,7 +5,7 @@ pub mod book;
 pub mod cache;
 pub mod client;
 #[cfg(test)]
-mod fixtures;
+pub(crate) mod fixtures;
 pub mod resource;
 pub mod tls;
 

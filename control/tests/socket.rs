@@ -15,7 +15,7 @@ use gateway::{Gateway, Worker, vipgate};
 use tempfile::TempDir;
 
 const COMMANDS: [&[&str]; 6] =
-    [&["status"], &["sessions"], &["sessions", "flush"], &["vips"], &["endpoints"], &["drops"]];
+    [&["status"], &["sessions"], &["sessions", "flush", "--all"], &["vips"], &["endpoints"], &["drops"]];
 
 fn bind(path: &Path) -> Result<vipgate::admin::Socket, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -118,7 +118,7 @@ fn no_gateway_is_exit_code_1_with_the_path() {
 
 #[test]
 fn wrong_usage_is_exit_code_2_with_or_without_a_gateway() {
-    let wrong: [&[&str]; 12] = [
+    let wrong: [&[&str]; 14] = [
         &[],
         &["no-such-command"],
         &["gateway"],
@@ -131,6 +131,8 @@ fn wrong_usage_is_exit_code_2_with_or_without_a_gateway() {
         &["sessions", "--endpoint", "10.0.0"],
         &["sessions", "--limit", "-1"],
         &["sessions", "flush", "--limit", "3"],
+        &["sessions", "flush"],
+        &["sessions", "flush", "--all", "--proto", "udp"],
     ];
     for arguments in wrong {
         let (code, stdout, stderr) = vipgate(arguments);

@@ -66,6 +66,19 @@ fn a_planned_restart_keeps_sessions_and_detach_ends_them() {
     assert!(code == 1 && stderr.contains("does this gateway run already"), "not from under it: {stderr}");
     process.signal("TERM").unwrap();
     process.wait(Duration::from_secs(5)).expect("it ends");
+    // Where its interfaces aren't, nothing is touched.
+    let kept = fs::read_dir(folder.path().join("gw-test")).unwrap().count();
+    let program = vipgate_tests::binary().display().to_string();
+    let elsewhere =
+        world.server.output(&[&program, "detach", "--config", &world.config(&more)]).unwrap_err().to_string();
+    for words in
+        ["interface gw-in: there is none", "interface gw-out", "another network namespace", "nothing was removed"]
+    {
+        assert!(elsewhere.contains(words), "{words}: {elsewhere}");
+    }
+    assert!(kept > 0 && fs::read_dir(folder.path().join("gw-test")).unwrap().count() == kept);
+    let links = world.gateway.output(&["ip", "-d", "link", "show", "gw-in"]).unwrap();
+    assert!(links.contains("xdp"), "the steering program stays: {links}");
     assert_eq!(world.command(&["detach", "--config", &world.config(&more)]).0, 0);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
 }

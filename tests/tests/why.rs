@@ -226,7 +226,7 @@ fn top_ports_and_pages_are_there() {
     assert!(sessions >= 3 && (1..=sessions).contains(&used), "{ports}");
     let counted = f64::from(u32::try_from(sessions).unwrap());
     assert!((world.metric("vipgate_vip_sessions", VIP_A[0]) - counted).abs() < 0.5);
-    world.ask(&["sessions", "flush"]);
+    world.ask(&["sessions", "flush", "--all"]);
     let empty = || world.metric("vipgate_vip_sessions", VIP_A[0]) < 0.5;
     assert!(wait_for(Duration::from_secs(8), empty), "flushed, and rested: {}", world.ask(&["ports"]));
     let pages = world.folder.path().join("man").display().to_string();

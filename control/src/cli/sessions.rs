@@ -41,8 +41,17 @@ pub(super) fn list(asked: &Ask, filter: &Filter, limit: Option<u64>) -> Result<(
     })
 }
 
-/// Ends sessions that match.
-pub(super) fn flush(asked: &Ask, filter: &Filter) -> Result<(), Failure> {
+/// Ends sessions that match. Those of all pods only when that is what was asked for, not when a filter was forgotten.
+pub(super) fn flush(asked: &Ask, filter: &Filter, all: bool) -> Result<(), Failure> {
+    let has_filter = *filter != Filter::default();
+    if !has_filter && !all {
+        let why = "sessions flush: without a filter it would end every session: name which (--endpoint, --vip, --remote, --proto, \
+                   --state), or say --all";
+        return Err(Failure::usage(why));
+    }
+    if has_filter && all {
+        return Err(Failure::usage("sessions flush: --all and a filter contradict each other"));
+    }
     let reply = block_on(async { Ok(connect(asked).await?.flush(filter.into()).await?) })?;
     match asked.output {
         Format::Json => json(&reply),

@@ -68,7 +68,8 @@ fn default_ttl() -> Duration {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tls {
-    /// Who may sign clients' certificates; with it, clients must present one.
+    /// Who may sign clients' certificates; with it, clients must present one, and a gateway may only have a name that its
+    /// certificate has: as DNS name, as the end of a URI (`../gateway/NAME`) or as common name. Without it, no name is checked.
     pub ca: Option<PathBuf>,
     /// The server's certificate.
     pub cert: PathBuf,

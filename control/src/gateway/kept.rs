@@ -108,21 +108,40 @@ impl Keeper {
     }
 }
 
-/// Removes the kept sessions of a gateway that doesn't run; says whether there were any.
-///
-/// # Errors
-/// When one is in use, or the kernel refuses.
-pub(super) fn remove(config: &Config) -> Result<bool, Failure> {
-    let Some(folder) = folder(config).filter(|folder| folder.exists()) else { return Ok(false) };
-    let failed = |error| Failure::runtime(format_args!("sessions.state: cannot remove {}: {error}", folder.display()));
-    let files: Vec<_> = fs::read_dir(&folder).map_err(failed)?.filter_map(|file| Some(file.ok()?.path())).collect();
-    // All locks first: nothing is taken from under a gateway that runs.
-    let _locks =
-        files.iter().map(|file| lock(file)).collect::<Result<Vec<_>, _>>().map_err(|error| {
+/// The kept sessions of a gateway that doesn't run, about to be removed.
+#[derive(Debug)]
+pub(super) struct Leftovers {
+    folder: PathBuf,
+    /// Nothing is taken from under a gateway that runs or starts.
+    _locks: Vec<Region>,
+}
+
+impl Leftovers {
+    /// Those of this gateway, if there are any. Nothing is changed.
+    ///
+    /// # Errors
+    /// When one is in use, or the kernel refuses.
+    pub(super) fn find(config: &Config) -> Result<Option<Self>, Failure> {
+        let Some(folder) = folder(config).filter(|folder| folder.exists()) else { return Ok(None) };
+        let failed = |error| refused(&folder, &error);
+        let files: Vec<_> = fs::read_dir(&folder).map_err(failed)?.filter_map(|file| Some(file.ok()?.path())).collect();
+        let locks = files.iter().map(|file| lock(file)).collect::<Result<Vec<_>, _>>().map_err(|error| {
             Failure::runtime(format_args!("sessions.state: {error}: does this gateway run already?"))
         })?;
-    fs::remove_dir_all(&folder).map_err(failed)?;
-    Ok(true)
+        Ok(Some(Self { folder, _locks: locks }))
+    }
+
+    /// Removes them.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(super) fn remove(self) -> Result<(), Failure> {
+        fs::remove_dir_all(&self.folder).map_err(|error| refused(&self.folder, &error))
+    }
+}
+
+fn refused(folder: &Path, error: &std::io::Error) -> Failure {
+    Failure::runtime(format_args!("sessions.state: cannot remove {}: {error}", folder.display()))
 }
 
 fn folder(config: &Config) -> Option<PathBuf> {

@@ -36,6 +36,10 @@ pub struct Figures {
     pub refused: Count,
     /// Connections refused for want of a good certificate.
     pub tls_refused: Count,
+    /// Streams refused since the certificate is of another gateway.
+    pub misnamed: Count,
+    /// Streams refused since another process has the gateway's name, and lives.
+    pub twice: Count,
     /// Publications.
     pub publications: Count,
     /// Times that the source was read or has told of changes.
@@ -117,6 +121,12 @@ pub(super) fn read(state: &Arc<State>) -> Vec<Family> {
             "Connections refused for want of a good certificate",
             Counter,
             one(figures.tls_refused.get()),
+        ),
+        family(
+            "policyd_gateways_refused",
+            "Streams of gateways that were refused: the certificate is another gateway's, or a living process has the name",
+            Counter,
+            labelled("reason", vec![("certificate", figures.misnamed.get()), ("name_in_use", figures.twice.get())]),
         ),
         family(
             "policyd_compile_seconds",

@@ -1,7 +1,7 @@
 //! The gateways that have been heard of, and what each has in force.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -13,6 +13,8 @@ const MOST: usize = 8192;
 pub struct Gateway {
     /// Streams that it has open now.
     pub streams: u32,
+    /// The process whose streams these are.
+    pub process: Process,
     /// Where it connected from last.
     pub address: Option<SocketAddr>,
     /// Since when it is connected, or gone.
@@ -21,6 +23,25 @@ pub struct Gateway {
     pub in_force: u64,
     /// Why it refused what it was told last.
     pub error: Option<String>,
+}
+
+/// What tells one process of a gateway from another one with the same name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Process {
+    /// Another number for each start.
+    Incarnation(u64),
+    /// It gives no number: then its host counts.
+    At(IpAddr),
+    /// Nothing is known of it.
+    #[default]
+    Unknown,
+}
+
+/// A living process has the name already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InUse {
+    /// Where it connected from last.
+    pub address: Option<SocketAddr>,
 }
 
 /// All of them, by name.
@@ -42,9 +63,15 @@ impl Registry {
         self.all().values().filter(|gateway| gateway.streams > 0).count()
     }
 
-    /// A gateway has opened a stream; says how many it has now.
-    pub fn comes(&self, name: &str, address: Option<SocketAddr>) -> u32 {
+    /// A process of a gateway has opened a stream; says how many it has now.
+    ///
+    /// # Errors
+    /// When another process of this name has a stream: nothing changes.
+    pub fn comes(&self, name: &str, process: Process, address: Option<SocketAddr>) -> Result<u32, InUse> {
         let mut all = self.all();
+        if let Some(live) = all.get(name).filter(|it| it.streams > 0 && it.process != process) {
+            return Err(InUse { address: live.address });
+        }
         if all.len() >= MOST && !all.contains_key(name) {
             let gone = all.iter().filter(|(_, gateway)| gateway.streams == 0).min_by_key(|(_, gateway)| gateway.since);
             let gone = gone.map(|(name, _)| name.clone());
@@ -52,12 +79,14 @@ impl Registry {
         }
         let gateway = all.entry(name.to_owned()).or_insert_with(|| Gateway {
             streams: 0,
+            process,
             address,
             since: Instant::now(),
             in_force: 0,
             error: None,
         });
         gateway.streams += 1;
+        gateway.process = process;
         gateway.address = address;
         if gateway.streams == 1 {
             gateway.since = Instant::now();
@@ -65,7 +94,7 @@ impl Registry {
             gateway.in_force = 0;
             gateway.error = None;
         }
-        gateway.streams
+        Ok(gateway.streams)
     }
 
     /// A stream of a gateway has ended.

@@ -1,23 +1,26 @@
 //! The discovery service over gRPC: a task for each stream, which tells its gateway what is published and notes what the
 //! gateway says to that.
 
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryRequest;
+use envoy_types::pb::google::protobuf::value::Kind as ValueKind;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::Stream as Responses;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response as Reply, Status, Streaming};
 
 use super::codec::Response;
 use super::figures::Figures;
+use super::identity::{Peer, Refusals};
 use super::publication::Publication;
-use super::registry::Registry;
+use super::registry::{InUse, Process, Registry};
 use super::stream::{Heard, Stream};
+use crate::xds::resource::INCARNATION;
 
 #[expect(
     unreachable_pub,
@@ -37,6 +40,8 @@ pub use generated::aggregated_discovery_service_server::AggregatedDiscoveryServi
 const QUEUE: usize = 16;
 /// The longest wait for the answers of a client that is to be told more.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a stream is unanswered while its first request hasn't come.
+const FIRST_REQUEST: Duration = Duration::from_secs(1);
 /// The longest name of a gateway, bytes.
 const LONGEST_NAME: usize = 253;
 /// Streams of one gateway: the one before may not have noticed yet that it is over.
@@ -51,6 +56,8 @@ pub struct Discovery {
     pub registry: Arc<Registry>,
     /// What is counted.
     pub figures: Arc<Figures>,
+    /// What is logged of refusals.
+    pub refusals: Arc<Refusals>,
 }
 
 #[tonic::async_trait]
@@ -61,12 +68,63 @@ impl AggregatedDiscoveryService for Discovery {
         &self,
         request: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Reply<Self::DeltaAggregatedResourcesStream>, Status> {
-        let address = super::listen::peer_address(&request);
+        let peer = Peer::of(&request);
+        let mut requests = request.into_inner();
+        // A client that is refused should learn it instead of an answer, not after one. It may also wait for the answer first.
+        let first = timeout(FIRST_REQUEST, requests.message()).await.ok().and_then(Result::ok).flatten();
+        let gateway = first.as_ref().map(|request| self.admit(request, &peer)).transpose()?;
         let (sender, receiver) = mpsc::channel(QUEUE);
-        let task =
-            Task { shared: self.clone(), stream: Stream::default(), gateway: None, sender, address, patience: None };
-        tokio::spawn(task.run(request.into_inner()));
+        let task = Task { shared: self.clone(), stream: Stream::default(), gateway, sender, peer, patience: None };
+        tokio::spawn(task.run(first, requests));
         Ok(Reply::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+}
+
+impl Discovery {
+    /// Takes in a gateway by the first request of its stream: its name.
+    fn admit(&self, request: &DeltaDiscoveryRequest, peer: &Peer) -> Result<String, Status> {
+        let node = request.node.as_ref();
+        let name = node.map(|node| node.id.clone()).unwrap_or_default();
+        if name.is_empty() || name.len() > LONGEST_NAME || name.contains(|c: char| c.is_control() || c == ' ') {
+            let why = "node.id of the first request must be the gateway's name: 1 to 253 bytes without blanks";
+            return Err(Status::invalid_argument(why));
+        }
+        if let Err(status) = peer.may_be(&name) {
+            self.figures.misnamed.add();
+            self.refusals.log(peer, &name, &status);
+            return Err(status);
+        }
+        let process = match node.and_then(incarnation) {
+            Some(incarnation) => Process::Incarnation(incarnation),
+            None => peer.address.map_or(Process::Unknown, |address| Process::At(address.ip())),
+        };
+        match self.registry.comes(&name, process, peer.address) {
+            Ok(..=MOST_STREAMS) => {}
+            Ok(_) => {
+                self.registry.goes(&name);
+                let why = format!("gateway {name} has {MOST_STREAMS} streams already: is its name used twice?");
+                return Err(Status::resource_exhausted(why));
+            }
+            Err(InUse { address }) => {
+                let at = address.map(|address| format!(" at {address}")).unwrap_or_default();
+                let status = Status::already_exists(format!(
+                    "another process{at} is gateway {name}, and it lives: stop one of them, or give each a name of its own"
+                ));
+                self.figures.twice.add();
+                self.refusals.log(peer, &name, &status);
+                return Err(status);
+            }
+        }
+        tracing::info!(event = "gateway_connected", gateway = name, address = ?peer.address, "gateway connected");
+        Ok(name)
+    }
+}
+
+/// The process that a node says it is.
+fn incarnation(node: &Node) -> Option<u64> {
+    match node.metadata.as_ref()?.fields.get(INCARNATION)?.kind.as_ref()? {
+        ValueKind::StringValue(text) => u64::from_str_radix(text, 16).ok(),
+        _ => None,
     }
 }
 
@@ -76,7 +134,7 @@ struct Task {
     /// The gateway's name, once it has said it.
     gateway: Option<String>,
     sender: mpsc::Sender<Result<Response, Status>>,
-    address: Option<SocketAddr>,
+    peer: Peer,
     /// Until when a client that owes answers isn't told more, though there is more to tell.
     patience: Option<Instant>,
 }
@@ -85,7 +143,7 @@ struct Task {
 struct Over;
 
 impl Task {
-    async fn run(mut self, mut requests: Streaming<DeltaDiscoveryRequest>) {
+    async fn run(mut self, first: Option<DeltaDiscoveryRequest>, mut requests: Streaming<DeltaDiscoveryRequest>) {
         let mut published = self.shared.published.clone();
         // Nobody is told that there is nothing just because the source hasn't been read yet.
         let ready = tokio::select! {
@@ -93,11 +151,17 @@ impl Task {
             () = self.sender.closed() => false,
         };
         if ready {
-            self.follow(&mut requests, &mut published).await;
+            let begun = match first {
+                Some(request) => self.request(request, &mut published).await,
+                None => Ok(()),
+            };
+            if begun.is_ok() {
+                self.follow(&mut requests, &mut published).await;
+            }
         }
         if let Some(name) = &self.gateway {
             self.shared.registry.goes(name);
-            tracing::info!(event = "gateway_lost", gateway = name, address = ?self.address, "gateway gone");
+            tracing::info!(event = "gateway_lost", gateway = name, address = ?self.peer.address, "gateway gone");
         }
     }
 
@@ -130,22 +194,14 @@ impl Task {
 
     async fn request(
         &mut self,
-        mut request: DeltaDiscoveryRequest,
+        request: DeltaDiscoveryRequest,
         published: &mut watch::Receiver<Option<Arc<Publication>>>,
     ) -> Result<(), Over> {
         if self.gateway.is_none() {
-            let name = request.node.take().map(|node| node.id).unwrap_or_default();
-            if name.is_empty() || name.len() > LONGEST_NAME || name.contains(|c: char| c.is_control() || c == ' ') {
-                let why = "node.id of the first request must be the gateway's name: 1 to 253 bytes without blanks";
-                return self.end(Status::invalid_argument(why)).await;
+            match self.shared.admit(&request, &self.peer) {
+                Ok(name) => self.gateway = Some(name),
+                Err(status) => return self.end(status).await,
             }
-            if self.shared.registry.comes(&name, self.address) > MOST_STREAMS {
-                self.shared.registry.goes(&name);
-                let why = format!("gateway {name} has {MOST_STREAMS} streams already: is its name used twice?");
-                return self.end(Status::resource_exhausted(why)).await;
-            }
-            tracing::info!(event = "gateway_connected", gateway = name, address = ?self.address, "gateway connected");
-            self.gateway = Some(name);
         }
         let Some(current) = published.borrow().clone() else { return Ok(()) };
         let answer = self.stream.request(request, &current);
@@ -210,3 +266,6 @@ impl Task {
         Err(Over)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -148,6 +148,7 @@ impl<'a> View<'a> {
         let deal = &self.published.deal;
         let is_known = |name: &str| deal.peers.is_empty() || deal.peers.iter().any(|peer| *peer.name == *name);
         let mut states: BTreeMap<String, GatewayState> = BTreeMap::new();
+        let is_in_force = self.published.number > 0;
         for (name, gateway) in &self.gateways {
             states.insert(
                 name.clone(),
@@ -156,7 +157,7 @@ impl<'a> View<'a> {
                     connected: gateway.streams > 0,
                     address: gateway.address.map(|address| address.to_string()).unwrap_or_default(),
                     since_seconds: gateway.since.elapsed().as_secs(),
-                    in_step: gateway.streams > 0 && gateway.in_force == self.published.number,
+                    in_step: gateway.streams > 0 && is_in_force && gateway.in_force == self.published.number,
                     error: gateway.error.clone().unwrap_or_default(),
                     known: is_known(name),
                 },

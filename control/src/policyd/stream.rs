@@ -1,5 +1,6 @@
 //! One gateway's stream: what it wants, what it was told, what it has acknowledged. No I/O: requests and publications go in,
-//! responses come out.
+//! responses come out. Subscriptions are those of Envoy's incremental xDS, with and without wildcard ("How the client specifies what
+//! resources to return" in its description of the protocol).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -17,6 +18,8 @@ const MOST_IN_FLIGHT: usize = 4096;
 /// Publications that are under way to a client: behind that, it is told the sum of what comes when it has answered, so that a
 /// slow client isn't told what is long past.
 const MOST_UNDER_WAY: usize = 4;
+/// The name that stands for all resources of a kind.
+const WILDCARD: &str = "*";
 /// Names that a client may subscribe to one by one.
 const MOST_NAMES: usize = 1 << 20;
 
@@ -104,31 +107,37 @@ impl Stream {
             return Ok((self.unknown(&request), heard));
         };
         let DeltaDiscoveryRequest { resource_names_subscribe: more, resource_names_unsubscribe: less, .. } = request;
+        let (mut more, mut less) = (BTreeSet::from_iter(more), BTreeSet::from_iter(less));
+        let (subscribes_to_all, leaves_all) = (more.remove(WILDCARD), less.remove(WILDCARD));
         let is_first = !self.subscriptions.contains_key(&kind);
         let subscription = self.subscriptions.entry(kind).or_default();
-        // Without names, the first request of a type wants all of it.
-        let all = more.iter().any(|name| name == "*") || is_first && more.is_empty();
-        let all_is_new = all && !subscription.all;
-        subscription.all |= all;
-        if less.iter().any(|name| name == "*") {
-            subscription.all = false;
-        }
-        for name in &less {
-            subscription.names.remove(name);
-        }
-        let new: Vec<String> = more.into_iter().filter(|name| name != "*").collect();
-        subscription.names.extend(new.iter().cloned());
+        // Without names, the first request of a type wants all of it; names that come later are wanted beside all.
+        let wants_all = subscribes_to_all || is_first && more.is_empty() && !leaves_all;
+        let all_is_new = wants_all && !subscription.all;
+        subscription.all = wants_all || subscription.all && !leaves_all;
+        subscription.names.retain(|name| !less.contains(name));
+        subscription.names.extend(more.iter().cloned());
+        let is_wildcard = subscription.all;
         if subscription.names.len() > MOST_NAMES {
             return Err(Status::resource_exhausted(format!("more than {MOST_NAMES} names of {}", kind.name())));
         }
         let at = self.at.get_or_insert_with(|| current.clone()).clone();
-        let responses = if all_is_new {
-            self.tell_all(kind, &at, &request.initial_resource_versions)
-        } else if new.is_empty() {
-            Vec::new()
-        } else {
-            self.tell_named(kind, &at, new, &request.initial_resource_versions)
-        };
+        let mut known = request.initial_resource_versions;
+        let mut responses = Vec::new();
+        if all_is_new {
+            responses = self.tell_all(kind, &at, &known);
+            // These are told.
+            more.retain(|name| at.get(&Key { kind, name: name.as_str().into() }).is_none());
+        }
+        if is_wildcard {
+            // A client that leaves a name under a wildcard may forget the resource until it learns what it is now.
+            less.retain(|name| !more.contains(name));
+            less.iter().for_each(|name| drop(known.remove(name)));
+            more.append(&mut less);
+        }
+        if !more.is_empty() {
+            responses.extend(self.tell_named(kind, &at, more, &known));
+        }
         Ok((responses, heard))
     }
 
@@ -209,7 +218,7 @@ impl Stream {
         &mut self,
         kind: Kind,
         at: &Arc<Publication>,
-        names: Vec<String>,
+        names: BTreeSet<String>,
         known: &HashMap<String, String>,
     ) -> Vec<Response> {
         let (mut there, mut gone) = (Vec::new(), Vec::new());

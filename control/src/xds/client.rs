@@ -22,6 +22,8 @@ use crate::policy::Viewer;
 
 /// The first pause between attempts, and the longest.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+/// The same after a response that is too large: the next one will be as large, and costs both sides as much.
+const PAUSE_TOO_LARGE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(120));
 /// A connection that held for so long was a good one: the next pause is short again.
 const GOOD: Duration = Duration::from_secs(30);
 
@@ -70,11 +72,38 @@ pub struct ServerStatus {
     pub cache_error: Option<String>,
 }
 
+/// Why a stream has ended.
+#[derive(Debug)]
+enum End {
+    /// The server refuses this gateway, which takes people to mend.
+    Refused(String),
+    /// A response is larger than what a gateway takes.
+    TooLarge(String),
+    /// Anything else.
+    Lost(String),
+}
+
+impl End {
+    fn reason(&self) -> &str {
+        match self {
+            Self::Refused(reason) | Self::TooLarge(reason) | Self::Lost(reason) => reason,
+        }
+    }
+}
+
+impl From<String> for End {
+    fn from(reason: String) -> Self {
+        Self::Lost(reason)
+    }
+}
+
 /// Follows one server.
 #[derive(Debug)]
 pub struct Client {
     /// The gateway.
     viewer: Viewer,
+    /// Its process: another number for each start.
+    incarnation: u64,
     server: PolicyServer,
     book: Book,
     /// None where it can't be had: the gateway serves all the same, and says that nothing would outlast it.
@@ -118,7 +147,10 @@ impl Client {
             },
         };
         let status = Arc::new(ArcSwap::from_pointee(status));
-        let mut client = Self { viewer, server, book, cache, status, events };
+        // Without random numbers the moment tells processes apart.
+        let moment = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let incarnation = getrandom::u64().unwrap_or(moment.as_nanos() as u64);
+        let mut client = Self { viewer, incarnation, server, book, cache, status, events };
         if let Some(reason) = damaged {
             client.forget(&reason);
             return (client, None);
@@ -155,27 +187,55 @@ impl Client {
 
     /// Follows the server for as long as anybody wants to hear of it.
     pub async fn run(mut self) {
-        let mut pause = PAUSE.0;
+        let (mut pause, mut pause_too_large) = (PAUSE.0, PAUSE_TOO_LARGE.0);
         while !self.events.is_closed() {
             let begun = Instant::now();
-            let why = stream::follow(&mut self).await;
+            let end = stream::follow(&mut self).await;
             self.book.discard();
-            if self.status.load().connected {
-                tracing::warn!(event = "policy_server_lost", server = self.server.url, reason = %why, "policy server lost");
-            } else if self.status.load().error.as_ref() != Some(&why) {
-                tracing::warn!(event = "policy_server_unreachable", server = self.server.url, reason = %why,
-                    "policy server can't be reached");
+            let is_news = self.status.load().connected || self.status.load().error.as_deref() != Some(end.reason());
+            let (server, reason) = (&self.server.url, end.reason());
+            match &end {
+                _ if !is_news => {}
+                End::Refused(_) => tracing::error!(
+                    event = "policy_server_refuses",
+                    server,
+                    reason,
+                    "the policy server refuses this gateway: {reason}"
+                ),
+                End::TooLarge(_) => tracing::error!(
+                    event = "policy_response_too_large",
+                    server,
+                    reason,
+                    "the policy can't be taken: {reason}"
+                ),
+                End::Lost(_) if self.status.load().connected => {
+                    tracing::warn!(event = "policy_server_lost", server, reason, "policy server lost");
+                }
+                End::Lost(_) => {
+                    tracing::warn!(
+                        event = "policy_server_unreachable",
+                        server,
+                        reason,
+                        "policy server can't be reached"
+                    );
+                }
             }
-            self.lost(why);
-            if begun.elapsed() > GOOD {
-                pause = PAUSE.0;
-            }
+            let (next, longest) = match end {
+                End::TooLarge(_) => (&mut pause_too_large, PAUSE_TOO_LARGE.1),
+                End::Refused(_) | End::Lost(_) => {
+                    if begun.elapsed() > GOOD {
+                        (pause, pause_too_large) = (PAUSE.0, PAUSE_TOO_LARGE.0);
+                    }
+                    (&mut pause, PAUSE.1)
+                }
+            };
+            self.lost(end.reason().to_owned());
             let events = self.events.clone();
             tokio::select! {
-                () = tokio::time::sleep(jittered(pause)) => {}
+                () = tokio::time::sleep(jittered(*next)) => {}
                 () = events.closed() => return,
             }
-            pause = (pause * 2).min(PAUSE.1);
+            *next = (*next * 2).min(longest);
         }
     }
 

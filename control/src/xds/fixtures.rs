@@ -1,6 +1,6 @@
 //! What tests of this protocol share: a server's resources as it tells them, and certificates.
 
-pub(super) mod pki;
+pub(crate) mod pki;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

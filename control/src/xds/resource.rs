@@ -13,6 +13,8 @@ use prost::bytes::Bytes;
 
 /// The name of the one resource of kind [`Kind::Settings`].
 pub const SETTINGS: &str = "settings";
+/// In `node.metadata` of a stream's first request: the process, as 16 hexadecimal digits that differ for each start.
+pub const INCARNATION: &str = "vipgate.io/incarnation";
 
 /// The longest text of a server that is printed, characters.
 const LONGEST_SHOWN: usize = 1024;

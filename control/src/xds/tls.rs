@@ -1,6 +1,10 @@
 //! Certificates of both sides of the policy protocol. They are read again for every new connection, so that a renewed file
 //! counts from the next one on, and connections that stand go on.
 
+mod names;
+
+pub use self::names::Names;
+
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -178,6 +178,14 @@ pub fn detach(nic: &Nic) -> Result<bool, AttachError> {
     Ok(true)
 }
 
+/// Whether an interface has a steering program of ours, which [`detach`] would remove.
+///
+/// # Errors
+/// When somebody else's program is there, or the kernel refuses.
+pub fn is_attached(nic: &Nic) -> Result<bool, AttachError> {
+    Ok(find(nic)?.is_some())
+}
+
 /// The program of an earlier gateway, if there is one.
 fn find(nic: &Nic) -> Result<Option<Attached>, AttachError> {
     let found = program::find(nic.ifindex).map_err(|error| refused(nic, "ask for its XDP program", &error))?;

@@ -69,6 +69,20 @@ fn whoever_is_refused_hears_why_and_the_server_says_whom() {
         assert!(code == 1 && stderr.contains(url.as_str()) && stderr.contains(gateway_says), "{stderr}");
         world.end("KILL");
     }
+    // Another gateway's certificate: it is let in, but not by this name.
+    let other = ours.sign("other", &["gw-other"], tomorrow());
+    world.launch(&policy(&world, &a, Some(&ours), Some(&other)));
+    let refused = || world.log().contains("policy_server_refuses");
+    assert!(wait_for(Duration::from_secs(20), refused), "{}", world.log());
+    let said = world.server_status();
+    let error = said["error"].as_str().unwrap();
+    assert!(said["connected"] == false && error.contains("is of gw-other, other, not of gateway gw-test"), "{said}");
+    servers[0].wait_for_log(&["gateway_refused", "\"gateway\":\"gw-test\"", "127.0.0.1:", "gw-other"]);
+    // Those who only look may have any name.
+    let ask = ["--server", &a, "--ca", &ours.file, "--cert", &other.cert, "--key", &other.key, "-o", "json"];
+    let (code, shown, stderr) = world.policy_status(&ask);
+    assert!(code == 0 && !shown.contains("gw-test"), "{shown}{stderr}");
+    world.end("KILL");
     world.start_alone(&policy(&world, &a, Some(&ours), Some(&good)));
     let ask = ["--server", &a, "--ca", &ours.file, "--cert", &good.cert, "--key", &good.key, "--wait", "5"];
     let (code, _, stderr) = world.policy_status(&ask);

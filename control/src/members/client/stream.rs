@@ -49,7 +49,9 @@ pub(super) async fn follow(client: &mut MembersClient) -> End {
     };
     let end = |status: &Status| match status.code() {
         Code::Unimplemented => End::NoService,
-        Code::AlreadyExists | Code::InvalidArgument => End::Refused(status.message().to_owned()),
+        Code::AlreadyExists | Code::InvalidArgument | Code::PermissionDenied => {
+            End::Refused(status.message().to_owned())
+        }
         _ => End::Lost(breakage.explain(chain(status))),
     };
     let mut notices = match opened {

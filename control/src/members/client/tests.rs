@@ -49,7 +49,7 @@ impl Server {
                     Some(_) => {
                         let figures = Arc::<Figures>::default();
                         let all = members::start(TTL, members::Memory, published, figures);
-                        Routes::new(members::server(all))
+                        Routes::new(members::server(all, Arc::default(), Arc::default()))
                     }
                     None => Routes::default(),
                 };

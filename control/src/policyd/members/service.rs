@@ -11,6 +11,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::registrar::{Answer, Event, Members, Unanswered};
 use crate::members::{Beat, View};
+use crate::policyd::figures::Figures;
+use crate::policyd::identity::{Peer, Refusals};
 use crate::xds::proto;
 use crate::xds::proto::membership_server::{Membership, MembershipServer};
 
@@ -20,13 +22,17 @@ const QUEUE: usize = 4;
 const LONGEST: usize = 1 << 20;
 
 /// The service of this authority.
-pub fn server(members: Members) -> MembershipServer<Service> {
-    MembershipServer::new(Service(members)).max_decoding_message_size(LONGEST)
+pub fn server(members: Members, figures: Arc<Figures>, refusals: Arc<Refusals>) -> MembershipServer<Service> {
+    MembershipServer::new(Service { members, figures, refusals }).max_decoding_message_size(LONGEST)
 }
 
 /// What all streams share.
 #[derive(Clone, Debug)]
-pub struct Service(Members);
+pub struct Service {
+    members: Members,
+    figures: Arc<Figures>,
+    refusals: Arc<Refusals>,
+}
 
 #[tonic::async_trait]
 impl Membership for Service {
@@ -34,8 +40,9 @@ impl Membership for Service {
 
     async fn join(&self, request: Request<Streaming<proto::Beat>>) -> Result<Response<Self::JoinStream>, Status> {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        let view = self.0.view.clone();
-        let talk = Talk { events: self.0.events.clone(), view, sender, told: None, process: None };
+        let (events, view) = (self.members.events.clone(), self.members.view.clone());
+        let talk =
+            Talk { shared: self.clone(), peer: Peer::of(&request), events, view, sender, told: None, process: None };
         tokio::spawn(talk.run(request.into_inner()));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
@@ -43,6 +50,8 @@ impl Membership for Service {
 
 /// A stream with one gateway.
 struct Talk {
+    shared: Service,
+    peer: Peer,
     events: mpsc::Sender<Event>,
     view: watch::Receiver<Arc<View>>,
     sender: mpsc::Sender<Result<proto::Notice, Status>>,
@@ -120,6 +129,13 @@ impl Talk {
     fn read(&mut self, message: proto::Beat) -> Result<(u64, Beat), Option<Status>> {
         let sequence = message.sequence;
         let beat = Beat::try_from(message).map_err(|why| Some(Status::invalid_argument(why.to_string())))?;
+        if self.process.is_none()
+            && let Err(status) = self.peer.may_be(&beat.gateway)
+        {
+            self.shared.figures.misnamed.add();
+            self.shared.refusals.log(&self.peer, &beat.gateway, &status);
+            return Err(Some(status));
+        }
         let process = (beat.gateway.clone(), beat.incarnation);
         let own = self.process.get_or_insert_with(|| process.clone());
         if *own != process {

@@ -2,8 +2,11 @@
 
 use envoy_types::pb::google::rpc;
 
+use vipgate_dataplane::snapshot::spec::EndpointSpec;
+
 use super::*;
 use crate::complaint::Complaint;
+use crate::policy::Deal;
 use crate::policyd::source::Update;
 use crate::policyd::store::Store;
 use crate::xds::resource::SETTINGS;
@@ -221,6 +224,109 @@ fn names_are_subscribed_one_by_one() {
     let third = publication(&second, &[(1, 7)]);
     client.publish(&third);
     assert_eq!(client.told, ["-10.0.0.9"]);
+}
+
+/// A request for endpoints.
+fn names(subscribe: &[&str], unsubscribe: &[&str]) -> DeltaDiscoveryRequest {
+    DeltaDiscoveryRequest {
+        type_url: Kind::Endpoint.type_url().to_owned(),
+        resource_names_subscribe: subscribe.iter().map(ToString::to_string).collect(),
+        resource_names_unsubscribe: unsubscribe.iter().map(ToString::to_string).collect(),
+        ..DeltaDiscoveryRequest::default()
+    }
+}
+
+/// A client of endpoints, and two publications: in the second, both endpoints differ.
+fn two_endpoints() -> (Client, Arc<Publication>, Arc<Publication>) {
+    let first = publication(&Publication::default(), &[(1, 1), (2, 2)]);
+    let second = publication(&first, &[(1, 5), (2, 6)]);
+    (Client::default(), first, second)
+}
+
+/// What the client is told in answer to a request.
+fn told(client: &mut Client, request: DeltaDiscoveryRequest, current: &Arc<Publication>) -> Vec<String> {
+    client.told.clear();
+    client.request(request, current);
+    client.told.clone()
+}
+
+#[test]
+fn a_name_that_is_left_under_a_wildcard_is_told_again() {
+    // By the first request without names, and by name.
+    for wildcard in [names(&[], &[]), names(&["*"], &[])] {
+        let (mut client, first, second) = two_endpoints();
+        assert_eq!(told(&mut client, wildcard, &first), ["+10.0.0.1", "+10.0.0.2"]);
+        assert_eq!(told(&mut client, names(&["10.0.0.1"], &[]), &first), ["+10.0.0.1"]);
+        assert_eq!(told(&mut client, names(&[], &["10.0.0.1"]), &first), ["+10.0.0.1"]);
+        assert_eq!(told(&mut client, names(&[], &["10.0.0.9"]), &first), ["-10.0.0.9"], "there is none");
+        client.publish(&second);
+        assert_eq!(client.told, ["+10.0.0.1", "+10.0.0.2"], "the wildcard stays");
+        client.accept_all(&second);
+        assert_eq!(client.stream.in_force(), 2);
+    }
+}
+
+#[test]
+fn without_a_wildcard_a_name_that_is_left_is_told_no_more() {
+    let (mut client, first, second) = two_endpoints();
+    assert_eq!(told(&mut client, names(&["10.0.0.1", "10.0.0.2"], &[]), &first), ["+10.0.0.1", "+10.0.0.2"]);
+    assert!(told(&mut client, names(&[], &["10.0.0.1"]), &first).is_empty());
+    client.publish(&second);
+    assert_eq!(client.told, ["+10.0.0.2"]);
+    // An empty list of names is no wildcard once there were names.
+    assert!(told(&mut client, names(&[], &["10.0.0.2"]), &second).is_empty());
+    assert!(told(&mut client, names(&[], &[]), &second).is_empty());
+    client.publish(&publication(&second, &[(1, 1)]));
+    assert!(client.told.is_empty(), "{:?}", client.told);
+}
+
+#[test]
+fn a_name_stays_when_the_wildcard_goes() {
+    let (mut client, first, second) = two_endpoints();
+    told(&mut client, names(&[], &[]), &first);
+    told(&mut client, names(&["10.0.0.1"], &[]), &first);
+    assert!(told(&mut client, names(&[], &["*"]), &first).is_empty());
+    client.publish(&second);
+    assert_eq!(client.told, ["+10.0.0.1"]);
+    assert_eq!(told(&mut client, names(&["*"], &[]), &second), ["+10.0.0.1", "+10.0.0.2"], "all of it again");
+    assert!(told(&mut client, names(&[], &["*", "10.0.0.1"]), &second).is_empty(), "nothing is wanted any more");
+}
+
+#[test]
+fn a_first_request_that_leaves_the_wildcard_wants_nothing() {
+    let (mut client, first, second) = two_endpoints();
+    assert!(told(&mut client, names(&[], &["*"]), &first).is_empty());
+    client.publish(&second);
+    assert!(client.told.is_empty(), "{:?}", client.told);
+}
+
+#[test]
+fn what_is_named_twice_or_beside_a_wildcard_is_answered_once() {
+    let (mut client, first, _) = two_endpoints();
+    assert_eq!(told(&mut client, names(&["10.0.0.1", "10.0.0.1"], &[]), &first), ["+10.0.0.1"]);
+    // The name comes again in the request that leaves it: it is wanted.
+    assert_eq!(told(&mut client, names(&["10.0.0.1"], &["10.0.0.1"]), &first), ["+10.0.0.1"]);
+    assert_eq!(
+        told(&mut client, names(&["*", "10.0.0.1", "10.0.0.9"], &[]), &first),
+        ["+10.0.0.1", "+10.0.0.2", "-10.0.0.9"]
+    );
+}
+
+/// A gateway takes 64 MiB, other clients of gRPC 4 MiB.
+#[test]
+fn a_large_policy_comes_in_small_responses() {
+    let endpoint = |n: u32| EndpointSpec {
+        address: std::net::Ipv4Addr::from_bits(0x0a00_0000 + n).into(),
+        name: "".into(),
+        policy: "Service a/s".into(),
+        vips: vec!["203.0.113.1".parse().unwrap()],
+        gateway: None,
+        remarks: vec![],
+    };
+    let deal = Deal { endpoints: (0..20_000).map(endpoint).collect(), ..Deal::default() };
+    let all = Publication::default().next(Arc::new(deal)).unwrap().whole(Kind::Endpoint);
+    let bytes: Vec<usize> = all.iter().map(|chunk| chunk.bytes.len()).collect();
+    assert!(bytes.iter().sum::<usize>() > 1 << 20 && bytes.iter().all(|it| *it < 1 << 17), "{bytes:?}");
 }
 
 #[test]

@@ -8,21 +8,23 @@ use envoy_types::pb::envoy::config::core::v3::node::UserAgentVersionType;
 use envoy_types::pb::envoy::config::core::v3::{Locality, Node};
 use envoy_types::pb::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
+use envoy_types::pb::google::protobuf::value::Kind as ValueKind;
+use envoy_types::pb::google::protobuf::{Struct, Value};
 use envoy_types::pb::google::rpc::Status;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Code;
 
-use super::connect::{connect_watched, with_causes};
+use super::connect::{Breakage, connect_watched, with_causes};
 use super::crowd::{Crowd, Gathered};
-use super::{Client, Event, Rejection};
+use super::{Client, End, Event, Rejection};
 use crate::xds::book::{Offer, Refusal};
 use crate::xds::cache::Cache;
-use crate::xds::resource::Kind;
+use crate::xds::resource::{INCARNATION, Kind};
 
-/// The longest response, bytes: a policy of any size comes in pieces smaller than what gRPC takes by default.
-const LONGEST: usize = 4 << 20;
+/// The longest response, bytes, as `policy.proto` says. Ours sends pieces of some 64 KiB; another server may send all at once.
+const LONGEST: usize = 64 << 20;
 /// The longest wait for a server to take up the stream.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// From a server that doesn't say when an update is whole, it is when nothing more comes for so long.
@@ -54,10 +56,10 @@ impl Pending {
 }
 
 /// Follows the server until the stream ends; says why it did.
-pub(super) async fn follow(client: &mut Client) -> String {
+pub(super) async fn follow(client: &mut Client) -> End {
     let (channel, breakage) = match connect_watched(&client.server).await {
         Ok(connected) => connected,
-        Err(error) => return error,
+        Err(error) => return error.into(),
     };
     let (requests, outgoing) = mpsc::unbounded_channel();
     for kind in Kind::ALL {
@@ -68,8 +70,8 @@ pub(super) async fn follow(client: &mut Client) -> String {
     let opened = timeout(PATIENCE, service.delta_aggregated_resources(UnboundedReceiverStream::new(outgoing))).await;
     let mut responses = match opened {
         Ok(Ok(response)) => response.into_inner(),
-        Ok(Err(status)) => return breakage.explain(explain(&status)),
-        Err(_) => return format!("connected, but no answer within {} s", PATIENCE.as_secs()),
+        Ok(Err(status)) => return ended(&status, &breakage),
+        Err(_) => return format!("connected, but no answer within {} s", PATIENCE.as_secs()).into(),
     };
     client.change_status(|status| {
         status.connected = true;
@@ -93,8 +95,8 @@ pub(super) async fn follow(client: &mut Client) -> String {
             response = responses.message() => response,
             () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {
                 let done = if stream.crowd.is_empty() { stream.pause_is_over().await } else { stream.catch_up().await };
-                if let Err(ended) = done {
-                    return ended;
+                if let Err(why) = done {
+                    return why.into();
                 }
                 continue;
             }
@@ -102,30 +104,32 @@ pub(super) async fn follow(client: &mut Client) -> String {
                 stream.confirm();
                 continue;
             }
-            () = stream.client.events.closed() => return "stopped".to_owned(),
+            () = stream.client.events.closed() => return "stopped".to_owned().into(),
         };
         let outcome = match response {
             Ok(Some(response)) => stream.take(response).await,
             Ok(None) => Err("the server has ended the stream".to_owned()),
             Err(status) => {
-                let why = breakage.explain(explain(&status));
-                if status.code() == Code::OutOfRange {
+                let end = ended(&status, &breakage);
+                if let End::TooLarge(why) = &end {
                     // What was sent is no policy: as refused as one that says something wrong.
-                    stream.report(&why).await;
+                    stream.report(why).await;
                 }
-                Err(why)
+                return end;
             }
         };
-        if let Err(ended) = outcome {
-            return ended;
+        if let Err(why) = outcome {
+            return why.into();
         }
     }
 }
 
 fn subscription(client: &Client, kind: Kind) -> DeltaDiscoveryRequest {
+    let incarnation = Value { kind: Some(ValueKind::StringValue(format!("{:016x}", client.incarnation))) };
     let node = Node {
         id: client.viewer.name.to_string(),
         locality: Some(Locality { zone: client.viewer.zone.to_string(), ..Locality::default() }),
+        metadata: Some(Struct { fields: [(INCARNATION.to_owned(), incarnation)].into() }),
         user_agent_name: "vipgate".to_owned(),
         user_agent_version_type: Some(UserAgentVersionType::UserAgentVersion(env!("CARGO_PKG_VERSION").to_owned())),
         ..Node::default()
@@ -139,13 +143,28 @@ fn subscription(client: &Client, kind: Kind) -> DeltaDiscoveryRequest {
     }
 }
 
+/// Why a stream has failed.
+fn ended(status: &tonic::Status, breakage: &Breakage) -> End {
+    let why = explain(status);
+    match status.code() {
+        Code::PermissionDenied | Code::AlreadyExists => End::Refused(why),
+        Code::OutOfRange => End::TooLarge(why),
+        _ => End::Lost(breakage.explain(why)),
+    }
+}
+
 /// What a failed stream says, with its cause.
 fn explain(status: &tonic::Status) -> String {
     match status.code() {
         Code::Cancelled | Code::Unknown | Code::Unavailable | Code::Internal if !status.message().is_empty() => {
             with_causes(status.message().to_owned(), status.source())
         }
-        Code::OutOfRange => format!("a response is too large: {}", status.message()),
+        Code::OutOfRange => format!(
+            "a response is too large: a gateway takes {} MiB, so the server must send it in parts ({})",
+            LONGEST >> 20,
+            status.message()
+        ),
+        Code::PermissionDenied | Code::AlreadyExists => status.message().to_owned(),
         Code::Unimplemented => "the server knows no delta discovery service: is it a policy server?".to_owned(),
         code => format!("{}: {}", code.description(), status.message()),
     }

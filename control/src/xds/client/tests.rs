@@ -3,6 +3,7 @@
 mod cached;
 mod crowds;
 mod follows;
+mod large;
 mod refuses;
 mod returns;
 mod server;

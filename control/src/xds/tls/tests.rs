@@ -2,6 +2,7 @@
 
 mod files;
 mod handshake;
+mod names;
 
 use super::*;
 use crate::xds::fixtures::pki::{Authority, Identity};

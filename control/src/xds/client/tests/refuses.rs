@@ -134,14 +134,3 @@ async fn a_type_that_nobody_asked_for_is_refused() {
     assert_eq!(why, format!("type_url `{cluster}` is unknown to this gateway"));
     assert!(!pair.talk.hears_nothing_for(LONG).await);
 }
-
-#[tokio::test]
-async fn a_response_that_is_too_large_is_reported_and_the_stream_begun_anew() {
-    let mut pair = Pair::with(&Told::of(&deal(2))).await;
-    let held = Held { version: "1".to_owned(), body: vec![0; 5 << 20].into() };
-    pair.talk.say(response(Kind::Endpoint, &[(key(Kind::Endpoint, "10.0.0.9"), Some(held))])).await;
-    let why = pair.gateway.refused().await;
-    assert!(why.starts_with("a response is too large: ") && why.contains("4194304 bytes"), "{why}");
-    let requests = pair.server.talk().await.subscriptions().await;
-    assert_eq!(requests[Kind::Endpoint as usize].initial_resource_versions.len(), 2);
-}

@@ -1,0 +1,85 @@
+//! Which gateway a connection may be: under TLS with client certificates, one that its certificate names (RFC 9525 section 6).
+//! Refusals are logged, for each address and name once in a while.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tonic::{Request, Status};
+
+use super::listen::peer_address;
+use crate::xds::tls::Names;
+
+/// How often the same refusal is logged.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// Refusals that are told apart for that; then all are forgotten.
+const MAX_REFUSALS: usize = 1024;
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Debug, Default)]
+pub struct Peer {
+    /// Where it connects from.
+    pub address: Option<SocketAddr>,
+    /// The names in its certificate. None: it presents no certificate, since none is asked for, and may have any name.
+    names: Option<Names>,
+}
+
+impl Peer {
+    /// The peer of a request.
+    pub fn of<T>(request: &Request<T>) -> Self {
+        let certificates = request.peer_certs();
+        let names = certificates.map(|chain| chain.first().map(|own| Names::of(own)).unwrap_or_default());
+        Self { address: peer_address(request), names }
+    }
+
+    /// Whether it may be this gateway.
+    ///
+    /// # Errors
+    /// When its certificate is another one's: what to say to it.
+    pub fn may_be(&self, gateway: &str) -> Result<(), Status> {
+        match &self.names {
+            Some(names) if !names.include(gateway) => Err(Status::permission_denied(format!(
+                "the certificate is of {names}, not of gateway {gateway}: give the gateway a certificate with the DNS name {gateway} \
+                 (`policy.server.cert`), or the `name` that its certificate has"
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// When each refusal was logged last, and how often it has come since.
+#[derive(Debug, Default)]
+pub struct Refusals(Mutex<HashMap<(Option<IpAddr>, String), (Instant, u64)>>);
+
+impl Refusals {
+    /// Logs that a stream is refused.
+    pub fn log(&self, peer: &Peer, gateway: &str, status: &Status) {
+        let Some(repeated) = self.is_due(peer.address.map(|it| it.ip()), gateway, Instant::now()) else { return };
+        let (address, reason) = (peer.address.map(|it| it.to_string()).unwrap_or_default(), status.message());
+        tracing::warn!(event = "gateway_refused", gateway, address, reason, repeated, "gateway refused");
+    }
+
+    /// Whether to log it: how often it wasn't since the last time.
+    fn is_due(&self, address: Option<IpAddr>, gateway: &str, now: Instant) -> Option<u64> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= MAX_REFUSALS {
+            all.clear();
+        }
+        let key = (address, gateway.to_owned());
+        match all.get_mut(&key) {
+            Some((last, repeated)) if now.saturating_duration_since(*last) < LOG_INTERVAL => {
+                *repeated += 1;
+                None
+            }
+            other => {
+                let repeated = other.map_or(0, |(_, repeated)| *repeated);
+                all.insert(key, (now, 0));
+                Some(repeated)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

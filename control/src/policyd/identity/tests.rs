@@ -1,0 +1,28 @@
+//! How often refusals are logged.
+
+use std::net::Ipv4Addr;
+
+use super::*;
+
+#[test]
+fn a_refusal_is_logged_once_in_a_while_for_each_address_and_name() {
+    let refusals = Refusals::default();
+    let (a, b) = (Some(IpAddr::from(Ipv4Addr::LOCALHOST)), Some(IpAddr::from([192, 0, 2, 1])));
+    let (now, later) = (Instant::now(), Instant::now() + LOG_INTERVAL);
+    assert_eq!(refusals.is_due(a, "gw-a", now), Some(0));
+    assert_eq!(refusals.is_due(a, "gw-a", now), None);
+    assert_eq!(refusals.is_due(b, "gw-a", now), Some(0));
+    assert_eq!(refusals.is_due(a, "gw-b", now), Some(0));
+    assert_eq!(refusals.is_due(a, "gw-a", now), None);
+    assert_eq!(refusals.is_due(a, "gw-a", later), Some(2), "it says how often it has come since");
+    assert_eq!(refusals.is_due(a, "gw-a", later), None);
+}
+
+#[test]
+fn what_is_kept_of_refusals_is_bounded() {
+    let (refusals, now) = (Refusals::default(), Instant::now());
+    for n in 0..3 * MAX_REFUSALS {
+        assert_eq!(refusals.is_due(None, &n.to_string(), now), Some(0));
+    }
+    assert!(refusals.0.lock().unwrap().len() <= MAX_REFUSALS);
+}

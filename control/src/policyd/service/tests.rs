@@ -1,0 +1,216 @@
+//! Who is let in under which name, with the client of gateways at the other end.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use arc_swap::ArcSwap;
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+use tonic::transport::Server as Tonic;
+use tonic::{Code, IntoStreamingRequest};
+
+use super::*;
+use crate::config::{PolicyServer, Tls};
+use crate::policy::Viewer;
+use crate::policyd::listen::{self, Certificates};
+use crate::policyd::members;
+use crate::xds::client::{Client, Event, ServerStatus, connect_watched};
+use crate::xds::fixtures::pki::{Authority, Identity};
+use crate::xds::proto::Beat;
+use crate::xds::proto::membership_client::MembershipClient;
+
+/// Far more than anything takes on a slow machine.
+const LONG: Duration = Duration::from_secs(20);
+/// The names of this host.
+const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
+
+/// A server that has a policy of nothing.
+struct Server {
+    url: String,
+    shared: Discovery,
+    _publish: watch::Sender<Option<Arc<Publication>>>,
+}
+
+impl Server {
+    /// With an authority, clients must present a certificate.
+    async fn start(ca: Option<&Authority>) -> Self {
+        let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        let at = listener.local_addr().unwrap();
+        let (publish, published) = watch::channel(Publication::default().next(Arc::default()).map(Arc::new));
+        let (registry, figures, refusals) = (Arc::default(), Arc::<Figures>::default(), Arc::<Refusals>::default());
+        let all = members::start(Duration::from_millis(300), members::Memory, published.clone(), figures.clone());
+        let shared = Discovery { published, registry, figures: figures.clone(), refusals: refusals.clone() };
+        let router = Tonic::builder()
+            .add_service(AggregatedDiscoveryServiceServer::new(shared.clone()))
+            .add_service(members::server(all, figures.clone(), refusals));
+        let scheme = match ca {
+            None => {
+                tokio::spawn(router.serve_with_incoming(ReceiverStream::new(listen::plain(listener))));
+                "http"
+            }
+            Some(ca) => {
+                let own = ca.issue(&HERE);
+                let files = Tls { ca: Some(ca.ca()), cert: own.cert, key: own.key };
+                let incoming = listen::secure(listener, Arc::new(Certificates::read(files).unwrap()), figures);
+                tokio::spawn(router.serve_with_incoming(ReceiverStream::new(incoming)));
+                "https"
+            }
+        };
+        Self { url: format!("{scheme}://{at}"), shared, _publish: publish }
+    }
+
+    /// How to reach it, with a certificate if there is an authority.
+    fn seen_by(&self, tls: Option<(&Authority, &Identity)>, folder: &TempDir) -> PolicyServer {
+        PolicyServer {
+            url: self.url.clone(),
+            ca: tls.map(|(ca, _)| ca.ca()),
+            cert: tls.map(|(_, own)| own.cert.clone()),
+            key: tls.map(|(_, own)| own.key.clone()),
+            cache: folder.path().join("policy.cache"),
+        }
+    }
+
+    /// How many streams a gateway has, and its address.
+    fn knows(&self, name: &str) -> Option<(u32, Option<SocketAddr>)> {
+        self.shared.registry.list().get(name).map(|it| (it.streams, it.address))
+    }
+}
+
+/// A gateway's client that puts everything in force.
+struct Gateway {
+    status: Arc<ArcSwap<ServerStatus>>,
+    task: JoinHandle<()>,
+    _folder: TempDir,
+}
+
+impl Gateway {
+    fn start(name: &str, server: &Server, tls: Option<(&Authority, &Identity)>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (sender, mut events) = mpsc::channel(4);
+        let (client, _) = Client::open(Viewer::named(name), server.seen_by(tls, &folder), sender);
+        let status = client.status();
+        let task = tokio::spawn(async move {
+            let takes = async {
+                while let Some(event) = events.recv().await {
+                    if let Event::Offer(_, answer) = event {
+                        answer.send(Ok(())).unwrap();
+                    }
+                }
+            };
+            tokio::join!(client.run(), takes);
+        });
+        Self { status, task, _folder: folder }
+    }
+
+    async fn is(&self, what: impl Fn(&ServerStatus) -> bool) -> String {
+        let wait = async {
+            while !what(&self.status.load()) {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(LONG, wait).await.unwrap_or_else(|_| panic!("not in time: {:?}", self.status.load()));
+        self.status.load().error.clone().unwrap_or_default()
+    }
+
+    /// Why the server won't have it.
+    async fn refused(&self) -> String {
+        self.is(|it| !it.connected && it.error.as_deref().is_some_and(|error| error != "not connected yet")).await
+    }
+
+    fn stop(self) {
+        self.task.abort();
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_has_the_name_that_its_certificate_has() {
+    let ca = Authority::new("ca");
+    let server = Server::start(Some(&ca)).await;
+    let (own, other) = (ca.issue(&["gw-a"]), ca.issue(&["gw-b", "gw-b.example"]));
+    let impostor = Gateway::start("gw-a", &server, Some((&ca, &other)));
+    let why = impostor.refused().await;
+    assert!(
+        why.starts_with("the certificate is of gw-b, gw-b.example, not of gateway gw-a: give the gateway"),
+        "{why}"
+    );
+    assert_eq!(server.knows("gw-a"), None, "nobody sees an impostor's address");
+    assert!(server.shared.figures.misnamed.get() > 0);
+
+    let gateway = Gateway::start("gw-a", &server, Some((&ca, &own)));
+    gateway.is(|it| it.connected).await;
+    let known = server.knows("gw-a");
+    assert!(matches!(known, Some((1, Some(_)))), "{known:?}");
+    let refused = server.shared.figures.misnamed.get();
+    let wait = async {
+        while server.shared.figures.misnamed.get() <= refused {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LONG, wait).await.expect("the impostor tries again");
+    assert_eq!(server.knows("gw-a"), known);
+    assert!(gateway.status.load().connected);
+
+    // By common name or URI as well.
+    for (name, own) in [
+        ("gw-c", ca.issue_named(Some("gw-c"), None)),
+        ("gw-d", ca.issue_named(None, Some("spiffe://example.org/gateway/gw-d"))),
+    ] {
+        Gateway::start(name, &server, Some((&ca, &own))).is(|it| it.connected).await;
+    }
+}
+
+#[tokio::test]
+async fn a_beat_counts_only_for_the_name_in_the_certificate() {
+    let (ca, folder) = (Authority::new("ca"), tempfile::tempdir().unwrap());
+    let server = Server::start(Some(&ca)).await;
+    let own = ca.issue(&["gw-b"]);
+    let (channel, _) = connect_watched(&server.seen_by(Some((&ca, &own)), &folder)).await.unwrap();
+    let says = async |gateway: &str| {
+        let beat = Beat { gateway: gateway.to_owned(), incarnation: 7, sequence: 1, ..Beat::default() };
+        let beats = tokio_stream::iter([beat]).into_streaming_request();
+        let mut notices = MembershipClient::new(channel.clone()).join(beats).await.unwrap().into_inner();
+        timeout(LONG, notices.message()).await.expect("an answer")
+    };
+    let refusal = says("gw-a").await.expect_err("it isn't gw-a");
+    assert_eq!(refusal.code(), Code::PermissionDenied);
+    assert!(refusal.message().contains("is of gw-b, not of gateway gw-a"), "{refusal}");
+    assert!(says("gw-b").await.is_ok());
+}
+
+#[tokio::test]
+async fn a_second_process_waits_until_the_first_is_gone() {
+    let server = Server::start(None).await;
+    let first = Gateway::start("gw-a", &server, None);
+    first.is(|it| it.connected).await;
+    let known = server.knows("gw-a");
+    let second = Gateway::start("gw-a", &server, None);
+    let why = second.refused().await;
+    let at = known.unwrap().1.unwrap();
+    assert!(why.contains(&format!("another process at {at} is gateway gw-a, and it lives: stop one of them")), "{why}");
+    assert_eq!(server.knows("gw-a"), known);
+    assert!(first.status.load().connected && server.shared.figures.twice.get() > 0);
+    first.stop();
+    second.is(|it| it.connected).await;
+    assert_ne!(server.knows("gw-a"), known);
+}
+
+#[test]
+fn a_process_may_have_several_streams_and_another_one_none() {
+    let registry = Registry::default();
+    let [one, two] = [1, 2].map(Process::Incarnation);
+    let at = |port| Some(SocketAddr::from(([192, 0, 2, 1], port)));
+    let from = |last| Process::At(IpAddr::from([192, 0, 2, last]));
+    assert_eq!(registry.comes("a", one, at(1)), Ok(1));
+    assert_eq!(registry.comes("a", one, at(2)), Ok(2), "its connection was cut, and nobody has noticed");
+    assert_eq!(registry.comes("a", two, at(3)), Err(InUse { address: at(2) }));
+    assert_eq!(registry.comes("a", from(1), at(3)), Err(InUse { address: at(2) }));
+    registry.goes("a");
+    assert_eq!(registry.comes("a", two, at(3)), Err(InUse { address: at(2) }));
+    registry.goes("a");
+    assert_eq!(registry.comes("a", two, at(3)), Ok(1));
+    assert_eq!(registry.list()["a"].address, at(3));
+    // Clients that say no incarnation are told apart by their hosts.
+    assert_eq!(registry.comes("b", from(1), at(1)), Ok(1));
+    assert_eq!(registry.comes("b", from(1), at(2)), Ok(2));
+    assert_eq!(registry.comes("b", from(2), at(3)), Err(InUse { address: at(2) }));
+}
