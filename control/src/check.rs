@@ -3,9 +3,11 @@
 //! A path is a `gateway.yaml`, a `policyd.yaml`, or manifests: a file or a directory. What a file is shows in its fields,
 //! so that a whole tree of configuration can be checked at once. Manifests are compiled together, as a gateway would.
 
+mod files;
+
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -17,7 +19,7 @@ use crate::manifest::files::walk;
 use crate::manifest::{Foreign, Manifests, read};
 use crate::policy::{Viewer, compile};
 use crate::xds::resource::version_of;
-use crate::yaml::Source;
+use crate::yaml::{Fault, Source};
 
 /// What was found.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -103,6 +105,11 @@ impl Report {
 
 /// Checks files and directories.
 pub fn run(paths: &[PathBuf]) -> Report {
+    run_in(Path::new(""), paths)
+}
+
+/// The same where relative paths inside configurations begin at `folder`.
+fn run_in(folder: &Path, paths: &[PathBuf]) -> Report {
     let mut report = Report::default();
     let mut gateways = Vec::new();
     let mut manifests = Manifests::default();
@@ -122,29 +129,29 @@ pub fn run(paths: &[PathBuf]) -> Report {
         };
         // A file that was named itself is taken for configuration more easily than one that was found somewhere.
         let source = Arc::new(Source::new(&name, text));
-        let (what, complaints) = match kind(&source, paths.contains(&path)) {
+        let (what, found) = match kind(&source, paths.contains(&path)) {
             File::Gateway => match Config::from_source(&source) {
                 Ok(config) => {
                     let what = format!("gateway {}", config.name);
                     gateways.push(Viewer::of(&config));
-                    (what, Vec::new())
+                    (what, complaints(&source, files::gateway(&config, folder)))
                 }
                 Err(complaints) => (String::new(), complaints.0),
             },
             File::Policyd => match PolicydConfig::from_source(&source) {
-                Ok(_) => ("policyd".to_owned(), Vec::new()),
+                Ok(config) => ("policyd".to_owned(), complaints(&source, files::policyd(&config, folder))),
                 Err(complaints) => (String::new(), complaints.0),
             },
             File::Manifests => {
                 files += 1;
-                read(&source, Foreign::Refuse, &mut manifests);
+                read(&source, Foreign::IgnoreOthers, &mut manifests);
                 continue;
             }
         };
-        if complaints.is_empty() {
+        if found.iter().all(|it| !it.is_error()) {
             report.configurations.push(Configuration { file: name, what });
         }
-        report.complaints.extend(complaints);
+        report.complaints.extend(found);
     }
     if files > 0 {
         // With one gateway the question is what that one would do, else what all of them would.
@@ -157,6 +164,16 @@ pub fn run(paths: &[PathBuf]) -> Report {
     }
     settle(&mut report.complaints);
     report
+}
+
+/// Findings in a configuration, where its fields are.
+fn complaints(source: &Source, findings: Vec<files::Finding>) -> Vec<Complaint> {
+    let Some(node) = source.first_document() else { return Vec::new() };
+    let complaint = |files::Finding { field, severity, reason }| {
+        let fault = Fault { at: node.locate(&field), field, reason };
+        Complaint { severity, ..source.complaint(fault) }
+    };
+    findings.into_iter().map(complaint).collect()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

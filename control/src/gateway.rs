@@ -49,12 +49,16 @@ pub(crate) fn unix_ms(at: SystemTime) -> u64 {
 pub fn run(path: &Path) -> Result<(), Failure> {
     let config = Config::load(path).map_err(Failure::usage)?;
     logging::start(config.log);
-    runtime()?.block_on(async {
+    let runtime = runtime()?;
+    let outcome = runtime.block_on(async {
         match start::start(config).await? {
             Some(gateway) => control::follow(gateway).await,
             None => Ok(()),
         }
-    })
+    });
+    // All that has to be waited for has ended; a server's name may still be being resolved, for ten seconds and more.
+    runtime.shutdown_background();
+    outcome
 }
 
 fn runtime() -> Result<Runtime, Failure> {

@@ -41,7 +41,7 @@ use crate::complaint::{Complaint, Place, Severity};
 use crate::yaml::{Source, join};
 
 /// The namespace of objects that name none.
-const DEFAULT_NAMESPACE: &str = "default";
+pub(crate) const DEFAULT_NAMESPACE: &str = "default";
 
 /// One object and where it came from.
 #[derive(Clone, Debug)]

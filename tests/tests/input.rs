@@ -26,6 +26,10 @@ fn what_cannot_work_is_refused_by_name() {
     refuses(&world, &[], "sessions: {capacity: many}", 2, &["gateway.yaml:", "sessions.capacity"]);
     refuses(&world, &[], "workers: {cores: [0, 99]}", 2, &["workers.cores", "99"]);
     refuses(&world, &["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"], "", 1, &["CAP_BPF"]);
+    let without = |capability| ["setpriv", "--bounding-set", capability, "--inh-caps", capability];
+    refuses(&world, &without("-net_raw"), "", 1, &["this process lacks CAP_NET_RAW: vipgate needs root, or"]);
+    let little = ["prlimit", "--memlock=65536"];
+    refuses(&world, &[&little[..], &without("-ipc_lock")].concat(), "", 1, &["this process lacks CAP_IPC_LOCK"]);
     world.gateway.output(&["ethtool", "-L", "gw-out", "rx", "1", "tx", "1"]).unwrap();
     refuses(&world, &[], "", 2, &["workers.cores", "gw-out", "ethtool -L"]);
     world.gateway.ip(&["link", "set", "gw-out", "name", "other"]).unwrap();

@@ -15,7 +15,7 @@ use super::show::block_on;
 use super::table::{Table, number, word};
 use crate::config::PolicyServer;
 use crate::failure::Failure;
-use crate::xds::client::{chain, connect_watched};
+use crate::xds::client::{connect_watched, explain};
 use crate::xds::proto::policy_status_client::PolicyStatusClient;
 use crate::xds::proto::{EndpointState, PolicyState, StatusReply, StatusRequest};
 
@@ -92,7 +92,7 @@ async fn fetch(ask: &AskServer) -> Result<StatusReply, Failure> {
         Ok(Err(status)) if status.code() == Code::Unimplemented => {
             Err(failed("no policy server of this version answers there".to_owned()))
         }
-        Ok(Err(status)) => Err(failed(breakage.explain(chain(&status)))),
+        Ok(Err(status)) => Err(failed(breakage.explain(explain(&status)))),
     }
 }
 

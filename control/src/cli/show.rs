@@ -18,7 +18,10 @@ pub(super) async fn connect(asked: &Ask) -> Result<Client, Failure> {
 /// Runs the future of a command.
 pub(super) fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::runtime)?;
-    runtime.block_on(future)
+    let outcome = runtime.block_on(future);
+    // A name that is still being resolved holds nobody up.
+    runtime.shutdown_background();
+    outcome
 }
 
 pub(super) fn vips(asked: &Ask) -> Result<(), Failure> {

@@ -29,6 +29,10 @@ const LEASES: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=
 /// Linux: `RT_TABLE_LOCAL`, the host's own addresses.
 const LOCAL_TABLE: u32 = 255;
 
+/// What to do where etcd speaks TLS.
+const ETCD_REMEDY: &str = "name an http:// endpoint on this host, such as that of `etcd grpc-proxy start --endpoints=https://.. \
+                           --cacert=.. --cert=.. --key=.. --listen-addr=127.0.0.1:2379`";
+
 type Report<'a> = dyn FnMut(&str, String) + 'a;
 
 impl Verify for Config {
@@ -192,7 +196,14 @@ impl Verify for PolicydConfig {
                     report("source.etcd.endpoints", "at least one is needed".into());
                 }
                 for (i, endpoint) in etcd.endpoints.iter().enumerate() {
-                    url(&format!("source.etcd.endpoints[{i}]"), endpoint, report);
+                    let field = format!("source.etcd.endpoints[{i}]");
+                    if endpoint.starts_with("https://") {
+                        report(
+                            &field,
+                            format!("{endpoint}: https isn't supported for etcd by this version: {ETCD_REMEDY}"),
+                        );
+                    }
+                    url(&field, endpoint, report);
                 }
             }
             PolicydSource::Kubernetes(_) => {}

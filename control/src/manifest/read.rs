@@ -1,5 +1,6 @@
 //! Documents to objects.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,7 +16,10 @@ use super::{
     service, slice,
 };
 use crate::complaint::{Complaint, Place, Severity};
-use crate::yaml::{Fault, Node, Source, Value, decode, join};
+use crate::yaml::{Fault, Node, Position, Source, Value, decode, join};
+
+/// The API group of vipgate's own kinds.
+const OUR_GROUP: &str = "vipgate.io";
 
 /// What to make of a kind that means nothing to vipgate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +28,8 @@ pub enum Foreign {
     Refuse,
     /// It is left out, with a warning.
     Ignore,
+    /// It is left out, with one warning for each kind of a document; one of `vipgate.io` that isn't known is misspelt, and an error.
+    IgnoreOthers,
 }
 
 /// Takes what is wrong with one object: how bad it is, the field, whose path starts at the object, and the reason.
@@ -63,12 +69,21 @@ pub fn read(source: &Arc<Source>, foreign: Foreign, into: &mut Manifests) {
     let (nodes, complaints) = source.documents();
     into.complaints.extend(complaints);
     for (document, node) in nodes.iter().enumerate() {
-        let list = match (node.text("kind"), node.get("items").map(|items| &items.value)) {
+        let list = match (node.text("kind"), items(node)) {
             (Some(kind), Some(Value::List(items))) => kind.strip_suffix("List").map(|of| (of, items)),
             _ => None,
         };
-        let mut reader = Reader { source, document, foreign, into };
+        let mut reader = Reader { source, document, foreign, foreign_kinds: BTreeSet::new(), into };
         match list {
+            // `kubectl` prints the kind of a List behind its items.
+            None if node.get("kind").is_none() && matches!(items(node), Some(Value::List(_))) => {
+                let line = u32::try_from(source.text().lines().count()).unwrap_or(u32::MAX);
+                let reason = format!(
+                    "is missing: the document looks cut short at line {line}, since a List has its kind behind its items"
+                );
+                let fault = Fault { at: Position { line, column: 1 }, field: "kind".to_owned(), reason };
+                reader.complain(fault, None, Severity::Error);
+            }
             None => reader.object(node, None, None),
             // `kubectl` prints `List`, whose items say what they are; the API prints `ServiceList`, whose items don't.
             Some((of, items)) => {
@@ -81,10 +96,17 @@ pub fn read(source: &Arc<Source>, foreign: Foreign, into: &mut Manifests) {
     }
 }
 
+/// The items of a list.
+fn items(node: &Node) -> Option<&Value> {
+    node.get("items").map(|items| &items.value)
+}
+
 struct Reader<'a> {
     source: &'a Arc<Source>,
     document: usize,
     foreign: Foreign,
+    /// Kinds that mean nothing to vipgate and were complained about.
+    foreign_kinds: BTreeSet<String>,
     into: &'a mut Manifests,
 }
 
@@ -104,9 +126,14 @@ impl Reader<'_> {
             Ok(None) if is_our_definition(node) => {}
             Ok(None) => {
                 let kind = node.text("kind").unwrap_or_default();
+                let is_ours = group_of(node, of) == Some(OUR_GROUP);
                 let (severity, what) = match self.foreign {
+                    Foreign::IgnoreOthers if !is_ours && !self.foreign_kinds.insert(kind.to_owned()) => return,
+                    Foreign::IgnoreOthers if is_ours => (Severity::Error, "means nothing to vipgate"),
                     Foreign::Refuse => (Severity::Error, "means nothing to vipgate"),
-                    Foreign::Ignore => (Severity::Warning, "means nothing to vipgate and is ignored"),
+                    Foreign::Ignore | Foreign::IgnoreOthers => {
+                        (Severity::Warning, "means nothing to vipgate and is ignored")
+                    }
                 };
                 let known = Kind::ALL.map(Kind::as_str).join(", ");
                 let fault = at(node, "kind", format!("`{kind}` {what}; known are {known}"));
@@ -155,10 +182,16 @@ fn kind(node: &Node, of: Option<(&str, &str)>) -> Result<Option<Kind>, Fault> {
     Err(at(node, "apiVersion", format!("`{version}` of {name} is not known, only {}", kind.api_version())))
 }
 
+/// The API group of a document, or of the list that it is in.
+fn group_of<'a>(node: &'a Node, of: Option<(&'a str, &'a str)>) -> Option<&'a str> {
+    let version = node.text("apiVersion").or(of.map(|(version, _)| version))?;
+    version.split_once('/').map(|(group, _)| group)
+}
+
 /// Whether a document is the CustomResourceDefinition of one of our kinds.
 fn is_our_definition(node: &Node) -> bool {
     let group = node.get("spec").and_then(|spec| spec.text("group"));
-    node.text("kind") == Some("CustomResourceDefinition") && group == Some("vipgate.io")
+    node.text("kind") == Some("CustomResourceDefinition") && group == Some(OUR_GROUP)
 }
 
 fn at(node: &Node, field: &str, reason: String) -> Fault {

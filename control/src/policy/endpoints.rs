@@ -187,11 +187,13 @@ fn complain(
     for ((loser, winner), tally) in lost {
         let (loser, winner) = (&claims[*loser], &claims[*winner]);
         let reason = format!(
-            "{} covers {} that {} ({}) covers too and wins",
+            "{} covers {} that {} ({}) covers too: {} wins, since {}",
             loser.spec.name,
             endpoints(tally),
             winner.spec.name,
-            winner.origin
+            winner.origin,
+            winner.spec.name,
+            precedence(winner, loser)
         );
         log.push(loser.complaint(Severity::Warning, loser.field, reason));
     }
@@ -212,15 +214,19 @@ fn lack(claim: &Claim<'_>, why: Closed) -> (&'static str, String) {
     }
 }
 
-/// Why one policy wins over another that covers the same endpoint.
+/// Which policy lost against the one that covers an endpoint, and why.
 fn overruled(winner: &Claim<'_>, loser: &Claim<'_>) -> String {
-    let why = match () {
+    format!("wins over {}, which covers it too: {}", loser.spec.name, precedence(winner, loser))
+}
+
+/// Why one policy wins over another that covers the same endpoint.
+fn precedence(winner: &Claim<'_>, loser: &Claim<'_>) -> &'static str {
+    match () {
         () if winner.rank != loser.rank => winner.rank.over(loser.rank),
         () if winner.created.is_some() && loser.created.is_none() => "the other one says nothing of its age",
         () if winner.created != loser.created => "it is older",
         () => "it is as old, and first by name",
-    };
-    format!("wins over {}, which covers it too: {why}", loser.spec.name)
+    }
 }
 
 fn endpoints(Tally { count, first }: &Tally) -> String {

@@ -69,6 +69,7 @@ pub(super) fn settle<'a>(sources: &Sources<'a>, claims: &'a [Claim<'a>], log: &m
         for (field, vip) in &service.body.vips {
             complain_about_address(*vip, service.origin, field, sources, &endpoints, log);
             let entry: &mut Vip<'_> = vips.entry(*vip).or_default();
+            warn_of_other_tenant(*vip, entry, **service, field, log);
             add_service(*vip, entry, **service, log);
             if let Some(claim) = referred.get(&service.key()) {
                 entry.gateways.get_or_insert(&claim.gateways);
@@ -155,6 +156,20 @@ fn add_service<'a>(address: IpAddr, vip: &mut Vip<'a>, service: Located<'a, Serv
         _ => {}
     }
     vip.services.push(service);
+}
+
+/// A VIP of two namespaces is what two tenants share: replies and firewalls of others can't tell them apart.
+fn warn_of_other_tenant<'a>(
+    address: IpAddr,
+    vip: &Vip<'a>,
+    service: Located<'a, Service>,
+    field: &str,
+    log: &mut Vec<Complaint>,
+) {
+    if let Some(Located { id, origin, .. }) = vip.services.iter().find(|it| it.id.namespace != service.id.namespace) {
+        let reason = format!("{address} is the VIP of {id} ({origin}), too: two namespaces share it");
+        log.push(service.warning(field, reason));
+    }
 }
 
 fn add_claim<'a>(address: IpAddr, vip: &mut Vip<'a>, claim: &'a Claim<'a>, field: &str, log: &mut Vec<Complaint>) {

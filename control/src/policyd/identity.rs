@@ -50,7 +50,10 @@ impl Peer {
 
 /// When each refusal was logged last, and how often it has come since.
 #[derive(Debug, Default)]
-pub struct Refusals(Mutex<HashMap<(Option<IpAddr>, String), (Instant, u64)>>);
+pub struct Refusals(Mutex<HashMap<Refusal, (Instant, u64)>>);
+
+/// Where a stream came from, and the gateway that it would have been.
+type Refusal = (Option<IpAddr>, String);
 
 impl Refusals {
     /// Logs that a stream is refused.

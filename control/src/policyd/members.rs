@@ -4,6 +4,7 @@
 //!   service (a stream for each gateway) -> registrar -> roster (decides) -> store (keeps, for all servers)
 //! ```
 
+mod outage;
 mod registrar;
 mod roster;
 mod service;

@@ -132,7 +132,9 @@ impl Stream {
         if is_wildcard {
             // A client that leaves a name under a wildcard may forget the resource until it learns what it is now.
             less.retain(|name| !more.contains(name));
-            less.iter().for_each(|name| drop(known.remove(name)));
+            for name in &less {
+                known.remove(name);
+            }
             more.append(&mut less);
         }
         if !more.is_empty() {

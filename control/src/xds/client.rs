@@ -8,6 +8,7 @@ mod stream;
 pub use self::connect::chain;
 pub(crate) use self::connect::connect_watched;
 pub use self::crowd::PACE;
+pub(crate) use self::stream::explain;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -23,7 +24,7 @@ use crate::policy::Viewer;
 /// The first pause between attempts, and the longest.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 /// The same after a response that is too large: the next one will be as large, and costs both sides as much.
-const PAUSE_TOO_LARGE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(120));
+const PAUSE_TOO_LARGE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_mins(2));
 /// A connection that held for so long was a good one: the next pause is short again.
 const GOOD: Duration = Duration::from_secs(30);
 

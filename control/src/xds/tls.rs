@@ -1,8 +1,10 @@
 //! Certificates of both sides of the policy protocol. They are read again for every new connection, so that a renewed file
 //! counts from the next one on, and connections that stand go on.
 
+mod check;
 mod names;
 
+pub use self::check::{Side, Validity, check_authorities, check_certificates, check_key};
 pub use self::names::Names;
 
 use std::fs;

@@ -94,15 +94,38 @@ pub enum OpenError {
     },
 }
 
-fn hint(error: &io::Error) -> &'static str {
-    match error.raw_os_error() {
+/// What sockets and their memory need, with the bits of `CapEff` in /proc/self/status.
+const CAPABILITIES: [(&str, u32); 3] = [("CAP_NET_ADMIN", 12), ("CAP_NET_RAW", 13), ("CAP_IPC_LOCK", 14)];
+
+/// Those of them that this process lacks.
+fn lacking() -> Vec<&'static str> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    // Without /proc nobody knows.
+    let effective = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()).unwrap_or(u64::MAX);
+    CAPABILITIES.into_iter().filter(|(_, bit)| effective >> bit & 1 == 0).map(|(name, _)| name).collect()
+}
+
+fn hint(error: &io::Error) -> String {
+    let lacking = lacking();
+    let is_refused = matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES));
+    let is_short = matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::ENOMEM));
+    if is_refused && !lacking.is_empty() || is_short && lacking.contains(&"CAP_IPC_LOCK") {
+        let else_raise = if is_refused { "" } else { ", or raise RLIMIT_MEMLOCK" };
+        return format!(
+            " (this process lacks {}: vipgate needs root, or CAP_NET_ADMIN, CAP_NET_RAW and CAP_IPC_LOCK{else_raise})",
+            lacking.join(" and ")
+        );
+    }
+    let known = match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => " (vipgate needs root, or CAP_NET_ADMIN, CAP_NET_RAW and CAP_IPC_LOCK)",
         Some(libc::EAFNOSUPPORT) => " (this kernel has no AF_XDP: it needs CONFIG_XDP_SOCKETS, Linux 5.11 or later)",
         Some(libc::EBUSY) => " (another program has a socket on this queue)",
         Some(libc::EOPNOTSUPP) => " (the driver can't share frames: set `xdp.zero_copy: never`)",
         Some(libc::ENOBUFS | libc::ENOMEM) => " (too little memory may be locked: raise RLIMIT_MEMLOCK)",
         _ => "",
-    }
+    };
+    known.to_owned()
 }
 
 /// Opens the sockets of all workers; element i is worker i's.
@@ -206,7 +229,7 @@ fn keep_from_children(socket: i32) -> io::Result<()> {
 }
 
 /// What the kernel said, behind what the library says about it.
-fn cause(error: &dyn std::error::Error) -> io::Error {
+pub(crate) fn cause(error: &dyn std::error::Error) -> io::Error {
     let number = error.source().and_then(|cause| cause.downcast_ref::<io::Error>()).and_then(io::Error::raw_os_error);
     number.map_or_else(|| io::Error::other(error.to_string()), io::Error::from_raw_os_error)
 }

@@ -46,10 +46,7 @@ impl SharedUmem {
             Ok(created) => (Pages::Huge, Ok(created)),
             Err(_) => (Pages::Small, Umem::new(config, count, false)),
         };
-        let (umem, descriptors) = created.map_err(|error| {
-            let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-            io::Error::other(format!("{error}{cause}"))
-        })?;
+        let (umem, descriptors) = created.map_err(|error| crate::open::cause(&error))?;
         // SAFETY: the descriptor is one of this UMEM's, and nobody uses any frame yet.
         let first = unsafe { umem.data(&descriptors[0]) }.contents().as_ptr();
         let base = first.expose_provenance() - descriptors[0].addr();

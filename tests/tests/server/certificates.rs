@@ -67,6 +67,10 @@ fn whoever_is_refused_hears_why_and_the_server_says_whom() {
         ask.extend(own.iter().flat_map(|own: &&Certificate| ["--cert", &own.cert, "--key", &own.key]));
         let (code, _, stderr) = world.policy_status(&ask);
         assert!(code == 1 && stderr.contains(url.as_str()) && stderr.contains(gateway_says), "{stderr}");
+        assert!(!stderr.contains("tonic") && !error.contains("tonic") && !world.log().contains("tonic::"), "{stderr}");
+        if gateway_says == "CertificateRequired" {
+            assert!(stderr.contains("only those who present a certificate"), "{stderr}");
+        }
         world.end("KILL");
     }
     // Another gateway's certificate: it is let in, but not by this name.

@@ -1,5 +1,7 @@
 //! The server is gone, or the network to it.
 
+use std::fs;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -72,6 +74,36 @@ fn a_server_that_is_killed_costs_nothing_and_what_it_missed_comes_when_it_is_bac
     assert!(world.metric("vipgate_policy_updates_total", "result=\"applied\"") >= 2.0);
     assert!(world.metric("vipgate_policy_updates_total", "result=\"rejected\"") < 0.5);
     world.check_frames();
+}
+
+#[test]
+fn a_name_that_nobody_resolves_keeps_nobody_from_ending() {
+    let mut world = World::new("unnamed");
+    // The resolver asks somebody who never answers, for ten seconds.
+    let rules = "add table inet dns; add chain inet dns in { type filter hook input priority 0; }; \
+                 add rule inet dns in udp dport 53 drop";
+    world.router.output(&["nft", rules]).unwrap();
+    let folder = Path::new("/etc/netns").join(world.gateway.netns());
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("resolv.conf"), "nameserver 203.0.113.254\n").unwrap();
+    let cache = world.folder.path().join("policy.cache").display().to_string();
+    let url = "http://policy.example:18000";
+    world.launch(&format!("policy: {{server: {{url: \"{url}\", cache: {cache}}}}}"));
+    let tried = wait_for(Duration::from_secs(15), || world.log().contains("policy_server_unreachable"));
+    let begun = Instant::now();
+    world.end("TERM");
+    let took = begun.elapsed();
+    let begun = Instant::now();
+    let (code, _, stderr) = world.policy_status(&["--server", url]);
+    let asked = begun.elapsed();
+    fs::remove_dir_all(&folder).unwrap();
+    assert!(tried, "{}", world.log());
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    // It says so after five, and then it ends.
+    assert!(
+        code == 1 && stderr.contains("no connection within 5 s") && asked < Duration::from_secs(7),
+        "{asked:?} {stderr}"
+    );
 }
 
 /// The policy server's port at the router, closed to everybody: packets vanish.

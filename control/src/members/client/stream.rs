@@ -12,7 +12,7 @@ use vipgate_dataplane::time::Tick;
 
 use super::{Authority, End, MembersClient, PAUSE};
 use crate::members::view::{Beat, View};
-use crate::xds::client::{chain, connect_watched};
+use crate::xds::client::{connect_watched, explain};
 use crate::xds::proto;
 use crate::xds::proto::membership_client::MembershipClient;
 
@@ -52,7 +52,7 @@ pub(super) async fn follow(client: &mut MembersClient) -> End {
         Code::AlreadyExists | Code::InvalidArgument | Code::PermissionDenied => {
             End::Refused(status.message().to_owned())
         }
-        _ => End::Lost(breakage.explain(chain(status))),
+        _ => End::Lost(breakage.explain(explain(status))),
     };
     let mut notices = match opened {
         Ok(response) => response.into_inner(),

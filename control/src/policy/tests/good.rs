@@ -89,7 +89,7 @@ fn a_policy_says_more_than_the_annotation_and_wins_over_it() {
     assert_eq!(
         said(&got),
         ["m.yaml:3: metadata.annotations[vipgate.io/egress]: warning: Service a/s covers endpoint 10.0.0.1 that \
-          EgressPolicy a/p (m.yaml:13) covers too and wins"]
+          EgressPolicy a/p (m.yaml:13) covers too: EgressPolicy a/p wins, since an EgressPolicy comes before an annotation"]
     );
 }
 

@@ -366,3 +366,25 @@ fn a_gateway_without_a_zone_of_its_own_has_that_of_its_manifest() {
     assert_eq!(near(&Viewer::named("gw-b")), [true, true]);
     assert_eq!(got.set.services[0].backends[0].state, BackendState::Ready);
 }
+
+#[test]
+fn a_vip_of_two_namespaces_is_a_warning_that_names_both() {
+    let service = |namespace: &str, name: &str, port: u16| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: {namespace}}}\n\
+             spec: {{type: LoadBalancer, ports: [{{port: {port}}}]}}\n\
+             status: {{loadBalancer: {{ingress: [{{ip: 203.0.113.1}}]}}}}\n"
+        )
+    };
+    let got = compiled(&[service("t", "api", 80), service("t", "web", 81)]);
+    assert_eq!(said(&got), Vec::<String>::new(), "one tenant's");
+    let got = compiled(&[service("t", "api", 80), service("t", "web", 81), service("u", "api", 82)]);
+    assert_eq!(
+        said(&got),
+        [
+            "m.yaml:17: status.loadBalancer.ingress[0].ip: warning: 203.0.113.1 is the VIP of Service t/api (m.yaml:1), too: \
+          two namespaces share it"
+        ]
+    );
+    assert_eq!(got.deal.services.len(), 3, "all the same");
+}

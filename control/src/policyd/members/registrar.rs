@@ -9,6 +9,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
+use super::outage::Outage;
 use super::roster::{Heard, Refusal, Roster};
 use super::store::{Change, Committed, Etcd, Memory, News, Store, StoreError};
 use crate::config::{Leases, PolicydSource};
@@ -91,8 +92,18 @@ pub fn start(
     let shared = Arc::new(ArcSwap::from_pointee(roster.clone()));
     let members = Members { events: sender, view: viewed, roster: shared.clone() };
     let strangers = BTreeSet::new();
-    let registrar =
-        Registrar { ttl, roster, store, events, published, view, shared, figures, strangers, store_fails: false };
+    let registrar = Registrar {
+        ttl,
+        roster,
+        store,
+        events,
+        published,
+        view,
+        shared,
+        figures,
+        strangers,
+        outage: Outage::default(),
+    };
     tokio::spawn(registrar.run());
     members
 }
@@ -107,7 +118,7 @@ struct Registrar<S> {
     shared: Arc<ArcSwap<Roster>>,
     figures: Arc<Figures>,
     strangers: BTreeSet<Arc<str>>,
-    store_fails: bool,
+    outage: Outage,
 }
 
 /// A beat and who waits for what it gets.
@@ -170,18 +181,20 @@ impl<S: Store> Registrar<S> {
             }
         }
         let mut outcome = Err(Unanswered::Late);
+        let mut was_asked = true;
         for _ in 0..TRIES {
             let before = self.roster.clone();
             let now = Instant::now().into_std();
             let heard: Vec<_> = waiting.iter().map(|(beat, _)| self.roster.beat(now, beat)).collect();
             self.roster.decide(now);
             match self.commit(&before, &waiting, &heard).await {
-                Ok(Committed::Done) => {
+                Ok(done @ (None | Some(Committed::Done))) => {
+                    was_asked = done.is_some();
                     self.note(before.view());
                     outcome = Ok(heard);
                     break;
                 }
-                Ok(Committed::Outdated(there)) => {
+                Ok(Some(Committed::Outdated(there))) => {
                     self.roster = before;
                     let now = Instant::now().into_std();
                     self.roster.load(now, there.view);
@@ -195,18 +208,21 @@ impl<S: Store> Registrar<S> {
                 }
             }
         }
-        self.complain(outcome.as_ref().err());
+        // While nothing is to be written, nobody knows whether it could be.
+        if was_asked {
+            self.complain(outcome.as_ref().err());
+        }
         self.publish();
         self.answer(waiting, outcome);
     }
 
-    /// Writes down what counts and what is decided.
+    /// Writes down what counts and what is decided; none: there is nothing to write.
     async fn commit(
         &mut self,
         before: &Roster,
         waiting: &Waiting,
         heard: &[Result<Heard, Refusal>],
-    ) -> Result<Committed, StoreError> {
+    ) -> Result<Option<Committed>, StoreError> {
         let counts = waiting.iter().zip(heard).filter(|(_, heard)| **heard == Ok(Heard::Counts));
         let beats: BTreeMap<&str, &Beat> = counts.map(|((beat, _), _)| (&*beat.gateway, beat)).collect();
         let beats: Vec<&Beat> = beats.into_values().collect();
@@ -217,9 +233,9 @@ impl<S: Store> Registrar<S> {
         let gone = old.members.iter().filter(|it| new.member(&it.name).is_none());
         let gone: Vec<Arc<str>> = gone.map(|it| it.name.clone()).collect();
         if beats.is_empty() && view.is_none() {
-            return Ok(Committed::Done);
+            return Ok(None);
         }
-        self.store.commit(Change { beats: &beats, view, silent: &silent, gone: &gone }).await
+        self.store.commit(Change { beats: &beats, view, silent: &silent, gone: &gone }).await.map(Some)
     }
 
     fn answer(&mut self, waiting: Waiting, outcome: Result<Vec<Result<Heard, Refusal>>, Unanswered>) {
@@ -264,14 +280,14 @@ impl<S: Store> Registrar<S> {
 
     /// Says when nothing can be kept, and when it can again.
     fn complain(&mut self, why: Option<&Unanswered>) {
+        let now = Instant::now().into_std();
         match why {
-            Some(error) if !self.store_fails => {
+            Some(error) if self.outage.fails(now, &error.to_string()) => {
                 tracing::error!(event = "leases_stopped", %error, "no gateway gets a lease: {error}");
             }
-            None if self.store_fails => tracing::info!(event = "leases_again", "gateways get leases again"),
+            None if self.outage.ends(now) => tracing::info!(event = "leases_again", "gateways get leases again"),
             _ => {}
         }
-        self.store_fails = why.is_some();
     }
 
     /// Logs and counts what a new view changes.

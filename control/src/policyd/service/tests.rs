@@ -33,7 +33,7 @@ struct Server {
 
 impl Server {
     /// With an authority, clients must present a certificate.
-    async fn start(ca: Option<&Authority>) -> Self {
+    fn start(ca: Option<&Authority>) -> Self {
         let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
         let at = listener.local_addr().unwrap();
         let (publish, published) = watch::channel(Publication::default().next(Arc::default()).map(Arc::new));
@@ -125,7 +125,7 @@ impl Gateway {
 #[tokio::test]
 async fn a_gateway_has_the_name_that_its_certificate_has() {
     let ca = Authority::new("ca");
-    let server = Server::start(Some(&ca)).await;
+    let server = Server::start(Some(&ca));
     let (own, other) = (ca.issue(&["gw-a"]), ca.issue(&["gw-b", "gw-b.example"]));
     let impostor = Gateway::start("gw-a", &server, Some((&ca, &other)));
     let why = impostor.refused().await;
@@ -162,7 +162,7 @@ async fn a_gateway_has_the_name_that_its_certificate_has() {
 #[tokio::test]
 async fn a_beat_counts_only_for_the_name_in_the_certificate() {
     let (ca, folder) = (Authority::new("ca"), tempfile::tempdir().unwrap());
-    let server = Server::start(Some(&ca)).await;
+    let server = Server::start(Some(&ca));
     let own = ca.issue(&["gw-b"]);
     let (channel, _) = connect_watched(&server.seen_by(Some((&ca, &own)), &folder)).await.unwrap();
     let says = async |gateway: &str| {
@@ -179,7 +179,7 @@ async fn a_beat_counts_only_for_the_name_in_the_certificate() {
 
 #[tokio::test]
 async fn a_second_process_waits_until_the_first_is_gone() {
-    let server = Server::start(None).await;
+    let server = Server::start(None);
     let first = Gateway::start("gw-a", &server, None);
     first.is(|it| it.connected).await;
     let known = server.knows("gw-a");

@@ -6,6 +6,7 @@
 //! Limits: plain http and no passwords.
 
 mod backoff;
+mod key;
 mod member;
 #[cfg(test)]
 pub(in crate::policyd) mod tests;
@@ -31,6 +32,7 @@ pub async fn follow(config: Etcd, events: Sender<Event>) {
     let keys = Keys::below(&config.prefix);
     let mut follower = Follower {
         endpoints: &config.endpoints,
+        prefix: &config.prefix,
         keys,
         members: config.members_prefix(),
         events: &events,
@@ -45,6 +47,8 @@ pub async fn follow(config: Etcd, events: Sender<Event>) {
 
 struct Follower<'a> {
     endpoints: &'a [String],
+    /// What the names of manifests follow in their keys.
+    prefix: &'a str,
     keys: Keys,
     /// What the keys begin with that servers write themselves: under a prefix without a slash, they are among those that are read.
     members: String,
@@ -107,6 +111,12 @@ impl Follower<'_> {
     async fn tell(&self, mut update: Update) {
         update.changed.retain(|(name, _)| !name.starts_with(&self.members));
         update.gone.retain(|name| !name.starts_with(&self.members));
+        for (name, text) in &mut update.changed {
+            let conflict = text.as_ref().ok().and_then(|text| key::conflict(name.strip_prefix(self.prefix)?, text));
+            if let Some(reason) = conflict {
+                *text = Err(reason);
+            }
+        }
         if update.whole || !update.changed.is_empty() || !update.gone.is_empty() {
             self.send(Event::Update(update)).await;
         }

@@ -36,7 +36,7 @@ impl Breakage {
     fn note<T>(&self, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if let Poll::Ready(Err(error)) = &outcome {
             // The first is the cause.
-            let _ = self.0.set(error.to_string());
+            let _ = self.0.set(in_words(&error.to_string()));
         }
         outcome
     }
@@ -60,6 +60,21 @@ impl Breakage {
             _ => what,
         }
     }
+}
+
+/// What TLS says when a server lets nobody in, with what to do.
+fn in_words(error: &str) -> String {
+    let hint = if error.contains("CertificateRequired") {
+        ": the server lets in only those who present a certificate; name one that its `tls.ca` has signed (`policy.server.cert` and \
+         `key`, or --cert and --key)"
+    } else if error.contains("alert: UnknownCA") {
+        ": the server's `tls.ca` hasn't signed the certificate that was presented"
+    } else if error.contains("alert: CertificateExpired") {
+        ": the certificate that was presented has expired"
+    } else {
+        ""
+    };
+    format!("{error}{hint}")
 }
 
 /// Connects to the server, so that it is known later why the connection broke. Certificates are read anew each time.

@@ -154,7 +154,7 @@ fn ended(status: &tonic::Status, breakage: &Breakage) -> End {
 }
 
 /// What a failed stream says, with its cause.
-fn explain(status: &tonic::Status) -> String {
+pub(crate) fn explain(status: &tonic::Status) -> String {
     match status.code() {
         Code::Cancelled | Code::Unknown | Code::Unavailable | Code::Internal if !status.message().is_empty() => {
             with_causes(status.message().to_owned(), status.source())
