@@ -21,8 +21,8 @@ pub enum Verdict {
     Answer(InterfaceId),
     /// For the gateway itself, which has nothing to say to it.
     Heard,
-    /// Kept until the kernel has found its next hop's link address.
-    Wait,
+    /// Kept whole until the kernel has found its next hop's link address; then it leaves so.
+    Wait(Then),
     /// Kept until the first fragment of its datagram comes.
     Park,
     /// Taken in again by the next batch, since what it must not overtake, a fragment of its datagram or of its flow, is taken in
@@ -32,6 +32,19 @@ pub enum Verdict {
     Around,
     /// Dropped.
     Drop(DropReason),
+}
+
+/// How a packet leaves that has waited for its neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Then {
+    /// As [`Verdict::Forward`].
+    Forward,
+    /// As [`Verdict::Cut`].
+    Cut,
+    /// As [`Verdict::CutIntoTunnel`].
+    CutIntoTunnel,
+    /// As [`Verdict::Answer`].
+    Answer,
 }
 
 const _: () = assert!(size_of::<Verdict>() <= 4, "64 of them are written in each batch");

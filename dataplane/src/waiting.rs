@@ -13,8 +13,9 @@ use crate::batch::Wanted;
 use crate::counters::Direction;
 use crate::link::handoff::Wake;
 use crate::snapshot::network::Network;
+use crate::stage::wrap::Lining;
 use crate::time::Tick;
-use crate::wire::ethernet;
+use crate::wire::ethernet::Link;
 
 /// Packets that wait at once.
 const MOST: usize = 256;
@@ -42,23 +43,43 @@ impl Questions {
     }
 }
 
-/// A packet that is complete but for the link addresses.
+/// A packet that is complete but for the link addresses, and not cut yet.
 #[derive(Debug)]
 pub struct Parked {
     /// The packet.
     pub frame: Frame,
     /// Where it wants to go.
     pub wanted: Wanted,
-    /// For the counters.
-    pub direction: Direction,
+    /// How it goes there.
+    pub departure: Departure,
     since: Tick,
+}
+
+/// How a packet leaves once its neighbour is known.
+#[derive(Clone, Copy, Debug)]
+pub enum Departure {
+    /// As it is.
+    Whole(Direction),
+    /// In pieces.
+    Cut(Direction, Pieces),
+    /// As it is: our own answer.
+    Answer,
+}
+
+/// How a packet is cut.
+#[derive(Clone, Copy, Debug)]
+pub struct Pieces {
+    /// The longest IP packet that a piece may be, bytes.
+    pub mtu: u16,
+    /// What comes before each of them, of those that go into a tunnel.
+    pub lining: Option<Lining>,
 }
 
 /// What became of a packet that waited.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It can go now.
-    Ready(Parked),
+    /// It can go now, with these link addresses.
+    Ready(Parked, Link),
     /// Its neighbour didn't answer.
     Expired(Parked),
 }
@@ -91,7 +112,7 @@ impl Waiting {
     ///
     /// # Errors
     /// Gives the frame back when there is no room for it.
-    pub fn park(&mut self, frame: Frame, wanted: Wanted, direction: Direction, now: Tick) -> Result<(), Frame> {
+    pub fn park(&mut self, frame: Frame, wanted: Wanted, departure: Departure, now: Tick) -> Result<(), Frame> {
         let already = self.parked.iter().filter(|parked| parked.wanted == wanted).count();
         if self.parked.len() == MOST || already >= MOST_PER_NEIGHBOUR {
             return Err(frame);
@@ -99,7 +120,7 @@ impl Waiting {
         if already == 0 {
             self.questions.ask(wanted);
         }
-        self.parked.push_back(Parked { frame, wanted, direction, since: now });
+        self.parked.push_back(Parked { frame, wanted, departure, since: now });
         Ok(())
     }
 
@@ -110,11 +131,10 @@ impl Waiting {
             self.asked = now;
         }
         for _ in 0..self.parked.len() {
-            let Some(mut parked) = self.parked.pop_front() else { break };
+            let Some(parked) = self.parked.pop_front() else { break };
             let Wanted { interface, address } = parked.wanted;
             if let Some(link) = network.link_to(interface, address) {
-                ethernet::set_link(parked.frame.bytes_mut(), &link);
-                settle(Outcome::Ready(parked));
+                settle(Outcome::Ready(parked, link));
             } else if now.since(parked.since) >= PATIENCE_MS {
                 settle(Outcome::Expired(parked));
             } else {

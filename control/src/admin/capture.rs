@@ -8,7 +8,7 @@ use tonic::Status;
 use vipgate_dataplane::command::Command;
 use vipgate_dataplane::counters::Direction;
 use vipgate_dataplane::ports::pool::WorkerId;
-use vipgate_dataplane::verdict::Verdict;
+use vipgate_dataplane::verdict::{Then, Verdict};
 use vipgate_dataplane::watch::tap::{Captured, Tap, TapFilter, TapRing};
 
 use super::capture_filter::compile;
@@ -173,7 +173,10 @@ fn sentence(captured: &Captured) -> String {
         Verdict::Answer(_) => "answered by the gateway".to_owned(),
         Verdict::Heard | Verdict::Undecided => "taken in by the gateway".to_owned(),
         Verdict::HandOff(to) => format!("handed to worker {}", to.0),
-        Verdict::Wait => format!("{direction}: waits for the link address of its neighbour"),
+        Verdict::Wait(Then::Answer) => {
+            "answered by the gateway, waits for the link address of its neighbour".to_owned()
+        }
+        Verdict::Wait(_) => format!("{direction}: waits for the link address of its neighbour"),
         Verdict::Park => "waits for the first fragment of its datagram".to_owned(),
         Verdict::Requeue => "comes around, behind the first fragment of its datagram or of one before it".to_owned(),
         Verdict::Around => format!("{direction}: for a VIP of this gateway, comes around"),

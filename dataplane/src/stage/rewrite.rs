@@ -3,7 +3,7 @@
 
 use crate::address::V6;
 use crate::batch::{Batch, Head, Kind, Lane};
-use crate::counters::{Direction, DropReason};
+use crate::counters::Direction;
 use crate::ids::Ids;
 use crate::io::{InterfaceId, Received};
 use crate::link::outbox::Outbox;
@@ -14,7 +14,7 @@ use crate::session::tuple::Tuple;
 use crate::snapshot::Snapshot;
 use crate::snapshot::network::{Network, NextHop};
 use crate::stage::route;
-use crate::verdict::Verdict;
+use crate::verdict::{Then, Verdict};
 use crate::wire::checksum::Delta;
 use crate::wire::plain::PlainFamily;
 use crate::wire::tcp::Flags;
@@ -110,15 +110,11 @@ fn finish(batch: &mut Batch, i: usize, hop: NextHop, sent: Option<InterfaceId>, 
     if let NextHop::Node(node) = hop {
         return batch.send_to_node(i, node);
     }
-    if batch.cut.contains(i) {
-        // Nobody waits in pieces: the next one of its size finds the neighbour known.
-        return batch.decide(i, Verdict::Drop(DropReason::NoNeighbor));
-    }
     let Some(wanted) = route::wanted(batch, i, hop, view) else {
         return batch.decide(i, Verdict::Around);
     };
     batch.wanted[i] = wanted;
-    batch.decide(i, Verdict::Wait);
+    batch.decide(i, Verdict::Wait(if batch.cut.contains(i) { Then::Cut } else { Then::Forward }));
 }
 
 /// Bytes of the link header.

@@ -1,14 +1,15 @@
 //! Turning a packet into the gateway's own answer to it.
 
-use crate::batch::Batch;
+use crate::address::Address;
+use crate::batch::{Batch, Wanted};
 use crate::counters::Direction;
 use crate::io::{InterfaceId, Received};
 use crate::snapshot::Snapshot;
-use crate::snapshot::network::NextHop;
+use crate::snapshot::network::{Hop, NextHop};
 use crate::snapshot::overlay::NodeId;
 use crate::snapshot::tunnels::End;
 use crate::stage::wrap;
-use crate::verdict::Verdict;
+use crate::verdict::{Then, Verdict};
 use crate::wire::ethernet::{self, Link};
 use crate::wire::icmp_error::LONGEST_V6;
 use crate::wire::{ipv4, ipv6};
@@ -39,17 +40,15 @@ pub fn answer(
     }
     match way {
         Back::Link(_, out) => Some(Verdict::Answer(out)),
+        Back::Neighbour(wanted) => {
+            batch.wanted[i] = wanted;
+            Some(Verdict::Wait(Then::Answer))
+        }
         Back::Around => {
             batch.directions[i] = Direction::ServiceReply;
             Some(Verdict::Around)
         }
-        Back::Node(node) => {
-            let way = view.tunnels.to(End::Node(node))?;
-            match wrap::whole(batch, i, way, &view.network)? {
-                Verdict::Forward(out) => Some(Verdict::Answer(out)),
-                _ => None,
-            }
-        }
+        Back::Node(node) => wrap::answer(batch, i, view.tunnels.to(End::Node(node))?, &view.network),
     }
 }
 
@@ -57,6 +56,8 @@ pub fn answer(
 enum Back {
     /// With these link addresses, out of this interface.
     Link(Link, InterfaceId),
+    /// To a neighbour whose link address isn't known yet.
+    Neighbour(Wanted),
     /// Who is behind a VIP of this gateway hears by way of the VIP: the answer comes around as the question did.
     Around,
     /// Into the tunnel to a node of the overlay network.
@@ -74,14 +75,21 @@ fn way_back(received: &Received, link: &[u8], answer: &[u8], view: &Snapshot) ->
         return Some(Back::Node(node));
     }
     if received.is_from_peer() {
-        let hop = if is_v4 {
-            view.network.next_hop(ipv4::destination(answer), 0)
+        let (hop, destination) = if is_v4 {
+            let destination = ipv4::destination(answer);
+            (view.network.next_hop(destination, 0), destination.to_ip())
         } else {
-            view.network.next_hop(ipv6::destination(answer), 0)
+            let destination = ipv6::destination(answer);
+            (view.network.next_hop(destination, 0), destination.to_ip())
         };
-        let Ok(NextHop::Known(hop)) = hop else { return None };
-        let hop = view.network.hop(hop);
-        return Some(Back::Link(hop.link?, hop.interface));
+        return match hop.ok()? {
+            NextHop::Known(id) => {
+                let Hop { interface, address, link } = *view.network.hop(id);
+                Some(link.map_or(Back::Neighbour(Wanted { interface, address }), |link| Back::Link(link, interface)))
+            }
+            NextHop::Unknown(interface) => Some(Back::Neighbour(Wanted { interface, address: destination })),
+            NextHop::Hairpin | NextHop::Node(_) => None,
+        };
     }
     let own = view.network.interface(received.interface).mac;
     Some(Back::Link(ethernet::link(ethernet::source(link)?, own), received.interface))

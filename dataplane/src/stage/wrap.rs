@@ -8,7 +8,9 @@ use crate::io::InterfaceId;
 use crate::snapshot::Snapshot;
 use crate::snapshot::network::{Network, NextHop};
 use crate::snapshot::tunnels::{End, Mark, Way};
-use crate::verdict::Verdict;
+use crate::verdict::{Then, Verdict};
+use crate::wire::ethernet::Link;
+use crate::wire::vxlan::{LONGEST, Outer};
 use crate::wire::{cut, ethernet};
 
 /// Wraps the packets of the batch that go into tunnels.
@@ -33,7 +35,12 @@ pub fn run(batch: &mut Batch, view: &Snapshot) {
             if is_last && cut::may_cut(batch.frames[i].frame.bytes()) {
                 let frame = batch.frames[i].frame.bytes_mut();
                 way.inner_link().into_iter().for_each(|link| ethernet::set_link(frame, link));
-                batch.decide(i, Verdict::CutIntoTunnel);
+                if link_of(hop, &view.network).is_some() {
+                    batch.decide(i, Verdict::CutIntoTunnel);
+                } else {
+                    batch.wanted[i] = neighbour(way, hop, out, &view.network);
+                    batch.decide(i, Verdict::Wait(Then::CutIntoTunnel));
+                }
             } else if is_to_gateway {
                 batch.refuse(i, DropReason::TooBig);
             } else {
@@ -63,6 +70,23 @@ pub fn whole(batch: &mut Batch, i: usize, way: &Way, network: &Network) -> Optio
     wrap(batch, i, way, vni).then(|| {
         ethernet::set_link(batch.frames[i].frame.bytes_mut(), &exit.link);
         Verdict::Forward(exit.interface)
+    })
+}
+
+/// Puts an answer of our own into a tunnel, also to a next hop whose link address isn't known yet; `None` if it can't go there.
+#[cold]
+pub fn answer(batch: &mut Batch, i: usize, way: &Way, network: &Network) -> Option<Verdict> {
+    let (hop, out, mtu) = way.exit(network)?;
+    if batch.frames[i].frame.len() > mtu.saturating_add(LINK) {
+        return None;
+    }
+    let vni = way.vni(Mark { sides: batch.heads[i].sides, is_last: batch.travels[i].is_last });
+    if !wrap(batch, i, way, vni) {
+        return None;
+    }
+    Some(match send(batch, i, way, hop, out, network) {
+        Verdict::Wait(_) => Verdict::Wait(Then::Answer),
+        _ => Verdict::Answer(out),
     })
 }
 
@@ -98,37 +122,53 @@ fn traffic_class(frame: &[u8]) -> u8 {
     }
 }
 
-fn send(batch: &mut Batch, i: usize, way: &Way, hop: NextHop, out: InterfaceId, network: &Network) -> Verdict {
-    let link = match hop {
+/// The link addresses of what goes by this next hop, once they are known.
+fn link_of(hop: NextHop, network: &Network) -> Option<Link> {
+    match hop {
         NextHop::Known(id) => network.hop(id).link,
         NextHop::Unknown(_) | NextHop::Hairpin | NextHop::Node(_) => None,
-    };
-    let Some(link) = link else {
-        let address = if let NextHop::Known(id) = hop { network.hop(id).address } else { way.address };
-        batch.wanted[i] = Wanted { interface: out, address };
-        return Verdict::Wait;
+    }
+}
+
+/// Whose link address is missing.
+fn neighbour(way: &Way, hop: NextHop, out: InterfaceId, network: &Network) -> Wanted {
+    let address = if let NextHop::Known(id) = hop { network.hop(id).address } else { way.address };
+    Wanted { interface: out, address }
+}
+
+fn send(batch: &mut Batch, i: usize, way: &Way, hop: NextHop, out: InterfaceId, network: &Network) -> Verdict {
+    let Some(link) = link_of(hop, network) else {
+        batch.wanted[i] = neighbour(way, hop, out, network);
+        return Verdict::Wait(Then::Forward);
     };
     ethernet::set_link(batch.frames[i].frame.bytes_mut(), &link);
     Verdict::Forward(out)
 }
 
-/// A piece of a packet that is cut on its way to another gateway: the headers of the tunnel before it, and where it leaves. `None` while
-/// the next hop's link address isn't known.
-pub fn before_piece(
-    view: &Snapshot,
-    travel: Travel,
-    sides: u8,
-    piece: &[&[u8]],
-) -> Option<(InterfaceId, [u8; crate::wire::vxlan::LONGEST], usize)> {
-    let way = view.tunnels.to(travel.to)?;
-    let (hop, out, _) = way.exit(&view.network)?;
-    let NextHop::Known(id) = hop else { return None };
-    let mut headers = [0; crate::wire::vxlan::LONGEST];
-    let inner = piece.iter().map(|part| part.len()).sum::<usize>() as u16;
-    let vni = way.vni(Mark { sides, is_last: travel.is_last });
-    way.outer.write(&mut headers, inner, vni, 0, piece.first().map_or(0, |headers| traffic_class(headers)));
-    ethernet::set_link(&mut headers, &view.network.hop(id).link?);
-    Some((out, headers, way.outer.length()))
+/// What comes before each piece of a packet that is cut on its way into a tunnel.
+#[derive(Clone, Copy, Debug)]
+pub struct Lining {
+    outer: Outer,
+    vni: u32,
+}
+
+impl Lining {
+    /// That of a packet, the interface that it leaves by, and the link addresses there, once they are known.
+    pub fn of(view: &Snapshot, travel: Travel, sides: u8) -> Option<(Self, InterfaceId, Option<Link>)> {
+        let way = view.tunnels.to(travel.to)?;
+        let (hop, out, _) = way.exit(&view.network)?;
+        let vni = way.vni(Mark { sides, is_last: travel.is_last });
+        Some((Self { outer: way.outer, vni }, out, link_of(hop, &view.network)))
+    }
+
+    /// The headers of the tunnel before this piece, and how long they are.
+    pub fn before(&self, piece: &[&[u8]], link: &Link) -> ([u8; LONGEST], usize) {
+        let mut headers = [0; LONGEST];
+        let inner = piece.iter().map(|part| part.len()).sum::<usize>() as u16;
+        self.outer.write(&mut headers, inner, self.vni, 0, piece.first().map_or(0, |headers| traffic_class(headers)));
+        ethernet::set_link(&mut headers, link);
+        (headers, self.outer.length())
+    }
 }
 
 /// Notes that a packet goes to the gateway that owns it. Equal ways are chosen by its hash, which kinds without sessions don't have yet.

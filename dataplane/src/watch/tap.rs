@@ -243,7 +243,7 @@ impl Tap {
         (place.verdict, place.direction) = (verdict, direction(batch, i));
         place.out = match verdict {
             Verdict::Forward(out) | Verdict::Cut(out) | Verdict::Answer(out) => Some(out),
-            Verdict::Wait => Some(batch.wanted[i].interface),
+            Verdict::Wait(_) => Some(batch.wanted[i].interface),
             Verdict::Undecided
             | Verdict::CutIntoTunnel
             | Verdict::HandOff(_)
@@ -271,7 +271,7 @@ fn is_sent(verdict: Verdict) -> bool {
         | Verdict::Cut(_)
         | Verdict::CutIntoTunnel
         | Verdict::Answer(_)
-        | Verdict::Wait
+        | Verdict::Wait(_)
         | Verdict::Around => true,
         Verdict::Undecided | Verdict::HandOff(_) | Verdict::Heard => false,
         Verdict::Park | Verdict::Requeue | Verdict::Drop(_) => false,

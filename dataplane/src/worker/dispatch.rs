@@ -13,12 +13,13 @@ use crate::io::{InterfaceId, PacketIo, Received};
 use crate::link::handoff::Links;
 use crate::pipeline::Tables;
 use crate::snapshot::Snapshot;
-use crate::stage::wrap;
+use crate::stage::wrap::Lining;
 use crate::time::Tick;
-use crate::verdict::Verdict;
-use crate::waiting::{Outcome, Parked, Waiting};
+use crate::verdict::{Then, Verdict};
+use crate::waiting::{Departure, Outcome, Parked, Pieces, Waiting};
 use crate::watch::drops::Whose;
 use crate::wire::cut;
+use crate::wire::ethernet::{self, Link};
 
 impl<Io: PacketIo> Worker<Io> {
     /// Sends every packet of the batch where its verdict says. Afterwards the batch owns no frame.
@@ -60,15 +61,12 @@ impl<Io: PacketIo> Worker<Io> {
         }
         self.waited_under = Arc::as_ptr(view) as usize;
         waiting.retry(&view.network, now, |outcome| {
-            let (Outcome::Ready(Parked { wanted, .. }) | Outcome::Expired(Parked { wanted, .. })) = outcome;
+            let (Outcome::Ready(Parked { wanted, .. }, _) | Outcome::Expired(Parked { wanted, .. })) = outcome;
             let (frame, reason) = match outcome {
-                Outcome::Ready(parked) => {
-                    let bytes = u64::from(parked.frame.len());
-                    match io.tx(parked.wanted.interface, parked.frame) {
-                        Ok(()) => return counters.forwarded(parked.direction, 1, bytes),
-                        Err(frame) => (frame, DropReason::TxFull),
-                    }
-                }
+                Outcome::Ready(parked, link) => match depart(io, parked, &link, counters) {
+                    Ok(()) => return,
+                    Err(frame) => (frame, DropReason::TxFull),
+                },
                 Outcome::Expired(parked) => (parked.frame, DropReason::NoNeighbor),
             };
             counters.dropped(reason);
@@ -135,15 +133,18 @@ impl Rare<'_> {
         match verdicts[i] {
             Verdict::Forward(_) | Verdict::Undecided => unreachable!("sent already; the pipeline decides about all"),
             Verdict::Cut(out) => {
-                if !send_pieces(io, out, &frame, mtus[i]) {
+                if !send_pieces(io, out, &frame, mtus[i], None) {
                     return Err((frame, DropReason::TxFull));
                 }
                 self.counters.forwarded(direction, 1, bytes);
                 io.give(frame);
             }
             Verdict::CutIntoTunnel => {
-                if !send_pieces_to(io, self.view, travels[i], heads[i].sides, &frame, mtus[i]) {
+                let Some((lining, out, Some(link))) = Lining::of(self.view, travels[i], heads[i].sides) else {
                     return Err((frame, DropReason::NoNeighbor));
+                };
+                if !send_pieces(io, out, &frame, mtus[i], Some((&lining, &link))) {
+                    return Err((frame, DropReason::TxFull));
                 }
                 self.counters.forwarded(direction, 1, bytes);
                 io.give(frame);
@@ -161,8 +162,17 @@ impl Rare<'_> {
                 sent.map_err(|Received { frame, .. }| (frame, DropReason::LinkFull))?;
                 self.counters.handoffs.add(1);
             }
-            Verdict::Wait => {
-                let parked = self.waiting.park(frame, wanted[i], direction, self.now);
+            Verdict::Wait(then) => {
+                let departure = match then {
+                    Then::Forward => Departure::Whole(direction),
+                    Then::Answer => Departure::Answer,
+                    Then::Cut => Departure::Cut(direction, Pieces { mtu: mtus[i], lining: None }),
+                    Then::CutIntoTunnel => {
+                        let lining = Lining::of(self.view, travels[i], heads[i].sides).map(|(lining, ..)| lining);
+                        Departure::Cut(direction, Pieces { mtu: mtus[i], lining })
+                    }
+                };
+                let parked = self.waiting.park(frame, wanted[i], departure, self.now);
                 parked.map_err(|frame| (frame, DropReason::NoNeighbor))?;
             }
             Verdict::Park => {
@@ -182,22 +192,53 @@ impl Rare<'_> {
     }
 }
 
-/// Sends a packet in pieces; false if there wasn't room for all of them.
-fn send_pieces(io: &mut impl PacketIo, interface: InterfaceId, frame: &Frame, mtu: u16) -> bool {
-    let mut all = true;
-    cut::cut(frame.bytes(), mtu, |headers, payload| {
-        all &= send(io, interface, &[headers, payload]);
-        all
-    });
-    all
+/// Sends a packet whose neighbour is known by now; gives it back if there is no room for it.
+fn depart(io: &mut impl PacketIo, parked: Parked, link: &Link, counters: &Counters) -> Result<(), Frame> {
+    let Parked { mut frame, wanted, departure, .. } = parked;
+    let bytes = u64::from(frame.len());
+    match departure {
+        Departure::Whole(direction) => {
+            ethernet::set_link(frame.bytes_mut(), link);
+            io.tx(wanted.interface, frame)?;
+            counters.forwarded(direction, 1, bytes);
+        }
+        Departure::Answer => {
+            ethernet::set_link(frame.bytes_mut(), link);
+            io.tx(wanted.interface, frame)?;
+            counters.answered.add(1);
+        }
+        Departure::Cut(direction, pieces) => {
+            if pieces.lining.is_none() {
+                ethernet::set_link(frame.bytes_mut(), link);
+            }
+            let into = pieces.lining.as_ref().map(|lining| (lining, link));
+            if !send_pieces(io, wanted.interface, &frame, pieces.mtu, into) {
+                return Err(frame);
+            }
+            counters.forwarded(direction, 1, bytes);
+            io.give(frame);
+        }
+    }
+    Ok(())
 }
 
-/// Sends a packet in pieces into a tunnel; false if there wasn't room for all of them, or its way isn't known yet.
-fn send_pieces_to(io: &mut impl PacketIo, view: &Snapshot, travel: Travel, sides: u8, frame: &Frame, mtu: u16) -> bool {
+/// Sends a packet in pieces, perhaps into a tunnel; false if there wasn't room for all of them.
+fn send_pieces(
+    io: &mut impl PacketIo,
+    out: InterfaceId,
+    frame: &Frame,
+    mtu: u16,
+    tunnel: Option<(&Lining, &Link)>,
+) -> bool {
     let mut all = true;
     cut::cut(frame.bytes(), mtu, |headers, payload| {
-        let before = wrap::before_piece(view, travel, sides, &[headers, payload]);
-        all &= before.is_some_and(|(out, outer, length)| send(io, out, &[&outer[..length], headers, payload]));
+        all &= match tunnel {
+            None => send(io, out, &[headers, payload]),
+            Some((lining, link)) => {
+                let (outer, length) = lining.before(&[headers, payload], link);
+                send(io, out, &[&outer[..length], headers, payload])
+            }
+        };
         all
     });
     all

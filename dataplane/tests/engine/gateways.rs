@@ -3,6 +3,7 @@
 use crate::support::cluster::*;
 use crate::support::*;
 use vipgate_dataplane::counters::{Direction, DropReason};
+use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::snapshot::spec::PolicySet;
 
 #[test]
@@ -129,7 +130,52 @@ fn what_is_too_long_for_a_tunnel_is_cut_or_its_sender_hears_how_long_it_may_be()
     cluster.assert_delta(&["egress 1, reply 2, peer_in 2, created 1", "peer_out 1, drop too_big 1, answered 1", ""]);
 }
 
-/// Opens sessions of a pod at its home; the VIP's ports that they have.
+/// A gateway has forgotten all its neighbours inside, which is where tunnels between gateways go, too.
+fn forget_neighbours_inside(cluster: &mut Cluster, number: Number) {
+    let mut network = Cluster::network(3, false);
+    network.neighbours.retain(|neighbour| neighbour.interface != INSIDE);
+    cluster.gateways[number].set_network(network);
+}
+
+/// It asks for this one, and the kernel finds it; what it sends then.
+fn ask_for(cluster: &mut Cluster, number: Number, address: &str) -> Vec<(Number, InterfaceId, Vec<u8>)> {
+    let wanted = cluster.gateways[number].questions.queue.pop().map(|it| (it.interface, it.address));
+    assert_eq!(wanted, Some((INSIDE, ip(address))), "nobody is asked: {:?}", cluster.drops());
+    cluster.gateways[number].set_network(Cluster::network(3, false));
+    let sent = cluster.gateways[number].run();
+    cluster.carry(sent.into_iter().map(|(out, bytes)| (number, out, bytes)).collect())
+}
+
+#[test]
+fn what_goes_to_another_gateway_whole_or_in_pieces_waits_for_its_link_address() {
+    let mut cluster = three();
+    let seen = cluster.arrives(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(FAR)));
+    let seen = only(seen, 0, OUTSIDE, &cluster);
+    let (vip, far) = ends(&seen);
+    for (reply, count) in [(answer_to(&seen, Protocol::Udp), 1), (large_reply(far, vip, true), 2)] {
+        forget_neighbours_inside(&mut cluster, 1);
+        assert_eq!(cluster.arrives(1, OUTSIDE, &reply), vec![]);
+        let home = ask_for(&mut cluster, 1, "10.2.0.1");
+        assert!(home.iter().all(|(number, out, _)| (*number, *out) == (0, INSIDE)));
+        let bytes = home.iter().map(|(_, _, bytes)| bytes.len() - 34).sum::<usize>();
+        assert_eq!((home.len(), bytes), (count, reply.len() - 34));
+    }
+    cluster.assert_delta(&["egress 1, reply 3, peer_in 3, created 1", "peer_out 2", ""]);
+}
+
+#[test]
+fn what_an_owner_says_of_a_packet_from_another_gateway_waits_for_its_neighbour() {
+    let mut cluster = three();
+    let mut last_hop = packet(Protocol::Udp, at("10.244.1.5:4000"), at(FAR));
+    set_ttl(&mut last_hop, 1);
+    forget_neighbours_inside(&mut cluster, 0);
+    assert_eq!(cluster.arrives(1, INSIDE, &last_hop), vec![]);
+    let told = ask_for(&mut cluster, 0, "10.244.1.5");
+    let told = only(told, 0, INSIDE, &cluster);
+    assert_eq!((told[34], told[35], &told[..6]), (11, 0, &POD_MAC[..]));
+    cluster.assert_delta(&["peer_in 1, drop ttl 1, answered 1", "peer_out 1", ""]);
+}
+
 #[test]
 fn a_clients_connection_goes_on_at_any_gateway_with_its_backend() {
     use crate::support::services::*;

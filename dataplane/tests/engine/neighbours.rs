@@ -67,6 +67,32 @@ fn a_packet_waits_for_its_neighbour_and_leaves_when_it_is_found() {
 }
 
 #[test]
+fn what_must_be_cut_for_a_neighbour_that_is_not_known_yet_asks_for_it_and_waits_whole() {
+    let mut gateway = Gateway::new(&Setup::default());
+    let narrow = || {
+        let mut network = network();
+        network.interfaces[1].mtu = 800;
+        network
+    };
+    gateway.set_network(narrow());
+    let mut large = large_reply(at("10.244.1.5:4000"), at("192.0.2.77:53"), true);
+    large[..6].copy_from_slice(&INSIDE_MAC);
+    assert_eq!(gateway.arrives(0, INSIDE, &large), vec![]);
+    let wanted = gateway.questions.queue.pop().map(|it| (it.interface, it.address));
+    assert_eq!(wanted, Some((OUTSIDE, ip("192.0.2.77"))), "nobody is asked: {:?}", gateway.drops());
+
+    let mut found = narrow();
+    let mac = [2, 0, 0, 0, 9, 9];
+    found.neighbours.push(NeighbourSpec { interface: OUTSIDE, address: ip("192.0.2.77"), mac });
+    gateway.set_network(found);
+    let sent = gateway.run();
+    assert_eq!(sent.len(), 2);
+    assert!(sent.iter().all(|(_, bytes)| bytes[..12] == [mac, OUTSIDE_MAC].concat() && bytes.len() <= 814));
+    assert_eq!(sent.iter().map(|(_, bytes)| bytes.len() - 34).sum::<usize>(), 1480);
+    gateway.assert_delta("egress 1, created 1");
+}
+
+#[test]
 fn a_silent_neighbour_costs_its_packets_and_nobody_elses() {
     let mut gateway = Gateway::new(&Setup::default());
     for n in 0..40 {

@@ -39,7 +39,7 @@ fn nodes(v6: bool) -> Vec<NodeSpec> {
     (1..).zip(prefixes).map(spec).collect()
 }
 
-fn gateway(v6: bool, mut policy: PolicySet) -> Gateway {
+fn network_with_nodes(v6: bool) -> NetworkSpec {
     let mut network = network();
     network.interfaces[0].addresses = vec![ip("10.244.1.1"), ip("fd00:244:1::1")];
     let net = if v6 { "fd00:20::/64" } else { "10.20.0.0/24" };
@@ -49,8 +49,12 @@ fn gateway(v6: bool, mut policy: PolicySet) -> Gateway {
         let address = node(number, v6).ip();
         network.neighbours.push(NeighbourSpec { interface: INSIDE, address, mac: POD_MAC });
     }
+    network
+}
+
+fn gateway(v6: bool, mut policy: PolicySet) -> Gateway {
     policy.nodes = nodes(v6);
-    Gateway::with(&Setup { overlay: Some(own(v6)), ..Setup::default() }, network, &policy)
+    Gateway::with(&Setup { overlay: Some(own(v6)), ..Setup::default() }, network_with_nodes(v6), &policy)
 }
 
 /// A pod's packet as its node sends it.
@@ -196,16 +200,70 @@ fn what_is_too_long_for_the_overlay_is_cut_or_its_sender_hears_how_long_it_may_b
     let [(OUTSIDE, told)] = &told[..] else { panic!("{told:?}") };
     assert_eq!((told[34], told[35], u16::from_be_bytes([told[40], told[41]])), (3, 4, 1450));
     let pieces = gateway.arrives(0, OUTSIDE, &large_reply(far, vip, true));
-    let lengths: usize = pieces.iter().map(to_node_piece).sum();
+    let lengths: usize = pieces.iter().map(|piece| to_node_piece(piece, false)).sum();
     assert_eq!((pieces.len(), lengths), (2, 1480));
     gateway.assert_delta("egress 1, reply 1, drop too_big 1, created 1, answered 1");
 }
 
 /// Bytes of a piece behind its IP header.
-fn to_node_piece((_, frame): &(vipgate_dataplane::io::InterfaceId, Vec<u8>)) -> usize {
+fn to_node_piece((_, frame): &(vipgate_dataplane::io::InterfaceId, Vec<u8>), v6: bool) -> usize {
     let inner = parse(frame).unwrap();
-    assert_eq!((ends(frame).1, inner.vni, &frame[inner.at..inner.at + 6]), (node(1, false), VNI, &NODES[0][..]));
+    assert_eq!((ends(frame).1, inner.vni, &frame[inner.at..inner.at + 6]), (node(1, v6), VNI, &NODES[0][..]));
     inner.length - 34
+}
+
+/// The link address of node 1 isn't known any more.
+fn forget_node_1(gateway: &mut Gateway, v6: bool) {
+    let mut network = network_with_nodes(v6);
+    network.neighbours.retain(|neighbour| neighbour.address != node(1, v6).ip());
+    gateway.set_network(network);
+}
+
+/// The kernel is asked for the link address of node 1, and finds it.
+fn ask_for_node_1(gateway: &mut Gateway, v6: bool) {
+    let wanted = gateway.questions.queue.pop().map(|it| (it.interface, it.address));
+    assert_eq!(wanted, Some((INSIDE, node(1, v6).ip())), "nobody is asked: {:?}", gateway.drops());
+    gateway.set_network(network_with_nodes(v6));
+}
+
+#[test]
+fn what_must_be_cut_for_a_node_that_is_not_known_yet_asks_for_it_and_waits_whole() {
+    for v6 in [false, true] {
+        let mut gateway = gateway(v6, policy());
+        let (pod, far) = POD_AND_FAR[0];
+        let question = packet(Protocol::Udp, at(pod), at(far));
+        let sent = gateway.arrives(0, INSIDE, &tunnel(node(1, v6).ip(), own(v6), VNI, &question));
+        let (vip, far) = ends(&sent[0].1);
+        forget_node_1(&mut gateway, v6);
+        assert_eq!(gateway.arrives(0, OUTSIDE, &large_reply(far, vip, true)), vec![]);
+        // Where pods are may change meanwhile: it was on its way to this node.
+        let mut set = policy();
+        set.nodes = nodes(v6).into_iter().rev().collect();
+        gateway.set_policy(&set);
+        ask_for_node_1(&mut gateway, v6);
+        let pieces = gateway.run();
+        let lengths: usize = pieces.iter().map(|piece| to_node_piece(piece, v6)).sum();
+        assert_eq!((pieces.len(), lengths), (2, 1480));
+        assert!(pieces.iter().all(|(out, frame)| *out == INSIDE && frame[..6] == POD_MAC));
+        gateway.assert_delta("egress 1, reply 1, created 1");
+    }
+}
+
+#[test]
+fn what_the_gateway_says_to_a_pod_waits_for_its_node() {
+    for (v6, (pod, far)) in [false, true].into_iter().flat_map(|v6| POD_AND_FAR.map(|ends| (v6, ends))) {
+        let mut gateway = gateway(v6, policy());
+        let mut last_hop = packet(Protocol::Udp, at(pod), at(far));
+        set_ttl(&mut last_hop, 1);
+        forget_node_1(&mut gateway, v6);
+        let came = tunnel(node(1, v6).ip(), own(v6), VNI, &last_hop);
+        assert_eq!(gateway.arrives(0, INSIDE, &came), vec![]);
+        ask_for_node_1(&mut gateway, v6);
+        let told = to_node(&gateway.run(), 1, v6);
+        let kind = if at(pod).is_ipv4() { (told[34], told[35]) } else { (told[54], told[55]) };
+        assert_eq!(kind, if at(pod).is_ipv4() { (11, 0) } else { (3, 0) });
+        gateway.assert_delta("drop ttl 1, answered 1");
+    }
 }
 
 #[test]

@@ -292,7 +292,7 @@ impl Told<'_> {
             Verdict::Heard | Verdict::Park | Verdict::Requeue | Verdict::Undecided => {
                 "taken in by the gateway, which says nothing".to_owned()
             }
-            Verdict::Wait => format!("sent on{ends} as soon as its neighbour has answered the kernel's ARP or NDP"),
+            Verdict::Wait(_) => format!("sent on{ends} as soon as its neighbour has answered the kernel's ARP or NDP"),
             Verdict::Drop(reason) => {
                 let hears = match found.hears {
                     None => "its sender hears nothing",

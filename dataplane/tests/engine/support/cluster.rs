@@ -96,14 +96,7 @@ impl Cluster {
 
     /// The same with tunnels over IPv6 or IPv4.
     pub fn over(count: usize, setup: &Setup, v6: bool) -> Self {
-        let mut network = network();
-        let (prefix, on_link) = if v6 { ("fd00:2::/64", None) } else { ("10.2.0.0/24", None) };
-        let via = RouteTarget::Via(vec![HopSpec { interface: INSIDE, gateway: on_link }]);
-        network.routes.push(RouteSpec { prefix: prefix.parse().unwrap(), target: via });
-        for number in 0..count {
-            let address = tunnel(number, v6).ip();
-            network.neighbours.push(NeighbourSpec { interface: INSIDE, address, mac: INSIDE_MAC });
-        }
+        let network = Self::network(count, v6);
         let set = shared_policy(count);
         let gateways = (0..count).map(|_| Gateway::with(setup, network.clone(), &set)).collect();
         let fine = Standing { serving: true, linked: true, may_open: true };
@@ -119,6 +112,19 @@ impl Cluster {
         };
         cluster.agree();
         cluster
+    }
+
+    /// The network of each of them.
+    pub fn network(count: usize, v6: bool) -> NetworkSpec {
+        let mut network = network();
+        let prefix = if v6 { "fd00:2::/64" } else { "10.2.0.0/24" };
+        let via = RouteTarget::Via(vec![HopSpec { interface: INSIDE, gateway: None }]);
+        network.routes.push(RouteSpec { prefix: prefix.parse().unwrap(), target: via });
+        for number in 0..count {
+            let address = tunnel(number, v6).ip();
+            network.neighbours.push(NeighbourSpec { interface: INSIDE, address, mac: INSIDE_MAC });
+        }
+        network
     }
 
     /// All gateways hear how all stand.
@@ -163,7 +169,7 @@ impl Cluster {
     }
 
     /// Carries tunnel packets from gateway to gateway until none is left.
-    fn carry(&mut self, sent: Vec<(Number, InterfaceId, Vec<u8>)>) -> Vec<(Number, InterfaceId, Vec<u8>)> {
+    pub fn carry(&mut self, sent: Vec<(Number, InterfaceId, Vec<u8>)>) -> Vec<(Number, InterfaceId, Vec<u8>)> {
         let (mut outside, mut open) = (Vec::new(), sent);
         for _ in 0..8 {
             let mut next = Vec::new();

@@ -7,7 +7,7 @@ use vipgate_dataplane::command::Command;
 use vipgate_dataplane::explain::{Class, Found, Probe};
 use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::snapshot::network::NextHop;
-use vipgate_dataplane::verdict::Verdict;
+use vipgate_dataplane::verdict::{Then, Verdict};
 use vipgate_dataplane::watch::glimpse::Glimpse;
 
 use super::Gateway;
@@ -89,7 +89,7 @@ impl Gateway {
         };
         let is_same = match (foretold.verdict, seen.verdict) {
             // Who may hear of it may hear nothing all the same: not too often.
-            (Verdict::Drop(_), Verdict::Answer(_)) => foretold.hears.is_some(),
+            (Verdict::Drop(_), Verdict::Answer(_) | Verdict::Wait(Then::Answer)) => foretold.hears.is_some(),
             (foretold, seen) => foretold == seen,
         };
         assert!(
@@ -97,7 +97,8 @@ impl Gateway {
             "foretold {:?} ({:?}), but {:?}, of {packet:02x?}",
             foretold.verdict, foretold.class, seen.verdict
         );
-        let sent = matches!(seen.verdict, Verdict::Forward(_) | Verdict::Around | Verdict::Wait);
+        let sent =
+            matches!(seen.verdict, Verdict::Forward(_) | Verdict::Around | Verdict::Wait(Then::Forward | Then::Cut));
         if !sent {
             return;
         }
