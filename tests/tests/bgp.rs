@@ -158,6 +158,36 @@ fn a_router_has_a_path_to_each_gateway_that_serves() {
 }
 
 #[test]
+fn a_gateway_with_frr_and_one_with_bird_share_a_vip() {
+    let lab = Lab::new("bgpmixed").unwrap();
+    let router = lab.host("router", true).unwrap();
+    let with_bird = Ends { gateway: ["203.0.114.1", "2001:db8:114::1"], router: ["203.0.114.254", "2001:db8:114::fe"] };
+    let all = [ENDS, with_bird];
+    let hosts = [("gw1", "one"), ("gw2", "two")].map(|(name, port)| {
+        let host = lab.host(name, true).unwrap();
+        lab.link((&host, "eth0"), (&router, port), 1).unwrap();
+        (host, port)
+    });
+    for ((host, port), ends) in hosts.iter().zip(all) {
+        let with = |ends: [&str; 2]| [format!("{}/24", ends[0]), format!("{}/64", ends[1])];
+        let (own, routers) = (with(ends.gateway), with(ends.router));
+        host.addresses("eth0", &[&own[0], &own[1]]).unwrap();
+        router.addresses(port, &[&routers[0], &routers[1]]).unwrap();
+    }
+    let [(frr, _), (bird, _)] = &hosts;
+    let _daemons = (Frr::gateway(frr), Bird::gateway(bird, with_bird));
+    let upstream = Bird::router(&router, &all);
+    upstream.wait_established(4);
+    for vip in VIPS {
+        frr.ip(&["route", "add", "blackhole", vip, "proto", "118", "metric", "50"]).unwrap();
+        bird.ip(&["route", "add", "blackhole", vip, "proto", "118", "table", "179"]).unwrap();
+    }
+    for (number, vip) in VIPS.into_iter().enumerate() {
+        upstream.wait_paths(vip, &[all[0].gateway[number], all[1].gateway[number]], PATIENCE);
+    }
+}
+
+#[test]
 fn frr_takes_the_routes_from_the_main_table() {
     let mut world = world("bgpfrr");
     let router = Bird::router(&world.router, &[ENDS]);
