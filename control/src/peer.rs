@@ -13,6 +13,7 @@ mod session;
 mod status;
 #[cfg(test)]
 mod tests;
+mod troubles;
 mod view;
 mod work;
 

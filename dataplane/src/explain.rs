@@ -272,8 +272,10 @@ fn try_egress<A: OnWire>(
         };
         let through = |port: u16| open::translate(origin, address, port);
         let outlook = tables.ports.outlook((vip, part), claim, |port| sessions.is_free(&through(port).reversed()));
-        let blocks = part.map(|Part { blocks, .. }| blocks.count());
-        found.leaves_with = Some(LeavesWith { vip: vip.id, blocks, owned: tables.ports.owned_blocks(vip.id), outlook });
+        let among = part.map(|Part { blocks, .. }| tables.ports.blocks_among(vip.id, blocks));
+        let (blocks, owned) = among.unzip();
+        let owned = owned.unwrap_or_else(|| tables.ports.owned_blocks(vip.id));
+        found.leaves_with = Some(LeavesWith { vip: vip.id, blocks, owned, outlook });
         if outlook != Outlook::Exhausted {
             return Ok(Ahead::As(through(0), Direction::Egress, hop));
         }

@@ -100,7 +100,7 @@ impl PortRange {
 
     /// The blocks of the word number `word` of a list of all blocks that lie inside, as bits.
     #[inline]
-    fn blocks_of_word(self, word: usize) -> u64 {
+    pub(crate) fn blocks_of_word(self, word: usize) -> u64 {
         let (first, last) = (usize::from(BlockId::of(self.first).0), usize::from(BlockId::of(self.last).0));
         let ones_below = |n: usize| if n >= 64 { u64::MAX } else { (1 << n) - 1 };
         ones_below((last + 1).saturating_sub(word * 64)) & !ones_below(first.saturating_sub(word * 64))

@@ -19,6 +19,7 @@ use super::link::{self, Introduced, Io, Link};
 use super::replicate::pump::Order;
 use super::replicate::rounds::Rounds;
 use super::status::Board;
+use super::troubles::{Troubles, With};
 use super::view::View;
 use super::work::Turns;
 use super::{Event, Plan};
@@ -31,8 +32,6 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(25), Duration::from_
 const HELD: Duration = Duration::from_secs(5);
 /// Connections at a time of which isn't known yet whose they are.
 const UNKNOWN: usize = 64;
-/// Addresses of strangers of which is remembered what was said of them.
-const STRANGERS: usize = 256;
 /// Bytes that the kernel holds for a link: beats wait behind them.
 const KERNEL: u32 = 256 << 10;
 
@@ -65,7 +64,7 @@ struct Ended {
 pub(super) struct Registry {
     last: u64,
     current: HashMap<Arc<str>, Current>,
-    strangers: HashMap<IpAddr, Broken>,
+    troubles: Troubles,
 }
 
 #[derive(Debug)]
@@ -165,22 +164,20 @@ impl Shared {
         Ended { peer: Some(peer), linked: true, why }
     }
 
-    /// Says why there is no link: again only when there was one meanwhile, or for another reason.
+    /// Says why there is no link, if that is news.
     fn failed(&self, ended: &Ended, address: IpAddr) {
         let Ended { peer, linked, why } = ended;
         if *why == Broken::Replaced {
             return;
         }
-        let news = if let Some(peer) = peer {
-            self.board.failed(peer, why) || *linked
+        let with = if let Some(peer) = peer {
+            self.board.failed(peer, why);
+            With::Gateway(peer.clone())
         } else {
             self.board.stranger();
-            let mut registry = self.registry();
-            if registry.strangers.len() >= STRANGERS {
-                registry.strangers.clear();
-            }
-            registry.strangers.insert(address, why.clone()).as_ref() != Some(why)
+            With::Stranger(address)
         };
+        let news = self.registry().troubles.failed(with, *linked, why, Instant::now());
         let peer = peer.as_deref().unwrap_or("unknown");
         if news {
             tracing::warn!(event = "peer_unlinked", peer, %address, reason = %why, "no link to gateway {peer}: {why}");

@@ -122,14 +122,12 @@ impl Board {
         self.0.send_modify(|status| Arc::make_mut(status).strangers += 1);
     }
 
-    /// A link has ended, or wasn't made: says whether for another reason than the last time.
-    pub(super) fn failed(&self, name: &str, why: &Broken) -> bool {
-        let mut news = true;
+    /// A link has ended, or wasn't made.
+    pub(super) fn failed(&self, name: &str, why: &Broken) {
         self.update(name, |peer| {
             peer.failures += 1;
             peer.refused += u64::from(why.is_refusal());
-            news = peer.last_failure.replace(why.clone()).as_ref() != Some(why);
+            peer.last_failure = Some(why.clone());
         });
-        news
     }
 }

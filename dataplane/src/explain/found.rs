@@ -115,7 +115,7 @@ pub struct LeavesWith {
     pub vip: VipId,
     /// Blocks of its ports that this gateway may use for the endpoint; `None`: all.
     pub blocks: Option<u32>,
-    /// Blocks of it that the worker has already.
+    /// Those of these blocks that the worker has already.
     pub owned: u32,
     /// Whether there is a port left.
     pub outlook: Outlook,

@@ -202,6 +202,13 @@ impl Allocator {
         self.holdings[usize::from(vip.0)].owned_count
     }
 
+    /// Those of these blocks that have ports to give out, and how many of those this worker owns.
+    pub fn blocks_among(&self, vip: VipId, blocks: &BlockSet) -> (u32, u32) {
+        let owned = &self.holdings[usize::from(vip.0)].owned;
+        let words = (0..BLOCKS / 64).map(|word| (blocks.0[word] & self.range.blocks_of_word(word), owned.0[word]));
+        words.fold((0, 0), |(all, own), (among, owned)| (all + among.count_ones(), own + (among & owned).count_ones()))
+    }
+
     /// Blocks of a VIP of which at least one port is in use here.
     pub fn used_blocks(&self, vip: VipId) -> u32 {
         let holding = &self.holdings[usize::from(vip.0)];

@@ -45,6 +45,21 @@ fn play(steps: &[Step], workers: u8, several: bool, seen: &RefCell<Seen>) {
 }
 
 #[test]
+fn the_blocks_that_a_worker_has_are_counted_among_those_of_its_share() {
+    use crate::support::cluster::{FAR, three};
+    use crate::support::{INSIDE, Protocol, at, ip, packet};
+    let mut cluster = three();
+    let question = |port: u16| packet(Protocol::Udp, (ip("10.244.1.5"), port).into(), at(FAR));
+    cluster.arrives(0, INSIDE, &question(4000));
+    let found = cluster.gateways[0].foretell(0, INSIDE, &question(4001)).unwrap();
+    let leaves = found.leaves_with.unwrap();
+    // Every third one of those in the range of ports.
+    assert_eq!(leaves.blocks, Some(336));
+    assert!((1..=336).contains(&leaves.owned), "{} of 336", leaves.owned);
+    cluster.assert_delta(&["egress 1, created 1", "", ""]);
+}
+
+#[test]
 fn what_is_foretold_comes_true() {
     let kept = FileFailurePersistence::Direct("tests/engine/explain.regressions");
     let config = Config { cases: 2000, failure_persistence: Some(Box::new(kept)), ..Config::default() };

@@ -202,15 +202,23 @@ impl Told<'_> {
         {
             said.push(("vip", format!("it would leave as {} ({})", vip.address, vip.name)));
             let share = match leaves.blocks {
-                None => format!("all {} blocks are this gateway's", self.state.port_blocks),
-                Some(blocks) => format!("{blocks} of {} blocks are in its share", self.state.port_blocks),
+                None => format!("all {} blocks of ports are this gateway's", self.state.port_blocks),
+                Some(blocks) => {
+                    format!(
+                        "{blocks} of {} blocks of ports are this gateway's for the endpoint",
+                        self.state.port_blocks
+                    )
+                }
             };
             let outlook = match leaves.outlook {
                 Outlook::Free => "a port toward this destination is free",
                 Outlook::Exhausted => "toward this destination NO PORT IS FREE here",
                 Outlook::Crowded => "toward this destination nearly all ports are in use",
             };
-            said.push(("ports", format!("{share}, worker {} has {}; {outlook}", found.worker.0, leaves.owned)));
+            said.push((
+                "ports",
+                format!("{share}; worker {} has taken {} of them; {outlook}", found.worker.0, leaves.owned),
+            ));
         }
         match found.class {
             Some(Class::Egress { revives: true }) => {
