@@ -11,7 +11,7 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
   python3-grpcio:/usr/lib/python3/dist-packages/grpc/__init__.py python3-protobuf:/usr/lib/python3/dist-packages/google/protobuf/__init__.py
 CARGO_DENY := 0.20.2
 
-.PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e e2e-gateways e2e-server bench bench-watch bench-wire bench-policy bench-gateways clean-lab
+.PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e e2e-gateways e2e-server e2e-starts bench bench-watch bench-wire bench-policy bench-gateways clean-lab
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-13s%s\n", $$1, $$2}'
@@ -109,7 +109,8 @@ E2E_SERVER = $(patsubst %,--test %,egress input policy restart services)
 # Of several gateways, what the engine's own tests can't show; `make e2e-gateways` has them all.
 E2E_GATEWAYS = connections::ten_thousand_connections_over_three_gateways killed::a_killed_gateway absent::a_stopped_gateway \
   partition::a_partition drained::a_drain lossy::lossy_replication strangers::forged_tunnel_packets_are_dropped_and_counted \
-  claimed::one_gateway_has_a_claimed_vip_and_the_next_one_says_so_within_a_second
+  claimed::one_gateway_has_a_claimed_vip_and_the_next_one_says_so_within_a_second \
+  started::no_question_is_answered_by_two_gateways_that_start
 
 e2e: deps ## whole gateways in network namespaces, with policy from files and from a server; needs root
 	$(BINARY)
@@ -124,6 +125,10 @@ e2e-server: deps ## every scenario of one gateway with policy from a server, fou
 e2e-gateways: deps ## every scenario of several gateways, eight minutes; needs root
 	$(BINARY)
 	$(TEST) --test gateways -- --test-threads=1
+
+e2e-starts: deps ## two hundred pairs of gateways start, and are asked who has a VIP all along, fifteen minutes; needs root
+	$(BINARY)
+	VIPGATE_PAIRS=200 $(TEST) --test gateways -- --nocapture --exact started::no_question_is_answered_by_two_gateways_that_start
 
 bench: build ## the packet path alone
 	target/release/vipgate-bench path --sessions 1000,65536,1048576

@@ -20,6 +20,7 @@ mod captures;
 mod clients;
 mod gateway;
 mod manifests;
+mod questions;
 mod routes;
 mod watch;
 
@@ -40,6 +41,7 @@ pub use captures::Captures;
 pub use clients::{Client, Clients, Download, LineServer, Outcome, Record, Traffic, moment};
 pub use gateway::Gateway;
 pub use manifests::{CROWD_A, CROWD_B, sources_a, sources_b};
+pub use questions::{Answer, Questions, answering};
 
 pub use crate::traffic::script;
 pub use watch::{Watch, check_all_different};

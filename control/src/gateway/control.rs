@@ -455,7 +455,7 @@ fn serving(spec: &MembersSpec) -> Vec<&str> {
 /// The VIPs that are announced from here: this gateway's, and not by routes.
 fn own_vips(state: &GatewayState) -> impl Iterator<Item = IpAddr> + use<> {
     let policy = state.compiled.load_full();
-    let own = policy.vips().filter(|vip| vip.is_ours() && vip.announce == Announce::L2).map(|vip| vip.address);
+    let own = policy.vips().filter(|vip| vip.is_answered() && vip.announce == Announce::L2).map(|vip| vip.address);
     own.collect::<Vec<_>>().into_iter()
 }
 

@@ -71,6 +71,8 @@ pub struct Status {
     /// How long a lease is, from when a beat is sent: so long after a view was made, nobody serves by the one before unless it
     /// has heard of the new one. Until the first lease, what is usual.
     pub ttl: Duration,
+    /// Whether a lease has said so: until then, how long others wait for nobody knows.
+    pub is_granted: bool,
 }
 
 /// What the gateway says and hears. When `wish` is dropped, the client ends.
@@ -128,7 +130,7 @@ impl MembersClient {
     /// A client that doesn't run yet.
     pub fn open(plan: Plan) -> (Self, Handle) {
         let (wish, wished) = watch::channel((Wish::Joining, 0));
-        let status = Status { authority: Authority::Unknown, view: Arc::default(), ttl: USUAL_TTL };
+        let status = Status { authority: Authority::Unknown, view: Arc::default(), ttl: USUAL_TTL, is_granted: false };
         let (status, told) = watch::channel(status);
         let handle = Handle { wish, status: told, told: status.clone() };
         let client = Self {
@@ -146,7 +148,11 @@ impl MembersClient {
     /// Beats for as long as anybody wishes anything.
     pub async fn run(mut self) {
         loop {
-            let end = stream::follow(&mut self).await;
+            let end = match stream::follow(&mut self).await {
+                // Whoever has said who serves doesn't take it back: something else answers at its address.
+                End::NoService if self.is_reached => End::Lost("it knows nothing of leases any more".to_owned()),
+                end => end,
+            };
             let pause = match &end {
                 End::Abandoned => return,
                 End::NoService => NO_SERVICE,

@@ -101,9 +101,15 @@ pub struct Vip {
 }
 
 impl Vip {
-    /// Whether this gateway answers for it: policy wants it, and it is this one's, or a part of it is.
+    /// Whether this gateway serves it: policy wants it, and it is this one's, or a part of it is.
     pub fn is_ours(&self) -> bool {
         !self.retired && self.shares.owner() == Owner::This
+    }
+
+    /// Whether this gateway says on a link that it has it. A VIP that is no one else's is this gateway's as soon as the view says so, but
+    /// whoever had it answers until it has seen that view: two answers to one question would send packets to either.
+    pub fn is_answered(&self) -> bool {
+        !self.retired && self.shares.may_answer()
     }
 
     /// The part of a range that every endpoint may have ports of; the rest is for those that have less than they are

@@ -190,6 +190,15 @@ impl Shares {
         self.list.get(place as usize).map_or(Owner::This, |share| share.owner)
     }
 
+    /// Whether this gateway alone may speak for the whole VIP: it is its own, and whoever had it before has let go. With one that is cut in
+    /// parts, any gateway that has one may.
+    pub fn may_answer(&self) -> bool {
+        match &*self.list {
+            [only] => only.owner == Owner::This && only.may_open,
+            _ => self.owner() == Owner::This,
+        }
+    }
+
     /// Whose the whole VIP is: of one that is cut in parts, this gateway's if it has any.
     pub fn owner(&self) -> Owner {
         match &*self.list {

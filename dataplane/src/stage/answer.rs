@@ -106,7 +106,7 @@ fn contested<A: Family>(view: &Snapshot, address: A, interface: &InterfaceSpec) 
 
 /// Whether this gateway answers for an address on this interface.
 fn serves<A: Family>(view: &Snapshot, address: A, interface: &InterfaceSpec) -> bool {
-    interface.role.is_outside() && view.policy.vip(address).is_some_and(Vip::is_ours)
+    interface.role.is_outside() && view.policy.vip(address).is_some_and(Vip::is_answered)
 }
 
 /// The frame that announces a VIP on an interface to everybody: gratuitous ARP (RFC 5227 section 3) or an unsolicited

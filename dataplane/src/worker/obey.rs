@@ -26,7 +26,7 @@ impl<Io: PacketIo> Worker<Io> {
         let Parts { io, counters, .. } = &mut self.parts;
         for &vip in self.announcer.turn(now) {
             // Another gateway may have it by now.
-            if !view.policy.vip_at(vip).is_some_and(Vip::is_ours) {
+            if !view.policy.vip_at(vip).is_some_and(Vip::is_answered) {
                 continue;
             }
             announce_once(io, counters, view, vip);
@@ -83,7 +83,11 @@ impl<Io: PacketIo> Worker<Io> {
             Command::Capture(tap) => tables.watch.tap = tap,
             Command::LogSessions(queue) => tables.watch.log.write_to(queue),
             Command::Announce(vips) => self.announcer.begin(vips, now),
-            Command::Defend(vip) => announce_once(&mut self.parts.io, &self.parts.counters, view, vip),
+            Command::Defend(vip) => {
+                if !is_lapsed && view.policy.vip_at(vip).is_some_and(Vip::is_answered) {
+                    announce_once(&mut self.parts.io, &self.parts.counters, view, vip);
+                }
+            }
         }
     }
 

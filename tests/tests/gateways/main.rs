@@ -15,5 +15,6 @@ mod lossy;
 mod partition;
 mod rehash;
 mod scene;
+mod started;
 mod strangers;
 mod world;

@@ -47,6 +47,8 @@ pub(in crate::gateway) struct Standing {
     authority: Authority,
     view: Arc<View>,
     ttl: Duration,
+    /// Whether a lease has said so.
+    is_granted: bool,
     links: Arc<PeersStatus>,
     /// Up to which view each gateway has let go of what it takes from it.
     released: BTreeMap<Arc<str>, u64>,
@@ -68,6 +70,7 @@ impl Standing {
             authority,
             view: Arc::default(),
             ttl: Duration::ZERO,
+            is_granted: false,
             links: Arc::default(),
             released: BTreeMap::new(),
             changed: None,
@@ -100,7 +103,8 @@ impl Standing {
         if self.changed.is_none() || serving(&self.view) != serving(&status.view) {
             self.changed = Some((status.view.number, now));
         }
-        (self.authority, self.view, self.ttl) = (status.authority, status.view.clone(), status.ttl);
+        (self.authority, self.view) = (status.authority, status.view.clone());
+        (self.ttl, self.is_granted) = (status.ttl, status.is_granted);
         self.opened &= served && self.serves(&self.name);
     }
 
@@ -220,7 +224,9 @@ impl Standing {
             // Nobody can have promised anything to a process that has promised nothing yet.
             lapsed || member.incarnation == 0 || released >= number
         };
-        now >= came + self.ttl || self.view.members.iter().filter(|member| member.name != self.name).all(has_let_go)
+        // Without a lease it can't know how long one lasts, and can't do anything anyway.
+        (self.is_granted && now >= came + self.ttl)
+            || self.view.members.iter().filter(|member| member.name != self.name).all(has_let_go)
     }
 
     /// Whether nothing that this gateway has promised another one holds any more: while the server can't be heard, that is its lease.

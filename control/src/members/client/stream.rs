@@ -166,7 +166,7 @@ impl Stream<'_> {
                 status.view = Arc::new(view);
             }
             if lease_ms > 0 {
-                status.ttl = Duration::from_millis(lease_ms.into());
+                (status.ttl, status.is_granted) = (Duration::from_millis(lease_ms.into()), true);
             }
         });
         // After the view: a lease is for what it says, and for who acts by it.

@@ -236,6 +236,12 @@ async fn a_server_without_the_service_is_no_authority() {
     let port = server.kill();
     let server = Server::at(port, Some(&["a"]));
     a.is(|status| status.authority == Authority::Present).await;
+    let port = server.kill();
+    // Nor does it take back who serves: else all would.
+    let server = Server::at(port, None);
+    a.is(|status| status.authority == Authority::Lost).await;
+    sleep(TTL).await;
+    assert_eq!(a.handle.status.borrow().authority, Authority::Lost);
     server.kill();
 }
 

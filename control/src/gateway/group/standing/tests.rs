@@ -17,18 +17,20 @@ fn named(name: &str) -> policy::Peer {
 struct Scene {
     standing: Standing,
     begun: Instant,
+    is_granted: bool,
 }
 
 impl Scene {
     fn new() -> Self {
         let mut standing = Standing::new("a".into(), Some("10.2.0.1:4790".parse().unwrap()), Source::Server);
         standing.set_policy(&[named("a"), named("b"), named("c")]);
-        Self { standing, begun: Instant::now() }
+        Self { standing, begun: Instant::now(), is_granted: true }
     }
 
     fn view(&mut self, number: u64, at: u64, members: Vec<Member>) {
         let (view, now) = (Arc::new(View { number, members }), self.at(at));
-        self.standing.set_status(&Status { authority: Authority::Present, view, ttl: TTL }, now);
+        let status = Status { authority: Authority::Present, view, ttl: TTL, is_granted: self.is_granted };
+        self.standing.set_status(&status, now);
     }
 
     fn at(&self, ms: u64) -> Instant {
@@ -101,6 +103,18 @@ fn what_was_anothers_is_opened_in_when_that_one_has_let_go_or_its_time_is_over()
     scene.released("b", 9);
     scene.released("c", 9);
     assert_eq!(scene.spec(4001)[0], (true, true));
+}
+
+#[test]
+fn time_lets_nobody_go_before_a_lease_has_said_how_long_one_lasts() {
+    let mut scene = Scene::new();
+    scene.is_granted = false;
+    let serving = || vec![member("a", true), member("b", true)];
+    scene.view(5, 0, serving());
+    assert_eq!(scene.spec(10_000)[0], (true, false), "b may have a lease of a minute");
+    scene.is_granted = true;
+    scene.view(5, 10_000, serving());
+    assert_eq!(scene.spec(10_001)[0], (true, true));
 }
 
 #[test]
