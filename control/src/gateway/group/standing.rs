@@ -54,6 +54,8 @@ pub(in crate::gateway) struct Standing {
     released: BTreeMap<Arc<str>, u64>,
     /// The view since which the same ones serve, and when it came.
     changed: Option<(u64, Instant)>,
+    /// Gateways that may have had what is this one's by now, the number of the view by which they have to let go, and when it came.
+    awaited: BTreeMap<Arc<str>, (u64, Instant)>,
     /// Whether this gateway has served ever since it may have opened sessions in its own shares.
     opened: bool,
     draining: bool,
@@ -74,6 +76,7 @@ impl Standing {
             links: Arc::default(),
             released: BTreeMap::new(),
             changed: None,
+            awaited: BTreeMap::new(),
             opened: false,
             draining: false,
         }
@@ -100,12 +103,30 @@ impl Standing {
         let serving =
             |view: &View| view.serving().map(|member| (member.name.clone(), member.epoch)).collect::<Vec<_>>();
         let served = self.serves(&self.name);
+        self.await_others(&status.view, now);
         if self.changed.is_none() || serving(&self.view) != serving(&status.view) {
             self.changed = Some((status.view.number, now));
         }
         (self.authority, self.view) = (status.authority, status.view.clone());
         (self.ttl, self.is_granted) = (status.ttl, status.is_granted);
         self.opened &= served && self.serves(&self.name);
+    }
+
+    /// Notes who has to let go before this gateway may open sessions in what is new to it. While it serves, that only ever comes from
+    /// gateways that have stopped meanwhile, seen or not: their epochs say so. When it begins to serve, from any.
+    fn await_others(&mut self, view: &View, now: Instant) {
+        let own = |view: &View| view.member(&self.name).filter(|member| member.serving).map(|member| member.epoch);
+        let goes_on = own(&self.view).is_some() && own(&self.view) == own(view);
+        let has_stopped = |member: &Member| {
+            let before = self.view.member(&member.name);
+            before.is_none_or(|it| it.epoch != member.epoch || (it.serving && !member.serving))
+        };
+        let is_new = self.changed.is_none() || self.view.number != view.number;
+        let others = view.members.iter().filter(|member| is_new && member.name != self.name);
+        let awaited = others.filter(|member| !goes_on || has_stopped(member));
+        let awaited: Vec<_> = awaited.map(|member| (member.name.clone(), (view.number, now))).collect();
+        self.awaited.extend(awaited);
+        self.awaited.retain(|name, _| view.member(name).is_some());
     }
 
     pub(super) fn set_links(&mut self, links: Arc<PeersStatus>) {
@@ -215,18 +236,18 @@ impl Standing {
         self.policy.iter().find(|peer| *peer.name == *name)?.address.map(|address| SocketAddr::new(address, port))
     }
 
-    /// Whether nobody serves any more by a view before the last change.
+    /// Whether nobody has anything any more of what a view has given to this gateway.
     fn is_free(&self, now: Instant, tick: Tick) -> bool {
-        let Some((number, came)) = self.changed else { return false };
-        let has_let_go = |member: &Member| {
+        let has_let_go = |(name, (number, came)): (&Arc<str>, &(u64, Instant))| {
+            // Without a lease it can't know how long one lasts, and can't do anything anyway.
+            let is_over = self.is_granted && now >= *came + self.ttl;
+            let Some(member) = self.view.member(name).filter(|_| !is_over) else { return true };
             let released = self.released.get(&member.name).copied().unwrap_or(0);
             let lapsed = !member.serving && member.lapsed && self.is_promise_over(&member.name, tick);
             // Nobody can have promised anything to a process that has promised nothing yet.
-            lapsed || member.incarnation == 0 || released >= number
+            lapsed || member.incarnation == 0 || released >= *number
         };
-        // Without a lease it can't know how long one lasts, and can't do anything anyway.
-        (self.is_granted && now >= came + self.ttl)
-            || self.view.members.iter().filter(|member| member.name != self.name).all(has_let_go)
+        self.changed.is_some() && self.awaited.iter().all(has_let_go)
     }
 
     /// Whether nothing that this gateway has promised another one holds any more: while the server can't be heard, that is its lease.
@@ -241,10 +262,10 @@ impl Standing {
 
     /// When to look again without any news.
     pub(super) fn due(&self) -> Option<Instant> {
-        let (_, came) = self.changed?;
-        let due = came + self.ttl;
-        // Looked at once behind it, too.
-        (self.needs_lease() && Instant::now() < due).then_some(due)
+        let now = Instant::now();
+        let dues = self.awaited.values().map(|(_, came)| *came + self.ttl).filter(|due| *due > now);
+        // Looked at once behind each, too.
+        dues.min().filter(|_| self.needs_lease())
     }
 
     /// What this gateway wants.

@@ -106,6 +106,31 @@ fn what_was_anothers_is_opened_in_when_that_one_has_let_go_or_its_time_is_over()
 }
 
 #[test]
+fn who_goes_on_needs_no_word_from_others_who_do() {
+    let (serves, not) = (|name| member(name, true), |name| member(name, false));
+    let mut scene = Scene::new();
+    scene.view(5, 0, vec![serves("a"), serves("b"), serves("c")]);
+    assert_eq!(scene.spec(600)[0], (true, true));
+    scene.view(6, 1000, vec![serves("a"), Member { lapsed: true, ..not("b") }, serves("c")]);
+    assert_eq!(scene.spec(1000)[1], (false, true), "b is dead, and c has nothing of b's");
+    // b came back and stopped while this gateway saw no view: of that, only its epoch tells.
+    scene.view(9, 2000, vec![serves("a"), Member { epoch: 9, ..not("b") }, serves("c")]);
+    assert_eq!(scene.spec(2000)[1], (false, false));
+    scene.released("b", 9);
+    assert_eq!(scene.spec(2001)[1], (false, true));
+    // So did c, which serves again, and may have stood in for b meanwhile.
+    scene.view(12, 3000, vec![serves("a"), Member { epoch: 9, ..not("b") }, Member { epoch: 11, ..serves("c") }]);
+    assert_eq!(scene.spec(3000)[1], (false, false));
+    scene.released("c", 12);
+    assert_eq!(scene.spec(3001)[1], (false, true));
+    // What it let go by an earlier view is not what it has to let go by this one.
+    let gone = Member { epoch: 13, ..not("c") };
+    scene.view(13, 4000, vec![serves("a"), Member { epoch: 9, ..not("b") }, gone]);
+    assert_eq!(scene.spec(4000)[2], (false, false));
+    assert_eq!(scene.spec(4600)[2], (false, true), "its last lease is over");
+}
+
+#[test]
 fn time_lets_nobody_go_before_a_lease_has_said_how_long_one_lasts() {
     let mut scene = Scene::new();
     scene.is_granted = false;
