@@ -69,9 +69,9 @@ fn what_is_wrong_is_refused_by_name_and_nothing_changes() {
     assert!(world.metric("vipgate_policy_updates_total", "result=\"rejected\"") > 7.5);
     assert!(world.log().contains("policy_rejected"), "{}", world.log());
 
-    // More than gRPC takes: the stream ends, and the next one begins with what is in force.
+    // More than a gateway takes: the stream ends, and after a pause the next one begins with what is in force.
     peer.tell(&json!({"send": {"type": "Vip", "nonce": "1000", "resources": [
-        {"name_bytes": 5_000_000, "body": {"address": "203.0.113.99"}}]}}));
+        {"name_bytes": 68_000_000, "body": {"address": "203.0.113.99"}}]}}));
     peer.next_of("closed");
     let again = subscriptions(&peer);
     assert_eq!(again["Endpoint"]["initial_resource_versions"].as_object().unwrap().len(), 4);

@@ -44,6 +44,12 @@ impl Outage {
         self.works_since.get_or_insert(now);
         self.reason.take().is_some()
     }
+
+    /// Whether the last that was logged is a failure.
+    #[cfg(test)]
+    pub(super) fn is_on(&self) -> bool {
+        self.reason.is_some()
+    }
 }
 
 #[cfg(test)]

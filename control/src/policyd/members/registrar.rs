@@ -329,3 +329,6 @@ impl<S: Store> Registrar<S> {
         self.shared.store(Arc::new(self.roster.clone()));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -145,6 +145,19 @@ async fn what_is_no_utf8_has_a_reason() {
 }
 
 #[tokio::test]
+async fn a_manifest_under_the_key_of_another_object_has_a_reason() {
+    let server = Server::running().await;
+    let manifest = "apiVersion: v1\nkind: Service\nmetadata: {name: two, namespace: a}\n";
+    server.put("/vipgate/Service/a/one", manifest).await;
+    let mut listener = Listener::to([server.endpoint()]);
+    let update = listener.whole().await;
+    let reason = update.changed[0].1.as_ref().unwrap_err();
+    assert!(reason.contains("the key is of Service a/one, but the manifest is Service a/two"), "{reason}");
+    server.put("/vipgate/Service/a/two", manifest).await;
+    assert_eq!(listener.change().await.changed, good(&[("/vipgate/Service/a/two", manifest)]));
+}
+
+#[tokio::test]
 async fn it_ends_when_nobody_listens() {
     let server = Server::running().await;
     let mut watching = Listener::to([server.endpoint()]);
