@@ -29,7 +29,7 @@ sessions  41 of 65536 (0.1 %)
 
 WORKER  CORE  SESSIONS  EGRESS  REPLY  UNCHANGED  HANDOFFS  WAITING  DROPS
      0     2        20       1      1          0         5        0      1
-     1     3        21       2      2          0         5        0      2
+     1     3        21       2      2          0         5        0      5
 
 INTERFACE  ROLE    LINK  MAC                 MTU  ADDRESSES
 gw-in      inside  up    02:00:00:00:00:1a  1500  10.1.0.1 fd00:1::1
@@ -214,11 +214,13 @@ fn a_hundred_thousand_endpoints_arrive() {
 fn drops_are_summed_over_workers_and_explained() {
     let gateway = two_workers();
     let expected = format!(
-        "REASON      PACKETS  MEANING\n\
-         no_service        2  {}\n\
-         ttl               1  {}\n",
+        "REASON        PACKETS  MEANING\n\
+         no_service          2  {}\n\
+         ttl                 1  {}\n\
+         rx_no_buffer        3  {}\n",
         DropReason::NoService.help(),
-        DropReason::Ttl.help()
+        DropReason::Ttl.help(),
+        DropReason::RxNoBuffer.help()
     );
     assert_eq!(gateway.table(&["drops"]), expected);
     assert_eq!(gateway.table(&["drops", "--all"]).lines().count(), 1 + DropReason::ALL.len());
@@ -227,6 +229,7 @@ fn drops_are_summed_over_workers_and_explained() {
         let expected = match reason {
             DropReason::NoService => 2,
             DropReason::Ttl => 1,
+            DropReason::RxNoBuffer => 3,
             _ => 0,
         };
         assert_eq!(drops[reason.name()], expected, "{}", reason.name());

@@ -133,6 +133,7 @@ fn every_reason_and_direction_is_there_from_the_start() {
         let expected = match reason {
             DropReason::NoService => 2,
             DropReason::Ttl => 1,
+            DropReason::RxNoBuffer => 3,
             _ => 0,
         };
         assert_eq!(values[format!("vipgate_drops_total{{reason=\"{}\"}}", reason.name()).as_str()], expected);

@@ -116,6 +116,8 @@ drop_reasons! {
     PeerUnknown = "peer_unknown": "A tunnel packet from an address that is no known peer or node.",
     LinkFull = "link_full": "The ring to the worker that owns the session is full.",
     TxFull = "tx_full": "The interface's transmit ring is full.",
+    RxNoBuffer = "rx_no_buffer": "Lost before a worker saw it: the fill ring had no frame left to receive into.",
+    RxRingFull = "rx_ring_full": "Lost before a worker saw it: the receive ring was full.",
     NotOurs = "not_ours": "A neighbour question or message that isn't for the gateway.",
 }
 

@@ -44,9 +44,9 @@ pub(super) async fn all(state: &GatewayState, workers: &Workers) -> Result<Drops
         }
     }
     let (policy, network) = (state.compiled.load(), state.network.load());
-    let drops = DropReason::ALL.into_iter().map(|reason| Drop {
+    let drops = DropReason::ALL.into_iter().zip(state.all_drops()).map(|(reason, packets)| Drop {
         reason: reason.name().to_owned(),
-        packets: state.workers.iter().map(|worker| worker.counters.drops[reason as usize].get()).sum(),
+        packets,
         help: reason.help().to_owned(),
         last: last.get(&reason).map(|aged| example(aged, &network)),
     });

@@ -60,7 +60,7 @@ impl Admin for Service {
                     sessions: counters.sessions.get(),
                     received: counters.received.get(),
                     packets: packets.into(),
-                    drops: counters.drops.iter().map(Counter::get).sum(),
+                    drops: state.drops(number as usize).iter().sum(),
                     handoffs: counters.handoffs.get(),
                     answered: counters.answered.get(),
                     waiting: counters.waiting.get(),

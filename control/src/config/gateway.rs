@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use vipgate_xdp::open::FILL_RINGS;
 
 use super::nat_log::NatLog;
 use super::services::Services;
@@ -151,6 +152,11 @@ pub struct Xdp {
     pub busy_poll: bool,
     /// What happens to captured traffic while no gateway process is there. Default: `drop`.
     pub on_exit: OnExit,
+    /// Packets that each queue can receive while its worker is off its core, a power of two: packets per millisecond and queue,
+    /// times the longest time in milliseconds. Each takes 2 KiB of locked memory. Default: 4096, or fewer where memory is scarce.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = FILL_RINGS))]
+    pub fill_ring: Option<u32>,
 }
 
 /// Where the XDP program is attached.

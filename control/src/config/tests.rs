@@ -25,7 +25,13 @@ fn everything_but_name_interfaces_and_policy_has_a_default() {
     assert_eq!(config.workers, Workers { cores: None, idle: Idle::Adaptive });
     assert_eq!(
         config.xdp,
-        Xdp { mode: XdpMode::Auto, zero_copy: ZeroCopy::Auto, busy_poll: false, on_exit: OnExit::Drop }
+        Xdp {
+            mode: XdpMode::Auto,
+            zero_copy: ZeroCopy::Auto,
+            busy_poll: false,
+            on_exit: OnExit::Drop,
+            fill_ring: None
+        }
     );
     assert_eq!(config.sessions.capacity, 1_048_576);
     assert_eq!(config.sessions.state.as_deref(), Some(Path::new("/dev/shm/vipgate")));
@@ -105,6 +111,8 @@ fn what_can_not_be_is_refused_with_line_field_and_reason() {
             "xdp:\n  mode: nativ",
             "g.yaml:5: xdp.mode: unknown value `nativ`, expected `auto`, `native` or `generic`, did you mean `native`?",
         ),
+        ("xdp: {fill_ring: 32}", "g.yaml:4: xdp.fill_ring: must be a power of two from 64 to 32768 packets"),
+        ("xdp: {fill_ring: 5000}", "g.yaml:4: xdp.fill_ring: must be a power of two from 64 to 32768 packets"),
         ("xdp: {busy_poll: 1}", "g.yaml:4: xdp.busy_poll: expected true or false, found `1`"),
         ("sessions: {capacity: 0}", "g.yaml:4: sessions.capacity: must be from 1 to"),
         (

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use vipgate_dataplane::snapshot::spec::Role;
+use vipgate_xdp::open::FILL_RINGS;
 
 use super::gateway::{Config, PolicyServer, PolicySource, Timeouts};
 use super::policyd::{PolicydConfig, PolicydSource};
@@ -51,6 +52,10 @@ impl Verify for Config {
             twice(cores, |i, first| {
                 report(&format!("workers.cores[{i}]"), format!("core {} is workers.cores[{first}] already", cores[i]));
             });
+        }
+        if self.xdp.fill_ring.is_some_and(|packets| !FILL_RINGS.contains(&packets)) {
+            let [least, .., most] = FILL_RINGS;
+            report("xdp.fill_ring", format!("must be a power of two from {least} to {most} packets"));
         }
         match &self.policy {
             PolicySource::Files(files) => paths("policy.files", files, report),

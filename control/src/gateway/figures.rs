@@ -6,7 +6,7 @@ use vipgate_dataplane::counters::WorkerCounters;
 use vipgate_xdp::figures::{Losses, Pool};
 use vipgate_xdp::steering::Steering;
 
-use super::state::{DeviceFigures, Figure};
+use super::state::{DeviceFigures, Figure, RingDrops};
 
 /// The sources of these figures.
 #[derive(Debug)]
@@ -22,6 +22,11 @@ pub(super) struct XdpFigures {
 }
 
 impl DeviceFigures for XdpFigures {
+    fn ring_drops(&self, worker: usize) -> RingDrops {
+        let losses = self.losses.get(worker).map(Losses::read).unwrap_or_default();
+        RingDrops { no_buffer: losses.fill_ring_empty, ring_full: losses.receive_ring_full }
+    }
+
     fn captures(&self, frame: &[u8], ifindex: u32) -> Option<bool> {
         let mut steering = self.steering.lock().unwrap_or_else(PoisonError::into_inner);
         let captures = steering.captures(frame, ifindex);

@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use crossbeam::channel::Sender;
 use tokio::sync::mpsc;
 use vipgate_dataplane::command::Command;
-use vipgate_dataplane::counters::WorkerCounters;
+use vipgate_dataplane::counters::{Counter, DropReason, WorkerCounters};
 use vipgate_dataplane::link::handoff::Wake;
 use vipgate_dataplane::link::outlet::Outlet;
 use vipgate_dataplane::snapshot::change::PolicyChange;
@@ -168,8 +168,42 @@ pub struct SocketStatus {
     pub zero_copy: bool,
 }
 
+impl GatewayState {
+    /// What one worker has dropped, and what its rings have lost, by reason.
+    pub fn drops(&self, worker: usize) -> [u64; DropReason::ALL.len()] {
+        let mut drops = self.workers[worker].counters.drops.each_ref().map(Counter::get);
+        let lost = self.device.ring_drops(worker);
+        drops[DropReason::RxNoBuffer as usize] += lost.no_buffer;
+        drops[DropReason::RxRingFull as usize] += lost.ring_full;
+        drops
+    }
+
+    /// The same of all workers together.
+    pub fn all_drops(&self) -> [u64; DropReason::ALL.len()] {
+        let mut sums = [0; DropReason::ALL.len()];
+        for worker in 0..self.workers.len() {
+            for (sum, count) in sums.iter_mut().zip(self.drops(worker)) {
+                *sum += count;
+            }
+        }
+        sums
+    }
+}
+
+/// Packets that the rings of one worker lost before it saw them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RingDrops {
+    /// For want of a frame in the fill ring.
+    pub no_buffer: u64,
+    /// For want of room in the receive ring.
+    pub ring_full: u64,
+}
+
 /// Figures that only the device knows.
 pub trait DeviceFigures: Send + Sync + std::fmt::Debug {
+    /// What the rings of a worker have lost.
+    fn ring_drops(&self, worker: usize) -> RingDrops;
+
     /// Current values as (metric name without the prefix `vipgate_`, help, labels, value).
     fn figures(&self) -> Vec<Figure>;
 

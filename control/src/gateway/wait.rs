@@ -11,7 +11,7 @@ use vipgate_dataplane::snapshot::build::Builder;
 
 use super::control::{check_own_addresses, reject, rejection};
 use super::feed::{Feed, News};
-use super::state::{DeviceFigures, Figure, GatewayState};
+use super::state::{DeviceFigures, Figure, GatewayState, RingDrops};
 use crate::failure::Failure;
 use crate::metrics::Monitored;
 use crate::xds::book::Offer;
@@ -90,6 +90,10 @@ fn build(offer: &Offer, builder: &mut Builder, locals: &[IpAddr]) -> Result<(), 
 pub(super) struct NoFigures;
 
 impl DeviceFigures for NoFigures {
+    fn ring_drops(&self, _: usize) -> RingDrops {
+        RingDrops::default()
+    }
+
     fn captures(&self, _: &[u8], _: u32) -> Option<bool> {
         None
     }

@@ -66,10 +66,8 @@ fn workers(state: &GatewayState) -> Vec<Family> {
         });
         values.collect()
     };
-    let drops = DropReason::ALL.map(|reason| {
-        let count = state.workers.iter().map(|worker| worker.counters.drops[reason as usize].get()).sum();
-        (vec![("reason", reason.name().to_owned())], count)
-    });
+    let drops = DropReason::ALL.into_iter().zip(state.all_drops());
+    let drops = drops.map(|(reason, count)| (vec![("reason", reason.name().to_owned())], count));
     let ended = numbered(state).flat_map(|(worker, counters)| {
         EndReason::ALL.map(|reason| {
             let labels = vec![worker.clone(), ("reason", reason.name().to_owned())];
@@ -84,7 +82,7 @@ fn workers(state: &GatewayState) -> Vec<Family> {
             Counter,
             by_direction(|counters, at| counters.bytes[at].get()),
         ),
-        family("drops", "Packets dropped", Counter, drops.into()),
+        family("drops", "Packets dropped", Counter, drops.collect()),
         family("received", "Packets received from the sockets", Counter, each(|counters| counters.received.get())),
         family(
             "answered",

@@ -19,7 +19,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 use vipgate::gateway::group::GroupStatus;
 use vipgate::gateway::state::{
-    Dealt, DeviceFigures, Figure, GatewayState, Order, PolicyStatus, SocketStatus, WorkerHandle,
+    Dealt, DeviceFigures, Figure, GatewayState, Order, PolicyStatus, RingDrops, SocketStatus, WorkerHandle,
 };
 use vipgate::policy::Peer;
 use vipgate_dataplane::command::{Command, SessionFilter, SessionRecord, SessionState};
@@ -56,6 +56,10 @@ impl Wake for NoBell {
 struct Device;
 
 impl DeviceFigures for Device {
+    fn ring_drops(&self, worker: usize) -> RingDrops {
+        RingDrops { no_buffer: 3 * worker as u64, ring_full: 0 }
+    }
+
     fn captures(&self, _: &[u8], _: u32) -> Option<bool> {
         None
     }

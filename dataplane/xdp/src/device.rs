@@ -19,8 +19,6 @@ use crate::doorbell::Doorbell;
 use crate::figures::{Losses, Pool};
 use crate::umem::{RING, SharedUmem};
 
-/// Frames that are lent to the kernel on each socket to receive into.
-const FILL: u32 = 1024;
 /// Free frames that a worker keeps for itself; more goes to the shared pool.
 const KEEP: usize = 512;
 /// How long to sleep when a socket says nothing but that it is broken.
@@ -55,6 +53,8 @@ pub struct XdpDevice {
     /// Place in `ports` of the socket that sends on an interface, by interface.
     senders: Vec<Option<usize>>,
     free: Vec<Frame>,
+    /// Frames that each socket should have to receive into, taken or not.
+    fill_ring: u32,
     doorbell: Arc<Doorbell>,
     polled: Vec<libc::pollfd>,
     burst: Box<[FrameDesc; BURST]>,
@@ -74,7 +74,13 @@ impl Port {
 }
 
 impl XdpDevice {
-    pub(crate) fn new(umem: Arc<SharedUmem>, ports: Vec<Port>, interfaces: usize, doorbell: Doorbell) -> Self {
+    pub(crate) fn new(
+        umem: Arc<SharedUmem>,
+        ports: Vec<Port>,
+        interfaces: usize,
+        fill_ring: u32,
+        doorbell: Doorbell,
+    ) -> Self {
         let sender = |interface: usize| ports.iter().position(|port| usize::from(port.interface.0) == interface);
         let senders = (0..interfaces).map(sender).collect();
         let poll = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
@@ -82,7 +88,7 @@ impl XdpDevice {
         polled.push(poll(doorbell.fd()));
         let burst = Box::new([FrameDesc::default(); BURST]);
         let free = Vec::with_capacity(4 * KEEP);
-        Self { umem, ports, senders, free, doorbell: Arc::new(doorbell), polled, burst, first: 0 }
+        Self { umem, ports, senders, free, fill_ring, doorbell: Arc::new(doorbell), polled, burst, first: 0 }
     }
 
     /// Its bell.
@@ -111,23 +117,7 @@ impl XdpDevice {
     /// Lends frames to the kernel until it has as many as it should.
     pub(crate) fn refill(&mut self) {
         for port in &mut self.ports {
-            while port.filled + BURST as u32 <= FILL {
-                let mut count = 0;
-                while count < BURST {
-                    let Some(frame) = self.free.pop().or_else(|| self.umem.pool.pop()) else { break };
-                    let Some(descriptor) = self.umem.descriptor(frame) else { continue };
-                    self.burst[count] = descriptor;
-                    count += 1;
-                }
-                if count == 0 {
-                    return;
-                }
-                // SAFETY: the frames were taken apart just now, so nobody else uses them; they are of this UMEM. The ring
-                // has twice as many places as we ever lend, so it takes all of them.
-                let lent = unsafe { port.fill.produce(&self.burst[..count]) };
-                debug_assert_eq!(lent, count, "the fill ring has room for all that we lend");
-                port.filled += lent as u32;
-            }
+            lend(port, self.fill_ring, &self.umem, &mut self.burst, &mut self.free);
         }
     }
 
@@ -159,6 +149,28 @@ impl XdpDevice {
                 return;
             }
         }
+    }
+}
+
+/// Lends frames to the kernel on one socket, until it has as many as it should or there are none.
+fn lend(port: &mut Port, fill_ring: u32, umem: &SharedUmem, burst: &mut [FrameDesc; BURST], free: &mut Vec<Frame>) {
+    while port.filled < fill_ring {
+        let wanted = BURST.min((fill_ring - port.filled) as usize);
+        let mut count = 0;
+        while count < wanted {
+            let Some(frame) = free.pop().or_else(|| umem.pool.pop()) else { break };
+            let Some(descriptor) = umem.descriptor(frame) else { continue };
+            burst[count] = descriptor;
+            count += 1;
+        }
+        if count == 0 {
+            return;
+        }
+        // SAFETY: the frames were taken apart just now, so nobody else uses them; they are of this UMEM. The ring
+        // has twice as many places as we ever lend, so it takes all of them.
+        let lent = unsafe { port.fill.produce(&burst[..count]) };
+        debug_assert_eq!(lent, count, "the fill ring has room for all that we lend");
+        port.filled += lent as u32;
     }
 }
 
@@ -237,6 +249,8 @@ impl PacketIo for XdpDevice {
             }
             port.filled -= taken as u32;
             received += taken;
+            // Before these packets are worked on: what comes meanwhile needs frames.
+            lend(port, self.fill_ring, &self.umem, &mut self.burst, &mut self.free);
         }
         received
     }

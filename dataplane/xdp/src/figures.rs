@@ -10,7 +10,7 @@ use crate::umem::SharedUmem;
 pub struct RingLosses {
     /// Received, but the ring was full.
     pub receive_ring_full: u64,
-    /// Received, but the fill ring had no frame for it.
+    /// Received, but the fill ring had no frame for it. With zero copy a driver counts its vain attempts to refill here, not packets.
     pub fill_ring_empty: u64,
     /// Received, but dropped: for want of a frame, which is counted above, too, or for another reason.
     pub dropped: u64,

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -14,10 +15,13 @@ use crate::device::{Port, XdpDevice};
 use crate::doorbell::Doorbell;
 use crate::nic::Nic;
 use crate::steering::MOST_QUEUES;
+pub use crate::umem::{DEFAULT_FILL_RING, FILL_RINGS};
 use crate::umem::{RING, SharedUmem};
 
-/// Frames for each socket: to receive into, in transmission, and as many again in the engine's hands.
-const FRAMES_PER_SOCKET: u32 = 2 * RING;
+/// Frames for each socket beside those to receive into: in transmission, and half as many in the engine's hands.
+const FRAMES_BESIDE: u32 = RING + RING / 2;
+/// The smallest fill ring that a gateway without a configured one starts with, where memory is scarce.
+const MIN_DEFAULT_FILL_RING: u32 = 1024;
 /// How long to wait for a queue that a dead process had.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How often to try.
@@ -46,6 +50,9 @@ pub struct Plan {
     pub zero_copy: ZeroCopy,
     /// Whether the kernel's half runs on the worker's core, when the worker asks for packets.
     pub busy_poll: bool,
+    /// Frames that each queue can receive into while its worker is off its core, a power of two; `None`: [`DEFAULT_FILL_RING`], or fewer
+    /// where memory is scarce.
+    pub fill_ring: Option<u32>,
 }
 
 /// A socket that can't be opened.
@@ -161,19 +168,19 @@ pub fn open(plan: &Plan) -> Result<Vec<XdpDevice>, OpenError> {
 
 fn open_with(plan: &Plan, zero_copy: bool) -> Result<Vec<XdpDevice>, OpenError> {
     let sockets: u32 = plan.interfaces.iter().map(|nic| nic.queues).sum();
-    let frames = sockets * FRAMES_PER_SOCKET;
-    let umem = SharedUmem::new(frames).map_err(|source| OpenError::Umem { frames, source })?;
+    let (umem, fill_ring) = open_umem(sockets, plan.fill_ring)?;
+    let frames = umem.frames() as u32;
     let mut devices = Vec::with_capacity(plan.workers);
     for worker in 0..plan.workers {
         let mut ports = Vec::new();
         for (nic, number) in plan.interfaces.iter().zip(0..) {
             for queue in (0..nic.queues).filter(|queue| *queue as usize % plan.workers == worker) {
-                let port = open_port(&umem, nic, InterfaceId(number), queue, zero_copy, plan.busy_poll);
+                let port = open_port(&umem, nic, (InterfaceId(number), queue), fill_ring, zero_copy, plan.busy_poll);
                 ports.push(port.map_err(|source| OpenError::Socket { interface: nic.name.clone(), queue, source })?);
             }
         }
         let doorbell = Doorbell::new().map_err(|source| OpenError::Umem { frames, source })?;
-        let mut device = XdpDevice::new(umem.clone(), ports, plan.interfaces.len(), doorbell);
+        let mut device = XdpDevice::new(umem.clone(), ports, plan.interfaces.len(), fill_ring, doorbell);
         // A driver may stop for good on an empty fill ring, so it is filled before the program sends packets here.
         device.refill();
         devices.push(device);
@@ -181,19 +188,44 @@ fn open_with(plan: &Plan, zero_copy: bool) -> Result<Vec<XdpDevice>, OpenError> 
     Ok(devices)
 }
 
+/// The memory for packets, sized with the fill rings, and the frames that each of those gets.
+fn open_umem(sockets: u32, wanted: Option<u32>) -> Result<(Arc<SharedUmem>, u32), OpenError> {
+    let mut fill_ring = wanted.unwrap_or(DEFAULT_FILL_RING);
+    loop {
+        let frames = sockets * (fill_ring + FRAMES_BESIDE);
+        // The kernel takes descriptors off a fill ring in its own time, later than their frames come back: twice the places
+        // always have room for all that is lent.
+        match SharedUmem::new(frames, 2 * fill_ring) {
+            Err(_) if wanted.is_none() && fill_ring > MIN_DEFAULT_FILL_RING => fill_ring /= 2,
+            Err(source) => return Err(OpenError::Umem { frames, source }),
+            Ok(umem) => {
+                if fill_ring < wanted.unwrap_or(DEFAULT_FILL_RING) {
+                    tracing::warn!(
+                        event = "fill_ring",
+                        fill_ring,
+                        "too little memory may be locked for fill rings of {DEFAULT_FILL_RING} frames"
+                    );
+                }
+                return Ok((umem, fill_ring));
+            }
+        }
+    }
+}
+
 fn open_port(
     umem: &SharedUmem,
     nic: &Nic,
-    interface: InterfaceId,
-    queue: u32,
+    (interface, queue): (InterfaceId, u32),
+    fill_ring: u32,
     zero_copy: bool,
     busy_poll: bool,
 ) -> io::Result<Port> {
-    let ring = QueueSize::new(RING).map_err(io::Error::other)?;
+    let ring = |places| QueueSize::new(places).map_err(io::Error::other);
     let copy = if zero_copy { BindFlags::XDP_ZEROCOPY } else { BindFlags::XDP_COPY };
     let config = SocketConfig::builder()
-        .rx_queue_size(ring)
-        .tx_queue_size(ring)
+        // As many as are ever lent: it can't be full.
+        .rx_queue_size(ring(fill_ring)?)
+        .tx_queue_size(ring(RING)?)
         .libxdp_flags(LibxdpFlags::XSK_LIBXDP_FLAGS_INHIBIT_PROG_LOAD)
         .bind_flags(BindFlags::XDP_USE_NEED_WAKEUP | copy)
         .build();

@@ -12,7 +12,7 @@ const REMEMBERED: usize = 240;
 /// A gateway at one moment.
 #[derive(Debug)]
 pub(super) struct Sample {
-    at: Instant,
+    pub(super) at: Instant,
     pub(super) status: StatusReply,
     pub(super) drops: DropsReply,
     pub(super) vips: VipsReply,

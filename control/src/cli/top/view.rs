@@ -5,9 +5,10 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Sparkline, Table, Wrap};
-use vipgate_dataplane::counters::Direction;
+use vipgate_dataplane::counters::{Direction, DropReason};
 
 use super::sample::{Board, Sample};
+use crate::admin::proto::Drop;
 use crate::cli::output::{harmless, span};
 use crate::cli::{peers, show};
 
@@ -88,6 +89,9 @@ fn wrong(board: &Board, now: &Sample) -> String {
         all.extend(group.draining.then(|| "DRAINING".to_owned()));
         all.extend((group.lease == "lapsed").then(|| "LEASE LAPSED".to_owned()));
     }
+    let lost: u64 =
+        now.drops.drops.iter().filter(|drop| is_ring_loss(drop)).filter_map(|it| board.dropped(&it.reason)).sum();
+    all.extend((lost > 0).then(|| format!("the rings LOSE {} packets/s", short(lost))));
     let claimed = now.vips.vips.iter().filter(|vip| vip.conflict.is_some());
     all.extend(claimed.map(|vip| format!("{} is CLAIMED by another host", vip.address)));
     harmless(&all.join(", "))
@@ -139,7 +143,7 @@ fn drops(frame: &mut Frame<'_>, area: Rect, board: &Board, now: &Sample) {
         Line::from(format!("{opened} opened, {ended} ended a second")),
     ];
     frame.render_widget(Paragraph::new(lines).block(frame_of("sessions ")), parts[0]);
-    let mut reasons: Vec<(u64, &crate::admin::proto::Drop)> = now
+    let mut reasons: Vec<(u64, &Drop)> = now
         .drops
         .drops
         .iter()
@@ -149,7 +153,12 @@ fn drops(frame: &mut Frame<'_>, area: Rect, board: &Board, now: &Sample) {
     reasons.sort_by_key(|(rate, drop)| std::cmp::Reverse((*rate, drop.packets)));
     let rows = reasons.iter().map(|(rate, drop)| {
         let last = drop.last.as_ref().map(|last| format!("{} {} -> {}", last.protocol, last.source, last.destination));
-        let style = if *rate > 0 { Style::new().fg(Color::Yellow) } else { Style::new() };
+        // Any other packet is dropped on purpose.
+        let style = match *rate {
+            0 => Style::new(),
+            _ if is_ring_loss(drop) => Style::new().fg(Color::Red),
+            _ => Style::new().fg(Color::Yellow),
+        };
         Row::new([
             Cell::from(drop.reason.clone()),
             right(short(*rate)),
@@ -164,6 +173,11 @@ fn drops(frame: &mut Frame<'_>, area: Rect, board: &Board, now: &Sample) {
     let head =
         Row::new([Cell::from("reason"), right("/s".to_owned()), right("all".to_owned()), Cell::from(last)]).dim();
     frame.render_widget(Table::new(rows, widths).header(head).block(frame_of("drops ")), parts[1]);
+}
+
+/// Whether these packets came faster than the workers take them.
+fn is_ring_loss(drop: &Drop) -> bool {
+    [DropReason::RxNoBuffer, DropReason::RxRingFull].iter().any(|reason| reason.name() == drop.reason)
 }
 
 fn workers_table<'a>(board: &Board, now: &Sample) -> Table<'a> {
@@ -250,10 +264,13 @@ fn short(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
     use super::*;
+    use crate::admin::proto::{DropsReply, StatusReply, VipsReply};
     use crate::cli::top::picture;
 
     fn shown(columns: u16, lines: u16, board: &Board) -> String {
@@ -277,6 +294,39 @@ mod tests {
         for (number, text) in expected {
             assert_eq!(short(number), text);
         }
+    }
+
+    #[test]
+    fn what_rings_lose_stands_in_red() {
+        let sample = |ago, packets: [u64; 2]| Sample {
+            at: Instant::now() - Duration::from_secs(ago),
+            status: StatusReply { ready: true, ..StatusReply::default() },
+            drops: DropsReply {
+                drops: [DropReason::RxNoBuffer, DropReason::NoService]
+                    .into_iter()
+                    .zip(packets)
+                    .map(|(reason, packets)| Drop { reason: reason.name().to_owned(), packets, ..Drop::default() })
+                    .collect(),
+                ..DropsReply::default()
+            },
+            vips: VipsReply::default(),
+        };
+        let colour = |before, now, text: &str| {
+            let board = Board { before: Some(sample(2, before)), now: Some(sample(1, now)), ..Board::default() };
+            let mut terminal = Terminal::new(TestBackend::new(100, 30)).unwrap();
+            terminal.draw(|frame| draw(frame, &board)).unwrap();
+            let buffer = terminal.backend().buffer();
+            let lines: Vec<String> = picture(terminal.backend()).lines().map(str::to_owned).collect();
+            let found =
+                lines.iter().enumerate().find_map(|(y, line)| Some((line[..line.find(text)?].chars().count(), y)));
+            found.map(|(x, y)| buffer[(x as u16, y as u16)].fg)
+        };
+        assert_eq!(colour([0, 0], [70, 70], "rx_no_buffer"), Some(Color::Red));
+        assert_eq!(colour([0, 0], [70, 70], "no_service"), Some(Color::Yellow));
+        assert_eq!(colour([0, 0], [70, 70], "the rings LOSE 70 packets/s"), Some(Color::Red));
+        // What was lost long ago is no alarm.
+        assert_eq!(colour([70, 0], [70, 0], "rx_no_buffer"), Some(Color::Reset));
+        assert_eq!(colour([70, 0], [70, 0], "LOSE"), None);
     }
 
     #[test]

@@ -28,6 +28,7 @@ pub(super) fn open_devices(
             config::ZeroCopy::Never => ZeroCopy::Never,
         },
         busy_poll: config.xdp.busy_poll,
+        fill_ring: config.xdp.fill_ring,
     })
     .map_err(open_failure)?;
     for (nic, number) in nics.iter().zip(0..) {
