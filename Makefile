@@ -11,7 +11,7 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
   python3-grpcio:/usr/lib/python3/dist-packages/grpc/__init__.py python3-protobuf:/usr/lib/python3/dist-packages/google/protobuf/__init__.py
 CARGO_DENY := 0.20.2
 
-.PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e e2e-gateways e2e-server e2e-starts bench bench-watch bench-wire bench-policy bench-gateways clean-lab
+.PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e e2e-gateways e2e-server e2e-starts bench bench-watch bench-wire bench-neighbor bench-policy bench-gateways clean-lab
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-13s%s\n", $$1, $$2}'
@@ -135,6 +135,9 @@ bench: build ## the packet path alone
 
 bench-wire: build ## whole gateways over veth, vipgate and nftables; needs root and a quiet machine
 	target/release/vipgate-bench wire --against nft --flows 1000,65536
+
+bench-neighbor: build ## first packets to next hops that aren't known yet, vipgate and nftables; needs root and a quiet machine
+	target/release/vipgate-bench neighbor
 
 bench-policy: build ## changes of policy, at a gateway, under packets, at a server of many gateways; needs root and a quiet machine
 	target/release/vipgate-bench policy effect

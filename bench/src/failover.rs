@@ -144,7 +144,7 @@ fn probes(cluster: &Cluster, name: &str, first: u32) -> Clients {
 }
 
 /// The value that so many percent of the values don't exceed.
-fn quantile(values: &[f64], percent: usize) -> f64 {
+pub(crate) fn quantile(values: &[f64], percent: usize) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let at = (sorted.len() * percent).div_ceil(100);

@@ -5,6 +5,7 @@
 mod failover;
 mod group;
 mod load;
+mod neighbor;
 mod netns;
 mod open;
 mod order;
@@ -40,6 +41,8 @@ enum Command {
     Wire(wire::Options),
     /// Gateways that are killed while a pod sends: how soon the next process forwards, and what it takes up; needs root
     Restart(wire::restart::Options),
+    /// First packets to a next hop that the kernel doesn't know, vipgate and nftables in one run: delay, and how many of a burst are kept; needs root
+    Neighbor(neighbor::Options),
     /// Several gateways, one of which is killed under connections that stand, and comes back: survival and outage; needs root
     Failover(failover::Options),
     /// What it costs packets to be watched: captures, the log of sessions, `top`
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
         Command::Open(options) => open::run(&options),
         Command::Wire(options) => wire::run(&options),
         Command::Restart(options) => wire::restart::run(&options),
+        Command::Neighbor(options) => neighbor::run(&options),
         Command::Failover(options) => failover::run(&options),
         Command::Watch(options) => watch::run(&options),
         Command::Policy(options) => policy::run(&options),

@@ -18,9 +18,9 @@ use crate::time::Tick;
 use crate::wire::ethernet::Link;
 
 /// Packets that wait at once.
-const MOST: usize = 256;
+const MOST: usize = 1024;
 /// Packets that wait for one neighbour.
-const MOST_PER_NEIGHBOUR: usize = 16;
+const MOST_PER_NEIGHBOUR: usize = 64;
 /// How long a packet waits: a kernel asks three times, a second apart.
 const PATIENCE_MS: u32 = 3_000;
 /// How often the kernel is asked again.
@@ -113,8 +113,11 @@ impl Waiting {
     /// # Errors
     /// Gives the frame back when there is no room for it.
     pub fn park(&mut self, frame: Frame, wanted: Wanted, departure: Departure, now: Tick) -> Result<(), Frame> {
+        if self.parked.len() == MOST {
+            return Err(frame);
+        }
         let already = self.parked.iter().filter(|parked| parked.wanted == wanted).count();
-        if self.parked.len() == MOST || already >= MOST_PER_NEIGHBOUR {
+        if already >= MOST_PER_NEIGHBOUR {
             return Err(frame);
         }
         if already == 0 {

@@ -111,7 +111,7 @@ fn measure(options: &Options, setting: &Setting, core: usize) -> Result<(Line, O
             script::run(listener, plan, is_ready)
         });
         // What fails here ends the server: nobody tells it that the gateway is ready.
-        let process = gateway.start(&ground).map(Process::from);
+        let process = gateway.start(&ground.gateway).map(Process::from);
         if let Ok(process) = &process {
             // A server that has given up says why.
             let _ = started.send(process.id());

@@ -112,7 +112,7 @@ fn measure(setting: &Setting, cores: [usize; 2], sessions: u32, kills: u32) -> R
     // One more: the pod's that sends while the others rest.
     let capacity = sessions + sessions / 5 + 1;
     let vipgate = Vipgate::configure(setting, capacity, Some(state.path()), &Policy::Pods, folder.path())?;
-    let mut process = vipgate.start(&ground)?;
+    let mut process = vipgate.start(&ground.gateway)?;
     let bench =
         Bench { ground: &ground, cores, process: Some(process.id()), flows: sessions, bytes: 60, tolerated: 0.0 };
     bench.open_flows()?;
@@ -126,7 +126,7 @@ fn measure(setting: &Setting, cores: [usize; 2], sessions: u32, kills: u32) -> R
             process.kill()?;
             process.wait()?;
             let started = now(ClockId::Monotonic);
-            process = vipgate.start(&ground)?;
+            process = vipgate.start(&ground.gateway)?;
             sending.join().ok().context("the sender has panicked")??;
             Ok::<_, anyhow::Error>((killed, started))
         })?;

@@ -94,7 +94,7 @@ impl Subject {
             Self::Vipgate => {
                 let capacity = (flows * 2).max(65_536);
                 let vipgate = Vipgate::configure(setting, capacity, None, &Policy::Pods, folder.path())?;
-                Some(Process::from(vipgate.start(ground)?))
+                Some(Process::from(vipgate.start(&ground.gateway)?))
             }
             Self::Nft | Self::Ovs => {
                 start_nft(ground, setting, folder.path())?;

@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::ground::Ground;
 use super::subject::Setting;
-use crate::netns;
+use crate::netns::{self, Namespace};
 
 /// How long a gateway may take to come up.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -58,9 +57,9 @@ impl Vipgate {
     }
 
     /// Starts it and waits until it says that it is ready.
-    pub(crate) fn start(&self, ground: &Ground) -> Result<Child> {
+    pub(crate) fn start(&self, host: &Namespace) -> Result<Child> {
         let [program, config] = [&self.program, &self.config].map(|path| path.display().to_string());
-        let mut process = ground.gateway.spawn(&[&program, "gateway", "--config", &config], &self.log)?;
+        let mut process = host.spawn(&[&program, "gateway", "--config", &config], &self.log)?;
         let until = Instant::now() + PATIENCE;
         while Instant::now() < until && matches!(process.try_wait(), Ok(None)) {
             if self.said("ready")?.is_some() {

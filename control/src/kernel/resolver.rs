@@ -36,7 +36,7 @@ enum Order {
 /// How often the kernel is asked, and for how much.
 #[derive(Clone, Copy, Debug)]
 pub struct ResolverLimits {
-    /// Time between two questions for one next hop.
+    /// Time between two questions for one next hop: the kernel repeats them by itself, but whoever deletes an entry ends that.
     pub pause: Duration,
     /// Questions a second, all next hops together.
     pub per_second: u32,
@@ -49,7 +49,7 @@ pub struct ResolverLimits {
 
 impl Default for ResolverLimits {
     fn default() -> Self {
-        Self { pause: Duration::from_secs(1), per_second: 256, hops: 4096, look_again: Duration::from_secs(30) }
+        Self { pause: Duration::from_millis(100), per_second: 256, hops: 4096, look_again: Duration::from_secs(30) }
     }
 }
 

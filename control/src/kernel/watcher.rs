@@ -1,5 +1,6 @@
 //! The task behind [`Network`](super::Network): hears of changes, lets bursts pass, reads again what the kernel
-//! doesn't tell, and publishes the network when it really looks different.
+//! doesn't tell, and publishes the network when it really looks different. Packets may wait for a neighbour, and the kernel tells
+//! all about one in a single event: those are published at once.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -106,43 +107,50 @@ impl Watcher {
         }
     }
 
-    /// Waits for the first change, or for the time to look again, and then for the end of the burst.
+    /// Waits for a change of a neighbour, for the end of a burst of other changes, or for the time to look again.
     async fn listen(&mut self) -> io::Result<()> {
-        let first = match self.pending.recheck {
-            None => self.subscription.next().await?,
-            Some(at) => {
-                let Ok(heard) = timeout_at(at, self.subscription.next()).await else {
-                    self.pending.recheck = None;
-                    self.pending.routes = true;
-                    return Ok(());
-                };
-                heard?
-            }
-        };
-        self.take(first);
-        let began = Instant::now();
+        let not_before = self.pending.not_before.unwrap_or_else(Instant::now);
+        let mut began = None;
         loop {
-            let not_before = self.pending.not_before.unwrap_or(began);
-            let until = (Instant::now() + QUIET).min(began + LONGEST_BURST).max(not_before);
-            match timeout_at(until, self.subscription.next()).await {
-                Ok(heard) => self.take(heard?),
-                Err(_) => return Ok(()),
+            let until = match began {
+                Some(began) => Some((Instant::now() + QUIET).min(began + LONGEST_BURST).max(not_before)),
+                None if self.pending.changed => Some(not_before),
+                None => self.pending.recheck,
+            };
+            let heard = match until {
+                None => self.subscription.next().await?,
+                Some(until) => match timeout_at(until, self.subscription.next()).await {
+                    Ok(heard) => heard?,
+                    Err(_) => {
+                        if began.is_none() && !self.pending.changed {
+                            self.pending.recheck = None;
+                            self.pending.routes = true;
+                        }
+                        return Ok(());
+                    }
+                },
+            };
+            if self.take(heard) {
+                began.get_or_insert_with(Instant::now);
             }
             // A full socket never lets the timeout win.
-            if Instant::now() >= (began + LONGEST_BURST).max(not_before) {
+            let latest = began.map(|began| began + LONGEST_BURST).or(self.pending.changed.then_some(not_before));
+            if latest.is_some_and(|latest| Instant::now() >= latest.max(not_before)) {
                 return Ok(());
             }
         }
     }
 
-    fn take(&mut self, heard: Heard) {
+    /// Takes in what was heard; says whether it is part of a burst.
+    fn take(&mut self, heard: Heard) -> bool {
         let events = match heard {
             Heard::Events(events) => events,
             Heard::Lost => {
                 self.pending.everything = true;
-                return;
+                return true;
             }
         };
+        let is_burst = events.iter().any(|event| !matches!(event, Event::Neighbour(..)));
         for event in events {
             self.notice_failure(&event);
             let effect = self.model.apply(event);
@@ -152,6 +160,7 @@ impl Watcher {
                 self.pending.recheck = Some(Instant::now() + RECHECK);
             }
         }
+        is_burst
     }
 
     fn notice_failure(&self, event: &Event) {

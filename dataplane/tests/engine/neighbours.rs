@@ -95,15 +95,27 @@ fn what_must_be_cut_for_a_neighbour_that_is_not_known_yet_asks_for_it_and_waits_
 #[test]
 fn a_silent_neighbour_costs_its_packets_and_nobody_elses() {
     let mut gateway = Gateway::new(&Setup::default());
-    for n in 0..40 {
+    for n in 0..90 {
         let question = packet(Protocol::Udp, (ip("10.244.1.5"), 4000 + n).into(), at("192.0.2.77:53"));
         let _ = gateway.arrives(0, INSIDE, &question);
     }
-    assert_eq!(gateway.drops(), [(DropReason::NoNeighbor, 24)].into(), "sixteen wait, no more");
+    assert_eq!(gateway.drops(), [(DropReason::NoNeighbor, 26)].into(), "64 wait, no more");
     gateway.pod_sends(&packet(Protocol::Udp, at("10.244.1.5:9000"), at("198.51.100.10:53")));
     gateway.pass(3_500);
-    assert_eq!(gateway.drops(), [(DropReason::NoNeighbor, 40)].into());
-    gateway.assert_delta("egress 1, drop no_neighbor 40, created 41");
+    assert_eq!(gateway.drops(), [(DropReason::NoNeighbor, 90)].into());
+    gateway.assert_delta("egress 1, drop no_neighbor 90, created 91");
+}
+
+#[test]
+fn packets_wait_for_many_neighbours_but_for_all_together_no_more_than_a_bound() {
+    let mut gateway = Gateway::new(&Setup { frames: 2048, ..Setup::default() });
+    for n in 0..1100_u16 {
+        let to = (ip(&format!("192.0.2.{}", 40 + n / 64)), 53).into();
+        let question = packet(Protocol::Udp, (ip("10.244.1.5"), 4000 + n).into(), to);
+        let _ = gateway.arrives(0, INSIDE, &question);
+    }
+    assert_eq!(gateway.drops(), [(DropReason::NoNeighbor, 1100 - 1024)].into());
+    gateway.assert_delta("drop no_neighbor 76, created 1100");
 }
 
 #[test]
