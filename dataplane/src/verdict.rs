@@ -25,8 +25,8 @@ pub enum Verdict {
     Wait(Then),
     /// Kept until the first fragment of its datagram comes.
     Park,
-    /// Taken in again by the next batch, since what it must not overtake, a fragment of its datagram or of its flow, is taken in
-    /// again, too.
+    /// Taken in again by the next batch: what it must not overtake, a fragment of its datagram or of its flow, is taken in again, too; or
+    /// it begins a connection anew whose old one still has packets in this batch.
     Requeue,
     /// Taken in again as if it came from outside: it goes to a VIP of this gateway.
     Around,

@@ -4,7 +4,7 @@
 //!
 //! The memory changes packet by packet, frames move when the batch is over: so an early fragment has its place, and counts, before
 //! its frame is there, and the first one finds it wherever it is. Those that waited come around, right behind the first one; what follows
-//! in the batch between the same addresses follows them. So nothing depends on where batches begin.
+//! of their flow in the batch follows them. So nothing depends on where batches begin.
 
 use crate::address::V6;
 use crate::batch::{Batch, Kind, Lane, Packets, Travel};
@@ -28,9 +28,9 @@ pub fn run<A: Fragmented>(batch: &mut Batch, fragments: &mut Fragments, ids: &mu
     let (mut left, mut firsts) = (batch.open_of::<A>().and(batch.fragments), Packets::default());
     while let Some(i) = left.into_iter().next() {
         left.remove(i);
-        let follows = !firsts.is_empty() && follows::<A>(batch, i, firsts);
         if !batch.fragments.contains(i) {
-            if follows {
+            let tuple = if batch.plain.contains(i) { A::keys(batch)[i].tuple() } else { A::tuples(batch)[i] };
+            if follows::<A>(batch, &tuple, firsts) {
                 batch.requeue(i);
             }
             continue;
@@ -61,8 +61,11 @@ pub fn run<A: Fragmented>(batch: &mut Batch, fragments: &mut Fragments, ids: &mu
         };
         match outcome {
             Ok((known, first)) => {
-                if follows {
+                let Ports { protocol, source: source_port, destination: destination_port } = known.ports;
+                let tuple = Tuple { source_port, destination_port, protocol, ..tuple };
+                if follows::<A>(batch, &tuple, firsts) {
                     batch.frames[i].set_known(known);
+                    A::tuples_mut(batch)[i] = tuple;
                     batch.requeue(i);
                 } else {
                     resolve::<A>(batch, i, known, first);
@@ -152,19 +155,9 @@ fn release<A: Fragmented>(batch: &mut Batch, fragments: &mut Fragments, key: &Ke
     any
 }
 
-/// Whether a packet goes between the same addresses as one of these before it.
-#[cold]
-fn follows<A: Lane>(batch: &Batch, i: usize, firsts: Packets) -> bool {
-    let (source, destination) = addresses::<A>(batch, i);
-    firsts.into_iter().any(|first| {
-        let tuple = &A::tuples(batch)[first];
-        (tuple.source, tuple.destination) == (source, destination)
-    })
-}
-
-fn addresses<A: Lane>(batch: &Batch, i: usize) -> (A, A) {
-    let tuple = if batch.plain.contains(i) { A::keys(batch)[i].tuple() } else { A::tuples(batch)[i] };
-    (tuple.source, tuple.destination)
+/// Whether a packet is of the same flow as one of these before it.
+fn follows<A: Lane>(batch: &Batch, tuple: &Tuple<A>, firsts: Packets) -> bool {
+    firsts.into_iter().any(|first| A::tuples(batch)[first] == *tuple)
 }
 
 /// Lets a fragment go on with its datagram's ports.

@@ -1,7 +1,7 @@
 //! Fourth stage: sessions that were checked against an older policy, once each. What policy still wants goes on as it is;
 //! what it doesn't want any more ends here, and its packet is looked at like one that no session knows.
 
-use crate::batch::{Batch, Kind, Lane};
+use crate::batch::{Batch, Kind, Lane, Packets};
 use crate::counters::{Direction, DropReason, EndReason};
 use crate::pipeline::Context;
 use crate::session::entry::{Entry, Flags, Slot};
@@ -16,6 +16,7 @@ use crate::snapshot::spec::{AROUND, Role};
 use crate::stage::takeover;
 use crate::time::Tick;
 use crate::verdict::Verdict;
+use crate::wire::tcp::Flags as TcpFlags;
 
 /// Checks the stale sessions of the batch.
 pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, context: &Context<'_>, settle: &mut Settle<'_>) {
@@ -35,18 +36,40 @@ pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, context: &Contex
 pub fn reopen<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, now: Tick, settle: &mut Settle<'_>) {
     for i in batch.known_of::<A>() {
         let (slot, table) = (batch.slots[i], A::table(sessions));
-        if !begins_anew(batch, i, table) {
+        // An earlier one may have had it taken in again.
+        if !batch.open.contains(i) || !opens_inbound(batch, i, table) {
             continue;
         }
         let twin = table.entry(slot).twin();
-        // A packet of the old connection in the same batch still needs its session; then the new one goes where the old one went.
-        let is_shared = |other: usize| other != i && (batch.slots[other] == slot || batch.slots[other] == twin);
-        if !batch.known_of::<A>().into_iter().any(is_shared) {
+        let is_its = |other: &usize| [slot, twin].contains(&batch.slots[*other]);
+        let all = batch.known_of::<A>();
+        let before = all.without(Packets::behind(i)).into_iter().filter(|other| *other != i && is_its(other));
+        let (mut has_before, closes) =
+            before.fold((false, false), |(_, closes), other| (true, closes | ends_one(batch, other)));
+        if !closes && !begins_anew(batch, i, table) {
+            continue;
+        }
+        // Packets of the old connection in the same batch still need its session, and so may errors: what is before this one goes
+        // before it, and what is behind it follows it.
+        let errors = batch.open_of::<A>().and(batch.errors);
+        has_before |= !errors.without(Packets::behind(i)).is_empty();
+        let mut after = errors.and(Packets::behind(i));
+        all.and(Packets::behind(i)).into_iter().filter(is_its).for_each(|other| after.insert(other));
+        if has_before {
+            batch.requeue(i);
+        } else {
             let expiry: Expiry<A> = sessions.end_because(slot, EndReason::Closed, now);
             settle.settle(&expiry);
             batch.known.remove(i);
         }
+        after.into_iter().for_each(|other| batch.requeue(other));
     }
+}
+
+/// Whether a packet says FIN or RST: behind it the connection may be closed.
+fn ends_one(batch: &Batch, i: usize) -> bool {
+    let flags = batch.segments[i].flags;
+    batch.heads[i].kind == Kind::Tcp && (flags.has(TcpFlags::FIN) || flags.has(TcpFlags::RST))
 }
 
 /// Whether a session is what policy wants.
@@ -82,11 +105,14 @@ pub fn flags_now<A: SessionFamily>(entry: &Entry<A>, policy: &Policy) -> Flags {
 
 /// Whether a packet begins a connection anew that a client has had, and that is closed.
 pub fn begins_anew<A: Lane>(batch: &Batch, i: usize, table: &Table<A>) -> bool {
-    if batch.heads[i].kind != Kind::Tcp || !batch.segments[i].flags.opens() {
-        return false;
-    }
     let entry = table.entry(batch.slots[i]);
-    entry.direction() == Direction::Inbound && tcp::is_closed(entry.flags(), table.entry(entry.twin()).flags())
+    opens_inbound(batch, i, table) && tcp::is_closed(entry.flags(), table.entry(entry.twin()).flags())
+}
+
+/// Whether a packet is a SYN of a client's that has a session.
+fn opens_inbound<A: Lane>(batch: &Batch, i: usize, table: &Table<A>) -> bool {
+    let is_syn = batch.heads[i].kind == Kind::Tcp && batch.segments[i].flags.opens();
+    is_syn && table.entry(batch.slots[i]).direction() == Direction::Inbound
 }
 
 fn recheck<A: SessionFamily>(

@@ -12,7 +12,7 @@ use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::wire::checksum;
 
 /// A datagram of `payload` bytes, cut into pieces of 400.
-fn pieces(source: SocketAddr, destination: SocketAddr, payload: usize, id: u32) -> Vec<Vec<u8>> {
+pub(crate) fn pieces(source: SocketAddr, destination: SocketAddr, payload: usize, id: u32) -> Vec<Vec<u8>> {
     let body: Vec<u8> = (0..payload).map(|n| (n * 7 % 251) as u8).collect();
     let mut whole = Vec::new();
     match (source.ip(), destination.ip()) {

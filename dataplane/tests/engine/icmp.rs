@@ -16,7 +16,7 @@ const ENDS: [(&str, &str, &str); 2] = [
 ];
 
 /// The frame of an ICMP error from `router` about `packet`.
-fn error_about(packet: &[u8], router: &str, error: Error, from_pod: bool) -> Vec<u8> {
+pub(crate) fn error_about(packet: &[u8], router: &str, error: Error, from_pod: bool) -> Vec<u8> {
     let mut bytes = vec![0; 14 + 1280];
     let link = if from_pod { (INSIDE_MAC, POD_MAC) } else { (OUTSIDE_MAC, ROUTER_MAC) };
     bytes[..6].copy_from_slice(&link.0);

@@ -8,6 +8,7 @@ mod backends;
 mod bad_input;
 mod captures;
 mod conflicts;
+mod cuts;
 mod egress;
 mod explain;
 mod flood;

@@ -20,10 +20,12 @@ pub mod watching;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crossbeam::channel::{Sender, unbounded};
 use crossbeam::queue::ArrayQueue;
+use vipgate_dataplane::adopt::Adoption;
 use vipgate_dataplane::batch;
 use vipgate_dataplane::command::Command;
 use vipgate_dataplane::counters::{Direction, DropReason};
@@ -44,6 +46,7 @@ use vipgate_dataplane::ports::allocator::Allocator;
 use vipgate_dataplane::ports::pool::WorkerId;
 use vipgate_dataplane::session::Sessions;
 use vipgate_dataplane::session::embryonic::Embryonic;
+use vipgate_dataplane::session::region::Identity;
 use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_dataplane::session::tuple::HashKey;
 use vipgate_dataplane::snapshot::build::Builder;
@@ -55,7 +58,7 @@ use vipgate_dataplane::waiting::{Questions, Waiting};
 use vipgate_dataplane::watch::Watch;
 use vipgate_dataplane::watch::tap::TapRing;
 use vipgate_dataplane::worker::{Parts, Worker};
-use vipgate_mem::{Arena, Frame, HEADROOM};
+use vipgate_mem::{Arena, Frame, HEADROOM, Region};
 
 pub use connection::*;
 use ledger::Ledger;
@@ -181,6 +184,8 @@ pub struct Setup {
     pub embryonic: u32,
     /// Where nodes of the overlay network reach it.
     pub overlay: Option<SocketAddr>,
+    /// Where sessions outlive it: a file a worker, by this name and the worker's number.
+    pub state: Option<PathBuf>,
 }
 
 impl Default for Setup {
@@ -197,6 +202,7 @@ impl Default for Setup {
             reject: false,
             embryonic: 1024,
             overlay: None,
+            state: None,
         }
     }
 }
@@ -257,9 +263,14 @@ impl Gateway {
     /// The same in another network, with another policy.
     pub fn with(setup: &Setup, network: NetworkSpec, policy: &PolicySet) -> Self {
         // Time begins shortly before its numbers wrap.
-        let now = Tick(u32::MAX - 10_000);
+        Self::starting_at(setup, network, policy, Tick(u32::MAX - 10_000))
+    }
+
+    /// The same at a moment: as the process after another one, if sessions outlive that.
+    pub fn starting_at(setup: &Setup, network: NetworkSpec, policy: &PolicySet, now: Tick) -> Self {
         let mut builder = Builder::new(network).at_overlay(setup.overlay);
-        let publisher = Publisher::new(builder.with_policy(policy).unwrap());
+        let snapshot = builder.with_policy(policy).unwrap();
+        let publisher = Publisher::new(snapshot.clone());
         let questions = Questions { queue: Arc::new(ArrayQueue::new(64)), bell: Arc::new(NoBell) };
         let bells: Vec<Arc<dyn Wake>> = (0..setup.workers).map(|_| Arc::new(NoBell) as _).collect();
         let (mut commands, mut outlets, mut rings) = (Vec::new(), Vec::new(), Vec::new());
@@ -280,6 +291,21 @@ impl Gateway {
                 commands.push(sender);
                 let ring = Arc::new(TapRing::new(4 * batch::MOST, 2048));
                 rings.push(ring.clone());
+                let mut ports = Allocator::new(WorkerId(id), setup.workers, setup.range, key).unwrap();
+                let sessions = match &setup.state {
+                    None => Sessions::new(setup.capacity, setup.timeouts, key).unwrap(),
+                    Some(path) => {
+                        let mut region = Region::open(&path.with_extension(id.to_string())).unwrap();
+                        let (worker, workers, capacity) = (id.into(), setup.workers.into(), setup.capacity);
+                        let identity = Identity { worker, workers, capacity, boot: [1; 16] };
+                        let (mut sessions, _) =
+                            Sessions::in_region(&mut region, identity, setup.timeouts, key).unwrap();
+                        let directory = (setup.workers > 1).then_some(&*directory);
+                        let (policy, worker) = (&snapshot.policy, WorkerId(id));
+                        sessions.take_up(now, &mut Adoption { policy, ports: &mut ports, directory, worker });
+                        sessions
+                    }
+                };
                 let outlet = Arc::new(Outlet::new(Arc::new(NoBell)));
                 outlets.push(outlet.clone());
                 let parts = Parts {
@@ -289,9 +315,9 @@ impl Gateway {
                     affinity: affinity.clone(),
                     directory: (setup.workers > 1).then(|| directory.clone()),
                     tables: Tables {
-                        sessions: Sessions::new(setup.capacity, setup.timeouts, key).unwrap(),
+                        sessions,
                         embryonic: Embryonic::new(setup.capacity, setup.embryonic),
-                        ports: Allocator::new(WorkerId(id), setup.workers, setup.range, key).unwrap(),
+                        ports,
                         fragments: Fragments::new(64, 32, 2_000, key).unwrap(),
                         ids: Ids::new(id, setup.workers, key),
                         limiter: Limiter::new(key, now),

@@ -109,7 +109,7 @@ pub fn echo(request: bool, source: SocketAddr, destination: SocketAddr, id: u16)
 }
 
 /// Link and IP headers of a packet; the link addresses are those that a pod or the router would use.
-fn on_ip(source: SocketAddr, destination: SocketAddr) -> etherparse::PacketBuilderStep<etherparse::IpHeaders> {
+pub fn on_ip(source: SocketAddr, destination: SocketAddr) -> etherparse::PacketBuilderStep<etherparse::IpHeaders> {
     let from_pod = source.ip().to_string().starts_with("10.244.") || source.ip().to_string().starts_with("fd00:");
     let link = if from_pod { (POD_MAC, INSIDE_MAC) } else { (ROUTER_MAC, OUTSIDE_MAC) };
     let builder = PacketBuilder::ethernet2(link.0, link.1);
