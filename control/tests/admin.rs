@@ -163,8 +163,8 @@ fn a_flush_ends_what_matches_and_nothing_else() {
     let gateway = two_workers();
     assert_eq!(gateway.json(&["sessions", "flush", "--proto", "udp"]), serde_json::json!({"ended": 2}));
     assert_eq!(gateway.json(&["sessions"])["sessions"].as_array().unwrap().len(), 3);
-    assert_eq!(gateway.table(&["sessions", "flush"]), "3 sessions ended\n");
-    assert_eq!(gateway.table(&["sessions", "flush"]), "0 sessions ended\n");
+    assert_eq!(gateway.table(&["sessions", "flush", "--all"]), "3 sessions ended\n");
+    assert_eq!(gateway.table(&["sessions", "flush", "--all"]), "0 sessions ended\n");
     // A filter before the word would be lost, and everything flushed: it is refused.
     assert_eq!(gateway.vipgate(&["sessions", "--proto", "udp", "flush"]).0, 2);
 }
@@ -256,7 +256,7 @@ fn a_silent_worker_is_named_in_time() {
 fn a_dead_worker_is_named_at_once() {
     let gateway = Gateway::start(&[Worker::Dead]);
     let begin = Instant::now();
-    for command in [&["sessions"][..], &["sessions", "flush"]] {
+    for command in [&["sessions"][..], &["sessions", "flush", "--all"]] {
         let (code, _, stderr) = gateway.vipgate(command);
         assert_eq!(code, 1);
         assert!(stderr.contains("worker 0 (core 2) has ended"), "{stderr}");

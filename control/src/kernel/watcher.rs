@@ -119,16 +119,16 @@ impl Watcher {
             };
             let heard = match until {
                 None => self.subscription.next().await?,
-                Some(until) => match timeout_at(until, self.subscription.next()).await {
-                    Ok(heard) => heard?,
-                    Err(_) => {
+                Some(until) => {
+                    let Ok(event) = timeout_at(until, self.subscription.next()).await else {
                         if began.is_none() && !self.pending.changed {
                             self.pending.recheck = None;
                             self.pending.routes = true;
                         }
                         return Ok(());
-                    }
-                },
+                    };
+                    event?
+                }
             };
             if self.take(heard) {
                 began.get_or_insert_with(Instant::now);

@@ -273,8 +273,12 @@ fn is_sent(verdict: Verdict) -> bool {
         | Verdict::Answer(_)
         | Verdict::Wait(_)
         | Verdict::Around => true,
-        Verdict::Undecided | Verdict::HandOff(_) | Verdict::Heard => false,
-        Verdict::Park | Verdict::Requeue | Verdict::Drop(_) => false,
+        Verdict::Undecided
+        | Verdict::HandOff(_)
+        | Verdict::Heard
+        | Verdict::Park
+        | Verdict::Requeue
+        | Verdict::Drop(_) => false,
     }
 }
 

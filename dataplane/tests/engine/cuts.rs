@@ -39,7 +39,7 @@ fn blank(bytes: &mut [u8], at: usize, sent: &Sent, drawn: &mut Drawn) {
         drawn.push((ends, u16::from_be_bytes([bytes[at + 4], bytes[at + 5]]).into()));
         bytes[at + 4..at + 6].fill(0);
         bytes[at + 10..at + 12].fill(0);
-        (bytes[at + 9], at + 20, u16::from_be_bytes([bytes[at + 6], bytes[at + 7]]) & 0x1fff == 0)
+        (bytes[at + 9], at + 20, u16::from_be_bytes([bytes[at + 6], bytes[at + 7]]) << 3 == 0)
     } else if bytes[at + 6] == 44 {
         let ends = [&[6, sent.process as u8][..], &bytes[at + 8..at + 40]].concat();
         drawn.push((ends, u32::from_be_bytes(bytes[at + 44..at + 48].try_into().unwrap())));
@@ -75,9 +75,12 @@ fn blank(bytes: &mut [u8], at: usize, sent: &Sent, drawn: &mut Drawn) {
     }
 }
 
+/// A packet that left: the part of the story, the interface, the bytes without what is random, and that.
+type Left = (usize, u8, Vec<u8>, Drawn);
+
 /// What left because of each packet, and in what order for each flow; what has no tag is the gateway's own.
 struct Seen {
-    by_tag: BTreeMap<u32, Vec<(usize, u8, Vec<u8>, Drawn)>>,
+    by_tag: BTreeMap<u32, Vec<Left>>,
     order: BTreeMap<(u32, u32), Vec<u32>>,
 }
 

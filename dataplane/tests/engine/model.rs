@@ -86,6 +86,7 @@ fn config() -> ProptestConfig {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "the model beside the engine, step by step")]
 fn the_engine_does_what_the_simple_nat_does() {
     let classes = [
         "known",

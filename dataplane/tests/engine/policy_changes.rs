@@ -143,7 +143,7 @@ fn what_takes_a_sessions_ground_away_ends_it_on_its_next_packet() {
                 }
                 assert_eq!(gateway.drops(), packets.map(|(.., reason)| (reason, 1)).into(), "{what}");
                 two.b_goes_on();
-                two.a.gateway.assert_delta(&match reason {
+                two.a.gateway.assert_delta(match reason {
                     DropReason::NoSession => {
                         "egress 6, reply 4, drop no_service 1, drop no_session 1, ended policy 1, created 2"
                     }

@@ -299,7 +299,7 @@ mod tests {
     #[test]
     fn what_rings_lose_stands_in_red() {
         let sample = |ago, packets: [u64; 2]| Sample {
-            at: Instant::now() - Duration::from_secs(ago),
+            at: Instant::now().checked_sub(Duration::from_secs(ago)).unwrap(),
             status: StatusReply { ready: true, ..StatusReply::default() },
             drops: DropsReply {
                 drops: [DropReason::RxNoBuffer, DropReason::NoService]

@@ -11,6 +11,7 @@ use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_dataplane::snapshot::spec::*;
 use vipgate_dataplane::wire::icmp_error::Error;
+use vipgate_dataplane::worker::Worker;
 
 use super::script::{Action, BACKENDS, Change, Event, Place, REPLY, segment, tag};
 use crate::fragments::pieces;
@@ -133,7 +134,7 @@ impl Run {
                 self.sent.push(Sent { interface, bytes, epoch, process });
             }
         }
-        received > 0 || !self.gateway.workers.iter().all(|worker| worker.is_idle())
+        received > 0 || !self.gateway.workers.iter().all(Worker::is_idle)
     }
 
     /// Nothing moves any more.

@@ -55,7 +55,7 @@ impl Gateway {
         for it in EndReason::ALL {
             counted.push((format!("ended {}", it.name()), sum(&|all| &all.sessions_ended[it as usize])));
         }
-        let rest: [(&str, fn(&Counters) -> &Counter); 8] = [
+        let rest: [(&str, Read); 8] = [
             ("created", |all| &all.sessions_created),
             ("taken over", |all| &all.sessions_taken_over),
             ("copies refused", |all| &all.copies_refused),
@@ -69,6 +69,9 @@ impl Gateway {
         counted
     }
 }
+
+/// Reads one counter of a worker.
+type Read = fn(&Counters) -> &Counter;
 
 impl Cluster {
     /// The same of each of its gateways.
