@@ -28,6 +28,7 @@ use crate::snapshot::endpoints::EndpointId;
 use crate::snapshot::members::GatewayId;
 use crate::snapshot::overlay::NodeId;
 use crate::snapshot::service::FrontendId;
+use crate::snapshot::shares::Owner;
 use crate::snapshot::tunnels::End;
 use crate::verdict::Verdict;
 use crate::wire::sctp::Common;
@@ -130,6 +131,8 @@ pub struct Batch {
     pub frontends: [FrontendId; MOST],
     /// Where those go that go into a tunnel.
     pub travels: [Travel; MOST],
+    /// Of those in `copies`: which gateway has the session by now.
+    pub elsewhere: [Owner; MOST],
     /// For the counters.
     pub directions: [Direction; MOST],
     /// What those want that wait.
@@ -202,6 +205,7 @@ impl Default for Batch {
             endpoints: [EndpointId::NONE; MOST],
             frontends: [FrontendId::NONE; MOST],
             travels: [Travel { to: End::Gateway(GatewayId(0)), is_last: true }; MOST],
+            elsewhere: [Owner::This; MOST],
             directions: [Direction::Unchanged; MOST],
             wanted: [Wanted { interface: InterfaceId(0), address: IpAddr::V4(Ipv4Addr::UNSPECIFIED) }; MOST],
             mtus: [0; MOST],

@@ -165,7 +165,8 @@ fn session<A: OnWire>(batch: &mut Batch, tables: &Tables, context: &Context<'_>,
     let entry = as_live(table.entry(slot));
     batch.directions[ONE] = entry.direction();
     if is_copy && takeover::owner(&entry, &view.policy) != Owner::This {
-        return fate(Fate::CopyOf(takeover::owner(&entry, &view.policy)));
+        batch.elsewhere[ONE] = takeover::owner(&entry, &view.policy);
+        return fate(Fate::CopyOf(batch.elsewhere[ONE]));
     }
     let mut flags = entry.flags();
     if is_known {
@@ -173,8 +174,12 @@ fn session<A: OnWire>(batch: &mut Batch, tables: &Tables, context: &Context<'_>,
     } else {
         if !recheck::stands(&entry, view) {
             batch.ended.insert(ONE);
-            let is_ours = takeover::owner(&entry, &view.policy) == Owner::This;
-            return fate(if is_ours { Fate::Ended } else { Fate::LetGo });
+            let owner = takeover::owner(&entry, &view.policy);
+            if owner != Owner::This {
+                batch.copies.insert(ONE);
+            }
+            batch.elsewhere[ONE] = owner;
+            return fate(if owner == Owner::This { Fate::Ended } else { Fate::LetGo });
         }
         fate(if is_copy { Fate::TakenOver } else { Fate::Rechecked });
         batch.known.insert(ONE);

@@ -264,17 +264,22 @@ impl Policy {
         &self.members
     }
 
-    /// The share of a VIP that an endpoint's sessions are of; `None` if the VIP is this gateway's alone, or the endpoint's home has none
-    /// of it.
+    /// The share of a VIP that an endpoint's sessions are of: its home's, or, without a home, one that this gateway has. `None` if the VIP
+    /// is this gateway's alone, or there is no such share.
     #[inline]
     pub fn share_of<'a>(&self, endpoint: &Endpoint, vip: &'a Vip) -> Option<&'a Share> {
-        vip.shares.of_home(endpoint.home?)
+        match endpoint.home {
+            Some(home) => vip.shares.of_home(home),
+            None => vip.shares.own(self.members.this()),
+        }
     }
 
-    /// Whose an endpoint is: whoever has its home's share of the VIP that it leaves with.
+    /// Whose an endpoint is: whoever has its home's share of the VIP that it leaves with. Without a home, it is this gateway's where
+    /// this one has any part of that VIP.
     pub fn owner_of(&self, endpoint: &Endpoint) -> Owner {
-        let (Some(home), Some(&vip)) = (endpoint.home, endpoint.vips.first()) else { return Owner::This };
+        let Some(&vip) = endpoint.vips.first() else { return Owner::This };
         let shares = &self.vip_with(vip).shares;
+        let Some(home) = endpoint.home else { return shares.owner() };
         match shares.of_home(home) {
             Some(share) => share.owner,
             None if shares.list().is_empty() => Owner::This,

@@ -184,6 +184,12 @@ impl Shares {
         self.list.iter().find(|share| share.home() == Some(home))
     }
 
+    /// The share that this gateway opens sessions in for endpoints without a home: its own, else the first one that it stands in for.
+    pub fn own(&self, this: Option<GatewayId>) -> Option<&Share> {
+        let dealt = this.and_then(|this| self.of_home(this)).filter(|share| share.owner == Owner::This);
+        dealt.or_else(|| self.list.iter().find(|share| share.owner == Owner::This))
+    }
+
     /// Which of those who have a part gathers a fragmented datagram, by its hash.
     pub fn gatherer(&self, hash: u64) -> Owner {
         let place = ((hash >> 32) * self.list.len() as u64) >> 32;

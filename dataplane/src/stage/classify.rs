@@ -137,7 +137,12 @@ fn answer<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> Option<Cla
 
 /// A covered pod's packet that is to be translated.
 fn from_pod<A: Lane>(batch: &Batch, i: usize, (id, endpoint): (EndpointId, &Endpoint), context: &Context<'_>) -> Class {
-    match context.view.policy.owner_of(endpoint) {
+    // Without a home, an endpoint's sessions may be of any share: one that is known here goes on where its share is.
+    let whose = match batch.elsewhere[i] {
+        other @ Owner::Other(_) if endpoint.home.is_none() && batch.copies.contains(i) => other,
+        _ => context.view.policy.owner_of(endpoint),
+    };
+    match whose {
         Owner::This => {}
         Owner::Other(gateway) => return Class::Peer(gateway),
         Owner::Nobody => return drop(DropReason::NoOwner),

@@ -27,6 +27,13 @@ pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, context: &Contex
             if !A::table(sessions).entry(batch.slots[i]).flags().may_come_from(batch.heads[i].sides) {
                 batch.decide(i, Verdict::Drop(DropReason::SpoofedSource));
             }
+            continue;
+        }
+        let entry = A::table(sessions).entry(batch.slots[i]);
+        if entry.is_copy() {
+            // Its share is another gateway's by now, and so is the session.
+            batch.elsewhere[i] = takeover::owner(entry, &view.policy);
+            batch.copies.insert(i);
         }
     }
 }

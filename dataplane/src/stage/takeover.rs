@@ -16,9 +16,10 @@ pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, context: &Contex
     for i in batch.open_of::<A>().and(batch.copies) {
         let slot = batch.slots[i];
         let entry = *A::table(sessions).entry(slot);
+        batch.elsewhere[i] = owner(&entry, &view.policy);
         // An earlier packet of the batch may have done it.
         if entry.is_copy() {
-            if owner(&entry, &view.policy) != Owner::This {
+            if batch.elsewhere[i] != Owner::This {
                 continue;
             }
             sessions.promote::<A>(slot, now);

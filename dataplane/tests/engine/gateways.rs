@@ -51,6 +51,90 @@ fn a_pods_packet_at_another_gateway_leaves_by_its_own() {
     }
 }
 
+/// Three gateways whose policy says of no endpoint which of them translates it.
+fn three_without_homes() -> Cluster {
+    let mut cluster = three();
+    let mut set = shared_policy(3);
+    set.endpoints.iter_mut().for_each(|endpoint| endpoint.gateway = None);
+    cluster.gateways.iter_mut().for_each(|gateway| gateway.set_policy(&set));
+    cluster.agree();
+    cluster
+}
+
+#[test]
+fn an_endpoint_without_a_home_is_translated_by_whichever_gateway_gets_its_packets() {
+    for (pod, far) in POD_AND_FAR {
+        for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Echo] {
+            let mut cluster = three_without_homes();
+            let mut ports = vec![];
+            for number in 0..3 {
+                // Another flow each, as routers would spread them.
+                let from = std::net::SocketAddr::new(at(pod).ip(), 4000 + number as u16);
+                let seen = cluster.arrives(number, INSIDE, &packet(protocol, from, at(far)));
+                let seen = only(seen, number, OUTSIDE, &cluster);
+                assert_eq!(cluster.tunnelled, 0, "its packets travel nowhere");
+                ports.push(ends(&seen).0.port());
+                assert_eq!(usize::from(ends(&seen).0.port() / 64 % 3), number, "a port of that gateway's own blocks");
+                for other in 0..3 {
+                    let home = cluster.arrives(other, OUTSIDE, &answer_to(&seen, protocol));
+                    assert_eq!(
+                        ends(&only(home, number, INSIDE, &cluster)).1.ip(),
+                        from.ip(),
+                        "{protocol:?} at {other}"
+                    );
+                }
+                assert_eq!(std::mem::take(&mut cluster.tunnelled), 2, "answers come back to where the session is");
+            }
+            ports.dedup();
+            assert_eq!((ports.len(), cluster.drops()), (3, [].into()));
+        }
+    }
+}
+
+#[test]
+fn an_endpoint_without_a_home_behind_a_vip_of_one_gateway_is_that_gateways() {
+    let mut cluster = three_without_homes();
+    for number in 0..3 {
+        let from = at(&format!("10.244.1.21:400{number}"));
+        let seen = cluster.arrives(number, INSIDE, &packet(Protocol::Udp, from, at(FAR)));
+        only(seen, 1, OUTSIDE, &cluster);
+    }
+    assert_eq!((cluster.tunnelled, cluster.drops()), (2, [].into()));
+}
+
+#[test]
+fn sessions_of_an_endpoint_without_a_home_go_on_where_their_share_goes() {
+    for dies in [false, true] {
+        for gone in 0..3 {
+            let mut cluster = three_without_homes();
+            let question = packet(Protocol::Udp, at("10.244.1.5:4000"), at(FAR));
+            let seen = cluster.arrives(gone, INSIDE, &question);
+            let seen = only(seen, gone, OUTSIDE, &cluster);
+            cluster.pass(200);
+            let next = (gone + 1) % 3;
+            assert_eq!(cluster.copies(next), 1);
+            if dies {
+                cluster.kill(gone);
+            } else {
+                cluster.members[gone].serving = false;
+                cluster.agree();
+            }
+            // A gateway that drains gets its packets for a while still; of one that is dead, whoever stands in does.
+            let gets = if dies { next } else { gone };
+            for _ in 0..2 {
+                let again = cluster.arrives(gets, INSIDE, &question);
+                assert_eq!(ends(&only(again, next, OUTSIDE, &cluster)), ends(&seen), "{gone} dies: {dies}");
+            }
+            let home = cluster.arrives(next, OUTSIDE, &answer_to(&seen, Protocol::Udp));
+            only(home, next, INSIDE, &cluster);
+            assert_eq!(cluster.drops(), [].into());
+            // What begins now does so in a share of who serves.
+            let new = cluster.arrives(gets, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4001"), at(FAR)));
+            assert_eq!((new.len(), cluster.drops()), (1, [].into()));
+        }
+    }
+}
+
 #[test]
 fn a_vip_of_one_gateway_is_answered_there_alone() {
     let mut cluster = three();
