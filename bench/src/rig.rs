@@ -310,6 +310,7 @@ fn policy() -> PolicySet {
         endpoints: v4.chain(v6).collect(),
         services: vec![service],
         nodes: Vec::new(),
+        cluster: Default::default(),
     }
 }
 

@@ -29,7 +29,7 @@ pub use self::slice::{EndpointSlice, Hints, SliceEndpoint, SlicePort};
 pub use self::values::{AddressRange, Cidr};
 pub use self::vipgate::{
     AddressPool, AddressPoolSpec, AddressSelection, Announce, Distribution, EgressPolicy, EgressPolicySpec, Gateway,
-    GatewayRef, GatewaySpec, Limits, OnExhaustion, PodSelector, PoolRef, ServiceRef, ZoneAffinity,
+    GatewayRef, GatewaySpec, Limits, OnExhaustion, PodSelector, PoolRef, ServiceRef, Uncovered, ZoneAffinity,
 };
 
 use std::fmt;

@@ -6,6 +6,7 @@
 
 mod backends;
 mod claim;
+mod cluster;
 mod deal;
 mod endpoints;
 mod fingerprint;
@@ -20,6 +21,7 @@ mod services;
 mod slices;
 mod vips;
 
+pub use self::cluster::Cluster;
 pub use self::deal::{Deal, DealtBackend, DealtService, Peer, Viewer};
 pub use self::fingerprint::{Fingerprint, mix};
 pub use self::follow::{Change, Follower, follow};
@@ -75,11 +77,13 @@ pub fn compile<'a>(objects: impl IntoIterator<Item = &'a Object>) -> Compiled {
     let endpoints = endpoints::settle(&claims, &vips.held, &gateways, &pods, log);
     let services = services::settle(&sources, &vips, log);
     let nodes = overlay::settle(&inventory, log);
+    let cluster = cluster::settle(&inventory, log);
     let mut policies: Vec<_> = claims.into_iter().map(|claim| claim.spec).collect();
     policies.sort_by(|a, b| a.name.cmp(&b.name));
     let vips = vips.held.into_iter().map(|held| held.spec).collect();
     settle(&mut complaints);
-    Compiled { deal: Deal { policies, vips, endpoints, services, nodes, peers: gateways.peers() }, complaints }
+    let peers = gateways.peers();
+    Compiled { deal: Deal { policies, vips, endpoints, services, nodes, peers, cluster }, complaints }
 }
 
 /// Reads files and directories and compiles them; complaints of both.

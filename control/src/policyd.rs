@@ -41,6 +41,7 @@ use self::state::State;
 use self::store::{Outcome, Store};
 use crate::config::{PolicydConfig, PolicydSource};
 use crate::failure::Failure;
+use crate::policy::Cluster;
 use crate::xds::proto::policy_status_server::PolicyStatusServer;
 use crate::{logging, metrics, systemd};
 
@@ -147,7 +148,8 @@ async fn serve(config: PolicydConfig) -> Result<(), Failure> {
         },
     };
     let monitoring = tokio::spawn(metrics::serve(monitored, metrics_listener, stopped));
-    let compiling = tokio::spawn(compile(state.clone(), events, publish, config.listen.to_string()));
+    let store = Store::in_cluster(Cluster::of(&config.pod_cidrs, &config.service_cidrs, config.uncovered));
+    let compiling = tokio::spawn(compile(state.clone(), store, events, publish, config.listen.to_string()));
 
     let end = tokio::select! {
         _ = terminate.recv() => Ok(()),
@@ -193,11 +195,11 @@ fn follow(source: &PolicydSource, events: mpsc::Sender<Event>) -> Result<(String
 /// Takes in what the source says, and publishes what it comes to, for as long as the source says anything.
 async fn compile(
     state: Arc<State>,
+    mut store: Store,
     mut events: mpsc::Receiver<Event>,
     publish: watch::Sender<Option<Arc<Publication>>>,
     listen: String,
 ) {
-    let mut store = Store::default();
     let mut last = Arc::new(Publication::default());
     let mut batch = Vec::new();
     while events.recv_many(&mut batch, EVENTS).await > 0 {

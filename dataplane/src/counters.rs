@@ -92,7 +92,7 @@ macro_rules! drop_reasons {
 drop_reasons! {
     NoService = "no_service": "To a VIP, but no session knows it and no Service listens there.",
     NoBackend = "no_backend": "The Service has no backend that takes new sessions.",
-    NoPolicy = "no_policy": "Captured, but no policy covers its source any more.",
+    NoPolicy = "no_policy": "From a pod that no policy covers (`uncovered: drop`), or covers no more: its address stays inside.",
     NoVip = "no_vip": "The endpoint's policy gives it no VIP of this address family.",
     NoSession = "no_session": "A TCP segment that isn't a SYN, and no session knows it.",
     PortsExhausted = "ports_exhausted": "Every SNAT port of the VIP toward this destination is in use.",

@@ -5,6 +5,7 @@
 pub mod build;
 pub mod change;
 pub mod check;
+mod cluster;
 pub mod endpoints;
 pub mod freshness;
 mod hops;

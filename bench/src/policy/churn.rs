@@ -130,6 +130,7 @@ impl Churn {
             endpoints: self.endpoints().collect(),
             services: Vec::new(),
             nodes: Vec::new(),
+            cluster: None,
             peers: Vec::new(),
         }
     }

@@ -158,8 +158,10 @@ fn interface<'a>(
         return named.ok_or_else(|| wrong(format!("interface {}: this gateway has {}", request.interface, names())));
     }
     let source = question.source.ip();
-    let is_pod =
-        policy.endpoint_at(source).is_some() || policy.is_backend_at(source) || policy.node_at(source).is_some();
+    let is_pod = policy.endpoint_at(source).is_some()
+        || policy.is_backend_at(source)
+        || policy.node_at(source).is_some()
+        || policy.cluster().pods.iter().any(|net| net.contains(&source));
     // Whom policy doesn't know, but the way to whom leads inside, is there too.
     let is_inside = is_pod || words::leaves_inside(source, network);
     let found = network.interfaces.iter().find(|it| if is_inside { it.role.is_inside() } else { it.role.is_outside() });

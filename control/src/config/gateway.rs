@@ -13,6 +13,7 @@ use super::services::Services;
 use super::units::{DurationText, PortRange, duration};
 use super::verify::{INTERFACE_NAME_BYTES, MOST_SESSIONS, SEGMENT_SIZES, SOCKET_PATH_BYTES};
 use crate::manifest::schema::{Address, SocketAddress, URL, WORD};
+use crate::manifest::{Cidr, Uncovered};
 
 /// A gateway's configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -47,6 +48,16 @@ pub struct Config {
     /// Inbound Services.
     #[serde(default)]
     pub services: Services,
+    /// Pods' addresses, covered or not. What goes there stays inside the cluster, so it isn't translated. Those that the policy server or the Gateway manifest says count, too.
+    #[serde(default)]
+    #[schemars(extend("uniqueItems" = true, "default" = []))]
+    pub pod_cidrs: Vec<Cidr>,
+    /// Services' own addresses in the cluster: what goes there isn't translated, either.
+    #[serde(default)]
+    #[schemars(extend("uniqueItems" = true, "default" = []))]
+    pub service_cidrs: Vec<Cidr>,
+    /// What becomes of packets from `pod_cidrs` that no policy covers, and that would leave the cluster. Default: as the Gateway manifest or the policy server says, else `drop` where pods' addresses are known, else `pass`.
+    pub uncovered: Option<Uncovered>,
     /// Where other gateways reach this one; without it this gateway takes part in no group.
     pub peer: Option<Peer>,
     /// Where the nodes of the overlay network reach this gateway. Default: nowhere, and their tunnels are the kernel's.

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use super::gateway::{Log, Metrics};
 use super::units::{DurationText, duration};
 use crate::manifest::schema::{SocketAddress, URL};
+use crate::manifest::{Cidr, Uncovered};
 
 /// The policy server's configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -23,6 +24,16 @@ pub struct PolicydConfig {
     pub tls: Option<Tls>,
     /// Where manifests come from.
     pub source: PolicydSource,
+    /// Pods' addresses, covered or not. What goes there stays inside the cluster, so it isn't translated.
+    #[serde(default)]
+    #[schemars(extend("uniqueItems" = true, "default" = []))]
+    pub pod_cidrs: Vec<Cidr>,
+    /// Services' own addresses in the cluster: what goes there isn't translated, either.
+    #[serde(default)]
+    #[schemars(extend("uniqueItems" = true, "default" = []))]
+    pub service_cidrs: Vec<Cidr>,
+    /// What becomes of packets from `pod_cidrs` that no policy covers, and that would leave the cluster. Default: `drop` where `pod_cidrs` is set, else `pass`.
+    pub uncovered: Option<Uncovered>,
     /// How gateways are watched.
     #[serde(default)]
     pub leases: Leases,

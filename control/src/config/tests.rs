@@ -1,6 +1,7 @@
 //! Each field's default, each thing that is refused.
 
 use super::*;
+use crate::manifest::Uncovered;
 use crate::manifest::schema::{Published, tests::admits};
 use std::time::Duration;
 
@@ -41,6 +42,7 @@ fn everything_but_name_interfaces_and_policy_has_a_default() {
     assert_eq!(config.ports.quarantine, Duration::from_secs(2));
     assert_eq!((config.peer, config.overlay), (None, None));
     assert_eq!(config.bgp, Bgp { table: 179, metric: None });
+    assert!(config.pod_cidrs.is_empty() && config.service_cidrs.is_empty() && config.uncovered.is_none());
     assert_eq!(config.admin.socket, Path::new("/run/vipgate/gateway.sock"));
     assert_eq!(config.metrics.listen.to_string(), "127.0.0.1:9469");
     assert_eq!(config.log, Log { format: LogFormat::Text, level: LogLevel::Info });
@@ -67,6 +69,9 @@ sessions:
 ports: {range: 2048-4095, quarantine: 0s}
 peer: {address: "2001:db8::1", port: 4791}
 bgp: {table: 254, metric: 20}
+pod_cidrs: [10.244.0.0/16, "fd00:244::/48"]
+service_cidrs: [10.96.0.0/12]
+uncovered: pass
 admin: {socket: /tmp/s}
 metrics: {listen: "[::1]:1"}
 log: {format: json, level: debug}
@@ -91,6 +96,11 @@ log: {format: json, level: debug}
         })
     );
     assert_eq!(config.bgp, Bgp { table: 254, metric: Some(20) });
+    assert_eq!(
+        config.pod_cidrs.iter().map(|cidr| cidr.0.to_string()).collect::<Vec<_>>(),
+        ["10.244.0.0/16", "fd00:244::/48"]
+    );
+    assert_eq!((config.service_cidrs.len(), config.uncovered), (1, Some(Uncovered::Pass)));
     assert_eq!(config.log, Log { format: LogFormat::Json, level: LogLevel::Debug });
 }
 
@@ -113,6 +123,15 @@ fn what_can_not_be_is_refused_with_line_field_and_reason() {
         ),
         ("xdp: {fill_ring: 32}", "g.yaml:4: xdp.fill_ring: must be a power of two from 64 to 32768 packets"),
         ("xdp: {fill_ring: 5000}", "g.yaml:4: xdp.fill_ring: must be a power of two from 64 to 32768 packets"),
+        ("pod_cidrs: [10.244.0.0]", "g.yaml:4: pod_cidrs[0]: `10.244.0.0` is an address, not a prefix"),
+        ("pod_cidrs: [10.244.0.1/16]", "g.yaml:4: pod_cidrs[0]: 10.244.0.1/16 has bits set beyond its prefix length"),
+        ("pod_cidrs: [a]", "g.yaml:4: pod_cidrs[0]: `a` is no prefix"),
+        (
+            "pod_cidrs: [10.244.0.0/16, \"fd00::/8\", 10.244.0.0/16]",
+            "g.yaml:4: pod_cidrs[2]: 10.244.0.0/16 is pod_cidrs[0] already",
+        ),
+        ("service_cidrs: [\"::/0\"]", "g.yaml:4: service_cidrs[0]: ::/0 holds every address: nothing would be outside"),
+        ("uncovered: deny", "g.yaml:4: uncovered: unknown value `deny`, expected `drop` or `pass`"),
         ("xdp: {busy_poll: 1}", "g.yaml:4: xdp.busy_poll: expected true or false, found `1`"),
         ("sessions: {capacity: 0}", "g.yaml:4: sessions.capacity: must be from 1 to"),
         (
@@ -145,6 +164,8 @@ fn what_can_not_be_is_refused_with_line_field_and_reason() {
             "holds 11 ports",
             "0.0.0.0 can't be",
             "255 is no table",
+            "has bits set",
+            "holds every address",
         ];
         assert_eq!(schema_admits(&text), beyond_schemas.iter().any(|beyond| said.contains(beyond)), "{more}");
     }

@@ -11,6 +11,7 @@ use vipgate_xdp::open::FILL_RINGS;
 use super::gateway::{Config, PolicyServer, PolicySource, Timeouts};
 use super::policyd::{PolicydConfig, PolicydSource};
 use super::{Ports, Verify};
+use crate::manifest::Cidr;
 
 /// Linux: `IFNAMSIZ` is 16 with the closing zero.
 pub(super) const INTERFACE_NAME_BYTES: usize = 15;
@@ -75,6 +76,8 @@ impl Verify for Config {
         if self.services.embryonic_per_vip == Some(0) {
             report("services.embryonic_per_vip", "must be at least 1".into());
         }
+        ranges("pod_cidrs", &self.pod_cidrs, report);
+        ranges("service_cidrs", &self.service_cidrs, report);
         if let Some(peer) = &self.peer {
             if peer.address.is_unspecified() || peer.address.is_multicast() || peer.address.is_loopback() {
                 report("peer.address", format!("{} can't be reached from another gateway", peer.address));
@@ -213,9 +216,19 @@ impl Verify for PolicydConfig {
             }
             PolicydSource::Kubernetes(_) => {}
         }
+        ranges("pod_cidrs", &self.pod_cidrs, report);
+        ranges("service_cidrs", &self.service_cidrs, report);
         if !LEASES.contains(&self.leases.ttl) {
             report("leases.ttl", "must be from 100ms to 60s".into());
         }
+    }
+}
+
+/// The cluster's own addresses.
+fn ranges(field: &str, cidrs: &[Cidr], report: &mut Report<'_>) {
+    twice(cidrs, |i, first| report(&format!("{field}[{i}]"), format!("{} is {field}[{first}] already", cidrs[i].0)));
+    for (i, cidr) in cidrs.iter().enumerate().filter(|(_, cidr)| cidr.0.prefix_len() == 0) {
+        report(&format!("{field}[{i}]"), format!("{} holds every address: nothing would be outside", cidr.0));
     }
 }
 

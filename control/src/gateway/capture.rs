@@ -8,7 +8,7 @@ use vipgate_dataplane::snapshot::build::Builder;
 use vipgate_dataplane::snapshot::change::PolicyChange;
 use vipgate_dataplane::snapshot::policy::{Egress, Policy};
 use vipgate_dataplane::snapshot::service::Service;
-use vipgate_dataplane::snapshot::spec::BackendSpec;
+use vipgate_dataplane::snapshot::spec::{BackendSpec, ClusterSpec};
 use vipgate_xdp::steering::{Listener, SteeringTables};
 
 /// The tables for this policy on a node with these addresses of its own, at some of which tunnels may end.
@@ -20,7 +20,19 @@ pub(super) fn tables(policy: &Policy, locals: &[IpAddr], tunnels: &[SocketAddr])
         locals: locals.iter().copied().collect::<BTreeSet<_>>(),
         tunnels: tunnels.iter().map(|tunnel| (tunnel.ip(), tunnel.port())).collect(),
         cidrs: policy.egress().flat_map(cidrs).collect(),
+        pods: pods(policy.cluster()),
+        inside: inside(policy.cluster()),
     }
+}
+
+/// The pods' addresses that nothing leaves the cluster from uncovered.
+fn pods(cluster: &ClusterSpec) -> BTreeSet<IpNet> {
+    cluster.pods.iter().filter(|_| cluster.drop_uncovered).copied().collect()
+}
+
+/// The cluster's own addresses.
+fn inside(cluster: &ClusterSpec) -> BTreeSet<IpNet> {
+    cluster.pods.iter().chain(&cluster.others).copied().collect()
 }
 
 /// Where the backends of a Service listen.
@@ -47,6 +59,7 @@ fn cidrs(egress: &Egress) -> BTreeMap<(u32, IpNet), bool> {
 pub(super) struct Before {
     cidrs: BTreeMap<(u32, IpNet), bool>,
     listeners: BTreeSet<Listener>,
+    cluster: ClusterSpec,
 }
 
 impl Before {
@@ -58,6 +71,10 @@ impl Before {
         Self {
             cidrs: names.filter_map(|name| builder.egress(name)).flat_map(cidrs).collect(),
             listeners: services.filter_map(|name| builder.service(name)).flat_map(listeners).collect(),
+            cluster: match change.cluster {
+                Some(_) => builder.snapshot().policy.cluster().clone(),
+                None => ClusterSpec::default(),
+            },
         }
     }
 
@@ -72,7 +89,14 @@ impl Before {
             locals: BTreeSet::new(),
             tunnels: BTreeSet::new(),
             cidrs: named.flat_map(cidrs).collect(),
+            pods: change.cluster.iter().flat_map(pods).collect(),
+            inside: change.cluster.iter().flat_map(inside).collect(),
         };
+        // What isn't said anew stays.
+        let gone = |of: fn(&ClusterSpec) -> BTreeSet<IpNet>| {
+            change.cluster.as_ref().map(|after| &of(&self.cluster) - &of(after)).unwrap_or_default()
+        };
+        let (pods, inside) = (gone(pods), gone(inside));
         let less = SteeringTables {
             endpoints: change.gone.endpoints.iter().map(|address| (*address, 0)).collect(),
             vips: change.gone.vips.iter().copied().collect(),
@@ -81,6 +105,8 @@ impl Before {
             locals: BTreeSet::new(),
             tunnels: BTreeSet::new(),
             cidrs: self.cidrs.into_iter().filter(|(key, _)| !more.cidrs.contains_key(key)).collect(),
+            pods,
+            inside,
         };
         (more, less)
     }

@@ -442,6 +442,7 @@ pub(super) fn rejection(error: &BuildError) -> Rejection {
         | BuildError::Twice { address } => Some(format!("Endpoint {address}")),
         BuildError::PolicyTwice { name } | BuildError::PolicyInUse { name } => Some(format!("EgressPolicy {name}")),
         BuildError::VipInUse { vip } => Some(format!("Vip {vip}")),
+        BuildError::TooManyRanges { .. } => Some("Cluster cluster".to_owned()),
         BuildError::Node { node, .. } => Some(format!("OverlayNode {node}")),
     };
     Rejection { resource, reason: error.to_string() }

@@ -188,6 +188,16 @@ pub enum OnExhaustion {
     Drop,
 }
 
+/// What becomes of a pod's packet that no policy covers, and that would leave the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Uncovered {
+    /// It is dropped, and counted as `no_policy`.
+    Drop,
+    /// The kernel has it.
+    Pass,
+}
+
 /// A gateway and what it may hold.
 #[derive(Clone, Debug)]
 pub struct Gateway {
@@ -210,6 +220,13 @@ pub struct GatewaySpec {
     pub peer_address: Option<IpAddr>,
     /// VIPs that it may hold. Default: no limit.
     pub max_addresses: Option<NonZeroU32>,
+    /// Pods' addresses behind it, beside `pod_cidrs` in configuration files.
+    #[serde(default, rename = "podCIDRs")]
+    #[schemars(extend("uniqueItems" = true, "default" = []))]
+    pub pod_cidrs: Vec<Cidr>,
+    /// What becomes of packets of pods that no policy covers. Default: as the policy server says, else `drop` where pods' addresses
+    /// are known.
+    pub uncovered: Option<Uncovered>,
 }
 
 /// Addresses to take VIPs from.
@@ -315,6 +332,11 @@ impl Verify for GatewaySpec {
             && (address.is_unspecified() || address.is_multicast() || address.is_loopback())
         {
             report("spec.peerAddress", format!("{address} can't be reached from another gateway"));
+        }
+        let nets: Vec<_> = self.pod_cidrs.iter().map(|cidr| cidr.0).collect();
+        each_once("spec.podCIDRs", &nets, report);
+        for (i, net) in nets.iter().enumerate().filter(|(_, net)| net.prefix_len() == 0) {
+            report(&format!("spec.podCIDRs[{i}]"), format!("{net} holds every address: nothing would be outside"));
         }
     }
 }

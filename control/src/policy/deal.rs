@@ -9,7 +9,11 @@ pub use self::viewer::Viewer;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use vipgate_dataplane::snapshot::spec::{EgressSpec, EndpointSpec, NodeSpec, PolicySet, VipSpec};
+use ipnet::IpNet;
+use vipgate_dataplane::snapshot::spec::{ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, PolicySet, VipSpec};
+
+use super::cluster::Cluster;
+use crate::manifest::Uncovered;
 
 /// The policy of all gateways. Sorted by key; the same objects give the same deal, wherever it is compiled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,6 +30,8 @@ pub struct Deal {
     pub nodes: Vec<NodeSpec>,
     /// The gateways, by name. None: each gateway is alone and owns everything.
     pub peers: Vec<Peer>,
+    /// The cluster's own addresses, where anything is said of them.
+    pub cluster: Option<Cluster>,
 }
 
 /// A gateway as others need to know it.
@@ -39,19 +45,29 @@ pub struct Peer {
     pub zone: Arc<str>,
     /// Where other gateways reach it.
     pub address: Option<IpAddr>,
+    /// Pods' addresses behind it, beside those that all are told.
+    pub pods: Arc<[IpNet]>,
+    /// What becomes of uncovered pods there, where its manifest says so.
+    pub uncovered: Option<Uncovered>,
 }
 
 impl Deal {
-    /// How many policies, VIPs, endpoints, Services, gateways and nodes of the overlay network there are.
-    pub fn counts(&self) -> [usize; 6] {
-        let Self { policies, vips, endpoints, services, nodes, peers } = self;
-        [policies.len(), vips.len(), endpoints.len(), services.len(), peers.len(), nodes.len()]
+    /// How many policies, VIPs, endpoints, Services, gateways and nodes of the overlay network there are, and whether anything is said of
+    /// the cluster.
+    pub fn counts(&self) -> [usize; 7] {
+        let Self { policies, vips, endpoints, services, nodes, peers, cluster } = self;
+        let cluster = cluster.as_slice().len();
+        [policies.len(), vips.len(), endpoints.len(), services.len(), peers.len(), nodes.len(), cluster]
     }
 
     /// The gateway of this name.
     pub fn peer(&self, name: &str) -> Option<&Peer> {
         let at = self.peers.binary_search_by(|peer| (*peer.name).cmp(name)).ok()?;
         self.peers.get(at)
+    }
+
+    fn cluster_of(&self, viewer: &Viewer) -> ClusterSpec {
+        self.cluster.clone().unwrap_or_default().seen_by(viewer, self.peer(&viewer.name))
     }
 
     /// The policy as one gateway has it: all of it, since each must know whose a packet is. What differs is whom it may choose
@@ -65,6 +81,7 @@ impl Deal {
             endpoints: self.endpoints.clone(),
             services: self.services.iter().map(|service| service.seen_by(&placed)).collect(),
             nodes: self.nodes.clone(),
+            cluster: viewer.map(|viewer| self.cluster_of(viewer)).unwrap_or_default(),
         }
     }
 }

@@ -15,6 +15,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt};
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use vipgate_dataplane::ports::{BLOCKS, BlockId, BlockSet};
 
@@ -23,7 +24,7 @@ use super::fingerprint::{Fingerprint, mix};
 use super::inventory::{Inventory, Located};
 use super::pods::ZONE_LABEL;
 use crate::complaint::Complaint;
-use crate::manifest::{Gateway, GatewayRef};
+use crate::manifest::{Gateway, GatewayRef, Uncovered};
 
 /// A gateway's place among all of them, sorted by name.
 pub(super) type GatewayId = usize;
@@ -44,6 +45,8 @@ struct Known<'a> {
     node: &'a str,
     zone: Option<&'a str>,
     peer_address: Option<IpAddr>,
+    pods: Arc<[IpNet]>,
+    uncovered: Option<Uncovered>,
     /// VIPs that it may hold.
     room: usize,
 }
@@ -95,6 +98,8 @@ impl<'a> Gateways<'a> {
                 node,
                 zone: spec.zone.as_deref().or_else(|| zones.get(node).copied()),
                 peer_address: spec.peer_address,
+                pods: spec.pod_cidrs.iter().map(|cidr| cidr.0).collect(),
+                uncovered: spec.uncovered,
                 room: spec.max_addresses.map_or(usize::MAX, |most| most.get() as usize),
             }
         });
@@ -136,6 +141,8 @@ impl<'a> Gateways<'a> {
             node: known.node.into(),
             zone: known.zone.unwrap_or_default().into(),
             address: known.peer_address,
+            pods: known.pods.clone(),
+            uncovered: known.uncovered,
         };
         self.all.iter().map(peer).collect()
     }

@@ -1,5 +1,6 @@
 //! What manifests mean together: the policy that they come to, and every complaint with file, line and field.
 
+mod cluster;
 mod drained;
 mod good;
 mod inbound;
@@ -15,7 +16,7 @@ use vipgate_dataplane::ports::{BLOCKS, BlockId};
 use vipgate_dataplane::snapshot::spec::{EndpointSpec, PolicySet, ShareSpec, VipSpec};
 
 use super::*;
-use crate::manifest::{Manifests, read};
+use crate::manifest::{Manifests, Uncovered, read};
 use crate::xds::resource::version_of;
 use crate::yaml::Source;
 

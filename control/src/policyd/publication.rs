@@ -11,7 +11,7 @@ use prost::bytes::Bytes;
 use vipgate_dataplane::snapshot::spec::EndpointSpec;
 
 use crate::policy::Deal;
-use crate::xds::resource::{Content, Key, Kind, SETTINGS, encode, settings};
+use crate::xds::resource::{CLUSTER, Content, Key, Kind, SETTINGS, encode, settings};
 
 /// Resources of one response, bytes: each stream keeps room for its longest one, and gives way to others after each.
 const CHUNK: usize = 1 << 16;
@@ -59,7 +59,7 @@ impl Publication {
         let (number, old) = (self.number + 1, &self.deal);
         let mut difference = Vec::new();
         let mut carry = Carry { number, difference: &mut difference };
-        let [policies, vips, endpoints, services, gateways, nodes, _] = &self.resources;
+        let [policies, vips, endpoints, services, gateways, nodes, cluster, _] = &self.resources;
         let mut resources = [
             carry.over(&old.policies, policies, &deal.policies, |it| &it.name, encode::egress_policy),
             carry.over(&old.vips, vips, &deal.vips, |it| &it.address, encode::vip),
@@ -67,6 +67,7 @@ impl Publication {
             carry.over(&old.services, services, &deal.services, |it| &it.name, encode::service),
             carry.over(&old.peers, gateways, &deal.peers, |it| &it.name, encode::gateway),
             carry.over(&old.nodes, nodes, &deal.nodes, |it| &it.name, encode::overlay_node),
+            carry.over(old.cluster.as_slice(), cluster, deal.cluster.as_slice(), |_| &(), encode::cluster),
             Vec::new(),
         ];
         if difference.is_empty() && self.number > 0 {
@@ -91,6 +92,7 @@ impl Publication {
             Kind::Service => deal.services.binary_search_by(|it| (*it.name).cmp(name)).ok(),
             Kind::Gateway => deal.peers.binary_search_by(|it| (*it.name).cmp(name)).ok(),
             Kind::OverlayNode => deal.nodes.binary_search_by(|it| (*it.name).cmp(name)).ok(),
+            Kind::Cluster => (name == CLUSTER).then_some(0),
             Kind::Settings => (name == SETTINGS).then_some(0),
         };
         // A name that isn't in canonical form names nothing.

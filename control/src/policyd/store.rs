@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::source::Update;
 use crate::complaint::{Complaint, Place, settle};
 use crate::manifest::{Foreign, Manifests, Object, ObjectId, Origin, read};
-use crate::policy::{Deal, compile};
+use crate::policy::{Cluster, Deal, compile};
 use crate::yaml::Source;
 
 /// Rounds of leaving out what is at fault: each makes at least one object older, or leaves it out.
@@ -23,6 +23,8 @@ pub struct Store {
     sorted: BTreeMap<Rank, Arc<Object>>,
     /// Why the last reading of everything was not believed.
     disbelief: Option<String>,
+    /// What the server's own configuration says of the cluster.
+    cluster: Cluster,
 }
 
 /// An object among all others: its name, then its place.
@@ -71,6 +73,11 @@ pub struct Faulty {
 }
 
 impl Store {
+    /// A store without manifests of a server whose configuration says this of the cluster.
+    pub fn in_cluster(cluster: Cluster) -> Self {
+        Self { cluster, ..Self::default() }
+    }
+
     /// Takes in what has changed.
     pub fn update(&mut self, update: Update) {
         let Update { whole, changed, gone } = update;
@@ -134,6 +141,8 @@ impl Store {
                 text.differs = has_aside;
             }
         }
+        let cluster = self.cluster.clone().with(&compiled.deal.cluster.take().unwrap_or_default());
+        compiled.deal.cluster = cluster.said();
         let objects = self.texts.values().map(|text| text.in_force.len()).sum();
         Outcome { deal: Arc::new(compiled.deal), complaints, faulty, objects }
     }

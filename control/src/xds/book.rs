@@ -14,11 +14,11 @@ use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryResponse;
 use prost::bytes::Bytes;
 use thiserror::Error;
 use vipgate_dataplane::snapshot::change::PolicyChange;
-use vipgate_dataplane::snapshot::spec::NodeSpec;
+use vipgate_dataplane::snapshot::spec::{ClusterSpec, NodeSpec};
 
 use super::proto;
-use super::resource::{Content, Decoded, Fault, Key, Kind, SETTINGS, decode, shown};
-use crate::policy::{Fingerprint, Peer, Viewer, mix};
+use super::resource::{CLUSTER, Content, Decoded, Fault, Key, Kind, SETTINGS, decode, shown};
+use crate::policy::{Cluster, Fingerprint, Peer, Viewer, mix};
 
 /// Resources that a gateway holds at most; more is a mistake, or an attack.
 pub const MOST_RESOURCES: usize = 1 << 20;
@@ -76,6 +76,7 @@ pub struct Book {
     fresh: usize,
     counts: [usize; Kind::ALL.len()],
     peers: BTreeMap<Arc<str>, Peer>,
+    cluster: Option<Cluster>,
     version: String,
 }
 
@@ -170,9 +171,18 @@ impl Book {
 
     /// What settings that have come count otherwise than it is there.
     pub fn miscount(&self) -> Option<String> {
-        let proto::Settings { version: _, egress_policies, vips, endpoints, gateways, services, overlay_nodes } =
-            self.staged_settings()?;
-        let wanted: [u64; Kind::COUNTED] = [*egress_policies, *vips, *endpoints, *services, *gateways, *overlay_nodes];
+        let proto::Settings {
+            version: _,
+            egress_policies,
+            vips,
+            endpoints,
+            gateways,
+            services,
+            overlay_nodes,
+            clusters,
+        } = self.staged_settings()?;
+        let wanted: [u64; Kind::COUNTED] =
+            [*egress_policies, *vips, *endpoints, *services, *gateways, *overlay_nodes, *clusters];
         let mut counts = Kind::ALL.into_iter().zip(wanted).zip(self.counts_after());
         let ((kind, want), have) = counts.find(|((_, want), have)| *want != *have as u64)?;
         Some(format!("counts {want} of {}, but there are {have}", kind.name()))
@@ -219,7 +229,7 @@ impl Book {
                     Decoded::Vip(vip) => change.vips.push(vip.clone()),
                     Decoded::Endpoint(endpoint) => change.endpoints.push(endpoint.clone()),
                     Decoded::Service(service) => change.services.push(service.seen_by(&placed)),
-                    Decoded::Gateway(_) | Decoded::OverlayNode(_) | Decoded::Settings(_) => {}
+                    Decoded::Gateway(_) | Decoded::OverlayNode(_) | Decoded::Cluster(_) | Decoded::Settings(_) => {}
                 },
                 None if held.is_none() => {}
                 None => match key.kind {
@@ -227,11 +237,12 @@ impl Book {
                     Kind::Vip => change.gone.vips.extend(key.name.parse::<IpAddr>()),
                     Kind::Endpoint => change.gone.endpoints.extend(key.name.parse::<IpAddr>()),
                     Kind::Service => change.gone.services.push(key.name.clone()),
-                    Kind::Gateway | Kind::OverlayNode | Kind::Settings => {}
+                    Kind::Gateway | Kind::OverlayNode | Kind::Cluster | Kind::Settings => {}
                 },
             }
         }
         change.nodes = self.nodes_after();
+        change.cluster = self.cluster_after(viewer, peers.get(name));
         if before != placed {
             // Whoever it may choose is another matter where it is now.
             self.offer_services_anew(&before, &placed, &mut change);
@@ -264,6 +275,23 @@ impl Book {
             }
         }
         Some(nodes.into_values().collect())
+    }
+
+    /// What the gateway goes by of the cluster's own addresses, once what has come is in force, `peer` being its own resource; `None` if it
+    /// is the same. Before anything was in force, nothing was, not even what its own configuration says.
+    fn cluster_after(&self, viewer: &Viewer, peer: Option<&Peer>) -> Option<ClusterSpec> {
+        let staged = match self.staged.get(&Key { kind: Kind::Cluster, name: CLUSTER.into() }) {
+            None => self.cluster.clone(),
+            Some(Some(Staged { meaning: Decoded::Cluster(cluster), .. })) => Some(cluster.clone()),
+            Some(_) => None,
+        };
+        let seen = |cluster: Option<Cluster>, peer| cluster.unwrap_or_default().seen_by(viewer, peer);
+        let before = match self.held.is_empty() {
+            true => ClusterSpec::default(),
+            false => seen(self.cluster.clone(), self.peers.get(&viewer.name)),
+        };
+        let after = seen(staged, peer);
+        (before != after).then_some(after)
     }
 
     /// All gateways, once what has come is in force.
@@ -323,15 +351,19 @@ impl Book {
         for (key, staged) in std::mem::take(&mut self.staged) {
             let Some(Staged { version, body, meaning }) = staged else {
                 if self.held.remove(&key).is_some() {
-                    if key.kind == Kind::Gateway {
-                        self.peers.remove(&key.name);
+                    match key.kind {
+                        Kind::Gateway => drop(self.peers.remove(&key.name)),
+                        Kind::Cluster => self.cluster = None,
+                        _ => {}
                     }
                     changed.push((key, None));
                 }
                 continue;
             };
-            if let Decoded::Gateway(peer) = meaning {
-                self.peers.insert(peer.name.clone(), peer);
+            match meaning {
+                Decoded::Gateway(peer) => drop(self.peers.insert(peer.name.clone(), peer)),
+                Decoded::Cluster(cluster) => self.cluster = Some(cluster),
+                _ => {}
             }
             let held = Held { version, body };
             if self.held.get(&key) != Some(&held) {

@@ -16,7 +16,7 @@ use vipgate_dataplane::snapshot::spec::{
 use super::book::Held;
 use super::resource::{Content, Key, Kind, encode_all, settings};
 use crate::manifest::{DEFAULT_TABLE_SIZE, Hints};
-use crate::policy::{Deal, DealtBackend, DealtService, Peer};
+use crate::policy::{Cluster, Deal, DealtBackend, DealtService, Peer};
 
 pub(super) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -49,8 +49,20 @@ pub(super) fn deal(endpoints: u8) -> Deal {
         endpoints: (1..=endpoints).map(endpoint).collect(),
         services: vec![service(&[1, 2])],
         nodes: vec![node()],
-        peers: vec![Peer { name: "g1".into(), node: "n1".into(), zone: "z1".into(), address: None }],
+        peers: vec![Peer {
+            name: "g1".into(),
+            node: "n1".into(),
+            zone: "z1".into(),
+            address: None,
+            pods: [].into(),
+            uncovered: None,
+        }],
+        cluster: Some(cluster()),
     }
+}
+
+fn cluster() -> Cluster {
+    Cluster::of(&["10.0.0.0/16".parse().unwrap()], &["10.96.0.0/12".parse().unwrap()], None)
 }
 
 fn node() -> NodeSpec {

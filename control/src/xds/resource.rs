@@ -16,6 +16,9 @@ pub const SETTINGS: &str = "settings";
 /// In `node.metadata` of a stream's first request: the process, as 16 hexadecimal digits that differ for each start.
 pub const INCARNATION: &str = "vipgate.io/incarnation";
 
+/// The name of the one resource of kind [`Kind::Cluster`].
+pub const CLUSTER: &str = "cluster";
+
 /// The longest text of a server that is printed, characters.
 const LONGEST_SHOWN: usize = 1024;
 
@@ -34,19 +37,22 @@ pub enum Kind {
     Gateway,
     /// `OverlayNode`.
     OverlayNode,
+    /// `Cluster`.
+    Cluster,
     /// `Settings`.
     Settings,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::EgressPolicy,
         Self::Vip,
         Self::Endpoint,
         Self::Service,
         Self::Gateway,
         Self::OverlayNode,
+        Self::Cluster,
         Self::Settings,
     ];
     /// How many of them settings count.
@@ -62,6 +68,7 @@ impl Kind {
             Self::Settings => 4,
             Self::Service => 5,
             Self::OverlayNode => 6,
+            Self::Cluster => 7,
         }
     }
 
@@ -74,6 +81,7 @@ impl Kind {
             Self::Service => "type.googleapis.com/vipgate.policy.v1.Service",
             Self::Gateway => "type.googleapis.com/vipgate.policy.v1.Gateway",
             Self::OverlayNode => "type.googleapis.com/vipgate.policy.v1.OverlayNode",
+            Self::Cluster => "type.googleapis.com/vipgate.policy.v1.Cluster",
             Self::Settings => "type.googleapis.com/vipgate.policy.v1.Settings",
         }
     }

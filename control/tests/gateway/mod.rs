@@ -126,6 +126,8 @@ impl Gateway {
             node: format!("node-of-{}", member.name).into(),
             zone: "zone-1".into(),
             address: None,
+            pods: [].into(),
+            uncovered: None,
         });
         let state = Arc::new(GatewayState {
             name: "gw-a".to_owned(),
@@ -384,6 +386,7 @@ pub fn policy() -> PolicySet {
         ],
         services: vec![service()],
         nodes: Vec::new(),
+        cluster: Default::default(),
     }
 }
 

@@ -30,6 +30,8 @@ pub const MOST_VIPS: usize = 16_384;
 pub const MOST_ENDPOINTS: usize = 262_144;
 /// Nodes of the overlay network that a gateway can serve.
 pub const MOST_NODES: usize = 65_536;
+/// Prefixes of the cluster's own addresses: what the steering program holds.
+pub const MOST_RANGES: usize = 131_072;
 /// Ports of backends of one address family that a gateway can serve: what the steering program holds.
 pub const MOST_BACKENDS: usize = 524_288;
 

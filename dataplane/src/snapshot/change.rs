@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::spec::{EgressSpec, EndpointSpec, NodeSpec, PolicySet, ServiceSpec, VipSpec};
+use super::spec::{ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, PolicySet, ServiceSpec, VipSpec};
 
 /// What changes in a policy. What isn't named stays as it is; nothing is named twice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub struct PolicyChange {
     pub services: Vec<ServiceSpec>,
     /// All nodes of the overlay network, where any of them has changed.
     pub nodes: Option<Vec<NodeSpec>>,
+    /// The cluster's own addresses, where they have changed.
+    pub cluster: Option<ClusterSpec>,
     /// What is no more.
     pub gone: Gone,
 }
@@ -48,14 +50,15 @@ impl PolicyChange {
         let gone =
             Gone { policies: policies_gone, vips: vips_gone, endpoints: endpoints_gone, services: services_gone };
         let nodes = (old.nodes != new.nodes).then(|| new.nodes.clone());
-        Self { version: new.version.clone(), policies, vips, endpoints, services, nodes, gone }
+        let cluster = (old.cluster != new.cluster).then(|| new.cluster.clone());
+        Self { version: new.version.clone(), policies, vips, endpoints, services, nodes, cluster, gone }
     }
 
     /// Whether it changes nothing but, perhaps, the version.
     pub fn is_empty(&self) -> bool {
-        let Self { version: _, policies, vips, endpoints, services, nodes, gone } = self;
+        let Self { version: _, policies, vips, endpoints, services, nodes, cluster, gone } = self;
         let nothing_comes = policies.is_empty() && vips.is_empty() && endpoints.is_empty() && services.is_empty();
-        let nothing_comes = nothing_comes && nodes.is_none();
+        let nothing_comes = nothing_comes && nodes.is_none() && cluster.is_none();
         nothing_comes && *gone == Gone::default()
     }
 }

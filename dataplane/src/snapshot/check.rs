@@ -9,7 +9,7 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashMapExt, HashSet};
 use thiserror::Error;
 
-use super::build::{MOST_BACKENDS, MOST_ENDPOINTS, MOST_NODES, MOST_VIPS};
+use super::build::{MOST_BACKENDS, MOST_ENDPOINTS, MOST_NODES, MOST_RANGES, MOST_VIPS};
 use super::change::PolicyChange;
 use super::endpoints::Endpoint;
 use super::policy::{EgressId, Policy, Vip, VipId};
@@ -95,6 +95,12 @@ pub enum BuildError {
         /// How many there would be.
         count: usize,
     },
+    /// Too many prefixes of the cluster's own addresses.
+    #[error("{count} prefixes of the cluster's own addresses, but a gateway knows at most {MOST_RANGES}")]
+    TooManyRanges {
+        /// How many there would be.
+        count: usize,
+    },
     /// A Service is not as it must be.
     #[error("{service}: {reason}")]
     Service {
@@ -163,6 +169,10 @@ pub(super) fn change(policy: &Policy, uses: &Uses, change: &PolicyChange) -> Res
     names_once(change.policies.iter().map(|policy| &policy.name).chain(&gone.policies))?;
     names_once(change.services.iter().map(|service| &service.name).chain(&gone.services))?;
     nodes(change.nodes.as_deref().unwrap_or_default())?;
+    let count = change.cluster.as_ref().map_or(0, |cluster| cluster.pods.len() + cluster.others.len());
+    if count > MOST_RANGES {
+        return Err(BuildError::TooManyRanges { count });
+    }
     let after = After::new(policy, uses, change);
     for vip in &change.vips {
         if after.is_endpoint(vip.address) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
+use super::cluster::{Ranges, Reach};
 use super::endpoints::{Endpoint, EndpointId, Endpoints};
 use super::listeners::{Backends, Frontends};
 use super::members::Members;
@@ -13,7 +14,7 @@ use super::prefixes::Prefixes;
 use super::quota::EndpointUse;
 use super::service::{FrontendId, Listener, Service, ServiceFamily, ServiceId, Target};
 use super::shares::{Owner, Share, Shares};
-use super::spec::{Announce, EgressSpec};
+use super::spec::{Announce, ClusterSpec, EgressSpec};
 use crate::address::{Address, V6};
 use crate::ports::pool::PortPool;
 use crate::ports::{BlockId, PortRange};
@@ -38,6 +39,7 @@ pub struct Policy {
     pub(super) services: Arc<Vec<Option<Arc<Service>>>>,
     pub(super) members: Arc<Members>,
     pub(super) nodes: Arc<Nodes>,
+    pub(super) cluster: Arc<ClusterSpec>,
     pub(super) v4: FamilyIndex<u32>,
     pub(super) v6: FamilyIndex<V6>,
 }
@@ -50,6 +52,7 @@ pub struct FamilyIndex<A> {
     pub(super) frontends: Frontends<A>,
     pub(super) backends: Backends<A>,
     pub(super) pods: Arc<Prefixes<A, NodeId>>,
+    pub(super) ranges: Arc<Ranges<A>>,
 }
 
 impl<A: Address> FamilyIndex<A> {
@@ -60,6 +63,7 @@ impl<A: Address> FamilyIndex<A> {
             frontends: Arc::default(),
             backends: Backends::empty(),
             pods: Arc::new(Prefixes::new([])),
+            ranges: Ranges::new(&ClusterSpec::default()),
         }
     }
 }
@@ -71,10 +75,10 @@ pub struct Egress {
     pub spec: EgressSpec,
     /// Its number.
     pub id: EgressId,
-    /// Destinations: `true` is translated, `false` and no match are routed unchanged.
-    pub(super) v4: Prefixes<u32, bool>,
+    /// Destinations; what matches none is routed unchanged.
+    pub(super) v4: Prefixes<u32, Reach>,
     /// The same for IPv6.
-    pub(super) v6: Prefixes<V6, bool>,
+    pub(super) v6: Prefixes<V6, Reach>,
 }
 
 /// One VIP.
@@ -148,8 +152,8 @@ pub trait Family: ServiceFamily {
     fn index(policy: &Policy) -> &FamilyIndex<Self>;
     /// The same, to change it.
     fn index_mut(policy: &mut Policy) -> &mut FamilyIndex<Self>;
-    /// Whether a policy translates this destination.
-    fn translates(egress: &Egress, destination: Self) -> bool;
+    /// What a policy says of destinations of the family.
+    fn destinations(egress: &Egress) -> &Prefixes<Self, Reach>;
 }
 
 impl Policy {
@@ -161,6 +165,7 @@ impl Policy {
             services: Arc::default(),
             members: Arc::default(),
             nodes: Arc::default(),
+            cluster: Arc::default(),
             v4: FamilyIndex::empty(),
             v6: FamilyIndex::empty(),
         }
@@ -292,7 +297,7 @@ impl Policy {
         let is_his =
             |own: &Vip| own.address == vip.to_ip() && !own.retired && own.reserved.binary_search(&port).is_err();
         self.endpoint(endpoint)
-            .is_some_and(|(_, endpoint, egress)| A::translates(egress, remote) && self.vips_of(endpoint).any(is_his))
+            .is_some_and(|(_, endpoint, egress)| self.translates(egress, remote) && self.vips_of(endpoint).any(is_his))
     }
 
     /// Every Service, by number.
@@ -374,8 +379,8 @@ impl Family for u32 {
     }
 
     #[inline]
-    fn translates(egress: &Egress, destination: Self) -> bool {
-        egress.v4.find(destination) == Some(true)
+    fn destinations(egress: &Egress) -> &Prefixes<Self, Reach> {
+        &egress.v4
     }
 }
 
@@ -390,7 +395,7 @@ impl Family for V6 {
     }
 
     #[inline]
-    fn translates(egress: &Egress, destination: Self) -> bool {
-        egress.v6.find(destination) == Some(true)
+    fn destinations(egress: &Egress) -> &Prefixes<Self, Reach> {
+        &egress.v6
     }
 }

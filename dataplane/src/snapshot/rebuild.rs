@@ -6,9 +6,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use foldhash::HashMap;
+use ipnet::IpNet;
 
 use super::build::{MOST_VIPS, prefix};
 use super::change::{Gone, PolicyChange};
+use super::cluster::{Ranges, Reach};
 use super::endpoints::Endpoint;
 use super::freshness::Freshness;
 use super::members::MembersSpec;
@@ -16,7 +18,7 @@ use super::overlay::Nodes;
 use super::policy::{Egress, EgressId, Policy, Vip, VipId};
 use super::prefixes::Prefixes;
 use super::shares::Shares;
-use super::spec::{Announce, EgressSpec, EndpointSpec, NodeSpec, PolicySet, VipSpec};
+use super::spec::{Announce, ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, PolicySet, VipSpec};
 use super::uses::Uses;
 use crate::address::{Address, V6};
 use crate::session::tuple::{HashKey, Tuple};
@@ -34,6 +36,9 @@ impl Rebuild<'_> {
         self.policy.version.clone_from(&change.version);
         if let Some(nodes) = &change.nodes {
             self.set_nodes(nodes);
+        }
+        if let Some(cluster) = &change.cluster {
+            self.set_cluster(cluster);
         }
         self.forget_retired_vips();
         let mut guarantees_changed = false;
@@ -77,6 +82,17 @@ impl Rebuild<'_> {
         self.policy.v4.pods = Arc::new(nodes.pods());
         self.policy.v6.pods = Arc::new(nodes.pods());
         self.policy.nodes = Arc::new(nodes);
+        self.freshness.touch_all();
+    }
+
+    /// Whatever goes to an address of the cluster's own may be translated no more, or again.
+    fn set_cluster(&mut self, spec: &ClusterSpec) {
+        if *self.policy.cluster == *spec {
+            return;
+        }
+        self.policy.v4.ranges = Ranges::new(spec);
+        self.policy.v6.ranges = Ranges::new(spec);
+        self.policy.cluster = Arc::new(spec.clone());
         self.freshness.touch_all();
     }
 
@@ -291,6 +307,7 @@ impl PolicyChange {
             endpoints: set.endpoints.clone(),
             services: set.services.clone(),
             nodes: (policy.nodes().list() != set.nodes).then(|| set.nodes.clone()),
+            cluster: (*policy.cluster != set.cluster).then(|| set.cluster.clone()),
             gone,
         }
     }
@@ -299,13 +316,14 @@ impl PolicyChange {
 fn build_egress(spec: &EgressSpec, id: EgressId) -> Egress {
     // Excluded first: where both lists name one prefix, the first counts.
     let all = || {
-        let excluded = spec.excluded.iter().map(|net| (net, false));
-        excluded.chain(spec.destinations.iter().map(|net| (net, true)))
+        let reach = |net: &IpNet, translated| (*net, Reach { translated, length: net.prefix_len() });
+        let excluded = spec.excluded.iter().map(move |net| reach(net, false));
+        excluded.chain(spec.destinations.iter().map(move |net| reach(net, true)))
     };
     Egress {
         spec: spec.clone(),
         id,
-        v4: Prefixes::new(all().filter_map(|(net, value)| prefix(net, value))),
-        v6: Prefixes::new(all().filter_map(|(net, value)| prefix(net, value))),
+        v4: Prefixes::new(all().filter_map(|(net, value)| prefix(&net, value))),
+        v6: Prefixes::new(all().filter_map(|(net, value)| prefix(&net, value))),
     }
 }

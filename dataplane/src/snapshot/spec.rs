@@ -29,6 +29,19 @@ pub struct PolicySet {
     pub services: Vec<ServiceSpec>,
     /// The nodes of the overlay network, sorted by name.
     pub nodes: Vec<NodeSpec>,
+    /// The cluster's own addresses.
+    pub cluster: ClusterSpec,
+}
+
+/// The cluster's own addresses, as far as one gateway knows them. None: nothing is known to be inside.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClusterSpec {
+    /// Pods' addresses, ascending.
+    pub pods: Vec<IpNet>,
+    /// What else is inside the cluster: Services' own addresses, and what nodes say of their pods. Ascending.
+    pub others: Vec<IpNet>,
+    /// What becomes of a packet from `pods` to the outside that no policy covers: it is dropped, or left to the kernel.
+    pub drop_uncovered: bool,
 }
 
 /// A node of the overlay network: its pods' packets come, and packets to them go, in VXLAN.

@@ -73,6 +73,7 @@ fn as_set(policy: &Policy) -> PolicySet {
         endpoints: policy.endpoints().map(endpoint).collect(),
         services: Vec::new(),
         nodes: policy.nodes().list().to_vec(),
+        cluster: policy.cluster().clone(),
     };
     set.policies.sort_by(|a, b| a.name.cmp(&b.name));
     set.vips.sort_by_key(|vip| place(&world::VIPS, vip.address));

@@ -102,13 +102,13 @@ fn classify<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> Class {
     }
     // Whom policy excludes reaches pods without a VIP, and hears from them as it called them.
     if inside
-        && endpoint.is_none_or(|(_, _, egress)| A::translates(egress, tuple.destination))
+        && endpoint.is_none_or(|(_, _, egress)| policy.translates(egress, tuple.destination))
         && let Some(class) = answer::<A>(batch, i, context)
     {
         return class;
     }
     match (endpoint, vip) {
-        (Some((id, endpoint, egress)), _) if A::translates(egress, tuple.destination) => {
+        (Some((id, endpoint, egress)), _) if policy.translates(egress, tuple.destination) => {
             from_pod::<A>(batch, i, (id, endpoint), context)
         }
         (_, Some(vip)) => to_vip::<A>(batch, i, vip, context),
@@ -197,7 +197,17 @@ fn from_elsewhere<A: Lane>(batch: &Batch, i: usize, inside: bool, context: &Cont
     let (tuple, policy) = (&A::tuples(batch)[i], &context.view.policy);
     // The answer of somebody whom policy excludes: it comes back as unchanged as the question went.
     let is_answer =
-        policy.endpoint(tuple.destination).is_some_and(|(_, _, egress)| !A::translates(egress, tuple.source));
-    // A backend without a policy for what it asks: it was taken in because it could have been an answer.
-    if is_answer || (inside && policy.is_backend(tuple.source)) { Class::Unchanged } else { drop(DropReason::NoPolicy) }
+        policy.endpoint(tuple.destination).is_some_and(|(_, _, egress)| !policy.translates(egress, tuple.source));
+    if is_answer {
+        return Class::Unchanged;
+    }
+    let goes_on = inside
+        && if policy.is_pod(tuple.source) {
+            // An uncovered pod's (RFC 2827): inside the cluster it goes anywhere, beyond only where that is wanted.
+            !policy.cluster().drop_uncovered || policy.is_inside(tuple.destination)
+        } else {
+            // A backend without a policy for what it asks: it was taken in because it could have been an answer.
+            policy.is_backend(tuple.source)
+        };
+    if goes_on { Class::Unchanged } else { drop(DropReason::NoPolicy) }
 }

@@ -52,7 +52,7 @@ pub fn run<A: OnWire + ErrorFamily>(batch: &mut Batch, sessions: &mut Sessions, 
 /// Whether an error between these addresses concerns somebody who is translated.
 fn is_translated<A: Lane>(tuple: &Tuple<A>, policy: &Policy) -> bool {
     policy.vip(tuple.destination).is_some()
-        || policy.endpoint(tuple.source).is_some_and(|(_, _, egress)| A::translates(egress, tuple.destination))
+        || policy.endpoint(tuple.source).is_some_and(|(_, _, egress)| policy.translates(egress, tuple.destination))
 }
 
 /// The direction of the session in which answers to the quoted packet come, which is the error's way, too.

@@ -85,7 +85,7 @@ pub fn run<A: Fragmented>(batch: &mut Batch, fragments: &mut Fragments, ids: &mu
 fn elsewhere<A: Fragmented>(batch: &Batch, i: usize, context: &Context<'_>) -> Option<Travel> {
     let (tuple, received) = (&A::tuples(batch)[i], &batch.frames[i]);
     let policy = &context.view.policy;
-    let pod = policy.endpoint(tuple.source).filter(|(_, _, egress)| A::translates(egress, tuple.destination));
+    let pod = policy.endpoint(tuple.source).filter(|(_, _, egress)| policy.translates(egress, tuple.destination));
     let owner = match (pod, policy.vip(tuple.destination)) {
         (Some((_, endpoint, _)), _) if !received.is_hairpin() => policy.owner_of(endpoint),
         (_, Some(vip)) if vip.shares.is_shared() => {
@@ -210,7 +210,7 @@ fn read_first(batch: &mut Batch, i: usize, number: u8) -> Option<(Kind, u16, u16
 fn needs_ports<A: Lane>(tuple: &Tuple<A>, policy: &Policy) -> bool {
     policy.vip(tuple.destination).is_some()
         || policy.is_backend(tuple.source)
-        || policy.endpoint(tuple.source).is_some_and(|(_, _, egress)| A::translates(egress, tuple.destination))
+        || policy.endpoint(tuple.source).is_some_and(|(_, _, egress)| policy.translates(egress, tuple.destination))
 }
 
 fn refused(_: Refusal) -> Verdict {

@@ -87,6 +87,7 @@ fn an_endpoint_without_a_home_is_translated_by_whichever_gateway_gets_its_packet
             }
             ports.dedup();
             assert_eq!((ports.len(), cluster.drops()), (3, [].into()));
+            cluster.assert_delta(&["egress 1, reply 3, peer_out 2, peer_in 2, created 1"; 3]);
         }
     }
 }
@@ -100,6 +101,7 @@ fn an_endpoint_without_a_home_behind_a_vip_of_one_gateway_is_that_gateways() {
         only(seen, 1, OUTSIDE, &cluster);
     }
     assert_eq!((cluster.tunnelled, cluster.drops()), (2, [].into()));
+    cluster.assert_delta(&["peer_out 1", "egress 3, peer_in 2, created 3", "peer_out 1"]);
 }
 
 #[test]
@@ -131,6 +133,17 @@ fn sessions_of_an_endpoint_without_a_home_go_on_where_their_share_goes() {
             // What begins now does so in a share of who serves.
             let new = cluster.arrives(gets, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4001"), at(FAR)));
             assert_eq!((new.len(), cluster.drops()), (1, [].into()));
+            let mut counted = [""; 3];
+            (counted[gone], counted[next]) = match (dies, gone) {
+                (true, _) => ("egress 1, created 1", "egress 3, reply 1, created 1, taken over 1"),
+                // What begins goes to the first that has a share: not the one that stands in.
+                (false, 1) => ("egress 1, peer_out 3, created 1", "egress 2, reply 1, peer_in 2, taken over 1"),
+                _ => ("egress 1, peer_out 3, created 1", "egress 3, reply 1, peer_in 3, created 1, taken over 1"),
+            };
+            if !dies && gone == 1 {
+                counted[0] = "egress 1, peer_in 1, created 1";
+            }
+            cluster.assert_delta(&counted);
         }
     }
 }

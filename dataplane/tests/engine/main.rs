@@ -31,5 +31,6 @@ mod takeover;
 mod tally;
 mod tcp;
 mod timers;
+mod uncovered;
 mod watch;
 mod workers;

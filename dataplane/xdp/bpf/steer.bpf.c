@@ -8,6 +8,8 @@
 //   from an endpoint                           -> socket, unless it is for the gateway's own kernel, or can't leave the link
 //   from a Service's backend, as its answer    -> socket: what comes from a port that it serves, or may do so
 //   to an endpoint, from whom policy excludes  -> socket: the answer of an excluded destination
+//   from a pod's address, inside, that is none
+//   of these, to where the cluster ends        -> socket, unless it is for the gateway's own kernel, or can't leave the link
 //   anything else                              -> kernel
 //
 // While nobody knows the policy, the program is closed: all that isn't for the gateway's own kernel, or can't leave the link,
@@ -42,6 +44,12 @@ struct v6 {
 	__u64 high, low;
 };
 
+// What is said of a prefix: of a policy's destinations whether they are translated, of the cluster's own addresses whether they are pods'.
+struct reach {
+	__u8 is;
+	__u8 length; // the prefix's own
+};
+
 struct cidr4 {
 	__u32 length; // of what follows, in bits
 	__u32 policy;
@@ -51,6 +59,16 @@ struct cidr4 {
 struct cidr6 {
 	__u32 length;
 	__u32 policy;
+	struct v6 address;
+} __attribute__((packed));
+
+struct range4 {
+	__u32 length;
+	__u32 address;
+};
+
+struct range6 {
+	__u32 length;
 	struct v6 address;
 } __attribute__((packed));
 
@@ -83,7 +101,7 @@ struct listener6 {
 		__uint(max_entries, size);                                                                                      \
 		__uint(map_flags, BPF_F_NO_PREALLOC);                                                                           \
 		__type(key, key_type);                                                                                          \
-		__type(value, __u8);                                                                                            \
+		__type(value, struct reach);                                                                                    \
 	} name SEC(".maps")
 
 // One table for all that an address can be: a packet's destination is looked up once, its source at most once.
@@ -93,6 +111,8 @@ HASH(listeners4, struct listener4, __u8, 524288);
 HASH(listeners6, struct listener6, __u8, 524288);
 TRIE(cidrs4, struct cidr4, 524288);            // (policy, destination) -> 1 translated, 0 unchanged
 TRIE(cidrs6, struct cidr6, 524288);
+TRIE(ranges4, struct range4, 131072);          // the cluster's own addresses -> 1 pods that don't leave it uncovered, 0 others
+TRIE(ranges6, struct range6, 131072);
 
 // Number in the configuration -> ifindex. There are few, so looking at each is faster than a hash.
 struct {
@@ -101,6 +121,14 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 } interfaces SEC(".maps");
+
+// Number in the configuration -> not 0 where pods are.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, INTERFACES);
+	__type(key, __u32);
+	__type(value, __u32);
+} insides SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_XSKMAP);
@@ -138,7 +166,9 @@ static __always_inline int is_on_link6(const struct v6 *address)
 	return high >> 56 == 0xff || high >> 54 == 0xfe80 >> 6;
 }
 
-// One entry: not 0 while nobody knows the policy.
+// One entry, of these bits.
+#define CLOSED    1   // nobody knows the policy
+#define UNCOVERED 2   // there are pods that don't leave the cluster uncovered
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -146,11 +176,11 @@ struct {
 	__type(value, __u32);
 } closed SEC(".maps");
 
-static __always_inline int is_closed(void)
+static __always_inline __u32 what_is_closed(void)
 {
 	__u32 only = 0;
 	__u32 *value = bpf_map_lookup_elem(&closed, &only);
-	return value && *value;
+	return value ? *value : 0;
 }
 
 static __always_inline __u32 kinds(const struct host *host)
@@ -224,44 +254,6 @@ static __always_inline int is_tunnel6(const __u8 *l3, void *end)
 	return bpf_map_lookup_elem(&listeners6, &key) != 0;
 }
 
-static __always_inline int is_ours4(const __u8 *l3, void *end)
-{
-	__u32 source, destination;
-	__builtin_memcpy(&source, l3 + 12, 4);
-	__builtin_memcpy(&destination, l3 + 16, 4);
-	struct host *to = bpf_map_lookup_elem(&hosts4, &destination);
-	if (kinds(to) & (VIP | TUNNEL))
-		if ((kinds(to) & VIP) || is_tunnel4(l3, end))
-			return 1;
-	struct host *from = bpf_map_lookup_elem(&hosts4, &source);
-	if ((kinds(from) & ENDPOINT) || ((kinds(from) & BACKEND) && may_answer4(l3, end)))
-		return !is_on_link4(destination) && !(kinds(to) & LOCAL);
-	if (!to || !(to->kinds & ENDPOINT))
-		return is_closed() && !is_on_link4(destination) && !(kinds(to) & LOCAL);
-	struct cidr4 key = {.length = 64, .policy = to->policy, .address = source};
-	__u8 *translated = bpf_map_lookup_elem(&cidrs4, &key);
-	return (!translated || !*translated) && !(kinds(from) & LOCAL);
-}
-
-static __always_inline int is_ours6(const __u8 *l3, void *end)
-{
-	struct v6 source, destination;
-	__builtin_memcpy(&source, l3 + 8, 16);
-	__builtin_memcpy(&destination, l3 + 24, 16);
-	struct host *to = bpf_map_lookup_elem(&hosts6, &destination);
-	if (kinds(to) & (VIP | TUNNEL))
-		if ((kinds(to) & VIP) || is_tunnel6(l3, end))
-			return 1;
-	struct host *from = bpf_map_lookup_elem(&hosts6, &source);
-	if ((kinds(from) & ENDPOINT) || ((kinds(from) & BACKEND) && may_answer6(l3, end)))
-		return !is_on_link6(&destination) && !(kinds(to) & LOCAL);
-	if (!to || !(to->kinds & ENDPOINT))
-		return is_closed() && !is_on_link6(&destination) && !(kinds(to) & LOCAL);
-	struct cidr6 key = {.length = 160, .policy = to->policy, .address = source};
-	__u8 *translated = bpf_map_lookup_elem(&cidrs6, &key);
-	return (!translated || !*translated) && !(kinds(from) & LOCAL);
-}
-
 // The number of an interface, or INTERFACES.
 static __always_inline __u32 number_of(__u32 ifindex)
 {
@@ -274,8 +266,96 @@ static __always_inline __u32 number_of(__u32 ifindex)
 	return INTERFACES;
 }
 
+static __always_inline int is_inside(__u32 ifindex)
+{
+	__u32 number = number_of(ifindex);
+	__u32 *inside = bpf_map_lookup_elem(&insides, &number);
+	return inside && *inside;
+}
+
+static __always_inline struct reach *range4(__u32 address)
+{
+	struct range4 key = {.length = 32, .address = address};
+	return bpf_map_lookup_elem(&ranges4, &key);
+}
+
+static __always_inline struct reach *range6(const struct v6 *address)
+{
+	struct range6 key = {.length = 128, .address = *address};
+	return bpf_map_lookup_elem(&ranges6, &key);
+}
+
+// Whether what a policy says of a destination is that it is translated: the cluster's own addresses aren't, unless it names them as closely.
+static __always_inline int is_translated(const struct reach *said, const struct reach *own)
+{
+	return said && said->is && (!own || said->length >= own->length);
+}
+
+// What no policy covers, and isn't for the gateway's own kernel.
+static __always_inline int is_kept4(__u32 source, __u32 destination, __u32 ifindex)
+{
+	__u32 closed = what_is_closed();
+	if (closed & CLOSED)
+		return 1;
+	if (!(closed & UNCOVERED))
+		return 0;
+	struct reach *from = range4(source);
+	return from && from->is && !range4(destination) && is_inside(ifindex);
+}
+
+static __always_inline int is_kept6(const struct v6 *source, const struct v6 *destination, __u32 ifindex)
+{
+	__u32 closed = what_is_closed();
+	if (closed & CLOSED)
+		return 1;
+	if (!(closed & UNCOVERED))
+		return 0;
+	struct reach *from = range6(source);
+	return from && from->is && !range6(destination) && is_inside(ifindex);
+}
+
+static __always_inline int is_ours4(const __u8 *l3, void *end, __u32 ifindex)
+{
+	__u32 source, destination;
+	__builtin_memcpy(&source, l3 + 12, 4);
+	__builtin_memcpy(&destination, l3 + 16, 4);
+	struct host *to = bpf_map_lookup_elem(&hosts4, &destination);
+	if (kinds(to) & (VIP | TUNNEL))
+		if ((kinds(to) & VIP) || is_tunnel4(l3, end))
+			return 1;
+	struct host *from = bpf_map_lookup_elem(&hosts4, &source);
+	if ((kinds(from) & ENDPOINT) || ((kinds(from) & BACKEND) && may_answer4(l3, end)))
+		return !is_on_link4(destination) && !(kinds(to) & LOCAL);
+	if (to && (to->kinds & ENDPOINT)) {
+		struct cidr4 key = {.length = 64, .policy = to->policy, .address = source};
+		if (!is_translated(bpf_map_lookup_elem(&cidrs4, &key), range4(source)))
+			return !(kinds(from) & LOCAL);
+	}
+	return !is_on_link4(destination) && !(kinds(to) & LOCAL) && is_kept4(source, destination, ifindex);
+}
+
+static __always_inline int is_ours6(const __u8 *l3, void *end, __u32 ifindex)
+{
+	struct v6 source, destination;
+	__builtin_memcpy(&source, l3 + 8, 16);
+	__builtin_memcpy(&destination, l3 + 24, 16);
+	struct host *to = bpf_map_lookup_elem(&hosts6, &destination);
+	if (kinds(to) & (VIP | TUNNEL))
+		if ((kinds(to) & VIP) || is_tunnel6(l3, end))
+			return 1;
+	struct host *from = bpf_map_lookup_elem(&hosts6, &source);
+	if ((kinds(from) & ENDPOINT) || ((kinds(from) & BACKEND) && may_answer6(l3, end)))
+		return !is_on_link6(&destination) && !(kinds(to) & LOCAL);
+	if (to && (to->kinds & ENDPOINT)) {
+		struct cidr6 key = {.length = 160, .policy = to->policy, .address = source};
+		if (!is_translated(bpf_map_lookup_elem(&cidrs6, &key), range6(&source)))
+			return !(kinds(from) & LOCAL);
+	}
+	return !is_on_link6(&destination) && !(kinds(to) & LOCAL) && is_kept6(&source, &destination, ifindex);
+}
+
 // 1: to the socket. 0: to the kernel.
-static __always_inline int is_ours(void *data, void *end)
+static __always_inline int is_ours(void *data, void *end, __u32 ifindex)
 {
 	struct ethhdr *link = data;
 	if ((void *)(link + 1) > end)
@@ -285,7 +365,7 @@ static __always_inline int is_ours(void *data, void *end)
 	if (link->h_proto == bpf_htons(ETH_P_IP)) {
 		if (l3 + 20 > (__u8 *)end)
 			return 0;
-		return is_ours4(l3, end);
+		return is_ours4(l3, end, ifindex);
 	}
 	if (link->h_proto == bpf_htons(ETH_P_IPV6)) {
 		if (l3 + 40 > (__u8 *)end)
@@ -298,7 +378,7 @@ static __always_inline int is_ours(void *data, void *end)
 			if (kinds(bpf_map_lookup_elem(&hosts6, &target)) & VIP)
 				return 1;
 		}
-		return is_ours6(l3, end);
+		return is_ours6(l3, end, ifindex);
 	}
 	if (link->h_proto == bpf_htons(ETH_P_ARP)) {
 		if (l3 + 28 > (__u8 *)end)
@@ -314,7 +394,7 @@ static __always_inline int is_ours(void *data, void *end)
 SEC("xdp")
 int vipgate_steer(struct xdp_md *ctx)
 {
-	if (!is_ours((void *)(long)ctx->data, (void *)(long)ctx->data_end)) {
+	if (!is_ours((void *)(long)ctx->data, (void *)(long)ctx->data_end, ctx->ingress_ifindex)) {
 		count(PASSED);
 		return XDP_PASS;
 	}

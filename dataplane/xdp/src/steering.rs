@@ -1,6 +1,8 @@
 //! The steering program's tables: what is captured. Loaded once for all interfaces; filled before the program is
 //! attached, and kept in step with policy by differences.
 
+mod ranges;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,6 +15,7 @@ use ipnet::IpNet;
 use thiserror::Error;
 use vipgate_dataplane::io::InterfaceId;
 
+use self::ranges::Ranges;
 use crate::program::NAME;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
@@ -38,6 +41,10 @@ pub struct SteeringTables {
     pub tunnels: BTreeSet<(IpAddr, u16)>,
     /// For each policy, whether a destination is translated; the longest prefix counts, and no match means no.
     pub cidrs: BTreeMap<(u32, IpNet), bool>,
+    /// Pods' addresses: what comes from there inside, and goes to where the cluster ends, is captured, covered or not.
+    pub pods: BTreeSet<IpNet>,
+    /// The cluster's own addresses: no policy translates what goes there, unless it names it as closely.
+    pub inside: BTreeSet<IpNet>,
 }
 
 /// Where a backend listens: address, port, IP protocol number.
@@ -117,16 +124,24 @@ type Hosts = (HashMap<MapData, [u8; 4], Host>, HashMap<MapData, V6Key, Host>);
 /// Policy number and address, behind the prefix length that [`Key`] adds.
 type Cidr4 = [u8; 8];
 type Cidr6 = [u8; 20];
+/// What is said of a prefix, and its length.
+type Reach = [u8; 2];
+/// The bits of the program's switch.
+const CLOSED: u32 = 1;
+const UNCOVERED: u32 = 2;
 
 /// The loaded program and its tables.
 pub struct Steering {
     program: Ebpf,
     interfaces: Array<MapData, u32>,
+    insides: Array<MapData, u32>,
     sockets: XskMap<MapData>,
     closed: Array<MapData, u32>,
+    is_closed: bool,
     hosts: Hosts,
     listeners: (HashMap<MapData, Listener4, u8>, HashMap<MapData, Listener6, u8>),
-    cidrs: (LpmTrie<MapData, Cidr4, u8>, LpmTrie<MapData, Cidr6, u8>),
+    cidrs: (LpmTrie<MapData, Cidr4, Reach>, LpmTrie<MapData, Cidr6, Reach>),
+    ranges: Ranges,
     outcomes: PerCpuArray<MapData, u64>,
     /// Whatever is in the tables is named here.
     applied: Entries,
@@ -155,11 +170,14 @@ impl Steering {
         steer.load().map_err(SteeringError::Verify)?;
         Ok(Self {
             interfaces: take(&mut program, "interfaces")?,
+            insides: take(&mut program, "insides")?,
             sockets: take(&mut program, "sockets")?,
             closed: take(&mut program, "closed")?,
+            is_closed: false,
             hosts: (take(&mut program, "hosts4")?, take(&mut program, "hosts6")?),
             listeners: (take(&mut program, "listeners4")?, take(&mut program, "listeners6")?),
             cidrs: (take(&mut program, "cidrs4")?, take(&mut program, "cidrs6")?),
+            ranges: Ranges::of(&mut program)?,
             outcomes: take(&mut program, "outcomes")?,
             program,
             applied: Entries::default(),
@@ -167,13 +185,14 @@ impl Steering {
         })
     }
 
-    /// Says which number an interface has.
+    /// Says which number an interface has, and whether pods are behind it.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn add_interface(&mut self, ifindex: u32, id: InterfaceId) -> Result<(), SteeringError> {
-        let table = "interfaces";
-        self.interfaces.set(id.0.into(), ifindex, 0).map_err(|source| SteeringError::Table { table, source })
+    pub fn add_interface(&mut self, ifindex: u32, id: InterfaceId, is_inside: bool) -> Result<(), SteeringError> {
+        let refused = |table| move |source| SteeringError::Table { table, source };
+        self.insides.set(id.0.into(), u32::from(is_inside), 0).map_err(refused("insides"))?;
+        self.interfaces.set(id.0.into(), ifindex, 0).map_err(refused("interfaces"))
     }
 
     /// Connects a queue of an interface to its socket.
@@ -190,7 +209,26 @@ impl Steering {
     /// # Errors
     /// When the kernel refuses.
     pub fn close(&mut self, closed: bool) -> Result<(), SteeringError> {
-        self.closed.set(0, u32::from(closed), 0).map_err(|source| SteeringError::Table { table: "closed", source })
+        self.is_closed = closed;
+        self.switch(!self.ranges.pods.is_empty())
+    }
+
+    /// Sets the switch; `uncovered`: whether any pod's packets are captured although nothing covers it.
+    fn switch(&mut self, uncovered: bool) -> Result<(), SteeringError> {
+        let bits = if self.is_closed { CLOSED } else { 0 } | if uncovered { UNCOVERED } else { 0 };
+        self.closed.set(0, bits, 0).map_err(|source| SteeringError::Table { table: "closed", source })
+    }
+
+    fn set_ranges(&mut self, pods: BTreeSet<IpNet>, inside: BTreeSet<IpNet>) -> Result<(), SteeringError> {
+        let uncovered = !pods.is_empty();
+        self.ranges.set(pods, inside)?;
+        self.switch(uncovered)
+    }
+
+    /// The same, beside those that there are.
+    fn add_ranges(&mut self, pods: &BTreeSet<IpNet>, inside: &BTreeSet<IpNet>) -> Result<(), SteeringError> {
+        let more = (&self.ranges.pods | pods, &self.ranges.inside | inside);
+        self.set_ranges(more.0, more.1)
     }
 
     /// Captures what `tables` say and nothing else: what is new first, so that nothing which stays is open for a moment.
@@ -198,9 +236,11 @@ impl Steering {
     /// # Errors
     /// When the kernel refuses; what was changed until then stays, and the next call makes up for the rest.
     pub fn apply(&mut self, tables: SteeringTables) -> Result<(), SteeringError> {
+        let (pods, inside) = (tables.pods.clone(), tables.inside.clone());
         let wanted = Entries::of(tables);
+        let ranges = self.add_ranges(&pods, &inside);
         let mut old = std::mem::take(&mut self.applied);
-        let outcome = self.change(&old, &wanted);
+        let outcome = ranges.and_then(|()| self.change(&old, &wanted));
         self.is_unsure = outcome.is_err();
         self.applied = if self.is_unsure {
             old.hosts.extend(wanted.hosts);
@@ -210,12 +250,12 @@ impl Steering {
         } else {
             wanted
         };
-        outcome
+        outcome.and_then(|()| self.set_ranges(pods, inside))
     }
 
     /// Whether a change failed half-way, so that only [`Self::apply`] makes sure of what is captured.
     pub fn is_unsure(&self) -> bool {
-        self.is_unsure
+        self.is_unsure || self.ranges.is_unsure
     }
 
     /// Captures what `more` says, too. What an address was before it still is, but an endpoint has the policy that `more` says.
@@ -223,6 +263,7 @@ impl Steering {
     /// # Errors
     /// When the kernel refuses; some of it may be captured then.
     pub fn extend(&mut self, more: SteeringTables) -> Result<(), SteeringError> {
+        self.add_ranges(&more.pods, &more.inside)?;
         let more = Entries::of(more);
         self.is_unsure = true;
         for (&(policy, net), &translated) in &more.cidrs {
@@ -248,6 +289,8 @@ impl Steering {
     /// # Errors
     /// When the kernel refuses; some of it may be captured still.
     pub fn reduce(&mut self, less: SteeringTables) -> Result<(), SteeringError> {
+        let left = (&self.ranges.pods - &less.pods, &self.ranges.inside - &less.inside);
+        self.set_ranges(left.0, left.1)?;
         let less = Entries::of(less);
         self.is_unsure = true;
         for listener in &less.listeners {
@@ -372,6 +415,7 @@ impl Steering {
     }
 
     fn set_cidr(&mut self, policy: u32, net: IpNet, value: Option<bool>) -> Result<(), SteeringError> {
+        let value = value.map(|translated| [u8::from(translated), net.prefix_len()]);
         let policy = policy.to_ne_bytes();
         let length = 32 + u32::from(net.prefix_len());
         let result = match net {
@@ -381,7 +425,7 @@ impl Steering {
                 data[4..].copy_from_slice(&net.network().octets());
                 let key = Key::new(length, data);
                 match value {
-                    Some(value) => self.cidrs.0.insert(&key, u8::from(value), 0),
+                    Some(value) => self.cidrs.0.insert(&key, value, 0),
                     None => forget_missing(self.cidrs.0.remove(&key)),
                 }
             }
@@ -391,7 +435,7 @@ impl Steering {
                 data[4..].copy_from_slice(&net.network().octets());
                 let key = Key::new(length, data);
                 match value {
-                    Some(value) => self.cidrs.1.insert(&key, u8::from(value), 0),
+                    Some(value) => self.cidrs.1.insert(&key, value, 0),
                     None => forget_missing(self.cidrs.1.remove(&key)),
                 }
             }

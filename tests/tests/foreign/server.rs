@@ -53,8 +53,8 @@ pub(crate) fn subscriptions(peer: &Peer) -> BTreeMap<String, Value> {
         let kind = event["type"].as_str().unwrap().to_owned();
         (kind, event["request"].clone())
     };
-    let all: BTreeMap<String, Value> = (0..7).map(|_| of(peer.next())).collect();
-    assert_eq!(all.len(), 7, "{all:?}");
+    let all: BTreeMap<String, Value> = (0..8).map(|_| of(peer.next())).collect();
+    assert_eq!(all.len(), 8, "{all:?}");
     all
 }
 

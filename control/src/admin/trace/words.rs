@@ -56,6 +56,8 @@ pub(super) fn left(question: &Question, worker: usize, state: &GatewayState) -> 
     let source = question.source.ip();
     let why = if policy.endpoint_at(source).is_some() {
         "it stays on this link, or is for the gateway's own host"
+    } else if longest(&policy.cluster().pods, source).is_some() && own(&policy, question.destination.ip()).is_some() {
+        "no policy covers its sender, a pod, and it stays inside the cluster, or on this link"
     } else if policy.is_backend_at(source) {
         "no policy covers its sender, who doesn't serve on this port either"
     } else {
@@ -123,13 +125,16 @@ impl Told<'_> {
         } else if let Some(endpoint) = endpoint {
             let spec = &self.policy.egress_of(endpoint).spec;
             said.push(("policy", format!("{} is covered by {}", named(source.ip(), &endpoint.name), spec.name)));
-            said.push(("destination", rule(spec, destination.ip())));
+            said.push(("destination", rule(spec, self.policy, destination.ip())));
         } else if self.policy.vip_at(source.ip()).is_some() {
             said.push(("policy", format!("{} is a VIP: only what comes around may come from it", source.ip())));
         } else if self.policy.is_backend_at(source.ip()) {
             said.push(("policy", format!("no policy covers {}, which is a backend of a Service", source.ip())));
         } else {
             said.push(("policy", format!("no policy covers {}", source.ip())));
+        }
+        if turn != Turn::Around && endpoint.is_none() {
+            said.extend(uncovered(self.policy, source.ip(), destination.ip()).map(|text| ("uncovered", text)));
         }
         if let Some(vip) = self.policy.vip_at(destination.ip()) {
             let what = if vip.retired { "was a VIP, and only sessions that have begun go on" } else { "is the VIP of" };
@@ -345,16 +350,45 @@ fn spelled([source, destination]: [SocketAddr; 2], number: u8) -> String {
     format!("{} -> {}", end(source), end(destination))
 }
 
-/// Which of a policy's prefixes decides about a destination: the longest.
-fn rule(spec: &EgressSpec, destination: IpAddr) -> String {
-    let longest = |nets: &[IpNet]| {
-        nets.iter().filter(|net| net.contains(&destination)).max_by_key(|net| net.prefix_len()).copied()
+/// The longest prefix that holds an address.
+fn longest<'a>(nets: impl IntoIterator<Item = &'a IpNet>, address: IpAddr) -> Option<IpNet> {
+    nets.into_iter().filter(|net| net.contains(&address)).max_by_key(|net| net.prefix_len()).copied()
+}
+
+/// The prefix of the cluster's own addresses that holds one.
+fn own(policy: &Policy, address: IpAddr) -> Option<IpNet> {
+    let cluster = policy.cluster();
+    longest(cluster.pods.iter().chain(&cluster.others), address)
+}
+
+/// Which prefix decides about a destination, of a policy's and of the cluster's own: the longest.
+fn rule(spec: &EgressSpec, policy: &Policy, destination: IpAddr) -> String {
+    let wanted = longest(&spec.destinations, destination);
+    let is_as_long = |net: &IpNet| wanted.is_none_or(|wanted| wanted.prefix_len() <= net.prefix_len());
+    let Some(wanted) = wanted.filter(|_| !longest(&spec.excluded, destination).is_some_and(|net| is_as_long(&net)))
+    else {
+        return match longest(&spec.excluded, destination) {
+            Some(net) => format!("{destination} is excluded by {net}: it is not translated"),
+            None => format!("{destination} is in none of the policy's destinations: it is not translated"),
+        };
     };
-    match (longest(&spec.destinations), longest(&spec.excluded)) {
-        (_, Some(net)) if longest(&spec.destinations).is_none_or(|wanted| wanted.prefix_len() <= net.prefix_len()) => {
-            format!("{destination} is excluded by {net}: it is not translated")
+    match own(policy, destination).filter(|own| own.prefix_len() > wanted.prefix_len()) {
+        Some(own) if policy.vip_at(destination).is_none_or(|vip| vip.retired) => {
+            format!("{destination} is inside the cluster, by {own}: it is not translated")
         }
-        (Some(net), _) => format!("{destination} is translated, by {net}"),
-        (None, _) => format!("{destination} is in none of the policy's destinations: it is not translated"),
+        _ => format!("{destination} is translated, by {wanted}"),
     }
+}
+
+/// What becomes of a pod that no policy covers, where it is known to be one.
+fn uncovered(policy: &Policy, source: IpAddr, destination: IpAddr) -> Option<String> {
+    let cluster = policy.cluster();
+    let pods = longest(&cluster.pods, source)?;
+    Some(match own(policy, destination) {
+        _ if !cluster.drop_uncovered => {
+            format!("it is a pod's address, by {pods}, and goes on as it is (uncovered: pass)")
+        }
+        Some(own) => format!("it is a pod's address, by {pods}, and {destination} is inside the cluster, by {own}"),
+        None => format!("it is a pod's address, by {pods}, and doesn't leave the cluster (uncovered: drop)"),
+    })
 }

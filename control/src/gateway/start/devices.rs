@@ -1,6 +1,7 @@
 //! The way up of what packets come through: interfaces, sockets, the steering program.
 
 use vipgate_dataplane::io::InterfaceId;
+use vipgate_dataplane::snapshot::spec::Role;
 use vipgate_xdp::attach::{self, Mode, ModeWish, OnExit};
 use vipgate_xdp::device::XdpDevice;
 use vipgate_xdp::multicast::AllMulticast;
@@ -31,8 +32,9 @@ pub(super) fn open_devices(
         fill_ring: config.xdp.fill_ring,
     })
     .map_err(open_failure)?;
-    for (nic, number) in nics.iter().zip(0..) {
-        steering.add_interface(nic.ifindex, InterfaceId(number)).map_err(Failure::runtime)?;
+    for ((nic, number), interface) in nics.iter().zip(0..).zip(&config.interfaces) {
+        let is_inside = Role::from(interface.role).is_inside();
+        steering.add_interface(nic.ifindex, InterfaceId(number), is_inside).map_err(Failure::runtime)?;
     }
     for (interface, queue, fd, _) in devices.iter().flat_map(XdpDevice::sockets) {
         steering.connect(interface, queue, fd).map_err(Failure::runtime)?;

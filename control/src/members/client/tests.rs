@@ -71,7 +71,14 @@ impl Server {
 }
 
 fn published(names: &'static [&str]) -> Arc<Publication> {
-    let peer = |name: &&str| Peer { name: (*name).into(), node: "n".into(), zone: "".into(), address: None };
+    let peer = |name: &&str| Peer {
+        name: (*name).into(),
+        node: "n".into(),
+        zone: "".into(),
+        address: None,
+        pods: [].into(),
+        uncovered: None,
+    };
     let deal = Deal { peers: names.iter().map(peer).collect(), ..Deal::default() };
     Arc::new(Publication::default().next(Arc::new(deal)).unwrap())
 }

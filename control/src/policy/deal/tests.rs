@@ -8,6 +8,7 @@ use vipgate_dataplane::snapshot::spec::{BackendState, HealthSpec, Scope, Service
 
 use super::{DealtBackend, DealtService, Viewer};
 use crate::manifest::Hints;
+use crate::policy::Cluster;
 
 const READY: BackendState = BackendState::Ready;
 const ENDING: BackendState = BackendState::Terminating;
@@ -49,7 +50,7 @@ fn service(external: Scope, internal: Scope, backends: Vec<DealtBackend>) -> Dea
 }
 
 fn here() -> Viewer {
-    Viewer { name: "g1".into(), node: "n1".into(), zone: "z1".into() }
+    Viewer { name: "g1".into(), node: "n1".into(), zone: "z1".into(), cluster: Cluster::default() }
 }
 
 /// The last byte of whom clients outside and pods may be sent to, where the former are served locally.

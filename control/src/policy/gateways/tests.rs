@@ -13,7 +13,7 @@ const UNLIMITED: usize = usize::MAX;
 
 fn known(name: &'static str, node: &'static str, zone: Option<&'static str>, room: usize) -> Known<'static> {
     let (seed, labels) = (Fingerprint::of(name.as_bytes()), BTreeMap::new());
-    Known { name: name.into(), seed, labels, node, zone, peer_address: None, room }
+    Known { name: name.into(), seed, labels, node, zone, peer_address: None, pods: [].into(), uncovered: None, room }
 }
 
 /// The first of the names, with room for so many VIPs each.

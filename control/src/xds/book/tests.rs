@@ -1,5 +1,6 @@
 //! What comes out of a book is the policy that the server has, whatever came in which order.
 
+mod cluster;
 mod follow;
 mod refused;
 mod services;
@@ -15,8 +16,8 @@ use proptest::prelude::*;
 use vipgate_dataplane::snapshot::build::Builder;
 use vipgate_dataplane::snapshot::policy::{Policy, Vip};
 use vipgate_dataplane::snapshot::spec::{
-    AddressSelection, Announce, BackendSpec, BlockSet, EgressSpec, EndpointSpec, Limits, NetworkSpec, OnExhaustion,
-    PolicySet, Scope, ServiceSpec, ShareSpec, VipSpec,
+    AddressSelection, Announce, BackendSpec, BlockSet, ClusterSpec, EgressSpec, EndpointSpec, Limits, NetworkSpec,
+    OnExhaustion, PolicySet, Scope, ServiceSpec, ShareSpec, VipSpec,
 };
 
 use self::world::Dice;
@@ -32,6 +33,7 @@ struct Seen {
     /// With the ports that are guaranteed of each.
     vips: Vec<(VipSpec, u32)>,
     endpoints: Vec<EndpointSpec>,
+    cluster: ClusterSpec,
 }
 
 fn seen(policy: &Policy) -> Seen {
@@ -50,7 +52,7 @@ fn seen(policy: &Policy) -> Seen {
     });
     let mut endpoints: Vec<_> = endpoints.collect();
     endpoints.sort_by_key(|endpoint| endpoint.address);
-    Seen { version: policy.version().to_owned(), policies, vips, endpoints }
+    Seen { version: policy.version().to_owned(), policies, vips, endpoints, cluster: policy.cluster().clone() }
 }
 
 fn builder() -> Builder {

@@ -29,7 +29,7 @@ const SILENCE: Duration = Duration::from_millis(200);
 
 /// The gateway, which is where its configuration says.
 fn viewer() -> Viewer {
-    Viewer { name: "g1".into(), node: "n1".into(), zone: "z1".into() }
+    Viewer { name: "g1".into(), node: "n1".into(), zone: "z1".into(), ..Viewer::default() }
 }
 
 /// A gateway that follows a server and answers as the test wants.

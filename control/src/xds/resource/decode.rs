@@ -3,6 +3,7 @@
 
 mod service;
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::str::FromStr;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use prost::Message;
 use thiserror::Error;
+use vipgate_dataplane::snapshot::build::MOST_RANGES;
 use vipgate_dataplane::snapshot::spec::{
     AddressSelection, Announce, BlockSet, EgressSpec, EndpointSpec, Limits, NodeSpec, OnExhaustion, ShareSpec, VipSpec,
 };
@@ -18,9 +20,9 @@ use vipgate_dataplane::snapshot::spec::{
 use vipgate_dataplane::wire::ethernet;
 
 use super::super::proto;
-use super::{Kind, SETTINGS, shown};
-use crate::manifest::unusable_address;
-use crate::policy::{DealtService, MOST_BACKUPS, Peer};
+use super::{CLUSTER, Kind, SETTINGS, shown};
+use crate::manifest::{Uncovered, unusable_address};
+use crate::policy::{Cluster, DealtService, MOST_BACKUPS, Peer};
 
 /// VIPs of one endpoint, prefixes of one policy, shares of one VIP: more is a mistake, or an attack.
 const MOST_PARTS: usize = 4096;
@@ -44,6 +46,8 @@ pub enum Decoded {
     Gateway(Peer),
     /// A node of the overlay network.
     OverlayNode(NodeSpec),
+    /// The cluster's own addresses.
+    Cluster(Cluster),
     /// The settings.
     Settings(proto::Settings),
 }
@@ -88,6 +92,7 @@ pub fn decode(kind: Kind, name: &str, body: &[u8]) -> Result<Decoded, Fault> {
         Kind::Service => service::service(name, &message(kind, body)?).map(Decoded::Service),
         Kind::Gateway => gateway(name, &message(kind, body)?).map(Decoded::Gateway),
         Kind::OverlayNode => overlay_node(name, &message(kind, body)?).map(Decoded::OverlayNode),
+        Kind::Cluster => cluster(name, &message(kind, body)?).map(Decoded::Cluster),
         Kind::Settings => {
             same(SETTINGS, "name", name)?;
             let settings: proto::Settings = message(kind, body)?;
@@ -274,6 +279,42 @@ fn gateway(name: &str, message: &proto::Gateway) -> Result<Peer, Fault> {
         node: text("node", &message.node)?,
         zone: text("zone", &message.zone)?,
         address: peer_address,
+        pods: ranges("pod_cidrs", &message.pod_cidrs)?.into_iter().collect(),
+        uncovered: uncovered(message.uncovered)?,
+    })
+}
+
+fn cluster(name: &str, message: &proto::Cluster) -> Result<Cluster, Fault> {
+    same(CLUSTER, "name", name)?;
+    Ok(Cluster {
+        pods: ranges("pod_cidrs", &message.pod_cidrs)?,
+        services: ranges("service_cidrs", &message.service_cidrs)?,
+        nodes: ranges("node_cidrs", &message.node_cidrs)?,
+        uncovered: uncovered(message.uncovered)?,
+    })
+}
+
+/// Prefixes of the cluster's own addresses.
+fn ranges(field: &str, texts: &[String]) -> Result<BTreeSet<IpNet>, Fault> {
+    at_most(texts, field, MOST_RANGES)?;
+    let mut ranges = BTreeSet::new();
+    for (i, net) in nets(field, texts)?.into_iter().enumerate() {
+        let field = || format!("{field}[{i}]");
+        if net.prefix_len() == 0 {
+            return Err(fault(field(), format!("{net} holds every address: nothing would be outside")));
+        }
+        if !ranges.insert(net) {
+            return Err(fault(field(), format!("{net} is in the list already")));
+        }
+    }
+    Ok(ranges)
+}
+
+fn uncovered(number: i32) -> Result<Option<Uncovered>, Fault> {
+    Ok(match known("uncovered", number)? {
+        proto::Uncovered::Unset => None,
+        proto::Uncovered::Drop => Some(Uncovered::Drop),
+        proto::Uncovered::Pass => Some(Uncovered::Pass),
     })
 }
 

@@ -4,17 +4,20 @@ mod service;
 
 pub use self::service::service;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use prost::Message;
 use vipgate_dataplane::snapshot::spec::{
     AddressSelection, Announce, EgressSpec, EndpointSpec, NodeSpec, OnExhaustion, ShareSpec, VipSpec,
 };
 
 use super::super::proto;
-use super::{Content, Key, Kind, SETTINGS};
-use crate::policy::{Deal, Fingerprint, Peer, mix};
+use super::{CLUSTER, Content, Key, Kind, SETTINGS};
+use crate::manifest::Uncovered;
+use crate::policy::{Cluster, Deal, Fingerprint, Peer, mix};
 
 /// All resources of a deal but the settings, sorted by key.
 pub fn encode_all(deal: &Deal) -> Vec<(Key, Content)> {
@@ -25,6 +28,7 @@ pub fn encode_all(deal: &Deal) -> Vec<(Key, Content)> {
     all.extend(deal.services.iter().map(service));
     all.extend(deal.peers.iter().map(gateway));
     all.extend(deal.nodes.iter().map(overlay_node));
+    all.extend(deal.cluster.iter().map(cluster));
     all.sort_unstable_by(|a: &(Key, Content), b| a.0.cmp(&b.0));
     all
 }
@@ -41,6 +45,7 @@ pub fn settings(counts: [usize; Kind::COUNTED], sum: u64) -> (Key, Content, Stri
         services: counts[3] as u64,
         gateways: counts[4] as u64,
         overlay_nodes: counts[5] as u64,
+        clusters: counts[6] as u64,
     };
     let (key, content) = resource(Kind::Settings, SETTINGS.into(), &message);
     (key, content, version)
@@ -126,8 +131,31 @@ pub fn gateway(peer: &Peer) -> (Key, Content) {
         node: peer.node.to_string(),
         zone: peer.zone.to_string(),
         peer_address: peer.address.map(|address| address.to_string()).unwrap_or_default(),
+        pod_cidrs: peer.pods.iter().map(ToString::to_string).collect(),
+        uncovered: uncovered(peer.uncovered),
     };
     resource(Kind::Gateway, peer.name.clone(), &message)
+}
+
+/// The cluster's own addresses.
+pub fn cluster(cluster: &Cluster) -> (Key, Content) {
+    let texts = |nets: &BTreeSet<IpNet>| nets.iter().map(ToString::to_string).collect();
+    let message = proto::Cluster {
+        pod_cidrs: texts(&cluster.pods),
+        service_cidrs: texts(&cluster.services),
+        node_cidrs: texts(&cluster.nodes),
+        uncovered: uncovered(cluster.uncovered),
+    };
+    resource(Kind::Cluster, CLUSTER.into(), &message)
+}
+
+fn uncovered(uncovered: Option<Uncovered>) -> i32 {
+    match uncovered {
+        None => proto::Uncovered::Unset,
+        Some(Uncovered::Drop) => proto::Uncovered::Drop,
+        Some(Uncovered::Pass) => proto::Uncovered::Pass,
+    }
+    .into()
 }
 
 /// One node of the overlay network.

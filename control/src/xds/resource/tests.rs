@@ -15,6 +15,6 @@ use vipgate_dataplane::snapshot::spec::{
 };
 
 use super::*;
-use crate::manifest::Hints;
-use crate::policy::{Deal, DealtBackend, DealtService, MOST_BACKUPS, Peer};
+use crate::manifest::{Hints, Uncovered};
+use crate::policy::{Cluster, Deal, DealtBackend, DealtService, MOST_BACKUPS, Peer};
 use crate::xds::fixtures::ip;

@@ -178,7 +178,15 @@ impl World {
         };
         let endpoints = self.endpoints.iter().zip(ENDPOINTS).filter_map(endpoint).collect();
         let version = self.version.to_string();
-        PolicySet { version, policies: policies.collect(), vips, endpoints, services: Vec::new(), nodes: Vec::new() }
+        PolicySet {
+            version,
+            policies: policies.collect(),
+            vips,
+            endpoints,
+            services: Vec::new(),
+            nodes: Vec::new(),
+            cluster: ClusterSpec::default(),
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! The steering program in the kernel, asked about single packets without a device: every row of the table at its head.
 
+mod cluster;
+
 use std::net::IpAddr;
 
 use vipgate_dataplane::io::InterfaceId;
@@ -20,7 +22,7 @@ const ARP_REQUEST: u16 = 0x0806;
 
 fn loaded(tables: SteeringTables) -> Steering {
     let mut steering = Steering::load().expect("tests of the steering program run as root");
-    steering.add_interface(LOOPBACK, InterfaceId(0)).expect("an interface's number");
+    steering.add_interface(LOOPBACK, InterfaceId(0), true).expect("an interface's number");
     steering.apply(tables).expect("tables");
     steering
 }

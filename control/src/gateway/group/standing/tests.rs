@@ -11,7 +11,14 @@ fn member(name: &str, serving: bool) -> Member {
 }
 
 fn named(name: &str) -> policy::Peer {
-    policy::Peer { name: name.into(), node: name.into(), zone: "".into(), address: None }
+    policy::Peer {
+        name: name.into(),
+        node: name.into(),
+        zone: "".into(),
+        address: None,
+        pods: [].into(),
+        uncovered: None,
+    }
 }
 
 struct Scene {

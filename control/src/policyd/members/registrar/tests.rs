@@ -19,7 +19,8 @@ impl Store for Broken {
 #[tokio::test]
 async fn a_turn_with_nothing_to_write_is_no_sign_that_the_store_works() {
     let ttl = Duration::from_millis(600);
-    let peer = Peer { name: "a".into(), node: "n".into(), zone: "".into(), address: None };
+    let peer =
+        Peer { name: "a".into(), node: "n".into(), zone: "".into(), address: None, pods: [].into(), uncovered: None };
     let deal = Arc::new(Deal { peers: vec![peer], ..Deal::default() });
     let (_publish, published) = watch::channel(Publication::default().next(deal).map(Arc::new));
     let roster = Roster::new(ttl);

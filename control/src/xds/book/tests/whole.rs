@@ -45,14 +45,15 @@ fn settings_that_are_held_make_nothing_new_whole() {
 #[test]
 fn counts_that_do_not_match_are_not_whole() {
     let cases = [
-        ([1, 1, 2, 1, 1, 1], None),
-        ([0, 1, 2, 1, 1, 1], Some("counts 0 of EgressPolicy, but there are 1")),
-        ([1, 2, 2, 1, 1, 1], Some("counts 2 of Vip, but there are 1")),
-        ([1, 1, 1, 1, 1, 1], Some("counts 1 of Endpoint, but there are 2")),
-        ([1, 1, 3, 1, 1, 1], Some("counts 3 of Endpoint, but there are 2")),
-        ([1, 1, 2, 2, 1, 1], Some("counts 2 of Service, but there are 1")),
-        ([1, 1, 2, 1, 0, 1], Some("counts 0 of Gateway, but there are 1")),
-        ([1, 1, 2, 1, 1, 0], Some("counts 0 of OverlayNode, but there are 1")),
+        ([1, 1, 2, 1, 1, 1, 1], None),
+        ([0, 1, 2, 1, 1, 1, 1], Some("counts 0 of EgressPolicy, but there are 1")),
+        ([1, 2, 2, 1, 1, 1, 1], Some("counts 2 of Vip, but there are 1")),
+        ([1, 1, 1, 1, 1, 1, 1], Some("counts 1 of Endpoint, but there are 2")),
+        ([1, 1, 3, 1, 1, 1, 1], Some("counts 3 of Endpoint, but there are 2")),
+        ([1, 1, 2, 2, 1, 1, 1], Some("counts 2 of Service, but there are 1")),
+        ([1, 1, 2, 1, 0, 1, 1], Some("counts 0 of Gateway, but there are 1")),
+        ([1, 1, 2, 1, 1, 0, 1], Some("counts 0 of OverlayNode, but there are 1")),
+        ([1, 1, 2, 1, 1, 1, 0], Some("counts 0 of Cluster, but there are 1")),
     ];
     for (counts, miscount) in cases {
         let mut book = staged(&deal(2));
@@ -72,12 +73,12 @@ fn counts_are_those_after_the_update() {
     let second = response(Kind::Endpoint, &[same(3)]);
     book.stage(first).unwrap();
     book.stage(second).unwrap();
-    book.stage(counting([1, 1, 3, 1, 1, 1])).unwrap();
+    book.stage(counting([1, 1, 3, 1, 1, 1, 1])).unwrap();
     assert!(!book.is_whole());
-    book.stage(counting([1, 1, 2, 1, 1, 1])).unwrap();
+    book.stage(counting([1, 1, 2, 1, 1, 1, 1])).unwrap();
     assert!(book.is_whole());
     book.commit();
-    book.stage(counting([1, 1, 2, 1, 1, 1])).unwrap();
+    book.stage(counting([1, 1, 2, 1, 1, 1, 1])).unwrap();
     assert!(book.is_whole());
 }
 

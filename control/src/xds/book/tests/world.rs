@@ -8,7 +8,7 @@ use vipgate_dataplane::ports::{BLOCKS, BlockId};
 use vipgate_dataplane::snapshot::spec::NodeSpec;
 
 use super::*;
-use crate::policy::{Peer, mix};
+use crate::policy::{Cluster, Peer, mix};
 
 /// `g3` is a gateway that gets little, `g9` one that nobody knows.
 pub(super) const GATEWAYS: [&str; 4] = ["g1", "g2", "g3", "g9"];
@@ -116,7 +116,14 @@ pub(super) fn deal() -> impl Strategy<Value = Deal> {
         let endpoints = ENDPOINTS.iter().zip(endpoints).filter_map(endpoint).collect();
         let peer = |(name, zone): (&&str, Option<u8>)| {
             let zone = format!("z{}", zone?).into();
-            Some(Peer { name: (**name).into(), node: "n".into(), zone, address: None })
+            Some(Peer {
+                name: (**name).into(),
+                node: "n".into(),
+                zone,
+                address: None,
+                pods: [].into(),
+                uncovered: None,
+            })
         };
         let peers: Vec<Peer> = GATEWAYS.iter().zip(peers).filter_map(peer).collect();
         let service = |((name, bits), number): ((&&str, Option<u8>), u16)| {
@@ -131,10 +138,20 @@ pub(super) fn deal() -> impl Strategy<Value = Deal> {
             Some(service)
         };
         let services = SERVICES.iter().zip(services).zip(0..).filter_map(service).collect();
+        let cluster = cluster(&peers);
         // Whoever is a gateway is a node, too, in this world.
         let nodes = peers.iter().map(node).collect();
-        Deal { policies, vips, endpoints, services, nodes, peers }
+        Deal { policies, vips, endpoints, services, nodes, peers, cluster }
     })
+}
+
+/// What is said of the cluster's own addresses changes with the gateways.
+fn cluster(peers: &[Peer]) -> Option<Cluster> {
+    let net =
+        |peer: &Peer| IpNet::from(IpAddr::from([10, 8, 0, peer.name.as_bytes().last().copied().unwrap_or_default()]));
+    let pods = peers.iter().filter(|peer| &*peer.zone != "z1").map(net).collect();
+    let nodes = peers.iter().map(net).collect();
+    Cluster { pods, nodes, ..Cluster::default() }.said()
 }
 
 fn node(peer: &Peer) -> NodeSpec {

@@ -37,11 +37,11 @@ impl Pair {
 async fn what_comes_in_a_crowd_takes_effect_together_and_is_acknowledged_one_by_one() {
     let (mut pair, answer) = crowded(async |_| ()).await;
     answer.send(Ok(())).unwrap();
-    pair.acknowledges(8).await;
+    pair.acknowledges(9).await;
     let offer = pair.gateway.takes().await;
     assert_eq!((offer.updates, offer.change.endpoints.len()), (3, 3));
     assert_eq!(offer.change.version, Told::of(&deal(5)).version);
-    for first in [10, 12, 14] {
+    for first in [11, 13, 15] {
         pair.acknowledges(first).await;
     }
     assert!(pair.gateway.status.load().known_at.is_some());
@@ -56,23 +56,23 @@ async fn the_first_after_a_while_does_not_wait() {
     // Its beginning has been taken in; what follows belongs to it, though it comes later.
     pair.talk.tell(&told[1], &told[0]).await;
     pair.gateway.takes().await;
-    assert_eq!(pair.talk.accepted().await, "n8");
-    pair.acknowledges(9).await;
+    assert_eq!(pair.talk.accepted().await, "n9");
+    pair.acknowledges(10).await;
 }
 
 #[tokio::test]
 async fn one_that_can_not_be_in_force_takes_no_other_with_it() {
     let (mut pair, answer) = crowded(async |_| ()).await;
     answer.send(Ok(())).unwrap();
-    pair.acknowledges(8).await;
+    pair.acknowledges(9).await;
     let (together, answer) = pair.gateway.offer().await;
     assert_eq!(together.updates, 3);
     answer.send(Err(Rejection { resource: None, reason: "no".to_owned() })).unwrap();
     pair.offers_one().await.send(Ok(())).unwrap();
-    pair.acknowledges(10).await;
+    pair.acknowledges(11).await;
     let reason = "is the wrong one".to_owned();
     pair.offers_one().await.send(Err(Rejection { resource: None, reason: reason.clone() })).unwrap();
-    assert_eq!((pair.talk.refused("n12").await, pair.talk.refused("n13").await), (reason.clone(), reason));
+    assert_eq!((pair.talk.refused("n13").await, pair.talk.refused("n14").await), (reason.clone(), reason));
     // Its endpoint is missing where the last one's settings count it.
     assert!(pair.gateway.hears_nothing_for(SILENCE).await);
 }
@@ -86,14 +86,14 @@ async fn one_that_means_nothing_takes_no_other_with_it() {
     })
     .await;
     answer.send(Ok(())).unwrap();
-    pair.acknowledges(8).await;
+    pair.acknowledges(9).await;
     pair.offers_one().await.send(Ok(())).unwrap();
-    pair.acknowledges(10).await;
+    pair.acknowledges(11).await;
     let why = pair.gateway.refused().await;
     assert!(why.contains("224.0.0.1 is a multicast address"), "{why}");
-    assert_eq!(pair.talk.refused("n12").await, why);
-    assert_eq!(pair.talk.refused("n13").await, format!("part of an update that was refused: {why}"));
-    for first in [14, 16] {
+    assert_eq!(pair.talk.refused("n13").await, why);
+    assert_eq!(pair.talk.refused("n14").await, format!("part of an update that was refused: {why}"));
+    for first in [15, 17] {
         pair.offers_one().await.send(Ok(())).unwrap();
         pair.acknowledges(first).await;
     }

@@ -67,7 +67,7 @@ async fn what_changes_is_offered_and_nothing_else() {
     let change = &offer.change;
     assert_eq!((change.policies.len(), change.vips.len(), change.endpoints.len()), (0, 0, 1));
     assert_eq!(change.version, three.version);
-    assert_eq!((pair.talk.accepted().await, pair.talk.accepted().await), ("n8".to_owned(), "n9".to_owned()));
+    assert_eq!((pair.talk.accepted().await, pair.talk.accepted().await), ("n9".to_owned(), "n10".to_owned()));
     pair.talk.tell(&two, &three).await;
     let offer = pair.gateway.takes().await;
     assert_eq!(offer.change.gone.endpoints, [ip("10.0.0.3")]);
@@ -121,7 +121,7 @@ async fn with_settings_a_pause_is_not_the_end() {
     assert!(pair.gateway.hears_nothing_for(Duration::from_millis(1500)).await);
     pair.talk.say(three.settle()).await;
     assert_eq!(pair.gateway.takes().await.change.version, three.version);
-    assert_eq!(pair.talk.accepted().await, "n8");
+    assert_eq!(pair.talk.accepted().await, "n9");
 }
 
 /// Servers say so when they have nothing new.

@@ -21,7 +21,7 @@ async fn what_the_gateway_rejects_is_refused_with_its_reason() {
     let (_, answer) = pair.gateway.offer().await;
     let resource = Some("Vip 203.0.113.1".to_owned());
     answer.send(Err(Rejection { resource, reason: "is this gateway's own address".to_owned() })).unwrap();
-    for nonce in ["n8", "n9"] {
+    for nonce in ["n9", "n10"] {
         assert_eq!(pair.talk.refused(nonce).await, "resource Vip 203.0.113.1: is this gateway's own address");
     }
     // The gateway has said so itself, and nothing has changed.
@@ -30,7 +30,7 @@ async fn what_the_gateway_rejects_is_refused_with_its_reason() {
     let (offer, answer) = pair.gateway.offer().await;
     assert_eq!(offer.change.endpoints.len(), 1);
     answer.send(Err(Rejection { resource: None, reason: "no".to_owned() })).unwrap();
-    assert_eq!(pair.talk.refused("n10").await, "no");
+    assert_eq!(pair.talk.refused("n11").await, "no");
 }
 
 #[tokio::test]
@@ -43,14 +43,14 @@ async fn all_of_a_spoiled_update_is_refused() {
     pair.talk.say(response(Kind::Endpoint, &news[..1])).await;
     pair.talk.say(three.settle()).await;
     assert_eq!(pair.gateway.refused().await, WHY);
-    assert_eq!(pair.talk.refused("n8").await, PART);
-    assert_eq!(pair.talk.refused("n9").await, WHY);
-    assert_eq!(pair.talk.refused("n10").await, PART);
+    assert_eq!(pair.talk.refused("n9").await, PART);
+    assert_eq!(pair.talk.refused("n10").await, WHY);
     assert_eq!(pair.talk.refused("n11").await, PART);
+    assert_eq!(pair.talk.refused("n12").await, PART);
     // With the settings it is over: the next update is a new one.
     pair.talk.tell(&three, &two).await;
     assert_eq!(pair.gateway.takes().await.change.endpoints.len(), 1);
-    assert_eq!((pair.talk.accepted().await, pair.talk.accepted().await), ("n12".to_owned(), "n13".to_owned()));
+    assert_eq!((pair.talk.accepted().await, pair.talk.accepted().await), ("n13".to_owned(), "n14".to_owned()));
 }
 
 #[tokio::test]
@@ -59,7 +59,7 @@ async fn a_spoiled_update_ends_with_a_pause() {
     let mut pair = Pair::with(&two).await;
     pair.talk.say(wrong()).await;
     assert_eq!(pair.gateway.refused().await, WHY);
-    assert_eq!(pair.talk.refused("n8").await, WHY);
+    assert_eq!(pair.talk.refused("n9").await, WHY);
     sleep(Duration::from_millis(600)).await;
     pair.talk.tell(&three, &two).await;
     assert_eq!(pair.gateway.takes().await.change.endpoints.len(), 1);
@@ -74,8 +74,8 @@ async fn an_update_spoiled_by_its_settings_is_over() {
     pair.talk.say(response(Kind::Settings, &[(key(Kind::Settings, "settings"), Some(held))])).await;
     let why = pair.gateway.refused().await;
     assert!(why.starts_with("resource Settings settings: is no Settings: "), "{why}");
-    assert_eq!(pair.talk.refused("n8").await, format!("part of an update that was refused: {why}"));
-    assert_eq!(pair.talk.refused("n9").await, why);
+    assert_eq!(pair.talk.refused("n9").await, format!("part of an update that was refused: {why}"));
+    assert_eq!(pair.talk.refused("n10").await, why);
     pair.talk.tell(&three, &two).await;
     assert_eq!(pair.gateway.takes().await.change.endpoints.len(), 1);
 }
@@ -92,7 +92,7 @@ async fn a_first_update_that_is_spoiled_leaves_nothing() {
     pair.talk.tell(&rest, &Told::default()).await;
     let why = pair.gateway.refused().await;
     assert_eq!(why, "resource Settings settings: counts 2 of Endpoint, but there are 1");
-    for nonce in ["n2", "n3", "n4", "n5", "n6", "n7", "n8"] {
+    for nonce in ["n2", "n3", "n4", "n5", "n6", "n7", "n8", "n9"] {
         assert_eq!(pair.talk.refused(nonce).await, why);
     }
     // Said again without the fault, it is taken.
@@ -107,7 +107,7 @@ async fn settings_that_count_otherwise_are_refused() {
     pair.talk.say(three.settle()).await;
     let why = pair.gateway.refused().await;
     assert_eq!(why, "resource Settings settings: counts 3 of Endpoint, but there are 2");
-    assert_eq!(pair.talk.refused("n8").await, why);
+    assert_eq!(pair.talk.refused("n9").await, why);
 }
 
 /// Without settings each response stands alone.

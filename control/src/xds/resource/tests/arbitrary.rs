@@ -142,12 +142,23 @@ fn service(name: Arc<str>) -> impl Strategy<Value = DealtService> {
 }
 
 fn peer(name: Arc<str>) -> impl Strategy<Value = Peer> {
-    (text(), text(), prop::option::of(address())).prop_map(move |(node, zone, address)| Peer {
-        name: name.clone(),
-        node,
-        zone,
-        address,
+    let cluster = (ranges(), uncovered());
+    (text(), text(), prop::option::of(address()), cluster).prop_map(move |(node, zone, address, (pods, uncovered))| {
+        Peer { name: name.clone(), node, zone, address, pods: pods.into_iter().collect(), uncovered }
     })
+}
+
+fn ranges() -> impl Strategy<Value = BTreeSet<IpNet>> {
+    prop::collection::btree_set(net().prop_filter("not everything", |net| net.prefix_len() > 0), 0..4)
+}
+
+fn uncovered() -> impl Strategy<Value = Option<Uncovered>> {
+    prop::sample::select(vec![None, Some(Uncovered::Drop), Some(Uncovered::Pass)])
+}
+
+fn cluster() -> impl Strategy<Value = Option<Cluster>> {
+    let parts = (ranges(), ranges(), ranges(), uncovered());
+    parts.prop_map(|(pods, services, nodes, uncovered)| Cluster { pods, services, nodes, uncovered }.said())
 }
 
 fn node(name: Arc<str>) -> impl Strategy<Value = NodeSpec> {
@@ -181,13 +192,15 @@ where
 pub(super) fn deal() -> impl Strategy<Value = Deal> {
     let vips = each(address(), vip);
     let endpoints = each(address(), endpoint);
-    let parts = (each(name(), policy), vips, endpoints, each(name(), service), each(name(), peer), each(name(), node));
-    parts.prop_map(|(policies, vips, endpoints, services, peers, nodes)| Deal {
+    let others = (each(name(), node), cluster());
+    let parts = (each(name(), policy), vips, endpoints, each(name(), service), each(name(), peer), others);
+    parts.prop_map(|(policies, vips, endpoints, services, peers, (nodes, cluster))| Deal {
         policies,
         vips,
         endpoints,
         services,
         nodes,
         peers,
+        cluster,
     })
 }

@@ -82,6 +82,42 @@ fn of_endpoint(change: impl FnOnce(&mut proto::Endpoint)) -> String {
     refusal(Kind::Endpoint, "10.0.0.1", &message)
 }
 
+fn cluster() -> proto::Cluster {
+    let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+    proto::Cluster {
+        pod_cidrs: texts(&["10.244.0.0/16", "fd00:244::/48"]),
+        service_cidrs: texts(&["10.96.0.0/12"]),
+        node_cidrs: texts(&["10.244.1.0/24"]),
+        uncovered: proto::Uncovered::Drop.into(),
+    }
+}
+
+#[test]
+fn a_cluster_is_refused_for() {
+    let of = |change: fn(&mut proto::Cluster)| {
+        let mut message = cluster();
+        change(&mut message);
+        refusal(Kind::Cluster, "cluster", &message)
+    };
+    let cases = [
+        (of(|it| it.pod_cidrs[1] = "10.244.0.0".to_owned()), "pod_cidrs[1]: `10.244.0.0` is no prefix"),
+        (
+            of(|it| it.service_cidrs[0] = "10.96.0.1/12".to_owned()),
+            "service_cidrs[0]: 10.96.0.1/12 has bits set beyond its prefix length",
+        ),
+        (
+            of(|it| it.node_cidrs[0] = "0.0.0.0/0".to_owned()),
+            "node_cidrs[0]: 0.0.0.0/0 holds every address: nothing would be outside",
+        ),
+        (of(|it| it.pod_cidrs[1] = "10.244.0.0/16".to_owned()), "pod_cidrs[1]: 10.244.0.0/16 is in the list already"),
+        (of(|it| it.uncovered = 3), "uncovered: 3 is unknown to this version"),
+    ];
+    for (said, expected) in cases {
+        assert_eq!(said, expected);
+    }
+    assert_eq!(refusal(Kind::Cluster, "other", &cluster()), "name: is `cluster`, but the resource's name is `other`");
+}
+
 fn of_gateway(change: impl FnOnce(&mut proto::Gateway)) -> String {
     let mut message = gateway();
     change(&mut message);
@@ -92,6 +128,7 @@ fn of_gateway(change: impl FnOnce(&mut proto::Gateway)) -> String {
 fn without_the_fault_they_are_read() {
     let good: [(Kind, &str, Vec<u8>); Kind::ALL.len() - 1] = [
         (Kind::OverlayNode, "n1", node().encode_to_vec()),
+        (Kind::Cluster, "cluster", cluster().encode_to_vec()),
         (Kind::EgressPolicy, "p", policy().encode_to_vec()),
         (Kind::Vip, "203.0.113.1", vip().encode_to_vec()),
         (Kind::Endpoint, "10.0.0.1", endpoint().encode_to_vec()),

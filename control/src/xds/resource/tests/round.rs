@@ -14,6 +14,7 @@ fn read_all(resources: &[(Key, Content)]) -> Result<Deal, Fault> {
             Decoded::Service(service) => deal.services.push(service),
             Decoded::Gateway(peer) => deal.peers.push(peer),
             Decoded::OverlayNode(node) => deal.nodes.push(node),
+            Decoded::Cluster(cluster) => deal.cluster = Some(cluster),
             Decoded::Settings(settings) => panic!("{settings:?} in a deal"),
         }
     }
@@ -31,6 +32,7 @@ fn encode_again(meaning: &Decoded) -> (Key, Content) {
         Decoded::Service(service) => encode::service(service),
         Decoded::Gateway(peer) => encode::gateway(peer),
         Decoded::OverlayNode(node) => encode::overlay_node(node),
+        Decoded::Cluster(cluster) => encode::cluster(cluster),
         Decoded::Settings(settings) => panic!("{settings:?} in a deal"),
     }
 }
@@ -91,6 +93,7 @@ proptest! {
             services: counts[3].into(),
             gateways: counts[4].into(),
             overlay_nodes: counts[5].into(),
+            clusters: counts[6].into(),
         };
         prop_assert_eq!(decode(key.kind, &key.name, &content.body), Ok(Decoded::Settings(expected)));
     }

@@ -75,7 +75,14 @@ fn service() -> DealtService {
 }
 
 fn peer() -> Peer {
-    Peer { name: "g1".into(), node: "n1".into(), zone: "z1".into(), address: Some(ip("192.0.2.1")) }
+    Peer {
+        name: "g1".into(),
+        node: "n1".into(),
+        zone: "z1".into(),
+        address: Some(ip("192.0.2.1")),
+        pods: [].into(),
+        uncovered: None,
+    }
 }
 
 fn with<T: Clone>(base: &T, change: impl FnOnce(&mut T)) -> T {
@@ -109,6 +116,25 @@ fn every_field_of_a_policy_is_in_its_version() {
             with(&base, |it| it.limits.guaranteed_ports = None),
             with(&base, |it| it.limits.guaranteed_ports = Some(10)),
             with(&base, |it| it.on_exhaustion = OnExhaustion::Drop),
+        ],
+    );
+}
+
+#[test]
+fn every_field_of_the_cluster_is_in_its_version() {
+    let nets = |text: &str| BTreeSet::from([text.parse().unwrap()]);
+    let base = Cluster { pods: nets("10.244.0.0/16"), services: nets("10.96.0.0/12"), ..Cluster::default() };
+    all_differ(
+        encode::cluster,
+        &[
+            base.clone(),
+            with(&base, |it| it.pods = nets("10.244.0.0/17")),
+            with(&base, |it| it.pods.clear()),
+            with(&base, |it| it.services = nets("10.96.0.0/13")),
+            with(&base, |it| std::mem::swap(&mut it.pods, &mut it.services)),
+            with(&base, |it| it.nodes = nets("10.244.1.0/24")),
+            with(&base, |it| it.uncovered = Some(Uncovered::Drop)),
+            with(&base, |it| it.uncovered = Some(Uncovered::Pass)),
         ],
     );
 }
@@ -210,7 +236,7 @@ fn every_field_of_a_gateway_is_in_its_version() {
 /// A cache that was written before a kind came still means what it did.
 #[test]
 fn kinds_keep_their_numbers() {
-    assert_eq!(Kind::ALL.map(Kind::number), [0, 1, 2, 5, 3, 6, 4]);
+    assert_eq!(Kind::ALL.map(Kind::number), [0, 1, 2, 5, 3, 6, 7, 4]);
 }
 
 /// Versions are on gateways' disks and in other servers: these are what they are.
@@ -223,6 +249,7 @@ fn versions_are_the_same_everywhere() {
         services: vec![service()],
         nodes: Vec::new(),
         peers: vec![peer()],
+        cluster: None,
     };
     let versions: Vec<_> = encode_all(&deal).iter().map(|(_, it)| Content::version_text(it.version)).collect();
     assert_eq!(
@@ -236,19 +263,20 @@ fn versions_are_the_same_everywhere() {
 /// A deal, and the same in another order.
 fn shuffled() -> impl Strategy<Value = (Deal, Deal)> {
     deal().prop_flat_map(|deal| {
-        let Deal { policies, vips, endpoints, services, nodes, peers } = deal.clone();
+        let Deal { policies, vips, endpoints, services, nodes, peers, cluster } = deal.clone();
         let vips = Just(vips).prop_shuffle();
         let endpoints = Just(endpoints).prop_shuffle();
         let (services, peers) = (Just(services).prop_shuffle(), Just(peers).prop_shuffle());
         let nodes = Just(nodes).prop_shuffle();
         let parts = (Just(policies).prop_shuffle(), vips, endpoints, services, peers, nodes);
-        let shuffled = parts.prop_map(|(policies, vips, endpoints, services, peers, nodes)| Deal {
+        let shuffled = parts.prop_map(move |(policies, vips, endpoints, services, peers, nodes)| Deal {
             policies,
             vips,
             endpoints,
             services,
             nodes,
             peers,
+            cluster: cluster.clone(),
         });
         (Just(deal), shuffled)
     })

@@ -86,7 +86,14 @@ struct Authority {
 
 impl Authority {
     fn start(server: &Server) -> Self {
-        let peer = |name: &str| Peer { name: name.into(), node: "n".into(), zone: "".into(), address: None };
+        let peer = |name: &str| Peer {
+            name: name.into(),
+            node: "n".into(),
+            zone: "".into(),
+            address: None,
+            pods: [].into(),
+            uncovered: None,
+        };
         let deal = Deal { peers: vec![peer("a"), peer("b")], ..Deal::default() };
         let publication = Arc::new(Publication::default().next(Arc::new(deal)).unwrap());
         let (publish, published) = watch::channel(Some(publication));
