@@ -32,9 +32,9 @@ use vipgate_dataplane::session::{SessionFamily, Sessions};
 use vipgate_dataplane::snapshot::build::Builder;
 use vipgate_dataplane::snapshot::publish::Publisher;
 use vipgate_dataplane::snapshot::spec::{
-    AddressSelection, Announce, BackendSpec, BackendState, EgressSpec, EndpointSpec, HopSpec, InterfaceSpec, Limits,
-    NeighbourSpec, NetworkSpec, OnExhaustion, PolicySet, Role, RouteSpec, RouteTarget, Scope, ServicePortSpec,
-    ServiceSpec, VipSpec,
+    AddressSelection, Announce, BackendSpec, BackendState, ClusterSpec, EgressSpec, EndpointSpec, HopSpec,
+    InterfaceSpec, Limits, NeighbourSpec, NetworkSpec, OnExhaustion, PolicySet, Role, RouteSpec, RouteTarget, Scope,
+    ServicePortSpec, ServiceSpec, VipSpec,
 };
 use vipgate_dataplane::stage::open::Rules;
 use vipgate_dataplane::time::Tick;
@@ -310,7 +310,7 @@ fn policy() -> PolicySet {
         endpoints: v4.chain(v6).collect(),
         services: vec![service],
         nodes: Vec::new(),
-        cluster: Default::default(),
+        cluster: ClusterSpec::default(),
     }
 }
 

@@ -286,9 +286,10 @@ impl Book {
             Some(_) => None,
         };
         let seen = |cluster: Option<Cluster>, peer| cluster.unwrap_or_default().seen_by(viewer, peer);
-        let before = match self.held.is_empty() {
-            true => ClusterSpec::default(),
-            false => seen(self.cluster.clone(), self.peers.get(&viewer.name)),
+        let before = if self.held.is_empty() {
+            ClusterSpec::default()
+        } else {
+            seen(self.cluster.clone(), self.peers.get(&viewer.name))
         };
         let after = seen(staged, peer);
         (before != after).then_some(after)

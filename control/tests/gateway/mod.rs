@@ -30,8 +30,8 @@ use vipgate_dataplane::link::outlet::Outlet;
 use vipgate_dataplane::snapshot::build::Builder;
 use vipgate_dataplane::snapshot::change::PolicyChange;
 use vipgate_dataplane::snapshot::spec::{
-    Announce, BackendSpec, BackendState, EgressSpec, EndpointSpec, HealthSpec, InterfaceSpec, NetworkSpec, PolicySet,
-    Role, Scope, ServicePortSpec, ServiceSpec, VipSpec,
+    Announce, BackendSpec, BackendState, ClusterSpec, EgressSpec, EndpointSpec, HealthSpec, InterfaceSpec, NetworkSpec,
+    PolicySet, Role, Scope, ServicePortSpec, ServiceSpec, VipSpec,
 };
 
 /// What a worker of this gateway does with commands.
@@ -386,7 +386,7 @@ pub fn policy() -> PolicySet {
         ],
         services: vec![service()],
         nodes: Vec::new(),
-        cluster: Default::default(),
+        cluster: ClusterSpec::default(),
     }
 }
 
