@@ -18,6 +18,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .message_attribute("vipgate.policy.v1.GatewayState", "#[derive(serde::Serialize)]")
         .message_attribute("vipgate.policy.v1.EndpointState", "#[derive(serde::Serialize)]")
         .message_attribute("vipgate.policy.v1.MemberState", "#[derive(serde::Serialize)]")
+        .message_attribute("vipgate.policy.v1.AcceptEmptyReply", "#[derive(serde::Serialize)]")
+        .message_attribute("vipgate.policy.v1.EmptyText", "#[derive(serde::Serialize)]")
         .message_attribute("vipgate.policy.v1.Complaint", "#[derive(serde::Serialize)]")
         .compile_fds(files)?;
     tonic_prost_build::configure().compile_fds(protox::compile(["vipgate/peer/v1/peer.proto"], ["proto"])?)?;

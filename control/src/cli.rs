@@ -1,5 +1,6 @@
 //! The command line.
 
+mod accept_empty;
 mod capture;
 mod drain;
 mod drops;
@@ -54,7 +55,7 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// Ask a policy server
+    /// Ask a policy server, or say that its source is empty on purpose
     Policy {
         #[command(subcommand)]
         action: PolicyAction,
@@ -150,6 +151,11 @@ enum Command {
 enum PolicyAction {
     /// Show each policy: accepted, in force on which gateways, or the reason why not
     Status(policy::AskServer),
+    /// Take an empty source of manifests at its word, once: what stays in force only since that isn't believed, goes
+    ///
+    /// Asks the gateway at --socket, whose policy is in files, or the policy server at --server. Fails when nothing is empty that had
+    /// manifests.
+    AcceptEmpty(accept_empty::AcceptEmpty),
 }
 
 #[derive(Debug, Subcommand)]
@@ -235,6 +241,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Gateway { config } => gateway::run(&config),
         Command::Policyd { config } => policyd::run(&config),
         Command::Policy { action: PolicyAction::Status(ask) } => policy::status(&ask),
+        Command::Policy { action: PolicyAction::AcceptEmpty(asked) } => accept_empty::run(&asked),
         Command::Detach { config } => gateway::detach(&config),
         Command::Withdraw => gateway::withdraw(),
         Command::Check { print_schema: Some(Some(of)), .. } => output::json(&schema::document(of)),

@@ -7,7 +7,7 @@
 mod capture;
 pub mod conflicts;
 mod control;
-mod feed;
+pub mod feed;
 mod figures;
 pub mod group;
 mod health;

@@ -18,6 +18,7 @@ pub mod natlog;
 pub mod peer;
 pub mod policy;
 pub mod policyd;
+pub mod source;
 pub mod systemd;
 pub mod xds;
 pub mod yaml;

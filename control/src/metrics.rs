@@ -59,8 +59,8 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
 pub struct Monitored {
     /// All metrics.
     pub(crate) families: Arc<dyn Fn() -> Vec<Family> + Send + Sync>,
-    /// Whether it does what it is for.
-    pub(crate) ready: Arc<dyn Fn() -> bool + Send + Sync>,
+    /// Whether it does what it is for, or why not.
+    pub(crate) ready: Arc<dyn Fn() -> Result<(), String> + Send + Sync>,
 }
 
 impl Monitored {
@@ -69,7 +69,10 @@ impl Monitored {
         let readable = state.clone();
         Self {
             families: Arc::new(move || families::read(&readable)),
-            ready: Arc::new(move || state.ready.load(Ordering::Relaxed) && state.group.load().is_open()),
+            ready: Arc::new(move || {
+                let is_ready = state.ready.load(Ordering::Relaxed) && state.group.load().is_open();
+                if is_ready { Ok(()) } else { Err(state.waits_for().unwrap_or_default()) }
+            }),
         }
     }
 }
@@ -108,5 +111,9 @@ async fn metrics(State(monitored): State<Monitored>, headers: HeaderMap) -> impl
 }
 
 async fn ready(State(monitored): State<Monitored>) -> impl IntoResponse {
-    if (monitored.ready)() { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") }
+    match (monitored.ready)() {
+        Ok(()) => (StatusCode::OK, "ready\n".to_owned()),
+        Err(why) if why.is_empty() => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n".to_owned()),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")),
+    }
 }

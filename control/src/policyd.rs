@@ -13,10 +13,8 @@ pub mod members;
 pub mod publication;
 pub mod registry;
 pub mod service;
-pub mod source;
 pub mod state;
 mod status;
-pub mod store;
 pub mod stream;
 
 use std::path::Path;
@@ -24,10 +22,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use arc_swap::{ArcSwap, ArcSwapOption};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
@@ -36,12 +33,13 @@ use self::identity::Refusals;
 use self::listen::Certificates;
 use self::publication::Publication;
 use self::service::{AggregatedDiscoveryServiceServer, Discovery};
-use self::source::{Event, etcd, files};
-use self::state::State;
-use self::store::{Outcome, Store};
+use self::state::{AcceptEmpty, State};
 use crate::config::{PolicydConfig, PolicydSource};
 use crate::failure::Failure;
 use crate::policy::Cluster;
+use crate::source::intake::{Intake, finished};
+use crate::source::store::{Accepted, Store};
+use crate::source::{Event, etcd, files};
 use crate::xds::proto::policy_status_server::PolicyStatusServer;
 use crate::{logging, metrics, systemd};
 
@@ -51,6 +49,8 @@ const EVENTS: usize = 256;
 const LONGEST: usize = 64 << 20;
 /// How often a silent connection is asked whether it lives, and how long it may take to say so.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// How often the log says that there is still no policy.
+const REMINDER: Duration = Duration::from_secs(30);
 /// Time for streams to end when the server stops.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -94,13 +94,15 @@ async fn serve(config: PolicydConfig) -> Result<(), Failure> {
     let listener = listen::bind(config.listen)?;
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
     let (publish, published) = watch::channel(None);
+    let (ordered, orders) = mpsc::channel(1);
+    let cluster = Cluster::of(&config.pod_cidrs, &config.service_cidrs, config.uncovered);
+    let intake = Intake::new(source, Store::new(config.allow_empty).in_cluster(cluster));
     let figures = Arc::default();
     let members = members::open(&config.source, config.leases, published.clone(), Arc::clone(&figures));
     let refusals = Arc::new(Refusals::default());
     let state = Arc::new(State {
-        source,
-        source_error: ArcSwapOption::empty(),
-        compiled: ArcSwap::from_pointee(Outcome::default()),
+        source: intake.status(),
+        accept_empty: ordered,
         published: published.clone(),
         registry: Arc::default(),
         members: members.clone(),
@@ -143,13 +145,15 @@ async fn serve(config: PolicydConfig) -> Result<(), Failure> {
     let monitored = metrics::Monitored {
         families: Arc::new(move || figures::read(&readable)),
         ready: {
-            let published = state.published.clone();
-            Arc::new(move || published.borrow().is_some())
+            let state = state.clone();
+            Arc::new(move || {
+                let is_ready = state.published.borrow().is_some();
+                if is_ready { Ok(()) } else { Err(state.source.health.load().waits_for().unwrap_or_default()) }
+            })
         },
     };
     let monitoring = tokio::spawn(metrics::serve(monitored, metrics_listener, stopped));
-    let store = Store::in_cluster(Cluster::of(&config.pod_cidrs, &config.service_cidrs, config.uncovered));
-    let compiling = tokio::spawn(compile(state.clone(), store, events, publish, config.listen.to_string()));
+    let compiling = tokio::spawn(compile(state.clone(), intake, (events, orders), publish, config.listen.to_string()));
 
     let end = tokio::select! {
         _ = terminate.recv() => Ok(()),
@@ -195,85 +199,72 @@ fn follow(source: &PolicydSource, events: mpsc::Sender<Event>) -> Result<(String
 /// Takes in what the source says, and publishes what it comes to, for as long as the source says anything.
 async fn compile(
     state: Arc<State>,
-    mut store: Store,
-    mut events: mpsc::Receiver<Event>,
+    mut intake: Intake,
+    (mut events, mut orders): (mpsc::Receiver<Event>, mpsc::Receiver<AcceptEmpty>),
     publish: watch::Sender<Option<Arc<Publication>>>,
     listen: String,
 ) {
     let mut last = Arc::new(Publication::default());
     let mut batch = Vec::new();
-    while events.recv_many(&mut batch, EVENTS).await > 0 {
-        let mut updates = Vec::new();
-        for event in batch.drain(..) {
-            match event {
-                Event::Update(update) => {
+    let mut reminder = tokio::time::interval(REMINDER);
+    reminder.tick().await;
+    loop {
+        let mut took = Duration::ZERO;
+        let mut answer: Option<oneshot::Sender<_>> = None;
+        let mut outcome = Ok(Accepted::default());
+        tokio::select! {
+            count = events.recv_many(&mut batch, EVENTS) => {
+                if count == 0 {
+                    return;
+                }
+                for _ in batch.iter().filter(|event| matches!(event, Event::Update(_))) {
                     state.figures.source_updates.add();
-                    if state.source_error.swap(None).is_some() {
-                        tracing::info!(event = "source_found", source = state.source, "the source can be asked again");
-                    }
-                    updates.push(update);
                 }
-                Event::Lost(reason) => {
-                    tracing::warn!(event = "source_lost", source = state.source, reason, "the source can't be asked");
-                    state.source_error.store(Some(Arc::new(reason)));
+                let Some(compiled) = intake.take(batch.drain(..)).await else { continue };
+                took = compiled;
+            }
+            Some(order) = orders.recv() => {
+                outcome = intake.accept_empty().await;
+                answer = Some(order);
+            }
+            _ = reminder.tick(), if last.number == 0 => {
+                let why = state.source.health.load().waits_for().unwrap_or_default();
+                tracing::warn!(event = "no_policy", reason = why, "still no policy: nothing is published");
+                systemd::waiting(&format!("no policy yet: {why}"), 2 * REMINDER);
+                continue;
+            }
+        }
+        if let Some(deal) = state.source.compiled.load().deal.clone() {
+            let (before, begun) = (last.clone(), Instant::now());
+            let next = finished(tokio::task::spawn_blocking(move || before.next(deal)).await);
+            took += begun.elapsed();
+            state.figures.compile_us.store(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
+            if let Some(next) = next {
+                let is_first = last.number == 0;
+                last = Arc::new(next);
+                announce(&state, &last, took);
+                let _ = publish.send(Some(last.clone()));
+                if is_first {
+                    tracing::info!(event = "ready", listen, source = state.source.name, "ready");
+                    systemd::ready();
                 }
             }
         }
-        if updates.is_empty() {
-            continue;
-        }
-        let before = last.clone();
-        let work = tokio::task::spawn_blocking(move || {
-            let begun = Instant::now();
-            for update in updates {
-                store.update(update);
-            }
-            let outcome = store.compile();
-            let next = before.next(outcome.deal.clone());
-            (store, outcome, next, begun.elapsed())
-        });
-        // A compiler that panics is a bug of ours; whoever waits for this task says so.
-        let (after, outcome, next, took) = match work.await {
-            Ok(done) => done,
-            Err(error) => std::panic::resume_unwind(Box::new(error.to_string())),
-        };
-        store = after;
-        state.figures.compile_us.store(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
-        complain(&state.compiled.load(), &outcome);
-        state.compiled.store(Arc::new(outcome));
-        let Some(next) = next else { continue };
-        let next = Arc::new(next);
-        state.figures.publications.add();
-        tracing::info!(
-            event = "policy",
-            version = next.version,
-            vips = next.deal.vips.len(),
-            endpoints = next.deal.endpoints.len(),
-            changed = next.difference.len() - 1,
-            ms = took.as_millis() as u64,
-            "policy published"
-        );
-        let is_first = last.number == 0;
-        last = next.clone();
-        let _ = publish.send(Some(next));
-        if is_first {
-            tracing::info!(event = "ready", listen, source = state.source, "ready");
-            systemd::ready();
-        }
+        // The one who asked may have gone; what is done is done.
+        let _ = answer.map(|answer| answer.send(outcome));
     }
 }
 
-/// Logs what is wrong now and wasn't before.
-fn complain(before: &Outcome, now: &Outcome) {
-    for complaint in now.complaints.iter().filter(|complaint| !before.complaints.contains(complaint)) {
-        if complaint.is_error() {
-            tracing::error!(event = "manifest_refused", "{complaint}");
-        } else {
-            tracing::warn!(event = "manifest_warning", "{complaint}");
-        }
-    }
-    for (id, faulty) in now.faulty.iter().filter(|(id, faulty)| before.faulty.get(*id) != Some(faulty)) {
-        let instead = if faulty.has_last_good { "its last good version stays in force" } else { "it is left out" };
-        tracing::error!(event = "object_refused", object = %id, "{id} is not in force as it is written: {instead}");
-    }
+/// Counts and logs a publication.
+fn announce(state: &State, publication: &Publication, took: Duration) {
+    state.figures.publications.add();
+    tracing::info!(
+        event = "policy",
+        version = publication.version,
+        vips = publication.deal.vips.len(),
+        endpoints = publication.deal.endpoints.len(),
+        changed = publication.difference.len() - 1,
+        ms = took.as_millis() as u64,
+        "policy published"
+    );
 }

@@ -37,17 +37,25 @@ fn what_cannot_work_is_refused_by_name() {
 }
 
 #[test]
-fn bad_policy_is_refused_with_file_line_and_field() {
+fn bad_policy_is_named_with_file_line_and_field_and_left_out_alone() {
     let mut world = World::new("policy");
-    // A policy server would leave out what is bad, and go on.
     world.served = false;
     let original = world.policy("tenant-b.yaml");
     world.write_policy("tenant-b.yaml", &original.replace("excludedCIDRs: [10.0.0.0/8", "excludedCIDRs: [10.0.0.0/33"));
-    refuses(&world, &[], "", 2, &["tenant-b.yaml:", "excludedCIDRs"]);
     let policy = world.folder.path().join("policy").display().to_string();
     let (code, _, stderr) = world.command(&["check", &policy]);
     assert_eq!(code, 2);
     assert!(stderr.contains("tenant-b.yaml:") && stderr.contains("excludedCIDRs"), "{stderr}");
+    // The gateway starts all the same, without this one.
+    world.start("");
+    world.check_identity(&world.pods[0], SERVER, VIP_A);
+    let manifests = &world.ask(&["status"])["policy"]["manifests"];
+    let faulty = &manifests["faulty"][0];
+    assert!(manifests["rejected"] == 1 && faulty["name"] == "EgressPolicy tenant-b/web", "{manifests}");
+    let reason = faulty["reasons"][0].as_str().unwrap();
+    assert!(reason.contains("tenant-b.yaml:") && reason.contains("excludedCIDRs"), "{reason}");
+    let log = world.log();
+    assert!(log.contains("object_refused") && log.contains("it is left out"), "{log}");
     world.write_policy("tenant-b.yaml", &original);
     assert_eq!(world.command(&["check", &policy]).0, 0);
 }

@@ -1,6 +1,7 @@
 //! Policy that changes while traffic flows.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -49,19 +50,73 @@ fn an_invalid_file_keeps_the_last_good_policy_and_says_where_it_is_wrong() {
         let policy = &world.ask(&["status"])["policy"];
         assert!(policy["updates_rejected"] == 0 && policy["last_error"] == "", "{policy}");
     } else {
-        let rejected = || world.ask(&["status"])["policy"]["updates_rejected"] == 1;
-        assert!(wait_for(Duration::from_secs(5), rejected), "{}", world.log());
-        let error = world.ask(&["status"])["policy"]["last_error"].as_str().unwrap().to_owned();
-        assert!(error.contains("tenant-a.yaml:") && error.contains("addressType"), "{error}");
-        assert!((world.metric("vipgate_policy_updates_total", "result=\"rejected\"") - 1.0).abs() < 0.5);
+        let kept = || world.metric("vipgate_policy_objects", "state=\"last_good\"") > 0.5;
+        assert!(wait_for(Duration::from_secs(5), kept), "{}", world.log());
+        let policy = &world.ask(&["status"])["policy"];
+        let faulty = &policy["manifests"]["faulty"][0];
+        assert!(faulty["name"] == "EndpointSlice tenant-a/api-ipv4" && faulty["last_good"] == true, "{policy}");
+        let reason = faulty["reasons"][0].as_str().unwrap();
+        assert!(reason.contains("tenant-a.yaml:") && reason.contains("addressType"), "{reason}");
+        assert!(policy["updates_rejected"] == 0 && policy["manifests"]["healthy"] == true, "{policy}");
+        assert_eq!(world.answer("/readyz"), 200, "one tenant's mistake");
     }
     world.check_identity(&world.pods[0], SERVER, VIP_A);
     world.write_policy("tenant-a.yaml", &original);
     let mended = || {
         let of_server = !world.served || world.policyd().metric("vipgate_policyd_faulty_objects", "") < 0.5;
-        of_server && world.ask(&["status"])["policy"]["last_error"] == ""
+        let of_files = world.served || world.metric("vipgate_policy_objects", "state=\"last_good\"") < 0.5;
+        of_server && of_files && world.ask(&["status"])["policy"]["last_error"] == ""
     };
     assert!(wait_for(Duration::from_secs(5), mended));
+}
+
+/// From an empty folder to a policy, whose first change takes away; what `kubectl > tenant-a.yaml` leaves on its way; and the word
+/// that it is meant.
+#[test]
+fn emptiness_is_waited_out_and_withdraws_nothing_until_it_is_accepted() {
+    let mut world = World::new("empty");
+    world.served = false;
+    let originals = ["tenant-a.yaml", "tenant-b.yaml"].map(|name| (name, world.policy(name)));
+    let path = |world: &World, name: &str| world.folder.path().join("policy").join(name);
+    originals.iter().for_each(|(name, _)| fs::remove_file(path(&world, name)).unwrap());
+    world.launch("");
+    let waits = |world: &World| world.log().contains("source_empty") && world.log().contains("no_policy");
+    assert!(wait_for(Duration::from_secs(20), || waits(&world)), "{}", world.log());
+    assert!(wait_for(Duration::from_secs(5), || world.answer("/healthz") == 200));
+    assert_eq!(world.answer("/readyz"), 503);
+    let [p1, p2, ..] = &world.pods;
+    assert!(ask_udp(p1, SERVER[0].parse().unwrap()).is_err(), "closed");
+    originals.iter().for_each(|(name, text)| world.write_policy(name, text));
+    assert!(wait_for(Duration::from_secs(20), || world.is_ready()), "{}", world.log());
+    assert_eq!(ask_udp(p2, SERVER[0].parse().unwrap()).unwrap(), VIP_A[0]);
+
+    let (_, whole) = &originals[0];
+    let second = "  - addresses: [10.1.0.12]\n    conditions: {ready: true, serving: true, terminating: false}\n    \
+                  targetRef: {kind: Pod, name: api-1, namespace: tenant-a}\n";
+    assert!(whole.contains(second));
+    world.write_policy("tenant-a.yaml", &whole.replace(second, ""));
+    let is_out = || ask_udp(p2, SERVER[0].parse().unwrap()).is_ok_and(|seen| seen == "10.1.0.12");
+    assert!(wait_for(Duration::from_secs(5), is_out), "the first change takes it away: {}", world.log());
+
+    fs::write(path(&world, "tenant-a.yaml"), "").unwrap();
+    let is_healthy = || world.metric("vipgate_policy_source_healthy", "") > 0.5;
+    assert!(wait_for(Duration::from_secs(5), || !is_healthy()), "{}", world.log());
+    world.check_identity(p1, SERVER, VIP_A);
+    assert_eq!(world.answer("/readyz"), 200);
+    let socket = world.folder.path().join("gateway.sock").display().to_string();
+    let (_, shown, _) = world.command(&["status", "--socket", &socket]);
+    assert!(shown.contains("UNHEALTHY") && shown.contains("tenant-a.yaml: is empty"), "{shown}");
+
+    let accept = || world.command(&["policy", "accept-empty", "--socket", &socket]);
+    let (code, shown, stderr) = accept();
+    assert!(
+        code == 0 && shown.contains("out of force: 4 objects") && shown.contains("tenant-a.yaml: 4"),
+        "{shown}{stderr}"
+    );
+    assert_eq!(ask_udp(p1, SERVER[0].parse().unwrap()).unwrap(), "10.1.0.11");
+    assert!(is_healthy());
+    let (code, _, stderr) = accept();
+    assert!(code == 1 && stderr.contains("nothing of the source is empty"), "{stderr}");
 }
 
 #[test]

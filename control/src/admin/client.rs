@@ -184,6 +184,14 @@ impl Client {
         answer(&self.path, PATIENCE, self.inner.drain(proto::DrainRequest { draining, dry_run })).await
     }
 
+    /// Takes the policy's files at their word where they are empty.
+    ///
+    /// # Errors
+    /// When they are empty nowhere, or there is no answer.
+    pub async fn accept_empty(&mut self) -> Result<proto::AcceptEmptyReply, ClientError> {
+        answer(&self.path, PATIENCE, self.inner.accept_empty(proto::AcceptEmptyRequest {})).await
+    }
+
     /// The ports of all VIPs.
     ///
     /// # Errors

@@ -24,7 +24,11 @@ use super::{PROTOCOL, drops, explain, group, ports, proto, services, trace};
 use crate::gateway::conflicts::spelled;
 use crate::gateway::state::GatewayState;
 use crate::natlog::NatLogStatus;
+use crate::source::intake::SourceStatus;
 use crate::xds::client::ServerStatus;
+
+/// Faulty objects that the status lists; it counts all.
+const FAULTY: usize = 100;
 
 /// Answers from what the gateway knows of itself.
 pub(super) struct Service {
@@ -114,6 +118,7 @@ impl Admin for Service {
                 endpoints: compiled.endpoint_count() as u64,
                 services: compiled.services().count() as u64,
                 server: state.server.as_ref().map(|server| server_status(&server.load())),
+                manifests: state.files.as_ref().map(|files| manifests(&files.status)),
             }),
             workers,
             interfaces: interfaces.collect(),
@@ -184,6 +189,15 @@ impl Admin for Service {
             group::drain(&self.state, draining)?;
         }
         Ok(Response::new(proto::DrainReply { moves }))
+    }
+
+    async fn accept_empty(&self, _: Request<proto::AcceptEmptyRequest>) -> Answer<proto::AcceptEmptyReply> {
+        let of_server = "this gateway's policy comes from a server: ask that, with --server URL";
+        let files = self.state.files.as_ref().ok_or_else(|| Status::failed_precondition(of_server))?;
+        let accepted = files.accept_empty().await.map_err(Status::failed_precondition)?;
+        let text =
+            |(name, objects): (Arc<str>, usize)| proto::EmptyText { name: name.to_string(), objects: objects as u64 };
+        Ok(Response::new(proto::AcceptEmptyReply { texts: accepted.texts.into_iter().map(text).collect() }))
     }
 
     async fn drops(&self, _: Request<proto::DropsRequest>) -> Answer<proto::DropsReply> {
@@ -257,6 +271,26 @@ fn server_status(server: &ServerStatus) -> proto::ServerStatus {
         has_policy: server.known_at.is_some(),
         policy_age_seconds: server.known_at.map_or(0, seconds),
         cache_error: server.cache_error.clone().unwrap_or_default(),
+    }
+}
+
+fn manifests(status: &SourceStatus) -> proto::ManifestSource {
+    let (health, compiled) = (status.health.load(), status.compiled.load());
+    let [(_, accepted), (_, last_good), (_, rejected)] = compiled.states();
+    let faulty = compiled.faulty.iter().take(FAULTY).map(|(id, faulty)| proto::FaultyObject {
+        name: id.to_string(),
+        last_good: faulty.has_last_good,
+        reasons: faulty.reasons.clone(),
+    });
+    proto::ManifestSource {
+        healthy: health.is_healthy(),
+        reasons: health.reasons.clone(),
+        since_seconds: health.age_seconds(),
+        waiting: health.waiting,
+        accepted,
+        last_good,
+        rejected,
+        faulty: faulty.collect(),
     }
 }
 

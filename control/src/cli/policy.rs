@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use tokio::time::timeout;
-use tonic::Code;
+use tonic::transport::Channel;
+use tonic::{Code, Response, Status};
 
 use super::Format;
 use super::output::{self, harmless, span};
@@ -26,21 +27,38 @@ const LONGEST: usize = 256 << 20;
 /// How often to ask again while waiting.
 const PACE: Duration = Duration::from_millis(100);
 
-/// Which server to ask, what, and how to show the answer.
+/// The client of a policy server's status.
+pub(super) type StatusClient = PolicyStatusClient<Channel>;
+
+/// Which server to ask.
 #[derive(Clone, Debug, Args)]
-pub(super) struct AskServer {
+struct At {
     /// Where the policy server listens
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:18000")]
     server: String,
+    #[command(flatten)]
+    files: Files,
+}
+
+/// What a connection to it needs.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Files {
     /// Authorities that may sign the server's certificate (PEM); default: the system's
     #[arg(long, value_name = "FILE")]
-    ca: Option<PathBuf>,
+    pub(super) ca: Option<PathBuf>,
     /// Certificate to present (PEM)
     #[arg(long, value_name = "FILE", requires = "key")]
-    cert: Option<PathBuf>,
+    pub(super) cert: Option<PathBuf>,
     /// The key of the certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "cert")]
-    key: Option<PathBuf>,
+    pub(super) key: Option<PathBuf>,
+}
+
+/// Which server to ask, what, and how to show the answer.
+#[derive(Clone, Debug, Args)]
+pub(super) struct AskServer {
+    #[command(flatten)]
+    at: At,
     /// Show this endpoint: its policy, and where that is in force; may be given more than once
     #[arg(long = "endpoint", value_name = "ADDR")]
     endpoints: Vec<IpAddr>,
@@ -74,24 +92,28 @@ pub(super) fn status(ask: &AskServer) -> Result<(), Failure> {
 }
 
 async fn fetch(ask: &AskServer) -> Result<StatusReply, Failure> {
-    let AskServer { server, ca, cert, key, .. } = ask;
-    let server = PolicyServer {
-        url: server.clone(),
-        ca: ca.clone(),
-        cert: cert.clone(),
-        key: key.clone(),
-        cache: PathBuf::new(),
-    };
+    let request = StatusRequest { endpoints: ask.endpoints.iter().map(IpAddr::to_string).collect() };
+    call(&ask.at.server, &ask.at.files, async |mut client| client.status(request).await).await
+}
+
+/// Asks a policy server for something.
+pub(super) async fn call<T>(
+    url: &str,
+    files: &Files,
+    request: impl AsyncFnOnce(StatusClient) -> Result<Response<T>, Status>,
+) -> Result<T, Failure> {
+    let Files { ca, cert, key } = files.clone();
+    let server = PolicyServer { url: url.to_owned(), ca, cert, key, cache: PathBuf::new() };
     let failed = |reason: String| Failure::runtime(format_args!("{}: {reason}", server.url));
     let (channel, breakage) = connect_watched(&server).await.map_err(failed)?;
-    let mut client = PolicyStatusClient::new(channel).max_decoding_message_size(LONGEST);
-    let request = StatusRequest { endpoints: ask.endpoints.iter().map(IpAddr::to_string).collect() };
-    match timeout(PATIENCE, client.status(request)).await {
+    let client = PolicyStatusClient::new(channel).max_decoding_message_size(LONGEST);
+    match timeout(PATIENCE, request(client)).await {
         Err(_) => Err(failed(format!("no answer within {} s", PATIENCE.as_secs()))),
         Ok(Ok(reply)) => Ok(reply.into_inner()),
         Ok(Err(status)) if status.code() == Code::Unimplemented => {
             Err(failed("no policy server of this version answers there".to_owned()))
         }
+        Ok(Err(status)) if status.code() == Code::FailedPrecondition => Err(failed(status.message().to_owned())),
         Ok(Err(status)) => Err(failed(breakage.explain(explain(&status)))),
     }
 }
@@ -121,6 +143,15 @@ fn render(ask: &AskServer, reply: &StatusReply) -> String {
     // Writing to a String can't fail.
     let _ = writeln!(out, "server    vipgate {}", reply.program);
     let _ = writeln!(out, "source    {}{state}", source.source);
+    if !source.healthy {
+        let state = if source.waiting { "WAITING" } else { "UNHEALTHY" };
+        let age = span(source.since_seconds * 1000);
+        let instead = if source.waiting { "nothing is published" } else { "the last good state stays in force" };
+        let _ = writeln!(out, "          {state} for {age}, {instead}:");
+        for reason in &source.reasons {
+            let _ = writeln!(out, "          {reason}");
+        }
+    }
     let version = if reply.version.is_empty() { "none yet" } else { &reply.version };
     let StatusReply { vips, covered_endpoints, services, .. } = reply;
     let _ = writeln!(out, "policy    {version}, {vips} VIPs, {covered_endpoints} endpoints, {services} Services\n");

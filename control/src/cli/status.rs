@@ -51,6 +51,16 @@ fn head(status: &proto::StatusReply) -> String {
     for (at, reason) in policy.last_error.lines().enumerate() {
         line(if at == 0 { "REJECTED" } else { "" }, reason);
     }
+    if let Some(manifests) = &policy.manifests {
+        let (label, text) = manifests_line(manifests);
+        line(label, &text);
+        manifests.reasons.iter().for_each(|reason| line("", reason));
+        for it in &manifests.faulty {
+            let instead = if it.last_good { "its last good version is in force" } else { "it is left out" };
+            line("MANIFEST", &format!("{}: {instead}", it.name));
+            it.reasons.iter().for_each(|reason| line("", reason));
+        }
+    }
     if let Some(server) = &policy.server {
         line("server", &server_line(server));
         if !server.cache_error.is_empty() {
@@ -74,6 +84,20 @@ fn head(status: &proto::StatusReply) -> String {
     let share = format!("{}.{} %", permille / 10, permille % 10);
     line("sessions", &format!("{} of {} ({share})", status.sessions, status.session_capacity));
     out
+}
+
+/// How things stand with manifests in files.
+fn manifests_line(manifests: &proto::ManifestSource) -> (&'static str, String) {
+    let proto::ManifestSource { accepted, last_good, rejected, .. } = manifests;
+    let since = span(manifests.since_seconds * 1000);
+    if manifests.waiting {
+        return ("WAITING", format!("for a first manifest since {since}: everything is dropped"));
+    }
+    let counts = format!("{accepted} objects accepted, {last_good} last good, {rejected} rejected");
+    if manifests.healthy {
+        return ("manifests", counts);
+    }
+    ("UNHEALTHY", format!("manifests for {since}, what was in force of them stays: {counts}"))
 }
 
 /// How things stand with the policy server, and how old the policy is while it can't be heard.

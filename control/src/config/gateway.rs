@@ -39,6 +39,10 @@ pub struct Config {
     pub xdp: Xdp,
     /// Where policy comes from.
     pub policy: PolicySource,
+    /// Whether `policy.files` without manifests are taken at their word: at the start, and when what they had is gone. Default:
+    /// false, and the last good state stays in force.
+    #[serde(default)]
+    pub allow_empty: bool,
     /// The session table.
     #[serde(default)]
     pub sessions: Sessions,

@@ -24,6 +24,10 @@ pub struct PolicydConfig {
     pub tls: Option<Tls>,
     /// Where manifests come from.
     pub source: PolicydSource,
+    /// Whether a source without manifests is taken at its word: at the start, and when what it had is gone. Default: false, and
+    /// the last good state stays in force.
+    #[serde(default)]
+    pub allow_empty: bool,
     /// Pods' addresses, covered or not. What goes there stays inside the cluster, so it isn't translated.
     #[serde(default)]
     #[schemars(extend("uniqueItems" = true, "default" = []))]

@@ -60,7 +60,12 @@ impl Verify for Config {
         }
         match &self.policy {
             PolicySource::Files(files) => paths("policy.files", files, report),
-            PolicySource::Server(server) => server.verify(report),
+            PolicySource::Server(server) => {
+                server.verify(report);
+                if self.allow_empty {
+                    report("allow_empty", "is for policy.files; of a policy server it is said in policyd.yaml".into());
+                }
+            }
         }
         if !(1..=MOST_SESSIONS).contains(&self.sessions.capacity) {
             report("sessions.capacity", format!("must be from 1 to {MOST_SESSIONS}"));

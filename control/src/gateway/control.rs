@@ -25,7 +25,7 @@ use vipgate_dataplane::waiting::Questions;
 use vipgate_xdp::multicast::AllMulticast;
 use vipgate_xdp::steering::Steering;
 
-use super::feed::{Feed, Files, News};
+use super::feed::Feed;
 use super::group::Group;
 use super::health::HealthChecks;
 use super::kept::Keeper;
@@ -120,13 +120,16 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
             _ = reload.recv() => {
                 tracing::info!(event = "reload", "SIGHUP: reading the policy again, where it is in files");
                 systemd::reloading();
-                if let Feed::Files(files, _) = &mut feed {
-                    parts.files_changed(files);
-                }
-                systemd::ready();
+                let files = feed.files.clone();
+                tokio::spawn(async move {
+                    if let Some(files) = files {
+                        files.read().await;
+                    }
+                    systemd::ready();
+                });
             }
-            news = feed.next() => {
-                parts.hear(news, &mut feed);
+            event = feed.next() => {
+                parts.take(event);
                 parts.regroup(&mut group);
                 health.follow();
             }
@@ -286,10 +289,10 @@ impl Following {
         announce(&self.state, known);
     }
 
-    fn hear(&mut self, news: News, feed: &mut Feed) {
-        match (news, feed) {
-            (News::Files, Feed::Files(files, _)) => self.files_changed(files),
-            (News::Server(Event::Offer(offer, answer)), _) => {
+    /// Takes in what the source of policy says.
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Offer(offer, answer) => {
                 let is_one = offer.updates == 1;
                 let outcome = self.put_in_force(*offer);
                 // Which of several it is shows when each is offered.
@@ -301,25 +304,7 @@ impl Following {
                 // The connection may be gone meanwhile; then the server asks again.
                 let _ = answer.send(outcome);
             }
-            (News::Server(Event::Refused(reason)), _) => reject(&self.state, &reason),
-            (News::Files, Feed::Server(_)) => {}
-        }
-    }
-
-    fn files_changed(&mut self, files: &mut Files) {
-        let outcome = match files.read() {
-            Ok(offer) => {
-                let is_fine = self.state.policy.load().last_error.is_none();
-                if is_fine && offer.change.is_empty() && offer.change.version == self.state.compiled.load().version() {
-                    return;
-                }
-                self.put_in_force(offer).map_err(|rejection| rejection.to_string())
-            }
-            Err(complaints) => Err(complaints.to_string()),
-        };
-        match outcome {
-            Ok(()) => files.took(),
-            Err(reason) => reject(&self.state, &reason),
+            Event::Refused(reason) => reject(&self.state, &reason),
         }
     }
 

@@ -25,7 +25,7 @@ use self::devices::{attach_steering, cores, find_nics, granted, join_multicast, 
 use self::engine::{Shared, make_workers, range, secret_number};
 use super::capture;
 use super::control::{Gateway, check_own_addresses};
-use super::feed::{EVENTS, Feed};
+use super::feed::{EVENTS, Feed, FilesHandle};
 use super::figures::XdpFigures;
 use super::group::{self, Group, GroupLease, LinkedWorkers, Links};
 use super::kept::Keeper;
@@ -38,7 +38,7 @@ use crate::kernel::{Advertiser, Network, Place, Resolver, ResolverLimits, Wanted
 use crate::members::{self, MembersClient};
 use crate::natlog::{NatLog, NatLogStatus};
 use crate::peer::{self, Bell, Identity, Peers};
-use crate::policy::Viewer;
+use crate::policy::{Follower, Viewer};
 use crate::xds::book::Offer;
 use crate::xds::client::{Client, ServerStatus};
 use crate::{admin, metrics};
@@ -62,7 +62,8 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
     let cores = cores(&config, &nics)?;
     // Before any other thread starts: they inherit it.
     workers::leave_alone(&cores);
-    let Opened { mut feed, source, server, offer, mut client } = open_feed(&config)?;
+    let Opened { mut feed, source, server, offer, mut client } = open_feed(&config).await;
+    let origin = (server, feed.files.clone());
     let network = open_network(&config).await?;
     // Early, since what it removes is of a process that serves nobody any more.
     let advertiser = open_advertiser(&config).await?;
@@ -85,7 +86,7 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
         let nothing = builder.snapshot().policy;
         steering.apply(capture::tables(&nothing, &network.current().locals, &tunnels)).map_err(Failure::runtime)?;
         let modes = attach_steering(&config, &nics, &mut steering)?;
-        let state = Arc::new(state_without_workers(&config, status.clone(), server.clone(), nothing, &network)?);
+        let state = Arc::new(state_without_workers(&config, status.clone(), origin.clone(), nothing, &network)?);
         let Some(heard) = wait::for_policy(&state, &mut feed, &mut builder, listeners).await? else {
             return Ok(None);
         };
@@ -134,7 +135,7 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
         workers: handles,
         sockets,
         device: Arc::new(XdpFigures { steering: steering.clone(), losses, pool, counters }),
-        ..state_without_workers(&config, status, server, policy, &network)?
+        ..state_without_workers(&config, status, origin, policy, &network)?
     });
     let lease = Arc::new(GroupLease::new(shared.lease));
     let mut group = open_group(&config, &state, lease, shared.news)?;
@@ -218,20 +219,20 @@ struct Opened {
     client: Option<Client>,
 }
 
-fn open_feed(config: &Config) -> Result<Opened, Failure> {
+async fn open_feed(config: &Config) -> Opened {
     match &config.policy {
         PolicySource::Files(paths) => {
-            let (feed, offer) = Feed::files(paths.clone(), Viewer::of(config)).map_err(Failure::usage)?;
-            let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
-            let source = format!("files {}", paths.join(", "));
-            Ok(Opened { feed, source, server: None, offer: Some(offer), client: None })
+            let follower = Some(Follower::new(paths.clone()));
+            let (feed, offer) = Feed::files(paths.clone(), Viewer::of(config), config.allow_empty, follower).await;
+            let source = feed.files.as_ref().map(|files| files.status.name.clone()).unwrap_or_default();
+            Opened { feed, source, server: None, offer, client: None }
         }
         PolicySource::Server(server) => {
             let (sender, receiver) = mpsc::channel(EVENTS);
             let (client, offer) = Client::open(Viewer::of(config), server.clone(), sender);
             let source = format!("server {}", server.url);
             let status = Some(client.status());
-            Ok(Opened { feed: Feed::Server(receiver), source, server: status, offer, client: Some(client) })
+            Opened { feed: Feed::server(receiver), source, server: status, offer, client: Some(client) }
         }
     }
 }
@@ -239,7 +240,7 @@ fn open_feed(config: &Config) -> Result<Opened, Failure> {
 fn state_without_workers(
     config: &Config,
     status: PolicyStatus,
-    server: Option<Arc<ArcSwap<ServerStatus>>>,
+    (server, files): (Option<Arc<ArcSwap<ServerStatus>>>, Option<FilesHandle>),
     policy: Arc<Policy>,
     network: &Network,
 ) -> Result<GatewayState, Failure> {
@@ -252,6 +253,7 @@ fn state_without_workers(
         session_capacity: config.sessions.capacity,
         policy: ArcSwap::from_pointee(status),
         server,
+        files,
         health_errors: ArcSwap::default(),
         conflicts: ArcSwap::default(),
         compiled: ArcSwap::new(policy),

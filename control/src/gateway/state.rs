@@ -18,6 +18,7 @@ use vipgate_dataplane::snapshot::policy::Policy;
 use vipgate_dataplane::snapshot::spec::{NetworkSpec, VipSpec};
 
 use super::conflicts::Claims;
+use super::feed::FilesHandle;
 use super::group::GroupStatus;
 use crate::natlog::NatLogStatus;
 use crate::policy::Peer;
@@ -42,6 +43,8 @@ pub struct GatewayState {
     pub policy: ArcSwap<PolicyStatus>,
     /// How things stand with the policy server, where policy comes from one.
     pub server: Option<Arc<ArcSwap<ServerStatus>>>,
+    /// Policy in files, where it comes from there.
+    pub files: Option<FilesHandle>,
     /// The policy in force, as the workers have it, with the owners of ports.
     pub compiled: ArcSwap<Policy>,
     /// The deal that it was made of.
@@ -68,6 +71,14 @@ pub struct GatewayState {
     pub sockets: Vec<SocketStatus>,
     /// Figures that only the device knows: steering outcomes, ring losses, frames.
     pub device: Arc<dyn DeviceFigures>,
+}
+
+impl GatewayState {
+    /// Why there is no policy yet, as far as the source of policy says.
+    pub fn waits_for(&self) -> Option<String> {
+        let server = self.server.as_ref().and_then(|server| server.load().error.clone());
+        server.or_else(|| self.files.as_ref()?.status.health.load().waits_for())
+    }
 }
 
 /// Who was dealt which part of each VIP: what the policy in force was made of, kept for questions of what would be.

@@ -1,4 +1,4 @@
-//! The time before the first policy: the gateway is closed, says so to whoever asks, and waits for its server.
+//! The time before the first policy: the gateway is closed, says so to whoever asks, and waits for its server or its files.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use vipgate_dataplane::snapshot::build::Builder;
 
 use super::control::{check_own_addresses, reject, rejection};
-use super::feed::{Feed, News};
+use super::feed::Feed;
 use super::state::{DeviceFigures, Figure, GatewayState, RingDrops};
 use crate::failure::Failure;
 use crate::metrics::Monitored;
@@ -51,12 +51,12 @@ pub(super) async fn for_policy(
             _ = terminate.recv() => break None,
             _ = interrupt.recv() => break None,
             _ = reminder.tick() => {
-                let why = state.server.as_ref().and_then(|server| server.load().error.clone()).unwrap_or_default();
+                let why = state.waits_for().unwrap_or_default();
                 tracing::warn!(event = "no_policy", reason = why, "still no policy: everything is dropped");
                 systemd::waiting(&format!("no policy yet: {why}"), 2 * REMINDER);
             }
-            news = feed.next() => match news {
-                News::Server(Event::Offer(offer, answer)) => match build(&offer, builder, &state.network.load().locals) {
+            event = feed.next() => match event {
+                Event::Offer(offer, answer) => match build(&offer, builder, &state.network.load().locals) {
                     Ok(()) => break Some(Heard { offer: *offer, answer }),
                     Err(rejection) => {
                         reject(state, &rejection.to_string());
@@ -64,8 +64,7 @@ pub(super) async fn for_policy(
                         let _ = answer.send(Err(rejection));
                     }
                 },
-                News::Server(Event::Refused(reason)) => reject(state, &reason),
-                News::Files => {}
+                Event::Refused(reason) => reject(state, &reason),
             },
         }
     };

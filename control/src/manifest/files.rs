@@ -48,8 +48,13 @@ impl Walk {
         // Through links, so that one file is read once whatever the ways to it, and a circle of links ends.
         let metadata = match path.metadata() {
             Ok(metadata) => metadata,
-            // Gone between listing and looking: as if it had never been there.
-            Err(error) if !named && error.kind() == io::ErrorKind::NotFound => return,
+            // Gone between listing and looking: as if it had never been there. A link to nothing is still there.
+            Err(error) if !named && error.kind() == io::ErrorKind::NotFound => {
+                if is_manifest(path) && path.is_symlink() {
+                    self.failures.push((path.to_owned(), io::Error::new(error.kind(), "it is a link to nothing")));
+                }
+                return;
+            }
             Err(error) => return self.failures.push((path.to_owned(), error)),
         };
         let is_directory = metadata.is_dir();
@@ -194,7 +199,12 @@ mod tests {
             [dir.path().to_owned(), at("b"), at("b/deep"), at("others")],
             "followed all the same"
         );
-        assert!(found.failures.is_empty());
+        let failures: Vec<_> = found.failures.iter().map(|(path, error)| (path, error.to_string())).collect();
+        assert_eq!(
+            failures,
+            [(&at("dangling.yaml"), "it is a link to nothing".to_owned())],
+            "it is there, but unreadable"
+        );
     }
 
     #[test]

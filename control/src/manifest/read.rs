@@ -42,6 +42,10 @@ pub struct Manifests {
     pub objects: Vec<Object>,
     /// What is wrong.
     pub complaints: Vec<Complaint>,
+    /// Objects that could not be read, as far as they could be named.
+    pub broken: Vec<(Place, ObjectId)>,
+    /// How many documents there are, of whatever kind.
+    pub documents: usize,
 }
 
 /// Reads files and directories; see [`walk`] for which files.
@@ -68,6 +72,7 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Complaint {
 pub fn read(source: &Arc<Source>, foreign: Foreign, into: &mut Manifests) {
     let (nodes, complaints) = source.documents();
     into.complaints.extend(complaints);
+    into.documents += nodes.len();
     for (document, node) in nodes.iter().enumerate() {
         let list = match (node.text("kind"), items(node)) {
             (Some(kind), Some(Value::List(items))) => kind.strip_suffix("List").map(|of| (of, items)),
@@ -113,9 +118,14 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn object(&mut self, node: &Node, item: Option<usize>, of: Option<(&str, &str)>) {
         let mut faults = Vec::new();
+        let place = Place { source: self.source.id(), document: self.document, item };
         match kind(node, of) {
             Ok(Some(kind)) => {
-                if let Some((id, body)) = object(kind, node, &mut faults) {
+                let read = object(kind, node, &mut faults);
+                if read.is_none() {
+                    self.into.broken.extend(named(kind, node).map(|id| (place, id)));
+                }
+                if let Some((id, body)) = read {
                     let origin =
                         Origin { source: self.source.clone(), document: self.document, item, line: node.at.line };
                     let name = id.to_string().into();
@@ -124,6 +134,14 @@ impl Reader<'_> {
             }
             // What our kinds look like, not what they say: people keep it beside their manifests.
             Ok(None) if is_our_definition(node) => {}
+            // As the first bytes of a List say that end in `kind: Lis`: nobody knows what else it had.
+            Ok(None) if matches!(node.get("items").map(|items| &items.value), Some(Value::List(_))) => {
+                let kind = node.text("kind").unwrap_or_default();
+                faults.push((
+                    Severity::Error,
+                    at(node, "kind", format!("`{kind}` is no List, but has items: is it cut?")),
+                ));
+            }
             Ok(None) => {
                 let kind = node.text("kind").unwrap_or_default();
                 let is_ours = group_of(node, of) == Some(OUR_GROUP);
@@ -139,7 +157,11 @@ impl Reader<'_> {
                 let fault = at(node, "kind", format!("`{kind}` {what}; known are {known}"));
                 self.complain(fault, item, severity);
             }
-            Err(fault) => faults.push((Severity::Error, fault)),
+            Err(fault) => {
+                let kind = Kind::ALL.into_iter().find(|kind| node.text("kind") == Some(kind.as_str()));
+                self.into.broken.extend(kind.and_then(|kind| named(kind, node)).map(|id| (place, id)));
+                faults.push((Severity::Error, fault));
+            }
         }
         for (severity, fault) in faults {
             self.complain(fault, item, severity);
@@ -270,6 +292,18 @@ fn own<S: DeserializeOwned + Verify>(node: &Node, report: &mut Report<'_>) -> Re
     let document: Document<S> = decode(node)?;
     document.spec.verify(&mut |field, reason| report(Severity::Error, field, reason));
     Ok((document.metadata, document.spec))
+}
+
+/// The name of an object that can't be read, as far as it is plain.
+fn named(kind: Kind, node: &Node) -> Option<ObjectId> {
+    let metadata = node.get("metadata")?;
+    let name = metadata.text("name")?.to_owned();
+    let namespace = match (metadata.text("namespace"), kind.is_namespaced()) {
+        (_, false) => String::new(),
+        (None, true) => DEFAULT_NAMESPACE.to_owned(),
+        (Some(namespace), true) => namespace.to_owned(),
+    };
+    Some(ObjectId { kind, namespace, name })
 }
 
 fn id(kind: Kind, node: &Node, named: Named, faults: &mut Faults) -> Option<ObjectId> {

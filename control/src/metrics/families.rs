@@ -41,6 +41,7 @@ pub(crate) struct Family {
 pub(crate) fn read(state: &GatewayState) -> Vec<Family> {
     let mut families = workers(state);
     families.extend(policy(state));
+    families.extend(state.files.iter().flat_map(|files| files.status.families()));
     families.push(group::port_blocks(state));
     families.extend(group::read(state));
     families.extend(nat_log(state));

@@ -52,7 +52,7 @@ impl Viewed {
 }
 
 fn viewed(objects: &[Object], gateway: Option<&str>) -> Viewed {
-    seen(&Manifests { objects: objects.to_vec(), complaints: Vec::new() }, gateway)
+    seen(&Manifests { objects: objects.to_vec(), ..Manifests::default() }, gateway)
 }
 
 fn seen(manifests: &Manifests, gateway: Option<&str>) -> Viewed {

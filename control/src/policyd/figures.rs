@@ -60,7 +60,7 @@ pub(super) fn read(state: &Arc<State>) -> Vec<Family> {
         values.into_iter().map(|(text, value)| (vec![(label, text.to_owned())], value)).collect()
     };
     let figures = &state.figures;
-    let compiled = state.compiled.load();
+    let compiled = state.source.compiled.load();
     let published = state.published.borrow().clone().unwrap_or_default();
     let (kept, out): (Vec<_>, Vec<_>) = compiled.faulty.values().partition(|faulty| faulty.has_last_good);
     let complaints = |severity| compiled.complaints.iter().filter(|it| it.severity == severity).count() as u64;
@@ -76,7 +76,7 @@ pub(super) fn read(state: &Arc<State>) -> Vec<Family> {
     let view = state.members.view.borrow().clone();
     let version = |text: &str| vec![(vec![("version", text.to_owned())], 1)];
     let in_step = state.registry.list().values().filter(|it| it.streams > 0 && it.in_force == published.number).count();
-    vec![
+    let mut all = vec![
         family("policyd_gateways", "Gateways that are connected", Gauge, one(state.registry.connected() as u64)),
         family("policyd_gateways_in_step", "Connected gateways with the policy in force", Gauge, one(in_step as u64)),
         family("policyd_resources", "Resources that gateways are told", Gauge, labelled("kind", resources)),
@@ -100,7 +100,7 @@ pub(super) fn read(state: &Arc<State>) -> Vec<Family> {
             "policyd_source_connected",
             "Whether the source of manifests can be asked",
             Gauge,
-            one(state.source_error.load().is_none().into()),
+            one(state.source.lost.load().is_none().into()),
         ),
         family(
             "policyd_source_updates",
@@ -151,5 +151,7 @@ pub(super) fn read(state: &Arc<State>) -> Vec<Family> {
         ),
         family("policy_version", "The policy that gateways are told", Info, version(&published.version)),
         family("build", "The running program", Info, version(env!("CARGO_PKG_VERSION"))),
-    ]
+    ];
+    all.extend(state.source.families());
+    all
 }

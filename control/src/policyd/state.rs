@@ -2,24 +2,25 @@
 
 use std::sync::Arc;
 
-use arc_swap::{ArcSwap, ArcSwapOption};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::figures::Figures;
 use super::members::Members;
 use super::publication::Publication;
 use super::registry::Registry;
-use super::store::Outcome;
+use crate::source::intake::SourceStatus;
+use crate::source::store::Accepted;
+
+/// An order to take the source at its word where it is empty: the answer says what goes out of force, or why nothing does.
+pub type AcceptEmpty = oneshot::Sender<Result<Accepted, String>>;
 
 /// The server as its answers and metrics see it.
 #[derive(Debug)]
 pub struct State {
-    /// Where manifests come from, for people.
-    pub source: String,
-    /// Why the source can't be asked; none while it can.
-    pub source_error: ArcSwapOption<String>,
-    /// What the manifests come to.
-    pub compiled: ArcSwap<Outcome>,
+    /// Where manifests come from, how that stands, and what they come to.
+    pub source: Arc<SourceStatus>,
+    /// Takes the source at its word where it is empty.
+    pub accept_empty: mpsc::Sender<AcceptEmpty>,
     /// What gateways are told.
     pub published: watch::Receiver<Option<Arc<Publication>>>,
     /// The gateways.

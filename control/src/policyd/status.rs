@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 
 use super::publication::Publication;
@@ -13,7 +14,8 @@ use crate::complaint::Severity;
 use crate::members::Member;
 use crate::xds::proto::policy_status_server::PolicyStatus;
 use crate::xds::proto::{
-    Complaint, EndpointState, GatewayState, MemberState, PolicyState, SourceStatus, StatusReply, StatusRequest,
+    AcceptEmptyReply, AcceptEmptyRequest, Complaint, EmptyText, EndpointState, GatewayState, MemberState, PolicyState,
+    SourceStatus, StatusReply, StatusRequest,
 };
 use crate::xds::resource::{Key, Kind};
 
@@ -33,6 +35,18 @@ impl PolicyStatus for Service {
         // It looks at every endpoint: nobody else should wait for that.
         let reply = tokio::task::spawn_blocking(move || View::of(&state).reply(&wanted)).await;
         reply.map(Response::new).map_err(|error| Status::internal(error.to_string()))
+    }
+
+    async fn accept_empty(&self, _: Request<AcceptEmptyRequest>) -> Result<Response<AcceptEmptyReply>, Status> {
+        let (answer, answered) = oneshot::channel();
+        let stopping = || Status::unavailable("the server is stopping");
+        self.0.accept_empty.send(answer).await.map_err(|_| stopping())?;
+        let outcome = answered.await.map_err(|_| stopping())?;
+        let accepted = outcome.map_err(Status::failed_precondition)?;
+        let texts = accepted.texts.into_iter();
+        let texts =
+            texts.map(|(name, objects)| EmptyText { name: name.to_string(), objects: objects as u64 }).collect();
+        Ok(Response::new(AcceptEmptyReply { texts }))
     }
 }
 
@@ -58,8 +72,9 @@ impl<'a> View<'a> {
     }
 
     fn reply(&self, wanted: &[IpAddr]) -> StatusReply {
-        let compiled = self.state.compiled.load();
-        let error = self.state.source_error.load_full();
+        let compiled = self.state.source.compiled.load();
+        let error = self.state.source.lost.load_full();
+        let health = self.state.source.health.load();
         let complaint = |it: &crate::complaint::Complaint| Complaint {
             file: it.file.to_string(),
             line: it.line,
@@ -71,9 +86,13 @@ impl<'a> View<'a> {
             program: env!("CARGO_PKG_VERSION").to_owned(),
             version: self.published.version.clone(),
             source: Some(SourceStatus {
-                source: self.state.source.clone(),
+                source: self.state.source.name.clone(),
                 connected: error.is_none(),
                 error: error.map(|error| error.to_string()).unwrap_or_default(),
+                healthy: health.is_healthy(),
+                reasons: health.reasons.clone(),
+                since_seconds: health.age_seconds(),
+                waiting: health.waiting,
             }),
             policies: self.policies(),
             gateways: self.gateways(),
@@ -101,7 +120,7 @@ impl<'a> View<'a> {
     }
 
     fn policies(&self) -> Vec<PolicyState> {
-        let compiled = self.state.compiled.load();
+        let compiled = self.state.source.compiled.load();
         let deal = &self.published.deal;
         let mut parts: BTreeMap<&str, Part> =
             deal.policies.iter().map(|policy| (&*policy.name, Part::default())).collect();

@@ -387,4 +387,4 @@ fn settings_key() -> Key {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -146,6 +146,7 @@ impl Gateway {
                 peers: peers.collect(),
             }),
             server: None,
+            files: None,
             compiled: ArcSwap::new(compiled),
             health_errors: ArcSwap::default(),
             group: ArcSwap::from_pointee(group),

@@ -82,6 +82,8 @@ fn wrong(board: &Board, now: &Sample) -> String {
     all.extend((!status.ready).then(|| "NOT READY".to_owned()));
     let down = status.interfaces.iter().filter(|interface| !interface.up);
     all.extend(down.map(|interface| format!("{} is DOWN", interface.name)));
+    let unhealthy = policy.manifests.as_ref().is_some_and(|manifests| !manifests.healthy);
+    all.extend(unhealthy.then(|| "manifests EMPTY or UNREADABLE: see `vipgate status`".to_owned()));
     all.extend((!policy.last_error.is_empty()).then(|| "policy REJECTED: see `vipgate status`".to_owned()));
     all.extend(policy.server.filter(|server| !server.connected).map(|_| "policy server NOT CONNECTED".to_owned()));
     if let Some(group) = &status.group {

@@ -7,8 +7,8 @@ use vipgate_dataplane::snapshot::spec::EndpointSpec;
 use super::*;
 use crate::complaint::Complaint;
 use crate::policy::Deal;
-use crate::policyd::source::Update;
-use crate::policyd::store::Store;
+use crate::source::Update;
+use crate::source::store::Store;
 use crate::xds::resource::SETTINGS;
 
 /// The publication after `before`, of Services with one pod each: `(number, last byte of the VIP)`.
@@ -26,10 +26,10 @@ fn publication(before: &Publication, tenants: &[(u8, u8)]) -> Arc<Publication> {
     };
     let changed = tenants.iter().map(|it| (format!("{}.yaml", it.0).into(), Ok(text(it)))).collect();
     let mut store = Store::default();
-    store.update(Update { whole: true, changed, gone: vec![] });
+    store.update(Update { whole: true, changed, ..Update::default() });
     let outcome = store.compile();
     assert_eq!(outcome.complaints, Vec::<Complaint>::new());
-    Arc::new(before.next(outcome.deal).expect("something differs"))
+    Arc::new(before.next(outcome.deal.expect("there are manifests")).expect("something differs"))
 }
 
 /// A client: what it holds, and its stream's other end.

@@ -6,7 +6,7 @@ mod refused;
 mod services;
 mod unsettled;
 mod whole;
-mod world;
+pub(crate) mod world;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -27,7 +27,7 @@ use crate::xds::fixtures::{Told, ip, key, resource, response, responses, service
 
 /// What a policy says to packets, in an order that is the same for all that say the same.
 #[derive(Debug, PartialEq)]
-struct Seen {
+pub(crate) struct Seen {
     version: String,
     policies: Vec<EgressSpec>,
     /// With the ports that are guaranteed of each.
@@ -36,7 +36,7 @@ struct Seen {
     cluster: ClusterSpec,
 }
 
-fn seen(policy: &Policy) -> Seen {
+pub(crate) fn seen(policy: &Policy) -> Seen {
     let mut policies: Vec<_> = policy.egress().map(|egress| egress.spec.clone()).collect();
     policies.sort_by_key(|policy| policy.name.clone());
     let vip = |vip: &Vip| {
@@ -55,7 +55,7 @@ fn seen(policy: &Policy) -> Seen {
     Seen { version: policy.version().to_owned(), policies, vips, endpoints, cluster: policy.cluster().clone() }
 }
 
-fn builder() -> Builder {
+pub(crate) fn builder() -> Builder {
     Builder::new(NetworkSpec::default())
 }
 

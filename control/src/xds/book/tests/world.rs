@@ -22,16 +22,16 @@ const SERVICES: [&str; 3] = ["Service a/s", "Service a/t", "Service b/s"];
 
 /// Numbers that look random and are the same in each run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Dice(pub(super) u64);
+pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
     /// A number below `sides`.
-    pub(super) fn roll(&mut self, sides: usize) -> usize {
+    pub(crate) fn roll(&mut self, sides: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         (mix(self.0) % sides as u64) as usize
     }
 
-    pub(super) fn once_in(&mut self, sides: usize) -> bool {
+    pub(crate) fn once_in(&mut self, sides: usize) -> bool {
         self.roll(sides) == 0
     }
 }

@@ -11,7 +11,7 @@ use crate::policyd::figures::Figures;
 use crate::policyd::members::registrar::{Answer, Event, Unanswered};
 use crate::policyd::members::{Members, start};
 use crate::policyd::publication::Publication;
-use crate::policyd::source::etcd::tests::server::{LONG, Server};
+use crate::source::etcd::tests::server::{LONG, Server};
 
 const TTL: Duration = Duration::from_secs(1);
 const PACE: Duration = Duration::from_millis(150);

@@ -3,7 +3,10 @@
 
 pub mod etcd;
 pub mod files;
+pub mod intake;
+pub mod store;
 
+use std::path::Path;
 use std::sync::Arc;
 
 /// What a source tells.
@@ -25,4 +28,29 @@ pub struct Update {
     pub changed: Vec<(Arc<str>, Result<String, String>)>,
     /// Names of texts that are gone.
     pub gone: Vec<Arc<str>>,
+    /// Places that can't be looked into now, all of them: texts that were there are neither changed nor gone.
+    pub hidden: Vec<Hidden>,
 }
+
+/// A place of the source that can't be looked into: a folder with texts, or one text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hidden {
+    /// Its path.
+    pub place: Arc<str>,
+    /// Why.
+    pub reason: String,
+    /// Whether it isn't there; else it can't be read.
+    pub missing: bool,
+    /// Whether the configuration names it.
+    pub named: bool,
+}
+
+impl Hidden {
+    /// Whether the text of this name is in it.
+    pub fn hides(&self, name: &str) -> bool {
+        Path::new(name).starts_with(&*self.place)
+    }
+}
+
+#[cfg(test)]
+mod tests;

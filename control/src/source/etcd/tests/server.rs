@@ -11,12 +11,12 @@ use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
 
 /// Far more than anything takes on a slow machine.
-pub(in crate::policyd) const LONG: Duration = Duration::from_secs(30);
+pub(crate) const LONG: Duration = Duration::from_secs(30);
 /// etcd takes no more operations in a transaction.
 const TRANSACTION: usize = 128;
 
 /// A member of a cluster, running or not. Ends with its data.
-pub(in crate::policyd) struct Server {
+pub(crate) struct Server {
     data: TempDir,
     client: u16,
     peer: u16,
@@ -26,19 +26,19 @@ pub(in crate::policyd) struct Server {
 
 impl Server {
     /// One that is not running yet.
-    pub(in crate::policyd) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::cluster(1).remove(0)
     }
 
     /// One that answers.
-    pub(in crate::policyd) async fn running() -> Self {
+    pub(crate) async fn running() -> Self {
         let mut server = Self::new();
         server.start().await;
         server
     }
 
     /// Members of one cluster that are not running yet.
-    pub(in crate::policyd) fn cluster(members: usize) -> Vec<Self> {
+    pub(crate) fn cluster(members: usize) -> Vec<Self> {
         let peers: Vec<u16> = (0..members).map(|_| free_port()).collect();
         let url = |peer: &u16| format!("m{peer}=http://127.0.0.1:{peer}");
         let cluster = peers.iter().map(url).collect::<Vec<_>>().join(",");
@@ -52,12 +52,12 @@ impl Server {
         peers.into_iter().map(member).collect()
     }
 
-    pub(in crate::policyd) fn endpoint(&self) -> String {
+    pub(crate) fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}", self.client)
     }
 
     /// Starts it without waiting for its answer.
-    pub(in crate::policyd) fn spawn(&mut self) {
+    pub(crate) fn spawn(&mut self) {
         let (client, peer) = (self.endpoint(), format!("http://127.0.0.1:{}", self.peer));
         let child = Command::new("etcd")
             .args(["--name", &format!("m{}", self.peer)])
@@ -75,12 +75,12 @@ impl Server {
         self.child = Some(child.expect("etcd is installed"));
     }
 
-    pub(in crate::policyd) async fn start(&mut self) {
+    pub(crate) async fn start(&mut self) {
         self.spawn();
         self.answers().await;
     }
 
-    pub(in crate::policyd) async fn answers(&self) {
+    pub(crate) async fn answers(&self) {
         let end = Instant::now() + LONG;
         while !matches!(timeout(Duration::from_secs(1), self.client().await.get("x", None)).await, Ok(Ok(_))) {
             assert!(Instant::now() < end, "etcd doesn't answer at {}", self.endpoint());
@@ -88,12 +88,12 @@ impl Server {
         }
     }
 
-    pub(in crate::policyd) async fn client(&self) -> Client {
+    pub(crate) async fn client(&self) -> Client {
         Client::connect([self.endpoint()], None).await.unwrap()
     }
 
     /// Puts a key; in a cluster that holds an election, after it.
-    pub(in crate::policyd) async fn put(&self, key: &str, value: impl Into<Vec<u8>>) {
+    pub(crate) async fn put(&self, key: &str, value: impl Into<Vec<u8>>) {
         let (value, end) = (value.into(), Instant::now() + LONG);
         while let Err(error) = self.client().await.put(key, value.clone(), None).await {
             assert!(Instant::now() < end, "{error}");
@@ -101,16 +101,16 @@ impl Server {
         }
     }
 
-    pub(in crate::policyd) async fn delete(&self, key: &str) {
+    pub(crate) async fn delete(&self, key: &str) {
         self.client().await.delete(key, None).await.unwrap();
     }
 
-    pub(in crate::policyd) async fn transaction(&self, operations: impl Into<Vec<TxnOp>>) {
+    pub(crate) async fn transaction(&self, operations: impl Into<Vec<TxnOp>>) {
         self.client().await.txn(Txn::new().and_then(operations)).await.unwrap();
     }
 
     /// Puts many keys.
-    pub(in crate::policyd) async fn fill(&self, pairs: impl IntoIterator<Item = (String, String)>) {
+    pub(crate) async fn fill(&self, pairs: impl IntoIterator<Item = (String, String)>) {
         let puts: Vec<TxnOp> = pairs.into_iter().map(|(key, value)| TxnOp::put(key, value, None)).collect();
         for some in puts.chunks(TRANSACTION) {
             self.transaction(some).await;
@@ -118,24 +118,24 @@ impl Server {
     }
 
     /// Forgets all of the past.
-    pub(in crate::policyd) async fn compact(&self) {
+    pub(crate) async fn compact(&self) {
         let mut client = self.client().await;
         let now = client.get("x", None).await.unwrap().header().unwrap().revision();
         client.compact(now, None).await.unwrap();
     }
 
-    pub(in crate::policyd) fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().unwrap();
             child.wait().unwrap();
         }
     }
 
-    pub(in crate::policyd) fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.signal(Signal::STOP);
     }
 
-    pub(in crate::policyd) fn go_on(&self) {
+    pub(crate) fn go_on(&self) {
         self.signal(Signal::CONT);
     }
 
@@ -145,12 +145,12 @@ impl Server {
     }
 
     /// Removes its data. It must not run.
-    pub(in crate::policyd) fn wipe(&self) {
+    pub(crate) fn wipe(&self) {
         std::fs::remove_dir_all(self.data.path().join("etcd")).unwrap();
     }
 
     /// Lets it listen for clients elsewhere when it starts again, and returns where it listened.
-    pub(in crate::policyd) fn move_to(&mut self, client: Option<u16>) -> u16 {
+    pub(crate) fn move_to(&mut self, client: Option<u16>) -> u16 {
         std::mem::replace(&mut self.client, client.unwrap_or_else(free_port))
     }
 }
@@ -163,7 +163,7 @@ impl Drop for Server {
 
 /// A port below those that the kernel gives to clients: one of them could take it while a server is away, even the
 /// client that calls for that server.
-pub(in crate::policyd) fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     // Other processes run the same tests.
     let first = 10_000 + u16::try_from(std::process::id() % 100).unwrap() * 200;

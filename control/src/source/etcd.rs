@@ -9,7 +9,7 @@ mod backoff;
 mod key;
 mod member;
 #[cfg(test)]
-pub(in crate::policyd) mod tests;
+pub(crate) mod tests;
 mod text;
 
 use std::collections::BTreeSet;
@@ -84,7 +84,7 @@ impl Follower<'_> {
         let changed = member.read().await.map_err(|failure| failure.of(&member))?;
         tracing::debug!(endpoint = member.endpoint(), texts = changed.len(), "all keys are read");
         self.told.clear();
-        self.tell(Update { whole: true, changed, gone: Vec::new() }).await;
+        self.tell(Update { whole: true, changed, ..Update::default() }).await;
         let watch = member.watch().await.map_err(|failure| failure.of(&member))?;
         Ok((member, watch))
     }

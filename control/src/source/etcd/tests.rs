@@ -1,7 +1,7 @@
 //! Against real servers of etcd.
 
 mod lost;
-pub(in crate::policyd) mod server;
+pub(crate) mod server;
 mod told;
 
 use std::collections::BTreeMap;

@@ -19,7 +19,7 @@ async fn all_is_told_first_then_what_changes() {
     server.put("/vipgat", "before it").await;
     let mut listener = Listener::to([server.endpoint()]);
     let all = good(&[("/vipgate/Service/a/one", "1"), ("/vipgate/Service/a/two", "2")]);
-    assert_eq!(listener.next().await, Event::Update(Update { whole: true, changed: all, gone: vec![] }));
+    assert_eq!(listener.next().await, Event::Update(Update { whole: true, changed: all, ..Update::default() }));
     server.put("/vipgate0", "still after it").await;
     server.put("/vipgate/Service/a/one", "3").await;
     let changed = good(&[("/vipgate/Service/a/one", "3")]);
@@ -65,7 +65,8 @@ async fn of_several_events_of_a_key_the_last_counts() {
         }
     };
     assert_eq!(events.len(), 9);
-    let expected = Update { whole: false, changed: good(&[("a", "2"), ("c", "3")]), gone: vec!["b".into()] };
+    let expected =
+        Update { whole: false, changed: good(&[("a", "2"), ("c", "3")]), gone: vec!["b".into()], hidden: vec![] };
     assert_eq!(text::update(&events), expected);
 }
 

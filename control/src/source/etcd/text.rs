@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use etcd_client::{Event, EventType};
 
-use crate::policyd::source::Update;
+use crate::source::Update;
 
 /// What stands under a name, or why it can't be read.
 pub(super) type Text = (Arc<str>, Result<String, String>);
