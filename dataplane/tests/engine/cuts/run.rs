@@ -13,7 +13,7 @@ use vipgate_dataplane::snapshot::spec::*;
 use vipgate_dataplane::wire::icmp_error::Error;
 use vipgate_dataplane::worker::Worker;
 
-use super::script::{Action, BACKENDS, Change, Event, Place, REPLY, segment, tag};
+use super::script::{Action, BACKENDS, Change, Event, Place, QUARANTINE_MS, REPLY, segment, tag};
 use crate::fragments::pieces;
 use crate::icmp::error_about;
 use crate::support::services::{backend, service};
@@ -46,7 +46,7 @@ pub(crate) struct Run {
 
 /// Ages of sessions are sums of the story's times: never within the second in which the sweep may or may not have come.
 fn timeouts() -> Timeouts {
-    Timeouts { tcp_established: 30_000, tcp_transitory: 6_000, udp: 5_000, icmp: 5_000, quarantine: 2_000 }
+    Timeouts { tcp_established: 30_000, tcp_transitory: 6_000, udp: 5_000, icmp: 5_000, quarantine: QUARANTINE_MS }
 }
 
 fn policy_of(change: Change) -> PolicySet {

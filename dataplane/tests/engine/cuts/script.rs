@@ -189,12 +189,17 @@ pub(crate) fn stories(foreseen: bool) -> impl Strategy<Value = Vec<Action>> {
     })
 }
 
+/// For so long nobody else gets the port of a session that has ended.
+pub(crate) const QUARANTINE_MS: u32 = 2_000;
+
 #[derive(Default)]
 struct Script {
     actions: Vec<Action>,
     flows: BTreeMap<(SocketAddr, SocketAddr, u8), u32>,
-    /// Whole packets, which can be answered.
-    whole: Vec<Place>,
+    /// Whole packets, which can be answered, and when they came. Not those of long ago: by then another session may have their port,
+    /// or may not, as ports are random.
+    whole: Vec<(Place, u32)>,
+    now: u32,
 }
 
 impl Script {
@@ -223,7 +228,7 @@ impl Script {
                     let place = self.place(flow, 0, opens);
                     let mut bytes = segment(protocol, from, to, flags);
                     set_ttl(&mut bytes, ttl);
-                    self.whole.push(place);
+                    self.whole.push((place, self.now));
                     self.packet(place, "whole", bytes);
                 }
             }
@@ -251,7 +256,7 @@ impl Script {
                 }
             }
             Step::Answer { which, flags, pieces } => {
-                let Some(to) = self.whole.get(which.index(self.whole.len().max(1))).copied() else { return };
+                let Some((to, _)) = self.whole.get(which.index(self.whole.len().max(1))).copied() else { return };
                 let flow = to.flow ^ REPLY;
                 for piece in pieces.map_or(vec![None], |order| order.into_iter().map(Some).collect()) {
                     let place = self.place(flow, if piece.is_some() { number } else { 0 }, false);
@@ -259,7 +264,7 @@ impl Script {
                 }
             }
             Step::Error { which, mtu } => {
-                let Some(about) = self.whole.get(which.index(self.whole.len().max(1))).copied() else { return };
+                let Some((about, _)) = self.whole.get(which.index(self.whole.len().max(1))).copied() else { return };
                 let place = self.place(about.flow ^ REPLY, 0, false);
                 self.actions.push(Action::Error { place, about: about.tag, mtu });
             }
@@ -273,7 +278,7 @@ impl Script {
                     let (from, to) = if *is_backend { (backend, client) } else { (client, vip) };
                     let flow = if *is_backend { flow | REPLY } else { flow };
                     let place = self.place(flow, 0, *flags == "S");
-                    self.whole.push(place);
+                    self.whole.push((place, self.now));
                     self.packet(place, "served", segment(Protocol::Tcp, from, to, flags));
                 }
                 // The backend's node says that it couldn't deliver what the client sent first.
@@ -286,7 +291,13 @@ impl Script {
                 self.actions.push(Action::Packet { place, class: "foreseen error", interface: INSIDE, bytes });
             }
             Step::Served { .. } => {}
-            Step::Event(event) => self.actions.push(Action::Event(event)),
+            Step::Event(event) => {
+                if let Event::Pass(ms) = event {
+                    self.now += ms;
+                    self.whole.retain(|&(_, came)| self.now - came < QUARANTINE_MS);
+                }
+                self.actions.push(Action::Event(event));
+            }
         }
     }
 }
