@@ -84,6 +84,7 @@ fn names_and_kinds_are_the_contracts() {
         ("vipgate_build_info", "gauge", "version"),
         ("vipgate_sessions_capacity", "gauge", ""),
         ("vipgate_frames", "gauge", "place"),
+        ("vipgate_interface_mtu_excess_bytes", "gauge", "interface"),
         ("vipgate_ring_losses_total", "counter", "cause"),
     ];
     let lines: BTreeSet<&str> = text.lines().collect();

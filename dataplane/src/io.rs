@@ -10,11 +10,17 @@ pub mod pcap;
 
 use std::time::Duration;
 
-use vipgate_mem::Frame;
+use vipgate_mem::{FRAME, Frame, HEADROOM};
+
+use crate::wire::ethernet;
 
 /// One interface of the gateway: its place in the configuration's list of interfaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct InterfaceId(pub u8);
+
+/// The longest IP packet that a frame receives, bytes: the kernel drops what is longer. What leaves isn't longer either, so that all
+/// gateways and tunnels agree on what a link carries.
+pub const MAX_MTU: u16 = FRAME - HEADROOM - ethernet::HEADER as u16;
 
 /// A packet and the interface that it came in on.
 #[derive(Debug)]

@@ -72,6 +72,8 @@ fn served_by_default() -> bool {
 pub struct World {
     /// Pods: p1, p2 of tenant A, p3 of tenant B, p4 of nobody.
     pub pods: [Host; 4],
+    /// The switch between pods and gateway.
+    pub switch: Host,
     /// The gateway's host.
     pub gateway: Host,
     /// The router between gateway and server.
@@ -150,6 +152,7 @@ impl World {
         fs::create_dir(folder.path().join("policy")).unwrap();
         let world = Self {
             pods,
+            switch,
             gateway,
             router,
             server,

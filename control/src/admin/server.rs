@@ -80,6 +80,7 @@ impl Admin for Service {
             role: role(interface.role).to_owned(),
             mac: interface.mac.map(|byte| format!("{byte:02x}")).join(":"),
             mtu: interface.mtu.into(),
+            carried: interface.carried().into(),
             up: interface.up,
             addresses: interface.addresses.iter().map(IpAddr::to_string).collect(),
         });

@@ -140,11 +140,17 @@ fn interfaces(status: &proto::StatusReply) -> String {
             interface.role.clone(),
             if interface.up { "up" } else { "DOWN" }.to_owned(),
             interface.mac.clone(),
-            interface.mtu.to_string(),
+            mtu(interface),
             interface.addresses.join(" "),
         ]);
     }
     table.take()
+}
+
+/// An MTU beyond what is received is named with what is.
+fn mtu(interface: &proto::InterfaceStatus) -> String {
+    let proto::InterfaceStatus { mtu, carried, .. } = interface;
+    if carried < mtu { format!("{mtu} TOO LONG, {carried} at most") } else { mtu.to_string() }
 }
 
 fn sockets(status: &proto::StatusReply) -> String {

@@ -13,12 +13,13 @@ use arc_swap::ArcSwap;
 use crossbeam::queue::ArrayQueue;
 use tokio::sync::{Notify, mpsc};
 use vipgate_dataplane::command::Command;
-use vipgate_dataplane::io::InterfaceId;
+use vipgate_dataplane::io::{InterfaceId, MAX_MTU};
 use vipgate_dataplane::link::handoff::Wake;
 use vipgate_dataplane::link::lease::Lease;
 use vipgate_dataplane::snapshot::build::Builder;
 use vipgate_dataplane::snapshot::policy::Policy;
 use vipgate_dataplane::snapshot::publish::Publisher;
+use vipgate_dataplane::snapshot::spec::{InterfaceSpec, NetworkSpec};
 use vipgate_dataplane::waiting::Questions;
 
 use self::devices::{attach_steering, cores, find_nics, granted, join_multicast, open_devices};
@@ -65,6 +66,7 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
     let Opened { mut feed, source, server, offer, mut client } = open_feed(&config).await;
     let origin = (server, feed.files.clone());
     let network = open_network(&config).await?;
+    check_mtus(&network.current())?;
     // Early, since what it removes is of a process that serves nobody any more.
     let advertiser = open_advertiser(&config).await?;
     let overlay = config.overlay.map(Overlay::end);
@@ -277,6 +279,17 @@ async fn open_network(config: &Config) -> Result<Network, Failure> {
         role: interface.role.into(),
     });
     Network::open(wanted.collect()).await.map_err(Failure::runtime)
+}
+
+/// A link may carry longer packets than frames receive: those would vanish.
+fn check_mtus(network: &NetworkSpec) -> Result<(), Failure> {
+    match network.interfaces.iter().find(|interface| interface.mtu > interface.carried()) {
+        None => Ok(()),
+        Some(InterfaceSpec { name, mtu, .. }) => Err(Failure::runtime(format_args!(
+            "interface {name} has an MTU of {mtu}, but the longest packet that the gateway receives has {MAX_MTU} bytes: longer ones would be lost; \
+             `ip link set dev {name} mtu {MAX_MTU}`, or less, there and at whoever sends to it"
+        ))),
+    }
 }
 
 async fn open_advertiser(config: &Config) -> Result<Advertiser, Failure> {

@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use tracing::{info, warn};
-use vipgate_dataplane::io::InterfaceId;
+use vipgate_dataplane::io::{InterfaceId, MAX_MTU};
 use vipgate_dataplane::snapshot::spec::{InterfaceSpec, Role};
 
 use super::error::NetworkError;
@@ -179,6 +179,9 @@ impl Own {
         self.mac = link.mac.unwrap_or(self.mac);
         self.mtu = mtu(link);
         self.up = link.is_up();
+        if self.mtu != before.1 {
+            self.say_mtu(before.1);
+        }
         before != (self.mac, self.mtu, self.up)
     }
 
@@ -191,6 +194,25 @@ impl Own {
         self.up = false;
         self.addresses.clear();
         true
+    }
+
+    fn say_mtu(&self, before: u16) {
+        let (interface, mtu) = (&self.name, self.mtu);
+        if mtu > MAX_MTU {
+            warn!(
+                event = "mtu_too_long",
+                interface,
+                mtu,
+                most = MAX_MTU,
+                "the MTU of {interface} is {mtu} now: packets of more than {MAX_MTU} bytes that come there are lost; set it, and that of whoever \
+                 sends there: `ip link set dev {interface} mtu {MAX_MTU}`"
+            );
+        } else if before > MAX_MTU {
+            info!(
+                event = "mtu_fits",
+                interface, mtu, "the MTU of {interface} is {mtu} now, and nothing is too long any more"
+            );
+        }
     }
 
     fn notice_successor(&mut self, change: Change, link: &Link) {

@@ -46,6 +46,7 @@ pub(crate) fn read(state: &GatewayState) -> Vec<Family> {
     families.extend(group::read(state));
     families.extend(nat_log(state));
     families.extend(device(state));
+    families.push(mtus(state));
     families
 }
 
@@ -289,6 +290,20 @@ fn device(state: &GatewayState) -> Vec<Family> {
         family(name, help, kind, figures.into_iter().map(|figure| (figure.labels, figure.value)).collect())
     });
     families.collect()
+}
+
+fn mtus(state: &GatewayState) -> Family {
+    let network = state.network.load();
+    let excess = network
+        .interfaces
+        .iter()
+        .map(|interface| (vec![("interface", interface.name.clone())], u64::from(interface.mtu - interface.carried())));
+    family(
+        "interface_mtu_excess_bytes",
+        "Bytes by which the MTU of an interface is more than the longest packet that is received there",
+        Kind::Gauge,
+        excess.collect(),
+    )
 }
 
 /// The workers' counters, each with the label that names the worker.

@@ -7,6 +7,8 @@ use crate::prefetch_read;
 
 /// Room before a packet's first byte: what the kernel leaves for XDP (`XDP_PACKET_HEADROOM`), so that headers can grow.
 pub const HEADROOM: u16 = 256;
+/// Bytes of a frame. 2 KiB instead of a page: headers of page-sized frames would all meet in one set of the L1 cache.
+pub const FRAME: u16 = 2048;
 
 /// A packet buffer, owned. Moved, never copied; given back to a device when done with (a frame that is dropped is lost,
 /// which audits find).

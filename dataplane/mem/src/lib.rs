@@ -13,7 +13,7 @@ mod storage;
 mod tags;
 
 pub use arena::Arena;
-pub use frame::{Frame, HEADROOM};
+pub use frame::{FRAME, Frame, HEADROOM};
 pub use mapping::{MemoryError, Pages};
 pub use prefetch::prefetch_read;
 pub use region::{Region, RegionError};

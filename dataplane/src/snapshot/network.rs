@@ -52,7 +52,7 @@ const _: () = assert!(size_of::<Exit>() == 16);
 
 impl Exit {
     pub(super) fn of(hop: &Hop, interfaces: &[InterfaceSpec]) -> Self {
-        let mtu = interfaces.get(usize::from(hop.interface.0)).map_or(0, |own| own.mtu);
+        let mtu = interfaces.get(usize::from(hop.interface.0)).map_or(0, InterfaceSpec::carried);
         let (link, mtu) = hop.link.map_or(([0; 12], 0), |link| (link, mtu));
         Self { link, mtu, interface: hop.interface }
     }
@@ -101,7 +101,7 @@ impl Port {
     pub(super) fn of(interface: &InterfaceSpec) -> Self {
         let mut mac = [0; 8];
         mac[..6].copy_from_slice(&interface.mac);
-        Self { mac: u64::from_le_bytes(mac), mtu: interface.mtu, sides: interface.role.sides() }
+        Self { mac: u64::from_le_bytes(mac), mtu: interface.carried(), sides: interface.role.sides() }
     }
 
     /// Whether a frame that begins with these bytes is sent to this interface alone.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 pub use self::service::{BackendSpec, BackendState, HealthSpec, Scope, ServicePortSpec, ServiceSpec};
-use crate::io::InterfaceId;
+use crate::io::{InterfaceId, MAX_MTU};
 pub use crate::ports::BlockSet;
 
 /// A whole compiled policy. Building a snapshot from it checks what the compiler already promised and fails otherwise.
@@ -186,12 +186,19 @@ pub struct InterfaceSpec {
     pub role: Role,
     /// Its link address.
     pub mac: [u8; 6],
-    /// The longest IP packet that it sends, bytes.
+    /// Its MTU, which may be more than the gateway can use: see [`Self::carried`].
     pub mtu: u16,
     /// Whether it is up and has a carrier.
     pub up: bool,
     /// The kernel's addresses on it.
     pub addresses: Vec<IpAddr>,
+}
+
+impl InterfaceSpec {
+    /// The longest IP packet that goes through it, bytes: its MTU, or what a frame receives.
+    pub fn carried(&self) -> u16 {
+        self.mtu.min(MAX_MTU)
+    }
 }
 
 /// The side of packets that come around by way of a VIP, as a bit beside those of [`Role::sides`].

@@ -205,6 +205,26 @@ fn what_is_too_long_for_the_overlay_is_cut_or_its_sender_hears_how_long_it_may_b
     gateway.assert_delta("egress 1, reply 1, drop too_big 1, created 1, answered 1");
 }
 
+#[test]
+fn a_link_carries_no_more_than_is_received_whatever_its_mtu() {
+    let mut gateway = gateway(false, policy());
+    let mut jumbo = network_with_nodes(false);
+    jumbo.interfaces.iter_mut().for_each(|interface| interface.mtu = 9000);
+    gateway.set_network(jumbo);
+    let (pod, far) = POD_AND_FAR[0];
+    let question = packet(Protocol::Udp, at(pod), at(far));
+    let sent = gateway.arrives(0, INSIDE, &tunnel(node(1, false).ip(), own(false), VNI, &question));
+    let (vip, far) = ends(&sent[0].1);
+    let told = gateway.arrives(0, OUTSIDE, &reply_of(1760, far, vip, false));
+    let [(OUTSIDE, told)] = &told[..] else { panic!("{told:?}") };
+    let mtu = u16::from_be_bytes([told[40], told[41]]);
+    assert_eq!((told[34], told[35], mtu), (3, 4, 1728), "1778 without the headers of the tunnel");
+    let pieces = gateway.arrives(0, OUTSIDE, &reply_of(1760, far, vip, true));
+    assert!(pieces.len() == 2 && pieces.iter().all(|(_, frame)| frame.len() <= 1792));
+    assert_eq!(gateway.arrives(0, OUTSIDE, &reply_of(1728, far, vip, false)).len(), 1);
+    gateway.assert_delta("egress 1, reply 2, drop too_big 1, created 1, answered 1");
+}
+
 /// Bytes of a piece behind its IP header.
 fn to_node_piece((_, frame): &(vipgate_dataplane::io::InterfaceId, Vec<u8>), v6: bool) -> usize {
     let inner = parse(frame).unwrap();

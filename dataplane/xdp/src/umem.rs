@@ -10,8 +10,8 @@ use vipgate_mem::{Arena, Frame, HEADROOM, Pages};
 use xsk_rs::config::{FrameSize, QueueSize, UmemConfig};
 use xsk_rs::{FrameDesc, Umem};
 
-/// Bytes of a frame. 2 KiB instead of a page: headers of page-sized frames would all meet in one set of the L1 cache.
-pub(crate) const FRAME: u32 = 2048;
+/// Bytes of a frame.
+pub(crate) const FRAME: u32 = vipgate_mem::FRAME as u32;
 /// Descriptors of a transmit and of a completion ring.
 pub(crate) const RING: u32 = 2048;
 /// Frames that a queue can receive into while its worker is off its core, unless the configuration says otherwise: at 100 packets

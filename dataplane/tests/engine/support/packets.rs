@@ -57,15 +57,20 @@ pub fn packet(protocol: Protocol, source: SocketAddr, destination: SocketAddr) -
 
 /// The longest datagram that a link carries, from outside over IPv4, which routers may cut or not.
 pub fn large_reply(from: SocketAddr, to: SocketAddr, may_cut: bool) -> Vec<u8> {
+    reply_of(1500, from, to, may_cut)
+}
+
+/// The same with so many bytes.
+pub fn reply_of(length: u16, from: SocketAddr, to: SocketAddr, may_cut: bool) -> Vec<u8> {
     let (IpAddr::V4(source), IpAddr::V4(destination)) = (from.ip(), to.ip()) else { panic!("IPv4 only") };
     let (protocol, ends) = (etherparse::ip_number::UDP, [source, destination].map(|address| address.octets()));
-    let mut header = etherparse::Ipv4Header::new(1480, 64, protocol, ends[0], ends[1]).unwrap();
+    let mut header = etherparse::Ipv4Header::new(length - 20, 64, protocol, ends[0], ends[1]).unwrap();
     header.dont_fragment = !may_cut;
     header.identification = 77;
     let headers = etherparse::IpHeaders::Ipv4(header, etherparse::Ipv4Extensions::default());
     let mut frame = Vec::new();
     let builder = PacketBuilder::ethernet2(ROUTER_MAC, OUTSIDE_MAC).ip(headers).udp(from.port(), to.port());
-    builder.write(&mut frame, &[9; 1472]).unwrap();
+    builder.write(&mut frame, &vec![9; usize::from(length) - 28]).unwrap();
     frame
 }
 
