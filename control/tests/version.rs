@@ -15,10 +15,10 @@ use tonic::{Request, Response, Status};
 use vipgate::admin::PROTOCOL;
 use vipgate::admin::proto::admin_server::{Admin, AdminServer};
 use vipgate::admin::proto::{
-    CaptureReply, CaptureRequest, DrainReply, DrainRequest, DropsReply, DropsRequest, EndpointsReply, EndpointsRequest,
-    ExplainReply, ExplainRequest, FlushSessionsReply, FlushSessionsRequest, PeersReply, PeersRequest, PortsReply,
-    PortsRequest, ServicesReply, ServicesRequest, SessionsReply, SessionsRequest, StatusReply, StatusRequest,
-    TraceReply, TraceRequest, VipsReply, VipsRequest,
+    AcceptEmptyReply, AcceptEmptyRequest, CaptureReply, CaptureRequest, DrainReply, DrainRequest, DropsReply,
+    DropsRequest, EndpointsReply, EndpointsRequest, ExplainReply, ExplainRequest, FlushSessionsReply,
+    FlushSessionsRequest, PeersReply, PeersRequest, PortsReply, PortsRequest, ServicesReply, ServicesRequest,
+    SessionsReply, SessionsRequest, StatusReply, StatusRequest, TraceReply, TraceRequest, VipsReply, VipsRequest,
 };
 
 /// A gateway of next year. Whoever asks more than its status has misunderstood.
@@ -60,6 +60,10 @@ impl Admin for Newer {
     }
 
     async fn peers(&self, _: Request<PeersRequest>) -> Answer<PeersReply> {
+        misunderstood()
+    }
+
+    async fn accept_empty(&self, _: Request<AcceptEmptyRequest>) -> Answer<AcceptEmptyReply> {
         misunderstood()
     }
 
@@ -109,10 +113,10 @@ fn ask_everything(router: tonic::transport::server::Router) -> Vec<String> {
             }
         });
     });
-    let commands: [&[&str]; 12] = [
+    let commands: [&[&str]; 13] = [
         &["status"],
         &["sessions"],
-        &["sessions", "flush"],
+        &["sessions", "flush", "--all"],
         &["vips"],
         &["endpoints"],
         &["services"],
@@ -122,6 +126,7 @@ fn ask_everything(router: tonic::transport::server::Router) -> Vec<String> {
         &["explain", "10.1.0.11"],
         &["capture"],
         &["top", "--once"],
+        &["policy", "accept-empty"],
     ];
     let said = commands.map(|command| {
         let (code, stdout, stderr) = vipgate(&[command, &["--socket", path.to_str().unwrap()]].concat());

@@ -43,7 +43,9 @@ fn a_link_whose_packets_would_be_lost_is_refused_at_start_and_named_later() {
         (&world.router, "to-server"),
         (&world.server, "eth0"),
     ];
-    way.into_iter().for_each(|(host, interface)| set_mtu(host, interface, MOST));
+    for (host, interface) in way {
+        set_mtu(host, interface, MOST);
+    }
     world.start("");
     assert!(passes(&world, MOST), "{}", world.log());
 

@@ -78,7 +78,9 @@ fn emptiness_is_waited_out_and_withdraws_nothing_until_it_is_accepted() {
     world.served = false;
     let originals = ["tenant-a.yaml", "tenant-b.yaml"].map(|name| (name, world.policy(name)));
     let path = |world: &World, name: &str| world.folder.path().join("policy").join(name);
-    originals.iter().for_each(|(name, _)| fs::remove_file(path(&world, name)).unwrap());
+    for (name, _) in &originals {
+        fs::remove_file(path(&world, name)).unwrap();
+    }
     world.launch("");
     let waits = |world: &World| world.log().contains("source_empty") && world.log().contains("no_policy");
     assert!(wait_for(Duration::from_secs(20), || waits(&world)), "{}", world.log());
@@ -86,7 +88,9 @@ fn emptiness_is_waited_out_and_withdraws_nothing_until_it_is_accepted() {
     assert_eq!(world.answer("/readyz"), 503);
     let [p1, p2, ..] = &world.pods;
     assert!(ask_udp(p1, SERVER[0].parse().unwrap()).is_err(), "closed");
-    originals.iter().for_each(|(name, text)| world.write_policy(name, text));
+    for (name, text) in &originals {
+        world.write_policy(name, text);
+    }
     assert!(wait_for(Duration::from_secs(20), || world.is_ready()), "{}", world.log());
     assert_eq!(ask_udp(p2, SERVER[0].parse().unwrap()).unwrap(), VIP_A[0]);
 

@@ -43,16 +43,13 @@ struct Text {
 }
 
 pub(super) fn run(asked: &AcceptEmpty) -> Result<(), Failure> {
-    let texts: Vec<Text> = match &asked.server {
-        Some(url) => {
-            let request = async |mut client: policy::StatusClient| client.accept_empty(AcceptEmptyRequest {}).await;
-            let reply = block_on(policy::call(url, &asked.files, request))?;
-            reply.texts.into_iter().map(|it| Text { name: it.name, objects: it.objects }).collect()
-        }
-        None => {
-            let reply = block_on(async { Ok(Client::connect(&asked.socket).await?.accept_empty().await?) })?;
-            reply.texts.into_iter().map(|it| Text { name: it.name, objects: it.objects }).collect()
-        }
+    let texts: Vec<Text> = if let Some(url) = &asked.server {
+        let request = async |mut client: policy::StatusClient| client.accept_empty(AcceptEmptyRequest {}).await;
+        let reply = block_on(policy::call(url, &asked.files, request))?;
+        reply.texts.into_iter().map(|it| Text { name: it.name, objects: it.objects }).collect()
+    } else {
+        let reply = block_on(async { Ok(Client::connect(&asked.socket).await?.accept_empty().await?) })?;
+        reply.texts.into_iter().map(|it| Text { name: it.name, objects: it.objects }).collect()
     };
     let accepted = Accepted { objects: texts.iter().map(|text| text.objects).sum(), texts };
     match asked.output {

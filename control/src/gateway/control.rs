@@ -118,15 +118,7 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
             _ = terminate.recv() => break Ok(()),
             _ = interrupt.recv() => break Ok(()),
             _ = reload.recv() => {
-                tracing::info!(event = "reload", "SIGHUP: reading the policy again, where it is in files");
-                systemd::reloading();
-                let files = feed.files.clone();
-                tokio::spawn(async move {
-                    if let Some(files) = files {
-                        files.read().await;
-                    }
-                    systemd::ready();
-                });
+                reload_files(&feed);
             }
             event = feed.next() => {
                 parts.take(event);
@@ -183,6 +175,19 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
     }
     tracing::info!(event = "stopped", on_exit = ?config.xdp.on_exit, "stopped");
     end
+}
+
+/// Reads the policy again, where it is in files, beside the loop.
+fn reload_files(feed: &Feed) {
+    tracing::info!(event = "reload", "SIGHUP: reading the policy again, where it is in files");
+    systemd::reloading();
+    let files = feed.files.clone();
+    tokio::spawn(async move {
+        if let Some(files) = files {
+            files.read().await;
+        }
+        systemd::ready();
+    });
 }
 
 /// Waits for servers to end, but not for long.

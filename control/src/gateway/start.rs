@@ -115,10 +115,7 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
     let sockets = parts.iter().map(|(_, parts, _)| parts.io.sockets().collect::<Vec<_>>()).collect::<Vec<_>>();
     let threads = Threads::start(parts, config.workers.idle)?;
 
-    let modes = match modes {
-        Some(modes) => modes,
-        None => attach_steering(&config, &nics, &mut steering)?,
-    };
+    let modes = modes.map_or_else(|| attach_steering(&config, &nics, &mut steering), Ok)?;
     // Policy captures what it covers by now; all else is the kernel's again.
     steering.close(false).map_err(Failure::runtime)?;
     // Last of what can fail: what it marks in the kernel it takes back only when it is closed.

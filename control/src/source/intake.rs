@@ -1,5 +1,6 @@
 //! What policyd and a gateway with manifests in files do with a source: take in its events, compile, and say how the source stands.
 
+use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -53,7 +54,7 @@ impl Health {
     pub fn summary(&self) -> String {
         let mut text = self.reasons.iter().take(LISTED).cloned().collect::<Vec<_>>().join("; ");
         if self.reasons.len() > LISTED {
-            text += &format!("; and {} more", self.reasons.len() - LISTED);
+            let _ = write!(text, "; and {} more", self.reasons.len() - LISTED);
         }
         text
     }
@@ -184,7 +185,9 @@ impl Intake {
         let mut store = std::mem::take(&mut self.store);
         let work = tokio::task::spawn_blocking(move || {
             let begun = Instant::now();
-            updates.into_iter().for_each(|update| store.update(update));
+            for update in updates {
+                store.update(update);
+            }
             let outcome = store.compile();
             (store, outcome, begun.elapsed())
         });

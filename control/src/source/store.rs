@@ -119,7 +119,9 @@ impl Store {
             let is_below = |(name, text): &(&Arc<str>, &Text)| it.hides(name) && text.presence != Presence::Gone;
             let below: Vec<Arc<str>> = self.texts.iter().filter(is_below).map(|(name, _)| name.clone()).collect();
             let presence = if it.missing { Presence::Missing } else { Presence::Unreadable };
-            below.iter().for_each(|name| self.keep(name, presence));
+            for name in &below {
+                self.keep(name, presence);
+            }
         }
         self.hidden = hidden;
         for (name, content) in changed {

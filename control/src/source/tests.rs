@@ -98,7 +98,7 @@ async fn story(seed: u64, tally: &mut Tally) {
                 log.push("accept-empty".to_owned());
                 let expected = model.accept_empty();
                 let (one, other) = (direct.accept_empty().await, served.accept_empty().await);
-                assert_eq!((one, other), (expected.clone(), expected.clone()), "{log:#?}");
+                assert_eq!((one, other), (expected, expected), "{log:#?}");
                 let went = matches!(expected, Ok(objects) if objects > 0);
                 tally.count(if went { "accept-empty: something went" } else { "accept-empty: nothing was empty" });
             }

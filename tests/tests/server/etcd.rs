@@ -78,8 +78,8 @@ fn etcd_says_the_same_as_files_and_may_fail() {
     assert_eq!(settled(&world, 1), version);
     assert_eq!(in_force(&world), by_files);
     let responses = |server: &Policyd| server.metric("vipgate_policyd_responses_total", "");
-    // The settings, which say that this is all, and that of gateways and nodes there are none.
-    assert!((responses(&first) - 3.0).abs() < 0.5, "what it has is told again: {}", responses(&first));
+    // The settings, which say that this is all, and that of gateways, nodes and the cluster's addresses there are none.
+    assert!((responses(&first) - 4.0).abs() < 0.5, "what it has is told again: {}", responses(&first));
     of_files.kill();
     traffic.end_after_absence();
 

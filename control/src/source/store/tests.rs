@@ -246,9 +246,10 @@ fn a_wrong_object_that_was_never_good_is_named_and_counted() {
 /// What `kubectl get -o yaml > cluster.yaml` leaves there on its way.
 #[test]
 fn a_list_that_is_cut_anywhere_changes_nothing() {
-    let item = |text: String| text.lines().map(|line| format!("  {line}\n")).collect::<String>();
+    let item = |text: String| text.lines().map(|line| format!("  {line}\n")).collect::<Vec<_>>().concat();
     let docs = tenant("x", "203.0.113.1", "10.0.0.1");
-    let items: String = docs.split("---\n").map(|doc| format!("-{}", &item(doc.to_owned())[1..])).collect();
+    let items: Vec<String> = docs.split("---\n").map(|doc| format!("-{}", &item(doc.to_owned())[1..])).collect();
+    let items = items.concat();
     let list = format!("apiVersion: v1\nitems:\n{items}kind: List\nmetadata:\n  resourceVersion: \"\"\n");
     let mut store = two();
     store.update(put("x.yaml", &list));

@@ -86,7 +86,7 @@ impl Text {
         let presence = if unattributed { Presence::Unreadable } else { Presence::Read };
         if objects.is_empty() && !unattributed {
             let presence = if documents == 0 { Presence::Blank } else { Presence::Without };
-            return Self { complaints, refused, ..self.keeping(presence) };
+            return Self { refused, complaints, ..self.keeping(presence) };
         }
         Self { presence, objects, kept, refused, complaints, in_force: self.in_force, differs: true }
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
@@ -49,8 +49,8 @@ pub(super) enum Fault {
 }
 
 impl Doc {
-    pub(super) fn text(&self) -> String {
-        let Self { id: (n, is_service), value, fault } = *self;
+    pub(super) fn text(self) -> String {
+        let Self { id: (n, is_service), value, fault } = self;
         if is_service {
             let vip = match fault {
                 Fault::Contradiction => "127.0.0.1".to_owned(),
@@ -85,13 +85,19 @@ pub(super) enum Content {
     LinkToNothing,
 }
 
+/// Documents one after the other; else it is one list.
+fn is_yaml(name: &str) -> bool {
+    Path::new(name).extension().is_some_and(|extension| extension == "yaml")
+}
+
 /// The text of a file with these objects: documents one after the other, or one list.
 pub(super) fn text(name: &str, docs: &[Doc]) -> String {
-    let texts: Vec<String> = docs.iter().map(Doc::text).collect();
-    if name.ends_with(".yaml") {
+    let texts: Vec<String> = docs.iter().copied().map(Doc::text).collect();
+    if is_yaml(name) {
         return texts.join("---\n");
     }
-    let items: String = texts.iter().map(|text| format!("- {}\n", text.trim_end().replace('\n', "\n  "))).collect();
+    let item = |text: &String| format!("- {}\n", text.trim_end().replace('\n', "\n  "));
+    let items = texts.iter().map(item).collect::<Vec<_>>().concat();
     format!("apiVersion: v1\nitems:\n{items}kind: List\n")
 }
 
@@ -192,7 +198,7 @@ impl Disk {
                     sight.hidden.push((name(file), named, named));
                     continue;
                 }
-                Content::Docs(docs) if docs.is_empty() && file.ends_with(".yaml") => Look::Blank,
+                Content::Docs(docs) if docs.is_empty() && is_yaml(file) => Look::Blank,
                 Content::Docs(docs) => Look::Docs(docs.clone()),
                 Content::Cut(text) => Look::Cut(text.clone()),
                 Content::NotYaml | Content::NotUtf8 => Look::Unreadable,
@@ -322,6 +328,7 @@ impl Disk {
         Some("files: removed")
     }
 
+    #[expect(clippy::unnecessary_wraps, reason = "as all changes, of which others may not be possible")]
     fn remove_all(&mut self) -> Option<&'static str> {
         for file in self.visible() {
             fs::remove_file(self.at(file)).unwrap();
@@ -334,7 +341,7 @@ impl Disk {
         let (from, to) = (self.pick(dice)?, FILES[dice.roll(FILES.len())]);
         let is_away = self.away.is_some_and(|folder| to.starts_with(&format!("{folder}/")));
         // Another extension would be another way to write it.
-        if is_away || self.files.contains_key(to) || from.ends_with(".yaml") != to.ends_with(".yaml") {
+        if is_away || self.files.contains_key(to) || is_yaml(from) != is_yaml(to) {
             return None;
         }
         fs::rename(self.at(from), self.at(to)).unwrap();
@@ -346,7 +353,7 @@ impl Disk {
     /// Two files change places.
     fn swap(&mut self, dice: &mut Dice) -> Option<&'static str> {
         let (one, other) = (self.pick(dice)?, self.pick(dice)?);
-        if one == other || one.ends_with(".yaml") != other.ends_with(".yaml") {
+        if one == other || is_yaml(one) != is_yaml(other) {
             return None;
         }
         let (first, second) = (self.files.remove(one)?, self.files.remove(other)?);
@@ -452,6 +459,7 @@ impl Disk {
     }
 
     /// A folder goes, with all that is in it, or is back.
+    #[expect(clippy::unnecessary_wraps, reason = "as all changes, of which others may not be possible")]
     fn move_folder(&mut self, dice: &mut Dice) -> Option<&'static str> {
         let aside = self.root.path().join("aside");
         if let Some(folder) = self.away.take() {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use vipgate_dataplane::snapshot::spec::PolicySet;
 
 use super::disk::{Doc, Fault, Id, Look, Sight};
+use crate::complaint::Complaint;
 use crate::manifest::{Foreign, Kind, Manifests, Object, ObjectId, read};
 use crate::policy::{Viewer, compile};
 use crate::xds::resource::version_of;
@@ -67,7 +68,7 @@ fn said(name: &str, look: &Look) -> (Vec<Known>, BTreeSet<Id>, bool) {
             let (objects, wrong, can_tell) = parse(name, text);
             let known = |object: Arc<Object>| {
                 let id = short(&object.id);
-                let is_contradiction = compile([&*object]).complaints.iter().any(|it| it.is_error());
+                let is_contradiction = compile([&*object]).complaints.iter().any(Complaint::is_error);
                 Known { id, object, is_contradiction }
             };
             (objects.into_iter().map(known).collect(), wrong, can_tell)
@@ -208,7 +209,7 @@ impl Model {
     pub(super) fn in_force(&self) -> Option<PolicySet> {
         let objects: Vec<Arc<Object>> = self.texts.values().flat_map(|text| text.in_force.values().cloned()).collect();
         let compiled = compile(objects.iter().map(Arc::as_ref));
-        assert!(!compiled.complaints.iter().any(|it| it.is_error()), "{:?}", compiled.complaints);
+        assert!(!compiled.complaints.iter().any(Complaint::is_error), "{:?}", compiled.complaints);
         let set = compiled.deal.part_of(Some(&Viewer::named("g1")), &version_of(&compiled.deal));
         self.begun.then_some(set)
     }
