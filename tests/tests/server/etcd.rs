@@ -126,7 +126,7 @@ fn etcd_says_the_same_as_files_and_may_fail() {
     world.end("KILL");
     world.start_alone(&follow(&world, &more, 2));
     assert_eq!(settled(&world, 2), version);
-    assert!((responses(&second) - 3.0).abs() < 0.5, "what it has is told again: {}", responses(&second));
+    assert!((responses(&second) - 4.0).abs() < 0.5, "what it has is told again: {}", responses(&second));
     traffic.end_after_absence();
     let traffic = Traffic::start(&world);
     first.kill();
