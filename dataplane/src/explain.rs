@@ -164,9 +164,10 @@ fn session<A: OnWire>(batch: &mut Batch, tables: &Tables, context: &Context<'_>,
     let mut fate = |fate| found.session = Some((record, fate));
     let entry = as_live(table.entry(slot));
     batch.directions[ONE] = entry.direction();
-    if is_copy && takeover::owner(&entry, &view.policy) != Owner::This {
-        batch.elsewhere[ONE] = takeover::owner(&entry, &view.policy);
-        return fate(Fate::CopyOf(batch.elsewhere[ONE]));
+    let owner = takeover::owner(&entry, &view.policy);
+    if is_copy && owner != Owner::This {
+        batch.elsewhere[ONE] = owner;
+        return fate(Fate::CopyOf(owner));
     }
     let mut flags = entry.flags();
     if is_known {
@@ -174,7 +175,6 @@ fn session<A: OnWire>(batch: &mut Batch, tables: &Tables, context: &Context<'_>,
     } else {
         if !recheck::stands(&entry, view) {
             batch.ended.insert(ONE);
-            let owner = takeover::owner(&entry, &view.policy);
             if owner != Owner::This {
                 batch.copies.insert(ONE);
             }

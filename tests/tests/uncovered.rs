@@ -39,17 +39,12 @@ fn scenario(world: &mut World, more: &str) {
     assert!(trace.contains("no_policy") && trace.contains("doesn't leave the cluster"), "{trace}");
 
     let whole = world.policy("tenant-a.yaml");
-    if world.served {
-        // Policy shrinks: p1 is in no slice any more.
-        world.write_policy(
-            "tenant-a.yaml",
-            &whole.replace("10.1.0.11", "10.1.0.99").replace("fd00:1::11", "fd00:1::99"),
-        );
-        let covers = || world.ask(&["endpoints"]).to_string().contains("10.1.0.11\"");
-        assert!(wait_for(Duration::from_secs(10), || !covers()), "{}", world.log());
-        are_silent(world, &[0, 3]);
-        assert!(uncovered(world).contains(&"10.1.0.11".to_owned()));
-    }
+    // Policy shrinks: p1 is in no slice any more.
+    world.write_policy("tenant-a.yaml", &whole.replace("10.1.0.11", "10.1.0.99").replace("fd00:1::11", "fd00:1::99"));
+    let covers = || world.ask(&["endpoints"]).to_string().contains("10.1.0.11\"");
+    assert!(wait_for(Duration::from_secs(10), || !covers()), "{}", world.log());
+    are_silent(world, &[0, 3]);
+    assert!(uncovered(world).contains(&"10.1.0.11".to_owned()));
 
     // And while nobody is there.
     world.end("KILL");

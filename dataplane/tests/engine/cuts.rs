@@ -2,9 +2,10 @@
 //! of turns between, leaves the same: for every packet the same ones, in the order of their flow, with the same drops by reason. Ports
 //! and identifications are drawn, so they are compared as relations: one for one.
 //!
-//! What is free: the order of different flows. With several workers also the order of a datagram's fragments among what else there
-//! is of their flow, for they meet at another worker; and where flows compete, for ports or a quota, who comes first: so stories with several
-//! workers have enough of both, and the two directions of a flow wait for each other, as they do between hosts.
+//! What is free: the order of different flows, and that of an answer that comes around and what opens its session anew. With several
+//! workers also the order of a datagram's fragments among what else there is of their flow, for they meet at another worker; and where
+//! flows compete, for ports or a quota, who comes first: so stories with several workers have enough of both, and the two directions of
+//! a flow wait for each other, as they do between hosts.
 
 mod run;
 mod script;
@@ -12,7 +13,7 @@ mod script;
 use std::collections::{BTreeMap, HashMap};
 
 use proptest::prelude::*;
-use proptest::test_runner::FileFailurePersistence;
+use proptest::test_runner::{FileFailurePersistence, RngSeed};
 
 use self::run::{Cuts, Run, Sent, is_error};
 use self::script::{Action, Event, stories};
@@ -100,10 +101,17 @@ fn seen(run: &Run, workers: u8) -> Seen {
     seen
 }
 
-/// Counters without what is a matter of queues.
+/// Counters without what is a matter of queues. A pod's packet that is refused for want of a port may come around behind another flow's,
+/// whose session uses up the pod's quota: then that is the reason of its second refusal, so both count together.
 fn counters(run: &Run) -> Vec<String> {
-    let known =
-        |counted: &String| counted.split(", ").filter(|it| !it.starts_with("handed")).collect::<Vec<_>>().join(", ");
+    let scarce = |counted: &str| counted.starts_with("drop ports_exhausted ") || counted.starts_with("drop quota ");
+    let number = |counted: &str| counted.rsplit(' ').next().and_then(|it| it.parse::<u64>().ok()).unwrap_or_default();
+    let known = |counted: &String| {
+        let all: Vec<&str> = counted.split(", ").filter(|it| !it.starts_with("handed")).collect();
+        let refused: u64 = all.iter().filter(|it| scarce(it)).map(|it| number(it)).sum();
+        let others: Vec<&str> = all.into_iter().filter(|it| !scarce(it)).collect();
+        format!("{}, refused {refused}", others.join(", "))
+    };
     run.counted.iter().map(known).collect()
 }
 
@@ -183,12 +191,10 @@ const EVERYWHERE: [&str; 24] = [
 
 fn config(cases: u32, kept: &'static str) -> ProptestConfig {
     let kept = FileFailurePersistence::Direct(kept);
-    ProptestConfig {
-        cases,
-        failure_persistence: Some(Box::new(kept)),
-        max_shrink_iters: 4_000,
-        ..ProptestConfig::default()
-    }
+    let default = ProptestConfig::default();
+    // The same stories in every run; PROPTEST_RNG_SEED draws others.
+    let rng_seed = if default.rng_seed == RngSeed::Random { RngSeed::Fixed(1) } else { default.rng_seed };
+    ProptestConfig { cases, failure_persistence: Some(Box::new(kept)), max_shrink_iters: 4_000, rng_seed, ..default }
 }
 
 fn cuts() -> impl Strategy<Value = Cuts> {

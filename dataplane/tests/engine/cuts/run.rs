@@ -83,7 +83,7 @@ impl Run {
         let mut run = Self { gateway, setup, policy, sent, counted, places, process: 0 };
         let mut sizes = cuts.0.iter().copied().cycle();
         let (mut size, mut turns) = sizes.next().unwrap();
-        let (mut come, mut opening) = (0, HashSet::new());
+        let (mut come, mut opening, mut around) = (0, HashSet::new(), HashSet::new());
         for action in story {
             if let Action::Event(event) = action {
                 run.settle();
@@ -99,6 +99,15 @@ impl Run {
             if opening.contains(&(place.flow ^ REPLY)) {
                 run.settle();
                 opening.clear();
+            }
+            // A backend's answer to a pod comes around by way of the VIP, and so do fragments that waited: what opens their session anew
+            // may overtake them.
+            if place.opens && around.contains(&(place.flow ^ REPLY)) {
+                run.settle();
+                around.clear();
+            }
+            if place.flow & REPLY != 0 && (interface == INSIDE || place.datagram != 0) {
+                around.insert(place.flow);
             }
             if place.opens || workers > 1 {
                 opening.insert(place.flow);
