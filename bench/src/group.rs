@@ -57,7 +57,8 @@ pub(crate) fn agree(control: &mut Control, holder: Holder, linked: bool) {
         linked: linked && at == 1,
         may_open: true,
     };
-    let spec = MembersSpec { this: Some(NAMES[0].into()), gateways: vec![member(0), member(1)], since: 0 };
+    let spec =
+        MembersSpec { this: Some(NAMES[0].into()), gateways: vec![member(0), member(1)], ..MembersSpec::default() };
     let snapshot = control.builder.with_members(&spec);
     control.publisher.publish(snapshot);
 }
@@ -73,7 +74,7 @@ impl Tunnel {
     }
 
     pub(crate) fn wrap(self, frame: &mut [u8], entropy: u16) {
-        let vni = Mark { sides: Role::Outside.sides(), is_last: true }.vni();
+        let vni = Mark { sides: Role::Outside.sides(), leg: 1 }.vni();
         let inner = frame.len() as u16 - OUTER;
         self.0.write(frame, inner, vni, entropy >> 2, 0);
         frame[..6].copy_from_slice(&INSIDE_MAC);

@@ -134,7 +134,7 @@ impl Bench {
                 Some(Process::from(vipgate.start(&gateway)?))
             }
             Subject::Nft | Subject::Ovs => {
-                let rules = "table inet bench { chain out { type nat hook postrouting priority srcnat; oifname \"gw-out\" masquerade } }";
+                let rules = "table inet bench { chain out { type nat hook postrouting priority srcnat; oifname \"gw-out\" masquerade; }; }";
                 gateway.exec(&["nft", rules])?;
                 None
             }

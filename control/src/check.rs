@@ -18,6 +18,7 @@ use crate::config::{Config, PolicydConfig};
 use crate::manifest::files::walk;
 use crate::manifest::{Foreign, Manifests, read};
 use crate::policy::{Viewer, compile};
+use crate::text_file::named_text;
 use crate::xds::resource::version_of;
 use crate::yaml::{Fault, Source};
 
@@ -120,7 +121,7 @@ fn run_in(folder: &Path, paths: &[PathBuf]) -> Report {
     }
     for path in found.files {
         let name = path.display().to_string();
-        let text = match std::fs::read_to_string(&path) {
+        let text = match named_text(&path) {
             Ok(text) => text,
             Err(error) => {
                 report.complaints.push(Complaint::about_file(&name, format!("can't be read: {error}")));

@@ -24,6 +24,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 
 use crate::complaint::{Complaint, Complaints, Severity, settle};
+use crate::text_file::named_text;
 use crate::yaml::{self, Node, Source};
 
 /// A configuration file that knows what of it can't be, beyond the shapes of its fields.
@@ -86,7 +87,7 @@ impl PolicydConfig {
 
 fn load<T: DeserializeOwned + Verify>(path: &Path) -> Result<T, Complaints> {
     let name = path.display().to_string();
-    match std::fs::read_to_string(path) {
+    match named_text(path) {
         Ok(text) => parse(&Source::new(&name, text)),
         Err(error) => Err(Complaint::about_file(&name, format!("can't be read: {error}")).into()),
     }

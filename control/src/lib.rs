@@ -20,5 +20,10 @@ pub mod policy;
 pub mod policyd;
 pub mod source;
 pub mod systemd;
+pub mod text_file;
 pub mod xds;
 pub mod yaml;
+
+#[cfg(test)]
+#[path = "../../dataplane/tests/engine/tally.rs"]
+mod tally;

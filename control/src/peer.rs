@@ -1,10 +1,11 @@
 //! Links between gateways: authenticated connections, one for each two gateways of the view, over which they hear whether the other
 //! is there, and get copies of its sessions.
 //!
-//! `identity` says who may talk, `frame` and `session` what is said, `link` is one connection, `mesh` all of them; `replicate` is what
-//! goes over them. Who serves, who is home, and who takes over is decided elsewhere.
+//! `handshakes` and `identity` say who may talk, `frame` and `session` what is said, `link` is one connection, `mesh` all of them;
+//! `replicate` is what goes over them. Who serves, who is home, and who takes over is decided elsewhere.
 
 mod frame;
+mod handshakes;
 mod identity;
 mod link;
 mod mesh;
@@ -148,6 +149,7 @@ impl Peers {
             events,
             links,
             pins: Arc::default(),
+            handshakes: Arc::default(),
             registry: std::sync::Mutex::default(),
             plan,
         });

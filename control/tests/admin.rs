@@ -23,6 +23,7 @@ node      node-1
 program   vipgate VERSION, pid PID
 policy    5f2c, generation 3, in force for 0s
           2 VIPs, 2 endpoints, 1 Services, from files /etc/vipgate/policy
+cluster   no pod_cidrs: what no policy covers is left to the kernel
 updates   2 applied, 1 rejected
 REJECTED  a.yaml:7: spec.addresses: \u{fffd}[31mnot an address
 sessions  41 of 65536 (0.1 %)

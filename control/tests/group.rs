@@ -96,10 +96,10 @@ fn status_says_how_the_gateway_stands() {
         let shown = one_of_three(group).table(&["status"]);
         shown.lines().find(|line| line.starts_with("serving")).unwrap().to_owned()
     };
-    let held = GroupStatus { lease: Some(lease(3_600_000)), ..group(&["gw-a"]) };
+    let held = GroupStatus { lease: Some(lease(59_900)), ..group(&["gw-a"]) };
     let held = line(held);
     assert!(
-        held.starts_with("serving   1 of 3, this one too, view 14, lease held, 35") && held.ends_with(" ms left"),
+        held.starts_with("serving   1 of 3, this one too, view 14, lease held, 59") && held.ends_with(" ms left"),
         "{held}"
     );
     let lapsed = GroupStatus { lease: Some(lease(0)), draining: true, ..group(&["gw-a", "gw-b"]) };

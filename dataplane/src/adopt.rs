@@ -32,13 +32,14 @@ impl Adopt for Adoption<'_> {
             Direction::Inbound => return self.adopt_inbound(key, to, resting),
             _ => return false,
         }
-        let (Some((_, endpoint, _)), Some(vip)) = (self.policy.endpoint(key.source), self.policy.vip(to.source)) else {
+        let (endpoint, Some(vip)) = (self.policy.endpoint(key.source), self.policy.vip(to.source)) else {
             return false;
         };
-        if !self.ports.adopt(vip, to.source_port) {
+        // A port stays in quarantine even if its former endpoint is gone from the policy.
+        if (endpoint.is_none() && !resting) || !self.ports.adopt(vip, to.source_port) {
             return false;
         }
-        if !resting {
+        if let Some((_, endpoint, _)) = endpoint.filter(|_| !resting) {
             endpoint.usage.adopt();
             if let Some(directory) = self.directory {
                 directory.find_or_claim(&key, self.worker);

@@ -12,12 +12,14 @@
 
 mod lane;
 mod packets;
+mod requeued;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 
 pub use self::lane::{Lane, PlainParts};
 pub use self::packets::{PacketNumbers, Packets};
+pub use self::requeued::{Requeued, Turn};
 use crate::address::V6;
 use crate::counters::{Direction, DropReason};
 use crate::io::{InterfaceId, Received};
@@ -104,9 +106,10 @@ pub struct Head {
 pub struct Batch {
     /// The packets.
     pub frames: Vec<Received>,
-    /// Packets that waited for one of these, or come around again: they are the first of the next batch.
-    /// `None` is the place of a packet of this batch, until its frame is moved.
-    pub released: VecDeque<Option<Received>>,
+    /// Packets that come around again: they are the first of the next batch.
+    pub released: VecDeque<Received>,
+    /// Packets of this batch, and those that waited for one of them, that go before all of these.
+    pub requeued: Requeued,
     /// What parse found.
     pub heads: [Head; MOST],
     /// Tuples of IPv4 packets.
@@ -139,7 +142,7 @@ pub struct Batch {
     pub wanted: [Wanted; MOST],
     /// What the next link carries, of those that are too big for it.
     pub mtus: [u16; MOST],
-    /// Where those are kept that wait: parked, a place among fragments; requeued, one in `released`.
+    /// Where those are kept that wait: parked, a place among fragments; requeued, one in `requeued`.
     pub places: [u32; MOST],
     /// How those that aren't open any more end.
     pub verdicts: [Verdict; MOST],
@@ -193,6 +196,7 @@ impl Default for Batch {
         Self {
             frames: Vec::with_capacity(MOST),
             released: VecDeque::with_capacity(MOST_RELEASED),
+            requeued: Requeued::default(),
             heads: [Head::default(); MOST],
             v4: [Tuple::default(); MOST],
             v6: [Tuple::default(); MOST],
@@ -204,7 +208,7 @@ impl Default for Batch {
             slots: [Slot(0); MOST],
             endpoints: [EndpointId::NONE; MOST],
             frontends: [FrontendId::NONE; MOST],
-            travels: [Travel { to: End::Gateway(GatewayId(0)), is_last: true }; MOST],
+            travels: [Travel { to: End::Gateway(GatewayId(0)), leg: 0 }; MOST],
             elsewhere: [Owner::This; MOST],
             directions: [Direction::Unchanged; MOST],
             wanted: [Wanted { interface: InterfaceId(0), address: IpAddr::V4(Ipv4Addr::UNSPECIFIED) }; MOST],
@@ -279,13 +283,22 @@ impl Batch {
         self.open = self.open.without(packets);
     }
 
-    /// Has a packet taken in again by the next batch, behind all that is to be by now. Its verdict may have been to be parked.
+    /// Has a packet taken in again by the next batch, in the order of this one.
     #[cold]
     pub fn requeue(&mut self, i: usize) {
+        self.requeue_at(i, Turn::of(i));
+    }
+
+    /// The same for one that has waited for packet `first`, and comes right behind it. Its verdict may have been to be parked.
+    #[cold]
+    pub fn requeue_behind(&mut self, i: usize, first: usize) {
+        self.requeue_at(i, Turn::behind(first));
+    }
+
+    fn requeue_at(&mut self, i: usize, turn: Turn) {
         self.open.remove(i);
         self.verdicts[i] = Verdict::Requeue;
-        self.places[i] = self.released.len() as u32;
-        self.released.push_back(None);
+        self.places[i] = self.requeued.push(turn, None);
     }
 
     /// Drops all of them.
@@ -302,19 +315,20 @@ impl Batch {
         self.decide(i, Verdict::Drop(reason));
     }
 
-    /// Sends a packet to another gateway, unless it may not travel: then nobody here knows what it is.
-    pub fn send_to(&mut self, i: usize, travel: Travel) {
+    /// Sends a packet to another gateway. On its last leg it is deferred instead: this gateway may be the owner, and not have the view yet
+    /// by which it is.
+    pub fn send_to(&mut self, i: usize, to: GatewayId) {
         let received = &self.frames[i];
-        if received.is_at_last() || (received.is_from_peer() && !travel.is_last) {
-            return self.decide(i, Verdict::Drop(DropReason::NoOwner));
+        if received.is_at_last() {
+            return self.decide(i, Verdict::Defer(DropReason::NoOwner));
         }
-        self.travels[i] = travel;
+        self.travels[i] = Travel { to: End::Gateway(to), leg: received.leg() + 1 };
         self.travelling.insert(i);
     }
 
     /// Sends a packet into the tunnel to a node of the overlay network. It is written as it leaves.
     pub fn send_to_node(&mut self, i: usize, node: NodeId) {
-        self.travels[i] = Travel { to: End::Node(node), is_last: true };
+        self.travels[i] = Travel { to: End::Node(node), leg: 0 };
         self.travelling.insert(i);
     }
 
@@ -336,8 +350,8 @@ impl Batch {
 pub struct Travel {
     /// Where that leads.
     pub to: End,
-    /// Whether the other gateway is the owner, beyond whom it never goes.
-    pub is_last: bool,
+    /// How often it has gone from gateway to gateway then: see [`LAST_LEG`](crate::snapshot::tunnels::LAST_LEG).
+    pub leg: u8,
 }
 
 /// Where a packet that can't be sent yet wants to go.

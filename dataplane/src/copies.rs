@@ -142,7 +142,14 @@ impl Taking<'_> {
             let (slot, _) = self.sessions.both::<A>(slot);
             let entry = *A::table(self.sessions).entry(slot);
             let is_it = (entry.key(), entry.to()) == (image.origin, image.translated);
-            if is_it || owner(&entry, self.policy) == Owner::This {
+            if is_it {
+                continue;
+            }
+            if owner(&entry, self.policy) == Owner::This {
+                // Its pod has got another VIP: only its port is in quarantine here.
+                if entry.key() == image.origin && entry.flags().has(Flags::QUARANTINED) {
+                    settle::vacate::<A>(slot, self.sessions, self.policy, self.ports);
+                }
                 continue;
             }
             if entry.is_live() {

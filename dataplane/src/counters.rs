@@ -118,6 +118,7 @@ drop_reasons! {
     TxFull = "tx_full": "The interface's transmit ring is full.",
     RxNoBuffer = "rx_no_buffer": "Lost before a worker saw it: the fill ring had no frame left to receive into.",
     RxRingFull = "rx_ring_full": "Lost before a worker saw it: the receive ring was full.",
+    RxTooLong = "rx_too_long": "Lost before a worker saw it: longer than a packet buffer receives.",
     NotOurs = "not_ours": "A neighbour question or message that isn't for the gateway.",
 }
 

@@ -233,7 +233,7 @@ fn egress<A: OnWire>(batch: &mut Batch, tables: &Tables, context: &Context<'_>, 
         Ok(ahead) => Some(ahead),
         Err(reason) => {
             if !open::ask_another(batch, ONE, reason, context) {
-                open::refuse_with(batch, ONE, reason);
+                open::refuse_with::<A>(batch, ONE, reason, context);
             }
             None
         }
@@ -250,8 +250,8 @@ fn try_egress<A: OnWire>(
     if is_let_go(found) {
         return Err(DropReason::NoOwner);
     }
-    let (hop, resting) = match open::plan::<A>(batch, ONE, sessions, context)? {
-        open::Plan::Open(hop, resting) => (hop, resting),
+    let (hop, quarantined) = match open::plan::<A>(batch, ONE, sessions, context)? {
+        open::Plan::Open(hop, quarantined) => (hop, quarantined),
         open::Plan::Known(slot) => return of_session(A::table(sessions).entry(slot), batch, view),
     };
     let origin = &A::tuples(batch)[ONE];
@@ -261,11 +261,9 @@ fn try_egress<A: OnWire>(
         batch.ended.contains(ONE) && A::table(sessions).entry(batch.slots[ONE]).direction() == Direction::Egress;
     let claim =
         endpoint.usage.would_open(egress.spec.limits, ended.into(), context.now).map_err(|_| DropReason::Quota)?;
-    if let Some(slot) = resting {
+    if let Some(open::Quarantined::Revives(slot)) = quarantined {
         found.class = Some(Class::Egress { revives: true });
-        let entry = A::table(sessions).entry(slot);
-        open::may_revive(entry, origin, view)?;
-        return Ok(Ahead::As(entry.to(), Direction::Egress, hop));
+        return Ok(Ahead::As(A::table(sessions).entry(slot).to(), Direction::Egress, hop));
     }
     let mut reason = DropReason::NoVip;
     let selection = egress.spec.address_selection;

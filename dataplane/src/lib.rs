@@ -14,6 +14,7 @@ pub mod copies;
 pub mod counters;
 pub mod explain;
 pub mod fragments;
+pub mod handover;
 pub mod ids;
 pub mod inspect;
 pub mod io;
@@ -33,3 +34,7 @@ pub mod waiting;
 pub mod watch;
 pub mod wire;
 pub mod worker;
+
+#[cfg(test)]
+#[path = "../tests/engine/tally.rs"]
+mod tally;

@@ -10,10 +10,13 @@ pub mod entry;
 mod flags;
 pub mod image;
 pub mod key;
+pub mod quarantine;
 pub mod region;
 pub mod sctp;
 pub mod table;
 pub mod tcp;
+#[cfg(test)]
+pub(crate) mod tests;
 pub mod timeout;
 pub mod tuple;
 
@@ -241,34 +244,6 @@ impl Sessions {
         table.set_deadline(slot, deadline(now.plus(timeout)));
         self.open += 1;
         Ok(slot)
-    }
-
-    /// Takes a resting session up again for the same first packet: the same pod, the same port. Where its packets go, and where
-    /// the answers come from, may have changed while it rested.
-    pub fn revive<A: SessionFamily>(
-        &mut self,
-        slot: Slot,
-        (next_hop, reply_side): (Option<HopId>, u8),
-        generation: u32,
-        now: Tick,
-    ) {
-        let table = A::table_mut(self);
-        let twin = table.entry(slot).twin();
-        let gone = Flags::QUARANTINED.with(Flags::SYN).with(Flags::FIN).with(Flags::RST).with(Flags::SEEN);
-        for at in [slot, twin] {
-            let entry = table.entry_mut(at);
-            entry.forget_told();
-            entry.set_flags(entry.flags().without(gone));
-            entry.set_generation(generation);
-            entry.set_last_seen(now);
-            entry.set_next_hop(None);
-            entry.forget_acknowledged();
-        }
-        table.entry_mut(slot).set_next_hop(next_hop);
-        let reply = table.entry_mut(twin);
-        reply.set_flags(reply.flags().with_side(reply_side));
-        self.open += 1;
-        self.renew::<A>(slot, now);
     }
 
     /// Notes a TCP segment of the direction in `slot`; says whether it closes the connection or opens it anew.

@@ -80,6 +80,13 @@ pub fn release<A: SessionFamily>(policy: &Policy, ports: &mut Allocator, session
     }
 }
 
+/// Frees the ends of a session that has ended for a new one; its port stays in quarantine, if the table has room to say so.
+pub fn vacate<A: SessionFamily>(slot: Slot, sessions: &mut Sessions, policy: &Policy, ports: &mut Allocator) {
+    if let Err(gone) = sessions.vacate::<A>(slot) {
+        release(policy, ports, &gone);
+    }
+}
+
 /// Gives back what a session counts for, which was opened by this first packet, as it came and as it went.
 pub fn close<A: SessionFamily>(policy: &Policy, origin: &Tuple<A>, translated: &Tuple<A>, direction: Direction) {
     match direction {

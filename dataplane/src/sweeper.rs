@@ -65,30 +65,16 @@ impl Sweeper {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::counters::Direction;
-    use crate::session::Draft;
+    use crate::session::tests::{draft, sessions};
     use crate::session::timeout::Timeouts;
-    use crate::session::tuple::{HashKey, Tuple};
 
     /// Milliseconds from the end of 20 000 sessions until all are gone, with a turn every so many.
     fn time_to_end(turns_a_millisecond: u32, has_packets: bool) -> u32 {
-        let timeouts = Timeouts::default();
-        let mut sessions = Sessions::new(20_000, timeouts, HashKey::new([11, 22, 33, 44])).unwrap();
-        for n in 0..20_000_u16 {
-            let origin = Tuple { source: 1_u32, destination: 2, source_port: n, destination_port: 53, protocol: 17 };
-            let draft = Draft {
-                origin,
-                translated: Tuple { source: 3, ..origin },
-                direction: Direction::Egress,
-                reply_direction: Direction::Reply,
-                origin_side: 1,
-                reply_side: 2,
-                next_hop: None,
-                generation: 1,
-            };
-            sessions.commit(&draft, Tick(1)).unwrap();
+        let mut sessions = sessions(20_000);
+        for n in 0..20_000 {
+            sessions.commit(&draft(n, n), Tick(1)).unwrap();
         }
-        let end = 1 + timeouts.udp;
+        let end = 1 + Timeouts::default().udp;
         let mut sweeper = Sweeper::new(Tick(end));
         for elapsed in 1..10_000 {
             let now = Tick(end + elapsed);

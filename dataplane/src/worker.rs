@@ -15,6 +15,7 @@ use crate::announcer::Announcer;
 use crate::batch::{self, Batch};
 use crate::command::Command;
 use crate::counters::{DropReason, WorkerCounters};
+use crate::handover::HandoverQueue;
 use crate::io::{PacketIo, Received};
 use crate::link::affinity::Affinity;
 use crate::link::directory::Directory;
@@ -79,6 +80,7 @@ pub struct Parts<Io> {
 pub struct Worker<Io> {
     parts: Parts<Io>,
     batch: Batch,
+    handover: HandoverQueue,
     announcer: Announcer,
     sweeper: Sweeper,
     /// The snapshot that packets last waited under.
@@ -99,6 +101,7 @@ impl<Io: PacketIo> Worker<Io> {
         Self {
             parts,
             batch: Batch::default(),
+            handover: HandoverQueue::default(),
             announcer: Announcer::default(),
             sweeper: Sweeper::new(now),
             waited_under: 0,
@@ -119,6 +122,7 @@ impl<Io: PacketIo> Worker<Io> {
         let is_lapsed = self.look_at_lease(stalled, now);
         self.parts.tables.outbox.follow(&view.policy);
         self.parts.tables.watch.log.turn(now);
+        self.retry_deferred(&view, is_lapsed, now);
         let received = self.receive();
         self.behind &= received == batch::MOST;
         if received > 0 {
@@ -136,7 +140,7 @@ impl<Io: PacketIo> Worker<Io> {
             if let Some(tap) = &mut tables.watch.tap {
                 tap.after(&self.batch, now);
             }
-            self.dispatch(&view, now);
+            self.dispatch(&view, is_lapsed, now);
             self.make_room(&view);
         }
         self.retry_waiting(&view, now);
@@ -182,7 +186,8 @@ impl<Io: PacketIo> Worker<Io> {
     /// Frames that the engine holds: those that wait, come around, or are on their way from other workers.
     pub fn frames_held(&self) -> usize {
         let parked = self.parts.tables.fragments.parked() as usize;
-        self.parts.waiting.len() + self.parts.links.waiting() + self.batch.released.len() + parked
+        let waiting = self.parts.waiting.len() + self.parts.links.waiting() + self.handover.len();
+        waiting + self.batch.released.len() + parked
     }
 
     /// Whether this gateway can't be sure that its ports are still its own. A worker that was stopped meanwhile, or has gone on for too
@@ -206,8 +211,7 @@ impl<Io: PacketIo> Worker<Io> {
         debug_assert!(frames.is_empty(), "the last batch still owns frames");
         // Before all others, however many they are: what came behind them must not overtake them.
         let again = released.len().min(batch::MOST);
-        frames.extend(released.drain(..again).flatten());
-        debug_assert_eq!(frames.len(), again, "each has got its frame");
+        frames.extend(released.drain(..again));
         let handed_over = self.parts.links.receive(frames, (batch::MOST - again) / 2);
         let received = self.parts.io.rx(frames, batch::MOST - again - handed_over);
         self.parts.counters.received.add(received as u64);
@@ -244,10 +248,8 @@ impl<Io: PacketIo> Worker<Io> {
         let Tables { fragments, watch, .. } = tables;
         fragments.sweep(now, FRAGMENTS_SWEPT, |expired| {
             let Received { frame, interface } = expired;
-            counters.dropped(DropReason::Fragment);
             let whose = Whose::of(view.network.interface(interface).role);
-            watch.drops.note(DropReason::Fragment, frame.bytes(), interface, whose, now);
-            io.give(frame);
+            dispatch::discard(io, counters, watch, frame, (DropReason::Fragment, interface, whose), now);
         });
         if now.since(self.housekeeping) >= HOUSEKEEPING_MS {
             self.housekeeping = now;

@@ -27,12 +27,14 @@ mod watch;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use vipgate::lab::{Host, Lab, peers};
 
+use crate::ledger::{Ledger, RING_LOSSES};
 use crate::policyd::{Plan, Policyd};
 use crate::wait_for;
 
@@ -64,6 +66,13 @@ pub const PEER: u16 = 4790;
 pub const HTTP: u16 = 80;
 
 const POLICYD: &str = "10.3.0.254:18000";
+/// What gateways drop and refuse in every scenario.
+const ALWAYS: [&str; 2] = [
+    // Each receives what the others announce on their segment, and questions for VIPs that another has.
+    "not_ours",
+    // A gateway that starts calls others whose view may not name it yet, and calls again (`control/src/peer/troubles.rs`).
+    "peer_refused",
+];
 /// The link address of every bridge: no two of them meet.
 const BRIDGE: &str = "02:00:00:00:00:fe";
 
@@ -94,6 +103,8 @@ pub struct Cluster {
     pub policyd: Option<Policyd>,
     /// Configuration, policy, logs.
     pub folder: TempDir,
+    /// What gateways have dropped and refused, and may.
+    pub ledger: Arc<Ledger>,
     _lab: Lab,
 }
 
@@ -154,9 +165,13 @@ impl Cluster {
         plug(&lab, &stranger, "eth0", (&peers, "stranger"), "peers");
         stranger.addresses("eth0", &["10.2.0.99/24"]).unwrap();
 
+        let ledger = Arc::<Ledger>::default();
+        ledger.allow(ALWAYS);
+        // All clients share the cores with several gateways' workers. One gateway alone (`World`) must lose nothing, but under load.
+        ledger.allow(RING_LOSSES);
         let mut gateways = Vec::new();
         for number in 1..=count {
-            let gateway = Gateway::new(&lab, number, folder.path());
+            let gateway = Gateway::new(&lab, number, folder.path(), ledger.clone());
             either_way(&gateway.host);
             lab.link((&inside, &format!("to-gw{number}")), (&gateway.host, "gw-in"), 1).unwrap();
             inside
@@ -187,6 +202,7 @@ impl Cluster {
             management,
             policyd: None,
             folder,
+            ledger,
             _lab: lab,
         };
         cluster.let_there_be(count);
@@ -289,6 +305,17 @@ impl Cluster {
 
     pub(crate) fn path(&self) -> &Path {
         self.folder.path()
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            for gateway in &mut self.gateways {
+                gateway.settle();
+            }
+            self.ledger.check();
+        }
     }
 }
 

@@ -10,10 +10,12 @@
 #![allow(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub mod bgp;
+mod capture;
 pub mod cluster;
 pub mod etcd;
 pub mod foreign;
 pub mod judge;
+pub mod ledger;
 pub mod policyd;
 pub mod services;
 pub mod tls;
@@ -23,7 +25,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,6 +33,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 use vipgate::lab::{Host, Lab, Process, peers};
 
+pub use crate::capture::Capture;
+use crate::ledger::Ledger;
 use crate::policyd::{Plan, Policyd};
 
 /// The server's addresses.
@@ -82,12 +86,13 @@ pub struct World {
     pub server: Host,
     /// Configuration, policy, logs.
     pub folder: TempDir,
-    /// The gateway, when it runs.
-    pub process: Option<Process>,
+    /// What the gateway has dropped and refused, and may.
+    pub ledger: Ledger,
     /// The policy server on the gateway's host, when it runs.
     pub policyd: Option<Policyd>,
     /// Whether policy comes to the gateway by way of a policy server.
     pub served: bool,
+    process: Option<Process>,
     runs: u32,
     _lab: Lab,
 }
@@ -157,9 +162,10 @@ impl World {
             router,
             server,
             folder,
-            process: None,
+            ledger: Ledger::default(),
             policyd: None,
             served: served_by_default(),
+            process: None,
             runs: 0,
             _lab: lab,
         };
@@ -253,7 +259,13 @@ impl World {
         self.process = Some(process);
     }
 
-    fn is_running(&mut self) -> bool {
+    /// The gateway's process.
+    pub fn process(&self) -> &Process {
+        self.process.as_ref().expect("a gateway runs")
+    }
+
+    /// Whether the gateway's process is there.
+    pub fn is_running(&mut self) -> bool {
         self.process.as_mut().is_some_and(Process::is_alive)
     }
 
@@ -263,10 +275,26 @@ impl World {
     }
 
     /// Ends the gateway by a signal, and waits for its end.
-    pub fn end(&mut self, signal: &str) {
+    #[track_caller]
+    pub fn end(&mut self, signal: &str) -> ExitStatus {
+        self.settle();
+        self.process().signal(signal).unwrap();
+        self.wait_end()
+    }
+
+    /// Waits until the gateway ends by itself.
+    pub fn wait_end(&mut self) -> ExitStatus {
         let mut process = self.process.take().expect("a gateway runs");
-        process.signal(signal).unwrap();
-        process.wait(Duration::from_secs(5)).expect("it ends");
+        process.wait(Duration::from_secs(5)).expect("it ends")
+    }
+
+    /// Enters into the ledger what the gateway's process has counted, if that can be asked.
+    #[track_caller]
+    fn settle(&mut self) {
+        if self.is_running() && self.is_ready() {
+            let socket = self.folder.path().join("gateway.sock").display().to_string();
+            self.ledger.enter("gw-test", &self.gateway, || self.command(&["drops", "--socket", &socket]).1);
+        }
     }
 
     /// Runs `vipgate` on the gateway's host to its end: exit code, stdout and stderr.
@@ -359,6 +387,15 @@ impl World {
         assert!(wait_for(Duration::from_secs(3), conserved), "packet buffers are missing");
     }
 
+    /// Asks a server over UDP until it sees a pod by its own address, which leaves the policy.
+    #[track_caller]
+    pub fn wait_uncovered(&self, pod: &Host, server: &str, own: &str) {
+        // Between a question and its answer the policy may end the session; workers know that before the steering program does.
+        self.ledger.allow(["no_policy", "no_service"]);
+        let is_uncovered = || peers::ask_udp(pod, server.parse().unwrap()).is_ok_and(|seen| seen == own);
+        assert!(wait_for(Duration::from_secs(15), is_uncovered), "{}: {}", pod.name(), self.log());
+    }
+
     /// The far side sees a pod by TCP and UDP as `expected`, in both families, and answers its pings.
     pub fn check_identity(&self, pod: &Host, servers: [&str; 2], expected: [&str; 2]) {
         for (server, expected) in servers.into_iter().zip(expected) {
@@ -368,35 +405,14 @@ impl World {
             pod.output(&["ping", "-c", "1", "-W", "2", server]).unwrap();
         }
     }
-
-    /// Begins to count packets that match on the link between gateway and router.
-    pub fn capture(&self, filter: &str) -> Capture {
-        let file = self.folder.path().join(format!("{}.pcap", filter.len()));
-        let log = file.with_extension("log");
-        // Without immediate mode the kernel keeps packets back for up to a second, and the end of the capture loses them.
-        let command = ["tcpdump", "-i", "to-gw", "--immediate-mode", "-U", "-w", &file.display().to_string(), filter];
-        let process = self.router.spawn(&command, &log).unwrap();
-        let listens = || fs::read_to_string(&log).is_ok_and(|log| log.contains("listening on"));
-        assert!(wait_for(Duration::from_secs(5), listens), "tcpdump did not start");
-        Capture { process, file }
-    }
 }
 
-/// A running capture.
-#[derive(Debug)]
-pub struct Capture {
-    process: Process,
-    file: PathBuf,
-}
-
-impl Capture {
-    /// Ends it; the packets, a line each.
-    pub fn end(mut self) -> Vec<String> {
-        thread::sleep(Duration::from_millis(300));
-        self.process.signal("INT").unwrap();
-        self.process.wait(Duration::from_secs(3));
-        let text = vipgate::lab::output(&["tcpdump", "-n", "-r", &self.file.display().to_string()]).unwrap();
-        text.lines().map(str::to_owned).collect()
+impl Drop for World {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            self.settle();
+            self.ledger.check();
+        }
     }
 }
 

@@ -93,11 +93,17 @@ impl Policyd {
 /// The sum of a metric's values over all labels that contain `labels`, from a port on a host's loopback.
 pub(crate) fn metric(host: &Host, port: u16, name: &str, labels: &str) -> f64 {
     let (_, text) = get(host, port, "/metrics").unwrap();
-    let is_it =
-        |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])) && line.contains(labels);
-    let lines: Vec<&str> = text.lines().filter(is_it).collect();
-    assert!(!lines.is_empty(), "no metric {name} with {labels} in:\n{text}");
-    lines.iter().map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    let values: Vec<&str> = values(&text, name, labels).collect();
+    assert!(!values.is_empty(), "no metric {name} with {labels} in:\n{text}");
+    values.iter().map(|value| value.parse::<f64>().unwrap()).sum()
+}
+
+/// The values of a metric in this text, of all labels that contain `labels`.
+pub(crate) fn values<'a>(text: &'a str, name: &str, labels: &str) -> impl Iterator<Item = &'a str> {
+    let is_it = move |line: &&str| {
+        line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])) && line.contains(labels)
+    };
+    text.lines().filter(is_it).map(|line| line.rsplit(' ').next().unwrap_or_default())
 }
 
 /// Asks a web server on a host's loopback: the status, and what it says.

@@ -44,6 +44,7 @@ fn a_host_that_claims_a_vip_is_named_and_the_vip_defended() {
         destination_mac: ethernet::ipv6_multicast(ndp::ALL_NODES),
         solicited: false,
     };
+    world.ledger.expect_exactly([("vip_conflicts", 10)]);
     for _ in 0..5 {
         send(&world.router, &claim.frame(ethernet::BROADCAST));
         send(&world.router, &v6.frame());

@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
+use vipgate_tests::ledger::RING_LOSSES;
 use vipgate_tests::{EXCLUDED, POD_PACKETS, SERVER, VIP_A, VIP_B, World, wait_for};
 
 #[test]
@@ -30,6 +31,7 @@ fn the_far_side_sees_each_tenants_vip_and_never_a_pods_address() {
 #[test]
 fn iperf3_runs_both_ways() {
     let world = World::with_gateway("iperf");
+    world.ledger.allow(RING_LOSSES);
     let log = world.folder.path().join("iperf3.log");
     let _server = world.server.spawn(&["iperf3", "-s", "--forceflush"], &log).unwrap();
     assert!(

@@ -99,6 +99,8 @@ fn hostile_frames_are_counted_drops_and_stop_nobody() {
     let mac = world.ask(&["status"])["interfaces"][0]["mac"].as_str().unwrap().to_owned();
     let script = world.folder.path().join("hostile.py");
     std::fs::write(&script, HOSTILE).unwrap();
+    // How many of each is left to the seeds, and to the pod's MAC address.
+    world.ledger.expect(["malformed", "bad_checksum", "not_ours"]);
     for seed in ["1", "2", "3"] {
         world.pods[0].output(&["python3", &script.display().to_string(), &mac, seed]).unwrap();
         world.check_identity(&world.pods[1], SERVER, VIP_A);

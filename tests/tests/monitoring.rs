@@ -89,6 +89,7 @@ fn make_traffic(world: &World) {
     world.check_identity(&world.pods[2], SERVER, VIP_B);
     world.check_identity(&world.pods[2], EXCLUDED, ["10.1.0.21", "fd00:1::21"]);
     // A VIP answers no ping.
+    world.ledger.expect_exactly([("no_service", 5)]);
     assert!(world.server.output(&["ping", "-c", "5", "-i", "0.2", "-W", "1", VIP_A[0]]).is_err());
 }
 

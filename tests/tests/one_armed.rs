@@ -5,6 +5,7 @@ use std::fs;
 use std::time::Duration;
 
 use vipgate::lab::{Lab, peers};
+use vipgate_tests::ledger::Ledger;
 use vipgate_tests::{binary, wait_for};
 
 const POLICY: &str = r#"
@@ -79,6 +80,7 @@ fn one_interface_is_enough() {
         let page = router.output(&["curl", "-s", "-m", "3", "--interface", server, &url]).unwrap();
         assert_eq!(page, server, "the backend sees the client's own address");
     }
+    Ledger::default().enter("arm", &gateway, || fs::read_to_string(at("log")).unwrap());
     process.signal("TERM").unwrap();
     assert!(process.wait(Duration::from_secs(5)).is_some_and(|status| status.success()));
 }

@@ -95,6 +95,7 @@ fn who_is_no_node_of_the_policy_is_not_believed() {
     // Another host says that the pod is its own, and the node speaks of another network.
     join(&world.pods[0], "10.1.0.11", "77");
     join(&world.pods[3], NODE, "78");
+    world.ledger.expect_exactly([("peer_unknown", 4)]);
     for host in [&world.pods[0], &world.pods[3]] {
         let before = unknown();
         assert!(host.output(&["ping", "-c", "2", "-i", "0.2", "-W", "1", SERVER[0]]).is_err());
@@ -112,6 +113,7 @@ fn who_is_no_node_of_the_policy_is_not_believed() {
     let changed = || world.ask(&["status"])["policy"]["version"] != version;
     assert!(wait_for(Duration::from_secs(10), changed));
     let before = spoofed();
+    world.ledger.expect_exactly([("spoofed_source", 2)]);
     assert!(world.pods[3].output(&["ping", "-c", "2", "-i", "0.2", "-W", "1", SERVER[0]]).is_err());
     assert!(spoofed() - before > 1.5, "{:?}", world.ask(&["drops"]));
     world.check_frames();

@@ -6,7 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use vipgate_tests::traffic::{Connections, echo_server};
+use vipgate_tests::ledger::RING_LOSSES;
+use vipgate_tests::traffic::{Connections, Outcome, echo_server};
 use vipgate_tests::{POD_PACKETS, SERVER, World, state};
 
 fn sessions(world: &World) -> usize {
@@ -17,23 +18,31 @@ fn sessions(world: &World) -> usize {
 fn connections_survive_twenty_kills_under_load() {
     let (_folder, more) = state();
     let mut world = World::new("kills");
+    // After each kill 800 clients retransmit at once, on the cores that the workers need: the rings between workers, which are shorter than
+    // the sockets' fill rings, overflow, too.
+    world.ledger.allow(RING_LOSSES);
+    world.ledger.allow(["link_full"]);
     world.start(&more);
     let _server = echo_server(&world);
     let capture = world.capture(POD_PACKETS);
     let clients =
         [(0, SERVER[0]), (2, SERVER[1])].map(|(pod, server)| Connections::open(&world, &world.pods[pod], server, 400));
+    let begun = Instant::now();
     for round in 0..20_u64 {
         // Anywhere between two rounds of questions.
         thread::sleep(Duration::from_millis(60 + round * 37 % 100));
-        let mut process = world.process.take().unwrap();
-        process.signal("KILL").unwrap();
-        process.wait(Duration::from_secs(5)).expect("it is dead");
+        world.end("KILL");
         world.start(&more);
         assert!(world.log().contains("state_taken_up"), "{}", world.log());
     }
+    let kills = begun.elapsed();
     let outcomes = clients.map(Connections::end);
+    // All ask at once, and TCP doubles its pause with each loss in a row (RFC 6298 section 5.5): what was lost before the end of the kills comes again
+    // after at most as long a time as it has been lost for.
+    let longest = (2 * kills + Duration::from_secs(1)).as_millis();
     for outcome in &outcomes {
-        assert!(outcome.alive == 400 && outcome.changed == 0 && outcome.longest_ms < 5_000, "{outcomes:?}");
+        let Outcome { alive, changed, longest_ms } = *outcome;
+        assert!(alive == 400 && changed == 0 && u128::from(longest_ms) < longest, "{outcomes:?}, kills for {kills:?}");
     }
     world.check_frames();
     assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address was seen outside");
@@ -48,10 +57,8 @@ fn a_planned_restart_keeps_sessions_and_detach_ends_them() {
     let clients = Connections::open(&world, &world.pods[0], SERVER[0], 50);
     let before = sessions(&world);
     assert!(before >= 50, "{before}");
-    let mut process = world.process.take().unwrap();
-    process.signal("TERM").unwrap();
     let begun = Instant::now();
-    process.wait(Duration::from_secs(5)).expect("it ends");
+    world.end("TERM");
     world.start(&more);
     let away = begun.elapsed();
     let outcome = clients.end();
@@ -61,11 +68,9 @@ fn a_planned_restart_keeps_sessions_and_detach_ends_them() {
     );
     assert!(sessions(&world) >= 50);
 
-    let mut process = world.process.take().unwrap();
     let (code, _, stderr) = world.command(&["detach", "--config", &world.config(&more)]);
     assert!(code == 1 && stderr.contains("does this gateway run already"), "not from under it: {stderr}");
-    process.signal("TERM").unwrap();
-    process.wait(Duration::from_secs(5)).expect("it ends");
+    world.end("TERM");
     // Where its interfaces aren't, nothing is touched.
     let kept = fs::read_dir(folder.path().join("gw-test")).unwrap().count();
     let program = vipgate_tests::binary().display().to_string();
@@ -89,24 +94,25 @@ fn state_of_others_is_named_and_forgotten() {
     let mut world = World::new("foreign");
     world.start(&more);
     world.check_identity(&world.pods[0], SERVER, vipgate_tests::VIP_A);
-    let restart = |world: &mut World, more: &str| {
-        let mut process = world.process.take().unwrap();
-        process.signal("KILL").unwrap();
-        process.wait(Duration::from_secs(5)).expect("it is dead");
+    let start = |world: &mut World, more: &str| {
         world.start(more);
         world.check_identity(&world.pods[0], SERVER, vipgate_tests::VIP_A);
     };
-    restart(&mut world, &format!("{more}\nworkers: {{cores: [0]}}"));
+    world.end("KILL");
+    start(&mut world, &format!("{more}\nworkers: {{cores: [0]}}"));
     let log = world.log();
     assert!(log.contains("it was made for worker 0 of 2") && log.contains("a worker that is no more"), "{log}");
-    restart(&mut world, &more.replace("65536", "4096"));
+    world.end("KILL");
+    start(&mut world, &more.replace("65536", "4096"));
     assert!(world.log().contains("it was made for 65536 sessions") || world.log().contains("of 1"), "{}", world.log());
+    // A gateway that runs would die of it.
+    world.end("KILL");
     for entry in fs::read_dir(folder.path().join("gw-test")).unwrap() {
         let mut bytes = fs::read(entry.as_ref().unwrap().path()).unwrap();
         bytes[..4].copy_from_slice(b"junk");
         fs::write(entry.unwrap().path(), bytes).unwrap();
     }
-    restart(&mut world, &more.replace("65536", "4096"));
+    start(&mut world, &more.replace("65536", "4096"));
     assert!(world.log().contains("it is damaged"), "{}", world.log());
 }
 
@@ -118,7 +124,7 @@ fn without_room_it_says_so_and_works() {
     let mut world = World::new("noroom");
     world.start(&format!("sessions: {{capacity: 65536, state: {path}}}"));
     let log = world.log();
-    drop(world.process.take());
+    world.end("KILL");
     vipgate::lab::run(&["umount", &path]).unwrap();
     assert!(log.contains("state_lost") && log.contains("no room for"), "{log}");
 }
@@ -135,9 +141,7 @@ fn of_two_with_one_name_both_run_and_the_first_keeps_its_sessions() {
         world.check_identity(&world.pods[0], SERVER, vipgate_tests::VIP_A);
     }
     let kept = sessions(&first);
-    let mut process = first.process.take().unwrap();
-    process.signal("KILL").unwrap();
-    process.wait(Duration::from_secs(5)).expect("it is dead");
+    first.end("KILL");
     first.start(&more);
     assert!(sessions(&first) >= kept, "the second one took nothing");
 }

@@ -100,7 +100,8 @@ fn backends_come_drain_and_go_under_load_and_nobody_else_notices() {
     all_answer(&mut held);
     thread::sleep(Duration::from_secs(1));
     all_answer(&mut held);
-    // And is gone: its connections end, those of others stay.
+    // And is gone: its connections end, those of others stay. What their clients still send is nobody's.
+    world.ledger.expect(["no_session"]);
     world.serve(&Served { backends: &[ready(P2), ready(P4)], ..Served::default() });
     let mut lost = held.remove("p1").unwrap();
     assert!(lost[0].ask().is_err());

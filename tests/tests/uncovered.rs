@@ -33,7 +33,10 @@ fn scenario(world: &mut World, more: &str) {
     let capture = world.capture(POD_PACKETS);
     world.start(more);
     world.check_identity(&world.pods[0], SERVER, VIP_A);
+    world.ledger.expect_exactly([("no_policy", 2)]);
     are_silent(world, &[3]);
+    let cluster = &world.ask(&["status"])["policy"]["cluster"];
+    assert!(cluster["drop_uncovered"] == true && cluster["pods"].to_string().contains("10.1.0.0/"), "{cluster}");
     assert_eq!(uncovered(world), ["10.1.0.31", "fd00:1::31"]);
     let trace = world.ask(&["trace", "--from", "10.1.0.31", "--to", "198.51.100.10:53", "--proto", "udp"]).to_string();
     assert!(trace.contains("no_policy") && trace.contains("doesn't leave the cluster"), "{trace}");
@@ -43,6 +46,7 @@ fn scenario(world: &mut World, more: &str) {
     world.write_policy("tenant-a.yaml", &whole.replace("10.1.0.11", "10.1.0.99").replace("fd00:1::11", "fd00:1::99"));
     let covers = || world.ask(&["endpoints"]).to_string().contains("10.1.0.11\"");
     assert!(wait_for(Duration::from_secs(10), || !covers()), "{}", world.log());
+    world.ledger.expect_exactly([("no_policy", 4)]);
     are_silent(world, &[0, 3]);
     assert!(uncovered(world).contains(&"10.1.0.11".to_owned()));
 
@@ -84,6 +88,8 @@ fn a_policy_server_says_which_addresses_are_pods() {
     let capture = world.capture(POD_PACKETS);
     world.launch("");
     assert!(wait_for(Duration::from_secs(20), || world.log().contains("\"event\":\"no_policy\"")), "{}", world.log());
+    // Packets wait in the rings until there is a policy: then those of p4 are dropped.
+    world.ledger.expect_exactly([("no_policy", 2)]);
     are_silent(&world, &[0, 3]);
     assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address was seen outside");
     world.start_policyd(CLUSTER);

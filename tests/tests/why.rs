@@ -67,6 +67,7 @@ fn what_trace_foretells_comes_true() {
     let before = world.metric("vipgate_drops_total", "reason=\"no_service\"");
     let send =
         format!("import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'?', ('{}', 9))", VIP_A[0]);
+    world.ledger.expect_exactly([("no_service", 1)]);
     world.server.output(&["python3", "-c", &send]).unwrap();
     let dropped = || world.metric("vipgate_drops_total", "reason=\"no_service\"") > before + 0.5;
     assert!(wait_for(Duration::from_secs(3), dropped), "{}", world.ask(&["drops"]));

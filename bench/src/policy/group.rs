@@ -135,7 +135,7 @@ fn view(gateways: u32, gone: Option<u32>) -> MembersSpec {
         linked: Some(number) != gone && number != 0,
         may_open: true,
     };
-    MembersSpec { this: Some(name(0).into()), gateways: (0..gateways).map(member).collect(), since: 0 }
+    MembersSpec { this: Some(name(0).into()), gateways: (0..gateways).map(member).collect(), ..MembersSpec::default() }
 }
 
 fn name(number: u32) -> String {

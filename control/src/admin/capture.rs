@@ -178,6 +178,7 @@ fn sentence(captured: &Captured) -> String {
         }
         Verdict::Wait(_) => format!("{direction}: waits for the link address of its neighbour"),
         Verdict::Park => "waits for the first fragment of its datagram".to_owned(),
+        Verdict::Defer(_) => "waits until its share has changed hands".to_owned(),
         Verdict::Requeue => "comes around, behind what it must not overtake".to_owned(),
         Verdict::Around => format!("{direction}: for a VIP of this gateway, comes around"),
         Verdict::Drop(reason) => format!("dropped, {}: {}", reason.name(), reason.help()),

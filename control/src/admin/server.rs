@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
+use ipnet::IpNet;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -14,7 +15,7 @@ use vipgate_dataplane::command::SessionFilter;
 use vipgate_dataplane::counters::{Counter, Direction};
 use vipgate_dataplane::snapshot::endpoints::Endpoint;
 use vipgate_dataplane::snapshot::policy::{Policy, Vip};
-use vipgate_dataplane::snapshot::spec::{Announce, Role};
+use vipgate_dataplane::snapshot::spec::{Announce, ClusterSpec, Role};
 
 use super::capture::Captures;
 use super::filter::FilterError;
@@ -120,6 +121,7 @@ impl Admin for Service {
                 services: compiled.services().count() as u64,
                 server: state.server.as_ref().map(|server| server_status(&server.load())),
                 manifests: state.files.as_ref().map(|files| manifests(&files.status)),
+                cluster: Some(cluster(compiled.cluster())),
             }),
             workers,
             interfaces: interfaces.collect(),
@@ -256,6 +258,15 @@ pub(super) fn endpoint(address: IpAddr, endpoint: &Endpoint, policy: &Policy, st
         vips: policy.vips_of(endpoint).map(|vip| vip.address.to_string()).collect(),
         home: endpoint.home.map(|home| policy.members().name(home).to_string()).unwrap_or_default(),
         owner: group::owner(policy, policy.owner_of(endpoint), state),
+    }
+}
+
+fn cluster(cluster: &ClusterSpec) -> proto::ClusterRanges {
+    let texts = |nets: &[IpNet]| nets.iter().map(ToString::to_string).collect();
+    proto::ClusterRanges {
+        pods: texts(&cluster.pods),
+        others: texts(&cluster.others),
+        drop_uncovered: cluster.drop_uncovered,
     }
 }
 

@@ -127,7 +127,7 @@ fn reply(found: &Found, verdict: Verdict, steps: Vec<TraceStep>, network: &Netwo
         Verdict::CutIntoTunnel => ("tunnel", String::new()),
         Verdict::Answer(out) => ("answer", name(out)),
         Verdict::Heard => ("heard", String::new()),
-        Verdict::Wait(_) => ("wait", String::new()),
+        Verdict::Wait(_) | Verdict::Defer(_) => ("wait", String::new()),
         Verdict::Drop(_) => ("drop", String::new()),
         Verdict::Undecided | Verdict::HandOff(_) | Verdict::Park | Verdict::Requeue | Verdict::Around => {
             ("undecided", String::new())

@@ -27,7 +27,7 @@ fn text(status: &proto::StatusReply) -> String {
 }
 
 fn head(status: &proto::StatusReply) -> String {
-    let policy = status.policy.clone().unwrap_or_default();
+    let mut policy = status.policy.clone().unwrap_or_default();
     let mut out = String::new();
     let mut line = |label: &str, text: &str| {
         // Writing to a String can't fail.
@@ -47,6 +47,9 @@ fn head(status: &proto::StatusReply) -> String {
             policy.vips, policy.endpoints, policy.services, policy.source
         ),
     );
+    for (label, text) in cluster_lines(policy.cluster.take().unwrap_or_default()) {
+        line(label, &text);
+    }
     line("updates", &format!("{} applied, {} rejected", policy.updates_applied, policy.updates_rejected));
     for (at, reason) in policy.last_error.lines().enumerate() {
         line(if at == 0 { "REJECTED" } else { "" }, reason);
@@ -84,6 +87,35 @@ fn head(status: &proto::StatusReply) -> String {
     let share = format!("{}.{} %", permille / 10, permille % 10);
     line("sessions", &format!("{} of {} ({share})", status.sessions, status.session_capacity));
     out
+}
+
+/// What is known to be inside the cluster, and what becomes of pods' packets that no policy covers.
+fn cluster_lines(cluster: proto::ClusterRanges) -> Vec<(&'static str, String)> {
+    let proto::ClusterRanges { pods, others, drop_uncovered } = cluster;
+    let mut lines = match (pods.is_empty(), drop_uncovered) {
+        (true, _) => vec!["no pod_cidrs: what no policy covers is left to the kernel".to_owned()],
+        (false, true) => vec!["what no policy covers is dropped if it is from".to_owned()],
+        (false, false) => vec!["what no policy covers is LEFT TO THE KERNEL, also from".to_owned()],
+    };
+    lines.extend(wrapped(&pods, "  "));
+    if !others.is_empty() {
+        lines.push("and inside are".to_owned());
+        lines.extend(wrapped(&others, "  "));
+    }
+    lines.into_iter().enumerate().map(|(at, text)| (if at == 0 { "cluster" } else { "" }, text)).collect()
+}
+
+/// Words in lines that leave room for a label.
+fn wrapped(words: &[String], indent: &str) -> Vec<String> {
+    const MOST: usize = 70;
+    let mut lines: Vec<String> = Vec::new();
+    for word in words {
+        match lines.last_mut() {
+            Some(line) if line.len() + 1 + word.len() <= MOST => *line = format!("{line} {word}"),
+            _ => lines.push(format!("{indent}{word}")),
+        }
+    }
+    lines
 }
 
 /// How things stand with manifests in files.
@@ -213,6 +245,28 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(figures(&status), "ring_losses      late 7, early 1\nframes           pool 100\n");
+    }
+
+    #[test]
+    fn what_is_known_to_be_inside_is_shown_in_eighty_columns() {
+        let nets = |count: u8| (0..count).map(|n| format!("10.{n}.0.0/16")).collect();
+        let lines = |cluster| {
+            let lines = cluster_lines(cluster).into_iter().map(|(label, text)| format!("{label:<9} {text}\n"));
+            lines.collect::<String>()
+        };
+        let mut known = proto::ClusterRanges { pods: nets(7), others: nets(1), drop_uncovered: true };
+        let shown = lines(known.clone());
+        let expected = "\
+cluster   what no policy covers is dropped if it is from
+            10.0.0.0/16 10.1.0.0/16 10.2.0.0/16 10.3.0.0/16 10.4.0.0/16
+            10.5.0.0/16 10.6.0.0/16
+          and inside are
+            10.0.0.0/16
+";
+        assert_eq!(shown, expected);
+        known.drop_uncovered = false;
+        assert!(lines(known).starts_with("cluster   what no policy covers is LEFT TO THE KERNEL, also from\n"));
+        assert!(lines(proto::ClusterRanges::default()).contains("no pod_cidrs"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What only the device and the steering program count, as metrics.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use vipgate_dataplane::counters::WorkerCounters;
@@ -12,19 +13,39 @@ use super::state::{DeviceFigures, Figure, RingDrops};
 #[derive(Debug)]
 pub(super) struct XdpFigures {
     /// The steering program, which the control thread changes.
-    pub(super) steering: Arc<Mutex<Steering>>,
+    steering: Arc<Mutex<Steering>>,
     /// The sockets of each worker.
-    pub(super) losses: Vec<Losses>,
+    losses: Vec<Losses>,
+    /// What each worker's sockets are known to have lost for being too long.
+    too_long: Vec<AtomicU64>,
     /// The frames of all workers.
-    pub(super) pool: Pool,
+    pool: Pool,
     /// Where the workers say how many frames they hold.
-    pub(super) counters: Vec<Arc<WorkerCounters>>,
+    counters: Vec<Arc<WorkerCounters>>,
+}
+
+impl XdpFigures {
+    pub(super) fn new(
+        steering: Arc<Mutex<Steering>>,
+        losses: Vec<Losses>,
+        pool: Pool,
+        counters: Vec<Arc<WorkerCounters>>,
+    ) -> Self {
+        let too_long = losses.iter().map(|_| AtomicU64::new(0)).collect();
+        Self { steering, losses, too_long, pool, counters }
+    }
 }
 
 impl DeviceFigures for XdpFigures {
     fn ring_drops(&self, worker: usize) -> RingDrops {
-        let losses = self.losses.get(worker).map(Losses::read).unwrap_or_default();
-        RingDrops { no_buffer: losses.fill_ring_empty, ring_full: losses.receive_ring_full }
+        let Some((losses, known)) = self.losses.get(worker).zip(self.too_long.get(worker)) else {
+            return RingDrops::default();
+        };
+        let losses = losses.read();
+        // For each frame that is missing the kernel counts both, one after the other: what is counted here must not fall in between.
+        let too_long = losses.dropped.saturating_sub(losses.fill_ring_empty);
+        let too_long = known.fetch_max(too_long, Ordering::Relaxed).max(too_long);
+        RingDrops { no_buffer: losses.fill_ring_empty, ring_full: losses.receive_ring_full, too_long }
     }
 
     fn captures(&self, frame: &[u8], ifindex: u32) -> Option<bool> {

@@ -307,6 +307,7 @@ impl Group {
 
     /// Says once when the lease has lapsed, and once when it is held again. One that nobody has granted yet can't lapse.
     pub(super) fn watch_lease(&mut self) {
+        self.lease.expire();
         let (held, view) = (self.lease.status() != LeaseStatus::Lapsed, self.standing.view().number);
         if held == self.held || (!held && !self.lease.was_granted()) {
             return;

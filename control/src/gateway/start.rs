@@ -133,7 +133,7 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
         dealt: Dealt::of(&offer.change),
         workers: handles,
         sockets,
-        device: Arc::new(XdpFigures { steering: steering.clone(), losses, pool, counters }),
+        device: Arc::new(XdpFigures::new(steering.clone(), losses, pool, counters)),
         ..state_without_workers(&config, status, origin, policy, &network)?
     });
     let lease = Arc::new(GroupLease::new(shared.lease));

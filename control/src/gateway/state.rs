@@ -186,6 +186,7 @@ impl GatewayState {
         let lost = self.device.ring_drops(worker);
         drops[DropReason::RxNoBuffer as usize] += lost.no_buffer;
         drops[DropReason::RxRingFull as usize] += lost.ring_full;
+        drops[DropReason::RxTooLong as usize] += lost.too_long;
         drops
     }
 
@@ -208,6 +209,8 @@ pub struct RingDrops {
     pub no_buffer: u64,
     /// For want of room in the receive ring.
     pub ring_full: u64,
+    /// For being longer than a buffer.
+    pub too_long: u64,
 }
 
 /// Figures that only the device knows.

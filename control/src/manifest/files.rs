@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::policy::Fingerprint;
+use crate::text_file;
 
 /// Directories inside directories, at most.
 const DEPTH: usize = 32;
@@ -62,7 +63,11 @@ impl Walk {
             return;
         }
         if !is_directory {
-            return self.files.push(path.to_owned());
+            // Who names a pipe means it; one that lies in a directory could be waited for without end.
+            return match text_file::require_regular(metadata.file_type()) {
+                Err(error) if !named => self.failures.push((path.to_owned(), error)),
+                _ => self.files.push(path.to_owned()),
+            };
         }
         self.directories.push(path.to_owned());
         if depth >= DEPTH {
@@ -149,7 +154,7 @@ impl Contents {
             _ => {}
         }
         let now = SystemTime::now();
-        let bytes = std::fs::read(path)?;
+        let bytes = text_file::read_regular(path)?;
         let print = Fingerprint::of(&bytes);
         if stamp.is_settled(now) {
             self.0.insert(path.to_owned(), (stamp, print));
@@ -205,6 +210,20 @@ mod tests {
             [(&at("dangling.yaml"), "it is a link to nothing".to_owned())],
             "it is there, but unreadable"
         );
+    }
+
+    #[test]
+    fn a_pipe_among_the_files_is_named_and_never_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let [pipe, file] = ["pipe.yaml", "file.yaml"].map(|name| dir.path().join(name));
+        write(&file, "").unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let found = walk(&[dir.path().to_owned()]);
+        assert_eq!(found.files, [file]);
+        let failures: Vec<_> = found.failures.iter().map(|(path, error)| (path, error.to_string())).collect();
+        assert_eq!(failures, [(&pipe, "it is a pipe, not a regular file".to_owned())]);
+        assert_eq!(walk(std::slice::from_ref(&pipe)).files.len(), 1, "a command may read it");
+        assert!(Contents::default().of(&pipe).is_err(), "who follows files doesn't");
     }
 
     #[test]

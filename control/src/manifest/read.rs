@@ -16,6 +16,7 @@ use super::{
     service, slice,
 };
 use crate::complaint::{Complaint, Place, Severity};
+use crate::text_file::named_text;
 use crate::yaml::{Fault, Node, Position, Source, Value, decode, join};
 
 /// The API group of vipgate's own kinds.
@@ -56,7 +57,7 @@ pub fn load(paths: &[PathBuf], foreign: Foreign) -> Manifests {
         manifests.complaints.push(unreadable(&path, &error));
     }
     for path in found.files {
-        match std::fs::read_to_string(&path) {
+        match named_text(&path) {
             Ok(text) => read(&Arc::new(Source::new(&path.display().to_string(), text)), foreign, &mut manifests),
             Err(error) => manifests.complaints.push(unreadable(&path, &error)),
         }

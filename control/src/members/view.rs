@@ -21,6 +21,8 @@ const MOST_NUMBER: u64 = 1 << 62;
 pub struct View {
     /// Each change adds to it; 0: nobody has said anything yet.
     pub number: u64,
+    /// How often those who serve have changed; 0: nobody has counted.
+    pub serving_changes: u64,
     /// The gateways of the policy, by name, each once.
     pub members: Vec<Member>,
 }
@@ -105,7 +107,7 @@ pub enum Unsound {
     #[error("gateway {0}: wish {1} isn't known")]
     Wish(String, i32),
     /// Numbers that grow beyond all measure.
-    #[error("view {0}: its number, or an epoch in it, is too high")]
+    #[error("view {0}: its number, or an epoch or a count in it, is too high")]
     Number(u64),
     /// Too many members.
     #[error("view {0}: {1} members are more than {MOST_MEMBERS}")]
@@ -126,6 +128,19 @@ impl View {
     pub fn serving(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.serving)
     }
+
+    /// How often those who serve have changed, at most: where nobody has counted, each view may have changed them.
+    pub fn most_serving_changes(&self) -> u64 {
+        if self.serving_changes == 0 { self.number } else { self.serving_changes }
+    }
+
+    /// Whether in another view the same ones serve, and have served all the time between the two.
+    pub fn serves_alike(&self, other: &Self) -> bool {
+        fn epoch(member: &Member) -> (&str, u64) {
+            (&member.name, member.epoch)
+        }
+        self.serving().map(epoch).eq(other.serving().map(epoch))
+    }
 }
 
 impl Member {
@@ -139,11 +154,12 @@ impl TryFrom<proto::View> for View {
     type Error = Unsound;
 
     fn try_from(message: proto::View) -> Result<Self, Unsound> {
-        let proto::View { number, members } = message;
+        let proto::View { number, members, serving_changes } = message;
         if members.len() > MOST_MEMBERS {
             return Err(Unsound::TooMany(number, members.len()));
         }
-        if number >= MOST_NUMBER || members.iter().any(|member| member.epoch > number) {
+        let counts = members.iter().map(|member| member.epoch).chain([serving_changes]);
+        if number >= MOST_NUMBER || counts.max() > Some(number) {
             return Err(Unsound::Number(number));
         }
         let mut members = members.into_iter().map(Member::try_from).collect::<Result<Vec<_>, _>>()?;
@@ -151,14 +167,18 @@ impl TryFrom<proto::View> for View {
         let mut names = BTreeSet::new();
         match members.iter().find(|member| !names.insert(&member.name)) {
             Some(twice) => Err(Unsound::Twice(number, twice.name.to_string())),
-            None => Ok(Self { number, members }),
+            None => Ok(Self { number, serving_changes, members }),
         }
     }
 }
 
 impl From<&View> for proto::View {
     fn from(view: &View) -> Self {
-        Self { number: view.number, members: view.members.iter().map(Into::into).collect() }
+        Self {
+            number: view.number,
+            serving_changes: view.serving_changes,
+            members: view.members.iter().map(Into::into).collect(),
+        }
     }
 }
 
@@ -291,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_view_survives_the_way() {
-        let view = View { number: 5, members: vec![member("a"), Member::new("b".into(), 5)] };
+        let view = View { number: 5, serving_changes: 3, members: vec![member("a"), Member::new("b".into(), 5)] };
         let mut message = proto::View::from(&view);
         message.members.reverse();
         assert_eq!(View::try_from(message), Ok(view.clone()), "members are in order again");
@@ -309,14 +329,14 @@ mod tests {
             seen_view: 9,
             fingerprint: Some([1; 32]),
             peer: Some("192.0.2.1:4790".parse().unwrap()),
-            view: Some(Arc::new(View { number: 1, members: vec![] })),
+            view: Some(Arc::new(View { number: 1, ..View::default() })),
         };
         assert_eq!(Beat::try_from(beat.message(3)), Ok(beat));
     }
 
     #[test]
     fn what_is_unsound_is_refused() {
-        let sound = View { number: 5, members: vec![member("a")] };
+        let sound = View { number: 5, serving_changes: 5, members: vec![member("a")] };
         let of = |change: &dyn Fn(&mut proto::View)| {
             let mut message = proto::View::from(&sound);
             change(&mut message);
@@ -326,6 +346,7 @@ mod tests {
         assert_eq!(of(&|view| view.members[0].fingerprint = vec![0; 31]), Unsound::Fingerprint("a".into(), 31));
         assert_eq!(of(&|view| view.members[0].port = 65536), Unsound::Address("a".into(), "2001:db8::1".into(), 65536));
         assert_eq!(of(&|view| view.members[0].epoch = 6), Unsound::Number(5));
+        assert_eq!(of(&|view| view.serving_changes = 6), Unsound::Number(5));
         assert_eq!(of(&|view| view.number = u64::MAX), Unsound::Number(u64::MAX));
         assert_eq!(of(&|view| view.members.push(view.members[0].clone())), Unsound::Twice(5, "a".into()));
         let many = vec![proto::Member::default(); MOST_MEMBERS + 1];

@@ -56,6 +56,9 @@ pub enum Broken {
     /// The view names no such certificate, or no more.
     #[error("its certificate isn't, or is no longer, the one that the view names")]
     Unpinned,
+    /// The view names no gateway at the address that it connects from.
+    #[error("no other gateway of the view has this address")]
+    UnknownAddress,
     /// A newer link of the same process takes its place.
     #[error("it has connected anew")]
     Replaced,
@@ -80,6 +83,7 @@ impl Broken {
             | Self::Version { .. }
             | Self::Name { .. }
             | Self::Incarnation
+            | Self::UnknownAddress
             | Self::Unpinned => true,
             Self::Connection(_)
             | Self::Silent(_)

@@ -1,12 +1,12 @@
 //! All links of this gateway: one to each other gateway of the view, made by that of the two whose name comes first.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::rustls::CommonState;
@@ -14,6 +14,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::frame::Broken;
+use super::handshakes::Handshakes;
 use super::identity::{Fingerprint, IdentityError, NAME, Pins};
 use super::link::{self, Introduced, Io, Link};
 use super::replicate::pump::Order;
@@ -30,8 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(25), Duration::from_secs(1));
 /// A link that has held for so long begins with the first pause again.
 const HELD: Duration = Duration::from_secs(5);
-/// Connections at a time of which isn't known yet whose they are.
-const UNKNOWN: usize = 64;
+/// The accept queue: connections of strangers are in it, too, and closed at once when they are accepted.
+const BACKLOG: u32 = 1024;
 /// Bytes that the kernel holds for a link: beats wait behind them.
 const KERNEL: u32 = 256 << 10;
 
@@ -46,6 +47,7 @@ pub(super) struct Shared {
     pub(super) events: mpsc::Sender<Event>,
     pub(super) links: mpsc::Sender<Order>,
     pub(super) pins: Arc<Pins>,
+    pub(super) handshakes: Arc<Handshakes>,
     pub(super) registry: Mutex<Registry>,
 }
 
@@ -199,7 +201,7 @@ pub(super) fn bind(plan: &Plan) -> std::io::Result<TcpListener> {
     // Connections inherit it.
     socket.set_send_buffer_size(KERNEL)?;
     socket.bind(plan.listen)?;
-    socket.listen(UNKNOWN as u32)
+    socket.listen(BACKLOG)
 }
 
 /// What lets others in whom the view names.
@@ -209,7 +211,6 @@ pub(super) fn acceptor(shared: &Shared) -> Result<TlsAcceptor, IdentityError> {
 
 /// Lets others in.
 pub(super) async fn listen(shared: Arc<Shared>, listener: TcpListener, acceptor: TlsAcceptor) {
-    let room = Arc::new(Semaphore::new(UNKNOWN));
     // Ends with this task, and all of them with it.
     let mut connections = JoinSet::new();
     loop {
@@ -223,18 +224,24 @@ pub(super) async fn listen(shared: Arc<Shared>, listener: TcpListener, acceptor:
                 continue;
             }
         };
-        let Ok(permit) = room.clone().try_acquire_owned() else {
-            let why = Broken::Connection("too many connections at once".to_owned());
-            shared.failed(&Ended { peer: None, linked: false, why }, from.ip());
-            continue;
+        let mut slot = match shared.handshakes.admit(from.ip(), &shared.view.borrow(), &shared.plan.name) {
+            Ok(slot) => slot,
+            Err(why) => {
+                shared.failed(&Ended { peer: None, linked: false, why }, from.ip());
+                continue;
+            }
         };
         let (shared, acceptor) = (shared.clone(), acceptor.clone());
         connections.spawn(async move {
             let until = Instant::now() + PATIENCE;
-            let ended = match accept(&acceptor, stream, until).await {
+            let accepted = tokio::select! {
+                accepted = accept(&acceptor, stream, until) => accepted,
+                () = slot.superseded() => Err(Broken::Replaced),
+            };
+            let ended = match accepted {
                 Ok((stream, fingerprint)) => {
                     // It has shown a certificate of the view.
-                    drop(permit);
+                    drop(slot);
                     match shared.pins.owner(fingerprint) {
                         Some(peer) if peer > shared.plan.name => {
                             let why = Broken::Protocol("it connects, although its name comes after ours");
@@ -321,7 +328,7 @@ async fn dial(shared: Arc<Shared>, name: Arc<str>) {
 async fn connect(
     shared: &Shared,
     name: &Arc<str>,
-    address: std::net::SocketAddr,
+    address: SocketAddr,
 ) -> Result<(tokio_rustls::client::TlsStream<TcpStream>, Fingerprint), Broken> {
     let config = shared.plan.identity.client(shared.pins.clone(), name);
     let config = config.map_err(|error| Broken::Connection(error.to_string()))?;
@@ -329,6 +336,8 @@ async fn connect(
     let attempt = async {
         let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
         socket.set_send_buffer_size(KERNEL)?;
+        // The address that the view tells of this gateway: others accept no handshake from another one.
+        socket.bind(SocketAddr::new(shared.plan.listen.ip(), 0))?;
         let stream = socket.connect(address).await?;
         stream.set_nodelay(true)?;
         TlsConnector::from(Arc::new(config)).connect(server, stream).await

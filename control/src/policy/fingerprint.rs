@@ -47,3 +47,20 @@ pub fn mix(number: u64) -> u64 {
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     mixed ^ (mixed >> 31)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Gateways of other versions and other machines come to the same: these are what the algorithms' authors publish.
+    #[test]
+    fn names_are_the_same_everywhere() {
+        let mut print = Fingerprint::default();
+        print.add(b"foo");
+        print.write_str("bar").unwrap();
+        assert_eq!(print.0, 0x8594_4171_f739_67e8, "FNV-1a");
+        assert_eq!(print.finish(), mix(0x8594_4171_f739_67e8));
+        assert_eq!(Fingerprint::of(b"foobar"), print.finish());
+        assert_eq!(mix(0x9e37_79b9_7f4a_7c15), 0xe220_a839_7b1d_cdaf, "SplitMix64, the first number of seed 0");
+    }
+}

@@ -304,6 +304,74 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn it_waits_until_a_writer_has_paused() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut follower = Follower::new(vec![dir.path().to_owned()]);
+        (follower.watcher, follower.events) = (None, Arc::default());
+        let begun = Instant::now();
+        follower.wait_until_quiet().await;
+        assert!(begun.elapsed() >= QUIET, "nobody writes, but somebody may have half a file");
+        // What never stops is waited for as long as patience lasts, and what pauses is seen.
+        let bell = follower.events.clone();
+        let ringing = tokio::spawn(async move {
+            loop {
+                bell.notify_one();
+                tokio::task::yield_now().await;
+            }
+        });
+        let begun = Instant::now();
+        follower.wait_until_quiet().await;
+        let waited = begun.elapsed();
+        ringing.abort();
+        assert!(waited >= PATIENCE && waited < RESCAN, "{waited:?}");
+    }
+
+    #[test]
+    fn reading_is_no_change_and_writing_is() {
+        let event = |kind| may_change(&Ok(Event::new(kind)));
+        assert!(!event(EventKind::Access(AccessKind::Read)));
+        assert!(!event(EventKind::Access(AccessKind::Open(AccessMode::Read))));
+        assert!(!event(EventKind::Access(AccessKind::Close(AccessMode::Read))));
+        assert!(event(EventKind::Access(AccessKind::Close(AccessMode::Write))));
+        assert!(event(EventKind::Create(notify::event::CreateKind::File)));
+        assert!(event(EventKind::Any));
+        assert!(may_change(&Err(notify::Error::generic("events were lost"))));
+    }
+
+    #[test]
+    fn what_cannot_be_read_counts_as_the_reason_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let (missing, file) = (dir.path().join("missing"), dir.path().join("a.yaml"));
+        write(&file, "1").unwrap();
+        let looked = |paths: &[PathBuf]| look(&walk(paths), &mut Contents::default());
+        let without = looked(std::slice::from_ref(&file));
+        let with = looked(&[file.clone(), missing.clone()]);
+        assert_eq!((without.files, with.files), (1, 1));
+        assert_ne!(with.fingerprint, without.fingerprint);
+        assert_ne!(with.fingerprint, looked(&[file, dir.path().join("absent")]).fingerprint, "which one it is");
+    }
+
+    #[test]
+    fn it_follows_what_is_around_each_path_and_each_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().canonicalize().unwrap().join(name);
+        create_dir_all(at("real/deep")).unwrap();
+        create_dir(at("links")).unwrap();
+        write(at("real/deep/p.yaml"), "1").unwrap();
+        symlink(at("real/deep/p.yaml"), at("links/p.yaml")).unwrap();
+        let followed = |path: PathBuf| -> Vec<PathBuf> {
+            let paths = [path];
+            places(&paths, &walk(&paths)).into_iter().collect()
+        };
+        assert_eq!(followed(at("links/p.yaml")), [at("links"), at("real/deep")]);
+        assert_eq!(followed(at("real")), [at(""), at("real"), at("real/deep")].map(|it| it.canonicalize().unwrap()));
+        // What isn't there yet appears in the last directory on its way that is.
+        assert_eq!(followed(at("real/later/p.yaml")), [at("real")]);
+        let here = std::env::current_dir().unwrap().canonicalize().unwrap();
+        assert_eq!(followed(PathBuf::from("not-there.yaml")), [here], "a name alone is here");
+    }
+
+    #[tokio::test]
     async fn looking_is_no_reason_to_look_again() {
         // Two directories deep: what others do in /tmp is no concern of this test.
         let dir = tempfile::tempdir().unwrap();

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use super::{Event, Hidden, Update};
 use crate::manifest::files::{Content, Contents, Walk, walk};
 use crate::policy::{Fingerprint, Follower};
+use crate::text_file::regular_text;
 
 /// Follows files and directories until nobody listens any more.
 pub async fn follow(paths: Vec<PathBuf>, events: mpsc::Sender<Event>) {
@@ -70,7 +71,7 @@ impl Reader {
                     note(path, print, &mut { text });
                 }
                 Ok(Content::Same(print)) => {
-                    note(path, print, &mut || std::fs::read_to_string(path).map_err(|error| unreadable(&error)));
+                    note(path, print, &mut || regular_text(path).map_err(|error| unreadable(&error)));
                 }
                 Err(error) => {
                     let reason = unreadable(&error);

@@ -7,7 +7,6 @@ mod names;
 pub use self::check::{Side, Validity, check_authorities, check_certificates, check_key};
 pub use self::names::Names;
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,6 +18,8 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+use crate::text_file::read_regular;
 
 /// The protocol inside TLS (RFC 7301): HTTP/2.
 const H2: &[u8] = b"h2";
@@ -104,7 +105,7 @@ pub fn server(ca: Option<&Path>, cert: &Path, key: &Path) -> Result<ServerConfig
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
-    fs::read(path).map_err(|error| TlsError::Unreadable { path: path.to_owned(), error })
+    read_regular(path).map_err(|error| TlsError::Unreadable { path: path.to_owned(), error })
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {

@@ -54,10 +54,15 @@ pub fn group(serving: &[&str]) -> GroupStatus {
     let peers: BTreeMap<Arc<str>, PeerStatus> = [("gw-b".into(), up), ("gw-c".into(), down)].into();
     GroupStatus {
         authority: Some(Authority::Present),
-        view: Arc::new(View { number: 14, members: (0..).zip(NAMES).map(member).collect() }),
+        view: Arc::new(View { number: 14, serving_changes: 3, members: (0..).zip(NAMES).map(member).collect() }),
         links: Arc::new(PeersStatus { peers, strangers: 1 }),
         draining: false,
-        spec: MembersSpec { this: Some("gw-a".into()), gateways: NAMES.map(spec).into(), since: 14 },
+        spec: MembersSpec {
+            this: Some("gw-a".into()),
+            gateways: NAMES.map(spec).into(),
+            since: 14,
+            serving_changes: 3,
+        },
         lease: None,
     }
 }

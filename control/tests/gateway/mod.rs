@@ -57,7 +57,7 @@ struct Device;
 
 impl DeviceFigures for Device {
     fn ring_drops(&self, worker: usize) -> RingDrops {
-        RingDrops { no_buffer: 3 * worker as u64, ring_full: 0 }
+        RingDrops { no_buffer: 3 * worker as u64, ring_full: 0, too_long: 0 }
     }
 
     fn captures(&self, _: &[u8], _: u32) -> Option<bool> {

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::tests::{NOW, PIECES, PORTS, TIMEOUT, fragments, frames, key, tags, v6};
 use super::*;
+use crate::tally::property;
 
 /// One datagram as the model sees it.
 #[derive(Debug)]
@@ -325,58 +326,114 @@ impl Rig {
     }
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
-
-    #[test]
-    fn it_behaves_like_a_list_of_datagrams(arrivals in prop::collection::vec(arrival(), 1..200)) {
-        let (mut rig, mut model) = (Rig::new(), Model::default());
-        for arrival in arrivals {
-            rig.elapsed += u64::from(arrival.after_ms);
-            let now = rig.elapsed;
-            if arrival.after_ms > 0 {
-                rig.end_batch();
-            }
-            // Nothing is swept while a batch is in hand.
-            if rig.in_batch.is_empty() {
-                prop_assert_eq!(rig.sweep(usize::MAX), model.sweep(now));
-            }
-            let (tag, end) = rig.arrive(&arrival);
-            let who = (arrival.source, arrival.id);
-            let expected = if arrival.piece.is_first() {
-                let ports = Ports { source: arrival.port, ..PORTS };
-                let new = Known { ports, translated_id: rig.translated_ids };
-                match model.first(who, arrival.piece, new, now) {
-                    Ok((known, released)) => End::First(known, released),
-                    Err(refusal) => End::Refused(refusal),
-                }
-            } else {
-                match model.later(who, arrival.piece, now) {
-                    Ok(Some(known)) => End::Known(known),
-                    Ok(None) => End::Parked(model.park(who, tag)),
-                    Err(refusal) => End::Refused(refusal),
-                }
-            };
-            prop_assert_eq!(end, expected, "{:?}", arrival);
-            prop_assert_eq!(rig.fragments.len() as usize, model.datagrams.len());
-            prop_assert_eq!(rig.waiting(), model.held());
-            prop_assert!(rig.frames_are_conserved());
+impl End {
+    fn class(&self) -> &'static str {
+        match self {
+            Self::First(_, released) if released.is_empty() => "first",
+            Self::First(..) => "first after others",
+            Self::Known(_) => "known",
+            Self::Parked(true) => "parked",
+            Self::Parked(false) => "no room to park",
+            Self::Refused(Refusal::Overlap) => "overlap",
+            Self::Refused(Refusal::Poisoned) => "poisoned",
+            Self::Refused(Refusal::TooMany) => "too many",
+            Self::Refused(Refusal::Repeated) => "repeated",
+            Self::Refused(Refusal::Scattered) => "scattered",
+            Self::Refused(Refusal::Malformed | Refusal::Tiny) => "no piece",
         }
-        prop_assert!(rig.end());
     }
+}
 
-    #[test]
-    fn no_frame_is_lost_however_seldom_it_is_swept(arrivals in prop::collection::vec(arrival(), 1..300)) {
-        let mut rig = Rig::new();
-        for arrival in arrivals {
-            rig.elapsed += u64::from(arrival.after_ms);
-            if rig.in_batch.is_empty() {
-                prop_assert!(rig.sweep(arrival.budget).len() <= arrival.budget);
+#[test]
+fn it_behaves_like_a_list_of_datagrams() {
+    let classes = [
+        "first",
+        "first after others",
+        "known",
+        "parked",
+        "no room to park",
+        "overlap",
+        "poisoned",
+        "too many",
+        "finished",
+        "full of finished ones",
+        "expired with a frame",
+        "both of a batch",
+    ];
+    property(
+        ProptestConfig::with_cases(1_000),
+        &prop::collection::vec(arrival(), 1..200),
+        &classes,
+        |arrivals, tally| {
+            let (mut rig, mut model) = (Rig::new(), Model::default());
+            for arrival in arrivals {
+                rig.elapsed += u64::from(arrival.after_ms);
+                let now = rig.elapsed;
+                if arrival.after_ms > 0 {
+                    rig.end_batch();
+                }
+                // Nothing is swept while a batch is in hand.
+                if rig.in_batch.is_empty() {
+                    let expired = model.sweep(now);
+                    tally.add("expired with a frame", expired.len() as u64);
+                    prop_assert_eq!(rig.sweep(usize::MAX), expired);
+                }
+                tally.add("both of a batch", u64::from(rig.in_batch.len() > 1));
+                let (tag, end) = rig.arrive(&arrival);
+                let who = (arrival.source, arrival.id);
+                let expected = if arrival.piece.is_first() {
+                    let ports = Ports { source: arrival.port, ..PORTS };
+                    let new = Known { ports, translated_id: rig.translated_ids };
+                    match model.first(who, arrival.piece, new, now) {
+                        Ok((known, released)) => End::First(known, released),
+                        Err(refusal) => End::Refused(refusal),
+                    }
+                } else {
+                    match model.later(who, arrival.piece, now) {
+                        Ok(Some(known)) => End::Known(known),
+                        Ok(None) => End::Parked(model.park(who, tag)),
+                        Err(refusal) => End::Refused(refusal),
+                    }
+                };
+                tally.count(end.class());
+                prop_assert_eq!(end, expected, "{:?}", arrival);
+                let finished = model.datagrams.iter().any(|datagram| datagram.finished);
+                tally.add("finished", u64::from(finished));
+                tally.add("full of finished ones", u64::from(finished && model.datagrams.len() == DATAGRAMS));
+                prop_assert_eq!(rig.fragments.len() as usize, model.datagrams.len());
+                prop_assert_eq!(rig.waiting(), model.held());
+                prop_assert!(rig.frames_are_conserved());
             }
-            rig.arrive(&arrival);
-            prop_assert!(rig.frames_are_conserved());
-            prop_assert!(rig.fragments.len() as usize <= DATAGRAMS && rig.fragments.parked() as usize <= PARKED);
-        }
-        prop_assert!(rig.end());
-    }
+            prop_assert!(rig.end());
+            Ok(())
+        },
+    );
+}
+
+#[test]
+fn no_frame_is_lost_however_seldom_it_is_swept() {
+    let classes = ["swept", "left for later", "parked", "first after others"];
+    property(
+        ProptestConfig::with_cases(1_000),
+        &prop::collection::vec(arrival(), 1..300),
+        &classes,
+        |arrivals, tally| {
+            let mut rig = Rig::new();
+            for arrival in arrivals {
+                rig.elapsed += u64::from(arrival.after_ms);
+                if rig.in_batch.is_empty() {
+                    let swept = rig.sweep(arrival.budget).len();
+                    prop_assert!(swept <= arrival.budget);
+                    tally.add("swept", swept as u64);
+                    tally.add("left for later", u64::from(swept > 0 && swept == arrival.budget));
+                }
+                let (_, end) = rig.arrive(&arrival);
+                tally.count(end.class());
+                prop_assert!(rig.frames_are_conserved());
+                prop_assert!(rig.fragments.len() as usize <= DATAGRAMS && rig.fragments.parked() as usize <= PARKED);
+            }
+            prop_assert!(rig.end());
+            Ok(())
+        },
+    );
 }

@@ -4,13 +4,15 @@
 use super::Received;
 use crate::fragments::{Known, Ports};
 use crate::snapshot::spec::AROUND;
+use crate::snapshot::tunnels::LAST_LEG;
 
 const SETTLED: u16 = 1;
 const GATHERED: u16 = 2;
 const HAIRPIN: u16 = 4;
 const KNOWN: u16 = 8;
-const FROM_PEER: u16 = 16;
-const AT_LAST: u16 = 32;
+/// How often another gateway has sent it here or elsewhere, in two bits.
+const LEG: u32 = 4;
+const FROM_PEER: u16 = 3 << LEG;
 /// The sides that a packet of another gateway came in on there, in two bits.
 const SIDES: u32 = 6;
 /// Above this bit: workers that were asked in vain.
@@ -51,11 +53,11 @@ impl Received {
         self.frame.set_mark(HAIRPIN);
     }
 
-    /// Notes that it came out of a tunnel: the sides that it came in on at the gateway that sent it, and whether it may travel no
-    /// further.
-    pub fn arrive(&mut self, sides: u8, at_last: bool) {
+    /// Notes that it came out of a tunnel: the sides that it came in on at the gateway that sent it, and how often it has gone
+    /// from gateway to gateway.
+    pub fn arrive(&mut self, sides: u8, leg: u8) {
         let sides = if sides & AROUND == 0 { u16::from(sides & 3) << SIDES } else { HAIRPIN };
-        self.frame.set_mark(FROM_PEER | if at_last { AT_LAST } else { 0 } | sides);
+        self.frame.set_mark(u16::from(leg & 3) << LEG | sides);
     }
 
     /// Whether another gateway has sent it.
@@ -64,9 +66,14 @@ impl Received {
         self.has(FROM_PEER)
     }
 
-    /// Whether another gateway has sent it here as to its owner: it is sent to no other one.
+    /// How often it has gone from gateway to gateway; 0: it is from outside.
+    pub fn leg(&self) -> u8 {
+        (self.frame.mark() >> LEG) as u8 & 3
+    }
+
+    /// Whether it is sent to no other gateway.
     pub fn is_at_last(&self) -> bool {
-        self.has(AT_LAST)
+        self.leg() >= LAST_LEG
     }
 
     /// The sides that it came in on: those of its interface, unless another gateway took it in.
@@ -139,12 +146,12 @@ mod tests {
         received.turn_around();
         assert!(received.is_hairpin() && !received.is_settled() && received.known().is_none());
         assert_eq!((received.is_from_peer(), received.sides(2)), (false, 2));
-        received.arrive(1, true);
+        received.arrive(1, LAST_LEG);
         received.settle();
         received.ask_another();
         assert!(received.is_from_peer() && received.is_at_last() && received.is_settled() && !received.is_hairpin());
         assert_eq!((received.sides(2), received.asked()), (1, 1));
-        received.arrive(AROUND, false);
+        received.arrive(AROUND, 1);
         assert!(received.is_hairpin() && received.is_from_peer() && !received.is_at_last());
     }
 }

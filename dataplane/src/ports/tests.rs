@@ -13,6 +13,7 @@ use crate::session::tuple::{HashKey, Tuple};
 use crate::snapshot::policy::{Vip, VipId};
 use crate::snapshot::shares::Shares;
 use crate::snapshot::spec::Announce;
+use crate::tally::property;
 use crate::time::Tick;
 
 /// A VIP of this pool.
@@ -99,50 +100,73 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
-
-    /// Two workers share a VIP; fewer maps than far sides, so that maps come and go.
-    #[test]
-    fn a_port_is_given_once_and_refused_only_when_there_is_none(steps in prop::collection::vec(step(), 1..120)) {
+/// Two workers share a VIP; fewer maps than far sides, so that maps come and go.
+#[test]
+fn a_port_is_given_once_and_refused_only_when_there_is_none() {
+    let classes = [
+        "given",
+        "refused by who has half",
+        "refused by who has all",
+        "closed",
+        "given back",
+        "reserved one is in use",
+    ];
+    property(ProptestConfig::with_cases(400), &prop::collection::vec(step(), 1..120), &classes, |steps, tally| {
         let range = PortRange::new(FIRST, LAST).unwrap();
         let pool = Arc::<PortPool>::default();
         let mut vip_now = vip(&pool, &[]);
         let mut workers = [Worker::new(0, 2, range, 3), Worker::new(1, 2, range, 3)];
         let mut now = Tick(5);
         for step in steps {
+            let owned_before = pool.claimed();
             match step {
-                Step::Open { worker, far, count } => for _ in 0..count {
+                Step::Open { worker, far, count } => {
+                    let other = workers[1 - worker].ports.owned_blocks(vip_now.id);
                     let worker = &mut workers[worker];
-                    if worker.open(&vip_now, far, now).is_ok() {
-                        continue;
+                    for _ in 0..count {
+                        if worker.open(&vip_now, far, now).is_ok() {
+                            tally.count("given");
+                            continue;
+                        }
+                        let missed = (FIRST..=LAST).find(|port| {
+                            pool.owner(*port).is_none_or(|owner| owner == worker.id)
+                                && !vip_now.reserved.contains(port)
+                                && !worker.sessions.contains(&(far, *port))
+                        });
+                        prop_assert_eq!(missed, None, "refused toward {}", far);
+                        prop_assert!(pool.is_asked_for_blocks(now));
+                        tally.count(if other > 0 { "refused by who has half" } else { "refused by who has all" });
+                        break;
                     }
-                    let missed = (FIRST..=LAST).find(|port| {
-                        pool.owner(*port).is_none_or(|owner| owner == worker.id)
-                            && !vip_now.reserved.contains(port)
-                            && !worker.sessions.contains(&(far, *port))
-                    });
-                    prop_assert_eq!(missed, None, "refused toward {}", far);
-                    prop_assert!(pool.is_asked_for_blocks(now));
-                    break;
-                },
-                Step::Close { worker, far, port, count } => for n in 0..count {
-                    workers[worker].close_one(&vip_now, (far, port.wrapping_add(n as u16 * 7)));
-                },
+                }
+                Step::Close { worker, far, port, count } => {
+                    for n in 0..count {
+                        workers[worker].close_one(&vip_now, (far, port.wrapping_add(n as u16 * 7)));
+                    }
+                    tally.count("closed");
+                }
                 Step::CloseAll { worker, far } => {
                     let all: Vec<u16> = workers[worker].sessions.range((far, 0)..(far + 1, 0)).map(|s| s.1).collect();
                     for port in all {
                         workers[worker].close_one(&vip_now, (far, port));
                     }
                 }
-                Step::GiveBack { worker } => workers[worker].ports.give_back_unused(&vip_now, now),
-                Step::Reserve { ports } => vip_now = vip(&pool, &ports),
+                Step::GiveBack { worker } => {
+                    workers[worker].ports.give_back_unused(&vip_now, now);
+                    tally.add("given back", (owned_before - pool.claimed()) as u64);
+                }
+                Step::Reserve { ports } => {
+                    let in_use = |port| workers.iter().any(|it| it.sessions.iter().any(|session| session.1 == port));
+                    tally.add("reserved one is in use", u64::from(ports.iter().any(|port| in_use(*port))));
+                    vip_now = vip(&pool, &ports);
+                }
                 Step::Wait { ms } => now = now.plus(ms),
             }
             let owned = workers.each_ref().map(|worker| worker.ports.owned_blocks(vip_now.id) as usize);
             prop_assert_eq!(owned[0] + owned[1], pool.claimed());
         }
-    }
+        Ok(())
+    });
 }
 
 #[test]
@@ -190,25 +214,26 @@ fn a_port_that_is_used_unseen_is_not_given_out() {
     assert_eq!(worker.open(&vip, 1, Tick(0)), Err(Exhausted));
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-
-    /// Endpoints open and close as they like; the first is greedy. Who has less than its guarantee is never refused.
-    #[test]
-    fn who_has_less_than_its_guarantee_gets_a_port(
-        steps in prop::collection::vec((0_usize..8, 0_usize..400, any::<bool>()), 1..60),
-        range in 900_u16..1_100,
-    ) {
-        const GUARANTEE: usize = 40;
+/// Endpoints open and close as they like; the first is greedy. Who has less than its guarantee is never refused.
+#[test]
+fn who_has_less_than_its_guarantee_gets_a_port() {
+    const GUARANTEE: usize = 40;
+    let steps = prop::collection::vec((0_usize..8, 0_usize..400, prop::bool::weighted(0.3)), 1..60);
+    let classes =
+        ["guaranteed", "ordinary", "ordinary is refused", "guaranteed when no ordinary one is left", "closed"];
+    property(ProptestConfig::with_cases(64), &(steps, 900_u16..1_100), &classes, |(steps, range), tally| {
         let mut vip = vip(&Arc::default(), &[65_535, 65_500]);
         vip.guaranteed = 8 * GUARANTEE as u32;
         let mut ports = allocator(0, 1, PortRange::new(65_535 - range, 65_535).unwrap(), 64);
         let mut open: [Vec<u16>; 8] = Default::default();
+        let mut no_ordinary_left = false;
         for (endpoint, count, closes) in steps {
             for _ in 0..count {
                 if closes {
                     let Some(port) = open[endpoint].pop() else { break };
                     ports.release(&vip, &session(1, port));
+                    no_ordinary_left = false;
+                    tally.count("closed");
                     continue;
                 }
                 let is_guaranteed = open[endpoint].len() < GUARANTEE;
@@ -216,12 +241,20 @@ proptest! {
                 let is_free = |port| !open.iter().any(|ports| ports.contains(&port));
                 let Ok(port) = ports.allocate((&vip, None), &session(1, 0), claim, Tick(0), is_free) else {
                     prop_assert!(!is_guaranteed, "endpoint {} has {} ports only", endpoint, open[endpoint].len());
+                    tally.count("ordinary is refused");
+                    no_ordinary_left = true;
                     break;
                 };
+                tally.count(match (is_guaranteed, no_ordinary_left) {
+                    (true, true) => "guaranteed when no ordinary one is left",
+                    (true, false) => "guaranteed",
+                    (false, _) => "ordinary",
+                });
                 open[endpoint].push(port);
             }
         }
-    }
+        Ok(())
+    });
 }
 
 #[test]
@@ -235,6 +268,17 @@ fn what_was_known_of_a_block_goes_with_it() {
     let guesses = Cell::new(6);
     let free_behind_guesses = |_| guesses.replace(guesses.get().max(1) - 1) == 0;
     assert_eq!(ports.allocate((&vip, None), &session(1, 0), Claim::Ordinary, Tick(0), free_behind_guesses), Ok(5000));
+}
+
+#[test]
+fn after_a_restart_a_worker_takes_its_share_only_where_it_has_sessions() {
+    let vip = vip(&Arc::default(), &[]);
+    let range = PortRange::new(1024, 1024 + 4 * 64 - 1).unwrap();
+    let (mut one, mut two) = (allocator(0, 2, range, 64), allocator(1, 2, range, 64));
+    assert!(one.adopt(&vip, 1024) && !two.adopt(&vip, 1024), "a block has one owner");
+    one.claim_share(&vip);
+    two.claim_share(&vip);
+    assert_eq!([&one, &two].map(|ports| ports.owned_blocks(vip.id)), [2, 0]);
 }
 
 #[test]

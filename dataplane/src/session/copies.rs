@@ -73,8 +73,8 @@ impl Sessions {
         now: Tick,
     ) -> Result<Taken, Full> {
         let known = self.find(self.hash(&image.origin), &image.origin);
-        // What was told late by whoever had the share before is news all the same.
-        if is_ours && known.is_some() {
+        // A late update of the share's former owner counts until the session has gone on here.
+        if is_ours && known.is_some_and(|slot| !A::table(self).entry(slot).is_copy()) {
             return Ok(Taken::Unwanted);
         }
         if let Some(slot) = known {
@@ -216,5 +216,41 @@ impl Sessions {
             entry.set_last_seen(Tick(now.0.wrapping_sub(half.idle_ms)));
             entry.recall(half);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::tests::{draft, sessions};
+
+    /// What a gateway tells of such a session.
+    fn told(port: u16, vip_port: u16) -> ImageOf<u32> {
+        let mut of_another = sessions(4);
+        let slot = of_another.commit(&draft(port, vip_port), Tick(1000)).unwrap();
+        of_another.image(slot, Tick(1000))
+    }
+
+    #[test]
+    fn a_copy_tells_what_it_was_told_and_lives_on_from_the_same_sides() {
+        let mut here = sessions(4);
+        let image = told(1, 2000);
+        let Ok(Taken::New(slot)) = here.take(&image, 1, false, Tick(1000)) else { panic!("it is new") };
+        assert_eq!(here.image(slot, Tick(1000)), image);
+        here.promote::<u32>(slot, Tick(1000));
+        assert_eq!(here.image(slot, Tick(1000)), image);
+        assert_eq!((here.open_count(), here.copies()), (1, 0));
+    }
+
+    #[test]
+    fn a_copy_with_the_port_of_another_session_is_refused_and_so_is_one_too_many() {
+        let mut here = sessions(2);
+        assert!(matches!(here.take(&told(1, 2000), 1, false, Tick(1000)), Ok(Taken::New(_))));
+        assert_eq!(here.take(&told(2, 2000), 1, false, Tick(1000)), Err(Full), "answers would have two pods");
+        let unknown = told(2, 2000).origin;
+        assert_eq!(here.find(here.hash(&unknown), &unknown), None);
+        assert!(matches!(here.take(&told(2, 2001), 1, false, Tick(1000)), Ok(Taken::New(_))));
+        assert_eq!(here.take(&told(3, 2002), 1, false, Tick(1000)), Err(Full), "two are all that fit");
+        assert_eq!(here.copies(), 2);
     }
 }

@@ -273,8 +273,9 @@ mod tests {
 
     use super::*;
     use crate::counters::Direction;
-    use crate::session::Draft;
+    use crate::session::entry::Flags;
     use crate::session::tuple::Tuple;
+    use crate::session::{Draft, tests};
 
     struct Everything;
 
@@ -298,17 +299,7 @@ mod tests {
     }
 
     fn draft(n: u16) -> Draft<u32> {
-        let origin = Tuple { source: 0x0a00_0001, destination: 9, source_port: n, destination_port: 53, protocol: 17 };
-        Draft {
-            origin,
-            translated: Tuple { source: 0xc000_0201, source_port: n ^ 0x5555, ..origin },
-            direction: Direction::Egress,
-            reply_direction: Direction::Reply,
-            origin_side: 1,
-            reply_side: 2,
-            next_hop: None,
-            generation: 3,
-        }
+        tests::draft(n, n ^ 0x5555)
     }
 
     fn is_whole(sessions: &Sessions, n: u16) -> bool {
@@ -348,6 +339,91 @@ mod tests {
             sessions.commit(&draft(n), Tick(2000)).unwrap();
         }
         std::fs::remove_file(&path).unwrap();
+    }
+
+    /// Adopts sessions of ports below this one.
+    struct Below(u16);
+
+    impl Adopt for Below {
+        fn adopt<A: SessionFamily>(&mut self, entry: &Entry<A>, _: bool) -> bool {
+            entry.key().source_port < self.0
+        }
+    }
+
+    #[test]
+    fn nothing_is_left_of_what_is_refused_or_was_being_removed() {
+        let path = scratch("refused");
+        let removed = {
+            let (mut sessions, _, _region) = open(&path, IDENTITY);
+            for n in 0..20 {
+                sessions.commit(&draft(n), Tick(1000)).unwrap();
+            }
+            let table = u32::table_mut(&mut sessions);
+            let empty = (0..table.slots()).map(Slot).find(|slot| !table.is_occupied(*slot)).unwrap();
+            table.set_deadline(empty, 77);
+            empty
+        };
+        let (mut sessions, _, _region) = open(&path, IDENTITY);
+        let taken = sessions.take_up(Tick(2000), &mut Below(12));
+        assert_eq!(taken, TakenUp { sessions: 12, copies: 0, resting: 0, torn: 0, refused: 8 });
+        assert!((0..20).all(|n| is_whole(&sessions, n) == (n < 12)));
+        let table = u32::table(&sessions);
+        assert_eq!((table.occupied(), table.deadline(removed)), (24, 0));
+        let with_deadline = (0..table.slots()).map(Slot).filter(|slot| table.deadline(*slot) != 0);
+        assert_eq!(with_deadline.count(), 12, "one for both directions");
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn both_halves_are_copies_or_neither_is() {
+        let path = scratch("copies");
+        let (origin, quarantined) = (|n: u16| draft(n).origin, |n| n == 4);
+        {
+            let (mut sessions, _, _region) = open(&path, IDENTITY);
+            // Marked: the first half, the second one, both, none, and both of one that has ended.
+            for (n, marked) in (0..).zip([[true, false], [false, true], [true; 2], [false; 2], [true; 2]]) {
+                sessions.commit(&draft(n), Tick(1000)).unwrap();
+                let slot = sessions.find(sessions.hash(&origin(n)), &origin(n)).unwrap();
+                let table = u32::table_mut(&mut sessions);
+                for (at, is_marked) in [slot, table.entry(slot).twin()].into_iter().zip(marked) {
+                    let entry = table.entry_mut(at);
+                    if is_marked {
+                        entry.mark_copy();
+                    }
+                    if quarantined(n) {
+                        entry.set_flags(entry.flags().with(Flags::QUARANTINED));
+                    }
+                }
+            }
+        }
+        let (mut sessions, _, _region) = open(&path, IDENTITY);
+        let taken = sessions.take_up(Tick(2000), &mut Everything);
+        assert_eq!(taken, TakenUp { sessions: 1, copies: 3, resting: 1, torn: 0, refused: 0 });
+        for n in 0..5 {
+            let slot = sessions.find(sessions.hash(&origin(n)), &origin(n)).unwrap();
+            let table = u32::table(&sessions);
+            let both = [slot, table.entry(slot).twin()].map(|at| table.entry(at).is_copy());
+            assert_eq!(both, [n < 3; 2], "{n}");
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn directions_and_sides_that_mean_nothing_are_seen() {
+        let entry = |flags: Flags, direction: u8| -> Entry<u32> {
+            let mut bytes = [0; size_of::<Entry<u32>>()];
+            (bytes[13], bytes[14]) = (flags.0, direction);
+            bytemuck::pod_read_unaligned(&bytes)
+        };
+        for direction in 0..=u8::MAX {
+            let means_something = usize::from(direction) < Direction::ALL.len();
+            assert_eq!(entry(Flags::INSIDE, direction).has_way(), means_something, "{direction}");
+        }
+        let around = Flags::ORIGIN.with(Flags::SYN);
+        for side in [around, around.with(Flags::INSIDE), around.with(Flags::OUTSIDE)] {
+            assert!(entry(side, 0).has_way(), "{side:?}");
+        }
+        assert!(!entry(Flags::INSIDE.with(Flags::OUTSIDE), 0).has_way());
     }
 
     #[test]

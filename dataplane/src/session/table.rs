@@ -349,6 +349,7 @@ impl<A: Address> Table<A> {
 
 #[cfg(test)]
 mod tests {
+    use std::cmp::Ordering;
     use std::collections::HashMap;
 
     use proptest::prelude::*;
@@ -357,6 +358,7 @@ mod tests {
     use crate::counters::Direction;
     use crate::session::entry::Flags;
     use crate::session::tuple::Tuple;
+    use crate::tally::property;
 
     fn tuple(n: u16) -> Tuple<u32> {
         Tuple { source: 0x0a00_0001, destination: 7, source_port: n, destination_port: 53, protocol: 17 }
@@ -366,35 +368,70 @@ mod tests {
         Entry::new(tuple(n), tuple(n).reversed(), Direction::Egress, Flags::ORIGIN)
     }
 
-    /// A hash that puts everything into few groups.
+    const MOST: u32 = 150;
+
+    /// A hash that puts everything into few groups, the first and the last among them, and gives neighbours one tag.
     fn crowded(n: u16) -> u64 {
-        u64::from(n % 3) << 29 | u64::from(n) << 52
+        [0, 3 << 30, 0xffff_ffff][usize::from(n % 3)] | u64::from(n / 6) << 48
     }
 
-    proptest! {
-        #[test]
-        fn it_behaves_like_a_map(steps in prop::collection::vec((any::<bool>(), 0_u16..200), 1..600)) {
-            let mut table = Table::<u32>::new(150, &mut Storage::Process).unwrap();
+    fn find(table: &Table<u32>, n: u16) -> Option<Slot> {
+        table.find(crowded(n), &Key::of(&tuple(n)))
+    }
+
+    /// Inserts and removals, in this order of weight: only a table that grows is ever full.
+    fn steps() -> impl Strategy<Value = Vec<(bool, u16)>> {
+        prop::collection::vec((prop::bool::weighted(0.85), 0_u16..200), 1..800)
+    }
+
+    #[test]
+    fn it_behaves_like_a_map() {
+        let classes =
+            ["inserted", "there already", "removed", "not there", "full", "behind its home", "around", "one tag"];
+        property(ProptestConfig::default(), &steps(), &classes, |steps, tally| {
+            let mut table = Table::<u32>::new(MOST, &mut Storage::Process).unwrap();
             let mut model: HashMap<u16, Slot> = HashMap::new();
             for (insert, n) in steps {
                 let hash = crowded(n);
-                prop_assert_eq!(table.find(hash, &Key::of(&tuple(n))), model.get(&n).copied());
-                if insert && !model.contains_key(&n) {
-                    if let Ok(slot) = table.insert(hash, entry(n)) {
-                        prop_assert!(model.values().all(|&other| other != slot), "a slot was given twice");
-                        model.insert(n, slot);
-                    } else {
-                        prop_assert_eq!(model.len(), 150, "refused with room left");
+                prop_assert_eq!(find(&table, n), model.get(&n).copied());
+                let guess = table.prefetch_entry(table.prefetch(hash), hash);
+                prop_assert_eq!(table.find_at(guess, hash, &Key::of(&tuple(n))), model.get(&n).copied());
+                match (insert, model.get(&n).copied()) {
+                    (true, Some(_)) => tally.count("there already"),
+                    (true, None) => {
+                        if let Ok(slot) = table.insert(hash, entry(n)) {
+                            prop_assert!(model.values().all(|&other| other != slot), "a slot was given twice");
+                            let (group, home) = (slot.0 / SLOTS as u32, table.home(hash));
+                            tally.count(match group.cmp(&home) {
+                                Ordering::Equal => "inserted",
+                                Ordering::Greater => "behind its home",
+                                Ordering::Less => "around",
+                            });
+                            // Its only neighbour of the same home and the same tag.
+                            let other = if n % 6 < 3 { n + 3 } else { n - 3 };
+                            tally.add("one tag", u64::from(model.contains_key(&other)));
+                            model.insert(n, slot);
+                        } else {
+                            prop_assert_eq!(model.len(), MOST as usize, "refused with room left");
+                            tally.count("full");
+                        }
                     }
-                } else if let Some(slot) = model.remove(&n) {
-                    table.remove(hash, slot);
+                    (false, Some(slot)) => {
+                        table.remove(hash, slot);
+                        model.remove(&n);
+                        prop_assert!(!table.is_occupied(slot));
+                        tally.count("removed");
+                    }
+                    (false, None) => tally.count("not there"),
                 }
                 prop_assert_eq!(table.occupied() as usize, model.len());
             }
             for (&n, &slot) in &model {
-                prop_assert_eq!(table.find(crowded(n), &Key::of(&tuple(n))), Some(slot));
+                prop_assert_eq!(find(&table, n), Some(slot));
+                prop_assert!(table.is_occupied(slot) && table.is_at_home(crowded(n), slot));
             }
-        }
+            Ok(())
+        });
     }
 
     #[test]

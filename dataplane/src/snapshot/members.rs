@@ -19,6 +19,8 @@ pub struct MembersSpec {
     pub gateways: Vec<MemberSpec>,
     /// The number of the view since which the same ones serve; 0 where nobody counts.
     pub since: u64,
+    /// How often those who serve have changed; 0 where nobody counts.
+    pub serving_changes: u64,
 }
 
 /// One gateway.
@@ -42,6 +44,7 @@ pub struct Members {
     this: Option<GatewayId>,
     list: Vec<Member>,
     since: u64,
+    serving_changes: u64,
 }
 
 /// One of them. Of a gateway that policy speaks of, but whose state isn't known, only the name.
@@ -63,6 +66,11 @@ impl Members {
     /// The number of the view since which the same ones serve.
     pub fn since(&self) -> u64 {
         self.since
+    }
+
+    /// How often those who serve have changed.
+    pub(super) fn serving_changes(&self) -> u64 {
+        self.serving_changes
     }
 
     /// The gateway of this name.
@@ -120,7 +128,7 @@ impl Members {
 
     /// The same numbers with other states. Gateways behind the last number are left out.
     pub(super) fn with(&self, spec: &MembersSpec) -> Self {
-        let mut members = Self { since: spec.since, ..self.clone() };
+        let mut members = Self { since: spec.since, serving_changes: spec.serving_changes, ..self.clone() };
         for member in &mut members.list {
             *member =
                 Member { name: member.name.clone(), tunnel: None, serving: false, linked: false, may_open: false };

@@ -60,6 +60,11 @@ impl Share {
         self.blocks.as_deref()
     }
 
+    /// Whether it is this gateway's, and its former owner has not released it yet: sessions of it may still be on their way.
+    pub fn is_coming(&self) -> bool {
+        self.owner == Owner::This && !self.may_open
+    }
+
     /// Its ports, for whoever gives them out.
     #[inline]
     pub fn part(&self) -> Part<'_> {
@@ -81,7 +86,7 @@ impl Share {
         };
         let is_ours = self.owner == Owner::This;
         if is_ours && !had_it {
-            self.stripe = Stripe::of_view(members.since());
+            self.stripe = Stripe::after(members.serving_changes());
         }
         self.may_open = is_ours && self.home().is_some_and(|home| members.may_open(home));
     }

@@ -20,27 +20,32 @@ use crate::wire::vxlan::Outer;
 pub struct Mark {
     /// The sides that it came in on: see [`super::spec::Role::sides`] and [`super::spec::AROUND`].
     pub sides: u8,
-    /// Whether it is sent to its owner, beyond whom it never goes.
-    pub is_last: bool,
+    /// How often it has gone from gateway to gateway with this: see [`LAST_LEG`].
+    pub leg: u8,
 }
 
 /// The upper bits of the VNIs between gateways.
 const NETWORK: u32 = 0x7670;
 const SIDES: u32 = 7;
-const LAST: u32 = 8;
+const LEG: u32 = 3;
+
+/// A packet goes from gateway to gateway so often at most. Once is enough as a rule; fragments go to the gateway that gathers their
+/// datagram, and from there to the owner; and while a share changes hands, the former owner forwards what still arrives there, and the
+/// new one, until it has the view by which it is, sends that back.
+pub const LAST_LEG: u8 = 3;
 
 impl Mark {
     /// As a VNI.
     #[inline]
     pub fn vni(self) -> u32 {
-        NETWORK << 8 | u32::from(self.sides) & SIDES | if self.is_last { LAST } else { 0 }
+        NETWORK << 8 | u32::from(self.sides) & SIDES | u32::from(self.leg & 3) << LEG
     }
 
     /// What a VNI says; `None` if it isn't one of gateways.
     #[inline]
     pub fn of_vni(vni: u32) -> Option<Self> {
-        let known = vni >> 8 == NETWORK && vni & 0xff & !(SIDES | LAST) == 0;
-        known.then_some(Self { sides: (vni & SIDES) as u8, is_last: vni & LAST != 0 })
+        let known = vni >> 8 == NETWORK && vni & 0xff & !(SIDES | 3 << LEG) == 0;
+        known.then_some(Self { sides: (vni & SIDES) as u8, leg: ((vni >> LEG) as u8 & 3).max(1) })
     }
 }
 

@@ -4,7 +4,7 @@
 //! the port that it serves is an answer, session or not. A pod's other packets are translated, also where they go to another
 //! VIP of this gateway, or, where policy excludes their destination, routed unchanged; nothing else leaves with a pod's address.
 
-use crate::batch::{Batch, Kind, Lane, Travel};
+use crate::batch::{Batch, Kind, Lane};
 use crate::counters::DropReason;
 use crate::pipeline::Context;
 use crate::session::tuple::HashKey;
@@ -12,9 +12,8 @@ use crate::snapshot::endpoints::{Endpoint, EndpointId};
 use crate::snapshot::members::GatewayId;
 use crate::snapshot::policy::Vip;
 use crate::snapshot::service::FrontendId;
-use crate::snapshot::shares::Owner;
+use crate::snapshot::shares::{Owner, Share};
 use crate::snapshot::spec::Role;
-use crate::snapshot::tunnels::End;
 use crate::stage::open::{begins, may_open};
 use crate::stage::wrap;
 use crate::verdict::Verdict;
@@ -60,7 +59,7 @@ pub fn run<A: Lane>(batch: &mut Batch, context: &Context<'_>) {
                 batch.frontends[i] = frontend;
                 batch.health.insert(i);
             }
-            Class::Peer(to) => wrap::send_to_owner::<A>(batch, i, Travel { to: End::Gateway(to), is_last: true }),
+            Class::Peer(to) => wrap::send_to_owner::<A>(batch, i, to),
             Class::Unchanged => {
                 // Kinds without sessions have no hash yet; equal ways are chosen by one.
                 batch.hashes[i] = WAYS.hash(&A::tuples(batch)[i]);
@@ -183,11 +182,14 @@ fn to_vip<A: Lane>(batch: &Batch, i: usize, vip: &Vip, context: &Context<'_>) ->
         Owner::Other(gateway) if kind.has_session() => return Class::Peer(gateway),
         Owner::Other(_) | Owner::Nobody => return drop(DropReason::NoService),
     }
+    // Its session may be among those that its former owner is telling.
+    let is_coming = kind.has_session() && vip.shares.of_port(tuple.destination_port).is_some_and(Share::is_coming);
     // Only the worker that owns the port can know a session for it.
     match vip.pool.owner(tuple.destination_port) {
         Some(owner) if owner != context.flows.this && !received.is_settled() && kind.has_session() => {
             Class::End(Verdict::HandOff(owner))
         }
+        _ if is_coming => Class::End(Verdict::Defer(DropReason::NoService)),
         _ => drop(DropReason::NoService),
     }
 }

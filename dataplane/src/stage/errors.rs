@@ -1,7 +1,7 @@
 //! ICMP errors: each belongs to the session of the packet that it quotes, and is translated with the quote (RFC 5508 sections
 //! 4 and 5). It changes nothing about the session: whoever gets it decides what it means.
 
-use crate::batch::{Batch, Lane, Travel};
+use crate::batch::{Batch, Lane};
 use crate::counters::{Direction, DropReason};
 use crate::pipeline::Context;
 use crate::session::Sessions;
@@ -11,7 +11,6 @@ use crate::snapshot::members::GatewayId;
 use crate::snapshot::network::NextHop;
 use crate::snapshot::policy::Policy;
 use crate::snapshot::shares::Owner;
-use crate::snapshot::tunnels::End;
 use crate::stage::rewrite::{self, OnWire};
 use crate::stage::{recheck, route, serve, wrap};
 use crate::verdict::Verdict;
@@ -38,7 +37,7 @@ pub fn run<A: OnWire + ErrorFamily>(batch: &mut Batch, sessions: &mut Sessions, 
             // A backend without a policy talks about something that isn't ours.
             Err(Lost::End(Verdict::Drop(DropReason::NoSession)))
                 if !is_translated(&A::tuples(batch)[i], &context.view.policy) => {}
-            Err(Lost::Peer(to)) => wrap::send_to_owner::<A>(batch, i, Travel { to: End::Gateway(to), is_last: true }),
+            Err(Lost::Peer(to)) => wrap::send_to_owner::<A>(batch, i, to),
             Err(Lost::End(verdict)) => {
                 if matches!(verdict, Verdict::HandOff(_)) {
                     batch.frames[i].settle();

@@ -77,6 +77,8 @@ fn translate<A: OnWire, const LOOK: bool>(
     let packets = batch.open_of::<A>().and(batch.plain);
     let PlainParts { frames, heads, segments, keys, slots, directions, verdicts } = A::plain_parts(batch);
     let mut done = Packets::default();
+    // Slots, modulo 64, of sessions that a client may begin anew in this batch: what is behind such a SYN must not overtake it.
+    let mut begun = 0_u64;
     for i in packets {
         let head = heads[i];
         let entry = table.entry_mut(slots[i]);
@@ -110,6 +112,10 @@ fn translate<A: OnWire, const LOOK: bool>(
         if head.kind == Kind::Tcp {
             let segment = &segments[i];
             if segment.flags.is_rare() {
+                begun |= u64::from(segment.flags.opens()) << (slots[i].0 % u64::BITS);
+                continue;
+            }
+            if begun >> (slots[i].0 % u64::BITS) & 1 == 1 {
                 continue;
             }
             let Some(checksum) = A::tcp_checksum(frame) else { continue };

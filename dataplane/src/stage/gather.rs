@@ -7,7 +7,7 @@
 //! of their flow in the batch follows them. So nothing depends on where batches begin.
 
 use crate::address::V6;
-use crate::batch::{Batch, Kind, Lane, Packets, Travel};
+use crate::batch::{Batch, Kind, Lane, Packets, Turn};
 use crate::counters::DropReason;
 use crate::fragments::piece::{Piece, Refusal};
 use crate::fragments::{Fragments, Key, Known, Later, Ports, Waiting};
@@ -15,13 +15,13 @@ use crate::ids::Ids;
 use crate::link::flows::Flows;
 use crate::pipeline::Context;
 use crate::session::tuple::Tuple;
+use crate::snapshot::members::GatewayId;
 use crate::snapshot::policy::Policy;
 use crate::snapshot::shares::Owner;
-use crate::snapshot::tunnels::End;
 use crate::stage::wrap;
 use crate::verdict::Verdict;
 use crate::wire::tcp::Segment;
-use crate::wire::{ethernet, icmp, ipv4, ipv6, protocol, sctp, u16_at};
+use crate::wire::{ethernet, icmp, ipv4, ipv6, protocol, u16_at};
 
 /// Gives the batch's fragments their ports, or sends them where they get them.
 pub fn run<A: Fragmented>(batch: &mut Batch, fragments: &mut Fragments, ids: &mut Ids, context: &Context<'_>) {
@@ -41,9 +41,9 @@ pub fn run<A: Fragmented>(batch: &mut Batch, fragments: &mut Fragments, ids: &mu
             continue;
         }
         if before.is_none()
-            && let Some(travel) = elsewhere::<A>(batch, i, context)
+            && let Some(to) = elsewhere::<A>(batch, i, context)
         {
-            wrap::send_to_owner::<A>(batch, i, travel);
+            wrap::send_to_owner::<A>(batch, i, to);
             continue;
         }
         let frame = batch.frames[i].frame.bytes();
@@ -70,7 +70,7 @@ pub fn run<A: Fragmented>(batch: &mut Batch, fragments: &mut Fragments, ids: &mu
                 } else {
                     resolve::<A>(batch, i, known, first);
                 }
-                if before.is_none() && first && release(batch, fragments, &key, known) {
+                if before.is_none() && first && release(batch, i, fragments, &key, known) {
                     firsts.insert(i);
                     left = left.or(batch.open_of::<A>().and(Packets::behind(i)));
                 }
@@ -82,7 +82,7 @@ pub fn run<A: Fragmented>(batch: &mut Batch, fragments: &mut Fragments, ids: &mu
 
 /// Where a fragment goes whose ports nobody has to know yet: to the gateway that its endpoint or its VIP is, or, where the ports of a VIP
 /// are those of several, to the one that gathers this datagram. There the first one comes, too, whichever way the network chose.
-fn elsewhere<A: Fragmented>(batch: &Batch, i: usize, context: &Context<'_>) -> Option<Travel> {
+fn elsewhere<A: Fragmented>(batch: &Batch, i: usize, context: &Context<'_>) -> Option<GatewayId> {
     let (tuple, received) = (&A::tuples(batch)[i], &batch.frames[i]);
     let policy = &context.view.policy;
     let pod = policy.endpoint(tuple.source).filter(|(_, _, egress)| policy.translates(egress, tuple.destination));
@@ -94,7 +94,7 @@ fn elsewhere<A: Fragmented>(batch: &Batch, i: usize, context: &Context<'_>) -> O
             }
             let (key, ..) = A::read(received.frame.bytes().get(ethernet::HEADER..)?)?;
             return match vip.shares.gatherer(Flows::spread(&key)) {
-                Owner::Other(to) => Some(Travel { to: End::Gateway(to), is_last: false }),
+                Owner::Other(to) => Some(to),
                 Owner::This | Owner::Nobody => None,
             };
         }
@@ -102,7 +102,7 @@ fn elsewhere<A: Fragmented>(batch: &Batch, i: usize, context: &Context<'_>) -> O
         _ => return None,
     };
     match owner {
-        Owner::Other(to) if !received.is_at_last() => Some(Travel { to: End::Gateway(to), is_last: true }),
+        Owner::Other(to) if !received.is_at_last() => Some(to),
         Owner::Other(_) | Owner::This | Owner::Nobody => None,
     }
 }
@@ -118,6 +118,11 @@ fn gather<A: Fragmented>(
     ids: &mut Ids,
     context: &Context<'_>,
 ) -> Result<(Known, bool), Verdict> {
+    // New ports change its CRC32c by a factor that depends on the length of the whole packet, which the first fragment doesn't tell
+    // (RFC 9260 appendix A); its senders cut messages into chunks, and seldom packets into fragments (section 6.9).
+    if number == protocol::SCTP {
+        return Err(Verdict::Drop(DropReason::Fragment));
+    }
     if !piece.is_first() {
         return match fragments.later(key, piece, context.now) {
             Ok(Later::Known(known)) => Ok((known, false)),
@@ -135,20 +140,26 @@ fn gather<A: Fragmented>(
     fragments.first(key, piece, ports, id, context.now).map(|known| (known, true)).map_err(refused)
 }
 
-/// Lets those come around that have waited for the first one; false if there were none.
-fn release<A: Fragmented>(batch: &mut Batch, fragments: &mut Fragments, key: &Key<A>, known: Known) -> bool {
+/// Lets those come around that have waited for the first one, packet `first`; false if there were none.
+fn release<A: Fragmented>(
+    batch: &mut Batch,
+    first: usize,
+    fragments: &mut Fragments,
+    key: &Key<A>,
+    known: Known,
+) -> bool {
     let mut any = false;
     while let Some(waiting) = fragments.release(key) {
         any = true;
         match waiting {
             Waiting::Frame(mut received) => {
                 received.set_known(known);
-                batch.released.push_back(Some(received));
+                batch.requeued.push(Turn::behind(first), Some(received));
             }
             Waiting::InBatch(packet) => {
                 let packet = usize::from(packet);
                 batch.frames[packet].set_known(known);
-                batch.requeue(packet);
+                batch.requeue_behind(packet, first);
             }
         }
     }
@@ -187,10 +198,6 @@ fn read_first(batch: &mut Batch, i: usize, number: u8) -> Option<(Kind, u16, u16
         protocol::TCP => {
             Segment::parse(payload, &mut batch.segments[i])?;
             (Kind::Tcp, ports.0, ports.1)
-        }
-        protocol::SCTP => {
-            batch.associations[i] = sctp::parse(payload)?;
-            (Kind::Sctp, ports.0, ports.1)
         }
         // Its length is that of the whole datagram.
         protocol::UDP => (Kind::Udp, ports.0, ports.1),

@@ -7,10 +7,10 @@ use crate::batch::{Batch, Kind, Lane};
 use crate::counters::{Direction, DropReason};
 use crate::pipeline::Context;
 use crate::ports::allocator::{Allocator, Claim, Part};
-use crate::session::entry::{Entry, Flags, Slot};
+use crate::session::entry::{Flags, Slot};
 use crate::session::tuple::{HashKey, Tuple};
 use crate::session::{Draft, SessionFamily, Sessions};
-use crate::settle::Settle;
+use crate::settle::{self, Settle};
 use crate::snapshot::Snapshot;
 use crate::snapshot::endpoints::Endpoint;
 use crate::snapshot::network::NextHop;
@@ -18,7 +18,6 @@ use crate::snapshot::policy::{Egress, Vip};
 use crate::snapshot::shares::Share;
 use crate::snapshot::spec::{AROUND, AddressSelection, Role};
 use crate::stage::route;
-use crate::time::Tick;
 use crate::verdict::Verdict;
 use crate::wire::sctp::Chunk;
 
@@ -46,29 +45,42 @@ pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, context: &Contex
                 batch.directions[i] = A::table(sessions).entry(slot).direction();
                 batch.known.insert(i);
             }
-            Err(reason) => refuse(batch, i, reason, context),
+            Err(reason) => refuse::<A>(batch, i, reason, context),
         }
     }
 }
 
 /// Ends the way of a packet that opens no session here. Another worker may have ports left.
-fn refuse(batch: &mut Batch, i: usize, reason: DropReason, context: &Context<'_>) {
+fn refuse<A: Lane>(batch: &mut Batch, i: usize, reason: DropReason, context: &Context<'_>) {
     if ask_another(batch, i, reason, context) {
         return;
     }
     if matches!(reason, DropReason::Quota | DropReason::PortsExhausted | DropReason::SessionTableFull) {
         context.view.policy.endpoint_with(batch.endpoints[i]).0.usage.refuse();
     }
-    refuse_with(batch, i, reason);
+    refuse_with::<A>(batch, i, reason, context);
 }
 
-/// Drops a packet that opens no session; its sender may hear of it, unless asking again is all that it could do.
-pub fn refuse_with(batch: &mut Batch, i: usize, reason: DropReason) {
+/// Drops a packet that opens no session; its sender may hear of it, unless asking again is all that it could do. One whose share is about
+/// to be this gateway's alone waits for that, and for the sessions that come with it.
+pub fn refuse_with<A: Lane>(batch: &mut Batch, i: usize, reason: DropReason, context: &Context<'_>) {
+    if matches!(reason, DropReason::NoLease | DropReason::NoSession) && is_share_coming::<A>(batch, i, context) {
+        return batch.decide(i, Verdict::Defer(reason));
+    }
     // Who is left without a lease has it again in a moment: whoever hears nothing asks again.
     if matches!(reason, DropReason::NoSession | DropReason::NoLease | DropReason::NoOwner) {
         return batch.decide(i, Verdict::Drop(reason));
     }
     batch.refuse(i, reason);
+}
+
+/// Whether the pod's share of a VIP is this gateway's, and whoever had it before has not let go yet.
+#[cold]
+fn is_share_coming<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> bool {
+    let policy = &context.view.policy;
+    let (endpoint, _) = policy.endpoint_with(batch.endpoints[i]);
+    let vips = policy.vips_of(endpoint).filter(|vip| A::from_ip(vip.address).is_some());
+    vips.filter_map(|vip| policy.share_of(endpoint, vip)).any(Share::is_coming)
 }
 
 /// Sends a packet for which this worker has no port to the next one that hasn't been asked; false if there is none.
@@ -108,8 +120,17 @@ pub fn may_open(batch: &Batch, i: usize, rules: Rules) -> bool {
 pub enum Plan {
     /// Nothing: an earlier packet has opened its session.
     Known(Slot),
-    /// Its session is opened, or, where one with these ends still rests, taken up again.
-    Open(NextHop, Option<Slot>),
+    /// Its session is opened; one with its ends that is in quarantine is taken up again or makes room for it.
+    Open(NextHop, Option<Quarantined>),
+}
+
+/// What becomes of a session in quarantine whose pod sends again to the same far side from the same port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quarantined {
+    /// It is taken up again, with its port.
+    Revives(Slot),
+    /// Its VIP or its port isn't the pod's any more: a new one takes its place, and only its port stays in quarantine.
+    MakesRoom(Slot),
 }
 
 /// What is to be done for a pod's packet, short of what is counted and given out only with the session itself: quota and port.
@@ -143,7 +164,8 @@ pub fn plan<A: Lane>(batch: &Batch, i: usize, sessions: &Sessions, context: &Con
     if context.is_lapsed {
         return Err(DropReason::NoLease);
     }
-    Ok(Plan::Open(next_hop, known))
+    let quarantined = known.map(|slot| quarantined(slot, origin, sessions, view)).transpose()?;
+    Ok(Plan::Open(next_hop, quarantined))
 }
 
 fn open<A: Lane>(
@@ -153,16 +175,22 @@ fn open<A: Lane>(
     context: &Context<'_>,
     settle: &mut Settle<'_>,
 ) -> Result<Slot, DropReason> {
-    let (next_hop, resting) = match plan::<A>(batch, i, sessions, context)? {
+    let (next_hop, quarantined) = match plan::<A>(batch, i, sessions, context)? {
         Plan::Known(slot) => return Ok(slot),
-        Plan::Open(next_hop, resting) => (next_hop, resting),
+        Plan::Open(next_hop, quarantined) => (next_hop, quarantined),
     };
     let (origin, Context { view, now, .. }) = (&A::tuples(batch)[i], *context);
     let (endpoint, egress) = view.policy.endpoint_with(batch.endpoints[i]);
     let claim = endpoint.usage.open(egress.spec.limits, now).map_err(|_| DropReason::Quota)?;
-    let committed = match resting {
-        Some(resting) => revive(resting, origin, next_hop, sessions, view, now),
-        None => commit::<A>(batch, i, next_hop, (endpoint, egress, claim), sessions, context, settle.ports),
+    let committed = if let Some(Quarantined::Revives(slot)) = quarantined {
+        let way = (route::number(next_hop), answers_from(next_hop, view));
+        sessions.revive::<A>(slot, way, view.generation, now);
+        Ok(slot)
+    } else {
+        if let Some(Quarantined::MakesRoom(slot)) = quarantined {
+            settle::vacate::<A>(slot, sessions, &view.policy, settle.ports);
+        }
+        commit::<A>(batch, i, next_hop, (endpoint, egress, claim), sessions, context, settle.ports)
     };
     if let Ok(slot) = committed {
         settle.born::<A>(slot, sessions, now);
@@ -181,34 +209,35 @@ fn answers_from(next_hop: NextHop, view: &Snapshot) -> u8 {
     out.map_or(AROUND, |out| view.network.interface(out).role.answers_from())
 }
 
-/// Takes up a session whose port still rests: the same pod to the same far side keeps its port.
-fn revive<A: SessionFamily>(
-    slot: Slot,
-    origin: &Tuple<A>,
-    next_hop: NextHop,
-    sessions: &mut Sessions,
-    view: &Snapshot,
-    now: Tick,
-) -> Result<Slot, DropReason> {
-    may_revive(A::table(sessions).entry(slot), origin, view)?;
-    let way = (route::number(next_hop), answers_from(next_hop, view));
-    sessions.revive::<A>(slot, way, view.generation, now);
-    Ok(slot)
-}
-
-/// Whether a session that rests may be taken up again by this first packet.
+/// What becomes of the session in `slot`, which has ended, when this first packet comes.
 ///
 /// # Errors
-/// Why not.
-pub fn may_revive<A: SessionFamily>(entry: &Entry<A>, origin: &Tuple<A>, view: &Snapshot) -> Result<(), DropReason> {
-    let vip = (entry.to().source, entry.to().source_port);
-    let permitted = view.policy.permits(origin.source, origin.destination, vip);
-    if !entry.flags().has(Flags::ORIGIN) || !permitted {
+/// When it can't make room: the packet looks like answers by way of a VIP whose port is in quarantine.
+fn quarantined<A: SessionFamily>(
+    slot: Slot,
+    origin: &Tuple<A>,
+    sessions: &Sessions,
+    view: &Snapshot,
+) -> Result<Quarantined, DropReason> {
+    let entry = A::table(sessions).entry(slot);
+    if entry.is_of_service() {
+        return Ok(Quarantined::MakesRoom(slot));
+    }
+    if !entry.flags().has(Flags::ORIGIN) {
         return Err(DropReason::NoPolicy);
     }
+    let vip = (entry.to().source, entry.to().source_port);
     // Whoever has had the share may have given its port to another by now.
     let share = view.policy.vip(vip.0).and_then(|it| it.shares.of_port(vip.1));
-    if share.is_some_and(|share| !share.may_open) { Err(DropReason::NoLease) } else { Ok(()) }
+    let is_its = view.policy.permits(origin.source, origin.destination, vip);
+    if is_its && share.is_some_and(Share::is_coming) {
+        return Err(DropReason::NoLease);
+    }
+    Ok(if is_its && share.is_none_or(|it| it.may_open) {
+        Quarantined::Revives(slot)
+    } else {
+        Quarantined::MakesRoom(slot)
+    })
 }
 
 fn commit<A: Lane>(

@@ -12,7 +12,7 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::policy::Policy;
 use crate::snapshot::service::Listener;
 use crate::snapshot::shares::Owner;
-use crate::snapshot::spec::{AROUND, Role};
+use crate::snapshot::spec::{AROUND, Limits, Role};
 use crate::stage::takeover;
 use crate::time::Tick;
 use crate::verdict::Verdict;
@@ -22,6 +22,9 @@ use crate::wire::tcp::Flags as TcpFlags;
 pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, context: &Context<'_>, settle: &mut Settle<'_>) {
     let Context { view, now, .. } = *context;
     for i in batch.open_of::<A>().and(batch.stale) {
+        if !batch.open.contains(i) || wait_for_opening::<A>(batch, i, sessions, view) {
+            continue;
+        }
         if recheck::<A>(batch.slots[i], sessions, view, now, settle) {
             batch.known.insert(i);
             if !A::table(sessions).entry(batch.slots[i]).flags().may_come_from(batch.heads[i].sides) {
@@ -36,6 +39,33 @@ pub fn run<A: Lane>(batch: &mut Batch, sessions: &mut Sessions, context: &Contex
             batch.copies.insert(i);
         }
     }
+}
+
+/// Has a packet requeued that would end a session of a pod's, behind one of the same pod that may open one: that is refused or not by
+/// the quota as it was before the end. What of the pod is behind them follows them; false if nothing has to wait.
+fn wait_for_opening<A: Lane>(batch: &mut Batch, i: usize, sessions: &Sessions, view: &Snapshot) -> bool {
+    let table = A::table(sessions);
+    let entry = table.entry(batch.slots[i]);
+    let unknown = batch.open_of::<A>().without(batch.known);
+    let mut before = unknown.without(Packets::behind(i));
+    before.remove(i);
+    if before.is_empty() || entry.is_of_service() || !entry.is_live() || stands(entry, view) {
+        return false;
+    }
+    let pod = entry.endpoint();
+    let is_limited = view.policy.endpoint(pod).is_some_and(|(.., egress)| egress.spec.limits != Limits::default());
+    if !is_limited || !before.into_iter().any(|other| A::tuples(batch)[other].source == pod) {
+        return false;
+    }
+    batch.requeue(i);
+    for other in unknown.and(Packets::behind(i)) {
+        let is_its = A::tuples(batch)[other].source == pod
+            || (batch.stale.contains(other) && table.entry(batch.slots[other]).endpoint() == pod);
+        if is_its || batch.errors.contains(other) {
+            batch.requeue(other);
+        }
+    }
+    true
 }
 
 /// Lets clients whose connection is closed, and who begin anew with the same ports, choose their backend anew: the one that they

@@ -31,7 +31,7 @@ pub fn run<A: Lane>(batch: &mut Batch, sessions: &Sessions, context: &Context<'_
         let hash = sessions.hash_key(key);
         batch.hashes[i] = hash;
         batch.frames[i].frame.prefetch_headroom();
-        batch.travels[i] = Travel { to: End::Gateway(to), is_last: true };
+        batch.travels[i] = Travel { to: End::Gateway(to), leg: 1 };
         travelling.insert(i);
     }
     for i in travelling {

@@ -48,7 +48,7 @@ fn from_gateway(received: &mut Received, view: &Snapshot) -> Result<(), DropReas
     let mark = Mark::of_vni(inner.vni).filter(|_| view.tunnels.sender(sender).is_some());
     let mark = mark.ok_or(DropReason::PeerUnknown)?;
     take_out(received, inner, &view.network)?;
-    received.arrive(mark.sides, mark.is_last);
+    received.arrive(mark.sides, mark.leg);
     Ok(())
 }
 

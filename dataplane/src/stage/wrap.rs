@@ -6,6 +6,7 @@ use crate::batch::{Batch, Lane, Travel, Wanted};
 use crate::counters::{Direction, DropReason};
 use crate::io::InterfaceId;
 use crate::snapshot::Snapshot;
+use crate::snapshot::members::GatewayId;
 use crate::snapshot::network::{Network, NextHop};
 use crate::snapshot::tunnels::{End, Mark, Way};
 use crate::verdict::{Then, Verdict};
@@ -16,7 +17,7 @@ use crate::wire::{cut, ethernet};
 /// Wraps the packets of the batch that go into tunnels.
 pub fn run(batch: &mut Batch, view: &Snapshot) {
     for i in batch.open.and(batch.travelling) {
-        let Travel { to, is_last } = batch.travels[i];
+        let to = batch.travels[i].to;
         let is_to_gateway = matches!(to, End::Gateway(_));
         let Some(way) = view.tunnels.to(to) else {
             batch.decide(i, Verdict::Drop(if is_to_gateway { DropReason::NoOwner } else { DropReason::NoRoute }));
@@ -32,7 +33,7 @@ pub fn run(batch: &mut Batch, view: &Snapshot) {
         }
         if head.length > mtu {
             batch.mtus[i] = mtu;
-            if is_last && cut::may_cut(batch.frames[i].frame.bytes()) {
+            if cut::may_cut(batch.frames[i].frame.bytes()) {
                 let frame = batch.frames[i].frame.bytes_mut();
                 way.inner_link().into_iter().for_each(|link| ethernet::set_link(frame, link));
                 if link_of(hop, &view.network).is_some() {
@@ -49,8 +50,7 @@ pub fn run(batch: &mut Batch, view: &Snapshot) {
             }
             continue;
         }
-        let vni = way.vni(Mark { sides: head.sides, is_last });
-        let is_wrapped = wrap(batch, i, way, vni);
+        let is_wrapped = wrap(batch, i, way);
         let sent = if is_wrapped { Some(send(batch, i, way, hop, out, &view.network)) } else { None };
         let verdict = sent.unwrap_or(Verdict::Drop(DropReason::TooBig));
         batch.decide(i, verdict);
@@ -66,8 +66,7 @@ pub fn whole(batch: &mut Batch, i: usize, way: &Way, network: &Network) -> Optio
     if batch.frames[i].frame.len().saturating_add(way.outer.overhead()) > exit.mtu.saturating_add(LINK) {
         return None;
     }
-    let vni = way.vni(Mark { sides: batch.heads[i].sides, is_last: batch.travels[i].is_last });
-    wrap(batch, i, way, vni).then(|| {
+    wrap(batch, i, way).then(|| {
         ethernet::set_link(batch.frames[i].frame.bytes_mut(), &exit.link);
         Verdict::Forward(exit.interface)
     })
@@ -80,8 +79,7 @@ pub fn answer(batch: &mut Batch, i: usize, way: &Way, network: &Network) -> Opti
     if batch.frames[i].frame.len() > mtu.saturating_add(LINK) {
         return None;
     }
-    let vni = way.vni(Mark { sides: batch.heads[i].sides, is_last: batch.travels[i].is_last });
-    if !wrap(batch, i, way, vni) {
+    if !wrap(batch, i, way) {
         return None;
     }
     Some(match send(batch, i, way, hop, out, network) {
@@ -95,7 +93,8 @@ const LINK: u16 = ethernet::HEADER as u16;
 
 /// Puts the headers of the tunnel before a packet; false if there is no room for them.
 #[inline]
-fn wrap(batch: &mut Batch, i: usize, way: &Way, vni: u32) -> bool {
+fn wrap(batch: &mut Batch, i: usize, way: &Way) -> bool {
+    let vni = way.vni(Mark { sides: batch.heads[i].sides, leg: batch.travels[i].leg });
     let entropy = (batch.hashes[i] >> 32) as u16 >> 2;
     let frame = &mut batch.frames[i].frame;
     let (length, inner) = (way.outer.length() as u16, frame.len());
@@ -157,7 +156,7 @@ impl Lining {
     pub fn of(view: &Snapshot, travel: Travel, sides: u8) -> Option<(Self, InterfaceId, Option<Link>)> {
         let way = view.tunnels.to(travel.to)?;
         let (hop, out, _) = way.exit(&view.network)?;
-        let vni = way.vni(Mark { sides, is_last: travel.is_last });
+        let vni = way.vni(Mark { sides, leg: travel.leg });
         Some((Self { outer: way.outer, vni }, out, link_of(hop, &view.network)))
     }
 
@@ -172,9 +171,9 @@ impl Lining {
 }
 
 /// Notes that a packet goes to the gateway that owns it. Equal ways are chosen by its hash, which kinds without sessions don't have yet.
-pub fn send_to_owner<A: Lane>(batch: &mut Batch, i: usize, travel: Travel) {
+pub fn send_to_owner<A: Lane>(batch: &mut Batch, i: usize, to: GatewayId) {
     if !batch.heads[i].kind.has_session() {
         batch.hashes[i] = super::classify::WAYS.hash(&A::tuples(batch)[i]);
     }
-    batch.send_to(i, travel);
+    batch.send_to(i, to);
 }

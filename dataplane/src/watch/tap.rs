@@ -249,6 +249,7 @@ impl Tap {
             | Verdict::HandOff(_)
             | Verdict::Heard
             | Verdict::Park
+            | Verdict::Defer(_)
             | Verdict::Requeue
             | Verdict::Around
             | Verdict::Drop(_) => None,
@@ -277,6 +278,7 @@ fn is_sent(verdict: Verdict) -> bool {
         | Verdict::HandOff(_)
         | Verdict::Heard
         | Verdict::Park
+        | Verdict::Defer(_)
         | Verdict::Requeue
         | Verdict::Drop(_) => false,
     }

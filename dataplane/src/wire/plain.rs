@@ -111,6 +111,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::tally::property;
 
     /// A UDP datagram of 4 bytes in a frame of 60.
     fn datagram() -> [u8; 60] {
@@ -122,7 +123,7 @@ mod tests {
         frame
     }
 
-    fn seal(frame: &mut [u8; 60]) {
+    fn seal(frame: &mut [u8]) {
         frame[24..26].fill(0);
         let sum = checksum::checksum(0, &frame[14..34]);
         frame[24..26].copy_from_slice(&sum.to_be_bytes());
@@ -153,33 +154,102 @@ mod tests {
         assert_eq!(read::<u32>(&wrong), None, "checksum");
     }
 
-    proptest! {
-        /// What the short look takes, the long one takes, too, and reads the same.
-        #[test]
-        fn both_looks_see_the_same(mut frame: [u8; 60], like_v4: bool, sealed: bool, hits in prop::collection::vec((12_usize..46, any::<u8>()), 0..3)) {
-            if like_v4 {
-                frame = datagram();
+    /// A frame of either family with room for 26 bytes of payload.
+    const LENGTH: usize = L4_V6 + 26;
+
+    /// What a frame is made of: mostly as plain ones are, else as it comes.
+    #[derive(Clone, Debug)]
+    struct Made {
+        v4: bool,
+        noise: [u8; LENGTH],
+        protocol: u8,
+        /// Bytes that IP says are there, less than there are by so many.
+        less: i16,
+        hits: Vec<(usize, u8)>,
+        sealed: bool,
+    }
+
+    fn made() -> impl Strategy<Value = Made> {
+        let protocol = prop_oneof![4 => Just(17_u8), 4 => Just(6), 1 => Just(58), 1 => any::<u8>()];
+        let less = prop_oneof![4 => Just(0_i16), 2 => 0_i16..20, 1 => -100_i16..100];
+        let hits = prop_oneof![3 => Just(vec![]), 1 => prop::collection::vec((12_usize..LENGTH, any::<u8>()), 1..3)];
+        let noise = prop::array::uniform32(any::<u8>());
+        (any::<bool>(), noise, noise, protocol, less, hits, prop::bool::weighted(0.9)).prop_map(
+            |(v4, first, second, protocol, less, hits, sealed)| {
+                let mut noise = [0; LENGTH];
+                noise[..32].copy_from_slice(&first);
+                noise[32..64].copy_from_slice(&second);
+                noise[64..].copy_from_slice(&first[..LENGTH - 64]);
+                Made { v4, noise, protocol, less, hits, sealed }
+            },
+        )
+    }
+
+    impl Made {
+        fn frame(&self) -> [u8; LENGTH] {
+            let mut frame = self.noise;
+            let there = |header: usize| ((LENGTH - header) as u16).wrapping_add_signed(-self.less).to_be_bytes();
+            if self.v4 {
+                frame[12..15].copy_from_slice(&[8, 0, 0x45]);
+                frame[16..18].copy_from_slice(&there(ethernet::HEADER));
+                frame[20..22].copy_from_slice(&[0x40, 0]);
+                frame[23] = self.protocol;
             } else {
-                frame[12..21].copy_from_slice(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 6, 17]);
+                frame[12..14].copy_from_slice(&[0x86, 0xdd]);
+                frame[14] = 0x60 | frame[14] & 0x0f;
+                frame[18..20].copy_from_slice(&there(L4_V6));
+                frame[20] = self.protocol;
             }
-            for (at, value) in hits {
+            for &(at, value) in &self.hits {
                 frame[at] = value;
             }
-            if sealed {
+            if self.v4 && self.sealed {
                 seal(&mut frame);
             }
-            let fits = |total: u16, least: u16| (least..=46).contains(&total);
-            if let Some(plain) = read::<u32>(&frame).filter(|plain| fits(plain.total, 20)) {
-                let header = ipv4::Header::parse(&frame[14..]).unwrap();
-                prop_assert_eq!((header.source, header.destination, header.total), (plain.source.in_packet_order(), plain.destination.in_packet_order(), plain.total));
-                prop_assert_eq!((header.protocol, header.ttl), (plain.protocol, plain.ttl));
-                prop_assert!(!header.fragment && header.dont_fragment && header.length == 20);
-            }
-            if let Some(plain) = read::<V6>(&frame).filter(|plain| fits(plain.total, 40) && plain.protocol == 17) {
-                let header = ipv6::Header::parse(&frame[14..]).unwrap();
-                prop_assert_eq!((header.source, header.destination, header.total), (plain.source.in_packet_order(), plain.destination.in_packet_order(), plain.total));
-                prop_assert_eq!((header.protocol, header.hop_limit, header.length), (plain.protocol, plain.ttl, 40));
-            }
+            frame
         }
+    }
+
+    /// What the short look takes, the long one takes, too, and reads the same.
+    #[test]
+    fn both_looks_see_the_same() {
+        let classes =
+            ["IPv4", "IPv6", "IPv4 of a wrong length", "IPv6 of a wrong length", "IPv4 is special", "IPv6 is special"];
+        property(ProptestConfig::with_cases(1_000), &made(), &classes, |made, tally| {
+            let frame = made.frame();
+            let fits = |total: u16, least: u16| (least..=(LENGTH - ethernet::HEADER) as u16).contains(&total);
+            let (v4, v6) = (read::<u32>(&frame), read::<V6>(&frame));
+            prop_assert!(v4.is_none() || v6.is_none());
+            match (v4, v6) {
+                (Some(plain), _) if fits(plain.total, 20) => {
+                    let header = ipv4::Header::parse(&frame[14..]).unwrap();
+                    let ends = (plain.source.in_packet_order(), plain.destination.in_packet_order());
+                    prop_assert_eq!((header.source, header.destination, header.total), (ends.0, ends.1, plain.total));
+                    prop_assert_eq!((header.protocol, header.ttl), (plain.protocol, plain.ttl));
+                    prop_assert!(!header.fragment && header.dont_fragment && header.length == 20);
+                    prop_assert_eq!(&plain.ports[..], &frame[L4_V4..][..4]);
+                    tally.count("IPv4");
+                }
+                (_, Some(plain)) if fits(plain.total, 40) => {
+                    // What follows extension headers isn't at the place where the short look reads it.
+                    if matches!(plain.protocol, 6 | 17 | 58) {
+                        let header = ipv6::Header::parse(&frame[14..]).unwrap();
+                        let ends = (plain.source.in_packet_order(), plain.destination.in_packet_order());
+                        prop_assert_eq!(
+                            (header.source, header.destination, header.total),
+                            (ends.0, ends.1, plain.total)
+                        );
+                        prop_assert_eq!((header.protocol, header.hop_limit), (plain.protocol, plain.ttl));
+                        prop_assert_eq!((header.length, header.fragment), (40, false));
+                        prop_assert_eq!(&plain.ports[..], &frame[L4_V6..][..4]);
+                        tally.count("IPv6");
+                    }
+                }
+                (Some(_), _) => tally.count("IPv4 of a wrong length"),
+                (_, Some(_)) => tally.count("IPv6 of a wrong length"),
+                (None, None) => tally.count(if made.v4 { "IPv4 is special" } else { "IPv6 is special" }),
+            }
+            Ok(())
+        });
     }
 }

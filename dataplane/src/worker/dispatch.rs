@@ -6,9 +6,10 @@ use std::sync::Arc;
 use vipgate_mem::Frame;
 
 use super::{HOUSEKEEPING_MS, Parts, Worker};
-use crate::batch::{self, Batch, Head, MOST_RELEASED, Travel, Wanted};
+use crate::batch::{self, Batch, Head, MOST_RELEASED, Requeued, Travel, Wanted};
 use crate::counters::{Counters, Direction, DropReason};
 use crate::fragments::Place;
+use crate::handover::{HandoverQueue, Standing};
 use crate::io::{InterfaceId, PacketIo, Received};
 use crate::link::handoff::Links;
 use crate::pipeline::Tables;
@@ -17,18 +18,21 @@ use crate::stage::wrap::Lining;
 use crate::time::Tick;
 use crate::verdict::{Then, Verdict};
 use crate::waiting::{Departure, Outcome, Parked, Pieces, Waiting};
+use crate::watch::Watch;
 use crate::watch::drops::Whose;
 use crate::wire::cut;
 use crate::wire::ethernet::{self, Link};
 
 impl<Io: PacketIo> Worker<Io> {
     /// Sends every packet of the batch where its verdict says. Afterwards the batch owns no frame.
-    pub(super) fn dispatch(&mut self, view: &Snapshot, now: Tick) {
+    pub(super) fn dispatch(&mut self, view: &Snapshot, is_lapsed: bool, now: Tick) {
         let Parts { io, links, waiting, counters, tables, .. } = &mut self.parts;
-        let Batch { frames, released, verdicts, directions, wanted, mtus, travels, heads, places, .. } =
+        let (handover, standing) = (&mut self.handover, Standing::of(view.policy.members(), is_lapsed));
+        let Batch { frames, released, requeued, verdicts, directions, wanted, mtus, travels, heads, places, .. } =
             &mut self.batch;
         let known = Known { verdicts, directions, wanted, mtus, travels, heads, places };
-        let mut rare = Rare { view, now, links, waiting, counters, tables, released, known };
+        let mut rare =
+            Rare { view, now, links, waiting, counters, tables, released, requeued, handover, standing, known };
         let (mut packets, mut sums) = ([0; Direction::ALL.len()], [0; Direction::ALL.len()]);
         for (i, Received { frame, interface }) in frames.drain(..).take(batch::MOST).enumerate() {
             // By far the most; all else is kept out of the way, and handed over in pieces, so that this loop stays in registers.
@@ -46,6 +50,20 @@ impl<Io: PacketIo> Worker<Io> {
         }
         for (direction, (packets, bytes)) in Direction::ALL.into_iter().zip(packets.into_iter().zip(sums)) {
             rare.counters.forwarded(direction, packets, bytes);
+        }
+        requeued.flush(released);
+    }
+
+    /// Takes in what waited for a share once that may have come, and drops what has waited for too long.
+    pub(super) fn retry_deferred(&mut self, view: &Snapshot, is_lapsed: bool, now: Tick) {
+        if self.handover.is_empty() {
+            return;
+        }
+        self.handover.retry(Standing::of(view.policy.members(), is_lapsed), &mut self.batch.released);
+        let Parts { io, counters, tables, .. } = &mut self.parts;
+        while let Some((Received { frame, interface }, reason)) = self.handover.expired(now) {
+            let whose = Whose::of(view.network.interface(interface).role);
+            discard(io, counters, &mut tables.watch, frame, (reason, interface, whose), now);
         }
     }
 
@@ -69,9 +87,7 @@ impl<Io: PacketIo> Worker<Io> {
                 },
                 Outcome::Expired(parked) => (parked.frame, DropReason::NoNeighbor),
             };
-            counters.dropped(reason);
-            tables.watch.drops.note(reason, frame.bytes(), wanted.interface, Whose::Receiver, now);
-            io.give(frame);
+            discard(io, counters, &mut tables.watch, frame, (reason, wanted.interface, Whose::Receiver), now);
         });
     }
 }
@@ -96,7 +112,10 @@ struct Rare<'a> {
     waiting: &'a mut Waiting,
     counters: &'a Counters,
     tables: &'a mut Tables,
-    released: &'a mut VecDeque<Option<Received>>,
+    released: &'a mut VecDeque<Received>,
+    requeued: &'a mut Requeued,
+    handover: &'a mut HandoverQueue,
+    standing: Standing,
     known: Known<'a>,
 }
 
@@ -119,9 +138,7 @@ impl Rare<'_> {
     }
 
     fn drop(&mut self, io: &mut impl PacketIo, frame: Frame, reason: DropReason, on: InterfaceId, whose: Whose) {
-        self.counters.dropped(reason);
-        self.tables.watch.drops.note(reason, frame.bytes(), on, whose, self.now);
-        io.give(frame);
+        discard(io, self.counters, &mut self.tables.watch, frame, (reason, on, whose), self.now);
     }
 
     /// The same; gives back what is to be dropped, and why.
@@ -178,18 +195,36 @@ impl Rare<'_> {
             Verdict::Park => {
                 self.tables.fragments.fill(Place(places[i]), Received { frame, interface });
             }
-            Verdict::Requeue => self.released[places[i] as usize] = Some(Received { frame, interface }),
+            Verdict::Defer(reason) => {
+                let deferred = self.handover.defer(Received { frame, interface }, reason, self.standing, self.now);
+                deferred.map_err(|received| (received.frame, reason))?;
+            }
+            Verdict::Requeue => self.requeued.fill(places[i], Received { frame, interface }),
             Verdict::Around if self.released.len() < MOST_RELEASED => {
                 self.counters.forwarded(direction, 1, bytes);
                 let mut received = Received { frame, interface };
                 received.turn_around();
-                self.released.push_back(Some(received));
+                self.released.push_back(received);
             }
             Verdict::Around => return Err((frame, DropReason::LinkFull)),
             Verdict::Drop(reason) => return Err((frame, reason)),
         }
         Ok(())
     }
+}
+
+/// Drops a packet: counts it, notes whose it was, and gives its frame back.
+pub(super) fn discard(
+    io: &mut impl PacketIo,
+    counters: &Counters,
+    watch: &mut Watch,
+    frame: Frame,
+    (reason, on, whose): (DropReason, InterfaceId, Whose),
+    now: Tick,
+) {
+    counters.dropped(reason);
+    watch.drops.note(reason, frame.bytes(), on, whose, now);
+    io.give(frame);
 }
 
 /// Sends a packet whose neighbour is known by now; gives it back if there is no room for it.

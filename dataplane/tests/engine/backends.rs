@@ -91,6 +91,26 @@ fn datagrams_to_a_backend_that_is_gone_move_on_at_once_and_connections_end() {
 }
 
 #[test]
+fn what_follows_a_client_that_begins_anew_does_not_overtake_it() {
+    let mut gateway = Gateway::with_service(&Setup::default(), &service(&both_pods()));
+    let (client, vip) = (client(4000), vip(80));
+    let say = |flags: &str, sequence, ack| tcp(client, vip, flags, sequence, ack);
+    let backend = gateway.client_sends(&say("S", 1000, 0));
+    gateway.backend_sends(0, &tcp(backend, client, "SA", 5000, 1001));
+    gateway.client_sends(&say("A", 1001, 5001));
+    gateway.client_sends(&say("A", 1001, 5001));
+    gateway.backend_sends(0, &tcp(backend, client, "FA", 5001, 1001));
+    // In one batch: the old connection's end, the new one, and what follows of it.
+    for packet in [say("FA", 1001, 5002), say("S", 9000, 0), say("A", 9001, 7001)] {
+        assert!(gateway.workers[0].io().inject(OUTSIDE, &packet));
+    }
+    let sent = gateway.run();
+    let order: Vec<u32> = sent.iter().map(|(_, bytes)| sequence(bytes)).collect();
+    assert_eq!(order, [1001, 9000, 9001]);
+    gateway.assert_delta("inbound 6, service_reply 2, ended closed 1, created 2");
+}
+
+#[test]
 fn a_connection_that_begins_anew_leaves_a_backend_that_drains() {
     let mut gateway = Gateway::with_service(&Setup::default(), &service(&[backend(ONE)]));
     let say = |gateway: &mut Gateway, flags: &str, sequence, ack| {

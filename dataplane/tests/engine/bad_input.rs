@@ -51,6 +51,9 @@ fn lengths_that_contradict_each_other() {
         v4(Udp, |f| f[39] = 7),
         v4(Udp, |f| f[39] = 0),
         v4(Udp, |f| f[39] += 1),
+        // Both say the same, and there is less.
+        v4(Udp, |f| f.truncate(f.len() - 1)),
+        v6(Udp, |f| f.truncate(f.len() - 1)),
         // TCP's data offset: within the fixed header, beyond the packet.
         v4(Tcp, |f| f[46] = 0x40),
         v4(Tcp, |f| f[46] = 0xf0),

@@ -114,6 +114,13 @@ fn live(story: &mut Story, packets: &[(usize, InterfaceId, Vec<u8>)]) -> (Vec<(I
     (sent, story.gateway.captured())
 }
 
+/// In the order of each flow. Among flows it is free: a SYN that begins anew waits for packets before it, unless these took the short
+/// way, which is not for those that are looked at.
+fn by_flow(mut sent: Vec<(InterfaceId, Vec<u8>)>) -> Vec<(InterfaceId, Vec<u8>)> {
+    sent.sort_by_key(|(interface, bytes)| (interface.0, ends(bytes)));
+    sent
+}
+
 #[derive(Default)]
 struct Counts {
     concerned: Cell<u32>,
@@ -133,7 +140,7 @@ fn compare(steps: &[Step], workers: u8, several: bool, filter: &TapFilter, at_on
             stories.each_mut().map(|story| steps.iter().filter_map(|step| story.packet(step)).collect::<Vec<_>>());
         assert_eq!(packets[0], packets[1]);
         let [(sent, all), (sent_too, some)] = [0, 1].map(|which| live(&mut stories[which], &packets[which]));
-        assert_eq!(sent, sent_too, "the way of a packet is not for whoever looks on");
+        assert_eq!(by_flow(sent), by_flow(sent_too), "the way of a packet is not for whoever looks on");
         let (wanted, rest): (Vec<_>, Vec<_>) = all.iter().partition(|it| is_wanted(filter, it));
         assert_eq!(format!("{wanted:02x?}"), format!("{some:02x?}"), "{filter:?}");
         let answered = wanted.iter().filter(|it| matches!(it.verdict, Verdict::Answer(_))).count();

@@ -285,3 +285,38 @@ fn a_worker_that_was_stopped_ends_no_session_whose_packets_wait() {
     assert_eq!(gateway.sessions(), 200);
     gateway.assert_delta("egress 400, created 200");
 }
+
+#[test]
+fn a_pods_packet_on_its_last_hop_opens_nothing() {
+    for (ttl, sent) in [(0, 0), (1, 0), (2, 1)] {
+        let mut gateway = Gateway::new(&Setup::default());
+        let question = with_ttl(packet(Protocol::Udp, at("10.244.1.5:4000"), at("198.51.100.10:53")), ttl);
+        let left = gateway.arrives(0, INSIDE, &question);
+        assert_eq!(left.iter().filter(|(out, _)| *out == OUTSIDE).count(), sent, "{ttl}");
+        assert_eq!(gateway.sessions(), sent as u64);
+        gateway.assert_delta(if sent == 1 { "egress 1, created 1" } else { "drop ttl 1, answered 1" });
+    }
+}
+
+/// Its ports are one port: what the first session leaves behind is in the way of the next one.
+#[test]
+fn a_pod_that_begins_anew_with_another_vip_leaves_the_old_port_in_quarantine() {
+    let range = vipgate_dataplane::ports::PortRange::new(30_001, 30_001).unwrap();
+    let mut gateway = Gateway::new(&Setup { range, ..Setup::default() });
+    let question = packet(Protocol::Udp, at("10.244.1.5:4000"), at("198.51.100.10:53"));
+    let old = gateway.pod_sends(&question);
+    gateway.pass(6_000);
+    let mut set = policy();
+    set.endpoints[0].vips = vec![ip("192.0.2.11")];
+    gateway.set_policy(&set);
+    let new = gateway.pod_sends(&question);
+    assert_eq!((ends(&old).0, ends(&new).0), (at("192.0.2.10:30001"), at("192.0.2.11:30001")));
+    assert_eq!(gateway.arrives(0, OUTSIDE, &answer_to(&old, Protocol::Udp)), vec![]);
+    assert_eq!(gateway.far_sends(&answer_to(&new, Protocol::Udp))[30..34], [10, 244, 1, 5]);
+    // Another pod behind the old VIP doesn't get its port before it has rested.
+    let other = packet(Protocol::Udp, at("10.244.1.6:4000"), at("198.51.100.10:53"));
+    assert_eq!(gateway.arrives(0, INSIDE, &other), vec![]);
+    gateway.pass(3_000);
+    assert_eq!(ends(&gateway.pod_sends(&other)).0, at("192.0.2.10:30001"));
+    gateway.assert_delta("egress 3, reply 1, drop no_service 1, drop ports_exhausted 1, ended idle 1, created 3");
+}

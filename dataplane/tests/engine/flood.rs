@@ -99,3 +99,16 @@ fn what_was_not_confirmed_ends_soon_though_the_backend_answered() {
     speak(&mut gateway, 1000, known);
     gateway.assert_delta("inbound 4, service_reply 3, ended idle 1, created 2");
 }
+
+#[test]
+fn whoever_only_repeats_its_syn_has_confirmed_nothing() {
+    let setup = Setup { capacity: 2000, embryonic: 300, ..Setup::default() };
+    let mut gateway = Gateway::with_service(&setup, &service(&both_pods()));
+    for n in 0..1000 {
+        for _ in 0..2 {
+            gateway.client_sends(&packet(Protocol::Tcp, stranger(n), vip(80)));
+        }
+    }
+    assert!((300..=400).contains(&gateway.sessions()), "{}", gateway.sessions());
+    gateway.assert_delta("inbound 2000, ended evicted 700, created 1000");
+}

@@ -64,17 +64,20 @@ fn strangers_and_nonsense_come_out_of_no_tunnel() {
     for (frame, reason) in [
         (tunnel("10.2.0.9", 0x76_7009, &inner), DropReason::PeerUnknown),
         (tunnel("10.2.0.1", 0x76_7009, &inner), DropReason::PeerUnknown),
-        (tunnel("10.2.0.2", 0x76_7019, &inner), DropReason::PeerUnknown),
+        (tunnel("10.2.0.2", 0x76_7029, &inner), DropReason::PeerUnknown),
         (tunnel("10.2.0.2", 7, &inner), DropReason::PeerUnknown),
         (tunnel("10.2.0.2", 0x76_7009, &inner[..20]), DropReason::Malformed),
         (tunnel("10.2.0.2", 0x76_7009, &inner)[..60].to_vec(), DropReason::Malformed),
         // A tunnel in a tunnel: inside, it is a packet to the gateway, which is nobody's VIP.
         (tunnel("10.2.0.2", 0x76_7009, &tunnel("10.2.0.2", 0x76_7009, &inner)), DropReason::NoPolicy),
-        // Sent as to its owner, which this gateway isn't: it goes nowhere else.
-        (tunnel("10.2.0.2", 0x76_7009, &packet(Protocol::Udp, at("10.244.1.6:4000"), at(FAR))), DropReason::NoOwner),
+        // It has travelled three times, and this gateway isn't its owner: it goes nowhere else.
+        (tunnel("10.2.0.2", 0x76_7019, &packet(Protocol::Udp, at("10.244.1.6:4000"), at(FAR))), DropReason::NoOwner),
     ] {
         let before = cluster.gateways[0].drops().get(&reason).copied().unwrap_or(0);
         assert_eq!(cluster.arrives(0, INSIDE, &frame), vec![]);
+        if reason == DropReason::NoOwner {
+            cluster.pass(1_050);
+        }
         assert_eq!(cluster.gateways[0].drops().get(&reason).copied(), Some(before + 1), "{reason:?}");
     }
     let good = cluster.arrives(0, INSIDE, &tunnel("10.2.0.2", 0x76_7009, &inner));

@@ -307,3 +307,53 @@ fn errors_about_a_clients_session_find_their_way_both_ways() {
         gateway.assert_delta(&format!("inbound 4, service_reply 4, created 2{handed_over}"));
     }
 }
+
+/// The frame of a router's error about an answer of `api` that a client has never had a session for.
+fn error_about_an_answer(protocol: Protocol, port: u16) -> Vec<u8> {
+    use crate::support::services::{client, vip};
+    error_about(&packet(protocol, vip(port), client(4000)), "203.0.113.77", Error::HostUnreachable, false)
+}
+
+#[test]
+fn an_error_about_a_connection_that_nobody_knows_reaches_a_backend_only_where_several_gateways_serve() {
+    use crate::support::cluster::{Cluster, only, shared_policy};
+    use crate::support::services::{backend, service};
+    let api = service(&[backend("10.244.1.5")]);
+    let mut alone = Gateway::with_service(&Setup::default(), &api);
+    assert_eq!(alone.arrives(0, OUTSIDE, &error_about_an_answer(Protocol::Udp, 53)), vec![]);
+    alone.assert_delta("drop no_session 1");
+    let mut cluster = Cluster::new(2, &Setup::default());
+    let set = PolicySet { services: vec![api], ..shared_policy(2) };
+    cluster.gateways.iter_mut().for_each(|gateway| gateway.set_policy(&set));
+    for number in 0..2 {
+        let sent = cluster.arrives(number, OUTSIDE, &error_about_an_answer(Protocol::Udp, 53));
+        let (source, destination, quote) = quoted(&only(sent, number, INSIDE, &cluster));
+        assert_eq!((source, destination), (ip("203.0.113.77"), ip("10.244.1.5")));
+        assert_eq!(ends(&quote), (at("10.244.1.5:5353"), services::client(4000)));
+        // Nothing is served at that port.
+        assert_eq!(cluster.arrives(number, OUTSIDE, &error_about_an_answer(Protocol::Udp, 54)), vec![]);
+    }
+    cluster.assert_delta(&["inbound 1, peer_in 1, drop no_session 2", "inbound 1, peer_out 1"]);
+}
+
+#[test]
+fn an_uncovered_backends_errors_are_its_frontends_where_they_are_about_a_client() {
+    use crate::support::services::{backend, client, service, vip};
+    let mut gateway = Gateway::with_service(&Setup::default(), &service(&[backend("10.244.1.7")]));
+    let came = gateway.far_sends(&packet(Protocol::Udp, client(4000), vip(53)));
+    let refused = error_about(&came, "10.244.1.7", Error::PortUnreachable, true);
+    let sent = gateway.arrives(0, INSIDE, &refused);
+    let (source, destination, quote) = quoted(&sent[0].1);
+    assert_eq!((source, destination), (vip(53).ip(), client(4000).ip()));
+    assert_eq!(ends(&quote), (client(4000), vip(53)));
+    // What is no session's is its own affair: it goes as it came.
+    let own = packet(Protocol::Udp, client(4000), at("10.244.1.7:9999"));
+    let sent = gateway.arrives(0, INSIDE, &error_about(&own, "10.244.1.7", Error::PortUnreachable, true));
+    let (source, destination, quote) = quoted(&sent[0].1);
+    assert_eq!((source, destination), (ip("10.244.1.7"), client(4000).ip()));
+    assert_eq!(ends(&quote), ends(&own));
+    // Of a covered pod, nothing goes as it came.
+    let own = packet(Protocol::Udp, client(4000), at("10.244.1.5:9999"));
+    assert_eq!(gateway.arrives(0, INSIDE, &error_about(&own, "10.244.1.5", Error::PortUnreachable, true)), vec![]);
+    gateway.assert_delta("inbound 1, service_reply 1, unchanged 1, drop no_session 1, created 1");
+}

@@ -293,3 +293,42 @@ fn fragments_reach_one_backend_and_come_back_from_the_vip() {
         }
     }
 }
+
+#[test]
+fn answers_that_a_router_may_cut_get_an_identification_of_the_vip_without_a_session_too() {
+    let identification = |frame: &[u8]| u16::from_be_bytes([frame[18], frame[19]]);
+    let mut gateway = Gateway::with_service(&Setup::default(), &service(&[backend("10.244.1.5")]));
+    for (may_cut, port) in [(true, 4000), (false, 4001)] {
+        let mut answer = reply_of(300, at("10.244.1.5:5353"), client(port), may_cut);
+        answer[..12].copy_from_slice(&[INSIDE_MAC, POD_MAC].concat());
+        let sent: Vec<_> = (0..3).map(|_| gateway.arrives(0, INSIDE, &answer).remove(0).1).collect();
+        assert!(sent.iter().all(|frame| ends(frame) == (vip(53), client(port))));
+        let numbers: std::collections::BTreeSet<_> = sent.iter().map(|frame| identification(frame)).collect();
+        if may_cut {
+            assert!(numbers.len() == 3 && !numbers.contains(&77), "backends share it: {numbers:?}");
+        } else {
+            assert_eq!(numbers, [77].into(), "nobody looks at it");
+        }
+    }
+    gateway.assert_delta("service_reply 6");
+}
+
+#[test]
+fn a_clients_packet_keeps_its_identification_whether_or_not_a_session_knows_it() {
+    let mut cluster = cluster::Cluster::new(2, &Setup::default());
+    let api = service(&[backend("10.244.1.5")]);
+    let set = PolicySet { services: vec![api], ..cluster::shared_policy(2) };
+    cluster.gateways.iter_mut().for_each(|gateway| gateway.set_policy(&set));
+    let late = |sequence| {
+        let mut frame = tcp(client(4000), vip(80), "A", sequence, 8);
+        frame[18..22].copy_from_slice(&[0, 77, 0, 0]);
+        seal_header(&mut frame);
+        frame
+    };
+    for sequence in [7, 8] {
+        let sent = cluster.arrives(1, OUTSIDE, &late(sequence));
+        let came = cluster::only(sent, 1, INSIDE, &cluster);
+        assert_eq!((ends(&came).1, &came[18..20]), (at("10.244.1.5:8080"), &[0, 77][..]));
+    }
+    cluster.assert_delta(&["", "inbound 2"]);
+}

@@ -25,6 +25,7 @@ mod overlay;
 mod policy_changes;
 mod pool;
 mod properties;
+mod quarantine;
 mod sctp;
 mod spoofing;
 mod story;

@@ -109,6 +109,26 @@ fn a_pods_packets_come_and_their_answers_go_by_its_node() {
 }
 
 #[test]
+fn a_pod_that_no_policy_covers_reaches_other_pods_by_their_nodes_and_nobody_else() {
+    for v6 in [false, true] {
+        for (pod, mate, far) in [
+            ("10.244.1.7:4000", "10.244.1.6:53", "198.51.100.10:53"),
+            ("[fd00:244:1::7]:4000", "[fd00:244:1::6]:53", "[2001:db8:51::10]:53"),
+        ] {
+            let pods = ["10.244.0.0/16", "fd00:244::/32"].map(|net| net.parse().unwrap()).into();
+            let cluster = ClusterSpec { pods, others: vec![], drop_uncovered: true };
+            let mut gateway = gateway(v6, PolicySet { cluster, ..policy() });
+            let mut says = |to| {
+                gateway.arrives(0, INSIDE, &tunnel(node(1, v6).ip(), own(v6), VNI, &packet(Protocol::Udp, at(pod), to)))
+            };
+            assert_eq!(says(at(far)), []);
+            assert_eq!(ends(&to_node(&says(at(mate)), 2, v6)), (at(pod), at(mate)));
+            gateway.assert_delta("unchanged 1, drop no_policy 1");
+        }
+    }
+}
+
+#[test]
 fn a_capture_of_a_pod_or_of_its_node_has_what_goes_into_the_tunnel() {
     for (v6, (pod, far)) in [false, true].into_iter().flat_map(|v6| POD_AND_FAR.map(|ends| (v6, ends))) {
         let mut gateway = gateway(v6, policy());
@@ -353,4 +373,27 @@ fn nodes_that_cannot_be_told_apart_are_refused() {
         assert!(error.starts_with("node node-"), "{error}");
     }
     gateway.assert_delta("");
+}
+
+#[test]
+fn the_tunnel_carries_the_traffic_class_of_what_is_in_it() {
+    const CLASS: u8 = 0xb9;
+    for (v6, (pod, far)) in [false, true].into_iter().flat_map(|v6| POD_AND_FAR.map(|ends| (v6, ends))) {
+        let mut gateway = gateway(v6, policy());
+        let question = packet(Protocol::Udp, at(pod), at(far));
+        let sent = gateway.arrives(0, INSIDE, &tunnel(node(1, v6).ip(), own(v6), VNI, &question));
+        let mut answer = answer_to(&sent[0].1, Protocol::Udp);
+        if at(pod).is_ipv4() {
+            answer[15] = CLASS;
+            seal_header(&mut answer);
+        } else {
+            (answer[14], answer[15]) = (0x60 | CLASS >> 4, CLASS << 4);
+        }
+        let sent = gateway.arrives(0, OUTSIDE, &answer);
+        to_node(&sent, 1, v6);
+        let outer = &sent[0].1;
+        let class = if v6 { outer[14] << 4 | outer[15] >> 4 } else { outer[15] };
+        assert_eq!(class, CLASS, "DSCP and ECN (RFC 6040)");
+        gateway.assert_delta("egress 1, reply 1, created 1");
+    }
 }

@@ -14,7 +14,7 @@ use vipgate_dataplane::snapshot::change::PolicyChange;
 use vipgate_dataplane::snapshot::spec::{EndpointSpec, PolicySet, VipSpec};
 
 /// Publishes what makes `new` of the policy in force.
-fn change(gateway: &mut Gateway, old: &PolicySet, new: &PolicySet) {
+pub(crate) fn change(gateway: &mut Gateway, old: &PolicySet, new: &PolicySet) {
     let snapshot = gateway.builder.with_change(&PolicyChange::between(old, new)).unwrap();
     gateway.publisher.publish(snapshot);
 }
@@ -29,15 +29,15 @@ fn changed(how: How) -> PolicySet {
     set
 }
 
-fn endpoint<'a>(set: &'a mut PolicySet, address: &str) -> &'a mut EndpointSpec {
+pub(crate) fn endpoint<'a>(set: &'a mut PolicySet, address: &str) -> &'a mut EndpointSpec {
     set.endpoints.iter_mut().find(|endpoint| endpoint.address == ip(address)).unwrap()
 }
 
-fn add_vip(set: &mut PolicySet, address: &str) {
+pub(crate) fn add_vip(set: &mut PolicySet, address: &str) {
     set.vips.push(VipSpec { address: ip(address), ..set.vips[0].clone() });
 }
 
-fn ended_by_policy(gateway: &Gateway) -> u64 {
+pub(crate) fn ended_by_policy(gateway: &Gateway) -> u64 {
     gateway.workers.iter().map(|w| w.counters().sessions_ended[EndReason::Policy as usize].get()).sum()
 }
 
@@ -188,8 +188,8 @@ fn whoever_a_change_concerns_is_found_among_many_that_it_does_not_concern() {
         first.iter().enumerate().filter(|(i, _)| i / usize::from(EACH) != 1).map(|(_, it)| *it).collect();
     assert_eq!(send(&mut gateway), others);
     assert_eq!((gateway.sessions(), ended_by_policy(&gateway)), (2 * u64::from(EACH), u64::from(EACH)));
-    assert_eq!(gateway.drops(), [(DropReason::NoPolicy, u64::from(EACH))].into());
-    gateway.assert_delta("egress 580, drop no_policy 20, ended policy 20, created 60");
+    assert_eq!(gateway.drops(), [(DropReason::NoVip, u64::from(EACH))].into());
+    gateway.assert_delta("egress 580, drop no_vip 20, ended policy 20, created 60");
 }
 
 #[test]

@@ -113,3 +113,26 @@ fn endpoints_are_spread_over_the_pool_and_stay_where_they_are() {
     gateway.assert_delta("egress 200, created 200");
     other.assert_delta("egress 200, created 200");
 }
+
+#[test]
+fn connections_are_spread_before_any_vip_is_full() {
+    let mut gateway = gateway(PortRange::default(), &pooled(1, 4, AddressSelection::PerConnection));
+    let mut counts: HashMap<IpAddr, u32> = HashMap::new();
+    for port in 0..400 {
+        let vip = leaves_with(&mut gateway, 1, 4000 + port, [198, 51, 100, 1]).unwrap();
+        *counts.entry(vip).or_default() += 1;
+    }
+    assert!(counts.len() == 4 && counts.values().all(|count| (60..140).contains(count)), "{counts:?}");
+    gateway.assert_delta("egress 400, created 400");
+}
+
+#[test]
+fn who_has_no_vip_opens_nothing_however_it_is_chosen() {
+    for selection in [AddressSelection::PerEndpoint, AddressSelection::PerConnection] {
+        let mut set = pooled(1, 4, selection);
+        set.endpoints[0].vips.clear();
+        let mut gateway = gateway(PortRange::default(), &set);
+        assert_eq!(leaves_with(&mut gateway, 1, 4000, [198, 51, 100, 1]), None);
+        gateway.assert_delta("drop no_vip 1");
+    }
+}

@@ -143,7 +143,8 @@ fn members(serving: bool) -> MembersSpec {
         linked: true,
         may_open: true,
     });
-    MembersSpec { this: Some(name(0)), gateways: gateways.collect(), since: u64::from(serving) + 1 }
+    let changes = u64::from(serving) + 1;
+    MembersSpec { this: Some(name(0)), gateways: gateways.collect(), since: changes, serving_changes: changes }
 }
 
 /// Steps of a story, with how many workers, and whether the gateway is one of two.

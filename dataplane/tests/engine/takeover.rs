@@ -93,13 +93,14 @@ fn who_returns_has_its_sessions_back_and_those_of_the_meantime() {
         let again = cluster.arrives(1, INSIDE, question);
         assert_eq!(ends(&only(again, 0, OUTSIDE, &cluster)), ends(seen));
     }
-    let early = cluster.arrives(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:6000"), at(FAR)));
-    assert_eq!((early, cluster.gateways[0].drops()), (vec![], [(DropReason::NoLease, 1)].into()), "not before it may");
+    let early = packet(Protocol::Udp, at("10.244.1.5:6000"), at(FAR));
+    assert_eq!(cluster.arrives(0, INSIDE, &early), vec![], "not before it may");
     cluster.members[0].may_open = true;
     cluster.agree();
+    assert_eq!(cluster.gateways[0].run().len(), 1, "but then at once");
     opened(&mut cluster, 0, "10.244.1.5", 6000..6001);
     cluster.assert_delta(&[
-        "egress 51, reply 30, peer_in 60, drop no_lease 1, created 21, taken over 30",
+        "egress 52, reply 30, peer_in 60, created 21, taken over 30",
         "egress 20, reply 10, peer_out 30, peer_in 10, created 20, taken over 10",
         "peer_out 40",
     ]);
@@ -116,7 +117,6 @@ fn a_share_takes_along_what_nobody_was_told_of_it() {
     // Whoever has it now doesn't know these yet, and opens none in their place; one becomes a copy where it was.
     assert_eq!(cluster.arrives(1, INSIDE, &young[0].0), vec![]);
     assert_eq!(cluster.arrives(0, INSIDE, &young[1].0), vec![]);
-    assert_eq!(cluster.drops(), [(DropReason::NoLease, 2)].into());
     // That it names none of them doesn't end them.
     cluster.tell_all(1, 0);
     assert_eq!((cluster.tell_all(0, 1), cluster.tell_all(0, 1)), (10, 0), "what isn't known there, and that once");
@@ -127,11 +127,142 @@ fn a_share_takes_along_what_nobody_was_told_of_it() {
     cluster.pass(200);
     cluster.tell_all(1, 0);
     assert_eq!((cluster.gateways[0].sessions(), cluster.copies(0)), (0, 15));
+    cluster.assert_delta(&["egress 15, peer_out 1, created 15", "egress 15, peer_in 16, taken over 15", "peer_out 15"]);
+}
+
+/// The first share has moved to the second gateway, which may not open sessions in it yet.
+fn moving(cluster: &mut Cluster) {
+    cluster.members[0] = Standing { serving: false, linked: true, may_open: false };
+    cluster.agree();
+}
+
+#[test]
+fn what_begins_while_a_share_changes_hands_waits_until_the_former_owner_has_let_go() {
+    for workers in [1, 2] {
+        let mut cluster = Cluster::new(3, &Setup { workers, ..Setup::default() });
+        moving(&mut cluster);
+        for number in 0..100 {
+            let begin = tcp(at(&format!("10.244.1.5:{}", 4000 + number)), at(FAR), "S", number, 0);
+            // Also by way of the former owner, and of one that has neither.
+            assert_eq!(cluster.arrives(number as usize % 3, INSIDE, &begin), vec![]);
+        }
+        cluster.pass(500);
+        assert_eq!(cluster.drops(), [].into());
+        cluster.members[0].may_open = true;
+        cluster.agree();
+        let sent = cluster.gateways[1].run();
+        let mut left: Vec<u32> = sent.iter().map(|(_, bytes)| sequence(bytes)).collect();
+        if workers > 1 {
+            left.sort_unstable();
+        }
+        assert_eq!(left, (0..100).collect::<Vec<_>>());
+        cluster.counts_vary();
+        assert_eq!((cluster.gateways[1].sessions(), cluster.drops()), (100, [].into()));
+    }
+}
+
+#[test]
+fn packets_of_a_young_connection_wait_for_it_where_its_share_has_gone() {
+    for workers in [1, 2] {
+        let mut cluster = Cluster::new(3, &Setup { workers, ..Setup::default() });
+        let (pod, far) = (at("10.244.1.5:4000"), at(FAR));
+        let seen = only(cluster.arrives(0, INSIDE, &tcp(pod, far, "S", 1000, 0)), 0, OUTSIDE, &cluster);
+        moving(&mut cluster);
+        let answer = tcp(far, ends(&seen).0, "SA", 5000, 1001);
+        assert_eq!(cluster.arrives(1, OUTSIDE, &answer), vec![]);
+        assert_eq!(cluster.arrives(1, INSIDE, &tcp(pod, far, "A", 1001, 5001)), vec![]);
+        assert_eq!(cluster.tell_all(0, 1), 1);
+        cluster.members[0].may_open = true;
+        cluster.agree();
+        let mut sent: Vec<_> = cluster.gateways[1].run().iter().map(|(_, bytes)| ends(bytes)).collect();
+        sent.sort_unstable();
+        assert_eq!(sent, [(ends(&seen).0, far), (far, pod)]);
+        assert_eq!((cluster.drops(), cluster.gateways[1].sessions()), ([].into(), 1));
+        cluster.counts_vary();
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_share_for_longer_than_a_client_does() {
+    let mut cluster = Cluster::new(3, &Setup { frames: 1024, ..Setup::default() });
+    moving(&mut cluster);
+    for port in 4000..4600 {
+        let begin = tcp(at(&format!("10.244.1.5:{port}")), at(FAR), "S", 1, 0);
+        assert_eq!(cluster.arrives(1, INSIDE, &begin), vec![]);
+    }
+    assert_eq!(cluster.drops(), [(DropReason::NoLease, 88)].into(), "512 are kept");
+    cluster.pass(950);
+    assert_eq!(cluster.drops(), [(DropReason::NoLease, 88)].into());
+    cluster.pass(100);
+    assert_eq!(cluster.drops(), [(DropReason::NoLease, 600)].into());
+    cluster.gateways[1].check_frames();
+    cluster.assert_delta(&["", "drop no_lease 600", ""]);
+}
+
+#[test]
+fn whoever_hears_late_who_has_a_share_sends_to_the_former_owner_which_sends_on() {
+    let mut cluster = three();
+    cluster.members[0].serving = false;
+    cluster.since += 1;
+    cluster.hear(0);
+    cluster.hear(1);
+    let begin = |port: u16| packet(Protocol::Udp, at(&format!("10.244.1.5:{port}")), at(FAR));
+    let sent = cluster.arrives(2, INSIDE, &begin(4000));
+    let seen = only(sent, 1, OUTSIDE, &cluster);
+    let back = cluster.arrives(2, OUTSIDE, &answer_to(&seen, Protocol::Udp));
+    assert_eq!(ends(&only(back, 1, INSIDE, &cluster)).1, at("10.244.1.5:4000"));
+    assert_eq!(cluster.tunnelled, 4);
+    // Where two believe so of each other, a packet ends when it has come back.
+    cluster.members[0].serving = true;
+    cluster.members[1].serving = false;
+    cluster.since += 1;
+    cluster.hear(1);
+    for port in [4001, 4002] {
+        assert_eq!(cluster.arrives(2, INSIDE, &begin(port)), vec![]);
+        assert_eq!(cluster.tunnelled, 3 * u64::from(port - 4001) + 7);
+        if port == 4001 {
+            cluster.pass(1_050);
+        }
+    }
+    assert_eq!(cluster.drops(), [(DropReason::NoOwner, 1)].into());
+    // Unless that is who hears last.
+    cluster.hear(0);
+    assert_eq!(cluster.gateways[0].run().len(), 1);
     cluster.assert_delta(&[
-        "egress 15, peer_out 1, created 15",
-        "egress 15, peer_in 16, drop no_lease 2, taken over 15",
-        "peer_out 15",
+        "egress 1, peer_out 4, peer_in 6, drop no_owner 1, created 1",
+        "egress 1, reply 1, peer_out 2, peer_in 4, created 1",
+        "peer_out 4",
     ]);
+}
+
+#[test]
+fn a_share_takes_along_that_a_connection_was_closed_while_nobody_was_told() {
+    let mut cluster = three();
+    let (pod, far) = (at("10.244.1.5:4000"), at(FAR));
+    let seen = only(cluster.arrives(0, INSIDE, &tcp(pod, far, "S", 1000, 0)), 0, OUTSIDE, &cluster);
+    let vip = ends(&seen).0;
+    let answer = |flags, sequence, ack| tcp(far, vip, flags, sequence, ack);
+    only(cluster.arrives(0, OUTSIDE, &answer("SA", 5000, 1001)), 0, INSIDE, &cluster);
+    only(cluster.arrives(0, INSIDE, &tcp(pod, far, "A", 1001, 5001)), 0, OUTSIDE, &cluster);
+    cluster.pass(200);
+    assert_eq!(cluster.copies(1), 1);
+    let all_linked = |cluster: &mut Cluster, linked| {
+        cluster.members.iter_mut().for_each(|it| it.linked = linked);
+        cluster.agree();
+    };
+    all_linked(&mut cluster, false);
+    only(cluster.arrives(0, INSIDE, &tcp(pod, far, "FA", 1001, 5001)), 0, OUTSIDE, &cluster);
+    only(cluster.arrives(0, OUTSIDE, &answer("FA", 5001, 1002)), 0, INSIDE, &cluster);
+    // The share moves before the link is back; then the former owner names what has changed.
+    cluster.members[0] = Standing { serving: false, linked: false, may_open: false };
+    cluster.agree();
+    all_linked(&mut cluster, true);
+    assert_eq!(cluster.tell_all(0, 1), 1);
+    only(cluster.arrives(1, INSIDE, &tcp(pod, far, "A", 1002, 5002)), 1, OUTSIDE, &cluster);
+    assert_eq!(cluster.gateways[1].sessions(), 1);
+    cluster.pass(5_000);
+    assert_eq!(cluster.gateways[1].sessions(), 0, "closed: 4 s here, established would be 30 s");
+    cluster.assert_delta(&["egress 3, reply 2, created 1", "egress 1, ended closed 1, taken over 1", ""]);
 }
 
 #[test]

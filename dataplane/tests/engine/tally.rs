@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::panic::Location;
 
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestCaseResult, TestRunner};
@@ -32,7 +33,9 @@ impl Tally {
     }
 }
 
-/// Runs a property over its cases, which must reach all of these classes.
+/// Runs a property over its cases, which must reach all of these classes. Seeds that fail are kept beside the caller's file, unless the
+/// configuration names another place.
+#[track_caller]
 pub(crate) fn property<S: Strategy>(
     config: Config,
     strategy: &S,
@@ -40,6 +43,7 @@ pub(crate) fn property<S: Strategy>(
     test: impl Fn(S::Value, &Tally) -> TestCaseResult,
 ) {
     let tally = Tally::default();
+    let config = Config { source_file: config.source_file.or(Some(Location::caller().file())), ..config };
     if let Err(error) = TestRunner::new(config).run(strategy, |value| test(value, &tally)) {
         panic!("{error}");
     }

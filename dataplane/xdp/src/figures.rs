@@ -12,7 +12,7 @@ pub struct RingLosses {
     pub receive_ring_full: u64,
     /// Received, but the fill ring had no frame for it. With zero copy a driver counts its vain attempts to refill here, not packets.
     pub fill_ring_empty: u64,
-    /// Received, but dropped: for want of a frame, which is counted above, too, or for another reason.
+    /// Received, but dropped: for want of a frame, which is counted above, too, or because a frame is too short for it.
     pub dropped: u64,
     /// Descriptors that the kernel refused: none, unless there is a bug.
     pub invalid: u64,

@@ -15,7 +15,7 @@ Usage: line_clients.py PLAN RESULT. PLAN is JSON:
   stay       whether those who have said all their lines keep their port until the end
 Prints `open N` when all of them have begun and, where they stay, N been answered once and the others not for `patience`. RESULT is JSON:
   [[identity, source, port, opened, pace, lines, answered, longest, longest_at, end, wrong]..]
-`longest` is the longest wait for an answer, over all lines of TCP; for UDP, where lines are lost, the longest time without any
+`longest` is the longest wait for an answer, over the connect and all lines of TCP; for UDP, where lines are lost, the longest time without any
 answer. `end`: "alive", "done", "silent" or what the kernel said. `wrong`: answers that were meant for somebody else.
 """
 import collections
@@ -112,6 +112,7 @@ class Client:
                 self.finish(f"connect: errno {error}")
                 return
             self.connected = True
+            self.wait(time.monotonic() - self.last)
             selector.modify(self.stream, selectors.EVENT_READ, self)
             self.stand()
             return

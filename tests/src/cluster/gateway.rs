@@ -3,17 +3,16 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
 use vipgate::lab::{Host, Lab, Process};
 
-use super::{PEER, POLICYD};
-use crate::{binary, policyd, wait_for};
-
-/// Port of its metrics on loopback.
-const METRICS: u16 = 9469;
+use super::{PEER, POLICYD, moment};
+use crate::ledger::Ledger;
+use crate::{METRICS, binary, policyd, wait_for};
 
 /// A gateway, running or not.
 #[derive(Debug)]
@@ -24,8 +23,8 @@ pub struct Gateway {
     pub host: Host,
     /// Where other gateways reach it.
     pub peer: String,
-    /// Its process, when it runs.
-    pub process: Option<Process>,
+    ledger: Arc<Ledger>,
+    process: Option<Process>,
     number: usize,
     folder: PathBuf,
     state: TempDir,
@@ -34,7 +33,7 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    pub(super) fn new(lab: &Lab, number: usize, folder: &Path) -> Self {
+    pub(super) fn new(lab: &Lab, number: usize, folder: &Path, ledger: Arc<Ledger>) -> Self {
         let name = format!("gw-{number}");
         let folder = folder.join(&name);
         fs::create_dir(&folder).unwrap();
@@ -42,6 +41,7 @@ impl Gateway {
             host: lab.host(&name, true).unwrap(),
             name,
             peer: format!("10.2.0.{number}"),
+            ledger,
             process: None,
             number,
             folder,
@@ -115,16 +115,29 @@ impl Gateway {
         self.wait_ready();
     }
 
-    /// Kills it at once.
-    pub fn kill(&mut self) {
-        self.end("KILL");
+    /// Kills it at once; when that was.
+    pub fn kill(&mut self) -> f64 {
+        self.end("KILL")
     }
 
-    /// Ends it by a signal, and waits for its end.
-    pub fn end(&mut self, signal: &str) {
+    /// Ends it by a signal, and waits for its end. The moment of the signal, which comes after what it is asked.
+    #[track_caller]
+    pub fn end(&mut self, signal: &str) -> f64 {
+        self.settle();
         let mut process = self.process.take().expect("it runs");
+        let signalled = moment();
         process.signal(signal).unwrap();
         process.wait(Duration::from_secs(10)).expect("it ends");
+        signalled
+    }
+
+    /// Enters into the ledger what its process has counted, if that can be asked.
+    #[track_caller]
+    pub(super) fn settle(&mut self) {
+        let answers = self.process.as_mut().is_some_and(Process::is_alive) && !self.suspended;
+        if answers && self.log().contains("\"event\":\"ready\"") {
+            self.ledger.enter(&self.name, &self.host, || self.command(&["drops"]).1);
+        }
     }
 
     /// Lets it do nothing more, without its knowing.
@@ -189,11 +202,7 @@ impl Gateway {
 
     /// The sum of a metric's values over all labels that contain `labels`; 0 where there is none yet.
     pub fn metric(&self, name: &str, labels: &str) -> f64 {
-        let text = self.metrics();
-        let is_it = |line: &&str| {
-            line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])) && line.contains(labels)
-        };
-        text.lines().filter(is_it).map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+        policyd::values(&self.metrics(), name, labels).map(|value| value.parse::<f64>().unwrap()).sum()
     }
 
     /// How many peers it is connected to.

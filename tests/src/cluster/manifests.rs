@@ -29,7 +29,7 @@ pub(super) fn gateways(count: usize) -> String {
         );
     }
     for (name, ranges, announce) in [
-        ("shared", "192.0.2.0/28, \"2001:db8:2::/124\"", "BGP"),
+        ("shared", "192.0.2.0/28, \"2001:db8:2::/120\"", "BGP"),
         ("claimed", "203.0.113.16/28, \"2001:db8:113::20/124\"", "L2"),
     ] {
         let _ = write!(

@@ -31,6 +31,15 @@ impl Watch {
     /// Ends it. Never were two sessions seen as one, no pod's address left, no packet travelled twice, and nobody was answered
     /// for another. Whom the far side has seen.
     pub fn check(self, cluster: &Cluster) -> Vec<Record> {
+        self.check_travels(cluster, 1)
+    }
+
+    /// The same where shares change hands: who hears of that late sends to the former owner, and that one sends on.
+    pub fn check_handover(self, cluster: &Cluster) -> Vec<Record> {
+        self.check_travels(cluster, 3)
+    }
+
+    fn check_travels(self, cluster: &Cluster, most_whole: usize) -> Vec<Record> {
         let records = self.server.end();
         let faulty: Vec<&Record> = records.iter().filter(|record| record.faults > 0).collect();
         assert!(faulty.is_empty(), "the far side heard {} mixed, as {:?}", faulty.len(), faulty[0]);
@@ -44,7 +53,7 @@ impl Watch {
         let links: Vec<[u8; 6]> = cluster.gateways.iter().map(|gateway| gateway.link("gw-out")).collect();
         let arrives = &|place: usize, to: &[u8]| links[place] == to;
         // Pieces go to whoever puts them together, and from there to whom they belong.
-        for (in_pieces, most) in [(false, 1), (true, 2)] {
+        for (in_pieces, most) in [(false, most_whole), (true, most_whole.max(2))] {
             let (copies, which) = most_copies(&travelled, &outside, arrives, in_pieces);
             assert!(copies <= most, "a packet travelled {copies} times: {which}");
         }

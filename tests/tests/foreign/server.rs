@@ -207,6 +207,7 @@ fn an_address_that_another_pod_gets_has_no_part_in_old_sessions() {
     far.send_to(b"answer", new_at).unwrap();
     assert_eq!(hear(&new).unwrap().0, "answer");
     // What still comes for the old pod reaches nobody, and its session ends with it.
+    world.ledger.expect_exactly([("no_service", 1)]);
     far.send_to(b"late", old_at).unwrap();
     assert!(hear(&new).is_err(), "an answer to the old pod has reached the new one");
     let sessions = world.ask(&["sessions", "--endpoint", "10.1.0.21"])["sessions"].as_array().unwrap().clone();

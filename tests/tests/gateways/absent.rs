@@ -2,7 +2,7 @@
 
 use vipgate_tests::cluster::{Cluster, moment, pass, seconds};
 
-use crate::scene::{OUTAGE, Scene, new_ones_work, routers_notice};
+use crate::scene::{OUTAGE, Scene, new_ones_work, routers_notice, shares_move};
 
 #[test]
 fn a_stopped_gateway() {
@@ -10,6 +10,9 @@ fn a_stopped_gateway() {
     let scene = Scene::begin(&cluster, 2_000, 40);
     pass(500);
     let died = moment();
+    shares_move(&cluster);
+    // What waits for the one that wakes.
+    cluster.ledger.expect(["no_lease"]);
     cluster.gateways[2].suspend();
     routers_notice(&cluster, 2);
     pass(1_000);
@@ -30,6 +33,8 @@ fn a_stopped_gateway() {
 fn a_gateway_that_stumbles_again_and_again() {
     let mut cluster = Cluster::running("stumbles", 3);
     let scene = Scene::begin(&cluster, 500, 40);
+    shares_move(&cluster);
+    cluster.ledger.expect(["no_lease"]);
     for milliseconds in [300, 600, 700, 1_300] {
         let number = milliseconds as usize / 100 % 3;
         cluster.gateways[number].suspend();

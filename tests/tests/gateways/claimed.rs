@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use vipgate_tests::cluster::{CLAIMED, Clients, Cluster, SERVER, Traffic, moment, pass, sources_b};
+use vipgate_tests::cluster::{CLAIMED, Clients, Cluster, SERVER, Traffic, pass, sources_b};
 use vipgate_tests::judge::{Claim, Frame, Kind, claims};
 
 use crate::scene::{OUTAGE, RETRANSMISSION, come_back, kill, seen_as};
@@ -16,10 +16,11 @@ fn links(cluster: &Cluster) -> Vec<[u8; 6]> {
 /// The outside router asks who has tenant B's VIPs; what it was told by gateways.
 fn ask(cluster: &Cluster) -> [Vec<Claim>; 2] {
     let capture = cluster.capture_outside(ASKING);
+    // A VIP answers no ping.
+    cluster.ledger.expect_exactly([("no_service", 6)]);
     for _ in 0..3 {
         for (flag, vip) in [("-4", CLAIMED[0]), ("-6", CLAIMED[1])] {
             let _ = cluster.outside.ip(&[flag, "neigh", "del", vip, "dev", "public"]);
-            // Whether the VIP answers pings doesn't matter.
             let _ = cluster.outside.output(&["ping", "-c", "1", "-W", "0.2", vip]);
         }
     }
@@ -72,8 +73,7 @@ fn one_gateway_has_a_claimed_vip_and_the_next_one_says_so_within_a_second() {
     pass(500);
     let capture = cluster.capture_outside(ASKING);
     let owner = owners_before[0];
-    let died = moment();
-    kill(&mut cluster, owner);
+    let died = kill(&mut cluster, owner);
     pass(3_000);
     let frames = capture.end();
     for (family, vip) in CLAIMED.into_iter().enumerate() {
@@ -96,6 +96,6 @@ fn one_gateway_has_a_claimed_vip_and_the_next_one_says_so_within_a_second() {
             assert!(outcome.p99(0.2) <= OUTAGE + more, "{}", outcome.summary());
         }
     }
-    let records = watch.check(&cluster);
+    let records = watch.check_handover(&cluster);
     assert!(seen_as(&records).iter().all(|seen| CLAIMED.contains(seen)));
 }

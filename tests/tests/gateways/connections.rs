@@ -7,6 +7,8 @@ use serde_json::Value;
 use vipgate_tests::cluster::{Cluster, SERVER, SHARED, Traffic, check_all_different, sources_a};
 use vipgate_tests::wait_for;
 
+use crate::scene::tunnels_are_narrow;
+
 #[test]
 fn ten_thousand_connections_over_three_gateways() {
     const COUNT: u32 = 5_000;
@@ -60,6 +62,7 @@ fn iperf3_runs_both_ways_over_several_gateways() {
     let log = cluster.folder.path().join("iperf3.log");
     let _server = cluster.server.spawn(&["iperf3", "-s", "--forceflush"], &log).unwrap();
     assert!(wait_for(Duration::from_secs(5), || fs::read_to_string(&log).is_ok_and(|log| log.contains("listening"))));
+    tunnels_are_narrow(&cluster);
     for (server, reverse) in [(SERVER[0], false), (SERVER[0], true), (SERVER[1], false), (SERVER[1], true)] {
         // Of so many at once, some come to who doesn't have them.
         let mut command = vec!["iperf3", "-J", "-t", "1", "-P", "6", "-c", server];

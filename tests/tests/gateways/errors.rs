@@ -8,6 +8,8 @@ use vipgate_tests::cluster::{Clients, Cluster, FAR, LINES, LineServer, Traffic, 
 fn a_narrow_way_is_learned_whichever_gateway_hears_of_it() {
     let cluster = Cluster::running("narrow", 3);
     let far = LineServer::start(cluster.folder.path(), &cluster.far);
+    // Between gateways the way is narrow, too.
+    cluster.ledger.expect(["too_big"]);
     for (round, (out, back)) in [(0, 1), (1, 2), (2, 0)].into_iter().enumerate() {
         cluster.spread_inside_over(&[out]);
         cluster.spread_outside_over(&[back]);

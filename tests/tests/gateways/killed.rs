@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use vipgate_tests::cluster::{Clients, Cluster, Download, Outcome, SERVER, Traffic, moment, pass, sources_a};
+use vipgate_tests::cluster::{Clients, Cluster, Download, Outcome, SERVER, Traffic, pass, sources_a};
 
-use crate::scene::{AGE, OUTAGE, Scene, come_back, kill, new_ones_work, probes};
+use crate::scene::{
+    AGE, NOTICED, OUTAGE, Scene, come_back, kill, new_ones_work, probes, shares_move, tunnels_are_narrow,
+};
 
 #[test]
 fn a_killed_gateway() {
@@ -29,7 +31,7 @@ fn a_killed_gateway() {
         assert!(outcome.longest(0.2) <= OUTAGE, "its return: {}", outcome.summary());
     }
     let late = late.end();
-    let (older, younger) = (late.older(AGE, died), late.younger(died));
+    let (older, younger) = (late.older(AGE, died), late.younger(died + NOTICED));
     println!("older: {}; younger: {}", older.summary(), younger.summary());
     older.check_survived(99);
     assert!(younger.0.len() > 100, "{}", younger.summary());
@@ -43,8 +45,8 @@ fn a_killed_gateway_to_which_routers_go_on_sending() {
     let mut cluster = Cluster::running("blind", 3);
     let scene = Scene::begin(&cluster, 1_000, 40);
     pass(500);
-    let died = moment();
-    cluster.gateways[1].kill();
+    shares_move(&cluster);
+    let died = cluster.gateways[1].kill();
     pass(2_000);
     cluster.gateways[1].start("");
     cluster.wait_whole();
@@ -84,6 +86,7 @@ fn downloads_go_on_while_gateways_are_killed_one_after_the_other() {
     const RATE: u64 = 4_000_000;
     let mut cluster = Cluster::running("downloads", 3);
     let watch = cluster.watch();
+    tunnels_are_narrow(&cluster);
     let mut downloads = Vec::new();
     for pod in [0, 1, 2] {
         for server in SERVER {
@@ -101,5 +104,5 @@ fn downloads_go_on_while_gateways_are_killed_one_after_the_other() {
     println!("longest gaps in seconds: {longest:?}");
     // TCP in a hurry backs off: what is lost at the end of an outage is sent again after as long once more.
     assert!(longest.iter().all(|gap| *gap <= 2.0 * OUTAGE + 0.5), "{longest:?}");
-    watch.check(&cluster);
+    watch.check_handover(&cluster);
 }

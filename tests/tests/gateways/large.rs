@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vipgate_tests::cluster::{Clients, Cluster, Download, SERVER, SHARED, Traffic, pass};
 
-use crate::scene::seen_as;
+use crate::scene::{seen_as, tunnels_are_narrow};
 
 #[test]
 fn large_packets_travel_between_gateways() {
@@ -12,6 +12,7 @@ fn large_packets_travel_between_gateways() {
     let cluster = Cluster::running("large", 3);
     let watch = cluster.watch();
     // Wherever they come in, two of three gateways are the wrong one.
+    tunnels_are_narrow(&cluster);
     for (out, back) in [(0, 1), (1, 2), (2, 0)] {
         cluster.spread_inside_over(&[out]);
         cluster.spread_outside_over(&[back]);
@@ -32,6 +33,9 @@ fn large_packets_travel_between_gateways() {
 fn fragments_come_together_whichever_way_they_come() {
     let cluster = Cluster::running("fragments", 3);
     let watch = cluster.watch();
+    tunnels_are_narrow(&cluster);
+    // The rest of a datagram whose first piece doesn't fit waits for it in vain.
+    cluster.ledger.allow(["fragment"]);
     for (round, (out, back)) in [(0, 1), (1, 2), (2, 0)].into_iter().enumerate() {
         cluster.spread_inside_over(&[out]);
         cluster.spread_outside_over(&[back]);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vipgate_tests::cluster::{Cluster, SERVER, Traffic, moment, pass, seconds, sources_a};
 
-use crate::scene::{DETECTED, OUTAGE, Scene, new_ones_work};
+use crate::scene::{DETECTED, OUTAGE, Scene, new_ones_work, shares_move};
 
 #[test]
 fn a_partition() {
@@ -12,6 +12,9 @@ fn a_partition() {
     let scene = Scene::begin(&cluster, 2_000, 40);
     pass(500);
     let cut = moment();
+    shares_move(&cluster);
+    // On its segment, others announce the VIPs that it had, before it can know of that.
+    cluster.ledger.allow(["vip_conflicts"]);
     cluster.cut_management(0);
     cluster.cut_peers(0);
     // Its own links are fine, so routers go on sending to it until somebody tells them.
@@ -22,6 +25,7 @@ fn a_partition() {
     // Now they send to it alone: it must not open what others may open as well.
     let opened = || cluster.gateways[0].metric("vipgate_sessions_created_total", "");
     let before = opened();
+    cluster.ledger.expect(["no_lease"]);
     cluster.spread_over(&[0]);
     let traffic = Traffic { patience: 2, ..Traffic::brief(SERVER[0], sources_a(0), 100, 200) };
     let [all, refused] = cluster.crowd("refused", 55_000_000, &traffic).wait(Duration::from_secs(20)).lost();
@@ -47,6 +51,7 @@ fn a_gateway_without_the_policy_server_is_stood_in_for() {
     let scene = Scene::begin(&cluster, 1_000, 40);
     pass(500);
     let cut = moment();
+    shares_move(&cluster);
     cluster.cut_management(1);
     pass(4_000);
     new_ones_work(&cluster, "during", 50_000_000, 500);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use vipgate_tests::cluster::{
-    Clients, Cluster, Outcome, Record, SERVER, Traffic, Watch, check_all_different, moment, pass, sources_a,
+    Clients, Cluster, Outcome, Record, SERVER, Traffic, Watch, check_all_different, pass, sources_a,
 };
 
 /// The longest time without a gateway that clients may notice, seconds.
@@ -16,6 +16,8 @@ const OFTEN: f64 = 0.2;
 pub(crate) const DETECTED: u64 = 300;
 /// Copies may be this late, seconds.
 pub(crate) const AGE: f64 = 0.2;
+/// After the signal that kills a gateway, in seconds: what a client notes as begun later than this was not answered by that gateway.
+pub(crate) const NOTICED: f64 = 0.2;
 
 /// Clients of tenant A on both families.
 pub(crate) struct Scene {
@@ -58,7 +60,7 @@ impl Scene {
         for outcome in [&held, &probes] {
             outcome.check_nobody_else_was_heard();
         }
-        let records = self.watch.check(cluster);
+        let records = self.watch.check_handover(cluster);
         check_all_different(&records);
         let changed = seen_twice(&records);
         assert!(changed.is_empty(), "{} flows lost their port, as {}", changed.len(), changed[0]);
@@ -99,10 +101,23 @@ impl Ended {
 
 /// Kills a gateway; the routers notice when such routers do. The moment at which it died.
 pub(crate) fn kill(cluster: &mut Cluster, number: usize) -> f64 {
-    let died = moment();
-    cluster.gateways[number].kill();
+    shares_move(cluster);
+    let died = cluster.gateways[number].kill();
     routers_notice(cluster, number);
     died
+}
+
+/// Shares go from one gateway to another: for a moment packets come to one that doesn't have the share, or the session, any more or not
+/// yet, and what a gateway that dies hasn't replicated is lost. How long that is, and for how many, clients notice. What they say
+/// meanwhile comes, and is answered, in segments that are too long for the tunnel between gateways: TCP learns of that.
+pub(crate) fn shares_move(cluster: &Cluster) {
+    cluster.ledger.allow(["no_lease", "no_owner", "no_service", "no_session", "too_big"]);
+}
+
+/// Packets come that don't fit the tunnel between gateways: their senders learn what does, from a few ICMP errors a second.
+pub(crate) fn tunnels_are_narrow(cluster: &Cluster) {
+    cluster.ledger.expect(["too_big"]);
+    cluster.ledger.allow(["answers_limited"]);
 }
 
 /// After the time that routers need for it, they send nothing to this gateway any more.
@@ -113,6 +128,7 @@ pub(crate) fn routers_notice(cluster: &Cluster, number: usize) {
 
 /// A gateway that was away is started, and the routers send to it again once it is at work.
 pub(crate) fn come_back(cluster: &mut Cluster, number: usize) {
+    shares_move(cluster);
     cluster.gateways[number].start("");
     cluster.wait_whole();
     cluster.spread_over(&cluster.all());

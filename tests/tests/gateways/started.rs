@@ -45,7 +45,9 @@ fn no_question_is_answered_by_two_gateways_that_start() {
         homes.extend(macs.last().cloned());
         moved += macs.len() - 1;
         answered += answers.len();
-        cluster.gateways.iter_mut().for_each(Gateway::kill);
+        for gateway in &mut cluster.gateways {
+            gateway.kill();
+        }
     }
     println!("{answered} answers, {moved} VIPs went home");
     assert_eq!(homes.len(), 1, "a VIP has one home: {homes:?}");

@@ -66,6 +66,7 @@ fn forged_tunnel_packets_are_dropped_and_counted() {
         });
         sending.join().unwrap().unwrap();
     };
+    cluster.ledger.expect_exactly([("peer_unknown", 3 * u64::from(COUNT))]);
     for number in cluster.all() {
         let before = unknown(number);
         send(&cluster.stranger, format!("{}:{PEER}", cluster.gateways[number].peer), 10_000_000);

@@ -50,9 +50,13 @@ fn in_force(world: &World) -> [Value; 2] {
     [endpoints, world.vips()]
 }
 
-fn p4_is_seen_as(world: &World, expected: &str) {
-    let so = || ask_udp(&world.pods[3], SERVER[0].parse().unwrap()).is_ok_and(|seen| seen == expected);
-    assert!(wait_for(Duration::from_secs(15), so), "not {expected}: {}", world.log());
+fn p4_is_seen_by_its_vip(world: &World) {
+    let so = || ask_udp(&world.pods[3], SERVER[0].parse().unwrap()).is_ok_and(|seen| seen == VIP_B[0]);
+    assert!(wait_for(Duration::from_secs(15), so), "{}", world.log());
+}
+
+fn p4_is_uncovered(world: &World) {
+    world.wait_uncovered(&world.pods[3], SERVER[0], "10.1.0.31");
 }
 
 #[test]
@@ -86,10 +90,10 @@ fn etcd_says_the_same_as_files_and_may_fail() {
     // Put and delete.
     let traffic = Traffic::start(&world);
     let added = etcd.put(MORE).remove(0);
-    p4_is_seen_as(&world, VIP_B[0]);
+    p4_is_seen_by_its_vip(&world);
     assert_ne!(settled(&world, 1), version);
     etcd.delete(&added);
-    p4_is_seen_as(&world, "10.1.0.31");
+    p4_is_uncovered(&world);
     assert_eq!(settled(&world, 1), version, "the same again");
 
     // etcd dies: said, and nothing else happens.
@@ -111,11 +115,11 @@ fn etcd_says_the_same_as_files_and_may_fail() {
     etcd.put(&MORE.replace("name: more", "name: gone"));
     etcd.delete("/vipgate/EndpointSlice/tenant-b/gone");
     etcd.compact();
-    p4_is_seen_as(&world, VIP_B[0]);
+    p4_is_seen_by_its_vip(&world);
     assert!(wait_for(Duration::from_secs(10), || status(&world, 1)["source"]["connected"] == true));
     first.wait_for_log(&["source_found"]);
     etcd.delete(&added);
-    p4_is_seen_as(&world, "10.1.0.31");
+    p4_is_uncovered(&world);
     assert_eq!(settled(&world, 1), version);
     traffic.end();
 
@@ -131,7 +135,7 @@ fn etcd_says_the_same_as_files_and_may_fail() {
     let traffic = Traffic::start(&world);
     first.kill();
     etcd.put(MORE);
-    p4_is_seen_as(&world, VIP_B[0]);
+    p4_is_seen_by_its_vip(&world);
     settled(&world, 2);
     traffic.end();
     world.check_frames();

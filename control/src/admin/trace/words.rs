@@ -306,6 +306,7 @@ impl Told<'_> {
                 "taken in by the gateway, which says nothing".to_owned()
             }
             Verdict::Wait(_) => format!("sent on{ends} as soon as its neighbour has answered the kernel's ARP or NDP"),
+            Verdict::Defer(_) => "kept for up to 1 s, until its share has changed hands".to_owned(),
             Verdict::Drop(reason) => {
                 let hears = match found.hears {
                     None => "its sender hears nothing",

@@ -177,9 +177,11 @@ fn drops(frame: &mut Frame<'_>, area: Rect, board: &Board, now: &Sample) {
     frame.render_widget(Table::new(rows, widths).header(head).block(frame_of("drops ")), parts[1]);
 }
 
-/// Whether these packets came faster than the workers take them.
+/// Whether these packets were lost before a worker saw them.
 fn is_ring_loss(drop: &Drop) -> bool {
-    [DropReason::RxNoBuffer, DropReason::RxRingFull].iter().any(|reason| reason.name() == drop.reason)
+    [DropReason::RxNoBuffer, DropReason::RxRingFull, DropReason::RxTooLong]
+        .iter()
+        .any(|reason| reason.name() == drop.reason)
 }
 
 fn workers_table<'a>(board: &Board, now: &Sample) -> Table<'a> {

@@ -100,11 +100,9 @@ impl Standing {
 
     pub(super) fn set_status(&mut self, status: &Status, now: Instant) {
         debug_assert!(self.source == Source::Server, "nobody tells without a server");
-        let serving =
-            |view: &View| view.serving().map(|member| (member.name.clone(), member.epoch)).collect::<Vec<_>>();
         let served = self.serves(&self.name);
         self.await_others(&status.view, now);
-        if self.changed.is_none() || serving(&self.view) != serving(&status.view) {
+        if self.changed.is_none() || !self.view.serves_alike(&status.view) {
             self.changed = Some((status.view.number, now));
         }
         (self.authority, self.view) = (status.authority, status.view.clone());
@@ -197,7 +195,12 @@ impl Standing {
             return MembersSpec::default();
         }
         let gateways = if self.needs_lease() { self.decided(now, tick) } else { self.undecided() };
-        MembersSpec { this: Some(self.name.clone()), gateways, since: self.changed.map_or(0, |(number, _)| number) }
+        MembersSpec {
+            this: Some(self.name.clone()),
+            gateways,
+            since: self.changed.map_or(0, |(number, _)| number),
+            serving_changes: self.view.most_serving_changes(),
+        }
     }
 
     /// Nobody decides, or there is nobody else: all serve.

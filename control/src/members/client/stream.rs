@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
+use vipgate_dataplane::link::lease;
 use vipgate_dataplane::time::Tick;
 
 use super::{Authority, End, MembersClient, PAUSE};
@@ -24,8 +25,6 @@ const QUEUE: usize = 4;
 const MOST_UNANSWERED: usize = 64;
 /// The longest notice, bytes.
 const LONGEST: usize = 1 << 20;
-/// The longest lease that is believed, milliseconds: a server can't set more.
-const LONGEST_LEASE_MS: u32 = 60_000;
 /// The shortest time in which a server must answer, and the longest.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(5));
 
@@ -159,7 +158,7 @@ impl Stream<'_> {
         client.is_reached = true;
         client.pause = PAUSE.0;
         client.complaint = None;
-        let lease_ms = lease_ms.min(LONGEST_LEASE_MS);
+        let lease_ms = lease_ms.min(lease::LONGEST_MS);
         client.set(|status| {
             status.authority = Authority::Present;
             if let Some(view) = view.filter(|view| *view != *status.view) {

@@ -207,13 +207,13 @@ async fn a_server_that_returns_is_found_and_goes_on_where_the_last_one_stopped()
     a.serves("a").await;
     let view = b.serves("b").await.view;
     a.is(|status| status.view == view).await;
-    let told = Arc::new(View { number: view.number + 1, members: vec![] });
+    let told = Arc::new(View { number: view.number + 1, ..View::default() });
     assert!(!a.handle.hear_elsewhere(told), "as long as the server is heard");
     let port = server.kill();
     a.is(|status| status.authority == Authority::Lost).await;
     assert_eq!(a.handle.status.borrow().view, view);
     // Meanwhile others may know more.
-    let later = Arc::new(View { number: view.number + 3, members: view.members.clone() });
+    let later = Arc::new(View { number: view.number + 3, ..View::clone(&view) });
     assert!(a.handle.hear_elsewhere(later.clone()) && !a.handle.hear_elsewhere(later.clone()), "it is news once");
     assert!(!a.handle.hear_elsewhere(view), "nothing of the past");
     a.is(|status| status.view == later).await;

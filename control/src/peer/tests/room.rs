@@ -1,6 +1,7 @@
 //! Gateways whose workers are tables behind a lock: they do at once what a worker does between two batches.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -263,7 +264,11 @@ pub(super) fn clock() -> Tick {
 
 /// What the policy server said of it.
 pub(super) fn said(number: u64) -> Arc<members::View> {
-    Arc::new(members::View { number, members: vec![members::Member::new("a".into(), number)] })
+    Arc::new(members::View {
+        number,
+        members: vec![members::Member::new("a".into(), number)],
+        ..members::View::default()
+    })
 }
 
 /// Tells all of them who there is.
@@ -280,7 +285,9 @@ pub(super) fn enter(number: u64, gateways: &[&Gateway]) {
 
 /// A view of this gateway and somebody who comes as "a".
 pub(super) fn view_with(gateway: &Gateway, other: Option<Fingerprint>) -> Arc<View> {
-    let other = Member { name: "a".into(), address: None, fingerprint: other, serving: true, incarnation: 7 };
+    // Nobody connects to it: of two gateways, that one does whose name comes first.
+    let address = Some(SocketAddr::new(gateway.peers.address().ip(), 9));
+    let other = Member { name: "a".into(), address, fingerprint: other, serving: true, incarnation: 7 };
     Arc::new(View { number: 1, members: vec![other, gateway.member.clone()], said: said(1) })
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
@@ -70,6 +70,45 @@ async fn a_certificate_that_the_view_does_not_name_is_refused() {
     let mut plain = TcpStream::connect(gateway.member.address.unwrap()).await.unwrap();
     plain.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     until("counted", || gateway.peers.status().borrow().strangers == 2).await;
+}
+
+/// Says nothing, from an address that no gateway has.
+async fn silent_stranger(gateway: &Gateway) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.9:0".parse().unwrap()).unwrap();
+    socket.connect(gateway.member.address.unwrap()).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_strangers_use_up_no_handshakes_however_many_they_are() {
+    let (gateway, identity) = room();
+    let mut strangers = Vec::new();
+    for _ in 0..300 {
+        strangers.push(silent_stranger(&gateway).await);
+    }
+    let mut peer = connect(&identity, &gateway).await.unwrap();
+    peer.write_all(&hello("a", 7)).await.unwrap();
+    gateway.until("a", "linked", |peer| peer.linked).await;
+    for stranger in &mut strangers {
+        let closed = tokio::time::timeout(Duration::from_secs(10), stranger.read(&mut [0])).await;
+        assert!(matches!(closed, Ok(Ok(0) | Err(_))), "its connection is closed: {closed:?}");
+    }
+    until("counted", || gateway.peers.status().borrow().strangers == 300).await;
+    assert!(gateway.status("a").linked);
+}
+
+/// As a gateway that was stopped finds it: all that another one has tried meanwhile, and behind that what it means now.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_many_connections_of_a_gateway_the_newest_is_meant() {
+    let (gateway, identity) = room();
+    let mut tried = Vec::new();
+    for _ in 0..20 {
+        tried.push(TcpStream::connect(gateway.member.address.unwrap()).await.unwrap());
+    }
+    let mut peer = connect(&identity, &gateway).await.unwrap();
+    peer.write_all(&hello("a", 7)).await.unwrap();
+    gateway.until("a", "linked", |peer| peer.linked).await;
+    assert_eq!(gateway.peers.status().borrow().peers["a"].refused, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

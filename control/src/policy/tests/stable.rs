@@ -1,10 +1,11 @@
 //! The same objects give the same policy, whatever their order; and what comes later moves little.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
 use super::*;
+use crate::tally::property;
 
 /// A small world in which policies overlap, VIPs clash, pools run short and Services are missing.
 pub(super) fn world() -> impl Strategy<Value = Vec<String>> {
@@ -53,23 +54,35 @@ pub(super) fn world() -> impl Strategy<Value = Vec<String>> {
     })
 }
 
-proptest! {
-    #[test]
-    fn the_order_of_objects_does_not_matter(documents in world(), seed in any::<u64>()) {
+#[test]
+fn the_order_of_objects_does_not_matter() {
+    let classes = ["another order", "complaints", "endpoints", "VIPs", "an endpoint of several VIPs"];
+    property(ProptestConfig::default(), &(world(), any::<u64>()), &classes, |(documents, seed), tally| {
         let objects = objects(&documents.join("---\n"));
         let mut shuffled = objects.clone();
         let mut random = seed;
         for i in (1..shuffled.len()).rev() {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            shuffled.swap(i, usize::try_from(random >> 33).unwrap() % (i + 1));
+            let other = usize::try_from(random >> 33).unwrap() % (i + 1);
+            tally.add("another order", u64::from(i != other));
+            shuffled.swap(i, other);
         }
         let (one, other) = (compile(&objects), compile(&shuffled));
+        tally.add("complaints", one.complaints.len() as u64);
+        tally.add("endpoints", one.deal.endpoints.len() as u64);
+        tally.add("VIPs", one.deal.vips.len() as u64);
+        let several = one.deal.endpoints.iter().filter(|endpoint| endpoint.vips.len() > 1);
+        tally.add("an endpoint of several VIPs", several.count() as u64);
         prop_assert_eq!(one.deal, other.deal);
         prop_assert_eq!(one.complaints, other.complaints);
-    }
+        Ok(())
+    });
+}
 
-    #[test]
-    fn what_is_compiled_keeps_the_promises_of_the_specification(documents in world()) {
+#[test]
+fn what_is_compiled_keeps_the_promises_of_the_specification() {
+    let classes = ["vip", "endpoint", "endpoint without a VIP", "reserved ports", "warning", "error"];
+    property(ProptestConfig::default(), &world(), &classes, |documents, tally| {
         let Viewed { set, complaints, .. } = compiled(&documents);
         let vips: Vec<_> = set.vips.iter().map(|vip| vip.address).collect();
         prop_assert!(vips.is_sorted_by(|a, b| a < b));
@@ -81,35 +94,47 @@ proptest! {
                 prop_assert!(vips.binary_search(vip).is_ok());
                 prop_assert_eq!(vip.is_ipv4(), endpoint.address.is_ipv4());
             }
+            tally.count(if endpoint.vips.is_empty() { "endpoint without a VIP" } else { "endpoint" });
             // Nobody is closed silently.
             prop_assert!(!endpoint.vips.is_empty() || !complaints.is_empty());
         }
         for vip in &set.vips {
             prop_assert!(vip.reserved_ports.is_sorted_by(|a, b| a < b));
+            tally.count("vip");
+            tally.add("reserved ports", vip.reserved_ports.len() as u64);
         }
         for complaint in &complaints {
             prop_assert!(complaint.line > 0 && !complaint.field.is_empty(), "{}", complaint);
+            tally.count(if complaint.is_error() { "error" } else { "warning" });
         }
-    }
+        Ok(())
+    });
 }
 
-proptest! {
-    /// Bad input gets a complaint, whatever it is; a panic would be a bug of ours.
-    #[test]
-    fn mangled_manifests_are_complained_about_or_compiled(
-        documents in world(), at in any::<prop::sample::Index>(), length in 0..20_usize, instead in "\\PC{0,8}",
-    ) {
+/// Bad input gets a complaint, whatever it is; a panic would be a bug of ours.
+#[test]
+fn mangled_manifests_are_complained_about_or_compiled() {
+    let hits = (any::<prop::sample::Index>(), 0..20_usize, "\\PC{0,8}");
+    let classes = ["can't be read", "can't be compiled"];
+    property(ProptestConfig::default(), &(world(), hits), &classes, |(documents, (at, length, instead)), tally| {
         let text: Vec<char> = documents.join("---\n").chars().collect();
         let from = at.index(text.len());
         let to = (from + length).min(text.len());
-        let mangled: String = text[..from].iter().copied().chain(instead.chars()).chain(text[to..].iter().copied()).collect();
+        let (before, after) = (text[..from].iter().copied(), text[to..].iter().copied());
+        let mangled: String = before.chain(instead.chars()).chain(after).collect();
         let mut manifests = Manifests::default();
         read(&Arc::new(Source::new("m.yaml", mangled)), Foreign::Refuse, &mut manifests);
         let compiled = compile(&manifests.objects);
+        tally.count(match (manifests.complaints.is_empty(), compiled.complaints.is_empty()) {
+            (false, _) => "can't be read",
+            (true, false) => "can't be compiled",
+            (true, true) => "no complaint",
+        });
         for complaint in manifests.complaints.iter().chain(&compiled.complaints) {
             prop_assert!(complaint.line > 0, "{}", complaint);
         }
-    }
+        Ok(())
+    });
 }
 
 #[test]
@@ -144,4 +169,21 @@ fn a_younger_policy_takes_no_address_from_an_older_one() {
         assert!(before.iter().all(|(name, address)| now.get(name) == Some(address)), "moved:\n{before:#?}\n{now:#?}");
         before = now;
     }
+}
+
+#[test]
+fn in_a_pool_with_room_a_policy_that_goes_moves_no_others_address() {
+    let policy_of = |i: u32| {
+        let created = format!(", creationTimestamp: \"2020-01-01T00:00:{i:02}Z\"");
+        policy(&format!("p{i:02}"), &created, "{selectors: [{podSelector: {}}], pools: [{name: public}]}")
+    };
+    let vips_of = |policies: std::ops::Range<u32>| {
+        let mut documents =
+            vec![pool("public", "{ranges: [198.18.0.0/15, \"2001:db8::/64\"]}"), pod("a", "x", "", "10.0.0.1")];
+        documents.extend(policies.map(policy_of));
+        compiled(&documents).set.vips.into_iter().map(|vip| (vip.name, vip.address)).collect::<BTreeSet<_>>()
+    };
+    let (all, without_oldest) = (vips_of(0..20), vips_of(1..20));
+    assert_eq!((all.len(), without_oldest.len()), (40, 38));
+    assert!(without_oldest.is_subset(&all), "moved: {:?}", without_oldest.difference(&all));
 }

@@ -151,7 +151,9 @@ impl Cluster {
             linked: standing.linked && at != number,
             may_open: standing.may_open,
         });
-        let spec = MembersSpec { this: Some(name(number)), gateways: all.collect(), since: self.since };
+        // Here views change for no other reason than that others serve.
+        let (since, serving_changes) = (self.since, self.since);
+        let spec = MembersSpec { this: Some(name(number)), gateways: all.collect(), since, serving_changes };
         let gateway = &mut self.gateways[number];
         let snapshot = gateway.builder.with_members(&spec);
         gateway.publisher.publish(snapshot);

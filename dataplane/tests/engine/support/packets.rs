@@ -125,6 +125,11 @@ pub fn on_ip(source: SocketAddr, destination: SocketAddr) -> etherparse::PacketB
     }
 }
 
+/// The sequence number of a TCP packet over IPv4 without options.
+pub fn sequence(frame: &[u8]) -> u32 {
+    u32::from_be_bytes(frame[38..42].try_into().unwrap())
+}
+
 /// A TCP packet with the lengths and checksums that what is in it asks for.
 pub fn sealed_tcp(mut frame: Vec<u8>) -> Vec<u8> {
     let v4 = frame[12] == 8;

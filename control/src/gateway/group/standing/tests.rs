@@ -35,7 +35,7 @@ impl Scene {
     }
 
     fn view(&mut self, number: u64, at: u64, members: Vec<Member>) {
-        let (view, now) = (Arc::new(View { number, members }), self.at(at));
+        let (view, now) = (Arc::new(View { number, members, ..View::default() }), self.at(at));
         let status = Status { authority: Authority::Present, view, ttl: TTL, is_granted: self.is_granted };
         self.standing.set_status(&status, now);
     }

@@ -28,7 +28,9 @@ impl Roster {
         self.promote(&mut members, now);
         self.relieve(&mut members, number, now);
         if members != self.view.members {
-            self.view = Arc::new(View { number, members });
+            let mut view = View { number, serving_changes: self.view.most_serving_changes(), members };
+            view.serving_changes += u64::from(!view.serves_alike(&self.view));
+            self.view = Arc::new(view);
             let (policy, view) = (&self.policy, &self.view);
             self.seats.retain(|name, _| {
                 policy.as_ref().is_some_and(|policy| policy.contains(name)) || view.member(name).is_some()
@@ -56,12 +58,12 @@ impl Roster {
         self.settled
     }
 
-    /// Somebody knows a higher number, or another view with this one. Epochs rise with it: what was told under that number
-    /// must not look newer than what comes now.
+    /// Somebody knows a higher number, or another view with this one. Epochs and counts rise with it: what was told under that
+    /// number must not look newer than what comes now.
     fn overtake(&mut self) {
         let number = self.floor + 1;
         let members = self.view.members.iter().map(|member| Member { epoch: number, ..member.clone() }).collect();
-        self.view = Arc::new(View { number, members });
+        self.view = Arc::new(View { number, serving_changes: number, members });
     }
 
     /// Since when a gateway is silent.

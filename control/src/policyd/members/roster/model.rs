@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::members::Wish;
+use crate::tally::{Tally, property};
 
 const TTL: u64 = 600;
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -19,8 +20,8 @@ enum Step {
     Beat(usize, Option<u16>, Option<u16>),
     /// It wants something else.
     Want(usize, Wish),
-    /// It dies, and another process takes its place.
-    Reborn(usize),
+    /// It dies, and another process takes its place; whether its end is seen.
+    Reborn(usize, bool),
     /// The server's gateways: a bit each.
     Policy(u8),
     /// The server dies, and another one takes its place.
@@ -35,7 +36,7 @@ fn step() -> impl Strategy<Value = Step> {
         20 => (1_u16..200).prop_map(Step::Pass),
         2 => (300_u16..1500).prop_map(Step::Pass),
         4 => (0..NAMES.len(), wish).prop_map(|(at, wish)| Step::Want(at, wish)),
-        1 => (0..NAMES.len()).prop_map(Step::Reborn),
+        1 => (0..NAMES.len(), any::<bool>()).prop_map(|(at, is_seen)| Step::Reborn(at, is_seen)),
         1 => (1_u8..8).prop_map(Step::Policy),
         1 => Just(Step::NextServer),
     ]
@@ -60,7 +61,8 @@ enum Message {
     View { to: usize, incarnation: u64, view: Arc<View>, lease_until: u64 },
 }
 
-struct World {
+struct World<'a> {
+    tally: &'a Tally,
     start: Instant,
     now: u64,
     roster: Roster,
@@ -75,10 +77,11 @@ struct World {
     excused: BTreeSet<(usize, u64)>,
 }
 
-impl World {
-    fn new(is_stored: bool) -> Self {
+impl<'a> World<'a> {
+    fn new(is_stored: bool, tally: &'a Tally) -> Self {
         let gateways = NAMES.map(|_| Gateway { incarnation: 1, wish: Wish::Ready, ..Gateway::default() });
         let mut world = Self {
+            tally,
             start: Instant::now(),
             now: 0,
             roster: Roster::new(Duration::from_millis(TTL)),
@@ -114,12 +117,14 @@ impl World {
             Step::Pass(ms) => self.pass(self.now + u64::from(ms)),
             Step::Beat(at, there, back) => self.send(at, there, back),
             Step::Want(at, wish) => self.gateways[at].wish = wish,
-            Step::Reborn(at) => {
+            Step::Reborn(at, is_seen) => {
                 let incarnation = self.gateways[at].incarnation;
                 self.leases.remove(&(at, incarnation));
                 // What it has sent arrives before its end is seen; or neither does.
                 self.messages.retain(|_, message| !message.is_from(NAMES[at]));
-                self.roster.left(NAMES[at], incarnation);
+                if is_seen {
+                    self.roster.left(NAMES[at], incarnation);
+                }
                 self.gateways[at] = Gateway { incarnation: incarnation + 1, wish: Wish::Joining, ..Gateway::default() };
             }
             Step::Policy(policy) => {
@@ -128,6 +133,11 @@ impl World {
             }
             Step::NextServer => {
                 let stored = self.roster.view().clone();
+                self.tally.count(if self.is_stored {
+                    "next server with a store"
+                } else {
+                    "next server without a memory"
+                });
                 self.roster = Roster::new(Duration::from_millis(TTL));
                 if self.is_stored {
                     self.roster.load(self.instant(), Some(stored));
@@ -161,7 +171,7 @@ impl World {
             peer: None,
             view,
         };
-        let Some(there) = there else { return };
+        let Some(there) = there else { return self.tally.count("beat lost") };
         gateway.reported = true;
         gateway.arrives = gateway.arrives.max(now + u64::from(there));
         let arrives = gateway.arrives;
@@ -200,9 +210,15 @@ impl World {
             }
             Message::Beat { beat, sent, back } => {
                 let at = NAMES.iter().position(|name| *name == &*beat.gateway).unwrap();
+                let tally = self.tally;
                 self.decide(|roster, now| {
                     // Each process is alone here, so the newer one comes in sooner or later.
-                    let _ = roster.beat(now, &beat);
+                    tally.count(match roster.beat(now, &beat) {
+                        Ok(Heard::Counts) => "counts",
+                        Ok(Heard::Waits) => "waits",
+                        Ok(Heard::Stranger) => "stranger",
+                        Err(_) => "refused",
+                    });
                 });
                 self.answer(at, &beat, sent, back);
             }
@@ -219,8 +235,11 @@ impl World {
             lease_until = until;
             self.excused.remove(&process);
             self.check_leases();
+            self.tally.count("lease granted");
+        } else {
+            self.tally.count("lease refused");
         }
-        let Some(back) = back else { return };
+        let Some(back) = back else { return self.tally.count("answer lost") };
         let gateway = &mut self.gateways[at];
         gateway.returns = gateway.returns.max(self.now + u64::from(back));
         let returns = gateway.returns;
@@ -252,6 +271,7 @@ impl World {
             return;
         }
         assert!(after.number > before.number);
+        self.tally.add("numbers overtaken", u64::from(after.number > before.number + 1));
         for old in &before.members {
             let new = after.member(&old.name);
             assert!(new.is_none_or(|new| new.epoch >= old.epoch));
@@ -263,6 +283,7 @@ impl World {
         for new in after.serving().filter(|new| before.member(&new.name).is_some_and(|old| !old.serving)) {
             let seat = self.roster.seat(&new.name).unwrap();
             assert_eq!((seat.wish, seat.seen_view), (Wish::Ready, before.number));
+            self.tally.count("came to serve");
         }
     }
 
@@ -271,6 +292,11 @@ impl World {
         let at = NAMES.iter().position(|name| *name == &*old.name).unwrap();
         let process = (at, old.incarnation);
         let seat = self.roster.seat(&old.name).filter(|seat| seat.incarnation == old.incarnation);
+        self.tally.count(match seat {
+            None => "stopped: another process",
+            Some(seat) if seat.wish == Wish::Draining => "stopped: draining",
+            Some(_) => "stopped: silent",
+        });
         if seat.is_some_and(|seat| seat.wish == Wish::Draining) {
             self.excused.insert(process);
         }
@@ -285,25 +311,41 @@ impl Message {
     }
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(600))]
-
-    #[test]
-    fn a_lease_ends_before_serving_does_and_numbers_only_grow(
-        steps in proptest::collection::vec(step(), 1..250),
-        is_stored in any::<bool>(),
-    ) {
-        let mut world = World::new(is_stored);
-        for step in steps {
-            world.step(step);
-        }
-    }
+#[test]
+fn a_lease_ends_before_serving_does_and_numbers_only_grow() {
+    let classes = [
+        "lease granted",
+        "lease refused",
+        "beat lost",
+        "answer lost",
+        "waits",
+        "stranger",
+        "came to serve",
+        "stopped: silent",
+        "stopped: draining",
+        "stopped: another process",
+        "next server without a memory",
+        "next server with a store",
+    ];
+    property(
+        ProptestConfig::with_cases(600),
+        &(proptest::collection::vec(step(), 1..250), any::<bool>()),
+        &classes,
+        |(steps, is_stored), tally| {
+            let mut world = World::new(is_stored, tally);
+            for step in steps {
+                world.step(step);
+            }
+            Ok(())
+        },
+    );
 }
 
 /// Without disturbance everybody serves, and goes on over the restart of a server.
 #[test]
 fn all_serve_in_the_end() {
-    let mut world = World::new(false);
+    let tally = Tally::default();
+    let mut world = World::new(false, &tally);
     for round in 0..60 {
         if round == 30 {
             world.step(Step::NextServer);

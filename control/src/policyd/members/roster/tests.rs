@@ -107,6 +107,44 @@ fn silence_ends_serving_after_a_ttl_and_not_before() {
 }
 
 #[test]
+fn of_all_changes_of_a_view_those_of_who_serves_are_counted() {
+    let mut office = Office::serving(&["a", "b"]);
+    let counted = |office: &Office| (office.roster.view().number, office.roster.view().serving_changes);
+    let (mut number, mut changes) = counted(&office);
+    assert!(0 < changes && changes <= number);
+    for process in 2..5 {
+        // Stopped as another process, described, and ready again.
+        office.roster.left("b", process - 1);
+        office.hears("b", process, Wish::Joining).unwrap();
+        (number, changes) = (number + 1, changes + 1);
+        assert_eq!((counted(&office), office.serving_now()), ((number, changes), vec!["a"]));
+        office.roster.set_policy(["a", "b", "c"].map(Arc::from));
+        office.roster.decide(office.now);
+        number += u64::from(process == 2);
+        assert_eq!(counted(&office), (number, changes), "c is new, and serves nobody");
+        office.hears("b", process, Wish::Ready).unwrap();
+        (number, changes) = (number + 1, changes + 1);
+        assert_eq!((counted(&office), office.serving_now()), ((number, changes), vec!["a", "b"]));
+        office.hears("a", 1, Wish::Ready).unwrap();
+    }
+}
+
+#[test]
+fn a_view_that_nobody_counted_for_may_have_changed_each_time() {
+    let mut office = Office::serving(&["a", "b"]);
+    let old = View { serving_changes: 0, ..View::clone(office.roster.view()) };
+    office.roster = Roster::new(TTL);
+    office.roster.set_policy(["a", "b"].map(Arc::from));
+    office.roster.load(office.now, Some(Arc::new(old.clone())));
+    for name in ["a", "b"] {
+        office.tell(name, 1, Wish::Ready, old.number, None).unwrap();
+    }
+    office.hears("b", 1, Wish::Draining).unwrap();
+    assert_eq!(office.serving_now(), ["a"]);
+    assert_eq!(office.roster.view().serving_changes, old.number + 1);
+}
+
+#[test]
 fn what_was_our_own_deafness_is_nobodys_silence() {
     let mut office = Office::serving(&["a"]);
     office.now += TTL * 5;
@@ -253,12 +291,14 @@ fn a_higher_view_that_comes_late_waits_for_leases_under_the_lower_one() {
 #[test]
 fn numbers_that_somebody_knows_are_used_up() {
     let mut office = Office::serving(&["a", "b"]);
-    let strange = Arc::new(View { number: 40, members: vec![Member { serving: true, ..Member::new("b".into(), 39) }] });
+    let served = vec![Member { serving: true, ..Member::new("b".into(), 39) }];
+    let strange = Arc::new(View { number: 40, serving_changes: 12, members: served });
     office.tell("b", 1, Wish::Ready, 40, Some(&strange)).unwrap();
     assert_eq!(office.roster.view().number, 41);
     assert_eq!(office.serving_now(), ["a", "b"], "nobody acts by the other one any more");
     assert_eq!(office.member("b").epoch, 41);
-    let twin = Arc::new(View { number: 41, members: vec![] });
+    assert_eq!(office.roster.view().serving_changes, 41, "more than anybody can have counted");
+    let twin = Arc::new(View { number: 41, ..View::default() });
     office.tell("b", 1, Wish::Ready, 41, Some(&twin)).unwrap();
     assert_eq!(office.roster.view().number, 42);
 }
@@ -267,7 +307,7 @@ fn numbers_that_somebody_knows_are_used_up() {
 fn a_store_that_has_lost_its_view_is_overtaken() {
     let mut office = Office::serving(&["a"]);
     let number = office.roster.view().number;
-    let older = Arc::new(View { number: 1, members: vec![] });
+    let older = Arc::new(View { number: 1, ..View::default() });
     office.roster.load(office.now, Some(older));
     office.roster.decide(office.now);
     assert_eq!(office.roster.view().number, number + 1);

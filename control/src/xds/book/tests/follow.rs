@@ -3,6 +3,7 @@
 
 use super::world::{GATEWAYS, deal};
 use super::*;
+use crate::tally::{Tally, property};
 
 /// Deals that follow each other, and how they are told.
 fn story() -> impl Strategy<Value = (Vec<Deal>, u64, &'static str)> {
@@ -14,9 +15,28 @@ fn expected(deal: &Deal, gateway: &str, server: &Told) -> Seen {
     built(&deal.part_of(Some(&Viewer::named(gateway)), &server.version))
 }
 
-proptest! {
-    #[test]
-    fn a_gateway_has_what_the_server_has((deals, seed, gateway) in story()) {
+/// Counts what is in a change.
+fn count(tally: &Tally, change: &PolicyChange) {
+    let gone = &change.gone;
+    for (class, count) in [
+        ("vips", change.vips.len()),
+        ("vips gone", gone.vips.len()),
+        ("endpoints", change.endpoints.len()),
+        ("endpoints gone", gone.endpoints.len()),
+        ("services", change.services.len()),
+        ("services gone", gone.services.len()),
+        ("nothing", usize::from(change.is_empty())),
+    ] {
+        tally.add(class, count as u64);
+    }
+}
+
+#[test]
+fn a_gateway_has_what_the_server_has() {
+    let classes =
+        ["vips", "vips gone", "endpoints", "endpoints gone", "services", "services gone", "broken off", "g1", "g9"];
+    property(ProptestConfig::default(), &story(), &classes, |(deals, seed, gateway), tally| {
+        tally.count(gateway);
         let (mut dice, mut book, mut builder) = (Dice(seed), Book::default(), builder());
         let mut sum = Sum::default();
         let mut past = vec![Told::default()];
@@ -28,6 +48,7 @@ proptest! {
                 for response in said.iter().take(dice.roll(said.len() + 1)) {
                     book.stage(response.clone()).unwrap();
                 }
+                tally.add("broken off", u64::from(book.has_staged()));
                 book.discard();
                 prop_assert!(!book.has_staged());
             }
@@ -40,6 +61,7 @@ proptest! {
             prop_assert_eq!(book.held(), &before.held);
 
             let offer = book.offer(&Viewer::named(gateway));
+            count(tally, &offer.change);
             let snapshot = builder.with_change(&offer.change).unwrap();
             prop_assert_eq!(seen(&snapshot.policy), expected(deal, gateway, &server));
             prop_assert_eq!(&offer.peers, &deal.peers);
@@ -59,10 +81,14 @@ proptest! {
         prop_assert!(offer.change.is_empty());
         prop_assert_eq!(&offer.change.version, &server.version);
         prop_assert_eq!(book.commit(), vec![]);
-    }
+        Ok(())
+    });
+}
 
-    #[test]
-    fn a_gateway_goes_on_where_it_was((deals, seed, gateway) in story()) {
+#[test]
+fn a_gateway_goes_on_where_it_was() {
+    let classes = ["vips", "vips gone", "endpoints", "endpoints gone", "services", "services gone"];
+    property(ProptestConfig::default(), &story(), &classes, |(deals, seed, gateway), tally| {
         let mut dice = Dice(seed);
         let servers: Vec<_> = deals.iter().map(Told::of).collect();
         for (pair, deals) in servers.windows(2).zip(deals.windows(2)) {
@@ -83,10 +109,13 @@ proptest! {
             for response in after.tell(before, &[], &mut dice).into_iter().chain([after.settle()]) {
                 book.stage(response).unwrap();
             }
-            let snapshot = builder.with_change(&book.offer(&Viewer::named(gateway)).change).unwrap();
+            let change = book.offer(&Viewer::named(gateway)).change;
+            count(tally, &change);
+            let snapshot = builder.with_change(&change).unwrap();
             prop_assert_eq!(seen(&snapshot.policy), expected(&deals[1], gateway, after));
         }
-    }
+        Ok(())
+    });
 }
 
 /// One VIP, held by one gateway or, without one, by all.

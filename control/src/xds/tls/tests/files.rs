@@ -1,5 +1,7 @@
 //! Files that hold no certificates.
 
+use std::fs;
+
 use super::*;
 
 /// What a server says that is to show this, and a client.

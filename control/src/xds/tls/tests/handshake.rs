@@ -1,5 +1,7 @@
 //! Who gets in, who doesn't, and why.
 
+use std::fs;
+
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};

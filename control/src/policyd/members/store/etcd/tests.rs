@@ -25,7 +25,8 @@ fn beat(name: &str, incarnation: u64, wish: Wish, seen_view: u64) -> Beat {
 }
 
 fn view(number: u64) -> View {
-    View { number, members: vec![Member { serving: true, incarnation: 1, ..Member::new("a".into(), number) }] }
+    let members = vec![Member { serving: true, incarnation: 1, ..Member::new("a".into(), number) }];
+    View { number, serving_changes: 1, members }
 }
 
 const NOTHING: Change<'_> = Change { beats: &[], view: None, silent: &[], gone: &[] };
