@@ -28,13 +28,15 @@ use crate::verdict::Verdict;
 /// The packet that is looked at is alone in its batch.
 const ONE: usize = 0;
 
-/// Looks at the packet in `frame`; gives its frame back, with what is found.
+/// Looks at the packet in `received`, which would have ended so many sessions of its pod at other workers; gives its frame back, with
+/// what is found.
 pub fn explain(
     batch: &mut Batch,
     received: Received,
     tables: &Tables,
     view: &Arc<Snapshot>,
     context: &Context<'_>,
+    ended: u32,
 ) -> (Found, Option<Received>) {
     batch.frames.push(received);
     batch.begin();
@@ -45,6 +47,7 @@ pub fn explain(
         worker: context.flows.this,
         sides: batch.heads[ONE].sides,
         session: None,
+        ended,
         class: None,
         leaves_with: None,
         translated: None,
@@ -257,10 +260,11 @@ fn try_egress<A: OnWire>(
     let origin = &A::tuples(batch)[ONE];
     let (endpoint, egress) = view.policy.endpoint_with(batch.endpoints[ONE]);
     // Its own session, which it ends first, is an endpoint's unless it is a client's.
-    let ended =
+    let ends_its_own =
         batch.ended.contains(ONE) && A::table(sessions).entry(batch.slots[ONE]).direction() == Direction::Egress;
+    found.ended += u32::from(ends_its_own);
     let claim =
-        endpoint.usage.would_open(egress.spec.limits, ended.into(), context.now).map_err(|_| DropReason::Quota)?;
+        endpoint.usage.would_open(egress.spec.limits, found.ended, context.now).map_err(|_| DropReason::Quota)?;
     if let Some(open::Quarantined::Revives(slot)) = quarantined {
         found.class = Some(Class::Egress { revives: true });
         return Ok(Ahead::As(A::table(sessions).entry(slot).to(), Direction::Egress, hop));

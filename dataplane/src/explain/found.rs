@@ -25,6 +25,8 @@ pub struct Probe {
     pub interface: InterfaceId,
     /// What its frame is marked with: 0 from outside; of one that was handed over, what the worker before has noted.
     pub mark: u16,
+    /// Sessions of its pod that workers which handed it over would have ended: they count against no limit any more.
+    pub ended: u32,
     /// Room for the stages.
     pub batch: Box<Batch>,
     /// The answer; `None`: no frame was free for the packet.
@@ -34,7 +36,7 @@ pub struct Probe {
 impl Probe {
     /// A packet as it comes in.
     pub fn new(packet: Vec<u8>, interface: InterfaceId) -> Self {
-        Self { packet, interface, mark: 0, batch: Box::default(), found: None }
+        Self { packet, interface, mark: 0, ended: 0, batch: Box::default(), found: None }
     }
 }
 
@@ -49,6 +51,8 @@ pub struct Found {
     pub sides: u8,
     /// The session that knows it, and what becomes of that.
     pub session: Option<(SessionRecord, Fate)>,
+    /// Sessions of its pod that it would have ended by then, at this worker and at those that handed it over.
+    pub ended: u32,
     /// What it is taken for; `None`: its way had ended before.
     pub class: Option<Class>,
     /// What a session that would be opened leaves with.

@@ -103,14 +103,16 @@ impl<Io: PacketIo> Worker<Io> {
         let flows = Flows { this: *id, workers: links.workers(), directory: directory.as_deref(), claims: false };
         let context = Context { view, rules: *rules, flows, affinity, counters, is_lapsed, now };
         let received = Received { frame, interface: probe.interface };
-        let (mut found, received) = explain::explain(&mut probe.batch, received, tables, view, &context);
+        let (mut found, received) = explain::explain(&mut probe.batch, received, tables, view, &context, probe.ended);
         if self.is_silent {
             found.verdict = Verdict::Drop(DropReason::NoLease);
         }
+        probe.ended = found.ended;
         if let Some(mut received) = received {
             if found.verdict == Verdict::Around {
                 // What comes around is asked about as it is by then.
                 received.turn_around();
+                probe.ended = 0;
                 probe.packet.clear();
                 probe.packet.extend_from_slice(received.frame.bytes());
             }
