@@ -25,7 +25,7 @@ pub enum Verdict {
     Wait(Then),
     /// Kept until the first fragment of its datagram comes.
     Park,
-    /// Kept whole until gateways agree whose it is, and whoever had its share has let go; dropped so if that takes too long.
+    /// Kept whole until gateways agree on the owner of its share, and the former one has released it; dropped so if that takes too long.
     Defer(DropReason),
     /// Taken in again by the next batch: what it must not overtake, a fragment of its datagram or of its flow, is taken in again, too; or
     /// it begins a connection anew whose old one still has packets in this batch.

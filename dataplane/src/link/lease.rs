@@ -34,13 +34,15 @@ pub enum Hold {
 }
 
 impl Hold {
+    /// It ended half of the time ago that ticks can tell, or longer.
+    const LONG_LAPSED: Self = Self::Lapsed(1 << 31);
+
     /// How a lease stands that was given until `until`, at most [`LONGEST_MS`] before that.
     pub fn of(until: Tick, now: Tick) -> Self {
         match until.since(now) {
             0 if now.reached(until) => Self::Lapsed(now.since(until)),
             1..=LONGEST_MS => Self::Held,
-            // Half of the time that ticks can tell, or more.
-            _ => Self::Lapsed(1 << 31),
+            _ => Self::LONG_LAPSED,
         }
     }
 }
@@ -74,7 +76,7 @@ impl Lease {
     pub fn hold(&self, now: Tick) -> Hold {
         match self.0.load(Acquire) {
             FREE => Hold::Held,
-            ENDED => Hold::Lapsed(1 << 31),
+            ENDED => Hold::LONG_LAPSED,
             until => Hold::of(Tick(until as u32), now),
         }
     }
@@ -122,7 +124,7 @@ mod tests {
     fn what_ends_later_than_any_lease_has_ended() {
         let lease = Lease::free();
         lease.extend(Tick(100));
-        for (ms, hold) in [(1 << 31, Hold::Lapsed(1 << 31)), (u32::MAX - LONGEST_MS, Hold::Lapsed(1 << 31))] {
+        for (ms, hold) in [(1 << 31, Hold::LONG_LAPSED), (u32::MAX - LONGEST_MS, Hold::LONG_LAPSED)] {
             assert_eq!(lease.hold(Tick(100).plus(ms)), hold, "{ms} ms later");
         }
         assert_eq!(lease.hold(Tick(100).plus(u32::MAX - LONGEST_MS + 1)), Hold::Held, "as a lease of a minute");

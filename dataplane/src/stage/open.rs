@@ -61,8 +61,8 @@ fn refuse<A: Lane>(batch: &mut Batch, i: usize, reason: DropReason, context: &Co
     refuse_with::<A>(batch, i, reason, context);
 }
 
-/// Drops a packet that opens no session; its sender may hear of it, unless asking again is all that it could do. One whose share is about
-/// to be this gateway's alone waits for that, and for the sessions that come with it.
+/// Drops a packet that opens no session; its sender may hear of it, unless asking again is all that it could do. One of a share
+/// that its former owner has not released yet waits for that, and for the sessions that come with it.
 pub fn refuse_with<A: Lane>(batch: &mut Batch, i: usize, reason: DropReason, context: &Context<'_>) {
     if matches!(reason, DropReason::NoLease | DropReason::NoSession) && is_share_coming::<A>(batch, i, context) {
         return batch.decide(i, Verdict::Defer(reason));
@@ -74,7 +74,7 @@ pub fn refuse_with<A: Lane>(batch: &mut Batch, i: usize, reason: DropReason, con
     batch.refuse(i, reason);
 }
 
-/// Whether the pod's share of a VIP is this gateway's, and whoever had it before has not let go yet.
+/// Whether the pod's share of a VIP is this gateway's, and its former owner has not released it yet.
 #[cold]
 fn is_share_coming<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> bool {
     let policy = &context.view.policy;
@@ -124,7 +124,7 @@ pub enum Plan {
     Open(NextHop, Option<Quarantined>),
 }
 
-/// What becomes of a session in quarantine whose pod sends again to the same far side from the same port.
+/// What becomes of a session in quarantine whose pod sends again to the same remote from the same port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quarantined {
     /// It is taken up again, with its port.
