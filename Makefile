@@ -7,11 +7,11 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
   libelf-dev:/usr/include/libelf.h zlib1g-dev:/usr/include/zlib.h m4:m4 pkg-config:pkg-config gcc:gcc g++:g++ \
   iproute2:ip ethtool:ethtool iputils-ping:ping procps:sysctl tcpdump:tcpdump iperf3:iperf3 python3-minimal:python3 util-linux:setpriv nftables:nft \
   protobuf-compiler:protoc libprotobuf-dev:/usr/include/google/protobuf/descriptor.proto etcd-server:etcd etcd-client:etcdctl nginx-light:nginx curl:curl \
-  bird2:bird frr:/usr/lib/frr/bgpd prometheus:prometheus nfdump:nfcapd dpkg-dev:dpkg-shlibdeps \
+  bird2:bird faketime:faketime frr:/usr/lib/frr/bgpd prometheus:prometheus nfdump:nfcapd dpkg-dev:dpkg-shlibdeps \
   python3-grpcio:/usr/lib/python3/dist-packages/grpc/__init__.py python3-protobuf:/usr/lib/python3/dist-packages/google/protobuf/__init__.py
 CARGO_DENY := 0.20.2
 
-.PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e e2e-gateways e2e-server e2e-starts bench bench-watch bench-wire bench-neighbor bench-policy bench-gateways clean-lab
+.PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e e2e-gateways e2e-server e2e-starts bench bench-watch bench-wire bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-13s%s\n", $$1, $$2}'
@@ -82,18 +82,33 @@ FUZZ_FLAGS := --cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
   -Cllvm-args=-sanitizer-coverage-trace-compares
 FUZZ_SECONDS ?= 10
+FUZZ_TARGETS := frames flows icmp_error peer xds state config manifests filter members admin
+# Texts and messages may be longer than packets.
+FUZZ_LENGTH_frames := 1000
+FUZZ_LENGTH_flows := 1000
+FUZZ_LENGTH_icmp_error := 1000
+FUZZ_DICTIONARY_config := -dict=fuzz/words.dict
+FUZZ_DICTIONARY_manifests := -dict=fuzz/words.dict
+FUZZ_DICTIONARY_filter := -dict=fuzz/words.dict
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
-fuzz: deps ## fuzz each target for FUZZ_SECONDS=10; what fails is kept in target/fuzz
+.PHONY: fuzz-build fuzz-long
+fuzz-build: deps
 	CARGO_TARGET_DIR=target/fuzz RUSTFLAGS="$(FUZZ_FLAGS)" \
 	  cargo build --profile fuzz -p vipgate-fuzz --bins --locked --quiet --target $(HOST)
-	@for target in frames flows icmp_error; do \
-	  mkdir -p target/fuzz/found/$$target; echo "fuzzing $$target for $(FUZZ_SECONDS) s"; \
-	  target/fuzz/$(HOST)/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) -max_len=1000 -rss_limit_mb=2048 -print_final_stats=0 \
-	    -artifact_prefix=target/fuzz/ target/fuzz/found/$$target fuzz/corpus/$$target >target/fuzz/$$target.log 2>&1 \
-	    || { tail -40 target/fuzz/$$target.log; exit 1; }; \
-	  tail -1 target/fuzz/$$target.log; \
-	done
+
+# An input that takes 30 s or 2 GB, at once or all together, is a fault, too.
+fuzz: fuzz-build ## fuzz each target of FUZZ_TARGETS for FUZZ_SECONDS=10; what fails is kept in target/fuzz
+	@$(foreach target,$(FUZZ_TARGETS),\
+	  mkdir -p target/fuzz/found/$(target); echo "fuzzing $(target) for $(FUZZ_SECONDS) s"; \
+	  target/fuzz/$(HOST)/fuzz/$(target) -max_total_time=$(FUZZ_SECONDS) -max_len=$(or $(FUZZ_LENGTH_$(target)),4000) -timeout=30 \
+	    -rss_limit_mb=2048 $(FUZZ_DICTIONARY_$(target)) -artifact_prefix=target/fuzz/$(target)- \
+	    target/fuzz/found/$(target) fuzz/corpus/$(target) >target/fuzz/$(target).log 2>&1 \
+	    || { tail -40 target/fuzz/$(target).log; exit 1; }; \
+	  tail -1 target/fuzz/$(target).log;)
+
+fuzz-long: ## the same for an hour each, all day
+	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=3600
 
 doc: deps ## the documentation, warnings are errors
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
@@ -110,6 +125,7 @@ E2E_SERVER = $(patsubst %,--test %,egress input policy restart services)
 E2E_GATEWAYS = connections::ten_thousand_connections_over_three_gateways killed::a_killed_gateway absent::a_stopped_gateway \
   partition::a_partition drained::a_drain lossy::lossy_replication strangers::forged_tunnel_packets_are_dropped_and_counted \
   claimed::one_gateway_has_a_claimed_vip_and_the_next_one_says_so_within_a_second \
+  links::a_dead_outside_link links::a_dead_router_behind_a_live_link \
   started::no_question_is_answered_by_two_gateways_that_start
 
 e2e: deps ## whole gateways in network namespaces, with policy from files and from a server; needs root
@@ -130,11 +146,23 @@ e2e-starts: deps ## two hundred pairs of gateways start, and are asked who has a
 	$(BINARY)
 	VIPGATE_PAIRS=200 $(TEST) --test gateways -- --nocapture --exact started::no_question_is_answered_by_two_gateways_that_start
 
+# How long the soak takes, and where its chance begins; empty: at the clock.
+SOAK_MINUTES ?= 30
+SOAK_SEED ?=
+
+soak: deps ## gateways, server, cables, clocks and policy fail at random under load for SOAK_MINUTES=30, from SOAK_SEED; needs root and a quiet machine
+	$(BINARY)
+	SOAK_MINUTES=$(SOAK_MINUTES) SOAK_SEED=$(SOAK_SEED) $(TEST) --test soak
+
 bench: build ## the packet path alone
 	target/release/vipgate-bench path --sessions 1000,65536,1048576
 
 bench-wire: build ## whole gateways over veth, vipgate and nftables; needs root and a quiet machine
 	target/release/vipgate-bench wire --against nft --flows 1000,65536
+
+bench-flood: build ## one tenant while another one's VIP is flooded, each kind of flood in turn, small and large tables; needs root and a quiet machine
+	target/release/vipgate-bench flood
+	target/release/vipgate-bench flood --ipv6 --capacity 16384
 
 bench-neighbor: build ## first packets to next hops that aren't known yet, vipgate and nftables; needs root and a quiet machine
 	target/release/vipgate-bench neighbor

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use vipgate_dataplane::ports::{BLOCKS, BlockId, BlockSet};
-use vipgate_dataplane::snapshot::members::{MemberSpec, MembersSpec};
+use vipgate_dataplane::snapshot::members::{Authentication, MemberSpec, MembersSpec};
 use vipgate_dataplane::snapshot::spec::{Announce, PolicySet, Role, ShareSpec};
 use vipgate_dataplane::snapshot::tunnels::Mark;
+use vipgate_dataplane::wire::tunnel_tag::TagKey;
 use vipgate_dataplane::wire::vxlan::Outer;
 
 use crate::packets::INSIDE_MAC;
@@ -31,6 +32,28 @@ pub(crate) enum Holder {
     Other,
 }
 
+/// Whether packets between the two have tags.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Tags {
+    #[default]
+    Without,
+    With,
+}
+
+impl Tags {
+    /// The key of one direction, to the measured gateway or from it.
+    fn key(self, direction: u8) -> Option<TagKey> {
+        (self == Self::With).then(|| TagKey::new(&[direction; 16]))
+    }
+
+    fn authentication(self) -> Authentication {
+        match (self.key(1), self.key(2)) {
+            (Some(sent), taken @ Some(_)) => Authentication::Tagged { sent, taken: [taken, None] },
+            _ => Authentication::None,
+        }
+    }
+}
+
 /// Makes all VIPs of a policy common to both gateways: announced by both, with all blocks and pods in the share of the measured one, for
 /// which the other one stands in.
 pub(crate) fn share(set: &mut PolicySet) {
@@ -48,7 +71,7 @@ pub(crate) fn share(set: &mut PolicySet) {
 }
 
 /// Lets the measured gateway know which of the two has everything, and whether the other one takes copies of sessions.
-pub(crate) fn agree(control: &mut Control, holder: Holder, linked: bool) {
+pub(crate) fn agree(control: &mut Control, holder: Holder, linked: bool, tags: Tags) {
     let addresses = [THIS, OTHER];
     let member = |at: usize| MemberSpec {
         name: NAMES[at].into(),
@@ -56,6 +79,7 @@ pub(crate) fn agree(control: &mut Control, holder: Holder, linked: bool) {
         serving: at == 1 || holder == Holder::This,
         linked: linked && at == 1,
         may_open: true,
+        authentication: tags.authentication(),
     };
     let spec =
         MembersSpec { this: Some(NAMES[0].into()), gateways: vec![member(0), member(1)], ..MembersSpec::default() };
@@ -65,18 +89,25 @@ pub(crate) fn agree(control: &mut Control, holder: Holder, linked: bool) {
 
 /// Turns the frame at the end of `frame` into one that the other gateway has sent through the tunnel, as it came in outside there.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tunnel(Outer);
+pub(crate) struct Tunnel {
+    outer: Outer,
+    key: Option<TagKey>,
+}
 
 impl Tunnel {
-    pub(crate) fn new() -> Result<Self> {
+    pub(crate) fn new(tags: Tags) -> Result<Self> {
         let outer = Outer::new(IpAddr::V4(OTHER), SocketAddr::new(THIS.into(), PORT));
-        outer.map(Self).context("both ends of the tunnel are of one family")
+        let outer = outer.context("both ends of the tunnel are of one family")?;
+        Ok(Self { outer, key: tags.key(2) })
     }
 
     pub(crate) fn wrap(self, frame: &mut [u8], entropy: u16) {
         let vni = Mark { sides: Role::Outside.sides(), leg: 1 }.vni();
         let inner = frame.len() as u16 - OUTER;
-        self.0.write(frame, inner, vni, entropy >> 2, 0);
+        self.outer.write(frame, inner, vni, entropy >> 2, 0);
+        if let Some(key) = self.key {
+            key.seal(&mut frame[usize::from(OUTER)..], vni);
+        }
         frame[..6].copy_from_slice(&INSIDE_MAC);
         frame[6..12].copy_from_slice(&OTHER_MAC);
     }

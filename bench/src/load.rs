@@ -5,17 +5,28 @@ use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use clap::ValueEnum;
 use vipgate_dataplane::batch::MOST;
 
 use crate::Direction;
-use crate::group::{self, Tunnel};
+use crate::group::{self, Tags, Tunnel};
 use crate::order::{Draw, Order};
-use crate::packets::{Flow, PacketFamily};
+use crate::packets::{self, Flow, PacketFamily, Step};
 use crate::rig::{INSIDE, OUTSIDE, Rig};
+
+/// What sessions carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Protocol {
+    /// Datagrams.
+    Udp,
+    /// Connections, opened by a handshake.
+    Tcp,
+}
 
 /// Packets of the sessions of a rig.
 #[derive(Debug)]
 pub(crate) struct Load<A> {
+    protocol: Protocol,
     size: u16,
     direction: Direction,
     draw: Draw,
@@ -28,6 +39,18 @@ pub(crate) struct Load<A> {
 impl<A: PacketFamily> Load<A> {
     /// Opens every session with its first packet.
     pub(crate) fn open(rig: &mut Rig, sessions: u32, size: u16, direction: Direction, order: Order) -> Result<Self> {
+        Self::open_with(Protocol::Udp, rig, sessions, size, direction, order)
+    }
+
+    /// The same with a protocol: connections open by their handshake. TCP is for pods' sessions only.
+    pub(crate) fn open_with(
+        protocol: Protocol,
+        rig: &mut Rig,
+        sessions: u32,
+        size: u16,
+        direction: Direction,
+        order: Order,
+    ) -> Result<Self> {
         let mut ports = Vec::with_capacity(sessions as usize);
         for number in 0..sessions {
             if direction == Direction::Inbound {
@@ -39,14 +62,39 @@ impl<A: PacketFamily> Load<A> {
                 rig.worker.turn(rig.now);
                 rig.worker.io().collect(|_| ());
             } else {
-                rig.worker.io().offer(INSIDE, size, |frame| A::write_forward(frame, Flow::new(number)));
+                let flow = Flow::new(number);
+                rig.worker.io().offer(INSIDE, size, |frame| {
+                    A::write_forward(frame, flow);
+                    if protocol == Protocol::Tcp {
+                        packets::make_tcp(frame, true, Step::Opens);
+                    }
+                });
                 rig.worker.turn(rig.now);
                 rig.worker.io().collect(|frame| ports.push(A::source_port(frame.bytes())));
+                if let (Protocol::Tcp, Some(&port)) = (protocol, ports.last()) {
+                    rig.worker.io().offer(OUTSIDE, size, |frame| {
+                        A::write_reply(frame, flow, port);
+                        packets::make_tcp(frame, false, Step::Opens);
+                    });
+                    rig.worker.turn(rig.now);
+                    rig.worker.io().offer(INSIDE, size, |frame| {
+                        A::write_forward(frame, flow);
+                        packets::make_tcp(frame, true, Step::GoesOn);
+                    });
+                    rig.worker.turn(rig.now);
+                    rig.worker.io().collect(|_| ());
+                }
             }
             ensure!(ports.len() == number as usize + 1, "session {number} was refused: {:?}", rig.drops());
         }
-        let (draw, tunnel) = (Draw::new(order, sessions), Tunnel::new()?);
-        Ok(Self { size, direction, draw, ports, tunnel, family: PhantomData })
+        let (draw, tunnel) = (Draw::new(order, sessions), Tunnel::new(Tags::Without)?);
+        Ok(Self { protocol, size, direction, draw, ports, tunnel, family: PhantomData })
+    }
+
+    /// What comes out of the tunnel has tags, or none.
+    pub(crate) fn set_tags(&mut self, tags: Tags) -> Result<()> {
+        self.tunnel = Tunnel::new(tags)?;
+        Ok(())
     }
 
     /// The port of the VIP that the first session left with.
@@ -120,7 +168,10 @@ impl<A: PacketFamily> Load<A> {
                 io.offer(INSIDE, self.size, |frame| A::write_service_reply(frame, number, backend));
             }
         } else if forward {
-            io.offer(INSIDE, self.size, |frame| A::write_forward(frame, flow));
+            io.offer(INSIDE, self.size, |frame| {
+                A::write_forward(frame, flow);
+                self.finish(frame, true);
+            });
         } else if self.direction == Direction::TunnelIn {
             let (port, tunnel) = (self.ports[number as usize], self.tunnel);
             io.offer(INSIDE, self.size + group::OUTER, |frame| {
@@ -129,7 +180,16 @@ impl<A: PacketFamily> Load<A> {
             });
         } else {
             let flow = if self.direction == Direction::Tunnel { Flow::elsewhere(number) } else { flow };
-            io.offer(OUTSIDE, self.size, |frame| A::write_reply(frame, flow, self.ports[number as usize]));
+            io.offer(OUTSIDE, self.size, |frame| {
+                A::write_reply(frame, flow, self.ports[number as usize]);
+                self.finish(frame, false);
+            });
+        }
+    }
+
+    fn finish(&self, frame: &mut [u8], from_pod: bool) {
+        if self.protocol == Protocol::Tcp {
+            packets::make_tcp(frame, from_pod, Step::GoesOn);
         }
     }
 
@@ -140,6 +200,8 @@ impl<A: PacketFamily> Load<A> {
         rig.worker.io().collect(|frame| {
             right += usize::from(if travels {
                 group::inner(frame.bytes()).is_some_and(A::is_untouched_reply)
+            } else if self.protocol == Protocol::Tcp {
+                packets::is_right_tcp(frame.bytes())
             } else {
                 A::is_right(frame.bytes())
             });

@@ -3,6 +3,7 @@
 #![expect(clippy::cast_precision_loss, reason = "nanoseconds and counts are far below 2^52")]
 
 mod failover;
+mod flood;
 mod group;
 mod load;
 mod neighbor;
@@ -45,6 +46,8 @@ enum Command {
     Neighbor(neighbor::Options),
     /// Several gateways, one of which is killed under connections that stand, and comes back: survival and outage; needs root
     Failover(failover::Options),
+    /// One tenant's connections while another tenant's VIP is flooded, each kind of flood in turn: goodput, delay, new connections; needs root
+    Flood(flood::Options),
     /// What it costs packets to be watched: captures, the log of sessions, `top`
     Watch(watch::Options),
     /// Changes of policy: until they are in force, under packets, and at a server of many gateways
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Command::Restart(options) => wire::restart::run(&options),
         Command::Neighbor(options) => neighbor::run(&options),
         Command::Failover(options) => failover::run(&options),
+        Command::Flood(options) => flood::run(&options),
         Command::Watch(options) => watch::run(&options),
         Command::Policy(options) => policy::run(&options),
     };

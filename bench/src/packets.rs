@@ -1,4 +1,4 @@
-//! The packets of a flow, by its number: UDP over either family, written into a frame without any table.
+//! The packets of a flow, by its number: UDP or TCP over either family, written into a frame without any table.
 
 use vipgate_dataplane::address::{Address, V6};
 use vipgate_dataplane::session::SessionFamily;
@@ -136,12 +136,72 @@ fn write6(frame: &mut [u8], link: (Mac, Mac), source: (V6, u16), destination: (V
     write_udp(&mut frame[54..], source.1, destination.1, pseudo);
 }
 
+/// Where the transport header of a frame begins.
+fn transport_at(frame: &[u8]) -> usize {
+    if frame[12] == 8 { 34 } else { 54 }
+}
+
+/// What a segment of the connection says that a flow is with TCP. Both ends never say more than that they are there: a packet costs what
+/// one with data costs, for data is not looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// SYN, and the SYN that answers it.
+    Opens,
+    /// ACK.
+    GoesOn,
+}
+
+/// Bytes of the shortest TCP header.
+const TCP_HEADER: usize = 20;
+
+/// Makes a TCP segment of a frame that was written for UDP: from the pod or its remote. What is behind the header is padding.
+pub(crate) fn make_tcp(frame: &mut [u8], from_pod: bool, step: Step) {
+    let at = transport_at(frame);
+    let ports = udp_ports(&frame[at..]);
+    let (sequence, ack) = if from_pod { (1000_u32, 5000_u32) } else { (5000, 1000) };
+    let (sequence, ack, flags) = match step {
+        Step::Opens if from_pod => (sequence - 1, 0, 0x02),
+        Step::Opens => (sequence - 1, ack, 0x12),
+        Step::GoesOn => (sequence, ack, 0x10),
+    };
+    let pseudo = if at == 34 {
+        frame[16..18].copy_from_slice(&40_u16.to_be_bytes());
+        frame[23] = 6;
+        frame[24..26].fill(0);
+        let sum = checksum::checksum(0, &frame[14..34]);
+        frame[24..26].copy_from_slice(&sum.to_be_bytes());
+        checksum::sum(&frame[26..34])
+    } else {
+        frame[18..20].copy_from_slice(&(TCP_HEADER as u16).to_be_bytes());
+        frame[20] = 6;
+        checksum::sum(&frame[22..54])
+    };
+    let tcp = &mut frame[at..];
+    tcp[..2].copy_from_slice(&ports[0].to_be_bytes());
+    tcp[2..4].copy_from_slice(&ports[1].to_be_bytes());
+    tcp[4..8].copy_from_slice(&sequence.to_be_bytes());
+    tcp[8..12].copy_from_slice(&ack.to_be_bytes());
+    tcp[12..TCP_HEADER].copy_from_slice(&[0x50, flags, 0xfa, 0, 0, 0, 0, 0]);
+    let sum = checksum::checksum(pseudo + 6 + TCP_HEADER as u32, &tcp[..TCP_HEADER]);
+    tcp[16..18].copy_from_slice(&sum.to_be_bytes());
+}
+
+/// Whether the checksums of a TCP segment are right.
+pub(crate) fn is_right_tcp(frame: &[u8]) -> bool {
+    let at = transport_at(frame);
+    let addresses = if at == 34 { 26..34 } else { 22..54 };
+    let pseudo = checksum::sum(&frame[addresses]) + 6 + TCP_HEADER as u32;
+    (at != 34 || checksum::verifies(0, &frame[14..34])) && checksum::verifies(pseudo, &frame[at..at + TCP_HEADER])
+}
+
 /// Packets of an address family.
 pub(crate) trait PacketFamily: SessionFamily + 'static {
     /// Its name in reports.
     const NAME: &'static str;
     /// Bytes of the shortest frame with a payload, or what the link demands.
     const SHORTEST: u16;
+    /// The same with TCP.
+    const SHORTEST_TCP: u16;
     /// Writes a pod's packet of a flow over `frame`.
     fn write_forward(frame: &mut [u8], flow: Flow);
     /// Writes the answer to a flow's packet that left with this port.
@@ -163,6 +223,7 @@ pub(crate) trait PacketFamily: SessionFamily + 'static {
 impl PacketFamily for u32 {
     const NAME: &'static str = "ipv4";
     const SHORTEST: u16 = 60;
+    const SHORTEST_TCP: u16 = 60;
 
     fn write_forward(frame: &mut [u8], flow: Flow) {
         write_forward(frame, flow);
@@ -205,6 +266,7 @@ impl PacketFamily for u32 {
 impl PacketFamily for V6 {
     const NAME: &'static str = "ipv6";
     const SHORTEST: u16 = 62;
+    const SHORTEST_TCP: u16 = 74;
 
     fn write_forward(frame: &mut [u8], flow: Flow) {
         let ends = ((pod6(flow.pod), flow.pod_port), (far6(flow.far), flow.far_port));
@@ -282,5 +344,23 @@ mod tests {
         assert!(SlicedPacket::from_ethernet(&frame).unwrap().transport.is_some());
         home[41] ^= 1;
         assert!(!u32::is_right(&home));
+    }
+
+    #[test]
+    fn a_segment_is_what_an_independent_parser_expects() {
+        let (mut four, mut six) = ([0; 60], [0; 74]);
+        for from_pod in [true, false] {
+            for step in [Step::Opens, Step::GoesOn] {
+                u32::write_forward(&mut four, Flow::new(77));
+                V6::write_forward(&mut six, Flow::new(77));
+                for frame in [&mut four[..], &mut six[..]] {
+                    make_tcp(frame, from_pod, step);
+                    let parsed = SlicedPacket::from_ethernet(frame).unwrap();
+                    let Some(etherparse::TransportSlice::Tcp(tcp)) = parsed.transport else { panic!("no TCP") };
+                    assert_eq!((tcp.destination_port(), tcp.syn()), (FAR_PORT, step == Step::Opens));
+                    assert!(tcp.payload().is_empty() && is_right_tcp(frame));
+                }
+            }
+        }
     }
 }

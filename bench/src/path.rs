@@ -10,11 +10,11 @@ use serde::Serialize;
 use vipgate_dataplane::address::V6;
 
 use crate::Direction;
-use crate::group::{self, Holder};
-use crate::load::Load;
+use crate::group::{self, Holder, Tags};
+use crate::load::{Load, Protocol};
 use crate::order::Order;
 use crate::packets::PacketFamily;
-use crate::rig::Rig;
+use crate::rig::{Control, Rig};
 use crate::yardstick;
 
 /// Packets of one measured round.
@@ -32,6 +32,9 @@ pub(crate) struct Options {
     /// In which order they come
     #[arg(long, value_enum, default_value_t = Order::Uniform)]
     order: Order,
+    /// What the sessions carry; tcp with --direction forward, reply and mix
+    #[arg(long, value_enum, default_value_t = Protocol::Udp)]
+    protocol: Protocol,
     /// IPv6 instead of IPv4
     #[arg(long)]
     ipv6: bool,
@@ -55,6 +58,7 @@ struct Measured {
     sessions: u32,
     direction: String,
     order: String,
+    protocol: String,
     family: &'static str,
     size: u16,
     workers: u32,
@@ -62,6 +66,11 @@ struct Measured {
     ns_per_packet: f64,
     /// Of all workers together.
     mpps: f64,
+    /// Between gateways: the same with a tag in each packet, measured in turn with those without, and what that adds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    authenticated_ns_per_packet: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    authentication_ns: Option<f64>,
     bytes_per_session: f64,
     /// Pages that the table lies on.
     pages: &'static str,
@@ -80,6 +89,8 @@ struct Measured {
 
 /// Measures each number of sessions.
 pub(crate) fn run(options: &Options) -> Result<()> {
+    let has_connections = matches!(options.direction, Direction::Forward | Direction::Reply | Direction::Mix);
+    ensure!(options.protocol == Protocol::Udp || has_connections, "--protocol tcp goes with forward, reply and mix");
     for &sessions in &options.sessions {
         ensure!(sessions >= options.workers, "--sessions must be at least 1 for each worker");
         let result = if options.ipv6 { measure::<V6>(sessions, options) } else { measure::<u32>(sessions, options) }?;
@@ -91,6 +102,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// What one worker did.
 struct Share {
     rounds_ns: Vec<f64>,
+    /// The same with tags, where packets go between gateways.
+    authenticated_ns: Vec<f64>,
     batches: Histogram<u64>,
     bytes_per_session: f64,
     table_bytes: usize,
@@ -98,7 +111,8 @@ struct Share {
 }
 
 fn measure<A: PacketFamily>(sessions: u32, options: &Options) -> Result<Measured> {
-    let size = (options.size - 4).max(A::SHORTEST);
+    let shortest = if options.protocol == Protocol::Tcp { A::SHORTEST_TCP } else { A::SHORTEST };
+    let size = (options.size - 4).max(shortest);
     let each = sessions / options.workers;
     let barrier = Barrier::new(options.workers as usize);
     let shares = thread::scope(|scope| {
@@ -119,6 +133,7 @@ fn measure<A: PacketFamily>(sessions: u32, options: &Options) -> Result<Measured
             .collect::<Result<Vec<_>>>()
     })?;
     let medians: Vec<f64> = shares.iter().map(|share| median(share.rounds_ns.clone())).collect();
+    let authenticated = median_of(shares.iter().map(|share| median(share.authenticated_ns.clone())));
     let mpps = medians.iter().map(|ns| 1_000.0 / ns).sum::<f64>();
     let first = shares.first().context("at least one worker")?;
     let ((forwarding_ns, forwarding), random_line_ns) =
@@ -129,11 +144,14 @@ fn measure<A: PacketFamily>(sessions: u32, options: &Options) -> Result<Measured
         sessions,
         direction: format!("{:?}", options.direction).to_lowercase(),
         order: format!("{:?}", options.order).to_lowercase(),
+        protocol: format!("{:?}", options.protocol).to_lowercase(),
         family: A::NAME,
         size: size + 4,
         workers: options.workers,
         ns_per_packet: round2(ns),
         mpps: round2(mpps),
+        authenticated_ns_per_packet: authenticated.map(round2),
+        authentication_ns: authenticated.map(|with| round2(with - ns)),
         bytes_per_session: round2(first.bytes_per_session),
         pages: first.pages,
         forwarding_ns: round2(forwarding_ns),
@@ -151,30 +169,55 @@ fn measure<A: PacketFamily>(sessions: u32, options: &Options) -> Result<Measured
 fn work<A: PacketFamily>(sessions: u32, size: u16, options: &Options, barrier: &Barrier) -> Result<Share> {
     let direction = options.direction;
     let (mut rig, mut control) = if direction.is_between_gateways() {
-        let (rig, control) = Rig::in_group(sessions, Rig::lasting(), false)?;
+        let (rig, control) = Rig::in_group(sessions, Rig::lasting(), false, Tags::Without)?;
         (rig, Some(control))
     } else {
         (Rig::new(sessions)?, None)
     };
-    let mut load = Load::<A>::open(&mut rig, sessions, size, direction, options.order)?;
-    if let Some(control) = control.as_mut().filter(|_| direction != Direction::TunnelIn) {
-        // What this gateway has it keeps as copies: its table is full, whatever it looks for in it.
-        group::agree(control, Holder::Other, false);
+    let mut load = Load::<A>::open_with(options.protocol, &mut rig, sessions, size, direction, options.order)?;
+    // What this gateway has it keeps as copies: its table is full, whatever it looks for in it.
+    let holder = if direction == Direction::TunnelIn { Holder::This } else { Holder::Other };
+    if let Some(control) = control.as_mut().filter(|_| holder == Holder::Other) {
+        group::agree(control, holder, false, Tags::Without);
         load.settle(&mut rig)?;
     }
     let mut batches = Histogram::<u64>::new(3)?;
-    let mut rounds_ns = Vec::new();
+    let (mut rounds_ns, mut authenticated_ns) = (Vec::new(), Vec::new());
     barrier.wait();
     // The first round warms up.
     load.round(&mut rig, PACKETS, |_| Ok(()))?;
     for _ in 0..options.rounds {
         barrier.wait();
         rounds_ns.push(load.round(&mut rig, PACKETS, |turn| Ok(batches.record(turn.as_nanos() as u64)?))?);
+        if let Some(control) = &mut control {
+            tag(Tags::With, holder, control, &mut load, &mut rig)?;
+            authenticated_ns.push(load.round(&mut rig, PACKETS, |_| Ok(()))?);
+            tag(Tags::Without, holder, control, &mut load, &mut rig)?;
+        }
     }
     rounds_ns.sort_by(f64::total_cmp);
     let (table_bytes, pages) = rig.table::<A>();
     let bytes_per_session = table_bytes as f64 / f64::from(sessions);
-    Ok(Share { rounds_ns, batches, bytes_per_session, table_bytes, pages })
+    Ok(Share { rounds_ns, authenticated_ns, batches, bytes_per_session, table_bytes, pages })
+}
+
+/// Packets between gateways have tags from now on, or none. What that changes beside is done before anything is measured.
+fn tag<A: PacketFamily>(
+    tags: Tags,
+    holder: Holder,
+    control: &mut Control,
+    load: &mut Load<A>,
+    rig: &mut Rig,
+) -> Result<()> {
+    group::agree(control, holder, false, tags);
+    load.set_tags(tags)?;
+    load.settle(rig)?;
+    Ok(())
+}
+
+/// The median of several workers' medians, if they have any.
+fn median_of(medians: impl Iterator<Item = f64>) -> Option<f64> {
+    Some(median(medians.collect())).filter(|median| !median.is_nan())
 }
 
 /// The middle one; of two, the higher.

@@ -26,6 +26,7 @@ use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::ports::allocator::Allocator;
 use vipgate_dataplane::ports::pool::WorkerId;
 use vipgate_dataplane::session::embryonic::Embryonic;
+use vipgate_dataplane::session::eviction::Eviction;
 use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_dataplane::session::tuple::HashKey;
 use vipgate_dataplane::session::{SessionFamily, Sessions};
@@ -44,7 +45,7 @@ use vipgate_dataplane::wire::protocol;
 use vipgate_dataplane::worker::{Parts, Worker};
 use vipgate_mem::{Arena, Frame, HEADROOM};
 
-use crate::group::{self, Holder};
+use crate::group::{self, Holder, Tags};
 use crate::packets::{
     BACKEND_PORT, BACKENDS, FIRST_POD, INSIDE_MAC, OUTSIDE_MAC, POD_MAC, PODS, ROUTER_MAC, SERVICE_PORT, VIP, VIP6,
     pod6,
@@ -149,6 +150,9 @@ pub(crate) struct Control {
     pub(crate) publisher: Publisher,
 }
 
+/// Sessions of a table that only holders below their fair share may have: as many as a batch opens.
+const RESERVE: u32 = MOST as u32;
+
 impl Rig {
     /// A worker with room for `sessions`, for 1024 pods behind one VIP of each family. Nothing expires while it is measured; the
     /// sweep runs all the same.
@@ -184,11 +188,11 @@ impl Rig {
     }
 
     /// One of two gateways: see [`group`]. Everything is its own, and the other one takes copies if it is `linked`.
-    pub(crate) fn in_group(sessions: u32, timeouts: Timeouts, linked: bool) -> Result<(Self, Control)> {
+    pub(crate) fn in_group(sessions: u32, timeouts: Timeouts, linked: bool, tags: Tags) -> Result<(Self, Control)> {
         let mut set = policy();
         group::share(&mut set);
         let (rig, mut control) = Self::under(sessions, timeouts, &set)?;
-        group::agree(&mut control, Holder::This, linked);
+        group::agree(&mut control, Holder::This, linked, tags);
         Ok((rig, control))
     }
 
@@ -207,8 +211,12 @@ impl Rig {
             affinity: Arc::new(Affinity::new(sessions as usize / 16, key)),
             directory: None,
             tables: Tables {
-                sessions: Sessions::new(sessions, timeouts, key).context("memory for sessions")?,
+                // What the packet path has by default, beside the sessions that are measured.
+                sessions: Sessions::new(sessions + RESERVE, timeouts, key)
+                    .context("memory for sessions")?
+                    .with_reserve(RESERVE),
                 embryonic: Embryonic::new(sessions.saturating_mul(4), u32::MAX),
+                eviction: Eviction::default(),
                 ports: Allocator::new(WorkerId(0), 1, PortRange::default(), key).context("memory for ports")?,
                 fragments: Fragments::new(1024, 256, 2_000, key).context("memory for fragments")?,
                 ids: Ids::new(0, 1, key),

@@ -9,14 +9,17 @@ mod drops;
 mod explain;
 pub mod filter;
 mod group;
-mod ports;
+pub(crate) mod ports;
 mod server;
 mod services;
 mod sessions;
 mod socket;
 mod trace;
+mod tracking;
 
 pub use client::{Client, ClientError, Packets, Slices};
+#[cfg(any(test, fuzzing))]
+pub(crate) use server::Service;
 pub use socket::{Socket, SocketError, bind, serve};
 
 /// The generated messages and services.

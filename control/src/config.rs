@@ -4,18 +4,22 @@
 //! are relative to the current directory.
 
 mod gateway;
+mod health;
 mod nat_log;
 mod policyd;
+mod privileges;
 mod services;
 pub(crate) mod units;
 mod verify;
 
 pub use self::gateway::{
     Admin, Bgp, Config, Idle, Interface, InterfaceRole, Log, LogFormat, LogLevel, Metrics, OnExit, Overlay, Peer,
-    PolicyServer, PolicySource, Ports, Sessions, Timeouts, Workers, Xdp, XdpMode, ZeroCopy,
+    PeerAuthentication, PolicyServer, PolicySource, Ports, Sessions, Timeouts, Workers, Xdp, XdpMode, ZeroCopy,
 };
+pub use self::health::{Health, HealthTarget, Require};
 pub use self::nat_log::{NatLog, NatLogTransport};
-pub use self::policyd::{Etcd, KubernetesSource, Leases, PolicydConfig, PolicydSource, Tls};
+pub use self::policyd::{Etcd, KubernetesSource, Leases, PolicydConfig, PolicydLimits, PolicydSource, Tls};
+pub use self::privileges::{Privileges, Seccomp};
 pub use self::services::{Services, Unserved};
 pub use self::units::PortRange;
 

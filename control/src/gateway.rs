@@ -1,19 +1,25 @@
 //! `vipgate gateway`: puts the parts together, starts the workers, and follows policy and network until it is told to
 //! stop.
 //!
-//! One thread does all of this; workers are started last and stopped first. Whatever fails on the way up leaves the host
+//! One thread does all of this, and lends what takes long to others; workers are started last and stopped first. Whatever fails on the way up leaves the host
 //! as it was.
 
 mod capture;
 pub mod conflicts;
 mod control;
+mod exhaustion;
 pub mod feed;
 mod figures;
+mod following;
 pub mod group;
 mod health;
+mod identity;
 mod kept;
+mod services;
+pub mod stalls;
 mod start;
 pub mod state;
+pub mod tracking;
 mod wait;
 mod workers;
 
@@ -22,14 +28,15 @@ use std::time::SystemTime;
 
 use tokio::runtime::Runtime;
 use vipgate_dataplane::time::Tick;
-use vipgate_xdp::attach;
 use vipgate_xdp::nic::{Nic, NicError};
+use vipgate_xdp::{attach, guard};
 
 use self::kept::Leftovers;
 use crate::cli::output;
 use crate::config::Config;
 use crate::failure::Failure;
-use crate::{kernel, logging};
+use crate::listener::raise_descriptors;
+use crate::{kernel, logging, privileges};
 
 /// The moment that it is, as leases and links count it.
 pub(crate) fn now() -> Tick {
@@ -49,6 +56,8 @@ pub(crate) fn unix_ms(at: SystemTime) -> u64 {
 pub fn run(path: &Path) -> Result<(), Failure> {
     let config = Config::load(path).map_err(Failure::usage)?;
     logging::start(config.log);
+    raise_descriptors();
+    privileges::begin_gateway(config.privileges);
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
         match start::start(config).await? {
@@ -62,7 +71,11 @@ pub fn run(path: &Path) -> Result<(), Failure> {
 }
 
 fn runtime() -> Result<Runtime, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().thread_name("control-io").build();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .thread_name("control-io")
+        .on_thread_start(privileges::begin_helper)
+        .build();
     runtime.map_err(|error| Failure::runtime(format_args!("cannot start the control thread: {error}")))
 }
 
@@ -71,6 +84,7 @@ fn runtime() -> Result<Runtime, Failure> {
 /// # Errors
 /// When the kernel refuses.
 pub fn withdraw() -> Result<(), Failure> {
+    privileges::begin_withdrawal();
     // For people who look at the list of processes.
     let _ = rustix::thread::set_name(c"vipgate-routes");
     let removed = runtime()?.block_on(kernel::wait_and_withdraw()).map_err(Failure::runtime)?;
@@ -113,7 +127,10 @@ pub fn detach(path: &Path) -> Result<(), Failure> {
     }
     // What can't be made again goes last.
     for nic in &nics {
-        let what = if attach::detach(nic).map_err(Failure::runtime)? {
+        let guarded = guard::remove(nic).map_err(|error| {
+            Failure::runtime(format_args!("interface {}: cannot remove the second line: {error}", nic.name))
+        })?;
+        let what = if attach::detach(nic).map_err(Failure::runtime)? || guarded {
             "the steering program is removed"
         } else {
             "nothing was left here"
@@ -128,6 +145,7 @@ pub fn detach(path: &Path) -> Result<(), Failure> {
         None => output::print("sessions: none were kept\n"),
         Some(sessions) => {
             sessions.remove()?;
+            identity::forget(&config).map_err(Failure::runtime)?;
             output::print("sessions: those that were kept are removed\n")
         }
     }

@@ -14,6 +14,7 @@ mod neighbours;
 mod network;
 mod nexthops;
 mod parse;
+mod prober;
 mod resolver;
 mod routes;
 mod socket;
@@ -21,6 +22,9 @@ mod watcher;
 
 pub use advertise::{Advertiser, Place, WITHDRAW, wait_and_withdraw, withdraw_all};
 pub use error::NetworkError;
+pub use links::LinkStatus;
+pub use message::LinkState;
 pub use network::{Network, Wanted};
+pub use prober::{NextHopState, NextHopStatus, ProbePlan, Prober};
 pub use resolver::{Resolver, ResolverLimits};
-pub use watcher::NeighbourFailed;
+pub use watcher::{LinkReport, NeighbourFailed};

@@ -7,7 +7,9 @@
 //! ```
 
 pub mod client;
+pub mod secret;
 pub mod view;
 
-pub use self::client::{Authority, Handle, LeaseClock, MembersClient, Plan, Status};
-pub use self::view::{Beat, Fingerprint, Member, View, Wish};
+pub use self::client::{Authority, Handle, LeaseClock, MembersClient, Plan, Status, Wanted};
+pub use self::secret::{Commitment, Secret};
+pub use self::view::{Beat, Fingerprint, Member, TunnelKey, View, Wish};

@@ -23,6 +23,15 @@ use tokio::sync::watch;
 
 use crate::failure::Failure;
 use crate::gateway::state::GatewayState;
+use crate::listener::{Http, Limits, Room};
+
+/// Connections: of monitoring there are few, each for a moment.
+const LIMITS: Limits = Limits { connections: 256, per_address: 64 };
+
+/// The places of a metrics port.
+pub fn room() -> Arc<Room> {
+    Room::new("metrics", LIMITS)
+}
 
 /// The metrics port can't be had.
 #[derive(Debug, Error)]
@@ -70,21 +79,32 @@ impl Monitored {
         Self {
             families: Arc::new(move || families::read(&readable)),
             ready: Arc::new(move || {
-                let is_ready = state.ready.load(Ordering::Relaxed) && state.group.load().is_open();
-                if is_ready { Ok(()) } else { Err(state.waits_for().unwrap_or_default()) }
+                if !state.ready.load(Ordering::Relaxed) {
+                    return Err(state.waits_for().unwrap_or_default());
+                }
+                let tracking = state.tracking.load();
+                match tracking.fault() {
+                    Some(why) => Err(why),
+                    // One that is held down serves as long as nobody else can.
+                    None if state.group.load().is_open() => Ok(()),
+                    None => Err(match &tracking.unable {
+                        Some(why) => format!("held down, since until just now {why}"),
+                        None => state.waits_for().unwrap_or_default(),
+                    }),
+                }
             }),
         }
     }
 }
 
 /// Answers until told to stop.
-pub async fn serve(monitored: Monitored, listener: TcpListener, mut stop: watch::Receiver<bool>) {
+pub async fn serve(monitored: Monitored, listener: TcpListener, room: Arc<Room>, mut stop: watch::Receiver<bool>) {
     let router = Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .with_state(monitored);
-    let server = axum::serve(listener, router);
+    let server = axum::serve(Http::new(listener, room), router);
     tokio::select! {
         result = server => if let Err(error) = result {
             tracing::error!(%error, "the metrics port has failed");

@@ -1,7 +1,7 @@
 //! Links between gateways: authenticated connections, one for each two gateways of the view, over which they hear whether the other
 //! is there, and get copies of its sessions.
 //!
-//! `handshakes` and `identity` say who may talk, `frame` and `session` what is said, `link` is one connection, `mesh` all of them;
+//! `handshakes` and `identity` say who may talk, `tunnel_key` makes the keys of tunnels, `frame` and `session` what is said, `link` is one connection, `mesh` all of them;
 //! `replicate` is what goes over them. Who serves, who is home, and who takes over is decided elsewhere.
 
 mod frame;
@@ -15,8 +15,18 @@ mod status;
 #[cfg(test)]
 mod tests;
 mod troubles;
+mod tunnel_key;
 mod view;
 mod work;
+
+/// What fuzz targets see of links.
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzed {
+    pub(crate) use super::frame::{encode as write_frame, read as read_frame};
+    pub(crate) use super::replicate::inbound::{Inbound, Step};
+    pub(crate) use super::replicate::rounds::Rounds;
+    pub(crate) use super::session::{decode, encode};
+}
 
 /// The generated messages.
 #[expect(missing_docs, clippy::pedantic, reason = "generated; the .proto file has the comments")]
@@ -41,6 +51,7 @@ use self::replicate::pump::{Order, Pump};
 use self::replicate::rounds::Rounds;
 use self::status::Board;
 pub use self::status::{CopiesStatus, Echoed, PeerStatus, PeersStatus};
+pub use self::tunnel_key::{End, TagKeys, TunnelKey, TunnelSecret};
 pub use self::view::{Member, View};
 use self::work::Turns;
 pub use self::work::{Bell, Workers};

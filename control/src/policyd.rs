@@ -5,11 +5,13 @@
 //!   (what stands where)  (what is broken stays out)  (encoded once)   (what it has, what it refuses)
 //! ```
 
+mod budget;
 pub mod codec;
 pub mod figures;
 mod identity;
 pub mod listen;
 pub mod members;
+mod meter;
 pub mod publication;
 pub mod registry;
 pub mod service;
@@ -22,31 +24,41 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
+use self::budget::Budget;
 use self::identity::Refusals;
 use self::listen::Certificates;
+use self::meter::Meter;
 use self::publication::Publication;
 use self::service::{AggregatedDiscoveryServiceServer, Discovery};
 use self::state::{AcceptEmpty, State};
-use crate::config::{PolicydConfig, PolicydSource};
+use crate::config::{PolicydConfig, PolicydLimits, PolicydSource};
 use crate::failure::Failure;
+use crate::listener::{Limits, Room, affordable, raise_descriptors};
 use crate::policy::Cluster;
 use crate::source::intake::{Intake, finished};
 use crate::source::store::{Accepted, Store};
 use crate::source::{Event, etcd, files};
 use crate::xds::proto::policy_status_server::PolicyStatusServer;
-use crate::{logging, metrics, systemd};
+use crate::{logging, metrics, privileges, systemd};
 
 /// Changes of the source that wait to be compiled; then the source waits.
 const EVENTS: usize = 256;
 /// The longest request, bytes: a gateway that comes back says the version of every resource that it has.
-const LONGEST: usize = 64 << 20;
+const LONGEST: usize = 32 << 20;
+/// The longest request for the status, bytes.
+const LONGEST_QUESTION: usize = 1 << 20;
+/// Streams of one connection: a gateway has one on each of its connections.
+const STREAMS: u32 = 16;
+/// Headers of a request, bytes.
+const HEADERS: u32 = 16 << 10;
+/// Bytes of a stream, and of a connection, that clients may send ahead of what is taken.
+const WINDOW: u32 = 256 << 10;
 /// How often a silent connection is asked whether it lives, and how long it may take to say so.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// How often the log says that there is still no policy.
@@ -61,24 +73,18 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub fn run(path: &Path) -> Result<(), Failure> {
     let config = PolicydConfig::load(path).map_err(Failure::usage)?;
     logging::start(config.log);
-    allow_descriptors();
+    raise_descriptors();
+    privileges::begin_server(config.privileges);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("policyd")
+        .on_thread_start(privileges::drop_capabilities)
         .build()
         .map_err(|error| Failure::runtime(format_args!("cannot start threads: {error}")))?;
     let outcome = runtime.block_on(serve(config));
     // What still runs has nothing to lose.
     runtime.shutdown_background();
     outcome
-}
-
-/// Each gateway needs a descriptor, and most systems begin with room for a thousand: takes all that may be had.
-fn allow_descriptors() {
-    let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
-        tracing::warn!(%error, limit = ?limit.current, "no more open files, so no more gateways, than this");
-    }
 }
 
 async fn serve(config: PolicydConfig) -> Result<(), Failure> {
@@ -93,6 +99,7 @@ async fn serve(config: PolicydConfig) -> Result<(), Failure> {
     };
     let listener = listen::bind(config.listen)?;
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
+    privileges::drop_capabilities();
     let (publish, published) = watch::channel(None);
     let (ordered, orders) = mpsc::channel(1);
     let cluster = Cluster::of(&config.pod_cidrs, &config.service_cidrs, config.uncovered);
@@ -100,6 +107,8 @@ async fn serve(config: PolicydConfig) -> Result<(), Failure> {
     let figures = Arc::default();
     let members = members::open(&config.source, config.leases, published.clone(), Arc::clone(&figures));
     let refusals = Arc::new(Refusals::default());
+    let (room, monitors) = (Room::new("grpc", limits(config.limits)), metrics::room());
+    let budget = Arc::new(Budget::default());
     let state = Arc::new(State {
         source: intake.status(),
         accept_empty: ordered,
@@ -107,6 +116,9 @@ async fn serve(config: PolicydConfig) -> Result<(), Failure> {
         registry: Arc::default(),
         members: members.clone(),
         figures,
+        rooms: [room.clone(), monitors.clone()],
+        budget: budget.clone(),
+        admins: config.admins,
     });
     let no_signals = |error| Failure::runtime(format_args!("cannot listen to signals: {error}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
@@ -118,13 +130,22 @@ async fn serve(config: PolicydConfig) -> Result<(), Failure> {
         registry: state.registry.clone(),
         figures: state.figures.clone(),
         refusals: refusals.clone(),
+        budget: budget.clone(),
     };
     let router = Server::builder()
+        .layer(Meter(budget))
+        .max_concurrent_streams(STREAMS)
+        .http2_max_header_list_size(HEADERS)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE))
         .add_service(AggregatedDiscoveryServiceServer::new(discovery).max_decoding_message_size(LONGEST))
-        .add_service(members::server(members, state.figures.clone(), refusals))
-        .add_service(PolicyStatusServer::new(status::Service(state.clone())));
+        .add_service(members::server(members, state.figures.clone(), refusals.clone()))
+        .add_service(
+            PolicyStatusServer::new(status::Service { state: state.clone(), refusals: refusals.clone() })
+                .max_decoding_message_size(LONGEST_QUESTION),
+        );
     let mut end = stopped.clone();
     let ended = async move {
         // An error is as good: whoever would say it is gone.
@@ -132,27 +153,16 @@ async fn serve(config: PolicydConfig) -> Result<(), Failure> {
     };
     let gateways = match certificates {
         None => {
-            let incoming = ReceiverStream::new(listen::plain(listener));
+            let incoming = ReceiverStream::new(listen::plain(listener, room));
             tokio::spawn(router.serve_with_incoming_shutdown(incoming, ended))
         }
         Some(certificates) => {
             tokio::spawn(certificates.clone().follow());
-            let incoming = listen::secure(listener, certificates, state.figures.clone());
+            let incoming = listen::secure(listener, room, certificates, (state.figures.clone(), refusals));
             tokio::spawn(router.serve_with_incoming_shutdown(ReceiverStream::new(incoming), ended))
         }
     };
-    let readable = state.clone();
-    let monitored = metrics::Monitored {
-        families: Arc::new(move || figures::read(&readable)),
-        ready: {
-            let state = state.clone();
-            Arc::new(move || {
-                let is_ready = state.published.borrow().is_some();
-                if is_ready { Ok(()) } else { Err(state.source.health.load().waits_for().unwrap_or_default()) }
-            })
-        },
-    };
-    let monitoring = tokio::spawn(metrics::serve(monitored, metrics_listener, stopped));
+    let monitoring = tokio::spawn(metrics::serve(monitored(&state), metrics_listener, monitors, stopped));
     let compiling = tokio::spawn(compile(state.clone(), intake, (events, orders), publish, config.listen.to_string()));
 
     let end = tokio::select! {
@@ -177,6 +187,22 @@ async fn serve(config: PolicydConfig) -> Result<(), Failure> {
     }
     tracing::info!(event = "stopped", "stopped");
     end
+}
+
+/// What is configured, as far as there are descriptors.
+fn limits(config: PolicydLimits) -> Limits {
+    Limits { connections: affordable(config.connections), per_address: config.connections_per_address }
+}
+
+fn monitored(state: &Arc<State>) -> metrics::Monitored {
+    let (read, asked) = (state.clone(), state.clone());
+    metrics::Monitored {
+        families: Arc::new(move || figures::read(&read)),
+        ready: Arc::new(move || {
+            let is_ready = asked.published.borrow().is_some();
+            if is_ready { Ok(()) } else { Err(asked.source.health.load().waits_for().unwrap_or_default()) }
+        }),
+    }
 }
 
 /// Begins to follow the source; its name for people.

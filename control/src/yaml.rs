@@ -11,6 +11,8 @@ mod suggest;
 
 pub use self::decode::decode;
 pub use self::path::{join, key_step};
+#[cfg(any(test, fuzzing))]
+pub(crate) use self::read::{MOST_REPEATED, REPEATED_BYTES};
 pub use self::read::{first, read};
 pub(crate) use self::suggest::nearest;
 

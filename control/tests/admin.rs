@@ -32,8 +32,8 @@ WORKER  CORE  SESSIONS  EGRESS  REPLY  UNCHANGED  HANDOFFS  WAITING  DROPS
      0     2        20       1      1          0         5        0      1
      1     3        21       2      2          0         5        0      5
 
-INTERFACE  ROLE    LINK  MAC                 MTU  ADDRESSES
-gw-in      inside  up    02:00:00:00:00:1a  1500  10.1.0.1 fd00:1::1
+INTERFACE  ROLE    LINK  XDP       MAC                 MTU  ADDRESSES
+gw-in      inside  up    attached  02:00:00:00:00:1a  1500  10.1.0.1 fd00:1::1
 
 SOCKET  QUEUE  WORKER  MODE    ZERO COPY
 gw-in       0       0  native  yes
@@ -174,9 +174,9 @@ fn a_flush_ends_what_matches_and_nothing_else() {
 fn vips_and_endpoints_show_the_policy_in_force() {
     let gateway = two_workers();
     let vips = "\
-VIP           ANNOUNCE  ENDPOINTS  SESSIONS  NAME                  RESERVED PORTS
-203.0.113.10  L2                1         0  Service tenant-a/api  80 443
-203.0.113.11  BGP               0         0  Service tenant-a/api  30000 30001 30002 30003 30004 30005 30006 30007 and 2 more
+VIP           ANNOUNCE  ENDPOINTS  SESSIONS  IN TABLE  NAME                  RESERVED PORTS
+203.0.113.10  L2                1         0         0  Service tenant-a/api  80 443
+203.0.113.11  BGP               0         0         0  Service tenant-a/api  30000 30001 30002 30003 30004 30005 30006 30007 and 2 more
 ";
     assert_eq!(gateway.table(&["vips"]), vips);
     let vips = gateway.json(&["vips"]);
@@ -236,8 +236,8 @@ fn drops_are_summed_over_workers_and_explained() {
         assert_eq!(drops[reason.name()], expected, "{}", reason.name());
         assert_eq!(drops["help"][reason.name()], reason.help());
     }
-    // And help, last, by_address, by_policy.
-    assert_eq!(drops.as_object().unwrap().len(), DropReason::ALL.len() + 4);
+    // And help, last, notes, by_address, by_policy.
+    assert_eq!(drops.as_object().unwrap().len(), DropReason::ALL.len() + 5);
 }
 
 #[test]

@@ -42,19 +42,20 @@ fn every_gateway_has_a_line_and_what_is_wrong_stands_out() {
 serving   2 of 3, this one too, view 14
 decides   the policy server
 lease     not needed
-refused   1 connections of nobody known";
+refused   1 connections of nobody known
+TUNNELS   1 of 2 others show no key: their packets have no tags";
     assert_eq!(head, expected);
     // How long a link has stood, the machine's clock says.
     let squeezed: Vec<String> =
         table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
-    assert_eq!(squeezed[0], "GATEWAY SERVING EPOCH LINK RTT COPIES SENT TAKEN QUEUED REACHED AT NODE ZONE");
-    assert_eq!(squeezed[1], "gw-a yes 3 this one - - - - - 10.2.0.97:4790 node-of-gw-a zone-1");
+    assert_eq!(squeezed[0], "GATEWAY SERVING EPOCH LINK RTT TUNNEL COPIES SENT TAKEN QUEUED REACHED AT NODE ZONE");
+    assert_eq!(squeezed[1], "gw-a yes 3 this one - - - - - - 10.2.0.97:4790 node-of-gw-a zone-1");
     assert!(squeezed[2].starts_with("gw-b yes 4 up "), "{shown}");
     assert!(
-        squeezed[2].ends_with("180us TO BEHIND, from in sync 120 80 4096 10.2.0.98:4790 node-of-gw-b zone-1"),
+        squeezed[2].ends_with("180us tags TO BEHIND, from in sync 120 80 4096 10.2.0.98:4790 node-of-gw-b zone-1"),
         "{shown}"
     );
-    assert_eq!(squeezed[3], "gw-c NO 5 NEVER UP - BOTH BEHIND 0 0 0 10.2.0.99:4790 node-of-gw-c zone-1");
+    assert_eq!(squeezed[3], "gw-c NO 5 NEVER UP - NO TAGS BOTH BEHIND 0 0 0 10.2.0.99:4790 node-of-gw-c zone-1");
     assert!(shown.ends_with("\n\ngw-c: last failure of 5: connection refused\n"), "{shown}");
 }
 
@@ -64,10 +65,13 @@ fn peers_as_json_have_everything() {
     let group = serde_json::json!({
         "decides": "server", "view": 14, "members": 3, "members_serving": 2, "serving": true, "lease": "not_needed",
         "lease_ms": 0, "draining": false, "shares": 3, "sessions": 41, "copies": 17, "strangers": 1,
+        "tunnels_unauthenticated": 1, "tunnels_refused": 0,
     });
     assert_eq!(listed["group"], group, "the share of gw-c is served here");
     let peers = listed["peers"].as_array().unwrap();
     assert_eq!((&peers[0]["own"], &peers[0]["link"]), (&true.into(), &serde_json::Value::Null));
+    let tunnels: Vec<_> = peers.iter().map(|peer| peer["tunnel"].as_str()).collect();
+    assert_eq!(tunnels, [Some(""), Some("authenticated"), Some("address")]);
     let link = serde_json::json!({
         "up": false, "was_up": false, "since_ms": 0, "rtt_us": 0, "beats_missed": 0, "refused": 4, "failures": 5,
         "last_failure": "connection refused", "in_sync_from": false, "in_sync_to": false, "copies_sent": 0,
@@ -112,9 +116,9 @@ fn status_says_how_the_gateway_stands() {
 fn vips_and_endpoints_say_whose_they_are() {
     let gateway = one_of_three(group(&["gw-b", "gw-c"]));
     let vips = "\
-VIP           ANNOUNCE  OWNER               ENDPOINTS  SESSIONS  NAME                  RESERVED PORTS
-203.0.113.10  L2        gw-b for gw-a               1         0  Service tenant-a/api  80 443
-203.0.113.11  BGP       gw-b 672, gw-c 336          0         0  Service tenant-a/api  30000 30001 30002 30003 30004 30005 30006 30007 and 2 more
+VIP           ANNOUNCE  OWNER               ENDPOINTS  SESSIONS  IN TABLE  NAME                  RESERVED PORTS
+203.0.113.10  L2        gw-b for gw-a               1         0         0  Service tenant-a/api  80 443
+203.0.113.11  BGP       gw-b 672, gw-c 336          0         0         0  Service tenant-a/api  30000 30001 30002 30003 30004 30005 30006 30007 and 2 more
 ";
     assert_eq!(gateway.table(&["vips"]), vips);
     let shares = gateway.json(&["vips"]);

@@ -45,7 +45,9 @@ fn scrape(gateway: &Gateway) -> String {
 /// Values by series: everything of a line before its last blank.
 fn values(text: &str) -> BTreeMap<&str, u64> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
-    lines.map(|line| line.rsplit_once(' ').unwrap()).map(|(series, value)| (series, value.parse().unwrap())).collect()
+    let pairs = lines.map(|line| line.rsplit_once(' ').unwrap());
+    // OpenMetrics writes a whole number of seconds as `0.0`.
+    pairs.map(|(series, value)| (series, value.strip_suffix(".0").unwrap_or(value).parse().unwrap())).collect()
 }
 
 #[test]
@@ -63,11 +65,15 @@ fn names_and_kinds_are_the_contracts() {
         ("vipgate_policy_updates_total", "counter", "result"),
         ("vipgate_policy_connected", "gauge", ""),
         ("vipgate_handoffs_total", "counter", "worker"),
+        ("vipgate_out_of_window_total", "counter", "worker"),
         ("vipgate_port_blocks", "gauge", "state vip"),
+        ("vipgate_vip_shard_ports", "gauge", "vip"),
+        ("vipgate_control_loop_stall_seconds", "gauge", "time"),
         ("vipgate_serving", "gauge", ""),
         ("vipgate_members_serving", "gauge", ""),
         ("vipgate_view", "gauge", ""),
         ("vipgate_peer_up", "gauge", "peer"),
+        ("vipgate_peer_authenticated", "gauge", "peer"),
         ("vipgate_peer_refused_total", "counter", ""),
         ("vipgate_session_copies", "gauge", "worker"),
         ("vipgate_session_copies_refused_total", "counter", "worker"),
@@ -83,9 +89,16 @@ fn names_and_kinds_are_the_contracts() {
         ("vipgate_heard_total", "counter", "worker"),
         ("vipgate_build_info", "gauge", "version"),
         ("vipgate_sessions_capacity", "gauge", ""),
+        ("vipgate_sessions_reserve", "gauge", "worker"),
+        ("vipgate_session_fair_share", "gauge", "worker"),
         ("vipgate_frames", "gauge", "place"),
         ("vipgate_interface_mtu_excess_bytes", "gauge", "interface"),
+        ("vipgate_link_up", "gauge", "interface"),
+        ("vipgate_xdp_attached", "gauge", "interface"),
+        ("vipgate_xdp_detached_total", "counter", "interface"),
         ("vipgate_ring_losses_total", "counter", "cause"),
+        ("vipgate_connections", "gauge", "listener"),
+        ("vipgate_connections_refused_total", "counter", "listener reason"),
     ];
     let lines: BTreeSet<&str> = text.lines().collect();
     for (name, kind, labels) in expected {
@@ -102,6 +115,22 @@ fn names_and_kinds_are_the_contracts() {
             assert_eq!(found.join(" "), labels, "{series}");
         }
     }
+}
+
+/// Who opens connections to the port and says nothing, keeps nobody from reading metrics, and no command from being answered.
+#[test]
+fn idle_connections_are_few_whatever_the_number_that_is_opened() {
+    vipgate::listener::raise_descriptors();
+    let gateway = gateway();
+    let idle: Vec<TcpStream> = (0..1500).map(|_| TcpStream::connect(gateway.metrics).unwrap()).collect();
+    let text = scrape(&gateway);
+    let values = values(&text);
+    let open = values["vipgate_connections{listener=\"metrics\"}"];
+    assert!((1..=64).contains(&open), "{open} of one address");
+    let given = values["vipgate_connections_refused_total{listener=\"metrics\",reason=\"superseded\"}"];
+    assert_eq!(given, 1501 - open);
+    assert_eq!(values["vipgate_connections{listener=\"admin\"}"], 0);
+    drop(idle);
 }
 
 #[test]
@@ -176,6 +205,8 @@ fn one_of_several_says_how_it_stands_among_them() {
         ("view", 14),
         ("peer_up{peer=\"gw-b\"}", 1),
         ("peer_up{peer=\"gw-c\"}", 0),
+        ("peer_authenticated{peer=\"gw-b\"}", 1),
+        ("peer_authenticated{peer=\"gw-c\"}", 0),
         ("peer_refused_total", 5),
         ("copies_sent_total{peer=\"gw-b\"}", 120),
         ("copies_taken_total{peer=\"gw-b\"}", 80),
@@ -184,6 +215,7 @@ fn one_of_several_says_how_it_stands_among_them() {
         ("copies_sent_total{peer=\"gw-c\"}", 0),
         ("session_copies{worker=\"1\"}", 9),
         ("session_copies_refused_total{worker=\"1\"}", 1),
+        ("out_of_window_total{worker=\"1\"}", 7),
         ("sessions_taken_over_total{worker=\"0\"}", 2),
         ("port_blocks{vip=\"203.0.113.10\",state=\"elsewhere\"}", 0),
         ("port_blocks{vip=\"203.0.113.10\",state=\"free\"}", 1008),

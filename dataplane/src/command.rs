@@ -177,6 +177,8 @@ pub struct PortRecord {
     pub vip: VipId,
     /// Blocks of which at least one port is in use.
     pub used: u32,
+    /// Sessions in the table, of pods and clients, standby ones included.
+    pub sessions: u32,
 }
 
 /// What a worker knows of its drops.

@@ -95,10 +95,10 @@ drop_reasons! {
     NoPolicy = "no_policy": "From a pod that no policy covers (`uncovered: drop`), or covers no more: its address stays inside.",
     NoVip = "no_vip": "The endpoint's policy gives it no VIP of this address family.",
     NoSession = "no_session": "A TCP segment that isn't a SYN, and no session knows it.",
-    PortsExhausted = "ports_exhausted": "Every SNAT port of the VIP toward this destination is in use.",
+    PortsExhausted = "ports_exhausted": "Every SNAT port toward this destination is in use: of the VIP, or of this gateway's shard of it.",
     Quota = "quota": "The endpoint has as many sessions, or opens them as fast, as its policy allows.",
-    SessionTableFull = "session_table_full": "The session table has no room for one more session.",
-    SpoofedSource = "spoofed_source": "Its source address can't be on the side that it came from.",
+    SessionTableFull = "session_table_full": "The session table has no room for one more session of a holder that has its fair share already.",
+    SpoofedSource = "spoofed_source": "Its source address can't be on the side that it came from, or no peer sends such packets on.",
     Martian = "martian": "Its source or destination can never be routed.",
     Malformed = "malformed": "Its headers contradict each other or are cut short.",
     BadChecksum = "bad_checksum": "A header checksum is wrong.",
@@ -113,7 +113,8 @@ drop_reasons! {
     TupleInUse = "tuple_in_use": "The client has a session with the same ends by way of another frontend, and no port is free.",
     NoOwner = "no_owner": "No gateway that serves has its part of the VIP, or another gateway sent it here in vain.",
     NoLease = "no_lease": "This gateway can't be sure that its ports are still its own: no new sessions, and none that nobody else knows.",
-    PeerUnknown = "peer_unknown": "A tunnel packet from an address that is no known peer or node.",
+    PeerUnknown = "peer_unknown": "A tunnel packet from an address that is no known peer or node, or by an interface that doesn't lead there.",
+    PeerUnauthenticated = "peer_unauthenticated": "A tunnel packet from a peer's address without that peer's authentication tag.",
     LinkFull = "link_full": "The ring to the worker that owns the session is full.",
     TxFull = "tx_full": "The interface's transmit ring is full.",
     RxNoBuffer = "rx_no_buffer": "Lost before a worker saw it: the fill ring had no frame left to receive into.",
@@ -138,14 +139,24 @@ pub enum EndReason {
     Policy,
     /// Someone asked for it.
     Flushed,
-    /// Nobody confirmed it, and others needed its place.
+    /// Nobody had confirmed it, or it was closing, and others needed its place.
     Evicted,
+    /// Its holder had more than its fair share of a full table, and others had less than theirs.
+    OverShare,
 }
 
 impl EndReason {
     /// Every reason, in the order of their numbers.
-    pub const ALL: [Self; 7] =
-        [Self::Idle, Self::Closed, Self::Reset, Self::Unanswered, Self::Policy, Self::Flushed, Self::Evicted];
+    pub const ALL: [Self; 8] = [
+        Self::Idle,
+        Self::Closed,
+        Self::Reset,
+        Self::Unanswered,
+        Self::Policy,
+        Self::Flushed,
+        Self::Evicted,
+        Self::OverShare,
+    ];
 
     /// Its word in metrics.
     pub fn name(self) -> &'static str {
@@ -157,6 +168,7 @@ impl EndReason {
             Self::Policy => "policy",
             Self::Flushed => "flushed",
             Self::Evicted => "evicted",
+            Self::OverShare => "over_share",
         }
     }
 }
@@ -210,9 +222,13 @@ pub struct Counters {
     pub answers_limited: Counter,
     /// Sessions open now.
     pub sessions: Counter,
+    /// Sessions of the table that only holders below their fair share may have.
+    pub session_reserve: Counter,
+    /// Sessions that each VIP may have while others want the rest of the table.
+    pub session_fair_share: Counter,
     /// Copies of other gateways' sessions now.
     pub copies: Counter,
-    /// Copies that found no place.
+    /// Copies that found no place, or gave it to a session of this gateway.
     pub copies_refused: Counter,
     /// Copies that became sessions of this gateway.
     pub sessions_taken_over: Counter,
@@ -220,6 +236,8 @@ pub struct Counters {
     pub sessions_created: Counter,
     /// Sessions ended since start, by reason: see [`EndReason`].
     pub sessions_ended: [Counter; EndReason::ALL.len()],
+    /// Packets of TCP and SCTP sessions that stand where only somebody does who doesn't see the connection: passed on without effect.
+    pub out_of_window: Counter,
     /// Packets handed to the worker that owns their session.
     pub handoffs: Counter,
     /// Packets that wait for a neighbour now.

@@ -15,7 +15,8 @@ use crate::inspect;
 use crate::io::Received;
 use crate::pipeline::{Context, Tables};
 use crate::ports::allocator::{Outlook, Part};
-use crate::session::entry::{Entry, Flags};
+use crate::session::entry::{Entry, Flags, Slot};
+use crate::session::room::Room;
 use crate::session::tuple::Tuple;
 use crate::snapshot::Snapshot;
 use crate::snapshot::network::{HopId, NextHop};
@@ -50,6 +51,7 @@ pub fn explain(
         ended,
         class: None,
         leaves_with: None,
+        is_reserved: false,
         translated: None,
         next_hop: None,
         direction: Direction::Unchanged,
@@ -265,7 +267,13 @@ fn try_egress<A: OnWire>(
     found.ended += u32::from(ends_its_own);
     let claim =
         endpoint.usage.would_open(egress.spec.limits, found.ended, context.now).map_err(|_| DropReason::Quota)?;
+    let ended = own_ended(batch);
+    let mut take = |room: Room| {
+        found.is_reserved = room == Room::Reserved;
+        if room == Room::None { Err(DropReason::SessionTableFull) } else { Ok(()) }
+    };
     if let Some(open::Quarantined::Revives(slot)) = quarantined {
+        take(open::room_to_revive::<A>(slot, sessions, ended))?;
         found.class = Some(Class::Egress { revives: true });
         return Ok(Ahead::As(A::table(sessions).entry(slot).to(), Direction::Egress, hop));
     }
@@ -277,6 +285,10 @@ fn try_egress<A: OnWire>(
             reason = DropReason::NoLease;
             continue;
         };
+        if let Err(full) = take(sessions.room(address, origin.source, ended, 0)) {
+            reason = full;
+            continue;
+        }
         let through = |port: u16| open::translate(origin, address, port);
         let outlook = tables.ports.outlook((vip, part), claim, |port| sessions.is_free(&through(port).reversed()));
         let among = part.map(|Part { blocks, .. }| tables.ports.blocks_among(vip.id, blocks));
@@ -289,6 +301,11 @@ fn try_egress<A: OnWire>(
         reason = DropReason::PortsExhausted;
     }
     Err(reason)
+}
+
+/// The session that the packet would have ended itself before it opens one.
+fn own_ended(batch: &Batch) -> Option<Slot> {
+    batch.ended.contains(ONE).then(|| batch.slots[ONE])
 }
 
 /// Whether the session that was found would have become a copy by now.
@@ -315,14 +332,17 @@ fn inbound<A: OnWire>(
         batch.refuse(ONE, DropReason::NoOwner);
         return None;
     }
-    // One that it ends itself is open no more, and whatever rests with its ends makes room.
-    let ended = u32::from(batch.ended.contains(ONE));
-    let has_room = |gone: bool| sessions.has_room_after::<A>(ended, u32::from(gone));
+    // Whatever rests with its ends makes room.
+    let (vip, ended) = (A::tuples(batch)[ONE].destination, own_ended(batch));
+    let room = |gone: bool| sessions.room(vip, vip, ended, gone.into());
     match serve::plan::<A>(batch, ONE, sessions, context) {
-        Ok(serve::Plan::Open(opening)) if !has_room(opening.ended.is_some()) => {
-            batch.refuse(ONE, DropReason::SessionTableFull);
-        }
         Ok(serve::Plan::Open(opening)) => {
+            let room = room(opening.ended.is_some());
+            if room == Room::None {
+                batch.refuse(ONE, DropReason::SessionTableFull);
+                return None;
+            }
+            found.is_reserved = room == Room::Reserved;
             return Some(Ahead::As(opening.translated, Direction::Inbound, opening.next_hop));
         }
         Ok(serve::Plan::Known(slot)) => {

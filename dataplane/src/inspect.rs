@@ -123,8 +123,8 @@ pub(crate) fn describe<A: SessionFamily>(sessions: &Sessions, slot: Slot, now: T
     }
 }
 
-/// Counts the blocks in use of as many VIPs as the chunk has room for, and moves its cursor on.
-pub fn ports(policy: &Policy, ports: &Allocator, chunk: &mut PortChunk) {
+/// Counts the blocks in use, and the sessions, of as many VIPs as the chunk has room for, and moves its cursor on.
+pub fn ports(policy: &Policy, ports: &Allocator, sessions: &Sessions, chunk: &mut PortChunk) {
     let Some(cursor) = chunk.cursor else { return };
     let mut next = None;
     for vip in policy.vips().filter(|vip| chunk.only.is_none_or(|only| only == vip.id)) {
@@ -135,7 +135,8 @@ pub fn ports(policy: &Policy, ports: &Allocator, chunk: &mut PortChunk) {
             next = Some(vip.id.0.into());
             break;
         }
-        chunk.records.push(PortRecord { vip: vip.id, used: ports.used_blocks(vip.id) });
+        let used = ports.used_blocks(vip.id);
+        chunk.records.push(PortRecord { vip: vip.id, used, sessions: sessions.of_vip_at(vip.address) });
     }
     chunk.cursor = next;
 }

@@ -15,6 +15,7 @@ use crate::link::outbox::Outbox;
 use crate::ports::allocator::Allocator;
 use crate::session::Sessions;
 use crate::session::embryonic::Embryonic;
+use crate::session::eviction::Eviction;
 use crate::settle::Settle;
 use crate::snapshot::Snapshot;
 use crate::stage::{
@@ -31,6 +32,8 @@ pub struct Tables {
     pub sessions: Sessions,
     /// Those of them that clients have opened and not confirmed.
     pub embryonic: Embryonic,
+    /// What makes room in a full table.
+    pub eviction: Eviction,
     /// Its ports.
     pub ports: Allocator,
     /// The fragmented datagrams that it gathers.
@@ -66,7 +69,7 @@ pub struct Context<'a> {
 
 /// Takes a batch through all stages. Afterwards every packet has a verdict.
 pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
-    let Tables { sessions, embryonic, ports, fragments, ids, limiter, outbox, watch } = tables;
+    let Tables { sessions, embryonic, ports, fragments, ids, limiter, outbox, watch, .. } = tables;
     let Watch { drops, log, tap } = watch;
     let Context { view, counters, .. } = *context;
     let mut settle = Settle { policy: &view.policy, ports, counters, outbox, log };

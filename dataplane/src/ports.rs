@@ -106,6 +106,24 @@ impl PortRange {
         ones_below((last + 1).saturating_sub(word * 64)) & !ones_below(first.saturating_sub(word * 64))
     }
 
+    /// Those of these blocks that have a port inside.
+    #[must_use]
+    pub fn within(self, blocks: &BlockSet) -> BlockSet {
+        let mut within = *blocks;
+        within.0.iter_mut().enumerate().for_each(|(word, bits)| *bits &= self.blocks_of_word(word));
+        within
+    }
+
+    /// How many of its ports are in these blocks.
+    pub fn count_in(self, blocks: &BlockSet) -> u32 {
+        blocks.iter().map(|block| self.mask(block).count_ones()).sum()
+    }
+
+    /// Whether a port lies inside.
+    pub fn contains(self, port: u16) -> bool {
+        (self.first..=self.last).contains(&port)
+    }
+
     /// How many ports.
     pub fn count(self) -> u32 {
         u32::from(self.last) - u32::from(self.first) + 1
@@ -144,5 +162,12 @@ mod range_tests {
         assert_eq!(PortRange::new(1030, 1100).unwrap().without_last(70), None);
         assert_eq!(PortRange::default().without_last(u32::MAX), None);
         assert!(PortRange::new(6, 5).is_none());
+        let range = PortRange::new(1000, 1100).unwrap();
+        assert_eq!((range.count_in(&BlockSet::ALL), range.within(&BlockSet::ALL).count()), (101, 3));
+        let mut one = BlockSet::default();
+        for block in [3, 15] {
+            one.insert(BlockId(block));
+        }
+        assert_eq!((range.count_in(&one), range.within(&one).count()), (24, 1), "1000 to 1023");
     }
 }

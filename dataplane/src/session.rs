@@ -7,20 +7,26 @@
 pub mod copies;
 pub mod embryonic;
 pub mod entry;
+pub mod eviction;
+pub mod fairness;
 mod flags;
 pub mod image;
 pub mod key;
+pub mod migrate;
 pub mod quarantine;
 pub mod region;
+pub mod room;
 pub mod sctp;
 pub mod table;
 pub mod tcp;
 #[cfg(test)]
 pub(crate) mod tests;
 pub mod timeout;
+pub mod track;
 pub mod tuple;
+pub mod window;
 
-use vipgate_mem::{Storage, StorageError};
+use vipgate_mem::{Region, Storage, StorageError};
 
 use crate::address::V6;
 use crate::command::SessionState;
@@ -32,10 +38,12 @@ use crate::watch::log::Logged;
 use crate::wire::sctp::Common;
 use crate::wire::tcp::Segment;
 use entry::{Entry, Flags, Slot};
+use fairness::{Fairness, Holder};
 use image::{Image, ImageOf};
 use key::Key;
 use table::{Full, Table};
 use timeout::Timeouts;
+use track::{Event, Noted};
 use tuple::{HashKey, Tuple};
 
 /// An address family that has sessions.
@@ -44,6 +52,8 @@ pub trait SessionFamily: Family + Routed + Logged {
     fn table(sessions: &Sessions) -> &Table<Self>;
     /// The same, to change it.
     fn table_mut(sessions: &mut Sessions) -> &mut Table<Self>;
+    /// The same, and what holders have.
+    fn parts_mut(sessions: &mut Sessions) -> (&mut Table<Self>, &mut Fairness);
     /// An image of this family.
     fn image(image: ImageOf<Self>) -> Image;
 }
@@ -57,6 +67,10 @@ impl SessionFamily for u32 {
     #[inline]
     fn table_mut(sessions: &mut Sessions) -> &mut Table<Self> {
         &mut sessions.v4
+    }
+
+    fn parts_mut(sessions: &mut Sessions) -> (&mut Table<Self>, &mut Fairness) {
+        (&mut sessions.v4, &mut sessions.fairness)
     }
 
     fn image(image: ImageOf<Self>) -> Image {
@@ -73,6 +87,10 @@ impl SessionFamily for V6 {
     #[inline]
     fn table_mut(sessions: &mut Sessions) -> &mut Table<Self> {
         &mut sessions.v6
+    }
+
+    fn parts_mut(sessions: &mut Sessions) -> (&mut Table<Self>, &mut Fairness) {
+        (&mut sessions.v6, &mut sessions.fairness)
     }
 
     fn image(image: ImageOf<Self>) -> Image {
@@ -133,6 +151,9 @@ pub struct Sessions {
     /// Copies of other gateways' sessions.
     copies: u32,
     capacity: u32,
+    /// Those of the capacity that are only for holders below their fair share.
+    reserve: u32,
+    fairness: Fairness,
 }
 
 impl Sessions {
@@ -144,6 +165,13 @@ impl Sessions {
         Self::in_storage(capacity, timeouts, key, &mut Storage::Process)
     }
 
+    /// Bytes that the tables take in a region, a header included; `None` for more sessions than a table could have.
+    pub fn region_bytes(capacity: u32) -> Option<u64> {
+        let entries = capacity.checked_mul(2)?;
+        let header = Region::bytes_of::<region::Header>(1);
+        Some(header + Table::<u32>::region_bytes(entries)? + Table::<V6>::region_bytes(entries)?)
+    }
+
     fn in_storage(
         capacity: u32,
         timeouts: Timeouts,
@@ -151,7 +179,8 @@ impl Sessions {
         storage: &mut Storage<'_>,
     ) -> Result<Self, StorageError> {
         let (v4, v6) = (Table::new(capacity * 2, storage)?, Table::new(capacity * 2, storage)?);
-        Ok(Self { v4, v6, key, timeouts, open: 0, copies: 0, capacity })
+        let fairness = Fairness::new(capacity)?;
+        Ok(Self { v4, v6, key, timeouts, open: 0, copies: 0, capacity, reserve: 0, fairness })
     }
 
     /// Sessions open now.
@@ -193,22 +222,6 @@ impl Sessions {
         self.find(self.hash(tuple), tuple).is_none()
     }
 
-    /// Whether one more session fits.
-    pub fn has_room<A: SessionFamily>(&self) -> bool {
-        self.has_room_after::<A>(0, 0)
-    }
-
-    /// Whether one more fits once so many of those that are open have ended, and so many are gone from the table.
-    pub fn has_room_after<A: SessionFamily>(&self, ended: u32, gone: u32) -> bool {
-        self.held().saturating_sub(ended) < self.capacity && A::table(self).has_room(2_u32.saturating_sub(2 * gone))
-    }
-
-    /// Whether so many more fit, of either family.
-    pub fn has_room_for(&self, more: u32) -> bool {
-        let most = 2 * more;
-        self.held() + more <= self.capacity && self.v4.has_room(most) && self.v6.has_room(most)
-    }
-
     /// Opens a session. Both keys must be free; the slot is that of the first packet's direction.
     ///
     /// # Errors
@@ -243,31 +256,31 @@ impl Sessions {
         table.entry_mut(reply_slot).set_twin(slot);
         table.set_deadline(slot, deadline(now.plus(timeout)));
         self.open += 1;
+        self.fairness.open(Holder::of(&origin, &self.key));
         Ok(slot)
     }
 
-    /// Notes a TCP segment of the direction in `slot`; says whether it closes the connection or opens it anew.
+    /// Notes a TCP segment of the direction in `slot`.
     #[inline]
-    pub fn note_segment<A: SessionFamily>(&mut self, slot: Slot, segment: &Segment, now: Tick) -> bool {
-        let event = tcp::note(A::table_mut(self), slot, segment);
-        self.after::<A>(event, slot, now)
+    pub fn note_segment<A: SessionFamily>(&mut self, slot: Slot, segment: &Segment, now: Tick) -> Noted {
+        let noted = tcp::note(A::table_mut(self), slot, segment, now);
+        self.after::<A>(noted, slot, now)
     }
 
-    /// Notes an SCTP packet of the direction in `slot`; says whether it closes the association or opens it anew.
-    pub fn note_association<A: SessionFamily>(&mut self, slot: Slot, packet: &Common, now: Tick) -> bool {
-        let event = sctp::note(A::table_mut(self), slot, packet);
-        self.after::<A>(event, slot, now)
+    /// Notes an SCTP packet of the direction in `slot`.
+    pub fn note_association<A: SessionFamily>(&mut self, slot: Slot, packet: &Common, now: Tick) -> Noted {
+        let noted = sctp::note(A::table_mut(self), slot, packet);
+        self.after::<A>(noted, slot, now)
     }
 
     /// Notes what happened to a connection: its timeout may be another one now.
     #[inline]
-    fn after<A: SessionFamily>(&mut self, event: tcp::Event, slot: Slot, now: Tick) -> bool {
-        let matters = event != tcp::Event::None;
-        if matters {
+    fn after<A: SessionFamily>(&mut self, noted: Noted, slot: Slot, now: Tick) -> Noted {
+        if noted.event != Event::None {
             let (origin, _) = self.both::<A>(slot);
             self.renew::<A>(origin, now);
         }
-        matters
+        noted
     }
 
     /// Sets the deadline of a session anew, from its state and now.
@@ -291,6 +304,7 @@ impl Sessions {
     /// The same, for another reason.
     pub fn end_because<A: SessionFamily>(&mut self, slot: Slot, reason: EndReason, now: Tick) -> Expiry<A> {
         let (origin, twin) = self.both::<A>(slot);
+        let holder = self.holder::<A>(origin);
         let table = A::table_mut(self);
         let ended = ended(table.entry(origin));
         for at in [origin, twin] {
@@ -303,6 +317,7 @@ impl Sessions {
         let rest = if rests { self.timeouts.quarantine } else { 0 };
         A::table_mut(self).set_deadline(origin, deadline(now.plus(rest)));
         self.open -= 1;
+        self.fairness.close(holder);
         Expiry::Ended(reason, ended)
     }
 
@@ -318,6 +333,9 @@ impl Sessions {
             self.copies -= 1;
         } else if !entry.flags().has(Flags::QUARANTINED) {
             self.open -= 1;
+        }
+        if !entry.flags().has(Flags::QUARANTINED) {
+            self.fairness.close(Holder::of(&entry, &self.key));
         }
         ended(&entry)
     }

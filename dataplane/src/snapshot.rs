@@ -19,6 +19,7 @@ pub mod prefixes;
 pub mod publish;
 pub mod quota;
 mod rebuild;
+pub mod reverse_path;
 pub mod service;
 pub mod shares;
 pub mod spec;

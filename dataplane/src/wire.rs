@@ -17,6 +17,7 @@ pub mod reset;
 pub mod sctp;
 pub mod segment;
 pub mod tcp;
+pub mod tunnel_tag;
 pub mod udp;
 pub mod vxlan;
 

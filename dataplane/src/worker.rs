@@ -141,7 +141,7 @@ impl<Io: PacketIo> Worker<Io> {
                 tap.after(&self.batch, now);
             }
             self.dispatch(&view, is_lapsed, now);
-            self.make_room(&view);
+            self.make_room(&view, now);
         }
         self.retry_waiting(&view, now);
         self.sweep(&view, now, received > 0);
@@ -259,18 +259,22 @@ impl<Io: PacketIo> Worker<Io> {
         }
     }
 
-    /// Lets go of clients' sessions that were never confirmed, where there are too many.
-    fn make_room(&mut self, view: &Snapshot) {
+    /// Lets go of clients' sessions that were never confirmed, where there are too many, and of those of holders that have more than
+    /// their fair share of a full table.
+    fn make_room(&mut self, view: &Snapshot, now: Tick) {
         let Parts { tables, counters, .. } = &mut self.parts;
         let Tables { ports, outbox, watch, .. } = tables;
         let mut settle = Settle { policy: &view.policy, ports, counters, outbox, log: &watch.log };
         tables.embryonic.make_room(&mut tables.sessions, &mut settle);
+        tables.eviction.make_room(&mut tables.sessions, &mut settle, now);
     }
 
     fn publish_levels(&self) {
         let Parts { tables, counters, waiting, .. } = &self.parts;
         counters.sessions.set(tables.sessions.open_count().into());
         counters.copies.set(tables.sessions.copies().into());
+        counters.session_reserve.set(tables.sessions.reserve().into());
+        counters.session_fair_share.set(tables.sessions.fair_share().into());
         counters.waiting.set(waiting.len() as u64);
         counters.frames_held.set(self.frames_held() as u64);
         counters.frames_device.set(self.parts.io.audit().sum());

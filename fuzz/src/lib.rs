@@ -3,14 +3,24 @@
 #[path = "../../dataplane/tests/engine/support/mod.rs"]
 pub mod support;
 
+pub mod state;
+
 use support::services::{backend, both_pods, service, terminating, with_services};
-use support::{Gateway, INSIDE, OUTSIDE, Setup};
+use support::{Gateway, INSIDE, OUTSIDE, Protocol, Setup};
 use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::snapshot::spec::{HealthSpec, PolicySet, ServiceSpec};
 
 /// Pods' addresses as they stand in a packet: 10.244.1.0/24 and fd00:244:1::/64.
 const PODS_V4: [u8; 3] = [10, 244, 1];
 const PODS_V6: [u8; 8] = [0xfd, 0, 0x02, 0x44, 0, 1, 0, 0];
+
+/// Pods' packets that are sent after whatever came in.
+pub const CALLS: [(Protocol, &str, &str); 4] = [
+    (Protocol::Udp, "10.244.1.5:4000", "198.51.100.10:53"),
+    (Protocol::Tcp, "10.244.1.6:4000", "198.51.100.10:443"),
+    (Protocol::Udp, "[fd00:244:1::5]:4000", "[2001:db8:51::10]:53"),
+    (Protocol::Echo, "10.244.1.21:7", "192.0.2.200:0"),
+];
 
 /// Pods that call out, and a Service that some of them serve: one without a policy, and one that drains, too.
 pub fn policy() -> PolicySet {

@@ -65,7 +65,8 @@ pub const PEER: u16 = 4790;
 /// Port of the Services at VIPs; pods serve them at [`LINES`].
 pub const HTTP: u16 = 80;
 
-const POLICYD: &str = "10.3.0.254:18000";
+/// Where the policy server listens.
+pub const POLICYD: &str = "10.3.0.254:18000";
 /// What gateways drop and refuse in every scenario.
 const ALWAYS: [&str; 2] = [
     // Each receives what the others announce on their segment, and questions for VIPs that another has.
@@ -74,7 +75,7 @@ const ALWAYS: [&str; 2] = [
     "peer_refused",
 ];
 /// The link address of every bridge: no two of them meet.
-const BRIDGE: &str = "02:00:00:00:00:fe";
+pub const BRIDGE: &str = "02:00:00:00:00:fe";
 
 /// Gateways and their world. Everything is gone when it is dropped.
 #[derive(Debug)]

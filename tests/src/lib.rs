@@ -13,6 +13,7 @@ pub mod bgp;
 mod capture;
 pub mod cluster;
 pub mod etcd;
+pub mod flood;
 pub mod foreign;
 pub mod judge;
 pub mod ledger;
@@ -20,6 +21,15 @@ pub mod policyd;
 pub mod services;
 pub mod tls;
 pub mod traffic;
+
+// The soak has no harness of its own: what it decides is tested here.
+#[cfg(test)]
+extern crate self as vipgate_tests;
+#[cfg(test)]
+#[path = "../soak/plan.rs"]
+mod plan;
+#[cfg(test)]
+mod soak_order;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -92,6 +102,8 @@ pub struct World {
     pub policyd: Option<Policyd>,
     /// Whether policy comes to the gateway by way of a policy server.
     pub served: bool,
+    /// What the gateway is started by, such as `setpriv`.
+    pub wrapper: Vec<String>,
     process: Option<Process>,
     runs: u32,
     _lab: Lab,
@@ -165,6 +177,7 @@ impl World {
             ledger: Ledger::default(),
             policyd: None,
             served: served_by_default(),
+            wrapper: Vec::new(),
             process: None,
             runs: 0,
             _lab: lab,
@@ -255,7 +268,9 @@ impl World {
         let config = self.config(more);
         self.runs += 1;
         let program = binary().display().to_string();
-        let process = self.gateway.spawn(&[&program, "gateway", "--config", &config], &self.log_path()).unwrap();
+        let command = [&program, "gateway", "--config", &config];
+        let wrapped: Vec<&str> = self.wrapper.iter().map(String::as_str).chain(command).collect();
+        let process = self.gateway.spawn(&wrapped, &self.log_path()).unwrap();
         self.process = Some(process);
     }
 
@@ -332,11 +347,13 @@ impl World {
         serde_json::from_str(&stdout).unwrap()
     }
 
-    /// The VIPs in force, without how many sessions each has at the moment.
+    /// The VIPs in force, without how many sessions each has at the moment, and may have.
     pub fn vips(&self) -> Value {
         let mut vips = self.ask(&["vips"]);
+        vips["session_fair_share"] = Value::Null;
         for vip in vips["vips"].as_array_mut().unwrap() {
             vip["sessions"] = Value::Null;
+            vip["table_sessions"] = Value::Null;
         }
         vips
     }
@@ -349,6 +366,16 @@ impl World {
     /// What a page beside the gateway's metrics answers: the status of HTTP.
     pub fn answer(&self, page: &str) -> u16 {
         policyd::get(&self.gateway, METRICS, page).unwrap().0
+    }
+
+    /// The same, and what it says.
+    pub fn page(&self, page: &str) -> (u16, String) {
+        policyd::get(&self.gateway, METRICS, page).unwrap()
+    }
+
+    /// The gateway's admin socket.
+    pub fn socket(&self) -> String {
+        self.folder.path().join("gateway.sock").display().to_string()
     }
 
     /// How things stand with the policy server, as the gateway says.

@@ -42,6 +42,11 @@ pub struct Policyd {
 impl Policyd {
     /// Starts one on a host, with its files in `folder`, and waits until it is ready.
     pub fn start(host: &Host, folder: &Path, plan: Plan<'_>) -> Self {
+        Self::start_under(&[], host, folder, plan)
+    }
+
+    /// The same behind another command, such as `env` with variables.
+    pub fn start_under(wrapper: &[String], host: &Host, folder: &Path, plan: Plan<'_>) -> Self {
         let Plan { name, listen, metrics, more } = plan;
         let mut text = format!(
             "listen: \"{listen}\"\nmetrics: {{listen: \"127.0.0.1:{metrics}\"}}\nlog: {{format: json}}\n{more}\n"
@@ -52,7 +57,9 @@ impl Policyd {
         let (config, log) = (folder.join(format!("{name}.yaml")), folder.join(format!("{name}.log")));
         fs::write(&config, text).unwrap();
         let program = binary().display().to_string();
-        let command = [&program, "policyd", "--config", &config.display().to_string()];
+        let config = config.display().to_string();
+        let wrapper = wrapper.iter().map(String::as_str);
+        let command: Vec<&str> = wrapper.chain([program.as_str(), "policyd", "--config", &config]).collect();
         let process = host.spawn(&command, &log).unwrap();
         let mut started = Self { process, host: host.clone(), log, metrics };
         let come = || started.log().contains("\"event\":\"ready\"") || !started.process.is_alive();

@@ -12,6 +12,7 @@ use vipgate_dataplane::snapshot::members::GatewayId;
 use vipgate_dataplane::watch::log::SessionQueue;
 
 use super::{brief, open};
+use crate::group::Tags;
 use crate::packets::Flow;
 use crate::path::{median, round2};
 use crate::rig::Rig;
@@ -73,7 +74,9 @@ pub(super) fn measure(listener: Listener) -> Result<()> {
 fn lives(listener: Listener, listens: bool) -> Result<(f64, u64)> {
     // Whoever is told by the control thread is known as long as that is held.
     let (mut rig, _control) = match listener {
-        Listener::Gateway => Rig::in_group(RATE * 2, brief(), listens).map(|(rig, control)| (rig, Some(control)))?,
+        Listener::Gateway => {
+            Rig::in_group(RATE * 2, brief(), listens, Tags::Without).map(|(rig, control)| (rig, Some(control)))?
+        }
         Listener::Log => (Rig::with(RATE * 2, brief())?, None),
     };
     let log = Arc::new(SessionQueue::new(SESSIONS));

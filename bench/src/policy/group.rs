@@ -15,7 +15,7 @@ use vipgate::peer::proto::{Direction, Fate, Half, Session};
 use vipgate::policy::{Viewer, compile_files};
 use vipgate::xds::resource::{Kind, encode_all};
 use vipgate_dataplane::snapshot::build::Builder;
-use vipgate_dataplane::snapshot::members::{MemberSpec, MembersSpec};
+use vipgate_dataplane::snapshot::members::{Authentication, MemberSpec, MembersSpec};
 use vipgate_dataplane::snapshot::spec::NetworkSpec;
 
 use super::churn::{endpoint_address, vip_address};
@@ -134,6 +134,7 @@ fn view(gateways: u32, gone: Option<u32>) -> MembersSpec {
         serving: Some(number) != gone,
         linked: Some(number) != gone && number != 0,
         may_open: true,
+        authentication: Authentication::None,
     };
     MembersSpec { this: Some(name(0).into()), gateways: (0..gateways).map(member).collect(), ..MembersSpec::default() }
 }

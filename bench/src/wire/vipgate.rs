@@ -77,9 +77,16 @@ impl Vipgate {
 
     /// What it answers to a command of its command line.
     pub(crate) fn ask(&self, command: &str) -> Result<serde_json::Value> {
+        self.run(&[command])
+    }
+
+    /// The same of one with arguments.
+    pub(crate) fn run(&self, command: &[&str]) -> Result<serde_json::Value> {
         let [program, socket] = [&self.program, &self.socket].map(|path| path.display().to_string());
-        let answer = netns::output(&[&program, command, "--socket", &socket, "--output", "json"])?;
-        serde_json::from_str(&answer).with_context(|| format!("`vipgate {command}` prints no JSON"))
+        let answer = netns::output(
+            &[&[program.as_str()], command, &["--socket", socket.as_str(), "--output", "json"]].concat(),
+        )?;
+        serde_json::from_str(&answer).with_context(|| format!("`vipgate {}` prints no JSON", command.join(" ")))
     }
 
     /// The first thing that it has said of this kind since it was started.

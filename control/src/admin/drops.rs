@@ -12,12 +12,15 @@ use vipgate_dataplane::time::Tick;
 use vipgate_dataplane::watch::drops::{self, DropRecord, Example};
 
 use super::filter::{ends, protocol_name};
+use super::ports;
 use super::proto::{Drop, DropExample, DropsOf, DropsReply};
 use super::sessions::Workers;
 use crate::gateway::state::GatewayState;
 
 /// Reasons and addresses that are told at most, those with most packets first.
 const MOST: usize = 1000;
+/// VIPs without ports that are told of.
+const SHORTAGES: usize = 10;
 
 /// An example, and how long ago it was.
 type Aged = (u32, Example);
@@ -48,6 +51,10 @@ pub(super) async fn all(state: &GatewayState, workers: &Workers) -> Result<Drops
         reason: reason.name().to_owned(),
         packets,
         help: reason.help().to_owned(),
+        notes: match reason {
+            DropReason::PortsExhausted => ports::shortages(&policy, state, SHORTAGES),
+            _ => Vec::new(),
+        },
         last: last.get(&reason).map(|aged| example(aged, &network)),
     });
     let mut by_address: Vec<_> = records.into_values().collect();

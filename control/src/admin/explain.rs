@@ -70,7 +70,7 @@ fn of_vip(vip: &Vip, policy: &Policy, used: &Used, state: &GatewayState) -> VipE
     let services = policy.services().filter(|service| service.spec.vips.contains(&vip.address));
     VipExplained {
         owner: group::owner(policy, vip.shares.owner(), state),
-        ports: Some(ports::of(vip, used, state)),
+        ports: Some(ports::of(vip, used, policy, state)),
         vip: Some(server::vip(vip, users.values().sum(), policy, state)),
         users: users.into_iter().map(|(policy, endpoints)| VipUser { policy: policy.to_owned(), endpoints }).collect(),
         services: services.map(services::line).collect(),

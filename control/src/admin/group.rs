@@ -9,7 +9,7 @@ use tonic::Status;
 use vipgate_dataplane::counters::Counters;
 use vipgate_dataplane::ports::{BLOCKS, BlockSet};
 use vipgate_dataplane::snapshot::endpoints::Endpoint;
-use vipgate_dataplane::snapshot::members::GatewayId;
+use vipgate_dataplane::snapshot::members::{Authentication, GatewayId, MemberSpec};
 use vipgate_dataplane::snapshot::policy::{Policy, Vip};
 use vipgate_dataplane::snapshot::shares::Owner;
 use vipgate_dataplane::snapshot::spec::EndpointSpec;
@@ -29,6 +29,7 @@ pub(super) fn group(state: &GatewayState) -> proto::Group {
     let policy = state.compiled.load();
     let shares = policy.live_vips().flat_map(|vip| vip.shares.list()).filter(|share| share.owner == Owner::This);
     let sum = |of: fn(&Counters) -> u64| state.workers.iter().map(|worker| of(&worker.counters)).sum();
+    let tunnels = |how| group.spec.gateways.iter().filter(|it| tunnel(it, &state.name) == how).count() as u64;
     let (lease, lease_ms) = match group.lease() {
         LeaseStatus::NotNeeded => ("not_needed", 0),
         LeaseStatus::Held(ms) => ("held", ms),
@@ -47,6 +48,8 @@ pub(super) fn group(state: &GatewayState) -> proto::Group {
         sessions: sum(|counters| counters.sessions.get()),
         copies: sum(|counters| counters.copies.get()),
         strangers: group.links.strangers,
+        tunnels_unauthenticated: tunnels("address"),
+        tunnels_refused: tunnels("refused"),
     }
 }
 
@@ -80,9 +83,21 @@ pub(super) fn peers(state: &GatewayState) -> Vec<proto::Peer> {
             heard: member.is_some_and(|it| it.incarnation != 0),
             in_policy: policy.is_some(),
             link: group.links.peers.get(name).map(|peer| link(peer, now)),
+            tunnel: told.map_or("", |it| tunnel(it, &state.name)).to_owned(),
+            unable: member.and_then(|it| it.unable.as_deref()).unwrap_or_default().to_owned(),
         }
     };
     names.into_iter().map(peer).collect()
+}
+
+/// How packets out of a gateway's tunnel are known. One that nobody has heard of has none.
+fn tunnel(member: &MemberSpec, own: &str) -> &'static str {
+    match member.authentication {
+        _ if *member.name == *own || member.tunnel.is_none() => "",
+        Authentication::None => "address",
+        Authentication::Tagged { .. } => "authenticated",
+        Authentication::Refused => "refused",
+    }
 }
 
 fn link(peer: &PeerStatus, now: Tick) -> proto::Link {

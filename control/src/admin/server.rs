@@ -12,7 +12,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use vipgate_dataplane::command::SessionFilter;
-use vipgate_dataplane::counters::{Counter, Direction};
+use vipgate_dataplane::counters::{Counter, Direction, WorkerCounters};
 use vipgate_dataplane::snapshot::endpoints::Endpoint;
 use vipgate_dataplane::snapshot::policy::{Policy, Vip};
 use vipgate_dataplane::snapshot::spec::{Announce, ClusterSpec, Role};
@@ -21,7 +21,7 @@ use super::capture::Captures;
 use super::filter::FilterError;
 use super::proto::admin_server::Admin;
 use super::sessions::Workers;
-use super::{PROTOCOL, drops, explain, group, ports, proto, services, trace};
+use super::{PROTOCOL, drops, explain, group, ports, proto, services, trace, tracking};
 use crate::gateway::conflicts::spelled;
 use crate::gateway::state::GatewayState;
 use crate::natlog::NatLogStatus;
@@ -32,14 +32,14 @@ use crate::xds::client::ServerStatus;
 const FAULTY: usize = 100;
 
 /// Answers from what the gateway knows of itself.
-pub(super) struct Service {
+pub(crate) struct Service {
     state: Arc<GatewayState>,
     workers: Arc<Workers>,
     captures: Captures,
 }
 
 impl Service {
-    pub(super) fn new(state: Arc<GatewayState>) -> Self {
+    pub(crate) fn new(state: Arc<GatewayState>) -> Self {
         Self { workers: Arc::new(Workers::new(state.clone())), state, captures: Captures::default() }
     }
 }
@@ -75,8 +75,11 @@ impl Admin for Service {
                 }
             })
             .collect();
-        let network = state.network.load();
+        let (network, tracking) = (state.network.load(), state.tracking.load());
         let interfaces = network.interfaces.iter().map(|interface| proto::InterfaceStatus {
+            down: tracking::down(&tracking, &interface.name),
+            xdp: tracking::xdp(&tracking, &interface.name),
+            xdp_detached: tracking::detached(&tracking, &interface.name),
             name: interface.name.clone(),
             role: role(interface.role).to_owned(),
             mac: interface.mac.map(|byte| format!("{byte:02x}")).join(":"),
@@ -108,6 +111,8 @@ impl Admin for Service {
             ready: state.ready.load(Ordering::Relaxed),
             sessions: workers.iter().map(|worker| worker.sessions).sum(),
             session_capacity: state.session_capacity,
+            session_reserve: sum(state, |counters| counters.session_reserve.get()),
+            session_fair_share: sum(state, |counters| counters.session_fair_share.get()),
             policy: Some(proto::PolicyStatus {
                 version: compiled.version().to_owned(),
                 source: policy.source.clone(),
@@ -129,6 +134,9 @@ impl Admin for Service {
             figures: figures.collect(),
             group: (!policy.peers.is_empty()).then(|| group::group(state)),
             nat_log: state.nat_log.as_ref().map(|log| nat_log(log)),
+            faults: tracking.faults.iter().map(ToString::to_string).collect(),
+            held_down_ms: tracking::held_down_ms(&tracking),
+            next_hops: tracking::next_hops(&tracking),
         }))
     }
 
@@ -153,6 +161,7 @@ impl Admin for Service {
     }
 
     async fn vips(&self, _: Request<proto::VipsRequest>) -> Answer<proto::VipsReply> {
+        let used = ports::used(&self.state, &self.workers, None).await?;
         let policy = self.state.compiled.load();
         let mut users: HashMap<IpAddr, u64> = HashMap::new();
         for vip in policy.endpoints().flat_map(|(_, endpoint)| policy.vips_of(endpoint)) {
@@ -162,9 +171,12 @@ impl Admin for Service {
         vips.sort_by_key(|vip| vip.address);
         let vips = vips.into_iter().map(|it| {
             let users = users.get(&it.address).copied().unwrap_or_default();
-            vip(it, users, &policy, &self.state)
+            proto::Vip { table_sessions: used.sessions(it.id), ..vip(it, users, &policy, &self.state) }
         });
-        Ok(Response::new(proto::VipsReply { vips: vips.collect() }))
+        Ok(Response::new(proto::VipsReply {
+            vips: vips.collect(),
+            session_fair_share: sum(&self.state, |counters| counters.session_fair_share.get()),
+        }))
     }
 
     async fn endpoints(&self, _: Request<proto::EndpointsRequest>) -> Answer<proto::EndpointsReply> {
@@ -244,7 +256,13 @@ pub(super) fn vip(vip: &Vip, endpoints: u64, policy: &Policy, state: &GatewaySta
             .map(|claim| proto::Conflict { mac: spelled(claim.mac), age_seconds: claim.heard.elapsed().as_secs() }),
         shares: group::shares(policy, vip, state),
         sessions: vip.pool.sessions(),
+        table_sessions: 0,
     }
+}
+
+/// A level of all workers together.
+fn sum(state: &GatewayState, of: impl Fn(&WorkerCounters) -> u64) -> u64 {
+    state.workers.iter().map(|worker| of(&worker.counters)).sum()
 }
 
 /// An endpoint.

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,15 +11,17 @@ use std::time::Duration;
 
 use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::watch;
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
+use tonic::transport::server::Connected;
 
 use super::client::Client;
 use super::proto::admin_server::AdminServer;
 use super::server;
 use crate::failure::Failure;
 use crate::gateway::state::GatewayState;
+use crate::listener::{self, Guard, Pace, Reserve, Room};
 
 /// Root and the socket's group may ask; nobody else.
 const MODE: u32 = 0o660;
@@ -144,11 +147,13 @@ async fn refuse_others(path: &Path) -> Result<(), SocketError> {
 /// Answers on the socket until told to stop.
 pub async fn serve(state: Arc<GatewayState>, socket: Socket, stop: watch::Receiver<bool>) {
     let Socket { listener, file: _file } = socket;
+    let (accepted, connections) = mpsc::channel(1);
+    let accepting = accept(listener, state.rooms.admin.clone(), accepted);
     // The sender is gone, or says so: both mean stop.
     let stopped = |mut stop: watch::Receiver<bool>| async move { drop(stop.wait_for(|stop| *stop).await) };
     let server = Server::builder()
         .add_service(AdminServer::new(server::Service::new(state)))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stopped(stop.clone()));
+        .serve_with_incoming_shutdown(ReceiverStream::new(connections), stopped(stop.clone()));
     let grace = async {
         stopped(stop).await;
         tokio::time::sleep(GRACE).await;
@@ -157,6 +162,32 @@ pub async fn serve(state: Arc<GatewayState>, socket: Socket, stop: watch::Receiv
         result = server => if let Err(error) = result {
             tracing::error!(%error, "the admin socket has failed");
         },
+        () = accepting => {}
         () = grace => {}
+    }
+}
+
+impl Connected for Guard<UnixStream> {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}
+
+/// Takes connections for the server. Commands get through when nobody else gets descriptors any more: some are kept for them.
+async fn accept(listener: UnixListener, room: Arc<Room>, server: mpsc::Sender<io::Result<Guard<UnixStream>>>) {
+    let mut reserve = Reserve::new();
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                // Every command comes from this host.
+                let Ok(slot) = room.admit(Ipv4Addr::LOCALHOST.into()) else { continue };
+                if server.send(Ok(Guard::new(stream, slot, Pace::Free))).await.is_err() {
+                    return std::future::pending().await;
+                }
+                reserve.refill();
+            }
+            Err(_) if reserve.give() => {}
+            Err(error) => listener::failed(&room, &error).await,
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use clap::Args;
 use serde::Serialize;
 
-use super::output::{json, print, span};
+use super::output::{harmless, json, print, span};
 use super::show::{block_on, connect, show};
 use super::table::{Table, number, word};
 use super::{Ask, Format};
@@ -39,6 +39,7 @@ struct Document<'a> {
     packets: BTreeMap<&'a str, u64>,
     help: BTreeMap<&'a str, &'a str>,
     last: BTreeMap<&'a str, &'a DropExample>,
+    notes: BTreeMap<&'a str, &'a [String]>,
     by_address: Vec<&'a DropsOf>,
     by_policy: BTreeMap<&'a str, BTreeMap<&'a str, u64>>,
 }
@@ -67,6 +68,9 @@ pub(super) fn run(asked: &Drops) -> Result<(), Failure> {
     }
     let any = !table.is_empty();
     show(table, "no drops")?;
+    for note in reply.drops.iter().flat_map(|drop| &drop.notes) {
+        print(&format!("{}\n", harmless(note)))?;
+    }
     if !any || reply.by_address.is_empty() {
         return Ok(());
     }
@@ -79,6 +83,12 @@ fn document(reply: &DropsReply) -> Document<'_> {
         packets: reply.drops.iter().map(|drop| (drop.reason.as_str(), drop.packets)).collect(),
         help: reply.drops.iter().map(|drop| (drop.reason.as_str(), drop.help.as_str())).collect(),
         last: reply.drops.iter().filter_map(|drop| Some((drop.reason.as_str(), drop.last.as_ref()?))).collect(),
+        notes: reply
+            .drops
+            .iter()
+            .filter(|drop| !drop.notes.is_empty())
+            .map(|drop| (drop.reason.as_str(), drop.notes.as_slice()))
+            .collect(),
         by_address: reply.by_address.iter().collect(),
         by_policy: by_policy(reply),
     }

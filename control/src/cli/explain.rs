@@ -8,6 +8,7 @@ use clap::Args;
 use super::output::{harmless, json, print};
 use super::show::{block_on, connect, owners};
 use super::{Ask, Format};
+use crate::admin::ports::shortage;
 use crate::admin::proto::{BackendExplained, EndpointExplained, ExplainReply, VipExplained};
 use crate::failure::Failure;
 
@@ -124,6 +125,7 @@ fn of_vip(explained: &VipExplained, lines: &mut Vec<(&'static str, String)>) {
             ports.blocks, ports.blocks_used, ports.sessions, ports.reserved, ports.guaranteed
         );
         lines.push(("ports", line));
+        lines.extend(shortage(ports).into_iter().map(|note| ("OUT OF PORTS", note)));
     }
 }
 

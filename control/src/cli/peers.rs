@@ -33,6 +33,9 @@ fn text(reply: &PeersReply) -> String {
     if group.strangers > 0 {
         let _ = writeln!(out, "refused   {} connections of nobody known", group.strangers);
     }
+    for text in tunnels(&group) {
+        let _ = writeln!(out, "TUNNELS   {text}");
+    }
     out.push('\n');
     let mut table = Table::new([
         word("gateway"),
@@ -40,6 +43,7 @@ fn text(reply: &PeersReply) -> String {
         number("epoch"),
         word("link"),
         number("rtt"),
+        word("tunnel"),
         word("copies"),
         number("sent"),
         number("taken"),
@@ -52,6 +56,9 @@ fn text(reply: &PeersReply) -> String {
         table.row(row(peer));
     }
     out += &table.take();
+    for peer in reply.peers.iter().filter(|peer| !peer.unable.is_empty()) {
+        let _ = writeln!(out, "\nUNABLE    {}: {}", peer.name, peer.unable);
+    }
     for (peer, link) in reply.peers.iter().filter_map(|peer| Some((peer, peer.link.as_ref()?))) {
         if !link.last_failure.is_empty() {
             let _ = writeln!(out, "\n{}: last failure of {}: {}", peer.name, link.failures, link.last_failure);
@@ -60,7 +67,7 @@ fn text(reply: &PeersReply) -> String {
     out
 }
 
-fn row(peer: &Peer) -> [String; 12] {
+fn row(peer: &Peer) -> [String; 13] {
     let unknown = || "-".to_owned();
     let of_link = |of: fn(&Link) -> String| peer.link.as_ref().map_or_else(unknown, of);
     let count = |of: fn(&Link) -> u64| peer.link.as_ref().map_or_else(unknown, |link| of(link).to_string());
@@ -71,6 +78,7 @@ fn row(peer: &Peer) -> [String; 12] {
         if peer.epoch == 0 && !peer.heard { unknown() } else { peer.epoch.to_string() },
         if peer.own { "this one".to_owned() } else { of_link(link) },
         of_link(rtt),
+        tunnel(peer).to_owned(),
         of_link(copies),
         count(|link| link.copies_sent),
         count(|link| link.copies_taken),
@@ -79,6 +87,16 @@ fn row(peer: &Peer) -> [String; 12] {
         peer.node.clone(),
         peer.zone.clone(),
     ]
+}
+
+/// How packets out of its tunnel are known.
+fn tunnel(peer: &Peer) -> &'static str {
+    match &*peer.tunnel {
+        "authenticated" => "tags",
+        "address" => "NO TAGS",
+        "refused" => "REFUSED",
+        _ => "-",
+    }
 }
 
 fn link(link: &Link) -> String {
@@ -106,6 +124,23 @@ fn copies(link: &Link) -> String {
         (false, false) => "BOTH BEHIND",
     }
     .to_owned()
+}
+
+/// What is wrong with tunnels.
+pub(super) fn tunnels(group: &Group) -> Vec<String> {
+    let Group { tunnels_unauthenticated: without, tunnels_refused: refused, .. } = group;
+    let mut lines = Vec::new();
+    if *without > 0 {
+        lines.push(format!("{without} of {} others show no key: their packets have no tags", others(group)));
+    }
+    if *refused > 0 {
+        lines.push(format!("{refused} of {} others show no key: their packets are dropped", others(group)));
+    }
+    lines
+}
+
+fn others(group: &Group) -> u64 {
+    group.members.saturating_sub(1)
 }
 
 /// How many serve, and whether this one does.
@@ -151,6 +186,17 @@ mod tests {
         group.serving = false;
         assert_eq!(serving(&group), "1 of 3, NOT THIS ONE, view 9");
         assert_eq!(lease(&group), "none: this gateway doesn't serve");
+    }
+
+    #[test]
+    fn who_shows_no_key_stands_out() {
+        let mut group = Group { members: 4, tunnels_unauthenticated: 1, ..group() };
+        assert_eq!(tunnels(&group), ["1 of 3 others show no key: their packets have no tags"]);
+        (group.tunnels_unauthenticated, group.tunnels_refused) = (0, 2);
+        assert_eq!(tunnels(&group), ["2 of 3 others show no key: their packets are dropped"]);
+        assert_eq!(tunnels(&Group::default()), [] as [&str; 0]);
+        let of = |how: &str| tunnel(&Peer { tunnel: how.to_owned(), ..Peer::default() });
+        assert_eq!(["authenticated", "address", "refused", ""].map(of), ["tags", "NO TAGS", "REFUSED", "-"]);
     }
 
     #[test]

@@ -35,6 +35,7 @@ pub(super) fn vips(asked: &Ask) -> Result<(), Failure> {
         word("announce"),
         number("endpoints"),
         number("sessions"),
+        number("in table"),
         word("name"),
         word("reserved ports"),
     ];
@@ -46,8 +47,8 @@ pub(super) fn vips(asked: &Ask) -> Result<(), Failure> {
             ports.push(format!("and {more} more"));
         }
         let (address, announce) = (vip.address.clone(), vip.announce.clone());
-        let (endpoints, sessions) = (vip.endpoints.to_string(), vip.sessions.to_string());
-        let mut row = vec![address, announce, endpoints, sessions, vip.name.clone(), ports.join(" ")];
+        let [endpoints, used, sessions] = [vip.endpoints, vip.sessions, vip.table_sessions].map(|it| it.to_string());
+        let mut row = vec![address, announce, endpoints, used, sessions, vip.name.clone(), ports.join(" ")];
         row.splice(2..2, is_dealt.then(|| owners(&vip.shares)));
         table.row(row);
     }

@@ -22,8 +22,9 @@ pub(super) fn run(asked: &Ask) -> Result<(), Failure> {
 }
 
 fn text(status: &proto::StatusReply) -> String {
-    let parts = [head(status), workers(status), interfaces(status), sockets(status), figures(status)];
-    parts.join("\n")
+    let parts =
+        [head(status), workers(status), interfaces(status), next_hops(status), sockets(status), figures(status)];
+    parts.iter().filter(|part| !part.is_empty()).map(String::as_str).collect::<Vec<_>>().join("\n")
 }
 
 fn head(status: &proto::StatusReply) -> String {
@@ -73,6 +74,15 @@ fn head(status: &proto::StatusReply) -> String {
     if let Some(group) = &status.group {
         let draining = if group.draining { ", DRAINING" } else { "" };
         line("serving", &format!("{}, lease {}{draining}", peers::serving(group), peers::lease(group)));
+        for text in peers::tunnels(group) {
+            line("TUNNELS", &text);
+        }
+    }
+    for fault in &status.faults {
+        line("UNABLE", fault);
+    }
+    if status.held_down_ms > 0 {
+        line("HELD DOWN", &format!("for {} more, since faults have gone only just now", span(status.held_down_ms)));
     }
     if let Some(log) = &status.nat_log {
         let what = if log.sessions { "blocks and sessions" } else { "blocks" };
@@ -86,6 +96,10 @@ fn head(status: &proto::StatusReply) -> String {
     let permille = (status.sessions * 1000).div_ceil(status.session_capacity.max(1));
     let share = format!("{}.{} %", permille / 10, permille % 10);
     line("sessions", &format!("{} of {} ({share})", status.sessions, status.session_capacity));
+    if status.session_reserve > 0 {
+        let (reserve, fair) = (status.session_reserve, status.session_fair_share);
+        line("shares", &format!("{fair} sessions a VIP; {reserve} are kept for those that have less"));
+    }
     out
 }
 
@@ -164,17 +178,68 @@ fn workers(status: &proto::StatusReply) -> String {
 }
 
 fn interfaces(status: &proto::StatusReply) -> String {
-    let mut table =
-        Table::new([word("interface"), word("role"), word("link"), word("mac"), number("mtu"), word("addresses")]);
+    let mut table = Table::new([
+        word("interface"),
+        word("role"),
+        word("link"),
+        word("xdp"),
+        word("mac"),
+        number("mtu"),
+        word("addresses"),
+    ]);
     for interface in &status.interfaces {
         table.row([
             interface.name.clone(),
             interface.role.clone(),
-            if interface.up { "up" } else { "DOWN" }.to_owned(),
+            link(interface),
+            xdp(interface),
             interface.mac.clone(),
             mtu(interface),
             interface.addresses.join(" "),
         ]);
+    }
+    table.take()
+}
+
+/// Whether an interface can be used, or why not.
+fn link(interface: &proto::InterfaceStatus) -> String {
+    match (interface.up, interface.down.as_str()) {
+        (true, "") => "up".to_owned(),
+        (false, "") => "DOWN".to_owned(),
+        (_, why) => format!("DOWN: {}", why.trim_start_matches("is ").trim_start_matches("has ")),
+    }
+}
+
+/// What is captured there, and how often it wasn't.
+fn xdp(interface: &proto::InterfaceStatus) -> String {
+    let times = match interface.xdp_detached {
+        0 => String::new(),
+        1 => ", WAS OFF once".to_owned(),
+        times => format!(", WAS OFF {times} times"),
+    };
+    let what = match interface.xdp.as_str() {
+        "" => "-",
+        "attached" => "attached",
+        "missing" => "MISSING",
+        other => return format!("REPLACED by {other}{times}"),
+    };
+    format!("{what}{times}")
+}
+
+/// The next hops that are probed; nothing where there are none.
+fn next_hops(status: &proto::StatusReply) -> String {
+    if status.next_hops.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new([word("next hop"), word("interface"), word("answers"), number("last answer")]);
+    for hop in &status.next_hops {
+        let answers = match hop.state.as_str() {
+            "up" => "yes",
+            "down" => "NO",
+            _ => "never yet",
+        };
+        let last = if hop.answered_ms_ago == 0 { "-".to_owned() } else { format!("{} ms ago", hop.answered_ms_ago) };
+        table.row([hop.address.clone(), hop.interface.clone(), answers.to_owned(), last]);
     }
     table.take()
 }

@@ -8,7 +8,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use vipgate_xdp::open::FILL_RINGS;
 
+use super::health::Health;
 use super::nat_log::NatLog;
+use super::privileges::Privileges;
 use super::services::Services;
 use super::units::{DurationText, PortRange, duration};
 use super::verify::{INTERFACE_NAME_BYTES, MOST_SESSIONS, SEGMENT_SIZES, SOCKET_PATH_BYTES};
@@ -62,6 +64,9 @@ pub struct Config {
     pub service_cidrs: Vec<Cidr>,
     /// What becomes of packets from `pod_cidrs` that no policy covers, and that would leave the cluster. Default: as the Gateway manifest or the policy server says, else `drop` where pods' addresses are known, else `pass`.
     pub uncovered: Option<Uncovered>,
+    /// When this gateway can't do what it serves for, and asks not to.
+    #[serde(default)]
+    pub health: Health,
     /// Where other gateways reach this one; without it this gateway takes part in no group.
     pub peer: Option<Peer>,
     /// Where the nodes of the overlay network reach this gateway. Default: nowhere, and their tunnels are the kernel's.
@@ -71,6 +76,9 @@ pub struct Config {
     pub bgp: Bgp,
     /// Where the log of translations goes. Default: nowhere.
     pub nat_log: Option<NatLog>,
+    /// What the process gives up.
+    #[serde(default)]
+    pub privileges: Privileges,
     /// The socket of the command line.
     #[serde(default)]
     pub admin: Admin,
@@ -91,6 +99,11 @@ impl Config {
     /// Where other gateways' packets come in.
     pub fn tunnel(&self) -> Option<SocketAddr> {
         self.peer.map(|peer| SocketAddr::new(peer.address, peer.port))
+    }
+
+    /// Whether tunnel packets of other gateways must have a tag.
+    pub fn peer_authentication(&self) -> PeerAuthentication {
+        self.peer.map(|peer| peer.authentication).unwrap_or_default()
     }
 
     /// Kubernetes node whose endpoints are local. Default: the gateway's name.
@@ -250,6 +263,10 @@ pub struct Sessions {
     /// Sessions that the gateway can hold, all workers together. Default: 1048576.
     #[schemars(range(min = 1, max = MOST_SESSIONS))]
     pub capacity: u64,
+    /// Sessions of the capacity, all workers together, that nobody can take who has a fair share of it already: what a newcomer finds in
+    /// a table that others have filled. 0: whoever comes first has all, and none of theirs ends for others. Default: a 32nd of `capacity`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reserve: Option<u64>,
     /// Directory of the session state that outlives the process; null: none does. Default: `/dev/shm/vipgate`.
     pub state: Option<PathBuf>,
     /// How long a session without packets lives.
@@ -262,10 +279,18 @@ pub struct Sessions {
     pub mss_clamp: Option<u16>,
 }
 
+impl Sessions {
+    /// Sessions that only holders below their fair share may have.
+    pub fn reserve(&self) -> u64 {
+        self.reserve.unwrap_or(self.capacity / RESERVE_SHARE)
+    }
+}
+
 impl Default for Sessions {
     fn default() -> Self {
         Self {
             capacity: 1 << 20,
+            reserve: None,
             state: Some("/dev/shm/vipgate".into()),
             timeouts: Timeouts::default(),
             require_syn: true,
@@ -273,6 +298,9 @@ impl Default for Sessions {
         }
     }
 }
+
+/// Of so many sessions, one is in the reserve.
+const RESERVE_SHARE: u64 = 32;
 
 /// How long a session without packets lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
@@ -349,6 +377,21 @@ pub struct Peer {
     #[serde(default = "default_copy_after", with = "duration")]
     #[schemars(with = "DurationText")]
     pub copy_after: Duration,
+    /// Whether tunnel packets of other gateways must have a tag made with a key that only that gateway and this one know. Keys come by
+    /// way of the policy server, from gateways of this version on. Default: `offered`.
+    #[serde(default)]
+    pub authentication: PeerAuthentication,
+}
+
+/// Whether tunnel packets of other gateways must have a tag.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PeerAuthentication {
+    /// Those of gateways that show a key. Others, of an older version, are known by their address and the interface that leads there.
+    #[default]
+    Offered,
+    /// All. A gateway that shows no key isn't heard. Needs `policy.server`.
+    Required,
 }
 
 /// Where the nodes of the overlay network reach this gateway: VXLAN with the pods' packets. Nodes are those of `OverlayNode` manifests.

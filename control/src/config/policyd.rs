@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::gateway::{Log, Metrics};
+use super::privileges::Privileges;
 use super::units::{DurationText, duration};
 use crate::manifest::schema::{SocketAddress, URL};
 use crate::manifest::{Cidr, Uncovered};
@@ -22,6 +23,12 @@ pub struct PolicydConfig {
     pub listen: SocketAddr,
     /// Its certificate; without it the server speaks plain text.
     pub tls: Option<Tls>,
+    /// Who may give the server orders (`vipgate policy accept-empty`): names in certificates of clients, as DNS name, end of a URI
+    /// (`../gateway/NAME`) or common name. Default: every certificate that `tls.ca` has signed, except those of gateways. Without
+    /// `tls.ca`, orders come from the server's own host only.
+    #[serde(default)]
+    #[schemars(extend("uniqueItems" = true, "default" = []))]
+    pub admins: Vec<String>,
     /// Where manifests come from.
     pub source: PolicydSource,
     /// Whether a source without manifests is taken at its word: at the start, and when what it had is gone. Default: false, and
@@ -38,9 +45,15 @@ pub struct PolicydConfig {
     pub service_cidrs: Vec<Cidr>,
     /// What becomes of packets from `pod_cidrs` that no policy covers, and that would leave the cluster. Default: `drop` where `pod_cidrs` is set, else `pass`.
     pub uncovered: Option<Uncovered>,
+    /// How many connections there may be.
+    #[serde(default)]
+    pub limits: PolicydLimits,
     /// How gateways are watched.
     #[serde(default)]
     pub leases: Leases,
+    /// What the process gives up.
+    #[serde(default)]
+    pub privileges: Privileges,
     /// The HTTP server of monitoring. Default: `127.0.0.1:9470`.
     #[serde(default = "default_metrics")]
     pub metrics: Metrics,
@@ -55,6 +68,24 @@ fn default_listen() -> SocketAddr {
 
 fn default_metrics() -> Metrics {
     Metrics { listen: (Ipv4Addr::LOCALHOST, 9470).into() }
+}
+
+/// Connections of gateways and people. When there are too many, the oldest without a stream is closed for a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct PolicydLimits {
+    /// In all; fewer where the system allows fewer open files. Default: 8192.
+    #[schemars(range(min = 16))]
+    pub connections: usize,
+    /// Of one address (of IPv6: of one network of 64 bits); each gateway has two. Default: 1024.
+    #[schemars(range(min = 4))]
+    pub connections_per_address: usize,
+}
+
+impl Default for PolicydLimits {
+    fn default() -> Self {
+        Self { connections: 8192, connections_per_address: 1024 }
+    }
 }
 
 /// Leases of gateways that serve.

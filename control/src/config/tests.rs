@@ -42,6 +42,8 @@ fn everything_but_name_interfaces_and_policy_has_a_default() {
     assert_eq!(config.ports.quarantine, Duration::from_secs(2));
     assert_eq!((config.peer, config.overlay), (None, None));
     assert_eq!(config.bgp, Bgp { table: 179, metric: None });
+    assert_eq!(config.health, Health::default());
+    assert!(config.health.interval * (config.health.failures + 1) < Duration::from_secs(1), "dead within a second");
     assert!(config.pod_cidrs.is_empty() && config.service_cidrs.is_empty() && config.uncovered.is_none());
     assert_eq!(config.admin.socket, Path::new("/run/vipgate/gateway.sock"));
     assert_eq!(config.metrics.listen.to_string(), "127.0.0.1:9469");
@@ -67,8 +69,11 @@ sessions:
   timeouts: {tcp_established: 2h, tcp_transitory: 4m, udp: 30s, icmp: 500ms, fragment: 1s}
   require_syn: false
 ports: {range: 2048-4095, quarantine: 0s}
-peer: {address: "2001:db8::1", port: 4791}
+peer: {address: "2001:db8::1", port: 4791, authentication: required}
 bgp: {table: 254, metric: 20}
+health:
+  {links: any, probe: false, interval: 100ms, failures: 5, hold_down: 1s, hold_down_max: 2m,
+   targets: [{interface: gw-out, address: 192.0.2.1}]}
 pod_cidrs: [10.244.0.0/16, "fd00:244::/48"]
 service_cidrs: [10.96.0.0/12]
 uncovered: pass
@@ -92,10 +97,16 @@ log: {format: json, level: debug}
             address: "2001:db8::1".parse().unwrap(),
             port: 4791,
             heartbeat: Duration::from_millis(100),
-            copy_after: Duration::from_millis(50)
+            copy_after: Duration::from_millis(50),
+            authentication: PeerAuthentication::Required
         })
     );
     assert_eq!(config.bgp, Bgp { table: 254, metric: Some(20) });
+    let targets = vec![HealthTarget { interface: "gw-out".into(), address: "192.0.2.1".parse().unwrap() }];
+    let (interval, hold_down) = (Duration::from_millis(100), Duration::from_secs(1));
+    let hold_down_max = Duration::from_mins(2);
+    let health = Health { links: Require::Any, probe: false, interval, failures: 5, hold_down, hold_down_max, targets };
+    assert_eq!(config.health, health);
     assert_eq!(
         config.pod_cidrs.iter().map(|cidr| cidr.0.to_string()).collect::<Vec<_>>(),
         ["10.244.0.0/16", "fd00:244::/48"]
@@ -133,6 +144,10 @@ fn what_can_not_be_is_refused_with_line_field_and_reason() {
         ("service_cidrs: [\"::/0\"]", "g.yaml:4: service_cidrs[0]: ::/0 holds every address: nothing would be outside"),
         ("uncovered: deny", "g.yaml:4: uncovered: unknown value `deny`, expected `drop` or `pass`"),
         ("xdp: {busy_poll: 1}", "g.yaml:4: xdp.busy_poll: expected true or false, found `1`"),
+        (
+            "sessions: {capacity: 1000, reserve: 501}",
+            "g.yaml:4: sessions.reserve: must be at most half of sessions.capacity",
+        ),
         ("sessions: {capacity: 0}", "g.yaml:4: sessions.capacity: must be from 1 to"),
         (
             "sessions: {timeouts: {udp: 300}}",
@@ -143,9 +158,21 @@ fn what_can_not_be_is_refused_with_line_field_and_reason() {
         ("ports: {range: 2000-1000}", "g.yaml:4: ports.range: port range 2000-1000 ends before it starts"),
         ("ports: {range: 2000-2010}", "g.yaml:4: ports.range: 2000-2010 holds 11 ports, at least 64"),
         ("peer: {address: 0.0.0.0}", "g.yaml:4: peer.address: 0.0.0.0 can't be reached"),
+        (
+            "peer: {address: 10.0.0.1, authentication: required}",
+            "g.yaml:4: peer.authentication: `required` needs `policy.server`",
+        ),
+        ("peer: {address: 10.0.0.1, authentication: none}", "g.yaml:4: peer.authentication: unknown value `none`"),
         ("overlay: {address: 0.0.0.0}", "g.yaml:4: overlay.address: 0.0.0.0 can't be reached"),
         ("overlay: {address: 10.0.0.1, port: 0}", "g.yaml:4: overlay.port: must be from 1 to 65535"),
         ("bgp: {table: 255}", "g.yaml:4: bgp.table: 255 is no table that routes"),
+        ("health: {failures: 0}", "g.yaml:4: health.failures: must be from 1 to 100"),
+        ("health: {interval: 1ms}", "g.yaml:4: health.interval: must be from 10ms to 60s"),
+        ("health: {hold_down: 2m}", "g.yaml:4: health.hold_down_max: must be at least hold_down"),
+        (
+            "health: {targets: [{interface: eth9, address: 192.0.2.1}]}",
+            "g.yaml:4: health.targets[0].interface: `eth9` is none of this gateway's interfaces",
+        ),
         ("bgp: {metric: 0}", "g.yaml:4: bgp.metric: must be at least 1"),
         ("peer: {address: example.org}", "g.yaml:4: peer.address: "),
         ("metrics: {listen: localhost}", "g.yaml:4: metrics.listen: "),
@@ -163,9 +190,14 @@ fn what_can_not_be_is_refused_with_line_field_and_reason() {
             "ends before it starts",
             "holds 11 ports",
             "0.0.0.0 can't be",
+            "`required` needs",
             "255 is no table",
             "has bits set",
             "holds every address",
+            "must be from 10ms",
+            "must be at least hold_down",
+            "is none of this gateway's interfaces",
+            "at most half of",
         ];
         assert_eq!(schema_admits(&text), beyond_schemas.iter().any(|beyond| said.contains(beyond)), "{more}");
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use vipgate_dataplane::snapshot::spec::Role;
 use vipgate_xdp::open::FILL_RINGS;
 
-use super::gateway::{Config, PolicyServer, PolicySource, Timeouts};
+use super::gateway::{Config, PeerAuthentication, PolicyServer, PolicySource, Timeouts};
 use super::policyd::{PolicydConfig, PolicydSource};
 use super::{Ports, Verify};
 use crate::manifest::Cidr;
@@ -35,7 +35,7 @@ const LOCAL_TABLE: u32 = 255;
 const ETCD_REMEDY: &str = "name an http:// endpoint on this host, such as that of `etcd grpc-proxy start --endpoints=https://.. \
                            --cacert=.. --cert=.. --key=.. --listen-addr=127.0.0.1:2379`";
 
-type Report<'a> = dyn FnMut(&str, String) + 'a;
+pub(super) type Report<'a> = dyn FnMut(&str, String) + 'a;
 
 impl Verify for Config {
     fn verify(&self, report: &mut Report<'_>) {
@@ -70,6 +70,9 @@ impl Verify for Config {
         if !(1..=MOST_SESSIONS).contains(&self.sessions.capacity) {
             report("sessions.capacity", format!("must be from 1 to {MOST_SESSIONS}"));
         }
+        if self.sessions.reserve() > self.sessions.capacity / 2 {
+            report("sessions.reserve", "must be at most half of sessions.capacity".into());
+        }
         self.sessions.timeouts.verify(report);
         if self.sessions.mss_clamp.is_some_and(|bytes| !SEGMENT_SIZES.contains(&bytes)) {
             report(
@@ -81,6 +84,7 @@ impl Verify for Config {
         if self.services.embryonic_per_vip == Some(0) {
             report("services.embryonic_per_vip", "must be at least 1".into());
         }
+        self.health.verify(self, report);
         ranges("pod_cidrs", &self.pod_cidrs, report);
         ranges("service_cidrs", &self.service_cidrs, report);
         if let Some(peer) = &self.peer {
@@ -89,6 +93,10 @@ impl Verify for Config {
             }
             if peer.port == 0 {
                 report("peer.port", "must be from 1 to 65535".into());
+            }
+            if peer.authentication == PeerAuthentication::Required && matches!(self.policy, PolicySource::Files(_)) {
+                let why = "`required` needs `policy.server`: gateways show each other their keys through it";
+                report("peer.authentication", why.into());
             }
         }
         if let Some(overlay) = &self.overlay {
@@ -223,6 +231,18 @@ impl Verify for PolicydConfig {
         }
         ranges("pod_cidrs", &self.pod_cidrs, report);
         ranges("service_cidrs", &self.service_cidrs, report);
+        for (i, admin) in self.admins.iter().enumerate() {
+            name(&format!("admins[{i}]"), admin, report);
+        }
+        if !self.admins.is_empty() && self.tls.as_ref().is_none_or(|tls| tls.ca.is_none()) {
+            report("admins", "needs `tls.ca`: without certificates of clients, nobody has a name".into());
+        }
+        if self.limits.connections < 16 {
+            report("limits.connections", "must be 16 or more".into());
+        }
+        if self.limits.connections_per_address < 4 {
+            report("limits.connections_per_address", "must be 4 or more: each gateway has two".into());
+        }
         if !LEASES.contains(&self.leases.ttl) {
             report("leases.ttl", "must be from 100ms to 60s".into());
         }
@@ -263,7 +283,7 @@ fn paths(field: &str, paths: &[PathBuf], report: &mut Report<'_>) {
 }
 
 /// Calls `found` with the place of each value that came before, and with the place where it came first.
-fn twice<T: Eq + Hash>(values: &[T], mut found: impl FnMut(usize, usize)) {
+pub(super) fn twice<T: Eq + Hash>(values: &[T], mut found: impl FnMut(usize, usize)) {
     let mut first = HashMap::new();
     for (i, value) in values.iter().enumerate() {
         match first.get(value) {

@@ -57,10 +57,15 @@ impl DeviceFigures for XdpFigures {
     fn figures(&self) -> Vec<Figure> {
         let mut figures = Vec::new();
         if let Ok(outcomes) = self.steering.lock().unwrap_or_else(PoisonError::into_inner).outcomes() {
-            let all = [("passed", outcomes.passed), ("captured", outcomes.captured), ("no_socket", outcomes.no_socket)];
+            let all = [
+                ("passed", outcomes.passed),
+                ("captured", outcomes.captured),
+                ("no_socket", outcomes.no_socket),
+                ("guarded", outcomes.guarded),
+            ];
             figures.extend(all.map(|(outcome, value)| Figure {
                 name: "steered_packets",
-                help: "Packets that the XDP program has seen: passed to the kernel, captured, or dropped for want of a socket",
+                help: "Packets that the XDP program has seen: passed to the kernel, captured, or dropped for want of a socket; guarded: dropped behind it, while it was off",
                 counter: true,
                 labels: vec![("outcome", outcome.to_owned())],
                 value,

@@ -1,6 +1,7 @@
 //! This gateway among others: who serves as the policy server says, who is linked, and what follows of it for the engine. What follows
 //! is decided without waiting for anybody; `Group` brings the news together.
 
+mod authentication;
 mod lease;
 mod standing;
 
@@ -15,13 +16,14 @@ use vipgate_dataplane::link::outlet::Outlet;
 use vipgate_dataplane::session::image::Image;
 use vipgate_dataplane::snapshot::members::{GatewayId, MembersSpec};
 
+use self::authentication::Tunnels;
 pub use self::lease::{GroupLease, LeaseStatus};
 pub(super) use self::standing::{Source, Standing};
 use super::state::GatewayState;
 use super::workers;
 use crate::config::Config;
-use crate::members::{Authority, Handle, Status, View};
-use crate::peer::{self, Event, Peers, PeersStatus, Workers};
+use crate::members::{Authority, Handle, Status, View, Wanted};
+use crate::peer::{self, Event, Peers, PeersStatus, TunnelSecret, Workers};
 use crate::policy;
 
 /// How often it is looked at whether workers act by the last view.
@@ -53,7 +55,8 @@ pub(super) struct Links {
 
 /// How gateways stand as long as nobody has been asked: where somebody decides, none serves.
 pub(super) fn at_start(config: &Config, peers: &[policy::Peer]) -> MembersSpec {
-    let mut standing = Standing::new(config.name.as_str().into(), config.tunnel(), Source::of(config));
+    let tunnels = Tunnels::new(config.peer_authentication(), None);
+    let mut standing = Standing::new(config.name.as_str().into(), config.tunnel(), Source::of(config), tunnels);
     standing.set_policy(peers);
     standing.spec(Instant::now(), workers::now())
 }
@@ -136,10 +139,12 @@ impl Group {
         lease: Arc<GroupLease>,
         client: Option<(Handle, JoinHandle<()>)>,
         links: Option<Links>,
+        tunnel_secret: Option<TunnelSecret>,
     ) -> Self {
         let (client, client_task) = client.unzip();
+        let tunnels = Tunnels::new(config.peer_authentication(), tunnel_secret);
         Self {
-            standing: Standing::new(config.name.as_str().into(), config.tunnel(), Source::of(config)),
+            standing: Standing::new(config.name.as_str().into(), config.tunnel(), Source::of(config), tunnels),
             lease,
             client,
             client_task,
@@ -228,6 +233,11 @@ impl Group {
         self.standing.set_draining(draining);
     }
 
+    /// This gateway can't do what it serves for, and why; or it can again.
+    pub(super) fn set_unable(&mut self, reason: Option<Arc<str>>) {
+        self.standing.set_unable(reason);
+    }
+
     /// Takes in the news; what the engine is to be told.
     pub(super) fn settle(&mut self, now: Instant) -> MembersSpec {
         if let Some(client) = &mut self.client {
@@ -289,8 +299,13 @@ impl Group {
     /// Says what this gateway wants.
     pub(super) fn wish(&self) {
         let Some(client) = &self.client else { return };
-        let wish = (self.standing.wish(), self.acting);
-        client.wish.send_if_modified(|now| std::mem::replace(now, wish) != wish);
+        let wanted =
+            Wanted { wish: self.standing.wish(), seen_view: self.acting, unable: self.standing.unable().cloned() };
+        client.wish.send_if_modified(|now| {
+            let is_new = *now != wanted;
+            *now = wanted;
+            is_new
+        });
     }
 
     /// How it stands.

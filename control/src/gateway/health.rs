@@ -9,20 +9,16 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use vipgate_dataplane::snapshot::policy::Policy;
 
 use super::state::GatewayState;
+use crate::listener;
 
-/// Connections to one port at once.
-const MOST_CONNECTIONS: usize = 64;
 /// How long one may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Bytes of a request that are read; it may have more.
 const REQUEST: usize = 4096;
-/// How long to wait after the kernel refused to accept.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// The ports that are answered.
 #[derive(Debug)]
@@ -97,20 +93,18 @@ fn listen(port: u16) -> io::Result<TcpListener> {
 }
 
 async fn serve(listener: TcpListener, port: u16, state: Arc<GatewayState>) {
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let state = state.clone();
-                tokio::spawn(async move {
-                    // Who doesn't ask, or doesn't listen, is let go.
-                    let _ = tokio::time::timeout(PATIENCE, answer(stream, port, &state)).await;
-                    drop(place);
-                });
+        let (stream, from, mut slot) = listener::accept(&listener, &state.rooms.health).await;
+        let state = state.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                // Who doesn't ask, or doesn't listen, is let go.
+                answered = tokio::time::timeout(PATIENCE, answer(stream, port, &state)) => if answered.is_err() {
+                    slot.expire(Some(from.ip()));
+                },
+                () = slot.superseded() => {}
             }
-            Err(_) => tokio::time::sleep(PAUSE).await,
-        }
+        });
     }
 }
 

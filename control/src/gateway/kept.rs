@@ -1,4 +1,6 @@
-//! Sessions that outlive the process: a file for each worker under `sessions.state`, made or taken up at start.
+//! Sessions that outlive the process: a file for each worker under `sessions.state`, made, taken up or migrated at start.
+
+mod migrate;
 
 use std::fs;
 use std::io::ErrorKind;
@@ -12,6 +14,8 @@ use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_dataplane::session::tuple::HashKey;
 use vipgate_dataplane::time::Tick;
 use vipgate_mem::{Region, RegionError, StorageError};
+
+use self::migrate::{Prepared, Wanted};
 
 use crate::config::Config;
 use crate::failure::Failure;
@@ -29,6 +33,8 @@ pub(super) struct Keeper {
     regions: Vec<Region>,
     /// Another process has them: once is enough to wait for it.
     in_use: bool,
+    /// Migrated sessions that no file has room for, the last worker's first.
+    in_process: Vec<Sessions>,
 }
 
 impl Keeper {
@@ -39,9 +45,34 @@ impl Keeper {
             fs::create_dir_all(folder).map_err(|error| {
                 Failure::usage(format_args!("sessions.state: cannot make {}: {error}", folder.display()))
             })?;
-            forget_others(folder, workers);
         }
-        Ok(Self { folder, boot: boot_id()?, workers: workers as u32, regions: Vec::new(), in_use: false })
+        let (regions, in_process) = (Vec::new(), Vec::new());
+        Ok(Self { folder, boot: boot_id()?, workers: workers as u32, regions, in_use: false, in_process })
+    }
+
+    /// Brings the sessions of a former process with other workers, or tables of another capacity, into tables of these; `keys` are for
+    /// those. Before the first [`Keeper::sessions`].
+    pub(super) fn migrate(
+        &mut self,
+        capacity: u32,
+        timeouts: Timeouts,
+        keys: Vec<HashKey>,
+        now: Tick,
+    ) -> Result<(), Failure> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        let wanted = Wanted { folder, boot: self.boot, workers: self.workers, capacity, timeouts, keys, now };
+        match migrate::prepare(&wanted, &mut || ()) {
+            Ok(Prepared::Files) => forget_others(folder, self.workers),
+            Ok(Prepared::InProcess(sessions)) => self.in_process = sessions.into_iter().rev().collect(),
+            Err(error) if error.is_in_use() => self.lose_to_another(&error),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    fn lose_to_another(&mut self, error: &dyn std::fmt::Display) {
+        tracing::error!(event = "state_lost", %error, "sessions will end with the process: does a gateway of this name run already?");
+        self.in_use = true;
     }
 
     /// The sessions of a worker: those of a former process, if there are any that fit.
@@ -54,6 +85,10 @@ impl Keeper {
         now: Tick,
         adopt: &mut impl Adopt,
     ) -> Result<Sessions, Failure> {
+        if let Some(mut sessions) = self.in_process.pop() {
+            take_up(worker, &mut sessions, now, adopt);
+            return Ok(sessions);
+        }
         let in_process = || {
             Sessions::new(capacity, timeouts, key)
                 .map_err(|error| Failure::runtime(format_args!("sessions.capacity: {error}")))
@@ -63,8 +98,7 @@ impl Keeper {
         let mut region = match lock(&path) {
             Ok(region) => region,
             Err(error @ RegionError::InUse { .. }) => {
-                tracing::error!(event = "state_lost", %error, "sessions will end with the process: does a gateway of this name run already?");
-                self.in_use = true;
+                self.lose_to_another(&error);
                 return in_process();
             }
             Err(error) => return Err(Failure::usage(format_args!("sessions.state: {error}"))),
@@ -86,26 +120,18 @@ impl Keeper {
             Found::Unusable(reason) => {
                 tracing::warn!(event = "state_unusable", %file, %reason, "the former process's sessions are forgotten");
             }
-            Found::Tables => {
-                let begun = Instant::now();
-                let TakenUp { sessions, copies, resting, torn, refused } = sessions.take_up(now, adopt);
-                let ms = begun.elapsed().as_millis() as u64;
-                tracing::info!(
-                    event = "state_taken_up",
-                    worker,
-                    sessions,
-                    copies,
-                    resting,
-                    torn,
-                    refused,
-                    ms,
-                    "sessions taken up"
-                );
-            }
+            Found::Tables => take_up(worker, &mut sessions, now, adopt),
         }
         self.regions.push(region);
         Ok(sessions)
     }
+}
+
+fn take_up(worker: u32, sessions: &mut Sessions, now: Tick, adopt: &mut impl Adopt) {
+    let begun = Instant::now();
+    let TakenUp { sessions, copies, resting, torn, refused } = sessions.take_up(now, adopt);
+    let ms = begun.elapsed().as_millis() as u64;
+    tracing::info!(event = "state_taken_up", worker, sessions, copies, resting, torn, refused, ms, "sessions taken up");
 }
 
 /// The kept sessions of a gateway that doesn't run, about to be removed.
@@ -123,9 +149,8 @@ impl Leftovers {
     /// When one is in use, or the kernel refuses.
     pub(super) fn find(config: &Config) -> Result<Option<Self>, Failure> {
         let Some(folder) = folder(config).filter(|folder| folder.exists()) else { return Ok(None) };
-        let failed = |error| refused(&folder, &error);
-        let files: Vec<_> = fs::read_dir(&folder).map_err(failed)?.filter_map(|file| Some(file.ok()?.path())).collect();
-        let locks = files.iter().map(|file| lock(file)).collect::<Result<Vec<_>, _>>().map_err(|error| {
+        fs::read_dir(&folder).map_err(|error| refused(&folder, &error))?;
+        let locks = files(&folder).iter().map(|file| lock(file)).collect::<Result<Vec<_>, _>>().map_err(|error| {
             Failure::runtime(format_args!("sessions.state: {error}: does this gateway run already?"))
         })?;
         Ok(Some(Self { folder, _locks: locks }))
@@ -144,7 +169,7 @@ fn refused(folder: &Path, error: &std::io::Error) -> Failure {
     Failure::runtime(format_args!("sessions.state: cannot remove {}: {error}", folder.display()))
 }
 
-fn folder(config: &Config) -> Option<PathBuf> {
+pub(super) fn folder(config: &Config) -> Option<PathBuf> {
     // A name is one component of a path, whatever it is, and never one that means another folder.
     let name = config.name.replace(['/', '\0'], "_");
     let name = if name.starts_with('.') { format!("_{name}") } else { name };
@@ -155,9 +180,15 @@ fn path(folder: &Path, worker: u32) -> PathBuf {
     folder.join(format!("worker-{worker}"))
 }
 
+/// The files in a folder and those in it.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
 /// Removes the files of workers that there are no more; one that is in use stays.
-fn forget_others(folder: &Path, workers: usize) {
-    let own: Vec<_> = (0..workers as u32).map(|worker| path(folder, worker)).collect();
+fn forget_others(folder: &Path, workers: u32) {
+    let own: Vec<_> = (0..workers).map(|worker| path(folder, worker)).collect();
     let Ok(files) = fs::read_dir(folder) else { return };
     for file in files.flatten().map(|file| file.path()).filter(|file| !own.contains(file)) {
         let removed = Region::open(&file)
@@ -192,3 +223,6 @@ fn boot_id() -> Result<[u8; 16], Failure> {
     let number = u128::from_str_radix(&digits, 16);
     number.map(u128::to_be_bytes).map_err(|_| unreadable(ErrorKind::InvalidData.into()))
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,6 +4,7 @@
 mod devices;
 mod engine;
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -11,6 +12,7 @@ use std::time::{Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use crossbeam::queue::ArrayQueue;
+use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc};
 use vipgate_dataplane::command::Command;
 use vipgate_dataplane::io::{InterfaceId, MAX_MTU};
@@ -21,28 +23,35 @@ use vipgate_dataplane::snapshot::policy::Policy;
 use vipgate_dataplane::snapshot::publish::Publisher;
 use vipgate_dataplane::snapshot::spec::{InterfaceSpec, NetworkSpec};
 use vipgate_dataplane::waiting::Questions;
+use vipgate_xdp::attach::Mode;
+use vipgate_xdp::nic::Nic;
+use vipgate_xdp::steering::Steering;
 
-use self::devices::{attach_steering, cores, find_nics, granted, join_multicast, open_devices};
-use self::engine::{Shared, make_workers, range, secret_number};
+use self::devices::{attach_steering, cores, find_nics, granted, join_multicast, on_exit, open_devices};
+use self::engine::{Shared, make_workers, range};
 use super::capture;
-use super::control::{Gateway, check_own_addresses};
+use super::control::Gateway;
 use super::feed::{EVENTS, Feed, FilesHandle};
 use super::figures::XdpFigures;
+use super::following::{Following, check_own_addresses};
 use super::group::{self, Group, GroupLease, LinkedWorkers, Links};
+use super::identity;
 use super::kept::Keeper;
-use super::state::{Dealt, GatewayState, PolicyStatus};
+use super::services::{Services, Signals};
+use super::state::{Dealt, GatewayState, PolicyStatus, Rooms};
+use super::tracking::{self, Tracking};
 use super::wait::{self, NoFigures};
 use super::workers::{self, Threads};
 use crate::config::{Config, Overlay, PolicySource};
 use crate::failure::Failure;
 use crate::kernel::{Advertiser, Network, Place, Resolver, ResolverLimits, Wanted};
-use crate::members::{self, MembersClient};
+use crate::members::{self, MembersClient, Secret};
 use crate::natlog::{NatLog, NatLogStatus};
-use crate::peer::{self, Bell, Identity, Peers};
+use crate::peer::{self, Bell, Identity, Peers, TunnelSecret};
 use crate::policy::{Follower, Viewer};
 use crate::xds::book::Offer;
 use crate::xds::client::{Client, ServerStatus};
-use crate::{admin, metrics};
+use crate::{admin, metrics, privileges};
 
 /// Questions about neighbours that wait for the control thread.
 const QUESTIONS: usize = 1024;
@@ -63,7 +72,8 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
     let cores = cores(&config, &nics)?;
     // Before any other thread starts: they inherit it.
     workers::leave_alone(&cores);
-    let Opened { mut feed, source, server, offer, mut client } = open_feed(&config).await;
+    let services = Services::start()?;
+    let Opened { mut feed, source, server, offer, mut client } = open_feed(&config, &services).await;
     let origin = (server, feed.files.clone());
     let network = open_network(&config).await?;
     check_mtus(&network.current())?;
@@ -71,15 +81,14 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
     let advertiser = open_advertiser(&config).await?;
     let overlay = config.overlay.map(Overlay::end);
     let mut builder = Builder::new((*network.current()).clone()).at_overlay(overlay);
-    let metrics_listener = metrics::bind(config.metrics.listen).await?;
-    let admin_socket = admin::bind(&config.admin.socket).await?;
+    let mut listeners = listen(&config, &services).await?;
     let (mut steering, devices) = open_devices(&config, &nics, cores.len())?;
     let (tunnels, multicast) = (config.tunnels(), join_multicast(&config, &nics));
 
     let mut status = PolicyStatus::nothing_from(source);
     let offer = take_known(offer, &mut builder, client.as_mut(), &network.current().locals)?;
-    let running = client.map(|client| tokio::spawn(client.run()));
-    let mut listeners = (metrics_listener, admin_socket);
+    let running = client.map(|client| services.spawn(client.run()));
+    let mut signals = None;
     let (offer, answer, modes) = if let Some(offer) = offer {
         (offer, None, None)
     } else {
@@ -89,14 +98,13 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
         steering.apply(capture::tables(&nothing, &network.current().locals, &tunnels)).map_err(Failure::runtime)?;
         let modes = attach_steering(&config, &nics, &mut steering)?;
         let state = Arc::new(state_without_workers(&config, status.clone(), origin.clone(), nothing, &network)?);
-        let Some(heard) = wait::for_policy(&state, &mut feed, &mut builder, listeners).await? else {
-            return Ok(None);
-        };
+        let signals = signals.insert(Signals::listen()?);
+        let waited = wait::for_policy(&state, &mut feed, &mut builder, listeners, &services, signals).await?;
+        let Some(heard) = waited else { return Ok(None) };
         status.updates_rejected = state.policy.load().updates_rejected;
-        listeners = (metrics::bind(config.metrics.listen).await?, admin::bind(&config.admin.socket).await?);
+        listeners = listen(&config, &services).await?;
         (heard.offer, Some(heard.answer), Some(modes))
     };
-    let (metrics_listener, admin_socket) = listeners;
     // What others could have isn't this gateway's until it has asked.
     let members = group::at_start(&config, &offer.peers);
     let snapshot = builder.with_members(&members);
@@ -113,7 +121,7 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
     let losses = parts.iter().map(|(_, parts, _)| parts.io.losses()).collect();
     let pool = parts.first().map(|(_, parts, _)| parts.io.pool());
     let sockets = parts.iter().map(|(_, parts, _)| parts.io.sockets().collect::<Vec<_>>()).collect::<Vec<_>>();
-    let threads = Threads::start(parts, config.workers.idle)?;
+    let threads = Threads::start(parts, config.workers.idle, config.privileges)?;
 
     let modes = modes.map_or_else(|| attach_steering(&config, &nics, &mut steering), Ok)?;
     // Policy captures what it covers by now; all else is the kernel's again.
@@ -136,42 +144,56 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
         device: Arc::new(XdpFigures::new(steering.clone(), losses, pool, counters)),
         ..state_without_workers(&config, status, origin, policy, &network)?
     });
-    let lease = Arc::new(GroupLease::new(shared.lease));
-    let mut group = open_group(&config, &state, lease, shared.news)?;
+    let mut group = open_group(&config, &state, Arc::new(GroupLease::new(shared.lease)), shared.news)?;
     group.set_policy(&state.policy.load().peers);
+    privileges::settle_gateway();
     if let Some(answer) = answer {
         // The connection may be gone meanwhile; then the server asks again.
         let _ = answer.send(Ok(()));
     }
+    let tracking = track(&config, &network, (nics, modes), &steering);
+    let locals = network.current().locals.clone();
     Ok(Some(Gateway {
-        nat_log: start_nat_log(&config, &state),
+        nat_log: start_nat_log(&config, &state, &services).await,
+        tracking,
         config,
         feed,
         client: running,
         advertiser,
         resolver,
         network,
-        builder,
-        publisher,
-        steering,
+        following: Following { builder, publisher, steering, state, locals, tunnels },
+        services,
+        signals: signals.map_or_else(Signals::listen, Ok)?,
         questions,
         bell,
         threads,
         group,
         members,
         orders,
-        state,
-        admin_socket,
-        metrics_listener,
+        admin_socket: listeners.1,
+        metrics_listener: listeners.0,
         _multicast: multicast,
         _keeper: keeper,
     }))
 }
 
+/// Begins to follow interfaces, next hops and the steering program.
+fn track(
+    config: &Config,
+    network: &Network,
+    (nics, modes): (Vec<Nic>, Vec<Mode>),
+    steering: &Arc<Mutex<Steering>>,
+) -> Tracking {
+    let (on_exit, steering, health) = (on_exit(config), steering.clone(), config.health.clone());
+    Tracking::new(tracking::Plan { network, nics, modes, on_exit, steering, health })
+}
+
 /// Begins to log translations, if that is wanted.
-fn start_nat_log(config: &Config, state: &GatewayState) -> Option<NatLog> {
-    let (settings, status) = (config.nat_log.as_ref()?, state.nat_log.clone()?);
-    let (log, sessions) = NatLog::start(settings, state.ports, status);
+async fn start_nat_log(config: &Config, state: &GatewayState, services: &Services) -> Option<NatLog> {
+    let (settings, status) = (config.nat_log?, state.nat_log.clone()?);
+    let ports = state.ports;
+    let (log, sessions) = services.run(async move { NatLog::start(&settings, ports, status) }).await;
     log.put(&state.compiled.load_full());
     for worker in state.workers.iter().filter(|_| sessions.is_some()) {
         // Its queue of commands is empty: it has just begun.
@@ -218,11 +240,22 @@ struct Opened {
     client: Option<Client>,
 }
 
-async fn open_feed(config: &Config) -> Opened {
+/// The sockets of whoever asks.
+async fn listen(config: &Config, services: &Services) -> Result<(TcpListener, admin::Socket), Failure> {
+    let failed = |error: io::Error| Failure::runtime(format_args!("metrics.listen: {error}"));
+    // Opened here, since a port below 1024 takes a capability, and answered there.
+    let metrics = metrics::bind(config.metrics.listen).await?.into_std().map_err(failed)?;
+    let socket = config.admin.socket.clone();
+    let both = async move { Ok((TcpListener::from_std(metrics).map_err(failed)?, admin::bind(&socket).await?)) };
+    services.run(both).await
+}
+
+async fn open_feed(config: &Config, services: &Services) -> Opened {
     match &config.policy {
         PolicySource::Files(paths) => {
             let follower = Some(Follower::new(paths.clone()));
-            let (feed, offer) = Feed::files(paths.clone(), Viewer::of(config), config.allow_empty, follower).await;
+            let files = Feed::files(paths.clone(), Viewer::of(config), config.allow_empty, follower);
+            let (feed, offer) = services.run(files).await;
             let source = feed.files.as_ref().map(|files| files.status.name.clone()).unwrap_or_default();
             Opened { feed, source, server: None, offer, client: None }
         }
@@ -260,11 +293,14 @@ fn state_without_workers(
         ports: (config.ports.range.first, config.ports.range.last),
         port_blocks: range(config)?.blocks(),
         network: ArcSwap::new(network.current()),
+        tracking: ArcSwap::default(),
         group: ArcSwap::default(),
         nat_log: config.nat_log.as_ref().map(|settings| Arc::new(NatLogStatus::new(settings))),
         orders: None,
+        stalls: Arc::default(),
         workers: Vec::new(),
         sockets: Vec::new(),
+        rooms: Rooms::default(),
         device: Arc::new(NoFigures),
     })
 }
@@ -302,15 +338,21 @@ fn open_group(
     lease: Arc<GroupLease>,
     news: Arc<Bell>,
 ) -> Result<Group, Failure> {
-    let PolicySource::Server(server) = &config.policy else { return Ok(Group::new(config, lease, None, None)) };
+    let PolicySource::Server(server) = &config.policy else { return Ok(Group::new(config, lease, None, None, None)) };
     let name: Arc<str> = config.name.as_str().into();
-    let incarnation = secret_number()?.max(1);
+    let no_random = |error| Failure::runtime(format_args!("the kernel gives no random numbers: {error}"));
+    let secret = Secret::generate().map_err(no_random)?;
+    let incarnation = secret.incarnation();
+    let predecessor = identity::exchange(config, &secret);
     let identity = Identity::generate().map_err(Failure::runtime)?;
+    let tunnel_secret = TunnelSecret::generate().map_err(Failure::runtime)?;
     let plan = members::Plan {
         name: name.clone(),
-        incarnation,
+        secret,
+        predecessor,
         server: server.clone(),
         fingerprint: identity.fingerprint().0,
+        tunnel_key: *tunnel_secret.public(),
         peer: config.tunnel(),
         lease: lease.clone(),
     };
@@ -334,5 +376,5 @@ fn open_group(
         }
     };
     let (client, handle) = MembersClient::open(plan);
-    Ok(Group::new(config, lease, Some((handle, tokio::spawn(client.run()))), links))
+    Ok(Group::new(config, lease, Some((handle, tokio::spawn(client.run()))), links, Some(tunnel_secret)))
 }

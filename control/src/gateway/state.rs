@@ -20,6 +20,10 @@ use vipgate_dataplane::snapshot::spec::{NetworkSpec, VipSpec};
 use super::conflicts::Claims;
 use super::feed::FilesHandle;
 use super::group::GroupStatus;
+use super::stalls::Stalls;
+use super::tracking::TrackingStatus;
+use crate::listener::{Limits, Room};
+use crate::metrics;
 use crate::natlog::NatLogStatus;
 use crate::policy::Peer;
 use crate::xds::client::ServerStatus;
@@ -59,18 +63,52 @@ pub struct GatewayState {
     pub port_blocks: usize,
     /// The network in force.
     pub network: ArcSwap<NetworkSpec>,
+    /// How its interfaces and next hops stand.
+    pub tracking: ArcSwap<TrackingStatus>,
     /// How it stands with other gateways.
     pub group: ArcSwap<GroupStatus>,
     /// The log of translations, where there is one.
     pub nat_log: Option<Arc<NatLogStatus>>,
     /// Where the control thread takes orders; `None` before it does.
     pub orders: Option<mpsc::UnboundedSender<Order>>,
+    /// How late the control thread was.
+    pub stalls: Arc<Stalls>,
     /// The workers, by number.
     pub workers: Vec<WorkerHandle>,
     /// The sockets, as granted.
     pub sockets: Vec<SocketStatus>,
+    /// The connections of its listeners.
+    pub rooms: Rooms,
     /// Figures that only the device knows: steering outcomes, ring losses, frames.
     pub device: Arc<dyn DeviceFigures>,
+}
+
+/// Connections: all health checks together, and commands.
+const HEALTH: Limits = Limits { connections: 256, per_address: 64 };
+const ADMIN: Limits = Limits { connections: 128, per_address: 128 };
+
+/// The connections of each listener.
+#[derive(Clone, Debug)]
+pub struct Rooms {
+    /// Of monitoring.
+    pub metrics: Arc<Room>,
+    /// Of health checks, all ports together.
+    pub health: Arc<Room>,
+    /// Of commands.
+    pub admin: Arc<Room>,
+}
+
+impl Rooms {
+    /// All of them.
+    pub fn all(&self) -> [&Room; 3] {
+        [&self.metrics, &self.health, &self.admin]
+    }
+}
+
+impl Default for Rooms {
+    fn default() -> Self {
+        Self { metrics: metrics::room(), health: Room::new("health", HEALTH), admin: Room::new("admin", ADMIN) }
+    }
 }
 
 impl GatewayState {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use vipgate_dataplane::snapshot::build::Builder;
 
-use super::control::{check_own_addresses, reject, rejection};
 use super::feed::Feed;
+use super::following::{check_own_addresses, reject, rejection};
+use super::services::{Order, Services, Signals};
 use super::state::{DeviceFigures, Figure, GatewayState, RingDrops};
 use crate::failure::Failure;
 use crate::metrics::Monitored;
@@ -33,23 +33,30 @@ pub(super) async fn for_policy(
     feed: &mut Feed,
     builder: &mut Builder,
     (metrics_listener, admin_socket): (TcpListener, admin::Socket),
+    services: &Services,
+    signals: &mut Signals,
 ) -> Result<Option<Heard>, Failure> {
-    let no_signals = |error| Failure::runtime(format_args!("cannot listen to signals: {error}"));
-    let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
     tracing::warn!(event = "no_policy", source = state.policy.load().source, "no policy yet: everything is dropped");
     let (stop, stopped) = watch::channel(false);
     let servers = [
-        tokio::spawn(admin::serve(state.clone(), admin_socket, stopped.clone())),
-        tokio::spawn(metrics::serve(Monitored::gateway(state.clone()), metrics_listener, stopped)),
+        services.spawn(admin::serve(state.clone(), admin_socket, stopped.clone())),
+        services.spawn(metrics::serve(
+            Monitored::gateway(state.clone()),
+            metrics_listener,
+            state.rooms.metrics.clone(),
+            stopped,
+        )),
     ];
     systemd::waiting("no policy yet", 2 * REMINDER);
     let mut reminder = tokio::time::interval(REMINDER);
     reminder.tick().await;
     let heard = loop {
         tokio::select! {
-            _ = terminate.recv() => break None,
-            _ = interrupt.recv() => break None,
+            order = signals.next() => match order {
+                Order::Stop => break None,
+                // Files are read again as soon as they change.
+                Order::Reload => {}
+            },
             _ = reminder.tick() => {
                 let why = state.waits_for().unwrap_or_default();
                 tracing::warn!(event = "no_policy", reason = why, "still no policy: everything is dropped");

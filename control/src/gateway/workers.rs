@@ -13,8 +13,9 @@ use vipgate_dataplane::worker::{Parts, Worker};
 use vipgate_xdp::device::XdpDevice;
 use vipgate_xdp::doorbell::Doorbell;
 
-use crate::config::Idle;
+use crate::config::{Idle, Privileges};
 use crate::failure::Failure;
+use crate::privileges;
 
 /// Turns without a packet before an adaptive worker sleeps: about a fifth of a millisecond.
 const PATIENCE: u32 = 200;
@@ -54,7 +55,11 @@ pub(super) struct Threads {
 
 impl Threads {
     /// Starts a worker on each core.
-    pub(super) fn start(workers: Vec<(usize, Parts<XdpDevice>, Arc<Doorbell>)>, idle: Idle) -> Result<Self, Failure> {
+    pub(super) fn start(
+        workers: Vec<(usize, Parts<XdpDevice>, Arc<Doorbell>)>,
+        idle: Idle,
+        privileges: Privileges,
+    ) -> Result<Self, Failure> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut all = Self { stop: stop.clone(), doorbells: Vec::new(), running: Vec::new() };
         for (core, parts, doorbell) in workers {
@@ -62,7 +67,11 @@ impl Threads {
             let stop = stop.clone();
             let thread = thread::Builder::new()
                 .name(format!("worker-{}", parts.id.0))
-                .spawn(move || work(core, parts, &doorbell, idle, &stop))
+                .spawn(move || {
+                    pin(core, parts.id.0);
+                    privileges::begin_worker(privileges);
+                    work(parts, &doorbell, idle, &stop);
+                })
                 .map_err(|error| Failure::runtime(format_args!("cannot start a worker thread: {error}")))?;
             all.running.push(thread);
         }
@@ -90,10 +99,13 @@ impl Drop for Threads {
     }
 }
 
-fn work(core: usize, parts: Parts<XdpDevice>, doorbell: &Doorbell, idle: Idle, stop: &AtomicBool) {
+fn pin(core: usize, worker: u8) {
     if !core_affinity::set_for_current(core_affinity::CoreId { id: core }) {
-        tracing::warn!(worker = parts.id.0, core, "cannot pin the worker to its core; the kernel moves it as it likes");
+        tracing::warn!(worker, core, "cannot pin the worker to its core; the kernel moves it as it likes");
     }
+}
+
+fn work(parts: Parts<XdpDevice>, doorbell: &Doorbell, idle: Idle, stop: &AtomicBool) {
     let mut worker = Worker::new(parts, now());
     let mut quiet = 0;
     while !stop.load(Ordering::Relaxed) {

@@ -10,8 +10,25 @@ use vipgate_dataplane::io::{InterfaceId, MAX_MTU};
 use vipgate_dataplane::snapshot::spec::{InterfaceSpec, Role};
 
 use super::error::NetworkError;
-use super::message::{Address, Change, Link};
+use super::message::{Address, Change, Link, LinkState};
 use super::network::Wanted;
+
+/// How one interface of the gateway stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkStatus {
+    /// Its number.
+    pub id: InterfaceId,
+    /// Its name in the configuration.
+    pub name: String,
+    /// The kernel's index of it.
+    pub ifindex: u32,
+    /// Which side of the gateway it is.
+    pub role: Role,
+    /// Whether packets can be sent and received by it.
+    pub state: LinkState,
+    /// The device that has its name by now, since the one that had it is gone; and whether that one is up.
+    pub successor: Option<(u32, bool)>,
+}
 
 /// What a change of the kernel's objects means for the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,10 +49,11 @@ struct Own {
     mac: [u8; 6],
     mtu: u16,
     up: bool,
+    state: LinkState,
     /// The device is no more. It stays so: a device that comes later isn't the one that the packet sockets are bound to.
     gone: bool,
-    /// The device that has come in its place and was reported.
-    successor: Option<u32>,
+    /// The device that has come in its place and was reported, and whether it is up.
+    successor: Option<(u32, bool)>,
     addresses: BTreeSet<Address>,
 }
 
@@ -70,6 +88,7 @@ impl Links {
                 mac,
                 mtu: mtu(link),
                 up: link.is_up(),
+                state: link.state(),
                 gone: false,
                 successor: None,
                 addresses: BTreeSet::new(),
@@ -146,6 +165,19 @@ impl Links {
         }
     }
 
+    /// How the interfaces stand.
+    pub(super) fn status(&self) -> Vec<LinkStatus> {
+        let status = |own: &Own| LinkStatus {
+            id: own.id,
+            name: own.name.clone(),
+            ifindex: own.ifindex,
+            role: own.role,
+            state: own.state,
+            successor: own.successor,
+        };
+        self.own.iter().map(status).collect()
+    }
+
     /// The interfaces, for the engine.
     pub(super) fn spec(&self) -> Vec<InterfaceSpec> {
         let spec = |own: &Own| InterfaceSpec {
@@ -179,6 +211,7 @@ impl Own {
         self.mac = link.mac.unwrap_or(self.mac);
         self.mtu = mtu(link);
         self.up = link.is_up();
+        self.state = link.state();
         if self.mtu != before.1 {
             self.say_mtu(before.1);
         }
@@ -189,9 +222,10 @@ impl Own {
         if self.gone {
             return false;
         }
-        warn!(interface = %self.name, ifindex = self.ifindex, "the interface is gone; it counts as down until the gateway is restarted");
+        warn!(interface = %self.name, ifindex = self.ifindex, "the interface is gone; it counts as down until another device has its name");
         self.gone = true;
         self.up = false;
+        self.state = LinkState::Gone;
         self.addresses.clear();
         true
     }
@@ -216,15 +250,23 @@ impl Own {
     }
 
     fn notice_successor(&mut self, change: Change, link: &Link) {
-        if self.gone && change != Change::Gone && link.name == self.name && self.successor != Some(link.ifindex) {
+        if !self.gone {
+            return;
+        }
+        let is_known = self.successor.is_some_and(|(ifindex, _)| ifindex == link.ifindex);
+        if change == Change::Gone || link.name != self.name {
+            self.successor = self.successor.filter(|_| !is_known);
+            return;
+        }
+        if !is_known {
             warn!(
                 interface = %self.name,
                 was = self.ifindex,
                 ifindex = link.ifindex,
-                "another device has the interface's name now; restart the gateway to use it"
+                "another device has the interface's name now; the gateway starts again to use it once it is up"
             );
-            self.successor = Some(link.ifindex);
         }
+        self.successor = Some((link.ifindex, link.is_up()));
     }
 }
 

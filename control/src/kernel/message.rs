@@ -63,6 +63,49 @@ impl Link {
         let wanted = (libc::IFF_UP | libc::IFF_LOWER_UP).cast_unsigned();
         self.flags & wanted == wanted
     }
+
+    /// The first thing that keeps packets from it, if anything does.
+    pub(super) fn state(&self) -> LinkState {
+        let has = |flag: libc::c_int| self.flags & flag.cast_unsigned() != 0;
+        if !has(libc::IFF_UP) {
+            LinkState::Down
+        } else if !has(libc::IFF_LOWER_UP) {
+            LinkState::NoCarrier
+        } else if !has(libc::IFF_RUNNING) {
+            LinkState::NotOperational
+        } else {
+            LinkState::Up
+        }
+    }
+}
+
+/// Whether packets can be sent and received by an interface, as far as the kernel knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LinkState {
+    /// They can.
+    #[default]
+    Up,
+    /// Somebody has set it down.
+    Down,
+    /// Nothing is at the other end of the cable.
+    NoCarrier,
+    /// Its operational state isn't `up` (RFC 2863): it waits for an authentication, or for what is below it.
+    NotOperational,
+    /// There is no such device.
+    Gone,
+}
+
+impl LinkState {
+    /// As it ends a sentence about an interface.
+    pub fn phrase(self) -> &'static str {
+        match self {
+            Self::Up => "is up",
+            Self::Down => "is set down",
+            Self::NoCarrier => "has no carrier",
+            Self::NotOperational => "is not operational",
+            Self::Gone => "is gone",
+        }
+    }
 }
 
 /// An address of a device. The order is the order in which a source address would be picked: IPv4 first, then what is

@@ -10,7 +10,7 @@ use vipgate_dataplane::snapshot::spec::{NetworkSpec, Role};
 use super::error::NetworkError;
 use super::model::Model;
 use super::socket::Subscription;
-use super::watcher::{NeighbourFailed, Watcher, read_everything};
+use super::watcher::{LinkReport, NeighbourFailed, Published, Watcher, read_everything};
 
 /// Failed next hops that may wait for a slow reader; the oldest are lost.
 const FAILURES: usize = 4096;
@@ -30,6 +30,7 @@ pub struct Wanted {
 #[derive(Debug)]
 pub struct Network {
     published: watch::Receiver<Arc<NetworkSpec>>,
+    links: watch::Receiver<LinkReport>,
     failures: broadcast::Sender<NeighbourFailed>,
     task: JoinHandle<()>,
 }
@@ -47,8 +48,8 @@ impl Network {
             read_everything().await.map_err(|source| NetworkError::new("reading the kernel's network", source))?;
         let model = Model::new(&wanted, dump)?;
         let (failures, _) = broadcast::channel(FAILURES);
-        let (watcher, published) = Watcher::new(subscription, model, failures.clone());
-        Ok(Self { published, failures, task: tokio::spawn(watcher.run()) })
+        let (watcher, Published { network: published, links }) = Watcher::new(subscription, model, failures.clone());
+        Ok(Self { published, links, failures, task: tokio::spawn(watcher.run()) })
     }
 
     /// What the network looks like now.
@@ -64,6 +65,11 @@ impl Network {
     pub async fn changed(&mut self) -> Result<Arc<NetworkSpec>, NetworkError> {
         self.published.changed().await.map_err(|_| NetworkError::Ended)?;
         Ok(self.published.borrow_and_update().clone())
+    }
+
+    /// How the interfaces stand, for those who follow it on their own: at once, where the network waits for the end of a burst.
+    pub fn links(&self) -> watch::Receiver<LinkReport> {
+        self.links.clone()
     }
 
     /// The next hops that don't answer, from now on. Each reader hears of all.

@@ -20,6 +20,7 @@ use tracing::{debug, info, warn};
 use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::snapshot::spec::{NetworkSpec, RouteTarget};
 
+use super::links::LinkStatus;
 use super::message::{Change, Event};
 use super::model::{Dump, Model};
 use super::socket::{Client, Heard, Subscription};
@@ -45,11 +46,29 @@ pub struct NeighbourFailed {
     pub address: IpAddr,
 }
 
+/// How the gateway's interfaces stand, and how often the kernel has said anything about them: also of what this program doesn't
+/// read of it, such as XDP programs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LinkReport {
+    /// The interfaces, by number.
+    pub links: Vec<LinkStatus>,
+    /// Messages of the kernel about them.
+    pub messages: u64,
+}
+
+/// Where a watcher publishes.
+pub(super) struct Published {
+    pub(super) network: watch::Receiver<Arc<NetworkSpec>>,
+    pub(super) links: watch::Receiver<LinkReport>,
+}
+
 /// Keeps the model and publishes it.
 pub(super) struct Watcher {
     subscription: Subscription,
     model: Model,
     network: watch::Sender<Arc<NetworkSpec>>,
+    /// Published at once, since a gateway without a link has to let others know.
+    links: watch::Sender<LinkReport>,
     failures: broadcast::Sender<NeighbourFailed>,
     pending: Pending,
     /// Local prefixes that were warned of.
@@ -77,12 +96,13 @@ impl Watcher {
         subscription: Subscription,
         model: Model,
         failures: broadcast::Sender<NeighbourFailed>,
-    ) -> (Self, watch::Receiver<Arc<NetworkSpec>>) {
+    ) -> (Self, Published) {
         let (network, published) = watch::channel(Arc::new(model.spec()));
+        let (links, links_published) = watch::channel(LinkReport { links: model.links.status(), messages: 0 });
         let pending = Pending::default();
-        let mut watcher = Self { subscription, model, network, failures, pending, warned: BTreeSet::new() };
+        let mut watcher = Self { subscription, model, network, links, failures, pending, warned: BTreeSet::new() };
         watcher.warn_of_local_prefixes();
-        (watcher, published)
+        (watcher, Published { network: published, links: links_published })
     }
 
     /// Runs until it is aborted.
@@ -151,6 +171,7 @@ impl Watcher {
             }
         };
         let is_burst = events.iter().any(|event| !matches!(event, Event::Neighbour(..)));
+        let is_about_links = events.iter().any(|event| matches!(event, Event::Link(..)));
         for event in events {
             self.notice_failure(&event);
             let effect = self.model.apply(event);
@@ -160,7 +181,15 @@ impl Watcher {
                 self.pending.recheck = Some(Instant::now() + RECHECK);
             }
         }
+        if is_about_links {
+            self.report_links();
+        }
         is_burst
+    }
+
+    fn report_links(&self) {
+        let links = self.model.links.status();
+        self.links.send_modify(|report| *report = LinkReport { links, messages: report.messages + 1 });
     }
 
     fn notice_failure(&self, event: &Event) {
@@ -178,6 +207,7 @@ impl Watcher {
             let heard_all = self.subscription.drain();
             let dump = read_everything().await?;
             self.model.replace(dump);
+            self.report_links();
             info!("changes of the network were lost; read all of it anew");
             self.pending = Pending {
                 changed: true,

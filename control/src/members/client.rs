@@ -11,7 +11,8 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use vipgate_dataplane::time::Tick;
 
-use super::view::{Fingerprint, View, Wish};
+use super::secret::Secret;
+use super::view::{Fingerprint, TunnelKey, View, Wish};
 use crate::config::PolicyServer;
 use crate::xds::client::jittered;
 
@@ -36,12 +37,16 @@ pub trait LeaseClock: Send + Sync {
 pub struct Plan {
     /// The gateway's name.
     pub name: Arc<str>,
-    /// Its process: another one for each start, never 0.
-    pub incarnation: u64,
+    /// By which its process shows that it is this one: another one for each start.
+    pub secret: Secret,
+    /// That of the process before on this host.
+    pub predecessor: Option<Secret>,
     /// The policy server.
     pub server: PolicyServer,
     /// Of the certificate that it shows other gateways.
     pub fingerprint: Fingerprint,
+    /// The public half of the key of its tunnels.
+    pub tunnel_key: TunnelKey,
     /// Where other gateways reach it.
     pub peer: Option<SocketAddr>,
     /// Where leases go.
@@ -75,11 +80,22 @@ pub struct Status {
     pub is_granted: bool,
 }
 
+/// What a gateway says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// What it wants.
+    pub wish: Wish,
+    /// Number of the view that it acts by.
+    pub seen_view: u64,
+    /// Why it can't do what it serves for, if it can't.
+    pub unable: Option<Arc<str>>,
+}
+
 /// What the gateway says and hears. When `wish` is dropped, the client ends.
 #[derive(Debug)]
 pub struct Handle {
-    /// What the gateway wants, and the number of the view that it acts by.
-    pub wish: watch::Sender<(Wish, u64)>,
+    /// What the gateway wants.
+    pub wish: watch::Sender<Wanted>,
     /// How things stand.
     pub status: watch::Receiver<Status>,
     told: watch::Sender<Status>,
@@ -102,7 +118,7 @@ impl Handle {
 /// Beats for a gateway.
 pub struct MembersClient {
     plan: Plan,
-    wish: watch::Receiver<(Wish, u64)>,
+    wish: watch::Receiver<Wanted>,
     status: watch::Sender<Status>,
     /// Whether this server was ever heard.
     is_reached: bool,
@@ -122,6 +138,8 @@ enum End {
     NoService,
     /// The server won't have this gateway, and why.
     Refused(String),
+    /// Another process has its name, and lives; where.
+    InUse(String),
     /// Anything else.
     Lost(String),
 }
@@ -129,7 +147,7 @@ enum End {
 impl MembersClient {
     /// A client that doesn't run yet.
     pub fn open(plan: Plan) -> (Self, Handle) {
-        let (wish, wished) = watch::channel((Wish::Joining, 0));
+        let (wish, wished) = watch::channel(Wanted::default());
         let status = Status { authority: Authority::Unknown, view: Arc::default(), ttl: USUAL_TTL, is_granted: false };
         let (status, told) = watch::channel(status);
         let handle = Handle { wish, status: told, told: status.clone() };
@@ -156,7 +174,7 @@ impl MembersClient {
             let pause = match &end {
                 End::Abandoned => return,
                 End::NoService => NO_SERVICE,
-                End::Refused(_) => REFUSED,
+                End::Refused(_) | End::InUse(_) => REFUSED,
                 End::Lost(_) => jittered(self.pause),
             };
             self.tell(end);
@@ -172,10 +190,11 @@ impl MembersClient {
     fn tell(&mut self, end: End) {
         let url = &self.plan.server.url;
         let was = self.status.borrow().authority;
+        let is_in_use = matches!(end, End::InUse(_));
         let (now, why) = match end {
             End::Abandoned => return,
             End::NoService => (Authority::None, None),
-            End::Refused(why) | End::Lost(why) => {
+            End::Refused(why) | End::InUse(why) | End::Lost(why) => {
                 (if was == Authority::Present { Authority::Lost } else { was }, Some(why))
             }
         };
@@ -184,6 +203,13 @@ impl MembersClient {
                 event = "authority_none",
                 server = url,
                 "the policy server knows nothing of leases: every gateway serves, and none takes over from another"
+            ),
+            Some(reason) if is_in_use && self.complaint != why => tracing::error!(
+                event = "name_in_use",
+                gateway = &*self.plan.name,
+                server = url,
+                reason,
+                "this gateway may not have its name: {reason}"
             ),
             Some(reason) if self.complaint != why => {
                 tracing::warn!(event = "authority_lost", server = url, reason, "who serves can't be asked");
@@ -205,7 +231,7 @@ impl MembersClient {
 }
 
 /// Waits until nobody can wish anything any more.
-async fn is_abandoned(mut wish: watch::Receiver<(Wish, u64)>) {
+async fn is_abandoned(mut wish: watch::Receiver<Wanted>) {
     while wish.changed().await.is_ok() {}
 }
 

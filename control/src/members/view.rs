@@ -4,15 +4,20 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use super::secret::{Commitment, Secret, incarnation_of};
 use crate::xds::proto;
 
 /// SHA-256 of a certificate.
 pub type Fingerprint = [u8; 32];
+/// The public half of an X25519 key.
+pub type TunnelKey = [u8; 32];
 
 /// Members of a view.
 pub const MOST_MEMBERS: usize = 1024;
 /// The longest name of a gateway, bytes.
 const LONGEST_NAME: usize = 253;
+/// The longest reason of a gateway that can't serve, bytes; the rest of a longer one is left out.
+const LONGEST_REASON: usize = 200;
 /// Numbers of views stay below this, so that there is always a next one: at one change in each nanosecond it lasts for a century.
 const MOST_NUMBER: u64 = 1 << 62;
 
@@ -38,12 +43,18 @@ pub struct Member {
     pub lapsed: bool,
     /// Higher each time that it stops to serve.
     pub epoch: u64,
-    /// Its process; 0: never heard of.
+    /// Its process; 0: never heard of. Everybody sees it.
     pub incarnation: u64,
+    /// Of that process's secret; `None`: it has said none.
+    pub commitment: Option<Commitment>,
     /// Of the certificate that it shows other gateways.
     pub fingerprint: Option<Fingerprint>,
     /// Where other gateways reach it.
     pub peer: Option<SocketAddr>,
+    /// Of which the keys of its tunnels follow.
+    pub tunnel_key: Option<TunnelKey>,
+    /// Why it can't do what it serves for; none: nothing is known to be wrong.
+    pub unable: Option<Arc<str>>,
 }
 
 /// What a gateway wants.
@@ -76,6 +87,10 @@ pub struct Beat {
     pub gateway: Arc<str>,
     /// Its process.
     pub incarnation: u64,
+    /// Of the secret by which it shows that it is this process; `None`: a gateway of before there were secrets.
+    pub commitment: Option<Commitment>,
+    /// Of the process before, whose secret it knows.
+    pub predecessor: Option<Box<Commitment>>,
     /// What it wants.
     pub wish: Wish,
     /// Number of the view that it acts by.
@@ -84,6 +99,10 @@ pub struct Beat {
     pub fingerprint: Option<Fingerprint>,
     /// Where other gateways reach it.
     pub peer: Option<SocketAddr>,
+    /// Of which the keys of its tunnels follow.
+    pub tunnel_key: Option<TunnelKey>,
+    /// Why it can't do what it serves for. It wants to drain then, for servers that don't know of this.
+    pub unable: Option<Arc<str>>,
     /// The last view that it was told, in the first beat of a stream.
     pub view: Option<Arc<View>>,
 }
@@ -97,9 +116,15 @@ pub enum Unsound {
     /// A process without a number.
     #[error("gateway {0}: incarnation 0 stands for no process")]
     Incarnation(String),
+    /// An incarnation that isn't the one of its secret.
+    #[error("gateway {0}: its incarnation isn't that of its secret, which has 32 bytes")]
+    Secret(String),
     /// A fingerprint of another length.
     #[error("gateway {0}: a fingerprint has 32 bytes, not {1}")]
     Fingerprint(String, usize),
+    /// A key of another length.
+    #[error("gateway {0}: a tunnel key has 32 bytes, not {1}")]
+    TunnelKey(String, usize),
     /// An address that is none.
     #[error("gateway {0}: `{1}` port {2} is no address")]
     Address(String, String, u32),
@@ -124,6 +149,14 @@ impl View {
         self.members.get(at)
     }
 
+    /// Whether there is room for many views after it. Gateways, which say what the next number is, must leave that.
+    ///
+    /// # Errors
+    /// When there isn't.
+    pub fn leaves_room(&self) -> Result<(), Unsound> {
+        if self.number < MOST_NUMBER / 2 { Ok(()) } else { Err(Unsound::Number(self.number)) }
+    }
+
     /// Those who serve.
     pub fn serving(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.serving)
@@ -146,7 +179,18 @@ impl View {
 impl Member {
     /// One that nobody has heard of.
     pub fn new(name: Arc<str>, epoch: u64) -> Self {
-        Self { name, serving: false, lapsed: false, epoch, incarnation: 0, fingerprint: None, peer: None }
+        Self {
+            name,
+            serving: false,
+            lapsed: false,
+            epoch,
+            incarnation: 0,
+            commitment: None,
+            fingerprint: None,
+            peer: None,
+            tunnel_key: None,
+            unable: None,
+        }
     }
 }
 
@@ -186,11 +230,25 @@ impl TryFrom<proto::Member> for Member {
     type Error = Unsound;
 
     fn try_from(message: proto::Member) -> Result<Self, Unsound> {
-        let proto::Member { name, serving, epoch, incarnation, fingerprint, address, port, lapsed } = message;
-        let (name, fingerprint) = (checked_name(name)?, checked_fingerprint(fingerprint));
+        let proto::Member { name, serving, epoch, incarnation, fingerprint, address, port, lapsed, .. } = message;
+        let (tunnel_key, unable, commitment) = (message.tunnel_key, message.unable, message.commitment);
+        let (name, fingerprint) = (checked_name(name)?, checked_hash(fingerprint));
         let fingerprint = fingerprint.map_err(|bytes| Unsound::Fingerprint(name.to_string(), bytes))?;
+        let tunnel_key = checked_hash(tunnel_key).map_err(|bytes| Unsound::TunnelKey(name.to_string(), bytes))?;
         let peer = checked_peer(&name, &address, port)?;
-        Ok(Self { name, serving, lapsed, epoch, incarnation, fingerprint, peer })
+        let commitment = checked_commitment(&name, incarnation, &commitment)?;
+        Ok(Self {
+            name,
+            serving,
+            lapsed,
+            epoch,
+            incarnation,
+            commitment,
+            fingerprint,
+            peer,
+            tunnel_key,
+            unable: checked_reason(&unable),
+        })
     }
 }
 
@@ -206,6 +264,9 @@ impl From<&Member> for proto::Member {
             fingerprint: member.fingerprint.map(Vec::from).unwrap_or_default(),
             address,
             port,
+            tunnel_key: member.tunnel_key.map(Vec::from).unwrap_or_default(),
+            unable: member.unable.as_deref().unwrap_or_default().to_owned(),
+            commitment: member.commitment.map(Vec::from).unwrap_or_default(),
         }
     }
 }
@@ -230,27 +291,59 @@ impl From<proto::beat::Wish> for Wish {
     }
 }
 
+/// From a gateway: what it claims to be, its secret must show.
 impl TryFrom<proto::Beat> for Beat {
     type Error = Unsound;
 
-    fn try_from(message: proto::Beat) -> Result<Self, Unsound> {
-        let proto::Beat { gateway, incarnation, wish, seen_view, fingerprint, peer_address, peer_port, view, .. } =
-            message;
-        let gateway = checked_name(gateway)?;
-        if incarnation == 0 {
-            return Err(Unsound::Incarnation(gateway.to_string()));
+    fn try_from(mut message: proto::Beat) -> Result<Self, Unsound> {
+        let secret = std::mem::take(&mut message.secret);
+        message.commitment = Vec::new();
+        if !secret.is_empty() {
+            let secret = Secret::from_slice(&secret).ok_or_else(|| Unsound::Secret(message.gateway.clone()))?;
+            message.commitment = secret.commitment().into();
         }
-        let wish = proto::beat::Wish::try_from(wish).map_err(|_| Unsound::Wish(gateway.to_string(), wish))?.into();
-        let fingerprint =
-            checked_fingerprint(fingerprint).map_err(|bytes| Unsound::Fingerprint(gateway.to_string(), bytes))?;
-        let peer = checked_peer(&gateway, &peer_address, peer_port)?;
-        let view = view.map(View::try_from).transpose()?.map(Arc::new);
-        Ok(Self { gateway, incarnation, wish, seen_view, fingerprint, peer, view })
+        let predecessor = Secret::from_slice(&message.predecessor).map(|secret| Box::new(secret.commitment()));
+        let beat = Self { predecessor, ..Self::kept(message)? };
+        beat.view.as_deref().map_or(Ok(()), View::leaves_room)?;
+        Ok(beat)
     }
 }
 
 impl Beat {
-    /// As a message: the so-manieth of its stream.
+    /// As a server has kept it.
+    ///
+    /// # Errors
+    /// When it isn't sound.
+    pub fn kept(message: proto::Beat) -> Result<Self, Unsound> {
+        let proto::Beat { gateway, incarnation, wish, seen_view, fingerprint, tunnel_key, unable, view, .. } = message;
+        let (peer_address, peer_port) = (message.peer_address, message.peer_port);
+        let (gateway, unable) = (checked_name(gateway)?, checked_reason(&unable));
+        if incarnation == 0 {
+            return Err(Unsound::Incarnation(gateway.to_string()));
+        }
+        let commitment = checked_commitment(&gateway, incarnation, &message.commitment)?;
+        let wish = proto::beat::Wish::try_from(wish).map_err(|_| Unsound::Wish(gateway.to_string(), wish))?.into();
+        let fingerprint =
+            checked_hash(fingerprint).map_err(|bytes| Unsound::Fingerprint(gateway.to_string(), bytes))?;
+        let tunnel_key = checked_hash(tunnel_key).map_err(|bytes| Unsound::TunnelKey(gateway.to_string(), bytes))?;
+        let peer = checked_peer(&gateway, &peer_address, peer_port)?;
+        let view = view.map(View::try_from).transpose()?.map(Arc::new);
+        Ok(Self {
+            gateway,
+            incarnation,
+            commitment,
+            predecessor: None,
+            wish,
+            seen_view,
+            fingerprint,
+            peer,
+            tunnel_key,
+            unable,
+            view,
+        })
+    }
+
+    /// As a message for those who keep it: the so-manieth of its stream. No secret is in it.
     pub fn message(&self, sequence: u64) -> proto::Beat {
         let (peer_address, peer_port) = peer_fields(self.peer);
         proto::Beat {
@@ -262,7 +355,11 @@ impl Beat {
             fingerprint: self.fingerprint.map(Vec::from).unwrap_or_default(),
             peer_address,
             peer_port,
+            unable: self.unable.as_deref().unwrap_or_default().to_owned(),
             view: self.view.as_deref().map(Into::into),
+            tunnel_key: self.tunnel_key.map(Vec::from).unwrap_or_default(),
+            commitment: self.commitment.map(Vec::from).unwrap_or_default(),
+            ..proto::Beat::default()
         }
     }
 }
@@ -272,13 +369,28 @@ fn checked_name(name: String) -> Result<Arc<str>, Unsound> {
     if is_name { Ok(name.into()) } else { Err(Unsound::Name(name)) }
 }
 
-/// None of nothing; of another length, that length.
-fn checked_fingerprint(bytes: Vec<u8>) -> Result<Option<Fingerprint>, usize> {
+/// What people are shown: a line that isn't too long.
+fn checked_reason(text: &str) -> Option<Arc<str>> {
+    let end = text.floor_char_boundary(LONGEST_REASON);
+    let line: String = text[..end].chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    (!line.is_empty()).then(|| line.into())
+}
+
+/// None of nothing.
+fn checked_commitment(name: &str, incarnation: u64, bytes: &[u8]) -> Result<Option<Commitment>, Unsound> {
     if bytes.is_empty() {
         return Ok(None);
     }
-    let fingerprint = bytes.try_into().map_err(|bytes: Vec<u8>| bytes.len())?;
-    Ok(Some(fingerprint))
+    let commitment = Commitment::try_from(bytes).ok().filter(|it| incarnation_of(it) == incarnation);
+    commitment.map(Some).ok_or_else(|| Unsound::Secret(name.to_owned()))
+}
+
+/// 32 bytes, or none of nothing; of another length, that length.
+fn checked_hash(bytes: Vec<u8>) -> Result<Option<[u8; 32]>, usize> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    bytes.try_into().map(Some).map_err(|bytes: Vec<u8>| bytes.len())
 }
 
 fn checked_peer(name: &str, address: &str, port: u32) -> Result<Option<SocketAddr>, Unsound> {
@@ -300,11 +412,15 @@ mod tests {
     use super::*;
 
     fn member(name: &str) -> Member {
+        let secret = Secret::from_slice(&[5; 32]).unwrap();
         Member {
             serving: true,
-            incarnation: 7,
+            incarnation: secret.incarnation(),
+            commitment: Some(secret.commitment()),
             fingerprint: Some([3; 32]),
             peer: Some("[2001:db8::1]:4790".parse().unwrap()),
+            tunnel_key: Some([4; 32]),
+            unable: Some("interface gw-out is gone".into()),
             ..Member::new(name.into(), 4)
         }
     }
@@ -322,16 +438,45 @@ mod tests {
 
     #[test]
     fn a_beat_survives_the_way() {
+        let (secret, before) = ([3; 32], [4; 32]);
+        let known = |bytes: [u8; 32]| Secret::from_slice(&bytes).unwrap();
         let beat = Beat {
             gateway: "a".into(),
-            incarnation: u64::MAX,
+            incarnation: known(secret).incarnation(),
+            commitment: Some(known(secret).commitment()),
+            predecessor: Some(Box::new(known(before).commitment())),
             wish: Wish::Draining,
             seen_view: 9,
             fingerprint: Some([1; 32]),
             peer: Some("192.0.2.1:4790".parse().unwrap()),
+            tunnel_key: Some([2; 32]),
+            unable: Some("interface gw-out has no carrier".into()),
             view: Some(Arc::new(View { number: 1, ..View::default() })),
         };
-        assert_eq!(Beat::try_from(beat.message(3)), Ok(beat));
+        let kept = beat.message(3);
+        assert!(kept.secret.is_empty() && kept.predecessor.is_empty(), "no server writes a secret down");
+        assert_eq!(Beat::kept(kept.clone()), Ok(Beat { predecessor: None, ..beat.clone() }));
+        let sent = proto::Beat { secret: secret.into(), predecessor: before.into(), ..kept.clone() };
+        assert_eq!(Beat::try_from(sent.clone()), Ok(beat.clone()));
+        // A commitment, which everybody sees, is no secret.
+        assert_eq!(Beat::try_from(kept).map(|it| it.commitment), Ok(None));
+        for secret in [vec![4; 32], vec![3; 31], beat.commitment.unwrap().into()] {
+            let unsound = proto::Beat { secret, ..sent.clone() };
+            assert_eq!(Beat::try_from(unsound), Err(Unsound::Secret("a".into())));
+        }
+        let view = proto::View { number: MOST_NUMBER / 2, ..proto::View::default() };
+        let last = proto::Beat { view: Some(view), ..sent };
+        assert_eq!(Beat::try_from(last), Err(Unsound::Number(MOST_NUMBER / 2)), "there would be no number left");
+    }
+
+    #[test]
+    fn a_reason_is_one_line_that_is_not_too_long() {
+        let beat =
+            |unable: String| proto::Beat { gateway: "a".into(), incarnation: 1, unable, ..proto::Beat::default() };
+        let read = |text: &str| Beat::try_from(beat(text.to_owned())).unwrap().unable;
+        assert_eq!(read(""), None);
+        assert_eq!(read("a\nb").as_deref(), Some("a b"));
+        assert_eq!(read(&"\u{e4}".repeat(300)).map(|it| it.len()), Some(LONGEST_REASON));
     }
 
     #[test]
@@ -344,6 +489,8 @@ mod tests {
         };
         assert_eq!(of(&|view| view.members[0].name = "a b".into()), Unsound::Name("a b".into()));
         assert_eq!(of(&|view| view.members[0].fingerprint = vec![0; 31]), Unsound::Fingerprint("a".into(), 31));
+        assert_eq!(of(&|view| view.members[0].tunnel_key = vec![0; 33]), Unsound::TunnelKey("a".into(), 33));
+        assert_eq!(of(&|view| view.members[0].incarnation += 1), Unsound::Secret("a".into()));
         assert_eq!(of(&|view| view.members[0].port = 65536), Unsound::Address("a".into(), "2001:db8::1".into(), 65536));
         assert_eq!(of(&|view| view.members[0].epoch = 6), Unsound::Number(5));
         assert_eq!(of(&|view| view.serving_changes = 6), Unsound::Number(5));

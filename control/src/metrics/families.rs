@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use vipgate_dataplane::counters::{Direction, DropReason, EndReason, WorkerCounters};
 use vipgate_dataplane::snapshot::service::BackendUse;
@@ -9,6 +10,9 @@ use vipgate_dataplane::snapshot::spec::BackendState;
 
 use super::group;
 use crate::gateway::state::{Figure, GatewayState};
+use crate::gateway::tracking::Capture;
+use crate::kernel::{LinkState, NextHopState};
+use crate::listener;
 
 /// What kind of number it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,13 +44,18 @@ pub(crate) struct Family {
 /// Reads everything that there is to know.
 pub(crate) fn read(state: &GatewayState) -> Vec<Family> {
     let mut families = workers(state);
+    families.extend(sessions(state));
     families.extend(policy(state));
     families.extend(state.files.iter().flat_map(|files| files.status.families()));
     families.push(group::port_blocks(state));
+    families.extend(group::shards(state));
     families.extend(group::read(state));
     families.extend(nat_log(state));
     families.extend(device(state));
     families.push(mtus(state));
+    families.extend(tracking(state));
+    families.push(stalls(state));
+    families.extend(listener::families(&state.rooms.all()));
     families
 }
 
@@ -70,20 +79,9 @@ fn workers(state: &GatewayState) -> Vec<Family> {
     };
     let drops = DropReason::ALL.into_iter().zip(state.all_drops());
     let drops = drops.map(|(reason, count)| (vec![("reason", reason.name().to_owned())], count));
-    let ended = numbered(state).flat_map(|(worker, counters)| {
-        EndReason::ALL.map(|reason| {
-            let labels = vec![worker.clone(), ("reason", reason.name().to_owned())];
-            (labels, counters.sessions_ended[reason as usize].get())
-        })
-    });
     vec![
         family("packets", "Packets forwarded", Counter, by_direction(|counters, at| counters.packets[at].get())),
-        family(
-            "bytes",
-            "Bytes forwarded, whole frames",
-            Counter,
-            by_direction(|counters, at| counters.bytes[at].get()),
-        ),
+        family("bytes", "Bytes forwarded, whole frames", Counter, by_direction(|all, at| all.bytes[at].get())),
         family("drops", "Packets dropped", Counter, drops.collect()),
         family("received", "Packets received from the sockets", Counter, each(|counters| counters.received.get())),
         family(
@@ -117,17 +115,51 @@ fn workers(state: &GatewayState) -> Vec<Family> {
             each(|counters| counters.handoffs.get()),
         ),
         family(
+            "out_of_window",
+            "TCP segments out of their connection's window, and SCTP packets with another tag: passed on without effect",
+            Counter,
+            each(|counters| counters.out_of_window.get()),
+        ),
+        family(
             "waiting",
             "Packets that wait for a neighbour's link address now",
             Gauge,
             each(|counters| counters.waiting.get()),
         ),
+    ]
+}
+
+/// The workers' sessions.
+fn sessions(state: &GatewayState) -> Vec<Family> {
+    use Kind::{Counter, Gauge};
+    let each = |value: fn(&WorkerCounters) -> u64| -> Vec<(Labels, u64)> {
+        numbered(state).map(|(worker, counters)| (vec![worker], value(counters))).collect()
+    };
+    let ended = numbered(state).flat_map(|(worker, counters)| {
+        EndReason::ALL.map(|reason| {
+            let labels = vec![worker.clone(), ("reason", reason.name().to_owned())];
+            (labels, counters.sessions_ended[reason as usize].get())
+        })
+    });
+    vec![
         family("sessions", "Sessions open now", Gauge, each(|counters| counters.sessions.get())),
         family(
             "sessions_capacity",
             "Sessions that the tables of all workers hold",
             Gauge,
             vec![(vec![], state.session_capacity)],
+        ),
+        family(
+            "sessions_reserve",
+            "Sessions of the table that only holders below their fair share may have",
+            Gauge,
+            each(|counters| counters.session_reserve.get()),
+        ),
+        family(
+            "session_fair_share",
+            "Sessions, standby ones included, that each VIP may have while others want the rest of the table",
+            Gauge,
+            each(|counters| counters.session_fair_share.get()),
         ),
         family("sessions_created", "Sessions opened", Counter, each(|counters| counters.sessions_created.get())),
         family(
@@ -138,7 +170,7 @@ fn workers(state: &GatewayState) -> Vec<Family> {
         ),
         family(
             "session_copies_refused",
-            "Copies of other gateways' sessions that found no place",
+            "Copies of other gateways' sessions that found no place, or gave it to a session of this one",
             Counter,
             each(|counters| counters.copies_refused.get()),
         ),
@@ -292,6 +324,19 @@ fn device(state: &GatewayState) -> Vec<Family> {
     families.collect()
 }
 
+/// How late the control thread was.
+fn stalls(state: &GatewayState) -> Family {
+    let ms = |stall: Duration| u64::try_from(stall.as_millis()).unwrap_or(u64::MAX);
+    let (elapsed, worked) = state.stalls.longest();
+    let values = [("elapsed", ms(elapsed)), ("worked", ms(worked))];
+    family(
+        "control_loop_stall_seconds",
+        "The longest time in the last minute for which the control thread took up nothing new: in all, and as far as it worked itself",
+        Kind::Milliseconds,
+        values.map(|(time, value)| (vec![("time", time.to_owned())], value)).into(),
+    )
+}
+
 fn mtus(state: &GatewayState) -> Family {
     let network = state.network.load();
     let excess = network
@@ -304,6 +349,47 @@ fn mtus(state: &GatewayState) -> Family {
         Kind::Gauge,
         excess.collect(),
     )
+}
+
+/// Interfaces, and what is captured there.
+fn tracking(state: &GatewayState) -> Vec<Family> {
+    let tracking = state.tracking.load();
+    let of = |interface: &str| vec![("interface", interface.to_owned())];
+    let links = tracking.links.iter().map(|link| (of(&link.name), u64::from(link.state == LinkState::Up)));
+    let captures = || tracking.captures.iter();
+    let hops = tracking.next_hops.iter().filter(|hop| hop.state != NextHopState::Unknown);
+    let next_hops = hops.map(|hop| {
+        let link = tracking.links.iter().find(|link| link.id == hop.interface);
+        let mut labels = of(link.map_or("", |link| link.name.as_str()));
+        labels.push(("address", hop.address.to_string()));
+        (labels, u64::from(hop.state == NextHopState::Up))
+    });
+    vec![
+        family(
+            "link_up",
+            "Whether an interface can send and receive, as the kernel says",
+            Kind::Gauge,
+            links.collect(),
+        ),
+        family(
+            "next_hop_up",
+            "Whether a next hop answers probes; absent as long as it has never answered",
+            Kind::Gauge,
+            next_hops.collect(),
+        ),
+        family(
+            "xdp_attached",
+            "Whether the steering program is on an interface",
+            Kind::Gauge,
+            captures().map(|it| (of(&it.interface), u64::from(it.state == Capture::Attached))).collect(),
+        ),
+        family(
+            "xdp_detached",
+            "How often the steering program was found to be off an interface, or another one in its place",
+            Kind::Counter,
+            captures().map(|it| (of(&it.interface), it.detached)).collect(),
+        ),
+    ]
 }
 
 /// The workers' counters, each with the label that names the worker.

@@ -114,7 +114,7 @@ impl From<std::io::Error> for Broken {
 }
 
 /// A frame as it goes over the wire.
-pub(super) fn encode(kind: Kind) -> Vec<u8> {
+pub(crate) fn encode(kind: Kind) -> Vec<u8> {
     let frame = Frame { kind: Some(kind) };
     let length = frame.encoded_len();
     let mut bytes = Vec::with_capacity(4 + length);
@@ -129,7 +129,7 @@ pub(super) fn farewell(reason: &Broken) -> Vec<u8> {
 }
 
 /// Reads the next frame; `None` is one of a kind that this version doesn't know. Not to be given up halfway.
-pub(super) async fn read(stream: &mut (impl AsyncRead + Unpin), buffer: &mut Vec<u8>) -> Result<Option<Kind>, Broken> {
+pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin), buffer: &mut Vec<u8>) -> Result<Option<Kind>, Broken> {
     let mut length = [0; 4];
     stream.read_exact(&mut length).await?;
     let length = u32::from_be_bytes(length) as usize;

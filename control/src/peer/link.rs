@@ -227,7 +227,8 @@ impl Talk<'_> {
     /// Passes on what view the other gateway goes by.
     async fn hear_view(&self, hearsay: &Hearsay) -> Result<(), Broken> {
         let view = proto::View::decode(&*hearsay.view).map_err(|error| Broken::Garbage(error.to_string()))?;
-        let view = members::View::try_from(view).map_err(|error| Broken::Garbage(error.to_string()))?;
+        let view = members::View::try_from(view).and_then(|view| view.leaves_room().map(|()| view));
+        let view = view.map_err(|error| Broken::Garbage(error.to_string()))?;
         // Nobody listens: nobody misses it.
         let _ = self.shared.events.send(Event::Told { gateway: self.peer.clone(), view: Arc::new(view) }).await;
         Ok(())

@@ -9,7 +9,7 @@ use super::frame::Broken;
 use super::proto;
 
 /// A session's message.
-pub(super) fn encode(image: &Image) -> proto::Session {
+pub(crate) fn encode(image: &Image) -> proto::Session {
     match image {
         Image::V4(image) => message(image, |address| address.to_be_bytes().to_vec()),
         Image::V6(image) => message(image, |address| address.to_bits().to_be_bytes().to_vec()),
@@ -17,7 +17,7 @@ pub(super) fn encode(image: &Image) -> proto::Session {
 }
 
 /// The session of a message; `None` if this version has no word for it.
-pub(super) fn decode(session: &proto::Session) -> Result<Option<Image>, Broken> {
+pub(crate) fn decode(session: &proto::Session) -> Result<Option<Image>, Broken> {
     let fate = match session.fate() {
         proto::Fate::Open => Fate::Open,
         proto::Fate::Ended => Fate::Ended,

@@ -18,6 +18,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::fingerprint::Fingerprint;
 use crate::manifest::files::{Contents, Walk, walk};
+use crate::privileges;
 
 /// After an event, this long without another one means that the writer is done.
 const QUIET: Duration = Duration::from_millis(20);
@@ -61,10 +62,13 @@ impl Follower {
     pub fn new(paths: Vec<PathBuf>) -> Self {
         let events = Arc::new(Notify::new());
         let bell = events.clone();
-        let watcher = notify::recommended_watcher(move |event| {
-            if may_change(&event) {
-                bell.notify_one();
-            }
+        // It starts a thread of its own, which needs no capability.
+        let watcher = privileges::without(|| {
+            notify::recommended_watcher(move |event| {
+                if may_change(&event) {
+                    bell.notify_one();
+                }
+            })
         });
         let watcher = watcher.inspect_err(|error| {
             tracing::warn!(%error, "no file notifications: changes of policy are seen every {RESCAN:?} only");

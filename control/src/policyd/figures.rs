@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::complaint::Severity;
+use crate::listener;
 use crate::metrics::{Family, Kind, Labels, family};
 
 use super::state::State;
@@ -40,6 +41,10 @@ pub struct Figures {
     pub misnamed: Count,
     /// Streams refused since another process has the gateway's name, and lives.
     pub twice: Count,
+    /// Streams refused since they claim to be a process whose secret they don't know.
+    pub forged: Count,
+    /// Orders refused since their sender may not give any.
+    pub orders_refused: Count,
     /// Publications.
     pub publications: Count,
     /// Times that the source was read or has told of changes.
@@ -117,18 +122,6 @@ pub(super) fn read(state: &Arc<State>) -> Vec<Family> {
             labelled("result", vec![("accepted", figures.accepted.get()), ("refused", figures.refused.get())]),
         ),
         family(
-            "policyd_tls_refused",
-            "Connections refused for want of a good certificate",
-            Counter,
-            one(figures.tls_refused.get()),
-        ),
-        family(
-            "policyd_gateways_refused",
-            "Streams of gateways that were refused: the certificate is another gateway's, or a living process has the name",
-            Counter,
-            labelled("reason", vec![("certificate", figures.misnamed.get()), ("name_in_use", figures.twice.get())]),
-        ),
-        family(
             "policyd_compile_seconds",
             "What the last compilation took",
             Milliseconds,
@@ -152,6 +145,50 @@ pub(super) fn read(state: &Arc<State>) -> Vec<Family> {
         family("policy_version", "The policy that gateways are told", Info, version(&published.version)),
         family("build", "The running program", Info, version(env!("CARGO_PKG_VERSION"))),
     ];
+    all.extend(refused(state));
     all.extend(state.source.families());
+    all
+}
+
+/// Who was refused, and what clients may take.
+fn refused(state: &State) -> Vec<Family> {
+    use Kind::{Counter, Gauge};
+    let one = |value: u64| vec![(Labels::new(), value)];
+    let figures = &state.figures;
+    let streams = [("certificate", &figures.misnamed), ("name_in_use", &figures.twice), ("secret", &figures.forged)];
+    let streams = streams.map(|(reason, count)| (vec![("reason", reason.to_owned())], count.get()));
+    let mut all = vec![
+        family(
+            "policyd_tls_refused",
+            "Connections refused for want of a good certificate",
+            Counter,
+            one(figures.tls_refused.get()),
+        ),
+        family(
+            "policyd_gateways_refused",
+            "Streams of gateways that were refused: the certificate is another gateway's, a living process has the name, or they claim to be a process that they aren't",
+            Counter,
+            streams.into(),
+        ),
+        family(
+            "policyd_orders_refused",
+            "Orders (accept-empty) from those who may not give any",
+            Counter,
+            one(figures.orders_refused.get()),
+        ),
+        family(
+            "policyd_held_bytes",
+            "Bytes that clients make the server hold: requests that come, names, responses without an answer",
+            Gauge,
+            one(state.budget.held() as u64),
+        ),
+        family(
+            "policyd_memory_refused",
+            "Requests and streams that were refused since the server would hold too much for them",
+            Counter,
+            one(state.budget.refused.get()),
+        ),
+    ];
+    all.extend(listener::families(&state.rooms.each_ref().map(|room| &**room)));
     all
 }

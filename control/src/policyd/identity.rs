@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tonic::{Request, Status};
 
-use super::listen::peer_address;
+use super::listen::{Connection, peer_address};
 use crate::xds::tls::Names;
 
 /// How often the same refusal is logged.
@@ -21,6 +21,8 @@ const MAX_REFUSALS: usize = 1024;
 pub struct Peer {
     /// Where it connects from.
     pub address: Option<SocketAddr>,
+    /// Whether that is this host.
+    is_here: bool,
     /// The names in its certificate. None: it presents no certificate, since none is asked for, and may have any name.
     names: Option<Names>,
 }
@@ -28,9 +30,13 @@ pub struct Peer {
 impl Peer {
     /// The peer of a request.
     pub fn of<T>(request: &Request<T>) -> Self {
-        let certificates = request.peer_certs();
-        let names = certificates.map(|chain| chain.first().map(|own| Names::of(own)).unwrap_or_default());
-        Self { address: peer_address(request), names }
+        let connection = request.extensions().get::<Connection>();
+        let certificates = connection.and_then(|it| it.certificates.as_ref());
+        let names = certificates.map(|chain| chain.first().map(Names::of).unwrap_or_default());
+        let ip = |address: Option<SocketAddr>| address.map(|it| it.ip().to_canonical());
+        let remote = ip(connection.and_then(|it| it.remote));
+        let is_local = |remote: IpAddr| remote.is_loopback() || ip(connection.and_then(|it| it.local)) == Some(remote);
+        Self { address: peer_address(request), is_here: remote.is_some_and(is_local), names }
     }
 
     /// Whether it may be this gateway.
@@ -46,13 +52,40 @@ impl Peer {
             _ => Ok(()),
         }
     }
+
+    /// Whether it may change what the server does. With client certificates: one that `admins` names; where that names nobody, one that
+    /// is no gateway's. Without: from this host.
+    ///
+    /// # Errors
+    /// When it may not: what to say to it.
+    pub fn may_order(&self, admins: &[String], is_gateway: impl Fn(&str) -> bool) -> Result<(), Status> {
+        let denied = match &self.names {
+            None if self.is_here => return Ok(()),
+            None => {
+                "without certificates of clients (`tls.ca`) this is done from the server's own host only".to_owned()
+            }
+            Some(names) if !admins.is_empty() => {
+                if admins.iter().any(|admin| names.include(admin)) {
+                    return Ok(());
+                }
+                format!("the certificate is of {names}, and none of that is in the server's `admins`")
+            }
+            Some(names) => match names.iter().find(|name| is_gateway(name)) {
+                None => return Ok(()),
+                Some(gateway) => format!(
+                    "the certificate is of gateway {gateway}, and no gateway may do this: use one that the server's `admins` names"
+                ),
+            },
+        };
+        Err(Status::permission_denied(denied))
+    }
 }
 
 /// When each refusal was logged last, and how often it has come since.
 #[derive(Debug, Default)]
 pub struct Refusals(Mutex<HashMap<Refusal, (Instant, u64)>>);
 
-/// Where a stream came from, and the gateway that it would have been.
+/// Where a stream or a connection came from, and the gateway that it would have been, or why it was refused.
 type Refusal = (Option<IpAddr>, String);
 
 impl Refusals {
@@ -61,6 +94,19 @@ impl Refusals {
         let Some(repeated) = self.is_due(peer.address.map(|it| it.ip()), gateway, Instant::now()) else { return };
         let (address, reason) = (peer.address.map(|it| it.to_string()).unwrap_or_default(), status.message());
         tracing::warn!(event = "gateway_refused", gateway, address, reason, repeated, "gateway refused");
+    }
+
+    /// Logs that an order is refused.
+    pub fn log_order(&self, peer: &Peer, order: &str, status: &Status) {
+        let Some(repeated) = self.is_due(peer.address.map(|it| it.ip()), order, Instant::now()) else { return };
+        let (address, reason) = (peer.address.map(|it| it.to_string()).unwrap_or_default(), status.message());
+        tracing::warn!(event = "order_refused", order, address, reason, repeated, "order refused");
+    }
+
+    /// Logs that a connection is refused.
+    pub fn log_client(&self, from: SocketAddr, reason: &str) {
+        let Some(repeated) = self.is_due(Some(from.ip()), reason, Instant::now()) else { return };
+        tracing::warn!(event = "client_refused", address = %from, reason, repeated, "client refused");
     }
 
     /// Whether to log it: how often it wasn't since the last time.

@@ -5,19 +5,21 @@ use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::server::TlsStream;
 use tonic::Request;
-use tonic::transport::server::{Connected, TcpConnectInfo, TlsConnectInfo};
+use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use super::figures::Figures;
+use super::identity::Refusals;
 use crate::config::Tls;
 use crate::failure::Failure;
+use crate::listener::{self, Activity, Guard, Pace, Room, Slot};
 use crate::xds::tls::{self, TlsError};
 
 /// The longest a client may take for its handshake.
@@ -30,10 +32,49 @@ const BACKLOG: u32 = 16_384;
 /// Connections that wait to be served.
 const QUEUE: usize = 128;
 
-/// A connection that tonic can serve.
-pub trait Io: AsyncRead + AsyncWrite + Connected + Send + Unpin + 'static {}
-impl Io for TcpStream {}
-impl Io for TlsStream<TcpStream> {}
+/// Who is at the other end, as requests see it.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    /// Where it connects from.
+    pub remote: Option<SocketAddr>,
+    /// Where it connects to.
+    pub local: Option<SocketAddr>,
+    /// The certificates that it has presented, where that is asked for.
+    pub certificates: Option<Arc<[CertificateDer<'static>]>>,
+    /// Its streams.
+    pub activity: Arc<Activity>,
+}
+
+impl Connection {
+    fn of<S>(guard: &Guard<S>, stream: &TcpStream, certificates: Option<&[CertificateDer<'static>]>) -> Self {
+        let activity = match guard.pace() {
+            Pace::Streams { activity, .. } => activity.clone(),
+            Pace::Requests { .. } | Pace::Free => Arc::default(),
+        };
+        let (remote, local) = (stream.peer_addr().ok(), stream.local_addr().ok());
+        Self { remote, local, certificates: certificates.map(Into::into), activity }
+    }
+}
+
+impl Connected for Guard<TcpStream> {
+    type ConnectInfo = Connection;
+
+    fn connect_info(&self) -> Connection {
+        Connection::of(self, self.get_ref(), None)
+    }
+}
+
+impl Connected for Guard<TlsStream<TcpStream>> {
+    type ConnectInfo = Connection;
+
+    fn connect_info(&self) -> Connection {
+        let (stream, session) = self.get_ref().get_ref();
+        Connection::of(self, stream, session.peer_certificates())
+    }
+}
+
+/// Connections that wait to be served.
+type Incoming<S> = mpsc::Receiver<std::io::Result<Guard<S>>>;
 
 /// Opens the port.
 ///
@@ -52,11 +93,11 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
 }
 
 /// Connections without TLS.
-pub fn plain(listener: TcpListener) -> mpsc::Receiver<std::io::Result<TcpStream>> {
+pub fn plain(listener: TcpListener, room: Arc<Room>) -> Incoming<TcpStream> {
     let (sender, receiver) = mpsc::channel(QUEUE);
     tokio::spawn(async move {
-        while let Some((stream, _)) = accept(&listener, &sender).await {
-            if sender.send(Ok(stream)).await.is_err() {
+        while let Some((stream, from, slot)) = accept(&listener, &room, &sender).await {
+            if sender.send(Ok(guard(stream, from, slot))).await.is_err() {
                 return;
             }
         }
@@ -67,49 +108,55 @@ pub fn plain(listener: TcpListener) -> mpsc::Receiver<std::io::Result<TcpStream>
 /// Connections whose TLS stands.
 pub fn secure(
     listener: TcpListener,
+    room: Arc<Room>,
     certificates: Arc<Certificates>,
-    figures: Arc<Figures>,
-) -> mpsc::Receiver<std::io::Result<TlsStream<TcpStream>>> {
+    (figures, refusals): (Arc<Figures>, Arc<Refusals>),
+) -> Incoming<TlsStream<TcpStream>> {
     let (sender, receiver) = mpsc::channel(QUEUE);
     tokio::spawn(async move {
-        while let Some((stream, address)) = accept(&listener, &sender).await {
+        while let Some((stream, from, mut slot)) = accept(&listener, &room, &sender).await {
             let acceptor = TlsAcceptor::from(certificates.current());
-            let (sender, figures) = (sender.clone(), figures.clone());
+            let (sender, figures, refusals) = (sender.clone(), figures.clone(), refusals.clone());
             // A task of its own: one slow client keeps nobody waiting.
             tokio::spawn(async move {
-                let why = match timeout(PATIENCE, acceptor.accept(stream)).await {
+                let handshake = tokio::select! {
+                    handshake = timeout(PATIENCE, acceptor.accept(stream)) => handshake,
+                    () = slot.superseded() => return,
+                };
+                let why = match handshake {
                     // Nobody takes connections any more: the server stops.
-                    Ok(Ok(stream)) => return drop(sender.send(Ok(stream)).await),
+                    Ok(Ok(stream)) => return drop(sender.send(Ok(guard(stream, from, slot))).await),
                     Ok(Err(error)) => explain(&error),
-                    Err(_) => format!("no TLS handshake within {} s", PATIENCE.as_secs()),
+                    Err(_) => {
+                        slot.expire(Some(from.ip()));
+                        format!("no TLS handshake within {} s", PATIENCE.as_secs())
+                    }
                 };
                 figures.tls_refused.add();
-                tracing::warn!(event = "client_refused", %address, reason = why, "client refused");
+                refusals.log_client(from, &why);
             });
         }
     });
     receiver
 }
 
-async fn accept<T>(listener: &TcpListener, sender: &mpsc::Sender<T>) -> Option<(TcpStream, SocketAddr)> {
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = sender.closed() => return None,
-        };
-        match accepted {
-            Ok((stream, address)) => {
-                // Without it, small responses wait for each other; a kernel that refuses is no reason to.
-                let _ = stream.set_nodelay(true);
-                return Some((stream, address));
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a connection can't be accepted");
-                // Out of descriptors, most likely: it passes.
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
-    }
+fn guard<S>(stream: S, from: SocketAddr, slot: Slot) -> Guard<S> {
+    Guard::new(stream, slot, Pace::streams(Arc::default())).seen_from(from.ip())
+}
+
+/// The next connection; `None` when nobody takes them any more.
+async fn accept<T>(
+    listener: &TcpListener,
+    room: &Arc<Room>,
+    sender: &mpsc::Sender<T>,
+) -> Option<(TcpStream, SocketAddr, Slot)> {
+    let accepted = tokio::select! {
+        accepted = listener::accept(listener, room) => accepted,
+        () = sender.closed() => return None,
+    };
+    // Without it, small responses wait for each other; a kernel that refuses is no reason to.
+    let _ = accepted.0.set_nodelay(true);
+    Some(accepted)
 }
 
 /// What a failed handshake says, in words for people.
@@ -189,6 +236,6 @@ fn load(files: &Tls) -> Result<ServerConfig, TlsError> {
 
 /// Where a request comes from.
 pub fn peer_address<T>(request: &Request<T>) -> Option<SocketAddr> {
-    let plain = request.extensions().get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
-    plain.or_else(|| request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>()?.get_ref().remote_addr())
+    let connection = request.extensions().get::<Connection>().and_then(|it| it.remote);
+    connection.or_else(|| request.extensions().get::<TcpConnectInfo>()?.remote_addr())
 }

@@ -11,6 +11,8 @@ mod service;
 mod store;
 
 pub use self::registrar::{Members, open, start};
+#[cfg(any(test, fuzzing))]
+pub(crate) use self::roster::MOST_TOLD;
 pub use self::roster::{Refusal, Roster, Seat};
 pub use self::service::server;
 pub use self::store::{Etcd, Memory};

@@ -58,6 +58,11 @@ impl Registry {
         self.all().clone()
     }
 
+    /// Whether a gateway of this name has ever connected.
+    pub fn has(&self, name: &str) -> bool {
+        self.all().contains_key(name)
+    }
+
     /// How many are connected.
     pub fn connected(&self) -> usize {
         self.all().values().filter(|gateway| gateway.streams > 0).count()

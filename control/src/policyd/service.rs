@@ -14,6 +14,7 @@ use tokio_stream::Stream as Responses;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response as Reply, Status, Streaming};
 
+use super::budget::{Budget, Charge};
 use super::codec::Response;
 use super::figures::Figures;
 use super::identity::{Peer, Refusals};
@@ -42,6 +43,8 @@ const QUEUE: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long a stream is unanswered while its first request hasn't come.
 const FIRST_REQUEST: Duration = Duration::from_secs(1);
+/// How long a stream may be open while it hasn't come.
+const NO_REQUEST: Duration = Duration::from_secs(10);
 /// The longest name of a gateway, bytes.
 const LONGEST_NAME: usize = 253;
 /// Streams of one gateway: the one before may not have noticed yet that it is over.
@@ -58,6 +61,8 @@ pub struct Discovery {
     pub figures: Arc<Figures>,
     /// What is logged of refusals.
     pub refusals: Arc<Refusals>,
+    /// What clients make the server hold.
+    pub budget: Arc<Budget>,
 }
 
 #[tonic::async_trait]
@@ -71,10 +76,12 @@ impl AggregatedDiscoveryService for Discovery {
         let peer = Peer::of(&request);
         let mut requests = request.into_inner();
         // A client that is refused should learn it instead of an answer, not after one. It may also wait for the answer first.
-        let first = timeout(FIRST_REQUEST, requests.message()).await.ok().and_then(Result::ok).flatten();
+        let first = timeout(FIRST_REQUEST, requests.message()).await.unwrap_or(Ok(None))?;
         let gateway = first.as_ref().map(|request| self.admit(request, &peer)).transpose()?;
         let (sender, receiver) = mpsc::channel(QUEUE);
-        let task = Task { shared: self.clone(), stream: Stream::default(), gateway, sender, peer, patience: None };
+        let charge = self.budget.charge(peer.address);
+        let task =
+            Task { shared: self.clone(), stream: Stream::default(), gateway, sender, peer, patience: None, charge };
         tokio::spawn(task.run(first, requests));
         Ok(Reply::new(Box::pin(ReceiverStream::new(receiver))))
     }
@@ -137,6 +144,8 @@ struct Task {
     peer: Peer,
     /// Until when a client that owes answers isn't told more, though there is more to tell.
     patience: Option<Instant>,
+    /// What the stream holds.
+    charge: Charge,
 }
 
 /// The stream is over.
@@ -144,24 +153,51 @@ struct Over;
 
 impl Task {
     async fn run(mut self, first: Option<DeltaDiscoveryRequest>, mut requests: Streaming<DeltaDiscoveryRequest>) {
+        if let Ok(first) = self.introduce(first, &mut requests).await {
+            self.serve(first, requests).await;
+        }
+        if let Some(name) = &self.gateway {
+            self.shared.registry.goes(name);
+            tracing::info!(event = "gateway_lost", gateway = name, address = ?self.peer.address, "gateway gone");
+        }
+    }
+
+    /// The first request, and with it the gateway's name.
+    async fn introduce(
+        &mut self,
+        first: Option<DeltaDiscoveryRequest>,
+        requests: &mut Streaming<DeltaDiscoveryRequest>,
+    ) -> Result<DeltaDiscoveryRequest, Over> {
+        let request = match first {
+            Some(request) => request,
+            None => match timeout(NO_REQUEST, requests.message()).await {
+                Ok(Ok(Some(request))) => request,
+                Ok(Ok(None)) => return Err(Over),
+                Ok(Err(status)) => return self.end(status).await.and(Err(Over)),
+                Err(_) => {
+                    let why = format!("no request within {} s", NO_REQUEST.as_secs());
+                    return self.end(Status::deadline_exceeded(why)).await.and(Err(Over));
+                }
+            },
+        };
+        if self.gateway.is_none() {
+            match self.shared.admit(&request, &self.peer) {
+                Ok(name) => self.gateway = Some(name),
+                Err(status) => return self.end(status).await.and(Err(Over)),
+            }
+        }
+        Ok(request)
+    }
+
+    async fn serve(&mut self, first: DeltaDiscoveryRequest, mut requests: Streaming<DeltaDiscoveryRequest>) {
         let mut published = self.shared.published.clone();
         // Nobody is told that there is nothing just because the source hasn't been read yet.
         let ready = tokio::select! {
             ready = published.wait_for(Option::is_some) => ready.is_ok(),
             () = self.sender.closed() => false,
         };
-        if ready {
-            let begun = match first {
-                Some(request) => self.request(request, &mut published).await,
-                None => Ok(()),
-            };
-            if begun.is_ok() {
-                self.follow(&mut requests, &mut published).await;
-            }
-        }
-        if let Some(name) = &self.gateway {
-            self.shared.registry.goes(name);
-            tracing::info!(event = "gateway_lost", gateway = name, address = ?self.peer.address, "gateway gone");
+        if ready && self.request(first, &mut published).await.is_ok() {
+            self.follow(&mut requests, &mut published).await;
         }
     }
 
@@ -174,7 +210,9 @@ impl Task {
             let step = tokio::select! {
                 request = requests.message() => match request {
                     Ok(Some(request)) => self.request(request, published).await,
-                    Ok(None) | Err(_) => Err(Over),
+                    Ok(None) => Err(Over),
+                    // Too long, or more than the server holds: the client should learn why.
+                    Err(status) => self.end(status).await,
                 },
                 () = sleep_until(self.patience.unwrap_or_else(Instant::now)), if self.patience.is_some() => {
                     // It doesn't answer at all: that is no reason to tell it nothing more.
@@ -197,14 +235,11 @@ impl Task {
         request: DeltaDiscoveryRequest,
         published: &mut watch::Receiver<Option<Arc<Publication>>>,
     ) -> Result<(), Over> {
-        if self.gateway.is_none() {
-            match self.shared.admit(&request, &self.peer) {
-                Ok(name) => self.gateway = Some(name),
-                Err(status) => return self.end(status).await,
-            }
-        }
         let Some(current) = published.borrow().clone() else { return Ok(()) };
-        let answer = self.stream.request(request, &current);
+        let answer = self.stream.request(request, &current).and_then(|answer| {
+            self.charge.set(self.stream.held())?;
+            Ok(answer)
+        });
         match answer {
             Err(status) => self.end(status).await,
             Ok((responses, heard)) => {
@@ -246,7 +281,11 @@ impl Task {
         self.patience = None;
         let new = published.borrow_and_update().clone();
         let Some(new) = new else { return Ok(()) };
-        match self.stream.publish(&new) {
+        let responses = self.stream.publish(&new).and_then(|responses| {
+            self.charge.set(self.stream.held())?;
+            Ok(responses)
+        });
+        match responses {
             Ok(responses) => self.tell(responses).await,
             Err(status) => self.end(status).await,
         }

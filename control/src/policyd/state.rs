@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::budget::Budget;
 use super::figures::Figures;
 use super::members::Members;
 use super::publication::Publication;
 use super::registry::Registry;
+use crate::listener::Room;
 use crate::source::intake::SourceStatus;
 use crate::source::store::Accepted;
 
@@ -29,4 +31,10 @@ pub struct State {
     pub members: Members,
     /// What is counted.
     pub figures: Arc<Figures>,
+    /// The connections of its listeners.
+    pub rooms: [Arc<Room>; 2],
+    /// What clients make it hold.
+    pub budget: Arc<Budget>,
+    /// Who may give orders: names in certificates.
+    pub admins: Vec<String>,
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 
+use super::identity::{Peer, Refusals};
 use super::publication::Publication;
 use super::registry::Gateway;
 use super::state::State;
@@ -21,7 +22,19 @@ use crate::xds::resource::{Key, Kind};
 
 /// Answers from what the server knows of itself.
 #[derive(Debug)]
-pub(super) struct Service(pub(super) Arc<State>);
+pub(super) struct Service {
+    pub(super) state: Arc<State>,
+    pub(super) refusals: Arc<Refusals>,
+}
+
+impl Service {
+    /// Whether a name is a gateway's: of the policy, of the view, or of one that has connected.
+    fn is_gateway(&self, name: &str) -> bool {
+        let in_policy =
+            self.state.published.borrow().as_ref().is_some_and(|it| it.deal.peers.iter().any(|it| *it.name == *name));
+        in_policy || self.state.members.view.borrow().member(name).is_some() || self.state.registry.has(name)
+    }
+}
 
 #[tonic::async_trait]
 impl PolicyStatus for Service {
@@ -31,16 +44,24 @@ impl PolicyStatus for Service {
             let address = text.parse().map_err(|_| Status::invalid_argument(format!("`{text}` is no address")))?;
             wanted.push(address);
         }
-        let state = self.0.clone();
+        let state = self.state.clone();
         // It looks at every endpoint: nobody else should wait for that.
         let reply = tokio::task::spawn_blocking(move || View::of(&state).reply(&wanted)).await;
         reply.map(Response::new).map_err(|error| Status::internal(error.to_string()))
     }
 
-    async fn accept_empty(&self, _: Request<AcceptEmptyRequest>) -> Result<Response<AcceptEmptyReply>, Status> {
+    async fn accept_empty(&self, request: Request<AcceptEmptyRequest>) -> Result<Response<AcceptEmptyReply>, Status> {
+        let peer = Peer::of(&request);
+        if let Err(status) = peer.may_order(&self.state.admins, |name| self.is_gateway(name)) {
+            self.state.figures.orders_refused.add();
+            self.refusals.log_order(&peer, "accept-empty", &status);
+            return Err(status);
+        }
+        let address = peer.address.map(|it| it.to_string()).unwrap_or_default();
+        tracing::info!(event = "accept_empty", address, "told to take an empty source at its word");
         let (answer, answered) = oneshot::channel();
         let stopping = || Status::unavailable("the server is stopping");
-        self.0.accept_empty.send(answer).await.map_err(|_| stopping())?;
+        self.state.accept_empty.send(answer).await.map_err(|_| stopping())?;
         let outcome = answered.await.map_err(|_| stopping())?;
         let accepted = outcome.map_err(Status::failed_precondition)?;
         let texts = accepted.texts.into_iter();
@@ -198,7 +219,7 @@ impl<'a> View<'a> {
                 name: member.name.to_string(),
                 serving: member.serving,
                 epoch: member.epoch,
-                wish: seat.map_or("", |seat| seat.wish.name()).to_owned(),
+                wish: seat.map_or("", |seat| if seat.is_unable() { "unable" } else { seat.wish.name() }).to_owned(),
                 view: seat.map_or(0, |seat| seat.seen_view),
             }
         };

@@ -20,8 +20,14 @@ const MOST_IN_FLIGHT: usize = 4096;
 const MOST_UNDER_WAY: usize = 4;
 /// The name that stands for all resources of a kind.
 const WILDCARD: &str = "*";
-/// Names that a client may subscribe to one by one.
-const MOST_NAMES: usize = 1 << 20;
+/// Bytes that one stream may make the server hold: names that the client has sent, responses that it hasn't answered, and what it has
+/// refused.
+const MOST_HELD: usize = 32 << 20;
+/// What a name costs beside its bytes, in a subscription and among what was refused; and what one costs that the publication has as well.
+const NAME: usize = 72;
+const SHARED: usize = 24;
+/// What a response costs that hasn't been answered, beside the names that it tells of.
+const RESPONSE: usize = 128;
 
 /// What a client wants of one kind.
 #[derive(Debug, Default)]
@@ -30,9 +36,25 @@ struct Subscription {
     all: bool,
     /// Or these, by name.
     names: BTreeSet<String>,
+    /// What these cost.
+    bytes: usize,
 }
 
 impl Subscription {
+    /// No more of `less`, and all of `more`.
+    fn change(&mut self, less: &BTreeSet<String>, more: &BTreeSet<String>) {
+        for name in less {
+            if self.names.remove(name) {
+                self.bytes -= name.len() + NAME;
+            }
+        }
+        for name in more {
+            if self.names.insert(name.clone()) {
+                self.bytes += name.len() + NAME;
+            }
+        }
+    }
+
     fn wants(&self, key: &Key) -> bool {
         self.all || self.names.contains(&*key.name)
     }
@@ -45,6 +67,8 @@ struct InFlight {
     /// The publication that it is of.
     number: u64,
     told: Told,
+    /// What it costs.
+    bytes: usize,
 }
 
 /// What a response told, or a part of it.
@@ -52,8 +76,10 @@ struct InFlight {
 enum Told {
     /// All of a kind.
     All(Kind, Arc<Publication>),
-    /// What became of these.
+    /// What became of these, which publications name.
     Keys(Arc<[Key]>),
+    /// What became of these, which the client has named.
+    Named(Arc<[Key]>),
 }
 
 /// What an answer has told us.
@@ -74,8 +100,10 @@ pub struct Stream {
     /// What was told last.
     at: Option<Arc<Publication>>,
     in_flight: VecDeque<InFlight>,
+    in_flight_bytes: usize,
     /// What the client was told, but may not hold.
     owed: BTreeSet<Key>,
+    owed_bytes: usize,
     nonces: u64,
     in_force: u64,
 }
@@ -84,6 +112,22 @@ impl Stream {
     /// The number of the publication that the client has in force as a whole; 0: none.
     pub fn in_force(&self) -> u64 {
         self.in_force
+    }
+
+    /// Bytes that the client makes the server hold.
+    pub fn held(&self) -> usize {
+        let names: usize = self.subscriptions.values().map(|it| it.bytes).sum();
+        names + self.in_flight_bytes + self.owed_bytes
+    }
+
+    fn check(&self) -> Result<(), Status> {
+        if self.held() <= MOST_HELD {
+            return Ok(());
+        }
+        Err(Status::resource_exhausted(format!(
+            "the names and unanswered responses of this stream take more than {} MiB",
+            MOST_HELD >> 20
+        )))
     }
 
     /// Whether the client should answer before it is told more.
@@ -103,6 +147,7 @@ impl Stream {
         current: &Arc<Publication>,
     ) -> Result<(Vec<Response>, Heard), Status> {
         let heard = self.hear(&request);
+        self.check()?;
         let Some(kind) = Kind::of_url(&request.type_url) else {
             return Ok((self.unknown(&request), heard));
         };
@@ -115,12 +160,9 @@ impl Stream {
         let wants_all = subscribes_to_all || is_first && more.is_empty() && !leaves_all;
         let all_is_new = wants_all && !subscription.all;
         subscription.all = wants_all || subscription.all && !leaves_all;
-        subscription.names.retain(|name| !less.contains(name));
-        subscription.names.extend(more.iter().cloned());
+        subscription.change(&less, &more);
         let is_wildcard = subscription.all;
-        if subscription.names.len() > MOST_NAMES {
-            return Err(Status::resource_exhausted(format!("more than {MOST_NAMES} names of {}", kind.name())));
-        }
+        self.check()?;
         let at = self.at.get_or_insert_with(|| current.clone()).clone();
         let mut known = request.initial_resource_versions;
         let mut responses = Vec::new();
@@ -140,6 +182,7 @@ impl Stream {
         if !more.is_empty() {
             responses.extend(self.tell_named(kind, &at, more, &known));
         }
+        self.check()?;
         Ok((responses, heard))
     }
 
@@ -157,34 +200,56 @@ impl Stream {
         if plain && at.number + 1 == new.number {
             let keys: Arc<[Key]> = new.difference.clone().into();
             let news = new.news();
-            let wanted = news.iter().filter(|chunk| self.subscriptions.contains_key(&chunk.kind)).cloned();
-            return Ok(wanted
-                .collect::<Vec<_>>()
-                .into_iter()
-                .map(|it| self.send(it, new, Told::Keys(keys.clone())))
-                .collect());
+            let wanted = news.iter().filter(|chunk| self.subscriptions.contains_key(&chunk.kind)).cloned().collect();
+            let responses = self.send_all(wanted, new, &Told::Keys(keys));
+            return self.check().map(|()| responses);
         }
         let mut keys = new.differing_from(&at);
         keys.extend(std::mem::take(&mut self.owed));
+        self.owed_bytes = 0;
         let subscriptions = &self.subscriptions;
         let wanted = |key: &Key| subscriptions.get(&key.kind).is_some_and(|subscription| subscription.wants(key));
         let news = new.differing(&keys, wanted);
-        let keys: Arc<[Key]> = keys.into();
-        Ok(news.into_iter().map(|chunk| self.send(chunk, new, Told::Keys(keys.clone()))).collect())
+        let responses = self.send_all(news, new, &Told::Keys(keys.into()));
+        self.check().map(|()| responses)
     }
 
-    fn send(&mut self, chunk: Chunk, publication: &Arc<Publication>, told: Told) -> Response {
-        self.nonces += 1;
-        let nonce = self.nonces.to_string();
-        self.in_flight.push_back(InFlight { nonce: nonce.clone(), number: publication.number, told });
-        Response { bytes: chunk.bytes, nonce }
+    /// Responses that tell this together.
+    fn send_all(&mut self, chunks: Vec<Chunk>, publication: &Arc<Publication>, told: &Told) -> Vec<Response> {
+        let names = match told {
+            Told::All(..) => 0,
+            Told::Keys(keys) => keys.len() * SHARED,
+            Told::Named(keys) => keys.iter().map(|key| key.name.len() + NAME).sum(),
+        };
+        let bytes = RESPONSE + names / chunks.len().max(1);
+        let mut responses = Vec::with_capacity(chunks.len());
+        for chunk in chunks {
+            self.nonces += 1;
+            let nonce = self.nonces.to_string();
+            let told = told.clone();
+            self.in_flight.push_back(InFlight { nonce: nonce.clone(), number: publication.number, told, bytes });
+            self.in_flight_bytes += bytes;
+            responses.push(Response { bytes: chunk.bytes, nonce });
+        }
+        responses
+    }
+
+    /// The client may not hold these, whatever it was told.
+    fn owe(&mut self, keys: impl IntoIterator<Item = Key>) {
+        for key in keys {
+            let bytes = key.name.len() + NAME;
+            if self.owed.insert(key) {
+                self.owed_bytes += bytes;
+            }
+        }
     }
 
     /// The answer in a request, if there is one.
     fn hear(&mut self, request: &DeltaDiscoveryRequest) -> Heard {
         let known = |it: &InFlight| it.nonce == request.response_nonce;
         let Some(place) = self.in_flight.iter().position(known) else { return Heard::Nothing };
-        let Some(InFlight { number, told, .. }) = self.in_flight.remove(place) else { return Heard::Nothing };
+        let Some(InFlight { number, told, bytes, .. }) = self.in_flight.remove(place) else { return Heard::Nothing };
+        self.in_flight_bytes -= bytes;
         let Some(error) = &request.error_detail else {
             // In force as a whole is what nothing is missing of.
             if self.owed.is_empty() && self.in_flight.iter().all(|it| it.number > number) {
@@ -193,8 +258,8 @@ impl Stream {
             return Heard::Accepted;
         };
         match told {
-            Told::All(kind, publication) => self.owed.extend(publication.of(kind).iter().map(|it| it.key.clone())),
-            Told::Keys(keys) => self.owed.extend(keys.iter().cloned()),
+            Told::All(kind, publication) => self.owe(publication.of(kind).iter().map(|it| it.key.clone())),
+            Told::Keys(keys) | Told::Named(keys) => self.owe(keys.iter().cloned()),
         }
         Heard::Refused(error.message.clone())
     }
@@ -202,7 +267,7 @@ impl Stream {
     fn tell_all(&mut self, kind: Kind, at: &Arc<Publication>, known: &HashMap<String, String>) -> Vec<Response> {
         if known.is_empty() {
             let whole = at.whole(kind);
-            return whole.iter().map(|chunk| self.send(chunk.clone(), at, Told::All(kind, at.clone()))).collect();
+            return self.send_all(whole.to_vec(), at, &Told::All(kind, at.clone()));
         }
         let same = |it: &&Published| known.get(&*it.key.name).is_none_or(|version| !is_version(version, &it.content));
         let there: Vec<&Published> = at.of(kind).iter().filter(same).collect();
@@ -242,7 +307,7 @@ impl Stream {
         let of = |name: &String| Key { kind, name: name.as_str().into() };
         let keys: Arc<[Key]> = there.iter().map(|it| it.key.clone()).chain(gone.iter().map(of)).collect();
         let chunks = chunks(&at.version, kind, there.iter().copied(), gone);
-        chunks.into_iter().map(|chunk| self.send(chunk, at, Told::Keys(keys.clone()))).collect()
+        self.send_all(chunks, at, &Told::Named(keys))
     }
 
     /// Of types that we don't have, there is nothing.

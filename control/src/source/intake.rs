@@ -182,19 +182,22 @@ impl Intake {
     }
 
     async fn compile(&mut self, updates: Vec<Update>) -> Duration {
-        let mut store = std::mem::take(&mut self.store);
+        let (mut store, status) = (std::mem::take(&mut self.store), self.status.clone());
         let work = tokio::task::spawn_blocking(move || {
             let begun = Instant::now();
             for update in updates {
                 store.update(update);
             }
             let outcome = store.compile();
-            (store, outcome, begun.elapsed())
+            let took = begun.elapsed();
+            // Comparing what is wrong with thousands of manifests, and freeing what they came to before, takes its time, too.
+            let before = status.compiled.load_full();
+            complain(&before, &outcome);
+            status.compiled.store(Arc::new(outcome));
+            (store, took)
         });
-        let (store, outcome, took) = finished(work.await);
+        let (store, took) = finished(work.await);
         self.store = store;
-        complain(&self.status.compiled.load(), &outcome);
-        self.status.compiled.store(Arc::new(outcome));
         self.status.look();
         took
     }
@@ -217,5 +220,41 @@ fn complain(before: &Outcome, now: &Outcome) {
     for (id, faulty) in now.faulty.iter().filter(|(id, faulty)| before.faulty.get(*id) != Some(faulty)) {
         let instead = if faulty.has_last_good { "its last good version stays in force" } else { "it is left out" };
         tracing::error!(event = "object_refused", object = %id, "{id} is not in force as it is written: {instead}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use super::*;
+
+    /// So many Services whose manifests are wrong in one way each time, so that there is much to compare as well.
+    fn manifests(count: u32, wrong: &str) -> String {
+        let mut text = String::new();
+        for n in 0..count {
+            let _ = write!(
+                text,
+                "---\napiVersion: v1\nkind: Service\nmetadata: {{name: s{n}, namespace: a, annotations: {{vipgate.io/egress: \"true\"}}}}\n\
+                 spec: {{type: LoadBalancer, ports: [{{port: {wrong}}}]}}\n\
+                 status: {{loadBalancer: {{ingress: [{{ip: 100.0.{}.{}}}]}}}}\n",
+                n >> 8,
+                n & 255
+            );
+        }
+        text
+    }
+
+    #[tokio::test]
+    async fn whoever_awaits_a_large_source_works_next_to_nothing_meanwhile() {
+        let mut intake = Intake::new("a test".to_owned(), Store::default());
+        for wrong in ["80", "70000", "70001"] {
+            let changed = vec![("x.yaml".into(), Ok(manifests(1500, wrong)))];
+            let update = Update { whole: true, changed, ..Update::default() };
+            let worked = crate::gateway::stalls::thread_time();
+            let took = intake.take([Event::Update(update)]).await.unwrap();
+            let worked = crate::gateway::stalls::thread_time().saturating_sub(worked);
+            assert!(worked < took / 10, "this thread worked for {worked:?} of {took:?}");
+        }
     }
 }

@@ -23,6 +23,7 @@ use thiserror::Error;
 use super::book::Held;
 use super::resource::{Key, Kind};
 use crate::policy::Fingerprint;
+use crate::text_file;
 
 const MAGIC: &[u8] = b"vipgate policy cache 1\n";
 /// Length and fingerprint.
@@ -182,7 +183,11 @@ fn open_locked(path: &Path) -> Result<File, CacheError> {
     loop {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        // A pipe or a device would be read without end.
+        options.custom_flags((rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY).bits().cast_signed());
         let file = options.open(path).map_err(failed)?;
+        let kind = file.metadata().map_err(failed)?.file_type();
+        text_file::require_regular(kind).map_err(failed)?;
         match file.try_lock() {
             // Whoever had it may have put another file in its place meanwhile, and have that one.
             Ok(()) if is_at(&file, path).map_err(failed)? => return Ok(file),

@@ -27,7 +27,7 @@ pub(super) fn key(kind: Kind, name: &str) -> Key {
 }
 
 /// One policy, one VIP, one Service, one gateway, and endpoints that leave with the VIP.
-pub(super) fn deal(endpoints: u8) -> Deal {
+pub(crate) fn deal(endpoints: u8) -> Deal {
     let (name, vip) = (Arc::<str>::from("EgressPolicy a/p"), ip("203.0.113.1"));
     let endpoint = |i| {
         let address = IpAddr::from([10, 0, 0, i]);
@@ -106,7 +106,7 @@ pub(super) fn resource(key: &Key, held: &Held) -> Resource {
 }
 
 /// One response that says what each of these is now.
-pub(super) fn response(kind: Kind, items: &[(Key, Option<Held>)]) -> DeltaDiscoveryResponse {
+pub(crate) fn response(kind: Kind, items: &[(Key, Option<Held>)]) -> DeltaDiscoveryResponse {
     let mut response = DeltaDiscoveryResponse { type_url: kind.type_url().to_owned(), ..Default::default() };
     for (key, held) in items {
         match held {
@@ -118,19 +118,19 @@ pub(super) fn response(kind: Kind, items: &[(Key, Option<Held>)]) -> DeltaDiscov
 }
 
 /// One response for all resources of a kind.
-pub(super) fn responses(items: &[(Key, Option<Held>)]) -> Vec<DeltaDiscoveryResponse> {
+pub(crate) fn responses(items: &[(Key, Option<Held>)]) -> Vec<DeltaDiscoveryResponse> {
     items.chunk_by(|a, b| a.0.kind == b.0.kind).map(|items| response(items[0].0.kind, items)).collect()
 }
 
 /// What a server has, and calls it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Told {
+pub(crate) struct Told {
     pub(super) held: BTreeMap<Key, Held>,
     pub(super) version: String,
 }
 
 impl Told {
-    pub(super) fn of(deal: &Deal) -> Self {
+    pub(crate) fn of(deal: &Deal) -> Self {
         let resources = encode_all(deal);
         let sum = resources.iter().fold(0_u64, |sum, (_, content)| sum.wrapping_add(content.version));
         let (key, content, version) = settings(deal.counts(), sum);
@@ -140,20 +140,20 @@ impl Told {
     }
 
     /// The same from a server that knows no settings.
-    pub(super) fn unsettled(mut self) -> Self {
+    pub(crate) fn unsettled(mut self) -> Self {
         self.held.retain(|key, _| key.kind != Kind::Settings);
         self
     }
 
     /// What is different from before, in the order in which it is sent.
-    pub(super) fn differences(&self, before: &Self) -> Vec<(Key, Option<Held>)> {
+    pub(crate) fn differences(&self, before: &Self) -> Vec<(Key, Option<Held>)> {
         let keys: BTreeSet<_> = self.held.keys().chain(before.held.keys()).cloned().collect();
         let different = keys.into_iter().filter(|key| self.held.get(key) != before.held.get(key));
         different.map(|key| (key.clone(), self.held.get(&key).cloned())).collect()
     }
 
     /// The settings, which make it whole.
-    pub(super) fn settle(&self) -> DeltaDiscoveryResponse {
+    pub(crate) fn settle(&self) -> DeltaDiscoveryResponse {
         let settings = key(Kind::Settings, "settings");
         response(Kind::Settings, &[(settings.clone(), self.held.get(&settings).cloned())])
     }

@@ -10,12 +10,16 @@ use super::{Entry, Fault, Node, Position, Value};
 
 /// Values inside values, at most: Kubernetes objects need about 20.
 const DEPTH: usize = 100;
+/// Values that aliases repeat, at most, in one text: who writes by hand repeats some, `kubectl` none.
+pub(crate) const MOST_REPEATED: usize = 20_000;
+/// Bytes of text values beyond twice those of the whole text, at most: of an escape may come twice as much, all else is aliases'.
+pub(crate) const REPEATED_BYTES: usize = 1 << 20;
 
 /// The documents of a text and what is wrong with it. After a fault inside a document, reading goes on with the next
 /// one; after a fault in the syntax it ends. Empty documents are left out.
 pub fn read(text: &str) -> (Vec<Node>, Vec<Fault>) {
     let (mut nodes, mut faults) = (Vec::new(), Vec::new());
-    for document in documents(&mut text.as_bytes()) {
+    for document in documents(text.len(), &mut text.as_bytes()) {
         match document {
             Ok(node) => nodes.push(node),
             Err(fault) => faults.push(fault),
@@ -26,10 +30,10 @@ pub fn read(text: &str) -> (Vec<Node>, Vec<Fault>) {
 
 /// The first document of a text that can be read, without the cost of the others.
 pub fn first(text: &str) -> Option<Node> {
-    documents(&mut text.as_bytes()).find_map(Result::ok)
+    documents(text.len(), &mut text.as_bytes()).find_map(Result::ok)
 }
 
-fn documents<'a>(bytes: &'a mut &'a [u8]) -> impl Iterator<Item = Result<Node, Fault>> + 'a {
+fn documents<'a>(length: usize, bytes: &'a mut &'a [u8]) -> impl Iterator<Item = Result<Node, Fault>> + 'a {
     let options = serde_saphyr::options! {
         with_snippet: false,
         emit_comments: false,
@@ -41,8 +45,11 @@ fn documents<'a>(bytes: &'a mut &'a [u8]) -> impl Iterator<Item = Result<Node, F
             max_events: usize::MAX,
             max_nodes: usize::MAX,
             max_documents: usize::MAX,
-            max_total_scalar_bytes: usize::MAX,
+            max_total_scalar_bytes: length.saturating_mul(2).saturating_add(REPEATED_BYTES),
             max_depth: DEPTH,
+        },
+        alias_limits: serde_saphyr::alias_limits! {
+            max_total_replayed_events: MOST_REPEATED,
         },
     };
     let documents = serde_saphyr::read_with_options::<_, Spanned<Value>>(bytes, options);
@@ -176,6 +183,19 @@ mod tests {
         let (_, faults) = read("a: 1\nb: [1, 2\nc: }\n");
         assert_eq!(faults.len(), 1);
         assert!((2..=3).contains(&faults[0].at.line), "{faults:?}");
+    }
+
+    #[test]
+    fn aliases_multiply_neither_values_nor_their_bytes() {
+        let long = format!("a: &a {}\nb: [{}]\n", "x".repeat(100_000), "*a,".repeat(99));
+        assert_eq!(read(&long).1.len(), 1, "10 MB of 100 kB");
+        let mut bomb = format!("a: &a [{}]\n", "x,".repeat(10));
+        for pair in ["a", "b", "c", "d", "e"].windows(2) {
+            bomb += &[pair[1], ": &", pair[1], " [", &format!("*{},", pair[0]).repeat(10), "]\n"].concat();
+        }
+        assert_eq!(read(&bomb).1.len(), 1, "a hundred thousand values of 200 bytes");
+        let (nodes, faults) = read("a: &a {x: 1}\nb: [*a, *a]\n");
+        assert_eq!((nodes.len(), faults.len()), (1, 0), "what people write by hand");
     }
 
     #[test]

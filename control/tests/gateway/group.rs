@@ -8,9 +8,10 @@ use vipgate::gateway::group::GroupStatus;
 use vipgate::members::{Authority, Member, View};
 use vipgate::peer::{Broken, CopiesStatus, PeerStatus, PeersStatus};
 use vipgate_dataplane::ports::{BlockId, BlockSet};
-use vipgate_dataplane::snapshot::members::{MemberSpec, MembersSpec};
+use vipgate_dataplane::snapshot::members::{Authentication, MemberSpec, MembersSpec};
 use vipgate_dataplane::snapshot::spec::{PolicySet, ShareSpec};
 use vipgate_dataplane::time::Tick;
+use vipgate_dataplane::wire::tunnel_tag::TagKey;
 
 pub const NAMES: [&str; 3] = ["gw-a", "gw-b", "gw-c"];
 
@@ -27,6 +28,12 @@ pub fn group(serving: &[&str]) -> GroupStatus {
         serving: serving.contains(&name),
         linked: name == "gw-b",
         may_open: true,
+        authentication: match name {
+            "gw-b" => {
+                Authentication::Tagged { sent: TagKey::new(&[1; 16]), taken: [Some(TagKey::new(&[2; 16])), None] }
+            }
+            _ => Authentication::None,
+        },
     };
     let copies = CopiesStatus {
         in_sync_from: true,

@@ -19,8 +19,10 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 use vipgate::gateway::group::GroupStatus;
 use vipgate::gateway::state::{
-    Dealt, DeviceFigures, Figure, GatewayState, Order, PolicyStatus, RingDrops, SocketStatus, WorkerHandle,
+    Dealt, DeviceFigures, Figure, GatewayState, Order, PolicyStatus, RingDrops, Rooms, SocketStatus, WorkerHandle,
 };
+use vipgate::gateway::tracking::{Capture, TrackedCapture, TrackingStatus};
+use vipgate::kernel::{LinkState, LinkStatus};
 use vipgate::policy::Peer;
 use vipgate_dataplane::command::{Command, SessionFilter, SessionRecord, SessionState};
 use vipgate_dataplane::counters::{Direction, DropReason, EndReason, WorkerCounters};
@@ -43,6 +45,14 @@ pub enum Worker {
     Silent,
     /// Has ended.
     Dead,
+}
+
+/// One interface, which is as it should be.
+fn tracking() -> TrackingStatus {
+    let (id, name) = (InterfaceId(0), "gw-in".to_owned());
+    let link = LinkStatus { id, name, ifindex: 2, role: Role::Inside, state: LinkState::Up, successor: None };
+    let capture = TrackedCapture { interface: "gw-in".to_owned(), state: Capture::Attached, detached: 0 };
+    TrackingStatus { links: vec![link], captures: vec![capture], ..TrackingStatus::default() }
 }
 
 #[derive(Debug)]
@@ -149,12 +159,14 @@ impl Gateway {
             files: None,
             compiled: ArcSwap::new(compiled),
             health_errors: ArcSwap::default(),
+            tracking: ArcSwap::from_pointee(tracking()),
             group: ArcSwap::from_pointee(group),
             dealt,
             orders,
             conflicts: ArcSwap::default(),
             ports: (1024, 65_535),
             nat_log: None,
+            stalls: Arc::default(),
             port_blocks: 1008,
             network: ArcSwap::from_pointee(network()),
             workers: handles,
@@ -165,6 +177,7 @@ impl Gateway {
                 mode: "native",
                 zero_copy: true,
             }],
+            rooms: Rooms::default(),
             device: Arc::new(Device),
         });
         let folder = TempDir::with_prefix("vipgate-admin-").unwrap();
@@ -183,6 +196,7 @@ impl Gateway {
                 let metrics = tokio::spawn(vipgate::metrics::serve(
                     vipgate::metrics::Monitored::gateway(shared.clone()),
                     listener,
+                    shared.rooms.metrics.clone(),
                     stopped.clone(),
                 ));
                 vipgate::admin::serve(shared, socket, stopped).await;
@@ -318,6 +332,7 @@ fn count(counters: &WorkerCounters, n: u64) {
     counters.sessions_created.add(30);
     counters.copies.set(8 + n);
     counters.copies_refused.add(n);
+    counters.out_of_window.add(6 + n);
     counters.sessions_taken_over.add(2);
     counters.sessions_ended[EndReason::Flushed as usize].add(7);
 }

@@ -4,10 +4,10 @@
 //! dies, at whatever instruction, in the order in which it wrote. One process at a time has it, by a lock that the kernel
 //! takes back at a process's death.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use bytemuck::AnyBitPattern;
@@ -68,12 +68,19 @@ impl Region {
     /// # Errors
     /// When that fails, or another process has it.
     pub fn open(path: &Path) -> Result<Self, RegionError> {
-        let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
-        let file = opened.map_err(|source| RegionError::Open { path: path.into(), source })?;
-        match file.try_lock() {
-            Ok(()) => Ok(Self { file, path: path.into(), next: 0 }),
-            Err(TryLockError::WouldBlock) => Err(RegionError::InUse { path: path.into() }),
-            Err(TryLockError::Error(source)) => Err(RegionError::Open { path: path.into(), source }),
+        let failed = |source| RegionError::Open { path: path.into(), source };
+        loop {
+            let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+            let file = opened.map_err(failed)?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Err(RegionError::InUse { path: path.into() }),
+                Err(TryLockError::Error(source)) => return Err(failed(source)),
+            }
+            // Whoever had the lock may have put another file in its place meanwhile.
+            if is_still_at(&file, path).map_err(failed)? {
+                return Ok(Self { file, path: path.into(), next: 0 });
+            }
         }
     }
 
@@ -89,6 +96,11 @@ impl Region {
     /// Begins anew at the first slab. Slabs that were cut before must be gone.
     pub fn rewind(&mut self) {
         self.next = 0;
+    }
+
+    /// Bytes that a slab of `len` values takes.
+    pub const fn bytes_of<T>(len: usize) -> u64 {
+        slab_bytes::<T>(len) as u64
     }
 
     /// Bytes that are in the file now.
@@ -111,7 +123,7 @@ impl Region {
     /// # Errors
     /// When there is no room, or the kernel doesn't map it.
     pub fn slab<T: AnyBitPattern>(&mut self, len: usize) -> Result<Slab<T>, RegionError> {
-        let bytes = (len.saturating_mul(size_of::<T>())).max(1).next_multiple_of(HUGE);
+        let bytes = slab_bytes::<T>(len);
         let end = self.next.saturating_add(bytes as u64);
         let no_room = |source| RegionError::NoRoom { path: self.path.clone(), bytes: end, source };
         let (Ok(offset), Ok(length)) = (i64::try_from(self.next), i64::try_from(bytes)) else {
@@ -128,6 +140,21 @@ impl Region {
         self.next = end;
         Ok(Slab::over(mapping, len))
     }
+}
+
+/// Whether a path still names the file.
+fn is_still_at(file: &File, path: &Path) -> io::Result<bool> {
+    let own = file.metadata()?;
+    match fs::metadata(path) {
+        Ok(there) => Ok((own.dev(), own.ino()) == (there.dev(), there.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+const fn slab_bytes<T>(len: usize) -> usize {
+    let bytes = len.saturating_mul(size_of::<T>());
+    if bytes == 0 { HUGE } else { bytes.div_ceil(HUGE).saturating_mul(HUGE) }
 }
 
 #[cfg(test)]
@@ -154,7 +181,7 @@ mod tests {
         assert_eq!(region.slab::<u32>(1_000_000).unwrap()[999_999], 8);
         region.clear().unwrap();
         assert!(region.slab::<u64>(10).unwrap().iter().all(|&n| n == 0));
-        std::fs::remove_file(&path).unwrap();
+        fs::remove_file(&path).unwrap();
     }
 
     #[test]
@@ -164,6 +191,19 @@ mod tests {
         assert!(matches!(Region::open(&path), Err(RegionError::InUse { .. })));
         assert!(matches!(region.slab::<u64>(1 << 55), Err(RegionError::NoRoom { .. })));
         assert!(matches!(Region::open(Path::new("/nowhere/x")), Err(RegionError::Open { .. })));
-        std::fs::remove_file(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_file_whose_place_another_one_has_taken_is_known() {
+        let path = scratch("replaced");
+        let region = Region::open(&path).unwrap();
+        assert!(is_still_at(&region.file, &path).unwrap());
+        let next = path.with_extension("next");
+        fs::write(&next, "other").unwrap();
+        fs::rename(&next, &path).unwrap();
+        assert!(!is_still_at(&region.file, &path).unwrap(), "another one");
+        fs::remove_file(&path).unwrap();
+        assert!(!is_still_at(&region.file, &path).unwrap(), "none");
     }
 }

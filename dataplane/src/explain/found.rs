@@ -57,6 +57,8 @@ pub struct Found {
     pub class: Option<Class>,
     /// What a session that would be opened leaves with.
     pub leaves_with: Option<LeavesWith>,
+    /// Whether a session that would be opened has its place in the reserve of the table, being one of a holder below its fair share.
+    pub is_reserved: bool,
     /// Its ends as it goes on: source and destination; port 0 where one would be drawn.
     pub translated: Option<[SocketAddr; 2]>,
     /// Where it goes next.

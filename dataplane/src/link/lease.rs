@@ -119,6 +119,18 @@ mod tests {
         }
     }
 
+    /// All of the time that ticks tell apart, in steps of some seconds.
+    #[test]
+    fn of_whatever_age_a_lease_is_it_holds_for_a_minute_before_its_end_and_no_longer() {
+        for end in [Tick(0), Tick(1 << 31), Tick(u32::MAX)] {
+            for age in (0..=u32::MAX).step_by(9_973).chain([u32::MAX - LONGEST_MS, u32::MAX - LONGEST_MS + 1, u32::MAX])
+            {
+                let is_held = Hold::of(end, end.plus(age)) == Hold::Held;
+                assert_eq!(is_held, age > u32::MAX - LONGEST_MS, "{age} ms after {end:?}");
+            }
+        }
+    }
+
     /// Where nobody marks it, only a minute of each wrap is taken for held.
     #[test]
     fn what_ends_later_than_any_lease_has_ended() {

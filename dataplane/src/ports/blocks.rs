@@ -39,6 +39,13 @@ impl BlockSet {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
 
+    /// What is in either set.
+    #[must_use]
+    pub fn union(mut self, other: &Self) -> Self {
+        self.0.iter_mut().zip(other.0).for_each(|(word, other)| *word |= other);
+        self
+    }
+
     /// Adds a block.
     #[inline]
     pub fn insert(&mut self, block: BlockId) {
@@ -114,5 +121,8 @@ mod tests {
         assert_eq!(find(&set, 64), Some(70));
         assert_eq!(find(&set, 71), Some(70), "the word where the search began is the last one too");
         assert!(!set.contains(BlockId(3)) && set.contains(BlockId(70)));
+        let mut other = BlockSet::default();
+        other.insert(BlockId(3));
+        assert_eq!(set.union(&other).iter().map(|block| block.0).collect::<Vec<_>>(), [3, 70]);
     }
 }

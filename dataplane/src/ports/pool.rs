@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 use crate::time::Tick;
 
 use super::held::Held;
-use super::{BLOCKS, BlockId};
+use super::{BLOCKS, BlockId, BlockSet};
 
 /// A worker of this gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,6 +31,19 @@ pub struct PortPool {
     sessions: [AtomicU32; 16],
     /// Which pool this is, and how often a block of it was given back.
     stamp: AtomicU64,
+    /// Packets refused for want of a port, of all blocks.
+    refused: AtomicU64,
+    /// The same of the endpoint's shard, which is a part of them.
+    refused_in_shard: AtomicU64,
+}
+
+/// Packets that were refused for want of a port of a VIP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Refused {
+    /// While their endpoints could have had any of its blocks.
+    pub whole: u64,
+    /// While their endpoints could have had those of one shard: ports may have been free in the others.
+    pub in_shard: u64,
 }
 
 /// How many pools there have been.
@@ -46,6 +59,8 @@ impl Default for PortPool {
             held: Held::none(),
             sessions: [const { AtomicU32::new(0) }; 16],
             stamp: AtomicU64::new(POOLS.fetch_add(1, Relaxed) << POOL_SHIFT),
+            refused: AtomicU64::new(0),
+            refused_in_shard: AtomicU64::new(0),
         }
     }
 }
@@ -107,6 +122,22 @@ impl PortPool {
             0 => false,
             until => !now.reached(Tick(until)) && Tick(until).since(now) <= WANTED_MS,
         }
+    }
+
+    /// Counts a packet that no worker of this gateway has a port for; `in_shard`: it could have had a part of them only.
+    pub fn refuse(&self, in_shard: bool) {
+        let count = if in_shard { &self.refused_in_shard } else { &self.refused };
+        count.fetch_add(1, Relaxed);
+    }
+
+    /// Packets refused for want of a port.
+    pub fn refused(&self) -> Refused {
+        Refused { whole: self.refused.load(Relaxed), in_shard: self.refused_in_shard.load(Relaxed) }
+    }
+
+    /// How many of these blocks a worker owns.
+    pub fn claimed_among(&self, blocks: &BlockSet) -> u32 {
+        blocks.iter().map(|block| u32::from(self.owner(block.first_port()).is_some())).sum()
     }
 
     /// Blocks that somebody owns.

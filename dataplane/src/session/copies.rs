@@ -45,9 +45,9 @@ impl Sessions {
         let table = A::table(self);
         let entry = table.entry(slot);
         let half = |entry: &Entry<A>| Half {
-            flags: entry.flags().0 & TOLD.0 | entry.own_side(),
+            flags: entry.flags().0 & TOLD.0 | entry.own_side() | entry.confirmation(),
             idle_ms: now.since(entry.last_seen()),
-            sequence: entry.sequence(),
+            sequence: entry.known_sequence(),
             acknowledged: entry.acknowledged(),
             packets: entry.packets() as u32,
             bytes: entry.bytes(),
@@ -100,7 +100,8 @@ impl Sessions {
             return Ok(Taken::Unwanted);
         }
         let reply = image.translated.reversed();
-        let has_room = self.held() < self.capacity && A::table(self).has_room(2);
+        // Nobody's session ends for a copy, so none has a place in the reserve.
+        let has_room = self.held() < self.shared() && A::table(self).has_room(2);
         if !has_room || !self.is_free(&reply) {
             return Err(Full);
         }
@@ -150,6 +151,7 @@ impl Sessions {
             entry.set_generation(0);
             entry.set_next_hop(None);
             entry.set_last_seen(now);
+            entry.suspect();
         }
         self.copies -= 1;
         self.open += 1;
@@ -159,6 +161,7 @@ impl Sessions {
     /// Ends a copy; its port rests like that of any session.
     pub fn end_copy<A: SessionFamily>(&mut self, slot: Slot, now: Tick) -> Ended<A> {
         let (origin, twin) = self.both::<A>(slot);
+        let holder = self.holder::<A>(origin);
         let table = A::table_mut(self);
         debug_assert!(table.entry(origin).is_copy(), "only a copy ends like one");
         for at in [origin, twin] {
@@ -171,6 +174,7 @@ impl Sessions {
         let rest = if rests { self.timeouts.quarantine } else { 0 };
         A::table_mut(self).set_deadline(origin, deadline(now.plus(rest)));
         self.copies -= 1;
+        self.fairness.close(holder);
         ended
     }
 
@@ -201,6 +205,7 @@ impl Sessions {
             entry.set_flags(entry.flags().without(Flags::QUARANTINED).without(TOLD));
         }
         self.open += 1;
+        self.fairness.open(self.holder::<A>(origin));
         self.demote::<A>(slot, now);
     }
 

@@ -89,11 +89,16 @@ impl Embryonic {
         Some((candidate, too_many))
     }
 
-    /// Whether the table or the queue has hardly room for another batch. The last ones stay: where the table is full of sessions
+    /// Whether the queue has hardly room for another batch.
+    fn is_full(&self) -> bool {
+        self.queue.len() + batch::MOST > self.room
+    }
+
+    /// Whether the table, without its reserve, or the queue has hardly room for another batch. The last ones stay: where the table is full of sessions
     /// that were confirmed, new ones need time to be, too.
     fn is_pressed(&self, sessions: &Sessions) -> bool {
         let is_crowded = self.queue.len() > batch::MOST && !sessions.has_room_for(batch::MOST as u32);
-        is_crowded || self.queue.len() + batch::MOST > self.room
+        is_crowded || self.is_full()
     }
 
     /// Fetches what the next `count` sessions are made of, for all of them before the first ends.
@@ -110,7 +115,7 @@ impl Embryonic {
     }
 
     /// Ends the oldest sessions of VIPs that have too many, and, when the table has hardly room for another batch, the oldest
-    /// of all.
+    /// of VIPs that don't have less than others.
     pub fn make_room(&mut self, sessions: &mut Sessions, settle: &mut Settle<'_>) {
         let soon = if self.is_pressed(sessions) { batch::MOST } else { (self.over as usize).min(batch::MOST) };
         self.fetch(sessions, soon);
@@ -120,15 +125,10 @@ impl Embryonic {
                 return;
             }
             let Some((candidate, too_many)) = self.dequeue() else { return };
-            let is_unconfirmed = if candidate.v6 {
-                is_unconfirmed::<V6>(sessions, candidate)
-            } else {
-                is_unconfirmed::<u32>(sessions, candidate)
-            };
-            if !is_unconfirmed {
-                continue;
-            }
-            if !too_many && !is_pressed {
+            let asks = is_pressed && !too_many && !self.is_full();
+            let look = if candidate.v6 { look::<V6> } else { look::<u32> };
+            let Some(is_large) = look(sessions, candidate, asks) else { continue };
+            if !(too_many || is_pressed && is_large) {
                 self.enqueue(candidate);
             } else if candidate.v6 {
                 evict::<V6>(sessions, candidate.slot, settle);
@@ -153,16 +153,22 @@ fn fetch<A: SessionFamily>(sessions: &Sessions, slot: Slot, step: Step) {
     }
 }
 
-/// Whether a client's session is still open and not confirmed.
-fn is_unconfirmed<A: SessionFamily>(sessions: &Sessions, Candidate { slot, print: own, .. }: Candidate) -> bool {
+/// Whether a client's session is one of a VIP that doesn't have less than others, if that is asked; `None` unless it is still open and
+/// not confirmed.
+fn look<A: SessionFamily>(
+    sessions: &Sessions,
+    Candidate { slot, print: own, .. }: Candidate,
+    asks: bool,
+) -> Option<bool> {
     let table = A::table(sessions);
     let entry = table.entry(slot);
-    table.is_occupied(slot)
+    let is_unconfirmed = table.is_occupied(slot)
         && entry.direction() == Direction::Inbound
         && entry.flags().has(Flags::ORIGIN)
         && !entry.flags().has(Flags::QUARANTINED)
         && !entry.is_confirmed()
-        && print(&entry.key()) == own
+        && print(&entry.key()) == own;
+    is_unconfirmed.then(|| !asks || sessions.is_large::<A>(slot))
 }
 
 fn evict<A: SessionFamily>(sessions: &mut Sessions, slot: Slot, settle: &mut Settle<'_>) {

@@ -3,7 +3,7 @@
 //! ```text
 //!  IPv4, one line                          0        8        16
 //!   key: source, destination, ports,       |ssssdddd|ppqqPFDM|
-//!        Protocol, Flags, Direction, Mark
+//!        Protocol, Flags, Direction with Tracking, Mark
 //!   to:  new source, destination, ports    |SSSSDDDD|PPQQ          28
 //!   checksum deltas of IP and layer 4                   |iill|     32
 //!   next hop, bytes (48 bits)               |hhbbbbbb|             40
@@ -20,7 +20,7 @@ use std::hint::select_unpredictable;
 
 use bytemuck::AnyBitPattern;
 
-pub use super::flags::Flags;
+pub use super::flags::{Flags, Tracking};
 use super::image::Half;
 use super::key::Key;
 use super::tuple::Tuple;
@@ -46,9 +46,11 @@ fn seen(generation: u32, at: Tick) -> u64 {
 }
 
 /// What stands where in `Entry::tail`, behind the ports.
-const PROTOCOL: usize = 4;
+pub(super) const PROTOCOL: usize = 4;
 const FLAGS: usize = 5;
-const DIRECTION: usize = 6;
+pub(super) const DIRECTION: usize = 6;
+/// The bits of that which are the direction's number; those above are [`Tracking`].
+pub(super) const DIRECTION_BITS: u8 = !Tracking::ALL.0;
 const MARK: usize = 7;
 
 /// What other gateways have to do with the session, in its mark.
@@ -76,7 +78,7 @@ pub struct Entry<A> {
     source: A,
     destination: A,
     /// Ports, protocol, flags, direction, mark: together, so that they are compared as one number.
-    tail: [u8; 8],
+    pub(super) tail: [u8; 8],
     to_source: A,
     to_destination: A,
     to_ports: [u8; 4],
@@ -88,8 +90,8 @@ pub struct Entry<A> {
     seen: u64,
     packets: u32,
     twin: u32,
-    sequence: u32,
-    acknowledged: u32,
+    pub(super) sequence: u32,
+    pub(super) acknowledged: u32,
 }
 
 // `goes_to_pod` reads the way from two bits.
@@ -127,6 +129,7 @@ impl<A: Address> Entry<A> {
         let (ip_delta, l4_delta) = deltas(&self.key(), &self.to());
         (self.ip_delta, self.l4_delta) = (ip_delta.0, l4_delta.0);
         self.set_next_hop(None);
+        self.suspect();
         // No snapshot has this generation: the first packet is checked against the policy in force.
         self.set_generation(0);
         if !now.reached(self.last_seen()) || now.since(self.last_seen()) > LONGEST_TIMEOUT_MS {
@@ -182,13 +185,14 @@ impl<A: Address> Entry<A> {
 
     /// Whether direction and side mean something.
     pub(super) fn has_way(&self) -> bool {
-        usize::from(self.tail[DIRECTION]) < Direction::ALL.len() && self.flags().side() <= Flags::OUTSIDE.0
+        usize::from(self.tail[DIRECTION] & DIRECTION_BITS) < Direction::ALL.len()
+            && self.flags().side() <= Flags::OUTSIDE.0
     }
 
     /// Which way its packets go.
     #[inline]
     pub fn direction(&self) -> Direction {
-        Direction::from_number(self.tail[DIRECTION])
+        Direction::from_number(self.tail[DIRECTION] & DIRECTION_BITS)
     }
 
     /// Whether it is a copy: the session is another gateway's.
@@ -276,6 +280,12 @@ impl<A: Address> Entry<A> {
     /// Takes over what another gateway knows of this direction's numbers.
     pub(super) fn recall(&mut self, half: &Half) {
         (self.sequence, self.acknowledged, self.packets) = (half.sequence, half.acknowledged, half.packets);
+        let is_origin = self.flags().has(Flags::ORIGIN);
+        let confirmed = is_origin && half.is_confirmed(self.tail[PROTOCOL]);
+        let synchronized = self.tail[PROTOCOL] == protocol::TCP && half.sequence != 0;
+        let bits = [(confirmed, Tracking::CONFIRMED), (synchronized, Tracking::SYNCHRONIZED)];
+        let held = bits.into_iter().filter(|(holds, _)| *holds).map(|(_, bit)| bit);
+        self.set_tracking(held.fold(Tracking::default(), Tracking::with));
         self.traffic = u64::from(self.next_hop_number().0) | half.bytes << HOP_BITS;
     }
 
@@ -303,6 +313,12 @@ impl<A: Address> Entry<A> {
         }
     }
 
+    /// The VIP and the pod of a pod's session, or, of a client's, the VIP twice, as they stand in packets; of a first direction only.
+    #[inline]
+    pub(super) fn vip_and_member(&self) -> [A; 2] {
+        if self.goes_to_pod() { [self.destination; 2] } else { [self.to_source, self.source] }
+    }
+
     /// The same with their ports.
     pub fn ends(&self) -> [(A, u16); 3] {
         let (key, to) = (self.key(), self.to());
@@ -317,16 +333,6 @@ impl<A: Address> Entry<A> {
     /// Whether it is a client's way to a Service, or the way back.
     pub fn is_of_service(&self) -> bool {
         matches!(self.direction(), Direction::Inbound | Direction::ServiceReply)
-    }
-
-    /// Whether its sender has shown that it hears what it is answered: it acknowledges (TCP), uses the tag that it was told (SCTP),
-    /// or goes on asking (UDP). What a flood from invented addresses can't.
-    pub fn is_confirmed(&self) -> bool {
-        match self.tail[PROTOCOL] {
-            protocol::TCP => self.acknowledged != 0,
-            protocol::SCTP => self.sequence != 0,
-            _ => self.packets > 1,
-        }
     }
 
     /// What the rewrite does to the IPv4 header's checksum, the time to live included.
@@ -403,9 +409,6 @@ impl<A: Address> Entry<A> {
         self.seen = seen(generation, now);
         self.packets = self.packets.wrapping_add(1);
         self.traffic = self.traffic.wrapping_add(u64::from(bytes) << HOP_BITS);
-        if !self.flags().has(Flags::SEEN) {
-            self.set_flags(self.flags().with(Flags::SEEN));
-        }
     }
 
     /// Packets that have passed, modulo 2^32.
@@ -416,37 +419,6 @@ impl<A: Address> Entry<A> {
     /// Bytes that have passed, modulo 2^48.
     pub fn bytes(&self) -> u64 {
         self.traffic >> HOP_BITS
-    }
-
-    /// TCP: the sequence number behind the last byte sent in this direction.
-    #[inline]
-    pub fn sequence(&self) -> u32 {
-        self.sequence
-    }
-
-    /// TCP: the last acknowledgement sent in this direction.
-    #[inline]
-    pub fn acknowledged(&self) -> u32 {
-        self.acknowledged
-    }
-
-    /// TCP: a new connection begins, in which nothing has been acknowledged.
-    pub fn forget_acknowledged(&mut self) {
-        self.acknowledged = 0;
-    }
-
-    /// TCP: moves sequence and acknowledgement forward, never back; a SYN sets them.
-    #[inline]
-    pub fn advance(&mut self, end: u32, acknowledgement: Option<u32>, syn: bool) {
-        let ahead = |new: u32, old: u32| new.wrapping_sub(old) < 1 << 31;
-        if syn || ahead(end, self.sequence) {
-            self.sequence = end;
-        }
-        if let Some(ack) = acknowledgement
-            && (syn || self.acknowledged == 0 || ahead(ack, self.acknowledged))
-        {
-            self.acknowledged = ack;
-        }
     }
 }
 

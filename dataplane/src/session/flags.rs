@@ -17,7 +17,7 @@ impl Flags {
     pub const FIN: Self = Self(0x08);
     /// TCP: an RST that belongs to the connection has passed.
     pub const RST: Self = Self(0x10);
-    /// A packet has passed.
+    /// A packet has passed, and the next one is only counted: it can prove nothing that isn't known (see [`Tracking`]).
     pub const SEEN: Self = Self(0x20);
     /// The session has ended; its port rests.
     pub const QUARANTINED: Self = Self(0x40);
@@ -58,6 +58,43 @@ impl Flags {
     }
 
     /// Without the flags of `other`.
+    #[inline]
+    #[must_use]
+    pub fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+}
+
+/// How far one direction is to be believed, as bits above the number of its [`Direction`](crate::counters::Direction).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tracking(pub u8);
+
+impl Tracking {
+    /// Of the first packet's direction: its sender has shown that it receives what it is answered.
+    pub const CONFIRMED: Self = Self(0x08);
+    /// TCP: sequence and acknowledgement are the sender's. Without it they are only what the last segment said.
+    pub const SYNCHRONIZED: Self = Self(0x10);
+    /// TCP: the last segment was out of the window.
+    pub const LOST: Self = Self(0x20);
+    /// TCP: not synchronized, and the last segment says FIN.
+    pub const CLAIMS_FIN: Self = Self(0x40);
+    /// All of them.
+    pub const ALL: Self = Self(0x78);
+
+    /// Whether all bits of `other` are set.
+    #[inline]
+    pub fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// With the bits of `other`.
+    #[inline]
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Without the bits of `other`.
     #[inline]
     #[must_use]
     pub fn without(self, other: Self) -> Self {

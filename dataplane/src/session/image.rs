@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use super::tuple::Tuple;
 use crate::address::{Address, V6};
 use crate::counters::Direction;
+use crate::wire::protocol;
 
 /// A session of either family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +79,7 @@ pub struct ImageOf<A> {
 /// What is known of one direction. Where its packets go next, each gateway knows by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Half {
-    /// Side, SYN, FIN, RST and SEEN of [`super::entry::Flags`].
+    /// Side, SYN, FIN, RST and SEEN of [`super::entry::Flags`], and the bits below. Gateways that don't know those leave them out.
     pub flags: u8,
     /// Milliseconds since its last packet.
     pub idle_ms: u32,
@@ -90,4 +91,23 @@ pub struct Half {
     pub packets: u32,
     /// Bytes that have passed, modulo 2^48.
     pub bytes: u64,
+}
+
+impl Half {
+    /// Whoever says so knows of confirmation what [`super::entry::Entry::is_confirmed`] says.
+    pub const KNOWS_CONFIRMATION: u8 = 0x40;
+    /// Of the first direction: its sender is confirmed.
+    pub const CONFIRMED: u8 = 0x80;
+
+    /// Whether the sender is confirmed. Gateways of older versions don't say; they took this for it.
+    pub(super) fn is_confirmed(&self, protocol: u8) -> bool {
+        if self.flags & Self::KNOWS_CONFIRMATION != 0 {
+            return self.flags & Self::CONFIRMED != 0;
+        }
+        match protocol {
+            protocol::TCP => self.acknowledged != 0,
+            protocol::SCTP => self.sequence != 0,
+            _ => self.packets > 1,
+        }
+    }
 }

@@ -26,12 +26,13 @@ impl Sessions {
             entry.set_generation(generation);
             entry.set_last_seen(now);
             entry.set_next_hop(None);
-            entry.forget_acknowledged();
+            entry.forget_numbers();
         }
         table.entry_mut(slot).set_next_hop(next_hop);
         let reply = table.entry_mut(twin);
         reply.set_flags(reply.flags().with_side(reply_side));
         self.open += 1;
+        self.fairness.open(self.holder::<A>(slot));
         self.renew::<A>(slot, now);
     }
 

@@ -10,6 +10,8 @@ use bytemuck::{Pod, Zeroable};
 use vipgate_mem::{Region, Slab, Storage, StorageError};
 
 use super::entry::{Entry, Flags, Slot};
+use super::fairness::Holder;
+use super::migrate::Role;
 use super::table::Table;
 use super::timeout::Timeouts;
 use super::tuple::HashKey;
@@ -18,7 +20,7 @@ use crate::address::V6;
 use crate::time::Tick;
 
 /// Moves on whenever the bytes of a table, or their meaning, change.
-const LAYOUT: u32 = 4;
+const LAYOUT: u32 = 5;
 const MAGIC: [u8; 8] = *b"vipgate\0";
 /// The tables behind the header are complete.
 const FINISHED: u32 = 0x600d_600d;
@@ -38,7 +40,7 @@ pub struct Identity {
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-struct Header {
+pub(super) struct Header {
     magic: [u8; 8],
     layout: u32,
     finished: u32,
@@ -48,6 +50,20 @@ struct Header {
     entry_bytes: [u16; 2],
     boot: [u8; 16],
     key: [u64; 4],
+}
+
+impl Header {
+    /// Whose tables are behind it, and by which key they are hashed.
+    pub(super) fn identity(&self) -> Result<(Identity, HashKey), Unusable> {
+        if self.magic != MAGIC || self.finished != FINISHED {
+            return Err(Unusable::Damaged);
+        }
+        if self.layout != LAYOUT || self.entry_bytes != ENTRY_BYTES {
+            return Err(Unusable::Layout { found: self.layout });
+        }
+        let Self { worker, workers, capacity, boot, key, .. } = *self;
+        Ok((Identity { worker, workers, capacity, boot }, HashKey::new(key)))
+    }
 }
 
 /// Why the tables of a former process are of no use.
@@ -164,17 +180,18 @@ impl Sessions {
 
     fn take_up_family<A: SessionFamily>(&mut self, now: Tick, adopt: &mut impl Adopt, taken: &mut TakenUp) {
         let (key, timeouts) = (self.key, self.timeouts);
-        let table = A::table_mut(self);
+        let (table, fairness) = A::parts_mut(self);
         table.forget_counts();
         let mut kept = vec![false; table.slots() as usize];
         for origin in (0..table.slots()).map(Slot) {
             let Some(twin) = whole(table, key, origin) else { continue };
             let entry = *table.entry(origin);
-            let both = [entry.flags(), table.entry(twin).flags()];
-            // It died between the two halves of an end, or of a revival: ended, either way.
-            let resting = both.iter().any(|flags| flags.has(Flags::QUARANTINED));
-            // The same for a share that changed hands. Of a copy only its port is held here, as of a session that rests.
-            let is_copy = !resting && [origin, twin].iter().any(|at| table.entry(*at).is_copy());
+            // Of a standby session only its port is held here, as of one that is quarantined.
+            let (resting, is_copy) = match Role::of(table, origin, twin) {
+                Role::Active => (false, false),
+                Role::Standby => (false, true),
+                Role::Quarantined => (true, false),
+            };
             if !adopt.adopt(&entry, resting || is_copy) {
                 taken.refused += 1;
                 table.wipe(origin);
@@ -206,6 +223,9 @@ impl Sessions {
             table.set_deadline(twin, 0);
             table.set_deadline(origin, deadline(since.plus(timeout)));
             *count += 1;
+            if !resting {
+                fairness.open(Holder::of(&entry, &key));
+            }
         }
         for slot in (0..table.slots()).map(Slot) {
             if kept[slot.0 as usize] {
@@ -232,15 +252,15 @@ fn inspect(region: &mut Region, identity: Identity) -> Result<Found, StorageErro
     let found = header[0];
     drop(header);
     region.rewind();
-    let unusable = if found.magic != MAGIC || found.finished != FINISHED {
-        Unusable::Damaged
-    } else if found.layout != LAYOUT || found.entry_bytes != ENTRY_BYTES {
-        Unusable::Layout { found: found.layout }
-    } else if (found.worker, found.workers) != (identity.worker, identity.workers) {
-        Unusable::Workers { worker: found.worker, workers: found.workers }
-    } else if found.capacity != identity.capacity {
-        Unusable::Capacity { found: found.capacity }
-    } else if found.boot != identity.boot {
+    let former = match found.identity() {
+        Ok((former, _)) => former,
+        Err(unusable) => return Ok(Found::Unusable(unusable)),
+    };
+    let unusable = if (former.worker, former.workers) != (identity.worker, identity.workers) {
+        Unusable::Workers { worker: former.worker, workers: former.workers }
+    } else if former.capacity != identity.capacity {
+        Unusable::Capacity { found: former.capacity }
+    } else if former.boot != identity.boot {
         Unusable::Boot
     } else {
         return Ok(Found::Tables);
@@ -249,7 +269,7 @@ fn inspect(region: &mut Region, identity: Identity) -> Result<Found, StorageErro
 }
 
 /// The twin of a session's first direction, if both are there and agree in everything.
-fn whole<A: SessionFamily>(table: &Table<A>, key: HashKey, origin: Slot) -> Option<Slot> {
+pub(super) fn whole<A: SessionFamily>(table: &Table<A>, key: HashKey, origin: Slot) -> Option<Slot> {
     let entry = table.is_occupied(origin).then(|| table.entry(origin))?;
     let twin_slot = entry.twin();
     let twin = (twin_slot != origin && table.is_occupied(twin_slot)).then(|| table.entry(twin_slot))?;
@@ -273,7 +293,7 @@ mod tests {
 
     use super::*;
     use crate::counters::Direction;
-    use crate::session::entry::Flags;
+    use crate::session::entry::{Flags, Tracking};
     use crate::session::tuple::Tuple;
     use crate::session::{Draft, tests};
 
@@ -416,7 +436,8 @@ mod tests {
             bytemuck::pod_read_unaligned(&bytes)
         };
         for direction in 0..=u8::MAX {
-            let means_something = usize::from(direction) < Direction::ALL.len();
+            // Beside a direction's number stands how far it is to be believed, whatever that is.
+            let means_something = usize::from(direction & !Tracking::ALL.0) < Direction::ALL.len();
             assert_eq!(entry(Flags::INSIDE, direction).has_way(), means_something, "{direction}");
         }
         let around = Flags::ORIGIN.with(Flags::SYN);

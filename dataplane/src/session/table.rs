@@ -13,7 +13,7 @@
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use vipgate_mem::{Pages, Slab, Storage, StorageError, TAGS, equal_tags, prefetch_read};
+use vipgate_mem::{Pages, Region, Slab, Storage, StorageError, TAGS, equal_tags, prefetch_read};
 
 use super::entry::{Entry, Slot};
 use super::key::Key;
@@ -72,7 +72,7 @@ impl<A: Address> Table<A> {
     /// # Errors
     /// When there is no memory for it.
     pub fn new(entries: u32, storage: &mut Storage<'_>) -> Result<Self, StorageError> {
-        let count = (entries.div_ceil(8) * 9).div_ceil(SLOTS as u32).max(1);
+        let count = Self::groups(entries).unwrap_or(u32::MAX);
         Ok(Self {
             groups: storage.slab(count as usize)?,
             // One more that is never used: nobody's entry, for searches that find no tag.
@@ -82,6 +82,21 @@ impl<A: Address> Table<A> {
             occupied: 0,
             most: entries,
         })
+    }
+
+    /// Groups of a table for so many entries; `None` for more than slots can be numbered for.
+    fn groups(entries: u32) -> Option<u32> {
+        let count = entries.div_ceil(8).checked_mul(9)?.div_ceil(SLOTS as u32).max(1);
+        count.checked_mul(SLOTS as u32).map(|_| count)
+    }
+
+    /// Bytes that such a table takes in a region.
+    pub(super) fn region_bytes(entries: u32) -> Option<u64> {
+        let count = Self::groups(entries)? as usize;
+        let slots = count * SLOTS;
+        Some(
+            Region::bytes_of::<Group>(count) + Region::bytes_of::<Entry<A>>(slots + 1) + Region::bytes_of::<u32>(slots),
+        )
     }
 
     /// Entries in the table.

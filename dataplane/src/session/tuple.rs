@@ -101,6 +101,18 @@ impl HashKey {
         fold(low ^ high.rotate_left(29) ^ k1, rest ^ k0 ^ high)
     }
 
+    /// The hashes of an address, and of both: one multiplication each, which is little for a table's hash, but nobody sees what it does.
+    #[inline]
+    pub(super) fn hash_pair<A: Address>(&self, one: A, other: A) -> [u64; 2] {
+        let [k0, k1, k2, k3] = self.0;
+        let [first, second, third, fourth] = A::pair_words(one, other);
+        if A::BITS == 32 {
+            return [fold(first << 32 ^ k0, k1 | 1), fold(first ^ k2, k3 | 1)];
+        }
+        let own = fold(first ^ k0, second ^ k1);
+        [own, fold(own ^ third ^ k2, fourth ^ k3)]
+    }
+
     /// A number that only holders of the key can tell from a random one.
     #[inline]
     pub fn draw(&self, counter: u64) -> u64 {

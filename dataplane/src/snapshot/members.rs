@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use crate::wire::tunnel_tag::TagKey;
+
 /// Gateways that can have a number at most.
 pub const MOST_GATEWAYS: usize = 255;
 
@@ -36,6 +38,25 @@ pub struct MemberSpec {
     pub linked: bool,
     /// Whether this gateway may open sessions in shares whose home is that one: nobody else does.
     pub may_open: bool,
+    /// How packets between it and this one are authenticated.
+    pub authentication: Authentication,
+}
+
+/// How packets through the tunnel between this gateway and another one are authenticated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Authentication {
+    /// Not at all: its packets are known by their source address and the interface that they come in on.
+    #[default]
+    None,
+    /// Each has a tag.
+    Tagged {
+        /// The key of what this gateway sends.
+        sent: TagKey,
+        /// Those of what it takes: of the other one's process, and for a while of the process before that.
+        taken: [Option<TagKey>; 2],
+    },
+    /// Each must have a tag, and the other one has no key: nothing of it is taken.
+    Refused,
 }
 
 /// All gateways as the stages read them, by number.
@@ -55,6 +76,14 @@ struct Member {
     serving: bool,
     linked: bool,
     may_open: bool,
+    authentication: Authentication,
+}
+
+impl Member {
+    fn unknown(name: Arc<str>) -> Self {
+        let authentication = Authentication::None;
+        Self { name, tunnel: None, serving: false, linked: false, may_open: false, authentication }
+    }
 }
 
 impl Members {
@@ -86,6 +115,11 @@ impl Members {
     /// Where a gateway takes packets that are its own.
     pub fn tunnel(&self, id: GatewayId) -> Option<SocketAddr> {
         self.list.get(usize::from(id.0))?.tunnel
+    }
+
+    /// How packets between a gateway and this one are authenticated.
+    pub(super) fn authentication(&self, id: GatewayId) -> Authentication {
+        self.list.get(usize::from(id.0)).map_or(Authentication::None, |member| member.authentication)
     }
 
     /// All of them.
@@ -120,8 +154,7 @@ impl Members {
     /// The number of a gateway, which it has from now on.
     pub(super) fn number(&mut self, name: &Arc<str>) -> GatewayId {
         self.id(name).unwrap_or_else(|| {
-            let unknown = Member { name: name.clone(), tunnel: None, serving: false, linked: false, may_open: false };
-            self.list.push(unknown);
+            self.list.push(Member::unknown(name.clone()));
             GatewayId((self.list.len() - 1) as u8)
         })
     }
@@ -130,8 +163,7 @@ impl Members {
     pub(super) fn with(&self, spec: &MembersSpec) -> Self {
         let mut members = Self { since: spec.since, serving_changes: spec.serving_changes, ..self.clone() };
         for member in &mut members.list {
-            *member =
-                Member { name: member.name.clone(), tunnel: None, serving: false, linked: false, may_open: false };
+            *member = Member::unknown(member.name.clone());
         }
         for it in &spec.gateways {
             if members.room() == 0 && members.id(&it.name).is_none() {
@@ -144,6 +176,7 @@ impl Members {
                 serving: it.serving,
                 linked: it.linked,
                 may_open: it.may_open,
+                authentication: it.authentication,
             };
         }
         members.this = spec

@@ -152,7 +152,7 @@ pub trait Routed: Address {
 /// An opaque answer of the route table.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
-pub struct RouteAnswer(RouteEntry);
+pub struct RouteAnswer(pub(super) RouteEntry);
 
 impl Routed for u32 {
     fn route(network: &Network, destination: Self) -> Option<RouteAnswer> {

@@ -25,14 +25,29 @@ impl Publisher {
 
     /// Puts a snapshot in force and frees those that no worker reads any more.
     pub fn publish(&mut self, snapshot: Snapshot) {
+        self.put(snapshot);
+        drop(self.take_unread());
+    }
+
+    /// Puts a snapshot in force, and frees none.
+    pub fn put(&mut self, snapshot: Snapshot) {
         self.retired.push(self.current.swap(Arc::new(snapshot)));
-        self.collect();
+    }
+
+    /// The snapshots that no worker reads any more, to be freed by whoever has the time: of a large policy, that takes some.
+    pub fn take_unread(&mut self) -> Vec<Arc<Snapshot>> {
+        self.retired.extract_if(.., |snapshot| Arc::strong_count(snapshot) == 1).collect()
+    }
+
+    /// Snapshots that a worker may still read, but for the one in force.
+    pub fn retired(&self) -> usize {
+        self.retired.len()
     }
 
     /// Frees the snapshots that no worker reads any more; says how many are left.
     pub fn collect(&mut self) -> usize {
-        self.retired.retain(|snapshot| Arc::strong_count(snapshot) > 1);
-        self.retired.len()
+        drop(self.take_unread());
+        self.retired()
     }
 
     /// A worker's side.

@@ -159,6 +159,15 @@ impl Shares {
         &self.list
     }
 
+    /// The blocks that this gateway has; all if there are no shares.
+    pub fn own_blocks(&self) -> BlockSet {
+        if self.list.is_empty() {
+            return BlockSet::ALL;
+        }
+        let own = self.list.iter().filter(|share| share.owner == Owner::This);
+        own.fold(BlockSet::default(), |all, share| all.union(share.blocks().unwrap_or(&BlockSet::ALL)))
+    }
+
     /// Whether it is cut in parts, which different gateways have.
     #[inline]
     pub fn is_shared(&self) -> bool {

@@ -5,14 +5,16 @@ use std::net::{IpAddr, SocketAddr};
 
 use foldhash::HashMap;
 
-use super::members::GatewayId;
+use super::members::{Authentication, GatewayId};
 use super::network::{Network, NextHop};
 use super::overlay::NodeId;
 use super::policy::Policy;
-use super::spec::NodeSpec;
+use super::reverse_path::Interfaces;
+use super::spec::{AROUND, NodeSpec};
 use crate::address::V6;
 use crate::io::InterfaceId;
 use crate::wire::ethernet::{self, Link, Mac};
+use crate::wire::tunnel_tag::TagKey;
 use crate::wire::vxlan::Outer;
 
 /// What a packet between gateways says of itself, in the VNI.
@@ -45,7 +47,10 @@ impl Mark {
     #[inline]
     pub fn of_vni(vni: u32) -> Option<Self> {
         let known = vni >> 8 == NETWORK && vni & 0xff & !(SIDES | 3 << LEG) == 0;
-        known.then_some(Self { sides: (vni & SIDES) as u8, leg: ((vni >> LEG) as u8 & 3).max(1) })
+        let sides = (vni & SIDES) as u8;
+        // From an interface or around, never both, and never from nowhere: nobody sends that.
+        let is_possible = (1..=AROUND).contains(&sides);
+        (known && is_possible).then_some(Self { sides, leg: ((vni >> LEG) as u8 & 3).max(1) })
     }
 }
 
@@ -91,6 +96,10 @@ pub struct Way {
     pub hop: Option<NextHop>,
     /// The end's address.
     pub address: IpAddr,
+    /// Where its packets may come in: see [`super::reverse_path`].
+    from: Interfaces,
+    /// How its packets are told from forged ones.
+    authentication: Authentication,
     /// What is in it.
     inside: Inside,
 }
@@ -105,12 +114,45 @@ enum Inside {
 }
 
 impl Way {
-    fn new(own: SocketAddr, other: SocketAddr, inside: Inside, network: &Network) -> Option<Self> {
+    fn new(
+        own: SocketAddr,
+        other: SocketAddr,
+        inside: Inside,
+        authentication: Authentication,
+        network: &Network,
+    ) -> Option<Self> {
         let hop = match other.ip() {
             IpAddr::V4(v4) => network.next_hop(v4.to_bits(), 0),
             IpAddr::V6(v6) => network.next_hop(V6::from_bits(v6.to_bits()), 0),
         };
-        Some(Self { outer: Outer::new(own.ip(), other)?, hop: hop.ok(), address: other.ip(), inside })
+        let from = Interfaces::toward(other.ip(), network);
+        let outer = Outer::new(own.ip(), other)?;
+        Some(Self { outer, hop: hop.ok(), address: other.ip(), from, authentication, inside })
+    }
+
+    /// Whether its packets may come in on an interface.
+    #[inline]
+    pub fn may_come_by(&self, interface: InterfaceId) -> bool {
+        self.from.contains(interface)
+    }
+
+    /// The key of the tags of what goes there; `None`: it has none.
+    #[inline]
+    pub fn key(&self) -> Option<&TagKey> {
+        match &self.authentication {
+            Authentication::Tagged { sent, .. } => Some(sent),
+            Authentication::None | Authentication::Refused => None,
+        }
+    }
+
+    /// Whether an inner frame that says it comes from there does.
+    #[inline]
+    pub fn is_authentic(&self, inner: &[u8], vni: u32) -> bool {
+        match &self.authentication {
+            Authentication::None => true,
+            Authentication::Tagged { taken, .. } => taken.iter().flatten().any(|key| key.verifies(inner, vni)),
+            Authentication::Refused => false,
+        }
     }
 
     /// The VNI of a packet that came in on these sides.
@@ -146,12 +188,12 @@ impl Tunnels {
         let own = members.this().and_then(|this| members.tunnel(this));
         let gateway = |id: GatewayId| {
             let other = members.tunnel(id).filter(|_| Some(id) != members.this())?;
-            Way::new(own?, other, Inside::AsTheyCame, network)
+            Way::new(own?, other, Inside::AsTheyCame, members.authentication(id), network)
         };
         let node = |node: &NodeSpec| {
             let own = overlay?;
             let inside = Inside::Overlay(node.vni, ethernet::link(node.mac, mac_in_overlay(own.ip())));
-            Way::new(own, node.address, inside, network)
+            Way::new(own, node.address, inside, Authentication::None, network)
         };
         let gateways: Vec<Option<Way>> = members.ids().map(gateway).collect();
         let by_address =
@@ -193,9 +235,9 @@ impl Tunnels {
         self.own_overlay.is_some_and(|own| own.is_for(frame))
     }
 
-    /// The gateway that sends from this address.
-    pub fn sender(&self, address: IpAddr) -> Option<GatewayId> {
-        self.by_address.get(&address).copied()
+    /// The tunnel of the gateway that sends from this address.
+    pub fn sender(&self, address: IpAddr) -> Option<&Way> {
+        self.to(End::Gateway(*self.by_address.get(&address)?))
     }
 }
 

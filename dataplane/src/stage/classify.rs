@@ -95,6 +95,10 @@ fn classify<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> Class {
     if policy.vip(tuple.source).is_some() && !received.is_hairpin() {
         return drop(DropReason::SpoofedSource);
     }
+    // What comes around has left a pod as its VIP, whichever gateway says so.
+    if received.is_hairpin() && received.is_from_peer() && policy.vip(tuple.source).is_none() {
+        return drop(DropReason::SpoofedSource);
+    }
     let endpoint = policy.endpoint(tuple.source);
     if endpoint.is_some() && !inside {
         return drop(DropReason::SpoofedSource);
@@ -106,13 +110,21 @@ fn classify<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> Class {
     {
         return class;
     }
-    match (endpoint, vip) {
+    let class = match (endpoint, vip) {
         (Some((id, endpoint, egress)), _) if policy.translates(egress, tuple.destination) => {
             from_pod::<A>(batch, i, (id, endpoint), context)
         }
         (_, Some(vip)) => to_vip::<A>(batch, i, vip, context),
         (Some(_), None) => Class::Unchanged,
         (None, None) => from_elsewhere::<A>(batch, i, inside, context),
+    };
+    match class {
+        // Gateways send each other what has an owner. What nobody translates is routed where it comes in, but for what a backend says
+        // of a packet, which may belong to an owner's session.
+        Class::Unchanged if received.is_from_peer() && batch.heads[i].kind != Kind::Error => {
+            drop(DropReason::SpoofedSource)
+        }
+        class => class,
     }
 }
 

@@ -5,7 +5,7 @@
 use crate::batch::{Batch, Kind, Packets, PlainParts};
 use crate::pipeline::Context;
 use crate::session::Sessions;
-use crate::session::entry::{Entry, Flags};
+use crate::session::entry::{Entry, Flags, Slot};
 use crate::session::key::Key;
 use crate::snapshot::Snapshot;
 use crate::snapshot::freshness::Parties;
@@ -77,14 +77,24 @@ fn translate<A: OnWire, const LOOK: bool>(
     let packets = batch.open_of::<A>().and(batch.plain);
     let PlainParts { frames, heads, segments, keys, slots, directions, verdicts } = A::plain_parts(batch);
     let mut done = Packets::default();
-    // Slots, modulo 64, of sessions that a client may begin anew in this batch: what is behind such a SYN must not overtake it.
-    let mut begun = 0_u64;
+    // Slots, modulo 64, of sessions of which a packet was left that may change what both directions are: what is behind it in either
+    // must not overtake it.
+    let mut left = 0_u64;
+    let mark = |slot: Slot| 1_u64 << (slot.0 % u64::BITS);
     for i in packets {
         let head = heads[i];
         let entry = table.entry_mut(slots[i]);
         let flags = entry.flags();
         if !entry.has_key(&keys[i]) || flags.has(Flags::QUARANTINED) || head.sides & flags.side() == 0 || head.ttl <= 1
         {
+            continue;
+        }
+        // A packet that may prove something, and a segment that doesn't just go on where the last one ended.
+        let segment = &segments[i];
+        let matters = !flags.has(Flags::SEEN)
+            || (head.kind == Kind::Tcp && (segment.flags.is_rare() || segment.sequence != entry.sequence()));
+        if matters || left & mark(slots[i]) != 0 {
+            left |= mark(slots[i]) | mark(entry.twin());
             continue;
         }
         if is_near(&keys[i], entry) {
@@ -110,18 +120,10 @@ fn translate<A: OnWire, const LOOK: bool>(
         let Some(received) = frames.get_mut(i) else { continue };
         let frame = received.frame.bytes_mut();
         if head.kind == Kind::Tcp {
-            let segment = &segments[i];
-            if segment.flags.is_rare() {
-                begun |= u64::from(segment.flags.opens()) << (slots[i].0 % u64::BITS);
-                continue;
-            }
-            if begun >> (slots[i].0 % u64::BITS) & 1 == 1 {
-                continue;
-            }
             let Some(checksum) = A::tcp_checksum(frame) else { continue };
             rewrite::update(checksum, entry.l4_delta());
             let ack = segment.flags.has(tcp::Flags::ACK).then_some(segment.acknowledgement);
-            entry.advance(segment.sequence.wrapping_add(segment.space), ack, false);
+            entry.advance(segment.sequence.wrapping_add(segment.space), ack);
         }
         entry.count(frame.len() as u16, context.now, in_force);
         let Some((headers, transport)) = A::split(frame) else { continue };

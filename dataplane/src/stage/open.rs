@@ -8,6 +8,7 @@ use crate::counters::{Direction, DropReason};
 use crate::pipeline::Context;
 use crate::ports::allocator::{Allocator, Claim, Part};
 use crate::session::entry::{Flags, Slot};
+use crate::session::room::Room;
 use crate::session::tuple::{HashKey, Tuple};
 use crate::session::{Draft, SessionFamily, Sessions};
 use crate::settle::{self, Settle};
@@ -58,7 +59,20 @@ fn refuse<A: Lane>(batch: &mut Batch, i: usize, reason: DropReason, context: &Co
     if matches!(reason, DropReason::Quota | DropReason::PortsExhausted | DropReason::SessionTableFull) {
         context.view.policy.endpoint_with(batch.endpoints[i]).0.usage.refuse();
     }
+    if reason == DropReason::PortsExhausted {
+        count_exhausted::<A>(batch, i, context);
+    }
     refuse_with::<A>(batch, i, reason, context);
+}
+
+/// Counts at each VIP that was tried that it has no port here, and whether the endpoint's shard is only a part of it.
+#[cold]
+fn count_exhausted<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) {
+    let policy = &context.view.policy;
+    let (endpoint, egress) = policy.endpoint_with(batch.endpoints[i]);
+    let tried = candidates(policy.vips_of(endpoint), egress.spec.address_selection, batch.hashes[i])
+        .filter(|vip| A::from_ip(vip.address).is_some() && part_of(endpoint, vip, context.view).is_ok());
+    tried.for_each(|vip| vip.pool.refuse(vip.shares.is_shared()));
 }
 
 /// Drops a packet that opens no session; its sender may hear of it, unless asking again is all that it could do. One of a share
@@ -156,11 +170,6 @@ pub fn plan<A: Lane>(batch: &Batch, i: usize, sessions: &Sessions, context: &Con
         return Err(DropReason::Ttl);
     }
     let next_hop = route::hop_to(origin.destination, hash, view).map_err(|_| DropReason::NoRoute)?;
-    // Its own session, which it would end first.
-    let ended = u32::from(batch.ended.contains(i));
-    if !sessions.has_room_after::<A>(ended, 0) {
-        return Err(DropReason::SessionTableFull);
-    }
     if context.is_lapsed {
         return Err(DropReason::NoLease);
     }
@@ -183,9 +192,7 @@ fn open<A: Lane>(
     let (endpoint, egress) = view.policy.endpoint_with(batch.endpoints[i]);
     let claim = endpoint.usage.open(egress.spec.limits, now).map_err(|_| DropReason::Quota)?;
     let committed = if let Some(Quarantined::Revives(slot)) = quarantined {
-        let way = (route::number(next_hop), answers_from(next_hop, view));
-        sessions.revive::<A>(slot, way, view.generation, now);
-        Ok(slot)
+        revive::<A>(slot, next_hop, sessions, context)
     } else {
         if let Some(Quarantined::MakesRoom(slot)) = quarantined {
             settle::vacate::<A>(slot, sessions, &view.policy, settle.ports);
@@ -201,6 +208,28 @@ fn open<A: Lane>(
         endpoint.usage.withdraw(now);
     }
     committed
+}
+
+/// What room there is for a session that a session in quarantine becomes again: its entries are in the table already. The one in the
+/// slot `ended` would have ended before.
+pub fn room_to_revive<A: SessionFamily>(slot: Slot, sessions: &Sessions, ended: Option<Slot>) -> Room {
+    let entry = A::table(sessions).entry(slot);
+    sessions.room(entry.to().source, entry.key().source, ended, 1)
+}
+
+fn revive<A: SessionFamily>(
+    slot: Slot,
+    next_hop: NextHop,
+    sessions: &mut Sessions,
+    context: &Context<'_>,
+) -> Result<Slot, DropReason> {
+    let Context { view, now, .. } = *context;
+    if room_to_revive::<A>(slot, sessions, None) == Room::None {
+        return Err(DropReason::SessionTableFull);
+    }
+    let way = (route::number(next_hop), answers_from(next_hop, view));
+    sessions.revive::<A>(slot, way, view.generation, now);
+    Ok(slot)
 }
 
 /// The side that the answers to what goes there come from. What answers by way of another VIP comes around.
@@ -258,6 +287,10 @@ fn commit<A: Lane>(
             reason = DropReason::NoLease;
             continue;
         };
+        if sessions.room(address, origin.source, None, 0) == Room::None {
+            reason = DropReason::SessionTableFull;
+            continue;
+        }
         let through = |port: u16| translate(origin, address, port);
         let port =
             ports.allocate((vip, part), &through(0), claim, now, |port| sessions.is_free(&through(port).reversed()));

@@ -9,11 +9,13 @@ use crate::io::{InterfaceId, Received};
 use crate::link::outbox::Outbox;
 use crate::pipeline::Context;
 use crate::session::Sessions;
-use crate::session::entry::Entry;
+use crate::session::entry::{self, Entry};
+use crate::session::track::{self, Event, Noted, Place};
 use crate::session::tuple::Tuple;
 use crate::snapshot::Snapshot;
 use crate::snapshot::network::{Network, NextHop};
 use crate::stage::route;
+use crate::time::Tick;
 use crate::verdict::{Then, Verdict};
 use crate::wire::checksum::Delta;
 use crate::wire::plain::PlainFamily;
@@ -33,21 +35,23 @@ pub fn run<A: OnWire>(
     for i in batch.known_of::<A>() {
         let Some(hop) = route::session_hop::<A>(batch, i, sessions, view) else { continue };
         let (head, slot) = (batch.heads[i], batch.slots[i]);
-        if head.kind == Kind::Tcp {
-            let segment = &batch.segments[i];
-            if sessions.note_segment::<A>(slot, segment, now) {
-                outbox.changed::<A>(slot, sessions, now);
-            }
-            if let Some(most) = context.rules.mss
-                && segment.flags.has(Flags::SYN)
-            {
-                clamp(&mut batch.frames[i], head, most.saturating_sub(A::HEADER - ipv4::HEADER as u16));
-            }
-        } else if head.kind == Kind::Sctp && sessions.note_association::<A>(slot, &batch.associations[i], now) {
+        let noted = note::<A>(batch, i, sessions, now);
+        if noted.event != Event::None {
             outbox.changed::<A>(slot, sessions, now);
         }
+        if head.kind == Kind::Tcp
+            && let Some(most) = context.rules.mss
+            && batch.segments[i].flags.has(Flags::SYN)
+        {
+            clamp(&mut batch.frames[i], head, most.saturating_sub(A::HEADER - ipv4::HEADER as u16));
+        }
         let entry = A::table_mut(sessions).entry_mut(slot);
-        entry.count(head.length + LINK_HEADER, now, view.generation);
+        let mut seen = now;
+        if noted.place == Place::OutOfWindow {
+            context.counters.out_of_window.add(1);
+            seen = entry.last_seen();
+        }
+        entry.count(head.length + LINK_HEADER, seen, view.generation);
         let frame = batch.frames[i].frame.bytes_mut();
         let Some((headers, payload)) = frame.split_at_mut_checked(head.l4.into()) else { continue };
         A::write_header(headers, entry);
@@ -66,6 +70,23 @@ pub fn run<A: OnWire>(
         A::decrement_ttl(batch.frames[i].frame.bytes_mut());
         batch.directions[i] = Direction::Unchanged;
         send_on(batch, i, hop, view);
+    }
+}
+
+/// Takes notice of a packet: what it does to its session.
+#[inline]
+fn note<A: OnWire>(batch: &Batch, i: usize, sessions: &mut Sessions, now: Tick) -> Noted {
+    let slot = batch.slots[i];
+    match batch.heads[i].kind {
+        Kind::Tcp => sessions.note_segment::<A>(slot, &batch.segments[i], now),
+        Kind::Sctp => sessions.note_association::<A>(slot, &batch.associations[i], now),
+        _ => {
+            let table = A::table_mut(sessions);
+            if !table.entry(slot).flags().has(entry::Flags::SEEN) {
+                track::note_first(table, slot);
+            }
+            Noted::NOTHING
+        }
     }
 }
 

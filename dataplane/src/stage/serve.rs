@@ -10,6 +10,7 @@ use crate::pipeline::Context;
 use crate::ports::pool::WorkerId;
 use crate::session::embryonic::Embryonic;
 use crate::session::entry::{Flags, Slot};
+use crate::session::room::Room;
 use crate::session::table::Home;
 use crate::session::tuple::Tuple;
 use crate::session::{Draft, SessionFamily, Sessions};
@@ -217,7 +218,7 @@ fn serve<A: Lane>(
         let (origin, _) = sessions.both::<A>(ended);
         sessions.remove::<A>(origin);
     }
-    if !sessions.has_room::<A>() {
+    if sessions.room(origin.destination, origin.destination, None, 0) == Room::None {
         return Err(DropReason::SessionTableFull.into());
     }
     let out = route::interface(next_hop, view);

@@ -1,6 +1,6 @@
 //! First of all: packets come out of their tunnels. Those that other gateways have sent here go on as if they had come in here on the
 //! side that they came in on there, those of the overlay network's nodes as if their pods were on the link. Only known gateways and nodes
-//! are believed, these only about their own pods, and nothing is unwrapped twice.
+//! are believed, by the interfaces that lead to them, these only about their own pods, and nothing is unwrapped twice.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use crate::io::Received;
 use crate::snapshot::Snapshot;
 use crate::snapshot::network::Network;
 use crate::snapshot::spec::Role;
-use crate::snapshot::tunnels::Mark;
+use crate::snapshot::tunnels::{End, Mark};
 use crate::verdict::Verdict;
 use crate::wire::vxlan::{self, Inner};
 use crate::wire::{ethernet, ipv4, ipv6};
@@ -45,19 +45,32 @@ pub fn run(batch: &mut Batch, view: &Snapshot, counters: &Counters) {
 /// A packet goes on as it came in at the gateway that has sent it.
 fn from_gateway(received: &mut Received, view: &Snapshot) -> Result<(), DropReason> {
     let (inner, sender) = open(received, &view.network)?;
-    let mark = Mark::of_vni(inner.vni).filter(|_| view.tunnels.sender(sender).is_some());
-    let mark = mark.ok_or(DropReason::PeerUnknown)?;
+    let way = view.tunnels.sender(sender).filter(|way| way.may_come_by(received.interface));
+    let (way, mark) = way.zip(Mark::of_vni(inner.vni)).ok_or(DropReason::PeerUnknown)?;
+    let frame = received.frame.bytes();
+    let packet = frame.get(inner.at..inner.at + inner.length).ok_or(DropReason::Malformed)?;
+    if !way.is_authentic(packet, inner.vni) {
+        return Err(DropReason::PeerUnauthenticated);
+    }
+    let sender = ethernet::source(frame).unwrap_or_default();
     take_out(received, inner, &view.network)?;
+    // The inner link addresses may be a tag: who captures sees who has sent it on.
+    received.frame.bytes_mut()[sender.len()..2 * sender.len()].copy_from_slice(&sender);
     received.arrive(mark.sides, mark.leg);
     Ok(())
 }
 
-/// A packet goes on as if its pod were on the link: if the node is known, it came in where pods are, and the pod is that node's.
+/// A packet goes on as if its pod were on the link: if the node is known, it came in where pods are and by where the node is, and the pod
+/// is that node's.
 fn from_node(received: &mut Received, view: &Snapshot) -> Result<(), DropReason> {
     let (inner, sender) = open(received, &view.network)?;
     let node = view.policy.nodes().sender(sender).filter(|(_, node)| node.vni == inner.vni);
     let is_inside = view.network.port(received.interface).sides & Role::Inside.sides() != 0;
     let (id, _) = node.filter(|_| is_inside).ok_or(DropReason::PeerUnknown)?;
+    let way = view.tunnels.to(End::Node(id));
+    if !way.is_some_and(|way| way.may_come_by(received.interface)) {
+        return Err(DropReason::PeerUnknown);
+    }
     take_out(received, inner, &view.network)?;
     let owner = match outer(received.frame.bytes()).ok_or(DropReason::Malformed)?.0 {
         IpAddr::V4(v4) => view.policy.node_of(v4.to_bits()),

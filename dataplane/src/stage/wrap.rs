@@ -11,6 +11,7 @@ use crate::snapshot::network::{Network, NextHop};
 use crate::snapshot::tunnels::{End, Mark, Way};
 use crate::verdict::{Then, Verdict};
 use crate::wire::ethernet::Link;
+use crate::wire::tunnel_tag::TagKey;
 use crate::wire::vxlan::{LONGEST, Outer};
 use crate::wire::{cut, ethernet};
 
@@ -107,7 +108,13 @@ fn wrap(batch: &mut Batch, i: usize, way: &Way) -> bool {
     if !frame.place(start, inner + length) {
         return false;
     }
-    way.outer.write(frame.bytes_mut(), inner, vni, entropy, traffic_class);
+    let bytes = frame.bytes_mut();
+    way.outer.write(bytes, inner, vni, entropy, traffic_class);
+    if let Some(key) = way.key()
+        && let Some(inner) = bytes.get_mut(usize::from(length)..)
+    {
+        key.seal(inner, vni);
+    }
     true
 }
 
@@ -149,7 +156,11 @@ fn send(batch: &mut Batch, i: usize, way: &Way, hop: NextHop, out: InterfaceId, 
 pub struct Lining {
     outer: Outer,
     vni: u32,
+    key: Option<TagKey>,
 }
+
+/// What a piece is in a tunnel: the tunnel's headers and its link header, and how long they are.
+pub type Lined = ([u8; LONGEST + ethernet::HEADER], usize);
 
 impl Lining {
     /// That of a packet, the interface that it leaves by, and the link addresses there, once they are known.
@@ -157,16 +168,22 @@ impl Lining {
         let way = view.tunnels.to(travel.to)?;
         let (hop, out, _) = way.exit(&view.network)?;
         let vni = way.vni(Mark { sides, leg: travel.leg });
-        Some((Self { outer: way.outer, vni }, out, link_of(hop, &view.network)))
+        Some((Self { outer: way.outer, vni, key: way.key().copied() }, out, link_of(hop, &view.network)))
     }
 
-    /// The headers of the tunnel before this piece, and how long they are.
-    pub fn before(&self, piece: &[&[u8]], link: &Link) -> ([u8; LONGEST], usize) {
-        let mut headers = [0; LONGEST];
-        let inner = piece.iter().map(|part| part.len()).sum::<usize>() as u16;
-        self.outer.write(&mut headers, inner, self.vni, 0, piece.first().map_or(0, |headers| traffic_class(headers)));
-        ethernet::set_link(&mut headers, link);
-        (headers, self.outer.length())
+    /// The headers of the tunnel before a piece, with its own link header, whose rest stands in two places; `None` if it has none.
+    pub fn before(&self, headers: &[u8], payload: &[u8], link: &Link) -> Option<Lined> {
+        let mut lined = [0; LONGEST + ethernet::HEADER];
+        let inner = (headers.len() + payload.len()) as u16;
+        self.outer.write(&mut lined, inner, self.vni, 0, traffic_class(headers));
+        ethernet::set_link(&mut lined, link);
+        let (link, packet) = headers.split_first_chunk::<{ ethernet::HEADER }>()?;
+        let own = lined.get_mut(self.outer.length()..)?.first_chunk_mut()?;
+        *own = *link;
+        if let Some(key) = &self.key {
+            key.seal_parts(own, [packet, payload], self.vni);
+        }
+        Some((lined, self.outer.length() + ethernet::HEADER))
     }
 }
 

@@ -80,6 +80,8 @@ pub struct Common {
     pub verification_tag: u32,
     /// What the packet is about: chunks that change an association's state stand first.
     pub first_chunk: Chunk,
+    /// Of [`Chunk::Init`] and [`Chunk::InitAck`]: the tag that the sender wants to be sent (section 3.3.2); 0 if there is none.
+    pub initiate_tag: u32,
 }
 
 /// Reads the common header and the first chunk's; `None` if it is cut short, without chunks, or the chunk's length
@@ -91,11 +93,17 @@ pub fn parse(payload: &[u8]) -> Option<Common> {
     if length < CHUNK_HEADER || length > payload.len() - HEADER {
         return None;
     }
+    let first_chunk = Chunk::of(fixed[12]);
+    let initiate_tag = match first_chunk {
+        Chunk::Init | Chunk::InitAck if length >= CHUNK_HEADER + 4 => payload.get(HEADER + CHUNK_HEADER..),
+        _ => None,
+    };
     Some(Common {
         source: u16::from_be_bytes([fixed[0], fixed[1]]),
         destination: u16::from_be_bytes([fixed[2], fixed[3]]),
         verification_tag: u32::from_be_bytes([fixed[4], fixed[5], fixed[6], fixed[7]]),
-        first_chunk: Chunk::of(fixed[12]),
+        first_chunk,
+        initiate_tag: initiate_tag.and_then(|rest| rest.first_chunk()).map_or(0, |tag| u32::from_be_bytes(*tag)),
     })
 }
 
@@ -282,11 +290,28 @@ mod tests {
         ];
         for (kind, name) in names.into_iter().enumerate() {
             let payload = packet(&[kind as u8, 0, 0, 4]);
-            let expected = Common { source: 4242, destination: 2905, verification_tag: 0xdead_beef, first_chunk: name };
+            let expected = Common {
+                source: 4242,
+                destination: 2905,
+                verification_tag: 0xdead_beef,
+                first_chunk: name,
+                initiate_tag: 0,
+            };
             assert_eq!(parse(&payload), Some(expected));
             assert!(verify(&payload));
         }
         assert_eq!(parse(&packet(&[192, 0, 0, 4])).map(|common| common.first_chunk), Some(Other));
+    }
+
+    #[test]
+    fn a_handshake_says_which_tag_its_sender_wants() {
+        for kind in [1, 2] {
+            let tag = |chunk: &[u8]| parse(&packet(&[&[kind, 0], chunk].concat())).map(|common| common.initiate_tag);
+            assert_eq!(tag(&[0, 8, 0xca, 0xfe, 0xba, 0xbe]), Some(0xcafe_babe));
+            assert_eq!(tag(&[0, 7, 0xca, 0xfe, 0xba, 0xbe]), Some(0), "cut short");
+            assert_eq!(tag(&[0, 4]), Some(0));
+        }
+        assert_eq!(parse(&packet(&[0, 0, 0, 8, 1, 2, 3, 4])).map(|common| common.initiate_tag), Some(0), "data");
     }
 
     #[test]

@@ -270,8 +270,11 @@ fn send_pieces(
         all &= match tunnel {
             None => send(io, out, &[headers, payload]),
             Some((lining, link)) => {
-                let (outer, length) = lining.before(&[headers, payload], link);
-                send(io, out, &[&outer[..length], headers, payload])
+                let lined = lining.before(headers, payload, link);
+                lined.is_some_and(|(lined, length)| {
+                    let packet = headers.get(ethernet::HEADER..).unwrap_or_default();
+                    send(io, out, &[&lined[..length], packet, payload])
+                })
             }
         };
         all

@@ -77,7 +77,7 @@ impl<Io: PacketIo> Worker<Io> {
                 let _ = reply.try_send(chunk);
             }
             Command::Ports { mut chunk, reply } => {
-                inspect::ports(&view.policy, &tables.ports, &mut chunk);
+                inspect::ports(&view.policy, &tables.ports, &tables.sessions, &mut chunk);
                 let _ = reply.try_send(chunk);
             }
             Command::Capture(tap) => tables.watch.tap = tap,

@@ -251,7 +251,7 @@ fn syns_announce_no_more_than_the_configuration_says() {
         [("10.244.1.5:4000", "198.51.100.10:443", 1360_u16), ("[fd00:244:1::5]:4000", "[2001:db8:51::10]:443", 1340)]
     {
         let announces = |from: &str, to: &str, flags: &str| {
-            let mut bytes = tcp(at(from), at(to), flags, 1000, 1);
+            let mut bytes = tcp(at(from), at(to), flags, 1000, 1001);
             let l4 = if at(from).is_ipv4() { 34 } else { 54 };
             bytes[l4 + 12] = 0x60;
             bytes.extend([2, 4, 0x05, 0xb4]);

@@ -27,6 +27,7 @@ impl Seen {
         }
         self.verdicts.insert(format!("{:?}", found.verdict).split('(').next().unwrap().to_owned());
         self.classes.extend(found.class.map(|class| format!("{class:?}")));
+        self.classes.extend(found.is_reserved.then(|| "reserved".to_owned()));
         self.fates.extend(found.session.map(|(_, fate)| format!("{fate:?}").split('(').next().unwrap().to_owned()));
     }
 }
@@ -100,6 +101,7 @@ fn what_is_foretold_comes_true() {
     ] {
         assert!(seen.classes.contains(&format!("{class:?}")), "{class:?} never: {:?}", seen.classes);
     }
+    assert!(seen.classes.contains("reserved"), "a place in the reserve: {:?}", seen.classes);
     for fate in [Fate::Known, Fate::Rechecked, Fate::Ended] {
         assert!(seen.fates.contains(&format!("{fate:?}")), "{fate:?} never: {:?}", seen.fates);
     }

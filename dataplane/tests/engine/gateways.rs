@@ -4,6 +4,8 @@ use crate::support::cluster::*;
 use crate::support::*;
 use vipgate_dataplane::counters::{Direction, DropReason};
 use vipgate_dataplane::io::InterfaceId;
+use vipgate_dataplane::ports::PortRange;
+use vipgate_dataplane::ports::pool::Refused;
 use vipgate_dataplane::snapshot::spec::PolicySet;
 
 #[test]
@@ -59,6 +61,7 @@ fn strangers_and_nonsense_come_out_of_no_tunnel() {
         outer.write(&mut frame, inner.len() as u16, vni, 7, 0);
         frame[..6].copy_from_slice(&INSIDE_MAC);
         frame.extend(inner);
+        tag_key((1, 1), (0, 1)).seal(&mut frame[outer.length()..], vni);
         frame
     };
     for (frame, reason) in [
@@ -66,6 +69,9 @@ fn strangers_and_nonsense_come_out_of_no_tunnel() {
         (tunnel("10.2.0.1", 0x76_7009, &inner), DropReason::PeerUnknown),
         (tunnel("10.2.0.2", 0x76_7029, &inner), DropReason::PeerUnknown),
         (tunnel("10.2.0.2", 7, &inner), DropReason::PeerUnknown),
+        // From no side, and from an interface and around at once.
+        (tunnel("10.2.0.2", 0x76_7008, &inner), DropReason::PeerUnknown),
+        (tunnel("10.2.0.2", 0x76_700d, &inner), DropReason::PeerUnknown),
         (tunnel("10.2.0.2", 0x76_7009, &inner[..20]), DropReason::Malformed),
         (tunnel("10.2.0.2", 0x76_7009, &inner)[..60].to_vec(), DropReason::Malformed),
         // A tunnel in a tunnel: inside, it is a packet to the gateway, which is nobody's VIP.
@@ -83,7 +89,7 @@ fn strangers_and_nonsense_come_out_of_no_tunnel() {
     let good = cluster.arrives(0, INSIDE, &tunnel("10.2.0.2", 0x76_7009, &inner));
     only(good, 0, OUTSIDE, &cluster);
     cluster.assert_delta(&[
-        "egress 1, peer_in 4, drop no_policy 1, drop malformed 2, drop no_owner 1, drop peer_unknown 4, created 1",
+        "egress 1, peer_in 4, drop no_policy 1, drop malformed 2, drop no_owner 1, drop peer_unknown 6, created 1",
         "",
         "",
     ]);
@@ -371,4 +377,41 @@ mod anything {
             Ok(())
         });
     }
+}
+
+#[test]
+fn ports_that_run_out_in_a_shard_are_told_apart_from_those_of_a_whole_vip() {
+    let range = PortRange::new(20_032, 20_032 + 4 * 64 - 1).unwrap();
+    for (pod, far, vip) in
+        [("10.244.1.5", "198.51.100.10:53", "192.0.2.10"), ("fd00:244:1::5", "[2001:db8:51::10]:53", "2001:db8::10")]
+    {
+        let setup = Setup { range, ..Setup::default() };
+        let mut cluster = Cluster::new(2, &setup);
+        let pool = cluster.gateways[0].builder.snapshot().policy.vip_at(ip(vip)).unwrap().pool.clone();
+        let shares = cluster.gateways[0].builder.snapshot().policy.vip_at(ip(vip)).unwrap().shares.clone();
+        let own = shares.own_blocks();
+        let ports = range.count_in(&own);
+        assert_eq!((range.within(&own).count(), ports), (2, 128), "every other block of the range");
+        for n in 0..140 {
+            cluster.arrives(0, INSIDE, &packet(Protocol::Udp, (ip(pod), 1000 + n).into(), at(far)));
+        }
+        assert_eq!(cluster.drops(), [(DropReason::PortsExhausted, 12)].into());
+        assert_eq!(pool.refused(), Refused { whole: 0, in_shard: 12 });
+        assert_eq!(pool.claimed_among(&own), 2);
+        cluster.assert_delta(&["egress 128, drop ports_exhausted 12, created 128", ""]);
+        // The other one is gone, and its shard is this gateway's; but endpoints keep to the ports of their own.
+        cluster.kill(1);
+        for n in 0..5 {
+            cluster.arrives(0, INSIDE, &packet(Protocol::Udp, (ip(pod), 2000 + n).into(), at(far)));
+        }
+        assert_eq!(pool.refused(), Refused { whole: 0, in_shard: 17 });
+        cluster.counts_vary();
+    }
+    let mut alone = Gateway::new(&Setup { range, ..Setup::default() });
+    for n in 0..260 {
+        alone.arrives(0, INSIDE, &packet(Protocol::Udp, (ip("10.244.1.5"), 1000 + n).into(), at("198.51.100.10:53")));
+    }
+    let vip = alone.builder.snapshot().policy.vip_at(ip("192.0.2.10")).unwrap().pool.clone();
+    assert_eq!(vip.refused(), Refused { whole: 4, in_shard: 0 }, "256 ports");
+    alone.assert_delta("egress 256, drop ports_exhausted 4, created 256");
 }

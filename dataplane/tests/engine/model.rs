@@ -35,7 +35,8 @@ struct Simple {
     /// TCP: what has passed from the pod and from the far side.
     syn: [bool; 2],
     fin: [bool; 2],
-    /// Whether the pod has acknowledged what it was answered.
+    /// Whether the remote has answered, and whether the pod has acknowledged that.
+    answered: bool,
     acked: bool,
 }
 
@@ -120,7 +121,11 @@ fn the_engine_does_what_the_simple_nat_does() {
                         ((ip(PODS[pod]), port).into(), at(FARS[far]), VIPS[pod]);
                     let flags = if protocol == Protocol::Tcp { FLAGS[flags] } else { "" };
                     let bytes = match protocol {
-                        Protocol::Tcp => tcp(source, far, flags, 1000, 1),
+                        Protocol::Tcp => {
+                            let same = |s: &Simple| s.pod == source && s.far == far && s.protocol == protocol;
+                            let ack = 5001 + u32::from(model.iter().any(|s| same(s) && s.fin[1]));
+                            tcp(source, far, flags, if flags == "S" { 1000 } else { 1001 }, ack)
+                        }
                         _ => packet(protocol, source, far),
                     };
                     let same = |s: &Simple| s.protocol == protocol && s.pod == source && s.far == far;
@@ -163,6 +168,7 @@ fn the_engine_does_what_the_simple_nat_does() {
                             heard: now,
                             syn: [false; 2],
                             fin: [false; 2],
+                            answered: false,
                             acked: false,
                         });
                         model.len() - 1
@@ -178,9 +184,17 @@ fn the_engine_does_what_the_simple_nat_does() {
                     let index = which.index(model.len());
                     let session = model[index].clone();
                     let to: SocketAddr = (ip(session.vip), session.port).into();
-                    let flags = if session.protocol == Protocol::Tcp { ANSWERS[flags] } else { "" };
+                    // Nobody ends what it hasn't begun: a FIN before the SYN has no number that could be acknowledged (RFC 9293 section 3.5).
+                    let flags = match session.protocol {
+                        Protocol::Tcp if ANSWERS[flags] == "FA" && !session.syn[1] => "SA",
+                        Protocol::Tcp => ANSWERS[flags],
+                        _ => "",
+                    };
                     let bytes = match session.protocol {
-                        Protocol::Tcp => tcp(session.far, to, flags, 5000, 1001),
+                        Protocol::Tcp => {
+                            let ack = 1001 + u32::from(session.fin[0]);
+                            tcp(session.far, to, flags, if flags == "SA" { 5000 } else { 5001 }, ack)
+                        }
                         Protocol::Udp => packet(Protocol::Udp, session.far, to),
                         Protocol::Echo => echo(false, session.far, to, session.port),
                     };
@@ -230,15 +244,17 @@ fn the_engine_does_what_the_simple_nat_does() {
 
 /// Notes a packet from the pod (0) or from the far side (1).
 fn note(session: &mut Simple, side: usize, flags: &str, now: u32) {
-    session.heard = now;
-    if flags.starts_with('S') {
-        if flags == "S" && session.fin == [true; 2] {
-            (session.syn, session.fin, session.acked) = ([false; 2], [false; 2], false);
+    if flags == "S" {
+        if session.fin == [true; 2] {
+            (session.syn, session.fin, session.answered, session.acked) = ([false; 2], [false; 2], false, false);
+        } else if session.acked {
+            // Of an open connection only its ends can say that it is over.
+            return;
         }
-        session.syn[side] = true;
     }
-    session.acked |= side == 0 && flags.contains('A');
-    if flags.starts_with('F') {
-        session.fin[side] = true;
-    }
+    session.heard = now;
+    session.syn[side] |= flags.starts_with('S');
+    session.answered |= side == 1;
+    session.acked |= side == 0 && flags.contains('A') && session.answered;
+    session.fin[side] |= flags.starts_with('F');
 }

@@ -174,6 +174,25 @@ fn clients_reach_backends_on_their_nodes_and_what_policy_leaves_alone_goes_there
 }
 
 #[test]
+fn a_node_is_believed_by_the_interface_that_leads_to_it_only() {
+    for v6 in [false, true] {
+        let mut gateway = gateway(v6, policy());
+        let (pod, far) = POD_AND_FAR[0];
+        let frame = tunnel(node(1, v6).ip(), own(v6), VNI, &packet(Protocol::Udp, at(pod), at(far)));
+        let mut network = network_with_nodes(v6);
+        let elsewhere = RouteTarget::Via(vec![HopSpec { interface: OUTSIDE, gateway: None }]);
+        let RouteSpec { target, .. } = network.routes.last_mut().unwrap();
+        let here = std::mem::replace(target, elsewhere);
+        gateway.set_network(network.clone());
+        assert_eq!(gateway.arrives(0, INSIDE, &frame), vec![]);
+        network.routes.last_mut().unwrap().target = here;
+        gateway.set_network(network);
+        assert_eq!(gateway.arrives(0, INSIDE, &frame).len(), 1, "{:?}", gateway.drops());
+        gateway.assert_delta("egress 1, drop peer_unknown 1, created 1");
+    }
+}
+
+#[test]
 fn only_nodes_are_believed_and_each_only_about_its_own_pods() {
     for v6 in [false, true] {
         let mut gateway = gateway(v6, policy());

@@ -15,13 +15,19 @@ const SHUTDOWN_ACK: u8 = 8;
 const SHUTDOWN_COMPLETE: u8 = 14;
 
 fn packet(source: SocketAddr, destination: SocketAddr, tag: u32, chunk: u8) -> Vec<u8> {
+    wanting(0x0707_0707, source, destination, tag, chunk)
+}
+
+/// A packet whose chunk, if it is of a handshake, says which tag its sender wants.
+fn wanting(wanted: u32, source: SocketAddr, destination: SocketAddr, tag: u32, chunk: u8) -> Vec<u8> {
     let mut body = Vec::new();
     body.extend(source.port().to_be_bytes());
     body.extend(destination.port().to_be_bytes());
     body.extend(tag.to_be_bytes());
     body.extend([0; 4]);
     body.extend([chunk, 0, 0, 20]);
-    body.extend([7; 16]);
+    body.extend(wanted.to_be_bytes());
+    body.extend([7; 12]);
     let crc = crc32c(&body);
     body[8..12].copy_from_slice(&crc.to_le_bytes());
     let from_pod = source.ip().to_string().starts_with("10.") || source.ip().to_string().starts_with("fd00:244");
@@ -76,10 +82,10 @@ const ENDS: [(&str, &str, &str); 2] = [
 
 /// An open association; the port that it left with.
 fn open(gateway: &mut Gateway, pod: SocketAddr, far: SocketAddr) -> SocketAddr {
-    let sent = gateway.arrives(0, INSIDE, &packet(pod, far, 0, INIT));
+    let sent = gateway.arrives(0, INSIDE, &wanting(0x11, pod, far, 0, INIT));
     let (vip, to) = seen(&sent[0].1);
     assert_eq!(to, far);
-    let back = gateway.arrives(0, OUTSIDE, &packet(far, vip, 0x11, INIT_ACK));
+    let back = gateway.arrives(0, OUTSIDE, &wanting(0x22, far, vip, 0x11, INIT_ACK));
     assert_eq!(seen(&back[0].1), (far, pod));
     assert_eq!(gateway.arrives(0, INSIDE, &packet(pod, far, 0x22, COOKIE_ECHO)).len(), 1);
     vip
@@ -155,7 +161,7 @@ fn an_abort_counts_only_with_the_right_tag() {
     gateway.arrives(0, OUTSIDE, &packet(at(far), left, 0x11, ABORT));
     gateway.pass(5_000);
     assert_eq!(gateway.sessions(), 0, "closing: 4 seconds here");
-    gateway.assert_delta("egress 2, reply 3, ended reset 1, created 1");
+    gateway.assert_delta("egress 2, reply 3, ended reset 1, created 1, out of window 1");
 }
 
 #[test]
@@ -184,7 +190,7 @@ fn a_client_associates_with_a_service_and_a_backend_answers_as_the_vip() {
         for (client, vip) in CLIENTS.iter().zip(VIPS) {
             let (client, vip) = (at(client), SocketAddr::from((ip(vip), 3868)));
             assert!(gateway.arrives(0, OUTSIDE, &packet(client, vip, 7, DATA)).is_empty(), "only INIT opens");
-            let sent = gateway.arrives(0, OUTSIDE, &packet(client, vip, 0, INIT));
+            let sent = gateway.arrives(0, OUTSIDE, &wanting(7, client, vip, 0, INIT));
             let (source, backend) = seen(&sent[0].1);
             assert_eq!((sent[0].0, source, backend.port()), (INSIDE, client, 3868));
             let answers = [
@@ -192,7 +198,7 @@ fn a_client_associates_with_a_service_and_a_backend_answers_as_the_vip() {
                 (client, vip, 9, COOKIE_ECHO, OUTSIDE, client, backend),
             ];
             for (from, to, tag, chunk, interface, left, reached) in answers {
-                let sent = gateway.arrives(usize::from(workers) - 1, interface, &packet(from, to, tag, chunk));
+                let sent = gateway.arrives(usize::from(workers) - 1, interface, &wanting(9, from, to, tag, chunk));
                 assert_eq!(seen(&sent[0].1), (left, reached), "{:?}", gateway.drops());
             }
         }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use proptest::prelude::*;
 use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::ports::PortRange;
-use vipgate_dataplane::snapshot::members::{MemberSpec, MembersSpec};
+use vipgate_dataplane::snapshot::members::{Authentication, MemberSpec, MembersSpec};
 use vipgate_dataplane::snapshot::spec::*;
 
 use crate::support::cluster::{name, shared_policy};
@@ -142,6 +142,7 @@ fn members(serving: bool) -> MembersSpec {
         serving: number == 0 || serving,
         linked: true,
         may_open: true,
+        authentication: Authentication::None,
     });
     let changes = u64::from(serving) + 1;
     MembersSpec { this: Some(name(0)), gateways: gateways.collect(), since: changes, serving_changes: changes }
@@ -166,6 +167,7 @@ impl Story {
         let setup = Setup {
             workers,
             capacity: 8,
+            reserve: Some(2),
             range: PortRange::new(20_000, 20_003).unwrap(),
             reject: true,
             ..Setup::default()

@@ -266,6 +266,37 @@ fn a_share_takes_along_that_a_connection_was_closed_while_nobody_was_told() {
 }
 
 #[test]
+fn a_connection_that_went_on_since_it_was_told_is_known_again_by_what_both_sides_say() {
+    let mut cluster = three();
+    let (pod, far) = (at("10.244.1.5:4000"), at(FAR));
+    let seen = only(cluster.arrives(0, INSIDE, &tcp(pod, far, "S", 1000, 0)), 0, OUTSIDE, &cluster);
+    let vip = ends(&seen).0;
+    let answer = |flags, sequence, ack| tcp(far, vip, flags, sequence, ack);
+    only(cluster.arrives(0, OUTSIDE, &answer("SA", 5000, 1001)), 0, INSIDE, &cluster);
+    only(cluster.arrives(0, INSIDE, &tcp(pod, far, "A", 1001, 5001)), 0, OUTSIDE, &cluster);
+    cluster.pass(200);
+    cluster.kill(0);
+    // Each has sent gigabytes by now. Somebody else forges the remote's segments, and a reset behind them.
+    let (own, other) = (3_000_000_000, 2_000_000_000);
+    let forge = |cluster: &mut Cluster| {
+        only(cluster.arrives(1, OUTSIDE, &answer("PA", 700_000, 9)), 1, INSIDE, cluster);
+        only(cluster.arrives(1, OUTSIDE, &answer("R", 700_000, 0)), 1, INSIDE, cluster);
+    };
+    forge(&mut cluster);
+    only(cluster.arrives(1, INSIDE, &tcp(pod, far, "PA", own, other)), 1, OUTSIDE, &cluster);
+    forge(&mut cluster);
+    only(cluster.arrives(1, OUTSIDE, &answer("A", other, own)), 1, INSIDE, &cluster);
+    only(cluster.arrives(1, INSIDE, &tcp(pod, far, "A", own, other)), 1, OUTSIDE, &cluster);
+    forge(&mut cluster);
+    cluster.pass(5_000);
+    assert_eq!(cluster.gateways[1].sessions(), 1, "open: 30 s here");
+    only(cluster.arrives(1, OUTSIDE, &answer("R", other, 0)), 1, INSIDE, &cluster);
+    cluster.pass(5_000);
+    assert_eq!(cluster.gateways[1].sessions(), 0, "reset: 4 s here");
+    cluster.counts_vary();
+}
+
+#[test]
 fn whoever_could_have_a_share_next_is_told() {
     let mut cluster = three();
     // One comes, and doesn't serve yet: it may be the next, or not.
@@ -322,7 +353,7 @@ fn seen_ports(sessions: &[(Vec<u8>, Vec<u8>)]) -> BTreeSet<u16> {
 
 #[test]
 fn ports_of_sessions_that_nobody_was_told_of_are_not_given_out_again() {
-    let mut cluster = three();
+    let mut cluster = Cluster::new(3, &Setup { reserve: Some(0), ..Setup::default() });
     // As if each of these died before it has told anybody of its sessions, and came back knowing nothing of them.
     cluster.deaf = true;
     let mut lost = BTreeSet::new();

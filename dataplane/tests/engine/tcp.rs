@@ -133,14 +133,78 @@ fn a_reset_counts_only_where_nobody_else_can_stand() {
             it.far_says("R", sequence, 0);
             it.far_says("RA", sequence, 1001);
             it.pod_says("A", 1001, 5001);
-            assert!(outlives_the_transitory_timer(it, "egress 3, reply 3, created 1"), "a reset at {sequence}");
+            assert!(
+                outlives_the_transitory_timer(it, "egress 3, reply 3, created 1, out of window 2"),
+                "a reset at {sequence}"
+            );
         }
         // In answer to a SYN, one that acknowledges something else is a guess.
         let mut it = begun(ends);
         it.far_says("RA", 0, 999);
         it.far_says("SA", 5000, 1001);
         it.pod_says("A", 1001, 5001);
-        assert!(outlives_the_transitory_timer(it, "egress 2, reply 2, created 1"));
+        assert!(outlives_the_transitory_timer(it, "egress 2, reply 2, created 1, out of window 1"));
+    }
+}
+
+/// Of what somebody says who doesn't see the connection, nothing makes a reset that isn't exact count.
+#[test]
+fn blind_segments_do_not_prepare_a_reset() {
+    let prepare: [(&str, u32, u32, u32); 6] = [
+        // Flags, sequence, acknowledgement, and where the reset stands then.
+        ("S", 700_000, 0, 700_001),
+        ("A", 700_000, 900_000, 700_000),
+        ("PA", 3_000_000_000, 1, 3_000_000_000),
+        ("FA", 700_000, 900_000, 700_001),
+        ("SA", 700_000, 900_000, 700_001),
+        ("", 700_000, 0, 700_000),
+    ];
+    for ends in POD_AND_FAR {
+        for (flags, sequence, ack, reset) in prepare {
+            let mut it = established(ends);
+            for _ in 0..2 {
+                it.far_says(flags, sequence, ack);
+            }
+            it.far_says("R", reset, 0);
+            it.far_says("RA", reset, ack);
+            it.pod_says("A", 1001, 5001);
+            assert!(
+                outlives_the_transitory_timer(it, "egress 3, reply 5, created 1, out of window 4"),
+                "{flags} at {sequence}, then a reset at {reset}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_is_out_of_the_window_keeps_nothing_alive() {
+    for ends in POD_AND_FAR {
+        let mut it = established(ends);
+        for _ in 0..4 {
+            it.gateway.pass(8_000);
+            it.gateway.arrives(0, OUTSIDE, &tcp(it.far, it.vip, "A", 3_000_000_000, 7));
+        }
+        assert_eq!(it.gateway.sessions(), 0, "30 seconds after its last own segment");
+        it.gateway.counts_vary();
+    }
+}
+
+#[test]
+fn a_handshake_in_one_batch_is_one() {
+    for ends in POD_AND_FAR {
+        // What the pod says behind the answer overtakes nothing.
+        let mut it = begun(ends);
+        let all = [
+            (OUTSIDE, tcp(it.far, it.vip, "SA", 5000, 1001)),
+            (INSIDE, tcp(it.pod, it.far, "A", 1001, 5001)),
+            (INSIDE, tcp(it.pod, it.far, "PA", 1001, 5001)),
+            (OUTSIDE, tcp(it.far, it.vip, "A", 5001, 1001)),
+        ];
+        for (interface, packet) in all {
+            assert!(it.gateway.workers[0].io().inject(interface, &packet));
+        }
+        assert_eq!(it.gateway.run().len(), 4);
+        assert!(outlives_the_transitory_timer(it, "egress 3, reply 2, created 1"));
     }
 }
 
@@ -156,7 +220,7 @@ fn an_ended_connection_opens_anew_from_inside_only() {
         it.far_says("SA", 70_000, 90_001);
         it.pod_says("A", 90_001, 70_001);
         assert!(
-            outlives_the_transitory_timer(it, "egress 5, reply 4, created 1"),
+            outlives_the_transitory_timer(it, "egress 5, reply 4, created 1, out of window 1"),
             "the same ends and the same port, a new connection"
         );
     }

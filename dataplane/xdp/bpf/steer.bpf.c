@@ -24,6 +24,7 @@
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/in6.h>
+#include <linux/pkt_cls.h>
 
 #define QUEUES 64     // of one interface
 #define INTERFACES 16
@@ -137,7 +138,7 @@ struct {
 	__type(value, __u32);
 } sockets SEC(".maps");
 
-enum outcome { PASSED, CAPTURED, NO_SOCKET, OUTCOMES };
+enum outcome { PASSED, CAPTURED, NO_SOCKET, GUARDED, OUTCOMES };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -405,6 +406,24 @@ int vipgate_steer(struct xdp_md *ctx)
 		action = bpf_redirect_map(&sockets, interface * QUEUES + queue, XDP_DROP);
 	count(action == XDP_REDIRECT ? CAPTURED : NO_SOCKET);
 	return action;
+}
+
+// Second line, at the kernel's ingress behind the XDP program: what that one captures never comes here. While it is off, or another program is
+// in its place, this drops the same packets, by the same tables, so that the kernel forwards nothing untranslated.
+#define HEADERS 128 // as many bytes as `is_ours` looks at, and more
+SEC("classifier")
+int vipgate_guard(struct __sk_buff *skb)
+{
+	// The kernel has taken the tag off; the XDP program, which sees it, leaves such frames to it.
+	if (skb->vlan_present)
+		return TC_ACT_UNSPEC;
+	__u32 length = skb->len < HEADERS ? skb->len : HEADERS;
+	if ((void *)(long)skb->data + length > (void *)(long)skb->data_end)
+		bpf_skb_pull_data(skb, length);
+	if (!is_ours((void *)(long)skb->data, (void *)(long)skb->data_end, skb->ifindex))
+		return TC_ACT_UNSPEC;
+	count(GUARDED);
+	return TC_ACT_SHOT;
 }
 
 // Some of the helpers are for GPL-compatible programs only.

@@ -154,6 +154,55 @@ fn attach_for_process(
     Ok(steering.program_mut()?.attach_to_if_index(nic.ifindex, mode).map(|_| ()).map_err(|error| chain(&error)))
 }
 
+/// What is on an interface where the steering program should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// The steering program of this process.
+    Attached,
+    /// Nothing.
+    Missing,
+    /// Another program.
+    Replaced {
+        /// What it is called; empty when this process may not ask.
+        name: String,
+        /// The kernel's number of it.
+        id: u32,
+    },
+}
+
+/// Looks what is on an interface now.
+///
+/// # Errors
+/// When the kernel can't be asked, or the interface is gone.
+pub fn presence(steering: &Steering, ifindex: u32) -> io::Result<Presence> {
+    Ok(match program::query(ifindex)? {
+        None => Presence::Missing,
+        Some((id, _)) if id == steering.program_id() => Presence::Attached,
+        Some((id, _)) => Presence::Replaced { name: program::name_of(id), id },
+    })
+}
+
+/// Puts the program on an interface again, in the mode in which it was there, and in place of whatever is there now.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn put_back(steering: &mut Steering, nic: &Nic, mode: Mode, on_exit: OnExit) -> Result<(), AttachError> {
+    let there = program::query(nic.ifindex).map_err(|error| refused(nic, "ask for its XDP program", &error))?;
+    // Programs of two modes exclude each other, and so do a program that is there by netlink and a link.
+    if let Some((_, other)) = there.filter(|(_, other)| *other != mode || on_exit == OnExit::Pass) {
+        program::clear(nic.ifindex, other).map_err(|error| refused(nic, "remove another XDP program", &error))?;
+    }
+    let result = match on_exit {
+        OnExit::Drop => program::overwrite(nic.ifindex, steering.program_fd()?, mode).map_err(|error| explain(&error)),
+        OnExit::Pass => attach_for_process(steering, nic, mode, None)?,
+    };
+    result.map_err(|reason| AttachError::Refused {
+        interface: nic.name.clone(),
+        what: "attach the steering program again",
+        reason,
+    })
+}
+
 /// Takes the program away from those that have it only since now; elsewhere the earlier one comes back.
 fn undo(done: Vec<(&Nic, Mode, Option<Attached>)>) {
     for (nic, mode, before) in done {

@@ -7,7 +7,7 @@
 use std::ffi::CStr;
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Once;
 
 /// What ours is called in the kernel, which cuts names at 15 letters.
@@ -71,31 +71,52 @@ pub(crate) fn silence_libbpf() {
     });
 }
 
-/// The program on an interface, if there is one.
-pub(crate) fn find(ifindex: u32) -> io::Result<Option<Attached>> {
+/// The kernel's number of the program on an interface, and how it is run, if there is one.
+pub(crate) fn query(ifindex: u32) -> io::Result<Option<(u32, Mode)>> {
     // SAFETY: all-zero bytes are a valid options record; its first field says how long it is.
     let mut options: libxdp_sys::bpf_xdp_query_opts = unsafe { mem::zeroed() };
     options.sz = size_of::<libxdp_sys::bpf_xdp_query_opts>();
     // SAFETY: libbpf writes no more than `sz` bytes into the record, which lives until the call returns.
     check(unsafe { libxdp_sys::bpf_xdp_query(ifindex.cast_signed(), 0, &raw mut options) })?;
-    let (id, mode) = match (options.drv_prog_id, options.skb_prog_id) {
-        (0, 0) => return Ok(None),
-        (0, generic) => (generic, Mode::Generic),
-        (native, _) => (native, Mode::Native),
-    };
+    Ok(match (options.drv_prog_id, options.skb_prog_id) {
+        (0, 0) => None,
+        (0, generic) => Some((generic, Mode::Generic)),
+        (native, _) => Some((native, Mode::Native)),
+    })
+}
+
+/// The program on an interface, if there is one.
+pub(crate) fn find(ifindex: u32) -> io::Result<Option<Attached>> {
+    let Some((id, mode)) = query(ifindex)? else { return Ok(None) };
+    let program = open(id)?;
+    let (_, name) = describe(program.as_fd())?;
+    Ok(Some(Attached { id, name, mode, program }))
+}
+
+/// A program, by the kernel's number of it. Takes `CAP_SYS_ADMIN`.
+fn open(id: u32) -> io::Result<OwnedFd> {
     // SAFETY: the call takes no pointers.
     let fd = unsafe { libxdp_sys::bpf_prog_get_fd_by_id(id) };
     check(fd)?;
     // SAFETY: the descriptor was made just now and belongs to nobody else.
-    let program = unsafe { OwnedFd::from_raw_fd(fd) };
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// What a program is called, by the kernel's number of it; empty when this process may not ask.
+pub(crate) fn name_of(id: u32) -> String {
+    open(id).and_then(|program| describe(program.as_fd())).map(|(_, name)| name).unwrap_or_default()
+}
+
+/// The kernel's number of a program, and what it is called.
+pub(crate) fn describe(program: BorrowedFd<'_>) -> io::Result<(u32, String)> {
     // SAFETY: all-zero bytes are a valid record.
     let mut info: libxdp_sys::bpf_prog_info = unsafe { mem::zeroed() };
     let mut length = size_of::<libxdp_sys::bpf_prog_info>() as u32;
     // SAFETY: the kernel writes at most `length` bytes into `info`; the zeroed pointers in it ask for no more.
-    check(unsafe { libxdp_sys::bpf_prog_get_info_by_fd(fd, &raw mut info, &raw mut length) })?;
+    check(unsafe { libxdp_sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &raw mut info, &raw mut length) })?;
     let name: Vec<u8> = info.name.iter().map(|&letter| letter.cast_unsigned()).chain([0]).collect();
     let name = CStr::from_bytes_until_nul(&name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    Ok(Some(Attached { id, name, mode, program }))
+    Ok((info.id, name))
 }
 
 /// Puts a program on an interface: in place of `old` in one step, or where there was none.
@@ -113,15 +134,29 @@ pub(crate) fn attach(ifindex: u32, program: BorrowedFd<'_>, mode: Mode, old: Opt
     })
 }
 
+/// Puts a program on an interface, whatever is there in the same mode.
+pub(crate) fn overwrite(ifindex: u32, program: BorrowedFd<'_>, mode: Mode) -> io::Result<()> {
+    let options = options(None);
+    // SAFETY: as in `attach`.
+    check(unsafe {
+        libxdp_sys::bpf_xdp_attach(ifindex.cast_signed(), program.as_raw_fd(), mode.flags(), &raw const options)
+    })
+}
+
+/// Takes whatever program there is in one mode away from an interface.
+pub(crate) fn clear(ifindex: u32, mode: Mode) -> io::Result<()> {
+    let options = options(None);
+    // SAFETY: as in `attach`.
+    check(unsafe { libxdp_sys::bpf_xdp_detach(ifindex.cast_signed(), mode.flags(), &raw const options) })
+}
+
 /// Puts a program that was there before back in place of the one that is there now.
 pub(crate) fn restore(ifindex: u32, before: &Attached, mode: Mode, now: &Attached) -> io::Result<()> {
-    use std::os::fd::AsFd;
     attach(ifindex, before.program.as_fd(), mode, Some(now))
 }
 
 /// Puts a program that was there before on the interface again, where there is none now.
 pub(crate) fn put_back(ifindex: u32, before: &Attached) -> io::Result<()> {
-    use std::os::fd::AsFd;
     attach(ifindex, before.program.as_fd(), before.mode, None)
 }
 
@@ -144,6 +179,6 @@ fn options(old: Option<&Attached>) -> libxdp_sys::bpf_xdp_attach_opts {
 }
 
 /// libbpf's results: negative is an error number.
-fn check(result: i32) -> io::Result<()> {
+pub(crate) fn check(result: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
 }

@@ -9,13 +9,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, XskMap};
-use aya::programs::{ProgramError, TestRun, TestRunOptions, Xdp};
+use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use ipnet::IpNet;
 use thiserror::Error;
 use vipgate_dataplane::io::InterfaceId;
 
 use self::ranges::Ranges;
+use crate::guard::GUARD;
 use crate::program::NAME;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
@@ -59,6 +60,8 @@ pub struct Outcomes {
     pub captured: u64,
     /// Captured, but no socket listened: dropped.
     pub no_socket: u64,
+    /// Would have been captured, but the program was off: dropped by the second line.
+    pub guarded: u64,
 }
 
 /// The program can't be loaded or its tables can't be changed.
@@ -133,6 +136,8 @@ const UNCOVERED: u32 = 2;
 /// The loaded program and its tables.
 pub struct Steering {
     program: Ebpf,
+    /// The kernel's number of it.
+    id: u32,
     interfaces: Array<MapData, u32>,
     insides: Array<MapData, u32>,
     sockets: XskMap<MapData>,
@@ -168,7 +173,9 @@ impl Steering {
             .try_into()
             .map_err(SteeringError::Verify)?;
         steer.load().map_err(SteeringError::Verify)?;
+        let id = steer.info().map_err(SteeringError::Verify)?.id();
         Ok(Self {
+            id,
             interfaces: take(&mut program, "interfaces")?,
             insides: take(&mut program, "insides")?,
             sockets: take(&mut program, "sockets")?,
@@ -358,7 +365,7 @@ impl Steering {
                 self.outcomes.get(&index, 0).map_err(|source| SteeringError::Table { table: "outcomes", source })?;
             Ok::<u64, SteeringError>(values.iter().sum())
         };
-        Ok(Outcomes { passed: read(0)?, captured: read(1)?, no_socket: read(2)? })
+        Ok(Outcomes { passed: read(0)?, captured: read(1)?, no_socket: read(2)?, guarded: read(3)? })
     }
 
     /// Whether the program, as it is in the kernel now, captures a frame that comes in on the first queue of an interface, by its kernel's
@@ -373,6 +380,21 @@ impl Steering {
         let options = TestRunOptions { data_in: Some(frame), ctx_in: Some(&context), ..TestRunOptions::default() };
         let outcome = self.program_mut()?.test_run(options).map_err(SteeringError::Verify)?;
         Ok(outcome.return_value != XDP_PASS)
+    }
+
+    /// The kernel's number of the loaded program.
+    pub(crate) fn program_id(&self) -> u32 {
+        self.id
+    }
+
+    /// The second line (`guard.rs`), loaded when it is first asked for.
+    pub(crate) fn guard_fd(&mut self) -> Result<BorrowedFd<'_>, SteeringError> {
+        let program = self.program.program_mut(GUARD).ok_or(SteeringError::NoSuchPart(GUARD))?;
+        let guard: &mut SchedClassifier = program.try_into().map_err(SteeringError::Verify)?;
+        if guard.fd().is_err() {
+            guard.load().map_err(SteeringError::Verify)?;
+        }
+        guard.fd().map(AsFd::as_fd).map_err(SteeringError::Verify)
     }
 
     /// The loaded program.

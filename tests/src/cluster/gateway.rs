@@ -23,6 +23,8 @@ pub struct Gateway {
     pub host: Host,
     /// Where other gateways reach it.
     pub peer: String,
+    /// A command that its process is started by, such as `env` with variables.
+    pub wrapper: Vec<String>,
     ledger: Arc<Ledger>,
     process: Option<Process>,
     number: usize,
@@ -41,6 +43,7 @@ impl Gateway {
             host: lab.host(&name, true).unwrap(),
             name,
             peer: format!("10.2.0.{number}"),
+            wrapper: Vec::new(),
             ledger,
             process: None,
             number,
@@ -98,7 +101,9 @@ impl Gateway {
         self.runs += 1;
         self.suspended = false;
         let program = binary().display().to_string();
-        self.process = Some(self.host.spawn(&[&program, "gateway", "--config", &config], &self.log_path()).unwrap());
+        let wrapper = self.wrapper.iter().map(String::as_str);
+        let command: Vec<&str> = wrapper.chain([program.as_str(), "gateway", "--config", &config]).collect();
+        self.process = Some(self.host.spawn(&command, &self.log_path()).unwrap());
     }
 
     /// Waits until it says that it is ready.
@@ -152,6 +157,16 @@ impl Gateway {
         self.suspended = false;
     }
 
+    /// The number of its process.
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(Process::id)
+    }
+
+    /// Whether its process is there.
+    pub fn is_alive(&mut self) -> bool {
+        self.process.as_mut().is_some_and(Process::is_alive)
+    }
+
     /// Whether it runs, and answers.
     pub fn runs(&self) -> bool {
         self.process.is_some() && !self.suspended
@@ -193,6 +208,11 @@ impl Gateway {
         let (code, stdout, stderr) = self.command(&[command, &["-o", "json"]].concat());
         assert_eq!(code, 0, "{} {command:?}: {stderr}", self.name);
         serde_json::from_str(&stdout).unwrap()
+    }
+
+    /// What a page beside its metrics answers: the status of HTTP, and the text.
+    pub fn page(&self, page: &str) -> (u16, String) {
+        policyd::get(&self.host, METRICS, page).unwrap()
     }
 
     /// All lines of its metrics.

@@ -52,6 +52,21 @@ fn forged(number: u32) -> Vec<u8> {
     packet
 }
 
+/// The same from outside to a pod of somebody else: an answer that no tenant has asked for.
+fn forged_to_pod(number: u32) -> Vec<u8> {
+    let mut packet = forged(number);
+    // In a mark: it came in outside. From the server, to pod p3 of tenant B.
+    packet[6] = 0x0a;
+    let ip = 8 + 14;
+    packet[ip + 12..ip + 20].copy_from_slice(&[198, 51, 100, 10, 10, 1, 0, 21]);
+    packet[ip + 10..ip + 12].fill(0);
+    let header = &packet[ip..ip + 20];
+    let sum = header.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum::<u32>();
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    packet[ip + 10..ip + 12].copy_from_slice(&sum.to_be_bytes());
+    packet
+}
+
 #[test]
 fn forged_tunnel_packets_are_dropped_and_counted() {
     const COUNT: u32 = 50;
@@ -88,5 +103,66 @@ fn forged_tunnel_packets_are_dropped_and_counted() {
         .filter_map(|frame| Packet::in_frame(&frame.bytes))
         .filter(|packet| packet.addresses[1].to_string() == SERVER[0] && identity(packet.payload).is_some());
     assert_eq!(came.count(), 0, "a forged packet went on");
+    cluster.check_frames();
+}
+
+/// Whoever has a peer's address as its own source, or writes it there, is not that peer: neither on the outside link, where packets with it
+/// don't come from, nor on the gateways' own segment, where a tag is missing. Traffic goes on meanwhile.
+#[test]
+fn a_peers_source_address_makes_no_peer() {
+    const COUNT: u32 = 50;
+    let cluster = Cluster::running("feigned", 3);
+    let scene = Scene::begin(&cluster, 200, 20);
+    let hosts = [&cluster.server, &cluster.pods[2]].map(|host| (host, "eth0".to_owned()));
+    let seen = Captures::start(cluster.folder.path(), "all", &hosts, "udp");
+    let dropped = |number: usize, reason: &str| {
+        cluster.gateways[number].metric("vipgate_drops_total", &format!("reason=\"{reason}\""))
+    };
+    let each = 2 * COUNT;
+    let count = cluster.gateways.len();
+    cluster.ledger.expect_exactly([
+        ("peer_unknown", count as u64 * u64::from(each)),
+        ("peer_unauthenticated", count as u64 * u64::from(each)),
+    ]);
+    for number in cluster.all() {
+        let (gateway, feigned) = (&cluster.gateways[number], cluster.gateways[(number + 1) % count].peer.clone());
+        let to: SocketAddr = format!("{}:{PEER}", gateway.peer).parse().unwrap();
+        let before = ["peer_unknown", "peer_unauthenticated"].map(|reason| dropped(number, reason));
+        for (host, interface, via) in
+            [(&cluster.outside, "public", Some(format!("203.0.113.{}", number + 1))), (&cluster.stranger, "eth0", None)]
+        {
+            // An address of its own that is the peer's, for as long as it sends: it asks for none with it, and answers for none.
+            host.sysctl("net.ipv4.conf.all.arp_announce", 2).unwrap();
+            host.sysctl("net.ipv4.conf.all.arp_ignore", 1).unwrap();
+            let route = [to.ip().to_string(), format!("{feigned}/32")];
+            host.ip(&["address", "add", &route[1], "dev", "lo"]).unwrap();
+            let mut command = vec!["route", "replace", &route[0], "dev", interface, "src", &feigned];
+            command.extend(via.iter().flat_map(|via| ["via", via.as_str()]));
+            host.ip(&command).unwrap();
+            let source: SocketAddr = format!("{feigned}:0").parse().unwrap();
+            let sending = host.run(move || {
+                let socket = UdpSocket::bind(source)?;
+                (0..COUNT).try_for_each(|number| {
+                    socket.send_to(&forged(40_000_000 + number), to)?;
+                    socket.send_to(&forged_to_pod(50_000_000 + number), to).map(drop)
+                })
+            });
+            sending.join().unwrap().unwrap();
+            host.ip(&["route", "del", &route[0], "dev", interface]).unwrap();
+            host.ip(&["address", "del", &route[1], "dev", "lo"]).unwrap();
+        }
+        for (reason, before) in ["peer_unknown", "peer_unauthenticated"].into_iter().zip(before) {
+            let counted = || (dropped(number, reason) - before - f64::from(each)).abs() < 0.5;
+            assert!(wait_for(Duration::from_secs(3), counted), "{reason} at {}\n{}", gateway.name, cluster.drops());
+        }
+    }
+    pass(300);
+    let forged = seen.end();
+    let forged = forged
+        .iter()
+        .filter_map(|frame| Packet::in_frame(&frame.bytes))
+        .filter(|packet| identity(packet.payload).is_some_and(|number| (40_000_000..60_000_000).contains(&number)));
+    assert_eq!(forged.count(), 0, "a forged packet went on");
+    scene.end(&cluster).check_unharmed(OUTAGE / 2.0);
     cluster.check_frames();
 }

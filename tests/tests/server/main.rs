@@ -5,5 +5,6 @@
 mod certificates;
 mod closed;
 mod etcd;
+mod hostile;
 mod lost;
 mod manifests;

@@ -213,8 +213,13 @@ mod tests {
         let versions = [first.version.clone(), second.version.clone()];
 
         let (publish, published) = watch::channel(Some(Arc::new(first)));
-        let discovery =
-            Discovery { published, registry: Arc::default(), figures: Arc::default(), refusals: Arc::default() };
+        let discovery = Discovery {
+            published,
+            registry: Arc::default(),
+            figures: Arc::default(),
+            refusals: Arc::default(),
+            budget: Arc::default(),
+        };
         let incoming = TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap();
         let url = format!("http://{}", incoming.local_addr().unwrap());
         let service = AggregatedDiscoveryServiceServer::new(discovery);

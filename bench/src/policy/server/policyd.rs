@@ -30,7 +30,8 @@ impl Policyd {
         let [listen, metrics] = free_ports()?;
         let (config, log) = (folder.join("policyd.yaml"), folder.join("policyd.log"));
         let text = format!(
-            "listen: \"{listen}\"\nsource: {{files: [{}]}}\nmetrics: {{listen: \"{metrics}\"}}\nlog: {{format: json}}\n",
+            "listen: \"{listen}\"\nsource: {{files: [{}]}}\nmetrics: {{listen: \"{metrics}\"}}\nlog: {{format: json}}\n\
+             limits: {{connections: 65536, connections_per_address: 65536}}\n",
             manifests.display()
         );
         fs::write(&config, text)?;

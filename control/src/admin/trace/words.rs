@@ -217,6 +217,9 @@ impl Told<'_> {
             };
             let outlook = match leaves.outlook {
                 Outlook::Free => "a port toward this destination is free",
+                Outlook::Exhausted if leaves.blocks.is_some() => {
+                    "toward this destination NO PORT IS FREE in its SHARD; ports of other shards are not lent"
+                }
                 Outlook::Exhausted => "toward this destination NO PORT IS FREE here",
                 Outlook::Crowded => "toward this destination nearly all ports are in use",
             };
@@ -224,6 +227,10 @@ impl Told<'_> {
                 "ports",
                 format!("{share}; worker {} has taken {} of them; {outlook}", found.worker.0, leaves.owned),
             ));
+        }
+        if found.is_reserved {
+            let what = "the session table is full but for its reserve, and this session has a place there: its holder has less than its fair share";
+            said.push(("table", what.to_owned()));
         }
         match found.class {
             Some(Class::Egress { revives: true }) => {

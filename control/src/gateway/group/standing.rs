@@ -9,9 +9,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vipgate_dataplane::snapshot::members::{MemberSpec, MembersSpec};
+use vipgate_dataplane::snapshot::members::{Authentication, MemberSpec, MembersSpec};
 use vipgate_dataplane::time::Tick;
 
+use super::authentication::Tunnels;
 use crate::config::{Config, PolicySource};
 use crate::members::{Authority, Member, Status, View, Wish};
 use crate::peer::{self, PeersStatus};
@@ -59,10 +60,13 @@ pub(in crate::gateway) struct Standing {
     /// Whether this gateway has served ever since it may have opened sessions in its own shares.
     opened: bool,
     draining: bool,
+    tunnels: Tunnels,
+    /// Why this gateway can't do what it serves for, if it can't.
+    unable: Option<Arc<str>>,
 }
 
 impl Standing {
-    pub(super) fn new(name: Arc<str>, own: Option<SocketAddr>, source: Source) -> Self {
+    pub(super) fn new(name: Arc<str>, own: Option<SocketAddr>, source: Source, tunnels: Tunnels) -> Self {
         let authority = if source == Source::Static { Authority::None } else { Authority::Unknown };
         Self {
             name,
@@ -79,6 +83,8 @@ impl Standing {
             awaited: BTreeMap::new(),
             opened: false,
             draining: false,
+            tunnels,
+            unable: None,
         }
     }
 
@@ -88,6 +94,14 @@ impl Standing {
 
     pub(super) fn set_draining(&mut self, draining: bool) {
         self.draining = draining;
+    }
+
+    pub(super) fn set_unable(&mut self, reason: Option<Arc<str>>) {
+        self.unable = reason;
+    }
+
+    pub(super) fn unable(&self) -> Option<&Arc<str>> {
+        self.unable.as_ref()
     }
 
     pub(super) fn is_draining(&self) -> bool {
@@ -107,6 +121,7 @@ impl Standing {
         }
         (self.authority, self.view) = (status.authority, status.view.clone());
         (self.ttl, self.is_granted) = (status.ttl, status.is_granted);
+        self.tunnels.see(&self.name, &self.view, now, self.ttl);
         self.opened &= served && self.serves(&self.name);
     }
 
@@ -212,6 +227,7 @@ impl Standing {
             serving: true,
             linked: false,
             may_open: true,
+            authentication: self.tunnels.without_key(),
         };
         self.policy.iter().map(member).collect()
     }
@@ -230,6 +246,11 @@ impl Standing {
             serving: member.serving,
             linked: self.links.peers.get(&member.name).is_some_and(|peer| peer.linked),
             may_open: if member.name == self.name { own } else { is_free },
+            authentication: if member.name == self.name {
+                Authentication::None
+            } else {
+                self.tunnels.with(&member.name, now)
+            },
         };
         self.view.members.iter().map(member).collect()
     }
@@ -266,13 +287,18 @@ impl Standing {
     /// When to look again without any news.
     pub(super) fn due(&self) -> Option<Instant> {
         let now = Instant::now();
-        let dues = self.awaited.values().map(|(_, came)| *came + self.ttl).filter(|due| *due > now);
+        let dues = self.awaited.values().map(|(_, came)| *came + self.ttl).chain(self.tunnels.due());
+        let dues = dues.filter(|due| *due > now);
         // Looked at once behind each, too.
         dues.min().filter(|_| self.needs_lease())
     }
 
     /// What this gateway wants.
     pub(super) fn wish(&self) -> Wish {
+        if self.unable.is_some() {
+            // At once: what those who stand in haven't got yet would be lost in any case.
+            return Wish::Draining;
+        }
         if self.draining {
             // Once it has stopped, it doesn't come back for what it has still to tell.
             return if self.is_told() || !self.serves(&self.name) { Wish::Draining } else { Wish::Ready };

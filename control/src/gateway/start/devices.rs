@@ -4,6 +4,7 @@ use vipgate_dataplane::io::InterfaceId;
 use vipgate_dataplane::snapshot::spec::Role;
 use vipgate_xdp::attach::{self, Mode, ModeWish, OnExit};
 use vipgate_xdp::device::XdpDevice;
+use vipgate_xdp::guard;
 use vipgate_xdp::multicast::AllMulticast;
 use vipgate_xdp::nic::Nic;
 use vipgate_xdp::open::{self, Plan, ZeroCopy};
@@ -49,11 +50,35 @@ pub(super) fn attach_steering(config: &Config, nics: &[Nic], steering: &mut Stee
         config::XdpMode::Native => ModeWish::Native,
         config::XdpMode::Generic => ModeWish::Generic,
     };
-    let on_exit = match config.xdp.on_exit {
+    let modes = attach::attach(steering, nics, wish, on_exit(config)).map_err(Failure::runtime)?;
+    install_guard(config, nics, steering);
+    Ok(modes)
+}
+
+pub(super) fn on_exit(config: &Config) -> OnExit {
+    match config.xdp.on_exit {
         config::OnExit::Drop => OnExit::Drop,
         config::OnExit::Pass => OnExit::Pass,
-    };
-    attach::attach(steering, nics, wish, on_exit).map_err(Failure::runtime)
+    }
+}
+
+/// Closes the kernel's own path for what is captured. With `on_exit: pass` it must open when the process ends, however that is; there
+/// the steering program is held by a link, which nobody takes off by accident.
+fn install_guard(config: &Config, nics: &[Nic], steering: &mut Steering) {
+    for nic in nics {
+        let outcome = match on_exit(config) {
+            OnExit::Drop => guard::install(steering, nic),
+            OnExit::Pass => guard::remove(nic).map(drop),
+        };
+        if let Err(error) = outcome {
+            tracing::warn!(
+                event = "guard",
+                interface = nic.name,
+                %error,
+                "no second line behind the XDP program: were that taken off, the kernel would forward what it captures until it is back"
+            );
+        }
+    }
 }
 
 /// Interface, queue, descriptor, zero copy: a socket as its device tells.

@@ -18,6 +18,7 @@ use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::ports::allocator::Allocator;
 use vipgate_dataplane::ports::pool::WorkerId;
 use vipgate_dataplane::session::embryonic::Embryonic;
+use vipgate_dataplane::session::eviction::Eviction;
 use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_dataplane::session::tuple::HashKey;
 use vipgate_dataplane::snapshot::policy::Policy;
@@ -78,6 +79,9 @@ pub(super) fn make_workers(
         mss: config.sessions.mss_clamp,
     };
     let embryonic = services.embryonic_per_vip.map_or(capacity / EMBRYONIC_SHARE, |most| most.div_ceil(count.into()));
+    let reserve = u32::try_from(config.sessions.reserve().div_ceil(count.into())).unwrap_or(u32::MAX);
+    let keys = (0..count).map(|_| secret()).collect::<Result<_, _>>()?;
+    keeper.migrate(capacity, timeouts(config), keys, workers::now())?;
     let mut parts: Vec<(usize, Parts<XdpDevice>, _)> = Vec::new();
     let mut handles = Vec::new();
     for (((device, links), &core), number) in devices.into_iter().zip(Rings::mesh(&bells)).zip(cores).zip(0..) {
@@ -87,6 +91,7 @@ pub(super) fn make_workers(
         let mut adoption = Adoption { policy, ports: &mut ports, directory: directory.as_deref(), worker: id };
         let (timeouts, now) = (timeouts(config), workers::now());
         let sessions = keeper.sessions(number.into(), capacity, timeouts, secret()?, now, &mut adoption)?;
+        let sessions = sessions.with_reserve(reserve);
         let fragments = Fragments::new(FRAGMENTED, PARKED, fragment_timeout(config), secret()?).map_err(no_memory)?;
         let (sender, commands) = bounded(COMMANDS);
         let outlet = Arc::new(Outlet::new(shared.news.clone()));
@@ -108,6 +113,7 @@ pub(super) fn make_workers(
             tables: Tables {
                 sessions,
                 embryonic: Embryonic::new(capacity, embryonic),
+                eviction: Eviction::default(),
                 ports,
                 fragments,
                 ids: Ids::new(number, count, secret()?),
@@ -163,7 +169,7 @@ fn copy_after(config: &Config) -> u32 {
     config.peer.map_or(0, |peer| u32::try_from(peer.copy_after.as_millis()).unwrap_or(u32::MAX))
 }
 
-pub(super) fn secret_number() -> Result<u64, Failure> {
+fn secret_number() -> Result<u64, Failure> {
     getrandom::u64().map_err(|error| Failure::runtime(format_args!("the kernel gives no random numbers: {error}")))
 }
 

@@ -11,7 +11,7 @@ use tonic::{Code, Status};
 use vipgate_dataplane::link::lease;
 use vipgate_dataplane::time::Tick;
 
-use super::{Authority, End, MembersClient, PAUSE};
+use super::{Authority, End, MembersClient, PAUSE, Wanted};
 use crate::members::view::{Beat, View};
 use crate::xds::client::{connect_watched, explain};
 use crate::xds::proto;
@@ -48,9 +48,8 @@ pub(super) async fn follow(client: &mut MembersClient) -> End {
     };
     let end = |status: &Status| match status.code() {
         Code::Unimplemented => End::NoService,
-        Code::AlreadyExists | Code::InvalidArgument | Code::PermissionDenied => {
-            End::Refused(status.message().to_owned())
-        }
+        Code::AlreadyExists => End::InUse(status.message().to_owned()),
+        Code::InvalidArgument | Code::PermissionDenied => End::Refused(status.message().to_owned()),
         _ => End::Lost(breakage.explain(explain(status))),
     };
     let mut notices = match opened {
@@ -117,22 +116,31 @@ struct Stream<'a> {
 
 impl Stream<'_> {
     fn beat(&mut self) {
-        let (wish, seen_view) = *self.client.wish.borrow_and_update();
+        let Wanted { wish, seen_view, unable } = self.client.wish.borrow_and_update().clone();
         let plan = &self.client.plan;
         let known = self.client.status.borrow().view.clone();
         let beat = Beat {
             gateway: plan.name.clone(),
-            incarnation: plan.incarnation,
+            incarnation: plan.secret.incarnation(),
+            commitment: None,
+            predecessor: None,
             wish,
             seen_view,
             fingerprint: Some(plan.fingerprint),
             peer: plan.peer,
+            tunnel_key: Some(plan.tunnel_key),
+            unable,
             view: (self.sequence == 0 && known.number > 0).then_some(known),
         };
         self.sequence += 1;
         // Before it is sent: whatever it waits for here is taken off the lease.
         let sent = plan.lease.now();
-        if self.beats.try_send(beat.message(self.sequence)).is_ok() {
+        let message = proto::Beat {
+            secret: plan.secret.bytes().to_owned(),
+            predecessor: plan.predecessor.as_ref().map(|it| it.bytes().to_owned()).unwrap_or_default(),
+            ..beat.message(self.sequence)
+        };
+        if self.beats.try_send(message).is_ok() {
             if self.unanswered.len() == MOST_UNANSWERED {
                 self.unanswered.pop_front();
             }
@@ -141,8 +149,17 @@ impl Stream<'_> {
     }
 
     fn hear(&mut self, notice: proto::Notice) -> Result<(), String> {
-        let proto::Notice { sequence, lease_ms, view } = notice;
+        let proto::Notice { sequence, lease_ms, view, rival } = notice;
         let client = &mut *self.client;
+        if !rival.is_empty() {
+            let gateway = &*client.plan.name;
+            tracing::warn!(
+                event = "name_contested",
+                gateway,
+                address = rival,
+                "another process, at {rival}, wants to be gateway {gateway}; the policy server refuses it"
+            );
+        }
         let view = match view.map(View::try_from).transpose() {
             Ok(view) => view,
             Err(why) => return Err(format!("what the server says makes no sense: {why}")),
@@ -169,7 +186,7 @@ impl Stream<'_> {
             }
         });
         // After the view: a lease is for what it says, and for who acts by it.
-        let acts = self.client.wish.borrow().1 == self.client.status.borrow().view.number;
+        let acts = self.client.wish.borrow().seen_view == self.client.status.borrow().view.number;
         while let Some((of, sent)) = self.unanswered.front().copied().filter(|(of, _)| *of <= sequence) {
             self.unanswered.pop_front();
             if of == sequence && lease_ms > 0 && acts {

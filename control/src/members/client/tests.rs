@@ -5,10 +5,12 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;
 
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
-use tokio_stream::wrappers::TcpListenerStream;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::Code;
 use tonic::service::Routes;
 use tonic::transport::Server as Tonic;
 
@@ -17,6 +19,8 @@ use crate::policy::{Deal, Peer};
 use crate::policyd::figures::Figures;
 use crate::policyd::members;
 use crate::policyd::publication::Publication;
+use crate::xds::proto;
+use crate::xds::proto::membership_client::MembershipClient;
 
 /// Far more than anything takes on a slow machine.
 const LONG: Duration = Duration::from_secs(20);
@@ -70,6 +74,10 @@ impl Server {
     }
 }
 
+fn ready(seen_view: u64) -> Wanted {
+    Wanted { wish: Wish::Ready, seen_view, unable: None }
+}
+
 fn published(names: &'static [&str]) -> Arc<Publication> {
     let peer = |name: &&str| Peer {
         name: (*name).into(),
@@ -100,6 +108,10 @@ impl LeaseClock for Clock {
     }
 }
 
+fn secret(process: u8) -> Secret {
+    Secret::from_slice(&[process; 32]).unwrap()
+}
+
 struct Gateway {
     clock: Arc<Clock>,
     handle: Handle,
@@ -107,15 +119,23 @@ struct Gateway {
 }
 
 impl Gateway {
-    fn start(name: &str, incarnation: u64, port: u16) -> Self {
+    /// A process with a secret that is made of this number.
+    fn start(name: &str, process: u8, port: u16) -> Self {
+        Self::after(name, process, None, port)
+    }
+
+    /// One that knows the secret of another one before it.
+    fn after(name: &str, process: u8, before: Option<u8>, port: u16) -> Self {
         let clock = Arc::new(Clock { start: Instant::now(), until: Mutex::default() });
         let url = format!("http://127.0.0.1:{port}");
         let server = PolicyServer { url, ca: None, cert: None, key: None, cache: "unused".into() };
         let (client, handle) = MembersClient::open(Plan {
             name: name.into(),
-            incarnation,
+            secret: secret(process),
+            predecessor: before.map(secret),
             server,
-            fingerprint: [incarnation as u8; 32],
+            fingerprint: [process; 32],
+            tunnel_key: [process + 100; 32],
             peer: Some("192.0.2.1:4790".parse().unwrap()),
             lease: clock.clone(),
         });
@@ -131,7 +151,7 @@ impl Gateway {
     /// Acts by the last view: only then a lease counts.
     fn act(&self) {
         let number = self.handle.status.borrow().view.number;
-        self.handle.wish.send_if_modified(|(_, seen)| std::mem::replace(seen, number) != number);
+        self.handle.wish.send_if_modified(|wanted| std::mem::replace(&mut wanted.seen_view, number) != number);
     }
 
     /// Says that it is ready for whatever the view is, until it serves.
@@ -142,7 +162,7 @@ impl Gateway {
                 self.act();
                 return status;
             }
-            let _ = self.handle.wish.send((Wish::Ready, status.view.number));
+            self.handle.wish.send_replace(ready(status.view.number));
             timeout(LONG, self.handle.status.changed()).await.expect("a status in time").unwrap();
         }
     }
@@ -172,7 +192,7 @@ async fn who_is_ready_serves_and_keeps_its_lease() {
     let status = a.is(|status| status.view.serving().count() == 2).await;
     assert_eq!(status.authority, Authority::Present);
     let other = status.view.member("b").unwrap();
-    assert_eq!((other.incarnation, other.fingerprint), (2, Some([2; 32])));
+    assert_eq!((other.incarnation, other.fingerprint), (secret(2).incarnation(), Some([2; 32])));
     assert_eq!(other.peer, Some("192.0.2.1:4790".parse().unwrap()));
     a.holds().await;
     b.holds().await;
@@ -195,7 +215,7 @@ async fn who_drains_is_relieved() {
     a.serves("a").await;
     b.serves("b").await;
     let begun = Instant::now();
-    a.handle.wish.send_modify(|(wish, _)| *wish = Wish::Draining);
+    a.handle.wish.send_modify(|wanted| wanted.wish = Wish::Draining);
     b.is(|status| !status.view.member("a").unwrap().serving).await;
     assert!(begun.elapsed() < TTL, "it needs no silence");
 }
@@ -262,7 +282,70 @@ async fn the_newer_of_two_processes_with_one_name_gets_nothing() {
     newer.is(|status| status.authority == Authority::Lost).await;
     sleep(TTL).await;
     assert!(older.has_lease() && !newer.has_lease());
-    assert_eq!(older.handle.status.borrow().view.member("a").unwrap().incarnation, 1);
+    assert_eq!(older.handle.status.borrow().view.member("a").unwrap().incarnation, secret(1).incarnation());
+}
+
+/// Whoever starts a gateway again doesn't wait for its own lease; whoever comes from elsewhere does.
+#[tokio::test]
+async fn after_a_crash_the_next_process_has_the_name_within_a_ttl_and_on_the_same_host_at_once() {
+    let server = Server::start(&["a"]);
+    let mut process = Gateway::start("a", 1, server.port);
+    for (next, before) in [(2, None), (3, Some(2))] {
+        process.serves("a").await;
+        process.holds().await;
+        process.task.abort();
+        let begun = Instant::now();
+        process = Gateway::after("a", next, before, server.port);
+        let is_in = move |status: &Status| {
+            status.view.member("a").is_some_and(|member| member.incarnation == secret(next).incarnation())
+        };
+        process.is(is_in).await;
+        let took = begun.elapsed();
+        println!("process {next} was in after {took:?}");
+        assert_eq!(took < TTL / 2, before.is_some(), "{took:?}");
+    }
+}
+
+/// Somebody who has seen the view repeats what it shows of a process.
+#[tokio::test]
+async fn a_beat_with_anothers_incarnation_changes_nothing_and_ends_nothing() {
+    let server = Server::start(&["a", "b"]);
+    let (mut a, mut b) = (Gateway::start("a", 1, server.port), Gateway::start("b", 2, server.port));
+    a.serves("a").await;
+    let view = b.serves("b").await.view;
+    a.is(|status| *status.view == *view).await;
+    let shown = view.member("a").unwrap().clone();
+    assert_eq!(shown.incarnation, secret(1).incarnation());
+    let mut client = MembershipClient::connect(format!("http://127.0.0.1:{}", server.port)).await.unwrap();
+    let commitment = shown.commitment.unwrap().to_vec();
+    for secret in [Vec::new(), commitment.clone(), vec![9; 32]] {
+        let beat = proto::Beat {
+            gateway: "a".to_owned(),
+            incarnation: shown.incarnation,
+            sequence: 1,
+            wish: proto::beat::Wish::Ready.into(),
+            seen_view: view.number,
+            fingerprint: vec![9; 32],
+            peer_address: "192.0.2.9".to_owned(),
+            peer_port: 4790,
+            secret,
+            commitment: commitment.clone(),
+            ..proto::Beat::default()
+        };
+        for _ in 0..3 {
+            let beats = tokio_stream::iter([beat.clone()]).chain(tokio_stream::pending());
+            let mut notices = client.join(beats).await.unwrap().into_inner();
+            let refusal = timeout(LONG, notices.message()).await.expect("an answer").expect_err("it isn't a");
+            assert!(matches!(refusal.code(), Code::PermissionDenied | Code::InvalidArgument), "{refusal}");
+        }
+    }
+    // Its streams have ended, and that says nothing about a's process either: another one is refused as ever.
+    let mut next = Gateway::start("a", 3, server.port);
+    next.is(|status| status.authority == Authority::Lost).await;
+    sleep(TTL * 2).await;
+    assert!(a.has_lease() && b.has_lease() && !next.has_lease());
+    assert_eq!(b.handle.status.borrow().view, view, "nothing has changed");
+    assert_eq!(a.handle.status.borrow().view.member("a"), Some(&shown));
 }
 
 #[tokio::test]
@@ -271,7 +354,7 @@ async fn a_stranger_hears_who_serves_and_gets_no_lease() {
     let (mut a, mut x) = (Gateway::start("a", 1, server.port), Gateway::start("x", 2, server.port));
     a.serves("a").await;
     let number = x.is(|status| status.view.serving().count() == 1).await.view.number;
-    let _ = x.handle.wish.send((Wish::Ready, number));
+    x.handle.wish.send_replace(ready(number));
     sleep(TTL).await;
     assert!(!x.has_lease());
     assert_eq!(x.handle.status.borrow().view.member("x"), None);
@@ -285,4 +368,43 @@ async fn a_server_that_says_nothing_is_no_authority_yet() {
     assert_eq!(a.handle.status.borrow().authority, Authority::Unknown);
     drop(a.handle);
     timeout(LONG, a.task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn whoever_has_a_name_hears_of_another_process_that_wants_it() {
+    let server = Server::start(&["a"]);
+    let beat = |process: u8, sequence: u64| proto::Beat {
+        gateway: "a".to_owned(),
+        incarnation: secret(process).incarnation(),
+        secret: secret(process).bytes().to_owned(),
+        sequence,
+        ..proto::Beat::default()
+    };
+    let open = async |process: u8| {
+        let mut client = MembershipClient::connect(format!("http://127.0.0.1:{}", server.port)).await.unwrap();
+        let (beats, receiver) = mpsc::channel(4);
+        beats.send(beat(process, 1)).await.unwrap();
+        (beats, client.join(ReceiverStream::new(receiver)).await.unwrap().into_inner())
+    };
+    let answered = async |notices: &mut tonic::Streaming<proto::Notice>, to: u64| loop {
+        let notice = timeout(LONG, notices.message()).await.expect("a notice")?.expect("a notice");
+        if notice.sequence == to {
+            return Ok::<_, tonic::Status>(notice.rival);
+        }
+    };
+    let (first, mut at_first) = open(1).await;
+    assert_eq!(answered(&mut at_first, 1).await.unwrap(), "");
+    let (second, mut at_second) = open(2).await;
+    assert_eq!(answered(&mut at_second, 1).await.unwrap(), "", "whether the first one lives will show");
+    first.send(beat(1, 2)).await.unwrap();
+    assert_eq!(answered(&mut at_first, 2).await.unwrap(), "");
+    second.send(beat(2, 2)).await.unwrap();
+    let refusal = answered(&mut at_second, 2).await.unwrap_err();
+    assert_eq!(refusal.code(), Code::AlreadyExists);
+    assert!(refusal.message().contains("that one is at 127.0.0.1:"), "{refusal}");
+    for (sequence, is_told) in [(3, true), (4, false)] {
+        first.send(beat(1, sequence)).await.unwrap();
+        let rival = answered(&mut at_first, sequence).await.unwrap();
+        assert_eq!(rival.starts_with("127.0.0.1:"), is_told, "{rival}");
+    }
 }

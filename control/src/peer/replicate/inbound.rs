@@ -12,7 +12,7 @@ use crate::peer::session;
 
 /// What a frame asks for. When it is done, its number is acknowledged.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(crate) enum Step {
     /// Nothing: it says that a round begins.
     Begin { view: u64 },
     /// Copies are to be taken in.
@@ -26,7 +26,7 @@ pub(super) enum Step {
 
 /// One link's sequence of frames.
 #[derive(Debug)]
-pub(super) struct Inbound {
+pub(crate) struct Inbound {
     peer: Arc<str>,
     rounds: Rounds,
     last: u64,
@@ -37,12 +37,12 @@ pub(super) struct Inbound {
 }
 
 impl Inbound {
-    pub(super) fn new(peer: Arc<str>, rounds: Rounds) -> Self {
+    pub(crate) fn new(peer: Arc<str>, rounds: Rounds) -> Self {
         Self { peer, rounds, last: 0, round: None, telling: None }
     }
 
     /// What a frame asks for, and its number.
-    pub(super) fn frame(&mut self, kind: &Kind) -> Result<(u64, Step), Broken> {
+    pub(crate) fn frame(&mut self, kind: &Kind) -> Result<(u64, Step), Broken> {
         let (number, step) = match kind {
             Kind::Sessions(frame) => {
                 if frame.sessions.len() > MOST_TAKEN {
@@ -84,7 +84,7 @@ impl Inbound {
     }
 
     /// Copies that this round hasn't named are forgotten.
-    pub(super) fn purged(&self, round: u8) {
+    pub(crate) fn purged(&self, round: u8) {
         self.rounds.end(&self.peer, round);
     }
 }

@@ -12,12 +12,12 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use vipgate_dataplane::snapshot::members::GatewayId;
 
 use super::room::{Gateway, until, view_with};
-use crate::peer::Broken;
 use crate::peer::frame::{self, LONGEST};
 use crate::peer::identity::{Identity, NAME, Pins};
 use crate::peer::proto::frame::Kind;
 use crate::peer::proto::{Ack, Beat, Hearsay, Hello, Sessions, SyncBegin, SyncEnd};
 use crate::peer::replicate::outbound_limit;
+use crate::peer::{Broken, Member};
 
 /// Connects as "a" to a gateway that is "b".
 async fn connect(identity: &Identity, gateway: &Gateway) -> std::io::Result<TlsStream<TcpStream>> {
@@ -95,6 +95,60 @@ async fn silent_strangers_use_up_no_handshakes_however_many_they_are() {
     }
     until("counted", || gateway.peers.status().borrow().strangers == 300).await;
     assert!(gateway.status("a").linked);
+}
+
+/// Says nothing, from the address of a gateway.
+async fn connect_from(address: &str, gateway: &Gateway) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(address.parse().unwrap()).unwrap();
+    socket.connect(gateway.member.address.unwrap()).await.unwrap()
+}
+
+/// Somebody behind a gateway's address, or a gateway that was taken over, opens connections without end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_host_at_a_gateways_address_takes_none_of_the_others_places() {
+    let (gateway, identity) = (Gateway::new("b"), Identity::generate().unwrap());
+    let mut view = (*view_with(&gateway, Some(identity.fingerprint()))).clone();
+    let other = Some("127.0.0.2:9".parse().unwrap());
+    view.members.push(Member { name: "c".into(), address: other, fingerprint: None, serving: true, incarnation: 7 });
+    gateway.peers.set_view(&Arc::new(view));
+    let mut silent = Vec::new();
+    for _ in 0..200 {
+        silent.push(connect_from("127.0.0.2:0", &gateway).await);
+    }
+    let begun = Instant::now();
+    let mut peer = connect(&identity, &gateway).await.unwrap();
+    peer.write_all(&hello("a", 7)).await.unwrap();
+    gateway.until("a", "linked", |peer| peer.linked).await;
+    println!("linked after {:?}", begun.elapsed());
+    // Four of them are open at a time, and none for long.
+    for stream in silent.iter_mut().rev() {
+        let closed = tokio::time::timeout(Duration::from_secs(10), stream.read(&mut [0])).await;
+        assert!(matches!(closed, Ok(Ok(0) | Err(_))), "its connection is closed: {closed:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handshake_that_comes_byte_by_byte_ends_at_the_deadline() {
+    let (gateway, identity) = room();
+    let mut slow = connect_from("127.0.0.1:0", &gateway).await;
+    let begun = Instant::now();
+    // A record of a handshake, of 512 bytes, as TLS begins.
+    slow.write_all(&[22, 3, 1, 2, 0, 1, 0, 1, 252]).await.unwrap();
+    let ended = async {
+        while slow.write_all(&[3]).await.is_ok() {
+            let closed = tokio::time::timeout(Duration::from_millis(50), slow.read(&mut [0])).await;
+            if matches!(closed, Ok(Ok(0) | Err(_))) {
+                break;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), ended).await.expect("it ends");
+    println!("a handshake that goes on and on was ended after {:?}", begun.elapsed());
+    assert!(begun.elapsed() >= Duration::from_millis(1500));
+    let mut peer = connect(&identity, &gateway).await.unwrap();
+    peer.write_all(&hello("a", 7)).await.unwrap();
+    gateway.until("a", "linked", |peer| peer.linked).await;
 }
 
 /// As a gateway that was stopped finds it: all that another one has tried meanwhile, and behind that what it means now.

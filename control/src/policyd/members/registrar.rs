@@ -2,6 +2,7 @@
 //! of anything that another server may not know.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,13 +27,24 @@ const TRIES: usize = 8;
 /// Strangers whose names are remembered, so that each is told of once.
 const MOST_STRANGERS: usize = 1024;
 
+/// Gateways whose rivals are remembered until they can be told.
+const MOST_RIVALS: usize = 1024;
+
+/// A stream, and where it comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Origin {
+    /// Another one for each stream of this server.
+    pub(super) stream: u64,
+    pub(super) address: Option<SocketAddr>,
+}
+
 /// What streams tell the registrar.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A gateway beats.
-    Beat(Beat, oneshot::Sender<Result<Answer, Unanswered>>),
+    Beat(Beat, Origin, oneshot::Sender<Result<Answer, Unanswered>>),
     /// The stream of a process has ended.
-    Left(Arc<str>, u64),
+    Left(Arc<str>, u64, Origin),
 }
 
 /// What a gateway gets for a beat.
@@ -42,13 +54,19 @@ pub(super) struct Answer {
     pub(super) lease: Option<Duration>,
     /// The view under which it is given.
     pub(super) view: Arc<View>,
+    /// Where another process has tried to have its name from.
+    pub(super) rival: Option<SocketAddr>,
 }
 
 /// Why it gets nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Unanswered {
-    #[error(transparent)]
-    Refused(#[from] Refusal),
+    #[error("{refusal}{}", live.map(|at| format!("; that one is at {at}")).unwrap_or_default())]
+    Refused {
+        refusal: Refusal,
+        /// Where the process is that has the name, if it is connected to this server.
+        live: Option<SocketAddr>,
+    },
     #[error("what gateways say can't be kept: {0}")]
     Store(#[from] StoreError),
     #[error("other servers were faster {TRIES} times in a row")]
@@ -102,6 +120,8 @@ pub fn start(
         shared,
         figures,
         strangers,
+        origins: BTreeMap::new(),
+        rivals: BTreeMap::new(),
         outage: Outage::default(),
     };
     tokio::spawn(registrar.run());
@@ -118,11 +138,15 @@ struct Registrar<S> {
     shared: Arc<ArcSwap<Roster>>,
     figures: Arc<Figures>,
     strangers: BTreeSet<Arc<str>>,
+    /// The stream of the last beat of each gateway that counted, and where it came from.
+    origins: BTreeMap<Arc<str>, Origin>,
+    /// Where others have tried to have a gateway's name from, until it is told.
+    rivals: BTreeMap<Arc<str>, SocketAddr>,
     outage: Outage,
 }
 
 /// A beat and who waits for what it gets.
-type Waiting = Vec<(Beat, oneshot::Sender<Result<Answer, Unanswered>>)>;
+type Waiting = Vec<(Beat, Origin, oneshot::Sender<Result<Answer, Unanswered>>)>;
 
 impl<S: Store> Registrar<S> {
     async fn run(mut self) {
@@ -176,8 +200,8 @@ impl<S: Store> Registrar<S> {
         let mut waiting = Waiting::new();
         for event in batch {
             match event {
-                Event::Beat(beat, answer) => waiting.push((beat, answer)),
-                Event::Left(name, incarnation) => self.roster.left(&name, incarnation),
+                Event::Beat(beat, origin, answer) => waiting.push((beat, origin, answer)),
+                Event::Left(name, incarnation, origin) => self.leave(&name, incarnation, origin),
             }
         }
         let mut outcome = Err(Unanswered::Late);
@@ -185,7 +209,7 @@ impl<S: Store> Registrar<S> {
         for _ in 0..TRIES {
             let before = self.roster.clone();
             let now = Instant::now().into_std();
-            let heard: Vec<_> = waiting.iter().map(|(beat, _)| self.roster.beat(now, beat)).collect();
+            let heard: Vec<_> = waiting.iter().map(|(beat, ..)| self.roster.beat(now, beat)).collect();
             self.roster.decide(now);
             match self.commit(&before, &waiting, &heard).await {
                 Ok(done @ (None | Some(Committed::Done))) => {
@@ -216,6 +240,15 @@ impl<S: Store> Registrar<S> {
         self.answer(waiting, outcome);
     }
 
+    /// A stream has ended. It says something of the process only if that process's beats came over it: anybody can open one, say a
+    /// name and an incarnation, and go.
+    fn leave(&mut self, name: &Arc<str>, incarnation: u64, origin: Origin) {
+        if self.origins.get(name) == Some(&origin) {
+            self.origins.remove(name);
+            self.roster.left(name, incarnation);
+        }
+    }
+
     /// Writes down what counts and what is decided; none: there is nothing to write.
     async fn commit(
         &mut self,
@@ -224,12 +257,16 @@ impl<S: Store> Registrar<S> {
         heard: &[Result<Heard, Refusal>],
     ) -> Result<Option<Committed>, StoreError> {
         let counts = waiting.iter().zip(heard).filter(|(_, heard)| **heard == Ok(Heard::Counts));
-        let beats: BTreeMap<&str, &Beat> = counts.map(|((beat, _), _)| (&*beat.gateway, beat)).collect();
+        let beats: BTreeMap<&str, &Beat> = counts.map(|((beat, ..), _)| (&*beat.gateway, beat)).collect();
         let beats: Vec<&Beat> = beats.into_values().collect();
+        let is_another = |it: &&Beat| before.seat(&it.gateway).is_some_and(|seat| seat.incarnation != it.incarnation);
+        let replaced = beats.iter().copied().filter(is_another).map(|it| it.gateway.clone());
         let (old, new) = (before.view(), self.roster.view());
         let view = (old != new).then_some(&**new);
         let stops = |it: &&Member| !new.member(&it.name).is_some_and(|now| now.serving);
-        let silent: Vec<Arc<str>> = old.serving().filter(stops).map(|it| it.name.clone()).collect();
+        let silent: BTreeSet<Arc<str>> =
+            old.serving().filter(stops).map(|it| it.name.clone()).chain(replaced).collect();
+        let silent: Vec<Arc<str>> = silent.into_iter().collect();
         let gone = old.members.iter().filter(|it| new.member(&it.name).is_none());
         let gone: Vec<Arc<str>> = gone.map(|it| it.name.clone()).collect();
         if beats.is_empty() && view.is_none() {
@@ -242,7 +279,7 @@ impl<S: Store> Registrar<S> {
         let heard = match outcome {
             Ok(heard) => heard,
             Err(why) => {
-                for (_, answer) in waiting {
+                for (_, _, answer) in waiting {
                     // Whoever has gone away needs no reason.
                     let _ = answer.send(Err(why.clone()));
                 }
@@ -250,23 +287,36 @@ impl<S: Store> Registrar<S> {
             }
         };
         let (now, view) = (Instant::now().into_std(), self.roster.view().clone());
-        for ((beat, answer), heard) in waiting.into_iter().zip(heard) {
+        for ((beat, origin, answer), heard) in waiting.into_iter().zip(heard) {
             let said = match heard {
                 Ok(heard) => {
                     if heard == Heard::Stranger {
                         self.meet(&beat.gateway);
                     }
                     let counts = heard == Heard::Counts;
+                    let rival = if counts { self.rivals.remove(&beat.gateway) } else { None };
+                    if counts {
+                        self.origins.insert(beat.gateway.clone(), origin);
+                    }
                     let lease = counts.then(|| self.roster.grant(now, &beat.gateway, beat.incarnation)).flatten();
-                    Ok(Answer { lease, view: view.clone() })
+                    Ok(Answer { lease, view: view.clone(), rival })
                 }
                 Err(refusal) => {
                     self.figures.refused_beats.add();
-                    tracing::warn!(event = "gateway_twice", gateway = %beat.gateway, "{refusal}");
-                    Err(refusal.into())
+                    self.contest(&beat.gateway, origin);
+                    let live = self.origins.get(&beat.gateway);
+                    Err(Unanswered::Refused { refusal, live: live.and_then(|it| it.address) })
                 }
             };
             let _ = answer.send(said);
+        }
+    }
+
+    /// Remembers where a process is that may not have the name, for whoever has it.
+    fn contest(&mut self, name: &Arc<str>, origin: Origin) {
+        let has_room = self.rivals.len() < MOST_RIVALS || self.rivals.contains_key(name);
+        if let Some(address) = origin.address.filter(|_| has_room) {
+            self.rivals.insert(name.clone(), address);
         }
     }
 
@@ -300,6 +350,17 @@ impl<S: Store> Registrar<S> {
             match (was, member.serving) {
                 (false, true) => {
                     tracing::info!(event = "gateway_serves", gateway, epoch, view = view.number, "gateway serves");
+                }
+                (true, false) if member.unable.is_some() => {
+                    let reason = member.unable.as_deref();
+                    tracing::warn!(
+                        event = "gateway_unable",
+                        gateway,
+                        epoch,
+                        view = view.number,
+                        reason,
+                        "gateway serves no more, since it can't: others do"
+                    );
                 }
                 (true, false) if wants_to_stop => {
                     tracing::info!(event = "gateway_drained", gateway, epoch, view = view.number, "gateway drained");

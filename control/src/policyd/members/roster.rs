@@ -19,7 +19,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use self::seat::Seat;
-use crate::members::{Beat, View};
+use crate::members::{Beat, Member, View};
+
+/// Numbers of views that are believed of gateways stay below this, half of what a view may have: whatever one of them claims, there are
+/// always further ones.
+pub(crate) const MOST_TOLD: u64 = 1 << 61;
 
 /// What became of a beat that wasn't refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +48,16 @@ pub enum Refusal {
         /// The name.
         gateway: Arc<str>,
         /// The process that has it.
+        incarnation: u64,
+    },
+    /// Somebody repeats what views show of a process.
+    #[error(
+        "this is not the process {incarnation:016x} of gateway {gateway}, which it claims to be: it doesn't know that one's secret"
+    )]
+    Forged {
+        /// The name.
+        gateway: Arc<str>,
+        /// The process that it claims to be.
         incarnation: u64,
     },
 }
@@ -130,16 +144,23 @@ impl Roster {
     /// Another server has acknowledged this beat.
     pub fn observe(&mut self, now: Instant, beat: &Beat) {
         self.begun.get_or_insert(now);
-        if self.has_a_place(&beat.gateway) {
-            self.seats.insert(beat.gateway.clone(), Seat::of(beat, now));
+        if !self.has_a_place(&beat.gateway) {
+            return;
+        }
+        match self.seats.get_mut(&beat.gateway).filter(|seat| seat.incarnation == beat.incarnation) {
+            Some(seat) => seat.observe(beat, now),
+            None => drop(self.seats.insert(beat.gateway.clone(), Seat::of(beat, now))),
         }
     }
 
     /// Takes in a beat.
     ///
     /// # Errors
-    /// When it comes from another process than the one that has the name, and that one lives.
+    /// When it comes from another process than the one that has the name, and that one lives; or than it claims.
     pub fn beat(&mut self, now: Instant, beat: &Beat) -> Result<Heard, Refusal> {
+        if self.is_forged(beat) {
+            return Err(Refusal::Forged { gateway: beat.gateway.clone(), incarnation: beat.incarnation });
+        }
         self.begun.get_or_insert(now);
         if let Some(known) = &beat.view {
             self.learn(now, known);
@@ -147,14 +168,42 @@ impl Roster {
         if !self.is_in_policy(&beat.gateway) {
             return Ok(Heard::Stranger);
         }
+        let is_gone = self.is_gone(now, &beat.gateway);
+        let served = !self.settled && self.served_before(beat);
         match self.seats.get_mut(&beat.gateway) {
             Some(seat) if seat.incarnation == beat.incarnation => seat.renew(beat, now),
-            Some(seat) if !seat.is_gone(now, self.ttl) => return seat.contend(beat, now, self.ttl),
+            // Somebody else was faster to reach a server without a memory.
+            Some(seat) if served => *seat = Seat::of(beat, now),
+            Some(seat) if !is_gone => return seat.contend(beat, now, self.ttl),
             _ => {
                 self.seats.insert(beat.gateway.clone(), Seat::of(beat, now));
             }
         }
         Ok(Heard::Counts)
+    }
+
+    /// Whether a beat claims to be a process that it isn't. Views say whose secret is which even to a server that has heard nobody yet.
+    fn is_forged(&self, beat: &Beat) -> bool {
+        let seat = self.seats.get(&beat.gateway).filter(|seat| seat.incarnation == beat.incarnation);
+        let member = self.view.member(&beat.gateway).filter(|member| member.incarnation == beat.incarnation);
+        let known = member.and_then(|member| member.commitment);
+        seat.is_some_and(|seat| !seat.is_of(beat)) || known.is_some() && known != beat.commitment
+    }
+
+    /// Whether a beat is of the process that serves by what the server before has said, and shows that.
+    fn served_before(&self, beat: &Beat) -> bool {
+        self.view.member(&beat.gateway).is_some_and(|member| {
+            member.serving && member.incarnation == beat.incarnation && member.commitment.is_some()
+        })
+    }
+
+    /// Whether nobody has a name any more, if another process wants it: its stream has ended and no lease holds, or it is silent for so
+    /// long. Who serves has had a lease for each beat.
+    fn is_gone(&self, now: Instant, name: &str) -> bool {
+        let Some(seat) = self.seats.get(name) else { return true };
+        let may_serve = |member: &Member| member.serving && member.incarnation == seat.incarnation;
+        let has_lease = self.view.member(name).is_some_and(may_serve) && now < seat.last + lease(self.ttl);
+        self.is_silent(name, now) || seat.left && !has_lease
     }
 
     /// The stream of a process has ended. It may come back; if another one comes, this one is gone.
@@ -183,7 +232,7 @@ impl Roster {
 
     /// What a gateway was told by another server.
     fn learn(&mut self, now: Instant, known: &Arc<View>) {
-        if known.number < self.view.number || *known == self.view {
+        if known.number < self.view.number || *known == self.view || known.number >= MOST_TOLD {
             return;
         }
         if self.settled || self.stored || known.number == self.view.number {

@@ -3,13 +3,18 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep_until};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::registrar::{Answer, Event, Members, Unanswered};
+use super::registrar::{Answer, Event, Members, Origin, Unanswered};
+use super::roster::Refusal;
 use crate::members::{Beat, View};
 use crate::policyd::figures::Figures;
 use crate::policyd::identity::{Peer, Refusals};
@@ -19,11 +24,15 @@ use crate::xds::proto::membership_server::{Membership, MembershipServer};
 /// Notices of one stream that wait for the network.
 const QUEUE: usize = 4;
 /// The longest beat, bytes: it may hold a whole view.
-const LONGEST: usize = 1 << 20;
+const LONGEST: usize = 512 << 10;
+/// How long the first beat of a stream may take, and the next one: longer than any TTL.
+const FIRST_BEAT: Duration = Duration::from_secs(10);
+const NEXT_BEAT: Duration = Duration::from_secs(75);
 
 /// The service of this authority.
 pub fn server(members: Members, figures: Arc<Figures>, refusals: Arc<Refusals>) -> MembershipServer<Service> {
-    MembershipServer::new(Service { members, figures, refusals }).max_decoding_message_size(LONGEST)
+    let streams = Arc::default();
+    MembershipServer::new(Service { members, figures, refusals, streams }).max_decoding_message_size(LONGEST)
 }
 
 /// What all streams share.
@@ -32,6 +41,8 @@ pub struct Service {
     members: Members,
     figures: Arc<Figures>,
     refusals: Arc<Refusals>,
+    /// Streams that there have been.
+    streams: Arc<AtomicU64>,
 }
 
 #[tonic::async_trait]
@@ -41,8 +52,9 @@ impl Membership for Service {
     async fn join(&self, request: Request<Streaming<proto::Beat>>) -> Result<Response<Self::JoinStream>, Status> {
         let (sender, receiver) = mpsc::channel(QUEUE);
         let (events, view) = (self.members.events.clone(), self.members.view.clone());
-        let talk =
-            Talk { shared: self.clone(), peer: Peer::of(&request), events, view, sender, told: None, process: None };
+        let peer = Peer::of(&request);
+        let origin = Origin { stream: self.streams.fetch_add(1, Relaxed) + 1, address: peer.address };
+        let talk = Talk { shared: self.clone(), peer, origin, events, view, sender, told: None, process: None };
         tokio::spawn(talk.run(request.into_inner()));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
@@ -52,6 +64,7 @@ impl Membership for Service {
 struct Talk {
     shared: Service,
     peer: Peer,
+    origin: Origin,
     events: mpsc::Sender<Event>,
     view: watch::Receiver<Arc<View>>,
     sender: mpsc::Sender<Result<proto::Notice, Status>>,
@@ -83,18 +96,24 @@ impl Talk {
             let _ = self.sender.send(Err(status)).await;
         }
         if let Some((name, incarnation)) = self.process {
-            let _ = self.events.send(Event::Left(name, incarnation)).await;
+            let _ = self.events.send(Event::Left(name, incarnation, self.origin)).await;
         }
     }
 
     /// Takes beats and gives notices until the stream ends, for a reason or for none.
     async fn follow(&mut self, beats: &mut Streaming<proto::Beat>) -> Result<(), Option<Status>> {
         let (mut next, mut pending) = (None::<(u64, Beat)>, None::<Pending>);
+        let mut due = Instant::now() + FIRST_BEAT;
         loop {
             tokio::select! {
                 beat = beats.message() => {
-                    let Ok(Some(message)) = beat else { return Ok(()) };
+                    let Some(message) = beat.map_err(Some)? else { return Ok(()) };
+                    due = Instant::now() + NEXT_BEAT;
                     let (sequence, mut beat) = self.read(message)?;
+                    if self.told.is_some() {
+                        // What it knows it says first, or never.
+                        beat.view = None;
+                    }
                     if let Some((_, waiting)) = next.take() {
                         // What it knows is said once.
                         beat.view = beat.view.or(waiting.view);
@@ -104,23 +123,24 @@ impl Talk {
                 answer = Pending::wait(&mut pending) => {
                     let sequence = pending.take().map_or(0, |pending| pending.sequence);
                     let answer = answer.map_err(|_| Some(Status::unavailable("the policy server stops")))?;
-                    self.tell(sequence, answer.map_err(|why| Some(status(&why)))?).await?;
+                    self.tell(sequence, answer.map_err(|why| Some(self.refuse(&why)))?).await?;
                 }
                 // Before its first beat has been taken in, it may know more than we do.
                 changed = self.view.changed(), if self.told.is_some() => {
                     changed.map_err(|_| Some(Status::unavailable("the policy server stops")))?;
                     let view = self.view.borrow_and_update().clone();
                     if self.told.as_ref() != Some(&view) {
-                        self.tell(0, Answer { lease: None, view }).await?;
+                        self.tell(0, Answer { lease: None, view, rival: None }).await?;
                     }
                 }
+                () = sleep_until(due) => return Err(Some(Status::deadline_exceeded("no beat for too long"))),
                 () = self.sender.closed() => return Ok(()),
             }
             if pending.is_none()
                 && let Some((sequence, beat)) = next.take()
             {
                 let (sender, answer) = oneshot::channel();
-                self.events.send(Event::Beat(beat, sender)).await.map_err(|_| None)?;
+                self.events.send(Event::Beat(beat, self.origin, sender)).await.map_err(|_| None)?;
                 pending = Some(Pending { sequence, answer });
             }
         }
@@ -146,21 +166,38 @@ impl Talk {
     }
 
     async fn tell(&mut self, sequence: u64, answer: Answer) -> Result<(), Option<Status>> {
-        let Answer { lease, view } = answer;
+        let Answer { lease, view, rival } = answer;
         let is_news = self.told.as_ref() != Some(&view);
         let notice = proto::Notice {
             sequence,
             lease_ms: lease.map_or(0, |lease| u32::try_from(lease.as_millis()).unwrap_or(u32::MAX)),
             view: is_news.then(|| (&*view).into()),
+            rival: rival.map(|address| address.to_string()).unwrap_or_default(),
         };
         self.told = Some(view);
         self.sender.send(Ok(notice)).await.map_err(|_| None)
     }
 }
 
+impl Talk {
+    /// What to say to a process whose beat isn't answered; logs it where that is about its name.
+    fn refuse(&self, why: &Unanswered) -> Status {
+        let status = status(why);
+        if let (Unanswered::Refused { refusal, .. }, Some((name, _))) = (why, &self.process) {
+            match refusal {
+                Refusal::UsedTwice { .. } => self.shared.figures.twice.add(),
+                Refusal::Forged { .. } => self.shared.figures.forged.add(),
+            }
+            self.shared.refusals.log(&self.peer, name, &status);
+        }
+        status
+    }
+}
+
 fn status(why: &Unanswered) -> Status {
     match why {
-        Unanswered::Refused(_) => Status::already_exists(why.to_string()),
+        Unanswered::Refused { refusal: Refusal::UsedTwice { .. }, .. } => Status::already_exists(why.to_string()),
+        Unanswered::Refused { refusal: Refusal::Forged { .. }, .. } => Status::permission_denied(why.to_string()),
         Unanswered::Store(_) | Unanswered::Late => Status::unavailable(why.to_string()),
     }
 }

@@ -17,7 +17,7 @@ pub struct Change<'a> {
     pub beats: &'a [&'a Beat],
     /// The next view.
     pub view: Option<&'a View>,
-    /// Gateways of which nothing new may be there, for the next view is about that.
+    /// Gateways of which nothing new may be there, for the next view, or a beat of another process, is about that.
     pub silent: &'a [Arc<str>],
     /// Gateways that are gone for good.
     pub gone: &'a [Arc<str>],

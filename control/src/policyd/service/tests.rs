@@ -3,60 +3,85 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use arc_swap::ArcSwap;
+use envoy_types::pb::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
+use tokio_stream::StreamExt as _;
 use tonic::transport::Server as Tonic;
 use tonic::{Code, IntoStreamingRequest};
 
 use super::*;
 use crate::config::{PolicyServer, Tls};
+use crate::listener::{Limits, Reason, Room};
 use crate::policy::Viewer;
 use crate::policyd::listen::{self, Certificates};
 use crate::policyd::members;
+use crate::policyd::meter::Meter;
 use crate::xds::client::{Client, Event, ServerStatus, connect_watched};
 use crate::xds::fixtures::pki::{Authority, Identity};
 use crate::xds::proto::Beat;
 use crate::xds::proto::membership_client::MembershipClient;
+use crate::xds::resource::Kind;
 
 /// Far more than anything takes on a slow machine.
 const LONG: Duration = Duration::from_secs(20);
 /// The names of this host.
 const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
 
+const LIMITS: Limits = Limits { connections: 64, per_address: 48 };
+
 /// A server that has a policy of nothing.
 struct Server {
     url: String,
     shared: Discovery,
+    room: Arc<Room>,
     _publish: watch::Sender<Option<Arc<Publication>>>,
 }
 
 impl Server {
     /// With an authority, clients must present a certificate.
     fn start(ca: Option<&Authority>) -> Self {
+        Self::holding(ca, Budget::default())
+    }
+
+    fn holding(ca: Option<&Authority>, budget: Budget) -> Self {
         let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
         let at = listener.local_addr().unwrap();
         let (publish, published) = watch::channel(Publication::default().next(Arc::default()).map(Arc::new));
         let (registry, figures, refusals) = (Arc::default(), Arc::<Figures>::default(), Arc::<Refusals>::default());
         let all = members::start(Duration::from_millis(300), members::Memory, published.clone(), figures.clone());
-        let shared = Discovery { published, registry, figures: figures.clone(), refusals: refusals.clone() };
+        let (room, budget) = (Room::new("grpc", LIMITS), Arc::new(budget));
+        let shared = Discovery {
+            published,
+            registry,
+            figures: figures.clone(),
+            refusals: refusals.clone(),
+            budget: budget.clone(),
+        };
         let router = Tonic::builder()
+            .layer(Meter(budget))
             .add_service(AggregatedDiscoveryServiceServer::new(shared.clone()))
-            .add_service(members::server(all, figures.clone(), refusals));
+            .add_service(members::server(all, figures.clone(), refusals.clone()));
         let scheme = match ca {
             None => {
-                tokio::spawn(router.serve_with_incoming(ReceiverStream::new(listen::plain(listener))));
+                tokio::spawn(router.serve_with_incoming(ReceiverStream::new(listen::plain(listener, room.clone()))));
                 "http"
             }
             Some(ca) => {
                 let own = ca.issue(&HERE);
                 let files = Tls { ca: Some(ca.ca()), cert: own.cert, key: own.key };
-                let incoming = listen::secure(listener, Arc::new(Certificates::read(files).unwrap()), figures);
+                let incoming = listen::secure(
+                    listener,
+                    room.clone(),
+                    Arc::new(Certificates::read(files).unwrap()),
+                    (figures, refusals),
+                );
                 tokio::spawn(router.serve_with_incoming(ReceiverStream::new(incoming)));
                 "https"
             }
         };
-        Self { url: format!("{scheme}://{at}"), shared, _publish: publish }
+        Self { url: format!("{scheme}://{at}"), shared, room, _publish: publish }
     }
 
     /// How to reach it, with a certificate if there is an authority.
@@ -213,4 +238,70 @@ fn a_process_may_have_several_streams_and_another_one_none() {
     assert_eq!(registry.comes("b", from(1), at(1)), Ok(1));
     assert_eq!(registry.comes("b", from(1), at(2)), Ok(2));
     assert_eq!(registry.comes("b", from(2), at(3)), Err(InUse { address: at(2) }));
+}
+
+/// A request for everything of a kind, or for these.
+fn request(name: &str, names: Vec<String>) -> DeltaDiscoveryRequest {
+    DeltaDiscoveryRequest {
+        node: Some(Node { id: name.to_owned(), ..Node::default() }),
+        type_url: Kind::Gateway.type_url().to_owned(),
+        resource_names_subscribe: names,
+        ..DeltaDiscoveryRequest::default()
+    }
+}
+
+#[tokio::test]
+async fn what_an_address_makes_the_server_hold_is_bounded_while_it_comes_and_while_it_stays() {
+    let server = Server::holding(None, Budget::new(1 << 20, 4 << 20));
+    let gateway = Gateway::start("gw-a", &server, None);
+    gateway.is(|it| it.connected).await;
+    let budget = server.shared.budget.clone();
+    let mut client = AggregatedDiscoveryServiceClient::connect(server.url.clone()).await.unwrap();
+    let long = |name: &str| request(name, (0..20_000).map(|n| format!("{n}-{}", "x".repeat(60))).collect());
+    let mut refused = async |requests: Vec<DeltaDiscoveryRequest>| {
+        let requests = tokio_stream::iter(requests).chain(tokio_stream::pending());
+        let answers = async {
+            let mut responses = client.delta_aggregated_resources(requests).await?.into_inner();
+            while responses.message().await?.is_some() {}
+            Ok::<_, Status>(())
+        };
+        timeout(LONG, answers).await.expect("an end").unwrap_err()
+    };
+    // More than an address may have, in one message.
+    assert_eq!(refused(vec![request("gw-x", vec![]), long("gw-x")]).await.code(), Code::ResourceExhausted);
+    // Little by little: each message is small.
+    let part = |n: usize| request("gw-y", (0..1000).map(|name| format!("{n}-{name}-{}", "x".repeat(60))).collect());
+    assert_eq!(refused((0..20).map(part).collect()).await.code(), Code::ResourceExhausted);
+    assert!(budget.refused.get() >= 2 && budget.held() <= 1 << 20);
+    let wait = async {
+        while budget.held() > 4096 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LONG, wait).await.expect("what ended is given back");
+    assert!(gateway.status.load().connected);
+}
+
+#[tokio::test]
+async fn silent_connections_give_way_and_streams_stay() {
+    let ca = Authority::new("ca");
+    for ca in [None, Some(&ca)] {
+        let server = Server::start(ca);
+        let own = ca.map(|ca| ca.issue(&["gw-a"]));
+        let gateway = Gateway::start("gw-a", &server, ca.zip(own.as_ref()));
+        gateway.is(|it| it.connected).await;
+        let at = server.url.rsplit('/').next().unwrap().to_owned();
+        let mut silent = Vec::new();
+        for n in 0..300_u16 {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind(SocketAddr::from(([127, 0, 0, 1 + (n % 4) as u8], 0))).unwrap();
+            silent.push(socket.connect(at.parse().unwrap()).await.unwrap());
+        }
+        let own = ca.map(|ca| ca.issue(&["gw-b"]));
+        let next = Gateway::start("gw-b", &server, ca.zip(own.as_ref()));
+        next.is(|it| it.connected).await;
+        assert!(gateway.status.load().connected, "it was there first, and it is used");
+        assert!(server.room.len() <= LIMITS.connections && server.room.refused(Reason::Superseded) > 200);
+        assert_eq!(server.knows("gw-a").map(|it| it.0), Some(1));
+    }
 }

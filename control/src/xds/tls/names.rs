@@ -40,6 +40,17 @@ impl Names {
         Self(names)
     }
 
+    /// These.
+    #[cfg(test)]
+    pub(crate) fn named(names: &[&str]) -> Self {
+        Self(names.iter().map(ToString::to_string).collect())
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+
     /// Whether this is one of them, letter by letter: no wildcards.
     pub fn include(&self, name: &str) -> bool {
         self.0.iter().any(|own| own == name)

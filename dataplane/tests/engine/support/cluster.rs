@@ -10,7 +10,10 @@ use vipgate_dataplane::copies::worker_of;
 use vipgate_dataplane::io::{InterfaceId, PacketIo};
 use vipgate_dataplane::ports::BlockId;
 use vipgate_dataplane::session::image::Image;
-use vipgate_dataplane::snapshot::members::{MemberSpec, MembersSpec};
+use vipgate_dataplane::snapshot::members::{Authentication, MemberSpec, MembersSpec};
+use vipgate_dataplane::snapshot::tunnels::Mark;
+use vipgate_dataplane::wire::tunnel_tag::TagKey;
+use vipgate_dataplane::wire::vxlan::Outer;
 
 use super::*;
 
@@ -28,6 +31,10 @@ pub struct Cluster {
     serving: Vec<bool>,
     /// What is told is lost.
     pub deaf: bool,
+    /// How often each has started: each time it has another key. 0: it is of a version that has none.
+    pub starts: Vec<u8>,
+    /// Whether what has no tag is refused.
+    pub required: bool,
     v6: bool,
 }
 
@@ -43,7 +50,35 @@ pub fn name(number: Number) -> Arc<str> {
     format!("gw-{number}").into()
 }
 
-fn tunnel(number: Number, v6: bool) -> SocketAddr {
+/// The key of what one gateway sends another one, as both have made it of what both show.
+pub fn tag_key(from: (Number, u8), to: (Number, u8)) -> TagKey {
+    let mut bytes = [7; 16];
+    bytes[..4].copy_from_slice(&[from.0 as u8, from.1, to.0 as u8, to.1]);
+    TagKey::new(&bytes)
+}
+
+/// A packet as the network brings it in a tunnel from this address; without a key it has no tag.
+pub fn tunnelled(
+    from: SocketAddr,
+    to: SocketAddr,
+    mark: Mark,
+    key: Option<&TagKey>,
+    mac: [u8; 6],
+    inner: &[u8],
+) -> Vec<u8> {
+    let outer = Outer::new(from.ip(), to).unwrap();
+    let mut frame = vec![0; outer.length()];
+    outer.write(&mut frame, inner.len() as u16, mark.vni(), 7, 0);
+    frame[..6].copy_from_slice(&mac);
+    frame[6..12].copy_from_slice(&POD_MAC);
+    frame.extend(inner);
+    if let Some(key) = key {
+        key.seal(&mut frame[outer.length()..], mark.vni());
+    }
+    frame
+}
+
+pub fn tunnel(number: Number, v6: bool) -> SocketAddr {
     if v6 { at(&format!("[fd00:2::{}]:4790", number + 1)) } else { at(&format!("10.2.0.{}:4790", number + 1)) }
 }
 
@@ -108,6 +143,8 @@ impl Cluster {
             since: 0,
             serving: Vec::new(),
             deaf: false,
+            starts: vec![1; count],
+            required: true,
             v6,
         };
         cluster.agree();
@@ -150,6 +187,7 @@ impl Cluster {
             serving: standing.serving,
             linked: standing.linked && at != number,
             may_open: standing.may_open,
+            authentication: self.authentication(number, at),
         });
         // Here views change for no other reason than that others serve.
         let (since, serving_changes) = (self.since, self.since);
@@ -157,6 +195,29 @@ impl Cluster {
         let gateway = &mut self.gateways[number];
         let snapshot = gateway.builder.with_members(&spec);
         gateway.publisher.publish(snapshot);
+    }
+
+    /// How one authenticates what it sends another one, and that one what it sends.
+    fn authentication(&self, this: Number, other: Number) -> Authentication {
+        let (own, theirs) = (self.starts[this], self.starts[other]);
+        if this == other {
+            return Authentication::None;
+        }
+        if own == 0 || theirs == 0 {
+            return if self.required && own > 0 { Authentication::Refused } else { Authentication::None };
+        }
+        let taken = |start: u8| (start > 0).then(|| tag_key((other, start), (this, own)));
+        Authentication::Tagged {
+            sent: tag_key((this, own), (other, theirs)),
+            taken: [taken(theirs), taken(theirs - 1)],
+        }
+    }
+
+    /// A packet that a gateway has sent another one, in their tunnel, as it would be if both know each other's last start.
+    pub fn sent_on(&self, from: Number, to: Number, mark: Mark, inner: &[u8]) -> Vec<u8> {
+        let (own, theirs) = (self.starts[from], self.starts[to]);
+        let key = (own > 0 && theirs > 0).then(|| tag_key((from, own), (to, theirs)));
+        tunnelled(tunnel(from, self.v6), tunnel(to, self.v6), mark, key.as_ref(), INSIDE_MAC, inner)
     }
 
     /// A packet arrives at a gateway; what leaves the cluster because of it, and where.

@@ -55,7 +55,7 @@ impl Gateway {
         for it in EndReason::ALL {
             counted.push((format!("ended {}", it.name()), sum(&|all| &all.sessions_ended[it as usize])));
         }
-        let rest: [(&str, Read); 8] = [
+        let rest: [(&str, Read); 9] = [
             ("created", |all| &all.sessions_created),
             ("taken over", |all| &all.sessions_taken_over),
             ("copies refused", |all| &all.copies_refused),
@@ -64,6 +64,7 @@ impl Gateway {
             ("heard", |all| &all.heard),
             ("vip conflicts", |all| &all.vip_conflicts),
             ("handed over", |all| &all.handoffs),
+            ("out of window", |all| &all.out_of_window),
         ];
         counted.extend(rest.map(|(name, of)| (name.to_owned(), sum(&of))));
         counted

@@ -46,6 +46,7 @@ use vipgate_dataplane::ports::allocator::Allocator;
 use vipgate_dataplane::ports::pool::WorkerId;
 use vipgate_dataplane::session::Sessions;
 use vipgate_dataplane::session::embryonic::Embryonic;
+use vipgate_dataplane::session::eviction::Eviction;
 use vipgate_dataplane::session::region::Identity;
 use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_dataplane::session::tuple::HashKey;
@@ -174,6 +175,8 @@ impl Wake for NoBell {
 pub struct Setup {
     pub workers: u8,
     pub capacity: u32,
+    /// Sessions of these that only holders below their fair share may have; `None`: as many as by default.
+    pub reserve: Option<u32>,
     pub range: PortRange,
     pub timeouts: Timeouts,
     pub frames: usize,
@@ -195,6 +198,7 @@ impl Default for Setup {
         Self {
             workers: 1,
             capacity: 4096,
+            reserve: None,
             range: PortRange::default(),
             timeouts,
             frames: 512,
@@ -276,6 +280,7 @@ impl Gateway {
         let (mut commands, mut outlets, mut rings) = (Vec::new(), Vec::new(), Vec::new());
         let lease = Arc::new(Lease::free());
         let directory = Arc::new(Directory::new(4096, HashKey::new([9, 8, 7, 6])));
+        let reserve = setup.reserve.unwrap_or(setup.capacity / 32);
         let affinity = Arc::new(Affinity::new(4096, HashKey::new([5, 4, 3, 2])));
         let workers = Links::mesh(&bells)
             .into_iter()
@@ -293,13 +298,13 @@ impl Gateway {
                 rings.push(ring.clone());
                 let mut ports = Allocator::new(WorkerId(id), setup.workers, setup.range, key).unwrap();
                 let sessions = match &setup.state {
-                    None => Sessions::new(setup.capacity, setup.timeouts, key).unwrap(),
+                    None => Sessions::new(setup.capacity, setup.timeouts, key).unwrap().with_reserve(reserve),
                     Some(path) => {
                         let mut region = Region::open(&path.with_extension(id.to_string())).unwrap();
                         let (worker, workers, capacity) = (id.into(), setup.workers.into(), setup.capacity);
                         let identity = Identity { worker, workers, capacity, boot: [1; 16] };
-                        let (mut sessions, _) =
-                            Sessions::in_region(&mut region, identity, setup.timeouts, key).unwrap();
+                        let (sessions, _) = Sessions::in_region(&mut region, identity, setup.timeouts, key).unwrap();
+                        let mut sessions = sessions.with_reserve(reserve);
                         let directory = (setup.workers > 1).then_some(&*directory);
                         let (policy, worker) = (&snapshot.policy, WorkerId(id));
                         sessions.take_up(now, &mut Adoption { policy, ports: &mut ports, directory, worker });
@@ -317,6 +322,7 @@ impl Gateway {
                     tables: Tables {
                         sessions,
                         embryonic: Embryonic::new(setup.capacity, setup.embryonic),
+                        eviction: Eviction::default(),
                         ports,
                         fragments: Fragments::new(64, 32, 2_000, key).unwrap(),
                         ids: Ids::new(id, setup.workers, key),

@@ -368,7 +368,7 @@ fn outcomes_are_counted() {
     }
     let counted = steering.outcomes().expect("counters");
     // `verdict` has the program run twice: as packets do, and as whoever asks what they get.
-    assert_eq!(counted, Outcomes { passed: 2 * 5, captured: 0, no_socket: 2 * 3 });
+    assert_eq!(counted, Outcomes { passed: 2 * 5, captured: 0, no_socket: 2 * 3, guarded: 0 });
 }
 
 #[test]

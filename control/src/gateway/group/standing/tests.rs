@@ -29,7 +29,8 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let mut standing = Standing::new("a".into(), Some("10.2.0.1:4790".parse().unwrap()), Source::Server);
+        let mut standing =
+            Standing::new("a".into(), Some("10.2.0.1:4790".parse().unwrap()), Source::Server, Tunnels::default());
         standing.set_policy(&[named("a"), named("b"), named("c")]);
         Self { standing, begun: Instant::now(), is_granted: true }
     }
@@ -67,7 +68,7 @@ fn linked(in_sync_from: bool, in_sync_to: bool) -> PeerStatus {
 
 #[test]
 fn without_anybody_who_decides_all_serve_and_alone_all_is_ours() {
-    let mut standing = Standing::new("a".into(), None, Source::Static);
+    let mut standing = Standing::new("a".into(), None, Source::Static, Tunnels::default());
     assert_eq!(standing.spec(Instant::now(), Tick(0)), MembersSpec::default(), "no gateway is named");
     standing.set_policy(&[named("a"), named("b")]);
     let spec = standing.spec(Instant::now(), Tick(0));
@@ -166,6 +167,18 @@ fn it_asks_to_serve_when_it_has_all_and_to_stop_when_others_have() {
     scene.view(7, 2, vec![member("a", false), member("b", true), member("c", false)]);
     scene.links(&[("b", linked(true, false))]);
     assert_eq!(scene.standing.wish(), Wish::Draining, "it has stopped");
+}
+
+#[test]
+fn who_is_unable_asks_to_stop_at_once_and_says_why() {
+    let mut scene = Scene::new();
+    scene.view(6, 1, vec![member("a", true), member("b", true), member("c", false)]);
+    scene.links(&[("b", linked(true, false))]);
+    scene.standing.set_unable(Some("a link is down".into()));
+    assert_eq!(scene.standing.wish(), Wish::Draining, "what b hasn't got yet is lost in any case");
+    assert_eq!(scene.standing.unable().map(|it| &**it), Some("a link is down"));
+    scene.standing.set_unable(None);
+    assert_eq!((scene.standing.wish(), scene.standing.unable()), (Wish::Ready, None));
 }
 
 #[test]

@@ -34,26 +34,32 @@ async fn a_turn_with_nothing_to_write_is_no_sign_that_the_store_works() {
         view: watch::channel(Arc::default()).0,
         figures: Arc::default(),
         strangers: BTreeSet::new(),
+        origins: BTreeMap::new(),
+        rivals: BTreeMap::new(),
         outage: Outage::default(),
     };
     registrar.see_policy();
     let beat = Beat {
         gateway: "a".into(),
         incarnation: 1,
+        commitment: None,
+        predecessor: None,
         wish: Wish::Ready,
         seen_view: 0,
         fingerprint: None,
         peer: None,
+        tunnel_key: None,
+        unable: None,
         view: None,
     };
     for _ in 0..3 {
         let (sender, answer) = oneshot::channel();
-        registrar.turn([Event::Beat(beat.clone(), sender)].into_iter()).await;
+        registrar.turn([Event::Beat(beat.clone(), Origin::default(), sender)].into_iter()).await;
         assert!(matches!(answer.await.unwrap(), Err(Unanswered::Store(_))));
         assert!(registrar.outage.is_on());
         registrar.turn(std::iter::empty()).await;
         assert!(registrar.outage.is_on(), "it was not asked");
     }
-    registrar.turn([Event::Left("a".into(), 1)].into_iter()).await;
+    registrar.turn([Event::Left("a".into(), 1, Origin::default())].into_iter()).await;
     assert!(registrar.outage.is_on());
 }

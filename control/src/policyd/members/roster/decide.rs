@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Roster;
+use super::{Roster, Seat};
 use crate::members::{Member, View, Wish};
 
 /// The smallest step of time that counts.
@@ -52,7 +52,12 @@ impl Roster {
     fn settle(&mut self, now: Instant) -> bool {
         let Some(begun) = self.begun else { return false };
         let known = |name: &Arc<str>| self.seats.contains_key(name);
-        let all_have_spoken = self.view.members.iter().all(|member| known(&member.name))
+        // Who serves may have a lease until it has spoken itself: another process of its name can't say so.
+        let has_spoken = |member: &Member| {
+            let seat = self.seats.get(&member.name);
+            seat.is_some_and(|seat| !member.serving || seat.incarnation == member.incarnation)
+        };
+        let all_have_spoken = self.view.members.iter().all(has_spoken)
             && self.policy.as_ref().is_some_and(|names| names.iter().all(known));
         self.settled = self.settled || all_have_spoken || now >= begun + self.ttl * 2;
         self.settled
@@ -71,7 +76,7 @@ impl Roster {
         self.seats.get(name).map(|seat| seat.last).or(self.taken_over).or(self.begun)
     }
 
-    fn is_silent(&self, name: &str, now: Instant) -> bool {
+    pub(super) fn is_silent(&self, name: &str, now: Instant) -> bool {
         let heard = self.heard(name).max(self.deaf_until);
         heard.is_none_or(|last| now.saturating_duration_since(last) > self.ttl)
     }
@@ -103,26 +108,40 @@ impl Roster {
         }
     }
 
-    /// Who is ready serves. What is new with this view, it can't have seen.
+    /// Who is ready serves; and where nobody would serve, whoever lives, even if it has said that it can't do so well.
     fn promote(&self, members: &mut [Member], now: Instant) {
+        let (number, ttl) = (self.view.number, self.ttl);
+        self.promote_if(members, |seat, member| seat.is_ready(member, number, now, ttl));
+        if !members.iter().any(|member| member.serving && self.is_in_policy(&member.name)) {
+            self.promote_if(members, |seat, member| seat.is_makeshift(member, number, now, ttl));
+        }
+    }
+
+    /// What is new with this view, nobody can have seen.
+    fn promote_if(&self, members: &mut [Member], is_fit: impl Fn(&Seat, &Member) -> bool) {
         for member in members.iter_mut().filter(|member| !member.serving && self.is_in_policy(&member.name)) {
             let is_known = self.view.member(&member.name).is_some_and(|old| old.incarnation == member.incarnation);
             let seat = self.seats.get(&member.name);
-            let is_ready = seat.is_some_and(|seat| seat.is_ready(member, self.view.number, now, self.ttl));
-            member.serving = is_known && is_ready;
+            member.serving = is_known && seat.is_some_and(|seat| is_fit(seat, member));
             member.lapsed &= !member.serving;
         }
     }
 
-    /// Who wants to stop does, as long as one is left.
+    /// Who wants to stop does, as long as an able one is left; while none is, those go on who can't do so well.
     fn relieve(&self, members: &mut [Member], number: u64, now: Instant) {
-        let mut serving = members.iter().filter(|it| it.serving && self.is_in_policy(&it.name)).count();
+        let seat = |name: &str| self.seats.get(name);
+        let is_unable = |member: &Member| seat(&member.name).is_some_and(Seat::is_unable);
+        let counts = |member: &&Member| member.serving && self.is_in_policy(&member.name) && !is_unable(member);
+        let mut able = members.iter().filter(counts).count();
         for member in members.iter_mut().filter(|member| member.serving) {
-            let seat = self.seats.get(&member.name);
-            let is_draining = seat.is_some_and(|seat| seat.wish == Wish::Draining && seat.is_fresh(now, self.ttl));
-            if is_draining && serving > 1 {
+            let wants_to_stop = |seat: &Seat| seat.wish == Wish::Draining && seat.is_fresh(now, self.ttl);
+            if !seat(&member.name).is_some_and(wants_to_stop) {
+                continue;
+            }
+            let is_able = usize::from(counts(&&*member));
+            if able > is_able {
                 stop(member, number);
-                serving -= 1;
+                able -= is_able;
             }
         }
     }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::*;
-use crate::members::Wish;
+use crate::members::{Commitment, Member, Wish};
 use crate::tally::{Tally, property};
 
 const TTL: u64 = 600;
@@ -20,8 +20,12 @@ enum Step {
     Beat(usize, Option<u16>, Option<u16>),
     /// It wants something else.
     Want(usize, Wish),
-    /// It dies, and another process takes its place; whether its end is seen.
-    Reborn(usize, bool),
+    /// It can't do what it serves for.
+    Fail(usize),
+    /// It dies, and another process takes its place; whether its end is seen, and whether that one knows its secret.
+    Reborn(usize, bool, bool),
+    /// Somebody else beats with a gateway's name: with the incarnation that views show, or one of its own.
+    Impostor(usize, bool),
     /// The server's gateways: a bit each.
     Policy(u8),
     /// The server dies, and another one takes its place.
@@ -36,7 +40,9 @@ fn step() -> impl Strategy<Value = Step> {
         20 => (1_u16..200).prop_map(Step::Pass),
         2 => (300_u16..1500).prop_map(Step::Pass),
         4 => (0..NAMES.len(), wish).prop_map(|(at, wish)| Step::Want(at, wish)),
-        1 => (0..NAMES.len(), any::<bool>()).prop_map(|(at, is_seen)| Step::Reborn(at, is_seen)),
+        2 => (0..NAMES.len()).prop_map(Step::Fail),
+        1 => (0..NAMES.len(), any::<bool>(), any::<bool>()).prop_map(|(at, is_seen, knows)| Step::Reborn(at, is_seen, knows)),
+        3 => (0..NAMES.len(), any::<bool>()).prop_map(|(at, repeats)| Step::Impostor(at, repeats)),
         1 => (1_u8..8).prop_map(Step::Policy),
         1 => Just(Step::NextServer),
     ]
@@ -45,7 +51,10 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Default)]
 struct Gateway {
     incarnation: u64,
+    /// The process whose secret it knows.
+    before: Option<u64>,
     wish: Wish,
+    is_unable: bool,
     view: Arc<View>,
     /// Whether the server that lives has been told its view.
     reported: bool,
@@ -75,6 +84,14 @@ struct World<'a> {
     leases: BTreeMap<(usize, u64), u64>,
     /// Processes that were stopped because they or people wanted that.
     excused: BTreeSet<(usize, u64)>,
+    impostors: u64,
+}
+
+/// A process's: what a secret is for, another number is enough for.
+fn commitment(at: usize, incarnation: u64) -> Commitment {
+    let mut commitment = [at as u8; 32];
+    commitment[..8].copy_from_slice(&incarnation.to_be_bytes());
+    commitment
 }
 
 impl<'a> World<'a> {
@@ -92,6 +109,7 @@ impl<'a> World<'a> {
             count: 0,
             leases: BTreeMap::new(),
             excused: BTreeSet::new(),
+            impostors: 1000,
         };
         world.set_policy(7);
         world
@@ -116,8 +134,10 @@ impl<'a> World<'a> {
         match step {
             Step::Pass(ms) => self.pass(self.now + u64::from(ms)),
             Step::Beat(at, there, back) => self.send(at, there, back),
-            Step::Want(at, wish) => self.gateways[at].wish = wish,
-            Step::Reborn(at, is_seen) => {
+            Step::Want(at, wish) => (self.gateways[at].wish, self.gateways[at].is_unable) = (wish, false),
+            Step::Fail(at) => (self.gateways[at].wish, self.gateways[at].is_unable) = (Wish::Draining, true),
+            Step::Impostor(at, repeats) => self.impostor(at, repeats),
+            Step::Reborn(at, is_seen, knows) => {
                 let incarnation = self.gateways[at].incarnation;
                 self.leases.remove(&(at, incarnation));
                 // What it has sent arrives before its end is seen; or neither does.
@@ -125,7 +145,9 @@ impl<'a> World<'a> {
                 if is_seen {
                     self.roster.left(NAMES[at], incarnation);
                 }
-                self.gateways[at] = Gateway { incarnation: incarnation + 1, wish: Wish::Joining, ..Gateway::default() };
+                let before = knows.then_some(incarnation);
+                let (incarnation, wish) = (incarnation + 1, Wish::Joining);
+                self.gateways[at] = Gateway { incarnation, before, wish, ..Gateway::default() };
             }
             Step::Policy(policy) => {
                 self.set_policy(policy);
@@ -165,10 +187,14 @@ impl<'a> World<'a> {
         let beat = Beat {
             gateway: NAMES[at].into(),
             incarnation: gateway.incarnation,
+            commitment: Some(commitment(at, gateway.incarnation)),
+            predecessor: gateway.before.map(|before| Box::new(commitment(at, before))),
             wish: gateway.wish,
             seen_view: gateway.view.number,
             fingerprint: None,
             peer: None,
+            tunnel_key: None,
+            unable: gateway.is_unable.then(|| "a link is down".into()),
             view,
         };
         let Some(there) = there else { return self.tally.count("beat lost") };
@@ -176,6 +202,48 @@ impl<'a> World<'a> {
         gateway.arrives = gateway.arrives.max(now + u64::from(there));
         let arrives = gateway.arrives;
         self.post(arrives, Message::Beat { beat, sent: now, back });
+    }
+
+    /// Somebody wants to be a gateway. While that one's process may have a lease, or was heard within a TTL and its end not seen, it
+    /// gets nothing.
+    fn impostor(&mut self, at: usize, repeats: bool) {
+        self.impostors += 1;
+        let incarnation = if repeats { self.gateways[at].incarnation } else { self.impostors };
+        let beat = Beat {
+            gateway: NAMES[at].into(),
+            incarnation,
+            commitment: Some(commitment(9, self.impostors)),
+            predecessor: None,
+            wish: Wish::Ready,
+            seen_view: self.roster.view().number,
+            fingerprint: Some([9; 32]),
+            peer: None,
+            tunnel_key: None,
+            unable: None,
+            view: None,
+        };
+        let (now, process) = (self.instant(), (at, self.gateways[at].incarnation));
+        let known = self.roster.seat(NAMES[at]).filter(|seat| seat.incarnation == process.1);
+        // A server without a memory that has heard nobody takes whoever comes first: only certificates help there.
+        let Some(seat) = known else { return };
+        let is_silent = now.saturating_duration_since(seat.last) > Duration::from_millis(TTL);
+        let is_alive = !seat.left && !is_silent;
+        let has_lease =
+            self.leases.get(&process).is_some_and(|until| *until > self.now) && !self.excused.contains(&process);
+        let tally = self.tally;
+        let mut outcome = None;
+        self.decide(|roster, now| outcome = Some(roster.beat(now, &beat)));
+        let counts = match outcome {
+            Some(Ok(Heard::Counts)) => true,
+            Some(Ok(Heard::Waits | Heard::Stranger) | Err(_)) | None => false,
+        };
+        assert!(!(counts && (repeats || is_alive || has_lease)), "{process:?} is replaced: {is_alive} {has_lease}");
+        assert!(!repeats || matches!(outcome, Some(Err(Refusal::Forged { .. }))), "{outcome:?}");
+        tally.count(match (repeats, counts) {
+            (true, _) => "impostor repeats an incarnation",
+            (false, true) => "impostor gets a free name",
+            (false, false) => "impostor gets nothing",
+        });
     }
 
     /// Lets time pass, with all that happens meanwhile.
@@ -282,13 +350,39 @@ impl<'a> World<'a> {
         }
         for new in after.serving().filter(|new| before.member(&new.name).is_some_and(|old| !old.serving)) {
             let seat = self.roster.seat(&new.name).unwrap();
-            assert_eq!((seat.wish, seat.seen_view), (Wish::Ready, before.number));
+            assert_eq!(seat.seen_view, before.number);
+            assert!(seat.wish == Wish::Ready || seat.is_unable());
             self.tally.count("came to serve");
+            if seat.is_unable() {
+                // Only where nobody else does; and it doesn't go and come back.
+                let is_in_policy = |name: &str| {
+                    NAMES.iter().position(|known| *known == name).is_some_and(|at| self.policy & (1 << at) != 0)
+                };
+                let mut others = after.serving().filter(|it| is_in_policy(&it.name));
+                assert!(others.all(|it| self.roster.seat(&it.name).is_some_and(Seat::is_unable)));
+                self.tally.count("came to serve though unable");
+            }
+        }
+        self.check_able(&before, &after);
+    }
+
+    /// Nobody stops because it is unable, unless an able one serves.
+    fn check_able(&self, before: &View, after: &View) {
+        let is_unable = |name: &str| self.roster.seat(name).is_some_and(Seat::is_unable);
+        let goes_on = |name: &str| after.member(name).is_some_and(|it| it.serving);
+        let same = |old: &Member| after.member(&old.name).is_some_and(|it| it.incarnation == old.incarnation);
+        for old in before.serving().filter(|old| is_unable(&old.name) && !goes_on(&old.name) && same(old)) {
+            if after.member(&old.name).is_some_and(|it| it.lapsed) {
+                continue;
+            }
+            let able = after.serving().any(|it| !is_unable(&it.name));
+            assert!(able, "{} stopped, and nobody serves who is able", old.name);
+            self.tally.count("stopped: unable");
         }
     }
 
     /// Nobody stops to serve while it may hold a lease, unless it wants to, or people want it.
-    fn check_stop(&mut self, old: &crate::members::Member) {
+    fn check_stop(&mut self, old: &Member) {
         let at = NAMES.iter().position(|name| *name == &*old.name).unwrap();
         let process = (at, old.incarnation);
         let seat = self.roster.seat(&old.name).filter(|seat| seat.incarnation == old.incarnation);
@@ -324,6 +418,11 @@ fn a_lease_ends_before_serving_does_and_numbers_only_grow() {
         "stopped: silent",
         "stopped: draining",
         "stopped: another process",
+        "stopped: unable",
+        "came to serve though unable",
+        "impostor repeats an incarnation",
+        "impostor gets a free name",
+        "impostor gets nothing",
         "next server without a memory",
         "next server with a store",
     ];

@@ -1,12 +1,16 @@
 //! What is promised of views and leases: by example here, against whole worlds in `model`.
 
 use super::*;
-use crate::members::{Member, Wish};
+use crate::members::{Secret, Wish};
 
 const TTL: Duration = Duration::from_millis(600);
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
+}
+
+fn secret(process: u8) -> Secret {
+    Secret::from_slice(&[process; 32]).unwrap()
 }
 
 /// A roster and the time.
@@ -43,11 +47,80 @@ impl Office {
         seen_view: u64,
         view: Option<&Arc<View>>,
     ) -> Result<Heard, Refusal> {
-        let (fingerprint, peer, view) = (None, None, view.cloned());
-        let beat = Beat { gateway: name.into(), incarnation, wish, seen_view, fingerprint, peer, view };
-        let heard = self.roster.beat(self.now, &beat);
+        self.take(&Beat {
+            gateway: name.into(),
+            incarnation,
+            commitment: None,
+            predecessor: None,
+            wish,
+            seen_view,
+            fingerprint: None,
+            peer: None,
+            tunnel_key: None,
+            unable: None,
+            view: view.cloned(),
+        })
+    }
+
+    /// One in which all of these serve, each by its own secret.
+    fn serving_with_secrets(names: &[&str]) -> Self {
+        let mut office = Self::new(names);
+        for wish in [Wish::Joining, Wish::Ready] {
+            for name in names {
+                office.shows(name, 1, None, wish).unwrap();
+            }
+        }
+        assert_eq!(office.serving_now(), names);
+        office
+    }
+
+    /// A beat of the process with this secret, which has seen the current view.
+    fn beat_of(&self, name: &str, process: u8, before: Option<u8>, wish: Wish) -> Beat {
+        Beat {
+            gateway: name.into(),
+            incarnation: secret(process).incarnation(),
+            commitment: Some(secret(process).commitment()),
+            predecessor: before.map(|before| Box::new(secret(before).commitment())),
+            wish,
+            seen_view: self.roster.view().number,
+            fingerprint: None,
+            peer: None,
+            tunnel_key: None,
+            unable: None,
+            view: None,
+        }
+    }
+
+    fn shows(&mut self, name: &str, process: u8, before: Option<u8>, wish: Wish) -> Result<Heard, Refusal> {
+        self.take(&self.beat_of(name, process, before, wish))
+    }
+
+    fn shows_view(&mut self, name: &str, process: u8, view: &Arc<View>) -> Result<Heard, Refusal> {
+        self.take(&Beat { view: Some(view.clone()), ..self.beat_of(name, process, None, Wish::Ready) })
+    }
+
+    fn take(&mut self, beat: &Beat) -> Result<Heard, Refusal> {
+        let heard = self.roster.beat(self.now, beat);
         self.roster.decide(self.now);
         heard
+    }
+
+    /// A beat of one that has seen the current view, and can't do what it serves for.
+    fn hears_unable(&mut self, name: &str) {
+        let heard = self.take(&Beat {
+            gateway: name.into(),
+            incarnation: 1,
+            commitment: None,
+            predecessor: None,
+            wish: Wish::Draining,
+            seen_view: self.roster.view().number,
+            fingerprint: None,
+            peer: None,
+            tunnel_key: None,
+            unable: Some("interface gw-out has no carrier".into()),
+            view: None,
+        });
+        assert_eq!(heard, Ok(Heard::Counts));
     }
 
     /// A beat of one that has seen the current view.
@@ -108,24 +181,24 @@ fn silence_ends_serving_after_a_ttl_and_not_before() {
 
 #[test]
 fn of_all_changes_of_a_view_those_of_who_serves_are_counted() {
-    let mut office = Office::serving(&["a", "b"]);
+    let mut office = Office::serving_with_secrets(&["a", "b"]);
     let counted = |office: &Office| (office.roster.view().number, office.roster.view().serving_changes);
     let (mut number, mut changes) = counted(&office);
     assert!(0 < changes && changes <= number);
     for process in 2..5 {
         // Stopped as another process, described, and ready again.
-        office.roster.left("b", process - 1);
-        office.hears("b", process, Wish::Joining).unwrap();
+        office.roster.left("b", secret(process - 1).incarnation());
+        office.shows("b", process, Some(process - 1), Wish::Joining).unwrap();
         (number, changes) = (number + 1, changes + 1);
         assert_eq!((counted(&office), office.serving_now()), ((number, changes), vec!["a"]));
         office.roster.set_policy(["a", "b", "c"].map(Arc::from));
         office.roster.decide(office.now);
         number += u64::from(process == 2);
         assert_eq!(counted(&office), (number, changes), "c is new, and serves nobody");
-        office.hears("b", process, Wish::Ready).unwrap();
+        office.shows("b", process, None, Wish::Ready).unwrap();
         (number, changes) = (number + 1, changes + 1);
         assert_eq!((counted(&office), office.serving_now()), ((number, changes), vec!["a", "b"]));
-        office.hears("a", 1, Wish::Ready).unwrap();
+        office.shows("a", 1, None, Wish::Ready).unwrap();
     }
 }
 
@@ -168,27 +241,118 @@ fn the_last_one_that_drains_stays() {
 }
 
 #[test]
-fn a_new_process_takes_the_name_at_once_when_the_stream_of_the_old_one_has_ended() {
+fn a_new_process_has_the_name_when_the_stream_of_the_old_one_has_ended_and_its_lease_is_over() {
     let mut office = Office::serving(&["a", "b"]);
     let before = office.member("a");
     office.roster.left("a", 1);
     office.wait(ms(1));
     assert_eq!(office.serving_now(), ["a", "b"], "a stream may end and begin again");
+    assert_eq!(office.hears("a", 2, Wish::Ready), Ok(Heard::Waits), "the old one may have a lease");
+    office.wait(ms(538));
+    office.hears("b", 1, Wish::Ready).unwrap();
+    assert_eq!(office.hears("a", 2, Wish::Ready), Ok(Heard::Waits));
+    office.wait(ms(1));
     assert_eq!(office.hears("a", 2, Wish::Ready), Ok(Heard::Counts));
     assert_eq!(office.serving_now(), ["b"]);
     let after = office.member("a");
     assert_eq!((after.incarnation, after.epoch > before.epoch), (2, true));
+    // One that doesn't serve has no lease.
+    office.roster.left("a", 2);
+    assert_eq!(office.hears("a", 3, Wish::Joining), Ok(Heard::Counts));
 }
 
 #[test]
-fn a_new_process_waits_a_moment_when_nobody_saw_the_old_one_end() {
+fn a_new_process_waits_for_a_ttl_when_nobody_saw_the_old_one_end() {
     let mut office = Office::serving(&["a", "b"]);
-    assert_eq!(office.hears("a", 2, Wish::Joining), Ok(Heard::Waits));
-    office.wait(ms(150));
-    assert_eq!(office.hears("a", 2, Wish::Joining), Ok(Heard::Waits));
-    office.wait(ms(150));
+    for _ in 0..5 {
+        assert_eq!(office.hears("a", 2, Wish::Joining), Ok(Heard::Waits));
+        office.hears("b", 1, Wish::Ready).unwrap();
+        office.wait(TTL / 5);
+    }
+    office.wait(ms(1));
     assert_eq!(office.hears("a", 2, Wish::Joining), Ok(Heard::Counts));
     assert_eq!(office.serving_now(), ["b"]);
+}
+
+#[test]
+fn a_process_that_knows_the_secret_of_the_one_before_waits_for_no_lease() {
+    for (is_seen, wait) in [(true, ms(0)), (false, TTL / 2)] {
+        let mut office = Office::serving_with_secrets(&["a", "b"]);
+        if is_seen {
+            office.roster.left("a", secret(1).incarnation());
+        } else {
+            assert_eq!(office.shows("a", 2, Some(1), Wish::Joining), Ok(Heard::Waits));
+        }
+        assert_eq!(office.shows("a", 3, None, Wish::Joining), Ok(Heard::Waits));
+        assert_eq!(office.shows("a", 3, Some(9), Wish::Joining), Ok(Heard::Waits), "that isn't a's secret");
+        assert!(office.shows("a", 2, Some(1), Wish::Joining).is_ok());
+        office.wait(wait);
+        assert_eq!(office.shows("a", 2, Some(1), Wish::Joining), Ok(Heard::Counts), "{is_seen}");
+        assert_eq!(office.serving_now(), ["b"]);
+    }
+    // While the one before lives, that helps nobody.
+    let mut office = Office::serving_with_secrets(&["a", "b"]);
+    office.shows("a", 2, Some(1), Wish::Joining).unwrap();
+    office.wait(ms(150));
+    office.shows("a", 1, None, Wish::Ready).unwrap();
+    assert!(office.shows("a", 2, Some(1), Wish::Joining).is_err());
+}
+
+#[test]
+fn who_repeats_an_incarnation_without_its_secret_is_refused() {
+    let mut office = Office::serving_with_secrets(&["a", "b"]);
+    let before = office.roster.view().clone();
+    let incarnation = secret(1).incarnation();
+    let forged = Err(Refusal::Forged { gateway: "a".into(), incarnation });
+    for gone in [false, true] {
+        assert_eq!(office.hears("a", incarnation, Wish::Ready), forged);
+        let beat = Beat { incarnation, ..office.beat_of("a", 2, None, Wish::Ready) };
+        assert_eq!(office.roster.beat(office.now, &beat), forged, "another secret's commitment");
+        assert_eq!(*office.roster.view(), before);
+        if !gone {
+            office.roster.left("a", incarnation);
+        }
+    }
+    // A server that has only heard the view of others knows it as well.
+    let mut next = Office::new(&["a", "b"]);
+    next.shows_view("b", 1, &before).unwrap();
+    assert_eq!(next.hears("a", incarnation, Wish::Ready), forged);
+    assert_eq!(next.shows("a", 1, None, Wish::Ready), Ok(Heard::Counts));
+    assert_eq!(next.member("a"), *before.member("a").unwrap());
+}
+
+#[test]
+fn who_is_faster_to_reach_a_server_without_a_memory_takes_no_name_from_those_that_serve() {
+    let before = Office::serving_with_secrets(&["a", "b"]).roster.view().clone();
+    let mut next = Office::new(&["a", "b"]);
+    next.shows("a", 9, None, Wish::Ready).unwrap();
+    next.shows_view("b", 1, &before).unwrap();
+    assert_eq!(*next.roster.view(), before, "a has not spoken itself");
+    next.wait(ms(100));
+    assert_eq!(next.shows_view("a", 1, &before), Ok(Heard::Counts));
+    assert!(next.has_lease("a", secret(1).incarnation()) && !next.has_lease("a", secret(9).incarnation()));
+    assert_eq!(next.shows("a", 9, None, Wish::Ready), Ok(Heard::Waits));
+    next.wait(ms(100));
+    next.shows("a", 1, None, Wish::Ready).unwrap();
+    assert!(next.shows("a", 9, None, Wish::Ready).is_err());
+    assert_eq!(*next.roster.view(), before);
+}
+
+#[test]
+fn a_server_of_before_there_were_secrets_makes_nobody_forget_them() {
+    let mut office = Office::serving_with_secrets(&["a", "b"]);
+    let (incarnation, number) = (secret(1).incarnation(), office.roster.view().number);
+    // What it writes down of a's process has no commitment.
+    let kept = Beat { commitment: None, ..office.beat_of("a", 1, None, Wish::Ready) };
+    office.roster.observe(office.now, &kept);
+    office.wait(ms(1));
+    assert_eq!(office.roster.view().number, number);
+    assert!(office.hears("a", incarnation, Wish::Ready).is_err());
+    // A gateway that was heard without one by such a server shows it to this one.
+    let mut office = Office::new(&["a"]);
+    office.roster.observe(office.now, &Beat { commitment: None, ..office.beat_of("a", 1, None, Wish::Joining) });
+    assert_eq!(office.shows("a", 1, None, Wish::Joining), Ok(Heard::Counts));
+    assert!(office.hears("a", incarnation, Wish::Joining).is_err());
 }
 
 #[test]
@@ -204,6 +368,17 @@ fn of_two_living_processes_with_one_name_the_newer_is_refused() {
     }
     office.wait(TTL + ms(1));
     assert_eq!(office.hears("a", 2, Wish::Joining), Ok(Heard::Counts), "the older one is gone");
+}
+
+#[test]
+fn nobody_takes_a_name_since_the_server_did_not_listen() {
+    let mut office = Office::serving_with_secrets(&["a"]);
+    office.now += TTL * 5;
+    office.roster.was_deaf(office.now);
+    assert_eq!(office.shows("a", 9, None, Wish::Ready), Ok(Heard::Waits));
+    office.now += ms(1);
+    assert_eq!(office.shows("a", 1, None, Wish::Ready), Ok(Heard::Counts));
+    assert!(office.shows("a", 9, None, Wish::Ready).is_err());
 }
 
 #[test]
@@ -324,4 +499,71 @@ fn without_a_policy_those_that_are_known_go_on() {
     assert_eq!(office.hears("a", 1, Wish::Ready), Ok(Heard::Counts));
     assert!(office.has_lease("a", 1));
     assert_eq!(office.hears("x", 1, Wish::Ready), Ok(Heard::Stranger));
+}
+
+#[test]
+fn a_gateway_that_claims_the_last_number_does_not_use_numbers_up() {
+    for settled in [false, true] {
+        let mut office = if settled { Office::serving(&["a", "b"]) } else { Office::new(&["a", "b"]) };
+        let last = Arc::new(View { number: (1 << 62) - 1, ..View::default() });
+        office.tell("a", 1, Wish::Ready, 0, Some(&last)).unwrap();
+        office.wait(TTL * 3);
+        office.hears("b", 1, Wish::Joining).unwrap();
+        let view = office.roster.view();
+        let message = crate::xds::proto::View::from(&**view);
+        assert_eq!(View::try_from(message).as_ref(), Ok(&**view), "gateways understand what comes after it");
+    }
+}
+
+#[test]
+fn who_is_unable_stops_while_an_able_one_serves_and_says_why() {
+    let mut office = Office::serving(&["a", "b", "c"]);
+    office.hears_unable("a");
+    assert_eq!(office.serving_now(), ["b", "c"]);
+    assert_eq!(office.member("a").unable.as_deref(), Some("interface gw-out has no carrier"));
+    assert!(!office.member("a").lapsed && office.member("a").epoch == office.roster.view().number);
+    office.hears_unable("b");
+    assert_eq!(office.serving_now(), ["c"]);
+    office.hears_unable("c");
+    assert_eq!(office.serving_now(), ["c"], "the last one goes on");
+    office.hears_unable("a");
+    assert_eq!(office.serving_now(), ["c"], "nobody comes in its place who can't do better");
+    // One of them is well again, and stands in for the last one.
+    office.hears("b", 1, Wish::Ready).unwrap();
+    assert_eq!(office.serving_now(), ["b"]);
+    assert_eq!(office.member("b").unable, None);
+    office.hears("a", 1, Wish::Ready).unwrap();
+    assert_eq!(office.serving_now(), ["a", "b"]);
+}
+
+#[test]
+fn where_nobody_would_serve_whoever_lives_does() {
+    let mut office = Office::serving(&["a", "b"]);
+    office.hears_unable("a");
+    assert_eq!(office.serving_now(), ["b"]);
+    office.wait(TTL / 2);
+    office.hears_unable("a");
+    office.wait(TTL / 2 + ms(1));
+    assert_eq!(office.serving_now(), ["a"], "b is dead");
+    office.hears_unable("a");
+    assert_eq!(office.serving_now(), ["a"]);
+    // An able one that people drain stays drained.
+    let mut office = Office::serving(&["a", "b"]);
+    office.hears("a", 1, Wish::Draining).unwrap();
+    office.wait(TTL);
+    office.hears("a", 1, Wish::Draining).unwrap();
+    office.wait(ms(1));
+    office.hears("a", 1, Wish::Draining).unwrap();
+    assert!(office.serving_now().is_empty());
+}
+
+#[test]
+fn people_drain_nobody_as_long_as_the_others_are_unable() {
+    let mut office = Office::serving(&["a", "b"]);
+    office.hears_unable("b");
+    assert_eq!(office.serving_now(), ["a"]);
+    office.hears("a", 1, Wish::Draining).unwrap();
+    assert_eq!(office.serving_now(), ["a"]);
+    office.hears("b", 1, Wish::Ready).unwrap();
+    assert_eq!(office.serving_now(), ["b"]);
 }

@@ -249,7 +249,7 @@ fn read_view(value: &[u8]) -> Result<View, String> {
 /// A beat; one that may be of long ago says that its gateway was there, not what it wants now.
 fn read_beat(value: &[u8], is_old: bool) -> Result<Beat, String> {
     let message = proto::Beat::decode(value).map_err(|error| error.to_string())?;
-    let mut beat = Beat::try_from(message).map_err(|error| error.to_string())?;
+    let mut beat = Beat::kept(message).map_err(|error| error.to_string())?;
     if is_old && beat.wish == Wish::Ready {
         beat.wish = Wish::Joining;
     }

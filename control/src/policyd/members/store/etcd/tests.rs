@@ -5,10 +5,11 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::*;
-use crate::members::Member;
+use crate::members::{Member, Secret};
 use crate::policy::{Deal, Peer};
 use crate::policyd::figures::Figures;
-use crate::policyd::members::registrar::{Answer, Event, Unanswered};
+use crate::policyd::members::registrar::{Answer, Event, Origin, Unanswered};
+use crate::policyd::members::roster::Refusal;
 use crate::policyd::members::{Members, start};
 use crate::policyd::publication::Publication;
 use crate::source::etcd::tests::server::{LONG, Server};
@@ -21,7 +22,19 @@ fn config(server: &Server) -> config::Etcd {
 }
 
 fn beat(name: &str, incarnation: u64, wish: Wish, seen_view: u64) -> Beat {
-    Beat { gateway: name.into(), incarnation, wish, seen_view, fingerprint: None, peer: None, view: None }
+    Beat {
+        gateway: name.into(),
+        incarnation,
+        commitment: None,
+        predecessor: None,
+        wish,
+        seen_view,
+        fingerprint: None,
+        peer: None,
+        tunnel_key: None,
+        unable: None,
+        view: None,
+    }
 }
 
 fn view(number: u64) -> View {
@@ -104,7 +117,7 @@ impl Authority {
 
     async fn hears(&self, beat: Beat) -> Result<Answer, Unanswered> {
         let (sender, answer) = oneshot::channel();
-        self.members.events.send(Event::Beat(beat, sender)).await.unwrap();
+        self.members.events.send(Event::Beat(beat, Origin::default(), sender)).await.unwrap();
         timeout(LONG, answer).await.expect("an answer in time").expect("the authority lives")
     }
 
@@ -122,12 +135,21 @@ struct Gateway {
 
 impl Gateway {
     fn start(name: &'static str, at: &Authority) -> Self {
+        Self::beating(at, move |seen| beat(name, 1, Wish::Ready, seen))
+    }
+
+    /// One that shows a secret.
+    fn showing(name: &'static str, process: u8, at: &Authority) -> Self {
+        Self::beating(at, move |seen| shows(name, process, seen))
+    }
+
+    fn beating(at: &Authority, beat: impl Fn(u64) -> Beat + Send + 'static) -> Self {
         let (sender, leases) = watch::channel(None);
         let at = Authority { members: at.members.clone(), _publish: watch::channel(None).0 };
         let task = tokio::spawn(async move {
             let mut seen = 0;
             loop {
-                if let Ok(answer) = at.hears(beat(name, 1, Wish::Ready, seen)).await {
+                if let Ok(answer) = at.hears(beat(seen)).await {
                     seen = answer.view.number;
                     if answer.lease.is_some() {
                         sender.send_replace(Some(Instant::now()));
@@ -179,6 +201,50 @@ async fn any_of_several_servers_may_be_asked() {
     assert!(after.number > view.number && after.member("a").unwrap().serving);
     assert_eq!(other.is(|view| *view == *after).await, after);
     a.holds().await;
+}
+
+/// The process with this secret, as it beats.
+fn shows(name: &str, process: u8, seen_view: u64) -> Beat {
+    let secret = Secret::from_slice(&[process; 32]).unwrap();
+    let commitment = Some(secret.commitment());
+    Beat { commitment, ..beat(name, secret.incarnation(), Wish::Ready, seen_view) }
+}
+
+#[tokio::test]
+async fn an_impostor_is_refused_at_whichever_server_it_tries() {
+    let server = Server::running().await;
+    let (one, other) = (Authority::start(&server), Authority::start(&server));
+    let (mut a, _b) = (Gateway::showing("a", 1, &one), Gateway::showing("b", 2, &other));
+    let view = one.is(serve_both).await;
+    assert_eq!(other.is(serve_both).await, view);
+    let begun = Instant::now();
+    let mut refused = [0, 0];
+    while begun.elapsed() < 3 * TTL {
+        for at in [&one, &other] {
+            let fresh = at.hears(shows("a", 9, view.number)).await;
+            match fresh {
+                Ok(answer) => assert_eq!(answer.lease, None, "it waits"),
+                Err(Unanswered::Refused { refusal: Refusal::UsedTwice { .. }, .. }) => refused[0] += 1,
+                Err(why) => panic!("{why}"),
+            }
+            let incarnation = shows("a", 1, 0).incarnation;
+            for commitment in [None, shows("a", 9, 0).commitment] {
+                let repeated = Beat { commitment, ..beat("a", incarnation, Wish::Ready, view.number) };
+                let why = at.hears(repeated).await.unwrap_err();
+                assert!(matches!(why, Unanswered::Refused { refusal: Refusal::Forged { .. }, .. }), "{why}");
+                refused[1] += 1;
+            }
+        }
+        sleep(PACE).await;
+    }
+    assert!(refused.iter().all(|count| *count > 4), "{refused:?}");
+    a.holds().await;
+    assert_eq!((one.is(serve_both).await, other.is(serve_both).await), (view.clone(), view.clone()));
+    // A server that starts now knows from etcd whose secret is which.
+    let third = Authority::start(&server);
+    third.is(|now| *now == *view).await;
+    let repeated = beat("a", shows("a", 1, 0).incarnation, Wish::Ready, view.number);
+    assert!(third.hears(repeated).await.is_err());
 }
 
 #[tokio::test]

@@ -1,0 +1,191 @@
+//! Restarts with other numbers of workers and of sessions: every session goes on, at whichever queue its packets come in.
+
+use std::collections::HashSet;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use crate::support::services::*;
+use crate::support::*;
+use vipgate_dataplane::counters::DropReason;
+use vipgate_dataplane::ports::PortRange;
+use vipgate_dataplane::session::Sessions;
+use vipgate_dataplane::session::migrate::{Migrated, migrate, open_former};
+use vipgate_dataplane::session::region::Identity;
+use vipgate_dataplane::session::tuple::HashKey;
+use vipgate_dataplane::time::Tick;
+use vipgate_mem::Region;
+
+const NOW: Tick = Tick(100_000);
+
+/// A folder of a test's own, for as long as it runs.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("vipgate-restarts-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn of_run(&self, run: u8) -> PathBuf {
+        self.0.join(format!("run{run}"))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Brings the files of one process into those of the next, which are made anew.
+fn migrate_files(from: &Path, to: &Path, setup: &Setup) -> Migrated {
+    let regions: Vec<_> =
+        (0..8).map(|id: u8| from.with_extension(id.to_string())).filter(|path| path.exists()).collect();
+    let former: Vec<Sessions> =
+        regions.iter().map(|path| open_former(&mut Region::open(path).unwrap(), [1; 16]).unwrap().0).collect();
+    let (workers, capacity) = (u32::from(setup.workers), setup.capacity);
+    let open = |worker: u32| {
+        let identity = Identity { worker, workers, capacity, boot: [1; 16] };
+        let mut region = Region::open(&to.with_extension(worker.to_string())).unwrap();
+        Sessions::in_region(&mut region, identity, setup.timeouts, HashKey::new([5, 6, 7, worker.into()])).unwrap().0
+    };
+    let mut into: Vec<Sessions> = (0..workers).map(open).collect();
+    migrate(&former, &mut into, NOW)
+}
+
+fn start(setup: &Setup) -> Gateway {
+    let policy = with_services(&[service(&both_pods())]);
+    let mut gateway = Gateway::starting_at(setup, network(), &policy, NOW);
+    // How many packets are handed over follows from which worker a block is dealt to.
+    gateway.counts_vary();
+    gateway
+}
+
+/// A pod's flow: where it begins, where it goes, and how it is seen there.
+#[derive(Clone, Copy, Debug)]
+struct Flow {
+    protocol: Protocol,
+    pod: SocketAddr,
+    far: SocketAddr,
+    seen: SocketAddr,
+}
+
+impl Flow {
+    fn open(gateway: &mut Gateway, n: u16, worker: usize) -> Self {
+        let (pod, far) = match n % 3 {
+            0 => (ip("fd00:244:1::5"), "[2001:db8:51::10]:443"),
+            _ => (ip("10.244.1.5"), "198.51.100.10:443"),
+        };
+        let (pod, far) = ((pod, 4000 + n).into(), at(far));
+        let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Echo][usize::from(n / 3 % 3)];
+        let sent = gateway.arrives(worker, INSIDE, &packet(protocol, pod, far));
+        assert_eq!(sent.len(), 1, "{protocol:?} from {pod}: {:?}", gateway.drops());
+        let flow = Self { protocol, pod, far, seen: ends(&sent[0].1).0 };
+        assert_eq!(gateway.arrives(worker, OUTSIDE, &answer_to(&sent[0].1, protocol)).len(), 1);
+        flow
+    }
+
+    /// A packet each way, both of which come in on this queue.
+    fn goes_on(&self, gateway: &mut Gateway, worker: usize) {
+        let Self { protocol, pod, far, seen } = *self;
+        let out = match protocol {
+            Protocol::Tcp => tcp(pod, far, "A", 1001, 5001),
+            _ => packet(protocol, pod, far),
+        };
+        let sent = gateway.arrives(worker, INSIDE, &out);
+        assert_eq!(sent.len(), 1, "{self:?}: {:?}", gateway.drops());
+        assert_eq!(ends(&sent[0].1).0, seen, "the same port: {self:?}");
+        let back = match protocol {
+            Protocol::Tcp => tcp(far, seen, "A", 5001, 1001),
+            _ => answer_to(&sent[0].1, protocol),
+        };
+        let home = gateway.arrives(worker, OUTSIDE, &back);
+        assert_eq!(home.len(), 1, "the answer to {self:?}: {:?}", gateway.drops());
+        assert_eq!(ends(&home[0].1).1, pod);
+    }
+}
+
+/// A client's connection: which backend it has.
+fn client_goes_on(gateway: &mut Gateway, worker: usize, n: u16, backend: Option<SocketAddr>) -> SocketAddr {
+    let n = 1000 + n;
+    let more = if backend.is_none() {
+        packet(Protocol::Tcp, client(n), vip(80))
+    } else {
+        tcp(client(n), vip(80), "A", 1001, 5001)
+    };
+    let sent = gateway.arrives(worker, OUTSIDE, &more);
+    assert_eq!(sent.len(), 1, "client {n}: {:?}", gateway.drops());
+    let chosen = ends(&sent[0].1).1;
+    assert_eq!(backend.unwrap_or(chosen), chosen);
+    let flags = if backend.is_none() { ("SA", 5000) } else { ("A", 5001) };
+    let answer = tcp(chosen, client(n), flags.0, flags.1, 1001);
+    assert_eq!(gateway.backend_sends(worker, &answer), (vip(80), client(n)));
+    chosen
+}
+
+#[test]
+fn sessions_go_on_at_whichever_queue_with_other_workers_and_capacities() {
+    let folder = Folder::new("numbers");
+    let setup =
+        |run, workers, capacity| Setup { workers, capacity, state: Some(folder.of_run(run)), ..Setup::default() };
+    let mut last = setup(0, 2, 4096);
+    let mut gateway = start(&last);
+    let flows: Vec<Flow> = (0..36).map(|n| Flow::open(&mut gateway, n, usize::from(n % 2))).collect();
+    let clients: Vec<SocketAddr> = (0..10).map(|n| client_goes_on(&mut gateway, usize::from(n % 2), n, None)).collect();
+    assert_eq!(gateway.sessions(), 46);
+    drop(gateway);
+    for (run, workers, capacity) in [(1, 1, 4096), (2, 2, 60), (3, 3, 4096), (4, 2, 4096), (5, 1, 50)] {
+        let next = setup(run, workers, capacity);
+        let migrated = migrate_files(last.state.as_ref().unwrap(), next.state.as_ref().unwrap(), &next);
+        assert_eq!(migrated, Migrated { active: 46, ..Migrated::default() }, "{workers} workers");
+        let mut gateway = start(&next);
+        for worker in 0..usize::from(workers) {
+            for flow in &flows {
+                flow.goes_on(&mut gateway, worker);
+            }
+            for (n, backend) in (0..).zip(&clients) {
+                client_goes_on(&mut gateway, worker, n, Some(*backend));
+            }
+        }
+        assert_eq!(gateway.sessions(), 46, "none was opened anew");
+        assert!(gateway.drops().is_empty(), "{:?}", gateway.drops());
+        last = next;
+    }
+}
+
+#[test]
+fn no_port_is_given_out_twice_after_a_migration() {
+    let folder = Folder::new("ports");
+    let range = PortRange::new(20_000, 20_000 + 4 * 64 - 1).unwrap();
+    let setup = |run, workers| Setup { workers, range, state: Some(folder.of_run(run)), ..Setup::default() };
+    let far = at("198.51.100.10:53");
+    let ask = |gateway: &mut Gateway, worker: u16, n: u16| {
+        gateway.arrives(worker.into(), INSIDE, &packet(Protocol::Udp, (ip("10.244.1.5"), 1000 + n).into(), far))
+    };
+    let mut last = setup(0, 2);
+    let mut gateway = start(&last);
+    let mut ports = HashSet::new();
+    for n in 0..150 {
+        let sent = ask(&mut gateway, n % 2, n);
+        assert!(ports.insert(ends(&sent[0].1).0.port()));
+    }
+    drop(gateway);
+    for (run, workers, from, to) in [(1, 1, 150, 180), (2, 3, 180, 220), (3, 2, 220, 256)] {
+        let next = setup(run, workers);
+        let migrated = migrate_files(last.state.as_ref().unwrap(), next.state.as_ref().unwrap(), &next);
+        assert_eq!((migrated.active, migrated.dropped), (u32::from(from), 0));
+        let mut gateway = start(&next);
+        for n in from..to {
+            let sent = ask(&mut gateway, n % u16::from(workers), n);
+            assert_eq!(sent.len(), 1, "session {n}: {:?}", gateway.drops());
+            assert!(ports.insert(ends(&sent[0].1).0.port()), "a port twice");
+        }
+        if to == 256 {
+            assert!(ask(&mut gateway, 0, 300).is_empty());
+            assert_eq!(gateway.drops(), [(DropReason::PortsExhausted, 1)].into(), "all ports are in use");
+        }
+        last = next;
+    }
+}
