@@ -17,7 +17,7 @@ pub(super) fn xdp(tracking: &TrackingStatus, interface: &str) -> String {
     capture(tracking, interface).map_or_else(String::new, |it| match &it.state {
         Capture::Attached => "attached".to_owned(),
         Capture::Missing => "missing".to_owned(),
-        Capture::Replaced { name, id } => format!("{name} ({id})"),
+        Capture::Replaced { id } => format!("another program, id {id}"),
     })
 }
 

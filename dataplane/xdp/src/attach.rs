@@ -163,9 +163,7 @@ pub enum Presence {
     Missing,
     /// Another program.
     Replaced {
-        /// What it is called; empty when this process may not ask.
-        name: String,
-        /// The kernel's number of it.
+        /// The kernel's number of it; its name takes a capability that a gateway gives up after its start.
         id: u32,
     },
 }
@@ -178,7 +176,7 @@ pub fn presence(steering: &Steering, ifindex: u32) -> io::Result<Presence> {
     Ok(match program::query(ifindex)? {
         None => Presence::Missing,
         Some((id, _)) if id == steering.program_id() => Presence::Attached,
-        Some((id, _)) => Presence::Replaced { name: program::name_of(id), id },
+        Some((id, _)) => Presence::Replaced { id },
     })
 }
 

@@ -28,8 +28,8 @@ pub enum Fault {
     Replaced {
         /// Its name.
         interface: String,
-        /// What that program is called, and the kernel's number of it.
-        program: (String, u32),
+        /// The kernel's number of that program.
+        id: u32,
     },
     /// Of one side's next hops of one family, none answers.
     NextHops {
@@ -45,9 +45,7 @@ impl fmt::Display for Fault {
         match self {
             Self::Link { interface, state } => write!(f, "interface {interface} {}", state.phrase()),
             Self::NotCaptured { interface } => write!(f, "interface {interface} has lost its XDP program"),
-            Self::Replaced { interface, program: (name, id) } => {
-                write!(f, "interface {interface} has another XDP program ({name}, id {id})")
-            }
+            Self::Replaced { interface, id } => write!(f, "interface {interface} has another XDP program, id {id}"),
             Self::NextHops { side, hops } => {
                 write!(f, "no next hop answers {side}:")?;
                 for (at, (address, interface)) in hops.iter().take(MOST_NAMED).enumerate() {
@@ -80,7 +78,7 @@ pub(super) fn all(
         match &capture.state {
             Capture::Attached => None,
             Capture::Missing => Some(Fault::NotCaptured { interface }),
-            Capture::Replaced { name, id } => Some(Fault::Replaced { interface, program: (name.clone(), *id) }),
+            Capture::Replaced { id } => Some(Fault::Replaced { interface, id: *id }),
         }
     }));
     for side in SIDES {
@@ -187,10 +185,7 @@ mod tests {
         };
         assert_eq!(said(Capture::Attached), Vec::<String>::new());
         assert_eq!(said(Capture::Missing), ["interface if0 has lost its XDP program"]);
-        assert_eq!(
-            said(Capture::Replaced { name: "other".to_owned(), id: 7 }),
-            ["interface if0 has another XDP program (other, id 7)"]
-        );
+        assert_eq!(said(Capture::Replaced { id: 7 }), ["interface if0 has another XDP program, id 7"]);
     }
 
     #[test]

@@ -30,8 +30,6 @@ pub enum Capture {
     Missing,
     /// What another program says.
     Replaced {
-        /// What it is called.
-        name: String,
         /// The kernel's number of it.
         id: u32,
     },
@@ -236,7 +234,7 @@ fn capture(found: Presence) -> Capture {
     match found {
         Presence::Attached => Capture::Attached,
         Presence::Missing => Capture::Missing,
-        Presence::Replaced { name, id } => Capture::Replaced { name, id },
+        Presence::Replaced { id } => Capture::Replaced { id },
     }
 }
 
@@ -244,7 +242,7 @@ fn word(found: &Capture) -> String {
     match found {
         Capture::Attached => "attached".to_owned(),
         Capture::Missing => "nothing was there".to_owned(),
-        Capture::Replaced { name, id } => format!("another program: {name}, id {id}"),
+        Capture::Replaced { id } => format!("another program was there, id {id}"),
     }
 }
 
