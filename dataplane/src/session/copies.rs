@@ -3,7 +3,7 @@
 //! live. So neither a takeover nor its end looks at more sessions than packets come for.
 //!
 //! A copy holds its port here, too, so nobody gets it when the share changes hands. It ends when its gateway says so, or says no more of
-//! it while it tells all; never by itself, for nobody tells of packets.
+//! it while it tells all; never by itself, for nobody tells of packets, unless a full table needs its place (eviction.rs).
 
 use super::entry::{Entry, Flags, Slot};
 use super::image::{Fate, Half, ImageOf};

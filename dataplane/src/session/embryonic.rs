@@ -115,8 +115,23 @@ impl Embryonic {
     }
 
     /// Ends the oldest sessions of VIPs that have too many, and, when the table has hardly room for another batch, the oldest
-    /// of VIPs that don't have less than others.
+    /// of VIPs that don't have less than others. Where that isn't enough, since a flood comes to many VIPs, the oldest of all go, up to as
+    /// many as the reserve holds: before anybody's established session ends for them.
     pub fn make_room(&mut self, sessions: &mut Sessions, settle: &mut Settle<'_>) {
+        self.end_large(sessions, settle);
+        let spared = batch::MOST.max(sessions.reserve() as usize);
+        for _ in 0..AT_ONCE {
+            if self.queue.len() <= spared || !self.is_pressed(sessions) {
+                return;
+            }
+            let Some((candidate, _)) = self.dequeue() else { return };
+            if look_at(sessions, candidate, false).is_some() {
+                end(sessions, candidate, settle);
+            }
+        }
+    }
+
+    fn end_large(&mut self, sessions: &mut Sessions, settle: &mut Settle<'_>) {
         let soon = if self.is_pressed(sessions) { batch::MOST } else { (self.over as usize).min(batch::MOST) };
         self.fetch(sessions, soon);
         for _ in 0..AT_ONCE {
@@ -126,16 +141,26 @@ impl Embryonic {
             }
             let Some((candidate, too_many)) = self.dequeue() else { return };
             let asks = is_pressed && !too_many && !self.is_full();
-            let look = if candidate.v6 { look::<V6> } else { look::<u32> };
-            let Some(is_large) = look(sessions, candidate, asks) else { continue };
-            if !(too_many || is_pressed && is_large) {
-                self.enqueue(candidate);
-            } else if candidate.v6 {
-                evict::<V6>(sessions, candidate.slot, settle);
+            let Some(is_large) = look_at(sessions, candidate, asks) else { continue };
+            if too_many || is_pressed && is_large {
+                end(sessions, candidate, settle);
             } else {
-                evict::<u32>(sessions, candidate.slot, settle);
+                self.enqueue(candidate);
             }
         }
+    }
+}
+
+/// See [`look`].
+fn look_at(sessions: &Sessions, candidate: Candidate, asks: bool) -> Option<bool> {
+    if candidate.v6 { look::<V6>(sessions, candidate, asks) } else { look::<u32>(sessions, candidate, asks) }
+}
+
+fn end(sessions: &mut Sessions, candidate: Candidate, settle: &mut Settle<'_>) {
+    if candidate.v6 {
+        evict::<V6>(sessions, candidate.slot, settle);
+    } else {
+        evict::<u32>(sessions, candidate.slot, settle);
     }
 }
 

@@ -11,7 +11,7 @@ use crate::address::V6;
 use crate::batch;
 use crate::command::SessionState;
 use crate::counters::{DropReason, EndReason};
-use crate::settle::{self, Settle};
+use crate::settle::Settle;
 use crate::time::Tick;
 
 /// Sessions that one turn ends at most: more than a batch can open.
@@ -223,9 +223,12 @@ fn end<A: SessionFamily>(
     now: Tick,
 ) {
     if rank == Rank::Standby {
-        let ended = sessions.remove::<A>(slot);
-        settle::release(settle.policy, settle.ports, &ended);
+        // Its gateway still has its port, so that stays in quarantine as if that had ended it.
+        sessions.end_copy::<A>(slot, now);
         settle.counters.copies_refused.add(1);
+        if A::table(sessions).entry(slot).is_of_service() {
+            sessions.remove::<A>(slot);
+        }
         return;
     }
     let reason = if rank == Rank::Established { EndReason::OverShare } else { EndReason::Evicted };

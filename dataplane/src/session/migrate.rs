@@ -107,6 +107,8 @@ struct Candidate {
     is_v6: bool,
     /// The block that its port is in, as a place in the list of their sizes.
     block: Option<u32>,
+    /// The port of its first packet's sender.
+    port: u16,
 }
 
 /// The blocks in which sessions hold ports, by VIP.
@@ -143,6 +145,8 @@ pub fn migrate(former: &[Sessions], into: &mut [Sessions], now: Tick) -> Migrate
     for session in &found {
         let worker = match session.block {
             Some(block) => workers[block as usize],
+            // Where its gateway's updates look for it (`copies::worker_of`).
+            None if session.role == Role::Standby => load.add_to(u32::from(session.port) % into.len().max(1) as u32, 1),
             None => load.add_to_least(1),
         };
         let from = &former[session.from as usize];
@@ -182,6 +186,7 @@ fn collect<A: SessionFamily>(
             twin,
             is_v6: A::BITS == V6::BITS,
             block: blocks.number(table.entry(origin)),
+            port: table.entry(origin).key().source_port,
         });
     }
     occupied - in_sessions
@@ -193,6 +198,14 @@ struct Load(Vec<u32>);
 impl Load {
     fn new(workers: usize) -> Self {
         Self(vec![0; workers])
+    }
+
+    /// Gives so many to a worker, and says which.
+    fn add_to(&mut self, worker: u32, sessions: u32) -> u32 {
+        if let Some(load) = self.0.get_mut(worker as usize) {
+            *load += sessions;
+        }
+        worker
     }
 
     /// Gives so many to whoever has least, and says who that is.

@@ -50,6 +50,9 @@ pub fn run<A: OnWire>(
         if noted.place == Place::OutOfWindow {
             context.counters.out_of_window.add(1);
             seen = entry.last_seen();
+        } else if head.kind == Kind::Piece {
+            // Its first fragment has kept the session alive, if it may.
+            seen = entry.last_seen();
         }
         entry.count(head.length + LINK_HEADER, seen, view.generation);
         let frame = batch.frames[i].frame.bytes_mut();
@@ -80,6 +83,8 @@ fn note<A: OnWire>(batch: &Batch, i: usize, sessions: &mut Sessions, now: Tick) 
     match batch.heads[i].kind {
         Kind::Tcp => sessions.note_segment::<A>(slot, &batch.segments[i], now),
         Kind::Sctp => sessions.note_association::<A>(slot, &batch.associations[i], now),
+        // It says nothing of its transport: whatever its datagram proves, the first fragment has.
+        Kind::Piece => Noted::NOTHING,
         _ => {
             let table = A::table_mut(sessions);
             if !table.entry(slot).flags().has(entry::Flags::SEEN) {

@@ -12,7 +12,7 @@ use vipgate_dataplane::session::entry::Slot;
 use vipgate_dataplane::session::image::Image;
 use vipgate_dataplane::session::{SessionFamily, Sessions};
 use vipgate_dataplane::snapshot::members::GatewayId;
-use vipgate_dataplane::snapshot::spec::ServiceSpec;
+use vipgate_dataplane::snapshot::spec::{ServiceSpec, VipSpec};
 
 use crate::support::services::*;
 use crate::support::*;
@@ -178,6 +178,40 @@ fn clients_of_one_vip_take_nothing_from_another_one() {
             assert!(serves(&mut gateway, 0, client(n as u16), own, backend));
         }
         assert_eq!((refused(&gateway), ended(&gateway, EndReason::OverShare)), (350, 100));
+        check_counts(&gateway);
+    }
+}
+
+/// Blind packets at many VIPs: each of them has little, so nobody is above its share but who has connections that stand.
+#[test]
+fn blind_packets_at_many_vips_end_nobodys_established_sessions() {
+    for own in [false, true] {
+        let mut gateway = Gateway::new(&setup(1));
+        gateway.counts_vary();
+        let flooded: Vec<String> = (12..20).map(|n| format!("192.0.2.{n}")).collect();
+        let of = |vip: &str| ServiceSpec {
+            name: format!("Service other/{vip}").into(),
+            vips: vec![ip(vip)],
+            ..service(&[backend(OTHER_POD)])
+        };
+        let mut policy =
+            with_services(&flooded.iter().map(|vip| of(vip)).chain([service(&both_pods())]).collect::<Vec<_>>());
+        let vip = policy.vips[0].clone();
+        policy.vips.extend(flooded.iter().map(|address| VipSpec { address: ip(address), ..vip.clone() }));
+        gateway.set_policy(&policy);
+        let established = answered(&mut gateway, "10.244.1.5", 600);
+        for n in 0..4000 {
+            // Or at its own: clients are a member of their VIP, as each pod is.
+            let target = if own { VIPS[0] } else { &flooded[usize::from(n % 8)] };
+            gateway.arrives(0, OUTSIDE, &tcp(stranger(n, false), (ip(target), 80).into(), "S", 1000, 0));
+            if n % 100 == 0 {
+                assert!(open(&mut gateway, 0, "10.244.1.6", 7000 + n / 100).is_some(), "{n}: {:?}", gateway.drops());
+                let client = at(&format!("198.51.100.10:{}", 1000 + n));
+                assert!(connect(&mut gateway, 0, client, (ip(VIPS[0]), 80).into()).is_some(), "{:?}", gateway.drops());
+            }
+        }
+        assert_eq!((alive(&mut gateway, &established), ended(&gateway, EndReason::OverShare)), (600, 0));
+        assert!(ended(&gateway, EndReason::Evicted) > 3600);
         check_counts(&gateway);
     }
 }

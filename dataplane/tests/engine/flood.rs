@@ -146,24 +146,25 @@ fn two_blind_packets_confirm_nothing_and_take_no_place_from_others() {
     }
 }
 
+/// Whether a client has shown that it receives what it is answered.
+fn is_confirmed(gateway: &Gateway, source: SocketAddr, port: u16) -> bool {
+    let tables = gateway.workers[0].tables();
+    let (SocketAddr::V4(source), SocketAddr::V4(vip)) = (source, vip(port)) else { panic!("IPv4") };
+    let tuple = Tuple {
+        source: source.ip().to_bits(),
+        destination: vip.ip().to_bits(),
+        source_port: source.port(),
+        destination_port: port,
+        protocol: if port == 53 { 17 } else { 6 },
+    };
+    let slot = tables.sessions.find(tables.sessions.hash(&tuple), &tuple).unwrap();
+    u32::table(&tables.sessions).entry(slot).is_confirmed()
+}
+
 #[test]
 fn what_a_backend_answers_to_is_confirmed_by_who_receives_it() {
     let mut gateway = Gateway::with_service(&Setup::default(), &service(&both_pods()));
     // Two datagrams before the answer, then one behind it; a connection, and a blind acknowledgement of its answer.
-    let is_confirmed = |gateway: &Gateway, source: SocketAddr, port| {
-        let worker = &gateway.workers[0];
-        let tables = worker.tables();
-        let (SocketAddr::V4(source), SocketAddr::V4(vip)) = (source, vip(port)) else { panic!("IPv4") };
-        let tuple = Tuple {
-            source: source.ip().to_bits(),
-            destination: vip.ip().to_bits(),
-            source_port: source.port(),
-            destination_port: port,
-            protocol: if port == 53 { 17 } else { 6 },
-        };
-        let slot = tables.sessions.find(tables.sessions.hash(&tuple), &tuple).unwrap();
-        u32::table(&tables.sessions).entry(slot).is_confirmed()
-    };
     let ask = packet(Protocol::Udp, stranger(1), vip(53));
     let backend = gateway.client_sends(&ask);
     gateway.client_sends(&ask);
@@ -184,4 +185,49 @@ fn what_a_backend_answers_to_is_confirmed_by_who_receives_it() {
     assert_eq!(gateway.sessions(), 1, "four seconds, five for datagrams, and one for the sweep");
     speak(&mut gateway, 1000, known);
     gateway.assert_delta("inbound 12, service_reply 4, ended idle 2, created 3");
+}
+
+/// A segment with data in two fragments.
+fn in_pieces(source: SocketAddr, destination: SocketAddr, sequence: u32, ack: u32) -> [Vec<u8>; 2] {
+    const HEADERS: usize = 14 + 20;
+    // A TCP header, and the first bytes of the data.
+    const FIRST: usize = 24;
+    let mut whole = Vec::new();
+    let builder = on_ip(source, destination).tcp(source.port(), destination.port(), sequence, 64_000).ack(ack);
+    builder.write(&mut whole, &[7; 40]).unwrap();
+    [0..FIRST, FIRST..whole.len() - HEADERS].map(|range| {
+        let place = (range.start / 8) as u16 | if range.start == 0 { 1 << 13 } else { 0 };
+        let mut piece = [&whole[..HEADERS], &whole[HEADERS..][range.clone()]].concat();
+        piece[16..18].copy_from_slice(&(20 + range.len() as u16).to_be_bytes());
+        piece[18..20].copy_from_slice(&4711_u16.to_be_bytes());
+        piece[20..22].copy_from_slice(&place.to_be_bytes());
+        seal_header(&mut piece);
+        piece
+    })
+}
+
+/// A later fragment has no numbers, so it proves nothing, and keeps nothing alive.
+#[test]
+fn fragments_of_blind_segments_confirm_nothing() {
+    let mut gateway = Gateway::with_service(&Setup::default(), &service(&both_pods()));
+    let backend = gateway.client_sends(&tcp(stranger(1), vip(80), "S", 1000, 0));
+    gateway.backend_sends(0, &tcp(backend, stranger(1), "SA", 5000, 1001));
+    for piece in in_pieces(stranger(1), vip(80), 70_000, 9_000_000) {
+        assert_eq!(gateway.arrives(0, OUTSIDE, &piece).len(), 1, "they are passed on, for the backend knows better");
+    }
+    assert!(!is_confirmed(&gateway, stranger(1), 80));
+    for _ in 0..3 {
+        gateway.pass(1_900);
+        let [_, piece] = in_pieces(stranger(1), vip(80), 70_000, 9_000_000);
+        gateway.arrives(0, OUTSIDE, &piece);
+    }
+    assert_eq!(gateway.sessions(), 0, "four seconds, and one for the sweep");
+    // What is right is believed in fragments, too.
+    let backend = gateway.client_sends(&tcp(stranger(2), vip(80), "S", 1000, 0));
+    gateway.backend_sends(0, &tcp(backend, stranger(2), "SA", 5000, 1001));
+    for piece in in_pieces(stranger(2), vip(80), 1001, 5001) {
+        gateway.arrives(0, OUTSIDE, &piece);
+    }
+    assert!(is_confirmed(&gateway, stranger(2), 80));
+    gateway.counts_vary();
 }

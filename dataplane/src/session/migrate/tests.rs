@@ -155,7 +155,12 @@ fn check(stories: &[Story], workers: usize, into: usize, capacity: u32, tally: &
     assert_eq!(new.iter().map(Sessions::copies).sum::<u32>(), migrated.standby);
     assert_eq!(migrated.torn, 0);
     let largest = size.values().max().copied().unwrap_or(1).max(1);
-    if stories.len().div_ceil(into) + largest <= capacity as usize {
+    let is_at_home = |story: &Story| story.is_inbound && role(story) == Role::Standby;
+    for (n, (story, owner)) in stories.iter().zip(&owners).enumerate().filter(|(_, (story, _))| is_at_home(story)) {
+        assert!(owner.is_none_or(|owner| owner == n % into), "updates of {story:?} look for it at {}", n % into);
+    }
+    let at_home = stories.iter().filter(|story| is_at_home(story)).count();
+    if stories.len().div_ceil(into) + largest + at_home <= capacity as usize {
         assert_eq!(migrated.dropped, 0, "everything has a place");
     }
     // Whoever went on while another one didn't was seen later, or fits into a worker that the other one doesn't belong to.
