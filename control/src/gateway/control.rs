@@ -265,6 +265,8 @@ impl Parts {
     /// The same, and what follows of it for the group; or why this process has to end.
     fn follow_tracking(&mut self, tracking: &mut Tracking, group: &mut Group) -> Option<Failure> {
         self.track(tracking, group);
+        // At once, also while a job is being done: others are to serve in its place.
+        group.wish();
         self.is_regroup_due = true;
         let status = self.state.tracking.load();
         let made_anew = |link: &LinkStatus| {

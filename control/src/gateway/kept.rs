@@ -75,6 +75,11 @@ impl Keeper {
         self.in_use = true;
     }
 
+    /// Whether another process has the sessions, and so lives.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.in_use
+    }
+
     /// The sessions of a worker: those of a former process, if there are any that fit.
     pub(super) fn sessions(
         &mut self,

@@ -144,7 +144,7 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, Failure> {
         device: Arc::new(XdpFigures::new(steering.clone(), losses, pool, counters)),
         ..state_without_workers(&config, status, origin, policy, &network)?
     });
-    let mut group = open_group(&config, &state, Arc::new(GroupLease::new(shared.lease)), shared.news)?;
+    let mut group = open_group(&config, &state, Arc::new(GroupLease::new(shared.lease)), shared.news, &keeper)?;
     group.set_policy(&state.policy.load().peers);
     privileges::settle_gateway();
     if let Some(answer) = answer {
@@ -337,13 +337,15 @@ fn open_group(
     state: &Arc<GatewayState>,
     lease: Arc<GroupLease>,
     news: Arc<Bell>,
+    keeper: &Keeper,
 ) -> Result<Group, Failure> {
     let PolicySource::Server(server) = &config.policy else { return Ok(Group::new(config, lease, None, None, None)) };
     let name: Arc<str> = config.name.as_str().into();
     let no_random = |error| Failure::runtime(format_args!("the kernel gives no random numbers: {error}"));
     let secret = Secret::generate().map_err(no_random)?;
     let incarnation = secret.incarnation();
-    let predecessor = identity::exchange(config, &secret);
+    // While the process before lives, its secret is its own.
+    let predecessor = if keeper.is_in_use() { None } else { identity::exchange(config, &secret) };
     let identity = Identity::generate().map_err(Failure::runtime)?;
     let tunnel_secret = TunnelSecret::generate().map_err(Failure::runtime)?;
     let plan = members::Plan {

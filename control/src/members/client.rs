@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use vipgate_dataplane::time::Tick;
 
 use super::secret::Secret;
@@ -127,6 +127,8 @@ pub struct MembersClient {
     pause: Duration,
     /// What was last logged of a server that can't be heard.
     complaint: Option<String>,
+    /// When somebody who wants the same name was last logged.
+    contested: Option<Instant>,
 }
 
 /// Why a stream has ended.
@@ -159,6 +161,7 @@ impl MembersClient {
             first_patience: stream::FIRST_PATIENCE,
             pause: PAUSE.0,
             complaint: None,
+            contested: None,
         };
         (client, handle)
     }

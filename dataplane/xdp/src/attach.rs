@@ -155,7 +155,7 @@ fn attach_for_process(
 }
 
 /// What is on an interface where the steering program should be.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     /// The steering program of this process.
     Attached,

@@ -21,7 +21,7 @@ const AT_ONCE: u32 = 3;
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
 /// What is captured on an interface.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Capture {
     /// What policy says.
     #[default]
@@ -202,16 +202,16 @@ impl Watched {
                     tracing::error!(
                         event = "xdp_detached",
                         interface,
-                        found = word(&found),
+                        found = word(found),
                         "the steering program was off {interface} ({}), and is there again: who took it away?",
-                        word(&found)
+                        word(found)
                     );
                     (self.status.state, self.complaint) = (Capture::Attached, None);
                     return;
                 }
                 Err(error) if self.complaint.as_ref() != Some(&error.to_string()) => {
-                    tracing::error!(event = "xdp_detached", interface, found = word(&found), %error,
-                        "the steering program is off {interface} ({}), and can't be put back: {error}", word(&found));
+                    tracing::error!(event = "xdp_detached", interface, found = word(found), %error,
+                        "the steering program is off {interface} ({}), and can't be put back: {error}", word(found));
                     self.complaint = Some(error.to_string());
                 }
                 Err(_) => {}
@@ -220,9 +220,9 @@ impl Watched {
             tracing::error!(
                 event = "xdp_detached",
                 interface,
-                found = word(&found),
+                found = word(found),
                 "the steering program is off {interface} again ({}): somebody insists; it is put back in {} s",
-                word(&found),
+                word(found),
                 self.restorer.pause().as_secs()
             );
         }
@@ -238,7 +238,7 @@ fn capture(found: Presence) -> Capture {
     }
 }
 
-fn word(found: &Capture) -> String {
+fn word(found: Capture) -> String {
     match found {
         Capture::Attached => "attached".to_owned(),
         Capture::Missing => "nothing was there".to_owned(),

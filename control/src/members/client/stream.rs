@@ -23,6 +23,8 @@ const BEATS: u32 = 4;
 const QUEUE: usize = 4;
 /// Beats whose answers are waited for.
 const MOST_UNANSWERED: usize = 64;
+/// The shortest time between two log lines about others who want this gateway's name.
+const CONTESTED_INTERVAL: Duration = Duration::from_secs(10);
 /// The longest notice, bytes.
 const LONGEST: usize = 1 << 20;
 /// The shortest time in which a server must answer, and the longest.
@@ -151,7 +153,9 @@ impl Stream<'_> {
     fn hear(&mut self, notice: proto::Notice) -> Result<(), String> {
         let proto::Notice { sequence, lease_ms, view, rival } = notice;
         let client = &mut *self.client;
-        if !rival.is_empty() {
+        let is_told = client.contested.is_some_and(|at| at.elapsed() < CONTESTED_INTERVAL);
+        if !rival.is_empty() && !is_told {
+            client.contested = Some(Instant::now());
             let gateway = &*client.plan.name;
             tracing::warn!(
                 event = "name_contested",

@@ -197,13 +197,18 @@ impl<S: Store> Registrar<S> {
 
     /// Takes in what has come, and decides.
     async fn turn(&mut self, batch: impl Iterator<Item = Event>) {
-        let mut waiting = Waiting::new();
+        let (mut waiting, mut ended) = (Waiting::new(), BTreeSet::new());
         for event in batch {
             match event {
                 Event::Beat(beat, origin, answer) => waiting.push((beat, origin, answer)),
-                Event::Left(name, incarnation, origin) => self.leave(&name, incarnation, origin),
+                Event::Left(name, incarnation, origin) => {
+                    ended.insert(origin.stream);
+                    self.leave(&name, incarnation, origin);
+                }
             }
         }
+        // Nobody waits for what a stream that has ended would get, and its process would look alive.
+        waiting.retain(|(_, origin, _)| !ended.contains(&origin.stream));
         let mut outcome = Err(Unanswered::Late);
         let mut was_asked = true;
         for _ in 0..TRIES {
@@ -351,7 +356,7 @@ impl<S: Store> Registrar<S> {
                 (false, true) => {
                     tracing::info!(event = "gateway_serves", gateway, epoch, view = view.number, "gateway serves");
                 }
-                (true, false) if member.unable.is_some() => {
+                (true, false) if member.unable.is_some() && !member.lapsed => {
                     let reason = member.unable.as_deref();
                     tracing::warn!(
                         event = "gateway_unable",

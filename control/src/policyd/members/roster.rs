@@ -162,6 +162,10 @@ impl Roster {
             return Err(Refusal::Forged { gateway: beat.gateway.clone(), incarnation: beat.incarnation });
         }
         self.begun.get_or_insert(now);
+        // What somebody says of views whom the policy doesn't know changes nothing.
+        if self.policy.is_some() && !self.is_in_policy(&beat.gateway) {
+            return Ok(Heard::Stranger);
+        }
         if let Some(known) = &beat.view {
             self.learn(now, known);
         }
@@ -182,12 +186,13 @@ impl Roster {
         Ok(Heard::Counts)
     }
 
-    /// Whether a beat claims to be a process that it isn't. Views say whose secret is which even to a server that has heard nobody yet.
+    /// Whether a beat claims to be a process that it isn't. Views say whose processes have secrets even to a server that has heard nobody
+    /// yet; but what another gateway says of them in its view locks nobody out who shows a secret of this incarnation.
     fn is_forged(&self, beat: &Beat) -> bool {
         let seat = self.seats.get(&beat.gateway).filter(|seat| seat.incarnation == beat.incarnation);
         let member = self.view.member(&beat.gateway).filter(|member| member.incarnation == beat.incarnation);
-        let known = member.and_then(|member| member.commitment);
-        seat.is_some_and(|seat| !seat.is_of(beat)) || known.is_some() && known != beat.commitment
+        let has_secret = member.is_some_and(|member| member.commitment.is_some());
+        seat.is_some_and(|seat| !seat.is_of(beat)) || has_secret && beat.commitment.is_none()
     }
 
     /// Whether a beat is of the process that serves by what the server before has said, and shows that.

@@ -108,13 +108,21 @@ impl Roster {
         }
     }
 
-    /// Who is ready serves; and where nobody would serve, whoever lives, even if it has said that it can't do so well.
+    /// Who is ready serves; and where nobody would serve, and no able one is about to, whoever lives, even if it has said that it can't do
+    /// so well.
     fn promote(&self, members: &mut [Member], now: Instant) {
         let (number, ttl) = (self.view.number, self.ttl);
         self.promote_if(members, |seat, member| seat.is_ready(member, number, now, ttl));
-        if !members.iter().any(|member| member.serving && self.is_in_policy(&member.name)) {
+        let is_coming = |member: &Member| self.seats.get(&member.name).is_some_and(|seat| seat.is_coming(now, ttl));
+        let serves = |member: &Member| self.is_in_policy(&member.name) && (member.serving || is_coming(member));
+        if !members.iter().any(serves) {
             self.promote_if(members, |seat, member| seat.is_makeshift(member, number, now, ttl));
         }
+    }
+
+    /// Whether it serves, and has not said that it can't do so well.
+    fn is_able(&self, member: &Member) -> bool {
+        member.serving && !self.seats.get(&member.name).is_some_and(Seat::is_unable)
     }
 
     /// What is new with this view, nobody can have seen.
@@ -127,22 +135,33 @@ impl Roster {
         }
     }
 
-    /// Who wants to stop does, as long as an able one is left; while none is, those go on who can't do so well.
+    /// Who wants to stop does, as long as an able one is left; while none is, those go on who can't do so well. What befalls all, such as
+    /// the death of the router that they share, shows at one after the other, and so does its end: who is unable stops only when it has
+    /// said so for a while, and for one that has been able for as long.
     fn relieve(&self, members: &mut [Member], number: u64, now: Instant) {
-        let seat = |name: &str| self.seats.get(name);
-        let is_unable = |member: &Member| seat(&member.name).is_some_and(Seat::is_unable);
-        let counts = |member: &&Member| member.serving && self.is_in_policy(&member.name) && !is_unable(member);
-        let mut able = members.iter().filter(counts).count();
-        for member in members.iter_mut().filter(|member| member.serving) {
+        let counts = |member: &Member| self.is_in_policy(&member.name) && self.is_able(member);
+        let is_steady = |member: &Member| self.seats.get(&member.name).is_none_or(|seat| seat.is_steady(now, self.ttl));
+        let mut able = members.iter().filter(|member| counts(member)).count();
+        for at in 0..members.len() {
+            let member = &members[at];
             let wants_to_stop = |seat: &Seat| seat.wish == Wish::Draining && seat.is_fresh(now, self.ttl);
-            if !seat(&member.name).is_some_and(wants_to_stop) {
+            if !member.serving || !self.seats.get(&member.name).is_some_and(wants_to_stop) {
                 continue;
             }
-            let is_able = usize::from(counts(&&*member));
-            if able > is_able {
-                stop(member, number);
-                able -= is_able;
+            if counts(member) {
+                if able == 1 {
+                    continue;
+                }
+                able -= 1;
+            } else {
+                let is_proven = |other: &Member| counts(other) && is_steady(other);
+                let is_unable = self.seats.get(&member.name).is_some_and(Seat::is_unable);
+                let may_stop = if is_unable { is_steady(member) && members.iter().any(is_proven) } else { able > 0 };
+                if !may_stop {
+                    continue;
+                }
             }
+            stop(&mut members[at], number);
         }
     }
 }

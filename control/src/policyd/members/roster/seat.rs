@@ -26,6 +26,8 @@ pub struct Seat {
     peer: Option<SocketAddr>,
     tunnel_key: Option<TunnelKey>,
     unable: Option<Arc<str>>,
+    /// Since when it says that it is able, or that it isn't.
+    since: Instant,
     contender: Option<Contender>,
 }
 
@@ -49,6 +51,7 @@ impl Seat {
             peer: beat.peer,
             tunnel_key: beat.tunnel_key,
             unable: beat.unable.clone(),
+            since: now,
             contender: None,
         }
     }
@@ -62,12 +65,14 @@ impl Seat {
     /// The same process again, as another server has taken it in; a server of before there were secrets keeps none.
     pub(super) fn observe(&mut self, beat: &Beat, now: Instant) {
         let commitment = beat.commitment.or(self.commitment);
-        *self = Self { commitment, contender: self.contender, ..Self::of(beat, now) };
+        self.renew(beat, now);
+        self.commitment = commitment;
     }
 
     /// The same process again.
     pub(super) fn renew(&mut self, beat: &Beat, now: Instant) {
-        *self = Self { contender: self.contender, ..Self::of(beat, now) };
+        let since = if self.is_unable() == beat.unable.is_some() { self.since } else { now };
+        *self = Self { since, contender: self.contender, ..Self::of(beat, now) };
     }
 
     pub(super) fn is_fresh(&self, now: Instant, ttl: Duration) -> bool {
@@ -112,6 +117,17 @@ impl Seat {
         self.unable.is_some()
     }
 
+    /// Whether it has been able, or unable, for so long that others whom the same befalls have said so, too.
+    pub(super) fn is_steady(&self, now: Instant, ttl: Duration) -> bool {
+        now.saturating_duration_since(self.since) >= steady(ttl)
+    }
+
+    /// Whether it is an able one that has come just now, and will serve.
+    pub(super) fn is_coming(&self, now: Instant, ttl: Duration) -> bool {
+        let is_new = now.saturating_duration_since(self.since) < 2 * ttl;
+        is_new && !self.left && self.is_fresh(now, ttl) && !self.is_unable() && self.wish != Wish::Draining
+    }
+
     /// Whether it lives, and has seen the current view.
     fn is_current(&self, member: &Member, number: u64, now: Instant, ttl: Duration) -> bool {
         let lives = !self.left && self.is_fresh(now, ttl);
@@ -127,4 +143,10 @@ impl Seat {
         member.tunnel_key = self.tunnel_key;
         member.unable.clone_from(&self.unable);
     }
+}
+
+/// How long a gateway must say the same of what it can do before another one stops, or goes on, because of that: gateways behind one
+/// router find it dead one after the other, within an interval of probes and a beat.
+pub(super) fn steady(ttl: Duration) -> Duration {
+    ttl / 2
 }

@@ -1,5 +1,7 @@
 //! What is promised of views and leases: by example here, against whole worlds in `model`.
 
+mod able;
+
 use super::*;
 use crate::members::{Secret, Wish};
 
@@ -121,6 +123,19 @@ impl Office {
             view: None,
         });
         assert_eq!(heard, Ok(Heard::Counts));
+    }
+
+    /// For as long as it takes for what gateways say to count, some can't do what they serve for, and others can.
+    fn stays(&mut self, unable: &[&str], able: &[&str]) {
+        for pause in [TTL / 4, TTL / 4, Duration::ZERO] {
+            for name in unable {
+                self.hears_unable(name);
+            }
+            for name in able {
+                self.hears(name, 1, Wish::Ready).unwrap();
+            }
+            self.wait(pause);
+        }
     }
 
     /// A beat of one that has seen the current view.
@@ -516,54 +531,33 @@ fn a_gateway_that_claims_the_last_number_does_not_use_numbers_up() {
 }
 
 #[test]
-fn who_is_unable_stops_while_an_able_one_serves_and_says_why() {
-    let mut office = Office::serving(&["a", "b", "c"]);
-    office.hears_unable("a");
-    assert_eq!(office.serving_now(), ["b", "c"]);
-    assert_eq!(office.member("a").unable.as_deref(), Some("interface gw-out has no carrier"));
-    assert!(!office.member("a").lapsed && office.member("a").epoch == office.roster.view().number);
-    office.hears_unable("b");
-    assert_eq!(office.serving_now(), ["c"]);
-    office.hears_unable("c");
-    assert_eq!(office.serving_now(), ["c"], "the last one goes on");
-    office.hears_unable("a");
-    assert_eq!(office.serving_now(), ["c"], "nobody comes in its place who can't do better");
-    // One of them is well again, and stands in for the last one.
-    office.hears("b", 1, Wish::Ready).unwrap();
-    assert_eq!(office.serving_now(), ["b"]);
-    assert_eq!(office.member("b").unable, None);
-    office.hears("a", 1, Wish::Ready).unwrap();
-    assert_eq!(office.serving_now(), ["a", "b"]);
+fn what_somebody_says_of_views_whom_the_policy_does_not_know_changes_nothing() {
+    let mut office = Office::serving(&["a", "b"]);
+    let before = office.roster.view().clone();
+    let claimed = Arc::new(View { number: before.number + 7, ..View::clone(&before) });
+    assert_eq!(office.tell("x", 5, Wish::Ready, 0, Some(&claimed)), Ok(Heard::Stranger));
+    assert_eq!(*office.roster.view(), before);
+    // Nor at a server without a memory.
+    let mut next = Office::new(&["a", "b"]);
+    next.tell("x", 5, Wish::Ready, 0, Some(&claimed)).unwrap();
+    assert_eq!(next.roster.view().number, 0);
+    next.tell("a", 1, Wish::Ready, before.number, Some(&before)).unwrap();
+    assert_eq!(*next.roster.view(), before);
 }
 
+/// A gateway of the policy lies to a server without a memory of another one's process.
 #[test]
-fn where_nobody_would_serve_whoever_lives_does() {
-    let mut office = Office::serving(&["a", "b"]);
-    office.hears_unable("a");
-    assert_eq!(office.serving_now(), ["b"]);
-    office.wait(TTL / 2);
-    office.hears_unable("a");
-    office.wait(TTL / 2 + ms(1));
-    assert_eq!(office.serving_now(), ["a"], "b is dead");
-    office.hears_unable("a");
-    assert_eq!(office.serving_now(), ["a"]);
-    // An able one that people drain stays drained.
-    let mut office = Office::serving(&["a", "b"]);
-    office.hears("a", 1, Wish::Draining).unwrap();
-    office.wait(TTL);
-    office.hears("a", 1, Wish::Draining).unwrap();
-    office.wait(ms(1));
-    office.hears("a", 1, Wish::Draining).unwrap();
-    assert!(office.serving_now().is_empty());
-}
-
-#[test]
-fn people_drain_nobody_as_long_as_the_others_are_unable() {
-    let mut office = Office::serving(&["a", "b"]);
-    office.hears_unable("b");
-    assert_eq!(office.serving_now(), ["a"]);
-    office.hears("a", 1, Wish::Draining).unwrap();
-    assert_eq!(office.serving_now(), ["a"]);
-    office.hears("b", 1, Wish::Ready).unwrap();
-    assert_eq!(office.serving_now(), ["b"]);
+fn a_view_that_lies_of_a_secret_locks_nobody_out() {
+    let before = Office::serving_with_secrets(&["a", "b"]).roster.view().clone();
+    let mut lies = View::clone(&before);
+    let commitment = lies.members[0].commitment.as_mut().unwrap();
+    commitment[31] ^= 1;
+    let mut next = Office::new(&["a", "b"]);
+    next.shows_view("b", 1, &Arc::new(lies)).unwrap();
+    assert_eq!(next.shows_view("a", 1, &before), Ok(Heard::Counts));
+    assert_eq!(next.member("a").commitment, before.member("a").unwrap().commitment);
+    assert!(
+        next.hears("a", secret(1).incarnation(), Wish::Ready).is_err(),
+        "without the secret it is forged all the same"
+    );
 }
