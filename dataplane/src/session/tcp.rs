@@ -3,7 +3,8 @@
 //!
 //! Only what stands in the window counts (window.rs): SYN, FIN, RST, numbers, and the right to keep the session alive. All else is passed
 //! on, for the receiver knows better, and challenges it. Where both directions have gone on unseen, neither is believed until one says
-//! what fits to the other. Who opens a connection is confirmed as soon as it acknowledges what it was answered.
+//! what fits to the other; what only one says is remembered, and keeps nothing alive. Who opens a connection is confirmed as soon as it
+//! acknowledges what it was answered.
 //!
 //! A handshake needs no more room than the numbers that it fills: a SYN writes the first acknowledgement that may answer it into the
 //! other direction, and whatever answers must lie between that and what was sent.
@@ -50,10 +51,13 @@ pub fn follow(own: &mut Track, twin: &mut Track, segment: &Segment, is_alone: bo
 /// Takes a segment in the window for what it says.
 fn accept(own: &mut Track, twin: &mut Track, segment: &Segment) -> Noted {
     let mut event = Event::None;
-    // What was known of a connection that went on unseen may be more than half a circle old.
-    let is_old = !own.is_synchronized() || !(own.is_sound() || twin.is_sound());
+    let has_agreed = !twin.is_sound() && agrees(twin, segment);
+    // What was known of a connection that went on unseen may be more than half a circle old. It went on so if what the other direction
+    // only claimed fits, too.
+    let is_unseen = has_agreed && !twin.is_synchronized();
+    let is_old = is_unseen || !own.is_synchronized() || !(own.is_sound() || twin.is_sound());
     let newer = |known, said| if is_old { said } else { later(known, said) };
-    if !twin.is_sound() && agrees(twin, segment) {
+    if has_agreed {
         if twin.tracking.has(Tracking::CLAIMS_FIN) && !twin.flags.has(Flags::FIN) {
             twin.flags = twin.flags.with(Flags::FIN);
             event = Event::Closing;
@@ -105,9 +109,15 @@ fn confirms(own: &Track, twin: &Track, ack: u32) -> bool {
     ack == twin.sequence || (answers && is_between(ack, own.acknowledged, twin.sequence))
 }
 
-/// Notes a segment out of the window. If the other direction is lost as well, the connection has gone on unseen, and what this one says
-/// is remembered until the other one agrees.
+/// Notes a segment out of the window. If the other direction is lost as well, or silent, the connection may have gone on unseen, and what
+/// this one says is remembered until the other one agrees.
+///
+/// Until then it keeps the session alive only if it goes on from what was remembered, as in a connection of which one direction goes
+/// another way, or has too much in flight to fit. Whoever sends blind segments from outside can have one go on from another; so there the
+/// other direction must have said something since that isn't known either.
 fn lose(own: &mut Track, twin: &mut Track, segment: &Segment, is_alone: bool) -> Noted {
+    let is_remembered = own.tracking.has(Tracking::LOST) && !own.is_synchronized();
+    let goes_on = is_remembered && segment.sequence == own.sequence;
     own.suspect();
     if twin.is_sound() && !is_alone {
         return Noted::IGNORED;
@@ -121,7 +131,9 @@ fn lose(own: &mut Track, twin: &mut Track, segment: &Segment, is_alone: bool) ->
         own.tracking = own.tracking.with(Tracking::CLAIMS_FIN);
     }
     await_confirmation(twin);
-    Noted { event: Event::None, place: Place::Unknown }
+    let is_credible = !own.flags.has(Flags::OUTSIDE) || !twin.is_synchronized();
+    let place = if goes_on && is_credible { Place::Unknown } else { Place::OutOfWindow };
+    Noted { event: Event::None, place }
 }
 
 /// Notes a SYN, alone or in answer to one.

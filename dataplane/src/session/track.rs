@@ -149,7 +149,7 @@ pub enum Event {
     None,
     /// It says FIN for the first time, or resets the connection: the timeout may be shorter now.
     Closing,
-    /// It opens the connection anew after it had closed.
+    /// It opens the connection anew after it had closed, or (SCTP) with other tags.
     Reopened,
 }
 
@@ -158,9 +158,10 @@ pub enum Event {
 pub enum Place {
     /// Where it can.
     InWindow,
-    /// Where only somebody stands who doesn't see the connection: it changes nothing, and keeps nothing alive.
+    /// Where only somebody stands who doesn't see the connection: nothing follows from it, and it keeps nothing alive.
     OutOfWindow,
-    /// Nobody knows, for the other direction is lost, too: it is remembered until the other one agrees.
+    /// Nobody knows: it goes on from what was remembered of its direction, and either comes from inside or the other direction is lost,
+    /// too. It keeps the session alive, and is believed when the other one agrees.
     Unknown,
 }
 

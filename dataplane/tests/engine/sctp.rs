@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use crate::support::cluster::{Cluster, only, three};
 use crate::support::*;
 use vipgate_dataplane::counters::DropReason;
 use vipgate_dataplane::wire::sctp;
@@ -164,6 +165,112 @@ fn an_abort_counts_only_with_the_right_tag() {
     gateway.assert_delta("egress 2, reply 3, ended reset 1, created 1, out of window 1");
 }
 
+/// A host answers an INIT that it refuses with the tag that this brought, and keeps its association (RFC 9260 section 5.2.2).
+#[test]
+fn an_abort_that_answers_somebody_elses_init_ends_nothing() {
+    for (pod, far, _) in ENDS {
+        let (pod, far) = (at(pod), at(far));
+        let mut gateway = Gateway::new(&Setup::default());
+        let left = open(&mut gateway, pod, far);
+        gateway.arrives(0, OUTSIDE, &wanting(0xbad, far, left, 0, INIT));
+        gateway.arrives(0, INSIDE, &packet(pod, far, 0xbad, ABORT));
+        gateway.arrives(0, INSIDE, &packet(pod, far, 0x22, DATA));
+        gateway.pass(10_000);
+        assert_eq!(gateway.sessions(), 1, "open: 30 seconds here");
+        gateway.arrives(0, INSIDE, &packet(pod, far, 0x22, ABORT));
+        gateway.pass(5_000);
+        assert_eq!(gateway.sessions(), 0, "closing: 4 seconds here");
+        gateway.assert_delta("egress 5, reply 2, ended reset 1, created 1, out of window 2");
+    }
+}
+
+#[test]
+fn two_inits_of_somebody_else_do_not_open_a_clients_association_anew() {
+    use crate::support::services::{CLIENTS, VIPS, both_pods, service};
+    let mut gateway = Gateway::with_service(&Setup::default(), &service(&both_pods()));
+    for (client, vip) in CLIENTS.iter().zip(VIPS) {
+        let (client, vip) = (at(client), SocketAddr::from((ip(vip), 3868)));
+        let sent = gateway.arrives(0, OUTSIDE, &wanting(7, client, vip, 0, INIT));
+        let backend = seen(&sent[0].1).1;
+        gateway.arrives(0, INSIDE, &wanting(9, backend, client, 7, INIT_ACK));
+        gateway.arrives(0, OUTSIDE, &packet(client, vip, 9, COOKIE_ECHO));
+        for brought in [0xbad, 0xbee] {
+            gateway.arrives(0, OUTSIDE, &wanting(brought, client, vip, 0, INIT));
+            gateway.arrives(0, INSIDE, &packet(backend, client, brought, ABORT));
+        }
+        assert_eq!(gateway.arrives(0, OUTSIDE, &packet(client, vip, 9, DATA)).len(), 1);
+        assert_eq!(gateway.arrives(0, INSIDE, &packet(backend, client, 7, DATA)).len(), 1);
+    }
+    gateway.pass(10_000);
+    assert_eq!(gateway.sessions(), 2, "open: 30 seconds here");
+    gateway.assert_delta("inbound 10, service_reply 8, created 2, out of window 8");
+}
+
+#[test]
+fn both_may_open_at_once() {
+    for (pod, far, _) in ENDS {
+        let (pod, far) = (at(pod), at(far));
+        let mut gateway = Gateway::new(&Setup::default());
+        let sent = gateway.arrives(0, INSIDE, &wanting(0x11, pod, far, 0, INIT));
+        let left = seen(&sent[0].1).0;
+        gateway.arrives(0, OUTSIDE, &wanting(0x22, far, left, 0, INIT));
+        gateway.arrives(0, INSIDE, &wanting(0x11, pod, far, 0x22, INIT_ACK));
+        gateway.arrives(0, OUTSIDE, &wanting(0x22, far, left, 0x11, INIT_ACK));
+        gateway.arrives(0, INSIDE, &packet(pod, far, 0x22, COOKIE_ECHO));
+        gateway.pass(10_000);
+        assert_eq!(gateway.sessions(), 1, "open: 30 seconds here");
+        gateway.assert_delta("egress 3, reply 2, created 1");
+    }
+}
+
+/// Where replies don't pass here, or their first one is lost, what the pod sends keeps its association alive.
+#[test]
+fn an_association_is_known_by_the_pods_first_tag_if_nobody_says_which_it_is() {
+    for (pod, far, _) in ENDS {
+        let (pod, far) = (at(pod), at(far));
+        let mut gateway = Gateway::new(&Setup::default());
+        gateway.arrives(0, INSIDE, &wanting(0x11, pod, far, 0, INIT));
+        for chunk in [COOKIE_ECHO, DATA, DATA, DATA] {
+            assert_eq!(gateway.arrives(0, INSIDE, &packet(pod, far, 0x22, chunk)).len(), 1);
+            gateway.pass(3_000);
+        }
+        assert_eq!(gateway.sessions(), 1, "opening: 4 seconds here, and nobody is confirmed");
+        gateway.pass(2_000);
+        assert_eq!(gateway.sessions(), 0);
+        gateway.assert_delta("egress 5, ended unanswered 1, created 1");
+    }
+}
+
+/// A handshake via the first gateway, after which packets to the pod and to the remote have these tags; where the remote sees the pod.
+fn associate(cluster: &mut Cluster, pod: SocketAddr, far: SocketAddr, [pods, fars]: [u32; 2]) -> SocketAddr {
+    let sent = cluster.arrives(0, INSIDE, &wanting(pods, pod, far, 0, INIT));
+    let left = seen(&only(sent, 0, OUTSIDE, cluster)).0;
+    let back = cluster.arrives(0, OUTSIDE, &wanting(fars, far, left, pods, INIT_ACK));
+    only(back, 0, INSIDE, cluster);
+    let sent = cluster.arrives(0, INSIDE, &packet(pod, far, fars, COOKIE_ECHO));
+    only(sent, 0, OUTSIDE, cluster);
+    left
+}
+
+#[test]
+fn an_association_that_restarted_goes_on_at_another_gateway_with_its_new_tags() {
+    for (pod, far, _) in ENDS {
+        let (pod, far) = (at(pod), at(far));
+        let mut cluster = three();
+        let left = associate(&mut cluster, pod, far, [0x11, 0x22]);
+        cluster.pass(200);
+        assert_eq!(cluster.copies(1), 1);
+        assert_eq!(associate(&mut cluster, pod, far, [0x33, 0x44]), left);
+        cluster.pass(200);
+        cluster.kill(0);
+        let sent = cluster.arrives(1, INSIDE, &packet(pod, far, 0x44, DATA));
+        assert_eq!(seen(&only(sent, 1, OUTSIDE, &cluster)), (left, far));
+        let back = cluster.arrives(1, OUTSIDE, &packet(far, left, 0x33, DATA));
+        assert_eq!(seen(&only(back, 1, INSIDE, &cluster)), (far, pod));
+        cluster.assert_delta(&["egress 4, reply 2, created 1, out of window 2", "egress 1, reply 1, taken over 1", ""]);
+    }
+}
+
 #[test]
 fn a_shutdown_closes_and_an_init_opens_anew() {
     let (pod, far, _) = ENDS[0];
@@ -207,5 +314,23 @@ fn a_client_associates_with_a_service_and_a_backend_answers_as_the_vip() {
         assert_eq!(gateway.sessions(), 2, "both have said that they hear each other");
         let handed_over = ["", ", handed over 4"][usize::from(workers) - 1];
         gateway.assert_delta(&format!("inbound 4, service_reply 2, drop no_session 2, created 2{handed_over}"));
+    }
+}
+
+/// Its first packet here is data, as where it began by way of another network.
+#[test]
+fn an_association_that_was_open_before_lives_as_long_as_its_sides_talk() {
+    for (pod, far, _) in ENDS {
+        let (pod, far) = (at(pod), at(far));
+        let mut gateway = Gateway::new(&Setup { require_syn: false, ..Setup::default() });
+        let sent = gateway.arrives(0, INSIDE, &packet(pod, far, 0x22, DATA));
+        let left = seen(&sent[0].1).0;
+        for _ in 0..3 {
+            gateway.pass(3_000);
+            gateway.arrives(0, OUTSIDE, &packet(far, left, 0x11, DATA));
+        }
+        gateway.arrives(0, OUTSIDE, &packet(far, left, 0xbad, ABORT));
+        assert_eq!(gateway.sessions(), 1);
+        gateway.assert_delta("egress 1, reply 4, created 1, out of window 1");
     }
 }

@@ -1,8 +1,10 @@
 //! TCP as it really goes: every way to open and to close, what is lost and said again, and who only pretends. RFC 5382
 //! REQ-2, RFC 7857 section 2, RFC 5961.
 
+use crate::support::cluster::{FAR, only, three};
 use crate::support::*;
 use vipgate_dataplane::counters::DropReason;
+use vipgate_dataplane::session::timeout::Timeouts;
 
 /// The connection's timers, as the setup has them, and a round of the sweep.
 const TRANSITORY: u32 = 4_000;
@@ -187,6 +189,107 @@ fn what_is_out_of_the_window_keeps_nothing_alive() {
         assert_eq!(it.gateway.sessions(), 0, "30 seconds after its last own segment");
         it.gateway.counts_vary();
     }
+}
+
+/// An open connection of which nothing is heard for longer than numbers are believed without the other direction: 60 seconds.
+fn silent(ends: (&str, &str)) -> Connection {
+    let setup = Setup::default();
+    let timeouts = Timeouts { tcp_established: 100_000, ..setup.timeouts };
+    let mut it = Connection::established(Gateway::new(&Setup { timeouts, ..setup }), ends);
+    it.gateway.pass(70_000);
+    it
+}
+
+#[test]
+fn what_is_out_of_the_window_of_a_silent_connection_keeps_nothing_alive() {
+    for ends in POD_AND_FAR {
+        let mut it = silent(ends);
+        // Each goes on where the last one ended, too.
+        for _ in 0..4 {
+            it.far_says("A", 3_000_000_000, 7);
+            it.gateway.pass(7_000);
+        }
+        it.far_says("FA", 3_000_000_000, 7);
+        assert_eq!(it.gateway.sessions(), 1, "two seconds are left");
+        it.gateway.pass(2_000 + ROUND);
+        assert_eq!(it.gateway.sessions(), 0, "100 seconds after its last own segment");
+        it.gateway.assert_delta("egress 2, reply 6, ended idle 1, created 1, out of window 5");
+    }
+}
+
+#[test]
+fn a_silent_connection_that_somebody_forges_goes_on_where_it_was() {
+    for ends in POD_AND_FAR {
+        for far_first in [false, true] {
+            let mut it = silent(ends);
+            it.far_says("A", 3_000_000_000, 7);
+            it.far_says("FA", 3_000_000_000, 7);
+            if far_first {
+                it.far_says("PA", 5001, 1001);
+            }
+            it.pod_says("PA", 1001, 5001);
+            it.far_says("A", 5001, 1001);
+            it.gateway.pass(90_000);
+            assert_eq!(it.gateway.sessions(), 1, "open: 100 seconds here");
+            it.far_says("R", 5001, 0);
+            let passed = ["egress 3, reply 5", "egress 3, reply 6"][usize::from(far_first)];
+            let counted = format!("{passed}, ended reset 1, created 1, out of window 2");
+            assert!(!outlives_the_transitory_timer(it, &counted));
+        }
+    }
+}
+
+#[test]
+fn a_connection_that_went_another_way_for_long_is_known_again_by_what_both_sides_say() {
+    for ends in POD_AND_FAR {
+        // Each has sent gigabytes meanwhile: one number is more than half of all further, the other one less.
+        let (own, other) = (3_000_000_000, 2_000_000_000);
+        let orders: [fn(&mut Connection, u32, u32); 2] = [
+            |it, own, other| {
+                it.pod_says("PA", own, other);
+                it.far_says("A", other, own);
+            },
+            |it, own, other| {
+                it.far_says("PA", other, own);
+                it.pod_says("A", own, other);
+            },
+        ];
+        for say in orders {
+            let mut it = silent(ends);
+            say(&mut it, own, other);
+            say(&mut it, own, other);
+            it.gateway.pass(90_000);
+            assert_eq!(it.gateway.sessions(), 1, "open: 100 seconds here");
+            it.far_says("R", other, 0);
+            let counted = "egress 4, reply 4, ended reset 1, created 1, out of window 1";
+            assert!(!outlives_the_transitory_timer(it, counted));
+        }
+    }
+}
+
+#[test]
+fn what_is_out_of_the_window_keeps_nothing_alive_after_a_failover() {
+    let mut cluster = three();
+    let (pod, far) = (at("10.244.1.5:4000"), at(FAR));
+    let seen = only(cluster.arrives(0, INSIDE, &tcp(pod, far, "S", 1000, 0)), 0, OUTSIDE, &cluster);
+    let vip = ends(&seen).0;
+    only(cluster.arrives(0, OUTSIDE, &tcp(far, vip, "SA", 5000, 1001)), 0, INSIDE, &cluster);
+    only(cluster.arrives(0, INSIDE, &tcp(pod, far, "A", 1001, 5001)), 0, OUTSIDE, &cluster);
+    cluster.pass(200);
+    cluster.kill(0);
+    cluster.deaf = true;
+    for _ in 0..4 {
+        only(cluster.arrives(1, OUTSIDE, &tcp(far, vip, "A", 3_000_000_000, 7)), 1, INSIDE, &cluster);
+        cluster.pass(7_000);
+    }
+    assert_eq!(cluster.gateways[1].sessions(), 1, "taken over by the first one, 28 seconds ago");
+    cluster.pass(3_000);
+    assert_eq!(cluster.gateways[1].sessions(), 0, "30 seconds here");
+    cluster.assert_delta(&[
+        "egress 2, reply 1, ended idle 1, created 1",
+        "reply 4, ended idle 1, taken over 1, out of window 4",
+        "",
+    ]);
 }
 
 #[test]

@@ -16,16 +16,23 @@ fn segment(flags: u8, sequence: u32, acknowledgement: u32, data: u32) -> Segment
     Segment { sequence, acknowledgement, flags: TcpFlags(flags), space, ..Segment::default() }
 }
 
-/// What the gateway knows of both sides: whoever opened first.
+/// What the gateway knows of both sides: whoever opened first. And whether each has been silent for long.
 #[derive(Clone, Copy)]
-struct Known([Track; 2]);
+struct Known([Track; 2], [bool; 2]);
 
 impl Known {
     fn new() -> Self {
-        Self([Track { flags: Flags::ORIGIN, ..Track::default() }, Track::default()])
+        Self([Track { flags: Flags::ORIGIN, ..Track::default() }, Track::default()], [false; 2])
     }
 
     fn pass(&mut self, side: usize, segment: &Segment) -> Noted {
+        let noted = self.note(side, segment);
+        self.1[side] &= noted.place == Place::OutOfWindow;
+        noted
+    }
+
+    fn note(&mut self, side: usize, segment: &Segment) -> Noted {
+        let is_alone = self.1[1 - side];
         let [origin, reply] = &mut self.0;
         let (own, twin) = if side == 0 { (origin, reply) } else { (reply, origin) };
         // The fast path, where it is taken.
@@ -37,12 +44,12 @@ impl Known {
             {
                 fast.acknowledged = ack;
             }
-            let noted = follow(&mut slow, &mut other, segment, false);
+            let noted = follow(&mut slow, &mut other, segment, is_alone);
             assert_eq!((fast, noted), (slow, Noted::NOTHING), "both ways do the same");
             (*own, *twin) = (slow, other);
             return noted;
         }
-        follow(own, twin, segment, false)
+        follow(own, twin, segment, is_alone)
     }
 
     fn has(&self, flag: Flags) -> [bool; 2] {
@@ -134,9 +141,12 @@ struct Story<'a> {
 const FLIGHT: u32 = NEAR - 2000;
 
 impl<'a> Story<'a> {
-    /// The handshake is over.
+    /// The handshake is over. The side that can be forged is outside.
     fn opened(first: [u32; 2], forged: usize, tally: &'a Tally) -> Self {
         let mut known = Known::new();
+        for (side, track) in known.0.iter_mut().enumerate() {
+            track.flags = track.flags.with_side(if side == forged { Flags::OUTSIDE.0 } else { Flags::INSIDE.0 });
+        }
         let [a, b] = first.map(|first| first.wrapping_add(1));
         assert_eq!(known.pass(0, &segment(SYN, first[0], 0, 0)), Noted::NOTHING);
         assert_eq!(known.pass(1, &segment(SYN | ACK, first[1], a, 0)), Noted::NOTHING);
@@ -206,25 +216,27 @@ impl<'a> Story<'a> {
         }
     }
 
-    fn forge(&mut self, flags: u8, sequence: Guess, ack: Guess, data: u32) {
+    /// Whether a forged segment hits what the best of guesses may hit.
+    fn is_lucky(&self, forged: &Segment) -> bool {
         let (own, other) = (self.peers[self.forged], self.peers[1 - self.forged]);
+        let near = |number: u32, low: u32, high: u32| {
+            number.wrapping_sub(low.wrapping_sub(NEAR)) <= high.wrapping_sub(low) + 2 * NEAR
+        };
+        [own.passed, other.said].contains(&forged.sequence)
+            || forged.sequence.wrapping_add(1) == other.said
+            || [own.said, other.passed].contains(&forged.acknowledgement)
+            || (near(forged.sequence, other.said, own.passed) && near(forged.acknowledgement, own.said, other.passed))
+    }
+
+    fn forge(&mut self, flags: u8, sequence: Guess, ack: Guess, data: u32) {
+        let own = self.peers[self.forged];
         let number = |guess, right: u32| match guess {
             Guess::Any(number) => number,
             Guess::Own => self.forged_end,
             Guess::Around(away) => right.wrapping_add_signed(away),
         };
         let forged = segment(flags, number(sequence, own.passed), number(ack, own.said), data);
-        // What the best of guesses may hit.
-        let exact = |number, of: [u32; 2]| of.contains(&number);
-        let near = |number: u32, low: u32, high: u32| {
-            number.wrapping_sub(low.wrapping_sub(NEAR)) <= high.wrapping_sub(low) + 2 * NEAR
-        };
-        let sequences = [own.passed, other.said];
-        let is_lucky = exact(forged.sequence, sequences)
-            || forged.sequence.wrapping_add(1) == other.said
-            || exact(forged.acknowledgement, [own.said, other.passed])
-            || (near(forged.sequence, other.said, own.passed) && near(forged.acknowledgement, own.said, other.passed));
-        if is_lucky {
+        if self.is_lucky(&forged) {
             self.tally.count("lucky");
             return;
         }
@@ -318,16 +330,39 @@ fn nobody_who_does_not_see_a_connection_moves_it_and_it_ends_when_its_ends_say_s
     });
 }
 
-/// What went on where nobody saw it, then the segments of a request and its answer.
-fn gone_on(story: &mut Story<'_>, bytes: [u32; 2]) {
-    for (side, bytes) in bytes.into_iter().enumerate() {
-        story.known.0[side].suspect();
-        story.peers[side].next = story.peers[side].next.wrapping_add(bytes);
-        story.peers[side].acknowledged = story.peers[side].next;
+/// Where a connection goes on while nobody sees it here.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Elsewhere {
+    /// At a gateway whose sessions this one takes over.
+    TakenOver,
+    /// Past this gateway, by another way, for longer than a direction is silent.
+    Silent,
+}
+
+impl Story<'_> {
+    /// Neither side has said anything here for long.
+    fn fall_silent(&mut self, elsewhere: Elsewhere) {
+        match elsewhere {
+            Elsewhere::TakenOver => self.known.0.iter_mut().for_each(Track::suspect),
+            Elsewhere::Silent => self.known.1 = [true; 2],
+        }
     }
-    for side in 0..2 {
-        story.peers[side].received = story.peers[1 - side].next;
+
+    /// So many bytes of each side have gone elsewhere meanwhile.
+    fn go_on(&mut self, elsewhere: Elsewhere, bytes: [u32; 2]) {
+        self.fall_silent(elsewhere);
+        for (side, bytes) in bytes.into_iter().enumerate() {
+            self.peers[side].next = self.peers[side].next.wrapping_add(bytes);
+            self.peers[side].acknowledged = self.peers[side].next;
+        }
+        for side in 0..2 {
+            self.peers[side].received = self.peers[1 - side].next;
+        }
     }
+}
+
+fn elsewhere() -> impl Strategy<Value = Elsewhere> {
+    prop_oneof![Just(Elsewhere::TakenOver), Just(Elsewhere::Silent)]
 }
 
 #[test]
@@ -336,13 +371,14 @@ fn a_connection_that_went_on_unseen_is_known_again_by_what_both_sides_say() {
     let input = (
         [any::<u32>(), any::<u32>()],
         0_usize..2,
-        [any::<u32>(), any::<u32>()],
+        (elsewhere(), [any::<u32>(), any::<u32>()]),
         prop::collection::vec((0_usize..2, 0_u32..3000, prop::collection::vec(forge, 0..4)), 8..20),
     );
-    let classes = ["forged", "far"];
-    property(ProptestConfig::with_cases(400), &input, &classes, |(first, forged, bytes, turns), tally| {
+    let classes = ["forged", "far", "TakenOver", "Silent"];
+    property(ProptestConfig::with_cases(400), &input, &classes, |(first, forged, (elsewhere, bytes), turns), tally| {
         let mut story = Story::opened(first, forged, tally);
-        gone_on(&mut story, bytes);
+        story.go_on(elsewhere, bytes);
+        tally.count(format!("{elsewhere:?}"));
         if bytes.iter().any(|bytes| bytes.wrapping_add(1 << 18) > 1 << 19) {
             tally.count("far");
         }
@@ -384,14 +420,71 @@ fn a_connection_that_went_on_unseen_is_known_again_by_what_both_sides_say() {
 }
 
 #[test]
+fn nobody_who_does_not_see_a_silent_connection_keeps_it_alive_and_its_sides_go_on() {
+    let flags = prop_oneof![4 => Just(ACK), 1 => Just(SYN), 1 => Just(RST), 2 => Just(FIN | ACK), 1 => Just(0)];
+    let forgeries = prop::collection::vec((flags, any::<u32>(), any::<u32>(), 0_u32..1460), 1..20);
+    let input = ([any::<u32>(), any::<u32>()], 0_usize..2, elsewhere(), forgeries, 0_usize..2, 0_u32..3000);
+    let classes = ["forged", "TakenOver", "Silent"];
+    property(ProptestConfig::with_cases(400), &input, &classes, |input, tally| {
+        let (first, forged, elsewhere, forgeries, next, data) = input;
+        let mut story = Story::opened(first, forged, tally);
+        story.fall_silent(elsewhere);
+        tally.count(format!("{elsewhere:?}"));
+        let mut last = 0;
+        for (flags, sequence, ack, data) in forgeries {
+            // One that goes on from another is as blind as that.
+            for sequence in [sequence, last] {
+                let forgery = segment(flags, sequence, ack, data);
+                if !story.is_lucky(&forgery) {
+                    prop_assert_eq!(story.known.pass(forged, &forgery), Noted::IGNORED);
+                    tally.count("forged");
+                }
+                last = sequence.wrapping_add(forgery.space);
+            }
+        }
+        prop_assert_eq!((story.known.has(Flags::FIN), story.known.has(Flags::RST)), ([false; 2], [false; 2]));
+        story.send(next, ACK, data, Loss::None);
+        story.send(1 - next, ACK, 0, Loss::None);
+        story.check()?;
+        prop_assert!(story.known.0.iter().all(Track::is_sound));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_connection_of_which_one_direction_goes_another_way_stays_alive_unless_it_can_be_forged() {
+    let tally = Tally::default();
+    for side in 0..2 {
+        for is_outside in [false, true] {
+            let mut story = Story::opened([7, 9], if is_outside { side } else { 1 - side }, &tally);
+            story.fall_silent(Elsewhere::Silent);
+            let mut place = |side: usize, sequence: u32, ack: u32| {
+                story.known.pass(side, &segment(ACK, sequence << 28, ack << 28, 0)).place
+            };
+            assert_eq!(place(side, 1, 2), Place::OutOfWindow, "what was unseen is skipped");
+            let goes_on = if is_outside { Place::OutOfWindow } else { Place::Unknown };
+            assert_eq!(place(side, 1, 2), goes_on);
+            assert_eq!(place(side, 3, 2), Place::OutOfWindow, "skipped again");
+            // The other one is there, but neither fits to the other.
+            assert_eq!(place(1 - side, 7, 9), Place::OutOfWindow);
+            for _ in 0..2 {
+                assert_eq!((place(side, 3, 2), place(1 - side, 7, 9)), (Place::Unknown, Place::Unknown));
+            }
+        }
+    }
+}
+
+#[test]
 fn who_went_on_unseen_and_says_fin_first_is_closed_once_the_other_side_agrees() {
     let tally = Tally::default();
-    for closer in 0..2 {
+    for (closer, elsewhere) in
+        [(0, Elsewhere::TakenOver), (1, Elsewhere::TakenOver), (0, Elsewhere::Silent), (1, Elsewhere::Silent)]
+    {
         let mut story = Story::opened([7, 9], 1 - closer, &tally);
-        gone_on(&mut story, [3 << 20, 5 << 20]);
+        story.go_on(elsewhere, [3 << 20, 5 << 20]);
         let (own, other) = (story.peers[closer], story.peers[1 - closer]);
         let noted = story.known.pass(closer, &segment(FIN | ACK, own.next, own.received, 0));
-        assert_eq!((noted.place, story.known.has(Flags::FIN)), (Place::Unknown, [false; 2]));
+        assert_eq!((noted, story.known.has(Flags::FIN)), (Noted::IGNORED, [false; 2]));
         let acknowledgement = segment(ACK, other.next, own.next.wrapping_add(1), 0);
         assert_eq!(story.known.pass(1 - closer, &acknowledgement), Noted::event(Event::Closing));
         assert!(story.known.has(Flags::FIN)[closer]);

@@ -185,6 +185,8 @@ pub struct Setup {
     pub reject: bool,
     /// Unconfirmed sessions that a VIP may have.
     pub embryonic: u32,
+    /// Whether only a first packet opens a connection.
+    pub require_syn: bool,
     /// Where nodes of the overlay network reach it.
     pub overlay: Option<SocketAddr>,
     /// Where sessions outlive it: a file a worker, by this name and the worker's number.
@@ -205,6 +207,7 @@ impl Default for Setup {
             mss: None,
             reject: false,
             embryonic: 1024,
+            require_syn: true,
             overlay: None,
             state: None,
         }
@@ -335,7 +338,7 @@ impl Gateway {
                     commands: receiver,
                     counters: Arc::default(),
                     rules: Rules {
-                        require_syn: true,
+                        require_syn: setup.require_syn,
                         secret: HashKey::new([1, 3, 5, 7]),
                         reject_no_service: setup.reject,
                         reject_no_backend: setup.reject,
