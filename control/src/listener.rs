@@ -7,19 +7,30 @@ mod room;
 
 pub use self::guard::{Activity, Guard, InUse, Pace};
 pub use self::reserve::{Reserve, affordable, raise_descriptors};
-pub use self::room::{Limits, Reason, Room, Slot, network};
+pub use self::room::{Exchange, Limits, Reason, Room, Slot, network};
 
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
+use axum::http::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tower::ServiceExt as _;
 
 use crate::metrics::{Family, Kind, family};
 
 /// How long to wait after the kernel refused to accept: out of descriptors, most likely, and that passes.
 const PAUSE: Duration = Duration::from_millis(100);
+/// The longest head of a request over HTTP/1, bytes.
+const HEAD: usize = 16 << 10;
 
 /// The next connection that has a slot. Others are closed at once.
 pub async fn accept(listener: &TcpListener, room: &Arc<Room>) -> (TcpStream, SocketAddr, Slot) {
@@ -44,32 +55,41 @@ pub async fn failed(room: &Room, error: &io::Error) {
     tokio::time::sleep(PAUSE).await;
 }
 
-/// HTTP/1 for axum: connections that have slots, and keep to a pace.
-#[derive(Debug)]
-pub struct Http {
-    listener: TcpListener,
-    room: Arc<Room>,
-}
-
-impl Http {
-    /// On an open port.
-    pub fn new(listener: TcpListener, room: Arc<Room>) -> Self {
-        Self { listener, room }
+/// Answers over HTTP/1 until told to stop; what is being answered then is finished. Not over HTTP/2, where a connection has many requests
+/// at the same time: a slot would stand for as many answers.
+pub async fn serve(listener: TcpListener, room: Arc<Room>, router: Router, stop: watch::Receiver<bool>) {
+    loop {
+        let (stream, from, slot) = tokio::select! {
+            accepted = accept(&listener, &room) => accepted,
+            () = stopped(stop.clone()) => return,
+        };
+        let exchange = slot.exchange();
+        let guard = Guard::new(stream, slot, Pace::requests(exchange.clone())).seen_from(from.ip());
+        tokio::spawn(answer(guard, exchange, router.clone(), stop.clone()));
     }
 }
 
-impl axum::serve::Listener for Http {
-    type Io = Guard<TcpStream>;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
-        let (stream, from, slot) = accept(&self.listener, &self.room).await;
-        (Guard::new(stream, slot, Pace::requests()).seen_from(from.ip()), from)
+/// Answers the requests of a connection.
+async fn answer(guard: Guard<TcpStream>, exchange: Arc<Exchange>, router: Router, stop: watch::Receiver<bool>) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        exchange.begin();
+        router.clone().oneshot(request)
+    });
+    let connection = http1::Builder::new().max_buf_size(HEAD).serve_connection(TokioIo::new(guard), service);
+    let mut connection = pin!(connection);
+    tokio::select! {
+        // If it fails, its client has gone, was too slow, or speaks something else: nobody has to know.
+        _ = connection.as_mut() => {}
+        () = stopped(stop) => {
+            connection.as_mut().graceful_shutdown();
+            let _ = connection.await;
+        }
     }
+}
 
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
+/// Waits until told to stop, or until nobody is there to say so.
+async fn stopped(mut stop: watch::Receiver<bool>) {
+    drop(stop.wait_for(|stop| *stop).await);
 }
 
 /// The metrics of some listeners.

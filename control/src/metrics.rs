@@ -23,7 +23,7 @@ use tokio::sync::watch;
 
 use crate::failure::Failure;
 use crate::gateway::state::GatewayState;
-use crate::listener::{Http, Limits, Room};
+use crate::listener::{self, Limits, Room};
 
 /// Connections: of monitoring there are few, each for a moment.
 const LIMITS: Limits = Limits { connections: 256, per_address: 64 };
@@ -98,19 +98,13 @@ impl Monitored {
 }
 
 /// Answers until told to stop.
-pub async fn serve(monitored: Monitored, listener: TcpListener, room: Arc<Room>, mut stop: watch::Receiver<bool>) {
+pub async fn serve(monitored: Monitored, listener: TcpListener, room: Arc<Room>, stop: watch::Receiver<bool>) {
     let router = Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .with_state(monitored);
-    let server = axum::serve(Http::new(listener, room), router);
-    tokio::select! {
-        result = server => if let Err(error) = result {
-            tracing::error!(%error, "the metrics port has failed");
-        },
-        _ = stop.wait_for(|stop| *stop) => {}
-    }
+    listener::serve(listener, room, router, stop).await;
 }
 
 async fn metrics(State(monitored): State<Monitored>, headers: HeaderMap) -> impl IntoResponse {
@@ -135,5 +129,129 @@ async fn ready(State(monitored): State<Monitored>) -> impl IntoResponse {
         Ok(()) => (StatusCode::OK, "ready\n".to_owned()),
         Err(why) if why.is_empty() => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n".to_owned()),
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
+    use tokio::task::JoinHandle;
+    use tokio::time::{sleep, timeout};
+
+    use super::*;
+    use crate::listener::Reason;
+
+    /// Far more than anything takes on a slow machine.
+    const LONG: Duration = Duration::from_secs(20);
+    /// Longer than what the kernel keeps for a client that reads nothing.
+    const LONG_PAGE: usize = 8 << 20;
+    const SCRAPE: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
+
+    /// A port with a page of at least so many bytes, and few places.
+    struct Port {
+        at: SocketAddr,
+        room: Arc<Room>,
+        stop: watch::Sender<bool>,
+        server: JoinHandle<()>,
+    }
+
+    impl Port {
+        async fn open(page: usize) -> Self {
+            let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+            let at = listener.local_addr().unwrap();
+            let room = Room::new("test", Limits { connections: 8, per_address: 4 });
+            let page: Arc<str> = "x".repeat(page).into();
+            let values = move || vec![(vec![("text", page.to_string())], 1)];
+            let monitored = Monitored {
+                families: Arc::new(move || vec![family("page", "A page", Kind::Gauge, values())]),
+                ready: Arc::new(|| Ok(())),
+            };
+            let (stop, stopped) = watch::channel(false);
+            let server = tokio::spawn(serve(monitored, listener, room.clone(), stopped));
+            Self { at, room, stop, server }
+        }
+
+        async fn connect(&self) -> TcpStream {
+            TcpStream::connect(self.at).await.unwrap()
+        }
+
+        /// A connection that has asked for the page, and got the first byte of it.
+        async fn scrape(&self) -> TcpStream {
+            let mut client = self.connect().await;
+            client.write_all(SCRAPE).await.unwrap();
+            assert_eq!(client.read_u8().await.unwrap(), b'H');
+            client
+        }
+    }
+
+    /// Reads until the connection ends; a reset is as good an end.
+    async fn rest(mut client: TcpStream) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let end = timeout(LONG, client.read_to_end(&mut bytes)).await;
+        drop(end.expect("the connection ends"));
+        bytes
+    }
+
+    #[tokio::test]
+    async fn http_2_is_not_spoken() {
+        let port = Port::open(1).await;
+        // RFC 9113 section 3.4: the preface and empty settings. Then GET /metrics as a stream's only frame; its fields are RFC 7541's.
+        let fields = b"\x82\x86\x04\x08/metrics\x01\x04test";
+        let head = [0, 0, fields.len() as u8, 1, 5, 0, 0, 0, 1];
+        let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+        let mut client = port.connect().await;
+        client.write_all(&[&preface[..], &head[..], &fields[..]].concat()).await.unwrap();
+        let answer = rest(client).await;
+        assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 400"), "{}", answer.escape_ascii());
+        let page = String::from_utf8(rest(port.scrape().await).await).unwrap();
+        assert!(page.contains("vipgate_page{text=\"x\"} 1\n"), "{page}");
+    }
+
+    #[tokio::test]
+    async fn a_scrape_under_way_gives_way_to_nobody() {
+        let port = Port::open(LONG_PAGE).await;
+        let scrape = port.scrape().await;
+        let mut crowd = Vec::new();
+        for _ in 0..20 {
+            crowd.push(port.connect().await);
+        }
+        let taken = async {
+            while port.room.len() as u64 + port.room.refused(Reason::Superseded) < 21 {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(LONG, taken).await.expect("all are accepted");
+        assert!(rest(scrape).await.len() > LONG_PAGE);
+    }
+
+    #[tokio::test]
+    async fn who_asks_and_reads_nothing_keeps_no_scrape_out() {
+        let port = Port::open(LONG_PAGE).await;
+        let mut crowd = Vec::new();
+        for _ in 0..6 {
+            crowd.push(port.scrape().await);
+        }
+        assert_eq!(port.room.len(), 4);
+        assert!(rest(port.scrape().await).await.len() > LONG_PAGE);
+    }
+
+    #[tokio::test]
+    async fn what_is_answered_when_it_stops_is_finished_and_all_else_closed() {
+        let port = Port::open(LONG_PAGE).await;
+        let (silent, mut idle) = (port.connect().await, port.connect().await);
+        idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: test\r\n\r\n").await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"\r\n\r\nok\n") {
+            answer.push(timeout(LONG, idle.read_u8()).await.unwrap().unwrap());
+        }
+        let scrape = port.scrape().await;
+        port.stop.send(true).unwrap();
+        timeout(LONG, port.server).await.unwrap().unwrap();
+        assert!(TcpStream::connect(port.at).await.is_err());
+        assert_eq!((rest(silent).await.len(), rest(idle).await.len()), (0, 0));
+        assert!(rest(scrape).await.len() > LONG_PAGE);
     }
 }

@@ -108,7 +108,7 @@ async fn serve(config: PolicydConfig) -> Result<(), Failure> {
     let members = members::open(&config.source, config.leases, published.clone(), Arc::clone(&figures));
     let refusals = Arc::new(Refusals::default());
     let (room, monitors) = (Room::new("grpc", limits(config.limits)), metrics::room());
-    let budget = Arc::new(Budget::default());
+    let budget = Arc::new(Budget::new(config.limits.bytes_per_address, config.limits.bytes));
     let state = Arc::new(State {
         source: intake.status(),
         accept_empty: ordered,
@@ -191,7 +191,25 @@ async fn serve(config: PolicydConfig) -> Result<(), Failure> {
 
 /// What is configured, as far as there are descriptors.
 fn limits(config: PolicydLimits) -> Limits {
-    Limits { connections: affordable(config.connections), per_address: config.connections_per_address }
+    let limits = within(config, affordable(config.connections));
+    if limits.connections < config.connections {
+        tracing::warn!(
+            event = "connections_limited",
+            connections = limits.connections,
+            connections_per_address = limits.per_address,
+            "fewer connections than configured: the system allows too few open files (`LimitNOFILE`, `ulimit -n`)"
+        );
+    }
+    limits
+}
+
+/// What is configured, where there can be so many connections: where those are fewer, one address has half of them at most.
+fn within(config: PolicydLimits, affordable: usize) -> Limits {
+    let per_address = config.connections_per_address;
+    if affordable >= config.connections {
+        return Limits { connections: config.connections, per_address };
+    }
+    Limits { connections: affordable, per_address: per_address.min(affordable / 2).max(1) }
 }
 
 fn monitored(state: &Arc<State>) -> metrics::Monitored {
@@ -293,4 +311,25 @@ fn announce(state: &State, publication: &Publication, took: Duration) {
         ms = took.as_millis() as u64,
         "policy published"
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_there_are_few_descriptors_an_address_has_half_of_the_connections() {
+        let config = PolicydLimits { connections: 8192, connections_per_address: 1024, ..PolicydLimits::default() };
+        let limits = |affordable| {
+            let Limits { connections, per_address } = within(config, affordable);
+            (connections, per_address)
+        };
+        assert_eq!(limits(8192), (8192, 1024));
+        assert_eq!(limits(8191), (8191, 1024));
+        assert_eq!(limits(768), (768, 384));
+        assert_eq!(limits(1), (1, 1));
+        // What is configured is meant so.
+        let config = PolicydLimits { connections: 100, connections_per_address: 100, ..config };
+        assert_eq!(within(config, 100), Limits { connections: 100, per_address: 100 });
+    }
 }

@@ -6,9 +6,10 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use envoy_types::pb::envoy::config::core::v3::Node;
-use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryRequest;
+use envoy_types::pb::envoy::config::core::v3::{Extension, Node};
 use envoy_types::pb::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
+use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
+use prost::Message as _;
 use tempfile::TempDir;
 use tokio::time::timeout;
 use tokio_stream::StreamExt as _;
@@ -28,13 +29,18 @@ struct Policyd {
 
 impl Policyd {
     fn start() -> Self {
+        Self::start_with("{}")
+    }
+
+    /// With these limits.
+    fn start_with(limits: &str) -> Self {
         let free = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
         let (folder, at, metrics) = (tempfile::tempdir().unwrap(), free(), free());
         let (config, policy) = (folder.path().join("policyd.yaml"), folder.path().join("policy.yaml"));
         fs::write(&policy, "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: gw-a}\nspec: {}\n")
             .unwrap();
         let text = format!(
-            "listen: \"{at}\"\nmetrics: {{listen: \"{metrics}\"}}\nsource: {{files: [{}]}}\n",
+            "listen: \"{at}\"\nmetrics: {{listen: \"{metrics}\"}}\nlimits: {limits}\nsource: {{files: [{}]}}\n",
             policy.display()
         );
         fs::write(&config, text).unwrap();
@@ -89,15 +95,23 @@ impl Policyd {
         timeout(LONG, answers).await.expect("an end")
     }
 
+    /// As many responses as there are requests.
+    async fn responses(&self, requests: Vec<DeltaDiscoveryRequest>) -> Result<Vec<DeltaDiscoveryResponse>, Status> {
+        let count = requests.len();
+        let client = AggregatedDiscoveryServiceClient::connect(format!("http://{}", self.at)).await;
+        let client = client.map_err(|error| Status::unavailable(error.to_string()))?;
+        let mut client = client.max_encoding_message_size(usize::MAX);
+        let requests = tokio_stream::iter(requests).chain(tokio_stream::pending());
+        let answers = async {
+            let responses = client.delta_aggregated_resources(requests).await?.into_inner();
+            responses.take(count).collect::<Result<Vec<_>, Status>>().await
+        };
+        timeout(LONG, answers).await.unwrap_or_else(|_| Err(Status::deadline_exceeded("no responses")))
+    }
+
     /// Whether a gateway gets its first response.
     async fn serves(&self, name: &str) -> bool {
-        let asked = async {
-            let mut client = AggregatedDiscoveryServiceClient::connect(format!("http://{}", self.at)).await.ok()?;
-            let requests = tokio_stream::iter([request(name, Vec::new())]).chain(tokio_stream::pending());
-            let mut responses = client.delta_aggregated_resources(requests).await.ok()?.into_inner();
-            responses.message().await.ok()?
-        };
-        timeout(LONG, asked).await.is_ok_and(|response| response.is_some())
+        self.responses(vec![request(name, Vec::new())]).await.is_ok_and(|responses| responses.len() == 1)
     }
 }
 
@@ -147,6 +161,52 @@ async fn a_stream_that_names_without_end_is_ended_and_memory_stays() {
         assert!(begun.elapsed() < LONG, "it still holds something");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_server_does_not_look_at_takes_no_memory() {
+    let server = Policyd::start();
+    assert!(server.serves("gw-a").await);
+    let before = server.peak();
+    // Two bytes each on the wire, 168 in memory.
+    let extensions = vec![Extension::default(); 1_500_000];
+    let node = Node { id: "gw-x".to_owned(), extensions, ..Node::default() };
+    let heavy = DeltaDiscoveryRequest { node: Some(node), ..request("gw-x", Vec::new()) };
+    assert_eq!(server.responses(vec![heavy]).await.unwrap().len(), 1);
+    // Four megabytes of names each, of a type that there isn't.
+    let unknown = DeltaDiscoveryRequest {
+        type_url: "type.googleapis.com/envoy.config.cluster.v3.Cluster".to_owned(),
+        ..request("gw-x", vec!["x".repeat(200); 20_000])
+    };
+    let responses = server.responses(vec![unknown; 20]).await.unwrap();
+    assert!(responses.iter().all(|response| response.encoded_len() < 4096));
+    println!("{before} MiB before, {} MiB at most", server.peak());
+    assert!(server.peak() < before + 120, "{before} MiB before, {} MiB at most", server.peak());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_takes_as_much_as_is_configured() {
+    // Three quarters of 64 MiB are for this.
+    let server = Policyd::start_with("{bytes_per_address: 67108864}");
+    // 27 MB: half for the names, half for responses that nobody has acknowledged.
+    let requests = |gateway: &'static str| {
+        (0..8).map(move |part| {
+            let names = (0..10_000).map(|n| format!("{part}-{n}-{}", "x".repeat(90)));
+            request(gateway, names.collect())
+        })
+    };
+    let second = async {
+        while server.metric("vipgate_policyd_held_bytes ") < 24_000_000 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        server.stream(requests("gw-y")).await.unwrap_err()
+    };
+    let refusal = tokio::select! {
+        end = server.stream(requests("gw-x")) => panic!("the first one has ended: {end:?}"),
+        refusal = second => refusal,
+    };
+    assert_eq!(refusal.code(), Code::ResourceExhausted, "{refusal}");
+    assert!(refusal.message().contains("for your address (`limits.bytes_per_address`)"), "{refusal}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 
 use super::gateway::{Log, Metrics};
 use super::privileges::Privileges;
@@ -45,7 +46,7 @@ pub struct PolicydConfig {
     pub service_cidrs: Vec<Cidr>,
     /// What becomes of packets from `pod_cidrs` that no policy covers, and that would leave the cluster. Default: `drop` where `pod_cidrs` is set, else `pass`.
     pub uncovered: Option<Uncovered>,
-    /// How many connections there may be.
+    /// How many connections there may be, and how much memory clients may take.
     #[serde(default)]
     pub limits: PolicydLimits,
     /// How gateways are watched.
@@ -70,7 +71,11 @@ fn default_metrics() -> Metrics {
     Metrics { listen: (Ipv4Addr::LOCALHOST, 9470).into() }
 }
 
-/// Connections of gateways and people. When there are too many, the oldest without a stream is closed for a new one.
+/// The least memory for clients: three quarters of it are for requests, of which the longest has 32 MiB.
+const LEAST_BYTES: usize = 64 << 20;
+
+/// Connections of gateways and people. When there are too many, the oldest without a stream is closed for a new one. And memory that
+/// they make the server hold: whoever would have more is refused, and responses beyond wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicydLimits {
@@ -80,12 +85,30 @@ pub struct PolicydLimits {
     /// Of one address (of IPv6: of one network of 64 bits); each gateway has two. Default: 1024.
     #[schemars(range(min = 4))]
     pub connections_per_address: usize,
+    /// Memory for all clients together, bytes: requests as they come, what is remembered of each stream, responses that aren't sent; a
+    /// quarter of it is for responses. The policy itself isn't counted. Default: 1073741824 (1 GiB).
+    #[serde(deserialize_with = "memory")]
+    #[schemars(range(min = LEAST_BYTES))]
+    pub bytes: usize,
+    /// The same for one address. Gateways behind one NAT, or in one network of 64 bits, are one address: when many of them are told of
+    /// many changes at once, each takes up to 24 bytes for each endpoint that changes. Default: 268435456 (256 MiB).
+    #[serde(deserialize_with = "memory")]
+    #[schemars(range(min = LEAST_BYTES))]
+    pub bytes_per_address: usize,
 }
 
 impl Default for PolicydLimits {
     fn default() -> Self {
-        Self { connections: 8192, connections_per_address: 1024 }
+        Self { connections: 8192, connections_per_address: 1024, bytes: 1 << 30, bytes_per_address: 256 << 20 }
     }
+}
+
+fn memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+    let bytes = usize::deserialize(deserializer)?;
+    if bytes < LEAST_BYTES {
+        return Err(D::Error::custom(format_args!("must be {LEAST_BYTES} or more: a request may have 32 MiB")));
+    }
+    Ok(bytes)
 }
 
 /// Leases of gateways that serve.
@@ -162,3 +185,38 @@ fn default_prefix() -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct KubernetesSource {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::schema::{Published, tests::admits};
+    use crate::yaml::Source;
+
+    #[test]
+    fn memory_has_a_default_and_can_be_set_but_not_below_what_a_request_takes() {
+        let text = |limits: &str| format!("source: {{kubernetes: {{}}}}\nlimits: {{{limits}}}");
+        let admitted =
+            |text: &str| admits(Published::PolicydYaml, &Source::new("d.yaml", text.to_owned()).documents().0[0]);
+        for (limits, memory) in [
+            ("connections: 64", (1 << 30, 256 << 20)),
+            ("bytes_per_address: 1073741824", (1 << 30, 1 << 30)),
+            ("bytes: 67108864, bytes_per_address: 67108864", (64 << 20, 64 << 20)),
+        ] {
+            let text = text(limits);
+            let limits = PolicydConfig::parse("d.yaml", &text).unwrap().limits;
+            assert_eq!((limits.bytes, limits.bytes_per_address), memory);
+            assert!(admitted(&text), "{text}");
+        }
+        for (limits, said) in [
+            ("bytes: 67108863", "d.yaml:2: limits.bytes: must be 67108864 or more: a request may have 32 MiB"),
+            ("bytes_per_address: 0", "d.yaml:2: limits.bytes_per_address: must be 67108864 or more"),
+            ("bytes: 1GiB", "d.yaml:2: limits.bytes: "),
+            ("bytes_per_adress: 1073741824", "unknown field, did you mean `bytes_per_address`?"),
+        ] {
+            let text = text(limits);
+            let complaints = PolicydConfig::parse("d.yaml", &text).expect_err(&text).to_string();
+            assert!(complaints.contains(said), "{text}\nsaid: {complaints}");
+            assert!(!admitted(&text), "{text}");
+        }
+    }
+}

@@ -12,20 +12,26 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::room::Slot;
+use super::room::{Exchange, Slot};
 
 /// The longest a client may take for a request, headers and all, and for its first stream.
 const REQUEST: Duration = Duration::from_secs(10);
+/// The longest it may take to receive an answer.
+const ANSWER: Duration = Duration::from_secs(30);
 /// The longest a connection may be unused.
 const IDLE: Duration = Duration::from_secs(75);
 
 /// What a connection must keep to.
 #[derive(Clone, Debug)]
 pub enum Pace {
-    /// HTTP/1: a request must come whole within a time, and the next one within another.
+    /// HTTP/1: a request must come whole within a time, its answer go within another, and the next request begin within a third.
     Requests {
+        /// The requests of this connection.
+        exchange: Arc<Exchange>,
         /// For a request.
         request: Duration,
+        /// For its answer.
+        answer: Duration,
         /// Between two.
         idle: Duration,
     },
@@ -44,8 +50,8 @@ pub enum Pace {
 
 impl Pace {
     /// That of HTTP/1.
-    pub fn requests() -> Self {
-        Self::Requests { request: REQUEST, idle: IDLE }
+    pub fn requests(exchange: Arc<Exchange>) -> Self {
+        Self::Requests { exchange, request: REQUEST, answer: ANSWER, idle: IDLE }
     }
 
     /// That of HTTP/2.
@@ -89,6 +95,19 @@ impl Drop for InUse {
     }
 }
 
+/// HTTP/1: how far the request of a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    /// There is none.
+    Idle,
+    /// A part of it has come.
+    Coming,
+    /// All of it has come, and nothing of its answer has gone.
+    Come,
+    /// A part of its answer has gone.
+    Answering,
+}
+
 /// A connection with a slot. Reading and writing fail once the slot is gone or the time is over, so whoever serves it closes it.
 #[derive(Debug)]
 pub struct Guard<S> {
@@ -97,8 +116,7 @@ pub struct Guard<S> {
     from: Option<IpAddr>,
     pace: Pace,
     timer: Pin<Box<Sleep>>,
-    /// HTTP/1: whether a part of a request has come that isn't answered.
-    is_asked: bool,
+    progress: Progress,
     /// HTTP/2: whether the slot is held.
     is_held: bool,
 }
@@ -115,7 +133,7 @@ impl<S> Guard<S> {
             slot.hold();
         }
         let timer = Box::pin(sleep_until(Instant::now() + first));
-        Self { stream, slot, from: None, pace, timer, is_asked: true, is_held: false }
+        Self { stream, slot, from: None, pace, timer, progress: Progress::Coming, is_held: false }
     }
 
     /// With the address that the log names.
@@ -148,6 +166,13 @@ impl<S> Guard<S> {
                 if is_used { self.slot.hold() } else { self.slot.release() }
             }
         }
+        if let Pace::Requests { exchange, answer, .. } = &self.pace
+            && matches!(self.progress, Progress::Idle | Progress::Coming)
+            && exchange.is_open()
+        {
+            self.progress = Progress::Come;
+            self.timer.as_mut().reset(Instant::now() + *answer);
+        }
         while self.timer.as_mut().poll(context).is_ready() {
             let next = match &self.pace {
                 Pace::Streams { activity, idle, .. } if activity.is_used() => Instant::now() + *idle,
@@ -170,21 +195,28 @@ impl<S> Guard<S> {
     /// Bytes have come.
     fn received(&mut self) {
         if let Pace::Requests { request, .. } = self.pace
-            && !self.is_asked
+            && self.progress == Progress::Idle
         {
-            self.is_asked = true;
+            self.progress = Progress::Coming;
             self.timer.as_mut().reset(Instant::now() + request);
         }
     }
 
-    /// Bytes have gone.
+    /// Bytes have gone. Those that answer no request put no deadline off.
     fn sent(&mut self) {
-        if let Pace::Requests { idle, .. } = self.pace {
-            if self.is_asked {
-                self.is_asked = false;
-                self.slot.release();
-            }
-            self.timer.as_mut().reset(Instant::now() + idle);
+        if self.progress == Progress::Come {
+            self.progress = Progress::Answering;
+        }
+    }
+
+    /// All bytes have gone: whoever serves HTTP/1 flushes once an answer is written, and else while it waits.
+    fn flushed(&mut self) {
+        if let Pace::Requests { exchange, idle, .. } = &self.pace
+            && self.progress == Progress::Answering
+        {
+            self.progress = Progress::Idle;
+            exchange.end();
+            self.timer.as_mut().reset(Instant::now() + *idle);
         }
     }
 }
@@ -229,7 +261,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guard<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        ready!(Pin::new(&mut self.stream).poll_flush(context))?;
+        self.flushed();
+        Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -245,15 +279,21 @@ mod tests {
     use super::*;
 
     const REQUEST: Duration = Duration::from_millis(400);
+    const ANSWER: Duration = Duration::from_millis(600);
     const IDLE: Duration = Duration::from_millis(800);
-
-    fn requests() -> Pace {
-        Pace::Requests { request: REQUEST, idle: IDLE }
-    }
 
     fn guarded(room: &Arc<Room>, pace: Pace) -> (DuplexStream, Guard<DuplexStream>) {
         let (client, server) = duplex(4096);
         (client, Guard::new(server, room.admit([192, 0, 2, 1].into()).unwrap(), pace))
+    }
+
+    /// One with requests.
+    fn asked(room: &Arc<Room>) -> (DuplexStream, Guard<DuplexStream>, Arc<Exchange>) {
+        let (client, server) = duplex(4096);
+        let slot = room.admit([192, 0, 2, 1].into()).unwrap();
+        let exchange = slot.exchange();
+        let pace = Pace::Requests { exchange: exchange.clone(), request: REQUEST, answer: ANSWER, idle: IDLE };
+        (client, Guard::new(server, slot, pace), exchange)
     }
 
     fn room() -> Arc<Room> {
@@ -264,7 +304,7 @@ mod tests {
     async fn a_request_that_comes_byte_by_byte_ends_at_the_deadline_and_so_does_silence() {
         for is_silent in [true, false] {
             let room = room();
-            let (mut client, mut server) = guarded(&room, requests());
+            let (mut client, mut server, _) = asked(&room);
             let begun = Instant::now();
             let slow = tokio::spawn(async move {
                 while is_silent || client.write_all(b"x").await.is_ok() {
@@ -289,16 +329,48 @@ mod tests {
     #[tokio::test]
     async fn requests_in_time_go_on_and_the_next_one_may_take_longer_to_begin() {
         let room = room();
-        let (mut client, mut server) = guarded(&room, requests());
+        let (mut client, mut server, exchange) = asked(&room);
         for _ in 0..3 {
             client.write_all(b"request").await.unwrap();
             assert_eq!(server.read(&mut [0; 16]).await.unwrap(), 7);
+            exchange.begin();
+            // Nothing of the answer is there yet.
+            server.flush().await.unwrap();
+            assert!(exchange.is_open());
             server.write_all(b"response").await.unwrap();
+            server.flush().await.unwrap();
+            assert!(!exchange.is_open());
             tokio::time::sleep(IDLE * 5 / 8).await;
         }
         assert_eq!(room.refused(Reason::Slow), 0);
         assert_eq!(server.read(&mut [0; 16]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert_eq!(room.refused(Reason::Slow), 1);
+    }
+
+    #[tokio::test]
+    async fn what_answers_no_request_puts_no_deadline_off() {
+        let room = room();
+        let (_client, mut server, _) = asked(&room);
+        let begun = Instant::now();
+        server.write_all(b"unasked").await.unwrap();
+        server.flush().await.unwrap();
+        assert_eq!(server.read(&mut [0; 16]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!(begun.elapsed() < IDLE, "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test]
+    async fn an_answer_gives_way_to_nobody_but_must_be_taken_in_time() {
+        let room = Room::new("test", Limits { connections: 4, per_address: 4 });
+        let (mut client, mut server, exchange) = asked(&room);
+        client.write_all(b"request").await.unwrap();
+        assert_eq!(server.read(&mut [0; 16]).await.unwrap(), 7);
+        exchange.begin();
+        let begun = Instant::now();
+        let answering = tokio::spawn(async move { server.write_all(&[0; 8192]).await });
+        let _newer: Vec<Slot> = (0..8).map(|_| room.admit([192, 0, 2, 1].into()).unwrap()).collect();
+        assert_eq!(answering.await.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!(begun.elapsed() >= ANSWER, "{:?}", begun.elapsed());
+        assert_eq!((room.refused(Reason::Superseded), room.refused(Reason::Slow)), (5, 1));
     }
 
     #[tokio::test]
@@ -324,7 +396,7 @@ mod tests {
     #[tokio::test]
     async fn whoever_has_to_give_way_sees_it_at_once() {
         let room = Room::new("test", Limits { connections: 1, per_address: 1 });
-        let (_client, mut server) = guarded(&room, requests());
+        let (_client, mut server, _) = asked(&room);
         let reading = tokio::spawn(async move { server.read(&mut [0; 16]).await });
         tokio::task::yield_now().await;
         let _newer = room.admit([192, 0, 2, 1].into()).unwrap();

@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -97,6 +97,14 @@ pub struct Slot {
     id: u64,
     stays: oneshot::Receiver<()>,
     is_gone: bool,
+}
+
+/// The requests of a connection, one after the other, as what answers them sees it.
+#[derive(Debug)]
+pub struct Exchange {
+    room: Arc<Room>,
+    id: u64,
+    is_open: AtomicBool,
 }
 
 impl Room {
@@ -225,6 +233,43 @@ impl Places {
             }
         }
     }
+
+    /// It is unused, and of all of these the last to give way.
+    fn release(&mut self, id: u64) {
+        self.last += 1;
+        self.set_unused(id, Some(self.last));
+    }
+
+    /// It is used, unless half of the places are, in all or of its address: those who ask and never take the answer keep nobody out.
+    fn hold_some(&mut self, id: u64, limits: Limits) {
+        let Some(place) = self.taken.get(&id) else { return };
+        let in_all = self.taken.len() - self.unused.len();
+        let of_address = self.by_address.get(&place.address).map_or(0, |it| it.count - it.unused.len());
+        if in_all < limits.connections / 2 && of_address < limits.per_address / 2 {
+            self.set_unused(id, None);
+        } else {
+            self.release(id);
+        }
+    }
+}
+
+impl Exchange {
+    /// A request has come whole: while it is answered, the connection gives way to nobody.
+    pub fn begin(&self) {
+        self.room.places().hold_some(self.id, self.room.limits);
+        self.is_open.store(true, Relaxed);
+    }
+
+    /// Whether a request is being answered.
+    pub fn is_open(&self) -> bool {
+        self.is_open.load(Relaxed)
+    }
+
+    /// The answer has gone.
+    pub fn end(&self) {
+        self.is_open.store(false, Relaxed);
+        self.room.places().release(self.id);
+    }
 }
 
 impl Slot {
@@ -235,10 +280,12 @@ impl Slot {
 
     /// It isn't used any more: of all of these it is the last to give way.
     pub fn release(&self) {
-        let mut places = self.room.places();
-        places.last += 1;
-        let now = places.last;
-        places.set_unused(self.id, Some(now));
+        self.room.places().release(self.id);
+    }
+
+    /// The requests of its connection.
+    pub fn exchange(&self) -> Arc<Exchange> {
+        Arc::new(Exchange { room: self.room.clone(), id: self.id, is_open: AtomicBool::new(false) })
     }
 
     /// Waits until it has to give way.
@@ -329,5 +376,35 @@ mod tests {
         drop((fourth, more));
         let places = room.places();
         assert!(places.taken.is_empty() && places.by_address.is_empty() && places.unused.is_empty());
+    }
+
+    #[test]
+    fn who_is_answered_stays_but_half_of_the_places_give_way_whatever_is_asked() {
+        let room = room(8, 4);
+        let mut asked: Vec<Slot> = (0..4).map(|_| room.admit(at(1)).unwrap()).collect();
+        let exchanges: Vec<_> = asked.iter().map(Slot::exchange).collect();
+        for exchange in &exchanges {
+            exchange.begin();
+        }
+        let newer = room.admit(at(1)).unwrap();
+        assert!(gives_way(&mut asked[2]), "the oldest beyond half");
+        assert!(!gives_way(&mut asked[0]) && !gives_way(&mut asked[1]) && !gives_way(&mut asked[3]));
+        exchanges[0].end();
+        assert!(!exchanges[0].is_open() && exchanges[1].is_open());
+        newer.exchange().begin();
+        let _others = [room.admit(at(1)).unwrap(), room.admit(at(1)).unwrap()];
+        assert!(gives_way(&mut asked[3]) && gives_way(&mut asked[0]) && !gives_way(&mut asked[1]));
+        // What has given way is held no more, whatever is said of it.
+        exchanges[0].begin();
+        exchanges[0].end();
+        assert_eq!(room.len(), 4);
+        // In all it is half as well.
+        for address in 2..=5 {
+            let slot = room.admit(at(address)).unwrap();
+            slot.exchange().begin();
+            asked.push(slot);
+        }
+        let places = room.places();
+        assert_eq!((places.taken.len(), places.unused.len()), (8, 4));
     }
 }

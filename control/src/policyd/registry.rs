@@ -7,6 +7,8 @@ use std::time::Instant;
 
 /// Gateways that are remembered when they are gone; beyond it the one that is gone for the longest is forgotten.
 const MOST: usize = 8192;
+/// The same of those that the policy doesn't have: whoever reaches the port may take any such name.
+const MOST_UNKNOWN: usize = 256;
 
 /// A gateway.
 #[derive(Clone, Debug)]
@@ -23,6 +25,8 @@ pub struct Gateway {
     pub in_force: u64,
     /// Why it refused what it was told last.
     pub error: Option<String>,
+    /// Whether the policy had it when it went.
+    is_known: bool,
 }
 
 /// What tells one process of a gateway from another one with the same name.
@@ -89,6 +93,7 @@ impl Registry {
             since: Instant::now(),
             in_force: 0,
             error: None,
+            is_known: false,
         });
         gateway.streams += 1;
         gateway.process = process;
@@ -102,13 +107,19 @@ impl Registry {
         Ok(gateway.streams)
     }
 
-    /// A stream of a gateway has ended.
-    pub fn goes(&self, name: &str) {
-        if let Some(gateway) = self.all().get_mut(name) {
-            gateway.streams = gateway.streams.saturating_sub(1);
-            if gateway.streams == 0 {
-                gateway.since = Instant::now();
-            }
+    /// A stream of a gateway has ended; whether the policy has that gateway.
+    pub fn goes(&self, name: &str, is_known: bool) {
+        let mut all = self.all();
+        let Some(gateway) = all.get_mut(name) else { return };
+        gateway.streams = gateway.streams.saturating_sub(1);
+        if gateway.streams > 0 {
+            return;
+        }
+        (gateway.since, gateway.is_known) = (Instant::now(), is_known);
+        let unknown = || all.iter().filter(|(_, gateway)| gateway.streams == 0 && !gateway.is_known);
+        if unknown().count() > MOST_UNKNOWN {
+            let oldest = unknown().min_by_key(|(_, gateway)| gateway.since).map(|(name, _)| name.clone());
+            oldest.and_then(|name| all.remove(&name));
         }
     }
 
@@ -127,5 +138,30 @@ impl Registry {
         if let Some(gateway) = self.all().get_mut(name) {
             gateway.error = Some(reason);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_gateways_that_the_policy_does_not_have_few_are_remembered() {
+        let registry = Registry::default();
+        let come_and_go = |name: &str, is_known| {
+            assert_eq!(registry.comes(name, Process::Unknown, None), Ok(1));
+            registry.goes(name, is_known);
+        };
+        registry.comes("stays", Process::Unknown, None).unwrap();
+        for n in 0..300 {
+            come_and_go(&format!("known-{n}"), true);
+        }
+        for n in 0..1000 {
+            come_and_go(&format!("unknown-{n}"), false);
+        }
+        let all = registry.list();
+        assert_eq!(all.len(), 1 + 300 + MOST_UNKNOWN);
+        // Those that went last, and whoever hasn't gone.
+        assert!(all.contains_key("stays") && all.contains_key("unknown-999") && !all.contains_key("unknown-743"));
     }
 }

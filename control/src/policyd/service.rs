@@ -1,5 +1,7 @@
 //! The discovery service over gRPC: a task for each stream, which tells its gateway what is published and notes what the
-//! gateway says to that.
+//! gateway says to that. What a client makes it hold is charged, and a stream that makes no progress ends.
+
+mod outgoing;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,14 +10,15 @@ use std::time::Duration;
 use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryRequest;
 use envoy_types::pb::google::protobuf::value::Kind as ValueKind;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_stream::Stream as Responses;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response as Reply, Status, Streaming};
+use tonic::{Code, Request, Response as Reply, Status, Streaming};
 
-use super::budget::{Budget, Charge};
-use super::codec::Response;
+use self::outgoing::{Discard, Outgoing};
+use super::budget::{Budget, Charge, Purpose};
+use super::codec::{Response, cost};
 use super::figures::Figures;
 use super::identity::{Peer, Refusals};
 use super::publication::Publication;
@@ -49,6 +52,15 @@ const NO_REQUEST: Duration = Duration::from_secs(10);
 const LONGEST_NAME: usize = 253;
 /// Streams of one gateway: the one before may not have noticed yet that it is over.
 const MOST_STREAMS: u32 = 16;
+/// Responses that a client must take within the time for streams that make no progress: about a megabyte, so that a client that reads
+/// next to nothing doesn't hold an old publication for hours.
+const LEAST_TAKEN: usize = 16;
+/// Why a stream makes no progress.
+const NOT_TAKEN: &str = "the client doesn't take responses";
+const NO_MEMORY: &str = "there is no memory for a response (`limits.bytes`, `limits.bytes_per_address`)";
+/// How soon to look again whether there is memory: for a response, and for an update, which takes longer to put together.
+const RESPONSE_PAUSE: Duration = Duration::from_millis(20);
+const UPDATE_PAUSE: Duration = Duration::from_millis(100);
 
 /// What all streams share.
 #[derive(Clone, Debug)]
@@ -79,11 +91,21 @@ impl AggregatedDiscoveryService for Discovery {
         let first = timeout(FIRST_REQUEST, requests.message()).await.unwrap_or(Ok(None))?;
         let gateway = first.as_ref().map(|request| self.admit(request, &peer)).transpose()?;
         let (sender, receiver) = mpsc::channel(QUEUE);
-        let charge = self.budget.charge(peer.address);
-        let task =
-            Task { shared: self.clone(), stream: Stream::default(), gateway, sender, peer, patience: None, charge };
+        let (outgoing, discard) = Outgoing::new(receiver);
+        let charge = self.budget.charge(peer.address, Purpose::Requests);
+        let task = Task {
+            shared: self.clone(),
+            stream: Stream::default(),
+            gateway,
+            sender,
+            discard,
+            peer,
+            patience: None,
+            no_memory_since: None,
+            charge,
+        };
         tokio::spawn(task.run(first, requests));
-        Ok(Reply::new(Box::pin(ReceiverStream::new(receiver))))
+        Ok(Reply::new(Box::pin(outgoing)))
     }
 }
 
@@ -108,7 +130,7 @@ impl Discovery {
         match self.registry.comes(&name, process, peer.address) {
             Ok(..=MOST_STREAMS) => {}
             Ok(_) => {
-                self.registry.goes(&name);
+                self.registry.goes(&name, self.has(&name));
                 let why = format!("gateway {name} has {MOST_STREAMS} streams already: is its name used twice?");
                 return Err(Status::resource_exhausted(why));
             }
@@ -125,6 +147,11 @@ impl Discovery {
         tracing::info!(event = "gateway_connected", gateway = name, address = ?peer.address, "gateway connected");
         Ok(name)
     }
+
+    /// Whether the policy has a gateway of this name.
+    fn has(&self, name: &str) -> bool {
+        self.published.borrow().as_ref().is_some_and(|it| it.deal.peer(name).is_some())
+    }
 }
 
 /// The process that a node says it is.
@@ -135,31 +162,70 @@ fn incarnation(node: &Node) -> Option<u64> {
     }
 }
 
+/// What gateways are told.
+type Published = watch::Receiver<Option<Arc<Publication>>>;
+
+/// Why a stream ends, if there is anybody to learn it.
+type End = Option<Status>;
+
 struct Task {
     shared: Discovery,
     stream: Stream,
     /// The gateway's name, once it has said it.
     gateway: Option<String>,
     sender: mpsc::Sender<Result<Response, Status>>,
+    /// Drops what the client doesn't read.
+    discard: Discard,
     peer: Peer,
-    /// Until when a client that owes answers isn't told more, though there is more to tell.
+    /// Until when a client isn't told more, though there is more to tell: it owes answers, or there is no memory for it.
     patience: Option<Instant>,
+    /// Since when there is none.
+    no_memory_since: Option<Instant>,
     /// What the stream holds.
     charge: Charge,
 }
 
-/// The stream is over.
-struct Over;
-
 impl Task {
     async fn run(mut self, first: Option<DeltaDiscoveryRequest>, mut requests: Streaming<DeltaDiscoveryRequest>) {
-        if let Ok(first) = self.introduce(first, &mut requests).await {
-            self.serve(first, requests).await;
-        }
+        let status = self.serve(first, &mut requests).await.err().flatten();
         if let Some(name) = &self.gateway {
-            self.shared.registry.goes(name);
+            self.shared.registry.goes(name, self.shared.has(name));
             tracing::info!(event = "gateway_lost", gateway = name, address = ?self.peer.address, "gateway gone");
         }
+        // All that it holds now is what waits for the network.
+        drop(requests);
+        self.stream = Stream::default();
+        self.charge.force(0);
+        self.end(status).await;
+    }
+
+    /// Ends the stream, with a reason if there is anybody to learn it. A client that doesn't read loses what waits for it.
+    async fn end(&self, status: Option<Status>) {
+        if let Some(status) = status {
+            if let (Some(name), Code::ResourceExhausted | Code::DeadlineExceeded) = (&self.gateway, status.code()) {
+                self.shared.refusals.log(&self.peer, name, &status);
+            }
+            if let Err(TrySendError::Full(Err(status))) = self.sender.try_send(Err(status)) {
+                return self.discard.discard(status);
+            }
+        }
+        if timeout(self.shared.budget.stall_timeout(), self.sender.reserve_many(QUEUE)).await.is_err() {
+            self.discard.discard(self.stalled(NOT_TAKEN));
+        }
+    }
+
+    async fn serve(
+        &mut self,
+        first: Option<DeltaDiscoveryRequest>,
+        requests: &mut Streaming<DeltaDiscoveryRequest>,
+    ) -> Result<(), End> {
+        let first = self.introduce(first, requests).await?;
+        let mut published = self.shared.published.clone();
+        for request in self.until_ready(first, requests, &mut published).await? {
+            self.hear(request, &published)?;
+        }
+        self.tell(&published).await?;
+        self.follow(requests, &mut published).await
     }
 
     /// The first request, and with it the gateway's name.
@@ -167,90 +233,91 @@ impl Task {
         &mut self,
         first: Option<DeltaDiscoveryRequest>,
         requests: &mut Streaming<DeltaDiscoveryRequest>,
-    ) -> Result<DeltaDiscoveryRequest, Over> {
-        let request = match first {
-            Some(request) => request,
-            None => match timeout(NO_REQUEST, requests.message()).await {
-                Ok(Ok(Some(request))) => request,
-                Ok(Ok(None)) => return Err(Over),
-                Ok(Err(status)) => return self.end(status).await.and(Err(Over)),
-                Err(_) => {
-                    let why = format!("no request within {} s", NO_REQUEST.as_secs());
-                    return self.end(Status::deadline_exceeded(why)).await.and(Err(Over));
-                }
-            },
+    ) -> Result<DeltaDiscoveryRequest, End> {
+        let request = if let Some(request) = first {
+            request
+        } else if let Ok(request) = timeout(NO_REQUEST, requests.message()).await {
+            request.map_err(Some)?.ok_or(None)?
+        } else {
+            let why = format!("no request within {} s", NO_REQUEST.as_secs());
+            return Err(Some(Status::deadline_exceeded(why)));
         };
         if self.gateway.is_none() {
-            match self.shared.admit(&request, &self.peer) {
-                Ok(name) => self.gateway = Some(name),
-                Err(status) => return self.end(status).await.and(Err(Over)),
-            }
+            self.gateway = Some(self.shared.admit(&request, &self.peer).map_err(Some)?);
         }
         Ok(request)
     }
 
-    async fn serve(&mut self, first: DeltaDiscoveryRequest, mut requests: Streaming<DeltaDiscoveryRequest>) {
-        let mut published = self.shared.published.clone();
-        // Nobody is told that there is nothing just because the source hasn't been read yet.
-        let ready = tokio::select! {
-            ready = published.wait_for(Option::is_some) => ready.is_ok(),
-            () = self.sender.closed() => false,
-        };
-        if ready && self.request(first, &mut published).await.is_ok() {
-            self.follow(&mut requests, &mut published).await;
+    /// Waits until there is a policy: nobody is told that there is nothing just because the source hasn't been read yet. What the client
+    /// asks for meanwhile, but for what names it.
+    async fn until_ready(
+        &mut self,
+        first: DeltaDiscoveryRequest,
+        requests: &mut Streaming<DeltaDiscoveryRequest>,
+        published: &mut Published,
+    ) -> Result<Vec<DeltaDiscoveryRequest>, End> {
+        let (mut kept, mut bytes) = (Vec::new(), 0);
+        let mut request = first;
+        loop {
+            request.node = None;
+            bytes += cost(&request);
+            kept.push(request);
+            if published.borrow().is_some() {
+                return Ok(kept);
+            }
+            self.charge.set(bytes).map_err(Some)?;
+            tokio::select! {
+                ready = published.wait_for(Option::is_some) => match ready {
+                    Ok(_) => return Ok(kept),
+                    Err(_) => return Err(Some(stopping())),
+                },
+                next = requests.message() => request = next.map_err(Some)?.ok_or(None)?,
+                () = self.sender.closed() => return Err(None),
+            }
         }
     }
 
     async fn follow(
         &mut self,
         requests: &mut Streaming<DeltaDiscoveryRequest>,
-        published: &mut watch::Receiver<Option<Arc<Publication>>>,
-    ) {
+        published: &mut Published,
+    ) -> Result<(), End> {
         loop {
-            let step = tokio::select! {
-                request = requests.message() => match request {
-                    Ok(Some(request)) => self.request(request, published).await,
-                    Ok(None) => Err(Over),
-                    // Too long, or more than the server holds: the client should learn why.
-                    Err(status) => self.end(status).await,
-                },
+            tokio::select! {
+                // Too long or too slow, or more than the server holds: the client should learn why.
+                request = requests.message() => {
+                    let request = request.map_err(Some)?.ok_or(None)?;
+                    self.request(request, published).await?;
+                }
                 () = sleep_until(self.patience.unwrap_or_else(Instant::now)), if self.patience.is_some() => {
                     // It doesn't answer at all: that is no reason to tell it nothing more.
-                    self.tell_news(published).await
+                    self.tell_news(published).await?;
                 }
-                changed = published.changed() => match changed {
-                    Ok(()) => self.publish(published).await,
-                    Err(_) => self.end(Status::unavailable("the policy server stops")).await,
-                },
-                () = self.sender.closed() => Err(Over),
-            };
-            if step.is_err() {
-                return;
+                changed = published.changed() => {
+                    changed.map_err(|_| Some(stopping()))?;
+                    self.publish(published).await?;
+                }
+                () = self.sender.closed() => return Err(None),
             }
         }
     }
 
-    async fn request(
-        &mut self,
-        request: DeltaDiscoveryRequest,
-        published: &mut watch::Receiver<Option<Arc<Publication>>>,
-    ) -> Result<(), Over> {
-        let Some(current) = published.borrow().clone() else { return Ok(()) };
-        let answer = self.stream.request(request, &current).and_then(|answer| {
-            self.charge.set(self.stream.held())?;
-            Ok(answer)
-        });
-        match answer {
-            Err(status) => self.end(status).await,
-            Ok((responses, heard)) => {
-                self.note(heard);
-                self.tell(responses).await?;
-                if self.patience.is_some() && !self.stream.is_busy() {
-                    return self.tell_news(published).await;
-                }
-                Ok(())
-            }
+    async fn request(&mut self, request: DeltaDiscoveryRequest, published: &mut Published) -> Result<(), End> {
+        self.hear(request, published)?;
+        self.tell(published).await?;
+        if self.patience.is_some() && !self.stream.is_busy() {
+            return self.tell_news(published).await;
         }
+        Ok(())
+    }
+
+    /// Takes in a request.
+    fn hear(&mut self, request: DeltaDiscoveryRequest, published: &Published) -> Result<(), End> {
+        let Some(current) = published.borrow().clone() else { return Ok(()) };
+        let heard = self.stream.request(request, &current).map_err(Some)?;
+        self.charge.set(self.stream.held()).map_err(Some)?;
+        self.note(heard);
+        Ok(())
     }
 
     fn note(&self, heard: Heard) {
@@ -269,7 +336,7 @@ impl Task {
         }
     }
 
-    async fn publish(&mut self, published: &mut watch::Receiver<Option<Arc<Publication>>>) -> Result<(), Over> {
+    async fn publish(&mut self, published: &mut Published) -> Result<(), End> {
         if self.stream.is_busy() {
             self.patience.get_or_insert_with(|| Instant::now() + PATIENCE);
             return Ok(());
@@ -277,33 +344,80 @@ impl Task {
         self.tell_news(published).await
     }
 
-    async fn tell_news(&mut self, published: &mut watch::Receiver<Option<Arc<Publication>>>) -> Result<(), Over> {
+    /// Tells of the current publication. Without memory for it, it is tried again, and answers are taken meanwhile: they set some free.
+    async fn tell_news(&mut self, published: &mut Published) -> Result<(), End> {
         self.patience = None;
         let new = published.borrow_and_update().clone();
         let Some(new) = new else { return Ok(()) };
-        let responses = self.stream.publish(&new).and_then(|responses| {
-            self.charge.set(self.stream.held())?;
-            Ok(responses)
-        });
-        match responses {
-            Ok(responses) => self.tell(responses).await,
-            Err(status) => self.end(status).await,
+        let Some(update) = self.stream.update(&new).map_err(Some)? else {
+            self.no_memory_since = None;
+            return Ok(());
+        };
+        let bytes = self.stream.held() + update.bytes();
+        if !self.charge.try_set(bytes) {
+            let now = Instant::now();
+            let since = *self.no_memory_since.get_or_insert(now);
+            if now.duration_since(since) < self.shared.budget.stall_timeout() {
+                self.patience = Some(now + UPDATE_PAUSE);
+                return Ok(());
+            }
+            self.charge.set(bytes).map_err(Some)?;
         }
+        self.no_memory_since = None;
+        self.stream.publish(update);
+        drop(new);
+        self.tell(published).await
     }
 
-    async fn tell(&self, responses: Vec<Response>) -> Result<(), Over> {
-        for response in responses {
+    /// Sends what the client is to be told, each response when there is memory for it and the client has taken those before.
+    async fn tell(&mut self, published: &Published) -> Result<(), End> {
+        let stall_timeout = self.shared.budget.stall_timeout();
+        let (mut sent, mut until) = (0_usize, Instant::now() + stall_timeout);
+        while let Some(size) = self.stream.next_size() {
+            let mut charge = self.shared.budget.charge(self.peer.address, Purpose::Responses);
+            while !self.may_hold(published) || !charge.try_set(size) {
+                let now = Instant::now();
+                if now >= until {
+                    return Err(Some(self.stalled(NO_MEMORY)));
+                }
+                tokio::select! {
+                    () = sleep_until(until.min(now + RESPONSE_PAUSE)) => {}
+                    () = self.sender.closed() => return Err(None),
+                }
+            }
+            let Some(response) = self.stream.next_response() else { break };
+            charge.force(response.bytes.len());
+            let response = Response { charge: Some(charge), ..response };
+            match timeout_at(until, self.sender.send(Ok(response))).await {
+                Ok(outcome) => outcome.map_err(|_| None)?,
+                Err(_) => return Err(Some(self.stalled(NOT_TAKEN))),
+            }
             self.shared.figures.responses.add();
-            self.sender.send(Ok(response)).await.map_err(|_| Over)?;
+            sent += 1;
+            if sent.is_multiple_of(LEAST_TAKEN) {
+                until = Instant::now() + stall_timeout;
+            }
         }
+        // Nothing is told any more of a publication that is past.
+        self.charge.try_set(self.stream.held());
         Ok(())
     }
 
-    async fn end(&self, status: Status) -> Result<(), Over> {
-        // Whoever has gone away needs no reason.
-        let _ = self.sender.send(Err(status)).await;
-        Err(Over)
+    /// Whether there is memory for what the stream holds, with its part of a publication that only such streams still hold.
+    fn may_hold(&mut self, published: &Published) -> bool {
+        let current = published.borrow().as_ref().map_or(0, |it| it.number);
+        self.charge.try_set(self.stream.held() + self.stream.lag(current))
     }
+
+    fn stalled(&self, why: &str) -> Status {
+        self.shared.budget.refused.add();
+        let seconds = self.shared.budget.stall_timeout().as_secs();
+        Status::deadline_exceeded(format!("no progress within {seconds} s: {why}"))
+    }
+}
+
+fn stopping() -> Status {
+    Status::unavailable("the policy server stops")
 }
 
 #[cfg(test)]

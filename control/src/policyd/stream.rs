@@ -1,7 +1,11 @@
 //! One gateway's stream: what it wants, what it was told, what it has acknowledged. No I/O: requests and publications go in,
-//! responses come out. Subscriptions are those of Envoy's incremental xDS, with and without wildcard ("How the client specifies what
-//! resources to return" in its description of the protocol).
+//! responses come out, each made when there is room for it: a client that doesn't read them makes the server hold keys, and no text.
+//! Subscriptions are those of Envoy's incremental xDS, with and without wildcard ("How the client specifies what resources to return" in
+//! its description of the protocol).
 
+mod pending;
+
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -9,8 +13,9 @@ use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, Delt
 use prost::Message;
 use tonic::Status;
 
+use self::pending::{Batch, Keys, NAME, Pending, SHARED, Told};
 use super::codec::Response;
-use super::publication::{Chunk, Publication, Published, chunks};
+use super::publication::{Chunk, Publication, Published};
 use crate::xds::resource::{Content, Key, Kind};
 
 /// Responses that a client may leave unanswered; a client that doesn't answer at all is told nothing more.
@@ -23,11 +28,15 @@ const WILDCARD: &str = "*";
 /// Bytes that one stream may make the server hold: names that the client has sent, responses that it hasn't answered, and what it has
 /// refused.
 const MOST_HELD: usize = 32 << 20;
-/// What a name costs beside its bytes, in a subscription and among what was refused; and what one costs that the publication has as well.
-const NAME: usize = 72;
-const SHARED: usize = 24;
-/// What a response costs that hasn't been answered, beside the names that it tells of.
-const RESPONSE: usize = 128;
+/// What a resource costs of a publication that isn't the current one any more: its entry, its item of the deal, its part of encoded
+/// responses. The rest it shares with later ones.
+const RESOURCE: usize = 400;
+/// The longest reason of a refusal that is kept, bytes.
+const LONGEST_REASON: usize = 1024;
+/// The longest name of a type that we don't have; how many names of its resources are answered, and their bytes.
+const LONGEST_TYPE: usize = 512;
+const MOST_UNKNOWN: usize = 16;
+const LONGEST_UNKNOWN: usize = 256;
 
 /// What a client wants of one kind.
 #[derive(Debug, Default)]
@@ -67,19 +76,22 @@ struct InFlight {
     /// The publication that it is of.
     number: u64,
     told: Told,
-    /// What it costs.
+    /// What it costs, beside the names that it tells of.
     bytes: usize,
 }
 
-/// What a response told, or a part of it.
-#[derive(Clone, Debug)]
-enum Told {
-    /// All of a kind.
-    All(Kind, Arc<Publication>),
-    /// What became of these, which publications name.
-    Keys(Arc<[Key]>),
-    /// What became of these, which the client has named.
-    Named(Arc<[Key]>),
+/// The responses that bring a client from one publication to another.
+#[derive(Debug)]
+pub struct Update {
+    publication: Arc<Publication>,
+    batch: Batch,
+}
+
+impl Update {
+    /// Bytes that it makes the server hold until it is acknowledged.
+    pub fn bytes(&self) -> usize {
+        self.batch.bytes
+    }
 }
 
 /// What an answer has told us.
@@ -89,7 +101,7 @@ pub enum Heard {
     Nothing,
     /// A response is in force.
     Accepted,
-    /// A response was refused, and why.
+    /// A response was refused, and why: no more of it than people need.
     Refused(String),
 }
 
@@ -99,11 +111,16 @@ pub struct Stream {
     subscriptions: BTreeMap<Kind, Subscription>,
     /// What was told last.
     at: Option<Arc<Publication>>,
+    /// Responses of it that are to be made.
+    pending: VecDeque<Pending>,
     in_flight: VecDeque<InFlight>,
+    /// What both of these cost.
     in_flight_bytes: usize,
     /// What the client was told, but may not hold.
     owed: BTreeSet<Key>,
     owed_bytes: usize,
+    /// Kinds of which that is everything.
+    owed_kinds: BTreeSet<Kind>,
     nonces: u64,
     in_force: u64,
 }
@@ -120,14 +137,11 @@ impl Stream {
         names + self.in_flight_bytes + self.owed_bytes
     }
 
-    fn check(&self) -> Result<(), Status> {
-        if self.held() <= MOST_HELD {
-            return Ok(());
-        }
-        Err(Status::resource_exhausted(format!(
-            "the names and unanswered responses of this stream take more than {} MiB",
-            MOST_HELD >> 20
-        )))
+    /// Bytes of the publication that the client is told, when that isn't the current one any more: its part, among all that hold it.
+    pub fn lag(&self, current: u64) -> usize {
+        let Some(at) = self.at.as_ref().filter(|at| at.number != current) else { return 0 };
+        let resources: usize = Kind::ALL.iter().map(|kind| at.of(*kind).len()).sum();
+        resources * RESOURCE / Arc::strong_count(at)
     }
 
     /// Whether the client should answer before it is told more.
@@ -137,19 +151,16 @@ impl Stream {
         numbers.len() >= MOST_UNDER_WAY
     }
 
-    /// Takes in a request; `current` is what to tell a client that was told nothing yet.
+    /// Takes in a request; `current` is what to tell a client that was told nothing yet. What it asks for is pending then.
     ///
     /// # Errors
     /// When the client doesn't keep to the protocol: the stream ends.
-    pub fn request(
-        &mut self,
-        request: DeltaDiscoveryRequest,
-        current: &Arc<Publication>,
-    ) -> Result<(Vec<Response>, Heard), Status> {
+    pub fn request(&mut self, request: DeltaDiscoveryRequest, current: &Arc<Publication>) -> Result<Heard, Status> {
         let heard = self.hear(&request);
-        self.check()?;
+        check(self.held())?;
         let Some(kind) = Kind::of_url(&request.type_url) else {
-            return Ok((self.unknown(&request), heard));
+            self.tell_unknown(&request)?;
+            return check(self.held()).map(|()| heard);
         };
         let DeltaDiscoveryRequest { resource_names_subscribe: more, resource_names_unsubscribe: less, .. } = request;
         let (mut more, mut less) = (BTreeSet::from_iter(more), BTreeSet::from_iter(less));
@@ -162,12 +173,11 @@ impl Stream {
         subscription.all = wants_all || subscription.all && !leaves_all;
         subscription.change(&less, &more);
         let is_wildcard = subscription.all;
-        self.check()?;
+        check(self.held())?;
         let at = self.at.get_or_insert_with(|| current.clone()).clone();
         let mut known = request.initial_resource_versions;
-        let mut responses = Vec::new();
         if all_is_new {
-            responses = self.tell_all(kind, &at, &known);
+            self.tell_all(kind, &at, &known);
             // These are told.
             more.retain(|name| at.get(&Key { kind, name: name.as_str().into() }).is_none());
         }
@@ -180,66 +190,105 @@ impl Stream {
             more.append(&mut less);
         }
         if !more.is_empty() {
-            responses.extend(self.tell_named(kind, &at, more, &known));
+            self.tell_named(kind, &at, more, &known);
         }
-        self.check()?;
-        Ok((responses, heard))
+        check(self.held()).map(|()| heard)
     }
 
-    /// What to tell of a new publication.
+    /// What to tell of a new publication; none: the client is told it already, or nothing yet.
     ///
     /// # Errors
     /// When the client has left too much unanswered: the stream ends.
-    pub fn publish(&mut self, new: &Arc<Publication>) -> Result<Vec<Response>, Status> {
-        let Some(at) = self.at.clone().filter(|at| at.number != new.number) else { return Ok(Vec::new()) };
+    pub fn update(&self, new: &Arc<Publication>) -> Result<Option<Update>, Status> {
+        let Some(at) = self.at.as_ref().filter(|at| at.number != new.number) else { return Ok(None) };
         if self.in_flight.len() > MOST_IN_FLIGHT {
             return Err(Status::resource_exhausted(format!("{MOST_IN_FLIGHT} responses without an answer")));
         }
-        self.at = Some(new.clone());
-        let plain = self.owed.is_empty() && self.subscriptions.values().all(|subscription| subscription.all);
-        if plain && at.number + 1 == new.number {
-            let keys: Arc<[Key]> = new.difference.clone().into();
-            let news = new.news();
-            let wanted = news.iter().filter(|chunk| self.subscriptions.contains_key(&chunk.kind)).cloned().collect();
-            let responses = self.send_all(wanted, new, &Told::Keys(keys));
-            return self.check().map(|()| responses);
-        }
-        let mut keys = new.differing_from(&at);
-        keys.extend(std::mem::take(&mut self.owed));
-        self.owed_bytes = 0;
-        let subscriptions = &self.subscriptions;
-        let wanted = |key: &Key| subscriptions.get(&key.kind).is_some_and(|subscription| subscription.wants(key));
-        let news = new.differing(&keys, wanted);
-        let responses = self.send_all(news, new, &Told::Keys(keys.into()));
-        self.check().map(|()| responses)
-    }
-
-    /// Responses that tell this together.
-    fn send_all(&mut self, chunks: Vec<Chunk>, publication: &Arc<Publication>, told: &Told) -> Vec<Response> {
-        let names = match told {
-            Told::All(..) => 0,
-            Told::Keys(keys) => keys.len() * SHARED,
-            Told::Named(keys) => keys.iter().map(|key| key.name.len() + NAME).sum(),
+        let is_owed = !self.owed.is_empty() || !self.owed_kinds.is_empty();
+        let wants_all = self.subscriptions.values().all(|subscription| subscription.all);
+        let batch = if wants_all && !is_owed && at.number + 1 == new.number {
+            let keys = Keys { list: new.difference.clone(), bytes: new.difference.len() * SHARED };
+            let is_wanted = |chunk: &&Chunk| self.subscriptions.contains_key(&chunk.kind);
+            Batch::encoded(new.news().iter().filter(is_wanted), &Told::Keys(Arc::new(keys)))
+        } else {
+            let list = self.differing(at, new);
+            let bytes = list.len() * SHARED + self.owed_bytes;
+            Batch::of_keys(new, Keys { list, bytes })
         };
-        let bytes = RESPONSE + names / chunks.len().max(1);
-        let mut responses = Vec::with_capacity(chunks.len());
-        for chunk in chunks {
-            self.nonces += 1;
-            let nonce = self.nonces.to_string();
-            let told = told.clone();
-            self.in_flight.push_back(InFlight { nonce: nonce.clone(), number: publication.number, told, bytes });
-            self.in_flight_bytes += bytes;
-            responses.push(Response { bytes: chunk.bytes, nonce });
-        }
-        responses
+        check(self.held() + batch.bytes)?;
+        Ok(Some(Update { publication: new.clone(), batch }))
     }
 
-    /// The client may not hold these, whatever it was told.
-    fn owe(&mut self, keys: impl IntoIterator<Item = Key>) {
-        for key in keys {
-            let bytes = key.name.len() + NAME;
-            if self.owed.insert(key) {
-                self.owed_bytes += bytes;
+    /// Begins to tell of a publication.
+    pub fn publish(&mut self, update: Update) {
+        self.at = Some(update.publication);
+        self.owed.clear();
+        self.owed_kinds.clear();
+        self.owed_bytes = 0;
+        self.push(update.batch);
+    }
+
+    /// About how long the next response is, bytes; none: there is none.
+    pub fn next_size(&self) -> Option<usize> {
+        self.pending.front().map(|pending| pending.body.size())
+    }
+
+    /// The next response.
+    pub fn next_response(&mut self) -> Option<Response> {
+        let Pending { body, told, bytes } = self.pending.pop_front()?;
+        let at = self.at.clone().unwrap_or_default();
+        self.nonces += 1;
+        let nonce = self.nonces.to_string();
+        match told {
+            Some(told) => {
+                self.in_flight.push_back(InFlight { nonce: nonce.clone(), number: at.number, told, bytes });
+            }
+            None => self.in_flight_bytes -= bytes,
+        }
+        Some(Response { bytes: body.encode(&at), nonce, charge: None })
+    }
+
+    /// What the client is to be told that has one publication, and gets another: what comes before what goes, and the settings last. What
+    /// goes, goes in the opposite order: what names something before what it names. Only what endpoints name goes when they name it no
+    /// more.
+    fn differing(&self, at: &Publication, new: &Publication) -> Vec<Key> {
+        let mut keys = new.differing_from(at);
+        keys.extend(self.owed.iter().cloned());
+        for kind in &self.owed_kinds {
+            keys.extend(new.of(*kind).iter().map(|it| it.key.clone()));
+        }
+        keys.retain(|key| self.subscriptions.get(&key.kind).is_some_and(|subscription| subscription.wants(key)));
+        keys.sort_unstable();
+        keys.dedup();
+        let comes = |key: &Key| key.kind == Kind::Endpoint || new.get(key).is_some();
+        let (there, mut gone): (Vec<Key>, Vec<Key>) = keys.into_iter().partition(comes);
+        let (mut keys, settings): (Vec<Key>, Vec<Key>) = there.into_iter().partition(|key| key.kind != Kind::Settings);
+        gone.sort_by_key(|key| Reverse(key.kind));
+        keys.extend(gone);
+        keys.extend(settings);
+        keys
+    }
+
+    fn push(&mut self, batch: Batch) {
+        self.in_flight_bytes += batch.bytes;
+        self.pending.extend(batch.responses);
+    }
+
+    /// The client may not hold this, whatever it was told.
+    fn owe(&mut self, told: &Told) {
+        match told {
+            Told::All(kind) => {
+                self.owed_kinds.insert(*kind);
+            }
+            Told::Keys(keys) => {
+                for key in &keys.list {
+                    let is_shared = self.at.as_ref().is_some_and(|at| at.get(key).is_some());
+                    // A tree takes more than a list.
+                    let bytes = if is_shared { 2 * SHARED } else { key.name.len() + NAME };
+                    if self.owed.insert(key.clone()) {
+                        self.owed_bytes += bytes;
+                    }
+                }
             }
         }
     }
@@ -249,45 +298,38 @@ impl Stream {
         let known = |it: &InFlight| it.nonce == request.response_nonce;
         let Some(place) = self.in_flight.iter().position(known) else { return Heard::Nothing };
         let Some(InFlight { number, told, bytes, .. }) = self.in_flight.remove(place) else { return Heard::Nothing };
-        self.in_flight_bytes -= bytes;
+        self.in_flight_bytes -= bytes + told.freed();
         let Some(error) = &request.error_detail else {
             // In force as a whole is what nothing is missing of.
-            if self.owed.is_empty() && self.in_flight.iter().all(|it| it.number > number) {
+            let is_owed = !self.owed.is_empty() || !self.owed_kinds.is_empty();
+            let is_told = self.pending.is_empty() || self.at.as_ref().is_some_and(|at| at.number > number);
+            if !is_owed && is_told && self.in_flight.iter().all(|it| it.number > number) {
                 self.in_force = self.in_force.max(number);
             }
             return Heard::Accepted;
         };
-        match told {
-            Told::All(kind, publication) => self.owe(publication.of(kind).iter().map(|it| it.key.clone())),
-            Told::Keys(keys) | Told::Named(keys) => self.owe(keys.iter().cloned()),
-        }
-        Heard::Refused(error.message.clone())
+        self.owe(&told);
+        Heard::Refused(shortened(&error.message))
     }
 
-    fn tell_all(&mut self, kind: Kind, at: &Arc<Publication>, known: &HashMap<String, String>) -> Vec<Response> {
-        if known.is_empty() {
-            let whole = at.whole(kind);
-            return self.send_all(whole.to_vec(), at, &Told::All(kind, at.clone()));
-        }
-        let same = |it: &&Published| known.get(&*it.key.name).is_none_or(|version| !is_version(version, &it.content));
-        let there: Vec<&Published> = at.of(kind).iter().filter(same).collect();
+    fn tell_all(&mut self, kind: Kind, at: &Publication, known: &HashMap<String, String>) {
+        let all = at.of(kind);
+        let differs =
+            |it: &&Published| known.get(&*it.key.name).is_none_or(|version| !is_version(version, &it.content));
+        let there: Vec<&Published> = all.iter().filter(differs).collect();
         let exists = |name: &str| at.get(&Key { kind, name: name.into() }).is_some();
         let gone: Vec<String> = known.keys().filter(|name| !exists(name)).cloned().collect();
-        // The settings are told in any case: they say that all is told.
-        let there = if kind == Kind::Settings { at.of(kind).iter().collect() } else { there };
-        if there.is_empty() && gone.is_empty() {
-            return Vec::new();
+        if there.len() == all.len() && gone.is_empty() {
+            // That is encoded once for all.
+            self.push(Batch::encoded(at.whole(kind).iter(), &Told::All(kind)));
+            return;
         }
-        self.tell(kind, at, &there, gone)
+        // The settings are told in any case: they say that all is told.
+        let there = if kind == Kind::Settings { all.iter().collect() } else { there };
+        self.tell(kind, at, &there, &gone);
     }
 
-    fn tell_named(
-        &mut self,
-        kind: Kind,
-        at: &Arc<Publication>,
-        names: BTreeSet<String>,
-        known: &HashMap<String, String>,
-    ) -> Vec<Response> {
+    fn tell_named(&mut self, kind: Kind, at: &Publication, names: BTreeSet<String>, known: &HashMap<String, String>) {
         let (mut there, mut gone) = (Vec::new(), Vec::new());
         for name in names {
             match at.get(&Key { kind, name: name.as_str().into() }) {
@@ -297,32 +339,53 @@ impl Stream {
                 None => gone.push(name),
             }
         }
-        if there.is_empty() && gone.is_empty() {
-            return Vec::new();
-        }
-        self.tell(kind, at, &there, gone)
+        self.tell(kind, at, &there, &gone);
     }
 
-    fn tell(&mut self, kind: Kind, at: &Arc<Publication>, there: &[&Published], gone: Vec<String>) -> Vec<Response> {
+    fn tell(&mut self, kind: Kind, at: &Publication, there: &[&Published], gone: &[String]) {
         let of = |name: &String| Key { kind, name: name.as_str().into() };
-        let keys: Arc<[Key]> = there.iter().map(|it| it.key.clone()).chain(gone.iter().map(of)).collect();
-        let chunks = chunks(&at.version, kind, there.iter().copied(), gone);
-        self.send_all(chunks, at, &Told::Named(keys))
+        let list = there.iter().map(|it| it.key.clone()).chain(gone.iter().map(of)).collect();
+        let bytes = there.len() * SHARED + gone.iter().map(|name| name.len() + NAME).sum::<usize>();
+        self.push(Batch::of_keys(at, Keys { list, bytes }));
     }
 
-    /// Of types that we don't have, there is nothing.
-    fn unknown(&mut self, request: &DeltaDiscoveryRequest) -> Vec<Response> {
+    /// Of types that we don't have, there is nothing. Names are the client's: a few are said to be gone, so that nobody waits for them.
+    fn tell_unknown(&mut self, request: &DeltaDiscoveryRequest) -> Result<(), Status> {
         if !request.response_nonce.is_empty() {
-            return Vec::new();
+            return Ok(());
         }
-        self.nonces += 1;
+        if request.type_url.len() > LONGEST_TYPE {
+            return Err(Status::invalid_argument(format!("a type_url of more than {LONGEST_TYPE} bytes")));
+        }
+        let names = request.resource_names_subscribe.iter().filter(|name| name.len() <= LONGEST_UNKNOWN);
         let nothing = DeltaDiscoveryResponse {
             type_url: request.type_url.clone(),
-            removed_resources: request.resource_names_subscribe.clone(),
+            removed_resources: names.take(MOST_UNKNOWN).cloned().collect(),
             ..DeltaDiscoveryResponse::default()
         };
-        vec![Response { bytes: nothing.encode_to_vec().into(), nonce: self.nonces.to_string() }]
+        self.push(Batch::unanswered(nothing.encode_to_vec().into()));
+        Ok(())
     }
+}
+
+fn check(held: usize) -> Result<(), Status> {
+    if held <= MOST_HELD {
+        return Ok(());
+    }
+    Err(Status::resource_exhausted(format!(
+        "the names and unanswered responses of this stream take more than {} MiB",
+        MOST_HELD >> 20
+    )))
+}
+
+/// The beginning of a text, with an ellipsis if that isn't all of it.
+fn shortened(text: &str) -> String {
+    let mut end = text.len().min(LONGEST_REASON);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let ellipsis = if end < text.len() { "…" } else { "" };
+    format!("{}{ellipsis}", &text[..end])
 }
 
 fn is_version(text: &str, content: &Content) -> bool {

@@ -14,9 +14,11 @@ const DEPTH: usize = 100;
 pub(crate) const MOST_REPEATED: usize = 20_000;
 /// Bytes of text values beyond twice those of the whole text, at most: of an escape may come twice as much, all else is aliases'.
 pub(crate) const REPEATED_BYTES: usize = 1 << 20;
+/// Faulty documents of one text that reading goes on behind: what aliases repeat in one before it fails is counted by nobody.
+const MAX_FAULTS: usize = 100;
 
 /// The documents of a text and what is wrong with it. After a fault inside a document, reading goes on with the next
-/// one; after a fault in the syntax it ends. Empty documents are left out.
+/// one; after a fault in the syntax, or beyond what a text may come to, it ends. Empty documents are left out.
 pub fn read(text: &str) -> (Vec<Node>, Vec<Fault>) {
     let (mut nodes, mut faults) = (Vec::new(), Vec::new());
     for document in documents(text.len(), &mut text.as_bytes()) {
@@ -45,7 +47,7 @@ fn documents<'a>(length: usize, bytes: &'a mut &'a [u8]) -> impl Iterator<Item =
             max_events: usize::MAX,
             max_nodes: usize::MAX,
             max_documents: usize::MAX,
-            max_total_scalar_bytes: length.saturating_mul(2).saturating_add(REPEATED_BYTES),
+            max_total_scalar_bytes: most_bytes(length),
             max_depth: DEPTH,
         },
         alias_limits: serde_saphyr::alias_limits! {
@@ -53,7 +55,79 @@ fn documents<'a>(length: usize, bytes: &'a mut &'a [u8]) -> impl Iterator<Item =
         },
     };
     let documents = serde_saphyr::read_with_options::<_, Spanned<Value>>(bytes, options);
-    documents.map(|document| document.map(node).map_err(|error| fault(&error)))
+    let mut bounds = Bounds::of(length);
+    documents.map_while(move |document| bounds.admit(document.map(node).map_err(|error| fault(&error))))
+}
+
+/// Bytes of keys and text values, at most, of a text so long.
+fn most_bytes(length: usize) -> usize {
+    length.saturating_mul(2).saturating_add(REPEATED_BYTES)
+}
+
+/// What a text may still come to, over all of its documents: the library counts anew for each.
+struct Bounds {
+    values: usize,
+    bytes: usize,
+    faults: usize,
+    is_exceeded: bool,
+}
+
+impl Bounds {
+    fn of(length: usize) -> Self {
+        Self {
+            values: length.saturating_add(MOST_REPEATED),
+            bytes: most_bytes(length),
+            faults: MAX_FAULTS,
+            is_exceeded: false,
+        }
+    }
+
+    /// The next document; a fault instead of the first one that exceeds the bounds, and nothing behind that.
+    fn admit(&mut self, document: Result<Node, Fault>) -> Option<Result<Node, Fault>> {
+        if self.is_exceeded {
+            return None;
+        }
+        let (at, reason) = match document {
+            Ok(node) if self.spend(&node) => return Some(Ok(node)),
+            Ok(node) => (
+                node.at,
+                format!(
+                    "aliases repeat more than {MOST_REPEATED} values or {} MiB of text in all documents up to here: this one and \
+                     those behind it are not read",
+                    REPEATED_BYTES >> 20
+                ),
+            ),
+            Err(fault) if self.faults > 0 => {
+                self.faults -= 1;
+                return Some(Err(fault));
+            }
+            Err(fault) => {
+                (fault.at, format!("more than {MAX_FAULTS} documents are not valid YAML: those behind are not read"))
+            }
+        };
+        self.is_exceeded = true;
+        Some(Err(Fault { at, field: String::new(), reason }))
+    }
+
+    /// Takes off what a tree holds; says whether there was as much.
+    fn spend(&mut self, node: &Node) -> bool {
+        let Some(values) = self.values.checked_sub(1) else { return false };
+        self.values = values;
+        match &node.value {
+            Value::Text(text) => self.spend_bytes(text.len()),
+            Value::List(items) => items.iter().all(|item| self.spend(item)),
+            Value::Map(entries) => {
+                entries.iter().all(|entry| self.spend_bytes(entry.key.len()) && self.spend(&entry.node))
+            }
+            Value::Null | Value::Bool(_) | Value::Negative(_) | Value::Number(_) | Value::Float(_) => true,
+        }
+    }
+
+    fn spend_bytes(&mut self, count: usize) -> bool {
+        let left = self.bytes.checked_sub(count);
+        self.bytes = left.unwrap_or_default();
+        left.is_some()
+    }
 }
 
 fn fault(error: &serde_saphyr::Error) -> Fault {
@@ -196,6 +270,35 @@ mod tests {
         assert_eq!(read(&bomb).1.len(), 1, "a hundred thousand values of 200 bytes");
         let (nodes, faults) = read("a: &a {x: 1}\nb: [*a, *a]\n");
         assert_eq!((nodes.len(), faults.len()), (1, 0), "what people write by hand");
+    }
+
+    #[test]
+    fn what_aliases_repeat_is_limited_over_all_documents_of_a_text() {
+        let nine = |item: &str| [item; 9].join(",");
+        // 27 aliases, 8303 values, 4 lines.
+        let document =
+            format!("a: &a [{}]\nb: &b [{}]\nc: &c [{}]\nd: [{}]\n", nine("x"), nine("*a"), nine("*b"), nine("*c"));
+        let (nodes, faults) = read(&document);
+        assert_eq!((nodes.len(), faults.len()), (1, 0), "one alone is within bounds");
+        let (nodes, faults) = read(&vec![document; 50].join("---\n"));
+        assert_eq!((nodes.len(), faults.len()), (3, 1));
+        assert_eq!(faults[0].at.line, 3 * 5 + 1, "{faults:?}");
+        assert!(faults[0].reason.contains("aliases repeat more than 20000 values"), "{faults:?}");
+        // 10 kB that come to 210.
+        let document = format!("a: &a {}\nb: [{}]\n", "x".repeat(10_000), ["*a"; 20].join(","));
+        let (nodes, faults) = read(&vec![document; 50].join("---\n"));
+        assert_eq!((nodes.len(), faults.len()), (9, 1));
+        let (nodes, faults) = read(&"a: &a {x: 1}\nb: [*a, *a]\n---\n".repeat(1000));
+        assert_eq!((nodes.len(), faults.len()), (1000, 0), "what people write by hand, a thousand times");
+    }
+
+    #[test]
+    fn behind_many_faulty_documents_reading_ends() {
+        let (nodes, faults) = read(&["a: 1\na: 2\n---\n".repeat(1000), "b: 1\n".to_owned()].concat());
+        assert_eq!((nodes.len(), faults.len()), (0, MAX_FAULTS + 1));
+        assert!(faults[MAX_FAULTS].reason.contains("more than 100 documents"), "{:?}", faults[MAX_FAULTS]);
+        let (nodes, faults) = read(&["a: 1\na: 2\n---\n".repeat(MAX_FAULTS), "b: 1\n".to_owned()].concat());
+        assert_eq!((nodes.len(), faults.len()), (1, MAX_FAULTS));
     }
 
     #[test]

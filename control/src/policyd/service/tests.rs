@@ -1,24 +1,35 @@
-//! Who is let in under which name, with the client of gateways at the other end.
+//! Who is let in under which name, with the client of gateways at the other end; and what others make the server hold, and for how long.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::task::{Context, Poll};
 
 use arc_swap::ArcSwap;
+use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryResponse;
 use envoy_types::pb::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
+use http_body::Frame;
+use prost::Message as _;
+use prost::bytes::Bytes;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tokio_stream::StreamExt as _;
-use tonic::transport::Server as Tonic;
-use tonic::{Code, IntoStreamingRequest};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::IntoStreamingRequest;
+use tonic::body::Body;
+use tonic::codegen::http;
+use tonic::transport::{Endpoint, Server as Tonic};
+use tower::ServiceExt as _;
+use vipgate_dataplane::snapshot::spec::EndpointSpec;
 
 use super::*;
 use crate::config::{PolicyServer, Tls};
 use crate::listener::{Limits, Reason, Room};
-use crate::policy::Viewer;
+use crate::policy::{Deal, Viewer};
 use crate::policyd::listen::{self, Certificates};
 use crate::policyd::members;
 use crate::policyd::meter::Meter;
 use crate::xds::client::{Client, Event, ServerStatus, connect_watched};
+use crate::xds::fixtures::deal;
 use crate::xds::fixtures::pki::{Authority, Identity};
 use crate::xds::proto::Beat;
 use crate::xds::proto::membership_client::MembershipClient;
@@ -36,7 +47,7 @@ struct Server {
     url: String,
     shared: Discovery,
     room: Arc<Room>,
-    _publish: watch::Sender<Option<Arc<Publication>>>,
+    published: watch::Sender<Option<Arc<Publication>>>,
 }
 
 impl Server {
@@ -81,7 +92,7 @@ impl Server {
                 "https"
             }
         };
-        Self { url: format!("{scheme}://{at}"), shared, room, _publish: publish }
+        Self { url: format!("{scheme}://{at}"), shared, room, published: publish }
     }
 
     /// How to reach it, with a certificate if there is an authority.
@@ -93,6 +104,26 @@ impl Server {
             key: tls.map(|(_, own)| own.key.clone()),
             cache: folder.path().join("policy.cache"),
         }
+    }
+
+    /// Publishes the next policy; its number.
+    fn publish(&self, deal: Deal) -> u64 {
+        let last = self.shared.published.borrow().clone().unwrap_or_default();
+        let next = last.next(Arc::new(deal)).expect("something differs");
+        let number = next.number;
+        self.published.send_replace(Some(Arc::new(next)));
+        number
+    }
+
+    /// Waits until something holds.
+    async fn wait(&self, what: &str, holds: impl Fn(&Self) -> bool) {
+        let wait = async {
+            while !holds(self) {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let held = || self.shared.budget.held();
+        timeout(LONG, wait).await.unwrap_or_else(|_| panic!("{what}: not in time, {} bytes are held", held()));
     }
 
     /// How many streams a gateway has, and its address.
@@ -229,9 +260,9 @@ fn a_process_may_have_several_streams_and_another_one_none() {
     assert_eq!(registry.comes("a", one, at(2)), Ok(2), "its connection was cut, and nobody has noticed");
     assert_eq!(registry.comes("a", two, at(3)), Err(InUse { address: at(2) }));
     assert_eq!(registry.comes("a", from(1), at(3)), Err(InUse { address: at(2) }));
-    registry.goes("a");
+    registry.goes("a", true);
     assert_eq!(registry.comes("a", two, at(3)), Err(InUse { address: at(2) }));
-    registry.goes("a");
+    registry.goes("a", true);
     assert_eq!(registry.comes("a", two, at(3)), Ok(1));
     assert_eq!(registry.list()["a"].address, at(3));
     // Clients that say no incarnation are told apart by their hosts.
@@ -280,6 +311,163 @@ async fn what_an_address_makes_the_server_hold_is_bounded_while_it_comes_and_whi
     };
     timeout(LONG, wait).await.expect("what ended is given back");
     assert!(gateway.status.load().connected);
+}
+
+/// A policy of so many endpoints, some megabytes of responses.
+fn large(endpoints: u32) -> Deal {
+    let endpoint = |n: u32| EndpointSpec {
+        address: Ipv4Addr::from_bits(0x0a00_0000 + n).into(),
+        name: "".into(),
+        policy: "Service a/s".into(),
+        vips: vec!["203.0.113.1".parse().unwrap()],
+        gateway: None,
+        remarks: vec![],
+    };
+    Deal { endpoints: (0..endpoints).map(endpoint).collect(), ..Deal::default() }
+}
+
+/// A stream whose client takes no more than 64 KiB of it before it reads.
+async fn open(server: &Server, requests: Vec<DeltaDiscoveryRequest>) -> Streaming<DeltaDiscoveryResponse> {
+    let endpoint = Endpoint::from_shared(server.url.clone()).unwrap();
+    let endpoint = endpoint.initial_stream_window_size(65_535_u32).initial_connection_window_size(65_535_u32);
+    let mut client = AggregatedDiscoveryServiceClient::new(endpoint.connect().await.unwrap());
+    let requests = tokio_stream::iter(requests).chain(tokio_stream::pending());
+    client.delta_aggregated_resources(requests).await.unwrap().into_inner()
+}
+
+/// Why it ends, once all that comes before is read.
+async fn end_of(mut responses: Streaming<DeltaDiscoveryResponse>) -> Status {
+    let end = async {
+        loop {
+            if let Err(status) = responses.message().await.transpose().expect("a reason") {
+                return status;
+            }
+        }
+    };
+    timeout(LONG, end).await.expect("an end")
+}
+
+#[tokio::test]
+async fn what_a_client_does_not_read_is_charged_until_the_stream_ends_for_that() {
+    let budget = Budget::new(64 << 20, 64 << 20).with_stall_timeout(Duration::from_secs(2));
+    let server = Server::holding(None, budget);
+    server.publish(large(30_000));
+    let all = DeltaDiscoveryRequest { type_url: Kind::Endpoint.type_url().to_owned(), ..request("gw-x", Vec::new()) };
+    // It acknowledges what it hasn't read: nonces are numbers.
+    let acknowledge = |n: u32| DeltaDiscoveryRequest { response_nonce: n.to_string(), node: None, ..all.clone() };
+    let requests = std::iter::once(all.clone()).chain((1..200).map(acknowledge)).collect();
+    let responses = open(&server, requests).await;
+    let budget = server.shared.budget.clone();
+    server.wait("responses that wait are charged", |_| budget.held() > QUEUE * 30_000).await;
+    server.wait("the stream ends", |server| server.knows("gw-x").is_some_and(|(streams, _)| streams == 0)).await;
+    server.wait("but for what is on its way it holds nothing", |_| budget.held() < 200_000).await;
+    let refusal = end_of(responses).await;
+    assert_eq!(refusal.code(), Code::DeadlineExceeded);
+    assert!(refusal.message().contains("no progress within 2 s: the client doesn't take responses"), "{refusal}");
+    server.wait("now it holds nothing at all", |_| budget.held() == 0).await;
+    assert_eq!(budget.refused.get(), 1);
+}
+
+#[tokio::test]
+async fn what_is_left_of_a_stream_that_its_client_has_closed_is_dropped_if_nobody_reads_it() {
+    let budget = Budget::new(64 << 20, 64 << 20).with_stall_timeout(Duration::from_secs(2));
+    let server = Server::holding(None, budget);
+    server.publish(large(3_500));
+    let all = DeltaDiscoveryRequest { type_url: Kind::Endpoint.type_url().to_owned(), ..request("gw-x", Vec::new()) };
+    let endpoint = Endpoint::from_shared(server.url.clone()).unwrap().initial_stream_window_size(65_535_u32);
+    let mut client = AggregatedDiscoveryServiceClient::new(endpoint.connect().await.unwrap());
+    let budget = server.shared.budget.clone();
+    for reads in [true, false] {
+        let responses = client.delta_aggregated_resources(tokio_stream::iter([all.clone()])).await.unwrap();
+        let mut responses = responses.into_inner();
+        server.wait("the stream ends", |server| server.knows("gw-x").is_some_and(|(streams, _)| streams == 0)).await;
+        assert!(budget.held() > 200_000, "{}", budget.held());
+        if reads {
+            let mut count = 0;
+            while responses.message().await.unwrap().is_some() {
+                count += 1;
+            }
+            assert!(count > 5, "{count}");
+        } else {
+            server.wait("what waits is dropped", |_| budget.held() < 200_000).await;
+            assert_eq!(end_of(responses).await.code(), Code::DeadlineExceeded);
+        }
+        server.wait("nothing is held", |_| budget.held() == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn without_memory_for_it_a_publication_waits_and_the_stream_stays() {
+    let server = Server::holding(None, Budget::new(1 << 20, 1 << 20));
+    let gateway = Gateway::start("gw-a", &server, None);
+    let in_force = |server: &Server| server.shared.registry.list().get("gw-a").map(|it| (it.in_force, it.since));
+    server.wait("the first one", |server| in_force(server).is_some_and(|(number, _)| number == 1)).await;
+    let since = in_force(&server).unwrap().1;
+    let here = Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 1)));
+    let mut other = server.shared.budget.charge(here, Purpose::Requests);
+    let mut bytes = 1 << 20;
+    while !other.try_set(bytes) {
+        bytes -= 32;
+    }
+    let second = server.publish(deal(10));
+    sleep(Duration::from_millis(500)).await;
+    assert_eq!(in_force(&server), Some((1, since)));
+    assert!(gateway.status.load().connected);
+    drop(other);
+    server.wait("the second one", |server| in_force(server) == Some((second, since))).await;
+}
+
+#[tokio::test]
+async fn what_is_asked_before_there_is_a_policy_is_charged_and_answered_later() {
+    let server = Server::holding(None, Budget::new(64 << 20, 64 << 20));
+    let first = server.published.send_replace(None);
+    let budget = server.shared.budget.clone();
+    // 200 kB that take six megabytes.
+    let requests = vec![request("gw-x", vec![String::new(); 100_000]), request("gw-x", vec!["gw-y".to_owned()])];
+    let mut responses = open(&server, requests).await;
+    server.wait("it is charged", |_| budget.held() > 6_000_000).await;
+    server.published.send_replace(first);
+    for name in ["", "gw-y"] {
+        let response = timeout(LONG, responses.message()).await.unwrap().unwrap().unwrap();
+        assert_eq!(response.removed_resources, [name]);
+    }
+    server.wait("it is given back", |_| budget.held() < 4096).await;
+}
+
+/// Some bytes of a body, and never any more.
+struct Beginning(Option<Bytes>);
+
+impl http_body::Body for Beginning {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        self.0.take().map_or(Poll::Pending, |data| Poll::Ready(Some(Ok(Frame::data(data)))))
+    }
+}
+
+#[tokio::test]
+async fn a_message_that_does_not_come_gives_back_what_was_reserved_for_it() {
+    const METHOD: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
+    let server = Server::holding(None, Budget::new(1 << 20, 1 << 20));
+    let first = request("gw-x", Vec::new()).encode_to_vec();
+    let prefix = |length: usize| [&[0_u8][..], &(length as u32).to_be_bytes()[..]].concat();
+    // Of the second message, 5 bytes come.
+    let bytes = [prefix(first.len()), first, prefix(700_000), vec![7; 5]].concat();
+    let request = http::Request::post(format!("{}{METHOD}", server.url))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(Body::new(Beginning(Some(bytes.into()))))
+        .unwrap();
+    let channel = Endpoint::from_shared(server.url.clone()).unwrap().connect().await.unwrap();
+    let response = channel.oneshot(request).await.unwrap();
+    let begun = Instant::now();
+    let budget = server.shared.budget.clone();
+    server.wait("its length has come", |_| budget.held() > 600_000).await;
+    server.wait("it is given up", |_| budget.held() < 10_000).await;
+    assert!(begun.elapsed() > Duration::from_secs(9), "{:?}", begun.elapsed());
+    server.wait("the stream ends", |server| server.knows("gw-x").is_some_and(|(streams, _)| streams == 0)).await;
+    drop(response);
 }
 
 #[tokio::test]

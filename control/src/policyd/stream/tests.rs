@@ -44,8 +44,8 @@ struct Client {
 
 impl Client {
     fn request(&mut self, request: DeltaDiscoveryRequest, current: &Arc<Publication>) -> Heard {
-        let (responses, heard) = self.stream.request(request, current).unwrap();
-        self.take(responses);
+        let heard = self.stream.request(request, current).unwrap();
+        self.take();
         heard
     }
 
@@ -69,12 +69,14 @@ impl Client {
 
     fn publish(&mut self, new: &Arc<Publication>) {
         self.told.clear();
-        let responses = self.stream.publish(new).unwrap();
-        self.take(responses);
+        if let Some(update) = self.stream.update(new).unwrap() {
+            self.stream.publish(update);
+        }
+        self.take();
     }
 
-    fn take(&mut self, responses: Vec<Response>) {
-        for Response { bytes, nonce } in responses {
+    fn take(&mut self) {
+        while let Some(Response { bytes, nonce, .. }) = self.stream.next_response() {
             let response = DeltaDiscoveryResponse::decode(bytes).unwrap();
             let kind = Kind::of_url(&response.type_url).unwrap();
             for resource in response.resources {
@@ -312,41 +314,125 @@ fn what_is_named_twice_or_beside_a_wildcard_is_answered_once() {
     );
 }
 
-/// A gateway takes 64 MiB, other clients of gRPC 4 MiB.
-#[test]
-fn a_large_policy_comes_in_small_responses() {
+/// A publication of so many endpoints, all of the same policy.
+fn many(endpoints: u32, policy: &str, before: &Publication) -> Arc<Publication> {
     let endpoint = |n: u32| EndpointSpec {
         address: std::net::Ipv4Addr::from_bits(0x0a00_0000 + n).into(),
         name: "".into(),
-        policy: "Service a/s".into(),
+        policy: policy.into(),
         vips: vec!["203.0.113.1".parse().unwrap()],
         gateway: None,
         remarks: vec![],
     };
-    let deal = Deal { endpoints: (0..20_000).map(endpoint).collect(), ..Deal::default() };
-    let all = Publication::default().next(Arc::new(deal)).unwrap().whole(Kind::Endpoint);
+    let deal = Deal { endpoints: (0..endpoints).map(endpoint).collect(), ..Deal::default() };
+    Arc::new(before.next(Arc::new(deal)).unwrap())
+}
+
+/// A gateway takes 64 MiB, other clients of gRPC 4 MiB.
+#[test]
+fn a_large_policy_comes_in_small_responses() {
+    let all = many(20_000, "Service a/s", &Publication::default()).whole(Kind::Endpoint);
     let bytes: Vec<usize> = all.iter().map(|chunk| chunk.bytes.len()).collect();
     assert!(bytes.iter().sum::<usize>() > 1 << 20 && bytes.iter().all(|it| *it < 1 << 17), "{bytes:?}");
+}
+
+/// A group of 64 gateways behind one address with 100 000 endpoints has 192 MiB for this.
+#[test]
+fn a_key_that_the_publication_has_costs_little_and_that_until_the_last_answer() {
+    const ENDPOINTS: u32 = 10_000;
+    let publication = many(ENDPOINTS, "Service a/s", &Publication::default());
+    let first = &publication.of(Kind::Endpoint)[0];
+    // All others are new to it.
+    let known = [(first.key.name.to_string(), Content::version_text(first.content.version))];
+    let mut stream = Stream::default();
+    let request = DeltaDiscoveryRequest { initial_resource_versions: known.into(), ..names(&[], &[]) };
+    stream.request(request, &publication).unwrap();
+    let (keys, held) = (ENDPOINTS as usize - 1, stream.held());
+    assert!((keys * SHARED..keys * 30).contains(&held), "{held}");
+    let mut nonces = Vec::new();
+    while let Some(Response { bytes, nonce, .. }) = stream.next_response() {
+        assert!(bytes.len() < 1 << 17, "{}", bytes.len());
+        nonces.push(nonce);
+    }
+    assert!(nonces.len() > 10, "{}", nonces.len());
+    assert_eq!(stream.held(), held, "sent, and not answered");
+    let mut answer = |nonce: String| {
+        let request = DeltaDiscoveryRequest { response_nonce: nonce, ..names(&[], &[]) };
+        assert_eq!(stream.request(request, &publication).unwrap(), Heard::Accepted);
+        stream.held()
+    };
+    let last = nonces.pop().unwrap();
+    for nonce in nonces {
+        assert!(answer(nonce) >= keys * SHARED);
+    }
+    assert_eq!(answer(last), 0);
+}
+
+#[test]
+fn a_client_that_does_not_answer_holds_no_publication_that_is_past() {
+    let first = many(100, "Service a/s", &Publication::default());
+    let second = many(101, "Service a/s", &first);
+    let past = Arc::downgrade(&first);
+    let mut client = Client::default();
+    client.subscribe_all(&first);
+    assert_eq!(client.stream.lag(1), 0);
+    assert_eq!(client.stream.lag(2), 101 * RESOURCE / 2, "the test holds it, too");
+    drop(first);
+    client.publish(&second);
+    assert!(past.upgrade().is_none());
+    assert_eq!(client.stream.in_flight.len(), client.unanswered.len());
+    // All of a kind that was refused is told again.
+    let endpoints = client.unanswered.iter().position(|(kind, _)| *kind == Kind::Endpoint).unwrap();
+    client.answer(endpoints, Some("no"), &second);
+    let third = many(102, "Service a/s", &second);
+    client.publish(&third);
+    assert_eq!(client.told.len(), 102 + 1);
+    client.accept_all(&third);
+    assert_eq!(client.stream.in_force(), 3);
+    assert_eq!(client.stream.held(), 0);
+}
+
+#[test]
+fn a_reason_is_cut_where_people_stop_reading() {
+    let (mut client, first, _) = two_endpoints();
+    client.subscribe_all(&first);
+    assert_eq!(client.answer(0, Some("no"), &first), Heard::Refused("no".into()));
+    // Two bytes each, behind one.
+    let reason = format!("x{}", "ä".repeat(1 << 20));
+    let Heard::Refused(kept) = client.answer(0, Some(reason.as_str()), &first) else { panic!("it was refused") };
+    assert!(kept.starts_with("xää") && kept.ends_with("ä…"));
+    assert_eq!(kept.chars().count(), 513);
 }
 
 #[test]
 fn unknown_types_are_empty_and_unknown_nonces_are_nothing() {
     let first = publication(&Publication::default(), &[(1, 1)]);
     let mut stream = Stream::default();
-    let request = DeltaDiscoveryRequest {
+    let request = |names: Vec<String>| DeltaDiscoveryRequest {
         type_url: "type.googleapis.com/envoy.config.cluster.v3.Cluster".into(),
-        resource_names_subscribe: vec!["c".into()],
+        resource_names_subscribe: names,
         ..DeltaDiscoveryRequest::default()
     };
-    let (responses, heard) = stream.request(request, &first).unwrap();
-    let response = DeltaDiscoveryResponse::decode(responses[0].bytes.clone()).unwrap();
-    assert_eq!((response.resources.len(), response.removed_resources, heard), (0, vec!["c".into()], Heard::Nothing));
+    assert_eq!(stream.request(request(vec!["c".into()]), &first).unwrap(), Heard::Nothing);
+    assert!(stream.held() > 0, "it isn't sent");
+    let response = stream.next_response().unwrap();
+    let response = DeltaDiscoveryResponse::decode(response.bytes).unwrap();
+    assert_eq!((response.resources.len(), response.removed_resources), (0, vec!["c".into()]));
+    assert_eq!(stream.held(), 0);
+    // Of many names, and of long ones, little is said.
+    for names in [vec!["x".repeat(200); 100_000], vec!["x".repeat(1 << 20); 8]] {
+        stream.request(request(names), &first).unwrap();
+        let response = stream.next_response().unwrap();
+        assert!(response.bytes.len() < 4096, "{}", response.bytes.len());
+    }
+    let long = DeltaDiscoveryRequest { type_url: "x".repeat(1 << 20), ..DeltaDiscoveryRequest::default() };
+    assert_eq!(stream.request(long, &first).unwrap_err().code(), tonic::Code::InvalidArgument);
     let stray = DeltaDiscoveryRequest {
         type_url: Kind::Vip.type_url().to_owned(),
         response_nonce: "77".into(),
         ..DeltaDiscoveryRequest::default()
     };
-    assert_eq!(stream.request(stray, &first).unwrap().1, Heard::Nothing);
+    assert_eq!(stream.request(stray, &first).unwrap(), Heard::Nothing);
     assert_eq!(stream.in_force(), 0);
     assert!(first.get(&Key { kind: Kind::Settings, name: SETTINGS.into() }).is_some());
 }

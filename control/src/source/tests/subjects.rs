@@ -168,26 +168,28 @@ impl Served {
         if let Some(next) = self.last.next(deal) {
             self.last = Arc::new(next);
         }
-        let responses = if self.is_subscribed {
-            self.stream.publish(&self.last).unwrap()
-        } else {
+        if !self.is_subscribed {
             self.is_subscribed = true;
-            Kind::ALL.into_iter().flat_map(|kind| self.subscribe(kind)).collect()
-        };
-        self.take(responses, log);
+            for kind in Kind::ALL {
+                self.subscribe(kind);
+            }
+        } else if let Some(update) = self.stream.update(&self.last).unwrap() {
+            self.stream.publish(update);
+        }
+        self.take(log);
     }
 
-    fn subscribe(&mut self, kind: Kind) -> Vec<Response> {
+    fn subscribe(&mut self, kind: Kind) {
         let initial_resource_versions = self.book.versions(kind).collect();
         let type_url = kind.type_url().to_owned();
         let request = DeltaDiscoveryRequest { type_url, initial_resource_versions, ..DeltaDiscoveryRequest::default() };
-        self.stream.request(request, &self.last).unwrap().0
+        self.stream.request(request, &self.last).unwrap();
     }
 
     /// What the client does: collects an update until it is whole, puts it in force, and acknowledges it.
-    fn take(&mut self, responses: Vec<Response>, log: &[String]) {
+    fn take(&mut self, log: &[String]) {
         let mut pending: BTreeMap<String, String> = BTreeMap::new();
-        for Response { bytes, nonce } in responses {
+        while let Some(Response { bytes, nonce, .. }) = self.stream.next_response() {
             let response = DeltaDiscoveryResponse::decode(bytes).unwrap();
             pending.insert(nonce, response.type_url.clone());
             self.book.stage(response).unwrap();
@@ -204,8 +206,8 @@ impl Served {
         self.book.commit();
         for (response_nonce, type_url) in pending {
             let request = DeltaDiscoveryRequest { type_url, response_nonce, ..DeltaDiscoveryRequest::default() };
-            let (more, heard) = self.stream.request(request, &self.last).unwrap();
-            assert_eq!((more.len(), heard), (0, Heard::Accepted), "{log:#?}");
+            let heard = self.stream.request(request, &self.last).unwrap();
+            assert_eq!((self.stream.next_size(), heard), (None, Heard::Accepted), "{log:#?}");
         }
     }
 
