@@ -57,7 +57,11 @@ impl<A: PacketFamily> Load<A> {
                 rig.worker.io().offer(OUTSIDE, size, |frame| A::write_inbound(frame, number));
                 rig.worker.turn(rig.now);
                 rig.worker.io().collect(|frame| ports.push(A::backend(frame.bytes())));
-                // A client that goes on: until then its session may be taken for one of a flood.
+                // A client that goes on after an answer: until then its session may be taken for one of a flood.
+                let backend = ports.last().copied().unwrap_or_default();
+                rig.worker.io().offer(INSIDE, size, |frame| A::write_service_reply(frame, number, backend));
+                rig.worker.turn(rig.now);
+                rig.worker.io().collect(|_| ());
                 rig.worker.io().offer(OUTSIDE, size, |frame| A::write_inbound(frame, number));
                 rig.worker.turn(rig.now);
                 rig.worker.io().collect(|_| ());
@@ -71,15 +75,21 @@ impl<A: PacketFamily> Load<A> {
                 });
                 rig.worker.turn(rig.now);
                 rig.worker.io().collect(|frame| ports.push(A::source_port(frame.bytes())));
-                if let (Protocol::Tcp, Some(&port)) = (protocol, ports.last()) {
+                // The first packets of both directions are noted by the slow path; what is measured comes after them.
+                let is_answered = matches!(direction, Direction::Forward | Direction::Reply | Direction::Mix);
+                if let (true, Some(&port)) = (is_answered, ports.last()) {
                     rig.worker.io().offer(OUTSIDE, size, |frame| {
                         A::write_reply(frame, flow, port);
-                        packets::make_tcp(frame, false, Step::Opens);
+                        if protocol == Protocol::Tcp {
+                            packets::make_tcp(frame, false, Step::Opens);
+                        }
                     });
                     rig.worker.turn(rig.now);
                     rig.worker.io().offer(INSIDE, size, |frame| {
                         A::write_forward(frame, flow);
-                        packets::make_tcp(frame, true, Step::GoesOn);
+                        if protocol == Protocol::Tcp {
+                            packets::make_tcp(frame, true, Step::GoesOn);
+                        }
                     });
                     rig.worker.turn(rig.now);
                     rig.worker.io().collect(|_| ());

@@ -7,6 +7,8 @@ use vipgate::lab::Host;
 use vipgate_tests::cluster::{CLAIMED, Captures, Cluster, PEER, SHARED, pass};
 use vipgate_tests::judge::{most_copies, pods_outside, travelled, two_at_once};
 
+use crate::evidence::capture_error;
+
 /// What pods and their far sides say, without the flood's own packets.
 const OUTSIDE: &str = "(tcp or udp or icmp or icmp6) and not src net 11.0.0.0/8 and not src net 2001:db8:b00::/48";
 /// How often a packet may be passed on between gateways: three times where shares change hands, as everywhere in these tests.
@@ -29,6 +31,7 @@ pub(crate) struct Verdict {
     pub(crate) leaked: usize,
     pub(crate) misdelivered: usize,
     pub(crate) failures: Vec<String>,
+    files: [String; 2],
 }
 
 impl Watch {
@@ -45,13 +48,14 @@ impl Watch {
         }
     }
 
-    /// Ends them. The files stay where something is wrong.
+    /// Ends them, and judges. The files stay.
     pub(crate) fn end(self, cluster: &Cluster) -> Verdict {
         // The kernel hands packets over in blocks, the last of which is a second late.
         pass(1_200);
         let (outside, missed_outside) = self.outside.end_counted();
         let (between, missed_between) = self.between.end_counted();
-        let mut failures = Vec::new();
+        let mut failures: Vec<String> = capture_error("outside", outside.len(), missed_outside).into_iter().collect();
+        failures.extend(capture_error("between gateways", between.len(), missed_between));
         let vips = [SHARED, CLAIMED].concat();
         let mixed = two_at_once(&outside, &vips);
         failures.extend(mixed.first().map(|first| format!("{} pairs of sessions were one: {first}", mixed.len())));
@@ -68,19 +72,23 @@ impl Watch {
                 failures.push(format!("a packet travelled {copies} times: {which}"));
             }
         }
-        if failures.is_empty() {
-            for (file, place) in
-                self.files.iter().flat_map(|file| (0..cluster.gateways.len()).map(move |at| (file, at)))
-            {
-                let _ = fs::remove_file(cluster.folder.path().join(format!("{file}-{place}.pcap")));
-            }
-        }
         Verdict {
             frames: outside.len() + between.len(),
             missed: missed_outside + missed_between,
             leaked: leaked.len(),
             misdelivered: mixed.len(),
             failures,
+            files: self.files,
+        }
+    }
+}
+
+impl Verdict {
+    /// Removes the captures: nothing is wrong in them, or with those who were captured.
+    pub(crate) fn forget(&self, cluster: &Cluster) {
+        let places = 0..cluster.gateways.len();
+        for (file, place) in self.files.iter().flat_map(|file| places.clone().map(move |place| (file, place))) {
+            let _ = fs::remove_file(cluster.folder.path().join(format!("{file}-{place}.pcap")));
         }
     }
 }

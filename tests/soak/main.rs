@@ -7,6 +7,8 @@
 //! - more than 1 in 100 connections of a set that stood is lost, whatever happened to a gateway;
 //! - a new connection fails while nothing happens, or more than 2 in 100 of all do;
 //! - a flow of datagrams waits for longer than 10 s;
+//! - no segment has run, a capture is empty or lacks more than 1 in 100 frames, or the log of a process doesn't show that its clock jumped:
+//!   without evidence there is no verdict;
 //! - a process ends by itself, panics, or has grown (`resources.rs`), packet buffers are missing, or gateways that should find each
 //!   other, or have one policy, don't within 20 and 10 s.
 //!
@@ -15,6 +17,7 @@
 
 mod clock;
 mod crowd;
+mod evidence;
 mod judges;
 mod plan;
 mod play;
@@ -57,6 +60,9 @@ struct Soak {
     totals: Totals,
     judged: Verdict,
     events: Vec<Done>,
+    segments: usize,
+    /// Jumps of clocks that the log of their process has shown.
+    jumps: usize,
     flooded: u64,
     failures: Vec<String>,
 }
@@ -98,8 +104,10 @@ fn caught<T>(function: impl FnOnce() -> T) -> Result<T, String> {
 
 impl Soak {
     fn start() -> Self {
-        let stage = Stage::start();
-        if !stage.has_clocks() {
+        let mut stage = Stage::start();
+        if stage.has_clocks() {
+            clock::verify_preload(&mut stage.cluster);
+        } else {
             println!("libfaketime is missing or not wanted: clocks stay as they are");
         }
         Self {
@@ -109,6 +117,8 @@ impl Soak {
             totals: Totals::default(),
             judged: Verdict::default(),
             events: Vec::new(),
+            segments: 0,
+            jumps: 0,
             flooded: 0,
             failures: Vec::new(),
         }
@@ -130,10 +140,9 @@ impl Soak {
             Err(why) => return self.failures.push(format!("the clients don't stand: {why}")),
         };
         self.stage.observe();
-        let mut segment = 0;
         while self.began.elapsed() < time && self.failures.is_empty() {
-            segment += 1;
-            let steps = plan.segment();
+            self.segments += 1;
+            let (segment, steps) = (self.segments, plan.segment());
             if let Err(why) = caught(|| self.segment(segment, steps)) {
                 self.failures.push(format!("segment {segment}: {why}"));
             }
@@ -171,6 +180,7 @@ impl Soak {
             self.events.push(Done { event, from, to: moment() });
             let dead = self.stage.dead();
             broken = result.err().or_else(|| (!dead.is_empty()).then(|| format!("{dead:?} ended")));
+            broken = broken.or_else(|| caught(|| self.check_clock(event)).unwrap_or_else(Some));
             if let Some(why) = &broken {
                 broken = Some(format!("{event}: {why}"));
                 break;
@@ -182,8 +192,11 @@ impl Soak {
         for crowd in [standing, passing] {
             failures.extend(crowd.end(&mut self.totals, &disturbed));
         }
-        let verdict = watch.end(&self.stage.cluster);
-        failures.extend(verdict.failures);
+        let mut verdict = watch.end(&self.stage.cluster);
+        failures.append(&mut verdict.failures);
+        if failures.is_empty() {
+            verdict.forget(&self.stage.cluster);
+        }
         self.judged.frames += verdict.frames;
         self.judged.missed += verdict.missed;
         self.judged.leaked += verdict.leaked;
@@ -194,6 +207,17 @@ impl Soak {
         self.stage.check_policy();
     }
 
+    /// Why a jump of a clock hasn't reached its process, if so.
+    fn check_clock(&mut self, event: Event) -> Option<String> {
+        let Event::Clock { process, seconds } = event else { return None };
+        if !self.stage.has_clocks() {
+            return None;
+        }
+        let error = clock::verify_jump(&self.stage.cluster, process, seconds);
+        self.jumps += usize::from(error.is_none());
+        error
+    }
+
     /// When something happened that new connections may notice.
     fn disturbed(&self) -> Vec<(f64, f64)> {
         self.events.iter().filter(|done| done.event.disturbs()).map(|done| (done.from, done.to)).collect()
@@ -201,7 +225,12 @@ impl Soak {
 
     /// Says what came of it; logs stay where it has failed.
     fn report(mut self) -> ExitCode {
-        let Totals { begun, unanswered, unanswered_in_peace, .. } = self.totals;
+        let Totals { stood, begun, unanswered, unanswered_in_peace, .. } = self.totals;
+        if self.segments == 0 || stood == 0 || begun == 0 {
+            let segments = self.segments;
+            self.failures
+                .push(format!("{segments} segments, {stood} connections and {begun} new ones are nothing to judge"));
+        }
         let failed = unanswered + unanswered_in_peace;
         if failed * 100 > begun * UNANSWERED {
             self.failures.push(format!("{failed} of {begun} new connections were not answered"));
@@ -250,6 +279,9 @@ impl Soak {
             "unanswered         {unanswered} of {begun} new connections while something happened, {unanswered_in_peace} else"
         );
         println!("judged             {frames} frames, {missed} were not captured");
+        let jumps = self.events.iter().filter(|done| matches!(done.event, Event::Clock { .. })).count();
+        let clocks = if self.stage.has_clocks() { "seen in the log of their process" } else { "seen: none was played" };
+        println!("clocks             {} of {jumps} jumps were {clocks}", self.jumps);
         println!("flooded            {} packets", self.flooded);
         println!("longest gaps of flows");
         for (wait, at, who) in longest.iter().take(5) {

@@ -14,7 +14,7 @@ pub use source::send;
 pub enum Kind {
     /// SYNs of invented clients to a Service's port.
     Syn,
-    /// The same, each followed by an ACK of any number: a blind handshake.
+    /// The same, and an ACK of any number once a backend may have answered: a blind handshake.
     SynAck,
     /// Datagrams of invented clients: two to a Service's port, two to random ports.
     Udp,
@@ -49,6 +49,11 @@ impl Kind {
     /// Whether it comes from the pods' side.
     pub fn is_inside(self) -> bool {
         self == Self::Pod
+    }
+
+    /// Whether the attack needs backends that answer.
+    pub fn needs_backends(self) -> bool {
+        self == Self::SynAck
     }
 }
 

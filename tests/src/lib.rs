@@ -26,8 +26,13 @@ pub mod traffic;
 #[cfg(test)]
 extern crate self as vipgate_tests;
 #[cfg(test)]
+#[path = "../soak/evidence.rs"]
+mod evidence;
+#[cfg(test)]
 #[path = "../soak/plan.rs"]
 mod plan;
+#[cfg(test)]
+mod soak_evidence;
 #[cfg(test)]
 mod soak_order;
 

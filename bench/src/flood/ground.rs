@@ -3,8 +3,9 @@
 //! ```text
 //!   [pods] eth0 ------- gw-in [gateway] gw-out ------- eth0 [world]
 //!   tenant A 10.1.4.1-16, who are there                 203.0.113.254, router to everybody
-//!   tenant B 10.1.8.1-8, who are silent                 198.51.100.1-16, tenant A's far sides
+//!   tenant B 10.1.8.1-8, silent or backends             198.51.100.1-16, tenant A's far sides
 //! ```
+//! Tenant B's pods are silent: nobody has their addresses. Where the attack needs backends, the pods' kernel answers SYNs for them.
 //! Everything has its IPv6 twin. The VIPs are tenant A's 203.0.113.10 and tenant B's .20; what is for .77 the gateway's kernel drops.
 
 use std::fmt::Write as _;
@@ -22,7 +23,7 @@ use crate::wire::vipgate::{Policy, Vipgate};
 
 /// Pods of tenant A, and of tenant B; far sides.
 pub(super) const PODS_A: u32 = 16;
-const PODS_B: u32 = 8;
+pub(super) const PODS_B: u32 = 8;
 /// The Services' ports: of TCP, and of UDP.
 pub(super) const SERVICE: [u16; 2] = [80, 53];
 /// Where servers listen: pods, and far sides.
@@ -46,7 +47,8 @@ pub(super) fn pod_a(family: usize, number: u32) -> String {
     [format!("10.1.4.{}", number + 1), format!("fd00:1::4:{:x}", number + 1)][family].clone()
 }
 
-fn pod_b(family: usize, number: u32) -> String {
+/// A pod of tenant B.
+pub(super) fn pod_b(family: usize, number: u32) -> String {
     [format!("10.1.8.{}", number + 1), format!("fd00:1::8:{:x}", number + 1)][family].clone()
 }
 
@@ -63,13 +65,14 @@ pub(super) struct Ground {
     pub(super) vipgate: Vipgate,
     pub(super) pods: Namespace,
     pub(super) world: Namespace,
+    has_backends: bool,
     _gateway: Namespace,
     _folder: TempDir,
 }
 
 impl Ground {
-    /// Builds it, and starts a gateway whose table has room for so many sessions.
-    pub(super) fn build(setting: &Setting, capacity: u32) -> Result<Self> {
+    /// Builds it, and starts a gateway whose table has room for so many sessions. `has_backends`: tenant B's pods have their addresses.
+    pub(super) fn build(setting: &Setting, capacity: u32, has_backends: bool) -> Result<Self> {
         let [pods, gateway, world] =
             [Namespace::create("pods")?, Namespace::create("gateway")?, Namespace::create("world")?];
         for host in [&pods, &gateway, &world] {
@@ -83,14 +86,18 @@ impl Ground {
         for host in [&pods, &world] {
             host.exec(&["sysctl", "-q", "-w", "net.ipv4.ip_local_port_range=10000 65535"])?;
         }
+        if has_backends {
+            // Backends answer without state beyond their backlog, whatever the default of this machine is: `tenant::BACKLOG`.
+            pods.exec(&["sysctl", "-q", "-w", "net.ipv4.tcp_syncookies=1"])?;
+        }
         let folder = TempDir::with_prefix(netns::name("")).context("cannot make a folder for configuration")?;
-        batch(&pods, &folder, &of_pods())?;
+        batch(&pods, &folder, &of_pods(has_backends))?;
         batch(&gateway, &folder, &of_gateway())?;
         batch(&world, &folder, &of_world())?;
         let vipgate = Vipgate::configure(setting, capacity, None, &Policy::Pods, folder.path())?;
         fs::write(folder.path().join("policy.yaml"), manifests())?;
         let process = Process::from(vipgate.start(&gateway)?);
-        Ok(Self { process, vipgate, pods, world, _gateway: gateway, _folder: folder })
+        Ok(Self { process, vipgate, pods, world, has_backends, _gateway: gateway, _folder: folder })
     }
 
     /// The gateway's process.
@@ -102,6 +109,23 @@ impl Ground {
     pub(super) fn attacker(&self, kind: Kind) -> &Namespace {
         if kind.is_inside() { &self.pods } else { &self.world }
     }
+
+    /// SYNs that tenant B's backends have answered with SYN cookies, which is all but a few; 0 where its pods are silent.
+    pub(super) fn answered(&self) -> Result<u64> {
+        if !self.has_backends {
+            return Ok(0);
+        }
+        let counters = self.pods.exec(&["cat", "/proc/net/netstat"])?;
+        counter(&counters, "SyncookiesSent").context("this kernel counts no SYN cookies")
+    }
+}
+
+/// A counter of TCP: /proc/net/netstat has a line of names and, below it, one of values.
+fn counter(text: &str, name: &str) -> Option<u64> {
+    let mut lines = text.lines().skip_while(|line| !line.starts_with("TcpExt:"));
+    let (names, values) = (lines.next()?, lines.next()?);
+    let place = names.split(' ').position(|it| it == name)?;
+    values.split(' ').nth(place)?.parse().ok()
 }
 
 /// Where a flood of a kind goes; or the same as far as the gateway, which doesn't capture it.
@@ -116,15 +140,19 @@ pub(super) fn target(kind: Kind, family: usize, is_control: bool) -> Target {
 }
 
 /// Addresses of an interface, and routes: what `ip -batch` reads.
-fn of_pods() -> String {
-    let mut text = String::from(
-        "route add default via 10.1.0.1 dev eth0 onlink\nroute add default via fd00:1::1 dev eth0 onlink\n",
-    );
-    for number in 0..PODS_A {
-        let [four, six] = [0, 1].map(|family| pod_a(family, number));
-        text.insert_str(0, &format!("address add {four}/16 dev eth0\naddress add {six}/64 dev eth0 nodad\n"));
+fn of_pods(has_backends: bool) -> String {
+    let mut text = String::new();
+    let mut add = |pod: fn(usize, u32) -> String, count| {
+        for number in 0..count {
+            let [four, six] = [0, 1].map(|family| pod(family, number));
+            let _ = write!(text, "address add {four}/16 dev eth0\naddress add {six}/64 dev eth0 nodad\n");
+        }
+    };
+    add(pod_a, PODS_A);
+    if has_backends {
+        add(pod_b, PODS_B);
     }
-    text
+    text + "route add default via 10.1.0.1 dev eth0 onlink\nroute add default via fd00:1::1 dev eth0 onlink\n"
 }
 
 fn of_world() -> String {
@@ -221,4 +249,26 @@ fn link(one: (&Namespace, &str, Mac), other: (&Namespace, &str, Mac)) -> Result<
 
 fn mac(mac: Mac) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_backends_have_addresses() {
+        for number in 0..PODS_B {
+            let add = [0, 1].map(|family| format!("address add {}/", pod_b(family, number)));
+            assert!(add.iter().all(|add| of_pods(true).contains(add) && !of_pods(false).contains(add)), "{add:?}");
+        }
+        assert_eq!(of_pods(false).matches("address add ").count(), 2 * PODS_A as usize);
+        assert!(of_pods(false).ends_with("via fd00:1::1 dev eth0 onlink\n"));
+    }
+
+    #[test]
+    fn counters_of_tcp_are_found_by_name() {
+        let text = "TcpExt: SyncookiesSent SyncookiesRecv\nTcpExt: 77 5\nIpExt: InNoRoutes\nIpExt: 3\n";
+        assert_eq!((counter(text, "SyncookiesSent"), counter(text, "SyncookiesRecv")), (Some(77), Some(5)));
+        assert_eq!((counter(text, "InNoRoutes"), counter("", "SyncookiesSent")), (None, None));
+    }
 }

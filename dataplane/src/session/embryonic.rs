@@ -19,6 +19,8 @@ use crate::snapshot::policy::VipId;
 
 /// Sessions that one call looks at most at: more than a batch can open.
 const AT_ONCE: usize = 2 * batch::MOST;
+/// Sessions of VIPs that have less than others that one call leaves alone, where others must go all the same.
+const SPARED_AT_ONCE: usize = batch::MOST / 4;
 
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
@@ -118,10 +120,13 @@ impl Embryonic {
     /// of VIPs that don't have less than others. Where that isn't enough, since a flood comes to many VIPs, the oldest of all go, up to as
     /// many as the reserve holds: before anybody's established session ends for them.
     pub fn make_room(&mut self, sessions: &mut Sessions, settle: &mut Settle<'_>) {
-        self.end_large(sessions, settle);
-        let spared = batch::MOST.max(sessions.reserve() as usize);
+        let kept = batch::MOST.max(sessions.reserve() as usize);
+        self.end_large(sessions, settle, kept);
+        if self.queue.len() > kept && self.is_pressed(sessions) {
+            self.fetch(sessions, batch::MOST);
+        }
         for _ in 0..AT_ONCE {
-            if self.queue.len() <= spared || !self.is_pressed(sessions) {
+            if self.queue.len() <= kept || !self.is_pressed(sessions) {
                 return;
             }
             let Some((candidate, _)) = self.dequeue() else { return };
@@ -131,12 +136,15 @@ impl Embryonic {
         }
     }
 
-    fn end_large(&mut self, sessions: &mut Sessions, settle: &mut Settle<'_>) {
+    /// The same for VIPs that have too many, or don't have less than others. With more than `kept` in the queue it gives up where all are
+    /// of VIPs that have less.
+    fn end_large(&mut self, sessions: &mut Sessions, settle: &mut Settle<'_>, kept: usize) {
+        let mut spared = 0;
         let soon = if self.is_pressed(sessions) { batch::MOST } else { (self.over as usize).min(batch::MOST) };
         self.fetch(sessions, soon);
         for _ in 0..AT_ONCE {
             let is_pressed = self.is_pressed(sessions);
-            if self.over == 0 && !is_pressed {
+            if self.over == 0 && (!is_pressed || (spared >= SPARED_AT_ONCE && self.queue.len() > kept)) {
                 return;
             }
             let Some((candidate, too_many)) = self.dequeue() else { return };
@@ -145,6 +153,7 @@ impl Embryonic {
             if too_many || is_pressed && is_large {
                 end(sessions, candidate, settle);
             } else {
+                spared += 1;
                 self.enqueue(candidate);
             }
         }

@@ -1,5 +1,6 @@
 //! Packets of a flood: each is written anew, with random ends and right checksums, so that nothing but what it claims is wrong with it.
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use vipgate_dataplane::wire::checksum;
@@ -16,6 +17,9 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const FRAGMENT: u8 = 44;
 const ICMP_V6: u8 = 58;
+/// A blind ACK comes so many SYNs after its own, 5 ms at 50 000 packets a second: the backend's SYN-ACK has passed the gateway by then, and of
+/// a table of 16 384 the SYN's session hasn't made room for later ones yet.
+const ACK_LAG: usize = 128;
 
 /// Addresses as they lie in packets: 4 bytes or 16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,9 +113,10 @@ pub struct Writer {
     target: Target,
     random: Random,
     number: u64,
-    /// The client of the packet before, where one has several, and the sequence number of its SYN.
+    /// The client of the packet before, where one has several.
     client: (Ip, u16),
-    initial: u32,
+    /// SYNs that a blind ACK will follow: their clients, and their sequence numbers.
+    unacknowledged: VecDeque<((Ip, u16), u32)>,
 }
 
 impl Writer {
@@ -119,7 +124,7 @@ impl Writer {
     pub fn new(kind: Kind, target: Target, seed: u64) -> Self {
         let mut random = Random(seed);
         let client = (random.client(target.address), random.port());
-        Self { kind, target, random, number: 0, client, initial: 0 }
+        Self { kind, target, random, number: 0, client, unacknowledged: VecDeque::new() }
     }
 
     /// Writes the next frame over `frame`.
@@ -131,15 +136,8 @@ impl Writer {
         }
         let (client, port) = self.client;
         match self.kind {
-            Kind::SynAck if !number.is_multiple_of(2) => {
-                // What it sent itself it knows; what it would have been answered it has to guess.
-                let acknowledged = self.random.draw() as u32 | 1;
-                self.tcp(frame, ACK, self.initial.wrapping_add(1), acknowledged);
-            }
-            Kind::Syn | Kind::SynAck => {
-                self.initial = self.random.draw() as u32;
-                self.tcp(frame, SYN, self.initial, 0);
-            }
+            Kind::Syn => self.syn(frame),
+            Kind::SynAck => self.handshake(frame),
             Kind::Udp => {
                 let to = if number & 3 < 2 { self.target.ports[1] } else { self.random.port() };
                 self.udp(frame, (client, port), (vip, to));
@@ -157,13 +155,35 @@ impl Writer {
 
     fn packets_of_a_client(&self) -> u64 {
         match self.kind {
-            Kind::SynAck | Kind::Udp | Kind::Fragments => 2,
+            Kind::Udp | Kind::Fragments => 2,
             _ => 1,
         }
     }
 
-    fn tcp(&self, frame: &mut Vec<u8>, flags: u8, sequence: u32, acknowledged: u32) {
-        let ((client, port), vip) = (self.client, self.target.address);
+    fn syn(&mut self, frame: &mut Vec<u8>) {
+        let initial = self.random.draw() as u32;
+        if self.kind == Kind::SynAck {
+            self.unacknowledged.push_back((self.client, initial));
+        }
+        self.tcp(frame, self.client, (SYN, initial, 0));
+    }
+
+    /// A SYN, or the ACK of an earlier one.
+    fn handshake(&mut self, frame: &mut Vec<u8>) {
+        let is_due = self.unacknowledged.len() > ACK_LAG;
+        match self.unacknowledged.front() {
+            Some(&(client, initial)) if is_due => {
+                self.unacknowledged.pop_front();
+                // What it sent itself it knows; what it was answered it has to guess.
+                let acknowledged = self.random.draw() as u32 | 1;
+                self.tcp(frame, client, (ACK, initial.wrapping_add(1), acknowledged));
+            }
+            _ => self.syn(frame),
+        }
+    }
+
+    fn tcp(&self, frame: &mut Vec<u8>, (client, port): (Ip, u16), (flags, sequence, acknowledged): (u8, u32, u32)) {
+        let vip = self.target.address;
         let mut segment = [port.to_be_bytes(), self.target.ports[0].to_be_bytes()].concat();
         segment.extend(sequence.to_be_bytes());
         segment.extend(acknowledged.to_be_bytes());
@@ -351,6 +371,29 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_blind_ack_comes_when_its_syn_may_have_been_answered() {
+        for vip in VIPS {
+            let (mut writer, mut frame) = (writer(Kind::SynAck, vip), Vec::new());
+            let (mut syns, mut acks) = (Vec::new(), 0);
+            for _ in 0..2000 {
+                writer.write(&mut frame);
+                let parsed = SlicedPacket::from_ethernet(&frame).unwrap();
+                let Some(TransportSlice::Tcp(tcp)) = parsed.transport else { panic!("{vip:?}: no TCP") };
+                let from = if matches!(vip, Ip::Four(_)) { 26..30 } else { 22..38 };
+                let (client, sequence) = ((frame[from].to_vec(), tcp.source_port()), tcp.sequence_number());
+                if tcp.syn() {
+                    syns.push((client, sequence.wrapping_add(1)));
+                } else {
+                    assert_eq!(syns[acks], (client, sequence), "the next client in turn goes on where its SYN ended");
+                    acks += 1;
+                    assert!(syns.len() - acks >= ACK_LAG, "{acks} of {}", syns.len());
+                }
+            }
+            assert!(acks > 900, "{acks}");
         }
     }
 
