@@ -136,6 +136,8 @@ pub const MOST_TAKEN: usize = 256;
 pub struct CopyChunk {
     /// For whom.
     pub to: GatewayId,
+    /// The view by which the last round began that this one has all of; 0: none.
+    pub told_by: u64,
     /// Where to go on; starts as `Some(0)`.
     pub cursor: Option<u64>,
     /// The answer; the worker fills it up to its capacity and never grows it.
@@ -151,12 +153,16 @@ pub struct PurgeChunk {
     pub round: u8,
     /// The view that it went by when it named them.
     pub view: u64,
+    /// The view by which our last round began that it had all of when it began its own; 0: none.
+    pub told_by: u64,
     /// Where to go on; starts as `Some(0)`.
     pub cursor: Option<u64>,
     /// How many were forgotten so far.
     pub forgotten: u64,
     /// Others serve by now than when they were named: nothing more is forgotten, and all must be named again.
     pub outdated: bool,
+    /// Some that the owner may not have known of were left as they are: it must name all again when it knows them.
+    pub spared: bool,
 }
 
 /// One slice of a look at VIPs' ports. Send it again until `cursor` is `None`.

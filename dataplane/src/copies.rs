@@ -13,7 +13,6 @@ use crate::ports::pool::WorkerId;
 use crate::session::copies::Taken;
 use crate::session::entry::{Entry, Flags, Slot};
 use crate::session::image::{Fate, Image, ImageOf};
-use crate::session::tuple::Tuple;
 use crate::session::{SessionFamily, Sessions};
 use crate::settle;
 use crate::snapshot::members::GatewayId;
@@ -49,8 +48,8 @@ fn list_family<A: SessionFamily>(
         let belongs = match owner(&entry, policy) {
             // A copy of a share that is this gateway's by now is as good as a session of its own.
             Owner::This => outbox::share(&entry, policy).is_some_and(|share| share.is_heir(chunk.to, policy.members())),
-            // Its share has moved there before it was told.
-            Owner::Other(new) => new == chunk.to && entry.has_news(),
+            // Its share has moved there before it was told, or others were told of it instead.
+            Owner::Other(new) => new == chunk.to && (entry.has_news() || is_untold(&entry, policy, chunk.told_by)),
             Owner::Nobody => false,
         };
         if !belongs {
@@ -67,6 +66,11 @@ fn list_family<A: SessionFamily>(
         }
     }
     end_of_slice::<A>(sessions, cursor)
+}
+
+/// Whether a session's share has passed to a gateway that may not know of it, whoever else does.
+fn is_untold<A: SessionFamily>(entry: &Entry<A>, policy: &Policy, told_by: u64) -> bool {
+    outbox::share(entry, policy).is_some_and(|share| share.is_untold(told_by))
 }
 
 /// Where copies are taken in.
@@ -109,7 +113,12 @@ impl Taking<'_> {
             self.make_way(image);
         }
         let Some(vip) = self.policy.vip(entry.ends()[2].0) else { return false };
-        let was_live = self.live(&image.origin);
+        let known = self.sessions.find(self.sessions.hash(&image.origin), &image.origin);
+        // Several gateways tell of what has become ours, and who had it last knows it best.
+        if owner == Owner::This && known.is_some_and(|slot| self.is_older(image, slot)) {
+            return true;
+        }
+        let was_live = known.is_some_and(|slot| A::table(self.sessions).entry(slot).is_live());
         let slot = match self.sessions.take(image, round, owner == Owner::This, self.now) {
             Ok(Taken::New(slot)) => slot,
             Ok(taken) => {
@@ -160,10 +169,17 @@ impl Taking<'_> {
         }
     }
 
-    /// Whether a session is in the tables, and isn't a copy.
-    fn live<A: SessionFamily>(&self, origin: &Tuple<A>) -> bool {
-        let slot = self.sessions.find(self.sessions.hash(origin), origin);
-        slot.map(|slot| A::table(self.sessions).entry(slot)).is_some_and(Entry::is_live)
+    /// Whether what is told of a copy is older than what was told of it before.
+    fn is_older<A: SessionFamily>(&self, image: &ImageOf<A>, slot: Slot) -> bool {
+        let table = A::table(self.sessions);
+        let entry = table.entry(slot);
+        if image.fate != Fate::Open || !entry.is_copy() || entry.to() != image.translated {
+            return false;
+        }
+        let known = entry.last_seen().later(table.entry(entry.twin()).last_seen());
+        let [there, back] = &image.halves;
+        let told = Tick(self.now.0.wrapping_sub(there.idle_ms.min(back.idle_ms)));
+        !told.reached(known)
     }
 
     /// What was this gateway's is another one's: it counts there.
@@ -202,6 +218,10 @@ fn purge_family<A: SessionFamily>(
         // Whatever is still live here of a share that isn't ours any more was not told either. What its gateway hasn't heard of yet, it
         // can't have named.
         if !is_of || entry.has_news() || (entry.is_copy() && entry.round() == chunk.round & 0x0f) {
+            continue;
+        }
+        if is_untold(&entry, policy, chunk.told_by) {
+            chunk.spared = true;
             continue;
         }
         if !entry.is_copy() {

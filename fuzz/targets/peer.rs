@@ -69,7 +69,9 @@ mod target {
                     let mut cursor = Some(0);
                     for _ in 0..64 {
                         let (reply, answer) = crossbeam::channel::bounded(1);
-                        let chunk = PurgeChunk { owner: from, round, view: 1, cursor, forgotten: 0, outdated: false };
+                        let (view, told_by, forgotten, outdated, spared) = (1, 1, 0, false, false);
+                        let chunk =
+                            PurgeChunk { owner: from, round, view, told_by, cursor, forgotten, outdated, spared };
                         assert!(gateway.commands[worker].send(Command::Purge { chunk, reply }).is_ok());
                         gateway.turn();
                         cursor = answer.try_recv().ok().and_then(|chunk| chunk.cursor);

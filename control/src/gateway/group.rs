@@ -40,6 +40,8 @@ pub(super) struct Group {
     /// The view that workers were told and may not act by yet, and whether others serve by it than before.
     pending: Option<(u64, bool)>,
     acting: u64,
+    /// The view since which the same ones serve, as workers were told.
+    since: u64,
     /// Whether the lease is held, as the log has it.
     held: bool,
 }
@@ -151,6 +153,7 @@ impl Group {
             links,
             pending: None,
             acting: 0,
+            since: 0,
             held: true,
         }
     }
@@ -247,6 +250,9 @@ impl Group {
         if let Some(links) = &mut self.links {
             let status = links.status.borrow_and_update().clone();
             self.standing.set_links(status);
+            for gateway in self.standing.overdue(now) {
+                links.peers.request(&gateway);
+            }
         }
         self.lease.need(self.standing.needs_lease());
         if let Some(until) = self.standing.lease_by_peers() {
@@ -258,7 +264,10 @@ impl Group {
     /// Workers were told what follows of the news; `moved`: others serve than before.
     pub(super) fn told(&mut self, moved: bool) {
         let before = self.pending.is_some_and(|(_, moved)| moved);
-        self.pending = Some((self.standing.view().number, moved || before));
+        // Whoever has stopped and serves again unseen may have lost what it was told.
+        let since = self.standing.since();
+        let moved = moved || before || std::mem::replace(&mut self.since, since) != since;
+        self.pending = Some((self.standing.view().number, moved));
     }
 
     /// All workers act by what they were told last: others hear of it.

@@ -59,8 +59,12 @@ pub struct Echoed {
 pub struct CopiesStatus {
     /// We have all that it told since the link came up.
     pub in_sync_from: bool,
+    /// The view by which it began to tell that; 0: it has told nothing.
+    pub synced_by: u64,
     /// It has all that we have to tell, as far as it has acknowledged, since the last time that something could be missing.
     pub in_sync_to: bool,
+    /// The view by which we began to tell all, the last time that it has all of that; 0: there was none.
+    pub told_by: u64,
     /// Sessions sent, those of telling all included.
     pub sent: u64,
     /// Sessions taken in.
@@ -101,6 +105,17 @@ impl Board {
         });
     }
 
+    /// The view by which a gateway was told all last.
+    pub(super) fn told_by(&self, name: &str) -> u64 {
+        told_by(&self.0.borrow(), name)
+    }
+
+    /// Waits until it was told all by a later view.
+    pub(super) async fn told_after(&self, name: &str, view: u64) {
+        // It is ours, so it doesn't close.
+        let _ = self.watch().wait_for(|status| told_by(status, name) > view).await;
+    }
+
     /// Changes what is known of a gateway, and tells if that made a difference. One that isn't of the view is passed over.
     pub(super) fn update(&self, name: &str, change: impl FnOnce(&mut PeerStatus)) {
         self.0.send_if_modified(|status| {
@@ -130,4 +145,8 @@ impl Board {
             peer.last_failure = Some(why.clone());
         });
     }
+}
+
+fn told_by(status: &PeersStatus, name: &str) -> u64 {
+    status.peers.get(name).map_or(0, |peer| peer.copies.told_by)
 }

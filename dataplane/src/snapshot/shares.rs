@@ -47,6 +47,10 @@ pub struct Share {
     pub may_open: bool,
     /// From which of its ports this gateway gives out: others than whoever had it before.
     pub stripe: Stripe,
+    /// The one other gateway that is to have all of its sessions: its owner; while it is ours, the only standby gateway.
+    replica: Option<GatewayId>,
+    /// The view since which that one is it, or a later one; 0 where nobody counts.
+    since: u64,
 }
 
 impl Share {
@@ -89,6 +93,33 @@ impl Share {
             self.stripe = Stripe::after(members.serving_changes());
         }
         self.may_open = is_ours && self.home().is_some_and(|home| members.may_open(home));
+        let replica = self.replica(members);
+        if replica != self.replica {
+            (self.replica, self.since) = (replica, members.since());
+        }
+    }
+
+    /// The gateway that is to have all sessions. Links don't matter, since they change between views: what another standby gateway was told
+    /// because the link to this one was down, that other one tells it when it is the owner.
+    fn replica(&self, members: &Members) -> Option<GatewayId> {
+        match self.owner {
+            Owner::Other(owner) => Some(owner),
+            Owner::This => {
+                let next = self.order.iter().copied().find(|&id| Some(id) != members.this());
+                // One before it that doesn't serve is told, too: what was told only that one, this one doesn't know.
+                next.filter(|&id| members.is_serving(id))
+            }
+            Owner::Nobody => None,
+        }
+    }
+
+    /// Whether its owner may lack sessions of it that others know. `told_by`: the view by which our last round began that it has all of. What
+    /// was told others before the owner was to know everything, it may not know; what was told nobody says so itself
+    /// ([`Entry::has_news`]).
+    ///
+    /// [`Entry::has_news`]: crate::session::entry::Entry::has_news
+    pub fn is_untold(&self, told_by: u64) -> bool {
+        told_by < self.since
     }
 
     /// Who is told of its sessions, where this gateway has it and is linked to them: the next one that serves, and whoever comes before
@@ -124,6 +155,8 @@ impl Shares {
                 owner: Owner::Nobody,
                 may_open: false,
                 stripe: Stripe::ALL,
+                replica: None,
+                since: 0,
             };
             share.settle(members);
             share

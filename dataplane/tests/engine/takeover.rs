@@ -1,5 +1,7 @@
 //! When a gateway dies or returns, another one goes on with its sessions, from copies of them.
 
+mod moves;
+
 use std::collections::BTreeSet;
 
 use crate::support::cluster::*;

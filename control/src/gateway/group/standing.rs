@@ -18,6 +18,10 @@ use crate::members::{Authority, Member, Status, View, Wish};
 use crate::peer::{self, PeersStatus};
 use crate::policy;
 
+/// Whoever serves tells all by each view by which others serve than before, and begins at once. If nothing of that is seen for so long, it
+/// is asked to: it may not have seen that there was such a view, and not all versions know it by the next one.
+const ROUND_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Who says who serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::gateway) enum Source {
@@ -60,6 +64,8 @@ pub(in crate::gateway) struct Standing {
     /// Whether this gateway has served ever since it may have opened sessions in its own shares.
     opened: bool,
     draining: bool,
+    /// When those were asked last who have told all by an older view only.
+    asked: Option<Instant>,
     tunnels: Tunnels,
     /// Why this gateway can't do what it serves for, if it can't.
     unable: Option<Arc<str>>,
@@ -83,6 +89,7 @@ impl Standing {
             awaited: BTreeMap::new(),
             opened: false,
             draining: false,
+            asked: None,
             tunnels,
             unable: None,
         }
@@ -213,9 +220,14 @@ impl Standing {
         MembersSpec {
             this: Some(self.name.clone()),
             gateways,
-            since: self.changed.map_or(0, |(number, _)| number),
+            since: self.since(),
             serving_changes: self.view.most_serving_changes(),
         }
+    }
+
+    /// The number of the view since which the same ones serve; 0 where nobody counts.
+    pub(super) fn since(&self) -> u64 {
+        self.changed.map_or(0, |(number, _)| number)
     }
 
     /// Nobody decides, or there is nobody else: all serve.
@@ -288,6 +300,7 @@ impl Standing {
     pub(super) fn due(&self) -> Option<Instant> {
         let now = Instant::now();
         let dues = self.awaited.values().map(|(_, came)| *came + self.ttl).chain(self.tunnels.due());
+        let dues = dues.chain(self.round_due());
         let dues = dues.filter(|due| *due > now);
         // Looked at once behind each, too.
         dues.min().filter(|_| self.needs_lease())
@@ -312,12 +325,35 @@ impl Standing {
             .all(|peer| self.links.peers.get(&peer.name).is_some_and(|it| it.linked && it.copies.in_sync_to))
     }
 
-    /// Whether it has what those who serve have told.
+    /// Whether it has what those who serve have told, by a view by which they did.
     fn has_all(&self) -> bool {
-        self.view.number > 0
-            && self
-                .reachable()
-                .all(|peer| self.links.peers.get(&peer.name).is_some_and(|it| it.linked && it.copies.in_sync_from))
+        let has_round = |peer: &Member| self.round_of(peer).is_some_and(|view| view >= self.since());
+        self.view.number > 0 && self.reachable().all(has_round)
+    }
+
+    /// The view by which a gateway has begun to tell all that it has told; `None` while something of it is missing.
+    fn round_of(&self, peer: &Member) -> Option<u64> {
+        let peer = self.links.peers.get(&peer.name).filter(|it| it.linked && it.copies.in_sync_from)?;
+        Some(peer.copies.synced_by)
+    }
+
+    /// When whoever has told all only by an older view is asked to do so again.
+    fn round_due(&self) -> Option<Instant> {
+        let (_, came) = self.changed.filter(|_| self.wish() == Wish::Joining)?;
+        Some(self.asked.map_or(came, |asked| asked.max(came)) + ROUND_TIMEOUT)
+    }
+
+    /// Who is to be asked for all sessions, since nothing else makes it tell them by the view that stands.
+    pub(super) fn overdue(&mut self, now: Instant) -> Vec<Arc<str>> {
+        if self.round_due().is_none_or(|due| now < due) {
+            return Vec::new();
+        }
+        let is_old = |peer: &&Member| self.round_of(peer).is_some_and(|view| view < self.since());
+        let overdue: Vec<_> = self.reachable().filter(is_old).map(|peer| peer.name.clone()).collect();
+        if !overdue.is_empty() {
+            self.asked = Some(now);
+        }
+        overdue
     }
 
     /// Others who serve, and say where they can be reached.

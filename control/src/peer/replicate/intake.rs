@@ -22,6 +22,16 @@ use crate::peer::work::{Question, Turn, Turns, Workers, ask};
 /// The longest wait for a view that another gateway goes by already.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// What the end of a round has brought about.
+#[derive(Clone, Copy, Debug, Default)]
+struct Purged {
+    forgotten: u64,
+    /// Others serve by now than when it began.
+    outdated: bool,
+    /// Some were kept that the other gateway may not know of yet.
+    spared: bool,
+}
+
 /// What copies go through.
 #[derive(Debug)]
 pub(crate) struct Intake<'a> {
@@ -49,12 +59,26 @@ impl Intake<'_> {
     async fn work(&self, frames: &mut mpsc::Receiver<Kind>) -> Result<(), Broken> {
         let turn = self.turns.take(&self.peer).await;
         let mut inbound = Inbound::new(self.peer.clone(), self.rounds.clone());
-        while let Some(kind) = frames.recv().await {
+        // The view by which it had been told all when its round began; and that of a round that had to spare something.
+        let (mut told_by, mut spared) = (0, None);
+        loop {
+            let kind = tokio::select! {
+                kind = frames.recv() => match kind {
+                    Some(kind) => kind,
+                    None => return Ok(()),
+                },
+                () = self.told_after(spared) => {
+                    spared = None;
+                    self.say(Kind::SyncRequest(SyncRequest {}))?;
+                    continue;
+                }
+            };
             let (number, step) = inbound.frame(&kind)?;
             match step {
                 Step::Begin { view } => {
                     self.note(|copies| copies.in_sync_from = false);
                     self.catch_up(view).await?;
+                    (told_by, spared) = (self.board.told_by(&self.peer), None);
                 }
                 Step::Take { images, round } => {
                     let count = images.len() as u64;
@@ -62,16 +86,20 @@ impl Intake<'_> {
                     self.note(|copies| copies.taken += count);
                 }
                 Step::Purge { round, view, again } => {
-                    let (forgotten, outdated) = self.purge(round, view, &turn).await?;
-                    if !outdated {
+                    let purged = self.purge(round, view, told_by, &turn).await?;
+                    let is_whole = !purged.outdated && !purged.spared;
+                    if is_whole {
                         inbound.purged(round);
                     }
-                    let again = again || outdated;
                     self.note(|copies| {
-                        copies.in_sync_from = !again;
-                        copies.forgotten += forgotten;
+                        copies.in_sync_from = is_whole && !again;
+                        copies.synced_by = view;
+                        copies.forgotten += purged.forgotten;
                     });
-                    if again {
+                    if purged.spared && !purged.outdated {
+                        // At once it would only name the same again: it has still to be told of what was spared.
+                        spared = Some(told_by);
+                    } else if again || purged.outdated {
                         self.say(Kind::SyncRequest(SyncRequest {}))?;
                     } else {
                         self.tell(Event::Synced { gateway: self.peer.clone() }).await;
@@ -84,7 +112,14 @@ impl Intake<'_> {
             }
             self.say(Kind::Ack(Ack { number }))?;
         }
-        Ok(())
+    }
+
+    /// Waits until the other gateway was told all by a later view; without one for ever.
+    async fn told_after(&self, view: Option<u64>) {
+        match view {
+            Some(view) => self.board.told_after(&self.peer, view).await,
+            None => std::future::pending().await,
+        }
     }
 
     /// Waits until this gateway goes by the view that the other one goes by: what is told is looked at by whose a share is.
@@ -115,13 +150,13 @@ impl Intake<'_> {
         ask(&self.workers, questions, turn.clone()).await.map(drop).map_err(Broken::Worker)
     }
 
-    /// How many were forgotten, and whether others serve by now than when the round began.
-    async fn purge(&self, round: u8, view: u64, turn: &Turn) -> Result<(u64, bool), Broken> {
+    async fn purge(&self, round: u8, view: u64, told_by: u64, turn: &Turn) -> Result<Purged, Broken> {
+        let mut purged = Purged::default();
         // Policy doesn't know it, so it owns nothing.
-        let Some(owner) = self.workers.gateway(&self.peer) else { return Ok((0, false)) };
-        let (mut forgotten, mut outdated) = (0, false);
+        let Some(owner) = self.workers.gateway(&self.peer) else { return Ok(purged) };
         for worker in 0..self.workers.count() {
-            let mut chunk = PurgeChunk { owner, round, view, cursor: Some(0), forgotten: 0, outdated: false };
+            let (cursor, forgotten, outdated, spared) = (Some(0), 0, false, false);
+            let mut chunk = PurgeChunk { owner, round, view, told_by, cursor, forgotten, outdated, spared };
             while chunk.cursor.is_some() {
                 let command = move |reply: Sender<PurgeChunk>| Command::Purge { chunk, reply };
                 let answers = ask(&self.workers, vec![(worker, Box::new(command))], turn.clone())
@@ -129,10 +164,11 @@ impl Intake<'_> {
                     .map_err(Broken::Worker)?;
                 chunk = answers.into_iter().next().ok_or(Broken::Worker(worker))?;
             }
-            forgotten += chunk.forgotten;
-            outdated |= chunk.outdated;
+            purged.forgotten += chunk.forgotten;
+            purged.outdated |= chunk.outdated;
+            purged.spared |= chunk.spared;
         }
-        Ok((forgotten, outdated))
+        Ok(purged)
     }
 
     fn note(&self, change: impl FnOnce(&mut CopiesStatus)) {
@@ -144,3 +180,6 @@ impl Intake<'_> {
         let _ = self.events.send(event).await;
     }
 }
+
+#[cfg(test)]
+mod tests;

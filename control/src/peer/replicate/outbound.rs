@@ -49,7 +49,7 @@ struct Entry {
 enum What {
     Sessions { marks: Marks, count: u64 },
     Begin,
-    End { round: u32, marks: Marks },
+    End { round: u32, view: u64, marks: Marks },
     Released { view: u64 },
 }
 
@@ -77,6 +77,10 @@ pub(super) struct Outbound {
     round: u32,
     /// The view that we go by.
     view: u64,
+    /// The one by which this round began.
+    begun_by: u64,
+    /// The one by which the last round began that it has all of: what is its own by then, it knows.
+    pub(super) told_by: u64,
     /// Numbers of what was dropped: the next end of a round makes up for it.
     missed: Marks,
     /// The same of the round that is being told.
@@ -89,7 +93,8 @@ pub(super) struct Outbound {
 }
 
 impl Outbound {
-    pub(super) fn new(workers: usize) -> Self {
+    /// Nothing was told yet but what a former process of this gateway told, by this view at the latest.
+    pub(super) fn new(workers: usize, told_by: u64) -> Self {
         Self {
             workers,
             linked: false,
@@ -102,6 +107,8 @@ impl Outbound {
             sync: Sync::Owed,
             round: 0,
             view: 0,
+            begun_by: 0,
+            told_by,
             missed: vec![0; workers],
             covered: vec![0; workers],
             release: None,
@@ -215,8 +222,8 @@ impl Outbound {
             self.round = self.round.wrapping_add(1);
             self.resyncs += 1;
             self.covered = std::mem::replace(&mut self.missed, vec![0; self.workers]);
-            let round = self.round;
-            let view = self.view;
+            self.begun_by = self.view;
+            let (round, view) = (self.round, self.view);
             self.queue(What::Begin, |number| Kind::SyncBegin(SyncBegin { number, round, view }));
             self.sync = Sync::Telling { worker: 0, cursor: 0, asked: false };
             if self.workers == 0 {
@@ -261,8 +268,8 @@ impl Outbound {
 
     fn end(&mut self) {
         let marks = std::mem::replace(&mut self.covered, vec![0; self.workers]);
-        let round = self.round;
-        self.queue(What::End { round, marks }, |number| Kind::SyncEnd(SyncEnd { number, round }));
+        let (round, view) = (self.round, self.begun_by);
+        self.queue(What::End { round, view, marks }, |number| Kind::SyncEnd(SyncEnd { number, round }));
         self.sync = Sync::Told;
     }
 
@@ -315,8 +322,10 @@ impl Outbound {
             match entry.what {
                 What::Sessions { marks, .. } => raise(&mut all, &marks),
                 What::Begin => {}
-                What::End { round, marks } => {
+                What::End { round, view, marks } => {
                     raise(&mut all, &marks);
+                    // Also if all is owed again: it has what was its own by that view.
+                    self.told_by = self.told_by.max(view);
                     if round == self.round && self.sync == Sync::Told {
                         self.sync = Sync::Done;
                     }

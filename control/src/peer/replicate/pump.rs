@@ -63,10 +63,20 @@ struct Peer {
     number: Option<GatewayId>,
     outbound: Outbound,
     link: Option<Outlink>,
-    shown: (bool, Option<u64>),
+    shown: Shown,
+    /// Which of all questions was the last one about it.
+    last_asked: u64,
 }
 
+/// Whether it has everything, what it knows that we have let go of, and by which view it was told all.
+type Shown = (bool, Option<u64>, u64);
+
 impl Peer {
+    fn new(workers: usize, told_by: u64) -> Self {
+        let outbound = Outbound::new(workers, told_by);
+        Self { number: None, outbound, link: None, shown: Shown::default(), last_asked: 0 }
+    }
+
     /// Looks whether policy knows it by now. What it was told until then was nothing.
     fn find(&mut self, name: &str, workers: &dyn Workers) {
         if self.number.is_none() {
@@ -86,6 +96,10 @@ pub(crate) struct Pump {
     bell: Arc<Bell>,
     board: Board,
     peers: BTreeMap<Arc<str>, Peer>,
+    /// Whether a view has named others.
+    has_view: bool,
+    /// Questions that were asked.
+    questions: u64,
     /// Workers that are asked for a slice: their news wait (see `outbound`).
     asked: Vec<bool>,
     answers: JoinSet<Answer>,
@@ -94,7 +108,8 @@ pub(crate) struct Pump {
 impl Pump {
     pub(crate) fn new(workers: Arc<dyn Workers>, bell: Arc<Bell>, board: Board) -> Self {
         let asked = vec![false; workers.count()];
-        Self { workers, bell, board, peers: BTreeMap::new(), asked, answers: JoinSet::new() }
+        let (peers, answers) = (BTreeMap::new(), JoinSet::new());
+        Self { workers, bell, board, peers, has_view: false, questions: 0, asked, answers }
     }
 
     /// Runs until nobody orders anything any more.
@@ -139,10 +154,11 @@ impl Pump {
             Order::Keep(names, view) => {
                 self.peers.retain(|name, _| names.contains(name));
                 let workers = self.workers.count();
+                // What a former process has left in the tables went on elsewhere, and may have ended: of that, only news are told.
+                let told_by = if self.has_view { 0 } else { view };
+                self.has_view |= view > 0;
                 for name in names {
-                    let fresh =
-                        || Peer { number: None, outbound: Outbound::new(workers), link: None, shown: (false, None) };
-                    self.peers.entry(name).or_insert_with(fresh).outbound.go_by(view);
+                    self.peers.entry(name).or_insert_with(|| Peer::new(workers, told_by)).outbound.go_by(view);
                 }
             }
             Order::Up { peer, link } => {
@@ -242,7 +258,10 @@ impl Pump {
     }
 
     fn ask(&mut self) {
-        for (name, peer) in &mut self.peers {
+        // Whoever was asked for last comes last: one with many sessions, or that wants all again and again, holds up no other.
+        let mut peers: Vec<(&Arc<str>, &mut Peer)> = self.peers.iter_mut().collect();
+        peers.sort_by_key(|(_, peer)| peer.last_asked);
+        for (name, peer) in peers {
             peer.find(name, &*self.workers);
             while let Some(question) = peer.outbound.question() {
                 let Some(to) = peer.number else {
@@ -256,10 +275,12 @@ impl Pump {
                 }
                 self.asked[question.worker] = true;
                 peer.outbound.asked();
-                let (workers, name) = (self.workers.clone(), name.clone());
+                self.questions += 1;
+                peer.last_asked = self.questions;
+                let (workers, name, told_by) = (self.workers.clone(), name.clone(), peer.outbound.told_by);
                 self.answers.spawn(async move {
                     let images = Vec::with_capacity(MOST_TAKEN);
-                    let chunk = CopyChunk { to, cursor: Some(question.cursor), images };
+                    let chunk = CopyChunk { to, told_by, cursor: Some(question.cursor), images };
                     let command = move |reply: Sender<CopyChunk>| Command::Copies { chunk, reply };
                     (name, question, ask(&workers, vec![(question.worker, Box::new(command))], ()).await)
                 });
@@ -294,15 +315,18 @@ impl Pump {
     fn show(&mut self, all: bool) {
         for (name, peer) in &mut self.peers {
             let outbound = &peer.outbound;
-            let now = (outbound.in_sync(), outbound.released);
+            let now = (outbound.in_sync(), outbound.released, outbound.told_by);
             if all || now != peer.shown {
                 peer.shown = now;
                 self.board.update(name, |status| {
                     let copies = &mut status.copies;
-                    (copies.in_sync_to, copies.released) = now;
+                    (copies.in_sync_to, copies.released, copies.told_by) = now;
                     (copies.sent, copies.queued, copies.resyncs) = (outbound.sent, outbound.queued(), outbound.resyncs);
                 });
             }
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

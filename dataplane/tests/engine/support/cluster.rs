@@ -28,6 +28,8 @@ pub struct Cluster {
     round: u8,
     /// The view since which these serve, as all see it.
     pub since: u64,
+    /// The view by which one has last told another one all; that by which all begin, if it isn't here.
+    told: HashMap<(Number, Number), u64>,
     serving: Vec<bool>,
     /// What is told is lost.
     pub deaf: bool,
@@ -141,6 +143,7 @@ impl Cluster {
             tunnelled: 0,
             round: 1,
             since: 0,
+            told: HashMap::new(),
             serving: Vec::new(),
             deaf: false,
             starts: vec![1; count],
@@ -319,7 +322,8 @@ impl Cluster {
             let mut cursor = Some(0);
             while cursor.is_some() {
                 let (reply, answer) = bounded(1);
-                let chunk = CopyChunk { to: id, cursor, images: Vec::with_capacity(64) };
+                let told_by = self.told_by(from, to);
+                let chunk = CopyChunk { to: id, told_by, cursor, images: Vec::with_capacity(64) };
                 self.gateways[from].commands[worker].send(Command::Copies { chunk, reply }).unwrap();
                 self.gateways[from].turn();
                 let chunk = answer.try_recv().unwrap();
@@ -329,8 +333,14 @@ impl Cluster {
         }
         let count = all.len();
         self.take(from, to, all, self.round);
+        self.told.insert((from, to), self.since);
         assert!(self.forget_unnamed(from, to, self.since));
         count
+    }
+
+    /// The view by which one has last told another one all.
+    fn told_by(&self, from: Number, to: Number) -> u64 {
+        self.told.get(&(from, to)).copied().unwrap_or(1)
     }
 
     /// A gateway forgets what another one hasn't named in this round, which began by a view; whether it still holds.
@@ -341,7 +351,9 @@ impl Cluster {
             let mut cursor = Some(0);
             while cursor.is_some() {
                 let (reply, answer) = bounded(1);
-                let chunk = PurgeChunk { owner, round: self.round, view, cursor, forgotten: 0, outdated: false };
+                let (round, told_by) = (self.round, self.told_by(to, from));
+                let (forgotten, outdated, spared) = (0, false, false);
+                let chunk = PurgeChunk { owner, round, view, told_by, cursor, forgotten, outdated, spared };
                 self.gateways[to].commands[worker].send(Command::Purge { chunk, reply }).unwrap();
                 self.gateways[to].turn();
                 let chunk = answer.try_recv().unwrap();

@@ -54,6 +54,12 @@ impl Scene {
         self.standing.release(gateway.into(), view);
     }
 
+    /// Who is asked for all sessions.
+    fn overdue(&mut self, at: u64) -> Vec<String> {
+        let now = self.at(at);
+        self.standing.overdue(now).iter().map(ToString::to_string).collect()
+    }
+
     /// For each gateway: whether it serves, and whether we may open in what is its home's.
     fn spec(&mut self, at: u64) -> Vec<(bool, bool)> {
         let now = self.at(at);
@@ -62,7 +68,7 @@ impl Scene {
 }
 
 fn linked(in_sync_from: bool, in_sync_to: bool) -> PeerStatus {
-    let copies = CopiesStatus { in_sync_from, in_sync_to, ..CopiesStatus::default() };
+    let copies = CopiesStatus { in_sync_from, synced_by: 7, in_sync_to, ..CopiesStatus::default() };
     PeerStatus { linked: true, copies, ..PeerStatus::default() }
 }
 
@@ -167,6 +173,41 @@ fn it_asks_to_serve_when_it_has_all_and_to_stop_when_others_have() {
     scene.view(7, 2, vec![member("a", false), member("b", true), member("c", false)]);
     scene.links(&[("b", linked(true, false))]);
     assert_eq!(scene.standing.wish(), Wish::Draining, "it has stopped");
+}
+
+#[test]
+fn it_asks_to_serve_when_it_has_been_told_all_by_the_view_that_stands() {
+    let synced = |view| {
+        let mut peer = linked(true, true);
+        peer.copies.synced_by = view;
+        peer
+    };
+    let mut scene = Scene::new();
+    scene.view(5, 0, vec![member("a", false), member("b", true), member("c", true)]);
+    scene.links(&[("b", synced(5)), ("c", synced(5))]);
+    assert_eq!(scene.standing.wish(), Wish::Ready);
+    // What was b's is c's now, which has told nothing of that.
+    scene.view(6, 100, vec![member("a", false), member("b", false), member("c", true)]);
+    assert_eq!(scene.standing.wish(), Wish::Joining);
+    assert_eq!(scene.overdue(1_099), [""; 0], "it begins by itself");
+    assert_eq!(scene.overdue(1_100), ["c"]);
+    assert_eq!((scene.overdue(1_101), scene.overdue(2_099)), (vec![], vec![]));
+    assert_eq!(scene.overdue(2_100), ["c"], "it hasn't heard");
+    scene.links(&[("b", synced(5)), ("c", linked(false, true))]);
+    assert_eq!(scene.overdue(9_000), [""; 0], "it is at it");
+    scene.links(&[("b", synced(5)), ("c", synced(6))]);
+    assert_eq!((scene.standing.wish(), scene.overdue(9_000)), (Wish::Ready, vec![]));
+    // A view by which the same ones serve changes nothing.
+    scene.view(7, 9_000, vec![member("a", false), member("b", false), member("c", true)]);
+    assert_eq!(scene.standing.wish(), Wish::Ready);
+    // c has stopped and begun again, and this gateway saw neither.
+    scene.view(10, 9_100, vec![member("a", false), member("b", false), Member { epoch: 9, ..member("c", true) }]);
+    assert_eq!(scene.standing.wish(), Wish::Joining);
+    scene.links(&[("c", synced(11))]);
+    assert_eq!(scene.standing.wish(), Wish::Ready);
+    // Nobody else serves, so there is nothing to wait for.
+    scene.view(12, 9_200, vec![member("a", false), member("b", false), member("c", false)]);
+    assert_eq!((scene.standing.wish(), scene.overdue(20_000)), (Wish::Ready, vec![]));
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn tell_all(outbound: &mut Outbound, images: &[Image]) {
 }
 
 fn linked() -> Outbound {
-    let mut outbound = Outbound::new(WORKERS as usize);
+    let mut outbound = Outbound::new(WORKERS as usize, 0);
     outbound.up();
     tell_all(&mut outbound, &[]);
     assert_eq!(say(&mut outbound), ["begin", "end"]);
@@ -108,7 +108,7 @@ fn letting_go_is_said_last_and_again_if_it_was_not_heard() {
 
 #[test]
 fn an_answer_to_a_round_that_is_over_is_passed_over() {
-    let mut outbound = Outbound::new(1);
+    let mut outbound = Outbound::new(1, 0);
     outbound.up();
     let old = outbound.question().unwrap();
     outbound.asked();
@@ -153,7 +153,7 @@ impl World {
             told: vec![0; workers],
             acknowledged: vec![0; workers],
             asked: vec![None; workers],
-            outbound: Outbound::new(workers),
+            outbound: Outbound::new(workers, 0),
             wire: VecDeque::new(),
             acks: VecDeque::new(),
             again: false,
@@ -325,4 +325,38 @@ fn copies_are_what_sessions_are_whatever_got_lost() {
             assert!(world.outbound.in_sync(), "seed {seed}");
         }
     }
+}
+
+#[test]
+fn what_it_was_told_by_is_the_view_of_the_last_round_that_it_has_all_of() {
+    let mut outbound = Outbound::new(1, 0);
+    let round = |outbound: &mut Outbound| {
+        tell_all(outbound, &[image(1)]);
+        assert_eq!(say(outbound), ["begin", "1 sessions", "end"]);
+        outbound.next - 1
+    };
+    outbound.go_by(13);
+    outbound.up();
+    let end = round(&mut outbound);
+    assert_eq!((outbound.acknowledged(end - 1), outbound.told_by), (Ok(vec![0]), 0), "not its end");
+    assert_eq!((outbound.acknowledged(end), outbound.told_by), (Ok(vec![0]), 13));
+    // A round comes to no end, since others serve meanwhile.
+    outbound.go_by(14);
+    outbound.owe();
+    let _ = outbound.question().unwrap();
+    assert_eq!(say(&mut outbound), ["begin"]);
+    let begin = outbound.next - 1;
+    outbound.go_by(15);
+    outbound.owe();
+    let end = round(&mut outbound);
+    assert_eq!((outbound.acknowledged(begin), outbound.told_by), (Ok(vec![0]), 13));
+    // It has this one, though all is to be told again.
+    outbound.go_by(16);
+    outbound.owe();
+    assert_eq!((outbound.acknowledged(end), outbound.told_by), (Ok(vec![0]), 15));
+    // What a link has carried stays there; what is on its way when it breaks may not have come.
+    let end = round(&mut outbound);
+    outbound.up();
+    assert!(outbound.acknowledged(end).is_err());
+    assert_eq!(outbound.told_by, 15);
 }
