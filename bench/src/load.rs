@@ -14,6 +14,9 @@ use crate::order::{Draw, Order};
 use crate::packets::{self, Flow, PacketFamily, Step};
 use crate::rig::{INSIDE, OUTSIDE, Rig};
 
+/// Packets by which a pod's session opens: the first one, its answer, and one that goes on.
+pub(crate) const OPENING: u64 = 3;
+
 /// What sessions carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Protocol {
@@ -37,7 +40,7 @@ pub(crate) struct Load<A> {
 }
 
 impl<A: PacketFamily> Load<A> {
-    /// Opens every session with its first packet.
+    /// Opens every session, with [`OPENING`] packets each where it is a pod's.
     pub(crate) fn open(rig: &mut Rig, sessions: u32, size: u16, direction: Direction, order: Order) -> Result<Self> {
         Self::open_with(Protocol::Udp, rig, sessions, size, direction, order)
     }

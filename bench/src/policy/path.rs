@@ -24,7 +24,7 @@ use super::churn::{Churn, Random, endpoint_address, vip_address};
 use super::noise::{Noise, Watch};
 use super::{Size, show};
 use crate::Direction;
-use crate::load::Load;
+use crate::load::{Load, OPENING};
 use crate::netns::pin;
 use crate::order::Order;
 use crate::packets::{FIRST_POD, PODS, VIP};
@@ -124,7 +124,7 @@ fn measure(options: &Options, sessions: u32, [changer, worker]: [usize; 2], pack
         pin(None, worker)?;
         let (mut rig, control) = Rig::beside(sessions, timeouts, churn.set())?;
         let mut load = Load::<u32>::open(&mut rig, sessions, SIZE, Direction::Mix, Order::Uniform)?;
-        let mut sent = u64::from(sessions) + load.settle(&mut rig)?;
+        let mut sent = OPENING * u64::from(sessions) + load.settle(&mut rig)?;
         load.round(&mut rig, packets, |_| Ok(()))?;
         let watch = Watch::begin(&[])?;
         let (mut idle, mut changing) = (Vec::new(), Vec::new());
@@ -327,7 +327,7 @@ mod tests {
         let cores = core_affinity::get_core_ids().unwrap();
         let cores = [cores[0].id, cores[cores.len() - 1].id];
         let line = measure(&options, 5000, cores, 1 << 16).unwrap();
-        assert_eq!(line.packets, 5 * (1 << 16) + 5000 + 3 * 2 * 5000);
+        assert_eq!(line.packets, 5 * (1 << 16) + OPENING * 5000 + 3 * 2 * 5000);
         assert!(line.changes > 0 && line.snapshots > 0 && line.changes_with_sessions > 0);
     }
 }
