@@ -309,6 +309,26 @@ impl TryFrom<proto::Beat> for Beat {
     }
 }
 
+#[cfg(test)]
+impl Beat {
+    /// One that says nothing else, for tests.
+    pub(crate) fn bare(gateway: &str, incarnation: u64, wish: Wish, seen_view: u64) -> Self {
+        Self {
+            gateway: gateway.into(),
+            incarnation,
+            commitment: None,
+            predecessor: None,
+            wish,
+            seen_view,
+            fingerprint: None,
+            peer: None,
+            tunnel_key: None,
+            unable: None,
+            view: None,
+        }
+    }
+}
+
 impl Beat {
     /// As a server has kept it.
     ///

@@ -3,6 +3,7 @@
 mod moves;
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 
 use crate::support::cluster::*;
 use crate::support::*;
@@ -237,16 +238,22 @@ fn whoever_hears_late_who_has_a_share_sends_to_the_former_owner_which_sends_on()
     ]);
 }
 
+/// Opens a pod's connection by way of the first gateway, and lets others be told of it; where the remote sees it.
+fn connect(cluster: &mut Cluster, pod: SocketAddr, far: SocketAddr) -> SocketAddr {
+    let seen = only(cluster.arrives(0, INSIDE, &tcp(pod, far, "S", 1000, 0)), 0, OUTSIDE, cluster);
+    let vip = ends(&seen).0;
+    only(cluster.arrives(0, OUTSIDE, &tcp(far, vip, "SA", 5000, 1001)), 0, INSIDE, cluster);
+    only(cluster.arrives(0, INSIDE, &tcp(pod, far, "A", 1001, 5001)), 0, OUTSIDE, cluster);
+    cluster.pass(200);
+    vip
+}
+
 #[test]
 fn a_share_takes_along_that_a_connection_was_closed_while_nobody_was_told() {
     let mut cluster = three();
     let (pod, far) = (at("10.244.1.5:4000"), at(FAR));
-    let seen = only(cluster.arrives(0, INSIDE, &tcp(pod, far, "S", 1000, 0)), 0, OUTSIDE, &cluster);
-    let vip = ends(&seen).0;
+    let vip = connect(&mut cluster, pod, far);
     let answer = |flags, sequence, ack| tcp(far, vip, flags, sequence, ack);
-    only(cluster.arrives(0, OUTSIDE, &answer("SA", 5000, 1001)), 0, INSIDE, &cluster);
-    only(cluster.arrives(0, INSIDE, &tcp(pod, far, "A", 1001, 5001)), 0, OUTSIDE, &cluster);
-    cluster.pass(200);
     assert_eq!(cluster.copies(1), 1);
     let all_linked = |cluster: &mut Cluster, linked| {
         cluster.members.iter_mut().for_each(|it| it.linked = linked);
@@ -271,12 +278,8 @@ fn a_share_takes_along_that_a_connection_was_closed_while_nobody_was_told() {
 fn a_connection_that_went_on_since_it_was_told_is_known_again_by_what_both_sides_say() {
     let mut cluster = three();
     let (pod, far) = (at("10.244.1.5:4000"), at(FAR));
-    let seen = only(cluster.arrives(0, INSIDE, &tcp(pod, far, "S", 1000, 0)), 0, OUTSIDE, &cluster);
-    let vip = ends(&seen).0;
+    let vip = connect(&mut cluster, pod, far);
     let answer = |flags, sequence, ack| tcp(far, vip, flags, sequence, ack);
-    only(cluster.arrives(0, OUTSIDE, &answer("SA", 5000, 1001)), 0, INSIDE, &cluster);
-    only(cluster.arrives(0, INSIDE, &tcp(pod, far, "A", 1001, 5001)), 0, OUTSIDE, &cluster);
-    cluster.pass(200);
     cluster.kill(0);
     // Each has sent gigabytes by now. Somebody else forges the remote's segments, and a reset behind them.
     let (own, other) = (3_000_000_000, 2_000_000_000);

@@ -163,10 +163,9 @@ impl Roster {
         }
         self.begun.get_or_insert(now);
         // What somebody says of views whom the policy doesn't know changes nothing.
-        if self.policy.is_some() && !self.is_in_policy(&beat.gateway) {
-            return Ok(Heard::Stranger);
-        }
-        if let Some(known) = &beat.view {
+        if let Some(known) = &beat.view
+            && (self.policy.is_none() || self.is_in_policy(&beat.gateway))
+        {
             self.learn(now, known);
         }
         if !self.is_in_policy(&beat.gateway) {

@@ -148,20 +148,16 @@ impl Roster {
             if !member.serving || !self.seats.get(&member.name).is_some_and(wants_to_stop) {
                 continue;
             }
-            if counts(member) {
-                if able == 1 {
-                    continue;
-                }
-                able -= 1;
+            let is_able = usize::from(counts(member));
+            let may_stop = if self.seats.get(&member.name).is_some_and(Seat::is_unable) {
+                is_steady(member) && members.iter().any(|other| counts(other) && is_steady(other))
             } else {
-                let is_proven = |other: &Member| counts(other) && is_steady(other);
-                let is_unable = self.seats.get(&member.name).is_some_and(Seat::is_unable);
-                let may_stop = if is_unable { is_steady(member) && members.iter().any(is_proven) } else { able > 0 };
-                if !may_stop {
-                    continue;
-                }
+                able > is_able
+            };
+            if may_stop {
+                stop(&mut members[at], number);
+                able -= is_able;
             }
-            stop(&mut members[at], number);
         }
     }
 }

@@ -117,9 +117,10 @@ impl Seat {
         self.unable.is_some()
     }
 
-    /// Whether it has been able, or unable, for so long that others whom the same befalls have said so, too.
+    /// Whether it has been able, or unable, for so long that others whom the same befalls have said so, too: gateways behind one router
+    /// find it dead one after the other, within an interval of probes and a beat.
     pub(super) fn is_steady(&self, now: Instant, ttl: Duration) -> bool {
-        now.saturating_duration_since(self.since) >= steady(ttl)
+        now.saturating_duration_since(self.since) >= ttl / 2
     }
 
     /// Whether it is an able one that has come just now, and will serve.
@@ -143,10 +144,4 @@ impl Seat {
         member.tunnel_key = self.tunnel_key;
         member.unable.clone_from(&self.unable);
     }
-}
-
-/// How long a gateway must say the same of what it can do before another one stops, or goes on, because of that: gateways behind one
-/// router find it dead one after the other, within an interval of probes and a beat.
-pub(super) fn steady(ttl: Duration) -> Duration {
-    ttl / 2
 }

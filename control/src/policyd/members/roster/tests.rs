@@ -49,19 +49,7 @@ impl Office {
         seen_view: u64,
         view: Option<&Arc<View>>,
     ) -> Result<Heard, Refusal> {
-        self.take(&Beat {
-            gateway: name.into(),
-            incarnation,
-            commitment: None,
-            predecessor: None,
-            wish,
-            seen_view,
-            fingerprint: None,
-            peer: None,
-            tunnel_key: None,
-            unable: None,
-            view: view.cloned(),
-        })
+        self.take(&Beat { view: view.cloned(), ..Beat::bare(name, incarnation, wish, seen_view) })
     }
 
     /// One in which all of these serve, each by its own secret.
@@ -79,17 +67,9 @@ impl Office {
     /// A beat of the process with this secret, which has seen the current view.
     fn beat_of(&self, name: &str, process: u8, before: Option<u8>, wish: Wish) -> Beat {
         Beat {
-            gateway: name.into(),
-            incarnation: secret(process).incarnation(),
             commitment: Some(secret(process).commitment()),
             predecessor: before.map(|before| Box::new(secret(before).commitment())),
-            wish,
-            seen_view: self.roster.view().number,
-            fingerprint: None,
-            peer: None,
-            tunnel_key: None,
-            unable: None,
-            view: None,
+            ..Beat::bare(name, secret(process).incarnation(), wish, self.roster.view().number)
         }
     }
 
@@ -110,17 +90,8 @@ impl Office {
     /// A beat of one that has seen the current view, and can't do what it serves for.
     fn hears_unable(&mut self, name: &str) {
         let heard = self.take(&Beat {
-            gateway: name.into(),
-            incarnation: 1,
-            commitment: None,
-            predecessor: None,
-            wish: Wish::Draining,
-            seen_view: self.roster.view().number,
-            fingerprint: None,
-            peer: None,
-            tunnel_key: None,
             unable: Some("interface gw-out has no carrier".into()),
-            view: None,
+            ..Beat::bare(name, 1, Wish::Draining, self.roster.view().number)
         });
         assert_eq!(heard, Ok(Heard::Counts));
     }

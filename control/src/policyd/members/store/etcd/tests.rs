@@ -21,22 +21,6 @@ fn config(server: &Server) -> config::Etcd {
     config::Etcd { endpoints: vec![server.endpoint()], prefix: "/vipgate/".into() }
 }
 
-fn beat(name: &str, incarnation: u64, wish: Wish, seen_view: u64) -> Beat {
-    Beat {
-        gateway: name.into(),
-        incarnation,
-        commitment: None,
-        predecessor: None,
-        wish,
-        seen_view,
-        fingerprint: None,
-        peer: None,
-        tunnel_key: None,
-        unable: None,
-        view: None,
-    }
-}
-
 fn view(number: u64) -> View {
     let members = vec![Member { serving: true, incarnation: 1, ..Member::new("a".into(), number) }];
     View { number, serving_changes: 1, members }
@@ -62,7 +46,7 @@ async fn nothing_is_written_under_another_view_than_the_one_that_stands() {
     let (mut one, mut other) = (Etcd::open(&config(&server), TTL), Etcd::open(&config(&server), TTL));
     assert_eq!(read(&mut one).await.view, None);
     assert_eq!(read(&mut other).await.view, None);
-    let (a, first) = (beat("a", 1, Wish::Ready, 0), view(1));
+    let (a, first) = (Beat::bare("a", 1, Wish::Ready, 0), view(1));
     let change = Change { beats: &[&a], view: Some(&first), ..NOTHING };
     assert!(is_done(&one.commit(change).await.unwrap()));
     let late = other.commit(Change { beats: &[&a], ..NOTHING }).await.unwrap();
@@ -77,10 +61,10 @@ async fn nobody_is_silent_who_was_heard_elsewhere() {
     let server = Server::running().await;
     let (mut one, mut other) = (Etcd::open(&config(&server), TTL), Etcd::open(&config(&server), TTL));
     read(&mut one).await;
-    let (a, first, second) = (beat("a", 1, Wish::Ready, 1), view(1), view(2));
+    let (a, first, second) = (Beat::bare("a", 1, Wish::Ready, 1), view(1), view(2));
     assert!(is_done(&one.commit(Change { beats: &[&a], view: Some(&first), ..NOTHING }).await.unwrap()));
     let there = read(&mut other).await;
-    assert_eq!(there.beats, [beat("a", 1, Wish::Joining, 1)], "what it wanted long ago is no wish");
+    assert_eq!(there.beats, [Beat::bare("a", 1, Wish::Joining, 1)], "what it wanted long ago is no wish");
     assert!(is_done(&one.commit(Change { beats: &[&a], ..NOTHING }).await.unwrap()));
     let silent = [Arc::from("a")];
     let change = Change { view: Some(&second), silent: &silent, ..NOTHING };
@@ -135,7 +119,7 @@ struct Gateway {
 
 impl Gateway {
     fn start(name: &'static str, at: &Authority) -> Self {
-        Self::beating(at, move |seen| beat(name, 1, Wish::Ready, seen))
+        Self::beating(at, move |seen| Beat::bare(name, 1, Wish::Ready, seen))
     }
 
     /// One that shows a secret.
@@ -207,7 +191,7 @@ async fn any_of_several_servers_may_be_asked() {
 fn shows(name: &str, process: u8, seen_view: u64) -> Beat {
     let secret = Secret::from_slice(&[process; 32]).unwrap();
     let commitment = Some(secret.commitment());
-    Beat { commitment, ..beat(name, secret.incarnation(), Wish::Ready, seen_view) }
+    Beat { commitment, ..Beat::bare(name, secret.incarnation(), Wish::Ready, seen_view) }
 }
 
 #[tokio::test]
@@ -229,7 +213,7 @@ async fn an_impostor_is_refused_at_whichever_server_it_tries() {
             }
             let incarnation = shows("a", 1, 0).incarnation;
             for commitment in [None, shows("a", 9, 0).commitment] {
-                let repeated = Beat { commitment, ..beat("a", incarnation, Wish::Ready, view.number) };
+                let repeated = Beat { commitment, ..Beat::bare("a", incarnation, Wish::Ready, view.number) };
                 let why = at.hears(repeated).await.unwrap_err();
                 assert!(matches!(why, Unanswered::Refused { refusal: Refusal::Forged { .. }, .. }), "{why}");
                 refused[1] += 1;
@@ -243,7 +227,7 @@ async fn an_impostor_is_refused_at_whichever_server_it_tries() {
     // A server that starts now knows from etcd whose secret is which.
     let third = Authority::start(&server);
     third.is(|now| *now == *view).await;
-    let repeated = beat("a", shows("a", 1, 0).incarnation, Wish::Ready, view.number);
+    let repeated = Beat::bare("a", shows("a", 1, 0).incarnation, Wish::Ready, view.number);
     assert!(third.hears(repeated).await.is_err());
 }
 
@@ -254,7 +238,7 @@ async fn while_etcd_is_away_nobody_gets_a_lease_and_nobody_is_dead() {
     let (mut a, b) = (Gateway::start("a", &one), Gateway::start("b", &one));
     let view = one.is(serve_both).await;
     server.kill();
-    let unanswered = one.hears(beat("a", 1, Wish::Ready, view.number)).await.unwrap_err();
+    let unanswered = one.hears(Beat::bare("a", 1, Wish::Ready, view.number)).await.unwrap_err();
     assert!(unanswered.to_string().contains("etcd can't be asked"), "{unanswered}");
     sleep(TTL * 2).await;
     server.start().await;
