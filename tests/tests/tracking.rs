@@ -177,7 +177,7 @@ fn a_next_hop_that_is_dead_shows_and_says_why() {
         let net = format!("{address}/{}", [24, 64][number]);
         world.router.ip(&["address", "del", &net, "dev", "to-gw"]).unwrap();
         let begun = Instant::now();
-        let words = format!("no next hop answers outside: {address} on gw-out");
+        let words = format!("no next hop of the default route answers outside: {address} on gw-out");
         let said = || world.page("/readyz").1.contains(&words);
         assert!(wait_for(Duration::from_secs(5), said), "{:?}\n{}", world.page("/readyz"), world.log());
         let detected = begun.elapsed();

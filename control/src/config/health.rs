@@ -18,7 +18,7 @@ const FAILURES: std::ops::RangeInclusive<u32> = 1..=100;
 /// The longest hold-down.
 const LONGEST_HOLD_DOWN: Duration = Duration::from_hours(1);
 
-/// When this gateway asks not to serve: its links are down, or no next hop of a side answers. The last one that can serve goes on.
+/// When this gateway asks not to serve: its links are down, no next hop of a default route answers (of a side without one: no next hop at all), or its routes are gone. The last one that can serve goes on.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Health {

@@ -257,7 +257,8 @@ impl Parts {
 
     /// Takes in how interfaces and next hops stand.
     fn track(&self, tracking: &mut Tracking, group: &mut Group) {
-        let status = tracking.settle(Instant::now());
+        let (network, policy) = (self.state.network.load(), self.state.compiled.load());
+        let status = tracking.settle(&network, &policy, Instant::now());
         group.set_unable(status.unable.clone());
         self.state.tracking.store(Arc::new(status));
     }

@@ -3,19 +3,24 @@
 
 mod fault;
 mod hold_down;
+mod next_hops;
 mod xdp;
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tokio::sync::watch;
 use tokio::time::sleep_until;
+use vipgate_dataplane::snapshot::policy::Policy;
+use vipgate_dataplane::snapshot::spec::NetworkSpec;
 use vipgate_xdp::attach::{Mode, OnExit};
 use vipgate_xdp::nic::Nic;
 use vipgate_xdp::steering::Steering;
 
-pub use self::fault::Fault;
+pub use self::fault::{Fault, Routes};
 use self::hold_down::HoldDown;
+use self::next_hops::{NextHopTracker, Seen};
 use self::xdp::XdpWatch;
 pub use self::xdp::{Capture, TrackedCapture};
 use crate::config::Health;
@@ -60,6 +65,7 @@ pub(super) struct Tracking {
     /// None: next hops aren't probed.
     prober: Option<(Prober, watch::Receiver<Vec<NextHopStatus>>)>,
     next_hops: Vec<NextHopStatus>,
+    tracker: NextHopTracker,
     health: Health,
     hold_down: HoldDown,
     faults: Vec<Fault>,
@@ -90,6 +96,7 @@ impl Tracking {
             known: Vec::new(),
             prober,
             next_hops: Vec::new(),
+            tracker: NextHopTracker::new(health.clone()),
             xdp: XdpWatch::new(nics, modes, on_exit, steering),
             hold_down: HoldDown::new(health.hold_down, health.hold_down_max),
             health,
@@ -100,7 +107,7 @@ impl Tracking {
 
     /// Waits until something may have changed. May be dropped and called again.
     pub(super) async fn changed(&mut self) {
-        let due = self.hold_down.until().into_iter().chain([self.xdp.due()]).min();
+        let due = self.hold_down.until().into_iter().chain(self.tracker.due()).chain([self.xdp.due()]).min();
         let time = async {
             match due {
                 Some(due) => sleep_until(due.into()).await,
@@ -127,8 +134,8 @@ impl Tracking {
         }
     }
 
-    /// Looks at everything, and puts back what can be put back.
-    pub(super) fn settle(&mut self, now: Instant) -> TrackingStatus {
+    /// Looks at everything, and puts back what can be put back. The network and the policy are those in force.
+    pub(super) fn settle(&mut self, network: &NetworkSpec, policy: &Policy, now: Instant) -> TrackingStatus {
         let links = self.links.borrow_and_update().links.clone();
         self.log_links(&links);
         self.xdp.follow_successors(&links);
@@ -136,7 +143,9 @@ impl Tracking {
         let captures = self.xdp.status();
         let next_hops = self.prober.as_mut().map(|(_, hops)| hops.borrow_and_update().clone()).unwrap_or_default();
         self.log_next_hops(&next_hops, &links);
-        let faults = fault::all(&self.health, &links, &captures, &next_hops);
+        let mut faults = fault::of_interfaces(&self.health, &links, &captures);
+        let needs = |is_v4| needs(policy, is_v4);
+        faults.extend(self.tracker.judge(&Seen { links: &links, next_hops: &next_hops, network, needs: &needs }, now));
         self.log_faults(&faults);
         let is_able = self.hold_down.set(faults.is_empty(), now);
         self.faults.clone_from(&faults);
@@ -207,4 +216,49 @@ fn probe_plan(health: &Health, links: &[LinkStatus]) -> ProbePlan {
         Some((link.id, target.address))
     });
     ProbePlan { interval: health.interval, failures: health.failures, targets: targets.collect() }
+}
+
+/// Whether policy needs routes of a family: it has VIPs of that family, or nodes whose tunnels are of it. Pods alone don't count, since
+/// without a VIP of their family their packets are dropped, whatever routes there are.
+fn needs(policy: &Policy, is_v4: bool) -> bool {
+    let is_it = |address: IpAddr| address.is_ipv4() == is_v4;
+    policy.live_vips().any(|vip| is_it(vip.address))
+        || policy.nodes().list().iter().any(|node| is_it(node.address.ip()))
+}
+
+#[cfg(test)]
+mod tests {
+    use vipgate_dataplane::snapshot::build::Builder;
+    use vipgate_dataplane::snapshot::spec::{Announce, NodeSpec, PolicySet, VipSpec};
+
+    use super::*;
+
+    #[test]
+    fn a_family_is_needed_by_its_vips_and_by_tunnels_of_nodes() {
+        let seen = |vips: &[&str], nodes: &[&str]| {
+            let vip = |address: &&str| VipSpec {
+                address: address.parse().unwrap(),
+                name: "Service tenant/web".into(),
+                announce: Announce::L2,
+                reserved_ports: Vec::new(),
+                shares: Vec::new(),
+            };
+            let node = |address: &&str| NodeSpec {
+                name: (*address).into(),
+                address: address.parse().unwrap(),
+                vni: 1,
+                mac: [2, 0, 0, 0, 0, 1],
+                prefixes: Vec::new(),
+            };
+            let (vips, nodes) = (vips.iter().map(vip).collect(), nodes.iter().map(node).collect());
+            let set = PolicySet { vips, nodes, ..PolicySet::default() };
+            let policy = Builder::new(NetworkSpec::default()).with_policy(&set).unwrap().policy;
+            [needs(&policy, true), needs(&policy, false)]
+        };
+        assert_eq!(seen(&[], &[]), [false, false]);
+        assert_eq!(seen(&["192.0.2.10"], &[]), [true, false]);
+        assert_eq!(seen(&["2001:db8:2::10"], &[]), [false, true]);
+        assert_eq!(seen(&["192.0.2.10"], &["[2001:db8:4::1]:4789"]), [true, true]);
+        assert_eq!(seen(&["2001:db8:2::10"], &["198.51.100.1:4789"]), [true, true]);
+    }
 }

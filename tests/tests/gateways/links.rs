@@ -12,6 +12,8 @@ use crate::scene::{DETECTED, Scene, new_ones_work, shares_move};
 const FAILOVER: f64 = 2.0;
 /// So that the scenario doesn't wait for long.
 const HEALTH: &str = "health: {hold_down: 1500ms}";
+/// What a gateway says whose router is dead, whoever else answers on that link.
+const DEAD_ROUTER: &str = "no next hop of the default route answers outside: 203.0.113.254 on gw-out";
 
 /// What a gateway without one of its links may drop: what it sends there, and what shares that move cost.
 fn a_link_dies(cluster: &Cluster) {
@@ -94,7 +96,7 @@ fn a_dead_inside_link() {
 fn a_dead_router_behind_a_live_link() {
     a_dead_link(
         "router",
-        "no next hop answers outside: 203.0.113.254 on gw-out",
+        DEAD_ROUTER,
         |cluster| {
             // A port answers for an address of its bridge, even if it is no port of that any more.
             cluster.outside.sysctl("net.ipv4.conf.gw1.arp_ignore", 1).unwrap();
@@ -102,6 +104,31 @@ fn a_dead_router_behind_a_live_link() {
         },
         |cluster| cluster.spread_outside_over(&[1]),
         |cluster| cluster.outside.ip(&["link", "set", "gw1", "master", "public"]).unwrap(),
+    );
+}
+
+/// The other gateway is a next hop, too, on the same link, and goes on answering: what is for the world is lost all the same.
+#[test]
+fn a_dead_default_router_beside_a_live_next_hop() {
+    a_dead_link(
+        "beside",
+        DEAD_ROUTER,
+        |cluster| {
+            let gateway = &cluster.gateways[0];
+            for (net, hop) in [("10.99.0.0/16", "203.0.113.2"), ("fd00:99::/48", "2001:db8:113::2")] {
+                gateway.host.route(net, hop).unwrap();
+                let answers = || gateway.metric("vipgate_next_hop_up", &format!("address=\"{hop}\"")) > 0.5;
+                assert!(wait_for(Duration::from_secs(3), answers), "{hop}: {}", gateway.log_tail());
+            }
+            // The bridge passes frames on between its ports, and takes none from this one for itself.
+            let rules = "add table bridge dead; add chain bridge dead input { type filter hook input priority 0; }; \
+                         add rule bridge dead input iifname gw1 drop";
+            cluster.outside.output(&["nft", rules]).unwrap();
+        },
+        |cluster| cluster.spread_outside_over(&[1]),
+        |cluster| {
+            cluster.outside.output(&["nft", "delete table bridge dead"]).unwrap();
+        },
     );
 }
 

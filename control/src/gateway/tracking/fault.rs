@@ -1,4 +1,5 @@
-//! What keeps a gateway from doing what it serves for: decided from states alone, without clock or I/O.
+//! What keeps a gateway from doing what it serves for, and what of it interfaces show: decided from states alone, without clock or I/O. Next
+//! hops take time, see `next_hops.rs`.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,7 +8,7 @@ use vipgate_dataplane::snapshot::spec::Role;
 
 use super::xdp::{Capture, TrackedCapture};
 use crate::config::{Health, Require};
-use crate::kernel::{LinkState, LinkStatus, NextHopState, NextHopStatus};
+use crate::kernel::{LinkState, LinkStatus};
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,9 +36,31 @@ pub enum Fault {
     NextHops {
         /// Which side.
         side: &'static str,
+        /// Which of its next hops.
+        routes: Routes,
         /// Each one's address and its interface's name.
         hops: Vec<(IpAddr, String)>,
     },
+    /// One side had next hops of one family that answered, and has no route to any now.
+    NoRoute {
+        /// Which side.
+        side: &'static str,
+        /// Which routes it had.
+        routes: Routes,
+        /// The family: IPv4, or IPv6.
+        is_v4: bool,
+        /// Where they led to: each next hop's address and its interface's name.
+        hops: Vec<(IpAddr, String)>,
+    },
+}
+
+/// The routes by whose next hops a side is judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routes {
+    /// The default route's: without it most destinations are lost, whatever other next hops answer.
+    Default,
+    /// All, where there is no default route: each is for some destinations, and one that answers speaks for its side.
+    All,
 }
 
 impl fmt::Display for Fault {
@@ -46,31 +69,44 @@ impl fmt::Display for Fault {
             Self::Link { interface, state } => write!(f, "interface {interface} {}", state.phrase()),
             Self::NotCaptured { interface } => write!(f, "interface {interface} has lost its XDP program"),
             Self::Replaced { interface, id } => write!(f, "interface {interface} has another XDP program, id {id}"),
-            Self::NextHops { side, hops } => {
-                write!(f, "no next hop answers {side}:")?;
-                for (at, (address, interface)) in hops.iter().take(MOST_NAMED).enumerate() {
-                    write!(f, "{} {address} on {interface}", if at == 0 { "" } else { "," })?;
-                }
-                if hops.len() > MOST_NAMED { write!(f, " and {} more", hops.len() - MOST_NAMED) } else { Ok(()) }
+            Self::NextHops { side, routes, hops } => {
+                let of = match routes {
+                    Routes::Default => " of the default route",
+                    Routes::All => "",
+                };
+                write!(f, "no next hop{of} answers {side}:")?;
+                write_hops(f, hops)
+            }
+            Self::NoRoute { side, routes, is_v4, hops } => {
+                let kind = match routes {
+                    Routes::Default => "default route",
+                    Routes::All => "route",
+                };
+                let family = if *is_v4 { "IPv4" } else { "IPv6" };
+                write!(f, "no {kind} for {family} is left {side}, it led to")?;
+                write_hops(f, hops)
             }
         }
     }
 }
 
+/// The first of them, each with a space before it.
+fn write_hops(f: &mut fmt::Formatter<'_>, hops: &[(IpAddr, String)]) -> fmt::Result {
+    for (at, (address, interface)) in hops.iter().take(MOST_NAMED).enumerate() {
+        write!(f, "{} {address} on {interface}", if at == 0 { "" } else { "," })?;
+    }
+    if hops.len() > MOST_NAMED { write!(f, " and {} more", hops.len() - MOST_NAMED) } else { Ok(()) }
+}
+
 /// A side's name, and who is on it.
-type Side = (&'static str, fn(Role) -> bool);
+pub(super) type Side = (&'static str, fn(Role) -> bool);
 /// The two sides of a gateway.
-const SIDES: [Side; 2] = [("inside", Role::is_inside), ("outside", Role::is_outside)];
+pub(super) const SIDES: [Side; 2] = [("inside", Role::is_inside), ("outside", Role::is_outside)];
 /// Next hops that a fault names.
 const MOST_NAMED: usize = 3;
 
-/// All that is wrong.
-pub(super) fn all(
-    health: &Health,
-    links: &[LinkStatus],
-    captures: &[TrackedCapture],
-    next_hops: &[NextHopStatus],
-) -> Vec<Fault> {
+/// All that is wrong with interfaces.
+pub(super) fn of_interfaces(health: &Health, links: &[LinkStatus], captures: &[TrackedCapture]) -> Vec<Fault> {
     let mut faults: Vec<Fault> =
         links.iter().filter(|link| counts(health.links, links, link)).map(link_fault).collect();
     faults.extend(captures.iter().filter_map(|capture| {
@@ -81,38 +117,7 @@ pub(super) fn all(
             Capture::Replaced { id } => Some(Fault::Replaced { interface, id: *id }),
         }
     }));
-    for side in SIDES {
-        for is_v4 in [true, false] {
-            let dead = dead_next_hops(side, is_v4, links, next_hops);
-            // On a link that is both sides it is one fault.
-            faults.extend(dead.filter(|dead| !faults.iter().any(|known| is_same(known, dead))));
-        }
-    }
     faults
-}
-
-/// A side is dead for a family when none of its next hops answers, and one of them has answered before. Those behind a link that is down
-/// don't count: the link does.
-fn dead_next_hops(
-    (side, is_side): Side,
-    is_v4: bool,
-    links: &[LinkStatus],
-    next_hops: &[NextHopStatus],
-) -> Option<Fault> {
-    let named = |hop: &NextHopStatus| {
-        let link = links.iter().find(|link| link.id == hop.interface)?;
-        let counts = is_side(link.role) && link.state == LinkState::Up && hop.address.is_ipv4() == is_v4;
-        counts.then(|| (hop.state, hop.address, link.name.clone()))
-    };
-    let hops: Vec<_> = next_hops.iter().filter_map(named).collect();
-    let has = |state| hops.iter().any(|hop| hop.0 == state);
-    let is_dead = has(NextHopState::Down) && !has(NextHopState::Up);
-    let down = hops.into_iter().filter(|hop| hop.0 == NextHopState::Down).map(|(_, address, name)| (address, name));
-    is_dead.then(|| Fault::NextHops { side, hops: down.collect() })
-}
-
-fn is_same(one: &Fault, other: &Fault) -> bool {
-    matches!((one, other), (Fault::NextHops { hops: one, .. }, Fault::NextHops { hops: other, .. }) if one == other)
 }
 
 fn link_fault(link: &LinkStatus) -> Fault {
@@ -120,7 +125,7 @@ fn link_fault(link: &LinkStatus) -> Fault {
 }
 
 /// Whether an interface is down, and that is a fault: where any one of a side will do, only when none of that side is up.
-fn counts(require: Require, links: &[LinkStatus], link: &LinkStatus) -> bool {
+pub(super) fn counts(require: Require, links: &[LinkStatus], link: &LinkStatus) -> bool {
     let side_is_down = |is_side: &fn(Role) -> bool| {
         is_side(link.role) && !links.iter().any(|other| is_side(other.role) && other.state == LinkState::Up)
     };
@@ -139,7 +144,7 @@ mod tests {
 
     fn said(require: Require, links: &[LinkStatus]) -> Vec<String> {
         let health = Health { links: require, ..Health::default() };
-        all(&health, links, &[], &[]).iter().map(Fault::to_string).collect()
+        of_interfaces(&health, links, &[]).iter().map(Fault::to_string).collect()
     }
 
     #[test]
@@ -180,49 +185,11 @@ mod tests {
     fn an_interface_without_its_program_is_a_fault() {
         let capture = |state| TrackedCapture { interface: "if0".to_owned(), state, detached: 1 };
         let said = |state| {
-            let faults = all(&Health::default(), &[], &[capture(state)], &[]);
+            let faults = of_interfaces(&Health::default(), &[], &[capture(state)]);
             faults.iter().map(Fault::to_string).collect::<Vec<_>>()
         };
         assert_eq!(said(Capture::Attached), Vec::<String>::new());
         assert_eq!(said(Capture::Missing), ["interface if0 has lost its XDP program"]);
         assert_eq!(said(Capture::Replaced { id: 7 }), ["interface if0 has another XDP program, id 7"]);
-    }
-
-    #[test]
-    fn a_side_is_dead_for_a_family_when_none_answers_and_one_has_answered_before() {
-        use NextHopState::{Down, Unknown, Up};
-        let hop = |interface: u8, address: &str, state| NextHopStatus {
-            interface: InterfaceId(interface),
-            address: address.parse().unwrap(),
-            state,
-            answered: None,
-        };
-        let said = |links: &[LinkStatus], hops: &[NextHopStatus]| {
-            all(&Health::default(), links, &[], hops).iter().map(Fault::to_string).collect::<Vec<_>>()
-        };
-        let mut links = [link(0, Role::Inside, LinkState::Up), link(1, Role::Outside, LinkState::Up)];
-        let alive = [Up, Unknown];
-        for (a, b) in [(Up, Down), (Up, Up), (Unknown, Unknown), (Unknown, Up)] {
-            assert!(said(&links, &[hop(1, "192.0.2.1", a), hop(1, "192.0.2.2", b)]).is_empty(), "{a:?} {b:?}");
-        }
-        for other in [Unknown, Down] {
-            let mut hops = vec![hop(1, "192.0.2.1", Down), hop(1, "192.0.2.2", other), hop(0, "10.0.0.1", Up)];
-            hops.push(hop(1, "fe80::1", alive[usize::from(other == Down)]));
-            let found = said(&links, &hops);
-            assert_eq!(found.len(), 1, "{found:?}");
-            assert!(found[0].starts_with("no next hop answers outside: 192.0.2.1 on if1"), "{found:?}");
-            assert_eq!(found[0].contains("192.0.2.2"), other == Down);
-        }
-        // For one family alone, and inside.
-        let hops = [hop(0, "fd00::1", Down), hop(0, "10.0.0.1", Up)];
-        assert_eq!(said(&links, &hops), ["no next hop answers inside: fd00::1 on if0"]);
-        // The link is what is wrong.
-        links[0].state = LinkState::NoCarrier;
-        assert_eq!(said(&links, &hops), ["interface if0 has no carrier"]);
-        // One fault, of one link.
-        let both = [link(0, Role::Both, LinkState::Up)];
-        assert_eq!(said(&both, &hops), ["no next hop answers inside: fd00::1 on if0"]);
-        let many: Vec<_> = (1..=9).map(|n| hop(0, &format!("10.0.0.{n}"), Down)).collect();
-        assert!(said(&both, &many)[0].ends_with("10.0.0.3 on if0 and 6 more"), "{:?}", said(&both, &many));
     }
 }
