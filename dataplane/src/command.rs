@@ -50,7 +50,7 @@ pub enum Command {
         round: u8,
         /// Who tells of them.
         from: GatewayId,
-        /// Where the list goes back to, empty, when it is done.
+        /// Where those that found no place go back to, when it is done.
         reply: Sender<Vec<Image>>,
     },
     /// Forget copies of shares that a gateway owns, and that it hasn't named in its last round.
@@ -136,12 +136,14 @@ pub const MOST_TAKEN: usize = 256;
 pub struct CopyChunk {
     /// For whom.
     pub to: GatewayId,
-    /// The view by which the last round began that this one has all of; 0: none.
+    /// The replication epoch of the last round that this one has all of; 0: there was none, or it lacks something.
     pub told_by: u64,
     /// Where to go on; starts as `Some(0)`.
     pub cursor: Option<u64>,
     /// The answer; the worker fills it up to its capacity and never grows it.
     pub images: Vec<Image>,
+    /// The replication epoch that the worker has gone by in this slice, and the view since which the same gateways serve, as it knows.
+    pub listed_by: (u64, u64),
 }
 
 /// One slice of forgetting copies. Send it again until `cursor` is `None`.
@@ -153,7 +155,7 @@ pub struct PurgeChunk {
     pub round: u8,
     /// The view that it went by when it named them.
     pub view: u64,
-    /// The view by which our last round began that it had all of when it began its own; 0: none.
+    /// The replication epoch of our last round that it had all of when it began its own; 0: none.
     pub told_by: u64,
     /// Where to go on; starts as `Some(0)`.
     pub cursor: Option<u64>,

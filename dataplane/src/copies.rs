@@ -24,6 +24,7 @@ use crate::time::Tick;
 /// Copies the sessions whose copies belong at a gateway into the chunk, as many as it has room for, and moves its cursor on.
 pub fn list(sessions: &mut Sessions, chunk: &mut CopyChunk, policy: &Policy, now: Tick) {
     let Some(cursor) = chunk.cursor else { return };
+    chunk.listed_by = (policy.members().replication_epoch(), policy.members().since());
     let v4_slots = u64::from(u32::table(sessions).slots());
     chunk.cursor = if cursor < v4_slots {
         Some(list_family::<u32>(sessions, cursor, chunk, policy, now))
@@ -93,17 +94,15 @@ pub struct Taking<'a> {
 }
 
 impl Taking<'_> {
-    /// Takes in what other gateways tell; says how much of it found no place.
-    pub fn take(&mut self, images: &[Image], round: u8) -> u64 {
-        let mut refused = 0;
-        for image in images {
+    /// Takes in what other gateways tell; leaves what found no place.
+    pub fn take(&mut self, images: &mut Vec<Image>, round: u8) {
+        images.retain(|image| {
             let is_taken = match image {
                 Image::V4(image) => self.take_one(image, round),
                 Image::V6(image) => self.take_one(image, round),
             };
-            refused += u64::from(!is_taken);
-        }
-        refused
+            !is_taken
+        });
     }
 
     fn take_one<A: SessionFamily>(&mut self, image: &ImageOf<A>, round: u8) -> bool {

@@ -285,7 +285,7 @@ fn try_egress<A: OnWire>(
             reason = DropReason::NoLease;
             continue;
         };
-        if let Err(full) = take(sessions.room(address, origin.source, ended, 0)) {
+        if let Err(full) = take(open::room_to_open(address, origin, quarantined, sessions, ended)) {
             reason = full;
             continue;
         }

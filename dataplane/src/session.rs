@@ -153,6 +153,8 @@ pub struct Sessions {
     capacity: u32,
     /// Those of the capacity that are only for holders below their fair share.
     reserve: u32,
+    /// Standby sessions among those in the reserve, at most.
+    standby_in_reserve: u32,
     fairness: Fairness,
 }
 
@@ -180,7 +182,7 @@ impl Sessions {
     ) -> Result<Self, StorageError> {
         let (v4, v6) = (Table::new(capacity * 2, storage)?, Table::new(capacity * 2, storage)?);
         let fairness = Fairness::new(capacity)?;
-        Ok(Self { v4, v6, key, timeouts, open: 0, copies: 0, capacity, reserve: 0, fairness })
+        Ok(Self { v4, v6, key, timeouts, open: 0, copies: 0, capacity, reserve: 0, standby_in_reserve: 0, fairness })
     }
 
     /// Sessions open now.

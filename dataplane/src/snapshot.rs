@@ -20,6 +20,7 @@ pub mod publish;
 pub mod quota;
 mod rebuild;
 pub mod reverse_path;
+pub mod senders;
 pub mod service;
 pub mod shares;
 pub mod spec;

@@ -141,6 +141,8 @@ impl<Io: PacketIo> Worker<Io> {
                 tap.after(&self.batch, now);
             }
             self.dispatch(&view, is_lapsed, now);
+        }
+        if received > 0 || self.parts.tables.sessions.overdrawn() > 0 {
             self.make_room(&view, now);
         }
         self.retry_waiting(&view, now);

@@ -243,7 +243,7 @@ fn frames() {
     let hearsay = Hearsay { view: view().encode_to_vec() };
     let others = [
         write_frame(Kind::Hearsay(hearsay)),
-        write_frame(Kind::Ack(Ack { number: 1 })),
+        write_frame(Kind::Ack(Ack { number: 1, refused: false })),
         write_frame(Kind::Released(Released { number: 9, view: 1 })),
     ];
     let made = vec![

@@ -75,6 +75,7 @@ pub(super) async fn follow(gateway: Gateway) -> Result<(), Failure> {
         advertiser: gateway.advertiser,
         members: gateway.members,
         nat_log: gateway.nat_log,
+        replication_epoch: 0,
         is_regroup_due: false,
     };
     let (mut group, mut tracking, mut orders) = (gateway.group, gateway.tracking, gateway.orders);
@@ -224,6 +225,8 @@ struct Parts {
     /// What the engine knows of other gateways.
     members: MembersSpec,
     nat_log: Option<NatLog>,
+    /// The replication epoch that the engine goes by.
+    replication_epoch: u64,
     /// Something is new of gateways, or of the policy that names them.
     is_regroup_due: bool,
 }
@@ -303,10 +306,14 @@ impl Parts {
 
     /// Takes in what was done.
     fn finish(&mut self, done: Done, group: &mut Group) {
+        // Whoever is to have sessions by now that it wasn't to have before is told all, whether that follows of a view or of policy.
+        let epoch = self.state.compiled.load().members().replication_epoch();
+        let has_moved = std::mem::replace(&mut self.replication_epoch, epoch) != epoch;
         match done {
+            Done::Policy if has_moved => group.told(true),
             Done::Policy => {}
             Done::Members(spec) => {
-                let moved = serving(&spec) != serving(&self.members);
+                let moved = has_moved || serving(&spec) != serving(&self.members);
                 tracing::info!(event = "group", serving = ?serving(&spec), "who serves, or how, has changed");
                 self.members = spec;
                 group.told(moved);

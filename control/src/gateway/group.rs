@@ -83,6 +83,10 @@ impl Workers for LinkedWorkers {
         sent
     }
 
+    fn replication_epoch(&self) -> u64 {
+        self.0.compiled.load().members().replication_epoch()
+    }
+
     fn gateway(&self, name: &str) -> Option<GatewayId> {
         self.0.compiled.load().members().id(name)
     }

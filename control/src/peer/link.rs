@@ -160,7 +160,9 @@ impl Talk<'_> {
                 }
                 Kind::Ack(ack) => {
                     let (peer, link) = (self.peer.clone(), self.id);
-                    self.shared.order(Order::Acknowledged { peer, link, number: ack.number }).await;
+                    self.shared
+                        .order(Order::Acknowledged { peer, link, number: ack.number, refused: ack.refused })
+                        .await;
                     Ok(())
                 }
                 Kind::SyncRequest(_) => {

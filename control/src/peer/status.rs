@@ -63,7 +63,7 @@ pub struct CopiesStatus {
     pub synced_by: u64,
     /// It has all that we have to tell, as far as it has acknowledged, since the last time that something could be missing.
     pub in_sync_to: bool,
-    /// The view by which we began to tell all, the last time that it has all of that; 0: there was none.
+    /// The replication epoch in which we told all, the last time that it has all of that; 0: there was none.
     pub told_by: u64,
     /// Sessions sent, those of telling all included.
     pub sent: u64,
@@ -105,15 +105,15 @@ impl Board {
         });
     }
 
-    /// The view by which a gateway was told all last.
+    /// The replication epoch in which a gateway was told all last.
     pub(super) fn told_by(&self, name: &str) -> u64 {
         told_by(&self.0.borrow(), name)
     }
 
-    /// Waits until it was told all by a later view.
-    pub(super) async fn told_after(&self, name: &str, view: u64) {
+    /// Waits until it was told all in a later one.
+    pub(super) async fn told_after(&self, name: &str, epoch: u64) {
         // It is ours, so it doesn't close.
-        let _ = self.watch().wait_for(|status| told_by(status, name) > view).await;
+        let _ = self.watch().wait_for(|status| told_by(status, name) > epoch).await;
     }
 
     /// Changes what is known of a gateway, and tells if that made a difference. One that isn't of the view is passed over.

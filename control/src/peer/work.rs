@@ -26,6 +26,8 @@ pub trait Workers: Debug + Send + Sync + 'static {
     fn outlet(&self, worker: usize) -> &Outlet;
     /// Hands a command over and wakes the worker; false if that can't be until then. May wait: it is called where that is allowed.
     fn send(&self, worker: usize, command: Command, until: Instant) -> bool;
+    /// The replication epoch of the policy in force.
+    fn replication_epoch(&self) -> u64;
     /// The number of a gateway; `None` while policy doesn't know it.
     fn gateway(&self, name: &str) -> Option<GatewayId>;
     /// The number of the worker that a copy belongs to: below [`Workers::count`].

@@ -7,6 +7,7 @@
 
 use super::entry::{Entry, Flags, Slot};
 use super::image::{Fate, Half, ImageOf};
+use super::room::Room;
 use super::table::Full;
 use super::{Draft, Ended, SessionFamily, Sessions, deadline, ended};
 use crate::counters::Direction;
@@ -100,9 +101,8 @@ impl Sessions {
             return Ok(Taken::Unwanted);
         }
         let reply = image.translated.reversed();
-        // Nobody's session ends for a copy, so none has a place in the reserve.
-        let has_room = self.held() < self.shared() && A::table(self).has_room(2);
-        if !has_room || !self.is_free(&reply) {
+        let room = self.room_for_standby(image);
+        if room == Room::None || !self.is_free(&reply) {
             return Err(Full);
         }
         let side = |half: &Half| Flags(half.flags).side();
@@ -120,6 +120,7 @@ impl Sessions {
             generation: 0,
         };
         let slot = self.commit(&draft, now)?;
+        self.standby_in_reserve += u32::from(room == Room::Reserved);
         self.demote::<A>(slot, now);
         self.write::<A>(slot, &image.halves, round, now);
         Ok(Taken::New(slot))

@@ -24,6 +24,10 @@ const LEAST_SLOTS: u32 = 1 << 12;
 const MOST_SLOTS: u32 = 1 << 14;
 /// The same where nobody waits but those who have their share already.
 const FEW_SLOTS: u32 = 1 << 9;
+/// Turns without a search for those, at most, after one in vain: first one, then twice as many each time. A search takes up to 21 µs, as long
+/// as 130 packets that are refused (163 ns each): one in 33 full turns adds a sixteenth to what these take. And they take a third of a
+/// millisecond, so a newcomer doesn't notice that nobody looks meanwhile. Where turns are longer or rarer, the next millisecond ends the wait.
+const MOST_SKIPPED: u32 = 32;
 /// Whoever has been silent for so long isn't in the midst of a handshake.
 const SILENT_MS: u32 = 1_000;
 
@@ -50,6 +54,8 @@ struct Victim {
 enum Wanted {
     /// Sessions of holders above their share.
     OverShare,
+    /// Those of them that nobody misses.
+    OverShareUnmissed,
     /// Sessions that nobody misses, of holders that don't have less than others.
     Cheap,
     /// Quarantined ones.
@@ -65,6 +71,36 @@ pub struct Eviction {
     budget: u32,
     /// Packets that found no room, by the end of the last turn.
     refused: u64,
+    back_off: BackOff,
+}
+
+/// How long nobody looks for sessions that nobody misses, after there were none.
+#[derive(Debug, Default)]
+struct BackOff {
+    /// Turns that are left out after the last search; 0: it has ended some.
+    turns: u32,
+    /// Those of them that are still to come.
+    left: u32,
+    /// When that search was.
+    searched: Tick,
+}
+
+impl BackOff {
+    /// Whether a turn goes by without a search: each asks once.
+    fn skips(&mut self, now: Tick) -> bool {
+        if now != self.searched {
+            self.left = 0;
+        }
+        let skips = self.left > 0;
+        self.left -= u32::from(skips);
+        skips
+    }
+
+    /// Notes how many sessions a search has ended.
+    fn note(&mut self, ended: u32, now: Tick) {
+        self.turns = if ended > 0 { 0 } else { (2 * self.turns).clamp(1, MOST_SKIPPED) };
+        (self.left, self.searched) = (self.turns, now);
+    }
 }
 
 impl Eviction {
@@ -75,27 +111,36 @@ impl Eviction {
         if sessions.reserve() == 0 {
             return;
         }
-        let overdrawn = sessions.overdrawn().min(MOST_ENDED);
+        let (standby, skips) = (sessions.overdrawn_by_standby(), self.back_off.skips(now));
+        let overdrawn = (sessions.overdrawn() - standby).min(MOST_ENDED);
         if overdrawn > 0 {
+            self.back_off = BackOff::default();
             self.budget = (overdrawn * SAMPLE_SLOTS).clamp(LEAST_SLOTS, MOST_SLOTS);
             self.end(Wanted::OverShare, overdrawn, sessions, settle, now);
-        } else if waiting > 0 {
+        } else if standby > 0 && !skips {
+            self.budget = LEAST_SLOTS;
+            let ended = self.end(Wanted::OverShareUnmissed, standby.min(MOST_ENDED), sessions, settle, now);
+            self.back_off.note(ended, now);
+        } else if waiting > 0 && !skips {
             self.budget = FEW_SLOTS;
             let wanted = u32::try_from(waiting).unwrap_or(MOST_ENDED).min(MOST_ENDED);
-            self.end(Wanted::Cheap, wanted, sessions, settle, now);
+            let ended = self.end(Wanted::Cheap, wanted, sessions, settle, now);
+            self.back_off.note(ended, now);
         }
         self.release::<u32>(sessions, settle, now);
         self.release::<V6>(sessions, settle, now);
     }
 
-    fn end(&mut self, wanted: Wanted, count: u32, sessions: &mut Sessions, settle: &mut Settle<'_>, now: Tick) {
-        for _ in 0..count {
+    /// Ends so many sessions, if it finds them; how many it has ended.
+    fn end(&mut self, wanted: Wanted, count: u32, sessions: &mut Sessions, settle: &mut Settle<'_>, now: Tick) -> u32 {
+        for ended in 0..count {
             match self.pick(wanted, sessions, now) {
-                None => return,
+                None => return ended,
                 Some(victim) if victim.v6 => end::<V6>(victim, sessions, settle, now),
                 Some(victim) => end::<u32>(victim, sessions, settle, now),
             }
         }
+        count
     }
 
     /// Quarantined sessions count for nobody, but have their places in a family's table: where another batch wouldn't fit, ports come out
@@ -195,7 +240,8 @@ fn look<A: SessionFamily>(wanted: Wanted, slot: Slot, sessions: &Sessions, now: 
     let is_wanted = match wanted {
         Wanted::Quarantined => is_quarantined,
         Wanted::OverShare => !is_quarantined && sessions.is_over::<A>(slot),
-        Wanted::Cheap => !is_quarantined && sessions.is_large::<A>(slot),
+        // Most are told by what has been read already. Whose it is takes longest to say, and is asked last.
+        Wanted::Cheap | Wanted::OverShareUnmissed => !is_quarantined && now.since(entry.last_seen()) >= SILENT_MS,
     };
     if !is_wanted {
         return None;
@@ -210,9 +256,13 @@ fn look<A: SessionFamily>(wanted: Wanted, slot: Slot, sessions: &Sessions, now: 
         SessionState::Established | SessionState::HalfClosed => Rank::Established,
     };
     let idle_ms = now.since(entry.last_seen().later(twin.last_seen()));
-    let is_missed = rank == Rank::Established || idle_ms < SILENT_MS;
-    let v6 = A::BITS == 128;
-    (wanted != Wanted::Cheap || !is_missed).then_some(Victim { slot, v6, rank, idle_ms })
+    let is_unmissed = rank != Rank::Established && idle_ms >= SILENT_MS;
+    let may_end = match wanted {
+        Wanted::OverShare | Wanted::Quarantined => true,
+        Wanted::OverShareUnmissed => is_unmissed && sessions.is_over::<A>(slot),
+        Wanted::Cheap => is_unmissed && sessions.is_large::<A>(slot),
+    };
+    may_end.then_some(Victim { slot, v6: A::BITS == 128, rank, idle_ms })
 }
 
 /// Ends a session of a holder that has more than others. The port of a pod's stays in quarantine.
@@ -237,5 +287,97 @@ fn end<A: SessionFamily>(
     // A client's session has no port that could rest, and is in no packet's hands.
     if A::table(sessions).entry(slot).is_of_service() {
         sessions.remove::<A>(slot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::counters::Counters;
+    use crate::link::handoff::Wake;
+    use crate::link::outbox::Outbox;
+    use crate::link::outlet::Outlet;
+    use crate::ports::PortRange;
+    use crate::ports::allocator::Allocator;
+    use crate::ports::pool::WorkerId;
+    use crate::session::tests::{draft, sessions};
+    use crate::session::tuple::HashKey;
+    use crate::snapshot::build::Builder;
+    use crate::snapshot::policy::Policy;
+    use crate::snapshot::spec::NetworkSpec;
+    use crate::watch::log::SessionLog;
+
+    const CAPACITY: u32 = 512;
+    const RESERVE: u32 = 128;
+    const SHARED: u16 = (CAPACITY - RESERVE) as u16;
+
+    #[derive(Debug)]
+    struct NoBell;
+
+    impl Wake for NoBell {
+        fn wake(&self) {}
+    }
+
+    /// A table that a pod has filled but for the reserve, and what its sessions give back when they end.
+    struct Crowded {
+        eviction: Eviction,
+        sessions: Sessions,
+        policy: Arc<Policy>,
+        ports: Allocator,
+        counters: Counters,
+        outbox: Outbox,
+        log: SessionLog,
+    }
+
+    impl Crowded {
+        fn at(now: Tick) -> Self {
+            let mut sessions = sessions(CAPACITY).with_reserve(RESERVE);
+            for n in 0..SHARED {
+                sessions.commit(&draft(n, n), now).unwrap();
+            }
+            Self {
+                eviction: Eviction::default(),
+                sessions,
+                policy: Builder::new(NetworkSpec::default()).snapshot().policy,
+                ports: Allocator::new(WorkerId(0), 1, PortRange::default(), HashKey::fixed()).unwrap(),
+                counters: Counters::default(),
+                outbox: Outbox::new(Arc::new(Outlet::new(Arc::new(NoBell))), 50),
+                log: SessionLog::default(),
+            }
+        }
+
+        /// A turn in which so many packets found no room; whether it has looked at any slot.
+        fn searches(&mut self, refused: u64, now: Tick) -> bool {
+            const UNTOUCHED: u32 = u32::MAX;
+            self.counters.drops[DropReason::SessionTableFull as usize].add(refused);
+            let Self { eviction, sessions, policy, ports, counters, outbox, log } = self;
+            let mut settle = Settle { policy, ports, counters, outbox, log };
+            eviction.budget = UNTOUCHED;
+            eviction.make_room(sessions, &mut settle, now);
+            eviction.budget != UNTOUCHED
+        }
+    }
+
+    #[test]
+    fn searches_in_vain_get_rarer_until_one_ends_something_or_somebody_has_taken_of_the_reserve() {
+        let mut now = Tick(1000);
+        let mut table = Crowded::at(now);
+        let searches: Vec<u32> = (0..140).filter(|_| table.searches(64, now)).collect();
+        assert_eq!(searches, [0, 2, 5, 10, 19, 36, 69, 102, 135], "33 turns apart at most");
+        now = now.plus(1);
+        assert!(table.searches(64, now), "the next millisecond");
+        assert!(!table.searches(64, now));
+        // Whoever is below its share waits for nothing.
+        table.sessions.commit(&draft(SHARED, SHARED), now).unwrap();
+        assert!(table.searches(0, now));
+        assert_eq!(table.sessions.open_count(), u32::from(SHARED), "the reserve is whole again");
+        let searches: Vec<u32> = (0..10).filter(|_| table.searches(64, now)).collect();
+        assert_eq!(searches, [0, 2, 5], "it begins anew");
+        // All of them are silent, and were never answered.
+        now = now.plus(SILENT_MS);
+        assert!((0..20).all(|_| table.searches(1, now)));
+        assert_eq!(table.sessions.open_count(), u32::from(SHARED) - 20);
     }
 }

@@ -3,10 +3,12 @@
 
 use std::net::IpAddr;
 
-use super::entry::Slot;
+use super::entry::{Entry, Flags, Slot};
 use super::fairness::Holder;
+use super::image::ImageOf;
 use super::{SessionFamily, Sessions};
 use crate::address::V6;
+use crate::batch;
 
 /// What room there is for one more session of a holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +93,29 @@ impl Sessions {
         }
     }
 
+    /// What room there is for a standby session: up to half of the reserve is for those of holders below their share, so that a flood
+    /// here takes nobody's standby sessions.
+    pub(super) fn room_for_standby<A: SessionFamily>(&self, image: &ImageOf<A>) -> Room {
+        if !self.has_room::<A>() {
+            return Room::None;
+        }
+        if self.held() < self.shared() {
+            return Room::Free;
+        }
+        // A batch of new sessions finds room in the rest.
+        if self.overdrawn() >= (self.reserve / 2).min(self.reserve.saturating_sub(batch::MOST as u32)) {
+            return Room::None;
+        }
+        let origin = Entry::new(image.origin, image.translated, image.direction, Flags::ORIGIN);
+        self.reserved(Holder::of(&origin, &self.key), None)
+    }
+
+    /// How many of those in the reserve are standby sessions. Sessions that others would miss don't make up for these.
+    pub(super) fn overdrawn_by_standby(&mut self) -> u32 {
+        self.standby_in_reserve = self.standby_in_reserve.min(self.overdrawn());
+        self.standby_in_reserve
+    }
+
     #[cold]
     fn reserved(&self, holder: Holder, ended: Option<Holder>) -> Room {
         if self.fairness.is_below(holder, ended) { Room::Reserved } else { Room::None }
@@ -107,7 +132,7 @@ impl Sessions {
     }
 
     /// Sessions that are in the reserve: others must make up for them.
-    pub(super) fn overdrawn(&self) -> u32 {
+    pub(crate) fn overdrawn(&self) -> u32 {
         self.held().saturating_sub(self.shared())
     }
 

@@ -147,10 +147,9 @@ impl Builder {
     /// The snapshot with other states of gateways; the generation moves on. Sessions of VIPs whose shares change hands are checked
     /// anew.
     pub fn with_members(&mut self, spec: &MembersSpec) -> Snapshot {
-        let mut rebuild =
-            Rebuild { policy: (*self.policy).clone(), freshness: self.freshness.next(), uses: &mut self.uses };
+        let mut rebuild = Rebuild::new((*self.policy).clone(), self.freshness.next(), &mut self.uses);
         rebuild.set_members(spec);
-        let Rebuild { policy, freshness, .. } = rebuild;
+        let (policy, freshness) = rebuild.finish();
         self.policy = Arc::new(policy);
         self.freshness = Arc::new(freshness);
         self.dig();
@@ -173,10 +172,9 @@ impl Builder {
     /// When the change contradicts itself or the policy; nothing has changed then.
     pub fn with_change(&mut self, change: &PolicyChange) -> Result<Snapshot, BuildError> {
         check::change(&self.policy, &self.uses, change)?;
-        let mut rebuild =
-            Rebuild { policy: (*self.policy).clone(), freshness: self.freshness.next(), uses: &mut self.uses };
+        let mut rebuild = Rebuild::new((*self.policy).clone(), self.freshness.next(), &mut self.uses);
         rebuild.apply(change);
-        let Rebuild { policy, freshness, .. } = rebuild;
+        let (policy, freshness) = rebuild.finish();
         self.policy = Arc::new(policy);
         self.freshness = Arc::new(freshness);
         // A change may bring gateways, too, that nobody has spoken of yet: they have no ways.

@@ -66,6 +66,7 @@ pub struct Members {
     list: Vec<Member>,
     since: u64,
     serving_changes: u64,
+    replica_changes: u64,
 }
 
 /// One of them. Of a gateway that policy speaks of, but whose state isn't known, only the name.
@@ -95,6 +96,17 @@ impl Members {
     /// The number of the view since which the same ones serve.
     pub fn since(&self) -> u64 {
         self.since
+    }
+
+    /// Counts the changes of who is to have the sessions of a share, whether by a view or by policy: within one epoch it is the same for
+    /// each of them. The first one is 1.
+    pub fn replication_epoch(&self) -> u64 {
+        self.replica_changes + 1
+    }
+
+    /// Another one begins.
+    pub(super) fn begin_replication_epoch(&mut self) {
+        self.replica_changes += 1;
     }
 
     /// How often those who serve have changed.

@@ -25,12 +25,26 @@ use crate::session::tuple::{HashKey, Tuple};
 
 /// A policy on its way to become the next one.
 pub(super) struct Rebuild<'a> {
-    pub(super) policy: Policy,
-    pub(super) freshness: Freshness,
-    pub(super) uses: &'a mut Uses,
+    policy: Policy,
+    freshness: Freshness,
+    uses: &'a mut Uses,
+    /// Whether another gateway than before is to have the sessions of a share.
+    begins_epoch: bool,
 }
 
-impl Rebuild<'_> {
+impl<'a> Rebuild<'a> {
+    pub(super) fn new(policy: Policy, freshness: Freshness, uses: &'a mut Uses) -> Self {
+        Self { policy, freshness, uses, begins_epoch: false }
+    }
+
+    /// The policy as it is now, and what has to be checked anew.
+    pub(super) fn finish(mut self) -> (Policy, Freshness) {
+        if self.begins_epoch {
+            Arc::make_mut(&mut self.policy.members).begin_replication_epoch();
+        }
+        (self.policy, self.freshness)
+    }
+
     /// Makes the change. What comes is there before it is named, what goes is named by nobody any more.
     pub(super) fn apply(&mut self, change: &PolicyChange) {
         self.policy.version.clone_from(&change.version);
@@ -122,7 +136,10 @@ impl Rebuild<'_> {
         for name in spec.shares.iter().flat_map(|share| std::iter::once(&share.gateway).chain(&share.backups)) {
             members.number(name);
         }
-        let shares = Shares::new(&spec.shares, members);
+        let unknown = Shares::default();
+        let before = known.as_ref().filter(|vip| !vip.retired).map_or(&unknown, |vip| &vip.shares);
+        let shares = Shares::new(&spec.shares, before, members);
+        self.begins_epoch |= shares.begin_epoch(members);
         // A session that has a port which is reserved now, or another gateway's, must end here.
         let is_same = |vip: &Vip| *vip.reserved == *spec.reserved_ports && vip.shares.has_same_owners(&shares);
         if known.as_ref().is_none_or(|vip| vip.retired || !is_same(vip)) {
@@ -205,6 +222,7 @@ impl Rebuild<'_> {
         self.policy.members = members.clone();
         let changed: Vec<(VipId, Shares)> =
             self.policy.vips().filter_map(|vip| Some((vip.id, vip.shares.settled(&members)?))).collect();
+        self.begins_epoch |= changed.iter().any(|(_, shares)| shares.begin_epoch(&members));
         for (id, shares) in changed {
             let vips = Arc::make_mut(&mut self.policy.vips);
             let Some(vip) = vips[usize::from(id.0)].as_mut() else { continue };

@@ -49,7 +49,7 @@ pub struct Share {
     pub stripe: Stripe,
     /// The one other gateway that is to have all of its sessions: its owner; while it is ours, the only standby gateway.
     replica: Option<GatewayId>,
-    /// The view since which that one is it, or a later one; 0 where nobody counts.
+    /// The replication epoch since which that one is it; 1 for all sessions that there ever were.
     since: u64,
 }
 
@@ -95,7 +95,7 @@ impl Share {
         self.may_open = is_ours && self.home().is_some_and(|home| members.may_open(home));
         let replica = self.replica(members);
         if replica != self.replica {
-            (self.replica, self.since) = (replica, members.since());
+            (self.replica, self.since) = (replica, members.replication_epoch() + 1);
         }
     }
 
@@ -113,7 +113,8 @@ impl Share {
         }
     }
 
-    /// Whether its owner may lack sessions of it that others know. `told_by`: the view by which our last round began that it has all of. What
+    /// Whether its owner may lack sessions of it that others know. `told_by`: the replication epoch of our last round that it has all of, 0
+    /// where it lacks something. What
     /// was told others before the owner was to know everything, it may not know; what was told nobody says so itself
     /// ([`Entry::has_news`]).
     ///
@@ -145,8 +146,8 @@ impl Share {
 }
 
 impl Shares {
-    /// The shares that a description names; the gateways have numbers already.
-    pub(super) fn new(specs: &[ShareSpec], members: &Members) -> Self {
+    /// The shares that a description names, in place of those `before`; the gateways have numbers already.
+    pub(super) fn new(specs: &[ShareSpec], before: &Self, members: &Members) -> Self {
         let list = specs.iter().map(|spec| {
             let order = std::iter::once(&spec.gateway).chain(&spec.backups).filter_map(|name| members.id(name));
             let mut share = Share {
@@ -156,8 +157,19 @@ impl Shares {
                 may_open: false,
                 stripe: Stripe::ALL,
                 replica: None,
-                since: 0,
+                since: 1,
             };
+            let Some(known) = share.home().and_then(|home| before.of_home(home)) else {
+                share.settle(members);
+                // It has no sessions yet, so nobody lacks any but those who lack something in any case.
+                share.since = 1;
+                return share;
+            };
+            // Its sessions go on, whoever its backups are now.
+            (share.replica, share.since) = (known.replica, known.since);
+            if share.blocks == known.blocks {
+                (share.owner, share.stripe) = (known.owner, known.stripe);
+            }
             share.settle(members);
             share
         });
@@ -179,6 +191,11 @@ impl Shares {
         let mut after = self.clone();
         after.list.iter_mut().for_each(|share| share.settle(members));
         (after.list != self.list).then_some(after)
+    }
+
+    /// Whether another gateway than before is to have the sessions of one of them, as of the epoch that begins.
+    pub(super) fn begin_epoch(&self, members: &Members) -> bool {
+        self.list.iter().any(|share| share.since > members.replication_epoch())
     }
 
     /// Whether the gateways that had something have it still, all of it.

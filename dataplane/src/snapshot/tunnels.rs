@@ -3,13 +3,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use foldhash::HashMap;
-
 use super::members::{Authentication, GatewayId};
 use super::network::{Network, NextHop};
 use super::overlay::NodeId;
 use super::policy::Policy;
 use super::reverse_path::Interfaces;
+use super::senders::{Sender, Senders};
 use super::spec::{AROUND, NodeSpec};
 use crate::address::V6;
 use crate::io::InterfaceId;
@@ -72,20 +71,23 @@ pub struct Tunnels {
     /// By number.
     gateways: Vec<Option<Way>>,
     nodes: Vec<Option<Way>>,
-    by_address: HashMap<IpAddr, GatewayId>,
+    senders: Senders,
 }
 
-/// Address and port at which tunnel packets come in, as they stand in a frame.
+/// Address and port at which tunnel packets come in, as they stand in a frame: every packet is compared with them.
 #[derive(Clone, Copy, Debug)]
 struct Door {
-    address: [u8; 16],
-    /// Where the address stands in a frame, how long it is, and where the port does.
-    at: usize,
-    length: usize,
-    port_at: usize,
-    port: [u8; 2],
     kind: [u8; 2],
+    /// Of an IPv6 address, the bytes before its last four.
+    before: Option<[u8; 12]>,
+    /// The last four bytes of the address, two of the source port, which may be any, and the port; as one number.
+    end: u64,
+    /// Where these stand.
+    end_at: usize,
 }
+
+/// All of [`Door::end`] but the source port.
+const BESIDE_SOURCE_PORT: u64 = u64::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0, 0, 0xff, 0xff]);
 
 /// The way to one end.
 #[derive(Debug)]
@@ -98,7 +100,7 @@ pub struct Way {
     pub address: IpAddr,
     /// Where its packets may come in: see [`super::reverse_path`].
     from: Interfaces,
-    /// How its packets are told from forged ones.
+    /// How packets between it and this gateway are authenticated.
     authentication: Authentication,
     /// What is in it.
     inside: Inside,
@@ -145,16 +147,6 @@ impl Way {
         }
     }
 
-    /// Whether an inner frame that says it comes from there does.
-    #[inline]
-    pub fn is_authentic(&self, inner: &[u8], vni: u32) -> bool {
-        match &self.authentication {
-            Authentication::None => true,
-            Authentication::Tagged { taken, .. } => taken.iter().flatten().any(|key| key.verifies(inner, vni)),
-            Authentication::Refused => false,
-        }
-    }
-
     /// The VNI of a packet that came in on these sides.
     #[inline]
     pub fn vni(&self, mark: Mark) -> u32 {
@@ -196,10 +188,10 @@ impl Tunnels {
             Way::new(own, node.address, inside, Authentication::None, network)
         };
         let gateways: Vec<Option<Way>> = members.ids().map(gateway).collect();
-        let by_address =
-            members.ids().zip(&gateways).filter_map(|(id, way)| Some((way.as_ref()?.address, id))).collect();
+        let sender = |way: &Way| Sender::new(way.address, way.from, way.authentication);
+        let senders = Senders::new(gateways.iter().flatten().map(sender).collect());
         let nodes = if overlay.is_some() { policy.nodes.list().iter().map(node).collect() } else { Vec::new() };
-        Self { own: own.map(Door::new), own_overlay: overlay.map(Door::new), gateways, nodes, by_address }
+        Self { own: own.map(Door::new), own_overlay: overlay.map(Door::new), gateways, nodes, senders }
     }
 
     /// The way to an end, if there is one.
@@ -226,18 +218,19 @@ impl Tunnels {
     /// Whether a frame is addressed to where tunnel packets of other gateways come in.
     #[inline]
     pub fn is_arrival(&self, frame: &[u8]) -> bool {
-        self.own.is_some_and(|own| own.is_for(frame))
+        self.own.as_ref().is_some_and(|own| own.is_for(frame))
     }
 
     /// The same of nodes.
     #[inline]
     pub fn is_overlay_arrival(&self, frame: &[u8]) -> bool {
-        self.own_overlay.is_some_and(|own| own.is_for(frame))
+        self.own_overlay.as_ref().is_some_and(|own| own.is_for(frame))
     }
 
-    /// The tunnel of the gateway that sends from this address.
-    pub fn sender(&self, address: IpAddr) -> Option<&Way> {
-        self.to(End::Gateway(*self.by_address.get(&address)?))
+    /// The gateways that send from this address.
+    #[inline]
+    pub fn senders(&self, address: IpAddr) -> impl Iterator<Item = &Sender> {
+        self.senders.at(address)
     }
 }
 
@@ -253,25 +246,50 @@ fn mac_in_overlay(own: IpAddr) -> Mac {
 
 impl Door {
     fn new(own: SocketAddr) -> Self {
-        let mut address = [0; 16];
-        let (at, length, kind) = match own.ip() {
-            IpAddr::V4(v4) => {
-                address[..4].copy_from_slice(&v4.octets());
-                (ethernet::HEADER + 16, 4, ethernet::IPV4)
-            }
+        let (before, [a, b, c, d], end_at, kind) = match own.ip() {
+            IpAddr::V4(v4) => (None, v4.octets(), ethernet::HEADER + 16, ethernet::IPV4),
             IpAddr::V6(v6) => {
-                address = v6.octets();
-                (ethernet::HEADER + 24, 16, ethernet::IPV6)
+                let [before @ .., a, b, c, d] = v6.octets();
+                (Some(before), [a, b, c, d], ethernet::HEADER + 24 + before.len(), ethernet::IPV6)
             }
         };
-        Self { address, at, length, port_at: at + length + 2, port: own.port().to_be_bytes(), kind: kind.to_be_bytes() }
+        let [high, low] = own.port().to_be_bytes();
+        Self { kind: kind.to_be_bytes(), before, end: u64::from_ne_bytes([a, b, c, d, 0, 0, high, low]), end_at }
     }
 
     #[inline]
     fn is_for(&self, frame: &[u8]) -> bool {
         // Only whoever has no IP options stands where it is looked for; others are no tunnel packets.
-        frame.get(self.at..self.at + self.length) == Some(&self.address[..self.length])
-            && frame.get(self.port_at..self.port_at + 2) == Some(&self.port[..])
-            && frame.get(ethernet::TYPE..ethernet::HEADER) == Some(&self.kind[..])
+        let Some((headers, rest)) = frame.split_at_checked(self.end_at) else { return false };
+        let end = rest.first_chunk().map(|end| u64::from_ne_bytes(*end) & BESIDE_SOURCE_PORT);
+        end == Some(self.end)
+            && headers.get(ethernet::TYPE..ethernet::HEADER) == Some(&self.kind[..])
+            && self.before.is_none_or(|before| headers.ends_with(&before))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_in_is_known_by_address_port_and_kind_alone() {
+        for (own, from) in [("10.2.0.1:4790", "10.2.0.2"), ("[fd00:2::1]:4790", "fd00:2::2")] {
+            let own: SocketAddr = own.parse().unwrap();
+            let (door, outer) = (Door::new(own), Outer::new(from.parse().unwrap(), own).unwrap());
+            let mut frame = vec![0; outer.length()];
+            outer.write(&mut frame, 0, 0, 0x1234, 0xb9);
+            assert!(door.is_for(&frame));
+            // Up to the port; behind it are the length and the checksum of UDP, and VXLAN.
+            let end = frame.len() - 8 - 4;
+            assert!((0..frame.len()).all(|length| door.is_for(&frame[..length]) == (length >= end)));
+            let address = if own.is_ipv4() { 30..34 } else { 38..54 };
+            for at in 0..frame.len() {
+                let mut other = frame.clone();
+                other[at] ^= 1;
+                let matters = (12..14).contains(&at) || address.contains(&at) || (end - 2..end).contains(&at);
+                assert_eq!(door.is_for(&other), !matters, "byte {at}");
+            }
+        }
     }
 }

@@ -194,10 +194,7 @@ fn open<A: Lane>(
     let committed = if let Some(Quarantined::Revives(slot)) = quarantined {
         revive::<A>(slot, next_hop, sessions, context)
     } else {
-        if let Some(Quarantined::MakesRoom(slot)) = quarantined {
-            settle::vacate::<A>(slot, sessions, &view.policy, settle.ports);
-        }
-        commit::<A>(batch, i, next_hop, (endpoint, egress, claim), sessions, context, settle.ports)
+        commit::<A>(batch, i, next_hop, quarantined, (endpoint, egress, claim), sessions, context, settle.ports)
     };
     if let Ok(slot) = committed {
         settle.born::<A>(slot, sessions, now);
@@ -215,6 +212,20 @@ fn open<A: Lane>(
 pub fn room_to_revive<A: SessionFamily>(slot: Slot, sessions: &Sessions, ended: Option<Slot>) -> Room {
     let entry = A::table(sessions).entry(slot);
     sessions.room(entry.to().source, entry.key().source, ended, 1)
+}
+
+/// What room there is for a new session of the pod that sends `origin`, and that leaves as `vip`. If it takes the place of one in quarantine,
+/// that leaves the table if it was a client's; else its port keeps it there. The one in the slot `ended` would have ended before.
+pub fn room_to_open<A: SessionFamily>(
+    vip: A,
+    origin: &Tuple<A>,
+    quarantined: Option<Quarantined>,
+    sessions: &Sessions,
+    ended: Option<Slot>,
+) -> Room {
+    let of_service = |slot: Slot| A::table(sessions).entry(slot).is_of_service();
+    let is_gone = matches!(quarantined, Some(Quarantined::MakesRoom(slot)) if of_service(slot));
+    sessions.room(vip, origin.source, ended, is_gone.into())
 }
 
 fn revive<A: SessionFamily>(
@@ -273,6 +284,7 @@ fn commit<A: Lane>(
     batch: &Batch,
     i: usize,
     next_hop: NextHop,
+    quarantined: Option<Quarantined>,
     (endpoint, egress, claim): (&Endpoint, &Egress, Claim),
     sessions: &mut Sessions,
     context: &Context<'_>,
@@ -287,7 +299,7 @@ fn commit<A: Lane>(
             reason = DropReason::NoLease;
             continue;
         };
-        if sessions.room(address, origin.source, None, 0) == Room::None {
+        if room_to_open(address, origin, quarantined, sessions, None) == Room::None {
             reason = DropReason::SessionTableFull;
             continue;
         }
@@ -308,6 +320,10 @@ fn commit<A: Lane>(
             next_hop: route::number(next_hop),
             generation: view.generation,
         };
+        // Whoever is refused may still want the one in quarantine: it makes room when nothing else stands in the way.
+        if let Some(Quarantined::MakesRoom(slot)) = quarantined {
+            settle::vacate::<A>(slot, sessions, &view.policy, ports);
+        }
         return sessions.commit(&draft, now).map_err(|_| {
             ports.release(vip, &draft.translated);
             DropReason::SessionTableFull

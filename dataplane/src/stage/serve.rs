@@ -213,13 +213,13 @@ fn serve<A: Lane>(
         Plan::Open(opening) => opening,
     };
     let (head, origin, Context { view, now, .. }) = (batch.heads[i], &A::tuples(batch)[i], *context);
+    if sessions.room(origin.destination, origin.destination, None, ended.is_some().into()) == Room::None {
+        return Err(DropReason::SessionTableFull.into());
+    }
     if let Some(ended) = ended {
         // Ended sessions are in no packet's hands.
         let (origin, _) = sessions.both::<A>(ended);
         sessions.remove::<A>(origin);
-    }
-    if sessions.room(origin.destination, origin.destination, None, 0) == Room::None {
-        return Err(DropReason::SessionTableFull.into());
     }
     let out = route::interface(next_hop, view);
     let draft = Draft {

@@ -57,8 +57,8 @@ impl<Io: PacketIo> Worker<Io> {
                 let Tables { sessions, ports, .. } = tables;
                 let directory = directory.as_deref();
                 let mut taking = Taking { sessions, ports, policy: &view.policy, directory, worker: *id, from, now };
-                counters.copies_refused.add(taking.take(&images, round));
-                images.clear();
+                taking.take(&mut images, round);
+                counters.copies_refused.add(images.len() as u64);
                 let _ = reply.try_send(images);
             }
             Command::Purge { mut chunk, reply } => {

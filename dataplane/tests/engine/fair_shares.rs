@@ -250,12 +250,25 @@ fn standby_sessions_end_nobodys_and_give_way_to_live_ones() {
     assert_eq!((alive(&mut gateway, &live), alive(&mut gateway, &more)), (300, 50));
     assert_eq!(gateway.workers[0].counters().copies_refused.get(), 840 + 50);
     check_counts(&gateway);
-    // The other way about: its own sessions fill the table, and standby sessions find no place.
-    let mut gateway = Gateway::new(&setup(1));
+    // The other way about: its own sessions fill the table, and standby sessions find no place but half of the reserve.
+    let larger = Setup { capacity: 1088, reserve: Some(128), ..setup(1) };
+    let mut gateway = Gateway::new(&larger);
     gateway.counts_vary();
     let live = answered(&mut gateway, OTHER_POD, 1100);
     take(&mut gateway, &standby);
-    assert_eq!((live.len(), copies(&gateway), alive(&mut gateway, &live)), (960, 0, 960));
+    assert_eq!((live.len(), copies(&gateway), alive(&mut gateway, &live)), (960, 64, 960));
+    let newcomers = (0..64).filter(|n| open(&mut gateway, 0, "10.244.1.6", 3000 + n).is_some()).count();
+    assert_eq!(newcomers, 64, "the other half is for them: {:?}", gateway.drops());
+    // What nobody answered, of whoever has most, makes room for them.
+    let mut gateway = Gateway::new(&larger);
+    gateway.counts_vary();
+    let flood = (0..960).filter(|n| open(&mut gateway, 0, OTHER_POD, 2000 + n).is_some()).count();
+    gateway.pass(1_000);
+    for _ in 0..20 {
+        take(&mut gateway, &standby[..400]);
+    }
+    assert_eq!((flood, copies(&gateway)), (960, 400), "{:?}", gateway.drops());
+    check_counts(&gateway);
     // Those that are there make room for a pod that has its share already.
     let mut gateway = Gateway::new(&setup(1));
     gateway.counts_vary();

@@ -4,6 +4,7 @@ use crate::support::cluster::*;
 use crate::support::*;
 use vipgate_dataplane::counters::{Direction, DropReason};
 use vipgate_dataplane::io::InterfaceId;
+use vipgate_dataplane::snapshot::members::{Authentication, MemberSpec};
 use vipgate_dataplane::snapshot::spec::{AROUND, HopSpec, Role, RouteTarget, VipSpec};
 use vipgate_dataplane::snapshot::tunnels::Mark;
 use vipgate_dataplane::wire::tunnel_tag::TagKey;
@@ -44,6 +45,41 @@ fn a_peer_is_believed_by_the_interfaces_that_lead_to_it_only() {
             cluster.gateways[0].set_network(network);
             assert_eq!(arrives(&mut cluster, v6, INSIDE, Some(&key), &question), 0);
             cluster.assert_delta(&["egress 3, peer_in 3, drop peer_unknown 2, created 1", "", ""]);
+        }
+    }
+}
+
+/// A gateway has replaced another one, whose name the view still has, with the same address.
+#[test]
+fn of_two_peers_with_one_address_each_is_believed_and_nobody_else() {
+    for v6 in [false, true] {
+        for (pod, far) in POD_AND_FAR {
+            let (mut cluster, question) = (Cluster::over(3, &Setup::default(), v6), question(pod, far));
+            let [living, gone] = [1, 9].map(|number| tag_key((number, 1), (0, 1)));
+            let mut view = cluster.seen_by(0);
+            let authentication = Authentication::Tagged { sent: tag_key((0, 1), (9, 1)), taken: [Some(gone), None] };
+            let successor = view.gateways[1].clone();
+            view.gateways.push(MemberSpec {
+                name: name(9),
+                serving: false,
+                linked: false,
+                authentication,
+                ..successor
+            });
+            cluster.tell_members(0, &view);
+            assert_eq!(arrives(&mut cluster, v6, INSIDE, Some(&living), &question), 1);
+            assert_eq!(arrives(&mut cluster, v6, INSIDE, Some(&gone), &question), 1, "its name is in the view");
+            for key in [None, Some(tag_key((2, 1), (0, 1)))] {
+                assert_eq!(arrives(&mut cluster, v6, INSIDE, key.as_ref(), &question), 0);
+            }
+            assert_eq!(arrives(&mut cluster, v6, OUTSIDE, Some(&living), &question), 0);
+            let expected = "egress 2, peer_in 2, drop peer_unknown 1, drop peer_unauthenticated 2, created 1";
+            cluster.assert_delta(&[expected, "", ""]);
+            // The name goes, and what it has counts no more.
+            cluster.hear(0);
+            assert_eq!(arrives(&mut cluster, v6, INSIDE, Some(&living), &question), 1);
+            assert_eq!(arrives(&mut cluster, v6, INSIDE, Some(&gone), &question), 0);
+            cluster.assert_delta(&["egress 1, peer_in 1, drop peer_unauthenticated 1", "", ""]);
         }
     }
 }

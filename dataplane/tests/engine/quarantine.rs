@@ -52,3 +52,32 @@ fn whoever_gets_another_vip_begins_anew_with_it_at_once() {
         }
     }
 }
+
+/// Whoever is refused loses nothing: when the VIP is the pod's again, so is the port.
+#[test]
+fn whoever_finds_no_room_with_another_vip_keeps_the_port_that_it_had() {
+    for (pod, mate, far, moved) in [
+        ("10.244.1.5:4000", "10.244.1.6", "198.51.100.10:53", "192.0.2.11"),
+        ("[fd00:244:1::5]:4000", "fd00:244:1::6", "[2001:db8:51::10]:53", "2001:db8::11"),
+    ] {
+        let (pod, far) = (at(pod), at(far));
+        let mut both = policy();
+        add_vip(&mut both, "2001:db8::11");
+        let mut other = both.clone();
+        endpoint(&mut other, &pod.ip().to_string()).vips = vec![ip(moved)];
+        let setup = Setup { capacity: 32, reserve: Some(0), ..Setup::default() };
+        let mut gateway = Gateway::with(&setup, network(), &both);
+        let first = gateway.pod_sends(&tcp(pod, far, "S", 1000, 0));
+        change(&mut gateway, &both, &other);
+        assert!(gateway.arrives(0, INSIDE, &tcp(pod, far, "A", 1001, 5001)).is_empty());
+        // With the one in quarantine, these fill the table.
+        for n in 0..31 {
+            gateway.pod_sends(&packet(Protocol::Udp, (ip(mate), 5000 + n).into(), far));
+        }
+        let anew = tcp(pod, far, "S", 9000, 0);
+        assert!(gateway.arrives(0, INSIDE, &anew).is_empty(), "no room");
+        change(&mut gateway, &other, &both);
+        assert_eq!(ends(&gateway.pod_sends(&anew)), ends(&first));
+        gateway.assert_delta("egress 33, drop no_session 1, drop session_table_full 1, ended policy 1, created 33");
+    }
+}

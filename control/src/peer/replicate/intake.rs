@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crossbeam::channel::Sender;
 use tokio::sync::{mpsc, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 use vipgate_dataplane::command::{Command, PurgeChunk};
 use vipgate_dataplane::session::image::Image;
 
@@ -21,6 +21,48 @@ use crate::peer::work::{Question, Turn, Turns, Workers, ask};
 
 /// The longest wait for a view that another gateway goes by already.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// So long after sessions have found no place here all are asked for again, and each time twice as long, up to a minute: a table that is full
+/// may stay so.
+const RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_mins(1);
+
+/// Whether sessions have found no place here, and when all are asked for again.
+#[derive(Debug)]
+struct Refusals {
+    due: Option<Instant>,
+    pause: Duration,
+    in_round: bool,
+}
+
+impl Refusals {
+    fn new() -> Self {
+        Self { due: None, pause: RETRY, in_round: false }
+    }
+
+    fn note(&mut self, now: Instant) {
+        self.in_round = true;
+        self.due.get_or_insert(now + self.pause);
+    }
+
+    fn asked(&mut self) {
+        (self.due, self.pause) = (None, (2 * self.pause).min(LONGEST_RETRY));
+    }
+
+    fn round_ends(&mut self) {
+        if !self.in_round {
+            *self = Self::new();
+        }
+    }
+
+    /// Waits until all are to be asked for again; while nothing was refused, for ever.
+    async fn due(&self) {
+        match self.due {
+            Some(due) => sleep_until(due).await,
+            None => std::future::pending().await,
+        }
+    }
+}
 
 /// What the end of a round has brought about.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,8 +101,9 @@ impl Intake<'_> {
     async fn work(&self, frames: &mut mpsc::Receiver<Kind>) -> Result<(), Broken> {
         let turn = self.turns.take(&self.peer).await;
         let mut inbound = Inbound::new(self.peer.clone(), self.rounds.clone());
-        // The view by which it had been told all when its round began; and that of a round that had to spare something.
+        // The replication epoch in which it had been told all when its round began; and that of a round that had to spare something.
         let (mut told_by, mut spared) = (0, None);
+        let mut refusals = Refusals::new();
         loop {
             let kind = tokio::select! {
                 kind = frames.recv() => match kind {
@@ -72,21 +115,35 @@ impl Intake<'_> {
                     self.say(Kind::SyncRequest(SyncRequest {}))?;
                     continue;
                 }
+                () = refusals.due() => {
+                    refusals.asked();
+                    self.say(Kind::SyncRequest(SyncRequest {}))?;
+                    continue;
+                }
             };
+            let mut refused = 0;
             let (number, step) = inbound.frame(&kind)?;
             match step {
                 Step::Begin { view } => {
                     self.note(|copies| copies.in_sync_from = false);
                     self.catch_up(view).await?;
                     (told_by, spared) = (self.board.told_by(&self.peer), None);
+                    refusals.in_round = false;
+                    tracing::debug!(event = "round_begins", gateway = &*self.peer, view, told_by);
                 }
                 Step::Take { images, round } => {
                     let count = images.len() as u64;
-                    self.take(images, round, &turn).await?;
+                    refused = self.take(images, round, &turn).await?;
+                    if refused > 0 {
+                        tracing::debug!(event = "copies_refused", gateway = &*self.peer, count, refused);
+                        refusals.note(Instant::now());
+                    }
                     self.note(|copies| copies.taken += count);
                 }
                 Step::Purge { round, view, again } => {
                     let purged = self.purge(round, view, told_by, &turn).await?;
+                    tracing::debug!(event = "round_ends", gateway = &*self.peer, view, again, ?purged);
+                    refusals.round_ends();
                     let is_whole = !purged.outdated && !purged.spared;
                     if is_whole {
                         inbound.purged(round);
@@ -110,14 +167,14 @@ impl Intake<'_> {
                     self.tell(Event::Released { gateway: self.peer.clone(), view }).await;
                 }
             }
-            self.say(Kind::Ack(Ack { number }))?;
+            self.say(Kind::Ack(Ack { number, refused: refused > 0 }))?;
         }
     }
 
-    /// Waits until the other gateway was told all by a later view; without one for ever.
-    async fn told_after(&self, view: Option<u64>) {
-        match view {
-            Some(view) => self.board.told_after(&self.peer, view).await,
+    /// Waits until the other gateway was told all in a later replication epoch; without one for ever.
+    async fn told_after(&self, epoch: Option<u64>) {
+        match epoch {
+            Some(epoch) => self.board.told_after(&self.peer, epoch).await,
             None => std::future::pending().await,
         }
     }
@@ -136,9 +193,10 @@ impl Intake<'_> {
         self.lane.try_send(frame::encode(kind)).map_err(|_| Broken::Stuck)
     }
 
-    async fn take(&self, images: Vec<Image>, round: u8, turn: &Turn) -> Result<(), Broken> {
+    /// Lets the workers take in what is told; says how many sessions found no place.
+    async fn take(&self, images: Vec<Image>, round: u8, turn: &Turn) -> Result<u64, Broken> {
         // Policy doesn't know it, so nothing belongs to it, or here by way of it.
-        let Some(from) = self.workers.gateway(&self.peer) else { return Ok(()) };
+        let Some(from) = self.workers.gateway(&self.peer) else { return Ok(0) };
         let mut sorted: Vec<Vec<Image>> = vec![Vec::new(); self.workers.count()];
         for image in images {
             sorted[self.workers.place(&image)].push(image);
@@ -147,7 +205,8 @@ impl Intake<'_> {
         for (worker, images) in sorted.into_iter().enumerate().filter(|(_, images)| !images.is_empty()) {
             questions.push((worker, Box::new(move |reply| Command::Take { images, round, from, reply })));
         }
-        ask(&self.workers, questions, turn.clone()).await.map(drop).map_err(Broken::Worker)
+        let refused = ask(&self.workers, questions, turn.clone()).await.map_err(Broken::Worker)?;
+        Ok(refused.iter().map(|images| images.len() as u64).sum())
     }
 
     async fn purge(&self, round: u8, view: u64, told_by: u64, turn: &Turn) -> Result<Purged, Broken> {

@@ -49,7 +49,7 @@ struct Entry {
 enum What {
     Sessions { marks: Marks, count: u64 },
     Begin,
-    End { round: u32, view: u64, marks: Marks },
+    End { round: u32, epoch: u64, marks: Marks },
     Released { view: u64 },
 }
 
@@ -79,8 +79,14 @@ pub(super) struct Outbound {
     view: u64,
     /// The one by which this round began.
     begun_by: u64,
-    /// The one by which the last round began that it has all of: what is its own by then, it knows.
+    /// One that workers go by already, before a round did that had begun by an older one: none begins before that.
+    ahead: u64,
+    /// The replication epoch by which workers have told of this round, once one has.
+    epoch: Option<u64>,
+    /// That of the last round that it has all of: what it was to have by then, it has. 0: it lacks something.
     pub(super) told_by: u64,
+    /// It had no place for something of this round.
+    is_partial: bool,
     /// Numbers of what was dropped: the next end of a round makes up for it.
     missed: Marks,
     /// The same of the round that is being told.
@@ -93,7 +99,7 @@ pub(super) struct Outbound {
 }
 
 impl Outbound {
-    /// Nothing was told yet but what a former process of this gateway told, by this view at the latest.
+    /// Nothing was told yet but what a former process of this gateway told, in this replication epoch at the latest.
     pub(super) fn new(workers: usize, told_by: u64) -> Self {
         Self {
             workers,
@@ -108,7 +114,10 @@ impl Outbound {
             round: 0,
             view: 0,
             begun_by: 0,
+            ahead: 0,
+            epoch: None,
             told_by,
+            is_partial: false,
             missed: vec![0; workers],
             covered: vec![0; workers],
             release: None,
@@ -218,11 +227,11 @@ impl Outbound {
         if !self.linked {
             return None;
         }
-        if self.sync == Sync::Owed && self.on_the_way.len() < WINDOW / 2 {
+        if self.sync == Sync::Owed && self.on_the_way.len() < WINDOW / 2 && self.view >= self.ahead {
             self.round = self.round.wrapping_add(1);
             self.resyncs += 1;
             self.covered = std::mem::replace(&mut self.missed, vec![0; self.workers]);
-            self.begun_by = self.view;
+            (self.begun_by, self.epoch, self.is_partial) = (self.view, None, false);
             let (round, view) = (self.round, self.view);
             self.queue(What::Begin, |number| Kind::SyncBegin(SyncBegin { number, round, view }));
             self.sync = Sync::Telling { worker: 0, cursor: 0, asked: false };
@@ -242,6 +251,20 @@ impl Outbound {
     pub(super) fn asked(&mut self) {
         if let Sync::Telling { asked, .. } = &mut self.sync {
             *asked = true;
+        }
+    }
+
+    /// By which replication epoch a worker answers, and by a view since which the same gateways serve. Whose shares are has to be the same
+    /// in all of a round, and as its view says: it would have the other gateway forget what it names by another one. Else all is owed
+    /// again.
+    pub(super) fn listed_by(&mut self, question: Question, (epoch, since): (u64, u64)) {
+        if question.round != self.round || !matches!(self.sync, Sync::Telling { .. }) {
+            return;
+        }
+        let is_whole = *self.epoch.get_or_insert(epoch) == epoch;
+        if !is_whole || since > self.begun_by {
+            self.ahead = since;
+            self.owe();
         }
     }
 
@@ -268,8 +291,8 @@ impl Outbound {
 
     fn end(&mut self) {
         let marks = std::mem::replace(&mut self.covered, vec![0; self.workers]);
-        let (round, view) = (self.round, self.begun_by);
-        self.queue(What::End { round, view, marks }, |number| Kind::SyncEnd(SyncEnd { number, round }));
+        let (round, epoch) = (self.round, self.epoch.unwrap_or(0));
+        self.queue(What::End { round, epoch, marks }, |number| Kind::SyncEnd(SyncEnd { number, round }));
         self.sync = Sync::Told;
     }
 
@@ -312,6 +335,12 @@ impl Outbound {
         Some(bytes)
     }
 
+    /// The other gateway had no place for something. It asks for all again when it may have some; until then nobody may rely on its having
+    /// been told.
+    pub(super) fn refused(&mut self) {
+        (self.told_by, self.is_partial) = (0, true);
+    }
+
     /// The other gateway has everything up to a number: says which numbers of which workers these are.
     pub(super) fn acknowledged(&mut self, number: u64) -> Result<Vec<u64>, Broken> {
         if self.on_the_way.back().is_none_or(|last| last.number < number) {
@@ -322,10 +351,12 @@ impl Outbound {
             match entry.what {
                 What::Sessions { marks, .. } => raise(&mut all, &marks),
                 What::Begin => {}
-                What::End { round, view, marks } => {
+                What::End { round, epoch, marks } => {
                     raise(&mut all, &marks);
-                    // Also if all is owed again: it has what was its own by that view.
-                    self.told_by = self.told_by.max(view);
+                    // Also if all is owed again: it has what it was to have in that epoch.
+                    if !self.is_partial {
+                        self.told_by = self.told_by.max(epoch);
+                    }
                     if round == self.round && self.sync == Sync::Told {
                         self.sync = Sync::Done;
                     }

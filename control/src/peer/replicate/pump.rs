@@ -35,8 +35,8 @@ pub(crate) enum Order {
     Up { peer: Arc<str>, link: Outlink },
     /// It is gone.
     Down { peer: Arc<str>, link: u64 },
-    /// The other gateway has everything up to a number.
-    Acknowledged { peer: Arc<str>, link: u64, number: u64 },
+    /// The other gateway has everything up to a number, or, where it had no place for it, all but some sessions.
+    Acknowledged { peer: Arc<str>, link: u64, number: u64, refused: bool },
     /// A gateway is to be told everything.
     Resync(Arc<str>),
     /// A gateway is to tell everything.
@@ -68,7 +68,7 @@ struct Peer {
     last_asked: u64,
 }
 
-/// Whether it has everything, what it knows that we have let go of, and by which view it was told all.
+/// Whether it has everything, what it knows that we have let go of, and in which replication epoch it was told all.
 type Shown = (bool, Option<u64>, u64);
 
 impl Peer {
@@ -155,7 +155,7 @@ impl Pump {
                 self.peers.retain(|name, _| names.contains(name));
                 let workers = self.workers.count();
                 // What a former process has left in the tables went on elsewhere, and may have ended: of that, only news are told.
-                let told_by = if self.has_view { 0 } else { view };
+                let told_by = if self.has_view { 0 } else { self.workers.replication_epoch() };
                 self.has_view |= view > 0;
                 for name in names {
                     self.peers.entry(name).or_insert_with(|| Peer::new(workers, told_by)).outbound.go_by(view);
@@ -176,10 +176,13 @@ impl Pump {
                     peer.outbound.down();
                 }
             }
-            Order::Acknowledged { peer, link, number } => {
+            Order::Acknowledged { peer, link, number, refused } => {
                 if let Some(peer) = self.peers.get_mut(&peer)
                     && let Some(current) = peer.link.as_ref().filter(|current| current.id == link)
                 {
+                    if refused {
+                        peer.outbound.refused();
+                    }
                     match peer.outbound.acknowledged(number) {
                         Ok(marks) => {
                             let Some(id) = peer.number else { return };
@@ -280,7 +283,7 @@ impl Pump {
                 let (workers, name, told_by) = (self.workers.clone(), name.clone(), peer.outbound.told_by);
                 self.answers.spawn(async move {
                     let images = Vec::with_capacity(MOST_TAKEN);
-                    let chunk = CopyChunk { to, told_by, cursor: Some(question.cursor), images };
+                    let chunk = CopyChunk { to, told_by, cursor: Some(question.cursor), images, listed_by: (0, 0) };
                     let command = move |reply: Sender<CopyChunk>| Command::Copies { chunk, reply };
                     (name, question, ask(&workers, vec![(question.worker, Box::new(command))], ()).await)
                 });
@@ -292,7 +295,12 @@ impl Pump {
         self.asked[question.worker] = false;
         let Some(peer) = self.peers.get_mut(&name) else { return };
         match answer {
-            Ok(chunks) => chunks.iter().for_each(|chunk| peer.outbound.answer(question, &chunk.images, chunk.cursor)),
+            Ok(chunks) => {
+                for chunk in chunks {
+                    peer.outbound.listed_by(question, chunk.listed_by);
+                    peer.outbound.answer(question, &chunk.images, chunk.cursor);
+                }
+            }
             Err(worker) => {
                 // Without its sessions the other gateway can't have all: from the start, on another link.
                 if let Some(link) = &peer.link {

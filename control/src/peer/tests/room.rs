@@ -197,6 +197,10 @@ impl Workers for Tables {
         true
     }
 
+    fn replication_epoch(&self) -> u64 {
+        1
+    }
+
     fn gateway(&self, name: &str) -> Option<GatewayId> {
         if self.lawless.load(Ordering::Relaxed) {
             return None;

@@ -185,7 +185,7 @@ async fn nonsense_ends_the_link_and_is_counted() {
     assert!(matches!(said(false, &[0, 0, 0, 3, 0xaa, 0x06, 0]).await, Broken::Protocol(_)));
     let beat = frame::encode(Kind::Beat(Beat::default()));
     assert!(matches!(said(false, &beat).await, Broken::Protocol(_)));
-    let ack = frame::encode(Kind::Ack(Ack { number: 99 }));
+    let ack = frame::encode(Kind::Ack(Ack { number: 99, refused: false }));
     assert!(matches!(said(true, &ack).await, Broken::Protocol(_)));
     let hearsay = frame::encode(Kind::Hearsay(Hearsay { view: vec![0xff; 9] }));
     assert!(matches!(said(true, &hearsay).await, Broken::Garbage(_)));

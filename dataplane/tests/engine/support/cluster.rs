@@ -17,6 +17,9 @@ use vipgate_dataplane::wire::vxlan::Outer;
 
 use super::*;
 
+/// The replication epoch that begins when gateways first hear of each other.
+const FIRST_EPOCH: u64 = 2;
+
 /// A gateway's place in a cluster.
 pub type Number = usize;
 
@@ -28,7 +31,7 @@ pub struct Cluster {
     round: u8,
     /// The view since which these serve, as all see it.
     pub since: u64,
-    /// The view by which one has last told another one all; that by which all begin, if it isn't here.
+    /// The replication epoch in which one has last told another one all; the first one, if it isn't here.
     told: HashMap<(Number, Number), u64>,
     serving: Vec<bool>,
     /// What is told is lost.
@@ -183,6 +186,12 @@ impl Cluster {
 
     /// One of them does.
     pub fn hear(&mut self, number: Number) {
+        let spec = self.seen_by(number);
+        self.tell_members(number, &spec);
+    }
+
+    /// All gateways as one of them sees them.
+    pub fn seen_by(&self, number: Number) -> MembersSpec {
         let members = self.members.clone();
         let all = members.iter().enumerate().map(|(at, standing)| MemberSpec {
             name: name(at),
@@ -194,10 +203,21 @@ impl Cluster {
         });
         // Here views change for no other reason than that others serve.
         let (since, serving_changes) = (self.since, self.since);
-        let spec = MembersSpec { this: Some(name(number)), gateways: all.collect(), since, serving_changes };
+        MembersSpec { this: Some(name(number)), gateways: all.collect(), since, serving_changes }
+    }
+
+    /// One of them sees all so.
+    pub fn tell_members(&mut self, number: Number, spec: &MembersSpec) {
         let gateway = &mut self.gateways[number];
-        let snapshot = gateway.builder.with_members(&spec);
+        let snapshot = gateway.builder.with_members(spec);
         gateway.publisher.publish(snapshot);
+    }
+
+    /// All gateways have a policy that differs in something from the one that they began with.
+    pub fn change_policy(&mut self, change: impl FnOnce(&mut PolicySet)) {
+        let mut set = shared_policy(self.gateways.len());
+        change(&mut set);
+        self.gateways.iter_mut().for_each(|gateway| gateway.set_policy(&set));
     }
 
     /// How one authenticates what it sends another one, and that one what it sends.
@@ -317,30 +337,31 @@ impl Cluster {
         // As gateways number them: 0 stands for no round.
         self.round = self.round % 15 + 1;
         let id = self.gateways[from].builder.gateway(&name(to)).unwrap();
-        let mut all = Vec::new();
+        let (mut all, mut epoch) = (Vec::new(), 0);
         for worker in 0..self.gateways[from].workers.len() {
             let mut cursor = Some(0);
             while cursor.is_some() {
                 let (reply, answer) = bounded(1);
                 let told_by = self.told_by(from, to);
-                let chunk = CopyChunk { to: id, told_by, cursor, images: Vec::with_capacity(64) };
+                let images = Vec::with_capacity(64);
+                let chunk = CopyChunk { to: id, told_by, cursor, images, listed_by: (0, 0) };
                 self.gateways[from].commands[worker].send(Command::Copies { chunk, reply }).unwrap();
                 self.gateways[from].turn();
                 let chunk = answer.try_recv().unwrap();
-                cursor = chunk.cursor;
+                (cursor, epoch) = (chunk.cursor, chunk.listed_by.0);
                 all.extend(chunk.images);
             }
         }
         let count = all.len();
         self.take(from, to, all, self.round);
-        self.told.insert((from, to), self.since);
+        self.told.insert((from, to), epoch);
         assert!(self.forget_unnamed(from, to, self.since));
         count
     }
 
-    /// The view by which one has last told another one all.
+    /// The replication epoch in which one has last told another one all.
     fn told_by(&self, from: Number, to: Number) -> u64 {
-        self.told.get(&(from, to)).copied().unwrap_or(1)
+        self.told.get(&(from, to)).copied().unwrap_or(FIRST_EPOCH)
     }
 
     /// A gateway forgets what another one hasn't named in this round, which began by a view; whether it still holds.

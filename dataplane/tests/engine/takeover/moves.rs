@@ -43,6 +43,53 @@ fn a_share_that_passes_its_standby_by_takes_everything_along() {
     }
 }
 
+#[test]
+fn whoever_stands_in_by_a_new_policy_lacks_nothing_that_another_one_was_told_before() {
+    let mut cluster = three();
+    let sessions = opened(&mut cluster, 0, "10.244.1.5", 4000..4010);
+    cluster.pass(200);
+    assert_eq!((cluster.copies(1), cluster.copies(2)), (10, 0));
+    cluster.change_policy(|set| {
+        for share in set.vips.iter_mut().flat_map(|vip| &mut vip.shares).filter(|share| share.gateway == name(0)) {
+            share.backups.reverse();
+        }
+    });
+    // Whoever was told dies, and the owner stops before it has told the other one.
+    cluster.kill(1);
+    cluster.members[0].serving = false;
+    cluster.agree();
+    assert_eq!((cluster.tell_all(0, 2), cluster.tell_all(0, 2)), (10, 0));
+    for (question, seen) in &sessions {
+        let again = cluster.arrives(0, INSIDE, question);
+        assert_eq!(ends(&only(again, 2, OUTSIDE, &cluster)), ends(seen));
+    }
+    cluster.assert_delta(&["egress 10, peer_out 10, created 10", "", "egress 10, peer_in 10, taken over 10"]);
+}
+
+#[test]
+fn a_change_of_policy_alone_makes_nobody_tell_anything_again() {
+    let mut cluster = three();
+    let sessions = opened(&mut cluster, 0, "10.244.1.5", 4000..4010);
+    cluster.pass(200);
+    let epoch = |cluster: &Cluster| cluster.gateways[0].builder.snapshot().policy.members().replication_epoch();
+    let before = epoch(&cluster);
+    cluster.change_policy(|set| {
+        let mut vip = set.vips.iter().find(|vip| vip.address == ip("192.0.2.11")).unwrap().clone();
+        vip.address = ip("192.0.2.12");
+        set.vips.push(vip);
+        set.vips[0].reserved_ports = vec![22, 23];
+    });
+    assert_eq!(epoch(&cluster), before, "no session has another place");
+    cluster.members[0].serving = false;
+    cluster.agree();
+    assert_eq!((epoch(&cluster), cluster.tell_all(0, 1)), (before, 0), "it was told as they opened");
+    for (question, seen) in &sessions {
+        let again = cluster.arrives(0, INSIDE, question);
+        assert_eq!(ends(&only(again, 1, OUTSIDE, &cluster)), ends(seen));
+    }
+    cluster.counts_vary();
+}
+
 /// A connection of a pod's that has opened at a gateway; its VIP's end, and its pod's.
 fn connected(cluster: &mut Cluster, number: Number) -> (SocketAddr, SocketAddr) {
     let (pod, far) = (at("10.244.1.5:4000"), at(FAR));

@@ -328,35 +328,97 @@ fn copies_are_what_sessions_are_whatever_got_lost() {
 }
 
 #[test]
-fn what_it_was_told_by_is_the_view_of_the_last_round_that_it_has_all_of() {
+fn what_it_was_told_by_is_the_epoch_of_the_last_round_that_it_has_all_of() {
     let mut outbound = Outbound::new(1, 0);
-    let round = |outbound: &mut Outbound| {
-        tell_all(outbound, &[image(1)]);
+    let round = |outbound: &mut Outbound, epoch| {
+        let question = outbound.question().unwrap();
+        outbound.asked();
+        outbound.listed_by(question, (epoch, 7));
+        outbound.answer(question, &[image(1)], None);
         assert_eq!(say(outbound), ["begin", "1 sessions", "end"]);
         outbound.next - 1
     };
-    outbound.go_by(13);
+    outbound.go_by(7);
     outbound.up();
-    let end = round(&mut outbound);
+    let end = round(&mut outbound, 13);
     assert_eq!((outbound.acknowledged(end - 1), outbound.told_by), (Ok(vec![0]), 0), "not its end");
     assert_eq!((outbound.acknowledged(end), outbound.told_by), (Ok(vec![0]), 13));
     // A round comes to no end, since others serve meanwhile.
-    outbound.go_by(14);
     outbound.owe();
     let _ = outbound.question().unwrap();
     assert_eq!(say(&mut outbound), ["begin"]);
     let begin = outbound.next - 1;
-    outbound.go_by(15);
     outbound.owe();
-    let end = round(&mut outbound);
+    let end = round(&mut outbound, 15);
     assert_eq!((outbound.acknowledged(begin), outbound.told_by), (Ok(vec![0]), 13));
     // It has this one, though all is to be told again.
-    outbound.go_by(16);
     outbound.owe();
     assert_eq!((outbound.acknowledged(end), outbound.told_by), (Ok(vec![0]), 15));
     // What a link has carried stays there; what is on its way when it breaks may not have come.
-    let end = round(&mut outbound);
+    let end = round(&mut outbound, 16);
     outbound.up();
     assert!(outbound.acknowledged(end).is_err());
     assert_eq!(outbound.told_by, 15);
+}
+
+#[test]
+fn a_round_in_which_shares_move_comes_to_no_end() {
+    let mut outbound = Outbound::new(2, 0);
+    outbound.go_by(7);
+    outbound.up();
+    let tell = |outbound: &mut Outbound, listed_by| {
+        let question = outbound.question()?;
+        outbound.asked();
+        outbound.listed_by(question, listed_by);
+        outbound.answer(question, &[image(1)], None);
+        Some(question)
+    };
+    // Policy changes who stands in for whom between one worker's answer and the next one's.
+    assert!(tell(&mut outbound, (1, 7)).is_some());
+    assert!(tell(&mut outbound, (2, 7)).is_some());
+    assert_eq!(outbound.sync, Sync::Owed);
+    // Workers go by a later view already: it would end what the other gateway has by the earlier one.
+    assert!(tell(&mut outbound, (2, 8)).is_some());
+    assert_eq!((outbound.sync, outbound.question()), (Sync::Owed, None), "nor does one begin before all go by it");
+    outbound.release(8);
+    outbound.drained();
+    outbound.go_by(8);
+    assert!(tell(&mut outbound, (2, 8)).is_some());
+    // An answer to what was asked in an earlier round changes nothing.
+    outbound.listed_by(Question { round: 1, worker: 1, cursor: 0 }, (1, 9));
+    assert!(tell(&mut outbound, (2, 8)).is_some());
+    outbound.drained();
+    let said = say(&mut outbound);
+    assert_eq!(said[said.len() - 5..], ["begin", "1 sessions", "1 sessions", "end", "released 8"][..]);
+    let end = outbound.next - 1;
+    assert_eq!((outbound.acknowledged(end).is_ok(), outbound.in_sync(), outbound.told_by), (true, true, 2));
+}
+
+#[test]
+fn who_had_no_place_for_something_was_not_told_all_until_a_whole_round_finds_its_place() {
+    let mut outbound = Outbound::new(1, 9);
+    outbound.go_by(7);
+    outbound.up();
+    let mut round = |refuses: bool| {
+        outbound.owe();
+        let question = outbound.question().unwrap();
+        outbound.asked();
+        outbound.listed_by(question, (9, 7));
+        outbound.answer(question, &[image(1)], None);
+        assert_eq!(say(&mut outbound), ["begin", "1 sessions", "end"]);
+        let end = outbound.next - 1;
+        assert!(outbound.acknowledged(end - 2).is_ok());
+        if refuses {
+            outbound.refused();
+        }
+        assert!(outbound.acknowledged(end - 1).is_ok() && outbound.acknowledged(end).is_ok());
+        outbound.told_by
+    };
+    assert_eq!([round(false), round(true), round(true), round(false)], [9, 0, 0, 9]);
+    // News, too.
+    outbound.news(0, 1, &image(2));
+    assert_eq!(say(&mut outbound), ["1 sessions"]);
+    outbound.refused();
+    assert!(outbound.acknowledged(outbound.next - 1).is_ok());
+    assert_eq!(outbound.told_by, 0);
 }
