@@ -142,7 +142,10 @@ pub struct CopyChunk {
     pub cursor: Option<u64>,
     /// The answer; the worker fills it up to its capacity and never grows it.
     pub images: Vec<Image>,
-    /// The replication epoch that the worker has gone by in this slice, and the view since which the same gateways serve, as it knows.
+    /// The view by which the round began, and the replication epoch of the slices before this one: a worker that goes by another epoch, or
+    /// already by a later view, lists nothing, and notes of no session that it was told.
+    pub begun_by: (u64, Option<u64>),
+    /// The answer: the replication epoch that the worker goes by, and the view since which the same gateways serve, as it knows.
     pub listed_by: (u64, u64),
 }
 

@@ -24,7 +24,12 @@ use crate::time::Tick;
 /// Copies the sessions whose copies belong at a gateway into the chunk, as many as it has room for, and moves its cursor on.
 pub fn list(sessions: &mut Sessions, chunk: &mut CopyChunk, policy: &Policy, now: Tick) {
     let Some(cursor) = chunk.cursor else { return };
-    chunk.listed_by = (policy.members().replication_epoch(), policy.members().since());
+    let (epoch, since) = (policy.members().replication_epoch(), policy.members().since());
+    chunk.listed_by = (epoch, since);
+    let (begun_by, expected) = chunk.begun_by;
+    if since > begun_by || expected.is_some_and(|expected| epoch != expected) {
+        return;
+    }
     let v4_slots = u64::from(u32::table(sessions).slots());
     chunk.cursor = if cursor < v4_slots {
         Some(list_family::<u32>(sessions, cursor, chunk, policy, now))

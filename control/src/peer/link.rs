@@ -81,6 +81,8 @@ pub(super) struct Link<S> {
     pub(super) id: u64,
     pub(super) peer: Arc<str>,
     pub(super) version: u32,
+    /// The process at its other end.
+    pub(super) incarnation: u64,
     pub(super) stream: S,
     pub(super) stop: (mpsc::Sender<Broken>, mpsc::Receiver<Broken>),
 }
@@ -103,7 +105,7 @@ struct Talk<'a> {
 impl<S: Io> Link<S> {
     /// Runs it to its end.
     pub(super) async fn run(self, shared: &Shared) -> Broken {
-        let Self { id, peer, version, stream, stop: (stop, mut stopped) } = self;
+        let Self { id, peer, version, incarnation, stream, stop: (stop, mut stopped) } = self;
         let (read, mut write) = split(stream);
         let (lane, urgent) = mpsc::channel(WAITING);
         let (bulk, waiting) = mpsc::channel(WINDOW);
@@ -124,7 +126,7 @@ impl<S: Io> Link<S> {
             (peer.linked, peer.since, peer.version) = (true, Some(now), version);
             (peer.copies.in_sync_from, peer.copies.in_sync_to) = (false, false);
         });
-        let link = Outlink { id, lane: bulk, urgent: lane.clone(), stop };
+        let link = Outlink { id, incarnation, lane: bulk, urgent: lane.clone(), stop };
         shared.order(Order::Up { peer: peer.clone(), link }).await;
         let talk = Talk { shared, peer: &peer, id, lane, unechoed: Mutex::default() };
         let why = tokio::select! {

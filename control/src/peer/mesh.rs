@@ -129,7 +129,7 @@ impl Shared {
         if let Some(before) = registry.current.insert(Arc::clone(&peer), current) {
             let _ = before.stop.try_send(Broken::Replaced);
         }
-        Ok(Link { id, peer, version: who.version, stream, stop })
+        Ok(Link { id, peer, version: who.version, incarnation: who.incarnation, stream, stop })
     }
 
     /// Hello both ways, and then the link until it ends.

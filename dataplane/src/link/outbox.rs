@@ -119,6 +119,11 @@ impl Outbox {
         }
     }
 
+    /// A standby session has ended to make room.
+    pub fn evicted(&self) {
+        self.outlet.note_evicted();
+    }
+
     /// Takes notice of whether there is anybody to tell.
     #[inline]
     pub fn follow(&mut self, policy: &Policy) {

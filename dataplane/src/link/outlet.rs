@@ -35,6 +35,8 @@ pub struct Outlet {
     lost: [AtomicU64; NUMBERS / 64],
     /// The highest number that each gateway has.
     acknowledged: Box<[AtomicU64; NUMBERS]>,
+    /// Standby sessions that were ended to make room.
+    evicted: AtomicU64,
     bell: Arc<dyn Wake>,
 }
 
@@ -45,6 +47,7 @@ impl Outlet {
             queue: ArrayQueue::new(QUEUE),
             lost: [const { AtomicU64::new(0) }; NUMBERS / 64],
             acknowledged: Box::new([const { AtomicU64::new(0) }; NUMBERS]),
+            evicted: AtomicU64::new(0),
             bell,
         }
     }
@@ -84,6 +87,16 @@ impl Outlet {
     pub fn lose(&self, gateway: GatewayId) {
         let (word, bit) = place(gateway);
         self.lost[word].fetch_or(bit, AcqRel);
+    }
+
+    /// Notes that a standby session was ended to make room: whoever has told it takes it for known here.
+    pub fn note_evicted(&self) {
+        self.evicted.fetch_add(1, Relaxed);
+    }
+
+    /// How many were.
+    pub fn evicted(&self) -> u64 {
+        self.evicted.load(Relaxed)
     }
 
     /// Wakes whoever empties it.

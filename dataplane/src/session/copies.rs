@@ -91,7 +91,14 @@ impl Sessions {
                 }
                 // Whatever stands in its way has ended where it was: here it is told late.
                 Fate::Open if !is_same => return Err(Full),
-                Fate::Open if rests => self.wake::<A>(slot, now),
+                Fate::Open if rests => {
+                    let room = self.room_for_standby(image);
+                    if room == Room::None {
+                        return Err(Full);
+                    }
+                    self.wake::<A>(slot, now);
+                    self.note_standby(room);
+                }
                 Fate::Open => self.demote::<A>(slot, now),
             }
             self.write::<A>(slot, &image.halves, round, now);
@@ -120,7 +127,7 @@ impl Sessions {
             generation: 0,
         };
         let slot = self.commit(&draft, now)?;
-        self.standby_in_reserve += u32::from(room == Room::Reserved);
+        self.note_standby(room);
         self.demote::<A>(slot, now);
         self.write::<A>(slot, &image.halves, round, now);
         Ok(Taken::New(slot))

@@ -117,14 +117,14 @@ impl Eviction {
             self.back_off = BackOff::default();
             self.budget = (overdrawn * SAMPLE_SLOTS).clamp(LEAST_SLOTS, MOST_SLOTS);
             self.end(Wanted::OverShare, overdrawn, sessions, settle, now);
-        } else if standby > 0 && !skips {
-            self.budget = LEAST_SLOTS;
-            let ended = self.end(Wanted::OverShareUnmissed, standby.min(MOST_ENDED), sessions, settle, now);
-            self.back_off.note(ended, now);
-        } else if waiting > 0 && !skips {
+        } else if (standby > 0 || waiting > 0) && !skips {
             self.budget = FEW_SLOTS;
-            let wanted = u32::try_from(waiting).unwrap_or(MOST_ENDED).min(MOST_ENDED);
-            let ended = self.end(Wanted::Cheap, wanted, sessions, settle, now);
+            let waiting = u32::try_from(waiting).unwrap_or(MOST_ENDED).min(MOST_ENDED);
+            let mut ended = self.end(Wanted::OverShareUnmissed, standby.min(MOST_ENDED), sessions, settle, now);
+            if ended == 0 {
+                self.budget = FEW_SLOTS;
+                ended = self.end(Wanted::Cheap, waiting, sessions, settle, now);
+            }
             self.back_off.note(ended, now);
         }
         self.release::<u32>(sessions, settle, now);
@@ -276,6 +276,7 @@ fn end<A: SessionFamily>(
         // Its gateway still has its port, so that stays in quarantine as if that had ended it.
         sessions.end_copy::<A>(slot, now);
         settle.counters.copies_refused.add(1);
+        settle.outbox.evicted();
         if A::table(sessions).entry(slot).is_of_service() {
             sessions.remove::<A>(slot);
         }

@@ -111,9 +111,20 @@ impl Sessions {
     }
 
     /// How many of those in the reserve are standby sessions. Sessions that others would miss don't make up for these.
-    pub(super) fn overdrawn_by_standby(&mut self) -> u32 {
-        self.standby_in_reserve = self.standby_in_reserve.min(self.overdrawn());
+    #[inline]
+    pub(crate) fn overdrawn_by_standby(&mut self) -> u32 {
+        if self.standby_in_reserve > 0 {
+            self.standby_in_reserve = self.standby_in_reserve.min(self.overdrawn()).min(self.copies);
+        }
         self.standby_in_reserve
+    }
+
+    /// Notes that a standby session has come to its place.
+    pub(super) fn note_standby(&mut self, room: Room) {
+        if room == Room::Reserved {
+            // One of those in the reserve may have ended since.
+            self.standby_in_reserve = self.standby_in_reserve.min(self.overdrawn() - 1) + 1;
+        }
     }
 
     #[cold]

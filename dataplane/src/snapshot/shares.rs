@@ -161,13 +161,15 @@ impl Shares {
             };
             let Some(known) = share.home().and_then(|home| before.of_home(home)) else {
                 share.settle(members);
-                // It has no sessions yet, so nobody lacks any but those who lack something in any case.
-                share.since = 1;
+                if before.list.is_empty() {
+                    // It has no sessions yet, so nobody lacks any but those who lack something in any case.
+                    share.since = 1;
+                }
                 return share;
             };
-            // Its sessions go on, whoever its backups are now.
-            (share.replica, share.since) = (known.replica, known.since);
             if share.blocks == known.blocks {
+                // Its sessions go on, whoever its backups are now.
+                (share.replica, share.since) = (known.replica, known.since);
                 (share.owner, share.stripe) = (known.owner, known.stripe);
             }
             share.settle(members);

@@ -32,26 +32,35 @@ const LONGEST_RETRY: Duration = Duration::from_mins(1);
 struct Refusals {
     due: Option<Instant>,
     pause: Duration,
-    in_round: bool,
+    /// Within a round: whether any have since its beginning. All are asked for after its end, since that would end it.
+    in_round: Option<bool>,
 }
 
 impl Refusals {
     fn new() -> Self {
-        Self { due: None, pause: RETRY, in_round: false }
+        Self { due: None, pause: RETRY, in_round: None }
     }
 
     fn note(&mut self, now: Instant) {
-        self.in_round = true;
-        self.due.get_or_insert(now + self.pause);
+        match &mut self.in_round {
+            Some(in_round) => *in_round = true,
+            None => _ = self.due.get_or_insert(now + self.pause),
+        }
     }
 
     fn asked(&mut self) {
         (self.due, self.pause) = (None, (2 * self.pause).min(LONGEST_RETRY));
     }
 
-    fn round_ends(&mut self) {
-        if !self.in_round {
-            *self = Self::new();
+    fn round_begins(&mut self) {
+        (self.due, self.in_round) = (None, Some(false));
+    }
+
+    fn round_ends(&mut self, now: Instant) {
+        if self.in_round.take() == Some(true) {
+            self.note(now);
+        } else {
+            self.pause = (self.pause / 2).max(RETRY);
         }
     }
 
@@ -103,7 +112,7 @@ impl Intake<'_> {
         let mut inbound = Inbound::new(self.peer.clone(), self.rounds.clone());
         // The replication epoch in which it had been told all when its round began; and that of a round that had to spare something.
         let (mut told_by, mut spared) = (0, None);
-        let mut refusals = Refusals::new();
+        let (mut refusals, mut evicted) = (Refusals::new(), self.evicted());
         loop {
             let kind = tokio::select! {
                 kind = frames.recv() => match kind {
@@ -121,35 +130,34 @@ impl Intake<'_> {
                     continue;
                 }
             };
-            let mut refused = 0;
+            // What a full table has ended to make room is known here no more, whoever told it.
+            let now_evicted = self.evicted();
+            let mut refused = now_evicted - std::mem::replace(&mut evicted, now_evicted);
             let (number, step) = inbound.frame(&kind)?;
             match step {
                 Step::Begin { view } => {
                     self.note(|copies| copies.in_sync_from = false);
                     self.catch_up(view).await?;
                     (told_by, spared) = (self.board.told_by(&self.peer), None);
-                    refusals.in_round = false;
+                    refusals.round_begins();
                     tracing::debug!(event = "round_begins", gateway = &*self.peer, view, told_by);
                 }
                 Step::Take { images, round } => {
                     let count = images.len() as u64;
-                    refused = self.take(images, round, &turn).await?;
-                    if refused > 0 {
-                        tracing::debug!(event = "copies_refused", gateway = &*self.peer, count, refused);
-                        refusals.note(Instant::now());
-                    }
+                    refused += self.take(images, round, &turn).await?;
                     self.note(|copies| copies.taken += count);
                 }
                 Step::Purge { round, view, again } => {
                     let purged = self.purge(round, view, told_by, &turn).await?;
                     tracing::debug!(event = "round_ends", gateway = &*self.peer, view, again, ?purged);
-                    refusals.round_ends();
+                    refusals.round_ends(Instant::now());
                     let is_whole = !purged.outdated && !purged.spared;
                     if is_whole {
                         inbound.purged(round);
                     }
                     self.note(|copies| {
-                        copies.in_sync_from = is_whole && !again;
+                        // What was spared is known here: of the other gateway's sessions none is missing.
+                        copies.in_sync_from = !purged.outdated && !again;
                         copies.synced_by = view;
                         copies.forgotten += purged.forgotten;
                     });
@@ -166,6 +174,10 @@ impl Intake<'_> {
                     self.note(|copies| copies.released_by = copies.released_by.max(Some(view)));
                     self.tell(Event::Released { gateway: self.peer.clone(), view }).await;
                 }
+            }
+            if refused > 0 {
+                tracing::debug!(event = "copies_refused", gateway = &*self.peer, refused);
+                refusals.note(Instant::now());
             }
             self.say(Kind::Ack(Ack { number, refused: refused > 0 }))?;
         }
@@ -187,6 +199,11 @@ impl Intake<'_> {
             Ok(_) => Ok(()),
             Err(_) => Err(Broken::Connection(format!("it goes by view {view}, which didn't come here"))),
         }
+    }
+
+    /// Standby sessions that workers have ended to make room.
+    fn evicted(&self) -> u64 {
+        (0..self.workers.count()).map(|worker| self.workers.outlet(worker).evicted()).sum()
     }
 
     fn say(&self, kind: Kind) -> Result<(), Broken> {

@@ -47,10 +47,21 @@ struct Entry {
 
 #[derive(Debug)]
 enum What {
-    Sessions { marks: Marks, count: u64 },
+    Sessions {
+        marks: Marks,
+        count: u64,
+    },
     Begin,
-    End { round: u32, epoch: u64, marks: Marks },
-    Released { view: u64 },
+    /// Of the round that began with the frame `begin`.
+    End {
+        round: u32,
+        begin: u64,
+        epoch: u64,
+        marks: Marks,
+    },
+    Released {
+        view: u64,
+    },
 }
 
 /// What is asked of a worker.
@@ -59,6 +70,8 @@ pub(super) struct Question {
     pub(super) round: u32,
     pub(super) worker: usize,
     pub(super) cursor: u64,
+    /// The view by which this round began, and the replication epoch of the answers before.
+    pub(super) begun_by: (u64, Option<u64>),
 }
 
 /// One gateway, as one that is told.
@@ -83,10 +96,14 @@ pub(super) struct Outbound {
     ahead: u64,
     /// The replication epoch by which workers have told of this round, once one has.
     epoch: Option<u64>,
-    /// That of the last round that it has all of: what it was to have by then, it has. 0: it lacks something.
+    /// That of the last round that it has all of: what it was to have by then, it has. Less where it may lack something.
     pub(super) told_by: u64,
-    /// It had no place for something of this round.
-    is_partial: bool,
+    /// What it was when there was nothing but what a former process had told: it never falls below that, since of what that process has left
+    /// nobody knows what has become. What is this process's own has come to it in a later epoch.
+    told_before: u64,
+    /// The number of the frame by which this round began, and of the last one that it had no place for.
+    begin: u64,
+    last_refused: u64,
     /// Numbers of what was dropped: the next end of a round makes up for it.
     missed: Marks,
     /// The same of the round that is being told.
@@ -117,7 +134,9 @@ impl Outbound {
             ahead: 0,
             epoch: None,
             told_by,
-            is_partial: false,
+            told_before: told_by,
+            begin: 0,
+            last_refused: 0,
             missed: vec![0; workers],
             covered: vec![0; workers],
             release: None,
@@ -146,7 +165,12 @@ impl Outbound {
     pub(super) fn up(&mut self) {
         self.down();
         self.linked = true;
-        self.next = 1;
+        (self.next, self.last_refused) = (1, 0);
+    }
+
+    /// The other gateway is another process by now: what the former one was told, it may lack.
+    pub(super) fn forget_told(&mut self) {
+        self.told_by = 0;
     }
 
     /// There is none any more.
@@ -160,6 +184,10 @@ impl Outbound {
 
     /// All must be told again: what waits is told by that.
     pub(super) fn owe(&mut self) {
+        if matches!(self.sync, Sync::Telling { .. } | Sync::Told) {
+            // Workers take for told what they have listed, and what of it arrives nobody knows before the round's end has.
+            self.told_by = self.told_by.min(self.told_before);
+        }
         self.sync = Sync::Owed;
         self.gathered.clear();
         let marks = std::mem::replace(&mut self.gathered_marks, vec![0; self.workers]);
@@ -231,7 +259,7 @@ impl Outbound {
             self.round = self.round.wrapping_add(1);
             self.resyncs += 1;
             self.covered = std::mem::replace(&mut self.missed, vec![0; self.workers]);
-            (self.begun_by, self.epoch, self.is_partial) = (self.view, None, false);
+            (self.begun_by, self.epoch, self.begin) = (self.view, None, self.next);
             let (round, view) = (self.round, self.view);
             self.queue(What::Begin, |number| Kind::SyncBegin(SyncBegin { number, round, view }));
             self.sync = Sync::Telling { worker: 0, cursor: 0, asked: false };
@@ -241,7 +269,7 @@ impl Outbound {
         }
         match self.sync {
             Sync::Telling { worker, cursor, asked: false } if self.queued < ROOM => {
-                Some(Question { round: self.round, worker, cursor })
+                Some(Question { round: self.round, worker, cursor, begun_by: (self.begun_by, self.epoch) })
             }
             Sync::Telling { .. } | Sync::Owed | Sync::Told | Sync::Done => None,
         }
@@ -291,8 +319,8 @@ impl Outbound {
 
     fn end(&mut self) {
         let marks = std::mem::replace(&mut self.covered, vec![0; self.workers]);
-        let (round, epoch) = (self.round, self.epoch.unwrap_or(0));
-        self.queue(What::End { round, epoch, marks }, |number| Kind::SyncEnd(SyncEnd { number, round }));
+        let (round, begin, epoch) = (self.round, self.begin, self.epoch.unwrap_or(0));
+        self.queue(What::End { round, begin, epoch, marks }, |number| Kind::SyncEnd(SyncEnd { number, round }));
         self.sync = Sync::Told;
     }
 
@@ -335,10 +363,11 @@ impl Outbound {
         Some(bytes)
     }
 
-    /// The other gateway had no place for something. It asks for all again when it may have some; until then nobody may rely on its having
-    /// been told.
-    pub(super) fn refused(&mut self) {
-        (self.told_by, self.is_partial) = (0, true);
+    /// The other gateway had no place for something in the frame with this number. It asks for all again when it may have some; until a
+    /// round that began later has come to its end, nobody may rely on its having been told.
+    pub(super) fn refused(&mut self, number: u64) {
+        self.last_refused = self.last_refused.max(number);
+        self.told_by = self.told_by.min(self.told_before);
     }
 
     /// The other gateway has everything up to a number: says which numbers of which workers these are.
@@ -351,10 +380,10 @@ impl Outbound {
             match entry.what {
                 What::Sessions { marks, .. } => raise(&mut all, &marks),
                 What::Begin => {}
-                What::End { round, epoch, marks } => {
+                What::End { round, begin, epoch, marks } => {
                     raise(&mut all, &marks);
                     // Also if all is owed again: it has what it was to have in that epoch.
-                    if !self.is_partial {
+                    if self.last_refused < begin {
                         self.told_by = self.told_by.max(epoch);
                     }
                     if round == self.round && self.sync == Sync::Told {

@@ -50,6 +50,8 @@ pub(crate) enum Order {
 pub(crate) struct Outlink {
     /// Which of all links there ever were.
     pub(crate) id: u64,
+    /// The process at its other end.
+    pub(crate) incarnation: u64,
     /// Takes as many frames as may be on their way.
     pub(crate) lane: mpsc::Sender<Vec<u8>>,
     /// For what waits behind no sessions.
@@ -62,6 +64,8 @@ pub(crate) struct Outlink {
 struct Peer {
     number: Option<GatewayId>,
     outbound: Outbound,
+    /// The process that the last link led to.
+    incarnation: Option<u64>,
     link: Option<Outlink>,
     shown: Shown,
     /// Which of all questions was the last one about it.
@@ -74,7 +78,7 @@ type Shown = (bool, Option<u64>, u64);
 impl Peer {
     fn new(workers: usize, told_by: u64) -> Self {
         let outbound = Outbound::new(workers, told_by);
-        Self { number: None, outbound, link: None, shown: Shown::default(), last_asked: 0 }
+        Self { number: None, outbound, incarnation: None, link: None, shown: Shown::default(), last_asked: 0 }
     }
 
     /// Looks whether policy knows it by now. What it was told until then was nothing.
@@ -165,6 +169,9 @@ impl Pump {
                 if let Some(peer) = self.peers.get_mut(&peer)
                     && peer.link.as_ref().is_none_or(|before| before.id < link.id)
                 {
+                    if peer.incarnation.replace(link.incarnation).is_some_and(|before| before != link.incarnation) {
+                        peer.outbound.forget_told();
+                    }
                     peer.outbound.up();
                     peer.link = Some(link);
                 }
@@ -181,7 +188,7 @@ impl Pump {
                     && let Some(current) = peer.link.as_ref().filter(|current| current.id == link)
                 {
                     if refused {
-                        peer.outbound.refused();
+                        peer.outbound.refused(number);
                     }
                     match peer.outbound.acknowledged(number) {
                         Ok(marks) => {
@@ -283,7 +290,8 @@ impl Pump {
                 let (workers, name, told_by) = (self.workers.clone(), name.clone(), peer.outbound.told_by);
                 self.answers.spawn(async move {
                     let images = Vec::with_capacity(MOST_TAKEN);
-                    let chunk = CopyChunk { to, told_by, cursor: Some(question.cursor), images, listed_by: (0, 0) };
+                    let Question { cursor, begun_by, .. } = question;
+                    let chunk = CopyChunk { to, told_by, cursor: Some(cursor), images, begun_by, listed_by: (0, 0) };
                     let command = move |reply: Sender<CopyChunk>| Command::Copies { chunk, reply };
                     (name, question, ask(&workers, vec![(question.worker, Box::new(command))], ()).await)
                 });

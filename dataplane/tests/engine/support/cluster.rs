@@ -344,7 +344,8 @@ impl Cluster {
                 let (reply, answer) = bounded(1);
                 let told_by = self.told_by(from, to);
                 let images = Vec::with_capacity(64);
-                let chunk = CopyChunk { to: id, told_by, cursor, images, listed_by: (0, 0) };
+                let begun_by = (self.since, None);
+                let chunk = CopyChunk { to: id, told_by, cursor, images, begun_by, listed_by: (0, 0) };
                 self.gateways[from].commands[worker].send(Command::Copies { chunk, reply }).unwrap();
                 self.gateways[from].turn();
                 let chunk = answer.try_recv().unwrap();

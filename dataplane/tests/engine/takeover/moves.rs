@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use proptest::prelude::*;
 use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_dataplane::session::tuple::Tuple;
+use vipgate_dataplane::snapshot::spec::ShareSpec;
 
 use super::*;
 use crate::tally::property;
@@ -64,6 +65,27 @@ fn whoever_stands_in_by_a_new_policy_lacks_nothing_that_another_one_was_told_bef
         assert_eq!(ends(&only(again, 2, OUTSIDE, &cluster)), ends(seen));
     }
     cluster.assert_delta(&["egress 10, peer_out 10, created 10", "", "egress 10, peer_in 10, taken over 10"]);
+}
+
+#[test]
+fn a_share_that_policy_gives_another_home_takes_everything_along() {
+    let mut cluster = three();
+    let sessions = opened(&mut cluster, 1, "10.244.1.21", 4000..4010);
+    cluster.pass(200);
+    assert_eq!((cluster.copies(0), cluster.copies(2)), (0, 10));
+    cluster.change_policy(|set| {
+        let vip = set.vips.iter_mut().find(|vip| vip.address == ip("192.0.2.11")).unwrap();
+        vip.shares = vec![ShareSpec { gateway: name(0), blocks: None, backups: vec![name(2), name(1)] }];
+        let pods = set.endpoints.iter_mut().filter(|endpoint| endpoint.address == ip("10.244.1.21"));
+        pods.for_each(|pod| pod.gateway = Some(name(0)));
+    });
+    assert_eq!((cluster.tell_all(0, 1), cluster.tell_all(0, 2)), (0, 0), "that it names none ends none");
+    assert_eq!((cluster.tell_all(1, 0), cluster.tell_all(1, 0)), (10, 0));
+    for (question, seen) in &sessions {
+        let again = cluster.arrives(1, INSIDE, question);
+        assert_eq!(ends(&only(again, 0, OUTSIDE, &cluster)), ends(seen));
+    }
+    cluster.counts_vary();
 }
 
 #[test]

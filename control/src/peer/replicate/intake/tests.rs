@@ -148,7 +148,7 @@ async fn who_may_not_know_all_yet_is_asked_again_when_it_does_and_not_before() {
         it.end().await;
         it.told(5);
         assert!(it.is_silent_for(Duration::from_millis(50)).await, "it would tell the same again");
-        assert!(!it.copies().in_sync_from);
+        assert!(it.copies().in_sync_from, "of what it has none is missing");
         it.told(7);
         assert_eq!(it.said().await, REQUEST);
         // Between its beginning and its end it was told the rest: it knew that too late to name it.
@@ -189,22 +189,40 @@ async fn what_finds_no_place_is_asked_for_again() {
     .await;
 }
 
+#[tokio::test]
+async fn what_has_made_room_for_others_is_asked_for_again() {
+    Scene::play(async |mut it: Scene| {
+        it.begin().await;
+        it.session(false).await;
+        it.end().await;
+        it.workers.outlet.note_evicted();
+        it.session(true).await;
+        assert_eq!(it.said().await, REQUEST);
+        it.begin().await;
+        it.session(false).await;
+        it.end().await;
+        assert!(it.is_silent_for(RETRY + RETRY / 2).await);
+    })
+    .await;
+}
+
 #[test]
 fn what_is_refused_again_and_again_is_asked_for_ever_more_rarely() {
     let (mut refusals, mut now) = (Refusals::new(), Instant::now());
     for pause in [1, 2, 4, 8, 16, 32, 60, 60] {
-        assert_eq!(refusals.due, None);
-        refusals.in_round = false;
+        refusals.round_begins();
         refusals.note(now);
+        assert_eq!(refusals.due, None, "that would end the round");
+        refusals.round_ends(now);
         refusals.note(now + RETRY / 2);
-        refusals.round_ends();
         now += Duration::from_secs(pause);
         assert_eq!(refusals.due, Some(now), "once for all that was refused since");
         refusals.asked();
     }
-    // A round in which all found a place.
-    refusals.in_round = false;
-    refusals.round_ends();
-    refusals.note(now);
-    assert_eq!(refusals.due, Some(now + RETRY));
+    // Rounds in which all found a place.
+    for pause in [30, 15] {
+        refusals.round_begins();
+        refusals.round_ends(now);
+        assert_eq!((refusals.due, refusals.pause), (None, Duration::from_secs(pause)));
+    }
 }

@@ -350,7 +350,11 @@ fn what_it_was_told_by_is_the_epoch_of_the_last_round_that_it_has_all_of() {
     let begin = outbound.next - 1;
     outbound.owe();
     let end = round(&mut outbound, 15);
-    assert_eq!((outbound.acknowledged(begin), outbound.told_by), (Ok(vec![0]), 13));
+    assert_eq!(
+        (outbound.acknowledged(begin), outbound.told_by),
+        (Ok(vec![0]), 0),
+        "what it was listed by then may be lost"
+    );
     // It has this one, though all is to be told again.
     outbound.owe();
     assert_eq!((outbound.acknowledged(end), outbound.told_by), (Ok(vec![0]), 15));
@@ -358,7 +362,7 @@ fn what_it_was_told_by_is_the_epoch_of_the_last_round_that_it_has_all_of() {
     let end = round(&mut outbound, 16);
     outbound.up();
     assert!(outbound.acknowledged(end).is_err());
-    assert_eq!(outbound.told_by, 15);
+    assert_eq!(outbound.told_by, 0);
 }
 
 #[test]
@@ -385,7 +389,7 @@ fn a_round_in_which_shares_move_comes_to_no_end() {
     outbound.go_by(8);
     assert!(tell(&mut outbound, (2, 8)).is_some());
     // An answer to what was asked in an earlier round changes nothing.
-    outbound.listed_by(Question { round: 1, worker: 1, cursor: 0 }, (1, 9));
+    outbound.listed_by(Question { round: 1, worker: 1, cursor: 0, begun_by: (7, None) }, (1, 9));
     assert!(tell(&mut outbound, (2, 8)).is_some());
     outbound.drained();
     let said = say(&mut outbound);
@@ -394,31 +398,68 @@ fn a_round_in_which_shares_move_comes_to_no_end() {
     assert_eq!((outbound.acknowledged(end).is_ok(), outbound.in_sync(), outbound.told_by), (true, true, 2));
 }
 
+/// A round in this epoch with one session; the numbers of its frames.
+fn whole_round(outbound: &mut Outbound, epoch: u64) -> [u64; 3] {
+    outbound.owe();
+    let question = outbound.question().unwrap();
+    outbound.asked();
+    outbound.listed_by(question, (epoch, 7));
+    outbound.answer(question, &[image(1)], None);
+    assert_eq!(say(outbound), ["begin", "1 sessions", "end"]);
+    let end = outbound.next - 1;
+    [end - 2, end - 1, end]
+}
+
+/// The other gateway acknowledges a frame; in which epoch it was told all.
+fn acknowledge(outbound: &mut Outbound, number: u64, refuses: bool) -> u64 {
+    if refuses {
+        outbound.refused(number);
+    }
+    assert!(outbound.acknowledged(number).is_ok());
+    outbound.told_by
+}
+
 #[test]
 fn who_had_no_place_for_something_was_not_told_all_until_a_whole_round_finds_its_place() {
-    let mut outbound = Outbound::new(1, 9);
+    let mut outbound = Outbound::new(1, 0);
     outbound.go_by(7);
     outbound.up();
     let mut round = |refuses: bool| {
-        outbound.owe();
-        let question = outbound.question().unwrap();
-        outbound.asked();
-        outbound.listed_by(question, (9, 7));
-        outbound.answer(question, &[image(1)], None);
-        assert_eq!(say(&mut outbound), ["begin", "1 sessions", "end"]);
-        let end = outbound.next - 1;
-        assert!(outbound.acknowledged(end - 2).is_ok());
-        if refuses {
-            outbound.refused();
-        }
-        assert!(outbound.acknowledged(end - 1).is_ok() && outbound.acknowledged(end).is_ok());
-        outbound.told_by
+        let numbers = whole_round(&mut outbound, 9);
+        numbers.map(|number| acknowledge(&mut outbound, number, refuses && number == numbers[1]))[2]
     };
     assert_eq!([round(false), round(true), round(true), round(false)], [9, 0, 0, 9]);
     // News, too.
     outbound.news(0, 1, &image(2));
     assert_eq!(say(&mut outbound), ["1 sessions"]);
-    outbound.refused();
-    assert!(outbound.acknowledged(outbound.next - 1).is_ok());
-    assert_eq!(outbound.told_by, 0);
+    let last = outbound.next - 1;
+    assert_eq!(acknowledge(&mut outbound, last, true), 0);
+}
+
+#[test]
+fn what_is_refused_counts_for_the_round_that_it_is_of() {
+    let mut outbound = Outbound::new(1, 0);
+    outbound.go_by(7);
+    outbound.up();
+    let [begin, session, end] = whole_round(&mut outbound, 8);
+    assert_eq!([acknowledge(&mut outbound, begin, false), acknowledge(&mut outbound, session, true)], [0, 0]);
+    // The next round has begun before the end of this one is acknowledged.
+    let next = whole_round(&mut outbound, 9);
+    assert_eq!(acknowledge(&mut outbound, end, false), 0, "it lacks something of that one");
+    assert_eq!(next.map(|number| acknowledge(&mut outbound, number, false)), [0, 0, 9]);
+}
+
+#[test]
+fn of_a_round_that_comes_to_no_end_nobody_knows_what_has_arrived() {
+    let mut outbound = Outbound::new(1, 3);
+    outbound.go_by(7);
+    outbound.up();
+    let numbers = whole_round(&mut outbound, 9);
+    assert_eq!(numbers.map(|number| acknowledge(&mut outbound, number, false))[2], 9);
+    outbound.owe();
+    assert_eq!(outbound.told_by, 9, "nothing was on its way");
+    assert!(outbound.question().is_some());
+    outbound.asked();
+    outbound.up();
+    assert_eq!(outbound.told_by, 3, "but what a former process has told");
 }

@@ -52,9 +52,19 @@ fn pump() -> (Pump, Arc<Asked>) {
 }
 
 fn link(pump: &mut Pump, id: u64, peer: &str) -> (mpsc::Receiver<Vec<u8>>, mpsc::Receiver<Vec<u8>>) {
+    link_to(pump, id, peer, 1)
+}
+
+/// To this process of another gateway.
+fn link_to(
+    pump: &mut Pump,
+    id: u64,
+    peer: &str,
+    incarnation: u64,
+) -> (mpsc::Receiver<Vec<u8>>, mpsc::Receiver<Vec<u8>>) {
     let (lane, frames) = mpsc::channel(16);
     let (urgent, requests) = mpsc::channel(16);
-    let link = Outlink { id, lane, urgent, stop: mpsc::channel(1).0 };
+    let link = Outlink { id, incarnation, lane, urgent, stop: mpsc::channel(1).0 };
     pump.order(Order::Up { peer: peer.into(), link });
     (frames, requests)
 }
@@ -109,4 +119,16 @@ async fn what_a_former_process_has_left_is_nothing_that_others_lack() {
     assert_eq!(rounds(&mut pump, &workers).await, [(1, 7); 3]);
     let _links = [link(&mut pump, 3, "a"), link(&mut pump, 4, "c")];
     assert_eq!(rounds(&mut pump, &workers).await, [(0, 0), (2, 0), (0, 0), (2, 0), (0, 0), (2, 0)]);
+}
+
+#[tokio::test]
+async fn a_new_process_of_another_gateway_was_told_nothing() {
+    let (mut pump, workers) = pump();
+    keep(&mut pump, &["a"], 7);
+    let _first = link_to(&mut pump, 1, "a", 5);
+    assert_eq!(rounds(&mut pump, &workers).await, [(0, 7); 3]);
+    let _again = link_to(&mut pump, 2, "a", 5);
+    assert_eq!(rounds(&mut pump, &workers).await, [(0, 7); 3], "a link that is made again");
+    let _restarted = link_to(&mut pump, 3, "a", 6);
+    assert_eq!(rounds(&mut pump, &workers).await, [(0, 0); 3]);
 }
