@@ -50,7 +50,7 @@ pub enum Command {
         round: u8,
         /// Who tells of them.
         from: GatewayId,
-        /// Where those that found no place go back to, when it is done.
+        /// Where those that should have a place and found none go back to, when it is done.
         reply: Sender<Vec<Image>>,
     },
     /// Forget copies of shares that a gateway owns, and that it hasn't named in its last round.

@@ -10,7 +10,7 @@ use crate::link::outbox;
 use crate::ports::BlockId;
 use crate::ports::allocator::Allocator;
 use crate::ports::pool::WorkerId;
-use crate::session::copies::Taken;
+use crate::session::copies::{Refused, Taken};
 use crate::session::entry::{Entry, Flags, Slot};
 use crate::session::image::{Fate, Image, ImageOf};
 use crate::session::{SessionFamily, Sessions};
@@ -99,44 +99,47 @@ pub struct Taking<'a> {
 }
 
 impl Taking<'_> {
-    /// Takes in what other gateways tell; leaves what found no place.
-    pub fn take(&mut self, images: &mut Vec<Image>, round: u8) {
+    /// Takes in what other gateways tell; leaves what should have a place and found none. Says how many found none, those included whose
+    /// holders have no claim to more.
+    pub fn take(&mut self, images: &mut Vec<Image>, round: u8) -> u64 {
+        let mut refused = 0;
         images.retain(|image| {
-            let is_taken = match image {
+            let taken = match image {
                 Image::V4(image) => self.take_one(image, round),
                 Image::V6(image) => self.take_one(image, round),
             };
-            !is_taken
+            refused += u64::from(taken.is_err());
+            taken == Err(Refused::NoRoom)
         });
+        refused
     }
 
-    fn take_one<A: SessionFamily>(&mut self, image: &ImageOf<A>, round: u8) -> bool {
+    fn take_one<A: SessionFamily>(&mut self, image: &ImageOf<A>, round: u8) -> Result<(), Refused> {
         let entry = Entry::new(image.origin, image.translated, image.direction, Flags::default());
         let owner = owner(&entry, self.policy);
         if owner == Owner::Other(self.from) && image.fate == Fate::Open {
             self.make_way(image);
         }
-        let Some(vip) = self.policy.vip(entry.ends()[2].0) else { return false };
+        let Some(vip) = self.policy.vip(entry.ends()[2].0) else { return Err(Refused::NoRoom) };
         let known = self.sessions.find(self.sessions.hash(&image.origin), &image.origin);
         // Several gateways tell of what has become ours, and who had it last knows it best.
         if owner == Owner::This && known.is_some_and(|slot| self.is_older(image, slot)) {
-            return true;
+            return Ok(());
         }
         let was_live = known.is_some_and(|slot| A::table(self.sessions).entry(slot).is_live());
-        let slot = match self.sessions.take(image, round, owner == Owner::This, self.now) {
-            Ok(Taken::New(slot)) => slot,
-            Ok(taken) => {
+        let slot = match self.sessions.take(image, round, owner == Owner::This, self.now)? {
+            Taken::New(slot) => slot,
+            taken => {
                 if was_live && taken != Taken::Unwanted {
                     self.close(&entry);
                 }
-                return true;
+                return Ok(());
             }
-            Err(_) => return false,
         };
         if image.direction == Direction::Egress && !self.ports.adopt(vip, image.translated.source_port) {
             // Another worker has the block by now: it is told when all is told the next time.
             self.sessions.remove::<A>(slot);
-            return false;
+            return Err(Refused::NoRoom);
         }
         if let Some(directory) = self.directory {
             directory.claim(&image.origin, self.worker);
@@ -144,7 +147,7 @@ impl Taking<'_> {
                 directory.claim(&image.translated.reversed(), self.worker);
             }
         }
-        true
+        Ok(())
     }
 
     /// Whoever has a share knows what is in it. What stands in the way of that here, of shares that aren't this gateway's, is left from

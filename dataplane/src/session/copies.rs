@@ -7,8 +7,6 @@
 
 use super::entry::{Entry, Flags, Slot};
 use super::image::{Fate, Half, ImageOf};
-use super::room::Room;
-use super::table::Full;
 use super::{Draft, Ended, SessionFamily, Sessions, deadline, ended};
 use crate::counters::Direction;
 use crate::time::Tick;
@@ -33,6 +31,15 @@ pub enum Taken {
     Ended,
     /// Nothing has changed: it has ended and wasn't here, or the session is this gateway's own.
     Unwanted,
+}
+
+/// Why a copy found no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// Its holder has its fair share of a full table: it has no claim to more.
+    OverShare,
+    /// It should have one, and doesn't.
+    NoRoom,
 }
 
 impl Sessions {
@@ -72,7 +79,7 @@ impl Sessions {
         round: u8,
         is_ours: bool,
         now: Tick,
-    ) -> Result<Taken, Full> {
+    ) -> Result<Taken, Refused> {
         let known = self.find(self.hash(&image.origin), &image.origin);
         // A late update of the share's former owner counts until the session has gone on here.
         if is_ours && known.is_some_and(|slot| !A::table(self).entry(slot).is_copy()) {
@@ -90,12 +97,9 @@ impl Sessions {
                     return Ok(Taken::Ended);
                 }
                 // Whatever stands in its way has ended where it was: here it is told late.
-                Fate::Open if !is_same => return Err(Full),
+                Fate::Open if !is_same => return Err(Refused::NoRoom),
                 Fate::Open if rests => {
-                    let room = self.room_for_standby(image);
-                    if room == Room::None {
-                        return Err(Full);
-                    }
+                    let room = self.room_for_standby(image)?;
                     self.wake::<A>(slot, now);
                     self.note_standby(room);
                 }
@@ -108,9 +112,9 @@ impl Sessions {
             return Ok(Taken::Unwanted);
         }
         let reply = image.translated.reversed();
-        let room = self.room_for_standby(image);
-        if room == Room::None || !self.is_free(&reply) {
-            return Err(Full);
+        let room = self.room_for_standby(image)?;
+        if !self.is_free(&reply) {
+            return Err(Refused::NoRoom);
         }
         let side = |half: &Half| Flags(half.flags).side();
         let draft = Draft {
@@ -126,7 +130,7 @@ impl Sessions {
             next_hop: None,
             generation: 0,
         };
-        let slot = self.commit(&draft, now)?;
+        let slot = self.commit(&draft, now).map_err(|_| Refused::NoRoom)?;
         self.note_standby(room);
         self.demote::<A>(slot, now);
         self.write::<A>(slot, &image.halves, round, now);
@@ -259,11 +263,15 @@ mod tests {
     fn a_copy_with_the_port_of_another_session_is_refused_and_so_is_one_too_many() {
         let mut here = sessions(2);
         assert!(matches!(here.take(&told(1, 2000), 1, false, Tick(1000)), Ok(Taken::New(_))));
-        assert_eq!(here.take(&told(2, 2000), 1, false, Tick(1000)), Err(Full), "answers would have two pods");
+        assert_eq!(
+            here.take(&told(2, 2000), 1, false, Tick(1000)),
+            Err(Refused::NoRoom),
+            "answers would have two pods"
+        );
         let unknown = told(2, 2000).origin;
         assert_eq!(here.find(here.hash(&unknown), &unknown), None);
         assert!(matches!(here.take(&told(2, 2001), 1, false, Tick(1000)), Ok(Taken::New(_))));
-        assert_eq!(here.take(&told(3, 2002), 1, false, Tick(1000)), Err(Full), "two are all that fit");
+        assert_eq!(here.take(&told(3, 2002), 1, false, Tick(1000)), Err(Refused::OverShare), "two are all that fit");
         assert_eq!(here.copies(), 2);
     }
 }

@@ -136,8 +136,8 @@ impl Eviction {
         for ended in 0..count {
             match self.pick(wanted, sessions, now) {
                 None => return ended,
-                Some(victim) if victim.v6 => end::<V6>(victim, sessions, settle, now),
-                Some(victim) => end::<u32>(victim, sessions, settle, now),
+                Some(victim) if victim.v6 => end::<V6>(wanted, victim, sessions, settle, now),
+                Some(victim) => end::<u32>(wanted, victim, sessions, settle, now),
             }
         }
         count
@@ -267,6 +267,7 @@ fn look<A: SessionFamily>(wanted: Wanted, slot: Slot, sessions: &Sessions, now: 
 
 /// Ends a session of a holder that has more than others. The port of a pod's stays in quarantine.
 fn end<A: SessionFamily>(
+    wanted: Wanted,
     Victim { slot, rank, .. }: Victim,
     sessions: &mut Sessions,
     settle: &mut Settle<'_>,
@@ -276,7 +277,10 @@ fn end<A: SessionFamily>(
         // Its gateway still has its port, so that stays in quarantine as if that had ended it.
         sessions.end_copy::<A>(slot, now);
         settle.counters.copies_refused.add(1);
-        settle.outbox.evicted();
+        // Whoever is above its share has no claim to this one.
+        if wanted == Wanted::Cheap {
+            settle.outbox.evicted();
+        }
         if A::table(sessions).entry(slot).is_of_service() {
             sessions.remove::<A>(slot);
         }

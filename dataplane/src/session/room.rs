@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use super::copies::Refused;
 use super::entry::{Entry, Flags, Slot};
 use super::fairness::Holder;
 use super::image::ImageOf;
@@ -95,19 +96,18 @@ impl Sessions {
 
     /// What room there is for a standby session: up to half of the reserve is for those of holders below their share, so that a flood
     /// here takes nobody's standby sessions.
-    pub(super) fn room_for_standby<A: SessionFamily>(&self, image: &ImageOf<A>) -> Room {
-        if !self.has_room::<A>() {
-            return Room::None;
-        }
-        if self.held() < self.shared() {
-            return Room::Free;
-        }
-        // A batch of new sessions finds room in the rest.
-        if self.overdrawn() >= (self.reserve / 2).min(self.reserve.saturating_sub(batch::MOST as u32)) {
-            return Room::None;
+    pub(super) fn room_for_standby<A: SessionFamily>(&self, image: &ImageOf<A>) -> Result<Room, Refused> {
+        let has_room = self.has_room::<A>();
+        if has_room && self.held() < self.shared() {
+            return Ok(Room::Free);
         }
         let origin = Entry::new(image.origin, image.translated, image.direction, Flags::ORIGIN);
-        self.reserved(Holder::of(&origin, &self.key), None)
+        if self.reserved(Holder::of(&origin, &self.key), None) == Room::None {
+            return Err(Refused::OverShare);
+        }
+        // A batch of new sessions finds room in the rest.
+        let most = (self.reserve / 2).min(self.reserve.saturating_sub(batch::MOST as u32));
+        if has_room && self.overdrawn() < most { Ok(Room::Reserved) } else { Err(Refused::NoRoom) }
     }
 
     /// How many of those in the reserve are standby sessions. Sessions that others would miss don't make up for these.

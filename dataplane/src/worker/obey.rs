@@ -57,8 +57,7 @@ impl<Io: PacketIo> Worker<Io> {
                 let Tables { sessions, ports, .. } = tables;
                 let directory = directory.as_deref();
                 let mut taking = Taking { sessions, ports, policy: &view.policy, directory, worker: *id, from, now };
-                taking.take(&mut images, round);
-                counters.copies_refused.add(images.len() as u64);
+                counters.copies_refused.add(taking.take(&mut images, round));
                 let _ = reply.try_send(images);
             }
             Command::Purge { mut chunk, reply } => {

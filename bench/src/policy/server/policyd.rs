@@ -24,6 +24,9 @@ pub(super) struct Policyd {
     log: PathBuf,
 }
 
+/// Bytes that all gateways may make it hold. They have one address here, and would wait for each other's responses otherwise.
+const HELD: u64 = 8 << 30;
+
 impl Policyd {
     /// Starts one on a free port of this machine, and waits for its first policy.
     pub(super) fn start(program: &Path, manifests: &Path, folder: &Path) -> Result<Self> {
@@ -31,7 +34,7 @@ impl Policyd {
         let (config, log) = (folder.join("policyd.yaml"), folder.join("policyd.log"));
         let text = format!(
             "listen: \"{listen}\"\nsource: {{files: [{}]}}\nmetrics: {{listen: \"{metrics}\"}}\nlog: {{format: json}}\n\
-             limits: {{connections: 65536, connections_per_address: 65536}}\n",
+             limits: {{connections: 65536, connections_per_address: 65536, bytes: {HELD}, bytes_per_address: {HELD}}}\n",
             manifests.display()
         );
         fs::write(&config, text)?;
