@@ -124,7 +124,7 @@ impl<Io: PacketIo> Worker<Io> {
         self.parts.tables.watch.log.turn(now);
         self.retry_deferred(&view, is_lapsed, now);
         let received = self.receive();
-        self.parts.tables.sessions.overdrawn_by_standby();
+        self.parts.tables.sessions.recount_standby();
         self.behind &= received == batch::MOST;
         if received > 0 {
             let Parts { tables, counters, rules, id, directory, affinity, links, .. } = &mut self.parts;

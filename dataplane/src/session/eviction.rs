@@ -22,7 +22,7 @@ const SAMPLE_SLOTS: u32 = 512;
 /// Slots that one turn looks at, if it must, and at most.
 const LEAST_SLOTS: u32 = 1 << 12;
 const MOST_SLOTS: u32 = 1 << 14;
-/// The same where nobody waits but those who have their share already.
+/// The same where nobody waits but those who have their share already, and where standby sessions are in the reserve.
 const FEW_SLOTS: u32 = 1 << 9;
 /// Turns without a search for those, at most, after one in vain: first one, then twice as many each time. A search takes up to 21 µs, as long
 /// as 130 packets that are refused (163 ns each): one in 33 full turns adds a sixteenth to what these take. And they take a third of a

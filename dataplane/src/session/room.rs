@@ -111,12 +111,16 @@ impl Sessions {
     }
 
     /// How many of those in the reserve are standby sessions. Sessions that others would miss don't make up for these.
+    pub(super) fn overdrawn_by_standby(&self) -> u32 {
+        self.standby_in_reserve.min(self.overdrawn()).min(self.copies)
+    }
+
+    /// Forgets those that have ended or become live, before new sessions take their places.
     #[inline]
-    pub(crate) fn overdrawn_by_standby(&mut self) -> u32 {
+    pub(crate) fn recount_standby(&mut self) {
         if self.standby_in_reserve > 0 {
-            self.standby_in_reserve = self.standby_in_reserve.min(self.overdrawn()).min(self.copies);
+            self.standby_in_reserve = self.overdrawn_by_standby();
         }
-        self.standby_in_reserve
     }
 
     /// Notes that a standby session has come to its place.

@@ -18,6 +18,14 @@ fn opened(cluster: &mut Cluster, home: Number, pod: &str, ports: std::ops::Range
     ports.map(open).collect()
 }
 
+/// Sessions go on at their owner with their ports, by way of some gateway.
+fn go_on(cluster: &mut Cluster, by: Number, owner: Number, sessions: &[(Vec<u8>, Vec<u8>)]) {
+    for (question, seen) in sessions {
+        let again = cluster.arrives(by, INSIDE, question);
+        assert_eq!(ends(&only(again, owner, OUTSIDE, cluster)), ends(seen));
+    }
+}
+
 #[test]
 fn when_a_gateway_dies_its_sessions_go_on_elsewhere_with_their_ports() {
     for workers in [1, 2] {
@@ -424,10 +432,7 @@ fn what_a_former_process_left_gives_way_to_what_the_owner_tells() {
         assert_eq!((cluster.gateways[0].sessions(), cluster.copies(0)), (0, 50));
         cluster.members[0].serving = true;
         cluster.agree();
-        for (question, seen) in &anew {
-            let again = cluster.arrives(2, INSIDE, question);
-            assert_eq!(ends(&only(again, 0, OUTSIDE, &cluster)), ends(seen));
-        }
+        go_on(&mut cluster, 2, 0, &anew);
         cluster.assert_delta(&[
             "egress 100, peer_in 50, created 50, taken over 50",
             "egress 50, created 50",
@@ -450,9 +455,6 @@ fn a_round_that_began_before_a_share_moved_ends_nothing_in_it() {
     cluster.agree();
     assert!(!cluster.forget_unnamed(0, 1, began_by), "all must be told again");
     cluster.kill(0);
-    for (question, seen) in &sessions {
-        let again = cluster.arrives(2, INSIDE, question);
-        assert_eq!(ends(&only(again, 1, OUTSIDE, &cluster)), ends(seen));
-    }
+    go_on(&mut cluster, 2, 1, &sessions);
     cluster.assert_delta(&["", "egress 20, peer_in 10, created 10", "peer_out 10"]);
 }

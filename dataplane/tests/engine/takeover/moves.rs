@@ -36,10 +36,7 @@ fn a_share_that_passes_its_standby_by_takes_everything_along() {
         cluster.tell_all(2, 0);
         cluster.tell_all(2, 1);
         assert_eq!((cluster.tell_all(teller, 2), cluster.tell_all(teller, 2)), (20, 0));
-        for (question, seen) in &all {
-            let again = cluster.arrives(1, INSIDE, question);
-            assert_eq!(ends(&only(again, 2, OUTSIDE, &cluster)), ends(seen));
-        }
+        go_on(&mut cluster, 1, 2, &all);
         cluster.assert_delta(&["egress 20, created 20", "peer_out 20", "egress 20, peer_in 20, taken over 20"]);
     }
 }
@@ -60,10 +57,7 @@ fn whoever_stands_in_by_a_new_policy_lacks_nothing_that_another_one_was_told_bef
     cluster.members[0].serving = false;
     cluster.agree();
     assert_eq!((cluster.tell_all(0, 2), cluster.tell_all(0, 2)), (10, 0));
-    for (question, seen) in &sessions {
-        let again = cluster.arrives(0, INSIDE, question);
-        assert_eq!(ends(&only(again, 2, OUTSIDE, &cluster)), ends(seen));
-    }
+    go_on(&mut cluster, 0, 2, &sessions);
     cluster.assert_delta(&["egress 10, peer_out 10, created 10", "", "egress 10, peer_in 10, taken over 10"]);
 }
 
@@ -81,10 +75,7 @@ fn a_share_that_policy_gives_another_home_takes_everything_along() {
     });
     assert_eq!((cluster.tell_all(0, 1), cluster.tell_all(0, 2)), (0, 0), "that it names none ends none");
     assert_eq!((cluster.tell_all(1, 0), cluster.tell_all(1, 0)), (10, 0));
-    for (question, seen) in &sessions {
-        let again = cluster.arrives(1, INSIDE, question);
-        assert_eq!(ends(&only(again, 0, OUTSIDE, &cluster)), ends(seen));
-    }
+    go_on(&mut cluster, 1, 0, &sessions);
     cluster.counts_vary();
 }
 
@@ -105,10 +96,7 @@ fn a_change_of_policy_alone_makes_nobody_tell_anything_again() {
     cluster.members[0].serving = false;
     cluster.agree();
     assert_eq!((epoch(&cluster), cluster.tell_all(0, 1)), (before, 0), "it was told as they opened");
-    for (question, seen) in &sessions {
-        let again = cluster.arrives(0, INSIDE, question);
-        assert_eq!(ends(&only(again, 1, OUTSIDE, &cluster)), ends(seen));
-    }
+    go_on(&mut cluster, 0, 1, &sessions);
     cluster.counts_vary();
 }
 
