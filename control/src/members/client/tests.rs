@@ -30,6 +30,7 @@ const TTL: Duration = Duration::from_millis(800);
 /// A server in a thread of its own, so that it can go away as a killed process does.
 struct Server {
     port: u16,
+    policy: watch::Sender<Option<Arc<Publication>>>,
     stop: oneshot::Sender<()>,
     thread: thread::JoinHandle<()>,
 }
@@ -44,11 +45,11 @@ impl Server {
         listener.set_nonblocking(true).unwrap();
         let port = listener.local_addr().unwrap().port();
         let (stop, stopped) = oneshot::channel();
+        let (policy, published) = watch::channel(names.map(published));
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async move {
                 let incoming = TcpListenerStream::new(tokio::net::TcpListener::from_std(listener).unwrap());
-                let (_publish, published) = watch::channel(names.map(published));
                 let routes = match names {
                     Some(_) => {
                         let figures = Arc::<Figures>::default();
@@ -63,7 +64,7 @@ impl Server {
                 }
             });
         });
-        Self { port, stop, thread }
+        Self { port, policy, stop, thread }
     }
 
     /// Its port, which is free then.
@@ -358,6 +359,42 @@ async fn a_stranger_hears_who_serves_and_gets_no_lease() {
     sleep(TTL).await;
     assert!(!x.has_lease());
     assert_eq!(x.handle.status.borrow().view.member("x"), None);
+}
+
+/// Its word changes nothing while the policy doesn't have it; afterwards it must, or numbers of views would be given out twice.
+#[tokio::test]
+async fn what_a_stranger_knew_when_it_came_counts_once_the_policy_has_it() {
+    let server = Server::start(&["a"]);
+    let mut client = MembershipClient::connect(format!("http://127.0.0.1:{}", server.port)).await.unwrap();
+    let (beats, receiver) = mpsc::channel(4);
+    let known = View { number: 5, ..View::default() };
+    let beat = |sequence: u64, view: Option<&View>| proto::Beat {
+        gateway: "x".to_owned(),
+        incarnation: secret(1).incarnation(),
+        secret: secret(1).bytes().to_owned(),
+        sequence,
+        seen_view: known.number,
+        view: view.map(proto::View::from),
+        ..proto::Beat::default()
+    };
+    beats.send(beat(1, Some(&known))).await.unwrap();
+    let mut notices = client.join(ReceiverStream::new(receiver)).await.unwrap().into_inner();
+    let told = timeout(LONG, notices.message()).await.unwrap().unwrap().unwrap();
+    assert_eq!((told.sequence, told.view.map(|view| view.number)), (1, Some(0)));
+    server.policy.send_replace(Some(published(&["a", "x"])));
+    let mut number = 0;
+    for sequence in 2.. {
+        beats.send(beat(sequence, None)).await.unwrap();
+        let told = timeout(LONG, notices.message()).await.unwrap().unwrap().unwrap();
+        number = told.view.map_or(number, |view| view.number);
+        // The beat may overtake the policy.
+        if number > 0 {
+            break;
+        }
+        assert!(sequence < 100, "what it knew is lost");
+        sleep(TTL / 40).await;
+    }
+    assert_eq!(number, known.number);
 }
 
 #[tokio::test]

@@ -56,6 +56,8 @@ pub(super) struct Answer {
     pub(super) view: Arc<View>,
     /// Where another process has tried to have its name from.
     pub(super) rival: Option<SocketAddr>,
+    /// Whether the policy has no gateway of this name.
+    pub(super) is_stranger: bool,
 }
 
 /// Why it gets nothing.
@@ -295,7 +297,8 @@ impl<S: Store> Registrar<S> {
         for ((beat, origin, answer), heard) in waiting.into_iter().zip(heard) {
             let said = match heard {
                 Ok(heard) => {
-                    if heard == Heard::Stranger {
+                    let is_stranger = heard == Heard::Stranger;
+                    if is_stranger {
                         self.meet(&beat.gateway);
                     }
                     let counts = heard == Heard::Counts;
@@ -304,7 +307,7 @@ impl<S: Store> Registrar<S> {
                         self.origins.insert(beat.gateway.clone(), origin);
                     }
                     let lease = counts.then(|| self.roster.grant(now, &beat.gateway, beat.incarnation)).flatten();
-                    Ok(Answer { lease, view: view.clone(), rival })
+                    Ok(Answer { lease, view: view.clone(), rival, is_stranger })
                 }
                 Err(refusal) => {
                     self.figures.refused_beats.add();

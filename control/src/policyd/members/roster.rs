@@ -5,7 +5,8 @@
 //!
 //! A server without a memory learns from gateways where the one before it stopped. Until it knows, it changes nothing; it knows
 //! when all that it could ask have said what they know, or after two TTLs. It gives no leases before that either, but after one TTL:
-//! by then the leases of the one before are over, so no two of them can contradict each other.
+//! by then the leases of the one before are over, so no two of them can contradict each other. What it can't know, only a store does:
+//! who left the policy in that time, and by which view the server before granted if a gateway knows a later one.
 
 mod decide;
 #[cfg(test)]

@@ -54,7 +54,8 @@ impl Membership for Service {
         let (events, view) = (self.members.events.clone(), self.members.view.clone());
         let peer = Peer::of(&request);
         let origin = Origin { stream: self.streams.fetch_add(1, Relaxed) + 1, address: peer.address };
-        let talk = Talk { shared: self.clone(), peer, origin, events, view, sender, told: None, process: None };
+        let (shared, known, told, process) = (self.clone(), None, None, None);
+        let talk = Talk { shared, peer, origin, events, view, sender, known, told, process };
         tokio::spawn(talk.run(request.into_inner()));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
@@ -68,6 +69,8 @@ struct Talk {
     events: mpsc::Sender<Event>,
     view: watch::Receiver<Arc<View>>,
     sender: mpsc::Sender<Result<proto::Notice, Status>>,
+    /// The view that it knew when it came, until that has counted: while the policy doesn't have it, its word changes nothing.
+    known: Option<Arc<View>>,
     /// The view that it was told last; none: none yet.
     told: Option<Arc<View>>,
     /// Its name and its process, once it has said them.
@@ -110,35 +113,38 @@ impl Talk {
                     let Some(message) = beat.map_err(Some)? else { return Ok(()) };
                     due = Instant::now() + NEXT_BEAT;
                     let (sequence, mut beat) = self.read(message)?;
-                    if self.told.is_some() {
-                        // What it knows it says first, or never.
-                        beat.view = None;
-                    }
-                    if let Some((_, waiting)) = next.take() {
-                        // What it knows is said once.
-                        beat.view = beat.view.or(waiting.view);
+                    // What it knows it says first, or never.
+                    if let Some(view) = beat.view.take()
+                        && self.told.is_none()
+                    {
+                        self.known = Some(view);
                     }
                     next = Some((sequence, beat));
                 }
                 answer = Pending::wait(&mut pending) => {
                     let sequence = pending.take().map_or(0, |pending| pending.sequence);
                     let answer = answer.map_err(|_| Some(Status::unavailable("the policy server stops")))?;
-                    self.tell(sequence, answer.map_err(|why| Some(self.refuse(&why)))?).await?;
+                    let answer = answer.map_err(|why| Some(self.refuse(&why)))?;
+                    if !answer.is_stranger {
+                        self.known = None;
+                    }
+                    self.tell(sequence, answer).await?;
                 }
                 // Before its first beat has been taken in, it may know more than we do.
                 changed = self.view.changed(), if self.told.is_some() => {
                     changed.map_err(|_| Some(Status::unavailable("the policy server stops")))?;
                     let view = self.view.borrow_and_update().clone();
                     if self.told.as_ref() != Some(&view) {
-                        self.tell(0, Answer { lease: None, view, rival: None }).await?;
+                        self.announce(view).await?;
                     }
                 }
                 () = sleep_until(due) => return Err(Some(Status::deadline_exceeded("no beat for too long"))),
                 () = self.sender.closed() => return Ok(()),
             }
             if pending.is_none()
-                && let Some((sequence, beat)) = next.take()
+                && let Some((sequence, mut beat)) = next.take()
             {
+                beat.view.clone_from(&self.known);
                 let (sender, answer) = oneshot::channel();
                 self.events.send(Event::Beat(beat, self.origin, sender)).await.map_err(|_| None)?;
                 pending = Some(Pending { sequence, answer });
@@ -165,15 +171,27 @@ impl Talk {
         Ok((sequence, beat))
     }
 
+    /// Answers a beat.
     async fn tell(&mut self, sequence: u64, answer: Answer) -> Result<(), Option<Status>> {
-        let Answer { lease, view, rival } = answer;
-        let is_news = self.told.as_ref() != Some(&view);
+        let Answer { lease, view, rival, .. } = answer;
         let notice = proto::Notice {
             sequence,
             lease_ms: lease.map_or(0, |lease| u32::try_from(lease.as_millis()).unwrap_or(u32::MAX)),
-            view: is_news.then(|| (&*view).into()),
+            view: None,
             rival: rival.map(|address| address.to_string()).unwrap_or_default(),
         };
+        self.notify(notice, view).await
+    }
+
+    /// Says that the view is another one.
+    async fn announce(&mut self, view: Arc<View>) -> Result<(), Option<Status>> {
+        self.notify(proto::Notice::default(), view).await
+    }
+
+    /// Sends a notice, with the view if that is news.
+    async fn notify(&mut self, mut notice: proto::Notice, view: Arc<View>) -> Result<(), Option<Status>> {
+        let is_news = self.told.as_ref() != Some(&view);
+        notice.view = is_news.then(|| (&*view).into());
         self.told = Some(view);
         self.sender.send(Ok(notice)).await.map_err(|_| None)
     }

@@ -58,6 +58,8 @@ struct Gateway {
     view: Arc<View>,
     /// Whether the server that lives has been told its view.
     reported: bool,
+    /// What its stream keeps of that until a beat has counted.
+    known: Option<Arc<View>>,
     /// Until when it knows that it has a lease.
     lease_until: u64,
     /// When its last message arrives: a stream keeps the order.
@@ -125,6 +127,26 @@ impl<'a> World<'a> {
         self.roster.set_policy(names);
     }
 
+    /// Nobody may remember who leaves the policy before a server knows where the one before it stopped.
+    fn excuse_strangers(&mut self) {
+        let strangers = (0..NAMES.len()).filter(|at| self.policy & (1 << at) == 0);
+        self.excused.extend(strangers.map(|at| (at, self.gateways[at].incarnation)));
+    }
+
+    /// The next server without a memory believes the gateway with the latest view; but the last one may have granted by another view,
+    /// since it heard of that one late, or never.
+    fn excuse_granted_by_another_view(&mut self, last: &Roster) {
+        let is_later = |view: &View| view.number >= last.view.number && *view != *last.view;
+        let on_its_way = |message: &Message| matches!(message, Message::View { view, .. } if is_later(view));
+        let never_heard =
+            self.gateways.iter().any(|gateway| is_later(&gateway.view)) || self.messages.values().any(on_its_way);
+        let heard_late = last.grants_from.is_some_and(|from| from > self.instant());
+        if never_heard || heard_late {
+            self.excused.extend(self.leases.keys());
+            self.tally.count("granted by another view than the latest");
+        }
+    }
+
     fn post(&mut self, at: u64, message: Message) {
         self.count += 1;
         self.messages.insert((at, self.count), message);
@@ -151,10 +173,13 @@ impl<'a> World<'a> {
             }
             Step::Policy(policy) => {
                 self.set_policy(policy);
+                if !self.roster.settled {
+                    self.excuse_strangers();
+                }
                 self.decide(|_, _| {});
             }
             Step::NextServer => {
-                let stored = self.roster.view().clone();
+                let last = self.roster.clone();
                 self.tally.count(if self.is_stored {
                     "next server with a store"
                 } else {
@@ -162,12 +187,13 @@ impl<'a> World<'a> {
                 });
                 self.roster = Roster::new(Duration::from_millis(TTL));
                 if self.is_stored {
-                    self.roster.load(self.instant(), Some(stored));
+                    self.roster.load(self.instant(), Some(last.view.clone()));
                 }
                 self.set_policy(self.policy);
-                // Nobody may remember who has just left the policy.
-                let strangers = (0..NAMES.len()).filter(|at| self.policy & (1 << at) == 0);
-                self.excused.extend(strangers.map(|at| (at, self.gateways[at].incarnation)));
+                self.excuse_strangers();
+                if !self.is_stored {
+                    self.excuse_granted_by_another_view(&last);
+                }
                 self.messages.retain(|_, message| matches!(message, Message::View { .. }));
                 self.gateways.iter_mut().for_each(|gateway| gateway.reported = false);
             }
@@ -183,7 +209,9 @@ impl<'a> World<'a> {
             self.leases.insert((at, gateway.incarnation), gateway.lease_until);
         }
         let gateway = &mut self.gateways[at];
-        let view = (!gateway.reported && gateway.view.number > 0).then(|| gateway.view.clone());
+        if !gateway.reported {
+            gateway.known = (gateway.view.number > 0).then(|| gateway.view.clone());
+        }
         let beat = Beat {
             gateway: NAMES[at].into(),
             incarnation: gateway.incarnation,
@@ -195,7 +223,7 @@ impl<'a> World<'a> {
             peer: None,
             tunnel_key: None,
             unable: gateway.is_unable.then(|| "a link is down".into()),
-            view,
+            view: gateway.known.clone(),
         };
         let Some(there) = there else { return self.tally.count("beat lost") };
         gateway.reported = true;
@@ -278,15 +306,17 @@ impl<'a> World<'a> {
             }
             Message::Beat { beat, sent, back } => {
                 let at = NAMES.iter().position(|name| *name == &*beat.gateway).unwrap();
-                let tally = self.tally;
-                self.decide(|roster, now| {
-                    // Each process is alone here, so the newer one comes in sooner or later.
-                    tally.count(match roster.beat(now, &beat) {
-                        Ok(Heard::Counts) => "counts",
-                        Ok(Heard::Waits) => "waits",
-                        Ok(Heard::Stranger) => "stranger",
-                        Err(_) => "refused",
-                    });
+                let mut heard = Ok(Heard::Stranger);
+                self.decide(|roster, now| heard = roster.beat(now, &beat));
+                if heard != Ok(Heard::Stranger) && self.gateways[at].incarnation == beat.incarnation {
+                    self.gateways[at].known = None;
+                }
+                // Each process is alone here, so the newer one comes in sooner or later.
+                self.tally.count(match heard {
+                    Ok(Heard::Counts) => "counts",
+                    Ok(Heard::Waits) => "waits",
+                    Ok(Heard::Stranger) => "stranger",
+                    Err(_) => "refused",
                 });
                 self.answer(at, &beat, sent, back);
             }
