@@ -133,7 +133,7 @@ pub(crate) fn shortage(ports: &VipPorts) -> Vec<String> {
         let shards: Vec<String> = ports.shards.iter().map(shard).collect();
         notes.push(format!(
             "{vip}: {} packets found no port in their endpoint's SHARD, which is a part of the VIP's ports: {}; ports of other shards \
-             are not lent: add a VIP, give this gateway more weight, or deal the VIP to fewer gateways",
+             are not lent: add a VIP, or deal the VIP to fewer gateways",
             ports.refused_in_shard,
             shards.join(", ")
         ));

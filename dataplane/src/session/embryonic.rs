@@ -117,7 +117,7 @@ impl Embryonic {
     }
 
     /// Ends the oldest sessions of VIPs that have too many, and, when the table has hardly room for another batch, the oldest
-    /// of VIPs that don't have less than others. Where that isn't enough, since a flood comes to many VIPs, the oldest of all go, up to as
+    /// of VIPs that don't have less than others. Where that isn't enough, since a flood comes to many VIPs, the oldest of all go, but for as
     /// many as the reserve holds: before anybody's established session ends for them.
     pub fn make_room(&mut self, sessions: &mut Sessions, settle: &mut Settle<'_>) {
         let kept = batch::MOST.max(sessions.reserve() as usize);

@@ -100,8 +100,11 @@ impl Clients {
         Self { process, log, result, count: *count }
     }
 
+    /// What they have said in whole lines: an unbuffered Python writes a line in pieces.
     fn said(&self) -> String {
-        fs::read_to_string(&self.log).unwrap()
+        let mut said = fs::read_to_string(&self.log).unwrap();
+        said.truncate(said.rfind('\n').map_or(0, |end| end + 1));
+        said
     }
 
     /// Waits until all of them have begun, and were answered or have waited long enough.
