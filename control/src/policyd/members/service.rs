@@ -135,7 +135,7 @@ impl Talk {
                     changed.map_err(|_| Some(Status::unavailable("the policy server stops")))?;
                     let view = self.view.borrow_and_update().clone();
                     if self.told.as_ref() != Some(&view) {
-                        self.announce(view).await?;
+                        self.tell(0, Answer { lease: None, view, rival: None, is_stranger: false }).await?;
                     }
                 }
                 () = sleep_until(due) => return Err(Some(Status::deadline_exceeded("no beat for too long"))),
@@ -171,27 +171,15 @@ impl Talk {
         Ok((sequence, beat))
     }
 
-    /// Answers a beat.
     async fn tell(&mut self, sequence: u64, answer: Answer) -> Result<(), Option<Status>> {
-        let Answer { lease, view, rival, .. } = answer;
+        let Answer { lease, view, rival, is_stranger: _ } = answer;
+        let is_news = self.told.as_ref() != Some(&view);
         let notice = proto::Notice {
             sequence,
             lease_ms: lease.map_or(0, |lease| u32::try_from(lease.as_millis()).unwrap_or(u32::MAX)),
-            view: None,
+            view: is_news.then(|| (&*view).into()),
             rival: rival.map(|address| address.to_string()).unwrap_or_default(),
         };
-        self.notify(notice, view).await
-    }
-
-    /// Says that the view is another one.
-    async fn announce(&mut self, view: Arc<View>) -> Result<(), Option<Status>> {
-        self.notify(proto::Notice::default(), view).await
-    }
-
-    /// Sends a notice, with the view if that is news.
-    async fn notify(&mut self, mut notice: proto::Notice, view: Arc<View>) -> Result<(), Option<Status>> {
-        let is_news = self.told.as_ref() != Some(&view);
-        notice.view = is_news.then(|| (&*view).into());
         self.told = Some(view);
         self.sender.send(Ok(notice)).await.map_err(|_| None)
     }

@@ -84,6 +84,8 @@ struct World<'a> {
     count: u64,
     /// Until when a process may hold a lease, whether or not it knows it yet.
     leases: BTreeMap<(usize, u64), u64>,
+    /// Those to whom the server that lives has granted one.
+    granted: BTreeSet<(usize, u64)>,
     /// Processes that were stopped because they or people wanted that.
     excused: BTreeSet<(usize, u64)>,
     impostors: u64,
@@ -110,6 +112,7 @@ impl<'a> World<'a> {
             messages: BTreeMap::new(),
             count: 0,
             leases: BTreeMap::new(),
+            granted: BTreeSet::new(),
             excused: BTreeSet::new(),
             impostors: 1000,
         };
@@ -141,8 +144,9 @@ impl<'a> World<'a> {
         let never_heard =
             self.gateways.iter().any(|gateway| is_later(&gateway.view)) || self.messages.values().any(on_its_way);
         let heard_late = last.grants_from.is_some_and(|from| from > self.instant());
-        if never_heard || heard_late {
-            self.excused.extend(self.leases.keys());
+        let granted = std::mem::take(&mut self.granted);
+        if !granted.is_empty() && !self.is_stored && (never_heard || heard_late) {
+            self.excused.extend(granted);
             self.tally.count("granted by another view than the latest");
         }
     }
@@ -173,7 +177,7 @@ impl<'a> World<'a> {
             }
             Step::Policy(policy) => {
                 self.set_policy(policy);
-                if !self.roster.settled {
+                if !self.is_stored && !self.roster.settled {
                     self.excuse_strangers();
                 }
                 self.decide(|_, _| {});
@@ -191,9 +195,7 @@ impl<'a> World<'a> {
                 }
                 self.set_policy(self.policy);
                 self.excuse_strangers();
-                if !self.is_stored {
-                    self.excuse_granted_by_another_view(&last);
-                }
+                self.excuse_granted_by_another_view(&last);
                 self.messages.retain(|_, message| matches!(message, Message::View { .. }));
                 self.gateways.iter_mut().for_each(|gateway| gateway.reported = false);
             }
@@ -330,6 +332,7 @@ impl<'a> World<'a> {
             let until = sent + lease.as_millis() as u64;
             let known = self.leases.entry(process).or_default();
             *known = until.max(*known);
+            self.granted.insert(process);
             lease_until = until;
             self.excused.remove(&process);
             self.check_leases();
