@@ -224,7 +224,7 @@ pub struct Counters {
     pub sessions: Counter,
     /// Sessions of the table that only holders below their fair share may have.
     pub session_reserve: Counter,
-    /// Sessions that each VIP may have while others want the rest of the table.
+    /// Sessions that each VIP may have, whatever others want.
     pub session_fair_share: Counter,
     /// Copies of other gateways' sessions now.
     pub copies: Counter,

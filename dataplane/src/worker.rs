@@ -143,9 +143,6 @@ impl<Io: PacketIo> Worker<Io> {
             }
             self.dispatch(&view, is_lapsed, now);
         }
-        if received > 0 || self.parts.tables.sessions.overdrawn() > 0 {
-            self.make_room(&view, now);
-        }
         self.retry_waiting(&view, now);
         self.sweep(&view, now, received > 0);
         let Tables { sessions, outbox, .. } = &mut self.parts.tables;
@@ -154,6 +151,8 @@ impl<Io: PacketIo> Worker<Io> {
             self.announce(&view, now);
         }
         self.obey(&view, is_lapsed, now);
+        // Behind what commands have brought, standby sessions among it: the next batch finds room.
+        self.make_room(&view, now);
         self.parts.links.ring();
         self.parts.io.flush();
         if now != self.levels_at {

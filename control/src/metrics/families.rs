@@ -157,7 +157,7 @@ fn sessions(state: &GatewayState) -> Vec<Family> {
         ),
         family(
             "session_fair_share",
-            "Sessions, standby ones included, that each VIP may have while others want the rest of the table",
+            "Sessions, standby ones included, that each VIP may have at least; more, as far as others have fewer",
             Gauge,
             each(|counters| counters.session_fair_share.get()),
         ),

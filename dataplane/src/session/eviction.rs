@@ -9,7 +9,7 @@ use super::entry::{Flags, Slot};
 use super::{Expiry, SessionFamily, Sessions};
 use crate::address::V6;
 use crate::batch;
-use crate::command::SessionState;
+use crate::command::{MOST_TAKEN, SessionState};
 use crate::counters::{DropReason, EndReason};
 use crate::settle::Settle;
 use crate::time::Tick;
@@ -69,6 +69,8 @@ pub struct Eviction {
     cursor: u32,
     /// Slots that this turn may still look at.
     budget: u32,
+    /// What VIPs may have, as it is before the next session ends.
+    share_of_vips: u32,
     /// Packets that found no room, by the end of the last turn.
     refused: u64,
     back_off: BackOff,
@@ -134,6 +136,7 @@ impl Eviction {
     /// Ends so many sessions, if it finds them; how many it has ended.
     fn end(&mut self, wanted: Wanted, count: u32, sessions: &mut Sessions, settle: &mut Settle<'_>, now: Tick) -> u32 {
         for ended in 0..count {
+            self.share_of_vips = sessions.share_of_vips();
             match self.pick(wanted, sessions, now) {
                 None => return ended,
                 Some(victim) if victim.v6 => end::<V6>(wanted, victim, sessions, settle, now),
@@ -143,10 +146,10 @@ impl Eviction {
         count
     }
 
-    /// Quarantined sessions count for nobody, but have their places in a family's table: where another batch wouldn't fit, ports come out
-    /// of quarantine too early.
+    /// Quarantined sessions count for nobody, but have their places in a family's table: where another batch, and what a command brings
+    /// of standby sessions, wouldn't fit, ports come out of quarantine too early.
     fn release<A: SessionFamily>(&mut self, sessions: &mut Sessions, settle: &mut Settle<'_>, now: Tick) {
-        let room = 2 * sessions.reserve().min(batch::MOST as u32);
+        let room = 2 * sessions.reserve().min((batch::MOST + MOST_TAKEN) as u32);
         if A::table(sessions).has_room(room) {
             return;
         }
@@ -219,7 +222,9 @@ impl Eviction {
             if deadline == 0 {
                 continue;
             }
-            let Some(other) = look::<A>(wanted, Slot(from + looked - 1), sessions, now) else { continue };
+            let Some(other) = look::<A>(wanted, Slot(from + looked - 1), sessions, self.share_of_vips, now) else {
+                continue;
+            };
             seen += 1;
             let is_better = |best: Victim| (other.rank, best.idle_ms) < (best.rank, other.idle_ms);
             if best.is_none_or(is_better) {
@@ -233,13 +238,19 @@ impl Eviction {
 }
 
 /// The session whose first direction is in a slot, if it is one that is wanted.
-fn look<A: SessionFamily>(wanted: Wanted, slot: Slot, sessions: &Sessions, now: Tick) -> Option<Victim> {
+fn look<A: SessionFamily>(
+    wanted: Wanted,
+    slot: Slot,
+    sessions: &Sessions,
+    share_of_vips: u32,
+    now: Tick,
+) -> Option<Victim> {
     let table = A::table(sessions);
     let entry = table.entry(slot);
     let is_quarantined = entry.flags().has(Flags::QUARANTINED);
     let is_wanted = match wanted {
         Wanted::Quarantined => is_quarantined,
-        Wanted::OverShare => !is_quarantined && sessions.is_over::<A>(slot),
+        Wanted::OverShare => !is_quarantined && sessions.is_over::<A>(slot, share_of_vips),
         // Most are told by what has been read already. Whose it is takes longest to say, and is asked last.
         Wanted::Cheap | Wanted::OverShareUnmissed => !is_quarantined && now.since(entry.last_seen()) >= SILENT_MS,
     };
@@ -259,7 +270,7 @@ fn look<A: SessionFamily>(wanted: Wanted, slot: Slot, sessions: &Sessions, now: 
     let is_unmissed = rank != Rank::Established && idle_ms >= SILENT_MS;
     let may_end = match wanted {
         Wanted::OverShare | Wanted::Quarantined => true,
-        Wanted::OverShareUnmissed => is_unmissed && sessions.is_over::<A>(slot),
+        Wanted::OverShareUnmissed => is_unmissed && sessions.is_over::<A>(slot, share_of_vips),
         Wanted::Cheap => is_unmissed && sessions.is_large::<A>(slot),
     };
     may_end.then_some(Victim { slot, v6: A::BITS == 128, rank, idle_ms })

@@ -41,7 +41,7 @@ impl Sessions {
         self.reserve
     }
 
-    /// Sessions that each VIP may have, or all of its own if it wants fewer, while others want the rest.
+    /// Sessions that each VIP may have, whatever others want; more, as far as others want fewer.
     pub fn fair_share(&self) -> u32 {
         self.shared() / self.fairness.vips().max(1)
     }
@@ -141,9 +141,14 @@ impl Sessions {
         self.reserve == 0 || self.fairness.is_large(self.holder::<A>(slot), self.held())
     }
 
-    /// Whether the holder of a session has more than its fair share, and its VIP, too.
-    pub(super) fn is_over<A: SessionFamily>(&self, slot: Slot) -> bool {
-        self.fairness.is_over(self.holder::<A>(slot))
+    /// The fair share of VIPs that want as much or more, while the table is full.
+    pub(super) fn share_of_vips(&self) -> u32 {
+        self.fairness.level()
+    }
+
+    /// Whether the holder of a session has more than its fair share, and its VIP, too, where VIPs have this one.
+    pub(super) fn is_over<A: SessionFamily>(&self, slot: Slot, share_of_vips: u32) -> bool {
+        self.fairness.is_over(self.holder::<A>(slot), share_of_vips)
     }
 
     /// Sessions that are in the reserve: others must make up for them.

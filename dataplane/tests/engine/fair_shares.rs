@@ -6,13 +6,13 @@ mod random;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use crossbeam::channel::bounded;
-use vipgate_dataplane::command::Command;
+use vipgate_dataplane::command::{Command, FlushChunk, SessionFilter};
 use vipgate_dataplane::counters::{DropReason, EndReason};
 use vipgate_dataplane::session::entry::Slot;
 use vipgate_dataplane::session::image::Image;
 use vipgate_dataplane::session::{SessionFamily, Sessions};
 use vipgate_dataplane::snapshot::members::GatewayId;
-use vipgate_dataplane::snapshot::spec::{ServiceSpec, VipSpec};
+use vipgate_dataplane::snapshot::spec::{EndpointSpec, ServiceSpec, VipSpec};
 
 use crate::support::services::*;
 use crate::support::*;
@@ -276,6 +276,97 @@ fn standby_sessions_end_nobodys_and_give_way_to_live_ones() {
     gateway.pass(1_000);
     let tries = (0..300).filter(|n| open(&mut gateway, 0, "10.244.1.6", 3000 + n).is_some()).count();
     assert!(tries >= 290, "{tries}: {:?}", gateway.drops());
+    check_counts(&gateway);
+}
+
+/// VIPs that want little leave the rest to those that want more: a flood's standby sessions fill the table, and neither a VIP that has more than
+/// an equal part of it, nor a pod in that VIP, has had its share by that.
+#[test]
+fn what_small_ones_leave_is_everybodys_before_it_is_a_floods() {
+    let (own, flooded) = ("192.0.2.10", "192.0.2.12");
+    let mut peer = Gateway::new(&Setup { capacity: 2048, reserve: Some(0), ..Setup::default() });
+    peer.counts_vary();
+    let mut set = policy();
+    let vip = set.vips[0].clone();
+    let small: Vec<String> = (30..39).map(|n| format!("192.0.2.{n}")).collect();
+    let more = small.iter().map(String::as_str).chain([flooded]);
+    set.vips.extend(more.clone().map(|address| VipSpec { address: ip(address), ..vip.clone() }));
+    let services: Vec<ServiceSpec> = (more.chain([own]))
+        .map(|vip| ServiceSpec {
+            name: format!("Service other/{vip}").into(),
+            vips: vec![ip(vip)],
+            ..service(&[backend(OTHER_POD)])
+        })
+        .collect();
+    set.services = services;
+    let connect_all = |gateway: &mut Gateway, vip: &str, clients: std::ops::Range<u16>| {
+        let target = (ip(vip), 80).into();
+        clients.filter(|n| connect(gateway, 0, stranger(*n, false), target).is_some()).count()
+    };
+    peer.set_policy(&set);
+    assert_eq!(connect_all(&mut peer, flooded, 0..1500), 1500);
+    let standby = images::<u32>(&peer.workers[0].tables().sessions, &peer);
+    let mut gateway = Gateway::new(&setup(1));
+    gateway.counts_vary();
+    gateway.set_policy(&set);
+    for (vip, n) in small.iter().zip(0..) {
+        assert_eq!(connect_all(&mut gateway, vip, 2000 + n..2001 + n), 1);
+    }
+    let before = answered(&mut gateway, "10.244.1.5", 90);
+    assert_eq!(connect_all(&mut gateway, own, 2100..2110), 10);
+    take(&mut gateway, &standby);
+    let copies = |gateway: &Gateway| gateway.workers[0].tables().sessions.copies();
+    assert_eq!((gateway.sessions(), copies(&gateway)), (109, 851), "all but the reserve");
+    // An equal part would be 87 sessions of eleven VIPs each, and 43 of two members.
+    let opened = (0..100).filter(|n| open(&mut gateway, 0, "10.244.1.5", 7000 + n).is_some()).count();
+    assert_eq!((opened, connect_all(&mut gateway, own, 2110..2210)), (100, 100), "{:?}", gateway.drops());
+    assert_eq!((alive(&mut gateway, &before), ended(&gateway, EndReason::OverShare)), (90, 0));
+    assert_eq!((gateway.sessions(), copies(&gateway)), (309, 651), "the flood makes up for it");
+    // Within a VIP it is the same: pods that want little leave the rest to both of those that want more.
+    let crowd: Vec<String> = (30..60).map(|n| format!("10.244.1.{n}")).collect();
+    let mut gateway = Gateway::new(&setup(1));
+    gateway.counts_vary();
+    let mut set = policy();
+    let endpoint = set.endpoints.iter().find(|endpoint| endpoint.address == ip("10.244.1.5")).unwrap().clone();
+    set.endpoints.extend(crowd.iter().map(|pod| EndpointSpec { address: ip(pod), ..endpoint.clone() }));
+    gateway.set_policy(&set);
+    for pod in &crowd {
+        assert!(open(&mut gateway, 0, pod, 5000).is_some());
+    }
+    let before = answered(&mut gateway, "10.244.1.6", 100);
+    let hog = answered(&mut gateway, "10.244.1.5", 1000);
+    assert_eq!((before.len(), hog.len()), (100, 830), "all but the reserve");
+    let opened = (0..300).filter(|n| open(&mut gateway, 0, "10.244.1.6", 7000 + n).is_some()).count();
+    assert_eq!((opened, alive(&mut gateway, &before)), (300, 100), "{:?}", gateway.drops());
+    assert!(open(&mut gateway, 0, "10.244.1.5", 60_000).is_none());
+    check_counts(&gateway);
+}
+
+/// Sessions that were flushed have their places while their ports are in quarantine; so do standby sessions that come then, until the next batch.
+#[test]
+fn a_batch_finds_room_behind_standby_sessions_that_came_into_a_table_of_quarantined_ones() {
+    let mut peer = Gateway::new(&Setup { capacity: 2048, reserve: Some(0), ..Setup::default() });
+    peer.counts_vary();
+    assert_eq!(answered(&mut peer, OTHER_POD, 700).len(), 700);
+    let standby = images::<u32>(&peer.workers[0].tables().sessions, &peer);
+    let mut gateway = Gateway::new(&Setup { capacity: 2048, reserve: Some(512), ..setup(1) });
+    gateway.counts_vary();
+    assert_eq!(answered(&mut gateway, "10.244.1.5", 1500).len(), 1500);
+    let mut chunk = FlushChunk { filter: SessionFilter::default(), cursor: Some(0), ended: 0 };
+    while chunk.cursor.is_some() {
+        let (reply, answer) = bounded(1);
+        gateway.commands[0].send(Command::Flush { chunk, reply }).unwrap();
+        gateway.turn();
+        chunk = answer.try_recv().unwrap();
+    }
+    assert_eq!((chunk.ended, gateway.sessions()), (1500, 0));
+    take(&mut gateway, &standby);
+    assert_eq!(gateway.workers[0].tables().sessions.copies(), 700);
+    for n in 0..64 {
+        let first = packet(Protocol::Udp, (ip("10.244.1.6"), 7000 + n).into(), at(FAR[0]));
+        assert!(gateway.workers[0].io().inject(INSIDE, &first));
+    }
+    assert_eq!((gateway.run().len(), gateway.sessions()), (64, 64), "{:?}", gateway.drops());
     check_counts(&gateway);
 }
 

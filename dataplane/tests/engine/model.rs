@@ -71,7 +71,7 @@ const FLAGS: [&str; 4] = ["S", "A", "FA", "PA"];
 const ANSWERS: [&str; 3] = ["SA", "A", "FA"];
 
 fn step() -> impl Strategy<Value = Step> {
-    let protocol = prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp), Just(Protocol::Echo)];
+    let protocol = prop_oneof![3 => Just(Protocol::Tcp), 1 => Just(Protocol::Udp), 1 => Just(Protocol::Echo)];
     prop_oneof![
         6 => (protocol, 0..PODS.len(), 1000_u16..1004, 0..FARS.len(), 0..FLAGS.len())
             .prop_map(|(protocol, pod, port, far, flags)| Step::Pod { protocol, pod, port, far, flags }),
@@ -181,7 +181,8 @@ fn the_engine_does_what_the_simple_nat_does() {
                     if model.is_empty() {
                         continue;
                     }
-                    let index = which.index(model.len());
+                    // One of the last ones: older ones have ended, mostly.
+                    let index = model.len() - 1 - which.index(model.len().min(4));
                     let session = model[index].clone();
                     let to: SocketAddr = (ip(session.vip), session.port).into();
                     // Nobody ends what it hasn't begun: a FIN before the SYN has no number that could be acknowledged (RFC 9293 section 3.5).
