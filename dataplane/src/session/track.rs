@@ -4,6 +4,7 @@ use super::entry::{DIRECTION, DIRECTION_BITS, Entry, PROTOCOL, Slot};
 use super::flags::{Flags, Tracking};
 use super::image::Half;
 use super::table::Table;
+use super::window::later;
 use crate::address::Address;
 use crate::wire::protocol;
 
@@ -125,10 +126,8 @@ impl<A: Address> Entry<A> {
     #[inline]
     pub fn advance(&mut self, end: u32, acknowledgement: Option<u32>) {
         self.sequence = end;
-        if let Some(ack) = acknowledgement
-            && (self.acknowledged == 0 || ack.wrapping_sub(self.acknowledged) < 1 << 31)
-        {
-            self.acknowledged = ack;
+        if let Some(ack) = acknowledgement {
+            self.acknowledged = if self.acknowledged == 0 { ack } else { later(self.acknowledged, ack) };
         }
     }
 }

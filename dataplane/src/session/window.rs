@@ -15,10 +15,11 @@ pub const NEAR: u32 = 1 << 15;
 /// No window is larger (RFC 7323 section 2.3).
 const LARGEST: u32 = 1 << 30;
 
-/// The later one of two sequence numbers.
+/// The later one of a number that is known and one that is said now: what is behind by no more than a window was overtaken on its way, and
+/// all else is ahead. So a side may say up to 3 GiB unseen, modulo 4 GiB, while the other one says nothing.
 #[inline]
-pub(super) fn later(one: u32, other: u32) -> u32 {
-    if other.wrapping_sub(one) < 1 << 31 { other } else { one }
+pub(super) fn later(known: u32, said: u32) -> u32 {
+    if known.wrapping_sub(said) <= LARGEST { known } else { said }
 }
 
 /// Whether a number is from `low` to `high`.
