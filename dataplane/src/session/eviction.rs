@@ -69,8 +69,6 @@ pub struct Eviction {
     cursor: u32,
     /// Slots that this turn may still look at.
     budget: u32,
-    /// What VIPs may have, as it is before the next session ends.
-    share_of_vips: u32,
     /// Packets that found no room, by the end of the last turn.
     refused: u64,
     back_off: BackOff,
@@ -110,6 +108,7 @@ impl Eviction {
     pub fn make_room(&mut self, sessions: &mut Sessions, settle: &mut Settle<'_>, now: Tick) {
         let refused = settle.counters.drops[DropReason::SessionTableFull as usize].get();
         let waiting = refused.wrapping_sub(std::mem::replace(&mut self.refused, refused));
+        sessions.renew_levels();
         if sessions.reserve() == 0 {
             return;
         }
@@ -136,7 +135,6 @@ impl Eviction {
     /// Ends so many sessions, if it finds them; how many it has ended.
     fn end(&mut self, wanted: Wanted, count: u32, sessions: &mut Sessions, settle: &mut Settle<'_>, now: Tick) -> u32 {
         for ended in 0..count {
-            self.share_of_vips = sessions.share_of_vips();
             match self.pick(wanted, sessions, now) {
                 None => return ended,
                 Some(victim) if victim.v6 => end::<V6>(wanted, victim, sessions, settle, now),
@@ -146,10 +144,12 @@ impl Eviction {
         count
     }
 
-    /// Quarantined sessions count for nobody, but have their places in a family's table: where another batch, and what a command brings
-    /// of standby sessions, wouldn't fit, ports come out of quarantine too early.
+    /// Quarantined sessions count for nobody, but have their places in a family's table: where another batch wouldn't fit, and what a command
+    /// brings of standby sessions, as far as half of the reserve is enough for it, ports come out of quarantine too early.
     fn release<A: SessionFamily>(&mut self, sessions: &mut Sessions, settle: &mut Settle<'_>, now: Tick) {
-        let room = 2 * sessions.reserve().min((batch::MOST + MOST_TAKEN) as u32);
+        let reserve = sessions.reserve();
+        let most = (batch::MOST + MOST_TAKEN) as u32;
+        let room = 2 * (reserve / 2).clamp(reserve.min(batch::MOST as u32), most);
         if A::table(sessions).has_room(room) {
             return;
         }
@@ -222,7 +222,7 @@ impl Eviction {
             if deadline == 0 {
                 continue;
             }
-            let Some(other) = look::<A>(wanted, Slot(from + looked - 1), sessions, self.share_of_vips, now) else {
+            let Some(other) = look::<A>(wanted, Slot(from + looked - 1), sessions, now) else {
                 continue;
             };
             seen += 1;
@@ -238,19 +238,13 @@ impl Eviction {
 }
 
 /// The session whose first direction is in a slot, if it is one that is wanted.
-fn look<A: SessionFamily>(
-    wanted: Wanted,
-    slot: Slot,
-    sessions: &Sessions,
-    share_of_vips: u32,
-    now: Tick,
-) -> Option<Victim> {
+fn look<A: SessionFamily>(wanted: Wanted, slot: Slot, sessions: &Sessions, now: Tick) -> Option<Victim> {
     let table = A::table(sessions);
     let entry = table.entry(slot);
     let is_quarantined = entry.flags().has(Flags::QUARANTINED);
     let is_wanted = match wanted {
         Wanted::Quarantined => is_quarantined,
-        Wanted::OverShare => !is_quarantined && sessions.is_over::<A>(slot, share_of_vips),
+        Wanted::OverShare => !is_quarantined && sessions.is_over::<A>(slot),
         // Most are told by what has been read already. Whose it is takes longest to say, and is asked last.
         Wanted::Cheap | Wanted::OverShareUnmissed => !is_quarantined && now.since(entry.last_seen()) >= SILENT_MS,
     };
@@ -270,7 +264,7 @@ fn look<A: SessionFamily>(
     let is_unmissed = rank != Rank::Established && idle_ms >= SILENT_MS;
     let may_end = match wanted {
         Wanted::OverShare | Wanted::Quarantined => true,
-        Wanted::OverShareUnmissed => is_unmissed && sessions.is_over::<A>(slot, share_of_vips),
+        Wanted::OverShareUnmissed => is_unmissed && sessions.is_over::<A>(slot),
         Wanted::Cheap => is_unmissed && sessions.is_large::<A>(slot),
     };
     may_end.then_some(Victim { slot, v6: A::BITS == 128, rank, idle_ms })

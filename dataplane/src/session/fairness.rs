@@ -17,9 +17,11 @@
 
 mod counts;
 mod histograms;
+mod levels;
 
 use counts::{Counts, Place, Record};
 use histograms::{Histogram, Histograms};
+use levels::{Cache, Levels};
 use vipgate_mem::MemoryError;
 
 use super::entry::Entry;
@@ -63,6 +65,7 @@ pub struct Fairness {
     vips: Counts,
     members: Counts,
     histograms: Histograms,
+    levels: Cache,
     /// Sessions that are counted.
     held: u64,
     /// Sessions that fit without the reserve: the sum of all shares.
@@ -75,12 +78,19 @@ impl Fairness {
         let most_vips = (2 * MOST_VIPS as u32).min(capacity);
         let (vips, members) = (Counts::new(most_vips)?, Counts::new(capacity.min(MOST_MEMBERS))?);
         let histograms = Histograms::new(vips.capacity(), members.capacity())?;
-        Ok(Self { vips, members, histograms, held: 0, shared: capacity.into() })
+        Ok(Self { vips, members, histograms, levels: Cache::default(), held: 0, shared: capacity.into() })
     }
 
     /// From now on so many sessions are shared.
     pub(super) fn share(&mut self, sessions: u32) {
         self.shared = sessions.into();
+    }
+
+    /// From now on levels are those of the sessions that there are now. Until then they may be a little too high for those that have come
+    /// meanwhile: as many as a batch or a command brings, which the reserve has room for.
+    #[inline]
+    pub(super) fn renew_levels(&mut self) {
+        self.levels.forget();
     }
 
     /// A holder has one more session.
@@ -119,14 +129,18 @@ impl Fairness {
         let Some(vip) = self.vips.at(at_vip) else { return };
         let place = self.members.place(holder.member);
         if let Some(member) = self.members.at(place) {
-            if self.histograms.count(member.bin) > 1 {
+            let left = self.histograms.count(member.bin) - 1;
+            self.levels.note_end(vip.members, left);
+            if left > 0 {
                 member.bin = self.histograms.decrement(member.bin);
             } else {
                 self.histograms.take(vip.members, member.bin);
                 self.members.remove(place);
             }
         }
-        if self.histograms.count(vip.bin) > 1 {
+        let left = self.histograms.count(vip.bin) - 1;
+        self.levels.note_end(Histograms::VIPS, left);
+        if left > 0 {
             vip.bin = self.histograms.decrement(vip.bin);
         } else if self.histograms.holders(vip.members) == 0 {
             self.histograms.take(Histograms::VIPS, vip.bin);
@@ -155,9 +169,15 @@ impl Fairness {
         (own, self.vips.get(holder.vip).map_or(0, |vip| self.histograms.holders(vip.members)))
     }
 
-    /// The share of each VIP that wants as much, in sessions: what is above it doesn't fit. More than any has, if all of them fit.
-    pub(super) fn level(&self) -> u32 {
-        self.histograms.level(Histograms::VIPS, self.held.saturating_sub(self.shared))
+    /// The share of each VIP that wants as much.
+    fn levels_of_vips(&self) -> Levels {
+        self.levels.get(Histograms::VIPS, || Levels::of(&self.histograms, Histograms::VIPS, self.held, self.shared))
+    }
+
+    /// The share of each member of a VIP that wants as much, where the VIP's is `share`.
+    fn levels_of_members(&self, vip: &Record, share: u32) -> Levels {
+        let of_vip = self.histograms.count(vip.bin).into();
+        self.levels.get(vip.members, || Levels::of(&self.histograms, vip.members, of_vip, share.into()))
     }
 
     /// Whether one more session leaves a holder within its share, or its VIP. One of `ended` would have ended before.
@@ -168,13 +188,11 @@ impl Fairness {
         if vip.is_none() && self.vips.is_full() {
             return false;
         }
-        // What another one has in excess makes no room by its end.
-        let makes_room = |ended: Option<&Record>, level: u32| u64::from(ended.is_some_and(|it| count(it) <= level));
+        let of_vip = vip.map_or(0, count);
+        let levels = self.levels_of_vips();
         let is_of_vip = ended.is_some_and(|ended| ended.vip == holder.vip);
-        let of_vip = vip.map_or(0, count) + u32::from(!is_of_vip);
-        let other = ended.filter(|_| !is_of_vip).and_then(|ended| self.vips.get(ended.vip));
-        let within = self.held + u64::from(!is_of_vip) - self.histograms.excess(Histograms::VIPS, of_vip);
-        if within.saturating_sub(makes_room(other, of_vip)) <= self.shared {
+        let other = ended.filter(|_| !is_of_vip).and_then(|ended| self.vips.get(ended.vip)).map(count);
+        if levels.is_within(of_vip, is_of_vip, other) {
             return true;
         }
         let Some(vip) = vip else { return false };
@@ -182,28 +200,21 @@ impl Fairness {
         if own.is_none() && self.members.is_full() {
             return false;
         }
+        // With one session more than it has the VIP is above its share.
+        let levels = self.levels_of_members(vip, levels.now.min(of_vip - u32::from(is_of_vip)));
         let is_own = ended == Some(holder);
-        let of_member = own.map_or(0, count) + u32::from(!is_own);
-        let other = ended.filter(|_| is_of_vip && !is_own).and_then(|ended| self.members.get(ended.member));
-        let all = u64::from(count(vip)) + u64::from(!is_own);
-        let within = all.saturating_sub(self.histograms.excess(vip.members, of_member));
-        // With that one session the VIP has more than its share.
-        let share = self.level().min(of_vip - 1);
-        within.saturating_sub(makes_room(other, of_member)) <= share.into()
+        let other = ended.filter(|_| is_of_vip && !is_own).and_then(|ended| self.members.get(ended.member)).map(count);
+        levels.is_within(own.map_or(0, count), is_own, other)
     }
 
-    /// Whether a holder has more than its share, and its VIP, too, where the share of VIPs is `level`: without one session each still has
-    /// all of it.
+    /// Whether a holder has more than its share, and its VIP, too: without one session each still has all of it.
     #[inline]
-    pub(super) fn is_over(&self, holder: Holder, level: u32) -> bool {
+    pub(super) fn is_over(&self, holder: Holder) -> bool {
         let count = |record: &Record| self.histograms.count(record.bin);
         let Some(vip) = self.vips.get(holder.vip) else { return true };
-        if count(vip) <= level {
-            return false;
-        }
-        let is_over =
-            |own| u64::from(count(vip)).saturating_sub(self.histograms.excess(vip.members, own)) > level.into();
-        self.members.get(holder.member).is_none_or(|own| is_over(count(own)))
+        let share = self.levels_of_vips().now;
+        count(vip) > share
+            && (self.members.get(holder.member)).is_none_or(|own| count(own) > self.levels_of_members(vip, share).now)
     }
 
     /// Whether a holder's VIP has no less than VIPs have on average, and the holder no less than members of its VIP: of `held` sessions.
@@ -218,52 +229,4 @@ impl Fairness {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn members_beyond_those_that_are_told_apart_count_for_their_vip() {
-        let key = HashKey::new([11, 22, 33, 44]);
-        let mut fairness = Fairness::new(4).unwrap();
-        fairness.share(4);
-        let pod = |n: u32| Holder::new(7, 100 + n, &key);
-        (0..5).for_each(|n| fairness.open(pod(n)));
-        assert_eq!(
-            (fairness.of_vip(7, &key), fairness.of_member(pod(3)), fairness.of_member(pod(4))),
-            (5, (1, 4), (0, 4))
-        );
-        assert!(!fairness.is_below(pod(4), None) && fairness.is_over(pod(4), 4), "by its VIP alone");
-        assert!(fairness.level() == 4 && fairness.is_over(pod(3), 4), "five can't have one of four each");
-        fairness.share(5);
-        assert!(!fairness.is_over(pod(3), fairness.level()));
-        (0..5).rev().for_each(|n| fairness.close(pod(n)));
-        assert_eq!((fairness.of_vip(7, &key), fairness.vips(), fairness.members.used()), (0, 0, 0));
-    }
-
-    #[test]
-    fn one_vip_has_all_three_have_a_third_and_a_newcomer_has_its_part() {
-        let key = HashKey::new([11, 22, 33, 44]);
-        let mut fairness = Fairness::new(1000).unwrap();
-        fairness.share(900);
-        let is_over = |fairness: &Fairness, holder| fairness.is_over(holder, fairness.level());
-        let [one, two, three] = [1, 2, 3].map(|vip| Holder::new(vip, vip, &key));
-        (0..899).for_each(|_| fairness.open(one));
-        assert!(fairness.is_below(one, None) && !is_over(&fairness, one));
-        fairness.open(one);
-        assert!(!fairness.is_below(one, None) && !is_over(&fairness, one), "it has its share, which is all");
-        assert!(fairness.is_below(one, Some(one)), "its own session makes room");
-        fairness.open(two);
-        assert!(fairness.is_below(two, None) && is_over(&fairness, one), "a half each");
-        (0..448).for_each(|_| fairness.open(two));
-        assert!(fairness.is_below(two, None) && !is_over(&fairness, two));
-        assert!(fairness.is_below(three, None));
-        fairness.open(three);
-        assert!(!fairness.is_below(two, None) && !is_over(&fairness, two), "it leaves what it doesn't want");
-        assert!(is_over(&fairness, one) && fairness.level() == 450);
-        (0..299).for_each(|_| fairness.open(three));
-        assert!(!fairness.is_below(three, None) && !is_over(&fairness, three), "a third each");
-        assert!(is_over(&fairness, two) && is_over(&fairness, one) && fairness.level() == 300);
-        let pod = Holder::new(1, 99, &key);
-        assert!(fairness.is_below(pod, None), "its VIP has more than its share, but none of that is its own");
-    }
-}
+mod tests;

@@ -141,14 +141,14 @@ impl Sessions {
         self.reserve == 0 || self.fairness.is_large(self.holder::<A>(slot), self.held())
     }
 
-    /// The fair share of VIPs that want as much or more, while the table is full.
-    pub(super) fn share_of_vips(&self) -> u32 {
-        self.fairness.level()
+    /// From now on fair shares are judged by what there is now.
+    pub(super) fn renew_levels(&mut self) {
+        self.fairness.renew_levels();
     }
 
-    /// Whether the holder of a session has more than its fair share, and its VIP, too, where VIPs have this one.
-    pub(super) fn is_over<A: SessionFamily>(&self, slot: Slot, share_of_vips: u32) -> bool {
-        self.fairness.is_over(self.holder::<A>(slot), share_of_vips)
+    /// Whether the holder of a session has more than its fair share, and its VIP, too.
+    pub(super) fn is_over<A: SessionFamily>(&self, slot: Slot) -> bool {
+        self.fairness.is_over(self.holder::<A>(slot))
     }
 
     /// Sessions that are in the reserve: others must make up for them.

@@ -35,6 +35,14 @@ pub(super) struct Histograms {
     fresh: BinId,
 }
 
+impl Histogram {
+    /// Its number, among all bins.
+    #[inline]
+    pub(super) fn number(self) -> usize {
+        self.0 as usize
+    }
+}
+
 impl Histograms {
     /// That of all VIPs.
     pub(super) const VIPS: Histogram = Histogram(0);
@@ -158,12 +166,6 @@ impl Histograms {
         std::iter::successors(bin(self.bins[head as usize].previous), move |it| bin(it.previous))
     }
 
-    /// What holders have in excess of `level` sessions each.
-    pub(super) fn excess(&self, histogram: Histogram, level: u32) -> u64 {
-        let above = self.descending(histogram).take_while(|bin| bin.count > level);
-        above.map(|bin| u64::from(bin.holders) * u64::from(bin.count - level)).sum()
-    }
-
     /// The largest level, in sessions each, that holders have so much in excess of, or more: zero if they don't have so much, and any if nothing
     /// is asked.
     pub(super) fn level(&self, histogram: Histogram, excess: u64) -> u32 {
@@ -229,9 +231,6 @@ mod tests {
                 expected.dedup();
                 prop_assert_eq!(bins, expected);
                 let excess = |level: u32| counts.iter().map(|it| u64::from(it.saturating_sub(level))).sum::<u64>();
-                for level in 0..30 {
-                    prop_assert_eq!(self.histograms.excess(of, level), excess(level));
-                }
                 for wanted in 1..=excess(0) {
                     let level = self.histograms.level(of, wanted);
                     prop_assert!(excess(level) >= wanted && excess(level + 1) < wanted, "{} for {}", level, wanted);
