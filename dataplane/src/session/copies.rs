@@ -11,8 +11,9 @@ use super::{Draft, Ended, SessionFamily, Sessions, deadline, ended};
 use crate::counters::Direction;
 use crate::time::Tick;
 
-/// How often somebody looks at a copy that nothing happens to.
+/// How often somebody looks at a copy that nothing happens to: seldom, and often once it would end if its share were this gateway's.
 const LOOK_MS: u32 = 600_000;
+const LOOK_AGAIN_MS: u32 = 10_000;
 /// A copy of a share that has become this gateway's, and that no packet has come for, is kept for so long beyond its timeout: its former
 /// gateway may still serve it, cut off from all others, and for as long nobody else is to have its port.
 const KEEP_MS: u32 = 600_000;
@@ -195,10 +196,12 @@ impl Sessions {
         let entry = *A::table(self).entry(origin);
         let (_, timeout) = self.timeouts.state(&entry, A::table(self).entry(entry.twin()));
         let told = entry.last_seen().later(A::table(self).entry(entry.twin()).last_seen());
-        if is_ours && now.since(told) > timeout.saturating_add(KEEP_MS) {
+        let left = timeout.saturating_add(KEEP_MS).saturating_sub(now.since(told));
+        if is_ours && left == 0 {
             self.end_copy::<A>(origin, now);
         } else {
-            A::table_mut(self).set_deadline(origin, deadline(now.plus(LOOK_MS)));
+            let next = left.clamp(LOOK_AGAIN_MS, LOOK_MS);
+            A::table_mut(self).set_deadline(origin, deadline(now.plus(next)));
         }
     }
 
@@ -257,6 +260,23 @@ mod tests {
         here.promote::<u32>(slot, Tick(1000));
         assert_eq!(here.image(slot, Tick(1000)), image);
         assert_eq!((here.open_count(), here.copies()), (1, 0));
+    }
+
+    #[test]
+    fn a_copy_ends_when_its_share_is_this_gateways_and_its_time_is_over_whichever_comes_last() {
+        for is_late in [false, true] {
+            let mut here = sessions(4);
+            let Ok(Taken::New(slot)) = here.take(&told(1, 2000), 1, false, Tick(1000)) else { panic!("it is new") };
+            let (_, timeout) = here.state::<u32>(slot);
+            let ours_from = if is_late { timeout + KEEP_MS + 100_000 } else { 0 };
+            let ends = (0_u32..).map(|n| n * 500).find(|elapsed| {
+                let now = Tick(1000 + elapsed);
+                here.sweep::<u32>(0, u32::MAX, now, |_| *elapsed >= ours_from, |_| ());
+                here.copies() == 0
+            });
+            let from = (timeout + KEEP_MS).max(ours_from);
+            assert!((from..=from + LOOK_AGAIN_MS + 500).contains(&ends.unwrap()), "{ends:?} of {from}");
+        }
     }
 
     #[test]
