@@ -269,7 +269,7 @@ mod tests {
             let Ok(Taken::New(slot)) = here.take(&told(1, 2000), 1, false, Tick(1000)) else { panic!("it is new") };
             let (_, timeout) = here.state::<u32>(slot);
             let ours_from = if is_late { timeout + KEEP_MS + 100_000 } else { 0 };
-            let ends = (0_u32..).map(|n| n * 500).find(|elapsed| {
+            let ends = (0..4_000_u32).map(|n| n * 500).find(|elapsed| {
                 let now = Tick(1000 + elapsed);
                 here.sweep::<u32>(0, u32::MAX, now, |_| *elapsed >= ours_from, |_| ());
                 here.copies() == 0
