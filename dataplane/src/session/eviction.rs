@@ -108,7 +108,7 @@ impl Eviction {
     pub fn make_room(&mut self, sessions: &mut Sessions, settle: &mut Settle<'_>, now: Tick) {
         let refused = settle.counters.drops[DropReason::SessionTableFull as usize].get();
         let waiting = refused.wrapping_sub(std::mem::replace(&mut self.refused, refused));
-        sessions.renew_levels();
+        sessions.fairness.renew_levels();
         if sessions.reserve() == 0 {
             return;
         }

@@ -1,5 +1,5 @@
-//! Fair shares of one worker's session table (max-min fairness in two levels): whoever wants little has all of it, and the rest is for those
-//! that want more, as much for each: first among VIPs, then within a VIP among its pods, and all clients of its Services together. A session
+//! Fair shares of one worker's session table (max-min fairness in two levels): a small demand is met in full, and the rest is divided
+//! equally among holders of larger ones: first among VIPs, then within a VIP among its pods, and all clients of its Services together. A session
 //! counts for its holder from when it opens until it ends, a standby session, too; a quarantined one doesn't.
 //!
 //! ```text
@@ -217,13 +217,13 @@ impl Fairness {
             && (self.members.get(holder.member)).is_none_or(|own| count(own) > self.levels_of_members(vip, share).now)
     }
 
-    /// Whether a holder's VIP has no less than VIPs have on average, and the holder no less than members of its VIP: of `held` sessions.
+    /// Whether a holder's VIP has no less than VIPs have on average, and the holder no less than members of its VIP.
     #[inline]
-    pub(super) fn is_large(&self, holder: Holder, held: u32) -> bool {
+    pub(super) fn is_large(&self, holder: Holder) -> bool {
         let count = |record: &Record| u64::from(self.histograms.count(record.bin));
         let Some(vip) = self.vips.get(holder.vip) else { return true };
         let members = u64::from(self.histograms.holders(vip.members));
-        count(vip) * u64::from(self.vips.used()) >= u64::from(held)
+        count(vip) * u64::from(self.vips.used()) >= self.held
             && self.members.get(holder.member).is_none_or(|own| count(own) * members >= count(vip))
     }
 }

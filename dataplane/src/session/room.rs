@@ -138,12 +138,7 @@ impl Sessions {
 
     /// Whether the holder of a session, and its VIP, don't have less than others have on average. Without a reserve all are the same.
     pub(super) fn is_large<A: SessionFamily>(&self, slot: Slot) -> bool {
-        self.reserve == 0 || self.fairness.is_large(self.holder::<A>(slot), self.held())
-    }
-
-    /// From now on fair shares are judged by what there is now.
-    pub(super) fn renew_levels(&mut self) {
-        self.fairness.renew_levels();
+        self.reserve == 0 || self.fairness.is_large(self.holder::<A>(slot))
     }
 
     /// Whether the holder of a session has more than its fair share, and its VIP, too.

@@ -4,7 +4,7 @@ use super::entry::{DIRECTION, DIRECTION_BITS, Entry, PROTOCOL, Slot};
 use super::flags::{Flags, Tracking};
 use super::image::Half;
 use super::table::Table;
-use super::window::later;
+use super::window::later_acknowledgement;
 use crate::address::Address;
 use crate::wire::protocol;
 
@@ -127,7 +127,7 @@ impl<A: Address> Entry<A> {
     pub fn advance(&mut self, end: u32, acknowledgement: Option<u32>) {
         self.sequence = end;
         if let Some(ack) = acknowledgement {
-            self.acknowledged = if self.acknowledged == 0 { ack } else { later(self.acknowledged, ack) };
+            self.acknowledged = later_acknowledgement(self.acknowledged, ack);
         }
     }
 }

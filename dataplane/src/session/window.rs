@@ -22,6 +22,12 @@ pub(super) fn later(known: u32, said: u32) -> u32 {
     if known.wrapping_sub(said) <= LARGEST { known } else { said }
 }
 
+/// The later one of two acknowledgements, of which the known one is 0 before there is any.
+#[inline]
+pub(super) fn later_acknowledgement(known: u32, said: u32) -> u32 {
+    if known == 0 { said } else { later(known, said) }
+}
+
 /// Whether a number is from `low` to `high`.
 #[inline]
 pub(super) fn is_between(number: u32, low: u32, high: u32) -> bool {

@@ -6,7 +6,7 @@ mod random;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use crossbeam::channel::bounded;
-use vipgate_dataplane::command::{Command, FlushChunk, SessionFilter};
+use vipgate_dataplane::command::{Command, SessionFilter};
 use vipgate_dataplane::counters::{DropReason, EndReason};
 use vipgate_dataplane::session::entry::Slot;
 use vipgate_dataplane::session::image::Image;
@@ -73,6 +73,11 @@ fn connect(gateway: &mut Gateway, worker: usize, client: SocketAddr, vip: Socket
 fn serves(gateway: &mut Gateway, worker: usize, client: SocketAddr, vip: SocketAddr, backend: SocketAddr) -> bool {
     let sent = gateway.arrives(worker, INSIDE, &tcp(backend, client, "PA", 5001, 1001));
     sent.len() == 1 && sent[0].0 == OUTSIDE && ends(&sent[0].1) == (vip, client)
+}
+
+/// Another tenant's Service at a VIP.
+fn other_service(vip: &str) -> ServiceSpec {
+    ServiceSpec { name: format!("Service other/{vip}").into(), vips: vec![ip(vip)], ..service(&[backend(OTHER_POD)]) }
 }
 
 /// A client of its own address.
@@ -189,13 +194,9 @@ fn blind_packets_at_many_vips_end_nobodys_established_sessions() {
         let mut gateway = Gateway::new(&setup(1));
         gateway.counts_vary();
         let flooded: Vec<String> = (12..20).map(|n| format!("192.0.2.{n}")).collect();
-        let of = |vip: &str| ServiceSpec {
-            name: format!("Service other/{vip}").into(),
-            vips: vec![ip(vip)],
-            ..service(&[backend(OTHER_POD)])
-        };
-        let mut policy =
-            with_services(&flooded.iter().map(|vip| of(vip)).chain([service(&both_pods())]).collect::<Vec<_>>());
+        let mut policy = with_services(
+            &flooded.iter().map(|vip| other_service(vip)).chain([service(&both_pods())]).collect::<Vec<_>>(),
+        );
         let vip = policy.vips[0].clone();
         policy.vips.extend(flooded.iter().map(|address| VipSpec { address: ip(address), ..vip.clone() }));
         gateway.set_policy(&policy);
@@ -291,14 +292,7 @@ fn what_small_ones_leave_is_everybodys_before_it_is_a_floods() {
     let small: Vec<String> = (30..39).map(|n| format!("192.0.2.{n}")).collect();
     let more = small.iter().map(String::as_str).chain([flooded]);
     set.vips.extend(more.clone().map(|address| VipSpec { address: ip(address), ..vip.clone() }));
-    let services: Vec<ServiceSpec> = (more.chain([own]))
-        .map(|vip| ServiceSpec {
-            name: format!("Service other/{vip}").into(),
-            vips: vec![ip(vip)],
-            ..service(&[backend(OTHER_POD)])
-        })
-        .collect();
-    set.services = services;
+    set.services = more.chain([own]).map(other_service).collect();
     let connect_all = |gateway: &mut Gateway, vip: &str, clients: std::ops::Range<u16>| {
         let target = (ip(vip), 80).into();
         clients.filter(|n| connect(gateway, 0, stranger(*n, false), target).is_some()).count()
@@ -352,14 +346,8 @@ fn a_batch_finds_room_behind_standby_sessions_that_came_into_a_table_of_quaranti
     let mut gateway = Gateway::new(&Setup { capacity: 2048, reserve: Some(512), ..setup(1) });
     gateway.counts_vary();
     assert_eq!(answered(&mut gateway, "10.244.1.5", 1500).len(), 1500);
-    let mut chunk = FlushChunk { filter: SessionFilter::default(), cursor: Some(0), ended: 0 };
-    while chunk.cursor.is_some() {
-        let (reply, answer) = bounded(1);
-        gateway.commands[0].send(Command::Flush { chunk, reply }).unwrap();
-        gateway.turn();
-        chunk = answer.try_recv().unwrap();
-    }
-    assert_eq!((chunk.ended, gateway.sessions()), (1500, 0));
+    let flushed = gateway.flush(0, SessionFilter::default());
+    assert_eq!((flushed, gateway.sessions()), (1500, 0));
     take(&mut gateway, &standby);
     assert_eq!(gateway.workers[0].tables().sessions.copies(), 700);
     for n in 0..64 {

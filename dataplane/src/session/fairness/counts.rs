@@ -10,7 +10,7 @@ use super::histograms::{BinId, Histogram};
 #[repr(C)]
 pub(super) struct Record {
     hash: u64,
-    /// Where it stands among those of its kind; zero is an empty place.
+    /// Its bin in the histogram of its kind. 0: the place is empty.
     pub(super) bin: BinId,
     /// Of a VIP: its members.
     pub(super) members: Histogram,

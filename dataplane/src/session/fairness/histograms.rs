@@ -4,7 +4,7 @@
 
 use vipgate_mem::{MemoryError, Slab};
 
-/// Where a holder stands in its histogram. Zero is nowhere.
+/// A holder's bin in its histogram. 0: none.
 pub(super) type BinId = u32;
 
 /// A histogram: the bin before its first and after its last one, which has the count zero and all of the holders.
@@ -13,7 +13,7 @@ pub(super) type BinId = u32;
 pub(super) struct Histogram(BinId);
 
 /// Holders that have the same count.
-#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 struct Bin {
     /// Sessions of each.
@@ -49,7 +49,7 @@ impl Histograms {
 
     /// Room for so many VIPs and members of them.
     pub(super) fn new(vips: u32, members: u32) -> Result<Self, MemoryError> {
-        // VIPs stand in one histogram, and have one each.
+        // VIPs are in one histogram, and have one each.
         let bins = 1 + 2 * vips + members;
         Ok(Self { bins: Slab::new(bins as usize)?, free: 0, fresh: 1 })
     }
@@ -59,7 +59,7 @@ impl Histograms {
         self.bins[histogram.0 as usize].holders
     }
 
-    /// Sessions of a holder that stands here.
+    /// Sessions of each holder in a bin.
     #[inline]
     pub(super) fn count(&self, bin: BinId) -> u32 {
         self.bins[bin as usize].count
@@ -93,14 +93,14 @@ impl Histograms {
         self.release(histogram.0);
     }
 
-    /// A holder has its first session; where it stands.
+    /// A holder has its first session; its bin.
     pub(super) fn insert(&mut self, histogram: Histogram) -> BinId {
         let smallest = self.bins[histogram.0 as usize].next;
         self.bins[histogram.0 as usize].holders += 1;
         self.join_or_insert(smallest, 1, histogram.0)
     }
 
-    /// A holder has one session more; where it stands now.
+    /// A holder has one session more; its bin now.
     #[inline]
     pub(super) fn increment(&mut self, id: BinId) -> BinId {
         let Bin { count, holders, next, .. } = self.bins[id as usize];
@@ -113,7 +113,7 @@ impl Histograms {
         new
     }
 
-    /// A holder has one session less, but not its last one; where it stands now.
+    /// A holder has one session less, but not its last one; its bin now.
     #[inline]
     pub(super) fn decrement(&mut self, id: BinId) -> BinId {
         let Bin { count, holders, previous, .. } = self.bins[id as usize];
@@ -182,12 +182,6 @@ impl Histograms {
             return if missing == 0 { u32::MAX } else { 0 };
         }
         from.saturating_sub(u32::try_from(missing.div_ceil(above)).unwrap_or(u32::MAX))
-    }
-}
-
-impl Default for Bin {
-    fn default() -> Self {
-        bytemuck::Zeroable::zeroed()
     }
 }
 

@@ -3,11 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
-use crossbeam::channel::bounded;
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 use vipgate_dataplane::address::V6;
-use vipgate_dataplane::command::{Command, FlushChunk, SessionFilter, SessionState};
+use vipgate_dataplane::command::{SessionFilter, SessionState};
 use vipgate_dataplane::counters::{Direction, EndReason};
 use vipgate_dataplane::session::entry::{Flags, Slot};
 use vipgate_dataplane::session::{SessionFamily, Sessions};
@@ -105,6 +104,14 @@ impl Model {
     fn of(&self, holder: Holder) -> (u32, u32) {
         let vip = self.vips.get(&holder.0).copied().unwrap_or(0);
         (vip, self.members.get(&holder).copied().unwrap_or(0))
+    }
+
+    /// Equal parts of a VIP and of a member of it, with these holders beside those that there are: what they have at least, if they want it.
+    fn equal_parts(&self, holder: Holder, more: &BTreeMap<Holder, u32>) -> (u32, u32) {
+        let vips: BTreeSet<IpAddr> = self.vips.keys().copied().chain(more.keys().map(|it| it.0)).collect();
+        let members: BTreeSet<_> = self.members.keys().chain(more.keys()).filter(|it| it.0 == holder.0).collect();
+        let vips = vips.len() as u32;
+        (SHARED / vips, SHARED / vips / members.len() as u32)
     }
 
     /// Whether VIPs, and members of them, have no more than their shares, with what these holders want beside.
@@ -243,9 +250,7 @@ impl Run<'_> {
                     (false, true) => "below its share of a VIP above",
                     (false, false) => "above in a full table",
                 });
-                let vips: BTreeSet<IpAddr> = before.vips.keys().copied().chain(wanted.keys().map(|it| it.0)).collect();
-                let (of_vip, _) = before.of(holder);
-                if vip && of_vip * vips.len() as u32 > SHARED {
+                if vip && before.of(holder).0 > before.equal_parts(holder, &wanted).0 {
                     self.tally.count("below its share, which others leave to it");
                 }
             }
@@ -265,13 +270,20 @@ impl Run<'_> {
             .collect();
         prop_assert_eq!(lost.len() as u64, self.ended(EndReason::OverShare) - over, "established ones end by one name");
         // What else has ended meanwhile is room that there wasn't when these ended.
-        let has_ended_for_them = u64::from(before.held) + created == u64::from(after.held) + lost.len() as u64;
-        for holder in lost.into_iter().filter(|_| has_ended_for_them) {
+        let others = before.held + created as u32 - after.held - lost.len() as u32;
+        for holder in lost {
+            let ((vip, own), (vip_part, part)) = (after.of(holder), before.equal_parts(holder, &wanted));
+            let has_its_part = vip + others >= vip_part && own + others >= part;
+            prop_assert!(has_its_part, "{:?} has {} {}, of {} {}", holder, vip, own, vip_part, part);
+            self.tally.count("an established one of who has more");
+            if others > 0 {
+                continue;
+            }
             let with = |more: u32| after.is_within(&BTreeMap::from([(holder, more)]))(holder);
             // Shares are whole numbers: that of the VIP is up to one more now than it was.
             let is_within = (with(1).0, with(2).1);
             prop_assert_eq!(is_within, (false, false), "{:?}: {:?} {:?}", holder, after.vips, after.members);
-            self.tally.count("an established one of who has more");
+            self.tally.count("an established one, for nobody else's end");
         }
         Ok(())
     }
@@ -299,14 +311,8 @@ impl Run<'_> {
             }
             Step::Flush(place) => {
                 let filter = SessionFilter { endpoint: Some(ip(HOLDERS[*place])), ..SessionFilter::default() };
-                let mut chunk = FlushChunk { filter, cursor: Some(0), ended: 0 };
-                while chunk.cursor.is_some() {
-                    let (reply, answer) = bounded(1);
-                    self.gateway.commands[0].send(Command::Flush { chunk, reply }).unwrap();
-                    self.gateway.turn();
-                    chunk = answer.try_recv().unwrap();
-                }
-                self.tally.add("flushed", chunk.ended);
+                let flushed = self.gateway.flush(0, filter);
+                self.tally.add("flushed", flushed);
             }
             Step::Standby(place) => {
                 self.next += 1;
@@ -350,6 +356,7 @@ fn nobody_below_its_share_is_refused_or_loses_what_is_established() {
         "below its share of a VIP above",
         "above in a full table",
         "an established one of who has more",
+        "an established one, for nobody else's end",
         "established",
         "flushed",
         "standby",

@@ -23,11 +23,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crossbeam::channel::{Sender, unbounded};
+use crossbeam::channel::{Sender, bounded, unbounded};
 use crossbeam::queue::ArrayQueue;
 use vipgate_dataplane::adopt::Adoption;
 use vipgate_dataplane::batch;
-use vipgate_dataplane::command::Command;
+use vipgate_dataplane::command::{Command, FlushChunk, SessionFilter};
 use vipgate_dataplane::counters::{Direction, DropReason};
 use vipgate_dataplane::fragments::Fragments;
 use vipgate_dataplane::ids::Ids;
@@ -370,6 +370,18 @@ impl Gateway {
     pub fn set_policy(&mut self, set: &PolicySet) {
         let snapshot = self.builder.with_policy(set).unwrap();
         self.publisher.publish(snapshot);
+    }
+
+    /// Ends a worker's sessions that match, by command; how many.
+    pub fn flush(&mut self, worker: usize, filter: SessionFilter) -> u64 {
+        let mut chunk = FlushChunk { filter, cursor: Some(0), ended: 0 };
+        while chunk.cursor.is_some() {
+            let (reply, answer) = bounded(1);
+            self.commands[worker].send(Command::Flush { chunk, reply }).unwrap();
+            self.turn();
+            chunk = answer.try_recv().unwrap();
+        }
+        chunk.ended
     }
 
     pub fn set_network(&mut self, network: NetworkSpec) {
