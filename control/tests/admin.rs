@@ -27,6 +27,7 @@ cluster   no pod_cidrs: what no policy covers is left to the kernel
 updates   2 applied, 1 rejected
 REJECTED  a.yaml:7: spec.addresses: \u{fffd}[31mnot an address
 sessions  41 of 65536 (0.1 %)
+standby   17 sessions of other gateways beside (0.1 % in all)
 
 WORKER  CORE  SESSIONS  EGRESS  REPLY  UNCHANGED  HANDOFFS  WAITING  DROPS
      0     2        20       1      1          0         5        0      1
@@ -57,6 +58,7 @@ fn status_as_json_has_every_field_whatever_its_value() {
     assert_eq!(status["ready"], true);
     assert_eq!(status["sessions"], 41);
     assert_eq!(status["session_capacity"], 65_536);
+    assert_eq!(status["standby_sessions"], 17);
     assert_eq!(status["policy"]["version"], "5f2c");
     assert_eq!(status["policy"]["updates_rejected"], 1);
     let workers = status["workers"].as_array().unwrap();

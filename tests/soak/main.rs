@@ -196,6 +196,8 @@ impl Soak {
         failures.append(&mut verdict.failures);
         if failures.is_empty() {
             verdict.forget(&self.stage.cluster);
+        } else {
+            self.stage.write_tables();
         }
         self.judged.frames += verdict.frames;
         self.judged.missed += verdict.missed;

@@ -96,6 +96,21 @@ impl Stage {
         dead
     }
 
+    /// Writes down beside each gateway's logs what it has in its tables and whom it has refused.
+    pub(crate) fn write_tables(&self) {
+        for gateway in &self.cluster.gateways {
+            let mut said = String::new();
+            for command in ["status", "vips", "drops", "peers"] {
+                let (_, answer, complaint) = gateway.command(&[command]);
+                let _ = write!(said, "$ vipgate {command}\n{answer}{complaint}\n");
+            }
+            let path = self.cluster.folder.path().join(format!("{}-tables.txt", gateway.name));
+            if let Err(error) = fs::write(&path, said) {
+                eprintln!("{}: {error}", path.display());
+            }
+        }
+    }
+
     /// Waits for floods that go on; how many packets they sent.
     pub(crate) fn end_floods(&mut self) -> u64 {
         self.floods.drain(..).map(|flood| flood.join().unwrap().unwrap()).sum()

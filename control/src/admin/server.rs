@@ -111,6 +111,7 @@ impl Admin for Service {
             ready: state.ready.load(Ordering::Relaxed),
             sessions: workers.iter().map(|worker| worker.sessions).sum(),
             session_capacity: state.session_capacity,
+            standby_sessions: sum(state, |counters| counters.copies.get()),
             session_reserve: sum(state, |counters| counters.session_reserve.get()),
             session_fair_share: sum(state, |counters| counters.session_fair_share.get()),
             policy: Some(proto::PolicyStatus {

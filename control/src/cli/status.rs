@@ -93,9 +93,15 @@ fn head(status: &proto::StatusReply) -> String {
         }
     }
     // Tenths of a percent, rounded up: what isn't empty doesn't look so.
-    let permille = (status.sessions * 1000).div_ceil(status.session_capacity.max(1));
-    let share = format!("{}.{} %", permille / 10, permille % 10);
-    line("sessions", &format!("{} of {} ({share})", status.sessions, status.session_capacity));
+    let share = |sessions: u64| {
+        let permille = (sessions * 1000).div_ceil(status.session_capacity.max(1));
+        format!("{}.{} %", permille / 10, permille % 10)
+    };
+    let (sessions, standby) = (status.sessions, status.standby_sessions);
+    line("sessions", &format!("{sessions} of {} ({})", status.session_capacity, share(sessions)));
+    if standby > 0 {
+        line("standby", &format!("{standby} sessions of other gateways beside ({} in all)", share(sessions + standby)));
+    }
     if status.session_reserve > 0 {
         let (reserve, fair) = (status.session_reserve, status.session_fair_share);
         line("shares", &format!("{fair} sessions a VIP; {reserve} are kept for those that have less"));

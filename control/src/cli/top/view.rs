@@ -130,12 +130,16 @@ fn traffic(frame: &mut Frame<'_>, area: Rect, board: &Board) {
 fn drops(frame: &mut Frame<'_>, area: Rect, board: &Board, now: &Sample) {
     let status = &now.status;
     let (opened, ended) = board.sessions().map_or(("-".to_owned(), "-".to_owned()), |(a, b)| (short(a), short(b)));
-    let permille = (status.sessions * 1000).div_ceil(status.session_capacity.max(1));
+    let permille = ((status.sessions + status.standby_sessions) * 1000).div_ceil(status.session_capacity.max(1));
     let style = if permille >= 900 { Style::new().fg(Color::Red) } else { Style::new() };
+    let standby = match status.standby_sessions {
+        0 => String::new(),
+        standby => format!(" + {standby} standby"),
+    };
     let parts = Layout::vertical([Constraint::Length(3), Constraint::Min(0)]).split(area);
     let lines = vec![
         Line::from(format!(
-            "{} of {} ({}.{} %)",
+            "{}{standby} of {} ({}.{} %)",
             status.sessions,
             short(status.session_capacity),
             permille / 10,
