@@ -38,6 +38,16 @@ pub(crate) fn harmless(text: &str) -> String {
     text.chars().map(|char| if char.is_control() && char != '\n' { '\u{fffd}' } else { char }).collect()
 }
 
+/// Tenths of a percent that a part is of a whole, rounded up: what isn't empty doesn't look so.
+pub(crate) fn permille(part: u64, whole: u64) -> u64 {
+    (part * 1000).div_ceil(whole.max(1))
+}
+
+/// Tenths of a percent, as people read them: `57.6 %`.
+pub(crate) fn percent(permille: u64) -> String {
+    format!("{}.{} %", permille / 10, permille % 10)
+}
+
 /// A span of time in its two largest units: `350ms`, `12s`, `4m10s`, `2h3m`, `5d1h`.
 pub(crate) fn span(milliseconds: u64) -> String {
     let seconds = milliseconds / 1000;

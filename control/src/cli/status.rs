@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::output::{harmless, json, print, span};
+use super::output::{harmless, json, percent, permille, print, span};
 use super::show::{block_on, connect};
 use super::table::{Table, number, word};
 use super::{Ask, Format, peers};
@@ -92,13 +92,9 @@ fn head(status: &proto::StatusReply) -> String {
             line("COLLECTOR", &log.error);
         }
     }
-    // Tenths of a percent, rounded up: what isn't empty doesn't look so.
-    let share = |sessions: u64| {
-        let permille = (sessions * 1000).div_ceil(status.session_capacity.max(1));
-        format!("{}.{} %", permille / 10, permille % 10)
-    };
-    let (sessions, standby) = (status.sessions, status.standby_sessions);
-    line("sessions", &format!("{sessions} of {} ({})", status.session_capacity, share(sessions)));
+    let (sessions, standby, capacity) = (status.sessions, status.standby_sessions, status.session_capacity);
+    let share = |part: u64| percent(permille(part, capacity));
+    line("sessions", &format!("{sessions} of {capacity} ({})", share(sessions)));
     if standby > 0 {
         line("standby", &format!("{standby} sessions of other gateways beside ({} in all)", share(sessions + standby)));
     }

@@ -9,7 +9,7 @@ use vipgate_dataplane::counters::{Direction, DropReason};
 
 use super::sample::{Board, Sample};
 use crate::admin::proto::Drop;
-use crate::cli::output::{harmless, span};
+use crate::cli::output::{harmless, percent, permille, span};
 use crate::cli::{peers, show};
 
 /// The smallest screen that shows something useful.
@@ -130,22 +130,17 @@ fn traffic(frame: &mut Frame<'_>, area: Rect, board: &Board) {
 fn drops(frame: &mut Frame<'_>, area: Rect, board: &Board, now: &Sample) {
     let status = &now.status;
     let (opened, ended) = board.sessions().map_or(("-".to_owned(), "-".to_owned()), |(a, b)| (short(a), short(b)));
-    let permille = ((status.sessions + status.standby_sessions) * 1000).div_ceil(status.session_capacity.max(1));
-    let style = if permille >= 900 { Style::new().fg(Color::Red) } else { Style::new() };
+    let used = permille(status.sessions + status.standby_sessions, status.session_capacity);
+    let style = if used >= 900 { Style::new().fg(Color::Red) } else { Style::new() };
+    // What is cut off first on a narrow screen comes last.
     let standby = match status.standby_sessions {
         0 => String::new(),
-        standby => format!(" + {standby} standby"),
+        standby => format!(" with {} standby", short(standby)),
     };
     let parts = Layout::vertical([Constraint::Length(3), Constraint::Min(0)]).split(area);
     let lines = vec![
-        Line::from(format!(
-            "{}{standby} of {} ({}.{} %)",
-            status.sessions,
-            short(status.session_capacity),
-            permille / 10,
-            permille % 10
-        ))
-        .style(style),
+        Line::from(format!("{} of {} ({}{standby})", status.sessions, short(status.session_capacity), percent(used)))
+            .style(style),
         Line::from(format!("{opened} opened, {ended} ended a second")),
     ];
     frame.render_widget(Paragraph::new(lines).block(frame_of("sessions ")), parts[0]);
@@ -335,6 +330,25 @@ mod tests {
         // What was lost long ago is no alarm.
         assert_eq!(colour([70, 0], [70, 0], "rx_no_buffer"), Some(Color::Reset));
         assert_eq!(colour([70, 0], [70, 0], "LOSE"), None);
+    }
+
+    #[test]
+    fn how_full_the_table_is_fits_the_smallest_screen() {
+        let of = |sessions, standby_sessions| {
+            let status = StatusReply {
+                ready: true,
+                sessions,
+                standby_sessions,
+                session_capacity: 65_536,
+                ..StatusReply::default()
+            };
+            let (drops, vips) = (DropsReply::default(), VipsReply::default());
+            let now = Some(Sample { at: Instant::now(), status, drops, vips });
+            shown(LEAST.0, LEAST.1, &Board { now, ..Board::default() })
+        };
+        assert!(of(41, 0).contains("41 of 65.5k (0.1 %)"));
+        let full = of(61_600, 3_900);
+        assert!(full.contains("61600 of 65.5k (100.0 % with"), "{full}");
     }
 
     #[test]
