@@ -1,4 +1,4 @@
-//! Compiles both ends of the wire benchmark for the kernel's virtual machine.
+//! Compiles the BPF programs of the wire benchmark: traffic source and sink.
 
 use std::env;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ fn main() {
     for name in ["source.bpf", "sink.bpf"] {
         let source = format!("bpf/{name}.c");
         let object = PathBuf::from(&out).join(format!("{name}.o"));
-        // Debian keeps asm/ headers in a folder of the host's architecture.
+        // Debian's multiarch directory for asm/ headers.
         let asm = format!("/usr/include/{}-linux-gnu", env::consts::ARCH);
         let status = Command::new("clang")
             .args(["-O2", "-g", "-Wall", "-Werror", "-target", "bpf", "-mcpu=v3", "-I", &asm, "-c", &source, "-o"])

@@ -1,4 +1,5 @@
-//! Generates the code of the gRPC services and messages; protox compiles the .proto files, so no protoc is needed for ours.
+//! Generates the gRPC services and protobuf messages. protox, in pure Rust, compiles the .proto files: no protoc is
+//! needed.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
@@ -23,7 +24,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .message_attribute("vipgate.policy.v1.Complaint", "#[derive(serde::Serialize)]")
         .compile_fds(files)?;
     tonic_prost_build::configure().compile_fds(protox::compile(["vipgate/peer/v1/peer.proto"], ["proto"])?)?;
-    // Envoy's service with its own requests, but with responses that are encoded once for all gateways.
+    // Envoy's aggregated discovery service (delta xDS) with a codec of its own: a response is encoded once for all
+    // gateways.
     let discovery = tonic_build::manual::Service::builder()
         .name("AggregatedDiscoveryService")
         .package("envoy.service.discovery.v3")

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Mutation testing of a package in one build: cargo-mutants names the mutants, and MUTANT in the environment says which one runs.
+"""Mutation testing of a package in one build. cargo-mutants lists the mutants; the environment variable MUTANT
+selects one at run time.
 
     tests/mutants.py dataplane --draw 200 --seed 1 --fast --scratch /tmp/mutants
 
-Each function with mutants that were drawn gets a copy of its body for each. What doesn't compile is left out, so the package is built a
-few times and not once for each mutant. A mutant is caught when a test fails or takes too long; they run in the order in which they were
-drawn, so who has no time for all has drawn fewer. Sources are copied to the scratch directory, which keeps its build; a list of what
-survived is there, too, and can be given to the next run with --only.
+Each function with selected mutants gets a copy of its body for each. Mutants that don't compile are left out, so the
+package is built a few times instead of once per mutant. A mutant is caught when a test fails or times out. Sources are
+copied to the scratch directory, which keeps its build and a list of surviving mutants for the next run (--only).
 """
 
 import argparse
@@ -27,24 +27,25 @@ AREAS = {
     "dataplane": (
         "dataplane",
         ["-p", "vipgate-dataplane", "--lib", "--test", "engine"],
-        # What takes longest runs last, for what nothing else has caught.
+        # The slowest tests run last, and only for mutants that no other test has caught.
         [
-            "captures::a_capture_by_a_filter_is_its_part_of_a_capture_of_everything",
-            "cuts::one_worker_sends_the_same_whatever_the_batches",
-            "cuts::two_workers_send_the_same_whatever_the_batches",
-            "explain::what_is_foretold_comes_true",
-            "model::the_engine_does_what_the_simple_nat_does",
-            "policy_changes::whoever_is_not_checked_again_would_have_passed",
-            "properties::every_answer_finds_the_pod_that_asked",
-            "snapshot::tests::sequences::",
-            "snapshot::tests::services::",
-            "snapshot::tests::there_are_no_more_",
+            "captures::a_filtered_capture_is_the_matching_subset_of_a_full_capture",
+            "batch_boundaries::one_worker_sends_the_same_for_any_batch_boundaries",
+            "batch_boundaries::two_workers_send_the_same_for_any_batch_boundaries",
+            "trace::packets_are_processed_as_traced",
+            "model::the_engine_matches_the_reference_nat",
+            "policy_changes::selective_revalidation_equals_full_revalidation",
+            "properties::every_reply_reaches_the_pod_that_sent_the_request",
+            "policy::tests::sequences::",
+            "policy::tests::services::",
+            "policy::tests::endpoints_are_limited_",
+            "policy::tests::vips_are_limited_",
             "wire::",
-            "watch::",
+            "observe::",
         ],
-        [f"dataplane/src/{name}{rest}" for name in ("session", "ports", "fragments", "stage") for rest in (".rs", "/**/*.rs")],
+        [f"dataplane/src/{module}/**/*.rs" for module in ("session", "ports", "reassembly", "stage")],
     ),
-    # The whole workspace, so that libraries are built with the features that other targets of the Makefile have, too.
+    # The whole workspace, so that libraries are built with the same features as by other targets of the Makefile.
     "policy": ("control", ["--workspace", "--lib"], [], ["control/src/policy.rs", "control/src/policy/**/*.rs"]),
 }
 SWITCH = """
@@ -66,16 +67,16 @@ def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("area", choices=AREAS)
     parser.add_argument("--scratch", required=True, help="directory for the copy and its build")
-    parser.add_argument("--draw", type=int, help="how many mutants; all if it isn't said")
-    parser.add_argument("--seed", type=int, default=1, help="of the drawing")
-    parser.add_argument("--only", help="file with the names of mutants, one a line: these, and none are drawn")
-    parser.add_argument("--timeout", type=float, default=60, help="seconds for one test, five times that for a slow one")
-    parser.add_argument("--fast", action="store_true", help="leave out the tests that take longest")
-    parser.add_argument("--skip", action="append", default=[], help="tests to leave out, which fail here anyway")
+    parser.add_argument("--draw", type=int, help="number of mutants, chosen at random (default: all)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random choice")
+    parser.add_argument("--only", help="file with the names of mutants, one a line, instead of a random choice")
+    parser.add_argument("--timeout", type=float, default=60, help="seconds for one test; five times that for a slow one")
+    parser.add_argument("--fast", action="store_true", help="leave out the slowest tests")
+    parser.add_argument("--skip", action="append", default=[], help="tests to leave out, such as those that fail here")
     return parser.parse_args()
 
 
-def listed(files):
+def list_mutants(files):
     """All mutants of these files."""
     command = ["cargo", "mutants", "--list", "--json", "--workspace"] + [word for file in files for word in ("-f", file)]
     mutants = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
@@ -83,35 +84,35 @@ def listed(files):
 
 
 def block(text, start, end):
-    """Where the block begins that ends at `end`."""
-    begun = []
+    """Offset of the start of the block that ends at `end`."""
+    opened = []
     for token in TOKEN.finditer(text, start, end):
         if token.group() == "{":
-            begun.append(token.start())
+            opened.append(token.start())
         elif token.group() == "}":
-            first = begun.pop()
+            first = opened.pop()
             if token.end() == end:
                 return first
     raise ValueError(text[start:end])
 
 
-def switched(text, mutants):
-    """The text with these mutants in it, and a list of (first line, last line, numbers): who may be to blame for an error there."""
+def with_mutants(text, mutants):
+    """The text with these mutants, and (first line, last line, numbers) of the mutants that may cause an error there."""
     lines = [0]
     for line in text.splitlines(keepends=True):
         lines.append(lines[-1] + len(line))
 
-    def span(place):
-        return tuple(lines[place[end]["line"] - 1] + place[end]["column"] - 1 for end in ("start", "end"))
+    def span(location):
+        return tuple(lines[location[end]["line"] - 1] + location[end]["column"] - 1 for end in ("start", "end"))
 
     functions = {}
     for number, mutant in mutants.items():
         functions.setdefault(span(mutant["function"]["span"]), []).append(number)
-    written, done, blame = "", 0, []
+    written, done, suspects = "", 0, []
     for (start, end), numbers in sorted(functions.items()):
         if start < done:
-            # A function within a function that has its own.
-            blame.append((0, 0, numbers))
+            # A function nested in one with mutants of its own.
+            suspects.append((0, 0, numbers))
             continue
         first = block(text, start, end)
         written += text[done:first] + "{\n"
@@ -121,15 +122,15 @@ def switched(text, mutants):
             mutated = text[first:left] + mutants[number]["replacement"] + text[right:end]
             here = written.count("\n") + 1
             written += f"if crate::mutant::is({number}) {mutated} else\n"
-            blame.append((here, written.count("\n"), [number]))
+            suspects.append((here, written.count("\n"), [number]))
         written += text[first:end] + "\n}"
-        blame.append((begin, written.count("\n"), numbers))
+        suspects.append((begin, written.count("\n"), numbers))
         done = end
-    return written + text[done:], blame
+    return written + text[done:], suspects
 
 
 class Scratch:
-    """The copy of the sources."""
+    """Copy of the sources with the mutants."""
 
     def __init__(self, path, area):
         self.path = path
@@ -141,7 +142,7 @@ class Scratch:
                 self.copy(file.decode())
 
     def copy(self, file):
-        """Copies a file, if it isn't there as it is: what is touched is built again."""
+        """Copies a file unless the copy is identical, since cargo rebuilds what is touched."""
         source, copy = os.path.join(ROOT, file), os.path.join(self.path, file)
         if not os.path.exists(copy) or not filecmp.cmp(source, copy, shallow=False):
             os.makedirs(os.path.dirname(copy), exist_ok=True)
@@ -156,45 +157,45 @@ class Scratch:
             file.write(text)
 
     def put(self, mutants):
-        """Writes all mutants into the copy; says who is to blame for which lines of which file."""
+        """Writes all mutants into the copy; returns the mutants that may cause errors, by file and lines."""
         root = os.path.relpath(os.path.join(self.folder, "src/lib.rs"), self.path)
         with open(os.path.join(ROOT, root), encoding="utf-8") as file:
             self.write(root, file.read() + SWITCH)
-        files, blame = {}, {}
+        files, suspects = {}, {}
         for number, mutant in mutants.items():
             files.setdefault(mutant["file"], {})[number] = mutant
         for path in self.touched | set(files):
             with open(os.path.join(ROOT, path), encoding="utf-8") as file:
-                text, blame[path] = switched(file.read(), files.get(path, {}))
+                text, suspects[path] = with_mutants(file.read(), files.get(path, {}))
             self.write(path, text)
         self.touched |= set(files)
-        return blame
+        return suspects
 
     def cargo(self):
-        """Messages of a build."""
+        """Builds the tests; returns cargo's messages and the finished process."""
         command = ["cargo", "test", "--no-run", "--locked", "--message-format=json", *self.targets]
         out = subprocess.run(command, cwd=self.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
         return [json.loads(line) for line in out.stdout.splitlines() if line.startswith(b"{")], out
 
     def build(self, mutants):
-        """Leaves out what doesn't compile, and builds the rest; returns the test programs."""
+        """Removes mutants that don't compile, and builds the rest; returns the test programs."""
         while True:
-            blame = self.put(mutants)
+            suspects = self.put(mutants)
             messages, out = self.cargo()
             if out.returncode == 0:
-                mine = [it for it in messages if it.get("executable") and it["target"]["src_path"].startswith(self.folder + "/")]
-                return [it["executable"] for it in mine]
+                own = [it for it in messages if it.get("executable") and it["target"]["src_path"].startswith(self.folder + "/")]
+                return [it["executable"] for it in own]
             errors = [it["message"] for it in messages if it.get("reason") == "compiler-message"]
             errors = [it for it in errors if it["level"] == "error"]
-            bad = set().union(*(to_blame(error, blame) for error in errors)) & set(mutants)
+            bad = set().union(*(causes(error, suspects) for error in errors)) & set(mutants)
             if not bad:
-                sys.exit("it doesn't compile:\n" + out.stderr.decode() + "".join(error["rendered"] for error in errors))
-            print(f"{len(bad)} don't compile", flush=True)
+                sys.exit("compile errors without a mutant:\n" + out.stderr.decode() + "".join(error["rendered"] for error in errors))
+            print(f"{len(bad)} mutants don't compile", flush=True)
             for number in bad:
                 del mutants[number]
 
     def restore(self):
-        """Failures that properties keep would be tried first with the next mutant."""
+        """Restores proptest's regression files, which would be tried first with the next mutant."""
         for folder, _, files in os.walk(self.folder):
             for file in files:
                 path = os.path.join(folder, file)
@@ -206,7 +207,7 @@ class Scratch:
                         os.remove(path)
 
     def test(self, programs, number, timeout, skip, fast, module=None):
-        """How a mutant ends, and by what."""
+        """Runs the tests with a mutant; returns what caught it, if anything."""
         environment = os.environ | {
             "MUTANT": str(number),
             "PROPTEST_RNG_SEED": "1",
@@ -214,7 +215,7 @@ class Scratch:
         }
         skipped = [word for test in skip for word in ("--skip", test)]
         not_slow = skipped + [word for test in self.slow for word in ("--skip", test)]
-        # The module's own tests know it best; of all others, those of the whole engine do.
+        # First the module's own tests, then all others, beginning with those of the whole engine.
         rounds = [(timeout, [module] + not_slow), (timeout, not_slow)] if module else [(timeout, not_slow)]
         if self.slow and not fast:
             rounds.append((5 * timeout, self.slow + skipped))
@@ -222,7 +223,7 @@ class Scratch:
             for program in programs if words[:1] == [module] else reversed(programs):
                 child = subprocess.Popen([program, *words], cwd=self.folder, env=environment, stdout=subprocess.PIPE,
                                          stderr=subprocess.DEVNULL, start_new_session=True)
-                end = watch(child, limit)
+                end = first_failure(child, limit)
                 self.restore()
                 if end:
                     return end
@@ -230,28 +231,28 @@ class Scratch:
 
 
 def module_of(mutant):
-    """The outermost module that a mutant is in, as its tests are named."""
+    """The outermost module of a mutant, as a prefix of test names."""
     return mutant["file"].split("/src/")[1].split("/")[0].removesuffix(".rs") + "::"
 
 
-def to_blame(message, blame):
-    """The mutants that an error is about: those whose lines it points to, else those of the function."""
+def causes(message, suspects):
+    """The mutants that cause an error: those of the lines that it points to, else those of the function."""
     for spans in ([it for it in message["spans"] if it["is_primary"]], message["spans"]):
         for span in spans:
-            hits = [(last - first, numbers) for first, last, numbers in blame.get(span["file_name"], [])
+            hits = [(last - first, numbers) for first, last, numbers in suspects.get(span["file_name"], [])
                     if first <= span["line_start"] <= last]
             if hits:
                 return set(min(hits)[1])
     return set()
 
 
-def watch(child, limit):
-    """Waits for a test that fails, or takes too long; nothing if there is none."""
+def first_failure(child, limit):
+    """Waits for a failed test or a timeout; none if all tests pass."""
     rest = b""
     try:
         while True:
             if not select.select([child.stdout], [], [], limit)[0]:
-                return "time limit"
+                return "timeout"
             chunk = os.read(child.stdout.fileno(), 65536)
             if not chunk:
                 return None if child.wait() == 0 else f"exit {child.returncode}"
@@ -269,7 +270,7 @@ def watch(child, limit):
 def main():
     it = options()
     scratch = Scratch(os.path.abspath(it.scratch), it.area)
-    mutants = listed(scratch.files)
+    mutants = list_mutants(scratch.files)
     total = len(mutants)
     if it.only:
         with open(it.only, encoding="utf-8") as file:
@@ -277,24 +278,24 @@ def main():
         mutants = [mutant for mutant in mutants if mutant["name"] in names]
     elif it.draw:
         mutants = random.Random(it.seed).sample(mutants, it.draw)
-    drawn = dict(enumerate(mutants, 1))
-    print(f"{total} mutants, {len(drawn)} drawn", flush=True)
-    programs = scratch.build(drawn)
-    begun = time.monotonic()
+    selected = dict(enumerate(mutants, 1))
+    print(f"{total} mutants, {len(selected)} selected", flush=True)
+    programs = scratch.build(selected)
+    started = time.monotonic()
     if failed := scratch.test(programs, 0, 10 * it.timeout, it.skip, it.fast):
-        sys.exit(f"without a mutant, it fails: {failed}")
-    print(f"{len(drawn)} of them compile; without a mutant, tests take {time.monotonic() - begun:.0f} s", flush=True)
+        sys.exit(f"fails without a mutant: {failed}")
+    print(f"{len(selected)} mutants compile; without a mutant, the tests take {time.monotonic() - started:.0f} s", flush=True)
     survived = []
-    for number, mutant in drawn.items():
-        begun = time.monotonic()
+    for number, mutant in selected.items():
+        started = time.monotonic()
         end = scratch.test(programs, number, it.timeout, it.skip, it.fast, module_of(mutant))
-        print(f"{'caught' if end else 'SURVIVED'} {mutant['name']}: {end} ({time.monotonic() - begun:.0f} s)", flush=True)
+        print(f"{'caught' if end else 'SURVIVED'} {mutant['name']}: {end} ({time.monotonic() - started:.0f} s)", flush=True)
         if not end:
             survived.append(mutant["name"])
     with open(os.path.join(scratch.path, f"survived-{it.area}.txt"), "w", encoding="utf-8") as file:
         file.writelines(f"{name}\n" for name in survived)
-    caught = len(drawn) - len(survived)
-    print(f"{caught} of {len(drawn)} caught: {caught / max(len(drawn), 1):.1%}")
+    caught = len(selected) - len(survived)
+    print(f"{caught} of {len(selected)} caught: {caught / max(len(selected), 1):.1%}")
 
 
 if __name__ == "__main__":

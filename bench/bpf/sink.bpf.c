@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// Where packets end: at a veth's entrance to the stack, before any protocol sees them. All are counted and their numbers
-// remembered; a few go to userspace, which looks at every byte.
+// Traffic sink: a tc classifier at the ingress of a veth, before the network stack. Counts all packets, marks their
+// sequence numbers in a bitmap, and sends a sample of whole packets to userspace.
 
 #include "wire.h"
 #include <linux/pkt_cls.h>
 
-#define WORDS (1 << 20) // of 64 sequence numbers each
-#define MOST_BYTES 1514
+#define BITMAP_WORDS (1 << 20) // of 64 sequence numbers each
+#define MAX_BYTES 1514
 
 struct counts {
-	__u64 seen;
-	__u64 foreign;    // ours, but not from the VIP
-	__u64 duplicates; // sequence numbers that were seen before
-	__u64 unsampled;  // samples for which there was no room
+	__u64 received;
+	__u64 untranslated; // from the source, but not with the VIP as source address
+	__u64 duplicates;   // sequence numbers received before
+	__u64 unsampled;    // samples lost because the ring buffer was full
 };
 
 struct expected {
-	__u64 vip;  // network order
-	__u64 mask; // of a mixed sequence number; zero under it = a sample
+	__u64 vip;         // network order
+	__u64 sample_mask; // a packet is a sample if the hash of its sequence number is 0 under this mask
 };
 
 struct sample {
 	__u64 time;
 	__u32 length;
-	__u8 bytes[MOST_BYTES];
+	__u8 bytes[MAX_BYTES];
 };
 
-ONE(BPF_MAP_TYPE_PERCPU_ARRAY, counts, struct counts);
-ONE(BPF_MAP_TYPE_ARRAY, expected, struct expected);
+SINGLE(BPF_MAP_TYPE_PERCPU_ARRAY, counts, struct counts);
+SINGLE(BPF_MAP_TYPE_ARRAY, expected, struct expected);
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, WORDS);
+	__uint(max_entries, BITMAP_WORDS);
 	__type(key, __u32);
 	__type(value, __u64);
-} arrived SEC(".maps");
+} bitmap SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -47,23 +47,23 @@ int wire_sink(struct __sk_buff *skb)
 	__u32 zero = 0;
 	struct frame *frame = (void *)(long)skb->data;
 	struct counts *count = bpf_map_lookup_elem(&counts, &zero);
-	struct expected *wanted = bpf_map_lookup_elem(&expected, &zero);
-	if (!count || !wanted || (void *)(frame + 1) > (void *)(long)skb->data_end)
+	struct expected *settings = bpf_map_lookup_elem(&expected, &zero);
+	if (!count || !settings || (void *)(frame + 1) > (void *)(long)skb->data_end)
 		return TC_ACT_SHOT;
-	if (frame->link.h_proto != bpf_htons(ETH_P_IP) || frame->ip.protocol != 17 || frame->stamp.magic != MAGIC)
+	if (frame->eth.h_proto != bpf_htons(ETH_P_IP) || frame->ip.protocol != 17 || frame->stamp.magic != MAGIC)
 		return TC_ACT_SHOT;
 
 	__u64 sequence = frame->stamp.sequence;
-	count->seen++;
-	count->foreign += frame->ip.saddr != wanted->vip;
+	count->received++;
+	count->untranslated += frame->ip.saddr != settings->vip;
 	__u32 word = sequence >> 6;
-	__u64 *bits = bpf_map_lookup_elem(&arrived, &word), bit = 1ULL << (sequence & 63);
+	__u64 *bits = bpf_map_lookup_elem(&bitmap, &word), bit = 1ULL << (sequence & 63);
 	if (!bits || *bits & bit)
 		count->duplicates++;
 	else
 		*bits |= bit;
 
-	if ((sequence * 0x9e3779b97f4a7c15ULL >> 32) & wanted->mask)
+	if ((sequence * 0x9e3779b97f4a7c15ULL >> 32) & settings->sample_mask)
 		return TC_ACT_SHOT;
 	__u64 now = bpf_ktime_get_ns();
 	struct sample *sample = bpf_ringbuf_reserve(&samples, sizeof(*sample), 0);
@@ -72,9 +72,9 @@ int wire_sink(struct __sk_buff *skb)
 		return TC_ACT_SHOT;
 	}
 	__u32 length = skb->len;
-	if (length < sizeof(*frame) || length > MOST_BYTES || bpf_skb_load_bytes(skb, 0, sample->bytes, length)) {
+	if (length < sizeof(*frame) || length > MAX_BYTES || bpf_skb_load_bytes(skb, 0, sample->bytes, length)) {
 		bpf_ringbuf_discard(sample, BPF_RB_NO_WAKEUP);
-		count->foreign++;
+		count->untranslated++;
 		return TC_ACT_SHOT;
 	}
 	sample->time = now;
@@ -83,5 +83,5 @@ int wire_sink(struct __sk_buff *skb)
 	return TC_ACT_SHOT;
 }
 
-// Some of the helpers are for GPL-compatible programs only.
+// Some of the helpers require a GPL-compatible license.
 char LICENSE[] SEC("license") = "GPL";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// What both ends of the wire benchmark agree on.
+// Definitions shared by the source and the sink of the wire benchmark.
 
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
@@ -10,7 +10,8 @@
 
 #define MAGIC 0x7677
 
-#define ONE(map_type, name, value_type)                                                                                \
+// A map with one entry.
+#define SINGLE(map_type, name, value_type)                                                                             \
 	struct {                                                                                                           \
 		__uint(type, map_type);                                                                                        \
 		__uint(max_entries, 1);                                                                                        \
@@ -25,7 +26,7 @@ struct stamp {
 } __attribute__((packed));
 
 struct frame {
-	struct ethhdr link;
+	struct ethhdr eth;
 	struct iphdr ip;
 	struct udphdr udp;
 	struct stamp stamp;

@@ -1,88 +1,93 @@
-//! A gateway of several is killed (SIGKILL) under connections that stand, and comes back: how many of them live, how long nothing came
-//! through, and whether anybody notices the return. The hosts are Linux's own TCP, the routers its ECMP.
+//! Failover benchmark: one gateway of a group is killed (SIGKILL) under established connections and restarted later.
+//! Measures the share of surviving connections, the outage, and the effect of the restart. Hosts use Linux TCP, routers
+//! Linux ECMP.
 
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde::Serialize;
-use vipgate_tests::cluster::{Clients, Cluster, LineServer, Outcome, SERVER, Traffic, moment, pass, sources_a};
+use vipgate_tests::cluster::{
+    ClientConfig, ClientResults, Clients, Cluster, LineServer, SERVER, sleep_ms, sources_a, unix_time,
+};
 
 use crate::path::{median, round2};
 
-/// Flows of datagrams, one every 25 ms each, that show how long nothing came through.
-const PROBES: u32 = 100;
-/// Who speaks more often than this, in seconds, is asked how long it had to wait.
-const OFTEN: f64 = 0.2;
-/// Connections count when they were older than this when it happened, seconds.
-const AGE: f64 = 0.2;
-/// How long it is watched after each change: longer than TCP needs to try again.
-const WATCHED_MS: u64 = 4_000;
+/// UDP probe flows that measure the outage, one datagram every 25 ms each.
+const PROBE_FLOWS: u32 = 100;
+/// The longest gap is taken over flows with a shorter send interval than this, seconds.
+const MAX_SEND_INTERVAL: f64 = 0.2;
+/// Connections count if they were older than this at the kill, seconds.
+const MIN_AGE: f64 = 0.2;
+/// Observation time after each change: longer than TCP's retransmission timeout.
+const OBSERVATION_MS: u64 = 4_000;
 
-/// What `vipgate-bench failover` takes.
+/// Options of `vipgate-bench failover`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Gateways that serve one VIP
+    /// Gateways that share one VIP
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=8))]
     gateways: u32,
-    /// Connections that stand when one of them is killed
+    /// Established connections at each kill
     #[arg(long, default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(100..=20_000))]
     connections: u32,
-    /// Kills, of one gateway after the other
+    /// Kills, one gateway after the other
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=80))]
     kills: u32,
-    /// Milliseconds until the routers stop sending to a dead gateway: 300 is BFD with three times 100 ms
+    /// Milliseconds until the routers remove a dead gateway from ECMP: 300 is BFD with 3 x 100 ms
     #[arg(long, default_value_t = 300)]
     detection: u64,
-    /// Results are JSON in any case
+    /// No effect: results are always JSON
     #[arg(long)]
     json: bool,
 }
 
-/// A line of the report.
+/// The result, printed as JSON.
 #[derive(Debug, Serialize)]
-struct Line {
+struct Report {
     benchmark: &'static str,
     gateways: u32,
     kills: u32,
     router_detection_ms: u64,
-    /// Of all kills together: those that stood, and those of them that ended otherwise than by their own will.
+    /// Sums of all kills: established connections, and those of them that were aborted.
     connections: usize,
     lost: usize,
     survival: f64,
-    /// The longest time without an answer, of flows that ask all the time: of each kill, over its flows; medians of the kills.
+    /// Longest time without a reply per probe flow: percentiles over the flows of a kill, medians over the kills.
     outage_p50_ms: f64,
     outage_p99_ms: f64,
     outage_longest_ms: f64,
-    /// The worst of the kills.
+    /// Maximum over all kills.
     outage_worst_ms: f64,
-    /// The same when the gateway comes back, and what was lost then.
-    return_longest_ms: f64,
-    lost_by_return: usize,
+    /// After the restart: longest time without a reply, and connections lost.
+    #[serde(rename = "return_longest_ms")]
+    restart_outage_ms: f64,
+    #[serde(rename = "lost_by_return")]
+    lost_after_restart: usize,
 }
 
-/// What one kill did.
+/// Result of one kill and restart.
 struct Round {
-    stood: usize,
+    established: usize,
     lost: usize,
-    /// Milliseconds.
+    /// Milliseconds, one per probe flow.
     outages: Vec<f64>,
-    return_longest: f64,
-    lost_by_return: usize,
+    restart_outage: f64,
+    lost_after_restart: usize,
 }
 
-/// Kills, watches, reports.
+/// Runs the benchmark and prints the report.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let mut cluster = Cluster::running("failover", options.gateways as usize);
     let server = LineServer::start(cluster.folder.path(), &cluster.server);
     let rounds: Vec<Round> = (0..options.kills).map(|kill| round(&mut cluster, kill, options)).collect();
-    let faults: u64 = server.end().iter().map(|record| record.faults).sum();
-    ensure!(faults == 0, "the far side heard {faults} lines that weren't whole or in order");
-    let of = |what: fn(&Round) -> usize| rounds.iter().map(what).sum::<usize>();
-    let middle = |percent: usize| median(rounds.iter().map(|round| quantile(&round.outages, percent)).collect());
-    let worst = |what: fn(&Round) -> f64| rounds.iter().map(what).fold(0.0, f64::max);
-    let (connections, lost) = (of(|round| round.stood), of(|round| round.lost));
-    let line = Line {
+    let faults: u64 = server.end().iter().map(|record| record.errors).sum();
+    ensure!(faults == 0, "the server received {faults} truncated or reordered lines");
+    let sum = |field: fn(&Round) -> usize| rounds.iter().map(field).sum::<usize>();
+    let outage = |percent: usize| median(rounds.iter().map(|round| quantile(&round.outages, percent)).collect());
+    let maximum = |field: fn(&Round) -> f64| rounds.iter().map(field).fold(0.0, f64::max);
+    let (connections, lost) = (sum(|round| round.established), sum(|round| round.lost));
+    let report = Report {
         benchmark: "failover",
         gateways: options.gateways,
         kills: options.kills,
@@ -90,63 +95,65 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         connections,
         lost,
         survival: (1.0 - lost as f64 / connections as f64) * 100.0,
-        outage_p50_ms: round2(middle(50)),
-        outage_p99_ms: round2(middle(99)),
-        outage_longest_ms: round2(middle(100)),
-        outage_worst_ms: round2(worst(|round| quantile(&round.outages, 100))),
-        return_longest_ms: round2(worst(|round| round.return_longest)),
-        lost_by_return: of(|round| round.lost_by_return),
+        outage_p50_ms: round2(outage(50)),
+        outage_p99_ms: round2(outage(99)),
+        outage_longest_ms: round2(outage(100)),
+        outage_worst_ms: round2(maximum(|round| quantile(&round.outages, 100))),
+        restart_outage_ms: round2(maximum(|round| round.restart_outage)),
+        lost_after_restart: sum(|round| round.lost_after_restart),
     };
-    println!("{}", serde_json::to_string(&line)?);
+    println!("{}", serde_json::to_string(&report)?);
     Ok(())
 }
 
 fn round(cluster: &mut Cluster, kill: u32, options: &Options) -> Round {
-    let names = |what: &str| format!("{what}-{kill}");
-    // Lines have room for eight digits.
-    let first = 10_000_000 + 1_000_000 * kill;
-    let held = Traffic::held(SERVER[0], sources_a(0), options.connections);
-    let mut held = cluster.crowd(&names("held"), first, &held);
-    held.wait_open(Duration::from_mins(1));
-    let mut probes = probes(cluster, &names("probes"), first + 300_000);
+    let name = |role: &str| format!("{role}-{kill}");
+    // Client IDs have eight digits.
+    let first_id = 10_000_000 + 1_000_000 * kill;
+    let connections = ClientConfig::held_connections(SERVER[0], sources_a(0), options.connections);
+    let mut connections = cluster.start_clients(&name("held"), first_id, &connections);
+    connections.wait_established(Duration::from_mins(1));
+    let probes = start_probes(cluster, &name("probes"), first_id + 300_000);
     let victim = (kill % options.gateways) as usize;
-    let died = moment();
+    let killed_at = unix_time();
     cluster.gateways[victim].kill();
-    pass(options.detection);
-    cluster.spread_over(&cluster.but(victim));
-    pass(WATCHED_MS);
-    let [probed] = Clients::end_all([probes]);
+    sleep_ms(options.detection);
+    cluster.route_via(&cluster.indices_except(victim));
+    sleep_ms(OBSERVATION_MS);
+    let [kill_probes] = Clients::end_all([probes]);
 
-    probes = self::probes(cluster, &names("return"), first + 600_000);
+    let probes = start_probes(cluster, &name("return"), first_id + 600_000);
     cluster.gateways[victim].start("");
-    cluster.wait_whole();
-    let returned = moment();
-    cluster.spread_over(&cluster.all());
-    pass(WATCHED_MS);
-    let [returning, held] = Clients::end_all([probes, held]);
-    let stood = held.older(AGE, died);
-    let [all, lost] = stood.lost();
-    // Whose last answer came after the return was lost by it.
-    let by_return = |outcome: &Outcome| outcome.0.iter().filter(|it| !it.is_well() && it.longest[1] > returned).count();
+    cluster.wait_converged();
+    let restarted_at = unix_time();
+    cluster.route_via(&cluster.indices());
+    sleep_ms(OBSERVATION_MS);
+    let [restart_probes, connections] = Clients::end_all([probes, connections]);
+    let established = connections.established_before(MIN_AGE, killed_at);
+    let [all, lost] = established.total_and_failed();
+    // A connection whose last reply came after the restart was lost by the restart.
+    let lost_after_restart = |outcome: &ClientResults| {
+        outcome.0.iter().filter(|it| !it.succeeded() && it.longest_wait[1] > restarted_at).count()
+    };
     Round {
-        stood: all,
+        established: all,
         lost,
-        outages: probed.0.iter().map(|client| client.longest[0] * 1e3).collect(),
-        return_longest: returning.longest(OFTEN) * 1e3,
-        lost_by_return: by_return(&stood) + returning.lost()[1],
+        outages: kill_probes.0.iter().map(|client| client.longest_wait[0] * 1e3).collect(),
+        restart_outage: restart_probes.longest_wait(MAX_SEND_INTERVAL) * 1e3,
+        lost_after_restart: lost_after_restart(&established) + restart_probes.total_and_failed()[1],
     }
 }
 
-fn probes(cluster: &Cluster, name: &str, first: u32) -> Clients {
-    let mut probes = cluster.crowd(name, first, &Traffic::probes(SERVER[0], sources_a(0), PROBES));
-    probes.wait_open(Duration::from_secs(20));
+fn start_probes(cluster: &Cluster, name: &str, first_id: u32) -> Clients {
+    let mut probes = cluster.start_clients(name, first_id, &ClientConfig::probes(SERVER[0], sources_a(0), PROBE_FLOWS));
+    probes.wait_established(Duration::from_secs(20));
     probes
 }
 
-/// The value that so many percent of the values don't exceed.
+/// The percentile of `values`: nearest rank.
 pub(crate) fn quantile(values: &[f64], percent: usize) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let at = (sorted.len() * percent).div_ceil(100);
-    sorted.get(at.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+    let rank = (sorted.len() * percent).div_ceil(100);
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
 }

@@ -1,11 +1,13 @@
-//! Floods at one tenant's VIP, and what another tenant notices: goodput and delay of connections that stand, and new connections, in
-//! rounds of three phases: quiet, control, flood.
+//! Flood benchmark: isolation of tenant A while tenant B's VIP is flooded. Measures goodput and latency of established
+//! connections, and new connections, in rounds of three phases: quiet, control, flood.
 //!
-//! Source, gateway and both tenants share a small machine, so a flood also takes processor time from who is measured. The control
-//! tells that apart: the same packets at the same rate, on the same cable, to an address that the gateway doesn't capture. What a flood
-//! does beyond its control is the gateway's. The flood and both sides of tenant A run on one core, the gateway's worker on another.
+//! Source, gateway and both tenants share one machine, so a flood also takes CPU time from the measured hosts. The
+//! control phase isolates that effect: the same packets at the same rate on the same link, to an address that the
+//! gateway doesn't capture. Any effect of the flood beyond the control phase is caused by the gateway. The flood and
+//! both hosts of tenant A run on one core, the gateway's worker on another.
 //!
-//! The report compares floods with the best quiet phase of all rounds: connections that an earlier flood cost are missing in later ones, too.
+//! The report compares floods with the best quiet phase of all rounds, since connections lost in an earlier flood are
+//! missing in later quiet phases, too.
 
 mod ground;
 mod report;
@@ -19,197 +21,227 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
-use ground::{Ground, VIP_B};
-use report::{Line, Measured, Phase};
-use tenant::{REPLY_TIMEOUT, Shared, Side, Stage};
-use vipgate_tests::flood::{Kind, Writer, send};
+use ground::{Testbed, VIP_B};
+use report::{Phase, PhaseResult, Report};
+use tenant::{REPLY_TIMEOUT, SharedCounters, TrafficHost, TrafficState};
+use vipgate_tests::flood::{FloodKind, PacketWriter, send};
 
 use crate::netns;
 use crate::usage;
-use crate::wire::Machine;
-use crate::wire::subject::{Placement, Setting};
+use crate::wire::HostOptions;
+use crate::wire::subject::{Placement, SutConfig};
 
-/// How long all connections may take to stand.
-const OPENING: Duration = Duration::from_secs(20);
-/// What a phase leaves behind comes to rest before the next one.
-const REST: Duration = Duration::from_millis(500);
-/// So long ports rest by default after their session: what was flushed is gone for good then.
+/// Timeout for establishing all connections.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+/// Pause between phases, for packets and replies in flight.
+const PAUSE: Duration = Duration::from_millis(500);
+/// The gateway's default port quarantine: after it, nothing remains of flushed sessions.
 const QUARANTINE: Duration = Duration::from_secs(2);
 
-/// What `vipgate-bench flood` takes.
+/// Options of `vipgate-bench flood`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// What tenant B gets, one after the other: syn, syn-ack (blind), udp, fragments, icmp-errors, neighbors (ARP or ND), pod (from inside)
-    #[arg(long, value_delimiter = ',', default_values_t = Kind::ALL)]
-    kinds: Vec<Kind>,
-    /// Packets of the flood a second; 0 is as many as the source can send
+    /// Floods of tenant B, one after the other: syn, syn-ack (blind), udp, fragments, icmp-errors, neighbors (ARP or
+    /// ND), pod (from inside)
+    #[arg(long, value_delimiter = ',', default_values_t = FloodKind::ALL)]
+    kinds: Vec<FloodKind>,
+    /// Flood packets per second; 0 is the maximum of the source
     #[arg(long, default_value_t = 50_000)]
     flood_pps: u32,
-    /// Sessions that the gateway's table has room for; several, separated by commas, are measured one after the other
+    /// Session capacity of the gateway; a comma-separated list is measured one by one
     #[arg(long, value_delimiter = ',', default_values_t = [16_384, 262_144], value_parser = clap::value_parser!(u32).range(1024..=16_777_216))]
     capacity: Vec<u32>,
-    /// Connections of tenant A that stand
+    /// Established connections of tenant A
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..=20_000))]
     connections: u32,
-    /// New connections of tenant A a second
+    /// New connections of tenant A per second
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(2..=5_000))]
     new_per_second: u32,
-    /// Everything over IPv6
+    /// Use IPv6
     #[arg(long)]
     ipv6: bool,
-    /// Rounds of each kind; medians are reported, and the worst of goodput
+    /// Rounds of each flood; reports medians, and the minimum of goodput
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Seconds of each phase
+    /// Seconds per phase
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=60))]
     seconds: u64,
-    /// Fail unless goodput stays at 95 %, no connection is lost, and every new one is served, as promptly as without the flood
+    /// Fail unless goodput stays at 95 %, no connection is lost, and every new one completes, with no more late
+    /// handshakes than without the flood
     #[arg(long)]
     check: bool,
     #[command(flatten)]
-    machine: Machine,
-    /// Results are JSON in any case
+    machine: HostOptions,
+    /// No effect: results are always JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Measures each table with each kind.
+/// Measures each flood at each capacity.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let cores = options.machine.cores()?;
-    let setting = Setting { gateway: options.machine.program()?, core: cores[1], placement: Placement::Source };
+    let config = SutConfig { gateway: options.machine.gateway_binary()?, core: cores[1], placement: Placement::Source };
     netns::prepare()?;
     let mut missed = Vec::new();
     for &capacity in &options.capacity {
         for &kind in &options.kinds {
-            let rounds = measure(options, &setting, cores[0], capacity, kind);
-            let rounds = rounds.with_context(|| format!("{kind:?}, a table of {capacity}"))?;
-            let line = Line::new(kind, options.ipv6, capacity, options.flood_pps, &rounds);
-            ensure!(!kind.needs_backends() || line.is_answered(), "{kind}: tenant B's backends have answered nothing");
+            let rounds = measure(options, &config, cores[0], capacity, kind);
+            let rounds = rounds.with_context(|| format!("{kind:?}, capacity {capacity}"))?;
+            let line = Report::new(kind, options.ipv6, capacity, options.flood_pps, &rounds);
+            ensure!(!kind.needs_backends() || line.has_backend_replies(), "{kind}: tenant B's backends sent no reply");
             println!("{}", serde_json::to_string(&line)?);
-            missed.extend(line.missed());
+            missed.extend(line.missed_target());
         }
     }
-    for miss in &missed {
-        eprintln!("vipgate-bench: {miss}");
+    for target in &missed {
+        eprintln!("vipgate-bench: {target}");
     }
     if options.check && !missed.is_empty() {
-        bail!("{} of {} aims are missed", missed.len(), options.capacity.len() * options.kinds.len());
+        bail!("{} of {} targets are missed", missed.len(), options.capacity.len() * options.kinds.len());
     }
     Ok(())
 }
 
-fn measure(options: &Options, setting: &Setting, core: usize, capacity: u32, kind: Kind) -> Result<Vec<[Measured; 3]>> {
+fn measure(
+    options: &Options,
+    config: &SutConfig,
+    core: usize,
+    capacity: u32,
+    kind: FloodKind,
+) -> Result<Vec<[PhaseResult; 3]>> {
     let has_backends = kind.needs_backends();
-    let ground = Ground::build(setting, capacity, has_backends)?;
-    let stage = Arc::new(Stage::new()?);
+    let testbed = Testbed::build(config, capacity, has_backends)?;
+    let state = Arc::new(TrafficState::new()?);
     thread::scope(|scope| {
-        let sides = [(true, &ground.pods), (false, &ground.world)].map(|(is_pods, host)| {
-            let side = Side {
-                is_pods,
+        let hosts = [(true, &testbed.pods), (false, &testbed.external)].map(|(is_pods, namespace)| {
+            let host = TrafficHost {
+                is_pod_host: is_pods,
                 has_backends: is_pods && has_backends,
                 family: usize::from(options.ipv6),
                 connections: options.connections / 2,
                 new_per_second: options.new_per_second / 2,
             };
-            let stage = stage.clone();
-            scope.spawn(move || host.run(core, || side.run(&stage)))
+            let state = state.clone();
+            scope.spawn(move || namespace.run(core, || host.run(&state)))
         });
-        let rounds = play(options, &ground, &stage, core, kind);
-        stage.end();
-        for side in sides {
-            side.join().ok().context("tenant A has panicked")??;
+        let rounds = run_rounds(options, &testbed, &state, core, kind);
+        state.stop();
+        for host in hosts {
+            host.join().ok().context("a thread of tenant A has panicked")??;
         }
         rounds
     })
 }
 
-fn play(options: &Options, ground: &Ground, stage: &Stage, core: usize, kind: Kind) -> Result<Vec<[Measured; 3]>> {
-    let (begun, all) = (Instant::now(), options.connections / 2 * 2);
-    while stage.standing() < all {
-        let standing = stage.standing();
-        ensure!(begun.elapsed() < OPENING, "{standing} of {all} connections stand after {OPENING:?}");
+fn run_rounds(
+    options: &Options,
+    testbed: &Testbed,
+    state: &TrafficState,
+    core: usize,
+    kind: FloodKind,
+) -> Result<Vec<[PhaseResult; 3]>> {
+    let (start, all) = (Instant::now(), options.connections / 2 * 2);
+    while state.established() < all {
+        let established = state.established();
+        ensure!(
+            start.elapsed() < CONNECT_TIMEOUT,
+            "{established} of {all} connections are established after {CONNECT_TIMEOUT:?}"
+        );
         thread::sleep(Duration::from_millis(20));
     }
-    thread::sleep(2 * REST);
-    let mut played: Vec<Played> = Vec::new();
+    thread::sleep(2 * PAUSE);
+    let mut completed: Vec<CompletedPhase> = Vec::new();
     for round in 0..options.rounds {
         for phase in Phase::ALL {
-            let before = read(ground)?;
-            let around = stage.next()?;
-            let begun = Instant::now();
-            let sent = flood(options, ground, core, kind, phase, round)?;
-            let (tally, length) = (stage.next()?, begun.elapsed());
-            let after = read(ground)?;
-            let mut current = Played { tally, around: Vec::new(), length, sent, before, after };
-            played.last_mut().unwrap_or(&mut current).around.push(around);
-            played.push(current);
+            let before = read(testbed)?;
+            let around = state.next_phase()?;
+            let start = Instant::now();
+            let sent = run_phase(options, testbed, core, kind, phase, round)?;
+            let (tally, length) = (state.next_phase()?, start.elapsed());
+            let after = read(testbed)?;
+            let mut current =
+                CompletedPhase { counters: tally, surrounding: Vec::new(), duration: length, sent, before, after };
+            completed.last_mut().unwrap_or(&mut current).surrounding.push(around);
+            completed.push(current);
             if phase == Phase::Flood {
-                // The next quiet phase is to be as the first one was.
-                ground.vipgate.run(&["sessions", "flush", "--vip", VIP_B[usize::from(options.ipv6)]])?;
+                // The next quiet phase starts in the state of the first one.
+                testbed.vipgate.run_command(&["sessions", "flush", "--vip", VIP_B[usize::from(options.ipv6)]])?;
                 thread::sleep(QUARANTINE);
             }
-            thread::sleep(REST);
+            thread::sleep(PAUSE);
         }
     }
-    let around = stage.next()?;
-    played.last_mut().context("no phase was played")?.around.push(around);
-    // By then each line has a reply, or its connection is lost.
-    thread::sleep(REPLY_TIMEOUT + 2 * REST);
-    let measured: Vec<Measured> = played.iter().map(Measured::new).collect();
-    let (rounds, _) = measured.as_chunks::<3>();
+    let around = state.next_phase()?;
+    completed.last_mut().context("no phase was run")?.surrounding.push(around);
+    // After this, each message has a reply or its connection counts as lost.
+    thread::sleep(REPLY_TIMEOUT + 2 * PAUSE);
+    let results: Vec<PhaseResult> = completed.iter().map(PhaseResult::new).collect();
+    let (rounds, _) = results.as_chunks::<3>();
     Ok(rounds.to_vec())
 }
 
-/// Lets a phase pass; how many packets the source has sent in it.
-fn flood(options: &Options, ground: &Ground, core: usize, kind: Kind, phase: Phase, round: u32) -> Result<u64> {
+/// Runs a phase; returns the number of packets sent by the source.
+fn run_phase(
+    options: &Options,
+    testbed: &Testbed,
+    core: usize,
+    kind: FloodKind,
+    phase: Phase,
+    round: u32,
+) -> Result<u64> {
     let duration = Duration::from_secs(options.seconds);
     if phase == Phase::Quiet {
         thread::sleep(duration);
         return Ok(0);
     }
     let target = ground::target(kind, usize::from(options.ipv6), phase == Phase::Control);
-    let writer = Writer::new(kind, target, u64::from(round));
-    ground.attacker(kind).run(core, || send("eth0", writer, options.flood_pps, duration).context("cannot flood"))
+    let writer = PacketWriter::new(kind, target, u64::from(round));
+    testbed
+        .attacker(kind)
+        .run(core, || send("eth0", writer, options.flood_pps, duration).context("cannot send the flood"))
 }
 
-/// A phase that is over.
+/// A completed phase.
 #[derive(Debug)]
-struct Played {
-    tally: Shared,
-    /// Of the time until the next phase, and of the opening before the first: losses in it count for this phase.
-    around: Vec<Shared>,
-    length: Duration,
-    /// Packets of the flood.
+struct CompletedPhase {
+    counters: SharedCounters,
+    /// Counters of the interval until the next phase, and for the first phase those of the setup before it: losses in
+    /// them count for this phase.
+    surrounding: Vec<SharedCounters>,
+    duration: Duration,
+    /// Flood packets.
     sent: u64,
-    before: Reading,
-    after: Reading,
+    before: CounterSample,
+    after: CounterSample,
 }
 
-/// What is counted at a moment.
+/// A sample of the gateway's and the machine's counters.
 #[derive(Clone, Debug)]
-struct Reading {
+struct CounterSample {
     at: Instant,
     sessions: u64,
     drops: BTreeMap<String, u64>,
-    /// SYNs that tenant B's backends have answered.
-    answered: u64,
-    /// Of the gateway's process, in hundredths of a second.
-    gateway: u64,
-    /// Microseconds in which somebody waited for a core.
+    /// SYN-ACKs of tenant B's backends.
+    syn_acks: u64,
+    /// CPU time of the gateway process, in ticks of 10 ms.
+    gateway_ticks: u64,
+    /// CPU pressure: microseconds in which some thread waited for a core.
     pressure: Option<u64>,
 }
 
-fn read(ground: &Ground) -> Result<Reading> {
-    let gateway = usage::process(ground.process())?;
-    let (at, pressure) = (Instant::now(), usage::pressure());
-    let drops = ground.vipgate.ask("drops")?;
-    let drops = drops.as_object().context("`vipgate drops` prints no object")?;
-    Ok(Reading {
+fn read(testbed: &Testbed) -> Result<CounterSample> {
+    let gateway = usage::process_ticks(testbed.gateway_pid())?;
+    let (at, pressure) = (Instant::now(), usage::cpu_pressure());
+    let drops = testbed.vipgate.query("drops")?;
+    let drops = drops.as_object().context("`vipgate drops` printed no JSON object")?;
+    Ok(CounterSample {
         at,
-        sessions: ground.vipgate.ask("status")?["sessions"].as_u64().context("the gateway says no sessions")?,
+        sessions: testbed.vipgate.query("status")?["sessions"]
+            .as_u64()
+            .context("`vipgate status` has no `sessions`")?,
         drops: drops.iter().filter_map(|(reason, count)| Some((reason.clone(), count.as_u64()?))).collect(),
-        answered: ground.answered()?,
-        gateway,
+        syn_acks: testbed.backend_syn_acks()?,
+        gateway_ticks: gateway,
         pressure,
     })
 }

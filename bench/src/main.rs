@@ -1,5 +1,5 @@
-//! `vipgate-bench`: the packet path alone, without sockets; whole gateways over veth, killed ones among them; and what changes of
-//! policy cost. Each result is one JSON object on a line.
+//! `vipgate-bench`: benchmarks of the packet path in memory, of gateways over veth (with restart and failover), and of
+//! policy updates. Each result is one JSON object per line.
 #![expect(clippy::cast_precision_loss, reason = "nanoseconds and counts are far below 2^52")]
 
 mod failover;
@@ -24,7 +24,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-/// Measures the packet path that the gateway runs, on packets in memory, and whole gateways.
+/// Benchmarks of vipgate: the packet path in memory, gateways over veth, and policy updates
 #[derive(Debug, Parser)]
 #[command(name = "vipgate-bench", version)]
 struct Cli {
@@ -34,48 +34,49 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Packets of open sessions: parse, look up, rewrite, checksums, timers, statistics
+    /// Packet path of established sessions: parse, lookup, rewrite, checksums, timers, statistics
     Path(path::Options),
-    /// New sessions: from an empty table, with as many ending, and at a share of a far side's ports
+    /// New sessions per second: empty table, steady churn, and near port exhaustion
     Open(open::Options),
-    /// Whole gateways over veth, vipgate and others in one run: packets a second, loss, delay; needs root
+    /// Gateways over veth, vipgate against others in one run: throughput, loss, latency; needs root
     Wire(wire::Options),
-    /// Gateways that are killed while a pod sends: how soon the next process forwards, and what it takes up; needs root
+    /// Restart after SIGKILL under traffic: time to forward again, and sessions restored; needs root
     Restart(wire::restart::Options),
-    /// First packets to a next hop that the kernel doesn't know, vipgate and nftables in one run: delay, and how many of a burst are kept; needs root
+    /// Unresolved next hops, vipgate against nftables in one run: first-packet latency, and packets of a burst that are
+    /// queued; needs root
     Neighbor(neighbor::Options),
-    /// Several gateways, one of which is killed under connections that stand, and comes back: survival and outage; needs root
+    /// Failover between several gateways under established connections: survival and outage; needs root
     Failover(failover::Options),
-    /// One tenant's connections while another tenant's VIP is flooded, each kind of flood in turn: goodput, delay, new connections; needs root
+    /// Isolation of one tenant while another tenant's VIP is flooded: goodput, latency, new connections; needs root
     Flood(flood::Options),
-    /// What it costs packets to be watched: captures, the log of sessions, `top`
+    /// Overhead of captures, the NAT log and `top` per packet
     Watch(watch::Options),
-    /// Changes of policy: until they are in force, under packets, and at a server of many gateways
+    /// Policy updates: time to effect, impact on the packet path, a server of many gateways
     Policy(policy::Options),
 }
 
-/// Which way packets go.
+/// Direction of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Direction {
-    /// Pods' packets.
+    /// From pods.
     Forward,
-    /// Answers.
+    /// Replies to pods.
     Reply,
-    /// Half and half.
+    /// Half forward, half reply.
     Mix,
-    /// Clients' packets to a Service, and what its backends answer, half and half.
+    /// Inbound to a Service, and the backends' replies, half and half.
     Inbound,
-    /// Answers that another gateway has the session of: into the tunnel to it, at one that knows nothing of the session.
+    /// Replies of sessions owned by another gateway, forwarded to it by a tunnel; without a standby session.
     Tunnel,
-    /// The same, at the gateway that has a copy of the session.
+    /// The same, with a standby session.
     TunnelCopy,
-    /// Answers as they come out of the tunnel at the gateway that has the session.
+    /// Replies received from the tunnel by the owner of the session.
     TunnelIn,
 }
 
 impl Direction {
-    /// Whether it takes another gateway.
-    fn is_between_gateways(self) -> bool {
+    /// Whether a peer gateway is involved.
+    fn involves_peer(self) -> bool {
         matches!(self, Self::Tunnel | Self::TunnelCopy | Self::TunnelIn)
     }
 }

@@ -1,4 +1,4 @@
-//! Packets of open sessions.
+//! Packet path benchmark: packets of established sessions through the engine, in memory.
 
 use std::sync::Barrier;
 use std::thread;
@@ -7,53 +7,53 @@ use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
 use hdrhistogram::Histogram;
 use serde::Serialize;
-use vipgate_dataplane::address::V6;
+use vipgate_dataplane::flow::address::V6;
 
 use crate::Direction;
-use crate::group::{self, Holder, Tags};
-use crate::load::{Load, Protocol};
+use crate::group::{self, ShardOwner, TunnelTags};
+use crate::load::{LoadGenerator, Protocol};
 use crate::order::Order;
 use crate::packets::PacketFamily;
-use crate::rig::{Control, Rig};
+use crate::rig::{PolicyControl, Rig};
 use crate::yardstick;
 
-/// Packets of one measured round.
-pub(crate) const PACKETS: u64 = 1 << 20;
+/// Packets per measured round.
+pub(crate) const PACKETS_PER_ROUND: u64 = 1 << 20;
 
-/// Measures packets of open sessions: parse, look up, rewrite, checksums, timers, statistics
+/// Measures packets of established sessions: parse, lookup, rewrite, checksums, timers, statistics
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Options {
-    /// Sessions that are open, of all workers together; several, separated by commas, are measured one after the other
+    /// Established sessions of all workers; a comma-separated list is measured one by one
     #[arg(long, value_delimiter = ',', default_values_t = [1000, 65_536, 1_048_576])]
     sessions: Vec<u32>,
-    /// Which way packets go
+    /// Direction of packets
     #[arg(long, value_enum, default_value_t = Direction::Mix)]
     direction: Direction,
-    /// In which order they come
+    /// Distribution of packets over sessions
     #[arg(long, value_enum, default_value_t = Order::Uniform)]
     order: Order,
-    /// What the sessions carry; tcp with --direction forward, reply and mix
+    /// Transport protocol; tcp only with --direction forward, reply and mix
     #[arg(long, value_enum, default_value_t = Protocol::Udp)]
     protocol: Protocol,
     /// IPv6 instead of IPv4
     #[arg(long)]
     ipv6: bool,
-    /// Bytes of a frame with its checksum, as the industry counts them: on veth it is 4 bytes shorter; with --ipv6 at least 66
+    /// Frame size in bytes including FCS (RFC 2544); with --ipv6 at least 66
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(64..=1518))]
     size: u16,
-    /// Workers at once, each on its own core and with its share of the sessions
+    /// Concurrent workers, each on its own core and with an equal part of the sessions
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     workers: u32,
     /// Measured rounds; the median is reported
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Results are JSON in any case
+    /// No effect: results are always JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Serialize)]
-struct Measured {
+struct Report {
     benchmark: &'static str,
     sessions: u32,
     direction: String,
@@ -62,26 +62,27 @@ struct Measured {
     family: &'static str,
     size: u16,
     workers: u32,
-    /// Of one worker; with several, the median of theirs.
+    /// Per worker: the median of all workers.
     ns_per_packet: f64,
-    /// Of all workers together.
+    /// Sum of all workers.
     mpps: f64,
-    /// Between gateways: the same with a tag in each packet, measured in turn with those without, and what that adds.
+    /// Tunnel packets: the same with an authentication tag per packet, in alternating rounds, and the difference.
     #[serde(skip_serializing_if = "Option::is_none")]
     authenticated_ns_per_packet: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     authentication_ns: Option<f64>,
     bytes_per_session: f64,
-    /// Pages that the table lies on.
+    /// Page size of the session table.
     pages: &'static str,
-    /// A packet that is only forwarded, and a random line of as much memory as the table has, here and now.
+    /// Baseline of this machine in this run: forwarding a packet without NAT, and a random read in as much memory as
+    /// the table.
     forwarding_ns: f64,
     random_line_ns: f64,
-    /// What those two take together, as a share of what a packet takes.
+    /// Sum of both baselines divided by `ns_per_packet`.
     share_of_limit: f64,
     batch_p50_ns: u64,
     batch_p999_ns: u64,
-    /// The same of as much time of only forwarding: what the machine takes from anyone.
+    /// The same for the forwarding baseline: jitter of the machine.
     forwarding_p50_ns: u64,
     forwarding_p999_ns: u64,
     rounds_ns: Vec<f64>,
@@ -89,20 +90,23 @@ struct Measured {
 
 /// Measures each number of sessions.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let has_connections = matches!(options.direction, Direction::Forward | Direction::Reply | Direction::Mix);
-    ensure!(options.protocol == Protocol::Udp || has_connections, "--protocol tcp goes with forward, reply and mix");
+    let supports_tcp = matches!(options.direction, Direction::Forward | Direction::Reply | Direction::Mix);
+    ensure!(
+        options.protocol == Protocol::Udp || supports_tcp,
+        "--protocol tcp requires --direction forward, reply or mix"
+    );
     for &sessions in &options.sessions {
-        ensure!(sessions >= options.workers, "--sessions must be at least 1 for each worker");
-        let result = if options.ipv6 { measure::<V6>(sessions, options) } else { measure::<u32>(sessions, options) }?;
-        println!("{}", serde_json::to_string(&result)?);
+        ensure!(sessions >= options.workers, "--sessions must be at least 1 per worker");
+        let report = if options.ipv6 { measure::<V6>(sessions, options) } else { measure::<u32>(sessions, options) }?;
+        println!("{}", serde_json::to_string(&report)?);
     }
     Ok(())
 }
 
-/// What one worker did.
-struct Share {
+/// Result of one worker.
+struct WorkerResult {
     rounds_ns: Vec<f64>,
-    /// The same with tags, where packets go between gateways.
+    /// The same with authentication tags, for tunnel packets.
     authenticated_ns: Vec<f64>,
     batches: Histogram<u64>,
     bytes_per_session: f64,
@@ -110,12 +114,12 @@ struct Share {
     pages: &'static str,
 }
 
-fn measure<A: PacketFamily>(sessions: u32, options: &Options) -> Result<Measured> {
-    let shortest = if options.protocol == Protocol::Tcp { A::SHORTEST_TCP } else { A::SHORTEST };
-    let size = (options.size - 4).max(shortest);
-    let each = sessions / options.workers;
+fn measure<A: PacketFamily>(sessions: u32, options: &Options) -> Result<Report> {
+    let min_size = if options.protocol == Protocol::Tcp { A::MIN_TCP_FRAME } else { A::MIN_FRAME };
+    let size = (options.size - 4).max(min_size);
+    let sessions_per_worker = sessions / options.workers;
     let barrier = Barrier::new(options.workers as usize);
-    let shares = thread::scope(|scope| {
+    let results = thread::scope(|scope| {
         let workers: Vec<_> = (0..options.workers)
             .map(|worker| {
                 let barrier = &barrier;
@@ -123,7 +127,7 @@ fn measure<A: PacketFamily>(sessions: u32, options: &Options) -> Result<Measured
                     if options.workers > 1 {
                         core_affinity::set_for_current(core_affinity::CoreId { id: worker as usize });
                     }
-                    work::<A>(each, size, options, barrier)
+                    run_worker::<A>(sessions_per_worker, size, options, barrier)
                 })
             })
             .collect();
@@ -132,14 +136,14 @@ fn measure<A: PacketFamily>(sessions: u32, options: &Options) -> Result<Measured
             .map(|worker| worker.join().map_err(|_| anyhow!("a worker panicked"))?)
             .collect::<Result<Vec<_>>>()
     })?;
-    let medians: Vec<f64> = shares.iter().map(|share| median(share.rounds_ns.clone())).collect();
-    let authenticated = median_of(shares.iter().map(|share| median(share.authenticated_ns.clone())));
+    let medians: Vec<f64> = results.iter().map(|result| median(result.rounds_ns.clone())).collect();
+    let authenticated = median_of(results.iter().map(|result| median(result.authenticated_ns.clone())));
     let mpps = medians.iter().map(|ns| 1_000.0 / ns).sum::<f64>();
-    let first = shares.first().context("at least one worker")?;
+    let first = results.first().context("no worker")?;
     let ((forwarding_ns, forwarding), random_line_ns) =
-        (yardstick::forwarding(size)?, yardstick::random_line(first.table_bytes)?);
+        (yardstick::measure_forwarding(size)?, yardstick::measure_random_reads(first.table_bytes)?);
     let ns = median(medians);
-    Ok(Measured {
+    Ok(Report {
         benchmark: "path",
         sessions,
         direction: format!("{:?}", options.direction).to_lowercase(),
@@ -165,62 +169,64 @@ fn measure<A: PacketFamily>(sessions: u32, options: &Options) -> Result<Measured
     })
 }
 
-/// One worker's part: opens its sessions, then sends packets of them.
-fn work<A: PacketFamily>(sessions: u32, size: u16, options: &Options, barrier: &Barrier) -> Result<Share> {
+/// Runs one worker: opens its sessions, then sends packets of them.
+fn run_worker<A: PacketFamily>(sessions: u32, size: u16, options: &Options, barrier: &Barrier) -> Result<WorkerResult> {
     let direction = options.direction;
-    let (mut rig, mut control) = if direction.is_between_gateways() {
-        let (rig, control) = Rig::in_group(sessions, Rig::lasting(), false, Tags::Without)?;
+    let (mut rig, mut control) = if direction.involves_peer() {
+        let (rig, control) = Rig::with_peer(sessions, Rig::long_timeouts(), false, TunnelTags::Disabled)?;
         (rig, Some(control))
     } else {
         (Rig::new(sessions)?, None)
     };
-    let mut load = Load::<A>::open_with(options.protocol, &mut rig, sessions, size, direction, options.order)?;
-    // What this gateway has it keeps as copies: its table is full, whatever it looks for in it.
-    let holder = if direction == Direction::TunnelIn { Holder::This } else { Holder::Other };
-    if let Some(control) = control.as_mut().filter(|_| holder == Holder::Other) {
-        group::agree(control, holder, false, Tags::Without);
-        load.settle(&mut rig)?;
+    let mut load =
+        LoadGenerator::<A>::open_with_protocol(options.protocol, &mut rig, sessions, size, direction, options.order)?;
+    // When the peer becomes the owner, the sessions become standby sessions: the table stays full.
+    let owner = if direction == Direction::TunnelIn { ShardOwner::Local } else { ShardOwner::Peer };
+    if let Some(control) = control.as_mut().filter(|_| owner == ShardOwner::Peer) {
+        group::publish_membership(control, owner, false, TunnelTags::Disabled);
+        load.send_all_sessions(&mut rig)?;
     }
     let mut batches = Histogram::<u64>::new(3)?;
     let (mut rounds_ns, mut authenticated_ns) = (Vec::new(), Vec::new());
     barrier.wait();
-    // The first round warms up.
-    load.round(&mut rig, PACKETS, |_| Ok(()))?;
+    // Warm-up round.
+    load.run_round(&mut rig, PACKETS_PER_ROUND, |_| Ok(()))?;
     for _ in 0..options.rounds {
         barrier.wait();
-        rounds_ns.push(load.round(&mut rig, PACKETS, |turn| Ok(batches.record(turn.as_nanos() as u64)?))?);
+        rounds_ns
+            .push(load.run_round(&mut rig, PACKETS_PER_ROUND, |batch| Ok(batches.record(batch.as_nanos() as u64)?))?);
         if let Some(control) = &mut control {
-            tag(Tags::With, holder, control, &mut load, &mut rig)?;
-            authenticated_ns.push(load.round(&mut rig, PACKETS, |_| Ok(()))?);
-            tag(Tags::Without, holder, control, &mut load, &mut rig)?;
+            set_tunnel_tags(TunnelTags::Enabled, owner, control, &mut load, &mut rig)?;
+            authenticated_ns.push(load.run_round(&mut rig, PACKETS_PER_ROUND, |_| Ok(()))?);
+            set_tunnel_tags(TunnelTags::Disabled, owner, control, &mut load, &mut rig)?;
         }
     }
     rounds_ns.sort_by(f64::total_cmp);
-    let (table_bytes, pages) = rig.table::<A>();
+    let (table_bytes, pages) = rig.table_memory::<A>();
     let bytes_per_session = table_bytes as f64 / f64::from(sessions);
-    Ok(Share { rounds_ns, authenticated_ns, batches, bytes_per_session, table_bytes, pages })
+    Ok(WorkerResult { rounds_ns, authenticated_ns, batches, bytes_per_session, table_bytes, pages })
 }
 
-/// Packets between gateways have tags from now on, or none. What that changes beside is done before anything is measured.
-fn tag<A: PacketFamily>(
-    tags: Tags,
-    holder: Holder,
-    control: &mut Control,
-    load: &mut Load<A>,
+/// Enables or disables tags of tunnel packets, and lets sessions adapt to the new policy before the next measurement.
+fn set_tunnel_tags<A: PacketFamily>(
+    tags: TunnelTags,
+    owner: ShardOwner,
+    control: &mut PolicyControl,
+    load: &mut LoadGenerator<A>,
     rig: &mut Rig,
 ) -> Result<()> {
-    group::agree(control, holder, false, tags);
+    group::publish_membership(control, owner, false, tags);
     load.set_tags(tags)?;
-    load.settle(rig)?;
+    load.send_all_sessions(rig)?;
     Ok(())
 }
 
-/// The median of several workers' medians, if they have any.
+/// The median of the workers' medians, if there are any.
 fn median_of(medians: impl Iterator<Item = f64>) -> Option<f64> {
     Some(median(medians.collect())).filter(|median| !median.is_nan())
 }
 
-/// The middle one; of two, the higher.
+/// The median; of an even number of values, the upper one.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

@@ -1,5 +1,5 @@
-//! What changes of policy cost: the time until they are in force on a gateway, the packets that go on meanwhile, and the
-//! server that tells many gateways, and what those share. What the machine did beside is reported with each figure.
+//! Policy benchmarks: time until a change is in force, impact of changes on the packet path, cost of large gateway
+//! groups, and a policy server with many gateways. Each result includes the load of other programs on the machine.
 
 mod churn;
 mod effect;
@@ -14,48 +14,48 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-/// What `vipgate-bench policy` takes.
+/// Options of `vipgate-bench policy`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     #[command(subcommand)]
-    part: Part,
+    command: Command,
 }
 
 #[derive(Debug, Subcommand)]
-enum Part {
-    /// From a change at a policy server to its effect on a whole gateway; needs root
+enum Command {
+    /// Time from a change at the policy server to its effect on a gateway; needs root
     Effect(effect::Options),
-    /// Packets of open sessions while policy changes, and while it doesn't
+    /// Packet path under policy changes, compared to constant policy
     Path(path::Options),
-    /// What many gateways that share all VIPs cost each of them: memory, and a death
+    /// Cost per gateway of a large group that shares all VIPs: memory, and membership changes
     Group(group::Options),
-    /// A whole policy server with many gateways
+    /// A policy server with many gateways
     Server(server::Options),
 }
 
-/// How large a policy is.
+/// Policy size.
 #[derive(Clone, Copy, Debug, Args)]
-struct Size {
-    /// VIPs, each with an egress policy of its own, as Services have
+struct PolicySize {
+    /// VIPs, each with its own egress policy, as for Services
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(2..=16_000))]
     vips: u32,
-    /// Endpoints, each behind one of the VIPs
+    /// Endpoints, each with one of the VIPs
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=200_000))]
     endpoints: u32,
 }
 
-/// Measures a part.
+/// Runs one of the benchmarks.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    match &options.part {
-        Part::Effect(options) => effect::run(options),
-        Part::Path(options) => path::run(options),
-        Part::Group(options) => group::run(options),
-        Part::Server(options) => server::run(options),
+    match &options.command {
+        Command::Effect(options) => effect::run(options),
+        Command::Path(options) => path::run(options),
+        Command::Group(options) => group::run(options),
+        Command::Server(options) => server::run(options),
     }
 }
 
 /// Prints a result.
-fn show(result: &(impl Serialize + Display), json: bool) -> Result<()> {
+fn print_result(result: &(impl Serialize + Display), json: bool) -> Result<()> {
     if json {
         println!("{}", serde_json::to_string(result)?);
     } else {

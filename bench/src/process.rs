@@ -1,4 +1,4 @@
-//! Processes that this one starts: none outlives it.
+//! Child processes that don't outlive this process.
 
 use std::fs::File;
 use std::path::Path;
@@ -6,27 +6,28 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
 
-/// A process of ours; dropping it ends it.
+/// A child process, killed on drop.
 #[derive(Debug)]
 pub(crate) struct Process(Child);
 
 impl Process {
-    /// Starts a command; what it writes goes to `log`. It dies with the thread that calls this, however that ends.
+    /// Starts a command with its output in `log`. The kernel kills it when the calling thread ends
+    /// (`PR_SET_PDEATHSIG`).
     pub(crate) fn start(command: &[&str], log: &Path) -> Result<Self> {
         let log = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-        let errors = log.try_clone()?;
+        let stderr = log.try_clone()?;
         let mut program = Command::new("setpriv");
-        program.args(["--pdeathsig", "KILL", "--"]).args(command).stdin(Stdio::null()).stdout(log).stderr(errors);
+        program.args(["--pdeathsig", "KILL", "--"]).args(command).stdin(Stdio::null()).stdout(log).stderr(stderr);
         let child = program.spawn().with_context(|| format!("cannot run `setpriv {}`", command.join(" ")))?;
         Ok(Self(child))
     }
 
-    /// Its number.
-    pub(crate) fn id(&self) -> u32 {
+    /// Process ID.
+    pub(crate) fn pid(&self) -> u32 {
         self.0.id()
     }
 
-    /// Whether it still runs.
+    /// Whether it is running.
     pub(crate) fn is_alive(&mut self) -> bool {
         matches!(self.0.try_wait(), Ok(None))
     }
@@ -40,7 +41,7 @@ impl From<Child> for Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Fails if it has exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,4 +1,5 @@
-//! A worker as the gateway has it, over a device that only moves frames: what is measured is the packet path.
+//! Benchmark rig: a worker configured as in the gateway, over an in-memory device, so that only the packet path is
+//! measured.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -8,44 +9,45 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use crossbeam::channel::{Sender, unbounded};
 use crossbeam::queue::ArrayQueue;
-use vipgate_dataplane::address::{Address, V6};
-use vipgate_dataplane::batch::MOST;
-use vipgate_dataplane::command::Command;
-use vipgate_dataplane::counters::DropReason;
-use vipgate_dataplane::fragments::Fragments;
-use vipgate_dataplane::ids::Ids;
-use vipgate_dataplane::io::{FrameAudit, InterfaceId, PacketIo, Received};
-use vipgate_dataplane::limiter::Limiter;
-use vipgate_dataplane::link::affinity::Affinity;
-use vipgate_dataplane::link::handoff::{Links, Wake};
-use vipgate_dataplane::link::lease::Lease;
-use vipgate_dataplane::link::outbox::Outbox;
-use vipgate_dataplane::link::outlet::Outlet;
-use vipgate_dataplane::pipeline::Tables;
+use vipgate_dataplane::flow::address::{Address, V6};
+use vipgate_dataplane::flow::drop_reason::DropReason;
+use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::flow::ids::WorkerId;
+use vipgate_dataplane::flow::time::Tick;
+use vipgate_dataplane::flow::tuple::HashKey;
+use vipgate_dataplane::io::batch::BATCH_SIZE;
+use vipgate_dataplane::io::handoff::{Wake, WorkerLinks};
+use vipgate_dataplane::io::{FrameAudit, PacketIo, Received};
+use vipgate_dataplane::observe::Observer;
+use vipgate_dataplane::policy::build::Builder;
+use vipgate_dataplane::policy::publish::Publisher;
+use vipgate_dataplane::policy::spec::{
+    AddressSelection, Announce, BackendSpec, BackendState, ClusterSpec, EgressSpec, EndpointSpec, HopSpec,
+    InterfaceSpec, Limits, NeighborSpec, NetworkSpec, OnExhaustion, PolicySet, Role, RouteSpec, RouteTarget, Scope,
+    ServicePortSpec, ServiceSpec, VipSpec,
+};
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::ports::allocator::Allocator;
-use vipgate_dataplane::ports::pool::WorkerId;
+use vipgate_dataplane::reassembly::VirtualReassembly;
+use vipgate_dataplane::replication::lease::Lease;
+use vipgate_dataplane::replication::queue::ReplicationQueue;
+use vipgate_dataplane::replication::sender::ReplicationSender;
+use vipgate_dataplane::session::affinity::AffinityTable;
 use vipgate_dataplane::session::embryonic::Embryonic;
 use vipgate_dataplane::session::eviction::Eviction;
 use vipgate_dataplane::session::timeout::Timeouts;
-use vipgate_dataplane::session::tuple::HashKey;
 use vipgate_dataplane::session::{SessionFamily, Sessions};
-use vipgate_dataplane::snapshot::build::Builder;
-use vipgate_dataplane::snapshot::publish::Publisher;
-use vipgate_dataplane::snapshot::spec::{
-    AddressSelection, Announce, BackendSpec, BackendState, ClusterSpec, EgressSpec, EndpointSpec, HopSpec,
-    InterfaceSpec, Limits, NeighbourSpec, NetworkSpec, OnExhaustion, PolicySet, Role, RouteSpec, RouteTarget, Scope,
-    ServicePortSpec, ServiceSpec, VipSpec,
-};
-use vipgate_dataplane::stage::open::Rules;
-use vipgate_dataplane::time::Tick;
-use vipgate_dataplane::waiting::{Questions, Waiting};
-use vipgate_dataplane::watch::Watch;
+use vipgate_dataplane::stage::context::SessionRules;
+use vipgate_dataplane::stage::context::Tables;
+use vipgate_dataplane::stage::reply_limiter::ReplyLimiter;
+use vipgate_dataplane::wire::ip_id::IpIdAllocator;
 use vipgate_dataplane::wire::protocol;
-use vipgate_dataplane::worker::{Parts, Worker};
+use vipgate_dataplane::worker::command::Command;
+use vipgate_dataplane::worker::neighbor_queue::{NeighborQueue, ResolutionRequests};
+use vipgate_dataplane::worker::{Worker, WorkerParts};
 use vipgate_mem::{Arena, Frame, HEADROOM};
 
-use crate::group::{self, Holder, Tags};
+use crate::group::{self, ShardOwner, TunnelTags};
 use crate::packets::{
     BACKEND_PORT, BACKENDS, FIRST_POD, INSIDE_MAC, OUTSIDE_MAC, POD_MAC, PODS, ROUTER_MAC, SERVICE_PORT, VIP, VIP6,
     pod6,
@@ -57,39 +59,39 @@ const ROUTER: u32 = 0xcb00_71fe;
 const ROUTER6: V6 = V6 { high: 0x2001_0db8_0113_0000, low: 0xfe };
 /// Name of the pods' policy.
 const POLICY: &str = "bench";
-/// How old sessions are when another gateway is told of them: the gateway's own default.
-const COPY_AFTER_MS: u32 = 50;
-/// As many frames as a socket has: they must not all stay in the first cache.
+/// Age of sessions when they are replicated: the gateway's default.
+const REPLICATION_DELAY_MS: u32 = 50;
+/// As many frames as a socket has, more than fit into the L1 cache.
 const FRAMES: usize = 4096;
 
-/// Frames in, frames out.
+/// In-memory device.
 #[derive(Debug)]
 pub(crate) struct BenchIo {
-    /// First in, first out: frames take turns, as they do on a fill ring.
+    /// FIFO: frames rotate as on a fill ring.
     free: VecDeque<Frame>,
-    ready: Vec<Received>,
+    received: Vec<Received>,
     pub(crate) sent: Vec<Frame>,
 }
 
 impl BenchIo {
     fn new() -> Result<Self> {
         let free = Arena::allocate(FRAMES, 2048).context("memory for frames")?.frames().into();
-        Ok(Self { free, ready: Vec::with_capacity(MOST), sent: Vec::with_capacity(FRAMES) })
+        Ok(Self { free, received: Vec::with_capacity(BATCH_SIZE), sent: Vec::with_capacity(FRAMES) })
     }
 
-    /// Lets a packet of `size` bytes arrive, written by `write`.
-    pub(crate) fn offer(&mut self, interface: InterfaceId, size: u16, write: impl FnOnce(&mut [u8])) {
+    /// Injects a packet of `size` bytes, written by `write`, as received on `interface`.
+    pub(crate) fn inject(&mut self, interface: InterfaceId, size: u16, write: impl FnOnce(&mut [u8])) {
         let Some(mut frame) = self.free.pop_front() else { return };
         frame.reset(HEADROOM);
         frame.set_len(size);
         write(frame.bytes_mut());
-        self.ready.push(Received::new(frame, interface));
+        self.received.push(Received::new(frame, interface));
     }
 
-    /// Takes back what was sent, after a look at it.
-    pub(crate) fn collect(&mut self, mut look: impl FnMut(&Frame)) {
+    /// Calls `inspect` with each sent frame, then frees it.
+    pub(crate) fn take_sent(&mut self, mut inspect: impl FnMut(&Frame)) {
         for frame in self.sent.drain(..) {
-            look(&frame);
+            inspect(&frame);
             self.free.push_back(frame);
         }
     }
@@ -97,8 +99,8 @@ impl BenchIo {
 
 impl PacketIo for BenchIo {
     fn rx(&mut self, into: &mut Vec<Received>, limit: usize) -> usize {
-        let count = limit.min(self.ready.len());
-        into.extend(self.ready.drain(..count).inspect(|received| received.frame.prefetch()));
+        let count = limit.min(self.received.len());
+        into.extend(self.received.drain(..count).inspect(|received| received.frame.prefetch()));
         count
     }
 
@@ -107,11 +109,11 @@ impl PacketIo for BenchIo {
         Ok(())
     }
 
-    fn take(&mut self) -> Option<Frame> {
+    fn allocate(&mut self) -> Option<Frame> {
         self.free.pop_front()
     }
 
-    fn give(&mut self, frame: Frame) {
+    fn release(&mut self, frame: Frame) {
         self.free.push_back(frame);
     }
 
@@ -120,136 +122,142 @@ impl PacketIo for BenchIo {
     fn wait(&mut self, _: Duration) {}
 
     fn audit(&self) -> FrameAudit {
-        let (free, filled) = (self.free.len() as u64, self.ready.len() as u64);
+        let (free, filled) = (self.free.len() as u64, self.received.len() as u64);
         FrameAudit { free, filled, in_flight: self.sent.len() as u64 }
     }
 }
 
 #[derive(Debug)]
-struct NoBell;
+struct NoopWaker;
 
-impl Wake for NoBell {
+impl Wake for NoopWaker {
     fn wake(&self) {}
 }
 
-/// A worker and what keeps it alive.
+/// A worker under test, with its clock and channels.
 pub(crate) struct Rig {
     pub(crate) worker: Worker<BenchIo>,
     pub(crate) now: Tick,
     pub(crate) capacity: u32,
-    /// What the other gateway of a group is told.
-    pub(crate) outlet: Arc<Outlet>,
+    /// Replication updates for the peer gateway.
+    pub(crate) replication: Arc<ReplicationSender>,
     timeouts: Timeouts,
     pub(crate) commands: Sender<Command>,
 }
 
-/// What changes the policy of a rig.
+/// Updates the policy of a rig.
 #[derive(Debug)]
-pub(crate) struct Control {
+pub(crate) struct PolicyControl {
     pub(crate) builder: Builder,
     pub(crate) publisher: Publisher,
 }
 
-/// Sessions of a table that only holders below their fair share may have: as many as a batch opens.
-const RESERVE: u32 = MOST as u32;
+/// Capacity reserved for VIPs and pods below their fair share: the sessions opened by one batch.
+const RESERVE: u32 = BATCH_SIZE as u32;
 
 impl Rig {
-    /// A worker with room for `sessions`, for 1024 pods behind one VIP of each family. Nothing expires while it is measured; the
-    /// sweep runs all the same.
+    /// A worker with capacity for `sessions`, and 1024 pods behind one VIP of each family. No session expires during
+    /// the measurement, but expiry runs.
     pub(crate) fn new(sessions: u32) -> Result<Self> {
-        Self::with(sessions, Self::lasting())
+        Self::with_timeouts(sessions, Self::long_timeouts())
     }
 
-    /// Tells the worker something, which it hears in its next turn.
-    pub(crate) fn tell(&self, command: Command) -> Result<()> {
-        self.commands.send(command).map_err(|_| anyhow!("the worker takes no commands"))
+    /// Sends a command to the worker, which handles it in its next iteration.
+    pub(crate) fn send_command(&self, command: Command) -> Result<()> {
+        self.commands.send(command).map_err(|_| anyhow!("the worker's command channel is closed"))
     }
 
-    /// Timeouts with which nothing expires while it is measured.
-    pub(crate) fn lasting() -> Timeouts {
+    /// Timeouts longer than a measurement.
+    pub(crate) fn long_timeouts() -> Timeouts {
         Timeouts { udp: 3_600_000, ..Timeouts::default() }
     }
 
-    /// The same with timeouts.
-    pub(crate) fn with(sessions: u32, timeouts: Timeouts) -> Result<Self> {
-        // Nobody changes the policy: the worker keeps it by itself.
-        let (rig, _) = Self::beside(sessions, timeouts, PolicySet::default())?;
+    /// Like [`Rig::new`], with timeouts.
+    pub(crate) fn with_timeouts(sessions: u32, timeouts: Timeouts) -> Result<Self> {
+        // The policy isn't updated, and the worker holds it.
+        let (rig, _) = Self::with_policy(sessions, timeouts, PolicySet::default())?;
         Ok(rig)
     }
 
-    /// The same with more policy beside that of the pods, and what changes it all.
-    pub(crate) fn beside(sessions: u32, timeouts: Timeouts, mut more: PolicySet) -> Result<(Self, Control)> {
-        let own = policy();
-        more.policies.extend(own.policies);
-        more.vips.extend(own.vips);
-        more.endpoints.extend(own.endpoints);
-        more.services.extend(own.services);
-        Self::under(sessions, timeouts, &more)
+    /// With additional policy, and a handle to update it.
+    pub(crate) fn with_policy(sessions: u32, timeouts: Timeouts, mut set: PolicySet) -> Result<(Self, PolicyControl)> {
+        let base = base_policy();
+        set.policies.extend(base.policies);
+        set.vips.extend(base.vips);
+        set.endpoints.extend(base.endpoints);
+        set.services.extend(base.services);
+        Self::build(sessions, timeouts, &set)
     }
 
-    /// One of two gateways: see [`group`]. Everything is its own, and the other one takes copies if it is `linked`.
-    pub(crate) fn in_group(sessions: u32, timeouts: Timeouts, linked: bool, tags: Tags) -> Result<(Self, Control)> {
-        let mut set = policy();
-        group::share(&mut set);
-        let (rig, mut control) = Self::under(sessions, timeouts, &set)?;
-        group::agree(&mut control, Holder::This, linked, tags);
+    /// One of two gateways (`peer_gateway.rs`), the owner of all shards. Sessions are replicated to the peer if it is
+    /// `linked`.
+    pub(crate) fn with_peer(
+        sessions: u32,
+        timeouts: Timeouts,
+        linked: bool,
+        tags: TunnelTags,
+    ) -> Result<(Self, PolicyControl)> {
+        let mut set = base_policy();
+        group::assign_shards(&mut set);
+        let (rig, mut control) = Self::build(sessions, timeouts, &set)?;
+        group::publish_membership(&mut control, ShardOwner::Local, linked, tags);
         Ok((rig, control))
     }
 
-    fn under(sessions: u32, timeouts: Timeouts, set: &PolicySet) -> Result<(Self, Control)> {
+    fn build(sessions: u32, timeouts: Timeouts, set: &PolicySet) -> Result<(Self, PolicyControl)> {
         let mut builder = Builder::new(network());
         let publisher = Publisher::new(builder.with_policy(set)?);
         let key = HashKey::fixed();
         let (sender, commands) = unbounded();
-        let bell: Arc<dyn Wake> = Arc::new(NoBell);
-        let outlet = Arc::new(Outlet::new(bell.clone()));
-        let links = Links::mesh(std::slice::from_ref(&bell)).pop().context("one worker has links")?;
-        let parts = Parts {
+        let waker: Arc<dyn Wake> = Arc::new(NoopWaker);
+        let replication = Arc::new(ReplicationSender::new(waker.clone()));
+        let links = WorkerLinks::mesh(std::slice::from_ref(&waker)).pop().context("no worker links")?;
+        let parts = WorkerParts {
             id: WorkerId(0),
             io: BenchIo::new()?,
             links,
-            affinity: Arc::new(Affinity::new(sessions as usize / 16, key)),
+            affinity: Arc::new(AffinityTable::new(sessions as usize / 16, key)),
             directory: None,
             tables: Tables {
-                // What the packet path has by default, beside the sessions that are measured.
+                // Defaults of the gateway, except for the session capacity.
                 sessions: Sessions::new(sessions + RESERVE, timeouts, key)
                     .context("memory for sessions")?
                     .with_reserve(RESERVE),
                 embryonic: Embryonic::new(sessions.saturating_mul(4), u32::MAX),
                 eviction: Eviction::default(),
                 ports: Allocator::new(WorkerId(0), 1, PortRange::default(), key).context("memory for ports")?,
-                fragments: Fragments::new(1024, 256, 2_000, key).context("memory for fragments")?,
-                ids: Ids::new(0, 1, key),
-                limiter: Limiter::new(key, Tick(1)),
-                outbox: Outbox::new(outlet.clone(), COPY_AFTER_MS),
-                watch: Watch::default(),
+                reassembly: VirtualReassembly::new(1024, 256, 2_000, key).context("memory for fragments")?,
+                ip_ids: IpIdAllocator::new(0, 1, key),
+                reply_limiter: ReplyLimiter::new(key, Tick(1)),
+                replication_queue: ReplicationQueue::new(replication.clone(), REPLICATION_DELAY_MS),
+                observer: Observer::default(),
             },
             reader: publisher.reader(),
-            waiting: Waiting::new(Questions { queue: Arc::new(ArrayQueue::new(8)), bell }),
+            neighbor_queue: NeighborQueue::new(ResolutionRequests { queue: Arc::new(ArrayQueue::new(8)), waker }),
             commands,
             counters: Arc::default(),
-            rules: Rules {
+            rules: SessionRules {
                 require_syn: true,
-                secret: key,
+                cookie_key: key,
                 reject_no_service: false,
                 reject_no_backend: true,
-                mss: None,
+                mss_clamp: None,
             },
-            lease: Arc::new(Lease::free()),
+            lease: Arc::new(Lease::unlimited()),
         };
         let now = Tick(1);
         let worker = Worker::new(parts, now);
-        let rig = Self { worker, now, capacity: sessions, outlet, timeouts, commands: sender };
-        Ok((rig, Control { builder, publisher }))
+        let rig = Self { worker, now, capacity: sessions, replication, timeouts, commands: sender };
+        Ok((rig, PolicyControl { builder, publisher }))
     }
 
-    /// Bytes of a family's table, and the pages that it lies on.
-    pub(crate) fn table<A: SessionFamily>(&self) -> (usize, &'static str) {
+    /// Size of a family's session table in bytes, and its page size.
+    pub(crate) fn table_memory<A: SessionFamily>(&self) -> (usize, &'static str) {
         let table = A::table(&self.worker.tables().sessions);
         (table.bytes(), table.pages().name())
     }
 
-    /// Lets time pass until no session is left, and no port rests.
+    /// Advances the clock until all sessions have expired and no port is quarantined.
     pub(crate) fn expire_all(&mut self) {
         self.now = self.now.plus(self.timeouts.udp);
         while u32::table(&self.worker.tables().sessions).occupied() > 0 {
@@ -258,26 +266,26 @@ impl Rig {
         }
     }
 
-    /// Drops by reason, to say why something went wrong.
+    /// Non-zero drop counters, for error messages.
     pub(crate) fn drops(&self) -> Vec<(&'static str, u64)> {
-        let all = DropReason::ALL.iter().map(|&r| (r.name(), self.worker.counters().drops[r as usize].get()));
-        all.filter(|(_, count)| *count > 0).collect()
+        let drops = DropReason::ALL.iter().map(|&r| (r.name(), self.worker.counters().drops[r as usize].get()));
+        drops.filter(|(_, count)| *count > 0).collect()
     }
 }
 
-/// A pod as policy has it.
-pub(crate) fn pod(address: IpAddr, vips: Vec<IpAddr>) -> EndpointSpec {
+/// Endpoint spec of a pod.
+pub(crate) fn pod_spec(address: IpAddr, vips: Vec<IpAddr>) -> EndpointSpec {
     EndpointSpec { address, name: "".into(), policy: POLICY.into(), vips, gateway: None, remarks: vec![] }
 }
 
-fn policy() -> PolicySet {
-    let endpoint = |address, vip| pod(address, vec![vip]);
+fn base_policy() -> PolicySet {
+    let endpoint = |address, vip| pod_spec(address, vec![vip]);
     let vip = |address: IpAddr| VipSpec {
         address,
         name: "bench".into(),
         announce: Announce::L2,
         reserved_ports: vec![],
-        shares: vec![],
+        shards: vec![],
     };
     let v4 = (FIRST_POD..FIRST_POD + PODS).map(|pod| endpoint(pod.to_ip(), VIP.to_ip()));
     let v6 = (FIRST_POD..FIRST_POD + PODS).map(|pod| endpoint(pod6(pod).to_ip(), VIP6.to_ip()));
@@ -338,7 +346,7 @@ fn network() -> NetworkSpec {
         target: RouteTarget::Via(vec![HopSpec { interface, gateway }]),
     };
     let pods = (FIRST_POD..FIRST_POD + PODS).flat_map(|pod| [pod.to_ip(), pod6(pod).to_ip()]);
-    let neighbour = |interface, address: IpAddr, mac| NeighbourSpec { interface, address, mac };
+    let neighbor = |interface, address: IpAddr, mac| NeighborSpec { interface, address, mac };
     let routers = [ROUTER.to_ip(), ROUTER6.to_ip()];
     NetworkSpec {
         interfaces: vec![interface(INSIDE, Role::Inside, INSIDE_MAC), interface(OUTSIDE, Role::Outside, OUTSIDE_MAC)],
@@ -349,10 +357,10 @@ fn network() -> NetworkSpec {
             route("0.0.0.0/0", OUTSIDE, Some(routers[0])),
             route("::/0", OUTSIDE, Some(routers[1])),
         ],
-        neighbours: pods
-            .map(|address| neighbour(INSIDE, address, POD_MAC))
-            .chain(routers.map(|address| neighbour(OUTSIDE, address, ROUTER_MAC)))
-            .chain([neighbour(INSIDE, group::OTHER.into(), group::OTHER_MAC)])
+        neighbors: pods
+            .map(|address| neighbor(INSIDE, address, POD_MAC))
+            .chain(routers.map(|address| neighbor(OUTSIDE, address, ROUTER_MAC)))
+            .chain([neighbor(INSIDE, group::PEER.into(), group::PEER_MAC)])
             .collect(),
         locals: Vec::new(),
     }

@@ -1,97 +1,93 @@
-//! What cores and processes have done, as the kernel counts it, in hundredths of a second.
+//! CPU time and memory of cores and processes from /proc. CPU time is in ticks of 10 ms.
 
 use std::fs;
 use std::ops::Sub;
 
 use anyhow::{Context, Result};
 
-/// What a core has done since the machine started.
+/// CPU time of a core since boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Core {
-    /// Everything but idling.
+pub(crate) struct CoreTicks {
+    /// Not idle.
     pub(crate) busy: u64,
-    /// Of that, receiving and other work of the kernel that no process asked for.
+    /// Softirqs, part of `busy`.
     pub(crate) softirq: u64,
-    /// Time in which the machine below ran something else.
-    pub(crate) stolen: u64,
+    /// Steal time: the hypervisor ran another guest.
+    pub(crate) steal: u64,
 }
 
-impl Sub for Core {
+impl Sub for CoreTicks {
     type Output = Self;
 
     fn sub(self, before: Self) -> Self {
-        Self {
-            busy: self.busy - before.busy,
-            softirq: self.softirq - before.softirq,
-            stolen: self.stolen - before.stolen,
-        }
+        Self { busy: self.busy - before.busy, softirq: self.softirq - before.softirq, steal: self.steal - before.steal }
     }
 }
 
-/// A core's counts now.
-pub(crate) fn core(number: usize) -> Result<Core> {
+/// CPU time of a core.
+pub(crate) fn core_ticks(number: usize) -> Result<CoreTicks> {
     let text = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
     parse_core(&text, &format!("cpu{number}"))
         .with_context(|| format!("this machine has no core {number}; see --cores"))
 }
 
-/// The counts of all cores together.
-pub(crate) fn all_cores() -> Result<Core> {
+/// CPU time of all cores.
+pub(crate) fn all_core_ticks() -> Result<CoreTicks> {
     let text = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
-    parse_core(&text, "cpu").context("cannot understand /proc/stat")
+    parse_core(&text, "cpu").context("cannot parse /proc/stat")
 }
 
-/// Microseconds in which some thread of this machine waited for a core; `None` where the kernel doesn't count them.
-pub(crate) fn pressure() -> Option<u64> {
+/// CPU pressure (PSI `some`): microseconds in which some thread waited for a core; `None` without PSI in the kernel.
+pub(crate) fn cpu_pressure() -> Option<u64> {
     parse_pressure(&fs::read_to_string("/proc/pressure/cpu").ok()?)
 }
 
 /// User and system time of a process.
-pub(crate) fn process(number: u32) -> Result<u64> {
-    let path = format!("/proc/{number}/stat");
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}: it has died"))?;
-    parse_process(&text).with_context(|| format!("cannot understand {path}"))
+pub(crate) fn process_ticks(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/stat");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}: the process has exited"))?;
+    parse_process(&text).with_context(|| format!("cannot parse {path}"))
 }
 
-fn parse_core(text: &str, name: &str) -> Option<Core> {
+fn parse_core(text: &str, name: &str) -> Option<CoreTicks> {
     let line = text.lines().find(|line| line.split(' ').next() == Some(name))?;
     let counts: Vec<u64> = line.split_whitespace().skip(1).map_while(|word| word.parse().ok()).collect();
     let &[user, nice, system, _idle, _iowait, irq, softirq, stolen, ..] = counts.as_slice() else { return None };
-    Some(Core { busy: user + nice + system + irq + softirq, softirq, stolen })
+    Some(CoreTicks { busy: user + nice + system + irq + softirq, softirq, steal: stolen })
 }
 
 fn parse_pressure(text: &str) -> Option<u64> {
     text.lines().find(|line| line.starts_with("some "))?.rsplit_once("total=")?.1.parse().ok()
 }
 
-/// Memory of a process, in bytes.
+/// Resident memory of a process, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Memory {
-    /// In use now.
-    pub(crate) now: u64,
-    /// The most that ever was.
-    pub(crate) most: u64,
+pub(crate) struct ResidentMemory {
+    /// Current (`VmRSS`).
+    pub(crate) current: u64,
+    /// Peak (`VmHWM`).
+    pub(crate) peak: u64,
 }
 
-/// The memory of a process, as far as it is in RAM.
-pub(crate) fn memory(number: u32) -> Result<Memory> {
-    let path = format!("/proc/{number}/status");
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}: it has died"))?;
-    parse_memory(&text).with_context(|| format!("cannot understand {path}"))
+/// Resident memory of a process.
+pub(crate) fn resident_memory(pid: u32) -> Result<ResidentMemory> {
+    let path = format!("/proc/{pid}/status");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}: the process has exited"))?;
+    parse_memory(&text).with_context(|| format!("cannot parse {path}"))
 }
 
-fn parse_memory(text: &str) -> Option<Memory> {
-    let of = |name: &str| -> Option<u64> {
+fn parse_memory(text: &str) -> Option<ResidentMemory> {
+    let field = |name: &str| -> Option<u64> {
         let line = text.lines().find(|line| line.split(':').next() == Some(name))?;
         Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? << 10)
     };
-    Some(Memory { now: of("VmRSS")?, most: of("VmHWM")? })
+    Some(ResidentMemory { current: field("VmRSS")?, peak: field("VmHWM")? })
 }
 
 fn parse_process(text: &str) -> Option<u64> {
-    // The program's name stands in brackets and may have anything in it.
-    let mut words = text.rsplit_once(')')?.1.split_whitespace().skip(11);
-    Some(words.next()?.parse::<u64>().ok()? + words.next()?.parse::<u64>().ok()?)
+    // The command name in parentheses may contain any character.
+    let mut fields = text.rsplit_once(')')?.1.split_whitespace().skip(11);
+    Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
 }
 
 #[cfg(test)]
@@ -99,11 +95,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_counts_are_understood() {
+    fn proc_files_are_parsed() {
         let text = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu1 1 2 3 1000 50 4 5 6 0 0\ncpu10 7 7 7 7 7 7 7 7 0 0\nintr 1\n";
-        assert_eq!(parse_core(text, "cpu1"), Some(Core { busy: 15, softirq: 5, stolen: 6 }));
+        assert_eq!(parse_core(text, "cpu1"), Some(CoreTicks { busy: 15, softirq: 5, steal: 6 }));
         assert_eq!(parse_core(text, "cpu2"), None);
-        assert_eq!(parse_core(text, "cpu"), Some(Core { busy: 45, softirq: 9, stolen: 9 }));
+        assert_eq!(parse_core(text, "cpu"), Some(CoreTicks { busy: 45, softirq: 9, steal: 9 }));
         let text =
             "some avg10=0.96 avg60=7.44 avg300=4.60 total=2386\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n";
         assert_eq!((parse_pressure(text), parse_pressure("")), (Some(2386), None));
@@ -111,6 +107,6 @@ mod tests {
         assert_eq!(parse_process(text), Some(168));
         assert_eq!(parse_process("77 (a"), None);
         let text = "Name:\tvipgate\nVmHWM:\t   24 kB\nVmRSS:\t   20 kB\n";
-        assert_eq!(parse_memory(text), Some(Memory { now: 20 << 10, most: 24 << 10 }));
+        assert_eq!(parse_memory(text), Some(ResidentMemory { current: 20 << 10, peak: 24 << 10 }));
     }
 }

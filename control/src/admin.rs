@@ -1,6 +1,7 @@
-//! The admin socket: gRPC on a Unix socket, for the command line and whoever else may open the file.
+//! Admin API: gRPC on a Unix socket, for the command line and other local clients with access to the file.
 //!
-//! `socket` has the file and the server, `server` and those beside it the answers, `client` the other end.
+//! `socket` creates the socket file and runs the server, `server` and its siblings answer requests, `client` is the
+//! client side.
 
 pub mod capture;
 pub mod capture_filter;
@@ -8,25 +9,25 @@ mod client;
 mod drops;
 mod explain;
 pub mod filter;
-mod group;
+mod membership;
 pub(crate) mod ports;
 mod server;
 mod services;
-mod sessions;
 mod socket;
 mod trace;
 mod tracking;
+mod workers;
 
-pub use client::{Client, ClientError, Packets, Slices};
+pub use client::{Client, ClientError, PacketStream, SessionStream};
 #[cfg(any(test, fuzzing))]
 pub(crate) use server::Service;
 pub use socket::{Socket, SocketError, bind, serve};
 
-/// The generated messages and services.
+/// Generated messages and services.
 #[expect(missing_docs, unused_qualifications, clippy::pedantic, reason = "generated; the .proto file has the comments")]
 pub mod proto {
     tonic::include_proto!("vipgate.admin.v1");
 }
 
-/// Version of the interface: raised when an older client would misunderstand.
+/// Version of the API: raised by each incompatible change.
 pub const PROTOCOL: u32 = 1;

@@ -1,7 +1,7 @@
-//! `vipgate check PATH...`: everything that is wrong with configuration and manifests, without running anything.
+//! `vipgate check PATH...`: validates configuration and manifests, without running anything.
 //!
-//! A path is a `gateway.yaml`, a `policyd.yaml`, or manifests: a file or a directory. What a file is shows in its fields,
-//! so that a whole tree of configuration can be checked at once. Manifests are compiled together, as a gateway would.
+//! A path is a `gateway.yaml`, a `policyd.yaml`, or manifests: a file or a directory. The fields of a file determine
+//! its kind, so a whole tree of configuration can be checked at once. Manifests are compiled together, as by a gateway.
 
 mod files;
 
@@ -11,47 +11,49 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Serialize;
-use vipgate_dataplane::snapshot::spec::PolicySet;
+use vipgate_dataplane::policy::spec::PolicySet;
 
-use crate::complaint::{Complaint, settle};
 use crate::config::{Config, PolicydConfig};
-use crate::manifest::files::walk;
-use crate::manifest::{Foreign, Manifests, read};
-use crate::policy::{Viewer, compile};
+use crate::source::manifest_files::walk;
 use crate::text_file::named_text;
 use crate::xds::resource::version_of;
-use crate::yaml::{Fault, Source};
+use vipgate_policy::compiler::compile;
+use vipgate_policy::diagnostic::{Diagnostic, sort_and_dedup};
+use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read};
+use vipgate_policy::yaml::{Source, YamlError};
 
-/// What was found.
+/// Result of a check.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
-    /// What is wrong, in the order of files and lines.
-    pub complaints: Vec<Complaint>,
-    /// Configuration files that are fine.
+    /// Diagnostics, in the order of files and lines.
+    #[serde(rename = "complaints")]
+    pub diagnostics: Vec<Diagnostic>,
+    /// Valid configuration files.
     pub configurations: Vec<Configuration>,
-    /// What the manifests come to; none when there were none.
+    /// The compiled policy; none if there are no manifests.
     pub policy: Option<Summary>,
 }
 
-/// A Service that is reached at VIPs.
+/// A Service with VIPs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Inbound {
-    /// As people name it.
+pub struct InboundService {
+    /// `Service namespace/name`.
     pub name: String,
-    /// Addresses behind it.
+    /// Number of backend addresses.
     pub backends: usize,
 }
 
-/// A configuration file that is fine.
+/// A valid configuration file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Configuration {
     /// The file.
     pub file: String,
     /// `gateway NAME` or `policyd`.
-    pub what: String,
+    #[serde(rename = "what")]
+    pub role: String,
 }
 
-/// What manifests come to.
+/// Summary of the compiled policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Summary {
     /// Files that manifests were read from.
@@ -60,16 +62,17 @@ pub struct Summary {
     pub objects: BTreeMap<&'static str, usize>,
     /// Version of the compiled policy.
     pub version: String,
-    /// VIPs, as text, and whose they are.
+    /// VIPs with their owning objects.
     pub vips: Vec<Vip>,
-    /// The policies, and what each covers.
+    /// Egress policies with their number of endpoints.
     pub policies: Vec<Policy>,
-    /// The Services that are reached at VIPs, and what is behind each.
-    pub services: Vec<Inbound>,
+    /// Services with VIPs and their number of backends.
+    pub services: Vec<InboundService>,
     /// Covered pod addresses.
     pub endpoints: usize,
-    /// Those among them that have no VIP, so that their traffic is dropped.
-    pub closed: usize,
+    /// Endpoints without a VIP: their packets are dropped.
+    #[serde(rename = "closed")]
+    pub without_vip: usize,
 }
 
 /// A VIP.
@@ -77,9 +80,9 @@ pub struct Summary {
 pub struct Vip {
     /// The address.
     pub address: String,
-    /// Whose it is.
+    /// The object that has it.
     pub name: String,
-    /// Ports that are never given out as SNAT ports.
+    /// Ports that are never allocated for SNAT.
     pub reserved_ports: Vec<u16>,
 }
 
@@ -88,14 +91,14 @@ pub struct Vip {
 pub struct Policy {
     /// `EgressPolicy namespace/name` or `Service namespace/name`.
     pub name: String,
-    /// Pod addresses that it covers and wins.
+    /// Number of covered pod addresses.
     pub endpoints: usize,
 }
 
 impl Report {
-    /// How many complaints are errors.
+    /// Number of errors among the diagnostics.
     pub fn errors(&self) -> usize {
-        self.complaints.iter().filter(|complaint| complaint.is_error()).count()
+        self.diagnostics.iter().filter(|diagnostic| diagnostic.is_error()).count()
     }
 
     /// The exit code of the command: 0 when there is no error, else 2.
@@ -109,72 +112,73 @@ pub fn run(paths: &[PathBuf]) -> Report {
     run_in(Path::new(""), paths)
 }
 
-/// The same where relative paths inside configurations begin at `folder`.
-fn run_in(folder: &Path, paths: &[PathBuf]) -> Report {
+/// Checks files and directories; relative paths in configurations are relative to `base`.
+fn run_in(base: &Path, paths: &[PathBuf]) -> Report {
     let mut report = Report::default();
     let mut gateways = Vec::new();
     let mut manifests = Manifests::default();
     let mut files = 0;
     let found = walk(paths);
-    for (path, error) in found.failures {
-        report.complaints.push(Complaint::about_file(&path.display().to_string(), format!("can't be read: {error}")));
+    for (path, error) in found.errors {
+        report.diagnostics.push(Diagnostic::for_file(&path.display().to_string(), format!("can't be read: {error}")));
     }
     for path in found.files {
         let name = path.display().to_string();
         let text = match named_text(&path) {
             Ok(text) => text,
             Err(error) => {
-                report.complaints.push(Complaint::about_file(&name, format!("can't be read: {error}")));
+                report.diagnostics.push(Diagnostic::for_file(&name, format!("can't be read: {error}")));
                 continue;
             }
         };
-        // A file that was named itself is taken for configuration more easily than one that was found somewhere.
+        // A file given as an argument is configuration unless its fields say otherwise; one found in a directory needs
+        // fields of a configuration.
         let source = Arc::new(Source::new(&name, text));
         let (what, found) = match kind(&source, paths.contains(&path)) {
             File::Gateway => match Config::from_source(&source) {
                 Ok(config) => {
                     let what = format!("gateway {}", config.name);
-                    gateways.push(Viewer::of(&config));
-                    (what, complaints(&source, files::gateway(&config, folder)))
+                    gateways.push(config.locality());
+                    (what, diagnostics(&source, files::gateway(&config, base)))
                 }
-                Err(complaints) => (String::new(), complaints.0),
+                Err(errors) => (String::new(), errors.0),
             },
             File::Policyd => match PolicydConfig::from_source(&source) {
-                Ok(config) => ("policyd".to_owned(), complaints(&source, files::policyd(&config, folder))),
-                Err(complaints) => (String::new(), complaints.0),
+                Ok(config) => ("policyd".to_owned(), diagnostics(&source, files::policyd(&config, base))),
+                Err(errors) => (String::new(), errors.0),
             },
             File::Manifests => {
                 files += 1;
-                read(&source, Foreign::IgnoreOthers, &mut manifests);
+                read(&source, UnsupportedKinds::IgnoreOtherGroups, &mut manifests);
                 continue;
             }
         };
         if found.iter().all(|it| !it.is_error()) {
-            report.configurations.push(Configuration { file: name, what });
+            report.configurations.push(Configuration { file: name, role: what });
         }
-        report.complaints.extend(found);
+        report.diagnostics.extend(found);
     }
     if files > 0 {
-        // With one gateway the question is what that one would do, else what all of them would.
+        // With one gateway configuration, the policy of that gateway; else that of all gateways.
         let gateway = if gateways.len() == 1 { gateways.pop() } else { None };
         let compiled = compile(&manifests.objects);
-        let set = compiled.deal.part_of(gateway.as_ref(), &version_of(&compiled.deal));
+        let set = compiled.placement.policy_for(gateway.as_ref(), &version_of(&compiled.placement));
         report.policy = Some(summary(files, &manifests, &set));
-        report.complaints.extend(manifests.complaints);
-        report.complaints.extend(compiled.complaints);
+        report.diagnostics.extend(manifests.diagnostics);
+        report.diagnostics.extend(compiled.diagnostics);
     }
-    settle(&mut report.complaints);
+    sort_and_dedup(&mut report.diagnostics);
     report
 }
 
-/// Findings in a configuration, where its fields are.
-fn complaints(source: &Source, findings: Vec<files::Finding>) -> Vec<Complaint> {
+/// Adds the lines of the fields to findings in a configuration.
+fn diagnostics(source: &Source, findings: Vec<files::Finding>) -> Vec<Diagnostic> {
     let Some(node) = source.first_document() else { return Vec::new() };
-    let complaint = |files::Finding { field, severity, reason }| {
-        let fault = Fault { at: node.locate(&field), field, reason };
-        Complaint { severity, ..source.complaint(fault) }
+    let diagnostic = |files::Finding { field, severity, reason }| {
+        let fault = YamlError { position: node.locate(&field), field, reason };
+        Diagnostic { severity, ..source.diagnostic(fault) }
     };
-    findings.into_iter().map(complaint).collect()
+    findings.into_iter().map(diagnostic).collect()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,15 +188,15 @@ enum File {
     Manifests,
 }
 
-/// What a file is, by the fields of its first document.
-fn kind(source: &Source, named: bool) -> File {
+/// Kind of a file, by the fields of its first document.
+fn kind(source: &Source, is_argument: bool) -> File {
     let Some(node) = source.first_document() else { return File::Manifests };
     let has = |fields: &[&str]| fields.iter().any(|field| node.get(field).is_some());
     if has(&["apiVersion", "kind", "metadata", "spec", "items"]) {
         File::Manifests
     } else if has(&["listen", "source", "tls"]) {
         File::Policyd
-    } else if named || has(&["interfaces", "policy"]) {
+    } else if is_argument || has(&["interfaces", "policy"]) {
         File::Gateway
     } else {
         File::Manifests
@@ -214,7 +218,8 @@ fn summary(files: usize, manifests: &Manifests, set: &PolicySet) -> Summary {
         name: vip.name.to_string(),
         reserved_ports: vip.reserved_ports.clone(),
     });
-    let services = set.services.iter().map(|it| Inbound { name: it.name.to_string(), backends: it.backends.len() });
+    let services =
+        set.services.iter().map(|it| InboundService { name: it.name.to_string(), backends: it.backends.len() });
     Summary {
         files,
         objects,
@@ -223,23 +228,23 @@ fn summary(files: usize, manifests: &Manifests, set: &PolicySet) -> Summary {
         policies,
         services: services.collect(),
         endpoints: set.endpoints.len(),
-        closed: set.endpoints.iter().filter(|endpoint| endpoint.vips.is_empty()).count(),
+        without_vip: set.endpoints.iter().filter(|endpoint| endpoint.vips.is_empty()).count(),
     }
 }
 
-/// VIPs, policies and Services that are listed one by one; of more than this only the number is told.
-const LISTED: usize = 50;
+/// Limit of VIPs, policies and Services that are listed; of more, only their number is shown.
+const MAX_LISTED: usize = 50;
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Configuration { file, what } in &self.configurations {
-            writeln!(f, "{file}: {what}: fine")?;
+        for Configuration { file, role: what } in &self.configurations {
+            writeln!(f, "{file}: {what}: valid")?;
         }
         if let Some(policy) = &self.policy {
             policy.fmt(f)?;
         }
         let errors = self.errors();
-        writeln!(f, "errors: {errors}, warnings: {}", self.complaints.len() - errors)
+        writeln!(f, "errors: {errors}, warnings: {}", self.diagnostics.len() - errors)
     }
 }
 
@@ -254,10 +259,10 @@ impl fmt::Display for Summary {
             self.vips.len(),
             self.policies.len(),
             self.endpoints,
-            self.closed,
+            self.without_vip,
             self.services.len()
         )?;
-        if self.vips.len().max(self.policies.len()).max(self.services.len()) > LISTED {
+        if self.vips.len().max(self.policies.len()).max(self.services.len()) > MAX_LISTED {
             return Ok(());
         }
         for vip in &self.vips {

@@ -6,7 +6,6 @@ mod drain;
 mod drops;
 mod explain;
 mod generate;
-pub(crate) mod output;
 mod peers;
 mod policy;
 mod ports;
@@ -18,24 +17,26 @@ mod table;
 mod top;
 mod trace;
 
+use crate::output;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use vipgate_dataplane::command::SessionState;
+use vipgate_dataplane::session::query::SessionState;
 
-use crate::admin::filter::{protocol, protocol_name, state};
+use crate::admin::filter::{protocol, protocol_name, session_state};
 use crate::admin::proto;
-use crate::failure::Failure;
-use crate::manifest::crd;
-use crate::manifest::schema::{self, Published};
+use crate::command_error::CommandError;
+use crate::schema::{self, Published};
 use crate::{check, demo, gateway, kernel, policyd};
+use vipgate_policy::manifest::crd;
 
-/// Pods leave as their Service's VIP: a gateway on AF_XDP.
+/// NAT and load-balancing gateway for Kubernetes on AF_XDP: pods' egress traffic has their Service's VIP as its source.
 #[derive(Debug, Parser)]
 #[command(name = "vipgate", version, max_term_width = 100)]
+#[command(after_help = "Example:\n  vipgate gateway --config gateway.yaml")]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -43,33 +44,38 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run a gateway in the foreground; SIGTERM stops it, SIGHUP reads the policy again
+    /// Run a gateway in the foreground; SIGTERM stops it, SIGHUP reloads the policy
+    #[command(after_help = "Example:\n  vipgate gateway --config gateway.yaml")]
     Gateway {
         /// Configuration of the gateway
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// Run a policy server in the foreground: compiles manifests, and serves gateways over gRPC
+    /// Run a policy server in the foreground: compiles manifests, distributes policy to gateways over gRPC (delta xDS)
+    #[command(after_help = "Example:\n  vipgate policyd --config policyd.yaml")]
     Policyd {
         /// Configuration of the policy server
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// Ask a policy server, or say that its source is empty on purpose
+    /// Show the state of each policy, or accept an empty policy source
+    #[command(after_help = "Example:\n  vipgate policy status --server http://127.0.0.1:18000")]
     Policy {
         #[command(subcommand)]
         action: PolicyAction,
     },
-    /// Remove what a stopped gateway left in place on purpose (`on_exit: drop`)
+    /// Remove what a stopped gateway leaves in place (`on_exit: drop`): XDP programs, routes, stored sessions
+    #[command(after_help = "Example:\n  vipgate detach --config gateway.yaml")]
     Detach {
         /// Configuration of the gateway
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// Wait for the end of standard input, then remove the routes that a gateway here has advertised
+    /// Wait for end of file on standard input, then remove the routes that a gateway here has advertised
     #[command(name = kernel::WITHDRAW, hide = true)]
     Withdraw,
     /// Validate configuration and manifests: file, line, field, reason
+    #[command(after_help = "Example:\n  vipgate check gateway.yaml policy/")]
     Check {
         /// Files and directories
         #[arg(required_unless_present_any = ["print_schema", "print_crds"], value_name = "PATH")]
@@ -81,118 +87,137 @@ enum Command {
         /// Print the CustomResourceDefinitions of vipgate's kinds instead, as YAML
         #[arg(long, conflicts_with_all = ["paths", "print_schema"])]
         print_crds: bool,
-        /// How to show what was found
+        /// Output format
         #[arg(short, long, value_enum, default_value_t = Format::Table)]
         output: Format,
     },
-    /// Build clusters and a piece of the world in network namespaces, run them, report, clean up
+    /// Build demo topologies in network namespaces, run them, report, clean up
     ///
     /// First with one gateway, then with two, of which one is killed during a download.
+    #[command(after_help = "Example:\n  vipgate demo --keep")]
     Demo {
-        /// Leave both networks up after the report, to look around
+        /// Keep both topologies after the report, for inspection
         #[arg(long)]
         keep: bool,
     },
     /// Show the gateway: policy, workers, interfaces, sockets
-    Status(Ask),
-    /// Show its sessions, or end some
+    #[command(after_help = "Example:\n  vipgate status -o json")]
+    Status(QueryArgs),
+    /// Show sessions, or end some
     #[command(args_conflicts_with_subcommands = true)]
+    #[command(after_help = "Example:\n  vipgate sessions --endpoint 10.1.0.11 --state established")]
     Sessions {
         #[command(subcommand)]
         action: Option<SessionsAction>,
         #[command(flatten)]
-        ask: Ask,
+        gateway: QueryArgs,
         #[command(flatten)]
         filter: Filter,
-        /// Show at most this many; 0 shows all; default: 100 in a table, all in JSON
+        /// Limit of shown sessions; 0: all; default: 100 in a table, all in JSON
         #[arg(long, value_name = "N")]
         limit: Option<u64>,
     },
-    /// Show its VIPs
-    Vips(Ask),
-    /// Show the endpoints that its policy covers
-    Endpoints(Ask),
-    /// Show its Services, with their backends
-    Services(Ask),
-    /// Show all gateways: who serves, how links and copies of sessions stand, and who decides
-    Peers(Ask),
-    /// Let other gateways serve in this one's place: it stops when they have copies of its sessions
+    /// Show VIPs: announcement, owner, endpoints, sessions
+    #[command(after_help = "Example:\n  vipgate vips")]
+    Vips(QueryArgs),
+    /// Show endpoints: pods that an egress policy covers
+    #[command(after_help = "Example:\n  vipgate endpoints")]
+    Endpoints(QueryArgs),
+    /// Show Services with their backends
+    #[command(after_help = "Example:\n  vipgate services")]
+    Services(QueryArgs),
+    /// Show gateways: membership, lease, links, session replication
+    #[command(after_help = "Example:\n  vipgate peers")]
+    Peers(QueryArgs),
+    /// Drain the gateway: other gateways take over its shards once its sessions are replicated
     ///
-    /// Sessions go on at the others. The gateway remembers it only while its process lives: once restarted, it serves again.
+    /// Sessions continue on the other gateways. The state is lost on a restart: a restarted gateway is active again.
+    #[command(after_help = "Example:\n  vipgate drain --dry-run")]
     Drain(drain::Drain),
-    /// Let a drained gateway serve again
+    /// Make a drained gateway active again
+    #[command(after_help = "Example:\n  vipgate undrain --wait 60")]
     Undrain(drain::Undrain),
-    /// Show what of each VIP's ports is in use
-    Ports(Ask),
-    /// Show dropped packets by reason, and by whom, with the last of each
+    /// Show port usage of each VIP
+    #[command(after_help = "Example:\n  vipgate ports")]
+    Ports(QueryArgs),
+    /// Show dropped packets by reason and by address, with the last packet of each
+    #[command(after_help = "Example:\n  vipgate drops --reason no_service")]
     Drops(drops::Drops),
-    /// Say what the live tables would do with a packet, step by step, and why it would be dropped
+    /// Trace a synthetic packet through the live tables, step by step; changes nothing
+    #[command(after_help = "Example:\n  vipgate trace --from 10.1.0.11 --to 198.51.100.10:443")]
     Trace(trace::Trace),
-    /// Say what policy makes of an address: which policy wins and why, and what it leaves as
+    /// Explain how policy handles an address: the policy that applies and why, VIPs, limits
+    #[command(after_help = "Example:\n  vipgate explain 10.1.0.11")]
     Explain(explain::Explain),
-    /// Capture packets as they come and go, each with its verdict
+    /// Capture packets before and after translation, each with its verdict
     Capture(capture::Capture),
-    /// Watch the gateway: rates, sessions, drops, VIPs, workers
+    /// Live view of the gateway: rates, sessions, drops, VIPs, workers
+    #[command(after_help = "Example:\n  vipgate top --every 2s")]
     Top(top::Top),
     /// Print completions for a shell
+    #[command(after_help = "Example:\n  vipgate completions bash > /etc/bash_completion.d/vipgate")]
     Completions {
-        /// Which shell
+        /// The shell
         shell: Shell,
     },
     /// Write manual pages
+    #[command(after_help = "Example:\n  vipgate man /usr/local/share/man/man1")]
     Man {
-        /// The folder for them
+        /// Output directory
         #[arg(value_name = "DIR")]
-        folder: PathBuf,
+        directory: PathBuf,
     },
 }
 
 #[derive(Debug, Subcommand)]
 enum PolicyAction {
-    /// Show each policy: accepted, in force on which gateways, or the reason why not
-    Status(policy::AskServer),
-    /// Take an empty source of manifests at its word, once: what stays in force only since that isn't believed, goes
+    /// Show each policy: accepted or rejected, and the gateways on which it is in force
+    #[command(after_help = "Example:\n  vipgate policy status --server http://127.0.0.1:18000 --wait 30")]
+    Status(policy::StatusArgs),
+    /// Accept an empty policy source, once: removes the objects that stay in force only because their source is empty
     ///
-    /// Asks the gateway at --socket, whose policy is in files, or the policy server at --server. Fails when nothing is empty that had
-    /// manifests.
+    /// Sent to the gateway at --socket, if its policy is in files, or to the policy server at --server. Fails if no
+    /// source has become empty.
+    #[command(after_help = "Example:\n  vipgate policy accept-empty --server http://127.0.0.1:18000")]
     AcceptEmpty(accept_empty::AcceptEmpty),
 }
 
 #[derive(Debug, Subcommand)]
 enum SessionsAction {
-    /// End sessions that match
+    /// End matching sessions
+    #[command(after_help = "Example:\n  vipgate sessions flush --endpoint 10.1.0.11 --proto tcp")]
     Flush {
-        /// End all sessions: needed without a filter
+        /// End all sessions: required without a filter
         #[arg(long)]
         all: bool,
         #[command(flatten)]
-        ask: Ask,
+        gateway: QueryArgs,
         #[command(flatten)]
         filter: Filter,
     },
 }
 
-/// Whom to ask, and how to show the answer.
+/// Arguments of the commands that query a gateway.
 #[derive(Clone, Debug, Args)]
-pub struct Ask {
+pub struct QueryArgs {
     /// Admin socket of the gateway
     #[arg(long, value_name = "PATH", default_value = "/run/vipgate/gateway.sock")]
     socket: PathBuf,
-    /// How to show the answer
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     output: Format,
 }
 
-/// How to show an answer.
+/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// For people
+    /// Aligned text
     Table,
-    /// For programs: one document
+    /// One JSON document
     Json,
 }
 
-/// Which sessions; everything that is given must match.
+/// Session filter: every given option must match.
 #[derive(Clone, Debug, Default, Args, PartialEq, Eq)]
 pub struct Filter {
     /// Address of the pod
@@ -201,14 +226,14 @@ pub struct Filter {
     /// Address of the VIP
     #[arg(long, value_name = "ADDR")]
     vip: Option<IpAddr>,
-    /// Address of the far side
+    /// Remote address
     #[arg(long, value_name = "ADDR")]
     remote: Option<IpAddr>,
     /// tcp, udp, sctp, icmp, icmpv6 or a number
     #[arg(long, value_parser = protocol)]
     proto: Option<u8>,
     /// opening, established, half_closed, closing or quarantined
-    #[arg(long, value_parser = state)]
+    #[arg(long, value_parser = session_state)]
     state: Option<SessionState>,
 }
 
@@ -225,56 +250,56 @@ impl From<&Filter> for proto::SessionFilter {
     }
 }
 
-/// Does what the command line says; the exit code is the contract's.
+/// Runs the command. Exit codes: 0 done, 1 failed, 2 wrong usage, configuration or manifest.
 pub fn main() -> ExitCode {
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            output::complain(format_args!("vipgate: {failure}"));
-            failure.exit_code()
+        Err(error) => {
+            output::print_error(format_args!("vipgate: {error}"));
+            error.exit_code()
         }
     }
 }
 
-fn run(cli: Cli) -> Result<(), Failure> {
+fn run(cli: Cli) -> Result<(), CommandError> {
     match cli.command {
         Command::Gateway { config } => gateway::run(&config),
         Command::Policyd { config } => policyd::run(&config),
-        Command::Policy { action: PolicyAction::Status(ask) } => policy::status(&ask),
-        Command::Policy { action: PolicyAction::AcceptEmpty(asked) } => accept_empty::run(&asked),
+        Command::Policy { action: PolicyAction::Status(args) } => policy::status(&args),
+        Command::Policy { action: PolicyAction::AcceptEmpty(args) } => accept_empty::run(&args),
         Command::Detach { config } => gateway::detach(&config),
         Command::Withdraw => gateway::withdraw(),
         Command::Check { print_schema: Some(Some(of)), .. } => output::json(&schema::document(of)),
         Command::Check { print_schema: Some(None), .. } => output::json(&schema::all()),
-        Command::Check { print_crds: true, .. } => output::print(&crd::yaml().map_err(Failure::runtime)?),
+        Command::Check { print_crds: true, .. } => output::print(&crd::yaml().map_err(CommandError::runtime)?),
         Command::Check { paths, output, .. } => run_check(&paths, output),
         Command::Demo { keep } => demo::run(keep),
-        Command::Status(ask) => status::run(&ask),
-        Command::Sessions { action: Some(SessionsAction::Flush { ask, filter, all }), .. } => {
-            sessions::flush(&ask, &filter, all)
+        Command::Status(args) => status::run(&args),
+        Command::Sessions { action: Some(SessionsAction::Flush { gateway, filter, all }), .. } => {
+            sessions::flush(&gateway, &filter, all)
         }
-        Command::Sessions { action: None, ask, filter, limit } => sessions::list(&ask, &filter, limit),
-        Command::Vips(ask) => show::vips(&ask),
-        Command::Endpoints(ask) => show::endpoints(&ask),
-        Command::Services(ask) => services::run(&ask),
-        Command::Peers(ask) => peers::run(&ask),
-        Command::Drain(asked) => drain::drain(&asked),
-        Command::Undrain(asked) => drain::undrain(&asked),
-        Command::Ports(ask) => ports::run(&ask),
-        Command::Drops(asked) => drops::run(&asked),
-        Command::Trace(asked) => trace::run(&asked),
-        Command::Explain(asked) => explain::run(&asked),
-        Command::Capture(asked) => capture::run(&asked),
-        Command::Top(asked) => top::run(&asked),
+        Command::Sessions { action: None, gateway, filter, limit } => sessions::list(&gateway, &filter, limit),
+        Command::Vips(args) => show::vips(&args),
+        Command::Endpoints(args) => show::endpoints(&args),
+        Command::Services(args) => services::run(&args),
+        Command::Peers(args) => peers::run(&args),
+        Command::Drain(args) => drain::drain(&args),
+        Command::Undrain(args) => drain::undrain(&args),
+        Command::Ports(args) => ports::run(&args),
+        Command::Drops(args) => drops::run(&args),
+        Command::Trace(args) => trace::run(&args),
+        Command::Explain(args) => explain::run(&args),
+        Command::Capture(args) => capture::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Completions { shell } => generate::completions(shell),
-        Command::Man { folder } => generate::man(&folder),
+        Command::Man { directory } => generate::man(&directory),
     }
 }
 
-fn run_check(paths: &[PathBuf], format: Format) -> Result<(), Failure> {
+fn run_check(paths: &[PathBuf], format: Format) -> Result<(), CommandError> {
     let report = check::run(paths);
-    for complaint in &report.complaints {
-        output::complain(complaint);
+    for diagnostic in &report.diagnostics {
+        output::print_error(diagnostic);
     }
     match format {
         Format::Table => output::print(&report.to_string())?,
@@ -282,17 +307,36 @@ fn run_check(paths: &[PathBuf], format: Format) -> Result<(), Failure> {
     }
     match report.errors() {
         0 => Ok(()),
-        1 => Err(Failure::usage("1 error")),
-        errors => Err(Failure::usage(format_args!("{errors} errors"))),
+        1 => Err(CommandError::usage("1 error")),
+        errors => Err(CommandError::usage(format_args!("{errors} errors"))),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
 
     #[test]
-    fn check_takes_paths_or_prints() {
+    fn every_visible_command_has_an_example_in_its_help() {
+        fn check(command: &clap::Command) {
+            for it in command.get_subcommands().filter(|it| !it.is_hide_set()) {
+                let help = it.get_after_help().map(ToString::to_string).unwrap_or_default();
+                let (_, example) =
+                    help.split_once("Example:\n  ").unwrap_or_else(|| panic!("{}: {help}", it.get_name()));
+                // Quotes and redirections are the shell's.
+                if !example.contains(['\'', '>']) {
+                    assert!(Cli::try_parse_from(example.split(' ')).is_ok(), "{example}");
+                }
+                check(it);
+            }
+        }
+        check(&Cli::command());
+    }
+
+    #[test]
+    fn check_takes_paths_or_print_options() {
         let parsed = |line: &str| Cli::try_parse_from(line.split(' ')).map(|cli| cli.command);
         for (line, schema) in [
             ("vipgate check --print-schema", None),

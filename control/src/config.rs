@@ -1,7 +1,7 @@
-//! The files that people configure vipgate with: `gateway.yaml` and `policyd.yaml`.
+//! Configuration files: `gateway.yaml` and `policyd.yaml`.
 //!
-//! The types are the schema: what they can't hold is refused with file, line, field and reason. Relative paths in them
-//! are relative to the current directory.
+//! The types are the schema: other values are rejected with file, line, field and reason. Relative paths are relative
+//! to the current directory.
 
 mod gateway;
 mod health;
@@ -10,55 +10,55 @@ mod policyd;
 mod privileges;
 mod services;
 pub(crate) mod units;
-mod verify;
+mod validate;
 
 pub use self::gateway::{
     Admin, Bgp, Config, Idle, Interface, InterfaceRole, Log, LogFormat, LogLevel, Metrics, OnExit, Overlay, Peer,
     PeerAuthentication, PolicyServer, PolicySource, Ports, Sessions, Timeouts, Workers, Xdp, XdpMode, ZeroCopy,
 };
-pub use self::health::{Health, HealthTarget, Require};
+pub use self::health::{Health, HealthTarget, LinkRequirement};
 pub use self::nat_log::{NatLog, NatLogTransport};
 pub use self::policyd::{Etcd, KubernetesSource, Leases, PolicydConfig, PolicydLimits, PolicydSource, Tls};
 pub use self::privileges::{Privileges, Seccomp};
-pub use self::services::{Services, Unserved};
+pub use self::services::{DenyAction, Services};
 pub use self::units::PortRange;
 
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
 
-use crate::complaint::{Complaint, Complaints, Severity, settle};
 use crate::text_file::named_text;
-use crate::yaml::{self, Node, Source};
+use vipgate_policy::diagnostic::{Diagnostic, Diagnostics, Severity, sort_and_dedup};
+use vipgate_policy::yaml::{self, Node, Source};
 
-/// A configuration file that knows what of it can't be, beyond the shapes of its fields.
-trait Verify {
-    /// Reports each thing that can't be as (field, reason).
-    fn verify(&self, report: &mut dyn FnMut(&str, String));
+/// Validation beyond the types of the fields.
+trait Validate {
+    /// Reports each error as (field, reason).
+    fn validate(&self, report: &mut dyn FnMut(&str, String));
 }
 
 impl Config {
     /// Reads a `gateway.yaml`.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
-    pub fn load(path: &Path) -> Result<Self, Complaints> {
+    /// All errors in the file.
+    pub fn load(path: &Path) -> Result<Self, Diagnostics> {
         load(path)
     }
 
-    /// Reads a `gateway.yaml` from a text that complaints call `name`.
+    /// Reads a `gateway.yaml` from a text; diagnostics have `name` as file.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
-    pub fn parse(name: &str, text: &str) -> Result<Self, Complaints> {
+    /// All errors in the file.
+    pub fn parse(name: &str, text: &str) -> Result<Self, Diagnostics> {
         parse(&Source::new(name, text.to_owned()))
     }
 
-    /// Reads a `gateway.yaml` from a text that was read already.
+    /// Reads a `gateway.yaml` from a source.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
-    pub fn from_source(source: &Source) -> Result<Self, Complaints> {
+    /// All errors in the file.
+    pub fn from_source(source: &Source) -> Result<Self, Diagnostics> {
         parse(source)
     }
 }
@@ -67,57 +67,57 @@ impl PolicydConfig {
     /// Reads a `policyd.yaml`.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
-    pub fn load(path: &Path) -> Result<Self, Complaints> {
+    /// All errors in the file.
+    pub fn load(path: &Path) -> Result<Self, Diagnostics> {
         load(path)
     }
 
-    /// Reads a `policyd.yaml` from a text that complaints call `name`.
+    /// Reads a `policyd.yaml` from a text; diagnostics have `name` as file.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
-    pub fn parse(name: &str, text: &str) -> Result<Self, Complaints> {
+    /// All errors in the file.
+    pub fn parse(name: &str, text: &str) -> Result<Self, Diagnostics> {
         parse(&Source::new(name, text.to_owned()))
     }
 
-    /// Reads a `policyd.yaml` from a text that was read already.
+    /// Reads a `policyd.yaml` from a source.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
-    pub fn from_source(source: &Source) -> Result<Self, Complaints> {
+    /// All errors in the file.
+    pub fn from_source(source: &Source) -> Result<Self, Diagnostics> {
         parse(source)
     }
 }
 
-fn load<T: DeserializeOwned + Verify>(path: &Path) -> Result<T, Complaints> {
+fn load<T: DeserializeOwned + Validate>(path: &Path) -> Result<T, Diagnostics> {
     let name = path.display().to_string();
     match named_text(path) {
         Ok(text) => parse(&Source::new(&name, text)),
-        Err(error) => Err(Complaint::about_file(&name, format!("can't be read: {error}")).into()),
+        Err(error) => Err(Diagnostic::for_file(&name, format!("can't be read: {error}")).into()),
     }
 }
 
-fn parse<T: DeserializeOwned + Verify>(source: &Source) -> Result<T, Complaints> {
-    let (nodes, complaints) = source.documents();
-    if !complaints.is_empty() {
-        return Err(Complaints(complaints));
+fn parse<T: DeserializeOwned + Validate>(source: &Source) -> Result<T, Diagnostics> {
+    let (nodes, diagnostics) = source.documents();
+    if !diagnostics.is_empty() {
+        return Err(Diagnostics(diagnostics));
     }
     let node = match nodes.as_slice() {
         [node] => node,
-        [] => return Err(Complaint::about_file(source.name(), "is empty").into()),
-        [_, second, ..] => return Err(at(source, second, "", "only one document is expected here".into()).into()),
+        [] => return Err(Diagnostic::for_file(source.name(), "is empty").into()),
+        [_, second, ..] => return Err(error(source, second, "", "expected a single document".into()).into()),
     };
-    let value: T = yaml::decode(node).map_err(|fault| source.complaint(fault))?;
-    let mut complaints = Vec::new();
-    value.verify(&mut |field, reason| complaints.push(at(source, node, field, reason)));
-    settle(&mut complaints);
-    if complaints.is_empty() { Ok(value) } else { Err(Complaints(complaints)) }
+    let value: T = yaml::decode(node).map_err(|fault| source.diagnostic(fault))?;
+    let mut diagnostics = Vec::new();
+    value.validate(&mut |field, reason| diagnostics.push(error(source, node, field, reason)));
+    sort_and_dedup(&mut diagnostics);
+    if diagnostics.is_empty() { Ok(value) } else { Err(Diagnostics(diagnostics)) }
 }
 
-fn at(source: &Source, node: &Node, field: &str, reason: String) -> Complaint {
+fn error(source: &Source, node: &Node, field: &str, reason: String) -> Diagnostic {
     let at = node.locate(field);
     let (file, field) = (source.name().clone(), field.to_owned());
-    Complaint { file, line: at.line, column: at.column, field, severity: Severity::Error, reason, object: None }
+    Diagnostic { file, line: at.line, column: at.column, field, severity: Severity::Error, reason, object: None }
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
-//! `vipgate demo`: small clusters and a piece of the world in network namespaces, real gateways between them, and a report
-//! of what was seen. Every line of the report is checked.
+//! `vipgate demo`: small clusters and external hosts in network namespaces, real gateways between them, and a report in
+//! which every line is checked.
 //!
-//! The first act is one gateway and what it does to packets; the second is two, one of which is killed.
+//! The first scenario has one gateway: translation and load balancing. The second has two, one of which is killed:
+//! failover.
 
 mod checks;
-mod group;
+mod daemon;
+mod failover;
 mod leaks;
-mod program;
 mod report;
 mod topology;
 
@@ -17,34 +18,33 @@ use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::failure::Failure;
+use crate::command_error::CommandError;
+use crate::demo::failover::FailoverTopology;
 use crate::lab::Lab;
-use group::Group;
 use report::Report;
 use topology::Topology;
 
-/// A network for each act.
+/// One lab per scenario.
 type Labs = [Lab; 2];
 
-/// Builds the networks, one after the other, runs them, reports, cleans up. With `keep` both stay until the user presses
-/// Enter.
+/// Runs both scenarios, reports, cleans up. With `keep`, both topologies stay until the user presses Enter.
 ///
 /// # Errors
-/// When something can't be set up, when a line of the report doesn't hold, or when it is interrupted.
-pub fn run(keep: bool) -> Result<(), Failure> {
-    let lab = |tag| Lab::new(tag).map_err(Failure::runtime);
+/// When the setup fails, a check of the report fails, or the demo is interrupted.
+pub fn run(keep: bool) -> Result<(), CommandError> {
+    let lab = |tag| Lab::new(tag).map_err(CommandError::runtime);
     let labs = Arc::new([lab("demo")?, lab("group")?]);
     let interrupted = Arc::new(AtomicBool::new(false));
     clean_up_on_signals(labs.clone(), interrupted.clone())?;
-    let result = play(&labs, keep);
+    let result = run_scenarios(&labs, keep);
     remove(&labs);
     if interrupted.load(Ordering::Relaxed) {
-        return Err(Failure::runtime("interrupted; everything is cleaned up"));
+        return Err(CommandError::runtime("interrupted; everything is cleaned up"));
     }
     result
 }
 
-fn play([first, second]: &Labs, keep: bool) -> Result<(), Failure> {
+fn run_scenarios([first, second]: &Labs, keep: bool) -> Result<(), CommandError> {
     let mut topology = Topology::build(first)?;
     Report::title();
     let mut report = Report::new();
@@ -55,31 +55,31 @@ fn play([first, second]: &Labs, keep: bool) -> Result<(), Failure> {
         first.remove();
     }
 
-    let mut group = Group::build(second)?;
-    Report::second_title();
-    group::play(&mut group, &mut report)?;
+    let mut group = FailoverTopology::build(second)?;
+    Report::failover_title();
+    failover::run(&mut group, &mut report)?;
     if keep {
-        Report::keep(&topology, &group);
+        Report::print_commands(&topology, &group);
         let mut line = String::new();
-        std::io::stdin().read_line(&mut line).map_err(Failure::runtime)?;
+        std::io::stdin().read_line(&mut line).map_err(CommandError::runtime)?;
         topology.stop_gateway(&mut report)?;
     }
-    group::stop(&mut group, &mut report)?;
-    report.end()
+    failover::stop(&mut group, &mut report)?;
+    report.finish()
 }
 
 fn remove(labs: &Labs) {
     labs.iter().for_each(Lab::remove);
 }
 
-/// Lets a signal end the labs, whatever the demo is waiting for: what it waits for ends with them.
-fn clean_up_on_signals(labs: Arc<Labs>, interrupted: Arc<AtomicBool>) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::runtime)?;
+/// Removes the labs on SIGINT and SIGTERM. Whatever the demo waits for ends with them.
+fn clean_up_on_signals(labs: Arc<Labs>, interrupted: Arc<AtomicBool>) -> Result<(), CommandError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CommandError::runtime)?;
     let (mut interrupt, mut terminate) = {
         let _context = runtime.enter();
         (
-            signal(SignalKind::interrupt()).map_err(Failure::runtime)?,
-            signal(SignalKind::terminate()).map_err(Failure::runtime)?,
+            signal(SignalKind::interrupt()).map_err(CommandError::runtime)?,
+            signal(SignalKind::terminate()).map_err(CommandError::runtime)?,
         )
     };
     thread::spawn(move || {
@@ -91,7 +91,7 @@ fn clean_up_on_signals(labs: Arc<Labs>, interrupted: Arc<AtomicBool>) -> Result<
         });
         interrupted.store(true, Ordering::Relaxed);
         remove(&labs);
-        // The demo itself notices soon that everything is gone; if it hangs, it is not worth waiting for.
+        // The main thread fails soon without its labs; if it hangs, this thread exits.
         thread::sleep(Duration::from_secs(3));
         eprintln!("vipgate: interrupted; everything is cleaned up");
         std::process::exit(1);
@@ -99,13 +99,13 @@ fn clean_up_on_signals(labs: Arc<Labs>, interrupted: Arc<AtomicBool>) -> Result<
     Ok(())
 }
 
-/// Waits for something that takes moments.
-fn wait_for(mut ready: impl FnMut() -> bool, what: &str) -> Result<(), Failure> {
+/// Polls a condition for up to 5 s.
+fn wait_for(mut condition: impl FnMut() -> bool, what: &str) -> Result<(), CommandError> {
     for _ in 0..250 {
-        if ready() {
+        if condition() {
             return Ok(());
         }
         thread::sleep(Duration::from_millis(20));
     }
-    Err(Failure::runtime(format_args!("{what} did not start")))
+    Err(CommandError::runtime(format_args!("{what} did not start")))
 }

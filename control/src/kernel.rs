@@ -1,18 +1,19 @@
-//! The kernel's view of the network, followed by netlink: interfaces, routes, neighbours and local addresses. The
-//! gateway routes as the node does, so it keeps no routes of its own.
+//! rtnetlink: monitors the kernel's interfaces, routes, neighbors and local addresses. The gateway uses the node's
+//! routing table and has none of its own.
 //!
-//! [`Network`] listens and says what there is; [`Resolver`] makes the kernel look for next hops and keep them known.
-//! [`Advertiser`] gives a BGP daemon routes to announce.
-//! All work on the network namespace of the thread that opens them, in tasks of its tokio runtime.
+//! [`Network`] monitors and publishes the current state. [`Resolver`] makes the kernel resolve next hops and keep them
+//! resolved. [`Prober`] probes next hops by ARP and neighbor discovery. [`Advertiser`] installs routes that a BGP
+//! daemon redistributes.
+//! All work in the network namespace of the thread that opens them, as tasks of its tokio runtime.
 
 mod advertise;
 mod error;
 mod links;
 mod message;
 mod model;
-mod neighbours;
+mod neighbors;
 mod network;
-mod nexthops;
+mod nexthop_objects;
 mod parse;
 mod prober;
 mod resolver;
@@ -20,11 +21,11 @@ mod routes;
 mod socket;
 mod watcher;
 
-pub use advertise::{Advertiser, Place, WITHDRAW, wait_and_withdraw, withdraw_all};
+pub use advertise::{Advertiser, RouteTable, WITHDRAW, wait_and_withdraw, withdraw_all};
 pub use error::NetworkError;
 pub use links::LinkStatus;
 pub use message::LinkState;
-pub use network::{Network, Wanted};
-pub use prober::{NextHopState, NextHopStatus, ProbePlan, Prober};
+pub use network::{InterfaceConfig, Network};
+pub use prober::{NextHopState, NextHopStatus, ProbeConfig, Prober};
 pub use resolver::{Resolver, ResolverLimits};
-pub use watcher::{LinkReport, NeighbourFailed};
+pub use watcher::{LinkReport, NeighborFailed};

@@ -1,12 +1,12 @@
-//! Networks of namespaces on one machine: hosts, links and processes that vanish with the [`Lab`].
+//! Network labs in namespaces: hosts, links and processes on one machine, removed with the [`Lab`].
 //!
-//! For the demo and for tests. Built with iproute2 and ethtool, as one would by hand. Names carry the process's number,
-//! so labs side by side don't meet, and what a dead process left behind is found and removed.
+//! For the demo and for tests. Built with iproute2 and ethtool. Namespace names contain the process id: parallel labs
+//! don't collide, and leftovers of dead processes are found and removed.
 
 mod command;
 pub mod download;
 mod host;
-pub mod peers;
+pub mod reflector;
 
 use std::path::Path;
 use std::process;
@@ -15,22 +15,22 @@ use std::sync::Mutex;
 pub use command::{Error, output, run};
 pub use host::{Host, Process};
 
-/// What names of our namespaces begin with; the number of the process follows.
+/// Prefix of the namespace names; the process id follows.
 const PREFIX: &str = "vipgate-";
 
-/// A network of namespaces; dropping it removes everything.
+/// A network of namespaces, removed on drop.
 #[derive(Debug)]
 pub struct Lab {
     prefix: String,
-    /// None once the lab is removed: what is still being built then must not outlive it.
+    /// None once the lab is removed: hosts can't be added any more.
     hosts: Mutex<Option<Vec<String>>>,
 }
 
 impl Lab {
-    /// An empty lab; `tag` tells labs of one process apart.
+    /// An empty lab; `tag` distinguishes labs of one process.
     ///
     /// # Errors
-    /// When iproute2 isn't there, or the user isn't root.
+    /// When iproute2 is missing, or the user isn't root.
     pub fn new(tag: &str) -> Result<Self, Error> {
         if !rustix::process::geteuid().is_root() {
             return Err(Error::NotRoot);
@@ -39,10 +39,10 @@ impl Lab {
         Ok(Self { prefix: format!("{PREFIX}{}-{tag}-", process::id()), hosts: Mutex::new(Some(Vec::new())) })
     }
 
-    /// A host of its own, with loopback up and forwarding as `forwards` says.
+    /// Adds a host with loopback up, and with IP forwarding if `forwards`.
     ///
     /// # Errors
-    /// When the kernel refuses, or the lab is removed.
+    /// When a command fails, or the lab is removed.
     pub fn host(&self, name: &str, forwards: bool) -> Result<Host, Error> {
         let netns = format!("{}{name}", self.prefix);
         {
@@ -56,17 +56,17 @@ impl Lab {
         let forwards = u8::from(forwards);
         host.sysctl("net.ipv4.ip_forward", forwards)?;
         host.sysctl("net.ipv6.conf.all.forwarding", forwards)?;
-        // Addresses can be used at once.
+        // Addresses are usable immediately, without duplicate address detection.
         host.sysctl("net.ipv6.conf.default.accept_dad", 0)?;
         host.sysctl("net.ipv6.conf.all.accept_dad", 0)?;
         Ok(host)
     }
 
-    /// A cable between two hosts, up, with this many queues at each end and without offloads: a frame on it is what a
-    /// frame on a wire would be.
+    /// Adds a link (veth pair) between two hosts, up, with this many queues at each end. Offloads are off: frames are
+    /// as on a physical wire.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// When a command fails.
     pub fn link(&self, (one, name): (&Host, &str), (other, peer): (&Host, &str), queues: u32) -> Result<(), Error> {
         let count = queues.to_string();
         let queues = ["numtxqueues", &count, "numrxqueues", &count];
@@ -84,8 +84,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Ends every process in the lab and removes its namespaces; it gets no new ones. Done by itself when the lab is
-    /// dropped.
+    /// Kills every process in the lab and removes its namespaces; no hosts can be added afterwards. Called on drop.
     pub fn remove(&self) {
         let hosts = self.hosts.lock().ok().and_then(|mut hosts| hosts.take());
         for netns in hosts.into_iter().flatten() {
@@ -100,7 +99,7 @@ impl Drop for Lab {
     }
 }
 
-/// Ends what runs in a namespace and removes it. Somebody else may have done so already.
+/// Kills the processes in a namespace and removes it. It may be removed already.
 fn remove(netns: &str) {
     if let Ok(pids) = output(&["ip", "netns", "pids", netns]) {
         let own = process::id().to_string();
@@ -111,7 +110,7 @@ fn remove(netns: &str) {
     let _ = run(&["ip", "netns", "del", netns]);
 }
 
-/// Removes namespaces of processes that don't live any more.
+/// Removes namespaces of dead processes.
 fn remove_leftovers() -> Result<(), Error> {
     for line in output(&["ip", "netns", "list"])?.lines() {
         let Some(name) = line.split_whitespace().next() else { continue };

@@ -1,33 +1,36 @@
-//! Everything of vipgate that may wait: the control thread, the command line, the demo.
+//! The control plane of vipgate: gateway control thread, policy server, command line, demo topology.
 
 pub mod admin;
 pub mod check;
 pub mod cli;
-pub mod complaint;
+pub(crate) mod clock;
+pub mod command_error;
 pub mod config;
 pub mod demo;
-pub mod failure;
 #[cfg(any(test, fuzzing))]
-pub mod fuzzed;
+pub mod fuzz;
 pub mod gateway;
+pub mod heartbeat;
 pub mod kernel;
 pub mod lab;
 pub mod listener;
 pub mod logging;
-pub mod manifest;
-pub mod members;
+pub mod membership;
+pub(crate) mod metric;
 pub mod metrics;
 pub mod natlog;
+pub(crate) mod output;
 pub mod peer;
-pub mod policy;
 pub mod policyd;
 pub mod privileges;
+pub mod schema;
 pub mod source;
+pub mod stalls;
+pub mod state;
 pub mod systemd;
 pub mod text_file;
 pub mod xds;
-pub mod yaml;
 
 #[cfg(test)]
-#[path = "../../dataplane/tests/engine/tally.rs"]
-mod tally;
+#[path = "../../dataplane/tests/engine/coverage.rs"]
+mod coverage;

@@ -1,13 +1,13 @@
-//! Connections of a listener: how many there may be, in all and of one address, and which one goes when there is no room for a new one:
-//! the oldest of those that nobody uses. So whoever opens connections and stays silent keeps nobody else out.
+//! TCP listeners with connection limits, in total and per source address. When a limit is reached, the longest idle
+//! connection is evicted, so idle connections can't lock out other clients.
 
 mod guard;
+mod limiter;
 mod reserve;
-mod room;
 
-pub use self::guard::{Activity, Guard, InUse, Pace};
-pub use self::reserve::{Reserve, affordable, raise_descriptors};
-pub use self::room::{Exchange, Limits, Reason, Room, Slot, network};
+pub use self::guard::{ConnectionGuard, Deadlines, OpenStream, StreamCounter};
+pub use self::reserve::{DescriptorReserve, limit_by_descriptors, raise_descriptor_limit};
+pub use crate::listener::limiter::{ConnectionLimiter, Exchange, Limits, RejectReason, Slot, source_prefix};
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,60 +25,74 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tower::ServiceExt as _;
 
-use crate::metrics::{Family, Kind, family};
+use crate::metric::{Family, Kind, family};
 
-/// How long to wait after the kernel refused to accept: out of descriptors, most likely, and that passes.
-const PAUSE: Duration = Duration::from_millis(100);
-/// The longest head of a request over HTTP/1, bytes.
-const HEAD: usize = 16 << 10;
+/// Limits of a metrics port: scrapes are few and short.
+pub(crate) const METRICS_LIMITS: Limits = Limits { connections: 256, per_address: 64 };
 
-/// The next connection that has a slot. Others are closed at once.
-pub async fn accept(listener: &TcpListener, room: &Arc<Room>) -> (TcpStream, SocketAddr, Slot) {
+/// Delay after a failed accept(2), usually for lack of file descriptors.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// Maximum size of an HTTP/1 request header, bytes.
+const MAX_HEADER_BYTES: usize = 16 << 10;
+
+/// Accepts the next connection that gets a slot. Others are closed at once.
+pub async fn accept(listener: &TcpListener, limiter: &Arc<ConnectionLimiter>) -> (TcpStream, SocketAddr, Slot) {
     loop {
         match listener.accept().await {
             Ok((stream, from)) => {
-                let admitted = room.admit(from.ip());
-                // Whoever had to give way closes its connection now.
+                let admitted = limiter.admit(from.ip());
+                // Lets the task of an evicted connection close it now.
                 tokio::task::yield_now().await;
                 if let Ok(slot) = admitted {
                     return (stream, from, slot);
                 }
             }
-            Err(error) => failed(room, &error).await,
+            Err(error) => accept_failed(limiter, &error).await,
         }
     }
 }
 
-/// Notes that the kernel refuses to accept, and waits until that may have passed.
-pub async fn failed(room: &Room, error: &io::Error) {
-    room.failed(error);
-    tokio::time::sleep(PAUSE).await;
+/// Counts and logs a failed accept(2), and waits before the next attempt.
+pub async fn accept_failed(limiter: &ConnectionLimiter, error: &io::Error) {
+    limiter.accept_failed(error);
+    tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
 }
 
-/// Answers over HTTP/1 until told to stop; what is being answered then is finished. Not over HTTP/2, where a connection has many requests
-/// at the same time: a slot would stand for as many answers.
-pub async fn serve(listener: TcpListener, room: Arc<Room>, router: Router, stop: watch::Receiver<bool>) {
+/// Serves HTTP/1 until `stop`, then finishes the current responses. HTTP/2 is excluded: its concurrent streams would
+/// share one slot.
+pub async fn serve(
+    listener: TcpListener,
+    limiter: Arc<ConnectionLimiter>,
+    router: Router,
+    stop: watch::Receiver<bool>,
+) {
     loop {
         let (stream, from, slot) = tokio::select! {
-            accepted = accept(&listener, &room) => accepted,
+            accepted = accept(&listener, &limiter) => accepted,
             () = stopped(stop.clone()) => return,
         };
         let exchange = slot.exchange();
-        let guard = Guard::new(stream, slot, Pace::requests(exchange.clone())).seen_from(from.ip());
-        tokio::spawn(answer(guard, exchange, router.clone(), stop.clone()));
+        let guard = ConnectionGuard::new(stream, slot, Deadlines::http1(exchange.clone())).with_remote(from.ip());
+        tokio::spawn(serve_connection(guard, exchange, router.clone(), stop.clone()));
     }
 }
 
-/// Answers the requests of a connection.
-async fn answer(guard: Guard<TcpStream>, exchange: Arc<Exchange>, router: Router, stop: watch::Receiver<bool>) {
+/// Serves the requests of one connection.
+async fn serve_connection(
+    guard: ConnectionGuard<TcpStream>,
+    exchange: Arc<Exchange>,
+    router: Router,
+    stop: watch::Receiver<bool>,
+) {
     let service = service_fn(move |request: Request<Incoming>| {
         exchange.begin();
         router.clone().oneshot(request)
     });
-    let connection = http1::Builder::new().max_buf_size(HEAD).serve_connection(TokioIo::new(guard), service);
+    let connection =
+        http1::Builder::new().max_buf_size(MAX_HEADER_BYTES).serve_connection(TokioIo::new(guard), service);
     let mut connection = pin!(connection);
     tokio::select! {
-        // If it fails, its client has gone, was too slow, or speaks something else: nobody has to know.
+        // Fails when the client disconnects, times out or doesn't speak HTTP/1: not logged.
         _ = connection.as_mut() => {}
         () = stopped(stop) => {
             connection.as_mut().graceful_shutdown();
@@ -87,26 +101,27 @@ async fn answer(guard: Guard<TcpStream>, exchange: Arc<Exchange>, router: Router
     }
 }
 
-/// Waits until told to stop, or until nobody is there to say so.
+/// Waits for `stop`, or until its sender is dropped.
 async fn stopped(mut stop: watch::Receiver<bool>) {
     drop(stop.wait_for(|stop| *stop).await);
 }
 
-/// The metrics of some listeners.
-pub(crate) fn families(rooms: &[&Room]) -> Vec<Family> {
-    let name = |room: &Room| ("listener", room.name().to_owned());
-    let open = rooms.iter().map(|room| (vec![name(room)], room.len() as u64));
-    let refused = rooms.iter().flat_map(|room| {
-        Reason::ALL.map(|reason| (vec![name(room), ("reason", reason.name().to_owned())], room.refused(reason)))
+/// The metrics of these listeners.
+pub(crate) fn families(limiters: &[&ConnectionLimiter]) -> Vec<Family> {
+    let label = |limiter: &ConnectionLimiter| ("listener", limiter.name().to_owned());
+    let open = limiters.iter().map(|limiter| (vec![label(limiter)], limiter.len() as u64));
+    let rejected = limiters.iter().flat_map(|limiter| {
+        RejectReason::ALL
+            .map(|reason| (vec![label(limiter), ("reason", reason.name().to_owned())], limiter.rejected(reason)))
     });
     vec![
-        family("connections", "Connections that are open, by listener", Kind::Gauge, open.collect()),
+        family("connections", "Open connections, by listener", Kind::Gauge, open.collect()),
         family(
             "connections_refused",
-            "Connections that were closed or never taken: too many of one address or in all, given way to newer ones, too slow, or no \
-             descriptors left",
+            "Connections closed or never accepted: too many per address or in total, idle and superseded by newer \
+             ones, too slow, or no file descriptors left",
             Kind::Counter,
-            refused.collect(),
+            rejected.collect(),
         ),
     ]
 }

@@ -1,4 +1,4 @@
-//! Structured logs: events with fields, as text for people or as JSON for machines, on stderr.
+//! Structured logging to stderr: events with fields, as text or JSON.
 
 use std::io::IsTerminal;
 
@@ -11,35 +11,35 @@ use crate::config::{Log, LogFormat};
 /// The environment variable that overrides the configured level.
 const VARIABLE: &str = "RUST_LOG";
 
-/// Begins to log as configured; the environment variable `RUST_LOG` overrides the level. A second call changes nothing.
+/// Installs the global subscriber as configured; `RUST_LOG` overrides the level. Later calls have no effect.
 pub fn start(log: Log) {
-    let wish = std::env::var(VARIABLE).ok();
-    let (filter, misunderstood) = filter(wish.as_deref(), log);
+    let requested = std::env::var(VARIABLE).ok();
+    let (filter, invalid) = filter(requested.as_deref(), log);
     let subscriber = subscriber(log.format, filter, std::io::stderr, std::io::stderr().is_terminal());
-    // An error means that somebody has begun already, which is fine: tests run several gateways in one process.
+    // Fails when a subscriber is already installed: tests run several gateways in one process.
     let _ = tracing::subscriber::set_global_default(subscriber);
-    if let Some(error) = misunderstood {
-        tracing::warn!(event = "log_level", error, "{VARIABLE} is not understood; log.level holds");
+    if let Some(error) = invalid {
+        tracing::warn!(event = "log_level", error, "{VARIABLE} is invalid; log.level applies");
     }
 }
 
-/// What is logged, and what is wrong with the wish for something else.
-fn filter(wish: Option<&str>, log: Log) -> (EnvFilter, Option<String>) {
+/// The effective filter, and the parse error of an invalid override.
+fn filter(requested: Option<&str>, log: Log) -> (EnvFilter, Option<String>) {
     let configured = EnvFilter::new(log.level.as_str());
-    match wish.filter(|wish| !wish.trim().is_empty()).map(EnvFilter::try_new) {
+    match requested.filter(|text| !text.trim().is_empty()).map(EnvFilter::try_new) {
         None => (configured, None),
-        Some(Ok(wished)) => (wished, None),
+        Some(Ok(filter)) => (filter, None),
         Some(Err(error)) => (configured, Some(error.to_string())),
     }
 }
 
-fn subscriber<W>(format: LogFormat, filter: EnvFilter, writer: W, colours: bool) -> Box<dyn Subscriber + Send + Sync>
+fn subscriber<W>(format: LogFormat, filter: EnvFilter, writer: W, ansi: bool) -> Box<dyn Subscriber + Send + Sync>
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_target(false);
     match format {
-        LogFormat::Text => Box::new(builder.with_ansi(colours).finish()),
+        LogFormat::Text => Box::new(builder.with_ansi(ansi).finish()),
         LogFormat::Json => Box::new(builder.json().flatten_event(true).finish()),
     }
 }
@@ -53,9 +53,9 @@ mod tests {
     use crate::config::LogLevel;
 
     #[derive(Clone, Default)]
-    struct Page(Arc<Mutex<Vec<u8>>>);
+    struct Buffer(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Page {
+    impl Write for Buffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().write(bytes)
         }
@@ -65,21 +65,21 @@ mod tests {
         }
     }
 
-    /// What is logged of a `ready` and of a debug event.
-    fn logged(format: LogFormat, wish: Option<&str>) -> String {
-        let page = Page::default();
-        let writer = page.clone();
-        let (filter, _) = filter(wish, Log { format, level: LogLevel::Info });
+    /// The output for one `ready` event and one debug event.
+    fn logged(format: LogFormat, requested: Option<&str>) -> String {
+        let buffer = Buffer::default();
+        let writer = buffer.clone();
+        let (filter, _) = filter(requested, Log { format, level: LogLevel::Info });
         let subscriber = subscriber(format, filter, move || writer.clone(), false);
         tracing::subscriber::with_default(subscriber, || {
             tracing::info!(event = "ready", name = "gw-a", "ready");
             tracing::debug!(event = "detail", "detail");
         });
-        String::from_utf8(page.0.lock().unwrap().clone()).unwrap()
+        String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap()
     }
 
     #[test]
-    fn json_lines_have_their_fields_at_the_top() {
+    fn json_fields_are_at_the_top_level() {
         let text = logged(LogFormat::Json, None);
         let line: serde_json::Value = serde_json::from_str(text.trim_end()).unwrap();
         assert_eq!(line["event"], "ready");
@@ -89,19 +89,19 @@ mod tests {
     }
 
     #[test]
-    fn text_has_the_same_fields() {
+    fn text_lines_have_the_same_fields() {
         let text = logged(LogFormat::Text, None);
         assert!(text.contains("ready event=\"ready\" name=\"gw-a\""), "{text}");
         assert_eq!(text.lines().count(), 1);
     }
 
     #[test]
-    fn the_environment_overrides_the_level_if_it_is_understood() {
+    fn a_valid_rust_log_overrides_the_level() {
         assert!(logged(LogFormat::Text, Some("debug")).contains("detail"));
         assert!(logged(LogFormat::Text, Some("off")).is_empty());
-        assert!(!logged(LogFormat::Text, Some(" ")).contains("detail"), "empty is no wish");
+        assert!(!logged(LogFormat::Text, Some(" ")).contains("detail"), "a blank override is ignored");
         let log = Log { format: LogFormat::Text, level: LogLevel::Info };
         assert!(filter(Some("vipgate=nonsense"), log).1.is_some());
-        assert_eq!(logged(LogFormat::Text, Some("vipgate=nonsense")).lines().count(), 1, "log.level holds");
+        assert_eq!(logged(LogFormat::Text, Some("vipgate=nonsense")).lines().count(), 1, "log.level applies");
     }
 }

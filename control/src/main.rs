@@ -1,4 +1,4 @@
-//! The binary `vipgate`.
+//! The `vipgate` binary.
 
 use std::process::ExitCode;
 

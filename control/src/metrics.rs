@@ -1,11 +1,11 @@
-//! Prometheus: `/metrics`, and `/healthz` and `/readyz` beside it. Numbers are read from the workers' own counters when
-//! somebody asks; nothing is counted twice.
+//! Prometheus metrics (`/metrics`) and the health endpoints `/healthz` and `/readyz`. Values are read from the workers'
+//! own counters at each scrape.
 
 mod exposition;
 mod families;
 mod group;
 
-pub(crate) use self::families::{Family, Kind, Labels, family};
+use crate::metric::Family;
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,19 +21,11 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::failure::Failure;
-use crate::gateway::state::GatewayState;
-use crate::listener::{self, Limits, Room};
+use crate::command_error::CommandError;
+use crate::listener::{self, ConnectionLimiter};
+use crate::state::GatewayState;
 
-/// Connections: of monitoring there are few, each for a moment.
-const LIMITS: Limits = Limits { connections: 256, per_address: 64 };
-
-/// The places of a metrics port.
-pub fn room() -> Arc<Room> {
-    Room::new("metrics", LIMITS)
-}
-
-/// The metrics port can't be had.
+/// The metrics port can't be bound.
 #[derive(Debug, Error)]
 #[error("metrics.listen: cannot listen on {address}: {error}{hint}")]
 pub struct BindError {
@@ -42,54 +34,54 @@ pub struct BindError {
     hint: &'static str,
 }
 
-impl From<BindError> for Failure {
+impl From<BindError> for CommandError {
     fn from(error: BindError) -> Self {
         Self::runtime(error)
     }
 }
 
-/// Opens the port, before packets flow.
+/// Binds the metrics port.
 ///
 /// # Errors
-/// When it is in use or not ours.
+/// When the port is in use, or the address isn't local.
 pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
     TcpListener::bind(address).await.map_err(|error| {
         let hint = match error.kind() {
-            io::ErrorKind::AddrInUse => "; another process has it (`ss -ltnp` says which): choose another port",
-            io::ErrorKind::AddrNotAvailable => "; the address is on no interface of this machine",
+            io::ErrorKind::AddrInUse => "; another process uses it (`ss -ltnp` shows which): choose another port",
+            io::ErrorKind::AddrNotAvailable => "; no interface of this host has that address",
             _ => "",
         };
         BindError { address, error, hint }
     })
 }
 
-/// What is monitored: values that are read whenever somebody asks, and whether all is ready.
+/// A monitored process: its metrics and its readiness, evaluated at each request.
 #[derive(Clone)]
 pub struct Monitored {
     /// All metrics.
     pub(crate) families: Arc<dyn Fn() -> Vec<Family> + Send + Sync>,
-    /// Whether it does what it is for, or why not.
+    /// Readiness, or the reason why it isn't ready.
     pub(crate) ready: Arc<dyn Fn() -> Result<(), String> + Send + Sync>,
 }
 
 impl Monitored {
-    /// A gateway.
+    /// Monitors a gateway.
     pub fn gateway(state: Arc<GatewayState>) -> Self {
-        let readable = state.clone();
+        let metrics_state = state.clone();
         Self {
-            families: Arc::new(move || families::read(&readable)),
+            families: Arc::new(move || families::collect(&metrics_state)),
             ready: Arc::new(move || {
                 if !state.ready.load(Ordering::Relaxed) {
-                    return Err(state.waits_for().unwrap_or_default());
+                    return Err(state.no_policy_reason().unwrap_or_default());
                 }
                 let tracking = state.tracking.load();
                 match tracking.fault() {
-                    Some(why) => Err(why),
-                    // One that is held down serves as long as nobody else can.
-                    None if state.group.load().is_open() => Ok(()),
+                    Some(fault) => Err(fault),
+                    // During hold-down a gateway may still be active, if no other one is able.
+                    None if state.group.load().may_open_sessions() => Ok(()),
                     None => Err(match &tracking.unable {
-                        Some(why) => format!("held down, since until just now {why}"),
-                        None => state.waits_for().unwrap_or_default(),
+                        Some(fault) => format!("hold-down after: {fault}"),
+                        None => state.no_policy_reason().unwrap_or_default(),
                     }),
                 }
             }),
@@ -97,29 +89,34 @@ impl Monitored {
     }
 }
 
-/// Answers until told to stop.
-pub async fn serve(monitored: Monitored, listener: TcpListener, room: Arc<Room>, stop: watch::Receiver<bool>) {
+/// Serves HTTP until `stop` is set.
+pub async fn serve(
+    monitored: Monitored,
+    listener: TcpListener,
+    connections: Arc<ConnectionLimiter>,
+    stop: watch::Receiver<bool>,
+) {
     let router = Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .with_state(monitored);
-    listener::serve(listener, room, router, stop).await;
+    listener::serve(listener, connections, router, stop).await;
 }
 
 async fn metrics(State(monitored): State<Monitored>, headers: HeaderMap) -> impl IntoResponse {
     let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|accept| accept.to_str().ok());
-    let open = accepted
+    let accepts_open_metrics = accepted
         .flat_map(|accept| accept.split(','))
-        .any(|kind| kind.trim().starts_with("application/openmetrics-text"));
+        .any(|media_type| media_type.trim().starts_with("application/openmetrics-text"));
     let families = (monitored.families)();
-    let (kind, text) = if open {
+    let (content_type, text) = if accepts_open_metrics {
         (exposition::OPEN_METRICS, exposition::open_metrics(families))
     } else {
         (exposition::TEXT, exposition::text(&families))
     };
     match text {
-        Ok(text) => (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text),
+        Ok(text) => (StatusCode::OK, [(header::CONTENT_TYPE, content_type)], text),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "text/plain")], format!("{error}\n")),
     }
 }
@@ -127,13 +124,16 @@ async fn metrics(State(monitored): State<Monitored>, headers: HeaderMap) -> impl
 async fn ready(State(monitored): State<Monitored>) -> impl IntoResponse {
     match (monitored.ready)() {
         Ok(()) => (StatusCode::OK, "ready\n".to_owned()),
-        Err(why) if why.is_empty() => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n".to_owned()),
-        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")),
+        Err(reason) if reason.is_empty() => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n".to_owned()),
+        Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {reason}\n")),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use crate::listener::Limits;
+    use crate::metric::Kind;
+    use crate::metric::family;
     use std::time::Duration;
 
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -142,18 +142,18 @@ mod tests {
     use tokio::time::{sleep, timeout};
 
     use super::*;
-    use crate::listener::Reason;
+    use crate::listener::RejectReason;
 
-    /// Far more than anything takes on a slow machine.
-    const LONG: Duration = Duration::from_secs(20);
-    /// Longer than what the kernel keeps for a client that reads nothing.
-    const LONG_PAGE: usize = 8 << 20;
+    /// Far more than any step takes on a slow machine.
+    const TIMEOUT: Duration = Duration::from_secs(20);
+    /// Larger than the socket buffers of a client that doesn't read.
+    const LARGE_PAGE: usize = 8 << 20;
     const SCRAPE: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
 
-    /// A port with a page of at least so many bytes, and few places.
+    /// A metrics port with a page of at least the given size, and a low connection limit.
     struct Port {
-        at: SocketAddr,
-        room: Arc<Room>,
+        address: SocketAddr,
+        connections: Arc<ConnectionLimiter>,
         stop: watch::Sender<bool>,
         server: JoinHandle<()>,
     }
@@ -161,8 +161,8 @@ mod tests {
     impl Port {
         async fn open(page: usize) -> Self {
             let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
-            let at = listener.local_addr().unwrap();
-            let room = Room::new("test", Limits { connections: 8, per_address: 4 });
+            let address = listener.local_addr().unwrap();
+            let connections = ConnectionLimiter::new("test", Limits { connections: 8, per_address: 4 });
             let page: Arc<str> = "x".repeat(page).into();
             let values = move || vec![(vec![("text", page.to_string())], 1)];
             let monitored = Monitored {
@@ -170,15 +170,15 @@ mod tests {
                 ready: Arc::new(|| Ok(())),
             };
             let (stop, stopped) = watch::channel(false);
-            let server = tokio::spawn(serve(monitored, listener, room.clone(), stopped));
-            Self { at, room, stop, server }
+            let server = tokio::spawn(serve(monitored, listener, connections.clone(), stopped));
+            Self { address, connections, stop, server }
         }
 
         async fn connect(&self) -> TcpStream {
-            TcpStream::connect(self.at).await.unwrap()
+            TcpStream::connect(self.address).await.unwrap()
         }
 
-        /// A connection that has asked for the page, and got the first byte of it.
+        /// A connection that has sent a request and received the first byte of the response.
         async fn scrape(&self) -> TcpStream {
             let mut client = self.connect().await;
             client.write_all(SCRAPE).await.unwrap();
@@ -187,71 +187,72 @@ mod tests {
         }
     }
 
-    /// Reads until the connection ends; a reset is as good an end.
-    async fn rest(mut client: TcpStream) -> Vec<u8> {
+    /// Reads until the connection is closed or reset.
+    async fn read_rest(mut client: TcpStream) -> Vec<u8> {
         let mut bytes = Vec::new();
-        let end = timeout(LONG, client.read_to_end(&mut bytes)).await;
-        drop(end.expect("the connection ends"));
+        let end = timeout(TIMEOUT, client.read_to_end(&mut bytes)).await;
+        drop(end.expect("the connection is closed"));
         bytes
     }
 
     #[tokio::test]
-    async fn http_2_is_not_spoken() {
+    async fn http_2_is_rejected() {
         let port = Port::open(1).await;
-        // RFC 9113 section 3.4: the preface and empty settings. Then GET /metrics as a stream's only frame; its fields are RFC 7541's.
+        // RFC 9113 section 3.4: the preface and empty settings. Then GET /metrics as a single HEADERS frame, encoded by
+        // RFC 7541.
         let fields = b"\x82\x86\x04\x08/metrics\x01\x04test";
         let head = [0, 0, fields.len() as u8, 1, 5, 0, 0, 0, 1];
         let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
         let mut client = port.connect().await;
         client.write_all(&[&preface[..], &head[..], &fields[..]].concat()).await.unwrap();
-        let answer = rest(client).await;
-        assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 400"), "{}", answer.escape_ascii());
-        let page = String::from_utf8(rest(port.scrape().await).await).unwrap();
+        let response = read_rest(client).await;
+        assert!(response.is_empty() || response.starts_with(b"HTTP/1.1 400"), "{}", response.escape_ascii());
+        let page = String::from_utf8(read_rest(port.scrape().await).await).unwrap();
         assert!(page.contains("vipgate_page{text=\"x\"} 1\n"), "{page}");
     }
 
     #[tokio::test]
-    async fn a_scrape_under_way_gives_way_to_nobody() {
-        let port = Port::open(LONG_PAGE).await;
+    async fn a_scrape_in_progress_is_not_superseded() {
+        let port = Port::open(LARGE_PAGE).await;
         let scrape = port.scrape().await;
-        let mut crowd = Vec::new();
+        let mut clients = Vec::new();
         for _ in 0..20 {
-            crowd.push(port.connect().await);
+            clients.push(port.connect().await);
         }
-        let taken = async {
-            while port.room.len() as u64 + port.room.refused(Reason::Superseded) < 21 {
+        let accepted = async {
+            while port.connections.len() as u64 + port.connections.rejected(RejectReason::Superseded) < 21 {
                 sleep(Duration::from_millis(5)).await;
             }
         };
-        timeout(LONG, taken).await.expect("all are accepted");
-        assert!(rest(scrape).await.len() > LONG_PAGE);
+        timeout(TIMEOUT, accepted).await.expect("all connections are accepted");
+        assert!(read_rest(scrape).await.len() > LARGE_PAGE);
     }
 
     #[tokio::test]
-    async fn who_asks_and_reads_nothing_keeps_no_scrape_out() {
-        let port = Port::open(LONG_PAGE).await;
-        let mut crowd = Vec::new();
+    async fn clients_that_do_not_read_do_not_block_a_scrape() {
+        let port = Port::open(LARGE_PAGE).await;
+        let mut clients = Vec::new();
         for _ in 0..6 {
-            crowd.push(port.scrape().await);
+            clients.push(port.scrape().await);
         }
-        assert_eq!(port.room.len(), 4);
-        assert!(rest(port.scrape().await).await.len() > LONG_PAGE);
+        assert_eq!(port.connections.len(), 4);
+        assert!(read_rest(port.scrape().await).await.len() > LARGE_PAGE);
     }
 
     #[tokio::test]
-    async fn what_is_answered_when_it_stops_is_finished_and_all_else_closed() {
-        let port = Port::open(LONG_PAGE).await;
+    async fn a_stop_finishes_responses_in_progress_and_closes_idle_connections() {
+        let port = Port::open(LARGE_PAGE).await;
         let (silent, mut idle) = (port.connect().await, port.connect().await);
         idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: test\r\n\r\n").await.unwrap();
-        let mut answer = Vec::new();
-        while !answer.ends_with(b"\r\n\r\nok\n") {
-            answer.push(timeout(LONG, idle.read_u8()).await.unwrap().unwrap());
+        let mut response = Vec::new();
+        while !response.ends_with(b"\r\n\r\nok\n") {
+            response.push(timeout(TIMEOUT, idle.read_u8()).await.unwrap().unwrap());
         }
         let scrape = port.scrape().await;
         port.stop.send(true).unwrap();
-        timeout(LONG, port.server).await.unwrap().unwrap();
-        assert!(TcpStream::connect(port.at).await.is_err());
-        assert_eq!((rest(silent).await.len(), rest(idle).await.len()), (0, 0));
-        assert!(rest(scrape).await.len() > LONG_PAGE);
+        timeout(TIMEOUT, port.server).await.unwrap().unwrap();
+        assert!(TcpStream::connect(port.address).await.is_err());
+        assert_eq!((read_rest(silent).await.len(), read_rest(idle).await.len()), (0, 0));
+        assert!(read_rest(scrape).await.len() > LARGE_PAGE);
     }
 }

@@ -1,13 +1,13 @@
-//! The log of translations: which endpoint of which tenant could have had which ports of a VIP, and when, for whoever must say so
-//! later. As IPFIX (RFC 8158) to a collector: a record for each endpoint and VIP when policy or the gateways' shares change, and, where
-//! that is asked for, one for each session that begins or ends.
+//! NAT log: which endpoint of which tenant could use which ports of a VIP, and when. Exported as IPFIX (RFC 8158) to a
+//! collector: a record for each endpoint and VIP when policy or the owners of shards change, and optionally one for
+//! each created or deleted session.
 //!
-//! `blocks` says what there is to tell of a policy, `ipfix` how it is written, `exporter` sends it. A collector that is away costs the
-//! gateway a bounded queue and nothing else; when it is back, it is told anew of all blocks as they are then.
+//! `port_blocks` derives the records from policy, `ipfix` encodes them, `exporter` sends them. An unreachable collector
+//! costs the gateway a bounded queue only; when it is reachable again, it receives all port blocks of that time.
 
-mod blocks;
 mod exporter;
 mod ipfix;
+mod port_blocks;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -17,88 +17,89 @@ use std::time::SystemTime;
 use arc_swap::ArcSwapOption;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use vipgate_dataplane::snapshot::policy::Policy;
-use vipgate_dataplane::watch::log::SessionQueue;
+use vipgate_dataplane::observe::session_log::SessionEventQueue;
+use vipgate_dataplane::policy::compiled::Policy;
 
 use crate::config::NatLog as Settings;
 
-/// Policies that wait for the exporter. Should it be so far behind, it looks at the newest one only.
-const POLICIES: usize = 64;
-/// Sessions that wait for the exporter: at a hundred thousand a second, a third of a second's.
-pub const SESSIONS: usize = 1 << 15;
+/// Length of the policy queue. If it overflows, the exporter skips policies.
+const MAX_QUEUED_POLICIES: usize = 64;
+/// Length of the session queue: 0.3 s at 100 000 sessions a second.
+pub const SESSION_QUEUE_CAPACITY: usize = 1 << 15;
 
-/// What became of the records.
+/// Export statistics.
 #[derive(Debug, Default)]
-pub struct Figures {
+pub struct ExportStats {
     sent: AtomicU64,
     lost: AtomicU64,
-    /// Why the collector can't be reached; `None` while it can, as far as anybody knows.
+    /// Why the collector is unreachable; `None` while no error is known.
     error: ArcSwapOption<String>,
 }
 
-impl Figures {
-    /// Records that were handed to the network.
+impl ExportStats {
+    /// Records written to the socket.
     pub fn sent(&self) -> u64 {
         self.sent.load(Relaxed)
     }
 
-    /// Records that found no room while the collector was away, or were on their way to it when it went.
+    /// Records lost: the queue was full while the collector was unreachable, or the connection failed while sending.
     pub fn lost(&self) -> u64 {
         self.lost.load(Relaxed)
     }
 
-    /// Why the collector can't be reached.
+    /// Why the collector is unreachable.
     pub fn error(&self) -> Option<Arc<String>> {
         self.error.load_full()
     }
 }
 
-/// The log of a gateway.
+/// The NAT log of a gateway.
 #[derive(Debug)]
 pub(crate) struct NatLog {
     policies: mpsc::Sender<(SystemTime, Arc<Policy>)>,
     task: JoinHandle<()>,
 }
 
-/// What others may know of it.
+/// Status of the NAT log.
 #[derive(Debug)]
 pub struct NatLogStatus {
-    /// Where it goes, for people.
+    /// Transport and address of the collector, for display.
     pub collector: String,
-    /// Whether sessions are told, too.
+    /// Whether sessions are logged, too.
     pub sessions: bool,
-    /// What became of it.
-    pub figures: Figures,
+    /// Export statistics.
+    pub stats: ExportStats,
 }
 
 impl NatLogStatus {
-    /// Of a log that goes there.
+    /// The initial status for these settings.
     pub fn new(settings: &Settings) -> Self {
         let collector = format!("{} {}", settings.transport.name(), settings.collector);
-        Self { collector, sessions: settings.sessions, figures: Figures::default() }
+        Self { collector, sessions: settings.sessions, stats: ExportStats::default() }
     }
 }
 
 impl NatLog {
-    /// Begins to log; `ports` are the first and the last that the gateway gives out. Returns where workers put sessions, if they shall.
+    /// Starts the export; `ports` are the first and last SNAT port. Returns the queue for session events, if sessions
+    /// are logged.
     pub(crate) fn start(
         settings: &Settings,
         ports: (u16, u16),
         status: Arc<NatLogStatus>,
-    ) -> (Self, Option<Arc<SessionQueue>>) {
-        let (sender, receiver) = mpsc::channel(POLICIES);
-        let queue = settings.sessions.then(|| Arc::new(SessionQueue::new(SESSIONS)));
+    ) -> (Self, Option<Arc<SessionEventQueue>>) {
+        let (sender, receiver) = mpsc::channel(MAX_QUEUED_POLICIES);
+        let queue = settings.sessions.then(|| Arc::new(SessionEventQueue::new(SESSION_QUEUE_CAPACITY)));
         let exporter = exporter::Exporter::new(settings, ports, status, queue.clone());
         (Self { policies: sender, task: tokio::spawn(exporter.run(receiver)) }, queue)
     }
 
-    /// This policy is in force from now on.
-    pub(crate) fn put(&self, policy: &Arc<Policy>) {
-        // Full: the exporter is busy with those before, and asks for the newest when it comes to the end.
+    /// A policy is in force from now on.
+    pub(crate) fn set_policy(&self, policy: &Arc<Policy>) {
+        // If the queue is full, this policy is skipped.
         let _ = self.policies.try_send((SystemTime::now(), policy.clone()));
     }
 
-    /// Sends what still waits, within a second.
+    /// Sends the queued records, for at most one second.
     pub(crate) async fn close(log: Option<Self>) {
         let Some(Self { policies, task }) = log else { return };
         drop(policies);

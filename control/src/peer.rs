@@ -1,34 +1,34 @@
-//! Links between gateways: authenticated connections, one for each two gateways of the view, over which they hear whether the other
-//! is there, and get copies of its sessions.
+//! Links between gateways: one mutually authenticated TLS connection per pair, for heartbeats and session replication.
 //!
-//! `handshakes` and `identity` say who may talk, `tunnel_key` makes the keys of tunnels, `frame` and `session` what is said, `link` is one connection, `mesh` all of them;
-//! `replicate` is what goes over them. Who serves, who is home, and who takes over is decided elsewhere.
+//! `identity` and `handshakes` authenticate peers, `tunnel_key` derives tunnel keys, `frame` and `record` encode
+//! messages, `link` runs one connection, `mesh` all of them; `replication` is the protocol on top. Membership,
+//! ownership of shards and failover are decided elsewhere.
 
+mod failure_log;
 mod frame;
 mod handshakes;
 mod identity;
 mod link;
 mod mesh;
-mod replicate;
-mod session;
+mod record;
+mod replication;
 mod status;
 #[cfg(test)]
 mod tests;
-mod troubles;
 mod tunnel_key;
 mod view;
-mod work;
+mod workers;
 
-/// What fuzz targets see of links.
+/// Items used by fuzz targets.
 #[cfg(any(test, fuzzing))]
-pub(crate) mod fuzzed {
+pub(crate) mod fuzz {
     pub(crate) use super::frame::{encode as write_frame, read as read_frame};
-    pub(crate) use super::replicate::inbound::{Inbound, Step};
-    pub(crate) use super::replicate::rounds::Rounds;
-    pub(crate) use super::session::{decode, encode};
+    pub(crate) use crate::peer::record::{decode, encode};
+    pub(crate) use crate::peer::replication::receive_state::{Action, ReceiveState};
+    pub(crate) use crate::peer::replication::sync_rounds::SyncRounds;
 }
 
-/// The generated messages.
+/// Generated protobuf messages.
 #[expect(missing_docs, clippy::pedantic, reason = "generated; the .proto file has the comments")]
 pub mod proto {
     tonic::include_proto!("vipgate.peer.v1");
@@ -42,176 +42,177 @@ use std::time::Duration;
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use vipgate_dataplane::time::Tick;
+use vipgate_dataplane::flow::time::Tick;
 
-pub use self::frame::Broken;
+pub use self::frame::LinkError;
 pub use self::identity::{Fingerprint, Identity, IdentityError};
-use self::mesh::Shared;
-use self::replicate::pump::{Order, Pump};
-use self::replicate::rounds::Rounds;
-use self::status::Board;
-pub use self::status::{CopiesStatus, Echoed, PeerStatus, PeersStatus};
-pub use self::tunnel_key::{End, TagKeys, TunnelKey, TunnelSecret};
-pub use self::view::{Member, View};
-use self::work::Turns;
-pub use self::work::{Bell, Workers};
-use crate::members;
+use self::mesh::SharedState;
+use self::status::StatusPublisher;
+pub use self::status::{PeerStatus, PeersStatus, ReceivedEcho, ReplicationStatus};
+pub use self::tunnel_key::{TagKeys, TunnelEnd, TunnelKey, TunnelSecret};
+pub use self::view::{PeerMember, PeerView};
+use crate::membership;
+use crate::peer::replication::send_loop::{SendCommand, SendLoop};
+use crate::peer::replication::sync_rounds::SyncRounds;
+use crate::peer::workers::ApplyLocks;
+pub use crate::peer::workers::{ReplicationWaker, Workers};
 
-/// The versions of the protocol that this program speaks, from and to. A program speaks that of the one before it too.
-pub const VERSIONS: (u32, u32) = (1, 1);
-/// How often beats are sent, unless configured.
-pub const HEARTBEAT: Duration = Duration::from_millis(100);
-/// Events that wait for whoever listens.
-const EVENTS: usize = 1024;
-/// What links have to say to the pump.
-const ORDERS: usize = 1024;
+/// Lowest and highest supported protocol version. The version of the previous release is always included.
+pub const PROTOCOL_VERSIONS: (u32, u32) = (1, 1);
+/// Default heartbeat interval.
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(100);
+/// Capacity of the event queue.
+const EVENT_QUEUE: usize = 1024;
+/// Capacity of the queue of commands from links to the send loop.
+const COMMAND_QUEUE: usize = 1024;
 
-/// What links are made of.
+/// Configuration of the links.
 #[derive(Debug)]
-pub struct Plan {
+pub struct PeerConfig {
     /// The name of this gateway.
     pub name: Arc<str>,
-    /// Which process of this name it is: what the policy server was told.
+    /// The incarnation of this process, as reported to the policy server.
     pub incarnation: u64,
-    /// Its certificate.
+    /// Certificate and key of this process.
     pub identity: Identity,
-    /// Where others connect to.
+    /// Listen address for peers.
     pub listen: SocketAddr,
-    /// How often beats are sent; after four of them without a sign, a link is down.
+    /// Heartbeat interval; after four intervals without a frame, a link is down.
     pub heartbeat: Duration,
-    /// The versions to speak: [`VERSIONS`].
+    /// Lowest and highest protocol version: [`PROTOCOL_VERSIONS`].
     pub versions: (u32, u32),
-    /// Those who have the sessions.
+    /// The workers that hold the sessions.
     pub workers: Arc<dyn Workers>,
-    /// What their outlets ring.
-    pub bell: Arc<Bell>,
-    /// The clock that workers go by.
+    /// Wakes the send loop when a worker has queued records.
+    pub waker: Arc<ReplicationWaker>,
+    /// The workers' clock.
     pub clock: fn() -> Tick,
 }
 
-/// What has happened between gateways.
+/// Events of the links.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// We have everything that a gateway told.
+pub enum PeerEvent {
+    /// The standby sessions from a gateway are complete: a full sync from it has ended.
     Synced {
-        /// Which.
+        /// The peer.
         gateway: Arc<str>,
     },
-    /// A gateway has let go of what a view takes from it, and we have everything of that.
+    /// A gateway has released the shards that a view moves away from it, and all their sessions have been received.
     Released {
-        /// Which.
+        /// The peer.
         gateway: Arc<str>,
         /// The view's number.
         view: u64,
     },
-    /// A gateway goes by a later view than we, as the policy server told it.
-    Told {
-        /// Which.
+    /// A peer has sent the membership view that it received from the policy server, since ours is older.
+    RelayedView {
+        /// The peer.
         gateway: Arc<str>,
         /// The view.
-        view: Arc<members::View>,
+        view: Arc<membership::MembershipView>,
     },
 }
 
-/// Why there can be no links.
+/// Errors when starting the links.
 #[derive(Debug, Error)]
 pub enum PeerError {
-    /// The port is in use, or the address isn't ours.
+    /// The port is in use, or the address isn't local.
     #[error("peer.port: cannot listen on {address} for other gateways: {error}")]
     Listen {
-        /// Where.
+        /// The listen address.
         address: SocketAddr,
-        /// What the kernel says.
+        /// Error of the kernel.
         error: io::Error,
     },
-    /// The certificate is no good.
+    /// The certificate can't be used.
     #[error(transparent)]
     Identity(#[from] IdentityError),
 }
 
-/// All links, while it lives.
+/// All links of this gateway. They end when it is dropped.
 #[derive(Debug)]
 pub struct Peers {
-    shared: Arc<Shared>,
-    orders: mpsc::UnboundedSender<Order>,
-    address: SocketAddr,
+    shared: Arc<SharedState>,
+    commands: mpsc::UnboundedSender<SendCommand>,
+    local_addr: SocketAddr,
     _tasks: JoinSet<()>,
 }
 
 impl Peers {
-    /// Opens the port, and waits for a view. Needs a tokio runtime. Events must be taken: a link waits for it.
+    /// Opens the listening port; links come up with the first view. Needs a tokio runtime. Events must be received:
+    /// links block while the queue is full.
     ///
     /// # Errors
-    /// When the port can't be opened, or the certificate used.
-    pub fn start(plan: Plan) -> Result<(Self, mpsc::Receiver<Event>), PeerError> {
-        let failed = |error| PeerError::Listen { address: plan.listen, error };
-        let listener = mesh::bind(&plan).map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
-        let board = Board::new();
-        let (orders, ordered) = mpsc::unbounded_channel();
-        let (links, said) = mpsc::channel(ORDERS);
-        let (events, receiver) = mpsc::channel(EVENTS);
-        let pump = Pump::new(plan.workers.clone(), plan.bell.clone(), board.clone());
-        let shared = Arc::new(Shared {
+    /// When the port can't be opened or the certificate can't be used.
+    pub fn start(config: PeerConfig) -> Result<(Self, mpsc::Receiver<PeerEvent>), PeerError> {
+        let listen_error = |error| PeerError::Listen { address: config.listen, error };
+        let listener = mesh::bind(&config).map_err(listen_error)?;
+        let address = listener.local_addr().map_err(listen_error)?;
+        let board = StatusPublisher::new();
+        let (commands, command_receiver) = mpsc::unbounded_channel();
+        let (links, link_command_receiver) = mpsc::channel(COMMAND_QUEUE);
+        let (events, receiver) = mpsc::channel(EVENT_QUEUE);
+        let pump = SendLoop::new(config.workers.clone(), config.waker.clone(), board.clone());
+        let shared = Arc::new(SharedState {
             view: watch::Sender::new(Arc::default()),
-            board,
-            rounds: Rounds::default(),
-            turns: Turns::default(),
+            status: board,
+            sync_rounds: SyncRounds::default(),
+            apply_locks: ApplyLocks::default(),
             events,
-            links,
+            send_commands: links,
             pins: Arc::default(),
             handshakes: Arc::default(),
             registry: std::sync::Mutex::default(),
-            plan,
+            config,
         });
         let acceptor = mesh::acceptor(&shared)?;
         let mut tasks = JoinSet::new();
-        tasks.spawn(pump.run(ordered, said));
+        tasks.spawn(pump.run(command_receiver, link_command_receiver));
         tasks.spawn(mesh::listen(shared.clone(), listener, acceptor));
         tasks.spawn(mesh::dial_all(shared.clone()));
-        Ok((Self { shared, orders, address, _tasks: tasks }, receiver))
+        Ok((Self { shared, commands, local_addr: address, _tasks: tasks }, receiver))
     }
 
-    /// Where others connect to: with the port that the kernel chose, if the plan left it open.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    /// The local address, with the port that the kernel has chosen if none was configured.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
     }
 
-    /// Another view counts: links come and go with it. Views of the past are passed over.
-    pub fn set_view(&self, view: &Arc<View>) {
+    /// Applies a membership view: opens and closes links. Older views are ignored.
+    pub fn set_view(&self, view: &Arc<PeerView>) {
         if view.number < self.shared.view.borrow().number {
             return;
         }
         let others =
-            view.members.iter().map(|member| member.name.clone()).filter(|name| *name != self.shared.plan.name);
-        // Before links come up.
-        self.order(Order::Keep(others.collect(), view.number));
-        self.shared.enter(view);
+            view.members.iter().map(|member| member.name.clone()).filter(|name| *name != self.shared.config.name);
+        // Before any link comes up.
+        self.send_command(SendCommand::SetPeers(others.collect(), view.number));
+        self.shared.apply_view(view);
     }
 
-    /// Tells a gateway all sessions whose copies belong there: where they belong has changed.
+    /// Starts a full sync to a peer, since the assignment of replica targets has changed.
     pub fn resync(&self, gateway: &str) {
-        self.order(Order::Resync(gateway.into()));
+        self.send_command(SendCommand::Resync(gateway.into()));
     }
 
-    /// Asks a gateway for all sessions whose copies belong here: some may have got lost here.
-    pub fn request(&self, gateway: &str) {
-        self.order(Order::Request(gateway.into()));
+    /// Requests a full sync from a peer, since standby sessions may have been lost here.
+    pub fn request_sync(&self, gateway: &str) {
+        self.send_command(SendCommand::RequestSync(gateway.into()));
     }
 
-    /// Tells a gateway that we do no more what the view with this number takes from us, after all news that workers have told until
-    /// now, and after telling all, if that is to be done. It is told again over the next link if it hasn't heard.
+    /// Notifies a peer that this gateway has released the shards that this view moves away from it. Sent after all
+    /// records queued so far and after a pending full sync; repeated over the next link if not acknowledged.
     pub fn release(&self, gateway: &str, view: u64) {
-        self.order(Order::Release(gateway.into(), view));
+        self.send_command(SendCommand::Release(gateway.into(), view));
     }
 
-    /// How links stand.
+    /// Status of all links.
     pub fn status(&self) -> watch::Receiver<Arc<PeersStatus>> {
-        self.shared.board.watch()
+        self.shared.status.subscribe()
     }
 
-    fn order(&self, order: Order) {
-        // It lives as long as this does.
-        let _ = self.orders.send(order);
+    fn send_command(&self, command: SendCommand) {
+        // The send loop lives as long as `self`.
+        let _ = self.commands.send(command);
     }
 }

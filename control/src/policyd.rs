@@ -1,24 +1,27 @@
-//! `vipgate policyd`: compiles what people write into what gateways need, and serves it to them.
+//! `vipgate policyd`: the policy server. Compiles manifests into resources and sends them to gateways (delta xDS).
 //!
 //! ```text
-//!   source -> store -> compile -> publication -> a stream for each gateway
-//!   (what stands where)  (what is broken stays out)  (encoded once)   (what it has, what it refuses)
+//!   policy source -> store -> compile -> publication -> one delta xDS stream per gateway
+//!   (manifests)      (invalid objects     (resources,     (subscriptions, ACKs and NACKs)
+//!                     are left out)        encoded once)
 //! ```
 
 mod budget;
 pub mod codec;
-pub mod figures;
 mod identity;
 pub mod listen;
-pub mod members;
+pub mod membership;
 mod meter;
+pub mod metric_families;
 pub mod publication;
 pub mod registry;
 pub mod service;
 pub mod state;
+pub mod stats;
 mod status;
 pub mod stream;
 
+use crate::config::Tls;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -31,167 +34,170 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
 use self::budget::Budget;
-use self::identity::Refusals;
+use self::identity::RejectionLog;
 use self::listen::Certificates;
-use self::meter::Meter;
+use self::meter::MeterLayer;
 use self::publication::Publication;
-use self::service::{AggregatedDiscoveryServiceServer, Discovery};
-use self::state::{AcceptEmpty, State};
+use self::service::{AggregatedDiscoveryServiceServer, DiscoveryService};
+use self::state::{AcceptEmptyCommand, ServerState};
+use crate::command_error::CommandError;
 use crate::config::{PolicydConfig, PolicydLimits, PolicydSource};
-use crate::failure::Failure;
-use crate::listener::{Limits, Room, affordable, raise_descriptors};
-use crate::policy::Cluster;
-use crate::source::intake::{Intake, finished};
-use crate::source::store::{Accepted, Store};
-use crate::source::{Event, etcd, files};
+use crate::listener::{self, ConnectionLimiter, Limits, limit_by_descriptors, raise_descriptor_limit};
+use crate::source::ingest::{SourceIngester, join_result};
+use crate::source::store::{AcceptedEmpty, ManifestStore};
+use crate::source::{SourceEvent, etcd, files};
 use crate::xds::proto::policy_status_server::PolicyStatusServer;
 use crate::{logging, metrics, privileges, systemd};
+use vipgate_policy::compiler::Cluster;
 
-/// Changes of the source that wait to be compiled; then the source waits.
-const EVENTS: usize = 256;
-/// The longest request, bytes: a gateway that comes back says the version of every resource that it has.
-const LONGEST: usize = 32 << 20;
-/// The longest request for the status, bytes.
-const LONGEST_QUESTION: usize = 1 << 20;
-/// Streams of one connection: a gateway has one on each of its connections.
-const STREAMS: u32 = 16;
-/// Headers of a request, bytes.
-const HEADERS: u32 = 16 << 10;
-/// Bytes of a stream, and of a connection, that clients may send ahead of what is taken.
-const WINDOW: u32 = 256 << 10;
-/// How often a silent connection is asked whether it lives, and how long it may take to say so.
-const KEEP_ALIVE: Duration = Duration::from_secs(5);
-/// How often the log says that there is still no policy.
-const REMINDER: Duration = Duration::from_secs(30);
-/// Time for streams to end when the server stops.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// Capacity of the queue of source events; when it is full, the source waits.
+const EVENT_QUEUE: usize = 256;
+/// Maximum length of a discovery request, bytes: a reconnecting gateway lists the version of every resource it holds.
+const MAX_REQUEST_BYTES: usize = 32 << 20;
+/// Maximum length of a status request, bytes.
+const MAX_STATUS_REQUEST_BYTES: usize = 1 << 20;
+/// Maximum concurrent HTTP/2 streams of a connection; a gateway opens one on each of its connections.
+const MAX_STREAMS_PER_CONNECTION: u32 = 16;
+/// Maximum size of a request's headers, bytes.
+const MAX_HEADER_BYTES: u32 = 16 << 10;
+/// HTTP/2 flow-control window of a stream and of a connection, bytes.
+const FLOW_CONTROL_WINDOW: u32 = 256 << 10;
+/// Interval of HTTP/2 keepalive pings, and the timeout of their acknowledgement.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// How often the log repeats that there is no policy.
+const NO_POLICY_LOG_INTERVAL: Duration = Duration::from_secs(30);
+/// How long open streams may take to end at shutdown.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Runs a policy server until it is told to stop.
+/// Runs a policy server until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// When its configuration is wrong, or something it needs can't be had.
-pub fn run(path: &Path) -> Result<(), Failure> {
-    let config = PolicydConfig::load(path).map_err(Failure::usage)?;
+/// When its configuration is invalid or a resource it needs is unavailable.
+pub fn run(path: &Path) -> Result<(), CommandError> {
+    let config = PolicydConfig::load(path).map_err(CommandError::usage)?;
     logging::start(config.log);
-    raise_descriptors();
-    privileges::begin_server(config.privileges);
+    raise_descriptor_limit();
+    privileges::restrict_server(config.privileges);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("policyd")
         .on_thread_start(privileges::drop_capabilities)
         .build()
-        .map_err(|error| Failure::runtime(format_args!("cannot start threads: {error}")))?;
-    let outcome = runtime.block_on(serve(config));
-    // What still runs has nothing to lose.
+        .map_err(|error| CommandError::runtime(format_args!("cannot start threads: {error}")))?;
+    let outcome = runtime.block_on(run_server(config));
+    // Tasks that are left hold no state worth saving.
     runtime.shutdown_background();
     outcome
 }
 
-async fn serve(config: PolicydConfig) -> Result<(), Failure> {
-    let (events_in, events) = mpsc::channel(EVENTS);
-    let (source, following) = follow(&config.source, events_in)?;
-    let certificates = match config.tls {
-        None => None,
-        Some(files) => {
-            let read = Certificates::read(files).map_err(|error| Failure::usage(format_args!("tls: {error}")))?;
-            Some(Arc::new(read))
-        }
-    };
+fn read_certificates(files: Tls) -> Result<Arc<Certificates>, CommandError> {
+    let certificates = Certificates::read(files).map_err(|error| CommandError::usage(format_args!("tls: {error}")))?;
+    Ok(Arc::new(certificates))
+}
+
+async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
+    let (event_sender, events) = mpsc::channel(EVENT_QUEUE);
+    let (source, source_task) = start_source(&config.source, event_sender)?;
+    let certificates = config.tls.map(read_certificates).transpose()?;
     let listener = listen::bind(config.listen)?;
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
     privileges::drop_capabilities();
     let (publish, published) = watch::channel(None);
-    let (ordered, orders) = mpsc::channel(1);
-    let cluster = Cluster::of(&config.pod_cidrs, &config.service_cidrs, config.uncovered);
-    let intake = Intake::new(source, Store::new(config.allow_empty).in_cluster(cluster));
-    let figures = Arc::default();
-    let members = members::open(&config.source, config.leases, published.clone(), Arc::clone(&figures));
-    let refusals = Arc::new(Refusals::default());
-    let (room, monitors) = (Room::new("grpc", limits(config.limits)), metrics::room());
+    let (command_sender, commands) = mpsc::channel(1);
+    let cluster = Cluster::from_config(&config.pod_cidrs, &config.service_cidrs, config.uncovered);
+    let intake = SourceIngester::new(source, ManifestStore::new(config.allow_empty).with_cluster(cluster));
+    let stats = Arc::default();
+    let membership = membership::open(&config.source, config.leases, published.clone(), Arc::clone(&stats));
+    let rejections = Arc::new(RejectionLog::default());
+    let (room, metrics_room) = (
+        ConnectionLimiter::new("grpc", connection_limits(config.limits)),
+        ConnectionLimiter::new("metrics", listener::METRICS_LIMITS),
+    );
     let budget = Arc::new(Budget::new(config.limits.bytes_per_address, config.limits.bytes));
-    let state = Arc::new(State {
+    let state = Arc::new(ServerState {
         source: intake.status(),
-        accept_empty: ordered,
+        accept_empty: command_sender,
         published: published.clone(),
         registry: Arc::default(),
-        members: members.clone(),
-        figures,
-        rooms: [room.clone(), monitors.clone()],
+        membership: membership.clone(),
+        stats,
+        listeners: [room.clone(), metrics_room.clone()],
         budget: budget.clone(),
         admins: config.admins,
     });
-    let no_signals = |error| Failure::runtime(format_args!("cannot listen to signals: {error}"));
-    let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
+    let signal_error = |error| CommandError::runtime(format_args!("cannot install signal handlers: {error}"));
+    let mut terminate = signal(SignalKind::terminate()).map_err(signal_error)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(signal_error)?;
     let (stop, stopped) = watch::channel(false);
 
-    let discovery = Discovery {
+    let discovery = DiscoveryService {
         published,
         registry: state.registry.clone(),
-        figures: state.figures.clone(),
-        refusals: refusals.clone(),
+        stats: state.stats.clone(),
+        rejections: rejections.clone(),
         budget: budget.clone(),
     };
     let router = Server::builder()
-        .layer(Meter(budget))
-        .max_concurrent_streams(STREAMS)
-        .http2_max_header_list_size(HEADERS)
-        .initial_stream_window_size(WINDOW)
-        .initial_connection_window_size(WINDOW)
-        .http2_keepalive_interval(Some(KEEP_ALIVE))
-        .http2_keepalive_timeout(Some(KEEP_ALIVE))
-        .add_service(AggregatedDiscoveryServiceServer::new(discovery).max_decoding_message_size(LONGEST))
-        .add_service(members::server(members, state.figures.clone(), refusals.clone()))
+        .layer(MeterLayer(budget))
+        .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
+        .http2_max_header_list_size(MAX_HEADER_BYTES)
+        .initial_stream_window_size(FLOW_CONTROL_WINDOW)
+        .initial_connection_window_size(FLOW_CONTROL_WINDOW)
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_INTERVAL))
+        .add_service(AggregatedDiscoveryServiceServer::new(discovery).max_decoding_message_size(MAX_REQUEST_BYTES))
+        .add_service(membership::server(membership, state.stats.clone(), rejections.clone()))
         .add_service(
-            PolicyStatusServer::new(status::Service { state: state.clone(), refusals: refusals.clone() })
-                .max_decoding_message_size(LONGEST_QUESTION),
+            PolicyStatusServer::new(status::Service { state: state.clone(), rejections: rejections.clone() })
+                .max_decoding_message_size(MAX_STATUS_REQUEST_BYTES),
         );
-    let mut end = stopped.clone();
-    let ended = async move {
-        // An error is as good: whoever would say it is gone.
-        let _ = end.wait_for(|stop| *stop).await;
+    let mut stop_signal = stopped.clone();
+    let shutdown = async move {
+        // An error means that the sender was dropped: that is a shutdown, too.
+        let _ = stop_signal.wait_for(|stop| *stop).await;
     };
     let gateways = match certificates {
         None => {
-            let incoming = ReceiverStream::new(listen::plain(listener, room));
-            tokio::spawn(router.serve_with_incoming_shutdown(incoming, ended))
+            let incoming = ReceiverStream::new(listen::accept_plain(listener, room));
+            tokio::spawn(router.serve_with_incoming_shutdown(incoming, shutdown))
         }
         Some(certificates) => {
-            tokio::spawn(certificates.clone().follow());
-            let incoming = listen::secure(listener, room, certificates, (state.figures.clone(), refusals));
-            tokio::spawn(router.serve_with_incoming_shutdown(ReceiverStream::new(incoming), ended))
+            tokio::spawn(certificates.clone().watch());
+            let incoming = listen::accept_tls(listener, room, certificates, (state.stats.clone(), rejections));
+            tokio::spawn(router.serve_with_incoming_shutdown(ReceiverStream::new(incoming), shutdown))
         }
     };
-    let monitoring = tokio::spawn(metrics::serve(monitored(&state), metrics_listener, monitors, stopped));
-    let compiling = tokio::spawn(compile(state.clone(), intake, (events, orders), publish, config.listen.to_string()));
+    let metrics_server = tokio::spawn(metrics::serve(monitored(&state), metrics_listener, metrics_room, stopped));
+    let listen = config.listen.to_string();
+    let compiler = tokio::spawn(compile_loop(state.clone(), intake, (events, commands), publish, listen));
 
-    let end = tokio::select! {
+    let outcome = tokio::select! {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
-        outcome = compiling => Err(match outcome {
-            Ok(()) => Failure::runtime("nobody follows the source any more"),
-            Err(error) => Failure::runtime(format_args!("the compiler has failed: {error}")),
+        outcome = compiler => Err(match outcome {
+            Ok(()) => CommandError::runtime("the policy source task has ended"),
+            Err(error) => CommandError::runtime(format_args!("the compiler has failed: {error}")),
         }),
     };
     tracing::info!(event = "stopping", "stopping");
     systemd::stopping();
-    following.abort();
+    source_task.abort();
     let _ = stop.send(true);
-    for server in [
-        tokio::time::timeout(FAREWELL, gateways).await.is_ok(),
-        tokio::time::timeout(FAREWELL, monitoring).await.is_ok(),
+    for is_closed in [
+        tokio::time::timeout(SHUTDOWN_TIMEOUT, gateways).await.is_ok(),
+        tokio::time::timeout(SHUTDOWN_TIMEOUT, metrics_server).await.is_ok(),
     ] {
-        if !server {
-            tracing::debug!("a connection was cut");
+        if !is_closed {
+            tracing::debug!("connections were still open at shutdown");
         }
     }
     tracing::info!(event = "stopped", "stopped");
-    end
+    outcome
 }
 
-/// What is configured, as far as there are descriptors.
-fn limits(config: PolicydLimits) -> Limits {
-    let limits = within(config, affordable(config.connections));
+/// The configured connection limits, lowered to what the limit of open files allows.
+fn connection_limits(config: PolicydLimits) -> Limits {
+    let limits = limits_within(config, limit_by_descriptors(config.connections));
     if limits.connections < config.connections {
         tracing::warn!(
             event = "connections_limited",
@@ -203,8 +209,8 @@ fn limits(config: PolicydLimits) -> Limits {
     limits
 }
 
-/// What is configured, where there can be so many connections: where those are fewer, one address has half of them at most.
-fn within(config: PolicydLimits, affordable: usize) -> Limits {
+/// The configured limits if that many connections are affordable; else fewer, of which one address gets at most half.
+fn limits_within(config: PolicydLimits, affordable: usize) -> Limits {
     let per_address = config.connections_per_address;
     if affordable >= config.connections {
         return Limits { connections: config.connections, per_address };
@@ -212,81 +218,84 @@ fn within(config: PolicydLimits, affordable: usize) -> Limits {
     Limits { connections: affordable, per_address: per_address.min(affordable / 2).max(1) }
 }
 
-fn monitored(state: &Arc<State>) -> metrics::Monitored {
-    let (read, asked) = (state.clone(), state.clone());
+fn monitored(state: &Arc<ServerState>) -> metrics::Monitored {
+    let (for_metrics, for_readiness) = (state.clone(), state.clone());
     metrics::Monitored {
-        families: Arc::new(move || figures::read(&read)),
+        families: Arc::new(move || metric_families::families(&for_metrics)),
         ready: Arc::new(move || {
-            let is_ready = asked.published.borrow().is_some();
-            if is_ready { Ok(()) } else { Err(asked.source.health.load().waits_for().unwrap_or_default()) }
+            let is_ready = for_readiness.published.borrow().is_some();
+            if is_ready { Ok(()) } else { Err(for_readiness.source.health.load().waiting_reason().unwrap_or_default()) }
         }),
     }
 }
 
-/// Begins to follow the source; its name for people.
-fn follow(source: &PolicydSource, events: mpsc::Sender<Event>) -> Result<(String, JoinHandle<()>), Failure> {
+/// Starts the task that watches the policy source; returns its display name and the task.
+fn start_source(
+    source: &PolicydSource,
+    events: mpsc::Sender<SourceEvent>,
+) -> Result<(String, JoinHandle<()>), CommandError> {
     match source {
         PolicydSource::Files(paths) => {
             let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
-            Ok((format!("files {}", names.join(", ")), tokio::spawn(files::follow(paths.clone(), events))))
+            Ok((format!("files {}", names.join(", ")), tokio::spawn(files::watch_paths(paths.clone(), events))))
         }
         PolicydSource::Etcd(etcd) => {
             let name = format!("etcd {} below {}", etcd.endpoints.join(", "), etcd.prefix);
-            Ok((name, tokio::spawn(etcd::follow(etcd.clone(), events))))
+            Ok((name, tokio::spawn(etcd::watch_prefix(etcd.clone(), events))))
         }
-        PolicydSource::Kubernetes(_) => Err(Failure::usage(
+        PolicydSource::Kubernetes(_) => Err(CommandError::usage(
             "source.kubernetes: this version reads manifests from files or etcd; use source.files or source.etcd",
         )),
     }
 }
 
-/// Takes in what the source says, and publishes what it comes to, for as long as the source says anything.
-async fn compile(
-    state: Arc<State>,
-    mut intake: Intake,
-    (mut events, mut orders): (mpsc::Receiver<Event>, mpsc::Receiver<AcceptEmpty>),
+/// Applies source events, compiles the manifests and publishes each result, until the source ends.
+async fn compile_loop(
+    state: Arc<ServerState>,
+    mut intake: SourceIngester,
+    (mut events, mut commands): (mpsc::Receiver<SourceEvent>, mpsc::Receiver<AcceptEmptyCommand>),
     publish: watch::Sender<Option<Arc<Publication>>>,
     listen: String,
 ) {
     let mut last = Arc::new(Publication::default());
     let mut batch = Vec::new();
-    let mut reminder = tokio::time::interval(REMINDER);
-    reminder.tick().await;
+    let mut no_policy_timer = tokio::time::interval(NO_POLICY_LOG_INTERVAL);
+    no_policy_timer.tick().await;
     loop {
-        let mut took = Duration::ZERO;
-        let mut answer: Option<oneshot::Sender<_>> = None;
-        let mut outcome = Ok(Accepted::default());
+        let mut elapsed = Duration::ZERO;
+        let mut reply: Option<oneshot::Sender<_>> = None;
+        let mut outcome = Ok(AcceptedEmpty::default());
         tokio::select! {
-            count = events.recv_many(&mut batch, EVENTS) => {
+            count = events.recv_many(&mut batch, EVENT_QUEUE) => {
                 if count == 0 {
                     return;
                 }
-                for _ in batch.iter().filter(|event| matches!(event, Event::Update(_))) {
-                    state.figures.source_updates.add();
+                for _ in batch.iter().filter(|event| matches!(event, SourceEvent::Update(_))) {
+                    state.stats.source_updates.increment();
                 }
-                let Some(compiled) = intake.take(batch.drain(..)).await else { continue };
-                took = compiled;
+                let Some(compile_time) = intake.ingest(batch.drain(..)).await else { continue };
+                elapsed = compile_time;
             }
-            Some(order) = orders.recv() => {
+            Some(command) = commands.recv() => {
                 outcome = intake.accept_empty().await;
-                answer = Some(order);
+                reply = Some(command);
             }
-            _ = reminder.tick(), if last.number == 0 => {
-                let why = state.source.health.load().waits_for().unwrap_or_default();
-                tracing::warn!(event = "no_policy", reason = why, "still no policy: nothing is published");
-                systemd::waiting(&format!("no policy yet: {why}"), 2 * REMINDER);
+            _ = no_policy_timer.tick(), if last.number == 0 => {
+                let reason = state.source.health.load().waiting_reason().unwrap_or_default();
+                tracing::warn!(event = "no_policy", reason, "still no policy: nothing is published");
+                systemd::extend_startup(&format!("no policy yet: {reason}"), 2 * NO_POLICY_LOG_INTERVAL);
                 continue;
             }
         }
-        if let Some(deal) = state.source.compiled.load().deal.clone() {
-            let (before, begun) = (last.clone(), Instant::now());
-            let next = finished(tokio::task::spawn_blocking(move || before.next(deal)).await);
-            took += begun.elapsed();
-            state.figures.compile_us.store(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
+        if let Some(placement) = state.source.compiled.load().placement.clone() {
+            let (previous, started) = (last.clone(), Instant::now());
+            let next = join_result(tokio::task::spawn_blocking(move || previous.next(placement)).await);
+            elapsed += started.elapsed();
+            state.stats.compile_us.store(u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX), Relaxed);
             if let Some(next) = next {
                 let is_first = last.number == 0;
                 last = Arc::new(next);
-                announce(&state, &last, took);
+                report_publication(&state, &last, elapsed);
                 let _ = publish.send(Some(last.clone()));
                 if is_first {
                     tracing::info!(event = "ready", listen, source = state.source.name, "ready");
@@ -294,21 +303,21 @@ async fn compile(
                 }
             }
         }
-        // The one who asked may have gone; what is done is done.
-        let _ = answer.map(|answer| answer.send(outcome));
+        // The client may have disconnected; the command was executed all the same.
+        let _ = reply.map(|reply| reply.send(outcome));
     }
 }
 
 /// Counts and logs a publication.
-fn announce(state: &State, publication: &Publication, took: Duration) {
-    state.figures.publications.add();
+fn report_publication(state: &ServerState, publication: &Publication, elapsed: Duration) {
+    state.stats.publications.increment();
     tracing::info!(
         event = "policy",
         version = publication.version,
-        vips = publication.deal.vips.len(),
-        endpoints = publication.deal.endpoints.len(),
-        changed = publication.difference.len() - 1,
-        ms = took.as_millis() as u64,
+        vips = publication.placement.vips.len(),
+        endpoints = publication.placement.endpoints.len(),
+        changed = publication.changed_keys.len() - 1,
+        ms = elapsed.as_millis() as u64,
         "policy published"
     );
 }
@@ -318,18 +327,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_there_are_few_descriptors_an_address_has_half_of_the_connections() {
+    fn with_few_descriptors_an_address_gets_at_most_half_of_the_connections() {
         let config = PolicydLimits { connections: 8192, connections_per_address: 1024, ..PolicydLimits::default() };
         let limits = |affordable| {
-            let Limits { connections, per_address } = within(config, affordable);
+            let Limits { connections, per_address } = limits_within(config, affordable);
             (connections, per_address)
         };
         assert_eq!(limits(8192), (8192, 1024));
         assert_eq!(limits(8191), (8191, 1024));
         assert_eq!(limits(768), (768, 384));
         assert_eq!(limits(1), (1, 1));
-        // What is configured is meant so.
+        // With enough descriptors the configured limit per address applies unchanged.
         let config = PolicydLimits { connections: 100, connections_per_address: 100, ..config };
-        assert_eq!(within(config, 100), Limits { connections: 100, per_address: 100 });
+        assert_eq!(limits_within(config, 100), Limits { connections: 100, per_address: 100 });
     }
 }

@@ -1,16 +1,16 @@
-//! What a process and its threads may still do: capabilities that are given up, and a filter of system calls.
+//! Privilege dropping of processes and threads: capabilities and seccomp filters.
 //!
 //! | thread | capabilities | system calls |
 //! |---|---|---|
-//! | a gateway's control thread | [`Capabilities::control`] | all of the gateway's |
-//! | workers | none | those of a worker |
-//! | the blocking pool, those who answer (`gateway/services.rs`) | [`Capabilities::maps`]: none, but on older kernels | all of the gateway's |
-//! | whatever follows files | none | all of the gateway's |
-//! | the process that withdraws routes | `NET_ADMIN` | all of the gateway's |
-//! | all threads of a policy server | none, but for `NET_BIND_SERVICE` until its ports are open | the server's: no process is started, no program loaded |
+//! | control thread of a gateway | [`Capabilities::control`] | gateway |
+//! | workers | none | worker |
+//! | blocking pool, request handlers of a gateway | [`Capabilities::maps`]: none, except on older kernels | gateway |
+//! | file watchers | none | gateway |
+//! | the process that withdraws BGP routes | `NET_ADMIN` | gateway |
+//! | all threads of a policy server | `NET_BIND_SERVICE` until its ports are bound | server: no exec, no BPF |
 //!
-//! What a gateway never needs goes before anything but its configuration is read, so a file that it could read at its start can be read later, too. Nothing here is
-//! fatal: a process that can't give something up says so and goes on.
+//! Privileges that a gateway never needs are dropped after its configuration is read and before any other file is, so
+//! files that are readable at start stay readable. Failures aren't fatal: they are logged, and the process continues.
 
 mod capabilities;
 mod seccomp;
@@ -20,79 +20,80 @@ use std::thread;
 use rustix::thread::set_no_new_privs;
 
 pub use self::capabilities::Capabilities;
-use self::capabilities::keep;
-use self::seccomp::Calls;
+use self::capabilities::limit;
+use self::seccomp::Profile;
 use crate::config::{Privileges, Seccomp};
 
-/// A gateway begins: gives up what it never needs, for good, on all threads that it will have.
-pub fn begin_gateway(privileges: Privileges) {
+/// Start of a gateway: drops what it never needs, for all threads started later.
+pub fn restrict_gateway(privileges: Privileges) {
     no_new_privileges();
-    said("capabilities", keep(Capabilities::START));
-    filter(privileges, Calls::Gateway);
+    log_failure("capabilities", limit(Capabilities::GATEWAY_START));
+    filter(privileges, Profile::Gateway);
 }
 
-/// A policy server begins. Called before it has any other thread.
-pub fn begin_server(privileges: Privileges) {
+/// Start of a policy server. To be called before any other thread exists.
+pub fn restrict_server(privileges: Privileges) {
     no_new_privileges();
-    said("capabilities", keep(Capabilities::BINDS));
-    filter(privileges, Calls::Server);
+    log_failure("capabilities", limit(Capabilities::POLICY_SERVER));
+    filter(privileges, Profile::Server);
 }
 
-/// A gateway stands: its control thread keeps what it needs to follow the network.
-pub fn settle_gateway() {
-    said("capabilities", keep(Capabilities::control()));
-    tracing::info!(event = "privileges", capabilities = %Capabilities::current(), "the gateway needs no more than this");
+/// A gateway is ready: its control thread keeps only what it needs while running.
+pub fn restrict_control_thread() {
+    log_failure("capabilities", limit(Capabilities::control()));
+    let capabilities = Capabilities::current();
+    tracing::info!(event = "privileges", %capabilities, "dropped the privileges that only the start needs");
 }
 
-/// A process that only changes routes.
-pub fn begin_withdrawal() {
+/// Start of the process that withdraws BGP routes.
+pub fn restrict_withdrawal() {
     no_new_privileges();
-    // What it inherits may be less already; and nobody reads its log.
-    let _ = keep(Capabilities::ROUTES);
+    // Not logged: it may have inherited less already, and it has no log.
+    let _ = limit(Capabilities::ROUTES);
 }
 
-/// A worker begins, with all that it needs in its hands.
-pub fn begin_worker(privileges: Privileges) {
+/// Start of a worker, after all its resources are open.
+pub fn restrict_worker(privileges: Privileges) {
     drop_capabilities();
-    filter(privileges, Calls::Worker);
+    filter(privileges, Profile::Worker);
 }
 
-/// A thread beside the control thread begins: it captures what policy covers, or asks the steering program.
-pub fn begin_helper() {
-    said("capabilities", keep(Capabilities::maps()));
+/// Start of a helper thread of a gateway, which reads and updates BPF maps.
+pub fn restrict_helper() {
+    log_failure("capabilities", limit(Capabilities::maps()));
 }
 
-/// The calling thread, and what it starts, has no capability any more.
+/// Drops all capabilities of the calling thread and of threads that it starts later.
 pub fn drop_capabilities() {
-    said("capabilities", keep(Capabilities::NONE));
+    log_failure("capabilities", limit(Capabilities::NONE));
 }
 
-/// Runs something on a thread without capabilities, so that threads which it starts have none.
-pub fn without<T: Send>(run: impl FnOnce() -> T + Send) -> T {
+/// Runs a closure on a thread without capabilities, so that threads started by it have none.
+pub fn run_unprivileged<T: Send>(run: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
-        let dropped = || {
+        let unprivileged = || {
             drop_capabilities();
             run()
         };
-        match scope.spawn(dropped).join() {
+        match scope.spawn(unprivileged).join() {
             Ok(value) => value,
             Err(panic) => std::panic::resume_unwind(panic),
         }
     })
 }
 
-/// A program that is executed, this one too, gets no more than this process has.
+/// Executed programs gain no privileges (`PR_SET_NO_NEW_PRIVS`).
 fn no_new_privileges() {
-    said("no_new_privs", set_no_new_privs(true));
+    log_failure("no_new_privs", set_no_new_privs(true));
 }
 
-fn filter(privileges: Privileges, calls: Calls) {
+fn filter(privileges: Privileges, calls: Profile) {
     if privileges.seccomp != Seccomp::Off {
-        said("seccomp", seccomp::install(calls, privileges.seccomp));
+        log_failure("seccomp", seccomp::install(calls, privileges.seccomp));
     }
 }
 
-fn said<E: std::fmt::Display>(what: &str, result: Result<(), E>) {
+fn log_failure<E: std::fmt::Display>(what: &str, result: Result<(), E>) {
     if let Err(error) = result {
         tracing::warn!(event = "privileges_kept", what, %error, "this thread keeps more privileges than it needs");
     }

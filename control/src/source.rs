@@ -1,56 +1,58 @@
-//! Where manifests come from: named texts that change. What they mean is the store's business; a source only says what
-//! stands where, and whether it can still be asked.
+//! Policy sources: manifests in files or etcd. A source reports its entries (files or keys) as named texts, their
+//! changes, and whether it is reachable; the store parses and compiles them.
 
 pub mod etcd;
 pub mod files;
-pub mod intake;
+pub mod ingest;
 pub mod store;
 
 use std::path::Path;
 use std::sync::Arc;
 
-/// What a source tells.
+/// An event of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// Texts have changed.
-    Update(Update),
-    /// The source can't be asked any more, and why; what it said last still counts. Told once for each reason.
-    Lost(String),
+pub enum SourceEvent {
+    /// Entries have changed.
+    Update(SourceUpdate),
+    /// The source is unreachable, and why; its last state remains valid. Sent once per reason.
+    Unreachable(String),
 }
 
-/// Texts that have changed, all at one moment.
+/// Changed entries, as one atomic update.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Update {
-    /// Whether this is all there is: what isn't named is gone.
-    pub whole: bool,
-    /// New and changed texts by name, or why one can't be read. The name is what complaints call it: the path of a file, a
-    /// key of etcd.
+pub struct SourceUpdate {
+    /// Whether this is a full state: entries that aren't in it were removed.
+    pub full: bool,
+    /// New and changed entries by name, or why one can't be read. The name is the path of a file or an etcd key, as in
+    /// diagnostics.
     pub changed: Vec<(Arc<str>, Result<String, String>)>,
-    /// Names of texts that are gone.
-    pub gone: Vec<Arc<str>>,
-    /// Places that can't be looked into now, all of them: texts that were there are neither changed nor gone.
-    pub hidden: Vec<Hidden>,
+    /// Names of removed entries.
+    pub removed: Vec<Arc<str>>,
+    /// All paths that are unavailable now: entries below them count as neither changed nor removed.
+    pub unavailable: Vec<UnavailablePath>,
 }
 
-/// A place of the source that can't be looked into: a folder with texts, or one text.
+/// An unavailable path of the source: a directory or a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hidden {
+pub struct UnavailablePath {
     /// Its path.
-    pub place: Arc<str>,
+    pub path: Arc<str>,
     /// Why.
     pub reason: String,
-    /// Whether it isn't there; else it can't be read.
-    pub missing: bool,
-    /// Whether the configuration names it.
-    pub named: bool,
+    /// Whether it doesn't exist; otherwise it can't be read.
+    pub is_missing: bool,
+    /// Whether it is listed in the configuration.
+    pub is_configured: bool,
 }
 
-impl Hidden {
-    /// Whether the text of this name is in it.
-    pub fn hides(&self, name: &str) -> bool {
-        Path::new(name).starts_with(&*self.place)
+impl UnavailablePath {
+    /// Whether the entry of this name is at or below the path.
+    pub fn covers(&self, name: &str) -> bool {
+        Path::new(name).starts_with(&*self.path)
     }
 }
 
+pub mod file_watcher;
+pub mod manifest_files;
 #[cfg(test)]
 mod tests;

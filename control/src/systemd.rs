@@ -1,47 +1,47 @@
-//! What systemd hears of a gateway (`Type=notify`): ready, reloading, stopping, and that it lives. Without systemd nothing
-//! happens.
+//! Service notifications to systemd (sd_notify(3), `Type=notify`): ready, reloading, stopping, watchdog. No-ops without
+//! systemd.
 
 use std::time::Duration;
 
 use sd_notify::NotifyState;
 
-/// The gateway forwards packets, or has finished reloading.
+/// READY: the gateway forwards packets, or has finished reloading.
 pub fn ready() {
-    tell(&[NotifyState::Ready]);
+    notify(&[NotifyState::Ready]);
 }
 
-/// The gateway waits for something before it is ready, and should be given so much more time.
-pub fn waiting(what: &str, time: Duration) {
+/// Extends the startup timeout by `time`, with `status` as the reason.
+pub fn extend_startup(status: &str, time: Duration) {
     let time = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
-    tell(&[NotifyState::Status(what), NotifyState::ExtendTimeoutUsec(time)]);
+    notify(&[NotifyState::Status(status), NotifyState::ExtendTimeoutUsec(time)]);
 }
 
-/// The gateway reads its policy again; [`ready`] ends that. The time goes with it, as `Type=notify-reload` wants.
+/// RELOADING: the gateway rereads its policy until [`ready`]. Carries the monotonic time that `Type=notify-reload`
+/// requires.
 pub fn reloading() {
     match NotifyState::monotonic_usec_now() {
-        Ok(now) => tell(&[NotifyState::Reloading, now]),
-        Err(error) => tracing::debug!(%error, "systemd isn't told of the reload: there is no time to tell"),
+        Ok(now) => notify(&[NotifyState::Reloading, now]),
+        Err(error) => tracing::debug!(%error, "can't notify systemd of the reload: no monotonic time"),
     }
 }
 
-/// The gateway has begun to stop.
+/// STOPPING: the gateway is shutting down.
 pub fn stopping() {
-    tell(&[NotifyState::Stopping]);
+    notify(&[NotifyState::Stopping]);
 }
 
-/// The gateway lives. To be said by the loop whose life matters, at least every [`watchdog_interval`].
-pub fn alive() {
-    tell(&[NotifyState::Watchdog]);
+/// WATCHDOG: to be sent by the supervised loop at least every [`watchdog_interval`].
+pub fn notify_watchdog() {
+    notify(&[NotifyState::Watchdog]);
 }
 
-/// How often to say [`alive`]: half of what the unit's `WatchdogSec=` demands; `None` when it demands nothing.
+/// Interval of [`notify_watchdog`]: half of the unit's `WatchdogSec=`; `None` without one.
 pub fn watchdog_interval() -> Option<Duration> {
     sd_notify::watchdog_enabled().map(|limit| limit / 2)
 }
 
-fn tell(states: &[NotifyState<'_>]) {
-    // No systemd, nobody to tell.
+fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::debug!(%error, "systemd can't be told");
+        tracing::debug!(%error, "can't notify systemd");
     }
 }

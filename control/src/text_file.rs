@@ -1,46 +1,46 @@
-//! Files that people write, read whole: of bounded length, and never one whose reader could block without end.
+//! Text files of bounded size; reading regular files only avoids blocking on pipes and devices.
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-/// Bytes of the longest file that is read: 256 MiB, some hundred thousand objects as `kubectl get -o yaml` prints them.
-pub const LONGEST: u64 = 256 << 20;
+/// Maximum size of a file, bytes: 256 MiB, some hundred thousand objects printed by `kubectl get -o yaml`.
+pub const MAX_FILE_BYTES: u64 = 256 << 20;
 
-/// The content of a regular file; it may be replaced by something else at any moment.
+/// Reads a regular file.
 ///
 /// # Errors
-/// When it can't be read, is too long, or is no regular file.
+/// If it can't be read, is too long, or is not a regular file.
 pub fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
     require_regular(path.metadata()?.file_type())?;
-    // Non-blocking: it may be a pipe by now, and opening one blocks until somebody opens it to write.
+    // Non-blocking: it may have been replaced by a pipe, whose open blocks until there is a writer.
     let flags = (rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY).bits();
     let file = OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(path)?;
     require_regular(file.metadata()?.file_type())?;
     read_bounded(&file)
 }
 
-/// The text of a regular file.
+/// Reads a regular file as text.
 ///
 /// # Errors
-/// As [`read_regular`]; and when it isn't UTF-8.
+/// As [`read_regular`]; and if it isn't UTF-8.
 pub fn regular_text(path: &Path) -> io::Result<String> {
     as_text(read_regular(path)?)
 }
 
-/// The text of whatever somebody has named, pipes too: for commands that one can interrupt.
+/// Reads any file as text, including pipes: for interactive commands.
 ///
 /// # Errors
-/// When it can't be read, is too long, or isn't UTF-8.
+/// If it can't be read, is too long, or isn't UTF-8.
 pub fn named_text(path: &Path) -> io::Result<String> {
     as_text(read_bounded(&File::open(path)?)?)
 }
 
-/// Refuses what is no regular file.
+/// Rejects file types other than regular files.
 ///
 /// # Errors
-/// When it is none; the error says what it is.
+/// If it is not a regular file; the error has the type.
 pub fn require_regular(kind: FileType) -> io::Result<()> {
     let name = match kind {
         _ if kind.is_file() => return Ok(()),
@@ -53,14 +53,14 @@ pub fn require_regular(kind: FileType) -> io::Result<()> {
 }
 
 fn read_bounded(file: &File) -> io::Result<Vec<u8>> {
-    let too_long = || io::Error::other(format!("it is longer than {} MiB", LONGEST >> 20));
+    let too_long = || io::Error::other(format!("it is longer than {} MiB", MAX_FILE_BYTES >> 20));
     let length = file.metadata()?.len();
-    if length > LONGEST {
+    if length > MAX_FILE_BYTES {
         return Err(too_long());
     }
     let mut bytes = Vec::with_capacity(length as usize);
-    file.take(LONGEST + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > LONGEST { Err(too_long()) } else { Ok(bytes) }
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES { Err(too_long()) } else { Ok(bytes) }
 }
 
 fn as_text(bytes: Vec<u8>) -> io::Result<String> {
@@ -73,7 +73,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn only_regular_files_of_bearable_length_are_read() {
+    fn only_regular_files_up_to_the_maximum_size_are_read() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         std::fs::write(at("file.yaml"), "a: 1").unwrap();
@@ -83,7 +83,7 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         let _listener = UnixListener::bind(at("socket")).unwrap();
         let long = File::create(at("long")).unwrap();
-        long.set_len(LONGEST + 1).unwrap();
+        long.set_len(MAX_FILE_BYTES + 1).unwrap();
         for (path, reason) in [
             (at("pipe"), "it is a pipe, not a regular file"),
             (at("socket"), "it is a socket, not a regular file"),
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_pipes_into_a_command_is_read() {
+    fn a_pipe_is_read_as_named_text() {
         let (reader, mut writer) = io::pipe().unwrap();
         io::Write::write_all(&mut writer, b"a: 1").unwrap();
         drop(writer);

@@ -1,12 +1,14 @@
-//! The policy protocol: vipgate's resources over the delta variant of Envoy's discovery service. `resource` says what a
-//! policy is made of on the wire. The gateway's side: `client` speaks, `book` keeps what was said, `cache` outlives the process.
+//! Policy protocol: vipgate resources over Envoy's delta discovery service (xDS, `DeltaAggregatedResources`).
+//!
+//! `resource` encodes and decodes resources. Gateway side: `client` runs the stream, `store` holds the resources,
+//! `cache` persists them.
 
-pub mod book;
 pub mod cache;
 pub mod client;
 #[cfg(test)]
 pub(crate) mod fixtures;
 pub mod resource;
+pub mod store;
 pub mod tls;
 
 /// The generated messages.

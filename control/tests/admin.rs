@@ -1,4 +1,4 @@
-//! The command line asks a gateway: what people and programs read, by which exit code they know, what goes wrong.
+//! Command line with a single gateway: tables, JSON, filters, limits, exit codes, errors.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod gateway;
@@ -8,26 +8,26 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use gateway::{Gateway, Worker, policy, program, sessions};
-use vipgate_dataplane::counters::DropReason;
-use vipgate_dataplane::snapshot::spec::EndpointSpec;
+use vipgate_dataplane::flow::drop_reason::DropReason;
+use vipgate_dataplane::policy::spec::EndpointSpec;
 
 fn two_workers() -> Gateway {
-    Gateway::start(&[Worker::Answers(sessions(3), 2), Worker::Answers(sessions(2), 100)])
+    Gateway::start(&[Worker::Replies(sessions(3), 2), Worker::Replies(sessions(2), 100)])
 }
 
 #[test]
-fn status_shows_the_whole_gateway_in_eighty_columns() {
+fn status_table_fits_eighty_columns() {
     let expected = "\
 gateway   gw-a, ready, up 0s
 node      node-1
 program   vipgate VERSION, pid PID
 policy    5f2c, generation 3, in force for 0s
           2 VIPs, 2 endpoints, 1 Services, from files /etc/vipgate/policy
-cluster   no pod_cidrs: what no policy covers is left to the kernel
+cluster   no pod_cidrs: uncovered packets are left to the kernel
 updates   2 applied, 1 rejected
 REJECTED  a.yaml:7: spec.addresses: \u{fffd}[31mnot an address
 sessions  41 of 65536 (0.1 %)
-standby   17 sessions of other gateways beside (0.1 % in all)
+standby   17 sessions of other gateways (0.1 % in total)
 
 WORKER  CORE  SESSIONS  EGRESS  REPLY  UNCHANGED  HANDOFFS  WAITING  DROPS
      0     2        20       1      1          0         5        0      1
@@ -50,11 +50,11 @@ ring_losses      fill_ring_empty 3
 }
 
 #[test]
-fn status_as_json_has_every_field_whatever_its_value() {
+fn status_json_contains_every_field() {
     let status = two_workers().json(&["status"]);
     assert_eq!(status["protocol"], vipgate::admin::PROTOCOL);
     assert_eq!(status["name"], "gw-a");
-    assert_eq!(status["zone"], "", "absent is empty");
+    assert_eq!(status["zone"], "", "an absent zone is empty");
     assert_eq!(status["ready"], true);
     assert_eq!(status["sessions"], 41);
     assert_eq!(status["session_capacity"], 65_536);
@@ -74,20 +74,21 @@ fn status_as_json_has_every_field_whatever_its_value() {
 }
 
 #[test]
-fn services_are_shown_with_their_backends_and_what_those_have() {
+fn services_are_listed_with_backends_and_their_sessions() {
     let gateway = two_workers();
     let policy = gateway.state.compiled.load_full();
-    let usage = &policy.services().next().unwrap().v4.frontends[0].targets[0].usage;
+    let usage = &policy.services().next().unwrap().v4.frontends[0].backends[0].usage;
     for _ in 0..30 {
         usage.open();
     }
     usage.close();
     usage.measure(1500);
     let expected = "\
-SERVICE           AT                     STATE                             SESSIONS  NEW/S  SERVES
-tenant-a/api      203.0.113.10 : 80/tcp  1 of 2, health 200 on port 30000        29     20  external: Local, a client stays for 60 s
+SERVICE           ADDRESS                STATE                             SESSIONS  NEW/S  NOTES
+tenant-a/api      203.0.113.10 : 80/tcp  1 of 2, health 200 on port 30000        29     20  \
+external: Local, client affinity 60 s
   tenant-a/api-0  10.1.0.11 : 8080       ready, weight 5                         29     20  
-  -               10.1.0.12 : 8080       terminating                              0      0  no new sessions here
+  -               10.1.0.12 : 8080       terminating                              0      0  no new sessions
 "
     .replace("20  \n", "20\n");
     assert_eq!(gateway.table(&["services"]), expected);
@@ -106,12 +107,12 @@ tenant-a/api      203.0.113.10 : 80/tcp  1 of 2, health 200 on port 30000       
 fn sessions_of_all_workers_are_listed() {
     let gateway = two_workers();
     let expected = "\
-PROTO  WAY      ENDPOINT         VIP                REMOTE             STATE        IDLE  EXPIRES  OUT  IN  WORKER
-tcp    egress   10.1.0.11:40000  203.0.113.10:1024  198.51.100.10:443  established   12s     2h4m   10  20       0
-udp    inbound  10.1.0.11:40001  203.0.113.10:1025  198.51.100.10:443  opening       12s     2h4m   10  20       0
-tcp    egress   10.1.0.11:40002  203.0.113.10:1026  198.51.100.10:443  established   12s     2h4m   10  20       0
-tcp    egress   10.1.0.11:40000  203.0.113.10:1024  198.51.100.10:443  established   12s     2h4m   10  20       1
-udp    inbound  10.1.0.11:40001  203.0.113.10:1025  198.51.100.10:443  opening       12s     2h4m   10  20       1
+PROTO  DIRECTION  ENDPOINT         VIP                REMOTE             STATE        IDLE  EXPIRES  OUT  IN  WORKER
+tcp    egress     10.1.0.11:40000  203.0.113.10:1024  198.51.100.10:443  established   12s     2h4m   10  20       0
+udp    inbound    10.1.0.11:40001  203.0.113.10:1025  198.51.100.10:443  opening       12s     2h4m   10  20       0
+tcp    egress     10.1.0.11:40002  203.0.113.10:1026  198.51.100.10:443  established   12s     2h4m   10  20       0
+tcp    egress     10.1.0.11:40000  203.0.113.10:1024  198.51.100.10:443  established   12s     2h4m   10  20       1
+udp    inbound    10.1.0.11:40001  203.0.113.10:1025  198.51.100.10:443  opening       12s     2h4m   10  20       1
 ";
     assert_eq!(gateway.table(&["sessions"]), expected);
     let listed = gateway.json(&["sessions"]);
@@ -142,8 +143,8 @@ fn every_filter_is_applied() {
 }
 
 #[test]
-fn a_limit_is_kept_and_what_it_cuts_is_said() {
-    let gateway = Gateway::start(&[Worker::Answers(sessions(1500), 700), Worker::Answers(sessions(20), 7)]);
+fn a_limit_truncates_the_list_and_reports_it() {
+    let gateway = Gateway::start(&[Worker::Replies(sessions(1500), 700), Worker::Replies(sessions(20), 7)]);
     let count = |limit: &[&str]| {
         let listed = gateway.json(&[&["sessions"], limit].concat());
         (listed["sessions"].as_array().unwrap().len(), listed["truncated"].as_bool().unwrap())
@@ -154,7 +155,7 @@ fn a_limit_is_kept_and_what_it_cuts_is_said() {
     assert_eq!(count(&["--limit", "1519"]), (1519, true));
     assert_eq!(count(&["--limit", "1"]), (1, true));
     let table = gateway.table(&["sessions"]);
-    assert_eq!(table.lines().count(), 1 + 100 + 1, "titles, a screenful, and a word about the rest");
+    assert_eq!(table.lines().count(), 1 + 100 + 1, "header, a screenful, and a note about the rest");
     assert!(table.ends_with("... and more; --limit 0 shows all\n"));
     let all = gateway.table(&["sessions", "--limit", "0"]);
     assert_eq!(all.lines().count(), 1521);
@@ -162,13 +163,13 @@ fn a_limit_is_kept_and_what_it_cuts_is_said() {
 }
 
 #[test]
-fn a_flush_ends_what_matches_and_nothing_else() {
+fn a_flush_ends_only_matching_sessions() {
     let gateway = two_workers();
     assert_eq!(gateway.json(&["sessions", "flush", "--proto", "udp"]), serde_json::json!({"ended": 2}));
     assert_eq!(gateway.json(&["sessions"])["sessions"].as_array().unwrap().len(), 3);
     assert_eq!(gateway.table(&["sessions", "flush", "--all"]), "3 sessions ended\n");
     assert_eq!(gateway.table(&["sessions", "flush", "--all"]), "0 sessions ended\n");
-    // A filter before the word would be lost, and everything flushed: it is refused.
+    // A filter before `flush` is rejected: it would be ignored, and all sessions flushed.
     assert_eq!(gateway.vipgate(&["sessions", "--proto", "udp", "flush"]).0, 2);
 }
 
@@ -178,7 +179,8 @@ fn vips_and_endpoints_show_the_policy_in_force() {
     let vips = "\
 VIP           ANNOUNCE  ENDPOINTS  SESSIONS  IN TABLE  NAME                  RESERVED PORTS
 203.0.113.10  L2                1         0         0  Service tenant-a/api  80 443
-203.0.113.11  BGP               0         0         0  Service tenant-a/api  30000 30001 30002 30003 30004 30005 30006 30007 and 2 more
+203.0.113.11  BGP               0         0         0  Service tenant-a/api  30000 30001 30002 30003 \
+30004 30005 30006 30007 and 2 more
 ";
     assert_eq!(gateway.table(&["vips"]), vips);
     let vips = gateway.json(&["vips"]);
@@ -196,7 +198,7 @@ fd00:1::11  -                      0        0  none (dropped)  EgressPolicy tena
 }
 
 #[test]
-fn a_hundred_thousand_endpoints_arrive() {
+fn a_hundred_thousand_endpoints_are_listed() {
     let mut set = policy();
     set.endpoints = (0..100_000_u32)
         .map(|number| EndpointSpec {
@@ -208,7 +210,7 @@ fn a_hundred_thousand_endpoints_arrive() {
             remarks: vec![],
         })
         .collect();
-    let gateway = Gateway::start_with(&[Worker::Answers(vec![], 1)], &set);
+    let gateway = Gateway::start_with(&[Worker::Replies(vec![], 1)], &set);
     assert_eq!(gateway.table(&["endpoints"]).lines().count(), 100_001);
     assert_eq!(gateway.json(&["vips"])["vips"][0]["endpoints"], 100_000);
 }
@@ -217,7 +219,7 @@ fn a_hundred_thousand_endpoints_arrive() {
 fn drops_are_summed_over_workers_and_explained() {
     let gateway = two_workers();
     let expected = format!(
-        "REASON        PACKETS  MEANING\n\
+        "REASON        PACKETS  DESCRIPTION\n\
          no_service          2  {}\n\
          ttl                 1  {}\n\
          rx_no_buffer        3  {}\n",
@@ -238,38 +240,38 @@ fn drops_are_summed_over_workers_and_explained() {
         assert_eq!(drops[reason.name()], expected, "{}", reason.name());
         assert_eq!(drops["help"][reason.name()], reason.help());
     }
-    // And help, last, notes, by_address, by_policy.
+    // Plus help, last, notes, by_address, by_policy.
     assert_eq!(drops.as_object().unwrap().len(), DropReason::ALL.len() + 5);
 }
 
 #[test]
-fn a_silent_worker_is_named_in_time() {
-    let gateway = Gateway::start(&[Worker::Answers(sessions(3), 100), Worker::Silent]);
-    let begin = Instant::now();
+fn a_silent_worker_is_reported_after_the_timeout() {
+    let gateway = Gateway::start(&[Worker::Replies(sessions(3), 100), Worker::Silent]);
+    let start = Instant::now();
     let (code, stdout, stderr) = gateway.vipgate(&["sessions"]);
-    assert!(begin.elapsed() < Duration::from_secs(9), "{:?}", begin.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(9), "{:?}", start.elapsed());
     assert_eq!(code, 1, "{stderr}");
-    assert_eq!(stdout.lines().count(), 4, "what the other worker has is shown: {stdout}");
+    assert_eq!(stdout.lines().count(), 4, "the other worker's sessions are listed: {stdout}");
     let socket = gateway.socket().display().to_string();
     assert!(stderr.contains("worker 1 (core 3)") && stderr.contains(&socket), "{stderr}");
-    assert_eq!(gateway.json(&["status"])["name"], "gw-a", "everything else goes on");
+    assert_eq!(gateway.json(&["status"])["name"], "gw-a", "other commands still work");
 }
 
 #[test]
-fn a_dead_worker_is_named_at_once() {
-    let gateway = Gateway::start(&[Worker::Dead]);
-    let begin = Instant::now();
+fn a_stopped_worker_is_reported_at_once() {
+    let gateway = Gateway::start(&[Worker::Stopped]);
+    let start = Instant::now();
     for command in [&["sessions"][..], &["sessions", "flush", "--all"]] {
         let (code, _, stderr) = gateway.vipgate(command);
         assert_eq!(code, 1);
         assert!(stderr.contains("worker 0 (core 2) has ended"), "{stderr}");
     }
-    assert!(begin.elapsed() < Duration::from_secs(4));
+    assert!(start.elapsed() < Duration::from_secs(4));
 }
 
 #[test]
-fn nobody_reading_is_no_error() {
-    let gateway = Gateway::start(&[Worker::Answers(sessions(20_000), 4096)]);
+fn a_closed_pipe_is_no_error() {
+    let gateway = Gateway::start(&[Worker::Replies(sessions(20_000), 4096)]);
     for format in ["table", "json"] {
         let socket = gateway.socket();
         let mut child = program()

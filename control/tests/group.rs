@@ -1,4 +1,4 @@
-//! The command line asks a gateway that is one of three: who serves, who has what, what would move; and lets it drain.
+//! Command line with a gateway of a group: members, ownership, dry runs, drain and undrain.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod gateway;
@@ -7,26 +7,28 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gateway::group::{dealt, group};
+use gateway::group::{group, sharded_policy};
 use gateway::{Gateway, Worker};
 use tokio::sync::mpsc;
-use vipgate::gateway::group::{GroupLease, GroupStatus};
-use vipgate::gateway::state::Order;
-use vipgate::members::{Authority, LeaseClock};
-use vipgate_dataplane::link::lease::Lease;
+use vipgate::heartbeat::LeaseClock;
+use vipgate::membership::status::Authority;
+use vipgate::state::ControlCommand;
+use vipgate::state::group::GroupStatus;
+use vipgate::state::lease::GroupLease;
+use vipgate_dataplane::replication::lease::Lease;
 
 fn workers() -> [Worker; 2] {
-    [Worker::Answers(vec![], 1), Worker::Answers(vec![], 1)]
+    [Worker::Replies(vec![], 1), Worker::Replies(vec![], 1)]
 }
 
 fn one_of_three(group: GroupStatus) -> Gateway {
-    Gateway::start_in(&workers(), &dealt(), group, None)
+    Gateway::start_group(&workers(), &sharded_policy(), group, None)
 }
 
-/// One whose lease is needed, and good for so many milliseconds.
+/// A required lease that is valid for this many milliseconds.
 fn lease(ms: u32) -> Arc<GroupLease> {
-    let lease = GroupLease::new(Arc::new(Lease::free()));
-    lease.need(true);
+    let lease = GroupLease::new(Arc::new(Lease::unlimited()));
+    lease.set_required(true);
     if ms > 0 {
         lease.extend(lease.now().plus(ms));
     }
@@ -34,40 +36,43 @@ fn lease(ms: u32) -> Arc<GroupLease> {
 }
 
 #[test]
-fn every_gateway_has_a_line_and_what_is_wrong_stands_out() {
+fn peers_table_has_a_line_per_gateway_and_highlights_faults() {
     let gateway = one_of_three(group(&["gw-a", "gw-b"]));
     let shown = gateway.table(&["peers"]);
     let (head, table) = shown.split_once("\n\n").unwrap();
     let expected = "\
-serving   2 of 3, this one too, view 14
-decides   the policy server
+members   2 of 3 active, this one included, view 14
+authority policy server
 lease     not needed
-refused   1 connections of nobody known
-TUNNELS   1 of 2 others show no key: their packets have no tags";
+refused   1 connections of unauthenticated peers
+TUNNELS   1 of 2 peers have no key: their packets are not authenticated";
     assert_eq!(head, expected);
-    // How long a link has stood, the machine's clock says.
+    // The uptime of a link depends on the clock.
     let squeezed: Vec<String> =
         table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
-    assert_eq!(squeezed[0], "GATEWAY SERVING EPOCH LINK RTT TUNNEL COPIES SENT TAKEN QUEUED REACHED AT NODE ZONE");
-    assert_eq!(squeezed[1], "gw-a yes 3 this one - - - - - - 10.2.0.97:4790 node-of-gw-a zone-1");
+    assert_eq!(squeezed[0], "GATEWAY ACTIVE EPOCH LINK RTT TUNNEL REPLICATION SENT RECEIVED QUEUED ADDRESS NODE ZONE");
+    assert_eq!(squeezed[1], "gw-a yes 3 self - - - - - - 10.2.0.97:4790 node-of-gw-a zone-1");
     assert!(squeezed[2].starts_with("gw-b yes 4 up "), "{shown}");
     assert!(
-        squeezed[2].ends_with("180us tags TO BEHIND, from in sync 120 80 4096 10.2.0.98:4790 node-of-gw-b zone-1"),
+        squeezed[2].ends_with("180us authenticated SENT BEHIND 120 80 4096 10.2.0.98:4790 node-of-gw-b zone-1"),
         "{shown}"
     );
-    assert_eq!(squeezed[3], "gw-c NO 5 NEVER UP - NO TAGS BOTH BEHIND 0 0 0 10.2.0.99:4790 node-of-gw-c zone-1");
-    assert!(shown.ends_with("\n\ngw-c: last failure of 5: connection refused\n"), "{shown}");
+    assert_eq!(
+        squeezed[3],
+        "gw-c NO 5 NEVER UP - UNAUTHENTICATED BOTH BEHIND 0 0 0 10.2.0.99:4790 node-of-gw-c zone-1"
+    );
+    assert!(shown.ends_with("\n\ngw-c: 5 link failures, the last one: connection refused\n"), "{shown}");
 }
 
 #[test]
-fn peers_as_json_have_everything() {
+fn peers_json_contains_every_field() {
     let listed = one_of_three(group(&["gw-a", "gw-b"])).json(&["peers"]);
     let group = serde_json::json!({
         "decides": "server", "view": 14, "members": 3, "members_serving": 2, "serving": true, "lease": "not_needed",
         "lease_ms": 0, "draining": false, "shares": 3, "sessions": 41, "copies": 17, "strangers": 1,
         "tunnels_unauthenticated": 1, "tunnels_refused": 0,
     });
-    assert_eq!(listed["group"], group, "the share of gw-c is served here");
+    assert_eq!(listed["group"], group, "the shard of gw-c is owned here");
     let peers = listed["peers"].as_array().unwrap();
     assert_eq!((&peers[0]["own"], &peers[0]["link"]), (&true.into(), &serde_json::Value::Null));
     let tunnels: Vec<_> = peers.iter().map(|peer| peer["tunnel"].as_str()).collect();
@@ -87,45 +92,47 @@ fn peers_as_json_have_everything() {
 }
 
 #[test]
-fn a_gateway_without_others_says_so() {
+fn a_standalone_gateway_is_reported() {
     let gateway = Gateway::start(&workers());
-    assert_eq!(gateway.table(&["peers"]), "no Gateway has a manifest: this one is alone and owns everything\n");
+    assert_eq!(gateway.table(&["peers"]), "no Gateway manifests: this gateway is standalone and owns all VIPs\n");
     assert_eq!(gateway.json(&["status"])["group"], serde_json::Value::Null);
     assert_eq!(gateway.json(&["vips"])["vips"][0]["shares"], serde_json::json!([]));
 }
 
 #[test]
-fn status_says_how_the_gateway_stands() {
+fn status_shows_membership_and_lease() {
     let line = |group: GroupStatus| {
         let shown = one_of_three(group).table(&["status"]);
-        shown.lines().find(|line| line.starts_with("serving")).unwrap().to_owned()
+        shown.lines().find(|line| line.starts_with("members")).unwrap().to_owned()
     };
-    let held = GroupStatus { lease: Some(lease(59_900)), ..group(&["gw-a"]) };
-    let held = line(held);
+    let renewed = GroupStatus { lease: Some(lease(59_900)), ..group(&["gw-a"]) };
+    let renewed = line(renewed);
     assert!(
-        held.starts_with("serving   1 of 3, this one too, view 14, lease held, 59") && held.ends_with(" ms left"),
-        "{held}"
+        renewed.starts_with("members   1 of 3 active, this one included, view 14, lease renewed, 59")
+            && renewed.ends_with(" ms left"),
+        "{renewed}"
     );
-    let lapsed = GroupStatus { lease: Some(lease(0)), draining: true, ..group(&["gw-a", "gw-b"]) };
-    let expected =
-        "serving   2 of 3, this one too, view 14, lease LAPSED: no new sessions until it is held again, DRAINING";
-    assert_eq!(line(lapsed), expected);
+    let expired = GroupStatus { lease: Some(lease(0)), draining: true, ..group(&["gw-a", "gw-b"]) };
+    let expected = "members   2 of 3 active, this one included, view 14, lease EXPIRED: \
+                    no new sessions until it is renewed, DRAINING";
+    assert_eq!(line(expired), expected);
 }
 
 #[test]
-fn vips_and_endpoints_say_whose_they_are() {
+fn vips_and_endpoints_show_their_owner() {
     let gateway = one_of_three(group(&["gw-b", "gw-c"]));
     let vips = "\
 VIP           ANNOUNCE  OWNER               ENDPOINTS  SESSIONS  IN TABLE  NAME                  RESERVED PORTS
 203.0.113.10  L2        gw-b for gw-a               1         0         0  Service tenant-a/api  80 443
-203.0.113.11  BGP       gw-b 672, gw-c 336          0         0         0  Service tenant-a/api  30000 30001 30002 30003 30004 30005 30006 30007 and 2 more
+203.0.113.11  BGP       gw-b 672, gw-c 336          0         0         0  Service tenant-a/api  \
+30000 30001 30002 30003 30004 30005 30006 30007 and 2 more
 ";
     assert_eq!(gateway.table(&["vips"]), vips);
     let shares = gateway.json(&["vips"]);
     let share = serde_json::json!({"home": "gw-c", "owner": "gw-c", "blocks": 336, "may_open": false, "copies_to": ""});
     assert_eq!(shares["vips"][1]["shares"][2], share);
     let endpoints = "\
-ENDPOINT    POD             GATEWAY        SESSIONS  REFUSED  VIPS            POLICY
+ENDPOINT    POD             OWNER          SESSIONS  REFUSED  VIPS            POLICY
 10.1.0.11   tenant-a/api-0  gw-b for gw-a         0        0  203.0.113.10    EgressPolicy tenant-a/out
 fd00:1::11  -               any                   0        0  none (dropped)  EgressPolicy tenant-a/out
 ";
@@ -135,33 +142,33 @@ fd00:1::11  -               any                   0        0  none (dropped)  Eg
         (&endpoints["endpoints"][0]["home"], &endpoints["endpoints"][0]["owner"]),
         (&"gw-a".into(), &"gw-b".into())
     );
-    let nobody = one_of_three(group(&["gw-c"]));
-    assert!(nobody.table(&["vips"]).contains("NOBODY for gw-a"), "{}", nobody.table(&["vips"]));
+    let no_owner = one_of_three(group(&["gw-c"]));
+    assert!(no_owner.table(&["vips"]).contains("NONE for gw-a"), "{}", no_owner.table(&["vips"]));
 }
 
 #[test]
-fn a_dry_run_says_what_would_move_and_changes_nothing() {
-    let (orders, mut ordered) = mpsc::unbounded_channel();
-    let gateway = Gateway::start_in(&workers(), &dealt(), group(&["gw-a", "gw-b"]), Some(orders));
+fn a_dry_run_lists_moves_and_changes_nothing() {
+    let (commands, mut command_receiver) = mpsc::unbounded_channel();
+    let gateway = Gateway::start_group(&workers(), &sharded_policy(), group(&["gw-a", "gw-b"]), Some(commands));
     let expected = "\
 VIP           HOME  WOULD MOVE TO  ENDPOINTS
 203.0.113.10  gw-a  gw-b                   1
 203.0.113.11  gw-a  gw-b                   0
-203.0.113.11  gw-c  NOBODY                 0
+203.0.113.11  gw-c  NONE                   0
 
-1 shares with 0 endpoints would move to NOBODY
-2 shares with 1 endpoints would move to gw-b
+1 shards with 0 endpoints would move to NONE
+2 shards with 1 endpoints would move to gw-b
 nothing was changed
 ";
     assert_eq!(gateway.table(&["drain", "--dry-run"]), expected);
     let plan = gateway.json(&["drain", "--dry-run"]);
     assert_eq!(plan["totals"]["gw-b"], serde_json::json!({"shares": 2, "endpoints": 1}));
     assert_eq!(plan["moves"][2], serde_json::json!({"vip": "203.0.113.11", "home": "gw-c", "to": "", "endpoints": 0}));
-    assert!(ordered.try_recv().is_err(), "nothing was ordered");
+    assert!(command_receiver.try_recv().is_err(), "no command was sent");
 }
 
 #[test]
-fn who_cannot_be_replaced_is_not_drained() {
+fn drain_fails_without_peers_or_membership() {
     let fails = |gateway: &Gateway, reason: &str| {
         for command in [&["drain"][..], &["drain", "--dry-run"], &["undrain"]] {
             let (code, stdout, stderr) = gateway.vipgate(command);
@@ -170,60 +177,63 @@ fn who_cannot_be_replaced_is_not_drained() {
         }
     };
     fails(&Gateway::start(&workers()), "no other gateway in the policy");
-    fails(&one_of_three(GroupStatus { authority: None, ..group(&["gw-a", "gw-b"]) }), "no policy server decides");
+    fails(
+        &one_of_three(GroupStatus { authority: None, ..group(&["gw-a", "gw-b"]) }),
+        "no policy server manages membership",
+    );
     let files = GroupStatus { authority: Some(Authority::None), ..group(&["gw-a", "gw-b"]) };
-    fails(&one_of_three(files), "doesn't decide who serves");
+    fails(&one_of_three(files), "doesn't manage membership");
 }
 
-/// The gateway does what it is told: `ends` is how it stands when it has.
-fn obedient(begins: GroupStatus, ends: GroupStatus) -> (Gateway, thread::JoinHandle<Option<Order>>) {
-    let (orders, mut ordered) = mpsc::unbounded_channel();
-    let gateway = Gateway::start_in(&workers(), &dealt(), begins, Some(orders));
+/// A gateway that executes one control command; `after` is its status then.
+fn executing(before: GroupStatus, after: GroupStatus) -> (Gateway, thread::JoinHandle<Option<ControlCommand>>) {
+    let (commands, mut command_receiver) = mpsc::unbounded_channel();
+    let gateway = Gateway::start_group(&workers(), &sharded_policy(), before, Some(commands));
     let state = gateway.state.clone();
     let control = thread::spawn(move || {
-        let order = ordered.blocking_recv();
+        let order = command_receiver.blocking_recv();
         thread::sleep(Duration::from_millis(300));
-        let mut set = vipgate_dataplane::snapshot::build::Builder::new((**state.network.load()).clone());
-        set.with_policy(&dealt()).unwrap();
-        state.compiled.store(set.with_members(&ends.spec).policy);
-        state.group.store(Arc::new(ends));
+        let mut set = vipgate_dataplane::policy::build::Builder::new((**state.network.load()).clone());
+        set.with_policy(&sharded_policy()).unwrap();
+        state.compiled.store(set.with_members(&after.spec).policy);
+        state.group.store(Arc::new(after));
         order
     });
     (gateway, control)
 }
 
 #[test]
-fn a_drain_waits_until_no_share_is_left() {
+fn a_drain_waits_until_no_shard_is_left() {
     let drained = GroupStatus { draining: true, ..group(&["gw-b", "gw-c"]) };
-    let (gateway, control) = obedient(group(&["gw-a", "gw-b", "gw-c"]), drained);
+    let (gateway, control) = executing(group(&["gw-a", "gw-b", "gw-c"]), drained);
     let shown = gateway.table(&["drain"]);
     let expected = "\
-gw-a has 2 shares and 41 sessions: it has not taken the order yet
-gw-a serves no more (view 14): no share is left here; 41 sessions are still open here
+gw-a owns 2 shards and has 41 sessions: the order is not processed yet
+gw-a is drained (view 14): it owns no shards; 41 sessions are still open here
 ";
     assert_eq!(shown, expected);
-    assert_eq!(control.join().unwrap(), Some(Order::Drain(true)));
+    assert_eq!(control.join().unwrap(), Some(ControlCommand::SetDraining(true)));
 }
 
 #[test]
-fn a_drain_that_nobody_takes_over_fails_in_time_and_says_why() {
+fn a_drain_without_an_active_peer_times_out_with_the_reason() {
     let alone = GroupStatus { draining: true, ..group(&["gw-a"]) };
-    let (gateway, control) = obedient(group(&["gw-a"]), alone);
-    let begun = Instant::now();
+    let (gateway, control) = executing(group(&["gw-a"]), alone);
+    let start = Instant::now();
     let (code, stdout, stderr) = gateway.vipgate(&["drain", "--wait", "1", "-o", "json"]);
-    assert!(begun.elapsed() < Duration::from_secs(9));
+    assert!(start.elapsed() < Duration::from_secs(9));
     assert_eq!(code, 1);
-    assert!(stderr.contains("gw-a has not handed over everything within 1 s: no other gateway serves"), "{stderr}");
+    assert!(stderr.contains("gw-a is not drained after 1 s: no other gateway is active"), "{stderr}");
     let progress: serde_json::Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((&progress["done"], &progress["shares"]), (&false.into(), &3.into()));
-    assert_eq!(control.join().unwrap(), Some(Order::Drain(true)));
+    assert_eq!(control.join().unwrap(), Some(ControlCommand::SetDraining(true)));
 }
 
 #[test]
-fn an_undrained_gateway_serves_again() {
+fn undrain_makes_the_gateway_active_again() {
     let drained = GroupStatus { draining: true, ..group(&["gw-b", "gw-c"]) };
-    let (gateway, control) = obedient(drained, group(&["gw-a", "gw-b", "gw-c"]));
+    let (gateway, control) = executing(drained, group(&["gw-a", "gw-b", "gw-c"]));
     let progress = gateway.json(&["undrain"]);
     assert_eq!((&progress["done"], &progress["serving"], &progress["shares"]), (&true.into(), &true.into(), &2.into()));
-    assert_eq!(control.join().unwrap(), Some(Order::Drain(false)));
+    assert_eq!(control.join().unwrap(), Some(ControlCommand::SetDraining(false)));
 }

@@ -1,4 +1,4 @@
-//! Prometheus scrapes a gateway over HTTP: names, help, kinds, labels, values.
+//! Metrics over HTTP: names, help, types, labels, values, OpenMetrics, health and readiness.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod gateway;
@@ -9,20 +9,23 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use gateway::group::{dealt, group};
+use gateway::group::{group, sharded_policy};
 use gateway::{Gateway, Worker};
-use vipgate::gateway::group::{GroupLease, GroupStatus};
-use vipgate::members::LeaseClock;
-use vipgate_dataplane::counters::{Direction, DropReason, EndReason};
-use vipgate_dataplane::link::lease::Lease;
+use vipgate::heartbeat::LeaseClock;
+use vipgate::state::group::GroupStatus;
+use vipgate::state::lease::GroupLease;
+use vipgate_dataplane::flow::direction::Direction;
+use vipgate_dataplane::flow::drop_reason::DropReason;
+use vipgate_dataplane::replication::lease::Lease;
+use vipgate_dataplane::session::end_reason::EndReason;
 
 fn gateway() -> Gateway {
-    Gateway::start(&[Worker::Answers(vec![], 1), Worker::Answers(vec![], 1)])
+    Gateway::start(&[Worker::Replies(vec![], 1), Worker::Replies(vec![], 1)])
 }
 
 fn one_of_three(lease: Option<Arc<GroupLease>>) -> Gateway {
-    let workers = [Worker::Answers(vec![], 1), Worker::Answers(vec![], 1)];
-    Gateway::start_in(&workers, &dealt(), GroupStatus { lease, ..group(&["gw-a", "gw-b"]) }, None)
+    let workers = [Worker::Replies(vec![], 1), Worker::Replies(vec![], 1)];
+    Gateway::start_group(&workers, &sharded_policy(), GroupStatus { lease, ..group(&["gw-a", "gw-b"]) }, None)
 }
 
 /// Status code, head and body.
@@ -42,16 +45,16 @@ fn scrape(gateway: &Gateway) -> String {
     body
 }
 
-/// Values by series: everything of a line before its last blank.
+/// Values by series; a series is the part of a line before its last space.
 fn values(text: &str) -> BTreeMap<&str, u64> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let pairs = lines.map(|line| line.rsplit_once(' ').unwrap());
-    // OpenMetrics writes a whole number of seconds as `0.0`.
+    // OpenMetrics prints whole seconds as `0.0`.
     pairs.map(|(series, value)| (series, value.strip_suffix(".0").unwrap_or(value).parse().unwrap())).collect()
 }
 
 #[test]
-fn names_and_kinds_are_the_contracts() {
+fn metric_names_and_types_match_the_contract() {
     let gateway = one_of_three(None);
     let text = scrape(&gateway);
     let expected = [
@@ -117,24 +120,24 @@ fn names_and_kinds_are_the_contracts() {
     }
 }
 
-/// Who opens connections to the port and says nothing, keeps nobody from reading metrics, and no command from being answered.
+/// Idle connections to the metrics port block neither scrapes nor commands.
 #[test]
-fn idle_connections_are_few_whatever_the_number_that_is_opened() {
-    vipgate::listener::raise_descriptors();
+fn idle_connections_are_capped() {
+    vipgate::listener::raise_descriptor_limit();
     let gateway = gateway();
     let idle: Vec<TcpStream> = (0..1500).map(|_| TcpStream::connect(gateway.metrics).unwrap()).collect();
     let text = scrape(&gateway);
     let values = values(&text);
     let open = values["vipgate_connections{listener=\"metrics\"}"];
     assert!((1..=64).contains(&open), "{open} of one address");
-    let given = values["vipgate_connections_refused_total{listener=\"metrics\",reason=\"superseded\"}"];
-    assert_eq!(given, 1501 - open);
+    let superseded = values["vipgate_connections_refused_total{listener=\"metrics\",reason=\"superseded\"}"];
+    assert_eq!(superseded, 1501 - open);
     assert_eq!(values["vipgate_connections{listener=\"admin\"}"], 0);
     drop(idle);
 }
 
 #[test]
-fn every_series_belongs_to_a_described_metric_and_stands_once() {
+fn every_series_has_a_description_and_is_unique() {
     let gateway = gateway();
     let text = scrape(&gateway);
     let mut name = "";
@@ -149,13 +152,13 @@ fn every_series_belongs_to_a_described_metric_and_stands_once() {
         } else {
             let this = line.rsplit_once(' ').unwrap().0;
             assert_eq!(this.split('{').next(), Some(name), "under its own description");
-            assert!(series.insert(this), "{this} stands twice");
+            assert!(series.insert(this), "{this} is exported twice");
         }
     }
 }
 
 #[test]
-fn every_reason_and_direction_is_there_from_the_start() {
+fn all_reasons_and_directions_are_exported_from_the_start() {
     let gateway = gateway();
     let text = scrape(&gateway);
     let values = values(&text);
@@ -168,9 +171,9 @@ fn every_reason_and_direction_is_there_from_the_start() {
         };
         assert_eq!(values[format!("vipgate_drops_total{{reason=\"{}\"}}", reason.name()).as_str()], expected);
     }
-    for (worker, moved) in [(0, 1), (1, 2)] {
+    for (worker, forwarded) in [(0, 1), (1, 2)] {
         for direction in Direction::ALL {
-            let packets = if direction <= Direction::Reply { moved } else { 0 };
+            let packets = if direction <= Direction::Reply { forwarded } else { 0 };
             let labels = format!("{{worker=\"{worker}\",direction=\"{}\"}}", direction.name());
             assert_eq!(values[format!("vipgate_packets_total{labels}").as_str()], packets);
             assert_eq!(values[format!("vipgate_bytes_total{labels}").as_str()], packets * 100);
@@ -195,7 +198,7 @@ fn every_reason_and_direction_is_there_from_the_start() {
 }
 
 #[test]
-fn one_of_several_says_how_it_stands_among_them() {
+fn group_metrics_are_exported() {
     let gateway = one_of_three(None);
     let text = scrape(&gateway);
     let values = values(&text);
@@ -225,14 +228,14 @@ fn one_of_several_says_how_it_stands_among_them() {
     for (series, value) in expected {
         assert_eq!(values.get(format!("vipgate_{series}").as_str()), Some(&value), "{series}");
     }
-    assert!(!text.contains("\nvipgate_lease_seconds"), "none is needed");
-    assert!(!text.contains("peer=\"gw-a\""), "it is no peer of itself");
+    assert!(!text.contains("\nvipgate_lease_seconds"), "no lease is required");
+    assert!(!text.contains("peer=\"gw-a\""), "it isn't its own peer");
 }
 
 #[test]
-fn what_is_left_of_a_lease_is_told_in_seconds() {
-    let lease = GroupLease::new(Arc::new(Lease::free()));
-    lease.need(true);
+fn the_remaining_lease_time_is_exported_in_seconds() {
+    let lease = GroupLease::new(Arc::new(Lease::unlimited()));
+    lease.set_required(true);
     lease.extend(lease.now().plus(60_000));
     let text = scrape(&one_of_three(Some(Arc::new(lease))));
     let left = text.lines().find_map(|line| line.strip_prefix("vipgate_lease_seconds ")).unwrap();
@@ -241,7 +244,7 @@ fn what_is_left_of_a_lease_is_told_in_seconds() {
 }
 
 #[test]
-fn numbers_are_the_workers_own() {
+fn metrics_read_the_workers_counters() {
     let gateway = gateway();
     let series = "vipgate_drops_total{reason=\"fragment\"}";
     assert_eq!(values(&scrape(&gateway))[series], 0);
@@ -250,7 +253,7 @@ fn numbers_are_the_workers_own() {
 }
 
 #[test]
-fn open_metrics_is_for_those_who_ask_and_has_the_same_series() {
+fn open_metrics_is_negotiated_and_has_the_same_series() {
     let gateway = gateway();
     let plain = scrape(&gateway);
     let accept = "Accept: application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5\r\n";
@@ -266,7 +269,7 @@ fn open_metrics_is_for_those_who_ask_and_has_the_same_series() {
 }
 
 #[test]
-fn health_and_readiness_are_two_things() {
+fn health_and_readiness_are_independent() {
     let gateway = gateway();
     let code = |path| get(gateway.metrics, path, "").0;
     assert_eq!((code("/healthz"), code("/readyz"), code("/other")), (200, 200, 404));
@@ -275,12 +278,12 @@ fn health_and_readiness_are_two_things() {
 }
 
 #[test]
-fn a_port_in_use_is_named() {
+fn a_port_in_use_is_reported() {
     let gateway = gateway();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let error = runtime.block_on(vipgate::metrics::bind(gateway.metrics)).unwrap_err().to_string();
     assert!(error.starts_with(&format!("metrics.listen: cannot listen on {}: ", gateway.metrics)), "{error}");
-    assert!(error.contains("another process has it"), "{error}");
+    assert!(error.contains("another process uses it"), "{error}");
 }
 
 #[test]

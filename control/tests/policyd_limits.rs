@@ -1,4 +1,4 @@
-//! A policy server and clients that say too much, or nothing: what they make it hold is bounded, and gateways get in.
+//! Resource limits of the policy server: memory for hostile or silent clients is bounded, and gateways can connect.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -16,10 +16,10 @@ use tokio_stream::StreamExt as _;
 use tonic::{Code, Status};
 use vipgate::xds::resource::Kind;
 
-/// Far more than anything takes on a slow machine.
-const LONG: Duration = Duration::from_secs(30);
+/// Timeout of all waits, long enough for a slow machine.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A server in a process of its own, with a policy of one Service.
+/// A policy server in a separate process, with a policy of one gateway.
 struct Policyd {
     process: Child,
     at: SocketAddr,
@@ -32,7 +32,7 @@ impl Policyd {
         Self::start_with("{}")
     }
 
-    /// With these limits.
+    /// Starts a server with these limits.
     fn start_with(limits: &str) -> Self {
         let free = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
         let (folder, at, metrics) = (tempfile::tempdir().unwrap(), free(), free());
@@ -47,9 +47,9 @@ impl Policyd {
         let process =
             Command::new(env!("CARGO_BIN_EXE_vipgate")).args(["policyd", "--config"]).arg(config).spawn().unwrap();
         let policyd = Self { process, at, metrics, _folder: folder };
-        let begun = Instant::now();
+        let start = Instant::now();
         while !policyd.page("/readyz").is_some_and(|page| page.starts_with("HTTP/1.1 200")) {
-            assert!(begun.elapsed() < LONG, "it is not ready");
+            assert!(start.elapsed() < TIMEOUT, "not ready");
             std::thread::sleep(Duration::from_millis(20));
         }
         policyd
@@ -72,14 +72,14 @@ impl Policyd {
         value.trim().parse().unwrap()
     }
 
-    /// The most memory that it ever had, MiB.
-    fn peak(&self) -> u64 {
+    /// Peak resident memory in MiB.
+    fn peak_memory(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         peak.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
     }
 
-    /// What becomes of a stream with these requests, which stays open behind them.
+    /// Sends requests on a stream that stays open; returns the stream's result.
     async fn stream(
         &self,
         requests: impl Iterator<Item = DeltaDiscoveryRequest> + Send + 'static,
@@ -87,30 +87,30 @@ impl Policyd {
         let client = AggregatedDiscoveryServiceClient::connect(format!("http://{}", self.at)).await.unwrap();
         let mut client = client.max_encoding_message_size(usize::MAX);
         let requests = tokio_stream::iter(requests).chain(tokio_stream::pending());
-        let answers = async {
+        let responses = async {
             let mut responses = client.delta_aggregated_resources(requests).await?.into_inner();
             while responses.message().await?.is_some() {}
             Ok(())
         };
-        timeout(LONG, answers).await.expect("an end")
+        timeout(TIMEOUT, responses).await.expect("end of the stream")
     }
 
-    /// As many responses as there are requests.
+    /// Sends requests; returns as many responses.
     async fn responses(&self, requests: Vec<DeltaDiscoveryRequest>) -> Result<Vec<DeltaDiscoveryResponse>, Status> {
         let count = requests.len();
         let client = AggregatedDiscoveryServiceClient::connect(format!("http://{}", self.at)).await;
         let client = client.map_err(|error| Status::unavailable(error.to_string()))?;
         let mut client = client.max_encoding_message_size(usize::MAX);
         let requests = tokio_stream::iter(requests).chain(tokio_stream::pending());
-        let answers = async {
+        let responses = async {
             let responses = client.delta_aggregated_resources(requests).await?.into_inner();
             responses.take(count).collect::<Result<Vec<_>, Status>>().await
         };
-        timeout(LONG, answers).await.unwrap_or_else(|_| Err(Status::deadline_exceeded("no responses")))
+        timeout(TIMEOUT, responses).await.unwrap_or_else(|_| Err(Status::deadline_exceeded("no responses")))
     }
 
     /// Whether a gateway gets its first response.
-    async fn serves(&self, name: &str) -> bool {
+    async fn responds_to(&self, name: &str) -> bool {
         self.responses(vec![request(name, Vec::new())]).await.is_ok_and(|responses| responses.len() == 1)
     }
 }
@@ -132,63 +132,63 @@ fn request(name: &str, names: Vec<String>) -> DeltaDiscoveryRequest {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_names_without_end_is_ended_and_memory_stays() {
+async fn endless_subscriptions_end_the_stream_and_memory_is_bounded() {
     let server = Policyd::start();
-    let before = server.peak();
-    // 100 MB, a megabyte each.
+    let before = server.peak_memory();
+    // 100 requests of 1 MB.
     let requests = (0..100).map(|part| {
         let names = (0..10_000).map(|n| format!("{part}-{n}-{}", "x".repeat(90)));
         request("gw-x", names.collect())
     });
-    let refusal = server.stream(requests).await.unwrap_err();
-    assert_eq!(refusal.code(), Code::ResourceExhausted, "{refusal}");
-    assert!(refusal.message().contains("take more than 32 MiB"), "{refusal}");
-    // Names of nothing: 32 MB of them would be 800 MB in memory; and one message that is too long in any case.
+    let rejection = server.stream(requests).await.unwrap_err();
+    assert_eq!(rejection.code(), Code::ResourceExhausted, "{rejection}");
+    assert!(rejection.message().contains("exceed 32 MiB"), "{rejection}");
+    // Empty names, of which 32 MB would take 800 MB of memory, and a message that exceeds every limit.
     for names in [vec![String::new(); 2_000_000], vec![String::new(); 5_000_000], vec!["x".repeat(40_000_000)]] {
-        let refusal = server.stream(std::iter::once(request("gw-y", names))).await.unwrap_err();
-        assert!(matches!(refusal.code(), Code::ResourceExhausted | Code::OutOfRange), "{refusal}");
+        let rejection = server.stream(std::iter::once(request("gw-y", names))).await.unwrap_err();
+        assert!(matches!(rejection.code(), Code::ResourceExhausted | Code::OutOfRange), "{rejection}");
     }
-    // The same names again and again, and no answer to any response.
+    // Repeated names, without acknowledgement of any response.
     let again = (0..100).map(|_| request("gw-z", (0..20_000).map(|n| n.to_string()).collect()));
-    let refusal = server.stream(again).await.unwrap_err();
-    assert_eq!(refusal.code(), Code::ResourceExhausted, "{refusal}");
-    println!("{before} MiB before, {} MiB at most", server.peak());
-    assert!(server.peak() < before + 250, "{} MiB", server.peak());
-    assert!(server.serves("gw-a").await);
-    let begun = Instant::now();
-    // But for what the last one hasn't answered.
+    let rejection = server.stream(again).await.unwrap_err();
+    assert_eq!(rejection.code(), Code::ResourceExhausted, "{rejection}");
+    println!("{before} MiB before, {} MiB at most", server.peak_memory());
+    assert!(server.peak_memory() < before + 250, "{} MiB", server.peak_memory());
+    assert!(server.responds_to("gw-a").await);
+    let start = Instant::now();
+    // Except for the response that the last client hasn't acknowledged.
     while server.metric("vipgate_policyd_held_bytes ") > 4096 {
-        assert!(begun.elapsed() < LONG, "it still holds something");
+        assert!(start.elapsed() < TIMEOUT, "memory is still held");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_server_does_not_look_at_takes_no_memory() {
+async fn ignored_fields_use_no_memory() {
     let server = Policyd::start();
-    assert!(server.serves("gw-a").await);
-    let before = server.peak();
+    assert!(server.responds_to("gw-a").await);
+    let before = server.peak_memory();
     // Two bytes each on the wire, 168 in memory.
     let extensions = vec![Extension::default(); 1_500_000];
     let node = Node { id: "gw-x".to_owned(), extensions, ..Node::default() };
     let heavy = DeltaDiscoveryRequest { node: Some(node), ..request("gw-x", Vec::new()) };
     assert_eq!(server.responses(vec![heavy]).await.unwrap().len(), 1);
-    // Four megabytes of names each, of a type that there isn't.
+    // 4 MB of names each, of an unknown type.
     let unknown = DeltaDiscoveryRequest {
         type_url: "type.googleapis.com/envoy.config.cluster.v3.Cluster".to_owned(),
         ..request("gw-x", vec!["x".repeat(200); 20_000])
     };
     let responses = server.responses(vec![unknown; 20]).await.unwrap();
     assert!(responses.iter().all(|response| response.encoded_len() < 4096));
-    println!("{before} MiB before, {} MiB at most", server.peak());
-    assert!(server.peak() < before + 120, "{before} MiB before, {} MiB at most", server.peak());
+    println!("{before} MiB before, {} MiB at most", server.peak_memory());
+    assert!(server.peak_memory() < before + 120, "{before} MiB before, {} MiB at most", server.peak_memory());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_takes_as_much_as_is_configured() {
-    // Three quarters of 64 MiB are for this.
+async fn the_limit_per_address_is_enforced() {
+    // Three quarters of 64 MiB are available for this.
     let server = Policyd::start_with("{bytes_per_address: 67108864}");
-    // 27 MB: half for the names, half for responses that nobody has acknowledged.
+    // 27 MB: half for the names, half for unacknowledged responses.
     let requests = |gateway: &'static str| {
         (0..8).map(move |part| {
             let names = (0..10_000).map(|n| format!("{part}-{n}-{}", "x".repeat(90)));
@@ -201,30 +201,30 @@ async fn an_address_takes_as_much_as_is_configured() {
         }
         server.stream(requests("gw-y")).await.unwrap_err()
     };
-    let refusal = tokio::select! {
-        end = server.stream(requests("gw-x")) => panic!("the first one has ended: {end:?}"),
-        refusal = second => refusal,
+    let rejection = tokio::select! {
+        end = server.stream(requests("gw-x")) => panic!("the first stream has ended: {end:?}"),
+        rejection = second => rejection,
     };
-    assert_eq!(refusal.code(), Code::ResourceExhausted, "{refusal}");
-    assert!(refusal.message().contains("for your address (`limits.bytes_per_address`)"), "{refusal}");
+    assert_eq!(rejection.code(), Code::ResourceExhausted, "{rejection}");
+    assert!(rejection.message().contains("for your address (`limits.bytes_per_address`)"), "{rejection}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ten_thousand_silent_connections_keep_no_gateway_out() {
-    vipgate::listener::raise_descriptors();
+async fn ten_thousand_silent_connections_block_no_gateway() {
+    vipgate::listener::raise_descriptor_limit();
     let server = Policyd::start();
     let at = server.at;
-    let crowd = std::thread::spawn(move || (0..10_000).filter_map(|_| TcpStream::connect(at).ok()).collect::<Vec<_>>());
-    let crowd = crowd.join().unwrap();
-    assert!(crowd.len() > 9_900, "{}", crowd.len());
-    let begun = Instant::now();
-    assert!(server.serves("gw-a").await);
-    println!("a gateway was served after {:?}", begun.elapsed());
+    let idle = std::thread::spawn(move || (0..10_000).filter_map(|_| TcpStream::connect(at).ok()).collect::<Vec<_>>());
+    let idle = idle.join().unwrap();
+    assert!(idle.len() > 9_900, "{}", idle.len());
+    let start = Instant::now();
+    assert!(server.responds_to("gw-a").await);
+    println!("a gateway got its policy after {:?}", start.elapsed());
     let open = server.metric("vipgate_connections{listener=\"grpc\"} ");
     assert!(open <= 1024, "{open} of one address");
     assert!(server.metric("vipgate_connections_refused_total{listener=\"grpc\",reason=\"superseded\"} ") > 8_000);
-    // And those to its metrics neither.
-    let crowd: Vec<_> = (0..1_000).map(|_| TcpStream::connect(server.metrics).unwrap()).collect();
+    // The same for connections to the metrics port.
+    let idle: Vec<_> = (0..1_000).map(|_| TcpStream::connect(server.metrics).unwrap()).collect();
     assert!(server.metric("vipgate_connections{listener=\"metrics\"} ") <= 64);
-    drop(crowd);
+    drop(idle);
 }

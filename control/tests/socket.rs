@@ -1,4 +1,4 @@
-//! The admin socket's file, and what the command line says when there is no gateway behind it.
+//! The admin socket: its file, and errors of the command line when no gateway listens on it.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod gateway;
@@ -27,15 +27,15 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn the_socket_is_for_root_and_its_group_and_goes_with_the_gateway() {
-    let mut gateway = Gateway::start(&[Worker::Answers(vec![], 1)]);
+fn the_socket_is_accessible_to_root_and_its_group_and_removed_on_exit() {
+    let mut gateway = Gateway::start(&[Worker::Replies(vec![], 1)]);
     let path = gateway.socket();
     assert!(fs::metadata(&path).unwrap().file_type().is_socket());
     assert_eq!(mode(&path), 0o660);
-    assert_eq!(mode(path.parent().unwrap()) & !0o755, 0, "the folder is nobody else's to write");
+    assert_eq!(mode(path.parent().unwrap()) & !0o755, 0, "the folder is only writable by its owner");
     gateway.stop();
     assert!(!path.exists());
-    assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0, "nothing else is left");
+    assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0, "no other file is left");
     assert_eq!(gateway.vipgate(&["status"]).0, 1);
 }
 
@@ -43,7 +43,7 @@ fn the_socket_is_for_root_and_its_group_and_goes_with_the_gateway() {
 fn the_socket_of_a_dead_gateway_is_replaced() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("gateway.sock");
-    // What a killed gateway leaves: nobody listens any more, and the file is there.
+    // A killed gateway leaves the socket file without a listener.
     drop(UnixListener::bind(&path).unwrap());
     let (code, _, stderr) = vipgate(&["status", "--socket", path.to_str().unwrap()]);
     assert_eq!(code, 1);
@@ -55,7 +55,7 @@ fn the_socket_of_a_dead_gateway_is_replaced() {
 }
 
 #[test]
-fn a_killed_start_leaves_nothing_in_the_way() {
+fn a_leftover_temporary_socket_is_replaced() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("gateway.sock");
     drop(UnixListener::bind(folder.path().join("gateway.sock~")).unwrap());
@@ -64,22 +64,22 @@ fn a_killed_start_leaves_nothing_in_the_way() {
 }
 
 #[test]
-fn a_living_gateway_keeps_its_socket_and_is_named() {
-    let gateway = Gateway::start(&[Worker::Answers(vec![], 1)]);
+fn the_socket_of_a_running_gateway_is_not_replaced() {
+    let gateway = Gateway::start(&[Worker::Replies(vec![], 1)]);
     let error = bind(&gateway.socket()).unwrap_err();
-    let who = format!("the gateway gw-a (pid {})", std::process::id());
-    assert!(error.contains(&who) && error.contains(gateway.socket().to_str().unwrap()), "{error}");
-    assert_eq!(gateway.json(&["status"])["name"], "gw-a", "it still answers");
+    let owner = format!("the gateway gw-a (pid {})", std::process::id());
+    assert!(error.contains(&owner) && error.contains(gateway.socket().to_str().unwrap()), "{error}");
+    assert_eq!(gateway.json(&["status"])["name"], "gw-a", "it still replies");
 }
 
 #[test]
-fn a_process_that_is_too_busy_to_answer_keeps_its_socket() {
+fn the_socket_of_an_unresponsive_process_is_not_replaced() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("gateway.sock");
     let _listener = UnixListener::bind(&path).unwrap();
-    let begin = Instant::now();
+    let start = Instant::now();
     assert!(bind(&path).unwrap_err().contains("another process answers on"));
-    assert!(begin.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < Duration::from_secs(5));
     assert!(path.exists());
 }
 
@@ -96,7 +96,7 @@ fn a_file_that_is_no_socket_is_never_removed() {
 }
 
 #[test]
-fn a_socket_that_has_become_another_gateways_is_left_alone() {
+fn a_socket_replaced_by_another_process_is_not_removed() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("gateway.sock");
     let ours = bind(&path).unwrap();
@@ -147,9 +147,9 @@ fn wrong_usage_is_exit_code_2_with_or_without_a_gateway() {
 }
 
 #[test]
-fn every_command_is_offered() {
+fn help_lists_every_command() {
     let (_, help, _) = vipgate(&["--help"]);
-    let offered = [
+    let commands = [
         "gateway",
         "policyd",
         "policy",
@@ -173,38 +173,38 @@ fn every_command_is_offered() {
         "completions",
         "man",
     ];
-    for command in offered {
+    for command in commands {
         assert!(help.contains(&format!("\n  {command} ")), "{command}: {help}");
         assert_eq!(vipgate(&[command, "--help"]).0, 0, "{command}");
     }
-    // What is for the program itself is offered to nobody.
+    // Internal commands are hidden.
     assert!(!help.contains("withdraw"), "{help}");
 }
 
 #[test]
-fn somebody_who_says_nothing_is_not_waited_for_for_ever() {
+fn an_unresponsive_gateway_times_out() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("gateway.sock");
     let _listener = UnixListener::bind(&path).unwrap();
-    let begin = Instant::now();
+    let start = Instant::now();
     let (code, _, stderr) = vipgate(&["status", "--socket", path.to_str().unwrap()]);
     assert_eq!(code, 1);
-    assert!(stderr.contains("gateway.sock: no answer within 10 s"), "{stderr}");
-    assert!(begin.elapsed() < Duration::from_secs(20));
+    assert!(stderr.contains("gateway.sock: no reply within 10 s"), "{stderr}");
+    assert!(start.elapsed() < Duration::from_secs(20));
 }
 
 #[test]
-fn something_else_on_the_socket_is_said_in_words() {
+fn another_program_on_the_socket_is_reported() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("gateway.sock");
     let listener = UnixListener::bind(&path).unwrap();
     thread::spawn(move || {
         for stream in listener.incoming() {
-            // One who speaks something else, and hangs up.
+            // Sends a banner of another protocol, and closes.
             let _ = stream.unwrap().write_all(b"220 ready for mail\r\n");
         }
     });
     let (code, _, stderr) = vipgate(&["status", "--socket", path.to_str().unwrap()]);
     assert_eq!(code, 1);
-    assert!(stderr.contains("gateway.sock") && stderr.contains("something else listens there"), "{stderr}");
+    assert!(stderr.contains("gateway.sock") && stderr.contains("another program listens there"), "{stderr}");
 }

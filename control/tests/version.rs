@@ -1,4 +1,4 @@
-//! A gateway and a command line of different versions: every command says so and asks nothing else.
+//! Version mismatch between gateway and command line: every command reports it and sends no further request.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod gateway;
@@ -21,81 +21,81 @@ use vipgate::admin::proto::{
     SessionsReply, SessionsRequest, StatusReply, StatusRequest, TraceReply, TraceRequest, VipsReply, VipsRequest,
 };
 
-/// A gateway of next year. Whoever asks more than its status has misunderstood.
-struct Newer;
+/// A gateway with a newer protocol. Requests other than its status are errors of the test.
+struct NewerGateway;
 
-type Answer<T> = Result<Response<T>, Status>;
+type Reply<T> = Result<Response<T>, Status>;
 
-fn misunderstood<T>() -> Answer<T> {
-    Err(Status::internal("asked in spite of the version"))
+fn unexpected<T>() -> Reply<T> {
+    Err(Status::internal("request despite the version mismatch"))
 }
 
 #[tonic::async_trait]
-impl Admin for Newer {
+impl Admin for NewerGateway {
     type SessionsStream = Pin<Box<dyn Stream<Item = Result<SessionsReply, Status>> + Send>>;
 
-    async fn status(&self, _: Request<StatusRequest>) -> Answer<StatusReply> {
+    async fn status(&self, _: Request<StatusRequest>) -> Reply<StatusReply> {
         let status = StatusReply { protocol: PROTOCOL + 1, version: "9.9.9".to_owned(), ..Default::default() };
         Ok(Response::new(status))
     }
 
-    async fn sessions(&self, _: Request<SessionsRequest>) -> Answer<Self::SessionsStream> {
-        misunderstood()
+    async fn sessions(&self, _: Request<SessionsRequest>) -> Reply<Self::SessionsStream> {
+        unexpected()
     }
 
-    async fn flush_sessions(&self, _: Request<FlushSessionsRequest>) -> Answer<FlushSessionsReply> {
-        misunderstood()
+    async fn flush_sessions(&self, _: Request<FlushSessionsRequest>) -> Reply<FlushSessionsReply> {
+        unexpected()
     }
 
-    async fn vips(&self, _: Request<VipsRequest>) -> Answer<VipsReply> {
-        misunderstood()
+    async fn vips(&self, _: Request<VipsRequest>) -> Reply<VipsReply> {
+        unexpected()
     }
 
-    async fn endpoints(&self, _: Request<EndpointsRequest>) -> Answer<EndpointsReply> {
-        misunderstood()
+    async fn endpoints(&self, _: Request<EndpointsRequest>) -> Reply<EndpointsReply> {
+        unexpected()
     }
 
-    async fn services(&self, _: Request<ServicesRequest>) -> Answer<ServicesReply> {
-        misunderstood()
+    async fn services(&self, _: Request<ServicesRequest>) -> Reply<ServicesReply> {
+        unexpected()
     }
 
-    async fn peers(&self, _: Request<PeersRequest>) -> Answer<PeersReply> {
-        misunderstood()
+    async fn peers(&self, _: Request<PeersRequest>) -> Reply<PeersReply> {
+        unexpected()
     }
 
-    async fn accept_empty(&self, _: Request<AcceptEmptyRequest>) -> Answer<AcceptEmptyReply> {
-        misunderstood()
+    async fn accept_empty(&self, _: Request<AcceptEmptyRequest>) -> Reply<AcceptEmptyReply> {
+        unexpected()
     }
 
-    async fn drain(&self, _: Request<DrainRequest>) -> Answer<DrainReply> {
-        misunderstood()
+    async fn drain(&self, _: Request<DrainRequest>) -> Reply<DrainReply> {
+        unexpected()
     }
 
-    async fn drops(&self, _: Request<DropsRequest>) -> Answer<DropsReply> {
-        misunderstood()
+    async fn drops(&self, _: Request<DropsRequest>) -> Reply<DropsReply> {
+        unexpected()
     }
 
-    async fn ports(&self, _: Request<PortsRequest>) -> Answer<PortsReply> {
-        misunderstood()
+    async fn ports(&self, _: Request<PortsRequest>) -> Reply<PortsReply> {
+        unexpected()
     }
 
-    async fn trace(&self, _: Request<TraceRequest>) -> Answer<TraceReply> {
-        misunderstood()
+    async fn trace(&self, _: Request<TraceRequest>) -> Reply<TraceReply> {
+        unexpected()
     }
 
-    async fn explain(&self, _: Request<ExplainRequest>) -> Answer<ExplainReply> {
-        misunderstood()
+    async fn explain(&self, _: Request<ExplainRequest>) -> Reply<ExplainReply> {
+        unexpected()
     }
 
     type CaptureStream = Pin<Box<dyn Stream<Item = Result<CaptureReply, Status>> + Send>>;
 
-    async fn capture(&self, _: Request<CaptureRequest>) -> Answer<Self::CaptureStream> {
-        misunderstood()
+    async fn capture(&self, _: Request<CaptureRequest>) -> Reply<Self::CaptureStream> {
+        unexpected()
     }
 }
 
-/// Runs a server on a socket, asks it with every command, gives what each says on stderr.
-fn ask_everything(router: tonic::transport::server::Router) -> Vec<String> {
+/// Runs a server on a socket and every command against it; returns their stderr.
+fn run_all_commands(router: tonic::transport::server::Router) -> Vec<String> {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("gateway.sock");
     let socket = path.clone();
@@ -128,30 +128,30 @@ fn ask_everything(router: tonic::transport::server::Router) -> Vec<String> {
         &["top", "--once"],
         &["policy", "accept-empty"],
     ];
-    let said = commands.map(|command| {
+    let errors = commands.map(|command| {
         let (code, stdout, stderr) = vipgate(&[command, &["--socket", path.to_str().unwrap()]].concat());
         assert_eq!((code, stdout.as_str()), (1, ""), "{command:?}: {stderr}");
         stderr
     });
     stop.send(()).unwrap();
     server.join().unwrap();
-    said.into()
+    errors.into()
 }
 
 #[test]
-fn a_newer_gateway_is_named_with_both_versions() {
-    for stderr in ask_everything(Server::builder().add_service(AdminServer::new(Newer))) {
-        let theirs = format!("the gateway is vipgate 9.9.9 with version {} of the admin interface", PROTOCOL + 1);
-        let ours = format!("this command is vipgate {} with version {PROTOCOL}", env!("CARGO_PKG_VERSION"));
-        assert!(stderr.contains(&theirs) && stderr.contains(&ours), "{stderr}");
+fn a_newer_gateway_is_reported_with_both_versions() {
+    for stderr in run_all_commands(Server::builder().add_service(AdminServer::new(NewerGateway))) {
+        let gateway_version = format!("the gateway is vipgate 9.9.9 with version {} of the admin API", PROTOCOL + 1);
+        let own_version = format!("this command is vipgate {} with version {PROTOCOL}", env!("CARGO_PKG_VERSION"));
+        assert!(stderr.contains(&gateway_version) && stderr.contains(&own_version), "{stderr}");
         assert!(stderr.contains("gateway.sock"), "{stderr}");
     }
 }
 
 #[test]
-fn a_gateway_without_this_service_is_of_another_version() {
+fn a_gateway_without_the_admin_service_is_reported() {
     let empty = Server::builder().add_routes(tonic::service::Routes::default());
-    for stderr in ask_everything(empty) {
-        assert!(stderr.contains("the gateway is one that doesn't know this question"), "{stderr}");
+    for stderr in run_all_commands(empty) {
+        assert!(stderr.contains("the gateway is one that doesn't support this request"), "{stderr}");
     }
 }

@@ -1,4 +1,4 @@
-//! Compiles the steering program for the kernel's virtual machine.
+//! Compiles the steering program (BPF).
 
 use std::env;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ fn main() {
     println!("cargo:rerun-if-changed={SOURCE}");
     let Some(out) = env::var_os("OUT_DIR") else { panic!("cargo sets OUT_DIR") };
     let object = PathBuf::from(out).join("steer.bpf.o");
-    // Debian keeps asm/ headers in a folder of the host's architecture.
+    // Debian's multiarch directory for asm/ headers.
     let asm = format!("/usr/include/{}-linux-gnu", env::consts::ARCH);
     let status = Command::new("clang")
         .args(["-O2", "-g", "-Wall", "-Werror", "-target", "bpf", "-mcpu=v3", "-I", &asm, "-c", SOURCE, "-o"])

@@ -1,21 +1,22 @@
-//! The target of state files: the memory of a former process, with anything in it.
+//! Fuzz target of session persistence: a corrupted state file of an earlier process.
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use vipgate_dataplane::time::Tick;
+use vipgate_dataplane::flow::time::Tick;
 
 use crate::support::*;
-use crate::{arrives, check_sent, policy};
+use crate::{check_no_leak, inject, policy};
 
-/// The header and tables are cut from the file at multiples of this.
-const PIECE: u64 = 2 << 20;
-/// Of each, so much is ever written by so few sessions.
+/// Alignment of the header and tables in the file.
+const SLAB_ALIGNMENT: u64 = 2 << 20;
+/// Bytes of each slab that these few sessions write.
 const USED: usize = 32 << 10;
 
-const CALLS: [(&str, &str); 6] = [
+/// Source and destination of each session.
+const SESSIONS: [(&str, &str); 6] = [
     ("10.244.1.5:4000", "198.51.100.10:53"),
     ("10.244.1.5:4001", "198.51.100.10:53"),
     ("10.244.1.6:4000", "198.51.100.11:443"),
@@ -24,16 +25,16 @@ const CALLS: [(&str, &str); 6] = [
     ("[fd00:244:1::5]:4001", "[2001:db8:51::10]:443"),
 ];
 
-/// What a process left that had these sessions, by piece.
-struct Left {
+/// The state file of a process that had these sessions, and its original contents by slab.
+struct StateFile {
     path: PathBuf,
     file: File,
-    pieces: Vec<Vec<u8>>,
+    slabs: Vec<Vec<u8>>,
     length: u64,
 }
 
 thread_local! {
-    static LEFT: RefCell<Option<Left>> = const { RefCell::new(None) };
+    static STATE_FILE: RefCell<Option<StateFile>> = const { RefCell::new(None) };
 }
 
 fn setup(path: PathBuf) -> Setup {
@@ -42,89 +43,89 @@ fn setup(path: PathBuf) -> Setup {
 
 fn next_process(path: &std::path::Path, now: Tick) -> Gateway {
     let mut gateway = Gateway::starting_at(&setup(path.to_owned()), network(), &policy(), now);
-    gateway.counts_vary();
+    gateway.skip_counter_check();
     gateway.hostile = true;
     gateway
 }
 
-impl Left {
+impl StateFile {
     fn new() -> Self {
         let path = std::path::Path::new("/dev/shm").join(format!("vipgate-fuzz-{}", std::process::id()));
         let mut gateway = next_process(&path, Tick(1_000));
-        for (n, (pod, far)) in CALLS.iter().enumerate() {
+        for (n, (pod, remote)) in SESSIONS.iter().enumerate() {
             let protocol = if n % 2 == 0 { Protocol::Udp } else { Protocol::Tcp };
-            for (_, frame) in arrives(&mut gateway, 0, true, &packet(protocol, at(pod), at(far))) {
-                arrives(&mut gateway, 0, false, &answer_to(&frame, protocol));
+            for (_, frame) in inject(&mut gateway, 0, true, &packet(protocol, at(pod), at(remote))) {
+                inject(&mut gateway, 0, false, &reply_to(&frame, protocol));
             }
         }
-        assert_eq!(gateway.sessions(), CALLS.len() as u64);
+        assert_eq!(gateway.sessions(), SESSIONS.len() as u64);
         drop(gateway);
         let file = path.with_extension("0");
-        let file = OpenOptions::new().read(true).write(true).open(&file).expect("the gateway's file");
+        let file = OpenOptions::new().read(true).write(true).open(&file).expect("the gateway's state file");
         let length = file.metadata().expect("its length").len();
-        let pieces = (0..length / PIECE).map(|piece| {
+        let slabs = (0..length / SLAB_ALIGNMENT).map(|slab| {
             let mut bytes = vec![0; USED];
-            file.read_exact_at(&mut bytes, piece * PIECE).expect("a piece");
+            file.read_exact_at(&mut bytes, slab * SLAB_ALIGNMENT).expect("a slab");
             bytes
         });
-        let pieces = pieces.collect();
-        // The file stays open here, and goes with the process.
-        std::fs::remove_file(path.with_extension("0")).expect("its name");
-        Self { path, file, pieces, length }
+        let slabs = slabs.collect();
+        // The unlinked file stays open until the process exits.
+        std::fs::remove_file(path.with_extension("0")).expect("the file is unlinked");
+        Self { path, file, slabs, length }
     }
 
-    /// Puts back what was there, changed by patches: a piece, two bytes of place, a length, and as many bytes.
+    /// Restores the original contents and applies patches: slab, two bytes of offset, length, bytes. Slab 255 truncates
+    /// the file.
     fn restore(&self, mut data: &[u8]) {
-        self.file.set_len(self.length).expect("room");
-        for (piece, bytes) in (0..).zip(&self.pieces) {
-            self.file.write_all_at(bytes, piece * PIECE).expect("room");
+        self.file.set_len(self.length).expect("space");
+        for (slab, bytes) in (0..).zip(&self.slabs) {
+            self.file.write_all_at(bytes, slab * SLAB_ALIGNMENT).expect("space");
         }
-        while let [piece, high, low, length, more @ ..] = data {
-            let (bytes, rest) = more.split_at(usize::from(*length).min(more.len()));
+        while let [slab, high, low, length, tail @ ..] = data {
+            let (bytes, rest) = tail.split_at(usize::from(*length).min(tail.len()));
             data = rest;
-            let place = u64::from(*high) << 8 | u64::from(*low);
-            if *piece == 255 {
-                // Cut short.
-                self.file.set_len(place * 256).expect("less room");
+            let offset = u64::from(*high) << 8 | u64::from(*low);
+            if *slab == 255 {
+                self.file.set_len(offset * 256).expect("truncation");
                 continue;
             }
-            let at = u64::from(*piece) % self.pieces.len() as u64 * PIECE + place % (USED as u64 - 256);
-            self.file.write_all_at(bytes, at).expect("room");
+            let slab_start = u64::from(*slab) % self.slabs.len() as u64 * SLAB_ALIGNMENT;
+            self.file.write_all_at(bytes, slab_start + offset % (USED as u64 - 256)).expect("space");
         }
     }
 }
 
-/// Patches to the file of a process that had some sessions; then the next one starts.
+/// Starts a gateway with a patched state file.
 pub fn state(data: &[u8]) {
-    LEFT.with_borrow_mut(|left| {
-        let left = left.get_or_insert_with(Left::new);
-        left.restore(data);
-        let link = left.path.with_extension("0");
-        let open = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&left.file));
+    STATE_FILE.with_borrow_mut(|state_file| {
+        let state_file = state_file.get_or_insert_with(StateFile::new);
+        state_file.restore(data);
+        let link = state_file.path.with_extension("0");
+        let open_file = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&state_file.file));
         let _ = std::fs::remove_file(&link);
-        std::os::unix::fs::symlink(open, &link).expect("a name for the file");
-        let mut gateway = next_process(&left.path, Tick(2_000));
-        std::fs::remove_file(&link).expect("its name");
-        let (open, copies) = (gateway.sessions(), u64::from(gateway.workers[0].tables().sessions.copies()));
-        assert!(open + copies <= 64, "{open} sessions and {copies} copies, and 64 fit");
-        for (n, (pod, far)) in CALLS.iter().enumerate() {
+        std::os::unix::fs::symlink(open_file, &link).expect("a link to the file");
+        let mut gateway = next_process(&state_file.path, Tick(2_000));
+        std::fs::remove_file(&link).expect("the link is removed");
+        let (open, standby) = (gateway.sessions(), u64::from(gateway.workers[0].tables().sessions.standby_count()));
+        assert!(open + standby <= 64, "{open} sessions and {standby} standby sessions exceed the capacity of 64");
+        for (n, (pod, remote)) in SESSIONS.iter().enumerate() {
             let protocol = if n % 2 == 0 { Protocol::Udp } else { Protocol::Tcp };
-            for (interface, frame) in arrives(&mut gateway, 0, true, &packet(protocol, at(pod), at(far))) {
+            for (interface, frame) in inject(&mut gateway, 0, true, &packet(protocol, at(pod), at(remote))) {
                 if interface == OUTSIDE {
-                    let sent = arrives(&mut gateway, 0, false, &answer_to(&frame, protocol));
-                    check_sent(&sent);
+                    let sent = inject(&mut gateway, 0, false, &reply_to(&frame, protocol));
+                    check_no_leak(&sent);
                 }
             }
         }
-        gateway.pass(40_000);
-        assert_eq!(gateway.sessions(), 0, "everything expires");
+        gateway.advance(40_000);
+        assert_eq!(gateway.sessions(), 0, "all sessions expire");
         gateway.check_frames();
     });
 }
 
 #[cfg(test)]
 mod tests {
-    //! Every input that is kept, and those that fuzzing begins with. `WRITE_CORPUS=1 cargo test -p vipgate-fuzz` writes the latter anew.
+    //! Runs the corpus. `WRITE_CORPUS=1 cargo test -p vipgate-fuzz` regenerates the seeds.
 
     use std::fs;
     use std::path::Path;
@@ -132,10 +133,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_next_process_works_whatever_is_in_the_file() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/state");
-        // Header, tags, entries, deadlines; cut short.
-        let made: [(&str, &[u8]); 6] = [
+    fn a_gateway_works_with_any_state_file() {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/state");
+        let seeds: [(&str, &[u8]); 6] = [
             ("untouched", &[]),
             ("header", &[0, 0, 12, 4, 1, 0, 0, 0]),
             ("tags", &[1, 0, 2, 4, 1, 1, 1, 1, 4, 0, 2, 4, 1, 1, 1, 1]),
@@ -143,14 +143,14 @@ mod tests {
             ("deadlines", &[3, 0, 0, 4, 255, 255, 255, 255, 6, 0, 0, 4, 0, 0, 0, 1]),
             ("cut", &[255, 32, 0, 0]),
         ];
-        for (name, bytes) in made {
+        for (name, bytes) in seeds {
             if std::env::var_os("WRITE_CORPUS").is_some() {
-                fs::create_dir_all(&folder).unwrap();
-                fs::write(folder.join(name), bytes).unwrap();
+                fs::create_dir_all(&directory).unwrap();
+                fs::write(directory.join(name), bytes).unwrap();
             }
             state(bytes);
         }
-        for file in fs::read_dir(&folder).unwrap() {
+        for file in fs::read_dir(&directory).unwrap() {
             state(&fs::read(file.unwrap().path()).unwrap());
         }
     }

@@ -1,8 +1,8 @@
-//! Any text and any message as a filter of captures and sessions: both forms of one filter mean the same.
+//! Fuzz target of capture and session filters, as text and as message: both forms of a filter are equivalent.
 #![cfg_attr(fuzzing, no_main)]
 
 #[cfg(fuzzing)]
-libfuzzer_sys::fuzz_target!(|data: &[u8]| vipgate::fuzzed::filter(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| vipgate::fuzz::filter(data));
 
 #[cfg(not(fuzzing))]
 fn main() {}

@@ -1,9 +1,9 @@
-//! Any text as manifests: it costs no more than it is long, the order of objects says nothing, and what is fine can be put in force, from
-//! files and by way of a server alike.
+//! Fuzz target of manifests: cost is linear in the input, the order of objects is irrelevant, and valid policies can be
+//! applied, from files and from a server.
 #![cfg_attr(fuzzing, no_main)]
 
 #[cfg(fuzzing)]
-libfuzzer_sys::fuzz_target!(|data: &[u8]| vipgate::fuzzed::manifests(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| vipgate::fuzz::manifests(data));
 
 #[cfg(not(fuzzing))]
 fn main() {}

@@ -1,90 +1,99 @@
-//! Any bytes over a link between gateways: frames and sessions come back as they were read, and workers take what is read in, and packets
-//! after it.
+//! Fuzz target of the replication protocol: any bytes on a link between gateways. Decoded frames and session records
+//! are encoded to the same bytes, and workers apply all decoded records and forward packets afterwards.
 #![cfg_attr(fuzzing, no_main)]
 
 #[cfg(fuzzing)]
 mod target {
-    use vipgate::fuzzed::{self, Copies};
-    use vipgate_dataplane::command::{Command, MOST_TAKEN, PurgeChunk};
-    use vipgate_dataplane::copies::worker_of;
+    use vipgate::fuzz;
+    use vipgate::fuzz::RecordCommand;
+    use vipgate_dataplane::replication::apply::worker_of;
+    use vipgate_dataplane::replication::round::PurgeChunk;
+    use vipgate_dataplane::session::standby::MAX_RECORDS_APPLIED;
+    use vipgate_dataplane::worker::command::Command;
     use vipgate_fuzz::support::cluster::{Cluster, name};
     use vipgate_fuzz::support::*;
-    use vipgate_fuzz::{CALLS, check_sent};
+    use vipgate_fuzz::{EGRESS_PACKETS, check_no_leak};
 
     libfuzzer_sys::fuzz_target!(|data: &[u8]| peer(data));
 
-    /// Bytes over a link from gateway 0 to gateway 1, which takes what is read, forgets what it is told to, then stands in for the dead one.
+    /// Bytes from gateway 0 to gateway 1, which applies the decoded records and purges, then fails over for gateway 0.
     fn peer(data: &[u8]) {
-        let told = fuzzed::peer(data);
-        if told.is_empty() {
+        let commands = fuzz::peer(data);
+        if commands.is_empty() {
             return;
         }
         let mut cluster = Cluster::new(2, &Setup { workers: 2, capacity: 64, frames: 64, ..Setup::default() });
         for gateway in &mut cluster.gateways {
-            gateway.counts_vary();
+            gateway.skip_counter_check();
             gateway.hostile = true;
         }
-        for copies in told {
-            take(&mut cluster, copies);
-            cluster.pass(10);
+        for command in commands {
+            execute(&mut cluster, command);
+            cluster.advance(10);
         }
-        let held = |cluster: &Cluster| cluster.copies(1) + cluster.gateways[1].sessions();
-        assert!(held(&cluster) <= 128, "no more than fit");
+        let sessions = |cluster: &Cluster| cluster.standby_sessions(1) + cluster.gateways[1].sessions();
+        assert!(sessions(&cluster) <= 128, "the capacity is not exceeded");
         cluster.kill(0);
-        for (protocol, pod, far) in CALLS {
-            let sent = cluster.gateways[1].workers[0].io().inject(INSIDE, &packet(protocol, at(pod), at(far)));
-            assert!(sent);
+        for (protocol, pod, remote) in EGRESS_PACKETS {
+            let injected = cluster.gateways[1].workers[0].io().inject(INSIDE, &packet(protocol, at(pod), at(remote)));
+            assert!(injected);
             let sent = cluster.gateways[1].run();
-            check_sent(&sent);
+            check_no_leak(&sent);
             for (_, frame) in sent.iter().filter(|(interface, _)| *interface == OUTSIDE) {
-                let _ = cluster.gateways[1].workers[1].io().inject(OUTSIDE, &answer_to(frame, protocol));
-                check_sent(&cluster.gateways[1].run());
+                let _ = cluster.gateways[1].workers[1].io().inject(OUTSIDE, &reply_to(frame, protocol));
+                check_no_leak(&cluster.gateways[1].run());
             }
         }
         for gateway in &mut cluster.gateways {
-            gateway.pass(40_000);
+            gateway.advance(40_000);
             gateway.check_frames();
         }
-        assert_eq!(cluster.gateways[1].sessions(), 0, "what became live expires");
+        assert_eq!(cluster.gateways[1].sessions(), 0, "all sessions expire");
     }
 
-    fn take(cluster: &mut Cluster, copies: Copies) {
+    fn execute(cluster: &mut Cluster, command: RecordCommand) {
         let gateway = &mut cluster.gateways[1];
-        let Some(from) = gateway.builder.gateway(&name(0)) else { return };
-        match copies {
-            Copies::Take(images, round) => {
-                assert!(images.len() <= MOST_TAKEN);
+        let Some(source) = gateway.builder.gateway_id(&name(0)) else { return };
+        match command {
+            RecordCommand::Apply(records, round) => {
+                assert!(records.len() <= MAX_RECORDS_APPLIED);
                 let policy = gateway.builder.snapshot().policy;
-                for image in images {
-                    let worker = worker_of(&image, &policy, gateway.workers.len() as u8);
-                    let (reply, done) = crossbeam::channel::bounded(1);
-                    let command = Command::Take { images: vec![image], round, from, reply };
+                for record in records {
+                    let worker = worker_of(&record, &policy, gateway.workers.len() as u8);
+                    let (reply, response) = crossbeam::channel::bounded(1);
+                    let command = Command::ApplyRecords { records: vec![record], round, source, reply };
                     assert!(gateway.commands[usize::from(worker.0)].send(command).is_ok());
                     gateway.turn();
-                    let refused = done.try_recv();
+                    let rejected = response.try_recv();
                     assert!(
-                        refused.is_ok_and(|refused| [&[], &[image][..]].contains(&&*refused)),
-                        "{image:?} is dealt with"
+                        rejected.is_ok_and(|rejected| [&[], &[record][..]].contains(&&*rejected)),
+                        "{record:?} is applied or rejected"
                     );
                 }
             }
-            Copies::Purge(round) => {
+            RecordCommand::Purge(round) => {
                 for worker in 0..gateway.workers.len() {
                     let mut cursor = Some(0);
                     for _ in 0..64 {
-                        let (reply, answer) = crossbeam::channel::bounded(1);
-                        let told_by = gateway.builder.snapshot().policy.members().replication_epoch();
-                        let (view, forgotten, outdated, spared) = (1, 0, false, false);
-                        let chunk =
-                            PurgeChunk { owner: from, round, view, told_by, cursor, forgotten, outdated, spared };
-                        assert!(gateway.commands[worker].send(Command::Purge { chunk, reply }).is_ok());
+                        let (reply, response) = crossbeam::channel::bounded(1);
+                        let chunk = PurgeChunk {
+                            owner: source,
+                            round,
+                            view: 1,
+                            acknowledged_epoch: gateway.builder.snapshot().policy.members().replication_epoch(),
+                            cursor,
+                            removed: 0,
+                            outdated: false,
+                            kept: false,
+                        };
+                        assert!(gateway.commands[worker].send(Command::PurgeStandby { chunk, reply }).is_ok());
                         gateway.turn();
-                        cursor = answer.try_recv().ok().and_then(|chunk| chunk.cursor);
+                        cursor = response.try_recv().ok().and_then(|chunk| chunk.cursor);
                         if cursor.is_none() {
                             break;
                         }
                     }
-                    assert_eq!(cursor, None, "it comes to an end");
+                    assert_eq!(cursor, None, "the purge completes");
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! Any bytes in the file that sessions outlive the process in: they are taken up or not, and then the gateway works as one that began
-//! empty: packets pass, frames are conserved, everything expires.
+//! Fuzz target of session persistence: any contents of a state file. Sessions are restored or discarded, then the
+//! gateway works: packets are forwarded, no frame is lost, all sessions expire.
 #![cfg_attr(fuzzing, no_main)]
 
 #[cfg(fuzzing)]

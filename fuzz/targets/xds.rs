@@ -1,8 +1,9 @@
-//! Any responses of a policy server: what is refused changes nothing, and each change comes to what all of it, built anew, comes to.
+//! Fuzz target of the xDS client: any responses of a policy server. Rejected responses change nothing, and incremental
+//! updates lead to the same policy as a full rebuild.
 #![cfg_attr(fuzzing, no_main)]
 
 #[cfg(fuzzing)]
-libfuzzer_sys::fuzz_target!(|data: &[u8]| vipgate::fuzzed::xds(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| vipgate::fuzz::xds(data));
 
 #[cfg(not(fuzzing))]
 fn main() {}

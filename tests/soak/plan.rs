@@ -1,24 +1,24 @@
-//! What happens in a soak, and in which order: from a seed alone, whatever comes of it.
+//! Schedule of a soak's events: a function of the seed alone.
 
 use std::fmt;
 
-use vipgate_tests::flood::{Kind, Random};
+use vipgate_tests::flood::{FloodKind, Random};
 
-/// Gateways of the soak.
+/// Number of gateways.
 pub(crate) const GATEWAYS: usize = 3;
-/// Tenants that come, change, break and go.
+/// Number of additional tenants, which are added, changed, broken and removed.
 pub(crate) const TENANTS: usize = 4;
-/// How long the events of a segment take, milliseconds, as far as that is known before.
-const SEGMENT: u64 = 40_000;
+/// Duration of a segment's events, milliseconds, as far as it is known in advance.
+const SEGMENT_DURATION: u64 = 40_000;
 
-/// A cable.
+/// A link of a gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cable {
-    /// Between pods and gateway; its carrier goes, too.
+pub(crate) enum Link {
+    /// Between inside router and gateway; the carrier is lost.
     Inside,
-    /// Between gateway and world; its carrier goes, too.
+    /// Between gateway and outside router; the carrier is lost.
     Outside,
-    /// The same, but the carrier stays: a switch in between fails.
+    /// The same with carrier: a switch in between fails.
     OutsideSilent,
     /// To the other gateways.
     Peers,
@@ -26,139 +26,150 @@ pub(crate) enum Cable {
     Management,
 }
 
-/// A change of manifests.
+/// A change of a tenant's manifests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
-    /// A tenant comes.
+pub(crate) enum PolicyChange {
+    /// The tenant is added.
     Add,
-    /// It gets other endpoints.
+    /// Its endpoints change.
     Alter,
-    /// Its file can't be read any more.
+    /// Its file becomes invalid.
     Break,
-    /// It goes.
+    /// The tenant is removed.
     Remove,
 }
 
-/// Something that happens. Times are milliseconds; gateways and tenants go by number.
+/// An event of the soak. Times are milliseconds; gateways and tenants are indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
-    /// SIGKILL; it comes back after a while.
-    Kill { gateway: usize, away: u64 },
-    /// Drained, ended, and back after a while.
-    Drain { gateway: usize, away: u64 },
-    /// Drained, and not any more.
+pub(crate) enum SoakEvent {
+    /// SIGKILL, and a start after a while.
+    Kill { gateway: usize, downtime: u64 },
+    /// Drained, stopped, and started after a while.
+    Drain { gateway: usize, downtime: u64 },
+    /// Drained, and undrained after a while.
     Undrain { gateway: usize, after: u64 },
     /// SIGTERM, and started at once.
     Restart { gateway: usize },
-    /// The policy server dies, or ends, and comes back after a while.
-    Server { signal: &'static str, away: u64 },
-    /// A cable is pulled, and put back.
-    Cut { gateway: usize, cable: Cable, time: u64 },
-    /// The wall clock of a process jumps to so many seconds from the right time; the process after the gateways is the policy server.
+    /// The policy server is stopped by a signal, and started after a while.
+    Server { signal: &'static str, downtime: u64 },
+    /// A link is cut and restored.
+    Cut { gateway: usize, link: Link, time: u64 },
+    /// The wall clock of a process jumps to an offset in seconds; the process after the gateways is the policy
+    /// server.
     Clock { process: usize, seconds: i64 },
     /// Manifests change.
-    Policy { tenant: usize, change: Change },
-    /// Tenant B is flooded, by way of a gateway, while the next events happen.
-    Flood { kind: Kind, gateway: usize, family: usize, pps: u32, time: u64 },
+    Policy { tenant: usize, change: PolicyChange },
+    /// Tenant B is flooded via a gateway while the next events run.
+    Flood { kind: FloodKind, gateway: usize, family: usize, pps: u32, time: u64 },
 }
 
-impl Event {
-    /// How long it takes at least.
-    fn takes(self) -> u64 {
+impl SoakEvent {
+    /// Minimum duration in milliseconds.
+    fn min_duration(self) -> u64 {
         match self {
-            Self::Kill { away, .. } | Self::Drain { away, .. } => away + 3_000,
+            Self::Kill { downtime: away, .. } | Self::Drain { downtime: away, .. } => away + 3_000,
             Self::Undrain { after, .. } => after + 1_000,
             Self::Restart { .. } => 2_500,
-            Self::Server { away, .. } => away + 1_500,
+            Self::Server { downtime: away, .. } => away + 1_500,
             Self::Cut { time, .. } => time + 1_500,
             Self::Clock { .. } | Self::Policy { .. } | Self::Flood { .. } => 500,
         }
     }
 
-    /// Whether connections may notice: new ones that begin meanwhile may fail.
-    pub(crate) fn disturbs(self) -> bool {
+    /// Whether new connections may fail meanwhile.
+    pub(crate) fn is_disruptive(self) -> bool {
         !matches!(self, Self::Clock { .. } | Self::Policy { .. } | Self::Flood { .. })
     }
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for SoakEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::Kill { gateway, away } => write!(f, "kill gw-{}, away for {away} ms", gateway + 1),
-            Self::Drain { gateway, away } => write!(f, "drain and end gw-{}, away for {away} ms", gateway + 1),
+            Self::Kill { gateway, downtime: away } => write!(f, "kill gw-{}, down for {away} ms", gateway + 1),
+            Self::Drain { gateway, downtime: away } => {
+                write!(f, "drain and stop gw-{}, down for {away} ms", gateway + 1)
+            }
             Self::Undrain { gateway, after } => write!(f, "drain gw-{}, and undrain after {after} ms", gateway + 1),
             Self::Restart { gateway } => write!(f, "restart gw-{}", gateway + 1),
-            Self::Server { signal, away } => write!(f, "SIG{signal} to the policy server, away for {away} ms"),
-            Self::Cut { gateway, cable, time } => write!(f, "cut gw-{} {cable:?} for {time} ms", gateway + 1),
+            Self::Server { signal, downtime: away } => {
+                write!(f, "SIG{signal} to the policy server, down for {away} ms")
+            }
+            Self::Cut { gateway, link: cable, time } => write!(f, "cut gw-{} {cable:?} for {time} ms", gateway + 1),
             Self::Clock { process, seconds } => {
-                let who = if process < GATEWAYS { format!("gw-{}", process + 1) } else { "the policy server".into() };
-                write!(f, "the clock of {who} is {seconds} s off")
+                let name = if process < GATEWAYS { format!("gw-{}", process + 1) } else { "the policy server".into() };
+                write!(f, "the clock of {name} jumps to an offset of {seconds} s")
             }
             Self::Policy { tenant, change } => write!(f, "{change:?} tenant c{tenant}"),
             Self::Flood { kind, gateway, family, pps, time } => {
-                write!(f, "flood {kind} over IPv{} by gw-{}, {pps} a second for {time} ms", 4 + 2 * family, gateway + 1)
+                write!(
+                    f,
+                    "flood {kind} over IPv{} via gw-{}, {pps} per second for {time} ms",
+                    4 + 2 * family,
+                    gateway + 1
+                )
             }
         }
     }
 }
 
-/// How a tenant's manifests stand.
+/// State of a tenant's manifests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum TenantState {
     Absent,
-    Whole,
-    Broken,
+    Valid,
+    Invalid,
 }
 
-/// The order of events: the same for the same seed.
+/// The schedule of events, reproducible by seed.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct Schedule {
     random: Random,
-    tenants: [State; TENANTS],
+    tenants: [TenantState; TENANTS],
 }
 
-impl Plan {
+impl Schedule {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { random: Random(seed), tenants: [State::Absent; TENANTS] }
+        Self { random: Random(seed), tenants: [TenantState::Absent; TENANTS] }
     }
 
-    /// The next events, about a minute of them, each with a pause before it.
-    pub(crate) fn segment(&mut self) -> Vec<(u64, Event)> {
+    /// The events of the next segment, about a minute, each with the pause before it.
+    pub(crate) fn segment(&mut self) -> Vec<(u64, SoakEvent)> {
         let (mut steps, mut time) = (Vec::new(), 0);
-        while time < SEGMENT {
+        while time < SEGMENT_DURATION {
             let (pause, event) = (self.between(500, 4_000), self.event());
-            time += pause + event.takes();
+            time += pause + event.min_duration();
             steps.push((pause, event));
         }
         steps
     }
 
-    fn event(&mut self) -> Event {
+    fn event(&mut self) -> SoakEvent {
         let gateway = self.below(GATEWAYS as u64) as usize;
         match self.below(100) {
-            0..12 => Event::Kill { gateway, away: self.between(200, 6_000) },
-            12..20 => Event::Drain { gateway, away: self.between(200, 4_000) },
-            20..27 => Event::Undrain { gateway, after: self.between(500, 3_000) },
-            27..34 => Event::Restart { gateway },
-            34..42 => {
-                Event::Server { signal: ["KILL", "TERM"][self.below(2) as usize], away: self.between(200, 6_000) }
-            }
+            0..12 => SoakEvent::Kill { gateway, downtime: self.between(200, 6_000) },
+            12..20 => SoakEvent::Drain { gateway, downtime: self.between(200, 4_000) },
+            20..27 => SoakEvent::Undrain { gateway, after: self.between(500, 3_000) },
+            27..34 => SoakEvent::Restart { gateway },
+            34..42 => SoakEvent::Server {
+                signal: ["KILL", "TERM"][self.below(2) as usize],
+                downtime: self.between(200, 6_000),
+            },
             42..58 => {
-                let cables = [Cable::Inside, Cable::Outside, Cable::OutsideSilent, Cable::Peers, Cable::Management];
-                Event::Cut { gateway, cable: cables[self.below(5) as usize], time: self.between(200, 5_000) }
+                let cables = [Link::Inside, Link::Outside, Link::OutsideSilent, Link::Peers, Link::Management];
+                SoakEvent::Cut { gateway, link: cables[self.below(5) as usize], time: self.between(200, 5_000) }
             }
             58..66 => {
                 let process = self.below(GATEWAYS as u64 + 1) as usize;
-                let far = [-86_400, -3_600, -5, 0, 5, 3_600, 86_400, 30 * 86_400];
-                Event::Clock { process, seconds: far[self.below(8) as usize] }
+                let offsets = [-86_400, -3_600, -5, 0, 5, 3_600, 86_400, 30 * 86_400];
+                SoakEvent::Clock { process, seconds: offsets[self.below(8) as usize] }
             }
             66..84 => {
                 let tenant = self.below(TENANTS as u64) as usize;
                 let change = self.change(tenant);
-                Event::Policy { tenant, change }
+                SoakEvent::Policy { tenant, change }
             }
-            _ => Event::Flood {
-                kind: Kind::ALL[self.below(Kind::ALL.len() as u64) as usize],
+            _ => SoakEvent::Flood {
+                kind: FloodKind::ALL[self.below(FloodKind::ALL.len() as u64) as usize],
                 gateway,
                 family: self.below(2) as usize,
                 pps: self.between(200, 3_000) as u32,
@@ -167,26 +178,26 @@ impl Plan {
         }
     }
 
-    fn change(&mut self, tenant: usize) -> Change {
+    fn change(&mut self, tenant: usize) -> PolicyChange {
         let change = match (self.tenants[tenant], self.below(3)) {
-            (State::Absent, _) => Change::Add,
-            (State::Whole, 0) | (State::Broken, 0..2) => Change::Alter,
-            (State::Whole, 1) => Change::Break,
-            (State::Whole | State::Broken, _) => Change::Remove,
+            (TenantState::Absent, _) => PolicyChange::Add,
+            (TenantState::Valid, 0) | (TenantState::Invalid, 0..2) => PolicyChange::Alter,
+            (TenantState::Valid, 1) => PolicyChange::Break,
+            (TenantState::Valid | TenantState::Invalid, _) => PolicyChange::Remove,
         };
         self.tenants[tenant] = match change {
-            Change::Add | Change::Alter => State::Whole,
-            Change::Break => State::Broken,
-            Change::Remove => State::Absent,
+            PolicyChange::Add | PolicyChange::Alter => TenantState::Valid,
+            PolicyChange::Break => TenantState::Invalid,
+            PolicyChange::Remove => TenantState::Absent,
         };
         change
     }
 
     fn below(&mut self, end: u64) -> u64 {
-        self.random.draw() % end
+        self.random.next_u64() % end
     }
 
-    fn between(&mut self, least: u64, most: u64) -> u64 {
-        least + self.below(most - least + 1)
+    fn between(&mut self, min: u64, max: u64) -> u64 {
+        min + self.below(max - min + 1)
     }
 }

@@ -1,4 +1,4 @@
-//! Lets the events of a plan happen to a cluster.
+//! Runs scheduled events on a cluster.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -8,36 +8,36 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use vipgate::lab::Host;
-use vipgate_tests::cluster::{BRIDGE, CLAIMED, Cluster, HTTP, POLICYD, pass};
-use vipgate_tests::flood::{Ip, Target, Writer, send};
-use vipgate_tests::policyd::{Plan as Server, Policyd};
+use vipgate_tests::cluster::{BRIDGE_MAC, Cluster, HTTP_PORT, L2_VIPS, POLICYD_ADDRESS, sleep_ms};
+use vipgate_tests::flood::{FloodTarget, Ip, PacketWriter, send};
+use vipgate_tests::policyd::{Policyd, PolicydConfig as Server};
 use vipgate_tests::wait_for;
 
 use crate::clock;
-use crate::plan::{Cable, Change, Event, GATEWAYS};
+use crate::plan::{GATEWAYS, Link, PolicyChange, SoakEvent};
 use crate::resources::Resources;
 
-/// How long routers go on sending to a dead gateway: BFD with three times 100 ms.
-const DETECTED: u64 = 300;
+/// Time until routers detect a dead gateway, milliseconds: BFD with three times 100 ms.
+const BFD_DETECTION: u64 = 300;
 
-/// A cluster to which things happen.
+/// The soak's cluster.
 #[derive(Debug)]
-pub(crate) struct Stage {
+pub(crate) struct SoakCluster {
     pub(crate) cluster: Cluster,
     pub(crate) resources: Resources,
     floods: Vec<JoinHandle<io::Result<u64>>>,
-    /// Clocks of gateways and, behind them, of the policy server; none without the library.
+    /// Clock files of the gateways, then that of the policy server; empty without the library.
     clocks: Vec<PathBuf>,
     library: Option<PathBuf>,
     servers: u32,
     changes: u32,
 }
 
-impl Stage {
-    /// The cluster, running.
+impl SoakCluster {
+    /// Starts the cluster.
     pub(crate) fn start() -> Self {
         let mut cluster = Cluster::new("soak", GATEWAYS);
-        cluster.ledger.allow_all();
+        cluster.accounting.allow_all();
         let (mut clocks, library) = (Vec::new(), clock::library());
         if let Some(library) = &library {
             clocks = (0..=GATEWAYS).map(|process| cluster.folder.path().join(format!("clock-{process}"))).collect();
@@ -45,7 +45,7 @@ impl Stage {
                 gateway.wrapper = clock::wrapper(library, file);
             }
         }
-        // A link that goes down takes its IPv6 addresses with it; a router has them configured.
+        // An interface that goes down loses its IPv6 addresses by default; a router keeps its configured ones.
         for scope in ["all", "default"] {
             cluster.inside.sysctl(&format!("net.ipv6.conf.{scope}.keep_addr_on_down"), 1).unwrap();
         }
@@ -60,22 +60,22 @@ impl Stage {
         };
         stage.start_server();
         for gateway in &mut stage.cluster.gateways {
-            gateway.launch("");
+            gateway.spawn("");
         }
         for gateway in &mut stage.cluster.gateways {
             gateway.wait_ready();
         }
-        stage.cluster.wait_whole();
+        stage.cluster.wait_converged();
         stage
     }
 
-    /// Whether clocks can be changed.
+    /// Whether clock jumps are possible.
     pub(crate) fn has_clocks(&self) -> bool {
         self.library.is_some()
     }
 
-    /// Notes memory and descriptors of all processes.
-    pub(crate) fn observe(&mut self) {
+    /// Samples memory and descriptors of all processes.
+    pub(crate) fn sample_resources(&mut self) {
         for gateway in &self.cluster.gateways {
             if let Some(pid) = gateway.pid() {
                 self.resources.observe(&gateway.name, pid);
@@ -86,37 +86,37 @@ impl Stage {
         }
     }
 
-    /// Names of processes that ended by themselves.
-    pub(crate) fn dead(&mut self) -> Vec<String> {
+    /// Names of processes that exited on their own.
+    pub(crate) fn exited_processes(&mut self) -> Vec<String> {
         let gateways = self.cluster.gateways.iter_mut();
-        let mut dead: Vec<String> = gateways.filter_map(|it| (!it.is_alive()).then(|| it.name.clone())).collect();
+        let mut exited: Vec<String> = gateways.filter_map(|it| (!it.is_alive()).then(|| it.name.clone())).collect();
         if !self.cluster.policyd.as_mut().is_some_and(|server| server.process().is_alive()) {
-            dead.push("policyd".into());
+            exited.push("policyd".into());
         }
-        dead
+        exited
     }
 
-    /// Writes down beside each gateway's logs what it has in its tables and whom it has refused.
-    pub(crate) fn write_tables(&self) {
+    /// Writes the output of status commands beside each gateway's logs.
+    pub(crate) fn dump_state(&self) {
         for gateway in &self.cluster.gateways {
-            let mut said = String::new();
+            let mut output = String::new();
             for command in ["status", "vips", "drops", "peers"] {
-                let (_, answer, complaint) = gateway.command(&[command]);
-                let _ = write!(said, "$ vipgate {command}\n{answer}{complaint}\n");
+                let (_, stdout, stderr) = gateway.command(&[command]);
+                let _ = write!(output, "$ vipgate {command}\n{stdout}{stderr}\n");
             }
             let path = self.cluster.folder.path().join(format!("{}-tables.txt", gateway.name));
-            if let Err(error) = fs::write(&path, said) {
+            if let Err(error) = fs::write(&path, output) {
                 eprintln!("{}: {error}", path.display());
             }
         }
     }
 
-    /// Waits for floods that go on; how many packets they sent.
+    /// Waits for running floods; returns the number of packets that they sent.
     pub(crate) fn end_floods(&mut self) -> u64 {
         self.floods.drain(..).map(|flood| flood.join().unwrap().unwrap()).sum()
     }
 
-    /// Waits until all gateways act by the same policy.
+    /// Waits until all gateways have the same policy version.
     pub(crate) fn check_policy(&self) {
         let versions = || {
             let version = |text: String| {
@@ -129,7 +129,11 @@ impl Stage {
             all.dedup();
             all
         };
-        assert!(wait_for(Duration::from_secs(10), || versions().len() == 1), "gateways have {:?}", versions());
+        assert!(
+            wait_for(Duration::from_secs(10), || versions().len() == 1),
+            "policy versions differ: {:?}",
+            versions()
+        );
     }
 
     fn start_server(&mut self) {
@@ -139,148 +143,153 @@ impl Stage {
             (Some(library), Some(file)) => clock::wrapper(library, file),
             _ => Vec::new(),
         };
-        let plan = Server { name: &name, listen: POLICYD, ..Server::default() };
+        let config = Server { name: &name, listen: POLICYD_ADDRESS, ..Server::default() };
         let folder = self.cluster.folder.path().to_owned();
-        self.cluster.policyd = Some(Policyd::start_under(&wrapper, &self.cluster.management, &folder, plan));
+        self.cluster.policyd = Some(Policyd::start_with_wrapper(&wrapper, &self.cluster.management, &folder, config));
     }
 
-    /// Lets one event happen, and its end.
-    pub(crate) fn perform(&mut self, event: Event) {
+    /// Runs an event to its end.
+    pub(crate) fn run_event(&mut self, event: SoakEvent) {
         match event {
-            Event::Kill { gateway, away } => {
-                self.observe();
+            SoakEvent::Kill { gateway, downtime: away } => {
+                self.sample_resources();
                 self.cluster.gateways[gateway].kill();
-                self.routers_notice(gateway);
-                pass(away);
-                self.come_back(gateway);
+                self.reroute_after_detection(gateway);
+                sleep_ms(away);
+                self.start_gateway(gateway);
             }
-            Event::Drain { gateway, away } => {
+            SoakEvent::Drain { gateway, downtime: away } => {
                 self.drain(gateway);
-                self.cluster.spread_over(&self.cluster.but(gateway));
-                pass(200);
-                self.observe();
-                self.cluster.gateways[gateway].end("TERM");
-                pass(away);
-                self.come_back(gateway);
+                self.cluster.route_via(&self.cluster.indices_except(gateway));
+                sleep_ms(200);
+                self.sample_resources();
+                self.cluster.gateways[gateway].stop("TERM");
+                sleep_ms(away);
+                self.start_gateway(gateway);
             }
-            Event::Undrain { gateway, after } => {
+            SoakEvent::Undrain { gateway, after } => {
                 self.drain(gateway);
-                pass(after);
-                let (code, _, said) = self.cluster.gateways[gateway].command(&["undrain"]);
-                assert_eq!(code, 0, "undrain: {said}");
-                self.cluster.wait_whole();
+                sleep_ms(after);
+                let (code, _, stderr) = self.cluster.gateways[gateway].command(&["undrain"]);
+                assert_eq!(code, 0, "undrain: {stderr}");
+                self.cluster.wait_converged();
             }
-            Event::Restart { gateway } => {
-                self.observe();
-                self.cluster.gateways[gateway].end("TERM");
-                self.cluster.gateways[gateway].launch("");
-                self.routers_notice(gateway);
+            SoakEvent::Restart { gateway } => {
+                self.sample_resources();
+                self.cluster.gateways[gateway].stop("TERM");
+                self.cluster.gateways[gateway].spawn("");
+                self.reroute_after_detection(gateway);
                 self.cluster.gateways[gateway].wait_ready();
-                self.back();
+                self.restore_routes();
             }
-            Event::Server { signal, away } => {
-                self.observe();
+            SoakEvent::Server { signal, downtime: away } => {
+                self.sample_resources();
                 let mut server = self.cluster.policyd.take().expect("the policy server runs");
                 server.process().signal(signal).unwrap();
-                server.process().wait(Duration::from_secs(10)).expect("it ends");
-                pass(away);
+                server.process().wait(Duration::from_secs(10)).expect("the policy server exits");
+                sleep_ms(away);
                 self.start_server();
-                self.cluster.wait_whole();
-                self.observe();
+                self.cluster.wait_converged();
+                self.sample_resources();
             }
-            Event::Cut { gateway, cable, time } => self.cut(gateway, cable, time),
-            Event::Clock { process, seconds } => {
+            SoakEvent::Cut { gateway, link: cable, time } => self.cut(gateway, cable, time),
+            SoakEvent::Clock { process, seconds } => {
                 if let Some(file) = self.clocks.get(process) {
                     clock::set(file, seconds);
                 }
             }
-            Event::Policy { tenant, change } => self.change(tenant, change),
-            Event::Flood { kind, gateway, family, pps, time } => {
-                let (bridge, pod) = (mac(BRIDGE), &self.cluster.pods[2]);
-                let (host, interface, link, address) = if kind.is_inside() {
+            SoakEvent::Policy { tenant, change } => self.change(tenant, change),
+            SoakEvent::Flood { kind, gateway, family, pps, time } => {
+                let (bridge, pod) = (parse_mac(BRIDGE_MAC), &self.cluster.pods[2]);
+                let (host, interface, macs, address) = if kind.is_inside() {
                     let own = pod.output(&["cat", "/sys/class/net/eth0/address"]).unwrap();
-                    (pod, "eth0", [bridge, mac(own.trim())], ["10.1.0.21", "fd00:1::21"][family])
+                    (pod, "eth0", [bridge, parse_mac(own.trim())], ["10.1.0.21", "fd00:1::21"][family])
                 } else {
-                    let link = self.cluster.gateways[gateway].link("gw-out");
-                    (&self.cluster.outside, "public", [link, bridge], CLAIMED[family])
+                    let gateway_mac = self.cluster.gateways[gateway].mac("gw-out");
+                    (&self.cluster.outside, "public", [gateway_mac, bridge], L2_VIPS[family])
                 };
-                let target = Target { link, address: Ip::of(address), ports: [HTTP; 2], only: None };
-                let writer = Writer::new(kind, target, u64::from(pps));
+                let target =
+                    FloodTarget { macs, address: Ip::parse(address), ports: [HTTP_PORT; 2], fixed_destination: None };
+                let writer = PacketWriter::new(kind, target, u64::from(pps));
                 self.floods.push(host.run(move || send(interface, writer, pps, Duration::from_millis(time))));
             }
         }
     }
 
     fn drain(&self, gateway: usize) {
-        let (code, said, complaint) = self.cluster.gateways[gateway].command(&["drain"]);
-        assert_eq!(code, 0, "drain: {said}{complaint}");
+        let (code, stdout, stderr) = self.cluster.gateways[gateway].command(&["drain"]);
+        assert_eq!(code, 0, "drain: {stdout}{stderr}");
     }
 
-    fn routers_notice(&self, gateway: usize) {
-        pass(DETECTED);
-        self.cluster.spread_over(&self.cluster.but(gateway));
+    fn reroute_after_detection(&self, gateway: usize) {
+        sleep_ms(BFD_DETECTION);
+        self.cluster.route_via(&self.cluster.indices_except(gateway));
     }
 
-    fn come_back(&mut self, gateway: usize) {
-        self.cluster.gateways[gateway].launch("");
+    fn start_gateway(&mut self, gateway: usize) {
+        self.cluster.gateways[gateway].spawn("");
         self.cluster.gateways[gateway].wait_ready();
-        self.back();
+        self.restore_routes();
     }
 
-    fn back(&mut self) {
-        self.cluster.wait_whole();
-        self.cluster.spread_over(&self.cluster.all());
-        self.observe();
+    fn restore_routes(&mut self) {
+        self.cluster.wait_converged();
+        self.cluster.route_via(&self.cluster.indices());
+        self.sample_resources();
     }
 
-    fn cut(&self, gateway: usize, cable: Cable, time: u64) {
+    fn cut(&self, gateway: usize, cable: Link, time: u64) {
         let number = gateway + 1;
-        let carrier = |host: &Host, port: &str, state| host.ip(&["link", "set", port, state]).unwrap();
+        let set_link = |host: &Host, port: &str, state| host.ip(&["link", "set", port, state]).unwrap();
         let cluster = &self.cluster;
         let (to_gateway, port) = (format!("to-gw{number}"), format!("gw{number}"));
         match cable {
-            Cable::Inside => carrier(&cluster.inside, &to_gateway, "down"),
-            Cable::Outside => carrier(&cluster.outside, &port, "down"),
-            Cable::OutsideSilent => cluster.outside.ip(&["link", "set", &port, "nomaster"]).unwrap(),
-            Cable::Peers => cluster.cut_peers(gateway),
-            Cable::Management => cluster.cut_management(gateway),
+            Link::Inside => set_link(&cluster.inside, &to_gateway, "down"),
+            Link::Outside => set_link(&cluster.outside, &port, "down"),
+            Link::OutsideSilent => cluster.outside.ip(&["link", "set", &port, "nomaster"]).unwrap(),
+            Link::Peers => cluster.cut_peers(gateway),
+            Link::Management => cluster.cut_management(gateway),
         }
-        let is_data = !matches!(cable, Cable::Peers | Cable::Management);
-        // Routers notice a cable of theirs; one that is put back sooner they don't.
-        if is_data && time > DETECTED {
-            self.routers_notice(gateway);
-            pass(time - DETECTED);
+        let is_data = !matches!(cable, Link::Peers | Link::Management);
+        // Routers detect a failure of their own links, unless it is shorter than the detection time.
+        if is_data && time > BFD_DETECTION {
+            self.reroute_after_detection(gateway);
+            sleep_ms(time - BFD_DETECTION);
         } else {
-            pass(time);
+            sleep_ms(time);
         }
         match cable {
-            Cable::Inside => carrier(&cluster.inside, &to_gateway, "up"),
-            Cable::Outside => carrier(&cluster.outside, &port, "up"),
-            Cable::OutsideSilent => cluster.outside.ip(&["link", "set", &port, "master", "public"]).unwrap(),
-            Cable::Peers => cluster.heal_peers(gateway),
-            Cable::Management => cluster.heal_management(gateway),
+            Link::Inside => set_link(&cluster.inside, &to_gateway, "up"),
+            Link::Outside => set_link(&cluster.outside, &port, "up"),
+            Link::OutsideSilent => cluster.outside.ip(&["link", "set", &port, "master", "public"]).unwrap(),
+            Link::Peers => cluster.heal_peers(gateway),
+            Link::Management => cluster.heal_management(gateway),
         }
-        cluster.wait_whole();
-        cluster.spread_over(&cluster.all());
+        cluster.wait_converged();
+        cluster.route_via(&cluster.indices());
     }
 
-    fn change(&mut self, tenant: usize, change: Change) {
+    fn change(&mut self, tenant: usize, change: PolicyChange) {
         self.changes += 1;
         let name = format!("c{tenant}.yaml");
         match change {
-            Change::Add | Change::Alter => self.cluster.write_policy(&name, &manifests(tenant, self.changes)),
-            Change::Break => self.cluster.write_policy(&name, "apiVersion: v1\nkind: Service\nmetadata: {name: [\n"),
-            Change::Remove => fs::remove_file(self.cluster.folder.path().join("policy").join(name)).unwrap(),
+            PolicyChange::Add | PolicyChange::Alter => {
+                self.cluster.write_policy(&name, &manifests(tenant, self.changes));
+            }
+            PolicyChange::Break => {
+                self.cluster.write_policy(&name, "apiVersion: v1\nkind: Service\nmetadata: {name: [\n");
+            }
+            PolicyChange::Remove => fs::remove_file(self.cluster.folder.path().join("policy").join(name)).unwrap(),
         }
     }
 }
 
-fn mac(text: &str) -> [u8; 6] {
+fn parse_mac(text: &str) -> [u8; 6] {
     let bytes: Vec<u8> = text.split(':').map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect();
     bytes.try_into().unwrap()
 }
 
-/// A tenant with a Service and endpoints that nobody plays; which ones follows from the number of the change.
+/// A tenant with a Service and endpoints without hosts; the endpoints depend on the number of the change.
 fn manifests(tenant: usize, change: u32) -> String {
     let mut text = format!(
         "apiVersion: v1\nkind: Namespace\nmetadata: {{name: tenant-c{tenant}}}\n\
@@ -295,7 +304,8 @@ fn manifests(tenant: usize, change: u32) -> String {
         let _ = write!(
             text,
             "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
-             metadata: {{name: web-{family}, namespace: tenant-c{tenant}, labels: {{kubernetes.io/service-name: web}}}}\n\
+             metadata: {{name: web-{family}, namespace: tenant-c{tenant}, \
+             labels: {{kubernetes.io/service-name: web}}}}\n\
              addressType: {name}\nports: [{{name: tcp, port: 8080}}]\nendpoints:\n"
         );
         for endpoint in 0..=change % 20 {

@@ -1,70 +1,79 @@
-//! Memory and descriptors of every process, when it has begun and when it ends.
+//! Memory and file descriptors of every process: leak detection.
 
 use std::fmt;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// What a process may have more at its end than at its beginning: heaps settle, links to others come and go. One that leaks for each
-/// connection, change or peer has more than that after half an hour.
-const MOST_KIB: u64 = 32 * 1024;
-const MOST_PERCENT: u64 = 25;
-const MOST_DESCRIPTORS: u64 = 32;
-/// Who hasn't lived for longer than this is not judged.
-const GROWN: Duration = Duration::from_mins(1);
+/// Allowed growth of a process: heaps settle, connections to peers vary. A leak per connection, change or peer
+/// exceeds it within half an hour.
+const MAX_GROWTH_KIB: u64 = 32 * 1024;
+const MAX_GROWTH_PERCENT: u64 = 25;
+const MAX_GROWTH_DESCRIPTORS: u64 = 32;
+/// Processes with a shorter lifetime are not checked.
+const MIN_LIFETIME: Duration = Duration::from_mins(1);
 
-/// A process at a moment.
+/// Resources of a process at a time.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
-    /// Resident memory, KiB; and the part of it that no file, session table or packet buffer is.
+    /// Resident memory in KiB, and its anonymous part, which excludes files, session tables and packet buffers.
     resident: u64,
     anonymous: u64,
     descriptors: u64,
 }
 
-/// The life of a process.
+/// First and last sample of a process.
 #[derive(Debug)]
-struct Life {
+struct ProcessSamples {
     name: String,
     pid: u32,
-    begun: Instant,
-    seen: Instant,
+    started: Instant,
+    last_seen: Instant,
     first: Sample,
     last: Sample,
 }
 
-/// All of them.
+/// Samples of all processes.
 #[derive(Debug, Default)]
-pub(crate) struct Resources(Vec<Life>);
+pub(crate) struct Resources(Vec<ProcessSamples>);
 
 impl Resources {
-    /// Looks at a process; the first time is its beginning.
+    /// Samples a process; the first sample is its baseline.
     pub(crate) fn observe(&mut self, name: &str, pid: u32) {
         let Some(sample) = sample(pid) else { return };
         let now = Instant::now();
-        match self.0.iter_mut().find(|life| life.pid == pid) {
-            Some(life) => (life.last, life.seen) = (sample, now),
-            None => self.0.push(Life { name: name.into(), pid, begun: now, seen: now, first: sample, last: sample }),
+        match self.0.iter_mut().find(|process| process.pid == pid) {
+            Some(process) => (process.last, process.last_seen) = (sample, now),
+            None => self.0.push(ProcessSamples {
+                name: name.into(),
+                pid,
+                started: now,
+                last_seen: now,
+                first: sample,
+                last: sample,
+            }),
         }
     }
 
-    /// Those that have grown too much, each a sentence.
-    pub(crate) fn grown(&self) -> Vec<String> {
-        let grown = self.0.iter().filter(|life| {
-            let most = life.first.anonymous + life.first.anonymous * MOST_PERCENT / 100 + MOST_KIB;
-            let descriptors = life.first.descriptors + MOST_DESCRIPTORS;
-            life.seen - life.begun >= GROWN && (life.last.anonymous > most || life.last.descriptors > descriptors)
+    /// Processes that have grown too much, described.
+    pub(crate) fn leaks(&self) -> Vec<String> {
+        let grown = self.0.iter().filter(|process| {
+            let max = process.first.anonymous + process.first.anonymous * MAX_GROWTH_PERCENT / 100 + MAX_GROWTH_KIB;
+            let max_descriptors = process.first.descriptors + MAX_GROWTH_DESCRIPTORS;
+            process.last_seen - process.started >= MIN_LIFETIME
+                && (process.last.anonymous > max || process.last.descriptors > max_descriptors)
         });
-        grown.map(|life| format!("a process has grown: {life}")).collect()
+        grown.map(|process| format!("resources have grown: {process}")).collect()
     }
 }
 
-impl fmt::Display for Life {
+impl fmt::Display for ProcessSamples {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, pid, begun, seen, first, last } = self;
-        let seconds = (*seen - *begun).as_secs();
+        let Self { name, pid, started, last_seen, first, last } = self;
+        let seconds = (*last_seen - *started).as_secs();
         write!(
             f,
-            "{name:<8} pid {pid:<8} {seconds:>5} s  resident {:>7} -> {:>7} KiB  of it anonymous {:>7} -> {:>7} KiB  descriptors {:>3} -> {:>3}",
+            "{name:<8} pid {pid:<8} {seconds:>5} s  resident {:>7} -> {:>7} KiB  \
+             anonymous {:>7} -> {:>7} KiB  descriptors {:>3} -> {:>3}",
             first.resident, last.resident, first.anonymous, last.anonymous, first.descriptors, last.descriptors
         )
     }
@@ -72,7 +81,7 @@ impl fmt::Display for Life {
 
 impl fmt::Display for Resources {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|life| writeln!(f, "  {life}"))
+        self.0.iter().try_for_each(|process| writeln!(f, "  {process}"))
     }
 }
 

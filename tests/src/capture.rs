@@ -1,4 +1,4 @@
-//! Captures on the link between gateway and router.
+//! Captures on the link between gateway and router of the [`Testbed`](crate::Testbed).
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,18 +7,18 @@ use std::time::Duration;
 
 use vipgate::lab::Process;
 
-use crate::{World, wait_for};
+use crate::{Testbed, wait_for};
 
-impl World {
-    /// Begins to count packets that match on the link between gateway and router.
+impl Testbed {
+    /// Starts a capture of matching packets on the link between gateway and router.
     pub fn capture(&self, filter: &str) -> Capture {
         let file = self.folder.path().join(format!("{}.pcap", filter.len()));
         let log = file.with_extension("log");
-        // Without immediate mode the kernel keeps packets back for up to a second, and the end of the capture loses them.
+        // Without immediate mode the kernel buffers packets for up to a second, and they would be lost at the end.
         let command = ["tcpdump", "-i", "to-gw", "--immediate-mode", "-U", "-w", &file.display().to_string(), filter];
         let process = self.router.spawn(&command, &log).unwrap();
-        let listens = || fs::read_to_string(&log).is_ok_and(|log| log.contains("listening on"));
-        assert!(wait_for(Duration::from_secs(5), listens), "tcpdump did not start");
+        let is_listening = || fs::read_to_string(&log).is_ok_and(|log| log.contains("listening on"));
+        assert!(wait_for(Duration::from_secs(5), is_listening), "tcpdump did not start");
         Capture { process, file }
     }
 }
@@ -31,7 +31,7 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Ends it; the packets, a line each.
+    /// Stops the capture; returns a line for each packet.
     pub fn end(mut self) -> Vec<String> {
         thread::sleep(Duration::from_millis(300));
         self.process.signal("INT").unwrap();

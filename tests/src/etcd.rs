@@ -1,4 +1,4 @@
-//! A member of etcd on a host's loopback, with data that vanish with it.
+//! An etcd member on a host's loopback. Its data directory is removed on drop.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,11 +9,11 @@ use vipgate::lab::{Host, Process};
 
 use crate::wait_for;
 
-/// Where it listens for clients.
+/// Client URL.
 pub const ENDPOINT: &str = "http://127.0.0.1:2379";
 const PEER: &str = "http://127.0.0.1:2380";
 
-/// etcd, running or not.
+/// An etcd member, running or not.
 #[derive(Debug)]
 pub struct Etcd {
     host: Host,
@@ -22,16 +22,16 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// One that answers.
+    /// Starts a member and waits until it is healthy.
     pub fn start(host: &Host) -> Self {
         let data = TempDir::with_prefix("vipgate-etcd-").unwrap();
         let mut etcd = Self { host: host.clone(), data, process: None };
-        etcd.start_again();
+        etcd.restart();
         etcd
     }
 
-    /// Starts it with the data that it had.
-    pub fn start_again(&mut self) {
+    /// Starts it with its existing data.
+    pub fn restart(&mut self) {
         let data = self.data.path().join("data").display().to_string();
         let command = [
             "etcd",
@@ -56,32 +56,32 @@ impl Etcd {
         ];
         let log = self.data.path().join("log");
         self.process = Some(self.host.spawn(&command, &log).unwrap());
-        let healthy = wait_for(Duration::from_secs(30), || self.try_ctl(&["endpoint", "health"]).is_ok());
-        assert!(healthy, "etcd doesn't answer: {}", fs::read_to_string(log).unwrap());
+        let healthy = wait_for(Duration::from_secs(30), || self.try_etcdctl(&["endpoint", "health"]).is_ok());
+        assert!(healthy, "etcd is not healthy: {}", fs::read_to_string(log).unwrap());
     }
 
-    /// Kills it at once.
+    /// Sends SIGKILL and waits for its exit.
     pub fn kill(&mut self) {
         let mut process = self.process.take().expect("etcd runs");
         process.signal("KILL").unwrap();
-        process.wait(Duration::from_secs(5)).expect("it is dead");
+        process.wait(Duration::from_secs(5)).expect("etcd exits");
     }
 
-    fn try_ctl(&self, arguments: &[&str]) -> Result<String, vipgate::lab::Error> {
+    fn try_etcdctl(&self, arguments: &[&str]) -> Result<String, vipgate::lab::Error> {
         self.host.output(&[&["env", "ETCDCTL_API=3", "etcdctl", "--endpoints", ENDPOINT], arguments].concat())
     }
 
-    /// `etcdctl`; what it says.
-    pub fn ctl(&self, arguments: &[&str]) -> String {
-        self.try_ctl(arguments).unwrap()
+    /// Runs `etcdctl`; its stdout.
+    pub fn etcdctl(&self, arguments: &[&str]) -> String {
+        self.try_etcdctl(arguments).unwrap()
     }
 
-    /// Puts each document of a manifest under its key; the keys.
+    /// Puts each document of a manifest under its key; returns the keys.
     pub fn put(&self, manifest: &str) -> Vec<String> {
         let documents = manifest.split("\n---\n").filter(|document| document.contains("kind:"));
         let put = |document: &str| {
             let key = key(document);
-            self.ctl(&["put", &key, document]);
+            self.etcdctl(&["put", &key, document]);
             key
         };
         documents.map(put).collect()
@@ -89,32 +89,32 @@ impl Etcd {
 
     /// Deletes a key.
     pub fn delete(&self, key: &str) {
-        assert_eq!(self.ctl(&["del", key]).trim(), "1", "{key} was there");
+        assert_eq!(self.etcdctl(&["del", key]).trim(), "1", "{key} was there");
     }
 
-    /// Forgets all that is past.
+    /// Compacts the history up to the current revision.
     pub fn compact(&self) {
-        let status = self.ctl(&["endpoint", "status", "-w", "json"]);
+        let status = self.etcdctl(&["endpoint", "status", "-w", "json"]);
         let status: serde_json::Value = serde_json::from_str(&status).unwrap();
         let revision = status[0]["Status"]["header"]["revision"].as_u64().unwrap();
-        self.ctl(&["compact", &revision.to_string()]);
+        self.etcdctl(&["compact", &revision.to_string()]);
     }
 
-    /// Where its data are.
+    /// Its data directory.
     pub fn data(&self) -> PathBuf {
         self.data.path().join("data")
     }
 }
 
-/// The key of a document: its kind, namespace and name.
+/// The etcd key of a document: kind, namespace and name.
 fn key(document: &str) -> String {
-    // `namespace: x` on a line of its own, or in braces with others.
+    // `namespace: x` on a line of its own, or inside of braces.
     let field = |name: &str| {
         let words = document.lines().filter(|line| !line.starts_with('#')).flat_map(|line| line.split([',', '{', '}']));
         let mut values = words.filter_map(|word| word.trim().strip_prefix(name)?.strip_prefix(": "));
         values.next().unwrap_or_default().trim().to_owned()
     };
     let (kind, namespace, name) = (field("kind"), field("namespace"), field("name"));
-    let place = if namespace.is_empty() { name } else { format!("{namespace}/{name}") };
-    format!("/vipgate/{kind}/{place}")
+    let path = if namespace.is_empty() { name } else { format!("{namespace}/{name}") };
+    format!("/vipgate/{kind}/{path}")
 }

@@ -1,4 +1,4 @@
-//! Floods, as benchmark and soak send them: packets of invented ends out of a packet socket, at a rate.
+//! Packet floods for the benchmark and the soak, sent from a packet socket at a rate.
 
 mod packets;
 mod source;
@@ -6,34 +6,35 @@ mod source;
 use std::fmt;
 use std::str::FromStr;
 
-pub use packets::{Ip, Random, Target, Writer};
+pub use packets::{FloodTarget, Ip, PacketWriter, Random};
 pub use source::send;
 
-/// What somebody is flooded with.
+/// Kind of a flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// SYNs of invented clients to a Service's port.
+pub enum FloodKind {
+    /// SYNs from random clients to a Service's port.
     Syn,
-    /// The same, and an ACK of any number once a backend may have answered: a blind handshake.
+    /// The same, followed by an ACK with a random acknowledgment number once a backend may have replied: a blind
+    /// handshake.
     SynAck,
-    /// Datagrams of invented clients: two to a Service's port, two to random ports.
+    /// Datagrams from random clients: two to a Service's port, two to random ports.
     Udp,
-    /// First and last fragments of datagrams that never become whole.
+    /// First and last fragments of datagrams that are never completed.
     Fragments,
-    /// ICMP errors that quote invented packets of the VIP.
+    /// ICMP errors that quote nonexistent packets of the VIP.
     IcmpErrors,
-    /// ARP requests, or neighbour solicitations, for the VIP.
+    /// ARP requests or neighbor solicitations for the VIP.
     Neighbors,
-    /// From inside: one pod opens flows of UDP to random addresses and ports.
+    /// From inside: one pod opens UDP flows to random addresses and ports.
     Pod,
 }
 
-impl Kind {
-    /// All of them.
+impl FloodKind {
+    /// All kinds.
     pub const ALL: [Self; 7] =
         [Self::Syn, Self::SynAck, Self::Udp, Self::Fragments, Self::IcmpErrors, Self::Neighbors, Self::Pod];
 
-    /// Its word in reports and options.
+    /// Name in reports and options.
     pub fn name(self) -> &'static str {
         match self {
             Self::Syn => "syn",
@@ -46,28 +47,28 @@ impl Kind {
         }
     }
 
-    /// Whether it comes from the pods' side.
+    /// Whether it is sent from the pods' side.
     pub fn is_inside(self) -> bool {
         self == Self::Pod
     }
 
-    /// Whether the attack needs backends that answer.
+    /// Whether the attack needs backends that reply.
     pub fn needs_backends(self) -> bool {
         self == Self::SynAck
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for FloodKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for Kind {
+impl FromStr for FloodKind {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let names = || Self::ALL.map(Self::name).join(", ");
-        Self::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(|| format!("none of {}", names()))
+        Self::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(|| format!("expected one of {}", names()))
     }
 }

@@ -1,5 +1,5 @@
-//! Peers of the policy protocol that share no code with ours: Python's gRPC, and classes that protoc makes of Envoy's protos and
-//! of the product's. They do what they are told, a line of JSON at a time, and tell what happens.
+//! Independent xDS peers: Python's gRPC with classes that protoc generates from Envoy's and the product's protos.
+//! They share no code with the product. Commands and events are one JSON object a line.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,40 +13,40 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use vipgate::lab::Host;
 
-use crate::World;
-use crate::traffic::script;
+use crate::Testbed;
+use crate::traffic::script_path;
 
-/// What names of types begin with.
-pub const TYPE: &str = "type.googleapis.com/vipgate.policy.v1.";
-/// The longest wait for what a peer tells.
-const PATIENCE: Duration = Duration::from_secs(15);
-/// Python as Debian has it, with Debian's grpcio.
+/// Prefix of the resource type URLs.
+pub const TYPE_URL_PREFIX: &str = "type.googleapis.com/vipgate.policy.v1.";
+/// Timeout for an event of a peer.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Debian's Python, with Debian's grpcio.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// A peer that runs; killed when dropped.
+/// A running peer; killed on drop.
 #[derive(Debug)]
-pub struct Peer {
+pub struct XdsPeer {
     child: Child,
     events: Receiver<Value>,
     log: PathBuf,
 }
 
-impl Peer {
-    /// A client of the server at `address`, on a host.
-    pub fn client(world: &World, host: &Host, address: &str) -> Self {
-        Self::start(world, host, "xds_client.py", address)
+impl XdsPeer {
+    /// A client on a host, of the server at `address`.
+    pub fn client(testbed: &Testbed, host: &Host, address: &str) -> Self {
+        Self::start(testbed, host, "xds_client.py", address)
     }
 
-    /// A server at `address`, on a host.
-    pub fn server(world: &World, host: &Host, address: &str) -> Self {
-        Self::start(world, host, "xds_server.py", address)
+    /// A server on a host, at `address`.
+    pub fn server(testbed: &Testbed, host: &Host, address: &str) -> Self {
+        Self::start(testbed, host, "xds_server.py", address)
     }
 
-    fn start(world: &World, host: &Host, name: &str, address: &str) -> Self {
-        let classes = classes(world.folder.path());
-        let log = world.folder.path().join(name).with_extension("log");
+    fn start(testbed: &Testbed, host: &Host, name: &str, address: &str) -> Self {
+        let classes = generate_classes(testbed.folder.path());
+        let log = testbed.folder.path().join(name).with_extension("log");
         let mut child = Command::new("ip")
-            .args(["netns", "exec", host.netns(), PYTHON, &script(name), &classes.display().to_string(), address])
+            .args(["netns", "exec", host.netns(), PYTHON, &script_path(name), &classes.display().to_string(), address])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(fs::File::create(&log).unwrap())
@@ -54,7 +54,7 @@ impl Peer {
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let (sender, events) = channel();
-        // Ends with the peer, or when nobody listens any more.
+        // Ends with the peer, or when the receiver is gone.
         thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 if sender.send(serde_json::from_str(&line).unwrap()).is_err() {
@@ -63,53 +63,53 @@ impl Peer {
             }
         });
         let peer = Self { child, events, log };
-        assert_eq!(peer.next(), json!({"listening": true}));
+        assert_eq!(peer.next_event(), json!({"listening": true}));
         peer
     }
 
-    /// Tells it what to do.
-    pub fn tell(&mut self, command: &Value) {
+    /// Sends it a command.
+    pub fn send_command(&mut self, command: &Value) {
         let mut line = command.to_string();
         line.push('\n');
         self.child.stdin.as_mut().unwrap().write_all(line.as_bytes()).unwrap();
     }
 
-    /// What it tells next.
-    pub fn next(&self) -> Value {
-        let said = || fs::read_to_string(&self.log).unwrap_or_default();
-        self.events.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("the peer tells nothing; it said:\n{}", said()))
+    /// Its next event.
+    pub fn next_event(&self) -> Value {
+        let log = || fs::read_to_string(&self.log).unwrap_or_default();
+        self.events.recv_timeout(EVENT_TIMEOUT).unwrap_or_else(|_| panic!("no event from the peer; log:\n{}", log()))
     }
 
-    /// The next thing of this kind that it tells; what comes before it is passed over.
-    pub fn next_of(&self, kind: &str) -> Value {
-        let until = Instant::now() + PATIENCE;
+    /// Its next event of this kind; skips others.
+    pub fn next_event_of(&self, kind: &str) -> Value {
+        let deadline = Instant::now() + EVENT_TIMEOUT;
         loop {
-            let mut event = self.next();
+            let mut event = self.next_event();
             if event.get(kind).is_some() {
                 return event[kind].take();
             }
-            assert!(Instant::now() < until, "nothing of kind {kind}");
+            assert!(Instant::now() < deadline, "no event of kind {kind}");
         }
     }
 
-    /// It tells nothing for a while.
-    pub fn is_silent(&self, patience: Duration) {
-        if let Ok(event) = self.events.recv_timeout(patience) {
-            panic!("the peer tells {event}");
+    /// Asserts that no event arrives for this long.
+    pub fn assert_silent(&self, duration: Duration) {
+        if let Ok(event) = self.events.recv_timeout(duration) {
+            panic!("unexpected event: {event}");
         }
     }
 }
 
-impl Drop for Peer {
+impl Drop for XdsPeer {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Makes Python classes of the protos in a folder; where they are.
-fn classes(folder: &Path) -> PathBuf {
+/// Generates Python classes of the protos into a subfolder; returns its path.
+fn generate_classes(folder: &Path) -> PathBuf {
     let out = folder.join("classes");
     if out.exists() {
         return out;
@@ -130,19 +130,19 @@ fn classes(folder: &Path) -> PathBuf {
     out
 }
 
-/// Notes a file and all that it imports. What Google's own package has is there already.
+/// Collects a proto file and its imports. `google/protobuf/` comes with Python's package.
 fn collect(name: &str, roots: &[PathBuf], files: &mut BTreeSet<String>) {
     if name.starts_with("google/protobuf/") || !files.insert(name.to_owned()) {
         return;
     }
     let text = roots.iter().find_map(|root| fs::read_to_string(root.join(name)).ok());
-    let text = text.unwrap_or_else(|| panic!("{name} is nowhere below {roots:?}"));
+    let text = text.unwrap_or_else(|| panic!("{name} not found below {roots:?}"));
     for line in text.lines().filter(|line| line.starts_with("import ")) {
         collect(line.split('"').nth(1).unwrap(), roots, files);
     }
 }
 
-/// Where the crate with Envoy's protos has them.
+/// Folder of Envoy's protos in the `envoy-types` crate.
 fn envoy_protos() -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)

@@ -1,7 +1,7 @@
-//! Judges: what captures show must never be, whoever's fault it is.
+//! Verifiers: invariants of captured traffic that must hold in every scenario.
 //!
-//! They read what tcpdump wrote and know nothing of the product. Who speaks in a packet, its payload says: clients begin
-//! everything with their identity, eight digits, and so does the answer.
+//! They parse tcpdump's files and share no code with the product. Clients and servers begin every payload with the
+//! client's identity, eight digits.
 
 mod claims;
 mod packet;
@@ -11,8 +11,8 @@ mod sessions;
 mod tests;
 mod tunnel;
 
-pub use claims::{Claim, Kind, claims};
-pub use packet::{Packet, identity};
-pub use pcap::{Frame, read};
-pub use sessions::{pods_outside, shared_tuples, two_at_once};
-pub use tunnel::{Inner, most_copies, travelled};
+pub use claims::{AddressClaim, ClaimKind, address_claims};
+pub use packet::{Packet, client_identity};
+pub use pcap::{Frame, read_pcap};
+pub use sessions::{concurrent_tuple_reuse, leaked_pod_addresses, shared_tuples};
+pub use tunnel::{TunnelPacket, most_traversed, tunnel_packets};

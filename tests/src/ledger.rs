@@ -1,7 +1,8 @@
-//! The ledger of a test: what its gateways have dropped and refused. A test declares all of it, or fails.
+//! Accounting of drops and errors: a test declares all that its gateways count, or fails.
 //!
-//! The harness reads a gateway's metrics before it stops the process, and at the end of the world. A process that dies by itself or is
-//! suspended can't be asked. Declarations add up: each stands beside the action that causes what it names.
+//! Counters are read from a gateway's metrics before its process is stopped, and at the end of the test. A process
+//! that has exited or is suspended is not read. Declarations add up: each stands beside the action that causes the
+//! drops.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,12 +10,12 @@ use std::ops::RangeInclusive;
 use std::sync::{Mutex, PoisonError};
 
 use vipgate::lab::Host;
-use vipgate_dataplane::counters::DropReason;
+use vipgate_dataplane::flow::drop_reason::DropReason;
 
-use crate::METRICS;
-use crate::policyd::{get, values};
+use crate::METRICS_PORT;
+use crate::policyd::{http_get, metric_values};
 
-/// What counts as an error beside drops: its name here, its metric, and a label.
+/// Errors that are accounted besides drops: name, metric and label.
 const ERRORS: [(&str, &str, &str); 9] = [
     ("answers_limited", "vipgate_answers_limited_total", ""),
     ("nat_log_lost", "vipgate_nat_log_records_total", "result=\"lost\""),
@@ -27,22 +28,23 @@ const ERRORS: [(&str, &str, &str); 9] = [
     ("vip_conflicts", "vipgate_vip_conflicts_total", ""),
 ];
 
-/// What a worker that waits for its core loses where clients share it: packets that its rings can't hold. The kernel counts each twice.
+/// Losses of a worker that waits for its core while clients share it: packets that its rings can't hold. The kernel
+/// counts each twice.
 pub const RING_LOSSES: [&str; 2] = ["rx_no_buffer", "ring_dropped"];
 
-/// What gateways have counted, and what the test has declared, both by reason.
+/// Counts of gateways and declarations of a test, by reason.
 #[derive(Debug, Default)]
-pub struct Ledger(Mutex<Entries>);
+pub struct DropAccounting(Mutex<Counts>);
 
 #[derive(Debug, Default)]
-struct Entries {
+struct Counts {
     declared: BTreeMap<&'static str, RangeInclusive<u64>>,
     /// By reason, then by gateway.
     counted: BTreeMap<&'static str, BTreeMap<String, u64>>,
 }
 
-impl Ledger {
-    /// Each of these happens at least once: drop reasons, or names of `ERRORS`.
+impl DropAccounting {
+    /// Declares that each of these occurs at least once: drop reasons, or names of `ERRORS`.
     #[track_caller]
     pub fn expect<const N: usize>(&self, reasons: [&'static str; N]) {
         for reason in reasons {
@@ -50,7 +52,7 @@ impl Ledger {
         }
     }
 
-    /// Each of these happens exactly so often.
+    /// Declares that each of these occurs exactly this often.
     #[track_caller]
     pub fn expect_exactly<const N: usize>(&self, counts: [(&'static str, u64); N]) {
         for (reason, count) in counts {
@@ -58,7 +60,7 @@ impl Ledger {
         }
     }
 
-    /// Each of these happens or doesn't: only for what depends on timing.
+    /// Declares that each of these may occur: only for what depends on timing.
     #[track_caller]
     pub fn allow<const N: usize>(&self, reasons: [&'static str; N]) {
         for reason in reasons {
@@ -66,90 +68,91 @@ impl Ledger {
         }
     }
 
-    /// Anything may happen: for scenarios that follow from chance, which report what was counted instead.
+    /// Allows everything: for random scenarios, which report the counts instead.
     pub fn allow_all(&self) {
-        for name in names() {
+        for name in known_names() {
             self.declare(name, 0..=u64::MAX);
         }
     }
 
-    /// What gateways have counted so far, all together.
-    pub fn counted(&self) -> BTreeMap<&'static str, u64> {
-        let entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        entries.counted.iter().map(|(reason, counts)| (*reason, counts.values().sum())).collect()
+    /// Counts so far, over all gateways.
+    pub fn totals(&self) -> BTreeMap<&'static str, u64> {
+        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.counted.iter().map(|(reason, by_gateway)| (*reason, by_gateway.values().sum())).collect()
     }
 
     #[track_caller]
     fn declare(&self, reason: &'static str, count: RangeInclusive<u64>) {
-        assert!(names().any(|name| name == reason), "{reason} is no drop reason and no error");
-        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let declared = entries.declared.entry(reason).or_insert(0..=0);
-        let [least, most] = [[declared.start(), count.start()], [declared.end(), count.end()]]
+        assert!(known_names().any(|name| name == reason), "{reason} is neither a drop reason nor an error");
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let declared = counts.declared.entry(reason).or_insert(0..=0);
+        let [min, max] = [[declared.start(), count.start()], [declared.end(), count.end()]]
             .map(|[one, other]| one.saturating_add(*other));
-        *declared = least..=most;
+        *declared = min..=max;
     }
 
-    /// Enters what the gateway that runs on a host has counted, and fails if that is more than declared. `last` shows its last drops.
+    /// Records the counters of the gateway on a host, and fails if they exceed the declarations. `last_drops` is
+    /// printed then.
     #[track_caller]
-    pub fn enter(&self, gateway: &str, host: &Host, last: impl FnOnce() -> String) {
-        let (_, metrics) = get(host, METRICS, "/metrics").unwrap_or_else(|error| panic!("{gateway}: {error}"));
-        self.add(gateway, &metrics, last);
+    pub fn record(&self, gateway: &str, host: &Host, last_drops: impl FnOnce() -> String) {
+        let (_, metrics) =
+            http_get(host, METRICS_PORT, "/metrics").unwrap_or_else(|error| panic!("{gateway}: {error}"));
+        self.add(gateway, &metrics, last_drops);
     }
 
     #[track_caller]
-    fn add(&self, gateway: &str, metrics: &str, last: impl FnOnce() -> String) {
+    fn add(&self, gateway: &str, metrics: &str, last_drops: impl FnOnce() -> String) {
         let mut excess = String::new();
         {
-            let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            for (reason, count) in counts(metrics).filter(|(_, count)| *count > 0) {
-                *entries.counted.entry(reason).or_default().entry(gateway.to_owned()).or_default() += count;
-                let most = entries.declared.get(reason).map_or(0, |declared| *declared.end());
-                if entries.sum(reason) > most {
-                    let declared = if most == 0 { "none".into() } else { format!("at most {most}") };
-                    let _ = writeln!(excess, "{reason}: {}; declared: {declared}", entries.text(reason));
+            let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            for (reason, count) in parse(metrics).filter(|(_, count)| *count > 0) {
+                *counts.counted.entry(reason).or_default().entry(gateway.to_owned()).or_default() += count;
+                let max = counts.declared.get(reason).map_or(0, |declared| *declared.end());
+                if counts.sum(reason) > max {
+                    let declared = if max == 0 { "none".into() } else { format!("at most {max}") };
+                    let _ = writeln!(excess, "{reason}: {}; declared: {declared}", counts.text(reason));
                 }
             }
         }
-        assert!(excess.is_empty(), "{gateway} counted what the test doesn't declare.\n{excess}{}", last());
+        assert!(excess.is_empty(), "{gateway} has undeclared drops or errors.\n{excess}{}", last_drops());
     }
 
-    /// Fails if something that was declared hasn't happened as often.
+    /// Fails if something occurred less often than declared.
     pub fn check(&self) {
-        let entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut missing = String::new();
-        for reason in entries.counted.keys() {
-            println!("{reason}: {}", entries.text(reason));
+        for reason in counts.counted.keys() {
+            println!("{reason}: {}", counts.text(reason));
         }
-        for (reason, declared) in &entries.declared {
-            if entries.sum(reason) < *declared.start() {
-                let _ =
-                    writeln!(missing, "{reason}: {}; declared: at least {}", entries.text(reason), declared.start());
+        for (reason, declared) in &counts.declared {
+            if counts.sum(reason) < *declared.start() {
+                let _ = writeln!(missing, "{reason}: {}; declared: at least {}", counts.text(reason), declared.start());
             }
         }
-        drop(entries);
-        assert!(missing.is_empty(), "the test declares what no gateway counted.\n{missing}");
+        drop(counts);
+        assert!(missing.is_empty(), "declared drops or errors did not occur.\n{missing}");
     }
 }
 
-impl Entries {
+impl Counts {
     fn sum(&self, reason: &str) -> u64 {
-        self.counted.get(reason).map_or(0, |counts| counts.values().sum())
+        self.counted.get(reason).map_or(0, |by_gateway| by_gateway.values().sum())
     }
 
     fn text(&self, reason: &str) -> String {
-        let counts = self.counted.get(reason).into_iter().flatten();
-        let counts: Vec<String> = counts.map(|(gateway, count)| format!("{count} at {gateway}")).collect();
+        let by_gateway = self.counted.get(reason).into_iter().flatten();
+        let counts: Vec<String> = by_gateway.map(|(gateway, count)| format!("{count} at {gateway}")).collect();
         if counts.is_empty() { "0".into() } else { counts.join(", ") }
     }
 }
 
-fn names() -> impl Iterator<Item = &'static str> {
+fn known_names() -> impl Iterator<Item = &'static str> {
     DropReason::ALL.into_iter().map(DropReason::name).chain(ERRORS.map(|(name, ..)| name))
 }
 
-/// What a gateway's metrics say of each reason.
-fn counts(metrics: &str) -> impl Iterator<Item = (&'static str, u64)> + use<> {
-    let sum = |name, labels: &str| values(metrics, name, labels).map(|it| it.parse::<u64>().unwrap()).sum();
+/// Counts of all reasons in a scrape.
+fn parse(metrics: &str) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+    let sum = |name, labels: &str| metric_values(metrics, name, labels).map(|it| it.parse::<u64>().unwrap()).sum();
     let drops = DropReason::ALL.map(|it| (it.name(), sum("vipgate_drops_total", &format!("reason=\"{}\"", it.name()))));
     drops.into_iter().chain(ERRORS.map(|(name, metric, labels)| (name, sum(metric, labels))))
 }
@@ -158,47 +161,47 @@ fn counts(metrics: &str) -> impl Iterator<Item = (&'static str, u64)> + use<> {
 mod tests {
     use super::*;
 
-    /// The ledger of two gateways that have each dropped so many packets for want of a session.
-    fn dropped(declare: fn(&Ledger), counts: [u64; 2]) {
-        let ledger = Ledger::default();
-        declare(&ledger);
+    /// Checks declarations against two gateways with these numbers of `no_session` drops.
+    fn check_declarations(declare: fn(&DropAccounting), counts: [u64; 2]) {
+        let accounting = DropAccounting::default();
+        declare(&accounting);
         for (gateway, count) in ["gw-1", "gw-2"].into_iter().zip(counts) {
             let metrics = format!(
                 "vipgate_drops_total{{reason=\"no_service\"}} 0\nvipgate_drops_total{{reason=\"no_session\"}} {count}\n\
                  vipgate_policy_updates_total{{result=\"applied\"}} 7\n"
             );
-            ledger.add(gateway, &metrics, String::new);
+            accounting.add(gateway, &metrics, String::new);
         }
-        ledger.check();
+        accounting.check();
     }
 
     #[test]
-    fn what_is_declared_may_happen() {
-        dropped(|_| {}, [0, 0]);
-        dropped(|ledger| ledger.expect(["no_session"]), [0, 3]);
-        dropped(|ledger| ledger.allow(["no_session"]), [0, 0]);
-        let twice = |ledger: &Ledger| {
-            ledger.expect_exactly([("no_session", 2)]);
-            ledger.expect_exactly([("no_session", 1)]);
+    fn declared_counts_pass() {
+        check_declarations(|_| {}, [0, 0]);
+        check_declarations(|accounting| accounting.expect(["no_session"]), [0, 3]);
+        check_declarations(|accounting| accounting.allow(["no_session"]), [0, 0]);
+        let twice = |accounting: &DropAccounting| {
+            accounting.expect_exactly([("no_session", 2)]);
+            accounting.expect_exactly([("no_session", 1)]);
         };
-        dropped(twice, [1, 2]);
+        check_declarations(twice, [1, 2]);
     }
 
     #[test]
-    #[should_panic(expected = "gw-2 counted what the test doesn't declare.\nno_session: 1 at gw-2; declared: none")]
-    fn what_is_not_declared_fails() {
-        dropped(|ledger| ledger.allow(["no_service"]), [0, 1]);
+    #[should_panic(expected = "gw-2 has undeclared drops or errors.\nno_session: 1 at gw-2; declared: none")]
+    fn undeclared_counts_fail() {
+        check_declarations(|accounting| accounting.allow(["no_service"]), [0, 1]);
     }
 
     #[test]
     #[should_panic(expected = "no_session: 2 at gw-1, 2 at gw-2; declared: at most 3")]
-    fn more_than_declared_fails() {
-        dropped(|ledger| ledger.expect_exactly([("no_session", 3)]), [2, 2]);
+    fn counts_above_the_declaration_fail() {
+        check_declarations(|accounting| accounting.expect_exactly([("no_session", 3)]), [2, 2]);
     }
 
     #[test]
     #[should_panic(expected = "no_session: 0; declared: at least 1")]
-    fn what_is_declared_in_vain_fails() {
-        dropped(|ledger| ledger.expect(["no_session"]), [0, 0]);
+    fn counts_below_the_declaration_fail() {
+        check_declarations(|accounting| accounting.expect(["no_session"]), [0, 0]);
     }
 }

@@ -1,31 +1,31 @@
-//! The order of a soak's events: the soak itself has no harness.
+//! Tests of the soak's schedule, since the soak itself has no test harness.
 
-use crate::plan::{Change, Event, Plan, TENANTS};
+use crate::plan::{PolicyChange, Schedule, SoakEvent, TENANTS};
 
-fn order(seed: u64) -> Vec<(u64, Event)> {
-    let mut plan = Plan::new(seed);
+fn schedule(seed: u64) -> Vec<(u64, SoakEvent)> {
+    let mut plan = Schedule::new(seed);
     (0..30).flat_map(|_| plan.segment()).collect()
 }
 
 #[test]
-fn the_same_seed_is_the_same_order() {
-    let (one, other) = (order(7), order(8));
-    assert!(one.len() > 200 && one == order(7) && one != other);
-    let said = |needle: &str| one.iter().filter(|(_, event)| event.to_string().contains(needle)).count();
+fn the_schedule_is_a_function_of_the_seed() {
+    let (one, other) = (schedule(7), schedule(8));
+    assert!(one.len() > 200 && one == schedule(7) && one != other);
+    let count = |needle: &str| one.iter().filter(|(_, event)| event.to_string().contains(needle)).count();
     for needle in ["kill gw-", "drain", "restart", "policy server", "cut", "clock", "tenant", "flood"] {
-        assert!(said(needle) > 3, "{needle}: {}", said(needle));
+        assert!(count(needle) > 3, "{needle}: {}", count(needle));
     }
-    assert!(one.iter().any(|(_, event)| event.disturbs()) && !one.iter().all(|(_, event)| event.disturbs()));
+    assert!(one.iter().any(|(_, event)| event.is_disruptive()) && !one.iter().all(|(_, event)| event.is_disruptive()));
 }
 
 #[test]
-fn a_tenant_comes_before_it_changes_or_goes() {
+fn a_tenant_is_added_before_it_is_changed_or_removed() {
     for seed in 0..50 {
-        let mut there = [false; TENANTS];
-        for (_, event) in order(seed) {
-            if let Event::Policy { tenant, change } = event {
-                assert_eq!(there[tenant], change != Change::Add, "seed {seed}: {event}");
-                there[tenant] = change != Change::Remove;
+        let mut exists = [false; TENANTS];
+        for (_, event) in schedule(seed) {
+            if let SoakEvent::Policy { tenant, change } = event {
+                assert_eq!(exists[tenant], change != PolicyChange::Add, "seed {seed}: {event}");
+                exists[tenant] = change != PolicyChange::Remove;
             }
         }
     }

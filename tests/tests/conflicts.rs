@@ -1,18 +1,19 @@
-//! Another host on the link claims a VIP: the gateway says so and defends it.
+//! Address conflicts: another host on the segment claims a VIP; the gateway reports it and defends the VIP (RFC
+//! 5227).
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::Duration;
 
 use vipgate::lab::Host;
-use vipgate_dataplane::address::{Address, V6};
+use vipgate_dataplane::flow::address::{Address, V6};
 use vipgate_dataplane::wire::arp::{Arp, Operation};
 use vipgate_dataplane::wire::{ethernet, ndp};
-use vipgate_tests::{SERVER, VIP_A, World, wait_for};
+use vipgate_tests::{SERVER, Testbed, VIP_A, wait_for};
 
-const IMPOSTOR: [u8; 6] = [2, 0, 0, 0, 9, 9];
-const PATIENCE: Duration = Duration::from_secs(10);
+const CLAIMANT_MAC: [u8; 6] = [2, 0, 0, 0, 9, 9];
+const CONFLICT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Puts a frame on the link between the router and the gateway.
+/// Sends a frame on the link between router and gateway.
 fn send(host: &Host, frame: &[u8]) {
     let bytes = format!("{frame:?}");
     let program = "import socket, sys\n\
@@ -23,50 +24,54 @@ fn send(host: &Host, frame: &[u8]) {
 }
 
 #[test]
-fn a_host_that_claims_a_vip_is_named_and_the_vip_defended() {
-    let world = World::with_gateway("conflict");
-    // After the announcements of the start.
+fn an_address_conflict_is_reported_and_the_vip_defended() {
+    let testbed = Testbed::with_gateway("conflict");
+    // After the announcements at startup.
     std::thread::sleep(Duration::from_secs(4));
-    let own: String = world.gateway.output(&["cat", "/sys/class/net/gw-out/address"]).unwrap().trim().to_owned();
-    let capture = world.capture(&format!("ether src {own} and (arp or icmp6)"));
+    let own: String = testbed.gateway.output(&["cat", "/sys/class/net/gw-out/address"]).unwrap().trim().to_owned();
+    let capture = testbed.capture(&format!("ether src {own} and (arp or icmp6)"));
     let v4: std::net::Ipv4Addr = VIP_A[0].parse().unwrap();
     let claim = Arp {
         operation: Operation::Request,
-        sender_mac: IMPOSTOR,
+        sender_mac: CLAIMANT_MAC,
         sender: v4.to_bits(),
         target_mac: [0; 6],
         target: v4.to_bits(),
     };
     let v6 = ndp::Advertisement {
         target: V6::from_ip(VIP_A[1].parse().unwrap()).unwrap(),
-        mac: IMPOSTOR,
+        mac: CLAIMANT_MAC,
         destination: V6::from_bits(ndp::ALL_NODES),
         destination_mac: ethernet::ipv6_multicast(ndp::ALL_NODES),
         solicited: false,
     };
-    world.ledger.expect_exactly([("vip_conflicts", 10)]);
+    testbed.accounting.expect_exactly([("vip_conflicts", 10)]);
     for _ in 0..5 {
-        send(&world.router, &claim.frame(ethernet::BROADCAST));
-        send(&world.router, &v6.frame());
+        send(&testbed.router, &claim.frame(ethernet::BROADCAST));
+        send(&testbed.router, &v6.frame());
     }
-    let shown = || {
-        let vips = world.ask(&["vips"]);
+    let claimants = || {
+        let vips = testbed.query(&["vips"]);
         let of = |vip: &str| {
             let all = vips["vips"].as_array().unwrap().clone();
             all.into_iter().find(|it| it["address"] == vip).unwrap()["conflict"]["mac"].clone()
         };
         VIP_A.map(of)
     };
-    assert!(wait_for(PATIENCE, || shown().iter().all(|mac| mac == "02:00:00:00:09:09")), "{:?}", shown());
-    assert!((world.metric("vipgate_vip_conflicts_total", "") - 10.0).abs() < 0.5);
+    assert!(
+        wait_for(CONFLICT_TIMEOUT, || claimants().iter().all(|mac| mac == "02:00:00:00:09:09")),
+        "{:?}",
+        claimants()
+    );
+    assert!((testbed.metric("vipgate_vip_conflicts_total", "") - 10.0).abs() < 0.5);
     std::thread::sleep(Duration::from_secs(2));
-    let said = world.log().lines().filter(|line| line.contains("\"event\":\"vip_conflict\"")).count();
-    assert_eq!(said, 2, "once for each VIP: {}", world.log());
-    let defence = capture.end();
-    let announcing =
-        |vip: &str, what: &str| defence.iter().filter(|line| line.contains(what) && line.contains(vip)).count();
-    assert_eq!(announcing(VIP_A[0], "Request who-has"), 1, "{defence:#?}");
-    assert_eq!(announcing(VIP_A[1], "neighbor advertisement, tgt is"), 1, "{defence:#?}");
-    // Neighbours heard the defence last.
-    world.check_identity(&world.pods[0], SERVER, VIP_A);
+    let log_lines = testbed.log().lines().filter(|line| line.contains("\"event\":\"vip_conflict\"")).count();
+    assert_eq!(log_lines, 2, "one for each VIP: {}", testbed.log());
+    let announcements = capture.end();
+    let count =
+        |vip: &str, what: &str| announcements.iter().filter(|line| line.contains(what) && line.contains(vip)).count();
+    assert_eq!(count(VIP_A[0], "Request who-has"), 1, "{announcements:#?}");
+    assert_eq!(count(VIP_A[1], "neighbor advertisement, tgt is"), 1, "{announcements:#?}");
+    // The defense has restored the neighbors' entries.
+    testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
 }

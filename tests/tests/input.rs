@@ -1,77 +1,78 @@
-//! Bad input: one clear message, the right exit code, and the host as it was.
+//! Invalid input: one clear message, the right exit code, and an unchanged host.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::Duration;
 
-use vipgate_tests::{SERVER, VIP_A, World, wait_for};
+use vipgate_tests::{SERVER, Testbed, VIP_A, wait_for};
 
-/// The gateway refuses to start: exit code, and words that its message must have.
-fn refuses(world: &World, wrapper: &[&str], more: &str, code: i32, words: &[&str]) {
-    let config = world.config(more);
-    let (got, _, stderr) = world.command_under(wrapper, &["gateway", "--config", &config]);
-    assert_eq!(got, code, "{more}: {stderr}");
+/// Asserts that the gateway rejects its configuration with this exit code and a message that contains these words.
+fn rejects(testbed: &Testbed, wrapper: &[&str], extra: &str, code: i32, words: &[&str]) {
+    let config = testbed.write_config(extra);
+    let (actual, _, stderr) = testbed.command_with_wrapper(wrapper, &["gateway", "--config", &config]);
+    assert_eq!(actual, code, "{extra}: {stderr}");
     for word in words {
-        assert!(stderr.contains(word), "{more}: no \"{word}\" in: {stderr}");
+        assert!(stderr.contains(word), "{extra}: no \"{word}\" in: {stderr}");
     }
     assert!(!stderr.contains("panicked") && !stderr.contains("RUST_BACKTRACE"), "{stderr}");
-    let link = vipgate::lab::output(&["ip", "-n", world.gateway.netns(), "-d", "link", "show", "gw-in"]).unwrap();
-    assert!(!link.contains("xdp"), "the host is as it was: {link}");
-    assert!(!world.folder.path().join("gateway.sock").exists(), "no socket is left");
+    let link = vipgate::lab::output(&["ip", "-n", testbed.gateway.netns(), "-d", "link", "show", "gw-in"]).unwrap();
+    assert!(!link.contains("xdp"), "the host is unchanged: {link}");
+    assert!(!testbed.folder.path().join("gateway.sock").exists(), "no socket is left");
 }
 
 #[test]
-fn what_cannot_work_is_refused_by_name() {
-    let world = World::new("refuse");
-    refuses(&world, &[], "nmae: x", 2, &["gateway.yaml:", "nmae"]);
-    refuses(&world, &[], "sessions: {capacity: many}", 2, &["gateway.yaml:", "sessions.capacity"]);
-    refuses(&world, &[], "workers: {cores: [0, 99]}", 2, &["workers.cores", "99"]);
-    refuses(&world, &["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"], "", 1, &["CAP_BPF"]);
+fn invalid_configuration_is_rejected_by_field() {
+    let testbed = Testbed::new("refuse");
+    rejects(&testbed, &[], "nmae: x", 2, &["gateway.yaml:", "nmae"]);
+    rejects(&testbed, &[], "sessions: {capacity: many}", 2, &["gateway.yaml:", "sessions.capacity"]);
+    rejects(&testbed, &[], "workers: {cores: [0, 99]}", 2, &["workers.cores", "99"]);
+    rejects(&testbed, &["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"], "", 1, &["CAP_BPF"]);
     let without = |capability| ["setpriv", "--bounding-set", capability, "--inh-caps", capability];
-    refuses(&world, &without("-net_raw"), "", 1, &["this process lacks CAP_NET_RAW: vipgate needs root, or"]);
-    let little = ["prlimit", "--memlock=65536"];
-    refuses(&world, &[&little[..], &without("-ipc_lock")].concat(), "", 1, &["this process lacks CAP_IPC_LOCK"]);
-    world.gateway.output(&["ethtool", "-L", "gw-out", "rx", "1", "tx", "1"]).unwrap();
-    refuses(&world, &[], "", 2, &["workers.cores", "gw-out", "ethtool -L"]);
-    world.gateway.ip(&["link", "set", "gw-out", "name", "other"]).unwrap();
-    refuses(&world, &[], "", 1, &["gw-out", "none of this name"]);
+    rejects(&testbed, &without("-net_raw"), "", 1, &["this process lacks CAP_NET_RAW: vipgate needs root, or"]);
+    let low_memlock = ["prlimit", "--memlock=65536"];
+    rejects(&testbed, &[&low_memlock[..], &without("-ipc_lock")].concat(), "", 1, &["this process lacks CAP_IPC_LOCK"]);
+    testbed.gateway.output(&["ethtool", "-L", "gw-out", "rx", "1", "tx", "1"]).unwrap();
+    rejects(&testbed, &[], "", 2, &["workers.cores", "gw-out", "ethtool -L"]);
+    testbed.gateway.ip(&["link", "set", "gw-out", "name", "other"]).unwrap();
+    rejects(&testbed, &[], "", 1, &["gw-out", "no such interface"]);
 }
 
 #[test]
-fn bad_policy_is_named_with_file_line_and_field_and_left_out_alone() {
-    let mut world = World::new("policy");
-    world.served = false;
-    let original = world.policy("tenant-b.yaml");
-    world.write_policy("tenant-b.yaml", &original.replace("excludedCIDRs: [10.0.0.0/8", "excludedCIDRs: [10.0.0.0/33"));
-    let policy = world.folder.path().join("policy").display().to_string();
-    let (code, _, stderr) = world.command(&["check", &policy]);
+fn an_invalid_manifest_is_reported_and_skipped_alone() {
+    let mut testbed = Testbed::new("policy");
+    testbed.uses_policy_server = false;
+    let original = testbed.read_policy("tenant-b.yaml");
+    testbed
+        .write_policy("tenant-b.yaml", &original.replace("excludedCIDRs: [10.0.0.0/8", "excludedCIDRs: [10.0.0.0/33"));
+    let policy = testbed.folder.path().join("policy").display().to_string();
+    let (code, _, stderr) = testbed.command(&["check", &policy]);
     assert_eq!(code, 2);
     assert!(stderr.contains("tenant-b.yaml:") && stderr.contains("excludedCIDRs"), "{stderr}");
-    // The gateway starts all the same, without this one.
-    world.start("");
-    world.check_identity(&world.pods[0], SERVER, VIP_A);
-    let manifests = &world.ask(&["status"])["policy"]["manifests"];
+    // The gateway starts without this manifest.
+    testbed.start("");
+    testbed.check_source_addresses(&testbed.pods[0], SERVER, VIP_A);
+    let manifests = &testbed.query(&["status"])["policy"]["manifests"];
     let faulty = &manifests["faulty"][0];
     assert!(manifests["rejected"] == 1 && faulty["name"] == "EgressPolicy tenant-b/web", "{manifests}");
     let reason = faulty["reasons"][0].as_str().unwrap();
     assert!(reason.contains("tenant-b.yaml:") && reason.contains("excludedCIDRs"), "{reason}");
-    let log = world.log();
+    let log = testbed.log();
     assert!(log.contains("object_refused") && log.contains("it is left out"), "{log}");
-    world.write_policy("tenant-b.yaml", &original);
-    assert_eq!(world.command(&["check", &policy]).0, 0);
+    testbed.write_policy("tenant-b.yaml", &original);
+    assert_eq!(testbed.command(&["check", &policy]).0, 0);
 }
 
 #[test]
-fn commands_say_whom_they_did_not_reach() {
-    let world = World::new("nobody");
-    let (code, _, stderr) = world.command(&["status", "--socket", "/nowhere/gateway.sock"]);
+fn commands_report_an_unreachable_socket() {
+    let testbed = Testbed::new("unreachable");
+    let (code, _, stderr) = testbed.command(&["status", "--socket", "/nowhere/gateway.sock"]);
     assert_eq!(code, 1);
     assert!(stderr.contains("/nowhere/gateway.sock"), "{stderr}");
-    assert_eq!(world.command(&["sessions", "--proto"]).0, 2);
-    assert_eq!(world.command(&["no-such-command"]).0, 2);
-    assert_eq!(world.command(&["--version"]).0, 0);
+    assert_eq!(testbed.command(&["sessions", "--proto"]).0, 2);
+    assert_eq!(testbed.command(&["no-such-command"]).0, 2);
+    assert_eq!(testbed.command(&["--version"]).0, 0);
 }
 
-/// Sends frames that no kernel would: cut short, contradictory, random.
+/// Sends frames that no kernel sends: truncated, contradictory, random.
 const HOSTILE: &str = r#"
 import random, socket, sys, time
 random.seed(int(sys.argv[2]))
@@ -94,28 +95,29 @@ for kind, packet in ((0x0800, v4), (0x86DD, v6), (0x0806, arp)):
 "#;
 
 #[test]
-fn hostile_frames_are_counted_drops_and_stop_nobody() {
-    let world = World::with_gateway("hostile");
-    let mac = world.ask(&["status"])["interfaces"][0]["mac"].as_str().unwrap().to_owned();
-    let script = world.folder.path().join("hostile.py");
+fn hostile_frames_are_counted_drops_and_traffic_continues() {
+    let testbed = Testbed::with_gateway("hostile");
+    let mac = testbed.query(&["status"])["interfaces"][0]["mac"].as_str().unwrap().to_owned();
+    let script = testbed.folder.path().join("hostile.py");
     std::fs::write(&script, HOSTILE).unwrap();
-    // How many of each is left to the seeds, and to the pod's MAC address.
-    world.ledger.expect(["malformed", "bad_checksum", "not_ours"]);
+    // The count of each depends on the seeds and on the pod's MAC address.
+    testbed.accounting.expect(["malformed", "bad_checksum", "not_ours"]);
     for seed in ["1", "2", "3"] {
-        world.pods[0].output(&["python3", &script.display().to_string(), &mac, seed]).unwrap();
-        world.check_identity(&world.pods[1], SERVER, VIP_A);
+        testbed.pods[0].output(&["python3", &script.display().to_string(), &mac, seed]).unwrap();
+        testbed.check_source_addresses(&testbed.pods[1], SERVER, VIP_A);
     }
-    let drops = world.ask(&["drops"]);
+    let drops = testbed.query(&["drops"]);
     assert!(drops["malformed"].as_u64().unwrap() + drops["bad_checksum"].as_u64().unwrap() > 100, "{drops}");
-    // What came in went out, was answered, or was dropped by name.
-    let settled = || {
-        let counted: f64 = ["egress", "reply", "unchanged"].iter().map(|direction| world.forwarded(direction)).sum();
-        let dropped = world.metric("vipgate_drops_total", "");
-        let answered = world.metric("vipgate_answered_total", "");
-        let received = world.metric("vipgate_received_total", "");
-        // Announcements are answers that nobody asked for: three rounds for four VIPs.
-        (received - (counted + dropped + answered - 12.0)).abs() < 0.5
+    // Every received packet was forwarded, answered or dropped for a reason.
+    let accounted = || {
+        let forwarded: f64 =
+            ["egress", "reply", "unchanged"].iter().map(|direction| testbed.forwarded(direction)).sum();
+        let dropped = testbed.metric("vipgate_drops_total", "");
+        let answered = testbed.metric("vipgate_answered_total", "");
+        let received = testbed.metric("vipgate_received_total", "");
+        // Announcements count as answered without a request: three rounds for four VIPs.
+        (received - (forwarded + dropped + answered - 12.0)).abs() < 0.5
     };
-    assert!(wait_for(Duration::from_secs(5), settled), "a packet is unaccounted for: {drops}");
-    world.check_frames();
+    assert!(wait_for(Duration::from_secs(5), accounted), "a packet is unaccounted for: {drops}");
+    testbed.check_frames();
 }

@@ -1,11 +1,11 @@
-//! A gateway with one interface for both sides, one queue, generic XDP: the smallest there is.
+//! Minimal gateway: one interface for both sides, one queue, generic XDP.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
 use std::time::Duration;
 
-use vipgate::lab::{Lab, peers};
-use vipgate_tests::ledger::Ledger;
+use vipgate::lab::{Lab, reflector};
+use vipgate_tests::ledger::DropAccounting;
 use vipgate_tests::{binary, wait_for};
 
 const POLICY: &str = r#"
@@ -33,7 +33,7 @@ items:
 "#;
 
 #[test]
-fn one_interface_is_enough() {
+fn a_single_interface_carries_both_sides() {
     let lab = Lab::new("arm").unwrap();
     let [switch, gateway, pod, router] =
         [("switch", false), ("gw", true), ("pod", false), ("router", true)].map(|(name, f)| lab.host(name, f).unwrap());
@@ -49,38 +49,38 @@ fn one_interface_is_enough() {
         host.route("default", via[1]).unwrap();
     }
     router.addresses("lo", &["198.51.100.10/32", "2001:db8:51::10/128"]).unwrap();
-    peers::start(&router, &["198.51.100.10", "2001:db8:51::10"]);
-    peers::start_at(&pod, &["10.1.0.11", "fd00:1::11"], 8080);
+    reflector::start(&router, &["198.51.100.10", "2001:db8:51::10"]);
+    reflector::start_at(&pod, &["10.1.0.11", "fd00:1::11"], 8080);
 
     let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
-    fs::write(at("policy.yaml"), POLICY).unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::write(path("policy.yaml"), POLICY).unwrap();
     let config = format!(
         "name: arm\ninterfaces: [{{name: eth0, role: both}}]\nxdp: {{mode: generic}}\n\
          policy: {{files: [{}]}}\nsessions: {{capacity: 1000, state: null}}\nadmin: {{socket: {}}}\n",
-        at("policy.yaml").display(),
-        at("gw.sock").display()
+        path("policy.yaml").display(),
+        path("gw.sock").display()
     );
-    fs::write(at("gateway.yaml"), config).unwrap();
-    let command = [&binary().display().to_string(), "gateway", "--config", &at("gateway.yaml").display().to_string()];
-    let mut process = gateway.spawn(&command, &at("log")).unwrap();
-    let ready = || fs::read_to_string(at("log")).is_ok_and(|log| log.contains("event=\"ready\""));
+    fs::write(path("gateway.yaml"), config).unwrap();
+    let command = [&binary().display().to_string(), "gateway", "--config", &path("gateway.yaml").display().to_string()];
+    let mut process = gateway.spawn(&command, &path("log")).unwrap();
+    let ready = || fs::read_to_string(path("log")).is_ok_and(|log| log.contains("event=\"ready\""));
     assert!(
         wait_for(Duration::from_secs(10), || ready() || !process.is_alive()) && ready(),
         "{}",
-        fs::read_to_string(at("log")).unwrap()
+        fs::read_to_string(path("log")).unwrap()
     );
 
     for (server, vip) in [("198.51.100.10", "10.1.0.100"), ("2001:db8:51::10", "fd00:1::100")] {
-        assert_eq!(peers::ask_http(&pod, server.parse().unwrap()).unwrap(), vip);
-        assert_eq!(peers::ask_udp(&pod, server.parse().unwrap()).unwrap(), vip);
+        assert_eq!(reflector::query_http(&pod, server.parse().unwrap()).unwrap(), vip);
+        assert_eq!(reflector::query_udp(&pod, server.parse().unwrap()).unwrap(), vip);
         pod.output(&["ping", "-c", "1", "-W", "2", server]).unwrap();
-        // The other way: a client from beyond the link, whose answers go by the gateway, too.
+        // Inbound: a client outside of the segment, whose replies pass through the gateway, too.
         let url = if vip.contains(':') { format!("http://[{vip}]/") } else { format!("http://{vip}/") };
         let page = router.output(&["curl", "-s", "-m", "3", "--interface", server, &url]).unwrap();
         assert_eq!(page, server, "the backend sees the client's own address");
     }
-    Ledger::default().enter("arm", &gateway, || fs::read_to_string(at("log")).unwrap());
+    DropAccounting::default().record("arm", &gateway, || fs::read_to_string(path("log")).unwrap());
     process.signal("TERM").unwrap();
     assert!(process.wait(Duration::from_secs(5)).is_some_and(|status| status.success()));
 }

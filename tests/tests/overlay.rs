@@ -1,22 +1,22 @@
-//! A pod on a node of an overlay network: the node's kernel sends its packets in VXLAN, and takes what comes for it so.
+//! Overlay: a pod on a node whose kernel sends and receives its packets in VXLAN.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::Duration;
 
 use vipgate::lab::Host;
-use vipgate::lab::peers::{ask_http_at, start_at};
-use vipgate_tests::{SERVER, VIP_B, World, wait_for};
+use vipgate::lab::reflector::{query_http_at, start_at};
+use vipgate_tests::{SERVER, Testbed, VIP_B, wait_for};
 
-/// The pod's addresses, its node's (p4), and the gateway's.
+/// Addresses of the pod, of its node (p4), and of the gateway.
 const POD: [&str; 2] = ["10.50.0.5", "fd00:50::5"];
 const NODE: &str = "10.1.0.31";
 const GATEWAY: &str = "10.1.0.1";
 const OVERLAY: &str = "overlay: {address: 10.1.0.1}";
-/// Link addresses of the overlay network: the node's, and the one that all gateways have for it.
+/// MAC addresses in the overlay: the node's, and the one shared by all gateways.
 const NODE_MAC: &str = "0e:00:00:00:00:31";
-const ANY_GATEWAY: &str = "0e:00:00:00:00:ff";
+const GATEWAY_MAC: &str = "0e:00:00:00:00:ff";
 
-/// The node, with these pods, and the pod among the endpoints of tenant B.
+/// Manifests of the node with these pod CIDRs, and of the pod as an endpoint of tenant B.
 fn manifests(pods: &str) -> String {
     let slice = |family: &str, address: &str| {
         format!(
@@ -34,87 +34,88 @@ fn manifests(pods: &str) -> String {
     )
 }
 
-/// Makes a host a node of the overlay network with this VNI, and puts the pod on it.
+/// Makes a host a node of the overlay with this VNI, and adds the pod's addresses to it.
 fn join(host: &Host, own: &str, vni: &str) {
     let vxlan = ["link", "add", "vx0", "type", "vxlan", "id", vni, "dstport", "8472", "local", own, "nolearning"];
     host.ip(&[&vxlan[..], &["dev", "eth0"]].concat()).unwrap();
     host.ip(&["link", "set", "vx0", "address", NODE_MAC, "mtu", "1450", "up"]).unwrap();
     let _ = host.output(&["ethtool", "-K", "vx0", "tx", "off", "tso", "off", "gso", "off", "gro", "off"]);
-    host.output(&["bridge", "fdb", "add", ANY_GATEWAY, "dev", "vx0", "dst", GATEWAY]).unwrap();
+    host.output(&["bridge", "fdb", "add", GATEWAY_MAC, "dev", "vx0", "dst", GATEWAY]).unwrap();
     for (pod, router, net) in [(POD[0], "169.254.9.9", "198.51.100.0/24"), (POD[1], "fe80::9", "2001:db8:51::/64")] {
         host.ip(&["address", "add", pod, "dev", "lo"]).unwrap();
-        host.ip(&["neigh", "add", router, "lladdr", ANY_GATEWAY, "dev", "vx0", "nud", "permanent"]).unwrap();
+        host.ip(&["neigh", "add", router, "lladdr", GATEWAY_MAC, "dev", "vx0", "nud", "permanent"]).unwrap();
         host.ip(&["route", "add", net, "via", router, "dev", "vx0", "onlink", "src", pod]).unwrap();
     }
 }
 
 #[test]
-fn a_pod_behind_vxlan_leaves_as_its_vip_and_is_reached_through_its_node() {
-    let mut world = World::new("overlay");
-    world.write_policy("overlay.yaml", &manifests("10.50.0.0/24, \"fd00:50::/64\""));
-    world.start(OVERLAY);
-    let node = &world.pods[3];
+fn a_pod_behind_vxlan_uses_its_vip_and_is_reached_via_its_node() {
+    let mut testbed = Testbed::new("overlay");
+    testbed.write_policy("overlay.yaml", &manifests("10.50.0.0/24, \"fd00:50::/64\""));
+    testbed.start(OVERLAY);
+    let node = &testbed.pods[3];
     join(node, NODE, "77");
-    world.check_identity(node, SERVER, VIP_B);
+    testbed.check_source_addresses(node, SERVER, VIP_B);
 
-    // Large packets both ways: the overlay's headers fit, or TCP hears that they don't. What is under way at the end isn't counted.
-    let log = world.folder.path().join("iperf3.log");
-    let _server = world.server.spawn(&["iperf3", "-s", "--forceflush"], &log).unwrap();
-    let listens = || std::fs::read_to_string(&log).is_ok_and(|log| log.contains("listening"));
-    assert!(wait_for(Duration::from_secs(5), listens));
+    // Large packets in both directions: they fit with the overlay's headers, or TCP learns the path MTU. Packets in
+    // flight at the end aren't counted.
+    let log = testbed.folder.path().join("iperf3.log");
+    let _server = testbed.server.spawn(&["iperf3", "-s", "--forceflush"], &log).unwrap();
+    let is_listening = || std::fs::read_to_string(&log).is_ok_and(|log| log.contains("listening"));
+    assert!(wait_for(Duration::from_secs(5), is_listening));
     for server in SERVER {
         for direction in [&[][..], &["-R"]] {
             let command = [&["iperf3", "-J", "-n", "20M", "-c", server], direction].concat();
-            let told: serde_json::Value = serde_json::from_str(&node.output(&command).unwrap()).unwrap();
-            let received = told["end"]["sum_received"]["bytes"].as_f64().unwrap();
+            let report: serde_json::Value = serde_json::from_str(&node.output(&command).unwrap()).unwrap();
+            let received = report["end"]["sum_received"]["bytes"].as_f64().unwrap();
             assert!(received >= 10e6, "{server} {direction:?}: {received} bytes");
         }
     }
-    // Clients outside reach the pod as the Service's backend.
+    // Clients outside reach the pod as a backend of the Service.
     start_at(node, &POD, 8443);
     for vip in VIP_B {
-        let answered = || {
+        let reachable = || {
             (0..12).any(|_| {
-                let asked = ask_http_at(&world.server, (vip.parse::<std::net::IpAddr>().unwrap(), 443).into());
-                asked.is_ok()
+                let reply = query_http_at(&testbed.server, (vip.parse::<std::net::IpAddr>().unwrap(), 443).into());
+                reply.is_ok()
             })
         };
-        assert!(answered(), "nobody answers at {vip}: {:?}", world.ask(&["drops"]));
+        assert!(reachable(), "no reply at {vip}: {:?}", testbed.query(&["drops"]));
     }
-    world.check_frames();
-    assert!(world.metric("vipgate_drops_total", "reason=\"peer_unknown\"") < 0.5);
+    testbed.check_frames();
+    assert!(testbed.metric("vipgate_drops_total", "reason=\"peer_unknown\"") < 0.5);
 }
 
 #[test]
-fn who_is_no_node_of_the_policy_is_not_believed() {
-    let mut world = World::new("overlay-no");
-    world.write_policy("overlay.yaml", &manifests("10.50.0.0/24, \"fd00:50::/64\""));
-    world.start(OVERLAY);
-    let unknown = || world.metric("vipgate_drops_total", "reason=\"peer_unknown\"");
-    let spoofed = || world.metric("vipgate_drops_total", "reason=\"spoofed_source\"");
-    // Another host says that the pod is its own, and the node speaks of another network.
-    join(&world.pods[0], "10.1.0.11", "77");
-    join(&world.pods[3], NODE, "78");
-    world.ledger.expect_exactly([("peer_unknown", 4)]);
-    for host in [&world.pods[0], &world.pods[3]] {
+fn packets_from_unknown_overlay_nodes_are_dropped() {
+    let mut testbed = Testbed::new("overlay-no");
+    testbed.write_policy("overlay.yaml", &manifests("10.50.0.0/24, \"fd00:50::/64\""));
+    testbed.start(OVERLAY);
+    let unknown = || testbed.metric("vipgate_drops_total", "reason=\"peer_unknown\"");
+    let spoofed = || testbed.metric("vipgate_drops_total", "reason=\"spoofed_source\"");
+    // Another host sends from the pod's address, and the node uses another VNI.
+    join(&testbed.pods[0], "10.1.0.11", "77");
+    join(&testbed.pods[3], NODE, "78");
+    testbed.accounting.expect_exactly([("peer_unknown", 4)]);
+    for host in [&testbed.pods[0], &testbed.pods[3]] {
         let before = unknown();
         assert!(host.output(&["ping", "-c", "2", "-i", "0.2", "-W", "1", SERVER[0]]).is_err());
-        assert!(unknown() - before > 1.5, "{:?}", world.ask(&["drops"]));
+        assert!(unknown() - before > 1.5, "{:?}", testbed.query(&["drops"]));
     }
-    // A node that speaks for pods of others.
-    world.pods[3].ip(&["link", "del", "vx0"]).unwrap();
+    // The node sends from an address outside of its pod CIDRs.
+    testbed.pods[3].ip(&["link", "del", "vx0"]).unwrap();
     for pod in POD {
-        world.pods[3].ip(&["address", "del", pod, "dev", "lo"]).unwrap();
+        testbed.pods[3].ip(&["address", "del", pod, "dev", "lo"]).unwrap();
     }
-    join(&world.pods[3], NODE, "77");
-    assert!(world.pods[3].output(&["ping", "-c", "1", "-W", "2", SERVER[0]]).is_ok());
-    let version = world.ask(&["status"])["policy"]["version"].clone();
-    world.write_policy("overlay.yaml", &manifests("10.51.0.0/24"));
-    let changed = || world.ask(&["status"])["policy"]["version"] != version;
+    join(&testbed.pods[3], NODE, "77");
+    assert!(testbed.pods[3].output(&["ping", "-c", "1", "-W", "2", SERVER[0]]).is_ok());
+    let version = testbed.query(&["status"])["policy"]["version"].clone();
+    testbed.write_policy("overlay.yaml", &manifests("10.51.0.0/24"));
+    let changed = || testbed.query(&["status"])["policy"]["version"] != version;
     assert!(wait_for(Duration::from_secs(10), changed));
     let before = spoofed();
-    world.ledger.expect_exactly([("spoofed_source", 2)]);
-    assert!(world.pods[3].output(&["ping", "-c", "2", "-i", "0.2", "-W", "1", SERVER[0]]).is_err());
-    assert!(spoofed() - before > 1.5, "{:?}", world.ask(&["drops"]));
-    world.check_frames();
+    testbed.accounting.expect_exactly([("spoofed_source", 2)]);
+    assert!(testbed.pods[3].output(&["ping", "-c", "2", "-i", "0.2", "-W", "1", SERVER[0]]).is_err());
+    assert!(spoofed() - before > 1.5, "{:?}", testbed.query(&["drops"]));
+    testbed.check_frames();
 }

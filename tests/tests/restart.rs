@@ -1,4 +1,4 @@
-//! Sessions outlive the process: killed at any moment, stopped in order, or replaced.
+//! Session persistence: sessions survive a kill at any time, a planned stop, and a changed configuration.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -7,190 +7,190 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use vipgate_tests::ledger::RING_LOSSES;
-use vipgate_tests::traffic::{Connections, Outcome, Traffic, echo_server};
-use vipgate_tests::{POD_PACKETS, SERVER, World, state};
+use vipgate_tests::traffic::{ConnectionOutcome, Connections, Traffic, start_echo_server};
+use vipgate_tests::{POD_FILTER, SERVER, Testbed, session_state};
 
-fn sessions(world: &World) -> usize {
-    world.ask(&["sessions"])["sessions"].as_array().map_or(0, Vec::len)
+fn sessions(testbed: &Testbed) -> usize {
+    testbed.query(&["sessions"])["sessions"].as_array().map_or(0, Vec::len)
 }
 
 #[test]
 fn connections_survive_twenty_kills_under_load() {
-    let (_folder, more) = state();
-    let mut world = World::new("kills");
-    // After each kill 800 clients retransmit at once, on the cores that the workers need: the rings between workers, which are shorter than
-    // the sockets' fill rings, overflow, too.
-    world.ledger.allow(RING_LOSSES);
-    world.ledger.allow(["link_full"]);
-    world.start(&more);
-    let _server = echo_server(&world);
-    let capture = world.capture(POD_PACKETS);
-    let clients =
-        [(0, SERVER[0]), (2, SERVER[1])].map(|(pod, server)| Connections::open(&world, &world.pods[pod], server, 400));
-    let begun = Instant::now();
+    let (_folder, more) = session_state();
+    let mut testbed = Testbed::new("kills");
+    // After each kill 800 clients retransmit at once, on the cores of the workers: the rings between workers, which
+    // are shorter than the sockets' fill rings, overflow, too.
+    testbed.accounting.allow(RING_LOSSES);
+    testbed.accounting.allow(["link_full"]);
+    testbed.start(&more);
+    let _server = start_echo_server(&testbed);
+    let capture = testbed.capture(POD_FILTER);
+    let clients = [(0, SERVER[0]), (2, SERVER[1])]
+        .map(|(pod, server)| Connections::open(&testbed, &testbed.pods[pod], server, 400));
+    let started = Instant::now();
     for round in 0..20_u64 {
-        // Anywhere between two rounds of questions.
+        // At a varying phase of the clients' request interval.
         thread::sleep(Duration::from_millis(60 + round * 37 % 100));
-        world.end("KILL");
-        world.start(&more);
-        assert!(world.log().contains("state_taken_up"), "{}", world.log());
+        testbed.stop("KILL");
+        testbed.start(&more);
+        assert!(testbed.log().contains("state_restored"), "{}", testbed.log());
     }
-    let kills = begun.elapsed();
+    let kills = started.elapsed();
     let outcomes = clients.map(Connections::end);
-    // All ask at once, and TCP doubles its pause with each loss in a row (RFC 6298 section 5.5): what was lost before the end of the kills comes again
-    // after at most as long a time as it has been lost for.
-    let longest = (2 * kills + Duration::from_secs(1)).as_millis();
+    // All clients send at once, and TCP doubles its timeout with each loss in a row (RFC 6298 section 5.5): what was
+    // lost before the last restart is retransmitted after at most the time for which it has been lost.
+    let max_gap = (2 * kills + Duration::from_secs(1)).as_millis();
     for outcome in &outcomes {
-        let Outcome { alive, changed, longest_ms } = *outcome;
-        assert!(alive == 400 && changed == 0 && u128::from(longest_ms) < longest, "{outcomes:?}, kills for {kills:?}");
+        let ConnectionOutcome { alive, changed, longest_gap_ms: longest_ms } = *outcome;
+        assert!(alive == 400 && changed == 0 && u128::from(longest_ms) < max_gap, "{outcomes:?}, kills for {kills:?}");
     }
-    world.check_frames();
-    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address was seen outside");
+    testbed.check_frames();
+    assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address leaked");
 }
 
 #[test]
 fn a_planned_restart_keeps_sessions_and_detach_ends_them() {
-    let (folder, more) = state();
-    let mut world = World::new("planned");
-    world.start(&more);
-    let _server = echo_server(&world);
-    let clients = Connections::open(&world, &world.pods[0], SERVER[0], 50);
-    let before = sessions(&world);
+    let (folder, more) = session_state();
+    let mut testbed = Testbed::new("planned");
+    testbed.start(&more);
+    let _server = start_echo_server(&testbed);
+    let clients = Connections::open(&testbed, &testbed.pods[0], SERVER[0], 50);
+    let before = sessions(&testbed);
     assert!(before >= 50, "{before}");
-    let begun = Instant::now();
-    world.end("TERM");
-    world.start(&more);
-    let away = begun.elapsed();
+    let stopped = Instant::now();
+    testbed.stop("TERM");
+    testbed.start(&more);
+    let downtime = stopped.elapsed();
     let outcome = clients.end();
     assert!(
-        outcome.alive == 50 && outcome.changed == 0 && outcome.longest_ms < 5_000,
-        "{outcome:?}, away for {away:?}"
+        outcome.alive == 50 && outcome.changed == 0 && outcome.longest_gap_ms < 5_000,
+        "{outcome:?}, down for {downtime:?}"
     );
-    assert!(sessions(&world) >= 50);
+    assert!(sessions(&testbed) >= 50);
 
-    let (code, _, stderr) = world.command(&["detach", "--config", &world.config(&more)]);
-    assert!(code == 1 && stderr.contains("does this gateway run already"), "not from under it: {stderr}");
-    world.end("TERM");
-    // Where its interfaces aren't, nothing is touched.
+    let (code, _, stderr) = testbed.command(&["detach", "--config", &testbed.write_config(&more)]);
+    assert!(code == 1 && stderr.contains("is this gateway already running"), "not while it runs: {stderr}");
+    testbed.stop("TERM");
+    // In a namespace without its interfaces, detach changes nothing.
     let kept = fs::read_dir(folder.path().join("gw-test")).unwrap().count();
-    let program = vipgate_tests::binary().display().to_string();
+    let binary = vipgate_tests::binary().display().to_string();
     let elsewhere =
-        world.server.output(&[&program, "detach", "--config", &world.config(&more)]).unwrap_err().to_string();
+        testbed.server.output(&[&binary, "detach", "--config", &testbed.write_config(&more)]).unwrap_err().to_string();
     for words in
-        ["interface gw-in: there is none", "interface gw-out", "another network namespace", "nothing was removed"]
+        ["interface gw-in: no such interface", "interface gw-out", "another network namespace", "nothing was removed"]
     {
         assert!(elsewhere.contains(words), "{words}: {elsewhere}");
     }
     assert!(kept > 0 && fs::read_dir(folder.path().join("gw-test")).unwrap().count() == kept);
-    let links = world.gateway.output(&["ip", "-d", "link", "show", "gw-in"]).unwrap();
-    assert!(links.contains("xdp"), "the steering program stays: {links}");
-    assert_eq!(world.command(&["detach", "--config", &world.config(&more)]).0, 0);
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+    let interface = testbed.gateway.output(&["ip", "-d", "link", "show", "gw-in"]).unwrap();
+    assert!(interface.contains("xdp"), "the steering program stays: {interface}");
+    assert_eq!(testbed.command(&["detach", "--config", &testbed.write_config(&more)]).0, 0);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "all state is removed");
 }
 
 #[test]
-fn sessions_go_on_with_other_workers_and_capacities() {
-    let (_folder, more) = state();
-    let mut world = World::new("migrate");
-    // While nobody is there, packets wait in the sockets of the next process.
-    world.ledger.allow(RING_LOSSES);
-    world.start(&more);
-    let traffic = Traffic::start(&world);
+fn sessions_survive_changed_workers_and_capacity() {
+    let (_folder, more) = session_state();
+    let mut testbed = Testbed::new("migrate");
+    // While no gateway runs, packets wait in the sockets of the next process.
+    testbed.accounting.allow(RING_LOSSES);
+    testbed.start(&more);
+    let traffic = Traffic::start(&testbed);
     let tables = [("[0]", 65_536), ("[1, 0]", 65_536), ("[0, 1]", 4_096), ("[1]", 1_000), ("[0, 1]", 65_536)];
     for (round, (cores, capacity)) in tables.into_iter().enumerate() {
         thread::sleep(Duration::from_millis(300));
-        world.end(if round % 2 == 0 { "KILL" } else { "TERM" });
+        testbed.stop(if round % 2 == 0 { "KILL" } else { "TERM" });
         let more = more.replace("65536", &capacity.to_string());
-        world.start(&format!("{more}\nworkers: {{cores: {cores}}}"));
-        let log = world.log();
+        testbed.start(&format!("{more}\nworkers: {{cores: {cores}}}"));
+        let log = testbed.log();
         assert!(
             log.contains("\"event\":\"state_migrated\"") && log.contains("\"dropped\":0"),
             "{cores}, {capacity}: {log}"
         );
         assert!(!log.contains("state_unusable") && !log.contains("state_lost"), "{log}");
     }
-    traffic.end_after_absence();
-    world.check_frames();
+    traffic.end_after_outage();
+    testbed.check_frames();
 }
 
 #[test]
-fn sessions_go_on_where_there_is_room_for_one_set_of_files_only() {
+fn sessions_migrate_with_capacity_for_one_set_of_files() {
     let folder = TempDir::with_prefix("vipgate-test-small-").unwrap();
     let path = folder.path().display().to_string();
-    // One set of files takes 28 MiB, the other one 14: each slab at least 2.
+    // The old set of files takes 28 MiB, the new one 14: each slab has at least 2.
     vipgate::lab::run(&["mount", "-t", "tmpfs", "-o", "size=34m", "tmpfs", &path]).unwrap();
-    let mut world = World::new("tight");
-    world.ledger.allow(RING_LOSSES);
+    let mut testbed = Testbed::new("tight");
+    testbed.accounting.allow(RING_LOSSES);
     let more = format!("sessions: {{capacity: 4096, state: {path}}}");
-    world.start(&more);
-    let traffic = Traffic::start(&world);
+    testbed.start(&more);
+    let traffic = Traffic::start(&testbed);
     thread::sleep(Duration::from_millis(300));
-    world.end("KILL");
-    world.start(&format!("{more}\nworkers: {{cores: [0]}}"));
-    let log = world.log();
-    traffic.end_after_absence();
-    world.end("KILL");
+    testbed.stop("KILL");
+    testbed.start(&format!("{more}\nworkers: {{cores: [0]}}"));
+    let log = testbed.log();
+    traffic.end_after_outage();
+    testbed.stop("KILL");
     vipgate::lab::run(&["umount", &path]).unwrap();
     assert!(log.contains("state_no_room") && log.contains("state_migrated") && !log.contains("state_lost"), "{log}");
 }
 
 #[test]
-fn state_of_others_is_named_and_forgotten() {
-    let (folder, more) = state();
-    let mut world = World::new("foreign");
-    world.start(&more);
-    world.check_identity(&world.pods[0], SERVER, vipgate_tests::VIP_A);
-    let start = |world: &mut World, more: &str| {
-        world.start(more);
-        world.check_identity(&world.pods[0], SERVER, vipgate_tests::VIP_A);
+fn incompatible_session_state_is_reported_and_discarded() {
+    let (folder, more) = session_state();
+    let mut testbed = Testbed::new("foreign");
+    testbed.start(&more);
+    testbed.check_source_addresses(&testbed.pods[0], SERVER, vipgate_tests::VIP_A);
+    let start = |testbed: &mut Testbed, more: &str| {
+        testbed.start(more);
+        testbed.check_source_addresses(&testbed.pods[0], SERVER, vipgate_tests::VIP_A);
     };
-    // Another version's tables, and another number of workers: nothing can be made of them.
-    world.end("KILL");
+    // Files of another layout version and another number of workers can't be migrated.
+    testbed.stop("KILL");
     for entry in fs::read_dir(folder.path().join("gw-test")).unwrap() {
         let mut bytes = fs::read(entry.as_ref().unwrap().path()).unwrap();
         bytes[8] = 99;
         fs::write(entry.unwrap().path(), bytes).unwrap();
     }
-    start(&mut world, &format!("{more}\nworkers: {{cores: [0]}}"));
-    let log = world.log();
-    assert!(log.contains("its layout is version 99") && log.contains("a worker that is no more"), "{log}");
-    // A gateway that runs would die of it.
-    world.end("KILL");
+    start(&mut testbed, &format!("{more}\nworkers: {{cores: [0]}}"));
+    let log = testbed.log();
+    assert!(log.contains("its layout is version 99") && log.contains("the worker no longer exists"), "{log}");
+    // Corrupting the files under a running gateway would crash it.
+    testbed.stop("KILL");
     for entry in fs::read_dir(folder.path().join("gw-test")).unwrap() {
         let mut bytes = fs::read(entry.as_ref().unwrap().path()).unwrap();
         bytes[..4].copy_from_slice(b"junk");
         fs::write(entry.unwrap().path(), bytes).unwrap();
     }
-    start(&mut world, &format!("{more}\nworkers: {{cores: [0]}}"));
-    assert!(world.log().contains("it is damaged"), "{}", world.log());
+    start(&mut testbed, &format!("{more}\nworkers: {{cores: [0]}}"));
+    assert!(testbed.log().contains("it is damaged"), "{}", testbed.log());
 }
 
 #[test]
-fn without_room_it_says_so_and_works() {
+fn a_full_state_filesystem_is_reported_and_tolerated() {
     let folder = TempDir::with_prefix("vipgate-test-small-").unwrap();
     let path = folder.path().display().to_string();
     vipgate::lab::run(&["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", &path]).unwrap();
-    let mut world = World::new("noroom");
-    world.start(&format!("sessions: {{capacity: 65536, state: {path}}}"));
-    let log = world.log();
-    world.end("KILL");
+    let mut testbed = Testbed::new("noroom");
+    testbed.start(&format!("sessions: {{capacity: 65536, state: {path}}}"));
+    let log = testbed.log();
+    testbed.stop("KILL");
     vipgate::lab::run(&["umount", &path]).unwrap();
-    assert!(log.contains("state_lost") && log.contains("no room for"), "{log}");
+    assert!(log.contains("state_lost") && log.contains("no space for"), "{log}");
 }
 
 #[test]
-fn of_two_with_one_name_both_run_and_the_first_keeps_its_sessions() {
-    let (_folder, more) = state();
-    let mut first = World::new("first");
+fn a_second_gateway_of_the_same_name_leaves_the_sessions_of_the_first() {
+    let (_folder, more) = session_state();
+    let mut first = Testbed::new("first");
     first.start(&more);
-    let mut second = World::new("second");
+    let mut second = Testbed::new("second");
     second.start(&more);
     assert!(second.log().contains("state_lost") && second.log().contains("another process uses"), "{}", second.log());
-    for world in [&first, &second] {
-        world.check_identity(&world.pods[0], SERVER, vipgate_tests::VIP_A);
+    for testbed in [&first, &second] {
+        testbed.check_source_addresses(&testbed.pods[0], SERVER, vipgate_tests::VIP_A);
     }
     let kept = sessions(&first);
-    first.end("KILL");
+    first.stop("KILL");
     first.start(&more);
-    assert!(sessions(&first) >= kept, "the second one took nothing");
+    assert!(sessions(&first) >= kept, "the second gateway took no sessions");
 }

@@ -1,26 +1,26 @@
-//! What is said of a kind of flood: one line of JSON.
+//! Report of the flood benchmark: one JSON object per flood and session capacity.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use vipgate_tests::flood::Kind;
+use vipgate_tests::flood::FloodKind;
 
-use super::Played;
-use super::tenant::{Tally, hold};
+use super::CompletedPhase;
+use super::tenant::{TrafficCounters, lock_counters};
 use crate::path::{median, round2};
 
-/// What is to be left of a tenant's goodput while another one is flooded.
-const GOODPUT: f64 = 0.95;
-/// How much larger the share of late handshakes may be than in the quiet and control phases. At 200 connections a second and three rounds of
-/// 2 s that is 12 of 1200: above chance, and below a loss of 1 SYN in 50.
+/// Target: minimum goodput during a flood, relative to the quiet phase.
+const MIN_GOODPUT_RATIO: f64 = 0.95;
+/// Target: maximum excess of the share of late handshakes over the quiet and control phases. At 200 connections a
+/// second and three rounds of 2 s that is 12 of 1200: above chance, and below a loss of 1 SYN in 50.
 const LATE_MARGIN: f64 = 0.01;
 
-/// What happens meanwhile.
+/// Background traffic of a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Nothing.
+    /// None.
     Quiet,
-    /// The same packets, to an address that the gateway doesn't capture.
+    /// The packets of the flood, to an address that the gateway doesn't capture.
     Control,
     /// The flood.
     Flood,
@@ -31,20 +31,20 @@ impl Phase {
     pub(super) const ALL: [Self; 3] = [Self::Quiet, Self::Control, Self::Flood];
 }
 
-/// What came of one phase.
+/// Result of one phase.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Measured {
+pub(super) struct PhaseResult {
     seconds: f64,
     bytes: u64,
     p50_us: u64,
     p99_us: u64,
-    opening_p99_us: u64,
-    asked: u64,
-    served: u64,
+    setup_p99_us: u64,
+    attempted: u64,
+    completed: u64,
     late: u64,
     lost: u64,
-    wrong: u64,
-    answered: u64,
+    mismatched: u64,
+    backend_syn_acks: u64,
     sent: u64,
     sessions: u64,
     drops: BTreeMap<String, u64>,
@@ -52,35 +52,36 @@ pub(super) struct Measured {
     pressure: f64,
 }
 
-impl Measured {
-    /// What tenant A noticed, and what the gateway counted.
-    pub(super) fn new(played: &Played) -> Self {
-        let Played { tally, around, length, sent, before, after } = played;
-        let around = |of: fn(&Tally) -> u64| around.iter().map(|tally| of(&hold(tally))).sum::<u64>();
-        let [lost, wrong] = [around(|it| it.lost), around(|it| it.wrong)];
-        let tally = hold(tally);
-        let since = |reason: &String, count: &u64| count - before.drops.get(reason).copied().unwrap_or(0);
-        let drops = after.drops.iter().map(|(reason, count)| (reason.clone(), since(reason, count)));
-        // Readings take their time, and more of it the busier the gateway is: rates are those of the phase alone.
-        let watched = (after.at - before.at).as_secs_f64();
+impl PhaseResult {
+    /// Computes the result from tenant A's traffic counters and the gateway's counters.
+    pub(super) fn new(phase: &CompletedPhase) -> Self {
+        let CompletedPhase { counters: tally, surrounding: around, duration: length, sent, before, after } = phase;
+        let sum_around =
+            |field: fn(&TrafficCounters) -> u64| around.iter().map(|it| field(&lock_counters(it))).sum::<u64>();
+        let [lost, mismatched] = [sum_around(|it| it.lost), sum_around(|it| it.mismatched)];
+        let tally = lock_counters(tally);
+        let delta = |reason: &String, count: &u64| count - before.drops.get(reason).copied().unwrap_or(0);
+        let drops = after.drops.iter().map(|(reason, count)| (reason.clone(), delta(reason, count)));
+        // Time between the samples, which includes sampling itself; traffic rates use the phase's duration instead.
+        let sampled_seconds = (after.at - before.at).as_secs_f64();
         Self {
             seconds: length.as_secs_f64(),
             bytes: tally.bytes,
-            p50_us: tally.delays.value_at_quantile(0.5),
-            p99_us: tally.delays.value_at_quantile(0.99),
-            opening_p99_us: tally.openings.value_at_quantile(0.99),
-            asked: tally.asked,
-            served: tally.served,
+            p50_us: tally.latencies.value_at_quantile(0.5),
+            p99_us: tally.latencies.value_at_quantile(0.99),
+            setup_p99_us: tally.setup_times.value_at_quantile(0.99),
+            attempted: tally.attempted,
+            completed: tally.completed,
             late: tally.late,
             lost: tally.lost + lost,
-            wrong: tally.wrong + wrong,
-            answered: after.answered - before.answered,
+            mismatched: tally.mismatched + mismatched,
+            backend_syn_acks: after.syn_acks - before.syn_acks,
             sent: *sent,
             sessions: after.sessions,
             drops: drops.filter(|(_, count)| *count > 0).collect(),
-            // A tick is a hundredth of a second.
-            gateway_cpu: (after.gateway - before.gateway) as f64 / 100.0 / watched,
-            pressure: before.pressure.zip(after.pressure).map_or(0.0, |(a, b)| (b - a) as f64 / 1e6 / watched),
+            // A tick is 10 ms.
+            gateway_cpu: (after.gateway_ticks - before.gateway_ticks) as f64 / 100.0 / sampled_seconds,
+            pressure: before.pressure.zip(after.pressure).map_or(0.0, |(a, b)| (b - a) as f64 / 1e6 / sampled_seconds),
         }
     }
 }
@@ -93,80 +94,91 @@ struct Phases<T> {
     flood: T,
 }
 
-/// New connections: how many began, were served, and needed a retransmission in their handshake.
+/// New connections: attempted, completed, and with a retransmission in the handshake.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct New {
-    asked: u64,
-    served: u64,
+struct NewConnections {
+    #[serde(rename = "asked")]
+    attempted: u64,
+    #[serde(rename = "served")]
+    completed: u64,
     late: u64,
     p99_us: f64,
 }
 
-impl New {
+impl NewConnections {
     fn late_share(&self) -> f64 {
-        self.late as f64 / self.asked.max(1) as f64
+        self.late as f64 / self.attempted.max(1) as f64
     }
 }
 
-/// A line of the report. Rates and delays are medians of the rounds, counts their sums.
+/// The report. Rates and latencies are medians of the rounds, counts their sums.
 #[derive(Debug, Serialize)]
-pub(super) struct Line {
+pub(super) struct Report {
     benchmark: &'static str,
     kind: &'static str,
     family: &'static str,
     capacity: u32,
     rounds: usize,
-    /// Packets a second that were to be sent (0: as many as possible), and that were.
+    /// Packets per second: configured (0: maximum), and sent.
     flood_pps: u32,
     sent_pps: Phases<f64>,
     goodput_mbps: Phases<f64>,
-    /// Of all floods, against the best quiet phase: the median, and the worst.
+    /// Goodput of floods relative to the best quiet phase: median and minimum.
     goodput_ratio: f64,
     worst_goodput_ratio: f64,
-    /// Of all controls, each against its own round's quiet phase, which has the same connections: what the machine costs.
+    /// Goodput of control phases relative to the quiet phase of the same round, with the same connections: the effect
+    /// of CPU contention.
     control_ratio: f64,
     p50_us: Phases<f64>,
     p99_us: Phases<f64>,
-    new_connections: Phases<New>,
-    /// Connections of tenant A that stood, and ended or got no more replies.
+    new_connections: Phases<NewConnections>,
+    /// Established connections of tenant A that were closed or got no more replies.
     lost_connections: Phases<u64>,
-    /// Answers that were meant for others.
-    wrong: u64,
-    /// SYNs that tenant B's backends answered in floods; 0 where its pods are silent.
-    backend_answers: u64,
-    /// In the table at the end of a flood, at most.
+    /// Replies that didn't match the request.
+    #[serde(rename = "wrong")]
+    mismatched: u64,
+    /// SYN-ACKs of tenant B's backends during floods; 0 without backends.
+    #[serde(rename = "backend_answers")]
+    backend_syn_acks: u64,
+    /// Sessions at the end of a flood, maximum.
     sessions: u64,
-    /// In floods.
+    /// During floods.
     drops: BTreeMap<String, u64>,
-    /// Cores that the gateway's process kept busy.
+    /// CPU usage of the gateway process, in cores.
     gateway_cpu: Phases<f64>,
-    /// The share of the time in which anybody waited for a core: high when others compute beside the benchmark.
+    /// Share of time in which some thread waited for a core: high if other programs use the CPUs.
     cpu_pressure: Phases<f64>,
     met: bool,
 }
 
-impl Line {
-    /// Sums rounds up.
-    pub(super) fn new(kind: Kind, ipv6: bool, capacity: u32, flood_pps: u32, rounds: &[[Measured; 3]]) -> Self {
-        let phases = |of: &dyn Fn(&Measured) -> f64| {
-            let of = |at: usize| round2(median(rounds.iter().map(|round| of(&round[at])).collect()));
-            Phases { quiet: of(0), control: of(1), flood: of(2) }
+impl Report {
+    /// Aggregates the rounds.
+    pub(super) fn new(kind: FloodKind, ipv6: bool, capacity: u32, flood_pps: u32, rounds: &[[PhaseResult; 3]]) -> Self {
+        let phases = |field: &dyn Fn(&PhaseResult) -> f64| {
+            let of_phase = |at: usize| round2(median(rounds.iter().map(|round| field(&round[at])).collect()));
+            Phases { quiet: of_phase(0), control: of_phase(1), flood: of_phase(2) }
         };
-        let sums =
-            |of: fn(&Measured) -> u64| [0, 1, 2].map(|at| rounds.iter().map(|round| of(&round[at])).sum::<u64>());
-        let rate = |measured: &Measured| measured.bytes as f64 / measured.seconds;
+        let sums = |field: fn(&PhaseResult) -> u64| {
+            [0, 1, 2].map(|at| rounds.iter().map(|round| field(&round[at])).sum::<u64>())
+        };
+        let rate = |phase: &PhaseResult| phase.bytes as f64 / phase.seconds;
         let best = rounds.iter().map(|round| rate(&round[0])).fold(1.0, f64::max);
         let ratios: Vec<f64> = rounds.iter().map(|round| rate(&round[2]) / best).collect();
         let controls = rounds.iter().map(|round| rate(&round[1]) / rate(&round[0]).max(1.0));
-        let [asked, served, late] = [sums(|it| it.asked), sums(|it| it.served), sums(|it| it.late)];
-        let opening = phases(&|it| it.opening_p99_us as f64);
-        let new = |at: usize, p99_us| New { asked: asked[at], served: served[at], late: late[at], p99_us };
+        let [attempted, completed, late] = [sums(|it| it.attempted), sums(|it| it.completed), sums(|it| it.late)];
+        let setup_p99 = phases(&|it| it.setup_p99_us as f64);
+        let new_connections = |at: usize, p99_us| NewConnections {
+            attempted: attempted[at],
+            completed: completed[at],
+            late: late[at],
+            p99_us,
+        };
         let [quiet, control, flood] = sums(|it| it.lost);
         let mut drops = BTreeMap::new();
         for (reason, count) in rounds.iter().flat_map(|round| &round[2].drops) {
             *drops.entry(reason.clone()).or_default() += count;
         }
-        let line = Self {
+        let report = Self {
             benchmark: "flood",
             kind: kind.name(),
             family: if ipv6 { "ipv6" } else { "ipv4" },
@@ -181,55 +193,61 @@ impl Line {
             p50_us: phases(&|it| it.p50_us as f64),
             p99_us: phases(&|it| it.p99_us as f64),
             new_connections: Phases {
-                quiet: new(0, opening.quiet),
-                control: new(1, opening.control),
-                flood: new(2, opening.flood),
+                quiet: new_connections(0, setup_p99.quiet),
+                control: new_connections(1, setup_p99.control),
+                flood: new_connections(2, setup_p99.flood),
             },
             lost_connections: Phases { quiet, control, flood },
-            wrong: sums(|it| it.wrong).iter().sum(),
-            backend_answers: sums(|it| it.answered)[2],
+            mismatched: sums(|it| it.mismatched).iter().sum(),
+            backend_syn_acks: sums(|it| it.backend_syn_acks)[2],
             sessions: rounds.iter().map(|round| round[2].sessions).max().unwrap_or(0),
             drops,
             gateway_cpu: phases(&|it| it.gateway_cpu),
             cpu_pressure: phases(&|it| it.pressure),
             met: false,
         };
-        Self { met: line.is_met(), ..line }
+        Self { met: report.is_met(), ..report }
     }
 
     fn is_met(&self) -> bool {
-        let New { asked, served, .. } = self.new_connections.flood;
-        let is_served = asked > 0 && served == asked && !self.is_late();
-        self.goodput_ratio >= GOODPUT && is_served && self.lost() == 0 && self.wrong == 0
+        let NewConnections { attempted, completed, .. } = self.new_connections.flood;
+        let accepts_all = attempted > 0 && completed == attempted && !self.exceeds_late_margin();
+        self.goodput_ratio >= MIN_GOODPUT_RATIO && accepts_all && self.lost() == 0 && self.mismatched == 0
     }
 
-    /// Whether handshakes lose more packets than without the flood.
-    fn is_late(&self) -> bool {
+    /// Whether more handshakes than without the flood need a retransmission.
+    fn exceeds_late_margin(&self) -> bool {
         let Phases { quiet, control, flood } = self.new_connections;
         flood.late_share() > quiet.late_share().max(control.late_share()) + LATE_MARGIN
     }
 
-    /// Connections that were lost, whenever: each stood to stay.
+    /// Established connections lost, in all phases.
     fn lost(&self) -> u64 {
         let Phases { quiet, control, flood } = self.lost_connections;
         quiet + control + flood
     }
 
-    /// Whether tenant B's backends have answered anything.
-    pub(super) fn is_answered(&self) -> bool {
-        self.backend_answers > 0
+    /// Whether tenant B's backends sent any SYN-ACK.
+    pub(super) fn has_backend_replies(&self) -> bool {
+        self.backend_syn_acks > 0
     }
 
-    /// What is missed, as a sentence.
-    pub(super) fn missed(&self) -> Option<String> {
-        let New { asked, served, late, .. } = self.new_connections.flood;
+    /// Description of a missed target.
+    pub(super) fn missed_target(&self) -> Option<String> {
+        let NewConnections { attempted, completed, late, .. } = self.new_connections.flood;
         let Phases { quiet, control, .. } = self.new_connections;
-        let is_machine = self.control_ratio < GOODPUT || control.served < control.asked;
-        let why = if is_machine { "; the control misses it as well: this machine is too busy to tell" } else { "" };
+        let is_overloaded = self.control_ratio < MIN_GOODPUT_RATIO || control.completed < control.attempted;
+        let note = if is_overloaded {
+            "; the control phase misses it, too: this machine is too busy for a valid result"
+        } else {
+            ""
+        };
         (!self.met).then(|| {
             format!(
-                "{} with a table of {}: {:.1} % of the goodput, {:.1} % in the worst round, {served} of {asked} new connections served, \
-                 {late} of them late ({} when quiet, {} in the control), {} of those that stood lost{why}",
+                "{}, capacity {}: {:.1} % of the goodput ({:.1} % in the worst round), \
+                 {completed} of {attempted} new connections completed, \
+                 {late} late handshakes ({} in quiet phases, {} in control phases), \
+                 {} established connections lost{note}",
                 self.kind,
                 self.capacity,
                 self.goodput_ratio * 100.0,
@@ -252,88 +270,100 @@ mod tests {
 
     use anyhow::Result;
 
-    use super::super::Reading;
-    use super::super::tenant::Stage;
+    use super::super::CounterSample;
+    use super::super::tenant::TrafficState;
     use super::*;
 
-    /// A phase of a second without any fault.
-    fn good(bytes: u64) -> Measured {
-        Measured { seconds: 1.0, bytes, asked: 100, served: 100, ..Measured::default() }
+    /// A phase of one second that meets all targets.
+    fn good(bytes: u64) -> PhaseResult {
+        PhaseResult { seconds: 1.0, bytes, attempted: 100, completed: 100, ..PhaseResult::default() }
     }
 
-    fn line(rounds: &[[Measured; 3]]) -> Line {
-        Line::new(Kind::Syn, false, 1024, 0, rounds)
+    fn report(rounds: &[[PhaseResult; 3]]) -> Report {
+        Report::new(FloodKind::Syn, false, 1024, 0, rounds)
     }
 
-    fn flooded(flood: Measured) -> Line {
-        line(&[[good(1000), good(1000), flood]])
+    fn flooded(flood: PhaseResult) -> Report {
+        report(&[[good(1000), good(1000), flood]])
     }
 
     #[test]
-    fn a_flood_that_costs_goodput_or_a_connection_is_named() {
-        assert_eq!((flooded(good(960)).met, flooded(good(960)).missed()), (true, None));
+    fn loss_of_goodput_or_connections_is_a_missed_target() {
+        assert_eq!((flooded(good(960)).met, flooded(good(960)).missed_target()), (true, None));
         assert!(!flooded(good(940)).met);
-        assert!(!flooded(Measured { wrong: 1, ..good(960) }).met);
-        let refused = flooded(Measured { served: 99, ..good(960) });
-        assert!(refused.missed().unwrap().contains("99 of 100 new connections"), "{:?}", refused.missed());
+        assert!(!flooded(PhaseResult { mismatched: 1, ..good(960) }).met);
+        let incomplete = flooded(PhaseResult { completed: 99, ..good(960) });
+        assert!(
+            incomplete.missed_target().unwrap().contains("99 of 100 new connections"),
+            "{:?}",
+            incomplete.missed_target()
+        );
         for phase in 0..3 {
             let mut round = [good(1000), good(1000), good(1000)];
             round[phase].lost = 1;
-            let lost = line(&[round]).missed().unwrap();
-            assert!(lost.contains("1 of those that stood lost"), "{lost}");
+            let missed = report(&[round]).missed_target().unwrap();
+            assert!(missed.contains("1 established connections lost"), "{missed}");
         }
     }
 
     #[test]
-    fn later_rounds_do_not_hide_what_the_first_flood_cost() {
+    fn loss_in_the_first_flood_counts_in_later_rounds() {
         let after = || [good(700), good(700), good(700)];
         let first = [good(1000), good(1000), good(700)];
-        let line = line(&[first, after(), after()]);
+        let report = report(&[first, after(), after()]);
         assert_eq!(
-            (line.goodput_ratio, line.worst_goodput_ratio, line.control_ratio, line.met),
+            (report.goodput_ratio, report.worst_goodput_ratio, report.control_ratio, report.met),
             (0.7, 0.7, 1.0, false)
         );
-        assert!(!line.missed().unwrap().contains("too busy"), "{:?}", line.missed());
+        assert!(!report.missed_target().unwrap().contains("too busy"), "{:?}", report.missed_target());
     }
 
     #[test]
-    fn the_worst_round_stands_beside_the_median() {
+    fn the_minimum_goodput_is_reported_beside_the_median() {
         let round = |flood| [good(1000), good(1000), good(flood)];
-        let line = line(&[round(600), round(1000), round(990)]);
-        assert_eq!((line.goodput_ratio, line.worst_goodput_ratio), (0.99, 0.6));
+        let report = report(&[round(600), round(1000), round(990)]);
+        assert_eq!((report.goodput_ratio, report.worst_goodput_ratio), (0.99, 0.6));
     }
 
     #[test]
-    fn more_late_handshakes_than_without_a_flood_are_named() {
-        let late = |late| Measured { late, ..good(1000) };
-        let line = |[quiet, control, flood]: [u64; 3]| line(&[[late(quiet), late(control), late(flood)]]);
-        assert!(line([0, 0, 1]).met && line([5, 0, 5]).met && line([0, 5, 6]).met);
-        let missed = line([1, 2, 5]).missed().unwrap();
-        assert!(missed.contains("5 of them late (1 when quiet, 2 in the control)"), "{missed}");
+    fn more_late_handshakes_than_without_the_flood_are_a_missed_target() {
+        let late = |late| PhaseResult { late, ..good(1000) };
+        let report = |[quiet, control, flood]: [u64; 3]| report(&[[late(quiet), late(control), late(flood)]]);
+        assert!(report([0, 0, 1]).met && report([5, 0, 5]).met && report([0, 5, 6]).met);
+        let missed = report([1, 2, 5]).missed_target().unwrap();
+        assert!(missed.contains("5 late handshakes (1 in quiet phases, 2 in control phases)"), "{missed}");
     }
 
     #[test]
-    fn a_loss_between_phases_counts_for_the_earlier_one() -> Result<()> {
-        let stage = Stage::new()?;
-        let [tally, rest] = [stage.next()?, stage.next()?];
-        for (tally, lost) in [(&tally, 1), (&rest, 2)] {
-            let mut tally = hold(tally);
-            (tally.lost, tally.wrong, tally.bytes) = (lost, lost, 500);
+    fn a_loss_between_phases_counts_for_the_preceding_phase() -> Result<()> {
+        let state = TrafficState::new()?;
+        let [tally, rest] = [state.next_phase()?, state.next_phase()?];
+        for (counters, lost) in [(&tally, 1), (&rest, 2)] {
+            let mut counters = lock_counters(counters);
+            (counters.lost, counters.mismatched, counters.bytes) = (lost, lost, 500);
         }
         let now = Instant::now();
-        let reading = Reading { at: now, sessions: 0, drops: BTreeMap::new(), answered: 7, gateway: 0, pressure: None };
-        let after = Reading { at: now + Duration::from_secs(4), answered: 9, ..reading.clone() };
+        let before = CounterSample {
+            at: now,
+            sessions: 0,
+            drops: BTreeMap::new(),
+            syn_acks: 7,
+            gateway_ticks: 0,
+            pressure: None,
+        };
+        let after = CounterSample { at: now + Duration::from_secs(4), syn_acks: 9, ..before.clone() };
         let length = Duration::from_secs(2);
-        let played = Played { tally, around: vec![rest], length, sent: 0, before: reading, after };
-        let Measured { seconds, bytes, lost, wrong, answered, .. } = Measured::new(&played);
-        assert_eq!((bytes, lost, wrong, answered), (500, 3, 3, 2));
+        let phase =
+            CompletedPhase { counters: tally, surrounding: vec![rest], duration: length, sent: 0, before, after };
+        let PhaseResult { seconds, bytes, lost, mismatched, backend_syn_acks, .. } = PhaseResult::new(&phase);
+        assert_eq!((bytes, lost, mismatched, backend_syn_acks), (500, 3, 3, 2));
         assert!((seconds - 2.0).abs() < f64::EPSILON);
         Ok(())
     }
 
     #[test]
-    fn a_machine_that_is_too_busy_is_named() {
-        let line = Line::new(Kind::Udp, true, 1024, 0, &[[good(1000), good(900), good(900)]]);
-        assert!(line.missed().unwrap().contains("too busy"));
+    fn an_overloaded_machine_is_reported() {
+        let report = Report::new(FloodKind::Udp, true, 1024, 0, &[[good(1000), good(900), good(900)]]);
+        assert!(report.missed_target().unwrap().contains("too busy"));
     }
 }

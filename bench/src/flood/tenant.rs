@@ -1,10 +1,11 @@
-//! Tenant A: connections that stand and say a line again and again, new ones that say one line and end, half of them out of pods and
-//! half of them to the VIP. The hosts are Linux's own TCP; all of a side runs in one thread.
+//! Traffic of tenant A: persistent connections with periodic requests, and short connections with one request; half of
+//! them egress from pods, half of them to the VIP. Hosts use Linux TCP; each host runs in one thread.
 //!
-//! Lines are due when they are due: what waits is part of what is measured. A gateway that evicts a session drops its packets silently, so a
-//! connection also counts as lost once its oldest line has waited for [`REPLY_TIMEOUT`], in the phase that sent this line.
+//! Requests are sent on a fixed schedule, so queueing delay is part of the latency. A gateway that evicts a session
+//! drops its packets silently, so a connection also counts as lost when its oldest request gets no reply for
+//! [`REPLY_TIMEOUT`], in the phase in which that request was sent.
 //!
-//! Tenant B's backends, where an attack needs them, are listening sockets on the pods' host.
+//! Tenant B's backends, if the flood needs them, are listening sockets on the pods' host.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -18,147 +19,151 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::{Instant, interval_at, sleep, sleep_until, timeout};
 
-use super::ground::{FAR_PORT, POD_PORT, PODS_A, PODS_B, SERVICE, VIP_A, far, pod_a, pod_b};
+use super::ground::{
+    POD_PORT, PODS_A, PODS_B, REMOTE_PORT, SERVICE_PORTS, VIP_A, tenant_a_pod, tenant_a_remote, tenant_b_pod,
+};
 
-/// How often each connection says a line, and how long that is.
-const PACE: Duration = Duration::from_millis(250);
-const LINE: usize = 512;
-/// Lines on their way; who has so many waits for answers.
-const MOST_WAITING: usize = 64;
-/// How long a new connection may take, from its SYN to its answer, and a line of one that stands: TCP sends a lost SYN again after one
-/// second, and after three.
+/// Request interval and size of persistent connections.
+const REQUEST_INTERVAL: Duration = Duration::from_millis(250);
+const REQUEST_SIZE: usize = 512;
+/// Maximum number of outstanding requests of a connection.
+const MAX_OUTSTANDING: usize = 64;
+/// Timeout of a short connection, from its SYN to its reply, and of a request on a persistent one. TCP retransmits a
+/// lost SYN after one and after three seconds.
 pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
-/// A handshake that takes longer has lost its SYN or its SYN-ACK: TCP retransmits either after a second (RFC 6298 section 2.1).
+/// A slower handshake lost its SYN or its SYN-ACK: TCP retransmits either after one second (RFC 6298 section 2.1).
 const LATE_HANDSHAKE: Duration = Duration::from_millis(900);
-/// Half-open connections of a backend that the kernel keeps, and whose SYN-ACK it retransmits. It answers all other SYNs with SYN cookies, once
-/// and without state, so its queues never limit a flood: of 20 000 SYNs at 70 000 a second it answered each one.
+/// Backlog of a backend's listening socket. The kernel retransmits the SYN-ACKs of these half-open connections, and
+/// replies to all other SYNs with SYN cookies, once and without state, so its queues never limit a flood: at 70 000
+/// SYNs per second it replied to each of 20 000.
 const BACKLOG: u32 = 16;
-/// New connections begin in steps.
-const STEP: Duration = Duration::from_millis(10);
+/// Interval at which new connections are started.
+const START_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What came of a phase.
+/// Counters of one phase.
 #[derive(Debug)]
-pub(super) struct Tally {
-    /// Answered lines, in bytes.
+pub(super) struct TrafficCounters {
+    /// Bytes of replies on persistent connections.
     pub(super) bytes: u64,
-    /// Of those lines, from the call that sent one to its answer; microseconds.
-    pub(super) delays: Histogram<u64>,
-    /// New connections that began, and that were answered.
-    pub(super) asked: u64,
-    pub(super) served: u64,
-    /// Handshakes that needed a retransmission.
+    /// Latency from request to reply on persistent connections; microseconds.
+    pub(super) latencies: Histogram<u64>,
+    /// New connections: attempted, and completed with a reply.
+    pub(super) attempted: u64,
+    pub(super) completed: u64,
+    /// Handshakes with a retransmission.
     pub(super) late: u64,
-    /// From the beginning of those to their answer; microseconds.
-    pub(super) openings: Histogram<u64>,
-    /// Connections that stood, and ended or got no reply for [`REPLY_TIMEOUT`].
+    /// Time from SYN to reply of new connections; microseconds.
+    pub(super) setup_times: Histogram<u64>,
+    /// Established connections that were closed or got no reply for [`REPLY_TIMEOUT`].
     pub(super) lost: u64,
-    /// Answers that weren't what was said.
-    pub(super) wrong: u64,
+    /// Replies that don't match the request.
+    pub(super) mismatched: u64,
 }
 
-/// A tally that answers are still entered in.
-pub(super) type Shared = Arc<Mutex<Tally>>;
+/// Counters that late replies are still added to.
+pub(super) type SharedCounters = Arc<Mutex<TrafficCounters>>;
 
-/// A tally's counts so far.
-pub(super) fn hold(shared: &Shared) -> MutexGuard<'_, Tally> {
+/// Locks the counters.
+pub(super) fn lock_counters(shared: &SharedCounters) -> MutexGuard<'_, TrafficCounters> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What both sides share with who measures.
+/// State shared by both hosts and the measuring thread.
 #[derive(Debug)]
-pub(super) struct Stage {
-    tally: Mutex<Shared>,
-    standing: AtomicU32,
-    ended: AtomicBool,
+pub(super) struct TrafficState {
+    current: Mutex<SharedCounters>,
+    established: AtomicU32,
+    is_stopped: AtomicBool,
 }
 
-impl Stage {
+impl TrafficState {
     pub(super) fn new() -> Result<Self> {
-        Ok(Self { tally: Mutex::new(tally()?), standing: AtomicU32::new(0), ended: AtomicBool::new(false) })
+        let current = Mutex::new(new_counters()?);
+        Ok(Self { current, established: AtomicU32::new(0), is_stopped: AtomicBool::new(false) })
     }
 
-    /// Begins a phase; the tally of the one before, in which answers that are under way are still entered.
-    pub(super) fn next(&self) -> Result<Shared> {
-        let next = tally()?;
-        let mut now = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(std::mem::replace(&mut *now, next))
+    /// Starts the next phase; returns the counters of the previous one, to which outstanding replies are still added.
+    pub(super) fn next_phase(&self) -> Result<SharedCounters> {
+        let next = new_counters()?;
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(std::mem::replace(&mut *current, next))
     }
 
-    /// Connections that have stood.
-    pub(super) fn standing(&self) -> u32 {
-        self.standing.load(Relaxed)
+    /// Persistent connections established so far.
+    pub(super) fn established(&self) -> u32 {
+        self.established.load(Relaxed)
     }
 
-    /// Ends both sides.
-    pub(super) fn end(&self) {
-        self.ended.store(true, Relaxed);
+    /// Stops both hosts.
+    pub(super) fn stop(&self) {
+        self.is_stopped.store(true, Relaxed);
     }
 
-    fn now(&self) -> Shared {
-        self.tally.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn current(&self) -> SharedCounters {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-fn tally() -> Result<Shared> {
+fn new_counters() -> Result<SharedCounters> {
     let histogram = || Histogram::new_with_max(60_000_000, 3);
-    Ok(Arc::new(Mutex::new(Tally {
+    Ok(Arc::new(Mutex::new(TrafficCounters {
         bytes: 0,
-        delays: histogram()?,
-        asked: 0,
-        served: 0,
+        latencies: histogram()?,
+        attempted: 0,
+        completed: 0,
         late: 0,
-        openings: histogram()?,
+        setup_times: histogram()?,
         lost: 0,
-        wrong: 0,
+        mismatched: 0,
     })))
 }
 
-/// What one side does.
+/// Traffic of one host.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Side {
-    /// Whether it is the pods'.
-    pub(super) is_pods: bool,
+pub(super) struct TrafficHost {
+    /// Whether it is the pods' host.
+    pub(super) is_pod_host: bool,
     /// Whether tenant B's backends listen on it.
     pub(super) has_backends: bool,
     /// 0 is IPv4.
     pub(super) family: usize,
-    /// Connections that stand, and new ones a second.
+    /// Persistent connections, and new short ones per second.
     pub(super) connections: u32,
     pub(super) new_per_second: u32,
 }
 
-impl Side {
-    /// Runs it, in a thread of its host, until the stage ends.
-    pub(super) fn run(self, stage: &Arc<Stage>) -> Result<()> {
+impl TrafficHost {
+    /// Generates traffic in this thread until stopped.
+    pub(super) fn run(self, state: &Arc<TrafficState>) -> Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(self.play(stage))
+        runtime.block_on(self.generate(state))
     }
 
-    async fn play(self, stage: &Arc<Stage>) -> Result<()> {
+    async fn generate(self, state: &Arc<TrafficState>) -> Result<()> {
         // A wildcard socket would take the port from tenant B's backends, which listen on the same host.
         for number in 0..PODS_A {
-            let here = if self.is_pods { pod_a(self.family, number) } else { far(self.family, number) };
-            let here = address(&here, if self.is_pods { POD_PORT } else { FAR_PORT })?;
-            let listener = TcpListener::bind(here).await;
-            tokio::spawn(answer(listener.with_context(|| format!("tenant A cannot listen at {here}"))?));
+            let local =
+                if self.is_pod_host { tenant_a_pod(self.family, number) } else { tenant_a_remote(self.family, number) };
+            let local = address(&local, if self.is_pod_host { POD_PORT } else { REMOTE_PORT })?;
+            let listener = TcpListener::bind(local).await;
+            tokio::spawn(echo(listener.with_context(|| format!("tenant A cannot listen on {local}"))?));
         }
         let _backends = self.backends()?;
-        // The other side listens by then.
+        // After this, the other host listens.
         sleep(Duration::from_millis(300)).await;
         for number in 0..self.connections {
-            tokio::spawn(stand(stage.clone(), self.ends(number)?, number, REPLY_TIMEOUT));
+            tokio::spawn(persistent_connection(state.clone(), self.addresses(number)?, number, REPLY_TIMEOUT));
             // All of them within a second.
             if number % 16 == 0 {
                 sleep(Duration::from_millis(10)).await;
             }
         }
-        let (begun, mut number) = (Instant::now(), 0);
-        while !stage.ended.load(Relaxed) {
-            sleep(STEP).await;
-            // They begin when all stand.
-            let due = begun.elapsed().as_secs_f64() * f64::from(self.new_per_second);
+        let (start, mut number) = (Instant::now(), 0);
+        while !state.is_stopped.load(Relaxed) {
+            sleep(START_INTERVAL).await;
+            let due = start.elapsed().as_secs_f64() * f64::from(self.new_per_second);
             while f64::from(number) < due {
-                tokio::spawn(begin(stage.now(), self.ends(number)?, number));
+                tokio::spawn(short_connection(state.current(), self.addresses(number)?, number));
                 number += 1;
             }
         }
@@ -166,21 +171,24 @@ impl Side {
     }
 
     /// Source and destination of a connection.
-    fn ends(self, number: u32) -> Result<[SocketAddr; 2]> {
-        let (here, there) = (number % PODS_A, number / PODS_A % PODS_A);
-        if self.is_pods {
-            Ok([address(&pod_a(self.family, here), 0)?, address(&far(self.family, there), FAR_PORT)?])
+    fn addresses(self, number: u32) -> Result<[SocketAddr; 2]> {
+        let (local, remote) = (number % PODS_A, number / PODS_A % PODS_A);
+        if self.is_pod_host {
+            Ok([
+                address(&tenant_a_pod(self.family, local), 0)?,
+                address(&tenant_a_remote(self.family, remote), REMOTE_PORT)?,
+            ])
         } else {
-            Ok([address(&far(self.family, here), 0)?, address(VIP_A[self.family], SERVICE[0])?])
+            Ok([address(&tenant_a_remote(self.family, local), 0)?, address(VIP_A[self.family], SERVICE_PORTS[0])?])
         }
     }
 
-    /// Tenant B's backends: the kernel answers SYNs, nothing accepts.
+    /// Tenant B's backends: the kernel answers SYNs, but no process accepts connections.
     fn backends(self) -> Result<Vec<TcpListener>> {
         let listen = |number| -> Result<TcpListener> {
-            let here = address(&pod_b(self.family, number), POD_PORT)?;
-            let socket = if here.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-            socket.bind(here).with_context(|| format!("tenant B cannot listen at {here}"))?;
+            let local = address(&tenant_b_pod(self.family, number), POD_PORT)?;
+            let socket = if local.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+            socket.bind(local).with_context(|| format!("tenant B cannot listen on {local}"))?;
             Ok(socket.listen(BACKLOG)?)
         };
         let count = if self.has_backends { PODS_B } else { 0 };
@@ -192,8 +200,8 @@ fn address(text: &str, port: u16) -> Result<SocketAddr> {
     Ok(SocketAddr::new(text.parse()?, port))
 }
 
-/// Says everything back.
-async fn answer(listener: TcpListener) {
+/// An echo server.
+async fn echo(listener: TcpListener) {
     while let Ok((mut stream, _)) = listener.accept().await {
         tokio::spawn(async move {
             let mut buffer = [0; 4096];
@@ -207,94 +215,101 @@ async fn answer(listener: TcpListener) {
     }
 }
 
-async fn connect([from, to]: [SocketAddr; 2]) -> std::io::Result<TcpStream> {
-    let socket = if from.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    socket.bind(from)?;
-    let stream = socket.connect(to).await?;
+async fn connect([source, destination]: [SocketAddr; 2]) -> std::io::Result<TcpStream> {
+    let socket = if source.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.bind(source)?;
+    let stream = socket.connect(destination).await?;
     stream.set_nodelay(true)?;
     Ok(stream)
 }
 
-/// A line: who says it, and its number, over and over.
-fn line(who: u32, number: u32) -> [u8; LINE] {
-    let mut line = [0; LINE];
-    let word = [who.to_be_bytes(), number.to_be_bytes()].concat();
-    line.chunks_mut(word.len()).for_each(|chunk| chunk.copy_from_slice(&word));
-    line
+/// A request: connection ID and request number, repeated.
+fn request(connection: u32, number: u32) -> [u8; REQUEST_SIZE] {
+    let mut request = [0; REQUEST_SIZE];
+    let word = [connection.to_be_bytes(), number.to_be_bytes()].concat();
+    request.chunks_mut(word.len()).for_each(|chunk| chunk.copy_from_slice(&word));
+    request
 }
 
-/// A connection that stands until it ends, or until a line gets no reply for `reply_timeout`.
-async fn stand(stage: Arc<Stage>, ends: [SocketAddr; 2], who: u32, reply_timeout: Duration) {
-    let Ok(mut stream) = connect(ends).await else { return };
-    stage.standing.fetch_add(1, Relaxed);
+/// A persistent connection, until it is closed or a request gets no reply for `reply_timeout`.
+async fn persistent_connection(
+    state: Arc<TrafficState>,
+    addresses: [SocketAddr; 2],
+    connection: u32,
+    reply_timeout: Duration,
+) {
+    let Ok(mut stream) = connect(addresses).await else { return };
+    state.established.fetch_add(1, Relaxed);
     let (mut reader, mut writer) = stream.split();
-    let mut waiting: VecDeque<(Instant, Shared)> = VecDeque::new();
-    let mut lines = interval_at(Instant::now() + PACE.mul_f64(f64::from(who % 97) / 97.0), PACE);
-    let (mut said, mut heard, mut rest, mut buffer) = (0, 0, Vec::with_capacity(2 * LINE), [0; 4096]);
+    let mut outstanding: VecDeque<(Instant, SharedCounters)> = VecDeque::new();
+    let phase_shift = REQUEST_INTERVAL.mul_f64(f64::from(connection % 97) / 97.0);
+    let mut schedule = interval_at(Instant::now() + phase_shift, REQUEST_INTERVAL);
+    let (mut sent, mut received) = (0, 0);
+    let (mut unread, mut buffer) = (Vec::with_capacity(2 * REQUEST_SIZE), [0; 4096]);
     loop {
-        let oldest = waiting.front().map_or_else(Instant::now, |(since, _)| *since);
+        let oldest = outstanding.front().map_or_else(Instant::now, |(since, _)| *since);
         tokio::select! {
-            _ = lines.tick(), if waiting.len() < MOST_WAITING => {
-                waiting.push_back((Instant::now(), stage.now()));
-                // Without acknowledgements the send buffer fills up.
-                if !matches!(timeout(reply_timeout, writer.write_all(&line(who, said))).await, Ok(Ok(()))) {
+            _ = schedule.tick(), if outstanding.len() < MAX_OUTSTANDING => {
+                outstanding.push_back((Instant::now(), state.current()));
+                // Without acknowledgments the send buffer fills up.
+                if !matches!(timeout(reply_timeout, writer.write_all(&request(connection, sent))).await, Ok(Ok(()))) {
                     break;
                 }
-                said += 1;
+                sent += 1;
             }
             length = reader.read(&mut buffer) => {
                 let Ok(length @ 1..) = length else { break };
-                rest.extend_from_slice(&buffer[..length]);
-                hold(&stage.now()).bytes += length as u64;
-                while rest.len() >= LINE {
-                    if rest[..LINE] != line(who, heard) {
-                        hold(&stage.now()).wrong += 1;
+                unread.extend_from_slice(&buffer[..length]);
+                lock_counters(&state.current()).bytes += length as u64;
+                while unread.len() >= REQUEST_SIZE {
+                    if unread[..REQUEST_SIZE] != request(connection, received) {
+                        lock_counters(&state.current()).mismatched += 1;
                     }
-                    rest.drain(..LINE);
-                    heard += 1;
-                    enter(&mut waiting);
+                    unread.drain(..REQUEST_SIZE);
+                    received += 1;
+                    record_latency(&mut outstanding);
                 }
             }
-            // TCP itself gives up only after a quarter of an hour of retransmissions.
-            () = sleep_until(oldest + reply_timeout), if !waiting.is_empty() => break,
+            // TCP's own retransmission timeout is about a quarter of an hour.
+            () = sleep_until(oldest + reply_timeout), if !outstanding.is_empty() => break,
         }
     }
-    let tally = waiting.front().map_or_else(|| stage.now(), |(_, tally)| tally.clone());
-    hold(&tally).lost += 1;
-    // What it still waited for never came: so long it waited at least.
-    while !waiting.is_empty() {
-        enter(&mut waiting);
+    let counters = outstanding.front().map_or_else(|| state.current(), |(_, counters)| counters.clone());
+    lock_counters(&counters).lost += 1;
+    // Requests without a reply enter the histogram with their time so far, a lower bound.
+    while !outstanding.is_empty() {
+        record_latency(&mut outstanding);
     }
 }
 
-fn enter(waiting: &mut VecDeque<(Instant, Shared)>) {
-    if let Some((since, tally)) = waiting.pop_front() {
-        hold(&tally).delays.saturating_record(since.elapsed().as_micros() as u64);
+fn record_latency(outstanding: &mut VecDeque<(Instant, SharedCounters)>) {
+    if let Some((since, counters)) = outstanding.pop_front() {
+        lock_counters(&counters).latencies.saturating_record(since.elapsed().as_micros() as u64);
     }
 }
 
-/// A new connection: one line, and its end.
-async fn begin(tally: Shared, ends: [SocketAddr; 2], who: u32) {
-    hold(&tally).asked += 1;
-    let begun = Instant::now();
-    let whole = async {
-        let mut stream = connect(ends).await?;
-        if begun.elapsed() > LATE_HANDSHAKE {
-            hold(&tally).late += 1;
+/// A short connection: one request, one reply, close.
+async fn short_connection(counters: SharedCounters, addresses: [SocketAddr; 2], connection: u32) {
+    lock_counters(&counters).attempted += 1;
+    let start = Instant::now();
+    let exchange = async {
+        let mut stream = connect(addresses).await?;
+        if start.elapsed() > LATE_HANDSHAKE {
+            lock_counters(&counters).late += 1;
         }
-        stream.write_all(&line(who, 0)).await?;
-        let mut answer = [0; LINE];
-        stream.read_exact(&mut answer).await?;
-        Ok::<_, std::io::Error>(answer == line(who, 0))
+        stream.write_all(&request(connection, 0)).await?;
+        let mut reply = [0; REQUEST_SIZE];
+        stream.read_exact(&mut reply).await?;
+        Ok::<_, std::io::Error>(reply == request(connection, 0))
     };
-    let outcome = timeout(REPLY_TIMEOUT, whole).await;
-    let mut tally = hold(&tally);
+    let outcome = timeout(REPLY_TIMEOUT, exchange).await;
+    let mut counters = lock_counters(&counters);
     match outcome {
         Ok(Ok(true)) => {
-            tally.served += 1;
-            tally.openings.saturating_record(begun.elapsed().as_micros() as u64);
+            counters.completed += 1;
+            counters.setup_times.saturating_record(start.elapsed().as_micros() as u64);
         }
-        Ok(Ok(false)) => tally.wrong += 1,
+        Ok(Ok(false)) => counters.mismatched += 1,
         Ok(Err(_)) | Err(_) => {}
     }
 }
@@ -305,11 +320,11 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_millis(600);
 
-    /// A connection that has just begun to stand, and its far side.
-    async fn standing(stage: &Arc<Stage>) -> Result<(tokio::task::JoinHandle<()>, TcpStream)> {
+    /// A new persistent connection, and the server's end of it.
+    async fn established(state: &Arc<TrafficState>) -> Result<(tokio::task::JoinHandle<()>, TcpStream)> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let ends = [address("127.0.0.1", 0)?, listener.local_addr()?];
-        let connection = tokio::spawn(stand(stage.clone(), ends, 1, TIMEOUT));
+        let addresses = [address("127.0.0.1", 0)?, listener.local_addr()?];
+        let connection = tokio::spawn(persistent_connection(state.clone(), addresses, 1, TIMEOUT));
         Ok((connection, listener.accept().await?.0))
     }
 
@@ -318,19 +333,19 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_without_replies_is_lost_in_the_phase_of_its_oldest_line() -> Result<()> {
+    fn a_connection_without_replies_is_lost_in_the_phase_of_its_oldest_request() -> Result<()> {
         run(async {
-            let stage = Arc::new(Stage::new()?);
-            let (connection, mut peer) = standing(&stage).await?;
-            let mut line = [0; LINE];
-            peer.read_exact(&mut line).await?;
-            peer.write_all(&line).await?;
-            let quiet = stage.next()?;
-            // The peer receives the next line, keeps the connection and sends no reply.
-            peer.read_exact(&mut line).await?;
-            let flood = stage.next()?;
-            timeout(5 * TIMEOUT, connection).await.context("the connection still waits")??;
-            let lost = [quiet, flood, stage.next()?].map(|tally| hold(&tally).lost);
+            let state = Arc::new(TrafficState::new()?);
+            let (connection, mut peer) = established(&state).await?;
+            let mut message = [0; REQUEST_SIZE];
+            peer.read_exact(&mut message).await?;
+            peer.write_all(&message).await?;
+            let quiet = state.next_phase()?;
+            // The peer receives the next request, keeps the connection open and sends no reply.
+            peer.read_exact(&mut message).await?;
+            let flood = state.next_phase()?;
+            timeout(5 * TIMEOUT, connection).await.context("the connection is still open")??;
+            let lost = [quiet, flood, state.next_phase()?].map(|counters| lock_counters(&counters).lost);
             assert_eq!(lost, [0, 1, 0]);
             Ok(())
         })
@@ -339,11 +354,11 @@ mod tests {
     #[test]
     fn a_closed_connection_is_lost() -> Result<()> {
         run(async {
-            let stage = Arc::new(Stage::new()?);
-            let (connection, peer) = standing(&stage).await?;
+            let state = Arc::new(TrafficState::new()?);
+            let (connection, peer) = established(&state).await?;
             drop(peer);
-            timeout(5 * TIMEOUT, connection).await.context("the connection still stands")??;
-            assert_eq!(hold(&stage.next()?).lost, 1);
+            timeout(5 * TIMEOUT, connection).await.context("the connection is still open")??;
+            assert_eq!(lock_counters(&state.next_phase()?).lost, 1);
             Ok(())
         })
     }

@@ -1,107 +1,108 @@
-//! What it costs a worker to tell of sessions: as many end as begin, turn about with nobody who listens and with somebody.
-//! What is done with the news isn't in the time.
+//! Cost of exporting sessions from a worker, to replication or to the NAT log: steady churn, alternating with and
+//! without export. The consumer's time is not included.
 
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
-use vipgate::natlog::SESSIONS;
-use vipgate_dataplane::batch::MOST;
-use vipgate_dataplane::command::Command;
-use vipgate_dataplane::snapshot::members::GatewayId;
-use vipgate_dataplane::watch::log::SessionQueue;
+use vipgate::natlog::SESSION_QUEUE_CAPACITY;
+use vipgate_dataplane::flow::ids::GatewayId;
+use vipgate_dataplane::io::batch::BATCH_SIZE;
+use vipgate_dataplane::observe::session_log::SessionEventQueue;
+use vipgate_dataplane::worker::command::Command;
 
-use super::{brief, open};
-use crate::group::Tags;
+use super::{churn_timeouts, open_flows};
+use crate::group::TunnelTags;
 use crate::packets::Flow;
 use crate::path::{median, round2};
 use crate::rig::Rig;
 
-/// New sessions in a second of the table's time.
+/// New sessions per second of the engine's clock.
 const RATE: u32 = 100_000;
 const ROUNDS: usize = 7;
 
-/// Who hears of sessions.
+/// Destination of exported sessions.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Listener {
-    /// Another gateway, of those that it has to know.
-    Gateway,
-    /// A log of translations, of each that begins and ends.
-    Log,
+pub(super) enum ExportTarget {
+    /// Replication to a peer gateway.
+    Replication,
+    /// The NAT log: a record when a session opens and when it ends.
+    NatLog,
 }
 
 #[derive(Serialize)]
-struct Measured {
+struct Report {
     benchmark: &'static str,
     phase: &'static str,
     sessions_per_second: u32,
-    /// A session's whole life in the worker, nobody and somebody being told of it: medians.
+    /// Time of a session's whole lifetime in the worker, without and with export: medians.
     ns_per_session: f64,
-    ns_per_session_told: f64,
-    /// Pieces of news of each session.
-    news_per_session: f64,
-    /// What telling takes of the worker's time at this rate.
+    #[serde(rename = "ns_per_session_told")]
+    ns_per_session_exported: f64,
+    /// Exported records per session.
+    #[serde(rename = "news_per_session")]
+    records_per_session: f64,
+    /// Share of the worker's time that the export takes at this rate.
     share_of_worker: f64,
 }
 
-/// Measures one kind of listener.
-pub(super) fn measure(listener: Listener) -> Result<()> {
-    let (mut alone, mut told, mut news) = (Vec::new(), Vec::new(), 0);
+/// Measures the export to one destination.
+pub(super) fn measure(consumer: ExportTarget) -> Result<()> {
+    let (mut without, mut with, mut records) = (Vec::new(), Vec::new(), 0);
     for _ in 0..ROUNDS {
-        alone.push(lives(listener, false)?.0);
-        let (ns, pieces) = lives(listener, true)?;
-        told.push(ns);
-        news += pieces;
+        without.push(run_churn(consumer, false)?.0);
+        let (ns, exported) = run_churn(consumer, true)?;
+        with.push(ns);
+        records += exported;
     }
-    let [alone, told] = [alone, told].map(median);
-    let result = Measured {
+    let [without, with] = [without, with].map(median);
+    let report = Report {
         benchmark: "open",
-        phase: match listener {
-            Listener::Gateway => "copies",
-            Listener::Log => "log",
+        phase: match consumer {
+            ExportTarget::Replication => "copies",
+            ExportTarget::NatLog => "log",
         },
         sessions_per_second: RATE,
-        ns_per_session: round2(alone),
-        ns_per_session_told: round2(told),
-        news_per_session: round2(news as f64 / ROUNDS as f64 / f64::from(5 * RATE)),
-        share_of_worker: ((told - alone) * f64::from(RATE) / 1e9 * 1e4).round() / 1e4,
+        ns_per_session: round2(without),
+        ns_per_session_exported: round2(with),
+        records_per_session: round2(records as f64 / ROUNDS as f64 / f64::from(5 * RATE)),
+        share_of_worker: ((with - without) * f64::from(RATE) / 1e9 * 1e4).round() / 1e4,
     };
-    println!("{}", serde_json::to_string(&result)?);
+    println!("{}", serde_json::to_string(&report)?);
     Ok(())
 }
 
-/// Sessions that live as briefly as they are opened fast: nanoseconds for each, and pieces of news, if somebody `listens`.
-fn lives(listener: Listener, listens: bool) -> Result<(f64, u64)> {
-    // Whoever is told by the control thread is known as long as that is held.
-    let (mut rig, _control) = match listener {
-        Listener::Gateway => {
-            Rig::in_group(RATE * 2, brief(), listens, Tags::Without).map(|(rig, control)| (rig, Some(control)))?
-        }
-        Listener::Log => (Rig::with(RATE * 2, brief())?, None),
+/// Runs a steady churn; returns nanoseconds per session, and the number of exported records.
+fn run_churn(consumer: ExportTarget, export: bool) -> Result<(f64, u64)> {
+    // The replication target is known only as long as `_control` is held.
+    let (mut rig, _control) = match consumer {
+        ExportTarget::Replication => Rig::with_peer(RATE * 2, churn_timeouts(), export, TunnelTags::Disabled)
+            .map(|(rig, control)| (rig, Some(control)))?,
+        ExportTarget::NatLog => (Rig::with_timeouts(RATE * 2, churn_timeouts())?, None),
     };
-    let log = Arc::new(SessionQueue::new(SESSIONS));
-    if listens && matches!(listener, Listener::Log) {
-        rig.tell(Command::LogSessions(Some(log.clone())))?;
+    let log = Arc::new(SessionEventQueue::new(SESSION_QUEUE_CAPACITY));
+    if export && matches!(consumer, ExportTarget::NatLog) {
+        rig.send_command(Command::LogSessions(Some(log.clone())))?;
         rig.worker.turn(rig.now);
     }
-    let begin = rig.now;
-    let (mut opened, mut news) = (0, 0);
-    let mut step = |rig: &mut Rig| {
-        opened += MOST as u64;
-        rig.now = begin.plus((opened * 1_000 / u64::from(RATE)) as u32);
-        while let Some(piece) = rig.outlet.pop() {
-            news += 1;
-            rig.outlet.acknowledge(piece.to, piece.number);
+    let start = rig.now;
+    let (mut opened, mut records) = (0, 0);
+    let mut drain = |rig: &mut Rig| {
+        opened += BATCH_SIZE as u64;
+        rig.now = start.plus((opened * 1_000 / u64::from(RATE)) as u32);
+        while let Some(update) = rig.replication.pop() {
+            records += 1;
+            rig.replication.acknowledge(update.to, update.number);
         }
-        while log.take().is_some() {
-            news += 1;
+        while log.pop().is_some() {
+            records += 1;
         }
     };
-    // Twice a life to come to rest, then the measured part.
-    open(&mut rig, (0..2 * RATE).map(Flow::new), &mut step);
-    let time = open(&mut rig, (2 * RATE..5 * RATE).map(Flow::new), &mut step);
-    let lost = (0..=u8::MAX).any(|gateway| rig.outlet.take_lost(GatewayId(gateway))) || log.lost() > 0;
-    ensure!(!lost && rig.drops().is_empty(), "news or packets were lost: {:?}", rig.drops());
-    ensure!((news > 0) == listens, "{news} pieces of news, listening: {listens}");
-    Ok((time.as_nanos() as f64 / f64::from(3 * RATE), news))
+    // Warm-up of two lifetimes, then the measured part.
+    open_flows(&mut rig, (0..2 * RATE).map(Flow::new), &mut drain);
+    let time = open_flows(&mut rig, (2 * RATE..5 * RATE).map(Flow::new), &mut drain);
+    let lost = (0..=u8::MAX).any(|gateway| rig.replication.take_lost(GatewayId(gateway))) || log.lost() > 0;
+    ensure!(!lost && rig.drops().is_empty(), "records or packets were lost: {:?}", rig.drops());
+    ensure!((records > 0) == export, "{records} records were exported, with export: {export}");
+    Ok((time.as_nanos() as f64 / f64::from(3 * RATE), records))
 }

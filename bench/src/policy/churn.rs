@@ -1,35 +1,35 @@
-//! A large policy whose endpoints come, change and go: behind each VIP a Service with its egress policy, each endpoint with
-//! one VIP. What changes is drawn uniformly, always in the same way.
+//! Endpoint churn on a large policy: each VIP has a Service with an egress policy, each endpoint one VIP. Endpoints are
+//! added, changed and removed uniformly at random, with a fixed seed.
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use vipgate::policy::Deal;
-use vipgate_dataplane::session::tuple::HashKey;
-use vipgate_dataplane::snapshot::spec::{
+use vipgate_dataplane::flow::tuple::HashKey;
+use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, EgressSpec, EndpointSpec, Limits, OnExhaustion, PolicySet, VipSpec,
 };
+use vipgate_policy::compiler::Placement;
 
-use super::Size;
+use super::PolicySize;
 
-/// First endpoint and first VIP; of both, others follow one by one.
+/// First endpoint address and first VIP, each followed by consecutive addresses.
 const FIRST_ENDPOINT: Ipv4Addr = Ipv4Addr::new(10, 64, 0, 0);
 const FIRST_VIP: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
-/// One endpoint in so many more is away at first: what comes is rarely what has just gone.
-const SPARE: u32 = 10;
+/// A tenth as many endpoints again are absent at first, so that an added endpoint is rarely the one just removed.
+const ABSENT_RATIO: u32 = 10;
 
-/// The policy as it is now.
+/// The current policy.
 #[derive(Debug)]
 pub(super) struct Churn {
     vips: u32,
-    /// The number of the VIP of each endpoint, by its own number; `None` while it is away.
+    /// VIP number by endpoint number; `None` while the endpoint is absent.
     vip_of: Vec<Option<u32>>,
-    there: Vec<u32>,
-    away: Vec<u32>,
+    present: Vec<u32>,
+    absent: Vec<u32>,
     changes: u64,
     random: Random,
 }
 
-/// Numbers that are the same in every run.
+/// Pseudo-random numbers with a fixed seed.
 #[derive(Debug)]
 pub(super) struct Random {
     key: HashKey,
@@ -43,39 +43,39 @@ impl Default for Random {
 }
 
 impl Random {
-    /// A number below another one, each as likely.
-    pub(super) fn below(&mut self, most: usize) -> usize {
+    /// A uniform random number below `bound`.
+    pub(super) fn below(&mut self, bound: usize) -> usize {
         self.drawn += 1;
-        ((u128::from(self.key.draw(self.drawn)) * most as u128) >> 64) as usize
+        ((u128::from(self.key.draw(self.drawn)) * bound as u128) >> 64) as usize
     }
 }
 
 impl Churn {
-    /// As many endpoints as wanted are there, spread over all VIPs.
-    pub(super) fn new(Size { vips, endpoints }: Size) -> Self {
-        let all = endpoints + endpoints / SPARE + 1;
+    /// A policy with `endpoints` spread evenly over all VIPs.
+    pub(super) fn new(PolicySize { vips, endpoints }: PolicySize) -> Self {
+        let all = endpoints + endpoints / ABSENT_RATIO + 1;
         let vip_of = (0..all).map(|number| (number < endpoints).then_some(number % vips)).collect();
-        let (there, away) = ((0..endpoints).collect(), (endpoints..all).collect());
-        Self { vips, vip_of, there, away, changes: 0, random: Random::default() }
+        let (present, absent) = ((0..endpoints).collect(), (endpoints..all).collect());
+        Self { vips, vip_of, present, absent, changes: 0, random: Random::default() }
     }
 
-    /// Changes one endpoint, in turn: one comes, one gets another VIP, one goes. Says which.
-    pub(super) fn change(&mut self) -> u32 {
+    /// Changes one endpoint: alternately adds one, changes the VIP of one, and removes one. Returns its number.
+    pub(super) fn change_next(&mut self) -> u32 {
         self.changes += 1;
         let (number, vip) = match self.changes % 3 {
             1 => {
-                let number = self.away.swap_remove(self.random.below(self.away.len()));
-                self.there.push(number);
+                let number = self.absent.swap_remove(self.random.below(self.absent.len()));
+                self.present.push(number);
                 (number, Some(self.random.below(self.vips as usize) as u32))
             }
             2 => {
-                let number = self.there[self.random.below(self.there.len())];
-                let further = 1 + self.random.below(self.vips as usize - 1) as u32;
-                (number, self.vip_of[number as usize].map(|vip| (vip + further) % self.vips))
+                let number = self.present[self.random.below(self.present.len())];
+                let offset = 1 + self.random.below(self.vips as usize - 1) as u32;
+                (number, self.vip_of[number as usize].map(|vip| (vip + offset) % self.vips))
             }
             _ => {
-                let number = self.there.swap_remove(self.random.below(self.there.len()));
-                self.away.push(number);
+                let number = self.present.swap_remove(self.random.below(self.present.len()));
+                self.absent.push(number);
                 (number, None)
             }
         };
@@ -83,17 +83,17 @@ impl Churn {
         number
     }
 
-    /// How many endpoints are there.
+    /// Number of endpoints.
     pub(super) fn endpoint_count(&self) -> usize {
-        self.there.len()
+        self.present.len()
     }
 
-    /// How many VIPs there are, and policies.
+    /// Number of VIPs, and of policies.
     pub(super) fn vip_count(&self) -> usize {
         self.vips as usize
     }
 
-    /// An endpoint, if it is there.
+    /// An endpoint, if it is present.
     pub(super) fn endpoint(&self, number: u32) -> Option<EndpointSpec> {
         let vip = self.vip_of[number as usize]?;
         Some(EndpointSpec {
@@ -106,13 +106,13 @@ impl Churn {
         })
     }
 
-    /// All endpoints that are there.
+    /// All present endpoints.
     pub(super) fn endpoints(&self) -> impl Iterator<Item = EndpointSpec> {
         (0..self.vip_of.len() as u32).filter_map(|number| self.endpoint(number))
     }
 
-    /// All of it as one gateway sees it.
-    pub(super) fn set(&self) -> PolicySet {
+    /// The whole policy, as compiled by a gateway.
+    pub(super) fn policy_set(&self) -> PolicySet {
         PolicySet {
             version: "bench".to_owned(),
             policies: self.policies().collect(),
@@ -122,9 +122,9 @@ impl Churn {
         }
     }
 
-    /// All of it as a policy server has it.
-    pub(super) fn deal(&self) -> Deal {
-        Deal {
+    /// The whole policy, as published by a policy server.
+    pub(super) fn placement(&self) -> Placement {
+        Placement {
             policies: self.policies().collect(),
             vips: self.vips().collect(),
             endpoints: self.endpoints().collect(),
@@ -152,17 +152,17 @@ impl Churn {
             name: policy_name(vip).into(),
             announce: Announce::L2,
             reserved_ports: vec![80],
-            shares: vec![],
+            shards: vec![],
         })
     }
 }
 
-/// The address of an endpoint.
+/// Address of an endpoint, by number.
 pub(super) fn endpoint_address(number: u32) -> IpAddr {
     Ipv4Addr::from_bits(FIRST_ENDPOINT.to_bits() + number).into()
 }
 
-/// The address of a VIP.
+/// Address of a VIP, by number.
 pub(super) fn vip_address(number: u32) -> IpAddr {
     Ipv4Addr::from_bits(FIRST_VIP.to_bits() + number).into()
 }
@@ -175,39 +175,39 @@ fn policy_name(vip: u32) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
-    use vipgate::policy::Viewer;
-    use vipgate_dataplane::snapshot::change::PolicyChange;
+    use vipgate_dataplane::policy::change::PolicyChange;
+    use vipgate_policy::compiler::GatewayLocality;
 
     use super::*;
 
     #[test]
-    fn endpoints_come_change_and_go_and_as_many_are_there_after_every_third_change() {
-        let mut churn = Churn::new(Size { vips: 7, endpoints: 100 });
-        let mut before: BTreeMap<IpAddr, EndpointSpec> = churn.endpoints().map(|it| (it.address, it)).collect();
-        assert_eq!(before.len(), 100);
-        for turn in 0..3000 {
-            let number = churn.change();
-            let (address, after) = (endpoint_address(number), churn.endpoint(number));
-            let was = match &after {
-                Some(endpoint) => before.insert(address, endpoint.clone()),
-                None => before.remove(&address),
+    fn endpoints_are_added_changed_and_removed_in_turn() {
+        let mut churn = Churn::new(PolicySize { vips: 7, endpoints: 100 });
+        let mut model: BTreeMap<IpAddr, EndpointSpec> = churn.endpoints().map(|it| (it.address, it)).collect();
+        assert_eq!(model.len(), 100);
+        for change in 0..3000 {
+            let number = churn.change_next();
+            let (address, new) = (endpoint_address(number), churn.endpoint(number));
+            let old = match &new {
+                Some(endpoint) => model.insert(address, endpoint.clone()),
+                None => model.remove(&address),
             };
-            match turn % 3 {
-                0 => assert!(was.is_none() && after.is_some()),
-                1 => assert_ne!(was.unwrap().vips, after.unwrap().vips),
-                _ => assert!(was.is_some() && after.is_none()),
+            match change % 3 {
+                0 => assert!(old.is_none() && new.is_some()),
+                1 => assert_ne!(old.unwrap().vips, new.unwrap().vips),
+                _ => assert!(old.is_some() && new.is_none()),
             }
-            assert_eq!((before.len(), churn.endpoint_count()), (100 + usize::from(turn % 3 < 2), before.len()));
+            assert_eq!((model.len(), churn.endpoint_count()), (100 + usize::from(change % 3 < 2), model.len()));
         }
-        assert!(churn.endpoints().eq(before.into_values()));
+        assert!(churn.endpoints().eq(model.into_values()));
     }
 
     #[test]
-    fn a_gateway_sees_what_the_server_has() {
-        let mut churn = Churn::new(Size { vips: 3, endpoints: 20 });
-        churn.change();
-        let seen = churn.deal().part_of(Some(&Viewer::named("gw-bench")), "bench");
-        assert!(PolicyChange::between(&churn.set(), &seen).is_empty());
-        assert_eq!((seen.policies.len(), seen.vips.len(), seen.endpoints.len()), (3, 3, 21));
+    fn the_gateways_policy_equals_the_published_one() {
+        let mut churn = Churn::new(PolicySize { vips: 3, endpoints: 20 });
+        churn.change_next();
+        let received = churn.placement().policy_for(Some(&GatewayLocality::named("gw-bench")), "bench");
+        assert!(PolicyChange::between(&churn.policy_set(), &received).is_empty());
+        assert_eq!((received.policies.len(), received.vips.len(), received.endpoints.len()), (3, 3, 21));
     }
 }

@@ -1,7 +1,7 @@
-//! From a change at a policy server to its effect: a whole gateway in network namespaces follows a server that is played here,
-//! and says by its acknowledgements when changes are in force.
+//! Policy latency benchmark: time from a change at the policy server to its effect. A gateway in network namespaces
+//! subscribes to a simulated policy server in this process; its ACKs tell when changes are in force.
 //!
-//! Gateway and server share a core, as far as the gateway isn't a worker: the other core is the worker's.
+//! The gateway's worker has its own core; its other threads share a core with the server.
 
 mod script;
 
@@ -19,194 +19,198 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
-use self::script::{Outcome, Plan};
+use self::script::{RunResult, Workload};
 use super::churn::Churn;
 use super::noise::Noise;
-use super::{Size, show};
+use super::{PolicySize, print_result};
 use crate::netns;
 use crate::path::round2;
 use crate::process::Process;
-use crate::wire::Machine;
-use crate::wire::ground::Ground;
-use crate::wire::subject::{Placement, Setting};
-use crate::wire::vipgate::{Policy, Vipgate};
+use crate::wire::HostOptions;
+use crate::wire::ground::Testbed;
+use crate::wire::subject::{Placement, SutConfig};
+use crate::wire::vipgate::{PolicySource, Vipgate};
 
-/// Sessions that the gateway has room for; there are none.
+/// Session capacity of the gateway; no session is opened.
 const SESSIONS: u32 = 65_536;
 
-/// What `vipgate-bench policy effect` takes.
+/// Options of `vipgate-bench policy effect`.
 #[derive(Debug, Args)]
 pub(super) struct Options {
     #[command(flatten)]
-    size: Size,
-    /// Changes a second, each of one endpoint
+    size: PolicySize,
+    /// Changes per second, each of one endpoint
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rate: u32,
-    /// Seconds in which changes come
+    /// Duration of the changes in seconds
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
     #[command(flatten)]
-    machine: Machine,
-    /// One JSON object on a line
+    machine: HostOptions,
+    /// Print one JSON object on one line
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Serialize)]
-struct Line {
+struct Report {
     benchmark: &'static str,
     vips: u32,
     endpoints: u32,
     rate: u32,
     seconds: u32,
-    /// From the opening of the stream to the acknowledgement of the whole policy, and how large that is.
+    /// From the opening of the stream to the ACK of the whole policy, and the size of that policy.
     full_sync_ms: f64,
     full_sync_mb: f64,
     changes: u64,
-    /// From the moment at which a change is due to the acknowledgement of the update that it came with.
+    /// From the scheduled time of a change to the ACK of the update that contains it.
     p50_ms: f64,
     p99_ms: f64,
     p999_ms: f64,
     max_ms: f64,
     changes_per_second: f64,
-    /// Updates that the changes came in.
+    /// Updates that contained the changes.
     updates: u64,
     updates_per_second: f64,
     rejected: u64,
-    /// Cores that the gateway's process kept busy while changes came.
+    /// CPU usage of the gateway process during the changes, in cores.
     gateway_cpu: f64,
     #[serde(flatten)]
     noise: Noise,
 }
 
-/// Measures once.
+/// Runs the benchmark and prints the report.
 pub(super) fn run(options: &Options) -> Result<()> {
     let cores = options.machine.cores()?;
-    let gateway = options.machine.program()?;
-    let setting = Setting { gateway, core: cores[1], placement: Placement::Source };
+    let gateway = options.machine.gateway_binary()?;
+    let config = SutConfig { gateway, core: cores[1], placement: Placement::Source };
     netns::prepare()?;
-    let (line, why) = measure(options, &setting, cores[0])?;
-    show(&line, options.json)?;
-    line.noise.warn();
-    ensure!(line.rejected == 0, "the gateway has rejected changes: {}", why.unwrap_or_default());
+    let (report, rejection) = measure(options, &config, cores[0])?;
+    print_result(&report, options.json)?;
+    report.noise.warn();
+    ensure!(report.rejected == 0, "the gateway rejected changes: {}", rejection.unwrap_or_default());
     Ok(())
 }
 
-/// What was measured, and why the gateway has rejected changes, if it did.
-fn measure(options: &Options, setting: &Setting, core: usize) -> Result<(Line, Option<String>)> {
-    let ground = Ground::build()?;
-    let folder = TempDir::with_prefix(netns::name("")).context("cannot make a folder for configuration")?;
-    let listener = ground.gateway.run(core, || Ok(TcpListener::bind("127.0.0.1:0")?))?;
-    let policy = Policy::Server(format!("http://{}", listener.local_addr()?));
-    let gateway = Vipgate::configure(setting, SESSIONS, None, &policy, folder.path())?;
-    let plan = Plan {
+/// Returns the report, and the reason of a rejection by the gateway.
+fn measure(options: &Options, config: &SutConfig, core: usize) -> Result<(Report, Option<String>)> {
+    let testbed = Testbed::build()?;
+    let directory =
+        TempDir::with_prefix(netns::run_name("")).context("cannot create a directory for the configuration")?;
+    let listener = testbed.gateway.run(core, || Ok(TcpListener::bind("127.0.0.1:0")?))?;
+    let policy = PolicySource::Server(format!("http://{}", listener.local_addr()?));
+    let gateway = Vipgate::configure(config, SESSIONS, None, &policy, directory.path())?;
+    let workload = Workload {
         churn: Churn::new(options.size),
         rate: options.rate,
         duration: Duration::from_secs(options.seconds.into()),
     };
-    let (started, is_ready) = oneshot::channel();
-    let (process, outcome) = thread::scope(|scope| {
-        let serving = scope.spawn(|| {
-            netns::pin(None, core)?;
-            script::run(listener, plan, is_ready)
+    let (ready_sender, ready) = oneshot::channel();
+    let (process, result) = thread::scope(|scope| {
+        let server = scope.spawn(|| {
+            netns::pin_to_core(None, core)?;
+            script::run(listener, workload, ready)
         });
-        // What fails here ends the server: nobody tells it that the gateway is ready.
-        let process = gateway.start(&ground.gateway).map(Process::from);
+        // If the gateway doesn't start, dropping the channel stops the server.
+        let process = gateway.start(&testbed.gateway).map(Process::from);
         if let Ok(process) = &process {
-            // A server that has given up says why.
-            let _ = started.send(process.id());
+            // If the server has stopped, its own error is reported below.
+            let _ = ready_sender.send(process.pid());
         } else {
-            drop(started);
+            drop(ready_sender);
         }
-        let outcome = serving.join().map_err(|_| anyhow!("the policy server has panicked"))?;
-        Ok::<_, anyhow::Error>((process?, outcome?))
+        let result = server.join().map_err(|_| anyhow!("the policy server has panicked"))?;
+        Ok::<_, anyhow::Error>((process?, result?))
     })?;
-    if outcome.rejection.is_none() {
-        verify(&gateway, &outcome)?;
+    if result.rejection.is_none() {
+        verify(&gateway, &result)?;
     }
     drop(process);
-    Ok(line(options, outcome))
+    Ok(report(options, result))
 }
 
-fn line(options: &Options, outcome: Outcome) -> (Line, Option<String>) {
+fn report(options: &Options, result: RunResult) -> (Report, Option<String>) {
     let ms = |latency: u64| round2(latency as f64 / 1e3);
-    let latencies: &Histogram<u64> = &outcome.latencies;
-    let seconds = outcome.took.as_secs_f64();
-    let line = Line {
+    let latencies: &Histogram<u64> = &result.latencies;
+    let seconds = result.duration.as_secs_f64();
+    let report = Report {
         benchmark: "policy_effect",
         vips: options.size.vips,
         endpoints: options.size.endpoints,
         rate: options.rate,
         seconds: options.seconds,
-        full_sync_ms: round2(outcome.full_sync.as_secs_f64() * 1e3),
-        full_sync_mb: round2(outcome.full_sync_bytes as f64 / 1e6),
+        full_sync_ms: round2(result.full_sync.as_secs_f64() * 1e3),
+        full_sync_mb: round2(result.full_sync_bytes as f64 / 1e6),
         changes: latencies.len(),
         p50_ms: ms(latencies.value_at_quantile(0.5)),
         p99_ms: ms(latencies.value_at_quantile(0.99)),
         p999_ms: ms(latencies.value_at_quantile(0.999)),
         max_ms: ms(latencies.max()),
         changes_per_second: round2(latencies.len() as f64 / seconds),
-        updates: outcome.updates,
-        updates_per_second: round2(outcome.updates as f64 / seconds),
-        rejected: outcome.rejected,
-        gateway_cpu: round2(outcome.gateway_ticks as f64 / 100.0 / seconds),
-        noise: outcome.noise,
+        updates: result.updates,
+        updates_per_second: round2(result.updates as f64 / seconds),
+        rejected: result.rejected,
+        gateway_cpu: round2(result.gateway_ticks as f64 / 100.0 / seconds),
+        noise: result.noise,
     };
-    (line, outcome.rejection)
+    (report, result.rejection)
 }
 
-/// The gateway has in force what the last update came to.
-fn verify(gateway: &Vipgate, outcome: &Outcome) -> Result<()> {
-    let status = gateway.ask("status")?;
+/// Verifies that the gateway's policy is the one after the last update.
+fn verify(gateway: &Vipgate, result: &RunResult) -> Result<()> {
+    let status = gateway.query("status")?;
     let policy = &status["policy"];
-    let number = |name: &str| policy[name].as_u64();
-    let churn = &outcome.churn;
+    let churn = &result.churn;
     let expected = [
         ("vips", churn.vip_count() as u64),
         ("endpoints", churn.endpoint_count() as u64),
-        ("updates_applied", outcome.updates + 1),
+        ("updates_applied", result.updates + 1),
         ("updates_rejected", 0),
     ];
     for (name, expected) in expected {
-        ensure!(number(name) == Some(expected), "`vipgate status` says {name} {}, not {expected}", policy[name]);
+        ensure!(
+            policy[name].as_u64() == Some(expected),
+            "`vipgate status` has policy.{name} {}, expected {expected}",
+            policy[name]
+        );
     }
     ensure!(
-        policy["version"] == outcome.version.as_str(),
-        "policy {} is in force, not {}",
+        policy["version"] == result.version.as_str(),
+        "policy {} is in force, expected {}",
         policy["version"],
-        outcome.version
+        result.version
     );
-    let answer = gateway.ask("endpoints")?;
-    let listed = answer["endpoints"].as_array().context("`vipgate endpoints` lists none")?;
-    let shown: BTreeMap<&str, (&str, &Value)> =
+    let output = gateway.query("endpoints")?;
+    let listed = output["endpoints"].as_array().context("`vipgate endpoints` has no list `endpoints`")?;
+    let actual: BTreeMap<&str, (&str, &Value)> =
         listed.iter().filter_map(|it| Some((it["address"].as_str()?, (it["policy"].as_str()?, &it["vips"])))).collect();
-    ensure!(shown.len() == churn.endpoint_count(), "`vipgate endpoints` lists {}", shown.len());
+    ensure!(actual.len() == churn.endpoint_count(), "`vipgate endpoints` lists {} endpoints", actual.len());
     for endpoint in churn.endpoints() {
         let address = endpoint.address.to_string();
         let vips: Vec<String> = endpoint.vips.iter().map(ToString::to_string).collect();
         let expected = (&*endpoint.policy, &Value::from(vips));
-        let shown = shown.get(&*address);
-        ensure!(shown == Some(&expected), "{address} is {shown:?}, not {expected:?}");
+        let actual = actual.get(&*address);
+        ensure!(actual == Some(&expected), "endpoint {address} has {actual:?}, expected {expected:?}");
     }
     Ok(())
 }
 
-impl fmt::Display for Line {
+impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{} VIPs, {} endpoints, {} changes a second for {} s",
+            "{} VIPs, {} endpoints, {} changes per second for {} s",
             self.vips, self.endpoints, self.rate, self.seconds
         )?;
         writeln!(f, "  full sync    {} ms, {} MB", self.full_sync_ms, self.full_sync_mb)?;
         writeln!(
             f,
-            "  in force     after {} ms (50 %), {} ms (99 %), {} ms (99.9 %), {} ms at worst",
+            "  latency      {} ms (p50), {} ms (p99), {} ms (p99.9), {} ms (max)",
             self.p50_ms, self.p99_ms, self.p999_ms, self.max_ms
         )?;
         writeln!(
             f,
-            "  changes      {} in {} updates: {} and {} a second, {} rejected",
+            "  changes      {} in {} updates: {} and {} per second, {} rejected",
             self.changes, self.updates, self.changes_per_second, self.updates_per_second, self.rejected
         )?;
         writeln!(f, "  gateway      {} cores", self.gateway_cpu)?;

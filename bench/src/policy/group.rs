@@ -1,5 +1,5 @@
-//! What many gateways that share all VIPs cost each of them, and their policy server: who has what is in every gateway's memory, and a
-//! death or a return changes it.
+//! Gateway group benchmark: cost of a large group that shares all VIPs, for the policy server and for each gateway,
+//! which holds the shards of all VIPs in memory and recomputes their owners when a gateway fails or returns.
 
 use std::fmt::{self, Write as _};
 use std::fs;
@@ -10,158 +10,167 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Serialize;
 use tempfile::TempDir;
-use vipgate::manifest::Foreign;
 use vipgate::peer::proto::{Direction, Fate, Half, Session};
-use vipgate::policy::{Viewer, compile_files};
+use vipgate::source::manifest_files::compile_files;
 use vipgate::xds::resource::{Kind, encode_all};
-use vipgate_dataplane::snapshot::build::Builder;
-use vipgate_dataplane::snapshot::members::{Authentication, MemberSpec, MembersSpec};
-use vipgate_dataplane::snapshot::spec::NetworkSpec;
+use vipgate_dataplane::policy::build::Builder;
+use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec};
+use vipgate_dataplane::policy::spec::NetworkSpec;
+use vipgate_policy::compiler::GatewayLocality;
+use vipgate_policy::manifest::UnsupportedKinds;
 
 use super::churn::{endpoint_address, vip_address};
-use super::{Size, show};
+use super::{PolicySize, print_result};
 use crate::path::{median, round2};
 
-/// Deaths and returns that are measured; the median is reported.
-const TURNS: usize = 11;
-/// Services in one file.
-const IN_ONE_FILE: u32 = 500;
+/// Failures and returns to measure; the median is reported.
+const ITERATIONS: usize = 11;
+/// Services per file.
+const SERVICES_PER_FILE: u32 = 500;
 
-/// What `vipgate-bench policy group` takes.
+/// Options of `vipgate-bench policy group`.
 #[derive(Debug, Args)]
 pub(super) struct Options {
     /// Gateways, all of which announce all VIPs
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=255))]
     gateways: u32,
     #[command(flatten)]
-    size: Size,
-    /// One JSON object on a line
+    size: PolicySize,
+    /// Print one JSON object on one line
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Serialize)]
-struct Line {
+struct Report {
     benchmark: &'static str,
     gateways: u32,
     vips: u32,
     endpoints: u32,
-    /// At the policy server: from manifests to who has what.
+    /// At the policy server: time from manifests to placement.
     compile_ms: f64,
-    /// What every gateway is told, and the part of it that is VIPs with their shares.
-    told_mb: f64,
-    told_of_a_vip_bytes: f64,
-    /// At a gateway: from what it is told to what workers read, and the memory that this takes.
+    /// Size of the policy sent to each gateway, and of the VIP resources with their shards per VIP.
+    #[serde(rename = "told_mb")]
+    policy_mb: f64,
+    #[serde(rename = "told_of_a_vip_bytes")]
+    bytes_per_vip: f64,
+    /// At a gateway: time to build the snapshot, and its memory.
     build_ms: f64,
     memory_mb: f64,
-    /// A gateway dies, or comes back: until every share has its owner.
-    death_ms: f64,
+    /// Time until every shard has an owner after a gateway fails, and after it returns.
+    #[serde(rename = "death_ms")]
+    failure_ms: f64,
     return_ms: f64,
-    /// A session's news on a link, without what TLS adds.
-    news_bytes: usize,
+    /// Size of a session record on a replication link, without TLS overhead.
+    #[serde(rename = "news_bytes")]
+    record_bytes: usize,
 }
 
-impl fmt::Display for Line {
+impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} gateways, {} VIPs shared by all, {} endpoints", self.gateways, self.vips, self.endpoints)?;
         writeln!(f, "  policy server: compiled in {} ms", self.compile_ms)?;
-        writeln!(f, "  told: {} MB, {} bytes a VIP", self.told_mb, self.told_of_a_vip_bytes)?;
+        writeln!(f, "  policy: {} MB, {} bytes per VIP", self.policy_mb, self.bytes_per_vip)?;
         writeln!(f, "  gateway: built in {} ms, {} MB", self.build_ms, self.memory_mb)?;
-        writeln!(f, "  one dies: {} ms; one comes back: {} ms", self.death_ms, self.return_ms)?;
-        write!(f, "  news of a session: {} bytes", self.news_bytes)
+        writeln!(f, "  failure of a gateway: {} ms; its return: {} ms", self.failure_ms, self.return_ms)?;
+        write!(f, "  session record: {} bytes", self.record_bytes)
     }
 }
 
-/// Measures it.
+/// Runs the benchmark and prints the report.
 pub(super) fn run(options: &Options) -> Result<()> {
-    let folder = TempDir::new()?;
-    let Options { gateways, size: Size { vips, endpoints }, json } = *options;
-    let files = write(folder.path().join("manifests"), options)?;
-    let begin = Instant::now();
-    let (deal, _) = compile_files(&[files], Foreign::Ignore).accept()?;
-    let compile_ms = milliseconds(begin);
-    let resources = encode_all(&deal);
-    let bytes = |of: &dyn Fn(Kind) -> bool| -> usize {
-        resources.iter().filter(|(key, _)| of(key.kind)).map(|(_, content)| content.body.len()).sum()
+    let directory = TempDir::new()?;
+    let Options { gateways, size: PolicySize { vips, endpoints }, json } = *options;
+    let manifests = write_manifests(directory.path().join("manifests"), options)?;
+    let start = Instant::now();
+    let (placement, _) = compile_files(&[manifests], UnsupportedKinds::Ignore).accept()?;
+    let compile_ms = milliseconds_since(start);
+    let resources = encode_all(&placement);
+    let bytes = |selected: &dyn Fn(Kind) -> bool| -> usize {
+        resources.iter().filter(|(key, _)| selected(key.kind)).map(|(_, content)| content.body.len()).sum()
     };
-    let (told, told_of_vips) = (bytes(&|_| true), bytes(&|kind| kind == Kind::Vip));
+    let (policy_bytes, vip_bytes) = (bytes(&|_| true), bytes(&|kind| kind == Kind::Vip));
     drop(resources);
-    let set = deal.part_of(Some(&Viewer::named("gw-0")), "bench");
-    drop(deal);
+    let set = placement.policy_for(Some(&GatewayLocality::named("gw-0")), "bench");
+    drop(placement);
 
     let before = resident_mb()?;
-    let begin = Instant::now();
+    let start = Instant::now();
     let mut builder = Builder::new(NetworkSpec::default());
     let snapshot = builder.with_policy(&set)?;
-    let build_ms = milliseconds(begin);
+    let build_ms = milliseconds_since(start);
     let memory_mb = resident_mb()? - before;
-    ensure!(snapshot.policy.vips().count() == vips as usize, "not all VIPs are there");
+    ensure!(snapshot.policy.vips().count() == vips as usize, "VIPs are missing in the snapshot");
     drop(snapshot);
-    let (mut deaths, mut returns) = (Vec::new(), Vec::new());
-    builder.with_members(&view(gateways, None));
-    for turn in 0..TURNS {
-        let dead = 1 + turn as u32 % (gateways - 1);
-        for (gone, times) in [(Some(dead), &mut deaths), (None, &mut returns)] {
-            let begin = Instant::now();
-            let snapshot = builder.with_members(&view(gateways, gone));
-            times.push(milliseconds(begin));
+    let (mut failures, mut returns) = (Vec::new(), Vec::new());
+    builder.with_members(&membership(gateways, None));
+    for iteration in 0..ITERATIONS {
+        let victim = 1 + iteration as u32 % (gateways - 1);
+        for (failed, times) in [(Some(victim), &mut failures), (None, &mut returns)] {
+            let start = Instant::now();
+            let snapshot = builder.with_members(&membership(gateways, failed));
+            times.push(milliseconds_since(start));
             drop(snapshot);
         }
     }
-    let [death_ms, return_ms] = [deaths, returns].map(|times| round2(median(times)));
-    let line = Line {
+    let [failure_ms, return_ms] = [failures, returns].map(|times| round2(median(times)));
+    let report = Report {
         benchmark: "policy group",
         gateways,
         vips,
         endpoints,
         compile_ms: round2(compile_ms),
-        told_mb: round2(told as f64 / 1e6),
-        told_of_a_vip_bytes: round2(told_of_vips as f64 / f64::from(vips)),
+        policy_mb: round2(policy_bytes as f64 / 1e6),
+        bytes_per_vip: round2(vip_bytes as f64 / f64::from(vips)),
         build_ms: round2(build_ms),
         memory_mb: round2(memory_mb),
-        death_ms,
+        failure_ms,
         return_ms,
-        news_bytes: news(),
+        record_bytes: record_bytes(),
     };
-    show(&line, json)
+    print_result(&report, json)
 }
 
-/// All gateways serve but one.
-fn view(gateways: u32, gone: Option<u32>) -> MembersSpec {
+/// Membership in which all gateways but `failed` are active.
+fn membership(gateways: u32, failed: Option<u32>) -> MembersSpec {
     let member = |number: u32| MemberSpec {
-        name: name(number).into(),
+        name: gateway_name(number).into(),
         tunnel: format!("10.2.0.{}:4790", number + 1).parse().ok(),
-        serving: Some(number) != gone,
-        linked: Some(number) != gone && number != 0,
+        active: Some(number) != failed,
+        connected: Some(number) != failed && number != 0,
         may_open: true,
         authentication: Authentication::None,
     };
-    MembersSpec { this: Some(name(0).into()), gateways: (0..gateways).map(member).collect(), ..MembersSpec::default() }
+    MembersSpec {
+        this: Some(gateway_name(0).into()),
+        gateways: (0..gateways).map(member).collect(),
+        ..MembersSpec::default()
+    }
 }
 
-fn name(number: u32) -> String {
+fn gateway_name(number: u32) -> String {
     format!("gw-{number}")
 }
 
-/// Writes manifests: gateways, and Services whose VIPs all of them announce.
-fn write(folder: PathBuf, options: &Options) -> Result<PathBuf> {
-    let Options { gateways, size: Size { vips, endpoints }, .. } = *options;
-    fs::create_dir(&folder)?;
+/// Writes manifests of the gateways, and of Services whose VIPs all of them announce.
+fn write_manifests(directory: PathBuf, options: &Options) -> Result<PathBuf> {
+    let Options { gateways, size: PolicySize { vips, endpoints }, .. } = *options;
+    fs::create_dir(&directory)?;
     let mut text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: bench}\n".to_owned();
     for number in 0..gateways {
         write!(
             text,
             "---\napiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {{name: {}}}\n\
              spec: {{peerAddress: 10.2.0.{}}}\n",
-            name(number),
+            gateway_name(number),
             number + 1
         )?;
     }
-    fs::write(folder.join("gateways.yaml"), &text)?;
-    for first in (0..vips).step_by(IN_ONE_FILE as usize) {
+    fs::write(directory.join("gateways.yaml"), &text)?;
+    for first in (0..vips).step_by(SERVICES_PER_FILE as usize) {
         text.clear();
-        for vip in first..vips.min(first + IN_ONE_FILE) {
-            let behind: Vec<String> = (vip..endpoints)
+        for vip in first..vips.min(first + SERVICES_PER_FILE) {
+            let pods: Vec<String> = (vip..endpoints)
                 .step_by(vips as usize)
                 .map(|pod| format!("{{addresses: [{}], conditions: {{ready: true}}}}", endpoint_address(pod)))
                 .collect();
@@ -176,17 +185,17 @@ fn write(folder: PathBuf, options: &Options) -> Result<PathBuf> {
                  metadata: {{name: s-{vip}-0, namespace: bench, labels: {{kubernetes.io/service-name: s-{vip}}}}}\n\
                  addressType: IPv4\nports: [{{name: http, port: 8080, protocol: TCP}}]\nendpoints: [{}]\n",
                 vip_address(vip),
-                behind.join(", ")
+                pods.join(", ")
             )?;
         }
-        fs::write(folder.join(format!("services-{first}.yaml")), &text)?;
+        fs::write(directory.join(format!("services-{first}.yaml")), &text)?;
     }
-    Ok(folder)
+    Ok(directory)
 }
 
-/// Bytes of a usual session's news.
-fn news() -> usize {
-    let half = Half {
+/// Encoded size of a typical session record.
+fn record_bytes() -> usize {
+    let direction_state = Half {
         flags: 0x35,
         idle_ms: 40,
         sequence: 0x1234_5678,
@@ -199,19 +208,19 @@ fn news() -> usize {
         direction: Direction::Egress.into(),
         origin: vec![1; 13],
         translated: vec![1; 13],
-        first: Some(half),
-        second: Some(half),
+        first: Some(direction_state),
+        second: Some(direction_state),
     };
     prost::Message::encoded_len(&session)
 }
 
-fn milliseconds(begin: Instant) -> f64 {
-    begin.elapsed().as_secs_f64() * 1e3
+fn milliseconds_since(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e3
 }
 
-/// What this process has in memory.
+/// Resident memory of this process.
 fn resident_mb() -> Result<f64> {
     let text = fs::read_to_string("/proc/self/statm").context("cannot read /proc/self/statm")?;
-    let pages: f64 = text.split(' ').nth(1).and_then(|word| word.parse().ok()).context("cannot understand it")?;
-    Ok(pages * 4096.0 / 1e6)
+    let pages = text.split(' ').nth(1).and_then(|word| word.parse::<f64>().ok());
+    Ok(pages.context("cannot parse /proc/self/statm")? * 4096.0 / 1e6)
 }

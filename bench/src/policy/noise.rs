@@ -1,4 +1,4 @@
-//! What else the machine did during a measurement: on one that others compute on, figures are worse than they could be.
+//! Measurement noise: CPU use by other programs during a measurement, which makes results worse.
 
 use std::fmt;
 use std::time::Instant;
@@ -9,75 +9,76 @@ use serde::Serialize;
 use crate::path::round2;
 use crate::usage;
 
-/// Cores that other programs may keep busy for a machine to count as quiet.
-const QUIET: f64 = 0.1;
+/// CPU use by other programs, in cores, above which a warning is printed.
+const MAX_NOISE: f64 = 0.1;
 
-/// What else the machine did.
+/// Noise during a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Noise {
-    /// Cores that other programs kept busy.
+    /// CPU use by other programs, in cores.
     others_cpu: f64,
-    /// Cores' time that the machine below gave to others.
-    stolen_cpu: f64,
-    /// The share of the time in which any thread waited for a core, ours among them.
+    /// Steal time, in cores.
+    #[serde(rename = "stolen_cpu")]
+    steal_cpu: f64,
+    /// Share of time in which some thread waited for a core (PSI).
     cpu_pressure: Option<f64>,
 }
 
-/// A measurement that goes on.
+/// A running measurement.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct NoiseMonitor {
     processes: Vec<u32>,
-    begun: Reading,
+    first: CpuSample,
 }
 
 #[derive(Debug)]
-struct Reading {
+struct CpuSample {
     at: Instant,
-    cores: usage::Core,
+    cores: usage::CoreTicks,
     own: u64,
     pressure: Option<u64>,
 }
 
-impl Watch {
-    /// Begins to watch; this process and those are part of the measurement.
-    pub(super) fn begin(processes: &[u32]) -> Result<Self> {
+impl NoiseMonitor {
+    /// Starts a measurement of noise beside this process and `processes`.
+    pub(super) fn start(processes: &[u32]) -> Result<Self> {
         let mut processes = processes.to_vec();
         processes.push(std::process::id());
-        Ok(Self { begun: read(&processes)?, processes })
+        Ok(Self { first: sample(&processes)?, processes })
     }
 
-    /// What else has been done since.
-    pub(super) fn end(&self) -> Result<Noise> {
-        Ok(between(&self.begun, &read(&self.processes)?))
+    /// The noise since the start.
+    pub(super) fn finish(&self) -> Result<Noise> {
+        Ok(between(&self.first, &sample(&self.processes)?))
     }
 }
 
-fn between(before: &Reading, after: &Reading) -> Noise {
+fn between(before: &CpuSample, after: &CpuSample) -> Noise {
     let seconds = (after.at - before.at).as_secs_f64();
-    // A tick is a hundredth of a second.
+    // A tick is 10 ms.
     let cores = |ticks: u64| round2(ticks as f64 / 100.0 / seconds);
     let used = after.cores - before.cores;
     let own = after.own - before.own;
     Noise {
-        // What the kernel does when frames arrive belongs to whoever sends them.
+        // Softirq time is mostly that of the benchmark's own packets.
         others_cpu: cores((used.busy - used.softirq).saturating_sub(own)),
-        stolen_cpu: cores(used.stolen),
+        steal_cpu: cores(used.steal),
         cpu_pressure: before.pressure.zip(after.pressure).map(|(a, b)| round2((b - a) as f64 / 1e6 / seconds)),
     }
 }
 
-fn read(processes: &[u32]) -> Result<Reading> {
-    let own = processes.iter().map(|&process| usage::process(process)).sum::<Result<u64>>()?;
-    Ok(Reading { at: Instant::now(), cores: usage::all_cores()?, own, pressure: usage::pressure() })
+fn sample(processes: &[u32]) -> Result<CpuSample> {
+    let own = processes.iter().map(|&process| usage::process_ticks(process)).sum::<Result<u64>>()?;
+    Ok(CpuSample { at: Instant::now(), cores: usage::all_core_ticks()?, own, pressure: usage::cpu_pressure() })
 }
 
 impl Noise {
-    /// What to know about the figures beside it, said to whoever runs the benchmark.
+    /// Prints a warning to stderr if other programs used too much CPU.
     pub(super) fn warn(&self) {
-        let taken = self.others_cpu + self.stolen_cpu;
-        if taken > QUIET {
+        let noise = self.others_cpu + self.steal_cpu;
+        if noise > MAX_NOISE {
             eprintln!(
-                "vipgate-bench: others kept {taken:.2} cores busy meanwhile: the figures are worse than they could be"
+                "vipgate-bench: other programs used {noise:.2} cores: the results are worse than on an idle machine"
             );
         }
     }
@@ -85,9 +86,13 @@ impl Noise {
 
 impl fmt::Display for Noise {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "beside it    {} cores busy with other programs, {} stolen", self.others_cpu, self.stolen_cpu)?;
+        write!(
+            f,
+            "noise        {} cores used by other programs, {} cores steal time",
+            self.others_cpu, self.steal_cpu
+        )?;
         match self.cpu_pressure {
-            Some(share) => write!(f, ", threads waited {:.0} % of the time", share * 100.0),
+            Some(share) => write!(f, ", CPU pressure {:.0} %", share * 100.0),
             None => Ok(()),
         }
     }
@@ -100,12 +105,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_measurement_does_is_no_noise() {
-        let core = |busy, softirq, stolen| usage::Core { busy, softirq, stolen };
-        let before = Reading { at: Instant::now(), cores: core(1000, 100, 10), own: 500, pressure: Some(1_000_000) };
+    fn the_benchmarks_own_cpu_time_is_not_noise() {
+        let core = |busy, softirq, stolen| usage::CoreTicks { busy, softirq, steal: stolen };
+        let before = CpuSample { at: Instant::now(), cores: core(1000, 100, 10), own: 500, pressure: Some(1_000_000) };
         let at = before.at + Duration::from_secs(2);
-        let after = Reading { at, cores: core(1350, 110, 30), own: 800, pressure: Some(1_500_000) };
+        let after = CpuSample { at, cores: core(1350, 110, 30), own: 800, pressure: Some(1_500_000) };
         let noise = between(&before, &after);
-        assert_eq!(noise, Noise { others_cpu: 0.2, stolen_cpu: 0.1, cpu_pressure: Some(0.25) });
+        assert_eq!(noise, Noise { others_cpu: 0.2, steal_cpu: 0.1, cpu_pressure: Some(0.25) });
     }
 }

@@ -1,5 +1,5 @@
-//! A gateway with many open sessions is killed (SIGKILL) and started again, while a pod goes on sending: how soon its packets
-//! come through, and how many sessions the next process takes up.
+//! Restart benchmark: a gateway with many sessions is killed (SIGKILL) and started again while a pod sends. Measures
+//! the time until packets are forwarded again, and the number of restored sessions.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::thread;
@@ -11,138 +11,138 @@ use rustix::time::ClockId;
 use serde::Serialize;
 use tempfile::TempDir;
 
-use super::Machine;
-use super::ground::Ground;
+use super::HostOptions;
+use super::ground::Testbed;
 use super::report::median;
-use super::sink::{SAMPLES, Sink};
-use super::source::now;
-use super::subject::{Placement, Setting};
-use super::trial::{Bench, DRAIN};
-use super::vipgate::{Policy, Vipgate};
+use super::sink::{MAX_SAMPLES, Sink};
+use super::source::clock_ns;
+use super::subject::{Placement, SutConfig};
+use super::trial::{DRAIN_TIME, Trial};
+use super::vipgate::{PolicySource, Vipgate};
 use crate::netns;
 use crate::path::round2;
 
-/// The pod that sends, where it sends to, and what is between its packets. All of them are samples.
+/// Source, destination and interval of the pod's packets, all of which the sink samples.
 const POD: Ipv4Addr = Ipv4Addr::new(10, 1, 4, 1);
-const FAR: (Ipv4Addr, u16) = (Ipv4Addr::new(198, 51, 0, 99), 443);
-const GAP: Duration = Duration::from_micros(200);
-/// What a packet of it carries behind number and time: see wire.h.
+const REMOTE: (Ipv4Addr, u16) = (Ipv4Addr::new(198, 51, 0, 99), 443);
+const SEND_INTERVAL: Duration = Duration::from_micros(200);
+/// `MAGIC` of wire.h, the last field of the payload.
 const MAGIC: u16 = 0x7677;
-/// How long it sends, and how long before the kill.
-const SENDING: Duration = Duration::from_secs(3);
-const BEFORE: Duration = Duration::from_millis(300);
+/// Duration of sending, and its part before the kill.
+const SEND_DURATION: Duration = Duration::from_secs(3);
+const KILL_DELAY: Duration = Duration::from_millis(300);
 
-/// What `vipgate-bench restart` takes.
+/// Options of `vipgate-bench restart`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Sessions that are open; several, separated by commas, are measured one after the other
+    /// Established sessions; a comma-separated list is measured one by one
     #[arg(long, value_delimiter = ',', default_values_t = [100_000, 1_000_000], value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     sessions: Vec<u32>,
     /// Kills; the median is reported
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     kills: u32,
     #[command(flatten)]
-    machine: Machine,
-    /// Results are JSON in any case
+    machine: HostOptions,
+    /// No effect: results are always JSON
     #[arg(long)]
     json: bool,
 }
 
-/// A line of the report.
+/// The report, printed as JSON.
 #[derive(Debug, Serialize)]
-struct Line {
+struct Report {
     benchmark: &'static str,
     sessions: u32,
     kills: usize,
-    /// From the start of the next process to the first packet that it forwards.
+    /// From the start of the new process to its first forwarded packet.
     forwards_after_ms: f64,
     forwards_after_worst_ms: f64,
-    /// From the last packet of the old process to the first one of the next.
-    away_ms: f64,
-    /// Of the sessions that were open, the share that was taken up, at worst.
+    /// From the last packet of the old process to the first one of the new process.
+    #[serde(rename = "away_ms")]
+    outage_ms: f64,
+    /// Share of sessions that were restored, minimum over all kills.
     survived: f64,
-    /// Sessions that the kill had caught half-written, of all kills together.
+    /// Sessions discarded because they were partly written when the process was killed, sum of all kills.
     torn: u64,
 }
 
-/// What came of one kill.
+/// Result of one kill.
 #[derive(Clone, Copy, Debug)]
 struct Kill {
     forwards_after_ms: f64,
-    away_ms: f64,
-    taken_up: u64,
+    outage_ms: f64,
+    restored: u64,
     torn: u64,
 }
 
 /// Measures each number of sessions.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let cores = options.machine.cores()?;
-    let gateway = options.machine.program()?;
-    let setting = Setting { gateway, core: cores[1], placement: Placement::Source };
+    let gateway = options.machine.gateway_binary()?;
+    let config = SutConfig { gateway, core: cores[1], placement: Placement::Source };
     netns::prepare()?;
     for &sessions in &options.sessions {
-        let kills =
-            measure(&setting, cores, sessions, options.kills).with_context(|| format!("{sessions} sessions"))?;
-        let of = |value: fn(&Kill) -> f64| kills.iter().map(value).collect::<Vec<_>>();
-        let resumed = of(|kill| kill.forwards_after_ms);
-        let least = kills.iter().map(|kill| kill.taken_up).min().unwrap_or(0);
-        let line = Line {
+        let kills = measure(&config, cores, sessions, options.kills).with_context(|| format!("{sessions} sessions"))?;
+        let all = |value: fn(&Kill) -> f64| kills.iter().map(value).collect::<Vec<_>>();
+        let forwards_after = all(|kill| kill.forwards_after_ms);
+        let min_restored = kills.iter().map(|kill| kill.restored).min().unwrap_or(0);
+        let report = Report {
             benchmark: "restart",
             sessions,
             kills: kills.len(),
-            forwards_after_worst_ms: round2(resumed.iter().copied().fold(0.0, f64::max)),
-            forwards_after_ms: round2(median(resumed).unwrap_or_default()),
-            away_ms: round2(median(of(|kill| kill.away_ms)).unwrap_or_default()),
-            survived: least as f64 / f64::from(sessions),
+            forwards_after_worst_ms: round2(forwards_after.iter().copied().fold(0.0, f64::max)),
+            forwards_after_ms: round2(median(forwards_after).unwrap_or_default()),
+            outage_ms: round2(median(all(|kill| kill.outage_ms)).unwrap_or_default()),
+            survived: min_restored as f64 / f64::from(sessions),
             torn: kills.iter().map(|kill| kill.torn).sum(),
         };
-        println!("{}", serde_json::to_string(&line)?);
+        println!("{}", serde_json::to_string(&report)?);
     }
     Ok(())
 }
 
-fn measure(setting: &Setting, cores: [usize; 2], sessions: u32, kills: u32) -> Result<Vec<Kill>> {
-    let ground = Ground::build()?;
-    ground.source.exec(&["ip", "address", "add", &format!("{POD}/16"), "dev", "eth0"])?;
-    ground.source.exec(&["ip", "route", "add", "default", "via", "10.1.0.1"])?;
-    let folder = TempDir::with_prefix(netns::name("")).context("cannot make a folder for configuration")?;
-    // What outlives the process lies in memory.
-    let state =
-        TempDir::with_prefix_in(netns::name(""), netns::IN_MEMORY).context("cannot make a folder for sessions")?;
-    // One more: the pod's that sends while the others rest.
+fn measure(config: &SutConfig, cores: [usize; 2], sessions: u32, kills: u32) -> Result<Vec<Kill>> {
+    let testbed = Testbed::build()?;
+    testbed.source.exec(&["ip", "address", "add", &format!("{POD}/16"), "dev", "eth0"])?;
+    testbed.source.exec(&["ip", "route", "add", "default", "via", "10.1.0.1"])?;
+    let directory =
+        TempDir::with_prefix(netns::run_name("")).context("cannot create a directory for the configuration")?;
+    let state = TempDir::with_prefix_in(netns::run_name(""), netns::TMPFS_DIR)
+        .context("cannot create a directory for session state")?;
+    // One more for the sending pod.
     let capacity = sessions + sessions / 5 + 1;
-    let vipgate = Vipgate::configure(setting, capacity, Some(state.path()), &Policy::Pods, folder.path())?;
-    let mut process = vipgate.start(&ground.gateway)?;
-    let bench =
-        Bench { ground: &ground, cores, process: Some(process.id()), flows: sessions, bytes: 60, tolerated: 0.0 };
-    bench.open_flows()?;
+    let vipgate = Vipgate::configure(config, capacity, Some(state.path()), &PolicySource::File, directory.path())?;
+    let mut process = vipgate.start(&testbed.gateway)?;
+    let trial = Trial { testbed: &testbed, cores, pid: Some(process.id()), flows: sessions, bytes: 60, max_loss: 0.0 };
+    trial.open_all_flows()?;
     let mut results = Vec::new();
     for _ in 0..kills {
-        let sink = Sink::open(&ground, cores[0], SAMPLES)?;
-        let (killed, started) = thread::scope(|scope| {
-            let sending = scope.spawn(|| ground.source.run(cores[0], send));
-            thread::sleep(BEFORE);
-            let killed = now(ClockId::Monotonic);
+        let sink = Sink::open(&testbed, cores[0], MAX_SAMPLES)?;
+        let (killed_at, started_at) = thread::scope(|scope| {
+            let sender = scope.spawn(|| testbed.source.run(cores[0], send));
+            thread::sleep(KILL_DELAY);
+            let killed_at = clock_ns(ClockId::Monotonic);
             process.kill()?;
             process.wait()?;
-            let started = now(ClockId::Monotonic);
-            process = vipgate.start(&ground.gateway)?;
-            sending.join().ok().context("the sender has panicked")??;
-            Ok::<_, anyhow::Error>((killed, started))
+            let started_at = clock_ns(ClockId::Monotonic);
+            process = vipgate.start(&testbed.gateway)?;
+            sender.join().ok().context("the sender has panicked")??;
+            Ok::<_, anyhow::Error>((killed_at, started_at))
         })?;
-        thread::sleep(DRAIN);
+        thread::sleep(DRAIN_TIME);
         let arrivals = sink.close()?.arrivals;
-        let last = arrivals.iter().copied().filter(|&at| at < killed).max();
-        let first = arrivals.iter().copied().filter(|&at| at > started).min();
-        let said = vipgate.said("state_taken_up")?.context("the next process took nothing up")?;
-        let number = |name: &str| said[name].as_u64().with_context(|| format!("the gateway says no {name}"));
-        let first = first.context("the next process forwards nothing")?;
-        let ms = |from: u64| (first - from) as f64 / 1e6;
+        let last = arrivals.iter().copied().filter(|&at| at < killed_at).max();
+        let first = arrivals.iter().copied().filter(|&at| at > started_at).min();
+        let event = vipgate.log_event("state_restored")?.context("the new process did not log `state_restored`")?;
+        let field =
+            |name: &str| event[name].as_u64().with_context(|| format!("the event `state_restored` has no {name}"));
+        let first = first.context("the new process forwards no packets")?;
+        let ms_since = |time: u64| (first - time) as f64 / 1e6;
         results.push(Kill {
-            forwards_after_ms: ms(started),
-            away_ms: ms(last.context("the old process forwarded nothing")?),
-            taken_up: number("sessions")?.saturating_sub(1),
-            torn: number("torn")?,
+            forwards_after_ms: ms_since(started_at),
+            outage_ms: ms_since(last.context("the old process forwarded no packets")?),
+            restored: field("sessions")?.saturating_sub(1),
+            torn: field("torn")?,
         });
     }
     process.kill()?;
@@ -150,19 +150,19 @@ fn measure(setting: &Setting, cores: [usize; 2], sessions: u32, kills: u32) -> R
     Ok(results)
 }
 
-/// A pod's flow, as a real host sends it.
+/// Sends the pod's packets from a UDP socket.
 fn send() -> Result<()> {
-    let socket = UdpSocket::bind((POD, 7000)).context("cannot bind the pod's address")?;
-    let begun = Instant::now();
+    let socket = UdpSocket::bind((POD, 7000)).context("cannot bind to the pod's address")?;
+    let start = Instant::now();
     for sequence in 0_u64.. {
-        if begun.elapsed() >= SENDING {
+        if start.elapsed() >= SEND_DURATION {
             break;
         }
-        ensure!(sequence < SAMPLES, "more packets than the sink has room for");
+        ensure!(sequence < MAX_SAMPLES, "more packets than the sink can sample");
         let stamp =
-            [&sequence.to_ne_bytes()[..], &now(ClockId::Monotonic).to_ne_bytes(), &MAGIC.to_ne_bytes()].concat();
-        socket.send_to(&stamp, FAR).context("the pod cannot send")?;
-        thread::sleep(GAP);
+            [&sequence.to_ne_bytes()[..], &clock_ns(ClockId::Monotonic).to_ne_bytes(), &MAGIC.to_ne_bytes()].concat();
+        socket.send_to(&stamp, REMOTE).context("the pod cannot send")?;
+        thread::sleep(SEND_INTERVAL);
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The end that sends: a program that the kernel runs on frames of its own, again and again, in this thread.
+//! Traffic source: runs `source.bpf.c` on live frames with BPF_PROG_TEST_RUN, in this thread.
 
 use std::time::Duration;
 
@@ -10,118 +10,119 @@ use nix::net::if_::if_nametoindex;
 use rustix::time::{ClockId, clock_gettime};
 use vipgate_dataplane::wire::ethernet::Mac;
 
-use super::ground::{Ground, INSIDE_MAC, SOURCE_MAC};
-use super::take;
+use super::ground::{INSIDE_MAC, SOURCE_MAC, Testbed};
+use super::take_map;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/source.bpf.o"));
 
-/// Frames that one batch of the kernel holds: what a NIC's driver hands over at once.
+/// Frames per batch of the test run, like a NIC driver's NAPI budget.
 const BATCH: u32 = 64;
-/// How fast the program gets through a frame that it doesn't send, and one that it sends, at best, in seconds. A trial is
-/// one call, because the kernel waits for a grace period around each; a call ends after so many frames, not after so much
-/// time, so it is made long enough for a fast machine, and a slow one gets through the rest without sending.
-const SKIPPED: f64 = 45e-9;
-const SENT: f64 = 130e-9;
-/// Sequence numbers that the sink has room for.
-const MOST: u64 = 1 << 26;
+/// Minimum time of the program per frame that it doesn't send, and per frame that it sends, in seconds. A trial is one
+/// call, because the kernel waits for a grace period around each. A call ends after a number of frames, not after a
+/// time, so the number is sized for a fast machine; a slow one drops the remaining frames.
+const SKIP_TIME: f64 = 45e-9;
+const SEND_TIME: f64 = 130e-9;
+/// Maximum number of sequence numbers in the sink's bitmap.
+const MAX_SEQUENCES: u64 = 1 << 26;
 
-/// What to send.
+/// The offered load.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Load {
-    /// Millions of packets a second; `None` is as many as possible.
+pub(super) struct OfferedLoad {
+    /// Millions of packets per second; `None` is the maximum.
     pub(super) mpps: Option<f64>,
     pub(super) duration: Duration,
-    /// Flows that the packets belong to.
+    /// Number of flows.
     pub(super) flows: u32,
-    /// Each flow once, instead of at random for as long as said.
-    pub(super) once: bool,
-    /// Bytes of a frame without its checksum.
+    /// One packet per flow, instead of random flows for the duration.
+    pub(super) once_per_flow: bool,
+    /// Frame size without FCS.
     pub(super) bytes: usize,
 }
 
-/// What was sent.
+/// The sent packets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
     pub(super) packets: u64,
     /// From the first packet to the last one.
     pub(super) seconds: f64,
-    /// Time of its core for each second: of the program, and of what the gateway's interface does in its context.
+    /// CPU usage of its core, including the receive path of the gateway's interface, which runs in its context.
     pub(super) cpu: f64,
 }
 
-/// Sends from the source's namespace, on this core. `begins` is called right before the first packet.
-pub(super) fn send(ground: &Ground, core: usize, load: Load, begins: impl FnOnce() + Send) -> Result<Sent> {
-    ground.source.run(core, || run(load, begins))
+/// Sends from the source's namespace, on this core. Calls `on_start` right before the first packet.
+pub(super) fn send(testbed: &Testbed, core: usize, load: OfferedLoad, on_start: impl FnOnce() + Send) -> Result<Sent> {
+    testbed.source.run(core, || run(load, on_start))
 }
 
-fn run(load: Load, begins: impl FnOnce()) -> Result<Sent> {
-    let interface = if_nametoindex("eth0").context("the source has no interface")?;
-    let mut object = EbpfLoader::new().load(OBJECT).context("cannot load the source's program")?;
-    let mut settings: Array<_, [u64; 8]> = take(&mut object, "settings")?;
-    let progress: Array<_, [u64; 4]> = take(&mut object, "progress")?;
-    let most = if load.once { load.flows.into() } else { MOST };
+fn run(load: OfferedLoad, on_start: impl FnOnce()) -> Result<Sent> {
+    let interface = if_nametoindex("eth0").context("the source has no interface eth0")?;
+    let mut object = EbpfLoader::new().load(OBJECT).context("cannot load the source's BPF object")?;
+    let mut settings: Array<_, [u64; 8]> = take_map(&mut object, "settings")?;
+    let progress: Array<_, [u64; 4]> = take_map(&mut object, "progress")?;
+    let max_packets = if load.once_per_flow { load.flows.into() } else { MAX_SEQUENCES };
     let words = [
         load.duration.as_nanos() as u64,
-        load.mpps.map_or(0, gap),
+        load.mpps.map_or(0, packet_gap),
         load.flows.into(),
-        load.once.into(),
-        most,
+        load.once_per_flow.into(),
+        max_packets,
         interface.into(),
-        bytes(INSIDE_MAC),
-        bytes(SOURCE_MAC),
+        mac_to_u64(INSIDE_MAC),
+        mac_to_u64(SOURCE_MAC),
     ];
     settings.set(0, words, 0)?;
-    let program: &mut Xdp = object.program_mut("wire_source").context("the source has no program")?.try_into()?;
-    program.load().context("the kernel refused the source's program")?;
+    let program: &mut Xdp =
+        object.program_mut("wire_source").context("the source's BPF object has no program wire_source")?.try_into()?;
+    program.load().context("the kernel rejected the source's BPF program")?;
 
     let frame = vec![0; load.bytes];
     let mut call = TestRunOptions::new();
     call.data_in = Some(&frame);
-    call.repeat = load.turns();
+    call.repeat = load.repeat_count();
     call.attrs = TestRunAttrs::new().xdp_live_frames(BATCH);
-    begins();
-    let before = (now(ClockId::ThreadCPUTime), now(ClockId::Monotonic));
-    program.test_run(call).context("the kernel doesn't send a program's frames: it needs Linux 5.18")?;
-    let (cpu, wall) = (now(ClockId::ThreadCPUTime) - before.0, now(ClockId::Monotonic) - before.1);
+    on_start();
+    let before = (clock_ns(ClockId::ThreadCPUTime), clock_ns(ClockId::Monotonic));
+    program.test_run(call).context("BPF_PROG_TEST_RUN on live frames failed: it needs Linux 5.18")?;
+    let (cpu, wall) = (clock_ns(ClockId::ThreadCPUTime) - before.0, clock_ns(ClockId::Monotonic) - before.1);
     let [packets, _, first, last] = progress.get(&0, 0)?;
-    ensure!(packets > 1, "the source could not send");
+    ensure!(packets > 1, "the source sent no packets");
     Ok(Sent { packets, seconds: (last - first) as f64 / 1e9, cpu: cpu as f64 / wall as f64 })
 }
 
-impl Load {
-    /// No more packets than this are sent.
+impl OfferedLoad {
+    /// Maximum number of packets sent.
     #[expect(clippy::cast_sign_loss, reason = "rates and times are positive")]
-    pub(super) fn most_packets(&self) -> u64 {
-        if self.once {
+    pub(super) fn max_packets(&self) -> u64 {
+        if self.once_per_flow {
             return self.flows.into();
         }
         let seconds = self.duration.as_secs_f64();
-        ((self.mpps.map_or(f64::MAX, |mpps| mpps * 1e6) * seconds).min(seconds / SENT) as u64).min(MOST)
+        ((self.mpps.map_or(f64::MAX, |mpps| mpps * 1e6) * seconds).min(seconds / SEND_TIME) as u64).min(MAX_SEQUENCES)
     }
 
-    /// Frames of the call that sends this.
+    /// Repetitions of the test run, sent or not.
     #[expect(clippy::cast_sign_loss, reason = "rates and times are positive")]
-    fn turns(&self) -> u32 {
-        let (seconds, sent) = (self.duration.as_secs_f64(), self.most_packets() as f64);
-        (sent + (seconds - sent * SENT) / SKIPPED) as u32
+    fn repeat_count(&self) -> u32 {
+        let (seconds, sent) = (self.duration.as_secs_f64(), self.max_packets() as f64);
+        (sent + (seconds - sent * SEND_TIME) / SKIP_TIME) as u32
     }
 }
 
-/// The time between packets as the program counts it, in 1/256 ns.
+/// The time between packets, in 1/256 ns.
 #[expect(clippy::cast_sign_loss, reason = "rates are positive")]
-fn gap(mpps: f64) -> u64 {
+fn packet_gap(mpps: f64) -> u64 {
     (256_000.0 / mpps).round() as u64
 }
 
-/// A link address as it lies in memory, in the first bytes of a number.
-fn bytes(mac: Mac) -> u64 {
+/// A MAC address in the first six bytes, in memory order, of a number.
+fn mac_to_u64(mac: Mac) -> u64 {
     let mut bytes = [0; 8];
     bytes[..6].copy_from_slice(&mac);
     u64::from_ne_bytes(bytes)
 }
 
-/// What a clock shows, in nanoseconds.
-pub(super) fn now(clock: ClockId) -> u64 {
+/// The time of a clock, in nanoseconds.
+pub(super) fn clock_ns(clock: ClockId) -> u64 {
     let time = clock_gettime(clock);
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
@@ -131,13 +132,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_is_long_enough_for_what_is_to_be_sent() {
-        let load = |mpps| Load { mpps, duration: Duration::from_secs(1), flows: 1, once: false, bytes: 60 };
-        assert_eq!((load(Some(1.0)).most_packets(), load(None).most_packets()), (1_000_000, 7_692_307));
-        assert!(u64::from(load(None).turns()) >= load(None).most_packets());
-        assert_eq!(load(Some(100.0)).turns(), load(None).turns(), "more than the source can do");
-        assert!(load(Some(1.0)).turns() > 20_000_000, "mostly skipped");
-        assert_eq!((gap(1.0), gap(2.0)), (256_000, 128_000));
-        assert_eq!(bytes([1, 2, 3, 4, 5, 6]).to_ne_bytes(), [1, 2, 3, 4, 5, 6, 0, 0]);
+    fn a_test_run_is_long_enough_for_the_offered_load() {
+        let load =
+            |mpps| OfferedLoad { mpps, duration: Duration::from_secs(1), flows: 1, once_per_flow: false, bytes: 60 };
+        assert_eq!((load(Some(1.0)).max_packets(), load(None).max_packets()), (1_000_000, 7_692_307));
+        assert!(u64::from(load(None).repeat_count()) >= load(None).max_packets());
+        assert_eq!(load(Some(100.0)).repeat_count(), load(None).repeat_count(), "more than the source's maximum");
+        assert!(load(Some(1.0)).repeat_count() > 20_000_000, "mostly skipped");
+        assert_eq!((packet_gap(1.0), packet_gap(2.0)), (256_000, 128_000));
+        assert_eq!(mac_to_u64([1, 2, 3, 4, 5, 6]).to_ne_bytes(), [1, 2, 3, 4, 5, 6, 0, 0]);
     }
 }

@@ -1,4 +1,4 @@
-//! What is measured: a gateway between two cables, started anew for each round.
+//! Systems under test: gateways between the source and the sink, started anew for each round.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,125 +9,129 @@ use rustix::process::Pid;
 use serde::Serialize;
 use tempfile::TempDir;
 
-use super::ground::Ground;
-use super::vipgate::{Policy, Vipgate};
+use super::ground::Testbed;
+use super::vipgate::{PolicySource, Vipgate};
 use crate::netns;
 use crate::process::Process;
 
-/// Where the kernel says how many connections it follows at most.
+/// Maximum number of connections tracked by the kernel.
 const CONNTRACK_MAX: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 
-/// A gateway that can be measured.
+/// A system under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Subject {
-    /// This one.
+pub(crate) enum SystemUnderTest {
+    /// vipgate.
     #[value(skip)]
     Vipgate,
-    /// The kernel's forwarding with source NAT by nftables.
+    /// Kernel forwarding with SNAT by nftables.
     Nft,
-    /// Open vSwitch; not measured yet
+    /// Open vSwitch; not supported yet
     Ovs,
 }
 
-/// What subjects are started with.
+/// Configuration of the systems under test.
 #[derive(Clone, Debug)]
-pub(crate) struct Setting {
+pub(crate) struct SutConfig {
+    /// Path of the vipgate binary.
     pub(crate) gateway: PathBuf,
     /// The gateway's core.
     pub(crate) core: usize,
     pub(crate) placement: Placement,
 }
 
-/// Where the kernel forwards, when it is the gateway.
+/// Core on which the kernel forwards, for nft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Placement {
-    /// Where the source runs, as the kernel does it by itself; here it is the fastest
+    /// The source's core, in its context, as veth does by default; the fastest here
     Source,
-    /// In a thread of the kernel on the gateway's core
+    /// The gateway's core, in a kernel thread (threaded NAPI)
     Gateway,
 }
 
-/// A gateway that forwards; dropping it ends it.
+/// A running system under test; stopped on drop.
 #[derive(Debug)]
-pub(super) struct Running {
-    process: Option<Process>,
-    _folder: TempDir,
+pub(super) struct RunningSut {
+    pid: Option<Process>,
+    _directory: TempDir,
 }
 
-impl Running {
-    /// The gateway's process; the kernel has none.
-    pub(super) fn process(&self) -> Option<u32> {
-        self.process.as_ref().map(Process::id)
+impl RunningSut {
+    /// Process ID of the gateway; `None` for the kernel.
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.pid.as_ref().map(Process::pid)
     }
 }
 
-impl Subject {
-    /// Whether it can be measured here, said before anything is.
+impl SystemUnderTest {
+    /// Checks that the system is available on this machine.
     pub(super) fn check(self, flows: &[u32]) -> Result<()> {
         match self {
             Self::Vipgate => {}
             Self::Nft => {
-                netns::output(&["nft", "--version"]).context("nft is needed: install nftables")?;
-                let most = fs::read_to_string(CONNTRACK_MAX).ok().and_then(|text| text.trim().parse::<u32>().ok());
-                if let (Some(most), Some(&wanted)) = (most, flows.iter().max()) {
+                netns::run_command(&["nft", "--version"]).context("nft is needed: install nftables")?;
+                let limit = fs::read_to_string(CONNTRACK_MAX).ok().and_then(|text| text.trim().parse::<u32>().ok());
+                if let (Some(limit), Some(&required)) = (limit, flows.iter().max()) {
                     ensure!(
-                        wanted <= most,
-                        "the kernel follows {most} connections, not {wanted}: `sysctl -w net.netfilter.nf_conntrack_max={}`",
-                        u64::from(wanted) * 2
+                        required <= limit,
+                        "conntrack tracks up to {limit} connections, but {required} are needed: \
+                         `sysctl -w net.netfilter.nf_conntrack_max={}`",
+                        u64::from(required) * 2
                     );
                 }
             }
-            Self::Ovs if netns::output(&["ovs-vsctl", "--version"]).is_err() => {
-                bail!("ovs is not supported here: Open vSwitch isn't installed (and this version can't measure it yet)")
+            Self::Ovs if netns::run_command(&["ovs-vsctl", "--version"]).is_err() => {
+                bail!("ovs is not supported: Open vSwitch isn't installed, and this version can't measure it yet")
             }
-            Self::Ovs => bail!("ovs is not supported here: this version measures against nft only"),
+            Self::Ovs => bail!("ovs is not supported: this version can measure nft only"),
         }
         Ok(())
     }
 
-    /// Starts it and waits until it forwards.
-    pub(super) fn start(self, ground: &Ground, setting: &Setting, flows: u32) -> Result<Running> {
-        let folder = TempDir::with_prefix(netns::name("")).context("cannot make a folder for configuration")?;
+    /// Starts the system and waits until it forwards.
+    pub(super) fn start(self, testbed: &Testbed, config: &SutConfig, flows: u32) -> Result<RunningSut> {
+        let directory =
+            TempDir::with_prefix(netns::run_name("")).context("cannot create a directory for the configuration")?;
         let process = match self {
             Self::Vipgate => {
                 let capacity = (flows * 2).max(65_536);
-                let vipgate = Vipgate::configure(setting, capacity, None, &Policy::Pods, folder.path())?;
-                Some(Process::from(vipgate.start(&ground.gateway)?))
+                let vipgate = Vipgate::configure(config, capacity, None, &PolicySource::File, directory.path())?;
+                Some(Process::from(vipgate.start(&testbed.gateway)?))
             }
             Self::Nft | Self::Ovs => {
-                start_nft(ground, setting, folder.path())?;
+                start_nft(testbed, config, directory.path())?;
                 None
             }
         };
-        Ok(Running { process, _folder: folder })
+        Ok(RunningSut { pid: process, _directory: directory })
     }
 }
 
-fn start_nft(ground: &Ground, setting: &Setting, folder: &Path) -> Result<()> {
-    let rules = folder.join("rules.nft");
+fn start_nft(testbed: &Testbed, config: &SutConfig, directory: &Path) -> Result<()> {
+    let rules = directory.join("rules.nft");
     fs::write(
         &rules,
         "table ip bench {\n  chain out {\n    type nat hook postrouting priority srcnat;\n    \
          oifname \"gw-out\" ip saddr 10.1.4.0/22 snat to 203.0.113.10\n  }\n}\n",
     )?;
-    ground.gateway.exec(&["nft", "-f", &rules.display().to_string()])?;
-    // A veth takes frames in batches only from a peer with NAPI, which this switches on; UDP is not put together by it.
-    ground.gateway.exec(&["ethtool", "-K", "gw-in", "gro", "on"])?;
-    if setting.placement == Placement::Gateway {
+    testbed.gateway.exec(&["nft", "-f", &rules.display().to_string()])?;
+    // Enables NAPI, without which a veth doesn't receive frames in batches. UDP datagrams are not merged by it.
+    testbed.gateway.exec(&["ethtool", "-K", "gw-in", "gro", "on"])?;
+    if config.placement == Placement::Gateway {
         let threaded = "echo 1 > /sys/class/net/gw-in/threaded";
-        ground.gateway.exec(&["sh", "-c", threaded]).context("--nft-core gateway needs Linux 5.12")?;
-        let thread = find_thread("napi/gw-in-").context("the kernel started no thread for gw-in")?;
-        netns::pin(Some(thread), setting.core)?;
+        testbed.gateway.exec(&["sh", "-c", threaded]).context("--nft-core gateway needs Linux 5.12")?;
+        let thread = find_thread("napi/gw-in-").context("the kernel started no NAPI thread for gw-in")?;
+        netns::pin_to_core(Some(thread), config.core)?;
     }
     Ok(())
 }
 
-/// The kernel's thread whose name begins like this.
-fn find_thread(name: &str) -> Option<Pid> {
-    let is_it = |folder: &Path| fs::read_to_string(folder.join("comm")).is_ok_and(|comm| comm.starts_with(name));
-    let mut folders = fs::read_dir("/proc").ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    let folder = folders.find(|folder| is_it(folder))?;
-    Pid::from_raw(folder.file_name()?.to_str()?.parse().ok()?)
+/// The kernel thread whose name starts with `prefix`.
+fn find_thread(prefix: &str) -> Option<Pid> {
+    let matches =
+        |directory: &Path| fs::read_to_string(directory.join("comm")).is_ok_and(|comm| comm.starts_with(prefix));
+    let mut directories = fs::read_dir("/proc").ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let directory = directories.find(|directory| matches(directory))?;
+    Pid::from_raw(directory.file_name()?.to_str()?.parse().ok()?)
 }

@@ -1,4 +1,4 @@
-//! One trial: a sink, a load, and what came of it; and the search for the rate that a gateway can do.
+//! Trials: offered load, sink and results; and the search for the peak rate (RFC 2544 section 26.1).
 
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -8,178 +8,184 @@ use anyhow::{Context, Result, bail, ensure};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::ground::Ground;
+use super::ground::Testbed;
 use super::sink::Sink;
-use super::source::{self, Load};
+use super::source::{self, OfferedLoad};
 use crate::path::round2;
 use crate::usage;
 
-/// How long the last packets may be on their way.
-pub(super) const DRAIN: Duration = Duration::from_millis(30);
-/// Steps of the search, enough for a few hundredths of the rate; how often a rate is tried before it counts as too high;
-/// and how long each trial is.
-const STEPS: u32 = 7;
-const TRIES: u32 = 3;
-const STEP: Duration = Duration::from_millis(250);
-/// The share of a trial in which threads may wait for a core, as few do when nobody computes beside the benchmark; how
-/// often a trial is made again if they wait longer, and how long to wait before that.
-pub(super) const QUIET: f64 = 0.05;
-const AGAIN: u32 = 3;
-const PAUSE: Duration = Duration::from_millis(300);
-/// How long after the call for it the source is surely sending; it stops before the call returns. Processor time is
-/// counted from then on, for this share of a trial.
-const LEAD: Duration = Duration::from_millis(40);
-const WATCHED: f64 = 0.7;
-/// The rate at which flows are opened, in millions a second, and how often that is tried.
-const OPENING: f64 = 0.2;
-const OPENINGS: u32 = 5;
+/// Time for packets in flight to arrive after a trial.
+pub(super) const DRAIN_TIME: Duration = Duration::from_millis(30);
+/// Steps of the binary search, for a resolution of a few percent; attempts until a rate counts as too high; and
+/// duration of each trial.
+const SEARCH_STEPS: u32 = 7;
+const ATTEMPTS: u32 = 3;
+const STEP_DURATION: Duration = Duration::from_millis(250);
+/// CPU pressure above which a trial counts as disturbed by other programs; number of repetitions of disturbed trials,
+/// and the pause before them.
+pub(super) const MAX_CPU_PRESSURE: f64 = 0.05;
+const MAX_RETRIES: u32 = 3;
+const RETRY_PAUSE: Duration = Duration::from_millis(300);
+/// CPU time is sampled from this time after the start of the source, when it is surely sending, for this share of the
+/// trial; the source stops before its call returns.
+const SAMPLE_DELAY: Duration = Duration::from_millis(40);
+const SAMPLE_SHARE: f64 = 0.7;
+/// Rate at which flows are opened, in millions per second, and maximum number of attempts.
+const OPEN_MPPS: f64 = 0.2;
+const OPEN_ATTEMPTS: u32 = 5;
 
-/// What a trial is made with.
+/// Parameters of trials.
 #[derive(Debug)]
-pub(super) struct Bench<'a> {
-    pub(super) ground: &'a Ground,
+pub(super) struct Trial<'a> {
+    pub(super) testbed: &'a Testbed,
     /// Cores of source and gateway.
     pub(super) cores: [usize; 2],
-    pub(super) process: Option<u32>,
+    /// Process ID of the gateway.
+    pub(super) pid: Option<u32>,
     pub(super) flows: u32,
-    /// Bytes of a frame without its checksum.
+    /// Frame size without FCS.
     pub(super) bytes: usize,
-    /// The share of packets that may be lost for a rate to count as forwarded.
-    pub(super) tolerated: f64,
+    /// Loss tolerance, as a share of packets.
+    pub(super) max_loss: f64,
 }
 
-/// What came of a trial.
+/// Result of a trial.
 #[derive(Debug)]
-pub(super) struct Outcome {
+pub(super) struct TrialResult {
     pub(super) offered_mpps: f64,
     pub(super) mpps: f64,
     pub(super) loss: f64,
     pub(super) latency: Histogram<u64>,
-    pub(super) cpu: Cpu,
+    pub(super) cpu: CpuUsage,
     sent: u64,
 }
 
-/// Seconds of processor time for each second.
+/// CPU usage: seconds of CPU time per second.
 #[derive(Clone, Debug)]
-pub(super) struct Cpu {
-    /// The source's thread, with what the gateway's interface does in its context.
+pub(super) struct CpuUsage {
+    /// The source's thread, including the receive path of the gateway's interface.
     pub(super) source: f64,
-    /// The gateway's process; the kernel has none.
+    /// The gateway process; `None` for the kernel.
     pub(super) gateway: Option<f64>,
-    /// All that the two cores did, the sink's program among it.
-    pub(super) cores: [CoreCpu; 2],
-    /// In which any thread of the machine waited for a core: high when others compute beside the benchmark.
+    /// Both cores, including the sink's BPF program.
+    pub(super) cores: [CoreUsage; 2],
+    /// Share of time in which some thread waited for a core (PSI): high if other programs use the CPUs.
     pub(super) pressure: Option<f64>,
 }
 
-/// The same for one core.
+/// CPU usage of one core.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct CoreCpu {
+pub(super) struct CoreUsage {
     core: usize,
     busy: f64,
     softirq: f64,
     stolen: f64,
 }
 
-impl Cpu {
-    /// The share of the time in which somebody waited for a core; nothing where the kernel doesn't say.
-    pub(super) fn disturbed(&self) -> f64 {
+impl CpuUsage {
+    /// CPU pressure; 0 without PSI in the kernel.
+    fn pressure_or_zero(&self) -> f64 {
         self.pressure.unwrap_or(0.0)
     }
 }
 
-impl Bench<'_> {
-    /// Opens every flow: its first packet, again until none is missing.
-    pub(super) fn open_flows(&self) -> Result<()> {
-        let mut lost = 0.0;
-        for attempt in 0..OPENINGS {
-            let mpps = OPENING / f64::from(1 << attempt);
+impl Trial<'_> {
+    /// Sends the first packet of every flow, at decreasing rates until none is lost.
+    pub(super) fn open_all_flows(&self) -> Result<()> {
+        let mut loss = 0.0;
+        for attempt in 0..OPEN_ATTEMPTS {
+            let mpps = OPEN_MPPS / f64::from(1 << attempt);
             let duration = Duration::from_secs_f64(f64::from(self.flows) / (mpps * 1e6) * 1.5 + 0.05);
-            let outcome =
-                self.load(Load { mpps: Some(mpps), duration, flows: self.flows, once: true, bytes: self.bytes })?;
-            lost = outcome.loss;
-            if outcome.sent == u64::from(self.flows) && lost == 0.0 {
+            let result = self.run_once(OfferedLoad {
+                mpps: Some(mpps),
+                duration,
+                flows: self.flows,
+                once_per_flow: true,
+                bytes: self.bytes,
+            })?;
+            loss = result.loss;
+            if result.sent == u64::from(self.flows) && loss == 0.0 {
                 return Ok(());
             }
         }
-        bail!("the gateway does not open {} flows: {:.2} % of their packets are lost", self.flows, lost * 100.0)
+        bail!("cannot open {} flows: {:.2} % of their packets are lost", self.flows, loss * 100.0)
     }
 
-    /// The highest rate of which nearly everything comes through, in millions a second; `None` when that is true of all
-    /// that the source can send.
-    pub(super) fn search(&self) -> Result<Option<f64>> {
-        let most = self.run(None, STEP)?;
-        if most.loss <= self.tolerated {
+    /// The peak rate within the loss tolerance, in millions per second; `None` if that is the source's maximum.
+    pub(super) fn search_peak(&self) -> Result<Option<f64>> {
+        let maximum = self.run_undisturbed(None, STEP_DURATION)?;
+        if maximum.loss <= self.max_loss {
             return Ok(None);
         }
-        // A loss may be a neighbour's doing, on a machine that isn't ours alone; what is the gateway's comes every time.
-        let comes_through = |mpps| {
-            for _ in 0..TRIES {
-                if self.run(Some(mpps), STEP)?.loss <= self.tolerated {
+        // On a shared machine, other programs may cause loss; loss in all attempts is the gateway's.
+        let is_sustained = |mpps| {
+            for _ in 0..ATTEMPTS {
+                if self.run_undisturbed(Some(mpps), STEP_DURATION)?.loss <= self.max_loss {
                     return Ok(true);
                 }
             }
             Ok::<_, anyhow::Error>(false)
         };
-        // What is forwarded under any load is near the peak, unless the gateway breaks down.
-        let guess = most.mpps / 2.0;
+        // The rate forwarded under overload is near the peak, unless throughput collapses.
+        let guess = maximum.mpps / 2.0;
         let (mut good, mut bad) =
-            if comes_through(guess)? { (guess, most.offered_mpps.min(3.0 * most.mpps)) } else { (0.0, guess) };
-        for _ in 0..STEPS {
+            if is_sustained(guess)? { (guess, maximum.offered_mpps.min(3.0 * maximum.mpps)) } else { (0.0, guess) };
+        for _ in 0..SEARCH_STEPS {
             let middle = f64::midpoint(good, bad);
-            if comes_through(middle)? { good = middle } else { bad = middle }
+            if is_sustained(middle)? { good = middle } else { bad = middle }
         }
-        ensure!(good > 0.0, "the gateway loses packets at any rate");
+        ensure!(good > 0.0, "the gateway exceeds the loss tolerance at any rate");
         Ok(Some(good))
     }
 
-    /// Packets of open flows in random order: the least disturbed of a few trials, or the first that is quiet.
-    pub(super) fn run(&self, mpps: Option<f64>, duration: Duration) -> Result<Outcome> {
-        let load = Load { mpps, duration, flows: self.flows, once: false, bytes: self.bytes };
-        let mut best = self.load(load)?;
-        for _ in 0..AGAIN {
-            if best.cpu.disturbed() <= QUIET {
+    /// Sends packets of random open flows; repeats disturbed trials and returns the least disturbed one.
+    pub(super) fn run_undisturbed(&self, mpps: Option<f64>, duration: Duration) -> Result<TrialResult> {
+        let load = OfferedLoad { mpps, duration, flows: self.flows, once_per_flow: false, bytes: self.bytes };
+        let mut best = self.run_once(load)?;
+        for _ in 0..MAX_RETRIES {
+            if best.cpu.pressure_or_zero() <= MAX_CPU_PRESSURE {
                 break;
             }
-            thread::sleep(PAUSE);
-            let next = self.load(load)?;
-            if next.cpu.disturbed() < best.cpu.disturbed() {
+            thread::sleep(RETRY_PAUSE);
+            let next = self.run_once(load)?;
+            if next.cpu.pressure_or_zero() < best.cpu.pressure_or_zero() {
                 best = next;
             }
         }
         Ok(best)
     }
 
-    fn load(&self, load: Load) -> Result<Outcome> {
-        let expected = load.most_packets();
-        let [of_source, _] = self.cores;
-        let sink = Sink::open(self.ground, of_source, expected)?;
-        let (begins, begun) = channel();
-        let (sent, watched) = thread::scope(|scope| {
-            let watching = scope.spawn(move || self.watch(&begun, load.duration));
-            let begin = move || begins.send(()).unwrap_or_else(|_| unreachable!("who watches waits for it first"));
-            let sent = source::send(self.ground, of_source, load, begin);
-            (sent, watching.join())
+    fn run_once(&self, load: OfferedLoad) -> Result<TrialResult> {
+        let expected = load.max_packets();
+        let [source_core, _] = self.cores;
+        let sink = Sink::open(self.testbed, source_core, expected)?;
+        let (start_signal, started) = channel();
+        let (sent, samples) = thread::scope(|scope| {
+            let sampler = scope.spawn(move || self.sample_twice(&started, load.duration));
+            let on_start =
+                move || start_signal.send(()).unwrap_or_else(|_| unreachable!("the sampler first waits for it"));
+            let sent = source::send(self.testbed, source_core, load, on_start);
+            (sent, sampler.join())
         });
         let sent = sent?;
-        let [before, after] = watched.ok().context("cannot watch the processors")??;
-        thread::sleep(DRAIN);
-        let seen = sink.close()?;
+        let [before, after] = samples.ok().context("the CPU sampler has panicked")??;
+        thread::sleep(DRAIN_TIME);
+        let received = sink.close()?;
 
         let seconds = (after.at - before.at).as_secs_f64();
-        // A tick is a hundredth of a second.
+        // A tick is 10 ms.
         let share = |ticks: u64| round2(ticks as f64 / 100.0 / seconds);
         let core = |at: usize| {
             let used = after.cores[at] - before.cores[at];
-            let [busy, softirq, stolen] = [used.busy, used.softirq, used.stolen].map(share);
-            CoreCpu { core: self.cores[at], busy, softirq, stolen }
+            let [busy, softirq, stolen] = [used.busy, used.softirq, used.steal].map(share);
+            CoreUsage { core: self.cores[at], busy, softirq, stolen }
         };
-        Ok(Outcome {
+        Ok(TrialResult {
             offered_mpps: sent.packets as f64 / sent.seconds / 1e6,
-            mpps: seen.packets as f64 / sent.seconds / 1e6,
-            loss: 1.0 - seen.packets as f64 / sent.packets as f64,
-            latency: seen.latency,
-            cpu: Cpu {
+            mpps: received.packets as f64 / sent.seconds / 1e6,
+            loss: 1.0 - received.packets as f64 / sent.packets as f64,
+            latency: received.latency,
+            cpu: CpuUsage {
                 source: round2(sent.cpu),
                 gateway: before.process.zip(after.process).map(|(before, after)| share(after - before)),
                 cores: [core(0), core(1)],
@@ -189,32 +195,32 @@ impl Bench<'_> {
         })
     }
 
-    /// What has been done when the load is on, and shortly before it ends.
-    fn watch(&self, begun: &Receiver<()>, duration: Duration) -> Result<[Reading; 2]> {
-        // If the source can't begin, it says so itself.
-        let _ = begun.recv();
-        thread::sleep(LEAD);
-        let before = self.read()?;
-        thread::sleep(duration.mul_f64(WATCHED));
-        Ok([before, self.read()?])
+    /// Samples CPU time after the start of the load, and shortly before its end.
+    fn sample_twice(&self, started: &Receiver<()>, duration: Duration) -> Result<[CpuSample; 2]> {
+        // If the source can't start, `send` returns the error.
+        let _ = started.recv();
+        thread::sleep(SAMPLE_DELAY);
+        let before = self.sample()?;
+        thread::sleep(duration.mul_f64(SAMPLE_SHARE));
+        Ok([before, self.sample()?])
     }
 
-    fn read(&self) -> Result<Reading> {
-        let [of_source, of_gateway] = self.cores;
-        Ok(Reading {
+    fn sample(&self) -> Result<CpuSample> {
+        let [source_core, gateway_core] = self.cores;
+        Ok(CpuSample {
             at: Instant::now(),
-            cores: [usage::core(of_source)?, usage::core(of_gateway)?],
-            process: self.process.map(usage::process).transpose()?,
-            pressure: usage::pressure(),
+            cores: [usage::core_ticks(source_core)?, usage::core_ticks(gateway_core)?],
+            process: self.pid.map(usage::process_ticks).transpose()?,
+            pressure: usage::cpu_pressure(),
         })
     }
 }
 
-/// What the kernel has counted until a moment.
+/// A sample of the kernel's CPU time counters.
 #[derive(Debug)]
-struct Reading {
+struct CpuSample {
     at: Instant,
-    cores: [usage::Core; 2],
+    cores: [usage::CoreTicks; 2],
     process: Option<u64>,
     pressure: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! vipgate as it is measured: its configuration, its policy, its process.
+//! vipgate as a system under test: configuration, policy, process, and CLI.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::subject::Setting;
+use super::subject::SutConfig;
 use crate::netns::{self, Namespace};
 
-/// How long a gateway may take to come up.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Startup timeout of a gateway.
+const STARTUP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A gateway that is configured, and may be started again and again.
+/// A configured gateway, which can be started repeatedly.
 #[derive(Debug)]
 pub(crate) struct Vipgate {
     program: PathBuf,
@@ -25,19 +25,21 @@ pub(crate) struct Vipgate {
 }
 
 impl Vipgate {
-    /// Writes its files. `state` is the folder of what outlives the process, if anything should.
+    /// Writes its configuration and manifests. `state` is the directory of the persistent session state, if any.
     pub(crate) fn configure(
-        setting: &Setting,
+        setting: &SutConfig,
         capacity: u32,
         state: Option<&Path>,
-        policy: &Policy,
-        folder: &Path,
+        policy: &PolicySource,
+        directory: &Path,
     ) -> Result<Self> {
-        let at = |name: &str| folder.join(name);
-        let (config, manifests, socket) = (at("gateway.yaml"), at("policy.yaml"), at("gateway.sock"));
+        let path = |name: &str| directory.join(name);
+        let (config, manifests, socket) = (path("gateway.yaml"), path("policy.yaml"), path("gateway.sock"));
         let source = match policy {
-            Policy::Pods => format!("files: [{}]", manifests.display()),
-            Policy::Server(url) => format!("server: {{url: \"{url}\", cache: {}}}", at("policy.cache").display()),
+            PolicySource::File => format!("files: [{}]", manifests.display()),
+            PolicySource::Server(url) => {
+                format!("server: {{url: \"{url}\", cache: {}}}", path("policy.cache").display())
+            }
         };
         let state = state.map_or("null".into(), |state| state.display().to_string());
         let text = format!(
@@ -52,17 +54,17 @@ impl Vipgate {
             socket.display()
         );
         fs::write(&config, text)?;
-        fs::write(&manifests, pods())?;
-        Ok(Self { program: setting.gateway.clone(), config, socket, log: at("gateway.log") })
+        fs::write(&manifests, pod_manifests())?;
+        Ok(Self { program: setting.gateway.clone(), config, socket, log: path("gateway.log") })
     }
 
-    /// Starts it and waits until it says that it is ready.
+    /// Starts it and waits until it logs `ready`.
     pub(crate) fn start(&self, host: &Namespace) -> Result<Child> {
         let [program, config] = [&self.program, &self.config].map(|path| path.display().to_string());
         let mut process = host.spawn(&[&program, "gateway", "--config", &config], &self.log)?;
-        let until = Instant::now() + PATIENCE;
-        while Instant::now() < until && matches!(process.try_wait(), Ok(None)) {
-            if self.said("ready")?.is_some() {
+        let deadline = Instant::now() + STARTUP_TIMEOUT;
+        while Instant::now() < deadline && matches!(process.try_wait(), Ok(None)) {
+            if self.log_event("ready")?.is_some() {
                 return Ok(process);
             }
             thread::sleep(Duration::from_millis(20));
@@ -70,44 +72,44 @@ impl Vipgate {
         let _ = process.kill();
         let _ = process.wait();
         bail!(
-            "the gateway did not become ready; it said:\n{}",
+            "the gateway did not become ready; its log:\n{}",
             fs::read_to_string(&self.log).unwrap_or_default().trim()
         )
     }
 
-    /// What it answers to a command of its command line.
-    pub(crate) fn ask(&self, command: &str) -> Result<serde_json::Value> {
-        self.run(&[command])
+    /// Runs a CLI command without arguments; returns its JSON output.
+    pub(crate) fn query(&self, command: &str) -> Result<serde_json::Value> {
+        self.run_command(&[command])
     }
 
-    /// The same of one with arguments.
-    pub(crate) fn run(&self, command: &[&str]) -> Result<serde_json::Value> {
+    /// Runs a CLI command; returns its JSON output.
+    pub(crate) fn run_command(&self, command: &[&str]) -> Result<serde_json::Value> {
         let [program, socket] = [&self.program, &self.socket].map(|path| path.display().to_string());
-        let answer = netns::output(
+        let output = netns::run_command(
             &[&[program.as_str()], command, &["--socket", socket.as_str(), "--output", "json"]].concat(),
         )?;
-        serde_json::from_str(&answer).with_context(|| format!("`vipgate {}` prints no JSON", command.join(" ")))
+        serde_json::from_str(&output).with_context(|| format!("`vipgate {}` printed no JSON", command.join(" ")))
     }
 
-    /// The first thing that it has said of this kind since it was started.
-    pub(crate) fn said(&self, event: &str) -> Result<Option<serde_json::Value>> {
+    /// The first log line with this event since the last start.
+    pub(crate) fn log_event(&self, event: &str) -> Result<Option<serde_json::Value>> {
         let log = fs::read_to_string(&self.log)?;
         let mut lines = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
         Ok(lines.find(|line| line["event"] == event))
     }
 }
 
-/// Where its policy comes from.
+/// The policy source.
 #[derive(Debug)]
-pub(crate) enum Policy {
-    /// A file with the Service of the pods that the source plays.
-    Pods,
-    /// A policy server that listens at this URL in the gateway's namespace.
+pub(crate) enum PolicySource {
+    /// A manifest file with a Service of the source's pods.
+    File,
+    /// A policy server at this URL in the gateway's namespace.
     Server(String),
 }
 
-/// A Service with the VIP, and the pods behind it that the source plays.
-fn pods() -> String {
+/// Manifests of a Service with the VIP, and its endpoints: the source's pods.
+fn pod_manifests() -> String {
     let mut text = String::from(
         "apiVersion: v1\nkind: Namespace\nmetadata: {name: bench}\n---\n\
          apiVersion: v1\nkind: Service\n\
@@ -135,7 +137,7 @@ mod tests {
 
     #[test]
     fn every_pod_of_the_source_is_in_the_manifests() {
-        let text = pods();
+        let text = pod_manifests();
         for pod in ["10.1.4.0]", "10.1.5.77]", "10.1.7.255]"] {
             assert_eq!(text.matches(pod).count(), 1, "{pod}");
         }

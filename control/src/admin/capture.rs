@@ -1,36 +1,36 @@
-//! `Capture`: taps on all workers, for as long as the client listens.
+//! `Capture` request: taps on all workers while the client is connected.
 
+use crate::clock;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tonic::Status;
-use vipgate_dataplane::command::Command;
-use vipgate_dataplane::counters::Direction;
-use vipgate_dataplane::ports::pool::WorkerId;
-use vipgate_dataplane::verdict::{Then, Verdict};
-use vipgate_dataplane::watch::tap::{Captured, Tap, TapFilter, TapRing};
+use vipgate_dataplane::flow::direction::Direction;
+use vipgate_dataplane::flow::ids::WorkerId;
+use vipgate_dataplane::flow::verdict::{AfterResolution, Verdict};
+use vipgate_dataplane::observe::capture::{Capture, CaptureFilter, CaptureRing, CapturedPacket};
+use vipgate_dataplane::worker::command::Command;
 
 use super::capture_filter::compile;
-use super::proto::{CaptureReply, CaptureRequest, CapturedPacket};
-use crate::gateway;
-use crate::gateway::state::GatewayState;
+use super::proto::{self, CaptureReply, CaptureRequest};
+use crate::state::GatewayState;
 
-/// Bytes of a packet, unless another number is asked for.
-pub const SNAP_LENGTH: u32 = 256;
-/// The most that can be: a frame has no more.
-const LONGEST: u32 = 2048;
-/// Packets a second of each worker, unless another number is asked for.
-pub const RATE: u32 = 10_000;
-const MOST_RATE: u32 = 1_000_000;
-/// Packets of one worker that wait to be taken: 50 ms of the usual rate, twice.
-pub const PLACES: usize = 1024;
-/// How often they are taken.
-const PACE: Duration = Duration::from_millis(50);
-/// Packets in one reply.
-const REPLY: usize = 512;
+/// Default captured bytes per packet.
+pub const DEFAULT_SNAP_LENGTH: u32 = 256;
+/// Limit of captured bytes per packet: the size of a frame.
+const MAX_SNAP_LENGTH: u32 = 2048;
+/// Default rate limit: packets per second and worker.
+pub const DEFAULT_RATE: u32 = 10_000;
+const MAX_RATE: u32 = 1_000_000;
+/// Capacity of a worker's ring in packets: twice what the default rate fills in a poll interval of 50 ms.
+pub const RING_CAPACITY: usize = 1024;
+/// How often the rings are polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Packets per reply.
+const MAX_PACKETS: usize = 512;
 
-/// One capture at a time: each costs the workers something.
+/// Limits captures to one at a time: each costs the workers CPU time.
 #[derive(Debug)]
 pub(super) struct Captures(Arc<Semaphore>);
 
@@ -41,8 +41,8 @@ impl Default for Captures {
 }
 
 impl Captures {
-    /// Begins to capture; the replies come by way of the receiver.
-    pub(super) fn begin(
+    /// Starts a capture; its replies are sent to the receiver.
+    pub(super) fn start(
         &self,
         request: &CaptureRequest,
         state: &Arc<GatewayState>,
@@ -50,84 +50,84 @@ impl Captures {
         let network = state.network.load_full();
         let filter = request.filter.clone().unwrap_or_default();
         let filter = compile(&filter, &network).map_err(|error| Status::invalid_argument(error.to_string()))?;
-        let given = |number: u32, usual: u32, most: u32, what: &str| match number {
-            0 => Ok(usual),
-            number if number <= most => Ok(number),
-            number => Err(Status::invalid_argument(format!("{what} {number}: at most {most}"))),
+        let limited = |number: u32, default: u32, max: u32, what: &str| match number {
+            0 => Ok(default),
+            number if number <= max => Ok(number),
+            number => Err(Status::invalid_argument(format!("{what} {number}: at most {max}"))),
         };
-        let length = given(request.snap_length, SNAP_LENGTH, LONGEST, "snap length")? as usize;
-        let rate = given(request.rate, RATE, MOST_RATE, "rate")?;
+        let length = limited(request.snap_length, DEFAULT_SNAP_LENGTH, MAX_SNAP_LENGTH, "snap length")? as usize;
+        let rate = limited(request.rate, DEFAULT_RATE, MAX_RATE, "rate")?;
         let permit = self.0.clone().try_acquire_owned();
         let permit = permit.map_err(|_| {
-            Status::resource_exhausted("somebody else captures at this gateway; there is one capture at a time")
+            Status::resource_exhausted("another capture is running on this gateway; only one is allowed at a time")
         })?;
         let taps = Taps::set(state, &filter, length, rate, permit)?;
         let (sender, receiver) = mpsc::channel(2);
         let interfaces = network.interfaces.iter().map(|interface| interface.name.clone()).collect();
-        tracing::info!(event = "capture", length, rate, filter = ?request.filter, "a capture begins");
+        tracing::info!(event = "capture", length, rate, filter = ?request.filter, "capture started");
         tokio::spawn(async move { taps.send(interfaces, sender).await });
         Ok(receiver)
     }
 }
 
-/// The taps of all workers. They are taken away when this is dropped.
+/// The taps of all workers, removed on drop.
 struct Taps {
     state: Arc<GatewayState>,
-    rings: Vec<Arc<TapRing>>,
+    rings: Vec<Arc<CaptureRing>>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Taps {
     fn set(
         state: &Arc<GatewayState>,
-        filter: &TapFilter,
+        filter: &CaptureFilter,
         length: usize,
         rate: u32,
         permit: OwnedSemaphorePermit,
     ) -> Result<Self, Status> {
         let mut taps = Self { state: state.clone(), rings: Vec::new(), _permit: permit };
         for (worker, number) in state.workers.iter().zip(0..) {
-            let ring = Arc::new(TapRing::new(PLACES, length));
-            let tap = Tap::new(filter.clone(), ring.clone(), WorkerId(number), length, rate);
+            let ring = Arc::new(CaptureRing::new(RING_CAPACITY, length));
+            let tap = Capture::new(filter.clone(), ring.clone(), WorkerId(number), length, rate);
             taps.rings.push(ring);
-            // What is set already goes with `taps`.
+            // On an error, dropping `taps` removes those that are set already.
             let sent = worker.commands.try_send(Command::Capture(Some(Box::new(tap))));
             sent.map_err(|_| {
-                Status::unavailable(format!("worker {number} takes no commands: it is stuck, or very busy"))
+                Status::unavailable(format!("worker {number} accepts no commands: it is stuck or overloaded"))
             })?;
             worker.doorbell.wake();
         }
         Ok(taps)
     }
 
-    /// Sends what is captured until nobody listens.
+    /// Streams captured packets until the client disconnects.
     async fn send(self, interfaces: Vec<String>, sender: mpsc::Sender<Result<CaptureReply, Status>>) {
         let mut reply = CaptureReply { interfaces, ..CaptureReply::default() };
-        let mut pace = tokio::time::interval(PACE);
+        let mut interval = tokio::time::interval(POLL_INTERVAL);
         loop {
             reply.missed = self.rings.iter().map(|ring| ring.missed()).sum();
-            // An empty one, too: it tells whether anybody still listens.
+            // Empty replies, too: sending detects a disconnected client.
             if sender.send(Ok(reply)).await.is_err() {
                 return;
             }
             reply = CaptureReply::default();
             tokio::select! {
-                _ = pace.tick() => {}
+                _ = interval.tick() => {}
                 () = sender.closed() => return,
             }
-            let mut taken = true;
-            while taken && reply.packets.len() < REPLY {
-                taken = false;
+            let mut has_more = true;
+            while has_more && reply.packets.len() < MAX_PACKETS {
+                has_more = false;
                 for ring in &self.rings {
-                    let Some(place) = ring.take() else { continue };
-                    reply.packets.push(packet(&place));
-                    ring.give(place);
-                    taken = true;
+                    let Some(slot) = ring.pop() else { continue };
+                    reply.packets.push(packet(&slot));
+                    ring.recycle(slot);
+                    has_more = true;
                 }
             }
             reply.packets.sort_by_key(|packet| packet.time_ms);
-            if reply.packets.len() >= REPLY {
-                pace.reset_immediately();
+            if reply.packets.len() >= MAX_PACKETS {
+                interval.reset_immediately();
             }
         }
     }
@@ -136,19 +136,19 @@ impl Taps {
 impl Drop for Taps {
     fn drop(&mut self) {
         for worker in &self.state.workers {
-            // Whoever takes no commands any more captures nothing either: its ring is full soon, and nobody empties it.
-            let _ = worker.commands.send_timeout(Command::Capture(None), PACE);
+            // A worker that accepts no commands soon captures nothing either: nothing empties its ring.
+            let _ = worker.commands.send_timeout(Command::Capture(None), POLL_INTERVAL);
             worker.doorbell.wake();
         }
-        tracing::info!(event = "capture", "the capture has ended");
+        tracing::info!(event = "capture", "capture ended");
     }
 }
 
-fn packet(captured: &Captured) -> CapturedPacket {
-    let age = gateway::now().since(captured.at);
-    let time_ms = gateway::unix_ms(SystemTime::now()).saturating_sub(age.into());
+fn packet(captured: &CapturedPacket) -> proto::CapturedPacket {
+    let age = clock::now().since(captured.at);
+    let time_ms = clock::unix_ms(SystemTime::now()).saturating_sub(age.into());
     let reason = if let Verdict::Drop(reason) = captured.verdict { reason.name() } else { "" };
-    CapturedPacket {
+    proto::CapturedPacket {
         time_ms,
         worker: captured.worker.0.into(),
         interface: captured.interface.0.into(),
@@ -157,30 +157,30 @@ fn packet(captured: &Captured) -> CapturedPacket {
         after: captured.after.clone(),
         after_length: captured.after_length.into(),
         out: captured.out.map(|id| id.0.into()),
-        verdict: sentence(captured),
+        verdict: verdict_text(captured),
         reason: reason.to_owned(),
         direction: captured.direction.map_or("", Direction::name).to_owned(),
         again: !captured.is_first,
     }
 }
 
-/// How a packet's way ended.
-fn sentence(captured: &Captured) -> String {
+/// The verdict as text.
+fn verdict_text(captured: &CapturedPacket) -> String {
     let (worker, direction) = (captured.worker.0, captured.direction.map_or("", Direction::name));
     let what = match captured.verdict {
-        Verdict::Forward(_) => format!("{direction}: sent on"),
-        Verdict::Cut(_) | Verdict::CutIntoTunnel => format!("{direction}: sent on in pieces"),
-        Verdict::Answer(_) => "answered by the gateway".to_owned(),
-        Verdict::Heard | Verdict::Undecided => "taken in by the gateway".to_owned(),
-        Verdict::HandOff(to) => format!("handed to worker {}", to.0),
-        Verdict::Wait(Then::Answer) => {
-            "answered by the gateway, waits for the link address of its neighbour".to_owned()
+        Verdict::Forward(_) => format!("{direction}: forwarded"),
+        Verdict::Fragment(_) | Verdict::FragmentIntoTunnel => format!("{direction}: forwarded in fragments"),
+        Verdict::Reply(_) => "reply of the gateway".to_owned(),
+        Verdict::Consume | Verdict::Undecided => "consumed by the gateway".to_owned(),
+        Verdict::HandOff(to) => format!("handed off to worker {}", to.0),
+        Verdict::AwaitNeighbor(AfterResolution::Reply) => {
+            "reply of the gateway, queued for neighbor resolution".to_owned()
         }
-        Verdict::Wait(_) => format!("{direction}: waits for the link address of its neighbour"),
-        Verdict::Park => "waits for the first fragment of its datagram".to_owned(),
-        Verdict::Defer(_) => "waits until its share has changed hands".to_owned(),
-        Verdict::Requeue => "comes around, behind what it must not overtake".to_owned(),
-        Verdict::Around => format!("{direction}: for a VIP of this gateway, comes around"),
+        Verdict::AwaitNeighbor(_) => format!("{direction}: queued for neighbor resolution"),
+        Verdict::AwaitFirstFragment => "queued for the first fragment of its datagram".to_owned(),
+        Verdict::Defer(_) => "queued until the failover of its shard is complete".to_owned(),
+        Verdict::Requeue => "requeued, to keep the packet order".to_owned(),
+        Verdict::Hairpin => format!("{direction}: hairpin to a VIP of this gateway"),
         Verdict::Drop(reason) => format!("dropped, {}: {}", reason.name(), reason.help()),
     };
     format!("worker {worker}: {what}")

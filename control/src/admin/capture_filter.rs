@@ -1,115 +1,117 @@
-//! Which packets, as people write it: `host 10.1.0.11 and tcp and port 443 and dropped`.
+//! Capture filter expressions: `host 10.1.0.11 and tcp and port 443 and dropped`.
 
 use ipnet::IpNet;
 use thiserror::Error;
-use vipgate_dataplane::counters::{Direction, DropReason};
-use vipgate_dataplane::snapshot::spec::NetworkSpec;
-use vipgate_dataplane::watch::tap::{Outcome, TapFilter};
+use vipgate_dataplane::flow::direction::Direction;
+use vipgate_dataplane::flow::drop_reason::DropReason;
+use vipgate_dataplane::observe::capture::{CaptureFilter, OutcomeFilter};
+use vipgate_dataplane::policy::spec::NetworkSpec;
 
 use super::filter::{FilterError, protocol};
-use super::proto::CaptureFilter;
+use super::proto;
 
-/// What a filter may say.
-pub const GRAMMAR: &str = "host ADDR, net CIDR, port N, proto NAME (or just tcp, udp, sctp, icmp, icmpv6), in INTERFACE, \
-                           dropped, dropped REASON, passed, or a direction (egress, reply, inbound, service_reply, \
-                           unchanged, peer_out, peer_in), joined by `and`";
+/// Syntax of a filter, for error messages.
+pub const GRAMMAR: &str = "host ADDR, net CIDR, port N, proto NAME (or just tcp, udp, sctp, icmp, icmpv6), \
+                           in INTERFACE, dropped, dropped REASON, passed, or a direction (egress, \
+                           reply, inbound, service_reply, unchanged, peer_out, peer_in), joined by `and`";
 
-/// Words for one of a packet's addresses: which one it is, is the same question.
+/// Keywords that match any of a packet's addresses; they are synonyms.
 const HOST: [&str; 4] = ["host", "endpoint", "vip", "remote"];
 const DROPPED: &str = "dropped";
 const PASSED: &str = "passed";
 
-/// A filter that means nothing.
+/// An invalid filter.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum CaptureFilterError {
-    /// A word that nobody knows.
-    #[error("\"{0}\" means nothing here: {GRAMMAR}")]
-    Word(String),
-    /// A word that needs another one behind it.
-    #[error("\"{0}\" needs {1} behind it")]
-    Alone(String, &'static str),
-    /// Not what a word needs behind it.
-    #[error("{word} \"{text}\": that is no {wanted}")]
-    Argument {
-        /// The word.
-        word: String,
-        /// What is behind it.
+    /// Unknown keyword.
+    #[error("unknown keyword \"{0}\"; expected {GRAMMAR}")]
+    UnknownKeyword(String),
+    /// Keyword without its argument.
+    #[error("\"{0}\" requires {1}")]
+    MissingArgument(String, &'static str),
+    /// Invalid argument of a keyword.
+    #[error("{keyword} \"{text}\": not a valid {expected}")]
+    InvalidArgument {
+        /// The keyword.
+        keyword: String,
+        /// Its argument.
         text: String,
-        /// What should be.
-        wanted: &'static str,
+        /// Expected kind of argument.
+        expected: &'static str,
     },
-    /// Something that can be said once.
-    #[error("{0} is said twice, and one packet can't be both")]
-    Twice(&'static str),
-    /// No interface of the gateway.
+    /// A criterion that may be given once only.
+    #[error("{0} is given more than once")]
+    Duplicate(&'static str),
+    /// Unknown interface.
     #[error("in \"{name}\": this gateway has {known}")]
-    Interface {
-        /// What was said.
+    UnknownInterface {
+        /// The name in the filter.
         name: String,
-        /// What there is.
+        /// The gateway's interfaces.
         known: String,
     },
-    /// Not a protocol.
+    /// Invalid protocol.
     #[error(transparent)]
     Protocol(#[from] FilterError),
 }
 
-/// Reads a filter; an empty one is for all packets.
+/// Parses a filter; an empty one matches all packets.
 ///
 /// # Errors
-/// When it means nothing.
-pub fn parse(text: &str) -> Result<CaptureFilter, CaptureFilterError> {
-    use CaptureFilterError::{Alone, Argument, Word};
-    let mut filter = CaptureFilter::default();
+/// When the filter is invalid.
+pub fn parse(text: &str) -> Result<proto::CaptureFilter, CaptureFilterError> {
+    use CaptureFilterError::{InvalidArgument, MissingArgument, UnknownKeyword};
+    let mut filter = proto::CaptureFilter::default();
     let mut words = text.split_whitespace().filter(|word| !matches!(*word, "and" | "&&")).peekable();
     while let Some(word) = words.next() {
-        let mut behind = |what| words.next().ok_or_else(|| Alone(word.to_owned(), what));
-        let wrong = |text: &str, wanted| Argument { word: word.to_owned(), text: text.to_owned(), wanted };
+        let mut argument = |what| words.next().ok_or_else(|| MissingArgument(word.to_owned(), what));
+        let invalid =
+            |text: &str, expected| InvalidArgument { keyword: word.to_owned(), text: text.to_owned(), expected };
         match word {
             _ if HOST.contains(&word) => {
-                let text = behind("an address")?;
-                let address: std::net::IpAddr = text.parse().map_err(|_| wrong(text, "IP address"))?;
+                let text = argument("an address")?;
+                let address: std::net::IpAddr = text.parse().map_err(|_| invalid(text, "IP address"))?;
                 filter.nets.push(IpNet::from(address).to_string());
             }
             "net" => {
-                let text = behind("a prefix")?;
-                let net: IpNet = text.parse().map_err(|_| wrong(text, "prefix, such as 10.1.0.0/24"))?;
+                let text = argument("a prefix")?;
+                let net: IpNet = text.parse().map_err(|_| invalid(text, "prefix, such as 10.1.0.0/24"))?;
                 filter.nets.push(net.to_string());
             }
             "port" => {
-                let text = behind("a number")?;
-                let port: u16 = text.parse().ok().filter(|port| *port > 0).ok_or_else(|| wrong(text, "port"))?;
+                let text = argument("a number")?;
+                let port: u16 = text.parse().ok().filter(|port| *port > 0).ok_or_else(|| invalid(text, "port"))?;
                 once(&mut filter.port, port.into(), "the port")?;
             }
             "proto" => {
-                let text = behind("a name")?;
+                let text = argument("a name")?;
                 protocol(text)?;
                 once(&mut filter.protocol, text.to_owned(), "the protocol")?;
             }
             "tcp" | "udp" | "sctp" | "icmp" | "icmpv6" => once(&mut filter.protocol, word.to_owned(), "the protocol")?,
             "in" => {
-                let name = behind("an interface's name")?.to_owned();
+                let name = argument("an interface's name")?.to_owned();
                 once(&mut filter.interface, name, "the interface")?;
             }
             DROPPED => {
                 let reason = words.next_if(|next| reason(next).is_some()).unwrap_or(DROPPED);
-                once(&mut filter.outcome, reason.to_owned(), "how its way ends")?;
+                once(&mut filter.outcome, reason.to_owned(), "the outcome")?;
             }
-            PASSED => once(&mut filter.outcome, PASSED.to_owned(), "how its way ends")?,
+            PASSED => once(&mut filter.outcome, PASSED.to_owned(), "the outcome")?,
             _ if reason(word).is_some() || direction(word).is_some() => {
-                once(&mut filter.outcome, word.to_owned(), "how its way ends")?;
+                once(&mut filter.outcome, word.to_owned(), "the outcome")?;
             }
-            _ => return Err(Word(word.to_owned())),
+            _ => return Err(UnknownKeyword(word.to_owned())),
         }
     }
     Ok(filter)
 }
 
-fn once<T: Default + PartialEq>(place: &mut T, value: T, what: &'static str) -> Result<(), CaptureFilterError> {
-    if *place != T::default() {
-        return Err(CaptureFilterError::Twice(what));
+fn once<T: Default + PartialEq>(field: &mut T, value: T, what: &'static str) -> Result<(), CaptureFilterError> {
+    if *field != T::default() {
+        return Err(CaptureFilterError::Duplicate(what));
     }
-    *place = value;
+    *field = value;
     Ok(())
 }
 
@@ -121,42 +123,46 @@ fn direction(word: &str) -> Option<Direction> {
     Direction::ALL.into_iter().find(|direction| direction.name() == word)
 }
 
-/// A filter for workers.
+/// Compiles a filter for the workers.
 ///
 /// # Errors
-/// When it means nothing.
-pub fn compile(filter: &CaptureFilter, network: &NetworkSpec) -> Result<TapFilter, CaptureFilterError> {
+/// When the filter is invalid.
+pub fn compile(filter: &proto::CaptureFilter, network: &NetworkSpec) -> Result<CaptureFilter, CaptureFilterError> {
     let nets = filter.nets.iter().map(|text| {
         let net = text.parse::<IpNet>().ok().or_else(|| text.parse::<std::net::IpAddr>().ok().map(IpNet::from));
-        let wrong = || CaptureFilterError::Argument { word: "net".to_owned(), text: text.clone(), wanted: "prefix" };
-        net.ok_or_else(wrong)
+        let invalid = || CaptureFilterError::InvalidArgument {
+            keyword: "net".to_owned(),
+            text: text.clone(),
+            expected: "prefix",
+        };
+        net.ok_or_else(invalid)
     });
     let interface = match filter.interface.as_str() {
         "" => None,
         name => {
             let found = network.interfaces.iter().find(|it| it.name == name);
             let known = || network.interfaces.iter().map(|it| it.name.as_str()).collect::<Vec<_>>().join(", ");
-            let wrong = || CaptureFilterError::Interface { name: name.to_owned(), known: known() };
-            Some(found.ok_or_else(wrong)?.id)
+            let unknown = || CaptureFilterError::UnknownInterface { name: name.to_owned(), known: known() };
+            Some(found.ok_or_else(unknown)?.id)
         }
     };
     let outcome = match filter.outcome.as_str() {
-        "" => Outcome::Any,
-        DROPPED => Outcome::Dropped,
-        PASSED => Outcome::Passed,
+        "" => OutcomeFilter::Any,
+        DROPPED => OutcomeFilter::Dropped,
+        PASSED => OutcomeFilter::Passed,
         word => match (reason(word), direction(word)) {
-            (Some(reason), _) => Outcome::DroppedFor(reason),
-            (None, Some(direction)) => Outcome::Sent(direction),
-            (None, None) => return Err(CaptureFilterError::Word(word.to_owned())),
+            (Some(reason), _) => OutcomeFilter::DroppedWith(reason),
+            (None, Some(direction)) => OutcomeFilter::Forwarded(direction),
+            (None, None) => return Err(CaptureFilterError::UnknownKeyword(word.to_owned())),
         },
     };
-    let port = u16::try_from(filter.port).map_err(|_| CaptureFilterError::Argument {
-        word: "port".to_owned(),
+    let port = u16::try_from(filter.port).map_err(|_| CaptureFilterError::InvalidArgument {
+        keyword: "port".to_owned(),
         text: filter.port.to_string(),
-        wanted: "port",
+        expected: "port",
     })?;
     let number = if filter.protocol.is_empty() { None } else { Some(protocol(&filter.protocol)?) };
-    Ok(TapFilter {
+    Ok(CaptureFilter {
         nets: nets.collect::<Result<_, _>>()?,
         port: (port > 0).then_some(port),
         protocol: number,
@@ -170,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_people_write_is_understood() {
+    fn valid_expressions_are_parsed() {
         let filter = parse("host 10.1.0.11 and tcp and port 443 and dropped no_session").unwrap();
         assert_eq!(filter.nets, ["10.1.0.11/32"]);
         assert_eq!((filter.protocol.as_str(), filter.port, filter.outcome.as_str()), ("tcp", 443, "no_session"));
@@ -180,39 +186,39 @@ mod tests {
         assert_eq!(filter.outcome, "passed");
         assert_eq!(parse("dropped and udp").unwrap().outcome, "dropped");
         assert_eq!(parse("egress").unwrap().outcome, "egress");
-        assert_eq!(parse("  ").unwrap(), CaptureFilter::default());
+        assert_eq!(parse("  ").unwrap(), proto::CaptureFilter::default());
     }
 
     #[test]
-    fn what_means_nothing_is_named() {
+    fn errors_name_the_invalid_part() {
         for (text, error) in [
-            ("hots 10.1.0.11", "\"hots\" means nothing here: host ADDR"),
-            ("host", "\"host\" needs an address behind it"),
-            ("host ten", "host \"ten\": that is no IP address"),
-            ("net 10.0.0.0/33", "net \"10.0.0.0/33\": that is no prefix, such as 10.1.0.0/24"),
-            ("port 0", "port \"0\": that is no port"),
-            ("tcp udp", "the protocol is said twice, and one packet can't be both"),
-            ("proto gre", "\"gre\" is no protocol"),
-            ("dropped passed", "how its way ends is said twice"),
+            ("hots 10.1.0.11", "unknown keyword \"hots\"; expected host ADDR"),
+            ("host", "\"host\" requires an address"),
+            ("host ten", "host \"ten\": not a valid IP address"),
+            ("net 10.0.0.0/33", "net \"10.0.0.0/33\": not a valid prefix, such as 10.1.0.0/24"),
+            ("port 0", "port \"0\": not a valid port"),
+            ("tcp udp", "the protocol is given more than once"),
+            ("proto gre", "\"gre\" is not a protocol"),
+            ("dropped passed", "the outcome is given more than once"),
         ] {
-            let said = parse(text).unwrap_err().to_string();
-            assert!(said.starts_with(error), "{text}: {said}");
+            let message = parse(text).unwrap_err().to_string();
+            assert!(message.starts_with(error), "{text}: {message}");
         }
         let network = NetworkSpec::default();
-        let filter = CaptureFilter { interface: "eth7".to_owned(), ..CaptureFilter::default() };
+        let filter = proto::CaptureFilter { interface: "eth7".to_owned(), ..proto::CaptureFilter::default() };
         assert_eq!(compile(&filter, &network).unwrap_err().to_string(), "in \"eth7\": this gateway has ");
     }
 
     #[test]
-    fn every_reason_and_direction_can_be_asked_for() {
+    fn every_reason_and_direction_is_a_keyword() {
         let network = NetworkSpec::default();
         for reason in DropReason::ALL {
             let filter = compile(&parse(reason.name()).unwrap(), &network).unwrap();
-            assert_eq!(filter.outcome, Outcome::DroppedFor(reason));
+            assert_eq!(filter.outcome, OutcomeFilter::DroppedWith(reason));
         }
         for direction in Direction::ALL {
             let filter = compile(&parse(direction.name()).unwrap(), &network).unwrap();
-            assert_eq!(filter.outcome, Outcome::Sent(direction));
+            assert_eq!(filter.outcome, OutcomeFilter::Forwarded(direction));
         }
     }
 }

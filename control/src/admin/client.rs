@@ -1,5 +1,5 @@
-//! The client of the admin socket: what the command line asks with. Every wait has an end, and every failure says which
-//! socket and what is probably wrong there.
+//! Client of the admin API, for the command line. Every request has a timeout, and every error names the socket and the
+//! probable cause.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,79 +13,79 @@ use tonic::{Code, Response, Status, Streaming};
 
 use super::proto::admin_client::AdminClient;
 use super::{PROTOCOL, proto};
-use crate::failure::Failure;
+use crate::command_error::CommandError;
 
-/// The longest wait for an answer or its next slice. A gateway gives its workers less than that.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The longest wait for a flush, which goes through the whole table before it answers.
-const FLUSH_PATIENCE: Duration = Duration::from_mins(5);
-/// The longest answer, bytes: room for a million endpoints.
-const LONGEST: usize = 256 << 20;
+/// Timeout of a reply or its next chunk. Longer than the gateway's own timeout for its workers.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout of a flush, which scans the whole session table before it replies.
+const FLUSH_TIMEOUT: Duration = Duration::from_mins(5);
+/// Limit of a reply in bytes: enough for a million endpoints.
+const MAX_REPLY_BYTES: usize = 256 << 20;
 
-/// A gateway can't be asked.
+/// A request to a gateway has failed.
 #[derive(Debug, Error)]
 pub enum ClientError {
-    /// Nobody to connect to.
+    /// The socket can't be connected to.
     #[error("{}: {hint} ({error})", .path.display())]
     Unreachable {
-        /// Which socket.
+        /// The socket.
         path: PathBuf,
-        /// What it probably is.
+        /// Probable cause.
         hint: &'static str,
-        /// What the kernel says.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// Connected, but no answer.
-    #[error("{}: no answer within {seconds} s; is it a vipgate gateway that listens there?", .path.display())]
-    Silent {
-        /// Which socket.
+    /// Connected, but no reply.
+    #[error("{}: no reply within {seconds} s; is the listener a vipgate gateway?", .path.display())]
+    Timeout {
+        /// The socket.
         path: PathBuf,
-        /// How long.
+        /// The timeout.
         seconds: u64,
     },
-    /// Something that isn't the expected protocol, or a connection that broke.
-    #[error("{}: {reason}; the gateway has stopped, or something else listens there", .path.display())]
-    Broken {
-        /// Which socket.
+    /// Protocol error or broken connection.
+    #[error("{}: {reason}; the gateway has stopped, or another program listens there", .path.display())]
+    Connection {
+        /// The socket.
         path: PathBuf,
-        /// What is known.
+        /// The error.
         reason: String,
     },
     /// A gateway of another version.
     #[error(
-        "{}: the gateway is {theirs}, this command is vipgate {} with version {PROTOCOL}; use the command that came \
-         with the gateway",
+        "{}: the gateway is {theirs}, this command is vipgate {} with version {PROTOCOL}; use the command of the \
+         gateway's version",
         .path.display(), env!("CARGO_PKG_VERSION")
     )]
     Version {
-        /// Which socket.
+        /// The socket.
         path: PathBuf,
-        /// What the gateway is.
+        /// Version of the gateway.
         theirs: String,
     },
-    /// The gateway found the question wrong.
+    /// The gateway rejected the request as invalid.
     #[error("{0}")]
-    Question(String),
-    /// The gateway couldn't answer.
+    InvalidRequest(String),
+    /// The gateway couldn't execute the request.
     #[error("{}: {reason}", .path.display())]
-    Refused {
-        /// Which socket.
+    Rejected {
+        /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-impl From<ClientError> for Failure {
+impl From<ClientError> for CommandError {
     fn from(error: ClientError) -> Self {
         match error {
-            ClientError::Question(_) => Self::usage(error),
+            ClientError::InvalidRequest(_) => Self::usage(error),
             _ => Self::runtime(error),
         }
     }
 }
 
-/// A connection to a gateway that speaks our version.
+/// A connection to a gateway with the same version of the admin API.
 #[derive(Debug)]
 pub struct Client {
     path: PathBuf,
@@ -94,217 +94,219 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects, and sees that both understand each other.
+    /// Connects and checks the version of the admin API.
     ///
     /// # Errors
-    /// When nobody answers there, or it speaks another version of the interface.
+    /// When there is no gateway, or it has another version of the API.
     pub async fn connect(path: &Path) -> Result<Self, ClientError> {
-        // Tried once by hand, because the error that the library gives hides the cause.
+        // Connected directly first: tonic's error hides the cause.
         drop(timeout_at(path, UnixStream::connect(path)).await?.map_err(|error| unreachable(path, error))?);
         let target = path.to_owned();
         let connector = tower::service_fn(move |_: Uri| {
             let target = target.clone();
             async move { UnixStream::connect(target).await.map(hyper_util::rt::TokioIo::new) }
         });
-        // The address is never looked at: the connector knows where to go.
+        // A placeholder: the connector ignores the address.
         let endpoint = Endpoint::from_static("http://gateway.invalid");
         let channel = timeout_at(path, endpoint.connect_with_connector(connector)).await?;
         let channel =
-            channel.map_err(|error| ClientError::Broken { path: path.to_owned(), reason: error.to_string() })?;
-        let mut inner = AdminClient::new(channel).max_decoding_message_size(LONGEST);
-        let status = answer(path, PATIENCE, inner.status(proto::StatusRequest {})).await?;
+            channel.map_err(|error| ClientError::Connection { path: path.to_owned(), reason: error.to_string() })?;
+        let mut inner = AdminClient::new(channel).max_decoding_message_size(MAX_REPLY_BYTES);
+        let status = call(path, REPLY_TIMEOUT, inner.status(proto::StatusRequest {})).await?;
         if status.protocol != PROTOCOL {
-            let theirs = format!("vipgate {} with version {} of the admin interface", status.version, status.protocol);
+            let theirs = format!("vipgate {} with version {} of the admin API", status.version, status.protocol);
             return Err(ClientError::Version { path: path.to_owned(), theirs });
         }
         Ok(Self { path: path.to_owned(), inner, status })
     }
 
-    /// What the gateway said of itself when we connected.
+    /// The gateway's status at the time of the connection.
     pub fn status(&self) -> &proto::StatusReply {
         &self.status
     }
 
-    /// Sessions that match, in slices; `limit` 0 is all.
+    /// Streams matching sessions in chunks; `limit` 0: all.
     ///
     /// # Errors
-    /// When the filter means nothing, or there is no answer.
-    pub async fn sessions(mut self, filter: proto::SessionFilter, limit: u64) -> Result<Slices, ClientError> {
+    /// When the filter is invalid, or the request fails.
+    pub async fn sessions(mut self, filter: proto::SessionFilter, limit: u64) -> Result<SessionStream, ClientError> {
         let request = proto::SessionsRequest { filter: Some(filter), limit };
-        let stream = answer(&self.path, PATIENCE, self.inner.sessions(request)).await?;
-        Ok(Slices { path: self.path, stream })
+        let stream = call(&self.path, REPLY_TIMEOUT, self.inner.sessions(request)).await?;
+        Ok(SessionStream { path: self.path, stream })
     }
 
-    /// Ends sessions that match; says how many.
+    /// Ends matching sessions; the reply has their number.
     ///
     /// # Errors
-    /// When the filter means nothing, or there is no answer.
+    /// When the filter is invalid, or the request fails.
     pub async fn flush(&mut self, filter: proto::SessionFilter) -> Result<proto::FlushSessionsReply, ClientError> {
         let request = proto::FlushSessionsRequest { filter: Some(filter) };
-        answer(&self.path, FLUSH_PATIENCE, self.inner.flush_sessions(request)).await
+        call(&self.path, FLUSH_TIMEOUT, self.inner.flush_sessions(request)).await
     }
 
     /// The VIPs.
     ///
     /// # Errors
-    /// When there is no answer.
+    /// When the request fails.
     pub async fn vips(&mut self) -> Result<proto::VipsReply, ClientError> {
-        answer(&self.path, PATIENCE, self.inner.vips(proto::VipsRequest {})).await
+        call(&self.path, REPLY_TIMEOUT, self.inner.vips(proto::VipsRequest {})).await
     }
 
     /// The endpoints.
     ///
     /// # Errors
-    /// When there is no answer.
+    /// When the request fails.
     pub async fn endpoints(&mut self) -> Result<proto::EndpointsReply, ClientError> {
-        answer(&self.path, PATIENCE, self.inner.endpoints(proto::EndpointsRequest {})).await
+        call(&self.path, REPLY_TIMEOUT, self.inner.endpoints(proto::EndpointsRequest {})).await
     }
 
     /// The Services.
     ///
     /// # Errors
-    /// When there is no answer.
+    /// When the request fails.
     pub async fn services(&mut self) -> Result<proto::ServicesReply, ClientError> {
-        answer(&self.path, PATIENCE, self.inner.services(proto::ServicesRequest {})).await
+        call(&self.path, REPLY_TIMEOUT, self.inner.services(proto::ServicesRequest {})).await
     }
 
     /// The gateways.
     ///
     /// # Errors
-    /// When there is no answer.
+    /// When the request fails.
     pub async fn peers(&mut self) -> Result<proto::PeersReply, ClientError> {
-        answer(&self.path, PATIENCE, self.inner.peers(proto::PeersRequest {})).await
+        call(&self.path, REPLY_TIMEOUT, self.inner.peers(proto::PeersRequest {})).await
     }
 
-    /// Lets the gateway stop serving, or serve again; of a dry run, what would move.
+    /// Drains or undrains the gateway; with `dry_run`, only lists the shards that would move.
     ///
     /// # Errors
-    /// When nobody could serve in its place, or there is no answer.
+    /// When no other gateway could take over, or the request fails.
     pub async fn drain(&mut self, draining: bool, dry_run: bool) -> Result<proto::DrainReply, ClientError> {
-        answer(&self.path, PATIENCE, self.inner.drain(proto::DrainRequest { draining, dry_run })).await
+        call(&self.path, REPLY_TIMEOUT, self.inner.drain(proto::DrainRequest { draining, dry_run })).await
     }
 
-    /// Takes the policy's files at their word where they are empty.
+    /// Accepts policy files that have become empty.
     ///
     /// # Errors
-    /// When they are empty nowhere, or there is no answer.
+    /// When none has, or the request fails.
     pub async fn accept_empty(&mut self) -> Result<proto::AcceptEmptyReply, ClientError> {
-        answer(&self.path, PATIENCE, self.inner.accept_empty(proto::AcceptEmptyRequest {})).await
+        call(&self.path, REPLY_TIMEOUT, self.inner.accept_empty(proto::AcceptEmptyRequest {})).await
     }
 
     /// The ports of all VIPs.
     ///
     /// # Errors
-    /// When there is no answer.
+    /// When the request fails.
     pub async fn ports(&mut self) -> Result<proto::PortsReply, ClientError> {
-        answer(&self.path, PATIENCE, self.inner.ports(proto::PortsRequest {})).await
+        call(&self.path, REPLY_TIMEOUT, self.inner.ports(proto::PortsRequest {})).await
     }
 
-    /// What would become of a packet.
+    /// Traces a packet through the live tables.
     ///
     /// # Errors
-    /// When there can be no such packet, or there is no answer.
+    /// When the packet is invalid, or the request fails.
     pub async fn trace(&mut self, request: proto::TraceRequest) -> Result<proto::TraceReply, ClientError> {
-        answer(&self.path, PATIENCE, self.inner.trace(request)).await
+        call(&self.path, REPLY_TIMEOUT, self.inner.trace(request)).await
     }
 
-    /// What policy makes of an address.
+    /// Explains how policy handles an address.
     ///
     /// # Errors
-    /// When it is none, or there is no answer.
+    /// When the address is invalid, or the request fails.
     pub async fn explain(&mut self, address: String) -> Result<proto::ExplainReply, ClientError> {
-        answer(&self.path, PATIENCE, self.inner.explain(proto::ExplainRequest { address })).await
+        call(&self.path, REPLY_TIMEOUT, self.inner.explain(proto::ExplainRequest { address })).await
     }
 
-    /// Begins to capture packets.
+    /// Starts a packet capture.
     ///
     /// # Errors
-    /// When the filter means nothing, somebody else captures, or there is no answer.
-    pub async fn capture(mut self, request: proto::CaptureRequest) -> Result<Packets, ClientError> {
-        let stream = answer(&self.path, PATIENCE, self.inner.capture(request)).await?;
-        Ok(Packets { path: self.path, stream })
+    /// When the filter is invalid, another capture is running, or the request fails.
+    pub async fn capture(mut self, request: proto::CaptureRequest) -> Result<PacketStream, ClientError> {
+        let stream = call(&self.path, REPLY_TIMEOUT, self.inner.capture(request)).await?;
+        Ok(PacketStream { path: self.path, stream })
     }
 
     /// Drops by reason, every reason.
     ///
     /// # Errors
-    /// When there is no answer.
+    /// When the request fails.
     pub async fn drops(&mut self) -> Result<proto::DropsReply, ClientError> {
-        answer(&self.path, PATIENCE, self.inner.drops(proto::DropsRequest {})).await
+        call(&self.path, REPLY_TIMEOUT, self.inner.drops(proto::DropsRequest {})).await
     }
 }
 
-/// A listing that is under way.
+/// A stream of session chunks.
 #[derive(Debug)]
-pub struct Slices {
+pub struct SessionStream {
     path: PathBuf,
     stream: Streaming<proto::SessionsReply>,
 }
 
-impl Slices {
-    /// The next slice, which may be empty; `None` at the end.
+impl SessionStream {
+    /// The next chunk, which may be empty; `None` at the end.
     ///
     /// # Errors
-    /// When the gateway can't go on, or says nothing any more.
+    /// When the gateway fails or times out.
     pub async fn next(&mut self) -> Result<Option<Vec<proto::Session>>, ClientError> {
-        let slice = timeout_at(&self.path, self.stream.message()).await?;
-        Ok(slice.map_err(|status| explain(&self.path, &status))?.map(|slice| slice.sessions))
+        let chunk = timeout_at(&self.path, self.stream.message()).await?;
+        Ok(chunk.map_err(|status| client_error(&self.path, &status))?.map(|chunk| chunk.sessions))
     }
 }
 
-/// A capture that is under way. It ends when this is dropped.
+/// A stream of captured packets; dropping it ends the capture.
 #[derive(Debug)]
-pub struct Packets {
+pub struct PacketStream {
     path: PathBuf,
     stream: Streaming<proto::CaptureReply>,
 }
 
-impl Packets {
-    /// The next packets, or none for a while; `None` at the end. May be dropped and called again.
+impl PacketStream {
+    /// The next packets, possibly none; `None` at the end. Cancel-safe.
     ///
     /// # Errors
-    /// When the gateway has stopped, or says nothing any more.
+    /// When the gateway stops or times out.
     pub async fn next(&mut self) -> Result<Option<proto::CaptureReply>, ClientError> {
         let reply = timeout_at(&self.path, self.stream.message()).await?;
-        reply.map_err(|status| explain(&self.path, &status))
+        reply.map_err(|status| client_error(&self.path, &status))
     }
 }
 
 async fn timeout_at<T>(path: &Path, future: impl Future<Output = T>) -> Result<T, ClientError> {
-    let silent = |_| ClientError::Silent { path: path.to_owned(), seconds: PATIENCE.as_secs() };
-    timeout(PATIENCE, future).await.map_err(silent)
+    let elapsed = |_| ClientError::Timeout { path: path.to_owned(), seconds: REPLY_TIMEOUT.as_secs() };
+    timeout(REPLY_TIMEOUT, future).await.map_err(elapsed)
 }
 
-async fn answer<T>(
+async fn call<T>(
     path: &Path,
-    patience: Duration,
+    limit: Duration,
     future: impl Future<Output = Result<Response<T>, Status>>,
 ) -> Result<T, ClientError> {
-    let silent = |_| ClientError::Silent { path: path.to_owned(), seconds: patience.as_secs() };
-    let response = timeout(patience, future).await.map_err(silent)?;
-    response.map(Response::into_inner).map_err(|status| explain(path, &status))
+    let elapsed = |_| ClientError::Timeout { path: path.to_owned(), seconds: limit.as_secs() };
+    let response = timeout(limit, future).await.map_err(elapsed)?;
+    response.map(Response::into_inner).map_err(|status| client_error(path, &status))
 }
 
 fn unreachable(path: &Path, error: io::Error) -> ClientError {
     let hint = match error.kind() {
         io::ErrorKind::NotFound => "there is no such socket: is a gateway running, with this `admin.socket`?",
-        io::ErrorKind::ConnectionRefused => "nobody answers: no gateway runs there any more",
-        io::ErrorKind::PermissionDenied => "only root and the socket's group may ask this gateway",
-        io::ErrorKind::WouldBlock => "the gateway takes no more connections: it is stuck, or very busy",
+        io::ErrorKind::ConnectionRefused => "connection refused: no gateway runs there any more",
+        io::ErrorKind::PermissionDenied => "only root and the socket's group have access",
+        io::ErrorKind::WouldBlock => "the gateway accepts no more connections: it is stuck or overloaded",
         _ => "cannot connect to a gateway",
     };
     ClientError::Unreachable { path: path.to_owned(), hint, error }
 }
 
-fn explain(path: &Path, status: &Status) -> ClientError {
+fn client_error(path: &Path, status: &Status) -> ClientError {
     let path = path.to_owned();
     match status.code() {
-        Code::InvalidArgument => ClientError::Question(status.message().to_owned()),
-        Code::Unimplemented => ClientError::Version { path, theirs: "one that doesn't know this question".to_owned() },
-        // Only failures on this side have a cause that is an error value; the gateway's own come as text.
-        _ if std::error::Error::source(status).is_some() => {
-            ClientError::Broken { path, reason: "the connection broke".to_owned() }
+        Code::InvalidArgument => ClientError::InvalidRequest(status.message().to_owned()),
+        Code::Unimplemented => {
+            ClientError::Version { path, theirs: "one that doesn't support this request".to_owned() }
         }
-        _ => ClientError::Refused { path, reason: status.message().to_owned() },
+        // Only local errors have a source; the gateway's own arrive as text.
+        _ if std::error::Error::source(status).is_some() => {
+            ClientError::Connection { path, reason: "the connection broke".to_owned() }
+        }
+        _ => ClientError::Rejected { path, reason: status.message().to_owned() },
     }
 }

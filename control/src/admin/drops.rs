@@ -1,38 +1,39 @@
-//! Drops by reason, and by whom, with the last example of each.
+//! `Drops` request: drops by reason and by address, each with its last packet.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use tonic::Status;
-use vipgate_dataplane::command::{Command, DropChunk};
-use vipgate_dataplane::counters::DropReason;
-use vipgate_dataplane::snapshot::policy::Policy;
-use vipgate_dataplane::snapshot::spec::NetworkSpec;
-use vipgate_dataplane::time::Tick;
-use vipgate_dataplane::watch::drops::{self, DropRecord, Example};
+use vipgate_dataplane::flow::drop_reason::DropReason;
+use vipgate_dataplane::flow::time::Tick;
+use vipgate_dataplane::observe::drops;
+use vipgate_dataplane::observe::drops::{DropExample, DropRecord};
+use vipgate_dataplane::policy::compiled::Policy;
+use vipgate_dataplane::policy::spec::NetworkSpec;
+use vipgate_dataplane::worker::command::{Command, DropChunk};
 
-use super::filter::{ends, protocol_name};
+use super::filter::{protocol_name, source_and_destination};
 use super::ports;
-use super::proto::{Drop, DropExample, DropsOf, DropsReply};
-use super::sessions::Workers;
-use crate::gateway::state::GatewayState;
+use super::proto::{self, Drop, DropsOf, DropsReply};
+use crate::admin::workers::Workers;
+use crate::state::GatewayState;
 
-/// Reasons and addresses that are told at most, those with most packets first.
-const MOST: usize = 1000;
-/// VIPs without ports that are told of.
-const SHORTAGES: usize = 10;
+/// Limit of reported pairs of reason and address, those with most packets first.
+const MAX_RECORDS: usize = 1000;
+/// Limit of reported VIPs with port exhaustion.
+const MAX_EXHAUSTED_VIPS: usize = 10;
 
-/// An example, and how long ago it was.
-type Aged = (u32, Example);
+/// Age in milliseconds, and the packet.
+type AgedExample = (u32, DropExample);
 
-/// What all workers have dropped.
+/// Drops of all workers.
 pub(super) async fn all(state: &GatewayState, workers: &Workers) -> Result<DropsReply, Status> {
-    let mut last: BTreeMap<DropReason, Aged> = BTreeMap::new();
+    let mut last: BTreeMap<DropReason, AgedExample> = BTreeMap::new();
     let mut records: BTreeMap<(DropReason, IpAddr), (DropRecord, u32)> = BTreeMap::new();
     for worker in 0..state.workers.len() {
-        let room = Vec::with_capacity(drops::MOST);
+        let room = Vec::with_capacity(drops::MAX_RECORDS);
         let chunk = Box::new(DropChunk { now: Tick(0), last: [None; DropReason::ALL.len()], records: room });
-        let chunk = workers.ask(worker, |reply| Command::Drops { chunk, reply }).await?;
+        let chunk = workers.query(worker, |reply| Command::Drops { chunk, reply }).await?;
         for (reason, example) in DropReason::ALL.into_iter().zip(chunk.last) {
             let Some(example) = example else { continue };
             let age = chunk.now.since(example.at);
@@ -43,7 +44,7 @@ pub(super) async fn all(state: &GatewayState, workers: &Workers) -> Result<Drops
         }
         for record in chunk.records {
             let age = chunk.now.since(record.last.at);
-            add(records.entry((record.reason, record.address)), record, age);
+            merge(records.entry((record.reason, record.address)), record, age);
         }
     }
     let (policy, network) = (state.compiled.load(), state.network.load());
@@ -52,35 +53,35 @@ pub(super) async fn all(state: &GatewayState, workers: &Workers) -> Result<Drops
         packets,
         help: reason.help().to_owned(),
         notes: match reason {
-            DropReason::PortsExhausted => ports::shortages(&policy, state, SHORTAGES),
+            DropReason::PortsExhausted => ports::all_exhaustion_notes(&policy, state, MAX_EXHAUSTED_VIPS),
             _ => Vec::new(),
         },
         last: last.get(&reason).map(|aged| example(aged, &network)),
     });
     let mut by_address: Vec<_> = records.into_values().collect();
     by_address.sort_by_key(|(record, _)| std::cmp::Reverse(record.packets));
-    by_address.truncate(MOST);
+    by_address.truncate(MAX_RECORDS);
     let by_address = by_address.into_iter().map(|(record, age)| {
-        let (name, policy) = whose(record.address, &policy);
+        let (name, policy) = owner(record.address, &policy);
         DropsOf {
             reason: record.reason.name().to_owned(),
             address: record.address.to_string(),
             name,
             policy,
             packets: record.packets,
-            doubt: record.doubt,
+            doubt: record.max_error,
             last: Some(example(&(age, record.last), &network)),
         }
     });
     Ok(DropsReply { drops: drops.collect(), by_address: by_address.collect() })
 }
 
-/// Adds what another worker has dropped of the same address.
-fn add<K: Ord>(entry: std::collections::btree_map::Entry<'_, K, (DropRecord, u32)>, record: DropRecord, age: u32) {
+/// Merges another worker's record of the same reason and address.
+fn merge<K: Ord>(entry: std::collections::btree_map::Entry<'_, K, (DropRecord, u32)>, record: DropRecord, age: u32) {
     entry
         .and_modify(|(sum, youngest)| {
             sum.packets += record.packets;
-            sum.doubt += record.doubt;
+            sum.max_error += record.max_error;
             if age < *youngest {
                 (sum.last, *youngest) = (record.last, age);
             }
@@ -88,19 +89,19 @@ fn add<K: Ord>(entry: std::collections::btree_map::Entry<'_, K, (DropRecord, u32
         .or_insert((record, age));
 }
 
-/// The name of an address and the policy that covers it, as far as there are any.
-fn whose(address: IpAddr, policy: &Policy) -> (String, String) {
+/// The name of an address's endpoint or VIP, and the policy that covers it; empty where there is none.
+fn owner(address: IpAddr, policy: &Policy) -> (String, String) {
     if let Some(endpoint) = policy.endpoint_at(address) {
         return (endpoint.name.to_string(), policy.egress_of(endpoint).spec.name.to_string());
     }
     (policy.vip_at(address).map(|vip| vip.name.to_string()).unwrap_or_default(), String::new())
 }
 
-fn example((age, example): &Aged, network: &NetworkSpec) -> DropExample {
+fn example((age, example): &AgedExample, network: &NetworkSpec) -> proto::DropExample {
     let interface = network.interfaces.get(usize::from(example.interface.0));
     let (protocol, [source, destination]) =
-        example.packet.map(|it| (protocol_name(it.protocol), ends(&it))).unwrap_or_default();
-    DropExample {
+        example.packet.map(|it| (protocol_name(it.protocol), source_and_destination(&it))).unwrap_or_default();
+    proto::DropExample {
         age_ms: (*age).into(),
         interface: interface.map(|it| it.name.clone()).unwrap_or_default(),
         protocol,

@@ -1,4 +1,4 @@
-//! The answers of the admin socket.
+//! gRPC service of the admin API.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -11,27 +11,29 @@ use ipnet::IpNet;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
-use vipgate_dataplane::command::SessionFilter;
-use vipgate_dataplane::counters::{Counter, Direction, WorkerCounters};
-use vipgate_dataplane::snapshot::endpoints::Endpoint;
-use vipgate_dataplane::snapshot::policy::{Policy, Vip};
-use vipgate_dataplane::snapshot::spec::{Announce, ClusterSpec, Role};
+use vipgate_dataplane::flow::direction::Direction;
+use vipgate_dataplane::observe::counters::{Counter, WorkerCounters};
+use vipgate_dataplane::policy::compiled::{Policy, Vip};
+use vipgate_dataplane::policy::endpoints::Endpoint;
+use vipgate_dataplane::policy::spec::{Announce, ClusterSpec, Role};
+use vipgate_dataplane::session::query::SessionFilter;
 
 use super::capture::Captures;
 use super::filter::FilterError;
 use super::proto::admin_server::Admin;
-use super::sessions::Workers;
-use super::{PROTOCOL, drops, explain, group, ports, proto, services, trace, tracking};
-use crate::gateway::conflicts::spelled;
-use crate::gateway::state::GatewayState;
+use super::{PROTOCOL, drops, explain, ports, proto, services, trace, tracking};
+use crate::admin::membership;
+use crate::admin::workers::Workers;
 use crate::natlog::NatLogStatus;
-use crate::source::intake::SourceStatus;
+use crate::source::ingest::SourceStatus;
+use crate::state::GatewayState;
+use crate::state::conflicts::format_mac;
 use crate::xds::client::ServerStatus;
 
-/// Faulty objects that the status lists; it counts all.
-const FAULTY: usize = 100;
+/// Limit of faulty objects in the status; the counters include all.
+const MAX_FAULTY: usize = 100;
 
-/// Answers from what the gateway knows of itself.
+/// Answers requests from the gateway's shared state and its workers.
 pub(crate) struct Service {
     state: Arc<GatewayState>,
     workers: Arc<Workers>,
@@ -44,11 +46,11 @@ impl Service {
     }
 }
 
-type Answer<T> = Result<Response<T>, Status>;
+type Reply<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl Admin for Service {
-    async fn status(&self, _: Request<proto::StatusRequest>) -> Answer<proto::StatusReply> {
+    async fn status(&self, _: Request<proto::StatusRequest>) -> Reply<proto::StatusReply> {
         let state = &self.state;
         let (policy, compiled) = (state.policy.load(), state.compiled.load());
         let workers: Vec<_> = (0..)
@@ -67,8 +69,8 @@ impl Admin for Service {
                     packets: packets.into(),
                     drops: state.drops(number as usize).iter().sum(),
                     handoffs: counters.handoffs.get(),
-                    answered: counters.answered.get(),
-                    waiting: counters.waiting.get(),
+                    answered: counters.replies_sent.get(),
+                    waiting: counters.neighbor_waiting.get(),
                     sessions_created: counters.sessions_created.get(),
                     sessions_ended: counters.sessions_ended.iter().map(Counter::get).sum(),
                     bytes: bytes.into(),
@@ -84,7 +86,7 @@ impl Admin for Service {
             role: role(interface.role).to_owned(),
             mac: interface.mac.map(|byte| format!("{byte:02x}")).join(":"),
             mtu: interface.mtu.into(),
-            carried: interface.carried().into(),
+            carried: interface.usable_mtu().into(),
             up: interface.up,
             addresses: interface.addresses.iter().map(IpAddr::to_string).collect(),
         });
@@ -95,10 +97,10 @@ impl Admin for Service {
             mode: socket.mode.to_owned(),
             zero_copy: socket.zero_copy,
         });
-        let figures = state.device.figures().into_iter().map(|figure| proto::Figure {
-            name: figure.name.to_owned(),
-            labels: figure.labels.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
-            value: figure.value,
+        let stats = state.device.metrics().into_iter().map(|stat| proto::Figure {
+            name: stat.name.to_owned(),
+            labels: stat.labels.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+            value: stat.value,
         });
         Ok(Response::new(proto::StatusReply {
             protocol: PROTOCOL,
@@ -111,7 +113,7 @@ impl Admin for Service {
             ready: state.ready.load(Ordering::Relaxed),
             sessions: workers.iter().map(|worker| worker.sessions).sum(),
             session_capacity: state.session_capacity,
-            standby_sessions: sum(state, |counters| counters.copies.get()),
+            standby_sessions: sum(state, |counters| counters.standby_sessions.get()),
             session_reserve: sum(state, |counters| counters.session_reserve.get()),
             session_fair_share: sum(state, |counters| counters.session_fair_share.get()),
             policy: Some(proto::PolicyStatus {
@@ -132,8 +134,8 @@ impl Admin for Service {
             workers,
             interfaces: interfaces.collect(),
             sockets: sockets.collect(),
-            figures: figures.collect(),
-            group: (!policy.peers.is_empty()).then(|| group::group(state)),
+            figures: stats.collect(),
+            group: (!policy.peers.is_empty()).then(|| membership::membership(state)),
             nat_log: state.nat_log.as_ref().map(|log| nat_log(log)),
             faults: tracking.faults.iter().map(ToString::to_string).collect(),
             held_down_ms: tracking::held_down_ms(&tracking),
@@ -143,26 +145,26 @@ impl Admin for Service {
 
     type SessionsStream = Pin<Box<dyn Stream<Item = Result<proto::SessionsReply, Status>> + Send>>;
 
-    async fn sessions(&self, request: Request<proto::SessionsRequest>) -> Answer<Self::SessionsStream> {
+    async fn sessions(&self, request: Request<proto::SessionsRequest>) -> Reply<Self::SessionsStream> {
         let request = request.into_inner();
         let filter = filter(request.filter)?;
         let limit = if request.limit == 0 { u64::MAX } else { request.limit };
         let (sender, receiver) = tokio::sync::mpsc::channel(2);
         let workers = self.workers.clone();
-        // A task of its own, which ends when the client goes away: nobody takes the next slice then.
-        tokio::spawn(async move { workers.list(filter, limit, sender).await });
+        // The task ends when the client disconnects: sending the next chunk fails then.
+        tokio::spawn(async move { workers.list_sessions(filter, limit, sender).await });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 
-    async fn flush_sessions(&self, request: Request<proto::FlushSessionsRequest>) -> Answer<proto::FlushSessionsReply> {
+    async fn flush_sessions(&self, request: Request<proto::FlushSessionsRequest>) -> Reply<proto::FlushSessionsReply> {
         let filter = filter(request.into_inner().filter)?;
-        let ended = self.workers.flush(&filter).await?;
-        tracing::info!(event = "flush", ended, ?filter, "sessions ended by hand");
+        let ended = self.workers.flush_sessions(&filter).await?;
+        tracing::info!(event = "flush", ended, ?filter, "sessions flushed");
         Ok(Response::new(proto::FlushSessionsReply { ended }))
     }
 
-    async fn vips(&self, _: Request<proto::VipsRequest>) -> Answer<proto::VipsReply> {
-        let used = ports::used(&self.state, &self.workers, None).await?;
+    async fn vips(&self, _: Request<proto::VipsRequest>) -> Reply<proto::VipsReply> {
+        let used = ports::block_usage(&self.state, &self.workers, None).await?;
         let policy = self.state.compiled.load();
         let mut users: HashMap<IpAddr, u64> = HashMap::new();
         for vip in policy.endpoints().flat_map(|(_, endpoint)| policy.vips_of(endpoint)) {
@@ -172,7 +174,7 @@ impl Admin for Service {
         vips.sort_by_key(|vip| vip.address);
         let vips = vips.into_iter().map(|it| {
             let users = users.get(&it.address).copied().unwrap_or_default();
-            proto::Vip { table_sessions: used.sessions(it.id), ..vip(it, users, &policy, &self.state) }
+            proto::Vip { table_sessions: used.table_sessions(it.ports.id), ..vip(it, users, &policy, &self.state) }
         });
         Ok(Response::new(proto::VipsReply {
             vips: vips.collect(),
@@ -180,7 +182,7 @@ impl Admin for Service {
         }))
     }
 
-    async fn endpoints(&self, _: Request<proto::EndpointsRequest>) -> Answer<proto::EndpointsReply> {
+    async fn endpoints(&self, _: Request<proto::EndpointsRequest>) -> Reply<proto::EndpointsReply> {
         let policy = self.state.compiled.load();
         let mut endpoints: Vec<_> = policy.endpoints().collect();
         endpoints.sort_by_key(|(address, _)| *address);
@@ -188,59 +190,59 @@ impl Admin for Service {
         Ok(Response::new(proto::EndpointsReply { endpoints: endpoints.collect() }))
     }
 
-    async fn services(&self, _: Request<proto::ServicesRequest>) -> Answer<proto::ServicesReply> {
+    async fn services(&self, _: Request<proto::ServicesRequest>) -> Reply<proto::ServicesReply> {
         let services = services::all(&self.state.compiled.load(), &self.state.health_errors.load());
         Ok(Response::new(proto::ServicesReply { services }))
     }
 
-    async fn peers(&self, _: Request<proto::PeersRequest>) -> Answer<proto::PeersReply> {
-        let (peers, group) = (group::peers(&self.state), group::group(&self.state));
+    async fn peers(&self, _: Request<proto::PeersRequest>) -> Reply<proto::PeersReply> {
+        let (peers, group) = (membership::peers(&self.state), membership::membership(&self.state));
         Ok(Response::new(proto::PeersReply { peers, group: Some(group) }))
     }
 
-    async fn drain(&self, request: Request<proto::DrainRequest>) -> Answer<proto::DrainReply> {
+    async fn drain(&self, request: Request<proto::DrainRequest>) -> Reply<proto::DrainReply> {
         let proto::DrainRequest { draining, dry_run } = request.into_inner();
-        let moves = if dry_run { group::plan(&self.state)? } else { Vec::new() };
+        let moves = if dry_run { membership::drain_moves(&self.state)? } else { Vec::new() };
         if !dry_run {
-            group::drain(&self.state, draining)?;
+            membership::drain(&self.state, draining)?;
         }
         Ok(Response::new(proto::DrainReply { moves }))
     }
 
-    async fn accept_empty(&self, _: Request<proto::AcceptEmptyRequest>) -> Answer<proto::AcceptEmptyReply> {
-        let of_server = "this gateway's policy comes from a server: ask that, with --server URL";
-        let files = self.state.files.as_ref().ok_or_else(|| Status::failed_precondition(of_server))?;
+    async fn accept_empty(&self, _: Request<proto::AcceptEmptyRequest>) -> Reply<proto::AcceptEmptyReply> {
+        let from_server = "this gateway's policy comes from a policy server: use --server URL";
+        let files = self.state.files.as_ref().ok_or_else(|| Status::failed_precondition(from_server))?;
         let accepted = files.accept_empty().await.map_err(Status::failed_precondition)?;
         let text =
             |(name, objects): (Arc<str>, usize)| proto::EmptyText { name: name.to_string(), objects: objects as u64 };
-        Ok(Response::new(proto::AcceptEmptyReply { texts: accepted.texts.into_iter().map(text).collect() }))
+        Ok(Response::new(proto::AcceptEmptyReply { texts: accepted.entries.into_iter().map(text).collect() }))
     }
 
-    async fn drops(&self, _: Request<proto::DropsRequest>) -> Answer<proto::DropsReply> {
+    async fn drops(&self, _: Request<proto::DropsRequest>) -> Reply<proto::DropsReply> {
         Ok(Response::new(drops::all(&self.state, &self.workers).await?))
     }
 
-    async fn ports(&self, _: Request<proto::PortsRequest>) -> Answer<proto::PortsReply> {
+    async fn ports(&self, _: Request<proto::PortsRequest>) -> Reply<proto::PortsReply> {
         Ok(Response::new(ports::all(&self.state, &self.workers).await?))
     }
 
-    async fn trace(&self, request: Request<proto::TraceRequest>) -> Answer<proto::TraceReply> {
+    async fn trace(&self, request: Request<proto::TraceRequest>) -> Reply<proto::TraceReply> {
         Ok(Response::new(trace::trace(request.get_ref(), &self.state, &self.workers).await?))
     }
 
-    async fn explain(&self, request: Request<proto::ExplainRequest>) -> Answer<proto::ExplainReply> {
+    async fn explain(&self, request: Request<proto::ExplainRequest>) -> Reply<proto::ExplainReply> {
         Ok(Response::new(explain::explain(&request.get_ref().address, &self.state, &self.workers).await?))
     }
 
     type CaptureStream = Pin<Box<dyn Stream<Item = Result<proto::CaptureReply, Status>> + Send>>;
 
-    async fn capture(&self, request: Request<proto::CaptureRequest>) -> Answer<Self::CaptureStream> {
-        let packets = self.captures.begin(request.get_ref(), &self.state)?;
+    async fn capture(&self, request: Request<proto::CaptureRequest>) -> Reply<Self::CaptureStream> {
+        let packets = self.captures.start(request.get_ref(), &self.state)?;
         Ok(Response::new(Box::pin(ReceiverStream::new(packets))))
     }
 }
 
-/// A VIP, which so many endpoints leave with.
+/// A VIP and the number of endpoints that use it.
 pub(super) fn vip(vip: &Vip, endpoints: u64, policy: &Policy, state: &GatewayState) -> proto::Vip {
     let conflicts = state.conflicts.load();
     proto::Vip {
@@ -250,18 +252,19 @@ pub(super) fn vip(vip: &Vip, endpoints: u64, policy: &Policy, state: &GatewaySta
             Announce::L2 => "L2".to_owned(),
             Announce::Bgp => "BGP".to_owned(),
         },
-        reserved_ports: vip.reserved.iter().map(|&port| port.into()).collect(),
+        reserved_ports: vip.ports.reserved.iter().map(|&port| port.into()).collect(),
         endpoints,
-        conflict: conflicts
-            .get(&vip.address)
-            .map(|claim| proto::Conflict { mac: spelled(claim.mac), age_seconds: claim.heard.elapsed().as_secs() }),
-        shares: group::shares(policy, vip, state),
-        sessions: vip.pool.sessions(),
+        conflict: conflicts.get(&vip.address).map(|claim| proto::Conflict {
+            mac: format_mac(claim.mac),
+            age_seconds: claim.last_seen.elapsed().as_secs(),
+        }),
+        shares: membership::shards(policy, vip, state),
+        sessions: vip.ports.pool.sessions(),
         table_sessions: 0,
     }
 }
 
-/// A level of all workers together.
+/// Sum of a gauge over all workers.
 fn sum(state: &GatewayState, of: impl Fn(&WorkerCounters) -> u64) -> u64 {
     state.workers.iter().map(|worker| of(&worker.counters)).sum()
 }
@@ -270,13 +273,13 @@ fn sum(state: &GatewayState, of: impl Fn(&WorkerCounters) -> u64) -> u64 {
 pub(super) fn endpoint(address: IpAddr, endpoint: &Endpoint, policy: &Policy, state: &GatewayState) -> proto::Endpoint {
     proto::Endpoint {
         sessions: endpoint.usage.sessions().into(),
-        refused: endpoint.usage.refused(),
+        refused: endpoint.usage.rejected(),
         address: address.to_string(),
         name: endpoint.name.to_string(),
         policy: policy.egress_of(endpoint).spec.name.to_string(),
         vips: policy.vips_of(endpoint).map(|vip| vip.address.to_string()).collect(),
         home: endpoint.home.map(|home| policy.members().name(home).to_string()).unwrap_or_default(),
-        owner: group::owner(policy, policy.owner_of(endpoint), state),
+        owner: membership::owner_name(policy, policy.owner_of(endpoint), state),
     }
 }
 
@@ -299,8 +302,8 @@ fn server_status(server: &ServerStatus) -> proto::ServerStatus {
         connected: server.connected,
         since_seconds: seconds(server.since),
         error: server.error.clone().unwrap_or_default(),
-        has_policy: server.known_at.is_some(),
-        policy_age_seconds: server.known_at.map_or(0, seconds),
+        has_policy: server.confirmed_at.is_some(),
+        policy_age_seconds: server.confirmed_at.map_or(0, seconds),
         cache_error: server.cache_error.clone().unwrap_or_default(),
     }
 }
@@ -308,7 +311,7 @@ fn server_status(server: &ServerStatus) -> proto::ServerStatus {
 fn manifests(status: &SourceStatus) -> proto::ManifestSource {
     let (health, compiled) = (status.health.load(), status.compiled.load());
     let [(_, accepted), (_, last_good), (_, rejected)] = compiled.states();
-    let faulty = compiled.faulty.iter().take(FAULTY).map(|(id, faulty)| proto::FaultyObject {
+    let faulty = compiled.faulty.iter().take(MAX_FAULTY).map(|(id, faulty)| proto::FaultyObject {
         name: id.to_string(),
         last_good: faulty.has_last_good,
         reasons: faulty.reasons.clone(),
@@ -329,9 +332,9 @@ fn nat_log(log: &NatLogStatus) -> proto::NatLog {
     proto::NatLog {
         collector: log.collector.clone(),
         sessions: log.sessions,
-        sent: log.figures.sent(),
-        lost: log.figures.lost(),
-        error: log.figures.error().map(|error| error.to_string()).unwrap_or_default(),
+        sent: log.stats.sent(),
+        lost: log.stats.lost(),
+        error: log.stats.error().map(|error| error.to_string()).unwrap_or_default(),
     }
 }
 

@@ -1,41 +1,41 @@
-//! Services as the admin socket tells of them.
+//! `Services` request: Services with their backends and session counters.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use vipgate_dataplane::snapshot::policy::Policy;
-use vipgate_dataplane::snapshot::service::Service;
-use vipgate_dataplane::snapshot::spec::{BackendState, Scope};
+use vipgate_dataplane::policy::compiled::Policy;
+use vipgate_dataplane::policy::service::Service;
+use vipgate_dataplane::policy::spec::{BackendState, Scope};
 
 use super::filter::protocol_name;
 use super::proto;
 
-/// Every Service of the policy in force, by name. `errors` are those of health checks on the node, by port.
+/// Every Service of the policy in force, by name. `errors`: of the node's health check listeners, by port.
 pub(super) fn all(policy: &Policy, errors: &BTreeMap<u16, String>) -> Vec<proto::Service> {
     let mut services: Vec<&Service> = policy.services().collect();
     services.sort_by(|one, other| one.spec.name.cmp(&other.spec.name));
-    services.into_iter().map(|service| tell(service, errors)).collect()
+    services.into_iter().map(|service| describe(service, errors)).collect()
 }
 
-fn tell(service: &Service, errors: &BTreeMap<u16, String>) -> proto::Service {
+fn describe(service: &Service, errors: &BTreeMap<u16, String>) -> proto::Service {
     let spec = &service.spec;
-    let used = used(service);
+    let usage = usage_by_backend(service);
     let backends: Vec<_> = spec
         .backends
         .iter()
         .map(|backend| {
-            let used = used.get(&backend.address).copied().unwrap_or_default();
+            let usage = usage.get(&backend.address).copied().unwrap_or_default();
             proto::Backend {
                 address: backend.address.to_string(),
                 name: backend.name.to_string(),
-                state: state(backend.state).to_owned(),
+                state: backend_state(backend.state).to_owned(),
                 weight: backend.weight.into(),
-                external: backend.takes(true),
-                internal: backend.takes(false),
+                external: backend.is_eligible(true),
+                internal: backend.is_eligible(false),
                 ports: backend.ports.iter().map(|port| u32::from(*port)).collect(),
-                sessions: used.sessions,
-                opened: used.opened,
-                opened_per_second: used.rate,
+                sessions: usage.sessions,
+                opened: usage.opened,
+                opened_per_second: usage.rate,
             }
         })
         .collect();
@@ -68,7 +68,7 @@ fn tell(service: &Service, errors: &BTreeMap<u16, String>) -> proto::Service {
 }
 
 /// A backend's state.
-pub(super) fn state(state: BackendState) -> &'static str {
+pub(super) fn backend_state(state: BackendState) -> &'static str {
     match state {
         BackendState::Ready => "ready",
         BackendState::Terminating => "terminating",
@@ -76,8 +76,8 @@ pub(super) fn state(state: BackendState) -> &'static str {
     }
 }
 
-/// A Service on one line: its name, and where it listens.
-pub(super) fn line(service: &Service) -> String {
+/// A Service on one line: its name and its ports.
+pub(super) fn summary(service: &Service) -> String {
     let ports = service.spec.ports.iter().map(|port| format!("{}/{}", protocol_name(port.protocol), port.port));
     format!("{} ({})", service.spec.name, ports.collect::<Vec<_>>().join(", "))
 }
@@ -89,21 +89,21 @@ fn scope(scope: Scope) -> &'static str {
     }
 }
 
-/// What a backend uses on all ports together.
+/// Session counters of a backend, summed over its ports.
 #[derive(Clone, Copy, Debug, Default)]
-struct Used {
+struct Usage {
     sessions: u64,
     opened: u64,
     rate: u64,
 }
 
-fn used(service: &Service) -> BTreeMap<IpAddr, Used> {
-    let mut all: BTreeMap<IpAddr, Used> = BTreeMap::new();
-    for (address, usage) in service.uses() {
-        let used = all.entry(address).or_default();
-        used.sessions += u64::from(usage.sessions());
-        used.opened += usage.opened();
-        used.rate += u64::from(usage.rate());
+fn usage_by_backend(service: &Service) -> BTreeMap<IpAddr, Usage> {
+    let mut sums: BTreeMap<IpAddr, Usage> = BTreeMap::new();
+    for (address, usage) in service.backend_usage() {
+        let sum = sums.entry(address).or_default();
+        sum.sessions += u64::from(usage.sessions());
+        sum.opened += usage.opened();
+        sum.rate += u64::from(usage.rate());
     }
-    all
+    sums
 }

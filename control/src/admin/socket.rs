@@ -1,5 +1,5 @@
-//! The socket's file and the server behind it. The file appears in one step with its final mode, takes the place of a
-//! dead gateway's but never of a living one's or of anything else, and goes with the gateway.
+//! Socket file and gRPC server of the admin API. The file is created atomically with its final mode, replaces a stale
+//! socket but never one in use or any other file, and is removed when the gateway stops.
 
 use std::fs;
 use std::io;
@@ -19,51 +19,51 @@ use tonic::transport::server::Connected;
 use super::client::Client;
 use super::proto::admin_server::AdminServer;
 use super::server;
-use crate::failure::Failure;
-use crate::gateway::state::GatewayState;
-use crate::listener::{self, Guard, Pace, Reserve, Room};
+use crate::command_error::CommandError;
+use crate::listener::{self, ConnectionGuard, ConnectionLimiter, Deadlines, DescriptorReserve};
+use crate::state::GatewayState;
 
-/// Root and the socket's group may ask; nobody else.
+/// Access for root and the socket's group only.
 const MODE: u32 = 0o660;
-const FOLDER_MODE: u32 = 0o755;
-/// How long connections may take to end when the gateway stops.
-const GRACE: Duration = Duration::from_millis(500);
-/// How long another gateway may take to say who it is.
-const INTRODUCTION: Duration = Duration::from_secs(1);
+const DIRECTORY_MODE: u32 = 0o755;
+/// Timeout of the graceful shutdown.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
+/// Timeout for the status of a gateway that has the socket already.
+const IDENTIFY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The admin socket can't be had.
+/// The admin socket can't be created.
 #[derive(Debug, Error)]
 pub enum SocketError {
-    /// A living gateway has it.
-    #[error("admin.socket: {who} answers on {} already; give each gateway its own socket", .path.display())]
-    Taken {
-        /// Where.
+    /// The socket is in use.
+    #[error("admin.socket: {owner} answers on {} already; give each gateway its own socket", .path.display())]
+    InUse {
+        /// The socket.
         path: PathBuf,
-        /// Who.
-        who: String,
+        /// The process that listens on it.
+        owner: String,
     },
-    /// Something else has its name.
-    #[error("admin.socket: {} exists and is no socket; name another file", .0.display())]
+    /// The path exists and is not a socket.
+    #[error("admin.socket: {} exists and is no socket; choose another path", .0.display())]
     NotASocket(PathBuf),
-    /// The file system refuses.
-    #[error("admin.socket: cannot {what} {}: {error}", .path.display())]
-    Refused {
-        /// What.
-        what: &'static str,
-        /// Where.
+    /// A system call has failed.
+    #[error("admin.socket: cannot {action} {}: {error}", .path.display())]
+    Io {
+        /// The failed action.
+        action: &'static str,
+        /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         error: io::Error,
     },
 }
 
-impl From<SocketError> for Failure {
+impl From<SocketError> for CommandError {
     fn from(error: SocketError) -> Self {
         Self::runtime(error)
     }
 }
 
-/// The open socket; its file goes with it.
+/// The listening socket; dropping it removes its file.
 #[derive(Debug)]
 pub struct Socket {
     listener: UnixListener,
@@ -73,121 +73,127 @@ pub struct Socket {
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
-    /// Device and inode: the name may belong to somebody else by the time that we leave.
+    /// Device and inode: another process may have replaced the file meanwhile.
     identity: (u64, u64),
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.identity) {
-            // Somebody may have removed it before us.
+            // It may be removed already.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Opens the socket, in place of one that a dead gateway left.
+/// Opens the socket; replaces a stale one.
 ///
 /// # Errors
-/// When a living gateway has it, something else has its name, or the file system refuses.
+/// When the socket is in use, the path is another kind of file, or a system call fails.
 pub async fn bind(path: &Path) -> Result<Socket, SocketError> {
-    let refused = |what, error| SocketError::Refused { what, path: path.to_owned(), error };
-    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        let made = fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder);
-        made.map_err(|error| refused("make the folder of", error))?;
+    let io_error = |action, error| SocketError::Io { action, path: path.to_owned(), error };
+    if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+        let created = fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory);
+        created.map_err(|error| io_error("create the directory of", error))?;
     }
-    refuse_others(path).await?;
-    // Made under another name: nobody meets it with the wrong mode, and what a dead gateway left is replaced in one step.
+    check_unused(path).await?;
+    // Created under a temporary name: it never appears with a wrong mode, and replaces a stale socket atomically.
     let mut draft = path.as_os_str().to_owned();
     draft.push("~");
     let draft = PathBuf::from(draft);
     match fs::remove_file(&draft) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(refused("make room beside", error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(io_error("remove the stale draft beside", error));
+        }
         _ => {}
     }
-    let listener = UnixListener::bind(&draft).map_err(|error| refused("open", error))?;
-    let found = fs::symlink_metadata(&draft).map_err(|error| refused("look at", error))?;
-    // Removes the draft should anything fail from here on.
+    let listener = UnixListener::bind(&draft).map_err(|error| io_error("open", error))?;
+    let found = fs::symlink_metadata(&draft).map_err(|error| io_error("stat", error))?;
+    // From here on, an error removes the draft.
     let mut file = SocketFile { path: draft.clone(), identity: (found.dev(), found.ino()) };
     let mode = fs::Permissions::from_mode(MODE);
-    fs::set_permissions(&draft, mode).map_err(|error| refused("set the mode of", error))?;
-    fs::rename(&draft, path).map_err(|error| refused("put in place", error))?;
+    fs::set_permissions(&draft, mode).map_err(|error| io_error("set the mode of", error))?;
+    fs::rename(&draft, path).map_err(|error| io_error("rename to", error))?;
     path.clone_into(&mut file.path);
     Ok(Socket { listener, file })
 }
 
-/// Nobody lives at this path, and nothing but a socket would be replaced.
-async fn refuse_others(path: &Path) -> Result<(), SocketError> {
-    let refused = |what, error| SocketError::Refused { what, path: path.to_owned(), error };
+/// Fails unless the path is free or a stale socket.
+async fn check_unused(path: &Path) -> Result<(), SocketError> {
+    let io_error = |action, error| SocketError::Io { action, path: path.to_owned(), error };
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(refused("look at", error)),
+        Err(error) => return Err(io_error("stat", error)),
         Ok(found) if !found.file_type().is_socket() => return Err(SocketError::NotASocket(path.to_owned())),
         Ok(_) => {}
     }
     match UnixStream::connect(path).await {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // So busy that it takes no more connections, but alive.
+        // Its backlog is full: the process is overloaded but alive.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-            Err(SocketError::Taken { path: path.to_owned(), who: "a busy process".to_owned() })
+            Err(SocketError::InUse { path: path.to_owned(), owner: "an overloaded process".to_owned() })
         }
-        Err(error) => Err(refused("find out who has", error)),
+        Err(error) => Err(io_error("connect to", error)),
         Ok(_) => {
-            let other = tokio::time::timeout(INTRODUCTION, Client::connect(path)).await;
-            let who = match other {
+            let other = tokio::time::timeout(IDENTIFY_TIMEOUT, Client::connect(path)).await;
+            let owner = match other {
                 Ok(Ok(client)) => format!("the gateway {} (pid {})", client.status().name, client.status().pid),
                 _ => "another process".to_owned(),
             };
-            Err(SocketError::Taken { path: path.to_owned(), who })
+            Err(SocketError::InUse { path: path.to_owned(), owner })
         }
     }
 }
 
-/// Answers on the socket until told to stop.
+/// Runs the gRPC server until `stop` is set.
 pub async fn serve(state: Arc<GatewayState>, socket: Socket, stop: watch::Receiver<bool>) {
     let Socket { listener, file: _file } = socket;
     let (accepted, connections) = mpsc::channel(1);
-    let accepting = accept(listener, state.rooms.admin.clone(), accepted);
-    // The sender is gone, or says so: both mean stop.
+    let accepting = accept(listener, state.connections.admin.clone(), accepted);
+    // A dropped sender means stop, too.
     let stopped = |mut stop: watch::Receiver<bool>| async move { drop(stop.wait_for(|stop| *stop).await) };
     let server = Server::builder()
         .add_service(AdminServer::new(server::Service::new(state)))
         .serve_with_incoming_shutdown(ReceiverStream::new(connections), stopped(stop.clone()));
-    let grace = async {
+    let shutdown_timeout = async {
         stopped(stop).await;
-        tokio::time::sleep(GRACE).await;
+        tokio::time::sleep(SHUTDOWN_TIMEOUT).await;
     };
     tokio::select! {
         result = server => if let Err(error) = result {
             tracing::error!(%error, "the admin socket has failed");
         },
         () = accepting => {}
-        () = grace => {}
+        () = shutdown_timeout => {}
     }
 }
 
-impl Connected for Guard<UnixStream> {
+impl Connected for ConnectionGuard<UnixStream> {
     type ConnectInfo = ();
 
     fn connect_info(&self) {}
 }
 
-/// Takes connections for the server. Commands get through when nobody else gets descriptors any more: some are kept for them.
-async fn accept(listener: UnixListener, room: Arc<Room>, server: mpsc::Sender<io::Result<Guard<UnixStream>>>) {
-    let mut reserve = Reserve::new();
+/// Accepts connections for the server. Reserved file descriptors keep commands working when the process has none left.
+async fn accept(
+    listener: UnixListener,
+    capacity: Arc<ConnectionLimiter>,
+    server: mpsc::Sender<io::Result<ConnectionGuard<UnixStream>>>,
+) {
+    let mut reserve = DescriptorReserve::new();
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                // Every command comes from this host.
-                let Ok(slot) = room.admit(Ipv4Addr::LOCALHOST.into()) else { continue };
-                if server.send(Ok(Guard::new(stream, slot, Pace::Free))).await.is_err() {
+                // All clients are on this host.
+                let Ok(slot) = capacity.admit(Ipv4Addr::LOCALHOST.into()) else { continue };
+                if server.send(Ok(ConnectionGuard::new(stream, slot, Deadlines::Unlimited))).await.is_err() {
                     return std::future::pending().await;
                 }
                 reserve.refill();
             }
-            Err(_) if reserve.give() => {}
-            Err(error) => listener::failed(&room, &error).await,
+            Err(_) if reserve.release_one() => {}
+            Err(error) => listener::accept_failed(&capacity, &error).await,
         }
     }
 }

@@ -1,12 +1,12 @@
-//! Files that a configuration names: whether they are there, and hold what they should.
+//! Files that a configuration refers to: existence, readability, TLS contents.
 
 use std::path::{Path, PathBuf};
 
-use crate::complaint::Severity;
 use crate::config::{Config, PolicySource, PolicydConfig, PolicydSource};
-use crate::xds::tls::{self, Names, Side, TlsError, Validity};
+use crate::xds::tls::{self, CertificateNames, Side, TlsError, Validity};
+use vipgate_policy::diagnostic::Severity;
 
-/// Something that is wrong with a field's file.
+/// A problem with the file of a field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Finding {
     pub(super) field: String,
@@ -24,18 +24,18 @@ impl Finding {
     }
 }
 
-/// What is wrong with files that a `gateway.yaml` names; relative ones are in `folder`.
-pub(super) fn gateway(config: &Config, folder: &Path) -> Vec<Finding> {
+/// Checks the files of a `gateway.yaml`; relative paths are relative to `base`.
+pub(super) fn gateway(config: &Config, base: &Path) -> Vec<Finding> {
     match &config.policy {
-        PolicySource::Files(paths) => sources("policy.files", paths, folder),
+        PolicySource::Files(paths) => sources("policy.files", paths, base),
         PolicySource::Server(server) => {
             let own = server.cert.as_deref().zip(server.key.as_deref());
-            let mut found = tls_files("policy.server", Side::Client, server.ca.as_deref(), own, folder);
-            let names = server.cert.as_ref().and_then(|cert| Names::of_file(&folder.join(cert)).ok());
-            if let Some(names) = names.filter(|names| !names.include(&config.name)) {
+            let mut found = tls_files("policy.server", Side::Client, server.ca.as_deref(), own, base);
+            let names = server.cert.as_ref().and_then(|cert| CertificateNames::from_file(&base.join(cert)).ok());
+            if let Some(names) = names.filter(|names| !names.contains(&config.name)) {
                 let name = &config.name;
                 let reason =
-                    format!("the certificate is of {names}, not of {name}: a policy server with `tls.ca` refuses it");
+                    format!("the certificate is of {names}, not of {name}: a policy server with `tls.ca` rejects it");
                 found.push(Finding::warning("policy.server.cert".to_owned(), reason));
             }
             found
@@ -43,23 +43,23 @@ pub(super) fn gateway(config: &Config, folder: &Path) -> Vec<Finding> {
     }
 }
 
-/// The same for a `policyd.yaml`.
-pub(super) fn policyd(config: &PolicydConfig, folder: &Path) -> Vec<Finding> {
+/// Checks the files of a `policyd.yaml`.
+pub(super) fn policyd(config: &PolicydConfig, base: &Path) -> Vec<Finding> {
     let mut found = match &config.source {
-        PolicydSource::Files(paths) => sources("source.files", paths, folder),
+        PolicydSource::Files(paths) => sources("source.files", paths, base),
         PolicydSource::Etcd(_) | PolicydSource::Kubernetes(_) => Vec::new(),
     };
     if let Some(tls) = &config.tls {
-        found.extend(tls_files("tls", Side::Server, tls.ca.as_deref(), Some((&tls.cert, &tls.key)), folder));
+        found.extend(tls_files("tls", Side::Server, tls.ca.as_deref(), Some((&tls.cert, &tls.key)), base));
     }
     found
 }
 
-/// Files and folders that manifests are read from.
-fn sources(field: &str, paths: &[PathBuf], folder: &Path) -> Vec<Finding> {
+/// Checks the manifest paths.
+fn sources(field: &str, paths: &[PathBuf], base: &Path) -> Vec<Finding> {
     let mut found = Vec::new();
     for (i, path) in paths.iter().enumerate() {
-        if let Err(error) = folder.join(path).metadata() {
+        if let Err(error) = base.join(path).metadata() {
             let reason = format!("{}: can't be read: {error}", path.display());
             found.push(Finding::error(format!("{field}[{i}]"), &reason));
         }
@@ -67,30 +67,30 @@ fn sources(field: &str, paths: &[PathBuf], folder: &Path) -> Vec<Finding> {
     found
 }
 
-/// Files of TLS: each by itself, then together.
-fn tls_files(field: &str, side: Side, ca: Option<&Path>, own: Option<(&Path, &Path)>, folder: &Path) -> Vec<Finding> {
-    let at = |path: &Path| folder.join(path);
-    let (ca, own) = (ca.map(at), own.map(|(cert, key)| (at(cert), at(key))));
-    let of = |name: &str| format!("{field}.{name}");
+/// Checks TLS files: each of them, then certificate and key together.
+fn tls_files(field: &str, side: Side, ca: Option<&Path>, own: Option<(&Path, &Path)>, base: &Path) -> Vec<Finding> {
+    let resolve = |path: &Path| base.join(path);
+    let (ca, own) = (ca.map(resolve), own.map(|(cert, key)| (resolve(cert), resolve(key))));
+    let subfield = |name: &str| format!("{field}.{name}");
     let mut found = Vec::new();
-    let mut dates = |name: &str, validity: Result<Vec<Validity>, TlsError>| match validity {
+    let mut check_validity = |name: &str, validity: Result<Vec<Validity>, TlsError>| match validity {
         Ok(all) => {
-            let wrong = all.iter().filter_map(Validity::complaint);
-            found.extend(wrong.map(|reason| Finding::warning(of(name), reason)));
+            let warnings = all.iter().filter_map(Validity::error);
+            found.extend(warnings.map(|reason| Finding::warning(subfield(name), reason)));
         }
-        Err(error) => found.push(Finding::error(of(name), &error)),
+        Err(error) => found.push(Finding::error(subfield(name), &error)),
     };
     if let Some(ca) = &ca {
-        dates("ca", tls::check_authorities(ca));
+        check_validity("ca", tls::check_authorities(ca));
     }
     if let Some((cert, key)) = &own {
-        dates("cert", tls::check_certificates(cert));
-        found.extend(tls::check_key(key).err().map(|error| Finding::error(of("key"), &error)));
+        check_validity("cert", tls::check_certificates(cert));
+        found.extend(tls::check_key(key).err().map(|error| Finding::error(subfield("key"), &error)));
     }
     let is_readable = found.iter().all(|it| it.severity == Severity::Warning);
     if is_readable && (ca.is_some() || own.is_some()) {
         let own = own.as_ref().map(|(cert, key)| (cert.as_path(), key.as_path()));
-        found.extend(side.check(ca.as_deref(), own).err().map(|error| Finding::error(of("cert"), &error)));
+        found.extend(side.check(ca.as_deref(), own).err().map(|error| Finding::error(subfield("cert"), &error)));
     }
     found
 }

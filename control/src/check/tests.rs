@@ -1,4 +1,4 @@
-//! Files as people have them lying about, checked together.
+//! Checks of example files and of invalid files.
 
 use super::*;
 use std::fs::{create_dir_all, write};
@@ -11,11 +11,11 @@ fn conf(name: &str) -> PathBuf {
 }
 
 #[test]
-fn the_examples_are_fine() {
+fn the_example_configuration_is_valid() {
     let report = run_in(&conf(".."), &[conf("gateway.yaml"), conf("policyd.yaml"), conf("demo/policy")]);
-    assert_eq!(report.complaints, []);
+    assert_eq!(report.diagnostics, []);
     assert_eq!(report.exit_code(), 0);
-    let what: Vec<_> = report.configurations.iter().map(|configuration| configuration.what.as_str()).collect();
+    let what: Vec<_> = report.configurations.iter().map(|configuration| configuration.role.as_str()).collect();
     assert_eq!(what, ["gateway gw-a", "policyd"]);
     let policy = report.policy.as_ref().unwrap();
     let vips: Vec<_> = policy
@@ -34,7 +34,7 @@ fn the_examples_are_fine() {
     );
     let policies: Vec<_> = policy.policies.iter().map(|policy| (policy.name.as_str(), policy.endpoints)).collect();
     assert_eq!(policies, [("EgressPolicy tenant-b/web", 2), ("Service tenant-a/api", 4)]);
-    assert_eq!((policy.endpoints, policy.closed), (6, 0));
+    assert_eq!((policy.endpoints, policy.without_vip), (6, 0));
     let services: Vec<_> = policy.services.iter().map(|service| (service.name.as_str(), service.backends)).collect();
     assert_eq!(services, [("Service tenant-a/api", 4), ("Service tenant-b/web", 2)]);
     let text = report.to_string();
@@ -44,23 +44,23 @@ fn the_examples_are_fine() {
 }
 
 #[test]
-fn the_example_of_several_gateways_is_fine() {
+fn the_example_of_several_gateways_is_valid() {
     let report = run(&[conf("demo/group")]);
-    assert_eq!(report.complaints, []);
+    assert_eq!(report.diagnostics, []);
     let policy = report.policy.as_ref().unwrap();
     let vips: Vec<_> = policy.vips.iter().map(|vip| vip.address.as_str()).collect();
-    assert_eq!((vips, policy.endpoints, policy.closed), (vec!["192.0.2.10", "2001:db8:2::10"], 4, 0));
+    assert_eq!((vips, policy.endpoints, policy.without_vip), (vec!["192.0.2.10", "2001:db8:2::10"], 4, 0));
 }
 
 #[test]
 fn all_of_conf_can_be_checked_at_once() {
     let report = run_in(&conf(".."), &[conf("")]);
-    assert_eq!(report.complaints, []);
+    assert_eq!(report.diagnostics, []);
     assert_eq!(report.configurations.len(), 3);
 }
 
 #[test]
-fn every_complaint_of_every_file_is_told_in_order() {
+fn all_diagnostics_are_reported_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     create_dir_all(at("m")).unwrap();
@@ -76,32 +76,33 @@ fn every_complaint_of_every_file_is_told_in_order() {
     let report = run(&[dir.path().to_owned(), at("gateway.yaml"), "/nonexistent".into()]);
     assert_eq!(report.exit_code(), 2);
     let prefix = format!("{}/", dir.path().display());
-    let said: Vec<_> = report.complaints.iter().map(|complaint| complaint.to_string().replace(&prefix, "")).collect();
-    for (said, expected) in said.iter().zip([
+    let messages: Vec<_> =
+        report.diagnostics.iter().map(|diagnostic| diagnostic.to_string().replace(&prefix, "")).collect();
+    for (message, expected) in messages.iter().zip([
         "/nonexistent: can't be read: ",
         "gateway.yaml:2: interface: unknown field, did you mean `interfaces`?",
         "m/1.yaml:3: metadata.annotations[vipgate.io/egress]: must be \"true\" or \"false\", is \"yes\"",
-        "m/2.yaml:2: kind: warning: `Secret` means nothing to vipgate and is ignored",
+        "m/2.yaml:2: kind: warning: `Secret` is not a supported kind and is ignored",
         "m/2.yaml:",
         "m/3.json:1: kind: is missing",
         "policyd.yaml:2: source.files: at least one",
     ]) {
-        assert!(said.starts_with(expected), "{said}\nexpected: {expected}");
+        assert!(message.starts_with(expected), "{message}\nexpected: {expected}");
     }
-    assert_eq!(said.len(), 7, "{said:#?}");
+    assert_eq!(messages.len(), 7, "{messages:#?}");
 }
 
-/// What is said of a configuration.
-fn said_of(name: &str, text: &str) -> (u8, Vec<String>) {
+/// Exit code and diagnostics of a file.
+fn check_text(name: &str, text: &str) -> (u8, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join(name);
     write(&file, text).unwrap();
     let report = run(std::slice::from_ref(&file));
     let prefix = format!("{}/", dir.path().display());
-    (report.exit_code(), report.complaints.iter().map(|it| it.to_string().replace(&prefix, "")).collect())
+    (report.exit_code(), report.diagnostics.iter().map(|it| it.to_string().replace(&prefix, "")).collect())
 }
 
-fn served(ca: &Path, own: &Identity) -> String {
+fn gateway_with_tls(ca: &Path, own: &Identity) -> String {
     let Identity { cert, key } = own;
     let files = [ca, cert, key].map(|path| path.display().to_string());
     let [ca, cert, key] = files;
@@ -112,10 +113,10 @@ fn served(ca: &Path, own: &Identity) -> String {
 }
 
 #[test]
-fn files_of_tls_are_looked_at() {
+fn tls_files_are_checked() {
     let ca = Authority::new("ca");
     let (good, other) = (ca.issue(&["gw-a"]), ca.issue(&["gw-b"]));
-    assert_eq!(said_of("gateway.yaml", &served(&ca.ca(), &good)), (0, vec![]));
+    assert_eq!(check_text("gateway.yaml", &gateway_with_tls(&ca.ca(), &good)), (0, vec![]));
     let missing = ca.ca().with_file_name("missing");
     let cases = [
         (
@@ -149,12 +150,15 @@ fn files_of_tls_are_looked_at() {
         ),
         (ca.ca(), other, 0, "gateway.yaml:8: policy.server.cert: warning: ", "is of gw-b, not of gw-a"),
     ];
-    for (ca, own, code, place, words) in cases {
-        let (got, said) = said_of("gateway.yaml", &served(&ca, &own));
-        assert_eq!(got, code, "{said:?}");
-        assert!(said.len() == 1 && said[0].starts_with(place) && said[0].contains(words), "{said:?}\n{place}{words}");
+    for (ca, own, code, location, reason) in cases {
+        let (got, messages) = check_text("gateway.yaml", &gateway_with_tls(&ca, &own));
+        assert_eq!(got, code, "{messages:?}");
+        assert!(
+            messages.len() == 1 && messages[0].starts_with(location) && messages[0].contains(reason),
+            "{messages:?}\n{location}{reason}"
+        );
     }
-    let old = ca.issue_expired(&["old"]);
+    let expired = ca.issue_expired(&["old"]);
     let text = |Identity { cert, key }: &Identity| {
         format!(
             "listen: \"127.0.0.1:1\"\nsource: {{etcd: {{endpoints: [\"http://a:1\"]}}}}\ntls: {{cert: {}, key: {}}}\n",
@@ -162,58 +166,62 @@ fn files_of_tls_are_looked_at() {
             key.display()
         )
     };
-    let (code, said) = said_of("policyd.yaml", &text(&old));
-    assert!(code == 0 && said.len() == 1, "{said:?}");
-    assert!(said[0].starts_with("policyd.yaml:3: tls.cert: warning: ") && said[0].contains("expired at "), "{said:?}");
-    let (code, said) = said_of("policyd.yaml", &text(&Identity { key: good.key, ..old }));
-    assert!(code == 2 && said.iter().any(|it| it.contains("KeyMismatch")), "{said:?}");
+    let (code, messages) = check_text("policyd.yaml", &text(&expired));
+    assert!(code == 0 && messages.len() == 1, "{messages:?}");
+    assert!(
+        messages[0].starts_with("policyd.yaml:3: tls.cert: warning: ") && messages[0].contains("expired at "),
+        "{messages:?}"
+    );
+    let (code, messages) = check_text("policyd.yaml", &text(&Identity { key: good.key, ..expired }));
+    assert!(code == 2 && messages.iter().any(|it| it.contains("KeyMismatch")), "{messages:?}");
 }
 
 #[test]
-fn sources_that_are_not_there_are_named() {
+fn missing_sources_are_reported() {
     let gateway = "name: a\ninterfaces: [{name: a, role: both}]\npolicy: {files: [/nonexistent/policy]}\n";
-    let (code, said) = said_of("gateway.yaml", gateway);
+    let (code, messages) = check_text("gateway.yaml", gateway);
     assert_eq!(code, 2);
     assert!(
-        said[0].starts_with("gateway.yaml:3: policy.files[0]: /nonexistent/policy: can't be read: No such"),
-        "{said:?}"
+        messages[0].starts_with("gateway.yaml:3: policy.files[0]: /nonexistent/policy: can't be read: No such"),
+        "{messages:?}"
     );
-    let (code, said) = said_of("policyd.yaml", "listen: \"127.0.0.1:1\"\nsource: {files: [/tmp, /nonexistent/x]}\n");
+    let (code, messages) =
+        check_text("policyd.yaml", "listen: \"127.0.0.1:1\"\nsource: {files: [/tmp, /nonexistent/x]}\n");
     assert_eq!(code, 2);
-    assert!(said[0].starts_with("policyd.yaml:2: source.files[1]: /nonexistent/x: can't be read"), "{said:?}");
+    assert!(messages[0].starts_with("policyd.yaml:2: source.files[1]: /nonexistent/x: can't be read"), "{messages:?}");
 }
 
 #[test]
-fn etcd_with_tls_is_refused_with_the_remedy() {
+fn etcd_with_tls_is_rejected_with_a_workaround() {
     let text = "listen: \"127.0.0.1:1\"\nsource: {etcd: {endpoints: [\"http://a:1\", \"https://b:2379\"]}}\n";
-    let (code, said) = said_of("policyd.yaml", text);
-    assert_eq!((code, said.len()), (2, 1), "{said:?}");
+    let (code, messages) = check_text("policyd.yaml", text);
+    assert_eq!((code, messages.len()), (2, 1), "{messages:?}");
     let start =
         "policyd.yaml:2: source.etcd.endpoints[1]: https://b:2379: https isn't supported for etcd by this version";
-    assert!(said[0].starts_with(start) && said[0].contains("etcd grpc-proxy start"), "{said:?}");
+    assert!(messages[0].starts_with(start) && messages[0].contains("etcd grpc-proxy start"), "{messages:?}");
 }
 
 #[test]
-fn a_dump_of_a_cluster_may_hold_what_means_nothing_here() {
+fn a_cluster_dump_may_have_unsupported_kinds() {
     let item = |kind: &str, n: u8| {
         let head = format!("- apiVersion: v1\n  kind: {kind}\n  metadata: {{name: x{n}, namespace: t}}\n");
         if kind == "Service" { format!("{head}  spec: {{ports: [{{port: 80}}]}}\n") } else { head }
     };
     let items = [item("Secret", 1), item("ConfigMap", 2), item("Secret", 3), item("Service", 4)].concat();
-    let (code, said) = said_of("dump.yaml", &format!("apiVersion: v1\nitems:\n{items}kind: List\n"));
-    assert_eq!(code, 0, "{said:?}");
-    assert_eq!(said.len(), 2, "one for each kind: {said:?}");
+    let (code, messages) = check_text("dump.yaml", &format!("apiVersion: v1\nitems:\n{items}kind: List\n"));
+    assert_eq!(code, 0, "{messages:?}");
+    assert_eq!(messages.len(), 2, "one for each kind: {messages:?}");
     assert!(
-        said[0].starts_with("dump.yaml:4: items[0].kind: warning: `Secret` means nothing to vipgate and is ignored")
+        messages[0].starts_with("dump.yaml:4: items[0].kind: warning: `Secret` is not a supported kind and is ignored")
     );
-    // A kind of our own that there isn't is misspelt.
+    // An unknown kind in vipgate's API group is an error.
     let ours = "apiVersion: vipgate.io/v1alpha1\nkind: EgresPolicy\nmetadata: {name: x}\n";
-    let (code, said) = said_of("ours.yaml", ours);
-    assert!(code == 2 && said[0].contains("`EgresPolicy` means nothing to vipgate; known are"), "{said:?}");
-    // What kubectl hadn't finished to write.
-    let (code, said) = said_of("cut.yaml", &format!("apiVersion: v1\nitems:\n{items}"));
+    let (code, messages) = check_text("ours.yaml", ours);
+    assert!(code == 2 && messages[0].contains("`EgresPolicy` is not a supported kind; supported: "), "{messages:?}");
+    // Truncated output of kubectl.
+    let (code, messages) = check_text("cut.yaml", &format!("apiVersion: v1\nitems:\n{items}"));
     assert_eq!(code, 2);
     let start =
-        "cut.yaml:15: kind: is missing: the document looks cut short at line 15, since a List has its kind behind";
-    assert!(said.len() == 1 && said[0].starts_with(start), "{said:?}");
+        "cut.yaml:15: kind: is missing: the document is probably truncated at line 15, since a List has its kind after";
+    assert!(messages.len() == 1 && messages[0].starts_with(start), "{messages:?}");
 }

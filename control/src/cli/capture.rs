@@ -1,6 +1,6 @@
-//! `vipgate capture`: packets as they come and go, to a file for Wireshark or as lines for people.
+//! `vipgate capture`: packets before and after translation, as a pcapng file for Wireshark or as text lines.
 //!
-//! It always ends: after a number of packets, a time, or a size; and whoever stops it, or loses it, ends it at the gateway, too.
+//! A capture always ends: after a number of packets, a time, or a size, or when the client disconnects.
 
 mod lines;
 mod pcapng;
@@ -15,43 +15,46 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
 use self::pcapng::Pcapng;
-use super::output::{self, complain};
 use super::show::block_on;
 use crate::admin::capture_filter::parse;
 use crate::admin::proto::{CaptureReply, CaptureRequest, CapturedPacket};
-use crate::admin::{Client, Packets};
+use crate::admin::{Client, PacketStream};
+use crate::command_error::CommandError;
 use crate::config::units::parse_duration;
-use crate::failure::Failure;
+use crate::output;
+use crate::output::print_error;
 
-/// What to capture.
+/// Arguments of `vipgate capture`.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Capture {
     /// Admin socket of the gateway
     #[arg(long, value_name = "PATH", default_value = "/run/vipgate/gateway.sock")]
     socket: PathBuf,
-    /// Which packets; see below. Default: all
+    /// Filter expression, see below; default: all packets
     #[arg(long, value_name = "F", default_value = "")]
     filter: String,
-    /// Write a pcapng file, both sides of each packet with the verdict as a comment; `-` is stdout. Without it, a line for each packet
+    /// Write a pcapng file with each packet before and after translation and its verdict as a comment; `-`: stdout.
+    /// Without it, print a line per packet
     #[arg(short, long, value_name = "FILE")]
     write: Option<PathBuf>,
-    /// End after so many packets
+    /// End after this number of packets
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     count: u64,
-    /// End after so long
+    /// End after this time
     #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
     time: Duration,
-    /// End when the file is so long, MiB
+    /// End at this file size, MiB
     #[arg(long, value_name = "MIB", default_value_t = 100)]
     size: u64,
-    /// Bytes of each packet
+    /// Captured bytes per packet
     #[arg(long, value_name = "BYTES", default_value_t = 256, value_parser = clap::value_parser!(u32).range(14..=2048))]
     snap_length: u32,
-    /// Packets a second of each worker; what comes beyond is counted and left out
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    /// Rate limit in packets per second and worker; packets beyond it are counted as missed
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rate: u32,
-    /// How to show packets where they aren't written to a file; json: one object a line
+    /// Output format without a file; json: one object per line
     #[arg(short, long, value_enum, default_value_t = super::Format::Table)]
     output: super::Format,
 }
@@ -61,12 +64,14 @@ FILTERS are joined by `and`:
   host ADDR, net CIDR        one of its addresses, before or after translation, or of its tunnel
   port N                     one of its ports, before or after translation
   proto NAME                 or just tcp, udp, sctp, icmp, icmpv6
-  in INTERFACE               where it came in
-  dropped [REASON]           it was dropped, for this reason
-  passed                     it wasn't dropped
+  in INTERFACE               its ingress interface
+  dropped [REASON]           dropped, for this reason
+  passed                     not dropped
   egress, reply, inbound, service_reply, unchanged, peer_out, peer_in
-                             it was sent on in this direction
-Example: vipgate capture --filter 'host 10.1.0.11 and tcp and dropped' -w drops.pcapng";
+                             forwarded in this direction
+
+Example:
+  vipgate capture --filter 'host 10.1.0.11 and tcp and dropped' -w drops.pcapng";
 
 /// Why a capture ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,127 +79,132 @@ enum End {
     Count,
     Time,
     Size,
-    Asked,
-    NobodyReads,
-    Gateway,
+    Stopped,
+    OutputClosed,
+    GatewayStopped,
 }
 
-/// What was captured.
+/// Capture counters.
 #[derive(Debug, Default)]
-struct Sums {
+struct Counts {
     packets: u64,
     missed: u64,
 }
 
-pub(super) fn run(asked: &Capture) -> Result<(), Failure> {
-    let filter = parse(&asked.filter).map_err(|error| Failure::usage(format_args!("--filter: {error}")))?;
-    let request = CaptureRequest { filter: Some(filter), snap_length: asked.snap_length, rate: asked.rate };
-    let mut paper = Paper::new(asked)?;
-    let mut sums = Sums::default();
+pub(super) fn run(args: &Capture) -> Result<(), CommandError> {
+    let filter = parse(&args.filter).map_err(|error| CommandError::usage(format_args!("--filter: {error}")))?;
+    let request = CaptureRequest { filter: Some(filter), snap_length: args.snap_length, rate: args.rate };
+    let mut sink = Sink::new(args)?;
+    let mut counts = Counts::default();
     let outcome = block_on(async {
-        let client = Client::connect(&asked.socket).await?;
+        let client = Client::connect(&args.socket).await?;
         let packets = client.capture(request).await?;
-        follow(packets, asked, &mut paper, &mut sums).await
+        follow(packets, args, &mut sink, &mut counts).await
     });
-    let (end, closed) = (outcome, paper.close());
-    let said = end.as_ref().ok().map(|end| summary(*end, asked, &sums));
-    if let Some(said) = said {
-        complain(format_args!("vipgate: {said}"));
+    let (end, closed) = (outcome, sink.close());
+    let summary = end.as_ref().ok().map(|end| summary(*end, args, &counts));
+    if let Some(summary) = summary {
+        print_error(format_args!("vipgate: {summary}"));
     }
     end.and(closed)
 }
 
-/// Takes packets until it has to end.
-async fn follow(mut packets: Packets, asked: &Capture, paper: &mut Paper, sums: &mut Sums) -> Result<End, Failure> {
-    let no_signals = |error| Failure::runtime(format_args!("cannot listen to signals: {error}"));
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
-    let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
-    let until = Instant::now() + asked.time;
+/// Writes packets until the capture ends.
+async fn follow(
+    mut packets: PacketStream,
+    args: &Capture,
+    sink: &mut Sink,
+    counts: &mut Counts,
+) -> Result<End, CommandError> {
+    let signal_error = |error| CommandError::runtime(format_args!("cannot handle signals: {error}"));
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(signal_error)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(signal_error)?;
+    let deadline = Instant::now() + args.time;
     let mut interfaces = Vec::new();
     loop {
         let reply = tokio::select! {
             reply = packets.next() => reply?,
-            () = sleep_until(until) => return Ok(End::Time),
-            _ = interrupt.recv() => return Ok(End::Asked),
-            _ = terminate.recv() => return Ok(End::Asked),
+            () = sleep_until(deadline) => return Ok(End::Time),
+            _ = interrupt.recv() => return Ok(End::Stopped),
+            _ = terminate.recv() => return Ok(End::Stopped),
         };
-        let Some(CaptureReply { interfaces: names, packets: new, missed }) = reply else { return Ok(End::Gateway) };
+        let Some(CaptureReply { interfaces: names, packets: new, missed }) = reply else {
+            return Ok(End::GatewayStopped);
+        };
         if !names.is_empty() {
-            paper.begin(&names)?;
+            sink.begin(&names)?;
             interfaces = names;
         }
-        sums.missed = missed;
+        counts.missed = missed;
         for packet in new {
-            if sums.packets >= asked.count {
+            if counts.packets >= args.count {
                 return Ok(End::Count);
             }
-            if paper.written() >= asked.size << 20 {
+            if sink.written() >= args.size << 20 {
                 return Ok(End::Size);
             }
-            if !paper.put(&packet, &interfaces)? {
-                return Ok(End::NobodyReads);
+            if !sink.put(&packet, &interfaces)? {
+                return Ok(End::OutputClosed);
             }
-            sums.packets += 1;
+            counts.packets += 1;
         }
-        if sums.packets >= asked.count {
+        if counts.packets >= args.count {
             return Ok(End::Count);
         }
-        if !paper.flush()? {
-            return Ok(End::NobodyReads);
+        if !sink.flush()? {
+            return Ok(End::OutputClosed);
         }
     }
 }
 
-fn summary(end: End, asked: &Capture, sums: &Sums) -> String {
-    let why = match end {
-        End::Count => format!("--count {} is reached", asked.count),
-        End::Time => format!("--for {} s is over", asked.time.as_secs_f64()),
-        End::Size => format!("--size {} MiB is reached", asked.size),
-        End::Asked => "stopped".to_owned(),
-        End::NobodyReads => "nobody reads any more".to_owned(),
-        End::Gateway => "the gateway has stopped".to_owned(),
+fn summary(end: End, args: &Capture, counts: &Counts) -> String {
+    let reason = match end {
+        End::Count => format!("--count {} is reached", args.count),
+        End::Time => format!("--for {} s is over", args.time.as_secs_f64()),
+        End::Size => format!("--size {} MiB is reached", args.size),
+        End::Stopped => "stopped".to_owned(),
+        End::OutputClosed => "output closed".to_owned(),
+        End::GatewayStopped => "the gateway has stopped".to_owned(),
     };
-    let missed = match sums.missed {
+    let missed = match counts.missed {
         0 => String::new(),
-        missed => {
-            format!("; {missed} packets came while there were too many (--rate), and were not looked at or left out")
-        }
+        missed => format!("; {missed} packets missed beyond the rate limit (--rate)"),
     };
-    format!("{} packets captured, {why}{missed}", sums.packets)
+    format!("{} packets captured, {reason}{missed}", counts.packets)
 }
 
-/// Where packets go.
-enum Paper {
-    /// A file, or stdout.
+/// Destination of captured packets.
+enum Sink {
+    /// A pcapng file, or stdout.
     Pcapng { writer: Box<Pcapng<BufWriter<Box<dyn Write>>>>, path: PathBuf },
-    /// Lines for people, or for programs.
+    /// Lines of text or JSON on stdout.
     Lines { json: bool, written: u64 },
 }
 
-impl Paper {
-    fn new(asked: &Capture) -> Result<Self, Failure> {
-        let Some(path) = &asked.write else {
-            return Ok(Self::Lines { json: asked.output == super::Format::Json, written: 0 });
+impl Sink {
+    fn new(args: &Capture) -> Result<Self, CommandError> {
+        let Some(path) = &args.write else {
+            return Ok(Self::Lines { json: args.output == super::Format::Json, written: 0 });
         };
         let file: Box<dyn Write> = if path == Path::new("-") {
             Box::new(io::stdout())
         } else {
-            Box::new(File::create(path).map_err(|error| unwritten(path, &error))?)
+            Box::new(File::create(path).map_err(|error| write_error(path, &error))?)
         };
         Ok(Self::Pcapng { writer: Box::new(Pcapng::new(BufWriter::new(file))), path: path.clone() })
     }
 
-    fn begin(&mut self, interfaces: &[String]) -> Result<(), Failure> {
+    fn begin(&mut self, interfaces: &[String]) -> Result<(), CommandError> {
         match self {
-            Self::Pcapng { writer, path } => writer.begin(interfaces).map_err(|error| unwritten(path, &error)),
+            Self::Pcapng { writer, path } => writer.begin(interfaces).map_err(|error| write_error(path, &error)),
             Self::Lines { .. } => Ok(()),
         }
     }
 
-    /// Writes a packet; says whether anybody still reads.
-    fn put(&mut self, packet: &CapturedPacket, interfaces: &[String]) -> Result<bool, Failure> {
+    /// Writes a packet; false if the reader has closed the pipe.
+    fn put(&mut self, packet: &CapturedPacket, interfaces: &[String]) -> Result<bool, CommandError> {
         match self {
-            Self::Pcapng { writer, path } => gone(writer.put(packet), path),
+            Self::Pcapng { writer, path } => or_closed(writer.put(packet), path),
             Self::Lines { json, written } => {
                 let line = if *json { lines::json(packet, interfaces)? } else { lines::text(packet, interfaces) };
                 *written += line.len() as u64;
@@ -203,10 +213,10 @@ impl Paper {
         }
     }
 
-    /// What was captured so far can be read.
-    fn flush(&mut self) -> Result<bool, Failure> {
+    /// Flushes packets captured so far.
+    fn flush(&mut self) -> Result<bool, CommandError> {
         match self {
-            Self::Pcapng { writer, path } => gone(writer.flush(), path),
+            Self::Pcapng { writer, path } => or_closed(writer.flush(), path),
             Self::Lines { .. } => Ok(true),
         }
     }
@@ -218,26 +228,26 @@ impl Paper {
         }
     }
 
-    fn close(mut self) -> Result<(), Failure> {
+    fn close(mut self) -> Result<(), CommandError> {
         self.flush().map(drop)
     }
 }
 
-/// Somebody who stops reading a pipe is no error; a full disk is.
-fn gone(outcome: io::Result<()>, path: &Path) -> Result<bool, Failure> {
+/// False for a closed pipe; an error for anything else, such as a full disk.
+fn or_closed(outcome: io::Result<()>, path: &Path) -> Result<bool, CommandError> {
     match outcome {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(unwritten(path, &error)),
+        Err(error) => Err(write_error(path, &error)),
     }
 }
 
-fn unwritten(path: &Path, error: &io::Error) -> Failure {
+fn write_error(path: &Path, error: &io::Error) -> CommandError {
     let hint = match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "; what was captured before is in the file",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "; the file has the packets captured before",
         _ => "",
     };
-    Failure::runtime(format_args!("cannot write {}: {error}{hint}", path.display()))
+    CommandError::runtime(format_args!("cannot write {}: {error}{hint}", path.display()))
 }
 
 #[cfg(test)]
@@ -246,10 +256,10 @@ mod tests {
     use crate::admin::capture_filter::GRAMMAR;
 
     #[test]
-    fn the_help_says_what_the_filter_says() {
+    fn the_help_describes_every_filter_keyword() {
         for word in GRAMMAR.split([' ', ',', '(', ')', '`']).filter(|word| word.len() > 2) {
-            let is_explained = AFTER_HELP.contains(word) || ["just", "joined", "direction"].contains(&word);
-            assert!(is_explained, "{word} is not in the help");
+            let is_described = AFTER_HELP.contains(word) || ["just", "joined", "direction"].contains(&word);
+            assert!(is_described, "{word} is not in the help");
         }
     }
 }

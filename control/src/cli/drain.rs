@@ -1,7 +1,7 @@
-//! `vipgate drain` and `undrain`: a gateway hands what it has to others, and takes it again.
+//! `vipgate drain` and `vipgate undrain`: hand the gateway's shards to other gateways, and back.
 //!
-//! It stops serving only when those who stand in for it have copies of its sessions; so nothing is lost, and there may be
-//! something to wait for.
+//! A draining gateway stays active until its standby gateways have all its sessions, so none is lost; the command waits
+//! for that.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,55 +11,56 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde::Serialize;
 
-use super::output::{self, harmless};
 use super::show::{block_on, connect};
 use super::table::{Table, number, word};
-use super::{Ask, Format};
+use super::{Format, QueryArgs};
 use crate::admin::proto::{DrainReply, Group, Move, Peer, PeersReply};
 use crate::admin::{Client, ClientError};
-use crate::failure::Failure;
+use crate::command_error::CommandError;
+use crate::output;
+use crate::output::sanitize;
 
-/// How often it is looked at again while waiting.
-const PACE: Duration = Duration::from_millis(100);
+/// Poll interval while waiting.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How to drain.
+/// Arguments of `vipgate drain`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Drain {
     #[command(flatten)]
-    ask: Ask,
-    /// Show which shares of VIPs would move to which gateways, and change nothing
+    gateway: QueryArgs,
+    /// Show the VIP shards that would move and their new owners; change nothing
     #[arg(long, conflicts_with = "wait")]
     dry_run: bool,
-    /// Wait at most so many seconds until other gateways serve everything; if they don't by then, fail
+    /// Timeout in seconds: fail unless other gateways own all shards by then
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     wait: u64,
 }
 
-/// How to end it.
+/// Arguments of `vipgate undrain`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Undrain {
     #[command(flatten)]
-    ask: Ask,
-    /// Wait at most so many seconds until the gateway serves again; if it doesn't by then, fail
+    gateway: QueryArgs,
+    /// Timeout in seconds: fail unless the gateway is active by then
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     wait: u64,
 }
 
-/// How far it is.
+/// Progress of a drain or undrain.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 struct Progress {
     gateway: String,
     done: bool,
-    /// Whether the gateway has heard it.
+    /// Whether the gateway has processed the order.
     draining: bool,
     serving: bool,
     view: u64,
-    /// Shares of VIPs that are still this gateway's, and sessions that it has live.
+    /// VIP shards that this gateway still owns, and its active sessions.
     shares: u64,
     sessions: u64,
-    /// Who serves beside it.
+    /// Other active gateways.
     others: Vec<Other>,
-    /// What it waits for; empty when it is done.
+    /// Reason for waiting; empty when done.
     waits_for: String,
 }
 
@@ -67,45 +68,45 @@ struct Progress {
 struct Other {
     gateway: String,
     linked: bool,
-    /// Whether it has copies of all sessions that it needs.
+    /// Whether all sessions are replicated to it.
     in_sync: bool,
-    /// The view up to which it knows that this gateway has let go, and told what it had.
+    /// The membership view up to which this gateway has released its shards to it.
     released: u64,
 }
 
-pub(super) fn drain(asked: &Drain) -> Result<(), Failure> {
-    if asked.dry_run {
-        let reply = block_on(async { Ok(connect(&asked.ask).await?.drain(true, true).await?) })?;
-        return match asked.ask.output {
-            Format::Json => output::json(&Plan::of(&reply)),
-            Format::Table => output::print(&harmless(&plan(&reply))),
+pub(super) fn drain(args: &Drain) -> Result<(), CommandError> {
+    if args.dry_run {
+        let reply = block_on(async { Ok(connect(&args.gateway).await?.drain(true, true).await?) })?;
+        return match args.gateway.output {
+            Format::Json => output::json(&DryRun::of(&reply)),
+            Format::Table => output::print(&sanitize(&dry_run(&reply))),
         };
     }
-    order(&asked.ask, true, asked.wait)
+    order(&args.gateway, true, args.wait)
 }
 
-pub(super) fn undrain(asked: &Undrain) -> Result<(), Failure> {
-    order(&asked.ask, false, asked.wait)
+pub(super) fn undrain(args: &Undrain) -> Result<(), CommandError> {
+    order(&args.gateway, false, args.wait)
 }
 
-fn order(ask: &Ask, draining: bool, wait: u64) -> Result<(), Failure> {
+fn order(gateway: &QueryArgs, draining: bool, wait: u64) -> Result<(), CommandError> {
     let last = block_on(async {
-        let mut client = connect(ask).await?;
+        let mut client = connect(gateway).await?;
         let name = client.status().name.clone();
         client.drain(draining, false).await?;
-        Ok(follow(&mut client, ask.output, &name, draining, Duration::from_secs(wait)).await?)
+        Ok(follow(&mut client, gateway.output, &name, draining, Duration::from_secs(wait)).await?)
     })?;
-    if ask.output == Format::Json {
+    if gateway.output == Format::Json {
         output::json(&last)?;
     }
     if last.done {
         return Ok(());
     }
-    let what = if draining { "has not handed over everything" } else { "does not serve again" };
-    Err(Failure::runtime(format_args!("{} {what} within {wait} s: {}", last.gateway, harmless(&last.waits_for))))
+    let what = if draining { "is not drained" } else { "is not active" };
+    Err(CommandError::runtime(format_args!("{} {what} after {wait} s: {}", last.gateway, sanitize(&last.waits_for))))
 }
 
-/// Looks how far it is until it is done or time is over; in a table, says each change.
+/// Polls the progress until it is done or the timeout expires; prints each change in table format.
 async fn follow(
     client: &mut Client,
     format: Format,
@@ -113,28 +114,28 @@ async fn follow(
     draining: bool,
     wait: Duration,
 ) -> Result<Progress, ClientError> {
-    let until = Instant::now() + wait;
+    let deadline = Instant::now() + wait;
     let is_terminal = std::io::stdout().is_terminal();
-    let mut said = String::new();
+    let mut last_line = String::new();
     loop {
         let progress = Progress::of(name, &client.peers().await?, draining);
-        let is_over = progress.done || Instant::now() >= until;
-        let left = until.saturating_duration_since(Instant::now()).as_secs();
-        let line = match harmless(&progress.line(draining)) {
-            // On a terminal one line counts down; elsewhere there is a line for each change.
+        let is_over = progress.done || Instant::now() >= deadline;
+        let left = deadline.saturating_duration_since(Instant::now()).as_secs();
+        let line = match sanitize(&progress.line(draining)) {
+            // On a terminal, one line counts down; elsewhere, each change is a new line.
             line if is_terminal && is_over => format!("\r\x1b[K{line}"),
             line if is_terminal => format!("\r\x1b[K{} ({left} s left)", line.trim_end()),
             line => line,
         };
-        if format == Format::Table && line != said {
-            // Who stops reading doesn't stop what was begun.
+        if format == Format::Table && line != last_line {
+            // A closed pipe doesn't cancel the order.
             let _ = output::put(&line);
-            said = line;
+            last_line = line;
         }
         if is_over {
             return Ok(progress);
         }
-        tokio::time::sleep(PACE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -148,7 +149,7 @@ impl Progress {
             released: peer.link.as_ref().map_or(0, |link| link.released),
         };
         let others: Vec<Other> = reply.peers.iter().filter(|peer| peer.serving && !peer.own).map(other).collect();
-        let waits_for = if draining { keeps(&group, &others) } else { lacks(&group, reply) };
+        let waits_for = if draining { drain_blocker(&group, &others) } else { undrain_blocker(&group, reply) };
         Self {
             gateway: name.to_owned(),
             done: waits_for.is_empty(),
@@ -167,66 +168,66 @@ impl Progress {
         match (draining, self.done) {
             (true, true) => {
                 format!(
-                    "{gateway} serves no more (view {view}): no share is left here; {sessions} sessions are still open here\n"
+                    "{gateway} is drained (view {view}): it owns no shards; {sessions} sessions are still open here\n"
                 )
             }
-            (true, false) => format!("{gateway} has {shares} shares and {sessions} sessions: {waits_for}\n"),
-            (false, true) => format!("{gateway} serves (view {view}), with {shares} shares\n"),
-            (false, false) => format!("{gateway} doesn't serve yet: {waits_for}\n"),
+            (true, false) => format!("{gateway} owns {shares} shards and has {sessions} sessions: {waits_for}\n"),
+            (false, true) => format!("{gateway} is active (view {view}) and owns {shares} shards\n"),
+            (false, false) => format!("{gateway} is not active yet: {waits_for}\n"),
         }
     }
 }
 
-/// What keeps the gateway from being drained; empty: nothing.
-fn keeps(group: &Group, others: &[Other]) -> String {
+/// What a drain still waits for; empty: it is complete.
+fn drain_blocker(group: &Group, others: &[Other]) -> String {
     let behind: Vec<&str> = others.iter().filter(|it| !it.in_sync).map(|it| &*it.gateway).collect();
     if !group.draining {
-        "it has not taken the order yet".to_owned()
+        "the order is not processed yet".to_owned()
     } else if !group.serving && group.shares == 0 {
-        // Who isn't linked takes over without having heard anything, when the lease has surely ended.
-        let unaware = others.iter().filter(|it| it.linked && it.released < group.view);
-        let unaware: Vec<&str> = unaware.map(|it| &*it.gateway).collect();
-        if unaware.is_empty() {
+        // Gateways without a link take over when the lease has certainly expired.
+        let behind = others.iter().filter(|it| it.linked && it.released < group.view);
+        let behind: Vec<&str> = behind.map(|it| &*it.gateway).collect();
+        if behind.is_empty() {
             String::new()
         } else {
-            format!("{} hasn't all that it has let go of yet", unaware.join(", "))
+            format!("{} has not received all released shards yet", behind.join(", "))
         }
     } else if others.is_empty() {
-        "no other gateway serves, so it goes on".to_owned()
+        "no other gateway is active, so it stays active".to_owned()
     } else if !group.serving {
-        "it serves no more, but its workers still act by the view before".to_owned()
+        "it is inactive, but its workers still use the previous view".to_owned()
     } else if group.decides != "server" {
-        "the policy server can't be heard, and it decides who serves".to_owned()
+        "the policy server, which manages membership, is unreachable".to_owned()
     } else if !behind.is_empty() {
-        format!("{} hasn't copies of all its sessions yet", behind.join(", "))
+        format!("{} has not received all its sessions yet", behind.join(", "))
     } else {
-        "the others have everything; the policy server is to say that it serves no more".to_owned()
+        "all its sessions are replicated; waiting for the policy server to deactivate it".to_owned()
     }
 }
 
-/// What the gateway lacks to serve; empty: nothing.
-fn lacks(group: &Group, reply: &PeersReply) -> String {
+/// What an undrain still waits for; empty: it is complete.
+fn undrain_blocker(group: &Group, reply: &PeersReply) -> String {
     let is_behind =
         |peer: &&Peer| !peer.own && peer.serving && !peer.link.as_ref().is_some_and(|it| it.up && it.in_sync_from);
     let behind: Vec<&str> = reply.peers.iter().filter(is_behind).map(|peer| &*peer.name).collect();
     if group.draining {
-        "it has not taken the order yet".to_owned()
+        "the order is not processed yet".to_owned()
     } else if group.serving {
         String::new()
     } else if group.decides != "server" {
-        "the policy server can't be heard, and it decides who serves".to_owned()
+        "the policy server, which manages membership, is unreachable".to_owned()
     } else if !behind.is_empty() {
-        format!("it hasn't copies of all sessions of {} yet", behind.join(", "))
+        format!("it has not received all sessions of {} yet", behind.join(", "))
     } else {
-        "it has everything; the policy server is to say that it serves".to_owned()
+        "it has received all sessions; waiting for the policy server to activate it".to_owned()
     }
 }
 
-/// What a dry run says.
+/// JSON form of a dry run.
 #[derive(Debug, Serialize)]
-struct Plan<'a> {
+struct DryRun<'a> {
     moves: &'a [Move],
-    /// Moves, and endpoints that go with them, by who would serve them; nobody is empty.
+    /// Shards and endpoints that would move, by new owner; empty name: none.
     totals: BTreeMap<&'a str, Total>,
 }
 
@@ -236,7 +237,7 @@ struct Total {
     endpoints: u64,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> DryRun<'a> {
     fn of(reply: &'a DrainReply) -> Self {
         let mut totals: BTreeMap<&str, Total> = BTreeMap::new();
         for it in &reply.moves {
@@ -248,20 +249,20 @@ impl<'a> Plan<'a> {
     }
 }
 
-fn plan(reply: &DrainReply) -> String {
+fn dry_run(reply: &DrainReply) -> String {
     if reply.moves.is_empty() {
-        return "nothing would move: the gateway has no shares\n".to_owned();
+        return "nothing would move: the gateway owns no shards\n".to_owned();
     }
-    let name = |name: &str| if name.is_empty() { "NOBODY".to_owned() } else { name.to_owned() };
+    let name = |name: &str| if name.is_empty() { "NONE".to_owned() } else { name.to_owned() };
     let mut table = Table::new([word("vip"), word("home"), word("would move to"), number("endpoints")]);
     for it in &reply.moves {
         table.row([it.vip.clone(), it.home.clone(), name(&it.to), it.endpoints.to_string()]);
     }
     let mut out = table.take();
     out.push('\n');
-    for (to, Total { shares, endpoints }) in Plan::of(reply).totals {
+    for (to, Total { shares, endpoints }) in DryRun::of(reply).totals {
         // Writing to a String can't fail.
-        let _ = writeln!(out, "{shares} shares with {endpoints} endpoints would move to {}", name(to));
+        let _ = writeln!(out, "{shares} shards with {endpoints} endpoints would move to {}", name(to));
     }
     out += "nothing was changed\n";
     out
@@ -280,20 +281,20 @@ mod tests {
     }
 
     #[test]
-    fn it_says_what_it_waits_for() {
-        let of = |group: Group, others: &[Other]| keeps(&group, others);
-        assert_eq!(of(group(false, true, 1), &[other(true)]), "it has not taken the order yet");
-        assert_eq!(of(group(true, true, 1), &[]), "no other gateway serves, so it goes on");
-        assert_eq!(of(group(true, true, 1), &[other(false)]), "gw-b hasn't copies of all its sessions yet");
-        assert!(of(group(true, true, 1), &[other(true)]).starts_with("the others have everything"));
+    fn a_drain_names_what_it_waits_for() {
+        let of = |group: Group, others: &[Other]| drain_blocker(&group, others);
+        assert_eq!(of(group(false, true, 1), &[other(true)]), "the order is not processed yet");
+        assert_eq!(of(group(true, true, 1), &[]), "no other gateway is active, so it stays active");
+        assert_eq!(of(group(true, true, 1), &[other(false)]), "gw-b has not received all its sessions yet");
+        assert!(of(group(true, true, 1), &[other(true)]).starts_with("all its sessions are replicated"));
         assert!(
-            of(Group { decides: "lost".to_owned(), ..group(true, true, 1) }, &[other(true)]).contains("can't be heard")
+            of(Group { decides: "lost".to_owned(), ..group(true, true, 1) }, &[other(true)]).contains("unreachable")
         );
         assert!(of(group(true, false, 1), &[other(true)]).contains("workers"));
         assert_eq!(of(group(true, false, 0), &[other(true)]), "", "done");
-        let told = Group { view: 3, ..group(true, false, 0) };
-        assert_eq!(of(told.clone(), &[other(true)]), "gw-b hasn't all that it has let go of yet");
-        assert_eq!(of(told.clone(), &[Other { linked: false, ..other(true) }]), "", "it goes by time");
-        assert_eq!(of(told, &[Other { released: 3, ..other(true) }]), "", "done");
+        let released = Group { view: 3, ..group(true, false, 0) };
+        assert_eq!(of(released.clone(), &[other(true)]), "gw-b has not received all released shards yet");
+        assert_eq!(of(released.clone(), &[Other { linked: false, ..other(true) }]), "", "the lease decides");
+        assert_eq!(of(released, &[Other { released: 3, ..other(true) }]), "", "done");
     }
 }

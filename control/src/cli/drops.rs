@@ -1,38 +1,38 @@
-//! `vipgate drops`: what was dropped, why, of whom, and the last packet of each.
+//! `vipgate drops`: dropped packets by reason and by address or policy, with the last packet of each.
 
 use std::collections::BTreeMap;
 
 use clap::Args;
 use serde::Serialize;
 
-use super::output::{harmless, json, print, span};
-use super::show::{block_on, connect, show};
+use super::show::{block_on, connect, print_table};
 use super::table::{Table, number, word};
-use super::{Ask, Format};
+use super::{Format, QueryArgs};
 use crate::admin::proto::{Drop, DropExample, DropsOf, DropsReply};
-use crate::failure::Failure;
+use crate::command_error::CommandError;
+use crate::output::{format_duration, json, print, sanitize};
 
-/// Rows of those that were dropped most.
-const SCREENFUL: usize = 20;
+/// Default limit of rows by address, those with most packets first.
+const DEFAULT_ROWS: usize = 20;
 
-/// What to show.
+/// Arguments of `vipgate drops`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Drops {
     #[command(flatten)]
-    ask: Ask,
-    /// Show reasons without drops, too, and everybody whose packets were dropped
+    gateway: QueryArgs,
+    /// Show reasons without drops, too, and all addresses
     #[arg(long)]
     all: bool,
-    /// Only this reason
+    /// Show this reason only
     #[arg(long, value_name = "REASON")]
     reason: Option<String>,
-    /// By policy, instead of by address
+    /// Group by policy instead of by address
     #[arg(long)]
     by_policy: bool,
 }
 
-/// Drops for programs: the count of every reason under its name, and beside them what they mean, the last of each, and those of whom most
-/// were dropped.
+/// JSON form: the count of every reason under its name, then descriptions, last packets, notes, and counts by address
+/// and by policy.
 #[derive(Serialize)]
 struct Document<'a> {
     #[serde(flatten)]
@@ -44,38 +44,41 @@ struct Document<'a> {
     by_policy: BTreeMap<&'a str, BTreeMap<&'a str, u64>>,
 }
 
-pub(super) fn run(asked: &Drops) -> Result<(), Failure> {
-    let mut reply = block_on(async { Ok(connect(&asked.ask).await?.drops().await?) })?;
-    if let Some(wanted) = &asked.reason {
-        if !reply.drops.iter().any(|drop| drop.reason == *wanted) {
+pub(super) fn run(args: &Drops) -> Result<(), CommandError> {
+    let mut reply = block_on(async { Ok(connect(&args.gateway).await?.drops().await?) })?;
+    if let Some(requested) = &args.reason {
+        if !reply.drops.iter().any(|drop| drop.reason == *requested) {
             let known: Vec<&str> = reply.drops.iter().map(|drop| drop.reason.as_str()).collect();
-            return Err(Failure::usage(format_args!("\"{wanted}\" is no drop reason; there are {}", known.join(", "))));
+            return Err(CommandError::usage(format_args!(
+                "\"{requested}\" is not a drop reason; known reasons: {}",
+                known.join(", ")
+            )));
         }
-        reply.drops.retain(|drop| drop.reason == *wanted);
-        reply.by_address.retain(|of| of.reason == *wanted);
+        reply.drops.retain(|drop| drop.reason == *requested);
+        reply.by_address.retain(|of| of.reason == *requested);
     }
-    if asked.ask.output == Format::Json {
+    if args.gateway.output == Format::Json {
         return json(&document(&reply));
     }
     let has_last = reply.drops.iter().any(|drop| drop.last.is_some());
-    let mut columns = vec![word("reason"), number("packets"), word("meaning").optional()];
+    let mut columns = vec![word("reason"), number("packets"), word("description").optional()];
     columns.splice(2..2, has_last.then(|| word("last").optional()));
     let mut table = Table::new(columns);
-    for drop in reply.drops.iter().filter(|drop| asked.all || drop.packets > 0) {
+    for drop in reply.drops.iter().filter(|drop| args.all || drop.packets > 0) {
         let mut row = vec![drop.reason.clone(), drop.packets.to_string(), drop.help.clone()];
         row.splice(2..2, has_last.then(|| last(drop)));
         table.row(row);
     }
-    let any = !table.is_empty();
-    show(table, "no drops")?;
+    let has_drops = !table.is_empty();
+    print_table(table, "no drops")?;
     for note in reply.drops.iter().flat_map(|drop| &drop.notes) {
-        print(&format!("{}\n", harmless(note)))?;
+        print(&format!("{}\n", sanitize(note)))?;
     }
-    if !any || reply.by_address.is_empty() {
+    if !has_drops || reply.by_address.is_empty() {
         return Ok(());
     }
     print("\n")?;
-    if asked.by_policy { policies(&reply) } else { addresses(&reply, asked.all) }
+    if args.by_policy { policies(&reply) } else { addresses(&reply, args.all) }
 }
 
 fn document(reply: &DropsReply) -> Document<'_> {
@@ -94,7 +97,7 @@ fn document(reply: &DropsReply) -> Document<'_> {
     }
 }
 
-/// Sums over the endpoints of each policy; without a policy under an empty name.
+/// Packets by policy and reason; the name is empty for addresses without a policy.
 fn by_policy(reply: &DropsReply) -> BTreeMap<&str, BTreeMap<&str, u64>> {
     let mut sums: BTreeMap<&str, BTreeMap<&str, u64>> = BTreeMap::new();
     for of in &reply.by_address {
@@ -103,7 +106,7 @@ fn by_policy(reply: &DropsReply) -> BTreeMap<&str, BTreeMap<&str, u64>> {
     sums
 }
 
-fn policies(reply: &DropsReply) -> Result<(), Failure> {
+fn policies(reply: &DropsReply) -> Result<(), CommandError> {
     let mut table = Table::new([word("policy"), word("reason"), number("packets")]);
     for (policy, reasons) in by_policy(reply) {
         for (reason, packets) in reasons {
@@ -111,22 +114,22 @@ fn policies(reply: &DropsReply) -> Result<(), Failure> {
             table.row([policy.to_owned(), reason.to_owned(), packets.to_string()]);
         }
     }
-    show(table, "no drops")
+    print_table(table, "no drops")
 }
 
-fn addresses(reply: &DropsReply, all: bool) -> Result<(), Failure> {
+fn addresses(reply: &DropsReply, all: bool) -> Result<(), CommandError> {
     let mut table =
-        Table::new([word("address"), word("reason"), number("packets"), word("last"), word("whose").optional()]);
-    let shown = if all { usize::MAX } else { SCREENFUL };
+        Table::new([word("address"), word("reason"), number("packets"), word("last"), word("owner").optional()]);
+    let shown = if all { usize::MAX } else { DEFAULT_ROWS };
     for of in reply.by_address.iter().take(shown) {
-        let doubt = if of.doubt == 0 { "" } else { "at most " };
+        let bound = if of.doubt == 0 { "" } else { "at most " };
         let last = of.last.as_ref().map(example).unwrap_or_default();
-        let whose: Vec<&str> = [of.name.as_str(), of.policy.as_str()].into_iter().filter(|it| !it.is_empty()).collect();
-        table.row([of.address.clone(), of.reason.clone(), format!("{doubt}{}", of.packets), last, whose.join(", ")]);
+        let owner: Vec<&str> = [of.name.as_str(), of.policy.as_str()].into_iter().filter(|it| !it.is_empty()).collect();
+        table.row([of.address.clone(), of.reason.clone(), format!("{bound}{}", of.packets), last, owner.join(", ")]);
     }
-    show(table, "no drops")?;
+    print_table(table, "no drops")?;
     match reply.by_address.len().checked_sub(shown) {
-        Some(more @ 1..) => print(&format!("and {more} more: --all shows them\n")),
+        Some(more @ 1..) => print(&format!("and {more} more; --all shows all\n")),
         _ => Ok(()),
     }
 }
@@ -138,7 +141,10 @@ fn last(drop: &Drop) -> String {
 /// `12s ago: tcp 10.1.0.11:4000 -> 198.51.100.10:443 on gw-in`.
 fn example(example: &DropExample) -> String {
     let DropExample { age_ms, interface, protocol, source, destination } = example;
-    let packet =
-        if protocol.is_empty() { "no IP packet".to_owned() } else { format!("{protocol} {source} -> {destination}") };
-    format!("{} ago: {packet} on {interface}", span(*age_ms))
+    let packet = if protocol.is_empty() {
+        "not an IP packet".to_owned()
+    } else {
+        format!("{protocol} {source} -> {destination}")
+    };
+    format!("{} ago: {packet} on {interface}", format_duration(*age_ms))
 }

@@ -1,4 +1,4 @@
-//! `vipgate completions` and `vipgate man`: what shells and people want to know of the command line, made from itself.
+//! `vipgate completions` and `vipgate man`: shell completions and manual pages, generated from the command definitions.
 
 use std::fs;
 use std::io;
@@ -7,27 +7,29 @@ use std::path::Path;
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 
-use super::{Cli, output};
-use crate::failure::Failure;
+use super::Cli;
+use crate::command_error::CommandError;
+use crate::output;
 
 /// Prints the completions for a shell.
-pub(super) fn completions(shell: Shell) -> Result<(), Failure> {
+pub(super) fn completions(shell: Shell) -> Result<(), CommandError> {
     let mut text = Vec::new();
-    clap_complete::generate(shell, &mut visible(), "vipgate", &mut text);
+    clap_complete::generate(shell, &mut visible_commands(), "vipgate", &mut text);
     output::print(&String::from_utf8_lossy(&text))
 }
 
 /// Writes a manual page for each command.
-pub(super) fn man(folder: &Path) -> Result<(), Failure> {
-    let failed =
-        |error: io::Error| Failure::runtime(format_args!("cannot write manual pages to {}: {error}", folder.display()));
-    fs::create_dir_all(folder).map_err(failed)?;
-    clap_mangen::generate_to(visible(), folder).map_err(failed)?;
-    output::print(&format!("manual pages are in {}\n", folder.display()))
+pub(super) fn man(directory: &Path) -> Result<(), CommandError> {
+    let failed = |error: io::Error| {
+        CommandError::runtime(format_args!("cannot write manual pages to {}: {error}", directory.display()))
+    };
+    fs::create_dir_all(directory).map_err(failed)?;
+    clap_mangen::generate_to(visible_commands(), directory).map_err(failed)?;
+    output::print(&format!("manual pages written to {}\n", directory.display()))
 }
 
-/// The command line without what is only for the program itself.
-fn visible() -> Command {
+/// The command definitions without hidden commands, which only vipgate itself runs.
+fn visible_commands() -> Command {
     let all = Cli::command();
     let hidden: Vec<String> =
         all.get_subcommands().filter(|it| it.is_hide_set()).map(|it| it.get_name().to_owned()).collect();
@@ -46,9 +48,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_command_has_a_page_and_every_shell_its_completions() {
+    fn every_visible_command_has_a_man_page_and_completions() {
         let dir = tempfile::tempdir().unwrap();
-        clap_mangen::generate_to(visible(), dir.path()).unwrap();
+        clap_mangen::generate_to(visible_commands(), dir.path()).unwrap();
         let mut pages: Vec<String> =
             fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         pages.sort();
@@ -60,7 +62,7 @@ mod tests {
         assert!(!pages.iter().any(|name| name.contains("withdraw")), "{pages:?}");
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let mut text = Vec::new();
-            clap_complete::generate(shell, &mut visible(), "vipgate", &mut text);
+            clap_complete::generate(shell, &mut visible_commands(), "vipgate", &mut text);
             let text = String::from_utf8(text).unwrap();
             assert!(text.contains("explain") && !text.contains("withdraw"), "{shell}");
         }

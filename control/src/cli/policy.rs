@@ -1,4 +1,4 @@
-//! `vipgate policy status`: asks a policy server how things stand with each policy.
+//! `vipgate policy status`: state of each policy, gateway and member at a policy server.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -11,143 +11,150 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use super::Format;
-use super::output::{self, harmless, span};
 use super::show::block_on;
 use super::table::{Table, number, word};
+use crate::command_error::CommandError;
 use crate::config::PolicyServer;
-use crate::failure::Failure;
-use crate::xds::client::{connect_watched, explain};
+use crate::output;
+use crate::output::{format_duration, sanitize};
+use crate::xds::client::{describe_status, open_channel};
 use crate::xds::proto::policy_status_client::PolicyStatusClient;
 use crate::xds::proto::{EndpointState, PolicyState, StatusReply, StatusRequest};
 
-/// The longest wait for an answer.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The longest answer, bytes.
-const LONGEST: usize = 256 << 20;
-/// How often to ask again while waiting.
-const PACE: Duration = Duration::from_millis(100);
+/// Timeout of a reply.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Limit of a reply in bytes.
+const MAX_REPLY_BYTES: usize = 256 << 20;
+/// Poll interval while waiting.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The client of a policy server's status.
+/// Client of a policy server's status service.
 pub(super) type StatusClient = PolicyStatusClient<Channel>;
 
-/// Which server to ask.
+/// Server arguments.
 #[derive(Clone, Debug, Args)]
-struct At {
-    /// Where the policy server listens
+struct Server {
+    /// URL of the policy server
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:18000")]
     server: String,
     #[command(flatten)]
-    files: Files,
+    files: TlsArgs,
 }
 
-/// What a connection to it needs.
+/// TLS files of the connection.
 #[derive(Clone, Debug, Args)]
-pub(super) struct Files {
-    /// Authorities that may sign the server's certificate (PEM); default: the system's
+pub(super) struct TlsArgs {
+    /// CA certificates for the server's certificate (PEM); default: the system's
     #[arg(long, value_name = "FILE")]
     pub(super) ca: Option<PathBuf>,
-    /// Certificate to present (PEM)
+    /// Client certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "key")]
     pub(super) cert: Option<PathBuf>,
-    /// The key of the certificate (PEM)
+    /// Private key of the client certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "cert")]
     pub(super) key: Option<PathBuf>,
 }
 
-/// Which server to ask, what, and how to show the answer.
+/// Arguments of `vipgate policy status`.
 #[derive(Clone, Debug, Args)]
-pub(super) struct AskServer {
+pub(super) struct StatusArgs {
     #[command(flatten)]
-    at: At,
-    /// Show this endpoint: its policy, and where that is in force; may be given more than once
+    server: Server,
+    /// Show this endpoint: its policy, and the gateways on which it is in force; can be repeated
     #[arg(long = "endpoint", value_name = "ADDR")]
     endpoints: Vec<IpAddr>,
-    /// Wait so many seconds until all that is shown is in force on every connected gateway that it is for; if it isn't, fail
+    /// Timeout in seconds: fail unless everything shown is in force on every connected gateway it is for by then
     #[arg(long, value_name = "SECONDS")]
     wait: Option<u64>,
-    /// How to show the answer
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     output: Format,
 }
 
-pub(super) fn status(ask: &AskServer) -> Result<(), Failure> {
+pub(super) fn status(args: &StatusArgs) -> Result<(), CommandError> {
     let reply = block_on(async {
-        let until = ask.wait.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+        let deadline = args.wait.map(|seconds| Instant::now() + Duration::from_secs(seconds));
         loop {
-            let reply = fetch(ask).await?;
-            match until {
-                Some(until) if !is_settled(ask, &reply) && Instant::now() < until => tokio::time::sleep(PACE).await,
+            let reply = fetch(args).await?;
+            match deadline {
+                Some(deadline) if !is_in_force(args, &reply) && Instant::now() < deadline => {
+                    tokio::time::sleep(POLL_INTERVAL).await;
+                }
                 _ => return Ok(reply),
             }
         }
     })?;
-    match ask.output {
+    match args.output {
         Format::Json => output::json(&reply)?,
-        Format::Table => output::print(&harmless(&render(ask, &reply)))?,
+        Format::Table => output::print(&sanitize(&render(args, &reply)))?,
     }
-    if ask.wait.is_some() && !is_settled(ask, &reply) {
-        return Err(Failure::runtime("not all of it is in force"));
+    if args.wait.is_some() && !is_in_force(args, &reply) {
+        return Err(CommandError::runtime("not all of it is in force"));
     }
     Ok(())
 }
 
-async fn fetch(ask: &AskServer) -> Result<StatusReply, Failure> {
-    let request = StatusRequest { endpoints: ask.endpoints.iter().map(IpAddr::to_string).collect() };
-    call(&ask.at.server, &ask.at.files, async |mut client| client.status(request).await).await
+async fn fetch(args: &StatusArgs) -> Result<StatusReply, CommandError> {
+    let request = StatusRequest { endpoints: args.endpoints.iter().map(IpAddr::to_string).collect() };
+    call(&args.server.server, &args.server.files, async |mut client| client.status(request).await).await
 }
 
-/// Asks a policy server for something.
+/// Sends one request to a policy server.
 pub(super) async fn call<T>(
     url: &str,
-    files: &Files,
+    files: &TlsArgs,
     request: impl AsyncFnOnce(StatusClient) -> Result<Response<T>, Status>,
-) -> Result<T, Failure> {
-    let Files { ca, cert, key } = files.clone();
+) -> Result<T, CommandError> {
+    let TlsArgs { ca, cert, key } = files.clone();
     let server = PolicyServer { url: url.to_owned(), ca, cert, key, cache: PathBuf::new() };
-    let failed = |reason: String| Failure::runtime(format_args!("{}: {reason}", server.url));
-    let (channel, breakage) = connect_watched(&server).await.map_err(failed)?;
-    let client = PolicyStatusClient::new(channel).max_decoding_message_size(LONGEST);
-    match timeout(PATIENCE, request(client)).await {
-        Err(_) => Err(failed(format!("no answer within {} s", PATIENCE.as_secs()))),
+    let failed = |reason: String| CommandError::runtime(format_args!("{}: {reason}", server.url));
+    let (channel, breakage) = open_channel(&server).await.map_err(failed)?;
+    let client = PolicyStatusClient::new(channel).max_decoding_message_size(MAX_REPLY_BYTES);
+    match timeout(REPLY_TIMEOUT, request(client)).await {
+        Err(_) => Err(failed(format!("no reply within {} s", REPLY_TIMEOUT.as_secs()))),
         Ok(Ok(reply)) => Ok(reply.into_inner()),
         Ok(Err(status)) if status.code() == Code::Unimplemented => {
-            Err(failed("no policy server of this version answers there".to_owned()))
+            Err(failed("the listener is not a policy server of this version".to_owned()))
         }
         Ok(Err(status)) if status.code() == Code::FailedPrecondition => Err(failed(status.message().to_owned())),
-        Ok(Err(status)) => Err(failed(breakage.explain(explain(&status)))),
+        Ok(Err(status)) => Err(failed(breakage.explain(describe_status(&status)))),
     }
 }
 
-/// Whether everything that is shown is in force where it should be.
-fn is_settled(ask: &AskServer, reply: &StatusReply) -> bool {
+/// Whether everything shown is in force on its gateways.
+fn is_in_force(args: &StatusArgs, reply: &StatusReply) -> bool {
     let endpoint = |it: &EndpointState| {
-        let at = |names: &[String]| names.contains(&it.gateway);
+        let includes_gateway = |names: &[String]| names.contains(&it.gateway);
         !it.policy.is_empty()
             && !it.vips.is_empty()
-            && if it.gateway.is_empty() { it.pending.is_empty() && !it.in_force.is_empty() } else { at(&it.in_force) }
+            && if it.gateway.is_empty() {
+                it.pending.is_empty() && !it.in_force.is_empty()
+            } else {
+                includes_gateway(&it.in_force)
+            }
     };
-    if ask.endpoints.is_empty() {
+    if args.endpoints.is_empty() {
         let policy = |it: &PolicyState| it.accepted && it.pending.is_empty() && !it.in_force.is_empty();
         return !reply.version.is_empty() && reply.policies.iter().all(policy);
     }
     reply.endpoints.iter().all(endpoint)
 }
 
-fn render(ask: &AskServer, reply: &StatusReply) -> String {
+fn render(args: &StatusArgs, reply: &StatusReply) -> String {
     let mut out = String::new();
-    if !ask.endpoints.is_empty() {
+    if !args.endpoints.is_empty() {
         return endpoints(reply);
     }
     let source = reply.source.clone().unwrap_or_default();
-    let state = if source.connected { String::new() } else { format!(", CAN'T BE ASKED: {}", source.error) };
+    let state = if source.connected { String::new() } else { format!(", UNREACHABLE: {}", source.error) };
     // Writing to a String can't fail.
     let _ = writeln!(out, "server    vipgate {}", reply.program);
     let _ = writeln!(out, "source    {}{state}", source.source);
     if !source.healthy {
         let state = if source.waiting { "WAITING" } else { "UNHEALTHY" };
-        let age = span(source.since_seconds * 1000);
-        let instead = if source.waiting { "nothing is published" } else { "the last good state stays in force" };
-        let _ = writeln!(out, "          {state} for {age}, {instead}:");
+        let age = format_duration(source.since_seconds * 1000);
+        let effect = if source.waiting { "nothing is published" } else { "the last good state stays in force" };
+        let _ = writeln!(out, "          {state} for {age}, {effect}:");
         for reason in &source.reasons {
             let _ = writeln!(out, "          {reason}");
         }
@@ -167,7 +174,7 @@ fn render(ask: &AskServer, reply: &StatusReply) -> String {
         let state = match (policy.accepted, policy.last_good) {
             (true, _) => "accepted",
             (false, true) => "LAST GOOD",
-            (false, false) => "REFUSED",
+            (false, false) => "REJECTED",
         };
         table.row([
             policy.name.clone(),
@@ -186,22 +193,23 @@ fn render(ask: &AskServer, reply: &StatusReply) -> String {
         }
     }
     out.push('\n');
-    let mut table = Table::new([word("gateway"), word("state"), word("address"), word("for"), word("remark")]);
+    let mut table = Table::new([word("gateway"), word("state"), word("address"), word("connected"), word("notes")]);
     for gateway in &reply.gateways {
         let state = match (gateway.connected, gateway.in_step) {
-            (true, true) => "in step",
+            (true, true) => "in sync",
             (true, false) => "BEHIND",
             (false, _) => "NOT CONNECTED",
         };
-        let mut remarks = Vec::new();
+        let mut notes = Vec::new();
         if !gateway.known {
-            remarks.push("has no Gateway manifest: it holds nothing".to_owned());
+            notes.push("no Gateway manifest: it owns no VIPs".to_owned());
         }
         if !gateway.error.is_empty() {
-            remarks.push(format!("refused: {}", gateway.error));
+            notes.push(format!("rejected: {}", gateway.error));
         }
-        let age = if gateway.address.is_empty() { String::new() } else { span(gateway.since_seconds * 1000) };
-        table.row([gateway.name.clone(), state.to_owned(), gateway.address.clone(), age, remarks.join("; ")]);
+        let age =
+            if gateway.address.is_empty() { String::new() } else { format_duration(gateway.since_seconds * 1000) };
+        table.row([gateway.name.clone(), state.to_owned(), gateway.address.clone(), age, notes.join("; ")]);
     }
     out += &table.take();
     if !reply.members.is_empty() {
@@ -220,14 +228,14 @@ fn render(ask: &AskServer, reply: &StatusReply) -> String {
     out
 }
 
-/// Who serves, by the word of the authority over leases.
+/// Membership, as the policy server manages it.
 fn members(reply: &StatusReply) -> String {
-    let mut table = Table::new([word("member"), word("serving"), number("epoch"), word("wish"), number("view")]);
+    let mut table = Table::new([word("member"), word("active"), number("epoch"), word("desired"), number("view")]);
     for it in &reply.members {
         let view = if it.view == reply.view { it.view.to_string() } else { format!("{} of {}", it.view, reply.view) };
-        let wish = if it.wish.is_empty() { "not heard" } else { &it.wish };
-        let serving = if it.serving { "yes" } else { "NO" };
-        table.row([it.name.clone(), serving.to_owned(), it.epoch.to_string(), wish.to_owned(), view]);
+        let desired = if it.wish.is_empty() { "unknown" } else { &it.wish };
+        let active = if it.serving { "yes" } else { "NO" };
+        table.row([it.name.clone(), active.to_owned(), it.epoch.to_string(), desired.to_owned(), view]);
     }
     table.take()
 }

@@ -1,20 +1,20 @@
-//! `vipgate ports`: what of each VIP's ports is in use.
+//! `vipgate ports`: port usage of each VIP.
 
-use super::output::{harmless, json, print};
-use super::show::{block_on, connect, show};
+use super::show::{block_on, connect, print_table};
 use super::table::{Table, number, word};
-use super::{Ask, Format};
-use crate::admin::ports::shortage;
-use crate::failure::Failure;
+use super::{Format, QueryArgs};
+use crate::admin::ports::exhaustion_notes;
+use crate::command_error::CommandError;
+use crate::output::{json, print, sanitize};
 
-pub(super) fn run(asked: &Ask) -> Result<(), Failure> {
-    let reply = block_on(async { Ok(connect(asked).await?.ports().await?) })?;
-    if asked.output == Format::Json {
+pub(super) fn run(args: &QueryArgs) -> Result<(), CommandError> {
+    let reply = block_on(async { Ok(connect(args).await?.ports().await?) })?;
+    if args.output == Format::Json {
         return json(&reply);
     }
-    let is_shared = reply.vips.iter().any(|vip| vip.blocks_elsewhere > 0);
+    let is_sharded = reply.vips.iter().any(|vip| vip.blocks_elsewhere > 0);
     let mut columns = vec![word("vip"), number("sessions"), number("blocks"), number("claimed"), number("used")];
-    columns.splice(3..3, is_shared.then(|| number("elsewhere")));
+    columns.splice(3..3, is_sharded.then(|| number("elsewhere")));
     let has_refused = reply.vips.iter().any(|vip| vip.refused + vip.refused_in_shard > 0);
     columns.extend(has_refused.then(|| number("refused")));
     columns.extend([number("reserved").optional(), number("guaranteed").optional(), word("name")]);
@@ -22,7 +22,7 @@ pub(super) fn run(asked: &Ask) -> Result<(), Failure> {
     for vip in &reply.vips {
         let mut row: Vec<String> = vec![vip.address.clone(), vip.sessions.to_string()];
         row.push(vip.blocks.to_string());
-        row.extend(is_shared.then(|| vip.blocks_elsewhere.to_string()));
+        row.extend(is_sharded.then(|| vip.blocks_elsewhere.to_string()));
         row.extend([vip.blocks_claimed, vip.blocks_used].map(|count| count.to_string()));
         row.extend(has_refused.then(|| (vip.refused + vip.refused_in_shard).to_string()));
         row.extend([vip.reserved, vip.guaranteed].map(|count| count.to_string()));
@@ -30,15 +30,15 @@ pub(super) fn run(asked: &Ask) -> Result<(), Failure> {
         table.row(row);
     }
     let is_empty = table.is_empty();
-    show(table, "no VIPs")?;
+    print_table(table, "no VIPs")?;
     if is_empty {
         return Ok(());
     }
-    for note in reply.vips.iter().flat_map(shortage) {
-        print(&format!("{}\n", harmless(&note)))?;
+    for note in reply.vips.iter().flat_map(exhaustion_notes) {
+        print(&format!("{}\n", sanitize(&note)))?;
     }
     print(&format!(
-        "ports {}-{}, in blocks of 64; one port can stand for many sessions, toward as many destinations\n",
+        "ports {}-{}, in blocks of 64; sessions to different destinations can share a port\n",
         reply.first, reply.last
     ))
 }

@@ -1,15 +1,15 @@
-//! `vipgate services`: what is reached at which VIP, who serves it, and how much.
+//! `vipgate services`: Services with their VIPs, ports, backends and session counts.
 
-use super::output::{harmless, json, print};
 use super::show::{block_on, connect};
 use super::table::{Table, number, word};
-use super::{Ask, Format};
+use super::{Format, QueryArgs};
 use crate::admin::proto::{Backend, Service};
-use crate::failure::Failure;
+use crate::command_error::CommandError;
+use crate::output::{json, print, sanitize};
 
-pub(super) fn run(asked: &Ask) -> Result<(), Failure> {
-    let reply = block_on(async { Ok(connect(asked).await?.services().await?) })?;
-    if asked.output == Format::Json {
+pub(super) fn run(args: &QueryArgs) -> Result<(), CommandError> {
+    let reply = block_on(async { Ok(connect(args).await?.services().await?) })?;
+    if args.output == Format::Json {
         return json(&reply);
     }
     if reply.services.is_empty() {
@@ -17,11 +17,11 @@ pub(super) fn run(asked: &Ask) -> Result<(), Failure> {
     }
     let mut table = Table::new([
         word("service"),
-        word("at"),
+        word("address"),
         word("state"),
         number("sessions"),
         number("new/s"),
-        word("serves").optional(),
+        word("notes").optional(),
     ]);
     for service in &reply.services {
         table.row([
@@ -36,23 +36,23 @@ pub(super) fn run(asked: &Ask) -> Result<(), Failure> {
             table.row(row(backend));
         }
     }
-    print(&harmless(&table.take()))
+    print(&sanitize(&table.take()))
 }
 
-/// Where it is reached: all VIPs, and each port once.
+/// All VIPs and ports of a Service.
 fn frontends(service: &Service) -> String {
     let ports: Vec<String> = service.ports.iter().map(|port| format!("{}/{}", port.port, port.protocol)).collect();
     format!("{} : {}", service.vips.join(" "), ports.join(" "))
 }
 
-/// How many of its backends take new sessions from outside, and what health checks are told.
+/// Number of backends that accept new external sessions, and the status of the health check.
 fn state(service: &Service) -> String {
-    let taking = service.backends.iter().filter(|backend| backend.external).count();
-    let backends = format!("{taking} of {}", service.backends.len());
+    let accepting = service.backends.iter().filter(|backend| backend.external).count();
+    let backends = format!("{accepting} of {}", service.backends.len());
     let Some(health) = &service.health else { return backends };
-    let answer = if health.local_endpoints > 0 { 200 } else { 503 };
-    let fault = if health.error.is_empty() { "" } else { ", not on the node: see the log" };
-    format!("{backends}, health {answer} on port {}{fault}", health.port)
+    let status = if health.local_endpoints > 0 { 200 } else { 503 };
+    let fault = if health.error.is_empty() { "" } else { ", NOT on the node's addresses: see the log" };
+    format!("{backends}, health {status} on port {}{fault}", health.port)
 }
 
 fn remarks(service: &Service) -> String {
@@ -61,8 +61,8 @@ fn remarks(service: &Service) -> String {
     let affinity = Some(service.affinity_seconds).filter(|seconds| *seconds > 0);
     let ranges = Some(service.source_ranges.join(" ")).filter(|ranges| !ranges.is_empty());
     let all = local
-        .chain(affinity.map(|seconds| format!("a client stays for {seconds} s")))
-        .chain(ranges.map(|ranges| format!("only {ranges}")));
+        .chain(affinity.map(|seconds| format!("client affinity {seconds} s")))
+        .chain(ranges.map(|ranges| format!("source ranges {ranges}")));
     all.collect::<Vec<_>>().join(", ")
 }
 
@@ -71,11 +71,11 @@ fn row(backend: &Backend) -> [String; 6] {
     let mut ports: Vec<String> = backend.ports.iter().filter(|port| **port != 0).map(u32::to_string).collect();
     ports.dedup();
     let weight = if backend.weight == 1 { String::new() } else { format!(", weight {}", backend.weight) };
-    let serves = match (backend.external, backend.internal) {
+    let accepts = match (backend.external, backend.internal) {
         (true, true) => "",
-        (true, false) => "clients outside only",
-        (false, true) => "pods only",
-        (false, false) => "no new sessions here",
+        (true, false) => "external sessions only",
+        (false, true) => "sessions of pods only",
+        (false, false) => "no new sessions",
     };
     [
         format!("  {name}"),
@@ -83,6 +83,6 @@ fn row(backend: &Backend) -> [String; 6] {
         format!("{}{weight}", backend.state.replace('_', " ")),
         backend.sessions.to_string(),
         backend.opened_per_second.to_string(),
-        serves.to_owned(),
+        accepts.to_owned(),
     ]
 }

@@ -1,79 +1,78 @@
-//! `vipgate sessions`: listing, which is printed as it comes, so that a table of any size needs little memory; and ending.
+//! `vipgate sessions` and `vipgate sessions flush`. The listing is streamed: a table of any size needs little memory.
 
-use super::output::{json, print, put, span};
 use super::show::{block_on, connect};
 use super::table::{Table, number, word};
-use super::{Ask, Filter, Format};
+use super::{Filter, Format, QueryArgs};
 use crate::admin::proto;
-use crate::failure::Failure;
+use crate::command_error::CommandError;
+use crate::output::{format_duration, json, print, put};
 
-/// Sessions that a person wants to see at once.
-const SCREENFUL: u64 = 100;
+/// Default limit of a table.
+const DEFAULT_LIMIT: u64 = 100;
 
-/// Prints sessions that match: as many as `limit` says, 0 for all; without a word about it, a screenful for people and
-/// all for programs.
-pub(super) fn list(asked: &Ask, filter: &Filter, limit: Option<u64>) -> Result<(), Failure> {
-    let limit = match (limit, asked.output) {
+/// Prints matching sessions, up to `limit`; 0: all; default: `DEFAULT_LIMIT` in a table, all in JSON.
+pub(super) fn list(args: &QueryArgs, filter: &Filter, limit: Option<u64>) -> Result<(), CommandError> {
+    let limit = match (limit, args.output) {
         (Some(0), _) | (None, Format::Json) => u64::MAX,
         (Some(limit), _) => limit,
-        (None, Format::Table) => SCREENFUL,
+        (None, Format::Table) => DEFAULT_LIMIT,
     };
-    // One more than is shown, to know whether there is more; 0 asks for all.
-    let wanted = limit.checked_add(1).unwrap_or(0);
-    let mut paper = Paper::new(asked.output);
+    // One more than is shown, to detect truncation; 0: all.
+    let requested = limit.checked_add(1).unwrap_or(0);
+    let mut writer = SessionWriter::new(args.output);
     block_on(async {
-        let client = connect(asked).await?;
-        let mut slices = client.sessions(filter.into(), wanted).await?;
-        let mut left = limit;
+        let client = connect(args).await?;
+        let mut chunks = client.sessions(filter.into(), requested).await?;
+        let mut remaining = limit;
         let mut truncated = false;
-        if !paper.begin()? {
+        if !writer.begin()? {
             return Ok(());
         }
-        while let Some(slice) = slices.next().await? {
-            let take = usize::try_from(left).unwrap_or(usize::MAX).min(slice.len());
-            truncated |= take < slice.len();
-            left -= take as u64;
-            if !paper.write(&slice[..take])? {
+        while let Some(chunk) = chunks.next().await? {
+            let take = usize::try_from(remaining).unwrap_or(usize::MAX).min(chunk.len());
+            truncated |= take < chunk.len();
+            remaining -= take as u64;
+            if !writer.write(&chunk[..take])? {
                 return Ok(());
             }
         }
-        paper.end(truncated)
+        writer.end(truncated)
     })
 }
 
-/// Ends sessions that match. Those of all pods only when that is what was asked for, not when a filter was forgotten.
-pub(super) fn flush(asked: &Ask, filter: &Filter, all: bool) -> Result<(), Failure> {
+/// Ends matching sessions. All sessions only with `--all`, not with a forgotten filter.
+pub(super) fn flush(args: &QueryArgs, filter: &Filter, all: bool) -> Result<(), CommandError> {
     let has_filter = *filter != Filter::default();
     if !has_filter && !all {
-        let why = "sessions flush: without a filter it would end every session: name which (--endpoint, --vip, --remote, --proto, \
-                   --state), or say --all";
-        return Err(Failure::usage(why));
+        return Err(CommandError::usage(
+            "sessions flush: give a filter (--endpoint, --vip, --remote, --proto, --state), or --all for all sessions",
+        ));
     }
     if has_filter && all {
-        return Err(Failure::usage("sessions flush: --all and a filter contradict each other"));
+        return Err(CommandError::usage("sessions flush: --all and a filter exclude each other"));
     }
-    let reply = block_on(async { Ok(connect(asked).await?.flush(filter.into()).await?) })?;
-    match asked.output {
+    let reply = block_on(async { Ok(connect(args).await?.flush(filter.into()).await?) })?;
+    match args.output {
         Format::Json => json(&reply),
         Format::Table => print(&format!("{} sessions ended\n", reply.ended)),
     }
 }
 
-/// A listing on its way to stdout. Its methods say whether anybody still reads.
-enum Paper {
-    /// For people.
+/// Writes a session listing to stdout. Its methods return false if the reader has closed the pipe.
+enum SessionWriter {
+    /// Aligned text.
     Table { table: Table, any: bool },
-    /// For programs: `{"sessions": [..], "truncated": ..}`, a session a line.
+    /// `{"sessions": [..], "truncated": ..}`, one session per line.
     Json { any: bool },
 }
 
-impl Paper {
+impl SessionWriter {
     fn new(format: Format) -> Self {
         match format {
             Format::Table => {
                 let columns = [
                     word("proto"),
-                    word("way"),
+                    word("direction"),
                     word("endpoint"),
                     word("vip"),
                     word("remote"),
@@ -90,14 +89,14 @@ impl Paper {
         }
     }
 
-    fn begin(&self) -> Result<bool, Failure> {
+    fn begin(&self) -> Result<bool, CommandError> {
         match self {
             Self::Table { .. } => Ok(true),
             Self::Json { .. } => put("{\"sessions\": ["),
         }
     }
 
-    fn write(&mut self, sessions: &[proto::Session]) -> Result<bool, Failure> {
+    fn write(&mut self, sessions: &[proto::Session]) -> Result<bool, CommandError> {
         if sessions.is_empty() {
             return Ok(true);
         }
@@ -114,14 +113,14 @@ impl Paper {
                 for session in sessions {
                     text.push_str(if *any { ",\n" } else { "\n" });
                     *any = true;
-                    text.push_str(&serde_json::to_string(session).map_err(Failure::runtime)?);
+                    text.push_str(&serde_json::to_string(session).map_err(CommandError::runtime)?);
                 }
                 put(&text)
             }
         }
     }
 
-    fn end(&self, truncated: bool) -> Result<(), Failure> {
+    fn end(&self, truncated: bool) -> Result<(), CommandError> {
         match self {
             Self::Table { any: false, .. } => print("no sessions match\n"),
             Self::Table { .. } if truncated => print("... and more; --limit 0 shows all\n"),
@@ -139,8 +138,8 @@ fn row(session: &proto::Session) -> [String; 11] {
         session.vip.clone(),
         session.remote.clone(),
         session.state.clone(),
-        span(session.idle_ms.into()),
-        span(session.expires_ms.into()),
+        format_duration(session.idle_ms.into()),
+        format_duration(session.expires_ms.into()),
         session.packets_out.to_string(),
         session.packets_in.to_string(),
         session.worker.to_string(),

@@ -1,35 +1,35 @@
-//! The commands that ask a running gateway for a list: its VIPs, its endpoints.
+//! `vipgate vips` and `vipgate endpoints`, and what all commands share that query a gateway.
 
-use super::output::{harmless, json, print};
 use super::table::{Table, number, word};
-use super::{Ask, Format};
+use super::{Format, QueryArgs};
 use crate::admin::Client;
 use crate::admin::proto::Share;
-use crate::failure::Failure;
+use crate::command_error::CommandError;
+use crate::output::{json, print, sanitize};
 
-/// Reserved ports of a VIP that the table names.
-const PORTS_SHOWN: usize = 8;
+/// Limit of reserved ports of a VIP in the table.
+const MAX_PORTS_SHOWN: usize = 8;
 
-/// Connects to the gateway that is asked.
-pub(super) async fn connect(asked: &Ask) -> Result<Client, Failure> {
-    Ok(Client::connect(&asked.socket).await?)
+/// Connects to the gateway at `--socket`.
+pub(super) async fn connect(args: &QueryArgs) -> Result<Client, CommandError> {
+    Ok(Client::connect(&args.socket).await?)
 }
 
-/// Runs the future of a command.
-pub(super) fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::runtime)?;
+/// Runs a command's future to completion.
+pub(super) fn block_on<T>(future: impl Future<Output = Result<T, CommandError>>) -> Result<T, CommandError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CommandError::runtime)?;
     let outcome = runtime.block_on(future);
-    // A name that is still being resolved holds nobody up.
+    // Doesn't wait for a pending DNS lookup.
     runtime.shutdown_background();
     outcome
 }
 
-pub(super) fn vips(asked: &Ask) -> Result<(), Failure> {
-    let reply = block_on(async { Ok(connect(asked).await?.vips().await?) })?;
-    if asked.output == Format::Json {
+pub(super) fn vips(args: &QueryArgs) -> Result<(), CommandError> {
+    let reply = block_on(async { Ok(connect(args).await?.vips().await?) })?;
+    if args.output == Format::Json {
         return json(&reply);
     }
-    let is_dealt = reply.vips.iter().any(|vip| !vip.shares.is_empty());
+    let has_shards = reply.vips.iter().any(|vip| !vip.shares.is_empty());
     let mut columns = vec![
         word("vip"),
         word("announce"),
@@ -39,78 +39,80 @@ pub(super) fn vips(asked: &Ask) -> Result<(), Failure> {
         word("name"),
         word("reserved ports"),
     ];
-    columns.splice(2..2, is_dealt.then(|| word("owner")));
+    columns.splice(2..2, has_shards.then(|| word("owner")));
     let mut table = Table::new(columns);
     for vip in &reply.vips {
-        let mut ports: Vec<String> = vip.reserved_ports.iter().take(PORTS_SHOWN).map(u32::to_string).collect();
-        if let Some(more @ 1..) = vip.reserved_ports.len().checked_sub(PORTS_SHOWN) {
+        let mut ports: Vec<String> = vip.reserved_ports.iter().take(MAX_PORTS_SHOWN).map(u32::to_string).collect();
+        if let Some(more @ 1..) = vip.reserved_ports.len().checked_sub(MAX_PORTS_SHOWN) {
             ports.push(format!("and {more} more"));
         }
         let (address, announce) = (vip.address.clone(), vip.announce.clone());
         let [endpoints, used, sessions] = [vip.endpoints, vip.sessions, vip.table_sessions].map(|it| it.to_string());
         let mut row = vec![address, announce, endpoints, used, sessions, vip.name.clone(), ports.join(" ")];
-        row.splice(2..2, is_dealt.then(|| owners(&vip.shares)));
+        row.splice(2..2, has_shards.then(|| owners(&vip.shares)));
         table.row(row);
     }
-    show(table, "no VIPs")?;
+    print_table(table, "no VIPs")?;
     for (vip, conflict) in reply.vips.iter().filter_map(|vip| Some((vip, vip.conflict.as_ref()?))) {
         let (address, mac, age) = (&vip.address, &conflict.mac, conflict.age_seconds);
-        print(&format!("{address} is claimed by another host: {mac}, heard {age} s ago\n"))?;
+        print(&format!("{address} is claimed by another host: {mac}, last seen {age} s ago\n"))?;
     }
     Ok(())
 }
 
-/// Who has a VIP; of one in parts, how many blocks each. Where it isn't home, for whom.
-pub(super) fn owners(shares: &[Share]) -> String {
-    if let [only] = shares {
-        return owner(&only.owner, &only.home);
+/// Owners of a VIP: with their number of blocks if there are several shards, else with the home if that is another
+/// gateway.
+pub(super) fn owners(shards: &[Share]) -> String {
+    if let [only] = shards {
+        return owner_text(&only.owner, &only.home);
     }
     let mut sums: Vec<(&str, u32)> = Vec::new();
-    for share in shares {
-        match sums.iter_mut().find(|(owner, _)| *owner == share.owner) {
-            Some((_, blocks)) => *blocks += share.blocks,
-            None => sums.push((&share.owner, share.blocks)),
+    for shard in shards {
+        match sums.iter_mut().find(|(owner, _)| *owner == shard.owner) {
+            Some((_, blocks)) => *blocks += shard.blocks,
+            None => sums.push((&shard.owner, shard.blocks)),
         }
     }
-    let sums: Vec<String> = sums.into_iter().map(|(name, blocks)| format!("{} {blocks}", owner(name, name))).collect();
+    let sums: Vec<String> =
+        sums.into_iter().map(|(name, blocks)| format!("{} {blocks}", owner_text(name, name))).collect();
     sums.join(", ")
 }
 
-/// Who has something that is another one's at home.
-pub(super) fn owner(owner: &str, home: &str) -> String {
-    let name = if owner.is_empty() { "NOBODY" } else { owner };
+/// An owner, with the home gateway if that is another one.
+pub(super) fn owner_text(owner: &str, home: &str) -> String {
+    let name = if owner.is_empty() { "NONE" } else { owner };
     if owner == home { name.to_owned() } else { format!("{name} for {home}") }
 }
 
-pub(super) fn endpoints(asked: &Ask) -> Result<(), Failure> {
-    let reply = block_on(async { Ok(connect(asked).await?.endpoints().await?) })?;
-    if asked.output == Format::Json {
+pub(super) fn endpoints(args: &QueryArgs) -> Result<(), CommandError> {
+    let reply = block_on(async { Ok(connect(args).await?.endpoints().await?) })?;
+    if args.output == Format::Json {
         return json(&reply);
     }
-    let is_dealt = reply.endpoints.iter().any(|endpoint| !endpoint.home.is_empty());
+    let has_homes = reply.endpoints.iter().any(|endpoint| !endpoint.home.is_empty());
     let mut columns =
         vec![word("endpoint"), word("pod"), number("sessions"), number("refused"), word("vips"), word("policy")];
-    columns.splice(2..2, is_dealt.then(|| word("gateway")));
+    columns.splice(2..2, has_homes.then(|| word("owner")));
     let mut table = Table::new(columns);
     for endpoint in &reply.endpoints {
         let vips = if endpoint.vips.is_empty() { "none (dropped)".to_owned() } else { endpoint.vips.join(" ") };
         let pod = if endpoint.name.is_empty() { "-".to_owned() } else { endpoint.name.clone() };
         let (sessions, refused) = (endpoint.sessions.to_string(), endpoint.refused.to_string());
         let mut row = vec![endpoint.address.clone(), pod, sessions, refused, vips, endpoint.policy.clone()];
-        let whose = || {
-            if endpoint.home.is_empty() { "any".to_owned() } else { owner(&endpoint.owner, &endpoint.home) }
+        let owner_cell = || {
+            if endpoint.home.is_empty() { "any".to_owned() } else { owner_text(&endpoint.owner, &endpoint.home) }
         };
-        row.splice(2..2, is_dealt.then(whose));
+        row.splice(2..2, has_homes.then(owner_cell));
         table.row(row);
     }
-    show(table, "no endpoints")
+    print_table(table, "no endpoints")
 }
 
-pub(super) fn show(mut table: Table, nothing: &str) -> Result<(), Failure> {
+pub(super) fn print_table(mut table: Table, empty_text: &str) -> Result<(), CommandError> {
     if table.is_empty() {
-        return print(&format!("{nothing}\n"));
+        return print(&format!("{empty_text}\n"));
     }
-    print(&harmless(&table.take()))
+    print(&sanitize(&table.take()))
 }
 
 #[cfg(test)]
@@ -118,18 +120,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owners_are_named_with_what_they_have_and_for_whom() {
-        let share = |home: &str, owner: &str, blocks| Share {
+    fn owners_are_shown_with_blocks_and_home() {
+        let shard = |home: &str, owner: &str, blocks| Share {
             home: home.to_owned(),
             owner: owner.to_owned(),
             blocks,
             ..Share::default()
         };
-        let of = |shares: &[Share]| owners(shares);
-        assert_eq!(of(&[share("a", "a", 1008)]), "a");
-        assert_eq!(of(&[share("a", "b", 1008)]), "b for a");
-        assert_eq!(of(&[share("a", "", 1008)]), "NOBODY for a");
-        assert_eq!(of(&[share("a", "a", 300), share("b", "a", 300), share("c", "c", 408)]), "a 600, c 408");
-        assert_eq!(of(&[share("a", "", 300), share("b", "b", 300)]), "NOBODY 300, b 300");
+        let of = |shards: &[Share]| owners(shards);
+        assert_eq!(of(&[shard("a", "a", 1008)]), "a");
+        assert_eq!(of(&[shard("a", "b", 1008)]), "b for a");
+        assert_eq!(of(&[shard("a", "", 1008)]), "NONE for a");
+        assert_eq!(of(&[shard("a", "a", 300), shard("b", "a", 300), shard("c", "c", 408)]), "a 600, c 408");
+        assert_eq!(of(&[shard("a", "", 300), shard("b", "b", 300)]), "NONE 300, b 300");
     }
 }

@@ -1,5 +1,5 @@
-//! Tables for people: aligned columns, two blanks between them, nothing drawn, so that `grep` and `awk` can read them,
-//! too. On a terminal that is too narrow, optional columns are left out; elsewhere all are there.
+//! Text tables: aligned columns separated by two spaces, without borders, so that `grep` and `awk` can process them.
+//! Optional columns are omitted on a terminal that is too narrow for them.
 
 use std::io::IsTerminal;
 
@@ -11,61 +11,60 @@ pub(super) struct Column {
     optional: bool,
 }
 
-/// A column of words, aligned to the left.
+/// A left-aligned text column.
 pub(super) fn word(title: &'static str) -> Column {
     Column { title, number: false, optional: false }
 }
 
-/// A column of numbers, aligned to the right.
+/// A right-aligned numeric column.
 pub(super) fn number(title: &'static str) -> Column {
     Column { title, number: true, optional: false }
 }
 
 impl Column {
-    /// May be left out where there is no room.
+    /// Marks the column as omitted first when the terminal is too narrow.
     pub(super) fn optional(self) -> Self {
         Self { optional: true, ..self }
     }
 }
 
-/// A table, as far as it isn't printed yet. A long one is printed piece by piece: widths are those of the first piece,
-/// and grow where a later one needs more.
+/// A table, rendered in chunks: the first chunk sets the column widths, later ones may widen them.
 #[derive(Debug)]
 pub(super) struct Table {
     columns: Vec<Column>,
-    /// Of each column, characters; `None` is left out.
+    /// Width of each column in characters; `None`: omitted.
     widths: Vec<Option<usize>>,
     rows: Vec<Vec<String>>,
-    /// Columns of characters on a line; `None`: no limit.
-    room: Option<usize>,
-    begun: bool,
+    /// Limit of a line in characters; `None`: no limit.
+    line_width: Option<usize>,
+    has_titles: bool,
 }
 
 impl Table {
     /// A table for stdout.
     pub(super) fn new(columns: impl Into<Vec<Column>>) -> Self {
-        Self::with_room(columns, room())
+        Self::with_width(columns, terminal_width())
     }
 
-    fn with_room(columns: impl Into<Vec<Column>>, room: Option<usize>) -> Self {
+    fn with_width(columns: impl Into<Vec<Column>>, line_width: Option<usize>) -> Self {
         let columns = columns.into();
         let widths = columns.iter().map(|column| Some(column.title.len())).collect();
-        Self { columns, widths, rows: Vec::new(), room, begun: false }
+        Self { columns, widths, rows: Vec::new(), line_width, has_titles: false }
     }
 
-    /// Adds a row: a cell for each column.
+    /// Adds a row with a cell for each column.
     pub(super) fn row(&mut self, cells: impl Into<Vec<String>>) {
         let cells = cells.into();
         debug_assert_eq!(cells.len(), self.columns.len(), "a cell for each column");
         self.rows.push(cells);
     }
 
-    /// Whether no row waits to be printed.
+    /// Whether there are no rows to render.
     pub(super) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// The text of the rows since the last time; the first time with titles.
+    /// Renders and removes the rows added since the last call; the first call adds the titles.
     pub(super) fn take(&mut self) -> String {
         let rows = std::mem::take(&mut self.rows);
         for row in &rows {
@@ -74,9 +73,9 @@ impl Table {
             }
         }
         let mut text = String::new();
-        if !self.begun {
-            self.begun = true;
-            self.leave_out();
+        if !self.has_titles {
+            self.has_titles = true;
+            self.omit_optional();
             let titles: Vec<String> = self.columns.iter().map(|column| column.title.to_uppercase()).collect();
             self.line(&titles, &mut text);
         }
@@ -86,12 +85,12 @@ impl Table {
         text
     }
 
-    /// Leaves optional columns out, the last first, until a line fits or none is left.
-    fn leave_out(&mut self) {
-        let Some(room) = self.room else { return };
+    /// Omits optional columns, the last one first, until a line fits or none is left.
+    fn omit_optional(&mut self) {
+        let Some(line_width) = self.line_width else { return };
         for at in (0..self.columns.len()).rev() {
             let shown: Vec<usize> = self.widths.iter().flatten().copied().collect();
-            if shown.iter().sum::<usize>() + 2 * shown.len().saturating_sub(1) <= room {
+            if shown.iter().sum::<usize>() + 2 * shown.len().saturating_sub(1) <= line_width {
                 return;
             }
             if self.columns[at].optional {
@@ -107,8 +106,8 @@ impl Table {
             if text.len() > begin {
                 text.push_str("  ");
             }
-            let blanks = width.saturating_sub(cell.chars().count());
-            let (before, after) = if column.number { (blanks, 0) } else { (0, blanks) };
+            let padding = width.saturating_sub(cell.chars().count());
+            let (before, after) = if column.number { (padding, 0) } else { (0, padding) };
             text.extend(std::iter::repeat_n(' ', before));
             text.push_str(cell);
             text.extend(std::iter::repeat_n(' ', after));
@@ -118,8 +117,8 @@ impl Table {
     }
 }
 
-/// Characters on a line of the terminal that stdout is; `None` when it is none.
-fn room() -> Option<usize> {
+/// Width of the terminal in characters; `None` if stdout is not a terminal.
+fn terminal_width() -> Option<usize> {
     let stdout = std::io::stdout();
     if !stdout.is_terminal() {
         return None;
@@ -132,9 +131,9 @@ fn room() -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn table(room: Option<usize>) -> Table {
+    fn table(line_width: Option<usize>) -> Table {
         let columns = [word("name"), number("count"), word("note").optional(), number("more").optional()];
-        let mut table = Table::with_room(columns, room);
+        let mut table = Table::with_width(columns, line_width);
         for (name, count) in [("a", 7), ("longer", 12_345)] {
             table.row([name.to_owned(), count.to_string(), "some words".to_owned(), "1".to_owned()]);
         }
@@ -150,14 +149,18 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_terminal_loses_optional_columns_from_the_last() {
+    fn a_narrow_terminal_omits_optional_columns_from_the_last() {
         assert_eq!(table(Some(31)).take().lines().next(), Some("NAME    COUNT  NOTE        MORE"));
         assert_eq!(table(Some(30)).take().lines().next(), Some("NAME    COUNT  NOTE"));
-        assert_eq!(table(Some(5)).take(), "NAME    COUNT\na           7\nlonger  12345\n", "the rest is kept whole");
+        assert_eq!(
+            table(Some(5)).take(),
+            "NAME    COUNT\na           7\nlonger  12345\n",
+            "other columns are never omitted"
+        );
     }
 
     #[test]
-    fn a_later_piece_keeps_the_columns_and_has_no_titles() {
+    fn a_later_chunk_keeps_the_columns_and_has_no_titles() {
         let mut table = table(Some(30));
         table.take();
         table.row(["the longest".to_owned(), "1".to_owned(), String::new(), "2".to_owned()]);
@@ -166,8 +169,8 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_last_cell_leaves_no_blanks() {
-        let mut table = Table::with_room([word("a"), word("b")], None);
+    fn an_empty_last_cell_leaves_no_trailing_spaces() {
+        let mut table = Table::with_width([word("a"), word("b")], None);
         table.row(["x".to_owned(), String::new()]);
         table.row([String::new(), String::new()]);
         assert_eq!(table.take(), "A  B\nx\n\n");

@@ -1,4 +1,4 @@
-//! `vipgate top`: a gateway at a glance, again and again. Only what other commands ask for is asked for, once a second.
+//! `vipgate top`: live view of a gateway, built from the requests of other commands.
 
 mod sample;
 mod view;
@@ -14,24 +14,24 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use self::sample::{Board, Sample};
+use self::sample::{Sample, ViewState};
 use self::view::draw;
-use super::output;
 use super::show::block_on;
 use crate::admin::{Client, ClientError};
+use crate::command_error::CommandError;
 use crate::config::units::parse_duration;
-use crate::failure::Failure;
+use crate::output;
 
-/// How to look.
+/// Arguments of `vipgate top`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Top {
     /// Admin socket of the gateway
     #[arg(long, value_name = "PATH", default_value = "/run/vipgate/gateway.sock")]
     socket: std::path::PathBuf,
-    /// How often to look
+    /// Update interval
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     every: Duration,
-    /// Look twice, print one picture as text, and end: of the terminal's size, or COLUMNSxLINES
+    /// Take two samples, print one screen as text, and exit; size: the terminal's, or COLUMNSxLINES
     #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "", value_parser = size)]
     once: Option<Size>,
 }
@@ -49,108 +49,108 @@ fn size(text: &str) -> Result<Size, String> {
     parts.filter(fits).map(|size| Size(Some(size))).ok_or_else(|| "expected COLUMNSxLINES, such as 80x24".to_owned())
 }
 
-/// The shortest time between two looks.
-const SHORTEST: Duration = Duration::from_millis(100);
+/// Lower limit of the update interval.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
 
-pub(super) fn run(asked: &Top) -> Result<(), Failure> {
-    let every = asked.every.max(SHORTEST);
-    match asked.once {
-        Some(size) => once(asked, size, every),
-        None if std::io::stdout().is_terminal() && std::io::stdin().is_terminal() => live(asked, every),
-        None => Err(Failure::usage(
-            "top needs a terminal; `vipgate top --once` prints one picture, `vipgate status -o json` and /metrics are for programs",
+pub(super) fn run(args: &Top) -> Result<(), CommandError> {
+    let every = args.every.max(MIN_INTERVAL);
+    match args.once {
+        Some(size) => once(args, size, every),
+        None if std::io::stdout().is_terminal() && std::io::stdin().is_terminal() => live(args, every),
+        None => Err(CommandError::usage(
+            "top needs a terminal; in scripts, use `vipgate top --once`, `vipgate status -o json` or /metrics",
         )),
     }
 }
 
-/// One picture as text.
-fn once(asked: &Top, size: Size, every: Duration) -> Result<(), Failure> {
+/// Prints one screen as text.
+fn once(args: &Top, size: Size, every: Duration) -> Result<(), CommandError> {
     let board = block_on(async {
-        let mut board = Board::default();
-        board.add(look(asked).await?);
+        let mut board = ViewState::default();
+        board.add(take_sample(args).await?);
         tokio::time::sleep(every).await;
-        board.add(look(asked).await?);
+        board.add(take_sample(args).await?);
         Ok(board)
     })?;
     let terminal = || ratatui::crossterm::terminal::size().ok().filter(|_| std::io::stdout().is_terminal());
     let (columns, lines) = size.0.or_else(terminal).unwrap_or((80, 24));
-    let mut terminal = Terminal::new(TestBackend::new(columns, lines)).map_err(Failure::runtime)?;
-    terminal.draw(|frame| draw(frame, &board)).map_err(Failure::runtime)?;
-    output::print(&picture(terminal.backend()))
+    let mut terminal = Terminal::new(TestBackend::new(columns, lines)).map_err(CommandError::runtime)?;
+    terminal.draw(|frame| draw(frame, &board)).map_err(CommandError::runtime)?;
+    output::print(&screen_text(terminal.backend()))
 }
 
 /// The cells of a screen as lines of text.
-fn picture(backend: &TestBackend) -> String {
+fn screen_text(backend: &TestBackend) -> String {
     let buffer = backend.buffer();
     let line = |y| (0..buffer.area.width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
     let lines: Vec<String> = (0..buffer.area.height).map(|y| format!("{}\n", line(y).trim_end())).collect();
     lines.concat()
 }
 
-/// What may happen beside time.
-enum Press {
+/// User input.
+enum Input {
     Quit,
     Pause,
     Up,
     Down,
-    /// The screen has another size.
+    /// The terminal was resized.
     Redraw,
 }
 
-/// The live view, until somebody has seen enough.
-fn live(asked: &Top, every: Duration) -> Result<(), Failure> {
-    // Who can't be asked at all is told so on a screen that stays.
-    block_on(async { Ok(Client::connect(&asked.socket).await?) })?;
-    let mut terminal =
-        ratatui::try_init().map_err(|error| Failure::runtime(format_args!("cannot draw on this terminal: {error}")))?;
-    let outcome = block_on(follow(asked, every, &mut terminal));
+/// Runs the live view until the user quits.
+fn live(args: &Top, every: Duration) -> Result<(), CommandError> {
+    // Reports a failed connection before the alternate screen is entered.
+    block_on(async { Ok(Client::connect(&args.socket).await?) })?;
+    let mut terminal = ratatui::try_init()
+        .map_err(|error| CommandError::runtime(format_args!("cannot draw on this terminal: {error}")))?;
+    let outcome = block_on(follow(args, every, &mut terminal));
     ratatui::restore();
     outcome
 }
 
-async fn follow(asked: &Top, every: Duration, terminal: &mut ratatui::DefaultTerminal) -> Result<(), Failure> {
-    let mut presses = presses();
-    let mut board = Board::default();
+async fn follow(args: &Top, every: Duration, terminal: &mut ratatui::DefaultTerminal) -> Result<(), CommandError> {
+    let mut inputs = inputs();
+    let mut board = ViewState::default();
     let mut next = Instant::now();
     loop {
-        terminal.draw(|frame| draw(frame, &board)).map_err(Failure::runtime)?;
+        terminal.draw(|frame| draw(frame, &board)).map_err(CommandError::runtime)?;
         tokio::select! {
             () = sleep_until(next), if !board.paused => {
-                match look(asked).await {
+                match take_sample(args).await {
                     Ok(sample) => board.add(sample),
-                    // It may be back in a moment.
-                    Err(error) => board.lost = Some(error.to_string()),
+                    // The gateway may be restarting.
+                    Err(error) => board.error = Some(error.to_string()),
                 }
                 next = Instant::now() + every;
             }
-            press = presses.recv() => match press {
-                None | Some(Press::Quit) => return Ok(()),
-                Some(Press::Pause) => board.paused = !board.paused,
-                Some(Press::Up) => board.scroll = board.scroll.saturating_sub(1),
-                Some(Press::Down) => board.scroll = board.scroll.saturating_add(1),
-                Some(Press::Redraw) => {}
+            input = inputs.recv() => match input {
+                None | Some(Input::Quit) => return Ok(()),
+                Some(Input::Pause) => board.paused = !board.paused,
+                Some(Input::Up) => board.scroll = board.scroll.saturating_sub(1),
+                Some(Input::Down) => board.scroll = board.scroll.saturating_add(1),
+                Some(Input::Redraw) => {}
             }
         }
     }
 }
 
-async fn look(asked: &Top) -> Result<Sample, ClientError> {
-    let mut client = Client::connect(&asked.socket).await?;
+async fn take_sample(args: &Top) -> Result<Sample, ClientError> {
+    let mut client = Client::connect(&args.socket).await?;
     Sample::take(&mut client).await
 }
 
-/// Keys, from a thread that ends with the process: a terminal can only be waited for.
-fn presses() -> mpsc::UnboundedReceiver<Press> {
+/// Keyboard input, from a thread that ends with the process: reading a terminal blocks.
+fn inputs() -> mpsc::UnboundedReceiver<Input> {
     let (sender, receiver) = mpsc::unbounded_channel();
     thread::spawn(move || {
         while let Ok(event) = event::read() {
-            let press = match event {
-                Event::Key(key) if key.kind == KeyEventKind::Press => press(key),
-                Event::Resize(..) => Some(Press::Redraw),
+            let input = match event {
+                Event::Key(key) if key.kind == KeyEventKind::Press => key_input(key),
+                Event::Resize(..) => Some(Input::Redraw),
                 _ => None,
             };
-            if let Some(press) = press
-                && sender.send(press).is_err()
+            if let Some(input) = input
+                && sender.send(input).is_err()
             {
                 return;
             }
@@ -159,13 +159,13 @@ fn presses() -> mpsc::UnboundedReceiver<Press> {
     receiver
 }
 
-fn press(key: KeyEvent) -> Option<Press> {
+fn key_input(key: KeyEvent) -> Option<Input> {
     match key.code {
-        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Some(Press::Quit),
-        KeyCode::Char('q') | KeyCode::Esc => Some(Press::Quit),
-        KeyCode::Char('p' | ' ') => Some(Press::Pause),
-        KeyCode::Up | KeyCode::Char('k') => Some(Press::Up),
-        KeyCode::Down | KeyCode::Char('j') => Some(Press::Down),
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Some(Input::Quit),
+        KeyCode::Char('q') | KeyCode::Esc => Some(Input::Quit),
+        KeyCode::Char('p' | ' ') => Some(Input::Pause),
+        KeyCode::Up | KeyCode::Char('k') => Some(Input::Up),
+        KeyCode::Down | KeyCode::Char('j') => Some(Input::Down),
         _ => None,
     }
 }

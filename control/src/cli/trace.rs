@@ -1,87 +1,87 @@
-//! `vipgate trace`: what would become of a packet, step by step.
+//! `vipgate trace`: a synthetic packet through the live tables, step by step.
 
 use std::net::{IpAddr, SocketAddr};
 
 use clap::Args;
 
-use super::output::{harmless, json, print};
 use super::show::{block_on, connect};
-use super::{Ask, Format};
+use super::{Format, QueryArgs};
 use crate::admin::filter::{protocol, protocol_name};
 use crate::admin::proto::{TraceReply, TraceRequest};
-use crate::failure::Failure;
+use crate::command_error::CommandError;
+use crate::output::{json, print, sanitize};
 
-/// Which packet.
+/// Arguments of `vipgate trace`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Trace {
     #[command(flatten)]
-    ask: Ask,
-    /// Who sends it; without a port, one that clients have is assumed
-    #[arg(long, value_name = "ADDR[:PORT]", value_parser = end)]
-    from: End,
-    /// Whom it is for; without a port, 443 is assumed
-    #[arg(long, value_name = "ADDR[:PORT]", value_parser = end)]
-    to: End,
-    /// tcp, udp, sctp, or icmp: an echo request
+    gateway: QueryArgs,
+    /// Source; default port: 40000
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = socket_address)]
+    from: SocketAddress,
+    /// Destination; default port: 443
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = socket_address)]
+    to: SocketAddress,
+    /// Protocol: tcp, udp, sctp, or icmp (an echo request)
     #[arg(long, value_parser = protocol, default_value = "tcp")]
     proto: u8,
-    /// Where it comes in; by default where such a packet would, by its sender
+    /// Ingress interface; default: by the source
     #[arg(long, value_name = "INTERFACE")]
     interface: Option<String>,
-    /// TCP: a later segment of a connection, and not the SYN that begins it
-    #[arg(long)]
-    later: bool,
-    /// The worker whose queue it comes in on
+    /// TCP: a segment of an established connection instead of a SYN
+    #[arg(long, alias = "later")]
+    established: bool,
+    /// Worker that receives the packet
     #[arg(long, value_name = "N", default_value_t = 0)]
     worker: u32,
-    /// Bytes of the IP packet
+    /// Length of the IP packet in bytes
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(20..=1500))]
     length: Option<u32>,
 }
 
-/// One end of a packet.
+/// Address and port of one side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct End {
+struct SocketAddress {
     address: IpAddr,
-    /// 0: not given.
+    /// 0: the default.
     port: u16,
 }
 
 /// `ADDR`, `ADDR:PORT` or `[ADDR]:PORT`.
-fn end(text: &str) -> Result<End, String> {
+fn socket_address(text: &str) -> Result<SocketAddress, String> {
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     if let Ok(address) = bare.parse() {
-        return Ok(End { address, port: 0 });
+        return Ok(SocketAddress { address, port: 0 });
     }
     match text.parse::<SocketAddr>() {
-        Ok(end) if end.port() == 0 => Err("port 0 is no port".to_owned()),
-        Ok(end) => Ok(End { address: end.ip(), port: end.port() }),
+        Ok(parsed) if parsed.port() == 0 => Err("port 0 is not a port".to_owned()),
+        Ok(parsed) => Ok(SocketAddress { address: parsed.ip(), port: parsed.port() }),
         Err(_) => {
-            Err("expected an address, with a port if it matters: 10.1.0.11, 10.1.0.11:4000, [fd00::11]:4000".to_owned())
+            Err("expected an address, optionally with a port: 10.1.0.11, 10.1.0.11:4000, [fd00::11]:4000".to_owned())
         }
     }
 }
 
-pub(super) fn run(asked: &Trace) -> Result<(), Failure> {
+pub(super) fn run(args: &Trace) -> Result<(), CommandError> {
     let request = TraceRequest {
-        source: asked.from.address.to_string(),
-        source_port: asked.from.port.into(),
-        destination: asked.to.address.to_string(),
-        destination_port: asked.to.port.into(),
-        protocol: protocol_name(asked.proto),
-        interface: asked.interface.clone().unwrap_or_default(),
-        later: asked.later,
-        worker: asked.worker,
-        length: asked.length.unwrap_or(0),
+        source: args.from.address.to_string(),
+        source_port: args.from.port.into(),
+        destination: args.to.address.to_string(),
+        destination_port: args.to.port.into(),
+        protocol: protocol_name(args.proto),
+        interface: args.interface.clone().unwrap_or_default(),
+        later: args.established,
+        worker: args.worker,
+        length: args.length.unwrap_or(0),
     };
-    let reply = block_on(async { Ok(connect(&asked.ask).await?.trace(request).await?) })?;
-    match asked.ask.output {
+    let reply = block_on(async { Ok(connect(&args.gateway).await?.trace(request).await?) })?;
+    match args.gateway.output {
         Format::Json => json(&reply),
-        Format::Table => print(&harmless(&text(&reply))),
+        Format::Table => print(&sanitize(&text(&reply))),
     }
 }
 
-/// A line a step; where several workers have a say, with their number.
+/// One line per step; with the worker's number if there are several.
 fn text(reply: &TraceReply) -> String {
     let several = reply.steps.iter().any(|step| step.worker != reply.worker);
     let line = |step: &crate::admin::proto::TraceStep| {
@@ -93,18 +93,34 @@ fn text(reply: &TraceReply) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
+    #[derive(Debug, Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        trace: Trace,
+    }
+
     #[test]
-    fn ends_are_read_as_people_write_them() {
-        let read = |text: &str| end(text).map(|end| (end.address.to_string(), end.port));
-        assert_eq!(read("10.1.0.11"), Ok(("10.1.0.11".to_owned(), 0)));
-        assert_eq!(read("10.1.0.11:4000"), Ok(("10.1.0.11".to_owned(), 4000)));
-        assert_eq!(read("fd00::11"), Ok(("fd00::11".to_owned(), 0)));
-        assert_eq!(read("[fd00::11]"), Ok(("fd00::11".to_owned(), 0)));
-        assert_eq!(read("[fd00::11]:4000"), Ok(("fd00::11".to_owned(), 4000)));
+    fn later_is_an_alias_of_established() {
+        for (flag, established) in [(None, false), (Some("--established"), true), (Some("--later"), true)] {
+            let line = ["trace", "--from", "10.1.0.11", "--to", "198.51.100.10:443"].into_iter().chain(flag);
+            assert_eq!(CommandLine::try_parse_from(line).unwrap().trace.established, established, "{flag:?}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_parsed_with_and_without_a_port() {
+        let parse = |text: &str| socket_address(text).map(|parsed| (parsed.address.to_string(), parsed.port));
+        assert_eq!(parse("10.1.0.11"), Ok(("10.1.0.11".to_owned(), 0)));
+        assert_eq!(parse("10.1.0.11:4000"), Ok(("10.1.0.11".to_owned(), 4000)));
+        assert_eq!(parse("fd00::11"), Ok(("fd00::11".to_owned(), 0)));
+        assert_eq!(parse("[fd00::11]"), Ok(("fd00::11".to_owned(), 0)));
+        assert_eq!(parse("[fd00::11]:4000"), Ok(("fd00::11".to_owned(), 4000)));
         for text in ["", "10.1.0", "10.1.0.11:", "10.1.0.11:70000", "pod-a1", "10.1.0.11:0"] {
-            assert!(end(text).is_err(), "{text}");
+            assert!(socket_address(text).is_err(), "{text}");
         }
     }
 }

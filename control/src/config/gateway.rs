@@ -1,4 +1,4 @@
-//! `gateway.yaml`: what one gateway is, has and may use.
+//! `gateway.yaml`: configuration of a gateway.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -6,46 +6,47 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use vipgate_xdp::open::FILL_RINGS;
+use vipgate_xdp::open::FILL_RING_SIZES;
 
 use super::health::Health;
 use super::nat_log::NatLog;
 use super::privileges::Privileges;
 use super::services::Services;
 use super::units::{DurationText, PortRange, duration};
-use super::verify::{INTERFACE_NAME_BYTES, MOST_SESSIONS, SEGMENT_SIZES, SOCKET_PATH_BYTES};
-use crate::manifest::schema::{Address, SocketAddress, URL, WORD};
-use crate::manifest::{Cidr, Uncovered};
+use crate::config::validate::{INTERFACE_NAME_BYTES, MAX_SESSIONS, MSS_RANGE, SOCKET_PATH_BYTES};
+use vipgate_policy::compiler::{Cluster, GatewayLocality};
+use vipgate_policy::manifest::{Cidr, UncoveredAction};
+use vipgate_policy::schema::{Address, NAME_PATTERN, SocketAddress, URL_PATTERN};
 
 /// A gateway's configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Unique among gateways.
-    #[schemars(regex(pattern = WORD))]
+    #[schemars(regex(pattern = NAME_PATTERN))]
     pub name: String,
     /// Kubernetes node whose endpoints are local. Default: the gateway's name.
-    #[schemars(regex(pattern = WORD))]
+    #[schemars(regex(pattern = NAME_PATTERN))]
     pub(super) node: Option<String>,
-    /// Zone, for policies that prefer or require one.
-    #[schemars(regex(pattern = WORD))]
+    /// Zone, for policies with zone affinity and for topology hints.
+    #[schemars(regex(pattern = NAME_PATTERN))]
     pub zone: Option<String>,
-    /// The interfaces that it polls, at least one inside and one outside.
+    /// Interfaces; at least one inside and one outside.
     #[schemars(length(min = 1))]
     pub interfaces: Vec<Interface>,
-    /// The threads that forward.
+    /// Forwarding threads.
     #[serde(default)]
     pub workers: Workers,
-    /// How packets are captured.
+    /// AF_XDP sockets and the XDP program.
     #[serde(default)]
     pub xdp: Xdp,
-    /// Where policy comes from.
+    /// Source of policy.
     pub policy: PolicySource,
-    /// Whether `policy.files` without manifests are taken at their word: at the start, and when what they had is gone. Default:
-    /// false, and the last good state stays in force.
+    /// Whether `policy.files` without any manifest are an empty policy: at startup, and when all manifests were
+    /// removed. Default: false, the last good policy stays in force.
     #[serde(default)]
     pub allow_empty: bool,
-    /// The session table.
+    /// Session table.
     #[serde(default)]
     pub sessions: Sessions,
     /// SNAT ports.
@@ -54,54 +55,56 @@ pub struct Config {
     /// Inbound Services.
     #[serde(default)]
     pub services: Services,
-    /// Pods' addresses, covered or not. What goes there stays inside the cluster, so it isn't translated. Those that the policy server or the Gateway manifest says count, too.
+    /// Pod prefixes, covered by a policy or not. Traffic to them is internal and not translated. Merged with those of
+    /// the policy server and of the Gateway manifest.
     #[serde(default)]
     #[schemars(extend("uniqueItems" = true, "default" = []))]
     pub pod_cidrs: Vec<Cidr>,
-    /// Services' own addresses in the cluster: what goes there isn't translated, either.
+    /// Service prefixes of the cluster. Traffic to them is not translated, either.
     #[serde(default)]
     #[schemars(extend("uniqueItems" = true, "default" = []))]
     pub service_cidrs: Vec<Cidr>,
-    /// What becomes of packets from `pod_cidrs` that no policy covers, and that would leave the cluster. Default: as the Gateway manifest or the policy server says, else `drop` where pods' addresses are known, else `pass`.
-    pub uncovered: Option<Uncovered>,
-    /// When this gateway can't do what it serves for, and asks not to.
+    /// Action for packets from `pod_cidrs` to destinations outside the cluster that no policy covers. Default: that of
+    /// the Gateway manifest or the policy server, else `drop` if pod prefixes are configured, else `pass`.
+    pub uncovered: Option<UncoveredAction>,
+    /// Health checks of this gateway: when they fail, it requests to become inactive.
     #[serde(default)]
     pub health: Health,
-    /// Where other gateways reach this one; without it this gateway takes part in no group.
+    /// Address for other gateways; without it this gateway is not a member of a group.
     pub peer: Option<Peer>,
-    /// Where the nodes of the overlay network reach this gateway. Default: nowhere, and their tunnels are the kernel's.
+    /// VXLAN tunnel endpoint for overlay nodes. Default: none, the kernel terminates their tunnels.
     pub overlay: Option<Overlay>,
     /// Routes for a BGP daemon.
     #[serde(default)]
     pub bgp: Bgp,
-    /// Where the log of translations goes. Default: nowhere.
+    /// NAT log. Default: none.
     pub nat_log: Option<NatLog>,
-    /// What the process gives up.
+    /// Privileges that the process drops.
     #[serde(default)]
     pub privileges: Privileges,
-    /// The socket of the command line.
+    /// Admin socket of the command line.
     #[serde(default)]
     pub admin: Admin,
-    /// The HTTP server of monitoring.
+    /// HTTP server for metrics and health.
     #[serde(default)]
     pub metrics: Metrics,
-    /// What is logged and how.
+    /// Logging.
     #[serde(default)]
     pub log: Log,
 }
 
 impl Config {
-    /// Where tunnel packets come in.
-    pub fn tunnels(&self) -> Vec<SocketAddr> {
-        self.tunnel().into_iter().chain(self.overlay.map(Overlay::end)).collect()
+    /// Local VXLAN tunnel endpoints.
+    pub fn tunnel_endpoints(&self) -> Vec<SocketAddr> {
+        self.peer_tunnel_endpoint().into_iter().chain(self.overlay.map(Overlay::tunnel_endpoint)).collect()
     }
 
-    /// Where other gateways' packets come in.
-    pub fn tunnel(&self) -> Option<SocketAddr> {
+    /// Local tunnel endpoint for other gateways.
+    pub fn peer_tunnel_endpoint(&self) -> Option<SocketAddr> {
         self.peer.map(|peer| SocketAddr::new(peer.address, peer.port))
     }
 
-    /// Whether tunnel packets of other gateways must have a tag.
+    /// Whether tunnel packets of other gateways must be authenticated.
     pub fn peer_authentication(&self) -> PeerAuthentication {
         self.peer.map(|peer| peer.authentication).unwrap_or_default()
     }
@@ -110,32 +113,42 @@ impl Config {
     pub fn node(&self) -> &str {
         self.node.as_deref().unwrap_or(&self.name)
     }
+
+    /// Its locality, and the cluster settings of its own.
+    pub fn locality(&self) -> GatewayLocality {
+        GatewayLocality {
+            name: self.name.as_str().into(),
+            node: self.node().into(),
+            zone: self.zone.as_deref().unwrap_or_default().into(),
+            cluster: Cluster::from_config(&self.pod_cidrs, &self.service_cidrs, self.uncovered),
+        }
+    }
 }
 
-/// One interface.
+/// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Interface {
-    /// The kernel's name of it.
+    /// Interface name.
     #[schemars(length(min = 1, max = INTERFACE_NAME_BYTES), regex(pattern = r"^[^/\s]+$"))]
     pub name: String,
-    /// Which side it is on.
+    /// Inside, outside or both.
     pub role: InterfaceRole,
 }
 
-/// Which side of the gateway an interface is.
+/// Side of the gateway that an interface is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum InterfaceRole {
-    /// Where pods are.
+    /// Toward pods.
     Inside,
-    /// Where the world is.
+    /// Toward external networks.
     Outside,
-    /// One-armed: both.
+    /// Both (one-armed).
     Both,
 }
 
-impl From<InterfaceRole> for vipgate_dataplane::snapshot::spec::Role {
+impl From<InterfaceRole> for vipgate_dataplane::policy::spec::Role {
     fn from(role: InterfaceRole) -> Self {
         match role {
             InterfaceRole::Inside => Self::Inside,
@@ -145,7 +158,7 @@ impl From<InterfaceRole> for vipgate_dataplane::snapshot::spec::Role {
     }
 }
 
-/// The threads that forward.
+/// Forwarding threads.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Workers {
@@ -153,101 +166,103 @@ pub struct Workers {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1), extend("uniqueItems" = true))]
     pub cores: Option<Vec<usize>>,
-    /// What a worker does while there are no packets. Default: `adaptive`.
+    /// Behavior of an idle worker. Default: `adaptive`.
     pub idle: Idle,
 }
 
-/// What a worker does while there are no packets.
+/// Behavior of an idle worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Idle {
-    /// Sleeps in poll(2) after a while.
+    /// Sleeps in poll(2) after a while without packets.
     #[default]
     Adaptive,
-    /// Keeps polling, and its core busy.
+    /// Busy-polls; uses all of its core.
     Spin,
 }
 
-/// How packets are captured.
+/// AF_XDP sockets and the XDP program.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Xdp {
-    /// Where the program is attached. Default: `auto`.
+    /// Attach mode of the XDP program. Default: `auto`.
     pub mode: XdpMode,
-    /// Whether the NIC shares frames with the gateway instead of copying. Default: `auto`.
+    /// AF_XDP zero-copy mode. Default: `auto`.
     pub zero_copy: ZeroCopy,
-    /// Whether the kernel polls the NIC from the worker's own calls. Default: false.
+    /// Busy polling: the NIC is polled from the worker's system calls. Default: false.
     pub busy_poll: bool,
-    /// What happens to captured traffic while no gateway process is there. Default: `drop`.
+    /// Action for captured traffic while no gateway process runs. Default: `drop`.
     pub on_exit: OnExit,
-    /// Packets that each queue can receive while its worker is off its core, a power of two: packets per millisecond and queue,
-    /// times the longest time in milliseconds. Each takes 2 KiB of locked memory. Default: 4096, or fewer where memory is scarce.
+    /// Size of each queue's fill ring, packets, a power of two: packets per millisecond, times the longest time in
+    /// milliseconds that the worker is not scheduled. Each takes 2 KiB of locked memory. Default: 4096, or fewer if
+    /// memory is scarce.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("enum" = FILL_RINGS))]
+    #[schemars(extend("enum" = FILL_RING_SIZES))]
     pub fill_ring: Option<u32>,
 }
 
-/// Where the XDP program is attached.
+/// Attach mode of the XDP program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum XdpMode {
-    /// In the driver where it can, else generic.
+    /// Native if the driver supports it, else generic.
     #[default]
     Auto,
-    /// In the driver, or not at all.
+    /// In the driver; startup fails if the driver doesn't support it.
     Native,
-    /// Behind the driver: every device can, slowly.
+    /// After the driver: works on every device, slower.
     Generic,
 }
 
-/// Whether the NIC shares frames with the gateway.
+/// AF_XDP zero-copy mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ZeroCopy {
-    /// Where it can.
+    /// If the driver supports it.
     #[default]
     Auto,
-    /// Or not start at all.
+    /// Startup fails if the driver doesn't support it.
     Always,
-    /// Copies.
+    /// Copy mode.
     Never,
 }
 
-/// What happens to captured traffic while no gateway process is there, after any exit.
+/// Action for captured traffic while no gateway process runs, after any exit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnExit {
-    /// Dropped: no pod address leaves.
+    /// Drop: no packet leaves untranslated.
     #[default]
     Drop,
-    /// Given to the kernel.
+    /// Pass to the kernel.
     Pass,
 }
 
-/// Where policy comes from: exactly one of the two.
+/// Source of policy: exactly one of the two.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicySource {
-    /// Manifests: files or directories, followed for changes.
+    /// Manifests: files or directories, watched for changes.
     Files(#[schemars(length(min = 1), inner(length(min = 1)))] Vec<PathBuf>),
     /// A policy server.
     Server(PolicyServer),
 }
 
-/// A policy server and how to reach it.
+/// Connection to a policy server.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyServer {
     /// `http://host:port` or `https://host:port`.
-    #[schemars(regex(pattern = URL))]
+    #[schemars(regex(pattern = URL_PATTERN))]
     pub url: String,
-    /// Certificates (PEM) of who may sign the server's certificate. Default: the system's.
+    /// CA certificates (PEM) for the server's certificate. Default: the system's.
     pub ca: Option<PathBuf>,
-    /// The gateway's certificate (PEM), where the server asks for one.
+    /// Client certificate (PEM), if the server requires one.
     pub cert: Option<PathBuf>,
-    /// The key of `cert` (PEM).
+    /// Private key of `cert` (PEM).
     pub key: Option<PathBuf>,
-    /// Where the last policy is kept, for a start without the server. Default: `/var/lib/vipgate/policy.cache`.
+    /// Cache file of the last policy, for a start while the server is unreachable. Default:
+    /// `/var/lib/vipgate/policy.cache`.
     #[serde(default = "default_cache")]
     pub cache: PathBuf,
 }
@@ -256,33 +271,34 @@ fn default_cache() -> PathBuf {
     "/var/lib/vipgate/policy.cache".into()
 }
 
-/// The session table.
+/// Session table.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sessions {
-    /// Sessions that the gateway can hold, all workers together. Default: 1048576.
-    #[schemars(range(min = 1, max = MOST_SESSIONS))]
+    /// Maximum number of sessions of all workers. Default: 1048576.
+    #[schemars(range(min = 1, max = MAX_SESSIONS))]
     pub capacity: u64,
-    /// Sessions of the capacity, all workers together, that nobody can take who has a fair share of it already: what a newcomer finds in
-    /// a table that others have filled. 0: whoever comes first has all, and none of theirs ends for others. Default: a 32nd of `capacity`.
+    /// Part of the capacity, sessions of all workers, reserved for endpoints and VIPs below their max-min fair share,
+    /// so that a full table doesn't lock them out. 0: first come, first served, without eviction in favor of others.
+    /// Default: 1/32 of `capacity`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserve: Option<u64>,
-    /// Directory of the session state that outlives the process; null: none does. Default: `/dev/shm/vipgate`.
+    /// Directory for session state that survives a restart; null: none. Default: `/dev/shm/vipgate`.
     pub state: Option<PathBuf>,
-    /// How long a session without packets lives.
+    /// Idle timeouts of sessions.
     pub timeouts: Timeouts,
-    /// Whether a TCP segment that isn't a SYN opens no session. Default: true.
+    /// Whether only a SYN opens a TCP session. Default: true.
     pub require_syn: bool,
-    /// The largest segment size that a SYN over IPv4 may announce, bytes; over IPv6 it is 20 less. Default: any.
+    /// MSS clamping: maximum MSS option in a SYN over IPv4, bytes; over IPv6 it is 20 less. Default: unlimited.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = *SEGMENT_SIZES.start(), max = *SEGMENT_SIZES.end()))]
+    #[schemars(range(min = *MSS_RANGE.start(), max = *MSS_RANGE.end()))]
     pub mss_clamp: Option<u16>,
 }
 
 impl Sessions {
-    /// Sessions that only holders below their fair share may have.
+    /// Sessions reserved for endpoints and VIPs below their fair share.
     pub fn reserve(&self) -> u64 {
-        self.reserve.unwrap_or(self.capacity / RESERVE_SHARE)
+        self.reserve.unwrap_or(self.capacity / DEFAULT_RESERVE_DIVISOR)
     }
 }
 
@@ -299,18 +315,18 @@ impl Default for Sessions {
     }
 }
 
-/// Of so many sessions, one is in the reserve.
-const RESERVE_SHARE: u64 = 32;
+/// Default of `sessions.reserve`: the capacity divided by this.
+const DEFAULT_RESERVE_DIVISOR: u64 = 32;
 
-/// How long a session without packets lives.
+/// Idle timeouts of sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Timeouts {
-    /// An open TCP connection. Default: 7440s (RFC 5382 REQ-5).
+    /// Established TCP connections. Default: 7440s (RFC 5382 REQ-5).
     #[serde(with = "duration")]
     #[schemars(with = "DurationText")]
     pub tcp_established: Duration,
-    /// A TCP connection that is opening or closing. Default: 240s (RFC 5382 REQ-5).
+    /// TCP connections that are opening or closing. Default: 240s (RFC 5382 REQ-5).
     #[serde(with = "duration")]
     #[schemars(with = "DurationText")]
     pub tcp_transitory: Duration,
@@ -322,7 +338,7 @@ pub struct Timeouts {
     #[serde(with = "duration")]
     #[schemars(with = "DurationText")]
     pub icmp: Duration,
-    /// Fragments that wait for the rest of their packet. Default: 2s.
+    /// Reassembly timeout: fragments of incomplete datagrams. Default: 2s.
     #[serde(with = "duration")]
     #[schemars(with = "DurationText")]
     pub fragment: Duration,
@@ -346,7 +362,7 @@ impl Default for Timeouts {
 pub struct Ports {
     /// SNAT ports of every VIP. Default: 1024-65535.
     pub range: PortRange,
-    /// How long a port rests after its session ended. Default: 2s.
+    /// Quarantine of a port after its session ended. Default: 2s.
     #[serde(with = "duration")]
     #[schemars(with = "DurationText")]
     pub quarantine: Duration,
@@ -358,50 +374,51 @@ impl Default for Ports {
     }
 }
 
-/// Where other gateways reach this one: VXLAN between gateways on UDP, session state on TCP.
+/// Endpoint for other gateways: VXLAN on UDP, session replication on TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Peer {
-    /// Its address.
+    /// Local address.
     #[schemars(with = "Address")]
     pub address: IpAddr,
-    /// Its port, UDP and TCP. Default: 4790.
+    /// Port, UDP and TCP. Default: 4790.
     #[serde(default = "default_peer_port")]
     #[schemars(range(min = 1))]
     pub port: u16,
-    /// How often gateways hear of each other; one that is silent for four times as long is taken for gone. Default: 100ms.
+    /// Heartbeat interval between gateways; a peer is considered down after four intervals without one. Default: 100ms.
     #[serde(default = "default_heartbeat", with = "duration")]
     #[schemars(with = "DurationText")]
     pub heartbeat: Duration,
-    /// Sessions younger than this are not copied to another gateway. Default: 50ms.
-    #[serde(default = "default_copy_after", with = "duration")]
+    /// Minimum age of a session for replication to another gateway. Default: 50ms.
+    #[serde(rename = "copy_after", default = "default_replicate_after", with = "duration")]
     #[schemars(with = "DurationText")]
-    pub copy_after: Duration,
-    /// Whether tunnel packets of other gateways must have a tag made with a key that only that gateway and this one know. Keys come by
-    /// way of the policy server, from gateways of this version on. Default: `offered`.
+    pub replicate_after: Duration,
+    /// Whether tunnel packets of other gateways must be authenticated with a pairwise key. Gateways exchange public
+    /// keys through the policy server. Default: `offered`.
     #[serde(default)]
     pub authentication: PeerAuthentication,
 }
 
-/// Whether tunnel packets of other gateways must have a tag.
+/// Whether tunnel packets of other gateways must be authenticated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PeerAuthentication {
-    /// Those of gateways that show a key. Others, of an older version, are known by their address and the interface that leads there.
+    /// Only for gateways that offer a key. Others (of older versions) are identified by source address and ingress
+    /// interface.
     #[default]
     Offered,
-    /// All. A gateway that shows no key isn't heard. Needs `policy.server`.
+    /// Always; packets of gateways without a key are dropped. Needs `policy.server`.
     Required,
 }
 
-/// Where the nodes of the overlay network reach this gateway: VXLAN with the pods' packets. Nodes are those of `OverlayNode` manifests.
+/// VXLAN tunnel endpoint for the nodes in `OverlayNode` manifests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Overlay {
-    /// Its address, one of an inside interface.
+    /// Local address, of an inside interface.
     #[schemars(with = "Address")]
     pub address: IpAddr,
-    /// UDP port. Default: 8472, as Linux has it.
+    /// UDP port. Default: 8472, Linux' default.
     #[serde(default = "default_overlay_port")]
     #[schemars(range(min = 1))]
     pub port: u16,
@@ -409,7 +426,7 @@ pub struct Overlay {
 
 impl Overlay {
     /// Address and port.
-    pub fn end(self) -> SocketAddr {
+    pub fn tunnel_endpoint(self) -> SocketAddr {
         SocketAddr::new(self.address, self.port)
     }
 }
@@ -422,7 +439,7 @@ fn default_heartbeat() -> Duration {
     Duration::from_millis(100)
 }
 
-fn default_copy_after() -> Duration {
+fn default_replicate_after() -> Duration {
     Duration::from_millis(50)
 }
 
@@ -430,14 +447,14 @@ fn default_peer_port() -> u16 {
     4790
 }
 
-/// Routes for a BGP daemon: one for each VIP that BGP announces, while this gateway serves it.
+/// Routes for a BGP daemon: one per VIP with announce mode BGP, while this gateway is active for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Bgp {
-    /// The kernel's table that they stand in: one of their own, or the main table (254). Default: 179.
+    /// Kernel routing table: a dedicated one, or main (254). Default: 179.
     #[schemars(range(min = 1))]
     pub table: u32,
-    /// Their metric. Default: the kernel's, 0 for IPv4 and 1024 for IPv6.
+    /// Route metric. Default: the kernel's, 0 for IPv4 and 1024 for IPv6.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub metric: Option<u32>,
@@ -449,11 +466,11 @@ impl Default for Bgp {
     }
 }
 
-/// The socket of the command line.
+/// Admin socket of the command line.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Admin {
-    /// Unix socket. Default: `/run/vipgate/gateway.sock`.
+    /// Path of the Unix socket. Default: `/run/vipgate/gateway.sock`.
     #[schemars(length(min = 1, max = SOCKET_PATH_BYTES))]
     pub socket: PathBuf,
 }
@@ -464,7 +481,7 @@ impl Default for Admin {
     }
 }
 
-/// The HTTP server of monitoring: `/metrics`, `/healthz`, `/readyz`.
+/// HTTP server for `/metrics`, `/healthz` and `/readyz`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Metrics {
@@ -479,46 +496,46 @@ impl Default for Metrics {
     }
 }
 
-/// What is logged and how.
+/// Logging.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Log {
-    /// Default: `text`.
+    /// Format of log lines. Default: `text`.
     pub format: LogFormat,
-    /// Default: `info`.
+    /// Minimum level. Default: `info`.
     pub level: LogLevel,
 }
 
-/// The form of log lines.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// Human-readable text.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// The least important events that are logged.
+/// Minimum level of logged events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
-    /// What failed.
+    /// Failures.
     Error,
-    /// And what looks wrong.
+    /// Suspicious conditions.
     Warn,
-    /// And what changed.
+    /// State changes.
     #[default]
     Info,
-    /// And why.
+    /// Details of changes.
     Debug,
-    /// And each step.
+    /// Every step.
     Trace,
 }
 
 impl LogLevel {
-    /// As `tracing` filters spell it.
+    /// Name in `tracing` filters.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Error => "error",

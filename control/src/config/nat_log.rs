@@ -1,43 +1,43 @@
-//! `nat_log` of `gateway.yaml`: where the log of translations goes.
+//! `nat_log` of `gateway.yaml`: IPFIX export of the NAT log.
 
 use std::net::SocketAddr;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::manifest::schema::SocketAddress;
+use vipgate_policy::schema::SocketAddress;
 
-/// The log of translations, as IPFIX (RFC 8158): which endpoint of which tenant could have which ports of a VIP, and when.
+/// NAT log, as IPFIX (RFC 8158): which endpoint had which ports of a VIP, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NatLog {
-    /// The collector's address and port.
+    /// Address and port of the collector.
     #[schemars(with = "SocketAddress")]
     pub collector: SocketAddr,
-    /// How it is reached. Default: udp.
+    /// Transport to the collector. Default: udp.
     #[serde(default)]
     pub transport: NatLogTransport,
-    /// Whether each session that begins or ends is logged, too. Default: false.
+    /// Whether the start and end of each session are logged, in addition to port blocks. Default: false.
     #[serde(default)]
     pub sessions: bool,
-    /// The observation domain, which tells gateways behind one address apart. Default: 0.
+    /// Observation domain id; distinguishes gateways with the same source address. Default: 0.
     #[serde(default)]
     pub domain: u32,
 }
 
-/// How a collector is reached.
+/// Transport to the collector.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum NatLogTransport {
-    /// Messages that may be lost.
+    /// UDP; messages may be lost.
     #[default]
     Udp,
-    /// A connection.
+    /// TCP.
     Tcp,
 }
 
 impl NatLogTransport {
-    /// Its word in the configuration.
+    /// Value in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Udp => "udp",

@@ -1,4 +1,4 @@
-//! `policyd.yaml`: where the policy server listens and where its manifests come from.
+//! `policyd.yaml`: configuration of the policy server.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -11,54 +11,56 @@ use serde::{Deserialize, Deserializer};
 use super::gateway::{Log, Metrics};
 use super::privileges::Privileges;
 use super::units::{DurationText, duration};
-use crate::manifest::schema::{SocketAddress, URL};
-use crate::manifest::{Cidr, Uncovered};
+use vipgate_policy::manifest::{Cidr, UncoveredAction};
+use vipgate_policy::schema::{SocketAddress, URL_PATTERN};
 
 /// The policy server's configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PolicydConfig {
-    /// Where gateways reach it. Default: `127.0.0.1:18000`.
+    /// Listen address for gateways. Default: `127.0.0.1:18000`.
     #[serde(default = "default_listen")]
     #[schemars(with = "SocketAddress")]
     pub listen: SocketAddr,
-    /// Its certificate; without it the server speaks plain text.
+    /// Server certificate; without it the server uses plain text.
     pub tls: Option<Tls>,
-    /// Who may give the server orders (`vipgate policy accept-empty`): names in certificates of clients, as DNS name, end of a URI
-    /// (`../gateway/NAME`) or common name. Default: every certificate that `tls.ca` has signed, except those of gateways. Without
-    /// `tls.ca`, orders come from the server's own host only.
+    /// Clients that may administer the server (`vipgate policy accept-empty`): names in their certificates, as DNS
+    /// name, end of a URI (`../gateway/NAME`) or common name. Default: every certificate signed by `tls.ca`, except
+    /// those of gateways. Without
+    /// `tls.ca`, only clients on the server's host.
     #[serde(default)]
     #[schemars(extend("uniqueItems" = true, "default" = []))]
     pub admins: Vec<String>,
-    /// Where manifests come from.
+    /// Source of manifests.
     pub source: PolicydSource,
-    /// Whether a source without manifests is taken at its word: at the start, and when what it had is gone. Default: false, and
-    /// the last good state stays in force.
+    /// Whether a source without any manifest is an empty policy: at startup, and when all manifests were removed.
+    /// Default: false, the last good policy stays in force.
     #[serde(default)]
     pub allow_empty: bool,
-    /// Pods' addresses, covered or not. What goes there stays inside the cluster, so it isn't translated.
+    /// Pod prefixes, covered by a policy or not. Traffic to them is internal and not translated.
     #[serde(default)]
     #[schemars(extend("uniqueItems" = true, "default" = []))]
     pub pod_cidrs: Vec<Cidr>,
-    /// Services' own addresses in the cluster: what goes there isn't translated, either.
+    /// Service prefixes of the cluster. Traffic to them is not translated, either.
     #[serde(default)]
     #[schemars(extend("uniqueItems" = true, "default" = []))]
     pub service_cidrs: Vec<Cidr>,
-    /// What becomes of packets from `pod_cidrs` that no policy covers, and that would leave the cluster. Default: `drop` where `pod_cidrs` is set, else `pass`.
-    pub uncovered: Option<Uncovered>,
-    /// How many connections there may be, and how much memory clients may take.
+    /// Action for packets from `pod_cidrs` to destinations outside the cluster that no policy covers. Default: `drop`
+    /// if `pod_cidrs` is set, else `pass`.
+    pub uncovered: Option<UncoveredAction>,
+    /// Limits of connections and of memory for clients.
     #[serde(default)]
     pub limits: PolicydLimits,
-    /// How gateways are watched.
+    /// Leases of active gateways.
     #[serde(default)]
     pub leases: Leases,
-    /// What the process gives up.
+    /// Privileges that the process drops.
     #[serde(default)]
     pub privileges: Privileges,
-    /// The HTTP server of monitoring. Default: `127.0.0.1:9470`.
+    /// HTTP server for metrics and health. Default: `127.0.0.1:9470`.
     #[serde(default = "default_metrics")]
     pub metrics: Metrics,
-    /// What is logged and how.
+    /// Logging.
     #[serde(default)]
     pub log: Log,
 }
@@ -71,29 +73,29 @@ fn default_metrics() -> Metrics {
     Metrics { listen: (Ipv4Addr::LOCALHOST, 9470).into() }
 }
 
-/// The least memory for clients: three quarters of it are for requests, of which the longest has 32 MiB.
-const LEAST_BYTES: usize = 64 << 20;
+/// Minimum memory for clients: three quarters of it are for requests, which have up to 32 MiB.
+const MIN_BYTES: usize = 64 << 20;
 
-/// Connections of gateways and people. When there are too many, the oldest without a stream is closed for a new one. And memory that
-/// they make the server hold: whoever would have more is refused, and responses beyond wait.
+/// Limits of connections and of memory for clients. At the connection limit, the oldest connection without a stream is
+/// closed for a new one. At the memory limit, requests are rejected and responses are delayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicydLimits {
-    /// In all; fewer where the system allows fewer open files. Default: 8192.
+    /// Connections in total; limited by the number of open files. Default: 8192.
     #[schemars(range(min = 16))]
     pub connections: usize,
-    /// Of one address (of IPv6: of one network of 64 bits); each gateway has two. Default: 1024.
+    /// Connections per client address (IPv6: per /64); each gateway has two. Default: 1024.
     #[schemars(range(min = 4))]
     pub connections_per_address: usize,
-    /// Memory for all clients together, bytes: requests as they come, what is remembered of each stream, responses that aren't sent; a
-    /// quarter of it is for responses. The policy itself isn't counted. Default: 1073741824 (1 GiB).
+    /// Memory for all clients, bytes: received requests, state of streams, unsent responses; a quarter of it is for
+    /// responses. The policy itself isn't counted. Default: 1073741824 (1 GiB).
     #[serde(deserialize_with = "memory")]
-    #[schemars(range(min = LEAST_BYTES))]
+    #[schemars(range(min = MIN_BYTES))]
     pub bytes: usize,
-    /// The same for one address. Gateways behind one NAT, or in one network of 64 bits, are one address: when many of them are told of
-    /// many changes at once, each takes up to 24 bytes for each endpoint that changes. Default: 268435456 (256 MiB).
+    /// Memory per client address (IPv6: per /64), bytes. Gateways behind one NAT have one address; an update takes up
+    /// to 24 bytes per changed endpoint and gateway. Default: 268435456 (256 MiB).
     #[serde(deserialize_with = "memory")]
-    #[schemars(range(min = LEAST_BYTES))]
+    #[schemars(range(min = MIN_BYTES))]
     pub bytes_per_address: usize,
 }
 
@@ -105,19 +107,20 @@ impl Default for PolicydLimits {
 
 fn memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
     let bytes = usize::deserialize(deserializer)?;
-    if bytes < LEAST_BYTES {
-        return Err(D::Error::custom(format_args!("must be {LEAST_BYTES} or more: a request may have 32 MiB")));
+    if bytes < MIN_BYTES {
+        return Err(D::Error::custom(format_args!("must be at least {MIN_BYTES}: a request may have 32 MiB")));
     }
     Ok(bytes)
 }
 
-/// Leases of gateways that serve.
+/// Leases of active gateways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Leases {
-    /// A gateway that is silent for longer is taken for dead, and another one serves in its place; each beats four times in it.
-    /// From 100ms to 60s; it must be longer than a few round trips, and with etcd than what etcd takes for a few writes.
-    /// Default: `600ms`.
+    /// Time to live of a lease without heartbeats; then the gateway is considered dead and its backups take over. The
+    /// heartbeat interval is a quarter of it. From 100ms to 60s; longer than a few round trips, and with etcd than a
+    /// few writes. Default:
+    /// `600ms`.
     #[serde(default = "default_ttl", with = "duration")]
     #[schemars(with = "DurationText")]
     pub ttl: Duration,
@@ -133,46 +136,47 @@ fn default_ttl() -> Duration {
     Duration::from_millis(600)
 }
 
-/// Files (PEM) of TLS.
+/// TLS files (PEM).
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tls {
-    /// Who may sign clients' certificates; with it, clients must present one, and a gateway may only have a name that its
-    /// certificate has: as DNS name, as the end of a URI (`../gateway/NAME`) or as common name. Without it, no name is checked.
+    /// CA certificates for client certificates (mTLS). With it, clients must present a certificate, and a gateway's
+    /// name must be in it as DNS name, end of a URI (`../gateway/NAME`) or common name. Without it, names are not
+    /// checked.
     pub ca: Option<PathBuf>,
-    /// The server's certificate.
+    /// Server certificate.
     pub cert: PathBuf,
-    /// The key of `cert`.
+    /// Private key of `cert`.
     pub key: PathBuf,
 }
 
-/// Where manifests come from: exactly one.
+/// Source of manifests: exactly one.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicydSource {
-    /// Files or directories, followed for changes.
+    /// Files or directories, watched for changes.
     Files(#[schemars(length(min = 1), inner(length(min = 1)))] Vec<PathBuf>),
-    /// Keys of etcd.
+    /// Keys in etcd.
     Etcd(Etcd),
-    /// The API server of the cluster that the server runs in.
+    /// The Kubernetes API of the cluster that the server runs in.
     Kubernetes(KubernetesSource),
 }
 
-/// Keys of etcd: prefix + kind/namespace/name, values are YAML.
+/// Keys in etcd: prefix + kind/namespace/name; values are YAML.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Etcd {
-    /// URLs of its members.
-    #[schemars(length(min = 1), inner(regex(pattern = URL)))]
+    /// URLs of etcd members.
+    #[schemars(length(min = 1), inner(regex(pattern = URL_PATTERN)))]
     pub endpoints: Vec<String>,
-    /// What the keys begin with. Default: `/vipgate/`.
+    /// Key prefix. Default: `/vipgate/`.
     #[serde(default = "default_prefix")]
     pub prefix: String,
 }
 
 impl Etcd {
-    /// What the keys begin with in which servers keep who serves: they are beside the manifests.
-    pub fn members_prefix(&self) -> String {
+    /// Key prefix of the membership state that servers share; separate from the manifests.
+    pub fn membership_prefix(&self) -> String {
         format!("{}-members/", self.prefix.trim_end_matches('/'))
     }
 }
@@ -181,7 +185,7 @@ fn default_prefix() -> String {
     "/vipgate/".into()
 }
 
-/// The API server of the cluster; nothing to set.
+/// The Kubernetes API; no settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct KubernetesSource {}
@@ -189,14 +193,14 @@ pub struct KubernetesSource {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::schema::{Published, tests::admits};
-    use crate::yaml::Source;
+    use crate::schema::{Published, tests::accepts};
+    use vipgate_policy::yaml::Source;
 
     #[test]
-    fn memory_has_a_default_and_can_be_set_but_not_below_what_a_request_takes() {
+    fn memory_limits_have_defaults_and_a_minimum() {
         let text = |limits: &str| format!("source: {{kubernetes: {{}}}}\nlimits: {{{limits}}}");
-        let admitted =
-            |text: &str| admits(Published::PolicydYaml, &Source::new("d.yaml", text.to_owned()).documents().0[0]);
+        let accepted =
+            |text: &str| accepts(Published::PolicydYaml, &Source::new("d.yaml", text.to_owned()).documents().0[0]);
         for (limits, memory) in [
             ("connections: 64", (1 << 30, 256 << 20)),
             ("bytes_per_address: 1073741824", (1 << 30, 1 << 30)),
@@ -205,18 +209,18 @@ mod tests {
             let text = text(limits);
             let limits = PolicydConfig::parse("d.yaml", &text).unwrap().limits;
             assert_eq!((limits.bytes, limits.bytes_per_address), memory);
-            assert!(admitted(&text), "{text}");
+            assert!(accepted(&text), "{text}");
         }
-        for (limits, said) in [
-            ("bytes: 67108863", "d.yaml:2: limits.bytes: must be 67108864 or more: a request may have 32 MiB"),
-            ("bytes_per_address: 0", "d.yaml:2: limits.bytes_per_address: must be 67108864 or more"),
+        for (limits, expected) in [
+            ("bytes: 67108863", "d.yaml:2: limits.bytes: must be at least 67108864: a request may have 32 MiB"),
+            ("bytes_per_address: 0", "d.yaml:2: limits.bytes_per_address: must be at least 67108864"),
             ("bytes: 1GiB", "d.yaml:2: limits.bytes: "),
             ("bytes_per_adress: 1073741824", "unknown field, did you mean `bytes_per_address`?"),
         ] {
             let text = text(limits);
-            let complaints = PolicydConfig::parse("d.yaml", &text).expect_err(&text).to_string();
-            assert!(complaints.contains(said), "{text}\nsaid: {complaints}");
-            assert!(!admitted(&text), "{text}");
+            let errors = PolicydConfig::parse("d.yaml", &text).expect_err(&text).to_string();
+            assert!(errors.contains(expected), "{text}\ngot: {errors}");
+            assert!(!accepted(&text), "{text}");
         }
     }
 }

@@ -1,25 +1,25 @@
-//! `privileges` of `gateway.yaml` and `policyd.yaml`: what the process gives up.
+//! `privileges` of `gateway.yaml` and `policyd.yaml`: the seccomp filter.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What the process gives up once it runs. Capabilities that it doesn't need go in any case.
+/// Privileges that the process drops after startup. Unneeded capabilities are always dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Privileges {
-    /// What becomes of system calls that it has no use for. Default: `enforce`.
+    /// Seccomp filter: action for unneeded system calls. Default: `enforce`.
     pub seccomp: Seccomp,
 }
 
-/// What becomes of system calls that the process has no use for.
+/// Action for system calls that the process doesn't need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Seccomp {
-    /// They fail with EPERM, and the kernel logs them.
+    /// Fail with EPERM; the kernel logs them.
     #[default]
     Enforce,
-    /// The kernel logs them.
+    /// Allow; the kernel logs them.
     Log,
-    /// Nothing: there is no filter.
+    /// No filter.
     Off,
 }

@@ -1,4 +1,4 @@
-//! `services` of `gateway.yaml`: what clients of Services may and hear.
+//! `services` of `gateway.yaml`: rejects and embryonic limits of inbound Services.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,12 +7,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Services {
-    /// What is said at a VIP where no Service listens: a TCP reset, or ICMP port unreachable. Default: `drop`, nothing.
-    pub no_service: Unserved,
-    /// The same where a Service listens that has no backend at all. Default: `reject`.
-    pub no_backend: Unserved,
-    /// Sessions that clients of one VIP may have opened and not confirmed; beyond it the oldest of them end. Default: an eighth
-    /// of `sessions.capacity`.
+    /// Action for packets to a port of a VIP without a Service. Default: `drop`.
+    pub no_service: DenyAction,
+    /// Action for packets to a Service without any backend. Default: `reject`.
+    pub no_backend: DenyAction,
+    /// Maximum number of embryonic (opened, not confirmed) client sessions per VIP; above it the oldest are evicted.
+    /// Default: 1/8 of
+    /// `sessions.capacity`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub embryonic_per_vip: Option<u32>,
@@ -20,16 +21,16 @@ pub struct Services {
 
 impl Default for Services {
     fn default() -> Self {
-        Self { no_service: Unserved::Drop, no_backend: Unserved::Reject, embryonic_per_vip: None }
+        Self { no_service: DenyAction::Drop, no_backend: DenyAction::Reject, embryonic_per_vip: None }
     }
 }
 
-/// What whoever can't be served hears.
+/// Action for packets without a Service or backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Unserved {
-    /// Nothing.
+pub enum DenyAction {
+    /// Drop silently.
     Drop,
-    /// That nobody listens, as fast as the gateway may speak.
+    /// TCP reset or ICMP port unreachable, rate limited.
     Reject,
 }

@@ -1,4 +1,4 @@
-//! Values with a unit in their text: durations and port ranges.
+//! Durations (`5s`) and port ranges (`1024-65535`).
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,32 +9,32 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Ports from `first` to `last`, both included, never empty. Written `1024-65535`.
+/// An inclusive port range, never empty. Displays as `1024-65535`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortRange {
-    /// The lowest, at least 1.
+    /// Lowest port, at least 1.
     pub first: u16,
-    /// The highest.
+    /// Highest port.
     pub last: u16,
 }
 
 impl PortRange {
-    /// How many ports it holds.
+    /// Number of ports.
     pub fn count(self) -> u32 {
         u32::from(self.last) - u32::from(self.first) + 1
     }
 }
 
-/// Why a text is no value with a unit.
+/// Error of parsing a duration or a port range.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {
-    /// A duration that isn't one.
-    #[error("`{0}` is no duration: write a whole number and a unit, as in 500ms, 5s, 4m or 2h")]
+    /// Invalid duration.
+    #[error("`{0}` is not a duration: write a whole number and a unit, e.g. 500ms, 5s, 4m or 2h")]
     Duration(String),
-    /// A port range that isn't one.
-    #[error("`{0}` is no port range: write the first and the last port, as in 1024-65535")]
+    /// Invalid port range.
+    #[error("`{0}` is not a port range: write first-last, e.g. 1024-65535")]
     PortRange(String),
-    /// A port range whose end comes before its start.
+    /// A port range in descending order.
     #[error("port range {0}-{1} ends before it starts")]
     Reversed(u16, u16),
 }
@@ -61,7 +61,7 @@ impl fmt::Display for PortRange {
 impl<'de> Deserialize<'de> for PortRange {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer
-            .deserialize_any(Written { what: "the first and the last port, as in 1024-65535", parse: str::parse })
+            .deserialize_any(FromText { expected: "a port range first-last, e.g. 1024-65535", parse: str::parse })
     }
 }
 
@@ -79,14 +79,14 @@ impl JsonSchema for PortRange {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
             "type": "string",
-            "description": "The first and the last port, as in 1024-65535.",
+            "description": "A port range first-last, e.g. 1024-65535.",
             "pattern": "^[0-9]{1,5} *- *[0-9]{1,5}$",
             "examples": ["1024-65535"],
         })
     }
 }
 
-/// The form of a duration field.
+/// Schema of a duration field.
 pub(super) enum DurationText {}
 
 impl JsonSchema for DurationText {
@@ -97,7 +97,7 @@ impl JsonSchema for DurationText {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
             "type": "string",
-            "description": "A whole number and a unit, as in 500ms, 5s, 4m or 2h.",
+            "description": "A whole number and a unit, e.g. 500ms, 5s, 4m or 2h.",
             "pattern": "^[0-9]+(ms|s|m|h)$",
             "examples": ["500ms", "5s", "4m", "2h"],
         })
@@ -110,11 +110,13 @@ pub(super) mod duration {
 
     use serde::{Deserializer, Serializer};
 
-    use super::{Written, parse_duration};
+    use super::{FromText, parse_duration};
 
     pub(in crate::config) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        deserializer
-            .deserialize_any(Written { what: "a number and a unit, as in 500ms, 5s, 4m or 2h", parse: parse_duration })
+        deserializer.deserialize_any(FromText {
+            expected: "a number and a unit, e.g. 500ms, 5s, 4m or 2h",
+            parse: parse_duration,
+        })
     }
 
     pub(in crate::config) fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
@@ -125,17 +127,17 @@ pub(super) mod duration {
     }
 }
 
-/// A value that is written as text; anything else is told what to write.
-struct Written<T> {
-    what: &'static str,
+/// Deserializes a value from a string; `expected` is for errors.
+struct FromText<T> {
+    expected: &'static str,
     parse: fn(&str) -> Result<T, UnitError>,
 }
 
-impl<T> Visitor<'_> for Written<T> {
+impl<T> Visitor<'_> for FromText<T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.what)
+        f.write_str(self.expected)
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<T, E> {
@@ -143,9 +145,10 @@ impl<T> Visitor<'_> for Written<T> {
     }
 }
 
+/// Parses a duration: a whole number and `ms`, `s`, `m` or `h`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, UnitError> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let millis_of_unit = match &text[digits..] {
+    let millis_per_unit = match &text[digits..] {
         "ms" => 1,
         "s" => 1000,
         "m" => 60_000,
@@ -153,7 +156,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, UnitError> {
         _ => return Err(UnitError::Duration(text.to_owned())),
     };
     let count: u64 = text[..digits].parse().map_err(|_| UnitError::Duration(text.to_owned()))?;
-    let millis = count.checked_mul(millis_of_unit).ok_or_else(|| UnitError::Duration(text.to_owned()))?;
+    let millis = count.checked_mul(millis_per_unit).ok_or_else(|| UnitError::Duration(text.to_owned()))?;
     Ok(Duration::from_millis(millis))
 }
 
@@ -162,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_have_one_number_and_one_unit() {
+    fn a_duration_is_one_number_and_one_unit() {
         for (text, millis) in [("500ms", 500), ("5s", 5000), ("4m", 240_000), ("2h", 7_200_000), ("0s", 0)] {
             assert_eq!(parse_duration(text), Ok(Duration::from_millis(millis)), "{text}");
         }
@@ -173,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn port_ranges_are_in_order_and_without_port_0() {
+    fn a_port_range_is_ascending_and_without_port_0() {
         assert_eq!("1024-65535".parse(), Ok(PortRange { first: 1024, last: 65535 }));
         assert_eq!("7-7".parse::<PortRange>().map(PortRange::count), Ok(1));
         assert_eq!("9-8".parse::<PortRange>(), Err(UnitError::Reversed(9, 8)));

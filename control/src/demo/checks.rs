@@ -1,4 +1,4 @@
-//! What the first act does and what must hold.
+//! Checks of the first scenario: translation, load balancing, throughput, counters.
 
 use std::fs;
 use std::net::IpAddr;
@@ -7,35 +7,35 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::leaks::Leaks;
-use super::report::{Report, Seen};
+use super::leaks::LeakDetector;
+use super::report::{ObservedSources, Report};
 use super::topology::{DNS, EXCLUDED, HTTP, POD_NETWORKS, Pod, SERVER, Topology};
 use super::wait_for;
-use crate::failure::Failure;
-use crate::lab::peers::{ask_http, ask_http_at, ask_udp, ask_udp_at};
+use crate::command_error::CommandError;
+use crate::lab::reflector::{query_http, query_http_at, query_udp, query_udp_at};
 
-/// Seconds of the throughput run.
-const SECONDS: &str = "3";
+/// Duration of a throughput run, seconds.
+const THROUGHPUT_SECONDS: &str = "3";
 
-pub(super) fn run(topology: &Topology, report: &mut Report) -> Result<(), Failure> {
-    // Pods' own addresses may be seen only on packets between tenant B and what its policy excludes.
+pub(super) fn run(topology: &Topology, report: &mut Report) -> Result<(), CommandError> {
+    // Pods' own addresses are allowed only on packets between tenant B and the destinations its policy excludes.
     let [pods4, pods6] = POD_NETWORKS;
     let [excluded4, excluded6] = EXCLUDED;
     let filter = format!("(net {pods4} or net {pods6}) and not host {excluded4} and not host {excluded6}");
-    let leaks = Leaks::listen(&topology.router, "to-gateway", &filter, topology.folder.path())?;
+    let leaks = LeakDetector::start(&topology.router, "to-gateway", &filter, topology.directory.path())?;
 
-    Report::section("What the server saw");
+    Report::section("Egress: source addresses at the server");
     for pod in &topology.pods {
-        report.seen(pod, SERVER, &SERVER.map(|server| see(pod, server)), &pod.vips);
+        report.check_sources(pod, SERVER, &SERVER.map(|server| probe(pod, server)), &pod.vips);
     }
     if let Some(pod) = topology.pods.iter().find(|pod| pod.tenant == "B") {
-        report.seen(pod, EXCLUDED, &EXCLUDED.map(|server| see(pod, server)), &pod.addresses);
+        report.check_sources(pod, EXCLUDED, &EXCLUDED.map(|server| probe(pod, server)), &pod.addresses);
     }
 
-    Report::section("What the pods saw, at their Services' addresses");
-    serve(topology, report);
+    Report::section("Inbound: source addresses at the backends");
+    load_balance(topology, report);
 
-    Report::section("A download and an upload");
+    Report::section("Throughput");
     throughput(topology, report)?;
 
     Report::section("The gateway");
@@ -44,59 +44,59 @@ pub(super) fn run(topology: &Topology, report: &mut Report) -> Result<(), Failur
     leaks.report(report)
 }
 
-/// What the server sees of a pod: by HTTP, by UDP, and whether it answers a ping.
-fn see(pod: &Pod, server: &str) -> Seen {
-    let Ok(address) = server.parse::<IpAddr>() else { return Seen::default() };
-    let told = |result: std::io::Result<String>| result.unwrap_or_else(|error| format!("({error})"));
-    Seen {
-        http: told(ask_http(&pod.host, address)),
-        udp: told(ask_udp(&pod.host, address)),
+/// The source addresses of a pod that the server sees with HTTP and UDP, and whether ping works.
+fn probe(pod: &Pod, server: &str) -> ObservedSources {
+    let Ok(address) = server.parse::<IpAddr>() else { return ObservedSources::default() };
+    let text = |result: std::io::Result<String>| result.unwrap_or_else(|error| format!("({error})"));
+    ObservedSources {
+        http: text(query_http(&pod.host, address)),
+        udp: text(query_udp(&pod.host, address)),
         ping: pod.host.output(&["ping", "-c", "1", "-W", "2", server]).is_ok(),
     }
 }
 
-/// Clients outside, and pods, reach tenant A's Service at its VIPs.
-fn serve(topology: &Topology, report: &mut Report) {
-    let told = |result: std::io::Result<String>| result.unwrap_or_else(|error| format!("({error})"));
+/// External clients and pods connect to tenant A's Service at its VIPs.
+fn load_balance(topology: &Topology, report: &mut Report) {
+    let text = |result: std::io::Result<String>| result.unwrap_or_else(|error| format!("({error})"));
     let Some(vips) = topology.pods.first().map(|pod| pod.vips) else { return };
     let clients = [(&topology.server, "server", SERVER)];
     let pods = topology.pods.iter().map(|pod| (&pod.host, pod.host.name(), pod.vips));
-    for (host, name, identities) in clients.into_iter().chain(pods) {
-        for (vip, identity) in vips.iter().zip(identities) {
+    for (host, name, sources) in clients.into_iter().chain(pods) {
+        for (vip, source) in vips.iter().zip(sources) {
             let Ok(address) = vip.parse::<IpAddr>() else { continue };
-            let http = told(ask_http_at(host, (address, HTTP).into()));
-            let udp = told(ask_udp_at(host, (address, DNS).into()));
-            let holds = http == identity && udp == identity;
-            report.line(&format!("{name} -> {vip}"), holds, &format!("HTTP from {http}, UDP from {udp}"));
+            let http = text(query_http_at(host, (address, HTTP).into()));
+            let udp = text(query_udp_at(host, (address, DNS).into()));
+            let holds = http == source && udp == source;
+            report.check(&format!("{name} -> {vip}"), holds, &format!("HTTP from {http}, UDP from {udp}"));
         }
     }
 }
 
-fn throughput(topology: &Topology, report: &mut Report) -> Result<(), Failure> {
+fn throughput(topology: &Topology, report: &mut Report) -> Result<(), CommandError> {
     let Some(pod) = topology.pods.first() else { return Ok(()) };
     for (what, reverse) in [("upload", None), ("download", Some("-R"))] {
-        // A server of its own for each: one that has just served may still be busy with it.
-        let log = topology.folder.path().join(format!("iperf3-{what}.log"));
-        let _server = topology.server.spawn(&["iperf3", "-s", "--forceflush"], &log).map_err(Failure::runtime)?;
+        // A new server for each run: the previous one may still be busy.
+        let log = topology.directory.path().join(format!("iperf3-{what}.log"));
+        let _server = topology.server.spawn(&["iperf3", "-s", "--forceflush"], &log).map_err(CommandError::runtime)?;
         wait_for(|| fs::read_to_string(&log).is_ok_and(|log| log.contains("listening")), "iperf3")?;
-        let mut command = vec!["iperf3", "-J", "-c", SERVER[0], "-t", SECONDS];
+        let mut command = vec!["iperf3", "-J", "-c", SERVER[0], "-t", THROUGHPUT_SECONDS];
         command.extend(reverse);
         let measured = pod.host.output(&command).map_err(|error| error.to_string());
         let rate = measured.and_then(|text| {
-            let answer: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
-            answer["end"]["sum_received"]["bits_per_second"].as_f64().ok_or_else(|| answer["error"].to_string())
+            let result: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+            result["end"]["sum_received"]["bits_per_second"].as_f64().ok_or_else(|| result["error"].to_string())
         });
         match rate {
-            Ok(rate) => report.line(&format!("iperf3 {what}"), rate > 0.0, &format!("{:.2} Gbit/s", rate / 1e9)),
-            Err(error) => report.line(&format!("iperf3 {what}"), false, &error),
+            Ok(rate) => report.check(&format!("iperf3 {what}"), rate > 0.0, &format!("{:.2} Gbit/s", rate / 1e9)),
+            Err(error) => report.check(&format!("iperf3 {what}"), false, &error),
         }
     }
     Ok(())
 }
 
-fn gateway(topology: &Topology, report: &mut Report) -> Result<(), Failure> {
-    let status = topology.ask(&["status"])?;
-    let sessions = topology.ask(&["sessions", "--limit", "0"])?;
+fn gateway(topology: &Topology, report: &mut Report) -> Result<(), CommandError> {
+    let status = topology.query(&["status"])?;
+    let sessions = topology.query(&["sessions", "--limit", "0"])?;
     let listed = sessions["sessions"].as_array().map_or(0, Vec::len);
     let open = status["sessions"].as_u64().unwrap_or_default();
     let vips: Vec<&str> = topology.pods.iter().flat_map(|pod| pod.vips).collect();
@@ -104,7 +104,7 @@ fn gateway(topology: &Topology, report: &mut Report) -> Result<(), Failure> {
         let vip = session["vip"].as_str().unwrap_or_default();
         vips.iter().any(|known| vip.trim_start_matches('[').starts_with(known))
     });
-    report.line("every session has a VIP", listed > 0 && all_vips, &format!("{open} open, {listed} listed"));
+    report.check("every session has a VIP", listed > 0 && all_vips, &format!("{open} open, {listed} listed"));
     let sum = |field: &str| -> u64 {
         let workers = status["workers"].as_array();
         workers.into_iter().flatten().filter_map(|worker| worker["packets"][field].as_u64()).sum()
@@ -113,17 +113,17 @@ fn gateway(topology: &Topology, report: &mut Report) -> Result<(), Failure> {
     let (inbound, service_reply) = (sum("inbound"), sum("service_reply"));
     let handoffs: u64 =
         status["workers"].as_array().into_iter().flatten().filter_map(|worker| worker["handoffs"].as_u64()).sum();
-    report.line(
-        "packets went both ways",
+    report.check(
+        "egress packets in both directions",
         egress > 0 && reply > 0 && unchanged > 0,
-        &format!("{egress} out, {reply} back, {unchanged} unchanged, {handoffs} between workers"),
+        &format!("{egress} egress, {reply} reply, {unchanged} unchanged, {handoffs} handed off"),
     );
-    report.line(
-        "packets of clients went both ways",
+    report.check(
+        "inbound packets in both directions",
         inbound > 0 && service_reply > 0,
-        &format!("{inbound} in, {service_reply} back"),
+        &format!("{inbound} inbound, {service_reply} reply"),
     );
-    let drops = topology.ask(&["drops"])?;
+    let drops = topology.query(&["drops"])?;
     let dropped: Vec<(String, u64)> = drops
         .as_object()
         .into_iter()
@@ -131,28 +131,33 @@ fn gateway(topology: &Topology, report: &mut Report) -> Result<(), Failure> {
         .filter_map(|(reason, count)| Some((reason.clone(), count.as_u64()?)))
         .filter(|(_, count)| *count > 0)
         .collect();
-    // A burst may overrun a ring, and a late segment may find its session closed; nothing else is as it should be.
-    let harmless = ["tx_full", "link_full", "no_session", "no_service"];
+    // A burst can overrun a ring, and a late segment can find its session closed; other reasons are failures.
+    let acceptable = ["tx_full", "link_full", "no_session", "no_service"];
     let text: Vec<String> = dropped.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
     let text = if text.is_empty() { "none".to_owned() } else { text.join(", ") };
-    report.line("drops", dropped.iter().all(|(reason, _)| harmless.contains(&reason.as_str())), &text);
+    report.check("drops", dropped.iter().all(|(reason, _)| acceptable.contains(&reason.as_str())), &text);
 
-    let place = |status: &Value, name: &str| -> u64 {
-        let figures = status["figures"].as_array();
-        let mut frames = figures.into_iter().flatten().filter(|figure| figure["name"] == "frames");
-        frames.find(|figure| figure["labels"]["place"] == name).and_then(|figure| figure["value"].as_u64()).unwrap_or(0)
+    let frames_in = |status: &Value, place: &str| -> u64 {
+        let stats = status["figures"].as_array();
+        let mut frames = stats.into_iter().flatten().filter(|stat| stat["name"] == "frames");
+        frames.find(|stat| stat["labels"]["place"] == place).and_then(|stat| stat["value"].as_u64()).unwrap_or(0)
     };
-    let whole = |status: &Value| ["pool", "device", "held"].iter().map(|name| place(status, name)).sum::<u64>();
+    let sum_of_places =
+        |status: &Value| ["pool", "device", "held"].iter().map(|place| frames_in(status, place)).sum::<u64>();
     let mut status = status;
     for _ in 0..50 {
-        if whole(&status) == place(&status, "total") {
+        if sum_of_places(&status) == frames_in(&status, "total") {
             break;
         }
-        // Packets that are in a batch right now are in no place.
+        // Frames in a worker's current batch are not counted anywhere.
         thread::sleep(Duration::from_millis(50));
-        status = topology.ask(&["status"])?;
+        status = topology.query(&["status"])?;
     }
-    let total = place(&status, "total");
-    report.line("no packet buffer is lost", whole(&status) == total && total > 0, &format!("{total} accounted for"));
+    let total = frames_in(&status, "total");
+    report.check(
+        "no packet buffer is lost",
+        sum_of_places(&status) == total && total > 0,
+        &format!("{total} accounted for"),
+    );
     Ok(())
 }

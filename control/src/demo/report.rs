@@ -1,73 +1,75 @@
-//! The demo's report: short, and each line says whether it holds.
+//! The demo's report: one line per check, with its result.
 
 use std::io::IsTerminal;
 
-use super::group::{Group, VIPS};
 use super::topology::{Pod, SERVER, Topology};
-use crate::failure::Failure;
+use crate::command_error::CommandError;
+use crate::demo::failover::{FailoverTopology, VIPS};
 
-/// The first act's network.
-const PICTURE: &str = r"
+/// Topology of the first scenario.
+const SINGLE_DIAGRAM: &str = r"
    pod-a1  10.1.0.11 ---+
    pod-a2  10.1.0.12 ---+--- gw-in [ gateway ] gw-out ---- router ---- server  198.51.100.10
    pod-b1  10.1.0.21 ---+           |                                          2001:db8:51::10
-           fd00:1::/64              tenant A leaves as 203.0.113.10  2001:db8:113::10
-                                    tenant B leaves as 203.0.113.20  2001:db8:113::20
-                                    at 203.0.113.10 port 80 and 53, tenant A's pods serve
-                                    no host has these addresses; the gateway answers for them
+           fd00:1::/64              tenant A: SNAT to 203.0.113.10  2001:db8:113::10
+                                    tenant B: SNAT to 203.0.113.20  2001:db8:113::20
+                                    203.0.113.10 ports 80 and 53: DNAT to tenant A's pods
+                                    no host has these VIPs; the gateway answers ARP and NDP for them
 ";
 
-/// The second act's.
-const GROUP_PICTURE: &str = r"
+/// Topology of the second scenario.
+const FAILOVER_DIAGRAM: &str = r"
                              +--- [ gw-1 ] ---+
    pod-c1  10.1.0.31 ---+    |       ||       |
                         +-- router   ||   router ---- server  198.51.100.10
    pod-c2  10.1.0.32 ---+    |       ||       |               2001:db8:51::10
            fd00:1::/64       +--- [ gw-2 ] ---+
 
-           both gateways serve 192.0.2.10  2001:db8:2::10, each a share; a policy server says which of them live
-           ||  copies of sessions, and packets that came to the one that doesn't have their session
-           each router chooses a gateway for each connection; what is dead it is told after 300 ms, as by BFD
+           VIPs 192.0.2.10  2001:db8:2::10, one shard per gateway; a policy server manages membership
+           ||  link: session replication, and packets forwarded to the owner of their session
+           routers hash connections over the gateways (ECMP), and detect a dead one after 300 ms, as with BFD
 ";
 
-/// What the server saw of a pod in one address family.
+/// Source addresses of a pod that the server saw, in one address family.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct ObservedSources {
     pub(super) http: String,
     pub(super) udp: String,
     pub(super) ping: bool,
 }
 
-/// Prints as it goes, and counts what doesn't hold.
+/// Prints checks as they complete, and counts failures.
 #[derive(Debug)]
 pub(super) struct Report {
     lines: u32,
     failed: u32,
-    colour: bool,
+    color: bool,
 }
 
 impl Report {
     pub(super) fn new() -> Self {
-        Self { lines: 0, failed: 0, colour: std::io::stdout().is_terminal() }
+        Self { lines: 0, failed: 0, color: std::io::stdout().is_terminal() }
     }
 
     pub(super) fn title() {
-        println!("vipgate demo: pods leave as their Service's VIP, and are reached at it\n{PICTURE}");
+        println!(
+            "vipgate demo, scenario 1: SNAT of pods to their Service's VIP, load balancing at it\n{SINGLE_DIAGRAM}"
+        );
     }
 
-    pub(super) fn second_title() {
-        println!("\nSecond act: two gateways, one of which is killed during a download\n{GROUP_PICTURE}");
+    pub(super) fn failover_title() {
+        println!("\nScenario 2: two gateways, one of which is killed during a download\n{FAILOVER_DIAGRAM}");
     }
 
     pub(super) fn section(title: &str) {
         println!("\n{title}");
     }
 
-    /// One line: what should hold, whether it does, and what was seen.
-    pub(super) fn line(&mut self, what: &str, holds: bool, seen: &str) {
+    /// Prints a check: description, result, and observed values.
+    pub(super) fn check(&mut self, what: &str, holds: bool, seen: &str) {
         self.lines += 1;
         self.failed += u32::from(!holds);
-        let mark = match (holds, self.colour) {
+        let mark = match (holds, self.color) {
             (true, true) => "\x1b[32mok\x1b[0m    ",
             (true, false) => "ok    ",
             (false, true) => "\x1b[31mFAILED\x1b[0m",
@@ -76,25 +78,31 @@ impl Report {
         println!("  {mark}  {what:<44} {seen}");
     }
 
-    /// What the server saw of a pod at two addresses, one of each family.
-    pub(super) fn seen(&mut self, pod: &Pod, servers: [&str; 2], seen: &[Seen; 2], expected: &[&str; 2]) {
+    /// Checks what the server saw of a pod at two addresses, one of each family.
+    pub(super) fn check_sources(
+        &mut self,
+        pod: &Pod,
+        servers: [&str; 2],
+        seen: &[ObservedSources; 2],
+        expected: &[&str; 2],
+    ) {
         for ((server, seen), expected) in servers.iter().zip(seen).zip(expected) {
             let holds = seen.http == *expected && seen.udp == *expected && seen.ping;
             let what = format!("tenant {} {} -> {server}", pod.tenant, pod.host.name());
-            let ping = if seen.ping { "ping answered" } else { "no answer to ping" };
-            let told = if seen.http == seen.udp {
+            let ping = if seen.ping { "ping works" } else { "ping FAILS" };
+            let observed = if seen.http == seen.udp {
                 format!("HTTP and UDP from {}, {ping}", seen.http)
             } else {
                 format!("HTTP from {}, UDP from {}, {ping}", seen.http, seen.udp)
             };
-            self.line(&what, holds, &told);
+            self.check(&what, holds, &observed);
         }
     }
 
-    /// How to look around.
-    pub(super) fn keep(topology: &Topology, group: &Group) {
+    /// Prints commands for inspecting the kept topologies.
+    pub(super) fn print_commands(topology: &Topology, group: &FailoverTopology) {
         let socket = topology.socket().display().to_string();
-        println!("\nBoth networks stay up. Look around, for example:");
+        println!("\nBoth topologies are kept. Example commands:");
         println!("  ip netns exec {} ping {}", topology.pods[0].host.netns(), SERVER[0]);
         println!("  ip netns exec {} curl http://203.0.113.10/", topology.server.netns());
         for command in ["services", "status", "sessions"] {
@@ -105,15 +113,15 @@ impl Report {
         for (gateway, command) in group.gateways.iter().zip(["peers", "endpoints"]) {
             println!("  vipgate {command} --socket {}", gateway.socket.display());
         }
-        println!("Enter or Ctrl-C removes everything.");
+        println!("Press Enter or Ctrl-C to remove them.");
     }
 
-    /// The last line; an error if something didn't hold.
-    pub(super) fn end(&self) -> Result<(), Failure> {
+    /// Prints the result; an error if a check has failed.
+    pub(super) fn finish(&self) -> Result<(), CommandError> {
         if self.failed == 0 {
-            println!("\nAll {} lines hold.", self.lines);
+            println!("\nAll {} checks passed.", self.lines);
             return Ok(());
         }
-        Err(Failure::runtime(format_args!("{} of {} lines do not hold", self.failed, self.lines)))
+        Err(CommandError::runtime(format_args!("{} of {} checks failed", self.failed, self.lines)))
     }
 }

@@ -1,4 +1,4 @@
-//! The first act's network, and the gateway in it.
+//! Topology of the first scenario: pods, gateway, router, server.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,18 +6,19 @@ use std::thread;
 
 use tempfile::TempDir;
 
-use super::program::{Program, ask};
 use super::report::Report;
-use crate::failure::Failure;
-use crate::lab::{Error, Host, Lab, peers};
+use crate::command_error::CommandError;
+use crate::demo::daemon::{Daemon, query};
+use crate::lab;
+use crate::lab::{Host, Lab, reflector};
 
-/// A pod of the first act.
+/// A pod of the first scenario.
 #[derive(Clone, Debug)]
 pub(super) struct Pod {
     pub(super) host: Host,
     pub(super) tenant: &'static str,
     pub(super) addresses: [&'static str; 2],
-    /// The VIPs that the far side should see.
+    /// The VIPs expected as its source addresses.
     pub(super) vips: [&'static str; 2],
 }
 
@@ -25,8 +26,8 @@ pub(super) struct Pod {
 pub(super) const SERVER: [&str; 2] = ["198.51.100.10", "2001:db8:51::10"];
 /// Addresses of the same server that tenant B's policy excludes.
 pub(super) const EXCLUDED: [&str; 2] = ["10.9.0.200", "fd00:9::200"];
-/// The port on which pods serve, and those of tenant A's Service.
-const SERVED: u16 = 8080;
+/// Listening port of the pods, and the ports of tenant A's Service.
+const POD_PORT: u16 = 8080;
 pub(super) const HTTP: u16 = 80;
 pub(super) const DNS: u16 = 53;
 /// Networks whose addresses must not be seen outside.
@@ -37,27 +38,27 @@ const POLICY: [(&str, &str); 2] = [
     ("tenant-b.yaml", include_str!("../../../conf/demo/policy/tenant-b.yaml")),
 ];
 
-/// The network of the first act.
+/// Hosts of the first scenario.
 #[derive(Debug)]
 pub(super) struct Topology {
     pub(super) pods: Vec<Pod>,
     pub(super) gateway: Host,
     pub(super) router: Host,
     pub(super) server: Host,
-    pub(super) folder: TempDir,
+    pub(super) directory: TempDir,
     pub(super) workers: usize,
-    process: Option<Program>,
+    process: Option<Daemon>,
 }
 
 impl Topology {
-    /// Hosts, cables, addresses, routes, servers.
-    pub(super) fn build(lab: &Lab) -> Result<Self, Failure> {
-        let folder = TempDir::with_prefix("vipgate-demo-").map_err(Failure::runtime)?;
+    /// Creates hosts, links, addresses, routes, servers.
+    pub(super) fn build(lab: &Lab) -> Result<Self, CommandError> {
+        let folder = TempDir::with_prefix("vipgate-demo-").map_err(CommandError::runtime)?;
         let workers = thread::available_parallelism().map_or(1, usize::from).min(2);
-        Self::network(lab, folder, workers).map_err(Failure::runtime)
+        Self::network(lab, folder, workers).map_err(CommandError::runtime)
     }
 
-    fn network(lab: &Lab, folder: TempDir, workers: usize) -> Result<Self, Error> {
+    fn network(lab: &Lab, folder: TempDir, workers: usize) -> Result<Self, lab::Error> {
         let queues = if workers > 1 { 2 } else { 1 };
         let switch = lab.host("switch", false)?;
         let gateway = lab.host("gateway", true)?;
@@ -69,20 +70,20 @@ impl Topology {
         switch.ip(&["link", "set", "to-gateway", "master", "pods"])?;
         gateway.addresses("gw-in", &["10.1.0.1/24", "fd00:1::1/64"])?;
 
-        let wanted = [
+        let specs = [
             ("pod-a1", "A", ["10.1.0.11", "fd00:1::11"], ["203.0.113.10", "2001:db8:113::10"]),
             ("pod-a2", "A", ["10.1.0.12", "fd00:1::12"], ["203.0.113.10", "2001:db8:113::10"]),
             ("pod-b1", "B", ["10.1.0.21", "fd00:1::21"], ["203.0.113.20", "2001:db8:113::20"]),
         ];
         let mut pods = Vec::new();
-        for (name, tenant, addresses, vips) in wanted {
+        for (name, tenant, addresses, vips) in specs {
             let host = lab.host(name, false)?;
             lab.link((&switch, name), (&host, "eth0"), 1)?;
             switch.ip(&["link", "set", name, "master", "pods"])?;
             host.addresses("eth0", &[&format!("{}/24", addresses[0]), &format!("{}/64", addresses[1])])?;
             host.route("default", "10.1.0.1")?;
             host.route("default", "fd00:1::1")?;
-            peers::start_at(&host, &addresses, SERVED);
+            reflector::start_at(&host, &addresses, POD_PORT);
             pods.push(Pod { host, tenant, addresses, vips });
         }
 
@@ -91,7 +92,7 @@ impl Topology {
         router.addresses("to-gateway", &["203.0.113.254/24", "2001:db8:113::fe/64"])?;
         gateway.route("default", "203.0.113.254")?;
         gateway.route("default", "2001:db8:113::fe")?;
-        // The way back for what policy leaves unchanged.
+        // Return routes for untranslated packets.
         router.route(POD_NETWORKS[0], "203.0.113.1")?;
         router.route(POD_NETWORKS[1], "2001:db8:113::1")?;
 
@@ -104,21 +105,21 @@ impl Topology {
         )?;
         server.route("default", "198.51.100.254")?;
         server.route("default", "2001:db8:51::fe")?;
-        peers::start(&server, &[SERVER, EXCLUDED].concat());
-        Ok(Self { pods, gateway, router, server, folder, workers, process: None })
+        reflector::start(&server, &[SERVER, EXCLUDED].concat());
+        Ok(Self { pods, gateway, router, server, directory: folder, workers, process: None })
     }
 
     /// The admin socket of the gateway.
     pub(super) fn socket(&self) -> PathBuf {
-        self.folder.path().join("gateway.sock")
+        self.directory.path().join("gateway.sock")
     }
 
-    /// Starts this very program as a gateway and waits until it is ready.
-    pub(super) fn start_gateway(&mut self) -> Result<(), Failure> {
-        let policy = self.folder.path().join("policy");
-        fs::create_dir_all(&policy).map_err(Failure::runtime)?;
+    /// Starts this binary as a gateway and waits until it is ready.
+    pub(super) fn start_gateway(&mut self) -> Result<(), CommandError> {
+        let policy = self.directory.path().join("policy");
+        fs::create_dir_all(&policy).map_err(CommandError::runtime)?;
         for (name, text) in POLICY {
-            fs::write(policy.join(name), text).map_err(Failure::runtime)?;
+            fs::write(policy.join(name), text).map_err(CommandError::runtime)?;
         }
         let cores: Vec<String> = (0..self.workers).map(|core| core.to_string()).collect();
         let config = format!(
@@ -133,18 +134,18 @@ impl Topology {
             policy.display(),
             self.socket().display(),
         );
-        self.process.insert(Program::start(&self.gateway, "gateway", &config, self.folder.path())?).wait_ready()
+        self.process.insert(Daemon::start(&self.gateway, "gateway", &config, self.directory.path())?).wait_ready()
     }
 
-    /// Asks the gateway something; the answer as JSON.
-    pub(super) fn ask(&self, command: &[&str]) -> Result<serde_json::Value, Failure> {
-        ask(&self.socket(), command)
+    /// Runs a query command; returns its JSON.
+    pub(super) fn query(&self, command: &[&str]) -> Result<serde_json::Value, CommandError> {
+        query(&self.socket(), command)
     }
 
-    /// Stops the gateway as an init system would, if it still runs.
-    pub(super) fn stop_gateway(&mut self, report: &mut Report) -> Result<(), Failure> {
+    /// Stops the gateway with SIGTERM, if it is running.
+    pub(super) fn stop_gateway(&mut self, report: &mut Report) -> Result<(), CommandError> {
         let Some(process) = self.process.take() else { return Ok(()) };
-        report.line("SIGTERM stops the gateway cleanly", process.stop()?, "");
+        report.check("SIGTERM stops the gateway cleanly", process.stop()?, "");
         Ok(())
     }
 }

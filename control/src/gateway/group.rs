@@ -1,79 +1,89 @@
-//! This gateway among others: who serves as the policy server says, who is linked, and what follows of it for the engine. What follows
-//! is decided without waiting for anybody; `Group` brings the news together.
+//! The group of gateways: membership view, peer links and lease, and the membership that follows for the engine.
+//! `Group` collects the inputs; `state.rs` decides, without I/O.
 
-mod authentication;
-mod lease;
-mod standing;
+use crate::clock;
+use crate::state::group::GroupStatus;
+mod state;
+mod tunnel_authentication;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
-use vipgate_dataplane::command::Command;
-use vipgate_dataplane::copies::worker_of;
-use vipgate_dataplane::link::outlet::Outlet;
-use vipgate_dataplane::session::image::Image;
-use vipgate_dataplane::snapshot::members::{GatewayId, MembersSpec};
+use vipgate_dataplane::flow::ids::GatewayId;
+use vipgate_dataplane::policy::members::MembersSpec;
+use vipgate_dataplane::replication::apply::worker_of;
+use vipgate_dataplane::replication::sender::ReplicationSender;
+use vipgate_dataplane::session::record::ReplicationRecord;
+use vipgate_dataplane::worker::command::Command;
 
-use self::authentication::Tunnels;
-pub use self::lease::{GroupLease, LeaseStatus};
-pub(super) use self::standing::{Source, Standing};
-use super::state::GatewayState;
-use super::workers;
 use crate::config::Config;
-use crate::members::{Authority, Handle, Status, View, Wanted};
-use crate::peer::{self, Event, Peers, PeersStatus, TunnelSecret, Workers};
-use crate::policy;
+pub(super) use crate::gateway::group::state::{GroupState, MembershipSource};
+use crate::gateway::group::tunnel_authentication::TunnelAuthentication;
+use crate::heartbeat::{ClientHandle, ReportedState};
+use crate::membership::status::MembershipStatus;
+use crate::peer::{self, PeerEvent, Peers, PeersStatus, TunnelSecret, Workers};
+use crate::state::GatewayState;
+pub use crate::state::lease::{GroupLease, LeaseStatus};
+use vipgate_policy::compiler;
 
-/// How often it is looked at whether workers act by the last view.
-const LOOK: Duration = Duration::from_millis(5);
+/// Poll interval while workers don't use the latest view yet.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// What this gateway hears of others, and tells them.
+/// Membership of this gateway in the group, its lease and its peer links.
 pub(super) struct Group {
-    standing: Standing,
+    state: GroupState,
     lease: Arc<GroupLease>,
-    /// Where a policy server is asked who serves.
-    client: Option<Handle>,
+    /// The membership client, with `policy.server`.
+    client: Option<ClientHandle>,
     client_task: Option<JoinHandle<()>>,
-    links: Option<Links>,
-    /// The view that workers were told and may not act by yet, and whether others serve by it than before.
+    links: Option<PeerLinks>,
+    /// The view that was published but isn't used by all workers yet, and whether replica targets need a full sync
+    /// after it.
     pending: Option<(u64, bool)>,
-    acting: u64,
-    /// The view since which the same ones serve, as workers were told.
-    since: u64,
-    /// Whether the lease is held, as the log has it.
-    held: bool,
+    /// The view that all workers use.
+    applied: u64,
+    /// The view of the last change of active members that was published.
+    active_since: u64,
+    /// Whether the lease was valid when its status was last logged.
+    lease_valid: bool,
 }
 
-/// Links to other gateways.
-pub(super) struct Links {
+/// Links to the peers.
+pub(super) struct PeerLinks {
     pub(super) peers: Peers,
-    pub(super) events: mpsc::Receiver<Event>,
+    pub(super) events: mpsc::Receiver<PeerEvent>,
     pub(super) status: watch::Receiver<Arc<PeersStatus>>,
-    /// The view that they go by.
-    pub(super) view: Arc<peer::View>,
+    /// The view that the links use.
+    pub(super) view: Arc<peer::PeerView>,
 }
 
-/// How gateways stand as long as nobody has been asked: where somebody decides, none serves.
-pub(super) fn at_start(config: &Config, peers: &[policy::Peer]) -> MembersSpec {
-    let tunnels = Tunnels::new(config.peer_authentication(), None);
-    let mut standing = Standing::new(config.name.as_str().into(), config.tunnel(), Source::of(config), tunnels);
-    standing.set_policy(peers);
-    standing.spec(Instant::now(), workers::now())
+/// The membership at startup, before the policy server has responded. With a membership authority, no gateway is
+/// active.
+pub(super) fn initial_members(config: &Config, peers: &[compiler::Peer]) -> MembersSpec {
+    let tunnels = TunnelAuthentication::new(config.peer_authentication(), None);
+    let mut state = GroupState::new(
+        config.name.as_str().into(),
+        config.peer_tunnel_endpoint(),
+        MembershipSource::of(config),
+        tunnels,
+    );
+    state.set_policy(peers);
+    state.spec(Instant::now(), clock::now())
 }
 
-/// The workers, as links to other gateways need them.
+/// The workers as used by the peer links for replication.
 #[derive(Debug)]
-pub(super) struct LinkedWorkers(pub(super) Arc<GatewayState>);
+pub(super) struct ReplicationWorkers(pub(super) Arc<GatewayState>);
 
-impl Workers for LinkedWorkers {
+impl Workers for ReplicationWorkers {
     fn count(&self) -> usize {
         self.0.workers.len()
     }
 
-    fn outlet(&self, worker: usize) -> &Outlet {
-        &self.0.workers[worker].outlet
+    fn replication_sender(&self, worker: usize) -> &ReplicationSender {
+        &self.0.workers[worker].replication
     }
 
     fn send(&self, worker: usize, command: Command, until: Instant) -> bool {
@@ -87,94 +97,58 @@ impl Workers for LinkedWorkers {
         self.0.compiled.load().members().replication_epoch()
     }
 
-    fn gateway(&self, name: &str) -> Option<GatewayId> {
+    fn gateway_id(&self, name: &str) -> Option<GatewayId> {
         self.0.compiled.load().members().id(name)
     }
 
-    fn place(&self, image: &Image) -> usize {
+    fn worker_of(&self, image: &ReplicationRecord) -> usize {
         let workers = u8::try_from(self.0.workers.len()).unwrap_or(u8::MAX);
         worker_of(image, &self.0.compiled.load(), workers).0.into()
     }
 }
 
-/// How the group stands, for whoever asks.
-#[derive(Clone, Debug, Default)]
-pub struct GroupStatus {
-    /// Who says who serves.
-    pub authority: Option<Authority>,
-    /// What was said last.
-    pub view: Arc<View>,
-    /// How links stand.
-    pub links: Arc<PeersStatus>,
-    /// Whether this gateway takes no new sessions, because somebody wants it to stop.
-    pub draining: bool,
-    /// What the engine was told.
-    pub spec: MembersSpec,
-    /// The lease of this gateway's shares; it changes without anybody being told.
-    pub lease: Option<Arc<GroupLease>>,
-}
-
-impl GroupStatus {
-    /// Whether this gateway serves: one that is alone does.
-    pub fn serves(&self) -> bool {
-        self.spec.this.is_none()
-            || self.spec.gateways.iter().any(|it| Some(&it.name) == self.spec.this.as_ref() && it.serving)
-    }
-
-    /// How many gateways serve.
-    pub fn serving(&self) -> usize {
-        if self.spec.this.is_none() { 1 } else { self.spec.gateways.iter().filter(|it| it.serving).count() }
-    }
-
-    /// How the lease of this gateway's shares stands now.
-    pub fn lease(&self) -> LeaseStatus {
-        self.lease.as_ref().map_or(LeaseStatus::NotNeeded, |lease| lease.status())
-    }
-
-    /// Whether this gateway opens sessions in what it was dealt, or is alone.
-    pub fn is_open(&self) -> bool {
-        let Some(this) = &self.spec.this else { return true };
-        self.spec.gateways.iter().any(|member| member.name == *this && member.serving && member.may_open)
-    }
-}
-
 impl Group {
-    /// A group of which nothing is known but its gateways' names.
+    /// A group without a membership view yet.
     pub(super) fn new(
         config: &Config,
         lease: Arc<GroupLease>,
-        client: Option<(Handle, JoinHandle<()>)>,
-        links: Option<Links>,
+        client: Option<(ClientHandle, JoinHandle<()>)>,
+        links: Option<PeerLinks>,
         tunnel_secret: Option<TunnelSecret>,
     ) -> Self {
         let (client, client_task) = client.unzip();
-        let tunnels = Tunnels::new(config.peer_authentication(), tunnel_secret);
+        let tunnels = TunnelAuthentication::new(config.peer_authentication(), tunnel_secret);
         Self {
-            standing: Standing::new(config.name.as_str().into(), config.tunnel(), Source::of(config), tunnels),
+            state: GroupState::new(
+                config.name.as_str().into(),
+                config.peer_tunnel_endpoint(),
+                MembershipSource::of(config),
+                tunnels,
+            ),
             lease,
             client,
             client_task,
             links,
             pending: None,
-            acting: 0,
-            since: 0,
-            held: true,
+            applied: 0,
+            active_since: 0,
+            lease_valid: true,
         }
     }
 
-    /// Waits until something is new, or it is time to look again. May be dropped and called again.
+    /// Waits until an input has changed or a deadline has passed. Cancel-safe.
     pub(super) async fn changed(&mut self) {
-        let due = match (self.pending, self.standing.due()) {
-            (Some(_), _) => Some(LOOK),
+        let due = match (self.pending, self.state.next_deadline()) {
+            (Some(_), _) => Some(POLL_INTERVAL),
             (None, due) => due.map(|due| due.saturating_duration_since(Instant::now())),
         };
-        let time = async {
+        let deadline = async {
             match due {
                 Some(due) => tokio::time::sleep(due).await,
                 None => std::future::pending().await,
             }
         };
-        let told = async {
+        let membership = async {
             if let Some(client) = &mut self.client
                 && client.status.changed().await.is_ok()
             {
@@ -182,18 +156,18 @@ impl Group {
             }
             std::future::pending::<()>().await;
         };
-        let (event, linked) = match &mut self.links {
-            Some(Links { events, status, .. }) => (Some(events), Some(status)),
+        let (events, links_status) = match &mut self.links {
+            Some(PeerLinks { events, status, .. }) => (Some(events), Some(status)),
             None => (None, None),
         };
         let event = async {
-            match event {
+            match events {
                 Some(events) => events.recv().await,
                 None => std::future::pending().await,
             }
         };
-        let linked = async {
-            if let Some(status) = linked
+        let links = async {
+            if let Some(status) = links_status
                 && status.changed().await.is_ok()
             {
                 return;
@@ -201,165 +175,164 @@ impl Group {
             std::future::pending::<()>().await;
         };
         tokio::select! {
-            () = time => {}
-            () = told => {}
-            () = linked => {}
+            () = deadline => {}
+            () = membership => {}
+            () = links => {}
             event = event => match event {
-                Some(event) => self.hear(event),
+                Some(event) => self.handle_event(event),
                 None => std::future::pending().await,
             },
         }
     }
 
-    fn hear(&mut self, event: Event) {
+    fn handle_event(&mut self, event: PeerEvent) {
         match event {
-            Event::Released { gateway, view } => self.standing.release(gateway, view),
-            Event::Told { gateway, view } => {
+            PeerEvent::Released { gateway, view } => self.state.mark_released(gateway, view),
+            PeerEvent::RelayedView { gateway, view } => {
                 let number = view.number;
-                if self.client.as_ref().is_some_and(|client| client.hear_elsewhere(view)) {
+                if self.client.as_ref().is_some_and(|client| client.apply_relayed_view(view)) {
                     tracing::info!(
-                        event = "view_from_gateway",
+                        event = "view_relayed",
                         gateway = &*gateway,
                         view = number,
-                        "gateway {gateway} says who serves, while the policy server can't be heard"
+                        "membership view relayed by gateway {gateway}, since the policy server is unreachable"
                     );
                 }
             }
-            // The links' status says it, too.
-            Event::Synced { .. } => {}
+            // Also in the status of the links.
+            PeerEvent::Synced { .. } => {}
         }
     }
 
-    /// The gateways that the policy in force names.
-    pub(super) fn set_policy(&mut self, gateways: &[policy::Peer]) {
-        self.standing.set_policy(gateways);
+    /// Sets the gateways of the policy in force.
+    pub(super) fn set_policy(&mut self, gateways: &[compiler::Peer]) {
+        self.state.set_policy(gateways);
     }
 
-    /// Somebody wants this gateway to stop serving, or to serve again.
+    /// Starts or ends draining.
     pub(super) fn set_draining(&mut self, draining: bool) {
-        self.standing.set_draining(draining);
+        self.state.set_draining(draining);
     }
 
-    /// This gateway can't do what it serves for, and why; or it can again.
+    /// Sets the fault that makes this gateway unable to forward; `None`: able.
     pub(super) fn set_unable(&mut self, reason: Option<Arc<str>>) {
-        self.standing.set_unable(reason);
+        self.state.set_unable(reason);
     }
 
-    /// Takes in the news; what the engine is to be told.
-    pub(super) fn settle(&mut self, now: Instant) -> MembersSpec {
+    /// Processes all inputs; returns the membership to publish to the engine.
+    pub(super) fn update(&mut self, now: Instant) -> MembersSpec {
         if let Some(client) = &mut self.client {
-            let status: Status = client.status.borrow_and_update().clone();
-            self.standing.set_status(&status, now);
+            let status: MembershipStatus = client.status.borrow_and_update().clone();
+            self.state.set_status(&status, now);
         }
         if let Some(links) = &mut self.links {
             let status = links.status.borrow_and_update().clone();
-            self.standing.set_links(status);
-            for gateway in self.standing.overdue(now) {
-                links.peers.request(&gateway);
+            self.state.set_links(status);
+            for gateway in self.state.sync_targets(now) {
+                links.peers.request_sync(&gateway);
             }
         }
-        self.lease.need(self.standing.needs_lease());
-        if let Some(until) = self.standing.lease_by_peers() {
+        self.lease.set_required(self.state.needs_lease());
+        if let Some(until) = self.state.lease_from_peers() {
             self.lease.extend_by_peers(until);
         }
-        self.standing.spec(now, workers::now())
+        self.state.spec(now, clock::now())
     }
 
-    /// Workers were told what follows of the news; `moved`: others serve than before.
-    pub(super) fn told(&mut self, moved: bool) {
-        let before = self.pending.is_some_and(|(_, moved)| moved);
-        // Whoever has stopped and serves again unseen may have lost what it was told.
-        let since = self.standing.since();
-        let moved = moved || before || std::mem::replace(&mut self.since, since) != since;
-        self.pending = Some((self.standing.view().number, moved));
+    /// Records that the current view was published to the workers. `needs_sync`: replica targets need a full sync.
+    pub(super) fn mark_pending(&mut self, needs_sync: bool) {
+        let was_pending = self.pending.is_some_and(|(_, needs_sync)| needs_sync);
+        // A peer that was inactive in a view that this gateway missed may have lost its standby sessions.
+        let since = self.state.active_since();
+        let needs_sync = needs_sync || was_pending || std::mem::replace(&mut self.active_since, since) != since;
+        self.pending = Some((self.state.view().number, needs_sync));
     }
 
-    /// All workers act by what they were told last: others hear of it.
-    pub(super) fn acts(&mut self) {
-        let Some((number, moved)) = self.pending.take() else { return };
-        self.acting = number;
+    /// All workers use the published view: passes it to the links, releases shards to the peers and starts full syncs.
+    pub(super) fn mark_applied(&mut self) {
+        let Some((number, needs_sync)) = self.pending.take() else { return };
+        self.applied = number;
         if let Some(links) = &mut self.links {
-            // Only now: what comes over them is looked at by the view that workers act by.
-            let view = self.standing.links_view();
+            // Not earlier: workers handle what arrives over the links by the view that they use.
+            let view = self.state.links_view();
             if *view != *links.view {
                 links.peers.set_view(&view);
                 links.view = view;
             }
-            for other in self.standing.others() {
-                if moved {
-                    links.peers.resync(other);
+            for peer in self.state.peers() {
+                if needs_sync {
+                    links.peers.resync(peer);
                 }
-                links.peers.release(other, number);
+                links.peers.release(peer, number);
             }
         }
     }
 
-    /// Whether there is a view that workers act by without having been told anything: nothing follows of it.
-    pub(super) fn is_behind(&self) -> bool {
-        self.pending.is_none() && self.acting != self.standing.view().number
+    /// Whether there is a new view that doesn't change the published membership.
+    pub(super) fn has_unapplied_view(&self) -> bool {
+        self.pending.is_none() && self.applied != self.state.view().number
     }
 
-    /// Whether it isn't known yet whether anybody says who serves.
-    pub(super) fn is_unknown(&self) -> bool {
-        self.standing.is_unknown()
+    /// Whether it is unknown yet if there is a membership authority.
+    pub(super) fn is_authority_unknown(&self) -> bool {
+        self.state.is_authority_unknown()
     }
 
-    /// Whether workers may not act yet by what they were told.
+    /// Whether not all workers use the published view yet.
     pub(super) fn is_pending(&self) -> bool {
         self.pending.is_some()
     }
 
-    /// Says what this gateway wants.
-    pub(super) fn wish(&self) {
+    /// Passes the desired state of this gateway to the membership client, which sends it in heartbeats.
+    pub(super) fn publish_desired_state(&self) {
         let Some(client) = &self.client else { return };
-        let wanted =
-            Wanted { wish: self.standing.wish(), seen_view: self.acting, unable: self.standing.unable().cloned() };
-        client.wish.send_if_modified(|now| {
-            let is_new = *now != wanted;
-            *now = wanted;
+        let desired = ReportedState {
+            desired_state: self.state.desired_state(),
+            seen_view: self.applied,
+            unable: self.state.unable().cloned(),
+        };
+        client.reported.send_if_modified(|current| {
+            let is_new = *current != desired;
+            *current = desired;
             is_new
         });
     }
 
-    /// How it stands.
+    /// The current status.
     pub(super) fn status(&self, spec: &MembersSpec) -> GroupStatus {
         GroupStatus {
             authority: self.client.as_ref().map(|client| client.status.borrow().authority),
-            view: self.standing.view().clone(),
+            view: self.state.view().clone(),
             links: self.links.as_ref().map(|links| links.status.borrow().clone()).unwrap_or_default(),
-            draining: self.standing.is_draining(),
+            draining: self.state.is_draining(),
             spec: spec.clone(),
             lease: Some(self.lease.clone()),
         }
     }
 
-    /// Says once when the lease has lapsed, and once when it is held again. One that nobody has granted yet can't lapse.
-    pub(super) fn watch_lease(&mut self) {
+    /// Logs when the lease expires and when it is renewed. A lease that was never granted doesn't count as expired.
+    pub(super) fn log_lease_changes(&mut self) {
         self.lease.expire();
-        let (held, view) = (self.lease.status() != LeaseStatus::Lapsed, self.standing.view().number);
-        if held == self.held || (!held && !self.lease.was_granted()) {
+        let (valid, view) = (self.lease.status() != LeaseStatus::Expired, self.state.view().number);
+        if valid == self.lease_valid || (!valid && !self.lease.was_granted()) {
             return;
         }
-        self.held = held;
-        if held {
-            tracing::info!(
-                event = "lease_held",
-                view,
-                "the lease of this gateway's shares is held again, or needed no more"
-            );
-        } else if self.standing.is_serving() {
+        self.lease_valid = valid;
+        if valid {
+            tracing::info!(event = "lease_renewed", view, "the lease is renewed, or no longer required");
+        } else if self.state.is_active() {
             tracing::warn!(
-                event = "lease_lapsed",
+                event = "lease_expired",
                 view,
-                "the lease of this gateway's shares has lapsed: it opens no sessions in them until it is held again; is the \
-                 policy server reached in time?"
+                "the lease has expired: this gateway opens no sessions in its shards until it is renewed; check the \
+                 latency to the policy server"
             );
         } else {
-            tracing::info!(event = "lease_lapsed", view, "this gateway serves no more, and its lease has lapsed");
+            tracing::info!(event = "lease_expired", view, "the lease of this inactive gateway has expired");
         }
     }
 
-    /// Ends it: who is told nothing more knows by the lease.
+    /// Closes the links and the membership client. Other gateways notice by the lease.
     pub(super) async fn close(self) {
         drop(self.client);
         drop(self.links);

@@ -1,20 +1,19 @@
-//! Routes for a BGP daemon: one for each VIP that this gateway serves and that BGP announces, in a table of the
-//! kernel's that no packet is routed by. A daemon on the same host takes them from there and withdraws what is gone.
+//! BGP advertisement: installs one host route per active VIP with BGP announcement, in a kernel routing table that no
+//! packet is routed by. A BGP daemon on the same host redistributes these routes and withdraws the removed ones.
 //!
-//! They are of type blackhole, which needs no interface and which all daemons take; a VIP still is on no interface.
-//! What daemons need (`conf/bgp` has whole configurations, the tests run them):
+//! The routes are of type blackhole, which needs no interface and is accepted by all daemons; a VIP is on no interface.
+//! Daemon configuration (`conf/bgp` has complete files, the tests run them):
 //! - BIRD 2: `protocol kernel { kernel table 179; learn; ipv4 { table vips4; import all; export none; }; }`, and the
-//!   same for IPv6. It hears of a change at once.
-//! - FRR (8.4): `redistribute kernel` sees only the main table: `bgp: {table: 254}`, with a route map that lets through
-//!   nothing but VIPs. `ip import-table 179` exists for IPv4 alone, and zebra copies what it imports into the
-//!   main table.
+//!   same for IPv6. Changes are learned at once.
+//! - FRR (8.4): `redistribute kernel` sees only the main table: `bgp: {table: 254}`, with a route map that permits only
+//!   VIPs. `ip import-table 179` exists for IPv4 only, and zebra copies imported routes into the main table.
 //!
-//! In the main table a route concerns only what the host itself or an interface without gateway sends to a VIP, which
-//! then ends here instead of going in circles.
+//! In the main table a route matches only packets to a VIP that the host itself sends or that arrive on an interface
+//! without a gateway; they are dropped here instead of looping.
 //!
-//! A killed gateway must not leave routes behind: routers would go on sending to it. So before the first route a process
-//! starts that only waits for the gateway's end (`watchdog`). What it can't do, because it was killed too or the host lost power,
-//! the next start does, and `vipgate detach`.
+//! A killed gateway must not leave routes behind, since routers would keep sending to it. Before the first route is
+//! installed, a process starts that waits for the gateway's end and withdraws the routes (`watchdog`). If that process
+//! was killed too, or the host lost power, the next start withdraws them, or `vipgate detach`.
 
 mod entry;
 mod watchdog;
@@ -32,212 +31,224 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info, warn};
 
 use super::error::NetworkError;
-use super::socket::Client;
-use entry::Entry;
+use super::socket::RequestSocket;
+use entry::AdvertisedRoute;
 use watchdog::Watchdog;
 
 pub use watchdog::{SUBCOMMAND as WITHDRAW, wait_and_withdraw};
 
-/// How often the table is read again, should somebody else have changed it.
-const LOOK_AGAIN: Duration = Duration::from_secs(3);
-/// Readings of the table while it changes under the reader.
-const DUMP_TRIES: usize = 4;
+/// Interval of rereading the table, in case another process has changed it.
+const REREAD_INTERVAL: Duration = Duration::from_secs(3);
+/// Attempts to dump the table while it changes during the dump.
+const MAX_DUMP_ATTEMPTS: usize = 4;
 
-/// Where the routes stand.
+/// The table and metric of the advertised routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// The kernel's table.
+pub struct RouteTable {
+    /// The kernel routing table.
     pub table: u32,
-    /// Their metric; `None`: what the kernel gives them.
+    /// The metric; `None`: the kernel's default.
     pub metric: Option<u32>,
 }
 
-/// The way to the task that keeps the routes. Dropped, it withdraws them, if the runtime still runs for it;
-/// [`Advertiser::close`] waits for that.
+/// Handle of the task that reconciles the routes. Dropping it withdraws them if the runtime is still running;
+/// [`Advertiser::close`] waits until they are withdrawn.
 #[derive(Debug)]
 pub struct Advertiser {
-    wanted: watch::Sender<BTreeSet<IpAddr>>,
-    standing: watch::Receiver<BTreeSet<IpAddr>>,
+    desired: watch::Sender<BTreeSet<IpAddr>>,
+    installed: watch::Receiver<BTreeSet<IpAddr>>,
     task: JoinHandle<()>,
 }
 
 impl Advertiser {
-    /// Removes what an earlier process has left, in whatever table, and starts the task in the current runtime and in this
-    /// thread's network namespace. `program` is vipgate itself, which withdraws the routes when this process is killed.
+    /// Removes stale routes of earlier processes from all tables, and starts the task in the current runtime and in
+    /// this thread's network namespace. `program` is the vipgate binary, run as the watchdog.
     ///
     /// # Errors
-    /// The process may not change routes, or netlink can't be used.
-    pub async fn open(place: Place, program: PathBuf) -> Result<Self, NetworkError> {
-        let error = |source| NetworkError::new("removing routes that an earlier process has advertised", source);
-        let mut client = Client::strict().map_err(error)?;
+    /// Changing routes isn't permitted, or netlink failed.
+    pub async fn open(table: RouteTable, program: PathBuf) -> Result<Self, NetworkError> {
+        let error = |source| NetworkError::new("removing stale BGP routes", source);
+        let mut client = RequestSocket::strict().map_err(error)?;
         let removed = remove_all(&mut client).await.map_err(error)?;
         if removed > 0 {
-            info!(event = "bgp_routes_stale", removed, "removed routes that an earlier process has advertised");
+            info!(event = "bgp_routes_stale", removed, "removed stale BGP routes of an earlier process");
         }
-        let (wanted, asked) = watch::channel(BTreeSet::new());
-        let (told, standing) = watch::channel(BTreeSet::new());
-        let there = BTreeSet::new();
-        let keeper = Keeper { place, program, client, wanted: asked, told, there, watchdog: None, complaint: None };
-        Ok(Self { wanted, standing, task: tokio::spawn(keeper.run()) })
+        let (desired, desired_receiver) = watch::channel(BTreeSet::new());
+        let (published, installed) = watch::channel(BTreeSet::new());
+        let reconciler = Reconciler {
+            table,
+            program,
+            client,
+            desired: desired_receiver,
+            published,
+            installed: BTreeSet::new(),
+            watchdog: None,
+            last_error: None,
+        };
+        Ok(Self { desired, installed, task: tokio::spawn(reconciler.run()) })
     }
 
-    /// Says which VIPs are to be advertised: these and no others. Returns at once; the same set again costs nothing.
+    /// Sets the VIPs to advertise, replacing the previous set. Returns at once; an unchanged set is a no-op.
     pub fn set(&self, vips: BTreeSet<IpAddr>) {
-        self.wanted.send_if_modified(|wanted| {
-            let changed = *wanted != vips;
-            *wanted = vips;
+        self.desired.send_if_modified(|desired| {
+            let changed = *desired != vips;
+            *desired = vips;
             changed
         });
     }
 
-    /// The VIPs whose routes stand in the kernel.
-    pub fn standing(&self) -> BTreeSet<IpAddr> {
-        self.standing.borrow().clone()
+    /// The VIPs whose routes are installed in the kernel.
+    pub fn installed(&self) -> BTreeSet<IpAddr> {
+        self.installed.borrow().clone()
     }
 
-    /// Waits until the routes in the kernel are those that were set last.
-    pub async fn settled(&self) {
-        let wanted = self.wanted.borrow().clone();
-        // Fails only when the task is gone, which then has withdrawn everything or never will.
-        let _ = self.standing.clone().wait_for(|standing| *standing == wanted).await;
+    /// Waits until the installed routes match the last [`Advertiser::set`].
+    pub async fn wait_installed(&self) {
+        let desired = self.desired.borrow().clone();
+        // Fails only when the task has ended.
+        let _ = self.installed.clone().wait_for(|installed| *installed == desired).await;
     }
 
-    /// Withdraws all routes and waits until they are gone.
+    /// Withdraws all routes and waits until they are removed.
     pub async fn close(self) {
-        drop(self.wanted);
+        drop(self.desired);
         if let Err(error) = self.task.await {
-            warn!(%error, "routes may still be advertised: the task that keeps them ended early");
+            warn!(%error, "routes may still be advertised: the task that withdraws them has ended early");
         }
     }
 }
 
-/// Removes all routes of ours. Returns how many there were.
+/// Removes all routes that vipgate has installed. Returns their number.
 ///
 /// # Errors
-/// The process may not change routes, or netlink can't be used.
+/// Changing routes isn't permitted, or netlink failed.
 pub async fn withdraw_all() -> Result<usize, NetworkError> {
     let error = |source| NetworkError::new("withdrawing advertised routes", source);
-    let mut client = Client::strict().map_err(error)?;
+    let mut client = RequestSocket::strict().map_err(error)?;
     remove_all(&mut client).await.map_err(error)
 }
 
-async fn remove_all(client: &mut Client) -> io::Result<usize> {
-    let there = read(client, None).await?;
-    for entry in &there {
+async fn remove_all(client: &mut RequestSocket) -> io::Result<usize> {
+    let installed = read(client, None).await?;
+    for entry in &installed {
         remove(client, *entry).await?;
     }
-    Ok(there.len())
+    Ok(installed.len())
 }
 
-/// The routes of ours in a table, or in all tables.
-async fn read(client: &mut Client, table: Option<u32>) -> io::Result<BTreeSet<Entry>> {
-    let mut there = BTreeSet::new();
+/// Reads vipgate's routes of a table, or of all tables.
+async fn read(client: &mut RequestSocket, table: Option<u32>) -> io::Result<BTreeSet<AdvertisedRoute>> {
+    let mut installed = BTreeSet::new();
     for v4 in [true, false] {
-        for _ in 0..DUMP_TRIES {
-            let found = client.dump(entry::list(v4, table), |event| there.extend(Entry::of(&event))).await;
-            match found {
+        for _ in 0..MAX_DUMP_ATTEMPTS {
+            let result = client
+                .dump(entry::dump_request(v4, table), |event| installed.extend(AdvertisedRoute::from_event(&event)))
+                .await;
+            match result {
                 Ok(true) => break,
                 Ok(false) => {}
-                // There is no such table, or no IPv6.
+                // The table doesn't exist, or IPv6 is disabled.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EOPNOTSUPP)) => break,
                 Err(error) => return Err(error),
             }
         }
     }
-    // A kernel that can't choose lists other tables too.
-    there.retain(|entry: &Entry| table.is_none_or(|table| entry.is_in(table)));
-    Ok(there)
+    // A kernel without strict checking lists other tables too.
+    installed.retain(|entry: &AdvertisedRoute| table.is_none_or(|table| entry.is_in(table)));
+    Ok(installed)
 }
 
-async fn remove(client: &mut Client, entry: Entry) -> io::Result<()> {
-    match client.set(entry.remove(), 0).await {
-        // Gone already.
+async fn remove(client: &mut RequestSocket, entry: AdvertisedRoute) -> io::Result<()> {
+    match client.set(entry.remove_request(), 0).await {
+        // Already removed.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT)) => Ok(()),
         result => result,
     }
 }
 
-/// Keeps the routes as they are wanted.
-struct Keeper {
-    place: Place,
+/// Reconciles the installed routes with the desired ones.
+struct Reconciler {
+    table: RouteTable,
     program: PathBuf,
-    client: Client,
-    wanted: watch::Receiver<BTreeSet<IpAddr>>,
-    told: watch::Sender<BTreeSet<IpAddr>>,
-    /// What stands in the kernel, as far as is known.
-    there: BTreeSet<Entry>,
+    client: RequestSocket,
+    desired: watch::Receiver<BTreeSet<IpAddr>>,
+    /// Publishes the installed VIPs.
+    published: watch::Sender<BTreeSet<IpAddr>>,
+    /// The last known installed routes.
+    installed: BTreeSet<AdvertisedRoute>,
     watchdog: Option<Watchdog>,
-    /// What was last complained of.
-    complaint: Option<String>,
+    /// The last logged error.
+    last_error: Option<String>,
 }
 
-impl Keeper {
-    /// Runs until nobody wants anything any more, and leaves no route behind.
+impl Reconciler {
+    /// Runs until the handle is dropped, then withdraws all routes.
     async fn run(mut self) {
-        let mut look_again = interval(LOOK_AGAIN);
-        look_again.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut goes_on = true;
-        while goes_on {
-            // A gateway without such VIPs asks the kernel nothing.
-            let looks = !self.there.is_empty() || !self.wanted.borrow().is_empty();
-            let mut outcome = Ok(());
+        let mut reread = interval(REREAD_INTERVAL);
+        reread.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut is_open = true;
+        while is_open {
+            // Without BGP VIPs the kernel isn't queried.
+            let has_routes = !self.installed.is_empty() || !self.desired.borrow().is_empty();
+            let mut result = Ok(());
             tokio::select! {
-                changed = self.wanted.changed() => goes_on = changed.is_ok(),
-                _ = look_again.tick(), if looks => outcome = self.look().await,
+                changed = self.desired.changed() => is_open = changed.is_ok(),
+                _ = reread.tick(), if has_routes => result = self.reread().await,
             }
-            let vips = if goes_on { self.wanted.borrow_and_update().clone() } else { BTreeSet::new() };
-            if outcome.is_ok() {
-                outcome = self.settle(&vips).await;
+            let vips = if is_open { self.desired.borrow_and_update().clone() } else { BTreeSet::new() };
+            if result.is_ok() {
+                result = self.reconcile(&vips).await;
             }
-            self.tell();
-            self.complain(outcome);
+            self.publish();
+            self.log_error(result);
         }
         if let Some(watchdog) = self.watchdog {
             watchdog.release().await;
         }
     }
 
-    /// Reads the table, and sees that the process that withdraws still lives.
-    async fn look(&mut self) -> io::Result<()> {
-        self.there = read(&mut self.client, Some(self.place.table)).await?;
+    /// Rereads the table, and restarts the watchdog if it has ended.
+    async fn reread(&mut self) -> io::Result<()> {
+        self.installed = read(&mut self.client, Some(self.table.table)).await?;
         if self.watchdog.as_mut().is_some_and(|watchdog| !watchdog.is_alive()) {
             self.watchdog = None;
-            self.watch().await?;
+            self.ensure_watchdog().await?;
         }
         Ok(())
     }
 
-    async fn settle(&mut self, vips: &BTreeSet<IpAddr>) -> io::Result<()> {
-        let wanted = vips.iter().map(|address| Entry::new(self.place, *address)).collect();
-        let (less, more) = entry::difference(&wanted, &self.there);
-        if less.is_empty() && more.is_empty() {
+    /// Removes and adds routes until the table has the desired ones.
+    async fn reconcile(&mut self, vips: &BTreeSet<IpAddr>) -> io::Result<()> {
+        let desired = vips.iter().map(|address| AdvertisedRoute::new(self.table, *address)).collect();
+        let (removed, added) = entry::difference(&desired, &self.installed);
+        if removed.is_empty() && added.is_empty() {
             return Ok(());
         }
-        for entry in &less {
+        for entry in &removed {
             remove(&mut self.client, *entry).await?;
-            self.there.remove(entry);
+            self.installed.remove(entry);
         }
-        if !more.is_empty() {
-            self.watch().await?;
+        if !added.is_empty() {
+            self.ensure_watchdog().await?;
         }
-        let (before, mut outcome) = (self.there.len(), Ok(()));
-        for entry in &more {
-            match self.client.set(entry.add(), NLM_F_CREATE | NLM_F_EXCL).await {
-                Ok(()) => drop(self.there.insert(*entry)),
-                // Somebody else's, which is no reason to leave out the others.
-                Err(error) if error.raw_os_error() == Some(libc::EEXIST) => outcome = Err(error),
+        let (before, mut result) = (self.installed.len(), Ok(()));
+        for entry in &added {
+            match self.client.set(entry.add_request(), NLM_F_CREATE | NLM_F_EXCL).await {
+                Ok(()) => drop(self.installed.insert(*entry)),
+                // Another process's route to one VIP must not prevent the others.
+                Err(error) if error.raw_os_error() == Some(libc::EEXIST) => result = Err(error),
                 Err(error) => return Err(error),
             }
         }
-        let (advertised, withdrawn, standing) = (self.there.len() - before, less.len(), self.there.len());
+        let (advertised, withdrawn, installed) = (self.installed.len() - before, removed.len(), self.installed.len());
         if advertised + withdrawn > 0 {
-            info!(event = "bgp_routes", table = self.place.table, advertised, withdrawn, standing, "routes for BGP");
+            info!(event = "bgp_routes", table = self.table.table, advertised, withdrawn, installed, "routes for BGP");
         }
-        outcome
+        result
     }
 
-    /// No route without a process that withdraws it.
-    async fn watch(&mut self) -> io::Result<()> {
+    /// Starts the watchdog unless it runs: no route is installed without it.
+    async fn ensure_watchdog(&mut self) -> io::Result<()> {
         if self.watchdog.is_none() {
             let failed = |error| io::Error::other(format!("the process that withdraws routes does not start: {error}"));
             self.watchdog = Some(Watchdog::start(&self.program).await.map_err(failed)?);
@@ -245,24 +256,24 @@ impl Keeper {
         Ok(())
     }
 
-    fn tell(&self) {
-        let standing: BTreeSet<IpAddr> = self.there.iter().map(|entry| entry.address).collect();
-        self.told.send_if_modified(|told| {
-            let changed = *told != standing;
-            *told = standing;
+    fn publish(&self) {
+        let installed: BTreeSet<IpAddr> = self.installed.iter().map(|entry| entry.address).collect();
+        self.published.send_if_modified(|published| {
+            let changed = *published != installed;
+            *published = installed;
             changed
         });
     }
 
-    /// Says once what goes wrong; it is tried again with every look.
-    fn complain(&mut self, outcome: io::Result<()>) {
-        let complaint = outcome.err().map(|error| match error.raw_os_error() {
-            Some(libc::EEXIST) => "another route to a VIP stands there already".to_owned(),
+    /// Logs an error once; it is retried with every reread.
+    fn log_error(&mut self, result: io::Result<()>) {
+        let error = result.err().map(|error| match error.raw_os_error() {
+            Some(libc::EEXIST) => "another route to a VIP exists already".to_owned(),
             _ => error.to_string(),
         });
-        if let Some(reason) = complaint.as_ref().filter(|reason| self.complaint.as_ref() != Some(reason)) {
-            warn!(event = "bgp_routes_failed", table = self.place.table, reason, "not all VIPs are advertised by BGP");
+        if let Some(reason) = error.as_ref().filter(|reason| self.last_error.as_ref() != Some(reason)) {
+            warn!(event = "bgp_routes_failed", table = self.table.table, reason, "not all VIPs are advertised by BGP");
         }
-        self.complaint = complaint;
+        self.last_error = error;
     }
 }

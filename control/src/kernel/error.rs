@@ -1,8 +1,8 @@
-//! What can go wrong when the kernel's network is opened. Later failures are logged and tried again.
+//! Errors of opening netlink. Later failures are logged and retried.
 
 use std::io;
 
-/// Why the kernel's network couldn't be opened.
+/// Why monitoring or changing the kernel's network state failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
     /// No interface has this name.
@@ -12,7 +12,7 @@ pub enum NetworkError {
         name: String,
     },
     /// The loopback device.
-    #[error("interface {name}: is a loopback device; name the interfaces that pods and the world are behind")]
+    #[error("interface {name}: is a loopback device; name the interfaces towards pods and the outside network")]
     Loopback {
         /// Its name in the configuration.
         name: String,
@@ -22,34 +22,34 @@ pub enum NetworkError {
     NotEthernet {
         /// Its name in the configuration.
         name: String,
-        /// The kernel's ARPHRD number of it.
+        /// Its ARPHRD type.
         link_type: u16,
     },
-    /// The kernel wants more rights.
-    #[error("{doing}: not permitted; run as root or with CAP_NET_ADMIN")]
+    /// The process lacks a capability.
+    #[error("{operation}: not permitted; run as root or with CAP_NET_ADMIN")]
     NotPermitted {
-        /// What was tried.
-        doing: &'static str,
+        /// The operation that failed.
+        operation: &'static str,
     },
-    /// Netlink failed otherwise.
-    #[error("{doing}: {source}")]
+    /// Any other netlink error.
+    #[error("{operation}: {source}")]
     Netlink {
-        /// What was tried.
-        doing: &'static str,
-        /// What the kernel said.
+        /// The operation that failed.
+        operation: &'static str,
+        /// The kernel's error.
         source: io::Error,
     },
-    /// Nobody listens any more.
-    #[error("the task that follows the kernel's network has ended; restart the gateway")]
+    /// The monitoring task has ended.
+    #[error("the task that monitors the kernel's network state has ended; restart the gateway")]
     Ended,
 }
 
 impl NetworkError {
-    /// Sorts what the kernel said.
-    pub(super) fn new(doing: &'static str, source: io::Error) -> Self {
+    /// Classifies an error of the kernel.
+    pub(super) fn new(operation: &'static str, source: io::Error) -> Self {
         match source.kind() {
-            io::ErrorKind::PermissionDenied => Self::NotPermitted { doing },
-            _ => Self::Netlink { doing, source },
+            io::ErrorKind::PermissionDenied => Self::NotPermitted { operation },
+            _ => Self::Netlink { operation, source },
         }
     }
 }

@@ -1,47 +1,48 @@
-//! The gateway's own interfaces and their addresses, and whether any other device came up or went down.
+//! The gateway's interfaces with their addresses, and the up/down state of all other devices.
 //!
-//! An interface is the device that had its name when the gateway started: packet sockets are bound to that device, so
-//! another device of the same name is not taken for it.
+//! An interface is the device that had the configured name at start: packet sockets are bound to its index, so another
+//! device with the same name doesn't replace it.
 
 use std::collections::{BTreeSet, HashMap};
 
 use tracing::{info, warn};
-use vipgate_dataplane::io::{InterfaceId, MAX_MTU};
-use vipgate_dataplane::snapshot::spec::{InterfaceSpec, Role};
+use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::io::MAX_MTU;
+use vipgate_dataplane::policy::spec::{InterfaceSpec, Role};
 
 use super::error::NetworkError;
 use super::message::{Address, Change, Link, LinkState};
-use super::network::Wanted;
+use super::network::InterfaceConfig;
 
-/// How one interface of the gateway stands.
+/// The state of one gateway interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkStatus {
-    /// Its number.
+    /// Its id.
     pub id: InterfaceId,
     /// Its name in the configuration.
     pub name: String,
-    /// The kernel's index of it.
+    /// Its interface index.
     pub ifindex: u32,
-    /// Which side of the gateway it is.
+    /// Its role: inside, outside or both.
     pub role: Role,
-    /// Whether packets can be sent and received by it.
+    /// Its link state.
     pub state: LinkState,
-    /// The device that has its name by now, since the one that had it is gone; and whether that one is up.
+    /// The index and up state of a new device with its name, after the original device was removed.
     pub successor: Option<(u32, bool)>,
 }
 
-/// What a change of the kernel's objects means for the rest.
+/// The effect of an event on the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Effect {
-    /// The network looks different now.
+    /// The network state has changed.
     pub(super) changed: bool,
-    /// The kernel may have dropped or revived routes without telling: they must be read again.
+    /// The kernel may have removed or revived routes without a notification: they must be dumped again.
     pub(super) routes_stale: bool,
 }
 
 /// One interface of the gateway.
 #[derive(Clone, Debug)]
-struct Own {
+struct OwnInterface {
     id: InterfaceId,
     name: String,
     role: Role,
@@ -50,37 +51,40 @@ struct Own {
     mtu: u16,
     up: bool,
     state: LinkState,
-    /// The device is no more. It stays so: a device that comes later isn't the one that the packet sockets are bound to.
+    /// The device was removed. Final: packet sockets aren't bound to a device that appears later.
     gone: bool,
-    /// The device that has come in its place and was reported, and whether it is up.
+    /// The index and up state of the new device with its name, already logged.
     successor: Option<(u32, bool)>,
     addresses: BTreeSet<Address>,
 }
 
-/// The devices, by the kernel's index.
+/// All devices, by interface index.
 #[derive(Clone, Debug)]
 pub(super) struct Links {
-    own: Vec<Own>,
-    /// Whether it is up and has a carrier, of every device.
+    interface_id: Vec<OwnInterface>,
+    /// Of every device: whether it is up and has a carrier.
     up: HashMap<u32, bool>,
 }
 
 impl Links {
-    /// Looks the configured interfaces up among the kernel's devices.
-    pub(super) fn new(wanted: &[Wanted], links: &[Link]) -> Result<Self, NetworkError> {
+    /// Finds the configured interfaces among the kernel's devices.
+    pub(super) fn new(wanted: &[InterfaceConfig], links: &[Link]) -> Result<Self, NetworkError> {
         let mut own = Vec::with_capacity(wanted.len());
-        for Wanted { id, name, role } in wanted {
+        for InterfaceConfig { id, name, role } in wanted {
             let link = links.iter().find(|link| &link.name == name);
             let link = link.ok_or_else(|| NetworkError::InterfaceMissing { name: name.clone() })?;
             if link.flags & libc::IFF_LOOPBACK.cast_unsigned() != 0 {
                 return Err(NetworkError::Loopback { name: name.clone() });
             }
-            let mac = link.mac.filter(|_| link.hardware == libc::ARPHRD_ETHER);
-            let mac = mac.ok_or(NetworkError::NotEthernet { name: name.clone(), link_type: link.hardware })?;
+            let mac = link.mac.filter(|_| link.hardware_type == libc::ARPHRD_ETHER);
+            let mac = mac.ok_or(NetworkError::NotEthernet { name: name.clone(), link_type: link.hardware_type })?;
             if link.master.is_some() {
-                warn!(interface = %name, "belongs to a bridge, bond or VRF: its routes and neighbours are not its own");
+                warn!(
+                    interface = %name,
+                    "belongs to a bridge, bond or VRF: routes and neighbors are on the master device"
+                );
             }
-            own.push(Own {
+            own.push(OwnInterface {
                 id: *id,
                 name: name.clone(),
                 role: *role,
@@ -95,33 +99,33 @@ impl Links {
             });
         }
         own.sort_by_key(|own| own.id);
-        Ok(Self { own, up: HashMap::new() })
+        Ok(Self { interface_id: own, up: HashMap::new() })
     }
 
-    /// The gateway's interface with this index of the kernel.
-    pub(super) fn own(&self, ifindex: u32) -> Option<InterfaceId> {
-        self.own.iter().find(|own| own.ifindex == ifindex && !own.gone).map(|own| own.id)
+    /// The gateway's interface with this index.
+    pub(super) fn interface_id(&self, ifindex: u32) -> Option<InterfaceId> {
+        self.interface_id.iter().find(|own| own.ifindex == ifindex && !own.gone).map(|own| own.id)
     }
 
-    /// A device as it is now, or its end.
+    /// Applies a link event.
     pub(super) fn apply(&mut self, change: Change, link: &Link) -> Effect {
-        let before = if change == Change::Gone {
+        let before = if change == Change::Removed {
             self.up.remove(&link.ifindex)
         } else {
             self.up.insert(link.ifindex, link.is_up())
         };
         let routes_stale = match change {
-            Change::Gone => before.is_some(),
+            Change::Removed => before.is_some(),
             Change::New | Change::Replaced => before.is_some_and(|before| before != link.is_up()),
         };
         let mut changed = false;
-        for own in &mut self.own {
+        for own in &mut self.interface_id {
             changed |= own.apply(change, link);
         }
         Effect { changed, routes_stale }
     }
 
-    /// All devices as a dump has them: those that aren't in it are gone.
+    /// Replaces all devices by a dump: those that aren't in it were removed.
     pub(super) fn replace(&mut self, links: &[Link]) -> Effect {
         let known: Vec<u32> = self.up.keys().copied().collect();
         let gone = known.into_iter().filter(|ifindex| links.iter().all(|link| link.ifindex != *ifindex));
@@ -129,9 +133,9 @@ impl Links {
             self.up.remove(&ifindex);
         }
         let mut changed = false;
-        for own in &mut self.own {
+        for own in &mut self.interface_id {
             if links.iter().all(|link| link.ifindex != own.ifindex) {
-                changed |= own.end();
+                changed |= own.mark_gone();
             }
         }
         for link in links {
@@ -140,24 +144,24 @@ impl Links {
         Effect { changed, routes_stale: true }
     }
 
-    /// An address of a device, or its end.
+    /// Applies an address event.
     pub(super) fn apply_address(&mut self, change: Change, address: Address) -> Effect {
-        // The kernel drops routes that prefer the address as their source, and says so for some of them only.
-        let routes_stale = change == Change::Gone;
-        let Some(own) = self.own.iter_mut().find(|own| own.ifindex == address.ifindex && !own.gone) else {
+        // The kernel removes routes with this preferred source address, and sends notifications for some of them only.
+        let routes_stale = change == Change::Removed;
+        let Some(own) = self.interface_id.iter_mut().find(|own| own.ifindex == address.ifindex && !own.gone) else {
             return Effect { changed: false, routes_stale };
         };
         let before = own.addresses.clone();
         own.addresses.retain(|known| known.ip != address.ip);
-        if change != Change::Gone && address.usable {
+        if change != Change::Removed && address.usable {
             own.addresses.insert(address);
         }
         Effect { changed: before != own.addresses, routes_stale }
     }
 
-    /// All addresses as a dump has them.
+    /// Replaces all addresses by a dump.
     pub(super) fn replace_addresses(&mut self, addresses: Vec<Address>) {
-        for own in &mut self.own {
+        for own in &mut self.interface_id {
             own.addresses.clear();
         }
         for address in addresses {
@@ -165,9 +169,9 @@ impl Links {
         }
     }
 
-    /// How the interfaces stand.
+    /// The state of the interfaces.
     pub(super) fn status(&self) -> Vec<LinkStatus> {
-        let status = |own: &Own| LinkStatus {
+        let status = |own: &OwnInterface| LinkStatus {
             id: own.id,
             name: own.name.clone(),
             ifindex: own.ifindex,
@@ -175,12 +179,12 @@ impl Links {
             state: own.state,
             successor: own.successor,
         };
-        self.own.iter().map(status).collect()
+        self.interface_id.iter().map(status).collect()
     }
 
     /// The interfaces, for the engine.
     pub(super) fn spec(&self) -> Vec<InterfaceSpec> {
-        let spec = |own: &Own| InterfaceSpec {
+        let spec = |own: &OwnInterface| InterfaceSpec {
             id: own.id,
             name: own.name.clone(),
             ifindex: own.ifindex,
@@ -190,22 +194,27 @@ impl Links {
             up: own.up,
             addresses: own.addresses.iter().map(|address| address.ip).collect(),
         };
-        self.own.iter().map(spec).collect()
+        self.interface_id.iter().map(spec).collect()
     }
 }
 
-impl Own {
-    /// Returns whether anything about it has changed.
+impl OwnInterface {
+    /// Applies a link event; returns whether the interface has changed.
     fn apply(&mut self, change: Change, link: &Link) -> bool {
         if self.gone || link.ifindex != self.ifindex {
-            self.notice_successor(change, link);
+            self.track_successor(change, link);
             return false;
         }
-        if change == Change::Gone {
-            return self.end();
+        if change == Change::Removed {
+            return self.mark_gone();
         }
         if link.name != self.name {
-            info!(interface = %self.name, ifindex = self.ifindex, now = %link.name, "the interface was renamed; still using it");
+            info!(
+                interface = %self.name,
+                ifindex = self.ifindex,
+                now = %link.name,
+                "the interface was renamed; it stays in use"
+            );
         }
         let before = (self.mac, self.mtu, self.up);
         self.mac = link.mac.unwrap_or(self.mac);
@@ -213,16 +222,20 @@ impl Own {
         self.up = link.is_up();
         self.state = link.state();
         if self.mtu != before.1 {
-            self.say_mtu(before.1);
+            self.log_mtu_change(before.1);
         }
         before != (self.mac, self.mtu, self.up)
     }
 
-    fn end(&mut self) -> bool {
+    fn mark_gone(&mut self) -> bool {
         if self.gone {
             return false;
         }
-        warn!(interface = %self.name, ifindex = self.ifindex, "the interface is gone; it counts as down until another device has its name");
+        warn!(
+            interface = %self.name,
+            ifindex = self.ifindex,
+            "the interface was removed; it counts as down until another device has its name"
+        );
         self.gone = true;
         self.up = false;
         self.state = LinkState::Gone;
@@ -230,31 +243,31 @@ impl Own {
         true
     }
 
-    fn say_mtu(&self, before: u16) {
+    fn log_mtu_change(&self, before: u16) {
         let (interface, mtu) = (&self.name, self.mtu);
         if mtu > MAX_MTU {
             warn!(
                 event = "mtu_too_long",
                 interface,
                 mtu,
-                most = MAX_MTU,
-                "the MTU of {interface} is {mtu} now: packets of more than {MAX_MTU} bytes that come there are lost; set it, and that of whoever \
-                 sends there: `ip link set dev {interface} mtu {MAX_MTU}`"
+                max = MAX_MTU,
+                "the MTU of {interface} is {mtu} now: received packets of more than {MAX_MTU} bytes are lost; lower \
+                 it, and that of the senders on this link: `ip link set dev {interface} mtu {MAX_MTU}`"
             );
         } else if before > MAX_MTU {
             info!(
                 event = "mtu_fits",
-                interface, mtu, "the MTU of {interface} is {mtu} now, and nothing is too long any more"
+                interface, mtu, "the MTU of {interface} is {mtu} now, within the limit of {MAX_MTU}"
             );
         }
     }
 
-    fn notice_successor(&mut self, change: Change, link: &Link) {
+    fn track_successor(&mut self, change: Change, link: &Link) {
         if !self.gone {
             return;
         }
         let is_known = self.successor.is_some_and(|(ifindex, _)| ifindex == link.ifindex);
-        if change == Change::Gone || link.name != self.name {
+        if change == Change::Removed || link.name != self.name {
             self.successor = self.successor.filter(|_| !is_known);
             return;
         }
@@ -263,14 +276,14 @@ impl Own {
                 interface = %self.name,
                 was = self.ifindex,
                 ifindex = link.ifindex,
-                "another device has the interface's name now; the gateway starts again to use it once it is up"
+                "another device has the interface's name now; the gateway restarts to use it once it is up"
             );
         }
         self.successor = Some((link.ifindex, link.is_up()));
     }
 }
 
-/// An IP packet has at most 65535 bytes, whatever the device would carry.
+/// The MTU, limited to the maximum size of an IP packet, 65535 bytes.
 fn mtu(link: &Link) -> u16 {
     u16::try_from(link.mtu).unwrap_or(u16::MAX)
 }

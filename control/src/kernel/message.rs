@@ -1,70 +1,71 @@
-//! The kernel's messages as values: only the fields that vipgate has a use for.
+//! Decoded rtnetlink messages, limited to the fields that vipgate uses.
 //!
-//! One [`Event`] is one object that the kernel has, or has no more. Dumps and notifications give the same events.
+//! One [`KernelEvent`] is one object that was added, replaced or removed. Dumps and notifications yield the same
+//! events.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// The originator (`RTPROT_*`) of what vipgate gives the kernel, routes and neighbours, as `ip` shows it: a number that no
-/// routing daemon has.
-pub(super) const OURS: u8 = 118;
-/// linux/neighbour.h: the kernel keeps the entry resolved by itself.
+/// The protocol number (`RTPROT_*`) of routes and neighbors that vipgate installs, as `ip` shows it; no routing daemon
+/// uses it.
+pub(super) const RTPROT_VIPGATE: u8 = 118;
+/// linux/neighbour.h: the kernel keeps the entry resolved.
 pub(super) const NTF_EXT_MANAGED: u32 = 1;
 
-/// One object of the kernel, and what became of it.
+/// A change of one kernel object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Event {
+pub(super) enum KernelEvent {
     /// A network device.
     Link(Change, Link),
     /// An address of a device.
     Address(Change, Address),
     /// A route.
     Route(Change, Route),
-    /// A next-hop object (`ip nexthop`).
-    NextHop(Change, NextHop),
-    /// A neighbour.
-    Neighbour(Change, Neighbour),
+    /// A nexthop object (`ip nexthop`).
+    NextHop(Change, NextHopObject),
+    /// A neighbor.
+    Neighbor(Change, Neighbor),
 }
 
-/// What became of an object.
+/// The kind of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// It is there now.
+    /// Added, or changed in place.
     New,
-    /// It is there now, in place of another one (`NLM_F_REPLACE`).
+    /// Replaces another object (`NLM_F_REPLACE`).
     Replaced,
-    /// It is gone.
-    Gone,
+    /// Removed.
+    Removed,
 }
 
 /// A network device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Link {
-    /// The kernel's index of it.
+    /// Its interface index.
     pub(super) ifindex: u32,
     /// Its name.
     pub(super) name: String,
-    /// Its ARPHRD number.
-    pub(super) hardware: u16,
-    /// Its IFF flags.
+    /// Its ARPHRD type.
+    pub(super) hardware_type: u16,
+    /// Its `IFF_*` flags.
     pub(super) flags: u32,
-    /// Its link address, where that has six bytes.
+    /// Its MAC address; `None` if its address isn't six bytes long.
     pub(super) mac: Option<[u8; 6]>,
-    /// The longest IP packet that it sends, bytes.
+    /// Its MTU, bytes.
     pub(super) mtu: u32,
-    /// The index of the bridge, bond or VRF that it belongs to.
+    /// The index of its bridge, bond or VRF.
     pub(super) master: Option<u32>,
 }
 
 impl Link {
-    /// Whether it is up and has a carrier.
+    /// Whether it is administratively up and has a carrier.
     pub(super) fn is_up(&self) -> bool {
-        let wanted = (libc::IFF_UP | libc::IFF_LOWER_UP).cast_unsigned();
-        self.flags & wanted == wanted
+        let required = (libc::IFF_UP | libc::IFF_LOWER_UP).cast_unsigned();
+        self.flags & required == required
     }
 
-    /// The first thing that keeps packets from it, if anything does.
+    /// Its state: the first condition that prevents forwarding, or up.
     pub(super) fn state(&self) -> LinkState {
         let has = |flag: libc::c_int| self.flags & flag.cast_unsigned() != 0;
         if !has(libc::IFF_UP) {
@@ -79,28 +80,28 @@ impl Link {
     }
 }
 
-/// Whether packets can be sent and received by an interface, as far as the kernel knows.
+/// The operational state of an interface, as the kernel reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkState {
-    /// They can.
+    /// Up: it sends and receives.
     #[default]
     Up,
-    /// Somebody has set it down.
+    /// Administratively down.
     Down,
-    /// Nothing is at the other end of the cable.
+    /// No carrier.
     NoCarrier,
-    /// Its operational state isn't `up` (RFC 2863): it waits for an authentication, or for what is below it.
+    /// Its operational state isn't `up` (RFC 2863): dormant, e.g. 802.1X, or its lower layer is down.
     NotOperational,
-    /// There is no such device.
+    /// The device was removed.
     Gone,
 }
 
 impl LinkState {
-    /// As it ends a sentence about an interface.
-    pub fn phrase(self) -> &'static str {
+    /// The predicate of a log sentence about an interface.
+    pub fn description(self) -> &'static str {
         match self {
             Self::Up => "is up",
-            Self::Down => "is set down",
+            Self::Down => "is administratively down",
             Self::NoCarrier => "has no carrier",
             Self::NotOperational => "is not operational",
             Self::Gone => "is gone",
@@ -108,21 +109,21 @@ impl LinkState {
     }
 }
 
-/// An address of a device. The order is the order in which a source address would be picked: IPv4 first, then what is
-/// no secondary address, then the widest scope.
+/// An address of a device. Ordered by preference as a source address: IPv4 first, then primary before secondary, then
+/// the widest scope.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Address {
     /// The device.
     pub(super) ifindex: u32,
     /// Whether it is an IPv6 address.
     pub(super) v6: bool,
-    /// Whether another address of the same subnet stands before it.
+    /// Whether it is a secondary address of its subnet.
     pub(super) secondary: bool,
-    /// `RT_SCOPE_*`: 0 is the universe.
+    /// `RT_SCOPE_*`; 0 is universe.
     pub(super) scope: u8,
     /// The address.
     pub(super) ip: IpAddr,
-    /// Whether packets may have it as their source: no duplicate was found, and none is being looked for.
+    /// Whether it may be a source address: duplicate address detection is done and found none.
     pub(super) usable: bool,
 }
 
@@ -131,81 +132,81 @@ pub(super) struct Address {
 pub(super) struct Route {
     /// Its table.
     pub(super) table: u32,
-    /// What it is for.
+    /// Its destination.
     pub(super) prefix: IpNet,
-    /// The lowest one wins.
+    /// Its metric; the lowest is preferred.
     pub(super) metric: u32,
-    /// `RTN_*`.
+    /// Its type (`RTN_*`).
     pub(super) kind: u8,
-    /// Who made it (`RTPROT_*`).
+    /// Its originator (`RTPROT_*`).
     pub(super) protocol: u8,
-    /// Its next hops, as the route itself names them.
-    pub(super) hops: Vec<Hop>,
-    /// The next-hop object that it leads to.
-    pub(super) object: Option<u32>,
+    /// The next hops listed in the route itself.
+    pub(super) next_hops: Vec<NextHop>,
+    /// The id of its nexthop object.
+    pub(super) nexthop_id: Option<u32>,
 }
 
 /// One next hop of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Hop {
-    /// The device; 0: none.
+pub(super) struct NextHop {
+    /// The output device; 0: none.
     pub(super) ifindex: u32,
-    /// The router's address; `None`: the destination is on the link.
+    /// The gateway's address; `None`: on-link.
     pub(super) gateway: Option<IpAddr>,
-    /// The kernel won't use it now (`RTNH_F_DEAD`).
+    /// Unusable at present (`RTNH_F_DEAD`).
     pub(super) dead: bool,
-    /// Packets would be encapsulated.
+    /// Lightweight tunnel encapsulation is set (`RTA_ENCAP`).
     pub(super) encapsulated: bool,
 }
 
-impl Hop {
-    /// Whether both lead to the same place, whatever their state.
-    pub(super) fn is_same(&self, other: &Self) -> bool {
+impl NextHop {
+    /// Whether both are the same next hop, regardless of state.
+    pub(super) fn same_next_hop(&self, other: &Self) -> bool {
         (self.ifindex, self.gateway, self.encapsulated) == (other.ifindex, other.gateway, other.encapsulated)
     }
 }
 
-/// A next-hop object.
+/// A nexthop object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct NextHop {
-    /// Its number.
+pub(super) struct NextHopObject {
+    /// Its id.
     pub(super) id: u32,
-    /// Where it leads.
-    pub(super) target: NextHopTarget,
+    /// Its target.
+    pub(super) target: NextHopObjectTarget,
 }
 
-/// Where a next-hop object leads.
+/// The target of a nexthop object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum NextHopTarget {
+pub(super) enum NextHopObjectTarget {
     /// Packets are dropped.
     Blackhole,
-    /// To one place.
-    Hop(Hop),
-    /// To the objects with these numbers.
+    /// One next hop.
+    Single(NextHop),
+    /// A group of nexthop objects, by id.
     Group(Vec<u32>),
 }
 
-/// A neighbour.
+/// A neighbor (ARP or ND entry).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Neighbour {
-    /// The device that it is behind.
+pub(super) struct Neighbor {
+    /// The index of its interface.
     pub(super) ifindex: u32,
-    /// Its address.
+    /// Its IP address.
     pub(super) address: IpAddr,
-    /// `NUD_*`.
+    /// Its state (`NUD_*`).
     pub(super) state: u16,
     /// `NTF_*`.
     pub(super) flags: u8,
     /// `NTF_EXT_*`.
     pub(super) ext_flags: u32,
-    /// Who made the entry (`RTPROT_*`); 0: unknown.
+    /// Its originator (`RTPROT_*`); 0: unknown.
     pub(super) protocol: u8,
-    /// Its link address, where that has six bytes.
+    /// Its MAC address; `None` if its link-layer address isn't six bytes long.
     pub(super) mac: Option<[u8; 6]>,
 }
 
-impl Neighbour {
-    /// States in which the kernel itself would send to the link address.
+impl Neighbor {
+    /// States in which the kernel sends to the MAC address.
     const VALID: u16 = libc::NUD_REACHABLE
         | libc::NUD_STALE
         | libc::NUD_DELAY
@@ -213,20 +214,20 @@ impl Neighbour {
         | libc::NUD_PERMANENT
         | libc::NUD_NOARP;
 
-    /// Its link address, if packets can be sent there: multicast mappings, which the kernel keeps among its
-    /// neighbours, are none, and neither are addresses that it only answers for (proxies).
+    /// Its MAC address, if it is a valid unicast destination. Excludes multicast mappings, which are in the neighbor
+    /// table too, and proxy entries.
     pub(super) fn usable_mac(&self) -> Option<[u8; 6]> {
-        let is_station = |mac: &[u8; 6]| mac[0] & 1 == 0 && mac != &[0; 6];
+        let is_unicast = |mac: &[u8; 6]| mac[0] & 1 == 0 && mac != &[0; 6];
         let valid = self.state & Self::VALID != 0 && self.flags & libc::NTF_PROXY == 0;
-        self.mac.filter(|mac| valid && !self.address.is_multicast() && is_station(mac))
+        self.mac.filter(|mac| valid && !self.address.is_multicast() && is_unicast(mac))
     }
 
-    /// Whether the kernel has asked and nobody has answered.
+    /// Whether the resolution failed.
     pub(super) fn has_failed(&self) -> bool {
         self.state & libc::NUD_FAILED != 0
     }
 
-    /// Whether the kernel keeps it resolved by itself.
+    /// Whether the kernel keeps it resolved (`NTF_EXT_MANAGED`).
     pub(super) fn is_managed(&self) -> bool {
         self.ext_flags & NTF_EXT_MANAGED != 0
     }

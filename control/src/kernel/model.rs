@@ -1,125 +1,125 @@
-//! All of the kernel's network that vipgate has a use for, kept by deltas; the description for the engine is made
-//! from it on demand.
+//! Model of the kernel's network state, updated by netlink events. The engine's [`NetworkSpec`] is built from it on
+//! demand.
 
-use vipgate_dataplane::snapshot::spec::NetworkSpec;
+use vipgate_dataplane::policy::spec::NetworkSpec;
 
 use super::error::NetworkError;
 use super::links::{Effect, Links};
-use super::message::{Address, Change, Event, Link};
-use super::neighbours::Neighbours;
-use super::network::Wanted;
-use super::nexthops::NextHops;
+use super::message::{Address, Change, KernelEvent, Link};
+use super::network::InterfaceConfig;
 use super::routes::Routes;
+use crate::kernel::neighbors::Neighbors;
+use crate::kernel::nexthop_objects::NextHopObjects;
 
-/// The kernel's network.
+/// The network state.
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) links: Links,
-    objects: NextHops,
+    nexthops: NextHopObjects,
     routes: Routes,
-    neighbours: Neighbours,
+    neighbors: Neighbors,
 }
 
-/// What one full reading of the kernel gave.
+/// The result of one full dump.
 #[derive(Debug, Default)]
 pub(super) struct Dump {
     /// Devices.
     pub(super) links: Vec<Link>,
     /// Addresses of devices.
     pub(super) addresses: Vec<Address>,
-    /// Everything else that was read, in the kernel's order.
-    pub(super) rest: Vec<Event>,
+    /// All other objects, in the kernel's order.
+    pub(super) others: Vec<KernelEvent>,
 }
 
 impl Dump {
-    /// Sorts an event of a dump in.
-    pub(super) fn push(&mut self, event: Event) {
+    /// Adds an object of the dump.
+    pub(super) fn push(&mut self, event: KernelEvent) {
         match event {
-            Event::Link(_, link) => self.links.push(link),
-            Event::Address(_, address) => self.addresses.push(address),
-            Event::Route(..) | Event::NextHop(..) | Event::Neighbour(..) => self.rest.push(event),
+            KernelEvent::Link(_, link) => self.links.push(link),
+            KernelEvent::Address(_, address) => self.addresses.push(address),
+            KernelEvent::Route(..) | KernelEvent::NextHop(..) | KernelEvent::Neighbor(..) => self.others.push(event),
         }
     }
 }
 
 impl Model {
-    /// The network of a first dump; the wanted interfaces must be in it.
-    pub(super) fn new(wanted: &[Wanted], dump: Dump) -> Result<Self, NetworkError> {
+    /// Builds the model from a first dump, which must contain the configured interfaces.
+    pub(super) fn new(wanted: &[InterfaceConfig], dump: Dump) -> Result<Self, NetworkError> {
         let mut model = Self {
             links: Links::new(wanted, &dump.links)?,
-            objects: NextHops::default(),
+            nexthops: NextHopObjects::default(),
             routes: Routes::default(),
-            neighbours: Neighbours::default(),
+            neighbors: Neighbors::default(),
         };
         model.replace(dump);
         Ok(model)
     }
 
-    /// Takes a full dump in place of everything that was known.
+    /// Replaces everything by a full dump.
     pub(super) fn replace(&mut self, dump: Dump) {
         self.links.replace(&dump.links);
         self.links.replace_addresses(dump.addresses);
-        self.neighbours = Neighbours::default();
-        for event in &dump.rest {
-            if let Event::Neighbour(change, neighbour) = event
-                && let Some(interface) = self.links.own(neighbour.ifindex)
+        self.neighbors = Neighbors::default();
+        for event in &dump.others {
+            if let KernelEvent::Neighbor(change, neighbor) = event
+                && let Some(interface) = self.links.interface_id(neighbor.ifindex)
             {
-                self.neighbours.apply(interface, *change, neighbour);
+                self.neighbors.apply(interface, *change, neighbor);
             }
         }
-        self.replace_routes(dump.rest);
+        self.replace_routes(dump.others);
     }
 
-    /// Takes dumped routes and next-hop objects in place of those that were known; returns whether they differ.
-    pub(super) fn replace_routes(&mut self, dump: Vec<Event>) -> bool {
+    /// Replaces routes and nexthop objects by dumped ones; returns whether they differ.
+    pub(super) fn replace_routes(&mut self, dump: Vec<KernelEvent>) -> bool {
         let mut routes = Routes::default();
-        let mut objects = NextHops::default();
+        let mut nexthops = NextHopObjects::default();
         for event in dump {
             match event {
-                Event::Route(_, route) => routes.load(route),
-                Event::NextHop(change, object) => drop(objects.apply(change, object)),
-                Event::Link(..) | Event::Address(..) | Event::Neighbour(..) => {}
+                KernelEvent::Route(_, route) => routes.load(route),
+                KernelEvent::NextHop(change, nexthop) => drop(nexthops.apply(change, nexthop)),
+                KernelEvent::Link(..) | KernelEvent::Address(..) | KernelEvent::Neighbor(..) => {}
             }
         }
-        let changed = routes != self.routes || objects != self.objects;
+        let changed = routes != self.routes || nexthops != self.nexthops;
         self.routes = routes;
-        self.objects = objects;
+        self.nexthops = nexthops;
         changed
     }
 
-    /// Takes one change.
-    pub(super) fn apply(&mut self, event: Event) -> Effect {
+    /// Applies one event.
+    pub(super) fn apply(&mut self, event: KernelEvent) -> Effect {
         match event {
-            Event::Link(change, link) => {
-                let own = self.links.own(link.ifindex);
+            KernelEvent::Link(change, link) => {
+                let own = self.links.interface_id(link.ifindex);
                 let mut effect = self.links.apply(change, &link);
-                if let Some(interface) = own.filter(|_| change == Change::Gone) {
-                    effect.changed |= self.neighbours.forget(interface);
+                if let Some(interface) = own.filter(|_| change == Change::Removed) {
+                    effect.changed |= self.neighbors.remove_interface(interface);
                 }
                 effect
             }
-            Event::Address(change, address) => self.links.apply_address(change, address),
-            Event::Route(change, route) => self.routes.apply(change, route),
-            Event::NextHop(change, object) => {
-                let changed = self.objects.apply(change, object);
-                // The kernel drops the IPv4 routes of a removed object without telling.
-                Effect { changed, routes_stale: change == Change::Gone }
+            KernelEvent::Address(change, address) => self.links.apply_address(change, address),
+            KernelEvent::Route(change, route) => self.routes.apply(change, route),
+            KernelEvent::NextHop(change, nexthop) => {
+                let changed = self.nexthops.apply(change, nexthop);
+                // The kernel removes the IPv4 routes of a removed object without a notification.
+                Effect { changed, routes_stale: change == Change::Removed }
             }
-            Event::Neighbour(change, neighbour) => {
-                let interface = self.links.own(neighbour.ifindex);
-                let changed = interface.is_some_and(|interface| self.neighbours.apply(interface, change, &neighbour));
+            KernelEvent::Neighbor(change, neighbor) => {
+                let interface = self.links.interface_id(neighbor.ifindex);
+                let changed = interface.is_some_and(|interface| self.neighbors.apply(interface, change, &neighbor));
                 Effect { changed, routes_stale: false }
             }
         }
     }
 
-    /// The network as the engine wants it.
+    /// Builds the engine's description.
     pub(super) fn spec(&self) -> NetworkSpec {
         NetworkSpec {
             interfaces: self.links.spec(),
-            routes: self.routes.spec(&self.links, &self.objects),
-            neighbours: self.neighbours.spec(),
-            locals: self.routes.locals(),
+            routes: self.routes.spec(&self.links, &self.nexthops),
+            neighbors: self.neighbors.spec(),
+            locals: self.routes.local_addresses(),
         }
     }
 }

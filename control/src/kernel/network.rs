@@ -1,84 +1,86 @@
-//! The handle on the kernel's network: what it looks like now, when it looks different, which next hops didn't answer.
+//! Handle of the network monitor: the current state, its changes, and failed neighbors.
 
 use std::sync::Arc;
 
 use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
-use vipgate_dataplane::io::InterfaceId;
-use vipgate_dataplane::snapshot::spec::{NetworkSpec, Role};
+use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::policy::spec::{NetworkSpec, Role};
 
 use super::error::NetworkError;
 use super::model::Model;
 use super::socket::Subscription;
-use super::watcher::{LinkReport, NeighbourFailed, Published, Watcher, read_everything};
+use super::watcher::{LinkReport, NeighborFailed, Published, Watcher, read_everything};
 
-/// Failed next hops that may wait for a slow reader; the oldest are lost.
-const FAILURES: usize = 4096;
+/// Failed neighbors buffered for a slow receiver; the oldest are lost.
+const MAX_QUEUED_FAILURES: usize = 4096;
 
 /// An interface as configured.
 #[derive(Clone, Debug)]
-pub struct Wanted {
-    /// Its number.
+pub struct InterfaceConfig {
+    /// Its id.
     pub id: InterfaceId,
     /// Its name.
     pub name: String,
-    /// Which side of the gateway it is.
+    /// Its role: inside, outside or both.
     pub role: Role,
 }
 
-/// The kernel's network as it concerns the gateway. Dropping it ends the listening.
+/// The kernel's network state as far as the gateway uses it. Dropping it ends the monitoring task.
 #[derive(Debug)]
 pub struct Network {
     published: watch::Receiver<Arc<NetworkSpec>>,
     links: watch::Receiver<LinkReport>,
-    failures: broadcast::Sender<NeighbourFailed>,
+    failed_neighbors: broadcast::Sender<NeighborFailed>,
     task: JoinHandle<()>,
 }
 
 impl Network {
-    /// Reads the network of this thread's namespace and begins to listen for changes, in a task of the current runtime.
+    /// Dumps the network state of this thread's namespace and starts a task in the current runtime that follows
+    /// changes.
     ///
     /// # Errors
     /// An interface is missing or unsuitable, or netlink can't be used. Later failures are logged and retried.
-    pub async fn open(wanted: Vec<Wanted>) -> Result<Self, NetworkError> {
-        // Subscribed first: what changes during the dump is heard after it.
+    pub async fn open(wanted: Vec<InterfaceConfig>) -> Result<Self, NetworkError> {
+        // Subscribed before the dump: changes during the dump are received after it.
         let subscription =
-            Subscription::open().map_err(|source| NetworkError::new("listening to the kernel's network", source))?;
-        let dump =
-            read_everything().await.map_err(|source| NetworkError::new("reading the kernel's network", source))?;
+            Subscription::open().map_err(|source| NetworkError::new("subscribing to rtnetlink groups", source))?;
+        let dump = read_everything()
+            .await
+            .map_err(|source| NetworkError::new("dumping the kernel's network state", source))?;
         let model = Model::new(&wanted, dump)?;
-        let (failures, _) = broadcast::channel(FAILURES);
+        let (failures, _) = broadcast::channel(MAX_QUEUED_FAILURES);
         let (watcher, Published { network: published, links }) = Watcher::new(subscription, model, failures.clone());
-        Ok(Self { published, links, failures, task: tokio::spawn(watcher.run()) })
+        Ok(Self { published, links, failed_neighbors: failures, task: tokio::spawn(watcher.run()) })
     }
 
-    /// What the network looks like now.
+    /// The current state.
     pub fn current(&self) -> Arc<NetworkSpec> {
         self.published.borrow().clone()
     }
 
-    /// Waits until the network looks different from what was last returned here, or at the opening. A burst of changes
-    /// ends it once. Nothing is lost when the future is dropped.
+    /// Waits until the state differs from the one last returned here, or from the initial one. A burst of changes
+    /// counts as one. Cancel-safe.
     ///
     /// # Errors
-    /// The task that listens has ended, which only a bug can make it do.
+    /// The monitoring task has ended, which is a bug.
     pub async fn changed(&mut self) -> Result<Arc<NetworkSpec>, NetworkError> {
         self.published.changed().await.map_err(|_| NetworkError::Ended)?;
         Ok(self.published.borrow_and_update().clone())
     }
 
-    /// How the interfaces stand, for those who follow it on their own: at once, where the network waits for the end of a burst.
+    /// Subscribes to the link states of the interfaces, which are published at once, not at the end of a burst.
     pub fn links(&self) -> watch::Receiver<LinkReport> {
         self.links.clone()
     }
 
-    /// The next hops that don't answer, from now on. Each reader hears of all.
-    pub fn failures(&self) -> broadcast::Receiver<NeighbourFailed> {
-        self.failures.subscribe()
+    /// Subscribes to neighbors whose resolution fails from now on. Every receiver gets all of them.
+    pub fn failed_neighbors(&self) -> broadcast::Receiver<NeighborFailed> {
+        self.failed_neighbors.subscribe()
     }
 
-    /// The network, for those who follow it on their own.
-    pub(super) fn follow(&self) -> watch::Receiver<Arc<NetworkSpec>> {
+    /// Subscribes to the network state.
+    pub(super) fn subscribe(&self) -> watch::Receiver<Arc<NetworkSpec>> {
         self.published.clone()
     }
 }

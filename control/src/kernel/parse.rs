@@ -1,7 +1,7 @@
-//! Datagrams of route netlink -> [`Event`]s.
+//! Decoder of rtnetlink messages into [`KernelEvent`]s.
 //!
-//! Only the attributes that are needed are read, so what a newer kernel adds can't make a message unreadable.
-//! A message that contradicts itself is an error; a kind of message or route that vipgate has no use for is `None`.
+//! Only the needed attributes are decoded, so additions of newer kernels can't make a message unreadable. A malformed
+//! message is an error; an unused type of message or route is `None`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -12,9 +12,11 @@ use rtnetlink::packet_route::link::LinkHeader;
 use rtnetlink::packet_route::neighbour::NeighbourHeader;
 use rtnetlink::packet_route::route::RouteHeader;
 
-use super::message::{Address, Change, Event, Hop, Link, Neighbour, NextHop, NextHopTarget, Route};
+use super::message::{
+    Address, Change, KernelEvent, Link, Neighbor, NextHop, NextHopObject, NextHopObjectTarget, Route,
+};
 
-// linux/rtnetlink.h, linux/nexthop.h and linux/neighbour.h; the crate libc doesn't name them.
+// linux/rtnetlink.h, linux/nexthop.h and linux/neighbour.h; not in the libc crate.
 pub(super) const RTM_NEWNEXTHOP: u16 = 104;
 pub(super) const RTM_DELNEXTHOP: u16 = 105;
 pub(super) const RTM_GETNEXTHOP: u16 = 106;
@@ -39,22 +41,22 @@ const ROUTE_HEADER: usize = 12;
 const ROUTE_HOP_HEADER: usize = 8;
 const NEXTHOP_HEADER: usize = 8;
 const NEXTHOP_MEMBER: usize = 8;
-const NEIGHBOUR_HEADER: usize = 12;
+const NEIGHBOR_HEADER: usize = 12;
 
-/// Reads one message: `kind` and `flags` are its header's, `body` is what follows the header.
-pub(super) fn event(kind: u16, flags: u16, body: &[u8]) -> Result<Option<Event>, DecodeError> {
+/// Decodes one message: `kind` and `flags` are from its header, `body` follows the header.
+pub(super) fn event(kind: u16, flags: u16, body: &[u8]) -> Result<Option<KernelEvent>, DecodeError> {
     let new = if flags & NLM_F_REPLACE == 0 { Change::New } else { Change::Replaced };
     Ok(match kind {
-        libc::RTM_NEWLINK => link(body)?.map(|link| Event::Link(new, link)),
-        libc::RTM_DELLINK => link(body)?.map(|link| Event::Link(Change::Gone, link)),
-        libc::RTM_NEWADDR => address(body)?.map(|address| Event::Address(new, address)),
-        libc::RTM_DELADDR => address(body)?.map(|address| Event::Address(Change::Gone, address)),
-        libc::RTM_NEWROUTE => route(body)?.map(|route| Event::Route(new, route)),
-        libc::RTM_DELROUTE => route(body)?.map(|route| Event::Route(Change::Gone, route)),
-        libc::RTM_NEWNEIGH => neighbour(body)?.map(|neighbour| Event::Neighbour(new, neighbour)),
-        libc::RTM_DELNEIGH => neighbour(body)?.map(|neighbour| Event::Neighbour(Change::Gone, neighbour)),
-        RTM_NEWNEXTHOP => Some(Event::NextHop(new, next_hop(body)?)),
-        RTM_DELNEXTHOP => Some(Event::NextHop(Change::Gone, next_hop(body)?)),
+        libc::RTM_NEWLINK => link(body)?.map(|link| KernelEvent::Link(new, link)),
+        libc::RTM_DELLINK => link(body)?.map(|link| KernelEvent::Link(Change::Removed, link)),
+        libc::RTM_NEWADDR => address(body)?.map(|address| KernelEvent::Address(new, address)),
+        libc::RTM_DELADDR => address(body)?.map(|address| KernelEvent::Address(Change::Removed, address)),
+        libc::RTM_NEWROUTE => route(body)?.map(|route| KernelEvent::Route(new, route)),
+        libc::RTM_DELROUTE => route(body)?.map(|route| KernelEvent::Route(Change::Removed, route)),
+        libc::RTM_NEWNEIGH => neighbor(body)?.map(|neighbor| KernelEvent::Neighbor(new, neighbor)),
+        libc::RTM_DELNEIGH => neighbor(body)?.map(|neighbor| KernelEvent::Neighbor(Change::Removed, neighbor)),
+        RTM_NEWNEXTHOP => Some(KernelEvent::NextHop(new, next_hop(body)?)),
+        RTM_DELNEXTHOP => Some(KernelEvent::NextHop(Change::Removed, next_hop(body)?)),
         _ => None,
     })
 }
@@ -62,13 +64,13 @@ pub(super) fn event(kind: u16, flags: u16, body: &[u8]) -> Result<Option<Event>,
 fn link(body: &[u8]) -> Result<Option<Link>, DecodeError> {
     let header = LinkHeader::parse(body)?;
     if u8::from(header.interface_family) != 0 {
-        // Bridges tell of their ports in link messages of their own family; the device itself hasn't changed.
+        // AF_BRIDGE messages describe bridge ports; the device itself hasn't changed.
         return Ok(None);
     }
     let mut link = Link {
         ifindex: header.index,
         name: String::new(),
-        hardware: header.link_layer_type.into(),
+        hardware_type: header.link_layer_type.into(),
         flags: header.flags.bits(),
         mac: None,
         mtu: 0,
@@ -100,7 +102,7 @@ fn address(body: &[u8]) -> Result<Option<Address>, DecodeError> {
             _ => {}
         }
     }
-    // On a point-to-point link IFA_ADDRESS is the far side; IPv6 has only IFA_ADDRESS where there is no far side.
+    // On a point-to-point link IFA_ADDRESS is the remote address; IPv6 has only IFA_ADDRESS otherwise.
     Ok(local.or(peer).map(|address| Address {
         ifindex: header.index,
         v6: address.is_ipv6(),
@@ -119,7 +121,7 @@ fn route(body: &[u8]) -> Result<Option<Route>, DecodeError> {
         IPV6 => Ipv6Addr::UNSPECIFIED.into(),
         _ => return Ok(None),
     };
-    // Caches, and routes for some sources or some kinds of service only: they say nothing about the others' packets.
+    // Ignored: cached routes, source-specific routes and type of service.
     if header.flags.bits() & libc::RTM_F_CLONED != 0 || header.source_prefix_length != 0 || header.tos != 0 {
         return Ok(None);
     }
@@ -130,23 +132,23 @@ fn route(body: &[u8]) -> Result<Option<Route>, DecodeError> {
         metric: 0,
         kind: header.kind.into(),
         protocol: header.protocol.into(),
-        hops: Vec::new(),
-        object: None,
+        next_hops: Vec::new(),
+        nexthop_id: None,
     };
-    let mut single = Hop { ifindex: 0, gateway: None, dead: is_dead(header.flags.bits()), encapsulated: false };
+    let mut single = NextHop { ifindex: 0, gateway: None, dead: is_dead(header.flags.bits()), encapsulated: false };
     for attribute in attributes(body, ROUTE_HEADER)? {
         let (kind, value) = attribute?;
         match kind {
             libc::RTA_DST => destination = ip(value).ok_or_else(|| invalid("RTA_DST"))?,
             libc::RTA_TABLE => route.table = number(value)?,
             libc::RTA_PRIORITY => route.metric = number(value)?,
-            libc::RTA_MULTIPATH => route.hops = hops(value)?,
-            RTA_NH_ID => route.object = Some(number(value)?),
+            libc::RTA_MULTIPATH => route.next_hops = hops(value)?,
+            RTA_NH_ID => route.nexthop_id = Some(number(value)?),
             _ => hop_attribute(&mut single, kind, value)?,
         }
     }
-    if route.hops.is_empty() && single.ifindex != 0 {
-        route.hops.push(single);
+    if route.next_hops.is_empty() && single.ifindex != 0 {
+        route.next_hops.push(single);
     }
     let length = header.destination_prefix_length;
     route.prefix = IpNet::new(destination, length).map_err(|_| invalid("prefix length"))?.trunc();
@@ -154,13 +156,13 @@ fn route(body: &[u8]) -> Result<Option<Route>, DecodeError> {
 }
 
 /// The next hops of a multipath route.
-fn hops(mut value: &[u8]) -> Result<Vec<Hop>, DecodeError> {
+fn hops(mut value: &[u8]) -> Result<Vec<NextHop>, DecodeError> {
     let mut hops = Vec::new();
     while value.len() >= ROUTE_HOP_HEADER {
         let length = usize::from(u16::from_ne_bytes([value[0], value[1]]));
         let body = value.get(..length).filter(|body| body.len() >= ROUTE_HOP_HEADER);
         let body = body.ok_or_else(|| invalid("length of a next hop"))?;
-        let mut hop = Hop {
+        let mut hop = NextHop {
             ifindex: number(&body[4..8])?,
             gateway: None,
             dead: is_dead(u32::from(body[2])),
@@ -176,11 +178,11 @@ fn hops(mut value: &[u8]) -> Result<Vec<Hop>, DecodeError> {
     Ok(hops)
 }
 
-fn hop_attribute(hop: &mut Hop, kind: u16, value: &[u8]) -> Result<(), DecodeError> {
+fn hop_attribute(hop: &mut NextHop, kind: u16, value: &[u8]) -> Result<(), DecodeError> {
     match kind {
         libc::RTA_OIF => hop.ifindex = number(value)?,
         libc::RTA_GATEWAY => hop.gateway = ip(value),
-        // struct rtvia: the gateway's family (two bytes) stands before its address.
+        // struct rtvia: a two-byte address family precedes the address.
         libc::RTA_VIA => hop.gateway = value.get(2..).and_then(ip),
         libc::RTA_ENCAP => hop.encapsulated = true,
         _ => {}
@@ -188,9 +190,9 @@ fn hop_attribute(hop: &mut Hop, kind: u16, value: &[u8]) -> Result<(), DecodeErr
     Ok(())
 }
 
-fn next_hop(body: &[u8]) -> Result<NextHop, DecodeError> {
+fn next_hop(body: &[u8]) -> Result<NextHopObject, DecodeError> {
     let flags = body.get(4..NEXTHOP_HEADER).ok_or_else(|| invalid("length of a next-hop message"))?;
-    let mut hop = Hop { ifindex: 0, gateway: None, dead: is_dead(number(flags)?), encapsulated: false };
+    let mut hop = NextHop { ifindex: 0, gateway: None, dead: is_dead(number(flags)?), encapsulated: false };
     let mut id = None;
     let mut target = None;
     for attribute in attributes(body, NEXTHOP_HEADER)? {
@@ -199,27 +201,27 @@ fn next_hop(body: &[u8]) -> Result<NextHop, DecodeError> {
             NHA_ID => id = Some(number(value)?),
             NHA_GROUP => {
                 let members = value.chunks_exact(NEXTHOP_MEMBER).map(|member| number(&member[..4]));
-                target = Some(NextHopTarget::Group(members.collect::<Result<_, _>>()?));
+                target = Some(NextHopObjectTarget::Group(members.collect::<Result<_, _>>()?));
             }
-            NHA_BLACKHOLE => target = Some(NextHopTarget::Blackhole),
+            NHA_BLACKHOLE => target = Some(NextHopObjectTarget::Blackhole),
             NHA_OIF => hop.ifindex = number(value)?,
             NHA_GATEWAY => hop.gateway = ip(value),
             NHA_ENCAP => hop.encapsulated = true,
             _ => {}
         }
     }
-    let id = id.ok_or_else(|| invalid("next hop without a number"))?;
-    Ok(NextHop { id, target: target.unwrap_or(NextHopTarget::Hop(hop)) })
+    let id = id.ok_or_else(|| invalid("nexthop object: no id"))?;
+    Ok(NextHopObject { id, target: target.unwrap_or(NextHopObjectTarget::Single(hop)) })
 }
 
-fn neighbour(body: &[u8]) -> Result<Option<Neighbour>, DecodeError> {
+fn neighbor(body: &[u8]) -> Result<Option<Neighbor>, DecodeError> {
     let header = NeighbourHeader::parse(body)?;
     if !matches!(u8::from(header.family), IPV4 | IPV6) {
-        // A bridge's forwarding table comes by the same group.
+        // Bridge FDB entries are sent to the same multicast group.
         return Ok(None);
     }
     let mut address = None;
-    let mut neighbour = Neighbour {
+    let mut neighbor = Neighbor {
         ifindex: header.ifindex,
         address: Ipv4Addr::UNSPECIFIED.into(),
         state: header.state.into(),
@@ -228,20 +230,20 @@ fn neighbour(body: &[u8]) -> Result<Option<Neighbour>, DecodeError> {
         protocol: 0,
         mac: None,
     };
-    for attribute in attributes(body, NEIGHBOUR_HEADER)? {
+    for attribute in attributes(body, NEIGHBOR_HEADER)? {
         let (kind, value) = attribute?;
         match kind {
             libc::NDA_DST => address = ip(value),
-            libc::NDA_LLADDR => neighbour.mac = value.try_into().ok(),
-            NDA_FLAGS_EXT => neighbour.ext_flags = number(value)?,
-            NDA_PROTOCOL => neighbour.protocol = value.first().copied().unwrap_or(0),
+            libc::NDA_LLADDR => neighbor.mac = value.try_into().ok(),
+            NDA_FLAGS_EXT => neighbor.ext_flags = number(value)?,
+            NDA_PROTOCOL => neighbor.protocol = value.first().copied().unwrap_or(0),
             _ => {}
         }
     }
-    Ok(address.map(|address| Neighbour { address, ..neighbour }))
+    Ok(address.map(|address| Neighbor { address, ..neighbor }))
 }
 
-/// The attributes that follow a fixed part of `header` bytes: kind and value.
+/// The attributes after a fixed header of `header` bytes: kind and value.
 fn attributes(
     body: &[u8],
     header: usize,
@@ -259,12 +261,12 @@ fn is_dead(flags: u32) -> bool {
     flags & RTNH_F_DEAD != 0
 }
 
-/// An attribute of four bytes, in the machine's order.
+/// A four-byte attribute in host byte order.
 fn number(value: &[u8]) -> Result<u32, DecodeError> {
     value.try_into().map(u32::from_ne_bytes).map_err(|_| invalid("length of a number"))
 }
 
-/// An address, if the length is one of an address.
+/// An IPv4 or IPv6 address, by length.
 fn ip(value: &[u8]) -> Option<IpAddr> {
     if let Ok(octets) = <[u8; 4]>::try_from(value) {
         return Some(octets.into());

@@ -1,6 +1,6 @@
 use super::*;
 
-/// The body of an RTM_NEWROUTE that a kernel would write for
+/// The body of the RTM_NEWROUTE message for
 /// `ip -6 route add 2001:db8:9::/48 metric 10 nexthop via 2001:db8::9 dev A nexthop via 2001:db8::a dev B`, where A has
 /// index 3 and B, index 4, is down.
 fn multipath() -> Vec<u8> {
@@ -27,11 +27,12 @@ fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_multipath_route_has_all_its_hops() {
-    let Some(Event::Route(Change::New, route)) = event(libc::RTM_NEWROUTE, 0, &multipath()).unwrap() else {
+fn a_multipath_route_has_all_next_hops() {
+    let Some(KernelEvent::Route(Change::New, route)) = event(libc::RTM_NEWROUTE, 0, &multipath()).unwrap() else {
         panic!("no route");
     };
-    let hop = |gateway: &str, ifindex, dead| Hop { ifindex, gateway: gateway.parse().ok(), dead, encapsulated: false };
+    let hop =
+        |gateway: &str, ifindex, dead| NextHop { ifindex, gateway: gateway.parse().ok(), dead, encapsulated: false };
     assert_eq!(
         route,
         Route {
@@ -40,32 +41,36 @@ fn a_multipath_route_has_all_its_hops() {
             metric: 10,
             kind: libc::RTN_UNICAST,
             protocol: 3,
-            hops: vec![hop("2001:db8::9", 3, false), hop("2001:db8::a", 4, true)],
-            object: None,
+            next_hops: vec![hop("2001:db8::9", 3, false), hop("2001:db8::a", 4, true)],
+            nexthop_id: None,
         }
     );
 }
 
 #[test]
-fn a_gateway_of_the_other_family_is_read() {
+fn a_gateway_of_the_other_family_is_decoded() {
     let mut body = vec![2, 24, 0, 0, 254, 3, 0, 1, 0, 0, 0, 0];
     body.extend(attribute(1, &[192, 0, 2, 0]));
     body.extend(attribute(4, &7u32.to_ne_bytes()));
     let mut via = vec![10, 0];
     via.extend("fe80::1".parse::<Ipv6Addr>().unwrap().octets());
     body.extend(attribute(18, &via));
-    let Some(Event::Route(Change::Replaced, route)) = event(libc::RTM_NEWROUTE, NLM_F_REPLACE, &body).unwrap() else {
+    let Some(KernelEvent::Route(Change::Replaced, route)) = event(libc::RTM_NEWROUTE, NLM_F_REPLACE, &body).unwrap()
+    else {
         panic!("no route");
     };
-    assert_eq!(route.hops, [Hop { ifindex: 7, gateway: "fe80::1".parse().ok(), dead: false, encapsulated: false }]);
+    assert_eq!(
+        route.next_hops,
+        [NextHop { ifindex: 7, gateway: "fe80::1".parse().ok(), dead: false, encapsulated: false }]
+    );
 }
 
 #[test]
-fn no_cut_message_is_read_beyond_its_end() {
+fn a_truncated_message_is_not_read_past_its_end() {
     let whole = multipath();
     for kind in [libc::RTM_NEWLINK, libc::RTM_NEWADDR, libc::RTM_NEWROUTE, libc::RTM_NEWNEIGH, RTM_NEWNEXTHOP] {
         for end in 0..whole.len() {
-            // An error, nothing, or what stands before the cut; never a panic.
+            // An error, nothing, or the attributes before the end; never a panic.
             let _ = event(kind, 0, &whole[..end]);
         }
     }
@@ -74,12 +79,12 @@ fn no_cut_message_is_read_beyond_its_end() {
 }
 
 #[test]
-fn routes_for_some_packets_only_are_left_out() {
+fn source_specific_tos_and_cached_routes_are_ignored() {
     let plain = multipath();
-    for (place, value) in [(2usize, 64u8), (3, 0x10), (9, 2)] {
+    for (offset, value) in [(2usize, 64u8), (3, 0x10), (9, 2)] {
         // A source prefix, a type of service, RTM_F_CLONED.
         let mut body = plain.clone();
-        body[place] = value;
+        body[offset] = value;
         assert_eq!(event(libc::RTM_NEWROUTE, 0, &body).unwrap(), None);
     }
 }

@@ -1,7 +1,8 @@
-//! Asks next hops whether they are there: by ARP requests and neighbour solicitations of our own, since the kernel's, which it sends once a
-//! second, take four seconds to find a next hop dead. The answers are for the kernel's own addresses, so the steering program lets them pass.
+//! Next-hop liveness probing by ARP requests and neighbor solicitations. The kernel's own probes, one per second, take
+//! four seconds to detect a dead next hop. The replies are addressed to the kernel's addresses, so the steering program
+//! passes them to the kernel.
 //!
-//! `liveness` decides, `frame` knows the bytes; here are the sockets and the clock.
+//! `liveness` is the state machine, `frame` the encoding; this module has the sockets and the clock.
 
 mod frame;
 mod liveness;
@@ -15,58 +16,58 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::debug;
-use vipgate_dataplane::io::InterfaceId;
-use vipgate_dataplane::snapshot::spec::{InterfaceSpec, NetworkSpec, RouteTarget};
-use vipgate_xdp::packet::{PacketSocket, Replies};
+use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::policy::spec::{InterfaceSpec, NetworkSpec, RouteTarget};
+use vipgate_xdp::packet::{PacketSocket, ReplyFilter};
 
 use self::liveness::Liveness;
 pub use self::liveness::{NextHopState, NextHopStatus};
 use super::network::Network;
 
-/// Next hops that are probed on one interface: where there are more, one of these speaks for them.
+/// Maximum number of next hops probed per interface and family.
 const MAX_HOPS: usize = 16;
-/// Frames that are read from a socket in one round: more than come for all probes.
+/// Maximum number of frames read from a socket per round: more than all probes yield.
 const MAX_REPLIES: usize = 4 * MAX_HOPS;
 
 /// A next hop: an address behind an interface.
-type Hop = (InterfaceId, IpAddr);
+type NextHop = (InterfaceId, IpAddr);
 
-/// How next hops are probed.
+/// Configuration of the prober.
 #[derive(Clone, Debug)]
-pub struct ProbePlan {
+pub struct ProbeConfig {
     /// Time between two probes.
     pub interval: Duration,
-    /// So many in a row without an answer are a dead next hop.
-    pub failures: u32,
-    /// What is probed on an interface in place of the next hops of its routes.
+    /// Consecutive unanswered probes after which a next hop is down.
+    pub max_unanswered: u32,
+    /// Addresses probed on an interface instead of the next hops of its routes.
     pub targets: Vec<(InterfaceId, IpAddr)>,
 }
 
-/// The task that probes; it ends when this is dropped.
+/// Handle of the probing task. Dropping it ends the task.
 #[derive(Debug)]
 pub struct Prober {
-    hops: watch::Receiver<Vec<NextHopStatus>>,
+    next_hops: watch::Receiver<Vec<NextHopStatus>>,
     task: JoinHandle<()>,
 }
 
 impl Prober {
     /// Starts the task in the current runtime, for the interfaces of `network` and in this thread's namespace.
-    pub fn start(network: &Network, plan: ProbePlan) -> Self {
+    pub fn start(network: &Network, plan: ProbeConfig) -> Self {
         let (published, hops) = watch::channel(Vec::new());
         let task = Task {
-            liveness: Liveness::new(plan.failures),
+            liveness: Liveness::new(plan.max_unanswered),
             plan,
-            network: network.follow(),
-            known: Arc::default(),
+            network: network.subscribe(),
+            applied: Arc::default(),
             sockets: BTreeMap::new(),
             published,
         };
-        Self { hops, task: tokio::spawn(task.run()) }
+        Self { next_hops: hops, task: tokio::spawn(task.run()) }
     }
 
-    /// How next hops stand; it counts as changed only when the state of one of them has.
-    pub fn hops(&self) -> watch::Receiver<Vec<NextHopStatus>> {
-        self.hops.clone()
+    /// Subscribes to the state of all next hops; marked as changed only when a state changes.
+    pub fn next_hops(&self) -> watch::Receiver<Vec<NextHopStatus>> {
+        self.next_hops.clone()
     }
 }
 
@@ -77,12 +78,12 @@ impl Drop for Prober {
 }
 
 struct Task {
-    plan: ProbePlan,
+    plan: ProbeConfig,
     liveness: Liveness,
     network: watch::Receiver<Arc<NetworkSpec>>,
-    /// The network that next hops were last taken from.
-    known: Arc<NetworkSpec>,
-    /// By the kernel's index of the interface, and the family.
+    /// The network state that the probed next hops are from.
+    applied: Arc<NetworkSpec>,
+    /// By interface index and whether IPv6.
     sockets: BTreeMap<(u32, bool), PacketSocket>,
     published: watch::Sender<Vec<NextHopStatus>>,
 }
@@ -90,7 +91,7 @@ struct Task {
 impl Task {
     async fn run(mut self) {
         let mut tick = interval(self.plan.interval);
-        // After a pause of ours, next hops get their time again.
+        // After a delayed round, next hops still get a full interval to respond.
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tick.tick().await;
@@ -98,14 +99,15 @@ impl Task {
         }
     }
 
-    /// Reads the answers to the last probes, judges, and sends the next ones: answers that lie there were in time, however late we come.
+    /// Reads the replies to the last probes, updates the states and sends the next probes. Queued replies count as in
+    /// time, however late this round is.
     fn round(&mut self) {
         let network = self.network.borrow_and_update().clone();
-        if !Arc::ptr_eq(&network, &self.known) {
-            self.liveness.set_hops(&hops(&network, &self.plan.targets));
-            let there: BTreeSet<u32> = network.interfaces.iter().map(|interface| interface.ifindex).collect();
-            self.sockets.retain(|(ifindex, _), _| there.contains(ifindex));
-            self.known = network.clone();
+        if !Arc::ptr_eq(&network, &self.applied) {
+            self.liveness.set_next_hops(&hops(&network, &self.plan.targets));
+            let present: BTreeSet<u32> = network.interfaces.iter().map(|interface| interface.ifindex).collect();
+            self.sockets.retain(|(ifindex, _), _| present.contains(ifindex));
+            self.applied = network.clone();
         }
         let now = Instant::now();
         for interface in &network.interfaces {
@@ -113,68 +115,69 @@ impl Task {
                 self.read(interface, is_v6, now);
             }
         }
-        for (hop, is_lost) in self.liveness.round() {
+        for (hop, is_lost) in self.liveness.next_round() {
             let interface = network.interfaces.iter().find(|interface| interface.id == hop.0 && interface.up);
             let sent = interface.is_some_and(|interface| self.probe(&network, interface, hop.1, is_lost));
             if sent {
-                self.liveness.probed(hop);
+                self.liveness.probe_sent(hop);
             }
         }
         let status = self.liveness.status();
-        self.published.send_if_modified(|known| {
+        self.published.send_if_modified(|current| {
             let states =
                 |all: &[NextHopStatus]| all.iter().map(|it| (it.interface, it.address, it.state)).collect::<Vec<_>>();
-            let is_new = states(known) != states(&status);
-            *known = status;
-            is_new
+            let has_changed = states(current) != states(&status);
+            *current = status;
+            has_changed
         });
     }
 
     fn read(&mut self, interface: &InterfaceSpec, is_v6: bool, now: Instant) {
         let Some(socket) = self.sockets.get(&(interface.ifindex, is_v6)) else { return };
-        let mut room = [0; 128];
+        let mut buffer = [0; 128];
         for _ in 0..MAX_REPLIES {
-            match socket.receive(&mut room) {
+            match socket.receive(&mut buffer) {
                 Ok(Some(reply)) => {
-                    if let Some(address) = frame::answered(reply) {
-                        self.liveness.answered((interface.id, address), now);
+                    if let Some(address) = frame::decode_reply(reply) {
+                        self.liveness.reply_received((interface.id, address), now);
                     }
                 }
                 Ok(None) => return,
                 Err(error) => {
-                    debug!(interface = %interface.name, %error, "can't read the answers of next hops");
+                    debug!(interface = %interface.name, %error, "can't read the replies of next hops");
                     return;
                 }
             }
         }
     }
 
-    /// Sends a probe: to the next hop alone, as long as it is known where that is and it answers; else to all.
+    /// Sends a probe: unicast if the MAC address is known and the last probe was answered, else broadcast or multicast.
     fn probe(&mut self, network: &NetworkSpec, interface: &InterfaceSpec, address: IpAddr, is_lost: bool) -> bool {
-        let known = network.neighbours.iter().find(|it| it.interface == interface.id && it.address == address);
-        let mac = known.filter(|_| !is_lost).map(|it| it.mac);
-        let Some(frame) = frame::request(interface.mac, &interface.addresses, address, mac) else { return false };
-        let outcome = self.socket(interface.ifindex, address.is_ipv6()).and_then(|socket| socket.send(&frame));
-        if let Err(error) = &outcome {
+        let neighbor = network.neighbors.iter().find(|it| it.interface == interface.id && it.address == address);
+        let mac = neighbor.filter(|_| !is_lost).map(|it| it.mac);
+        let Some(frame) = frame::encode_probe(interface.mac, &interface.addresses, address, mac) else { return false };
+        let result = self.socket(interface.ifindex, address.is_ipv6()).and_then(|socket| socket.send(&frame));
+        if let Err(error) = &result {
             debug!(interface = %interface.name, %address, %error, "can't probe a next hop");
         }
-        // A queue that is full for three probes in a row is as good as a dead next hop; a missing right is not.
-        outcome.is_ok() || outcome.is_err_and(|error| error.raw_os_error() == Some(libc::ENOBUFS))
+        // A full transmit queue counts as an unanswered probe; other errors, such as missing permission, don't.
+        result.is_ok() || result.is_err_and(|error| error.raw_os_error() == Some(libc::ENOBUFS))
     }
 
     fn socket(&mut self, ifindex: u32, is_v6: bool) -> std::io::Result<&PacketSocket> {
-        let replies = if is_v6 { Replies::NeighborAdvertisement } else { Replies::Arp };
+        let replies = if is_v6 { ReplyFilter::NeighborAdvertisement } else { ReplyFilter::Arp };
         match self.sockets.entry((ifindex, is_v6)) {
-            std::collections::btree_map::Entry::Occupied(known) => Ok(known.into_mut()),
-            std::collections::btree_map::Entry::Vacant(place) => {
-                Ok(place.insert(PacketSocket::open(ifindex, replies)?))
+            std::collections::btree_map::Entry::Occupied(entry) => Ok(entry.into_mut()),
+            std::collections::btree_map::Entry::Vacant(entry) => {
+                Ok(entry.insert(PacketSocket::open(ifindex, replies)?))
             }
         }
     }
 }
 
-/// What is probed: on each interface the targets of the configuration, or else the next hops of routes, default routes' first.
-fn hops(network: &NetworkSpec, targets: &[Hop]) -> Vec<Hop> {
+/// The next hops to probe: per interface the configured targets, or else the next hops of its routes, default routes
+/// first.
+fn hops(network: &NetworkSpec, targets: &[NextHop]) -> Vec<NextHop> {
     let mut routes: Vec<_> = network.routes.iter().collect();
     routes.sort_by_key(|route| route.prefix.prefix_len());
     let via = routes.into_iter().filter_map(|route| match &route.target {
@@ -183,7 +186,7 @@ fn hops(network: &NetworkSpec, targets: &[Hop]) -> Vec<Hop> {
     });
     let has_targets = |interface| targets.iter().any(|target| target.0 == interface);
     let routers = via.flatten().filter_map(|hop| Some((hop.interface, hop.gateway?))).filter(|hop| !has_targets(hop.0));
-    let mut found: Vec<Hop> = Vec::new();
+    let mut found: Vec<NextHop> = Vec::new();
     for hop in targets.iter().copied().chain(routers) {
         let on_interface = found.iter().filter(|it| it.0 == hop.0 && it.1.is_ipv4() == hop.1.is_ipv4()).count();
         if on_interface < MAX_HOPS && !found.contains(&hop) {
@@ -195,7 +198,7 @@ fn hops(network: &NetworkSpec, targets: &[Hop]) -> Vec<Hop> {
 
 #[cfg(test)]
 mod tests {
-    use vipgate_dataplane::snapshot::spec::{HopSpec, RouteSpec};
+    use vipgate_dataplane::policy::spec::{HopSpec, RouteSpec};
 
     use super::*;
 
@@ -207,7 +210,7 @@ mod tests {
         RouteSpec { prefix: prefix.parse().unwrap(), target: RouteTarget::Via(hops.iter().map(hop).collect()) }
     }
 
-    fn hop(interface: u8, address: &str) -> Hop {
+    fn hop(interface: u8, address: &str) -> NextHop {
         (InterfaceId(interface), address.parse().unwrap())
     }
 
@@ -227,7 +230,7 @@ mod tests {
         let found = hops(&network, &[]);
         assert!(found.len() == expected.len() && expected.iter().all(|it| found.contains(it)), "{found:?}");
         assert_eq!(found.last(), Some(&hop(0, "10.4.1.254")));
-        // Targets take the place of an interface's routes, and of no other's.
+        // Targets replace the next hops of their own interface only.
         let targets = [hop(1, "203.0.113.9")];
         assert_eq!(hops(&network, &targets), [hop(1, "203.0.113.9"), hop(0, "10.4.1.254")]);
         network.routes = (0..100).map(|n| route(&format!("10.{n}.0.0/16"), &[(0, &format!("10.0.0.{n}"))])).collect();

@@ -1,12 +1,12 @@
-//! Makes the kernel look for next hops, and keep those known that the gateway uses.
+//! Neighbor resolution: makes the kernel resolve next hops, and keeps those in use resolved.
 //!
-//! The kernel doesn't see the gateway's packets, so by itself it neither asks for a next hop nor notices that one has
-//! another link address now. Where the kernel can (Linux 5.16), entries are marked as managed and it cares for them;
-//! elsewhere they are used from time to time, so that stale ones are asked again.
+//! The kernel doesn't see the gateway's packets (AF_XDP), so by itself it neither resolves a next hop nor detects a
+//! changed MAC address. Since Linux 5.16 entries are marked as managed (`NTF_EXT_MANAGED`) and the kernel keeps them
+//! resolved; before, they are probed periodically (`NTF_USE`), so that stale ones are revalidated.
 
-mod book;
-mod keeper;
-mod order;
+mod request;
+mod table;
+mod task;
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,86 +14,94 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tracing::warn;
-use vipgate_dataplane::io::InterfaceId;
+use vipgate_dataplane::flow::ids::InterfaceId;
 
 use super::error::NetworkError;
 use super::network::Network;
-use keeper::Keeper;
+use crate::kernel::resolver::task::ResolverTask;
 
-/// Orders that may wait; what comes on top is refused and has to be asked for again.
-const ORDERS: usize = 1024;
+/// Queued commands; further ones are rejected and must be repeated.
+const MAX_QUEUED_COMMANDS: usize = 1024;
 
 /// A next hop: an address behind an interface.
-type Hop = (InterfaceId, IpAddr);
+type NextHop = (InterfaceId, IpAddr);
 
-/// What is wanted of the kernel.
+/// A command to the task.
 #[derive(Debug)]
-enum Order {
-    Resolve(Hop),
-    Keep(Vec<Hop>),
+enum Command {
+    /// Resolve this next hop.
+    Resolve(NextHop),
+    /// These next hops are in use.
+    MarkInUse(Vec<NextHop>),
 }
 
-/// How often the kernel is asked, and for how much.
+/// Rate and size limits of the resolver.
 #[derive(Clone, Copy, Debug)]
 pub struct ResolverLimits {
-    /// Time between two questions for one next hop: the kernel repeats them by itself, but whoever deletes an entry ends that.
-    pub pause: Duration,
-    /// Questions a second, all next hops together.
+    /// Minimum time between two requests for one next hop. The kernel retransmits by itself, unless the entry is
+    /// deleted.
+    pub min_interval: Duration,
+    /// Requests per second for all next hops.
     pub per_second: u32,
-    /// Next hops that are looked after at once: a new one takes the place of the one that nobody has asked for or named
-    /// as in use for longest. The kernel's own bound is net.ipv4.neigh.default.gc_thresh3.
-    pub hops: usize,
-    /// Time between two looks after a next hop: whether the kernel still has it, and whether it still answers.
-    pub look_again: Duration,
+    /// Maximum number of tracked next hops: a new one evicts the least recently used. The kernel's own limit is
+    /// net.ipv4.neigh.default.gc_thresh3.
+    pub max_next_hops: usize,
+    /// Interval of refreshing a next hop: whether the kernel still has it, and whether it still responds.
+    pub refresh_interval: Duration,
 }
 
 impl Default for ResolverLimits {
     fn default() -> Self {
-        Self { pause: Duration::from_millis(100), per_second: 256, hops: 4096, look_again: Duration::from_secs(30) }
+        Self {
+            min_interval: Duration::from_millis(100),
+            per_second: 256,
+            max_next_hops: 4096,
+            refresh_interval: Duration::from_secs(30),
+        }
     }
 }
 
-/// The way to the task that asks the kernel. Dropped, it lets all next hops go, if the runtime still runs for it;
-/// [`Resolver::close`] waits for that.
+/// Handle of the resolver task. Dropping it releases all next hops if the runtime is still running; [`Resolver::close`]
+/// waits until they are released.
 #[derive(Debug)]
 pub struct Resolver {
-    orders: mpsc::Sender<Order>,
+    commands: mpsc::Sender<Command>,
     task: JoinHandle<()>,
 }
 
 impl Resolver {
-    /// Starts the task in the current runtime, for the interfaces of `network` and in this thread's namespace.
-    /// Takes over what a gateway that was killed has left marked.
+    /// Starts the task in the current runtime, for the interfaces of `network` and in this thread's namespace. Restores
+    /// the managed entries of a killed gateway.
     ///
     /// # Errors
-    /// The process may not change neighbours, or netlink can't be used.
+    /// Changing neighbors isn't permitted, or netlink failed.
     pub async fn open(network: &Network, limits: ResolverLimits) -> Result<Self, NetworkError> {
-        let keeper = Keeper::open(network, limits).await?;
-        let (orders, waiting) = mpsc::channel(ORDERS);
-        Ok(Self { orders, task: tokio::spawn(keeper.run(waiting)) })
+        let task = ResolverTask::open(network, limits).await?;
+        let (commands, receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
+        Ok(Self { commands, task: tokio::spawn(task.run(receiver)) })
     }
 
-    /// Asks for a next hop that packets wait for. Returns at once; the answer is a change of the network or a
-    /// [`NeighbourFailed`](super::NeighbourFailed). Questions that come too soon are left out silently.
+    /// Requests the resolution of a next hop that packets are queued for. Returns at once; the result is a change of
+    /// the network state or a [`NeighborFailed`](super::NeighborFailed). Requests above the rate limit are ignored.
     ///
-    /// Returns whether the question was taken; `false`: too many are waiting.
+    /// Returns whether the request was queued; `false`: the queue is full.
     pub fn resolve(&self, interface: InterfaceId, address: IpAddr) -> bool {
-        self.orders.try_send(Order::Resolve((interface, address))).is_ok()
+        self.commands.try_send(Command::Resolve((interface, address))).is_ok()
     }
 
-    /// Names next hops that are in use, to be repeated every [`ResolverLimits::look_again`]: they are asked for before
-    /// packets wait for them, and still when they don't answer. Routers that routes lead to need no naming.
+    /// Marks next hops as in use, to be repeated every [`ResolverLimits::refresh_interval`]: they are resolved before
+    /// packets are queued for them, and still requested when they don't respond. Gateways of routes need no marking.
     ///
-    /// Returns whether the order was taken; `false`: too many are waiting.
-    pub fn keep(&self, hops: Vec<(InterfaceId, IpAddr)>) -> bool {
-        self.orders.try_send(Order::Keep(hops)).is_ok()
+    /// Returns whether the command was queued; `false`: the queue is full.
+    pub fn mark_in_use(&self, hops: Vec<(InterfaceId, IpAddr)>) -> bool {
+        self.commands.try_send(Command::MarkInUse(hops)).is_ok()
     }
 
-    /// Lets all next hops go and leaves the kernel's neighbours to themselves again.
+    /// Releases all next hops: the kernel's neighbor entries are no longer managed.
     pub async fn close(self) {
-        drop(self.orders);
+        drop(self.commands);
         if let Err(error) = self.task.await {
-            warn!(%error, "the kernel may keep next hops that nobody uses: the resolver ended early");
+            warn!(%error, "the kernel may keep unused managed neighbors: the resolver task has ended early");
         }
     }
 }

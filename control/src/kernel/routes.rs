@@ -1,21 +1,21 @@
-//! The routes of the tables main and local, all metrics, and what they mean for a packet: the kernel's own choice.
+//! The routing tables main and local with all metrics, and the route that the kernel would select for each prefix.
 //!
-//! Left out: policy rules (`ip rule`) and other tables, what vipgate itself gives routing daemons to announce, routes for
-//! one source or one type of service, weights of next hops (all count alike), and routes to link-local and multicast
-//! destinations, which nothing is forwarded to.
+//! Not supported: policy rules (`ip rule`) and other tables, source-specific routes, type of service, and weights of
+//! next hops (all are equal). Ignored: routes that vipgate advertises by BGP, and link-local and multicast
+//! destinations, which aren't forwarded to.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use vipgate_dataplane::io::InterfaceId;
-use vipgate_dataplane::snapshot::spec::{HopSpec, RouteSpec, RouteTarget};
+use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::policy::spec::{HopSpec, RouteSpec, RouteTarget};
 
 use super::links::{Effect, Links};
-use super::message::{Change, Hop, OURS, Route};
-use super::nexthops::NextHops;
+use super::message::{Change, NextHop, RTPROT_VIPGATE, Route};
+use crate::kernel::nexthop_objects::NextHopObjects;
 
-/// Routes of one table: those of a prefix stand in the order in which the kernel would use them.
+/// The routes of one table by prefix, in the kernel's order of preference.
 type Table = BTreeMap<IpNet, Vec<Route>>;
 
 /// The routes of both tables.
@@ -26,16 +26,16 @@ pub(super) struct Routes {
 }
 
 impl Routes {
-    /// A route of a dump. The kernel lists routes of one prefix and metric in the order in which it uses them.
+    /// Adds a route of a dump. The kernel dumps routes of one prefix and metric in its order of preference.
     pub(super) fn load(&mut self, route: Route) {
         if let Some(routes) = self.table(&route) {
             insert_last(routes.entry(route.prefix).or_default(), route);
         }
     }
 
-    /// A route as it is now, or its end.
+    /// Applies a route event.
     ///
-    /// Where a message leaves open what the kernel has now, the likely is assumed and the routes count as stale.
+    /// If a message is ambiguous, the likely result is assumed and the routes are marked as stale.
     pub(super) fn apply(&mut self, change: Change, route: Route) -> Effect {
         let prefix = route.prefix;
         let Some(table) = self.table(&route) else { return Effect::default() };
@@ -43,7 +43,7 @@ impl Routes {
         let effect = match change {
             Change::New => add(routes, route),
             Change::Replaced => replace(routes, route),
-            Change::Gone => remove(routes, &route),
+            Change::Removed => remove(routes, &route),
         };
         if routes.is_empty() {
             table.remove(&prefix);
@@ -56,8 +56,11 @@ impl Routes {
             IpNet::V4(_) => false,
             IpNet::V6(prefix) => prefix.addr().is_unicast_link_local() && route.kind == libc::RTN_UNICAST,
         };
-        // Ours lead nowhere: a routing daemon shall find them, in whatever table it looks, and no packet follow them.
-        if route.protocol == OURS || link_local || matches!(route.kind, libc::RTN_MULTICAST | libc::RTN_UNSPEC) {
+        // Routes of vipgate exist only for a BGP daemon, in whichever table it reads; no packet is routed by them.
+        if route.protocol == RTPROT_VIPGATE
+            || link_local
+            || matches!(route.kind, libc::RTN_MULTICAST | libc::RTN_UNSPEC)
+        {
             return None;
         }
         match route.table {
@@ -67,28 +70,28 @@ impl Routes {
         }
     }
 
-    /// The routes, for the engine: one per prefix, sorted.
-    pub(super) fn spec(&self, links: &Links, objects: &NextHops) -> Vec<RouteSpec> {
-        // The kernel asks the table local first, whatever stands in main for a longer prefix.
-        let local: Vec<RouteSpec> = best(&self.local, links, objects).collect();
-        let covers: HashSet<IpNet> = local.iter().map(|route| route.prefix).collect();
-        let lengths: HashSet<u8> = covers.iter().map(IpNet::prefix_len).collect();
+    /// The routes for the engine: one per prefix, sorted.
+    pub(super) fn spec(&self, links: &Links, objects: &NextHopObjects) -> Vec<RouteSpec> {
+        // The kernel looks up the local table first: its routes take precedence over longer prefixes in main.
+        let local: Vec<RouteSpec> = selected(&self.local, links, objects).collect();
+        let prefixes: HashSet<IpNet> = local.iter().map(|route| route.prefix).collect();
+        let lengths: HashSet<u8> = prefixes.iter().map(IpNet::prefix_len).collect();
         let is_covered = |prefix: IpNet| {
             let shorter = lengths.iter().filter(|length| **length <= prefix.prefix_len());
             shorter
                 .filter_map(|length| IpNet::new(prefix.addr(), *length).ok())
-                .any(|net| covers.contains(&net.trunc()))
+                .any(|net| prefixes.contains(&net.trunc()))
         };
         let mut routes: Vec<RouteSpec> =
-            best(&self.main, links, objects).filter(|route| !is_covered(route.prefix)).collect();
+            selected(&self.main, links, objects).filter(|route| !is_covered(route.prefix)).collect();
         routes.extend(local);
         routes.sort_by_key(|route| route.prefix);
         routes
     }
 
-    /// Every single address that the node's own kernel answers for, broadcast addresses included, sorted.
-    /// Without loopback addresses: on a wire they have no place.
-    pub(super) fn locals(&self) -> Vec<IpAddr> {
+    /// All addresses local to the node, including broadcast and anycast addresses, sorted. Without loopback addresses,
+    /// which aren't valid on a wire.
+    pub(super) fn local_addresses(&self) -> Vec<IpAddr> {
         let is_local = |route: &Route| matches!(route.kind, libc::RTN_LOCAL | libc::RTN_BROADCAST | libc::RTN_ANYCAST);
         let single = |prefix: &IpNet| prefix.prefix_len() == prefix.max_prefix_len() && !prefix.addr().is_loopback();
         let routes = self.local.iter().filter(|(prefix, routes)| single(prefix) && routes.iter().any(is_local));
@@ -99,41 +102,45 @@ impl Routes {
     }
 }
 
-/// The route of each prefix that the kernel would use.
-fn best<'a>(table: &'a Table, links: &'a Links, objects: &'a NextHops) -> impl Iterator<Item = RouteSpec> + 'a {
+/// The route that the kernel selects for each prefix.
+fn selected<'a>(
+    table: &'a Table,
+    links: &'a Links,
+    objects: &'a NextHopObjects,
+) -> impl Iterator<Item = RouteSpec> + 'a {
     table.iter().filter_map(move |(prefix, routes)| {
         let target = routes.iter().find_map(|route| target(route, links, objects))?;
         Some(RouteSpec { prefix: *prefix, target })
     })
 }
 
-/// Where a route leads; `None`: its next hops are dead, so the kernel would pass on to the next one.
-fn target(route: &Route, links: &Links, objects: &NextHops) -> Option<RouteTarget> {
+/// The target of a route; `None`: all its next hops are dead, so the kernel skips it.
+fn target(route: &Route, links: &Links, objects: &NextHopObjects) -> Option<RouteTarget> {
     match route.kind {
         libc::RTN_LOCAL | libc::RTN_BROADCAST | libc::RTN_ANYCAST => Some(RouteTarget::Local),
         libc::RTN_UNICAST => {
-            // The kernel writes a group's hops into the route too, unless net.ipv4.nexthop_compat_mode is 0.
-            let object = route.object.and_then(|id| objects.hops(id));
+            // The kernel lists a group's next hops in the route too, unless net.ipv4.nexthop_compat_mode is 0.
+            let object = route.nexthop_id.and_then(|id| objects.resolve(id));
             if object.as_ref().is_some_and(Vec::is_empty) {
                 return Some(RouteTarget::Unreachable);
             }
-            let hops = object.as_ref().unwrap_or(&route.hops);
+            let hops = object.as_ref().unwrap_or(&route.next_hops);
             if hops.iter().all(|hop| hop.dead) {
                 return None;
             }
-            let mut via: Vec<HopSpec> = hops.iter().filter_map(|hop| via(hop, links)).collect();
-            // The kernel tells the hops of one route in changing order; which one a hash picks must not depend on that.
+            let mut via: Vec<HopSpec> = hops.iter().filter_map(|hop| usable(hop, links)).collect();
+            // The kernel's order of next hops varies; hash-based selection must not depend on it.
             via.sort_by_key(|hop| (hop.interface, hop.gateway));
             Some(if via.is_empty() { RouteTarget::Unreachable } else { RouteTarget::Via(via) })
         }
-        // Blackhole, unreachable, prohibit; and throw, since no other table is asked after main.
+        // Blackhole, unreachable, prohibit; and throw, since no table is looked up after main.
         _ => Some(RouteTarget::Unreachable),
     }
 }
 
-/// A next hop that vipgate can send to.
-fn via(hop: &Hop, links: &Links) -> Option<HopSpec> {
-    let interface: InterfaceId = links.own(hop.ifindex)?;
+/// The next hop, if vipgate can send to it.
+fn usable(hop: &NextHop, links: &Links) -> Option<HopSpec> {
+    let interface: InterfaceId = links.interface_id(hop.ifindex)?;
     (!hop.dead && !hop.encapsulated).then_some(HopSpec { interface, gateway: hop.gateway })
 }
 
@@ -144,16 +151,16 @@ fn add(routes: &mut Vec<Route>, route: Route) -> Effect {
         *known = route;
         return Effect { changed, routes_stale: false };
     }
-    // IPv6 adds next hops to a route one by one, and tells the whole route each time.
+    // IPv6 adds next hops to a route one by one, and each notification has the whole route.
     let grown = routes.iter_mut().find(|known| {
         let v6 = matches!(route.prefix, IpNet::V6(_));
-        v6 && known.metric == route.metric && known.kind == route.kind && contains(&route.hops, &known.hops)
+        v6 && known.metric == route.metric && known.kind == route.kind && contains(&route.next_hops, &known.next_hops)
     });
     if let Some(known) = grown {
         *known = route;
         return Effect { changed: true, routes_stale: false };
     }
-    // A second route of the same prefix and metric may stand before or behind the first one.
+    // A second route of the same prefix and metric may come before or after the first one.
     let routes_stale = routes.iter().any(|known| known.metric == route.metric);
     insert_last(routes, route);
     Effect { changed: true, routes_stale }
@@ -179,37 +186,39 @@ fn replace(routes: &mut Vec<Route>, route: Route) -> Effect {
 }
 
 fn remove(routes: &mut Vec<Route>, route: &Route) -> Effect {
-    if let Some(place) = routes.iter().position(|known| known.metric == route.metric && is_same(known, route)) {
-        routes.remove(place);
+    if let Some(index) = routes.iter().position(|known| known.metric == route.metric && is_same(known, route)) {
+        routes.remove(index);
         return Effect { changed: true, routes_stale: false };
     }
-    // IPv6 removes next hops one by one, and tells the removed ones only.
+    // IPv6 removes next hops one by one, and each notification has only the removed ones.
     let shrunk = routes.iter_mut().find(|known| {
         let v6 = matches!(route.prefix, IpNet::V6(_));
-        v6 && known.metric == route.metric && !route.hops.is_empty() && contains(&known.hops, &route.hops)
+        v6 && known.metric == route.metric
+            && !route.next_hops.is_empty()
+            && contains(&known.next_hops, &route.next_hops)
     });
     if let Some(known) = shrunk {
-        known.hops.retain(|hop| !route.hops.iter().any(|gone| gone.is_same(hop)));
+        known.next_hops.retain(|hop| !route.next_hops.iter().any(|removed| removed.same_next_hop(hop)));
         return Effect { changed: true, routes_stale: false };
     }
-    // Unknown: all is well if nothing of this metric is left here, else the two have lost each other.
+    // An unknown route: the model is inconsistent with the kernel if it still has one with this metric.
     Effect { changed: false, routes_stale: routes.iter().any(|known| known.metric == route.metric) }
 }
 
-/// Behind all routes with a metric that is as good.
+/// Inserts after all routes with the same or a lower metric.
 fn insert_last(routes: &mut Vec<Route>, route: Route) {
-    let place = routes.partition_point(|known| known.metric <= route.metric);
-    routes.insert(place, route);
+    let index = routes.partition_point(|known| known.metric <= route.metric);
+    routes.insert(index, route);
 }
 
 fn is_same(a: &Route, b: &Route) -> bool {
     a.kind == b.kind
-        && a.object == b.object
-        && (a.object.is_some() || contains(&a.hops, &b.hops) && a.hops.len() == b.hops.len())
+        && a.nexthop_id == b.nexthop_id
+        && (a.nexthop_id.is_some() || contains(&a.next_hops, &b.next_hops) && a.next_hops.len() == b.next_hops.len())
 }
 
-fn contains(all: &[Hop], some: &[Hop]) -> bool {
-    some.iter().all(|hop| all.iter().any(|known| known.is_same(hop)))
+fn contains(all: &[NextHop], some: &[NextHop]) -> bool {
+    some.iter().all(|hop| all.iter().any(|known| known.same_next_hop(hop)))
 }
 
 #[cfg(test)]

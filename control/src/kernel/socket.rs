@@ -1,6 +1,6 @@
-//! Two kinds of netlink sockets: one that hears of changes, one that asks and gets answers.
+//! Netlink sockets: one for notifications, one for requests.
 //!
-//! They are apart because a socket that overflows with notifications loses answers too.
+//! They are separate because a socket that overflows with notifications loses responses too.
 
 use std::io;
 use std::time::Duration;
@@ -15,17 +15,17 @@ use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::message::Event;
+use super::message::KernelEvent;
 use super::parse;
 
-/// The longest datagram of route netlink is 32 KiB.
+/// Receive buffer; rtnetlink datagrams have at most 32 KiB.
 const DATAGRAM_BYTES: usize = 64 * 1024;
-/// Room for about 10 000 notifications; the kernel grants at most net.core.rmem_max.
-const NOTIFICATION_BYTES: i32 = 8 << 20;
-/// The kernel answers at once, but it may be busy with a table of a million routes.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Datagrams that are thrown away at once before a storm of them is believed to be endless.
-const DRAIN_LIMIT: usize = 100_000;
+/// SO_RCVBUF for about 10 000 notifications; the kernel grants at most net.core.rmem_max.
+const NOTIFICATION_BUFFER_BYTES: i32 = 8 << 20;
+/// Timeout of a request: long enough for a dump of a million routes.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Datagrams discarded by one drain; a socket that isn't empty then is under a continuous storm.
+const MAX_DRAINED_DATAGRAMS: usize = 100_000;
 
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
@@ -41,26 +41,26 @@ const GROUPS: [MulticastGroup; 7] = [
     MulticastGroup::Nexthop,
 ];
 
-/// What a subscription heard.
+/// What a subscription received.
 #[derive(Debug)]
-pub(super) enum Heard {
-    /// These changes.
-    Events(Vec<Event>),
-    /// Changes that nobody knows: the kernel had no room for more of them, or one was unreadable.
+pub(super) enum Notification {
+    /// Decoded events.
+    Events(Vec<KernelEvent>),
+    /// Events were lost: the socket buffer overflowed (ENOBUFS), or a message was unreadable.
     Lost,
 }
 
-/// Hears of every change of the kernel's network.
+/// A socket that receives all notifications of the kernel's network state.
 pub(super) struct Subscription {
     socket: TokioSocket,
     buffer: Vec<u8>,
 }
 
 impl Subscription {
-    /// Subscribes. Changes from now on will be heard.
+    /// Subscribes to changes from now on.
     pub(super) fn open() -> io::Result<Self> {
         let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
-        socket.socket_mut().set_rx_buf_sz(NOTIFICATION_BYTES)?;
+        socket.socket_mut().set_rx_buf_sz(NOTIFICATION_BUFFER_BYTES)?;
         socket.socket_mut().bind(&SocketAddr::new(0, 0))?;
         for group in GROUPS {
             socket.socket_mut().add_membership(group as u32)?;
@@ -68,15 +68,15 @@ impl Subscription {
         Ok(Self { socket, buffer: Vec::with_capacity(DATAGRAM_BYTES) })
     }
 
-    /// Waits for the next changes. Nothing is lost when the future is dropped.
-    pub(super) async fn next(&mut self) -> io::Result<Heard> {
+    /// Waits for the next events. Cancel-safe.
+    pub(super) async fn next(&mut self) -> io::Result<Notification> {
         loop {
             self.buffer.clear();
             match self.socket.recv_from(&mut self.buffer).await {
                 Ok(sender) if sender.port_number() == 0 => {}
-                // Another process, not the kernel.
+                // From another process, not the kernel.
                 Ok(_) => continue,
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(Heard::Lost),
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(Notification::Lost),
                 Err(error) => return Err(error),
             }
             let mut events = Vec::new();
@@ -84,25 +84,25 @@ impl Subscription {
                 match message.and_then(|message| parse::event(message.kind, message.flags, message.body)) {
                     Ok(event) => events.extend(event),
                     Err(error) => {
-                        debug!(%error, "a netlink notification is unreadable; reading everything again");
-                        return Ok(Heard::Lost);
+                        debug!(%error, "a netlink notification is unreadable; dumping all tables again");
+                        return Ok(Notification::Lost);
                     }
                 }
             }
             if !events.is_empty() {
-                return Ok(Heard::Events(events));
+                return Ok(Notification::Events(events));
             }
         }
     }
 
-    /// Throws away what was heard so far. After an overflow the kernel tells nothing more, not even of a further
-    /// overflow, until the socket has been read empty; so this has to stand before a dump.
+    /// Discards all queued notifications. After an overflow the kernel queues nothing, not even another overflow, until
+    /// the socket is empty; so this must precede a dump.
     ///
-    /// Returns whether it is empty: in an endless storm of changes it never is.
+    /// Returns whether the socket is empty: in a continuous storm of changes it never is.
     pub(super) fn drain(&mut self) -> bool {
-        for _ in 0..DRAIN_LIMIT {
+        for _ in 0..MAX_DRAINED_DATAGRAMS {
             self.buffer.clear();
-            // Not by the runtime, which lets a task read so many times only before it pretends that there is no more.
+            // Not through tokio, whose cooperative budget reports WouldBlock after a number of reads.
             match self.socket.socket_ref().recv_from(&mut self.buffer, libc::MSG_DONTWAIT) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
                 Ok(_) | Err(_) => {}
@@ -112,23 +112,23 @@ impl Subscription {
     }
 }
 
-/// Asks the kernel, one question at a time.
-pub(super) struct Client {
+/// A socket for requests, one at a time.
+pub(super) struct RequestSocket {
     socket: TokioSocket,
     sequence: u32,
     buffer: Vec<u8>,
 }
 
-impl Client {
-    /// A socket for questions.
+impl RequestSocket {
+    /// Opens a socket for requests.
     pub(super) fn open() -> io::Result<Self> {
         let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
         socket.socket_mut().bind(&SocketAddr::new(0, 0))?;
         Ok(Self { socket, sequence: 0, buffer: Vec::with_capacity(DATAGRAM_BYTES) })
     }
 
-    /// The same, but the kernel takes questions by the letter and lists only what they ask for. Linux before 4.20 can't, and
-    /// lists all of a family.
+    /// Opens a socket with strict checking: the kernel filters dumps by the fields of the request. Linux before 4.20
+    /// can't, and dumps all of a family.
     pub(super) fn strict() -> io::Result<Self> {
         let client = Self::open()?;
         match client.socket.socket_ref().set_netlink_get_strict_chk(true) {
@@ -137,48 +137,52 @@ impl Client {
         }
     }
 
-    /// Reads a table. Returns whether the kernel's table stood still while it was read: else entries that didn't
-    /// change may be missing.
-    pub(super) async fn dump(&mut self, question: RouteNetlinkMessage, each: impl FnMut(Event)) -> io::Result<bool> {
-        self.exchange(encode(question), NLM_F_DUMP, each).await
+    /// Dumps a table. Returns whether the dump is consistent: otherwise the table changed meanwhile
+    /// (`NLM_F_DUMP_INTR`), and unchanged entries may be missing.
+    pub(super) async fn dump(
+        &mut self,
+        request: RouteNetlinkMessage,
+        each: impl FnMut(KernelEvent),
+    ) -> io::Result<bool> {
+        self.request(encode(request), NLM_F_DUMP, each).await
     }
 
-    /// Reads the next-hop objects. A kernel before 5.3 has none.
-    pub(super) async fn dump_next_hops(&mut self, each: impl FnMut(Event)) -> io::Result<bool> {
-        // A header, and struct nhmsg: all zero, any family.
-        let mut question = vec![0; HEADER + 8];
-        NetlinkBuffer::new(&mut question).set_message_type(parse::RTM_GETNEXTHOP);
-        match self.exchange(question, NLM_F_DUMP, each).await {
+    /// Dumps the nexthop objects. Linux before 5.3 has none.
+    pub(super) async fn dump_next_hops(&mut self, each: impl FnMut(KernelEvent)) -> io::Result<bool> {
+        // Netlink header and struct nhmsg: all zero is any family.
+        let mut message = vec![0; HEADER + 8];
+        NetlinkBuffer::new(&mut message).set_message_type(parse::RTM_GETNEXTHOP);
+        match self.request(message, NLM_F_DUMP, each).await {
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(true),
             result => result,
         }
     }
 
-    /// Reads one object.
-    pub(super) async fn get(&mut self, question: RouteNetlinkMessage) -> io::Result<Option<Event>> {
-        let mut answer = None;
-        match self.exchange(encode(question), NLM_F_ACK, |event| answer = Some(event)).await {
-            Ok(_) => Ok(answer),
+    /// Gets one object.
+    pub(super) async fn get(&mut self, request: RouteNetlinkMessage) -> io::Result<Option<KernelEvent>> {
+        let mut response = None;
+        match self.request(encode(request), NLM_F_ACK, |event| response = Some(event)).await {
+            Ok(_) => Ok(response),
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Changes something: `flags` are the `NLM_F_*` besides request and acknowledgement.
-    pub(super) async fn set(&mut self, order: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
-        self.exchange(encode(order), NLM_F_ACK | flags, |_| {}).await.map(drop)
+    /// Adds, changes or removes an object; `flags` are `NLM_F_*` in addition to REQUEST and ACK.
+    pub(super) async fn set(&mut self, request: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
+        self.request(encode(request), NLM_F_ACK | flags, |_| {}).await.map(drop)
     }
 
-    async fn exchange(&mut self, message: Vec<u8>, flags: u16, each: impl FnMut(Event)) -> io::Result<bool> {
-        let stuck = || io::Error::new(io::ErrorKind::TimedOut, "the kernel doesn't answer a netlink request");
-        timeout(PATIENCE, self.exchange_patiently(message, flags, each)).await.map_err(|_| stuck())?
+    async fn request(&mut self, message: Vec<u8>, flags: u16, each: impl FnMut(KernelEvent)) -> io::Result<bool> {
+        let timed_out = || io::Error::new(io::ErrorKind::TimedOut, "the kernel doesn't respond to a netlink request");
+        timeout(REQUEST_TIMEOUT, self.request_without_timeout(message, flags, each)).await.map_err(|_| timed_out())?
     }
 
-    async fn exchange_patiently(
+    async fn request_without_timeout(
         &mut self,
         mut message: Vec<u8>,
         flags: u16,
-        mut each: impl FnMut(Event),
+        mut each: impl FnMut(KernelEvent),
     ) -> io::Result<bool> {
         self.sequence = self.sequence.wrapping_add(1);
         let length = u32::try_from(message.len()).map_err(io::Error::other)?;
@@ -187,7 +191,7 @@ impl Client {
         header.set_flags(NLM_F_REQUEST | flags);
         header.set_sequence_number(self.sequence);
         self.socket.send_to(&message, &SocketAddr::new(0, 0)).await?;
-        let mut stood_still = true;
+        let mut is_consistent = true;
         loop {
             self.buffer.clear();
             let sender = self.socket.recv_from(&mut self.buffer).await?;
@@ -199,13 +203,13 @@ impl Client {
                 if message.sequence != self.sequence {
                     continue;
                 }
-                stood_still &= message.flags & NLM_F_DUMP_INTR == 0;
+                is_consistent &= message.flags & NLM_F_DUMP_INTR == 0;
                 match message.kind {
-                    // Both begin with an error number, 0 for none; NLMSG_ERROR is also the acknowledgement.
-                    NLMSG_ERROR | NLMSG_DONE => return result(message.body).map(|()| stood_still),
+                    // Both begin with an errno, 0 for success; NLMSG_ERROR is also the ACK.
+                    NLMSG_ERROR | NLMSG_DONE => return result(message.body).map(|()| is_consistent),
                     kind => match parse::event(kind, message.flags, message.body) {
                         Ok(event) => event.into_iter().for_each(&mut each),
-                        Err(error) => debug!(%error, kind, "left out an unreadable entry of a netlink dump"),
+                        Err(error) => debug!(%error, kind, "skipped an unreadable entry of a netlink dump"),
                     },
                 }
             }
@@ -213,7 +217,7 @@ impl Client {
     }
 }
 
-/// The bytes of a message whose header isn't complete yet.
+/// Serializes a message; flags and sequence number are set later.
 fn encode(message: RouteNetlinkMessage) -> Vec<u8> {
     let mut message = NetlinkMessage::from(message);
     message.finalize();
@@ -237,7 +241,7 @@ struct Message<'a> {
     body: &'a [u8],
 }
 
-/// The messages of a datagram; ends at the first one that is cut short.
+/// Iterator over the messages of a datagram; ends at the first truncated one.
 struct Messages<'a>(&'a [u8]);
 
 impl<'a> Iterator for Messages<'a> {

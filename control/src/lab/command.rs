@@ -1,52 +1,52 @@
-//! Running programs: an error carries the command and what it said.
+//! Command execution; errors have the command and its output.
 
 use std::io;
 use std::process::Command;
 
 use thiserror::Error;
 
-/// What goes wrong in a lab.
+/// Errors of a lab.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// Namespaces are root's.
+    /// The user isn't root.
     #[error("network namespaces need root: try again with sudo")]
     NotRoot,
-    /// A program is missing.
+    /// A program can't be started.
     #[error("cannot run `{command}`: {source} (`make deps` installs what is missing)")]
     Start {
         /// The command.
         command: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// A program failed.
-    #[error("`{command}` failed: {said}")]
+    #[error("`{command}` failed: {output}")]
     Failed {
         /// The command.
         command: String,
-        /// Its last words.
-        said: String,
+        /// Its output.
+        output: String,
     },
-    /// A thread of this process died while it held the lab.
+    /// A thread panicked while it had the lab locked.
     #[error("the lab is broken: a thread that used it has panicked")]
     Poisoned,
-    /// The lab is gone; whoever removed it has said so.
+    /// The lab is removed, by a signal for example.
     #[error("the lab is removed")]
     Removed,
 }
 
-/// Runs a command to its end.
+/// Runs a command to completion.
 ///
 /// # Errors
-/// When it can't be run, or fails.
+/// When it can't be started, or fails.
 pub fn run(command: &[&str]) -> Result<(), Error> {
     output(command).map(drop)
 }
 
-/// Runs a command to its end; what it wrote to stdout.
+/// Runs a command to completion; returns its stdout.
 ///
 /// # Errors
-/// When it can't be run, or fails.
+/// When it can't be started, or fails.
 pub fn output(command: &[&str]) -> Result<String, Error> {
     let text = command.join(" ");
     let (program, arguments) = command.split_first().unwrap_or((&"", &[]));
@@ -57,7 +57,7 @@ pub fn output(command: &[&str]) -> Result<String, Error> {
         return Ok(stdout.into_owned());
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
-    let said = if stderr.trim().is_empty() { stdout.trim() } else { stderr.trim() };
-    let said = if said.is_empty() { output.status.to_string() } else { said.to_owned() };
-    Err(Error::Failed { command: text, said })
+    let printed = if stderr.trim().is_empty() { stdout.trim() } else { stderr.trim() };
+    let printed = if printed.is_empty() { output.status.to_string() } else { printed.to_owned() };
+    Err(Error::Failed { command: text, output: printed })
 }

@@ -1,5 +1,4 @@
-//! A download of which every byte is checked: a server that sends at a bounded rate, and a client that notes each time in
-//! which nothing came.
+//! A verified download: a server that sends at a bounded rate, and a client that measures gaps; SHA-256 on both sides.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,114 +10,114 @@ use std::time::{Duration, Instant};
 use ring::digest::{Context, Digest, SHA256};
 
 use super::Host;
-use super::peers::join;
+use crate::lab::reflector::join;
 
-/// How long either side waits for the other before it gives up.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes that are sent at once.
+/// Timeout of each side.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes per write.
 const BLOCK: usize = 16 * 1024;
 
-/// A download that runs.
+/// A running download.
 #[derive(Debug)]
 pub struct Download {
-    seen: SocketAddr,
+    client_address: SocketAddr,
     bytes: u64,
-    begun: Instant,
-    got: Arc<AtomicU64>,
+    started: Instant,
+    received: Arc<AtomicU64>,
     sender: JoinHandle<io::Result<Digest>>,
     receiver: JoinHandle<io::Result<Received>>,
 }
 
-/// What came of it.
+/// Result of a download.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Bytes that the client got.
+    /// Bytes received by the client.
     pub bytes: u64,
-    /// Whether they are all that was sent, in order: the same SHA-256 on both sides.
-    pub whole: bool,
-    /// The beginning of the client's SHA-256, for people.
+    /// Whether all bytes arrived in order: the same SHA-256 on both sides.
+    pub is_intact: bool,
+    /// The first 4 bytes of the client's SHA-256, for display.
     pub checksum: u32,
-    /// The longest time in which nothing came.
-    pub longest: Duration,
-    /// From the first byte to the last.
-    pub lasted: Duration,
+    /// The longest gap between received data.
+    pub longest_gap: Duration,
+    /// Time from the start to the last byte.
+    pub duration: Duration,
 }
 
 #[derive(Debug)]
 struct Received {
     digest: Digest,
-    longest: Duration,
-    lasted: Duration,
+    longest_gap: Duration,
+    duration: Duration,
 }
 
 impl Download {
-    /// Begins one from a server that listens at an address of its host, and returns when that has seen the client. At most
-    /// `rate` bytes are sent in a second.
+    /// Starts a download from a server at an address of its host; returns when the connection is established. Sends at
+    /// most `rate` bytes per second.
     ///
     /// # Errors
-    /// When the two don't find each other in time.
-    pub fn begin(server: &Host, at: SocketAddr, client: &Host, bytes: u64, rate: u64) -> io::Result<Self> {
-        // A socket belongs to the host on which it was made, whichever thread uses it.
+    /// When the connection can't be established in time.
+    pub fn start(server: &Host, at: SocketAddr, client: &Host, bytes: u64, rate: u64) -> io::Result<Self> {
+        // A socket stays in the namespace in which it was created, whichever thread uses it.
         let listener = join(server.run(move || TcpListener::bind(at)))?;
-        let stream = join(client.run(move || TcpStream::connect_timeout(&at, PATIENCE)))?;
-        let (served, seen) = accept(&listener)?;
-        let got = Arc::new(AtomicU64::new(0));
-        let progress = got.clone();
+        let stream = join(client.run(move || TcpStream::connect_timeout(&at, TIMEOUT)))?;
+        let (accepted, peer) = accept(&listener)?;
+        let received = Arc::new(AtomicU64::new(0));
+        let progress = received.clone();
         Ok(Self {
-            seen: SocketAddr::new(seen.ip().to_canonical(), seen.port()),
+            client_address: SocketAddr::new(peer.ip().to_canonical(), peer.port()),
             bytes,
-            begun: Instant::now(),
-            got,
-            sender: thread::spawn(move || send(served, bytes, rate)),
+            started: Instant::now(),
+            received,
+            sender: thread::spawn(move || send(accepted, bytes, rate)),
             receiver: thread::spawn(move || receive(stream, &progress)),
         })
     }
 
-    /// The client as the server sees it.
-    pub fn seen(&self) -> SocketAddr {
-        self.seen
+    /// The client's address at the server.
+    pub fn client_address(&self) -> SocketAddr {
+        self.client_address
     }
 
-    /// Bytes that have come so far.
-    pub fn got(&self) -> u64 {
-        self.got.load(Ordering::Relaxed)
+    /// Bytes received so far.
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
     }
 
-    /// Since when it runs.
-    pub fn begun(&self) -> Instant {
-        self.begun
+    /// Time of the start.
+    pub fn started(&self) -> Instant {
+        self.started
     }
 
-    /// Whether something is still to come.
-    pub fn runs(&self) -> bool {
-        self.got() < self.bytes && !self.receiver.is_finished()
+    /// Whether the download is still running.
+    pub fn is_running(&self) -> bool {
+        self.received() < self.bytes && !self.receiver.is_finished()
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the download.
     ///
     /// # Errors
-    /// When nothing came, or could be sent, for too long.
-    pub fn end(self) -> io::Result<Outcome> {
+    /// When one side fails or times out.
+    pub fn finish(self) -> io::Result<Outcome> {
         let received = join(self.receiver)?;
         let sent = join(self.sender)?;
-        let (digest, bytes) = (received.digest.as_ref(), self.got.load(Ordering::Relaxed));
+        let (digest, bytes) = (received.digest.as_ref(), self.received.load(Ordering::Relaxed));
         Ok(Outcome {
             bytes,
-            whole: bytes == self.bytes && digest == sent.as_ref(),
+            is_intact: bytes == self.bytes && digest == sent.as_ref(),
             checksum: digest.iter().take(4).fold(0, |sum, byte| (sum << 8) | u32::from(*byte)),
-            longest: received.longest,
-            lasted: received.lasted,
+            longest_gap: received.longest_gap,
+            duration: received.duration,
         })
     }
 }
 
-/// Takes the one connection that is on its way.
+/// Accepts the pending connection.
 fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
     listener.set_nonblocking(true)?;
-    let until = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         match listener.accept() {
-            Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < until => {
+            Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < deadline => {
                 thread::sleep(Duration::from_millis(2));
             }
             other => return other,
@@ -127,42 +126,42 @@ fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
 }
 
 fn send(mut stream: TcpStream, bytes: u64, rate: u64) -> io::Result<Digest> {
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     let (mut noise, mut context, mut block) = (Noise(bytes), Context::new(&SHA256), [0; BLOCK]);
-    let (mut left, mut next) = (bytes, Instant::now());
-    while left > 0 {
-        let piece = left.min(BLOCK as u64);
-        let data = &mut block[..piece as usize];
+    let (mut remaining, mut next) = (bytes, Instant::now());
+    while remaining > 0 {
+        let length = remaining.min(BLOCK as u64);
+        let data = &mut block[..length as usize];
         noise.fill(data);
         context.update(data);
         stream.write_all(data)?;
-        left -= piece;
-        // Time that was lost is not made up for: the rate is a bound.
-        next = (next + Duration::from_nanos(piece * 1_000_000_000 / rate.max(1))).max(Instant::now());
+        remaining -= length;
+        // Lost time is not caught up: the rate is an upper bound.
+        next = (next + Duration::from_nanos(length * 1_000_000_000 / rate.max(1))).max(Instant::now());
         thread::sleep(next.saturating_duration_since(Instant::now()));
     }
     Ok(context.finish())
 }
 
-fn receive(mut stream: TcpStream, got: &AtomicU64) -> io::Result<Received> {
-    stream.set_read_timeout(Some(PATIENCE))?;
+fn receive(mut stream: TcpStream, progress: &AtomicU64) -> io::Result<Received> {
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let (mut context, mut data) = (Context::new(&SHA256), vec![0; 4 * BLOCK]);
-    let begun = Instant::now();
-    let (mut last, mut longest) = (begun, Duration::ZERO);
+    let started = Instant::now();
+    let (mut last, mut longest_gap) = (started, Duration::ZERO);
     loop {
         let length = stream.read(&mut data)?;
         let now = Instant::now();
         if length == 0 {
-            return Ok(Received { digest: context.finish(), longest, lasted: last - begun });
+            return Ok(Received { digest: context.finish(), longest_gap, duration: last - started });
         }
-        longest = longest.max(now - last);
+        longest_gap = longest_gap.max(now - last);
         last = now;
         context.update(&data[..length]);
-        got.fetch_add(length as u64, Ordering::Relaxed);
+        progress.fetch_add(length as u64, Ordering::Relaxed);
     }
 }
 
-/// Bytes that don't repeat (SplitMix64), so that a piece that is missing, doubled or in the wrong place shows.
+/// Pseudorandom bytes (SplitMix64): missing, duplicated or misplaced data changes the checksum.
 struct Noise(u64);
 
 impl Noise {
@@ -181,7 +180,7 @@ impl Noise {
 mod tests {
     use super::*;
 
-    /// A connection of this host to itself.
+    /// A loopback connection.
     fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -189,18 +188,18 @@ mod tests {
     }
 
     #[test]
-    fn what_came_whole_has_the_same_sum_on_both_sides() {
+    fn a_complete_transfer_has_the_same_checksum_on_both_sides() {
         let (server, client) = pair();
         let sender = thread::spawn(move || send(server, 100_003, 10_000_000));
-        let got = AtomicU64::new(0);
-        let received = receive(client, &got).unwrap();
+        let progress = AtomicU64::new(0);
+        let received = receive(client, &progress).unwrap();
         let sent = sender.join().unwrap().unwrap();
-        assert_eq!((received.digest.as_ref(), got.into_inner()), (sent.as_ref(), 100_003));
-        assert!(received.lasted >= Duration::from_millis(9), "faster than it may be: {received:?}");
+        assert_eq!((received.digest.as_ref(), progress.into_inner()), (sent.as_ref(), 100_003));
+        assert!(received.duration >= Duration::from_millis(9), "above the rate limit: {received:?}");
     }
 
     #[test]
-    fn a_pause_is_noted() {
+    fn the_longest_gap_is_measured() {
         let (mut server, client) = pair();
         let sender = thread::spawn(move || {
             server.write_all(b"half").unwrap();
@@ -209,6 +208,6 @@ mod tests {
         });
         let received = receive(client, &AtomicU64::new(0)).unwrap();
         sender.join().unwrap();
-        assert!(received.longest >= Duration::from_millis(50), "{received:?}");
+        assert!(received.longest_gap >= Duration::from_millis(50), "{received:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! One host of a lab.
+//! Hosts of a lab and their processes.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::command::{Error, output, run};
 
-/// A network namespace that plays a host.
+/// A network namespace as a host.
 #[derive(Clone, Debug)]
 pub struct Host {
     name: String,
@@ -24,17 +24,17 @@ impl Host {
         Self { name: name.to_owned(), netns }
     }
 
-    /// Its name in the lab.
+    /// Name in the lab.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its name for `ip netns exec`.
+    /// Namespace name for `ip netns exec`.
     pub fn netns(&self) -> &str {
         &self.netns
     }
 
-    /// Runs `ip` on it.
+    /// Runs `ip` in the namespace.
     ///
     /// # Errors
     /// When it fails.
@@ -42,10 +42,10 @@ impl Host {
         run(&[&["ip", "-n", &self.netns], arguments].concat())
     }
 
-    /// Gives an interface addresses, which can be used at once.
+    /// Adds addresses to an interface, without duplicate address detection.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// When `ip` fails.
     pub fn addresses(&self, interface: &str, addresses: &[&str]) -> Result<(), Error> {
         for address in addresses {
             let nodad: &[&str] = if address.contains(':') { &["nodad"] } else { &[] };
@@ -54,10 +54,10 @@ impl Host {
         Ok(())
     }
 
-    /// Adds a route by way of a router.
+    /// Adds a route via a router.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// When `ip` fails.
     pub fn route(&self, prefix: &str, router: &str) -> Result<(), Error> {
         let family = if router.contains(':') { "-6" } else { "-4" };
         run(&["ip", "-n", &self.netns, family, "route", "add", prefix, "via", router])
@@ -66,12 +66,12 @@ impl Host {
     /// Sets a kernel parameter.
     ///
     /// # Errors
-    /// When there is none of this name.
+    /// When there is no such parameter.
     pub fn sysctl(&self, name: &str, value: u8) -> Result<(), Error> {
         self.output(&["sysctl", "-q", "-w", &format!("{name}={value}")]).map(drop)
     }
 
-    /// Runs a command on it; what that wrote to stdout.
+    /// Runs a command in the namespace; returns its stdout.
     ///
     /// # Errors
     /// When it fails.
@@ -79,7 +79,7 @@ impl Host {
         output(&[&["ip", "netns", "exec", &self.netns], command].concat())
     }
 
-    /// Starts a command on it; what it writes goes to `log`.
+    /// Starts a command in the namespace; its output goes to `log`.
     ///
     /// # Errors
     /// When it can't be started.
@@ -99,7 +99,7 @@ impl Host {
         Ok(Process { child })
     }
 
-    /// Runs a function in a thread on it: sockets that it makes are the host's.
+    /// Runs a function in a new thread in the namespace: sockets it creates belong to the host.
     pub fn run<T: Send + 'static>(
         &self,
         function: impl FnOnce() -> io::Result<T> + Send + 'static,
@@ -107,45 +107,45 @@ impl Host {
         let path = format!("/run/netns/{}", self.netns);
         thread::spawn(move || {
             let namespace = File::open(path)?;
-            // Only this thread moves; it ends with the function.
+            // Only this thread changes its namespace; it ends with the function.
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
             function()
         })
     }
 }
 
-/// A process on a host; killed when dropped.
+/// A process on a host, killed on drop.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
 }
 
 impl Process {
-    /// Its number.
+    /// Process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it still runs.
+    /// Whether it is running.
     pub fn is_alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Sends it a signal by name.
+    /// Sends a signal by name.
     ///
     /// # Errors
-    /// When it is gone.
+    /// When the process has ended.
     pub fn signal(&self, signal: &str) -> Result<(), Error> {
         run(&["kill", &format!("-{signal}"), &self.id().to_string()])
     }
 
-    /// Waits for its end, at most this long.
-    pub fn wait(&mut self, patience: Duration) -> Option<ExitStatus> {
-        let until = Instant::now() + patience;
+    /// Waits for its exit; `None` on timeout.
+    pub fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + timeout;
         loop {
             match self.child.try_wait() {
                 Ok(Some(status)) => return Some(status),
-                Ok(None) if Instant::now() < until => thread::sleep(Duration::from_millis(10)),
+                Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),
                 Ok(None) | Err(_) => return None,
             }
         }
@@ -154,7 +154,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

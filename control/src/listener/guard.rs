@@ -1,4 +1,4 @@
-//! A connection that keeps its slot only while it is used in time.
+//! A connection with a slot and deadlines: reads and writes fail once it is evicted or times out.
 
 use std::io;
 use std::net::IpAddr;
@@ -12,74 +12,75 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::room::{Exchange, Slot};
+use crate::listener::limiter::{Exchange, Slot};
 
-/// The longest a client may take for a request, headers and all, and for its first stream.
-const REQUEST: Duration = Duration::from_secs(10);
-/// The longest it may take to receive an answer.
-const ANSWER: Duration = Duration::from_secs(30);
-/// The longest a connection may be unused.
-const IDLE: Duration = Duration::from_secs(75);
+/// Timeout of receiving a whole request, and of opening the first stream.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout of sending a response.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Timeout of an idle connection.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// What a connection must keep to.
+/// The deadlines of a connection.
 #[derive(Clone, Debug)]
-pub enum Pace {
-    /// HTTP/1: a request must come whole within a time, its answer go within another, and the next request begin within a third.
-    Requests {
+pub enum Deadlines {
+    /// HTTP/1: timeouts of receiving a request, of sending its response, and of being idle until the next request.
+    Http1 {
         /// The requests of this connection.
         exchange: Arc<Exchange>,
-        /// For a request.
+        /// Timeout of receiving a request.
         request: Duration,
-        /// For its answer.
-        answer: Duration,
-        /// Between two.
+        /// Timeout of sending its response.
+        response: Duration,
+        /// Timeout between two requests.
         idle: Duration,
     },
-    /// HTTP/2: a first stream must be opened within a time, and none may be missing for another. A connection with a stream is used.
-    Streams {
+    /// HTTP/2: timeouts of opening the first stream, and of being idle without streams. A connection with a stream is
+    /// in use.
+    Http2 {
         /// The streams of this connection.
-        activity: Arc<Activity>,
-        /// Until the first one.
-        first: Duration,
-        /// Without any.
+        activity: Arc<StreamCounter>,
+        /// Timeout of the first stream.
+        first_stream: Duration,
+        /// Timeout without streams.
         idle: Duration,
     },
-    /// None.
-    Free,
+    /// No deadlines.
+    Unlimited,
 }
 
-impl Pace {
-    /// That of HTTP/1.
-    pub fn requests(exchange: Arc<Exchange>) -> Self {
-        Self::Requests { exchange, request: REQUEST, answer: ANSWER, idle: IDLE }
+impl Deadlines {
+    /// The default timeouts of HTTP/1.
+    pub fn http1(exchange: Arc<Exchange>) -> Self {
+        Self::Http1 { exchange, request: REQUEST_TIMEOUT, response: RESPONSE_TIMEOUT, idle: IDLE_TIMEOUT }
     }
 
-    /// That of HTTP/2.
-    pub fn streams(activity: Arc<Activity>) -> Self {
-        Self::Streams { activity, first: REQUEST, idle: IDLE }
+    /// The default timeouts of HTTP/2.
+    pub fn http2(activity: Arc<StreamCounter>) -> Self {
+        Self::Http2 { activity, first_stream: REQUEST_TIMEOUT, idle: IDLE_TIMEOUT }
     }
 }
 
-/// How many streams of a connection are in use.
+/// The number of open streams of a connection.
 #[derive(Debug, Default)]
-pub struct Activity {
+pub struct StreamCounter {
     streams: AtomicUsize,
-    /// When the last one ended.
+    /// When a stream last ended.
     ended: Mutex<Option<Instant>>,
 }
 
-/// A stream in use, until it is dropped.
+/// An open stream, until dropped.
 #[derive(Debug)]
-pub struct InUse(Arc<Activity>);
+pub struct OpenStream(Arc<StreamCounter>);
 
-impl Activity {
-    /// Another stream is in use.
-    pub fn begin(self: &Arc<Self>) -> InUse {
+impl StreamCounter {
+    /// Counts another open stream.
+    pub fn open(self: &Arc<Self>) -> OpenStream {
         self.streams.fetch_add(1, Relaxed);
-        InUse(self.clone())
+        OpenStream(self.clone())
     }
 
-    fn is_used(&self) -> bool {
+    fn is_active(&self) -> bool {
         self.streams.load(Relaxed) > 0
     }
 
@@ -88,56 +89,57 @@ impl Activity {
     }
 }
 
-impl Drop for InUse {
+impl Drop for OpenStream {
     fn drop(&mut self) {
         *self.0.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         self.0.streams.fetch_sub(1, Relaxed);
     }
 }
 
-/// HTTP/1: how far the request of a connection is.
+/// HTTP/1: the progress of the current request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
-    /// There is none.
+    /// No request.
     Idle,
-    /// A part of it has come.
-    Coming,
-    /// All of it has come, and nothing of its answer has gone.
-    Come,
-    /// A part of its answer has gone.
-    Answering,
+    /// Partly received.
+    Receiving,
+    /// Fully received, nothing of the response sent.
+    Received,
+    /// The response is partly sent.
+    Responding,
 }
 
-/// A connection with a slot. Reading and writing fail once the slot is gone or the time is over, so whoever serves it closes it.
+/// A connection with a slot and deadlines. Reads and writes fail once it is evicted or times out, so the server closes
+/// it.
 #[derive(Debug)]
-pub struct Guard<S> {
+pub struct ConnectionGuard<S> {
     stream: S,
     slot: Slot,
     from: Option<IpAddr>,
-    pace: Pace,
+    deadlines: Deadlines,
     timer: Pin<Box<Sleep>>,
     progress: Progress,
-    /// HTTP/2: whether the slot is held.
-    is_held: bool,
+    /// HTTP/2: whether the slot is marked as in use.
+    is_in_use: bool,
 }
 
-impl<S> Guard<S> {
-    /// Begins to watch a connection.
-    pub fn new(stream: S, slot: Slot, pace: Pace) -> Self {
+impl<S> ConnectionGuard<S> {
+    /// Wraps a connection and starts its first deadline.
+    pub fn new(stream: S, slot: Slot, pace: Deadlines) -> Self {
         let first = match &pace {
-            Pace::Requests { request, .. } => *request,
-            Pace::Streams { first, .. } => *first,
-            Pace::Free => Duration::ZERO,
+            Deadlines::Http1 { request, .. } => *request,
+            Deadlines::Http2 { first_stream: first, .. } => *first,
+            Deadlines::Unlimited => Duration::ZERO,
         };
-        if matches!(pace, Pace::Free) {
-            slot.hold();
+        if matches!(pace, Deadlines::Unlimited) {
+            slot.mark_in_use();
         }
         let timer = Box::pin(sleep_until(Instant::now() + first));
-        Self { stream, slot, from: None, pace, timer, progress: Progress::Coming, is_held: false }
+        Self { stream, slot, from: None, deadlines: pace, timer, progress: Progress::Receiving, is_in_use: false }
     }
 
-    /// With the address that the log names.
-    pub fn seen_from(self, from: IpAddr) -> Self {
+    /// Sets the remote address for the log.
+    pub fn with_remote(self, from: IpAddr) -> Self {
         Self { from: Some(from), ..self }
     }
 
@@ -146,73 +148,73 @@ impl<S> Guard<S> {
         &self.stream
     }
 
-    /// What it keeps to.
-    pub fn pace(&self) -> &Pace {
-        &self.pace
+    /// Its deadlines.
+    pub fn deadlines(&self) -> &Deadlines {
+        &self.deadlines
     }
 
-    /// Whether it may go on; wakes the task when it may not any more.
+    /// Checks for eviction and deadlines, and registers the task to be woken by them.
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        if self.slot.poll_superseded(context) {
-            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "gave way to newer connections"));
+        if self.slot.poll_evicted(context) {
+            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "evicted by newer connections"));
         }
-        if matches!(self.pace, Pace::Free) {
+        if matches!(self.deadlines, Deadlines::Unlimited) {
             return Ok(());
         }
-        if let Pace::Streams { activity, .. } = &self.pace {
-            let is_used = activity.is_used();
-            if is_used != self.is_held {
-                self.is_held = is_used;
-                if is_used { self.slot.hold() } else { self.slot.release() }
+        if let Deadlines::Http2 { activity, .. } = &self.deadlines {
+            let is_active = activity.is_active();
+            if is_active != self.is_in_use {
+                self.is_in_use = is_active;
+                if is_active { self.slot.mark_in_use() } else { self.slot.mark_idle() }
             }
         }
-        if let Pace::Requests { exchange, answer, .. } = &self.pace
-            && matches!(self.progress, Progress::Idle | Progress::Coming)
+        if let Deadlines::Http1 { exchange, response: answer, .. } = &self.deadlines
+            && matches!(self.progress, Progress::Idle | Progress::Receiving)
             && exchange.is_open()
         {
-            self.progress = Progress::Come;
+            self.progress = Progress::Received;
             self.timer.as_mut().reset(Instant::now() + *answer);
         }
         while self.timer.as_mut().poll(context).is_ready() {
-            let next = match &self.pace {
-                Pace::Streams { activity, idle, .. } if activity.is_used() => Instant::now() + *idle,
-                Pace::Streams { activity, idle, .. } => match activity.ended().map(|ended| ended + *idle) {
+            let next = match &self.deadlines {
+                Deadlines::Http2 { activity, idle, .. } if activity.is_active() => Instant::now() + *idle,
+                Deadlines::Http2 { activity, idle, .. } => match activity.ended().map(|ended| ended + *idle) {
                     Some(next) if next > Instant::now() => next,
-                    _ => return Err(self.late()),
+                    _ => return Err(self.time_out()),
                 },
-                Pace::Requests { .. } | Pace::Free => return Err(self.late()),
+                Deadlines::Http1 { .. } | Deadlines::Unlimited => return Err(self.time_out()),
             };
             self.timer.as_mut().reset(next);
         }
         Ok(())
     }
 
-    fn late(&self) -> io::Error {
-        self.slot.expire(self.from);
-        io::Error::new(io::ErrorKind::TimedOut, "too slow, or unused for too long")
+    fn time_out(&self) -> io::Error {
+        self.slot.timed_out(self.from);
+        io::Error::new(io::ErrorKind::TimedOut, "too slow, or idle for too long")
     }
 
-    /// Bytes have come.
+    /// Bytes were received.
     fn received(&mut self) {
-        if let Pace::Requests { request, .. } = self.pace
+        if let Deadlines::Http1 { request, .. } = self.deadlines
             && self.progress == Progress::Idle
         {
-            self.progress = Progress::Coming;
+            self.progress = Progress::Receiving;
             self.timer.as_mut().reset(Instant::now() + request);
         }
     }
 
-    /// Bytes have gone. Those that answer no request put no deadline off.
+    /// Bytes were sent. Bytes outside of a response don't extend a deadline.
     fn sent(&mut self) {
-        if self.progress == Progress::Come {
-            self.progress = Progress::Answering;
+        if self.progress == Progress::Received {
+            self.progress = Progress::Responding;
         }
     }
 
-    /// All bytes have gone: whoever serves HTTP/1 flushes once an answer is written, and else while it waits.
+    /// All bytes were sent: the HTTP/1 server flushes after a response, and otherwise while it waits.
     fn flushed(&mut self) {
-        if let Pace::Requests { exchange, idle, .. } = &self.pace
-            && self.progress == Progress::Answering
+        if let Deadlines::Http1 { exchange, idle, .. } = &self.deadlines
+            && self.progress == Progress::Responding
         {
             self.progress = Progress::Idle;
             exchange.end();
@@ -221,7 +223,7 @@ impl<S> Guard<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Guard<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for ConnectionGuard<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -237,7 +239,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guard<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Guard<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for ConnectionGuard<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.check(context)?;
         let count = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
@@ -275,40 +277,45 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guard<S> {
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
-    use super::super::room::{Limits, Reason, Room};
     use super::*;
+    use crate::listener::limiter::{ConnectionLimiter, Limits, RejectReason};
 
-    const REQUEST: Duration = Duration::from_millis(400);
-    const ANSWER: Duration = Duration::from_millis(600);
-    const IDLE: Duration = Duration::from_millis(800);
+    const REQUEST_TIMEOUT: Duration = Duration::from_millis(400);
+    const RESPONSE_TIMEOUT: Duration = Duration::from_millis(600);
+    const IDLE_TIMEOUT: Duration = Duration::from_millis(800);
 
-    fn guarded(room: &Arc<Room>, pace: Pace) -> (DuplexStream, Guard<DuplexStream>) {
+    fn guarded(limiter: &Arc<ConnectionLimiter>, pace: Deadlines) -> (DuplexStream, ConnectionGuard<DuplexStream>) {
         let (client, server) = duplex(4096);
-        (client, Guard::new(server, room.admit([192, 0, 2, 1].into()).unwrap(), pace))
+        (client, ConnectionGuard::new(server, limiter.admit([192, 0, 2, 1].into()).unwrap(), pace))
     }
 
-    /// One with requests.
-    fn asked(room: &Arc<Room>) -> (DuplexStream, Guard<DuplexStream>, Arc<Exchange>) {
+    /// A connection with the deadlines of HTTP/1.
+    fn http1(limiter: &Arc<ConnectionLimiter>) -> (DuplexStream, ConnectionGuard<DuplexStream>, Arc<Exchange>) {
         let (client, server) = duplex(4096);
-        let slot = room.admit([192, 0, 2, 1].into()).unwrap();
+        let slot = limiter.admit([192, 0, 2, 1].into()).unwrap();
         let exchange = slot.exchange();
-        let pace = Pace::Requests { exchange: exchange.clone(), request: REQUEST, answer: ANSWER, idle: IDLE };
-        (client, Guard::new(server, slot, pace), exchange)
+        let pace = Deadlines::Http1 {
+            exchange: exchange.clone(),
+            request: REQUEST_TIMEOUT,
+            response: RESPONSE_TIMEOUT,
+            idle: IDLE_TIMEOUT,
+        };
+        (client, ConnectionGuard::new(server, slot, pace), exchange)
     }
 
-    fn room() -> Arc<Room> {
-        Room::new("test", Limits { connections: 10, per_address: 10 })
+    fn limiter() -> Arc<ConnectionLimiter> {
+        ConnectionLimiter::new("test", Limits { connections: 10, per_address: 10 })
     }
 
     #[tokio::test]
-    async fn a_request_that_comes_byte_by_byte_ends_at_the_deadline_and_so_does_silence() {
+    async fn slow_and_silent_requests_time_out() {
         for is_silent in [true, false] {
-            let room = room();
-            let (mut client, mut server, _) = asked(&room);
-            let begun = Instant::now();
+            let limiter = limiter();
+            let (mut client, mut server, _) = http1(&limiter);
+            let start = Instant::now();
             let slow = tokio::spawn(async move {
                 while is_silent || client.write_all(b"x").await.is_ok() {
-                    tokio::time::sleep(REQUEST / 20).await;
+                    tokio::time::sleep(REQUEST_TIMEOUT / 20).await;
                 }
             });
             let error = loop {
@@ -318,88 +325,92 @@ mod tests {
                 }
             };
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-            assert!(begun.elapsed() >= REQUEST);
-            assert_eq!(room.refused(Reason::Slow), 1);
-            // It stays so, and whoever asks again doesn't fail otherwise.
+            assert!(start.elapsed() >= REQUEST_TIMEOUT);
+            assert_eq!(limiter.rejected(RejectReason::Slow), 1);
+            // Later operations fail too.
             assert!(server.write(b"x").await.is_err());
             slow.abort();
         }
     }
 
     #[tokio::test]
-    async fn requests_in_time_go_on_and_the_next_one_may_take_longer_to_begin() {
-        let room = room();
-        let (mut client, mut server, exchange) = asked(&room);
+    async fn each_request_has_its_own_deadlines() {
+        let limiter = limiter();
+        let (mut client, mut server, exchange) = http1(&limiter);
         for _ in 0..3 {
             client.write_all(b"request").await.unwrap();
             assert_eq!(server.read(&mut [0; 16]).await.unwrap(), 7);
             exchange.begin();
-            // Nothing of the answer is there yet.
+            // Nothing of the response is written yet.
             server.flush().await.unwrap();
             assert!(exchange.is_open());
             server.write_all(b"response").await.unwrap();
             server.flush().await.unwrap();
             assert!(!exchange.is_open());
-            tokio::time::sleep(IDLE * 5 / 8).await;
+            tokio::time::sleep(IDLE_TIMEOUT * 5 / 8).await;
         }
-        assert_eq!(room.refused(Reason::Slow), 0);
+        assert_eq!(limiter.rejected(RejectReason::Slow), 0);
         assert_eq!(server.read(&mut [0; 16]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert_eq!(room.refused(Reason::Slow), 1);
+        assert_eq!(limiter.rejected(RejectReason::Slow), 1);
     }
 
     #[tokio::test]
-    async fn what_answers_no_request_puts_no_deadline_off() {
-        let room = room();
-        let (_client, mut server, _) = asked(&room);
-        let begun = Instant::now();
-        server.write_all(b"unasked").await.unwrap();
+    async fn bytes_outside_of_a_response_do_not_extend_the_deadline() {
+        let limiter = limiter();
+        let (_client, mut server, _) = http1(&limiter);
+        let start = Instant::now();
+        server.write_all(b"unsolicited").await.unwrap();
         server.flush().await.unwrap();
         assert_eq!(server.read(&mut [0; 16]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert!(begun.elapsed() < IDLE, "{:?}", begun.elapsed());
+        assert!(start.elapsed() < IDLE_TIMEOUT, "{:?}", start.elapsed());
     }
 
     #[tokio::test]
-    async fn an_answer_gives_way_to_nobody_but_must_be_taken_in_time() {
-        let room = Room::new("test", Limits { connections: 4, per_address: 4 });
-        let (mut client, mut server, exchange) = asked(&room);
+    async fn a_response_is_not_evicted_but_times_out() {
+        let limiter = ConnectionLimiter::new("test", Limits { connections: 4, per_address: 4 });
+        let (mut client, mut server, exchange) = http1(&limiter);
         client.write_all(b"request").await.unwrap();
         assert_eq!(server.read(&mut [0; 16]).await.unwrap(), 7);
         exchange.begin();
-        let begun = Instant::now();
-        let answering = tokio::spawn(async move { server.write_all(&[0; 8192]).await });
-        let _newer: Vec<Slot> = (0..8).map(|_| room.admit([192, 0, 2, 1].into()).unwrap()).collect();
-        assert_eq!(answering.await.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert!(begun.elapsed() >= ANSWER, "{:?}", begun.elapsed());
-        assert_eq!((room.refused(Reason::Superseded), room.refused(Reason::Slow)), (5, 1));
+        let start = Instant::now();
+        let responding = tokio::spawn(async move { server.write_all(&[0; 8192]).await });
+        let _newer: Vec<Slot> = (0..8).map(|_| limiter.admit([192, 0, 2, 1].into()).unwrap()).collect();
+        assert_eq!(responding.await.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!(start.elapsed() >= RESPONSE_TIMEOUT, "{:?}", start.elapsed());
+        assert_eq!((limiter.rejected(RejectReason::Superseded), limiter.rejected(RejectReason::Slow)), (5, 1));
     }
 
     #[tokio::test]
-    async fn a_connection_is_used_while_it_has_a_stream() {
-        let room = room();
-        let pace = |activity: &Arc<Activity>| Pace::Streams { activity: activity.clone(), first: REQUEST, idle: IDLE };
-        let activity = Arc::<Activity>::default();
-        let (_client, mut server) = guarded(&room, pace(&activity));
-        let stream = activity.begin();
-        let begun = Instant::now();
+    async fn a_connection_with_a_stream_is_not_idle() {
+        let limiter = limiter();
+        let pace = |activity: &Arc<StreamCounter>| Deadlines::Http2 {
+            activity: activity.clone(),
+            first_stream: REQUEST_TIMEOUT,
+            idle: IDLE_TIMEOUT,
+        };
+        let activity = Arc::<StreamCounter>::default();
+        let (_client, mut server) = guarded(&limiter, pace(&activity));
+        let stream = activity.open();
+        let start = Instant::now();
         tokio::spawn(async move {
-            tokio::time::sleep(2 * IDLE).await;
+            tokio::time::sleep(2 * IDLE_TIMEOUT).await;
             drop(stream);
         });
         assert_eq!(server.read(&mut [0; 16]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert!(begun.elapsed() >= 3 * IDLE, "{:?}", begun.elapsed());
-        let (_client, mut server) = guarded(&room, pace(&Arc::default()));
-        let begun = Instant::now();
+        assert!(start.elapsed() >= 3 * IDLE_TIMEOUT, "{:?}", start.elapsed());
+        let (_client, mut server) = guarded(&limiter, pace(&Arc::default()));
+        let start = Instant::now();
         assert!(server.read(&mut [0; 16]).await.is_err());
-        assert!(begun.elapsed() >= REQUEST);
+        assert!(start.elapsed() >= REQUEST_TIMEOUT);
     }
 
     #[tokio::test]
-    async fn whoever_has_to_give_way_sees_it_at_once() {
-        let room = Room::new("test", Limits { connections: 1, per_address: 1 });
-        let (_client, mut server, _) = asked(&room);
+    async fn an_evicted_connection_fails_at_once() {
+        let limiter = ConnectionLimiter::new("test", Limits { connections: 1, per_address: 1 });
+        let (_client, mut server, _) = http1(&limiter);
         let reading = tokio::spawn(async move { server.read(&mut [0; 16]).await });
         tokio::task::yield_now().await;
-        let _newer = room.admit([192, 0, 2, 1].into()).unwrap();
+        let _newer = limiter.admit([192, 0, 2, 1].into()).unwrap();
         assert_eq!(reading.await.unwrap().unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
     }
 }

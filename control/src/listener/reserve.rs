@@ -1,49 +1,49 @@
-//! File descriptors: as many as the system gives, and some that are kept for those who must get through.
+//! File descriptor limit, and a reserve of descriptors for a listener that must always accept.
 
 use std::fs::File;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors that are kept.
-const SPARE: usize = 8;
-/// What stays for files, netlink, timers, and the listeners themselves.
-const OTHERS: u64 = 256;
+/// Size of the reserve.
+const RESERVE_SIZE: usize = 8;
+/// Descriptors left for files, netlink, timers and the listeners themselves.
+const NON_CONNECTION_DESCRIPTORS: u64 = 256;
 
-/// Raises the limit of open files as far as the system allows: most begin with room for a thousand.
-pub fn raise_descriptors() {
+/// Raises the soft RLIMIT_NOFILE to the hard limit; the soft default is usually 1024.
+pub fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
-        tracing::warn!(%error, limit = ?limit.current, "no more open files, so no more connections, than this");
+        tracing::warn!(%error, limit = ?limit.current, "can't raise the limit of open files, which limits connections");
     }
 }
 
-/// How many connections there can be, of those that are wanted: others need descriptors as well.
-pub fn affordable(wanted: usize) -> usize {
+/// `wanted` connections, limited by the file descriptors available for them.
+pub fn limit_by_descriptors(wanted: usize) -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let room = limit.saturating_sub(OTHERS).max(limit / 2);
-    wanted.min(usize::try_from(room).unwrap_or(usize::MAX)).max(1)
+    let available = limit.saturating_sub(NON_CONNECTION_DESCRIPTORS).max(limit / 2);
+    wanted.min(usize::try_from(available).unwrap_or(usize::MAX)).max(1)
 }
 
-/// Descriptors that are held for a listener that must get through: given up when the kernel has no others.
+/// Open file descriptors held in reserve for one listener, and closed when the process has no others left.
 #[derive(Debug, Default)]
-pub struct Reserve(Vec<File>);
+pub struct DescriptorReserve(Vec<File>);
 
-impl Reserve {
-    /// Holds all that it may.
+impl DescriptorReserve {
+    /// A full reserve.
     pub fn new() -> Self {
         let mut reserve = Self::default();
         reserve.refill();
         reserve
     }
 
-    /// Gives one up; says whether there was one.
-    pub fn give(&mut self) -> bool {
+    /// Closes one; returns whether there was one.
+    pub fn release_one(&mut self) -> bool {
         self.0.pop().is_some()
     }
 
-    /// Takes back what was given, as far as there are any again.
+    /// Refills the reserve as far as descriptors are available.
     pub fn refill(&mut self) {
-        while self.0.len() < SPARE {
+        while self.0.len() < RESERVE_SIZE {
             let Ok(file) = File::open("/dev/null") else { return };
             self.0.push(file);
         }
@@ -55,10 +55,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_given_is_taken_back() {
-        let mut reserve = Reserve::new();
-        assert_eq!((0..=SPARE).filter(|_| reserve.give()).count(), SPARE);
+    fn a_used_reserve_is_refilled() {
+        let mut reserve = DescriptorReserve::new();
+        assert_eq!((0..=RESERVE_SIZE).filter(|_| reserve.release_one()).count(), RESERVE_SIZE);
         reserve.refill();
-        assert!(reserve.give());
+        assert!(reserve.release_one());
     }
 }

@@ -1,6 +1,5 @@
-//! The two forms in which Prometheus reads metrics. The text format (version 0.0.4) is what everybody understands; its
-//! `# HELP` and `# TYPE` lines carry the whole name. OpenMetrics, where a counter's `_total` stands on the values only,
-//! goes to those who ask for it.
+//! Exposition formats: the Prometheus text format (version 0.0.4), with full metric names in `# HELP` and `# TYPE`
+//! lines, and OpenMetrics on request (`Accept`), where only the samples of a counter have the suffix `_total`.
 
 use std::fmt::{self, Write};
 use std::time::Duration;
@@ -10,14 +9,14 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-use super::families::{Family, Kind};
+use crate::metric::{Family, Kind};
 
 /// Media type of the text format.
 pub(super) const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Media type of OpenMetrics.
 pub(super) const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// In the text format.
+/// Encodes metrics in the text format.
 pub(super) fn text(families: &[Family]) -> Result<String, fmt::Error> {
     let mut out = String::new();
     for family in families {
@@ -31,8 +30,8 @@ pub(super) fn text(families: &[Family]) -> Result<String, fmt::Error> {
         writeln!(out, "# TYPE {name} {kind}")?;
         for (labels, value) in &family.values {
             out.push_str(&name);
-            for ((label, text), before) in labels.iter().zip(std::iter::once("{").chain(std::iter::repeat(","))) {
-                write!(out, "{before}{label}=\"{}\"", escaped(text))?;
+            for ((label, text), separator) in labels.iter().zip(std::iter::once("{").chain(std::iter::repeat(","))) {
+                write!(out, "{separator}{label}=\"{}\"", escaped(text))?;
             }
             out.push_str(if labels.is_empty() { " " } else { "} " });
             match family.kind {
@@ -52,20 +51,20 @@ fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// As OpenMetrics.
+/// Encodes metrics as OpenMetrics.
 pub(super) fn open_metrics(families: Vec<Family>) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Reader(families)));
+    registry.register_collector(Box::new(SnapshotCollector(families)));
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry)?;
     Ok(text)
 }
 
-/// The values of one moment, as the library reads them.
+/// A snapshot of all metrics as a collector of the `prometheus-client` library.
 #[derive(Debug)]
-struct Reader(Vec<Family>);
+struct SnapshotCollector(Vec<Family>);
 
-impl Collector for Reader {
+impl Collector for SnapshotCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         for family in &self.0 {
             let help = format!("{}.", family.help);
@@ -81,7 +80,7 @@ impl EncodeMetric for Family {
         for (labels, value) in &self.values {
             match self.kind {
                 Kind::Info => encoder.encode_info(labels)?,
-                // An empty set of labels would be written as `{}`.
+                // An empty label set would be encoded as `{}`.
                 _ if labels.is_empty() => self.encode_value(&mut encoder, *value)?,
                 _ => self.encode_value(&mut encoder.encode_family(labels)?, *value)?,
             }
@@ -113,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_format_carries_whole_names_and_escapes_labels() {
+    fn the_text_format_has_full_names_and_escapes_labels() {
         let families = [
             Family {
                 name: "vipgate_a".to_owned(),

@@ -1,75 +1,49 @@
-//! The metrics: names, labels and help, and where each number comes from.
+//! Metric definitions of the gateway: names, labels, help, and the source of each value.
 
+use crate::metric::family;
+use crate::metric::{Family, Kind, Labels};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use vipgate_dataplane::counters::{Direction, DropReason, EndReason, WorkerCounters};
-use vipgate_dataplane::snapshot::service::BackendUse;
-use vipgate_dataplane::snapshot::spec::BackendState;
+use vipgate_dataplane::flow::direction::Direction;
+use vipgate_dataplane::flow::drop_reason::DropReason;
+use vipgate_dataplane::observe::counters::WorkerCounters;
+use vipgate_dataplane::policy::service::BackendUsage;
+use vipgate_dataplane::policy::spec::BackendState;
+use vipgate_dataplane::session::end_reason::EndReason;
 
 use super::group;
-use crate::gateway::state::{Figure, GatewayState};
-use crate::gateway::tracking::Capture;
 use crate::kernel::{LinkState, NextHopState};
 use crate::listener;
+use crate::state::tracking::XdpAttachment;
+use crate::state::{DeviceMetric, GatewayState};
 
-/// What kind of number it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// It only grows; its name ends in `_total`.
-    Counter,
-    /// A level.
-    Gauge,
-    /// A level that is counted in milliseconds, and shown in seconds.
-    Milliseconds,
-    /// Always 1: what matters are the labels. Its name ends in `_info`.
-    Info,
-}
-
-/// Names and values of labels.
-pub(crate) type Labels = Vec<(&'static str, String)>;
-
-/// All values of one metric.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Family {
-    /// Its name without what its kind adds at the end.
-    pub(crate) name: String,
-    /// One sentence without its period.
-    pub(crate) help: &'static str,
-    pub(crate) kind: Kind,
-    pub(crate) values: Vec<(Labels, u64)>,
-}
-
-/// Reads everything that there is to know.
-pub(crate) fn read(state: &GatewayState) -> Vec<Family> {
+/// Collects all metrics of a gateway.
+pub(crate) fn collect(state: &GatewayState) -> Vec<Family> {
     let mut families = workers(state);
     families.extend(sessions(state));
     families.extend(policy(state));
     families.extend(state.files.iter().flat_map(|files| files.status.families()));
     families.push(group::port_blocks(state));
     families.extend(group::shards(state));
-    families.extend(group::read(state));
+    families.extend(group::collect(state));
     families.extend(nat_log(state));
     families.extend(device(state));
     families.push(mtus(state));
     families.extend(tracking(state));
     families.push(stalls(state));
-    families.extend(listener::families(&state.rooms.all()));
+    families.extend(listener::families(&state.connections.all()));
     families
-}
-
-pub(crate) fn family(name: &str, help: &'static str, kind: Kind, values: Vec<(Labels, u64)>) -> Family {
-    Family { name: format!("vipgate_{name}"), help, kind, values }
 }
 
 fn workers(state: &GatewayState) -> Vec<Family> {
     use Kind::{Counter, Gauge};
     let each = |value: fn(&WorkerCounters) -> u64| -> Vec<(Labels, u64)> {
-        numbered(state).map(|(worker, counters)| (vec![worker], value(counters))).collect()
+        by_worker(state).map(|(worker, counters)| (vec![worker], value(counters))).collect()
     };
     let by_direction = |value: fn(&WorkerCounters, usize) -> u64| -> Vec<(Labels, u64)> {
-        let values = numbered(state).flat_map(|(worker, counters)| {
+        let values = by_worker(state).flat_map(|(worker, counters)| {
             Direction::ALL.map(|direction| {
                 let labels = vec![worker.clone(), ("direction", direction.name().to_owned())];
                 (labels, value(counters, direction as usize))
@@ -80,51 +54,51 @@ fn workers(state: &GatewayState) -> Vec<Family> {
     let drops = DropReason::ALL.into_iter().zip(state.all_drops());
     let drops = drops.map(|(reason, count)| (vec![("reason", reason.name().to_owned())], count));
     vec![
-        family("packets", "Packets forwarded", Counter, by_direction(|counters, at| counters.packets[at].get())),
-        family("bytes", "Bytes forwarded, whole frames", Counter, by_direction(|all, at| all.bytes[at].get())),
+        family("packets", "Packets forwarded", Counter, by_direction(|counters, index| counters.packets[index].get())),
+        family("bytes", "Bytes forwarded, whole frames", Counter, by_direction(|all, index| all.bytes[index].get())),
         family("drops", "Packets dropped", Counter, drops.collect()),
-        family("received", "Packets received from the sockets", Counter, each(|counters| counters.received.get())),
+        family("received", "Packets received from AF_XDP sockets", Counter, each(|counters| counters.received.get())),
         family(
             "answered",
-            "ARP and NDP answers, ICMP errors, resets and announcements sent",
+            "ARP and NDP replies, ICMP errors, TCP resets and announcements sent",
             Counter,
-            each(|counters| counters.answered.get()),
+            each(|counters| counters.replies_sent.get()),
         ),
         family(
             "heard",
-            "Packets for the gateway itself that need no answer: acknowledgements of health checks, claims to VIPs",
+            "Packets consumed without a reply: acknowledgements of health checks, ARP and NDP claims to VIPs",
             Counter,
-            each(|counters| counters.heard.get()),
+            each(|counters| counters.consumed.get()),
         ),
         family(
             "vip_conflicts",
-            "ARP packets and neighbour advertisements by which another host claims a VIP of this gateway",
+            "ARP packets and neighbor advertisements in which another host claims a VIP of this gateway",
             Counter,
             each(|counters| counters.vip_conflicts.get()),
         ),
         family(
             "answers_limited",
-            "ICMP errors and resets that were not sent, because there were too many",
+            "ICMP errors and TCP resets suppressed by the rate limit",
             Counter,
-            each(|counters| counters.answers_limited.get()),
+            each(|counters| counters.replies_suppressed.get()),
         ),
         family(
             "handoffs",
-            "Packets handed to the worker that owns their session",
+            "Packets handed off to the worker that owns their session",
             Counter,
             each(|counters| counters.handoffs.get()),
         ),
         family(
             "out_of_window",
-            "TCP segments out of their connection's window, and SCTP packets with another tag: passed on without effect",
+            "TCP segments out of window and SCTP packets with a wrong tag, forwarded without a state change",
             Counter,
             each(|counters| counters.out_of_window.get()),
         ),
         family(
             "waiting",
-            "Packets that wait for a neighbour's link address now",
+            "Packets queued for a neighbor whose MAC address is unresolved",
             Gauge,
-            each(|counters| counters.waiting.get()),
+            each(|counters| counters.neighbor_waiting.get()),
         ),
     ]
 }
@@ -133,52 +107,52 @@ fn workers(state: &GatewayState) -> Vec<Family> {
 fn sessions(state: &GatewayState) -> Vec<Family> {
     use Kind::{Counter, Gauge};
     let each = |value: fn(&WorkerCounters) -> u64| -> Vec<(Labels, u64)> {
-        numbered(state).map(|(worker, counters)| (vec![worker], value(counters))).collect()
+        by_worker(state).map(|(worker, counters)| (vec![worker], value(counters))).collect()
     };
-    let ended = numbered(state).flat_map(|(worker, counters)| {
+    let ended = by_worker(state).flat_map(|(worker, counters)| {
         EndReason::ALL.map(|reason| {
             let labels = vec![worker.clone(), ("reason", reason.name().to_owned())];
             (labels, counters.sessions_ended[reason as usize].get())
         })
     });
     vec![
-        family("sessions", "Sessions open now", Gauge, each(|counters| counters.sessions.get())),
+        family("sessions", "Active sessions", Gauge, each(|counters| counters.sessions.get())),
         family(
             "sessions_capacity",
-            "Sessions that the tables of all workers hold",
+            "Capacity of the session tables of all workers",
             Gauge,
             vec![(vec![], state.session_capacity)],
         ),
         family(
             "sessions_reserve",
-            "Sessions of the table that only holders below their fair share may have",
+            "Session table entries reserved for holders below their fair share",
             Gauge,
             each(|counters| counters.session_reserve.get()),
         ),
         family(
             "session_fair_share",
-            "Sessions, standby ones included, that each VIP may have at least; more, as far as others have fewer",
+            "Sessions, including standby sessions, that each VIP may have at least; more if other VIPs have fewer",
             Gauge,
             each(|counters| counters.session_fair_share.get()),
         ),
         family("sessions_created", "Sessions opened", Counter, each(|counters| counters.sessions_created.get())),
         family(
             "session_copies",
-            "Copies of other gateways' sessions now",
+            "Standby sessions, replicated from other gateways",
             Gauge,
-            each(|counters| counters.copies.get()),
+            each(|counters| counters.standby_sessions.get()),
         ),
         family(
             "session_copies_refused",
-            "Copies of other gateways' sessions that found no place, or gave it to a session of this one",
+            "Standby sessions that were rejected by a full table, or evicted for a session of this gateway",
             Counter,
-            each(|counters| counters.copies_refused.get()),
+            each(|counters| counters.standby_rejected.get()),
         ),
         family(
             "sessions_taken_over",
-            "Copies that became sessions of this gateway",
+            "Standby sessions that became active by a failover",
             Counter,
-            each(|counters| counters.sessions_taken_over.get()),
+            each(|counters| counters.sessions_failed_over.get()),
         ),
         family("sessions_expired", "Sessions ended", Counter, ended.collect()),
     ]
@@ -193,26 +167,26 @@ fn policy(state: &GatewayState) -> Vec<Family> {
     let server = state.server.as_ref().map(|server| server.load());
     let connected = server.as_ref().is_none_or(|server| server.connected);
     let cached = server.as_ref().is_none_or(|server| server.cache_error.is_none());
-    let age = server.and_then(|server| server.known_at).map(|at| at.elapsed().unwrap_or_default().as_secs());
-    let program = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
+    let age = server.and_then(|server| server.confirmed_at).map(|at| at.elapsed().unwrap_or_default().as_secs());
+    let build = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
     vec![
         family("policy_version", "The policy in force", Info, vec![(version, 1)]),
         family("policy_updates", "Policy updates", Counter, updates.into()),
         family(
             "policy_connected",
-            "Whether the source of policy can be reached; files always can",
+            "Whether the policy source is reachable; always 1 for files",
             Gauge,
             vec![(vec![], connected.into())],
         ),
         family(
             "policy_age_seconds",
-            "Seconds since the policy in force was last known to be what its server says",
+            "Seconds since the policy in force was last confirmed by the policy server",
             Gauge,
             age.into_iter().map(|seconds| (vec![], seconds)).collect(),
         ),
         family(
             "policy_cached",
-            "Whether the policy would outlive a restart without its server; files always do",
+            "Whether the policy is cached for a restart without its server; always 1 for files",
             Gauge,
             vec![(vec![], cached.into())],
         ),
@@ -224,9 +198,9 @@ fn policy(state: &GatewayState) -> Vec<Family> {
         ),
         family(
             "vip_sessions",
-            "Sessions that hold a port of a VIP, resting ones included",
+            "Sessions that hold a port of a VIP, including quarantined ones",
             Gauge,
-            compiled.vips().map(|vip| (vec![("vip", vip.address.to_string())], vip.pool.sessions())).collect(),
+            compiled.vips().map(|vip| (vec![("vip", vip.address.to_string())], vip.ports.pool.sessions())).collect(),
         ),
         family("vips", "VIPs of the policy in force", Gauge, vec![(vec![], compiled.live_vips().count() as u64)]),
         family(
@@ -237,29 +211,34 @@ fn policy(state: &GatewayState) -> Vec<Family> {
         ),
         family(
             "services",
-            "Services that are reached at VIPs",
+            "Services in the policy in force",
             Gauge,
             vec![(vec![], compiled.services().count() as u64)],
         ),
-        family("backends", "Backends of Services by state", Gauge, backends(state)),
+        family("backends", "Backends of Services, by state", Gauge, backends(state)),
         family(
             "service_sessions",
-            "Sessions of clients open now, by Service",
+            "Active inbound sessions, by Service",
             Gauge,
             by_service(state, |used| used.sessions().into()),
         ),
         family(
             "service_sessions_created",
-            "Sessions of clients opened, by Service",
+            "Inbound sessions opened, by Service",
             Counter,
-            by_service(state, BackendUse::opened),
+            by_service(state, BackendUsage::opened),
         ),
-        family("refused", "Sessions refused for want of quota, ports or room", Counter, refused(state)),
-        family("build", "The running program", Info, vec![(program, 1)]),
+        family(
+            "refused",
+            "Sessions refused by quota, port exhaustion or a full session table, by policy",
+            Counter,
+            refused(state),
+        ),
+        family("build", "Version of the running program", Info, vec![(build, 1)]),
     ]
 }
 
-/// Backends by state, each as often as Services have it.
+/// Backends by state. A backend of several Services counts once for each.
 fn backends(state: &GatewayState) -> Vec<(Labels, u64)> {
     let states = [
         (BackendState::Ready, "ready"),
@@ -273,126 +252,122 @@ fn backends(state: &GatewayState) -> Vec<(Labels, u64)> {
     states.map(|(state, name)| (vec![("state", name.to_owned())], count(state) as u64)).into()
 }
 
-/// A sum over the backends of each Service.
-fn by_service(state: &GatewayState, of: impl Fn(&BackendUse) -> u64) -> Vec<(Labels, u64)> {
+/// Sums a value over the backends of each Service.
+fn by_service(state: &GatewayState, value: impl Fn(&BackendUsage) -> u64) -> Vec<(Labels, u64)> {
     let policy = state.compiled.load();
     let all = policy.services().map(|service| {
-        let count = service.uses().map(|(_, usage)| of(usage)).sum();
+        let count = service.backend_usage().map(|(_, usage)| value(usage)).sum();
         (vec![("service", service.spec.name.trim_start_matches("Service ").to_owned())], count)
     });
     all.collect()
 }
 
-/// Refused sessions by policy: those of its endpoints together.
+/// Refused sessions by egress policy, summed over its endpoints.
 fn refused(state: &GatewayState) -> Vec<(Labels, u64)> {
     let policy = state.compiled.load();
     let mut sums: BTreeMap<&str, u64> = policy.egress().map(|egress| (&*egress.spec.name, 0)).collect();
     for (_, endpoint) in policy.endpoints() {
         if let Some(sum) = sums.get_mut(&*policy.egress_of(endpoint).spec.name) {
-            *sum += endpoint.usage.refused();
+            *sum += endpoint.usage.rejected();
         }
     }
     sums.into_iter().map(|(name, sum)| (vec![("policy", name.to_owned())], sum)).collect()
 }
 
-/// What became of the log of translations, where there is one.
+/// Export statistics of the NAT log, if configured.
 fn nat_log(state: &GatewayState) -> Vec<Family> {
     let Some(log) = &state.nat_log else { return Vec::new() };
-    let results = [("sent", log.figures.sent()), ("lost", log.figures.lost())];
+    let results = [("sent", log.stats.sent()), ("lost", log.stats.lost())];
     let results = results.map(|(result, count)| (vec![("result", result.to_owned())], count));
-    let is_up = log.figures.error().is_none();
+    let is_up = log.stats.error().is_none();
     vec![
-        family("nat_log_records", "Records of the NAT log", Kind::Counter, results.into()),
+        family("nat_log_records", "Records of the NAT log, by result", Kind::Counter, results.into()),
         family(
             "nat_log_up",
-            "Whether the collector of the NAT log can be reached, as far as anybody knows",
+            "Whether the collector of the NAT log is reachable, as far as known",
             Kind::Gauge,
             vec![(vec![], is_up.into())],
         ),
     ]
 }
 
+/// Statistics of the device.
 fn device(state: &GatewayState) -> Vec<Family> {
-    let mut names: BTreeMap<&str, Vec<Figure>> = BTreeMap::new();
-    for figure in state.device.figures() {
-        names.entry(figure.name).or_default().push(figure);
+    let mut names: BTreeMap<&str, Vec<DeviceMetric>> = BTreeMap::new();
+    for metric in state.device.metrics() {
+        names.entry(metric.name).or_default().push(metric);
     }
-    let families = names.into_iter().map(|(name, figures)| {
-        let (help, kind) = (figures[0].help, if figures[0].counter { Kind::Counter } else { Kind::Gauge });
-        family(name, help, kind, figures.into_iter().map(|figure| (figure.labels, figure.value)).collect())
+    let families = names.into_iter().map(|(name, metrics)| {
+        let (help, kind) = (metrics[0].help, if metrics[0].is_counter { Kind::Counter } else { Kind::Gauge });
+        family(name, help, kind, metrics.into_iter().map(|metric| (metric.labels, metric.value)).collect())
     });
     families.collect()
 }
 
-/// How late the control thread was.
+/// Event-loop stalls of the control thread.
 fn stalls(state: &GatewayState) -> Family {
     let ms = |stall: Duration| u64::try_from(stall.as_millis()).unwrap_or(u64::MAX);
     let (elapsed, worked) = state.stalls.longest();
     let values = [("elapsed", ms(elapsed)), ("worked", ms(worked))];
     family(
         "control_loop_stall_seconds",
-        "The longest time in the last minute for which the control thread took up nothing new: in all, and as far as it worked itself",
+        "Longest stall of the control loop in the last minute: elapsed time, and CPU time of the thread (worked)",
         Kind::Milliseconds,
         values.map(|(time, value)| (vec![("time", time.to_owned())], value)).into(),
     )
 }
 
+/// Interfaces whose MTU is too large.
 fn mtus(state: &GatewayState) -> Family {
     let network = state.network.load();
-    let excess = network
-        .interfaces
-        .iter()
-        .map(|interface| (vec![("interface", interface.name.clone())], u64::from(interface.mtu - interface.carried())));
+    let excess = network.interfaces.iter().map(|interface| {
+        (vec![("interface", interface.name.clone())], u64::from(interface.mtu - interface.usable_mtu()))
+    });
     family(
         "interface_mtu_excess_bytes",
-        "Bytes by which the MTU of an interface is more than the longest packet that is received there",
+        "Bytes by which the MTU of an interface exceeds the longest packet that can be received on it",
         Kind::Gauge,
         excess.collect(),
     )
 }
 
-/// Interfaces, and what is captured there.
+/// State of interfaces, next hops and XDP attachment.
 fn tracking(state: &GatewayState) -> Vec<Family> {
     let tracking = state.tracking.load();
-    let of = |interface: &str| vec![("interface", interface.to_owned())];
-    let links = tracking.links.iter().map(|link| (of(&link.name), u64::from(link.state == LinkState::Up)));
-    let captures = || tracking.captures.iter();
+    let label = |interface: &str| vec![("interface", interface.to_owned())];
+    let links = tracking.interfaces.iter().map(|link| (label(&link.name), u64::from(link.state == LinkState::Up)));
+    let captures = || tracking.attachments.iter();
     let hops = tracking.next_hops.iter().filter(|hop| hop.state != NextHopState::Unknown);
     let next_hops = hops.map(|hop| {
-        let link = tracking.links.iter().find(|link| link.id == hop.interface);
-        let mut labels = of(link.map_or("", |link| link.name.as_str()));
+        let link = tracking.interfaces.iter().find(|link| link.id == hop.interface);
+        let mut labels = label(link.map_or("", |link| link.name.as_str()));
         labels.push(("address", hop.address.to_string()));
         (labels, u64::from(hop.state == NextHopState::Up))
     });
     vec![
-        family(
-            "link_up",
-            "Whether an interface can send and receive, as the kernel says",
-            Kind::Gauge,
-            links.collect(),
-        ),
+        family("link_up", "Whether an interface is up and operational", Kind::Gauge, links.collect()),
         family(
             "next_hop_up",
-            "Whether a next hop answers probes; absent as long as it has never answered",
+            "Whether a next hop replies to probes; absent until its first reply",
             Kind::Gauge,
             next_hops.collect(),
         ),
         family(
             "xdp_attached",
-            "Whether the steering program is on an interface",
+            "Whether the XDP program is attached to an interface",
             Kind::Gauge,
-            captures().map(|it| (of(&it.interface), u64::from(it.state == Capture::Attached))).collect(),
+            captures().map(|it| (label(&it.interface), u64::from(it.state == XdpAttachment::Attached))).collect(),
         ),
         family(
             "xdp_detached",
-            "How often the steering program was found to be off an interface, or another one in its place",
+            "How often the XDP program of an interface was found detached or replaced",
             Kind::Counter,
-            captures().map(|it| (of(&it.interface), it.detached)).collect(),
+            captures().map(|it| (label(&it.interface), it.detached)).collect(),
         ),
     ]
 }
 
-/// The workers' counters, each with the label that names the worker.
-fn numbered(state: &GatewayState) -> impl Iterator<Item = ((&'static str, String), &WorkerCounters)> {
-    state.workers.iter().enumerate().map(|(number, worker)| (("worker", number.to_string()), &*worker.counters))
+/// The counters of each worker, with its `worker` label.
+fn by_worker(state: &GatewayState) -> impl Iterator<Item = ((&'static str, String), &WorkerCounters)> {
+    state.workers.iter().enumerate().map(|(index, worker)| (("worker", index.to_string()), &*worker.counters))
 }

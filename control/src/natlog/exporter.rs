@@ -1,5 +1,7 @@
-//! Sends the log: over UDP or TCP, in its own time. What waits is bounded; what finds no room is counted.
+//! IPFIX exporter: sends the NAT log over UDP or TCP, at a limited rate. The queue is bounded; lost records are
+//! counted.
 
+use crate::clock;
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -11,39 +13,42 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
-use vipgate_dataplane::counters::Direction;
-use vipgate_dataplane::snapshot::policy::Policy;
-use vipgate_dataplane::watch::log::{SessionEvent, SessionQueue};
+use vipgate_dataplane::flow::direction::Direction;
+use vipgate_dataplane::observe::session_log::{SessionEvent, SessionEventQueue};
+use vipgate_dataplane::policy::compiled::Policy;
 
 use super::NatLogStatus;
-use super::blocks::{self, Block, Blocks};
-use super::ipfix::{Encoder, Event};
+use super::ipfix::{Encoder, NatEvent};
+use crate::clock::unix_ms;
 use crate::config::{NatLog as Settings, NatLogTransport};
-use crate::gateway::{self, unix_ms};
+use crate::natlog::port_blocks;
+use crate::natlog::port_blocks::{PortBlock, PortBlocks};
 
-/// How often what waits is sent, and how many messages at a time: three thousand a second, so that no buffer on the way overflows.
-const PACE: Duration = Duration::from_millis(20);
-const MESSAGES: usize = 60;
-/// Records that wait while the collector is away.
-const WAITING: usize = 1 << 16;
-/// A message that every network carries whole.
-const UDP_LONGEST: usize = 1400;
-const TCP_LONGEST: usize = 16 << 10;
-/// How often templates are repeated over UDP (RFC 7011 section 8.1 has ten minutes for usual; a collector that was restarted waits that long).
-const TEMPLATES: Duration = Duration::from_mins(1);
-/// How long the collector may take to be connected to, or to read.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long until it is tried again: twice as long each time.
-const RETRIES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+/// Send interval, and maximum number of messages in each: 3000 a second, so that buffers on the path don't overflow.
+const SEND_INTERVAL: Duration = Duration::from_millis(20);
+const MAX_MESSAGES: usize = 60;
+/// Maximum number of queued records while the collector is unreachable.
+const MAX_QUEUED: usize = 1 << 16;
+/// Maximum message size over UDP, bytes: isn't fragmented by any usual network.
+const MAX_UDP_MESSAGE: usize = 1400;
+/// Maximum message size over TCP, bytes.
+const MAX_TCP_MESSAGE: usize = 16 << 10;
+/// Interval of templates over UDP. RFC 7011 section 8.1 suggests ten minutes; a restarted collector can't decode
+/// records until the next ones.
+const TEMPLATE_INTERVAL: Duration = Duration::from_mins(1);
+/// Timeout for connecting to the collector, and for a write.
+const IO_TIMEOUT: Duration = Duration::from_secs(5);
+/// Minimum and maximum delay before reconnecting; doubles each time.
+const BACKOFF: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
-/// Something to tell, with its time.
+/// A queued record, with its time.
 #[derive(Clone, Debug)]
-enum Told {
-    Block { at_ms: u64, allocated: bool, key: (IpAddr, IpAddr), block: Block },
+enum Record {
+    Block { at_ms: u64, allocated: bool, key: (IpAddr, IpAddr), block: PortBlock },
     Session { at_ms: u64, event: SessionEvent, tenant: Arc<str> },
 }
 
-/// Sends the log of one gateway.
+/// Exports the NAT log of one gateway.
 #[derive(Debug)]
 pub(super) struct Exporter {
     collector: SocketAddr,
@@ -51,23 +56,23 @@ pub(super) struct Exporter {
     domain: u32,
     ports: (u16, u16),
     status: Arc<NatLogStatus>,
-    sessions: Option<Arc<SessionQueue>>,
-    /// Sessions that found no room and are counted already.
-    sessions_lost: u64,
+    sessions: Option<Arc<SessionEventQueue>>,
+    /// Session events lost in the queue that are already counted.
+    counted_lost: u64,
     policy: Option<Arc<Policy>>,
-    /// What is so now, and since when.
-    blocks: Blocks,
+    /// The current port blocks, and since when they apply.
+    blocks: PortBlocks,
     since_ms: u64,
-    waiting: VecDeque<Told>,
-    /// Records in the message that is being written.
-    begun: u64,
-    line: Line,
+    queue: VecDeque<Record>,
+    /// Number of records in the unfinished message.
+    unfinished: u64,
+    connection: Connection,
 }
 
-/// How it stands with the collector.
+/// The transport session with the collector.
 #[derive(Debug)]
-enum Line {
-    Down { again: Instant, wait: Duration },
+enum Connection {
+    Down { retry_at: Instant, delay: Duration },
     Udp { socket: UdpSocket, encoder: Encoder, templates: Instant },
     Tcp { stream: TcpStream, encoder: Encoder },
 }
@@ -77,7 +82,7 @@ impl Exporter {
         settings: &Settings,
         ports: (u16, u16),
         status: Arc<NatLogStatus>,
-        sessions: Option<Arc<SessionQueue>>,
+        sessions: Option<Arc<SessionEventQueue>>,
     ) -> Self {
         Self {
             collector: settings.collector,
@@ -86,205 +91,211 @@ impl Exporter {
             ports,
             status,
             sessions,
-            sessions_lost: 0,
+            counted_lost: 0,
             policy: None,
-            blocks: Blocks::new(),
+            blocks: PortBlocks::new(),
             since_ms: 0,
-            waiting: VecDeque::new(),
-            begun: 0,
-            line: Line::Down { again: Instant::now(), wait: RETRIES[0] },
+            queue: VecDeque::new(),
+            unfinished: 0,
+            connection: Connection::Down { retry_at: Instant::now(), delay: BACKOFF[0] },
         }
     }
 
-    /// Goes on until nobody tells it of policies any more; then sends what waits.
+    /// Runs until the policy channel is closed, then sends the queued records.
     pub(super) async fn run(mut self, mut policies: mpsc::Receiver<(SystemTime, Arc<Policy>)>) {
-        let mut pace = interval(PACE);
-        pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = interval(SEND_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 policy = policies.recv() => match policy {
-                    Some((at, policy)) => self.follow(at, policy).await,
+                    Some((at, policy)) => self.apply_policy(at, policy).await,
                     None => break,
                 },
-                _ = pace.tick() => self.turn().await,
+                _ = ticks.tick() => self.flush().await,
             }
         }
-        self.turn().await;
+        self.flush().await;
     }
 
-    /// Tells what a policy changes.
-    async fn follow(&mut self, at: SystemTime, policy: Arc<Policy>) {
-        let (ports, asked) = (self.ports, policy.clone());
-        // There may be a hundred thousand endpoints: not on the thread that answers for the lease.
-        let Ok(after) = tokio::task::spawn_blocking(move || blocks::of(&asked, ports)).await else { return };
+    /// Queues the port blocks that a policy adds and removes.
+    async fn apply_policy(&mut self, at: SystemTime, policy: Arc<Policy>) {
+        let (ports, input) = (self.ports, policy.clone());
+        // On a blocking thread: there may be a hundred thousand endpoints.
+        let Ok(after) = tokio::task::spawn_blocking(move || port_blocks::for_policy(&input, ports)).await else {
+            return;
+        };
         let before = std::mem::replace(&mut self.blocks, after);
         self.since_ms = unix_ms(at);
         self.policy = Some(policy);
-        // Whoever is away is told all of it when he is back.
-        if !matches!(self.line, Line::Down { .. }) {
+        // An unreachable collector receives all blocks when it is reachable again.
+        if !matches!(self.connection, Connection::Down { .. }) {
             let at_ms = self.since_ms;
-            let told = |(allocated, key, block): (bool, _, &Block)| Told::Block {
+            let record = |(allocated, key, block): (bool, _, &PortBlock)| Record::Block {
                 at_ms,
                 allocated,
                 key,
                 block: block.clone(),
             };
-            let changes: Vec<Told> = blocks::changes(&before, &self.blocks).map(told).collect();
-            for told in changes {
-                self.wait(told);
+            let changes: Vec<Record> = port_blocks::changes(&before, &self.blocks).map(record).collect();
+            for record in changes {
+                self.enqueue(record);
             }
         }
     }
 
-    async fn turn(&mut self) {
+    /// Collects session events and sends queued records; reconnects if due.
+    async fn flush(&mut self) {
         self.collect();
-        if let Line::Down { again, wait } = self.line {
-            if Instant::now() < again {
+        if let Connection::Down { retry_at, delay } = self.connection {
+            if Instant::now() < retry_at {
                 return;
             }
             match self.connect().await {
-                Ok(line) => self.up(line),
-                Err(error) => return self.down(&error, (wait * 2).min(RETRIES[1])),
+                Ok(connection) => self.connected(connection),
+                Err(error) => return self.disconnected(&error, (delay * 2).min(BACKOFF[1])),
             }
         }
         if let Err(error) = self.send().await {
-            self.down(&error, RETRIES[0]);
+            self.disconnected(&error, BACKOFF[0]);
         }
     }
 
-    /// Takes in what workers tell of sessions.
+    /// Takes the session events from the workers' queue.
     fn collect(&mut self) {
         let Some(queue) = self.sessions.clone() else { return };
-        let (now, now_ms) = (gateway::now(), unix_ms(SystemTime::now()));
-        while let Some(event) = queue.take() {
+        let (now, now_ms) = (clock::now(), unix_ms(SystemTime::now()));
+        while let Some(event) = queue.pop() {
             let at_ms = now_ms.saturating_sub(now.since(event.at).into());
             let tenant = self.tenant(&event);
-            self.wait(Told::Session { at_ms, event, tenant });
+            self.enqueue(Record::Session { at_ms, event, tenant });
         }
         let lost = queue.lost();
-        self.status.figures.lost.fetch_add(lost - self.sessions_lost, Relaxed);
-        self.sessions_lost = lost;
+        self.status.stats.lost.fetch_add(lost - self.counted_lost, Relaxed);
+        self.counted_lost = lost;
     }
 
-    /// Whose a session is, as far as policy still knows.
+    /// The tenant of a session; empty if policy doesn't contain its endpoint any more.
     fn tenant(&self, event: &SessionEvent) -> Arc<str> {
         let Some(policy) = &self.policy else { return "".into() };
         let pod = if event.direction == Direction::Inbound { event.after[1] } else { event.before[0] };
         match policy.endpoint_at(pod.ip()) {
-            Some(endpoint) => blocks::tenant(&policy.egress_of(endpoint).spec.name, &endpoint.name),
+            Some(endpoint) => port_blocks::tenant(&policy.egress_of(endpoint).spec.name, &endpoint.name),
             None if event.direction == Direction::Inbound => {
-                policy.vip_at(event.before[1].ip()).map_or_else(|| "".into(), |vip| blocks::tenant(&vip.name, ""))
+                policy.vip_at(event.before[1].ip()).map_or_else(|| "".into(), |vip| port_blocks::tenant(&vip.name, ""))
             }
             None => "".into(),
         }
     }
 
-    fn wait(&mut self, told: Told) {
-        if self.waiting.len() >= WAITING {
-            self.waiting.pop_front();
-            self.status.figures.lost.fetch_add(1, Relaxed);
+    /// Queues a record; a full queue drops the oldest one.
+    fn enqueue(&mut self, record: Record) {
+        if self.queue.len() >= MAX_QUEUED {
+            self.queue.pop_front();
+            self.status.stats.lost.fetch_add(1, Relaxed);
         }
-        self.waiting.push_back(told);
+        self.queue.push_back(record);
     }
 
-    async fn connect(&self) -> io::Result<Line> {
+    async fn connect(&self) -> io::Result<Connection> {
         match self.transport {
             NatLogTransport::Udp => {
                 let any: SocketAddr =
                     if self.collector.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0; 8], 0).into() };
                 let socket = UdpSocket::bind(any).await?;
                 socket.connect(self.collector).await?;
-                let encoder = Encoder::new(self.domain, UDP_LONGEST);
-                // Whoever isn't there is known by the kernel's answer to the first of them, which the second one brings.
+                let encoder = Encoder::new(self.domain, MAX_UDP_MESSAGE);
+                // If nothing listens there, the second send returns the ICMP error that the first one caused.
                 for _ in 0..2 {
                     socket.send(&encoder.templates(unix_seconds())).await?;
-                    tokio::time::sleep(PACE * 2).await;
+                    tokio::time::sleep(SEND_INTERVAL * 2).await;
                 }
-                Ok(Line::Udp { socket, encoder, templates: Instant::now() })
+                Ok(Connection::Udp { socket, encoder, templates: Instant::now() })
             }
             NatLogTransport::Tcp => {
-                let connected = timeout(PATIENCE, TcpStream::connect(self.collector)).await;
+                let connected = timeout(IO_TIMEOUT, TcpStream::connect(self.collector)).await;
                 let mut stream = connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-                let encoder = Encoder::new(self.domain, TCP_LONGEST);
+                let encoder = Encoder::new(self.domain, MAX_TCP_MESSAGE);
                 write(&mut stream, &encoder.templates(unix_seconds())).await?;
-                Ok(Line::Tcp { stream, encoder })
+                Ok(Connection::Tcp { stream, encoder })
             }
         }
     }
 
-    /// The collector is there: it hears of all blocks as they are now, before all else that waits.
-    fn up(&mut self, line: Line) {
-        self.line = line;
-        if self.status.figures.error.swap(None).is_some() {
-            tracing::info!(event = "nat_log", collector = self.status.collector, "the collector is there again");
+    /// The collector is reachable: queues all current port blocks, before other queued records.
+    fn connected(&mut self, connection: Connection) {
+        self.connection = connection;
+        if self.status.stats.error.swap(None).is_some() {
+            let collector = &self.status.collector;
+            tracing::info!(event = "nat_log", collector, "the collector of the NAT log is reachable again");
         }
         let at_ms = self.since_ms;
-        let sessions: Vec<Told> = self.waiting.drain(..).filter(|told| matches!(told, Told::Session { .. })).collect();
-        let told =
-            self.blocks.iter().map(|(&key, block)| Told::Block { at_ms, allocated: true, key, block: block.clone() });
-        // As many as there are: they are known to be in memory anyway.
-        self.waiting = told.collect();
-        self.waiting.extend(sessions);
+        let sessions: Vec<Record> =
+            self.queue.drain(..).filter(|record| matches!(record, Record::Session { .. })).collect();
+        let blocks =
+            self.blocks.iter().map(|(&key, block)| Record::Block { at_ms, allocated: true, key, block: block.clone() });
+        // Not limited: `blocks` holds as many already.
+        self.queue = blocks.collect();
+        self.queue.extend(sessions);
     }
 
-    fn down(&mut self, error: &io::Error, wait: Duration) {
-        self.line = Line::Down { again: Instant::now() + wait, wait };
-        self.status.figures.lost.fetch_add(std::mem::take(&mut self.begun), Relaxed);
-        let said = self.status.figures.error.swap(Some(Arc::new(error.to_string())));
-        if said.is_none() {
+    fn disconnected(&mut self, error: &io::Error, delay: Duration) {
+        self.connection = Connection::Down { retry_at: Instant::now() + delay, delay };
+        self.status.stats.lost.fetch_add(std::mem::take(&mut self.unfinished), Relaxed);
+        let previous = self.status.stats.error.swap(Some(Arc::new(error.to_string())));
+        if previous.is_none() {
             let collector = &self.status.collector;
-            tracing::warn!(event = "nat_log", collector, %error, "the collector of the NAT log can't be reached");
+            tracing::warn!(event = "nat_log", collector, %error, "the collector of the NAT log is unreachable");
         }
     }
 
-    /// Sends some of what waits.
+    /// Sends up to [`MAX_MESSAGES`] messages of queued records.
     async fn send(&mut self) -> io::Result<()> {
-        if let Line::Udp { socket, encoder, templates } = &mut self.line
-            && templates.elapsed() >= TEMPLATES
+        if let Connection::Udp { socket, encoder, templates } = &mut self.connection
+            && templates.elapsed() >= TEMPLATE_INTERVAL
         {
             socket.send(&encoder.templates(unix_seconds())).await?;
             *templates = Instant::now();
         }
-        for _ in 0..MESSAGES {
+        for _ in 0..MAX_MESSAGES {
             let Some((message, records)) = self.message() else { return Ok(()) };
-            let sent = match &mut self.line {
-                Line::Udp { socket, .. } => socket.send(&message).await.map(drop),
-                Line::Tcp { stream, .. } => write(stream, &message).await,
-                Line::Down { .. } => return Ok(()),
+            let sent = match &mut self.connection {
+                Connection::Udp { socket, .. } => socket.send(&message).await.map(drop),
+                Connection::Tcp { stream, .. } => write(stream, &message).await,
+                Connection::Down { .. } => return Ok(()),
             };
-            let figures = &self.status.figures;
-            let count = if sent.is_ok() { &figures.sent } else { &figures.lost };
+            let stats = &self.status.stats;
+            let count = if sent.is_ok() { &stats.sent } else { &stats.lost };
             count.fetch_add(records, Relaxed);
             sent?;
         }
         Ok(())
     }
 
-    /// The next message, and how many records are in it.
+    /// The next message, and its number of records.
     fn message(&mut self) -> Option<(Vec<u8>, u64)> {
-        let encoder = match &mut self.line {
-            Line::Udp { encoder, .. } | Line::Tcp { encoder, .. } => encoder,
-            Line::Down { .. } => return None,
+        let encoder = match &mut self.connection {
+            Connection::Udp { encoder, .. } | Connection::Tcp { encoder, .. } => encoder,
+            Connection::Down { .. } => return None,
         };
-        while let Some(told) = self.waiting.pop_front() {
-            let (at_ms, event) = told.event();
+        while let Some(record) = self.queue.pop_front() {
+            let (at_ms, event) = record.event();
             if let Some(message) = encoder.push(at_ms, &event) {
-                // The record is the first of the next message.
-                return Some((message, std::mem::replace(&mut self.begun, 1)));
+                // This record is the first of the next message.
+                return Some((message, std::mem::replace(&mut self.unfinished, 1)));
             }
-            self.begun += 1;
+            self.unfinished += 1;
         }
-        encoder.finish(unix_seconds()).map(|message| (message, std::mem::take(&mut self.begun)))
+        encoder.finish(unix_seconds()).map(|message| (message, std::mem::take(&mut self.unfinished)))
     }
 }
 
-impl Told {
-    fn event(&self) -> (u64, Event<'_>) {
+impl Record {
+    fn event(&self) -> (u64, NatEvent<'_>) {
         match self {
             Self::Block { at_ms, allocated, key: (endpoint, vip), block } => {
-                let Block { first, last, ports, tenant } = block;
+                let PortBlock { first, last, ports, tenant } = block;
                 let (endpoint, vip) = (*endpoint, *vip);
-                let event = Event::Block {
+                let event = NatEvent::Block {
                     allocated: *allocated,
                     endpoint,
                     vip,
@@ -296,12 +307,12 @@ impl Told {
                 (*at_ms, event)
             }
             Self::Session { at_ms, event, tenant } => {
-                let event = Event::Session {
-                    created: event.began,
+                let event = NatEvent::Session {
+                    created: event.opened,
                     inbound: event.direction == Direction::Inbound,
                     protocol: event.protocol,
-                    before: event.before.into(),
-                    after: event.after.into(),
+                    original: event.before.into(),
+                    translated: event.after.into(),
                     tenant,
                 };
                 (*at_ms, event)
@@ -311,10 +322,10 @@ impl Told {
 }
 
 async fn write(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
-    timeout(PATIENCE, stream.write_all(bytes)).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    timeout(IO_TIMEOUT, stream.write_all(bytes)).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
-/// Seconds since 1970, modulo 2^32, as messages have them.
+/// Seconds since the Unix epoch, modulo 2^32: the export time of IPFIX messages.
 fn unix_seconds() -> u32 {
     (unix_ms(SystemTime::now()) / 1000) as u32
 }

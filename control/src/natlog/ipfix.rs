@@ -1,5 +1,5 @@
-//! NAT events as IPFIX messages (RFC 7011, NAT logging as RFC 8158 has it): events in, bytes out; whoever has the socket and the
-//! clock stands outside. One encoder belongs to one transport session: it counts the records that went into it.
+//! NAT events as IPFIX messages (RFC 7011, RFC 8158): events in, bytes out; without socket and clock. One encoder
+//! belongs to one transport session: it counts the records for the sequence number.
 //!
 //! ```text
 //!  message  version 10 (2) | length (2) | export time in s (4) | sequence number (4) | observation domain (4) | sets
@@ -8,28 +8,28 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-/// The version in each message.
+/// Version in the message header.
 const VERSION: u16 = 10;
-/// Bytes of a message before its first set.
+/// Length of the message header, bytes.
 const HEADER: usize = 16;
-/// Bytes of a set before its first record.
+/// Length of a set header, bytes.
 const SET_HEADER: usize = 4;
-/// The id of a set of templates (RFC 7011, 3.3.2).
+/// Set ID of a template set (RFC 7011, 3.3.2).
 const TEMPLATES: u16 = 2;
-/// The length that a template gives to what has its length before it in each record (RFC 7011, 7).
+/// Field length of a variable-length information element (RFC 7011, 7).
 const VARIABLE: u16 = 0xffff;
-/// The most bytes of a tenant's name: as many as a length of one byte can tell.
-const LONGEST_NAME: usize = 254;
-/// The longest record: a session over IPv6 with the longest name.
-const LONGEST_RECORD: usize = fixed(Template::SessionV6) + 1 + LONGEST_NAME;
-/// The least that a message may hold, so that each record fits into one.
-const LEAST: usize = HEADER + SET_HEADER + LONGEST_RECORD;
-const _: () = assert!(LEAST == 358);
+/// Maximum length of a tenant's name, bytes: the most that a length of one byte can encode.
+const MAX_NAME: usize = 254;
+/// Maximum length of a record: an IPv6 session with the longest name.
+const MAX_RECORD: usize = fixed_length(Template::SessionV6) + 1 + MAX_NAME;
+/// Minimum message limit: each record fits into a message of its own.
+const MIN_MESSAGE: usize = HEADER + SET_HEADER + MAX_RECORD;
+const _: () = assert!(MIN_MESSAGE == 358);
 
-/// A field of a record: the number of its information element and its bytes.
+/// A field specifier: information element ID and length in bytes.
 type Field = (u16, u16);
 
-// The information elements, as IANA's registry has them.
+// Information elements of the IANA IPFIX registry.
 const PROTOCOL: Field = (4, 1);
 const SOURCE_PORT: Field = (7, 2);
 const SOURCE_V4: Field = (8, 4);
@@ -52,45 +52,46 @@ const RANGE_STEP: Field = (363, 2);
 const RANGE_PORTS: Field = (364, 2);
 const USER_NAME: Field = (371, VARIABLE);
 
-/// What the NAT has done.
+/// A NAT event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Event<'a> {
-    /// An endpoint got a block of ports of its VIP, or gave it back.
+pub(super) enum NatEvent<'a> {
+    /// A port block of a VIP was allocated to an endpoint, or de-allocated.
     Block {
-        /// Got, else given back.
+        /// Allocated, else de-allocated.
         allocated: bool,
-        /// Whose sessions the ports are for.
+        /// The endpoint that uses the ports.
         endpoint: IpAddr,
-        /// Whose ports they are; of the endpoint's family.
+        /// The VIP; of the endpoint's address family.
         vip: IpAddr,
-        /// The first of them.
+        /// The first port.
         first: u16,
-        /// The last of them.
+        /// The last port.
         last: u16,
-        /// How many they are.
+        /// The number of ports.
         ports: u16,
-        /// Whose the endpoint is. Of a long name the first 254 bytes are told.
+        /// The tenant of the endpoint; truncated to 254 bytes.
         tenant: &'a str,
     },
-    /// A session began or ended.
+    /// A session was created or deleted.
     Session {
-        /// Began, else ended.
+        /// Created, else deleted.
         created: bool,
-        /// Its first packet came from outside.
+        /// Opened from outside.
         inbound: bool,
-        /// The IP protocol. ICMP has its identifier for ports.
+        /// IP protocol number. For ICMP, the ports are the identifier.
         protocol: u8,
-        /// Source and destination of its first packet, as it came.
-        before: (SocketAddr, SocketAddr),
-        /// And as it left; all of one family.
-        after: (SocketAddr, SocketAddr),
-        /// Whose the endpoint is. Of a long name the first 254 bytes are told.
+        /// Source and destination of the first packet before translation.
+        original: (SocketAddr, SocketAddr),
+        /// And after translation; all of one address family.
+        translated: (SocketAddr, SocketAddr),
+        /// The tenant of the endpoint; truncated to 254 bytes.
         tenant: &'a str,
     },
 }
 
-impl Event<'_> {
-    /// The value of natEvent (RFC 8158, 4.3). Of sessions that stay IPv6 the registry knows nothing but the translation in general.
+impl NatEvent<'_> {
+    /// The natEvent value (RFC 8158, 4.3). The registry has no value for IPv6-to-IPv6 sessions, so those use the
+    /// generic ones (1, 2).
     fn number(&self) -> u8 {
         match (self, self.template()) {
             (Self::Block { allocated: true, .. }, _) => 16,
@@ -102,12 +103,12 @@ impl Event<'_> {
         }
     }
 
-    /// How it is written. Should families be mixed, it is as IPv6, with IPv4 mapped.
+    /// The template. Mixed address families use IPv6 with IPv4-mapped addresses.
     fn template(&self) -> Template {
         match self {
             Self::Block { endpoint: IpAddr::V4(_), vip: IpAddr::V4(_), .. } => Template::BlockV4,
             Self::Block { .. } => Template::BlockV6,
-            Self::Session { before, after, .. } => {
+            Self::Session { original: before, translated: after, .. } => {
                 let all = [before.0, before.1, after.0, after.1];
                 if all.iter().all(SocketAddr::is_ipv4) { Template::SessionV4 } else { Template::SessionV6 }
             }
@@ -115,7 +116,7 @@ impl Event<'_> {
     }
 }
 
-/// The forms of a record; the number is the template's id.
+/// The templates; the value is the template ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 enum Template {
@@ -128,7 +129,7 @@ enum Template {
 impl Template {
     const ALL: [Self; 4] = [Self::BlockV4, Self::BlockV6, Self::SessionV4, Self::SessionV6];
 
-    /// The fields in their order, which is that of [`record`].
+    /// The fields, in the order that [`record`] writes them.
     const fn fields(self) -> &'static [Field] {
         match self {
             Self::BlockV4 => const { &block(SOURCE_V4, POST_SOURCE_V4) },
@@ -161,43 +162,43 @@ const fn session(source: Field, destination: Field, post_source: Field, post_des
     ]
 }
 
-/// The bytes of a record without its name.
-const fn fixed(template: Template) -> usize {
-    let (fields, mut sum, mut at) = (template.fields(), 0, 0);
-    while at < fields.len() {
-        if fields[at].1 != VARIABLE {
-            sum += fields[at].1 as usize;
+/// The length of a record without its name, bytes.
+const fn fixed_length(template: Template) -> usize {
+    let (fields, mut length, mut index) = (template.fields(), 0, 0);
+    while index < fields.len() {
+        if fields[index].1 != VARIABLE {
+            length += fields[index].1 as usize;
         }
-        at += 1;
+        index += 1;
     }
-    sum
+    length
 }
 
-/// Writes the messages of one transport session. What has been pushed waits until a message is full, or asked for.
+/// Encodes the messages of one transport session. Records are buffered until a message is full, or [`Encoder::finish`].
 #[derive(Debug)]
 pub(super) struct Encoder {
     domain: u32,
-    /// The records in all messages that were returned, modulo 2^32.
+    /// Number of records in all finished messages, modulo 2^32.
     sequence: u32,
-    longest: usize,
-    /// The message that is being written, from its header on.
+    max_message: usize,
+    /// The unfinished message, including its header.
     message: Vec<u8>,
-    /// Its records.
+    /// Its number of records.
     records: u32,
-    /// Its last set: the template, and where the set starts.
+    /// Its last set: the template, and the offset of the set.
     set: Option<(Template, usize)>,
 }
 
 impl Encoder {
-    /// For an observation domain, which tells this process from others at the same address. `longest` is the most bytes of a message;
-    /// what is too little for the longest record is taken for what is just enough, 358 bytes.
-    pub(super) fn new(domain: u32, longest: usize) -> Self {
-        let longest = longest.clamp(LEAST, usize::from(u16::MAX));
-        Self { domain, sequence: 0, longest, message: vec![0; HEADER], records: 0, set: None }
+    /// For an observation domain, which distinguishes exporting processes at one address. `max_message` is the maximum
+    /// message size in bytes, raised to 358 if smaller, so that the longest record fits.
+    pub(super) fn new(domain: u32, max_message: usize) -> Self {
+        let max_message = max_message.clamp(MIN_MESSAGE, usize::from(u16::MAX));
+        Self { domain, sequence: 0, max_message, message: vec![0; HEADER], records: 0, set: None }
     }
 
-    /// A message with all templates. It has to come before any other one, and over UDP again and again (RFC 7011, 8.4). Nothing that
-    /// waits goes with it.
+    /// A message with all templates. Has to be sent before any other message, and repeatedly over UDP (RFC 7011, 8.4).
+    /// Contains no buffered records.
     pub(super) fn templates(&self, now_secs: u32) -> Vec<u8> {
         let mut message = vec![0; HEADER];
         put(&mut message, TEMPLATES);
@@ -211,20 +212,20 @@ impl Encoder {
             }
         }
         close(&mut message, HEADER);
-        self.head(&mut message, now_secs);
+        self.write_header(&mut message, now_secs);
         message
     }
 
-    /// Adds a record of what happened at `at_ms`, in milliseconds since 1970. Returns the message before it when it doesn't fit there
-    /// any more.
-    pub(super) fn push(&mut self, at_ms: u64, event: &Event<'_>) -> Option<Vec<u8>> {
+    /// Adds a record with time `at_ms`, in milliseconds since the Unix epoch. If it doesn't fit into the current
+    /// message, that one is returned and a new one started.
+    pub(super) fn push(&mut self, at_ms: u64, event: &NatEvent<'_>) -> Option<Vec<u8>> {
         let (template, record) = (event.template(), record(at_ms, event));
-        let full = if self.message.len() + self.opening(template) + record.len() > self.longest {
+        let full = if self.message.len() + self.set_overhead(template) + record.len() > self.max_message {
             self.finish((at_ms / 1000) as u32)
         } else {
             None
         };
-        if self.opening(template) > 0 {
+        if self.set_overhead(template) > 0 {
             self.set = Some((template, self.message.len()));
             put(&mut self.message, template as u16);
             put(&mut self.message, 0);
@@ -237,26 +238,26 @@ impl Encoder {
         full
     }
 
-    /// The message with all that waits, if anything does. `now_secs` is in seconds since 1970.
+    /// The message with the buffered records, if there are any. `now_secs` is in seconds since the Unix epoch.
     pub(super) fn finish(&mut self, now_secs: u32) -> Option<Vec<u8>> {
         if self.records == 0 {
             return None;
         }
         let mut message = std::mem::replace(&mut self.message, vec![0; HEADER]);
-        self.head(&mut message, now_secs);
+        self.write_header(&mut message, now_secs);
         self.sequence = self.sequence.wrapping_add(self.records);
         self.records = 0;
         self.set = None;
         Some(message)
     }
 
-    /// The bytes that a record needs before itself: none, if the last set is of its template.
-    fn opening(&self, template: Template) -> usize {
+    /// The length of the set header before a record; 0 if the last set has its template.
+    fn set_overhead(&self, template: Template) -> usize {
         if self.set.is_some_and(|(last, _)| last == template) { 0 } else { SET_HEADER }
     }
 
-    /// Writes the header. Its sequence number is of the records before this message (RFC 7011, 3.1).
-    fn head(&self, message: &mut [u8], now_secs: u32) {
+    /// Writes the message header. The sequence number counts the records before this message (RFC 7011, 3.1).
+    fn write_header(&self, message: &mut [u8], now_secs: u32) {
         let length = message.len() as u16;
         message[..2].copy_from_slice(&VERSION.to_be_bytes());
         message[2..4].copy_from_slice(&length.to_be_bytes());
@@ -266,17 +267,17 @@ impl Encoder {
     }
 }
 
-/// From one port of a block to the next.
+/// portRangeStepSize: the ports of a block are contiguous.
 const STEP: u16 = 1;
 
-/// A record, its fields in the order of its template.
-fn record(at_ms: u64, event: &Event<'_>) -> Vec<u8> {
-    let mut into = Vec::with_capacity(LONGEST_RECORD);
+/// Encodes a record, fields in the order of its template.
+fn record(at_ms: u64, event: &NatEvent<'_>) -> Vec<u8> {
+    let mut into = Vec::with_capacity(MAX_RECORD);
     into.extend_from_slice(&at_ms.to_be_bytes());
     into.push(event.number());
     let v4 = matches!(event.template(), Template::BlockV4 | Template::SessionV4);
     match *event {
-        Event::Block { endpoint, vip, first, last, ports, tenant, allocated: _ } => {
+        NatEvent::Block { endpoint, vip, first, last, ports, tenant, allocated: _ } => {
             address(&mut into, v4, endpoint);
             address(&mut into, v4, vip);
             for number in [first, last, STEP, ports] {
@@ -284,12 +285,12 @@ fn record(at_ms: u64, event: &Event<'_>) -> Vec<u8> {
             }
             name(&mut into, tenant);
         }
-        Event::Session { inbound, protocol, before, after, tenant, created: _ } => {
+        NatEvent::Session { inbound, protocol, original: before, translated: after, tenant, created: _ } => {
             into.push(if inbound { 2 } else { 1 });
             into.push(protocol);
-            for end in [before.0, before.1, after.0, after.1] {
-                address(&mut into, v4, end.ip());
-                put(&mut into, end.port());
+            for socket in [before.0, before.1, after.0, after.1] {
+                address(&mut into, v4, socket.ip());
+                put(&mut into, socket.port());
             }
             name(&mut into, tenant);
         }
@@ -301,7 +302,7 @@ fn put(into: &mut Vec<u8>, number: u16) {
     into.extend_from_slice(&number.to_be_bytes());
 }
 
-/// An address as its template has it.
+/// Writes an address in the family of the template.
 fn address(into: &mut Vec<u8>, v4: bool, address: IpAddr) {
     match address {
         IpAddr::V4(address) if v4 => into.extend_from_slice(&address.octets()),
@@ -310,14 +311,14 @@ fn address(into: &mut Vec<u8>, v4: bool, address: IpAddr) {
     }
 }
 
-/// A name after its length, cut between two characters.
+/// Writes a name with its length; truncated at a character boundary.
 fn name(into: &mut Vec<u8>, name: &str) {
-    let name = &name[..name.floor_char_boundary(LONGEST_NAME)];
+    let name = &name[..name.floor_char_boundary(MAX_NAME)];
     into.push(name.len() as u8);
     into.extend_from_slice(name.as_bytes());
 }
 
-/// Writes the length of the set that starts at `start` and is the last.
+/// Writes the length of the last set, which starts at `start`.
 fn close(message: &mut [u8], start: usize) {
     let length = (message.len() - start) as u16;
     message[start + 2..start + SET_HEADER].copy_from_slice(&length.to_be_bytes());

@@ -1,5 +1,5 @@
-//! Frames: a length of four bytes, big-endian, and a message. Whatever comes is suspected until it is read: the length is looked at
-//! before anything is set aside for it.
+//! Framing of the link protocol: a four-byte big-endian length, then a protobuf message. Input is untrusted: the length
+//! is checked before memory is allocated.
 
 use std::sync::Arc;
 
@@ -10,102 +10,105 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use super::proto::frame::Kind;
 use super::proto::{Farewell, Frame};
 
-/// The longest message in bytes.
-pub(super) const LONGEST: usize = 1 << 20;
+/// Maximum length of a message in bytes.
+pub(super) const MAX_FRAME_BYTES: usize = 1 << 20;
 
-/// Why a link has ended, or never came to be.
+/// Why a link has ended or couldn't be established.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Broken {
-    /// The connection is gone, or couldn't be made.
+pub enum LinkError {
+    /// The connection failed or couldn't be established.
     #[error("{0}")]
     Connection(String),
-    /// Its beats are missing.
-    #[error("nothing came from it for {0} ms")]
-    Silent(u128),
-    /// It doesn't take what it is sent.
-    #[error("it takes nothing that it is sent")]
-    Stuck,
-    /// A frame is longer than it may be.
-    #[error("it sent a frame of {0} bytes, and at most {LONGEST} are allowed")]
-    TooLong(usize),
-    /// A frame isn't one.
-    #[error("it sent what is no frame: {0}")]
-    Garbage(String),
-    /// Frames that don't belong where they are.
-    #[error("it doesn't keep to the protocol: {0}")]
-    Protocol(&'static str),
-    /// There is no version that both know.
-    #[error("it speaks versions {} to {} of the protocol, this gateway {} to {}: update the older one", .theirs.0, .theirs.1, .ours.0, .ours.1)]
-    Version {
-        /// What it knows, from and to.
+    /// Heartbeats are missing.
+    #[error("no frame received for {0} ms")]
+    HeartbeatTimeout(u128),
+    /// The send queue is full: the peer doesn't read.
+    #[error("the send queue is full: the peer reads nothing")]
+    SendQueueFull,
+    /// A frame exceeds the maximum length.
+    #[error("received a frame of {0} bytes, the maximum is {MAX_FRAME_BYTES}")]
+    FrameTooLong(usize),
+    /// A frame can't be decoded.
+    #[error("received an invalid frame: {0}")]
+    InvalidFrame(String),
+    /// A frame is valid but not allowed here.
+    #[error("protocol violation: {0}")]
+    ProtocolViolation(&'static str),
+    /// There is no protocol version that both support.
+    #[error(
+        "no common protocol version: the peer supports {} to {}, this gateway {} to {}; update the older one",
+        .theirs.0, .theirs.1, .ours.0, .ours.1
+    )]
+    UnsupportedVersion {
+        /// The peer's lowest and highest version.
         theirs: (u32, u32),
-        /// What we know.
+        /// This gateway's lowest and highest version.
         ours: (u32, u32),
     },
-    /// It isn't who its certificate says.
-    #[error("it calls itself {said}, and its certificate is {pinned}'s")]
-    Name {
-        /// What it says.
-        said: String,
-        /// Whose the certificate is.
+    /// The name in its Hello doesn't match its certificate.
+    #[error("the peer claims the name {claimed}, but its certificate is pinned for {pinned}")]
+    NameMismatch {
+        /// The name in the Hello.
+        claimed: String,
+        /// The gateway that the certificate is pinned for.
         pinned: Arc<str>,
     },
-    /// It is another process of that name than the view means.
-    #[error("the view means another process of this name")]
-    Incarnation,
-    /// The view names no such certificate, or no more.
-    #[error("its certificate isn't, or is no longer, the one that the view names")]
-    Unpinned,
-    /// The view names no gateway at the address that it connects from.
-    #[error("no other gateway of the view has this address")]
+    /// The peer's incarnation isn't the one in the view.
+    #[error("the incarnation doesn't match the membership view: another process has this name")]
+    IncarnationMismatch,
+    /// The view doesn't contain the certificate, or no longer.
+    #[error("the certificate doesn't match the membership view")]
+    UntrustedCertificate,
+    /// The view contains no peer with the source address of the connection.
+    #[error("no peer in the membership view has this source address")]
     UnknownAddress,
-    /// A newer link of the same process takes its place.
-    #[error("it has connected anew")]
-    Replaced,
-    /// It has ended the link, and says why.
-    #[error("it ended the link: {0}")]
-    Refused(String),
-    /// Our workers don't take its sessions.
-    #[error("worker {0} of this gateway takes no copies of its sessions: it is stuck, or the gateway stops")]
-    Worker(usize),
-    /// The gateway stops.
-    #[error("this gateway stops")]
-    Stopping,
+    /// A newer link of the same process has replaced this one.
+    #[error("superseded by a newer connection")]
+    Superseded,
+    /// The peer has closed the link with a reason.
+    #[error("closed by the peer: {0}")]
+    ClosedByPeer(String),
+    /// A worker of this gateway doesn't accept session records.
+    #[error("worker {0} of this gateway doesn't reply: it is stuck, or the gateway is stopping")]
+    WorkerUnavailable(usize),
+    /// The gateway is stopping.
+    #[error("the gateway is stopping")]
+    ShuttingDown,
 }
 
-impl Broken {
-    /// Whether it is somebody whom we don't let in, or no longer, and not merely somebody who isn't there.
-    pub fn is_refusal(&self) -> bool {
+impl LinkError {
+    /// Whether the peer was rejected, as opposed to being unreachable.
+    pub fn is_rejection(&self) -> bool {
         match self {
-            Self::TooLong(_)
-            | Self::Garbage(_)
-            | Self::Protocol(_)
-            | Self::Version { .. }
-            | Self::Name { .. }
-            | Self::Incarnation
+            Self::FrameTooLong(_)
+            | Self::InvalidFrame(_)
+            | Self::ProtocolViolation(_)
+            | Self::UnsupportedVersion { .. }
+            | Self::NameMismatch { .. }
+            | Self::IncarnationMismatch
             | Self::UnknownAddress
-            | Self::Unpinned => true,
+            | Self::UntrustedCertificate => true,
             Self::Connection(_)
-            | Self::Silent(_)
-            | Self::Stuck
-            | Self::Replaced
-            | Self::Refused(_)
-            | Self::Worker(_)
-            | Self::Stopping => false,
+            | Self::HeartbeatTimeout(_)
+            | Self::SendQueueFull
+            | Self::Superseded
+            | Self::ClosedByPeer(_)
+            | Self::WorkerUnavailable(_)
+            | Self::ShuttingDown => false,
         }
     }
 }
 
-impl From<std::io::Error> for Broken {
+impl From<std::io::Error> for LinkError {
     fn from(error: std::io::Error) -> Self {
         let text = error.to_string();
         if text.contains("ApplicationVerificationFailure") {
-            return Self::Unpinned;
+            return Self::UntrustedCertificate;
         }
         let hint = if text.contains("AccessDenied") || text.contains("CertificateUnknown") {
-            ": it doesn't know this gateway's certificate: its view is older, or another one"
+            ": the peer rejects this gateway's certificate: its membership view is older or a different one"
         } else if text.contains("InvalidContentType") || text.contains("corrupt message") {
-            ": what is there doesn't speak TLS"
+            ": the remote end doesn't speak TLS"
         } else {
             ""
         };
@@ -113,7 +116,7 @@ impl From<std::io::Error> for Broken {
     }
 }
 
-/// A frame as it goes over the wire.
+/// Encodes a frame with its length.
 pub(crate) fn encode(kind: Kind) -> Vec<u8> {
     let frame = Frame { kind: Some(kind) };
     let length = frame.encoded_len();
@@ -123,21 +126,24 @@ pub(crate) fn encode(kind: Kind) -> Vec<u8> {
     bytes
 }
 
-/// The last frame of a link.
-pub(super) fn farewell(reason: &Broken) -> Vec<u8> {
+/// Encodes the Farewell frame, the last one of a link.
+pub(super) fn encode_farewell(reason: &LinkError) -> Vec<u8> {
     encode(Kind::Farewell(Farewell { reason: reason.to_string() }))
 }
 
-/// Reads the next frame; `None` is one of a kind that this version doesn't know. Not to be given up halfway.
-pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin), buffer: &mut Vec<u8>) -> Result<Option<Kind>, Broken> {
+/// Reads the next frame; `None` for a frame of an unknown kind. Not cancel-safe.
+pub(crate) async fn read(
+    stream: &mut (impl AsyncRead + Unpin),
+    buffer: &mut Vec<u8>,
+) -> Result<Option<Kind>, LinkError> {
     let mut length = [0; 4];
     stream.read_exact(&mut length).await?;
     let length = u32::from_be_bytes(length) as usize;
-    if length > LONGEST {
-        return Err(Broken::TooLong(length));
+    if length > MAX_FRAME_BYTES {
+        return Err(LinkError::FrameTooLong(length));
     }
     buffer.resize(length, 0);
     stream.read_exact(buffer).await?;
-    let frame = Frame::decode(buffer.as_slice()).map_err(|error| Broken::Garbage(error.to_string()))?;
+    let frame = Frame::decode(buffer.as_slice()).map_err(|error| LinkError::InvalidFrame(error.to_string()))?;
     Ok(frame.kind)
 }

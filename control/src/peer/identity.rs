@@ -1,6 +1,6 @@
-//! Who is who among gateways: each process makes itself a key and a certificate, and tells the policy server its fingerprint; the
-//! view says which fingerprint is whose. No authority signs anything: a certificate counts while the view names it, and its dates
-//! and names don't matter.
+//! Peer authentication by certificate pinning: each process generates a key and a self-signed certificate, and reports
+//! its fingerprint to the policy server; the membership view maps fingerprints to gateways. There is no CA: a
+//! certificate is valid while the view contains its fingerprint. Its validity period and names are ignored.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,22 +23,22 @@ use tokio_rustls::rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, ServerConfig, SignatureScheme,
 };
 
-/// The name in certificates, which nobody looks at: the fingerprint says whose one is.
-pub(super) const NAME: &str = "vipgate-peer";
+/// Subject name of all certificates. Not verified: the fingerprint identifies the gateway.
+pub(super) const CERTIFICATE_NAME: &str = "vipgate-peer";
 
-/// What a certificate is known by: the SHA-256 of its DER form.
+/// The SHA-256 hash of a certificate in DER form.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fingerprint(pub [u8; 32]);
 
 impl Fingerprint {
-    /// A certificate's.
+    /// The fingerprint of a certificate.
     pub fn of(certificate: &CertificateDer<'_>) -> Self {
         let mut bytes = [0; 32];
         bytes.copy_from_slice(digest(&SHA256, certificate).as_ref());
         Self(bytes)
     }
 
-    /// From the bytes of a message; `None` if they aren't 32.
+    /// From the bytes of a message; `None` unless there are 32 of them.
     pub fn from_slice(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
@@ -50,18 +50,18 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// A certificate that can't be made or used.
+/// Errors when generating or using a certificate.
 #[derive(Debug, Error)]
 pub enum IdentityError {
-    /// No key, most likely for want of random numbers.
-    #[error("no certificate for links to other gateways can be made: {0}")]
-    Made(#[from] rcgen::Error),
-    /// TLS doesn't want it.
-    #[error("the certificate for links to other gateways can't be used: {0}")]
-    Used(#[from] Error),
+    /// Key or certificate generation failed, most likely for lack of random numbers.
+    #[error("cannot generate the certificate for peer links: {0}")]
+    Generation(#[from] rcgen::Error),
+    /// TLS rejects the certificate or key.
+    #[error("cannot use the certificate for peer links: {0}")]
+    Tls(#[from] Error),
 }
 
-/// This process's certificate and key. It is never written anywhere.
+/// Certificate and key of this process. Never written to disk.
 #[derive(Debug)]
 pub struct Identity {
     certificate: CertificateDer<'static>,
@@ -69,41 +69,41 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// A new one.
+    /// Generates a key and a self-signed certificate.
     ///
     /// # Errors
-    /// When there are no random numbers.
+    /// When no random numbers are available.
     pub fn generate() -> Result<Self, IdentityError> {
         let key = KeyPair::generate()?;
-        let mut params = CertificateParams::new(vec![NAME.to_owned()])?;
-        params.distinguished_name.push(DnType::CommonName, NAME);
+        let mut params = CertificateParams::new(vec![CERTIFICATE_NAME.to_owned()])?;
+        params.distinguished_name.push(DnType::CommonName, CERTIFICATE_NAME);
         let certificate = params.self_signed(&key)?.der().clone();
         Ok(Self { certificate, key: PrivatePkcs8KeyDer::from(key.serialize_der()).into() })
     }
 
-    /// What others know it by.
+    /// The fingerprint that peers pin.
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::of(&self.certificate)
     }
 
-    /// How to let others in: whom `pins` names at that moment.
-    pub(super) fn server(&self, pins: Arc<Pins>) -> Result<ServerConfig, IdentityError> {
+    /// TLS configuration for accepting peers: `pins` is consulted at each handshake.
+    pub(super) fn server_config(&self, pins: Arc<Pins>) -> Result<ServerConfig, IdentityError> {
         let provider = Arc::new(provider::default_provider());
-        let verifier = Arc::new(Pinned::new(pins, None, &provider));
+        let verifier = Arc::new(PinnedVerifier::new(pins, None, &provider));
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(verifier)
             .with_single_cert(vec![self.certificate.clone()], self.key.clone_key())?;
-        // A resumed connection shows no certificate: a pin that went away would not be missed.
+        // A resumed connection presents no certificate, so the removal of a pin would go unnoticed.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(config)
     }
 
-    /// How to connect to the gateway of this name.
-    pub(super) fn client(&self, pins: Arc<Pins>, name: &Arc<str>) -> Result<ClientConfig, IdentityError> {
+    /// TLS configuration for connecting to the gateway with this name.
+    pub(super) fn client_config(&self, pins: Arc<Pins>, name: &Arc<str>) -> Result<ClientConfig, IdentityError> {
         let provider = Arc::new(provider::default_provider());
-        let verifier = Arc::new(Pinned::new(pins, Some(name.clone()), &provider));
+        let verifier = Arc::new(PinnedVerifier::new(pins, Some(name.clone()), &provider));
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])?
             .dangerous()
@@ -114,51 +114,51 @@ impl Identity {
     }
 }
 
-/// The fingerprints of the current view.
+/// PinnedVerifier fingerprints by gateway name, from the current view.
 #[derive(Debug, Default)]
 pub(super) struct Pins(ArcSwap<BTreeMap<Arc<str>, Fingerprint>>);
 
 impl Pins {
-    /// Others count from now on.
+    /// Replaces all pins.
     pub(super) fn set(&self, pins: BTreeMap<Arc<str>, Fingerprint>) {
         self.0.store(Arc::new(pins));
     }
 
-    /// The fingerprint of a gateway.
-    pub(super) fn of(&self, name: &str) -> Option<Fingerprint> {
+    /// The pinned fingerprint of a gateway.
+    pub(super) fn fingerprint_of(&self, name: &str) -> Option<Fingerprint> {
         self.0.load().get(name).copied()
     }
 
-    /// Whose a fingerprint is.
+    /// The gateway that a fingerprint is pinned for.
     pub(super) fn owner(&self, fingerprint: Fingerprint) -> Option<Arc<str>> {
         self.0.load().iter().find(|(_, pinned)| **pinned == fingerprint).map(|(name, _)| name.clone())
     }
 }
 
-/// Accepts certificates that are pinned: of one gateway, or of any.
+/// TLS verifier that accepts only pinned certificates: of one gateway, or of any.
 #[derive(Debug)]
-struct Pinned {
+struct PinnedVerifier {
     pins: Arc<Pins>,
     only: Option<Arc<str>>,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-impl Pinned {
+impl PinnedVerifier {
     fn new(pins: Arc<Pins>, only: Option<Arc<str>>, provider: &CryptoProvider) -> Self {
         Self { pins, only, algorithms: provider.signature_verification_algorithms }
     }
 
     fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
-        let shown = Fingerprint::of(certificate);
-        let known = match &self.only {
-            Some(name) => self.pins.of(name) == Some(shown),
-            None => self.pins.owner(shown).is_some(),
+        let presented = Fingerprint::of(certificate);
+        let is_pinned = match &self.only {
+            Some(name) => self.pins.fingerprint_of(name) == Some(presented),
+            None => self.pins.owner(presented).is_some(),
         };
-        if known { Ok(()) } else { Err(CertificateError::ApplicationVerificationFailure.into()) }
+        if is_pinned { Ok(()) } else { Err(CertificateError::ApplicationVerificationFailure.into()) }
     }
 }
 
-impl ServerCertVerifier for Pinned {
+impl ServerCertVerifier for PinnedVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -193,7 +193,7 @@ impl ServerCertVerifier for Pinned {
     }
 }
 
-impl ClientCertVerifier for Pinned {
+impl ClientCertVerifier for PinnedVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

@@ -1,5 +1,5 @@
-//! One link, from the handshake on: who is there, beats both ways, frames to where they belong. It ends with the first thing that
-//! is wrong, and everything of it ends together.
+//! One link after the TLS handshake: exchanges Hello frames, sends and echoes heartbeats, dispatches received frames.
+//! All of its tasks end together with the first error.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,280 +10,296 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split
 use tokio::pin;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout, timeout_at};
-use vipgate_dataplane::time::Tick;
+use vipgate_dataplane::flow::time::Tick;
 
-use super::Event;
-use super::frame::{self, Broken};
-use super::mesh::Shared;
+use super::PeerEvent;
+use super::frame::{self, LinkError};
+use super::mesh::SharedState;
 use super::proto::frame::Kind;
 use super::proto::{Beat, Echo, Hearsay, Hello};
-use super::replicate::WINDOW;
-use super::replicate::intake::Intake;
-use super::replicate::pump::{Order, Outlink};
-use super::status::Echoed;
-use crate::members;
+use super::status::ReceivedEcho;
+use crate::membership;
+use crate::peer::replication::WINDOW;
+use crate::peer::replication::receiver::RecordReceiver;
+use crate::peer::replication::send_loop::{LinkHandle, SendCommand};
 use crate::xds::proto;
 
-/// Beats after which a link is down if nothing came.
-const MOST_MISSED: u32 = 4;
-/// A gateway that goes by an older view than we for so many beats is told ours: the policy server tells faster, if it is heard.
-const BEHIND: u32 = 3;
-/// Beats whose echo is waited for.
-const UNECHOED: usize = 64;
-/// Beats, echoes and acknowledgements that wait to be sent.
-const WAITING: usize = 64;
-/// The longest a farewell may take.
-const FAREWELL: Duration = Duration::from_millis(100);
+/// Heartbeat intervals without a frame after which the link is down.
+const MAX_MISSED_HEARTBEATS: u32 = 4;
+/// After this many heartbeats with an older view than ours, a peer is sent our view. The policy server is faster while
+/// it is reachable.
+const STALE_VIEW_HEARTBEATS: u32 = 3;
+/// Maximum number of heartbeats awaiting their echo.
+const MAX_UNECHOED: usize = 64;
+/// Capacity of the queue for heartbeats, echoes and acknowledgements.
+const URGENT_QUEUE: usize = 64;
+/// Timeout for sending the Farewell frame.
+const FAREWELL_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// A stream that links go over.
-pub(super) trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
+/// The byte stream of a link.
+pub(super) trait LinkStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> LinkStream for T {}
 
-/// What the other side says of itself, and the version that counts.
+/// The peer's Hello, with the negotiated version.
 #[derive(Debug)]
-pub(super) struct Introduced {
+pub(super) struct PeerHello {
     pub(super) name: String,
     pub(super) incarnation: u64,
     pub(super) version: u32,
 }
 
-/// Says who we are, and hears who is there.
-pub(super) async fn introduce(stream: &mut impl Io, shared: &Shared) -> Result<Introduced, Broken> {
-    let plan = &shared.plan;
-    let (min, max) = plan.versions;
-    let hello = Hello { min, max, name: plan.name.to_string(), incarnation: plan.incarnation };
+/// Exchanges Hello frames and negotiates the protocol version.
+pub(super) async fn exchange_hello(stream: &mut impl LinkStream, shared: &SharedState) -> Result<PeerHello, LinkError> {
+    let config = &shared.config;
+    let (min, max) = config.versions;
+    let hello = Hello { min, max, name: config.name.to_string(), incarnation: config.incarnation };
     stream.write_all(&frame::encode(Kind::Hello(hello))).await?;
     stream.flush().await?;
-    let theirs = match frame::read(stream, &mut Vec::new()).await? {
+    let peer_hello = match frame::read(stream, &mut Vec::new()).await? {
         Some(Kind::Hello(hello)) => hello,
-        Some(Kind::Farewell(farewell)) => return Err(Broken::Refused(farewell.reason)),
-        _ => return Err(Broken::Protocol("its first frame is no Hello")),
+        Some(Kind::Farewell(farewell)) => return Err(LinkError::ClosedByPeer(farewell.reason)),
+        _ => return Err(LinkError::ProtocolViolation("the first frame isn't a Hello")),
     };
-    let version = max.min(theirs.max);
-    if version < min.max(theirs.min) {
-        return Err(Broken::Version { theirs: (theirs.min, theirs.max), ours: (min, max) });
+    let version = max.min(peer_hello.max);
+    if version < min.max(peer_hello.min) {
+        return Err(LinkError::UnsupportedVersion { theirs: (peer_hello.min, peer_hello.max), ours: (min, max) });
     }
-    Ok(Introduced { name: theirs.name, incarnation: theirs.incarnation, version })
+    Ok(PeerHello { name: peer_hello.name, incarnation: peer_hello.incarnation, version })
 }
 
-/// Tells the other side why it ends, if it still listens.
-pub(super) async fn leave(stream: &mut (impl AsyncWrite + Unpin), why: &Broken) {
-    let bytes = frame::farewell(why);
-    let said = async {
+/// Sends a Farewell with the reason, best effort.
+pub(super) async fn send_farewell(stream: &mut (impl AsyncWrite + Unpin), reason: &LinkError) {
+    let bytes = frame::encode_farewell(reason);
+    let sent = async {
         stream.write_all(&bytes).await?;
         stream.shutdown().await
     };
-    let _ = timeout(FAREWELL, said).await;
+    let _ = timeout(FAREWELL_TIMEOUT, sent).await;
 }
 
-/// A link that has been let in.
+/// An authenticated, registered link.
 pub(super) struct Link<S> {
     pub(super) id: u64,
     pub(super) peer: Arc<str>,
     pub(super) version: u32,
-    /// The process at its other end.
+    /// The peer's incarnation.
     pub(super) incarnation: u64,
     pub(super) stream: S,
-    pub(super) stop: (mpsc::Sender<Broken>, mpsc::Receiver<Broken>),
+    pub(super) stop: (mpsc::Sender<LinkError>, mpsc::Receiver<LinkError>),
 }
 
-/// A beat that has no echo yet.
-struct Sent {
+/// A heartbeat without an echo so far.
+struct SentHeartbeat {
     sequence: u64,
     tick: Tick,
     at: Instant,
 }
 
-struct Talk<'a> {
-    shared: &'a Shared,
+struct LinkTasks<'a> {
+    shared: &'a SharedState,
     peer: &'a Arc<str>,
     id: u64,
-    lane: mpsc::Sender<Vec<u8>>,
-    unechoed: Mutex<VecDeque<Sent>>,
+    urgent: mpsc::Sender<Vec<u8>>,
+    unechoed: Mutex<VecDeque<SentHeartbeat>>,
 }
 
-impl<S: Io> Link<S> {
-    /// Runs it to its end.
-    pub(super) async fn run(self, shared: &Shared) -> Broken {
-        let Self { id, peer, version, incarnation, stream, stop: (stop, mut stopped) } = self;
+impl<S: LinkStream> Link<S> {
+    /// Runs the link until it ends; returns the reason.
+    pub(super) async fn run(self, shared: &SharedState) -> LinkError {
+        let Self { id, peer, version, incarnation, stream, stop: (stop, mut stop_receiver) } = self;
         let (read, mut write) = split(stream);
-        let (lane, urgent) = mpsc::channel(WAITING);
-        let (bulk, waiting) = mpsc::channel(WINDOW);
-        // No more may be on their way, and one is in work.
-        let (inside, frames) = mpsc::channel(WINDOW);
-        let intake = Intake {
+        let (urgent, urgent_receiver) = mpsc::channel(URGENT_QUEUE);
+        let (bulk, bulk_receiver) = mpsc::channel(WINDOW);
+        // No more frames than the window may be unacknowledged, and one of them is being processed.
+        let (inbound_frames, frames) = mpsc::channel(WINDOW);
+        let receiver = RecordReceiver {
             peer: peer.clone(),
-            workers: shared.plan.workers.clone(),
-            rounds: shared.rounds.clone(),
-            turns: &shared.turns,
-            board: shared.board.clone(),
+            workers: shared.config.workers.clone(),
+            sync_rounds: shared.sync_rounds.clone(),
+            apply_locks: &shared.apply_locks,
+            status: shared.status.clone(),
             events: shared.events.clone(),
             view: shared.view.subscribe(),
-            lane: lane.clone(),
+            outgoing: urgent.clone(),
         };
-        let now = (shared.plan.clock)();
-        shared.board.update(&peer, |peer| {
+        let now = (shared.config.clock)();
+        shared.status.update(&peer, |peer| {
             (peer.linked, peer.since, peer.version) = (true, Some(now), version);
-            (peer.copies.in_sync_from, peer.copies.in_sync_to) = (false, false);
+            (peer.replication.in_sync_from, peer.replication.in_sync_to) = (false, false);
         });
-        let link = Outlink { id, incarnation, lane: bulk, urgent: lane.clone(), stop };
-        shared.order(Order::Up { peer: peer.clone(), link }).await;
-        let talk = Talk { shared, peer: &peer, id, lane, unechoed: Mutex::default() };
-        let why = tokio::select! {
+        let link = LinkHandle { id, incarnation, bulk, urgent: urgent.clone(), stop };
+        shared.send_command(SendCommand::LinkUp { peer: peer.clone(), link }).await;
+        let tasks = LinkTasks { shared, peer: &peer, id, urgent, unechoed: Mutex::default() };
+        let reason = tokio::select! {
             biased;
-            Some(why) = stopped.recv() => why,
-            why = talk.listen(read, inside) => why,
-            why = talk.beat() => why,
-            why = intake.run(frames) => why,
-            why = send(&mut write, urgent, waiting) => why,
+            Some(reason) = stop_receiver.recv() => reason,
+            reason = tasks.receive_frames(read, inbound_frames) => reason,
+            reason = tasks.send_heartbeats() => reason,
+            reason = receiver.run(frames) => reason,
+            reason = send(&mut write, urgent_receiver, bulk_receiver) => reason,
         };
-        leave(&mut write, &why).await;
-        shared.order(Order::Down { peer: peer.clone(), link: id }).await;
-        why
+        send_farewell(&mut write, &reason).await;
+        shared.send_command(SendCommand::LinkDown { peer: peer.clone(), link: id }).await;
+        reason
     }
 }
 
-impl Talk<'_> {
-    /// Takes frames apart until there are none, for too long or for ever.
-    async fn listen<S: Io>(&self, mut stream: ReadHalf<S>, inside: mpsc::Sender<Kind>) -> Broken {
-        let (mut buffer, mut behind) = (Vec::new(), 0);
+impl LinkTasks<'_> {
+    /// Receives and dispatches frames until the stream ends, times out or violates the protocol.
+    async fn receive_frames<S: LinkStream>(
+        &self,
+        mut stream: ReadHalf<S>,
+        inbound_frames: mpsc::Sender<Kind>,
+    ) -> LinkError {
+        let (mut buffer, mut stale_heartbeats) = (Vec::new(), 0);
         loop {
-            let kind = match self.hear(&mut stream, &mut buffer).await {
+            let kind = match self.receive(&mut stream, &mut buffer).await {
                 Ok(Some(kind)) => kind,
                 Ok(None) => continue,
-                Err(why) => return why,
+                Err(reason) => return reason,
             };
-            let taken = match kind {
-                Kind::Beat(beat) => self.echo(&beat).and_then(|()| self.tell_view(&beat, &mut behind)),
-                Kind::Hearsay(hearsay) => self.hear_view(&hearsay).await,
+            let result = match kind {
+                Kind::Beat(beat) => {
+                    self.echo(&beat).and_then(|()| self.send_view_if_stale(&beat, &mut stale_heartbeats))
+                }
+                Kind::Hearsay(relayed_view) => self.on_relayed_view(&relayed_view).await,
                 Kind::Echo(echo) => {
-                    self.echoed(&echo);
+                    self.on_echo(&echo);
                     Ok(())
                 }
                 Kind::Ack(ack) => {
                     let (peer, link) = (self.peer.clone(), self.id);
                     self.shared
-                        .order(Order::Acknowledged { peer, link, number: ack.number, refused: ack.refused })
+                        .send_command(SendCommand::FramesAcknowledged {
+                            peer,
+                            link,
+                            number: ack.number,
+                            rejected: ack.refused,
+                        })
                         .await;
                     Ok(())
                 }
                 Kind::SyncRequest(_) => {
-                    self.shared.order(Order::Resync(self.peer.clone())).await;
+                    self.shared.send_command(SendCommand::Resync(self.peer.clone())).await;
                     Ok(())
                 }
                 Kind::Sessions(_) | Kind::SyncBegin(_) | Kind::SyncEnd(_) | Kind::Released(_) => {
-                    inside.try_send(kind).map_err(|error| match error {
-                        TrySendError::Full(_) => {
-                            Broken::Protocol("it sends more without an acknowledgement than it may")
-                        }
-                        TrySendError::Closed(_) => Broken::Stopping,
+                    inbound_frames.try_send(kind).map_err(|error| match error {
+                        TrySendError::Full(_) => LinkError::ProtocolViolation("too many unacknowledged frames"),
+                        TrySendError::Closed(_) => LinkError::ShuttingDown,
                     })
                 }
-                Kind::Farewell(farewell) => Err(Broken::Refused(farewell.reason)),
-                Kind::Hello(_) => Err(Broken::Protocol("it introduces itself twice")),
+                Kind::Farewell(farewell) => Err(LinkError::ClosedByPeer(farewell.reason)),
+                Kind::Hello(_) => Err(LinkError::ProtocolViolation("second Hello frame")),
             };
-            if let Err(why) = taken {
-                return why;
+            if let Err(reason) = result {
+                return reason;
             }
         }
     }
 
-    /// The next frame, if it comes in time.
-    async fn hear<S: Io>(&self, stream: &mut ReadHalf<S>, buffer: &mut Vec<u8>) -> Result<Option<Kind>, Broken> {
-        let (began, heartbeat) = (Instant::now(), self.shared.plan.heartbeat);
+    /// The next frame; an error if none arrives within the heartbeat timeout.
+    async fn receive<S: LinkStream>(
+        &self,
+        stream: &mut ReadHalf<S>,
+        buffer: &mut Vec<u8>,
+    ) -> Result<Option<Kind>, LinkError> {
+        let (started_at, heartbeat) = (Instant::now(), self.shared.config.heartbeat);
         let read = frame::read(stream, buffer);
         pin!(read);
-        for beats in 2..=MOST_MISSED {
-            // Reading comes first in it: after a pause of our own, what has come meanwhile counts.
-            match timeout_at(began + heartbeat * beats, &mut read).await {
+        for intervals in 2..=MAX_MISSED_HEARTBEATS {
+            // `timeout_at` polls the read first: after a pause of this process, data that has arrived meanwhile counts.
+            match timeout_at(started_at + heartbeat * intervals, &mut read).await {
                 Ok(read) => return read,
-                Err(_) => self.shared.board.update(self.peer, |peer| peer.beats_missed += 1),
+                Err(_) => self.shared.status.update(self.peer, |peer| peer.heartbeats_missed += 1),
             }
         }
-        Err(Broken::Silent((heartbeat * MOST_MISSED).as_millis()))
+        Err(LinkError::HeartbeatTimeout((heartbeat * MAX_MISSED_HEARTBEATS).as_millis()))
     }
 
-    /// Answers a beat, unless our view says that its sender doesn't serve.
-    fn echo(&self, beat: &Beat) -> Result<(), Broken> {
+    /// Echoes a heartbeat if its sender is active in our view.
+    fn echo(&self, beat: &Beat) -> Result<(), LinkError> {
         let view = self.shared.view.borrow().clone();
-        if !view.serves(self.peer) {
+        if !view.is_active(self.peer) {
             return Ok(());
         }
-        // Noted before it is sent: whoever looks never sees too little.
-        let now = (self.shared.plan.clock)();
-        self.shared.board.update(self.peer, |peer| peer.promised = Some(now));
+        // Recorded before the echo is sent, so the status is never behind what the peer has received.
+        let now = (self.shared.config.clock)();
+        self.shared.status.update(self.peer, |peer| peer.echo_sent_at = Some(now));
         let echo = Echo { sequence: beat.sequence, view: view.number };
-        self.lane.try_send(frame::encode(Kind::Echo(echo))).map_err(|_| Broken::Stuck)
+        self.urgent.try_send(frame::encode(Kind::Echo(echo))).map_err(|_| LinkError::SendQueueFull)
     }
 
-    /// Tells our view to whoever is `behind` for too many beats.
-    fn tell_view(&self, beat: &Beat, behind: &mut u32) -> Result<(), Broken> {
+    /// Sends our view to a peer whose last `stale_heartbeats` heartbeats had an older one.
+    fn send_view_if_stale(&self, beat: &Beat, stale_heartbeats: &mut u32) -> Result<(), LinkError> {
         let view = self.shared.view.borrow().clone();
-        *behind = if beat.view < view.number { *behind + 1 } else { 0 };
-        if *behind < BEHIND {
+        *stale_heartbeats = if beat.view < view.number { *stale_heartbeats + 1 } else { 0 };
+        if *stale_heartbeats < STALE_VIEW_HEARTBEATS {
             return Ok(());
         }
-        *behind = 0;
-        let hearsay = Hearsay { view: proto::View::from(&*view.said).encode_to_vec() };
-        self.lane.try_send(frame::encode(Kind::Hearsay(hearsay))).map_err(|_| Broken::Stuck)
+        *stale_heartbeats = 0;
+        let relayed_view = Hearsay { view: proto::View::from(&*view.membership).encode_to_vec() };
+        self.urgent.try_send(frame::encode(Kind::Hearsay(relayed_view))).map_err(|_| LinkError::SendQueueFull)
     }
 
-    /// Passes on what view the other gateway goes by.
-    async fn hear_view(&self, hearsay: &Hearsay) -> Result<(), Broken> {
-        let view = proto::View::decode(&*hearsay.view).map_err(|error| Broken::Garbage(error.to_string()))?;
-        let view = members::View::try_from(view).and_then(|view| view.leaves_room().map(|()| view));
-        let view = view.map_err(|error| Broken::Garbage(error.to_string()))?;
-        // Nobody listens: nobody misses it.
-        let _ = self.shared.events.send(Event::Told { gateway: self.peer.clone(), view: Arc::new(view) }).await;
+    /// Emits the view that the peer has sent as an event.
+    async fn on_relayed_view(&self, relayed_view: &Hearsay) -> Result<(), LinkError> {
+        let view =
+            proto::View::decode(&*relayed_view.view).map_err(|error| LinkError::InvalidFrame(error.to_string()))?;
+        let view = membership::MembershipView::try_from(view).and_then(|view| view.check_number().map(|()| view));
+        let view = view.map_err(|error| LinkError::InvalidFrame(error.to_string()))?;
+        // Without a receiver, the event isn't needed.
+        let _ =
+            self.shared.events.send(PeerEvent::RelayedView { gateway: self.peer.clone(), view: Arc::new(view) }).await;
         Ok(())
     }
 
-    fn echoed(&self, echo: &Echo) {
+    fn on_echo(&self, echo: &Echo) {
         let mut unechoed = self.unechoed.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those before it have none coming any more.
+        // Earlier heartbeats won't be echoed any more.
         while let Some(sent) = unechoed.pop_front_if(|sent| sent.sequence <= echo.sequence) {
             if sent.sequence == echo.sequence {
-                self.shared.board.update(self.peer, |peer| {
+                self.shared.status.update(self.peer, |peer| {
                     peer.rtt = Some(sent.at.elapsed());
-                    peer.echoed = Some(Echoed { sent: sent.tick, view: echo.view });
+                    peer.last_echo = Some(ReceivedEcho { sent: sent.tick, view: echo.view });
                 });
             }
         }
     }
 
-    async fn beat(&self) -> Broken {
-        let mut beats = interval(self.shared.plan.heartbeat);
-        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    async fn send_heartbeats(&self) -> LinkError {
+        let mut ticks = interval(self.shared.config.heartbeat);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for sequence in 1.. {
-            beats.tick().await;
+            ticks.tick().await;
             let view = self.shared.view.borrow().number;
-            let sent = Sent { sequence, tick: (self.shared.plan.clock)(), at: Instant::now() };
+            let sent = SentHeartbeat { sequence, tick: (self.shared.config.clock)(), at: Instant::now() };
             let mut unechoed = self.unechoed.lock().unwrap_or_else(PoisonError::into_inner);
-            if unechoed.len() == UNECHOED {
+            if unechoed.len() == MAX_UNECHOED {
                 unechoed.pop_front();
             }
             unechoed.push_back(sent);
             drop(unechoed);
-            if self.lane.try_send(frame::encode(Kind::Beat(Beat { sequence, view }))).is_err() {
+            if self.urgent.try_send(frame::encode(Kind::Beat(Beat { sequence, view }))).is_err() {
                 break;
             }
         }
-        Broken::Stuck
+        LinkError::SendQueueFull
     }
 }
 
-/// Sends what waits, beats before sessions.
-async fn send<S: Io>(
+/// Sends queued frames; heartbeats have priority over session records.
+async fn send<S: LinkStream>(
     stream: &mut WriteHalf<S>,
-    mut urgent: mpsc::Receiver<Vec<u8>>,
-    mut bulk: mpsc::Receiver<Vec<u8>>,
-) -> Broken {
+    mut urgent_receiver: mpsc::Receiver<Vec<u8>>,
+    mut bulk_receiver: mpsc::Receiver<Vec<u8>>,
+) -> LinkError {
     loop {
         let bytes = tokio::select! {
             biased;
-            Some(bytes) = urgent.recv() => bytes,
-            Some(bytes) = bulk.recv() => bytes,
-            else => return Broken::Stopping,
+            Some(bytes) = urgent_receiver.recv() => bytes,
+            Some(bytes) = bulk_receiver.recv() => bytes,
+            else => return LinkError::ShuttingDown,
         };
         let sent = async {
             stream.write_all(&bytes).await?;

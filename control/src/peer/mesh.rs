@@ -1,4 +1,4 @@
-//! All links of this gateway: one to each other gateway of the view, made by that of the two whose name comes first.
+//! All links of this gateway: a full mesh with one link per peer. The gateway with the lower name connects.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -13,246 +13,259 @@ use tokio_rustls::rustls::CommonState;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use super::frame::Broken;
+use super::frame::LinkError;
 use super::handshakes::Handshakes;
-use super::identity::{Fingerprint, IdentityError, NAME, Pins};
-use super::link::{self, Introduced, Io, Link};
-use super::replicate::pump::Order;
-use super::replicate::rounds::Rounds;
-use super::status::Board;
-use super::troubles::{Troubles, With};
-use super::view::View;
-use super::work::Turns;
-use super::{Event, Plan};
+use super::identity::{CERTIFICATE_NAME, Fingerprint, IdentityError, Pins};
+use super::link::{self, Link, LinkStream, PeerHello};
+use super::status::StatusPublisher;
+use super::view::PeerView;
+use super::{PeerConfig, PeerEvent};
+use crate::peer::failure_log::{FailureLog, RemoteEnd};
+use crate::peer::replication::send_loop::SendCommand;
+use crate::peer::replication::sync_rounds::SyncRounds;
+use crate::peer::workers::ApplyLocks;
 
-/// The longest a connection may take until both sides have said who they are.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// The pause after the first failure, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(25), Duration::from_secs(1));
-/// A link that has held for so long begins with the first pause again.
-const HELD: Duration = Duration::from_secs(5);
-/// The accept queue: connections of strangers are in it, too, and closed at once when they are accepted.
-const BACKLOG: u32 = 1024;
-/// Bytes that the kernel holds for a link: beats wait behind them.
-const KERNEL: u32 = 256 << 10;
+/// Deadline for connecting, the TLS handshake and the exchange of Hello frames.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Initial and maximum reconnect delay.
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(25), Duration::from_secs(1));
+/// A link that was up for this long resets the reconnect delay.
+const STABLE_AFTER: Duration = Duration::from_secs(5);
+/// Accept queue: includes connections from unknown addresses, which are closed as soon as they are accepted.
+const ACCEPT_BACKLOG: u32 = 1024;
+/// Socket send buffer in bytes: heartbeats queue behind it.
+const SEND_BUFFER_BYTES: u32 = 256 << 10;
 
-/// What all links share.
+/// State shared by all links.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) plan: Plan,
-    pub(super) view: watch::Sender<Arc<View>>,
-    pub(super) board: Board,
-    pub(super) rounds: Rounds,
-    pub(super) turns: Turns,
-    pub(super) events: mpsc::Sender<Event>,
-    pub(super) links: mpsc::Sender<Order>,
+pub(super) struct SharedState {
+    pub(super) config: PeerConfig,
+    pub(super) view: watch::Sender<Arc<PeerView>>,
+    pub(super) status: StatusPublisher,
+    pub(super) sync_rounds: SyncRounds,
+    pub(super) apply_locks: ApplyLocks,
+    pub(super) events: mpsc::Sender<PeerEvent>,
+    pub(super) send_commands: mpsc::Sender<SendCommand>,
     pub(super) pins: Arc<Pins>,
     pub(super) handshakes: Arc<Handshakes>,
-    pub(super) registry: Mutex<Registry>,
+    pub(super) registry: Mutex<LinkRegistry>,
 }
 
-/// How a connection has ended.
+/// The end of a connection.
 #[derive(Debug)]
-struct Ended {
-    /// Whose it was, if that was known.
+struct ConnectionEnd {
+    /// The peer, if authenticated.
     peer: Option<Arc<str>>,
-    /// Whether it was a link.
-    linked: bool,
-    why: Broken,
+    /// Whether the link was up.
+    was_linked: bool,
+    reason: LinkError,
 }
 
-/// The links that there are.
+/// The links that are up, at most one per peer.
 #[derive(Debug, Default)]
-pub(super) struct Registry {
+pub(super) struct LinkRegistry {
     last: u64,
-    current: HashMap<Arc<str>, Current>,
-    troubles: Troubles,
+    current: HashMap<Arc<str>, ActiveLink>,
+    failures: FailureLog,
 }
 
 #[derive(Debug)]
-struct Current {
+struct ActiveLink {
     id: u64,
     fingerprint: Fingerprint,
     incarnation: u64,
-    stop: mpsc::Sender<Broken>,
+    stop: mpsc::Sender<LinkError>,
 }
 
-impl Shared {
-    pub(super) async fn order(&self, order: Order) {
-        // Without the pump everything ends.
-        let _ = self.links.send(order).await;
+impl SharedState {
+    pub(super) async fn send_command(&self, order: SendCommand) {
+        // Without the send loop, all links end.
+        let _ = self.send_commands.send(order).await;
     }
 
-    fn registry(&self) -> MutexGuard<'_, Registry> {
+    fn registry(&self) -> MutexGuard<'_, LinkRegistry> {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Another view counts: links to whom it doesn't name end.
-    pub(super) fn enter(&self, view: &Arc<View>) {
-        let others = || view.members.iter().filter(|member| member.name != self.plan.name);
+    /// Applies a view: closes links to gateways that it doesn't contain with the same certificate and incarnation.
+    pub(super) fn apply_view(&self, view: &Arc<PeerView>) {
+        let others = || view.members.iter().filter(|member| member.name != self.config.name);
         let pins: BTreeMap<_, _> =
             others().filter_map(|member| Some((member.name.clone(), member.fingerprint?))).collect();
-        self.board.keep(&others().map(|member| member.name.clone()).collect::<Vec<_>>());
+        self.status.set_peers(&others().map(|member| member.name.clone()).collect::<Vec<_>>());
         self.pins.set(pins);
         self.view.send_replace(view.clone());
         for (name, link) in &self.registry().current {
             let member = view.member(name);
-            let why = match member {
-                Some(member) if member.fingerprint != Some(link.fingerprint) => Broken::Unpinned,
-                Some(member) if member.incarnation != link.incarnation => Broken::Incarnation,
+            let reason = match member {
+                Some(member) if member.fingerprint != Some(link.fingerprint) => LinkError::UntrustedCertificate,
+                Some(member) if member.incarnation != link.incarnation => LinkError::IncarnationMismatch,
                 Some(_) => continue,
-                None => Broken::Unpinned,
+                None => LinkError::UntrustedCertificate,
             };
-            // If it is full, it ends already.
-            let _ = link.stop.try_send(why);
+            // If the channel is full, the link is ending already.
+            let _ = link.stop.try_send(reason);
         }
     }
 
-    /// Lets a connection in, if it is whose the view means; it takes the place of an older one.
-    fn admit<S: Io>(&self, who: &Introduced, fingerprint: Fingerprint, stream: S) -> Result<Link<S>, (Broken, S)> {
+    /// Registers a connection as the peer's link if name, certificate and incarnation match the view. It supersedes an
+    /// older link.
+    fn admit<S: LinkStream>(
+        &self,
+        hello: &PeerHello,
+        fingerprint: Fingerprint,
+        stream: S,
+    ) -> Result<Link<S>, (LinkError, S)> {
         let mut registry = self.registry();
-        let refused = match self.pins.owner(fingerprint) {
-            None => Some(Broken::Unpinned),
-            Some(pinned) if *pinned != *who.name => Some(Broken::Name { said: who.name.clone(), pinned }),
-            Some(_) => match self.view.borrow().member(&who.name) {
-                Some(member) if member.incarnation == who.incarnation => None,
-                Some(_) | None => Some(Broken::Incarnation),
+        let rejection = match self.pins.owner(fingerprint) {
+            None => Some(LinkError::UntrustedCertificate),
+            Some(pinned) if *pinned != *hello.name => {
+                Some(LinkError::NameMismatch { claimed: hello.name.clone(), pinned })
+            }
+            Some(_) => match self.view.borrow().member(&hello.name) {
+                Some(member) if member.incarnation == hello.incarnation => None,
+                Some(_) | None => Some(LinkError::IncarnationMismatch),
             },
         };
-        if let Some(why) = refused {
-            return Err((why, stream));
+        if let Some(reason) = rejection {
+            return Err((reason, stream));
         }
         registry.last += 1;
-        let (id, peer) = (registry.last, Arc::from(who.name.as_str()));
+        let (id, peer) = (registry.last, Arc::from(hello.name.as_str()));
         let stop = mpsc::channel(1);
-        let current = Current { id, fingerprint, incarnation: who.incarnation, stop: stop.0.clone() };
-        if let Some(before) = registry.current.insert(Arc::clone(&peer), current) {
-            let _ = before.stop.try_send(Broken::Replaced);
+        let current = ActiveLink { id, fingerprint, incarnation: hello.incarnation, stop: stop.0.clone() };
+        if let Some(previous) = registry.current.insert(Arc::clone(&peer), current) {
+            let _ = previous.stop.try_send(LinkError::Superseded);
         }
-        Ok(Link { id, peer, version: who.version, incarnation: who.incarnation, stream, stop })
+        Ok(Link { id, peer, version: hello.version, incarnation: hello.incarnation, stream, stop })
     }
 
-    /// Hello both ways, and then the link until it ends.
-    async fn talk<S: Io>(&self, mut stream: S, fingerprint: Fingerprint, until: Instant) -> Ended {
+    /// Exchanges Hello frames, then runs the link until it ends.
+    async fn run_connection<S: LinkStream>(
+        &self,
+        mut stream: S,
+        fingerprint: Fingerprint,
+        deadline: Instant,
+    ) -> ConnectionEnd {
         let owner = self.pins.owner(fingerprint);
-        let ended = |why| Ended { peer: owner.clone(), linked: false, why };
-        let introduced = match tokio::time::timeout_at(until, link::introduce(&mut stream, self)).await {
-            Ok(Ok(introduced)) => introduced,
-            Ok(Err(why)) => {
-                link::leave(&mut stream, &why).await;
-                return ended(why);
+        let ended = |reason| ConnectionEnd { peer: owner.clone(), was_linked: false, reason };
+        let hello = match tokio::time::timeout_at(deadline, link::exchange_hello(&mut stream, self)).await {
+            Ok(Ok(hello)) => hello,
+            Ok(Err(reason)) => {
+                link::send_farewell(&mut stream, &reason).await;
+                return ended(reason);
             }
-            Err(_) => return ended(Broken::Connection("it doesn't say who it is".to_owned())),
+            Err(_) => return ended(LinkError::Connection("no Hello frame from the peer in time".to_owned())),
         };
-        let link = match self.admit(&introduced, fingerprint, stream) {
+        let link = match self.admit(&hello, fingerprint, stream) {
             Ok(link) => link,
-            Err((why, mut stream)) => {
-                link::leave(&mut stream, &why).await;
-                return ended(why);
+            Err((reason, mut stream)) => {
+                link::send_farewell(&mut stream, &reason).await;
+                return ended(reason);
             }
         };
         let (peer, id, version) = (link.peer.clone(), link.id, link.version);
-        tracing::info!(event = "peer_linked", peer = &*peer, version, "linked to gateway {peer}");
-        let why = link.run(self).await;
+        tracing::info!(event = "peer_linked", peer = &*peer, version, "link to {peer} is up");
+        let reason = link.run(self).await;
         let mut registry = self.registry();
         if registry.current.get(&peer).is_some_and(|current| current.id == id) {
             registry.current.remove(&peer);
-            let now = (self.plan.clock)();
-            self.board.update(&peer, |peer| {
+            let now = (self.config.clock)();
+            self.status.update(&peer, |peer| {
                 (peer.linked, peer.since) = (false, Some(now));
-                (peer.copies.in_sync_from, peer.copies.in_sync_to) = (false, false);
+                (peer.replication.in_sync_from, peer.replication.in_sync_to) = (false, false);
             });
         }
-        Ended { peer: Some(peer), linked: true, why }
+        ConnectionEnd { peer: Some(peer), was_linked: true, reason }
     }
 
-    /// Says why there is no link, if that is news.
-    fn failed(&self, ended: &Ended, address: IpAddr) {
-        let Ended { peer, linked, why } = ended;
-        if *why == Broken::Replaced {
+    /// Records a link failure, and logs it as a warning if it is new.
+    fn record_failure(&self, ended: &ConnectionEnd, address: IpAddr) {
+        let ConnectionEnd { peer, was_linked, reason } = ended;
+        if *reason == LinkError::Superseded {
             return;
         }
         let with = if let Some(peer) = peer {
-            self.board.failed(peer, why);
-            With::Gateway(peer.clone())
+            self.status.record_failure(peer, reason);
+            RemoteEnd::Gateway(peer.clone())
         } else {
-            self.board.stranger();
-            With::Stranger(address)
+            self.status.count_unauthenticated();
+            RemoteEnd::Unauthenticated(address)
         };
-        let news = self.registry().troubles.failed(with, *linked, why, Instant::now());
+        let is_warning = self.registry().failures.should_warn(with, *was_linked, reason, Instant::now());
         let peer = peer.as_deref().unwrap_or("unknown");
-        if news {
-            tracing::warn!(event = "peer_unlinked", peer, %address, reason = %why, "no link to gateway {peer}: {why}");
+        if is_warning {
+            tracing::warn!(event = "peer_unlinked", peer, %address, %reason, "link to {peer} failed: {reason}");
         } else {
-            tracing::debug!(event = "peer_unlinked", peer, %address, reason = %why, "no link to gateway {peer}: {why}");
+            tracing::debug!(event = "peer_unlinked", peer, %address, %reason, "link to {peer} failed: {reason}");
         }
     }
 }
 
-/// Whose certificate a connection has shown.
-fn shown(state: &CommonState) -> Result<Fingerprint, Broken> {
-    state.peer_certificates().and_then(<[_]>::first).map(Fingerprint::of).ok_or(Broken::Unpinned)
+/// The fingerprint of the certificate that the peer has presented.
+fn peer_fingerprint(state: &CommonState) -> Result<Fingerprint, LinkError> {
+    state.peer_certificates().and_then(<[_]>::first).map(Fingerprint::of).ok_or(LinkError::UntrustedCertificate)
 }
 
-/// Opens the port for links.
-pub(super) fn bind(plan: &Plan) -> std::io::Result<TcpListener> {
-    let socket = if plan.listen.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+/// Opens the listening port.
+pub(super) fn bind(config: &PeerConfig) -> std::io::Result<TcpListener> {
+    let socket = if config.listen.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
-    // Connections inherit it.
-    socket.set_send_buffer_size(KERNEL)?;
-    socket.bind(plan.listen)?;
-    socket.listen(BACKLOG)
+    // Accepted connections inherit it.
+    socket.set_send_buffer_size(SEND_BUFFER_BYTES)?;
+    socket.bind(config.listen)?;
+    socket.listen(ACCEPT_BACKLOG)
 }
 
-/// What lets others in whom the view names.
-pub(super) fn acceptor(shared: &Shared) -> Result<TlsAcceptor, IdentityError> {
-    Ok(TlsAcceptor::from(Arc::new(shared.plan.identity.server(shared.pins.clone())?)))
+/// The TLS acceptor; it accepts the certificates in the current view.
+pub(super) fn acceptor(shared: &SharedState) -> Result<TlsAcceptor, IdentityError> {
+    Ok(TlsAcceptor::from(Arc::new(shared.config.identity.server_config(shared.pins.clone())?)))
 }
 
-/// Lets others in.
-pub(super) async fn listen(shared: Arc<Shared>, listener: TcpListener, acceptor: TlsAcceptor) {
-    // Ends with this task, and all of them with it.
+/// Accepts connections from peers.
+pub(super) async fn listen(shared: Arc<SharedState>, listener: TcpListener, acceptor: TlsAcceptor) {
+    // Dropped with this task, which aborts all connections.
     let mut connections = JoinSet::new();
     loop {
         while connections.try_join_next().is_some() {}
         let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "a link from another gateway can't be accepted");
-                // Out of descriptors, most likely: it passes.
+                tracing::warn!(%error, "cannot accept a connection on the peer port");
+                // Most likely out of file descriptors, which is temporary.
                 sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
-        let mut slot = match shared.handshakes.admit(from.ip(), &shared.view.borrow(), &shared.plan.name) {
+        let mut slot = match shared.handshakes.admit(from.ip(), &shared.view.borrow(), &shared.config.name) {
             Ok(slot) => slot,
-            Err(why) => {
-                shared.failed(&Ended { peer: None, linked: false, why }, from.ip());
+            Err(reason) => {
+                shared.record_failure(&ConnectionEnd { peer: None, was_linked: false, reason }, from.ip());
                 continue;
             }
         };
         let (shared, acceptor) = (shared.clone(), acceptor.clone());
         connections.spawn(async move {
-            let until = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
             let accepted = tokio::select! {
-                accepted = accept(&acceptor, stream, until) => accepted,
-                () = slot.superseded() => Err(Broken::Replaced),
+                accepted = accept(&acceptor, stream, deadline) => accepted,
+                () = slot.superseded() => Err(LinkError::Superseded),
             };
             let ended = match accepted {
                 Ok((stream, fingerprint)) => {
-                    // It has shown a certificate of the view.
+                    // The peer is authenticated.
                     drop(slot);
                     match shared.pins.owner(fingerprint) {
-                        Some(peer) if peer > shared.plan.name => {
-                            let why = Broken::Protocol("it connects, although its name comes after ours");
-                            Ended { peer: Some(peer), linked: false, why }
+                        Some(peer) if peer > shared.config.name => {
+                            let reason = LinkError::ProtocolViolation("only the gateway with the lower name connects");
+                            ConnectionEnd { peer: Some(peer), was_linked: false, reason }
                         }
-                        Some(_) | None => shared.talk(stream, fingerprint, until).await,
+                        Some(_) | None => shared.run_connection(stream, fingerprint, deadline).await,
                     }
                 }
-                Err(why) => Ended { peer: None, linked: false, why },
+                Err(reason) => ConnectionEnd { peer: None, was_linked: false, reason },
             };
-            shared.failed(&ended, from.ip());
+            shared.record_failure(&ended, from.ip());
         });
     }
 }
@@ -260,30 +273,30 @@ pub(super) async fn listen(shared: Arc<Shared>, listener: TcpListener, acceptor:
 async fn accept(
     acceptor: &TlsAcceptor,
     stream: TcpStream,
-    until: Instant,
-) -> Result<(tokio_rustls::server::TlsStream<TcpStream>, Fingerprint), Broken> {
+    deadline: Instant,
+) -> Result<(tokio_rustls::server::TlsStream<TcpStream>, Fingerprint), LinkError> {
     stream.set_nodelay(true)?;
-    let handshake = tokio::time::timeout_at(until, acceptor.accept(stream)).await;
-    let stream = handshake.map_err(|_| Broken::Connection("no TLS handshake in time".to_owned()))??;
-    let fingerprint = shown(stream.get_ref().1)?;
+    let handshake = tokio::time::timeout_at(deadline, acceptor.accept(stream)).await;
+    let stream = handshake.map_err(|_| LinkError::Connection("TLS handshake timed out".to_owned()))??;
+    let fingerprint = peer_fingerprint(stream.get_ref().1)?;
     Ok((stream, fingerprint))
 }
 
-/// Keeps links to those whose names come after ours.
-pub(super) async fn dial_all(shared: Arc<Shared>) {
+/// Maintains one dialer per peer with a higher name.
+pub(super) async fn dial_all(shared: Arc<SharedState>) {
     let mut views = shared.view.subscribe();
     let mut dialers: HashMap<Arc<str>, tokio::task::AbortHandle> = HashMap::new();
     let mut tasks = JoinSet::new();
     loop {
         let view = views.borrow_and_update().clone();
-        let wanted = |name: &Arc<str>| *name > shared.plan.name && view.member(name).is_some();
+        let is_dialed = |name: &Arc<str>| *name > shared.config.name && view.member(name).is_some();
         dialers.retain(|name, task| {
-            if !wanted(name) {
+            if !is_dialed(name) {
                 task.abort();
             }
-            wanted(name)
+            is_dialed(name)
         });
-        for member in view.members.iter().filter(|member| wanted(&member.name)) {
+        for member in view.members.iter().filter(|member| is_dialed(&member.name)) {
             let dial = || tasks.spawn(dial(shared.clone(), member.name.clone()));
             dialers.entry(member.name.clone()).or_insert_with(dial);
         }
@@ -294,57 +307,59 @@ pub(super) async fn dial_all(shared: Arc<Shared>) {
     }
 }
 
-/// Connects to one gateway, again and again.
-async fn dial(shared: Arc<Shared>, name: Arc<str>) {
+/// Connects to one gateway, and reconnects with exponential backoff.
+async fn dial(shared: Arc<SharedState>, name: Arc<str>) {
     let mut views = shared.view.subscribe();
-    let mut pause = PAUSES.0;
+    let mut delay = RETRY_DELAY.0;
     loop {
         let view = views.borrow_and_update().clone();
-        let known = view.member(&name).and_then(|member| Some((member.address?, member.fingerprint?)));
-        if let Some((address, _)) = known {
-            let began = Instant::now();
+        let target = view.member(&name).and_then(|member| Some((member.address?, member.fingerprint?)));
+        if let Some((address, _)) = target {
+            let started_at = Instant::now();
             let ended = match connect(&shared, &name, address).await {
-                Ok((stream, fingerprint)) => shared.talk(stream, fingerprint, began + PATIENCE).await,
-                Err(why) => Ended { peer: Some(name.clone()), linked: false, why },
+                Ok((stream, fingerprint)) => {
+                    shared.run_connection(stream, fingerprint, started_at + HANDSHAKE_TIMEOUT).await
+                }
+                Err(reason) => ConnectionEnd { peer: Some(name.clone()), was_linked: false, reason },
             };
-            shared.failed(&ended, address.ip());
-            if began.elapsed() > HELD {
-                pause = PAUSES.0;
+            shared.record_failure(&ended, address.ip());
+            if started_at.elapsed() > STABLE_AFTER {
+                delay = RETRY_DELAY.0;
             }
         }
-        // Another view may be the end of what was wrong.
-        let changed = match known {
-            Some(_) => timeout(pause, views.changed()).await.unwrap_or(Ok(())),
+        // A new view may fix the failure.
+        let changed = match target {
+            Some(_) => timeout(delay, views.changed()).await.unwrap_or(Ok(())),
             None => views.changed().await,
         };
         if changed.is_err() {
             return;
         }
-        let fresh = views.has_changed().unwrap_or(false);
-        pause = if fresh { PAUSES.0 } else { (pause * 2).min(PAUSES.1) };
+        let is_new_view = views.has_changed().unwrap_or(false);
+        delay = if is_new_view { RETRY_DELAY.0 } else { (delay * 2).min(RETRY_DELAY.1) };
     }
 }
 
 async fn connect(
-    shared: &Shared,
+    shared: &SharedState,
     name: &Arc<str>,
     address: SocketAddr,
-) -> Result<(tokio_rustls::client::TlsStream<TcpStream>, Fingerprint), Broken> {
-    let config = shared.plan.identity.client(shared.pins.clone(), name);
-    let config = config.map_err(|error| Broken::Connection(error.to_string()))?;
-    let server = ServerName::try_from(NAME).map_err(|error| Broken::Connection(error.to_string()))?;
+) -> Result<(tokio_rustls::client::TlsStream<TcpStream>, Fingerprint), LinkError> {
+    let config = shared.config.identity.client_config(shared.pins.clone(), name);
+    let config = config.map_err(|error| LinkError::Connection(error.to_string()))?;
+    let server = ServerName::try_from(CERTIFICATE_NAME).map_err(|error| LinkError::Connection(error.to_string()))?;
     let attempt = async {
         let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-        socket.set_send_buffer_size(KERNEL)?;
-        // The address that the view tells of this gateway: others accept no handshake from another one.
-        socket.bind(SocketAddr::new(shared.plan.listen.ip(), 0))?;
+        socket.set_send_buffer_size(SEND_BUFFER_BYTES)?;
+        // This gateway's address in the view: peers accept handshakes from no other one.
+        socket.bind(SocketAddr::new(shared.config.listen.ip(), 0))?;
         let stream = socket.connect(address).await?;
         stream.set_nodelay(true)?;
         TlsConnector::from(Arc::new(config)).connect(server, stream).await
     };
-    let stream = timeout(PATIENCE, attempt)
-        .await
-        .map_err(|_| Broken::Connection(format!("no connection to {address} within {} s", PATIENCE.as_secs())))??;
-    let fingerprint = shown(stream.get_ref().1)?;
+    let stream = timeout(HANDSHAKE_TIMEOUT, attempt).await.map_err(|_| {
+        LinkError::Connection(format!("connecting to {address} timed out after {} s", HANDSHAKE_TIMEOUT.as_secs()))
+    })??;
+    let fingerprint = peer_fingerprint(stream.get_ref().1)?;
     Ok((stream, fingerprint))
 }

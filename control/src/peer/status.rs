@@ -1,101 +1,101 @@
-//! How links stand, for everybody who decides by it or shows it.
+//! Status of all links, published to its consumers over a watch channel.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use vipgate_dataplane::time::Tick;
+use vipgate_dataplane::flow::time::Tick;
 
-use super::frame::Broken;
+use super::frame::LinkError;
 
-/// All other gateways of the view.
+/// Status of all peers in the view.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeersStatus {
-    /// By name.
+    /// Peers by name.
     pub peers: BTreeMap<Arc<str>, PeerStatus>,
-    /// Connections that were refused before it was known whose they are.
-    pub strangers: u64,
+    /// Connections rejected before the peer was authenticated.
+    pub unauthenticated: u64,
 }
 
-/// One of them.
+/// Status of one peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerStatus {
-    /// Whether there is a link.
+    /// Whether the link is up.
     pub linked: bool,
-    /// Since when it is so; `None`: there never was one.
+    /// Time of the last change of `linked`; `None` if the link was never up.
     pub since: Option<Tick>,
-    /// The version that both speak.
+    /// The negotiated protocol version.
     pub version: u32,
-    /// From our last beat to its echo. A gateway that doesn't serve is not echoed.
+    /// Round-trip time of the last heartbeat. Only active members get echoes.
     pub rtt: Option<Duration>,
-    /// Beats that should have come and didn't.
-    pub beats_missed: u64,
-    /// How often it was refused.
-    pub refused: u64,
-    /// How often a link has ended, or couldn't be made.
+    /// Heartbeats that were due and not received.
+    pub heartbeats_missed: u64,
+    /// How often the peer was rejected.
+    pub rejections: u64,
+    /// How often a link has failed or couldn't be established.
     pub failures: u64,
-    /// Why, the last time.
-    pub last_failure: Option<Broken>,
-    /// The last of our beats that it has echoed.
-    pub echoed: Option<Echoed>,
-    /// When we last echoed a beat of it, or a little later: never earlier than it sent that beat.
-    pub promised: Option<Tick>,
-    /// Copies of sessions, both ways.
-    pub copies: CopiesStatus,
+    /// Reason of the last failure.
+    pub last_failure: Option<LinkError>,
+    /// The last of our heartbeats that the peer has echoed.
+    pub last_echo: Option<ReceivedEcho>,
+    /// When we last echoed one of its heartbeats, or slightly later; never before the peer sent that heartbeat.
+    pub echo_sent_at: Option<Tick>,
+    /// Session replication in both directions.
+    pub replication: ReplicationStatus,
 }
 
-/// A beat of ours that has come back.
+/// One of our heartbeats that was echoed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Echoed {
-    /// When it was sent, or a little earlier.
+pub struct ReceivedEcho {
+    /// When it was sent, or slightly earlier.
     pub sent: Tick,
-    /// The view that who echoed it went by.
+    /// The view that the peer used when it echoed.
     pub view: u64,
 }
 
-/// Copies of sessions.
+/// Status of session replication with one peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CopiesStatus {
-    /// We have all that it told since the link came up.
+pub struct ReplicationStatus {
+    /// Receiving: a full sync has ended since the link came up.
     pub in_sync_from: bool,
-    /// The view by which it began to tell that; 0: it has told nothing.
-    pub synced_by: u64,
-    /// It has all that we have to tell, as far as it has acknowledged, since the last time that something could be missing.
+    /// The peer's view at the start of that sync; 0: none yet.
+    pub sync_view: u64,
+    /// Sending: the peer has acknowledged a full sync since the last time that records could be missing.
     pub in_sync_to: bool,
-    /// The replication epoch in which we told all, the last time that it has all of that; 0: there was none.
-    pub told_by: u64,
-    /// Sessions sent, those of telling all included.
+    /// The replication epoch of the last full sync that the peer has completely acknowledged; 0: none.
+    pub acknowledged_epoch: u64,
+    /// Records sent, including those of full syncs.
     pub sent: u64,
-    /// Sessions taken in.
-    pub taken: u64,
-    /// Copies forgotten, since they were named no more.
-    pub forgotten: u64,
-    /// Bytes that wait to be sent.
-    pub queued: usize,
-    /// How often all was told.
+    /// Records received and applied.
+    pub received: u64,
+    /// Standby sessions removed because a sync round didn't list them.
+    pub purged: u64,
+    /// Bytes queued for sending.
+    pub queued_bytes: usize,
+    /// Number of full syncs started.
     pub resyncs: u64,
-    /// The view up to which we have let go of what it takes from us, and it knows.
-    pub released: Option<u64>,
-    /// The view up to which it has.
-    pub released_by: Option<u64>,
+    /// The highest view whose moved shards this gateway has released, as acknowledged by the peer.
+    pub released_view: Option<u64>,
+    /// The highest view whose moved shards the peer has released.
+    pub peer_released_view: Option<u64>,
 }
 
-/// Where the parts write it.
+/// Publishes the status; used by all parts of the links.
 #[derive(Clone, Debug)]
-pub(super) struct Board(watch::Sender<Arc<PeersStatus>>);
+pub(super) struct StatusPublisher(watch::Sender<Arc<PeersStatus>>);
 
-impl Board {
+impl StatusPublisher {
     pub(super) fn new() -> Self {
         Self(watch::Sender::new(Arc::default()))
     }
 
-    pub(super) fn watch(&self) -> watch::Receiver<Arc<PeersStatus>> {
+    pub(super) fn subscribe(&self) -> watch::Receiver<Arc<PeersStatus>> {
         self.0.subscribe()
     }
 
-    /// These gateways there are, and no others.
-    pub(super) fn keep(&self, names: &[Arc<str>]) {
+    /// Sets the peers; removes the status of all others.
+    pub(super) fn set_peers(&self, names: &[Arc<str>]) {
         self.0.send_modify(|status| {
             let status = Arc::make_mut(status);
             status.peers.retain(|name, _| names.contains(name));
@@ -105,48 +105,48 @@ impl Board {
         });
     }
 
-    /// The replication epoch in which a gateway was told all last.
-    pub(super) fn told_by(&self, name: &str) -> u64 {
-        told_by(&self.0.borrow(), name)
+    /// The epoch of the last full sync that a peer has acknowledged.
+    pub(super) fn acknowledged_epoch(&self, name: &str) -> u64 {
+        acknowledged_epoch(&self.0.borrow(), name)
     }
 
-    /// Waits until it was told all in a later one.
-    pub(super) async fn told_after(&self, name: &str, epoch: u64) {
-        // It is ours, so it doesn't close.
-        let _ = self.watch().wait_for(|status| told_by(status, name) > epoch).await;
+    /// Waits until the peer has acknowledged a full sync of a later epoch.
+    pub(super) async fn wait_for_epoch_after(&self, name: &str, epoch: u64) {
+        // `self` holds the sender, so the channel doesn't close.
+        let _ = self.subscribe().wait_for(|status| acknowledged_epoch(status, name) > epoch).await;
     }
 
-    /// Changes what is known of a gateway, and tells if that made a difference. One that isn't of the view is passed over.
+    /// Updates the status of a peer, and notifies receivers of a change. Ignores gateways that aren't in the view.
     pub(super) fn update(&self, name: &str, change: impl FnOnce(&mut PeerStatus)) {
         self.0.send_if_modified(|status| {
-            let Some(before) = status.peers.get(name) else { return false };
-            let mut after = before.clone();
-            change(&mut after);
-            if after == *before {
+            let Some(current) = status.peers.get(name) else { return false };
+            let mut updated = current.clone();
+            change(&mut updated);
+            if updated == *current {
                 return false;
             }
-            if let Some(place) = Arc::make_mut(status).peers.get_mut(name) {
-                *place = after;
+            if let Some(entry) = Arc::make_mut(status).peers.get_mut(name) {
+                *entry = updated;
             }
             true
         });
     }
 
-    /// Somebody was refused.
-    pub(super) fn stranger(&self) {
-        self.0.send_modify(|status| Arc::make_mut(status).strangers += 1);
+    /// Counts a rejected connection of an unauthenticated peer.
+    pub(super) fn count_unauthenticated(&self) {
+        self.0.send_modify(|status| Arc::make_mut(status).unauthenticated += 1);
     }
 
-    /// A link has ended, or wasn't made.
-    pub(super) fn failed(&self, name: &str, why: &Broken) {
+    /// Records that a link has failed or couldn't be established.
+    pub(super) fn record_failure(&self, name: &str, reason: &LinkError) {
         self.update(name, |peer| {
             peer.failures += 1;
-            peer.refused += u64::from(why.is_refusal());
-            peer.last_failure = Some(why.clone());
+            peer.rejections += u64::from(reason.is_rejection());
+            peer.last_failure = Some(reason.clone());
         });
     }
 }
 
-fn told_by(status: &PeersStatus, name: &str) -> u64 {
-    status.peers.get(name).map_or(0, |peer| peer.copies.told_by)
+fn acknowledged_epoch(status: &PeersStatus, name: &str) -> u64 {
+    status.peers.get(name).map_or(0, |peer| peer.replication.acknowledged_epoch)
 }

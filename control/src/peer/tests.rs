@@ -1,8 +1,8 @@
-//! Meshes in one process, over 127.0.0.1 with real TLS.
+//! Full meshes of gateways in one process, over 127.0.0.1 with real TLS.
 
-mod copies;
 mod links;
-mod room;
-mod strangers;
+mod replication;
+mod testbed;
+mod untrusted;
 
-pub(super) use room::image;
+pub(super) use crate::peer::tests::testbed::session_record;

@@ -1,45 +1,45 @@
-//! The gateways that there are, as the policy server says: as far as links need to know.
+//! The part of the membership view that links need.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::identity::Fingerprint;
-use crate::members;
+use crate::membership;
 
-/// All gateways, this one included.
+/// All gateways of the group, including this one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct View {
-    /// Its number: it only grows.
+pub struct PeerView {
+    /// The view's number; it only grows.
     pub number: u64,
-    /// Who there is.
-    pub members: Vec<Member>,
-    /// All that the policy server said, for gateways that can't hear it.
-    pub said: Arc<members::View>,
+    /// All members.
+    pub members: Vec<PeerMember>,
+    /// The complete view, for peers that can't reach the policy server.
+    pub membership: Arc<membership::MembershipView>,
 }
 
-/// One gateway.
+/// One gateway of the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Member {
-    /// Its name.
+pub struct PeerMember {
+    /// The gateway's name.
     pub name: Arc<str>,
-    /// Where it takes links; `None` while that isn't known.
+    /// Listen address for links; `None` while unknown.
     pub address: Option<SocketAddr>,
-    /// Its certificate's; `None` while that isn't known: then there are no links to it.
+    /// Fingerprint of its certificate; `None` while unknown, so there are no links to it.
     pub fingerprint: Option<Fingerprint>,
-    /// Whether it serves.
-    pub serving: bool,
-    /// Which of the processes of this name it is.
+    /// Whether it is an active member.
+    pub active: bool,
+    /// The incarnation of its current process.
     pub incarnation: u64,
 }
 
-impl View {
-    /// The gateway of a name.
-    pub fn member(&self, name: &str) -> Option<&Member> {
+impl PeerView {
+    /// The gateway with this name.
+    pub fn member(&self, name: &str) -> Option<&PeerMember> {
         self.members.iter().find(|member| *member.name == *name)
     }
 
-    /// Whether a gateway serves.
-    pub fn serves(&self, name: &str) -> bool {
-        self.member(name).is_some_and(|member| member.serving)
+    /// Whether a gateway is an active member.
+    pub fn is_active(&self, name: &str) -> bool {
+        self.member(name).is_some_and(|member| member.active)
     }
 }

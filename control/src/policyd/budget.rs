@@ -1,5 +1,5 @@
-//! Memory that clients make the server hold, by address and in all: requests that are on their way, what a stream remembers of a client,
-//! and responses that the network hasn't taken. Who would have more is refused, or waits; so one client can't take what others need.
+//! Memory budget of clients, per address and in total: requests being received, subscription state of streams, and
+//! responses not yet written to the network. A client over its limit is rejected or waits, so it can't starve others.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -8,40 +8,40 @@ use std::time::Duration;
 
 use tonic::Status;
 
-use super::figures::Count;
 use crate::config::PolicydLimits;
-use crate::listener::network;
+use crate::listener::source_prefix;
+use crate::policyd::stats::Counter;
 
-/// Responses have a quarter of each limit, requests and streams the rest. A response may wait for its turn. A request may not: if
-/// responses could take all, acknowledgements would be refused, which are what a stream waits for.
-const RESPONSES: usize = 4;
-/// How long a stream may make no progress: its client takes no response, or there is no memory for what it should be told.
+/// Responses get one in so many bytes of each limit, requests and streams the rest. A response may wait for memory, a
+/// request may not: if responses could use all of it, the acknowledgments that streams wait for would be rejected.
+const RESPONSE_DIVISOR: usize = 4;
+/// How long a stream may stall: its client takes no response, or there is no memory for its next update.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What memory is held for.
+/// What memory is charged for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Requests as they come, and what streams remember.
+    /// Requests being received, and subscription state of streams.
     Requests,
-    /// Responses until the network has taken them.
+    /// Responses until they are written to the network.
     Responses,
 }
 
-/// What is held for whom.
+/// Memory budget of all clients.
 #[derive(Debug)]
 pub struct Budget {
     per_address: usize,
-    in_all: usize,
+    total: usize,
     stall_timeout: Duration,
-    held: Mutex<[Held; 2]>,
-    /// Requests and streams that were refused or ended.
-    pub refused: Count,
+    usage: Mutex<[Usage; 2]>,
+    /// Requests and streams that were rejected or ended for want of memory.
+    pub refused: Counter,
 }
 
-/// Bytes of one purpose.
+/// Bytes in use for one purpose.
 #[derive(Debug, Default)]
-struct Held {
-    in_all: usize,
+struct Usage {
+    total: usize,
     by_address: HashMap<IpAddr, usize>,
 }
 
@@ -53,47 +53,47 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// One of so many bytes.
-    pub fn new(per_address: usize, in_all: usize) -> Self {
-        Self { per_address, in_all, stall_timeout: STALL_TIMEOUT, held: Mutex::default(), refused: Count::default() }
+    /// A budget with these limits, in bytes.
+    pub fn new(per_address: usize, total: usize) -> Self {
+        Self { per_address, total, stall_timeout: STALL_TIMEOUT, usage: Mutex::default(), refused: Counter::default() }
     }
 
-    /// One with another time for streams that make no progress.
+    /// Replaces the stall timeout.
     #[cfg(test)]
     pub(super) fn with_stall_timeout(self, stall_timeout: Duration) -> Self {
         Self { stall_timeout, ..self }
     }
 
-    /// How long a stream may make no progress.
+    /// How long a stream may stall.
     pub fn stall_timeout(&self) -> Duration {
         self.stall_timeout
     }
 
-    /// What is held for a client, nothing yet.
+    /// An empty charge on a client's account.
     pub fn charge(self: &Arc<Self>, from: Option<SocketAddr>, purpose: Purpose) -> Charge {
-        let address = from.map_or(Ipv6Addr::UNSPECIFIED.into(), |from| network(from.ip()));
+        let address = from.map_or(Ipv6Addr::UNSPECIFIED.into(), |from| source_prefix(from.ip()));
         Charge { budget: self.clone(), address, purpose, bytes: 0 }
     }
 
-    /// Bytes that are held in all.
-    pub fn held(&self) -> usize {
-        self.lock().iter().map(|held| held.in_all).sum()
+    /// Bytes in use in total.
+    pub fn held_bytes(&self) -> usize {
+        self.lock().iter().map(|usage| usage.total).sum()
     }
 
-    /// Bytes for one address (of IPv6, one network of 64 bits), and for all.
+    /// Limits for one address (IPv6: one /64) and in total, bytes.
     fn limits(&self, purpose: Purpose) -> [usize; 2] {
-        [self.per_address, self.in_all].map(|limit| match purpose {
-            Purpose::Requests => limit - limit / RESPONSES,
-            Purpose::Responses => limit / RESPONSES,
+        [self.per_address, self.total].map(|limit| match purpose {
+            Purpose::Requests => limit - limit / RESPONSE_DIVISOR,
+            Purpose::Responses => limit / RESPONSE_DIVISOR,
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, [Held; 2]> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, [Usage; 2]> {
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What is held for one request, stream or response, until it is dropped.
+/// Memory charged for one request, stream or response; returned to the budget on drop.
 #[derive(Debug)]
 pub struct Charge {
     budget: Arc<Budget>,
@@ -102,68 +102,68 @@ pub struct Charge {
     bytes: usize,
 }
 
-/// Which limit would be passed: whose it is, its name in the configuration, bytes.
-type Excess = (&'static str, &'static str, usize);
+/// The limit that would be exceeded: its scope, its name in the configuration, bytes.
+type ExceededLimit = (&'static str, &'static str, usize);
 
 impl Charge {
-    /// It is so many bytes now.
+    /// Changes the charge to this number of bytes.
     ///
     /// # Errors
-    /// When that would be too many: nothing changes, and it is counted.
+    /// When that would exceed a limit: the charge stays as it was, and the rejection is counted.
     pub fn set(&mut self, bytes: usize) -> Result<(), Status> {
-        self.change(bytes).map_err(|(who, field, limit)| {
-            self.budget.refused.add();
+        self.change(bytes).map_err(|(scope, field, limit)| {
+            self.budget.refused.increment();
             let what = match self.purpose {
                 Purpose::Requests => "requests and names",
                 Purpose::Responses => "responses",
             };
             Status::resource_exhausted(format!(
-                "the server holds no more than {} KiB of {what} for {who} (`limits.{field}`), and this would be more",
+                "memory limit exceeded: at most {} KiB of {what} for {scope} (`limits.{field}`)",
                 limit >> 10
             ))
         })
     }
 
-    /// It is so many bytes now, if that isn't too many; else nothing changes. Less is never too many.
+    /// Changes the charge if that exceeds no limit; else it stays as it was. Lowering it always succeeds.
     pub fn try_set(&mut self, bytes: usize) -> bool {
         self.change(bytes).is_ok()
     }
 
-    /// It is so many bytes now, whatever the limits: for what is there already, and was allowed before it was measured.
+    /// Changes the charge regardless of limits: for memory that was admitted before its size was known.
     pub fn force(&mut self, bytes: usize) {
-        let mut held = self.budget.lock();
-        held[self.purpose as usize].replace(self.address, self.bytes, bytes);
+        let mut usage = self.budget.lock();
+        usage[self.purpose as usize].replace(self.address, self.bytes, bytes);
         self.bytes = bytes;
     }
 
-    fn change(&mut self, bytes: usize) -> Result<(), Excess> {
-        let [per_address, in_all] = self.budget.limits(self.purpose);
-        let mut held = self.budget.lock();
-        let held = &mut held[self.purpose as usize];
+    fn change(&mut self, bytes: usize) -> Result<(), ExceededLimit> {
+        let [per_address, total] = self.budget.limits(self.purpose);
+        let mut usage = self.budget.lock();
+        let usage = &mut usage[self.purpose as usize];
         if bytes > self.bytes {
-            let others = held.of(self.address) - self.bytes;
-            // A response that is longer than the limit goes alone.
-            let is_alone = others == 0 && self.purpose == Purpose::Responses;
-            if others + bytes > per_address && !is_alone {
+            let others = usage.of(self.address) - self.bytes;
+            // A response longer than the limit is sent when it is the address's only one.
+            let is_only_response = others == 0 && self.purpose == Purpose::Responses;
+            if others + bytes > per_address && !is_only_response {
                 return Err(("your address", "bytes_per_address", per_address));
             }
-            if held.in_all - self.bytes + bytes > in_all {
-                return Err(("all clients", "bytes", in_all));
+            if usage.total - self.bytes + bytes > total {
+                return Err(("all clients", "bytes", total));
             }
         }
-        held.replace(self.address, self.bytes, bytes);
+        usage.replace(self.address, self.bytes, bytes);
         self.bytes = bytes;
         Ok(())
     }
 }
 
-impl Held {
+impl Usage {
     fn of(&self, address: IpAddr) -> usize {
         self.by_address.get(&address).copied().unwrap_or_default()
     }
 
     fn replace(&mut self, address: IpAddr, old: usize, new: usize) {
-        self.in_all = self.in_all - old + new;
+        self.total = self.total - old + new;
         let of_address = self.of(address) - old + new;
         if of_address == 0 {
             self.by_address.remove(&address);
@@ -183,47 +183,47 @@ impl Drop for Charge {
 mod tests {
     use super::*;
 
-    /// What is held for one of some addresses.
-    fn of(budget: &Arc<Budget>, last: u8, purpose: Purpose) -> Charge {
+    /// A charge on the account of 192.0.2.`last`.
+    fn charge(budget: &Arc<Budget>, last: u8, purpose: Purpose) -> Charge {
         budget.charge(Some(SocketAddr::from(([192, 0, 2, last], 1))), purpose)
     }
 
     #[test]
-    fn an_address_takes_its_own_part_and_all_of_them_take_no_more_than_there_is() {
-        // Three quarters of them for requests.
+    fn requests_are_limited_per_address_and_in_total() {
+        // Three quarters of the limits are for requests.
         let budget = Arc::new(Budget::new(134, 200));
-        let [mut a, mut again, mut b, mut c] = [1, 1, 2, 3].map(|last| of(&budget, last, Purpose::Requests));
+        let [mut a, mut second_of_a, mut b, mut c] = [1, 1, 2, 3].map(|last| charge(&budget, last, Purpose::Requests));
         a.set(60).unwrap();
-        let refusal = again.set(42).unwrap_err();
-        assert!(refusal.message().contains("for your address (`limits.bytes_per_address`)"), "{refusal}");
-        again.set(40).unwrap();
-        let refusal = b.set(51).unwrap_err();
-        assert!(refusal.message().contains("for all clients (`limits.bytes`)"), "{refusal}");
+        let error = second_of_a.set(42).unwrap_err();
+        assert!(error.message().contains("for your address (`limits.bytes_per_address`)"), "{error}");
+        second_of_a.set(40).unwrap();
+        let error = b.set(51).unwrap_err();
+        assert!(error.message().contains("for all clients (`limits.bytes`)"), "{error}");
         b.set(50).unwrap();
         assert!(c.set(1).is_err() && !c.try_set(1));
         b.set(30).unwrap();
         assert!(c.try_set(20));
-        drop((a, again));
-        assert_eq!((budget.held(), budget.refused.get()), (50, 3));
+        drop((a, second_of_a));
+        assert_eq!((budget.held_bytes(), budget.refused.get()), (50, 3));
         drop((b, c));
-        assert!(budget.held() == 0 && budget.lock().iter().all(|held| held.by_address.is_empty()));
+        assert!(budget.held_bytes() == 0 && budget.lock().iter().all(|usage| usage.by_address.is_empty()));
     }
 
     #[test]
-    fn responses_keep_no_request_out_and_a_long_one_goes_alone() {
+    fn responses_leave_memory_for_requests_and_an_oversized_one_is_sent_alone() {
         let budget = Arc::new(Budget::new(400, 4000));
-        let [mut first, mut second] = [1, 1].map(|last| of(&budget, last, Purpose::Responses));
-        assert!(first.try_set(150), "longer than what an address has for responses, and the only one");
+        let [mut first, mut second] = [1, 1].map(|last| charge(&budget, last, Purpose::Responses));
+        assert!(first.try_set(150), "over the limit of responses of one address, but the only one");
         assert!(!second.try_set(1));
-        let mut request = of(&budget, 1, Purpose::Requests);
+        let mut request = charge(&budget, 1, Purpose::Requests);
         request.set(300).unwrap();
         assert!(request.set(301).is_err());
         assert!(first.try_set(40) && second.try_set(60) && !second.try_set(61));
-        // What is there already is counted all the same.
+        // A forced charge counts toward the limits of others.
         second.force(1000);
-        assert_eq!(budget.held(), 1340);
-        assert!(!first.try_set(41) && first.try_set(39), "less is never too many");
+        assert_eq!(budget.held_bytes(), 1340);
+        assert!(!first.try_set(41) && first.try_set(39), "lowering a charge always succeeds");
         drop((first, second, request));
-        assert_eq!(budget.held(), 0);
+        assert_eq!(budget.held_bytes(), 0);
     }
 }

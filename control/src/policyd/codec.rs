@@ -1,6 +1,6 @@
-//! Responses on the wire: encoded once for all gateways, but for the nonce, which each stream adds. Fields of a message may
-//! stand in any order, so the nonce goes to the end. Of requests only that is decoded which the server looks at, and they are weighed
-//! before: two bytes make an empty name, which takes twelve times as much in memory.
+//! gRPC codec of the discovery service. Responses are encoded once for all gateways; each stream appends its nonce,
+//! since protobuf fields may come in any order. Requests: only the fields that the server reads are decoded, after
+//! their size in memory was estimated: an empty name is two bytes on the wire and twelve times as much in memory.
 
 use std::collections::HashMap;
 
@@ -16,29 +16,30 @@ use tonic::codec::{DecodeBuf, Decoder, EncodeBuf, Encoder};
 
 use super::budget::Charge;
 
-/// What a request may weigh: about the bytes that it takes in memory.
-const HEAVIEST: usize = 64 << 20;
-/// What a name in a request weighs beside its bytes: its place in a list, and what the allocator adds.
-const NAME: usize = 64;
-/// What a name with its version weighs beside their bytes: two texts, and their place in a hash table that may be half empty.
-const VERSION: usize = 128;
-/// What metadata weigh for each of their bytes: six of them make a map in a list, which takes some 450.
-const METADATA: usize = 96;
-/// The longest `node.metadata`, bytes. Those of service meshes have some thousands.
-const LONGEST_METADATA: usize = 64 << 10;
+/// Maximum estimated size of a request in memory, bytes.
+const MAX_DECODED_BYTES: usize = 64 << 20;
+/// Overhead of a name beside its bytes: its list entry and the allocator's header.
+const NAME_OVERHEAD: usize = 64;
+/// Overhead of a name with its version beside their bytes: two strings, and an entry of a hash table that may be half
+/// empty.
+const VERSION_OVERHEAD: usize = 128;
+/// Memory per byte of metadata: six bytes encode a map in a list, which takes some 450.
+const METADATA_FACTOR: usize = 96;
+/// Maximum length of `node.metadata`, bytes. Service meshes send some thousands.
+const MAX_METADATA_BYTES: usize = 64 << 10;
 
-/// A response that is encoded but for its nonce.
+/// A response, encoded except for its nonce.
 #[derive(Debug)]
 pub struct Response {
-    /// All other fields.
+    /// All other fields, encoded.
     pub bytes: Bytes,
-    /// Its nonce.
+    /// The nonce that the client acknowledges.
     pub nonce: String,
-    /// What is held for it: until it is encoded, or dropped with its stream.
+    /// Memory charged until it is encoded or dropped with its stream.
     pub charge: Option<Charge>,
 }
 
-/// What is decoded of a request: the rest is skipped, and takes no memory.
+/// The fields of a request that are decoded; all others are skipped and take no memory.
 #[derive(Clone, PartialEq, Message)]
 struct SlimRequest {
     #[prost(message, optional, tag = "1")]
@@ -57,7 +58,8 @@ struct SlimRequest {
     error_detail: Option<SlimStatus>,
 }
 
-/// Of `envoy.config.core.v3.Node`. Its list of extensions alone may take 84 times as much in memory as on the wire.
+/// Subset of `envoy.config.core.v3.Node`. Its list of extensions alone may take 84 times as much in memory as on the
+/// wire.
 #[derive(Clone, PartialEq, Message)]
 struct SlimNode {
     #[prost(string, tag = "1")]
@@ -66,7 +68,7 @@ struct SlimNode {
     metadata: Option<Struct>,
 }
 
-/// Of `google.rpc.Status`.
+/// Subset of `google.rpc.Status`.
 #[derive(Clone, PartialEq, Message)]
 struct SlimStatus {
     #[prost(string, tag = "2")]
@@ -90,7 +92,7 @@ impl From<SlimRequest> for DeltaDiscoveryRequest {
     }
 }
 
-/// What writes responses and reads requests.
+/// Encodes responses and decodes requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Codec;
 
@@ -119,41 +121,42 @@ impl Decoder for Codec {
 }
 
 fn decode(bytes: Bytes) -> Result<DeltaDiscoveryRequest, Status> {
-    let (weight, metadata) = weigh(&bytes);
-    if metadata > LONGEST_METADATA {
-        let why = format!("node.metadata of more than {} KiB", LONGEST_METADATA >> 10);
-        return Err(Status::resource_exhausted(why));
+    let (size, metadata) = estimate(&bytes);
+    if metadata > MAX_METADATA_BYTES {
+        let reason = format!("node.metadata exceeds {} KiB", MAX_METADATA_BYTES >> 10);
+        return Err(Status::resource_exhausted(reason));
     }
-    if weight > HEAVIEST {
-        let why = format!("a request with more names and fields than {} MiB hold", HEAVIEST >> 20);
-        return Err(Status::resource_exhausted(why));
+    if size > MAX_DECODED_BYTES {
+        let reason = format!("the names and fields of the request exceed {} MiB in memory", MAX_DECODED_BYTES >> 20);
+        return Err(Status::resource_exhausted(reason));
     }
     SlimRequest::decode(bytes).map(DeltaDiscoveryRequest::from).map_err(|error| Status::internal(error.to_string()))
 }
 
-/// What a request weighs, and how long its node's metadata are, as far as it can be read: decoding says what is wrong with it.
-fn weigh(bytes: &[u8]) -> (usize, usize) {
-    let (mut weight, mut metadata) = (0, 0);
+/// Estimated size of a request in memory, and the length of its node's metadata. Stops at malformed bytes: the decoder
+/// reports them.
+fn estimate(bytes: &[u8]) -> (usize, usize) {
+    let (mut size, mut metadata) = (0, 0);
     for_each_field(bytes, |field, value| match field {
         1 => for_each_field(value, |field, value| match field {
-            1 => weight += value.len(),
+            1 => size += value.len(),
             3 => metadata += value.len(),
             _ => {}
         }),
-        3 | 4 => weight += value.len() + NAME,
-        5 => weight += value.len() + VERSION,
-        2 | 6 | 7 => weight += value.len(),
+        3 | 4 => size += value.len() + NAME_OVERHEAD,
+        5 => size += value.len() + VERSION_OVERHEAD,
+        2 | 6 | 7 => size += value.len(),
         _ => {}
     });
-    (weight + METADATA * metadata, metadata)
+    (size + METADATA_FACTOR * metadata, metadata)
 }
 
-/// What a request costs that is kept until it can be answered, but for its node.
+/// Size in memory of a decoded request without its node, bytes.
 pub(super) fn cost(request: &DeltaDiscoveryRequest) -> usize {
-    let subscribe = request.resource_names_subscribe.iter().chain(&request.resource_names_unsubscribe);
-    let names: usize = subscribe.map(|name| name.len() + NAME).sum();
+    let names = request.resource_names_subscribe.iter().chain(&request.resource_names_unsubscribe);
+    let names: usize = names.map(|name| name.len() + NAME_OVERHEAD).sum();
     let versions = request.initial_resource_versions.iter();
-    let versions: usize = versions.map(|(name, version)| name.len() + version.len() + VERSION).sum();
+    let versions: usize = versions.map(|(name, version)| name.len() + version.len() + VERSION_OVERHEAD).sum();
     let status = request.error_detail.as_ref().map_or(0, |status| status.message.len());
     size_of::<DeltaDiscoveryRequest>()
         + request.type_url.len()
@@ -163,8 +166,8 @@ pub(super) fn cost(request: &DeltaDiscoveryRequest) -> usize {
         + versions
 }
 
-/// Shows the fields of a message that have a length, with their numbers.
-fn for_each_field(mut bytes: &[u8], mut show: impl FnMut(u32, &[u8])) {
+/// Calls `visit` for each length-delimited field of a message, with its number.
+fn for_each_field(mut bytes: &[u8], mut visit: impl FnMut(u32, &[u8])) {
     while !bytes.is_empty() {
         let Ok((field, wire)) = decode_key(&mut bytes) else { return };
         if wire != WireType::LengthDelimited {
@@ -176,7 +179,7 @@ fn for_each_field(mut bytes: &[u8], mut show: impl FnMut(u32, &[u8])) {
         let length = decode_varint(&mut bytes).ok().and_then(|length| usize::try_from(length).ok());
         let Some(length) = length else { return };
         let Some((value, rest)) = bytes.split_at_checked(length) else { return };
-        show(field, value);
+        visit(field, value);
         bytes = rest;
     }
 }
@@ -188,10 +191,10 @@ impl Encoder for Codec {
     fn encode(&mut self, response: Response, buf: &mut EncodeBuf<'_>) -> Result<(), Status> {
         let Response { bytes, nonce, charge } = response;
         buf.put(bytes);
-        // What is encoded is counted where it is sent.
+        // Encoded bytes are charged by the response body (`meter`).
         drop(charge);
-        let rest = DeltaDiscoveryResponse { nonce, ..DeltaDiscoveryResponse::default() };
-        rest.encode(buf).map_err(|error| Status::internal(error.to_string()))
+        let nonce_only = DeltaDiscoveryResponse { nonce, ..DeltaDiscoveryResponse::default() };
+        nonce_only.encode(buf).map_err(|error| Status::internal(error.to_string()))
     }
 }
 
@@ -215,28 +218,28 @@ mod tests {
     }
 
     #[test]
-    fn a_request_weighs_what_it_takes_in_memory_and_not_what_it_takes_on_the_wire() {
+    fn a_request_is_limited_by_its_size_in_memory_not_on_the_wire() {
         let encoded = names(1000).encode_to_vec();
-        assert_eq!((encoded.len(), weigh(&encoded)), (2000, (1000 * NAME, 0)));
+        assert_eq!((encoded.len(), estimate(&encoded)), (2000, (1000 * NAME_OVERHEAD, 0)));
         let versions = DeltaDiscoveryRequest {
             initial_resource_versions: (0..10).map(|n| (n.to_string(), "v".to_owned())).collect(),
             ..names(0)
         };
-        assert_eq!(weigh(&versions.encode_to_vec()), (10 * (6 + VERSION), 0));
-        let most = HEAVIEST / NAME;
-        assert!(decode(names(most).encode_to_vec().into()).is_ok());
-        let refusal = decode(names(most + 1).encode_to_vec().into()).unwrap_err();
-        assert_eq!(refusal.code(), tonic::Code::ResourceExhausted);
-        // What can't be read ends it; nothing is believed of lengths.
-        assert_eq!(weigh(&[0x1a, 0xff, 0xff, 0xff, 0x7f]), (0, 0));
-        assert_eq!(weigh(&[0xff; 32]), (0, 0));
+        assert_eq!(estimate(&versions.encode_to_vec()), (10 * (6 + VERSION_OVERHEAD), 0));
+        let max_names = MAX_DECODED_BYTES / NAME_OVERHEAD;
+        assert!(decode(names(max_names).encode_to_vec().into()).is_ok());
+        let error = decode(names(max_names + 1).encode_to_vec().into()).unwrap_err();
+        assert_eq!(error.code(), tonic::Code::ResourceExhausted);
+        // Malformed bytes end the estimate; a length beyond the message counts for nothing.
+        assert_eq!(estimate(&[0x1a, 0xff, 0xff, 0xff, 0x7f]), (0, 0));
+        assert_eq!(estimate(&[0xff; 32]), (0, 0));
     }
 
     #[test]
-    fn what_the_server_does_not_look_at_is_not_decoded() {
+    fn fields_that_the_server_does_not_read_are_not_decoded() {
         let value = Value { kind: Some(ValueKind::StringValue("17".to_owned())) };
         let metadata = Some(Struct { fields: [("incarnation".to_owned(), value)].into() });
-        let wanted = DeltaDiscoveryRequest {
+        let expected = DeltaDiscoveryRequest {
             type_url: "type".to_owned(),
             resource_names_subscribe: vec!["a".to_owned(), "b".to_owned()],
             resource_names_unsubscribe: vec!["c".to_owned()],
@@ -245,31 +248,31 @@ mod tests {
             error_detail: Some(rpc::Status { message: "no".to_owned(), ..rpc::Status::default() }),
             ..of_node(Node { id: "gw-a".to_owned(), metadata, ..Node::default() })
         };
-        assert_eq!(decode(wanted.encode_to_vec().into()).unwrap(), wanted);
-        let mut request = wanted.clone();
+        assert_eq!(decode(expected.encode_to_vec().into()).unwrap(), expected);
+        let mut request = expected.clone();
         if let (Some(node), Some(status)) = (&mut request.node, &mut request.error_detail) {
             node.extensions = vec![Extension::default(); 10_000];
             node.client_features = vec![String::new(); 10_000];
             status.details = vec![Any::default(); 10_000];
         }
         let encoded = request.encode_to_vec();
-        assert_eq!(decode(encoded.into()).unwrap(), wanted);
+        assert_eq!(decode(encoded.into()).unwrap(), expected);
     }
 
     #[test]
-    fn metadata_are_short_and_weigh_what_they_take_in_memory() {
+    fn metadata_is_limited_and_counted_by_its_size_in_memory() {
         let list = |count| {
             let list = ListValue { values: vec![Value::default(); count] };
             let list = Value { kind: Some(ValueKind::ListValue(list)) };
             let metadata = Struct { fields: [("list".to_owned(), list)].into() };
             Bytes::from(of_node(Node { metadata: Some(metadata), ..Node::default() }).encode_to_vec())
         };
-        let half = LONGEST_METADATA / 2;
-        let (weight, metadata) = weigh(&list(half - 50));
-        assert!((LONGEST_METADATA - 100..LONGEST_METADATA).contains(&metadata), "{metadata}");
-        assert!(weight > (half - 50) * size_of::<Value>() * 2, "{weight}");
+        let half = MAX_METADATA_BYTES / 2;
+        let (size, metadata) = estimate(&list(half - 50));
+        assert!((MAX_METADATA_BYTES - 100..MAX_METADATA_BYTES).contains(&metadata), "{metadata}");
+        assert!(size > (half - 50) * size_of::<Value>() * 2, "{size}");
         assert!(decode(list(half - 50)).is_ok());
-        let refusal = decode(list(half)).unwrap_err();
-        assert!(refusal.message().contains("node.metadata of more than 64 KiB"), "{refusal}");
+        let error = decode(list(half)).unwrap_err();
+        assert!(error.message().contains("node.metadata exceeds 64 KiB"), "{error}");
     }
 }

@@ -1,5 +1,5 @@
-//! Which gateway a connection may be: under TLS with client certificates, one that its certificate names (RFC 9525 section 6).
-//! Refusals are logged, for each address and name once in a while.
+//! Client authentication and authorization: with client certificates, a gateway's name must be in its certificate (RFC
+//! 9525 section 6). Rejections are logged, rate-limited per address and name.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -8,114 +8,115 @@ use std::time::{Duration, Instant};
 
 use tonic::{Request, Status};
 
-use super::listen::{Connection, peer_address};
-use crate::xds::tls::Names;
+use super::listen::{ConnectionInfo, peer_address};
+use crate::xds::tls::CertificateNames;
 
-/// How often the same refusal is logged.
+/// Minimum interval between log lines about the same rejection.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// Refusals that are told apart for that; then all are forgotten.
-const MAX_REFUSALS: usize = 1024;
+/// Maximum number of distinct rejections that are tracked; beyond it the table is cleared.
+const MAX_TRACKED_REJECTIONS: usize = 1024;
 
-/// Who is at the other end of a connection.
+/// Identity of a client.
 #[derive(Clone, Debug, Default)]
-pub struct Peer {
-    /// Where it connects from.
+pub struct ClientIdentity {
+    /// Its remote address.
     pub address: Option<SocketAddr>,
-    /// Whether that is this host.
-    is_here: bool,
-    /// The names in its certificate. None: it presents no certificate, since none is asked for, and may have any name.
-    names: Option<Names>,
+    /// Whether it connects from this host.
+    is_local: bool,
+    /// The names in its certificate. `None`: certificates aren't required, and any name is accepted.
+    names: Option<CertificateNames>,
 }
 
-impl Peer {
-    /// The peer of a request.
-    pub fn of<T>(request: &Request<T>) -> Self {
-        let connection = request.extensions().get::<Connection>();
+impl ClientIdentity {
+    /// The client of a request.
+    pub fn from_request<T>(request: &Request<T>) -> Self {
+        let connection = request.extensions().get::<ConnectionInfo>();
         let certificates = connection.and_then(|it| it.certificates.as_ref());
-        let names = certificates.map(|chain| chain.first().map(Names::of).unwrap_or_default());
+        let names = certificates.map(|chain| chain.first().map(CertificateNames::from_certificate).unwrap_or_default());
         let ip = |address: Option<SocketAddr>| address.map(|it| it.ip().to_canonical());
         let remote = ip(connection.and_then(|it| it.remote));
-        let is_local = |remote: IpAddr| remote.is_loopback() || ip(connection.and_then(|it| it.local)) == Some(remote);
-        Self { address: peer_address(request), is_here: remote.is_some_and(is_local), names }
+        let from_this_host =
+            |remote: IpAddr| remote.is_loopback() || ip(connection.and_then(|it| it.local)) == Some(remote);
+        Self { address: peer_address(request), is_local: remote.is_some_and(from_this_host), names }
     }
 
-    /// Whether it may be this gateway.
+    /// Checks that the client may act as this gateway.
     ///
     /// # Errors
-    /// When its certificate is another one's: what to say to it.
-    pub fn may_be(&self, gateway: &str) -> Result<(), Status> {
+    /// `PERMISSION_DENIED` when its certificate doesn't have that name.
+    pub fn authorize_gateway(&self, gateway: &str) -> Result<(), Status> {
         match &self.names {
-            Some(names) if !names.include(gateway) => Err(Status::permission_denied(format!(
-                "the certificate is of {names}, not of gateway {gateway}: give the gateway a certificate with the DNS name {gateway} \
-                 (`policy.server.cert`), or the `name` that its certificate has"
+            Some(names) if !names.contains(gateway) => Err(Status::permission_denied(format!(
+                "the certificate is valid for {names}, not for gateway {gateway}: give the gateway a certificate with \
+                 the DNS name {gateway} (`policy.server.cert`), or set its `name` to one in its certificate"
             ))),
             _ => Ok(()),
         }
     }
 
-    /// Whether it may change what the server does. With client certificates: one that `admins` names; where that names nobody, one that
-    /// is no gateway's. Without: from this host.
+    /// Checks that the client may run admin commands. With client certificates: a name in `admins`; if `admins` is
+    /// empty, any certificate that isn't a gateway's. Without: connections from this host.
     ///
     /// # Errors
-    /// When it may not: what to say to it.
-    pub fn may_order(&self, admins: &[String], is_gateway: impl Fn(&str) -> bool) -> Result<(), Status> {
-        let denied = match &self.names {
-            None if self.is_here => return Ok(()),
-            None => {
-                "without certificates of clients (`tls.ca`) this is done from the server's own host only".to_owned()
-            }
+    /// `PERMISSION_DENIED` when it may not.
+    pub fn authorize_command(&self, admins: &[String], is_gateway: impl Fn(&str) -> bool) -> Result<(), Status> {
+        let reason = match &self.names {
+            None if self.is_local => return Ok(()),
+            None => "without client certificates (`tls.ca`) this is allowed from the server's own host only".to_owned(),
             Some(names) if !admins.is_empty() => {
-                if admins.iter().any(|admin| names.include(admin)) {
+                if admins.iter().any(|admin| names.contains(admin)) {
                     return Ok(());
                 }
-                format!("the certificate is of {names}, and none of that is in the server's `admins`")
+                format!("the certificate is valid for {names}, none of which is in the server's `admins`")
             }
             Some(names) => match names.iter().find(|name| is_gateway(name)) {
                 None => return Ok(()),
                 Some(gateway) => format!(
-                    "the certificate is of gateway {gateway}, and no gateway may do this: use one that the server's `admins` names"
+                    "the certificate is that of gateway {gateway}, and gateways may not do this: use a certificate \
+                     with a name in the server's `admins`"
                 ),
             },
         };
-        Err(Status::permission_denied(denied))
+        Err(Status::permission_denied(reason))
     }
 }
 
-/// When each refusal was logged last, and how often it has come since.
+/// Rate limiter for log lines about rejections: per rejection, when it was last logged and how often it was suppressed
+/// since.
 #[derive(Debug, Default)]
-pub struct Refusals(Mutex<HashMap<Refusal, (Instant, u64)>>);
+pub struct RejectionLog(Mutex<HashMap<RejectionKey, (Instant, u64)>>);
 
-/// Where a stream or a connection came from, and the gateway that it would have been, or why it was refused.
-type Refusal = (Option<IpAddr>, String);
+/// The address of the client, and the claimed gateway name, the command or the reason.
+type RejectionKey = (Option<IpAddr>, String);
 
-impl Refusals {
-    /// Logs that a stream is refused.
-    pub fn log(&self, peer: &Peer, gateway: &str, status: &Status) {
+impl RejectionLog {
+    /// Logs a rejected stream.
+    pub fn log_gateway(&self, peer: &ClientIdentity, gateway: &str, status: &Status) {
         let Some(repeated) = self.is_due(peer.address.map(|it| it.ip()), gateway, Instant::now()) else { return };
         let (address, reason) = (peer.address.map(|it| it.to_string()).unwrap_or_default(), status.message());
         tracing::warn!(event = "gateway_refused", gateway, address, reason, repeated, "gateway refused");
     }
 
-    /// Logs that an order is refused.
-    pub fn log_order(&self, peer: &Peer, order: &str, status: &Status) {
-        let Some(repeated) = self.is_due(peer.address.map(|it| it.ip()), order, Instant::now()) else { return };
+    /// Logs a denied admin command.
+    pub fn log_command(&self, peer: &ClientIdentity, command: &str, status: &Status) {
+        let Some(repeated) = self.is_due(peer.address.map(|it| it.ip()), command, Instant::now()) else { return };
         let (address, reason) = (peer.address.map(|it| it.to_string()).unwrap_or_default(), status.message());
-        tracing::warn!(event = "order_refused", order, address, reason, repeated, "order refused");
+        tracing::warn!(event = "order_refused", command, address, reason, repeated, "command denied");
     }
 
-    /// Logs that a connection is refused.
+    /// Logs a rejected connection.
     pub fn log_client(&self, from: SocketAddr, reason: &str) {
         let Some(repeated) = self.is_due(Some(from.ip()), reason, Instant::now()) else { return };
         tracing::warn!(event = "client_refused", address = %from, reason, repeated, "client refused");
     }
 
-    /// Whether to log it: how often it wasn't since the last time.
-    fn is_due(&self, address: Option<IpAddr>, gateway: &str, now: Instant) -> Option<u64> {
+    /// Returns how often the rejection was suppressed since the last log line if it is due again, else `None`.
+    fn is_due(&self, address: Option<IpAddr>, subject: &str, now: Instant) -> Option<u64> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() >= MAX_REFUSALS {
+        if all.len() >= MAX_TRACKED_REJECTIONS {
             all.clear();
         }
-        let key = (address, gateway.to_owned());
+        let key = (address, subject.to_owned());
         match all.get_mut(&key) {
             Some((last, repeated)) if now.saturating_duration_since(*last) < LOG_INTERVAL => {
                 *repeated += 1;

@@ -1,5 +1,5 @@
-//! The port that gateways connect to, with or without TLS. Certificates are looked at every second and count from the next
-//! connection on; what is wrong with a connection is said with the address that it came from.
+//! TCP and TLS listener of the policy server. Certificate files are checked for changes every second; a change applies
+//! to new connections. Failed handshakes are logged with the client's address.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -15,85 +15,86 @@ use tokio_rustls::server::TlsStream;
 use tonic::Request;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-use super::figures::Figures;
-use super::identity::Refusals;
+use super::identity::RejectionLog;
+use crate::command_error::CommandError;
 use crate::config::Tls;
-use crate::failure::Failure;
-use crate::listener::{self, Activity, Guard, Pace, Room, Slot};
+use crate::listener::{self, ConnectionGuard, ConnectionLimiter, Deadlines, Slot, StreamCounter};
+use crate::policyd::stats::Stats;
 use crate::xds::tls::{self, TlsError};
 
-/// The longest a client may take for its handshake.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How often files of certificates are looked at.
-const LOOK: Duration = Duration::from_secs(1);
-/// Connections that the kernel takes before we do: all gateways come at once when a server is back. It has a limit of its own
-/// (`net.core.somaxconn`).
+/// Timeout of the TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often certificate files are checked for changes.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+/// Listen backlog: all gateways reconnect at once after a restart of the server. The kernel caps it at
+/// `net.core.somaxconn`.
 const BACKLOG: u32 = 16_384;
-/// Connections that wait to be served.
+/// Capacity of the queue of accepted connections.
 const QUEUE: usize = 128;
 
-/// Who is at the other end, as requests see it.
+/// Connection of a request, as a request extension.
 #[derive(Clone, Debug)]
-pub struct Connection {
-    /// Where it connects from.
+pub struct ConnectionInfo {
+    /// Remote address.
     pub remote: Option<SocketAddr>,
-    /// Where it connects to.
+    /// Local address.
     pub local: Option<SocketAddr>,
-    /// The certificates that it has presented, where that is asked for.
+    /// The client's certificate chain, where client certificates are required.
     pub certificates: Option<Arc<[CertificateDer<'static>]>>,
-    /// Its streams.
-    pub activity: Arc<Activity>,
+    /// Its streams that are in use.
+    pub activity: Arc<StreamCounter>,
 }
 
-impl Connection {
-    fn of<S>(guard: &Guard<S>, stream: &TcpStream, certificates: Option<&[CertificateDer<'static>]>) -> Self {
-        let activity = match guard.pace() {
-            Pace::Streams { activity, .. } => activity.clone(),
-            Pace::Requests { .. } | Pace::Free => Arc::default(),
+impl ConnectionInfo {
+    fn of<S>(guard: &ConnectionGuard<S>, stream: &TcpStream, certificates: Option<&[CertificateDer<'static>]>) -> Self {
+        let activity = match guard.deadlines() {
+            Deadlines::Http2 { activity, .. } => activity.clone(),
+            Deadlines::Http1 { .. } | Deadlines::Unlimited => Arc::default(),
         };
         let (remote, local) = (stream.peer_addr().ok(), stream.local_addr().ok());
         Self { remote, local, certificates: certificates.map(Into::into), activity }
     }
 }
 
-impl Connected for Guard<TcpStream> {
-    type ConnectInfo = Connection;
+impl Connected for ConnectionGuard<TcpStream> {
+    type ConnectInfo = ConnectionInfo;
 
-    fn connect_info(&self) -> Connection {
-        Connection::of(self, self.get_ref(), None)
+    fn connect_info(&self) -> ConnectionInfo {
+        ConnectionInfo::of(self, self.get_ref(), None)
     }
 }
 
-impl Connected for Guard<TlsStream<TcpStream>> {
-    type ConnectInfo = Connection;
+impl Connected for ConnectionGuard<TlsStream<TcpStream>> {
+    type ConnectInfo = ConnectionInfo;
 
-    fn connect_info(&self) -> Connection {
+    fn connect_info(&self) -> ConnectionInfo {
         let (stream, session) = self.get_ref().get_ref();
-        Connection::of(self, stream, session.peer_certificates())
+        ConnectionInfo::of(self, stream, session.peer_certificates())
     }
 }
 
-/// Connections that wait to be served.
-type Incoming<S> = mpsc::Receiver<std::io::Result<Guard<S>>>;
+/// Accepted connections.
+type Incoming<S> = mpsc::Receiver<std::io::Result<ConnectionGuard<S>>>;
 
-/// Opens the port.
+/// Binds the listening socket.
 ///
 /// # Errors
-/// When it is in use or not ours.
-pub fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
-    let listener = || {
+/// When the port is in use or the address isn't local.
+pub fn bind(address: SocketAddr) -> Result<TcpListener, CommandError> {
+    let listen = || {
         let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-        // A server that was restarted has its port at once.
+        // A restarted server may bind at once, while old connections are in TIME_WAIT.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         socket.listen(BACKLOG)
     };
-    listener()
-        .map_err(|error: std::io::Error| Failure::runtime(format_args!("listen: cannot listen on {address}: {error}")))
+    listen().map_err(|error: std::io::Error| {
+        CommandError::runtime(format_args!("listen: cannot listen on {address}: {error}"))
+    })
 }
 
-/// Connections without TLS.
-pub fn plain(listener: TcpListener, room: Arc<Room>) -> Incoming<TcpStream> {
+/// Accepts connections without TLS.
+pub fn accept_plain(listener: TcpListener, room: Arc<ConnectionLimiter>) -> Incoming<TcpStream> {
     let (sender, receiver) = mpsc::channel(QUEUE);
     tokio::spawn(async move {
         while let Some((stream, from, slot)) = accept(&listener, &room, &sender).await {
@@ -105,61 +106,61 @@ pub fn plain(listener: TcpListener, room: Arc<Room>) -> Incoming<TcpStream> {
     receiver
 }
 
-/// Connections whose TLS stands.
-pub fn secure(
+/// Accepts connections with TLS; the queue gets those whose handshake has succeeded.
+pub fn accept_tls(
     listener: TcpListener,
-    room: Arc<Room>,
+    room: Arc<ConnectionLimiter>,
     certificates: Arc<Certificates>,
-    (figures, refusals): (Arc<Figures>, Arc<Refusals>),
+    (stats, rejections): (Arc<Stats>, Arc<RejectionLog>),
 ) -> Incoming<TlsStream<TcpStream>> {
     let (sender, receiver) = mpsc::channel(QUEUE);
     tokio::spawn(async move {
         while let Some((stream, from, mut slot)) = accept(&listener, &room, &sender).await {
             let acceptor = TlsAcceptor::from(certificates.current());
-            let (sender, figures, refusals) = (sender.clone(), figures.clone(), refusals.clone());
-            // A task of its own: one slow client keeps nobody waiting.
+            let (sender, stats, rejections) = (sender.clone(), stats.clone(), rejections.clone());
+            // One task per handshake: a slow client delays no other.
             tokio::spawn(async move {
                 let handshake = tokio::select! {
-                    handshake = timeout(PATIENCE, acceptor.accept(stream)) => handshake,
-                    () = slot.superseded() => return,
+                    handshake = timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)) => handshake,
+                    () = slot.evicted() => return,
                 };
-                let why = match handshake {
-                    // Nobody takes connections any more: the server stops.
+                let reason = match handshake {
+                    // If the receiver is gone, the server is stopping.
                     Ok(Ok(stream)) => return drop(sender.send(Ok(guard(stream, from, slot))).await),
                     Ok(Err(error)) => explain(&error),
                     Err(_) => {
-                        slot.expire(Some(from.ip()));
-                        format!("no TLS handshake within {} s", PATIENCE.as_secs())
+                        slot.timed_out(Some(from.ip()));
+                        format!("no TLS handshake within {} s", HANDSHAKE_TIMEOUT.as_secs())
                     }
                 };
-                figures.tls_refused.add();
-                refusals.log_client(from, &why);
+                stats.tls_rejected.increment();
+                rejections.log_client(from, &reason);
             });
         }
     });
     receiver
 }
 
-fn guard<S>(stream: S, from: SocketAddr, slot: Slot) -> Guard<S> {
-    Guard::new(stream, slot, Pace::streams(Arc::default())).seen_from(from.ip())
+fn guard<S>(stream: S, from: SocketAddr, slot: Slot) -> ConnectionGuard<S> {
+    ConnectionGuard::new(stream, slot, Deadlines::http2(Arc::default())).with_remote(from.ip())
 }
 
-/// The next connection; `None` when nobody takes them any more.
+/// The next connection; `None` when the receiver was dropped.
 async fn accept<T>(
     listener: &TcpListener,
-    room: &Arc<Room>,
+    room: &Arc<ConnectionLimiter>,
     sender: &mpsc::Sender<T>,
 ) -> Option<(TcpStream, SocketAddr, Slot)> {
     let accepted = tokio::select! {
         accepted = listener::accept(listener, room) => accepted,
         () = sender.closed() => return None,
     };
-    // Without it, small responses wait for each other; a kernel that refuses is no reason to.
+    // Nagle's algorithm would delay small responses; without the option the connection still works.
     let _ = accepted.0.set_nodelay(true);
     Some(accepted)
 }
 
-/// What a failed handshake says, in words for people.
+/// Error message of a failed handshake, with a hint at the cause.
 fn explain(error: &std::io::Error) -> String {
     let text = error.to_string();
     let hint = if text.contains("peer sent no certificates") {
@@ -176,7 +177,7 @@ fn explain(error: &std::io::Error) -> String {
     format!("{text}{hint}")
 }
 
-/// Certificate, key and trusted authorities, kept up to date.
+/// Certificate, key and trusted CAs, reloaded when their files change.
 #[derive(Debug)]
 pub struct Certificates {
     files: Tls,
@@ -184,10 +185,10 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Reads them.
+    /// Loads the files.
     ///
     /// # Errors
-    /// When one can't be used.
+    /// When one is missing or invalid.
     pub fn read(files: Tls) -> Result<Self, TlsError> {
         let current = RwLock::new(Arc::new(load(&files)?));
         Ok(Self { files, current })
@@ -197,45 +198,46 @@ impl Certificates {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes up files that have changed, for as long as the server runs. What can't be used is said, and the last good ones stay.
-    pub async fn follow(self: Arc<Self>) {
-        let mut seen = self.state();
+    /// Reloads changed files, for as long as the server runs. Invalid ones are logged; the last good ones stay in use.
+    pub async fn watch(self: Arc<Self>) {
+        let mut last = self.stamps();
         loop {
-            tokio::time::sleep(LOOK).await;
-            let now = self.state();
-            if now == seen {
+            tokio::time::sleep(RELOAD_INTERVAL).await;
+            let now = self.stamps();
+            if now == last {
                 continue;
             }
-            seen = now;
+            last = now;
             match load(&self.files) {
                 Ok(config) => {
                     *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
-                    tracing::info!(event = "certificates", "certificates read again");
+                    tracing::info!(event = "certificates", "certificates reloaded");
                 }
                 Err(error) => {
-                    tracing::error!(event = "certificates_wrong", %error, "new certificates can't be used; the last good ones stay");
+                    tracing::error!(event = "certificates_wrong", %error,
+                        "new certificates are invalid; the last good ones stay in use");
                 }
             }
         }
     }
 
-    /// What tells whether a file is another one: its content may be long, and a secret.
-    fn state(&self) -> Vec<Option<(SystemTime, u64)>> {
+    /// Modification time and length of each file, for change detection; `None`: it can't be read.
+    fn stamps(&self) -> Vec<Option<(SystemTime, u64)>> {
         let files = [Some(&self.files.cert), Some(&self.files.key), self.files.ca.as_ref()];
-        let state = |path: &std::path::PathBuf| {
+        let stamp = |path: &std::path::PathBuf| {
             let metadata = std::fs::metadata(path).ok()?;
             Some((metadata.modified().ok()?, metadata.len()))
         };
-        files.into_iter().flatten().map(state).collect()
+        files.into_iter().flatten().map(stamp).collect()
     }
 }
 
 fn load(files: &Tls) -> Result<ServerConfig, TlsError> {
-    tls::server(files.ca.as_deref(), &files.cert, &files.key)
+    tls::server_config(files.ca.as_deref(), &files.cert, &files.key)
 }
 
-/// Where a request comes from.
+/// Remote address of a request.
 pub fn peer_address<T>(request: &Request<T>) -> Option<SocketAddr> {
-    let connection = request.extensions().get::<Connection>().and_then(|it| it.remote);
+    let connection = request.extensions().get::<ConnectionInfo>().and_then(|it| it.remote);
     connection.or_else(|| request.extensions().get::<TcpConnectInfo>()?.remote_addr())
 }

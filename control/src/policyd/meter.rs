@@ -1,5 +1,6 @@
-//! What requests and responses cost: a stream makes its connection one that is used, a message counts from the moment that its length
-//! has come, not when all of it has, and must come in time; what is sent counts until the network has taken it.
+//! Tower layer that charges requests and responses to the memory budget. A message is charged as soon as its length
+//! prefix has arrived and must arrive in time; a response is charged until it is written to the network. An open stream
+//! marks its connection as in use.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -17,37 +18,37 @@ use tonic::codegen::http::{Request, Response};
 use tower::{Layer, Service};
 
 use super::budget::{Budget, Charge, Purpose};
-use super::listen::Connection;
-use crate::listener::InUse;
+use super::listen::ConnectionInfo;
+use crate::listener::OpenStream;
 
-/// The prefix of a message: whether it is compressed, and its length (gRPC over HTTP/2, "Length-Prefixed-Message").
-const PREFIX: usize = 5;
-/// How a message's time is counted.
+/// Length of a message's prefix: compressed flag and length (gRPC over HTTP/2, "Length-Prefixed-Message").
+const PREFIX_LEN: usize = 5;
+/// Unit in which a message's time is counted.
 const SECOND: Duration = Duration::from_secs(1);
-/// Seconds that a message may take to come, and bytes of it for which there is one more.
+/// Time that a message may take to arrive, seconds, plus one second for each of these bytes.
 const MESSAGE_SECONDS: usize = 10;
 const BYTES_PER_SECOND: usize = 1_000_000;
 
-/// Puts meters around requests and responses.
+/// The layer.
 #[derive(Clone, Debug)]
-pub(super) struct Meter(pub(super) Arc<Budget>);
+pub(super) struct MeterLayer(pub(super) Arc<Budget>);
 
-impl<S> Layer<S> for Meter {
-    type Service = Metered<S>;
+impl<S> Layer<S> for MeterLayer {
+    type Service = MeterService<S>;
 
-    fn layer(&self, inner: S) -> Metered<S> {
-        Metered { inner, budget: self.0.clone() }
+    fn layer(&self, inner: S) -> MeterService<S> {
+        MeterService { inner, budget: self.0.clone() }
     }
 }
 
-/// A service whose requests and responses have meters.
+/// A service whose requests and responses are charged.
 #[derive(Clone, Debug)]
-pub(super) struct Metered<S> {
+pub(super) struct MeterService<S> {
     inner: S,
     budget: Arc<Budget>,
 }
 
-impl<S> Service<Request<Body>> for Metered<S>
+impl<S> Service<Request<Body>> for MeterService<S>
 where
     S: Service<Request<Body>, Response = Response<Body>>,
     S::Future: Send + 'static,
@@ -62,44 +63,44 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let (parts, body) = request.into_parts();
-        let connection = parts.extensions.get::<Connection>();
+        let connection = parts.extensions.get::<ConnectionInfo>();
         let from = connection.and_then(|it| it.remote);
         let message = Message::new(self.budget.charge(from, Purpose::Requests));
-        let in_use = connection.map(|it| it.activity.begin());
-        let body = Body::new(Received { body, message, second: None, _in_use: in_use });
+        let in_use = connection.map(|it| it.activity.open());
+        let body = Body::new(RequestBody { body, message, second: None, _in_use: in_use });
         let response = self.inner.call(Request::from_parts(parts, body));
         let budget = self.budget.clone();
-        let counted = move |body| Body::new(Sent { body, budget, from });
-        Box::pin(async move { response.await.map(|response| response.map(counted)) })
+        let charged = move |body| Body::new(ResponseBody { body, budget, from });
+        Box::pin(async move { response.await.map(|response| response.map(charged)) })
     }
 }
 
-/// A request's messages as they come.
-struct Received {
+/// A request body whose messages are charged and timed.
+struct RequestBody {
     body: Body,
     message: Message,
-    /// Ends with the second that is counted.
+    /// Timer of the second that is being counted.
     second: Option<Pin<Box<Sleep>>>,
-    _in_use: Option<InUse>,
+    _in_use: Option<OpenStream>,
 }
 
-/// The message that comes.
+/// The message that is being received.
 struct Message {
-    prefix: [u8; PREFIX],
+    prefix: [u8; PREFIX_LEN],
     filled: usize,
     remaining: usize,
-    /// How many it may still take.
+    /// Seconds that it may still take.
     seconds: usize,
     charge: Charge,
 }
 
 impl Message {
     fn new(charge: Charge) -> Self {
-        Self { prefix: [0; PREFIX], filled: 0, remaining: 0, seconds: 0, charge }
+        Self { prefix: [0; PREFIX_LEN], filled: 0, remaining: 0, seconds: 0, charge }
     }
 
-    /// Bytes have come, of any number of messages.
-    fn measure(&mut self, mut data: &[u8]) -> Result<(), Status> {
+    /// Parses received bytes, which may span several messages, and charges each message by its prefix.
+    fn receive(&mut self, mut data: &[u8]) -> Result<(), Status> {
         while !data.is_empty() {
             if self.remaining > 0 {
                 let taken = self.remaining.min(data.len());
@@ -107,11 +108,11 @@ impl Message {
                 data = &data[taken..];
                 continue;
             }
-            let taken = (PREFIX - self.filled).min(data.len());
+            let taken = (PREFIX_LEN - self.filled).min(data.len());
             self.prefix[self.filled..self.filled + taken].copy_from_slice(&data[..taken]);
             self.filled += taken;
             data = &data[taken..];
-            if self.filled == PREFIX {
+            if self.filled == PREFIX_LEN {
                 let [_, length @ ..] = self.prefix;
                 self.remaining = u32::from_be_bytes(length) as usize;
                 self.filled = 0;
@@ -122,25 +123,25 @@ impl Message {
         Ok(())
     }
 
-    /// More is asked for: what has come whole was taken.
-    fn is_taken(&mut self) {
+    /// The reader polls for more: a message that is complete has been consumed.
+    fn release_if_complete(&mut self) {
         if self.remaining == 0 {
             self.charge.force(0);
         }
     }
 }
 
-impl Received {
-    /// Why the message that comes takes too long. Only seconds count in which somebody waits for it: while the server is busy with what
-    /// came before, a client can't send all of it.
-    fn poll_late(&mut self, context: &mut Context<'_>) -> Poll<Status> {
+impl RequestBody {
+    /// Ready when the message has timed out. Only seconds in which the reader polls count: while the server processes
+    /// earlier messages, flow control may keep the client from sending.
+    fn poll_timeout(&mut self, context: &mut Context<'_>) -> Poll<Status> {
         while self.message.remaining > 0 {
             let second = self.second.get_or_insert_with(|| Box::pin(sleep(SECOND)));
             ready!(second.as_mut().poll(context));
             self.second = None;
             let Some(seconds) = self.message.seconds.checked_sub(1) else {
-                let why = format!("a message is too slow: {} bytes of it have not come", self.message.remaining);
-                return Poll::Ready(Status::deadline_exceeded(why));
+                let reason = format!("timeout of a message: {} bytes of it are missing", self.message.remaining);
+                return Poll::Ready(Status::deadline_exceeded(reason));
             };
             self.message.seconds = seconds;
         }
@@ -149,18 +150,18 @@ impl Received {
     }
 }
 
-impl http_body::Body for Received {
+impl http_body::Body for RequestBody {
     type Data = Bytes;
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        self.message.is_taken();
+        self.message.release_if_complete();
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) else {
-            return self.poll_late(context).map(|status| Some(Err(status)));
+            return self.poll_timeout(context).map(|status| Some(Err(status)));
         };
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
-            && let Err(status) = self.message.measure(data)
+            && let Err(status) = self.message.receive(data)
         {
             return Poll::Ready(Some(Err(status)));
         }
@@ -176,41 +177,42 @@ impl http_body::Body for Received {
     }
 }
 
-/// A response as it goes.
-struct Sent {
+/// A response body whose bytes are charged.
+struct ResponseBody {
     body: Body,
     budget: Arc<Budget>,
     from: Option<SocketAddr>,
 }
 
-impl Sent {
-    /// The same bytes, which count until they are dropped: HTTP/2 holds some hundred kilobytes of each stream while its client doesn't read.
-    fn count(&self, bytes: Bytes) -> Bytes {
+impl ResponseBody {
+    /// Charges the bytes until they are dropped: HTTP/2 buffers some hundred kilobytes of a stream whose client doesn't
+    /// read.
+    fn charge(&self, bytes: Bytes) -> Bytes {
         let mut charge = self.budget.charge(self.from, Purpose::Responses);
         charge.force(bytes.len());
-        Bytes::from_owner(Counted { bytes, _charge: charge })
+        Bytes::from_owner(ChargedBytes { bytes, _charge: charge })
     }
 }
 
-/// Bytes that count.
-struct Counted {
+/// Bytes with their charge.
+struct ChargedBytes {
     bytes: Bytes,
     _charge: Charge,
 }
 
-impl AsRef<[u8]> for Counted {
+impl AsRef<[u8]> for ChargedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl http_body::Body for Sent {
+impl http_body::Body for ResponseBody {
     type Data = Bytes;
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(|bytes| self.count(bytes)))))
+        Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(|bytes| self.charge(bytes)))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -232,37 +234,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_counts_as_soon_as_its_length_has_come_and_until_it_is_taken() {
+    fn a_message_is_charged_from_its_length_prefix_until_it_is_consumed() {
         let budget = Arc::new(Budget::new(1000, 1000));
         let mut message = Message::new(budget.charge(None, Purpose::Requests));
-        message.measure(&[0, 0, 0]).unwrap();
-        assert_eq!(budget.held(), 0);
-        message.measure(&[2, 88]).unwrap();
-        assert_eq!(budget.held(), 600);
+        message.receive(&[0, 0, 0]).unwrap();
+        assert_eq!(budget.held_bytes(), 0);
+        message.receive(&[2, 88]).unwrap();
+        assert_eq!(budget.held_bytes(), 600);
         for _ in 0..599 {
-            message.measure(&[7]).unwrap();
-            message.is_taken();
+            message.receive(&[7]).unwrap();
+            message.release_if_complete();
         }
-        assert_eq!(budget.held(), 600, "a byte is missing");
-        message.measure(&[7]).unwrap();
-        assert_eq!(budget.held(), 600);
-        message.is_taken();
-        assert_eq!(budget.held(), 0);
-        // Several at once; and one that is too long is refused by its length.
-        message.measure(&[0, 0, 0, 0, 1, 9, 0, 0, 0, 0, 2, 9]).unwrap();
-        assert_eq!((budget.held(), message.remaining), (2, 1));
-        let refusal = message.measure(&[9, 0, 0, 0, 3, 233]).unwrap_err();
-        assert_eq!(refusal.code(), tonic::Code::ResourceExhausted);
-        // Longer messages have more time.
+        assert_eq!(budget.held_bytes(), 600, "a byte is missing");
+        message.receive(&[7]).unwrap();
+        assert_eq!(budget.held_bytes(), 600);
+        message.release_if_complete();
+        assert_eq!(budget.held_bytes(), 0);
+        // Several at once; one that is too long is rejected by its length.
+        message.receive(&[0, 0, 0, 0, 1, 9, 0, 0, 0, 0, 2, 9]).unwrap();
+        assert_eq!((budget.held_bytes(), message.remaining), (2, 1));
+        let error = message.receive(&[9, 0, 0, 0, 3, 233]).unwrap_err();
+        assert_eq!(error.code(), tonic::Code::ResourceExhausted);
+        // Longer messages get more time.
         let mut message = Message::new(Arc::new(Budget::default()).charge(None, Purpose::Requests));
-        message.measure(&[0, 2, 0, 0, 0]).unwrap();
+        message.receive(&[0, 2, 0, 0, 0]).unwrap();
         assert_eq!((message.remaining, message.seconds), (32 << 20, 10 + 33));
     }
 
-    /// Some data, then nothing for ever.
-    struct Stuck(Option<Bytes>);
+    /// A body that yields one frame, then stalls.
+    struct StalledBody(Option<Bytes>);
 
-    impl http_body::Body for Stuck {
+    impl http_body::Body for StalledBody {
         type Data = Bytes;
         type Error = Status;
 
@@ -271,42 +273,42 @@ mod tests {
         }
     }
 
-    fn stuck(data: &'static [u8]) -> Body {
-        Body::new(Stuck(Some(Bytes::from_static(data))))
+    fn stalled(data: &'static [u8]) -> Body {
+        Body::new(StalledBody(Some(Bytes::from_static(data))))
     }
 
     #[tokio::test]
-    async fn a_message_that_does_not_come_is_given_up() {
+    async fn an_incomplete_message_times_out_and_only_polled_time_counts() {
         let budget = Arc::new(Budget::new(1000, 1000));
         let message = Message::new(budget.charge(None, Purpose::Requests));
-        let mut body = Received { body: stuck(&[0, 0, 0, 2, 88, 1, 2]), message, second: None, _in_use: None };
+        let mut body = RequestBody { body: stalled(&[0, 0, 0, 2, 88, 1, 2]), message, second: None, _in_use: None };
         let frame = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await.unwrap().unwrap();
-        assert_eq!((frame.data_ref().map(Bytes::len), budget.held()), (Some(7), 600));
+        assert_eq!((frame.data_ref().map(Bytes::len), budget.held_bytes()), (Some(7), 600));
         body.message.seconds = 1;
-        // While nobody waits for it, no second is counted but the one that had begun.
+        // While it isn't polled, only the second that had begun counts.
         let wait = poll_fn(|context| Pin::new(&mut body).poll_frame(context));
         assert!(timeout(SECOND / 10, wait).await.is_err());
         sleep(SECOND * 3).await;
-        let begun = Instant::now();
+        let started = Instant::now();
         let frame = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;
-        let refusal = frame.unwrap().unwrap_err();
-        assert_eq!(refusal.code(), tonic::Code::DeadlineExceeded);
-        assert!(refusal.message().contains("598 bytes of it have not come"), "{refusal}");
-        assert!(begun.elapsed() >= SECOND, "{:?}", begun.elapsed());
+        let error = frame.unwrap().unwrap_err();
+        assert_eq!(error.code(), tonic::Code::DeadlineExceeded);
+        assert!(error.message().contains("598 bytes of it are missing"), "{error}");
+        assert!(started.elapsed() >= SECOND, "{:?}", started.elapsed());
         drop(body);
-        assert_eq!(budget.held(), 0);
+        assert_eq!(budget.held_bytes(), 0);
     }
 
     #[tokio::test]
-    async fn what_is_sent_counts_until_the_network_has_taken_it() {
+    async fn a_response_is_charged_until_its_last_byte_is_dropped() {
         let budget = Arc::new(Budget::new(1000, 1000));
-        let mut body = Sent { body: stuck(&[7; 600]), budget: budget.clone(), from: None };
+        let mut body = ResponseBody { body: stalled(&[7; 600]), budget: budget.clone(), from: None };
         let frame = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await.unwrap().unwrap();
         let data = frame.into_data().unwrap();
         let rest = data.slice(100..);
         drop((data, body));
-        assert_eq!((&rest[..], budget.held()), (&[7; 500][..], 600));
+        assert_eq!((&rest[..], budget.held_bytes()), (&[7; 500][..], 600));
         drop(rest);
-        assert_eq!(budget.held(), 0);
+        assert_eq!(budget.held_bytes(), 0);
     }
 }

@@ -1,5 +1,5 @@
-//! What gateways are told: all resources of one moment, and what differs from the moment before. Made once, encoded once,
-//! shared by all streams.
+//! A published policy version: all resources, and the keys that changed since the previous version. Built and encoded
+//! once, shared by all streams.
 
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
@@ -8,213 +8,218 @@ use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryResponse, Res
 use envoy_types::pb::google::protobuf::Any;
 use prost::Message;
 use prost::bytes::Bytes;
-use vipgate_dataplane::snapshot::spec::EndpointSpec;
+use vipgate_dataplane::policy::spec::EndpointSpec;
 
-use crate::policy::Deal;
 use crate::xds::resource::{CLUSTER, Content, Key, Kind, SETTINGS, encode, settings};
+use vipgate_policy::compiler::Placement;
 
-/// Resources of one response, bytes: each stream keeps room for its longest one, and gives way to others after each.
-const CHUNK: usize = 1 << 16;
+/// Maximum size of the resources in one response, bytes: bounds the memory that a stream needs for a response, and how
+/// long it blocks others.
+const MAX_RESPONSE_BYTES: usize = 1 << 16;
 
-/// All resources of one moment.
+/// A published policy version with all its resources.
 #[derive(Debug, Default)]
 pub struct Publication {
-    /// Counts publications of this process; 0 is that of nothing.
+    /// Sequence number of the publication in this process; 0: the empty one before the first.
     pub number: u64,
-    /// What people call it.
+    /// Version of the policy, as shown to users.
     pub version: String,
-    /// What it was made of.
-    pub deal: Arc<Deal>,
-    /// What differs from the publication before.
-    pub difference: Vec<Key>,
-    /// By kind, in the order of the deal.
-    resources: [Vec<Published>; Kind::ALL.len()],
-    whole: [OnceLock<Arc<[Chunk]>>; Kind::ALL.len()],
-    news: OnceLock<Arc<[Chunk]>>,
+    /// The placement that the resources were encoded from.
+    pub placement: Arc<Placement>,
+    /// Keys of added, changed and removed resources since the previous publication.
+    pub changed_keys: Vec<Key>,
+    /// By kind, in the order of the placement.
+    resources: [Vec<PublishedResource>; Kind::ALL.len()],
+    full_responses: [OnceLock<Arc<[EncodedResponse]>>; Kind::ALL.len()],
+    delta_responses: OnceLock<Arc<[EncodedResponse]>>,
 }
 
 /// A resource of a publication.
 #[derive(Clone, Debug)]
-pub struct Published {
-    /// What names it.
+pub struct PublishedResource {
+    /// Kind and name.
     pub key: Key,
-    /// What it is.
+    /// The encoded resource and its version.
     pub content: Content,
-    /// The number of the publication that it came with.
-    pub since: u64,
+    /// The number of the publication in which it last changed.
+    pub changed_in: u64,
 }
 
-/// A response without its nonce.
+/// An encoded response without its nonce.
 #[derive(Clone, Debug)]
-pub struct Chunk {
+pub struct EncodedResponse {
     /// The kind of its resources.
     pub kind: Kind,
-    /// Encoded.
+    /// The encoded `DeltaDiscoveryResponse`.
     pub bytes: Bytes,
 }
 
 impl Publication {
-    /// The publication after this one. `None` when nothing differs. What is the same is taken over as it was encoded.
-    pub fn next(&self, deal: Arc<Deal>) -> Option<Self> {
-        let (number, old) = (self.number + 1, &self.deal);
-        let mut difference = Vec::new();
-        let mut carry = Carry { number, difference: &mut difference };
+    /// The next publication, or `None` if nothing changed. Unchanged resources keep their encoding.
+    pub fn next(&self, placement: Arc<Placement>) -> Option<Self> {
+        let (number, old) = (self.number + 1, &self.placement);
+        let mut changed_keys = Vec::new();
+        let mut diff = Diff { number, changed_keys: &mut changed_keys };
         let [policies, vips, endpoints, services, gateways, nodes, cluster, _] = &self.resources;
         let mut resources = [
-            carry.over(&old.policies, policies, &deal.policies, |it| &it.name, encode::egress_policy),
-            carry.over(&old.vips, vips, &deal.vips, |it| &it.address, encode::vip),
-            carry.over(&old.endpoints, endpoints, &deal.endpoints, |it| &it.address, encode::endpoint),
-            carry.over(&old.services, services, &deal.services, |it| &it.name, encode::service),
-            carry.over(&old.peers, gateways, &deal.peers, |it| &it.name, encode::gateway),
-            carry.over(&old.nodes, nodes, &deal.nodes, |it| &it.name, encode::overlay_node),
-            carry.over(old.cluster.as_slice(), cluster, deal.cluster.as_slice(), |_| &(), encode::cluster),
+            diff.resources(&old.policies, policies, &placement.policies, |it| &it.name, encode::egress_policy),
+            diff.resources(&old.vips, vips, &placement.vips, |it| &it.address, encode::vip),
+            diff.resources(&old.endpoints, endpoints, &placement.endpoints, |it| &it.address, encode::endpoint),
+            diff.resources(&old.services, services, &placement.services, |it| &it.name, encode::service),
+            diff.resources(&old.peers, gateways, &placement.peers, |it| &it.name, encode::gateway),
+            diff.resources(&old.nodes, nodes, &placement.nodes, |it| &it.name, encode::overlay_node),
+            diff.resources(old.cluster.as_slice(), cluster, placement.cluster.as_slice(), |_| &(), encode::cluster),
             Vec::new(),
         ];
-        if difference.is_empty() && self.number > 0 {
+        if changed_keys.is_empty() && self.number > 0 {
             return None;
         }
         let sum = resources.iter().flatten().fold(0_u64, |sum, it| sum.wrapping_add(it.content.version));
-        let (key, content, version) = settings(deal.counts(), sum);
-        difference.push(key.clone());
-        resources[Kind::Settings as usize].push(Published { key, content, since: number });
-        let (whole, news) = Default::default();
-        Some(Self { number, version, deal, difference, resources, whole, news })
+        let (key, content, version) = settings(placement.counts(), sum);
+        changed_keys.push(key.clone());
+        resources[Kind::Settings as usize].push(PublishedResource { key, content, changed_in: number });
+        let (full_responses, delta_responses) = Default::default();
+        Some(Self { number, version, placement, changed_keys, resources, full_responses, delta_responses })
     }
 
     /// The resource with this key.
-    pub fn get(&self, key: &Key) -> Option<&Published> {
-        let (deal, name) = (&self.deal, &*key.name);
+    pub fn get(&self, key: &Key) -> Option<&PublishedResource> {
+        let (placement, name) = (&self.placement, &*key.name);
         let address = || name.parse::<IpAddr>().ok();
-        let at = match key.kind {
-            Kind::EgressPolicy => deal.policies.binary_search_by(|it| (*it.name).cmp(name)).ok(),
-            Kind::Vip => address().and_then(|own| deal.vips.binary_search_by_key(&own, |it| it.address).ok()),
-            Kind::Endpoint => address().and_then(|own| deal.endpoints.binary_search_by_key(&own, |it| it.address).ok()),
-            Kind::Service => deal.services.binary_search_by(|it| (*it.name).cmp(name)).ok(),
-            Kind::Gateway => deal.peers.binary_search_by(|it| (*it.name).cmp(name)).ok(),
-            Kind::OverlayNode => deal.nodes.binary_search_by(|it| (*it.name).cmp(name)).ok(),
+        let index = match key.kind {
+            Kind::EgressPolicy => placement.policies.binary_search_by(|it| (*it.name).cmp(name)).ok(),
+            Kind::Vip => address().and_then(|own| placement.vips.binary_search_by_key(&own, |it| it.address).ok()),
+            Kind::Endpoint => {
+                address().and_then(|own| placement.endpoints.binary_search_by_key(&own, |it| it.address).ok())
+            }
+            Kind::Service => placement.services.binary_search_by(|it| (*it.name).cmp(name)).ok(),
+            Kind::Gateway => placement.peers.binary_search_by(|it| (*it.name).cmp(name)).ok(),
+            Kind::OverlayNode => placement.nodes.binary_search_by(|it| (*it.name).cmp(name)).ok(),
             Kind::Cluster => (name == CLUSTER).then_some(0),
             Kind::Settings => (name == SETTINGS).then_some(0),
         };
-        // A name that isn't in canonical form names nothing.
-        self.of(key.kind).get(at?).filter(|it| *it.key.name == *name)
+        // A name that isn't in canonical form doesn't match.
+        self.of_kind(key.kind).get(index?).filter(|it| *it.key.name == *name)
     }
 
     /// The resources of a kind.
-    pub fn of(&self, kind: Kind) -> &[Published] {
+    pub fn of_kind(&self, kind: Kind) -> &[PublishedResource] {
         &self.resources[kind as usize]
     }
 
-    /// Responses with all resources of a kind; one at least.
-    pub fn whole(&self, kind: Kind) -> Arc<[Chunk]> {
-        let make = || chunks(&self.version, kind, self.of(kind).iter(), Vec::new()).into();
-        self.whole[kind as usize].get_or_init(make).clone()
+    /// Responses with all resources of a kind; at least one.
+    pub fn full(&self, kind: Kind) -> Arc<[EncodedResponse]> {
+        let encode = || encode_responses(&self.version, kind, self.of_kind(kind).iter(), Vec::new()).into();
+        self.full_responses[kind as usize].get_or_init(encode).clone()
     }
 
-    /// Responses with what differs from the publication before.
-    pub fn news(&self) -> Arc<[Chunk]> {
-        self.news.get_or_init(|| self.differing(&self.difference, |_| true).into()).clone()
+    /// Responses with the changes since the previous publication.
+    pub fn delta(&self) -> Arc<[EncodedResponse]> {
+        self.delta_responses.get_or_init(|| self.delta_for(&self.changed_keys, |_| true).into()).clone()
     }
 
-    /// Responses with what these keys, in any order, name now; what is wanted of them. What comes is told before what goes, and
-    /// the settings last.
-    pub fn differing(&self, keys: &[Key], wanted: impl Fn(&Key) -> bool) -> Vec<Chunk> {
-        let mut keys: Vec<&Key> = keys.iter().filter(|key| wanted(key)).collect();
+    /// Responses with the current state of those of these keys that `is_subscribed` accepts. Additions and changes come
+    /// before removals, the settings last.
+    pub fn delta_for(&self, keys: &[Key], is_subscribed: impl Fn(&Key) -> bool) -> Vec<EncodedResponse> {
+        let mut keys: Vec<&Key> = keys.iter().filter(|key| is_subscribed(key)).collect();
         keys.sort_unstable();
         keys.dedup();
         let mut out = Vec::new();
-        let mut gone_later = Vec::new();
+        let mut removals = Vec::new();
         for kind in Kind::ALL {
             let of_kind = keys.iter().filter(|key| key.kind == kind);
-            let (mut there, mut gone) = (Vec::new(), Vec::new());
+            let (mut present, mut removed) = (Vec::new(), Vec::new());
             for key in of_kind {
                 match self.get(key) {
-                    Some(published) => there.push(published),
-                    None => gone.push(key.name.to_string()),
+                    Some(published) => present.push(published),
+                    None => removed.push(key.name.to_string()),
                 }
             }
             if kind == Kind::Settings {
-                // In the opposite order: what names something goes before what it names.
-                gone_later.reverse();
-                out.append(&mut gone_later);
+                // In reverse order: a resource is removed before those that it refers to.
+                removals.reverse();
+                out.append(&mut removals);
             }
-            // What endpoints name goes when they name it no more.
-            let (at_once, later) = if kind == Kind::Endpoint { (gone, Vec::new()) } else { (Vec::new(), gone) };
-            if !there.is_empty() || !at_once.is_empty() {
-                out.extend(chunks(&self.version, kind, there.into_iter(), at_once));
+            // Resources that endpoints refer to are removed after the references.
+            let (immediate, deferred) =
+                if kind == Kind::Endpoint { (removed, Vec::new()) } else { (Vec::new(), removed) };
+            if !present.is_empty() || !immediate.is_empty() {
+                out.extend(encode_responses(&self.version, kind, present.into_iter(), immediate));
             }
-            if !later.is_empty() {
-                gone_later.extend(chunks(&self.version, kind, [].into_iter(), later));
+            if !deferred.is_empty() {
+                removals.extend(encode_responses(&self.version, kind, [].into_iter(), deferred));
             }
         }
         out
     }
 
-    /// Keys that differ between an earlier publication and this one.
-    pub fn differing_from(&self, earlier: &Self) -> Vec<Key> {
+    /// Keys of resources that differ between an earlier publication and this one.
+    pub fn changed_since(&self, earlier: &Self) -> Vec<Key> {
         if earlier.number + 1 == self.number {
-            return self.difference.clone();
+            return self.changed_keys.clone();
         }
         let mut keys = Vec::new();
         for kind in Kind::ALL {
-            let same =
-                |it: &&Published| earlier.get(&it.key).is_none_or(|was| was.content.version != it.content.version);
-            keys.extend(self.of(kind).iter().filter(same).map(|it| it.key.clone()));
-            let gone = |was: &&Published| self.get(&was.key).is_none();
-            keys.extend(earlier.of(kind).iter().filter(gone).map(|was| was.key.clone()));
+            let is_changed = |it: &&PublishedResource| {
+                earlier.get(&it.key).is_none_or(|old| old.content.version != it.content.version)
+            };
+            keys.extend(self.of_kind(kind).iter().filter(is_changed).map(|it| it.key.clone()));
+            let is_removed = |old: &&PublishedResource| self.get(&old.key).is_none();
+            keys.extend(earlier.of_kind(kind).iter().filter(is_removed).map(|old| old.key.clone()));
         }
         keys
     }
 
     /// The endpoint with this address.
     pub fn endpoint(&self, address: IpAddr) -> Option<&EndpointSpec> {
-        let at = self.deal.endpoints.binary_search_by_key(&address, |endpoint| endpoint.address).ok()?;
-        self.deal.endpoints.get(at)
+        let index = self.placement.endpoints.binary_search_by_key(&address, |endpoint| endpoint.address).ok()?;
+        self.placement.endpoints.get(index)
     }
 }
 
-/// Carries resources over from one publication to the next.
-struct Carry<'a> {
+/// Difference between two publications: encodes changed resources and collects their keys.
+struct Diff<'a> {
     number: u64,
-    difference: &'a mut Vec<Key>,
+    changed_keys: &'a mut Vec<Key>,
 }
 
-impl Carry<'_> {
-    /// The resources of a kind: `was` are those of the items `old`, both sorted by key like `new`.
-    fn over<T: PartialEq, K: Ord>(
+impl Diff<'_> {
+    /// The resources of a kind. `encoded` belongs to the items `old`; both are sorted by key like `new`.
+    fn resources<T: PartialEq, K: Ord>(
         &mut self,
         old: &[T],
-        was: &[Published],
+        encoded: &[PublishedResource],
         new: &[T],
         key: impl Fn(&T) -> &K,
         encode: impl Fn(&T) -> (Key, Content),
-    ) -> Vec<Published> {
-        let mut before = old.iter().zip(was).peekable();
+    ) -> Vec<PublishedResource> {
+        let mut previous = old.iter().zip(encoded).peekable();
         let mut resources = Vec::with_capacity(new.len());
         for item in new {
-            while let Some((_, gone)) = before.next_if(|(old, _)| key(old) < key(item)) {
-                self.difference.push(gone.key.clone());
+            while let Some((_, removed)) = previous.next_if(|(old, _)| key(old) < key(item)) {
+                self.changed_keys.push(removed.key.clone());
             }
-            match before.next_if(|(old, _)| key(old) == key(item)) {
-                Some((old, same)) if old == item => resources.push(same.clone()),
+            match previous.next_if(|(old, _)| key(old) == key(item)) {
+                Some((old, unchanged)) if old == item => resources.push(unchanged.clone()),
                 _ => {
                     let (key, content) = encode(item);
-                    self.difference.push(key.clone());
-                    resources.push(Published { key, content, since: self.number });
+                    self.changed_keys.push(key.clone());
+                    resources.push(PublishedResource { key, content, changed_in: self.number });
                 }
             }
         }
-        self.difference.extend(before.map(|(_, gone)| gone.key.clone()));
+        self.changed_keys.extend(previous.map(|(_, removed)| removed.key.clone()));
         resources
     }
 }
 
-/// Cuts resources into responses. With nothing at all there is one that says so.
-pub fn chunks<'a>(
+/// Encodes resources and names of removed ones as responses of bounded size; without either, as one empty response.
+pub fn encode_responses<'a>(
     version: &str,
     kind: Kind,
-    resources: impl Iterator<Item = &'a Published>,
-    gone: Vec<String>,
-) -> Vec<Chunk> {
+    resources: impl Iterator<Item = &'a PublishedResource>,
+    removed: Vec<String>,
+) -> Vec<EncodedResponse> {
     let response = |resources, removed_resources| DeltaDiscoveryResponse {
         system_version_info: version.to_owned(),
         type_url: kind.type_url().to_owned(),
@@ -222,10 +227,10 @@ pub fn chunks<'a>(
         removed_resources,
         ..DeltaDiscoveryResponse::default()
     };
-    let chunk = |response: DeltaDiscoveryResponse| Chunk { kind, bytes: response.encode_to_vec().into() };
+    let chunk = |response: DeltaDiscoveryResponse| EncodedResponse { kind, bytes: response.encode_to_vec().into() };
     let mut out = Vec::new();
     let (mut collected, mut size) = (Vec::new(), 0);
-    for Published { key, content, .. } in resources {
+    for PublishedResource { key, content, .. } in resources {
         collected.push(Resource {
             name: key.name.to_string(),
             version: Content::version_text(content.version),
@@ -233,16 +238,16 @@ pub fn chunks<'a>(
             ..Resource::default()
         });
         size += content.body.len() + 2 * key.name.len() + 128;
-        if size >= CHUNK {
+        if size >= MAX_RESPONSE_BYTES {
             out.push(chunk(response(std::mem::take(&mut collected), Vec::new())));
             size = 0;
         }
     }
-    let mut gone = gone.into_iter().peekable();
+    let mut removed = removed.into_iter().peekable();
     loop {
         let mut names = Vec::new();
-        while size < CHUNK
-            && let Some(name) = gone.next()
+        while size < MAX_RESPONSE_BYTES
+            && let Some(name) = removed.next()
         {
             size += name.len() + 8;
             names.push(name);
@@ -251,7 +256,7 @@ pub fn chunks<'a>(
             out.push(chunk(response(std::mem::take(&mut collected), names)));
         }
         size = 0;
-        if gone.peek().is_none() {
+        if removed.peek().is_none() {
             return out;
         }
     }

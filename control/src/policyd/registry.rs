@@ -1,90 +1,90 @@
-//! The gateways that have been heard of, and what each has in force.
+//! Registry of gateways that are or were connected, with the publication that each has in force.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Gateways that are remembered when they are gone; beyond it the one that is gone for the longest is forgotten.
-const MOST: usize = 8192;
-/// The same of those that the policy doesn't have: whoever reaches the port may take any such name.
-const MOST_UNKNOWN: usize = 256;
+/// Maximum number of gateways; beyond it the one that has been disconnected for the longest is removed.
+const MAX_GATEWAYS: usize = 8192;
+/// Maximum number of disconnected gateways that the policy doesn't name: any client may claim such a name.
+const MAX_UNKNOWN_GATEWAYS: usize = 256;
 
 /// A gateway.
 #[derive(Clone, Debug)]
 pub struct Gateway {
-    /// Streams that it has open now.
+    /// Open streams.
     pub streams: u32,
-    /// The process whose streams these are.
+    /// The process that opened them.
     pub process: Process,
-    /// Where it connected from last.
+    /// Remote address of the last stream.
     pub address: Option<SocketAddr>,
-    /// Since when it is connected, or gone.
+    /// When it connected or disconnected.
     pub since: Instant,
     /// Number of the publication that it has in force.
     pub in_force: u64,
-    /// Why it refused what it was told last.
+    /// Reason of its last NACK.
     pub error: Option<String>,
-    /// Whether the policy had it when it went.
+    /// Whether the policy named it when it disconnected.
     is_known: bool,
 }
 
-/// What tells one process of a gateway from another one with the same name.
+/// Identity of a gateway's process, to tell it from another one with the same name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Process {
-    /// Another number for each start.
+    /// A number that differs for each start.
     Incarnation(u64),
-    /// It gives no number: then its host counts.
-    At(IpAddr),
-    /// Nothing is known of it.
+    /// It sends no incarnation: the address of its host.
+    Host(IpAddr),
+    /// Neither is known.
     #[default]
     Unknown,
 }
 
-/// A living process has the name already.
+/// A live process already uses the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InUse {
-    /// Where it connected from last.
+pub struct NameInUse {
+    /// Remote address of its last stream.
     pub address: Option<SocketAddr>,
 }
 
-/// All of them, by name.
+/// All gateways, by name.
 #[derive(Debug, Default)]
 pub struct Registry(Mutex<BTreeMap<String, Gateway>>);
 
 impl Registry {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Gateway>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Gateway>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A copy of all of them.
+    /// A copy of all entries.
     pub fn list(&self) -> BTreeMap<String, Gateway> {
-        self.all().clone()
+        self.lock().clone()
     }
 
-    /// Whether a gateway of this name has ever connected.
-    pub fn has(&self, name: &str) -> bool {
-        self.all().contains_key(name)
+    /// Whether there is an entry for this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.lock().contains_key(name)
     }
 
-    /// How many are connected.
+    /// Number of connected gateways.
     pub fn connected(&self) -> usize {
-        self.all().values().filter(|gateway| gateway.streams > 0).count()
+        self.lock().values().filter(|gateway| gateway.streams > 0).count()
     }
 
-    /// A process of a gateway has opened a stream; says how many it has now.
+    /// Registers a stream of a gateway's process; returns how many the gateway has now.
     ///
     /// # Errors
-    /// When another process of this name has a stream: nothing changes.
-    pub fn comes(&self, name: &str, process: Process, address: Option<SocketAddr>) -> Result<u32, InUse> {
-        let mut all = self.all();
+    /// When another process has an open stream with this name: nothing changes.
+    pub fn connect(&self, name: &str, process: Process, address: Option<SocketAddr>) -> Result<u32, NameInUse> {
+        let mut all = self.lock();
         if let Some(live) = all.get(name).filter(|it| it.streams > 0 && it.process != process) {
-            return Err(InUse { address: live.address });
+            return Err(NameInUse { address: live.address });
         }
-        if all.len() >= MOST && !all.contains_key(name) {
-            let gone = all.iter().filter(|(_, gateway)| gateway.streams == 0).min_by_key(|(_, gateway)| gateway.since);
-            let gone = gone.map(|(name, _)| name.clone());
-            gone.and_then(|name| all.remove(&name));
+        if all.len() >= MAX_GATEWAYS && !all.contains_key(name) {
+            let disconnected = all.iter().filter(|(_, gateway)| gateway.streams == 0);
+            let oldest = disconnected.min_by_key(|(_, gateway)| gateway.since).map(|(name, _)| name.clone());
+            oldest.and_then(|name| all.remove(&name));
         }
         let gateway = all.entry(name.to_owned()).or_insert_with(|| Gateway {
             streams: 0,
@@ -100,16 +100,16 @@ impl Registry {
         gateway.address = address;
         if gateway.streams == 1 {
             gateway.since = Instant::now();
-            // What it has in force it says again.
+            // It acknowledges again what it has in force.
             gateway.in_force = 0;
             gateway.error = None;
         }
         Ok(gateway.streams)
     }
 
-    /// A stream of a gateway has ended; whether the policy has that gateway.
-    pub fn goes(&self, name: &str, is_known: bool) {
-        let mut all = self.all();
+    /// Removes a stream of a gateway that has ended. `is_known`: whether the policy names the gateway.
+    pub fn disconnect(&self, name: &str, is_known: bool) {
+        let mut all = self.lock();
         let Some(gateway) = all.get_mut(name) else { return };
         gateway.streams = gateway.streams.saturating_sub(1);
         if gateway.streams > 0 {
@@ -117,15 +117,15 @@ impl Registry {
         }
         (gateway.since, gateway.is_known) = (Instant::now(), is_known);
         let unknown = || all.iter().filter(|(_, gateway)| gateway.streams == 0 && !gateway.is_known);
-        if unknown().count() > MOST_UNKNOWN {
+        if unknown().count() > MAX_UNKNOWN_GATEWAYS {
             let oldest = unknown().min_by_key(|(_, gateway)| gateway.since).map(|(name, _)| name.clone());
             oldest.and_then(|name| all.remove(&name));
         }
     }
 
-    /// A gateway has a publication in force.
-    pub fn accepted(&self, name: &str, number: u64) {
-        if let Some(gateway) = self.all().get_mut(name)
+    /// Records that a gateway has a publication in force.
+    pub fn acknowledge(&self, name: &str, number: u64) {
+        if let Some(gateway) = self.lock().get_mut(name)
             && number > gateway.in_force
         {
             gateway.in_force = number;
@@ -133,9 +133,9 @@ impl Registry {
         }
     }
 
-    /// A gateway has refused something.
-    pub fn refused(&self, name: &str, reason: String) {
-        if let Some(gateway) = self.all().get_mut(name) {
+    /// Records a NACK of a gateway.
+    pub fn reject(&self, name: &str, reason: String) {
+        if let Some(gateway) = self.lock().get_mut(name) {
             gateway.error = Some(reason);
         }
     }
@@ -146,22 +146,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_gateways_that_the_policy_does_not_have_few_are_remembered() {
+    fn disconnected_gateways_that_the_policy_does_not_name_are_limited() {
         let registry = Registry::default();
-        let come_and_go = |name: &str, is_known| {
-            assert_eq!(registry.comes(name, Process::Unknown, None), Ok(1));
-            registry.goes(name, is_known);
+        let connect_and_disconnect = |name: &str, is_known| {
+            assert_eq!(registry.connect(name, Process::Unknown, None), Ok(1));
+            registry.disconnect(name, is_known);
         };
-        registry.comes("stays", Process::Unknown, None).unwrap();
+        registry.connect("connected", Process::Unknown, None).unwrap();
         for n in 0..300 {
-            come_and_go(&format!("known-{n}"), true);
+            connect_and_disconnect(&format!("known-{n}"), true);
         }
         for n in 0..1000 {
-            come_and_go(&format!("unknown-{n}"), false);
+            connect_and_disconnect(&format!("unknown-{n}"), false);
         }
         let all = registry.list();
-        assert_eq!(all.len(), 1 + 300 + MOST_UNKNOWN);
-        // Those that went last, and whoever hasn't gone.
-        assert!(all.contains_key("stays") && all.contains_key("unknown-999") && !all.contains_key("unknown-743"));
+        assert_eq!(all.len(), 1 + 300 + MAX_UNKNOWN_GATEWAYS);
+        // The connected one stays, and of unknown ones those that disconnected last.
+        assert!(all.contains_key("connected") && all.contains_key("unknown-999") && !all.contains_key("unknown-743"));
     }
 }

@@ -1,5 +1,5 @@
-//! The discovery service over gRPC: a task for each stream, which tells its gateway what is published and notes what the
-//! gateway says to that. What a client makes it hold is charged, and a stream that makes no progress ends.
+//! Discovery service (delta xDS over gRPC): one task per stream sends publications to its gateway and records ACKs and
+//! NACKs. Memory is charged to the client, and a stalled stream ends.
 
 mod outgoing;
 
@@ -16,14 +16,14 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_stream::Stream as Responses;
 use tonic::{Code, Request, Response as Reply, Status, Streaming};
 
-use self::outgoing::{Discard, Outgoing};
+use self::outgoing::{DiscardHandle, ResponseQueue};
 use super::budget::{Budget, Charge, Purpose};
 use super::codec::{Response, cost};
-use super::figures::Figures;
-use super::identity::{Peer, Refusals};
+use super::identity::{ClientIdentity, RejectionLog};
 use super::publication::Publication;
-use super::registry::{InUse, Process, Registry};
-use super::stream::{Heard, Stream};
+use super::registry::{NameInUse, Process, Registry};
+use super::stream::{Acknowledgment, DeltaStream};
+use crate::policyd::stats::Stats;
 use crate::xds::resource::INCARNATION;
 
 #[expect(
@@ -40,67 +40,68 @@ mod generated {
 use generated::aggregated_discovery_service_server::AggregatedDiscoveryService;
 pub use generated::aggregated_discovery_service_server::AggregatedDiscoveryServiceServer;
 
-/// Responses of one stream that wait for the network; behind that, publications wait, and are told together.
+/// Capacity of a stream's queue of responses; while it is full, publications are coalesced.
 const QUEUE: usize = 16;
-/// The longest wait for the answers of a client that is to be told more.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// How long a stream is unanswered while its first request hasn't come.
-const FIRST_REQUEST: Duration = Duration::from_secs(1);
-/// How long a stream may be open while it hasn't come.
-const NO_REQUEST: Duration = Duration::from_secs(10);
-/// The longest name of a gateway, bytes.
-const LONGEST_NAME: usize = 253;
-/// Streams of one gateway: the one before may not have noticed yet that it is over.
-const MOST_STREAMS: u32 = 16;
-/// Responses that a client must take within the time for streams that make no progress: about a megabyte, so that a client that reads
-/// next to nothing doesn't hold an old publication for hours.
-const LEAST_TAKEN: usize = 16;
-/// Why a stream makes no progress.
-const NOT_TAKEN: &str = "the client doesn't take responses";
+/// How long an update waits for the ACKs of a client with too many unacknowledged publications.
+const ACK_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long the response headers wait for the first request.
+const FIRST_REQUEST_WAIT: Duration = Duration::from_secs(1);
+/// Timeout of the first request of an open stream.
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum length of a gateway's name, bytes.
+const MAX_NAME_BYTES: usize = 253;
+/// Maximum streams of one gateway: the server may not have detected yet that earlier ones are broken.
+const MAX_STREAMS: u32 = 16;
+/// Responses that a client must take per stall timeout: about a megabyte, so that a client that hardly reads doesn't
+/// hold an old publication for hours.
+const MIN_RESPONSES_PER_TIMEOUT: usize = 16;
+/// Reasons for a stall.
+const CLIENT_STALLED: &str = "the client doesn't take responses";
 const NO_MEMORY: &str = "there is no memory for a response (`limits.bytes`, `limits.bytes_per_address`)";
-/// How soon to look again whether there is memory: for a response, and for an update, which takes longer to put together.
-const RESPONSE_PAUSE: Duration = Duration::from_millis(20);
-const UPDATE_PAUSE: Duration = Duration::from_millis(100);
+/// Retry intervals when memory is short: for a response, and for an update, which is more expensive to build.
+const RESPONSE_RETRY_INTERVAL: Duration = Duration::from_millis(20);
+const UPDATE_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What all streams share.
+/// The discovery service; shared by all streams.
 #[derive(Clone, Debug)]
-pub struct Discovery {
-    /// What gateways are told; nothing before the source has been read.
+pub struct DiscoveryService {
+    /// The current publication; `None` until the source has been read.
     pub published: watch::Receiver<Option<Arc<Publication>>>,
-    /// The gateways.
+    /// Connected gateways.
     pub registry: Arc<Registry>,
-    /// What is counted.
-    pub figures: Arc<Figures>,
-    /// What is logged of refusals.
-    pub refusals: Arc<Refusals>,
-    /// What clients make the server hold.
+    /// Counters.
+    pub stats: Arc<Stats>,
+    /// Rate-limited log of rejections.
+    pub rejections: Arc<RejectionLog>,
+    /// Memory budget of clients.
     pub budget: Arc<Budget>,
 }
 
 #[tonic::async_trait]
-impl AggregatedDiscoveryService for Discovery {
+impl AggregatedDiscoveryService for DiscoveryService {
     type DeltaAggregatedResourcesStream = Pin<Box<dyn Responses<Item = Result<Response, Status>> + Send>>;
 
     async fn delta_aggregated_resources(
         &self,
         request: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Reply<Self::DeltaAggregatedResourcesStream>, Status> {
-        let peer = Peer::of(&request);
+        let client = ClientIdentity::from_request(&request);
         let mut requests = request.into_inner();
-        // A client that is refused should learn it instead of an answer, not after one. It may also wait for the answer first.
-        let first = timeout(FIRST_REQUEST, requests.message()).await.unwrap_or(Ok(None))?;
-        let gateway = first.as_ref().map(|request| self.admit(request, &peer)).transpose()?;
+        // A rejected client should get an error instead of response headers, not after them. But a client may also wait
+        // for the headers before its first request.
+        let first = timeout(FIRST_REQUEST_WAIT, requests.message()).await.unwrap_or(Ok(None))?;
+        let gateway = first.as_ref().map(|request| self.admit(request, &client)).transpose()?;
         let (sender, receiver) = mpsc::channel(QUEUE);
-        let (outgoing, discard) = Outgoing::new(receiver);
-        let charge = self.budget.charge(peer.address, Purpose::Requests);
-        let task = Task {
-            shared: self.clone(),
-            stream: Stream::default(),
+        let (outgoing, discard) = ResponseQueue::new(receiver);
+        let charge = self.budget.charge(client.address, Purpose::Requests);
+        let task = StreamTask {
+            service: self.clone(),
+            stream: DeltaStream::default(),
             gateway,
             sender,
             discard,
-            peer,
-            patience: None,
+            client,
+            update_deadline: None,
             no_memory_since: None,
             charge,
         };
@@ -109,52 +110,53 @@ impl AggregatedDiscoveryService for Discovery {
     }
 }
 
-impl Discovery {
-    /// Takes in a gateway by the first request of its stream: its name.
-    fn admit(&self, request: &DeltaDiscoveryRequest, peer: &Peer) -> Result<String, Status> {
+impl DiscoveryService {
+    /// Authorizes and registers a gateway by the first request of its stream; returns its name.
+    fn admit(&self, request: &DeltaDiscoveryRequest, client: &ClientIdentity) -> Result<String, Status> {
         let node = request.node.as_ref();
         let name = node.map(|node| node.id.clone()).unwrap_or_default();
-        if name.is_empty() || name.len() > LONGEST_NAME || name.contains(|c: char| c.is_control() || c == ' ') {
-            let why = "node.id of the first request must be the gateway's name: 1 to 253 bytes without blanks";
-            return Err(Status::invalid_argument(why));
+        if name.is_empty() || name.len() > MAX_NAME_BYTES || name.contains(|c: char| c.is_control() || c == ' ') {
+            let reason = "node.id of the first request must be the gateway's name: 1 to 253 bytes without blanks";
+            return Err(Status::invalid_argument(reason));
         }
-        if let Err(status) = peer.may_be(&name) {
-            self.figures.misnamed.add();
-            self.refusals.log(peer, &name, &status);
+        if let Err(status) = client.authorize_gateway(&name) {
+            self.stats.certificate_mismatches.increment();
+            self.rejections.log_gateway(client, &name, &status);
             return Err(status);
         }
         let process = match node.and_then(incarnation) {
             Some(incarnation) => Process::Incarnation(incarnation),
-            None => peer.address.map_or(Process::Unknown, |address| Process::At(address.ip())),
+            None => client.address.map_or(Process::Unknown, |address| Process::Host(address.ip())),
         };
-        match self.registry.comes(&name, process, peer.address) {
-            Ok(..=MOST_STREAMS) => {}
+        match self.registry.connect(&name, process, client.address) {
+            Ok(..=MAX_STREAMS) => {}
             Ok(_) => {
-                self.registry.goes(&name, self.has(&name));
-                let why = format!("gateway {name} has {MOST_STREAMS} streams already: is its name used twice?");
-                return Err(Status::resource_exhausted(why));
+                self.registry.disconnect(&name, self.is_in_policy(&name));
+                let reason = format!("gateway {name} has {MAX_STREAMS} streams already: is its name used twice?");
+                return Err(Status::resource_exhausted(reason));
             }
-            Err(InUse { address }) => {
+            Err(NameInUse { address }) => {
                 let at = address.map(|address| format!(" at {address}")).unwrap_or_default();
                 let status = Status::already_exists(format!(
-                    "another process{at} is gateway {name}, and it lives: stop one of them, or give each a name of its own"
+                    "the name {name} is in use by another live process{at}: stop one of them, or give each a unique \
+                     name"
                 ));
-                self.figures.twice.add();
-                self.refusals.log(peer, &name, &status);
+                self.stats.name_conflicts.increment();
+                self.rejections.log_gateway(client, &name, &status);
                 return Err(status);
             }
         }
-        tracing::info!(event = "gateway_connected", gateway = name, address = ?peer.address, "gateway connected");
+        tracing::info!(event = "gateway_connected", gateway = name, address = ?client.address, "gateway connected");
         Ok(name)
     }
 
-    /// Whether the policy has a gateway of this name.
-    fn has(&self, name: &str) -> bool {
-        self.published.borrow().as_ref().is_some_and(|it| it.deal.peer(name).is_some())
+    /// Whether the policy names this gateway.
+    fn is_in_policy(&self, name: &str) -> bool {
+        self.published.borrow().as_ref().is_some_and(|it| it.placement.peer(name).is_some())
     }
 }
 
-/// The process that a node says it is.
+/// The incarnation in a node's metadata.
 fn incarnation(node: &Node) -> Option<u64> {
     match node.metadata.as_ref()?.fields.get(INCARNATION)?.kind.as_ref()? {
         ValueKind::StringValue(text) => u64::from_str_radix(text, 16).ok(),
@@ -162,113 +164,116 @@ fn incarnation(node: &Node) -> Option<u64> {
     }
 }
 
-/// What gateways are told.
+/// Receiver of publications.
 type Published = watch::Receiver<Option<Arc<Publication>>>;
 
-/// Why a stream ends, if there is anybody to learn it.
+/// Why a stream ends; `None`: the client has closed it.
 type End = Option<Status>;
 
-struct Task {
-    shared: Discovery,
-    stream: Stream,
-    /// The gateway's name, once it has said it.
+/// Task of one stream.
+struct StreamTask {
+    service: DiscoveryService,
+    stream: DeltaStream,
+    /// The gateway's name, from the first request.
     gateway: Option<String>,
     sender: mpsc::Sender<Result<Response, Status>>,
-    /// Drops what the client doesn't read.
-    discard: Discard,
-    peer: Peer,
-    /// Until when a client isn't told more, though there is more to tell: it owes answers, or there is no memory for it.
-    patience: Option<Instant>,
-    /// Since when there is none.
+    /// Drops queued responses that the client doesn't read.
+    discard: DiscardHandle,
+    client: ClientIdentity,
+    /// When a deferred update is sent or retried: ACKs are outstanding, or memory was short.
+    update_deadline: Option<Instant>,
+    /// Since when there has been no memory for an update.
     no_memory_since: Option<Instant>,
-    /// What the stream holds.
+    /// Memory of the stream's state.
     charge: Charge,
 }
 
-impl Task {
+impl StreamTask {
     async fn run(mut self, first: Option<DeltaDiscoveryRequest>, mut requests: Streaming<DeltaDiscoveryRequest>) {
-        let status = self.serve(first, &mut requests).await.err().flatten();
+        let status = self.run_stream(first, &mut requests).await.err().flatten();
         if let Some(name) = &self.gateway {
-            self.shared.registry.goes(name, self.shared.has(name));
-            tracing::info!(event = "gateway_lost", gateway = name, address = ?self.peer.address, "gateway gone");
+            self.service.registry.disconnect(name, self.service.is_in_policy(name));
+            let address = self.client.address;
+            tracing::info!(event = "gateway_lost", gateway = name, ?address, "gateway disconnected");
         }
-        // All that it holds now is what waits for the network.
+        // Only queued responses stay charged.
         drop(requests);
-        self.stream = Stream::default();
+        self.stream = DeltaStream::default();
         self.charge.force(0);
         self.end(status).await;
     }
 
-    /// Ends the stream, with a reason if there is anybody to learn it. A client that doesn't read loses what waits for it.
+    /// Ends the stream, with a status unless the client has closed it. Responses that the client doesn't read are
+    /// dropped.
     async fn end(&self, status: Option<Status>) {
         if let Some(status) = status {
             if let (Some(name), Code::ResourceExhausted | Code::DeadlineExceeded) = (&self.gateway, status.code()) {
-                self.shared.refusals.log(&self.peer, name, &status);
+                self.service.rejections.log_gateway(&self.client, name, &status);
             }
             if let Err(TrySendError::Full(Err(status))) = self.sender.try_send(Err(status)) {
                 return self.discard.discard(status);
             }
         }
-        if timeout(self.shared.budget.stall_timeout(), self.sender.reserve_many(QUEUE)).await.is_err() {
-            self.discard.discard(self.stalled(NOT_TAKEN));
+        if timeout(self.service.budget.stall_timeout(), self.sender.reserve_many(QUEUE)).await.is_err() {
+            self.discard.discard(self.stalled(CLIENT_STALLED));
         }
     }
 
-    async fn serve(
+    async fn run_stream(
         &mut self,
         first: Option<DeltaDiscoveryRequest>,
         requests: &mut Streaming<DeltaDiscoveryRequest>,
     ) -> Result<(), End> {
-        let first = self.introduce(first, requests).await?;
-        let mut published = self.shared.published.clone();
+        let first = self.first_request(first, requests).await?;
+        let mut published = self.service.published.clone();
         for request in self.until_ready(first, requests, &mut published).await? {
-            self.hear(request, &published)?;
+            self.receive(request, &published)?;
         }
-        self.tell(&published).await?;
-        self.follow(requests, &mut published).await
+        self.send_pending(&published).await?;
+        self.process_events(requests, &mut published).await
     }
 
-    /// The first request, and with it the gateway's name.
-    async fn introduce(
+    /// Waits for the first request, which has the gateway's name.
+    async fn first_request(
         &mut self,
         first: Option<DeltaDiscoveryRequest>,
         requests: &mut Streaming<DeltaDiscoveryRequest>,
     ) -> Result<DeltaDiscoveryRequest, End> {
         let request = if let Some(request) = first {
             request
-        } else if let Ok(request) = timeout(NO_REQUEST, requests.message()).await {
+        } else if let Ok(request) = timeout(FIRST_REQUEST_TIMEOUT, requests.message()).await {
             request.map_err(Some)?.ok_or(None)?
         } else {
-            let why = format!("no request within {} s", NO_REQUEST.as_secs());
-            return Err(Some(Status::deadline_exceeded(why)));
+            let reason = format!("no request within {} s", FIRST_REQUEST_TIMEOUT.as_secs());
+            return Err(Some(Status::deadline_exceeded(reason)));
         };
         if self.gateway.is_none() {
-            self.gateway = Some(self.shared.admit(&request, &self.peer).map_err(Some)?);
+            self.gateway = Some(self.service.admit(&request, &self.client).map_err(Some)?);
         }
         Ok(request)
     }
 
-    /// Waits until there is a policy: nobody is told that there is nothing just because the source hasn't been read yet. What the client
-    /// asks for meanwhile, but for what names it.
+    /// Waits for the first publication: while the source hasn't been read, no gateway may get an empty policy. Returns
+    /// the requests that were received meanwhile, without their nodes.
     async fn until_ready(
         &mut self,
         first: DeltaDiscoveryRequest,
         requests: &mut Streaming<DeltaDiscoveryRequest>,
         published: &mut Published,
     ) -> Result<Vec<DeltaDiscoveryRequest>, End> {
-        let (mut kept, mut bytes) = (Vec::new(), 0);
+        let (mut queued, mut bytes) = (Vec::new(), 0);
         let mut request = first;
         loop {
             request.node = None;
             bytes += cost(&request);
-            kept.push(request);
+            queued.push(request);
             if published.borrow().is_some() {
-                return Ok(kept);
+                return Ok(queued);
             }
             self.charge.set(bytes).map_err(Some)?;
             tokio::select! {
                 ready = published.wait_for(Option::is_some) => match ready {
-                    Ok(_) => return Ok(kept),
+                    Ok(_) => return Ok(queued),
                     Err(_) => return Err(Some(stopping())),
                 },
                 next = requests.message() => request = next.map_err(Some)?.ok_or(None)?,
@@ -277,88 +282,92 @@ impl Task {
         }
     }
 
-    async fn follow(
+    async fn process_events(
         &mut self,
         requests: &mut Streaming<DeltaDiscoveryRequest>,
         published: &mut Published,
     ) -> Result<(), End> {
         loop {
+            let deadline = self.update_deadline;
             tokio::select! {
-                // Too long or too slow, or more than the server holds: the client should learn why.
+                // An error is a request over a limit; the client gets it as the stream's status.
                 request = requests.message() => {
                     let request = request.map_err(Some)?.ok_or(None)?;
-                    self.request(request, published).await?;
+                    self.handle_request(request, published).await?;
                 }
-                () = sleep_until(self.patience.unwrap_or_else(Instant::now)), if self.patience.is_some() => {
-                    // It doesn't answer at all: that is no reason to tell it nothing more.
-                    self.tell_news(published).await?;
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                    // Missing ACKs delay an update, but don't prevent it.
+                    self.send_update(published).await?;
                 }
                 changed = published.changed() => {
                     changed.map_err(|_| Some(stopping()))?;
-                    self.publish(published).await?;
+                    self.handle_publication(published).await?;
                 }
                 () = self.sender.closed() => return Err(None),
             }
         }
     }
 
-    async fn request(&mut self, request: DeltaDiscoveryRequest, published: &mut Published) -> Result<(), End> {
-        self.hear(request, published)?;
-        self.tell(published).await?;
-        if self.patience.is_some() && !self.stream.is_busy() {
-            return self.tell_news(published).await;
+    async fn handle_request(&mut self, request: DeltaDiscoveryRequest, published: &mut Published) -> Result<(), End> {
+        self.receive(request, published)?;
+        self.send_pending(published).await?;
+        if self.update_deadline.is_some() && !self.stream.is_busy() {
+            return self.send_update(published).await;
         }
         Ok(())
     }
 
-    /// Takes in a request.
-    fn hear(&mut self, request: DeltaDiscoveryRequest, published: &Published) -> Result<(), End> {
+    /// Applies a request to the stream's state.
+    fn receive(&mut self, request: DeltaDiscoveryRequest, published: &Published) -> Result<(), End> {
         let Some(current) = published.borrow().clone() else { return Ok(()) };
-        let heard = self.stream.request(request, &current).map_err(Some)?;
-        self.charge.set(self.stream.held()).map_err(Some)?;
-        self.note(heard);
+        let acknowledgment = self.stream.handle_request(request, &current).map_err(Some)?;
+        self.charge.set(self.stream.held_bytes()).map_err(Some)?;
+        self.record(acknowledgment);
         Ok(())
     }
 
-    fn note(&self, heard: Heard) {
+    /// Counts and records an ACK or NACK.
+    fn record(&self, acknowledgment: Acknowledgment) {
         let Some(name) = &self.gateway else { return };
-        match heard {
-            Heard::Nothing => {}
-            Heard::Accepted => {
-                self.shared.figures.accepted.add();
-                self.shared.registry.accepted(name, self.stream.in_force());
+        match acknowledgment {
+            Acknowledgment::None => {}
+            Acknowledgment::Ack => {
+                self.service.stats.acks.increment();
+                self.service.registry.acknowledge(name, self.stream.in_force());
             }
-            Heard::Refused(reason) => {
-                self.shared.figures.refused.add();
-                tracing::warn!(event = "update_refused", gateway = name, reason, "gateway refuses an update");
-                self.shared.registry.refused(name, reason);
+            Acknowledgment::Nack(reason) => {
+                self.service.stats.nacks.increment();
+                tracing::warn!(event = "update_refused", gateway = name, reason, "gateway refused an update");
+                self.service.registry.reject(name, reason);
             }
         }
     }
 
-    async fn publish(&mut self, published: &mut Published) -> Result<(), End> {
+    /// Sends a new publication, at once or when the client has acknowledged earlier ones.
+    async fn handle_publication(&mut self, published: &mut Published) -> Result<(), End> {
         if self.stream.is_busy() {
-            self.patience.get_or_insert_with(|| Instant::now() + PATIENCE);
+            self.update_deadline.get_or_insert_with(|| Instant::now() + ACK_TIMEOUT);
             return Ok(());
         }
-        self.tell_news(published).await
+        self.send_update(published).await
     }
 
-    /// Tells of the current publication. Without memory for it, it is tried again, and answers are taken meanwhile: they set some free.
-    async fn tell_news(&mut self, published: &mut Published) -> Result<(), End> {
-        self.patience = None;
+    /// Sends the update to the current publication. Without memory for it, it is retried; ACKs received meanwhile
+    /// release memory.
+    async fn send_update(&mut self, published: &mut Published) -> Result<(), End> {
+        self.update_deadline = None;
         let new = published.borrow_and_update().clone();
         let Some(new) = new else { return Ok(()) };
         let Some(update) = self.stream.update(&new).map_err(Some)? else {
             self.no_memory_since = None;
             return Ok(());
         };
-        let bytes = self.stream.held() + update.bytes();
+        let bytes = self.stream.held_bytes() + update.bytes();
         if !self.charge.try_set(bytes) {
             let now = Instant::now();
             let since = *self.no_memory_since.get_or_insert(now);
-            if now.duration_since(since) < self.shared.budget.stall_timeout() {
-                self.patience = Some(now + UPDATE_PAUSE);
+            if now.duration_since(since) < self.service.budget.stall_timeout() {
+                self.update_deadline = Some(now + UPDATE_RETRY_INTERVAL);
                 return Ok(());
             }
             self.charge.set(bytes).map_err(Some)?;
@@ -366,58 +375,59 @@ impl Task {
         self.no_memory_since = None;
         self.stream.publish(update);
         drop(new);
-        self.tell(published).await
+        self.send_pending(published).await
     }
 
-    /// Sends what the client is to be told, each response when there is memory for it and the client has taken those before.
-    async fn tell(&mut self, published: &Published) -> Result<(), End> {
-        let stall_timeout = self.shared.budget.stall_timeout();
-        let (mut sent, mut until) = (0_usize, Instant::now() + stall_timeout);
+    /// Sends pending responses, each when there is memory for it and the client has taken earlier ones.
+    async fn send_pending(&mut self, published: &Published) -> Result<(), End> {
+        let stall_timeout = self.service.budget.stall_timeout();
+        let (mut sent, mut deadline) = (0_usize, Instant::now() + stall_timeout);
         while let Some(size) = self.stream.next_size() {
-            let mut charge = self.shared.budget.charge(self.peer.address, Purpose::Responses);
-            while !self.may_hold(published) || !charge.try_set(size) {
+            let mut charge = self.service.budget.charge(self.client.address, Purpose::Responses);
+            while !self.charge_stream(published) || !charge.try_set(size) {
                 let now = Instant::now();
-                if now >= until {
+                if now >= deadline {
                     return Err(Some(self.stalled(NO_MEMORY)));
                 }
                 tokio::select! {
-                    () = sleep_until(until.min(now + RESPONSE_PAUSE)) => {}
+                    () = sleep_until(deadline.min(now + RESPONSE_RETRY_INTERVAL)) => {}
                     () = self.sender.closed() => return Err(None),
                 }
             }
             let Some(response) = self.stream.next_response() else { break };
             charge.force(response.bytes.len());
             let response = Response { charge: Some(charge), ..response };
-            match timeout_at(until, self.sender.send(Ok(response))).await {
+            match timeout_at(deadline, self.sender.send(Ok(response))).await {
                 Ok(outcome) => outcome.map_err(|_| None)?,
-                Err(_) => return Err(Some(self.stalled(NOT_TAKEN))),
+                Err(_) => return Err(Some(self.stalled(CLIENT_STALLED))),
             }
-            self.shared.figures.responses.add();
+            self.service.stats.responses.increment();
             sent += 1;
-            if sent.is_multiple_of(LEAST_TAKEN) {
-                until = Instant::now() + stall_timeout;
+            if sent.is_multiple_of(MIN_RESPONSES_PER_TIMEOUT) {
+                deadline = Instant::now() + stall_timeout;
             }
         }
-        // Nothing is told any more of a publication that is past.
-        self.charge.try_set(self.stream.held());
+        // No pending response refers to an old publication any more.
+        self.charge.try_set(self.stream.held_bytes());
         Ok(())
     }
 
-    /// Whether there is memory for what the stream holds, with its part of a publication that only such streams still hold.
-    fn may_hold(&mut self, published: &Published) -> bool {
+    /// Charges the stream's state and its part of an old publication that only lagging streams still hold; whether
+    /// there is memory for it.
+    fn charge_stream(&mut self, published: &Published) -> bool {
         let current = published.borrow().as_ref().map_or(0, |it| it.number);
-        self.charge.try_set(self.stream.held() + self.stream.lag(current))
+        self.charge.try_set(self.stream.held_bytes() + self.stream.old_publication_bytes(current))
     }
 
-    fn stalled(&self, why: &str) -> Status {
-        self.shared.budget.refused.add();
-        let seconds = self.shared.budget.stall_timeout().as_secs();
-        Status::deadline_exceeded(format!("no progress within {seconds} s: {why}"))
+    fn stalled(&self, reason: &str) -> Status {
+        self.service.budget.refused.increment();
+        let seconds = self.service.budget.stall_timeout().as_secs();
+        Status::deadline_exceeded(format!("no progress within {seconds} s: {reason}"))
     }
 }
 
 fn stopping() -> Status {
-    Status::unavailable("the policy server stops")
+    Status::unavailable("the policy server is stopping")
 }
 
 #[cfg(test)]

@@ -1,40 +1,40 @@
-//! What the running server knows of itself.
+//! State of the running policy server, shared by its services and metrics.
 
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::budget::Budget;
-use super::figures::Figures;
-use super::members::Members;
 use super::publication::Publication;
 use super::registry::Registry;
-use crate::listener::Room;
-use crate::source::intake::SourceStatus;
-use crate::source::store::Accepted;
+use crate::listener::ConnectionLimiter;
+use crate::policyd::membership::MembershipHandle;
+use crate::policyd::stats::Stats;
+use crate::source::ingest::SourceStatus;
+use crate::source::store::AcceptedEmpty;
 
-/// An order to take the source at its word where it is empty: the answer says what goes out of force, or why nothing does.
-pub type AcceptEmpty = oneshot::Sender<Result<Accepted, String>>;
+/// The accept-empty command, as the sender of its reply: what was removed because the source is empty, or an error.
+pub type AcceptEmptyCommand = oneshot::Sender<Result<AcceptedEmpty, String>>;
 
-/// The server as its answers and metrics see it.
+/// State of the server.
 #[derive(Debug)]
-pub struct State {
-    /// Where manifests come from, how that stands, and what they come to.
+pub struct ServerState {
+    /// The policy source, its health, and the compiled manifests.
     pub source: Arc<SourceStatus>,
-    /// Takes the source at its word where it is empty.
-    pub accept_empty: mpsc::Sender<AcceptEmpty>,
-    /// What gateways are told.
+    /// Queue of accept-empty commands.
+    pub accept_empty: mpsc::Sender<AcceptEmptyCommand>,
+    /// The current publication.
     pub published: watch::Receiver<Option<Arc<Publication>>>,
-    /// The gateways.
+    /// Connected gateways.
     pub registry: Arc<Registry>,
-    /// Who serves.
-    pub members: Members,
-    /// What is counted.
-    pub figures: Arc<Figures>,
-    /// The connections of its listeners.
-    pub rooms: [Arc<Room>; 2],
-    /// What clients make it hold.
+    /// Membership: active gateways and their leases.
+    pub membership: MembershipHandle,
+    /// Counters.
+    pub stats: Arc<Stats>,
+    /// Connections of the gRPC and the metrics listener.
+    pub listeners: [Arc<ConnectionLimiter>; 2],
+    /// Memory budget of clients.
     pub budget: Arc<Budget>,
-    /// Who may give orders: names in certificates.
+    /// Names in certificates that are authorized to run admin commands.
     pub admins: Vec<String>,
 }

@@ -1,7 +1,7 @@
-//! One gateway's stream: what it wants, what it was told, what it has acknowledged. No I/O: requests and publications go in,
-//! responses come out, each made when there is room for it: a client that doesn't read them makes the server hold keys, and no text.
-//! Subscriptions are those of Envoy's incremental xDS, with and without wildcard ("How the client specifies what resources to return" in
-//! its description of the protocol).
+//! Delta xDS state of one stream: subscriptions, responses in flight, acknowledgments. No I/O: requests and
+//! publications go in, responses come out. A response is encoded when it can be sent, so for a client that doesn't read
+//! the server holds keys only. Subscriptions follow Envoy's incremental xDS, with and without wildcard ("How the client
+//! specifies what resources to return" in the protocol's description).
 
 mod pending;
 
@@ -13,74 +13,72 @@ use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, Delt
 use prost::Message;
 use tonic::Status;
 
-use self::pending::{Batch, Keys, NAME, Pending, SHARED, Told};
+use self::pending::{Batch, Contents, KeyList, NAME_OVERHEAD, PendingResponse, SHARED_KEY_BYTES};
 use super::codec::Response;
-use super::publication::{Chunk, Publication, Published};
+use super::publication::{EncodedResponse, Publication, PublishedResource};
 use crate::xds::resource::{Content, Key, Kind};
 
-/// Responses that a client may leave unanswered; a client that doesn't answer at all is told nothing more.
-const MOST_IN_FLIGHT: usize = 4096;
-/// Publications that are under way to a client: behind that, it is told the sum of what comes when it has answered, so that a
-/// slow client isn't told what is long past.
-const MOST_UNDER_WAY: usize = 4;
-/// The name that stands for all resources of a kind.
+/// Maximum number of unacknowledged responses; a client that exceeds it gets no further update.
+const MAX_IN_FLIGHT: usize = 4096;
+/// Maximum number of unacknowledged publications; then later ones are coalesced, so that a slow client isn't sent
+/// versions that are out of date.
+const MAX_UNACKED_PUBLICATIONS: usize = 4;
+/// The name that subscribes to all resources of a kind.
 const WILDCARD: &str = "*";
-/// Bytes that one stream may make the server hold: names that the client has sent, responses that it hasn't answered, and what it has
-/// refused.
-const MOST_HELD: usize = 32 << 20;
-/// What a resource costs of a publication that isn't the current one any more: its entry, its item of the deal, its part of encoded
-/// responses. The rest it shares with later ones.
-const RESOURCE: usize = 400;
-/// The longest reason of a refusal that is kept, bytes.
-const LONGEST_REASON: usize = 1024;
-/// The longest name of a type that we don't have; how many names of its resources are answered, and their bytes.
-const LONGEST_TYPE: usize = 512;
-const MOST_UNKNOWN: usize = 16;
-const LONGEST_UNKNOWN: usize = 256;
+/// Maximum memory of one stream, bytes: subscribed names, unacknowledged responses, and rejected keys.
+const MAX_HELD_BYTES: usize = 32 << 20;
+/// Memory per resource of a publication that isn't the current one: its entry, its item of the placement, its part of
+/// encoded responses. The rest is shared with later publications.
+const OLD_RESOURCE_BYTES: usize = 400;
+/// Maximum length of a stored NACK reason, bytes.
+const MAX_REASON_BYTES: usize = 1024;
+/// Limits for unknown resource types: length of the type, names in a reply, and length of each.
+const MAX_TYPE_BYTES: usize = 512;
+const MAX_UNKNOWN_NAMES: usize = 16;
+const MAX_UNKNOWN_NAME_BYTES: usize = 256;
 
-/// What a client wants of one kind.
+/// A client's subscription to resources of one kind.
 #[derive(Debug, Default)]
 struct Subscription {
-    /// Everything.
+    /// Wildcard: all resources.
     all: bool,
     /// Or these, by name.
     names: BTreeSet<String>,
-    /// What these cost.
+    /// Memory of the names.
     bytes: usize,
 }
 
 impl Subscription {
-    /// No more of `less`, and all of `more`.
-    fn change(&mut self, less: &BTreeSet<String>, more: &BTreeSet<String>) {
-        for name in less {
+    fn change(&mut self, unsubscribe: &BTreeSet<String>, subscribe: &BTreeSet<String>) {
+        for name in unsubscribe {
             if self.names.remove(name) {
-                self.bytes -= name.len() + NAME;
+                self.bytes -= name.len() + NAME_OVERHEAD;
             }
         }
-        for name in more {
+        for name in subscribe {
             if self.names.insert(name.clone()) {
-                self.bytes += name.len() + NAME;
+                self.bytes += name.len() + NAME_OVERHEAD;
             }
         }
     }
 
-    fn wants(&self, key: &Key) -> bool {
+    fn includes(&self, key: &Key) -> bool {
         self.all || self.names.contains(&*key.name)
     }
 }
 
-/// A response that wasn't answered yet.
+/// An unacknowledged response.
 #[derive(Debug)]
 struct InFlight {
     nonce: String,
-    /// The publication that it is of.
+    /// Number of its publication.
     number: u64,
-    told: Told,
-    /// What it costs, beside the names that it tells of.
+    contents: Contents,
+    /// Its memory without the keys.
     bytes: usize,
 }
 
-/// The responses that bring a client from one publication to another.
+/// The responses that take a client from one publication to another.
 #[derive(Debug)]
 pub struct Update {
     publication: Arc<Publication>,
@@ -88,183 +86,189 @@ pub struct Update {
 }
 
 impl Update {
-    /// Bytes that it makes the server hold until it is acknowledged.
+    /// Memory that it takes until it is acknowledged.
     pub fn bytes(&self) -> usize {
         self.batch.bytes
     }
 }
 
-/// What an answer has told us.
+/// Acknowledgment in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Heard {
-    /// Nothing: no answer, or one to something that we never said.
-    Nothing,
-    /// A response is in force.
-    Accepted,
-    /// A response was refused, and why: no more of it than people need.
-    Refused(String),
+pub enum Acknowledgment {
+    /// No nonce, or an unknown one.
+    None,
+    /// ACK: the response is in force.
+    Ack,
+    /// NACK with its reason, truncated.
+    Nack(String),
 }
 
-/// A gateway's stream.
+/// Delta xDS state of a gateway's stream.
 #[derive(Debug, Default)]
-pub struct Stream {
+pub struct DeltaStream {
     subscriptions: BTreeMap<Kind, Subscription>,
-    /// What was told last.
-    at: Option<Arc<Publication>>,
-    /// Responses of it that are to be made.
-    pending: VecDeque<Pending>,
+    /// The publication that was sent last, or is being sent.
+    publication: Option<Arc<Publication>>,
+    /// Its responses that haven't been encoded yet.
+    pending: VecDeque<PendingResponse>,
     in_flight: VecDeque<InFlight>,
-    /// What both of these cost.
+    /// Memory of both.
     in_flight_bytes: usize,
-    /// What the client was told, but may not hold.
-    owed: BTreeSet<Key>,
-    owed_bytes: usize,
-    /// Kinds of which that is everything.
-    owed_kinds: BTreeSet<Kind>,
+    /// Keys in rejected responses: the client may lack them, so the next update includes them.
+    resend: BTreeSet<Key>,
+    resend_bytes: usize,
+    /// Kinds of which all resources were rejected.
+    resend_kinds: BTreeSet<Kind>,
     nonces: u64,
     in_force: u64,
 }
 
-impl Stream {
-    /// The number of the publication that the client has in force as a whole; 0: none.
+impl DeltaStream {
+    /// The number of the last publication that the client has completely in force; 0: none.
     pub fn in_force(&self) -> u64 {
         self.in_force
     }
 
-    /// Bytes that the client makes the server hold.
-    pub fn held(&self) -> usize {
+    /// Memory of the stream's state, bytes.
+    pub fn held_bytes(&self) -> usize {
         let names: usize = self.subscriptions.values().map(|it| it.bytes).sum();
-        names + self.in_flight_bytes + self.owed_bytes
+        names + self.in_flight_bytes + self.resend_bytes
     }
 
-    /// Bytes of the publication that the client is told, when that isn't the current one any more: its part, among all that hold it.
-    pub fn lag(&self, current: u64) -> usize {
-        let Some(at) = self.at.as_ref().filter(|at| at.number != current) else { return 0 };
-        let resources: usize = Kind::ALL.iter().map(|kind| at.of(*kind).len()).sum();
-        resources * RESOURCE / Arc::strong_count(at)
+    /// The stream's part of the memory of its publication if that isn't the current one, divided by all that hold it.
+    pub fn old_publication_bytes(&self, current: u64) -> usize {
+        let Some(old) = self.publication.as_ref().filter(|it| it.number != current) else { return 0 };
+        let resources: usize = Kind::ALL.iter().map(|kind| old.of_kind(*kind).len()).sum();
+        resources * OLD_RESOURCE_BYTES / Arc::strong_count(old)
     }
 
-    /// Whether the client should answer before it is told more.
+    /// Whether the client should acknowledge earlier publications before it is sent another one.
     pub fn is_busy(&self) -> bool {
         let mut numbers: Vec<u64> = self.in_flight.iter().map(|it| it.number).collect();
         numbers.dedup();
-        numbers.len() >= MOST_UNDER_WAY
+        numbers.len() >= MAX_UNACKED_PUBLICATIONS
     }
 
-    /// Takes in a request; `current` is what to tell a client that was told nothing yet. What it asks for is pending then.
+    /// Handles a request: its acknowledgment and its change of subscriptions, whose resources become pending. `current`
+    /// is the publication for a client that has none yet.
     ///
     /// # Errors
-    /// When the client doesn't keep to the protocol: the stream ends.
-    pub fn request(&mut self, request: DeltaDiscoveryRequest, current: &Arc<Publication>) -> Result<Heard, Status> {
-        let heard = self.hear(&request);
-        check(self.held())?;
-        let Some(kind) = Kind::of_url(&request.type_url) else {
-            self.tell_unknown(&request)?;
-            return check(self.held()).map(|()| heard);
+    /// When the client violates the protocol or its limits: the stream ends.
+    pub fn handle_request(
+        &mut self,
+        request: DeltaDiscoveryRequest,
+        current: &Arc<Publication>,
+    ) -> Result<Acknowledgment, Status> {
+        let acknowledgment = self.acknowledge(&request);
+        check_limit(self.held_bytes())?;
+        let Some(kind) = Kind::from_type_url(&request.type_url) else {
+            self.reply_unknown_type(&request)?;
+            return check_limit(self.held_bytes()).map(|()| acknowledgment);
         };
-        let DeltaDiscoveryRequest { resource_names_subscribe: more, resource_names_unsubscribe: less, .. } = request;
-        let (mut more, mut less) = (BTreeSet::from_iter(more), BTreeSet::from_iter(less));
-        let (subscribes_to_all, leaves_all) = (more.remove(WILDCARD), less.remove(WILDCARD));
+        let subscribe = request.resource_names_subscribe;
+        let unsubscribe = request.resource_names_unsubscribe;
+        let (mut subscribe, mut unsubscribe) = (BTreeSet::from_iter(subscribe), BTreeSet::from_iter(unsubscribe));
+        let (adds_wildcard, removes_wildcard) = (subscribe.remove(WILDCARD), unsubscribe.remove(WILDCARD));
         let is_first = !self.subscriptions.contains_key(&kind);
         let subscription = self.subscriptions.entry(kind).or_default();
-        // Without names, the first request of a type wants all of it; names that come later are wanted beside all.
-        let wants_all = subscribes_to_all || is_first && more.is_empty() && !leaves_all;
-        let all_is_new = wants_all && !subscription.all;
-        subscription.all = wants_all || subscription.all && !leaves_all;
-        subscription.change(&less, &more);
+        // The first request of a type without names is a wildcard subscription; later names are added to it.
+        let wants_all = adds_wildcard || is_first && subscribe.is_empty() && !removes_wildcard;
+        let is_new_wildcard = wants_all && !subscription.all;
+        subscription.all = wants_all || subscription.all && !removes_wildcard;
+        subscription.change(&unsubscribe, &subscribe);
         let is_wildcard = subscription.all;
-        check(self.held())?;
-        let at = self.at.get_or_insert_with(|| current.clone()).clone();
+        check_limit(self.held_bytes())?;
+        let publication = self.publication.get_or_insert_with(|| current.clone()).clone();
         let mut known = request.initial_resource_versions;
-        if all_is_new {
-            self.tell_all(kind, &at, &known);
-            // These are told.
-            more.retain(|name| at.get(&Key { kind, name: name.as_str().into() }).is_none());
+        if is_new_wildcard {
+            self.push_all(kind, &publication, &known);
+            // The wildcard response has them already.
+            subscribe.retain(|name| publication.get(&Key { kind, name: name.as_str().into() }).is_none());
         }
         if is_wildcard {
-            // A client that leaves a name under a wildcard may forget the resource until it learns what it is now.
-            less.retain(|name| !more.contains(name));
-            for name in &less {
+            // A client that unsubscribes from a name under a wildcard may drop the resource until it is sent again.
+            unsubscribe.retain(|name| !subscribe.contains(name));
+            for name in &unsubscribe {
                 known.remove(name);
             }
-            more.append(&mut less);
+            subscribe.append(&mut unsubscribe);
         }
-        if !more.is_empty() {
-            self.tell_named(kind, &at, more, &known);
+        if !subscribe.is_empty() {
+            self.push_named(kind, &publication, subscribe, &known);
         }
-        check(self.held()).map(|()| heard)
+        check_limit(self.held_bytes()).map(|()| acknowledgment)
     }
 
-    /// What to tell of a new publication; none: the client is told it already, or nothing yet.
+    /// The update to a new publication; `None` if the client has it already, or has sent no request yet.
     ///
     /// # Errors
-    /// When the client has left too much unanswered: the stream ends.
+    /// When too many responses are unacknowledged: the stream ends.
     pub fn update(&self, new: &Arc<Publication>) -> Result<Option<Update>, Status> {
-        let Some(at) = self.at.as_ref().filter(|at| at.number != new.number) else { return Ok(None) };
-        if self.in_flight.len() > MOST_IN_FLIGHT {
-            return Err(Status::resource_exhausted(format!("{MOST_IN_FLIGHT} responses without an answer")));
+        let Some(old) = self.publication.as_ref().filter(|it| it.number != new.number) else { return Ok(None) };
+        if self.in_flight.len() > MAX_IN_FLIGHT {
+            return Err(Status::resource_exhausted(format!("more than {MAX_IN_FLIGHT} unacknowledged responses")));
         }
-        let is_owed = !self.owed.is_empty() || !self.owed_kinds.is_empty();
         let wants_all = self.subscriptions.values().all(|subscription| subscription.all);
-        let batch = if wants_all && !is_owed && at.number + 1 == new.number {
-            let keys = Keys { list: new.difference.clone(), bytes: new.difference.len() * SHARED };
-            let is_wanted = |chunk: &&Chunk| self.subscriptions.contains_key(&chunk.kind);
-            Batch::encoded(new.news().iter().filter(is_wanted), &Told::Keys(Arc::new(keys)))
+        let batch = if wants_all && !self.has_rejected() && old.number + 1 == new.number {
+            let keys = KeyList { list: new.changed_keys.clone(), bytes: new.changed_keys.len() * SHARED_KEY_BYTES };
+            let is_subscribed = |response: &&EncodedResponse| self.subscriptions.contains_key(&response.kind);
+            Batch::encoded(new.delta().iter().filter(is_subscribed), &Contents::Keys(Arc::new(keys)))
         } else {
-            let list = self.differing(at, new);
-            let bytes = list.len() * SHARED + self.owed_bytes;
-            Batch::of_keys(new, Keys { list, bytes })
+            let list = self.changed_keys(old, new);
+            let bytes = list.len() * SHARED_KEY_BYTES + self.resend_bytes;
+            Batch::of_keys(new, KeyList { list, bytes })
         };
-        check(self.held() + batch.bytes)?;
+        check_limit(self.held_bytes() + batch.bytes)?;
         Ok(Some(Update { publication: new.clone(), batch }))
     }
 
-    /// Begins to tell of a publication.
+    /// Starts an update: its responses become pending.
     pub fn publish(&mut self, update: Update) {
-        self.at = Some(update.publication);
-        self.owed.clear();
-        self.owed_kinds.clear();
-        self.owed_bytes = 0;
+        self.publication = Some(update.publication);
+        self.resend.clear();
+        self.resend_kinds.clear();
+        self.resend_bytes = 0;
         self.push(update.batch);
     }
 
-    /// About how long the next response is, bytes; none: there is none.
+    /// Estimated length of the next response, bytes; `None` if there is none.
     pub fn next_size(&self) -> Option<usize> {
         self.pending.front().map(|pending| pending.body.size())
     }
 
-    /// The next response.
+    /// Encodes the next response.
     pub fn next_response(&mut self) -> Option<Response> {
-        let Pending { body, told, bytes } = self.pending.pop_front()?;
-        let at = self.at.clone().unwrap_or_default();
+        let PendingResponse { body, contents, bytes } = self.pending.pop_front()?;
+        let publication = self.publication.clone().unwrap_or_default();
         self.nonces += 1;
         let nonce = self.nonces.to_string();
-        match told {
-            Some(told) => {
-                self.in_flight.push_back(InFlight { nonce: nonce.clone(), number: at.number, told, bytes });
+        match contents {
+            Some(contents) => {
+                let number = publication.number;
+                self.in_flight.push_back(InFlight { nonce: nonce.clone(), number, contents, bytes });
             }
             None => self.in_flight_bytes -= bytes,
         }
-        Some(Response { bytes: body.encode(&at), nonce, charge: None })
+        Some(Response { bytes: body.encode(&publication), nonce, charge: None })
     }
 
-    /// What the client is to be told that has one publication, and gets another: what comes before what goes, and the settings last. What
-    /// goes, goes in the opposite order: what names something before what it names. Only what endpoints name goes when they name it no
-    /// more.
-    fn differing(&self, at: &Publication, new: &Publication) -> Vec<Key> {
-        let mut keys = new.differing_from(at);
-        keys.extend(self.owed.iter().cloned());
-        for kind in &self.owed_kinds {
-            keys.extend(new.of(*kind).iter().map(|it| it.key.clone()));
+    /// Keys to send for a change of publication, in order: additions and changes before removals, the settings last.
+    /// Removals come in reverse order of kinds, a resource before those that it refers to; removed endpoints come with
+    /// the additions.
+    fn changed_keys(&self, old: &Publication, new: &Publication) -> Vec<Key> {
+        let mut keys = new.changed_since(old);
+        keys.extend(self.resend.iter().cloned());
+        for kind in &self.resend_kinds {
+            keys.extend(new.of_kind(*kind).iter().map(|it| it.key.clone()));
         }
-        keys.retain(|key| self.subscriptions.get(&key.kind).is_some_and(|subscription| subscription.wants(key)));
+        keys.retain(|key| self.subscriptions.get(&key.kind).is_some_and(|subscription| subscription.includes(key)));
         keys.sort_unstable();
         keys.dedup();
-        let comes = |key: &Key| key.kind == Kind::Endpoint || new.get(key).is_some();
-        let (there, mut gone): (Vec<Key>, Vec<Key>) = keys.into_iter().partition(comes);
-        let (mut keys, settings): (Vec<Key>, Vec<Key>) = there.into_iter().partition(|key| key.kind != Kind::Settings);
-        gone.sort_by_key(|key| Reverse(key.kind));
-        keys.extend(gone);
+        let is_early = |key: &Key| key.kind == Kind::Endpoint || new.get(key).is_some();
+        let (early, mut removed): (Vec<Key>, Vec<Key>) = keys.into_iter().partition(is_early);
+        let (mut keys, settings): (Vec<Key>, Vec<Key>) = early.into_iter().partition(|key| key.kind != Kind::Settings);
+        removed.sort_by_key(|key| Reverse(key.kind));
+        keys.extend(removed);
         keys.extend(settings);
         keys
     }
@@ -274,113 +278,134 @@ impl Stream {
         self.pending.extend(batch.responses);
     }
 
-    /// The client may not hold this, whatever it was told.
-    fn owe(&mut self, told: &Told) {
-        match told {
-            Told::All(kind) => {
-                self.owed_kinds.insert(*kind);
+    /// Whether there are rejected resources to send again.
+    fn has_rejected(&self) -> bool {
+        !self.resend.is_empty() || !self.resend_kinds.is_empty()
+    }
+
+    /// Schedules a rejected response's resources for the next update.
+    fn schedule_resend(&mut self, contents: &Contents) {
+        match contents {
+            Contents::All(kind) => {
+                self.resend_kinds.insert(*kind);
             }
-            Told::Keys(keys) => {
+            Contents::Keys(keys) => {
                 for key in &keys.list {
-                    let is_shared = self.at.as_ref().is_some_and(|at| at.get(key).is_some());
+                    let is_shared = self.publication.as_ref().is_some_and(|it| it.get(key).is_some());
                     // A tree takes more than a list.
-                    let bytes = if is_shared { 2 * SHARED } else { key.name.len() + NAME };
-                    if self.owed.insert(key.clone()) {
-                        self.owed_bytes += bytes;
+                    let bytes = if is_shared { 2 * SHARED_KEY_BYTES } else { key.name.len() + NAME_OVERHEAD };
+                    if self.resend.insert(key.clone()) {
+                        self.resend_bytes += bytes;
                     }
                 }
             }
         }
     }
 
-    /// The answer in a request, if there is one.
-    fn hear(&mut self, request: &DeltaDiscoveryRequest) -> Heard {
-        let known = |it: &InFlight| it.nonce == request.response_nonce;
-        let Some(place) = self.in_flight.iter().position(known) else { return Heard::Nothing };
-        let Some(InFlight { number, told, bytes, .. }) = self.in_flight.remove(place) else { return Heard::Nothing };
-        self.in_flight_bytes -= bytes + told.freed();
+    /// Handles the ACK or NACK in a request, if there is one.
+    fn acknowledge(&mut self, request: &DeltaDiscoveryRequest) -> Acknowledgment {
+        let is_acknowledged = |it: &InFlight| it.nonce == request.response_nonce;
+        let Some(index) = self.in_flight.iter().position(is_acknowledged) else { return Acknowledgment::None };
+        let Some(response) = self.in_flight.remove(index) else { return Acknowledgment::None };
+        let InFlight { number, contents, bytes, .. } = response;
+        self.in_flight_bytes -= bytes + contents.released_bytes();
         let Some(error) = &request.error_detail else {
-            // In force as a whole is what nothing is missing of.
-            let is_owed = !self.owed.is_empty() || !self.owed_kinds.is_empty();
-            let is_told = self.pending.is_empty() || self.at.as_ref().is_some_and(|at| at.number > number);
-            if !is_owed && is_told && self.in_flight.iter().all(|it| it.number > number) {
+            // A publication is in force when all its responses were sent and acknowledged, and none was rejected.
+            let is_sent = self.pending.is_empty() || self.publication.as_ref().is_some_and(|it| it.number > number);
+            if !self.has_rejected() && is_sent && self.in_flight.iter().all(|it| it.number > number) {
                 self.in_force = self.in_force.max(number);
             }
-            return Heard::Accepted;
+            return Acknowledgment::Ack;
         };
-        self.owe(&told);
-        Heard::Refused(shortened(&error.message))
+        self.schedule_resend(&contents);
+        Acknowledgment::Nack(truncated(&error.message))
     }
 
-    fn tell_all(&mut self, kind: Kind, at: &Publication, known: &HashMap<String, String>) {
-        let all = at.of(kind);
-        let differs =
-            |it: &&Published| known.get(&*it.key.name).is_none_or(|version| !is_version(version, &it.content));
-        let there: Vec<&Published> = all.iter().filter(differs).collect();
-        let exists = |name: &str| at.get(&Key { kind, name: name.into() }).is_some();
-        let gone: Vec<String> = known.keys().filter(|name| !exists(name)).cloned().collect();
-        if there.len() == all.len() && gone.is_empty() {
-            // That is encoded once for all.
-            self.push(Batch::encoded(at.whole(kind).iter(), &Told::All(kind)));
+    /// Sends all resources of a kind, except those whose version the client knows.
+    fn push_all(&mut self, kind: Kind, publication: &Publication, known: &HashMap<String, String>) {
+        let all = publication.of_kind(kind);
+        let is_unknown =
+            |it: &&PublishedResource| known.get(&*it.key.name).is_none_or(|version| !is_version(version, &it.content));
+        let present: Vec<&PublishedResource> = all.iter().filter(is_unknown).collect();
+        let exists = |name: &str| publication.get(&Key { kind, name: name.into() }).is_some();
+        let removed: Vec<String> = known.keys().filter(|name| !exists(name)).cloned().collect();
+        if present.len() == all.len() && removed.is_empty() {
+            // Encoded once for all streams.
+            self.push(Batch::encoded(publication.full(kind).iter(), &Contents::All(kind)));
             return;
         }
-        // The settings are told in any case: they say that all is told.
-        let there = if kind == Kind::Settings { all.iter().collect() } else { there };
-        self.tell(kind, at, &there, &gone);
+        // The settings are always sent: they complete an update.
+        let present = if kind == Kind::Settings { all.iter().collect() } else { present };
+        self.push_resources(kind, publication, &present, &removed);
     }
 
-    fn tell_named(&mut self, kind: Kind, at: &Publication, names: BTreeSet<String>, known: &HashMap<String, String>) {
-        let (mut there, mut gone) = (Vec::new(), Vec::new());
+    /// Sends resources by name, except those whose version the client knows.
+    fn push_named(
+        &mut self,
+        kind: Kind,
+        publication: &Publication,
+        names: BTreeSet<String>,
+        known: &HashMap<String, String>,
+    ) {
+        let (mut present, mut removed) = (Vec::new(), Vec::new());
         for name in names {
-            match at.get(&Key { kind, name: name.as_str().into() }) {
+            match publication.get(&Key { kind, name: name.as_str().into() }) {
                 Some(it) if known.get(&name).is_some_and(|version| is_version(version, &it.content)) => {}
-                Some(it) => there.push(it),
-                // Asked for by name, what isn't there is told to be gone.
-                None => gone.push(name),
+                Some(it) => present.push(it),
+                // A name that doesn't exist is sent as removed.
+                None => removed.push(name),
             }
         }
-        self.tell(kind, at, &there, &gone);
+        self.push_resources(kind, publication, &present, &removed);
     }
 
-    fn tell(&mut self, kind: Kind, at: &Publication, there: &[&Published], gone: &[String]) {
-        let of = |name: &String| Key { kind, name: name.as_str().into() };
-        let list = there.iter().map(|it| it.key.clone()).chain(gone.iter().map(of)).collect();
-        let bytes = there.len() * SHARED + gone.iter().map(|name| name.len() + NAME).sum::<usize>();
-        self.push(Batch::of_keys(at, Keys { list, bytes }));
+    fn push_resources(
+        &mut self,
+        kind: Kind,
+        publication: &Publication,
+        present: &[&PublishedResource],
+        removed: &[String],
+    ) {
+        let key = |name: &String| Key { kind, name: name.as_str().into() };
+        let list = present.iter().map(|it| it.key.clone()).chain(removed.iter().map(key)).collect();
+        let bytes =
+            present.len() * SHARED_KEY_BYTES + removed.iter().map(|name| name.len() + NAME_OVERHEAD).sum::<usize>();
+        self.push(Batch::of_keys(publication, KeyList { list, bytes }));
     }
 
-    /// Of types that we don't have, there is nothing. Names are the client's: a few are said to be gone, so that nobody waits for them.
-    fn tell_unknown(&mut self, request: &DeltaDiscoveryRequest) -> Result<(), Status> {
+    /// Replies to a request for an unknown type, which has no resources. A bounded number of the requested names is
+    /// sent as removed, so that clients don't wait for them.
+    fn reply_unknown_type(&mut self, request: &DeltaDiscoveryRequest) -> Result<(), Status> {
         if !request.response_nonce.is_empty() {
             return Ok(());
         }
-        if request.type_url.len() > LONGEST_TYPE {
-            return Err(Status::invalid_argument(format!("a type_url of more than {LONGEST_TYPE} bytes")));
+        if request.type_url.len() > MAX_TYPE_BYTES {
+            return Err(Status::invalid_argument(format!("a type_url of more than {MAX_TYPE_BYTES} bytes")));
         }
-        let names = request.resource_names_subscribe.iter().filter(|name| name.len() <= LONGEST_UNKNOWN);
-        let nothing = DeltaDiscoveryResponse {
+        let names = request.resource_names_subscribe.iter().filter(|name| name.len() <= MAX_UNKNOWN_NAME_BYTES);
+        let response = DeltaDiscoveryResponse {
             type_url: request.type_url.clone(),
-            removed_resources: names.take(MOST_UNKNOWN).cloned().collect(),
+            removed_resources: names.take(MAX_UNKNOWN_NAMES).cloned().collect(),
             ..DeltaDiscoveryResponse::default()
         };
-        self.push(Batch::unanswered(nothing.encode_to_vec().into()));
+        self.push(Batch::without_ack(response.encode_to_vec().into()));
         Ok(())
     }
 }
 
-fn check(held: usize) -> Result<(), Status> {
-    if held <= MOST_HELD {
+fn check_limit(held: usize) -> Result<(), Status> {
+    if held <= MAX_HELD_BYTES {
         return Ok(());
     }
     Err(Status::resource_exhausted(format!(
-        "the names and unanswered responses of this stream take more than {} MiB",
-        MOST_HELD >> 20
+        "the names and unacknowledged responses of this stream exceed {} MiB",
+        MAX_HELD_BYTES >> 20
     )))
 }
 
-/// The beginning of a text, with an ellipsis if that isn't all of it.
-fn shortened(text: &str) -> String {
-    let mut end = text.len().min(LONGEST_REASON);
+/// A text cut to the maximum length of a reason, with an ellipsis if it was longer.
+fn truncated(text: &str) -> String {
+    let mut end = text.len().min(MAX_REASON_BYTES);
     while !text.is_char_boundary(end) {
         end -= 1;
     }

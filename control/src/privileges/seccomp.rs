@@ -1,8 +1,9 @@
-//! Filters of system calls (seccomp(2)): lists of what threads of a kind use. A filter holds for whatever the thread starts, too, and a second one can only
-//! take away more.
+//! System call filters (seccomp(2)): one allow list per kind of thread. A filter is inherited by threads and processes
+//! started later, and further filters can only restrict it.
 //!
-//! Lists are generous within what such programs do with files, memory, threads and sockets, and have nothing beyond: no mounts, namespaces, modules, keys, tracing, other
-//! processes' memory, clocks, `io_uring`, no memory that is both written and executed.
+//! The lists are generous for files, memory, threads and sockets, and contain nothing else: no mounts, namespaces,
+//! modules, keys, tracing, other processes' memory, setting clocks, `io_uring`, no memory that is both writable and
+//! executable.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,21 +16,21 @@ use vipgate_xdp::seccomp::{self, Instruction};
 
 use crate::config::Seccomp;
 
-/// Threads that use the same calls.
+/// A seccomp profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Calls {
-    /// A gateway's: workers take away more.
+pub(super) enum Profile {
+    /// Of a gateway; workers add their own.
     Gateway,
-    /// A worker's.
+    /// Of a worker.
     Worker,
-    /// A policy server's.
+    /// Of a policy server.
     Server,
 }
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// Memory, time, locks, signals, ends: every thread's.
-const ANY: &[i64] = &[
+/// All profiles: memory, time, locks, signals, exit.
+const COMMON: &[i64] = &[
     libc::SYS_brk,
     libc::SYS_clock_getres,
     libc::SYS_clock_gettime,
@@ -63,7 +64,7 @@ const ANY: &[i64] = &[
     libc::SYS_tgkill,
     libc::SYS_write,
     libc::SYS_writev,
-    // Of sockets, what an AF_XDP ring takes.
+    // Sockets: what AF_XDP rings need.
     libc::SYS_getsockopt,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
@@ -71,7 +72,7 @@ const ANY: &[i64] = &[
     libc::SYS_sendto,
 ];
 
-/// What threads use that follow files, talk to others, and answer people.
+/// Control planes: files, sockets, timers, credentials.
 const CONTROL: &[i64] = &[
     // Files.
     libc::SYS_copy_file_range,
@@ -124,7 +125,7 @@ const CONTROL: &[i64] = &[
     libc::SYS_setsockopt,
     libc::SYS_shutdown,
     libc::SYS_socketpair,
-    // Waiting.
+    // Event loops and timers.
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait,
@@ -135,7 +136,7 @@ const CONTROL: &[i64] = &[
     libc::SYS_signalfd4,
     libc::SYS_timerfd_create,
     libc::SYS_timerfd_settime,
-    // Itself.
+    // The process itself.
     libc::SYS_capget,
     libc::SYS_capset,
     libc::SYS_getegid,
@@ -159,7 +160,7 @@ const CONTROL: &[i64] = &[
     libc::SYS_uname,
 ];
 
-/// What a gateway uses besides: programs and maps of the kernel, and the process that withdraws its routes.
+/// Gateway only: BPF, and the process that withdraws its routes.
 const GATEWAY: &[i64] = &[
     libc::SYS_bpf,
     libc::SYS_execve,
@@ -170,9 +171,9 @@ const GATEWAY: &[i64] = &[
     libc::SYS_waitid,
 ];
 
-/// What older ABIs have under other names.
+/// Control planes: legacy calls of x86_64.
 #[cfg(target_arch = "x86_64")]
-const OLD: &[i64] = &[
+const LEGACY_CONTROL: &[i64] = &[
     libc::SYS_access,
     libc::SYS_arch_prctl,
     libc::SYS_chmod,
@@ -197,20 +198,20 @@ const OLD: &[i64] = &[
     libc::SYS_unlink,
 ];
 #[cfg(not(target_arch = "x86_64"))]
-const OLD: &[i64] = &[];
-/// The same of a worker's.
+const LEGACY_CONTROL: &[i64] = &[];
+/// All profiles: legacy calls of x86_64.
 #[cfg(target_arch = "x86_64")]
-const OLD_ANY: &[i64] = &[libc::SYS_poll];
+const LEGACY_COMMON: &[i64] = &[libc::SYS_poll];
 #[cfg(not(target_arch = "x86_64"))]
-const OLD_ANY: &[i64] = &[];
+const LEGACY_COMMON: &[i64] = &[];
 
-/// Kinds of sockets: names, the network, interfaces, packets.
+/// Socket families of a gateway.
 const FAMILIES: [i32; 6] =
     [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_PACKET, libc::AF_XDP];
-/// A policy server's; resolving names asks the kernel for its addresses.
+/// Socket families of a policy server; netlink, since name resolution lists local addresses.
 const SERVER_FAMILIES: [i32; 4] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
-/// Namespaces of its own: time, mounts, control groups, host name, IPC, users, processes, network.
+/// The clone(2) flags that create namespaces; the last one is `CLONE_NEWTIME`.
 const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
@@ -220,40 +221,40 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWNET
     | 0x80;
 
-/// Installs the filter of such a thread.
-pub(super) fn install(calls: Calls, seccomp: Seccomp) -> io::Result<()> {
-    // The kernel's pointer hides what is asked for; without it, libraries ask by `clone`, whose flags can be seen.
-    let hidden = BTreeMap::from([(SYS_clone3, Vec::new())]);
-    if calls != Calls::Worker && seccomp == Seccomp::Enforce {
-        put(program(hidden, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))?, false)?;
+/// Installs the filter of a profile on the calling thread.
+pub(super) fn install(calls: Profile, seccomp: Seccomp) -> io::Result<()> {
+    // clone3 passes its flags by pointer, which a filter can't read; with ENOSYS libraries fall back to clone.
+    let clone3 = BTreeMap::from([(SYS_clone3, Vec::new())]);
+    if calls != Profile::Worker && seccomp == Seccomp::Enforce {
+        attach(program(clone3, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))?, false)?;
     }
-    put(list(calls, seccomp)?, true)
+    attach(build(calls, seccomp)?, true)
 }
 
-/// The filter of such a thread.
-fn list(calls: Calls, seccomp: Seccomp) -> io::Result<BpfProgram> {
-    let otherwise = match seccomp {
+/// Builds the filter of a profile.
+fn build(calls: Profile, seccomp: Seccomp) -> io::Result<BpfProgram> {
+    let default = match seccomp {
         Seccomp::Enforce => SeccompAction::Errno(libc::EPERM as u32),
         Seccomp::Log | Seccomp::Off => SeccompAction::Log,
     };
-    program(rules(calls)?, otherwise, SeccompAction::Allow)
+    program(rules(calls)?, default, SeccompAction::Allow)
 }
 
-fn rules(calls: Calls) -> io::Result<Rules> {
-    let plain: &[&[i64]] = match calls {
-        Calls::Worker => &[ANY, OLD_ANY],
-        Calls::Server => &[ANY, OLD_ANY, CONTROL, OLD],
-        Calls::Gateway => &[ANY, OLD_ANY, CONTROL, OLD, GATEWAY],
+fn rules(calls: Profile) -> io::Result<Rules> {
+    let lists: &[&[i64]] = match calls {
+        Profile::Worker => &[COMMON, LEGACY_COMMON],
+        Profile::Server => &[COMMON, LEGACY_COMMON, CONTROL, LEGACY_CONTROL],
+        Profile::Gateway => &[COMMON, LEGACY_COMMON, CONTROL, LEGACY_CONTROL, GATEWAY],
     };
-    let mut rules: Rules = plain.iter().copied().flatten().map(|call| (*call, Vec::new())).collect();
-    // Memory is written or executed, never both; what was written is never executed later.
+    let mut rules: Rules = lists.iter().copied().flatten().map(|call| (*call, Vec::new())).collect();
+    // Memory is never both writable and executable, and never becomes executable.
     rules.insert(SYS_mmap, vec![without_bits(2, libc::PROT_EXEC)?, without_bits(2, libc::PROT_WRITE)?]);
     rules.insert(SYS_mprotect, vec![without_bits(2, libc::PROT_EXEC)?]);
-    if calls != Calls::Worker {
-        // Threads, and a gateway's process.
+    if calls != Profile::Worker {
+        // Threads, and a gateway's child process.
         rules.insert(SYS_clone, vec![without_bits(0, NAMESPACES)?]);
         rules.insert(SYS_clone3, Vec::new());
-        let families = if calls == Calls::Gateway { &FAMILIES[..] } else { &SERVER_FAMILIES[..] };
+        let families = if calls == Profile::Gateway { &FAMILIES[..] } else { &SERVER_FAMILIES[..] };
         rules.insert(SYS_socket, families.iter().map(|family| equal(0, *family)).collect::<io::Result<_>>()?);
     }
     Ok(rules)
@@ -272,13 +273,13 @@ fn rule(argument: u8, operation: SeccompCmpOp, value: u64) -> io::Result<Seccomp
     condition.and_then(|condition| SeccompRule::new(vec![condition])).map_err(io::Error::other)
 }
 
-fn program(rules: Rules, otherwise: SeccompAction, found: SeccompAction) -> io::Result<BpfProgram> {
+fn program(rules: Rules, default: SeccompAction, on_match: SeccompAction) -> io::Result<BpfProgram> {
     let architecture = TargetArch::try_from(std::env::consts::ARCH).map_err(io::Error::other)?;
-    let filter = SeccompFilter::new(rules, otherwise, found, architecture).map_err(io::Error::other)?;
+    let filter = SeccompFilter::new(rules, default, on_match, architecture).map_err(io::Error::other)?;
     filter.try_into().map_err(io::Error::other)
 }
 
-fn put(program: BpfProgram, logged: bool) -> io::Result<()> {
+fn attach(program: BpfProgram, logged: bool) -> io::Result<()> {
     let instruction = |it: seccompiler::sock_filter| Instruction { code: it.code, jt: it.jt, jf: it.jf, k: it.k };
     seccomp::install(&program.into_iter().map(instruction).collect::<Vec<_>>(), logged)
 }
@@ -291,12 +292,12 @@ mod tests {
 
     use super::*;
 
-    /// What a thread sees that has the filter.
-    fn within<T: Send + 'static>(calls: Calls, seccomp: Seccomp, look: impl FnOnce() -> T + Send + 'static) -> T {
+    /// Runs a closure on a thread with the filter.
+    fn with_filter<T: Send + 'static>(calls: Profile, seccomp: Seccomp, run: impl FnOnce() -> T + Send + 'static) -> T {
         let filtered = move || {
             set_no_new_privs(true).unwrap();
             install(calls, seccomp).unwrap();
-            look()
+            run()
         };
         thread::spawn(filtered).join().unwrap()
     }
@@ -306,23 +307,23 @@ mod tests {
     }
 
     #[test]
-    fn what_a_gateway_does_goes_on_and_what_it_does_not_do_fails() {
-        within(Calls::Gateway, Seccomp::Enforce, || {
+    fn a_gateway_can_use_files_threads_sockets_and_processes_only() {
+        with_filter(Profile::Gateway, Seccomp::Enforce, || {
             let file = std::fs::read_to_string("/proc/thread-self/status").unwrap();
             assert!(file.contains("Seccomp:\t2"), "{file}");
             assert!(thread::spawn(|| 7).join().unwrap() == 7, "threads, without clone3");
             let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-            let there = listener.local_addr().unwrap();
-            assert!(std::net::TcpStream::connect(there).is_ok());
-            assert!(std::process::Command::new("/bin/true").status().unwrap().success(), "its helper process");
+            let address = listener.local_addr().unwrap();
+            assert!(std::net::TcpStream::connect(address).is_ok());
+            assert!(std::process::Command::new("/bin/true").status().unwrap().success(), "its child process");
             let link = std::fs::hard_link("/proc/self/status", "/nowhere/link");
             assert_eq!(error(link), Some(io::ErrorKind::PermissionDenied));
         });
     }
 
     #[test]
-    fn a_server_starts_no_process() {
-        within(Calls::Server, Seccomp::Enforce, || {
+    fn a_policy_server_cannot_execute_programs() {
+        with_filter(Profile::Server, Seccomp::Enforce, || {
             assert_eq!(error(std::process::Command::new("/bin/true").status()), Some(io::ErrorKind::PermissionDenied));
             assert!(
                 std::net::TcpListener::bind("[::1]:0").is_ok() || std::net::TcpListener::bind("127.0.0.1:0").is_ok()
@@ -331,17 +332,17 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_opens_nothing() {
-        within(Calls::Worker, Seccomp::Enforce, || {
+    fn a_worker_cannot_open_files_or_sockets() {
+        with_filter(Profile::Worker, Seccomp::Enforce, || {
             assert_eq!(error(std::fs::File::open("/etc/hostname")), Some(io::ErrorKind::PermissionDenied));
             assert_eq!(error(std::net::UdpSocket::bind("127.0.0.1:0")), Some(io::ErrorKind::PermissionDenied));
-            let grown: Vec<u8> = vec![1; 64 << 20];
-            assert_eq!(grown.iter().step_by(4096).map(|byte| usize::from(*byte)).sum::<usize>(), (64 << 20) / 4096);
+            let allocated: Vec<u8> = vec![1; 64 << 20];
+            assert_eq!(allocated.iter().step_by(4096).map(|byte| usize::from(*byte)).sum::<usize>(), (64 << 20) / 4096);
         });
     }
 
     #[test]
-    fn what_is_only_logged_goes_on() {
-        within(Calls::Worker, Seccomp::Log, || assert!(std::fs::File::open("/proc/self/status").is_ok()));
+    fn log_mode_denies_nothing() {
+        with_filter(Profile::Worker, Seccomp::Log, || assert!(std::fs::File::open("/proc/self/status").is_ok()));
     }
 }

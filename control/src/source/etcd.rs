@@ -1,16 +1,16 @@
-//! etcd as a source: the keys below a prefix are names, their values are texts.
+//! etcd as a policy source: list and watch of the keys below a prefix.
 //!
-//! Everything is read at one revision, then what comes after it is watched. Whatever ends a watch is mended in one way:
-//! read everything again. A compacted history, a member that died, an etcd that was restored from a backup need no
-//! cases of their own then, and no deletion is lost. Of several members the first one that answers is followed.
-//! Limits: plain http and no passwords.
+//! All keys are listed at one revision, then watched from the next one. Whatever ends the watch, all keys are listed
+//! again: so compaction, a failed member and a restored cluster need no special handling, and no deletion is lost. Of
+//! several members the first one that responds is used.
+//! Limits: plain http, no authentication.
 
 mod backoff;
+mod decode;
 mod key;
 mod member;
 #[cfg(test)]
 pub(crate) mod tests;
-mod text;
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -20,120 +20,120 @@ use tokio::sync::mpsc::Sender;
 use tokio::time::{Instant, sleep};
 
 use self::backoff::Backoff;
-use self::member::{Failure, Keys, Member, Watch};
-use super::{Event, Update};
+use self::member::{EtcdError, KeyRange, Member, Watch};
+use super::{SourceEvent, SourceUpdate};
 use crate::config::Etcd;
 
-/// A watch that lasted this long was a good one: after it there is no reason to wait long.
-const STEADY: Duration = Duration::from_secs(5);
+/// A watch of this duration resets the backoff.
+const BACKOFF_RESET_AFTER: Duration = Duration::from_secs(5);
 
-/// Follows the keys below the prefix until nobody listens any more.
-pub async fn follow(config: Etcd, events: Sender<Event>) {
-    let keys = Keys::below(&config.prefix);
-    let mut follower = Follower {
+/// Lists and watches the keys below the prefix until the receiver is dropped.
+pub async fn watch_prefix(config: Etcd, events: Sender<SourceEvent>) {
+    let keys = KeyRange::with_prefix(&config.prefix);
+    let mut reflector = Reflector {
         endpoints: &config.endpoints,
         prefix: &config.prefix,
         keys,
-        members: config.members_prefix(),
+        membership: config.membership_prefix(),
         events: &events,
-        told: BTreeSet::new(),
+        reported: BTreeSet::new(),
         backoff: Backoff::new(),
     };
     tokio::select! {
         () = events.closed() => {}
-        never = follower.run() => match never {},
+        never = reflector.run() => match never {},
     }
 }
 
-struct Follower<'a> {
+struct Reflector<'a> {
     endpoints: &'a [String],
-    /// What the names of manifests follow in their keys.
+    /// The key prefix of manifests.
     prefix: &'a str,
-    keys: Keys,
-    /// What the keys begin with that servers write themselves: under a prefix without a slash, they are among those that are read.
-    members: String,
-    events: &'a Sender<Event>,
-    /// Why etcd couldn't be asked since it was last read.
-    told: BTreeSet<String>,
+    keys: KeyRange,
+    /// The key prefix of membership records, which policy servers write. If `prefix` has no trailing slash, they are
+    /// listed too.
+    membership: String,
+    events: &'a Sender<SourceEvent>,
+    /// Errors reported since the last successful listing.
+    reported: BTreeSet<String>,
     backoff: Backoff,
 }
 
-impl Follower<'_> {
+impl Reflector<'_> {
     async fn run(&mut self) -> Infallible {
         loop {
-            match self.start().await {
+            match self.list().await {
                 Ok((member, watch)) => {
-                    let began = Instant::now();
+                    let start = Instant::now();
                     let endpoint = member.endpoint().to_owned();
-                    let failure = self.tell_changes(member, watch).await;
-                    // No loss yet: another member, or the same one, may well be there to be read again.
-                    tracing::debug!(endpoint, %failure, "the watch has ended, all keys are read again");
-                    if began.elapsed() >= STEADY {
+                    let error = self.watch(member, watch).await;
+                    // Not reported: a member may be available for listing again.
+                    tracing::debug!(endpoint, %error, "the watch has ended; listing all keys again");
+                    if start.elapsed() >= BACKOFF_RESET_AFTER {
                         self.backoff = Backoff::new();
                     }
                 }
-                Err(failure) => self.tell_lost(&failure).await,
+                Err(error) => self.report_unreachable(&error).await,
             }
-            sleep(self.backoff.pause()).await;
+            sleep(self.backoff.next_delay()).await;
         }
     }
 
-    /// Reads everything, tells it, and watches what comes after it.
-    async fn start(&mut self) -> Result<(Member, Watch), Failure> {
-        let mut member = Member::first(self.endpoints, &self.keys).await?;
-        let changed = member.read().await.map_err(|failure| failure.of(&member))?;
-        tracing::debug!(endpoint = member.endpoint(), texts = changed.len(), "all keys are read");
-        self.told.clear();
-        self.tell(Update { whole: true, changed, ..Update::default() }).await;
-        let watch = member.watch().await.map_err(|failure| failure.of(&member))?;
+    /// Lists all keys, sends them as a full update, and opens a watch from the next revision.
+    async fn list(&mut self) -> Result<(Member, Watch), EtcdError> {
+        let mut member = Member::connect_any(self.endpoints, &self.keys).await?;
+        let changed = member.list().await.map_err(|error| error.at_member(&member))?;
+        tracing::debug!(endpoint = member.endpoint(), texts = changed.len(), "listed all keys");
+        self.reported.clear();
+        self.send_update(SourceUpdate { full: true, changed, ..SourceUpdate::default() }).await;
+        let watch = member.watch().await.map_err(|error| error.at_member(&member))?;
         Ok((member, watch))
     }
 
-    /// Tells what changes, until something is wrong with the watch or with the member.
-    async fn tell_changes(&self, mut member: Member, mut watch: Watch) -> Failure {
-        let tell = async {
+    /// Sends changes until the watch or the member fails.
+    async fn watch(&self, mut member: Member, mut watch: Watch) -> EtcdError {
+        let changes = async {
             loop {
                 match watch.next().await {
                     Ok(response) if response.events().is_empty() => {}
-                    Ok(response) => self.tell(text::update(response.events())).await,
-                    Err(failure) => return failure,
+                    Ok(response) => self.send_update(decode::decode_events(response.events())).await,
+                    Err(error) => return error,
                 }
             }
         };
-        // An update that is dropped here because its receiver was slow is part of what is read next.
+        // An update dropped here, because its receiver is slow, is contained in the next listing.
         tokio::select! {
-            failure = tell => failure,
-            failure = member.silence() => failure,
+            error = changes => error,
+            error = member.until_unhealthy() => error,
         }
     }
 
-    /// Tells what is there or has changed, but for what is no manifest.
-    async fn tell(&self, mut update: Update) {
-        update.changed.retain(|(name, _)| !name.starts_with(&self.members));
-        update.gone.retain(|name| !name.starts_with(&self.members));
+    /// Sends an update without membership records; an entry whose key doesn't match its manifest becomes an error.
+    async fn send_update(&self, mut update: SourceUpdate) {
+        update.changed.retain(|(name, _)| !name.starts_with(&self.membership));
+        update.removed.retain(|name| !name.starts_with(&self.membership));
         for (name, text) in &mut update.changed {
-            let conflict = text.as_ref().ok().and_then(|text| key::conflict(name.strip_prefix(self.prefix)?, text));
+            let conflict = text.as_ref().ok().and_then(|text| key::mismatch(name.strip_prefix(self.prefix)?, text));
             if let Some(reason) = conflict {
                 *text = Err(reason);
             }
         }
-        if update.whole || !update.changed.is_empty() || !update.gone.is_empty() {
-            self.send(Event::Update(update)).await;
+        if update.full || !update.changed.is_empty() || !update.removed.is_empty() {
+            self.send(SourceEvent::Update(update)).await;
         }
     }
 
-    async fn tell_lost(&mut self, failure: &Failure) {
-        tracing::debug!(%failure, "etcd can't be asked");
-        let reason = format!(
-            "etcd can't be asked: {failure}: see whether it runs, has a leader and is what `source.etcd.endpoints` names"
-        );
-        if self.told.insert(reason.clone()) {
-            self.send(Event::Lost(reason)).await;
+    async fn report_unreachable(&mut self, error: &EtcdError) {
+        tracing::debug!(%error, "etcd is unreachable");
+        let reason =
+            format!("can't read etcd: {error}: check that it runs, has a leader and matches `source.etcd.endpoints`");
+        if self.reported.insert(reason.clone()) {
+            self.send(SourceEvent::Unreachable(reason)).await;
         }
     }
 
-    async fn send(&self, event: Event) {
-        // Fails when nobody listens any more, and that ends everything here.
+    async fn send(&self, event: SourceEvent) {
+        // Fails when the receiver is dropped, which ends `follow`.
         let _ = self.events.send(event).await;
     }
 }

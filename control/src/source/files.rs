@@ -1,4 +1,4 @@
-//! Files as a source: all of them at first, then those whose content has changed.
+//! Files as a policy source: a full update first, then the files whose content has changed.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,25 +7,26 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use super::{Event, Hidden, Update};
-use crate::manifest::files::{Content, Contents, Walk, walk};
-use crate::policy::{Fingerprint, Follower};
+use super::{SourceEvent, SourceUpdate, UnavailablePath};
+use crate::source::file_watcher::FileWatcher;
+use crate::source::manifest_files::{Content, ContentCache, Walk, walk};
 use crate::text_file::regular_text;
+use vipgate_policy::fingerprint::Fingerprint;
 
-/// Follows files and directories until nobody listens any more.
-pub async fn follow(paths: Vec<PathBuf>, events: mpsc::Sender<Event>) {
-    // Followed first, read then: what changes in between is not missed.
-    let mut follower = Follower::new(paths.clone());
-    let mut reader = Reader::new(paths);
+/// Watches files and directories until the receiver is dropped.
+pub async fn watch_paths(paths: Vec<PathBuf>, events: mpsc::Sender<SourceEvent>) {
+    // Watched before they are read, so no change in between is missed.
+    let mut follower = FileWatcher::new(paths.clone());
+    let mut reader = FileReader::new(paths);
     loop {
         let outcome = tokio::task::spawn_blocking(move || {
             let update = reader.read();
             (reader, update)
         });
-        // The runtime goes down.
+        // Fails when the runtime shuts down.
         let Ok((after, update)) = outcome.await else { return };
         reader = after;
-        if events.send(Event::Update(update)).await.is_err() {
+        if events.send(SourceEvent::Update(update)).await.is_err() {
             return;
         }
         tokio::select! {
@@ -35,75 +36,80 @@ pub async fn follow(paths: Vec<PathBuf>, events: mpsc::Sender<Event>) {
     }
 }
 
-/// Reads files and directories, again and again: what differs from the reading before is the update.
+/// Reads files and directories repeatedly; an update has the differences from the previous read.
 #[derive(Debug, Default)]
-pub struct Reader {
+pub struct FileReader {
     paths: Vec<PathBuf>,
-    /// Fingerprints of what was told, by path; none of what was hidden since.
-    told: BTreeMap<Arc<str>, Option<u64>>,
-    contents: Contents,
-    any: bool,
+    /// Fingerprints of reported files by path; `None`: unavailable since.
+    reported: BTreeMap<Arc<str>, Option<u64>>,
+    contents: ContentCache,
+    has_read: bool,
 }
 
-impl Reader {
-    /// A reader that has read nothing yet.
+impl FileReader {
+    /// A reader whose first read returns a full update.
     pub fn new(paths: Vec<PathBuf>) -> Self {
         Self { paths, ..Self::default() }
     }
 
-    /// Looks at everything; what differs from what was told before is the update.
-    pub fn read(&mut self) -> Update {
+    /// Reads everything; returns the differences from the previous read.
+    pub fn read(&mut self) -> SourceUpdate {
         let found = walk(&self.paths);
         let mut now: BTreeMap<Arc<str>, Option<u64>> = BTreeMap::new();
         let mut changed = Vec::new();
-        let mut note = |path: &Path, print: u64, text: &mut dyn FnMut() -> Result<String, String>| {
+        let mut report = |path: &Path, fingerprint: u64, text: &mut dyn FnMut() -> Result<String, String>| {
             let name: Arc<str> = path.display().to_string().into();
-            now.insert(name.clone(), Some(print));
-            if self.told.get(&name) != Some(&Some(print)) {
+            now.insert(name.clone(), Some(fingerprint));
+            if self.reported.get(&name) != Some(&Some(fingerprint)) {
                 changed.push((name, text()));
             }
         };
         for path in &found.files {
-            match self.contents.of(path) {
-                // What has been read is told if it differs; what hasn't is what it was, so it doesn't.
-                Ok(Content::Read(print, bytes)) => {
+            match self.contents.read(path) {
+                // The cache rereads a file only when its metadata has changed.
+                Ok(Content::Read(fingerprint, bytes)) => {
                     let text = || String::from_utf8(bytes.clone()).map_err(|error| unreadable(&error));
-                    note(path, print, &mut { text });
+                    report(path, fingerprint, &mut { text });
                 }
-                Ok(Content::Same(print)) => {
-                    note(path, print, &mut || regular_text(path).map_err(|error| unreadable(&error)));
+                Ok(Content::Unchanged(fingerprint)) => {
+                    report(path, fingerprint, &mut || regular_text(path).map_err(|error| unreadable(&error)));
                 }
                 Err(error) => {
                     let reason = unreadable(&error);
-                    note(path, Fingerprint::of(reason.as_bytes()), &mut || Err(reason.clone()));
+                    report(path, Fingerprint::of(reason.as_bytes()), &mut || Err(reason.clone()));
                 }
             }
         }
-        self.contents.keep(&found.files);
-        let mut hidden = self.hidden(&found);
-        let mut gone = Vec::new();
-        for name in self.told.keys().filter(|name| !now.contains_key(*name)).cloned().collect::<Vec<_>>() {
-            let is_hidden = hidden.iter().any(|it| it.hides(&name));
-            if let Some(folder) = missing_folder(&name).filter(|_| !is_hidden) {
-                hidden.push(folder);
-            } else if !is_hidden {
-                gone.push(name);
+        self.contents.retain(&found.files);
+        let mut unavailable = self.unavailable(&found);
+        let mut removed = Vec::new();
+        for name in self.reported.keys().filter(|name| !now.contains_key(*name)).cloned().collect::<Vec<_>>() {
+            let is_unavailable = unavailable.iter().any(|it| it.covers(&name));
+            if let Some(directory) = missing_directory(&name).filter(|_| !is_unavailable) {
+                unavailable.push(directory);
+            } else if !is_unavailable {
+                removed.push(name);
                 continue;
             }
             now.insert(name, None);
         }
-        self.told = now;
-        let whole = !std::mem::replace(&mut self.any, true);
-        Update { whole, changed, gone, hidden }
+        self.reported = now;
+        let whole = !std::mem::replace(&mut self.has_read, true);
+        SourceUpdate { full: whole, changed, removed, unavailable }
     }
 
-    /// What could not be looked into.
-    fn hidden(&self, found: &Walk) -> Vec<Hidden> {
-        let each = found.failures.iter().map(|(path, error)| {
+    /// The paths that could not be read.
+    fn unavailable(&self, found: &Walk) -> Vec<UnavailablePath> {
+        let each = found.errors.iter().map(|(path, error)| {
             let named = self.paths.contains(path);
             let missing = named && error.kind() == io::ErrorKind::NotFound;
             let reason = if missing { "is missing".to_owned() } else { unreadable(error) };
-            Hidden { place: path.display().to_string().into(), reason, missing, named }
+            UnavailablePath {
+                path: path.display().to_string().into(),
+                reason,
+                is_missing: missing,
+                is_configured: named,
+            }
         });
         each.collect()
     }
@@ -113,14 +119,15 @@ fn unreadable(error: &dyn std::fmt::Display) -> String {
     format!("can't be read: {error}")
 }
 
-/// The folder that a file was in, as far up as it isn't there any more.
-fn missing_folder(name: &str) -> Option<Hidden> {
-    let is_missing = |folder: &&Path| {
-        !folder.as_os_str().is_empty() && folder.metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+/// The topmost missing directory above a file.
+fn missing_directory(name: &str) -> Option<UnavailablePath> {
+    let is_missing = |directory: &&Path| {
+        !directory.as_os_str().is_empty()
+            && directory.metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     };
-    let folder = Path::new(name).ancestors().skip(1).take_while(is_missing).last()?;
-    let place = folder.display().to_string().into();
-    Some(Hidden { place, reason: "is missing".to_owned(), missing: true, named: false })
+    let directory = Path::new(name).ancestors().skip(1).take_while(is_missing).last()?;
+    let place = directory.display().to_string().into();
+    Some(UnavailablePath { path: place, reason: "is missing".to_owned(), is_missing: true, is_configured: false })
 }
 
 #[cfg(test)]
@@ -130,15 +137,15 @@ mod tests {
 
     use super::*;
 
-    async fn next(events: &mut mpsc::Receiver<Event>) -> Update {
+    async fn next(events: &mut mpsc::Receiver<SourceEvent>) -> SourceUpdate {
         match tokio::time::timeout(Duration::from_secs(5), events.recv()).await {
-            Ok(Some(Event::Update(update))) => update,
+            Ok(Some(SourceEvent::Update(update))) => update,
             other => panic!("{other:?}"),
         }
     }
 
     #[tokio::test]
-    async fn all_is_told_first_and_then_what_differs() {
+    async fn a_full_update_is_sent_first_and_then_the_changes() {
         let outer = tempfile::tempdir().unwrap();
         let dir = outer.path().join("policy");
         std::fs::create_dir(&dir).unwrap();
@@ -147,18 +154,18 @@ mod tests {
         write(at("a.yaml"), "1").unwrap();
         write(at("b.yaml"), "2").unwrap();
         let (sender, mut events) = mpsc::channel(4);
-        let task = tokio::spawn(follow(vec![dir.clone()], sender));
+        let task = tokio::spawn(watch_paths(vec![dir.clone()], sender));
         let first = next(&mut events).await;
-        assert!(first.whole && first.gone.is_empty());
+        assert!(first.full && first.removed.is_empty());
         assert_eq!(first.changed, [(name("a.yaml"), Ok("1".into())), (name("b.yaml"), Ok("2".into()))]);
         write(at("b.yaml"), "3").unwrap();
         let second = next(&mut events).await;
         assert_eq!(
             second,
-            Update { whole: false, changed: vec![(name("b.yaml"), Ok("3".into()))], ..Update::default() }
+            SourceUpdate { full: false, changed: vec![(name("b.yaml"), Ok("3".into()))], ..SourceUpdate::default() }
         );
         remove_file(at("a.yaml")).unwrap();
-        assert_eq!(next(&mut events).await.gone, [name("a.yaml")]);
+        assert_eq!(next(&mut events).await.removed, [name("a.yaml")]);
         write(at("b.yaml"), [0xff, 0xfe]).unwrap();
         let broken = next(&mut events).await;
         assert!(broken.changed[0].1.as_ref().is_err_and(|error| error.contains("utf-8")), "{broken:?}");

@@ -1,73 +1,74 @@
-//! The manifests of a source, text by text, and what they come to.
+//! Store of the manifests of a source, by entry (a file or an etcd key), and their compilation.
 //!
-//! One that is broken never takes others with it: its last good version stays, or, if there was none, it is left out, with
-//! what depends on it; the rest goes on. Only texts that have changed are read again.
+//! A faulty object doesn't affect others: its last good version stays in force, or, without one, it is left out
+//! together with its dependents. Only changed entries are parsed again.
 //!
-//! Emptiness is not believed: a text or a folder that had objects and is now empty or missing keeps them, and so does a source
-//! that had objects and now has none at all, until it has some again, or somebody accepts that it is empty. A text that was
-//! removed while others are still there is a removal; and what a text still says elsewhere in the source is never kept twice.
+//! Emptiness isn't trusted: an entry or directory that had objects and is now empty or missing retains them, and so
+//! does a source that had objects and now has none, until it has some again or the empty source is accepted. An entry
+//! that is removed while others remain is a removal. An object that moves to another entry is never retained by the old
+//! one.
 
-mod aside;
+mod entry;
+mod last_good;
 #[cfg(test)]
 mod tests;
-mod text;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use self::aside::Aside;
-use self::text::{Presence, Text};
-use super::{Hidden, Update};
-use crate::complaint::{Complaint, settle};
-use crate::manifest::{Object, ObjectId, Origin};
-use crate::policy::{Cluster, Deal, compile};
+use super::{SourceUpdate, UnavailablePath};
+use crate::source::store::entry::{Entry, Presence};
+use crate::source::store::last_good::LastGood;
+use vipgate_policy::compiler::{Cluster, Placement, compile};
+use vipgate_policy::diagnostic::{Diagnostic, sort_and_dedup};
+use vipgate_policy::manifest::{Object, ObjectId, Origin};
 
-/// Rounds of leaving out what is at fault: each makes at least one object older, or leaves it out.
-const ROUNDS: usize = 32;
+/// Maximum rounds of compilation: each replaces at least one faulty object by an older version, or leaves it out.
+const MAX_ROUNDS: usize = 32;
 
-/// All manifests.
+/// All manifests of a source.
 #[derive(Debug, Default)]
-pub struct Store {
-    texts: BTreeMap<Arc<str>, Text>,
-    /// The objects of all texts, in the order that compiling brings them into.
-    sorted: BTreeMap<Rank, Arc<Object>>,
-    /// Files and folders that can't be looked into.
-    hidden: Vec<Hidden>,
-    /// Those of them whose absence was accepted.
+pub struct ManifestStore {
+    entries: BTreeMap<Arc<str>, Entry>,
+    /// The objects of all entries, in the order of compilation.
+    sorted: BTreeMap<SortKey, Arc<Object>>,
+    /// Unavailable files and directories.
+    unavailable: Vec<UnavailablePath>,
+    /// Those of them that were accepted as missing.
     accepted: BTreeSet<Arc<str>>,
-    /// Whether emptiness is believed.
+    /// Whether emptiness is trusted.
     allow_empty: bool,
-    /// Whether there was anything to put in force yet.
-    begun: bool,
-    /// What the server's own configuration says of the cluster.
+    /// Whether there was a policy yet, even an accepted empty one.
+    initialized: bool,
+    /// Cluster settings of the server's configuration.
     cluster: Cluster,
 }
 
-/// An object among all others: its name, then its place.
-type Rank = (ObjectId, Arc<str>, usize, Option<usize>);
+/// The order of objects: by id, then by location.
+type SortKey = (ObjectId, Arc<str>, usize, Option<usize>);
 
-fn rank(object: &Object) -> Rank {
+fn sort_key(object: &Object) -> SortKey {
     let Origin { source, document, item, .. } = &object.origin;
     (object.id.clone(), source.name().clone(), *document, *item)
 }
 
-/// What all manifests come to.
+/// The result of a compilation.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
-    /// The policy of all gateways; none before there was a manifest, or somebody has accepted that there is none.
-    pub deal: Option<Arc<Deal>>,
-    /// Everything that is wrong, in the order of texts and lines.
-    pub complaints: Vec<Complaint>,
-    /// Objects that are not in force as they are written.
+pub struct CompileOutcome {
+    /// The policy of all gateways; `None` until there is a manifest, or the empty source was accepted.
+    pub placement: Option<Arc<Placement>>,
+    /// All diagnostics, by entry and line.
+    pub diagnostics: Vec<Diagnostic>,
+    /// Objects that aren't in force as written.
     pub faulty: BTreeMap<ObjectId, Faulty>,
-    /// Objects that are in force, broken ones' last good versions included.
+    /// Number of objects in force, including last good versions.
     pub objects: usize,
-    /// Why the source is not what it should be: empty, unreadable, or a part of it is. Empty while all is well.
+    /// Why the source is unhealthy: parts that are empty or unreadable. Empty: it is healthy.
     pub unhealthy: Vec<String>,
 }
 
-impl Outcome {
-    /// Objects by state: in force as they are written, in force as they were before, and left out.
+impl CompileOutcome {
+    /// Number of objects by state: in force as written, in force in their last good version, not in force.
     pub fn states(&self) -> [(&'static str, u64); 3] {
         let last_good = self.faulty.values().filter(|faulty| faulty.has_last_good).count();
         let rejected = self.faulty.len() - last_good;
@@ -76,269 +77,280 @@ impl Outcome {
     }
 }
 
-/// An object that is not in force as it is written.
+/// An object that isn't in force as written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faulty {
-    /// Whether an earlier version of it is in force.
+    /// Whether its last good version is in force.
     pub has_last_good: bool,
-    /// What is wrong with it.
+    /// Why.
     pub reasons: Vec<String>,
 }
 
-/// What goes out of force since somebody has accepted that a source, or a part of it, is empty.
+/// The objects removed by accepting that a source, or a part of it, is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Accepted {
-    /// Texts and how many objects of each.
-    pub texts: Vec<(Arc<str>, usize)>,
+pub struct AcceptedEmpty {
+    /// Entries and the number of objects of each.
+    pub entries: Vec<(Arc<str>, usize)>,
 }
 
-impl Store {
-    /// A store that believes in emptiness, or doesn't.
+impl ManifestStore {
+    /// Creates a store; `allow_empty`: emptiness is trusted.
     pub fn new(allow_empty: bool) -> Self {
         Self { allow_empty, ..Self::default() }
     }
 
-    /// The same of a server whose configuration says this of the cluster.
+    /// Sets the cluster settings of the server's configuration.
     #[must_use]
-    pub fn in_cluster(self, cluster: Cluster) -> Self {
+    pub fn with_cluster(self, cluster: Cluster) -> Self {
         Self { cluster, ..self }
     }
 
-    /// Takes in what has changed.
-    pub fn update(&mut self, update: Update) {
-        let Update { whole, changed, gone, hidden } = update;
-        self.accepted.retain(|place| hidden.iter().any(|it| it.place == *place));
+    /// Applies an update.
+    pub fn update(&mut self, update: SourceUpdate) {
+        let SourceUpdate { full: whole, changed, removed: gone, unavailable: hidden } = update;
+        self.accepted.retain(|place| hidden.iter().any(|it| it.path == *place));
         let named: BTreeSet<&Arc<str>> = changed.iter().map(|(name, _)| name).collect();
-        let unnamed = self.texts.keys().filter(|name| whole && !named.contains(name)).cloned();
-        let gone: Vec<Arc<str>> = unnamed.chain(gone).collect();
-        for name in gone {
-            self.keep(&name, Presence::Gone);
+        let absent = self.entries.keys().filter(|name| whole && !named.contains(name)).cloned();
+        let removed: Vec<Arc<str>> = absent.chain(gone).collect();
+        for name in removed {
+            self.retain(&name, Presence::Removed);
         }
         for it in &hidden {
-            // What was removed before can't be missing with its folder, and nobody says again that it is gone.
-            let is_below = |(name, text): &(&Arc<str>, &Text)| it.hides(name) && text.presence != Presence::Gone;
-            let below: Vec<Arc<str>> = self.texts.iter().filter(is_below).map(|(name, _)| name.clone()).collect();
-            let presence = if it.missing { Presence::Missing } else { Presence::Unreadable };
+            // An entry that was removed earlier isn't missing with its directory.
+            let is_below = |(name, entry): &(&Arc<str>, &Entry)| it.covers(name) && entry.presence != Presence::Removed;
+            let below: Vec<Arc<str>> = self.entries.iter().filter(is_below).map(|(name, _)| name.clone()).collect();
+            let presence = if it.is_missing { Presence::Missing } else { Presence::Unreadable };
             for name in &below {
-                self.keep(name, presence);
+                self.retain(name, presence);
             }
         }
-        self.hidden = hidden;
+        self.unavailable = hidden;
         for (name, content) in changed {
-            let text = self.take(&name).unwrap_or_default().changed(&name, content);
-            self.put(name, text);
+            let entry = self.take(&name).unwrap_or_default().with_content(&name, content);
+            self.put(name, entry);
         }
-        self.yield_kept();
+        self.release_moved();
         if self.allow_empty {
-            let all = [Presence::Blank, Presence::Missing, Presence::Gone, Presence::Without];
-            self.let_go(&all);
-        } else if self.texts.values().any(Text::is_there) {
-            self.let_go(&[Presence::Gone, Presence::Without]);
+            let all = [Presence::Empty, Presence::Missing, Presence::Removed, Presence::NoObjects];
+            self.remove_retained(&all);
+        } else if self.entries.values().any(Entry::is_present) {
+            self.remove_retained(&[Presence::Removed, Presence::NoObjects]);
         }
-        self.texts.retain(|_, text| text.presence != Presence::Gone || !text.objects.is_empty());
-        let is_readable = self.hidden.iter().all(|it| it.missing)
-            && self.texts.values().all(|text| text.presence != Presence::Unreadable);
-        self.begun |= !self.sorted.is_empty() || self.allow_empty && is_readable;
+        self.entries.retain(|_, entry| entry.presence != Presence::Removed || !entry.objects.is_empty());
+        let is_readable = self.unavailable.iter().all(|it| it.is_missing)
+            && self.entries.values().all(|entry| entry.presence != Presence::Unreadable);
+        self.initialized |= !self.sorted.is_empty() || self.allow_empty && is_readable;
     }
 
-    /// Takes the source at its word where it is empty: what stays in force only since that wasn't believed, goes.
+    /// Accepts that the source, or parts of it, are empty: removes the objects retained for that reason.
     ///
     /// # Errors
-    /// When nothing of it is empty, and why it isn't.
-    pub fn accept_empty(&mut self) -> Result<Accepted, String> {
-        let all = [Presence::Blank, Presence::Missing, Presence::Gone, Presence::Without];
-        let withheld = self.texts.iter().map(|(name, text)| (name.clone(), text.withheld()));
+    /// No part of it is empty; with the reason.
+    pub fn accept_empty(&mut self) -> Result<AcceptedEmpty, String> {
+        let all = [Presence::Empty, Presence::Missing, Presence::Removed, Presence::NoObjects];
+        let withheld = self.entries.iter().map(|(name, entry)| (name.clone(), entry.withheld()));
         let texts: Vec<(Arc<str>, usize)> = withheld.filter(|(_, objects)| *objects > 0).collect();
-        let missing = || self.hidden.iter().filter(|it| it.missing);
-        let is_news = missing().any(|it| it.named && !self.accepted.contains(&it.place));
-        if texts.is_empty() && self.begun && !is_news {
-            return Err("nothing of the source is empty that had manifests".to_owned());
+        let missing = || self.unavailable.iter().filter(|it| it.is_missing);
+        let has_new_missing = missing().any(|it| it.is_configured && !self.accepted.contains(&it.path));
+        if texts.is_empty() && self.initialized && !has_new_missing {
+            return Err("no part of the source that had manifests is empty".to_owned());
         }
-        if !self.begun {
-            let texts = self.texts.iter().filter(|(_, text)| text.presence == Presence::Unreadable);
-            let hidden = self.hidden.iter().filter(|it| !it.missing).map(|it| &it.place);
-            if let Some(name) = hidden.chain(texts.map(|(name, _)| name)).next() {
-                return Err(format!("the source isn't empty: {name} can't be read: mend it, or remove it"));
+        if !self.initialized {
+            let entries = self.entries.iter().filter(|(_, entry)| entry.presence == Presence::Unreadable);
+            let paths = self.unavailable.iter().filter(|it| !it.is_missing).map(|it| &it.path);
+            if let Some(name) = paths.chain(entries.map(|(name, _)| name)).next() {
+                return Err(format!("the source isn't empty: {name} can't be read: fix or remove it"));
             }
         }
-        self.begun = true;
-        self.accepted.extend(self.hidden.iter().filter(|it| it.missing).map(|it| it.place.clone()));
-        self.let_go(&all);
-        Ok(Accepted { texts })
+        self.initialized = true;
+        self.accepted.extend(self.unavailable.iter().filter(|it| it.is_missing).map(|it| it.path.clone()));
+        self.remove_retained(&all);
+        Ok(AcceptedEmpty { entries: texts })
     }
 
-    /// Takes a text out.
-    fn take(&mut self, name: &str) -> Option<Text> {
-        let text = self.texts.remove(name)?;
-        for object in &text.objects {
-            self.sorted.remove(&rank(object));
+    /// Removes and returns an entry.
+    fn take(&mut self, name: &str) -> Option<Entry> {
+        let entry = self.entries.remove(name)?;
+        for object in &entry.objects {
+            self.sorted.remove(&sort_key(object));
         }
-        Some(text)
+        Some(entry)
     }
 
-    /// Puts a text in.
-    fn put(&mut self, name: Arc<str>, text: Text) {
-        self.sorted.extend(text.objects.iter().map(|object| (rank(object), object.clone())));
-        self.texts.insert(name, text);
+    /// Inserts an entry.
+    fn put(&mut self, name: Arc<str>, entry: Entry) {
+        self.sorted.extend(entry.objects.iter().map(|object| (sort_key(object), object.clone())));
+        self.entries.insert(name, entry);
     }
 
-    /// Keeps all that a text said, though it doesn't say it now.
-    fn keep(&mut self, name: &Arc<str>, presence: Presence) {
-        if let Some(text) = self.take(name) {
-            self.put(name.clone(), text.keeping(presence));
+    /// Retains all objects of an entry that doesn't have them now.
+    fn retain(&mut self, name: &Arc<str>, presence: Presence) {
+        if let Some(entry) = self.take(name) {
+            self.put(name.clone(), entry.with_all_retained(presence));
         }
     }
 
-    /// Lets go of what is kept of texts that are there no more.
-    fn let_go(&mut self, presences: &[Presence]) {
-        let these = self.texts.iter().filter(|(_, text)| presences.contains(&text.presence));
-        let names: Vec<Arc<str>> = these.map(|(name, _)| name.clone()).collect();
+    /// Removes the retained objects of entries in these states.
+    fn remove_retained(&mut self, presences: &[Presence]) {
+        let matching = self.entries.iter().filter(|(_, entry)| presences.contains(&entry.presence));
+        let names: Vec<Arc<str>> = matching.map(|(name, _)| name.clone()).collect();
         for name in names {
-            let Some(text) = self.take(&name) else { continue };
-            if matches!(text.presence, Presence::Blank | Presence::Without) {
-                // It is there, and what is wrong with it is still said.
-                let Text { presence, refused, complaints, .. } = text;
-                self.texts.insert(name, Text { presence, refused, complaints, differs: true, ..Text::default() });
+            let Some(entry) = self.take(&name) else { continue };
+            if matches!(entry.presence, Presence::Empty | Presence::NoObjects) {
+                // It still exists, and so do its diagnostics.
+                let Entry { presence, rejected: refused, diagnostics: complaints, .. } = entry;
+                self.entries.insert(
+                    name,
+                    Entry {
+                        presence,
+                        rejected: refused,
+                        diagnostics: complaints,
+                        in_force_differs: true,
+                        ..Entry::default()
+                    },
+                );
             }
         }
     }
 
-    /// What another text says readably is kept by none.
-    fn yield_kept(&mut self) {
+    /// Removes retained objects that another entry has readably.
+    fn release_moved(&mut self) {
         let mut moved: Vec<(Arc<str>, ObjectId)> = Vec::new();
-        for (name, text) in self.texts.iter().filter(|(_, text)| !text.kept.is_empty()) {
+        for (name, entry) in self.entries.iter().filter(|(_, entry)| !entry.retained.is_empty()) {
             let is_elsewhere = |id: &&ObjectId| {
                 let first = ((*id).clone(), Arc::from(""), 0, None);
                 let same = self.sorted.range(first..).take_while(|(rank, _)| rank.0 == **id);
                 let others = same.map(|(rank, _)| &rank.1).filter(|other| *other != name);
-                others.filter_map(|other| self.texts.get(other)).any(|other| !other.kept.contains(*id))
+                others.filter_map(|other| self.entries.get(other)).any(|other| !other.retained.contains(*id))
             };
-            moved.extend(text.kept.iter().filter(is_elsewhere).map(|id| (name.clone(), id.clone())));
+            moved.extend(entry.retained.iter().filter(is_elsewhere).map(|id| (name.clone(), id.clone())));
         }
         for (name, id) in moved {
-            let Some(mut text) = self.take(&name) else { continue };
-            text.objects.retain(|object| object.id != id);
-            text.kept.remove(&id);
-            if text.presence == Presence::Read {
-                // It still says it wrongly.
-                text.refused.insert(id);
+            let Some(mut entry) = self.take(&name) else { continue };
+            entry.objects.retain(|object| object.id != id);
+            entry.retained.remove(&id);
+            if entry.presence == Presence::Read {
+                // It still has an invalid version of the object.
+                entry.rejected.insert(id);
             }
-            text.differs = true;
-            self.put(name, text);
+            entry.in_force_differs = true;
+            self.put(name, entry);
         }
     }
 
-    /// Compiles everything. What is at fault is replaced by its last good version, or left out, until the rest is fine.
-    pub fn compile(&mut self) -> Outcome {
+    /// Compiles everything. Faulty objects are replaced by their last good version, or left out, until no error
+    /// remains.
+    pub fn compile(&mut self) -> CompileOutcome {
         let unhealthy = self.unhealthy();
-        let mut complaints: Vec<Complaint> =
-            self.texts.values().flat_map(|text| text.complaints.iter().cloned()).collect();
-        complaints.extend(
-            unhealthy.iter().filter(|it| !it.is_complaint).map(|it| Complaint::about_file(&it.name, &*it.reason)),
+        let mut diagnostics: Vec<Diagnostic> =
+            self.entries.values().flat_map(|entry| entry.diagnostics.iter().cloned()).collect();
+        diagnostics.extend(
+            unhealthy.iter().filter(|it| !it.has_diagnostic).map(|it| Diagnostic::for_file(&it.name, &*it.reason)),
         );
         let mut faulty = self.unreadable();
-        let mut aside = Aside::default();
-        let mut compiled = compile(aside.objects(&self.sorted));
-        for round in 1..=ROUNDS {
-            let errors: Vec<Complaint> = compiled.complaints.iter().filter(|it| it.is_error()).cloned().collect();
+        let mut last_good = LastGood::default();
+        let mut compiled = compile(last_good.objects(&self.sorted));
+        for round in 1..=MAX_ROUNDS {
+            let errors: Vec<Diagnostic> = compiled.diagnostics.iter().filter(|it| it.is_error()).cloned().collect();
             if errors.is_empty() {
                 break;
             }
-            // Toward the end nothing older is tried any more: whatever is wrong goes.
-            aside.set_aside(&errors, &self.texts, &mut faulty, round < ROUNDS / 2);
-            complaints.extend(errors);
-            compiled = compile(aside.objects(&self.sorted));
+            // In the second half faulty objects are left out, without trying older versions.
+            last_good.substitute_faulty(&errors, &self.entries, &mut faulty, round < MAX_ROUNDS / 2);
+            diagnostics.extend(errors);
+            compiled = compile(last_good.objects(&self.sorted));
         }
-        complaints.extend(compiled.complaints);
-        settle(&mut complaints);
-        for text in self.texts.values_mut() {
-            let has_aside = aside.touches(text);
-            if text.differs || has_aside {
-                text.in_force = aside.of(text).cloned().collect();
-                text.differs = has_aside;
+        diagnostics.extend(compiled.diagnostics);
+        sort_and_dedup(&mut diagnostics);
+        for entry in self.entries.values_mut() {
+            let is_affected = last_good.affects(entry);
+            if entry.in_force_differs || is_affected {
+                entry.in_force = last_good.entry_objects(entry).cloned().collect();
+                entry.in_force_differs = is_affected;
             }
         }
-        let objects = self.texts.values().map(|text| text.in_force.len()).sum();
-        let cluster = self.cluster.clone().with(&compiled.deal.cluster.take().unwrap_or_default());
-        compiled.deal.cluster = cluster.said();
-        let deal = self.begun.then(|| Arc::new(compiled.deal));
+        let objects = self.entries.values().map(|entry| entry.in_force.len()).sum();
+        let cluster = self.cluster.clone().merged_with(&compiled.placement.cluster.take().unwrap_or_default());
+        compiled.placement.cluster = cluster.non_empty();
+        let placement = self.initialized.then(|| Arc::new(compiled.placement));
         let unhealthy = unhealthy.iter().map(|it| format!("{}: {}", it.name, it.reason)).collect();
-        Outcome { deal, complaints, faulty, objects, unhealthy }
+        CompileOutcome { placement, diagnostics, faulty, objects, unhealthy }
     }
 
-    /// Objects that their texts don't say readably.
+    /// Objects that are unreadable in their entries.
     fn unreadable(&self) -> BTreeMap<ObjectId, Faulty> {
         let mut faulty: BTreeMap<ObjectId, Faulty> = BTreeMap::new();
-        for (name, text) in self.texts.iter().filter(|(_, text)| !text.kept.is_empty()) {
-            let reasons = text.reasons(name);
-            let entry = |id: &ObjectId| (id.clone(), Faulty { has_last_good: true, reasons: reasons.clone() });
-            faulty.extend(text.kept.iter().map(entry));
+        for (name, entry) in self.entries.iter().filter(|(_, entry)| !entry.retained.is_empty()) {
+            let reasons = entry.reasons(name);
+            let retained = |id: &ObjectId| (id.clone(), Faulty { has_last_good: true, reasons: reasons.clone() });
+            faulty.extend(entry.retained.iter().map(retained));
         }
-        // What one text says wrongly may be in force as another one said it before.
-        for (name, text) in self.texts.iter().filter(|(_, text)| !text.refused.is_empty()) {
-            let reasons = text.reasons(name);
-            for id in &text.refused {
-                let entry = || Faulty { has_last_good: false, reasons: Vec::new() };
-                faulty.entry(id.clone()).or_insert_with(entry).reasons.extend(reasons.iter().cloned());
+        // The last good version of an invalid object may be from another entry.
+        for (name, entry) in self.entries.iter().filter(|(_, entry)| !entry.rejected.is_empty()) {
+            let reasons = entry.reasons(name);
+            for id in &entry.rejected {
+                let rejected = || Faulty { has_last_good: false, reasons: Vec::new() };
+                faulty.entry(id.clone()).or_insert_with(rejected).reasons.extend(reasons.iter().cloned());
             }
         }
         faulty
     }
 
-    /// What is empty or can't be read, and what it had.
+    /// The parts of the source that are empty or unreadable, and the number of objects retained for each.
     fn unhealthy(&self) -> Vec<Unhealthy> {
-        let had = |objects: usize| match objects {
+        let retained = |objects: usize| match objects {
             0 => String::new(),
             1 => ": the object that it had stays in force".to_owned(),
             objects => format!(": the {objects} objects that it had stay in force"),
         };
         let mut all = Vec::new();
-        let is_believed = |it: &&Hidden| it.missing && (self.allow_empty || self.accepted.contains(&it.place));
-        for it in self.hidden.iter().filter(|it| !is_believed(it)) {
-            let below = self.texts.iter().filter(|(name, _)| it.hides(name));
-            let objects = below.map(|(_, text)| text.objects.len()).sum();
-            if objects == 0 && !it.named {
+        let is_accepted =
+            |it: &&UnavailablePath| it.is_missing && (self.allow_empty || self.accepted.contains(&it.path));
+        for it in self.unavailable.iter().filter(|it| !is_accepted(it)) {
+            let below = self.entries.iter().filter(|(name, _)| it.covers(name));
+            let objects = below.map(|(_, entry)| entry.objects.len()).sum();
+            if objects == 0 && !it.is_configured {
                 continue;
             }
-            all.push(Unhealthy::new(&it.place, format!("{}{}", it.reason, had(objects))));
+            all.push(Unhealthy::new(&it.path, format!("{}{}", it.reason, retained(objects))));
         }
-        let is_hidden = |name: &str| self.hidden.iter().any(|it| it.hides(name));
+        let is_unavailable = |name: &str| self.unavailable.iter().any(|it| it.covers(name));
         let mut withheld = 0;
-        for (name, text) in &self.texts {
-            match text.presence {
-                Presence::Unreadable if !is_hidden(name) => {
-                    let errors = text.complaints.iter().filter(|complaint| complaint.is_error());
-                    let what = errors.min().map_or_else(String::new, |it| it.reason.clone());
-                    let reason = format!("{what}{}", had(text.kept.len()));
-                    all.push(Unhealthy { is_complaint: true, ..Unhealthy::new(name, reason) });
+        for (name, entry) in &self.entries {
+            match entry.presence {
+                Presence::Unreadable if !is_unavailable(name) => {
+                    let errors = entry.diagnostics.iter().filter(|diagnostic| diagnostic.is_error());
+                    let first = errors.min().map_or_else(String::new, |it| it.reason.clone());
+                    let reason = format!("{first}{}", retained(entry.retained.len()));
+                    all.push(Unhealthy { has_diagnostic: true, ..Unhealthy::new(name, reason) });
                 }
-                Presence::Blank if !text.objects.is_empty() => {
-                    all.push(Unhealthy::new(name, format!("is empty{}", had(text.objects.len()))));
+                Presence::Empty if !entry.objects.is_empty() => {
+                    all.push(Unhealthy::new(name, format!("is empty{}", retained(entry.objects.len()))));
                 }
-                Presence::Gone | Presence::Without => withheld += text.objects.len(),
-                Presence::Read | Presence::Unreadable | Presence::Blank | Presence::Missing => {}
+                Presence::Removed | Presence::NoObjects => withheld += entry.objects.len(),
+                Presence::Read | Presence::Unreadable | Presence::Empty | Presence::Missing => {}
             }
         }
         if withheld > 0 {
-            all.push(Unhealthy::new("source", format!("has no manifests any more{}", had(withheld))));
-        } else if !self.begun && all.is_empty() {
+            all.push(Unhealthy::new("source", format!("has no manifests any more{}", retained(withheld))));
+        } else if !self.initialized && all.is_empty() {
             all.push(Unhealthy::new("source", "has no manifests".to_owned()));
         }
         all
     }
 }
 
-/// A part of the source, or all of it, that is empty or can't be read.
+/// A part of the source that is empty or unreadable.
 #[derive(Debug)]
 struct Unhealthy {
     name: Arc<str>,
     reason: String,
-    /// Whether a complaint says the same.
-    is_complaint: bool,
+    /// Whether a diagnostic reports it already.
+    has_diagnostic: bool,
 }
 
 impl Unhealthy {
     fn new(name: &str, reason: String) -> Self {
-        Self { name: name.into(), reason, is_complaint: false }
+        Self { name: name.into(), reason, has_diagnostic: false }
     }
 }

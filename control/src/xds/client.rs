@@ -1,14 +1,14 @@
-//! The gateway's side of the policy protocol: follows a server, offers what it says to the gateway, and answers the server
-//! when that is in force, or why it isn't. Ends when nobody wants offers any more.
+//! Policy client: a delta xDS stream from the policy server. Passes updates to the gateway, and sends an ACK once an
+//! update is in force, or a NACK with the reason. Stops when the receiver of the events is dropped.
 
+mod coalesce;
 mod connect;
-mod crowd;
 mod stream;
 
-pub use self::connect::chain;
-pub(crate) use self::connect::connect_watched;
-pub use self::crowd::PACE;
-pub(crate) use self::stream::explain;
+pub use self::connect::error_chain;
+pub(crate) use self::connect::open_channel;
+pub(crate) use self::stream::describe_status;
+pub use crate::xds::client::coalesce::COALESCE_INTERVAL;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -16,36 +16,36 @@ use std::time::{Duration, Instant, SystemTime};
 use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot};
 
-use super::book::{Book, Offer};
-use super::cache::{Cache, Found};
+use super::cache::{Cache, CacheContents};
 use crate::config::PolicyServer;
-use crate::policy::Viewer;
+use crate::xds::store::{PolicyUpdate, ResourceStore};
+use vipgate_policy::compiler::GatewayLocality;
 
-/// The first pause between attempts, and the longest.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
-/// The same after a response that is too large: the next one will be as large, and costs both sides as much.
-const PAUSE_TOO_LARGE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_mins(2));
-/// A connection that held for so long was a good one: the next pause is short again.
-const GOOD: Duration = Duration::from_secs(30);
+/// Reconnect backoff: first and maximum delay.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+/// The same after a response that is too large: the next one will be as large, and as expensive for both sides.
+const BACKOFF_TOO_LARGE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_mins(2));
+/// A connection that lasted longer resets the backoff.
+const BACKOFF_RESET: Duration = Duration::from_secs(30);
 
-/// What the client tells the gateway.
+/// Event of the client for the gateway.
 #[derive(Debug)]
-pub enum Event {
-    /// Something to put in force.
-    Offer(Box<Offer>, Answer),
-    /// The server said something that can't be put in force, and why.
-    Refused(String),
+pub enum ClientEvent {
+    /// An update to apply; the gateway replies with the outcome.
+    Update(Box<PolicyUpdate>, UpdateReply),
+    /// The client rejected an update of the server; the reason.
+    Rejected(String),
 }
 
-/// Whether an offer is in force now.
-pub type Answer = oneshot::Sender<Result<(), Rejection>>;
+/// Reply to an update: in force, or rejected.
+pub type UpdateReply = oneshot::Sender<Result<(), Rejection>>;
 
-/// Why an offer isn't put in force.
+/// Why the gateway rejected an update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
-    /// The resource at fault as people name it, if it is one's.
+    /// The rejected resource (kind and name), if it is a single one.
     pub resource: Option<String>,
-    /// What is wrong.
+    /// The reason.
     pub reason: String,
 }
 
@@ -58,195 +58,189 @@ impl std::fmt::Display for Rejection {
     }
 }
 
-/// How things stand with the server.
+/// Status of the connection to the policy server, and of the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerStatus {
-    /// Whether it can be heard.
+    /// Whether a stream is open.
     pub connected: bool,
-    /// Since when that is so.
+    /// Time of the last change of `connected`.
     pub since: SystemTime,
-    /// Why it can't be heard.
+    /// Why no stream is open.
     pub error: Option<String>,
-    /// When the policy in force was last known to be the server's.
-    pub known_at: Option<SystemTime>,
-    /// Why there is no cache; empty while there is one.
+    /// When the policy in force was last confirmed to be the server's.
+    pub confirmed_at: Option<SystemTime>,
+    /// Why the cache can't be used; `None` while it can.
     pub cache_error: Option<String>,
 }
 
 /// Why a stream has ended.
 #[derive(Debug)]
-enum End {
-    /// The server refuses this gateway, which takes people to mend.
-    Refused(String),
-    /// A response is larger than what a gateway takes.
+enum StreamEnd {
+    /// The server rejected this gateway: an operator must fix that.
+    Denied(String),
+    /// A response exceeded the size limit.
     TooLarge(String),
-    /// Anything else.
-    Lost(String),
+    /// Any other error.
+    Disconnected(String),
 }
 
-impl End {
+impl StreamEnd {
     fn reason(&self) -> &str {
         match self {
-            Self::Refused(reason) | Self::TooLarge(reason) | Self::Lost(reason) => reason,
+            Self::Denied(reason) | Self::TooLarge(reason) | Self::Disconnected(reason) => reason,
         }
     }
 }
 
-impl From<String> for End {
+impl From<String> for StreamEnd {
     fn from(reason: String) -> Self {
-        Self::Lost(reason)
+        Self::Disconnected(reason)
     }
 }
 
-/// Follows one server.
+/// Client of one policy server.
 #[derive(Debug)]
 pub struct Client {
     /// The gateway.
-    viewer: Viewer,
-    /// Its process: another number for each start.
+    gateway: GatewayLocality,
+    /// Identifies the gateway's process: a new number at each start.
     incarnation: u64,
     server: PolicyServer,
-    book: Book,
-    /// None where it can't be had: the gateway serves all the same, and says that nothing would outlast it.
+    store: ResourceStore,
+    /// `None`: it can't be opened; the gateway works without it and reports the error.
     cache: Option<Cache>,
     status: Arc<ArcSwap<ServerStatus>>,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<ClientEvent>,
 }
 
 impl Client {
-    /// A client, and the policy that its cache knows. What goes wrong with the cache is logged and told by the status.
-    pub fn open(viewer: Viewer, server: PolicyServer, events: mpsc::Sender<Event>) -> (Self, Option<Offer>) {
-        let (cache, found, cache_error) = match Cache::open(&server.cache) {
-            Ok((cache, found)) => (Some(cache), found, None),
+    /// Opens the cache; returns the client and the cached policy. Cache errors are logged and reported in the status.
+    pub fn open(
+        gateway: GatewayLocality,
+        server: PolicyServer,
+        events: mpsc::Sender<ClientEvent>,
+    ) -> (Self, Option<PolicyUpdate>) {
+        let (cache, contents, cache_error) = match Cache::open(&server.cache) {
+            Ok((cache, contents)) => (Some(cache), contents, None),
             Err(error) => {
                 let error = error.to_string();
                 tracing::error!(
                     event = "policy_cache_failed",
                     error,
-                    "policy would not outlive a restart without the server"
+                    "no policy cache: a restart without the policy server would lose the policy"
                 );
-                (None, Found::Nothing, Some(error))
+                (None, CacheContents::Empty, Some(error))
             }
         };
         let mut status = ServerStatus {
             connected: false,
             since: SystemTime::now(),
             error: Some("not connected yet".to_owned()),
-            known_at: None,
+            confirmed_at: None,
             cache_error,
         };
-        let mut book = Book::default();
-        let damaged = match found {
-            Found::Nothing => None,
-            Found::Damaged(reason) => Some(reason),
-            Found::Policy(held, known_at) => match book.stage_held(held) {
+        let mut store = ResourceStore::default();
+        let damage = match contents {
+            CacheContents::Empty => None,
+            CacheContents::Damaged(reason) => Some(reason),
+            CacheContents::Policy(resources, confirmed_at) => match store.stage_cached(resources) {
                 Ok(()) => {
-                    status.known_at = Some(known_at);
+                    status.confirmed_at = Some(confirmed_at);
                     None
                 }
-                Err(refusal) => Some(refusal.to_string()),
+                Err(error) => Some(error.to_string()),
             },
         };
         let status = Arc::new(ArcSwap::from_pointee(status));
-        // Without random numbers the moment tells processes apart.
-        let moment = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let incarnation = getrandom::u64().unwrap_or(moment.as_nanos() as u64);
-        let mut client = Self { viewer, incarnation, server, book, cache, status, events };
-        if let Some(reason) = damaged {
-            client.forget(&reason);
+        // Fallback without a random source: the start time.
+        let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let incarnation = getrandom::u64().unwrap_or(started.as_nanos() as u64);
+        let mut client = Self { gateway, incarnation, server, store, cache, status, events };
+        if let Some(reason) = damage {
+            client.discard_cached(&reason);
             return (client, None);
         }
-        let offer = client.book.has_staged().then(|| client.book.offer(&client.viewer));
-        client.book.commit();
-        (client, offer)
+        let update = client.store.has_staged().then(|| client.store.update_for(&client.gateway));
+        client.store.commit();
+        (client, update)
     }
 
-    /// How things stand with the server, now and later.
+    /// The status, which the running client keeps up to date.
     pub fn status(&self) -> Arc<ArcSwap<ServerStatus>> {
         self.status.clone()
     }
 
-    /// Forgets the policy that the cache knew: it is damaged, or can't be put in force.
-    pub fn forget(&mut self, reason: &str) {
+    /// Discards the cached policy: it is damaged, or the gateway rejected it.
+    pub fn discard_cached(&mut self, reason: &str) {
         let file = self.server.cache.display().to_string();
-        tracing::error!(
-            event = "policy_cache_damaged",
-            file,
-            reason,
-            "the policy cache can't be relied on: it is ignored"
-        );
-        self.book = Book::default();
-        // The next update must not be added to what was there.
+        tracing::error!(event = "policy_cache_damaged", file, reason, "the policy cache is damaged and is ignored");
+        self.store = ResourceStore::default();
+        // The next update must not be appended to the discarded content.
         if let Some(cache) = &mut self.cache {
-            cache.forget();
+            cache.invalidate();
         }
         self.change_status(|status| {
-            status.known_at = None;
+            status.confirmed_at = None;
             status.cache_error = Some(format!("{file} was ignored: {reason}"));
         });
     }
 
-    /// Follows the server for as long as anybody wants to hear of it.
+    /// Connects, runs the stream and reconnects until the receiver of the events is dropped.
     pub async fn run(mut self) {
-        let (mut pause, mut pause_too_large) = (PAUSE.0, PAUSE_TOO_LARGE.0);
+        let (mut delay, mut delay_too_large) = (BACKOFF.0, BACKOFF_TOO_LARGE.0);
         while !self.events.is_closed() {
-            let begun = Instant::now();
-            let end = stream::follow(&mut self).await;
-            self.book.discard();
-            let is_news = self.status.load().connected || self.status.load().error.as_deref() != Some(end.reason());
+            let started = Instant::now();
+            let end = stream::run(&mut self).await;
+            self.store.discard();
+            let is_new = self.status.load().connected || self.status.load().error.as_deref() != Some(end.reason());
             let (server, reason) = (&self.server.url, end.reason());
             match &end {
-                _ if !is_news => {}
-                End::Refused(_) => tracing::error!(
+                _ if !is_new => {}
+                StreamEnd::Denied(_) => tracing::error!(
                     event = "policy_server_refuses",
                     server,
                     reason,
-                    "the policy server refuses this gateway: {reason}"
+                    "the policy server rejected this gateway: {reason}"
                 ),
-                End::TooLarge(_) => tracing::error!(
+                StreamEnd::TooLarge(_) => tracing::error!(
                     event = "policy_response_too_large",
                     server,
                     reason,
-                    "the policy can't be taken: {reason}"
+                    "the policy can't be received: {reason}"
                 ),
-                End::Lost(_) if self.status.load().connected => {
-                    tracing::warn!(event = "policy_server_lost", server, reason, "policy server lost");
+                StreamEnd::Disconnected(_) if self.status.load().connected => {
+                    tracing::warn!(event = "policy_server_lost", server, reason, "policy server connection lost");
                 }
-                End::Lost(_) => {
-                    tracing::warn!(
-                        event = "policy_server_unreachable",
-                        server,
-                        reason,
-                        "policy server can't be reached"
-                    );
+                StreamEnd::Disconnected(_) => {
+                    tracing::warn!(event = "policy_server_unreachable", server, reason, "policy server unreachable");
                 }
             }
-            let (next, longest) = match end {
-                End::TooLarge(_) => (&mut pause_too_large, PAUSE_TOO_LARGE.1),
-                End::Refused(_) | End::Lost(_) => {
-                    if begun.elapsed() > GOOD {
-                        (pause, pause_too_large) = (PAUSE.0, PAUSE_TOO_LARGE.0);
+            let (next, max) = match end {
+                StreamEnd::TooLarge(_) => (&mut delay_too_large, BACKOFF_TOO_LARGE.1),
+                StreamEnd::Denied(_) | StreamEnd::Disconnected(_) => {
+                    if started.elapsed() > BACKOFF_RESET {
+                        (delay, delay_too_large) = (BACKOFF.0, BACKOFF_TOO_LARGE.0);
                     }
-                    (&mut pause, PAUSE.1)
+                    (&mut delay, BACKOFF.1)
                 }
             };
-            self.lost(end.reason().to_owned());
+            self.set_disconnected(end.reason().to_owned());
             let events = self.events.clone();
             tokio::select! {
                 () = tokio::time::sleep(jittered(*next)) => {}
                 () = events.closed() => return,
             }
-            *next = (*next * 2).min(longest);
+            *next = (*next * 2).min(max);
         }
     }
 
-    fn lost(&self, why: String) {
+    fn set_disconnected(&self, reason: String) {
         self.change_status(|status| {
             if status.connected {
                 status.since = SystemTime::now();
             }
             status.connected = false;
-            status.error = Some(why);
+            status.error = Some(reason);
         });
     }
 
@@ -257,11 +251,11 @@ impl Client {
     }
 }
 
-/// Between a half and all of a pause: many gateways that lost one server at once don't come back at once.
-pub(crate) fn jittered(pause: Duration) -> Duration {
-    // Without random numbers the pause is what it is.
+/// A delay with jitter: 50 to 100 % of it, so that gateways that lost the server together don't reconnect together.
+pub(crate) fn jittered(delay: Duration) -> Duration {
+    // Without a random source: the whole delay.
     let random = getrandom::u32().unwrap_or(u32::MAX);
-    pause / 2 + (pause / 2).mul_f64(f64::from(random) / f64::from(u32::MAX))
+    delay / 2 + (delay / 2).mul_f64(f64::from(random) / f64::from(u32::MAX))
 }
 
 #[cfg(test)]

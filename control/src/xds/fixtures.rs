@@ -1,4 +1,4 @@
-//! What tests of this protocol share: a server's resources as it tells them, and certificates.
+//! Test fixtures: a sample placement, its resources and responses as a server sends them, and certificates.
 
 pub(crate) mod pki;
 
@@ -8,15 +8,15 @@ use std::sync::Arc;
 
 use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryResponse, Resource};
 use envoy_types::pb::google::protobuf::Any;
-use vipgate_dataplane::snapshot::spec::{
+use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, BackendState, EgressSpec, EndpointSpec, Limits, NodeSpec, OnExhaustion, Scope,
     ServicePortSpec, VipSpec,
 };
 
-use super::book::Held;
 use super::resource::{Content, Key, Kind, encode_all, settings};
-use crate::manifest::{DEFAULT_TABLE_SIZE, Hints};
-use crate::policy::{Cluster, Deal, DealtBackend, DealtService, Peer};
+use crate::xds::store::StoredResource;
+use vipgate_policy::compiler::{Cluster, Peer, PlacedBackend, PlacedService, Placement};
+use vipgate_policy::manifest::{DEFAULT_TABLE_SIZE, Hints};
 
 pub(super) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -26,8 +26,8 @@ pub(super) fn key(kind: Kind, name: &str) -> Key {
     Key { kind, name: name.into() }
 }
 
-/// One policy, one VIP, one Service, one gateway, and endpoints that leave with the VIP.
-pub(crate) fn deal(endpoints: u8) -> Deal {
+/// A placement of one policy, VIP, Service, gateway and overlay node, and `endpoints` endpoints that use the VIP.
+pub(crate) fn sample_placement(endpoints: u8) -> Placement {
     let (name, vip) = (Arc::<str>::from("EgressPolicy a/p"), ip("203.0.113.1"));
     let endpoint = |i| {
         let address = IpAddr::from([10, 0, 0, i]);
@@ -42,8 +42,8 @@ pub(crate) fn deal(endpoints: u8) -> Deal {
         on_exhaustion: OnExhaustion::Reject,
     };
     let vip =
-        VipSpec { address: vip, name: "".into(), announce: Announce::L2, reserved_ports: vec![80], shares: vec![] };
-    Deal {
+        VipSpec { address: vip, name: "".into(), announce: Announce::L2, reserved_ports: vec![80], shards: vec![] };
+    Placement {
         policies: vec![policy],
         vips: vec![vip],
         endpoints: (1..=endpoints).map(endpoint).collect(),
@@ -62,7 +62,7 @@ pub(crate) fn deal(endpoints: u8) -> Deal {
 }
 
 fn cluster() -> Cluster {
-    Cluster::of(&["10.0.0.0/16".parse().unwrap()], &["10.96.0.0/12".parse().unwrap()], None)
+    Cluster::from_config(&["10.0.0.0/16".parse().unwrap()], &["10.96.0.0/12".parse().unwrap()], None)
 }
 
 fn node() -> NodeSpec {
@@ -70,22 +70,22 @@ fn node() -> NodeSpec {
     NodeSpec { name: "node-1".into(), address: "10.9.0.1:8472".parse().unwrap(), vni: 1, mac: [2; 6], prefixes }
 }
 
-/// A Service whose backends are `10.0.0.{each}`, on nodes and in zones of that number.
-pub(super) fn service(backends: &[u8]) -> DealtService {
-    let backend = |it: &u8| {
-        let zone = Arc::<str>::from(format!("z{it}"));
-        DealtBackend {
-            address: IpAddr::from([10, 0, 0, *it]),
+/// A Service with backends `10.0.0.N` on nodes `nN` in zones `zN`, for each N of `backends`.
+pub(super) fn service(backends: &[u8]) -> PlacedService {
+    let backend = |n: &u8| {
+        let zone = Arc::<str>::from(format!("z{n}"));
+        PlacedBackend {
+            address: IpAddr::from([10, 0, 0, *n]),
             name: "".into(),
             ports: [8080].into(),
             weight: 1,
             state: BackendState::Ready,
-            node: Some(format!("n{it}").into()),
+            node: Some(format!("n{n}").into()),
             zone: Some(zone.clone()),
             hints: Some(Arc::new(Hints { nodes: vec![], zones: vec![zone] })),
         }
     };
-    DealtService {
+    PlacedService {
         name: "Service a/s".into(),
         vips: vec![ip("203.0.113.1")],
         ports: vec![ServicePortSpec { name: "".into(), protocol: 6, port: 80 }],
@@ -99,62 +99,64 @@ pub(super) fn service(backends: &[u8]) -> DealtService {
     }
 }
 
-pub(super) fn resource(key: &Key, held: &Held) -> Resource {
-    let body = Any { type_url: key.kind.type_url().to_owned(), value: held.body.to_vec() };
+pub(super) fn resource(key: &Key, stored: &StoredResource) -> Resource {
+    let body = Any { type_url: key.kind.type_url().to_owned(), value: stored.body.to_vec() };
     let name = key.name.to_string();
-    Resource { name, version: held.version.clone(), resource: Some(body), ..Resource::default() }
+    Resource { name, version: stored.version.clone(), resource: Some(body), ..Resource::default() }
 }
 
-/// One response that says what each of these is now.
-pub(crate) fn response(kind: Kind, items: &[(Key, Option<Held>)]) -> DeltaDiscoveryResponse {
+/// A response with these resources; `None`: a removal.
+pub(crate) fn response(kind: Kind, changes: &[(Key, Option<StoredResource>)]) -> DeltaDiscoveryResponse {
     let mut response = DeltaDiscoveryResponse { type_url: kind.type_url().to_owned(), ..Default::default() };
-    for (key, held) in items {
-        match held {
-            Some(held) => response.resources.push(resource(key, held)),
+    for (key, stored) in changes {
+        match stored {
+            Some(stored) => response.resources.push(resource(key, stored)),
             None => response.removed_resources.push(key.name.to_string()),
         }
     }
     response
 }
 
-/// One response for all resources of a kind.
-pub(crate) fn responses(items: &[(Key, Option<Held>)]) -> Vec<DeltaDiscoveryResponse> {
-    items.chunk_by(|a, b| a.0.kind == b.0.kind).map(|items| response(items[0].0.kind, items)).collect()
+/// One response for each kind.
+pub(crate) fn responses(changes: &[(Key, Option<StoredResource>)]) -> Vec<DeltaDiscoveryResponse> {
+    changes.chunk_by(|a, b| a.0.kind == b.0.kind).map(|changes| response(changes[0].0.kind, changes)).collect()
 }
 
-/// What a server has, and calls it.
+/// The resources of a server and the version of its policy.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Told {
-    pub(super) held: BTreeMap<Key, Held>,
+pub(crate) struct ServerPolicy {
+    pub(super) resources: BTreeMap<Key, StoredResource>,
     pub(super) version: String,
 }
 
-impl Told {
-    pub(crate) fn of(deal: &Deal) -> Self {
-        let resources = encode_all(deal);
-        let sum = resources.iter().fold(0_u64, |sum, (_, content)| sum.wrapping_add(content.version));
-        let (key, content, version) = settings(deal.counts(), sum);
-        let held = |content: Content| Held { version: Content::version_text(content.version), body: content.body };
-        let held = resources.into_iter().chain([(key, content)]).map(|(key, content)| (key, held(content))).collect();
-        Self { held, version }
+impl ServerPolicy {
+    pub(crate) fn of(placement: &Placement) -> Self {
+        let encoded = encode_all(placement);
+        let sum = encoded.iter().fold(0_u64, |sum, (_, content)| sum.wrapping_add(content.version));
+        let (key, content, version) = settings(placement.counts(), sum);
+        let stored =
+            |content: Content| StoredResource { version: Content::version_text(content.version), body: content.body };
+        let encoded = encoded.into_iter().chain([(key, content)]);
+        let resources = encoded.map(|(key, content)| (key, stored(content))).collect();
+        Self { resources, version }
     }
 
-    /// The same from a server that knows no settings.
-    pub(crate) fn unsettled(mut self) -> Self {
-        self.held.retain(|key, _| key.kind != Kind::Settings);
+    /// The same resources without Settings, as of a server that doesn't send them.
+    pub(crate) fn without_settings(mut self) -> Self {
+        self.resources.retain(|key, _| key.kind != Kind::Settings);
         self
     }
 
-    /// What is different from before, in the order in which it is sent.
-    pub(crate) fn differences(&self, before: &Self) -> Vec<(Key, Option<Held>)> {
-        let keys: BTreeSet<_> = self.held.keys().chain(before.held.keys()).cloned().collect();
-        let different = keys.into_iter().filter(|key| self.held.get(key) != before.held.get(key));
-        different.map(|key| (key.clone(), self.held.get(&key).cloned())).collect()
+    /// The changes since `before`, in sending order.
+    pub(crate) fn diff(&self, before: &Self) -> Vec<(Key, Option<StoredResource>)> {
+        let keys: BTreeSet<_> = self.resources.keys().chain(before.resources.keys()).cloned().collect();
+        let changed = keys.into_iter().filter(|key| self.resources.get(key) != before.resources.get(key));
+        changed.map(|key| (key.clone(), self.resources.get(&key).cloned())).collect()
     }
 
-    /// The settings, which make it whole.
-    pub(crate) fn settle(&self) -> DeltaDiscoveryResponse {
+    /// The response with the Settings, which completes an update.
+    pub(crate) fn settings_response(&self) -> DeltaDiscoveryResponse {
         let settings = key(Kind::Settings, "settings");
-        response(Kind::Settings, &[(settings.clone(), self.held.get(&settings).cloned())])
+        response(Kind::Settings, &[(settings.clone(), self.resources.get(&settings).cloned())])
     }
 }

@@ -1,9 +1,9 @@
-//! A policy as resources: encoded once, named, and versioned by content, so that every server that compiles the same
-//! manifests says the same of each.
+//! xDS resources of a policy. The version of a resource is a hash of its content, so servers that compile the same
+//! manifests send the same versions.
 
 mod decode;
 pub mod encode;
-pub use self::decode::{Decoded, Fault, decode};
+pub use self::decode::{Decoded, ResourceError, decode};
 pub use self::encode::{encode_all, settings, version_of};
 
 use std::fmt;
@@ -13,16 +13,16 @@ use prost::bytes::Bytes;
 
 /// The name of the one resource of kind [`Kind::Settings`].
 pub const SETTINGS: &str = "settings";
-/// In `node.metadata` of a stream's first request: the process, as 16 hexadecimal digits that differ for each start.
+/// Key in `node.metadata` of a stream's first request. Its value, 16 hexadecimal digits, identifies the process and is
+/// new at each start.
 pub const INCARNATION: &str = "vipgate.io/incarnation";
-
 /// The name of the one resource of kind [`Kind::Cluster`].
 pub const CLUSTER: &str = "cluster";
 
-/// The longest text of a server that is printed, characters.
-const LONGEST_SHOWN: usize = 1024;
+/// Maximum length of a server's text in messages, characters.
+const MAX_PRINTED: usize = 1024;
 
-/// Kinds of resources, in the order in which they are sent: what is named before what names it.
+/// Kinds of resources, in sending order: a resource is sent before those that refer to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// `EgressPolicy`.
@@ -44,7 +44,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 8] = [
         Self::EgressPolicy,
         Self::Vip,
@@ -55,10 +55,10 @@ impl Kind {
         Self::Cluster,
         Self::Settings,
     ];
-    /// How many of them settings count.
+    /// Number of kinds that Settings count: all but Settings.
     pub const COUNTED: usize = Self::ALL.len() - 1;
 
-    /// Its number in caches and fingerprints: stays what it is, whatever else comes.
+    /// Its number in caches and fingerprints. Never changes.
     pub const fn number(self) -> u8 {
         match self {
             Self::EgressPolicy => 0,
@@ -72,7 +72,7 @@ impl Kind {
         }
     }
 
-    /// As the protocol names it.
+    /// Its type URL in the protocol.
     pub const fn type_url(self) -> &'static str {
         match self {
             Self::EgressPolicy => "type.googleapis.com/vipgate.policy.v1.EgressPolicy",
@@ -86,18 +86,18 @@ impl Kind {
         }
     }
 
-    /// The kind that the protocol names so.
-    pub fn of_url(type_url: &str) -> Option<Self> {
+    /// The kind with this type URL.
+    pub fn from_type_url(type_url: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.type_url() == type_url)
     }
 
-    /// The message's name.
+    /// The name of its message.
     pub fn name(self) -> &'static str {
         self.type_url().rsplit('.').next().unwrap_or_default()
     }
 }
 
-/// What names a resource. Displays as `Kind name`.
+/// Identifies a resource. Displays as `Kind name`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     /// Its kind.
@@ -108,27 +108,27 @@ pub struct Key {
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind.name(), shown(&self.name))
+        write!(f, "{} {}", self.kind.name(), printable(&self.name))
     }
 }
 
-/// What a server says, as it can be logged and sent back: a line that people can read, not without end.
-pub(super) fn shown(text: &str) -> String {
-    let printable = |letter: char| if letter.is_control() { char::REPLACEMENT_CHARACTER } else { letter };
-    text.chars().map(printable).take(LONGEST_SHOWN).collect()
+/// A server's text for logs and NACKs: truncated, without control characters.
+pub(super) fn printable(text: &str) -> String {
+    let sanitize = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    text.chars().map(sanitize).take(MAX_PRINTED).collect()
 }
 
-/// A resource without its key.
+/// An encoded resource without its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
-    /// Names the body; the same body has the same version everywhere.
+    /// Hash of kind and body: the same on every server.
     pub version: u64,
     /// The encoded message.
     pub body: Bytes,
 }
 
 impl Content {
-    /// The version as the protocol has it.
+    /// The version as text, as sent in the protocol.
     pub fn version_text(version: u64) -> String {
         format!("{version:016x}")
     }

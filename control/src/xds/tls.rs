@@ -1,11 +1,11 @@
-//! Certificates of both sides of the policy protocol. They are read again for every new connection, so that a renewed file
-//! counts from the next one on, and connections that stand go on.
+//! TLS configuration of policy clients and servers. Certificates are read for each new connection: a renewed file takes
+//! effect with the next one, and established connections continue.
 
 mod check;
 mod names;
 
 pub use self::check::{Side, Validity, check_authorities, check_certificates, check_key};
-pub use self::names::Names;
+pub use self::names::CertificateNames;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,46 +21,46 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use crate::text_file::read_regular;
 
-/// The protocol inside TLS (RFC 7301): HTTP/2.
+/// ALPN protocol (RFC 7301): HTTP/2.
 const H2: &[u8] = b"h2";
 
-/// Certificates that can't be used.
+/// Why certificates or keys can't be used.
 #[derive(Debug, Error)]
 pub enum TlsError {
     /// A file can't be read.
     #[error("{}: can't be read: {error}", .path.display())]
     Unreadable {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What the kernel says.
+        /// The I/O error.
         error: io::Error,
     },
-    /// A file doesn't hold what it should.
+    /// A file has no valid PEM content of the expected type.
     #[error("{}: {reason}", .path.display())]
-    Wrong {
-        /// Which.
+    Invalid {
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// Certificate and key don't belong together, or nobody can check anything with them.
+    /// rustls rejects a certificate, e.g. because the key doesn't match.
     #[error("{}: can't be used: {error}", .path.display())]
     Unusable {
         /// The certificate.
         path: PathBuf,
-        /// Why.
+        /// The TLS error.
         error: rustls::Error,
     },
-    /// The system has no certificates.
-    #[error("this machine has no certificates of authorities ({0}); name those to trust by `ca`")]
+    /// The system has no CA certificates.
+    #[error("this system has no CA certificates ({0}); configure `ca`")]
     NoRoots(String),
 }
 
-/// What a client trusts and shows: no `ca` means the system's, no certificate means none is shown.
+/// TLS configuration of a client. Without `ca` it trusts the system's CAs; `identity` is its certificate and key.
 ///
 /// # Errors
-/// When a file can't be used.
-pub fn client(ca: Option<&Path>, own: Option<(&Path, &Path)>) -> Result<ClientConfig, TlsError> {
+/// If a file can't be used.
+pub fn client_config(ca: Option<&Path>, identity: Option<(&Path, &Path)>) -> Result<ClientConfig, TlsError> {
     let roots = match ca {
         Some(path) => roots(path)?,
         None => system_roots()?,
@@ -69,7 +69,7 @@ pub fn client(ca: Option<&Path>, own: Option<(&Path, &Path)>) -> Result<ClientCo
         .with_safe_default_protocol_versions()
         .map_err(|error| TlsError::Unusable { path: PathBuf::new(), error })?
         .with_root_certificates(roots);
-    let mut config = match own {
+    let mut config = match identity {
         None => builder.with_no_client_auth(),
         Some((cert, key)) => builder
             .with_client_auth_cert(certificates(cert)?, private_key(key)?)
@@ -79,11 +79,11 @@ pub fn client(ca: Option<&Path>, own: Option<(&Path, &Path)>) -> Result<ClientCo
     Ok(config)
 }
 
-/// What a server shows, and whom it lets in: with `ca`, clients must present a certificate that it signed.
+/// TLS configuration of a server. With `ca`, clients must present a certificate signed by it (mutual TLS).
 ///
 /// # Errors
-/// When a file can't be used.
-pub fn server(ca: Option<&Path>, cert: &Path, key: &Path) -> Result<ServerConfig, TlsError> {
+/// If a file can't be used.
+pub fn server_config(ca: Option<&Path>, cert: &Path, key: &Path) -> Result<ServerConfig, TlsError> {
     let provider = Arc::new(ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
@@ -93,7 +93,7 @@ pub fn server(ca: Option<&Path>, cert: &Path, key: &Path) -> Result<ServerConfig
         Some(path) => {
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(path)?), provider)
                 .build()
-                .map_err(|error| TlsError::Wrong { path: path.to_owned(), reason: error.to_string() })?;
+                .map_err(|error| TlsError::Invalid { path: path.to_owned(), reason: error.to_string() })?;
             builder.with_client_cert_verifier(verifier)
         }
     };
@@ -104,24 +104,24 @@ pub fn server(ca: Option<&Path>, cert: &Path, key: &Path) -> Result<ServerConfig
     Ok(config)
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+fn read_file(path: &Path) -> Result<Vec<u8>, TlsError> {
     read_regular(path).map_err(|error| TlsError::Unreadable { path: path.to_owned(), error })
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let wrong = |reason: String| TlsError::Wrong { path: path.to_owned(), reason };
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
-    match found {
-        Ok(found) if found.is_empty() => Err(wrong("holds no certificate (PEM)".to_owned())),
-        Ok(found) => Ok(found),
-        Err(error) => Err(wrong(format!("is no list of certificates (PEM): {error}"))),
+    let invalid = |reason: String| TlsError::Invalid { path: path.to_owned(), reason };
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read_file(path)?).collect();
+    match certificates {
+        Ok(certificates) if certificates.is_empty() => Err(invalid("holds no certificate (PEM)".to_owned())),
+        Ok(certificates) => Ok(certificates),
+        Err(error) => Err(invalid(format!("holds an invalid certificate (PEM): {error}"))),
     }
 }
 
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    let wrong =
-        |error| TlsError::Wrong { path: path.to_owned(), reason: format!("holds no private key (PEM): {error}") };
-    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(wrong)
+    let invalid =
+        |error| TlsError::Invalid { path: path.to_owned(), reason: format!("holds no private key (PEM): {error}") };
+    PrivateKeyDer::from_pem_slice(&read_file(path)?).map_err(invalid)
 }
 
 fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
@@ -133,11 +133,11 @@ fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
 }
 
 fn system_roots() -> Result<RootCertStore, TlsError> {
-    let found = rustls_native_certs::load_native_certs();
+    let native = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(found.certs);
+    roots.add_parsable_certificates(native.certs);
     if roots.is_empty() {
-        let errors: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
+        let errors: Vec<_> = native.errors.iter().map(ToString::to_string).collect();
         return Err(TlsError::NoRoots(if errors.is_empty() { "none found".to_owned() } else { errors.join("; ") }));
     }
     Ok(roots)

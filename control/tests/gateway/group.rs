@@ -1,92 +1,100 @@
-//! Three gateways as one of them, gw-a, sees them: gw-b is linked and behind, gw-c is gone and gw-a stands in for it.
+//! The group status of gw-a, one of three gateways: gw-b is linked but not in sync; gw-c is down, and gw-a owns its
+//! shard.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use vipgate::gateway::group::GroupStatus;
-use vipgate::members::{Authority, Member, View};
-use vipgate::peer::{Broken, CopiesStatus, PeerStatus, PeersStatus};
+use vipgate::membership::status::Authority;
+use vipgate::membership::{Member, MembershipView};
+use vipgate::peer::{LinkError, PeerStatus, PeersStatus, ReplicationStatus};
+use vipgate::state::group::GroupStatus;
+use vipgate_dataplane::flow::time::Tick;
+use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec};
+use vipgate_dataplane::policy::spec::{PolicySet, ShardSpec};
 use vipgate_dataplane::ports::{BlockId, BlockSet};
-use vipgate_dataplane::snapshot::members::{Authentication, MemberSpec, MembersSpec};
-use vipgate_dataplane::snapshot::spec::{PolicySet, ShareSpec};
-use vipgate_dataplane::time::Tick;
-use vipgate_dataplane::wire::tunnel_tag::TagKey;
+use vipgate_dataplane::wire::tunnel_auth::TagKey;
 
 pub const NAMES: [&str; 3] = ["gw-a", "gw-b", "gw-c"];
 
-/// How gw-a stands while these serve.
-pub fn group(serving: &[&str]) -> GroupStatus {
+/// The group status of gw-a with these active members.
+pub fn group(active: &[&str]) -> GroupStatus {
     let member = |(at, name): (u64, &str)| Member {
-        serving: serving.contains(&name),
+        serving: active.contains(&name),
         incarnation: 7 + at,
         ..Member::new(name.into(), 3 + at)
     };
     let spec = |name: &str| MemberSpec {
         name: name.into(),
         tunnel: Some(format!("10.2.0.{}:4790", name.as_bytes()[3]).parse().unwrap()),
-        serving: serving.contains(&name),
-        linked: name == "gw-b",
+        active: active.contains(&name),
+        connected: name == "gw-b",
         may_open: true,
         authentication: match name {
-            "gw-b" => {
-                Authentication::Tagged { sent: TagKey::new(&[1; 16]), taken: [Some(TagKey::new(&[2; 16])), None] }
-            }
+            "gw-b" => Authentication::Tagged {
+                transmit_key: TagKey::new(&[1; 16]),
+                receive_keys: [Some(TagKey::new(&[2; 16])), None],
+            },
             _ => Authentication::None,
         },
     };
-    let copies = CopiesStatus {
+    let copies = ReplicationStatus {
         in_sync_from: true,
         sent: 120,
-        taken: 80,
-        queued: 4096,
+        received: 80,
+        queued_bytes: 4096,
         resyncs: 2,
-        released: Some(14),
-        ..CopiesStatus::default()
+        released_view: Some(14),
+        ..ReplicationStatus::default()
     };
     let up = PeerStatus {
         linked: true,
         since: Some(Tick(1)),
         version: 1,
         rtt: Some(Duration::from_micros(180)),
-        copies,
+        replication: copies,
         ..PeerStatus::default()
     };
     let down = PeerStatus {
-        refused: 4,
+        rejections: 4,
         failures: 5,
-        last_failure: Some(Broken::Connection("connection refused".to_owned())),
+        last_failure: Some(LinkError::Connection("connection refused".to_owned())),
         ..PeerStatus::default()
     };
     let peers: BTreeMap<Arc<str>, PeerStatus> = [("gw-b".into(), up), ("gw-c".into(), down)].into();
     GroupStatus {
-        authority: Some(Authority::Present),
-        view: Arc::new(View { number: 14, serving_changes: 3, members: (0..).zip(NAMES).map(member).collect() }),
-        links: Arc::new(PeersStatus { peers, strangers: 1 }),
+        authority: Some(Authority::Reachable),
+        view: Arc::new(MembershipView {
+            number: 14,
+            serving_changes: 3,
+            members: (0..).zip(NAMES).map(member).collect(),
+        }),
+        links: Arc::new(PeersStatus { peers, unauthenticated: 1 }),
         draining: false,
         spec: MembersSpec {
             this: Some("gw-a".into()),
             gateways: NAMES.map(spec).into(),
-            since: 14,
-            serving_changes: 3,
+            active_since: 14,
+            active_changes: 3,
         },
         lease: None,
     }
 }
 
-/// The policy with its VIPs dealt: the first is gw-a's, of the second each has a part; its endpoint is gw-a's.
-pub fn dealt() -> PolicySet {
+/// A policy with placement: gw-a is the home of the first VIP and of its endpoint; the second VIP has a shard per
+/// gateway.
+pub fn sharded_policy() -> PolicySet {
     let mut set = super::policy();
-    let share =
-        |home: &str, backup: &str, blocks| ShareSpec { gateway: home.into(), blocks, backups: vec![backup.into()] };
+    let shard =
+        |home: &str, backup: &str, blocks| ShardSpec { gateway: home.into(), blocks, backups: vec![backup.into()] };
     let blocks = |first: u16| {
         let mut blocks = BlockSet::default();
         (first..first + 336).for_each(|block| blocks.insert(BlockId(block)));
         Some(Arc::new(blocks))
     };
-    set.vips[0].shares = vec![share("gw-a", "gw-b", None)];
-    set.vips[1].shares =
-        vec![share("gw-a", "gw-b", blocks(16)), share("gw-b", "gw-c", blocks(352)), share("gw-c", "gw-a", blocks(688))];
+    set.vips[0].shards = vec![shard("gw-a", "gw-b", None)];
+    set.vips[1].shards =
+        vec![shard("gw-a", "gw-b", blocks(16)), shard("gw-b", "gw-c", blocks(352)), shard("gw-c", "gw-a", blocks(688))];
     set.endpoints[0].gateway = Some("gw-a".into());
     set
 }

@@ -1,5 +1,5 @@
-//! A gateway without a dataplane: workers that answer like real ones from sessions in a list, behind the real admin
-//! socket and the real metrics port, for the real command line to ask.
+//! Testbed for the command line and metrics: a gateway with mock workers, behind the real admin socket and metrics
+//! port.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test file uses its part of it")]
 
 pub mod group;
@@ -17,55 +17,60 @@ use crossbeam::channel::{Receiver, bounded};
 use tempfile::TempDir;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
-use vipgate::gateway::group::GroupStatus;
-use vipgate::gateway::state::{
-    Dealt, DeviceFigures, Figure, GatewayState, Order, PolicyStatus, RingDrops, Rooms, SocketStatus, WorkerHandle,
-};
-use vipgate::gateway::tracking::{Capture, TrackedCapture, TrackingStatus};
 use vipgate::kernel::{LinkState, LinkStatus};
-use vipgate::policy::Peer;
-use vipgate_dataplane::command::{Command, SessionFilter, SessionRecord, SessionState};
-use vipgate_dataplane::counters::{Direction, DropReason, EndReason, WorkerCounters};
-use vipgate_dataplane::io::InterfaceId;
-use vipgate_dataplane::link::handoff::Wake;
-use vipgate_dataplane::link::outlet::Outlet;
-use vipgate_dataplane::snapshot::build::Builder;
-use vipgate_dataplane::snapshot::change::PolicyChange;
-use vipgate_dataplane::snapshot::spec::{
+use vipgate::state::group::GroupStatus;
+use vipgate::state::tracking::{InterfaceAttachment, TrackingStatus, XdpAttachment};
+use vipgate::state::{
+    ControlCommand, DeviceMetric, DeviceStats, GatewayState, ListenerConnections, PolicyStatus, RingDrops,
+    SocketStatus, VipPlacement, WorkerHandle,
+};
+use vipgate_dataplane::flow::direction::Direction;
+use vipgate_dataplane::flow::drop_reason::DropReason;
+use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::io::handoff::Wake;
+use vipgate_dataplane::observe::counters::WorkerCounters;
+use vipgate_dataplane::policy::build::Builder;
+use vipgate_dataplane::policy::change::PolicyChange;
+use vipgate_dataplane::policy::spec::{
     Announce, BackendSpec, BackendState, ClusterSpec, EgressSpec, EndpointSpec, HealthSpec, InterfaceSpec, NetworkSpec,
     PolicySet, Role, Scope, ServicePortSpec, ServiceSpec, VipSpec,
 };
+use vipgate_dataplane::replication::sender::ReplicationSender;
+use vipgate_dataplane::session::end_reason::EndReason;
+use vipgate_dataplane::session::query::{SessionFilter, SessionInfo, SessionState};
+use vipgate_dataplane::worker::command::Command;
+use vipgate_policy::compiler::Peer;
 
-/// What a worker of this gateway does with commands.
+/// Behavior of a mock worker.
 #[derive(Clone, Debug)]
 pub enum Worker {
-    /// Answers from these sessions, looking at so many at a time.
-    Answers(Vec<SessionRecord>, usize),
-    /// Takes commands and says nothing.
+    /// Replies from these sessions, scanning this many per command.
+    Replies(Vec<SessionInfo>, usize),
+    /// Receives commands but doesn't reply.
     Silent,
-    /// Has ended.
-    Dead,
+    /// Has stopped.
+    Stopped,
 }
 
-/// One interface, which is as it should be.
+/// One interface without faults.
 fn tracking() -> TrackingStatus {
     let (id, name) = (InterfaceId(0), "gw-in".to_owned());
     let link = LinkStatus { id, name, ifindex: 2, role: Role::Inside, state: LinkState::Up, successor: None };
-    let capture = TrackedCapture { interface: "gw-in".to_owned(), state: Capture::Attached, detached: 0 };
-    TrackingStatus { links: vec![link], captures: vec![capture], ..TrackingStatus::default() }
+    let capture = InterfaceAttachment { interface: "gw-in".to_owned(), state: XdpAttachment::Attached, detached: 0 };
+    TrackingStatus { interfaces: vec![link], attachments: vec![capture], ..TrackingStatus::default() }
 }
 
 #[derive(Debug)]
-struct NoBell;
+struct NoWake;
 
-impl Wake for NoBell {
+impl Wake for NoWake {
     fn wake(&self) {}
 }
 
 #[derive(Debug)]
-struct Device;
+struct MockDevice;
 
-impl DeviceFigures for Device {
+impl DeviceStats for MockDevice {
     fn ring_drops(&self, worker: usize) -> RingDrops {
         RingDrops { no_buffer: 3 * worker as u64, ring_full: 0, too_long: 0 }
     }
@@ -74,23 +79,23 @@ impl DeviceFigures for Device {
         None
     }
 
-    fn figures(&self) -> Vec<Figure> {
-        let figure = |name, counter, label: (&'static str, &str), value| Figure {
+    fn metrics(&self) -> Vec<DeviceMetric> {
+        let metric = |name, counter, label: (&'static str, &str), value| DeviceMetric {
             name,
-            help: "A figure of the device",
-            counter,
+            help: "A metric of the device",
+            is_counter: counter,
             labels: vec![(label.0, label.1.to_owned())],
             value,
         };
         vec![
-            figure("frames", false, ("place", "pool"), 4000),
-            figure("ring_losses", true, ("cause", "fill_ring_empty"), 3),
-            figure("frames", false, ("place", "total"), 4096),
+            metric("frames", false, ("place", "pool"), 4000),
+            metric("ring_losses", true, ("cause", "fill_ring_empty"), 3),
+            metric("frames", false, ("place", "total"), 4096),
         ]
     }
 }
 
-/// A running one. Everything is gone when it is dropped.
+/// A running gateway; stopped and removed when dropped.
 #[derive(Debug)]
 pub struct Gateway {
     pub state: Arc<GatewayState>,
@@ -106,31 +111,37 @@ impl Gateway {
     }
 
     pub fn start_with(workers: &[Worker], set: &PolicySet) -> Self {
-        Self::start_in(workers, set, GroupStatus::default(), None)
+        Self::start_group(workers, set, GroupStatus::default(), None)
     }
 
-    /// One of three: `group` says how it stands among them, and orders to it go to `orders`.
-    pub fn start_in(
+    /// A gateway of a group with this status; control commands are sent to `control_commands`.
+    pub fn start_group(
         workers: &[Worker],
         set: &PolicySet,
         group: GroupStatus,
-        orders: Option<UnboundedSender<Order>>,
+        control_commands: Option<UnboundedSender<ControlCommand>>,
     ) -> Self {
         let mut handles = Vec::new();
         for (number, worker) in workers.iter().enumerate() {
             let (commands, inbox) = bounded(4);
             let counters: Arc<WorkerCounters> = Arc::default();
             count(&counters, number as u64);
-            let outlet = Arc::new(Outlet::new(Arc::new(NoBell)));
-            handles.push(WorkerHandle { core: number + 2, counters, commands, outlet, doorbell: Arc::new(NoBell) });
+            let outlet = Arc::new(ReplicationSender::new(Arc::new(NoWake)));
+            handles.push(WorkerHandle {
+                core: number + 2,
+                counters,
+                commands,
+                replication: outlet,
+                doorbell: Arc::new(NoWake),
+            });
             let worker = worker.clone();
-            // It ends when the last of those who could ask it is gone.
+            // Ends when the last sender of commands is dropped.
             std::thread::spawn(move || work(worker, &inbox));
         }
         let mut builder = Builder::new(network());
         builder.with_policy(set).unwrap();
         let compiled = builder.with_members(&group.spec).policy;
-        let dealt = Dealt::of(&PolicyChange::between(&PolicySet::default(), set));
+        let dealt = VipPlacement::of(&PolicyChange::between(&PolicySet::default(), set));
         let peers = group.spec.gateways.iter().map(|member| Peer {
             name: member.name.clone(),
             node: format!("node-of-{}", member.name).into(),
@@ -161,8 +172,8 @@ impl Gateway {
             health_errors: ArcSwap::default(),
             tracking: ArcSwap::from_pointee(tracking()),
             group: ArcSwap::from_pointee(group),
-            dealt,
-            orders,
+            placement: dealt,
+            commands: control_commands,
             conflicts: ArcSwap::default(),
             ports: (1024, 65_535),
             nat_log: None,
@@ -177,11 +188,11 @@ impl Gateway {
                 mode: "native",
                 zero_copy: true,
             }],
-            rooms: Rooms::default(),
-            device: Arc::new(Device),
+            connections: ListenerConnections::default(),
+            device: Arc::new(MockDevice),
         });
         let folder = TempDir::with_prefix("vipgate-admin-").unwrap();
-        // One thread for all servers, as in a gateway.
+        // One thread for all servers, as in a real gateway.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (stop, stopped) = watch::channel(false);
         let path = folder.path().join("run/gateway.sock");
@@ -196,7 +207,7 @@ impl Gateway {
                 let metrics = tokio::spawn(vipgate::metrics::serve(
                     vipgate::metrics::Monitored::gateway(shared.clone()),
                     listener,
-                    shared.rooms.metrics.clone(),
+                    shared.connections.metrics.clone(),
                     stopped.clone(),
                 ));
                 vipgate::admin::serve(shared, socket, stopped).await;
@@ -210,7 +221,7 @@ impl Gateway {
         self.folder.path().join("run/gateway.sock")
     }
 
-    /// Stops the servers as a gateway does when it is told to stop.
+    /// Stops the servers like a gateway that shuts down.
     pub fn stop(&mut self) {
         let _ = self.stop.send(true);
         if let Some(servers) = self.servers.take() {
@@ -218,20 +229,20 @@ impl Gateway {
         }
     }
 
-    /// Runs `vipgate` against this gateway: exit code, stdout, stderr.
+    /// Runs `vipgate` against this gateway; returns exit code, stdout, stderr.
     pub fn vipgate(&self, arguments: &[&str]) -> (i32, String, String) {
         let socket = self.socket().display().to_string();
         vipgate(&[arguments, &["--socket", &socket]].concat())
     }
 
-    /// Runs `vipgate` with `-o json` to success.
+    /// Runs `vipgate` with `-o json`, expecting success.
     pub fn json(&self, arguments: &[&str]) -> serde_json::Value {
         let (code, stdout, stderr) = self.vipgate(&[arguments, &["-o", "json"]].concat());
         assert_eq!((code, stderr.as_str()), (0, ""), "{arguments:?}");
         serde_json::from_str(&stdout).unwrap()
     }
 
-    /// Runs `vipgate` to success; its table.
+    /// Runs `vipgate`, expecting success; returns the table.
     pub fn table(&self, arguments: &[&str]) -> String {
         let (code, stdout, stderr) = self.vipgate(arguments);
         assert_eq!((code, stderr.as_str()), (0, ""), "{arguments:?}");
@@ -245,13 +256,13 @@ impl Drop for Gateway {
     }
 }
 
-/// Runs the program: exit code, stdout, stderr.
+/// Runs `vipgate`; returns exit code, stdout, stderr.
 pub fn vipgate(arguments: &[&str]) -> (i32, String, String) {
     let output: Output = program().args(arguments).stdin(Stdio::null()).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     let (stdout, stderr) = (text(output.stdout), text(output.stderr));
-    for trace in ["panicked", "RUST_BACKTRACE", "Os {", "Error(", "Status {"] {
-        assert!(!stderr.contains(trace), "{arguments:?}: {stderr}");
+    for marker in ["panicked", "RUST_BACKTRACE", "Os {", "Error(", "Status {"] {
+        assert!(!stderr.contains(marker), "{arguments:?}: {stderr}");
     }
     (output.status.code().expect("no signal ended it"), stdout, stderr)
 }
@@ -260,24 +271,24 @@ pub fn program() -> Process {
     Process::new(env!("CARGO_BIN_EXE_vipgate"))
 }
 
-/// Answers commands until nobody can send any more.
+/// Replies to commands until the channel is closed.
 fn work(worker: Worker, inbox: &Receiver<Command>) {
-    let (mut sessions, slice) = match worker {
-        Worker::Answers(sessions, slice) => (sessions, slice),
+    let (mut sessions, chunk_size) = match worker {
+        Worker::Replies(sessions, chunk_size) => (sessions, chunk_size),
         Worker::Silent => {
-            let mut unanswered = Vec::new();
+            let mut pending = Vec::new();
             while let Ok(command) = inbox.recv() {
-                unanswered.push(command);
+                pending.push(command);
             }
             return;
         }
-        Worker::Dead => return,
+        Worker::Stopped => return,
     };
     while let Ok(command) = inbox.recv() {
         match command {
             Command::Sessions { mut chunk, reply } => {
                 let mut at = usize::try_from(chunk.cursor.unwrap()).unwrap();
-                let end = (at + slice).min(sessions.len());
+                let end = (at + chunk_size).min(sessions.len());
                 while at < end && chunk.records.len() < chunk.records.capacity() {
                     chunk.records.extend(Some(sessions[at]).filter(|session| matches(session, &chunk.filter)));
                     at += 1;
@@ -299,17 +310,17 @@ fn work(worker: Worker, inbox: &Receiver<Command>) {
             }
             Command::Announce(_)
             | Command::Defend(_)
-            | Command::Copies { .. }
-            | Command::Take { .. }
-            | Command::Purge { .. }
-            | Command::Explain { .. }
+            | Command::ListRecords { .. }
+            | Command::ApplyRecords { .. }
+            | Command::PurgeStandby { .. }
+            | Command::Trace { .. }
             | Command::Capture(_)
             | Command::LogSessions(_) => {}
         }
     }
 }
 
-fn matches(session: &SessionRecord, filter: &SessionFilter) -> bool {
+fn matches(session: &SessionInfo, filter: &SessionFilter) -> bool {
     filter.endpoint.is_none_or(|address| session.endpoint.ip() == address)
         && filter.vip.is_none_or(|address| session.vip.ip() == address)
         && filter.remote.is_none_or(|address| session.remote.ip() == address)
@@ -317,7 +328,7 @@ fn matches(session: &SessionRecord, filter: &SessionFilter) -> bool {
         && filter.state.is_none_or(|state| session.state == state)
 }
 
-/// Worker `n` has counted these, all different.
+/// Sets the counters of worker `n`, to different values.
 fn count(counters: &WorkerCounters, n: u64) {
     for direction in Direction::ALL.iter().take(2) {
         for _ in 0..=n {
@@ -330,16 +341,16 @@ fn count(counters: &WorkerCounters, n: u64) {
     counters.handoffs.add(5);
     counters.sessions.set(20 + n);
     counters.sessions_created.add(30);
-    counters.copies.set(8 + n);
-    counters.copies_refused.add(n);
+    counters.standby_sessions.set(8 + n);
+    counters.standby_rejected.add(n);
     counters.out_of_window.add(6 + n);
-    counters.sessions_taken_over.add(2);
+    counters.sessions_failed_over.add(2);
     counters.sessions_ended[EndReason::Flushed as usize].add(7);
 }
 
-/// Session number `n` of a pod: TCP when `n` is even, else UDP.
-pub fn session(n: u16) -> SessionRecord {
-    SessionRecord {
+/// Session `n` of a pod: TCP if `n` is even, else UDP.
+pub fn session(n: u16) -> SessionInfo {
+    SessionInfo {
         protocol: if n.is_multiple_of(2) { 6 } else { 17 },
         direction: if n.is_multiple_of(2) { Direction::Egress } else { Direction::Inbound },
         endpoint: format!("10.1.0.11:{}", 40_000 + n).parse().unwrap(),
@@ -355,18 +366,18 @@ pub fn session(n: u16) -> SessionRecord {
     }
 }
 
-pub fn sessions(count: u16) -> Vec<SessionRecord> {
+pub fn sessions(count: u16) -> Vec<SessionInfo> {
     (0..count).map(session).collect()
 }
 
-/// Two VIPs, two endpoints; the second endpoint has no VIP.
+/// A policy with two VIPs and two endpoints; the second endpoint has no VIP.
 pub fn policy() -> PolicySet {
     let vip = |address: &str, announce, reserved_ports| VipSpec {
         address: address.parse().unwrap(),
         name: "Service tenant-a/api".into(),
         announce,
         reserved_ports,
-        shares: vec![],
+        shards: vec![],
     };
     PolicySet {
         version: "5f2c".to_owned(),
@@ -374,9 +385,9 @@ pub fn policy() -> PolicySet {
             name: "EgressPolicy tenant-a/out".into(),
             destinations: vec![],
             excluded: vec![],
-            address_selection: vipgate_dataplane::snapshot::spec::AddressSelection::PerEndpoint,
-            limits: vipgate_dataplane::snapshot::spec::Limits::default(),
-            on_exhaustion: vipgate_dataplane::snapshot::spec::OnExhaustion::Reject,
+            address_selection: vipgate_dataplane::policy::spec::AddressSelection::PerEndpoint,
+            limits: vipgate_dataplane::policy::spec::Limits::default(),
+            on_exhaustion: vipgate_dataplane::policy::spec::OnExhaustion::Reject,
         }],
         vips: vec![
             vip("203.0.113.10", Announce::L2, vec![80, 443]),
@@ -406,7 +417,7 @@ pub fn policy() -> PolicySet {
     }
 }
 
-/// One Service with a backend that takes sessions, and one that drains.
+/// A Service with a ready and a terminating backend.
 fn service() -> ServiceSpec {
     let backend = |address: &str, name: &str, weight, state| BackendSpec {
         address: address.parse().unwrap(),

@@ -1,4 +1,4 @@
-//! Frames in memory of our own, for devices that aren't sockets.
+//! Packet frames in anonymous memory, for in-memory devices.
 
 use std::mem;
 use std::ptr::NonNull;
@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use crate::frame::{Frame, HEADROOM};
 use crate::mapping::{Mapping, MemoryError, Pages};
 
-/// Frames side by side, made at once. Their memory is never given back: frames need not know where they come from.
+/// Adjacent frames, allocated together. Their memory is never freed, so frames need no reference to the arena.
 #[derive(Debug)]
 pub struct Arena {
     frames: Vec<Frame>,
@@ -14,48 +14,48 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// `count` frames of `size` bytes.
+    /// Allocates `count` frames of `size` bytes.
     ///
     /// # Errors
-    /// When there is no memory for them.
+    /// When the kernel has no memory for them.
     pub fn allocate(count: usize, size: u16) -> Result<Self, MemoryError> {
         let bytes = count * usize::from(size);
         let mapping = Mapping::anonymous(bytes)?;
         let pages = mapping.pages();
         let base = mapping.base();
         mem::forget(mapping);
-        // SAFETY: the mapping was made for `bytes` bytes just now, is zeroed, is never unmapped (forgotten above), and
-        // nobody else knows of it.
+        // SAFETY: the new mapping has `bytes` bytes, is zeroed, is never unmapped (forgotten above), and has no other
+        // reference.
         let frames = unsafe { carve(base, count, size) };
         Ok(Self { frames, pages })
     }
 
-    /// The frames; each is handed out once, so a second call gets none.
+    /// Takes the frames; a second call returns none.
     pub fn frames(&mut self) -> Vec<Frame> {
         mem::take(&mut self.frames)
     }
 
-    /// What kind of pages they lie on.
+    /// Page type of the memory.
     pub fn pages(&self) -> Pages {
         self.pages
     }
 
-    /// Frames over memory that somebody else has mapped.
+    /// Divides mapped memory into frames.
     ///
     /// # Safety
-    /// `count * size` bytes from `base` are initialized, stay mapped for as long as the process lives, and belong to
-    /// nobody else; what else there is to promise says [`Frame::from_raw`].
+    /// `count * size` bytes from `base` are initialized, stay mapped for the lifetime of the process, and have no other
+    /// owner. The contract of [`Frame::from_raw`] applies to each frame.
     pub unsafe fn carve(base: NonNull<u8>, count: usize, size: u16) -> Vec<Frame> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: guaranteed by the caller.
         unsafe { carve(base, count, size) }
     }
 }
 
 /// # Safety
-/// As for [`Arena::carve`].
+/// The contract of [`Arena::carve`].
 unsafe fn carve(base: NonNull<u8>, count: usize, size: u16) -> Vec<Frame> {
     let frame = |i: usize| {
-        // SAFETY: `i * size` lies inside of the memory that the caller owns, and each frame gets its own piece of it.
+        // SAFETY: `i * size` is within the memory that the caller owns, and frames don't overlap.
         let mut frame = unsafe { Frame::from_raw(base.add(i * usize::from(size)), size) };
         frame.reset(HEADROOM);
         frame
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_lie_apart_and_are_handed_out_once() {
+    fn frames_are_disjoint_and_taken_once() {
         let mut arena = Arena::allocate(3, 2048).unwrap();
         let mut frames = arena.frames();
         assert_eq!(frames.len(), 3);

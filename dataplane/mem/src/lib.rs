@@ -1,6 +1,6 @@
-//! Memory of the packet path: large arrays on huge pages, packet buffers as owned tokens, prefetch.
+//! Memory of the packet path: large arrays on huge pages, owned packet buffers, prefetch.
 //!
-//! One of the two crates with unsafe code; each block says which invariant makes it sound. What it offers is safe.
+//! One of the two crates with unsafe code; each block states the invariant that makes it sound.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod arena;
@@ -13,10 +13,10 @@ mod storage;
 mod tags;
 
 pub use arena::Arena;
-pub use frame::{FRAME, Frame, HEADROOM};
+pub use frame::{FRAME_SIZE, Frame, HEADROOM};
 pub use mapping::{MemoryError, Pages};
 pub use prefetch::prefetch_read;
 pub use region::{Region, RegionError};
 pub use slab::Slab;
 pub use storage::{Storage, StorageError};
-pub use tags::{TAGS, equal_tags};
+pub use tags::{TAGS_PER_LINE, equal_tags};

@@ -1,4 +1,4 @@
-//! Anonymous memory, on huge pages where the machine has them: a random read of a large table costs a page walk less.
+//! Memory mappings, on huge pages if available: they save a page walk for random reads of large tables.
 
 use std::fs::File;
 use std::io;
@@ -7,22 +7,22 @@ use std::ptr::NonNull;
 
 use thiserror::Error;
 
-/// The size of a huge page on the machines that we run on.
-pub(crate) const HUGE: usize = 2 << 20;
+/// Size of a huge page.
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
-/// What kind of pages a mapping got.
+/// Page type of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
     /// Reserved huge pages (`vm.nr_hugepages`).
     Huge,
-    /// Normal pages that the kernel was asked to make huge when it can.
+    /// Normal pages with `MADV_HUGEPAGE` (transparent huge pages).
     Transparent,
-    /// Normal pages: too little memory for a huge one.
+    /// Normal pages; the mapping is smaller than a huge page.
     Small,
 }
 
 impl Pages {
-    /// Its word in logs and reports.
+    /// Name in logs and reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Huge => "huge",
@@ -32,53 +32,53 @@ impl Pages {
     }
 }
 
-/// The kernel gave no memory.
+/// Failed allocation of memory.
 #[derive(Debug, Error)]
 #[error("cannot map {bytes} bytes of memory: {source}")]
 pub struct MemoryError {
-    /// How much was asked for.
+    /// Requested size.
     pub bytes: usize,
-    /// What the kernel says.
+    /// Error of the kernel.
     pub source: io::Error,
 }
 
-/// Zeroed memory of this process, readable and writable, aligned to a page at least.
+/// A readable and writable mapping, page-aligned.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
-    /// Bytes that are mapped: what was asked for, rounded up to whole pages.
+    /// Mapped bytes: the requested size rounded up to whole pages.
     bytes: usize,
     pages: Pages,
 }
 
-// SAFETY: a mapping belongs to the process, not to a thread; who may access it is the business of its owners.
+// SAFETY: a mapping belongs to the process, not to a thread; its owners control access.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; through a shared reference nothing but the address and the length can be read.
+// SAFETY: as above; a shared reference gives access to address and length only.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps at least `bytes`.
+    /// Maps at least `bytes` of zeroed anonymous memory.
     pub(crate) fn anonymous(bytes: usize) -> Result<Self, MemoryError> {
-        // Miri knows neither huge pages nor advice.
-        let large = bytes >= HUGE && !cfg!(miri);
-        let rounded = bytes.max(1).next_multiple_of(if large { HUGE } else { 4096 });
+        // Miri supports neither huge pages nor madvise(2).
+        let large = bytes >= HUGE_PAGE && !cfg!(miri);
+        let rounded = bytes.max(1).next_multiple_of(if large { HUGE_PAGE } else { 4096 });
         if large && let Ok(base) = map(rounded, libc::MAP_HUGETLB) {
             return Ok(Self { base, bytes: rounded, pages: Pages::Huge });
         }
         let lazy = if cfg!(miri) { 0 } else { libc::MAP_NORESERVE };
         let base = map(rounded, lazy).map_err(|source| MemoryError { bytes, source })?;
         let mut mapping = Self { base, bytes: rounded, pages: Pages::Small };
-        // SAFETY: the range was mapped just now and is ours; the advice changes how it is backed, not what it holds.
+        // SAFETY: the range is the new mapping; the advice doesn't change its contents.
         if large && unsafe { libc::madvise(base.as_ptr().cast(), rounded, libc::MADV_HUGEPAGE) } == 0 {
             mapping.pages = Pages::Transparent;
         }
         Ok(mapping)
     }
 
-    /// Maps `bytes` of a file, shared with whoever maps it later; they must be in the file.
+    /// Maps `bytes` of a file with `MAP_SHARED`; the range must be within the file.
     pub(crate) fn shared(file: &File, offset: i64, bytes: usize) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that anybody uses. Other processes
-        // could write to the file; its lock and its permissions (see region.rs) keep out all but those who mean it.
+        // SAFETY: a new mapping at an address chosen by the kernel overlaps no memory in use. The file's lock and its
+        // permissions (see region.rs) prevent accidental writes by other processes.
         let address = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -90,13 +90,13 @@ impl Mapping {
             )
         };
         let base = checked(address)?;
-        // SAFETY: the range was mapped just now and is ours; the advice changes how it is backed, not what it holds. A file
-        // system without huge pages ignores it.
+        // SAFETY: the range is the new mapping; the advice doesn't change its contents. File systems without huge pages
+        // ignore it.
         unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
         Ok(Self { base, bytes, pages: pages_of(file) })
     }
 
-    /// Bytes that are mapped.
+    /// Mapped bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -106,7 +106,7 @@ impl Mapping {
         self.base
     }
 
-    /// What kind of pages it got.
+    /// Page type.
     pub(crate) fn pages(&self) -> Pages {
         self.pages
     }
@@ -114,20 +114,20 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `map` returned exactly this range, and nobody can reach it any more: references into it borrow from the
-        // mapping's owner, and owners that hand out longer-lived ones leak the mapping (see arena.rs).
+        // SAFETY: `mmap` returned exactly this range, and no reference into it remains: references borrow from the
+        // mapping's owner, and owners of longer-lived references leak the mapping (see arena.rs).
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
 
-fn map(bytes: usize, extra: libc::c_int) -> io::Result<NonNull<u8>> {
-    // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no memory that anybody uses.
+fn map(bytes: usize, extra_flags: libc::c_int) -> io::Result<NonNull<u8>> {
+    // SAFETY: a new anonymous mapping at an address chosen by the kernel overlaps no memory in use.
     let address = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
             bytes,
             libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | extra,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | extra_flags,
             -1,
             0,
         )
@@ -142,13 +142,13 @@ fn checked(address: *mut libc::c_void) -> io::Result<NonNull<u8>> {
     NonNull::new(address.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))
 }
 
-/// The pages that a file system gives its files: huge ones on hugetlbfs; elsewhere normal ones, which a tmpfs mounted with
-/// `huge=advise` makes huge when it can.
+/// Page type of a file's mappings: huge on hugetlbfs, otherwise normal, or transparent huge pages on tmpfs mounted with
+/// `huge=advise`.
 fn pages_of(file: &File) -> Pages {
     const HUGETLBFS: i64 = 0x9584_58f6;
-    // SAFETY: all zeros are a valid statfs, plain numbers.
-    let mut facts: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the descriptor is open, and `facts` is a statfs that the kernel may fill in.
-    let asked = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut facts) };
-    if asked == 0 && facts.f_type == HUGETLBFS { Pages::Huge } else { Pages::Small }
+    // SAFETY: statfs consists of integers, for which all zeros are valid.
+    let mut info: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open, and `info` is a statfs that the kernel may write.
+    let result = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut info) };
+    if result == 0 && info.f_type == HUGETLBFS { Pages::Huge } else { Pages::Small }
 }

@@ -1,8 +1,7 @@
-//! Memory that outlives the process: one file, mapped piece by piece.
+//! Persistent memory region: a file that outlives the process, mapped as consecutive slabs.
 //!
-//! The file should lie in memory itself (tmpfs, hugetlbfs): the kernel then keeps what a process wrote when that process
-//! dies, at whatever instruction, in the order in which it wrote. One process at a time has it, by a lock that the kernel
-//! takes back at a process's death.
+//! The file should be on tmpfs or hugetlbfs: the kernel then keeps all writes of a process that dies at any
+//! instruction, in program order. A file lock, which the kernel releases when the process dies, ensures a single user.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -13,60 +12,60 @@ use std::path::{Path, PathBuf};
 use bytemuck::AnyBitPattern;
 use thiserror::Error;
 
-use crate::mapping::{HUGE, Mapping};
+use crate::mapping::{HUGE_PAGE, Mapping};
 use crate::slab::Slab;
 
-/// Why a region can't be had.
+/// Error of a region.
 #[derive(Debug, Error)]
 pub enum RegionError {
-    /// The file can't be opened or made.
+    /// The file can't be opened or created.
     #[error("cannot open {path}: {source}")]
     Open {
         /// The file.
         path: PathBuf,
-        /// What the kernel says.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// Another process has it.
+    /// Another process has locked it.
     #[error("another process uses {path}")]
     InUse {
         /// The file.
         path: PathBuf,
     },
-    /// There is no room for it.
-    #[error("no room for {bytes} bytes in {path}: {source}")]
-    NoRoom {
+    /// The file system has no space for it.
+    #[error("no space for {bytes} bytes in {path}: {source}")]
+    NoSpace {
         /// The file.
         path: PathBuf,
-        /// How large it was to become.
+        /// Requested size of the file.
         bytes: u64,
-        /// What the kernel says.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// The kernel doesn't map it.
+    /// The file can't be mapped.
     #[error("cannot map {path}: {source}")]
     Map {
         /// The file.
         path: PathBuf,
-        /// What the kernel says.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
 
-/// A file that slabs are cut from, one behind the other: the same cuts in the same order find what was there before.
+/// A file divided into consecutive slabs. Requesting the same slabs in the same order restores their contents.
 #[derive(Debug)]
 pub struct Region {
     file: File,
     path: PathBuf,
-    /// Where the next slab begins.
+    /// Offset of the next slab.
     next: u64,
 }
 
 impl Region {
-    /// Opens the region in `path`, or makes an empty one that only its owner can read.
+    /// Opens the region at `path`, or creates an empty one with mode 0600.
     ///
     /// # Errors
-    /// When that fails, or another process has it.
+    /// When that fails, or another process has locked it.
     pub fn open(path: &Path) -> Result<Self, RegionError> {
         let failed = |source| RegionError::Open { path: path.into(), source };
         loop {
@@ -77,14 +76,14 @@ impl Region {
                 Err(TryLockError::WouldBlock) => return Err(RegionError::InUse { path: path.into() }),
                 Err(TryLockError::Error(source)) => return Err(failed(source)),
             }
-            // Whoever had the lock may have put another file in its place meanwhile.
-            if is_still_at(&file, path).map_err(failed)? {
+            // The previous owner of the lock may have replaced the file meanwhile.
+            if is_same_file(&file, path).map_err(failed)? {
                 return Ok(Self { file, path: path.into(), next: 0 });
             }
         }
     }
 
-    /// Forgets everything in it: slabs that are cut from now on are zero. Slabs that were cut before must be gone.
+    /// Truncates the file: new slabs are zeroed. Earlier slabs must have been dropped.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -93,60 +92,60 @@ impl Region {
         self.file.set_len(0).map_err(|source| RegionError::Open { path: self.path.clone(), source })
     }
 
-    /// Begins anew at the first slab. Slabs that were cut before must be gone.
+    /// Rewinds to the first slab. Earlier slabs must have been dropped.
     pub fn rewind(&mut self) {
         self.next = 0;
     }
 
-    /// Bytes that a slab of `len` values takes.
+    /// Size of a slab of `len` values in the file.
     pub const fn bytes_of<T>(len: usize) -> u64 {
         slab_bytes::<T>(len) as u64
     }
 
-    /// Bytes that are in the file now.
+    /// Size of the file.
     pub fn len(&self) -> u64 {
-        self.file.metadata().map_or(0, |facts| facts.len())
+        self.file.metadata().map_or(0, |metadata| metadata.len())
     }
 
-    /// Whether there is nothing in it.
+    /// Whether the file is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The file.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Cuts the next slab, of `len` values: what a former process left there, else zeros.
+    /// Maps the next slab of `len` values: with the contents of an earlier process, otherwise zeroed.
     ///
     /// # Errors
-    /// When there is no room, or the kernel doesn't map it.
+    /// When the file system has no space, or the kernel can't map it.
     pub fn slab<T: AnyBitPattern>(&mut self, len: usize) -> Result<Slab<T>, RegionError> {
         let bytes = slab_bytes::<T>(len);
         let end = self.next.saturating_add(bytes as u64);
-        let no_room = |source| RegionError::NoRoom { path: self.path.clone(), bytes: end, source };
+        let no_space = |source| RegionError::NoSpace { path: self.path.clone(), bytes: end, source };
         let (Ok(offset), Ok(length)) = (i64::try_from(self.next), i64::try_from(bytes)) else {
-            return Err(no_room(io::ErrorKind::OutOfMemory.into()));
+            return Err(no_space(io::ErrorKind::OutOfMemory.into()));
         };
-        // Taken now: a page that is missing later is a signal in the middle of a packet.
-        // SAFETY: the call touches no memory of this process; the descriptor is open.
-        let refused = unsafe { libc::fallocate(self.file.as_raw_fd(), 0, offset, length) } != 0;
-        if refused {
-            return Err(no_room(io::Error::last_os_error()));
+        // Allocated now: a missing page later would raise SIGBUS on the packet path.
+        // SAFETY: the call accesses no memory of this process; the descriptor is open.
+        let failed = unsafe { libc::fallocate(self.file.as_raw_fd(), 0, offset, length) } != 0;
+        if failed {
+            return Err(no_space(io::Error::last_os_error()));
         }
         let mapping = Mapping::shared(&self.file, offset, bytes)
             .map_err(|source| RegionError::Map { path: self.path.clone(), source })?;
         self.next = end;
-        Ok(Slab::over(mapping, len))
+        Ok(Slab::from_mapping(mapping, len))
     }
 }
 
-/// Whether a path still names the file.
-fn is_still_at(file: &File, path: &Path) -> io::Result<bool> {
-    let own = file.metadata()?;
+/// Whether a path refers to the open file.
+fn is_same_file(file: &File, path: &Path) -> io::Result<bool> {
+    let opened = file.metadata()?;
     match fs::metadata(path) {
-        Ok(there) => Ok((own.dev(), own.ino()) == (there.dev(), there.ino())),
+        Ok(current) => Ok((opened.dev(), opened.ino()) == (current.dev(), current.ino())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
@@ -154,7 +153,7 @@ fn is_still_at(file: &File, path: &Path) -> io::Result<bool> {
 
 const fn slab_bytes<T>(len: usize) -> usize {
     let bytes = len.saturating_mul(size_of::<T>());
-    if bytes == 0 { HUGE } else { bytes.div_ceil(HUGE).saturating_mul(HUGE) }
+    if bytes == 0 { HUGE_PAGE } else { bytes.div_ceil(HUGE_PAGE).saturating_mul(HUGE_PAGE) }
 }
 
 #[cfg(test)]
@@ -166,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_there_for_the_next_one() {
+    fn contents_outlive_the_region() {
         let path = scratch("kept");
         {
             let mut region = Region::open(&path).unwrap();
@@ -185,25 +184,25 @@ mod tests {
     }
 
     #[test]
-    fn one_at_a_time_and_nothing_impossible() {
+    fn a_region_is_locked_and_bounded() {
         let path = scratch("locked");
         let mut region = Region::open(&path).unwrap();
         assert!(matches!(Region::open(&path), Err(RegionError::InUse { .. })));
-        assert!(matches!(region.slab::<u64>(1 << 55), Err(RegionError::NoRoom { .. })));
+        assert!(matches!(region.slab::<u64>(1 << 55), Err(RegionError::NoSpace { .. })));
         assert!(matches!(Region::open(Path::new("/nowhere/x")), Err(RegionError::Open { .. })));
         fs::remove_file(&path).unwrap();
     }
 
     #[test]
-    fn a_file_whose_place_another_one_has_taken_is_known() {
+    fn a_replaced_or_removed_file_is_detected() {
         let path = scratch("replaced");
         let region = Region::open(&path).unwrap();
-        assert!(is_still_at(&region.file, &path).unwrap());
+        assert!(is_same_file(&region.file, &path).unwrap());
         let next = path.with_extension("next");
         fs::write(&next, "other").unwrap();
         fs::rename(&next, &path).unwrap();
-        assert!(!is_still_at(&region.file, &path).unwrap(), "another one");
+        assert!(!is_same_file(&region.file, &path).unwrap(), "replaced");
         fs::remove_file(&path).unwrap();
-        assert!(!is_still_at(&region.file, &path).unwrap(), "none");
+        assert!(!is_same_file(&region.file, &path).unwrap(), "removed");
     }
 }

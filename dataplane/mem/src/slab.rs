@@ -1,4 +1,4 @@
-//! A large array that is made once and never grows.
+//! Slab: a large array of fixed size.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -7,7 +7,7 @@ use bytemuck::AnyBitPattern;
 
 use crate::mapping::{Mapping, MemoryError, Pages};
 
-/// A zeroed array of plain values in memory of its own.
+/// A zeroed array of plain values in its own mapping.
 #[derive(Debug)]
 pub struct Slab<T> {
     mapping: Mapping,
@@ -15,16 +15,16 @@ pub struct Slab<T> {
     values: PhantomData<T>,
 }
 
-// SAFETY: a slab owns its values as a Box<[T]> does.
+// SAFETY: a slab owns its values like a Box<[T]>.
 unsafe impl<T: Send> Send for Slab<T> {}
 // SAFETY: as above.
 unsafe impl<T: Sync> Sync for Slab<T> {}
 
 impl<T: AnyBitPattern> Slab<T> {
-    /// An array of `len` zeros.
+    /// Allocates an array of `len` zeroed values.
     ///
     /// # Errors
-    /// When there is no memory for it.
+    /// When the kernel has no memory for it.
     pub fn new(len: usize) -> Result<Self, MemoryError> {
         const { assert!(align_of::<T>() <= 4096, "a mapping is aligned to a page") };
         let bytes = len
@@ -33,8 +33,8 @@ impl<T: AnyBitPattern> Slab<T> {
         Ok(Self { mapping: Mapping::anonymous(bytes)?, len, values: PhantomData })
     }
 
-    /// An array over a mapping that is long enough, with whatever is in it.
-    pub(crate) fn over(mapping: Mapping, len: usize) -> Self {
+    /// An array over an existing mapping, with its contents.
+    pub(crate) fn from_mapping(mapping: Mapping, len: usize) -> Self {
         const { assert!(align_of::<T>() <= 4096, "a mapping is aligned to a page") };
         assert!(
             len.checked_mul(size_of::<T>()).is_some_and(|bytes| bytes <= mapping.bytes()),
@@ -43,7 +43,7 @@ impl<T: AnyBitPattern> Slab<T> {
         Self { mapping, len, values: PhantomData }
     }
 
-    /// What kind of pages it lies on.
+    /// Page type of the memory.
     pub fn pages(&self) -> Pages {
         self.mapping.pages()
     }
@@ -54,8 +54,9 @@ impl<T> Deref for Slab<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: the mapping holds `len` values of T (made in `new`), page-aligned, initialized by the kernel or by writes
-        // through `deref_mut`, and any bytes are a T (`AnyBitPattern` in `new` and `over`). The borrow of self keeps it mapped.
+        // SAFETY: the mapping has `len` values of T (checked in `new` and `from_mapping`), page-aligned, initialized by
+        // the kernel or by writes through `deref_mut`; any bytes are a valid T (`AnyBitPattern`). The borrow of self
+        // keeps it mapped.
         unsafe { std::slice::from_raw_parts(self.mapping.base().as_ptr().cast(), self.len) }
     }
 }
@@ -73,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_an_array_of_zeros() {
+    fn a_new_slab_is_zeroed() {
         let mut slab = Slab::<u64>::new(1_000_000).unwrap();
         assert_eq!(slab.len(), 1_000_000);
         assert!(slab.iter().all(|&n| n == 0));
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_is_an_error() {
+    fn an_impossible_size_is_an_error() {
         assert!(Slab::<u64>::new(usize::MAX / 4).is_err());
         assert!(Slab::<u64>::new(1 << 58).is_err());
     }

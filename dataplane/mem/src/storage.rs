@@ -1,4 +1,4 @@
-//! Where slabs come from.
+//! Storage of slabs: process memory or a persistent region.
 
 use bytemuck::AnyBitPattern;
 use thiserror::Error;
@@ -7,31 +7,31 @@ use crate::mapping::MemoryError;
 use crate::region::{Region, RegionError};
 use crate::slab::Slab;
 
-/// Where slabs come from.
+/// Storage of slabs.
 #[derive(Debug)]
 pub enum Storage<'a> {
-    /// The process's own memory: gone with it.
+    /// Memory of the process.
     Process,
-    /// A file that outlives it.
+    /// A file that outlives the process.
     Region(&'a mut Region),
 }
 
-/// A slab can't be had.
+/// Failed allocation of a slab.
 #[derive(Debug, Error)]
 pub enum StorageError {
-    /// There is no memory.
+    /// In memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The region says no.
+    /// In a region.
     #[error(transparent)]
     Region(#[from] RegionError),
 }
 
 impl Storage<'_> {
-    /// The next slab of `len` values.
+    /// Allocates the next slab of `len` values.
     ///
     /// # Errors
-    /// When there is no memory, or no room in the region.
+    /// When there is no memory, or no space in the region.
     pub fn slab<T: AnyBitPattern>(&mut self, len: usize) -> Result<Slab<T>, StorageError> {
         Ok(match self {
             Self::Process => Slab::new(len)?,

@@ -1,22 +1,23 @@
-//! A device in memory: tests and fuzzers put packets in at one end and take them out at the other.
+//! In-memory device for tests and fuzzers, which inject received packets and read sent ones.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use vipgate_mem::{Arena, Frame, HEADROOM, MemoryError};
 
-use super::{FrameAudit, InterfaceId, PacketIo, Received};
+use super::{FrameAudit, PacketIo, Received};
+use crate::flow::ids::InterfaceId;
 
 /// Bytes of a frame's buffer.
 const FRAME_BYTES: u16 = 2048;
 
-/// A device in memory.
+/// An in-memory device.
 #[derive(Debug)]
 pub struct MemoryIo {
     free: Vec<Frame>,
-    arrived: VecDeque<Received>,
-    sent: VecDeque<(InterfaceId, Frame)>,
-    transmit_room: usize,
+    rx_queue: VecDeque<Received>,
+    tx_queue: VecDeque<(InterfaceId, Frame)>,
+    tx_capacity: usize,
     total: u64,
 }
 
@@ -29,43 +30,43 @@ impl MemoryIo {
         Ok(Self::with_frames(Arena::allocate(frames, FRAME_BYTES)?.frames()))
     }
 
-    /// A device with frames that were made before.
+    /// A device with existing frames.
     pub fn with_frames(free: Vec<Frame>) -> Self {
         let count = free.len();
         Self {
             free,
-            arrived: VecDeque::with_capacity(count),
-            sent: VecDeque::with_capacity(count),
-            transmit_room: usize::MAX,
+            rx_queue: VecDeque::with_capacity(count),
+            tx_queue: VecDeque::with_capacity(count),
+            tx_capacity: usize::MAX,
             total: count as u64,
         }
     }
 
-    /// Lets a packet arrive; says whether there was a frame for it and it fits.
+    /// Injects a received packet; false if there is no free frame or it does not fit.
     pub fn inject(&mut self, interface: InterfaceId, packet: &[u8]) -> bool {
-        let Some(mut frame) = self.take() else { return false };
+        let Some(mut frame) = self.allocate() else { return false };
         if !frame.replace(packet) {
-            self.give(frame);
+            self.release(frame);
             return false;
         }
-        self.arrived.push_back(Received::new(frame, interface));
+        self.rx_queue.push_back(Received::new(frame, interface));
         true
     }
 
-    /// The next packet that was sent, and where.
-    pub fn sent(&mut self) -> Option<(InterfaceId, Vec<u8>)> {
-        let (interface, frame) = self.sent.pop_front()?;
+    /// The next packet that was sent, and on which interface.
+    pub fn pop_sent(&mut self) -> Option<(InterfaceId, Vec<u8>)> {
+        let (interface, frame) = self.tx_queue.pop_front()?;
         let bytes = frame.bytes().to_vec();
-        self.give(frame);
+        self.release(frame);
         Some((interface, bytes))
     }
 
-    /// Takes at most this many packets for transmission until they are collected, as a full ring does.
-    pub fn limit_transmit(&mut self, room: usize) {
-        self.transmit_room = room;
+    /// Limits the transmit ring to this many packets that are not read yet.
+    pub fn limit_tx(&mut self, capacity: usize) {
+        self.tx_capacity = capacity;
     }
 
-    /// Frames that it was made with.
+    /// Frames that it was created with.
     pub fn total(&self) -> u64 {
         self.total
     }
@@ -73,26 +74,26 @@ impl MemoryIo {
 
 impl PacketIo for MemoryIo {
     fn rx(&mut self, into: &mut Vec<Received>, limit: usize) -> usize {
-        let count = limit.min(self.arrived.len());
-        into.extend(self.arrived.drain(..count));
+        let count = limit.min(self.rx_queue.len());
+        into.extend(self.rx_queue.drain(..count));
         count
     }
 
     fn tx(&mut self, interface: InterfaceId, frame: Frame) -> Result<(), Frame> {
-        if self.sent.len() >= self.transmit_room {
+        if self.tx_queue.len() >= self.tx_capacity {
             return Err(frame);
         }
-        self.sent.push_back((interface, frame));
+        self.tx_queue.push_back((interface, frame));
         Ok(())
     }
 
-    fn take(&mut self) -> Option<Frame> {
+    fn allocate(&mut self) -> Option<Frame> {
         let mut frame = self.free.pop()?;
         frame.reset(HEADROOM);
         Some(frame)
     }
 
-    fn give(&mut self, frame: Frame) {
+    fn release(&mut self, frame: Frame) {
         self.free.push(frame);
     }
 
@@ -103,8 +104,8 @@ impl PacketIo for MemoryIo {
     fn audit(&self) -> FrameAudit {
         FrameAudit {
             free: self.free.len() as u64,
-            filled: self.arrived.len() as u64,
-            in_flight: self.sent.len() as u64,
+            filled: self.rx_queue.len() as u64,
+            in_flight: self.tx_queue.len() as u64,
         }
     }
 }

@@ -1,8 +1,8 @@
-//! A device over captures: what stands in pcap files arrives, what is sent becomes a pcap file again. A packet from the
-//! field is run through the engine on any machine, as often as it takes.
+//! Pcap device: replays captures as received packets and records sent packets as a capture, so that a packet captured
+//! in production can be run through the engine on any machine.
 //!
-//! Reads and writes bytes, not files; the format is the classic one of libpcap, in both byte orders, with micro- or
-//! nanoseconds (draft-ietf-opsawg-pcap).
+//! Reads and writes bytes, not files, in the classic libpcap format, in both byte orders, with micro- or nanoseconds
+//! (draft-ietf-opsawg-pcap).
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use thiserror::Error;
 use vipgate_mem::{Frame, MemoryError};
 
 use super::memory::MemoryIo;
-use super::{FrameAudit, InterfaceId, PacketIo, Received};
+use super::{FrameAudit, PacketIo, Received};
+use crate::flow::ids::InterfaceId;
 
 const MICROSECONDS: u32 = 0xa1b2_c3d4;
 const NANOSECONDS: u32 = 0xa1b2_3c4d;
@@ -19,45 +20,45 @@ const ETHERNET: u32 = 1;
 const FILE_HEADER: usize = 24;
 const RECORD_HEADER: usize = 16;
 
-/// A capture that can't be read.
+/// Errors of reading a capture.
 #[derive(Debug, Error)]
 pub enum PcapError {
-    /// Not the beginning of a pcap file.
-    #[error("no pcap file: it begins with {magic:#010x} (pcapng is another format; editcap -F pcap converts it)")]
-    NoPcap {
-        /// What it begins with.
+    /// Not a pcap file.
+    #[error("not a pcap file: magic number {magic:#010x} (pcapng is not supported; editcap -F pcap converts it)")]
+    NotPcap {
+        /// Its first four bytes.
         magic: u32,
     },
     /// Not captured on Ethernet.
-    #[error("captured on link type {link_type}, but only Ethernet (1) can be replayed")]
+    #[error("captured on link type {link_type}; only Ethernet (1) can be replayed")]
     NotEthernet {
         /// The link type.
         link_type: u32,
     },
-    /// It ends in the middle of a packet.
-    #[error("cut short in packet {packet}")]
-    CutShort {
+    /// Truncated within a packet.
+    #[error("truncated in packet {packet}")]
+    Truncated {
         /// Number of the packet, from 1.
         packet: usize,
     },
-    /// No memory for frames.
+    /// Frames could not be allocated.
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }
 
-/// A packet of a capture.
+/// A captured packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// When it was captured, since the epoch.
+    /// Time of capture, since the epoch.
     pub at: Duration,
-    /// As much of it as was captured.
+    /// The captured bytes.
     pub bytes: Vec<u8>,
 }
 
 /// Reads a capture.
 ///
 /// # Errors
-/// When it is none, or damaged.
+/// When it is not a capture or is damaged.
 pub fn read(file: &[u8]) -> Result<Vec<Packet>, PcapError> {
     let word = |bytes: &[u8]| bytes.first_chunk().map(|word| u32::from_le_bytes(*word));
     let magic = word(file).unwrap_or_default();
@@ -69,7 +70,7 @@ pub fn read(file: &[u8]) -> Result<Vec<Packet>, PcapError> {
     let unit = match number(0) {
         Some(MICROSECONDS) => 1_000,
         Some(NANOSECONDS) => 1,
-        _ => return Err(PcapError::NoPcap { magic }),
+        _ => return Err(PcapError::NotPcap { magic }),
     };
     match number(20) {
         Some(ETHERNET) => {}
@@ -78,19 +79,19 @@ pub fn read(file: &[u8]) -> Result<Vec<Packet>, PcapError> {
     let mut packets = Vec::new();
     let mut at = FILE_HEADER;
     while at < file.len() {
-        let cut_short = || PcapError::CutShort { packet: packets.len() + 1 };
-        let field = |n: usize| number(at + n * 4).ok_or_else(cut_short);
+        let truncated = || PcapError::Truncated { packet: packets.len() + 1 };
+        let field = |n: usize| number(at + n * 4).ok_or_else(truncated);
         let time = Duration::new(field(0)?.into(), 0) + Duration::from_nanos(u64::from(field(1)?) * unit);
         let start = at + RECORD_HEADER;
-        let end = start.checked_add(field(2)? as usize).ok_or_else(cut_short)?;
-        let bytes = file.get(start..end).ok_or_else(cut_short)?.to_vec();
+        let end = start.checked_add(field(2)? as usize).ok_or_else(truncated)?;
+        let bytes = file.get(start..end).ok_or_else(truncated)?.to_vec();
         packets.push(Packet { at: time, bytes });
         at = end;
     }
     Ok(packets)
 }
 
-/// Writes a capture with nanoseconds.
+/// Writes a capture with nanosecond timestamps.
 pub fn write<'a>(packets: impl IntoIterator<Item = &'a Packet>) -> Vec<u8> {
     let mut file = Vec::new();
     let header = [NANOSECONDS, 4 << 16 | 2, 0, 0, u32::from(u16::MAX), ETHERNET];
@@ -104,53 +105,53 @@ pub fn write<'a>(packets: impl IntoIterator<Item = &'a Packet>) -> Vec<u8> {
     file
 }
 
-/// A device that replays captures, one for each interface, in the order of their times.
+/// A device that replays captures, one per interface, in the order of their timestamps.
 #[derive(Debug)]
 pub struct PcapIo {
     memory: MemoryIo,
-    /// What hasn't arrived yet, latest first.
-    coming: Vec<(InterfaceId, Packet)>,
+    /// Packets not received yet, latest first.
+    pending: Vec<(InterfaceId, Packet)>,
     now: Duration,
     sent: Vec<(InterfaceId, Packet)>,
 }
 
 impl PcapIo {
-    /// A device with this many frames for these captures.
+    /// A device with this many frames that replays these captures.
     ///
     /// # Errors
     /// When a capture can't be read, or there is no memory for the frames.
     pub fn new(frames: usize, captures: &[(InterfaceId, &[u8])]) -> Result<Self, PcapError> {
-        let mut coming = Vec::new();
+        let mut pending = Vec::new();
         for &(interface, file) in captures {
-            coming.extend(read(file)?.into_iter().map(|packet| (interface, packet)));
+            pending.extend(read(file)?.into_iter().map(|packet| (interface, packet)));
         }
-        coming.sort_by_key(|(_, packet)| Reverse(packet.at));
-        Ok(Self { memory: MemoryIo::new(frames)?, coming, now: Duration::ZERO, sent: Vec::new() })
+        pending.sort_by_key(|(_, packet)| Reverse(packet.at));
+        Ok(Self { memory: MemoryIo::new(frames)?, pending, now: Duration::ZERO, sent: Vec::new() })
     }
 
-    /// When the next packet arrives; `None` after the last one.
+    /// When the next packet is received; `None` after the last one.
     pub fn next_at(&self) -> Option<Duration> {
-        self.coming.last().map(|(_, packet)| packet.at)
+        self.pending.last().map(|(_, packet)| packet.at)
     }
 
-    /// Lets time pass: what was captured until then has arrived. Packets that find no frame, or are longer than one,
-    /// are lost, as on a NIC.
+    /// Advances the time: packets captured until `now` are received. Packets that find no free frame, or are longer
+    /// than one, are lost, as on a NIC.
     pub fn advance(&mut self, now: Duration) {
         self.now = now;
         while self.next_at().is_some_and(|at| at <= now) {
-            let Some((interface, packet)) = self.coming.pop() else { return };
+            let Some((interface, packet)) = self.pending.pop() else { return };
             self.memory.inject(interface, &packet.bytes);
         }
     }
 
-    /// The capture of what was sent on an interface.
+    /// A capture of what was sent on an interface.
     pub fn capture(&mut self, interface: InterfaceId) -> Vec<u8> {
         self.collect();
         write(self.sent.iter().filter(|(on, _)| *on == interface).map(|(_, packet)| packet))
     }
 
     fn collect(&mut self) {
-        while let Some((interface, bytes)) = self.memory.sent() {
+        while let Some((interface, bytes)) = self.memory.pop_sent() {
             self.sent.push((interface, Packet { at: self.now, bytes }));
         }
     }
@@ -165,12 +166,12 @@ impl PacketIo for PcapIo {
         self.memory.tx(interface, frame)
     }
 
-    fn take(&mut self) -> Option<Frame> {
-        self.memory.take()
+    fn allocate(&mut self) -> Option<Frame> {
+        self.memory.allocate()
     }
 
-    fn give(&mut self, frame: Frame) {
-        self.memory.give(frame);
+    fn release(&mut self, frame: Frame) {
+        self.memory.release(frame);
     }
 
     fn flush(&mut self) {
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_can_be_read() {
+    fn a_written_capture_can_be_read() {
         let packets = [packet(1, 1), packet(2_500, 2)];
         assert_eq!(read(&write(&packets)).unwrap(), packets);
     }
@@ -209,14 +210,14 @@ mod tests {
         file.extend([7, 8]);
         assert_eq!(read(&file).unwrap(), [Packet { at: Duration::from_millis(3_250), bytes: vec![7, 8] }]);
         file.pop();
-        assert!(matches!(read(&file), Err(PcapError::CutShort { packet: 1 })));
-        assert!(matches!(read(b"\x0a\x0d\x0d\x0a...."), Err(PcapError::NoPcap { .. })));
+        assert!(matches!(read(&file), Err(PcapError::Truncated { packet: 1 })));
+        assert!(matches!(read(b"\x0a\x0d\x0d\x0a...."), Err(PcapError::NotPcap { .. })));
         file[23] = 113;
         assert!(matches!(read(&file), Err(PcapError::NotEthernet { link_type: 113 })));
     }
 
     #[test]
-    fn packets_arrive_in_the_order_of_their_times_and_come_out_again() {
+    fn packets_are_received_in_timestamp_order_and_sent_ones_are_captured() {
         let (one, two) = (InterfaceId(0), InterfaceId(1));
         let captures = [(one, write(&[packet(1, 1), packet(30, 3)])), (two, write(&[packet(20, 2)]))];
         let mut io = PcapIo::new(8, &captures.each_ref().map(|(id, file)| (*id, file.as_slice()))).unwrap();

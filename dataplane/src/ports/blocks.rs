@@ -1,22 +1,22 @@
-//! Sets of port blocks, as bits.
+//! Bit sets of port blocks.
 
 use super::{BLOCKS, BlockId};
 
 /// Words in a set.
 pub(super) const WORDS: usize = BLOCKS / 64;
 
-/// A set of a VIP's blocks, as bits: block 0 is the lowest bit of the first word.
+/// A set of a VIP's blocks, one bit each: block 0 is the lowest bit of the first word.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::AnyBitPattern)]
 #[repr(transparent)]
 pub struct BlockSet(pub(super) [u64; WORDS]);
 
 impl BlockSet {
-    /// All there are.
+    /// All blocks.
     pub const ALL: Self = Self([u64::MAX; WORDS]);
-    /// Bytes that it takes.
+    /// Size in bytes.
     pub const BYTES: usize = BLOCKS / 8;
 
-    /// From as many bytes: block 0 is the lowest bit of the first one.
+    /// From bytes: block 0 is the lowest bit of the first one.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         let mut set = Self::default();
         for (word, bytes) in set.0.iter_mut().zip(bytes.as_chunks().0) {
@@ -25,7 +25,7 @@ impl BlockSet {
         set
     }
 
-    /// As bytes.
+    /// To bytes: block 0 is the lowest bit of the first one.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         for (bytes, word) in bytes.as_chunks_mut().0.iter_mut().zip(self.0) {
@@ -34,12 +34,12 @@ impl BlockSet {
         bytes
     }
 
-    /// How many blocks are in it.
+    /// Number of blocks in the set.
     pub fn count(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// What is in either set.
+    /// Union of two sets.
     #[must_use]
     pub fn union(mut self, other: &Self) -> Self {
         self.0.iter_mut().zip(other.0).for_each(|(word, other)| *word |= other);
@@ -52,26 +52,26 @@ impl BlockSet {
         self.0[block.index() / 64] |= 1 << (block.index() % 64);
     }
 
-    /// Takes a block out.
+    /// Removes a block.
     #[inline]
     pub(super) fn remove(&mut self, block: BlockId) {
         self.0[block.index() / 64] &= !(1 << (block.index() % 64));
     }
 
-    /// Takes out what is in `other`.
+    /// Removes the blocks of `other`.
     pub(super) fn remove_all(&mut self, other: &Self) {
         for (word, other) in self.0.iter_mut().zip(other.0) {
             *word &= !other;
         }
     }
 
-    /// Whether a block is in it.
+    /// Whether a block is in the set.
     #[inline]
     pub fn contains(&self, block: BlockId) -> bool {
         self.0[block.index() / 64] >> (block.index() % 64) & 1 == 1
     }
 
-    /// Its blocks, ascending.
+    /// Its blocks, in ascending order.
     pub fn iter(self) -> impl Iterator<Item = BlockId> {
         (0..WORDS).flat_map(move |word| {
             let mut bits = self.0[word];
@@ -84,7 +84,7 @@ impl BlockSet {
     }
 }
 
-/// The first block at or behind `from`, going round, of the set whose words `word` names.
+/// The first block at or behind `from`, wrapping around, of the set with the words `word`.
 #[inline]
 pub(super) fn first_from(from: BlockId, word: impl Fn(usize) -> u64) -> Option<BlockId> {
     let (at, bit) = (from.index() / 64, from.index() % 64);
@@ -92,7 +92,7 @@ pub(super) fn first_from(from: BlockId, word: impl Fn(usize) -> u64) -> Option<B
     if here != 0 {
         return Some(BlockId::at(at * 64 + here.trailing_zeros() as usize));
     }
-    // The last step comes back to the first word, for the bits below `from`.
+    // The last step is the first word again, for the bits below `from`.
     (1..=WORDS).map(|step| (at + step) % WORDS).find_map(|at| {
         let bits = word(at);
         (bits != 0).then(|| BlockId::at(at * 64 + bits.trailing_zeros() as usize))
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_search_goes_round_once() {
+    fn a_search_wraps_around_once() {
         let mut set = BlockSet::default();
         let find = |set: &BlockSet, from| first_from(BlockId(from), |word| set.0[word]).map(|block| block.0);
         assert_eq!(find(&set, 77), None);
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(find(&set, 71), Some(3));
         set.remove_all(&BlockSet([1 << 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]));
         assert_eq!(find(&set, 64), Some(70));
-        assert_eq!(find(&set, 71), Some(70), "the word where the search began is the last one too");
+        assert_eq!(find(&set, 71), Some(70), "the search ends with the word that it began with");
         assert!(!set.contains(BlockId(3)) && set.contains(BlockId(70)));
         let mut other = BlockSet::default();
         other.insert(BlockId(3));

@@ -1,62 +1,59 @@
-//! The owners of one VIP's port blocks, shared by the workers.
+//! Port pool: the owning workers of one VIP's port blocks, shared by all workers.
 //!
-//! The only state that workers share about sessions, and the only atomics: a block changes hands when a worker claims a
-//! free one or returns an empty one, which is rare; everybody reads it to find a reply's owner.
+//! The only session state that workers share, and the only atomics: a block changes its owner when a worker claims a
+//! free block or releases an empty one, which is rare; all workers read it to find the owner of a reply.
 
+use crate::flow::ids::WorkerId;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
-use crate::time::Tick;
+use crate::flow::time::Tick;
 
-use super::held::Held;
 use super::{BLOCKS, BlockId, BlockSet};
-
-/// A worker of this gateway.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct WorkerId(pub u8);
+use crate::ports::refcount::RefCount;
 
 const FREE: u16 = u16::MAX;
-/// How long a worker that ran out of ports asks the others.
-const WANTED_MS: u32 = 1_000;
+/// How long a request for blocks from other workers is valid.
+const BLOCK_REQUEST_TIMEOUT_MS: u32 = 1_000;
 
-/// The owners of one VIP's blocks. Lives as long as a worker owns a block, also when policy has dropped the VIP.
+/// Block ownership of one VIP. It exists as long as a worker owns a block, even after policy has dropped the VIP.
 #[derive(Debug)]
 pub struct PortPool {
     owners: [AtomicU16; BLOCKS],
-    /// Until when the owners of unused blocks should give them back: some worker ran out of ports.
-    wanted_until: AtomicU32,
-    /// How many blocks have an owner.
-    held: Held,
-    /// Sessions that hold a port: those of worker n in place n, modulo 16.
+    /// Deadline of the current request to release unused blocks: a worker has run out of ports.
+    requested_until: AtomicU32,
+    /// Number of blocks with an owner.
+    block_refs: RefCount,
+    /// Sessions that hold a port, by worker modulo 16.
     sessions: [AtomicU32; 16],
-    /// Which pool this is, and how often a block of it was given back.
+    /// Number of the pool, and how often a block of it was released.
     stamp: AtomicU64,
-    /// Packets refused for want of a port, of all blocks.
+    /// Packets refused since all blocks of the VIP were exhausted.
     refused: AtomicU64,
-    /// The same of the endpoint's shard, which is a part of them.
+    /// Packets refused since the blocks of the endpoint's shard were exhausted.
     refused_in_shard: AtomicU64,
 }
 
-/// Packets that were refused for want of a port of a VIP.
+/// Packets refused since no port of a VIP was free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Refused {
-    /// While their endpoints could have had any of its blocks.
+pub struct RefusedAllocations {
+    /// Their endpoints could use all blocks.
     pub whole: u64,
-    /// While their endpoints could have had those of one shard: ports may have been free in the others.
+    /// Their endpoints could use the blocks of one shard only; ports of other shards may have been free.
     pub in_shard: u64,
 }
 
-/// How many pools there have been.
+/// Number of the next pool.
 static POOLS: AtomicU64 = AtomicU64::new(1);
-/// Where a pool's number begins in its stamp.
+/// Shift of the pool's number in its stamp.
 const POOL_SHIFT: u32 = 40;
 
 impl Default for PortPool {
     fn default() -> Self {
         Self {
             owners: [const { AtomicU16::new(FREE) }; BLOCKS],
-            wanted_until: AtomicU32::new(0),
-            held: Held::none(),
+            requested_until: AtomicU32::new(0),
+            block_refs: RefCount::zero(),
             sessions: [const { AtomicU32::new(0) }; 16],
             stamp: AtomicU64::new(POOLS.fetch_add(1, Relaxed) << POOL_SHIFT),
             refused: AtomicU64::new(0),
@@ -66,7 +63,7 @@ impl Default for PortPool {
 }
 
 impl PortPool {
-    /// The worker that owns the block of `port`.
+    /// Worker that owns the block of `port`.
     #[inline]
     pub fn owner(&self, port: u16) -> Option<WorkerId> {
         match self.owners[usize::from(BlockId::of(port).0)].load(Relaxed) {
@@ -75,98 +72,101 @@ impl PortPool {
         }
     }
 
-    /// Takes a block for `worker` if it is free; says whether it worked.
+    /// Claims a block for `worker` if it is free; returns whether it was.
     ///
-    /// Relaxed order is enough: the block carries no data of its former owner.
+    /// Relaxed ordering is enough: no data of the former owner is published with the block.
     pub fn claim(&self, block: BlockId, worker: WorkerId) -> bool {
-        if !self.held.enter() {
+        if !self.block_refs.acquire() {
             return false;
         }
         let owner = &self.owners[usize::from(block.0)];
-        let got = owner.compare_exchange(FREE, worker.0.into(), Relaxed, Relaxed).is_ok();
-        if !got {
-            self.held.leave();
+        let is_claimed = owner.compare_exchange(FREE, worker.0.into(), Relaxed, Relaxed).is_ok();
+        if !is_claimed {
+            self.block_refs.release();
         }
-        got
+        is_claimed
     }
 
-    /// Gives a block of `worker` back. Only its owner calls this, when none of its ports is in use.
-    pub fn give_back(&self, block: BlockId, worker: WorkerId) {
-        let was = self.owners[usize::from(block.0)].compare_exchange(worker.0.into(), FREE, Relaxed, Relaxed);
-        debug_assert!(was.is_ok(), "a worker gave back a block that it doesn't own");
-        self.held.leave();
-        // Behind the store above: who reads this stamp finds the block free, or owned by somebody who was faster.
+    /// Releases a block of `worker`. Only its owner calls this, when none of its ports is in use.
+    pub fn release_block(&self, block: BlockId, worker: WorkerId) {
+        let released = self.owners[usize::from(block.0)].compare_exchange(worker.0.into(), FREE, Relaxed, Relaxed);
+        debug_assert!(released.is_ok(), "a worker released a block that it doesn't own");
+        self.block_refs.release();
+        // After the store above: a worker that reads this stamp finds the block free or claimed by a faster one.
         self.stamp.fetch_add(1, Release);
     }
 
-    /// A number that changes whenever a block is given back, never 0, and different for every pool: who found no free
-    /// block needs to look again only when it has changed.
+    /// A number that changes whenever a block is released, never 0, and different for every pool: a worker that found
+    /// no free block needs to search again only when it has changed.
     #[inline]
     pub fn stamp(&self) -> u64 {
         self.stamp.load(Acquire)
     }
 
-    /// Asks the other workers for blocks that they don't use; they have a second to answer.
-    pub fn ask_for_blocks(&self, now: Tick) {
-        let until = now.plus(WANTED_MS).0.max(1);
-        // Every refused packet comes here; the line is shared by all workers, so it's written once a millisecond at most.
-        if self.wanted_until.load(Relaxed) != until {
-            self.wanted_until.store(until, Relaxed);
+    /// Requests the other workers to release unused blocks, within one second.
+    pub fn request_blocks(&self, now: Tick) {
+        let until = now.plus(BLOCK_REQUEST_TIMEOUT_MS).0.max(1);
+        // Every refused packet gets here, and all workers share the cache line, so it is written at most once a
+        // millisecond.
+        if self.requested_until.load(Relaxed) != until {
+            self.requested_until.store(until, Relaxed);
         }
     }
 
-    /// Whether somebody asks.
+    /// Whether a request for blocks is pending.
     #[inline]
-    pub fn is_asked_for_blocks(&self, now: Tick) -> bool {
-        match self.wanted_until.load(Relaxed) {
+    pub fn has_block_request(&self, now: Tick) -> bool {
+        match self.requested_until.load(Relaxed) {
             0 => false,
-            until => !now.reached(Tick(until)) && Tick(until).since(now) <= WANTED_MS,
+            until => !now.reached(Tick(until)) && Tick(until).since(now) <= BLOCK_REQUEST_TIMEOUT_MS,
         }
     }
 
-    /// Counts a packet that no worker of this gateway has a port for; `in_shard`: it could have had a part of them only.
-    pub fn refuse(&self, in_shard: bool) {
+    /// Counts a packet refused since no worker of this gateway has a free port; `in_shard`: its endpoint could use the
+    /// blocks of one shard only.
+    pub fn count_refused(&self, in_shard: bool) {
         let count = if in_shard { &self.refused_in_shard } else { &self.refused };
         count.fetch_add(1, Relaxed);
     }
 
-    /// Packets refused for want of a port.
-    pub fn refused(&self) -> Refused {
-        Refused { whole: self.refused.load(Relaxed), in_shard: self.refused_in_shard.load(Relaxed) }
+    /// Packets refused since no port was free.
+    pub fn refused(&self) -> RefusedAllocations {
+        RefusedAllocations { whole: self.refused.load(Relaxed), in_shard: self.refused_in_shard.load(Relaxed) }
     }
 
-    /// How many of these blocks a worker owns.
-    pub fn claimed_among(&self, blocks: &BlockSet) -> u32 {
+    /// Number of blocks of a set that a worker owns.
+    pub fn claimed_in(&self, blocks: &BlockSet) -> u32 {
         blocks.iter().map(|block| u32::from(self.owner(block.first_port()).is_some())).sum()
     }
 
-    /// Blocks that somebody owns.
+    /// Number of blocks with an owner.
     pub fn claimed(&self) -> usize {
-        self.held.count() as usize
+        self.block_refs.count() as usize
     }
 
-    /// Sessions that hold a port, resting ones included.
+    /// Sessions that hold a port, quarantined ones included.
     pub fn sessions(&self) -> u64 {
-        // What is taken here and given back there wraps around in both places.
-        let sum = self.sessions.iter().fold(0_u32, |sum, place| sum.wrapping_add(place.load(Relaxed)));
+        // A port counted at one worker and released at another makes both counts wrap around; the sum is right.
+        let sum = self.sessions.iter().fold(0_u32, |sum, count| sum.wrapping_add(count.load(Relaxed)));
         sum.into()
     }
 
-    /// Counts a session of a worker that holds a port.
+    /// Counts a session of a worker that has got a port.
     #[inline]
-    pub(super) fn held_by(&self, worker: WorkerId) {
+    pub(super) fn session_opened(&self, worker: WorkerId) {
         self.sessions[usize::from(worker.0 & 15)].fetch_add(1, Relaxed);
     }
 
-    /// Counts one less.
+    /// Counts a session of a worker that has released its port.
     #[inline]
-    pub(super) fn left_by(&self, worker: WorkerId) {
+    pub(super) fn session_closed(&self, worker: WorkerId) {
         self.sessions[usize::from(worker.0 & 15)].fetch_sub(1, Relaxed);
     }
 
-    /// Lets no block be taken any more, if nobody owns one; says whether that is so now. Whoever forgets the pool closes it
-    /// first: a worker that still reads an older policy would take a block that nobody knows of.
+    /// Closes the pool if no block has an owner: no block can be claimed any more. Returns whether it is closed. A pool
+    /// is closed before it is removed: a worker that still reads an older policy would otherwise claim a block that is
+    /// no longer tracked.
     pub fn close(&self) -> bool {
-        self.held.close()
+        self.block_refs.close()
     }
 }

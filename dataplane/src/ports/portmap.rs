@@ -1,46 +1,46 @@
-//! The map of one destination's ports: which are in use toward it, as far as this has been looked up.
+//! Port map of one destination: which ports are in use toward it, as far as probed.
 //!
-//! A block is looked up, 64 questions to the session table, when somebody wants a port of it, and kept up to date by
-//! what is given out and released from then on. So the whole range is looked up once in a map's life, however full it
-//! is; a port more costs one question, and a refusal a look at a few words.
+//! A block is probed, with 64 session table lookups, when a port of it is first needed, and kept up to date by
+//! allocations and releases from then on. So the whole range is probed once in a map's life, however full it is; each
+//! further port costs one lookup, and a refusal the scan of a few words.
 //!
-//! A bit only ever hides a port: each port is asked for once more before it is given out. A bit that nobody clears, for
-//! whatever reason, is found when the destination would be refused: then one full block a millisecond is looked up anew.
+//! A bit can only hide a port: each port is looked up once more before it is allocated. A stale bit is found when the
+//! destination would be refused: then one full block per millisecond is probed again.
 
 use super::blocks::{BlockSet, first_from};
-use super::choice::Choice;
 use super::{BLOCKS, BlockId};
-use crate::time::Tick;
+use crate::flow::time::Tick;
+use crate::ports::selection::Selection;
 
-/// The ports of one destination. All zeros is a map of which nothing is known.
+/// The ports of one destination. All zeros is an empty map.
 #[derive(Clone, Copy, bytemuck::AnyBitPattern)]
 #[repr(C)]
 pub(super) struct PortMap {
     /// Blocks whose word in `used` is up to date.
     known: BlockSet,
-    /// Known blocks that had nothing to give out when they were last asked, and of which nothing was released since.
+    /// Known blocks without a free port when last scanned, and without a release since.
     full: BlockSet,
-    /// Full blocks of which a reserved port is not in use: another policy may find them not full.
+    /// Full blocks with a reserved port that isn't in use: under another policy they may not be full.
     reserved: BlockSet,
-    /// Ports in use or out of range, a word a block; of blocks that aren't known, anything.
+    /// Ports in use or out of range, one word per block; undefined for blocks that aren't known.
     used: [u64; BLOCKS],
-    /// When a full block was last looked up anew.
+    /// Time of the last probe of a full block.
     rechecked: u32,
-    /// Behind which block that goes on.
+    /// Block from which the next one is searched.
     recheck_from: u32,
 }
 
 impl PortMap {
-    /// Forgets everything.
+    /// Clears the map.
     pub(super) fn clear(&mut self) {
         (self.known, self.full, self.reserved) = Default::default();
     }
 
-    /// A free port, which counts as used from now on; `None` when every port of the own blocks is known to be in use.
-    pub(super) fn take(&mut self, choice: &Choice<'_>, is_free: &impl Fn(u16) -> bool) -> Option<u16> {
+    /// Allocates a free port; `None` if every port of the worker's blocks is known to be in use.
+    pub(super) fn allocate(&mut self, choice: &Selection<'_>, is_free: &impl Fn(u16) -> bool) -> Option<u16> {
         loop {
-            let open = |word: usize| choice.blocks(word) & !self.full.0[word];
-            let Some(block) = choice.block_of(open) else {
+            let open = |word: usize| choice.block_word(word) & !self.full.0[word];
+            let Some(block) = choice.random_block_of(open) else {
                 if self.reopen_unreserved(choice) {
                     continue;
                 }
@@ -52,7 +52,7 @@ impl PortMap {
         }
     }
 
-    /// Counts a port as free again.
+    /// Marks a port as free.
     #[inline]
     pub(super) fn release(&mut self, port: u16) {
         let block = BlockId::of(port);
@@ -61,23 +61,23 @@ impl PortMap {
         self.reserved.remove(block);
     }
 
-    /// Forgets what it knows of some blocks.
-    pub(super) fn forget(&mut self, blocks: &BlockSet) {
+    /// Forgets some blocks.
+    pub(super) fn forget_blocks(&mut self, blocks: &BlockSet) {
         self.known.remove_all(blocks);
         self.full.remove_all(blocks);
         self.reserved.remove_all(blocks);
     }
 
-    /// Looks up one more full block anew, if none was in this millisecond; says whether it isn't full after all.
-    pub(super) fn recheck(&mut self, choice: &Choice<'_>, now: Tick, is_free: &impl Fn(u16) -> bool) -> bool {
+    /// Probes one full block again, at most once a millisecond; returns whether it has a free port.
+    pub(super) fn revalidate(&mut self, choice: &Selection<'_>, now: Tick, is_free: &impl Fn(u16) -> bool) -> bool {
         if self.rechecked == now.0 {
             return false;
         }
         let from = BlockId::at(self.recheck_from as usize % BLOCKS);
-        let Some(block) = first_from(from, |word| choice.blocks(word) & self.full.0[word]) else { return false };
+        let Some(block) = first_from(from, |word| choice.block_word(word) & self.full.0[word]) else { return false };
         self.rechecked = now.0;
         self.recheck_from = u32::from(block.0) + 1;
-        self.look_up(block, choice, is_free);
+        self.probe_block(block, choice, is_free);
         let has_free = choice.usable(block) & !self.used[block.index()] != 0;
         if has_free {
             self.full.remove(block);
@@ -86,17 +86,17 @@ impl PortMap {
         has_free
     }
 
-    /// A free port of one block, or the knowledge that it is full.
-    fn take_from(&mut self, block: BlockId, choice: &Choice<'_>, is_free: &impl Fn(u16) -> bool) -> Option<u16> {
+    /// Allocates a port of one block; if there is none, marks the block as full.
+    fn take_from(&mut self, block: BlockId, choice: &Selection<'_>, is_free: &impl Fn(u16) -> bool) -> Option<u16> {
         let usable = choice.usable(block);
         let port = |bit: u32| block.first_port() + bit as u16;
         if !self.known.contains(block) {
-            // Where this succeeds, knowing the block isn't worth 64 questions yet.
-            let guess = (usable != 0).then(|| port(choice.bit(usable))).filter(|&port| is_free(port));
+            // If this succeeds, a probe of the block isn't worth 64 lookups yet.
+            let guess = (usable != 0).then(|| port(choice.random_bit(usable))).filter(|&port| is_free(port));
             if guess.is_some() {
                 return guess;
             }
-            self.look_up(block, choice, is_free);
+            self.probe_block(block, choice, is_free);
         }
         loop {
             let free = usable & !self.used[block.index()];
@@ -107,7 +107,7 @@ impl PortMap {
                 }
                 return None;
             }
-            let bit = choice.bit(free);
+            let bit = choice.random_bit(free);
             self.used[block.index()] |= 1 << bit;
             if is_free(port(bit)) {
                 return Some(port(bit));
@@ -115,9 +115,9 @@ impl PortMap {
         }
     }
 
-    /// Asks for every port of a block, the reserved ones too: another policy may release them.
-    fn look_up(&mut self, block: BlockId, choice: &Choice<'_>, is_free: &impl Fn(u16) -> bool) {
-        let in_range = choice.of.range.mask(block);
+    /// Looks up every port of a block, reserved ones too, since another policy may release these.
+    fn probe_block(&mut self, block: BlockId, choice: &Selection<'_>, is_free: &impl Fn(u16) -> bool) {
+        let in_range = choice.candidates.range.mask(block);
         let mut used = !in_range;
         let mut open = in_range;
         while open != 0 {
@@ -129,10 +129,10 @@ impl PortMap {
         self.known.insert(block);
     }
 
-    /// Opens the blocks that only lacked ports which are reserved no more; says whether there was one.
-    fn reopen_unreserved(&mut self, choice: &Choice<'_>) -> bool {
+    /// Reopens full blocks whose reserved ports are no longer reserved; returns whether there was one.
+    fn reopen_unreserved(&mut self, choice: &Selection<'_>) -> bool {
         let mut any = false;
-        for block in self.reserved.iter().filter(|&block| choice.may_have(block)) {
+        for block in self.reserved.iter().filter(|&block| choice.may_use(block)) {
             if choice.usable(block) & !self.used[block.index()] != 0 {
                 self.full.remove(block);
                 self.reserved.remove(block);
@@ -151,55 +151,66 @@ mod tests {
     use vipgate_mem::Slab;
 
     use super::*;
-    use crate::ports::choice::Of;
+    use crate::ports::selection::Candidates;
     use crate::ports::tests::vip;
     use crate::ports::{PortRange, Stripe};
 
     #[test]
-    fn a_block_is_looked_up_once_until_it_is_forgotten() {
+    fn a_block_is_probed_once_until_it_is_forgotten() {
         let mut maps = Slab::<PortMap>::new(1).unwrap();
         let mut owned = BlockSet::default();
         owned.insert(BlockId(20));
         let vip = vip(&Arc::default(), &[]);
-        let choice = Choice {
+        let choice = Selection {
             owned: &owned,
-            of: Of { vip: &vip, blocks: &BlockSet::ALL, range: PortRange::default(), stripe: Stripe::ALL },
+            candidates: Candidates {
+                vip: &vip,
+                blocks: &BlockSet::ALL,
+                range: PortRange::default(),
+                stripe: Stripe::ALL,
+            },
             random: 0,
         };
-        let asked = Cell::new(0);
-        let never = |_| {
-            asked.set(asked.get() + 1);
+        let lookups = Cell::new(0);
+        let none_free = |_| {
+            lookups.set(lookups.get() + 1);
             false
         };
-        assert_eq!(maps[0].take(&choice, &never), None);
-        assert_eq!(asked.replace(0), 1 + 64, "a guess, then all");
-        assert_eq!(maps[0].take(&choice, &never), None);
-        assert_eq!(asked.get(), 0);
+        assert_eq!(maps[0].allocate(&choice, &none_free), None);
+        assert_eq!(lookups.replace(0), 1 + 64, "one guess, then all ports");
+        assert_eq!(maps[0].allocate(&choice, &none_free), None);
+        assert_eq!(lookups.get(), 0);
         maps[0].release(20 * 64 + 5);
-        assert_eq!(maps[0].take(&choice, &|_| true), Some(20 * 64 + 5));
-        assert_eq!(maps[0].take(&choice, &|_| true), None, "the others are hidden as long as nobody releases them");
-        maps[0].forget(&owned);
-        assert!(maps[0].take(&choice, &|_| true).is_some());
+        assert_eq!(maps[0].allocate(&choice, &|_| true), Some(20 * 64 + 5));
+        assert_eq!(maps[0].allocate(&choice, &|_| true), None, "the others are hidden until they are released");
+        maps[0].forget_blocks(&owned);
+        assert!(maps[0].allocate(&choice, &|_| true).is_some());
     }
 
     #[test]
-    fn one_full_block_a_millisecond_is_looked_up_anew() {
+    fn one_full_block_per_millisecond_is_probed_again() {
         let mut maps = Slab::<PortMap>::new(1).unwrap();
         let mut owned = BlockSet::default();
         for block in 16..19 {
             owned.insert(BlockId(block));
         }
         let vip = vip(&Arc::default(), &[]);
-        let choice = Choice {
+        let choice = Selection {
             owned: &owned,
-            of: Of { vip: &vip, blocks: &BlockSet::ALL, range: PortRange::default(), stripe: Stripe::ALL },
+            candidates: Candidates {
+                vip: &vip,
+                blocks: &BlockSet::ALL,
+                range: PortRange::default(),
+                stripe: Stripe::ALL,
+            },
             random: 0,
         };
-        assert_eq!(maps[0].take(&choice, &|_| false), None);
-        let unseen = |port| port == 18 * 64;
-        let found = (1..9)
-            .map(|ms| maps[0].recheck(&choice, Tick(ms), &unseen) && !maps[0].recheck(&choice, Tick(ms), &unseen));
+        assert_eq!(maps[0].allocate(&choice, &|_| false), None);
+        let is_open = |port| port == 18 * 64;
+        let found = (1..9).map(|ms| {
+            maps[0].revalidate(&choice, Tick(ms), &is_open) && !maps[0].revalidate(&choice, Tick(ms), &is_open)
+        });
         assert_eq!(found.collect::<Vec<_>>()[..3], [false, false, true]);
-        assert_eq!(maps[0].take(&choice, &unseen), Some(18 * 64));
+        assert_eq!(maps[0].allocate(&choice, &is_open), Some(18 * 64));
     }
 }

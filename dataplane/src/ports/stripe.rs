@@ -1,15 +1,16 @@
-//! Which ports of a share are given out first: every eighth, and others each time that the share changes hands.
+//! Port stripes: which ports of a shard are allocated first. Each stripe is every eighth port, and each new owner of a
+//! shard gets another stripe.
 //!
-//! A gateway that dies takes with it the sessions that it had told nobody of yet. Their ports look free to whoever stands in for it, but
-//! their far sides still take them for connections that live. So whoever gets a share keeps to other ports than those who had it
-//! within the last seven changes of who serves. Toward a destination where most of these are in use it takes every fourth port, those of the
-//! one before and of the one after not among them; then every second; and then what there is.
+//! When a gateway fails, its sessions that are not replicated yet are lost. Their ports look free to the shard's new
+//! owner, but the remotes still have these connections. So the new owner uses other ports than the owners within the
+//! last seven changes of the active members. Toward a destination where most of these are in use it uses every fourth
+//! port, not those of the stripes directly before and after; then every second; and then all.
 
 use super::BLOCK_PORTS;
 
-/// Stripes that there are.
+/// Number of stripes.
 const STRIPES: u64 = 8;
-/// The first port of each eight of a block.
+/// The first of each eight ports of a block.
 const FIRST: u64 = {
     let (mut ports, mut at) = (0, 0);
     while at < BLOCK_PORTS {
@@ -19,26 +20,27 @@ const FIRST: u64 = {
     ports
 };
 
-/// Some ports of every block, as bits.
+/// A subset of the ports of every block, as bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stripe(u64);
 
 impl Stripe {
-    /// All ports: nobody else can have given out any.
+    /// All ports: no other gateway can have allocated any.
     pub const ALL: Self = Self(u64::MAX);
 
-    /// The stripe of whoever gets a share when those who serve have changed so often. Eight changes in a row have different ones.
-    pub fn after(serving_changes: u64) -> Self {
-        Self(FIRST << (serving_changes % STRIPES))
+    /// Stripe of a shard's owner after this number of changes of the active members. Eight consecutive numbers have
+    /// different stripes.
+    pub fn for_epoch(membership_changes: u64) -> Self {
+        Self(FIRST << (membership_changes % STRIPES))
     }
 
-    /// Twice as many, where these are in use: those are added that are the last to be the turn of others. `None`: it has all.
-    pub(super) fn wider(self) -> Option<Self> {
+    /// A stripe with twice as many ports: it adds those whose own turn is the furthest away. `None` if it has all.
+    pub(super) fn widened(self) -> Option<Self> {
         let turns = u64::BITS / self.0.count_ones();
         (turns > 1).then(|| Self(self.0 | self.0.rotate_left(turns / 2)))
     }
 
-    /// Its ports of any block, as bits.
+    /// Its ports in each block, as bits.
     #[inline]
     pub(super) fn ports(self) -> u64 {
         self.0
@@ -50,18 +52,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn eight_changes_in_a_row_have_ports_of_their_own_and_together_all() {
+    fn eight_consecutive_stripes_are_disjoint_and_cover_all_ports() {
         for first in [0, 5, u64::MAX - 8] {
-            let stripes: Vec<u64> = (first..first + 8).map(|number| Stripe::after(number).ports()).collect();
+            let stripes: Vec<u64> = (first..first + 8).map(|number| Stripe::for_epoch(number).ports()).collect();
             assert!(stripes.iter().all(|ports| ports.count_ones() == 8), "{stripes:?}");
             assert_eq!(stripes.iter().fold(0, |all, ports| all | ports), Stripe::ALL.ports());
         }
     }
 
     #[test]
-    fn neighbours_in_the_row_meet_only_where_both_need_more_than_half() {
+    fn widened_stripes_of_nearby_epochs_stay_disjoint_up_to_half_of_the_ports() {
         for number in 0..8 {
-            let widths = |number| std::iter::successors(Some(Stripe::after(number)), |stripe| stripe.wider());
+            let widths = |number| std::iter::successors(Some(Stripe::for_epoch(number)), |stripe| stripe.widened());
             let counts: Vec<u32> = widths(number).map(|stripe| stripe.ports().count_ones()).collect();
             assert_eq!(counts, [8, 16, 32, 64]);
             assert_eq!(widths(number).last(), Some(Stripe::ALL));

@@ -1,43 +1,46 @@
-//! Clients' sessions that nobody has confirmed yet, in the order in which they opened: the first to go when a flood opens more
-//! of them than one VIP may have, or the table is nearly full. Sessions that were confirmed are never touched.
+//! Embryonic sessions: unconfirmed inbound sessions, in the order in which they opened. They are the first to be
+//! evicted when a flood opens more of them than one VIP may have, or the table is nearly full. Confirmed sessions are
+//! never touched.
 //!
-//! The queue isn't told when a session is confirmed or ends; whoever comes to its head is looked at then. All of it happens
-//! between batches, so nothing that a packet has found is taken away from it.
+//! The queue isn't updated when a session is confirmed or ends; its head is checked when it is dequeued. Eviction runs
+//! between batches, so no slot that a packet of a batch refers to is freed.
 
+use crate::session::Accounting;
 use std::collections::VecDeque;
 
-use super::entry::{Flags, Slot};
-use super::tuple::Tuple;
+use super::entry::Flags;
 use super::{Ended, SessionFamily, Sessions};
-use crate::address::V6;
-use crate::batch;
-use crate::counters::{Direction, EndReason};
+use crate::flow::address::V6;
+use crate::flow::direction::Direction;
+use crate::flow::ids::MAX_VIPS;
+use crate::flow::ids::Slot;
+use crate::flow::ids::VipId;
+use crate::flow::tuple::Tuple;
+use crate::io::batch;
 use crate::session::Expiry;
-use crate::settle::Settle;
-use crate::snapshot::build::MOST_VIPS;
-use crate::snapshot::policy::VipId;
+use crate::session::end_reason::EndReason;
 
-/// Sessions that one call looks at most at: more than a batch can open.
-const AT_ONCE: usize = 2 * batch::MOST;
-/// Sessions of VIPs that have less than others that one call leaves alone, where others must go all the same.
-const SPARED_AT_ONCE: usize = batch::MOST / 4;
+/// Sessions that one call checks at most: more than a batch can open.
+const MAX_CHECKS: usize = 2 * batch::BATCH_SIZE;
+/// Sessions of VIPs below the average that one call spares before it evicts regardless of the VIP.
+const MAX_SPARED: usize = batch::BATCH_SIZE / 4;
 
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     slot: Slot,
-    /// Tells the session from another one that has its slot later.
-    print: u32,
+    /// Distinguishes the session from a later one in the same slot.
+    fingerprint: u32,
     vip: VipId,
     v6: bool,
 }
 
-/// A session's first packet in few bits.
-fn print<A: SessionFamily>(origin: &Tuple<A>) -> u32 {
+/// Short fingerprint of an original-direction tuple.
+fn fingerprint<A: SessionFamily>(origin: &Tuple<A>) -> u32 {
     let ports = u32::from(origin.source_port) << 16 | u32::from(origin.destination_port);
-    origin.source.spread() ^ ports
+    origin.source.mix() ^ ports
 }
 
-/// What is fetched of sessions that are about to end: each step needs what the one before it has fetched.
+/// Prefetch steps for sessions that are about to be evicted: each needs what the one before has fetched.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Entry,
@@ -45,65 +48,66 @@ enum Step {
     Home,
 }
 
-/// The unconfirmed sessions of one worker.
+/// Unconfirmed inbound sessions of one worker.
 #[derive(Debug)]
 pub struct Embryonic {
     queue: VecDeque<Candidate>,
-    /// Candidates that fit.
-    room: usize,
-    /// How many a VIP has in the queue.
+    /// Capacity of the queue.
+    capacity: usize,
+    /// Sessions in the queue, by VIP.
     counts: Box<[u32]>,
-    /// How many it may have.
-    most: u32,
-    /// How many too many all VIPs have together.
-    over: u32,
+    /// Limit per VIP.
+    max_per_vip: u32,
+    /// Sessions above the limit, of all VIPs together.
+    excess: u32,
 }
 
 impl Embryonic {
-    /// For a worker with `capacity` sessions, of which those to one VIP may be `most` while they aren't confirmed.
-    pub fn new(capacity: u32, most: u32) -> Self {
-        let room = capacity as usize / 2 + 2 * batch::MOST;
-        let counts = vec![0; MOST_VIPS].into();
-        Self { queue: VecDeque::with_capacity(room), room, counts, most: most.max(1), over: 0 }
+    /// Queue for a worker with `capacity` sessions; one VIP may have `max_per_vip` unconfirmed ones.
+    pub fn new(capacity: u32, max_per_vip: u32) -> Self {
+        let capacity = capacity as usize / 2 + 2 * batch::BATCH_SIZE;
+        let counts = vec![0; MAX_VIPS].into();
+        Self { queue: VecDeque::with_capacity(capacity), capacity, counts, max_per_vip: max_per_vip.max(1), excess: 0 }
     }
 
-    /// A client has opened a session.
+    /// Enqueues an inbound session that has just opened.
     pub fn push<A: SessionFamily>(&mut self, slot: Slot, origin: &Tuple<A>, vip: VipId) {
-        debug_assert!(self.queue.len() < self.room, "room was made for more than a batch");
-        if self.queue.len() < self.room {
-            self.enqueue(Candidate { slot, print: print(origin), vip, v6: A::BITS == 128 });
+        debug_assert!(self.queue.len() < self.capacity, "capacity for more than a batch was freed before");
+        if self.queue.len() < self.capacity {
+            self.enqueue(Candidate { slot, fingerprint: fingerprint(origin), vip, v6: A::BITS == 128 });
         }
     }
 
     fn enqueue(&mut self, candidate: Candidate) {
         let count = &mut self.counts[usize::from(candidate.vip.0)];
         *count += 1;
-        self.over += u32::from(*count > self.most);
+        self.excess += u32::from(*count > self.max_per_vip);
         self.queue.push_back(candidate);
     }
 
     fn dequeue(&mut self) -> Option<(Candidate, bool)> {
         let candidate = self.queue.pop_front()?;
         let count = &mut self.counts[usize::from(candidate.vip.0)];
-        let too_many = *count > self.most;
-        self.over -= u32::from(too_many);
+        let too_many = *count > self.max_per_vip;
+        self.excess -= u32::from(too_many);
         *count -= 1;
         Some((candidate, too_many))
     }
 
-    /// Whether the queue has hardly room for another batch.
+    /// Whether another batch may not fit in the queue.
     fn is_full(&self) -> bool {
-        self.queue.len() + batch::MOST > self.room
+        self.queue.len() + batch::BATCH_SIZE > self.capacity
     }
 
-    /// Whether the table, without its reserve, or the queue has hardly room for another batch. The last ones stay: where the table is full of sessions
-    /// that were confirmed, new ones need time to be, too.
-    fn is_pressed(&self, sessions: &Sessions) -> bool {
-        let is_crowded = self.queue.len() > batch::MOST && !sessions.has_room_for(batch::MOST as u32);
-        is_crowded || self.is_full()
+    /// Whether another batch may not fit in the shared part of the table, or in the queue. The queue's last batch is
+    /// spared: if the table is full of confirmed sessions, new ones need time to be confirmed, too.
+    fn is_under_pressure(&self, sessions: &Sessions) -> bool {
+        let is_table_full =
+            self.queue.len() > batch::BATCH_SIZE && !sessions.has_shared_capacity_for(batch::BATCH_SIZE as u32);
+        is_table_full || self.is_full()
     }
 
-    /// Fetches what the next `count` sessions are made of, for all of them before the first ends.
+    /// Prefetches the entries of the next `count` sessions, for all of them before the first is evicted.
     fn fetch(&self, sessions: &Sessions, count: usize) {
         for step in [Step::Entry, Step::Twin, Step::Home] {
             for candidate in self.queue.iter().take(count) {
@@ -116,42 +120,46 @@ impl Embryonic {
         }
     }
 
-    /// Ends the oldest sessions of VIPs that have too many, and, when the table has hardly room for another batch, the oldest
-    /// of VIPs that don't have less than others. Where that isn't enough, since a flood comes to many VIPs, the oldest of all go, but for as
-    /// many as the reserve holds: before anybody's established session ends for them.
-    pub fn make_room(&mut self, sessions: &mut Sessions, settle: &mut Settle<'_>) {
-        let kept = batch::MOST.max(sessions.reserve() as usize);
-        self.end_large(sessions, settle, kept);
-        if self.queue.len() > kept && self.is_pressed(sessions) {
-            self.fetch(sessions, batch::MOST);
+    /// Evicts the oldest sessions of VIPs above their limit, and, when another batch may not fit, the oldest of VIPs
+    /// that have no fewer than the average. If that isn't enough, since a flood hits many VIPs, it evicts the oldest of
+    /// all VIPs, except for as many as the reserve holds: before any established session is evicted for them.
+    pub fn evict(&mut self, sessions: &mut Sessions, accounting: &mut impl Accounting) {
+        let min_queue = batch::BATCH_SIZE.max(sessions.reserve() as usize);
+        self.evict_large(sessions, accounting, min_queue);
+        if self.queue.len() > min_queue && self.is_under_pressure(sessions) {
+            self.fetch(sessions, batch::BATCH_SIZE);
         }
-        for _ in 0..AT_ONCE {
-            if self.queue.len() <= kept || !self.is_pressed(sessions) {
+        for _ in 0..MAX_CHECKS {
+            if self.queue.len() <= min_queue || !self.is_under_pressure(sessions) {
                 return;
             }
             let Some((candidate, _)) = self.dequeue() else { return };
-            if look_at(sessions, candidate, false).is_some() {
-                end(sessions, candidate, settle);
+            if check(sessions, candidate, false).is_some() {
+                evict_candidate(sessions, candidate, accounting);
             }
         }
     }
 
-    /// The same for VIPs that have too many, or don't have less than others. With more than `kept` in the queue it gives up where all are
-    /// of VIPs that have less.
-    fn end_large(&mut self, sessions: &mut Sessions, settle: &mut Settle<'_>, kept: usize) {
+    /// Evicts for VIPs above their limit or, under pressure, not below the average. Gives up if there are more than
+    /// `min_queue` in the queue and all that it checks are of VIPs below the average.
+    fn evict_large(&mut self, sessions: &mut Sessions, accounting: &mut impl Accounting, min_queue: usize) {
         let mut spared = 0;
-        let soon = if self.is_pressed(sessions) { batch::MOST } else { (self.over as usize).min(batch::MOST) };
-        self.fetch(sessions, soon);
-        for _ in 0..AT_ONCE {
-            let is_pressed = self.is_pressed(sessions);
-            if self.over == 0 && (!is_pressed || (spared >= SPARED_AT_ONCE && self.queue.len() > kept)) {
+        let expected = if self.is_under_pressure(sessions) {
+            batch::BATCH_SIZE
+        } else {
+            (self.excess as usize).min(batch::BATCH_SIZE)
+        };
+        self.fetch(sessions, expected);
+        for _ in 0..MAX_CHECKS {
+            let is_under_pressure = self.is_under_pressure(sessions);
+            if self.excess == 0 && (!is_under_pressure || (spared >= MAX_SPARED && self.queue.len() > min_queue)) {
                 return;
             }
             let Some((candidate, too_many)) = self.dequeue() else { return };
-            let asks = is_pressed && !too_many && !self.is_full();
-            let Some(is_large) = look_at(sessions, candidate, asks) else { continue };
-            if too_many || is_pressed && is_large {
-                end(sessions, candidate, settle);
+            let check_share = is_under_pressure && !too_many && !self.is_full();
+            let Some(is_large) = check(sessions, candidate, check_share) else { continue };
+            if too_many || is_under_pressure && is_large {
+                evict_candidate(sessions, candidate, accounting);
             } else {
                 spared += 1;
                 self.enqueue(candidate);
@@ -160,20 +168,24 @@ impl Embryonic {
     }
 }
 
-/// See [`look`].
-fn look_at(sessions: &Sessions, candidate: Candidate, asks: bool) -> Option<bool> {
-    if candidate.v6 { look::<V6>(sessions, candidate, asks) } else { look::<u32>(sessions, candidate, asks) }
-}
-
-fn end(sessions: &mut Sessions, candidate: Candidate, settle: &mut Settle<'_>) {
+/// See [`check_candidate`].
+fn check(sessions: &Sessions, candidate: Candidate, check_share: bool) -> Option<bool> {
     if candidate.v6 {
-        evict::<V6>(sessions, candidate.slot, settle);
+        check_candidate::<V6>(sessions, candidate, check_share)
     } else {
-        evict::<u32>(sessions, candidate.slot, settle);
+        check_candidate::<u32>(sessions, candidate, check_share)
     }
 }
 
-/// The same for one session.
+fn evict_candidate(sessions: &mut Sessions, candidate: Candidate, accounting: &mut impl Accounting) {
+    if candidate.v6 {
+        evict::<V6>(sessions, candidate.slot, accounting);
+    } else {
+        evict::<u32>(sessions, candidate.slot, accounting);
+    }
+}
+
+/// Prefetches one step of one session.
 fn fetch<A: SessionFamily>(sessions: &Sessions, slot: Slot, step: Step) {
     let table = A::table(sessions);
     let entry = table.entry(slot);
@@ -187,12 +199,12 @@ fn fetch<A: SessionFamily>(sessions: &Sessions, slot: Slot, step: Step) {
     }
 }
 
-/// Whether a client's session is one of a VIP that doesn't have less than others, if that is asked; `None` unless it is still open and
-/// not confirmed.
-fn look<A: SessionFamily>(
+/// Whether a session's VIP has no fewer than the average, if `check_share`; `None` unless the session is still open and
+/// unconfirmed.
+fn check_candidate<A: SessionFamily>(
     sessions: &Sessions,
-    Candidate { slot, print: own, .. }: Candidate,
-    asks: bool,
+    Candidate { slot, fingerprint: own, .. }: Candidate,
+    check_share: bool,
 ) -> Option<bool> {
     let table = A::table(sessions);
     let entry = table.entry(slot);
@@ -201,11 +213,11 @@ fn look<A: SessionFamily>(
         && entry.flags().has(Flags::ORIGIN)
         && !entry.flags().has(Flags::QUARANTINED)
         && !entry.is_confirmed()
-        && print(&entry.key()) == own;
-    is_unconfirmed.then(|| !asks || sessions.is_large::<A>(slot))
+        && fingerprint(&entry.key()) == own;
+    is_unconfirmed.then(|| !check_share || sessions.is_above_average::<A>(slot))
 }
 
-fn evict<A: SessionFamily>(sessions: &mut Sessions, slot: Slot, settle: &mut Settle<'_>) {
+fn evict<A: SessionFamily>(sessions: &mut Sessions, slot: Slot, accounting: &mut impl Accounting) {
     let ended: Ended<A> = sessions.remove(slot);
-    settle.settle(&Expiry::Ended(EndReason::Evicted, ended));
+    accounting.account(&Expiry::Ended(EndReason::Evicted, ended));
 }

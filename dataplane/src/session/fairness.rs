@@ -1,38 +1,40 @@
-//! Fair shares of one worker's session table (max-min fairness in two levels): a small demand is met in full, and the rest is divided
-//! equally among holders of larger ones: first among VIPs, then within a VIP among its pods, and all clients of its Services together. A session
-//! counts for its holder from when it opens until it ends, a standby session, too; a quarantined one doesn't.
+//! Fair shares of one worker's session table: two-level max-min fairness. Small demands are met in full, and the rest
+//! is divided equally among the holders of larger ones: first among VIPs, then within a VIP among its pods, with all
+//! clients of its Services as one member. Active and standby sessions count for their holder, quarantined ones don't.
 //!
 //! ```text
-//!   capacity |-------------------- open to everyone ---------------------|-- reserve --|
+//!   capacity |------------------------- shared --------------------------|-- reserve --|
 //! ```
-//! Whoever comes first may have all but the reserve. That is only for holders below their share; what they take of it is made up for by
-//! sessions of holders above theirs (see eviction.rs). There always are such holders then: what all hold together is more than all shares.
+//! The shared part is first come, first served. The reserve is only for holders below their share; what they take of it
+//! is compensated by evicting sessions of holders above theirs (see eviction.rs). There always are such holders then:
+//! together, all hold more than the sum of the shares.
 //!
-//! A level cuts off what is too much: as high as it can be while what is below it fits. A VIP's share is the level of all VIPs, in what the
-//! table shares; a member's share is the level of its VIP's members, in the VIP's share. So nobody who has a session more than another one
-//! has a claim that the other one hasn't, and a session that ends for a newcomer doesn't make its holder one.
+//! A share is a level, as high as it can be while the part of all counts below it fits. A VIP's share is the level of
+//! all VIPs in the shared capacity; a member's share is the level of its VIP's members in the VIP's share. So of two
+//! holders, the one with more sessions never has a claim that the other lacks, and evicting a session for a new one
+//! doesn't put its holder below its share.
 //!
-//! Counts belong to keyed hashes of addresses, not to policy's numbers: they outlive every change of policy, and nobody outside can choose
-//! whose hash is whose.
+//! Counts are keyed by secret hashes of addresses, not by policy's IDs: they outlive every policy change, and hash
+//! collisions can't be provoked from outside.
 
-mod counts;
 mod histograms;
+mod holders;
 mod levels;
 
-use counts::{Counts, Place, Record};
+use crate::session::fairness::holders::{HolderEntry, HolderTable, Position};
 use histograms::{Histogram, Histograms};
-use levels::{Cache, Levels};
+use levels::{LevelCache, Levels};
 use vipgate_mem::MemoryError;
 
 use super::entry::Entry;
-use super::tuple::HashKey;
-use crate::address::Address;
-use crate::snapshot::build::MOST_VIPS;
+use crate::flow::address::Address;
+use crate::flow::ids::MAX_VIPS;
+use crate::flow::tuple::HashKey;
 
-/// Pods, and VIPs with clients, that are told apart at a worker: more than fit are counted for their VIP alone.
-const MOST_MEMBERS: u32 = 1 << 17;
+/// Members (pods, and VIPs with inbound sessions) tracked per worker; those beyond it count for their VIP only.
+const MAX_MEMBERS: u32 = 1 << 17;
 
-/// Who holds a session: a VIP, and in it a pod of its, or its clients together.
+/// Holder of a session: a VIP, and a member of it (a pod, or all clients together).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
     vip: u64,
@@ -40,13 +42,13 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// The pod `member` that leaves as `vip`; with the VIP itself in its place, the clients that come to it.
+    /// The pod `member` with egress via `vip`; with `member` = `vip`, its clients.
     #[inline]
     pub(super) fn new<A: Address>(vip: A, member: A, key: &HashKey) -> Self {
-        Self::in_packet_order([vip.in_packet_order(), member.in_packet_order()], key)
+        Self::in_packet_order([vip.swap_network_order(), member.swap_network_order()], key)
     }
 
-    /// The holder of the session whose first direction this is.
+    /// Holder of the session with this original-direction entry.
     #[inline]
     pub(super) fn of<A: Address>(origin: &Entry<A>, key: &HashKey) -> Self {
         Self::in_packet_order(origin.vip_and_member(), key)
@@ -59,83 +61,83 @@ impl Holder {
     }
 }
 
-/// What all holders have.
+/// Session counts of all holders.
 #[derive(Debug)]
 pub struct Fairness {
-    vips: Counts,
-    members: Counts,
+    vips: HolderTable,
+    members: HolderTable,
     histograms: Histograms,
-    levels: Cache,
-    /// Sessions that are counted.
+    levels: LevelCache,
+    /// Counted sessions.
     held: u64,
-    /// Sessions that fit without the reserve: the sum of all shares.
+    /// Shared capacity: the sum of all shares.
     shared: u64,
 }
 
 impl Fairness {
-    /// Nobody holds any of `capacity` sessions, all of which are shared.
+    /// No sessions; the whole `capacity` is shared.
     pub(super) fn new(capacity: u32) -> Result<Self, MemoryError> {
-        let most_vips = (2 * MOST_VIPS as u32).min(capacity);
-        let (vips, members) = (Counts::new(most_vips)?, Counts::new(capacity.min(MOST_MEMBERS))?);
+        let max_vips = (2 * MAX_VIPS as u32).min(capacity);
+        let (vips, members) = (HolderTable::new(max_vips)?, HolderTable::new(capacity.min(MAX_MEMBERS))?);
         let histograms = Histograms::new(vips.capacity(), members.capacity())?;
-        Ok(Self { vips, members, histograms, levels: Cache::default(), held: 0, shared: capacity.into() })
+        Ok(Self { vips, members, histograms, levels: LevelCache::default(), held: 0, shared: capacity.into() })
     }
 
-    /// From now on so many sessions are shared.
-    pub(super) fn share(&mut self, sessions: u32) {
+    /// Sets the shared capacity.
+    pub(super) fn set_shared(&mut self, sessions: u32) {
         self.shared = sessions.into();
     }
 
-    /// From now on levels are those of the sessions that there are now. Until then they may be a little too high for those that have come
-    /// meanwhile: as many as a batch or a command brings, which the reserve has room for.
+    /// Invalidates the cached levels. Until the next call they may be a little too high for the sessions opened since:
+    /// as many as a batch or a command brings, for which the reserve has capacity.
     #[inline]
-    pub(super) fn renew_levels(&mut self) {
-        self.levels.forget();
+    pub(super) fn invalidate_levels(&mut self) {
+        self.levels.invalidate();
     }
 
-    /// A holder has one more session.
+    /// Counts a session that has opened.
     #[inline]
     pub(super) fn open(&mut self, holder: Holder) {
-        let place = self.vips.place(holder.vip);
-        let members = if let Some(vip) = self.vips.at(place) {
+        let position = self.vips.position(holder.vip);
+        let members = if let Some(vip) = self.vips.get_mut(position) {
             vip.bin = self.histograms.increment(vip.bin);
             vip.members
         } else if self.vips.is_full() {
             return;
         } else {
-            self.begin_vip(place, holder)
+            self.insert_vip(position, holder)
         };
         self.held += 1;
-        let place = self.members.place(holder.member);
-        if let Some(member) = self.members.at(place) {
+        let position = self.members.position(holder.member);
+        if let Some(member) = self.members.get_mut(position) {
             member.bin = self.histograms.increment(member.bin);
         } else if !self.members.is_full() {
             let bin = self.histograms.insert(members);
-            self.members.insert(place, holder.member, bin, members);
+            self.members.insert(position, holder.member, bin, members);
         }
     }
 
     #[cold]
-    fn begin_vip(&mut self, place: Place, holder: Holder) -> Histogram {
+    fn insert_vip(&mut self, position: Position, holder: Holder) -> Histogram {
         let (bin, members) = (self.histograms.insert(Histograms::VIPS), self.histograms.create());
-        self.vips.insert(place, holder.vip, bin, members);
+        self.vips.insert(position, holder.vip, bin, members);
         members
     }
 
-    /// A holder has one session less.
+    /// Counts a session that has ended.
     #[inline]
     pub(super) fn close(&mut self, holder: Holder) {
-        let at_vip = self.vips.place(holder.vip);
-        let Some(vip) = self.vips.at(at_vip) else { return };
-        let place = self.members.place(holder.member);
-        if let Some(member) = self.members.at(place) {
+        let vip_position = self.vips.position(holder.vip);
+        let Some(vip) = self.vips.get_mut(vip_position) else { return };
+        let position = self.members.position(holder.member);
+        if let Some(member) = self.members.get_mut(position) {
             let left = self.histograms.count(member.bin) - 1;
             self.levels.note_end(vip.members, left);
             if left > 0 {
                 member.bin = self.histograms.decrement(member.bin);
             } else {
-                self.histograms.take(vip.members, member.bin);
-                self.members.remove(place);
+                self.histograms.remove_holder(vip.members, member.bin);
+                self.members.remove(position);
             }
         }
         let left = self.histograms.count(vip.bin) - 1;
@@ -143,11 +145,11 @@ impl Fairness {
         if left > 0 {
             vip.bin = self.histograms.decrement(vip.bin);
         } else if self.histograms.holders(vip.members) == 0 {
-            self.histograms.take(Histograms::VIPS, vip.bin);
+            self.histograms.remove_holder(Histograms::VIPS, vip.bin);
             self.histograms.remove(vip.members);
-            self.vips.remove(at_vip);
+            self.vips.remove(vip_position);
         } else {
-            // One that wasn't counted when it opened, the table of VIPs being full then.
+            // A session that wasn't counted when it opened, since the table of VIPs was full then.
             return;
         }
         self.held -= 1;
@@ -159,31 +161,31 @@ impl Fairness {
     }
 
     /// Sessions of a VIP.
-    pub(super) fn of_vip<A: Address>(&self, vip: A, key: &HashKey) -> u32 {
+    pub(super) fn vip_sessions<A: Address>(&self, vip: A, key: &HashKey) -> u32 {
         self.vips.get(Holder::new(vip, vip, key).vip).map_or(0, |vip| self.histograms.count(vip.bin))
     }
 
-    /// Sessions of a holder, and how many members its VIP has.
-    pub(super) fn of_member(&self, holder: Holder) -> (u32, u32) {
+    /// Sessions of a holder, and the number of members of its VIP.
+    pub(super) fn member_sessions(&self, holder: Holder) -> (u32, u32) {
         let own = self.members.get(holder.member).map_or(0, |member| self.histograms.count(member.bin));
         (own, self.vips.get(holder.vip).map_or(0, |vip| self.histograms.holders(vip.members)))
     }
 
-    /// The share of each VIP that wants as much.
+    /// Share of each VIP with at least that demand.
     fn levels_of_vips(&self) -> Levels {
         self.levels.get(Histograms::VIPS, || Levels::of(&self.histograms, Histograms::VIPS, self.held, self.shared))
     }
 
-    /// The share of each member of a VIP that wants as much, where the VIP's is `share`.
-    fn levels_of_members(&self, vip: &Record, share: u32) -> Levels {
+    /// Share of each member with at least that demand, of a VIP with this share.
+    fn levels_of_members(&self, vip: &HolderEntry, share: u32) -> Levels {
         let of_vip = self.histograms.count(vip.bin).into();
         self.levels.get(vip.members, || Levels::of(&self.histograms, vip.members, of_vip, share.into()))
     }
 
-    /// Whether one more session leaves a holder within its share, or its VIP. One of `ended` would have ended before.
+    /// Whether with one more session a holder, or its VIP, is within its share. A session of `ended` would end first.
     #[cold]
-    pub(super) fn is_below(&self, holder: Holder, ended: Option<Holder>) -> bool {
-        let count = |record: &Record| self.histograms.count(record.bin);
+    pub(super) fn is_below_share(&self, holder: Holder, ended: Option<Holder>) -> bool {
+        let count = |record: &HolderEntry| self.histograms.count(record.bin);
         let vip = self.vips.get(holder.vip);
         if vip.is_none() && self.vips.is_full() {
             return false;
@@ -200,27 +202,29 @@ impl Fairness {
         if own.is_none() && self.members.is_full() {
             return false;
         }
-        // With one session more than it has the VIP is above its share.
+        // With one session more the VIP is above its share.
         let levels = self.levels_of_members(vip, levels.now.min(of_vip - u32::from(is_of_vip)));
         let is_own = ended == Some(holder);
         let other = ended.filter(|_| is_of_vip && !is_own).and_then(|ended| self.members.get(ended.member)).map(count);
         levels.is_within(own.map_or(0, count), is_own, other)
     }
 
-    /// Whether a holder has more than its share, and its VIP, too: without one session each still has all of it.
+    /// Whether both a holder and its VIP are above their shares: with one session less, each still has all of its
+    /// share.
     #[inline]
-    pub(super) fn is_over(&self, holder: Holder) -> bool {
-        let count = |record: &Record| self.histograms.count(record.bin);
+    pub(super) fn is_over_share(&self, holder: Holder) -> bool {
+        let count = |record: &HolderEntry| self.histograms.count(record.bin);
         let Some(vip) = self.vips.get(holder.vip) else { return true };
         let share = self.levels_of_vips().now;
         count(vip) > share
             && (self.members.get(holder.member)).is_none_or(|own| count(own) > self.levels_of_members(vip, share).now)
     }
 
-    /// Whether a holder's VIP has no less than VIPs have on average, and the holder no less than members of its VIP.
+    /// Whether a holder's VIP has no fewer than the average VIP, and the holder no fewer than the average member of its
+    /// VIP.
     #[inline]
-    pub(super) fn is_large(&self, holder: Holder) -> bool {
-        let count = |record: &Record| u64::from(self.histograms.count(record.bin));
+    pub(super) fn is_above_average(&self, holder: Holder) -> bool {
+        let count = |record: &HolderEntry| u64::from(self.histograms.count(record.bin));
         let Some(vip) = self.vips.get(holder.vip) else { return true };
         let members = u64::from(self.histograms.holders(vip.members));
         count(vip) * u64::from(self.vips.used()) >= self.held

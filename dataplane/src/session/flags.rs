@@ -1,27 +1,28 @@
-//! What is known of one direction of a session, as bits.
+//! Per-direction flags of a session.
 
-use crate::snapshot::spec::{AROUND, Role};
+use crate::io::metadata::HAIRPIN_SIDE;
+use crate::policy::spec::Role;
 
-/// What is known of one direction.
+/// Flags of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags(pub u8);
 
 impl Flags {
-    /// Its packets come in on an inside interface.
+    /// Its packets arrive on an inside interface.
     pub const INSIDE: Self = Self(Role::Inside.sides());
-    /// Its packets come in on an outside interface.
+    /// Its packets arrive on an outside interface.
     pub const OUTSIDE: Self = Self(Role::Outside.sides());
-    /// TCP: a SYN has passed.
+    /// TCP: a SYN was seen.
     pub const SYN: Self = Self(0x04);
-    /// TCP: a FIN has passed.
+    /// TCP: a FIN was seen.
     pub const FIN: Self = Self(0x08);
-    /// TCP: an RST that belongs to the connection has passed.
+    /// TCP: a valid RST was seen.
     pub const RST: Self = Self(0x10);
-    /// A packet has passed, and the next one is only counted: it can prove nothing that isn't known (see [`Tracking`]).
+    /// A packet was seen, and the next one needs no tracking: it can confirm nothing new (see [`Tracking`]).
     pub const SEEN: Self = Self(0x20);
-    /// The session has ended; its port rests.
+    /// The session has ended; its port is quarantined.
     pub const QUARANTINED: Self = Self(0x40);
-    /// This is the direction of the first packet.
+    /// This is the original direction.
     pub const ORIGIN: Self = Self(0x80);
 
     /// Whether all flags of `other` are set.
@@ -30,20 +31,20 @@ impl Flags {
         self.0 & other.0 == other.0
     }
 
-    /// The side that its packets come from, as a bit: see [`Role::sides`]. 0: they come around by way of a VIP of this gateway, and
-    /// never from a wire.
+    /// Ingress side of its packets, as a bit: see [`Role::sides`]. 0: they are hairpinned via a VIP of this gateway and
+    /// never arrive on an interface.
     #[inline]
     pub fn side(self) -> u8 {
         self.0 & (Self::INSIDE.0 | Self::OUTSIDE.0)
     }
 
-    /// Whether its packets may come from these sides.
+    /// Whether its packets may arrive from these sides.
     #[inline]
     pub fn may_come_from(self, sides: u8) -> bool {
-        (if self.side() == 0 { AROUND } else { self.side() }) & sides != 0
+        (if self.side() == 0 { HAIRPIN_SIDE } else { self.side() }) & sides != 0
     }
 
-    /// The same flags, for packets that come from another side.
+    /// The same flags with another ingress side.
     #[must_use]
     pub fn with_side(self, side: u8) -> Self {
         let both = Self::INSIDE.with(Self::OUTSIDE);
@@ -65,20 +66,21 @@ impl Flags {
     }
 }
 
-/// How far one direction is to be believed, as bits above the number of its [`Direction`](crate::counters::Direction).
+/// Connection tracking state of one direction, as bits above the number of its
+/// [`Direction`](crate::flow::direction::Direction).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tracking(pub u8);
 
 impl Tracking {
-    /// Of the first packet's direction: its sender has shown that it receives what it is answered.
+    /// Original direction only: the initiator has proven that it receives the replies.
     pub const CONFIRMED: Self = Self(0x08);
-    /// TCP: sequence and acknowledgement are the sender's. Without it they are only what the last segment said.
+    /// TCP: sequence and acknowledgement are verified. Without it they are only what the last segment claimed.
     pub const SYNCHRONIZED: Self = Self(0x10);
-    /// TCP: the last segment was out of the window.
-    pub const LOST: Self = Self(0x20);
-    /// TCP: not synchronized, and the last segment says FIN.
-    pub const CLAIMS_FIN: Self = Self(0x40);
-    /// All of them.
+    /// TCP: the last segment was out of window.
+    pub const OUT_OF_WINDOW: Self = Self(0x20);
+    /// TCP: not synchronized, and the last segment carried an unverified FIN.
+    pub const UNVERIFIED_FIN: Self = Self(0x40);
+    /// All bits.
     pub const ALL: Self = Self(0x78);
 
     /// Whether all bits of `other` are set.

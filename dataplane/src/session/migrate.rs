@@ -1,44 +1,46 @@
-//! Migration: the sessions of a former process into tables for another number of workers, or of sessions.
+//! Migration of session tables to another number of workers or another capacity.
 //!
-//! The former tables are only read, so a process that dies in the middle has changed nothing, and the next one begins anew. What
-//! comes out are tables as a former process with the new numbers would have left them: [`Sessions::take_up`] asks policy, takes
-//! ports, and sets timers, as after every restart.
+//! The former tables are only read: if the process dies during a migration, nothing has changed, and the next process
+//! starts over. The new tables look as if a former process with the new numbers had left them: [`Sessions::restore`]
+//! checks policy, reserves ports and sets timers, as after every restart.
 //!
-//! Answers find their worker by the block of their port (`ports/pool.rs`), so all sessions of a block come to one worker, whichever
-//! had it before; clients' sessions have no block, and the directory finds them. Where not all fit, those last seen longest ago end.
+//! Replies find their worker by the block of their port (`ports/pool.rs`), so all sessions of a block are assigned to
+//! one worker, whichever worker had them before; inbound sessions have no block and are found in the directory. If not
+//! all fit, those idle for longest are dropped.
 
 use foldhash::HashMap;
 use vipgate_mem::{Region, Slab, Storage, StorageError};
 
-use super::entry::{Entry, Flags, Slot};
-use super::region::{Header, Identity, Unusable, whole};
+use super::entry::{Entry, Flags};
 use super::table::Table;
 use super::timeout::Timeouts;
 use super::{SessionFamily, Sessions};
-use crate::address::{Address, V6};
-use crate::counters::Direction;
+use crate::flow::address::{Address, V6};
+use crate::flow::direction::Direction;
+use crate::flow::ids::Slot;
+use crate::flow::time::Tick;
 use crate::ports::BlockId;
-use crate::time::Tick;
+use crate::session::persistence::{Header, Identity, Unusable, matching_twin};
 
-/// What a session is to this gateway. Those that matter most come first.
+/// Role of a session at this gateway, in order of importance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Role {
-    /// It is open here.
+    /// Open here.
     Active,
-    /// It is replicated from another gateway.
+    /// Replicated from another gateway.
     Standby,
-    /// It has ended; its port isn't given out yet.
+    /// Ended; its port isn't reusable yet.
     Quarantined,
 }
 
 impl Role {
-    /// That of a session with both entries. A process that died between the two halves of an end, or of a revival, has ended it;
-    /// between those of a change of owners, another gateway has it.
+    /// Role of a session, from both entries. If the process died between its writes to the two entries, the session
+    /// counts as quarantined when one entry is, else as standby when one is.
     pub(super) fn of<A: Address>(table: &Table<A>, origin: Slot, twin: Slot) -> Self {
         let both = [table.entry(origin), table.entry(twin)];
         if both.iter().any(|entry| entry.flags().has(Flags::QUARANTINED)) {
             Self::Quarantined
-        } else if both.iter().any(|entry| entry.is_copy()) {
+        } else if both.iter().any(|entry| entry.is_standby()) {
             Self::Standby
         } else {
             Self::Active
@@ -49,19 +51,19 @@ impl Role {
 /// Why the tables of a former process can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum FormerError {
-    /// They are of no use.
+    /// The tables are unusable.
     #[error(transparent)]
     Unusable(#[from] Unusable),
-    /// The kernel refuses.
+    /// The storage can't be mapped.
     #[error(transparent)]
     Storage(#[from] StorageError),
 }
 
-/// The tables that a process of this run of the kernel left in a region, and whose they are, whatever its numbers were. They are to be
-/// read only; nothing in the region is changed.
+/// Opens the tables that a process left in a region since the last boot, whatever their identity. They are read only;
+/// nothing in the region is changed.
 ///
 /// # Errors
-/// When they can't be read by this version, or not at all.
+/// If this version can't read them, or they are damaged.
 pub fn open_former(region: &mut Region, boot: [u8; 16]) -> Result<(Sessions, Identity), FormerError> {
     region.rewind();
     if region.len() < Region::bytes_of::<Header>(1) {
@@ -72,7 +74,7 @@ pub fn open_former(region: &mut Region, boot: [u8; 16]) -> Result<(Sessions, Ide
     if identity.boot != boot {
         return Err(Unusable::Boot.into());
     }
-    // Slabs beyond its end would make it longer.
+    // Slabs beyond its end would extend it.
     if Sessions::region_bytes(identity.capacity).is_none_or(|bytes| bytes > region.len()) {
         return Err(Unusable::Damaged.into());
     }
@@ -80,18 +82,18 @@ pub fn open_former(region: &mut Region, boot: [u8; 16]) -> Result<(Sessions, Ide
     Ok((sessions, identity))
 }
 
-/// What became of the sessions of a former process.
+/// Result of a migration, in sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Migrated {
-    /// Sessions of this gateway.
+    /// Active sessions.
     pub active: u32,
-    /// Those replicated from other gateways.
+    /// Standby sessions.
     pub standby: u32,
-    /// Those that had ended and whose port isn't given out yet.
+    /// Quarantined sessions.
     pub quarantined: u32,
-    /// Of the new tables, one had no room for them.
+    /// Dropped, since their new table was full.
     pub dropped: u32,
-    /// Entries without a twin that agrees.
+    /// Entries without a consistent twin.
     pub torn: u32,
 }
 
@@ -100,60 +102,60 @@ struct Candidate {
     role: Role,
     /// Milliseconds since its last packet.
     idle: u32,
-    /// The place of its table among the former ones.
+    /// Index of its former table.
     from: u32,
     origin: Slot,
     twin: Slot,
     is_v6: bool,
-    /// The block that its port is in, as a place in the list of their sizes.
+    /// The block of its port, as an index into the list of block sizes.
     block: Option<u32>,
-    /// The port of its first packet's sender.
+    /// Source port of its original direction.
     port: u16,
 }
 
-/// The blocks in which sessions hold ports, by VIP.
+/// Numbers of the blocks in which sessions hold ports.
 #[derive(Default)]
-struct Blocks {
+struct BlockNumbers {
     numbers: HashMap<(std::net::IpAddr, BlockId), u32>,
 }
 
-impl Blocks {
+impl BlockNumbers {
     fn number<A: Address>(&mut self, origin: &Entry<A>) -> Option<u32> {
-        let to = origin.to();
+        let to = origin.translated();
         let next = self.numbers.len() as u32;
         let is_egress = origin.direction() == Direction::Egress;
         is_egress.then(|| *self.numbers.entry((to.source.to_ip(), BlockId::of(to.source_port))).or_insert(next))
     }
 }
 
-/// Brings sessions of former tables into new, empty ones, of which each gets about as many.
+/// Migrates the sessions of former tables to new, empty ones, evenly.
 pub fn migrate(former: &[Sessions], into: &mut [Sessions], now: Tick) -> Migrated {
     let mut migrated = Migrated::default();
-    let (mut found, mut blocks) = (Vec::new(), Blocks::default());
+    let (mut found, mut blocks) = (Vec::new(), BlockNumbers::default());
     for (from, tables) in (0..).zip(former) {
         migrated.torn += collect::<u32>(tables, from, now, &mut blocks, &mut found);
         migrated.torn += collect::<V6>(tables, from, now, &mut blocks, &mut found);
     }
     found.sort_unstable_by_key(|session| (session.role, session.idle));
-    let room: usize = into.iter().map(|sessions| sessions.capacity as usize).sum();
+    let capacity: usize = into.iter().map(|sessions| sessions.capacity as usize).sum();
     let open = found.partition_point(|session| session.role != Role::Quarantined);
-    // They would only take the place of others in the worker that they belong to.
-    migrated.dropped += found.drain(room.min(open)..open).len() as u32;
+    // They would only displace others in the worker that they are assigned to.
+    migrated.dropped += found.drain(capacity.min(open)..open).len() as u32;
 
     let mut load = Load::new(into.len());
-    let workers = load.deal(&found, blocks.numbers.len());
+    let workers = load.assign_blocks(&found, blocks.numbers.len());
     for session in &found {
         let worker = match session.block {
             Some(block) => workers[block as usize],
-            // Where its gateway's updates look for it (`copies::worker_of`).
+            // The worker that its owner's updates are sent to (`worker_of`).
             None if session.role == Role::Standby => load.add_to(u32::from(session.port) % into.len().max(1) as u32, 1),
             None => load.add_to_least(1),
         };
         let from = &former[session.from as usize];
-        let is_in = into.get_mut(worker as usize).is_some_and(|into| {
-            if session.is_v6 { into.restore::<V6>(from, session) } else { into.restore::<u32>(from, session) }
+        let is_migrated = into.get_mut(worker as usize).is_some_and(|into| {
+            if session.is_v6 { into.import::<V6>(from, session) } else { into.import::<u32>(from, session) }
         });
-        *match (is_in, session.role) {
+        *match (is_migrated, session.role) {
             (false, _) => &mut migrated.dropped,
             (true, Role::Active) => &mut migrated.active,
             (true, Role::Standby) => &mut migrated.standby,
@@ -163,19 +165,19 @@ pub fn migrate(former: &[Sessions], into: &mut [Sessions], now: Tick) -> Migrate
     migrated
 }
 
-/// Lists the sessions of one former table; returns how many entries belong to none.
+/// Collects the sessions of one former table; returns the number of entries without a session.
 fn collect<A: SessionFamily>(
     sessions: &Sessions,
     from: u32,
     now: Tick,
-    blocks: &mut Blocks,
+    blocks: &mut BlockNumbers,
     found: &mut Vec<Candidate>,
 ) -> u32 {
     let table = A::table(sessions);
     let (mut occupied, mut in_sessions) = (0, 0);
     for origin in (0..table.slots()).map(Slot).filter(|slot| table.is_occupied(*slot)) {
         occupied += 1;
-        let Some(twin) = whole(table, sessions.key, origin) else { continue };
+        let Some(twin) = matching_twin(table, sessions.key, origin) else { continue };
         in_sessions += 2;
         let last_seen = table.entry(origin).last_seen().later(table.entry(twin).last_seen());
         found.push(Candidate {
@@ -192,7 +194,7 @@ fn collect<A: SessionFamily>(
     occupied - in_sessions
 }
 
-/// Sessions that the workers get.
+/// Sessions assigned to each worker.
 struct Load(Vec<u32>);
 
 impl Load {
@@ -200,7 +202,7 @@ impl Load {
         Self(vec![0; workers])
     }
 
-    /// Gives so many to a worker, and says which.
+    /// Assigns sessions to a worker; returns the worker.
     fn add_to(&mut self, worker: u32, sessions: u32) -> u32 {
         if let Some(load) = self.0.get_mut(worker as usize) {
             *load += sessions;
@@ -208,7 +210,7 @@ impl Load {
         worker
     }
 
-    /// Gives so many to whoever has least, and says who that is.
+    /// Assigns sessions to the least loaded worker; returns the worker.
     fn add_to_least(&mut self, sessions: u32) -> u32 {
         let least = (0..).zip(&mut self.0).min_by_key(|(_, load)| **load);
         least.map_or(0, |(worker, load)| {
@@ -217,8 +219,8 @@ impl Load {
         })
     }
 
-    /// A worker for each block, the largest ones first, which fills all evenly: no worker gets more than an even part and one block.
-    fn deal(&mut self, found: &[Candidate], blocks: usize) -> Vec<u32> {
+    /// Assigns a worker to each block, largest block first: no worker gets more than an even part and one block.
+    fn assign_blocks(&mut self, found: &[Candidate], blocks: usize) -> Vec<u32> {
         let mut sizes = vec![0_u32; blocks];
         for block in found.iter().filter_map(|session| session.block) {
             sizes[block as usize] += 1;
@@ -234,10 +236,10 @@ impl Load {
 }
 
 impl Sessions {
-    /// Takes in a session as it was; false if it has no room, or one of its ends is another session's.
-    fn restore<A: SessionFamily>(&mut self, from: &Self, session: &Candidate) -> bool {
+    /// Inserts a session unchanged; false if the table is full, or another session uses one of its tuples.
+    fn import<A: SessionFamily>(&mut self, from: &Self, session: &Candidate) -> bool {
         let is_open = session.role != Role::Quarantined;
-        if (is_open && self.held() >= self.capacity) || !A::table(self).has_room(2) {
+        if (is_open && self.in_use() >= self.capacity) || !A::table(self).has_capacity(2) {
             return false;
         }
         let [mut origin, mut twin] = [session.origin, session.twin].map(|slot| *A::table(from).entry(slot));
@@ -257,7 +259,7 @@ impl Sessions {
         *table.entry_mut(twin_slot) = twin;
         match session.role {
             Role::Active => self.open += 1,
-            Role::Standby => self.copies += 1,
+            Role::Standby => self.standby += 1,
             Role::Quarantined => {}
         }
         true

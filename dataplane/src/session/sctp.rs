@@ -1,123 +1,127 @@
-//! SCTP association state (RFC 9260): the same flags as TCP's, set by other words. What opens is INIT and its answer, what
-//! closes is SHUTDOWN ACK and SHUTDOWN COMPLETE, what resets is ABORT.
+//! SCTP association tracking (RFC 9260), with the flags of TCP: INIT and INIT ACK set SYN, SHUTDOWN ACK and SHUTDOWN
+//! COMPLETE set FIN, ABORT sets RST.
 //!
-//! All packets of a direction carry the verification tag that the other side chose in its INIT or INIT ACK (section 8.5), 32 bits that
-//! only they know. Anybody can send an INIT, and who refuses it answers with the tag that it brings and keeps an open association (section
-//! 5.2.2). So the tags of a handshake are pending until COOKIE ECHO or COOKIE ACK uses one: its sender has received it, so it is confirmed,
-//! and the association is open with the new tags (section 5.2.4). Until then a handshake of an open association has no effect.
+//! All packets of a direction carry the verification tag that the other side chose in its INIT or INIT ACK (section
+//! 8.5): 32 bits that an off-path sender doesn't have. Anyone can send an INIT, and an endpoint that refuses it replies
+//! with the tag from that INIT and keeps an open association (section 5.2.2). So the tags of a handshake are pending
+//! until a COOKIE ECHO or COOKIE ACK uses one: its sender has received the tag, so it is confirmed, and the association
+//! is open with the new tags (section 5.2.4). Until then a handshake in an open association has no effect.
 //!
-//! Of an association whose handshake didn't pass here, each direction's first tag counts, and confirms nobody.
+//! In an association whose handshake was not seen, each direction's first tag counts, but confirms no initiator.
 
-use super::entry::Slot;
 use super::flags::{Flags, Tracking};
 use super::table::Table;
 use super::tcp::is_closed;
-use super::track::{Event, Noted, Track};
-use crate::address::Address;
-use crate::wire::sctp::{Chunk, Common};
+use super::track::{StateChange, Track, TrackOutcome};
+use crate::flow::address::Address;
+use crate::flow::ids::Slot;
+use crate::wire::sctp::{ChunkType, CommonHeader};
 
-/// Notes a packet of the direction in `slot`.
-pub fn note<A: Address>(table: &mut Table<A>, slot: Slot, packet: &Common) -> Noted {
+/// Updates association state with a packet of the direction in `slot`.
+pub fn track_packet<A: Address>(table: &mut Table<A>, slot: Slot, packet: &CommonHeader) -> TrackOutcome {
     let twin_slot = table.entry(slot).twin();
     let (mut own, mut twin) = (table.entry(slot).track(), table.entry(twin_slot).track());
-    let noted = follow(&mut own, &mut twin, packet);
+    let outcome = update(&mut own, &mut twin, packet);
     table.entry_mut(slot).set_track(own);
     table.entry_mut(twin_slot).set_track(twin);
-    noted
+    outcome
 }
 
-/// What a packet of `own` does to both directions. `sequence` is the tag of a direction's packets, `acknowledged` the one that is pending;
-/// 0 is no tag (section 3.3.2).
+/// Applies a packet of `own` to both directions. `sequence` is the tag of a direction's packets, `acknowledged` the
+/// pending one; 0 is no tag (section 3.3.2).
 ///
-/// Where the other direction has SYN, its side chose the tag in `sequence`; elsewhere that is only the one that came first.
-fn follow(own: &mut Track, twin: &mut Track, packet: &Common) -> Noted {
+/// If the other direction has SYN, its endpoint chose the tag in `sequence`; otherwise that is only the first tag seen.
+fn update(own: &mut Track, twin: &mut Track, packet: &CommonHeader) -> TrackOutcome {
     own.flags = own.flags.with(Flags::SEEN);
     let tag = packet.verification_tag;
     match packet.first_chunk {
-        Chunk::Init => return begin(own, twin, packet),
-        _ if tag == 0 => return Noted::IGNORED,
-        Chunk::InitAck => return answer(own, twin, packet),
-        Chunk::CookieEcho | Chunk::CookieAck if ends_handshake(own, twin, tag) => return adopt(own, twin),
-        // Whoever has no association sends back the tag of what it received, and sets the T bit (section 8.4). That isn't read: a guess
-        // is right for two of 2^32 tags with it or without it.
-        Chunk::Abort | Chunk::ShutdownComplete if tag == twin.sequence => {}
-        Chunk::Abort if refuses(own, twin, tag) => {}
-        _ if tag == own.sequence => agree(own, twin),
+        ChunkType::Init => return track_init(own, twin, packet),
+        _ if tag == 0 => return TrackOutcome::IGNORED,
+        ChunkType::InitAck => return track_init_ack(own, twin, packet),
+        ChunkType::CookieEcho | ChunkType::CookieAck if completes_handshake(own, twin, tag) => {
+            return establish(own, twin);
+        }
+        // An endpoint without association reflects the tag of the packet that it received, and sets the T bit (section
+        // 8.4). That bit isn't read: a guess matches two of 2^32 tags with it or without it.
+        ChunkType::Abort | ChunkType::ShutdownComplete if tag == twin.sequence => {}
+        ChunkType::Abort if is_refusal(own, twin, tag) => {}
+        _ if tag == own.sequence => verify_tag(own, twin),
         chunk if is_first_tag(own, twin, chunk) => own.sequence = tag,
-        _ => return Noted::IGNORED,
+        _ => return TrackOutcome::IGNORED,
     }
     let ends = match packet.first_chunk {
-        Chunk::Abort => Flags::RST,
-        Chunk::ShutdownAck | Chunk::ShutdownComplete => Flags::FIN,
-        _ => return Noted::NOTHING,
+        ChunkType::Abort => Flags::RST,
+        ChunkType::ShutdownAck | ChunkType::ShutdownComplete => Flags::FIN,
+        _ => return TrackOutcome::UNCHANGED,
     };
     if own.flags.has(ends) {
-        return Noted::NOTHING;
+        return TrackOutcome::UNCHANGED;
     }
     own.flags = own.flags.with(ends);
-    Noted::event(Event::Closing)
+    TrackOutcome::with_change(StateChange::Closing)
 }
 
-/// Notes an INIT: the tag that it brings is pending.
-fn begin(own: &mut Track, twin: &mut Track, packet: &Common) -> Noted {
+/// Tracks an INIT: its initiate tag is pending.
+fn track_init(own: &mut Track, twin: &mut Track, packet: &CommonHeader) -> TrackOutcome {
     if packet.initiate_tag == 0 {
-        return Noted::IGNORED;
+        return TrackOutcome::IGNORED;
     }
     twin.acknowledged = packet.initiate_tag;
     let is_first = own.sequence == 0 && twin.sequence == 0 && !own.flags.has(Flags::SYN);
     if is_first {
         own.flags = own.flags.with(Flags::SYN);
     }
-    if is_first || opens(own, twin) { Noted::NOTHING } else { Noted::IGNORED }
+    if is_first || is_opening_handshake(own, twin) { TrackOutcome::UNCHANGED } else { TrackOutcome::IGNORED }
 }
 
-/// Notes an INIT ACK: it has the tag that an INIT brought, and the one that it brings is pending.
-fn answer(own: &mut Track, twin: &mut Track, packet: &Common) -> Noted {
-    let (tag, brought) = (packet.verification_tag, packet.initiate_tag);
-    if tag != own.acknowledged || brought == 0 {
-        return Noted::IGNORED;
+/// Tracks an INIT ACK: its verification tag is the initiate tag of the INIT, and its own initiate tag is pending.
+fn track_init_ack(own: &mut Track, twin: &mut Track, packet: &CommonHeader) -> TrackOutcome {
+    let (tag, initiate_tag) = (packet.verification_tag, packet.initiate_tag);
+    if tag != own.acknowledged || initiate_tag == 0 {
+        return TrackOutcome::IGNORED;
     }
-    twin.acknowledged = brought;
-    // Of the first handshake, both tags stand from its answer on: what somebody else begins meanwhile displaces pending ones only. Where
-    // both sides begin at once (section 5.2.1), each one's answer gives the other one's tag.
-    let (has_begun, has_answered) = (twin.flags.has(Flags::SYN), own.flags.has(Flags::SYN));
-    let is_first = has_begun && (!has_answered || twin.sequence == 0);
+    twin.acknowledged = initiate_tag;
+    // In the first handshake, both tags are fixed from the INIT ACK on: later handshakes displace pending tags only. In
+    // a simultaneous open (section 5.2.1), each INIT ACK fixes the other side's tag.
+    let (sent_init, sent_init_ack) = (twin.flags.has(Flags::SYN), own.flags.has(Flags::SYN));
+    let is_first = sent_init && (!sent_init_ack || twin.sequence == 0);
     if is_first {
-        twin.sequence = brought;
+        twin.sequence = initiate_tag;
     }
-    if has_begun && !has_answered {
+    if sent_init && !sent_init_ack {
         own.sequence = tag;
         own.flags = own.flags.with(Flags::SYN);
     }
-    if is_first || opens(twin, own) { Noted::NOTHING } else { Noted::IGNORED }
+    if is_first || is_opening_handshake(twin, own) { TrackOutcome::UNCHANGED } else { TrackOutcome::IGNORED }
 }
 
-/// Whether a handshake that `own` begins is the one that opens the association, first or after it has closed.
-fn opens(own: &Track, twin: &Track) -> bool {
+/// Whether a handshake of initiator `own` opens the association, for the first time or after it has closed.
+fn is_opening_handshake(own: &Track, twin: &Track) -> bool {
     own.flags.has(Flags::ORIGIN.with(Flags::SYN)) && (own.is_unconfirmed() || is_closed(own.flags, twin.flags))
 }
 
-/// Whether this tag of a COOKIE ECHO or COOKIE ACK is of a handshake that changes something: its tags, or that it was closed.
-fn ends_handshake(own: &Track, twin: &Track, tag: u32) -> bool {
+/// Whether a COOKIE ECHO or COOKIE ACK with this tag completes a handshake that changes something: other tags, or a
+/// closed association.
+fn completes_handshake(own: &Track, twin: &Track, tag: u32) -> bool {
     tag == own.acknowledged && (tag != own.sequence || is_closed(own.flags, twin.flags))
 }
 
-/// Whether this tag of an ABORT is that of the INIT that would have opened the association.
-fn refuses(own: &Track, twin: &Track, tag: u32) -> bool {
-    let is_answered = own.sequence != 0 || own.flags.has(Flags::SYN);
-    !is_answered && twin.flags.has(Flags::SYN) && tag == own.acknowledged
+/// Whether an ABORT with this tag refuses the INIT that would have opened the association.
+fn is_refusal(own: &Track, twin: &Track, tag: u32) -> bool {
+    let is_replied = own.sequence != 0 || own.flags.has(Flags::SYN);
+    !is_replied && twin.flags.has(Flags::SYN) && tag == own.acknowledged
 }
 
-/// Whether the tag of a packet is the first one of its direction, and nothing says what it should be. Those that end an association may
-/// have the other direction's, and prove nothing.
-fn is_first_tag(own: &Track, twin: &Track, chunk: Chunk) -> bool {
-    let ends = matches!(chunk, Chunk::Abort | Chunk::ShutdownAck | Chunk::ShutdownComplete);
+/// Whether a packet's tag is the first one of its direction, with nothing to verify it against. Chunks that end an
+/// association may carry the other direction's tag, and are not used.
+fn is_first_tag(own: &Track, twin: &Track, chunk: ChunkType) -> bool {
+    let ends = matches!(chunk, ChunkType::Abort | ChunkType::ShutdownAck | ChunkType::ShutdownComplete);
     own.sequence == 0 && !twin.flags.has(Flags::SYN) && !ends
 }
 
-/// A handshake has ended: the association is open, whatever it was before. Other gateways have its old tags.
-fn adopt(own: &mut Track, twin: &mut Track) -> Noted {
-    let was_known = own.sequence != 0;
+/// Completes a handshake: the association is open, whatever its state was. Other gateways have its old tags.
+fn establish(own: &mut Track, twin: &mut Track) -> TrackOutcome {
+    let had_tag = own.sequence != 0;
     own.sequence = own.acknowledged;
     twin.flags = twin.flags.with(Flags::SYN);
     if twin.acknowledged != 0 {
@@ -126,19 +130,19 @@ fn adopt(own: &mut Track, twin: &mut Track) -> Noted {
     }
     let ended = Flags::FIN.with(Flags::RST);
     (own.flags, twin.flags) = (own.flags.without(ended), twin.flags.without(ended));
-    agree(own, twin);
-    if was_known { Noted::event(Event::Reopened) } else { Noted::NOTHING }
+    verify_tag(own, twin);
+    if had_tag { TrackOutcome::with_change(StateChange::Reopened) } else { TrackOutcome::UNCHANGED }
 }
 
-/// `own` uses the tag in `sequence`. If the other side chose it, its sender has received it.
-fn agree(own: &mut Track, twin: &mut Track) {
+/// `own` uses the tag in `sequence`. If the other endpoint chose it, the sender has received it and is confirmed.
+fn verify_tag(own: &mut Track, twin: &mut Track) {
     if !twin.flags.has(Flags::SYN) {
         return;
     }
     if twin.sequence == 0 {
         twin.sequence = twin.acknowledged;
     }
-    // A COOKIE ECHO that comes late must not open again what has closed since.
+    // A late COOKIE ECHO must not reopen an association that has closed since.
     for track in [&mut *own, &mut *twin] {
         if track.acknowledged == track.sequence {
             track.acknowledged = 0;
@@ -154,60 +158,60 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::tally::property;
+    use crate::coverage::property;
 
     const ORIGIN: usize = 0;
     const REPLY: usize = 1;
-    /// The tags of packets of both directions, of most associations here.
+    /// Verification tags of both directions, in most of these tests.
     const TAGS: [u32; 2] = [0x22, 0x11];
 
-    const REOPENED: Noted = Noted { event: Event::Reopened, ..Noted::NOTHING };
-    /// A handshake of an open association, up to its COOKIE ECHO.
-    const RESTART: [Noted; 3] = [Noted::IGNORED, Noted::IGNORED, REOPENED];
+    const REOPENED: TrackOutcome = TrackOutcome { change: StateChange::Reopened, ..TrackOutcome::UNCHANGED };
+    /// Outcomes of a handshake in an open association, up to its COOKIE ECHO.
+    const RESTART: [TrackOutcome; 3] = [TrackOutcome::IGNORED, TrackOutcome::IGNORED, REOPENED];
 
-    /// What the gateway knows of both directions: of whoever sent the first packet, and of the other side.
+    /// Tracking state of both directions, the original one first.
     #[derive(Clone, Copy)]
-    struct Known([Track; 2]);
+    struct Tracker([Track; 2]);
 
-    impl Known {
+    impl Tracker {
         fn new() -> Self {
             Self([Track { flags: Flags::ORIGIN, ..Track::default() }, Track::default()])
         }
 
-        /// The first handshake has passed.
+        /// State after the first handshake.
         fn open(tags: [u32; 2]) -> Self {
-            let mut known = Self::new();
-            known.restart(tags, [Noted::NOTHING; 3]);
-            assert!(known.is_confirmed() && !known.is_closed());
-            known
+            let mut tracker = Self::new();
+            tracker.restart(tags, [TrackOutcome::UNCHANGED; 3]);
+            assert!(tracker.is_confirmed() && !tracker.is_closed());
+            tracker
         }
 
-        /// A handshake that the origin begins, after which packets have these tags.
-        fn restart(&mut self, tags: [u32; 2], expected: [Noted; 3]) {
-            let noted = [
-                self.pass(ORIGIN, Chunk::Init, 0, tags[REPLY]),
-                self.pass(REPLY, Chunk::InitAck, tags[REPLY], tags[ORIGIN]),
-                self.pass(ORIGIN, Chunk::CookieEcho, tags[ORIGIN], 0),
+        /// A handshake of the original direction, after which packets have these tags.
+        fn restart(&mut self, tags: [u32; 2], expected: [TrackOutcome; 3]) {
+            let outcomes = [
+                self.pass(ORIGIN, ChunkType::Init, 0, tags[REPLY]),
+                self.pass(REPLY, ChunkType::InitAck, tags[REPLY], tags[ORIGIN]),
+                self.pass(ORIGIN, ChunkType::CookieEcho, tags[ORIGIN], 0),
             ];
-            assert_eq!(noted, expected);
-            assert_eq!(self.pass(REPLY, Chunk::CookieAck, tags[REPLY], 0), Noted::NOTHING);
+            assert_eq!(outcomes, expected);
+            assert_eq!(self.pass(REPLY, ChunkType::CookieAck, tags[REPLY], 0), TrackOutcome::UNCHANGED);
             assert_eq!(self.tags(), tags);
         }
 
-        /// A packet with this tag; one of a handshake brings another one.
-        fn pass(&mut self, side: usize, chunk: Chunk, tag: u32, brought: u32) -> Noted {
+        /// Passes a packet with this verification tag and, in a handshake, this initiate tag.
+        fn pass(&mut self, side: usize, chunk: ChunkType, tag: u32, initiate_tag: u32) -> TrackOutcome {
             let [origin, reply] = &mut self.0;
             let (own, twin) = if side == ORIGIN { (origin, reply) } else { (reply, origin) };
             let packet =
-                Common { verification_tag: tag, first_chunk: chunk, initiate_tag: brought, ..Common::default() };
-            follow(own, twin, &packet)
+                CommonHeader { verification_tag: tag, first_chunk: chunk, initiate_tag, ..CommonHeader::default() };
+            update(own, twin, &packet)
         }
 
         fn tags(&self) -> [u32; 2] {
             self.0.map(|track| track.sequence)
         }
 
-        /// What only those who belong to the association may change.
+        /// State that only the endpoints of the association may change.
         fn state(&self) -> [(u32, Flags, Tracking); 2] {
             self.0.map(|track| (track.sequence, track.flags.without(Flags::SEEN), track.tracking))
         }
@@ -224,48 +228,48 @@ mod tests {
     #[test]
     fn an_abort_that_answers_an_init_ends_no_open_association() {
         for forger in [ORIGIN, REPLY] {
-            let mut known = Known::open(TAGS);
-            let before = known.state();
+            let mut tracker = Tracker::open(TAGS);
+            let before = tracker.state();
             for tag in [0xbad, 0xbee] {
-                assert_eq!(known.pass(forger, Chunk::Init, 0, tag), Noted::IGNORED);
-                assert_eq!(known.pass(1 - forger, Chunk::Abort, tag, 0), Noted::IGNORED);
-                assert_eq!(known.pass(1 - forger, Chunk::Data, tag, 0), Noted::IGNORED);
+                assert_eq!(tracker.pass(forger, ChunkType::Init, 0, tag), TrackOutcome::IGNORED);
+                assert_eq!(tracker.pass(1 - forger, ChunkType::Abort, tag, 0), TrackOutcome::IGNORED);
+                assert_eq!(tracker.pass(1 - forger, ChunkType::Data, tag, 0), TrackOutcome::IGNORED);
             }
-            assert_eq!(known.state(), before);
+            assert_eq!(tracker.state(), before);
         }
-        // Nor one that is about to open.
-        let mut known = Known::new();
-        known.pass(ORIGIN, Chunk::Init, 0, TAGS[REPLY]);
-        known.pass(REPLY, Chunk::Init, 0, 0xbad);
-        assert_eq!(known.pass(ORIGIN, Chunk::Abort, 0xbad, 0), Noted::IGNORED);
-        known.pass(REPLY, Chunk::InitAck, TAGS[REPLY], TAGS[ORIGIN]);
-        known.pass(REPLY, Chunk::Init, 0, 0xbee);
-        assert_eq!(known.pass(ORIGIN, Chunk::CookieEcho, TAGS[ORIGIN], 0), Noted::NOTHING);
-        assert!(known.is_confirmed() && !known.is_closed());
-        assert_eq!(known.tags(), TAGS);
+        // Nor an association that is being opened.
+        let mut tracker = Tracker::new();
+        tracker.pass(ORIGIN, ChunkType::Init, 0, TAGS[REPLY]);
+        tracker.pass(REPLY, ChunkType::Init, 0, 0xbad);
+        assert_eq!(tracker.pass(ORIGIN, ChunkType::Abort, 0xbad, 0), TrackOutcome::IGNORED);
+        tracker.pass(REPLY, ChunkType::InitAck, TAGS[REPLY], TAGS[ORIGIN]);
+        tracker.pass(REPLY, ChunkType::Init, 0, 0xbee);
+        assert_eq!(tracker.pass(ORIGIN, ChunkType::CookieEcho, TAGS[ORIGIN], 0), TrackOutcome::UNCHANGED);
+        assert!(tracker.is_confirmed() && !tracker.is_closed());
+        assert_eq!(tracker.tags(), TAGS);
     }
 
-    /// Of the side that begins: the chunk, its tag, whether that is the one that it has brought itself, the tag that it brings; of the
-    /// other one: whether it refuses an INIT, and the tag that it brings otherwise.
-    fn forgery() -> impl Strategy<Value = (Chunk, u32, bool, u32, bool, u32)> {
+    /// Forged packet of one side: chunk, verification tag, whether to use the last forged initiate tag instead,
+    /// initiate tag. Reply of the other side to a forged INIT: whether it refuses, and its initiate tag otherwise.
+    fn forgery() -> impl Strategy<Value = (ChunkType, u32, bool, u32, bool, u32)> {
         let chunks = vec![
-            Chunk::Init,
-            Chunk::Init,
-            Chunk::Init,
-            Chunk::InitAck,
-            Chunk::CookieEcho,
-            Chunk::CookieAck,
-            Chunk::Data,
-            Chunk::Abort,
-            Chunk::ShutdownAck,
-            Chunk::ShutdownComplete,
-            Chunk::Other,
+            ChunkType::Init,
+            ChunkType::Init,
+            ChunkType::Init,
+            ChunkType::InitAck,
+            ChunkType::CookieEcho,
+            ChunkType::CookieAck,
+            ChunkType::Data,
+            ChunkType::Abort,
+            ChunkType::ShutdownAck,
+            ChunkType::ShutdownComplete,
+            ChunkType::Other,
         ];
         (prop::sample::select(chunks), any::<u32>(), any::<bool>(), 1_u32.., any::<bool>(), 1_u32..)
     }
 
     #[test]
-    fn nobody_who_guesses_tags_moves_an_association_and_its_sides_restart_and_end_it() {
+    fn guessed_tags_change_no_state_and_the_endpoints_restart_and_abort_the_association() {
         let input = (
             [1..u32::MAX, 1..u32::MAX],
             ORIGIN..=REPLY,
@@ -273,155 +277,174 @@ mod tests {
             any::<bool>(),
             ORIGIN..=REPLY,
         );
-        let classes = ["refused", "answered", "with a tag of its own", "restarted"];
-        property(ProptestConfig::with_cases(400), &input, &classes, |input, tally| {
+        let classes = ["refused", "answered", "with its own tag", "restarted"];
+        property(ProptestConfig::with_cases(400), &input, &classes, |input, coverage| {
             let (mut tags, forger, forgeries, restarts, aborts) = input;
-            let mut known = Known::open(tags);
-            let before = known.state();
+            let mut tracker = Tracker::open(tags);
+            let before = tracker.state();
             let mut own_tag = 0;
-            for (chunk, any_tag, is_own, brought, refuses, answer) in forgeries {
+            for (chunk, any_tag, is_own, initiate_tag, refuses, reply_tag) in forgeries {
                 let tag = match chunk {
-                    Chunk::Init => 0,
+                    ChunkType::Init => 0,
                     _ if is_own => own_tag,
                     _ => any_tag,
                 };
-                let (own, other) = (known.0[forger], known.0[1 - forger]);
+                let (own, other) = (tracker.0[forger], tracker.0[1 - forger]);
                 let right = [own.sequence, own.acknowledged, other.sequence];
-                if right.contains(&tag) && tag != 0 || right.contains(&brought) {
-                    tally.count("lucky");
+                if right.contains(&tag) && tag != 0 || right.contains(&initiate_tag) {
+                    coverage.count("lucky guess");
                     continue;
                 }
-                prop_assert_eq!(known.pass(forger, chunk, tag, brought), Noted::IGNORED);
-                prop_assert_eq!(known.state(), before);
-                if chunk != Chunk::Init {
-                    tally.add("with a tag of its own", u64::from(is_own && tag != 0));
+                prop_assert_eq!(tracker.pass(forger, chunk, tag, initiate_tag), TrackOutcome::IGNORED);
+                prop_assert_eq!(tracker.state(), before);
+                if chunk != ChunkType::Init {
+                    coverage.add("with its own tag", u64::from(is_own && tag != 0));
                     continue;
                 }
-                own_tag = brought;
-                let reply = if refuses { Chunk::Abort } else { Chunk::InitAck };
-                tally.count(if refuses { "refused" } else { "answered" });
-                prop_assert_eq!(known.pass(1 - forger, reply, brought, answer), Noted::IGNORED);
-                prop_assert_eq!(known.state(), before);
+                own_tag = initiate_tag;
+                let reply = if refuses { ChunkType::Abort } else { ChunkType::InitAck };
+                coverage.count(if refuses { "refused" } else { "answered" });
+                prop_assert_eq!(tracker.pass(1 - forger, reply, initiate_tag, reply_tag), TrackOutcome::IGNORED);
+                prop_assert_eq!(tracker.state(), before);
             }
             if restarts {
                 tags = tags.map(|tag| tag.rotate_left(1) | 1);
-                known.restart(tags, RESTART);
-                tally.count("restarted");
+                tracker.restart(tags, RESTART);
+                coverage.count("restarted");
             }
             for side in [ORIGIN, REPLY] {
-                prop_assert_eq!(known.pass(side, Chunk::Data, tags[side], 0), Noted::NOTHING);
+                prop_assert_eq!(tracker.pass(side, ChunkType::Data, tags[side], 0), TrackOutcome::UNCHANGED);
             }
-            prop_assert_eq!(known.pass(aborts, Chunk::Abort, tags[aborts], 0), Noted::event(Event::Closing));
-            prop_assert!(known.is_closed());
+            prop_assert_eq!(
+                tracker.pass(aborts, ChunkType::Abort, tags[aborts], 0),
+                TrackOutcome::with_change(StateChange::Closing)
+            );
+            prop_assert!(tracker.is_closed());
             Ok(())
         });
     }
 
     #[test]
-    fn an_association_that_restarts_has_new_tags_only_and_others_must_know() {
-        let mut known = Known::open(TAGS);
-        known.restart([0x44, 0x33], RESTART);
-        assert!(known.is_confirmed());
+    fn a_restarted_association_has_only_new_tags_and_is_replicated() {
+        let mut tracker = Tracker::open(TAGS);
+        tracker.restart([0x44, 0x33], RESTART);
+        assert!(tracker.is_confirmed());
         for (side, tag) in TAGS.into_iter().enumerate() {
-            assert_eq!(known.pass(side, Chunk::Data, tag, 0), Noted::IGNORED, "the old ones");
+            assert_eq!(tracker.pass(side, ChunkType::Data, tag, 0), TrackOutcome::IGNORED, "old tags");
         }
-        // The other side may begin, too.
-        assert_eq!(known.pass(REPLY, Chunk::Init, 0, 0x66), Noted::IGNORED);
-        assert_eq!(known.pass(ORIGIN, Chunk::InitAck, 0x66, 0x55), Noted::IGNORED);
-        assert_eq!(known.pass(REPLY, Chunk::CookieEcho, 0x55, 0), REOPENED);
-        assert_eq!(known.pass(ORIGIN, Chunk::CookieAck, 0x66, 0), Noted::NOTHING);
-        assert_eq!(known.tags(), [0x66, 0x55]);
+        // The other side may restart it, too.
+        assert_eq!(tracker.pass(REPLY, ChunkType::Init, 0, 0x66), TrackOutcome::IGNORED);
+        assert_eq!(tracker.pass(ORIGIN, ChunkType::InitAck, 0x66, 0x55), TrackOutcome::IGNORED);
+        assert_eq!(tracker.pass(REPLY, ChunkType::CookieEcho, 0x55, 0), REOPENED);
+        assert_eq!(tracker.pass(ORIGIN, ChunkType::CookieAck, 0x66, 0), TrackOutcome::UNCHANGED);
+        assert_eq!(tracker.tags(), [0x66, 0x55]);
     }
 
     #[test]
-    fn both_sides_that_begin_at_once_are_known_and_the_origin_is_confirmed() {
+    fn a_simultaneous_open_sets_both_tags_and_confirms_the_initiator() {
         let handshake = [
-            (REPLY, Chunk::Init, 0, TAGS[ORIGIN]),
-            (ORIGIN, Chunk::InitAck, TAGS[ORIGIN], TAGS[REPLY]),
-            (REPLY, Chunk::InitAck, TAGS[REPLY], TAGS[ORIGIN]),
+            (REPLY, ChunkType::Init, 0, TAGS[ORIGIN]),
+            (ORIGIN, ChunkType::InitAck, TAGS[ORIGIN], TAGS[REPLY]),
+            (REPLY, ChunkType::InitAck, TAGS[REPLY], TAGS[ORIGIN]),
         ];
-        // Either side's answer may be lost before the gateway, and either side's cookie may come first.
+        // Either side's INIT ACK may be lost before the gateway, and either side's cookie may come first.
         for lost in [None, Some(1), Some(2)] {
             for first in [ORIGIN, REPLY] {
-                let mut known = Known::new();
-                known.pass(ORIGIN, Chunk::Init, 0, TAGS[REPLY]);
-                for (n, (side, chunk, tag, brought)) in handshake.into_iter().enumerate() {
+                let mut tracker = Tracker::new();
+                tracker.pass(ORIGIN, ChunkType::Init, 0, TAGS[REPLY]);
+                for (n, (side, chunk, tag, initiate_tag)) in handshake.into_iter().enumerate() {
                     if lost != Some(n) {
-                        assert_eq!(known.pass(side, chunk, tag, brought), Noted::NOTHING);
+                        assert_eq!(tracker.pass(side, chunk, tag, initiate_tag), TrackOutcome::UNCHANGED);
                     }
                 }
-                assert!(!known.is_confirmed());
-                for (side, chunk) in [(first, Chunk::CookieEcho), (1 - first, Chunk::CookieAck)] {
-                    assert_eq!(known.pass(side, chunk, TAGS[side], 0), Noted::NOTHING, "{lost:?} {first}");
+                assert!(!tracker.is_confirmed());
+                for (side, chunk) in [(first, ChunkType::CookieEcho), (1 - first, ChunkType::CookieAck)] {
+                    assert_eq!(tracker.pass(side, chunk, TAGS[side], 0), TrackOutcome::UNCHANGED, "{lost:?} {first}");
                 }
-                assert!(known.is_confirmed() && !known.is_closed(), "{lost:?} {first}");
-                assert_eq!(known.tags(), TAGS);
+                assert!(tracker.is_confirmed() && !tracker.is_closed(), "{lost:?} {first}");
+                assert_eq!(tracker.tags(), TAGS);
             }
         }
     }
 
     #[test]
-    fn an_association_that_was_open_before_is_known_by_its_first_tags() {
-        let mut known = Known::new();
-        for chunk in [Chunk::Abort, Chunk::ShutdownComplete, Chunk::InitAck] {
-            assert_eq!(known.pass(ORIGIN, chunk, 0xbad, 0x77), Noted::IGNORED, "these teach nothing");
+    fn an_association_picked_up_midstream_has_its_first_tags() {
+        let mut tracker = Tracker::new();
+        for chunk in [ChunkType::Abort, ChunkType::ShutdownComplete, ChunkType::InitAck] {
+            assert_eq!(tracker.pass(ORIGIN, chunk, 0xbad, 0x77), TrackOutcome::IGNORED, "these set no tag");
         }
         for side in [ORIGIN, REPLY, ORIGIN] {
-            assert_eq!(known.pass(side, Chunk::Data, TAGS[side], 0), Noted::NOTHING);
-            assert_eq!(known.pass(side, Chunk::Data, 0xbad, 0), Noted::IGNORED);
+            assert_eq!(tracker.pass(side, ChunkType::Data, TAGS[side], 0), TrackOutcome::UNCHANGED);
+            assert_eq!(tracker.pass(side, ChunkType::Data, 0xbad, 0), TrackOutcome::IGNORED);
         }
-        assert_eq!(known.pass(ORIGIN, Chunk::CookieEcho, TAGS[ORIGIN], 0), Noted::NOTHING);
-        assert!(!known.is_confirmed(), "nobody has seen what its sender was told");
-        let before = known.state();
-        assert_eq!(known.pass(ORIGIN, Chunk::Init, 0, 0xbad), Noted::IGNORED);
-        assert_eq!(known.pass(REPLY, Chunk::Abort, 0xbad, 0), Noted::IGNORED);
-        assert_eq!(known.state(), before);
-        known.restart([0x44, 0x33], RESTART);
-        assert!(known.is_confirmed());
+        assert_eq!(tracker.pass(ORIGIN, ChunkType::CookieEcho, TAGS[ORIGIN], 0), TrackOutcome::UNCHANGED);
+        assert!(!tracker.is_confirmed(), "the tag that its sender received was not seen");
+        let before = tracker.state();
+        assert_eq!(tracker.pass(ORIGIN, ChunkType::Init, 0, 0xbad), TrackOutcome::IGNORED);
+        assert_eq!(tracker.pass(REPLY, ChunkType::Abort, 0xbad, 0), TrackOutcome::IGNORED);
+        assert_eq!(tracker.state(), before);
+        tracker.restart([0x44, 0x33], RESTART);
+        assert!(tracker.is_confirmed());
     }
 
     #[test]
-    fn a_tag_that_the_other_side_did_not_choose_confirms_nobody() {
-        let mut known = Known::new();
-        known.pass(ORIGIN, Chunk::Init, 0, TAGS[REPLY]);
-        // Where answers don't pass here, that is all that is ever known.
-        assert_eq!(known.pass(ORIGIN, Chunk::Data, 5, 0), Noted::NOTHING);
-        assert_eq!(known.pass(REPLY, Chunk::InitAck, TAGS[REPLY], TAGS[ORIGIN]), Noted::NOTHING);
-        assert_eq!(known.pass(ORIGIN, Chunk::CookieEcho, 5, 0), Noted::IGNORED);
-        assert!(!known.is_confirmed());
-        assert_eq!(known.pass(ORIGIN, Chunk::CookieEcho, TAGS[ORIGIN], 0), Noted::NOTHING);
-        assert!(known.is_confirmed());
+    fn a_tag_that_the_other_side_did_not_choose_confirms_no_initiator() {
+        let mut tracker = Tracker::new();
+        tracker.pass(ORIGIN, ChunkType::Init, 0, TAGS[REPLY]);
+        // With asymmetric routing, no more than this is ever seen.
+        assert_eq!(tracker.pass(ORIGIN, ChunkType::Data, 5, 0), TrackOutcome::UNCHANGED);
+        assert_eq!(tracker.pass(REPLY, ChunkType::InitAck, TAGS[REPLY], TAGS[ORIGIN]), TrackOutcome::UNCHANGED);
+        assert_eq!(tracker.pass(ORIGIN, ChunkType::CookieEcho, 5, 0), TrackOutcome::IGNORED);
+        assert!(!tracker.is_confirmed());
+        assert_eq!(tracker.pass(ORIGIN, ChunkType::CookieEcho, TAGS[ORIGIN], 0), TrackOutcome::UNCHANGED);
+        assert!(tracker.is_confirmed());
     }
 
     #[test]
-    fn who_has_no_association_refuses_it_or_sends_back_the_tag_that_it_received() {
-        let mut known = Known::new();
-        known.pass(ORIGIN, Chunk::Init, 0, TAGS[REPLY]);
-        assert_eq!(known.pass(REPLY, Chunk::Abort, TAGS[REPLY], 0), Noted::event(Event::Closing));
-        for (side, chunk) in [(ORIGIN, Chunk::Abort), (REPLY, Chunk::Abort), (REPLY, Chunk::ShutdownComplete)] {
-            let mut known = Known::open(TAGS);
-            assert_eq!(known.pass(1 - side, Chunk::ShutdownAck, TAGS[1 - side], 0), Noted::event(Event::Closing));
-            assert_eq!(known.pass(side, chunk, TAGS[1 - side], 0), Noted::event(Event::Closing));
-            assert!(known.is_closed());
+    fn an_endpoint_without_association_refuses_it_or_reflects_the_received_tag() {
+        let mut tracker = Tracker::new();
+        tracker.pass(ORIGIN, ChunkType::Init, 0, TAGS[REPLY]);
+        assert_eq!(
+            tracker.pass(REPLY, ChunkType::Abort, TAGS[REPLY], 0),
+            TrackOutcome::with_change(StateChange::Closing)
+        );
+        for (side, chunk) in
+            [(ORIGIN, ChunkType::Abort), (REPLY, ChunkType::Abort), (REPLY, ChunkType::ShutdownComplete)]
+        {
+            let mut tracker = Tracker::open(TAGS);
+            assert_eq!(
+                tracker.pass(1 - side, ChunkType::ShutdownAck, TAGS[1 - side], 0),
+                TrackOutcome::with_change(StateChange::Closing)
+            );
+            assert_eq!(tracker.pass(side, chunk, TAGS[1 - side], 0), TrackOutcome::with_change(StateChange::Closing));
+            assert!(tracker.is_closed());
         }
     }
 
     #[test]
-    fn what_has_closed_opens_anew_when_a_handshake_ends_and_not_before() {
+    fn a_closed_association_reopens_only_when_a_handshake_completes() {
         for same_tags in [false, true] {
-            let mut known = Known::open(TAGS);
+            let mut tracker = Tracker::open(TAGS);
             for side in [REPLY, ORIGIN] {
-                known.pass(side, Chunk::ShutdownAck, TAGS[side], 0);
+                tracker.pass(side, ChunkType::ShutdownAck, TAGS[side], 0);
             }
-            assert!(known.is_closed());
-            let before = known.state();
-            assert_eq!(known.pass(ORIGIN, Chunk::CookieEcho, TAGS[ORIGIN], 0), Noted::NOTHING, "a late one");
-            assert_eq!(known.pass(REPLY, Chunk::Init, 0, 0xbad), Noted::IGNORED);
-            assert_eq!(known.pass(ORIGIN, Chunk::Init, 0, 0xbee), Noted::NOTHING, "it may begin again");
-            assert_eq!(known.state(), before);
+            assert!(tracker.is_closed());
+            let before = tracker.state();
+            assert_eq!(
+                tracker.pass(ORIGIN, ChunkType::CookieEcho, TAGS[ORIGIN], 0),
+                TrackOutcome::UNCHANGED,
+                "a late COOKIE ECHO"
+            );
+            assert_eq!(tracker.pass(REPLY, ChunkType::Init, 0, 0xbad), TrackOutcome::IGNORED);
+            assert_eq!(
+                tracker.pass(ORIGIN, ChunkType::Init, 0, 0xbee),
+                TrackOutcome::UNCHANGED,
+                "a new handshake may start"
+            );
+            assert_eq!(tracker.state(), before);
             let tags = if same_tags { TAGS } else { [0x44, 0x33] };
-            known.restart(tags, [Noted::NOTHING, Noted::NOTHING, REOPENED]);
-            assert!(known.is_confirmed() && !known.is_closed());
+            tracker.restart(tags, [TrackOutcome::UNCHANGED, TrackOutcome::UNCHANGED, REOPENED]);
+            assert!(tracker.is_confirmed() && !tracker.is_closed());
         }
     }
 }

@@ -1,27 +1,27 @@
-//! How long a session lives without packets, and what it is called meanwhile.
+//! Session states and idle timeouts.
 //!
-//! Floors: RFC 4787 REQ-5 (UDP, 2 minutes, default 5), RFC 5382 REQ-5 (TCP, 2 hours 4 minutes and 4 minutes), RFC 5508
-//! REQ-2 (ICMP, 60 seconds). All can be set, down to what an operator answers for.
+//! Defaults follow RFC 4787 REQ-5 (UDP: minimum 2 minutes, recommended 5), RFC 5382 REQ-5 (TCP: 2 hours 4 minutes
+//! established, 4 minutes transitory) and RFC 5508 REQ-2 (ICMP: 60 seconds). Lower values can be configured.
 
 use super::entry::{Entry, Flags};
 use super::tcp;
-use crate::address::Address;
-use crate::command::SessionState;
-use crate::counters::EndReason;
+use crate::flow::address::Address;
+use crate::session::end_reason::EndReason;
+use crate::session::query::SessionState;
 use crate::wire::protocol;
 
 /// Timeouts in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// TCP, both handshakes seen.
+    /// TCP, established.
     pub tcp_established: u32,
-    /// TCP while opening or after closing.
+    /// TCP, while opening and after closing.
     pub tcp_transitory: u32,
     /// UDP.
     pub udp: u32,
     /// ICMP queries.
     pub icmp: u32,
-    /// How long a port rests after its session.
+    /// Quarantine of a port after its session.
     pub quarantine: u32,
 }
 
@@ -32,15 +32,15 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
-    /// What a session is, and how long it may be silent: from what is known of its two directions.
+    /// State and idle timeout of a session, from its original and reply direction.
     pub fn state<A: Address>(&self, one: &Entry<A>, other: &Entry<A>) -> (SessionState, u32) {
-        let (number, origin, reply) = (one.key().protocol, one.flags(), other.flags());
+        let (protocol_number, origin, reply) = (one.key().protocol, one.flags(), other.flags());
         if origin.has(Flags::QUARANTINED) {
             return (SessionState::Quarantined, self.quarantine);
         }
-        let answered = if reply.has(Flags::SEEN) { SessionState::Established } else { SessionState::Opening };
-        match number {
-            // An association lives and closes like a connection (RFC 7857 names no timers for it).
+        let replied = if reply.has(Flags::SEEN) { SessionState::Established } else { SessionState::Opening };
+        match protocol_number {
+            // An SCTP association has the timers of a TCP connection (RFC 7857 names none for it).
             protocol::TCP | protocol::SCTP => {
                 if tcp::is_closed(origin, reply) {
                     (SessionState::Closing, self.tcp_transitory)
@@ -52,14 +52,14 @@ impl Timeouts {
                     (SessionState::Established, self.tcp_established)
                 }
             }
-            protocol::UDP => (answered, self.udp),
-            _ => (answered, self.icmp),
+            protocol::UDP => (replied, self.udp),
+            _ => (replied, self.icmp),
         }
     }
 
-    /// Why a session that was silent for too long ended.
-    pub fn end_reason(number: u8, origin: Flags, reply: Flags) -> EndReason {
-        if number != protocol::TCP && number != protocol::SCTP {
+    /// Reason for the end of a session that reached its idle timeout.
+    pub fn end_reason(protocol_number: u8, origin: Flags, reply: Flags) -> EndReason {
+        if protocol_number != protocol::TCP && protocol_number != protocol::SCTP {
             return EndReason::Idle;
         }
         if origin.has(Flags::RST) || reply.has(Flags::RST) {

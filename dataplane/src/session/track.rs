@@ -1,92 +1,94 @@
-//! What connection state knows of one direction, and what any packet may prove: that its sender receives what it is answered.
+//! Connection tracking state of one direction, and confirmation: proof that the initiator receives the replies.
 
-use super::entry::{DIRECTION, DIRECTION_BITS, Entry, PROTOCOL, Slot};
+use super::entry::{DIRECTION, DIRECTION_BITS, Entry, PROTOCOL};
 use super::flags::{Flags, Tracking};
-use super::image::Half;
 use super::table::Table;
 use super::window::later_acknowledgement;
-use crate::address::Address;
+use crate::flow::address::Address;
+use crate::flow::ids::Slot;
+use crate::session::record::DirectionRecord;
 use crate::wire::protocol;
 
-/// What connection state knows of one direction.
+/// Connection tracking state of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Track {
     /// See [`super::entry::Entry::sequence`].
     pub sequence: u32,
     /// See [`super::entry::Entry::acknowledged`].
     pub acknowledged: u32,
-    /// What has passed.
+    /// What was seen.
     pub flags: Flags,
-    /// How far it is to be believed.
+    /// What of it is verified.
     pub tracking: Tracking,
 }
 
 impl Track {
-    /// Whether it is the direction of the first packet, whose sender hasn't shown yet that it receives anything.
+    /// Whether it is the original direction of a session whose initiator isn't confirmed yet.
     pub(super) fn is_unconfirmed(&self) -> bool {
         self.flags.has(Flags::ORIGIN) && !self.tracking.has(Tracking::CONFIRMED)
     }
 
-    /// Whether its numbers are its sender's, and the last segment agreed with them.
-    pub(super) fn is_sound(&self) -> bool {
-        self.is_synchronized() && !self.tracking.has(Tracking::LOST)
+    /// Whether its numbers are verified and the last segment matched them.
+    pub(super) fn is_trusted(&self) -> bool {
+        self.is_synchronized() && !self.tracking.has(Tracking::OUT_OF_WINDOW)
     }
 
-    /// Whether its numbers are its sender's.
+    /// Whether its numbers are verified.
     pub(super) fn is_synchronized(&self) -> bool {
         self.tracking.has(Tracking::SYNCHRONIZED)
     }
 
-    /// Whether it has a sequence number at all.
+    /// Whether it has a sequence number, verified or not.
     pub(super) fn has_sequence(&self) -> bool {
         self.sequence != 0 || self.is_synchronized()
     }
 
-    /// Both directions may have gone on where nobody saw them: at another gateway, or without one. The next segment of either is judged
-    /// by what the other one says.
-    pub(super) fn suspect(&mut self) {
-        self.tracking = self.tracking.with(Tracking::LOST);
+    /// Marks a direction that may have advanced unseen: via another gateway, or past this one. The next segment of
+    /// either direction is verified against the other direction.
+    pub(super) fn mark_stale(&mut self) {
+        self.tracking = self.tracking.with(Tracking::OUT_OF_WINDOW);
         self.flags = self.flags.without(Flags::SEEN);
     }
 }
 
 impl<A: Address> Entry<A> {
-    /// Whether its sender has shown that it receives what it is answered: it acknowledges exactly what was sent (TCP), uses the tag that
-    /// was chosen for it (SCTP), or goes on after an answer. What a flood from invented addresses can't.
+    /// Whether the initiator has proven that it receives the replies: it acknowledges exactly what was sent (TCP), uses
+    /// the verification tag that was chosen for it (SCTP), or sends again after a reply. A flood from spoofed addresses
+    /// can't.
     pub fn is_confirmed(&self) -> bool {
         self.tracking().has(Tracking::CONFIRMED)
     }
 
-    /// Whether it is confirmed, as other gateways are told.
-    pub(super) fn confirmation(&self) -> u8 {
-        Half::KNOWS_CONFIRMATION | if self.is_confirmed() { Half::CONFIRMED } else { 0 }
+    /// Confirmation flags for a replication record.
+    pub(super) fn confirmation_flags(&self) -> u8 {
+        DirectionRecord::TRACKS_CONFIRMATION | if self.is_confirmed() { DirectionRecord::CONFIRMED } else { 0 }
     }
 
-    /// Its sequence, as other gateways are told: 0 if nobody has confirmed it.
-    pub(super) fn known_sequence(&self) -> u32 {
-        let is_claimed = self.tail[PROTOCOL] == protocol::TCP && !self.track().is_synchronized();
-        if is_claimed { 0 } else { self.sequence }
+    /// Sequence number for a replication record: 0 if it isn't verified.
+    pub(super) fn verified_sequence(&self) -> u32 {
+        let is_unverified = self.tail[PROTOCOL] == protocol::TCP && !self.track().is_synchronized();
+        if is_unverified { 0 } else { self.sequence }
     }
 
-    /// How far it is to be believed.
+    /// Tracking bits: what is verified.
     #[inline]
     pub fn tracking(&self) -> Tracking {
         Tracking(self.tail[DIRECTION] & Tracking::ALL.0)
     }
 
-    /// Sets how far it is to be believed.
+    /// Sets the tracking bits.
     pub(super) fn set_tracking(&mut self, tracking: Tracking) {
         self.tail[DIRECTION] = self.tail[DIRECTION] & DIRECTION_BITS | tracking.0 & Tracking::ALL.0;
     }
 
-    /// What connection state knows of it.
+    /// Connection tracking state.
     #[inline]
     pub(super) fn track(&self) -> Track {
         let (sequence, acknowledged) = (self.sequence, self.acknowledged);
         Track { sequence, acknowledged, flags: self.flags(), tracking: self.tracking() }
     }
 
-    /// Sets what connection state knows of it.
+    /// Sets the connection tracking state.
     #[inline]
     pub(super) fn set_track(&mut self, track: Track) {
         (self.sequence, self.acknowledged) = (track.sequence, track.acknowledged);
@@ -100,29 +102,30 @@ impl<A: Address> Entry<A> {
         self.sequence
     }
 
-    /// TCP: the last acknowledgement sent in this direction; before its sender is confirmed, the first one that it may send. SCTP: the
-    /// verification tag that its packets will have if a handshake comes to its end. 0: none.
+    /// TCP: the last acknowledgement sent in this direction; before the initiator is confirmed, the first one that it
+    /// may send. SCTP: the verification tag that its packets will have once a pending handshake completes. 0: none.
     #[inline]
     pub fn acknowledged(&self) -> u32 {
         self.acknowledged
     }
 
-    /// A session begins anew: nothing is known of its numbers.
-    pub(super) fn forget_numbers(&mut self) {
+    /// Clears the numbers of a reopened session.
+    pub(super) fn reset_numbers(&mut self) {
         (self.sequence, self.acknowledged) = (0, 0);
         self.set_tracking(Tracking::default());
     }
 
-    /// It may have gone on where nobody saw it: see [`Track::suspect`].
-    pub(super) fn suspect(&mut self) {
+    /// Marks a TCP direction that may have advanced unseen: see [`Track::mark_stale`].
+    pub(super) fn mark_stale(&mut self) {
         if self.tail[PROTOCOL] == protocol::TCP {
             let mut track = self.track();
-            track.suspect();
+            track.mark_stale();
             self.set_track(track);
         }
     }
 
-    /// TCP: a segment goes on exactly where the last one ended. The fast path's part of [`tcp::note`](super::tcp::note).
+    /// TCP: a segment continues exactly where the last one ended. The fast path of
+    /// [`tcp::track_segment`](super::tcp::track_segment).
     #[inline]
     pub fn advance(&mut self, end: u32, acknowledgement: Option<u32>) {
         self.sequence = end;
@@ -132,55 +135,55 @@ impl<A: Address> Entry<A> {
     }
 }
 
-/// What a packet did to its session.
+/// Effect of a packet on its session's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Noted {
-    /// What both directions, and other gateways, must know of.
-    pub event: Event,
-    /// Where it stands.
-    pub place: Place,
+pub struct TrackOutcome {
+    /// State change that concerns both directions and is replicated.
+    pub change: StateChange,
+    /// Position relative to the window.
+    pub position: WindowPosition,
 }
 
-/// What a packet did that both directions must know of.
+/// State change of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// Nothing.
+pub enum StateChange {
+    /// No change.
     None,
-    /// It says FIN for the first time, or resets the connection: the timeout may be shorter now.
+    /// First FIN, or a reset: the timeout may be shorter now.
     Closing,
-    /// It opens the connection anew after it had closed, or (SCTP) with other tags.
+    /// A closed connection was reopened, or (SCTP) an association restarted with new tags.
     Reopened,
 }
 
-/// Where a packet stands in its connection.
+/// Position of a packet relative to the window of its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// Where it can.
+pub enum WindowPosition {
+    /// In window.
     InWindow,
-    /// Where only somebody stands who doesn't see the connection: nothing follows from it, and it keeps nothing alive.
+    /// Out of window, as of an off-path sender: no state changes, and the idle timer keeps running.
     OutOfWindow,
-    /// Nobody knows: it goes on from what was remembered of its direction, and either comes from inside or the other direction is lost,
-    /// too. It keeps the session alive, and is believed when the other one agrees.
+    /// Unverified: it continues the unverified numbers of its direction, and either comes from inside or the other
+    /// direction is unverified, too. It refreshes the idle timer, and is trusted once the other direction matches.
     Unknown,
 }
 
-impl Noted {
-    /// Nothing happened.
-    pub const NOTHING: Self = Self { event: Event::None, place: Place::InWindow };
-    /// It has no effect.
-    pub(super) const IGNORED: Self = Self { event: Event::None, place: Place::OutOfWindow };
+impl TrackOutcome {
+    /// In window, no state change.
+    pub const UNCHANGED: Self = Self { change: StateChange::None, position: WindowPosition::InWindow };
+    /// Out of window, no effect.
+    pub(super) const IGNORED: Self = Self { change: StateChange::None, position: WindowPosition::OutOfWindow };
 
-    /// Something that both directions must know of.
-    pub(super) fn event(event: Event) -> Self {
-        Self { event, ..Self::NOTHING }
+    /// In window, with a state change.
+    pub(super) fn with_change(event: StateChange) -> Self {
+        Self { change: event, ..Self::UNCHANGED }
     }
 }
 
-/// Notes a packet of a protocol without handshake, of the direction in `slot`, that is its first, or the first since the other side's
-/// first. That is what confirms whoever began the session: it goes on after it was answered. Who can't receive answers can time a packet
-/// like that, too, but pays with one more for each session, and only where something answers.
+/// Tracks the first packet of a direction of a protocol without handshake, or the first one since the other direction's
+/// first. The initiator is confirmed when it sends again after a reply. A spoofing sender can time such a packet, too,
+/// but needs one more packet for each session, and only where something replies.
 #[cold]
-pub fn note_first<A: Address>(table: &mut Table<A>, slot: Slot) {
+pub fn track_first<A: Address>(table: &mut Table<A>, slot: Slot) {
     let twin_slot = table.entry(slot).twin();
     let (mut own, mut twin) = (table.entry(slot).track(), table.entry(twin_slot).track());
     own.flags = own.flags.with(Flags::SEEN);

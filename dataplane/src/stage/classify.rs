@@ -1,78 +1,83 @@
-//! Packets that no session knows. Which way would they go, and is that allowed?
+//! Classifies packets without a session: SNAT, load balancing, stateless reply, health check, forward to the owner,
+//! route unchanged, or drop.
 //!
-//! The order is that of the VIP: a session first (lookup), then a Service's frontend, else dropped. What a backend says from
-//! the port that it serves is an answer, session or not. A pod's other packets are translated, also where they go to another
-//! VIP of this gateway, or, where policy excludes their destination, routed unchanged; nothing else leaves with a pod's address.
+//! The order for a packet to a VIP: a session (lookup), then a frontend of a Service, else dropped. A backend's packet
+//! from a port of its Service is a reply, with or without a session. A pod's other packets are translated, also those
+//! to another VIP of this gateway, or, if policy excludes their destination, routed unchanged. Nothing else leaves with
+//! a pod's address.
 
-use crate::batch::{Batch, Kind, Lane};
-use crate::counters::DropReason;
-use crate::pipeline::Context;
-use crate::session::tuple::HashKey;
-use crate::snapshot::endpoints::{Endpoint, EndpointId};
-use crate::snapshot::members::GatewayId;
-use crate::snapshot::policy::Vip;
-use crate::snapshot::service::FrontendId;
-use crate::snapshot::shares::{Owner, Share};
-use crate::snapshot::spec::Role;
-use crate::stage::open::{begins, may_open};
-use crate::stage::wrap;
-use crate::verdict::Verdict;
+use crate::flow::drop_reason::DropReason;
+use crate::flow::ids::EndpointId;
+use crate::flow::ids::FrontendId;
+use crate::flow::ids::GatewayId;
+use crate::flow::ids::Owner;
+use crate::flow::tuple::HashKey;
+use crate::flow::verdict::Verdict;
+use crate::io::batch::{Batch, PacketKind};
+use crate::policy::compiled::Vip;
+use crate::policy::endpoints::Endpoint;
+use crate::policy::shards::Shard;
+use crate::policy::spec::Role;
+use crate::stage::context::Context;
+use crate::stage::context::PacketFamily;
+use crate::stage::encap;
+use crate::stage::snat::{may_open_session, opens_connection};
 
-/// Spreads packets without sessions over equal ways.
-pub(super) const WAYS: HashKey = HashKey::fixed();
+/// ECMP hash of packets without a session.
+pub(super) const ECMP_HASH: HashKey = HashKey::fixed();
 
-/// What becomes of a packet that no session knows.
+/// How a packet without a session is handled.
 enum Class {
-    /// A pod's packet to the outside.
+    /// A pod's packet to be translated: opens an egress session.
     Egress(EndpointId),
-    /// A client's packet to a Service.
+    /// A client's packet to a frontend of a Service.
     Inbound(FrontendId),
-    /// A backend's answer for this frontend.
+    /// A backend's reply, translated without a session.
     Stateless(FrontendId),
-    /// A health check of a Service.
-    Health(FrontendId),
-    /// Another gateway's.
-    Peer(GatewayId),
-    /// Policy leaves it as it is.
+    /// A segment to the health check port of a Service.
+    HealthCheck(FrontendId),
+    /// Forwarded to the gateway that owns it.
+    ForwardToOwner(GatewayId),
+    /// Routed without translation.
     Unchanged,
-    /// Its way ends here.
-    End(Verdict),
+    /// Final verdict.
+    Verdict(Verdict),
 }
 
-/// Decides about every packet that no session knows.
-pub fn run<A: Lane>(batch: &mut Batch, context: &Context<'_>) {
-    for i in batch.open_of::<A>().without(batch.known).without(batch.travelling) {
+/// Classifies every packet without a session.
+pub fn run<A: PacketFamily>(batch: &mut Batch, context: &Context<'_>) {
+    for i in batch.undecided_of::<A>().without(batch.validated).without(batch.tunneled) {
         match classify::<A>(batch, i, context) {
             Class::Egress(endpoint) => {
                 batch.endpoints[i] = endpoint;
-                batch.opening.insert(i);
+                batch.new_egress.insert(i);
             }
             Class::Inbound(frontend) => {
                 batch.frontends[i] = frontend;
-                batch.inbound.insert(i);
+                batch.new_inbound.insert(i);
             }
             Class::Stateless(frontend) => {
                 batch.frontends[i] = frontend;
-                batch.stateless.insert(i);
+                batch.stateless_replies.insert(i);
             }
-            Class::Health(frontend) => {
+            Class::HealthCheck(frontend) => {
                 batch.frontends[i] = frontend;
-                batch.health.insert(i);
+                batch.health_checks.insert(i);
             }
-            Class::Peer(to) => wrap::send_to_owner::<A>(batch, i, to),
+            Class::ForwardToOwner(to) => encap::forward_to_owner::<A>(batch, i, to),
             Class::Unchanged => {
-                // Kinds without sessions have no hash yet; equal ways are chosen by one.
-                batch.hashes[i] = WAYS.hash(&A::tuples(batch)[i]);
+                // Kinds that have no sessions have no hash yet; ECMP needs one.
+                batch.hashes[i] = ECMP_HASH.hash(&A::tuples(batch)[i]);
                 batch.unchanged.insert(i);
             }
-            Class::End(verdict) => {
-                // Whoever is sent a packet doesn't send it on.
+            Class::Verdict(verdict) => {
+                // The receiving worker must not hand it off again.
                 if matches!(verdict, Verdict::HandOff(_)) {
-                    batch.frames[i].settle();
+                    batch.frames[i].mark_handed_off();
                 }
-                // Who may hear of it is decided last.
+                // The reject stage decides whether to reply.
                 if verdict == Verdict::Drop(DropReason::NoService) {
-                    batch.refused.insert(i);
+                    batch.rejected.insert(i);
                 }
                 batch.decide(i, verdict);
             }
@@ -81,13 +86,13 @@ pub fn run<A: Lane>(batch: &mut Batch, context: &Context<'_>) {
 }
 
 const fn drop(reason: DropReason) -> Class {
-    Class::End(Verdict::Drop(reason))
+    Class::Verdict(Verdict::Drop(reason))
 }
 
-fn classify<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> Class {
+fn classify<A: PacketFamily>(batch: &Batch, i: usize, context: &Context<'_>) -> Class {
     let (tuple, received) = (&A::tuples(batch)[i], &batch.frames[i]);
-    let policy = &context.view.policy;
-    let inside = batch.heads[i].sides & Role::Inside.sides() != 0;
+    let policy = &context.snapshot.policy;
+    let is_inside = batch.headers[i].sides & Role::Inside.sides() != 0;
     if tuple.is_martian(received.is_hairpin()) {
         return drop(DropReason::Martian);
     }
@@ -95,18 +100,18 @@ fn classify<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> Class {
     if policy.vip(tuple.source).is_some() && !received.is_hairpin() {
         return drop(DropReason::SpoofedSource);
     }
-    // What comes around has left a pod as its VIP, whichever gateway says so.
+    // The source of a hairpinned packet is a VIP, also if another gateway sent it.
     if received.is_hairpin() && received.is_from_peer() && policy.vip(tuple.source).is_none() {
         return drop(DropReason::SpoofedSource);
     }
     let endpoint = policy.endpoint(tuple.source);
-    if endpoint.is_some() && !inside {
+    if endpoint.is_some() && !is_inside {
         return drop(DropReason::SpoofedSource);
     }
-    // Whom policy excludes reaches pods without a VIP, and hears from them as it called them.
-    if inside
+    // Destinations that policy excludes reach pods by their own addresses, and get their replies untranslated.
+    if is_inside
         && endpoint.is_none_or(|(_, _, egress)| policy.translates(egress, tuple.destination))
-        && let Some(class) = answer::<A>(batch, i, context)
+        && let Some(class) = backend_reply::<A>(batch, i, context)
     {
         return class;
     }
@@ -116,112 +121,119 @@ fn classify<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> Class {
         }
         (_, Some(vip)) => to_vip::<A>(batch, i, vip, context),
         (Some(_), None) => Class::Unchanged,
-        (None, None) => from_elsewhere::<A>(batch, i, inside, context),
+        (None, None) => untranslated::<A>(batch, i, is_inside, context),
     };
     match class {
-        // Gateways send each other what has an owner. What nobody translates is routed where it comes in, but for what a backend says
-        // of a packet, which may belong to an owner's session.
-        Class::Unchanged if received.is_from_peer() && batch.heads[i].kind != Kind::Error => {
+        // Gateways send each other only packets with an owner. An untranslated packet is routed by the gateway that
+        // received it, except for a backend's ICMP error, which may belong to a session of the owner.
+        Class::Unchanged if received.is_from_peer() && batch.headers[i].kind != PacketKind::IcmpError => {
             drop(DropReason::SpoofedSource)
         }
         class => class,
     }
 }
 
-/// The other worker that has the packet's session, as far as anybody knows.
-fn owner<A: Lane>(batch: &Batch, i: usize, opens: bool, context: &Context<'_>) -> Option<Class> {
-    if batch.frames[i].is_settled() {
+/// Hands the packet off if the flow directory names another worker as the owner of its flow.
+fn hand_off<A: PacketFamily>(batch: &Batch, i: usize, opens: bool, context: &Context<'_>) -> Option<Class> {
+    if batch.frames[i].is_handed_off() {
         return None;
     }
-    context.flows.owner(&A::tuples(batch)[i], opens).map(|owner| Class::End(Verdict::HandOff(owner)))
+    context.flows.owner(&A::tuples(batch)[i], opens).map(|owner| Class::Verdict(Verdict::HandOff(owner)))
 }
 
-/// A backend's packet from the port that it serves, unless it begins something.
-fn answer<A: Lane>(batch: &Batch, i: usize, context: &Context<'_>) -> Option<Class> {
-    let (kind, tuple) = (batch.heads[i].kind, &A::tuples(batch)[i]);
-    if !kind.has_ports() || begins(batch, i) {
+/// A backend's packet from a port of its Service, unless it opens a connection.
+fn backend_reply<A: PacketFamily>(batch: &Batch, i: usize, context: &Context<'_>) -> Option<Class> {
+    let (kind, tuple) = (batch.headers[i].kind, &A::tuples(batch)[i]);
+    if !kind.has_ports() || opens_connection(batch, i) {
         return None;
     }
-    let &frontend = context.view.policy.frontends_of(&tuple.sender()).first()?;
-    Some(owner::<A>(batch, i, false, context).unwrap_or(Class::Stateless(frontend)))
+    let &frontend = context.snapshot.policy.frontends_of(&tuple.sender()).first()?;
+    Some(hand_off::<A>(batch, i, false, context).unwrap_or(Class::Stateless(frontend)))
 }
 
-/// A covered pod's packet that is to be translated.
-fn from_pod<A: Lane>(batch: &Batch, i: usize, (id, endpoint): (EndpointId, &Endpoint), context: &Context<'_>) -> Class {
-    // Without a home, an endpoint's sessions may be of any share: one that is known here goes on where its share is.
-    let whose = match batch.elsewhere[i] {
-        other @ Owner::Other(_) if endpoint.home.is_none() && batch.copies.contains(i) => other,
-        _ => context.view.policy.owner_of(endpoint),
+/// Classifies a pod's packet that policy translates.
+fn from_pod<A: PacketFamily>(
+    batch: &Batch,
+    i: usize,
+    (id, endpoint): (EndpointId, &Endpoint),
+    context: &Context<'_>,
+) -> Class {
+    // An endpoint without a home gateway may have sessions in any shard: a packet with a standby session here goes to
+    // the gateway that owns that session's shard.
+    let owner = match batch.session_owners[i] {
+        other @ Owner::Other(_) if endpoint.home.is_none() && batch.standby.contains(i) => other,
+        _ => context.snapshot.policy.owner_of(endpoint),
     };
-    match whose {
+    match owner {
         Owner::This => {}
-        Owner::Other(gateway) => return Class::Peer(gateway),
-        Owner::Nobody => return drop(DropReason::NoOwner),
+        Owner::Other(gateway) => return Class::ForwardToOwner(gateway),
+        Owner::Unowned => return drop(DropReason::NoOwner),
     }
-    match batch.heads[i].kind {
+    match batch.headers[i].kind {
         kind if kind.has_session() => {
-            let opens = may_open(batch, i, context.rules);
-            owner::<A>(batch, i, opens, context).unwrap_or(Class::Egress(id))
+            let opens = may_open_session(batch, i, context.rules);
+            hand_off::<A>(batch, i, opens, context).unwrap_or(Class::Egress(id))
         }
-        Kind::Fragment => drop(DropReason::Fragment),
+        PacketKind::Fragment => drop(DropReason::Fragment),
         _ => drop(DropReason::UnknownProtocol),
     }
 }
 
-/// A packet to a VIP.
-fn to_vip<A: Lane>(batch: &Batch, i: usize, vip: &Vip, context: &Context<'_>) -> Class {
-    let (kind, tuple, received) = (batch.heads[i].kind, &A::tuples(batch)[i], &batch.frames[i]);
-    let frontend = || context.view.policy.frontend(&tuple.receiver());
+/// Classifies a packet to a VIP.
+fn to_vip<A: PacketFamily>(batch: &Batch, i: usize, vip: &Vip, context: &Context<'_>) -> Class {
+    let (kind, tuple, received) = (batch.headers[i].kind, &A::tuples(batch)[i], &batch.frames[i]);
+    let frontend = || context.snapshot.policy.frontend(&tuple.receiver());
     if kind.has_ports()
-        && !vip.retired
+        && !vip.ports.retired
         && let Some(frontend) = frontend()
     {
         if frontend.is_health() {
-            return Class::Health(frontend);
+            return Class::HealthCheck(frontend);
         }
-        // Where all gateways announce a VIP, clients come to any of them. Else it is one gateway's, which others are not to answer for,
-        // unless it is that one that thinks so.
-        if let Owner::Other(gateway) = vip.shares.owner()
-            && !received.is_at_last()
+        // If all gateways announce a VIP, any of them takes its clients. Otherwise one gateway owns it, and only that
+        // one replies, unless the packet has no forwarding hop left: then the sender regards this gateway as the owner.
+        if let Owner::Other(gateway) = vip.shards.owner()
+            && !received.is_at_hop_limit()
         {
-            return Class::Peer(gateway);
+            return Class::ForwardToOwner(gateway);
         }
-        let opens = may_open(batch, i, context.rules);
-        return owner::<A>(batch, i, opens, context).unwrap_or(Class::Inbound(frontend));
+        let opens = may_open_session(batch, i, context.rules);
+        return hand_off::<A>(batch, i, opens, context).unwrap_or(Class::Inbound(frontend));
     }
-    match vip.shares.owner_of_port(tuple.destination_port) {
+    match vip.shards.owner_of_port(tuple.destination_port) {
         Owner::This => {}
-        Owner::Other(gateway) if kind.has_session() => return Class::Peer(gateway),
-        Owner::Other(_) | Owner::Nobody => return drop(DropReason::NoService),
+        Owner::Other(gateway) if kind.has_session() => return Class::ForwardToOwner(gateway),
+        Owner::Other(_) | Owner::Unowned => return drop(DropReason::NoService),
     }
-    // Its session may be among those that its former owner is telling.
-    let is_coming = kind.has_session() && vip.shares.of_port(tuple.destination_port).is_some_and(Share::is_coming);
-    // Only the worker that owns the port can know a session for it.
-    match vip.pool.owner(tuple.destination_port) {
-        Some(owner) if owner != context.flows.this && !received.is_settled() && kind.has_session() => {
-            Class::End(Verdict::HandOff(owner))
+    // The shard's former owner may still be replicating the session.
+    let is_pending =
+        kind.has_session() && vip.shards.of_port(tuple.destination_port).is_some_and(Shard::awaits_release);
+    // Only the worker that owns the port can have a session for it.
+    match vip.ports.pool.owner(tuple.destination_port) {
+        Some(owner) if owner != context.flows.this && !received.is_handed_off() && kind.has_session() => {
+            Class::Verdict(Verdict::HandOff(owner))
         }
-        _ if is_coming => Class::End(Verdict::Defer(DropReason::NoService)),
+        _ if is_pending => Class::Verdict(Verdict::Defer(DropReason::NoService)),
         _ => drop(DropReason::NoService),
     }
 }
 
-/// A packet between two that no policy translates.
-fn from_elsewhere<A: Lane>(batch: &Batch, i: usize, inside: bool, context: &Context<'_>) -> Class {
-    let (tuple, policy) = (&A::tuples(batch)[i], &context.view.policy);
-    // The answer of somebody whom policy excludes: it comes back as unchanged as the question went.
-    let is_answer =
+/// Classifies a packet that is neither from a pod with a policy nor to a VIP.
+fn untranslated<A: PacketFamily>(batch: &Batch, i: usize, is_inside: bool, context: &Context<'_>) -> Class {
+    let (tuple, policy) = (&A::tuples(batch)[i], &context.snapshot.policy);
+    // A reply from a destination that policy excludes: untranslated, like the request.
+    let is_reply =
         policy.endpoint(tuple.destination).is_some_and(|(_, _, egress)| !policy.translates(egress, tuple.source));
-    if is_answer {
+    if is_reply {
         return Class::Unchanged;
     }
-    let goes_on = inside
+    let is_routed = is_inside
         && if policy.is_pod(tuple.source) {
-            // An uncovered pod's (RFC 2827): inside the cluster it goes anywhere, beyond only where that is wanted.
-            !policy.cluster().drop_uncovered || policy.is_inside(tuple.destination)
+            // From a pod without a policy (RFC 2827): routed inside the cluster; beyond it only if `uncovered: pass`.
+            !policy.cluster().drop_uncovered || policy.is_cluster_address(tuple.destination)
         } else {
-            // A backend without a policy for what it asks: it was taken in because it could have been an answer.
+            // From a backend without a policy, captured because it could have been a reply.
             policy.is_backend(tuple.source)
         };
-    if goes_on { Class::Unchanged } else { drop(DropReason::NoPolicy) }
+    if is_routed { Class::Unchanged } else { drop(DropReason::NoPolicy) }
 }

@@ -1,23 +1,24 @@
-//! Third stage: which session? Hash all, fetch all, find all, so that memory works while the processor does.
+//! Session lookup. Hashes all packets, prefetches all entries, then compares, so that cache misses overlap.
 
-use crate::batch::{Batch, Lane, MOST};
-use crate::counters::DropReason;
-use crate::pipeline::Context;
+use crate::flow::drop_reason::DropReason;
+use crate::flow::key::Key;
+use crate::flow::verdict::Verdict;
+use crate::io::batch::{BATCH_SIZE, Batch};
 use crate::session::Sessions;
 use crate::session::entry::Flags;
-use crate::session::key::Key;
-use crate::session::table::Home;
-use crate::verdict::Verdict;
+use crate::session::table::HomeGroup;
+use crate::stage::context::Context;
+use crate::stage::context::PacketFamily;
 
-/// Fetches the entry of every packet that can have a session.
+/// Hashes every packet that can have a session and prefetches its bucket and entry.
 #[inline(never)]
-pub fn fetch<A: Lane>(batch: &mut Batch, sessions: &Sessions) {
-    let packets = batch.open_of::<A>().without(batch.sessionless);
+pub fn prefetch<A: PacketFamily>(batch: &mut Batch, sessions: &Sessions) {
+    let packets = batch.undecided_of::<A>().without(batch.sessionless);
     let table = A::table(sessions);
     for i in packets.without(batch.plain) {
         A::keys_mut(batch)[i] = Key::of(&A::tuples(batch)[i]);
     }
-    let mut homes = [Home::default(); MOST];
+    let mut homes = [HomeGroup::default(); BATCH_SIZE];
     for i in packets {
         let hash = sessions.hash_key(&A::keys(batch)[i]);
         batch.hashes[i] = hash;
@@ -28,35 +29,37 @@ pub fn fetch<A: Lane>(batch: &mut Batch, sessions: &Sessions) {
     }
 }
 
-/// Finds the session of every packet that can have one, and spells out what the short way has left. [`fetch`] has come before.
+/// Finds the session of every packet that can have one, and expands the keys of fast-parsed packets to tuples.
+/// Call [`prefetch`] first.
 #[inline(never)]
-pub fn find<A: Lane>(batch: &mut Batch, sessions: &Sessions, context: &Context<'_>) {
-    let (view, is_lapsed) = (context.view, context.is_lapsed);
+pub fn find<A: PacketFamily>(batch: &mut Batch, sessions: &Sessions, context: &Context<'_>) {
+    let (view, is_lapsed) = (context.snapshot, context.lease_expired);
     let table = A::table(sessions);
-    for i in batch.open_of::<A>().and(batch.plain) {
+    for i in batch.undecided_of::<A>().and(batch.plain) {
         A::tuples_mut(batch)[i] = A::keys(batch)[i].tuple();
     }
-    for i in batch.open_of::<A>().without(batch.sessionless) {
+    for i in batch.undecided_of::<A>().without(batch.sessionless) {
         let Some(slot) = table.find_at(batch.slots[i], batch.hashes[i], &A::keys(batch)[i]) else { continue };
         let entry = table.entry(slot);
         let flags = entry.flags();
         if flags.has(Flags::QUARANTINED) {
             continue;
         }
-        if entry.is_copy() {
+        if entry.is_standby() {
             batch.slots[i] = slot;
-            batch.copies.insert(i);
+            batch.standby.insert(i);
             continue;
         }
-        // What another gateway may open in its place, it would open.
-        if is_lapsed && !entry.is_told() && !entry.is_of_service() {
+        // The lease has expired and the session isn't replicated: the shard's new owner may have opened another one in
+        // its place.
+        if is_lapsed && !entry.is_acknowledged() && !entry.is_dnat() {
             batch.decide(i, Verdict::Drop(DropReason::NoLease));
             continue;
         }
         let is_stale = entry.generation() != view.generation;
-        // What is stale is asked when it has been checked anew.
-        if !is_stale && !flags.may_come_from(batch.heads[i].sides) {
-            // A packet of the session, but from the side where it can't come from.
+        // For a stale session, `revalidate` checks the side.
+        if !is_stale && !flags.may_come_from(batch.headers[i].sides) {
+            // A packet of the session, received on the wrong side.
             batch.decide(i, Verdict::Drop(DropReason::SpoofedSource));
             continue;
         }
@@ -65,7 +68,7 @@ pub fn find<A: Lane>(batch: &mut Batch, sessions: &Sessions, context: &Context<'
         if is_stale {
             batch.stale.insert(i);
         } else {
-            batch.known.insert(i);
+            batch.validated.insert(i);
         }
     }
 }

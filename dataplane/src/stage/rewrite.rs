@@ -1,172 +1,194 @@
-//! Last stage: addresses, ports, TTL and checksums, updated in place (RFC 1624), and the link header; the session hears of
-//! the packet. Nothing is refused any more.
+//! Rewrites packets with a session: addresses, ports, TTL, checksums (updated in place, RFC 1624) and MAC addresses,
+//! and updates the session's state. No packet is rejected once its rewrite has begun.
 
-use crate::address::V6;
-use crate::batch::{Batch, Head, Kind, Lane};
-use crate::counters::Direction;
-use crate::ids::Ids;
-use crate::io::{InterfaceId, Received};
-use crate::link::outbox::Outbox;
-use crate::pipeline::Context;
+use crate::flow::address::V6;
+use crate::flow::direction::Direction;
+use crate::flow::ids::InterfaceId;
+use crate::flow::time::Tick;
+use crate::flow::tuple::Tuple;
+use crate::flow::verdict::{AfterResolution, Verdict};
+use crate::io::Received;
+use crate::io::batch::{Batch, PacketKind, ParsedHeader};
+use crate::policy::Snapshot;
+use crate::policy::network::{Network, NextHop};
+use crate::replication::queue::ReplicationQueue;
 use crate::session::Sessions;
 use crate::session::entry::{self, Entry};
-use crate::session::track::{self, Event, Noted, Place};
-use crate::session::tuple::Tuple;
-use crate::snapshot::Snapshot;
-use crate::snapshot::network::{Network, NextHop};
+use crate::session::track::{self, StateChange, TrackOutcome, WindowPosition};
+use crate::stage::context::Context;
+use crate::stage::context::PacketFamily;
 use crate::stage::route;
-use crate::time::Tick;
-use crate::verdict::{Then, Verdict};
 use crate::wire::checksum::Delta;
-use crate::wire::plain::PlainFamily;
+use crate::wire::fast_parse::FastParse;
+use crate::wire::ip_id::IpIdAllocator;
 use crate::wire::tcp::Flags;
 use crate::wire::{ethernet, icmp, ipv4, ipv6, mss, sctp, set_u16, tcp, u16_at, udp};
 
-/// Rewrites every packet that goes on, and sends it on.
-pub fn run<A: OnWire>(
+/// Rewrites every packet with a session, forwards it, and forwards those that policy leaves untranslated.
+pub fn run<A: HeaderRewrite>(
     batch: &mut Batch,
     sessions: &mut Sessions,
-    ids: &mut Ids,
-    outbox: &mut Outbox,
+    ids: &mut IpIdAllocator,
+    replication_queue: &mut ReplicationQueue,
     context: &Context<'_>,
 ) {
-    let Context { view, now, .. } = *context;
-    let renumber = batch.known_of::<A>().and(batch.renumber);
-    for i in batch.known_of::<A>() {
-        let Some(hop) = route::session_hop::<A>(batch, i, sessions, view) else { continue };
-        let (head, slot) = (batch.heads[i], batch.slots[i]);
-        let noted = note::<A>(batch, i, sessions, now);
-        if noted.event != Event::None {
-            outbox.changed::<A>(slot, sessions, now);
+    let Context { snapshot: view, now, .. } = *context;
+    let needs_new_ip_id = batch.validated_of::<A>().and(batch.new_ip_id);
+    for i in batch.validated_of::<A>() {
+        let Some(hop) = route::session_next_hop::<A>(batch, i, sessions, view) else { continue };
+        let (head, slot) = (batch.headers[i], batch.slots[i]);
+        let state_change = update_state::<A>(batch, i, sessions, now);
+        if state_change.change != StateChange::None {
+            replication_queue.changed::<A>(slot, sessions, now);
         }
-        if head.kind == Kind::Tcp
-            && let Some(most) = context.rules.mss
+        if head.kind == PacketKind::Tcp
+            && let Some(max_mss) = context.rules.mss_clamp
             && batch.segments[i].flags.has(Flags::SYN)
         {
-            clamp(&mut batch.frames[i], head, most.saturating_sub(A::HEADER - ipv4::HEADER as u16));
+            clamp_mss(&mut batch.frames[i], head, max_mss.saturating_sub(A::HEADER - ipv4::HEADER as u16));
         }
         let entry = A::table_mut(sessions).entry_mut(slot);
-        let mut seen = now;
-        if noted.place == Place::OutOfWindow {
+        let mut last_seen = now;
+        if state_change.position == WindowPosition::OutOfWindow {
             context.counters.out_of_window.add(1);
-            seen = entry.last_seen();
-        } else if head.kind == Kind::Piece {
-            // Its first fragment has kept the session alive, if it may.
-            seen = entry.last_seen();
+            last_seen = entry.last_seen();
+        } else if head.kind == PacketKind::ResolvedFragment {
+            // Only the first fragment refreshes the session's timeout.
+            last_seen = entry.last_seen();
         }
-        entry.count(head.length + LINK_HEADER, seen, view.generation);
+        entry.count(head.ip_length + ETHERNET_HEADER, last_seen, view.generation);
         let frame = batch.frames[i].frame.bytes_mut();
-        let Some((headers, payload)) = frame.split_at_mut_checked(head.l4.into()) else { continue };
-        A::write_header(headers, entry);
-        write_payload(payload, head.kind, entry.to_ports(), entry.l4_delta());
-        let sent = send(headers, hop, &view.network);
+        let Some((headers, payload)) = frame.split_at_mut_checked(head.l4_offset.into()) else { continue };
+        A::rewrite_ip_header(headers, entry);
+        rewrite_transport(payload, head.kind, entry.translated_ports(), entry.l4_delta());
+        let sent = write_macs(headers, hop, &view.network);
         finish(batch, i, hop, sent, view);
     }
-    // Those that were refused stay as they came.
-    for i in renumber.without(batch.refused) {
+    // A rejected packet must stay unmodified: it is quoted.
+    for i in needs_new_ip_id.without(batch.rejected) {
         if matches!(batch.directions[i], Direction::Egress | Direction::ServiceReply) {
-            self::renumber::<A>(batch, i, ids);
+            rewrite_ip_id::<A>(batch, i, ids);
         }
     }
-    for i in batch.open_of::<A>().and(batch.unchanged) {
-        let Some(hop) = route::unchanged_hop::<A>(batch, i, view) else { continue };
+    for i in batch.undecided_of::<A>().and(batch.unchanged) {
+        let Some(hop) = route::untranslated_next_hop::<A>(batch, i, view) else { continue };
         A::decrement_ttl(batch.frames[i].frame.bytes_mut());
         batch.directions[i] = Direction::Unchanged;
-        send_on(batch, i, hop, view);
+        forward(batch, i, hop, view);
     }
 }
 
-/// Takes notice of a packet: what it does to its session.
+/// Updates the session's state: TCP and SCTP tracking, and the first packet of a direction.
 #[inline]
-fn note<A: OnWire>(batch: &Batch, i: usize, sessions: &mut Sessions, now: Tick) -> Noted {
+fn update_state<A: HeaderRewrite>(batch: &Batch, i: usize, sessions: &mut Sessions, now: Tick) -> TrackOutcome {
     let slot = batch.slots[i];
-    match batch.heads[i].kind {
-        Kind::Tcp => sessions.note_segment::<A>(slot, &batch.segments[i], now),
-        Kind::Sctp => sessions.note_association::<A>(slot, &batch.associations[i], now),
-        // It says nothing of its transport: whatever its datagram proves, the first fragment has.
-        Kind::Piece => Noted::NOTHING,
+    match batch.headers[i].kind {
+        PacketKind::Tcp => sessions.track_segment::<A>(slot, &batch.segments[i], now),
+        PacketKind::Sctp => sessions.track_association::<A>(slot, &batch.sctp_headers[i], now),
+        // A later fragment has no transport header: the first fragment has updated the state.
+        PacketKind::ResolvedFragment => TrackOutcome::UNCHANGED,
         _ => {
             let table = A::table_mut(sessions);
             if !table.entry(slot).flags().has(entry::Flags::SEEN) {
-                track::note_first(table, slot);
+                track::track_first(table, slot);
             }
-            Noted::NOTHING
+            TrackOutcome::UNCHANGED
         }
     }
 }
 
-/// Gives a packet of one of many who share a VIP an identification that is the VIP's.
-pub fn renumber<A: OnWire>(batch: &mut Batch, i: usize, ids: &mut Ids) {
-    let known = batch.frames[i].known().map(|known| known.translated_id);
+/// Gives a packet an IP identification that is unique for its VIP, which several pods share.
+pub fn rewrite_ip_id<A: HeaderRewrite>(batch: &mut Batch, i: usize, ids: &mut IpIdAllocator) {
+    let of_datagram = batch.frames[i].datagram().map(|known| known.translated_id);
     let Tuple { destination, protocol, .. } = A::tuples(batch)[i];
-    let id = known.unwrap_or_else(|| ids.next(destination, protocol));
-    A::renumber(batch.frames[i].frame.bytes_mut(), id);
+    let id = of_datagram.unwrap_or_else(|| ids.next(destination, protocol));
+    A::rewrite_ip_id(batch.frames[i].frame.bytes_mut(), id);
 }
 
-/// Sends on a packet that is written but for its link header.
-pub fn send_on(batch: &mut Batch, i: usize, hop: NextHop, view: &Snapshot) {
-    let sent = send(batch.frames[i].frame.bytes_mut(), hop, &view.network);
+/// Translates a packet without a session, except for its MAC addresses.
+pub fn translate<A: HeaderRewrite>(batch: &mut Batch, i: usize, to: Tuple<A>, direction: Direction) {
+    batch.directions[i] = direction;
+    let entry = Entry::new(A::tuples(batch)[i], to, direction, entry::Flags::default());
+    let head = batch.headers[i];
+    let frame = batch.frames[i].frame.bytes_mut();
+    if let Some((headers, payload)) = frame.split_at_mut_checked(head.l4_offset.into()) {
+        A::rewrite_ip_header(headers, &entry);
+        rewrite_transport(payload, head.kind, entry.translated_ports(), entry.l4_delta());
+    }
+}
+
+/// Forwards a packet that lacks only its MAC addresses.
+pub fn forward(batch: &mut Batch, i: usize, hop: NextHop, view: &Snapshot) {
+    let sent = write_macs(batch.frames[i].frame.bytes_mut(), hop, &view.network);
     finish(batch, i, hop, sent, view);
 }
 
-/// Makes the maximum segment size that a SYN announces smaller.
+/// Clamps the MSS of a SYN.
 #[cold]
-fn clamp(received: &mut Received, head: Head, most: u16) {
-    if let Some(segment) = received.frame.bytes_mut().get_mut(head.l4.into()..) {
-        mss::clamp(segment, most);
+fn clamp_mss(received: &mut Received, head: ParsedHeader, max_mss: u16) {
+    if let Some(segment) = received.frame.bytes_mut().get_mut(head.l4_offset.into()..) {
+        mss::clamp(segment, max_mss);
     }
 }
 
-/// Writes the link header, and says where the frame leaves; `None` if it can't leave yet.
+/// Writes the MAC addresses and returns the egress interface; `None` for a hairpin, for an overlay node, and if the
+/// next hop's MAC address is unknown.
 #[inline]
-fn send(frame: &mut [u8], hop: NextHop, network: &Network) -> Option<InterfaceId> {
-    let NextHop::Known(id) = hop else { return None };
-    let hop = network.hop(id);
-    ethernet::set_link(frame, &hop.link?);
+fn write_macs(frame: &mut [u8], hop: NextHop, network: &Network) -> Option<InterfaceId> {
+    let NextHop::Neighbor(id) = hop else { return None };
+    let hop = network.neighbor(id);
+    ethernet::set_macs(frame, &hop.macs?);
     Some(hop.interface)
 }
 
-/// Ends a packet's way: it is sent, waits for its neighbour, or comes around. What goes into a tunnel has one more stage before it.
+/// Sets a packet's verdict: forward, wait for its neighbor, or hairpin. A packet to an overlay node is left to encap.
 #[inline]
 fn finish(batch: &mut Batch, i: usize, hop: NextHop, sent: Option<InterfaceId>, view: &Snapshot) {
     if let Some(interface) = sent {
-        let whole = !batch.cut.contains(i);
-        return batch.decide(i, if whole { Verdict::Forward(interface) } else { Verdict::Cut(interface) });
+        let is_whole = !batch.to_fragment.contains(i);
+        return batch.decide(i, if is_whole { Verdict::Forward(interface) } else { Verdict::Fragment(interface) });
     }
     if let NextHop::Node(node) = hop {
-        return batch.send_to_node(i, node);
+        return batch.forward_to_node(i, node);
     }
-    let Some(wanted) = route::wanted(batch, i, hop, view) else {
-        return batch.decide(i, Verdict::Around);
+    let Some(wanted) = route::unresolved_neighbor(batch, i, hop, view) else {
+        return batch.decide(i, Verdict::Hairpin);
     };
-    batch.wanted[i] = wanted;
-    batch.decide(i, Verdict::Wait(if batch.cut.contains(i) { Then::Cut } else { Then::Forward }));
+    batch.neighbors[i] = wanted;
+    batch.decide(
+        i,
+        Verdict::AwaitNeighbor(if batch.to_fragment.contains(i) {
+            AfterResolution::Fragment
+        } else {
+            AfterResolution::Forward
+        }),
+    );
 }
 
-/// Bytes of the link header.
-pub const LINK_HEADER: u16 = ethernet::HEADER as u16;
+/// Length of the Ethernet header, bytes.
+pub const ETHERNET_HEADER: u16 = ethernet::HEADER as u16;
 
-/// An address family that knows how it lies in a packet.
-pub trait OnWire: Lane + PlainFamily {
-    /// Bytes of the fixed header.
+/// Rewriting of one address family's headers.
+pub trait HeaderRewrite: PacketFamily + FastParse {
+    /// Length of the fixed IP header, bytes.
     const HEADER: u16;
-    /// Writes addresses, checksum of the header and TTL of a frame.
-    fn write_header(frame: &mut [u8], entry: &Entry<Self>);
-    /// Counts down the TTL of a frame.
+    /// Writes the translated addresses, decrements the TTL and updates the header checksum.
+    fn rewrite_ip_header(frame: &mut [u8], entry: &Entry<Self>);
+    /// Decrements the TTL of a frame.
     fn decrement_ttl(frame: &mut [u8]);
-    /// Gives the datagram in a frame another identification, if it has one.
-    fn renumber(frame: &mut [u8], id: u32);
+    /// Rewrites the IP identification of a frame, if it has one.
+    fn rewrite_ip_id(frame: &mut [u8], id: u32);
 }
 
-impl OnWire for u32 {
+impl HeaderRewrite for u32 {
     const HEADER: u16 = ipv4::HEADER as u16;
 
     #[inline]
-    fn write_header(frame: &mut [u8], entry: &Entry<Self>) {
+    fn rewrite_ip_header(frame: &mut [u8], entry: &Entry<Self>) {
         let Some(header) = ip_header::<{ ipv4::HEADER }>(frame) else { return };
         header[ipv4::TTL] = header[ipv4::TTL].wrapping_sub(1);
-        update_at(header, ipv4::CHECKSUM, entry.ip_delta());
-        header[ipv4::ADDRESSES..].copy_from_slice(bytemuck::bytes_of(&entry.to_addresses()));
+        update_checksum_at(header, ipv4::CHECKSUM, entry.ip_delta());
+        header[ipv4::ADDRESSES..].copy_from_slice(bytemuck::bytes_of(&entry.translated_addresses()));
     }
 
     fn decrement_ttl(frame: &mut [u8]) {
@@ -177,7 +199,7 @@ impl OnWire for u32 {
     }
 
     #[cold]
-    fn renumber(frame: &mut [u8], id: u32) {
+    fn rewrite_ip_id(frame: &mut [u8], id: u32) {
         let Some(header) = ip_header::<{ ipv4::HEADER }>(frame) else { return };
         let (old, new) = (u16_at(header, ipv4::IDENTIFICATION), id as u16);
         let checksum = u16_at(header, ipv4::CHECKSUM);
@@ -186,14 +208,14 @@ impl OnWire for u32 {
     }
 }
 
-impl OnWire for V6 {
+impl HeaderRewrite for V6 {
     const HEADER: u16 = ipv6::HEADER as u16;
 
     #[inline]
-    fn write_header(frame: &mut [u8], entry: &Entry<Self>) {
+    fn rewrite_ip_header(frame: &mut [u8], entry: &Entry<Self>) {
         let Some(header) = ip_header::<{ ipv6::HEADER }>(frame) else { return };
         header[ipv6::HOP_LIMIT] = header[ipv6::HOP_LIMIT].wrapping_sub(1);
-        header[ipv6::ADDRESSES..].copy_from_slice(bytemuck::bytes_of(&entry.to_addresses()));
+        header[ipv6::ADDRESSES..].copy_from_slice(bytemuck::bytes_of(&entry.translated_addresses()));
     }
 
     fn decrement_ttl(frame: &mut [u8]) {
@@ -202,48 +224,53 @@ impl OnWire for V6 {
     }
 
     #[cold]
-    fn renumber(frame: &mut [u8], id: u32) {
+    fn rewrite_ip_id(frame: &mut [u8], id: u32) {
         let Some(packet) = frame.get_mut(ethernet::HEADER..) else { return };
         let header = ipv6::Header::parse(packet).ok().and_then(|header| header.fragment_header);
-        let at = header.map(|header| usize::from(header.header_at) + ipv6::FragmentHeader::IDENTIFICATION);
+        let at = header.map(|header| usize::from(header.header_offset) + ipv6::FragmentHeader::IDENTIFICATION);
         if let Some(field) = at.and_then(|at| packet.get_mut(at..at + 4)) {
             field.copy_from_slice(&id.to_be_bytes());
         }
     }
 }
 
-/// The fixed part of the IP header in a frame.
+/// The fixed IP header of a frame.
 #[inline]
 fn ip_header<const LENGTH: usize>(frame: &mut [u8]) -> Option<&mut [u8; LENGTH]> {
     frame.get_mut(ethernet::HEADER..).and_then(|packet| packet.first_chunk_mut())
 }
 
-/// Writes ports, or the identifier, and the checksum over them.
+/// Writes ports, or the ICMP identifier, and updates the transport checksum.
 #[inline]
-pub fn write_payload(payload: &mut [u8], kind: Kind, ports: [u8; 4], delta: Delta) {
+pub fn rewrite_transport(payload: &mut [u8], kind: PacketKind, ports: [u8; 4], delta: Delta) {
     match kind {
-        Kind::Tcp => {
+        PacketKind::Tcp => {
             let Some(header) = payload.first_chunk_mut::<{ tcp::HEADER }>() else { return };
             write_ports(header, ports);
-            update_at(header, tcp::CHECKSUM, delta);
+            update_checksum_at(header, tcp::CHECKSUM, delta);
         }
-        Kind::Udp => {
+        PacketKind::Udp => {
             let Some(header) = payload.first_chunk_mut::<{ udp::HEADER }>() else { return };
             write_ports(header, ports);
-            update_udp(header, delta);
+            update_udp_checksum(header, delta);
         }
-        Kind::EchoRequest | Kind::EchoReply => {
+        PacketKind::EchoRequest | PacketKind::EchoReply => {
             let Some(header) = payload.first_chunk_mut::<{ icmp::HEADER }>() else { return };
-            let identifier = u16_at(&ports, if kind == Kind::EchoRequest { 0 } else { 2 });
+            let identifier = u16_at(&ports, if kind == PacketKind::EchoRequest { 0 } else { 2 });
             set_u16(header, icmp::IDENTIFIER, identifier);
-            update_at(header, icmp::CHECKSUM, delta);
+            update_checksum_at(header, icmp::CHECKSUM, delta);
         }
-        Kind::Sctp => sctp::update_ports(payload, u16_at(&ports, 0), u16_at(&ports, 2)),
-        Kind::Other | Kind::Arp | Kind::Neighbour | Kind::Error | Kind::Fragment | Kind::Piece => {}
+        PacketKind::Sctp => sctp::update_ports(payload, u16_at(&ports, 0), u16_at(&ports, 2)),
+        PacketKind::Other
+        | PacketKind::Arp
+        | PacketKind::NeighborDiscovery
+        | PacketKind::IcmpError
+        | PacketKind::Fragment
+        | PacketKind::ResolvedFragment => {}
     }
 }
 
-/// Writes the ports of TCP or UDP, as they stand in a packet.
+/// Writes the ports of TCP or UDP, in network order.
 #[inline]
 pub fn write_ports(header: &mut [u8], ports: [u8; 4]) {
     if let Some(field) = header.first_chunk_mut() {
@@ -251,9 +278,9 @@ pub fn write_ports(header: &mut [u8], ports: [u8; 4]) {
     }
 }
 
-/// Changes the checksum of UDP. Zero says that there is none (RFC 768): it stays so, and a computed zero is written as its twin.
+/// Updates the checksum of UDP. Zero means none (RFC 768) and stays; a computed zero is written as 0xffff.
 #[inline]
-pub fn update_udp(header: &mut [u8; udp::HEADER], delta: Delta) {
+pub fn update_udp_checksum(header: &mut [u8; udp::HEADER], delta: Delta) {
     let Some(field) = header.last_chunk_mut() else { return };
     let old = u16::from_ne_bytes(*field);
     if old != 0 {
@@ -262,16 +289,16 @@ pub fn update_udp(header: &mut [u8; udp::HEADER], delta: Delta) {
     }
 }
 
-/// Changes a checksum.
+/// Updates a checksum.
 #[inline]
-pub fn update(field: &mut [u8; 2], delta: Delta) {
+pub fn update_checksum(field: &mut [u8; 2], delta: Delta) {
     *field = delta.apply_in_place(u16::from_ne_bytes(*field)).to_ne_bytes();
 }
 
 #[inline]
-fn update_at(header: &mut [u8], offset: usize, delta: Delta) {
+fn update_checksum_at(header: &mut [u8], offset: usize, delta: Delta) {
     if let Some(field) = header.get_mut(offset..).and_then(|rest| rest.first_chunk_mut()) {
-        update(field, delta);
+        update_checksum(field, delta);
     }
 }
 
@@ -280,12 +307,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_datagram_without_checksum_keeps_none_and_a_computed_zero_becomes_its_twin() {
-        let mut bare = [0, 1, 0, 2, 0, 8, 0, 0];
-        write_payload(&mut bare, Kind::Udp, [0, 3, 0, 4], Delta::of(3, 7));
-        assert_eq!(bare, [0, 3, 0, 4, 0, 8, 0, 0]);
-        let mut zero = [0, 1, 0, 2, 0, 8, 0x55, 0x55];
-        write_payload(&mut zero, Kind::Udp, [0, 3, 0, 4], Delta(0x5555));
-        assert_eq!(zero[6..], [0xff, 0xff]);
+    fn a_udp_datagram_without_checksum_keeps_none_and_a_computed_zero_becomes_0xffff() {
+        let mut without_checksum = [0, 1, 0, 2, 0, 8, 0, 0];
+        rewrite_transport(&mut without_checksum, PacketKind::Udp, [0, 3, 0, 4], Delta::of(3, 7));
+        assert_eq!(without_checksum, [0, 3, 0, 4, 0, 8, 0, 0]);
+        let mut with_zero_sum = [0, 1, 0, 2, 0, 8, 0x55, 0x55];
+        rewrite_transport(&mut with_zero_sum, PacketKind::Udp, [0, 3, 0, 4], Delta(0x5555));
+        assert_eq!(with_zero_sum[6..], [0xff, 0xff]);
     }
 }

@@ -1,135 +1,171 @@
-//! The next hop of a packet, and whether it may go there: its time to live, and what the link carries. Asked by the last
-//! stage before it writes anything, so what can't go on can still be answered as it came.
+//! Next-hop lookup with the checks of TTL and MTU. `rewrite` calls it before it writes anything, so that a packet that
+//! can't be forwarded can still be quoted unmodified.
 
 use std::net::IpAddr;
 
-use crate::address::Address;
-use crate::batch::{Batch, Lane, Wanted};
-use crate::counters::DropReason;
-use crate::io::InterfaceId;
+use crate::flow::address::Address;
+use crate::flow::drop_reason::DropReason;
+use crate::flow::ids::InterfaceId;
+use crate::flow::ids::TunnelRemote;
+use crate::io::batch::{Batch, BatchFamily, NeighborKey};
+use crate::policy::Snapshot;
+use crate::policy::network::{NextHop, NextHopId, NoRoute};
 use crate::session::Sessions;
-use crate::snapshot::Snapshot;
-use crate::snapshot::network::{HopId, NextHop, NoRoute};
-use crate::snapshot::tunnels::End;
-use crate::wire::{cut, ethernet, ipv4, ipv6};
+use crate::session::entry::Entry;
+use crate::stage::context::PacketFamily;
+use crate::wire::{ethernet, fragmentation, ipv4, ipv6};
 
-/// Says where a packet with a session goes next; `None` if it can't, and its way has ended.
+/// The next hop of a packet with a session; `None` if it can't be forwarded: its verdict is set.
 #[inline]
-pub fn session_hop<A: Lane>(batch: &mut Batch, i: usize, sessions: &mut Sessions, view: &Snapshot) -> Option<NextHop> {
+pub fn session_next_hop<A: PacketFamily>(
+    batch: &mut Batch,
+    i: usize,
+    sessions: &mut Sessions,
+    view: &Snapshot,
+) -> Option<NextHop> {
     let entry = A::table(sessions).entry(batch.slots[i]);
-    // Under another generation the number may be that of another hop, or of none: what quotes a session doesn't check it anew.
-    let hop = match entry.next_hop().filter(|_| entry.generation() == view.generation) {
-        Some(HopId::HAIRPIN) => Ok(NextHop::Hairpin),
-        Some(hop) => Ok(NextHop::Known(hop)),
-        None => find_hop::<A>(batch, i, sessions, view),
+    // In another generation the id may be that of another hop or of none: the session of a quoted packet isn't
+    // revalidated.
+    let hop = match cached_hop(entry, entry.generation() == view.generation) {
+        Some(hop) => Ok(hop),
+        None => resolve_hop::<A>(batch, i, sessions, view),
     };
     check(batch, i, hop, view)
 }
 
-/// Where packets to `destination` go, which may be a VIP of this gateway, or on a node of the overlay network.
+/// The next hop that a session has cached, if that `is_current`.
+#[inline]
+fn cached_hop<A: PacketFamily>(entry: &Entry<A>, is_current: bool) -> Option<NextHop> {
+    match entry.next_hop().filter(|_| is_current)? {
+        NextHopId::HAIRPIN => Some(NextHop::Hairpin),
+        hop => Some(NextHop::Neighbor(hop)),
+    }
+}
+
+/// The next hop that a session has, or would look up, without checks of the packet.
 ///
 /// # Errors
-/// When no route leads there.
-pub fn hop_to<A: Lane>(destination: A, hash: u64, view: &Snapshot) -> Result<NextHop, NoRoute> {
+/// When there is no route.
+pub fn hop_of_session<A: PacketFamily>(entry: &Entry<A>, hash: u64, view: &Snapshot) -> Result<NextHop, NoRoute> {
+    let is_current =
+        entry.generation() == view.generation || view.freshness.is_fresh(entry.generation(), entry.pod_remote_vip());
+    cached_hop(entry, is_current).map_or_else(|| next_hop_to(entry.translated().destination, hash, view), Ok)
+}
+
+/// The next hop toward `destination`: a hairpin for a VIP of this gateway, a node of the overlay network, or a route.
+///
+/// # Errors
+/// When there is no route.
+pub fn next_hop_to<A: PacketFamily>(destination: A, hash: u64, view: &Snapshot) -> Result<NextHop, NoRoute> {
     if view.policy.vip(destination).is_some() {
         return Ok(NextHop::Hairpin);
     }
-    beyond(destination, hash, view)
+    external_hop(destination, hash, view)
 }
 
-/// The same of a destination that is no VIP.
-fn beyond<A: Lane>(destination: A, hash: u64, view: &Snapshot) -> Result<NextHop, NoRoute> {
+/// The next hop toward a destination that is not a VIP.
+fn external_hop<A: PacketFamily>(destination: A, hash: u64, view: &Snapshot) -> Result<NextHop, NoRoute> {
     view.node_of(destination).map_or_else(|| view.network.next_hop(destination, hash), |node| Ok(NextHop::Node(node)))
 }
 
-/// A next hop as a session remembers it.
-pub fn number(hop: NextHop) -> Option<HopId> {
+/// The id of a next hop that a session caches; `None` if it can't be cached.
+pub fn hop_id(hop: NextHop) -> Option<NextHopId> {
     match hop {
-        NextHop::Known(hop) => Some(hop),
-        NextHop::Hairpin => Some(HopId::HAIRPIN),
-        NextHop::Unknown(_) | NextHop::Node(_) => None,
+        NextHop::Neighbor(hop) => Some(hop),
+        NextHop::Hairpin => Some(NextHopId::HAIRPIN),
+        NextHop::OnLink(_) | NextHop::Node(_) => None,
     }
 }
 
-/// Whether a packet may go that way; `None` if not, and its way has ended.
-pub fn checked(batch: &mut Batch, i: usize, hop: NextHop, view: &Snapshot) -> Option<NextHop> {
+/// Checks TTL and MTU for a next hop; `None` if the packet can't be forwarded: its verdict is set.
+pub fn check_next_hop(batch: &mut Batch, i: usize, hop: NextHop, view: &Snapshot) -> Option<NextHop> {
     check(batch, i, Ok(hop), view)
 }
 
-/// The same for a packet that has no session, and goes to `destination`.
-pub fn stateless_hop<A: Lane>(batch: &mut Batch, i: usize, destination: A, view: &Snapshot) -> Option<NextHop> {
-    let hop = hop_to(destination, batch.hashes[i], view);
+/// The next hop of a packet without a session toward `destination`; `None` as above.
+pub fn stateless_next_hop<A: PacketFamily>(
+    batch: &mut Batch,
+    i: usize,
+    destination: A,
+    view: &Snapshot,
+) -> Option<NextHop> {
+    let hop = next_hop_to(destination, batch.hashes[i], view);
     check(batch, i, hop, view)
 }
 
-/// The same for a packet that goes on unchanged.
-pub fn unchanged_hop<A: Lane>(batch: &mut Batch, i: usize, view: &Snapshot) -> Option<NextHop> {
-    let hop = beyond(A::tuples(batch)[i].destination, batch.hashes[i], view);
+/// The next hop of a packet that is forwarded untranslated; `None` as above.
+pub fn untranslated_next_hop<A: PacketFamily>(batch: &mut Batch, i: usize, view: &Snapshot) -> Option<NextHop> {
+    let hop = external_hop(A::tuples(batch)[i].destination, batch.hashes[i], view);
     check(batch, i, hop, view)
 }
 
-/// Finds a session's next hop, and lets the session remember it.
+/// Looks up a session's next hop and caches it in the session.
 #[cold]
-fn find_hop<A: Lane>(batch: &Batch, i: usize, sessions: &mut Sessions, view: &Snapshot) -> Result<NextHop, NoRoute> {
+fn resolve_hop<A: PacketFamily>(
+    batch: &Batch,
+    i: usize,
+    sessions: &mut Sessions,
+    view: &Snapshot,
+) -> Result<NextHop, NoRoute> {
     let entry = A::table_mut(sessions).entry_mut(batch.slots[i]);
-    let hop = hop_to(entry.to().destination, batch.hashes[i], view)?;
-    entry.set_next_hop(number(hop));
+    let hop = next_hop_to(entry.translated().destination, batch.hashes[i], view)?;
+    entry.set_next_hop(hop_id(hop));
     Ok(hop)
 }
 
 #[inline]
 fn check(batch: &mut Batch, i: usize, hop: Result<NextHop, NoRoute>, view: &Snapshot) -> Option<NextHop> {
-    let head = batch.heads[i];
-    let carried = hop.ok().and_then(|hop| Some((hop, mtu(hop, view)?)));
-    let refused = match carried {
+    let head = batch.headers[i];
+    let hop_and_mtu = hop.ok().and_then(|hop| Some((hop, mtu(hop, view)?)));
+    let reason = match hop_and_mtu {
         None => DropReason::NoRoute,
         Some(_) if head.ttl <= 1 => DropReason::Ttl,
         Some((hop, mtu)) => {
-            if head.length <= mtu {
+            if head.ip_length <= mtu {
                 return Some(hop);
             }
             batch.mtus[i] = mtu;
-            if cut::may_cut(batch.frames[i].frame.bytes()) {
-                batch.cut.insert(i);
+            if fragmentation::may_fragment(batch.frames[i].frame.bytes()) {
+                batch.to_fragment.insert(i);
                 return Some(hop);
             }
             DropReason::TooBig
         }
     };
-    batch.refuse(i, refused);
+    batch.reject(i, reason);
     None
 }
 
-/// The longest IP packet that goes that way whole; `None`: none does.
+/// The MTU toward a next hop, bytes of IP packet; `None` if there is no route.
 #[inline]
 fn mtu(hop: NextHop, view: &Snapshot) -> Option<u16> {
     if let NextHop::Node(node) = hop {
-        return view.tunnels.to(End::Node(node))?.exit(&view.network).map(|(_, _, mtu)| mtu);
+        return view.tunnels.to(TunnelRemote::Node(node))?.route(&view.network).map(|(_, _, mtu)| mtu);
     }
-    Some(interface(hop, view).map_or(u16::MAX, |out| view.network.port(out).mtu))
+    Some(egress_interface(hop, view).map_or(u16::MAX, |out| view.network.interface_entry(out).mtu))
 }
 
-/// The interface of a next hop; a hairpin has none.
+/// The egress interface of a next hop; a hairpin has none.
 #[inline]
-pub fn interface(hop: NextHop, view: &Snapshot) -> Option<InterfaceId> {
+pub fn egress_interface(hop: NextHop, view: &Snapshot) -> Option<InterfaceId> {
     match hop {
-        NextHop::Node(node) => view.network.exit_of(view.tunnels.to(End::Node(node))?.hop?),
-        _ => view.network.exit_of(hop),
+        NextHop::Node(node) => view.network.interface_of(view.tunnels.to(TunnelRemote::Node(node))?.next_hop?),
+        _ => view.network.interface_of(hop),
     }
 }
 
-/// Whose link address is missing: the router's, or the destination's as it stands in the rewritten packet.
-pub fn wanted(batch: &Batch, i: usize, hop: NextHop, view: &Snapshot) -> Option<Wanted> {
-    let interface = interface(hop, view)?;
-    let address: IpAddr = if let NextHop::Known(id) = hop {
-        view.network.hop(id).address
+/// The neighbor to resolve: the next-hop router, or the destination of the rewritten packet.
+pub fn unresolved_neighbor(batch: &Batch, i: usize, hop: NextHop, view: &Snapshot) -> Option<NeighborKey> {
+    let interface = egress_interface(hop, view)?;
+    let address: IpAddr = if let NextHop::Neighbor(id) = hop {
+        view.network.neighbor(id).address
     } else {
         let packet = &batch.frames[i].frame.bytes()[ethernet::HEADER..];
-        if batch.families[<u32 as Lane>::FAMILY].contains(i) {
+        if batch.families[<u32 as BatchFamily>::INDEX].contains(i) {
             ipv4::destination(packet).to_ip()
         } else {
             ipv6::destination(packet).to_ip()
         }
     };
-    Some(Wanted { interface, address })
+    Some(NeighborKey { interface, address })
 }

@@ -7,32 +7,32 @@ pub const LENGTH: usize = 28;
 
 const FIXED: [u8; 6] = [0, 1, 0x08, 0x00, 6, 4];
 
-/// What an ARP packet wants.
+/// The operation of an ARP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Who has the target address?
+    /// Asks for the MAC address of the target.
     Request,
-    /// The sender has it.
+    /// Announces the MAC address of the sender.
     Reply,
 }
 
 /// An ARP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arp {
-    /// Question or answer.
+    /// Request or reply.
     pub operation: Operation,
-    /// Link address of the sender.
+    /// MAC address of the sender.
     pub sender_mac: Mac,
-    /// Address of the sender; 0 in a probe.
+    /// IPv4 address of the sender; 0 in a probe (RFC 5227).
     pub sender: u32,
-    /// Link address of the target; zero in a question.
+    /// MAC address of the target; zero in a request.
     pub target_mac: Mac,
-    /// Address that the packet is about.
+    /// IPv4 address of the target.
     pub target: u32,
 }
 
 impl Arp {
-    /// Reads the payload of a frame of type [`ethernet::ARP`]; `None` if it isn't IPv4 over Ethernet or is cut short.
+    /// Parses the payload of a frame of type [`ethernet::ARP`]; `None` if it isn't IPv4 over Ethernet or is truncated.
     pub fn parse(payload: &[u8]) -> Option<Self> {
         let packet: &[u8; LENGTH] = payload.first_chunk()?;
         let (fixed, rest) = packet.split_first_chunk::<6>()?;
@@ -49,10 +49,10 @@ impl Arp {
         Some(Self { operation, sender_mac: mac(2)?, sender: address(8)?, target_mac: mac(12)?, target: address(18)? })
     }
 
-    /// The whole frame that carries this packet to `destination`.
+    /// Builds the Ethernet frame that carries this packet to `destination`.
     pub fn frame(&self, destination: Mac) -> [u8; ethernet::HEADER + LENGTH] {
         let mut frame = [0; ethernet::HEADER + LENGTH];
-        ethernet::set_link(&mut frame, &ethernet::link(destination, self.sender_mac));
+        ethernet::set_macs(&mut frame, &ethernet::mac_pair(destination, self.sender_mac));
         frame[12..14].copy_from_slice(&ethernet::ARP.to_be_bytes());
         frame[14..20].copy_from_slice(&FIXED);
         frame[21] = match self.operation {
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_packet_survives_the_wire() {
+    fn an_arp_packet_is_parsed_as_it_was_written_and_not_if_truncated() {
         let arp = Arp {
             operation: Operation::Request,
             sender_mac: [2, 0, 0, 0, 0, 1],

@@ -1,15 +1,15 @@
-//! The Internet checksum: whole (RFC 1071) and updated in place (RFC 1624, equation 3).
+//! The Internet checksum: computed over data (RFC 1071) and updated incrementally (RFC 1624, equation 3).
 //!
-//! A [`Delta`] is the sum of `~old + new` over every 16-bit word that changes. It depends on what is rewritten, not on
+//! A [`Delta`] is the sum of `~old + new` over every 16-bit word that changes. It depends on the rewrite alone, not on
 //! the packet, so a session computes it once and each packet only adds it.
 
-/// The change that a rewrite makes to a ones' complement sum. Its bytes lie as those of a packet do: sums are the same in either
-/// order (RFC 1071 section 2 B), so no packet's checksum has to be turned around.
+/// The change that a rewrite makes to a ones' complement sum, in network byte order: sums are byte-order independent
+/// (RFC 1071 section 2 B), so no packet's checksum needs to be byte-swapped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delta(pub u16);
 
 impl Delta {
-    /// The TTL of IPv4 going down by one: its byte is the upper half of a word.
+    /// Decrement of the IPv4 TTL: its byte is the upper half of a word.
     pub const TTL_DECREMENT: Self = Self(0xfeff_u16.to_be());
 
     /// The change of replacing words that sum to `old` by words that sum to `new` (sums not folded).
@@ -18,7 +18,7 @@ impl Delta {
         Self(fold(u32::from(!fold(old)) + u32::from(fold(new))).to_be())
     }
 
-    /// Both changes.
+    /// The sum of both changes.
     #[inline]
     #[must_use]
     pub fn and(self, other: Self) -> Self {
@@ -31,10 +31,10 @@ impl Delta {
         u16::from_be(self.apply_in_place(checksum.to_be()))
     }
 
-    /// The checksum field after this change, both as they lie in a packet.
+    /// The checksum field after this change, both in network byte order.
     #[inline]
     pub fn apply_in_place(self, field: u16) -> u16 {
-        // ~(~field + delta), which is a subtraction that borrows from its own end.
+        // ~(~field + delta): a subtraction with end-around borrow.
         let (difference, borrow) = field.overflowing_sub(self.0);
         difference.wrapping_sub(borrow.into())
     }
@@ -47,7 +47,7 @@ fn add(one: u16, other: u16) -> u16 {
     sum + u16::from(carry)
 }
 
-/// Folds the carries of a sum back in.
+/// Folds the carries of a sum into 16 bits.
 #[inline]
 pub fn fold(sum: u32) -> u16 {
     let sum = (sum >> 16) + (sum & 0xffff);
@@ -55,7 +55,7 @@ pub fn fold(sum: u32) -> u16 {
     sum as u16
 }
 
-/// The sum of the 16-bit words in `bytes` (an odd last byte is padded with zero), not folded. At most 64 KiB.
+/// The sum of the 16-bit words in `bytes` (an odd last byte is padded with zero), not folded. At most 64 KiB of input.
 #[inline]
 pub fn sum(bytes: &[u8]) -> u32 {
     let mut words = bytes.chunks_exact(2);
@@ -66,29 +66,29 @@ pub fn sum(bytes: &[u8]) -> u32 {
     total
 }
 
-/// The checksum of `bytes`, in which the checksum field is zero, after an earlier partial sum.
+/// The checksum of `bytes`, whose checksum field must be zero, continuing the partial sum `partial`.
 pub fn checksum(partial: u32, bytes: &[u8]) -> u16 {
     !fold(u32::from(fold(partial)) + u32::from(fold(sum(bytes))))
 }
 
-/// Whether an IPv4 header without options, with its checksum in place, sums to all ones. The byte order of the words makes
-/// no difference to that (RFC 1071 section 2 B), nor does their width, as long as carries come back in.
+/// Whether the checksum of an IPv4 header without options is right: the header sums to all ones. Neither the byte order
+/// of the words (RFC 1071 section 2 B) nor their width matters, as long as carries wrap around.
 #[inline]
 pub fn verifies_header(header: &[u8; 20]) -> bool {
-    // The number whose product with 0xffff is 1, modulo 2^64.
+    // The inverse of 0xffff modulo 2^64.
     const INVERSE: u64 = 0xfffe_fffe_fffe_ffff;
     const { assert!(INVERSE.wrapping_mul(0xffff) == 1) };
     let ([first, second], last) = header.as_chunks::<8>() else { return false };
     let (sum, carry) = u64::from_ne_bytes(*first).overflowing_add(u64::from_ne_bytes(*second));
     let last = last.first_chunk().map_or(0, |last| u32::from_ne_bytes(*last));
-    let (sum, again) = sum.overflowing_add(u64::from(last) + u64::from(carry));
-    let total = sum.wrapping_add(again.into());
-    // A sum of ones' complement words is all ones exactly if it is a multiple of 0xffff, and not zero: which no sum is that
-    // has the version in it. Multiples, and nothing else, are divided by multiplying with the inverse.
+    let (sum, carry_out) = sum.overflowing_add(u64::from(last) + u64::from(carry));
+    let total = sum.wrapping_add(carry_out.into());
+    // A ones' complement sum is all ones exactly if it is a nonzero multiple of 0xffff; the version field makes it
+    // nonzero. Multiplying by the inverse divides multiples exactly and maps all other numbers above the bound.
     total.wrapping_mul(INVERSE) <= u64::MAX / 0xffff
 }
 
-/// Whether `bytes` with the checksum field in place sum to all ones.
+/// Whether the checksum within `bytes` is right: `partial` and `bytes` sum to all ones.
 #[inline]
 pub fn verifies(partial: u32, bytes: &[u8]) -> bool {
     checksum(partial, bytes) == 0
@@ -107,7 +107,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_check_of_a_short_header_is_that_of_any_bytes(mut header: [u8; 20], right: bool) {
+        fn the_fast_header_check_equals_the_general_one(mut header: [u8; 20], right: bool) {
             header[0] = 0x45;
             if right {
                 header[10..12].fill(0);
@@ -133,10 +133,10 @@ mod tests {
         }
 
         #[test]
-        fn deltas_add_up(a: u16, b: u16, c: u16, d: u16, base in 1_u16..0xffff) {
+        fn applying_a_sum_of_deltas_equals_applying_each(a: u16, b: u16, c: u16, d: u16, base in 1_u16..0xffff) {
             let both = Delta::of(a.into(), b.into()).and(Delta::of(c.into(), d.into()));
             let one_by_one = Delta::of(c.into(), d.into()).apply(Delta::of(a.into(), b.into()).apply(base));
-            // Zero has two spellings in ones' complement; a receiver takes both.
+            // Zero has two representations in ones' complement; a receiver accepts both.
             let same = both.apply(base) == one_by_one || [both.apply(base), one_by_one] == [0, 0xffff]
                 || [both.apply(base), one_by_one] == [0xffff, 0];
             prop_assert!(same);

@@ -1,30 +1,30 @@
-//! ICMP echo for IPv4 (RFC 792) and IPv6 (RFC 4443): the one query that pods send.
+//! ICMP echo for IPv4 (RFC 792) and IPv6 (RFC 4443): the only ICMP query that is translated.
 
 /// Length of an echo header.
 pub const HEADER: usize = 8;
-/// Where the checksum is.
+/// Offset of the checksum.
 pub const CHECKSUM: usize = 2;
-/// Where the identifier is.
+/// Offset of the identifier.
 pub const IDENTIFIER: usize = 4;
 
-/// What an ICMP message is to the engine.
+/// The kinds of ICMP message that the engine distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// A question with this identifier.
+    /// An echo request with this identifier.
     EchoRequest(u16),
-    /// The answer to the question with this identifier.
+    /// An echo reply with this identifier.
     EchoReply(u16),
     /// Anything else.
     Other,
 }
 
-/// Reads a message of IPv4's ICMP; `None` if it is cut short.
+/// Parses an ICMPv4 message; `None` if it is truncated.
 #[inline]
 pub fn parse_v4(payload: &[u8]) -> Option<Message> {
     parse(payload, 8, 0)
 }
 
-/// Reads a message of IPv6's ICMP; `None` if it is cut short.
+/// Parses an ICMPv6 message; `None` if it is truncated.
 #[inline]
 pub fn parse_v6(payload: &[u8]) -> Option<Message> {
     parse(payload, 128, 129)

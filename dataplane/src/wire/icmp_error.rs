@@ -1,9 +1,8 @@
-//! ICMP errors of both families (RFC 792, RFC 4443): read, translated, made.
+//! ICMP errors of both families (RFC 792, RFC 4443): parsing, translation, generation.
 //!
-//! An error quotes the packet that it is about. Whoever translates that packet's flow must translate the quote as well,
-//! or the sender can't tell which flow the error means (RFC 5508 sections 3 and 4). What may stand behind the quote
-//! (RFC 4884) is found by its length and stays as it is. Bytes in, bytes out: which session an error belongs to, and
-//! how many of them may be made, is decided elsewhere.
+//! An error quotes the packet that caused it. A NAT must translate the quote as well, or the sender can't attribute the
+//! error to its flow (RFC 5508 sections 3 and 4). Extensions after the quote (RFC 4884) are found by its length and
+//! stay unchanged. This module has no state: the session lookup and the rate limit are elsewhere.
 
 mod compose;
 mod family;
@@ -13,62 +12,62 @@ mod fixtures;
 mod tests;
 mod translate;
 
-pub use compose::{Error, LONGEST_V4, LONGEST_V6, compose_v4, compose_v6, may_answer};
-pub use family::ErrorFamily;
+pub use compose::{IcmpError, MAX_LENGTH_V4, MAX_LENGTH_V6, compose_v4, compose_v6, may_send_error};
+pub use family::IcmpErrorFamily;
 pub use translate::translate;
 
 use super::icmp::Message;
 use super::{checksum, protocol, u16_at};
-use crate::session::tuple::Tuple;
+use crate::flow::tuple::Tuple;
 
 /// Length of the header of an ICMP error; the quote follows it.
 pub const HEADER: usize = 8;
 
-/// What every quote has of its transport header (RFC 792, RFC 1812 section 4.3.2.3).
-const SHORTEST_TRANSPORT: usize = 8;
+/// Minimum length of the quoted transport header (RFC 792, RFC 1812 section 4.3.2.3).
+const MIN_TRANSPORT_HEADER: usize = 8;
 
-/// Why a message is not taken for an ICMP error. Each of them ends in a silent drop, except that a message that is
+/// Why a message is rejected as an ICMP error. Each reason is a silent drop, except that a message that is
 /// [no error](Self::NotAnError) may be a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wrong {
-    /// Its type is not one of an error.
+pub enum ParseError {
+    /// Its type is not an error type.
     NotAnError,
-    /// An error that nobody may act upon, or that no border lets pass: source quench (RFC 6633), redirect
-    /// (RFC 1812 section 5.2.7.2), a type that ICMPv6 has not assigned.
-    Refused,
-    /// Lengths or versions contradict each other.
+    /// An error that hosts must ignore or border routers must not forward: source quench (RFC 6633), redirect (RFC 1812
+    /// section 5.2.7.2), an unassigned ICMPv6 type.
+    Filtered,
+    /// A version is wrong, or lengths are inconsistent.
     Malformed,
     /// The checksum of the message is wrong (RFC 5508 REQ-3).
     Checksum,
     /// The checksum of the quoted IPv4 header is wrong (RFC 5508 REQ-3 a).
     QuotedChecksum,
-    /// It isn't addressed to the sender of the packet that it quotes, who alone may hear of it (RFC 1122 section
-    /// 3.2.2). Who lets such a message pass lets strangers reach anybody who has one session open.
+    /// It isn't addressed to the source of the quoted packet, the only host that may receive it (RFC 1122 section
+    /// 3.2.2). Translating it would let an attacker reach any host with a session.
     Misaddressed,
-    /// It quotes an ICMP error, which nobody may answer with another (RFC 1122 section 3.2.2).
+    /// It quotes an ICMP error, which must not cause another (RFC 1122 section 3.2.2).
     QuotesError,
-    /// It quotes a fragment that isn't the first one: there are no ports in it.
-    Fragment,
-    /// The quote ends before the ports and the 8 bytes that it must have of the transport header.
-    Short,
-    /// It quotes a packet of a protocol, or an ICMP message of a kind, that has no session here.
-    Protocol,
+    /// It quotes a later fragment, which has no ports.
+    LaterFragment,
+    /// The quote has less than the first 8 bytes of the transport header.
+    Truncated,
+    /// It quotes a packet of a protocol or an ICMP type that has no sessions.
+    UnsupportedProtocol,
 }
 
-/// The packet that an ICMP error is about.
+/// The packet that an ICMP error quotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quote<A> {
-    /// Its tuple, as it stands in the quote: the way of the packet, not of the error.
+    /// Its tuple as quoted: in the direction of the quoted packet, not of the error.
     pub tuple: Tuple<A>,
-    /// What fits through the hop that the packet was too big for, in bytes, if the error says that it was. 0 comes
-    /// from routers older than RFC 1191, which don't know.
+    /// The MTU of the next hop, bytes, if the error is "packet too big" or "fragmentation needed". Routers older than
+    /// RFC 1191 report 0.
     pub mtu: Option<u32>,
-    /// How its transport header is to be translated.
+    /// The transport, which determines how its header is translated.
     transport: Transport,
-    /// Where its transport header stands, from the start of the quote.
-    transport_at: u16,
-    /// Where it ends, from its own start.
-    end: u16,
+    /// Offset of the transport header from the start of the quote.
+    transport_offset: u16,
+    /// End of the quoted packet, as an offset from the start of the quote.
+    packet_end: u16,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,46 +79,46 @@ enum Transport {
     EchoReply,
 }
 
-/// Reads the ICMP error that stands at `l4` in `packet`, which is the whole IP packet and nothing behind it.
+/// Parses the ICMP error at offset `l4` of `packet`, which is exactly one IP packet.
 ///
-/// The transport checksum in the quote is not looked at: most quotes end before the last byte that it is about
-/// (RFC 5508 REQ-3 c).
+/// The quoted transport checksum is not verified: most quotes end before the last byte that it covers (RFC 5508 REQ-3
+/// c).
 ///
 /// # Errors
-/// Says what is wrong with it.
-pub fn read<A: ErrorFamily>(packet: &[u8], l4: usize) -> Result<Quote<A>, Wrong> {
-    let message = packet.get(l4..).filter(|_| l4 >= A::HEADER).ok_or(Wrong::Malformed)?;
-    let (header, body) = message.split_first_chunk::<HEADER>().ok_or(Wrong::Malformed)?;
+/// The reason for which it is rejected.
+pub fn parse<A: IcmpErrorFamily>(packet: &[u8], l4: usize) -> Result<Quote<A>, ParseError> {
+    let message = packet.get(l4..).filter(|_| l4 >= A::HEADER).ok_or(ParseError::Malformed)?;
+    let (header, body) = message.split_first_chunk::<HEADER>().ok_or(ParseError::Malformed)?;
     if packet.len() > usize::from(u16::MAX) {
-        return Err(Wrong::Malformed);
+        return Err(ParseError::Malformed);
     }
-    let outline = A::outline(header)?;
-    if !checksum::verifies(A::pseudo_header(packet, message.len()), message) {
-        return Err(Wrong::Checksum);
+    let outline = A::parse_header(header)?;
+    if !checksum::verifies(A::pseudo_header_sum(packet, message.len()), message) {
+        return Err(ParseError::Checksum);
     }
     // Padding and extensions behind the quote are not part of it (RFC 4884 section 4, RFC 5508 REQ-3 d).
     let body = match outline.quote_length {
         0 => body,
-        length => body.get(..length).ok_or(Wrong::Malformed)?,
+        length => body.get(..length).ok_or(ParseError::Malformed)?,
     };
-    let quoted = A::quoted(body)?;
+    let quoted = A::parse_quoted(body)?;
     if quoted.source != A::destination(packet) {
-        return Err(Wrong::Misaddressed);
+        return Err(ParseError::Misaddressed);
     }
-    let payload = body.get(quoted.transport_at..quoted.end).filter(|bytes| bytes.len() >= SHORTEST_TRANSPORT);
-    let payload = payload.ok_or(Wrong::Short)?;
+    let payload = body.get(quoted.transport_offset..quoted.end).filter(|bytes| bytes.len() >= MIN_TRANSPORT_HEADER);
+    let payload = payload.ok_or(ParseError::Truncated)?;
     let (first, second) = (u16_at(payload, 0), u16_at(payload, 2));
     let (transport, source_port, destination_port) = match quoted.protocol {
         protocol::TCP => (Transport::Tcp, first, second),
         protocol::UDP => (Transport::Udp, first, second),
         protocol::SCTP => (Transport::Sctp, first, second),
-        number if number == A::ICMP => match A::echo(payload) {
+        number if number == A::ICMP => match A::parse_echo(payload) {
             Some(Message::EchoRequest(identifier)) => (Transport::EchoRequest, identifier, 0),
             Some(Message::EchoReply(identifier)) => (Transport::EchoReply, 0, identifier),
-            _ if A::is_error(payload[0]) => return Err(Wrong::QuotesError),
-            _ => return Err(Wrong::Protocol),
+            _ if A::is_error(payload[0]) => return Err(ParseError::QuotesError),
+            _ => return Err(ParseError::UnsupportedProtocol),
         },
-        _ => return Err(Wrong::Protocol),
+        _ => return Err(ParseError::UnsupportedProtocol),
     };
     let tuple = Tuple {
         source: quoted.source,
@@ -128,6 +127,6 @@ pub fn read<A: ErrorFamily>(packet: &[u8], l4: usize) -> Result<Quote<A>, Wrong>
         destination_port,
         protocol: quoted.protocol,
     };
-    let (transport_at, end) = (quoted.transport_at as u16, quoted.end as u16);
-    Ok(Quote { tuple, mtu: outline.mtu, transport, transport_at, end })
+    let (transport_at, end) = (quoted.transport_offset as u16, quoted.end as u16);
+    Ok(Quote { tuple, mtu: outline.mtu, transport, transport_offset: transport_at, packet_end: end })
 }

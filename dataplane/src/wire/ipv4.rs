@@ -4,24 +4,24 @@ use super::checksum;
 
 /// Length of a header without options.
 pub const HEADER: usize = 20;
-/// Where the length of header and payload is.
-pub const TOTAL: usize = 2;
-/// Where the protocol of the payload is.
+/// Offset of the total length.
+pub const TOTAL_LENGTH: usize = 2;
+/// Offset of the protocol number.
 pub const PROTOCOL: usize = 9;
-/// Where the identification is.
+/// Offset of the identification.
 pub const IDENTIFICATION: usize = 4;
-/// Where the flags of fragmentation are; the offset follows them.
+/// Offset of the flags and fragment offset field.
 pub const FRAGMENT: usize = 6;
-/// Where the time to live is.
+/// Offset of the TTL.
 pub const TTL: usize = 8;
-/// Where the header checksum is.
+/// Offset of the header checksum.
 pub const CHECKSUM: usize = 10;
-/// Where the source address is; the destination follows it.
+/// Offset of the source address; the destination follows it.
 pub const ADDRESSES: usize = 12;
 
-/// The flag "don't fragment".
+/// The flag "don't fragment" (DF).
 pub const DONT_FRAGMENT: u16 = 0x4000;
-/// The flag "more fragments".
+/// The flag "more fragments" (MF).
 pub const MORE_FRAGMENTS: u16 = 0x2000;
 const FRAGMENT_OFFSET: u16 = 0x1fff;
 
@@ -30,18 +30,18 @@ const OPTION_NOP: u8 = 1;
 const OPTION_LOOSE_SOURCE_ROUTE: u8 = 131;
 const OPTION_STRICT_SOURCE_ROUTE: u8 = 137;
 
-/// Why a header can't be used.
+/// Why a header is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wrong {
-    /// Lengths or version contradict each other or the frame.
+pub enum ParseError {
+    /// The version is wrong, or lengths are inconsistent or exceed the frame.
     Malformed,
     /// The header checksum is wrong.
     Checksum,
-    /// It asks for source routing, which no border lets pass (RFC 7126 section 4).
+    /// It has a source route option, which border routers drop (RFC 7126 section 4).
     SourceRoute,
 }
 
-/// A header whose lengths and checksum are right.
+/// A header with valid lengths and checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Source address.
@@ -50,40 +50,40 @@ pub struct Header {
     pub destination: u32,
     /// Protocol of the payload.
     pub protocol: u8,
-    /// Time to live.
+    /// TTL.
     pub ttl: u8,
-    /// Bytes of the header with options.
+    /// Header length with options, bytes.
     pub length: u16,
-    /// Bytes of header and payload.
+    /// Total length: header and payload, bytes.
     pub total: u16,
-    /// Whether this is a fragment: an offset, or more to come.
+    /// Whether this is a fragment: nonzero offset, or MF set.
     pub fragment: bool,
-    /// What the fragments of one datagram have in common, with addresses and protocol.
+    /// Identification: equal in all fragments of a datagram, together with addresses and protocol.
     pub identification: u16,
-    /// Where the payload stands in the datagram's, in units of 8 bytes; 13 bits.
+    /// Offset of the payload in the datagram, in units of 8 bytes; 13 bits.
     pub fragment_offset: u16,
-    /// Whether bytes of the datagram follow behind these.
+    /// The MF flag.
     pub more_fragments: bool,
-    /// Whether nobody on the way may cut it.
+    /// The DF flag: routers must not fragment the packet.
     pub dont_fragment: bool,
 }
 
 impl Header {
-    /// Reads the header at the start of `packet`, which may be followed by link padding.
+    /// Parses the header at the start of `packet`, which may be followed by Ethernet padding.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// The reason for which the header is rejected.
     #[inline]
-    pub fn parse(packet: &[u8]) -> Result<Self, Wrong> {
-        let fixed: &[u8; HEADER] = packet.first_chunk().ok_or(Wrong::Malformed)?;
+    pub fn parse(packet: &[u8]) -> Result<Self, ParseError> {
+        let fixed: &[u8; HEADER] = packet.first_chunk().ok_or(ParseError::Malformed)?;
         let length = usize::from(fixed[0] & 0x0f) * 4;
         let total = u16::from_be_bytes([fixed[2], fixed[3]]);
         if fixed[0] >> 4 != 4 || length < HEADER || usize::from(total) < length || packet.len() < usize::from(total) {
-            return Err(Wrong::Malformed);
+            return Err(ParseError::Malformed);
         }
         if length == HEADER {
             if !checksum::verifies_header(fixed) {
-                return Err(Wrong::Checksum);
+                return Err(ParseError::Checksum);
             }
         } else {
             check_options(&packet[..length])?;
@@ -106,35 +106,35 @@ impl Header {
 }
 
 #[cold]
-fn check_options(header: &[u8]) -> Result<(), Wrong> {
+fn check_options(header: &[u8]) -> Result<(), ParseError> {
     if !checksum::verifies(0, header) {
-        return Err(Wrong::Checksum);
+        return Err(ParseError::Checksum);
     }
     let mut options = &header[HEADER..];
     while let [kind, rest @ ..] = options {
         options = match *kind {
             OPTION_END => break,
             OPTION_NOP => rest,
-            OPTION_LOOSE_SOURCE_ROUTE | OPTION_STRICT_SOURCE_ROUTE => return Err(Wrong::SourceRoute),
+            OPTION_LOOSE_SOURCE_ROUTE | OPTION_STRICT_SOURCE_ROUTE => return Err(ParseError::SourceRoute),
             _ => {
                 let length = rest.first().copied().map_or(0, usize::from);
-                options.get(length..).filter(|_| length >= 2).ok_or(Wrong::Malformed)?
+                options.get(length..).filter(|_| length >= 2).ok_or(ParseError::Malformed)?
             }
         };
     }
     Ok(())
 }
 
-/// The header of a packet that the gateway itself makes: no options, a fresh TTL.
+/// The header of a packet that the gateway originates: no options, TTL 64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OwnHeader {
+pub struct LocalHeader {
     /// Type of service: DSCP and ECN.
-    pub service: u8,
-    /// Bytes of header and payload.
+    pub tos: u8,
+    /// Total length: header and payload, bytes.
     pub total: u16,
-    /// The identification; without meaning where the packet may not be fragmented (RFC 6864 section 4.1).
+    /// The identification; without meaning if DF is set (RFC 6864 section 4.1).
     pub identification: u16,
-    /// Whether nobody may fragment it.
+    /// The DF flag.
     pub dont_fragment: bool,
     /// Protocol of the payload.
     pub protocol: u8,
@@ -144,12 +144,12 @@ pub struct OwnHeader {
     pub destination: u32,
 }
 
-impl OwnHeader {
-    /// The header's bytes, with its checksum.
+impl LocalHeader {
+    /// The serialized header, with its checksum.
     pub fn bytes(&self) -> [u8; HEADER] {
         let mut header = [0; HEADER];
         header[0] = 0x45;
-        header[1] = self.service;
+        header[1] = self.tos;
         header[2..4].copy_from_slice(&self.total.to_be_bytes());
         header[4..6].copy_from_slice(&self.identification.to_be_bytes());
         header[6] = if self.dont_fragment { 0x40 } else { 0 };
@@ -163,13 +163,13 @@ impl OwnHeader {
     }
 }
 
-/// The destination of a packet whose header has been read before.
+/// The destination address of a packet whose header has been validated.
 pub fn destination(packet: &[u8]) -> u32 {
     packet.get(ADDRESSES + 4..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_be_bytes(*bytes))
 }
 
-/// Notes congestion in a packet whose ends know of it (RFC 3168): it says so itself.
-pub fn note_congestion(packet: &mut [u8]) {
+/// Sets CE in a packet if it is ECN-capable (RFC 3168).
+pub fn set_ce(packet: &mut [u8]) {
     let Some(header) = packet.first_chunk_mut::<HEADER>() else { return };
     if header[1] & 3 != 0 {
         let old = super::u16_at(header, 0);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_header_is_read() {
+    fn a_valid_header_is_parsed() {
         let parsed = Header::parse(&header(|_| ())).unwrap();
         assert_eq!((parsed.source, parsed.destination), (0x0a00_0001, 0xc000_0201));
         assert_eq!((parsed.length, parsed.total, parsed.ttl, parsed.protocol), (20, 24, 64, 17));
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn fragment_fields_are_read_bit_by_bit() {
+    fn fragment_fields_are_parsed_bit_by_bit() {
         let fields = |high, low| {
             let bytes = header(|h| h[4..8].copy_from_slice(&[0xab, 0xcd, high, low]));
             let parsed = Header::parse(&bytes).unwrap();
@@ -217,28 +217,28 @@ mod tests {
             (parsed.fragment, parsed.fragment_offset, parsed.more_fragments, parsed.dont_fragment)
         };
         assert_eq!(fields(0x00, 0x00), (false, 0, false, false));
-        assert_eq!(fields(0x80, 0x00), (false, 0, false, false), "the reserved bit says nothing");
+        assert_eq!(fields(0x80, 0x00), (false, 0, false, false), "the reserved bit is ignored");
         assert_eq!(fields(0x40, 0x00), (false, 0, false, true));
         assert_eq!(fields(0x20, 0x00), (true, 0, true, false));
         assert_eq!(fields(0x20, 0xb9), (true, 0xb9, true, false));
         assert_eq!(fields(0x1f, 0xff), (true, 0x1fff, false, false));
-        assert_eq!(fields(0x60, 0x01), (true, 1, true, true), "a fragment that may not be cut further");
+        assert_eq!(fields(0x60, 0x01), (true, 1, true, true), "a fragment with DF");
     }
 
     #[test]
-    fn each_contradiction_is_named() {
-        assert_eq!(Header::parse(&header(|h| h[0] = 0x44)), Err(Wrong::Malformed));
-        assert_eq!(Header::parse(&header(|h| h[0] = 0x65)), Err(Wrong::Malformed));
-        assert_eq!(Header::parse(&header(|h| h[3] = 19)), Err(Wrong::Malformed));
-        assert_eq!(Header::parse(&header(|h| h[3] = 25)), Err(Wrong::Malformed));
-        assert_eq!(Header::parse(&header(|_| ())[..19]), Err(Wrong::Malformed));
+    fn each_inconsistency_has_its_error() {
+        assert_eq!(Header::parse(&header(|h| h[0] = 0x44)), Err(ParseError::Malformed));
+        assert_eq!(Header::parse(&header(|h| h[0] = 0x65)), Err(ParseError::Malformed));
+        assert_eq!(Header::parse(&header(|h| h[3] = 19)), Err(ParseError::Malformed));
+        assert_eq!(Header::parse(&header(|h| h[3] = 25)), Err(ParseError::Malformed));
+        assert_eq!(Header::parse(&header(|_| ())[..19]), Err(ParseError::Malformed));
         let mut flipped = header(|_| ());
         flipped[8] ^= 1;
-        assert_eq!(Header::parse(&flipped), Err(Wrong::Checksum));
+        assert_eq!(Header::parse(&flipped), Err(ParseError::Checksum));
     }
 
     #[test]
-    fn options_are_walked_and_source_routes_refused() {
+    fn options_are_parsed_and_source_routes_rejected() {
         let build = |options: [u8; 4]| {
             header(|h| {
                 h[0] = 0x46;
@@ -247,8 +247,8 @@ mod tests {
         };
         assert!(Header::parse(&build([1, 1, 1, 0])).is_ok());
         assert!(Header::parse(&build([148, 4, 0, 0])).is_ok(), "router alert");
-        assert_eq!(Header::parse(&build([131, 3, 4, 0])), Err(Wrong::SourceRoute));
-        assert_eq!(Header::parse(&build([7, 1, 0, 0])), Err(Wrong::Malformed));
-        assert_eq!(Header::parse(&build([7, 5, 0, 0])), Err(Wrong::Malformed));
+        assert_eq!(Header::parse(&build([131, 3, 4, 0])), Err(ParseError::SourceRoute));
+        assert_eq!(Header::parse(&build([7, 1, 0, 0])), Err(ParseError::Malformed));
+        assert_eq!(Header::parse(&build([7, 5, 0, 0])), Err(ParseError::Malformed));
     }
 }

@@ -1,5 +1,4 @@
-//! The maximum segment size that a SYN announces (RFC 9293 section 3.7.1), made smaller where a path loses packets that tell
-//! senders to send less.
+//! MSS clamping: lowers the MSS option of a SYN (RFC 9293 section 3.7.1), for paths on which path MTU discovery fails.
 
 use super::checksum::Delta;
 use super::{set_u16, tcp, u16_at};
@@ -8,8 +7,8 @@ const END: u8 = 0;
 const NOP: u8 = 1;
 const MSS: u8 = 2;
 
-/// Makes the announced size at most `most`; the checksum follows. A segment without the option stays as it is.
-pub fn clamp(segment: &mut [u8], most: u16) {
+/// Lowers the MSS option to at most `max_mss` and updates the checksum. A segment without the option is unchanged.
+pub fn clamp(segment: &mut [u8], max_mss: u16) {
     let Some(length) = segment.get(12).map(|offset| usize::from(offset >> 4) * 4) else { return };
     let mut at = tcp::HEADER;
     while at + 4 <= length && length <= segment.len() {
@@ -18,12 +17,12 @@ pub fn clamp(segment: &mut [u8], most: u16) {
             (NOP, _) => at += 1,
             (MSS, 4) => {
                 let announced = u16_at(segment, at + 2);
-                if announced > most {
-                    // The number may stand across two words of the sum: then its bytes change places.
+                if announced > max_mss {
+                    // At an odd offset the value spans two checksum words: its bytes count swapped.
                     let swap = |word: u16| if at.is_multiple_of(2) { word } else { word.swap_bytes() };
-                    let delta = Delta::of(swap(announced).into(), swap(most).into());
+                    let delta = Delta::of(swap(announced).into(), swap(max_mss).into());
                     let checksum = delta.apply(u16_at(segment, tcp::CHECKSUM));
-                    set_u16(segment, at + 2, most);
+                    set_u16(segment, at + 2, max_mss);
                     set_u16(segment, tcp::CHECKSUM, checksum);
                 }
                 return;
@@ -50,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_size_becomes_the_largest_wherever_it_stands() {
+    fn a_larger_mss_is_lowered_at_any_offset() {
         for options in [&[2, 4, 5, 0xb4][..], &[1, 2, 4, 5, 0xb4, 0, 0, 0], &[3, 3, 7, 2, 4, 5, 0xb4, 0]] {
             let mut segment = syn(options);
             clamp(&mut segment, 1360);
@@ -58,12 +57,12 @@ mod tests {
             assert!(segment[20..].windows(4).any(|option| option == [2, 4, 5, 0x50]), "{segment:?}");
             let before = segment.clone();
             clamp(&mut segment, 1400);
-            assert_eq!(segment, before, "never larger");
+            assert_eq!(segment, before, "never raised");
         }
     }
 
     #[test]
-    fn broken_or_missing_options_change_nothing() {
+    fn a_segment_with_malformed_or_missing_options_is_unchanged() {
         for options in [&[][..], &[3, 0, 2, 4], &[2, 3, 5, 0xb4], &[0, 2, 4, 9], &[8, 40, 2, 4]] {
             let mut segment = syn(options);
             let before = segment.clone();

@@ -1,30 +1,30 @@
-//! Neighbour discovery for IPv6 (RFC 4861): the two messages that announce an address on a link.
+//! Neighbor discovery for IPv6 (RFC 4861): neighbor solicitations and advertisements.
 
 use super::ethernet::{self, Mac};
 use super::{checksum, ipv6, protocol};
-use crate::address::V6;
+use crate::flow::address::V6;
 
-/// Neighbour solicitation.
+/// ICMPv6 type of a neighbor solicitation.
 pub const SOLICITATION: u8 = 135;
-/// Neighbour advertisement.
+/// ICMPv6 type of a neighbor advertisement.
 pub const ADVERTISEMENT: u8 = 136;
 
-/// The group of all nodes on a link.
+/// The link-local all-nodes multicast address.
 pub const ALL_NODES: u128 = 0xff02_0000_0000_0000_0000_0000_0000_0001;
 
-const OPTION_TARGET_LINK_ADDRESS: u8 = 2;
-/// Both ICMP headers with the target, and one option with a link address.
+const OPTION_TARGET_LINK_LAYER_ADDRESS: u8 = 2;
+/// Length of a message with the target address and one link-layer address option, bytes.
 const MESSAGE: usize = 24 + 8;
-/// A whole frame with an advertisement in it.
-pub const FRAME: usize = ethernet::HEADER + ipv6::HEADER + MESSAGE;
+/// Length of an Ethernet frame with a neighbor advertisement, bytes.
+pub const ADVERTISEMENT_FRAME: usize = ethernet::HEADER + ipv6::HEADER + MESSAGE;
 
-/// The target of a solicitation, when the message is one that RFC 4861 section 7.1.1 allows; `None` otherwise.
+/// The target of a solicitation; `None` if the message is not valid by RFC 4861 section 7.1.1.
 ///
 /// `packet` starts at the IPv6 header that `header` was read from.
 pub fn parse_solicitation(header: &ipv6::Header, packet: &[u8]) -> Option<V6> {
     let message = packet.get(usize::from(header.length)..usize::from(header.total))?;
     let (fixed, mut options) = message.split_first_chunk::<24>()?;
-    let pseudo = ipv6::pseudo_header(
+    let pseudo = ipv6::pseudo_header_sum(
         header.source,
         header.destination,
         u32::from(header.total - header.length),
@@ -33,7 +33,8 @@ pub fn parse_solicitation(header: &ipv6::Header, packet: &[u8]) -> Option<V6> {
     if fixed[0] != SOLICITATION || fixed[1] != 0 || header.hop_limit != 255 || !checksum::verifies(pseudo, message) {
         return None;
     }
-    // A question by somebody who has no address yet carries no link address and goes to the solicited-node group.
+    // Duplicate address detection: no source link-layer address option, and sent to the solicited-node multicast
+    // address.
     let unspecified = header.source == V6::default();
     while let [kind, length, ..] = options {
         if *length == 0 || (unspecified && *kind == 1) {
@@ -41,65 +42,65 @@ pub fn parse_solicitation(header: &ipv6::Header, packet: &[u8]) -> Option<V6> {
         }
         options = options.get(usize::from(*length) * 8..)?;
     }
-    let target = V6 { high: number(fixed, 8), low: number(fixed, 16) };
+    let target = V6 { high: u64_at(fixed, 8), low: u64_at(fixed, 16) };
     let solicited_node = header.destination.high == 0xff02 << 48 && header.destination.low >> 24 == 0x01ff;
     (target.high >> 56 != 0xff && (!unspecified || solicited_node)).then_some(target)
 }
 
-/// The target of an advertisement and the link address that it gives, when the message is one that RFC 4861 section 7.1.2
-/// allows; `None` otherwise.
+/// The target of an advertisement and its target link-layer address; `None` if the message is not valid by RFC 4861
+/// section 7.1.2.
 ///
 /// `packet` starts at the IPv6 header that `header` was read from.
 pub fn parse_advertisement(header: &ipv6::Header, packet: &[u8]) -> Option<(V6, Option<Mac>)> {
     let message = packet.get(usize::from(header.length)..usize::from(header.total))?;
     let (fixed, mut options) = message.split_first_chunk::<24>()?;
     let length = u32::from(header.total - header.length);
-    let pseudo = ipv6::pseudo_header(header.source, header.destination, length, protocol::ICMPV6);
+    let pseudo = ipv6::pseudo_header_sum(header.source, header.destination, length, protocol::ICMPV6);
     if fixed[0] != ADVERTISEMENT || fixed[1] != 0 || header.hop_limit != 255 || !checksum::verifies(pseudo, message) {
         return None;
     }
-    // What all hear answers nobody's question.
+    // A multicast advertisement must not be solicited.
     let (to_group, solicited) = (header.destination.high >> 56 == 0xff, fixed[4] & 0x40 != 0);
     let mut mac = None;
     while let [kind, length, rest @ ..] = options {
         if *length == 0 {
             return None;
         }
-        if *kind == OPTION_TARGET_LINK_ADDRESS && *length == 1 {
+        if *kind == OPTION_TARGET_LINK_LAYER_ADDRESS && *length == 1 {
             mac = rest.first_chunk().copied();
         }
         options = options.get(usize::from(*length) * 8..)?;
     }
-    let target = V6 { high: number(fixed, 8), low: number(fixed, 16) };
+    let target = V6 { high: u64_at(fixed, 8), low: u64_at(fixed, 16) };
     (target.high >> 56 != 0xff && !(to_group && solicited)).then_some((target, mac))
 }
 
-fn number(bytes: &[u8; 24], at: usize) -> u64 {
+fn u64_at(bytes: &[u8; 24], at: usize) -> u64 {
     let mut field = [0; 8];
     field.copy_from_slice(&bytes[at..at + 8]);
     u64::from_be_bytes(field)
 }
 
-/// An advertisement that `target` is at `mac`, always overriding what the receiver knew.
+/// A neighbor advertisement with the override flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Advertisement {
-    /// The address that is announced; also the source of the packet.
+    /// The announced address; also the source address of the packet.
     pub target: V6,
-    /// Where it is.
+    /// The MAC address of the target.
     pub mac: Mac,
-    /// Who is told.
+    /// Destination address.
     pub destination: V6,
-    /// The receiver's link address.
+    /// Destination MAC address.
     pub destination_mac: Mac,
-    /// Whether it answers a question.
+    /// Whether it replies to a solicitation.
     pub solicited: bool,
 }
 
 impl Advertisement {
-    /// The whole frame.
-    pub fn frame(&self) -> [u8; FRAME] {
-        let mut frame = [0; FRAME];
-        ethernet::set_link(&mut frame, &ethernet::link(self.destination_mac, self.mac));
+    /// Builds the Ethernet frame.
+    pub fn frame(&self) -> [u8; ADVERTISEMENT_FRAME] {
+        let mut frame = [0; ADVERTISEMENT_FRAME];
+        ethernet::set_macs(&mut frame, &ethernet::mac_pair(self.destination_mac, self.mac));
         frame[12..14].copy_from_slice(&ethernet::IPV6.to_be_bytes());
         let (header, message) = frame[ethernet::HEADER..].split_at_mut(ipv6::HEADER);
         header[0] = 0x60;
@@ -111,10 +112,10 @@ impl Advertisement {
         message[0] = ADVERTISEMENT;
         message[4] = 0x20 | if self.solicited { 0x40 } else { 0 };
         message[8..24].copy_from_slice(&self.target.to_bits().to_be_bytes());
-        message[24] = OPTION_TARGET_LINK_ADDRESS;
+        message[24] = OPTION_TARGET_LINK_LAYER_ADDRESS;
         message[25] = 1;
         message[26..32].copy_from_slice(&self.mac);
-        let pseudo = ipv6::pseudo_header(self.target, self.destination, MESSAGE as u32, protocol::ICMPV6);
+        let pseudo = ipv6::pseudo_header_sum(self.target, self.destination, MESSAGE as u32, protocol::ICMPV6);
         let sum = checksum::checksum(pseudo, message);
         message[2..4].copy_from_slice(&sum.to_be_bytes());
         frame
@@ -129,7 +130,7 @@ mod tests {
         V6::from_bits(text.parse::<std::net::Ipv6Addr>().unwrap().to_bits())
     }
 
-    /// A solicitation for 2001:db8::a from 2001:db8::1, as a kernel sends it, after `change`.
+    /// Parses a solicitation for 2001:db8::a from `source`, built as a kernel sends it and modified by `change`.
     fn solicitation(source: &str, hop_limit: u8, change: impl FnOnce(&mut Vec<u8>)) -> Option<V6> {
         let (source, destination) = (v6(source), v6("ff02::1:ff00:a"));
         let mut message = vec![135, 0, 0, 0, 0, 0, 0, 0];
@@ -139,7 +140,7 @@ mod tests {
         }
         change(&mut message);
         let length = u32::try_from(message.len()).unwrap();
-        let sum = checksum::checksum(ipv6::pseudo_header(source, destination, length, 58), &message);
+        let sum = checksum::checksum(ipv6::pseudo_header_sum(source, destination, length, 58), &message);
         message[2..4].copy_from_slice(&sum.to_be_bytes());
         let mut packet = vec![0x60, 0, 0, 0, 0, u8::try_from(length).unwrap(), 58, hop_limit];
         packet.extend(source.to_bits().to_be_bytes());
@@ -149,18 +150,18 @@ mod tests {
     }
 
     #[test]
-    fn only_allowed_solicitations_are_heard() {
+    fn only_valid_solicitations_are_accepted() {
         let target = Some(v6("2001:db8::a"));
         assert_eq!(solicitation("2001:db8::1", 255, |_| ()), target);
         assert_eq!(solicitation("::", 255, |_| ()), target, "duplicate address detection");
-        assert_eq!(solicitation("2001:db8::1", 64, |_| ()), None, "from beyond the link");
+        assert_eq!(solicitation("2001:db8::1", 64, |_| ()), None, "forwarded by a router");
         assert_eq!(solicitation("2001:db8::1", 255, |m| m[1] = 1), None);
-        assert_eq!(solicitation("2001:db8::1", 255, |m| m[25] = 0), None, "an option without length");
+        assert_eq!(solicitation("2001:db8::1", 255, |m| m[25] = 0), None, "option of length 0");
         assert_eq!(solicitation("::", 255, |m| m.extend([1, 1, 2, 0, 0, 0, 0, 1])), None);
     }
 
     #[test]
-    fn an_advertisement_carries_a_right_checksum() {
+    fn an_advertisement_is_written_with_a_valid_checksum() {
         let advertisement = Advertisement {
             target: v6("2001:db8::a"),
             mac: [2, 0, 0, 0, 0, 9],
@@ -172,14 +173,14 @@ mod tests {
         let packet = &frame[14..];
         let header = ipv6::Header::parse(packet).unwrap();
         assert_eq!((header.source, header.hop_limit), (advertisement.target, 255));
-        let pseudo = ipv6::pseudo_header(header.source, header.destination, 32, 58);
+        let pseudo = ipv6::pseudo_header_sum(header.source, header.destination, 32, 58);
         assert!(checksum::verifies(pseudo, &packet[40..]));
         assert_eq!(frame[14 + 40 + 4], 0x60, "solicited, override");
         assert_eq!(parse_advertisement(&header, packet), Some((advertisement.target, Some(advertisement.mac))));
     }
 
     #[test]
-    fn only_allowed_advertisements_are_believed() {
+    fn only_valid_advertisements_are_accepted() {
         let advertisement = Advertisement {
             target: v6("2001:db8::a"),
             mac: [2, 0, 0, 0, 0, 9],
@@ -189,8 +190,10 @@ mod tests {
         };
         let parse = |frame: &[u8]| parse_advertisement(&ipv6::Header::parse(&frame[14..]).unwrap(), &frame[14..]);
         assert_eq!(parse(&advertisement.frame()), Some((advertisement.target, Some(advertisement.mac))));
-        assert_eq!(parse(&Advertisement { solicited: true, ..advertisement }.frame()), None, "an answer to all");
-        for (at, what) in [(14 + 7, "from beyond the link"), (14 + 41, "a code"), (14 + 40 + 25, "no length")] {
+        assert_eq!(parse(&Advertisement { solicited: true, ..advertisement }.frame()), None, "solicited and multicast");
+        for (at, what) in
+            [(14 + 7, "forwarded by a router"), (14 + 41, "nonzero code"), (14 + 40 + 25, "option of length 0")]
+        {
             let mut frame = advertisement.frame();
             frame[at] ^= 1;
             assert_eq!(parse(&frame), None, "{what}");

@@ -1,54 +1,54 @@
-//! SCTP packets (RFC 9260): the common header, the first chunk, and the CRC32c over all of it.
+//! SCTP packets (RFC 9260): common header, first chunk, and CRC32c.
 //!
-//! A CRC is linear: two packets of one length differ in their CRC by the CRC of their difference. New ports change the
-//! first four bytes only, so the CRC's change is that difference, moved up over the length of the packet: a product of
-//! polynomials, whatever the packet holds. No pass over the payload; and a checksum that was wrong stays wrong.
+//! A CRC is linear: the CRCs of two packets of equal length differ by the CRC of their difference. New ports change
+//! only the first four bytes, so the CRC changes by that difference multiplied by a power of x that depends on the
+//! packet's length, not on its content. No pass over the payload is needed, and a checksum that was wrong stays wrong.
 
 use super::set_u16;
 
 /// Length of the common header.
 pub const HEADER: usize = 12;
-/// Where the checksum is; little-endian (RFC 9260 appendix A).
+/// Offset of the checksum; little-endian (RFC 9260 appendix A).
 pub const CHECKSUM: usize = 8;
 
-/// Length of a chunk's header: type, flags, length.
+/// Length of a chunk header: type, flags, length.
 const CHUNK_HEADER: usize = 4;
 
 /// The type of a chunk (RFC 9260 section 3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Chunk {
+pub enum ChunkType {
     /// User data.
     Data,
-    /// Opens an association.
+    /// Initiates an association.
     Init,
-    /// Answers [`Self::Init`], with a cookie.
+    /// Reply to [`Self::Init`], with a state cookie.
     InitAck,
     /// Acknowledges data.
     Sack,
-    /// Asks whether the peer is there.
+    /// Tests the reachability of the peer.
     Heartbeat,
-    /// It is.
+    /// Reply to [`Self::Heartbeat`].
     HeartbeatAck,
-    /// Ends an association at once.
+    /// Aborts an association.
     Abort,
-    /// Begins to end an association.
+    /// Initiates the shutdown of an association.
     Shutdown,
-    /// Answers [`Self::Shutdown`].
+    /// Reply to [`Self::Shutdown`].
     ShutdownAck,
-    /// The peer did something wrong.
+    /// Reports an error to the peer.
     Error,
-    /// Gives the cookie back.
+    /// Returns the state cookie.
     CookieEcho,
-    /// The association is open.
+    /// Acknowledges the state cookie: the association is established.
     CookieAck,
-    /// The association is closed.
+    /// Completes the shutdown.
     ShutdownComplete,
     /// Any other.
     #[default]
     Other,
 }
 
-impl Chunk {
+impl ChunkType {
     fn of(kind: u8) -> Self {
         match kind {
             0 => Self::Data,
@@ -69,36 +69,37 @@ impl Chunk {
     }
 }
 
-/// What the engine needs of an SCTP packet.
+/// The fields of an SCTP packet that connection tracking needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Common {
+pub struct CommonHeader {
     /// Source port.
     pub source: u16,
     /// Destination port.
     pub destination: u16,
-    /// The number by which the receiver knows the association; 0 with [`Chunk::Init`] alone.
+    /// Verification tag of the receiver; 0 only with [`ChunkType::Init`].
     pub verification_tag: u32,
-    /// What the packet is about: chunks that change an association's state stand first.
-    pub first_chunk: Chunk,
-    /// Of [`Chunk::Init`] and [`Chunk::InitAck`]: the tag that the sender wants to be sent (section 3.3.2); 0 if there is none.
+    /// Type of the first chunk: chunks that change an association's state come first.
+    pub first_chunk: ChunkType,
+    /// Initiate tag of [`ChunkType::Init`] and [`ChunkType::InitAck`] (section 3.3.2): the sender's verification tag; 0
+    /// if there is none.
     pub initiate_tag: u32,
 }
 
-/// Reads the common header and the first chunk's; `None` if it is cut short, without chunks, or the chunk's length
-/// contradicts the packet's.
+/// Parses the common header and the header of the first chunk; `None` if the packet is truncated or has no chunk, or if
+/// the chunk's length is inconsistent with the packet's.
 #[inline]
-pub fn parse(payload: &[u8]) -> Option<Common> {
+pub fn parse(payload: &[u8]) -> Option<CommonHeader> {
     let fixed: &[u8; HEADER + CHUNK_HEADER] = payload.first_chunk()?;
     let length = usize::from(u16::from_be_bytes([fixed[14], fixed[15]]));
     if length < CHUNK_HEADER || length > payload.len() - HEADER {
         return None;
     }
-    let first_chunk = Chunk::of(fixed[12]);
+    let first_chunk = ChunkType::of(fixed[12]);
     let initiate_tag = match first_chunk {
-        Chunk::Init | Chunk::InitAck if length >= CHUNK_HEADER + 4 => payload.get(HEADER + CHUNK_HEADER..),
+        ChunkType::Init | ChunkType::InitAck if length >= CHUNK_HEADER + 4 => payload.get(HEADER + CHUNK_HEADER..),
         _ => None,
     };
-    Some(Common {
+    Some(CommonHeader {
         source: u16::from_be_bytes([fixed[0], fixed[1]]),
         destination: u16::from_be_bytes([fixed[2], fixed[3]]),
         verification_tag: u32::from_be_bytes([fixed[4], fixed[5], fixed[6], fixed[7]]),
@@ -107,8 +108,8 @@ pub fn parse(payload: &[u8]) -> Option<Common> {
     })
 }
 
-/// Writes both ports into a packet of at most 64 KiB and moves its checksum along. Does nothing to what is shorter than
-/// the common header.
+/// Rewrites both ports of a packet of at most 64 KiB and updates its checksum. Does nothing if the packet is shorter
+/// than the common header.
 #[inline]
 pub fn update_ports(payload: &mut [u8], source: u16, destination: u16) {
     let length = payload.len();
@@ -118,26 +119,26 @@ pub fn update_ports(payload: &mut [u8], source: u16, destination: u16) {
     set_u16(header, 2, destination);
     let new = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
     let checksum = u32::from_le_bytes([header[8], header[9], header[10], header[11]]);
-    let updated = checksum ^ moved_up(old ^ new, length);
+    let updated = checksum ^ shift_by_bytes(old ^ new, length);
     header[CHECKSUM..].copy_from_slice(&updated.to_le_bytes());
 }
 
-/// Whether the checksum of a packet is right. Goes over every byte, about 2 ns each: for tests and slow paths.
+/// Whether the checksum of a packet is valid. It reads every byte, about 2 ns each: for tests and slow paths.
 pub fn verify(payload: &[u8]) -> bool {
     let Some((header, rest)) = payload.split_first_chunk::<HEADER>() else { return false };
     let crc = crc(crc(crc(u32::MAX, &header[..CHECKSUM]), &[0; 4]), rest);
     header[CHECKSUM..] == (!crc).to_le_bytes()
 }
 
-// Polynomials over the field of two elements, as CRC32c writes them: the highest bit is the coefficient of x^0.
+// Polynomials over GF(2) in the bit order of CRC32c: the highest bit is the coefficient of x^0.
 
-/// The polynomial of Castagnoli, without x^32.
+/// The Castagnoli polynomial, without x^32.
 const CASTAGNOLI: u32 = 0x82f6_3b78;
 /// x^0.
 const ONE: u32 = 1 << 31;
 
-/// Each byte, moved up by itself: what a CRC does to the byte that leaves its register.
-static LEAVING: [u32; 256] = {
+/// The table of the bytewise CRC: each byte multiplied by x^8 and reduced.
+static CRC_TABLE: [u32; 256] = {
     let mut table = [0; 256];
     let mut byte = 0;
     while byte < 256 {
@@ -153,10 +154,10 @@ static LEAVING: [u32; 256] = {
     table
 };
 
-/// x^8 to the 0th, 1st, .. 255th: so many bytes further.
-static BYTES: [u32; 256] = powers(moved_by_byte(ONE));
-/// The same for pages of 256 bytes.
-static PAGES: [u32; 256] = powers(moved_by_byte(BYTES[255]));
+/// x^(8 * n) for n of 0 to 255: a shift by n bytes.
+static BYTE_SHIFTS: [u32; 256] = powers(shift_by_byte(ONE));
+/// x^(8 * 256 * n) for n of 0 to 255: a shift by n times 256 bytes.
+static PAGE_SHIFTS: [u32; 256] = powers(shift_by_byte(BYTE_SHIFTS[255]));
 
 const fn powers(base: u32) -> [u32; 256] {
     let mut powers = [ONE; 256];
@@ -169,36 +170,36 @@ const fn powers(base: u32) -> [u32; 256] {
 }
 
 #[inline]
-const fn moved_by_byte(a: u32) -> u32 {
-    a >> 8 ^ LEAVING[(a & 0xff) as usize]
+const fn shift_by_byte(a: u32) -> u32 {
+    a >> 8 ^ CRC_TABLE[(a & 0xff) as usize]
 }
 
-/// The CRC of four bytes at the start of `length` zero bytes: `bytes` * x^(8 * length). 20 ns; multiplied bit by
-/// bit it would be 60.
+/// The CRC of four bytes at the start of `length` zero bytes: `bytes` * x^(8 * length). 20 ns; a bitwise multiplication
+/// would take 60 ns.
 #[inline]
-fn moved_up(bytes: u32, length: usize) -> u32 {
-    multiply(bytes, multiply(BYTES[length & 0xff], PAGES[length >> 8 & 0xff]))
+fn shift_by_bytes(bytes: u32, length: usize) -> u32 {
+    multiply(bytes, multiply(BYTE_SHIFTS[length & 0xff], PAGE_SHIFTS[length >> 8 & 0xff]))
 }
 
 /// The product of two polynomials.
 #[inline]
 const fn multiply(a: u32, b: u32) -> u32 {
-    // 63 coefficients. One to the left, and the upper half has those below x^32, the lower half those to be reduced.
-    let product = multiply_without_carries(a, b) << 1;
+    // 63 coefficients, shifted left by one: the upper half is below x^32, the lower half is reduced.
+    let product = multiply_carryless(a, b) << 1;
     let mut rest = product as u32;
     let mut byte = 0;
     while byte < 4 {
-        rest = moved_by_byte(rest);
+        rest = shift_by_byte(rest);
         byte += 1;
     }
     (product >> 32) as u32 ^ rest
 }
 
-/// The product of two polynomials, not reduced. Each factor is split into four numbers that have every fourth bit only:
-/// no more than eight ones meet in a column of their products, so what is carried stays in the three empty columns next
-/// to it, and is masked out.
+/// The product of two polynomials, not reduced (carry-less multiplication). Each factor is split into four numbers with
+/// every fourth bit only: at most eight ones meet in a column of their products, so carries stay in the three empty
+/// bits next to it and are masked out.
 #[inline]
-const fn multiply_without_carries(a: u32, b: u32) -> u64 {
+const fn multiply_carryless(a: u32, b: u32) -> u64 {
     const EVERY_FOURTH: u64 = 0x1111_1111_1111_1111;
     let mut product = 0;
     let mut column = 0;
@@ -218,7 +219,7 @@ const fn multiply_without_carries(a: u32, b: u32) -> u64 {
 }
 
 fn crc(before: u32, bytes: &[u8]) -> u32 {
-    bytes.iter().fold(before, |crc, byte| crc >> 8 ^ LEAVING[usize::from(crc as u8 ^ byte)])
+    bytes.iter().fold(before, |crc, byte| crc >> 8 ^ CRC_TABLE[usize::from(crc as u8 ^ byte)])
 }
 
 #[cfg(test)]
@@ -227,7 +228,7 @@ mod tests {
 
     use super::*;
 
-    /// CRC32c bit by bit, the way that RFC 3720 and RFC 9260 appendix A define it.
+    /// CRC32c bit by bit, as RFC 3720 and RFC 9260 appendix A define it.
     fn slow_crc(bytes: &[u8]) -> u32 {
         let mut crc = u32::MAX;
         for byte in bytes {
@@ -239,8 +240,8 @@ mod tests {
         !crc
     }
 
-    /// `payload` with a right checksum, computed over all of it.
-    fn summed(mut payload: Vec<u8>) -> Vec<u8> {
+    /// `payload` with a valid checksum, computed over all of it.
+    fn with_checksum(mut payload: Vec<u8>) -> Vec<u8> {
         payload[8..12].fill(0);
         let crc = slow_crc(&payload);
         payload[8..12].copy_from_slice(&crc.to_le_bytes());
@@ -248,7 +249,7 @@ mod tests {
     }
 
     fn packet(chunk: &[u8]) -> Vec<u8> {
-        summed([&[0x10, 0x92, 0x0b, 0x59, 0xde, 0xad, 0xbe, 0xef, 0, 0, 0, 0], chunk].concat())
+        with_checksum([&[0x10, 0x92, 0x0b, 0x59, 0xde, 0xad, 0xbe, 0xef, 0, 0, 0, 0], chunk].concat())
     }
 
     #[test]
@@ -268,9 +269,9 @@ mod tests {
     }
 
     #[test]
-    fn every_type_of_chunk_has_its_name() {
-        use Chunk::*;
-        let names = [
+    fn every_chunk_type_is_parsed() {
+        use ChunkType::*;
+        let types = [
             Data,
             Init,
             InitAck,
@@ -288,13 +289,13 @@ mod tests {
             ShutdownComplete,
             Other,
         ];
-        for (kind, name) in names.into_iter().enumerate() {
+        for (kind, chunk_type) in types.into_iter().enumerate() {
             let payload = packet(&[kind as u8, 0, 0, 4]);
-            let expected = Common {
+            let expected = CommonHeader {
                 source: 4242,
                 destination: 2905,
                 verification_tag: 0xdead_beef,
-                first_chunk: name,
+                first_chunk: chunk_type,
                 initiate_tag: 0,
             };
             assert_eq!(parse(&payload), Some(expected));
@@ -304,30 +305,30 @@ mod tests {
     }
 
     #[test]
-    fn a_handshake_says_which_tag_its_sender_wants() {
+    fn the_initiate_tag_is_parsed_from_init_and_init_ack_only() {
         for kind in [1, 2] {
             let tag = |chunk: &[u8]| parse(&packet(&[&[kind, 0], chunk].concat())).map(|common| common.initiate_tag);
             assert_eq!(tag(&[0, 8, 0xca, 0xfe, 0xba, 0xbe]), Some(0xcafe_babe));
-            assert_eq!(tag(&[0, 7, 0xca, 0xfe, 0xba, 0xbe]), Some(0), "cut short");
+            assert_eq!(tag(&[0, 7, 0xca, 0xfe, 0xba, 0xbe]), Some(0), "truncated");
             assert_eq!(tag(&[0, 4]), Some(0));
         }
-        assert_eq!(parse(&packet(&[0, 0, 0, 8, 1, 2, 3, 4])).map(|common| common.initiate_tag), Some(0), "data");
+        assert_eq!(parse(&packet(&[0, 0, 0, 8, 1, 2, 3, 4])).map(|common| common.initiate_tag), Some(0), "DATA chunk");
     }
 
     #[test]
-    fn lengths_must_agree() {
+    fn packets_with_inconsistent_lengths_are_rejected() {
         assert_eq!(parse(&packet(&[])), None, "no chunk");
         assert_eq!(parse(&packet(&[3, 0, 0])), None);
-        assert_eq!(parse(&packet(&[3, 0, 0, 3])), None, "shorter than its header");
-        assert_eq!(parse(&packet(&[3, 0, 0, 5])), None, "longer than the packet");
-        assert!(parse(&packet(&[3, 0, 0, 5, 9, 0, 0, 0])).is_some(), "padding doesn't count");
-        assert!(parse(&packet(&[3, 0, 0, 4, 0, 0, 0, 4])).is_some(), "another chunk behind it");
+        assert_eq!(parse(&packet(&[3, 0, 0, 3])), None, "chunk shorter than its header");
+        assert_eq!(parse(&packet(&[3, 0, 0, 5])), None, "chunk longer than the packet");
+        assert!(parse(&packet(&[3, 0, 0, 5, 9, 0, 0, 0])).is_some(), "padding is not part of the chunk");
+        assert!(parse(&packet(&[3, 0, 0, 4, 0, 0, 0, 4])).is_some(), "followed by another chunk");
     }
 
     #[test]
-    fn the_longest_packet_is_updated_like_any() {
+    fn the_checksum_is_updated_for_every_packet_length() {
         for length in [12, 16, 255, 256, 257, 1452, 4096, 65_280, 65_535] {
-            let mut payload = summed(vec![0x5a; length]);
+            let mut payload = with_checksum(vec![0x5a; length]);
             update_ports(&mut payload, 1, 2);
             assert!(verify(&payload), "{length}");
         }
@@ -338,20 +339,20 @@ mod tests {
         fn an_update_equals_a_new_computation(
             payload in prop::collection::vec(any::<u8>(), 12..1500), source: u16, destination: u16,
         ) {
-            let mut updated = summed(payload.clone());
+            let mut updated = with_checksum(payload.clone());
             update_ports(&mut updated, source, destination);
             let mut expected = payload;
             expected[..2].copy_from_slice(&source.to_be_bytes());
             expected[2..4].copy_from_slice(&destination.to_be_bytes());
             prop_assert!(verify(&updated));
-            prop_assert_eq!(updated, summed(expected));
+            prop_assert_eq!(updated, with_checksum(expected));
         }
 
         #[test]
-        fn a_wrong_checksum_stays_wrong_and_the_way_back_restores_it(
+        fn a_wrong_checksum_stays_wrong_and_the_reverse_translation_restores_it(
             payload in prop::collection::vec(any::<u8>(), 12..200), source: u16, destination: u16, flip in 1_u32..,
         ) {
-            let mut payload = summed(payload);
+            let mut payload = with_checksum(payload);
             let at = 8;
             let wrong = u32::from_le_bytes([payload[at], payload[9], payload[10], payload[11]]) ^ flip;
             payload[8..12].copy_from_slice(&wrong.to_le_bytes());
@@ -364,7 +365,7 @@ mod tests {
         }
 
         #[test]
-        fn noise_does_no_harm(mut noise in prop::collection::vec(any::<u8>(), 0..40), source: u16, destination: u16) {
+        fn arbitrary_bytes_never_panic(mut noise in prop::collection::vec(any::<u8>(), 0..40), source: u16, destination: u16) {
             let (before, length) = (noise.clone(), noise.len());
             let _ = (parse(&noise), verify(&noise));
             update_ports(&mut noise, source, destination);

@@ -2,12 +2,12 @@
 
 /// Length of the header.
 pub const HEADER: usize = 8;
-/// Where the length is.
+/// Offset of the length.
 pub const LENGTH: usize = 4;
-/// Where the checksum is; 0 means none.
+/// Offset of the checksum; 0 means none.
 pub const CHECKSUM: usize = 6;
 
-/// Source and destination port of a datagram; `None` if its length contradicts the packet's.
+/// Source and destination port of a datagram; `None` if its length is inconsistent with the packet's.
 #[inline]
 pub fn parse(payload: &[u8]) -> Option<(u16, u16)> {
     let header: &[u8; HEADER] = payload.first_chunk()?;
@@ -23,9 +23,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_must_agree() {
+    fn datagrams_with_inconsistent_lengths_are_rejected() {
         assert_eq!(parse(&[0x12, 0x34, 0, 53, 0, 8, 0, 0]), Some((0x1234, 53)));
-        assert_eq!(parse(&[0x12, 0x34, 0, 53, 0, 8, 0, 0, 9]), Some((0x1234, 53)), "bytes behind the datagram");
+        assert_eq!(parse(&[0x12, 0x34, 0, 53, 0, 8, 0, 0, 9]), Some((0x1234, 53)), "bytes after the datagram");
         assert_eq!(parse(&[0x12, 0x34, 0, 53, 0, 9, 0, 0]), None);
         assert_eq!(parse(&[0x12, 0x34, 0, 53, 0, 7, 0, 0]), None);
         assert_eq!(parse(&[0; 7]), None);

@@ -1,10 +1,10 @@
-//! VXLAN (RFC 7348): Ethernet frames in UDP, from the outer IP header to the inner frame.
+//! VXLAN (RFC 7348): Ethernet frames in UDP, from the outer Ethernet header to the inner frame.
 //!
 //! ```text
 //!   outer Ethernet | IPv4 or IPv6 | UDP | flags 0x08, 24 bits | VNI 24 bits, 8 bits | inner Ethernet ...
 //!   14               20 or 40       8     8                                           14
 //! ```
-//! Senders leave out the UDP checksum (RFC 7348 section 5, RFC 6936), and forbid cutting: nobody could put the pieces together.
+//! The UDP checksum is zero (RFC 7348 section 5, RFC 6936), and DF is set: tunnel endpoints don't reassemble.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,33 +12,33 @@ use super::{checksum, ethernet, ipv4, ipv6, protocol, set_u16, u16_at, udp};
 
 /// Length of the VXLAN header.
 const HEADER: usize = 8;
-/// What stands in its first byte when the VNI is valid.
-const VALID: u8 = 0x08;
-/// Hops that the outer packet may take.
+/// Flags byte with the I flag: the VNI is valid.
+const FLAG_VNI: u8 = 0x08;
+/// TTL or hop limit of the outer packet.
 const TTL: u8 = 64;
-/// The longest that comes before an inner frame.
-pub const LONGEST: usize = ethernet::HEADER + ipv6::HEADER + udp::HEADER + HEADER;
+/// Maximum length of the headers before an inner frame, over IPv6.
+pub const MAX_HEADERS: usize = ethernet::HEADER + ipv6::HEADER + udp::HEADER + HEADER;
 
-/// The same over IPv4.
-const SHORTEST: usize = LONGEST - ipv6::HEADER + ipv4::HEADER;
+/// Length of the headers before an inner frame over IPv4.
+const LENGTH_V4: usize = MAX_HEADERS - ipv6::HEADER + ipv4::HEADER;
 
-/// What comes before the inner frame in a tunnel from one address to another; lengths, link and source port are written for each
-/// packet.
+/// The headers before an inner frame in a tunnel from one address to another. Lengths, MAC addresses and source port
+/// are written per packet.
 #[derive(Clone, Copy, Debug)]
-pub struct Outer {
-    bytes: [u8; LONGEST],
+pub struct OuterHeaders {
+    bytes: [u8; MAX_HEADERS],
     length: usize,
-    /// Of the words of the IPv4 header that are the same in every packet.
+    /// Partial checksum of the constant words of the IPv4 header.
     sum: u32,
 }
 
-impl Outer {
-    /// The headers from one address to another of the same family; `None` if they are of different ones.
+impl OuterHeaders {
+    /// The headers from one address to another; `None` if they are of different families.
     pub fn new(from: IpAddr, to: SocketAddr) -> Option<Self> {
-        let mut bytes = [0; LONGEST];
+        let mut bytes = [0; MAX_HEADERS];
         let (ip, length) = match (from, to.ip()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
-                set_u16(&mut bytes, ethernet::TYPE, ethernet::IPV4);
+                set_u16(&mut bytes, ethernet::ETHERTYPE, ethernet::IPV4);
                 let header = &mut bytes[ethernet::HEADER..];
                 header[0] = 0x45;
                 set_u16(header, ipv4::FRAGMENT, ipv4::DONT_FRAGMENT);
@@ -46,112 +46,114 @@ impl Outer {
                 header[ipv4::PROTOCOL] = protocol::UDP;
                 header[ipv4::ADDRESSES..ipv4::ADDRESSES + 4].copy_from_slice(&from.octets());
                 header[ipv4::ADDRESSES + 4..ipv4::HEADER].copy_from_slice(&to.octets());
-                (ipv4::HEADER, SHORTEST)
+                (ipv4::HEADER, LENGTH_V4)
             }
             (IpAddr::V6(from), IpAddr::V6(to)) => {
-                set_u16(&mut bytes, ethernet::TYPE, ethernet::IPV6);
+                set_u16(&mut bytes, ethernet::ETHERTYPE, ethernet::IPV6);
                 let header = &mut bytes[ethernet::HEADER..];
                 header[0] = 0x60;
                 header[ipv6::NEXT_HEADER] = protocol::UDP;
                 header[ipv6::HOP_LIMIT] = TTL;
                 header[ipv6::ADDRESSES..ipv6::ADDRESSES + 16].copy_from_slice(&from.octets());
                 header[ipv6::ADDRESSES + 16..ipv6::HEADER].copy_from_slice(&to.octets());
-                (ipv6::HEADER, LONGEST)
+                (ipv6::HEADER, MAX_HEADERS)
             }
             _ => return None,
         };
         let udp = ethernet::HEADER + ip;
         set_u16(&mut bytes, udp + 2, to.port());
-        bytes[udp + udp::HEADER] = VALID;
+        bytes[udp + udp::HEADER] = FLAG_VNI;
         let sum = checksum::sum(&bytes[ethernet::HEADER..ethernet::HEADER + ipv4::HEADER]);
         Some(Self { bytes, length, sum })
     }
 
-    /// Bytes before the inner frame.
+    /// Length of the headers before the inner frame, bytes.
     #[inline]
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// Bytes that an inner IP packet grows by, its own Ethernet header included and the outer one not: what it lacks of the link's MTU.
+    /// Bytes by which the tunnel's MTU for inner IP packets is smaller than the link's: all headers, with the inner
+    /// Ethernet header and without the outer one.
     #[inline]
     pub fn overhead(&self) -> u16 {
         self.length as u16
     }
 
-    /// Writes the headers before an inner frame of `inner` bytes. `entropy` becomes the source port, so that different flows take
-    /// different queues and ways (RFC 7348 section 5); `traffic_class` is that of the inner packet (RFC 6040 section 4.1).
+    /// Writes the headers before an inner frame of `inner` bytes. `entropy` becomes the source port, which spreads
+    /// flows over queues and ECMP paths (RFC 7348 section 5); `traffic_class` is that of the inner packet (RFC 6040
+    /// section 4.1).
     #[inline]
     pub fn write(&self, into: &mut [u8], inner: u16, vni: u32, entropy: u16, traffic_class: u8) {
         let payload = inner + (udp::HEADER + HEADER) as u16;
-        // Ports from which nothing is served (RFC 6335 section 6).
+        // A dynamic port (RFC 6335 section 6).
         let source = 0xc000 | entropy;
-        if self.length == LONGEST {
-            let Some(into) = into.first_chunk_mut::<LONGEST>() else { return };
+        if self.length == MAX_HEADERS {
+            let Some(into) = into.first_chunk_mut::<MAX_HEADERS>() else { return };
             *into = self.bytes;
             let header = &mut into[ethernet::HEADER..];
             header[0] = 0x60 | traffic_class >> 4;
             header[1] = traffic_class << 4;
             set_u16(header, ipv6::PAYLOAD_LENGTH, payload);
-            end::<{ LONGEST - HEADER - udp::HEADER }>(into, source, payload, vni);
+            write_variable_fields::<{ MAX_HEADERS - HEADER - udp::HEADER }>(into, source, payload, vni);
         } else {
-            let (Some(into), Some(bytes)) = (into.first_chunk_mut::<SHORTEST>(), self.bytes.first_chunk()) else {
+            let (Some(into), Some(bytes)) = (into.first_chunk_mut::<LENGTH_V4>(), self.bytes.first_chunk()) else {
                 return;
             };
             *into = *bytes;
             let total = payload + ipv4::HEADER as u16;
             let header = &mut into[ethernet::HEADER..];
             header[1] = traffic_class;
-            set_u16(header, ipv4::TOTAL, total);
+            set_u16(header, ipv4::TOTAL_LENGTH, total);
             let sum = self.sum + u32::from(traffic_class) + u32::from(total);
             set_u16(header, ipv4::CHECKSUM, !checksum::fold(sum));
-            end::<{ SHORTEST - HEADER - udp::HEADER }>(into, source, payload, vni);
+            write_variable_fields::<{ LENGTH_V4 - HEADER - udp::HEADER }>(into, source, payload, vni);
         }
     }
 }
 
-/// Writes what differs from packet to packet of UDP, which begins at byte `UDP`, and VXLAN.
+/// Writes the variable fields of UDP, which begins at byte `UDP`, and of VXLAN.
 #[inline]
-fn end<const UDP: usize>(into: &mut [u8], source: u16, payload: u16, vni: u32) {
+fn write_variable_fields<const UDP: usize>(into: &mut [u8], source: u16, payload: u16, vni: u32) {
     set_u16(into, UDP, source);
     set_u16(into, UDP + udp::LENGTH, payload);
     let at = UDP + udp::HEADER + 4;
     into[at..at + 4].copy_from_slice(&(vni << 8).to_be_bytes());
 }
 
-/// What is in a tunnel packet.
+/// The inner frame of a tunnel packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Inner {
-    /// Where the inner frame begins, from the start of the outer one.
-    pub at: usize,
-    /// Its bytes.
+pub struct InnerFrame {
+    /// Offset of the inner frame from the start of the outer one.
+    pub offset: usize,
+    /// Length of the inner frame, bytes.
     pub length: usize,
-    /// The network that it is of.
+    /// VXLAN network identifier.
     pub vni: u32,
 }
 
-/// Reads a frame that is known to be an IP packet of UDP; `None` if it isn't VXLAN, whole, and without IP options.
+/// Parses a frame that is known to be a UDP packet; `None` if it isn't complete VXLAN without IP options.
 #[inline]
-pub fn parse(frame: &[u8]) -> Option<Inner> {
-    let (ip, payload) = if u16_at(frame, ethernet::TYPE) == ethernet::IPV4 {
+pub fn parse(frame: &[u8]) -> Option<InnerFrame> {
+    let (ip, payload) = if u16_at(frame, ethernet::ETHERTYPE) == ethernet::IPV4 {
         let header = ipv4::Header::parse(frame.get(ethernet::HEADER..)?).ok()?;
-        let plain = header.length == ipv4::HEADER as u16 && !header.fragment && header.protocol == protocol::UDP;
-        (ipv4::HEADER, plain.then_some(header.total - header.length)?)
+        let is_plain = header.length == ipv4::HEADER as u16 && !header.fragment && header.protocol == protocol::UDP;
+        (ipv4::HEADER, is_plain.then_some(header.total - header.length)?)
     } else {
         let header = frame.get(ethernet::HEADER..)?.first_chunk::<{ ipv6::HEADER }>()?;
-        let plain = header[0] >> 4 == 6 && header[ipv6::NEXT_HEADER] == protocol::UDP;
-        (ipv6::HEADER, plain.then_some(u16_at(header, ipv6::PAYLOAD_LENGTH))?)
+        let is_plain = header[0] >> 4 == 6 && header[ipv6::NEXT_HEADER] == protocol::UDP;
+        (ipv6::HEADER, is_plain.then_some(u16_at(header, ipv6::PAYLOAD_LENGTH))?)
     };
     let udp = ethernet::HEADER + ip;
     let datagram = frame.get(udp..udp + usize::from(payload))?;
     let header: &[u8; udp::HEADER + HEADER] = datagram.first_chunk()?;
     let vxlan = &header[udp::HEADER..];
     let length = usize::from(payload).checked_sub(udp::HEADER + HEADER)?;
-    if u16_at(header, udp::LENGTH) != payload || vxlan[0] & VALID == 0 || length < ethernet::HEADER {
+    if u16_at(header, udp::LENGTH) != payload || vxlan[0] & FLAG_VNI == 0 || length < ethernet::HEADER {
         return None;
     }
     let vni = u32::from_be_bytes([0, vxlan[4], vxlan[5], vxlan[6]]);
-    Some(Inner { at: udp + udp::HEADER + HEADER, length, vni })
+    Some(InnerFrame { offset: udp + udp::HEADER + HEADER, length, vni })
 }
 
 #[cfg(test)]
@@ -159,7 +161,7 @@ mod tests {
     use super::*;
 
     fn tunnel(from: &str, to: &str) -> Vec<u8> {
-        let outer = Outer::new(from.parse().unwrap(), to.parse().unwrap()).unwrap();
+        let outer = OuterHeaders::new(from.parse().unwrap(), to.parse().unwrap()).unwrap();
         let inner = [7; 100];
         let mut frame = vec![0; outer.length()];
         outer.write(&mut frame, 100, 0x00ab_cdef, 0x1234, 0xb9);
@@ -168,10 +170,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_others_read_it_too() {
+    fn tunnel_headers_are_parsed_as_written_also_by_an_independent_parser() {
         for (from, to, at) in [("10.0.0.1", "10.0.0.2:4790", 50), ("2001:db8::1", "[2001:db8::2]:4790", 70)] {
             let frame = tunnel(from, to);
-            assert_eq!(parse(&frame), Some(Inner { at, length: 100, vni: 0x00ab_cdef }));
+            assert_eq!(parse(&frame), Some(InnerFrame { offset: at, length: 100, vni: 0x00ab_cdef }));
             let sliced = etherparse::SlicedPacket::from_ethernet(&frame).unwrap();
             let Some(etherparse::TransportSlice::Udp(udp)) = sliced.transport else { panic!("no UDP") };
             assert_eq!((udp.source_port(), udp.destination_port(), udp.checksum()), (0xd234, 4790, 0));
@@ -186,19 +188,19 @@ mod tests {
                 _ => panic!("no IP"),
             }
         }
-        assert!(Outer::new("10.0.0.1".parse().unwrap(), "[::1]:1".parse().unwrap()).is_none());
+        assert!(OuterHeaders::new("10.0.0.1".parse().unwrap(), "[::1]:1".parse().unwrap()).is_none());
     }
 
     #[test]
-    fn what_is_cut_or_bent_is_refused() {
+    fn truncated_or_corrupt_tunnel_packets_are_rejected() {
         for (from, to) in [("10.0.0.1", "10.0.0.2:4790"), ("2001:db8::1", "[2001:db8::2]:4790")] {
             let frame = tunnel(from, to);
             assert!((0..frame.len()).all(|length| parse(&frame[..length]).is_none()));
-            let at = parse(&frame).unwrap().at;
-            for (place, value) in [(at - 8, 0), (at - 11, 0x90), (at - 12, 0xff), (14, 0x46)] {
-                let mut bent = frame.clone();
-                bent[place] = value;
-                assert_eq!(parse(&bent), None, "byte {place}");
+            let at = parse(&frame).unwrap().offset;
+            for (offset, value) in [(at - 8, 0), (at - 11, 0x90), (at - 12, 0xff), (14, 0x46)] {
+                let mut corrupt = frame.clone();
+                corrupt[offset] = value;
+                assert_eq!(parse(&corrupt), None, "byte {offset}");
             }
         }
     }

@@ -1,295 +1,351 @@
-//! The end of a packet's way: where its verdict says, or, once its neighbour is known, out after all.
+//! Dispatch: carries out the verdicts of a batch, and sends queued packets whose neighbors are resolved.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use vipgate_mem::Frame;
 
-use super::{HOUSEKEEPING_MS, Parts, Worker};
-use crate::batch::{self, Batch, Head, MOST_RELEASED, Requeued, Travel, Wanted};
-use crate::counters::{Counters, Direction, DropReason};
-use crate::fragments::Place;
-use crate::handover::{HandoverQueue, Standing};
-use crate::io::{InterfaceId, PacketIo, Received};
-use crate::link::handoff::Links;
-use crate::pipeline::Tables;
-use crate::snapshot::Snapshot;
-use crate::stage::wrap::Lining;
-use crate::time::Tick;
-use crate::verdict::{Then, Verdict};
-use crate::waiting::{Departure, Outcome, Parked, Pieces, Waiting};
-use crate::watch::Watch;
-use crate::watch::drops::Whose;
-use crate::wire::cut;
-use crate::wire::ethernet::{self, Link};
+use super::{HOUSEKEEPING_MS, Worker, WorkerParts};
+use crate::flow::direction::Direction;
+use crate::flow::drop_reason::DropReason;
+use crate::flow::ids::InterfaceId;
+use crate::flow::time::Tick;
+use crate::flow::verdict::{AfterResolution, Verdict};
+use crate::io::batch;
+use crate::io::batch::{Batch, MAX_REINJECTED, NeighborKey, ParsedHeader, Requeued, TunnelDestination};
+use crate::io::handoff::WorkerLinks;
+use crate::io::{PacketIo, Received};
+use crate::observe::Observer;
+use crate::observe::counters::Counters;
+use crate::observe::drops::Attribution;
+use crate::policy::Snapshot;
+use crate::reassembly::BufferSlot;
+use crate::stage::context::Tables;
+use crate::stage::encap::FragmentEncap;
+use crate::wire::ethernet::{self, MacPair};
+use crate::wire::fragmentation;
+use crate::worker::handover::{HandoverQueue, OwnershipState};
+use crate::worker::neighbor_queue::{Fragmentation, NeighborQueue, QueuedPacket, ResolutionOutcome, SendMode};
 
 impl<Io: PacketIo> Worker<Io> {
-    /// Sends every packet of the batch where its verdict says. Afterwards the batch owns no frame.
-    pub(super) fn dispatch(&mut self, view: &Snapshot, is_lapsed: bool, now: Tick) {
-        let Parts { io, links, waiting, counters, tables, .. } = &mut self.parts;
-        let (handover, standing) = (&mut self.handover, Standing::of(view.policy.members(), is_lapsed));
-        let Batch { frames, released, requeued, verdicts, directions, wanted, mtus, travels, heads, places, .. } =
-            &mut self.batch;
-        let known = Known { verdicts, directions, wanted, mtus, travels, heads, places };
-        let mut rare =
-            Rare { view, now, links, waiting, counters, tables, released, requeued, handover, standing, known };
+    /// Carries out the verdict of each packet. Afterwards the batch holds no frame.
+    pub(super) fn dispatch(&mut self, view: &Snapshot, lease_expired: bool, now: Tick) {
+        let WorkerParts { io, links, neighbor_queue, counters, tables, .. } = &mut self.parts;
+        let (handover, ownership) = (&mut self.handover, OwnershipState::of(view.policy.members(), lease_expired));
+        let Batch {
+            frames,
+            reinjected,
+            requeued,
+            verdicts,
+            directions,
+            neighbors,
+            mtus,
+            tunnel_destinations,
+            headers,
+            queue_positions,
+            ..
+        } = &mut self.batch;
+        let results = Results { verdicts, directions, neighbors, mtus, tunnel_destinations, headers, queue_positions };
+        let mut slow_path = SlowPath {
+            view,
+            now,
+            links,
+            neighbor_queue,
+            counters,
+            tables,
+            reinjected,
+            requeued,
+            handover,
+            ownership,
+            results,
+        };
         let (mut packets, mut sums) = ([0; Direction::ALL.len()], [0; Direction::ALL.len()]);
-        for (i, Received { frame, interface }) in frames.drain(..).take(batch::MOST).enumerate() {
-            // By far the most; all else is kept out of the way, and handed over in pieces, so that this loop stays in registers.
+        for (i, Received { frame, interface }) in frames.drain(..).take(batch::BATCH_SIZE).enumerate() {
+            // The common case. Everything else is out of line and takes the parts of `Received`, so that this loop
+            // stays in registers.
             let Verdict::Forward(out) = verdicts[i] else {
-                rare.end(io, frame, interface, i);
+                slow_path.finish(io, frame, interface, i);
                 continue;
             };
             let bytes = u64::from(frame.len());
             if let Err(frame) = io.tx(out, frame) {
-                rare.unsent(io, frame, out);
+                slow_path.tx_failed(io, frame, out);
                 continue;
             }
             packets[directions[i] as usize] += 1;
             sums[directions[i] as usize] += bytes;
         }
         for (direction, (packets, bytes)) in Direction::ALL.into_iter().zip(packets.into_iter().zip(sums)) {
-            rare.counters.forwarded(direction, packets, bytes);
+            slow_path.counters.forwarded(direction, packets, bytes);
         }
-        requeued.flush(released);
+        requeued.flush(reinjected);
     }
 
-    /// Takes in what waited for a share once that may have come, and drops what has waited for too long.
-    pub(super) fn retry_deferred(&mut self, view: &Snapshot, is_lapsed: bool, now: Tick) {
+    /// Reinjects deferred packets after a change of ownership, and drops those that have expired.
+    pub(super) fn retry_deferred(&mut self, view: &Snapshot, lease_expired: bool, now: Tick) {
         if self.handover.is_empty() {
             return;
         }
-        self.handover.retry(Standing::of(view.policy.members(), is_lapsed), &mut self.batch.released);
-        let Parts { io, counters, tables, .. } = &mut self.parts;
+        self.handover.retry(OwnershipState::of(view.policy.members(), lease_expired), &mut self.batch.reinjected);
+        let WorkerParts { io, counters, tables, .. } = &mut self.parts;
         while let Some((Received { frame, interface }, reason)) = self.handover.expired(now) {
-            let whose = Whose::of(view.network.interface(interface).role);
-            discard(io, counters, &mut tables.watch, frame, (reason, interface, whose), now);
+            let attribution = Attribution::of(view.network.interface(interface).role);
+            discard(io, counters, &mut tables.observer, frame, (reason, interface, attribution), now);
         }
     }
 
-    /// Sends what waited for a neighbour that is known by now.
-    pub(super) fn retry_waiting(&mut self, view: &Arc<Snapshot>, now: Tick) {
-        let Parts { io, waiting, counters, tables, .. } = &mut self.parts;
-        if waiting.is_empty() {
+    /// Sends queued packets whose neighbors are resolved, and drops those that have expired.
+    pub(super) fn retry_neighbor_queue(&mut self, view: &Arc<Snapshot>, now: Tick) {
+        let WorkerParts { io, neighbor_queue, counters, tables, .. } = &mut self.parts;
+        if neighbor_queue.is_empty() {
             return;
         }
-        let view_changed = self.waited_under != Arc::as_ptr(view) as usize;
+        let view_changed = self.neighbor_snapshot != Arc::as_ptr(view) as usize;
         if !view_changed && now.since(self.housekeeping) < HOUSEKEEPING_MS {
             return;
         }
-        self.waited_under = Arc::as_ptr(view) as usize;
-        waiting.retry(&view.network, now, |outcome| {
-            let (Outcome::Ready(Parked { wanted, .. }, _) | Outcome::Expired(Parked { wanted, .. })) = outcome;
+        self.neighbor_snapshot = Arc::as_ptr(view) as usize;
+        neighbor_queue.retry(&view.network, now, |outcome| {
+            let (ResolutionOutcome::Resolved(QueuedPacket { neighbor, .. }, _)
+            | ResolutionOutcome::Expired(QueuedPacket { neighbor, .. })) = outcome;
             let (frame, reason) = match outcome {
-                Outcome::Ready(parked, link) => match depart(io, parked, &link, counters) {
+                ResolutionOutcome::Resolved(packet, link) => match send_resolved(io, packet, &link, counters) {
                     Ok(()) => return,
                     Err(frame) => (frame, DropReason::TxFull),
                 },
-                Outcome::Expired(parked) => (parked.frame, DropReason::NoNeighbor),
+                ResolutionOutcome::Expired(packet) => (packet.frame, DropReason::NoNeighbor),
             };
-            discard(io, counters, &mut tables.watch, frame, (reason, wanted.interface, Whose::Receiver), now);
+            discard(
+                io,
+                counters,
+                &mut tables.observer,
+                frame,
+                (reason, neighbor.interface, Attribution::Destination),
+                now,
+            );
         });
     }
 }
 
-/// What is known of the packets of a batch: see [`Batch`].
+/// The results of the pipeline per packet: see [`Batch`].
 #[derive(Clone, Copy)]
-struct Known<'a> {
-    verdicts: &'a [Verdict; batch::MOST],
-    directions: &'a [Direction; batch::MOST],
-    wanted: &'a [Wanted; batch::MOST],
-    mtus: &'a [u16; batch::MOST],
-    travels: &'a [Travel; batch::MOST],
-    heads: &'a [Head; batch::MOST],
-    places: &'a [u32; batch::MOST],
+struct Results<'a> {
+    verdicts: &'a [Verdict; batch::BATCH_SIZE],
+    directions: &'a [Direction; batch::BATCH_SIZE],
+    neighbors: &'a [NeighborKey; batch::BATCH_SIZE],
+    mtus: &'a [u16; batch::BATCH_SIZE],
+    tunnel_destinations: &'a [TunnelDestination; batch::BATCH_SIZE],
+    headers: &'a [ParsedHeader; batch::BATCH_SIZE],
+    queue_positions: &'a [u32; batch::BATCH_SIZE],
 }
 
-/// Where packets go that aren't simply sent on.
-struct Rare<'a> {
+/// Carries out all verdicts but the common one.
+struct SlowPath<'a> {
     view: &'a Snapshot,
     now: Tick,
-    links: &'a mut Links,
-    waiting: &'a mut Waiting,
+    links: &'a mut WorkerLinks,
+    neighbor_queue: &'a mut NeighborQueue,
     counters: &'a Counters,
     tables: &'a mut Tables,
-    released: &'a mut VecDeque<Received>,
+    reinjected: &'a mut VecDeque<Received>,
     requeued: &'a mut Requeued,
     handover: &'a mut HandoverQueue,
-    standing: Standing,
-    known: Known<'a>,
+    ownership: OwnershipState,
+    results: Results<'a>,
 }
 
-impl Rare<'_> {
-    /// Ends a packet's way as its verdict says.
+impl SlowPath<'_> {
+    /// Carries out the verdict of a packet.
     #[cold]
     #[inline(never)]
-    fn end(&mut self, io: &mut impl PacketIo, frame: Frame, interface: InterfaceId, i: usize) {
-        if let Err((frame, reason)) = self.try_end(io, Received { frame, interface }, i) {
-            let whose = Whose::of(self.view.network.interface(interface).role);
-            self.drop(io, frame, reason, interface, whose);
+    fn finish(&mut self, io: &mut impl PacketIo, frame: Frame, interface: InterfaceId, i: usize) {
+        if let Err((frame, reason)) = self.try_finish(io, Received { frame, interface }, i) {
+            let attribution = Attribution::of(self.view.network.interface(interface).role);
+            self.drop(io, frame, reason, interface, attribution);
         }
     }
 
-    /// A packet found no room in the transmit ring. It is translated already: who was to receive it is known by his own address.
+    /// Drops a packet that found no space in the transmit ring. It is translated already, so the drop is attributed to
+    /// its destination.
     #[cold]
     #[inline(never)]
-    fn unsent(&mut self, io: &mut impl PacketIo, frame: Frame, out: InterfaceId) {
-        self.drop(io, frame, DropReason::TxFull, out, Whose::Receiver);
+    fn tx_failed(&mut self, io: &mut impl PacketIo, frame: Frame, out: InterfaceId) {
+        self.drop(io, frame, DropReason::TxFull, out, Attribution::Destination);
     }
 
-    fn drop(&mut self, io: &mut impl PacketIo, frame: Frame, reason: DropReason, on: InterfaceId, whose: Whose) {
-        discard(io, self.counters, &mut self.tables.watch, frame, (reason, on, whose), self.now);
+    fn drop(
+        &mut self,
+        io: &mut impl PacketIo,
+        frame: Frame,
+        reason: DropReason,
+        on: InterfaceId,
+        attribution: Attribution,
+    ) {
+        discard(io, self.counters, &mut self.tables.observer, frame, (reason, on, attribution), self.now);
     }
 
-    /// The same; gives back what is to be dropped, and why.
-    fn try_end(&mut self, io: &mut impl PacketIo, received: Received, i: usize) -> Result<(), (Frame, DropReason)> {
-        let Known { verdicts, directions, wanted, mtus, travels, heads, places } = self.known;
+    /// Carries out the verdict of a packet; returns the frame and the reason if it must be dropped.
+    fn try_finish(&mut self, io: &mut impl PacketIo, received: Received, i: usize) -> Result<(), (Frame, DropReason)> {
+        let Results { verdicts, directions, neighbors, mtus, tunnel_destinations, headers, queue_positions } =
+            self.results;
         let direction = directions[i];
         let Received { frame, interface } = received;
         let bytes = u64::from(frame.len());
         match verdicts[i] {
-            Verdict::Forward(_) | Verdict::Undecided => unreachable!("sent already; the pipeline decides about all"),
-            Verdict::Cut(out) => {
-                if !send_pieces(io, out, &frame, mtus[i], None) {
+            Verdict::Forward(_) | Verdict::Undecided => {
+                unreachable!("forwarded by the caller; the pipeline decides every packet")
+            }
+            Verdict::Fragment(out) => {
+                if !send_fragments(io, out, &frame, mtus[i], None) {
                     return Err((frame, DropReason::TxFull));
                 }
                 self.counters.forwarded(direction, 1, bytes);
-                io.give(frame);
+                io.release(frame);
             }
-            Verdict::CutIntoTunnel => {
-                let Some((lining, out, Some(link))) = Lining::of(self.view, travels[i], heads[i].sides) else {
+            Verdict::FragmentIntoTunnel => {
+                let Some((tunnel_header, out, Some(link))) =
+                    FragmentEncap::of(self.view, tunnel_destinations[i], headers[i].sides)
+                else {
                     return Err((frame, DropReason::NoNeighbor));
                 };
-                if !send_pieces(io, out, &frame, mtus[i], Some((&lining, &link))) {
+                if !send_fragments(io, out, &frame, mtus[i], Some((&tunnel_header, &link))) {
                     return Err((frame, DropReason::TxFull));
                 }
                 self.counters.forwarded(direction, 1, bytes);
-                io.give(frame);
+                io.release(frame);
             }
-            Verdict::Answer(out) => {
+            Verdict::Reply(out) => {
                 io.tx(out, frame).map_err(|frame| (frame, DropReason::TxFull))?;
-                self.counters.answered.add(1);
+                self.counters.replies_sent.add(1);
             }
-            Verdict::Heard => {
-                self.counters.heard.add(1);
-                io.give(frame);
+            Verdict::Consume => {
+                self.counters.consumed.add(1);
+                io.release(frame);
             }
             Verdict::HandOff(worker) => {
                 let sent = self.links.send(worker, Received { frame, interface });
                 sent.map_err(|Received { frame, .. }| (frame, DropReason::LinkFull))?;
                 self.counters.handoffs.add(1);
             }
-            Verdict::Wait(then) => {
-                let departure = match then {
-                    Then::Forward => Departure::Whole(direction),
-                    Then::Answer => Departure::Answer,
-                    Then::Cut => Departure::Cut(direction, Pieces { mtu: mtus[i], lining: None }),
-                    Then::CutIntoTunnel => {
-                        let lining = Lining::of(self.view, travels[i], heads[i].sides).map(|(lining, ..)| lining);
-                        Departure::Cut(direction, Pieces { mtu: mtus[i], lining })
+            Verdict::AwaitNeighbor(then) => {
+                let mode = match then {
+                    AfterResolution::Forward => SendMode::Whole(direction),
+                    AfterResolution::Reply => SendMode::Reply,
+                    AfterResolution::Fragment => {
+                        SendMode::Fragment(direction, Fragmentation { mtu: mtus[i], tunnel_header: None })
+                    }
+                    AfterResolution::FragmentIntoTunnel => {
+                        let tunnel_header = FragmentEncap::of(self.view, tunnel_destinations[i], headers[i].sides)
+                            .map(|(tunnel_header, ..)| tunnel_header);
+                        SendMode::Fragment(direction, Fragmentation { mtu: mtus[i], tunnel_header })
                     }
                 };
-                let parked = self.waiting.park(frame, wanted[i], departure, self.now);
-                parked.map_err(|frame| (frame, DropReason::NoNeighbor))?;
+                let queued = self.neighbor_queue.enqueue(frame, neighbors[i], mode, self.now);
+                queued.map_err(|frame| (frame, DropReason::NoNeighbor))?;
             }
-            Verdict::Park => {
-                self.tables.fragments.fill(Place(places[i]), Received { frame, interface });
+            Verdict::AwaitFirstFragment => {
+                self.tables.reassembly.fill(BufferSlot(queue_positions[i]), Received { frame, interface });
             }
             Verdict::Defer(reason) => {
-                let deferred = self.handover.defer(Received { frame, interface }, reason, self.standing, self.now);
+                let deferred = self.handover.defer(Received { frame, interface }, reason, self.ownership, self.now);
                 deferred.map_err(|received| (received.frame, reason))?;
             }
-            Verdict::Requeue => self.requeued.fill(places[i], Received { frame, interface }),
-            Verdict::Around if self.released.len() < MOST_RELEASED => {
+            Verdict::Requeue => self.requeued.fill(queue_positions[i], Received { frame, interface }),
+            Verdict::Hairpin if self.reinjected.len() < MAX_REINJECTED => {
                 self.counters.forwarded(direction, 1, bytes);
                 let mut received = Received { frame, interface };
-                received.turn_around();
-                self.released.push_back(received);
+                received.mark_hairpin();
+                self.reinjected.push_back(received);
             }
-            Verdict::Around => return Err((frame, DropReason::LinkFull)),
+            Verdict::Hairpin => return Err((frame, DropReason::LinkFull)),
             Verdict::Drop(reason) => return Err((frame, reason)),
         }
         Ok(())
     }
 }
 
-/// Drops a packet: counts it, notes whose it was, and gives its frame back.
+/// Drops a packet: counts it by reason and address, and releases its frame.
 pub(super) fn discard(
     io: &mut impl PacketIo,
     counters: &Counters,
-    watch: &mut Watch,
+    observer: &mut Observer,
     frame: Frame,
-    (reason, on, whose): (DropReason, InterfaceId, Whose),
+    (reason, on, attribution): (DropReason, InterfaceId, Attribution),
     now: Tick,
 ) {
     counters.dropped(reason);
-    watch.drops.note(reason, frame.bytes(), on, whose, now);
-    io.give(frame);
+    observer.drops.count(reason, frame.bytes(), on, attribution, now);
+    io.release(frame);
 }
 
-/// Sends a packet whose neighbour is known by now; gives it back if there is no room for it.
-fn depart(io: &mut impl PacketIo, parked: Parked, link: &Link, counters: &Counters) -> Result<(), Frame> {
-    let Parked { mut frame, wanted, departure, .. } = parked;
+/// Sends a packet whose neighbor is resolved; returns the frame if the transmit ring is full.
+fn send_resolved(
+    io: &mut impl PacketIo,
+    packet: QueuedPacket,
+    link: &MacPair,
+    counters: &Counters,
+) -> Result<(), Frame> {
+    let QueuedPacket { mut frame, neighbor, mode, .. } = packet;
     let bytes = u64::from(frame.len());
-    match departure {
-        Departure::Whole(direction) => {
-            ethernet::set_link(frame.bytes_mut(), link);
-            io.tx(wanted.interface, frame)?;
+    match mode {
+        SendMode::Whole(direction) => {
+            ethernet::set_macs(frame.bytes_mut(), link);
+            io.tx(neighbor.interface, frame)?;
             counters.forwarded(direction, 1, bytes);
         }
-        Departure::Answer => {
-            ethernet::set_link(frame.bytes_mut(), link);
-            io.tx(wanted.interface, frame)?;
-            counters.answered.add(1);
+        SendMode::Reply => {
+            ethernet::set_macs(frame.bytes_mut(), link);
+            io.tx(neighbor.interface, frame)?;
+            counters.replies_sent.add(1);
         }
-        Departure::Cut(direction, pieces) => {
-            if pieces.lining.is_none() {
-                ethernet::set_link(frame.bytes_mut(), link);
+        SendMode::Fragment(direction, fragmentation) => {
+            if fragmentation.tunnel_header.is_none() {
+                ethernet::set_macs(frame.bytes_mut(), link);
             }
-            let into = pieces.lining.as_ref().map(|lining| (lining, link));
-            if !send_pieces(io, wanted.interface, &frame, pieces.mtu, into) {
+            let into = fragmentation.tunnel_header.as_ref().map(|tunnel_header| (tunnel_header, link));
+            if !send_fragments(io, neighbor.interface, &frame, fragmentation.mtu, into) {
                 return Err(frame);
             }
             counters.forwarded(direction, 1, bytes);
-            io.give(frame);
+            io.release(frame);
         }
     }
     Ok(())
 }
 
-/// Sends a packet in pieces, perhaps into a tunnel; false if there wasn't room for all of them.
-fn send_pieces(
+/// Sends a packet in fragments, encapsulated if `tunnel` is given; false if there was no space for all of them.
+fn send_fragments(
     io: &mut impl PacketIo,
     out: InterfaceId,
     frame: &Frame,
     mtu: u16,
-    tunnel: Option<(&Lining, &Link)>,
+    tunnel: Option<(&FragmentEncap, &MacPair)>,
 ) -> bool {
-    let mut all = true;
-    cut::cut(frame.bytes(), mtu, |headers, payload| {
-        all &= match tunnel {
+    let mut all_sent = true;
+    fragmentation::split(frame.bytes(), mtu, |headers, payload| {
+        all_sent &= match tunnel {
             None => send(io, out, &[headers, payload]),
-            Some((lining, link)) => {
-                let lined = lining.before(headers, payload, link);
-                lined.is_some_and(|(lined, length)| {
+            Some((tunnel_header, link)) => {
+                let encapsulated = tunnel_header.headers(headers, payload, link);
+                encapsulated.is_some_and(|(encapsulated, length)| {
                     let packet = headers.get(ethernet::HEADER..).unwrap_or_default();
-                    send(io, out, &[&lined[..length], packet, payload])
+                    send(io, out, &[&encapsulated[..length], packet, payload])
                 })
             }
         };
-        all
+        all_sent
     });
-    all
+    all_sent
 }
 
-/// Sends a packet of our own that stands in several places; false if there was no room for it.
+/// Sends a packet of our own, given as several slices; false if there was no space for it.
 pub(super) fn send(io: &mut impl PacketIo, interface: InterfaceId, bytes: &[&[u8]]) -> bool {
-    let Some(mut frame) = io.take() else { return false };
+    let Some(mut frame) = io.allocate() else { return false };
     let unsent = if frame.replace_with(bytes) { io.tx(interface, frame).err() } else { Some(frame) };
     match unsent {
         None => true,
         Some(frame) => {
-            io.give(frame);
+            io.release(frame);
             false
         }
     }

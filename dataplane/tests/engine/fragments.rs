@@ -1,18 +1,18 @@
-//! Datagrams in fragments: in any order, on any queue, in both directions, and never more of them than there is room for.
+//! Virtual reassembly: fragments in any order, on any queue, in both directions, within limits.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
+use crate::coverage::property;
 use crate::support::*;
-use crate::tally::property;
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket};
 use proptest::prelude::*;
-use vipgate_dataplane::counters::DropReason;
-use vipgate_dataplane::io::InterfaceId;
+use vipgate_dataplane::flow::drop_reason::DropReason;
+use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::wire::checksum;
 
-/// A datagram of `payload` bytes, cut into pieces of 400.
-pub(crate) fn pieces(source: SocketAddr, destination: SocketAddr, payload: usize, id: u32) -> Vec<Vec<u8>> {
+/// The fragments of a UDP datagram with `payload` bytes, 400 bytes each.
+pub(crate) fn udp_fragments(source: SocketAddr, destination: SocketAddr, payload: usize, id: u32) -> Vec<Vec<u8>> {
     let body: Vec<u8> = (0..payload).map(|n| (n * 7 % 251) as u8).collect();
     let mut whole = Vec::new();
     match (source.ip(), destination.ip()) {
@@ -29,35 +29,35 @@ pub(crate) fn pieces(source: SocketAddr, destination: SocketAddr, payload: usize
     let v4 = source.is_ipv4();
     let (header, rest) = whole.split_at(if v4 { 20 } else { 40 });
     let from_pod = source.ip().to_string().starts_with("10.") || source.ip().to_string().starts_with("fd00:244");
-    let link = if from_pod { (INSIDE_MAC, POD_MAC) } else { (OUTSIDE_MAC, ROUTER_MAC) };
+    let macs = if from_pod { (INSIDE_MAC, POD_MAC) } else { (OUTSIDE_MAC, ROUTER_MAC) };
     let count = rest.chunks(400).count();
     rest.chunks(400)
         .enumerate()
-        .map(|(n, piece)| {
+        .map(|(n, data)| {
             let more = n + 1 < count;
-            let mut bytes = [&link.0[..], &link.1[..], if v4 { &[8, 0] } else { &[0x86, 0xdd] }, header].concat();
+            let mut bytes = [&macs.0[..], &macs.1[..], if v4 { &[8, 0] } else { &[0x86, 0xdd] }, header].concat();
             let ip = &mut bytes[14..];
             if v4 {
-                ip[2..4].copy_from_slice(&(20 + piece.len() as u16).to_be_bytes());
+                ip[2..4].copy_from_slice(&(20 + data.len() as u16).to_be_bytes());
                 ip[4..6].copy_from_slice(&(id as u16).to_be_bytes());
                 ip[6..8].copy_from_slice(&(u16::from(more) << 13 | (n * 50) as u16).to_be_bytes());
-                seal_header(&mut bytes);
+                update_header_checksum(&mut bytes);
             } else {
-                ip[4..6].copy_from_slice(&(8 + piece.len() as u16).to_be_bytes());
+                ip[4..6].copy_from_slice(&(8 + data.len() as u16).to_be_bytes());
                 ip[6] = 44;
                 bytes.extend([17, 0]);
                 bytes.extend((((n * 50) as u16) << 3 | u16::from(more)).to_be_bytes());
                 bytes.extend(id.to_be_bytes());
             }
-            bytes.extend(piece);
+            bytes.extend(data);
             bytes
         })
         .collect()
 }
 
-/// What a host makes of the fragments that it gets: source, destination, ports, identification. Panics unless the datagram is whole and
-/// right. A repetition of a datagram that is complete already is one of its own.
-fn put_together(fragments: &[Vec<u8>], payload: usize) -> (SocketAddr, SocketAddr, u32) {
+/// Reassembles fragments as a host does: source, destination, identification. Panics unless the datagram is complete
+/// and valid. Repeated fragments of a complete datagram count as another datagram.
+fn reassemble(fragments: &[Vec<u8>], payload: usize) -> (SocketAddr, SocketAddr, u32) {
     let mut bytes = vec![None; payload + 8];
     let mut all = Vec::new();
     let complete = |id: u32| {
@@ -65,29 +65,29 @@ fn put_together(fragments: &[Vec<u8>], payload: usize) -> (SocketAddr, SocketAdd
         offsets.len() * 400 >= payload + 8
     };
     for fragment in fragments.iter().filter(|fragment| complete(read(fragment).1)) {
-        let (ends, id, offset, piece) = read(fragment);
+        let (ends, id, offset, data) = read(fragment);
         all.push((ends, id));
-        for (at, &byte) in piece.iter().enumerate() {
+        for (at, &byte) in data.iter().enumerate() {
             assert!(bytes[offset + at].is_none_or(|other| other == byte));
             bytes[offset + at] = Some(byte);
         }
     }
-    assert!(all.iter().all(|one| *one == all[0]), "all fragments leave alike: {all:?}");
-    let bytes: Vec<u8> = bytes.into_iter().map(|byte| byte.expect("nothing is missing")).collect();
+    assert!(all.iter().all(|one| *one == all[0]), "all fragments have the same header: {all:?}");
+    let bytes: Vec<u8> = bytes.into_iter().map(|byte| byte.expect("the datagram is complete")).collect();
     let ((source, destination), id) = all[0];
     let sum = |address: IpAddr| match address {
         IpAddr::V4(v4) => checksum::sum(&v4.octets()),
         IpAddr::V6(v6) => checksum::sum(&v6.octets()),
     };
     let pseudo = sum(source) + sum(destination) + 17 + bytes.len() as u32;
-    assert!(checksum::verifies(pseudo, &bytes), "the checksum of the whole is right");
+    assert!(checksum::verifies(pseudo, &bytes), "the UDP checksum is valid");
     let port = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
     ((source, port(0)).into(), (destination, port(2)).into(), id)
 }
 
-type Read = ((IpAddr, IpAddr), u32, usize, Vec<u8>);
+type FragmentParts = ((IpAddr, IpAddr), u32, usize, Vec<u8>);
 
-fn read(fragment: &[u8]) -> Read {
+fn read(fragment: &[u8]) -> FragmentParts {
     match SlicedPacket::from_ethernet(fragment).unwrap().net.unwrap() {
         NetSlice::Ipv4(v4) => {
             let header = v4.header();
@@ -112,92 +112,92 @@ const ENDS: [(&str, &str, &str); 2] = [
 ];
 
 #[test]
-fn both_directions_and_both_families_in_order() {
+fn fragments_in_order_are_translated_in_both_directions() {
     let mut gateway = Gateway::new(&Setup::default());
-    for (pod, far, vip) in ENDS {
+    for (pod, remote, vip) in ENDS {
         let mut sent = Vec::new();
-        for piece in pieces(at(pod), at(far), 1400, 77) {
-            sent.extend(gateway.arrives(0, INSIDE, &piece));
+        for fragment in udp_fragments(at(pod), at(remote), 1400, 77) {
+            sent.extend(gateway.receive(0, INSIDE, &fragment));
         }
         let fragments: Vec<_> =
             sent.into_iter().map(|(interface, bytes)| (assert_eq!(interface, OUTSIDE), bytes).1).collect();
-        let (source, destination, id) = put_together(&fragments, 1400);
-        assert_eq!((source.ip(), destination), (ip(vip), at(far)));
-        assert_ne!(id, 77, "pods behind one VIP share its identifications");
-        let mut back = Vec::new();
-        for piece in pieces(at(far), source, 900, 78) {
-            back.extend(gateway.arrives(0, OUTSIDE, &piece));
+        let (source, destination, id) = reassemble(&fragments, 1400);
+        assert_eq!((source.ip(), destination), (ip(vip), at(remote)));
+        assert_ne!(id, 77, "identifications are allocated per VIP");
+        let mut replies = Vec::new();
+        for fragment in udp_fragments(at(remote), source, 900, 78) {
+            replies.extend(gateway.receive(0, OUTSIDE, &fragment));
         }
         let fragments: Vec<_> =
-            back.into_iter().map(|(interface, bytes)| (assert_eq!(interface, INSIDE), bytes).1).collect();
-        assert_eq!(put_together(&fragments, 900).1, at(pod));
+            replies.into_iter().map(|(interface, bytes)| (assert_eq!(interface, INSIDE), bytes).1).collect();
+        assert_eq!(reassemble(&fragments, 900).1, at(pod));
     }
     assert_eq!(gateway.sessions(), 2);
     gateway.assert_delta("egress 8, reply 6, created 2");
 }
 
 #[test]
-fn a_missing_first_one_frees_everything_after_its_time() {
+fn fragments_without_a_first_one_are_dropped_after_the_timeout() {
     let mut gateway = Gateway::new(&Setup::default());
-    for piece in &pieces(at(ENDS[0].0), at(ENDS[0].1), 1400, 5)[1..] {
-        assert!(gateway.arrives(0, INSIDE, piece).is_empty(), "nothing without its ports");
+    for fragment in &udp_fragments(at(ENDS[0].0), at(ENDS[0].1), 1400, 5)[1..] {
+        assert!(gateway.receive(0, INSIDE, fragment).is_empty(), "not forwarded without the first fragment");
     }
-    assert_eq!(gateway.workers[0].tables().fragments.parked(), 3);
-    gateway.pass(2_100);
-    assert_eq!(gateway.workers[0].tables().fragments.parked(), 0);
+    assert_eq!(gateway.workers[0].tables().reassembly.buffered(), 3);
+    gateway.advance(2_100);
+    assert_eq!(gateway.workers[0].tables().reassembly.buffered(), 0);
     assert_eq!(gateway.drops(), HashMap::from([(DropReason::Fragment, 3)]));
     gateway.check_frames();
     gateway.assert_delta("drop fragment 3");
 }
 
 #[test]
-fn what_overlaps_poisons_its_datagram() {
+fn an_overlap_drops_the_rest_of_the_datagram() {
     let mut gateway = Gateway::new(&Setup::default());
-    let mut all = pieces(at(ENDS[0].0), at(ENDS[0].1), 1400, 5);
+    let mut all = udp_fragments(at(ENDS[0].0), at(ENDS[0].1), 1400, 5);
     let mut overlapping = all[1].clone();
     overlapping[14 + 6..14 + 8].copy_from_slice(&(0x2000_u16 + 40).to_be_bytes());
     overlapping[14 + 10..14 + 12].fill(0);
     let sum = checksum::checksum(0, &overlapping[14..34]);
     overlapping[24..26].copy_from_slice(&sum.to_be_bytes());
     all.insert(1, overlapping);
-    let sent: usize = all.iter().map(|piece| gateway.arrives(0, INSIDE, piece).len()).sum();
-    assert_eq!(sent, 1, "what came before is gone; nothing follows");
+    let sent: usize = all.iter().map(|fragment| gateway.receive(0, INSIDE, fragment).len()).sum();
+    assert_eq!(sent, 1, "fragments before the overlap were sent, none after it");
     assert_eq!(gateway.drops(), HashMap::from([(DropReason::Fragment, 4)]));
     gateway.assert_delta("egress 1, drop fragment 4, created 1");
 }
 
 #[test]
-fn a_flood_of_fragments_costs_nobody_else() {
+fn a_fragment_flood_does_not_affect_other_sources() {
     let mut gateway = Gateway::new(&Setup::default());
     for id in 0..2000 {
-        gateway.arrives(0, INSIDE, &pieces(at("10.244.1.6:9"), at("198.51.100.77:9"), 1400, id)[1]);
+        gateway.receive(0, INSIDE, &udp_fragments(at("10.244.1.6:9"), at("198.51.100.77:9"), 1400, id)[1]);
     }
     let mut sent = Vec::new();
-    for piece in pieces(at(ENDS[0].0), at(ENDS[0].1), 1400, 5).into_iter().rev() {
-        sent.extend(gateway.arrives(0, INSIDE, &piece).into_iter().map(|(_, bytes)| bytes));
+    for fragment in udp_fragments(at(ENDS[0].0), at(ENDS[0].1), 1400, 5).into_iter().rev() {
+        sent.extend(gateway.receive(0, INSIDE, &fragment).into_iter().map(|(_, bytes)| bytes));
     }
-    put_together(&sent, 1400);
+    reassemble(&sent, 1400);
     gateway.assert_delta("egress 4, drop fragment 1992, created 1");
 }
 
 #[test]
-fn pods_with_one_identification_leave_with_two() {
+fn equal_identifications_of_two_pods_are_made_distinct() {
     let mut gateway = Gateway::new(&Setup::default());
     let ids = ["10.244.1.5:4000", "10.244.1.6:4000"].map(|pod| {
-        let all = pieces(at(pod), at(ENDS[0].1), 1400, 5);
+        let all = udp_fragments(at(pod), at(ENDS[0].1), 1400, 5);
         let sent: Vec<_> =
-            all.iter().flat_map(|piece| gateway.arrives(0, INSIDE, piece)).map(|(_, bytes)| bytes).collect();
-        put_together(&sent, 1400).2
+            all.iter().flat_map(|fragment| gateway.receive(0, INSIDE, fragment)).map(|(_, bytes)| bytes).collect();
+        reassemble(&sent, 1400).2
     });
     assert_ne!(ids[0], ids[1]);
     gateway.assert_delta("egress 8, created 2");
 }
 
 #[test]
-fn what_policy_excludes_passes_as_it_is() {
+fn fragments_to_excluded_destinations_are_unchanged() {
     let mut gateway = Gateway::new(&Setup::default());
-    for piece in pieces(at("10.244.1.21:4000"), at("198.51.100.200:53"), 1400, 5).into_iter().rev() {
-        let sent = gateway.arrives(0, INSIDE, &piece);
+    for fragment in udp_fragments(at("10.244.1.21:4000"), at("198.51.100.200:53"), 1400, 5).into_iter().rev() {
+        let sent = gateway.receive(0, INSIDE, &fragment);
         let ((source, _), id, ..) = read(&sent[0].1);
         assert_eq!((source, id), (ip("10.244.1.21"), 5));
     }
@@ -205,21 +205,24 @@ fn what_policy_excludes_passes_as_it_is() {
 }
 
 #[test]
-fn what_may_be_cut_is_cut_in_order_where_the_link_is_narrow() {
+fn fragments_larger_than_the_mtu_are_fragmented_in_order() {
     let mut gateway = Gateway::new(&Setup::default());
     let mut network = network();
     network.interfaces[1].mtu = 300;
     gateway.set_network(network);
-    let sent: Vec<_> = pieces(at(ENDS[0].0), at(ENDS[0].1), 392, 5)
+    let sent: Vec<_> = udp_fragments(at(ENDS[0].0), at(ENDS[0].1), 392, 5)
         .iter()
-        .flat_map(|piece| gateway.arrives(0, INSIDE, piece))
+        .flat_map(|fragment| gateway.receive(0, INSIDE, fragment))
         .map(|(_, bytes)| bytes)
         .collect();
     assert_eq!(sent.len(), 2);
-    assert!(sent.iter().all(|piece| piece.len() <= 314) && read(&sent[0]).2 == 0, "the first comes first");
+    assert!(
+        sent.iter().all(|fragment| fragment.len() <= 314) && read(&sent[0]).2 == 0,
+        "the first fragment is sent first"
+    );
     let mut bytes = [0_u8; 400];
-    for piece in &sent {
-        let (_, _, offset, payload) = read(piece);
+    for fragment in &sent {
+        let (_, _, offset, payload) = read(fragment);
         bytes[offset..offset + payload.len()].copy_from_slice(&payload);
     }
     assert_eq!(bytes[399], (391 * 7 % 251) as u8);
@@ -227,8 +230,8 @@ fn what_may_be_cut_is_cut_in_order_where_the_link_is_narrow() {
     gateway.assert_delta("egress 1, created 1");
 }
 
-/// What leaves when all these arrive on one queue before the next turn.
-fn arrive_at_once(gateway: &mut Gateway, from: InterfaceId, packets: &[&[u8]]) -> Vec<Vec<u8>> {
+/// Packets sent when these are received on one queue in one turn.
+fn receive_batch(gateway: &mut Gateway, from: InterfaceId, packets: &[&[u8]]) -> Vec<Vec<u8>> {
     for packet in packets {
         assert!(gateway.workers[0].io().inject(from, packet));
     }
@@ -236,33 +239,33 @@ fn arrive_at_once(gateway: &mut Gateway, from: InterfaceId, packets: &[&[u8]]) -
 }
 
 #[test]
-fn those_that_come_in_one_batch_before_their_first_one_follow_it() {
-    for (pod, far, vip) in ENDS {
+fn fragments_before_the_first_one_in_a_batch_are_sent_after_it() {
+    for (pod, remote, vip) in ENDS {
         for workers in [1, 2] {
             let mut gateway = Gateway::new(&Setup { workers, ..Setup::default() });
-            let mut all = pieces(at(pod), at(far), 1000, 5);
+            let mut all = udp_fragments(at(pod), at(remote), 1000, 5);
             all.reverse();
-            let sent = arrive_at_once(&mut gateway, INSIDE, &all.each());
-            let (source, destination, _) = put_together(&sent, 1000);
-            assert_eq!((source.ip(), destination), (ip(vip), at(far)));
-            assert_eq!(offsets(&sent), [0, 800, 400], "the first one first, then as they came");
-            let mut back = pieces(at(far), source, 1000, 6);
-            back.reverse();
-            let came = arrive_at_once(&mut gateway, OUTSIDE, &back.each());
-            assert_eq!(put_together(&came, 1000).1, at(pod));
-            assert_eq!(offsets(&came), [0, 800, 400]);
-            let by_workers = ["egress 3, reply 3, created 1", "egress 3, reply 3, created 1, handed over 6"];
-            gateway.assert_delta(by_workers[usize::from(workers) - 1]);
+            let sent = receive_batch(&mut gateway, INSIDE, &all.as_slices());
+            let (source, destination, _) = reassemble(&sent, 1000);
+            assert_eq!((source.ip(), destination), (ip(vip), at(remote)));
+            assert_eq!(offsets(&sent), [0, 800, 400], "the first fragment first, then in order of arrival");
+            let mut replies = udp_fragments(at(remote), source, 1000, 6);
+            replies.reverse();
+            let received = receive_batch(&mut gateway, OUTSIDE, &replies.as_slices());
+            assert_eq!(reassemble(&received, 1000).1, at(pod));
+            assert_eq!(offsets(&received), [0, 800, 400]);
+            let expected = ["egress 3, reply 3, created 1", "egress 3, reply 3, created 1, handed off 6"];
+            gateway.assert_delta(expected[usize::from(workers) - 1]);
         }
     }
 }
 
-trait Each {
-    fn each(&self) -> Vec<&[u8]>;
+trait AsSlices {
+    fn as_slices(&self) -> Vec<&[u8]>;
 }
 
-impl Each for Vec<Vec<u8>> {
-    fn each(&self) -> Vec<&[u8]> {
+impl AsSlices for Vec<Vec<u8>> {
+    fn as_slices(&self) -> Vec<&[u8]> {
         self.iter().map(Vec::as_slice).collect()
     }
 }
@@ -272,34 +275,34 @@ fn offsets(sent: &[Vec<u8>]) -> Vec<usize> {
 }
 
 #[test]
-fn nothing_of_a_flow_overtakes_what_waited_for_its_first_fragment() {
+fn a_flow_keeps_its_order_behind_buffered_fragments() {
     let mut gateway = Gateway::new(&Setup::default());
-    let [a, b, c] = [5, 6, 7].map(|id| pieces(at(ENDS[0].0), at(ENDS[0].1), 1000, id));
+    let [a, b, c] = [5, 6, 7].map(|id| udp_fragments(at(ENDS[0].0), at(ENDS[0].1), 1000, id));
     let whole = packet(Protocol::Udp, at(ENDS[0].0), at(ENDS[0].1));
-    assert!(gateway.arrives(0, INSIDE, &a[2]).is_empty());
-    let sent = arrive_at_once(
+    assert!(gateway.receive(0, INSIDE, &a[2]).is_empty());
+    let sent = receive_batch(
         &mut gateway,
         INSIDE,
         &[&c[2], &c[1], &a[1], &a[0], &b[1], &whole, &b[0], &b[2], &a[0], &whole, &c[0]],
     );
     let ids: Vec<u32> = sent.iter().map(|packet| read(packet).1).collect();
-    // A whole one has none; what repeats the first fragment of a complete one begins another.
-    let one_by_one = [ids[0], ids[0], ids[0], 0, ids[4], ids[4], ids[4], ids[7], 0, ids[9], ids[9], ids[9]];
-    assert_eq!(ids, one_by_one);
+    // A whole packet has no identification; a repeated first fragment of a complete datagram begins another one.
+    let expected = [ids[0], ids[0], ids[0], 0, ids[4], ids[4], ids[4], ids[7], 0, ids[9], ids[9], ids[9]];
+    assert_eq!(ids, expected);
     assert_eq!(offsets(&sent), [0, 800, 400, 0, 0, 400, 800, 0, 0, 0, 800, 400]);
     assert_eq!(gateway.drops(), HashMap::new());
     gateway.assert_delta("egress 12, created 1");
 }
 
 #[test]
-fn a_seventeenth_early_fragment_ends_its_datagram_although_the_first_one_is_in_its_batch() {
+fn exceeding_the_buffer_limit_drops_the_datagram_within_a_batch() {
     for at_once in [1, 64] {
         let mut gateway = Gateway::new(&Setup::default());
-        // The frames that may wait are one worker's 32, and a quarter of them one source's.
-        let mut all = pieces(at(ENDS[0].0), at(ENDS[0].1), 400 * 9, 5);
+        // A worker buffers 32 frames, a quarter of them for one source.
+        let mut all = udp_fragments(at(ENDS[0].0), at(ENDS[0].1), 400 * 9, 5);
         all.rotate_left(1);
         let sent: usize =
-            all.each().chunks(at_once).map(|packets| arrive_at_once(&mut gateway, INSIDE, packets).len()).sum();
+            all.as_slices().chunks(at_once).map(|packets| receive_batch(&mut gateway, INSIDE, packets).len()).sum();
         assert_eq!((sent, gateway.drops()), (0, HashMap::from([(DropReason::Fragment, 10)])), "{at_once} at once");
         gateway.check_frames();
         gateway.assert_delta("drop fragment 10");
@@ -307,16 +310,16 @@ fn a_seventeenth_early_fragment_ends_its_datagram_although_the_first_one_is_in_i
 }
 
 #[test]
-fn an_overlap_in_the_batch_of_the_first_one_changes_nothing_for_those_before() {
+fn an_overlap_does_not_affect_earlier_fragments_of_its_batch() {
     for at_once in [1, 64] {
         let mut gateway = Gateway::new(&Setup::default());
-        let all = pieces(at(ENDS[0].0), at(ENDS[0].1), 1400, 5);
+        let all = udp_fragments(at(ENDS[0].0), at(ENDS[0].1), 1400, 5);
         let mut overlapping = all[3].clone();
         overlapping[14 + 6..14 + 8].copy_from_slice(&(0x2000_u16 + 40).to_be_bytes());
-        seal_header(&mut overlapping);
+        update_header_checksum(&mut overlapping);
         let order: [&[u8]; 6] = [&all[3], &all[2], &all[0], &overlapping, &all[1], &all[0]];
         let sent: Vec<_> =
-            order.chunks(at_once).flat_map(|packets| arrive_at_once(&mut gateway, INSIDE, packets)).collect();
+            order.chunks(at_once).flat_map(|packets| receive_batch(&mut gateway, INSIDE, packets)).collect();
         assert_eq!(offsets(&sent), [0, 1200, 800], "{at_once} at once");
         assert_eq!(gateway.drops(), HashMap::from([(DropReason::Fragment, 3)]));
         let order: [&[u8]; 4] = [&all[3], &overlapping, &all[0], &all[2]];
@@ -325,48 +328,50 @@ fn an_overlap_in_the_batch_of_the_first_one_changes_nothing_for_those_before() {
             .map(|packet| {
                 let mut packet = packet.to_vec();
                 packet[18..20].fill(7);
-                seal_header(&mut packet);
+                update_header_checksum(&mut packet);
                 packet
             })
             .collect();
         let sent: usize =
-            other.each().chunks(at_once).map(|packets| arrive_at_once(&mut gateway, INSIDE, packets).len()).sum();
+            other.as_slices().chunks(at_once).map(|packets| receive_batch(&mut gateway, INSIDE, packets).len()).sum();
         assert_eq!((sent, gateway.drops()), (0, HashMap::from([(DropReason::Fragment, 7)])), "{at_once} at once");
         gateway.check_frames();
         gateway.assert_delta("egress 3, drop fragment 7, created 1");
     }
 }
 
-/// Whatever the order, the queues and the repetitions, the far side can put the datagram together.
+/// In any order, on any queue and with repetitions, the remote can reassemble the datagram.
 #[test]
-fn any_order_on_any_queue_arrives_whole() {
+fn datagrams_are_reassembled_from_any_order_and_queue() {
     let config = ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() };
     let order = Just((0..4).chain(0..2).collect::<Vec<usize>>()).prop_shuffle();
     let strategy = (0_usize..2, order, prop::collection::vec(0_usize..2, 6));
-    let classes = ["v4", "v6", "first one first", "first one later", "handed over", "repeated after all"];
-    property(config, &strategy, &classes, |(family, order, queues), tally| {
-        let (pod, far, vip) = ENDS[family];
+    let classes =
+        ["v4", "v6", "first fragment first", "first fragment later", "handed off", "repeated after completion"];
+    property(config, &strategy, &classes, |(family, order, queues), coverage| {
+        let (pod, remote, vip) = ENDS[family];
         let mut gateway = Gateway::new(&Setup { workers: 2, ..Setup::default() });
-        gateway.counts_vary();
-        tally.count(["v4", "v6"][family]);
-        tally.count(if order[0] == 0 { "first one first" } else { "first one later" });
-        let all_at = (0..4).map(|piece| order.iter().position(|it| *it == piece).unwrap()).max().unwrap();
-        tally.add("repeated after all", u64::from(all_at < 5));
-        let all = pieces(at(pod), at(far), 1400, 9);
+        gateway.skip_counter_check();
+        coverage.count(["v4", "v6"][family]);
+        coverage.count(if order[0] == 0 { "first fragment first" } else { "first fragment later" });
+        let complete_at = (0..4).map(|fragment| order.iter().position(|it| *it == fragment).unwrap()).max().unwrap();
+        coverage.add("repeated after completion", u64::from(complete_at < 5));
+        let all = udp_fragments(at(pod), at(remote), 1400, 9);
         let mut sent = Vec::new();
-        for (&piece, &queue) in order.iter().zip(&queues) {
-            sent.extend(gateway.arrives(queue, INSIDE, &all[piece]).into_iter().map(|(_, bytes)| bytes));
+        for (&fragment, &queue) in order.iter().zip(&queues) {
+            sent.extend(gateway.receive(queue, INSIDE, &all[fragment]).into_iter().map(|(_, bytes)| bytes));
         }
-        let (source, ..) = put_together(&sent, 1400);
+        let (source, ..) = reassemble(&sent, 1400);
         prop_assert_eq!(source.ip(), ip(vip));
-        let back = pieces(at(far), source, 1400, 10);
+        let replies = udp_fragments(at(remote), source, 1400, 10);
         let mut received = Vec::new();
-        for (&piece, &queue) in order.iter().zip(&queues) {
-            received.extend(gateway.arrives(1 - queue, OUTSIDE, &back[piece]).into_iter().map(|(_, bytes)| bytes));
+        for (&fragment, &queue) in order.iter().zip(&queues) {
+            received
+                .extend(gateway.receive(1 - queue, OUTSIDE, &replies[fragment]).into_iter().map(|(_, bytes)| bytes));
         }
-        prop_assert_eq!(put_together(&received, 1400).1, at(pod));
+        prop_assert_eq!(reassemble(&received, 1400).1, at(pod));
         prop_assert_eq!(gateway.drops(), HashMap::new());
-        tally.add("handed over", gateway.handoffs());
+        coverage.add("handed off", gateway.handoffs());
         Ok(())
     });
 }

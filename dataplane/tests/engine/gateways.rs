@@ -1,28 +1,29 @@
-//! Several gateways, one VIP: whichever of them the network picks, a packet reaches its owner, once.
+//! Several gateways with shared VIPs: a packet at any gateway reaches its owner.
 
 use crate::support::cluster::*;
 use crate::support::*;
-use vipgate_dataplane::counters::{Direction, DropReason};
-use vipgate_dataplane::io::InterfaceId;
+use vipgate_dataplane::flow::direction::Direction;
+use vipgate_dataplane::flow::drop_reason::DropReason;
+use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::policy::spec::PolicySet;
 use vipgate_dataplane::ports::PortRange;
-use vipgate_dataplane::ports::pool::Refused;
-use vipgate_dataplane::snapshot::spec::PolicySet;
+use vipgate_dataplane::ports::pool::RefusedAllocations;
 
 #[test]
-fn a_reply_at_any_gateway_reaches_the_pod_by_way_of_its_owner() {
+fn a_reply_at_any_gateway_reaches_the_pod_via_its_owner() {
     for v6 in [false, true] {
-        for (pod, far) in POD_AND_FAR {
+        for (pod, remote) in POD_AND_REMOTE {
             for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Echo] {
-                let mut cluster = Cluster::over(3, &Setup::default(), v6);
-                let sent = cluster.arrives(0, INSIDE, &packet(protocol, at(pod), at(far)));
-                let seen = only(sent, 0, OUTSIDE, &cluster);
-                assert_eq!(cluster.tunnelled, 0, "its own gateway needs no other");
+                let mut cluster = Cluster::with_tunnel_family(3, &Setup::default(), v6);
+                let sent = cluster.receive(0, INSIDE, &packet(protocol, at(pod), at(remote)));
+                let seen = expect_one(sent, 0, OUTSIDE, &cluster);
+                assert_eq!(cluster.tunneled, 0, "no tunnel to its home gateway");
                 for number in 0..3 {
-                    let home = cluster.arrives(number, OUTSIDE, &answer_to(&seen, protocol));
-                    let home = only(home, 0, INSIDE, &cluster);
-                    assert_eq!(ends(&home).1, at(pod), "{protocol:?} at {number}");
+                    let received = cluster.receive(number, OUTSIDE, &reply_to(&seen, protocol));
+                    let received = expect_one(received, 0, INSIDE, &cluster);
+                    assert_eq!(ends(&received).1, at(pod), "{protocol:?} at {number}");
                 }
-                assert_eq!(cluster.tunnelled, 2);
+                assert_eq!(cluster.tunneled, 2);
                 assert_eq!(cluster.gateways[1].forwarded(Direction::PeerOut), 1);
                 assert_eq!(cluster.gateways[0].forwarded(Direction::PeerIn), 2);
                 assert_eq!(cluster.gateways[0].forwarded(Direction::Reply), 3);
@@ -34,34 +35,34 @@ fn a_reply_at_any_gateway_reaches_the_pod_by_way_of_its_owner() {
 }
 
 #[test]
-fn a_pods_packet_at_another_gateway_leaves_by_its_own() {
-    for (pod, far) in POD_AND_FAR {
-        let mut cluster = three();
-        let question = packet(Protocol::Udp, at(pod), at(far));
+fn a_pods_packet_at_another_gateway_is_sent_by_its_owner() {
+    for (pod, remote) in POD_AND_REMOTE {
+        let mut cluster = three_gateways();
+        let request = packet(Protocol::Udp, at(pod), at(remote));
         let seen: Vec<_> = (0..3)
             .map(|number| {
-                let sent = cluster.arrives(number, INSIDE, &question);
-                ends(&only(sent, 0, OUTSIDE, &cluster)).0
+                let sent = cluster.receive(number, INSIDE, &request);
+                ends(&expect_one(sent, 0, OUTSIDE, &cluster)).0
             })
             .collect();
         assert!(seen.iter().all(|vip| *vip == seen[0]), "one session: {seen:?}");
-        assert_eq!((cluster.gateways[0].sessions(), cluster.tunnelled), (1, 2));
-        assert_eq!(seen[0].port() / 64 % 3, 0, "a port of its home's blocks");
+        assert_eq!((cluster.gateways[0].sessions(), cluster.tunneled), (1, 2));
+        assert_eq!(seen[0].port() / 64 % 3, 0, "a port of its home gateway's blocks");
         cluster.assert_delta(&["egress 3, peer_in 2, created 1", "peer_out 1", "peer_out 1"]);
     }
 }
 
 #[test]
-fn strangers_and_nonsense_come_out_of_no_tunnel() {
-    let mut cluster = three();
-    let inner = packet(Protocol::Udp, at("10.244.1.5:4000"), at(FAR));
+fn unknown_and_malformed_tunnel_packets_are_dropped() {
+    let mut cluster = three_gateways();
+    let inner = packet(Protocol::Udp, at("10.244.1.5:4000"), at(REMOTE));
     let tunnel = |from: &str, vni: u32, inner: &[u8]| {
-        let outer = vipgate_dataplane::wire::vxlan::Outer::new(ip(from), at("10.2.0.1:4790")).unwrap();
+        let outer = vipgate_dataplane::wire::vxlan::OuterHeaders::new(ip(from), at("10.2.0.1:4790")).unwrap();
         let mut frame = vec![0; outer.length()];
         outer.write(&mut frame, inner.len() as u16, vni, 7, 0);
         frame[..6].copy_from_slice(&INSIDE_MAC);
         frame.extend(inner);
-        tag_key((1, 1), (0, 1)).seal(&mut frame[outer.length()..], vni);
+        tag_key((1, 1), (0, 1)).write_tag(&mut frame[outer.length()..], vni);
         frame
     };
     for (frame, reason) in [
@@ -69,25 +70,25 @@ fn strangers_and_nonsense_come_out_of_no_tunnel() {
         (tunnel("10.2.0.1", 0x76_7009, &inner), DropReason::PeerUnknown),
         (tunnel("10.2.0.2", 0x76_7029, &inner), DropReason::PeerUnknown),
         (tunnel("10.2.0.2", 7, &inner), DropReason::PeerUnknown),
-        // From no side, and from an interface and around at once.
+        // From no side, and both from an interface and hairpinned.
         (tunnel("10.2.0.2", 0x76_7008, &inner), DropReason::PeerUnknown),
         (tunnel("10.2.0.2", 0x76_700d, &inner), DropReason::PeerUnknown),
         (tunnel("10.2.0.2", 0x76_7009, &inner[..20]), DropReason::Malformed),
         (tunnel("10.2.0.2", 0x76_7009, &inner)[..60].to_vec(), DropReason::Malformed),
-        // A tunnel in a tunnel: inside, it is a packet to the gateway, which is nobody's VIP.
+        // A nested tunnel: the inner packet is addressed to the gateway, which is no VIP.
         (tunnel("10.2.0.2", 0x76_7009, &tunnel("10.2.0.2", 0x76_7009, &inner)), DropReason::NoPolicy),
-        // It has travelled three times, and this gateway isn't its owner: it goes nowhere else.
-        (tunnel("10.2.0.2", 0x76_7019, &packet(Protocol::Udp, at("10.244.1.6:4000"), at(FAR))), DropReason::NoOwner),
+        // It was forwarded three times, and this gateway isn't its owner: it is not forwarded again.
+        (tunnel("10.2.0.2", 0x76_7019, &packet(Protocol::Udp, at("10.244.1.6:4000"), at(REMOTE))), DropReason::NoOwner),
     ] {
         let before = cluster.gateways[0].drops().get(&reason).copied().unwrap_or(0);
-        assert_eq!(cluster.arrives(0, INSIDE, &frame), vec![]);
+        assert_eq!(cluster.receive(0, INSIDE, &frame), vec![]);
         if reason == DropReason::NoOwner {
-            cluster.pass(1_050);
+            cluster.advance(1_050);
         }
         assert_eq!(cluster.gateways[0].drops().get(&reason).copied(), Some(before + 1), "{reason:?}");
     }
-    let good = cluster.arrives(0, INSIDE, &tunnel("10.2.0.2", 0x76_7009, &inner));
-    only(good, 0, OUTSIDE, &cluster);
+    let accepted = cluster.receive(0, INSIDE, &tunnel("10.2.0.2", 0x76_7009, &inner));
+    expect_one(accepted, 0, OUTSIDE, &cluster);
     cluster.assert_delta(&[
         "egress 1, peer_in 4, drop no_policy 1, drop malformed 2, drop no_owner 1, drop peer_unknown 6, created 1",
         "",
@@ -96,85 +97,97 @@ fn strangers_and_nonsense_come_out_of_no_tunnel() {
 }
 
 #[test]
-fn what_is_too_long_for_a_tunnel_is_cut_or_its_sender_hears_how_long_it_may_be() {
-    let mut cluster = three();
-    let seen = cluster.arrives(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(FAR)));
-    let (vip, far) = ends(&only(seen, 0, OUTSIDE, &cluster));
-    let told = cluster.arrives(1, OUTSIDE, &large_reply(far, vip, false));
-    let told = only(told, 1, OUTSIDE, &cluster);
-    assert_eq!((told[34], told[35], u16::from_be_bytes([told[40], told[41]])), (3, 4, 1450));
-    let pieces = cluster.arrives(1, OUTSIDE, &large_reply(far, vip, true));
-    let pieces: Vec<_> = pieces.into_iter().filter(|(_, out, _)| *out == INSIDE).collect();
-    assert_eq!(pieces.len(), 2, "{:?}", cluster.drops());
-    assert_eq!(pieces.iter().map(|(_, _, bytes)| bytes.len() - 34).sum::<usize>(), 1480);
-    cluster.assert_delta(&["egress 1, reply 2, peer_in 2, created 1", "peer_out 1, drop too_big 1, answered 1", ""]);
+fn packets_larger_than_the_tunnel_mtu_are_fragmented_or_rejected() {
+    let mut cluster = three_gateways();
+    let seen = cluster.receive(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(REMOTE)));
+    let (vip, remote) = ends(&expect_one(seen, 0, OUTSIDE, &cluster));
+    let error = cluster.receive(1, OUTSIDE, &large_reply(remote, vip, false));
+    let error = expect_one(error, 1, OUTSIDE, &cluster);
+    assert_eq!((error[34], error[35], u16::from_be_bytes([error[40], error[41]])), (3, 4, 1450));
+    let fragments = cluster.receive(1, OUTSIDE, &large_reply(remote, vip, true));
+    let fragments: Vec<_> = fragments.into_iter().filter(|(_, out, _)| *out == INSIDE).collect();
+    assert_eq!(fragments.len(), 2, "{:?}", cluster.drops());
+    assert_eq!(fragments.iter().map(|(_, _, bytes)| bytes.len() - 34).sum::<usize>(), 1480);
+    cluster.assert_delta(&[
+        "egress 1, reply 2, peer_in 2, created 1",
+        "peer_out 1, drop too_big 1, replies sent 1",
+        "",
+    ]);
 }
 
-/// A gateway has forgotten all its neighbours inside, which is where tunnels between gateways go, too.
-fn forget_neighbours_inside(cluster: &mut Cluster, number: Number) {
+/// Removes all neighbor entries inside, which is also where tunnels between gateways go.
+fn remove_neighbors_inside(cluster: &mut Cluster, number: GatewayIndex) {
     let mut network = Cluster::network(3, false);
-    network.neighbours.retain(|neighbour| neighbour.interface != INSIDE);
+    network.neighbors.retain(|neighbor| neighbor.interface != INSIDE);
     cluster.gateways[number].set_network(network);
 }
 
-/// It asks for this one, and the kernel finds it; what it sends then.
-fn ask_for(cluster: &mut Cluster, number: Number, address: &str) -> Vec<(Number, InterfaceId, Vec<u8>)> {
-    let wanted = cluster.gateways[number].questions.queue.pop().map(|it| (it.interface, it.address));
-    assert_eq!(wanted, Some((INSIDE, ip(address))), "nobody is asked: {:?}", cluster.drops());
+/// Asserts that this neighbor was requested and resolves it; returns what is sent then.
+fn resolve_neighbor(
+    cluster: &mut Cluster,
+    number: GatewayIndex,
+    address: &str,
+) -> Vec<(GatewayIndex, InterfaceId, Vec<u8>)> {
+    let requested = cluster.gateways[number].resolution_requests.queue.pop().map(|it| (it.interface, it.address));
+    assert_eq!(requested, Some((INSIDE, ip(address))), "no resolution request: {:?}", cluster.drops());
     cluster.gateways[number].set_network(Cluster::network(3, false));
     let sent = cluster.gateways[number].run();
-    cluster.carry(sent.into_iter().map(|(out, bytes)| (number, out, bytes)).collect())
+    cluster.deliver_tunneled(sent.into_iter().map(|(out, bytes)| (number, out, bytes)).collect())
 }
 
 #[test]
-fn what_goes_to_another_gateway_whole_or_in_pieces_waits_for_its_link_address() {
-    let mut cluster = three();
-    let seen = cluster.arrives(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(FAR)));
-    let seen = only(seen, 0, OUTSIDE, &cluster);
-    let (vip, far) = ends(&seen);
-    for (reply, count) in [(answer_to(&seen, Protocol::Udp), 1), (large_reply(far, vip, true), 2)] {
-        forget_neighbours_inside(&mut cluster, 1);
-        assert_eq!(cluster.arrives(1, OUTSIDE, &reply), vec![]);
-        let home = ask_for(&mut cluster, 1, "10.2.0.1");
-        assert!(home.iter().all(|(number, out, _)| (*number, *out) == (0, INSIDE)));
-        let bytes = home.iter().map(|(_, _, bytes)| bytes.len() - 34).sum::<usize>();
-        assert_eq!((home.len(), bytes), (count, reply.len() - 34));
+fn tunneled_packets_await_neighbor_resolution() {
+    let mut cluster = three_gateways();
+    let seen = cluster.receive(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(REMOTE)));
+    let seen = expect_one(seen, 0, OUTSIDE, &cluster);
+    let (vip, remote) = ends(&seen);
+    for (reply, count) in [(reply_to(&seen, Protocol::Udp), 1), (large_reply(remote, vip, true), 2)] {
+        remove_neighbors_inside(&mut cluster, 1);
+        assert_eq!(cluster.receive(1, OUTSIDE, &reply), vec![]);
+        let received = resolve_neighbor(&mut cluster, 1, "10.2.0.1");
+        assert!(received.iter().all(|(number, out, _)| (*number, *out) == (0, INSIDE)));
+        let bytes = received.iter().map(|(_, _, bytes)| bytes.len() - 34).sum::<usize>();
+        assert_eq!((received.len(), bytes), (count, reply.len() - 34));
     }
     cluster.assert_delta(&["egress 1, reply 3, peer_in 3, created 1", "peer_out 2", ""]);
 }
 
 #[test]
-fn what_an_owner_says_of_a_packet_from_another_gateway_waits_for_its_neighbour() {
-    let mut cluster = three();
-    let mut last_hop = packet(Protocol::Udp, at("10.244.1.5:4000"), at(FAR));
+fn an_owners_icmp_error_awaits_neighbor_resolution() {
+    let mut cluster = three_gateways();
+    let mut last_hop = packet(Protocol::Udp, at("10.244.1.5:4000"), at(REMOTE));
     set_ttl(&mut last_hop, 1);
-    forget_neighbours_inside(&mut cluster, 0);
-    assert_eq!(cluster.arrives(1, INSIDE, &last_hop), vec![]);
-    let told = ask_for(&mut cluster, 0, "10.244.1.5");
-    let told = only(told, 0, INSIDE, &cluster);
-    assert_eq!((told[34], told[35], &told[..6]), (11, 0, &POD_MAC[..]));
-    cluster.assert_delta(&["peer_in 1, drop ttl 1, answered 1", "peer_out 1", ""]);
+    remove_neighbors_inside(&mut cluster, 0);
+    assert_eq!(cluster.receive(1, INSIDE, &last_hop), vec![]);
+    let error = resolve_neighbor(&mut cluster, 0, "10.244.1.5");
+    let error = expect_one(error, 0, INSIDE, &cluster);
+    assert_eq!((error[34], error[35], &error[..6]), (11, 0, &POD_MAC[..]));
+    cluster.assert_delta(&["peer_in 1, drop ttl 1, replies sent 1", "peer_out 1", ""]);
 }
 
 #[test]
-fn a_clients_connection_goes_on_at_any_gateway_with_its_backend() {
+fn a_clients_connection_keeps_its_backend_at_any_gateway() {
     use crate::support::services::*;
-    let mut cluster = three();
+    let mut cluster = three_gateways();
     let set = PolicySet { services: vec![service(&both_pods())], ..shared_policy(3) };
     cluster.gateways.iter_mut().for_each(|gateway| gateway.set_policy(&set));
     for (client, vip) in CLIENTS.iter().zip(VIPS) {
         let (client, vip) = (at(client), (ip(vip), 80).into());
-        let first = cluster.arrives(0, OUTSIDE, &tcp(client, vip, "S", 1000, 0));
-        let backend = ends(&only(first, 0, INSIDE, &cluster)).1;
+        let first = cluster.receive(0, OUTSIDE, &tcp(client, vip, "S", 1000, 0));
+        let backend = ends(&expect_one(first, 0, INSIDE, &cluster)).1;
         for number in 0..3 {
-            let answer = cluster.arrives(number, INSIDE, &tcp(backend, client, "SA", 5000, 1001));
-            assert_eq!(ends(&only(answer, number, OUTSIDE, &cluster)), (vip, client));
-            let more = cluster.arrives(number, OUTSIDE, &tcp(client, vip, "A", 1001, 5001));
-            assert_eq!(ends(&only(more, number, INSIDE, &cluster)).1, backend, "at {number}");
+            let reply = cluster.receive(number, INSIDE, &tcp(backend, client, "SA", 5000, 1001));
+            assert_eq!(ends(&expect_one(reply, number, OUTSIDE, &cluster)), (vip, client));
+            let segment = cluster.receive(number, OUTSIDE, &tcp(client, vip, "A", 1001, 5001));
+            assert_eq!(ends(&expect_one(segment, number, INSIDE, &cluster)).1, backend, "at {number}");
         }
     }
-    assert_eq!((cluster.gateways[0].sessions(), cluster.gateways[1].sessions()), (2, 0), "no state where none began");
-    assert_eq!((cluster.tunnelled, cluster.drops()), (0, [].into()));
+    assert_eq!(
+        (cluster.gateways[0].sessions(), cluster.gateways[1].sessions()),
+        (2, 0),
+        "no session at other gateways"
+    );
+    assert_eq!((cluster.tunneled, cluster.drops()), (0, [].into()));
     cluster.assert_delta(&[
         "inbound 4, service_reply 2, created 2",
         "inbound 2, service_reply 2",
@@ -183,45 +196,45 @@ fn a_clients_connection_goes_on_at_any_gateway_with_its_backend() {
 }
 
 #[test]
-fn pieces_of_a_datagram_come_together_whichever_gateways_they_come_to() {
-    let mut cluster = three();
-    let seen = cluster.arrives(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(FAR)));
-    let (vip, far) = ends(&only(seen, 0, OUTSIDE, &cluster));
+fn fragments_at_several_gateways_reach_the_owner() {
+    let mut cluster = three_gateways();
+    let seen = cluster.receive(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(REMOTE)));
+    let (vip, remote) = ends(&expect_one(seen, 0, OUTSIDE, &cluster));
     let whole = {
         let mut frame = Vec::new();
-        let (std::net::IpAddr::V4(from), std::net::IpAddr::V4(to)) = (far.ip(), vip.ip()) else { panic!() };
+        let (std::net::IpAddr::V4(from), std::net::IpAddr::V4(to)) = (remote.ip(), vip.ip()) else { panic!() };
         let mut header =
             etherparse::Ipv4Header::new(2008, 64, etherparse::ip_number::UDP, from.octets(), to.octets()).unwrap();
         (header.dont_fragment, header.identification) = (false, 99);
         let step = etherparse::PacketBuilder::ethernet2(ROUTER_MAC, OUTSIDE_MAC);
         let step = step.ip(etherparse::IpHeaders::Ipv4(header, etherparse::Ipv4Extensions::default()));
-        step.udp(far.port(), vip.port()).write(&mut frame, &[9; 2000]).unwrap();
+        step.udp(remote.port(), vip.port()).write(&mut frame, &[9; 2000]).unwrap();
         frame
     };
-    let mut pieces = Vec::new();
-    vipgate_dataplane::wire::cut::cut(&whole, 820, |headers, payload| {
-        pieces.push([headers, payload].concat());
+    let mut fragments = Vec::new();
+    vipgate_dataplane::wire::fragmentation::split(&whole, 820, |headers, payload| {
+        fragments.push([headers, payload].concat());
         true
     });
-    assert_eq!(pieces.len(), 3);
+    assert_eq!(fragments.len(), 3);
     for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
-        let mut home = Vec::new();
+        let mut received = Vec::new();
         for (at, number) in order.into_iter().zip([2, 0, 1]) {
-            home.extend(cluster.arrives(number, OUTSIDE, &pieces[at]));
+            received.extend(cluster.receive(number, OUTSIDE, &fragments[at]));
         }
-        let home: Vec<_> = home.into_iter().filter(|(number, out, _)| (*number, *out) == (0, INSIDE)).collect();
-        assert_eq!(home.len(), 3, "{order:?}: {:?}", cluster.drops());
-        cluster.pass(3_000);
+        let received: Vec<_> = received.into_iter().filter(|(number, out, _)| (*number, *out) == (0, INSIDE)).collect();
+        assert_eq!(received.len(), 3, "{order:?}: {:?}", cluster.drops());
+        cluster.advance(3_000);
     }
-    assert!(cluster.tunnelled <= 18, "twice each at most: {}", cluster.tunnelled);
+    assert!(cluster.tunneled <= 18, "at most two tunnel hops each: {}", cluster.tunneled);
     cluster.assert_delta(&["egress 1, reply 9, peer_in 6, created 1", "peer_out 3", "peer_out 3"]);
 }
 
 #[test]
-fn an_error_about_a_sessions_packet_finds_the_pod_from_any_gateway() {
-    let mut cluster = three();
-    let seen = cluster.arrives(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(FAR)));
-    let seen = only(seen, 0, OUTSIDE, &cluster);
+fn an_icmp_error_at_any_gateway_reaches_the_pod() {
+    let mut cluster = three_gateways();
+    let seen = cluster.receive(0, INSIDE, &packet(Protocol::Udp, at("10.244.1.5:4000"), at(REMOTE)));
+    let seen = expect_one(seen, 0, OUTSIDE, &cluster);
     let vip = ends(&seen).0;
     let mut error = Vec::new();
     let std::net::IpAddr::V4(to) = vip.ip() else { panic!() };
@@ -231,70 +244,71 @@ fn an_error_about_a_sessions_packet_finds_the_pod_from_any_gateway() {
         .write(&mut error, &seen[14..14 + 28])
         .unwrap();
     for number in 0..3 {
-        let home = cluster.arrives(number, OUTSIDE, &error);
-        let home = only(home, 0, INSIDE, &cluster);
-        assert_eq!(home[30..34], [10, 244, 1, 5], "at {number}");
+        let received = cluster.receive(number, OUTSIDE, &error);
+        let received = expect_one(received, 0, INSIDE, &cluster);
+        assert_eq!(received[30..34], [10, 244, 1, 5], "at {number}");
     }
     cluster.assert_delta(&["egress 1, reply 3, peer_in 2, created 1", "peer_out 1", "peer_out 1"]);
 }
 
-mod anything {
+mod random_failures {
     use std::collections::HashMap;
 
     use proptest::prelude::*;
 
     use super::*;
-    use crate::tally::property;
+    use crate::coverage::property;
 
-    /// What may happen to three gateways.
+    /// A step of a scenario with three gateways.
     #[derive(Clone, Debug)]
     enum Step {
-        /// A pod says something, which comes to some gateway.
+        /// A pod sends a packet, received by some gateway.
         Pod {
             pod: u8,
             port: u8,
             to: u8,
             at: u8,
         },
-        /// The far side answers what it has seen.
-        Answer {
+        /// The remote replies to a packet that it has received.
+        Reply {
             which: prop::sample::Index,
             at: u8,
         },
         Time(u16),
-        Dies(u8),
-        /// It is back, is told all, and serves again.
+        Fails(u8),
+        /// A failed gateway returns, gets a full sync, and is active again.
         Returns(u8),
     }
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
             6 => (0..2_u8, 0..12_u8, 0..2_u8, 0..3_u8).prop_map(|(pod, port, to, at)| Step::Pod { pod, port, to, at }),
-            4 => (any::<prop::sample::Index>(), 0..3_u8).prop_map(|(which, at)| Step::Answer { which, at }),
+            4 => (any::<prop::sample::Index>(), 0..3_u8).prop_map(|(which, at)| Step::Reply { which, at }),
             2 => (10..900_u16).prop_map(Step::Time),
-            1 => (0..3_u8).prop_map(Step::Dies),
+            1 => (0..3_u8).prop_map(Step::Fails),
             2 => (0..3_u8).prop_map(Step::Returns),
         ]
     }
 
-    /// Who serves tells all others what they are to have, as after each change.
-    fn all_tell_all(cluster: &mut Cluster) {
+    /// Full sync from all active gateways to all connected ones, as after each change.
+    fn sync_all(cluster: &mut Cluster) {
         for (from, to) in (0..9).map(|at| (at / 3, at % 3)) {
-            if from != to && cluster.members[from].serving && cluster.members[to].linked {
-                cluster.tell_all(from, to);
+            if from != to && cluster.members[from].active && cluster.members[to].connected {
+                cluster.full_sync(from, to);
             }
         }
     }
 
-    /// Whatever dies and comes back: an answer never reaches another pod than the one that it is for, and no two pods are seen as
-    /// one while both of them talk.
+    /// Under any failures and returns, a reply only reaches the pod that it is for, and no two pods share an external
+    /// tuple while both are active.
     #[test]
-    fn no_answer_reaches_another_pod() {
-        let classes = ["sent", "sent again", "answered", "tunnelled", "died", "returned", "taken over"];
-        property(ProptestConfig::with_cases(96), &prop::collection::vec(step(), 1..120), &classes, |steps, tally| {
+    fn no_reply_reaches_another_pod() {
+        let classes = ["sent", "sent again", "reply received", "tunneled", "failed", "returned", "failed over"];
+        let strategy = prop::collection::vec(step(), 1..120);
+        property(ProptestConfig::with_cases(96), &strategy, &classes, |steps, coverage| {
             let mut cluster = Cluster::new(3, &Setup::default());
-            cluster.counts_vary();
-            // Whom the far side talks to: by what it sees, the pod, and when it heard of it last.
+            cluster.skip_counter_check();
+            // Per external tuple: the pod, and when it last sent.
             let mut seen: HashMap<(String, String), (String, u32)> = HashMap::new();
             let mut order: Vec<(String, String)> = Vec::new();
             let mut clock = 0_u32;
@@ -302,116 +316,117 @@ mod anything {
                 match step {
                     Step::Pod { pod, port, to, at: number } => {
                         let number = usize::from(number);
-                        if !cluster.members[number].linked {
+                        if !cluster.members[number].connected {
                             continue;
                         }
                         let pod = format!("10.244.1.{}:{}", 5 + pod, 4000 + u16::from(port));
-                        let far = format!("198.51.100.10:{}", 443 + u16::from(to));
+                        let remote = format!("198.51.100.10:{}", 443 + u16::from(to));
                         for (_, out, bytes) in
-                            cluster.arrives(number, INSIDE, &packet(Protocol::Udp, at(&pod), at(&far)))
+                            cluster.receive(number, INSIDE, &packet(Protocol::Udp, at(&pod), at(&remote)))
                         {
                             prop_assert_eq!(out, OUTSIDE);
-                            let (vip, far) = ends(&bytes);
-                            let key = (vip.to_string(), far.to_string());
-                            if let Some((other, heard)) = seen.insert(key.clone(), (pod.clone(), clock)) {
-                                let is_over = clock.wrapping_sub(heard) >= 5_000;
-                                tally.count("sent again");
-                                prop_assert!(other == pod || is_over, "{:?} is {} and {}", key, other, pod);
+                            let (vip, remote) = ends(&bytes);
+                            let key = (vip.to_string(), remote.to_string());
+                            if let Some((other, last_sent)) = seen.insert(key.clone(), (pod.clone(), clock)) {
+                                let is_expired = clock.wrapping_sub(last_sent) >= 5_000;
+                                coverage.count("sent again");
+                                prop_assert!(other == pod || is_expired, "{:?} is {} and {}", key, other, pod);
                             } else {
-                                tally.count("sent");
+                                coverage.count("sent");
                                 order.push(key);
                             }
                         }
                     }
-                    Step::Answer { which, at: number } => {
+                    Step::Reply { which, at: number } => {
                         let number = usize::from(number);
-                        if order.is_empty() || !cluster.members[number].linked {
+                        if order.is_empty() || !cluster.members[number].connected {
                             continue;
                         }
-                        let (vip, far) = which.get(&order).clone();
-                        let pod = seen[&(vip.clone(), far.clone())].0.clone();
-                        let home = cluster.arrives(number, OUTSIDE, &packet(Protocol::Udp, at(&far), at(&vip)));
-                        tally.count(if home.is_empty() { "lost" } else { "answered" });
-                        for (_, out, bytes) in home {
+                        let (vip, remote) = which.get(&order).clone();
+                        let pod = seen[&(vip.clone(), remote.clone())].0.clone();
+                        let received = cluster.receive(number, OUTSIDE, &packet(Protocol::Udp, at(&remote), at(&vip)));
+                        coverage.count(if received.is_empty() { "lost" } else { "reply received" });
+                        for (_, out, bytes) in received {
                             prop_assert_eq!(out, INSIDE);
                             prop_assert_eq!(ends(&bytes).1.to_string(), pod.clone());
                         }
                     }
                     Step::Time(ms) => {
-                        cluster.pass(ms.into());
+                        cluster.advance(ms.into());
                         clock += u32::from(ms);
                     }
-                    Step::Dies(number) => {
-                        // What it hasn't told yet is lost with it: nothing is left untold here.
-                        cluster.pass(200);
+                    Step::Fails(number) => {
+                        // A failure loses records that are pending; here they are all sent before.
+                        cluster.advance(200);
                         clock += 200;
                         let number = usize::from(number);
-                        if cluster.members.iter().filter(|it| it.serving).count() > 1 {
-                            tally.count("died");
+                        if cluster.members.iter().filter(|it| it.active).count() > 1 {
+                            coverage.count("failed");
                             cluster.kill(number);
-                            all_tell_all(&mut cluster);
+                            sync_all(&mut cluster);
                         }
                     }
                     Step::Returns(number) => {
                         let number = usize::from(number);
-                        if cluster.members[number].serving {
+                        if cluster.members[number].active {
                             continue;
                         }
-                        cluster.members[number] = Standing { serving: false, linked: true, may_open: true };
-                        cluster.agree();
-                        let serving: Vec<_> = (0..3).filter(|other| cluster.members[*other].serving).collect();
+                        cluster.members[number] = MemberState { active: false, connected: true, may_open: true };
+                        cluster.publish_views();
+                        let serving: Vec<_> = (0..3).filter(|other| cluster.members[*other].active).collect();
                         for other in serving {
-                            cluster.tell_all(other, number);
+                            cluster.full_sync(other, number);
                         }
-                        cluster.members[number].serving = true;
-                        cluster.agree();
-                        all_tell_all(&mut cluster);
-                        tally.count("returned");
+                        cluster.members[number].active = true;
+                        cluster.publish_views();
+                        sync_all(&mut cluster);
+                        coverage.count("returned");
                     }
                 }
             }
-            tally.add("tunnelled", cluster.tunnelled);
-            let taken =
-                cluster.gateways.iter().flat_map(|it| &it.workers).map(|it| it.counters().sessions_taken_over.get());
-            tally.add("taken over", taken.sum());
+            coverage.add("tunneled", cluster.tunneled);
+            let failed_over =
+                cluster.gateways.iter().flat_map(|it| &it.workers).map(|it| it.counters().sessions_failed_over.get());
+            coverage.add("failed over", failed_over.sum());
             Ok(())
         });
     }
 }
 
 #[test]
-fn ports_that_run_out_in_a_shard_are_told_apart_from_those_of_a_whole_vip() {
+fn port_exhaustion_of_a_shard_is_distinguished_from_that_of_a_vip() {
     let range = PortRange::new(20_032, 20_032 + 4 * 64 - 1).unwrap();
-    for (pod, far, vip) in
+    for (pod, remote, vip) in
         [("10.244.1.5", "198.51.100.10:53", "192.0.2.10"), ("fd00:244:1::5", "[2001:db8:51::10]:53", "2001:db8::10")]
     {
         let setup = Setup { range, ..Setup::default() };
         let mut cluster = Cluster::new(2, &setup);
-        let pool = cluster.gateways[0].builder.snapshot().policy.vip_at(ip(vip)).unwrap().pool.clone();
-        let shares = cluster.gateways[0].builder.snapshot().policy.vip_at(ip(vip)).unwrap().shares.clone();
-        let own = shares.own_blocks();
-        let ports = range.count_in(&own);
-        assert_eq!((range.within(&own).count(), ports), (2, 128), "every other block of the range");
+        let pool = cluster.gateways[0].builder.snapshot().policy.vip_at(ip(vip)).unwrap().ports.pool.clone();
+        let shards = cluster.gateways[0].builder.snapshot().policy.vip_at(ip(vip)).unwrap().shards.clone();
+        let own_blocks = shards.own_blocks();
+        let ports = range.count_in(&own_blocks);
+        assert_eq!((range.within(&own_blocks).count(), ports), (2, 128), "every other block of the range");
         for n in 0..140 {
-            cluster.arrives(0, INSIDE, &packet(Protocol::Udp, (ip(pod), 1000 + n).into(), at(far)));
+            cluster.receive(0, INSIDE, &packet(Protocol::Udp, (ip(pod), 1000 + n).into(), at(remote)));
         }
         assert_eq!(cluster.drops(), [(DropReason::PortsExhausted, 12)].into());
-        assert_eq!(pool.refused(), Refused { whole: 0, in_shard: 12 });
-        assert_eq!(pool.claimed_among(&own), 2);
+        assert_eq!(pool.refused(), RefusedAllocations { whole: 0, in_shard: 12 });
+        assert_eq!(pool.claimed_in(&own_blocks), 2);
         cluster.assert_delta(&["egress 128, drop ports_exhausted 12, created 128", ""]);
-        // The other one is gone, and its shard is this gateway's; but endpoints keep to the ports of their own.
+        // The other gateway has failed and its shard belongs to this one; but endpoints keep to the ports of their home
+        // shard.
         cluster.kill(1);
         for n in 0..5 {
-            cluster.arrives(0, INSIDE, &packet(Protocol::Udp, (ip(pod), 2000 + n).into(), at(far)));
+            cluster.receive(0, INSIDE, &packet(Protocol::Udp, (ip(pod), 2000 + n).into(), at(remote)));
         }
-        assert_eq!(pool.refused(), Refused { whole: 0, in_shard: 17 });
-        cluster.counts_vary();
+        assert_eq!(pool.refused(), RefusedAllocations { whole: 0, in_shard: 17 });
+        cluster.skip_counter_check();
     }
     let mut alone = Gateway::new(&Setup { range, ..Setup::default() });
     for n in 0..260 {
-        alone.arrives(0, INSIDE, &packet(Protocol::Udp, (ip("10.244.1.5"), 1000 + n).into(), at("198.51.100.10:53")));
+        alone.receive(0, INSIDE, &packet(Protocol::Udp, (ip("10.244.1.5"), 1000 + n).into(), at("198.51.100.10:53")));
     }
-    let vip = alone.builder.snapshot().policy.vip_at(ip("192.0.2.10")).unwrap().pool.clone();
-    assert_eq!(vip.refused(), Refused { whole: 4, in_shard: 0 }, "256 ports");
+    let vip = alone.builder.snapshot().policy.vip_at(ip("192.0.2.10")).unwrap().ports.pool.clone();
+    assert_eq!(vip.refused(), RefusedAllocations { whole: 4, in_shard: 0 }, "256 ports");
     alone.assert_delta("egress 256, drop ports_exhausted 4, created 256");
 }

@@ -1,83 +1,83 @@
-//! What becomes of a session in quarantine whose pod begins again from the same port.
+//! Quarantined sessions whose pod reopens the connection from the same port.
 
-use crate::policy_changes::{add_vip, change, ended_by_policy, endpoint};
+use crate::policy_changes::{add_vip, ended_by_policy, endpoint, publish_change};
 use crate::support::*;
-use vipgate_dataplane::counters::DropReason;
+use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::ports::PortRange;
 
-/// Who ends a session that has lost its VIP.
+/// What ends a session that has lost its VIP.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ends {
-    Itself,
-    Answer,
-    /// A packet of it that opens no session.
-    Before,
+enum EndedBy {
+    Reopening,
+    Reply,
+    /// A segment of the session that opens none.
+    Segment,
 }
 
 #[test]
-fn whoever_gets_another_vip_begins_anew_with_it_at_once() {
-    for (pod, far, moved) in [
+fn a_reopened_connection_uses_the_new_vip_at_once() {
+    for (pod, remote, other_vip) in [
         ("10.244.1.5:4000", "198.51.100.10:53", "192.0.2.11"),
         ("[fd00:244:1::5]:4000", "[2001:db8:51::10]:53", "2001:db8::11"),
     ] {
-        for by in [Ends::Itself, Ends::Answer, Ends::Before] {
-            let (pod, far) = (at(pod), at(far));
-            let mut both = policy();
-            add_vip(&mut both, "2001:db8::11");
-            // One port, so that what takes it is seen; .6 has the VIP, too.
+        for ended_by in [EndedBy::Reopening, EndedBy::Reply, EndedBy::Segment] {
+            let (pod, remote) = (at(pod), at(remote));
+            let mut initial = policy();
+            add_vip(&mut initial, "2001:db8::11");
+            // The range has one port, so each allocation is visible; .6 has the VIP, too.
             let setup = Setup { range: PortRange::new(20_000, 20_000).unwrap(), ..Setup::default() };
-            let mut gateway = Gateway::with(&setup, network(), &both);
-            let first = gateway.pod_sends(&tcp(pod, far, "S", 1000, 0));
-            let mut other = both.clone();
-            endpoint(&mut other, &pod.ip().to_string()).vips = vec![ip(moved)];
-            change(&mut gateway, &both, &other);
-            match by {
-                Ends::Itself => {}
-                Ends::Answer => assert!(gateway.arrives(0, OUTSIDE, &answer_to(&first, Protocol::Tcp)).is_empty()),
-                Ends::Before => assert!(gateway.arrives(0, INSIDE, &tcp(pod, far, "A", 1001, 5001)).is_empty()),
+            let mut gateway = Gateway::with(&setup, network(), &initial);
+            let first = gateway.pod_sends(&tcp(pod, remote, "S", 1000, 0));
+            let mut moved = initial.clone();
+            endpoint(&mut moved, &pod.ip().to_string()).vips = vec![ip(other_vip)];
+            publish_change(&mut gateway, &initial, &moved);
+            match ended_by {
+                EndedBy::Reopening => {}
+                EndedBy::Reply => assert!(gateway.receive(0, OUTSIDE, &reply_to(&first, Protocol::Tcp)).is_empty()),
+                EndedBy::Segment => assert!(gateway.receive(0, INSIDE, &tcp(pod, remote, "A", 1001, 5001)).is_empty()),
             }
-            let anew = gateway.pod_sends(&tcp(pod, far, "S", 9000, 0));
-            assert_eq!(ends(&anew), ((ip(moved), 20_000).into(), far));
-            assert_eq!(ends(&gateway.far_sends(&answer_to(&anew, Protocol::Tcp))), (far, pod));
+            let reopened = gateway.pod_sends(&tcp(pod, remote, "S", 9000, 0));
+            assert_eq!(ends(&reopened), ((ip(other_vip), 20_000).into(), remote));
+            assert_eq!(ends(&gateway.remote_sends(&reply_to(&reopened, Protocol::Tcp))), (remote, pod));
             assert_eq!((gateway.sessions(), ended_by_policy(&gateway)), (1, 1));
-            // The port that it had is in quarantine for as long as any, whoever has the VIP.
-            let mate = if pod.is_ipv4() { "10.244.1.6:4000" } else { "[fd00:244:1::6]:4000" };
-            let mate = tcp(at(mate), far, "S", 1, 0);
-            assert!(gateway.arrives(0, INSIDE, &mate).is_empty());
+            // The former port is in quarantine for the full time, for any pod of the VIP.
+            let other_pod = if pod.is_ipv4() { "10.244.1.6:4000" } else { "[fd00:244:1::6]:4000" };
+            let other_pod = tcp(at(other_pod), remote, "S", 1, 0);
+            assert!(gateway.receive(0, INSIDE, &other_pod).is_empty());
             assert_eq!(gateway.drops().get(&DropReason::PortsExhausted), Some(&1));
-            assert!(gateway.arrives(0, OUTSIDE, &answer_to(&first, Protocol::Tcp)).is_empty(), "an old answer");
-            gateway.pass(3_000);
-            assert_eq!(ends(&gateway.pod_sends(&mate)).0, ends(&first).0);
-            gateway.counts_vary();
+            assert!(gateway.receive(0, OUTSIDE, &reply_to(&first, Protocol::Tcp)).is_empty(), "a late reply");
+            gateway.advance(3_000);
+            assert_eq!(ends(&gateway.pod_sends(&other_pod)).0, ends(&first).0);
+            gateway.skip_counter_check();
         }
     }
 }
 
-/// Whoever is refused loses nothing: when the VIP is the pod's again, so is the port.
+/// A rejected pod loses nothing: once the VIP is assigned to it again, so is the port.
 #[test]
-fn whoever_finds_no_room_with_another_vip_keeps_the_port_that_it_had() {
-    for (pod, mate, far, moved) in [
+fn a_rejected_reopening_keeps_the_quarantined_port() {
+    for (pod, other_pod, remote, other_vip) in [
         ("10.244.1.5:4000", "10.244.1.6", "198.51.100.10:53", "192.0.2.11"),
         ("[fd00:244:1::5]:4000", "fd00:244:1::6", "[2001:db8:51::10]:53", "2001:db8::11"),
     ] {
-        let (pod, far) = (at(pod), at(far));
-        let mut both = policy();
-        add_vip(&mut both, "2001:db8::11");
-        let mut other = both.clone();
-        endpoint(&mut other, &pod.ip().to_string()).vips = vec![ip(moved)];
+        let (pod, remote) = (at(pod), at(remote));
+        let mut initial = policy();
+        add_vip(&mut initial, "2001:db8::11");
+        let mut moved = initial.clone();
+        endpoint(&mut moved, &pod.ip().to_string()).vips = vec![ip(other_vip)];
         let setup = Setup { capacity: 32, reserve: Some(0), ..Setup::default() };
-        let mut gateway = Gateway::with(&setup, network(), &both);
-        let first = gateway.pod_sends(&tcp(pod, far, "S", 1000, 0));
-        change(&mut gateway, &both, &other);
-        assert!(gateway.arrives(0, INSIDE, &tcp(pod, far, "A", 1001, 5001)).is_empty());
-        // With the one in quarantine, these fill the table.
+        let mut gateway = Gateway::with(&setup, network(), &initial);
+        let first = gateway.pod_sends(&tcp(pod, remote, "S", 1000, 0));
+        publish_change(&mut gateway, &initial, &moved);
+        assert!(gateway.receive(0, INSIDE, &tcp(pod, remote, "A", 1001, 5001)).is_empty());
+        // With the quarantined session, these fill the table.
         for n in 0..31 {
-            gateway.pod_sends(&packet(Protocol::Udp, (ip(mate), 5000 + n).into(), far));
+            gateway.pod_sends(&packet(Protocol::Udp, (ip(other_pod), 5000 + n).into(), remote));
         }
-        let anew = tcp(pod, far, "S", 9000, 0);
-        assert!(gateway.arrives(0, INSIDE, &anew).is_empty(), "no room");
-        change(&mut gateway, &other, &both);
-        assert_eq!(ends(&gateway.pod_sends(&anew)), ends(&first));
+        let reopened = tcp(pod, remote, "S", 9000, 0);
+        assert!(gateway.receive(0, INSIDE, &reopened).is_empty(), "the table is full");
+        publish_change(&mut gateway, &moved, &initial);
+        assert_eq!(ends(&gateway.pod_sends(&reopened)), ends(&first));
         gateway.assert_delta("egress 33, drop no_session 1, drop session_table_full 1, ended policy 1, created 33");
     }
 }

@@ -1,8 +1,8 @@
-//! Putting the steering program on interfaces, and what stays there when the process ends.
+//! Attachment of the steering program to interfaces, and its lifetime.
 //!
-//! `on_exit: drop` attaches by netlink: the program stays until the next gateway replaces it in one step, or
-//! `vipgate detach` takes it away. Its table of sockets empties itself when the process dies, so what it captures is
-//! dropped. `on_exit: pass` attaches by a BPF link, which the kernel takes away with the process, however it ends.
+//! `on_exit: drop` attaches by netlink: the program stays until the next gateway replaces it atomically, or
+//! `vipgate detach` removes it. Its XSKMAP is empty after the process has exited, so captured packets are dropped.
+//! `on_exit: pass` attaches by a BPF link, which the kernel removes when the process exits for any reason.
 
 use std::io;
 
@@ -11,231 +11,235 @@ use thiserror::Error;
 
 use crate::nic::Nic;
 pub use crate::program::Mode;
-use crate::program::{self, Attached};
-use crate::steering::{Steering, SteeringError, chain};
+use crate::program::{self, AttachedProgram};
+use crate::steering::{Steering, SteeringError, error_chain};
 
-/// How the program is to be run.
+/// Configured XDP mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ModeWish {
-    /// By the driver where it can, else by the kernel's stack.
+pub enum ModePreference {
+    /// Native if the driver supports it, otherwise generic.
     #[default]
     Auto,
-    /// By the driver, or fail.
+    /// Native, or fail.
     Native,
-    /// By the kernel's stack.
+    /// Generic.
     Generic,
 }
 
-/// What becomes of captured traffic while no gateway runs.
+/// Handling of captured traffic while no gateway runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnExit {
-    /// It is dropped.
+    /// Dropped.
     #[default]
     Drop,
-    /// The kernel gets it.
+    /// Passed to the kernel.
     Pass,
 }
 
-/// The program can't be put on an interface, or taken away.
+/// Failed attachment or detachment.
 #[derive(Debug, Error)]
 pub enum AttachError {
-    /// Somebody else's program is there.
+    /// Another XDP program is attached.
     #[error(
         "interface {interface}: another XDP program is attached ({name}, id {id}); remove it first: \
              `ip link set dev {interface} xdp off`"
     )]
     Foreign {
-        /// The interface's name.
+        /// Name of the interface.
         interface: String,
-        /// What the program is called.
+        /// Name of the program.
         name: String,
-        /// The kernel's number of it.
+        /// ID of the program.
         id: u32,
     },
-    /// The kernel refused.
+    /// An operation failed.
     #[error("interface {interface}: cannot {what}: {reason}")]
     Refused {
-        /// The interface's name.
+        /// Name of the interface.
         interface: String,
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What the kernel says.
+        /// Error of the kernel, with a hint.
         reason: String,
     },
-    /// The program itself is broken.
+    /// The program can't be loaded.
     #[error(transparent)]
     Steering(#[from] SteeringError),
 }
 
-/// Puts the program on all interfaces, or on none. Returns how it is run on each.
+/// Attaches the program to all interfaces, or to none. Returns the mode on each.
 ///
 /// # Errors
-/// When one of them refuses; those that have it already are left as they were.
+/// When one of them fails; earlier ones are restored.
 pub fn attach(
     steering: &mut Steering,
     interfaces: &[Nic],
-    wish: ModeWish,
+    preference: ModePreference,
     on_exit: OnExit,
 ) -> Result<Vec<Mode>, AttachError> {
-    let mut done: Vec<(&Nic, Mode, Option<Attached>)> = Vec::new();
+    let mut attached: Vec<(&Nic, Mode, Option<AttachedProgram>)> = Vec::new();
     for nic in interfaces {
-        match attach_one(steering, nic, wish, on_exit) {
-            Ok((mode, before)) => done.push((nic, mode, before)),
+        match attach_one(steering, nic, preference, on_exit) {
+            Ok((mode, previous)) => attached.push((nic, mode, previous)),
             Err(error) => {
-                undo(done);
+                roll_back(attached);
                 return Err(error);
             }
         }
     }
-    Ok(done.into_iter().map(|(_, mode, _)| mode).collect())
+    Ok(attached.into_iter().map(|(_, mode, _)| mode).collect())
 }
 
 fn attach_one(
     steering: &mut Steering,
     nic: &Nic,
-    wish: ModeWish,
+    preference: ModePreference,
     on_exit: OnExit,
-) -> Result<(Mode, Option<Attached>), AttachError> {
-    let before = find(nic)?;
-    let modes: &[Mode] = match wish {
-        ModeWish::Native => &[Mode::Native],
-        ModeWish::Auto if nic.native_xdp => &[Mode::Native, Mode::Generic],
-        ModeWish::Auto | ModeWish::Generic => &[Mode::Generic],
+) -> Result<(Mode, Option<AttachedProgram>), AttachError> {
+    let previous = find(nic)?;
+    let modes: &[Mode] = match preference {
+        ModePreference::Native => &[Mode::Native],
+        ModePreference::Auto if nic.native_xdp => &[Mode::Native, Mode::Generic],
+        ModePreference::Auto | ModePreference::Generic => &[Mode::Generic],
     };
-    let mut refusal = String::new();
+    let mut failure = String::new();
     for &mode in modes {
         let result = match on_exit {
-            OnExit::Drop => attach_for_good(steering, nic, mode, before.as_ref())?,
-            OnExit::Pass => attach_for_process(steering, nic, mode, before.as_ref())?,
+            OnExit::Drop => attach_by_netlink(steering, nic, mode, previous.as_ref())?,
+            OnExit::Pass => attach_by_link(steering, nic, mode, previous.as_ref())?,
         };
         match result {
-            Ok(()) => return Ok((mode, before)),
-            Err(reason) => refusal = format!("{reason} ({} mode)", mode.name()),
+            Ok(()) => return Ok((mode, previous)),
+            Err(reason) => failure = format!("{reason} ({} mode)", mode.name()),
         }
     }
-    // What was detached to make room comes back: closed stays closed.
-    if let Some(before) = before.filter(|_| matches!(program::find(nic.ifindex), Ok(None)))
-        && let Err(error) = program::put_back(nic.ifindex, &before)
+    // Restores a program that was detached for another mode, so that the interface stays closed.
+    if let Some(previous) = previous.filter(|_| matches!(program::find(nic.ifindex), Ok(None)))
+        && let Err(error) = program::reattach(nic.ifindex, &previous)
     {
-        tracing::warn!(interface = nic.name, %error, "could not restore the XDP program that was here before");
+        tracing::warn!(interface = nic.name, %error, "cannot restore the previous XDP program");
     }
-    Err(AttachError::Refused { interface: nic.name.clone(), what: "attach the steering program", reason: refusal })
+    Err(AttachError::Refused { interface: nic.name.clone(), what: "attach the steering program", reason: failure })
 }
 
-fn attach_for_good(
+/// Attaches the program for longer than the lifetime of the process.
+fn attach_by_netlink(
     steering: &Steering,
     nic: &Nic,
     mode: Mode,
-    before: Option<&Attached>,
+    previous: Option<&AttachedProgram>,
 ) -> Result<Result<(), String>, AttachError> {
-    // A program can be replaced only by one of the same mode.
-    if let Some(other) = before.filter(|before| before.mode != mode) {
-        program::detach(nic.ifindex, other).map_err(|error| refused(nic, "change the XDP mode", &error))?;
+    // Only a program of the same mode can be replaced.
+    if let Some(other) = previous.filter(|previous| previous.mode != mode) {
+        program::detach(nic.ifindex, other).map_err(|error| failed(nic, "change the XDP mode", &error))?;
     }
-    let old = before.filter(|before| before.mode == mode);
-    Ok(program::attach(nic.ifindex, steering.program_fd()?, mode, old).map_err(|error| explain(&error)))
+    let old = previous.filter(|previous| previous.mode == mode);
+    Ok(program::attach(nic.ifindex, steering.program_fd()?, mode, old).map_err(|error| with_hint(&error)))
 }
 
-fn attach_for_process(
+/// Attaches the program for the lifetime of the process.
+fn attach_by_link(
     steering: &mut Steering,
     nic: &Nic,
     mode: Mode,
-    before: Option<&Attached>,
+    previous: Option<&AttachedProgram>,
 ) -> Result<Result<(), String>, AttachError> {
-    // A link can't take the place of a program that was attached by netlink.
-    if let Some(before) = before {
-        program::detach(nic.ifindex, before)
-            .map_err(|error| refused(nic, "remove what an earlier gateway left", &error))?;
+    // A BPF link can't replace a program attached by netlink.
+    if let Some(previous) = previous {
+        program::detach(nic.ifindex, previous)
+            .map_err(|error| failed(nic, "remove the program of an earlier gateway", &error))?;
     }
     let mode = match mode {
         Mode::Native => XdpMode::Driver,
         Mode::Generic => XdpMode::Skb,
     };
-    Ok(steering.program_mut()?.attach_to_if_index(nic.ifindex, mode).map(|_| ()).map_err(|error| chain(&error)))
+    Ok(steering.program_mut()?.attach_to_if_index(nic.ifindex, mode).map(|_| ()).map_err(|error| error_chain(&error)))
 }
 
-/// What is on an interface where the steering program should be.
+/// The XDP program on an interface of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Presence {
+pub enum ProgramStatus {
     /// The steering program of this process.
     Attached,
-    /// Nothing.
+    /// None.
     Missing,
     /// Another program.
     Replaced {
-        /// The kernel's number of it; its name takes a capability that a gateway gives up after its start.
+        /// ID of the program; its name requires a capability that the gateway drops after its start.
         id: u32,
     },
 }
 
-/// Looks what is on an interface now.
+/// Queries the program on an interface.
 ///
 /// # Errors
-/// When the kernel can't be asked, or the interface is gone.
-pub fn presence(steering: &Steering, ifindex: u32) -> io::Result<Presence> {
+/// When the query fails, or the interface no longer exists.
+pub fn program_status(steering: &Steering, ifindex: u32) -> io::Result<ProgramStatus> {
     Ok(match program::query(ifindex)? {
-        None => Presence::Missing,
-        Some((id, _)) if id == steering.program_id() => Presence::Attached,
-        Some((id, _)) => Presence::Replaced { id },
+        None => ProgramStatus::Missing,
+        Some((id, _)) if id == steering.program_id() => ProgramStatus::Attached,
+        Some((id, _)) => ProgramStatus::Replaced { id },
     })
 }
 
-/// Puts the program on an interface again, in the mode in which it was there, and in place of whatever is there now.
+/// Attaches the program to an interface again, in its previous mode, and replaces any program there.
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn put_back(steering: &mut Steering, nic: &Nic, mode: Mode, on_exit: OnExit) -> Result<(), AttachError> {
-    let there = program::query(nic.ifindex).map_err(|error| refused(nic, "ask for its XDP program", &error))?;
-    // Programs of two modes exclude each other, and so do a program that is there by netlink and a link.
-    if let Some((_, other)) = there.filter(|(_, other)| *other != mode || on_exit == OnExit::Pass) {
-        program::clear(nic.ifindex, other).map_err(|error| refused(nic, "remove another XDP program", &error))?;
+pub fn reattach(steering: &mut Steering, nic: &Nic, mode: Mode, on_exit: OnExit) -> Result<(), AttachError> {
+    let current = program::query(nic.ifindex).map_err(|error| failed(nic, "query its XDP program", &error))?;
+    // Programs of different modes exclude each other, and so do a program attached by netlink and a BPF link.
+    if let Some((_, other)) = current.filter(|(_, other)| *other != mode || on_exit == OnExit::Pass) {
+        program::detach_any(nic.ifindex, other).map_err(|error| failed(nic, "remove another XDP program", &error))?;
     }
     let result = match on_exit {
-        OnExit::Drop => program::overwrite(nic.ifindex, steering.program_fd()?, mode).map_err(|error| explain(&error)),
-        OnExit::Pass => attach_for_process(steering, nic, mode, None)?,
+        OnExit::Drop => {
+            program::overwrite(nic.ifindex, steering.program_fd()?, mode).map_err(|error| with_hint(&error))
+        }
+        OnExit::Pass => attach_by_link(steering, nic, mode, None)?,
     };
     result.map_err(|reason| AttachError::Refused {
         interface: nic.name.clone(),
-        what: "attach the steering program again",
+        what: "reattach the steering program",
         reason,
     })
 }
 
-/// Takes the program away from those that have it only since now; elsewhere the earlier one comes back.
-fn undo(done: Vec<(&Nic, Mode, Option<Attached>)>) {
-    for (nic, mode, before) in done {
-        let result = program::find(nic.ifindex).and_then(|now| match (now, before) {
-            (Some(now), Some(before)) => program::restore(nic.ifindex, &before, mode, &now),
-            (Some(now), None) => program::detach(nic.ifindex, &now),
+/// Restores the previous program on each interface, or detaches the new one if there was none.
+fn roll_back(attached: Vec<(&Nic, Mode, Option<AttachedProgram>)>) {
+    for (nic, mode, previous) in attached {
+        let result = program::find(nic.ifindex).and_then(|current| match (current, previous) {
+            (Some(current), Some(previous)) => program::restore(nic.ifindex, &previous, mode, &current),
+            (Some(current), None) => program::detach(nic.ifindex, &current),
             (None, _) => Ok(()),
         });
         if let Err(error) = result {
-            tracing::warn!(interface = nic.name, %error, "could not restore the XDP program that was here before");
+            tracing::warn!(interface = nic.name, %error, "cannot restore the previous XDP program");
         }
     }
 }
 
-/// Takes what a gateway left in place away from an interface; says whether there was anything.
+/// Detaches the steering program of a stopped gateway; returns whether there was one.
 ///
 /// # Errors
-/// When somebody else's program is there, or the kernel refuses.
+/// When another program is attached, or the kernel refuses.
 pub fn detach(nic: &Nic) -> Result<bool, AttachError> {
     let Some(attached) = find(nic)? else { return Ok(false) };
-    program::detach(nic.ifindex, &attached).map_err(|error| refused(nic, "detach the steering program", &error))?;
+    program::detach(nic.ifindex, &attached).map_err(|error| failed(nic, "detach the steering program", &error))?;
     Ok(true)
 }
 
-/// Whether an interface has a steering program of ours, which [`detach`] would remove.
+/// Whether an interface has a steering program, which [`detach`] would remove.
 ///
 /// # Errors
-/// When somebody else's program is there, or the kernel refuses.
+/// When another program is attached, or the kernel refuses.
 pub fn is_attached(nic: &Nic) -> Result<bool, AttachError> {
     Ok(find(nic)?.is_some())
 }
 
-/// The program of an earlier gateway, if there is one.
-fn find(nic: &Nic) -> Result<Option<Attached>, AttachError> {
-    let found = program::find(nic.ifindex).map_err(|error| refused(nic, "ask for its XDP program", &error))?;
+/// The steering program of an earlier gateway on an interface.
+fn find(nic: &Nic) -> Result<Option<AttachedProgram>, AttachError> {
+    let found = program::find(nic.ifindex).map_err(|error| failed(nic, "query its XDP program", &error))?;
     match found {
         Some(foreign) if !foreign.is_ours() => {
             Err(AttachError::Foreign { interface: nic.name.clone(), name: foreign.name, id: foreign.id })
@@ -244,18 +248,18 @@ fn find(nic: &Nic) -> Result<Option<Attached>, AttachError> {
     }
 }
 
-fn refused(nic: &Nic, what: &'static str, error: &io::Error) -> AttachError {
-    AttachError::Refused { interface: nic.name.clone(), what, reason: explain(error) }
+fn failed(nic: &Nic, what: &'static str, error: &io::Error) -> AttachError {
+    AttachError::Refused { interface: nic.name.clone(), what, reason: with_hint(error) }
 }
 
-fn explain(error: &io::Error) -> String {
+fn with_hint(error: &io::Error) -> String {
     let hint = match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {
-            "; vipgate needs root, or CAP_NET_ADMIN, and CAP_SYS_ADMIN where an earlier gateway's program is to be replaced"
+            "; vipgate needs root, or CAP_NET_ADMIN, and CAP_SYS_ADMIN to replace the program of an earlier gateway"
         }
-        Some(libc::EBUSY) => "; another process holds an XDP program on it: is a gateway running here already?",
-        Some(libc::EOPNOTSUPP) => "; the driver has no XDP of its own: set `xdp.mode: generic`",
-        Some(libc::ERANGE | libc::EINVAL) => "; the interface's MTU may be too large for XDP, or its queues too few",
+        Some(libc::EBUSY) => "; another process has attached an XDP program: is another gateway running?",
+        Some(libc::EOPNOTSUPP) => "; the driver doesn't support XDP: set `xdp.mode: generic`",
+        Some(libc::ERANGE | libc::EINVAL) => "; the MTU may be too large for XDP, or there are too few queues",
         _ => "",
     };
     format!("{error}{hint}")

@@ -1,45 +1,46 @@
-//! The AF_XDP device of one worker: a socket for each of its (interface, queue) pairs, all over one UMEM.
+//! AF_XDP device of one worker: a socket for each of its (interface, queue) pairs, over a shared UMEM.
 //!
 //! ```text
 //!        fill ring -> kernel -> receive ring -> Frame -> engine -> Frame -> transmit ring -> kernel -> completion ring
 //!           ^                                                                                              |
 //!           +---- free frames <----------------------------------------------------------------------------+
 //! ```
-//! A frame is in exactly one of these places; what the device holds says [`XdpDevice::audit`].
+//! A frame is in exactly one of these states; [`XdpDevice::audit`] counts the device's frames.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use vipgate_dataplane::io::{FrameAudit, InterfaceId, PacketIo, Received};
+use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::io::{FrameAudit, PacketIo, Received};
 use vipgate_mem::{Frame, HEADROOM};
 use xsk_rs::{CompQueue, FillQueue, FrameDesc, RxQueue, TxQueue};
 
 use crate::doorbell::Doorbell;
-use crate::figures::{Losses, Pool};
-use crate::umem::{RING, SharedUmem};
+use crate::figures::{FramePool, SocketStats};
+use crate::umem::{RING_SIZE, SharedUmem};
 
-/// Free frames that a worker keeps for itself; more goes to the shared pool.
-const KEEP: usize = 512;
-/// How long to sleep when a socket says nothing but that it is broken.
-const BROKEN_LINK_PAUSE: Duration = Duration::from_millis(5);
-/// Descriptors that move at once.
+/// Free frames that a worker retains; surplus goes to the shared pool.
+const LOCAL_FRAMES: usize = 512;
+/// Sleep while poll(2) reports POLLERR or POLLHUP.
+const ERROR_PAUSE: Duration = Duration::from_millis(5);
+/// Descriptors per ring operation.
 const BURST: usize = 64;
-/// In copy mode the kernel before Linux 6.17 sends at most 32 packets for each call, so a full ring takes this many.
-const KICKS: u32 = RING / 32 + 1;
+/// In copy mode, Linux before 6.17 sends at most 32 packets per call, so a full ring needs this many calls.
+const MAX_KICKS: u32 = RING_SIZE / 32 + 1;
 
 /// One socket and its rings.
 #[derive(Debug)]
-pub(crate) struct Port {
+pub(crate) struct QueueSocket {
     interface: InterfaceId,
     queue: u32,
     transmit: TxQueue,
     receive: RxQueue,
     fill: FillQueue,
     completion: CompQueue,
-    /// Packets for the transmit ring at the end of this turn.
+    /// Packets for the transmit ring at the next flush.
     pending: Vec<FrameDesc>,
-    /// Frames lent to the kernel to receive into, and received ones that nobody has taken yet.
+    /// Frames on the fill ring, in the kernel, and on the receive ring.
     filled: u32,
     /// Frames on the transmit ring, in the kernel, and on the completion ring.
     in_flight: u32,
@@ -49,26 +50,27 @@ pub(crate) struct Port {
 #[derive(Debug)]
 pub struct XdpDevice {
     umem: Arc<SharedUmem>,
-    ports: Vec<Port>,
-    /// Place in `ports` of the socket that sends on an interface, by interface.
+    ports: Vec<QueueSocket>,
+    /// Index in `ports` of the socket that transmits on each interface.
     senders: Vec<Option<usize>>,
     free: Vec<Frame>,
-    /// Frames that each socket should have to receive into, taken or not.
+    /// Target of `filled` for each socket.
     fill_ring: u32,
     doorbell: Arc<Doorbell>,
-    polled: Vec<libc::pollfd>,
+    poll_fds: Vec<libc::pollfd>,
     burst: Box<[FrameDesc; BURST]>,
+    /// Socket that the last receive started with.
     first: usize,
 }
 
-impl Port {
+impl QueueSocket {
     pub(crate) fn new(
         interface: InterfaceId,
         queue: u32,
         (transmit, receive): (TxQueue, RxQueue),
         (fill, completion): (FillQueue, CompQueue),
     ) -> Self {
-        let pending = Vec::with_capacity(RING as usize);
+        let pending = Vec::with_capacity(RING_SIZE as usize);
         Self { interface, queue, transmit, receive, fill, completion, pending, filled: 0, in_flight: 0 }
     }
 }
@@ -76,27 +78,27 @@ impl Port {
 impl XdpDevice {
     pub(crate) fn new(
         umem: Arc<SharedUmem>,
-        ports: Vec<Port>,
+        ports: Vec<QueueSocket>,
         interfaces: usize,
         fill_ring: u32,
         doorbell: Doorbell,
     ) -> Self {
         let sender = |interface: usize| ports.iter().position(|port| usize::from(port.interface.0) == interface);
         let senders = (0..interfaces).map(sender).collect();
-        let poll = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let mut polled: Vec<_> = ports.iter().map(|port| poll(port.receive.fd().as_raw_fd())).collect();
-        polled.push(poll(doorbell.fd()));
+        let poll_fd = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut poll_fds: Vec<_> = ports.iter().map(|port| poll_fd(port.receive.fd().as_raw_fd())).collect();
+        poll_fds.push(poll_fd(doorbell.fd()));
         let burst = Box::new([FrameDesc::default(); BURST]);
-        let free = Vec::with_capacity(4 * KEEP);
-        Self { umem, ports, senders, free, fill_ring, doorbell: Arc::new(doorbell), polled, burst, first: 0 }
+        let free = Vec::with_capacity(4 * LOCAL_FRAMES);
+        Self { umem, ports, senders, free, fill_ring, doorbell: Arc::new(doorbell), poll_fds, burst, first: 0 }
     }
 
-    /// Its bell.
+    /// Wakes the worker from poll(2).
     pub fn doorbell(&self) -> Arc<Doorbell> {
         self.doorbell.clone()
     }
 
-    /// Its sockets: interface, queue, descriptor for the steering program, and whether frames are shared with the NIC.
+    /// Its sockets: interface, queue, file descriptor for the XSKMAP, and whether it uses zero copy.
     pub fn sockets(&self) -> impl Iterator<Item = (InterfaceId, u32, i32, bool)> {
         self.ports.iter().map(|port| {
             let fd = port.receive.fd().as_raw_fd();
@@ -104,46 +106,46 @@ impl XdpDevice {
         })
     }
 
-    /// A view of what the device counts, for other threads.
-    pub fn losses(&self) -> Losses {
-        Losses { sockets: self.ports.iter().map(|port| port.receive.fd().as_raw_fd()).collect() }
+    /// Statistics of the sockets, for other threads.
+    pub fn socket_stats(&self) -> SocketStats {
+        SocketStats { sockets: self.ports.iter().map(|port| port.receive.fd().as_raw_fd()).collect() }
     }
 
-    /// The frames of all workers together.
-    pub fn pool(&self) -> Pool {
-        Pool(self.umem.clone())
+    /// The shared frame pool.
+    pub fn pool(&self) -> FramePool {
+        FramePool(self.umem.clone())
     }
 
-    /// Lends frames to the kernel until it has as many as it should.
+    /// Refills the fill rings of all sockets.
     pub(crate) fn refill(&mut self) {
         for port in &mut self.ports {
-            lend(port, self.fill_ring, &self.umem, &mut self.burst, &mut self.free);
+            fill(port, self.fill_ring, &self.umem, &mut self.burst, &mut self.free);
         }
     }
 
-    /// Puts the turn's packets on the transmit rings and collects those that the kernel has sent.
+    /// Moves pending packets to the transmit rings and reclaims frames from the completion rings.
     fn transmit(&mut self) {
         for port in &mut self.ports {
             if !port.pending.is_empty() {
-                // SAFETY: the frames were taken apart when they were queued, so nobody else uses them; they are of this
-                // UMEM. `tx` has made sure that the ring has room for all of them.
+                // SAFETY: the frames were consumed when they were queued, so there is no other reference; they belong
+                // to this UMEM. `tx` ensures that the ring has capacity for all of them.
                 let sent = unsafe { port.transmit.produce(&port.pending) };
-                debug_assert_eq!(sent, port.pending.len(), "tx counted the room");
+                debug_assert_eq!(sent, port.pending.len(), "tx limits the number of pending packets");
                 port.in_flight += sent as u32;
                 port.pending.clear();
             }
             if port.in_flight > 0 {
                 kick(&mut port.transmit);
-                collect(port, &self.umem, &mut self.burst, &mut self.free);
+                reclaim(port, &self.umem, &mut self.burst, &mut self.free);
             }
         }
     }
 
-    /// Leaves frames that this worker doesn't need to those who lack some.
-    fn share(&mut self) {
-        while self.free.len() > 2 * KEEP {
+    /// Moves surplus free frames to the shared pool.
+    fn release_surplus(&mut self) {
+        while self.free.len() > 2 * LOCAL_FRAMES {
             let Some(frame) = self.free.pop() else { return };
-            // The pool has room for all frames that there are.
+            // The pool has capacity for all frames.
             if let Err(frame) = self.umem.pool.push(frame) {
                 self.free.push(frame);
                 return;
@@ -152,12 +154,18 @@ impl XdpDevice {
     }
 }
 
-/// Lends frames to the kernel on one socket, until it has as many as it should or there are none.
-fn lend(port: &mut Port, fill_ring: u32, umem: &SharedUmem, burst: &mut [FrameDesc; BURST], free: &mut Vec<Frame>) {
+/// Fills a socket's fill ring up to `fill_ring` frames, as far as frames are available.
+fn fill(
+    port: &mut QueueSocket,
+    fill_ring: u32,
+    umem: &SharedUmem,
+    burst: &mut [FrameDesc; BURST],
+    free: &mut Vec<Frame>,
+) {
     while port.filled < fill_ring {
-        let wanted = BURST.min((fill_ring - port.filled) as usize);
+        let target = BURST.min((fill_ring - port.filled) as usize);
         let mut count = 0;
-        while count < wanted {
+        while count < target {
             let Some(frame) = free.pop().or_else(|| umem.pool.pop()) else { break };
             let Some(descriptor) = umem.descriptor(frame) else { continue };
             burst[count] = descriptor;
@@ -166,34 +174,35 @@ fn lend(port: &mut Port, fill_ring: u32, umem: &SharedUmem, burst: &mut [FrameDe
         if count == 0 {
             return;
         }
-        // SAFETY: the frames were taken apart just now, so nobody else uses them; they are of this UMEM. The ring
-        // has twice as many places as we ever lend, so it takes all of them.
-        let lent = unsafe { port.fill.produce(&burst[..count]) };
-        debug_assert_eq!(lent, count, "the fill ring has room for all that we lend");
-        port.filled += lent as u32;
+        // SAFETY: the frames were consumed just now, so there is no other reference; they belong to this UMEM. The ring
+        // has twice as many entries as `fill_ring`, so it has capacity for all of them.
+        let filled = unsafe { port.fill.produce(&burst[..count]) };
+        debug_assert_eq!(filled, count, "the fill ring is larger than the number of filled frames");
+        port.filled += filled as u32;
     }
 }
 
-/// Lets the kernel send, until the ring is empty or nothing moves.
+/// Wakes the kernel until the transmit ring is empty or there is no progress.
 fn kick(transmit: &mut TxQueue) {
-    for _ in 0..KICKS {
+    for _ in 0..MAX_KICKS {
         if !transmit.needs_wakeup() {
             return;
         }
-        let before = transmit.nb_free_exact();
-        // An error is the link's (down, gone, too long a packet); what remains on the ring stays counted as in flight.
-        if before == RING || transmit.wakeup().is_err() || transmit.nb_free_exact() == before {
+        let free_before = transmit.nb_free_exact();
+        // Errors are those of the interface (down, removed, packet too long); remaining descriptors stay in flight.
+        if free_before == RING_SIZE || transmit.wakeup().is_err() || transmit.nb_free_exact() == free_before {
             return;
         }
     }
 }
 
-fn collect(port: &mut Port, umem: &SharedUmem, burst: &mut [FrameDesc; BURST], free: &mut Vec<Frame>) {
+/// Moves frames from the completion ring to the free list.
+fn reclaim(port: &mut QueueSocket, umem: &SharedUmem, burst: &mut [FrameDesc; BURST], free: &mut Vec<Frame>) {
     loop {
         // SAFETY: the descriptors in `burst` are only written to.
         let count = unsafe { port.completion.consume(&mut burst[..]) };
         for descriptor in &burst[..count] {
-            // SAFETY: the kernel gave the frame back just now, and this is the one place that takes it.
+            // SAFETY: the kernel has returned the frame just now, and no other frame is made from the descriptor.
             if let Some(mut frame) = unsafe { umem.frame(descriptor) } {
                 frame.reset(HEADROOM);
                 free.push(frame);
@@ -209,7 +218,7 @@ fn collect(port: &mut Port, umem: &SharedUmem, burst: &mut [FrameDesc; BURST], f
 fn is_zero_copy(socket: i32) -> bool {
     let mut options = 0_u32;
     let mut length = 4;
-    // SAFETY: the kernel writes at most `length` bytes into `options` (struct xdp_options is one u32).
+    // SAFETY: the kernel writes at most `length` bytes to `options` (struct xdp_options is one u32).
     let result = unsafe {
         libc::getsockopt(
             socket,
@@ -226,31 +235,31 @@ impl PacketIo for XdpDevice {
     fn rx(&mut self, into: &mut Vec<Received>, limit: usize) -> usize {
         let mut received = 0;
         let count = self.ports.len();
-        // Each turn begins with another socket, so that a busy one doesn't starve the others.
+        // Round robin, so that a busy socket doesn't starve the others.
         self.first = (self.first + 1) % count.max(1);
         for at in (self.first..count).chain(0..self.first) {
-            let room = (limit - received).min(BURST);
-            if room == 0 {
+            let capacity = (limit - received).min(BURST);
+            if capacity == 0 {
                 break;
             }
             let port = &mut self.ports[at];
             // SAFETY: the descriptors in `burst` are only written to.
-            let taken = unsafe { port.receive.consume(&mut self.burst[..room]) };
-            if taken == 0 && port.fill.needs_wakeup() {
-                // Nothing is lost by an error here; the next turn tries again.
+            let consumed = unsafe { port.receive.consume(&mut self.burst[..capacity]) };
+            if consumed == 0 && port.fill.needs_wakeup() {
+                // An error loses nothing; the next call tries again.
                 let _ = port.fill.wakeup(port.receive.fd_mut(), 0);
             }
-            for descriptor in &self.burst[..taken] {
-                // SAFETY: the kernel gave the frame to us just now, and this is the one place that takes it.
+            for descriptor in &self.burst[..consumed] {
+                // SAFETY: the kernel has passed the frame just now, and no other frame is made from the descriptor.
                 if let Some(frame) = unsafe { self.umem.frame(descriptor) } {
                     frame.prefetch();
                     into.push(Received::new(frame, port.interface));
                 }
             }
-            port.filled -= taken as u32;
-            received += taken;
-            // Before these packets are worked on: what comes meanwhile needs frames.
-            lend(port, self.fill_ring, &self.umem, &mut self.burst, &mut self.free);
+            port.filled -= consumed as u32;
+            received += consumed;
+            // Before these packets are processed: packets received meanwhile need frames.
+            fill(port, self.fill_ring, &self.umem, &mut self.burst, &mut self.free);
         }
         received
     }
@@ -258,13 +267,13 @@ impl PacketIo for XdpDevice {
     fn tx(&mut self, interface: InterfaceId, frame: Frame) -> Result<(), Frame> {
         let Some(at) = self.senders.get(usize::from(interface.0)).copied().flatten() else { return Err(frame) };
         if frame.is_empty() {
-            // The kernel forgets such a descriptor without giving its frame back.
-            self.give(frame);
+            // The kernel discards empty descriptors without a completion.
+            self.release(frame);
             return Ok(());
         }
         let port = &mut self.ports[at];
-        // The completion ring is as long as the transmit ring: more in flight than it holds would be lost.
-        if port.in_flight as usize + port.pending.len() >= RING as usize {
+        // The completion ring has the size of the transmit ring: more frames in flight would be lost.
+        if port.in_flight as usize + port.pending.len() >= RING_SIZE as usize {
             return Err(frame);
         }
         if let Some(descriptor) = self.umem.descriptor_with_packet(frame) {
@@ -273,30 +282,30 @@ impl PacketIo for XdpDevice {
         Ok(())
     }
 
-    fn take(&mut self) -> Option<Frame> {
+    fn allocate(&mut self) -> Option<Frame> {
         let mut frame = self.free.pop().or_else(|| self.umem.pool.pop())?;
         frame.reset(HEADROOM);
         Some(frame)
     }
 
-    fn give(&mut self, frame: Frame) {
+    fn release(&mut self, frame: Frame) {
         self.free.push(frame);
     }
 
     fn flush(&mut self) {
         self.transmit();
         self.refill();
-        self.share();
+        self.release_surplus();
     }
 
     fn wait(&mut self, timeout: Duration) {
         let milliseconds = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
-        // SAFETY: the array lives until the call returns and is as long as said; its descriptors stay open as long as
-        // the sockets and the bell that own them, which are fields of self. An error (a signal) only ends the sleep.
-        unsafe { libc::poll(self.polled.as_mut_ptr(), self.polled.len() as libc::nfds_t, milliseconds) };
-        // A socket whose interface is down or gone is "ready" all the time; that is no reason to spin.
-        if self.polled.iter().any(|polled| polled.revents & (libc::POLLERR | libc::POLLHUP) != 0) {
-            std::thread::sleep(timeout.min(BROKEN_LINK_PAUSE));
+        // SAFETY: the array is valid during the call, with this length; its file descriptors are owned by the sockets
+        // and the doorbell, which are fields of self. An error (a signal) only ends the sleep.
+        unsafe { libc::poll(self.poll_fds.as_mut_ptr(), self.poll_fds.len() as libc::nfds_t, milliseconds) };
+        // Sockets of an interface that is down or removed are always ready; sleeping prevents a busy loop.
+        if self.poll_fds.iter().any(|it| it.revents & (libc::POLLERR | libc::POLLHUP) != 0) {
+            std::thread::sleep(timeout.min(ERROR_PAUSE));
         }
     }
 

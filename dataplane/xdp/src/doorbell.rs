@@ -1,50 +1,50 @@
-//! Waking a worker that sleeps in poll(2): an eventfd that is written only when somebody listens.
+//! Doorbell: wakes a worker that sleeps in poll(2), by an eventfd that is written only while it is armed.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-use vipgate_dataplane::link::handoff::Wake;
+use vipgate_dataplane::io::handoff::Wake;
 
-/// One worker's bell.
+/// The doorbell of one worker.
 #[derive(Debug)]
 pub struct Doorbell {
     event: OwnedFd,
-    listening: AtomicBool,
+    is_armed: AtomicBool,
 }
 
 impl Doorbell {
-    /// A bell that nobody listens to yet.
+    /// A disarmed doorbell.
     ///
     /// # Errors
-    /// When the process has no file descriptor left.
+    /// When the process has reached its limit of file descriptors.
     pub fn new() -> io::Result<Self> {
         // SAFETY: eventfd takes no pointers.
         let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was made just now and belongs to nobody else.
+        // SAFETY: the file descriptor is new and has no other owner.
         let event = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Self { event, listening: AtomicBool::new(false) })
+        Ok(Self { event, is_armed: AtomicBool::new(false) })
     }
 
-    /// Listens from now on. After this, look once more for work before sleeping: what came earlier rang no bell.
-    pub fn listen(&self) {
-        self.listening.store(true, Ordering::Relaxed);
-        // Pairs with the fence in `wake`: either the waker sees that we listen, or we see what it brought.
+    /// Arms the doorbell. The worker must check for work once more before sleeping: earlier work caused no wakeup.
+    pub fn arm(&self) {
+        self.is_armed.store(true, Ordering::Relaxed);
+        // Pairs with the fence in `wake`: either the waker sees the armed flag, or the worker sees the waker's work.
         fence(Ordering::SeqCst);
     }
 
-    /// Listens no more, and forgets rings that came meanwhile.
-    pub fn ignore(&self) {
-        self.listening.store(false, Ordering::Relaxed);
+    /// Disarms the doorbell and clears pending wakeups.
+    pub fn disarm(&self) {
+        self.is_armed.store(false, Ordering::Relaxed);
         let mut count = 0_u64;
-        // SAFETY: `count` has the eight bytes that reading an eventfd writes. An error means that nobody has rung.
+        // SAFETY: reading an eventfd writes eight bytes, the size of `count`. An error means that no wakeup is pending.
         unsafe { libc::read(self.event.as_raw_fd(), (&raw mut count).cast(), 8) };
     }
 
-    /// The descriptor that becomes readable when somebody rings.
+    /// File descriptor that is readable after a wakeup.
     pub(crate) fn fd(&self) -> RawFd {
         self.event.as_raw_fd()
     }
@@ -53,9 +53,9 @@ impl Doorbell {
 impl Wake for Doorbell {
     fn wake(&self) {
         fence(Ordering::SeqCst);
-        if self.listening.swap(false, Ordering::Relaxed) {
+        if self.is_armed.swap(false, Ordering::Relaxed) {
             let one = 1_u64;
-            // SAFETY: eight bytes are read from `one`. The counter can't overflow: one ring a sleep.
+            // SAFETY: eight bytes are read from `one`. The counter can't overflow: one wakeup per sleep.
             unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
         }
     }

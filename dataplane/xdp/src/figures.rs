@@ -1,59 +1,60 @@
-//! What the device counts and holds, for other threads to read.
+//! Statistics of AF_XDP sockets and of the frame pool, for other threads.
 
 use std::mem;
 use std::sync::Arc;
 
 use crate::umem::SharedUmem;
 
-/// What the kernel counts for sockets.
+/// The kernel's counters of packet loss at sockets (`XDP_STATISTICS`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RingLosses {
-    /// Received, but the ring was full.
+pub struct RingStats {
+    /// Packets lost because the receive ring was full.
     pub receive_ring_full: u64,
-    /// Received, but the fill ring had no frame for it. With zero copy a driver counts its vain attempts to refill here, not packets.
+    /// Packets lost because the fill ring was empty. With zero copy, drivers count failed refills here, not packets.
     pub fill_ring_empty: u64,
-    /// Received, but dropped: for want of a frame, which is counted above, too, or because a frame is too short for it.
+    /// Packets dropped for lack of a frame, which are also counted as `fill_ring_empty`, or because they exceed a
+    /// frame.
     pub dropped: u64,
-    /// Descriptors that the kernel refused: none, unless there is a bug.
+    /// Descriptors rejected by the kernel: always 0, unless there is a bug.
     pub invalid: u64,
 }
 
-/// The frames that no worker has.
+/// The pool of free frames shared by all workers.
 #[derive(Clone, Debug)]
-pub struct Pool(pub(crate) Arc<SharedUmem>);
+pub struct FramePool(pub(crate) Arc<SharedUmem>);
 
-impl Pool {
-    /// Frames in it now.
+impl FramePool {
+    /// Frames in the pool.
     pub fn free(&self) -> u64 {
         self.0.pool.len() as u64
     }
 
-    /// Frames that there are in all.
+    /// All frames of the UMEM.
     pub fn total(&self) -> u64 {
         self.0.frames()
     }
 
-    /// What kind of pages they lie on: `huge` or `small`.
+    /// Page type of the UMEM: `huge` or `small`.
     pub fn pages(&self) -> &'static str {
         self.0.pages.name()
     }
 }
 
-/// What the kernel counts for one worker's sockets. Valid as long as the device is.
+/// Reads the statistics of one worker's sockets. Valid as long as the device exists.
 #[derive(Clone, Debug)]
-pub struct Losses {
+pub struct SocketStats {
     pub(crate) sockets: Vec<i32>,
 }
 
-impl Losses {
-    /// The sums now.
-    pub fn read(&self) -> RingLosses {
-        let mut sum = RingLosses::default();
+impl SocketStats {
+    /// Sums of all sockets.
+    pub fn read(&self) -> RingStats {
+        let mut sum = RingStats::default();
         for &socket in &self.sockets {
-            // SAFETY: all-zero bytes are a valid record of numbers.
+            // SAFETY: the struct consists of integers, for which all zeros are valid.
             let mut statistics: libxdp_sys::xdp_statistics = unsafe { mem::zeroed() };
             let mut length = size_of::<libxdp_sys::xdp_statistics>() as libc::socklen_t;
-            // SAFETY: the kernel writes at most `length` bytes into `statistics`, which has that many.
+            // SAFETY: the kernel writes at most `length` bytes, the size of `statistics`.
             let result = unsafe {
                 libc::getsockopt(
                     socket,

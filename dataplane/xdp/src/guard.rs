@@ -1,72 +1,73 @@
-//! The second line: a classifier at the kernel's ingress (tc) that drops what the steering program would have captured.
+//! tc guard: a classifier at tc ingress that drops packets that the steering program would have captured.
 //!
-//! Anybody with `CAP_NET_ADMIN` can take an XDP program off an interface, or put another one in its place, and from then on the kernel would
-//! forward pods' packets untranslated. The classifier decides by the same tables as the steering program, so it needs no keeping in step, and
-//! while that one works nothing that it would drop comes this far. Like the steering program with `on_exit: drop`, it outlives the process,
-//! until the next gateway replaces it or `vipgate detach` removes it. The qdisc `clsact` that it hangs on stays: others may use it, too.
+//! Any process with `CAP_NET_ADMIN` can detach or replace an XDP program, after which the kernel would forward pods'
+//! packets untranslated. The guard uses the same maps as the steering program, so it needs no synchronization; while
+//! the steering program is attached, no packet to be dropped reaches it. Like the steering program with `on_exit:
+//! drop`, it outlives the process until the next gateway replaces it or `vipgate detach` removes it. Its `clsact` qdisc
+//! is not removed, since other programs may use it.
 
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::nic::Nic;
-use crate::program::{check, name_of};
-use crate::steering::{Steering, chain};
+use crate::program::{check_result, program_name};
+use crate::steering::{Steering, error_chain};
 
-/// What it is called in the kernel.
-pub(crate) const GUARD: &str = "vipgate_guard";
-/// Its place among the filters of an interface: before all others, unless they want to be the first, too.
+/// Name of the BPF program.
+pub(crate) const GUARD_NAME: &str = "vipgate_guard";
+/// Filter priority: the highest.
 const PRIORITY: u32 = 1;
-/// Its number among the filters of that priority; others give themselves small ones.
+/// Filter handle; unlikely to collide with the small handles that tc assigns.
 const HANDLE: u32 = 0x76_6970;
 
-/// Installs the second line on an interface, in place of an earlier gateway's.
+/// Installs the guard on an interface, or replaces that of an earlier gateway.
 ///
 /// # Errors
-/// When the kernel refuses; one without `clsact` and `cls_bpf` does.
+/// When the kernel refuses, for example without `clsact` and `cls_bpf`.
 pub fn install(steering: &mut Steering, nic: &Nic) -> io::Result<()> {
-    let program = steering.guard_fd().map_err(|error| io::Error::other(chain(&error)))?;
+    let program = steering.guard_fd().map_err(|error| io::Error::other(error_chain(&error)))?;
     attach(nic.ifindex, program)
 }
 
 fn attach(ifindex: u32, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut hook = hook(ifindex);
-    // SAFETY: libbpf reads `sz` bytes of the record, which lives until the call returns.
-    match check(unsafe { libbpf_sys::bpf_tc_hook_create(&raw mut hook) }) {
+    // SAFETY: libbpf reads `sz` bytes of the struct, which is valid during the call.
+    match check_result(unsafe { libbpf_sys::bpf_tc_hook_create(&raw mut hook) }) {
         Err(error) if error.raw_os_error() != Some(libc::EEXIST) => return Err(error),
         Ok(()) | Err(_) => {}
     }
     let mut options = options();
     options.prog_fd = program.as_raw_fd();
     options.flags = libbpf_sys::BPF_TC_F_REPLACE;
-    // SAFETY: libbpf reads and writes no more than `sz` bytes of both records, which live until the call returns.
-    check(unsafe { libbpf_sys::bpf_tc_attach(&raw const hook, &raw mut options) })
+    // SAFETY: libbpf accesses at most `sz` bytes of both structs, which are valid during the call.
+    check_result(unsafe { libbpf_sys::bpf_tc_attach(&raw const hook, &raw mut options) })
 }
 
-/// Removes the second line from an interface; says whether it was there.
+/// Removes the guard from an interface; returns whether it was installed.
 ///
 /// # Errors
 /// When the kernel refuses.
 pub fn remove(nic: &Nic) -> io::Result<bool> {
     let (hook, mut found) = (hook(nic.ifindex), options());
     // SAFETY: as in `attach`.
-    match check(unsafe { libbpf_sys::bpf_tc_query(&raw const hook, &raw mut found) }) {
-        // No such filter; no such qdisc.
+    match check_result(unsafe { libbpf_sys::bpf_tc_query(&raw const hook, &raw mut found) }) {
+        // ENOENT: no such filter; EINVAL: no such qdisc.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => return Ok(false),
         Err(error) => return Err(error),
         Ok(()) => {}
     }
-    if name_of(found.prog_id) != GUARD {
+    if program_name(found.prog_id) != GUARD_NAME {
         return Ok(false);
     }
     let options = options();
     // SAFETY: as in `attach`.
-    check(unsafe { libbpf_sys::bpf_tc_detach(&raw const hook, &raw const options) })?;
+    check_result(unsafe { libbpf_sys::bpf_tc_detach(&raw const hook, &raw const options) })?;
     Ok(true)
 }
 
 fn hook(ifindex: u32) -> libbpf_sys::bpf_tc_hook {
-    // SAFETY: all-zero bytes are a valid record; its first field says how long it is.
+    // SAFETY: all zeros are valid for the struct; its first field is its size.
     let mut hook: libbpf_sys::bpf_tc_hook = unsafe { mem::zeroed() };
     hook.sz = size_of::<libbpf_sys::bpf_tc_hook>() as _;
     hook.ifindex = ifindex.cast_signed();

@@ -1,7 +1,7 @@
-//! AF_XDP devices for the engine: sockets over one shared UMEM, facts about NICs, and the XDP program that steers packets
-//! to them.
+//! AF_XDP devices for the engine: sockets over a shared UMEM, NIC capabilities, and the XDP program that steers packets
+//! to the sockets.
 //!
-//! One of the two crates with unsafe code; each block says which invariant makes it sound. What it offers is safe.
+//! One of the two crates with unsafe code; each block states the invariant that makes it sound. The API is safe.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod attach;

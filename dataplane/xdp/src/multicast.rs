@@ -1,34 +1,34 @@
-//! Asking a NIC for all multicast frames, for as long as the membership is held.
+//! All-multicast mode of an interface, by a packet socket membership.
 
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// A membership in all multicast groups of an interface; the kernel ends it when this is dropped, or the process dies.
+/// Enables all-multicast mode of an interface until it is dropped or the process exits.
 #[derive(Debug)]
 pub struct AllMulticast {
     _socket: OwnedFd,
 }
 
 impl AllMulticast {
-    /// Joins.
+    /// Enables all-multicast mode.
     ///
     /// # Errors
-    /// When the kernel refuses: no privilege (`CAP_NET_RAW`), or no such interface.
+    /// When the kernel refuses: missing `CAP_NET_RAW`, or no such interface.
     pub fn join(ifindex: u32) -> io::Result<Self> {
-        // Protocol 0: the socket itself receives nothing.
+        // Protocol 0: the socket receives no packets.
         // SAFETY: socket takes no pointers.
         let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was made just now and belongs to nobody else.
+        // SAFETY: the file descriptor is new and has no other owner.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: all-zero bytes are a valid packet_mreq.
+        // SAFETY: all zeros are valid for packet_mreq.
         let mut request: libc::packet_mreq = unsafe { mem::zeroed() };
         request.mr_ifindex = ifindex.cast_signed();
         request.mr_type = libc::PACKET_MR_ALLMULTI as u16;
-        // SAFETY: the kernel reads as many bytes as said from `request`, which lives until the call returns.
+        // SAFETY: the kernel reads the given number of bytes of `request`, which is valid during the call.
         let result = unsafe {
             libc::setsockopt(
                 socket.as_raw_fd(),

@@ -1,8 +1,8 @@
-//! XDP programs on interfaces, by netlink: which one is there, putting ours there, taking it away.
+//! Attaches, queries and detaches XDP programs by netlink.
 //!
-//! A program that is attached by netlink belongs to the interface and outlives the process, which is what keeps traffic
-//! closed while no gateway runs. (A pinned BPF link would do the same, but pins live in a mount of bpffs, and processes
-//! that `ip netns exec` starts have a /sys of their own without one: such a pin dies with the process.)
+//! A program attached by netlink belongs to the interface and outlives the process, which keeps captured traffic
+//! blocked while no gateway runs. (So would a pinned BPF link, but pins need a bpffs mount, and processes started by
+//! `ip netns exec` have their own /sys without one: such a pin is removed with the process.)
 
 use std::ffi::CStr;
 use std::io;
@@ -10,20 +10,20 @@ use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Once;
 
-/// What ours is called in the kernel, which cuts names at 15 letters.
-pub(crate) const NAME: &str = "vipgate_steer";
+/// Name of the steering program; the kernel truncates names to 15 characters.
+pub(crate) const PROGRAM_NAME: &str = "vipgate_steer";
 
-/// How a program is run.
+/// XDP mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// By the driver, before a socket buffer is made.
+    /// In the driver, before an skb is allocated.
     Native,
-    /// By the kernel's stack, behind the driver.
+    /// In the network stack, after the driver.
     Generic,
 }
 
 impl Mode {
-    /// Its word in logs and status.
+    /// Name in logs and status.
     pub fn name(self) -> &'static str {
         match self {
             Self::Native => "native",
@@ -41,43 +41,43 @@ impl Mode {
     }
 }
 
-/// Fail if there is a program already.
+/// `XDP_FLAGS_UPDATE_IF_NOEXIST`: fail if a program is attached.
 const IF_NONE: u32 = 1 << 0;
-/// Fail if the program isn't the one that is named.
+/// `XDP_FLAGS_REPLACE`: fail if the attached program isn't the expected one.
 const REPLACE: u32 = 1 << 4;
 
-/// A program that is attached to an interface.
+/// A program attached to an interface.
 #[derive(Debug)]
-pub(crate) struct Attached {
+pub(crate) struct AttachedProgram {
     pub(crate) id: u32,
     pub(crate) name: String,
     pub(crate) mode: Mode,
     program: OwnedFd,
 }
 
-impl Attached {
-    /// Whether an earlier gateway left it there.
+impl AttachedProgram {
+    /// Whether it is a steering program.
     pub(crate) fn is_ours(&self) -> bool {
-        self.name == NAME
+        self.name == PROGRAM_NAME
     }
 }
 
-/// Keeps libbpf from writing to stderr by itself: what it says comes back as errors.
+/// Disables libbpf's messages to stderr; its errors are returned.
 pub(crate) fn silence_libbpf() {
     static ONCE: Once = Once::new();
-    // SAFETY: the call sets a function pointer; None is a documented value of it.
+    // SAFETY: the call sets a function pointer; None is a documented value.
     ONCE.call_once(|| unsafe {
         libbpf_sys::libbpf_set_print(None);
     });
 }
 
-/// The kernel's number of the program on an interface, and how it is run, if there is one.
+/// ID and mode of the program on an interface, if any.
 pub(crate) fn query(ifindex: u32) -> io::Result<Option<(u32, Mode)>> {
-    // SAFETY: all-zero bytes are a valid options record; its first field says how long it is.
+    // SAFETY: all zeros are valid for the struct; its first field is its size.
     let mut options: libxdp_sys::bpf_xdp_query_opts = unsafe { mem::zeroed() };
     options.sz = size_of::<libxdp_sys::bpf_xdp_query_opts>();
-    // SAFETY: libbpf writes no more than `sz` bytes into the record, which lives until the call returns.
-    check(unsafe { libxdp_sys::bpf_xdp_query(ifindex.cast_signed(), 0, &raw mut options) })?;
+    // SAFETY: libbpf writes at most `sz` bytes to the struct, which is valid during the call.
+    check_result(unsafe { libxdp_sys::bpf_xdp_query(ifindex.cast_signed(), 0, &raw mut options) })?;
     Ok(match (options.drv_prog_id, options.skb_prog_id) {
         (0, 0) => None,
         (0, generic) => Some((generic, Mode::Generic)),
@@ -85,46 +85,51 @@ pub(crate) fn query(ifindex: u32) -> io::Result<Option<(u32, Mode)>> {
     })
 }
 
-/// The program on an interface, if there is one.
-pub(crate) fn find(ifindex: u32) -> io::Result<Option<Attached>> {
+/// The program on an interface, if any.
+pub(crate) fn find(ifindex: u32) -> io::Result<Option<AttachedProgram>> {
     let Some((id, mode)) = query(ifindex)? else { return Ok(None) };
     let program = open(id)?;
     let (_, name) = describe(program.as_fd())?;
-    Ok(Some(Attached { id, name, mode, program }))
+    Ok(Some(AttachedProgram { id, name, mode, program }))
 }
 
-/// A program, by the kernel's number of it. Takes `CAP_SYS_ADMIN`.
+/// Opens a program by its ID. Requires `CAP_SYS_ADMIN`.
 fn open(id: u32) -> io::Result<OwnedFd> {
     // SAFETY: the call takes no pointers.
     let fd = unsafe { libxdp_sys::bpf_prog_get_fd_by_id(id) };
-    check(fd)?;
-    // SAFETY: the descriptor was made just now and belongs to nobody else.
+    check_result(fd)?;
+    // SAFETY: the file descriptor is new and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// What a program is called, by the kernel's number of it; empty when this process may not ask.
-pub(crate) fn name_of(id: u32) -> String {
+/// Name of a program by its ID; empty without the required capability.
+pub(crate) fn program_name(id: u32) -> String {
     open(id).and_then(|program| describe(program.as_fd())).map(|(_, name)| name).unwrap_or_default()
 }
 
-/// The kernel's number of a program, and what it is called.
+/// ID and name of a program.
 pub(crate) fn describe(program: BorrowedFd<'_>) -> io::Result<(u32, String)> {
-    // SAFETY: all-zero bytes are a valid record.
+    // SAFETY: all zeros are valid for the struct.
     let mut info: libxdp_sys::bpf_prog_info = unsafe { mem::zeroed() };
     let mut length = size_of::<libxdp_sys::bpf_prog_info>() as u32;
-    // SAFETY: the kernel writes at most `length` bytes into `info`; the zeroed pointers in it ask for no more.
-    check(unsafe { libxdp_sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &raw mut info, &raw mut length) })?;
-    let name: Vec<u8> = info.name.iter().map(|&letter| letter.cast_unsigned()).chain([0]).collect();
+    // SAFETY: the kernel writes at most `length` bytes to `info`; its zeroed pointers request no further output.
+    check_result(unsafe { libxdp_sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &raw mut info, &raw mut length) })?;
+    let name: Vec<u8> = info.name.iter().map(|&character| character.cast_unsigned()).chain([0]).collect();
     let name = CStr::from_bytes_until_nul(&name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     Ok((info.id, name))
 }
 
-/// Puts a program on an interface: in place of `old` in one step, or where there was none.
-pub(crate) fn attach(ifindex: u32, program: BorrowedFd<'_>, mode: Mode, old: Option<&Attached>) -> io::Result<()> {
+/// Attaches a program to an interface without one, or atomically replaces `old`.
+pub(crate) fn attach(
+    ifindex: u32,
+    program: BorrowedFd<'_>,
+    mode: Mode,
+    old: Option<&AttachedProgram>,
+) -> io::Result<()> {
     let options = options(old);
     let condition = if old.is_some() { REPLACE } else { IF_NONE };
-    // SAFETY: libbpf reads `sz` bytes from the record, which lives until the call returns.
-    check(unsafe {
+    // SAFETY: libbpf reads `sz` bytes of the struct, which is valid during the call.
+    check_result(unsafe {
         libxdp_sys::bpf_xdp_attach(
             ifindex.cast_signed(),
             program.as_raw_fd(),
@@ -134,51 +139,57 @@ pub(crate) fn attach(ifindex: u32, program: BorrowedFd<'_>, mode: Mode, old: Opt
     })
 }
 
-/// Puts a program on an interface, whatever is there in the same mode.
+/// Attaches a program to an interface; replaces any program of the same mode.
 pub(crate) fn overwrite(ifindex: u32, program: BorrowedFd<'_>, mode: Mode) -> io::Result<()> {
     let options = options(None);
     // SAFETY: as in `attach`.
-    check(unsafe {
+    check_result(unsafe {
         libxdp_sys::bpf_xdp_attach(ifindex.cast_signed(), program.as_raw_fd(), mode.flags(), &raw const options)
     })
 }
 
-/// Takes whatever program there is in one mode away from an interface.
-pub(crate) fn clear(ifindex: u32, mode: Mode) -> io::Result<()> {
+/// Detaches any program of a mode from an interface.
+pub(crate) fn detach_any(ifindex: u32, mode: Mode) -> io::Result<()> {
     let options = options(None);
     // SAFETY: as in `attach`.
-    check(unsafe { libxdp_sys::bpf_xdp_detach(ifindex.cast_signed(), mode.flags(), &raw const options) })
+    check_result(unsafe { libxdp_sys::bpf_xdp_detach(ifindex.cast_signed(), mode.flags(), &raw const options) })
 }
 
-/// Puts a program that was there before back in place of the one that is there now.
-pub(crate) fn restore(ifindex: u32, before: &Attached, mode: Mode, now: &Attached) -> io::Result<()> {
-    attach(ifindex, before.program.as_fd(), mode, Some(now))
+/// Replaces the current program by a previous one.
+pub(crate) fn restore(
+    ifindex: u32,
+    previous: &AttachedProgram,
+    mode: Mode,
+    current: &AttachedProgram,
+) -> io::Result<()> {
+    attach(ifindex, previous.program.as_fd(), mode, Some(current))
 }
 
-/// Puts a program that was there before on the interface again, where there is none now.
-pub(crate) fn put_back(ifindex: u32, before: &Attached) -> io::Result<()> {
-    attach(ifindex, before.program.as_fd(), before.mode, None)
+/// Attaches a previous program to an interface that has none.
+pub(crate) fn reattach(ifindex: u32, previous: &AttachedProgram) -> io::Result<()> {
+    attach(ifindex, previous.program.as_fd(), previous.mode, None)
 }
 
-/// Takes a program away from an interface, if it is still there.
-pub(crate) fn detach(ifindex: u32, attached: &Attached) -> io::Result<()> {
+/// Detaches a program from an interface, if it is still attached.
+pub(crate) fn detach(ifindex: u32, attached: &AttachedProgram) -> io::Result<()> {
     let options = options(Some(attached));
     // SAFETY: as in `attach`.
-    check(unsafe {
+    check_result(unsafe {
         libxdp_sys::bpf_xdp_detach(ifindex.cast_signed(), attached.mode.flags() | REPLACE, &raw const options)
     })
 }
 
-fn options(old: Option<&Attached>) -> libxdp_sys::bpf_xdp_attach_opts {
-    // SAFETY: all-zero bytes are a valid options record.
+fn options(old: Option<&AttachedProgram>) -> libxdp_sys::bpf_xdp_attach_opts {
+    // SAFETY: all zeros are valid for the struct.
     let mut options: libxdp_sys::bpf_xdp_attach_opts = unsafe { mem::zeroed() };
-    // Up to its last field: libbpf wants everything behind that to be zero, which nobody promises for padding.
+    // Without the padding after the last field: libbpf requires bytes beyond known fields to be zero, which isn't
+    // guaranteed for padding.
     options.sz = mem::offset_of!(libxdp_sys::bpf_xdp_attach_opts, old_prog_fd) + size_of::<i32>();
     options.old_prog_fd = old.map_or(0, |old| old.program.as_raw_fd());
     options
 }
 
-/// libbpf's results: negative is an error number.
-pub(crate) fn check(result: i32) -> io::Result<()> {
+/// Converts a result of libbpf: negative values are error numbers.
+pub(crate) fn check_result(result: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
 }

@@ -1,7 +1,7 @@
-"""Downloads so many bytes from line_server.py, at a given pace, and checks each of them.
+"""Downloads data from line_server.py at a limited rate and verifies it.
 
-Usage: download.py ADDRESS PORT BYTES BYTES_PER_SECOND [SOURCE]. Prints, as JSON, how many came, whether they are what they should
-be, and the longest time in seconds in which none came.
+Usage: download.py ADDRESS PORT BYTES BYTES_PER_SECOND [SOURCE]. Prints, as JSON, the number of received bytes, whether
+they are intact, and the longest time in seconds without data.
 """
 import hashlib
 import json
@@ -16,27 +16,27 @@ expected = hashlib.sha256()
 for at in range(0, size, len(BLOCK)):
     expected.update(BLOCK[: size - at])
 stream = socket.create_connection((address, port), timeout=30, source_address=source)
-# A large buffer here would hide a gap there.
+# A larger receive buffer would hide gaps.
 stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
 stream.sendall(str(size).encode())
 print("open 1", flush=True)
-begun = last = time.monotonic()
-digest, got, longest, error = hashlib.sha256(), 0, 0.0, ""
+started = last = time.monotonic()
+digest, received, longest_gap, error = hashlib.sha256(), 0, 0.0, ""
 try:
-    while got < size:
+    while received < size:
         data = stream.recv(65536)
         if not data:
-            error = "the far side has closed"
+            error = "closed by the server"
             break
         now = time.monotonic()
-        longest, last = max(longest, now - last), now
+        longest_gap, last = max(longest_gap, now - last), now
         digest.update(data)
-        got += len(data)
-        ahead = got / rate - (now - begun)
+        received += len(data)
+        ahead = received / rate - (now - started)
         if ahead > 0:
             time.sleep(min(ahead, 0.05))
             last = time.monotonic()
-except OSError as problem:
-    error = str(problem)
-whole = digest.digest() == expected.digest()
-print(json.dumps({"bytes": got, "whole": whole, "longest": longest, "error": error}), flush=True)
+except OSError as failure:
+    error = str(failure)
+intact = digest.digest() == expected.digest()
+print(json.dumps({"bytes": received, "intact": intact, "longest_gap": longest_gap, "error": error}), flush=True)

@@ -1,7 +1,7 @@
-"""Sends numbered datagrams to ports of an address at which nobody is.
+"""Sends numbered datagrams to closed ports of an address.
 
-Usage: knock.py ADDRESS COUNT RATE FIRST. Each comes from another port, of a few hundred, goes to a random one, and carries the
-next identity from FIRST. Prints how many it sent.
+Usage: knock.py ADDRESS COUNT RATE FIRST. Source ports rotate over a few hundred, destination ports are random, and each
+datagram carries the next identity from FIRST. Prints the number of sent datagrams.
 """
 import random
 import socket
@@ -9,15 +9,15 @@ import sys
 import time
 
 address, count, rate, first = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
-chance = random.Random(first)
+rng = random.Random(first)
 family = socket.AF_INET6 if ":" in address else socket.AF_INET
 sockets = [socket.socket(family, socket.SOCK_DGRAM) for _ in range(300)]
-sent, begun = 0, time.monotonic()
+sent, started = 0, time.monotonic()
 while sent < count:
-    due = min(count, int((time.monotonic() - begun) * rate) + 1)
+    due = min(count, int((time.monotonic() - started) * rate) + 1)
     while sent < due:
         try:
-            sockets[sent % 300].sendto(b"%08d %06d\n" % (first + sent, sent), (address, chance.randrange(1024, 65536)))
+            sockets[sent % 300].sendto(b"%08d %06d\n" % (first + sent, sent), (address, rng.randrange(1024, 65536)))
         except OSError:
             pass
         sent += 1

@@ -1,22 +1,25 @@
-"""Many clients that say numbered lines and want each of them back.
+"""Line clients: send numbered lines and expect each of them back.
 
-Usage: line_clients.py PLAN RESULT. PLAN is JSON:
+Usage: line_clients.py CONFIG RESULT. CONFIG is JSON:
   protocol   "tcp" or "udp"
-  to, port   whom they ask
-  sources    their addresses, in turn; empty: the kernel's choice
-  count      how many
-  first      the first one's identity; the others count on
-  rate       how many begin in a second
-  at_once    how many may be there at once
-  lines      how many lines each says before it ends; 0: until SIGTERM
-  paces      [[part, shortest, longest]..]: of so many in a hundred, the seconds between lines lie between these
-  patience   seconds that an answer may take after the last line
-  bytes      the length of a line
-  stay       whether those who have said all their lines keep their port until the end
-Prints `open N` when all of them have begun and, where they stay, N been answered once and the others not for `patience`. RESULT is JSON:
-  [[identity, source, port, opened, pace, lines, answered, longest, longest_at, end, wrong]..]
-`longest` is the longest wait for an answer, over the connect and all lines of TCP; for UDP, where lines are lost, the longest time without any
-answer. `end`: "alive", "done", "silent" or what the kernel said. `wrong`: answers that were meant for somebody else.
+  to, port   the server
+  sources    their addresses, round-robin; empty: chosen by the kernel
+  count      number of clients
+  first      identity of the first client; the others are numbered from it
+  rate       clients started per second
+  max_concurrent
+             maximum number of concurrent clients
+  lines      lines that each client sends before it ends; 0: until SIGTERM
+  intervals  [[percent of clients, shortest, longest]..]: seconds between lines
+  timeout    reply timeout in seconds
+  bytes      length of a line
+  keep_port  whether clients that have sent all their lines keep their port until the end
+Prints `open N` when all clients have started and, without `lines`, N got a reply and the others timed out or failed.
+RESULT is JSON:
+  [[identity, source, port, opened, interval, lines, answered, longest, longest_at, end, wrong]..]
+`longest` is the longest wait for a reply, over the connect and all lines of TCP; for UDP, where lines may be lost, the
+longest time without a reply. `end`: "alive", "done", "silent" or the kernel's error. `wrong`: replies to other
+clients or out of order.
 """
 import collections
 import heapq
@@ -29,30 +32,30 @@ import socket
 import sys
 import time
 
-plan = json.load(open(sys.argv[1]))
-most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+config = json.load(open(sys.argv[1]))
+limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 ADDRESS_NO_PORT, THIN_LINEAR_TIMEOUTS = 24, 16
-tcp = plan["protocol"] == "tcp"
-target = (plan["to"], plan["port"])
-family = socket.AF_INET6 if ":" in plan["to"] else socket.AF_INET
+tcp = config["protocol"] == "tcp"
+target = (config["to"], config["port"])
+family = socket.AF_INET6 if ":" in config["to"] else socket.AF_INET
 selector = selectors.EpollSelector()
-chance = random.Random(plan["first"])
+rng = random.Random(config["first"])
 due, alive, ended = [], set(), []
 
 
 class Client:
     def __init__(self, number):
-        self.identity = b"%08d" % (plan["first"] + number)
-        sources = plan["sources"]
+        self.identity = b"%08d" % (config["first"] + number)
+        sources = config["sources"]
         self.source = sources[number % len(sources)] if sources else ""
         self.opened, self.port, self.end, self.wrong = time.time(), 0, "", 0
         self.sent = self.answered = 0
         self.longest = self.longest_at = 0.0
-        self.waiting, self.rest, self.connected, self.last = collections.deque(), b"", not tcp, time.monotonic()
-        draw, self.pace = chance.uniform(0, 100), (1.0, 1.0)
-        for part, shortest, longest in plan["paces"]:
-            self.pace = (shortest, longest)
+        self.unanswered, self.rest, self.connected, self.last = collections.deque(), b"", not tcp, time.monotonic()
+        draw, self.interval = rng.uniform(0, 100), (1.0, 1.0)
+        for part, shortest, longest in config["intervals"]:
+            self.interval = (shortest, longest)
             if draw < part:
                 break
             draw -= part
@@ -75,23 +78,23 @@ class Client:
         alive.add(self)
         selector.register(self.stream, selectors.EVENT_WRITE if tcp else selectors.EVENT_READ, self)
         if not tcp:
-            self.stand()
+            self.start()
 
-    def stand(self):
+    def start(self):
         self.port = self.stream.getsockname()[1]
         self.last = time.monotonic()
-        self.say()
+        self.send_line()
 
-    def say(self):
-        if self.end or ended or (plan["lines"] and self.sent >= plan["lines"]):
+    def send_line(self):
+        if self.end or ended or (config["lines"] and self.sent >= config["lines"]):
             return
         line = self.identity + b" %06d" % self.sent
-        line = line.ljust(plan["bytes"] - 1, b".") + b"\n"
+        line = line.ljust(config["bytes"] - 1, b".") + b"\n"
         now = time.monotonic()
         try:
             self.stream.send(line)
             if tcp:
-                self.waiting.append(now)
+                self.unanswered.append(now)
             self.sent += 1
         except BlockingIOError:
             pass
@@ -99,9 +102,9 @@ class Client:
             if tcp:
                 self.finish(str(error))
                 return
-        heapq.heappush(due, (now + chance.uniform(*self.pace), id(self), self))
+        heapq.heappush(due, (now + rng.uniform(*self.interval), id(self), self))
 
-    def wait(self, seconds):
+    def record_wait(self, seconds):
         if seconds > self.longest:
             self.longest, self.longest_at = seconds, time.time()
 
@@ -112,9 +115,9 @@ class Client:
                 self.finish(f"connect: errno {error}")
                 return
             self.connected = True
-            self.wait(time.monotonic() - self.last)
+            self.record_wait(time.monotonic() - self.last)
             selector.modify(self.stream, selectors.EVENT_READ, self)
-            self.stand()
+            self.start()
             return
         try:
             data = self.stream.recv(65536)
@@ -125,52 +128,52 @@ class Client:
                 self.finish(str(error))
             return
         if tcp and not data:
-            self.finish("closed by the far side")
+            self.finish("closed by the server")
             return
-        self.hear(data)
+        self.receive(data)
 
-    def hear(self, data):
+    def receive(self, data):
         *lines, self.rest = (self.rest + data).split(b"\n")
         now = time.monotonic()
         for line in lines:
             if line[:8] != self.identity or (tcp and int(line[9:15]) != self.answered):
                 self.wrong += 1
             elif tcp:
-                self.wait(now - self.waiting.popleft())
+                self.record_wait(now - self.unanswered.popleft())
             else:
-                self.wait(now - self.last)
+                self.record_wait(now - self.last)
             self.last = now
             self.answered += 1
-        if plan["lines"] and self.answered >= plan["lines"]:
+        if config["lines"] and self.answered >= config["lines"]:
             self.finish("done")
 
-    def leave(self):
+    def remove(self):
         if self in alive:
             alive.discard(self)
             selector.unregister(self.stream)
 
-    def finish(self, why):
+    def finish(self, reason):
         if self.end:
             return
-        self.end = why
+        self.end = reason
         now = time.monotonic()
-        if tcp and self.waiting:
-            self.wait(now - self.waiting[0])
-        self.leave()
-        if not plan["stay"]:
+        if tcp and self.unanswered:
+            self.record_wait(now - self.unanswered[0])
+        self.remove()
+        if not config["keep_port"]:
             self.stream.close()
 
     def row(self):
-        pace = sum(self.pace) / 2
-        answers = [self.sent, self.answered, self.longest, self.longest_at, self.end, self.wrong]
-        return [self.identity.decode(), self.source, self.port, self.opened, pace, *answers]
+        interval = sum(self.interval) / 2
+        results = [self.sent, self.answered, self.longest, self.longest_at, self.end, self.wrong]
+        return [self.identity.decode(), self.source, self.port, self.opened, interval, *results]
 
 
-def turn(until):
+def run(until):
     while True:
         now = time.monotonic()
         while due and due[0][0] <= now:
-            heapq.heappop(due)[2].say()
+            heapq.heappop(due)[2].send_line()
         next_due = due[0][0] if due else until
         for key, mask in selector.select(max(0.0005, min(until, next_due) - now)):
             key.data.ready(mask)
@@ -179,39 +182,39 @@ def turn(until):
 
 
 signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
-clients, begun, told = [], time.monotonic(), False
+clients, started, reported = [], time.monotonic(), False
 while not ended:
     now = time.monotonic()
-    wanted = min(plan["count"], int((now - begun) * plan["rate"]) + 1)
-    while len(clients) < wanted and len(alive) < plan["at_once"]:
+    wanted = min(config["count"], int((now - started) * config["rate"]) + 1)
+    while len(clients) < wanted and len(alive) < config["max_concurrent"]:
         clients.append(Client(len(clients)))
-    if len(clients) == plan["count"] and not told:
-        limit = time.time() - plan["patience"]
-        settled = all(client.answered or client.end or client.opened < limit for client in clients)
-        # Short ones come to their end, and that is told below.
-        if plan["lines"] or settled:
+    if len(clients) == config["count"] and not reported:
+        limit = time.time() - config["timeout"]
+        all_settled = all(client.answered or client.end or client.opened < limit for client in clients)
+        # Clients with a fixed number of lines may have ended already.
+        if config["lines"] or all_settled:
             print("open", sum(1 for client in clients if client.answered and not client.end), flush=True)
-            told = True
-    if plan["lines"] and len(clients) == plan["count"]:
-        if not alive or (tcp is False and time.monotonic() - max(c.last for c in clients) > plan["patience"]):
+            reported = True
+    if config["lines"] and len(clients) == config["count"]:
+        if not alive or (tcp is False and time.monotonic() - max(c.last for c in clients) > config["timeout"]):
             break
-    turn(time.monotonic() + 0.02)
-    if plan["lines"]:
-        # Whoever waits too long has failed; the others go on.
-        limit = time.monotonic() - plan["patience"]
+    run(time.monotonic() + 0.02)
+    if config["lines"]:
+        # Clients whose reply timed out have failed.
+        limit = time.monotonic() - config["timeout"]
         for client in [client for client in alive if client.last < limit]:
             client.finish("silent")
-if not plan["lines"]:
-    patience = time.monotonic() + plan["patience"]
+if not config["lines"]:
+    deadline = time.monotonic() + config["timeout"]
     stopped = time.monotonic()
     for client in [] if tcp else alive:
-        client.wait(stopped - client.last)
-    while time.monotonic() < patience and (
-        any(client.waiting for client in alive) if tcp else time.monotonic() < stopped + 0.5
+        client.record_wait(stopped - client.last)
+    while time.monotonic() < deadline and (
+        any(client.unanswered for client in alive) if tcp else time.monotonic() < stopped + 0.5
     ):
-        turn(time.monotonic() + 0.05)
+        run(time.monotonic() + 0.05)
 for client in list(alive):
-    client.finish("alive" if not (tcp and client.waiting) else "silent")
+    client.finish("alive" if not (tcp and client.unanswered) else "silent")
 with open(sys.argv[2], "w") as file:
     json.dump([client.row() for client in clients], file)
 print("written", len(clients), flush=True)

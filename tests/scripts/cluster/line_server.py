@@ -1,9 +1,9 @@
-"""The far side of many clients: answers lines and datagrams with themselves, and remembers who said what from where.
+"""Line server: echoes lines and datagrams, and records which client sent what from where.
 
-Usage: line_server.py PORT RECORD. Everything that clients say begins with their identity, eight digits, so that an answer
-that reaches somebody else, or two who are seen with one address and port, don't go unnoticed. TCP and UDP on PORT; on
-PORT + 1, `N` asks for that many bytes. SIGTERM writes RECORD, as JSON:
-  {"tcp": [[peer, port, local, identity, opened, closed, lines, faults]..],  # times of the wall clock; 0: never closed
+Usage: line_server.py PORT RECORD. Every payload of a client begins with its identity, eight digits, so that
+misdelivered replies and clients that share an address and port are detected. TCP and UDP on PORT; on PORT + 1, a
+request `N` returns N bytes. SIGTERM writes RECORD, as JSON:
+  {"tcp": [[peer, port, local, identity, opened, closed, lines, faults]..],  # times since the epoch; 0: not closed
    "udp": [[peer, port, local, identity, first, last, datagrams]..]}
 """
 import json
@@ -16,28 +16,28 @@ import sys
 import time
 
 port, record = int(sys.argv[1]), sys.argv[2]
-most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 THIN_LINEAR_TIMEOUTS, PKTINFO_4, PKTINFO_6 = 16, 8, 50
 BLOCK = bytes(range(251)) * 261
 selector = selectors.DefaultSelector()
 connections, datagrams, ended = [], {}, []
 
 
-def plain(address):
+def unmapped(address):
     return address.removeprefix("::ffff:")
 
 
 class Lines:
-    """A connection whose lines are answered."""
+    """A connection whose lines are echoed."""
 
     def __init__(self, stream, peer):
         stream.setblocking(False)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stream.setsockopt(socket.IPPROTO_TCP, THIN_LINEAR_TIMEOUTS, 1)
         self.stream, self.rest, self.unsent, self.next = stream, b"", b"", 0
-        local = plain(stream.getsockname()[0])
-        self.row = [plain(peer[0]), peer[1], local, "", time.time(), 0, 0, 0]
+        local = unmapped(stream.getsockname()[0])
+        self.row = [unmapped(peer[0]), peer[1], local, "", time.time(), 0, 0, 0]
         connections.append(self.row)
 
     def ready(self, mask):
@@ -53,7 +53,7 @@ class Lines:
                 selector.unregister(self.stream)
                 self.stream.close()
                 return
-            self.hear(data)
+            self.receive(data)
             self.unsent += data
         while self.unsent:
             try:
@@ -64,7 +64,7 @@ class Lines:
                 self.unsent = b""
         selector.modify(self.stream, selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent else 0), self)
 
-    def hear(self, data):
+    def receive(self, data):
         *lines, self.rest = (self.rest + data).split(b"\n")
         row = self.row
         for line in lines:
@@ -78,7 +78,7 @@ class Lines:
 
 
 class Blocks:
-    """A connection that is sent as many bytes as it asks for."""
+    """A connection that sends the requested number of bytes."""
 
     def __init__(self, stream, _peer):
         stream.setblocking(False)
@@ -104,8 +104,8 @@ class Blocks:
             self.stream.close()
 
 
-class Door:
-    """Where connections come in."""
+class Listener:
+    """Accepts connections."""
 
     def __init__(self, at, kind):
         self.kind = kind
@@ -122,7 +122,7 @@ class Door:
 
 
 class Datagrams:
-    """A socket that answers each datagram from the address that it was sent to."""
+    """A UDP socket that replies to each datagram from the address that it was sent to."""
 
     def __init__(self, family):
         self.stream = socket.socket(family, socket.SOCK_DGRAM)
@@ -159,8 +159,9 @@ class Datagrams:
                 pass
 
 
-for door in (Door(port, Lines), Door(port + 1, Blocks), Datagrams(socket.AF_INET), Datagrams(socket.AF_INET6)):
-    selector.register(door.stream, selectors.EVENT_READ, door)
+listeners = Listener(port, Lines), Listener(port + 1, Blocks), Datagrams(socket.AF_INET), Datagrams(socket.AF_INET6)
+for listener in listeners:
+    selector.register(listener.stream, selectors.EVENT_READ, listener)
 signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
 print("listening", flush=True)
 while not ended:

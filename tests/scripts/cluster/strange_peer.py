@@ -1,8 +1,8 @@
-"""Somebody who is no gateway and calls a gateway's peer port.
+"""An unauthenticated peer that connects to a gateway's peer port.
 
-Usage: strange_peer.py ADDRESS PORT HOW [CERT KEY]. HOW: `garbage` sends bytes that mean nothing, `silent` nothing, `tls` shakes
-hands without a certificate or, where one is given, with that one, and then says a frame's worth of zeros. Prints how it ended:
-`refused WHY` when the gateway closed, `accepted` when it is still open after ten seconds.
+Usage: strange_peer.py ADDRESS PORT HOW [CERT KEY]. HOW: `garbage` sends random bytes, `silent` sends nothing, `tls`
+completes a TLS handshake, with a client certificate if given, and sends 64 zero bytes. Prints `refused REASON` when the
+gateway closes the connection, `accepted` when it is still open after ten seconds.
 """
 import os
 import socket

@@ -1,4 +1,4 @@
-//! Clients of many kinds, the far side that they talk to, and what each of them has to tell afterwards.
+//! Line clients and their server: traffic whose payloads identify the client, and the results of each client.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,74 +7,97 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 use vipgate::lab::{Host, Process};
 
-use super::LINES;
-use crate::traffic::script;
+use super::LINE_PORT;
+use crate::traffic::script_path;
 use crate::wait_for;
 
-/// What many clients do.
+/// Configuration of a set of line clients.
 #[derive(Clone, Debug)]
-pub struct Traffic<'a> {
-    /// Whom they ask.
-    pub to: (&'a str, u16),
-    /// Their addresses, in turn; empty: the host's own.
-    pub sources: Vec<String>,
-    /// How many there are.
+pub struct ClientConfig<'a> {
+    /// Server address and port.
+    pub server: (&'a str, u16),
+    /// Their addresses, round-robin; empty: the host's own.
+    pub source_addresses: Vec<String>,
+    /// Number of clients.
     pub count: u32,
-    /// How many begin in a second.
+    /// Clients started per second.
     pub rate: u32,
-    /// How many there may be at once.
-    pub at_once: u32,
-    /// How many lines each of them says; 0: until the end.
+    /// Maximum number of concurrent clients.
+    pub max_concurrent: u32,
+    /// Lines that each client sends; 0: until the end.
     pub lines: u32,
-    /// Of so many in a hundred, the seconds from line to line.
-    pub paces: &'a [(u32, f64, f64)],
-    /// Seconds that an answer may take.
-    pub patience: u32,
-    /// The length of a line.
-    pub bytes: u32,
-    /// Whether those who have said all their lines keep their port until the end.
-    pub stay: bool,
-    /// Datagrams instead of connections.
+    /// Distribution of the intervals between lines: (percent of clients, shortest, longest) in seconds.
+    pub intervals: &'a [(u32, f64, f64)],
+    /// Reply timeout in seconds.
+    pub timeout: u32,
+    /// Length of a line in bytes.
+    pub line_length: u32,
+    /// Whether clients that have sent all their lines keep their port until the end.
+    pub keep_port: bool,
+    /// UDP instead of TCP.
     pub udp: bool,
 }
 
-impl Default for Traffic<'_> {
+impl Default for ClientConfig<'_> {
     fn default() -> Self {
         Self {
-            to: (super::SERVER[0], LINES),
-            sources: Vec::new(),
+            server: (super::SERVER[0], LINE_PORT),
+            source_addresses: Vec::new(),
             count: 1,
             rate: 1000,
-            at_once: u32::MAX,
+            max_concurrent: u32::MAX,
             lines: 0,
-            paces: &[(100, 0.05, 0.2)],
-            patience: 10,
-            bytes: 16,
-            stay: false,
+            intervals: &[(100, 0.05, 0.2)],
+            timeout: 10,
+            line_length: 16,
+            keep_port: false,
             udp: false,
         }
     }
 }
 
-impl Traffic<'_> {
-    /// Flows of datagrams that show how long nothing came through.
-    pub fn probes(to: &str, sources: Vec<String>, count: u32) -> Traffic<'_> {
-        Traffic { to: (to, LINES), sources, count, paces: &[(100, 0.02, 0.03)], udp: true, ..Traffic::default() }
+impl ClientConfig<'_> {
+    /// UDP flows with short intervals, which measure outages.
+    pub fn probes(to: &str, sources: Vec<String>, count: u32) -> ClientConfig<'_> {
+        ClientConfig {
+            server: (to, LINE_PORT),
+            source_addresses: sources,
+            count,
+            intervals: &[(100, 0.02, 0.03)],
+            udp: true,
+            ..ClientConfig::default()
+        }
     }
 
-    /// Connections that stay, one in twenty of which speaks often; all together no more than a small machine can bear.
-    pub fn held(to: &str, sources: Vec<String>, count: u32) -> Traffic<'_> {
+    /// Held connections, one in twenty of which sends often; together no more load than a small machine bears.
+    pub fn held_connections(to: &str, sources: Vec<String>, count: u32) -> ClientConfig<'_> {
         let paces = &[(5, 0.05, 0.2), (95, 1.5, 2.5)];
-        Traffic { to: (to, LINES), sources, count, rate: 1500, paces, patience: 15, ..Traffic::default() }
+        ClientConfig {
+            server: (to, LINE_PORT),
+            source_addresses: sources,
+            count,
+            rate: 1500,
+            intervals: paces,
+            timeout: 15,
+            ..ClientConfig::default()
+        }
     }
 
-    /// Connections that say one line and end.
-    pub fn brief(to: &str, sources: Vec<String>, count: u32, rate: u32) -> Traffic<'_> {
-        Traffic { to: (to, LINES), sources, count, rate, at_once: 500, lines: 1, ..Traffic::default() }
+    /// Connections that send one line and close.
+    pub fn short_connections(to: &str, sources: Vec<String>, count: u32, rate: u32) -> ClientConfig<'_> {
+        ClientConfig {
+            server: (to, LINE_PORT),
+            source_addresses: sources,
+            count,
+            rate,
+            max_concurrent: 500,
+            lines: 1,
+            ..ClientConfig::default()
+        }
     }
 }
 
-/// Clients that run.
+/// Running line clients.
 #[derive(Debug)]
 pub struct Clients {
     process: Process,
@@ -84,251 +107,285 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Lets them begin. `name` names their files; identities count on from `first`, and tell all clients of a test apart.
-    pub fn start(folder: &Path, host: &Host, name: &str, first: u32, traffic: &Traffic<'_>) -> Self {
-        let Traffic { to, sources, count, rate, at_once, lines, paces, patience, bytes, stay, udp } = traffic;
-        let plan = json!({
+    /// Starts clients. `name` names their files; identities are numbered from `first`, and must be unique in a test.
+    pub fn start(folder: &Path, host: &Host, name: &str, first: u32, traffic: &ClientConfig<'_>) -> Self {
+        let ClientConfig {
+            server: to,
+            source_addresses: sources,
+            count,
+            rate,
+            max_concurrent: at_once,
+            lines,
+            intervals: paces,
+            timeout: patience,
+            line_length: bytes,
+            keep_port: stay,
+            udp,
+        } = traffic;
+        let config = json!({
             "protocol": if *udp { "udp" } else { "tcp" }, "to": to.0, "port": to.1, "sources": sources, "count": count,
-            "first": first, "rate": rate, "at_once": at_once, "lines": lines, "paces": paces, "patience": patience,
-            "bytes": bytes, "stay": stay,
+            "first": first, "rate": rate, "max_concurrent": at_once, "lines": lines, "intervals": paces,
+            "timeout": patience,
+            "bytes": bytes, "keep_port": stay,
         });
-        let file = |ending: &str| folder.join(format!("clients-{name}.{ending}"));
-        fs::write(file("plan"), plan.to_string()).unwrap();
-        let (plan, result, log) = (file("plan").display().to_string(), file("json"), file("log"));
-        let command = ["python3", &script("cluster/line_clients.py"), &plan, &result.display().to_string()];
+        let file = |extension: &str| folder.join(format!("clients-{name}.{extension}"));
+        fs::write(file("config"), config.to_string()).unwrap();
+        let (config, result, log) = (file("config").display().to_string(), file("json"), file("log"));
+        let command = ["python3", &script_path("cluster/line_clients.py"), &config, &result.display().to_string()];
         let process = host.spawn(&command, &log).unwrap();
         Self { process, log, result, count: *count }
     }
 
-    /// What they have said in whole lines: an unbuffered Python writes a line in pieces.
-    fn said(&self) -> String {
-        let mut said = fs::read_to_string(&self.log).unwrap();
-        said.truncate(said.rfind('\n').map_or(0, |end| end + 1));
-        said
+    /// Complete lines of their output: unbuffered Python may write a line in parts.
+    fn output(&self) -> String {
+        let mut output = fs::read_to_string(&self.log).unwrap();
+        output.truncate(output.rfind('\n').map_or(0, |end| end + 1));
+        output
     }
 
-    /// Waits until all of them have begun, and were answered or have waited long enough.
-    pub fn wait_begun(&mut self, patience: Duration) {
-        let have_begun = self.have_begun(patience);
-        assert!(have_begun, "not all of {} clients have begun: {}", self.count, self.said());
+    /// Waits until all clients have started, and got a reply or timed out.
+    pub fn wait_started(&mut self, timeout: Duration) {
+        let have_started = self.have_started(timeout);
+        assert!(have_started, "not all of {} clients have started: {}", self.count, self.output());
     }
 
-    fn have_begun(&mut self, patience: Duration) -> bool {
-        wait_for(patience, || self.said().contains("open ") || !self.process.is_alive())
+    fn have_started(&mut self, timeout: Duration) -> bool {
+        wait_for(timeout, || self.output().contains("open ") || !self.process.is_alive())
     }
 
-    /// Waits until all of them have begun, and were answered.
-    pub fn wait_open(&mut self, patience: Duration) {
-        self.have_begun(patience);
-        if self.said().contains(&format!("open {}\n", self.count)) {
+    /// Waits until all clients have started and got a reply.
+    pub fn wait_established(&mut self, timeout: Duration) {
+        self.have_started(timeout);
+        if self.output().contains(&format!("open {}\n", self.count)) {
             return;
         }
         self.stop();
         self.process.wait(Duration::from_secs(20));
-        let bad: Vec<Client> =
-            self.read().into_iter().filter(|client| client.lines[1] == 0 || !client.is_well()).collect();
-        panic!("{} of {} clients don't stand, at {}: {:?}", bad.len(), self.count, moment(), &bad[..bad.len().min(5)]);
+        let failed: Vec<Client> =
+            self.read().into_iter().filter(|client| client.lines[1] == 0 || !client.succeeded()).collect();
+        panic!(
+            "{} of {} clients got no reply, at {}: {:?}",
+            failed.len(),
+            self.count,
+            unix_time(),
+            &failed[..failed.len().min(5)]
+        );
     }
 
     fn read(&self) -> Vec<Client> {
         let rows: Vec<Value> = serde_json::from_str(&fs::read_to_string(&self.result).unwrap()).unwrap();
-        rows.iter().map(Client::read).collect()
+        rows.iter().map(Client::from_row).collect()
     }
 
-    /// Ends them, and tells what became of each.
-    pub fn end(self) -> Outcome {
+    /// Stops the clients; their results.
+    pub fn end(self) -> ClientResults {
         self.stop();
         self.wait(Duration::from_mins(1))
     }
 
-    /// Lets them say nothing more, and hear what is under way.
+    /// Stops sending, and waits for outstanding replies in the background.
     pub fn stop(&self) {
         self.process.signal("TERM").unwrap();
     }
 
-    /// Ends those of several processes at the same time.
-    pub fn end_all<const N: usize>(clients: [Self; N]) -> [Outcome; N] {
+    /// Stops several sets of clients at the same time.
+    pub fn end_all<const N: usize>(clients: [Self; N]) -> [ClientResults; N] {
         clients.iter().for_each(Self::stop);
         clients.map(|clients| clients.wait(Duration::from_mins(1)))
     }
 
-    /// Waits until they end by themselves.
-    pub fn wait(mut self, patience: Duration) -> Outcome {
-        let ended = self.process.wait(patience);
-        assert!(ended.is_some_and(|status| status.success()), "the clients don't end: {}", self.said());
-        Outcome(self.read())
+    /// Waits until the clients finish on their own.
+    pub fn wait(mut self, timeout: Duration) -> ClientResults {
+        let exited = self.process.wait(timeout);
+        assert!(exited.is_some_and(|status| status.success()), "the clients don't finish: {}", self.output());
+        ClientResults(self.read())
     }
 }
 
-/// What became of one client.
+/// Result of one client.
 #[derive(Clone, Debug)]
 pub struct Client {
-    /// Who it is, in every line.
+    /// Its identity, in every payload.
     pub identity: String,
-    /// Its own address, where it was told one.
+    /// Its address, if configured.
     pub source: String,
-    /// When it began, in seconds of the wall clock.
-    pub opened: f64,
-    /// Seconds from line to line, about.
-    pub pace: f64,
-    /// Lines that it has said, and that were answered.
+    /// Start time, seconds since the epoch.
+    pub started_at: f64,
+    /// Mean interval between lines, seconds.
+    pub interval: f64,
+    /// Lines sent and answered.
     pub lines: [u64; 2],
-    /// The longest wait in seconds, and when it was over.
-    pub longest: [f64; 2],
-    /// `alive`, `done`, `silent`, or what the kernel said.
+    /// The longest wait for a reply in seconds, and the time at which it ended.
+    pub longest_wait: [f64; 2],
+    /// `alive`, `done`, `silent`, or the kernel's error.
     pub end: String,
-    /// Answers that were meant for others.
-    pub wrong: u64,
+    /// Received replies to other clients or out of order.
+    pub misdelivered: u64,
 }
 
 impl Client {
-    fn read(row: &Value) -> Self {
-        let (text, float) = (|n: usize| row[n].as_str().unwrap().to_owned(), |n: usize| row[n].as_f64().unwrap());
+    fn from_row(row: &Value) -> Self {
+        let (text, seconds) = (|n: usize| row[n].as_str().unwrap().to_owned(), |n: usize| row[n].as_f64().unwrap());
         Self {
             identity: text(0),
             source: text(1),
-            opened: float(3),
-            pace: float(4),
+            started_at: seconds(3),
+            interval: seconds(4),
             lines: [5, 6].map(|n| row[n].as_u64().unwrap()),
-            longest: [float(7), float(8)],
+            longest_wait: [seconds(7), seconds(8)],
             end: text(9),
-            wrong: row[10].as_u64().unwrap(),
+            misdelivered: row[10].as_u64().unwrap(),
         }
     }
 
-    /// Whether it came to a good end.
-    pub fn is_well(&self) -> bool {
+    /// Whether it ended without an error.
+    pub fn succeeded(&self) -> bool {
         self.end == "alive" || self.end == "done"
     }
 }
 
-/// What became of all of them.
+/// Results of a set of clients.
 #[derive(Clone, Debug)]
-pub struct Outcome(pub Vec<Client>);
+pub struct ClientResults(pub Vec<Client>);
 
-impl Outcome {
-    /// Those that were older than this when a moment came.
+impl ClientResults {
+    /// Clients that had been running for `age` at a time.
     #[must_use]
-    pub fn older(&self, age: f64, moment: f64) -> Self {
-        Self(self.0.iter().filter(|client| client.opened + age <= moment).cloned().collect())
+    pub fn established_before(&self, age: f64, time: f64) -> Self {
+        Self(self.0.iter().filter(|client| client.started_at + age <= time).cloned().collect())
     }
 
-    /// Those that began after a moment.
+    /// Clients that started after a time.
     #[must_use]
-    pub fn younger(&self, moment: f64) -> Self {
-        Self(self.0.iter().filter(|client| client.opened > moment).cloned().collect())
+    pub fn started_after(&self, time: f64) -> Self {
+        Self(self.0.iter().filter(|client| client.started_at > time).cloned().collect())
     }
 
-    /// How many there are, and how many of them came to no good end.
-    pub fn lost(&self) -> [usize; 2] {
-        [self.0.len(), self.0.iter().filter(|client| !client.is_well()).count()]
+    /// Number of clients, and number of failed ones.
+    pub fn total_and_failed(&self) -> [usize; 2] {
+        [self.0.len(), self.0.iter().filter(|client| !client.succeeded()).count()]
     }
 
-    /// So many in a hundred have lived.
+    /// Asserts that at least this percentage succeeded.
     pub fn check_survived(&self, percent: usize) {
-        let [all, lost] = self.lost();
+        let [all, lost] = self.total_and_failed();
         assert!(all > 0 && lost * 100 <= all * (100 - percent), "{}", self.summary());
     }
 
-    /// The longest wait that any client had who speaks at least this often, in seconds.
-    pub fn longest(&self, pace: f64) -> f64 {
-        self.0.iter().filter(|client| client.pace <= pace).map(|client| client.longest[0]).fold(0.0, f64::max)
+    /// The longest wait of clients with at most this interval, in seconds.
+    pub fn longest_wait(&self, max_interval: f64) -> f64 {
+        self.0
+            .iter()
+            .filter(|client| client.interval <= max_interval)
+            .map(|client| client.longest_wait[0])
+            .fold(0.0, f64::max)
     }
 
-    /// The wait that all but one in a hundred of these didn't exceed.
-    pub fn p99(&self, pace: f64) -> f64 {
-        let mut waits: Vec<f64> =
-            self.0.iter().filter(|client| client.pace <= pace).map(|client| client.longest[0]).collect();
+    /// The 99th percentile of their longest waits.
+    pub fn p99_wait(&self, max_interval: f64) -> f64 {
+        let mut waits: Vec<f64> = self
+            .0
+            .iter()
+            .filter(|client| client.interval <= max_interval)
+            .map(|client| client.longest_wait[0])
+            .collect();
         waits.sort_by(f64::total_cmp);
         waits.get((waits.len() * 99).saturating_sub(1) / 100).copied().unwrap_or_default()
     }
 
-    /// Nobody heard what was meant for another.
-    pub fn check_nobody_else_was_heard(&self) {
-        let wrong: Vec<&Client> = self.0.iter().filter(|client| client.wrong > 0).collect();
-        assert!(wrong.is_empty(), "{} heard others, as {:?}", wrong.len(), wrong[0]);
+    /// Asserts that no client received a reply to another.
+    pub fn check_no_misdelivery(&self) {
+        let affected: Vec<&Client> = self.0.iter().filter(|client| client.misdelivered > 0).collect();
+        assert!(affected.is_empty(), "{} clients received other replies, such as {:?}", affected.len(), affected[0]);
     }
 
-    /// All came to a good end.
-    pub fn check_all_well(&self) {
-        self.check_nobody_else_was_heard();
-        let bad: Vec<&Client> = self.0.iter().filter(|client| !client.is_well()).collect();
-        assert!(bad.is_empty(), "{} of {} failed, as {:?}", bad.len(), self.0.len(), &bad[..bad.len().min(3)]);
+    /// Asserts that all clients succeeded.
+    pub fn check_all_succeeded(&self) {
+        self.check_no_misdelivery();
+        let failed: Vec<&Client> = self.0.iter().filter(|client| !client.succeeded()).collect();
+        assert!(
+            failed.is_empty(),
+            "{} of {} failed, such as {:?}",
+            failed.len(),
+            self.0.len(),
+            &failed[..failed.len().min(3)]
+        );
     }
 
-    /// In a line, for people.
+    /// Summary in one line.
     pub fn summary(&self) -> String {
         let mut ends = std::collections::BTreeMap::new();
         for client in &self.0 {
             *ends.entry(client.end.as_str()).or_insert(0) += 1;
         }
-        let fast = 0.2;
+        let frequent = 0.2;
         format!(
-            "{} clients {ends:?}; who speaks often waited {:.3} s at most, {:.3} at p99",
+            "{} clients {ends:?}; wait of frequent senders: {:.3} s at most, {:.3} s at p99",
             self.0.len(),
-            self.longest(fast),
-            self.p99(fast)
+            self.longest_wait(frequent),
+            self.p99_wait(frequent)
         )
     }
 }
 
-/// Answers many clients on a host.
+/// A line server on a host.
 #[derive(Debug)]
 pub struct LineServer {
     process: Process,
     record: PathBuf,
 }
 
-/// Somebody as the far side has seen him.
+/// A client as the server saw it.
 #[derive(Clone, Debug)]
-pub struct Record {
-    /// Whether by datagrams.
+pub struct ServerRecord {
+    /// Whether over UDP.
     pub udp: bool,
-    /// His address and port, as seen there.
+    /// Its address and port at the server.
     pub peer: (String, u16),
-    /// The address of the far side that he talked to.
+    /// The server address that it used.
     pub local: String,
-    /// Who he said he is.
+    /// The identity in its payloads.
     pub identity: String,
     /// Lines or datagrams.
     pub lines: u64,
-    /// Lines that weren't his, or not in order.
-    pub faults: u64,
+    /// Lines of another client or out of order.
+    pub errors: u64,
 }
 
 impl LineServer {
-    /// One that listens.
+    /// Starts a server and waits until it listens.
     pub fn start(folder: &Path, host: &Host) -> Self {
-        let file = |ending: &str| folder.join(format!("lines-{}.{ending}", host.name()));
+        let file = |extension: &str| folder.join(format!("lines-{}.{extension}", host.name()));
         let (log, record) = (file("log"), file("json"));
-        let command = ["python3", &script("cluster/line_server.py"), &LINES.to_string(), &record.display().to_string()];
+        let command =
+            ["python3", &script_path("cluster/line_server.py"), &LINE_PORT.to_string(), &record.display().to_string()];
         let process = host.spawn(&command, &log).unwrap();
-        let listens = || fs::read_to_string(&log).is_ok_and(|log| log.contains("listening"));
-        assert!(wait_for(Duration::from_secs(10), listens), "{}", fs::read_to_string(&log).unwrap());
+        let is_listening = || fs::read_to_string(&log).is_ok_and(|log| log.contains("listening"));
+        assert!(wait_for(Duration::from_secs(10), is_listening), "{}", fs::read_to_string(&log).unwrap());
         Self { process, record }
     }
 
-    /// Ends it; whom it has seen.
-    pub fn end(mut self) -> Vec<Record> {
+    /// Stops the server; the clients that it has seen.
+    pub fn end(mut self) -> Vec<ServerRecord> {
         self.process.signal("TERM").unwrap();
-        self.process.wait(Duration::from_secs(20)).expect("it ends");
-        let told: Value = serde_json::from_str(&fs::read_to_string(&self.record).unwrap()).unwrap();
+        self.process.wait(Duration::from_secs(20)).expect("the server exits");
+        let result: Value = serde_json::from_str(&fs::read_to_string(&self.record).unwrap()).unwrap();
         let text = |row: &Value, n: usize| row[n].as_str().unwrap().to_owned();
-        let read = |row: &Value, udp: bool| Record {
+        let read = |row: &Value, udp: bool| ServerRecord {
             udp,
             peer: (text(row, 0), row[1].as_u64().unwrap() as u16),
             local: text(row, 2),
             identity: text(row, 3),
             lines: row[6].as_u64().unwrap(),
-            faults: if udp { 0 } else { row[7].as_u64().unwrap() },
+            errors: if udp { 0 } else { row[7].as_u64().unwrap() },
         };
-        let rows = |kind: &str| told[kind].as_array().unwrap().clone();
+        let rows = |kind: &str| result[kind].as_array().unwrap().clone();
         let tcp = rows("tcp").into_iter().map(|row| read(&row, false));
         tcp.chain(rows("udp").into_iter().map(|row| read(&row, true))).collect()
     }
 }
 
-/// A download that is checked byte by byte.
+/// A download with verified content.
 #[derive(Debug)]
 pub struct Download {
     process: Process,
@@ -336,30 +393,30 @@ pub struct Download {
 }
 
 impl Download {
-    /// Begins one of so many bytes, at so many in a second, and returns when it has.
+    /// Starts a download of `bytes` at `rate` bytes per second, and waits until it is connected.
     pub fn start(folder: &Path, host: &Host, server: &str, bytes: u64, rate: u64) -> Self {
         let log = folder.join(format!("download-{}-{}.log", host.name(), server.replace(':', "-")));
-        let numbers = [LINES + 1].map(|port| port.to_string());
+        let port = (LINE_PORT + 1).to_string();
         let (bytes, rate) = (bytes.to_string(), rate.to_string());
-        let command = ["python3", &script("cluster/download.py"), server, &numbers[0], &bytes, &rate];
+        let command = ["python3", &script_path("cluster/download.py"), server, &port, &bytes, &rate];
         let process = host.spawn(&command, &log).unwrap();
-        let begun = || fs::read_to_string(&log).is_ok_and(|log| log.contains("open 1"));
-        assert!(wait_for(Duration::from_secs(10), begun), "{}", fs::read_to_string(&log).unwrap());
+        let connected = || fs::read_to_string(&log).is_ok_and(|log| log.contains("open 1"));
+        assert!(wait_for(Duration::from_secs(10), connected), "{}", fs::read_to_string(&log).unwrap());
         Self { process, log }
     }
 
-    /// Waits for its end. Every byte came, and was right; the longest time in seconds in which none came.
-    pub fn end(mut self, patience: Duration) -> f64 {
-        let ended = self.process.wait(patience);
-        let said = fs::read_to_string(&self.log).unwrap();
-        assert!(ended.is_some(), "the download doesn't end: {said}");
-        let result: Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
-        assert!(result["whole"] == true && result["error"] == "", "{result}");
-        result["longest"].as_f64().unwrap()
+    /// Waits for its end. Asserts that all content was right; returns the longest time in seconds without data.
+    pub fn end(mut self, timeout: Duration) -> f64 {
+        let exited = self.process.wait(timeout);
+        let output = fs::read_to_string(&self.log).unwrap();
+        assert!(exited.is_some(), "the download doesn't finish: {output}");
+        let result: Value = serde_json::from_str(output.lines().last().unwrap()).unwrap();
+        assert!(result["intact"] == true && result["error"] == "", "{result}");
+        result["longest_gap"].as_f64().unwrap()
     }
 }
 
-/// Now, as clients tell it.
-pub fn moment() -> f64 {
+/// The current time in seconds since the epoch, the clock of the clients.
+pub fn unix_time() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
 }

@@ -1,24 +1,24 @@
-//! Policy of a cluster: its gateways, an address pool of each kind, and two tenants.
+//! Manifests of a cluster: its gateways, an address pool for BGP and one for L2, and two tenants.
 
 use std::fmt::Write as _;
 
-use super::{CLAIMED, HTTP, LINES, SHARED};
+use super::{BGP_VIPS, HTTP_PORT, L2_VIPS, LINE_PORT};
 
-/// How many addresses of the crowd are tenant A's; 10.1.1.1 and on.
-pub const CROWD_A: u8 = 100;
-/// How many are tenant B's; 10.1.2.1 and on.
-pub const CROWD_B: u8 = 20;
+/// Number of bulk pods of tenant A, from 10.1.1.1.
+pub const BULK_PODS_A: u8 = 100;
+/// Number of bulk pods of tenant B, from 10.1.2.1.
+pub const BULK_PODS_B: u8 = 20;
 
-/// The addresses of the crowd, tenant A's first.
-pub(super) fn crowd() -> impl Iterator<Item = [String; 2]> {
-    part(1, CROWD_A).chain(part(2, CROWD_B))
+/// Addresses of the bulk pods, tenant A's first.
+pub(super) fn bulk_pods() -> impl Iterator<Item = [String; 2]> {
+    bulk_addresses(1, BULK_PODS_A).chain(bulk_addresses(2, BULK_PODS_B))
 }
 
-fn part(tenant: u8, last: u8) -> impl Iterator<Item = [String; 2]> {
+fn bulk_addresses(tenant: u8, last: u8) -> impl Iterator<Item = [String; 2]> {
     (1..=last).map(move |number| [format!("10.1.{tenant}.{number}"), format!("fd00:1::{tenant}:{number}")])
 }
 
-/// The gateways, as many, and a pool of each kind.
+/// Manifests of the first `count` gateways and of the address pools.
 pub(super) fn gateways(count: usize) -> String {
     let mut text = String::new();
     for number in 1..=count {
@@ -41,15 +41,15 @@ pub(super) fn gateways(count: usize) -> String {
     text
 }
 
-/// Both tenants.
+/// Manifests of both tenants.
 pub(super) fn tenants() -> String {
-    let own =
+    let pods =
         |numbers: &[u8]| numbers.iter().map(|n| [format!("10.1.0.{n}"), format!("fd00:1::{n}")]).collect::<Vec<_>>();
-    let mut a = own(&[11, 12]);
-    a.extend(part(1, CROWD_A));
-    let mut b = own(&[21]);
-    b.extend(part(2, CROWD_B));
-    tenant("a", "api", SHARED, &a) + &tenant("b", "web", CLAIMED, &b)
+    let mut a = pods(&[11, 12]);
+    a.extend(bulk_addresses(1, BULK_PODS_A));
+    let mut b = pods(&[21]);
+    b.extend(bulk_addresses(2, BULK_PODS_B));
+    tenant("a", "api", BGP_VIPS, &a) + &tenant("b", "web", L2_VIPS, &b)
 }
 
 fn tenant(name: &str, service: &str, vips: [&str; 2], endpoints: &[[String; 2]]) -> String {
@@ -58,8 +58,8 @@ fn tenant(name: &str, service: &str, vips: [&str; 2], endpoints: &[[String; 2]])
          ---\napiVersion: v1\nkind: Service\n\
          metadata: {{name: {service}, namespace: tenant-{name}, annotations: {{vipgate.io/egress: \"true\"}}}}\n\
          spec:\n  type: LoadBalancer\n  ports:\n\
-         \x20   - {{name: tcp, port: {HTTP}, targetPort: {LINES}, protocol: TCP}}\n\
-         \x20   - {{name: udp, port: {HTTP}, targetPort: {LINES}, protocol: UDP}}\n\
+         \x20   - {{name: tcp, port: {HTTP_PORT}, targetPort: {LINE_PORT}, protocol: TCP}}\n\
+         \x20   - {{name: udp, port: {HTTP_PORT}, targetPort: {LINE_PORT}, protocol: UDP}}\n\
          status: {{loadBalancer: {{ingress: [{{ip: {}}}, {{ip: \"{}\"}}]}}}}\n",
         vips[0], vips[1]
     );
@@ -67,8 +67,10 @@ fn tenant(name: &str, service: &str, vips: [&str; 2], endpoints: &[[String; 2]])
         let _ = write!(
             text,
             "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
-             metadata: {{name: {service}-{}, namespace: tenant-{name}, labels: {{kubernetes.io/service-name: {service}}}}}\n\
-             addressType: {family}\nports: [{{name: tcp, port: {LINES}}}, {{name: udp, port: {LINES}, protocol: UDP}}]\n\
+             metadata: {{name: {service}-{}, namespace: tenant-{name}, \
+             labels: {{kubernetes.io/service-name: {service}}}}}\n\
+             addressType: {family}\n\
+             ports: [{{name: tcp, port: {LINE_PORT}}}, {{name: udp, port: {LINE_PORT}, protocol: UDP}}]\n\
              endpoints:\n",
             family.to_lowercase()
         );
@@ -85,12 +87,12 @@ fn tenant(name: &str, service: &str, vips: [&str; 2], endpoints: &[[String; 2]])
     text
 }
 
-/// The addresses of the crowd that are tenant A's, of one family: 0 is IPv4.
+/// Addresses of tenant A's bulk pods, of one family: 0 is IPv4, 1 is IPv6.
 pub fn sources_a(family: usize) -> Vec<String> {
-    part(1, CROWD_A).map(|addresses| addresses[family].clone()).collect()
+    bulk_addresses(1, BULK_PODS_A).map(|addresses| addresses[family].clone()).collect()
 }
 
-/// Those of tenant B.
+/// Addresses of tenant B's bulk pods, of one family.
 pub fn sources_b(family: usize) -> Vec<String> {
-    part(2, CROWD_B).map(|addresses| addresses[family].clone()).collect()
+    bulk_addresses(2, BULK_PODS_B).map(|addresses| addresses[family].clone()).collect()
 }

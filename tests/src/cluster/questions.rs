@@ -1,4 +1,4 @@
-//! Who answers when everybody on the gateways' outer segment is asked, all the time, who has an address.
+//! ARP probe: continuous requests for one address on the gateways' outer segment, and the gateways that reply.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,64 +8,65 @@ use std::time::Duration;
 use serde_json::Value;
 use vipgate::lab::Process;
 
-use super::{Cluster, script};
+use super::{Cluster, script_path};
 use crate::wait_for;
 
-/// ARP requests, one a millisecond.
+/// Running ARP requests, one a millisecond.
 #[derive(Debug)]
-pub struct Questions {
+pub struct ArpProbe {
     process: Process,
     record: PathBuf,
 }
 
-/// An answer to one of them.
+/// An ARP reply.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct ArpReply {
     /// The number of the request.
     pub request: u64,
-    /// The link address that it names.
+    /// The sender MAC address.
     pub mac: String,
     /// Milliseconds since the first request.
     pub ms: u64,
 }
 
 impl Cluster {
-    /// Begins to ask who has an address.
-    pub fn ask_who_has(&self, address: &str) -> Questions {
-        let record = self.path().join("who-has.json");
+    /// Starts ARP requests for an address.
+    pub fn start_arp_probe(&self, address: &str) -> ArpProbe {
+        let record = self.folder_path().join("who-has.json");
         let log = record.with_extension("log");
-        let (script, path) = (script("cluster/who_has.py"), record.display().to_string());
+        let (script, path) = (script_path("cluster/who_has.py"), record.display().to_string());
         let process = self.outside.spawn(&["python3", &script, "public", address, &path], &log).unwrap();
-        let asks = || fs::read_to_string(&log).is_ok_and(|log| log.contains("asks"));
-        assert!(wait_for(Duration::from_secs(5), asks), "{}", fs::read_to_string(&log).unwrap_or_default());
-        Questions { process, record }
+        let is_sending = || fs::read_to_string(&log).is_ok_and(|log| log.contains("sending"));
+        assert!(wait_for(Duration::from_secs(5), is_sending), "{}", fs::read_to_string(&log).unwrap_or_default());
+        ArpProbe { process, record }
     }
 }
 
-impl Questions {
-    /// Ends them. How many there were, and the answers as they came.
-    pub fn end(mut self) -> (u64, Vec<Answer>) {
+impl ArpProbe {
+    /// Stops the probe. The number of requests, and the replies in the order of arrival.
+    pub fn end(mut self) -> (u64, Vec<ArpReply>) {
         self.process.signal("TERM").unwrap();
-        self.process.wait(Duration::from_secs(5)).expect("it ends");
-        let told: Value = serde_json::from_str(&fs::read_to_string(&self.record).unwrap()).unwrap();
-        let answer = |row: &Value| Answer {
+        self.process.wait(Duration::from_secs(5)).expect("the probe exits");
+        let result: Value = serde_json::from_str(&fs::read_to_string(&self.record).unwrap()).unwrap();
+        let reply = |row: &Value| ArpReply {
             request: row[0].as_u64().unwrap(),
             mac: row[1].as_str().unwrap().to_owned(),
             ms: row[2].as_u64().unwrap(),
         };
-        (told["asked"].as_u64().unwrap(), told["answers"].as_array().unwrap().iter().map(answer).collect())
+        (result["requests"].as_u64().unwrap(), result["replies"].as_array().unwrap().iter().map(reply).collect())
     }
 }
 
-/// Who answered, in the order of the requests: one link address for each time that it is another one. Fails if two answered one request.
-pub fn answering(answers: &[Answer]) -> Vec<String> {
-    let mut of_request: BTreeMap<u64, &Answer> = BTreeMap::new();
-    for answer in answers {
-        if let Some(other) = of_request.insert(answer.request, answer) {
-            assert_eq!(other.mac, answer.mac, "two gateways answer one request: {other:?}, {answer:?}");
+/// The MAC addresses that replied, in the order of the requests, each change once. Fails if two replied to one
+/// request.
+pub fn responder_macs(replies: &[ArpReply]) -> Vec<String> {
+    let mut of_request: BTreeMap<u64, &ArpReply> = BTreeMap::new();
+    for reply in replies {
+        if let Some(other) = of_request.insert(reply.request, reply) {
+            assert_eq!(other.mac, reply.mac, "two gateways replied to one request: {other:?}, {reply:?}");
         }
     }
-    let mut macs: Vec<String> = of_request.values().map(|answer| answer.mac.clone()).collect();
+    let mut macs: Vec<String> = of_request.values().map(|reply| reply.mac.clone()).collect();
     macs.dedup();
     macs
 }

@@ -1,4 +1,5 @@
-//! Packets of a flood: each is written anew, with random ends and right checksums, so that nothing but what it claims is wrong with it.
+//! Packets of a flood, with random addresses and ports and valid checksums: only the flood's own anomaly is wrong
+//! with them.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -6,67 +7,67 @@ use std::net::IpAddr;
 use vipgate_dataplane::wire::checksum;
 use vipgate_dataplane::wire::ethernet::Mac;
 
-use super::Kind;
+use super::FloodKind;
 
 /// TCP flags.
 const SYN: u8 = 2;
 const ACK: u8 = 16;
-/// Protocols.
+/// IP protocol numbers.
 const ICMP: u8 = 1;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const FRAGMENT: u8 = 44;
 const ICMP_V6: u8 = 58;
-/// A blind ACK comes so many SYNs after its own, 5 ms at 50 000 packets a second: the backend's SYN-ACK has passed the gateway by then, and of
-/// a table of 16 384 the SYN's session hasn't made room for later ones yet.
+/// A blind ACK follows its SYN by this many SYNs, 5 ms at 50 000 packets a second: the backend's SYN-ACK has passed
+/// the gateway by then, and the SYN's session hasn't been evicted from a table of 16 384 yet.
 const ACK_LAG: usize = 128;
 
-/// Addresses as they lie in packets: 4 bytes or 16.
+/// An address as in a packet: 4 or 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ip {
     /// IPv4.
-    Four([u8; 4]),
+    V4([u8; 4]),
     /// IPv6.
-    Six([u8; 16]),
+    V6([u8; 16]),
 }
 
 impl Ip {
-    /// The address that this text is.
-    pub fn of(text: &str) -> Self {
+    /// Parses an address.
+    pub fn parse(text: &str) -> Self {
         match text.parse().unwrap() {
-            IpAddr::V4(address) => Self::Four(address.octets()),
-            IpAddr::V6(address) => Self::Six(address.octets()),
+            IpAddr::V4(address) => Self::V4(address.octets()),
+            IpAddr::V6(address) => Self::V6(address.octets()),
         }
     }
 
     fn bytes(&self) -> &[u8] {
         match self {
-            Self::Four(bytes) => bytes,
-            Self::Six(bytes) => bytes,
+            Self::V4(bytes) => bytes,
+            Self::V6(bytes) => bytes,
         }
     }
 }
 
-/// Where a flood goes.
+/// Target of a flood.
 #[derive(Clone, Copy, Debug)]
-pub struct Target {
-    /// Link addresses: the gateway's, and the sender's.
-    pub link: [Mac; 2],
-    /// The VIP; of a flood from inside the pod that sends.
+pub struct FloodTarget {
+    /// MAC addresses of the gateway and of the sender.
+    pub macs: [Mac; 2],
+    /// The VIP; for a flood from inside, the sending pod.
     pub address: Ip,
-    /// The Service's ports there: of TCP, and of UDP.
+    /// The Service's TCP and UDP port.
     pub ports: [u16; 2],
-    /// Of a flood from inside: the only destination, instead of random ones.
-    pub only: Option<Ip>,
+    /// For a flood from inside: a fixed destination instead of random ones.
+    pub fixed_destination: Option<Ip>,
 }
 
-/// SplitMix64: enough to make clients up, and the same in each run.
+/// SplitMix64 random numbers, reproducible by seed.
 #[derive(Debug)]
 pub struct Random(pub u64);
 
 impl Random {
-    /// The next number.
-    pub fn draw(&mut self) -> u64 {
+    /// The next random number.
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -75,107 +76,108 @@ impl Random {
 
     /// A port above the well-known ones.
     fn port(&mut self) -> u16 {
-        1024 + (self.draw() % 64_000) as u16
+        1024 + (self.next_u64() % 64_000) as u16
     }
 
-    /// Somebody in 11.0.0.0/8 or 2001:db8:b00::/48, which nothing else uses.
+    /// A random client in 11.0.0.0/8 or 2001:db8:b00::/48, which nothing else uses.
     fn client(&mut self, like: Ip) -> Ip {
-        let number = self.draw();
+        let number = self.next_u64();
         match like {
-            Ip::Four(_) => Ip::Four([11, number as u8, (number >> 8) as u8, (number >> 16) as u8]),
-            Ip::Six(_) => six([0x2001, 0xdb8, 0xb00, 0], number),
+            Ip::V4(_) => Ip::V4([11, number as u8, (number >> 8) as u8, (number >> 16) as u8]),
+            Ip::V6(_) => ipv6([0x2001, 0xdb8, 0xb00, 0], number),
         }
     }
 
-    /// A far side in 198.18.0.0/15 or 2001:db8:18::/48.
+    /// A random remote address in 198.18.0.0/15 or 2001:db8:18::/48.
     fn remote(&mut self, like: Ip) -> Ip {
-        let number = self.draw();
+        let number = self.next_u64();
         match like {
-            Ip::Four(_) => Ip::Four([198, 18 + (number as u8 & 1), (number >> 8) as u8, (number >> 16) as u8]),
-            Ip::Six(_) => six([0x2001, 0xdb8, 0x18, 0], number),
+            Ip::V4(_) => Ip::V4([198, 18 + (number as u8 & 1), (number >> 8) as u8, (number >> 16) as u8]),
+            Ip::V6(_) => ipv6([0x2001, 0xdb8, 0x18, 0], number),
         }
     }
 }
 
-fn six(network: [u16; 4], number: u64) -> Ip {
+fn ipv6(network: [u16; 4], number: u64) -> Ip {
     let mut bytes = [0; 16];
     for (at, word) in network.iter().enumerate() {
         bytes[at * 2..at * 2 + 2].copy_from_slice(&word.to_be_bytes());
     }
     bytes[8..].copy_from_slice(&number.to_be_bytes());
-    Ip::Six(bytes)
+    Ip::V6(bytes)
 }
 
-/// Writes the packets of one kind, one after the other.
+/// Writes the packets of one flood in sequence.
 #[derive(Debug)]
-pub struct Writer {
-    kind: Kind,
-    target: Target,
+pub struct PacketWriter {
+    kind: FloodKind,
+    target: FloodTarget,
     random: Random,
     number: u64,
-    /// The client of the packet before, where one has several.
+    /// Client of the current packet, for kinds with several packets per client.
     client: (Ip, u16),
-    /// SYNs that a blind ACK will follow: their clients, and their sequence numbers.
+    /// SYNs whose blind ACK is still to be sent: clients and sequence numbers.
     unacknowledged: VecDeque<((Ip, u16), u32)>,
 }
 
-impl Writer {
-    /// Of a kind, to a target; the same seed, the same packets.
-    pub fn new(kind: Kind, target: Target, seed: u64) -> Self {
+impl PacketWriter {
+    /// A writer for a target; packets are reproducible by seed.
+    pub fn new(kind: FloodKind, target: FloodTarget, seed: u64) -> Self {
         let mut random = Random(seed);
         let client = (random.client(target.address), random.port());
         Self { kind, target, random, number: 0, client, unacknowledged: VecDeque::new() }
     }
 
-    /// Writes the next frame over `frame`.
+    /// Overwrites `frame` with the next frame.
     pub fn write(&mut self, frame: &mut Vec<u8>) {
         let (vip, number) = (self.target.address, self.number);
         self.number += 1;
-        if number.is_multiple_of(self.packets_of_a_client()) {
+        if number.is_multiple_of(self.packets_per_client()) {
             self.client = (self.random.client(vip), self.random.port());
         }
         let (client, port) = self.client;
         match self.kind {
-            Kind::Syn => self.syn(frame),
-            Kind::SynAck => self.handshake(frame),
-            Kind::Udp => {
+            FloodKind::Syn => self.syn(frame),
+            FloodKind::SynAck => self.handshake(frame),
+            FloodKind::Udp => {
                 let to = if number & 3 < 2 { self.target.ports[1] } else { self.random.port() };
                 self.udp(frame, (client, port), (vip, to));
             }
-            Kind::Fragments => self.fragment(frame, number),
-            Kind::IcmpErrors => self.icmp_error(frame),
-            Kind::Neighbors => self.neighbor(frame),
-            Kind::Pod => {
-                let (from, to) = ((vip, self.random.port()), self.target.only.unwrap_or(self.random.remote(vip)));
+            FloodKind::Fragments => self.fragment(frame, number),
+            FloodKind::IcmpErrors => self.icmp_error(frame),
+            FloodKind::Neighbors => self.neighbor(frame),
+            FloodKind::Pod => {
+                let (from, to) =
+                    ((vip, self.random.port()), self.target.fixed_destination.unwrap_or(self.random.remote(vip)));
                 let port = self.random.port();
                 self.udp(frame, from, (to, port));
             }
         }
     }
 
-    fn packets_of_a_client(&self) -> u64 {
+    fn packets_per_client(&self) -> u64 {
         match self.kind {
-            Kind::Udp | Kind::Fragments => 2,
+            FloodKind::Udp | FloodKind::Fragments => 2,
             _ => 1,
         }
     }
 
     fn syn(&mut self, frame: &mut Vec<u8>) {
-        let initial = self.random.draw() as u32;
-        if self.kind == Kind::SynAck {
+        let initial = self.random.next_u64() as u32;
+        if self.kind == FloodKind::SynAck {
             self.unacknowledged.push_back((self.client, initial));
         }
         self.tcp(frame, self.client, (SYN, initial, 0));
     }
 
-    /// A SYN, or the ACK of an earlier one.
+    /// A SYN, or the blind ACK of an earlier one.
     fn handshake(&mut self, frame: &mut Vec<u8>) {
         let is_due = self.unacknowledged.len() > ACK_LAG;
         match self.unacknowledged.front() {
             Some(&(client, initial)) if is_due => {
                 self.unacknowledged.pop_front();
-                // What it sent itself it knows; what it was answered it has to guess.
-                let acknowledged = self.random.draw() as u32 | 1;
+                // The client knows its own sequence number, and guesses the backend's.
+                let acknowledged = self.random.next_u64() as u32 | 1;
                 self.tcp(frame, client, (ACK, initial.wrapping_add(1), acknowledged));
             }
             _ => self.syn(frame),
@@ -188,7 +190,7 @@ impl Writer {
         segment.extend(sequence.to_be_bytes());
         segment.extend(acknowledged.to_be_bytes());
         segment.extend([0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
-        checked(&mut segment, 16, (client, vip), TCP);
+        write_checksum(&mut segment, 16, (client, vip), TCP);
         self.ip(frame, (client, vip), TCP, &segment);
     }
 
@@ -197,16 +199,16 @@ impl Writer {
         self.ip(frame, (from.0, to.0), UDP, &datagram);
     }
 
-    /// The first fragment and the last one of a client's datagrams; what is between them never comes.
+    /// The first and the last fragment of a client's datagram; those in between are never sent.
     fn fragment(&mut self, frame: &mut Vec<u8>, number: u64) {
         let ((client, port), vip) = (self.client, self.target.address);
         let is_first = number.is_multiple_of(2);
-        let id = self.random.draw() as u32;
+        let id = self.random.next_u64() as u32;
         let datagram = udp((client, port), (vip, self.target.ports[1]), &[b'f'; 24]);
-        // In units of 8 bytes, and whether more follow.
+        // Fragment offset in units of 8 bytes, and the MF flag.
         let (offset, more) = if is_first { (0_u16, 1) } else { (64, 0) };
         match vip {
-            Ip::Four(_) => {
+            Ip::V4(_) => {
                 self.ip(frame, (client, vip), UDP, &datagram);
                 frame[18..20].copy_from_slice(&(id as u16).to_be_bytes());
                 frame[20..22].copy_from_slice(&(offset | more << 13).to_be_bytes());
@@ -214,7 +216,7 @@ impl Writer {
                 let sum = checksum::checksum(0, &frame[14..34]);
                 frame[24..26].copy_from_slice(&sum.to_be_bytes());
             }
-            Ip::Six(_) => {
+            Ip::V6(_) => {
                 let mut rest = vec![UDP, 0];
                 rest.extend((offset << 3 | more).to_be_bytes());
                 rest.extend(id.to_be_bytes());
@@ -224,49 +226,49 @@ impl Writer {
         }
     }
 
-    /// "Port unreachable", from anybody, about a datagram of the VIP that never was.
+    /// "Port unreachable" from a random address, quoting a datagram that the VIP has never sent.
     fn icmp_error(&mut self, frame: &mut Vec<u8>) {
         let ((client, _), vip) = (self.client, self.target.address);
-        let far = self.random.remote(vip);
-        let datagram = udp((vip, self.random.port()), (far, self.random.port()), b"never...");
-        let quoted = packet((vip, far), UDP, &datagram);
+        let remote = self.random.remote(vip);
+        let datagram = udp((vip, self.random.port()), (remote, self.random.port()), b"never...");
+        let quoted = packet((vip, remote), UDP, &datagram);
         let (kind, protocol) = match vip {
-            Ip::Four(_) => ([3, 3], ICMP),
-            Ip::Six(_) => ([1, 4], ICMP_V6),
+            Ip::V4(_) => ([3, 3], ICMP),
+            Ip::V6(_) => ([1, 4], ICMP_V6),
         };
         let mut message = vec![kind[0], kind[1], 0, 0, 0, 0, 0, 0];
         message.extend(quoted);
-        checked(&mut message, 2, (client, vip), protocol);
+        write_checksum(&mut message, 2, (client, vip), protocol);
         self.ip(frame, (client, vip), protocol, &message);
     }
 
     fn neighbor(&mut self, frame: &mut Vec<u8>) {
-        let [_, sender] = self.target.link;
-        let asker = self.random.draw();
+        let [_, sender] = self.target.macs;
+        let requester = self.random.next_u64();
         match self.target.address {
-            Ip::Four(vip) => {
+            Ip::V4(vip) => {
                 frame.clear();
                 frame.extend([0xff; 6]);
                 frame.extend(sender);
                 frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
                 frame.extend(sender);
-                frame.extend([203, 0, 113, 128 + (asker % 100) as u8]);
+                frame.extend([203, 0, 113, 128 + (requester % 100) as u8]);
                 frame.extend([0; 6]);
                 frame.extend(vip);
                 frame.resize(60, 0);
             }
-            Ip::Six(vip) => {
+            Ip::V6(vip) => {
                 let group = [&[0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff][..], &vip[13..]].concat();
-                let to = Ip::Six(group.try_into().unwrap_or(vip));
-                let from = six([0x2001, 0xdb8, 0x113, 0], 0x1000 + asker % 0xff00);
+                let to = Ip::V6(group.try_into().unwrap_or(vip));
+                let from = ipv6([0x2001, 0xdb8, 0x113, 0], 0x1000 + requester % 0xff00);
                 let mut message = vec![135, 0, 0, 0, 0, 0, 0, 0];
                 message.extend(vip);
                 message.extend([1, 1]);
                 message.extend(sender);
-                checked(&mut message, 2, (from, to), ICMP_V6);
+                write_checksum(&mut message, 2, (from, to), ICMP_V6);
                 self.ip(frame, (from, to), ICMP_V6, &message);
                 frame[..6].copy_from_slice(&[0x33, 0x33, 0xff, vip[13], vip[14], vip[15]]);
-                // Only what comes from the link itself counts (RFC 4861 section 7.1.1).
+                // Hop limit 255: receivers ignore solicitations with another one (RFC 4861 section 7.1.1).
                 frame[21] = 255;
             }
         }
@@ -274,10 +276,10 @@ impl Writer {
 
     fn ip(&self, frame: &mut Vec<u8>, ends: (Ip, Ip), protocol: u8, rest: &[u8]) {
         frame.clear();
-        frame.extend(self.target.link.concat());
+        frame.extend(self.target.macs.concat());
         frame.extend(match ends.0 {
-            Ip::Four(_) => [8, 0],
-            Ip::Six(_) => [0x86, 0xdd],
+            Ip::V4(_) => [8, 0],
+            Ip::V6(_) => [0x86, 0xdd],
         });
         frame.extend(packet(ends, protocol, rest));
     }
@@ -287,12 +289,12 @@ impl Writer {
 fn packet((from, to): (Ip, Ip), protocol: u8, rest: &[u8]) -> Vec<u8> {
     let length = rest.len() as u16;
     let mut bytes = match from {
-        Ip::Four(_) => vec![0x45, 0, 0, 0, 0, 0, 0, 0, 64, protocol, 0, 0],
-        Ip::Six(_) => vec![0x60, 0, 0, 0, (length >> 8) as u8, length as u8, protocol, 64],
+        Ip::V4(_) => vec![0x45, 0, 0, 0, 0, 0, 0, 0, 64, protocol, 0, 0],
+        Ip::V6(_) => vec![0x60, 0, 0, 0, (length >> 8) as u8, length as u8, protocol, 64],
     };
     bytes.extend(from.bytes());
     bytes.extend(to.bytes());
-    if let Ip::Four(_) = from {
+    if let Ip::V4(_) = from {
         bytes[2..4].copy_from_slice(&(length + 20).to_be_bytes());
         let sum = checksum::checksum(0, &bytes);
         bytes[10..12].copy_from_slice(&sum.to_be_bytes());
@@ -304,12 +306,12 @@ fn packet((from, to): (Ip, Ip), protocol: u8, rest: &[u8]) -> Vec<u8> {
 fn udp(from: (Ip, u16), to: (Ip, u16), payload: &[u8]) -> Vec<u8> {
     let mut datagram = [from.1, to.1, 8 + payload.len() as u16, 0].map(u16::to_be_bytes).concat();
     datagram.extend(payload);
-    checked(&mut datagram, 6, (from.0, to.0), UDP);
+    write_checksum(&mut datagram, 6, (from.0, to.0), UDP);
     datagram
 }
 
-/// Writes the checksum at this place. ICMP has no pseudo-header.
-fn checked(bytes: &mut [u8], at: usize, (from, to): (Ip, Ip), protocol: u8) {
+/// Writes the checksum at this offset. ICMPv4 has no pseudo-header.
+fn write_checksum(bytes: &mut [u8], at: usize, (from, to): (Ip, Ip), protocol: u8) {
     let pseudo = match protocol {
         ICMP => 0,
         _ => checksum::sum(from.bytes()) + checksum::sum(to.bytes()) + u32::from(protocol) + bytes.len() as u32,
@@ -327,41 +329,45 @@ mod tests {
 
     use super::*;
 
-    fn writer(kind: Kind, address: Ip) -> Writer {
-        Writer::new(kind, Target { link: [[2; 6], [4; 6]], address, ports: [80, 53], only: None }, 1)
+    fn writer(kind: FloodKind, address: Ip) -> PacketWriter {
+        PacketWriter::new(
+            kind,
+            FloodTarget { macs: [[2; 6], [4; 6]], address, ports: [80, 53], fixed_destination: None },
+            1,
+        )
     }
 
     const VIPS: [Ip; 2] =
-        [Ip::Four([203, 0, 113, 20]), Ip::Six([0x20, 1, 0xd, 0xb8, 1, 0x13, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x20])];
+        [Ip::V4([203, 0, 113, 20]), Ip::V6([0x20, 1, 0xd, 0xb8, 1, 0x13, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x20])];
 
     #[test]
-    fn every_kind_is_what_an_independent_parser_expects() {
+    fn every_packet_is_valid_to_an_independent_parser() {
         for vip in VIPS {
-            for kind in Kind::ALL {
+            for kind in FloodKind::ALL {
                 let (mut writer, mut frame) = (writer(kind, vip), Vec::new());
                 for _ in 0..64 {
                     writer.write(&mut frame);
                     let parsed = SlicedPacket::from_ethernet(&frame).unwrap();
-                    if kind == Kind::Neighbors && matches!(vip, Ip::Four(_)) {
+                    if kind == FloodKind::Neighbors && matches!(vip, Ip::V4(_)) {
                         assert_eq!(frame.len(), 60);
                         continue;
                     }
                     let net = parsed.net.expect("an IP packet");
                     let ip = net.ip_payload_ref().expect("with a payload");
-                    assert_eq!(ip.fragmented, kind == Kind::Fragments, "{kind:?} {vip:?}");
+                    assert_eq!(ip.fragmented, kind == FloodKind::Fragments, "{kind:?} {vip:?}");
                     let header = frame.len() - ip.payload.len();
                     match parsed.transport {
                         Some(TransportSlice::Tcp(tcp)) => {
-                            assert!(matches!(kind, Kind::Syn | Kind::SynAck) && tcp.destination_port() == 80);
+                            assert!(matches!(kind, FloodKind::Syn | FloodKind::SynAck) && tcp.destination_port() == 80);
                         }
-                        Some(TransportSlice::Udp(_)) => assert!(matches!(kind, Kind::Udp | Kind::Pod)),
-                        Some(_) => assert!(matches!(kind, Kind::IcmpErrors | Kind::Neighbors)),
-                        None => assert_eq!(kind, Kind::Fragments),
+                        Some(TransportSlice::Udp(_)) => assert!(matches!(kind, FloodKind::Udp | FloodKind::Pod)),
+                        Some(_) => assert!(matches!(kind, FloodKind::IcmpErrors | FloodKind::Neighbors)),
+                        None => assert_eq!(kind, FloodKind::Fragments),
                     }
-                    if kind != Kind::Fragments {
+                    if kind != FloodKind::Fragments {
                         let (from, to) = match vip {
-                            Ip::Four(_) => (26..30, 30..34),
-                            Ip::Six(_) => (22..38, 38..54),
+                            Ip::V4(_) => (26..30, 30..34),
+                            Ip::V6(_) => (22..38, 38..54),
                         };
                         let protocol = u32::from(ip.ip_number.0);
                         let pseudo = checksum::sum(&frame[from]) + checksum::sum(&frame[to]) + protocol;
@@ -375,20 +381,24 @@ mod tests {
     }
 
     #[test]
-    fn a_blind_ack_comes_when_its_syn_may_have_been_answered() {
+    fn a_blind_ack_follows_its_syn_after_the_lag() {
         for vip in VIPS {
-            let (mut writer, mut frame) = (writer(Kind::SynAck, vip), Vec::new());
+            let (mut writer, mut frame) = (writer(FloodKind::SynAck, vip), Vec::new());
             let (mut syns, mut acks) = (Vec::new(), 0);
             for _ in 0..2000 {
                 writer.write(&mut frame);
                 let parsed = SlicedPacket::from_ethernet(&frame).unwrap();
                 let Some(TransportSlice::Tcp(tcp)) = parsed.transport else { panic!("{vip:?}: no TCP") };
-                let from = if matches!(vip, Ip::Four(_)) { 26..30 } else { 22..38 };
+                let from = if matches!(vip, Ip::V4(_)) { 26..30 } else { 22..38 };
                 let (client, sequence) = ((frame[from].to_vec(), tcp.source_port()), tcp.sequence_number());
                 if tcp.syn() {
                     syns.push((client, sequence.wrapping_add(1)));
                 } else {
-                    assert_eq!(syns[acks], (client, sequence), "the next client in turn goes on where its SYN ended");
+                    assert_eq!(
+                        syns[acks],
+                        (client, sequence),
+                        "ACKs follow the order of SYNs, with the next sequence number"
+                    );
                     acks += 1;
                     assert!(syns.len() - acks >= ACK_LAG, "{acks} of {}", syns.len());
                 }
@@ -398,13 +408,13 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_as_many_as_a_table_needs_to_be_full() {
+    fn random_clients_are_distinct_enough_to_fill_a_table() {
         for vip in VIPS {
-            let (mut writer, mut frame) = (writer(Kind::Syn, vip), Vec::new());
+            let (mut writer, mut frame) = (writer(FloodKind::Syn, vip), Vec::new());
             let mut clients = HashSet::new();
             for _ in 0..50_000 {
                 writer.write(&mut frame);
-                let from = if matches!(vip, Ip::Four(_)) { 26..36 } else { 22..56 };
+                let from = if matches!(vip, Ip::V4(_)) { 26..36 } else { 22..56 };
                 clients.insert(frame[from].to_vec());
             }
             assert!(clients.len() > 49_900, "{}", clients.len());

@@ -1,35 +1,35 @@
-//! A packet as far as judges look into it.
+//! A packet, parsed as far as the verifiers need it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Protocols by their numbers.
+/// IP protocol numbers.
 pub(super) const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;
 const ICMP: u8 = 1;
 const ICMP_V6: u8 = 58;
 const FRAGMENT: u8 = 44;
-/// Offset of a fragment in IPv4's header, below "more".
-const OFFSET: u16 = 0x1fff;
+/// Mask of the fragment offset in IPv4's header, below the MF flag.
+const OFFSET_MASK: u16 = 0x1fff;
 
 /// An IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<'a> {
     /// Source and destination.
     pub addresses: [IpAddr; 2],
-    /// The protocol behind the IP header.
+    /// The protocol after the IP header and IPv6's fragment header.
     pub protocol: u8,
-    /// Whether it is a piece of a packet.
+    /// Whether it is a fragment.
     pub is_fragment: bool,
-    /// Ports of TCP and UDP, source first; none in what is not the first fragment.
+    /// Source and destination port of TCP and UDP; none in later fragments.
     pub ports: Option<[u16; 2]>,
-    /// What TCP or UDP carry, or all behind the IP header.
+    /// Payload of TCP or UDP, else everything after the IP header.
     pub payload: &'a [u8],
-    /// All of it, from the IP header on.
+    /// The packet from the IP header on.
     pub bytes: &'a [u8],
 }
 
 impl<'a> Packet<'a> {
-    /// The packet in an Ethernet frame.
+    /// Parses the packet in an Ethernet frame.
     pub fn in_frame(frame: &'a [u8]) -> Option<Self> {
         match frame.get(12..14)? {
             [0x08, 0x00] | [0x86, 0xdd] => Self::new(&frame[14..]),
@@ -37,9 +37,9 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// The packet that begins here. What the capture has cut off is missing.
+    /// Parses a packet from its IP header on. What the capture truncated is missing.
     pub fn new(bytes: &'a [u8]) -> Option<Self> {
-        let (addresses, mut protocol, mut at, mut place) = if bytes.first()? >> 4 == 4 {
+        let (addresses, mut protocol, mut at, mut fragment) = if bytes.first()? >> 4 == 4 {
             let address =
                 |at: usize| Some(IpAddr::from(Ipv4Addr::from(<[u8; 4]>::try_from(bytes.get(at..at + 4)?).ok()?)));
             let field: [u8; 2] = bytes.get(6..8)?.try_into().ok()?;
@@ -52,11 +52,11 @@ impl<'a> Packet<'a> {
         };
         if protocol == FRAGMENT {
             let header = bytes.get(at..at + 8)?;
-            (protocol, place) = (header[0], more_first(u16::from_be_bytes([header[2], header[3]])));
+            (protocol, fragment) = (header[0], ipv4_fragment_field(u16::from_be_bytes([header[2], header[3]])));
             at += 8;
         }
         let rest = bytes.get(at..)?;
-        let (first, is_fragment) = (place & OFFSET == 0, place != 0);
+        let (first, is_fragment) = (fragment & OFFSET_MASK == 0, fragment != 0);
         let mut packet = Self { addresses, protocol, is_fragment, ports: None, payload: rest, bytes };
         let header = match protocol {
             TCP => rest.get(12).map(|offset| usize::from(offset >> 4) * 4),
@@ -70,7 +70,7 @@ impl<'a> Packet<'a> {
         Some(packet)
     }
 
-    /// The packet that an ICMP error is about.
+    /// The packet that an ICMP error quotes.
     pub fn quoted(&self) -> Option<Self> {
         let kind = *self.payload.first()?;
         let is_error = match self.protocol {
@@ -82,14 +82,14 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// The fragment header's offset and "more" of IPv6 as they stand in IPv4's header.
-fn more_first(field: u16) -> u16 {
+/// Converts offset and M flag of IPv6's fragment header to the layout of IPv4's header.
+fn ipv4_fragment_field(field: u16) -> u16 {
     field >> 3 | (field & 1) << 13
 }
 
-/// Who says this: eight digits and a space.
-pub fn identity(payload: &[u8]) -> Option<u32> {
+/// The client's identity at the start of a payload: eight digits and a space.
+pub fn client_identity(payload: &[u8]) -> Option<u32> {
     let (digits, rest) = payload.split_at_checked(8)?;
-    let said = digits.iter().all(u8::is_ascii_digit) && rest.first() == Some(&b' ');
-    said.then(|| digits.iter().fold(0, |sum, digit| sum * 10 + u32::from(digit - b'0')))
+    let is_identity = digits.iter().all(u8::is_ascii_digit) && rest.first() == Some(&b' ');
+    is_identity.then(|| digits.iter().fold(0, |sum, digit| sum * 10 + u32::from(digit - b'0')))
 }

@@ -1,28 +1,28 @@
-//! Sessions as they look outside: no two at once with one tuple, and no pod's own address.
+//! Sessions as seen outside: no tuple is used by two clients at once, and no pod address leaks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
-use super::packet::{Packet, TCP, identity};
+use super::packet::{Packet, TCP, client_identity};
 use super::pcap::Frame;
 
-/// Protocol, VIP and its port, the far side and its port.
+/// Protocol, VIP and port, remote address and port.
 type Tuple = (u8, IpAddr, u16, IpAddr, u16);
 
-/// When somebody was first and last seen with a tuple.
+/// First and last time a client was seen with a tuple.
 #[derive(Clone, Copy, Debug)]
-struct Stay {
-    who: u32,
+struct Usage {
+    identity: u32,
     first: u64,
     last: u64,
 }
 
-/// The stays of everybody with each tuple of these VIPs.
-fn stays(frames: &[Frame], vips: &[IpAddr]) -> HashMap<Tuple, Vec<Stay>> {
-    let mut stays: HashMap<Tuple, Vec<Stay>> = HashMap::new();
+/// Usage of each tuple of these VIPs, by client.
+fn tuple_usage(frames: &[Frame], vips: &[IpAddr]) -> HashMap<Tuple, Vec<Usage>> {
+    let mut usage: HashMap<Tuple, Vec<Usage>> = HashMap::new();
     for frame in frames {
         let Some(packet) = Packet::in_frame(&frame.bytes) else { continue };
-        let (Some([from, to]), Some(who)) = (packet.ports, identity(packet.payload)) else { continue };
+        let (Some([from, to]), Some(identity)) = (packet.ports, client_identity(packet.payload)) else { continue };
         let [source, target] = packet.addresses;
         let tuple = if vips.contains(&source) {
             (packet.protocol, source, from, target, to)
@@ -31,69 +31,70 @@ fn stays(frames: &[Frame], vips: &[IpAddr]) -> HashMap<Tuple, Vec<Stay>> {
         } else {
             continue;
         };
-        let of_tuple = stays.entry(tuple).or_default();
-        match of_tuple.iter_mut().find(|stay| stay.who == who) {
-            Some(stay) => (stay.first, stay.last) = (stay.first.min(frame.time), stay.last.max(frame.time)),
-            None => of_tuple.push(Stay { who, first: frame.time, last: frame.time }),
+        let of_tuple = usage.entry(tuple).or_default();
+        match of_tuple.iter_mut().find(|usage| usage.identity == identity) {
+            Some(usage) => (usage.first, usage.last) = (usage.first.min(frame.time), usage.last.max(frame.time)),
+            None => of_tuple.push(Usage { identity, first: frame.time, last: frame.time }),
         }
     }
-    stays
+    usage
 }
 
-/// Pairs of clients who were seen with one tuple at the same time: each a sentence. There must be none, over all gateways
-/// together.
-pub fn two_at_once(frames: &[Frame], vips: &[&str]) -> Vec<String> {
+/// Pairs of clients that used one tuple at the same time, over all gateways together, described. Must be empty.
+pub fn concurrent_tuple_reuse(frames: &[Frame], vips: &[&str]) -> Vec<String> {
     let vips: Vec<IpAddr> = vips.iter().map(|vip| vip.parse().unwrap()).collect();
-    let mut found = Vec::new();
-    for ((protocol, vip, port, far, far_port), mut of_tuple) in stays(frames, &vips) {
-        of_tuple.sort_by_key(|stay| stay.first);
+    let mut overlaps = Vec::new();
+    for ((protocol, vip, port, remote, remote_port), mut of_tuple) in tuple_usage(frames, &vips) {
+        of_tuple.sort_by_key(|usage| usage.first);
         for pair in of_tuple.windows(2) {
             if pair[1].first <= pair[0].last {
                 let name = if protocol == TCP { "TCP" } else { "UDP" };
                 let overlap = (pair[0].last - pair[1].first) / 1_000_000;
-                found.push(format!(
-                    "{name} {vip} port {port} -> {far} port {far_port}: client {} came while {} was there, for {overlap} ms",
-                    pair[1].who, pair[0].who
+                overlaps.push(format!(
+                    "{name} {vip} port {port} -> {remote} port {remote_port}: \
+                     client {} overlaps with {} for {overlap} ms",
+                    pair[1].identity, pair[0].identity
                 ));
             }
         }
     }
-    found.sort();
-    found
+    overlaps.sort();
+    overlaps
 }
 
-/// The same by what the far side has told: tuples that more than one client was seen with, at any time.
+/// Tuples that a server has seen with more than one client, at any time: (is UDP, peer, port, local address,
+/// identity).
 pub fn shared_tuples<'a>(seen: impl IntoIterator<Item = (bool, &'a str, u16, &'a str, &'a str)>) -> Vec<String> {
     let mut tuples: BTreeMap<(bool, &str, u16, &str), Vec<&str>> = BTreeMap::new();
     for (udp, peer, port, local, identity) in seen {
-        let who = tuples.entry((udp, peer, port, local)).or_default();
-        if !who.contains(&identity) {
-            who.push(identity);
+        let identities = tuples.entry((udp, peer, port, local)).or_default();
+        if !identities.contains(&identity) {
+            identities.push(identity);
         }
     }
-    let shared = tuples.into_iter().filter(|(_, who)| who.len() > 1);
-    shared.map(|(tuple, who)| format!("{tuple:?} was seen of {who:?}")).collect()
+    let shared = tuples.into_iter().filter(|(_, identities)| identities.len() > 1);
+    shared.map(|(tuple, identities)| format!("{tuple:?} was used by {identities:?}")).collect()
 }
 
 /// Whether an address is a pod's.
-fn is_pods(address: IpAddr) -> bool {
+fn is_pod_address(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.octets()[..2] == [10, 1],
         IpAddr::V6(address) => address.segments()[..3] == [0xfd00, 1, 0],
     }
 }
 
-/// Packets that show a pod's own address, also in what an ICMP error quotes: each a sentence. Outside there must be none.
-pub fn pods_outside(frames: &[Frame]) -> Vec<String> {
-    let shows = |packet: &Packet<'_>| packet.addresses.into_iter().any(is_pods);
-    let told = frames.iter().filter_map(|frame| {
+/// Packets with a pod's address, also in the packet that an ICMP error quotes, described. Must be empty outside.
+pub fn leaked_pod_addresses(frames: &[Frame]) -> Vec<String> {
+    let has_pod = |packet: &Packet<'_>| packet.addresses.into_iter().any(is_pod_address);
+    let leaks = frames.iter().filter_map(|frame| {
         let packet = Packet::in_frame(&frame.bytes)?;
         let quoted = packet.quoted();
-        let seen = shows(&packet) || quoted.as_ref().is_some_and(shows);
+        let leaks = has_pod(&packet) || quoted.as_ref().is_some_and(has_pod);
         let Packet { addresses, protocol, ports, .. } = packet;
-        seen.then(|| {
+        leaks.then(|| {
             format!("{addresses:?} protocol {protocol} ports {ports:?} quotes {:?}", quoted.map(|it| it.addresses))
         })
     });
-    told.collect()
+    leaks.collect()
 }

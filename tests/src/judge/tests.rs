@@ -1,18 +1,18 @@
-//! Judges on captures that were made by hand: what is good passes, each breach is found.
+//! Verifiers on handmade captures: valid traffic passes, each violation is found.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::*;
 
 const VIP: &str = "192.0.2.10";
-const FAR: [u8; 4] = [198, 51, 100, 10];
+const REMOTE: [u8; 4] = [198, 51, 100, 10];
 const POD: [u8; 4] = [10, 1, 0, 11];
 
 fn frame(time: u64, packet: &[u8]) -> Frame {
     let mut bytes = vec![2; 12];
     bytes.extend([8, 0]);
     bytes.extend(packet);
-    Frame { time, place: 0, length: bytes.len(), bytes }
+    Frame { time, capture: 0, length: bytes.len(), bytes }
 }
 
 fn ip(protocol: u8, from: [u8; 4], to: [u8; 4], rest: &[u8]) -> Vec<u8> {
@@ -33,111 +33,116 @@ fn udp(from: ([u8; 4], u16), to: ([u8; 4], u16), payload: &[u8]) -> Vec<u8> {
     ip(17, from.0, to.0, &bytes)
 }
 
-fn said(time: u64, port: u16, payload: &str) -> Frame {
-    frame(time, &udp(([192, 0, 2, 10], port), (FAR, 7700), payload.as_bytes()))
+fn request(time: u64, port: u16, payload: &str) -> Frame {
+    frame(time, &udp(([192, 0, 2, 10], port), (REMOTE, 7700), payload.as_bytes()))
 }
 
-fn answered(time: u64, port: u16, payload: &str) -> Frame {
-    frame(time, &udp((FAR, 7700), ([192, 0, 2, 10], port), payload.as_bytes()))
+fn reply(time: u64, port: u16, payload: &str) -> Frame {
+    frame(time, &udp((REMOTE, 7700), ([192, 0, 2, 10], port), payload.as_bytes()))
 }
 
 #[test]
-fn one_after_the_other_is_good_and_both_at_once_is_found() {
-    let good = [
-        said(1, 5000, "00000001 000000\n"),
-        said(2, 5001, "00000002 000000\n"),
-        answered(3, 5000, "00000001 000000\n"),
-        said(9, 5000, "00000003 000000\n"),
+fn sequential_tuple_reuse_passes_and_concurrent_reuse_is_found() {
+    let valid = [
+        request(1, 5000, "00000001 000000\n"),
+        request(2, 5001, "00000002 000000\n"),
+        reply(3, 5000, "00000001 000000\n"),
+        request(9, 5000, "00000003 000000\n"),
     ];
-    assert_eq!(two_at_once(&good, &[VIP]), Vec::<String>::new());
-    let mut bad = good.to_vec();
-    // An answer to the first one, after another has taken its place.
-    bad.push(answered(10, 5000, "00000001 000001\n"));
-    let found = two_at_once(&bad, &[VIP]);
-    assert!(found.len() == 1 && found[0].contains("client 3 came while 1 was there"), "{found:?}");
-    assert_eq!(two_at_once(&bad, &["192.0.2.11"]), Vec::<String>::new(), "another VIP");
+    assert_eq!(concurrent_tuple_reuse(&valid, &[VIP]), Vec::<String>::new());
+    let mut invalid = valid.to_vec();
+    // A reply to the first client, after the tuple was reused.
+    invalid.push(reply(10, 5000, "00000001 000001\n"));
+    let found = concurrent_tuple_reuse(&invalid, &[VIP]);
+    assert!(found.len() == 1 && found[0].contains("client 3 overlaps with 1"), "{found:?}");
+    assert_eq!(concurrent_tuple_reuse(&invalid, &["192.0.2.11"]), Vec::<String>::new(), "another VIP");
 }
 
 #[test]
-fn what_the_far_side_tells_is_judged_as_well() {
+fn tuples_shared_in_server_records_are_found() {
     let first = (false, VIP, 5000, "198.51.100.10", "00000001");
     assert!(shared_tuples([first, first, (true, VIP, 5000, "198.51.100.10", "00000002")]).is_empty());
     assert_eq!(shared_tuples([first, (false, VIP, 5000, "198.51.100.10", "00000002")]).len(), 1);
 }
 
 #[test]
-fn a_pods_address_is_found_also_in_a_quote() {
-    let good = said(1, 5000, "00000001 000000\n");
-    let bare = frame(2, &udp((POD, 5000), (FAR, 7700), b"x"));
+fn a_pod_address_is_found_in_headers_and_quoted_packets() {
+    let valid = request(1, 5000, "00000001 000000\n");
+    let bare = frame(2, &udp((POD, 5000), (REMOTE, 7700), b"x"));
     let mut error = vec![3, 4, 0, 0, 0, 0, 5, 0];
-    error.extend(udp((FAR, 7700), (POD, 5000), b"x"));
-    let quoting = frame(3, &ip(1, [192, 0, 2, 10], FAR, &error));
-    assert_eq!(pods_outside(&[good, bare, quoting]).len(), 2);
+    error.extend(udp((REMOTE, 7700), (POD, 5000), b"x"));
+    let quoting = frame(3, &ip(1, [192, 0, 2, 10], REMOTE, &error));
+    assert_eq!(leaked_pod_addresses(&[valid, bare, quoting]).len(), 2);
 }
 
 #[test]
-fn copies_in_the_tunnel_are_counted_where_they_were_sent() {
+fn tunnel_packets_are_counted_once_at_their_sender() {
     let tunnelled = |time: u64, place: usize, from: u8, to: u8, number: &str| {
         let mut payload = vec![8, 0, 0, 0, 0x76, 0x70, 1, 0];
         payload.extend([2; 12]);
         payload.extend([8, 0]);
-        payload.extend(udp((POD, 5000), (FAR, 7700), number.as_bytes()));
+        payload.extend(udp((POD, 5000), (REMOTE, 7700), number.as_bytes()));
         let outer = udp(([10, 2, 0, from], 4790), ([10, 2, 0, to], 4790), &payload);
-        Frame { place, ..frame(time, &outer) }
+        Frame { capture: place, ..frame(time, &outer) }
     };
     let by_place = |place: usize, sender: IpAddr| sender == IpAddr::from(Ipv4Addr::new(10, 2, 0, place as u8 + 1));
-    // Captured at both ends, it is one.
+    // Captured at both gateways, it counts once.
     let mut frames = vec![tunnelled(1, 0, 1, 2, "00000001 000000\n"), tunnelled(2, 1, 1, 2, "00000001 000000\n")];
-    let nobody = |_: usize, _: &[u8]| false;
-    let inner = travelled(&frames, 4790, by_place);
+    let none = |_: usize, _: &[u8]| false;
+    let inner = tunnel_packets(&frames, 4790, by_place);
     assert_eq!((inner.len(), inner[0].1.vni), (1, 0x0076_7001));
-    assert_eq!(most_copies(&inner, &[], nobody, false).0, 1);
-    assert!(travelled(&frames, 4789, by_place).is_empty(), "another port");
+    assert_eq!(most_traversed(&inner, &[], none, false).0, 1);
+    assert!(tunnel_packets(&frames, 4789, by_place).is_empty(), "another port");
     frames.push(tunnelled(3, 1, 2, 1, "00000001 000000\n"));
-    assert_eq!(most_copies(&travelled(&frames, 4790, by_place), &[], nobody, false).0, 2, "it was sent back");
-    // Two that came in are no one that was sent back, but three are.
-    let came = vec![frame(0, &udp((POD, 5000), (FAR, 7700), b"00000001 000000\n")); 2];
+    assert_eq!(most_traversed(&tunnel_packets(&frames, 4790, by_place), &[], none, false).0, 2, "it was sent back");
+    // Two arrivals explain two tunnel packets, but not three.
+    let arrivals = vec![frame(0, &udp((POD, 5000), (REMOTE, 7700), b"00000001 000000\n")); 2];
     let to_gateway = |place: usize, to: &[u8]| place == 0 && to == [2; 6];
-    assert_eq!(most_copies(&travelled(&frames, 4790, by_place), &came, nobody, false).0, 2, "they came to nobody");
-    assert_eq!(most_copies(&travelled(&frames, 4790, by_place), &came, to_gateway, false).0, 1);
+    assert_eq!(
+        most_traversed(&tunnel_packets(&frames, 4790, by_place), &arrivals, none, false).0,
+        2,
+        "to another MAC address"
+    );
+    assert_eq!(most_traversed(&tunnel_packets(&frames, 4790, by_place), &arrivals, to_gateway, false).0, 1);
     frames.push(tunnelled(4, 0, 1, 2, "00000001 000000\n"));
-    assert_eq!(most_copies(&travelled(&frames, 4790, by_place), &came, to_gateway, false).0, 2);
+    assert_eq!(most_traversed(&tunnel_packets(&frames, 4790, by_place), &arrivals, to_gateway, false).0, 2);
 }
 
 #[test]
-fn claims_are_told_from_requests_and_counted_where_they_entered() {
-    let link = [2, 0, 0, 0, 0, 1];
+fn claims_are_distinguished_from_requests_and_counted_where_they_entered() {
+    let mac = [2, 0, 0, 0, 0, 1];
     let arp = |operation: u8, sender: [u8; 4], target: [u8; 4]| {
         let mut bytes = vec![255; 6];
-        bytes.extend(link);
+        bytes.extend(mac);
         bytes.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, operation]);
-        bytes.extend(link);
+        bytes.extend(mac);
         bytes.extend(sender);
         bytes.extend([0; 6]);
         bytes.extend(target);
-        Frame { time: 1, place: 0, length: bytes.len(), bytes }
+        Frame { time: 1, capture: 0, length: bytes.len(), bytes }
     };
     let (vip, router) = ([203, 0, 113, 20], [203, 0, 113, 254]);
     let mut frames = vec![arp(1, vip, router), arp(2, vip, router), arp(1, vip, vip), arp(1, router, vip)];
-    let found: Vec<Kind> = claims(&frames, "203.0.113.20", &[link]).iter().map(|claim| claim.kind).collect();
-    assert_eq!(found, [Kind::Answer, Kind::Announcement]);
+    let found: Vec<ClaimKind> =
+        address_claims(&frames, "203.0.113.20", &[mac]).iter().map(|claim| claim.kind).collect();
+    assert_eq!(found, [ClaimKind::Reply, ClaimKind::Announcement]);
     for frame in &mut frames {
-        frame.place = 1;
+        frame.capture = 1;
     }
-    assert!(claims(&frames, "203.0.113.20", &[link, [9; 6]]).is_empty(), "it went out there");
+    assert!(address_claims(&frames, "203.0.113.20", &[mac, [9; 6]]).is_empty(), "captured at another gateway");
 }
 
 #[test]
-fn a_file_is_read_and_its_torn_end_left_out() {
+fn a_pcap_file_with_an_incomplete_end_is_read() {
     let mut file = 0xa1b2_3c4d_u32.to_ne_bytes().to_vec();
     file.resize(24, 0);
     for word in [7_u32, 5, 3, 60] {
         file.extend(word.to_ne_bytes());
     }
     file.extend([1, 2, 3]);
-    let whole = vec![Frame { time: 7_000_000_005, place: 4, bytes: vec![1, 2, 3], length: 60 }];
-    assert_eq!(read(&file, 4), whole);
+    let whole = vec![Frame { time: 7_000_000_005, capture: 4, bytes: vec![1, 2, 3], length: 60 }];
+    assert_eq!(read_pcap(&file, 4), whole);
     file.extend([0; 17]);
     file.truncate(24 + 16 + 3 + 10);
-    assert_eq!(read(&file, 4), whole);
+    assert_eq!(read_pcap(&file, 4), whole);
 }

@@ -1,20 +1,20 @@
-//! A client of other people's making at `vipgate policyd`.
+//! An independent xDS client at `vipgate policyd`.
 
 use std::fmt::Write as _;
 use std::slice::from_ref;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use vipgate_tests::foreign::{Peer, TYPE};
-use vipgate_tests::{World, wait_for};
+use vipgate_tests::foreign::{TYPE_URL_PREFIX, XdsPeer};
+use vipgate_tests::{Testbed, wait_for};
 
 const ADDRESS: &str = "127.0.0.1:18000";
-/// In the order in which the server sends them.
+/// Resource types in the order of the server's responses.
 const KINDS: [&str; 6] = ["EgressPolicy", "Vip", "Endpoint", "Service", "Gateway", "Settings"];
-/// Nothing comes for so long: nothing will.
+/// Duration without events after which none is expected.
 const SILENCE: Duration = Duration::from_millis(700);
 
-/// Endpoints of tenant B.
+/// An EndpointSlice of tenant B.
 fn slice(name: &str, addresses: &str) -> String {
     format!(
         "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
@@ -23,54 +23,54 @@ fn slice(name: &str, addresses: &str) -> String {
     )
 }
 
-fn one(address: &str) -> String {
+fn one_endpoint(address: &str) -> String {
     slice("more", &format!("{{addresses: [{address}]}}"))
 }
 
-/// A world with a policy server, and a client with an open stream.
-fn client(tag: &str) -> (World, Peer) {
-    let mut world = World::new(tag);
-    world.start_policyd("");
-    let mut peer = Peer::client(&world, &world.gateway, ADDRESS);
-    peer.tell(&json!({"open": true}));
-    (world, peer)
+/// A testbed with a policy server, and a client with an open stream.
+fn client(tag: &str) -> (Testbed, XdsPeer) {
+    let mut testbed = Testbed::new(tag);
+    testbed.start_policyd("");
+    let mut peer = XdsPeer::client(&testbed, &testbed.gateway, ADDRESS);
+    peer.send_command(&json!({"open": true}));
+    (testbed, peer)
 }
 
-/// A request about a kind, with more fields.
-fn request(kind: &str, more: &Value) -> Value {
-    let mut request = json!({"node": {"id": "foreign"}, "type_url": format!("{TYPE}{kind}")});
-    request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+/// A request for a resource type, with more fields.
+fn request(kind: &str, fields: &Value) -> Value {
+    let mut request = json!({"node": {"id": "foreign"}, "type_url": format!("{TYPE_URL_PREFIX}{kind}")});
+    request.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     json!({"send": request})
 }
 
-fn accept(peer: &mut Peer, responses: &[Value]) {
+fn ack(peer: &mut XdsPeer, responses: &[Value]) {
     for response in responses {
         let request = json!({"type_url": response["type_url"], "response_nonce": response["nonce"]});
-        peer.tell(&json!({"send": request}));
+        peer.send_command(&json!({"send": request}));
     }
 }
 
-fn refuse(peer: &mut Peer, responses: &[Value], why: &str) {
-    let error = json!({"code": 3, "message": why});
+fn nack(peer: &mut XdsPeer, responses: &[Value], reason: &str) {
+    let error = json!({"code": 3, "message": reason});
     for response in responses {
         let request =
             json!({"type_url": response["type_url"], "response_nonce": response["nonce"], "error_detail": error});
-        peer.tell(&json!({"send": request}));
+        peer.send_command(&json!({"send": request}));
     }
 }
 
-/// What a response says: its kind, names that come, names that go.
-fn says(response: &Value) -> (String, Vec<String>, Vec<String>) {
+/// Content of a response: resource type, names of changed resources, names of removed ones.
+fn content(response: &Value) -> (String, Vec<String>, Vec<String>) {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
-    let come = response["resources"].as_array().unwrap().iter().map(|it| text(&it["name"])).collect();
-    let go = response["removed"].as_array().unwrap().iter().map(text).collect();
-    (text(&response["type"]), come, go)
+    let changed = response["resources"].as_array().unwrap().iter().map(|it| text(&it["name"])).collect();
+    let removed = response["removed"].as_array().unwrap().iter().map(text).collect();
+    (text(&response["type"]), changed, removed)
 }
 
-/// The same as [`says`], to compare with.
-fn said(kind: &str, come: &[&str], go: &[&str]) -> (String, Vec<String>, Vec<String>) {
+/// Expected [`content`].
+fn expected(kind: &str, changed: &[&str], removed: &[&str]) -> (String, Vec<String>, Vec<String>) {
     let all = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-    (kind.to_owned(), all(come), all(go))
+    (kind.to_owned(), all(changed), all(removed))
 }
 
 /// Names and versions of a response's resources.
@@ -79,44 +79,44 @@ fn versions(response: &Value) -> Value {
     resources.map(|it| (it["name"].as_str().unwrap().to_owned(), it["version"].clone())).collect()
 }
 
-fn status(world: &World) -> Value {
-    serde_json::from_str(&world.policy_status(&["-o", "json"]).1).unwrap()
+fn status(testbed: &Testbed) -> Value {
+    serde_json::from_str(&testbed.policy_status(&["-o", "json"]).1).unwrap()
 }
 
-/// What a change of an endpoint is told in: itself, the Service that it is behind, and the settings.
-fn update(peer: &Peer) -> [Value; 3] {
-    std::array::from_fn(|_| peer.next_of("response"))
+/// The responses to a change of an endpoint: the endpoint, its Service, and the settings.
+fn update(peer: &XdsPeer) -> [Value; 3] {
+    std::array::from_fn(|_| peer.next_event_of("response"))
 }
 
-/// How things stand with the client, as the server says.
-fn gateway(world: &World) -> Value {
-    status(world)["gateways"][0].clone()
+/// The server's status of the client.
+fn gateway(testbed: &Testbed) -> Value {
+    status(testbed)["gateways"][0].clone()
 }
 
 #[test]
-fn a_client_is_told_everything_and_then_what_differs() {
-    let (world, mut peer) = client("client");
-    let told: Vec<Value> = KINDS
+fn a_client_gets_the_full_state_then_deltas() {
+    let (testbed, mut peer) = client("client");
+    let initial: Vec<Value> = KINDS
         .iter()
         .map(|kind| {
-            peer.tell(&request(kind, &json!({})));
-            peer.next_of("response")
+            peer.send_command(&request(kind, &json!({})));
+            peer.next_event_of("response")
         })
         .collect();
-    let names = |n: usize| says(&told[n]);
-    assert_eq!(names(0), said("EgressPolicy", &["EgressPolicy tenant-b/web", "Service tenant-a/api"], &[]));
+    let names = |n: usize| content(&initial[n]);
+    assert_eq!(names(0), expected("EgressPolicy", &["EgressPolicy tenant-b/web", "Service tenant-a/api"], &[]));
     let vips = ["203.0.113.10", "203.0.113.20", "2001:db8:113::10", "2001:db8:113::20"];
-    assert_eq!(names(1), said("Vip", &vips, &[]));
+    assert_eq!(names(1), expected("Vip", &vips, &[]));
     let endpoints = ["10.1.0.11", "10.1.0.12", "10.1.0.21", "fd00:1::11", "fd00:1::12", "fd00:1::21"];
-    assert_eq!(names(2), said("Endpoint", &endpoints, &[]));
-    assert_eq!(names(3), said("Service", &["Service tenant-a/api", "Service tenant-b/web"], &[]));
-    assert_eq!(names(4), said("Gateway", &[], &[]));
-    assert_eq!(names(5), said("Settings", &["settings"], &[]));
-    let body = |n: usize, at: usize| &told[n]["resources"][at]["body"];
+    assert_eq!(names(2), expected("Endpoint", &endpoints, &[]));
+    assert_eq!(names(3), expected("Service", &["Service tenant-a/api", "Service tenant-b/web"], &[]));
+    assert_eq!(names(4), expected("Gateway", &[], &[]));
+    assert_eq!(names(5), expected("Settings", &["settings"], &[]));
+    let body = |n: usize, at: usize| &initial[n]["resources"][at]["body"];
     let web = body(0, 0);
     assert!(web["excluded"] == json!(["10.0.0.0/8", "fd00::/8"]) && web["sessions"] == 20000, "{web}");
     assert_eq!(body(1, 1)["reserved_ports"], json!([443]));
-    let first = json!({"@type": format!("{TYPE}Endpoint"), "address": "10.1.0.11", "name": "tenant-a/api-0",
+    let first = json!({"@type": format!("{TYPE_URL_PREFIX}Endpoint"), "address": "10.1.0.11", "name": "tenant-a/api-0",
         "policy": "Service tenant-a/api", "vips": ["203.0.113.10"]});
     assert_eq!(*body(2, 0), first);
     let service = body(3, 1);
@@ -128,108 +128,114 @@ fn a_client_is_told_everything_and_then_what_differs() {
     let counts =
         ["egress_policies", "vips", "endpoints", "services"].map(|count| settings[count].as_str().unwrap().to_owned());
     assert_eq!(counts, ["2", "4", "6", "2"]);
-    let version = status(&world)["version"].clone();
-    assert!(settings["version"] == version && told.iter().all(|response| response["version"] == version), "{told:?}");
-    assert!(gateway(&world)["name"] == "foreign" && gateway(&world)["in_step"] == false);
-    accept(&mut peer, &told);
-    assert!(wait_for(Duration::from_secs(5), || gateway(&world)["in_step"] == true), "{}", gateway(&world));
+    let version = status(&testbed)["version"].clone();
+    assert!(
+        settings["version"] == version && initial.iter().all(|response| response["version"] == version),
+        "{initial:?}"
+    );
+    assert!(gateway(&testbed)["name"] == "foreign" && gateway(&testbed)["in_step"] == false);
+    ack(&mut peer, &initial);
+    assert!(wait_for(Duration::from_secs(5), || gateway(&testbed)["in_step"] == true), "{}", gateway(&testbed));
 
-    // What differs, and nothing else.
-    world.write_policy("more.yaml", &one("10.1.0.31"));
-    let more = update(&peer);
-    assert_eq!(says(&more[0]), said("Endpoint", &["10.1.0.31"], &[]));
-    assert_eq!(says(&more[1]), said("Service", &["Service tenant-b/web"], &[]));
-    assert_eq!(says(&more[2]), said("Settings", &["settings"], &[]));
-    assert_ne!(more[1]["version"], version);
-    accept(&mut peer, &more);
-    peer.is_silent(SILENCE);
+    // Then only deltas.
+    testbed.write_policy("more.yaml", &one_endpoint("10.1.0.31"));
+    let added = update(&peer);
+    assert_eq!(content(&added[0]), expected("Endpoint", &["10.1.0.31"], &[]));
+    assert_eq!(content(&added[1]), expected("Service", &["Service tenant-b/web"], &[]));
+    assert_eq!(content(&added[2]), expected("Settings", &["settings"], &[]));
+    assert_ne!(added[1]["version"], version);
+    ack(&mut peer, &added);
+    peer.assert_silent(SILENCE);
 
-    // A removal that the client refuses is told again with what comes next.
-    std::fs::remove_file(world.folder.path().join("policy/more.yaml")).unwrap();
-    let less = update(&peer);
-    assert_eq!(says(&less[0]), said("Endpoint", &[], &["10.1.0.31"]));
-    assert_eq!(less[1]["version"], version, "the same policy has the same version");
-    refuse(&mut peer, &less, "resource Endpoint 10.1.0.31: I need it");
-    let refused = || gateway(&world)["error"] == "resource Endpoint 10.1.0.31: I need it";
-    assert!(wait_for(Duration::from_secs(5), refused), "{}", gateway(&world));
-    assert_eq!(gateway(&world)["in_step"], false);
-    let (_, table, _) = world.policy_status(&[]);
-    assert!(table.contains("BEHIND") && table.contains("refused: resource Endpoint 10.1.0.31: I need it"), "{table}");
-    world.policyd().wait_for_log(&["update_refused", "foreign", "I need it"]);
-    assert!((world.policyd().metric("vipgate_policyd_answers_total", "refused") - 3.0).abs() < 0.5);
-    world.write_policy("more.yaml", &one("10.1.0.41"));
+    // A removal that the client rejects is sent again with the next update.
+    std::fs::remove_file(testbed.folder.path().join("policy/more.yaml")).unwrap();
+    let removed = update(&peer);
+    assert_eq!(content(&removed[0]), expected("Endpoint", &[], &["10.1.0.31"]));
+    assert_eq!(removed[1]["version"], version, "the same policy has the same version");
+    nack(&mut peer, &removed, "resource Endpoint 10.1.0.31: I need it");
+    let is_rejected = || gateway(&testbed)["error"] == "resource Endpoint 10.1.0.31: I need it";
+    assert!(wait_for(Duration::from_secs(5), is_rejected), "{}", gateway(&testbed));
+    assert_eq!(gateway(&testbed)["in_step"], false);
+    let (_, table, _) = testbed.policy_status(&[]);
+    assert!(table.contains("BEHIND") && table.contains("rejected: resource Endpoint 10.1.0.31: I need it"), "{table}");
+    testbed.policyd().wait_for_log(&["update_refused", "foreign", "I need it"]);
+    assert!((testbed.policyd().metric("vipgate_policyd_answers_total", "refused") - 3.0).abs() < 0.5);
+    testbed.write_policy("more.yaml", &one_endpoint("10.1.0.41"));
     let again = update(&peer);
-    assert_eq!(says(&again[0]), said("Endpoint", &["10.1.0.41"], &["10.1.0.31"]));
-    accept(&mut peer, &again);
-    assert!(wait_for(Duration::from_secs(5), || gateway(&world)["in_step"] == true), "{}", gateway(&world));
-    assert_eq!(gateway(&world)["error"], "");
+    assert_eq!(content(&again[0]), expected("Endpoint", &["10.1.0.41"], &["10.1.0.31"]));
+    ack(&mut peer, &again);
+    assert!(wait_for(Duration::from_secs(5), || gateway(&testbed)["in_step"] == true), "{}", gateway(&testbed));
+    assert_eq!(gateway(&testbed)["error"], "");
 
-    // On a new stream it says what it has, and hears what differs from that.
-    peer.tell(&json!({"close": true}));
-    assert_eq!(peer.next_of("ended"), "OK");
-    world.write_policy("more.yaml", &one("10.1.0.42"));
-    let there = || status(&world)["version"] != again[1]["version"];
-    assert!(wait_for(Duration::from_secs(5), there));
-    peer.tell(&json!({"open": true}));
+    // On a new stream the client sends its versions, and gets the differences.
+    peer.send_command(&json!({"close": true}));
+    assert_eq!(peer.next_event_of("ended"), "OK");
+    testbed.write_policy("more.yaml", &one_endpoint("10.1.0.42"));
+    let is_published = || status(&testbed)["version"] != again[1]["version"];
+    assert!(wait_for(Duration::from_secs(5), is_published));
+    peer.send_command(&json!({"open": true}));
     for (n, kind) in KINDS.iter().enumerate().filter(|(_, kind)| **kind != "Gateway") {
-        let mut known = versions(&told[n]);
+        let mut known = versions(&initial[n]);
         if *kind == "Endpoint" {
             known["10.1.0.41"] = versions(&again[0])["10.1.0.41"].clone();
         }
-        peer.tell(&request(kind, &json!({"initial_resource_versions": known})));
+        peer.send_command(&request(kind, &json!({"initial_resource_versions": known})));
     }
     let resumed = update(&peer);
-    assert_eq!(says(&resumed[0]), said("Endpoint", &["10.1.0.42"], &["10.1.0.41"]));
-    assert_eq!(says(&resumed[1]), said("Service", &["Service tenant-b/web"], &[]));
-    assert_eq!(says(&resumed[2]), said("Settings", &["settings"], &[]));
-    accept(&mut peer, &resumed);
-    assert!(wait_for(Duration::from_secs(5), || gateway(&world)["in_step"] == true), "{}", gateway(&world));
-    peer.is_silent(SILENCE);
+    assert_eq!(content(&resumed[0]), expected("Endpoint", &["10.1.0.42"], &["10.1.0.41"]));
+    assert_eq!(content(&resumed[1]), expected("Service", &["Service tenant-b/web"], &[]));
+    assert_eq!(content(&resumed[2]), expected("Settings", &["settings"], &[]));
+    ack(&mut peer, &resumed);
+    assert!(wait_for(Duration::from_secs(5), || gateway(&testbed)["in_step"] == true), "{}", gateway(&testbed));
+    peer.assert_silent(SILENCE);
 }
 
 #[test]
-fn a_client_may_ask_for_single_names_and_for_what_is_not_there() {
-    let (world, mut peer) = client("names");
+fn a_client_can_subscribe_to_single_and_missing_names() {
+    let (testbed, mut peer) = client("names");
     let names = json!({"resource_names_subscribe": ["10.1.0.11", "10.1.0.77"]});
-    peer.tell(&request("Endpoint", &names));
-    let told = peer.next_of("response");
-    assert_eq!(says(&told), said("Endpoint", &["10.1.0.11"], &["10.1.0.77"]));
-    accept(&mut peer, from_ref(&told));
-    // What it hasn't asked for it doesn't hear of; what it asked for it does when it comes.
-    world.write_policy("more.yaml", &one("10.1.0.31"));
-    peer.is_silent(SILENCE);
-    world.write_policy("more.yaml", &one("10.1.0.77"));
-    let told = peer.next_of("response");
-    assert_eq!(says(&told), said("Endpoint", &["10.1.0.77"], &[]));
-    accept(&mut peer, from_ref(&told));
-    peer.tell(&request("Endpoint", &json!({"resource_names_unsubscribe": ["10.1.0.77"]})));
-    world.write_policy("more.yaml", &one("10.1.0.31"));
-    peer.is_silent(SILENCE);
-    peer.tell(&request("Endpoint", &json!({"resource_names_subscribe": ["10.1.0.31"]})));
-    assert_eq!(says(&peer.next_of("response")), said("Endpoint", &["10.1.0.31"], &[]));
+    peer.send_command(&request("Endpoint", &names));
+    let response = peer.next_event_of("response");
+    assert_eq!(content(&response), expected("Endpoint", &["10.1.0.11"], &["10.1.0.77"]));
+    ack(&mut peer, from_ref(&response));
+    // Resources without a subscription are not sent; a missing one is sent when it is added.
+    testbed.write_policy("more.yaml", &one_endpoint("10.1.0.31"));
+    peer.assert_silent(SILENCE);
+    testbed.write_policy("more.yaml", &one_endpoint("10.1.0.77"));
+    let response = peer.next_event_of("response");
+    assert_eq!(content(&response), expected("Endpoint", &["10.1.0.77"], &[]));
+    ack(&mut peer, from_ref(&response));
+    peer.send_command(&request("Endpoint", &json!({"resource_names_unsubscribe": ["10.1.0.77"]})));
+    testbed.write_policy("more.yaml", &one_endpoint("10.1.0.31"));
+    peer.assert_silent(SILENCE);
+    peer.send_command(&request("Endpoint", &json!({"resource_names_subscribe": ["10.1.0.31"]})));
+    assert_eq!(content(&peer.next_event_of("response")), expected("Endpoint", &["10.1.0.31"], &[]));
 
-    // A type that isn't ours has nothing.
-    peer.tell(&json!({"send": {"type_url": "type.googleapis.com/envoy.config.cluster.v3.Cluster"}}));
-    let nothing = peer.next_of("response");
-    assert_eq!(says(&nothing), said("Cluster", &[], &[]));
-    assert_eq!(nothing["type_url"], "type.googleapis.com/envoy.config.cluster.v3.Cluster");
+    // An unknown resource type is empty.
+    peer.send_command(&json!({"send": {"type_url": "type.googleapis.com/envoy.config.cluster.v3.Cluster"}}));
+    let empty = peer.next_event_of("response");
+    assert_eq!(content(&empty), expected("Cluster", &[], &[]));
+    assert_eq!(empty["type_url"], "type.googleapis.com/envoy.config.cluster.v3.Cluster");
 
-    // Who doesn't say who it is is refused.
-    for nameless in [json!({"type_url": format!("{TYPE}Vip")}), json!({"type_url": format!("{TYPE}Vip"), "node": {}})] {
-        let mut other = Peer::client(&world, &world.gateway, ADDRESS);
-        other.tell(&json!({"open": true}));
-        other.tell(&json!({"send": nameless}));
-        let ended = other.next();
+    // Requests without a node id are rejected.
+    for nameless in [
+        json!({"type_url": format!("{TYPE_URL_PREFIX}Vip")}),
+        json!({"type_url": format!("{TYPE_URL_PREFIX}Vip"), "node": {}}),
+    ] {
+        let mut other = XdsPeer::client(&testbed, &testbed.gateway, ADDRESS);
+        other.send_command(&json!({"open": true}));
+        other.send_command(&json!({"send": nameless}));
+        let ended = other.next_event();
         assert!(ended["ended"] == "INVALID_ARGUMENT", "{ended}");
         assert!(ended["details"].as_str().unwrap().contains("node.id"), "{ended}");
     }
-    assert_eq!(gateway(&world)["connected"], true, "others are not touched by it");
+    assert_eq!(gateway(&testbed)["connected"], true, "other streams are unaffected");
 }
 
 #[test]
-fn a_large_policy_comes_in_messages_that_anybody_takes() {
+fn a_large_policy_fits_default_grpc_message_limits() {
     const COUNT: usize = 20_000;
-    let mut world = World::new("large");
+    let mut testbed = Testbed::new("large");
     let mut text = String::new();
     for number in 0..COUNT / 1000 {
         let mut addresses = String::new();
@@ -239,21 +245,21 @@ fn a_large_policy_comes_in_messages_that_anybody_takes() {
         }
         text += &slice(&format!("many-{number}"), &addresses);
     }
-    world.write_policy("many.yaml", &text);
-    world.start_policyd("");
-    let mut peer = Peer::client(&world, &world.gateway, ADDRESS);
-    peer.tell(&json!({"open": true, "brief": true}));
-    peer.tell(&request("Endpoint", &json!({})));
+    testbed.write_policy("many.yaml", &text);
+    testbed.start_policyd("");
+    let mut peer = XdsPeer::client(&testbed, &testbed.gateway, ADDRESS);
+    peer.send_command(&json!({"open": true, "brief": true}));
+    peer.send_command(&request("Endpoint", &json!({})));
     let (mut count, mut responses) = (0, 0);
     while count < COUNT + 6 {
-        // Python's gRPC takes 4 MiB at most unless told otherwise; more would end the stream.
-        let response = peer.next();
+        // Python's gRPC accepts 4 MiB by default; a larger message would end the stream.
+        let response = peer.next_event();
         assert!(response["response"]["bytes"].as_u64().is_some_and(|bytes| bytes < 4 << 20), "{response}");
         count += response["response"]["resources"].as_array().unwrap().len();
         responses += 1;
-        accept(&mut peer, from_ref(&response["response"]));
+        ack(&mut peer, from_ref(&response["response"]));
     }
     assert_eq!(count, COUNT + 6);
-    assert!(responses > 1, "it would have fitted into one");
-    peer.is_silent(SILENCE);
+    assert!(responses > 1, "it would have fit into one response");
+    peer.assert_silent(SILENCE);
 }

@@ -1,4 +1,4 @@
-//! The policy protocol spoken with peers that share no code with ours: a client at the policy server, a server at the gateway.
+//! xDS interoperability with independent peers: a client at the policy server, and a server at the gateway.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod client;

@@ -1,64 +1,64 @@
-//! A gateway that stands still and goes on as if nothing had been, and a policy server that is away.
+//! A suspended gateway that resumes, and a policy server that is down.
 
-use vipgate_tests::cluster::{Cluster, moment, pass, seconds};
+use vipgate_tests::cluster::{Cluster, sleep_ms, test_seconds, unix_time};
 
-use crate::scene::{OUTAGE, Scene, new_ones_work, routers_notice, shares_move};
+use crate::scene::{MAX_OUTAGE, Scenario, allow_shard_moves, check_new_connections, reroute_after_detection};
 
 #[test]
-fn a_stopped_gateway() {
+fn a_suspended_gateway_is_failed_over() {
     let mut cluster = Cluster::running("stopped", 3);
-    let scene = Scene::begin(&cluster, 2_000, 40);
-    pass(500);
-    let died = moment();
-    shares_move(&cluster);
-    // What waits for the one that wakes.
-    cluster.ledger.expect(["no_lease"]);
+    let scenario = Scenario::start(&cluster, 2_000, 40);
+    sleep_ms(500);
+    let died = unix_time();
+    allow_shard_moves(&cluster);
+    // Packets that wait for the suspended gateway.
+    cluster.accounting.expect(["no_lease"]);
     cluster.gateways[2].suspend();
-    routers_notice(&cluster, 2);
-    pass(1_000);
-    new_ones_work(&cluster, "during", 50_000_000, 500);
-    pass((seconds(10) * 1_000).saturating_sub(4_000));
-    // It wakes with a lease that has ended long ago, and with packets that have waited for it. Routers find it at once.
+    reroute_after_detection(&cluster, 2);
+    sleep_ms(1_000);
+    check_new_connections(&cluster, "during", 50_000_000, 500);
+    sleep_ms((test_seconds(10) * 1_000).saturating_sub(4_000));
+    // It resumes with an expired lease and queued packets. Routers use it again at once.
     cluster.gateways[2].resume();
-    cluster.spread_over(&cluster.all());
-    pass(500);
-    cluster.wait_whole();
-    new_ones_work(&cluster, "after", 60_000_000, 500);
-    pass(2_000);
-    scene.end(&cluster).check_outage(died);
+    cluster.route_via(&cluster.indices());
+    sleep_ms(500);
+    cluster.wait_converged();
+    check_new_connections(&cluster, "after", 60_000_000, 500);
+    sleep_ms(2_000);
+    scenario.end(&cluster).check_outage(died);
 }
 
-/// Short absences, about as long as a lease: whoever is right about who serves, it is one.
+/// Suspensions about as long as a lease: whichever view is current, one gateway owns each shard.
 #[test]
-fn a_gateway_that_stumbles_again_and_again() {
+fn short_suspensions_keep_connections() {
     let mut cluster = Cluster::running("stumbles", 3);
-    let scene = Scene::begin(&cluster, 500, 40);
-    shares_move(&cluster);
-    cluster.ledger.expect(["no_lease"]);
+    let scenario = Scenario::start(&cluster, 500, 40);
+    allow_shard_moves(&cluster);
+    cluster.accounting.expect(["no_lease"]);
     for milliseconds in [300, 600, 700, 1_300] {
         let number = milliseconds as usize / 100 % 3;
         cluster.gateways[number].suspend();
-        pass(milliseconds);
+        sleep_ms(milliseconds);
         cluster.gateways[number].resume();
-        pass(1_500);
+        sleep_ms(1_500);
     }
-    cluster.wait_whole();
-    new_ones_work(&cluster, "after", 60_000_000, 500);
-    let ended = scene.end(&cluster);
-    ended.held.check_survived(99);
-    ended.probes.check_all_well();
+    cluster.wait_converged();
+    check_new_connections(&cluster, "after", 60_000_000, 500);
+    let results = scenario.end(&cluster);
+    results.held.check_survived(99);
+    results.probes.check_all_succeeded();
 }
 
-/// Without the policy server nobody takes anything over, and nothing that stands is touched.
+/// Without the policy server no failover happens, and existing sessions continue.
 #[test]
-fn without_the_policy_server_what_stands_goes_on() {
+fn sessions_continue_without_the_policy_server() {
     let mut cluster = Cluster::running("noserver", 3);
-    let scene = Scene::begin(&cluster, 500, 40);
+    let scenario = Scenario::start(&cluster, 500, 40);
     cluster.policyd.take().unwrap().kill();
-    pass(3_000);
+    sleep_ms(3_000);
     cluster.start_policyd("");
-    pass(2_000);
-    cluster.wait_whole();
-    new_ones_work(&cluster, "after", 60_000_000, 500);
-    scene.end(&cluster).check_unharmed(OUTAGE / 2.0);
+    sleep_ms(2_000);
+    cluster.wait_converged();
+    check_new_connections(&cluster, "after", 60_000_000, 500);
+    scenario.end(&cluster).check_uninterrupted(MAX_OUTAGE / 2.0);
 }

@@ -1,30 +1,38 @@
-//! Many connections over several gateways, when all is well.
+//! Many connections over several gateways without faults.
 
 use std::fs;
 use std::time::Duration;
 
 use serde_json::Value;
-use vipgate_tests::cluster::{Cluster, SERVER, SHARED, Traffic, check_all_different, sources_a};
+use vipgate_tests::cluster::{BGP_VIPS, ClientConfig, Cluster, SERVER, check_unique_tuples, sources_a};
 use vipgate_tests::wait_for;
 
-use crate::scene::tunnels_are_narrow;
+use crate::scene::expect_too_big;
 
 #[test]
 fn ten_thousand_connections_over_three_gateways() {
     const COUNT: u32 = 5_000;
     let cluster = Cluster::running("tenk", 3);
-    let watch = cluster.watch();
-    let four = cluster.crowd("four", 10_000_000, &Traffic::brief(SERVER[0], sources_a(0), COUNT, 1_000));
-    let six = cluster.crowd("six", 20_000_000, &Traffic::brief(SERVER[1], sources_a(1), COUNT, 1_000));
-    for clients in [four, six] {
-        clients.wait(Duration::from_mins(1)).check_all_well();
+    let monitor = cluster.start_monitor();
+    let ipv4 = cluster.start_clients(
+        "ipv4",
+        10_000_000,
+        &ClientConfig::short_connections(SERVER[0], sources_a(0), COUNT, 1_000),
+    );
+    let ipv6 = cluster.start_clients(
+        "ipv6",
+        20_000_000,
+        &ClientConfig::short_connections(SERVER[1], sources_a(1), COUNT, 1_000),
+    );
+    for clients in [ipv4, ipv6] {
+        clients.wait(Duration::from_mins(1)).check_all_succeeded();
     }
-    let records = watch.check(&cluster);
+    let records = monitor.verify(&cluster);
     assert_eq!(records.len(), 2 * COUNT as usize);
-    check_all_different(&records);
-    let strange: Vec<_> = records.iter().filter(|record| !SHARED.contains(&record.peer.0.as_str())).collect();
-    assert!(strange.is_empty(), "{} were seen as somebody else: {:?}", strange.len(), strange[0]);
-    // Each of the gateways has opened some, and what went the wrong way has travelled.
+    check_unique_tuples(&records);
+    let unexpected: Vec<_> = records.iter().filter(|record| !BGP_VIPS.contains(&record.peer.0.as_str())).collect();
+    assert!(unexpected.is_empty(), "{} were seen with another address: {:?}", unexpected.len(), unexpected[0]);
+    // Each gateway has opened sessions, and packets were forwarded to their owners.
     for gateway in &cluster.gateways {
         assert!(gateway.metric("vipgate_sessions_created_total", "") > 1000.0, "{}", gateway.name);
         assert!(gateway.metric("vipgate_packets_total", "direction=\"peer_out\"") > 0.0, "{}", gateway.name);
@@ -34,42 +42,44 @@ fn ten_thousand_connections_over_three_gateways() {
 }
 
 #[test]
-fn one_gateway_alone_serves_the_world() {
+fn a_single_gateway_cluster_works() {
     let cluster = Cluster::running("alone", 1);
-    let watch = cluster.watch();
-    let mut held = cluster.crowd("held", 10_000_000, &Traffic::held(SERVER[0], sources_a(0), 300));
-    let mut probes = cluster.crowd("probes", 20_000_000, &Traffic::probes(SERVER[1], sources_a(1), 20));
-    held.wait_open(Duration::from_secs(20));
-    probes.wait_open(Duration::from_secs(20));
-    let brief = cluster.crowd("brief", 30_000_000, &Traffic::brief(SERVER[0], sources_a(0), 500, 500));
-    brief.wait(Duration::from_mins(1)).check_all_well();
+    let monitor = cluster.start_monitor();
+    let mut held =
+        cluster.start_clients("held", 10_000_000, &ClientConfig::held_connections(SERVER[0], sources_a(0), 300));
+    let mut probes = cluster.start_clients("probes", 20_000_000, &ClientConfig::probes(SERVER[1], sources_a(1), 20));
+    held.wait_established(Duration::from_secs(20));
+    probes.wait_established(Duration::from_secs(20));
+    let brief =
+        cluster.start_clients("brief", 30_000_000, &ClientConfig::short_connections(SERVER[0], sources_a(0), 500, 500));
+    brief.wait(Duration::from_mins(1)).check_all_succeeded();
     for clients in [held, probes] {
         let outcome = clients.end();
-        outcome.check_all_well();
+        outcome.check_all_succeeded();
         println!("{}", outcome.summary());
-        assert!(outcome.longest(0.2) < 1.0, "{}", outcome.summary());
+        assert!(outcome.longest_wait(0.2) < 1.0, "{}", outcome.summary());
     }
-    let records = watch.check(&cluster);
+    let records = monitor.verify(&cluster);
     assert_eq!(records.len(), 820);
-    check_all_different(&records);
-    assert!(records.iter().all(|record| SHARED.contains(&record.peer.0.as_str())));
+    check_unique_tuples(&records);
+    assert!(records.iter().all(|record| BGP_VIPS.contains(&record.peer.0.as_str())));
     cluster.check_frames();
 }
 
 #[test]
-fn iperf3_runs_both_ways_over_several_gateways() {
+fn iperf3_runs_in_both_directions_over_several_gateways() {
     let cluster = Cluster::running("iperf", 3);
     let log = cluster.folder.path().join("iperf3.log");
     let _server = cluster.server.spawn(&["iperf3", "-s", "--forceflush"], &log).unwrap();
     assert!(wait_for(Duration::from_secs(5), || fs::read_to_string(&log).is_ok_and(|log| log.contains("listening"))));
-    tunnels_are_narrow(&cluster);
+    expect_too_big(&cluster);
     for (server, reverse) in [(SERVER[0], false), (SERVER[0], true), (SERVER[1], false), (SERVER[1], true)] {
-        // Of so many at once, some come to who doesn't have them.
+        // With six connections, some are routed via a gateway that doesn't own them.
         let mut command = vec!["iperf3", "-J", "-t", "1", "-P", "6", "-c", server];
         command.extend(reverse.then_some("-R"));
-        let answer: Value = serde_json::from_str(&cluster.pods[0].output(&command).unwrap()).unwrap();
-        let rate = answer["end"]["sum_received"]["bits_per_second"].as_f64().unwrap();
-        assert!(rate > 20e6, "{server}, reverse {reverse}: {rate} bit/s\n{}", cluster.drops());
+        let report: Value = serde_json::from_str(&cluster.pods[0].output(&command).unwrap()).unwrap();
+        let rate = report["end"]["sum_received"]["bits_per_second"].as_f64().unwrap();
+        assert!(rate > 20e6, "{server}, reverse {reverse}: {rate} bit/s\n{}", cluster.drop_summary());
         println!("{server}, reverse {reverse}: {:.0} Mbit/s", rate / 1e6);
     }
     cluster.check_frames();

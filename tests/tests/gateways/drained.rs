@@ -1,93 +1,106 @@
-//! A gateway that is taken away in order: nobody notices.
+//! Drain and undrain under traffic.
 
 use std::time::Duration;
 
-use vipgate_tests::cluster::{Cluster, SERVER, Traffic, pass, sources_a};
+use vipgate_tests::cluster::{ClientConfig, Cluster, SERVER, sleep_ms, sources_a};
 use vipgate_tests::wait_for;
 
-use crate::scene::{OUTAGE, Scene, come_back, new_ones_work, shares_move};
+use crate::scene::{MAX_OUTAGE, Scenario, allow_shard_moves, check_new_connections, restart_gateway};
 
 #[test]
-fn who_is_drained_and_is_not_takes_its_part_again() {
+fn an_undrained_gateway_takes_sessions_again() {
     let cluster = Cluster::running("undrain", 3);
-    let opened = || cluster.gateways[1].metric("vipgate_sessions_created_total", "");
-    let scene = Scene::begin(&cluster, 300, 20);
-    shares_move(&cluster);
+    let created = || cluster.gateways[1].metric("vipgate_sessions_created_total", "");
+    let scenario = Scenario::start(&cluster, 300, 20);
+    allow_shard_moves(&cluster);
     assert_eq!(cluster.gateways[1].command(&["drain"]).0, 0);
-    pass(2_000);
+    sleep_ms(2_000);
     assert_eq!(cluster.gateways[1].command(&["undrain"]).0, 0);
-    cluster.wait_whole();
-    let before = opened();
+    cluster.wait_converged();
+    let before = created();
     let works = || {
-        new_ones_work(&cluster, "again", 50_000_000, 300);
-        opened() - before > 10.0
+        check_new_connections(&cluster, "again", 50_000_000, 300);
+        created() - before > 10.0
     };
-    assert!(wait_for(Duration::from_secs(10), works), "it opens nothing any more\n{}", cluster.gateways[1].log_tail());
-    scene.end(&cluster).check_unharmed(OUTAGE / 2.0);
+    assert!(
+        wait_for(Duration::from_secs(10), works),
+        "the gateway opens no sessions\n{}",
+        cluster.gateways[1].log_tail()
+    );
+    scenario.end(&cluster).check_uninterrupted(MAX_OUTAGE / 2.0);
 }
 
-/// A SYN that is lost is sent again after a second: what begins while shares change hands is not to wait for that.
+/// A lost SYN is retransmitted after a second: connections opened while shards move must not have to wait for that.
 #[test]
-fn who_begins_while_one_is_drained_and_comes_back_does_not_wait() {
+fn connections_opened_during_drain_and_undrain_do_not_wait() {
     const RATE: u32 = 260;
     let cluster = Cluster::running("begin", 3);
-    let watch = cluster.watch();
-    let traffic = Traffic::brief(SERVER[0], sources_a(0), RATE * 10, RATE);
-    let brief = cluster.crowd("begin", 10_000_000, &traffic);
-    for word in ["drain", "undrain", "drain", "undrain"] {
-        pass(1_500);
-        assert_eq!(cluster.gateways[1].command(&[word]).0, 0);
+    let monitor = cluster.start_monitor();
+    let traffic = ClientConfig::short_connections(SERVER[0], sources_a(0), RATE * 10, RATE);
+    let brief = cluster.start_clients("begin", 10_000_000, &traffic);
+    for command in ["drain", "undrain", "drain", "undrain"] {
+        sleep_ms(1_500);
+        assert_eq!(cluster.gateways[1].command(&[command]).0, 0);
     }
     let brief = brief.wait(Duration::from_mins(1));
-    println!("{}\n{}", brief.summary(), cluster.drops());
-    brief.check_all_well();
-    assert!(brief.longest(f64::MAX) < 0.95, "{}", brief.summary());
+    println!("{}\n{}", brief.summary(), cluster.drop_summary());
+    brief.check_all_succeeded();
+    assert!(brief.longest_wait(f64::MAX) < 0.95, "{}", brief.summary());
     for reason in ["no_lease", "no_owner"] {
-        assert!(cluster.dropped(reason) < 1.0, "{reason}: {}", cluster.drops());
+        assert!(cluster.drop_count(reason) < 1.0, "{reason}: {}", cluster.drop_summary());
     }
-    watch.check_handover(&cluster);
+    monitor.verify_with_shard_moves(&cluster);
 }
 
-/// One is drained under load, ends when it says that nothing is left, and nobody notices.
+/// A gateway is drained under load and stopped when it reports that it serves no more sessions; no connection is
+/// affected.
 #[test]
-fn a_drain() {
+fn a_drain_under_load_is_hitless() {
     let mut cluster = Cluster::running("drain", 3);
-    let scene = Scene::begin(&cluster, 1_000, 40);
-    let brief = cluster.crowd("brief", 50_000_000, &Traffic::brief(SERVER[0], sources_a(0), 1_000, 200));
-    // Of these there are always some that have just begun.
-    let traffic = Traffic { rate: 200, paces: &[(100, 0.3, 0.6)], ..Traffic::held(SERVER[0], sources_a(0), 1_000) };
-    let young = cluster.crowd("young", 60_000_000, &traffic);
-    pass(2_000);
-    shares_move(&cluster);
-    let (code, said, complaint) = cluster.gateways[0].command(&["drain"]);
-    println!("{said}{}", cluster.drops());
-    assert!(code == 0 && said.contains("serves no more"), "{code}: {said}{complaint}");
-    cluster.spread_over(&cluster.but(0));
-    pass(200);
-    cluster.gateways[0].end("TERM");
-    brief.wait(Duration::from_mins(1)).check_all_well();
-    pass(1_000);
+    let scenario = Scenario::start(&cluster, 1_000, 40);
+    let brief = cluster.start_clients(
+        "brief",
+        50_000_000,
+        &ClientConfig::short_connections(SERVER[0], sources_a(0), 1_000, 200),
+    );
+    // With these there are always connections that have just been opened.
+    let traffic = ClientConfig {
+        rate: 200,
+        intervals: &[(100, 0.3, 0.6)],
+        ..ClientConfig::held_connections(SERVER[0], sources_a(0), 1_000)
+    };
+    let young = cluster.start_clients("young", 60_000_000, &traffic);
+    sleep_ms(2_000);
+    allow_shard_moves(&cluster);
+    let (code, stdout, stderr) = cluster.gateways[0].command(&["drain"]);
+    println!("{stdout}{}", cluster.drop_summary());
+    assert!(code == 0 && stdout.contains("it owns no shards"), "{code}: {stdout}{stderr}");
+    cluster.route_via(&cluster.indices_except(0));
+    sleep_ms(200);
+    cluster.gateways[0].stop("TERM");
+    brief.wait(Duration::from_mins(1)).check_all_succeeded();
+    sleep_ms(1_000);
     let young = young.end();
-    println!("young: {}\n{}", young.summary(), cluster.drops());
-    young.check_all_well();
-    scene.end(&cluster).check_unharmed(OUTAGE / 2.0);
+    println!("young: {}\n{}", young.summary(), cluster.drop_summary());
+    young.check_all_succeeded();
+    scenario.end(&cluster).check_uninterrupted(MAX_OUTAGE / 2.0);
 }
 
-/// As an upgrade does it: one after the other, in order.
+/// Gateways are drained and restarted one after the other, as by an upgrade.
 #[test]
-fn a_rolling_restart() {
+fn a_rolling_restart_is_hitless() {
     let mut cluster = Cluster::running("rolling", 3);
-    let scene = Scene::begin(&cluster, 1_000, 40);
-    for number in cluster.all() {
-        shares_move(&cluster);
+    let scenario = Scenario::start(&cluster, 1_000, 40);
+    for number in cluster.indices() {
+        allow_shard_moves(&cluster);
         cluster.gateways[number].command(&["drain"]);
-        pass(1_000);
-        cluster.spread_over(&cluster.but(number));
-        pass(200);
-        cluster.gateways[number].end("TERM");
-        come_back(&mut cluster, number);
-        pass(500);
+        sleep_ms(1_000);
+        cluster.route_via(&cluster.indices_except(number));
+        sleep_ms(200);
+        cluster.gateways[number].stop("TERM");
+        restart_gateway(&mut cluster, number);
+        sleep_ms(500);
     }
-    new_ones_work(&cluster, "after", 60_000_000, 500);
-    scene.end(&cluster).check_unharmed(OUTAGE / 2.0);
+    check_new_connections(&cluster, "after", 60_000_000, 500);
+    scenario.end(&cluster).check_uninterrupted(MAX_OUTAGE / 2.0);
 }

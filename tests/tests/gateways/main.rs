@@ -1,4 +1,4 @@
-//! Several gateways between routers that spread packets over them: all together they are one, whatever happens to one of them.
+//! Several gateways between ECMP routers: together they act as one, whichever of them fails.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod absent;

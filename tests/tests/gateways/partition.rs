@@ -1,85 +1,87 @@
-//! A gateway that nobody reaches any more, while pods and the world still do.
+//! Network partitions: a gateway is cut off from the policy server, from its peers, or from both, while routers still
+//! reach it.
 
 use std::time::Duration;
 
-use vipgate_tests::cluster::{Cluster, SERVER, Traffic, moment, pass, seconds, sources_a};
+use vipgate_tests::cluster::{ClientConfig, Cluster, SERVER, sleep_ms, sources_a, test_seconds, unix_time};
 
-use crate::scene::{DETECTED, OUTAGE, Scene, new_ones_work, shares_move};
+use crate::scene::{BFD_DETECTION, MAX_OUTAGE, Scenario, allow_shard_moves, check_new_connections};
 
 #[test]
-fn a_partition() {
+fn a_partitioned_gateway_opens_no_sessions() {
     let cluster = Cluster::running("partition", 3);
-    let scene = Scene::begin(&cluster, 2_000, 40);
-    pass(500);
-    let cut = moment();
-    shares_move(&cluster);
-    // On its segment, others announce the VIPs that it had, before it can know of that.
-    cluster.ledger.allow(["vip_conflicts"]);
+    let scenario = Scenario::start(&cluster, 2_000, 40);
+    sleep_ms(500);
+    let cut = unix_time();
+    allow_shard_moves(&cluster);
+    // On its segment, others announce the VIPs that it owned, before its own lease has expired.
+    cluster.accounting.allow(["vip_conflicts"]);
     cluster.cut_management(0);
     cluster.cut_peers(0);
-    // Its own links are fine, so routers go on sending to it until somebody tells them.
-    pass(DETECTED);
-    cluster.spread_over(&[1, 2]);
-    pass(1_000);
-    new_ones_work(&cluster, "during", 50_000_000, 500);
-    // Now they send to it alone: it must not open what others may open as well.
-    let opened = || cluster.gateways[0].metric("vipgate_sessions_created_total", "");
-    let before = opened();
-    cluster.ledger.expect(["no_lease"]);
-    cluster.spread_over(&[0]);
-    let traffic = Traffic { patience: 2, ..Traffic::brief(SERVER[0], sources_a(0), 100, 200) };
-    let [all, refused] = cluster.crowd("refused", 55_000_000, &traffic).wait(Duration::from_secs(20)).lost();
-    assert!(opened() - before < 0.5, "{} sessions opened without a lease", opened() - before);
-    assert_eq!(refused, all, "nobody else can have opened them");
-    cluster.spread_over(&[1, 2]);
-    pass((seconds(15) * 1_000).saturating_sub(7_500));
+    // Its own links are up, so routers keep using it until the test changes their routes.
+    sleep_ms(BFD_DETECTION);
+    cluster.route_via(&[1, 2]);
+    sleep_ms(1_000);
+    check_new_connections(&cluster, "during", 50_000_000, 500);
+    // Then routers use it alone: it must not open what others may open as well.
+    let created = || cluster.gateways[0].metric("vipgate_sessions_created_total", "");
+    let before = created();
+    cluster.accounting.expect(["no_lease"]);
+    cluster.route_via(&[0]);
+    let traffic = ClientConfig { timeout: 2, ..ClientConfig::short_connections(SERVER[0], sources_a(0), 100, 200) };
+    let [all, rejected] =
+        cluster.start_clients("rejected", 55_000_000, &traffic).wait(Duration::from_secs(20)).total_and_failed();
+    assert!(created() - before < 0.5, "{} sessions opened without a lease", created() - before);
+    assert_eq!(rejected, all, "no other gateway can have opened them");
+    cluster.route_via(&[1, 2]);
+    sleep_ms((test_seconds(15) * 1_000).saturating_sub(7_500));
     cluster.heal_peers(0);
     cluster.heal_management(0);
-    cluster.wait_whole();
-    cluster.spread_over(&cluster.all());
-    pass(3_000);
-    new_ones_work(&cluster, "after", 60_000_000, 500);
-    let ended = scene.end(&cluster);
-    // The detour over the cut gateway above is in the waits of those who spoke then.
-    ended.held.older(0.2, cut).check_survived(99);
+    cluster.wait_converged();
+    cluster.route_via(&cluster.indices());
+    sleep_ms(3_000);
+    check_new_connections(&cluster, "after", 60_000_000, 500);
+    let results = scenario.end(&cluster);
+    // The waits include the routes via the partitioned gateway above.
+    results.held.established_before(0.2, cut).check_survived(99);
 }
 
-/// Cut off from the policy server alone, it is as good as dead to the others, and hands over what it has.
+/// A gateway without the policy server loses its lease, and hands over its sessions to the others.
 #[test]
-fn a_gateway_without_the_policy_server_is_stood_in_for() {
+fn a_gateway_cut_off_from_the_policy_server_is_failed_over() {
     let cluster = Cluster::running("nolease", 3);
-    let scene = Scene::begin(&cluster, 1_000, 40);
-    pass(500);
-    let cut = moment();
-    shares_move(&cluster);
+    let scenario = Scenario::start(&cluster, 1_000, 40);
+    sleep_ms(500);
+    let cut = unix_time();
+    allow_shard_moves(&cluster);
     cluster.cut_management(1);
-    pass(4_000);
-    new_ones_work(&cluster, "during", 50_000_000, 500);
+    sleep_ms(4_000);
+    check_new_connections(&cluster, "during", 50_000_000, 500);
     cluster.heal_management(1);
-    pass(2_000);
-    cluster.wait_whole();
-    new_ones_work(&cluster, "after", 60_000_000, 500);
-    scene.end(&cluster).check_outage(cut);
+    sleep_ms(2_000);
+    cluster.wait_converged();
+    check_new_connections(&cluster, "after", 60_000_000, 500);
+    scenario.end(&cluster).check_outage(cut);
 }
 
-/// Cut off from the other gateways alone, it still serves what comes to it and is its own.
+/// Gateways without peer links still serve the packets that arrive at their owner.
 #[test]
-fn gateways_that_do_not_hear_each_other_open_nothing_twice() {
+fn gateways_without_peer_links_never_reuse_a_tuple() {
     let cluster = Cluster::running("deaf", 3);
-    let scene = Scene::begin(&cluster, 500, 20);
-    for number in cluster.all() {
+    let scenario = Scenario::start(&cluster, 500, 20);
+    for number in cluster.indices() {
         cluster.cut_peers(number);
     }
-    pass(3_000);
-    for number in cluster.all() {
+    sleep_ms(3_000);
+    for number in cluster.indices() {
         cluster.heal_peers(number);
     }
-    pass(2_000);
-    cluster.wait_whole();
-    new_ones_work(&cluster, "after", 60_000_000, 500);
-    let ended = scene.end(&cluster);
-    ended.held.check_survived(99);
-    // What had to travel had to wait.
-    let longest = ended.probes.longest(0.2);
-    assert!(longest <= 3.0 + 2.0 + OUTAGE, "{}", ended.probes.summary());
+    sleep_ms(2_000);
+    cluster.wait_converged();
+    check_new_connections(&cluster, "after", 60_000_000, 500);
+    let results = scenario.end(&cluster);
+    results.held.check_survived(99);
+    // Packets that had to be forwarded to their owner had to wait.
+    let longest = results.probes.longest_wait(0.2);
+    assert!(longest <= 3.0 + 2.0 + MAX_OUTAGE, "{}", results.probes.summary());
 }

@@ -1,28 +1,28 @@
-//! Routers change their mind about which gateway gets what, in the middle of everything.
+//! ECMP rehash: routers move flows to other gateways under traffic.
 
-use vipgate_tests::cluster::{Cluster, pass};
+use vipgate_tests::cluster::{Cluster, sleep_ms};
 
-use crate::scene::{Scene, new_ones_work};
+use crate::scene::{Scenario, check_new_connections};
 
-/// Time for one retransmission, seconds.
+/// Time of one retransmission, seconds.
 const RTO: f64 = 0.25;
 
 #[test]
 fn rehash_mid_flow() {
     let cluster = Cluster::running("rehash", 3);
-    let scene = Scene::begin(&cluster, 1_000, 40);
+    let scenario = Scenario::start(&cluster, 1_000, 40);
     for turn in 1..=6 {
         cluster.rehash(turn);
-        pass(400);
+        sleep_ms(400);
     }
-    // Fewer and more ways, on one side only, so that both directions part.
-    for ways in [vec![0], vec![1, 2], vec![2, 1, 0], vec![2]] {
-        cluster.spread_outside_over(&ways);
-        pass(400);
-        cluster.spread_inside_over(&ways.iter().rev().copied().collect::<Vec<_>>());
-        pass(400);
+    // Fewer and more next hops, changed separately in each direction, so that traffic becomes asymmetric.
+    for next_hops in [vec![0], vec![1, 2], vec![2, 1, 0], vec![2]] {
+        cluster.route_outside_via(&next_hops);
+        sleep_ms(400);
+        cluster.route_inside_via(&next_hops.iter().rev().copied().collect::<Vec<_>>());
+        sleep_ms(400);
     }
-    cluster.spread_over(&cluster.all());
-    new_ones_work(&cluster, "after", 60_000_000, 500);
-    scene.end(&cluster).check_unharmed(RTO);
+    cluster.route_via(&cluster.indices());
+    check_new_connections(&cluster, "after", 60_000_000, 500);
+    scenario.end(&cluster).check_uninterrupted(RTO);
 }

@@ -1,45 +1,45 @@
-//! Ports run out in a gateway's shard of a VIP, while the other gateway's shard has some left.
+//! Port exhaustion of a gateway's shard of a VIP, while other shards have free ports.
 
 use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
-use vipgate_tests::cluster::{Cluster, Gateway, SERVER, SHARED};
+use vipgate_tests::cluster::{BGP_VIPS, Cluster, Gateway, SERVER};
 use vipgate_tests::wait_for;
 
-/// Blocks of 64 ports in the range.
+/// Port blocks in the range, 64 ports each.
 const BLOCKS: u16 = 16;
 
 #[test]
-fn a_shard_that_runs_out_is_named_and_so_is_what_others_have() {
+fn shard_exhaustion_is_reported_with_the_ports_of_other_shards() {
     let mut cluster = Cluster::new("shards", 2);
-    cluster.ledger.expect(["ports_exhausted"]);
-    // Who is refused hears of it only so often; where nobody listens, the server says so to each.
-    cluster.ledger.allow(["answers_limited"]);
+    cluster.accounting.expect(["ports_exhausted"]);
+    // ICMP errors to the pod are rate-limited, and so are the server's port unreachable errors.
+    cluster.accounting.allow(["answers_limited"]);
     cluster.start_all(&format!("ports: {{range: 20032-{}, quarantine: 2s}}", 20_031 + 64 * BLOCKS));
-    for (own, server, vip) in [("10.1.0.11", SERVER[0], SHARED[0]), ("fd00:1::11", SERVER[1], SHARED[1])] {
+    for (own, server, vip) in [("10.1.0.11", SERVER[0], BGP_VIPS[0]), ("fd00:1::11", SERVER[1], BGP_VIPS[1])] {
         let (source, to): (IpAddr, IpAddr) = (own.parse().unwrap(), server.parse().unwrap());
-        // More than all ports of the VIP, toward one destination, from a pod that has one shard.
+        // More flows than the VIP has ports, toward one destination, from a pod whose flows are in one shard.
         let sent = cluster.pods[0].run(move || {
             for port in 30_000..30_000 + 64 * BLOCKS + 50 {
                 let socket = UdpSocket::bind((source, port))?;
-                // What the gateway said to the one before is no concern of this one.
-                let _ = socket.send_to(b"to nobody", (to, 9));
+                // May fail after an ICMP error to an earlier datagram.
+                let _ = socket.send_to(b"unused port", (to, 9));
             }
             Ok(())
         });
         sent.join().unwrap().unwrap();
-        let has_refused = |gateway: &&Gateway| entry(gateway, vip)["refused_in_shard"].as_u64() > Some(0);
-        let refused = || cluster.gateways.iter().any(|gateway| has_refused(&gateway));
-        assert!(wait_for(Duration::from_secs(5), refused), "{}", cluster.drops());
-        let gateway = cluster.gateways.iter().find(has_refused).unwrap();
-        let ports = entry(gateway, vip);
+        let has_rejected = |gateway: &&Gateway| vip_ports(gateway, vip)["refused_in_shard"].as_u64() > Some(0);
+        let is_exhausted = || cluster.gateways.iter().any(|gateway| has_rejected(&gateway));
+        assert!(wait_for(Duration::from_secs(5), is_exhausted), "{}", cluster.drop_summary());
+        let gateway = cluster.gateways.iter().find(has_rejected).unwrap();
+        let ports = vip_ports(gateway, vip);
         let shards = ports["shards"].as_array().unwrap();
         let sum = |field: &str| shards.iter().map(|shard| shard[field].as_u64().unwrap()).sum::<u64>();
         assert_eq!((shards.len(), sum("blocks"), sum("ports")), (2, BLOCKS.into(), u64::from(BLOCKS) * 64), "{ports}");
         let shard = shards.iter().find(|shard| shard["own"] == true).unwrap();
         assert_eq!(shard["owner"], gateway.name.as_str(), "{ports}");
         let sessions = ports["sessions"].as_u64().unwrap();
-        assert!(shard["ports"].as_u64() <= Some(sessions), "all of its ports are in use: {ports}");
+        assert!(shard["ports"].as_u64() <= Some(sessions), "not all of its ports are in use: {ports}");
         assert_eq!(ports["refused"], 0, "{ports}");
 
         let own_ports = gateway.metric("vipgate_vip_shard_ports", vip);
@@ -56,17 +56,17 @@ fn a_shard_that_runs_out_is_named_and_so_is_what_others_have() {
             (vec!["explain", vip], "OUT OF PORTS"),
             (vec!["trace", "--from", &from, "--to", &to, "--proto", "udp"], "NO PORT IS FREE in its SHARD"),
         ] {
-            let said = gateway.command(&command).1;
-            assert!(said.contains(words), "{command:?}: {said}");
+            let stdout = gateway.command(&command).1;
+            assert!(stdout.contains(words), "{command:?}: {stdout}");
         }
         let logged = || gateway.log().lines().any(|line| line.contains("\"ports_exhausted\"") && line.contains(vip));
         assert!(wait_for(Duration::from_secs(5), logged), "{}", gateway.log_tail());
     }
 }
 
-/// What a gateway says of a VIP's ports.
-fn entry(gateway: &Gateway, vip: &str) -> serde_json::Value {
-    let all = gateway.ask(&["ports"]);
-    let mine = all["vips"].as_array().unwrap().iter().find(|it| it["address"] == vip);
-    mine.unwrap_or_else(|| panic!("no {vip} in {all}")).clone()
+/// A VIP in a gateway's `ports` output.
+fn vip_ports(gateway: &Gateway, vip: &str) -> serde_json::Value {
+    let ports = gateway.query(&["ports"]);
+    let found = ports["vips"].as_array().unwrap().iter().find(|it| it["address"] == vip);
+    found.unwrap_or_else(|| panic!("no {vip} in {ports}")).clone()
 }

@@ -1,39 +1,43 @@
-//! TLS between gateway and server: who is let in, who isn't and why, and certificates that change.
+//! TLS between gateway and policy server: authentication, the reported reasons of rejections, certificate rotation.
 
 use std::time::{Duration, SystemTime};
 
-use vipgate::lab::peers::ask_udp;
-use vipgate_tests::policyd::{Plan, Policyd};
-use vipgate_tests::tls::{Authority, Certificate, tomorrow};
+use vipgate::lab::reflector::query_udp;
+use vipgate_tests::policyd::{Policyd, PolicydConfig};
+use vipgate_tests::tls::{Certificate, CertificateAuthority, tomorrow};
 use vipgate_tests::traffic::Traffic;
-use vipgate_tests::{MORE, SERVER, VIP_B, World, wait_for};
+use vipgate_tests::{EXTRA_ENDPOINT, SERVER, Testbed, VIP_B, wait_for};
 
-/// The names of this host.
+/// Names of the server's host.
 const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
 
-fn tls(ca: &Authority, own: &Certificate) -> String {
-    format!("tls: {{ca: {}, cert: {}, key: {}}}", ca.file, own.cert, own.key)
+fn tls(ca: &CertificateAuthority, own: &Certificate) -> String {
+    format!("tls: {{ca: {}, cert: {}, key: {}}}", ca.ca_file, own.cert, own.key)
 }
 
-/// The gateway's configuration: where its server is, whom it trusts, what it shows.
-fn policy(world: &World, url: &str, ca: Option<&Authority>, own: Option<&Certificate>) -> String {
-    let cache = world.folder.path().join("policy.cache").display().to_string();
-    let ca = ca.map(|ca| format!(", ca: {}", ca.file)).unwrap_or_default();
+/// The gateway's policy configuration: server URL, CA and client certificate.
+fn policy(testbed: &Testbed, url: &str, ca: Option<&CertificateAuthority>, own: Option<&Certificate>) -> String {
+    let cache = testbed.folder.path().join("policy.cache").display().to_string();
+    let ca = ca.map(|ca| format!(", ca: {}", ca.ca_file)).unwrap_or_default();
     let own = own.map(|own| format!(", cert: {}, key: {}", own.cert, own.key)).unwrap_or_default();
     format!("policy: {{server: {{url: \"{url}\", cache: {cache}{ca}{own}}}}}")
 }
 
 #[test]
-fn whoever_is_refused_hears_why_and_the_server_says_whom() {
-    let mut world = World::new("refused");
-    let folder = world.folder.path().to_owned();
-    let (ours, theirs) = (Authority::new(&folder, "ours"), Authority::new(&folder, "theirs"));
+fn a_rejected_client_gets_the_reason_and_the_server_logs_it() {
+    let mut testbed = Testbed::new("refused");
+    let folder = testbed.folder.path().to_owned();
+    let (ours, theirs) = (CertificateAuthority::new(&folder, "ours"), CertificateAuthority::new(&folder, "theirs"));
     let long_ago = SystemTime::now() - Duration::from_hours(1);
     let good = ours.sign("gateway", &["gw-test"], tomorrow());
-    let foreign = theirs.sign("foreign", &["gw-test"], tomorrow());
+    let unknown_ca = theirs.sign("foreign", &["gw-test"], tomorrow());
     let start = |name: &str, n: u16, own: Certificate| {
         let (listen, more) = (format!("127.0.0.1:{}", 18000 + n), tls(&ours, &own));
-        Policyd::start(&world.gateway, &folder, Plan { name, listen: &listen, metrics: 9470 + n, more: &more })
+        Policyd::start(
+            &testbed.gateway,
+            &folder,
+            PolicydConfig { name, listen: &listen, metrics: 9470 + n, extra: &more },
+        )
     };
     let servers = [
         start("good", 0, ours.sign("server", &HERE, tomorrow())),
@@ -42,108 +46,113 @@ fn whoever_is_refused_hears_why_and_the_server_says_whom() {
     ];
     let [a, b, c] = [0, 1, 2].map(|n| format!("https://127.0.0.1:{}", 18000 + n));
     let plain = a.replace("https", "http");
-    // What the gateway has, what it says, what the server says.
+    // URL, the gateway's CA and certificate, the server's index, the error at the gateway, the error in the server's
+    // log.
     let cases = [
         (&a, Some(&ours), None, 0, "CertificateRequired", "presents no certificate"),
-        (&a, Some(&ours), Some(&foreign), 0, "UnknownCA", "isn't signed by `tls.ca`"),
+        (&a, Some(&ours), Some(&unknown_ca), 0, "UnknownCA", "isn't signed by `tls.ca`"),
         (&a, Some(&theirs), Some(&good), 0, "UnknownIssuer", "doesn't trust this server's certificate"),
         (&b, Some(&ours), Some(&good), 1, "not valid for name", "BadCertificate"),
         (&c, Some(&ours), Some(&good), 2, "expired", "CertificateExpired"),
         (&plain, None, None, 0, "must begin with https://", "doesn't speak TLS"),
     ];
-    for (url, ca, own, server, gateway_says, server_says) in cases {
+    for (url, ca, own, server, gateway_error, server_error) in cases {
         let before = servers[server].metric("vipgate_policyd_tls_refused_total", "");
-        world.launch(&policy(&world, url, ca, own));
-        let tried = || world.log().contains("policy_server_unreachable");
-        assert!(wait_for(Duration::from_secs(20), tried), "{}", world.log());
-        let said = world.server_status();
-        let error = said["error"].as_str().unwrap();
-        assert!(said["connected"] == false && error.contains(gateway_says), "{url}, {gateway_says}: {said}");
-        servers[server].wait_for_log(&["client_refused", "127.0.0.1:", server_says]);
+        testbed.spawn_gateway(&policy(&testbed, url, ca, own));
+        let has_tried = || testbed.log().contains("policy_server_unreachable");
+        assert!(wait_for(Duration::from_secs(20), has_tried), "{}", testbed.log());
+        let status = testbed.policy_server_status();
+        let error = status["error"].as_str().unwrap();
+        assert!(status["connected"] == false && error.contains(gateway_error), "{url}, {gateway_error}: {status}");
+        servers[server].wait_for_log(&["client_refused", "127.0.0.1:", server_error]);
         assert!(servers[server].metric("vipgate_policyd_tls_refused_total", "") > before);
-        // The command line hears the same.
-        let mut ask = vec!["--server", url];
-        ask.extend(ca.iter().flat_map(|ca| ["--ca", &ca.file]));
-        ask.extend(own.iter().flat_map(|own: &&Certificate| ["--cert", &own.cert, "--key", &own.key]));
-        let (code, _, stderr) = world.policy_status(&ask);
-        assert!(code == 1 && stderr.contains(url.as_str()) && stderr.contains(gateway_says), "{stderr}");
-        assert!(!stderr.contains("tonic") && !error.contains("tonic") && !world.log().contains("tonic::"), "{stderr}");
-        if gateway_says == "CertificateRequired" {
-            assert!(stderr.contains("only those who present a certificate"), "{stderr}");
+        // The command line reports the same error.
+        let mut arguments = vec!["--server", url];
+        arguments.extend(ca.iter().flat_map(|ca| ["--ca", &ca.ca_file]));
+        arguments.extend(own.iter().flat_map(|own: &&Certificate| ["--cert", &own.cert, "--key", &own.key]));
+        let (code, _, stderr) = testbed.policy_status(&arguments);
+        assert!(code == 1 && stderr.contains(url.as_str()) && stderr.contains(gateway_error), "{stderr}");
+        assert!(
+            !stderr.contains("tonic") && !error.contains("tonic") && !testbed.log().contains("tonic::"),
+            "{stderr}"
+        );
+        if gateway_error == "CertificateRequired" {
+            assert!(stderr.contains("the server requires a client certificate"), "{stderr}");
         }
-        world.end("KILL");
+        testbed.stop("KILL");
     }
-    // Another gateway's certificate: it is let in, but not by this name.
+    // The certificate of another gateway: TLS succeeds, but the name is rejected.
     let other = ours.sign("other", &["gw-other"], tomorrow());
-    world.launch(&policy(&world, &a, Some(&ours), Some(&other)));
-    let refused = || world.log().contains("policy_server_refuses");
-    assert!(wait_for(Duration::from_secs(20), refused), "{}", world.log());
-    let said = world.server_status();
-    let error = said["error"].as_str().unwrap();
-    assert!(said["connected"] == false && error.contains("is of gw-other, other, not of gateway gw-test"), "{said}");
+    testbed.spawn_gateway(&policy(&testbed, &a, Some(&ours), Some(&other)));
+    let is_rejected = || testbed.log().contains("policy_server_refuses");
+    assert!(wait_for(Duration::from_secs(20), is_rejected), "{}", testbed.log());
+    let status = testbed.policy_server_status();
+    let error = status["error"].as_str().unwrap();
+    let expected = "is valid for gw-other, other, not for gateway gw-test";
+    assert!(status["connected"] == false && error.contains(expected), "{status}");
     servers[0].wait_for_log(&["gateway_refused", "\"gateway\":\"gw-test\"", "127.0.0.1:", "gw-other"]);
-    // Those who only look may have any name.
-    let ask = ["--server", &a, "--ca", &ours.file, "--cert", &other.cert, "--key", &other.key, "-o", "json"];
-    let (code, shown, stderr) = world.policy_status(&ask);
-    assert!(code == 0 && !shown.contains("gw-test"), "{shown}{stderr}");
-    world.end("KILL");
-    world.start_alone(&policy(&world, &a, Some(&ours), Some(&good)));
-    let ask = ["--server", &a, "--ca", &ours.file, "--cert", &good.cert, "--key", &good.key, "--wait", "5"];
-    let (code, _, stderr) = world.policy_status(&ask);
+    // Status queries are allowed with any name.
+    let arguments = ["--server", &a, "--ca", &ours.ca_file, "--cert", &other.cert, "--key", &other.key, "-o", "json"];
+    let (code, stdout, stderr) = testbed.policy_status(&arguments);
+    assert!(code == 0 && !stdout.contains("gw-test"), "{stdout}{stderr}");
+    testbed.stop("KILL");
+    testbed.start_gateway(&policy(&testbed, &a, Some(&ours), Some(&good)));
+    let arguments = ["--server", &a, "--ca", &ours.ca_file, "--cert", &good.cert, "--key", &good.key, "--wait", "5"];
+    let (code, _, stderr) = testbed.policy_status(&arguments);
     assert_eq!(code, 0, "{stderr}");
 }
 
 #[test]
-fn a_connection_that_stands_outlives_its_certificates() {
+fn an_established_connection_outlives_its_certificates() {
     const URL: &str = "https://127.0.0.1:18000";
-    let mut world = World::new("renewed");
-    let folder = world.folder.path().to_owned();
-    let (ours, next) = (Authority::new(&folder, "ours"), Authority::new(&folder, "next"));
+    let mut testbed = Testbed::new("renewed");
+    let folder = testbed.folder.path().to_owned();
+    let (ours, next) = (CertificateAuthority::new(&folder, "ours"), CertificateAuthority::new(&folder, "next"));
     let server = ours.sign("server", &HERE, tomorrow());
     let own = ours.sign("gateway", &["gw-test"], tomorrow());
     let operator = ours.sign("operator", &["operator"], tomorrow());
-    let ask = |world: &World, ca: &Authority| {
-        let ask = ["--server", URL, "--ca", &ca.file, "--cert", &operator.cert, "--key", &operator.key];
-        let (code, _, stderr) = world.policy_status(&ask);
+    let query_status = |testbed: &Testbed, ca: &CertificateAuthority| {
+        let arguments = ["--server", URL, "--ca", &ca.ca_file, "--cert", &operator.cert, "--key", &operator.key];
+        let (code, _, stderr) = testbed.policy_status(&arguments);
         (code, stderr)
     };
-    world.start_policyd(&tls(&ours, &server));
-    world.start_alone(&policy(&world, URL, Some(&ours), Some(&own)));
-    world.wait_connected(true, Duration::from_secs(10));
-    let traffic = Traffic::start(&world);
+    testbed.start_policyd(&tls(&ours, &server));
+    testbed.start_gateway(&policy(&testbed, URL, Some(&ours), Some(&own)));
+    testbed.wait_connected(true, Duration::from_secs(10));
+    let traffic = Traffic::start(&testbed);
 
-    // Both certificates are good for some seconds only, and the connection is made in that time.
+    // Both certificates expire in a few seconds; the connection is established before.
     let end = SystemTime::now() + Duration::from_secs(8);
     ours.sign("server", &HERE, end);
     ours.sign("gateway", &["gw-test"], end);
-    world.policyd.take().unwrap().kill();
-    world.wait_connected(false, Duration::from_secs(5));
-    world.start_policyd(&tls(&ours, &server));
-    world.wait_connected(true, Duration::from_secs(8));
+    testbed.policyd.take().unwrap().kill();
+    testbed.wait_connected(false, Duration::from_secs(5));
+    testbed.start_policyd(&tls(&ours, &server));
+    testbed.wait_connected(true, Duration::from_secs(8));
     let expired = || SystemTime::now() > end + Duration::from_secs(1);
     assert!(wait_for(Duration::from_secs(12), expired));
-    let (code, stderr) = ask(&world, &ours);
+    let (code, stderr) = query_status(&testbed, &ours);
     assert!(code == 1 && stderr.contains("expired"), "new connections are refused: {stderr}");
-    world.write_policy("more.yaml", MORE);
-    let told = || ask_udp(&world.pods[3], SERVER[0].parse().unwrap()).is_ok_and(|seen| seen == VIP_B[0]);
-    assert!(wait_for(Duration::from_secs(5), told), "over the old connection: {}", world.log());
+    testbed.write_policy("more.yaml", EXTRA_ENDPOINT);
+    let is_applied = || query_udp(&testbed.pods[3], SERVER[0].parse().unwrap()).is_ok_and(|seen| seen == VIP_B[0]);
+    assert!(wait_for(Duration::from_secs(5), is_applied), "over the old connection: {}", testbed.log());
 
-    // Renewed, by another authority, so that one sees which one it is.
+    // Renewed by another authority, so that the new certificate is distinguishable.
     next.sign("server", &HERE, tomorrow());
-    world.policyd().wait_for_log(&["\"event\":\"certificates\""]);
-    let renewed = || ask(&world, &next).0 == 0;
-    assert!(wait_for(Duration::from_secs(5), renewed), "{:?}", ask(&world, &next));
-    let (code, stderr) = ask(&world, &ours);
+    testbed.policyd().wait_for_log(&["\"event\":\"certificates\""]);
+    let renewed = || query_status(&testbed, &next).0 == 0;
+    assert!(wait_for(Duration::from_secs(5), renewed), "{:?}", query_status(&testbed, &next));
+    let (code, stderr) = query_status(&testbed, &ours);
     assert!(code == 1 && stderr.contains("UnknownIssuer"), "{stderr}");
 
-    // The old connection has seen nothing of it.
-    assert_eq!(world.server_status()["connected"], true);
-    assert_eq!(world.log().matches("policy_server_lost").count(), 1, "{}", world.log());
-    assert!(!world.policyd().log().contains("gateway_lost"), "{}", world.policyd().log());
+    // The old connection is unaffected.
+    assert_eq!(testbed.policy_server_status()["connected"], true);
+    assert_eq!(testbed.log().matches("policy_server_lost").count(), 1, "{}", testbed.log());
+    assert!(!testbed.policyd().log().contains("gateway_lost"), "{}", testbed.policyd().log());
     traffic.end();
 
-    // What can't be used is said, and the last good one stays.
+    // An invalid certificate file is reported, and the last valid certificate stays in use.
     std::fs::write(&server.cert, "nonsense").unwrap();
-    world.policyd().wait_for_log(&["certificates_wrong", "server.crt", "holds no certificate"]);
-    assert_eq!(ask(&world, &next).0, 0);
+    testbed.policyd().wait_for_log(&["certificates_wrong", "server.crt", "holds no certificate"]);
+    assert_eq!(query_status(&testbed, &next).0, 0);
 }

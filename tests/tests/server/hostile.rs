@@ -1,79 +1,79 @@
-//! Who opens connections and says nothing keeps no command from being answered, and orders come from those who may give them.
+//! Hostile clients: idle connections don't block commands, and admin commands require authorization.
 
 use std::io;
 use std::net::TcpStream;
 use std::process::Command;
 use std::time::Instant;
 
-use vipgate::listener::raise_descriptors;
-use vipgate_tests::World;
-use vipgate_tests::policyd::{Plan, Policyd};
-use vipgate_tests::tls::{Authority, Certificate, tomorrow};
+use vipgate::listener::raise_descriptor_limit;
+use vipgate_tests::Testbed;
+use vipgate_tests::policyd::{Policyd, PolicydConfig};
+use vipgate_tests::tls::{Certificate, CertificateAuthority, tomorrow};
 
 #[test]
-fn idle_connections_to_the_metrics_port_leave_commands_answered() {
-    raise_descriptors();
-    let world = World::with_gateway("idle");
-    // Where the system gives no more than it always did.
-    let limit = ["--pid", &world.process().id().to_string(), "--nofile=1024:1024"].map(str::to_owned);
+fn idle_metrics_connections_do_not_block_commands() {
+    raise_descriptor_limit();
+    let testbed = Testbed::with_gateway("idle");
+    // The default descriptor limit of most systems.
+    let limit = ["--pid", &testbed.process().id().to_string(), "--nofile=1024:1024"].map(str::to_owned);
     assert!(Command::new("prlimit").args(limit).status().unwrap().success());
-    let begun = Instant::now();
+    let started = Instant::now();
     let connect = || (0..2000).map(|_| TcpStream::connect("127.0.0.1:9469")).collect::<io::Result<Vec<_>>>();
-    let idle = world.gateway.run(connect).join().unwrap().unwrap();
-    assert_eq!(world.ask(&["status"])["ready"], true);
-    assert_eq!([world.answer("/readyz"), world.answer("/healthz")], [200, 200]);
-    let open = world.metric("vipgate_connections", "listener=\"metrics\"");
+    let idle = testbed.gateway.run(connect).join().unwrap().unwrap();
+    assert_eq!(testbed.query(&["status"])["ready"], true);
+    assert_eq!([testbed.http_status("/readyz"), testbed.http_status("/healthz")], [200, 200]);
+    let open = testbed.metric("vipgate_connections", "listener=\"metrics\"");
     assert!((1.0..=64.0).contains(&open), "{open} connections of one address");
-    assert!(world.metric("vipgate_connections_refused_total", "superseded") > 1900.0);
-    // A line at once, and one each ten seconds.
-    let lines = world.log().matches("\"event\":\"connections_refused\"").count() as u64;
-    assert!((1..=1 + begun.elapsed().as_secs() / 10).contains(&lines), "{}", world.log());
+    assert!(testbed.metric("vipgate_connections_refused_total", "superseded") > 1900.0);
+    // One log line at once, and one every ten seconds.
+    let log_lines = testbed.log().matches("\"event\":\"connections_refused\"").count() as u64;
+    assert!((1..=1 + started.elapsed().as_secs() / 10).contains(&log_lines), "{}", testbed.log());
     drop(idle);
 }
 
 #[test]
-fn orders_come_from_those_who_may_give_them() {
+fn admin_commands_require_authorization() {
     const URL: &str = "https://127.0.0.1:18000";
-    let mut world = World::new("orders");
-    let folder = world.folder.path().to_owned();
-    let ours = Authority::new(&folder, "ours");
+    let mut testbed = Testbed::new("orders");
+    let folder = testbed.folder.path().to_owned();
+    let ours = CertificateAuthority::new(&folder, "ours");
     let server = ours.sign("server", &["127.0.0.1", "localhost"], tomorrow());
     let gateway = ours.sign("gateway", &["gw-test"], tomorrow());
     let operator = ours.sign("operator", &["operator"], tomorrow());
-    let tls = format!("tls: {{ca: {}, cert: {}, key: {}}}", ours.file, server.cert, server.key);
-    let order = |world: &World, own: &Certificate| {
-        let ask = ["--server", URL, "--ca", &ours.file, "--cert", &own.cert, "--key", &own.key];
-        let (code, _, stderr) = world.command(&[&["policy", "accept-empty"], &ask[..]].concat());
+    let tls = format!("tls: {{ca: {}, cert: {}, key: {}}}", ours.ca_file, server.cert, server.key);
+    let rejected_command = |testbed: &Testbed, own: &Certificate| {
+        let arguments = ["--server", URL, "--ca", &ours.ca_file, "--cert", &own.cert, "--key", &own.key];
+        let (code, _, stderr) = testbed.command(&[&["policy", "accept-empty"], &arguments[..]].concat());
         assert_eq!(code, 1, "{stderr}");
         stderr
     };
-    world.start_policyd(&tls);
+    testbed.start_policyd(&tls);
     let cache = folder.join("policy.cache").display().to_string();
-    let files = format!("ca: {}, cert: {}, key: {}", ours.file, gateway.cert, gateway.key);
-    world.start_alone(&format!("policy: {{server: {{url: \"{URL}\", cache: {cache}, {files}}}}}"));
-    let said = order(&world, &gateway);
-    assert!(said.contains("is of gateway gw-test, and no gateway may do this"), "{said}");
-    world.policyd().wait_for_log(&["order_refused", "accept-empty", "gw-test", "127.0.0.1:"]);
-    assert!(world.policyd().metric("vipgate_policyd_orders_refused_total", "") > 0.0);
-    // Nothing is empty here.
-    let said = order(&world, &operator);
-    assert!(!said.contains("may do this") && said.contains("empty"), "{said}");
-    world.end("TERM");
-    world.policyd.take().unwrap().kill();
-    world.start_policyd(&format!("{tls}\nadmins: [root]"));
-    let said = order(&world, &operator);
-    assert!(said.contains("is of operator, and none of that is in the server's `admins`"), "{said}");
-    world.policyd.take().unwrap().kill();
+    let files = format!("ca: {}, cert: {}, key: {}", ours.ca_file, gateway.cert, gateway.key);
+    testbed.start_gateway(&format!("policy: {{server: {{url: \"{URL}\", cache: {cache}, {files}}}}}"));
+    let stderr = rejected_command(&testbed, &gateway);
+    assert!(stderr.contains("is that of gateway gw-test, and gateways may not do this"), "{stderr}");
+    testbed.policyd().wait_for_log(&["order_refused", "accept-empty", "gw-test", "127.0.0.1:"]);
+    assert!(testbed.policyd().metric("vipgate_policyd_orders_refused_total", "") > 0.0);
+    // The operator is authorized, but no source is empty.
+    let stderr = rejected_command(&testbed, &operator);
+    assert!(!stderr.contains("may do this") && stderr.contains("empty"), "{stderr}");
+    testbed.stop("TERM");
+    testbed.policyd.take().unwrap().kill();
+    testbed.start_policyd(&format!("{tls}\nadmins: [root]"));
+    let stderr = rejected_command(&testbed, &operator);
+    assert!(stderr.contains("is valid for operator, none of which is in the server's `admins`"), "{stderr}");
+    testbed.policyd.take().unwrap().kill();
 
-    // Without certificates the server's own host is known by its address.
+    // Without certificates, the server's own host is authorized by its address.
     let listen = "203.0.113.1:18000";
-    let policyd = Policyd::start(&world.gateway, &folder, Plan { listen, ..Plan::default() });
-    let ask = ["policy", "accept-empty", "--server", &format!("http://{listen}")].map(str::to_owned);
-    let ask = ask.each_ref().map(String::as_str);
-    let (code, _, said) = world.command(&ask);
-    assert!(code == 1 && said.contains("empty") && !said.contains("own host only"), "{said}");
+    let policyd = Policyd::start(&testbed.gateway, &folder, PolicydConfig { listen, ..PolicydConfig::default() });
+    let arguments = ["policy", "accept-empty", "--server", &format!("http://{listen}")].map(str::to_owned);
+    let arguments = arguments.each_ref().map(String::as_str);
+    let (code, _, stderr) = testbed.command(&arguments);
+    assert!(code == 1 && stderr.contains("empty") && !stderr.contains("own host only"), "{stderr}");
     let program = vipgate_tests::binary().display().to_string();
-    let asked = world.router.output(&[&[program.as_str()], &ask[..]].concat()).unwrap_err().to_string();
-    assert!(asked.contains("from the server's own host only"), "{asked}");
+    let error = testbed.router.output(&[&[program.as_str()], &arguments[..]].concat()).unwrap_err().to_string();
+    assert!(error.contains("from the server's own host only"), "{error}");
     policyd.wait_for_log(&["order_refused", "203.0.113.254:"]);
 }

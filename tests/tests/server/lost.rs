@@ -1,4 +1,4 @@
-//! The server is gone, or the network to it.
+//! Loss of the policy server or of the network to it.
 
 use std::fs;
 use std::path::Path;
@@ -6,138 +6,138 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use vipgate::lab::peers::ask_udp;
-use vipgate_tests::policyd::{Plan, Policyd};
+use vipgate::lab::reflector::query_udp;
+use vipgate_tests::policyd::{Policyd, PolicydConfig};
 use vipgate_tests::traffic::Traffic;
-use vipgate_tests::{MORE, SERVER, VIP_A, VIP_B, World, state, wait_for};
+use vipgate_tests::{EXTRA_ENDPOINT, SERVER, Testbed, VIP_A, VIP_B, session_state, wait_for};
 
-/// What p2 leaves with, and what p4 does.
-fn identities(world: &World) -> [String; 2] {
-    [1, 3].map(|pod| ask_udp(&world.pods[pod], SERVER[0].parse().unwrap()).unwrap())
+/// Source addresses of p2 and p4 at the server.
+fn observed_sources(testbed: &Testbed) -> [String; 2] {
+    [1, 3].map(|pod| query_udp(&testbed.pods[pod], SERVER[0].parse().unwrap()).unwrap())
 }
 
-/// The gateway says in every way that it has lost its server, and how old its policy is.
-fn says_it_is_alone(world: &World, reason: &str) {
-    assert_eq!(world.server_status()["has_policy"], true);
-    // At first it says how the connection was lost, then why there is no other.
-    let says = || world.server_status()["error"].as_str().unwrap().contains(reason);
-    assert!(wait_for(Duration::from_secs(5), says), "{}", world.server_status());
-    let socket = world.folder.path().join("gateway.sock").display().to_string();
-    let (_, shown, _) = world.command(&["status", "--socket", &socket]);
-    let line = shown.lines().find(|line| line.contains("NOT CONNECTED")).unwrap_or_else(|| panic!("{shown}"));
-    assert!(line.contains(reason) && line.contains("the policy in force was the server's"), "{line}");
-    assert!(world.metric("vipgate_policy_connected", "") < 0.5);
+/// Asserts that the gateway reports in every place that it is disconnected, and the age of its policy.
+fn check_reports_disconnect(testbed: &Testbed, reason: &str) {
+    assert_eq!(testbed.policy_server_status()["has_policy"], true);
+    // The first error is that of the lost connection, later ones are those of reconnects.
+    let has_reason = || testbed.policy_server_status()["error"].as_str().unwrap().contains(reason);
+    assert!(wait_for(Duration::from_secs(5), has_reason), "{}", testbed.policy_server_status());
+    let socket = testbed.folder.path().join("gateway.sock").display().to_string();
+    let (_, stdout, _) = testbed.command(&["status", "--socket", &socket]);
+    let line = stdout.lines().find(|line| line.contains("NOT CONNECTED")).unwrap_or_else(|| panic!("{stdout}"));
+    assert!(line.contains(reason) && line.contains("the policy in force was current"), "{line}");
+    assert!(testbed.metric("vipgate_policy_connected", "") < 0.5);
 }
 
 #[test]
-fn a_server_that_is_killed_costs_nothing_and_what_it_missed_comes_when_it_is_back() {
-    let (_folder, more) = state();
-    let mut world = World::new("killed");
-    world.served = true;
-    world.start(&more);
-    assert!(world.metric("vipgate_policy_connected", "") > 0.5);
-    let vips = world.vips();
-    let traffic = Traffic::start(&world);
-    world.policyd.take().unwrap().kill();
-    world.wait_connected(false, Duration::from_secs(5));
-    says_it_is_alone(&world, "refused");
-    assert!(world.log().contains("policy_server_lost"), "{}", world.log());
-    let older = || world.metric("vipgate_policy_age_seconds", "") >= 2.0;
-    assert!(wait_for(Duration::from_secs(10), older), "the policy grows old");
+fn a_killed_policy_server_interrupts_nothing_and_updates_follow_its_restart() {
+    let (_folder, more) = session_state();
+    let mut testbed = Testbed::new("killed");
+    testbed.uses_policy_server = true;
+    testbed.start(&more);
+    assert!(testbed.metric("vipgate_policy_connected", "") > 0.5);
+    let vips = testbed.vips();
+    let traffic = Traffic::start(&testbed);
+    testbed.policyd.take().unwrap().kill();
+    testbed.wait_connected(false, Duration::from_secs(5));
+    check_reports_disconnect(&testbed, "refused");
+    assert!(testbed.log().contains("policy_server_lost"), "{}", testbed.log());
+    let has_aged = || testbed.metric("vipgate_policy_age_seconds", "") >= 2.0;
+    assert!(wait_for(Duration::from_secs(10), has_aged), "the policy's age doesn't increase");
     traffic.end();
 
-    // Without the server the gateway comes back with what it had.
-    let traffic = Traffic::start(&world);
-    world.end("KILL");
-    let begun = Instant::now();
-    world.start_alone(&more);
-    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
-    assert!(!world.log().contains("no_policy"), "it had a policy at once: {}", world.log());
-    assert_eq!(world.vips(), vips);
-    let unreachable = || world.log().contains("policy_server_unreachable");
-    assert!(wait_for(Duration::from_secs(5), unreachable), "{}", world.log());
-    says_it_is_alone(&world, "refused");
-    assert!(world.metric("vipgate_policy_age_seconds", "") >= 2.0, "the age outlives the process");
-    assert_eq!(world.answer("/readyz"), 200);
+    // Without the server the gateway restarts with its cached policy.
+    let traffic = Traffic::start(&testbed);
+    testbed.stop("KILL");
+    let started = Instant::now();
+    testbed.start_gateway(&more);
+    assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
+    assert!(!testbed.log().contains("no_policy"), "it had no policy: {}", testbed.log());
+    assert_eq!(testbed.vips(), vips);
+    let unreachable = || testbed.log().contains("policy_server_unreachable");
+    assert!(wait_for(Duration::from_secs(5), unreachable), "{}", testbed.log());
+    check_reports_disconnect(&testbed, "refused");
+    assert!(testbed.metric("vipgate_policy_age_seconds", "") >= 2.0, "the age survives a restart");
+    assert_eq!(testbed.http_status("/readyz"), 200);
 
-    // Changed meanwhile: p4 is tenant B's, and p2 is nobody's.
-    world.write_policy("more.yaml", MORE);
-    let tenant_a = world.policy("tenant-a.yaml");
-    world.write_policy("tenant-a.yaml", &tenant_a.replace("[10.1.0.12]", "[10.1.0.99]"));
-    assert_eq!(identities(&world), [VIP_A[0], "10.1.0.31"], "nobody has told the gateway");
-    world.start_policyd("");
-    world.wait_connected(true, Duration::from_secs(15));
-    world.wait_in_force();
-    traffic.end_after_absence();
-    assert_eq!(identities(&world), ["10.1.0.12", VIP_B[0]]);
-    assert!(world.metric("vipgate_policy_connected", "") > 0.5);
-    assert!(world.metric("vipgate_policy_updates_total", "result=\"applied\"") >= 2.0);
-    assert!(world.metric("vipgate_policy_updates_total", "result=\"rejected\"") < 0.5);
-    world.check_frames();
+    // Changed meanwhile: p4 belongs to tenant B, and p2 is uncovered.
+    testbed.write_policy("more.yaml", EXTRA_ENDPOINT);
+    let tenant_a = testbed.read_policy("tenant-a.yaml");
+    testbed.write_policy("tenant-a.yaml", &tenant_a.replace("[10.1.0.12]", "[10.1.0.99]"));
+    assert_eq!(observed_sources(&testbed), [VIP_A[0], "10.1.0.31"], "the gateway has no update yet");
+    testbed.start_policyd("");
+    testbed.wait_connected(true, Duration::from_secs(15));
+    testbed.wait_in_force();
+    traffic.end_after_outage();
+    assert_eq!(observed_sources(&testbed), ["10.1.0.12", VIP_B[0]]);
+    assert!(testbed.metric("vipgate_policy_connected", "") > 0.5);
+    assert!(testbed.metric("vipgate_policy_updates_total", "result=\"applied\"") >= 2.0);
+    assert!(testbed.metric("vipgate_policy_updates_total", "result=\"rejected\"") < 0.5);
+    testbed.check_frames();
 }
 
 #[test]
-fn a_name_that_nobody_resolves_keeps_nobody_from_ending() {
-    let mut world = World::new("unnamed");
-    // The resolver asks somebody who never answers, for ten seconds.
+fn an_unresolvable_server_name_does_not_delay_shutdown() {
+    let mut testbed = Testbed::new("unnamed");
+    // The resolver queries a name server that never replies, for ten seconds.
     let rules = "add table inet dns; add chain inet dns in { type filter hook input priority 0; }; \
                  add rule inet dns in udp dport 53 drop";
-    world.router.output(&["nft", rules]).unwrap();
-    let folder = Path::new("/etc/netns").join(world.gateway.netns());
+    testbed.router.output(&["nft", rules]).unwrap();
+    let folder = Path::new("/etc/netns").join(testbed.gateway.netns());
     fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join("resolv.conf"), "nameserver 203.0.113.254\n").unwrap();
-    let cache = world.folder.path().join("policy.cache").display().to_string();
+    let cache = testbed.folder.path().join("policy.cache").display().to_string();
     let url = "http://policy.example:18000";
-    world.launch(&format!("policy: {{server: {{url: \"{url}\", cache: {cache}}}}}"));
-    let tried = wait_for(Duration::from_secs(15), || world.log().contains("policy_server_unreachable"));
-    let begun = Instant::now();
-    world.end("TERM");
-    let took = begun.elapsed();
-    let begun = Instant::now();
-    let (code, _, stderr) = world.policy_status(&["--server", url]);
-    let asked = begun.elapsed();
+    testbed.spawn_gateway(&format!("policy: {{server: {{url: \"{url}\", cache: {cache}}}}}"));
+    let tried = wait_for(Duration::from_secs(15), || testbed.log().contains("policy_server_unreachable"));
+    let stopping = Instant::now();
+    testbed.stop("TERM");
+    let shutdown_time = stopping.elapsed();
+    let started = Instant::now();
+    let (code, _, stderr) = testbed.policy_status(&["--server", url]);
+    let query_time = started.elapsed();
     fs::remove_dir_all(&folder).unwrap();
-    assert!(tried, "{}", world.log());
-    assert!(took < Duration::from_secs(1), "{took:?}");
-    // It says so after five, and then it ends.
+    assert!(tried, "{}", testbed.log());
+    assert!(shutdown_time < Duration::from_secs(1), "{shutdown_time:?}");
+    // The command reports it after five seconds.
     assert!(
-        code == 1 && stderr.contains("no connection within 5 s") && asked < Duration::from_secs(7),
-        "{asked:?} {stderr}"
+        code == 1 && stderr.contains("no connection within 5 s") && query_time < Duration::from_secs(7),
+        "{query_time:?} {stderr}"
     );
 }
 
-/// The policy server's port at the router, closed to everybody: packets vanish.
+/// Drops all packets to the policy server's port at the router.
 const CUT: &str = "add table inet cut; add chain inet cut in { type filter hook input priority 0; }; \
                    add rule inet cut in tcp dport 18000 drop";
 
 #[test]
-fn a_network_that_is_cut_is_noticed_and_healed() {
+fn a_network_partition_to_the_server_is_detected_and_recovered() {
     const URL: &str = "http://203.0.113.254:18000";
-    let mut world = World::new("cut");
-    let plan = Plan { listen: "203.0.113.254:18000", ..Plan::default() };
-    let policyd = Policyd::start(&world.router, world.folder.path(), plan);
-    let cache = world.folder.path().join("policy.cache").display().to_string();
-    world.start_alone(&format!("policy: {{server: {{url: \"{URL}\", cache: {cache}}}}}"));
-    let traffic = Traffic::start(&world);
-    world.router.output(&["nft", CUT]).unwrap();
-    let begun = Instant::now();
-    world.wait_connected(false, Duration::from_secs(15));
-    let noticed = begun.elapsed();
-    assert!(noticed < Duration::from_secs(12), "{noticed:?}");
-    says_it_is_alone(&world, "");
-    assert_ne!(world.server_status()["error"], "");
-    // The server notices as well, and says so.
+    let mut testbed = Testbed::new("cut");
+    let config = PolicydConfig { listen: "203.0.113.254:18000", ..PolicydConfig::default() };
+    let policyd = Policyd::start(&testbed.router, testbed.folder.path(), config);
+    let cache = testbed.folder.path().join("policy.cache").display().to_string();
+    testbed.start_gateway(&format!("policy: {{server: {{url: \"{URL}\", cache: {cache}}}}}"));
+    let traffic = Traffic::start(&testbed);
+    testbed.router.output(&["nft", CUT]).unwrap();
+    let cut = Instant::now();
+    testbed.wait_connected(false, Duration::from_secs(15));
+    let detected = cut.elapsed();
+    assert!(detected < Duration::from_secs(12), "{detected:?}");
+    check_reports_disconnect(&testbed, "");
+    assert_ne!(testbed.policy_server_status()["error"], "");
+    // The server detects it as well.
     policyd.wait_for_log(&["gateway_lost", "gw-test"]);
-    world.write_policy("more.yaml", MORE);
+    testbed.write_policy("more.yaml", EXTRA_ENDPOINT);
     thread::sleep(Duration::from_millis(500));
-    assert_eq!(identities(&world)[1], "10.1.0.31", "nobody has told the gateway");
-    world.router.output(&["nft", "delete table inet cut"]).unwrap();
-    world.wait_connected(true, Duration::from_secs(30));
-    let told = || identities(&world)[1] == VIP_B[0];
-    assert!(wait_for(Duration::from_secs(10), told), "{}", world.log());
+    assert_eq!(observed_sources(&testbed)[1], "10.1.0.31", "the gateway has no update yet");
+    testbed.router.output(&["nft", "delete table inet cut"]).unwrap();
+    testbed.wait_connected(true, Duration::from_secs(30));
+    let is_applied = || observed_sources(&testbed)[1] == VIP_B[0];
+    assert!(wait_for(Duration::from_secs(10), is_applied), "{}", testbed.log());
     traffic.end();
-    let (code, shown, _) = world.policy_status(&["--server", URL, "-o", "json", "--wait", "5"]);
-    let shown: Value = serde_json::from_str(&shown).unwrap();
-    assert!(code == 0 && shown["gateways"][0]["in_step"] == true, "{shown}");
-    world.check_frames();
+    let (code, status, _) = testbed.policy_status(&["--server", URL, "-o", "json", "--wait", "5"]);
+    let status: Value = serde_json::from_str(&status).unwrap();
+    assert!(code == 0 && status["gateways"][0]["in_step"] == true, "{status}");
+    testbed.check_frames();
 }

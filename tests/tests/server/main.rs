@@ -1,5 +1,4 @@
-//! Policy that comes from a policy server: what happens when the server, the network between, its source or its certificates
-//! fail, while traffic flows.
+//! Policy from a policy server, under traffic: faults of the server, the network, its source and its certificates.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod certificates;

@@ -1,5 +1,5 @@
-//! Gateways as a policy server sees them: each subscribes to everything and acknowledges what it is told. What that means they
-//! don't look at, so that one machine can play a thousand of them beside the server.
+//! Simulated gateways: each subscribes to all resources and ACKs every response without decoding the resources, so that
+//! one machine can run a thousand of them beside the server.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -14,22 +14,22 @@ use tonic::Request;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Endpoint;
 use tonic_prost::ProstCodec;
-use vipgate::xds::client::chain;
+use vipgate::xds::client::error_chain;
 use vipgate::xds::resource::Kind;
 
 const METHOD: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
-/// As gateways have it: how often a silent connection is asked whether it lives, what may be on its way, the longest response.
+/// The same HTTP/2 parameters as in gateways: keep-alive interval, window, maximum response size.
 const KEEP_ALIVE: Duration = Duration::from_secs(4);
 const WINDOW: u32 = 8 << 20;
-const LONGEST: usize = 4 << 20;
-/// Before a gateway whose stream has ended comes again.
-const PAUSE: Duration = Duration::from_millis(100);
-/// Streams that may end before something is wrong with all of them.
-const MOST_LOST: u64 = 10_000;
+const MAX_RESPONSE: usize = 4 << 20;
+/// Reconnect delay.
+const RECONNECT_DELAY: Duration = Duration::from_millis(100);
+/// Maximum number of lost streams until the benchmark fails.
+const MAX_LOST_STREAMS: u64 = 10_000;
 
-/// What a gateway looks at in a response: all else is skipped.
+/// The decoded fields of a `DeltaDiscoveryResponse`; all others are skipped.
 #[derive(Clone, PartialEq, Message)]
-struct Glance {
+struct ResponseHeader {
     #[prost(string, tag = "1")]
     system_version_info: String,
     #[prost(string, tag = "4")]
@@ -38,128 +38,128 @@ struct Glance {
     nonce: String,
 }
 
-/// What happens at a gateway.
+/// An event of a gateway.
 #[derive(Debug)]
 enum Event {
-    /// It was told everything of a policy.
-    Told { gateway: usize, version: String, at: Instant },
-    /// Its stream has ended.
-    Lost(String),
+    /// It has received all responses of a policy version.
+    Received { gateway: usize, version: String, at: Instant },
+    /// Its stream was closed, with this error.
+    StreamLost(String),
 }
 
-/// All gateways.
+/// All simulated gateways.
 #[derive(Debug)]
 pub(super) struct Gateways {
     events: UnboundedReceiver<Event>,
-    begun: Instant,
-    /// What each was told last, and when.
-    told: Vec<(String, Instant)>,
-    /// What they were told when they were last in step.
-    before: String,
-    lost: u64,
-    why: Option<String>,
+    start: Instant,
+    /// Last received version of each gateway, and time of reception.
+    received: Vec<(String, Instant)>,
+    /// The version of the last convergence.
+    converged: String,
+    lost_streams: u64,
+    last_error: Option<String>,
 }
 
-/// All gateways were told the same.
+/// All gateways have received the same version.
 #[derive(Debug)]
-pub(super) struct Told {
-    /// When each was, from the moment of the change, in ascending order.
+pub(super) struct Convergence {
+    /// Time of each gateway from the change to the reception, in ascending order.
     pub(super) times: Vec<Duration>,
 }
 
 impl Gateways {
-    /// Starts as many; all come at once.
+    /// Starts `count` gateways at once.
     pub(super) fn connect(count: u32, url: &str) -> Self {
         let (sender, events) = mpsc::unbounded_channel();
-        let begun = Instant::now();
+        let start = Instant::now();
         for gateway in 0..count as usize {
-            tokio::spawn(live(gateway, url.to_owned(), sender.clone()));
+            tokio::spawn(run_gateway(gateway, url.to_owned(), sender.clone()));
         }
-        let told = vec![(String::new(), begun); count as usize];
-        Self { events, begun, told, before: String::new(), lost: 0, why: None }
+        let received = vec![(String::new(), start); count as usize];
+        Self { events, start, received, converged: String::new(), lost_streams: 0, last_error: None }
     }
 
-    /// A change is made now: what gateways were told before doesn't count.
-    pub(super) fn forget(&mut self) {
-        self.begun = Instant::now();
+    /// Sets the time of the next change to now.
+    pub(super) fn restart_clock(&mut self) {
+        self.start = Instant::now();
     }
 
-    /// Waits until all were told the same, and another policy than before.
-    pub(super) async fn in_step(&mut self, patience: Duration) -> Result<Told> {
-        let mut having = HashMap::<String, usize>::new();
-        for (version, _) in &self.told {
-            *having.entry(version.clone()).or_default() += 1;
+    /// Waits until all gateways have received the same version, different from that of the last convergence.
+    pub(super) async fn wait_converged(&mut self, timeout: Duration) -> Result<Convergence> {
+        let mut gateways_by_version = HashMap::<String, usize>::new();
+        for (version, _) in &self.received {
+            *gateways_by_version.entry(version.clone()).or_default() += 1;
         }
-        let until = tokio::time::Instant::now() + patience;
+        let deadline = tokio::time::Instant::now() + timeout;
         loop {
-            let event = match tokio::time::timeout_at(until, self.events.recv()).await {
-                Ok(event) => event.context("all gateways have gone")?,
-                Err(_) => bail!("not within {} s; {}", patience.as_secs(), self.losses()),
+            let event = match tokio::time::timeout_at(deadline, self.events.recv()).await {
+                Ok(event) => event.context("all gateways have stopped")?,
+                Err(_) => bail!("timeout after {} s; {}", timeout.as_secs(), self.stream_errors()),
             };
             let (gateway, version, at) = match event {
-                Event::Told { gateway, version, at } => (gateway, version, at),
-                Event::Lost(why) => {
-                    self.lost += 1;
-                    self.why = Some(why);
-                    ensure!(self.lost <= MOST_LOST, "{}", self.losses());
+                Event::Received { gateway, version, at } => (gateway, version, at),
+                Event::StreamLost(error) => {
+                    self.lost_streams += 1;
+                    self.last_error = Some(error);
+                    ensure!(self.lost_streams <= MAX_LOST_STREAMS, "{}", self.stream_errors());
                     continue;
                 }
             };
-            if let Some(count) = having.get_mut(&self.told[gateway].0) {
+            if let Some(count) = gateways_by_version.get_mut(&self.received[gateway].0) {
                 *count -= 1;
             }
-            let same = having.entry(version.clone()).or_default();
-            *same += 1;
-            let all = *same == self.told.len() && version != self.before;
-            if self.told[gateway].0 != version {
-                self.told[gateway] = (version, at);
+            let count = gateways_by_version.entry(version.clone()).or_default();
+            *count += 1;
+            let is_converged = *count == self.received.len() && version != self.converged;
+            if self.received[gateway].0 != version {
+                self.received[gateway] = (version, at);
             }
-            if all {
+            if is_converged {
                 break;
             }
         }
-        self.before.clone_from(&self.told[0].0);
-        let mut times: Vec<Duration> = self.told.iter().map(|(_, at)| at.duration_since(self.begun)).collect();
+        self.converged.clone_from(&self.received[0].0);
+        let mut times: Vec<Duration> = self.received.iter().map(|(_, at)| at.duration_since(self.start)).collect();
         times.sort_unstable();
-        Ok(Told { times })
+        Ok(Convergence { times })
     }
 
-    /// The policy that all were told when they were last in step.
+    /// The version of the last convergence.
     pub(super) fn version(&self) -> &str {
-        &self.before
+        &self.converged
     }
 
-    /// Streams that have ended, and were opened again.
-    pub(super) fn lost(&self) -> u64 {
-        self.lost
+    /// Number of reconnected streams.
+    pub(super) fn lost_streams(&self) -> u64 {
+        self.lost_streams
     }
 
-    /// Why the last of them did.
-    pub(super) fn why(&self) -> Option<&str> {
-        self.why.as_deref()
+    /// Error of the last lost stream.
+    pub(super) fn last_error(&self) -> Option<&str> {
+        self.last_error.as_deref()
     }
 
-    fn losses(&self) -> String {
-        let why = self.why().map(|why| format!(", the last one because {why}")).unwrap_or_default();
-        format!("{} streams were lost{why}", self.lost)
+    fn stream_errors(&self) -> String {
+        let error = self.last_error().map(|error| format!(", last error: {error}")).unwrap_or_default();
+        format!("{} streams were lost{error}", self.lost_streams)
     }
 }
 
-/// One gateway, for as long as anybody wants to hear of it.
-async fn live(gateway: usize, url: String, events: UnboundedSender<Event>) {
+/// Runs one gateway until the receiver of its events is dropped.
+async fn run_gateway(gateway: usize, url: String, events: UnboundedSender<Event>) {
     loop {
-        let why = match follow(gateway, &url, &events).await {
-            Ok(()) => "the server has ended the stream".to_owned(),
-            Err(error) => chain(error.as_ref()),
+        let error = match subscribe(gateway, &url, &events).await {
+            Ok(()) => "the server closed the stream".to_owned(),
+            Err(error) => error_chain(error.as_ref()),
         };
-        if events.send(Event::Lost(why)).is_err() {
+        if events.send(Event::StreamLost(error)).is_err() {
             return;
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(RECONNECT_DELAY).await;
     }
 }
 
-async fn follow(gateway: usize, url: &str, events: &UnboundedSender<Event>) -> Result<()> {
+async fn subscribe(gateway: usize, url: &str, events: &UnboundedSender<Event>) -> Result<()> {
     let endpoint = Endpoint::from_shared(url.to_owned())?
         .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEP_ALIVE)
@@ -167,7 +167,7 @@ async fn follow(gateway: usize, url: &str, events: &UnboundedSender<Event>) -> R
         .keep_alive_while_idle(true)
         .initial_connection_window_size(WINDOW)
         .initial_stream_window_size(WINDOW);
-    let mut service = tonic::client::Grpc::new(endpoint.connect().await?).max_decoding_message_size(LONGEST);
+    let mut service = tonic::client::Grpc::new(endpoint.connect().await?).max_decoding_message_size(MAX_RESPONSE);
     let (requests, outgoing) = mpsc::unbounded_channel();
     for kind in Kind::ALL {
         let node = Some(Node { id: format!("gw-{gateway}"), ..Node::default() });
@@ -176,15 +176,15 @@ async fn follow(gateway: usize, url: &str, events: &UnboundedSender<Event>) -> R
     }
     service.ready().await?;
     let outgoing = Request::new(UnboundedReceiverStream::new(outgoing));
-    let codec = ProstCodec::<DeltaDiscoveryRequest, Glance>::default();
-    let answer = service.streaming(outgoing, PathAndQuery::from_static(METHOD), codec).await?;
-    let mut responses = answer.into_inner();
-    while let Some(Glance { system_version_info, type_url, nonce }) = responses.message().await? {
+    let codec = ProstCodec::<DeltaDiscoveryRequest, ResponseHeader>::default();
+    let response = service.streaming(outgoing, PathAndQuery::from_static(METHOD), codec).await?;
+    let mut responses = response.into_inner();
+    while let Some(ResponseHeader { system_version_info, type_url, nonce }) = responses.message().await? {
         let is_last = type_url == Kind::Settings.type_url();
         let at = Instant::now();
         requests.send(DeltaDiscoveryRequest { type_url, response_nonce: nonce, ..DeltaDiscoveryRequest::default() })?;
         if is_last {
-            events.send(Event::Told { gateway, version: system_version_info, at })?;
+            events.send(Event::Received { gateway, version: system_version_info, at })?;
         }
     }
     Ok(())
@@ -198,26 +198,26 @@ mod tests {
     use tonic::transport::Server;
     use tonic::transport::server::TcpIncoming;
     use vipgate::policyd::publication::Publication;
-    use vipgate::policyd::service::{AggregatedDiscoveryServiceServer, Discovery};
+    use vipgate::policyd::service::{AggregatedDiscoveryServiceServer, DiscoveryService};
 
     use super::*;
-    use crate::policy::Size;
+    use crate::policy::PolicySize;
     use crate::policy::churn::Churn;
 
     #[tokio::test]
-    async fn all_gateways_are_told_of_each_publication() {
-        let mut churn = Churn::new(Size { vips: 5, endpoints: 40 });
-        let first = Publication::default().next(Arc::new(churn.deal())).unwrap();
-        churn.change();
-        let second = first.next(Arc::new(churn.deal())).unwrap();
+    async fn all_gateways_receive_each_publication() {
+        let mut churn = Churn::new(PolicySize { vips: 5, endpoints: 40 });
+        let first = Publication::default().next(Arc::new(churn.placement())).unwrap();
+        churn.change_next();
+        let second = first.next(Arc::new(churn.placement())).unwrap();
         let versions = [first.version.clone(), second.version.clone()];
 
         let (publish, published) = watch::channel(Some(Arc::new(first)));
-        let discovery = Discovery {
+        let discovery = DiscoveryService {
             published,
             registry: Arc::default(),
-            figures: Arc::default(),
-            refusals: Arc::default(),
+            stats: Arc::default(),
+            rejections: Arc::default(),
             budget: Arc::default(),
         };
         let incoming = TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap();
@@ -226,12 +226,12 @@ mod tests {
         tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
 
         let mut gateways = Gateways::connect(3, &url);
-        let patience = Duration::from_secs(20);
-        assert_eq!(gateways.in_step(patience).await.unwrap().times.len(), 3);
+        let timeout = Duration::from_secs(20);
+        assert_eq!(gateways.wait_converged(timeout).await.unwrap().times.len(), 3);
         assert_eq!(gateways.version(), versions[0]);
-        gateways.forget();
+        gateways.restart_clock();
         publish.send(Some(Arc::new(second))).unwrap();
-        assert_eq!(gateways.in_step(patience).await.unwrap().times.len(), 3);
-        assert_eq!((gateways.version(), gateways.lost()), (&*versions[1], 0));
+        assert_eq!(gateways.wait_converged(timeout).await.unwrap().times.len(), 3);
+        assert_eq!((gateways.version(), gateways.lost_streams()), (&*versions[1], 0));
     }
 }

@@ -1,4 +1,4 @@
-//! The policy server's process.
+//! The policy server process: `vipgate policyd`.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -10,13 +10,13 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use crate::process::Process;
 
-/// Descriptors beside those of connections.
-const OTHERS: u64 = 256;
+/// File descriptors needed beside those of connections.
+const OTHER_DESCRIPTORS: u64 = 256;
 
-/// A policy server that has a policy.
+/// A running policy server.
 #[derive(Debug)]
 pub(super) struct Policyd {
     process: Process,
@@ -24,77 +24,78 @@ pub(super) struct Policyd {
     log: PathBuf,
 }
 
-/// Bytes that all gateways may make it hold. They have one address here, and would wait for each other's responses otherwise.
-const HELD: u64 = 8 << 30;
+/// Buffer limit of the server, in bytes, large enough for all gateways, which share one address here.
+const MAX_BYTES: u64 = 8 << 30;
 
 impl Policyd {
-    /// Starts one on a free port of this machine, and waits for its first policy.
-    pub(super) fn start(program: &Path, manifests: &Path, folder: &Path) -> Result<Self> {
+    /// Starts a policy server on free ports of the loopback interface, and waits until it logs `ready`.
+    pub(super) fn start(program: &Path, manifests: &Path, directory: &Path) -> Result<Self> {
         let [listen, metrics] = free_ports()?;
-        let (config, log) = (folder.join("policyd.yaml"), folder.join("policyd.log"));
+        let (config, log) = (directory.join("policyd.yaml"), directory.join("policyd.log"));
         let text = format!(
             "listen: \"{listen}\"\nsource: {{files: [{}]}}\nmetrics: {{listen: \"{metrics}\"}}\nlog: {{format: json}}\n\
-             limits: {{connections: 65536, connections_per_address: 65536, bytes: {HELD}, bytes_per_address: {HELD}}}\n",
+             limits: {{connections: 65536, connections_per_address: 65536, \
+             bytes: {MAX_BYTES}, bytes_per_address: {MAX_BYTES}}}\n",
             manifests.display()
         );
         fs::write(&config, text)?;
         let [program, config] = [program, &config].map(|path| path.display().to_string());
         let process = Process::start(&[&program, "policyd", "--config", &config], &log)?;
         let mut policyd = Self { process, url: format!("http://{listen}"), log };
-        let until = Instant::now() + PATIENCE;
-        while Instant::now() < until && policyd.process.is_alive() {
-            if policyd.said("ready")?.next().is_some() {
+        let deadline = Instant::now() + TIMEOUT;
+        while Instant::now() < deadline && policyd.process.is_alive() {
+            if policyd.log_events("ready")?.next().is_some() {
                 return Ok(policyd);
             }
             thread::sleep(Duration::from_millis(10));
         }
-        let said = fs::read_to_string(&policyd.log).unwrap_or_default();
-        bail!("the policy server did not become ready; it said:\n{}", said.trim())
+        let log = fs::read_to_string(&policyd.log).unwrap_or_default();
+        bail!("the policy server did not become ready; its log:\n{}", log.trim())
     }
 
-    /// Its process.
-    pub(super) fn id(&self) -> u32 {
-        self.process.id()
+    /// Process ID.
+    pub(super) fn pid(&self) -> u32 {
+        self.process.pid()
     }
 
-    /// Where gateways reach it.
+    /// URL for gateways.
     pub(super) fn url(&self) -> &str {
         &self.url
     }
 
-    /// How long it took to compile a change, by its own account: the median.
+    /// Compile time of changes from the server's log: the median.
     pub(super) fn compile_ms(&self) -> Result<f64> {
-        let mut times: Vec<u64> = self.said("policy")?.skip(1).filter_map(|line| line["ms"].as_u64()).collect();
+        let mut times: Vec<u64> = self.log_events("policy")?.skip(1).filter_map(|line| line["ms"].as_u64()).collect();
         times.sort_unstable();
-        times.get(times.len() / 2).map(|&ms| ms as f64).context("the policy server says nothing of changes")
+        times.get(times.len() / 2).map(|&ms| ms as f64).context("the policy server's log has no changes")
     }
 
-    /// What it has said of this kind.
-    fn said(&self, event: &'static str) -> Result<impl Iterator<Item = Value> + use<>> {
+    /// Log lines with this event.
+    fn log_events(&self, event: &'static str) -> Result<impl Iterator<Item = Value> + use<>> {
         let log = fs::read_to_string(&self.log)?;
         let lines: Vec<Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         Ok(lines.into_iter().filter(move |line| line["event"] == event))
     }
 }
 
-/// Two ports of this machine that nobody listens on now.
+/// Two free ports of the loopback interface.
 fn free_ports() -> Result<[SocketAddr; 2]> {
-    // Both open at once, so they differ.
-    let both = [TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?, TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?];
-    Ok([both[0].local_addr()?, both[1].local_addr()?])
+    // Both are bound at the same time, so they differ.
+    let listeners = [TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?, TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?];
+    Ok([listeners[0].local_addr()?, listeners[1].local_addr()?])
 }
 
-/// Allows this process and those that it starts as many descriptors as so many connections need.
-pub(super) fn allow_files(connections: u64) -> Result<()> {
-    let wanted = connections + OTHERS;
+/// Raises `RLIMIT_NOFILE` of this process and its children for this number of connections.
+pub(super) fn raise_file_limit(connections: u64) -> Result<()> {
+    let required = connections + OTHER_DESCRIPTORS;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    // No limit is enough.
-    if current.is_none_or(|current| current >= wanted) {
+    // `None` is unlimited.
+    if current.is_none_or(|current| current >= required) {
         return Ok(());
     }
-    // Only root may raise what it may raise it to.
-    let maximum = maximum.map(|maximum| maximum.max(wanted));
-    let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum });
-    ensure!(raised.is_ok(), "{connections} gateways need {wanted} open files: `ulimit -n {wanted}`");
+    // Raising the hard limit requires root.
+    let maximum = maximum.map(|maximum| maximum.max(required));
+    let result = setrlimit(Resource::Nofile, Rlimit { current: Some(required), maximum });
+    ensure!(result.is_ok(), "{connections} gateways need {required} open files: `ulimit -n {required}`");
     Ok(())
 }

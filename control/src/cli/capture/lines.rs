@@ -1,15 +1,15 @@
-//! Captured packets as lines.
+//! Captured packets as lines of text or JSON.
 
 use serde::Serialize;
-use vipgate_dataplane::watch::glimpse::Glimpse;
+use vipgate_dataplane::observe::packet_summary::PacketSummary;
 use vipgate_dataplane::wire::protocol;
 
-use crate::admin::filter::{ends, protocol_name};
+use crate::admin::filter::{protocol_name, source_and_destination};
 use crate::admin::proto::CapturedPacket;
-use crate::cli::output::harmless;
-use crate::failure::Failure;
+use crate::command_error::CommandError;
+use crate::output::sanitize;
 
-/// A packet for programs. Addresses and ports are one string, as they stand in other answers.
+/// JSON form of a packet. Address and port are one string, as in the other commands.
 #[derive(Serialize)]
 struct Line<'a> {
     time_ms: u64,
@@ -36,11 +36,11 @@ struct Line<'a> {
     verdict: &'a str,
 }
 
-pub(super) fn json(packet: &CapturedPacket, interfaces: &[String]) -> Result<String, Failure> {
-    let (before, (after, tunnel)) = (Glimpse::of(&packet.before), went(packet));
-    let [source, destination] = before.map(|it| ends(&it)).unwrap_or_default();
-    let said = |it: Option<Glimpse>| it.map(|it| ends(&it).map(Some)).unwrap_or_default();
-    let ([source_after, destination_after], [tunnel_source, tunnel_destination]) = (said(after), said(tunnel));
+pub(super) fn json(packet: &CapturedPacket, interfaces: &[String]) -> Result<String, CommandError> {
+    let (before, (after, tunnel)) = (PacketSummary::of(&packet.before), translated(packet));
+    let [source, destination] = before.map(|it| source_and_destination(&it)).unwrap_or_default();
+    let texts = |it: Option<PacketSummary>| it.map(|it| source_and_destination(&it).map(Some)).unwrap_or_default();
+    let ([source_after, destination_after], [tunnel_source, tunnel_destination]) = (texts(after), texts(tunnel));
     let line = Line {
         time_ms: packet.time_ms,
         worker: packet.worker,
@@ -58,35 +58,36 @@ pub(super) fn json(packet: &CapturedPacket, interfaces: &[String]) -> Result<Str
         reason: &packet.reason,
         verdict: &packet.verdict,
     };
-    let mut text = serde_json::to_string(&line).map_err(Failure::runtime)?;
+    let mut text = serde_json::to_string(&line).map_err(CommandError::runtime)?;
     text.push('\n');
     Ok(text)
 }
 
-/// `08:15:02.123 gw-in tcp 10.1.0.11:4000 -> 198.51.100.10:443, 60 bytes; as 203.0.113.10:31022 -> .. on gw-out; worker 0: egress: sent on`.
+/// `08:15:02.123 gw-in tcp 10.1.0.11:4000 -> 198.51.100.10:443, 60 bytes; as 203.0.113.10:31022 -> .. on gw-out;
+/// worker 0: egress: forwarded`.
 pub(super) fn text(packet: &CapturedPacket, interfaces: &[String]) -> String {
-    let arrow = |it: Glimpse| ends(&it).join(" -> ");
-    let before = Glimpse::of(&packet.before)
-        .map_or_else(|| "no IP packet".to_owned(), |it| format!("{} {}", protocol_name(it.protocol), arrow(it)));
+    let arrow = |it: PacketSummary| source_and_destination(&it).join(" -> ");
+    let before = PacketSummary::of(&packet.before)
+        .map_or_else(|| "not an IP packet".to_owned(), |it| format!("{} {}", protocol_name(it.protocol), arrow(it)));
     let out = packet.out.map(|out| format!(" on {}", name(interfaces, out))).unwrap_or_default();
-    let (after, tunnel) = went(packet);
+    let (after, tunnel) = translated(packet);
     let after = after.map_or_else(String::new, |it| {
-        let tunnel = tunnel.map(|it| format!(" in a tunnel {}", arrow(it))).unwrap_or_default();
+        let tunnel = tunnel.map(|it| format!(" in tunnel {}", arrow(it))).unwrap_or_default();
         format!("; as {}{tunnel}{out}", arrow(it))
     });
     let (seconds, ms) = (packet.time_ms / 1000 % 86_400, packet.time_ms % 1000);
     let time = format!("{:02}:{:02}:{:02}.{ms:03}", seconds / 3600, seconds / 60 % 60, seconds % 60);
     let interface = name(interfaces, packet.interface);
-    harmless(&format!("{time} {interface} {before}, {} bytes{after}; {}\n", packet.before_length, packet.verdict))
+    sanitize(&format!("{time} {interface} {before}, {} bytes{after}; {}\n", packet.before_length, packet.verdict))
 }
 
-/// A packet as it went on, and the tunnel around it: nothing but the headers of one makes a packet longer that isn't an answer, and
-/// answers are no UDP.
-fn went(packet: &CapturedPacket) -> (Option<Glimpse>, Option<Glimpse>) {
-    let whole = Glimpse::of(&packet.after);
+/// The forwarded packet, and its outer packet if it was encapsulated. Only encapsulation makes a packet longer, except
+/// for the gateway's own replies, which are never UDP.
+fn translated(packet: &CapturedPacket) -> (Option<PacketSummary>, Option<PacketSummary>) {
+    let whole = PacketSummary::of(&packet.after);
     let longer = packet.after_length.saturating_sub(packet.before_length) as usize;
     let tunnel = whole.filter(|it| longer > 0 && it.protocol == protocol::UDP);
-    let inside = tunnel.and_then(|_| Glimpse::of(packet.after.get(longer..)?));
+    let inside = tunnel.and_then(|_| PacketSummary::of(packet.after.get(longer..)?));
     (inside.or(whole), tunnel.filter(|_| inside.is_some()))
 }
 
@@ -115,44 +116,44 @@ mod tests {
             after: frame([203, 0, 113, 10], [0x50, 0]),
             after_length: 42,
             out: Some(1),
-            verdict: "worker 0: egress: sent on".to_owned(),
+            verdict: "worker 0: egress: forwarded".to_owned(),
             direction: "egress".to_owned(),
             ..CapturedPacket::default()
         }
     }
 
     #[test]
-    fn a_tunnel_is_named_with_what_is_in_it() {
+    fn an_encapsulated_packet_shows_inner_and_outer_addresses() {
         let names = ["in".to_owned(), "out".to_owned()];
-        let mut wrapped = packet();
-        let mut outer = wrapped.before.clone();
-        // The headers of VXLAN behind those of UDP.
+        let mut encapsulated = packet();
+        let mut outer = encapsulated.before.clone();
+        // The VXLAN header follows the UDP header.
         outer.extend([0; 8]);
-        wrapped.after = [outer, wrapped.after].concat();
-        wrapped.after_length += 50;
-        let text = text(&wrapped, &names);
-        let after = "as 203.0.113.10:20480 -> 198.51.100.10:53 in a tunnel 10.1.0.11:4000 -> 198.51.100.10:53 on out;";
+        encapsulated.after = [outer, encapsulated.after].concat();
+        encapsulated.after_length += 50;
+        let text = text(&encapsulated, &names);
+        let after = "as 203.0.113.10:20480 -> 198.51.100.10:53 in tunnel 10.1.0.11:4000 -> 198.51.100.10:53 on out;";
         assert!(text.contains(after), "{text}");
-        let parsed: serde_json::Value = serde_json::from_str(&json(&wrapped, &names).unwrap()).unwrap();
+        let parsed: serde_json::Value = serde_json::from_str(&json(&encapsulated, &names).unwrap()).unwrap();
         assert_eq!(
             (&parsed["source_after"], &parsed["tunnel_source"]),
             (&"203.0.113.10:20480".into(), &"10.1.0.11:4000".into())
         );
-        // Cut before the inner packet: what can be seen is said.
-        wrapped.after.truncate(60);
-        assert_eq!(went(&wrapped), (Glimpse::of(&wrapped.before), None));
+        // Truncated before the inner packet: only the outer addresses are known.
+        encapsulated.after.truncate(60);
+        assert_eq!(translated(&encapsulated), (PacketSummary::of(&encapsulated.before), None));
     }
 
     #[test]
-    fn a_line_says_all() {
+    fn a_line_has_addresses_before_and_after_and_the_verdict() {
         let names = ["in".to_owned(), "out".to_owned()];
         let expected = "01:02:03.004 in udp 10.1.0.11:4000 -> 198.51.100.10:53, 42 bytes; \
-                        as 203.0.113.10:20480 -> 198.51.100.10:53 on out; worker 0: egress: sent on\n";
+                        as 203.0.113.10:20480 -> 198.51.100.10:53 on out; worker 0: egress: forwarded\n";
         assert_eq!(text(&packet(), &names), expected);
         let parsed: serde_json::Value = serde_json::from_str(&json(&packet(), &names).unwrap()).unwrap();
         assert_eq!(parsed["source_after"], "203.0.113.10:20480");
         assert!(parsed.get("reason").is_none());
         let bare = CapturedPacket { verdict: "worker 1: dropped".to_owned(), ..CapturedPacket::default() };
-        assert_eq!(text(&bare, &[]), "00:00:00.000 ? no IP packet, 0 bytes; worker 1: dropped\n");
+        assert_eq!(text(&bare, &[]), "00:00:00.000 ? not an IP packet, 0 bytes; worker 1: dropped\n");
     }
 }

@@ -1,70 +1,71 @@
-//! The picture. What doesn't fit is left out from the bottom and from the right; what is wrong stands first and in red.
+//! Screen layout. What doesn't fit is cut off at the bottom and at the right; faults come first and in red.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Sparkline, Table, Wrap};
-use vipgate_dataplane::counters::{Direction, DropReason};
+use vipgate_dataplane::flow::direction::Direction;
+use vipgate_dataplane::flow::drop_reason::DropReason;
 
-use super::sample::{Board, Sample};
+use super::sample::{Sample, ViewState};
 use crate::admin::proto::Drop;
-use crate::cli::output::{harmless, percent, permille, span};
 use crate::cli::{peers, show};
+use crate::output::{format_duration, format_percent, permille, sanitize};
 
-/// The smallest screen that shows something useful.
-const LEAST: (u16, u16) = (60, 16);
-/// Columns of the box of drops that an example fits in.
-const WIDE: u16 = 80;
-/// Lines of the boxes at the top: a title and one for each direction.
-const UPPER: u16 = 10;
+/// Minimum screen size, columns and lines.
+const MIN_SIZE: (u16, u16) = (60, 16);
+/// Minimum width of the drops box with its column of last packets.
+const MIN_WIDTH_WITH_LAST: u16 = 80;
+/// Lines of the upper boxes: titles and one line for each direction.
+const UPPER_LINES: u16 = 10;
 
-/// Draws everything.
-pub(super) fn draw(frame: &mut Frame<'_>, board: &Board) {
+/// Draws the screen.
+pub(super) fn draw(frame: &mut Frame<'_>, board: &ViewState) {
     let area = frame.area();
-    if area.width < LEAST.0 || area.height < LEAST.1 {
+    if area.width < MIN_SIZE.0 || area.height < MIN_SIZE.1 {
         let text = format!(
-            "vipgate top needs {} columns and {} lines; this terminal has {} and {}. `vipgate status` fits anywhere; q ends.",
-            LEAST.0, LEAST.1, area.width, area.height
+            "vipgate top needs {} columns and {} lines; this terminal has {} and {}. Use `vipgate status`; q quits.",
+            MIN_SIZE.0, MIN_SIZE.1, area.width, area.height
         );
         return frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), area);
     }
-    let Some(now) = &board.now else {
-        let text = board.lost.as_deref().unwrap_or("looking ..");
-        return frame.render_widget(Paragraph::new(harmless(text)).wrap(Wrap { trim: true }), area);
+    let Some(now) = &board.current else {
+        let text = board.error.as_deref().unwrap_or("connecting ..");
+        return frame.render_widget(Paragraph::new(sanitize(text)).wrap(Wrap { trim: true }), area);
     };
-    let wrong = wrong(board, now);
-    let alarm = u16::from(!wrong.is_empty());
+    let faults = faults(board, now);
+    let fault_lines = u16::from(!faults.is_empty());
     let workers = u16::try_from(now.status.workers.len()).unwrap_or(u16::MAX).saturating_add(3).min(area.height / 4);
     let parts = Layout::vertical([
         Constraint::Length(2),
-        Constraint::Length(alarm),
-        Constraint::Length(UPPER.min(area.height / 2)),
+        Constraint::Length(fault_lines),
+        Constraint::Length(UPPER_LINES.min(area.height / 2)),
         Constraint::Length(workers),
         Constraint::Min(3),
         Constraint::Length(1),
     ])
     .split(area);
     frame.render_widget(head(now), parts[0]);
-    frame.render_widget(Line::from(wrong).style(Style::new().fg(Color::Red).add_modifier(Modifier::BOLD)), parts[1]);
+    frame.render_widget(Line::from(faults).style(Style::new().fg(Color::Red).add_modifier(Modifier::BOLD)), parts[1]);
     let upper = Layout::horizontal([Constraint::Percentage(50), Constraint::Percentage(50)]).split(parts[2]);
     traffic(frame, upper[0], board);
     drops(frame, upper[1], board, now);
     frame.render_widget(workers_table(board, now), parts[3]);
     vips(frame, parts[4], board, now);
     let pause = if board.paused { "PAUSED  " } else { "" };
-    let keys = Line::from(format!("{pause}q ends, p pauses, arrows scroll the VIPs")).style(Style::new().dim());
+    let keys = Line::from(format!("{pause}q quits, p pauses, arrows scroll the VIPs")).style(Style::new().dim());
     frame.render_widget(keys, parts[5]);
 }
 
 fn head(now: &Sample) -> Paragraph<'static> {
     let status = &now.status;
     let policy = status.policy.clone().unwrap_or_default();
-    let group = status.group.as_ref().map(|group| format!("  {}", peers::serving(group))).unwrap_or_default();
+    let group = status.group.as_ref().map(|group| format!("  {}", peers::active_summary(group))).unwrap_or_default();
     let first = Line::from(vec![
-        Span::from(harmless(&status.name)).bold(),
-        Span::from(format!("  up {}{}", span(status.uptime_seconds * 1000), harmless(&group))),
-        Span::from(format!("  policy {}", harmless(&policy.version))),
+        Span::from(sanitize(&status.name)).bold(),
+        Span::from(format!("  up {}{}", format_duration(status.uptime_seconds * 1000), sanitize(&group))),
+        Span::from(format!("  policy {}", sanitize(&policy.version))),
     ]);
     let second = format!(
         "{} VIPs, {} endpoints, {} Services; vipgate {}, pid {}",
@@ -73,40 +74,40 @@ fn head(now: &Sample) -> Paragraph<'static> {
     Paragraph::new(vec![first, Line::from(second)])
 }
 
-/// What is wrong, on one line.
-fn wrong(board: &Board, now: &Sample) -> String {
+/// Faults, on one line.
+fn faults(board: &ViewState, now: &Sample) -> String {
     let status = &now.status;
     let policy = status.policy.clone().unwrap_or_default();
-    let mut all = Vec::new();
-    all.extend(board.lost.as_ref().map(|why| format!("NO ANSWER: {why}")));
-    all.extend((!status.ready).then(|| "NOT READY".to_owned()));
+    let mut texts = Vec::new();
+    texts.extend(board.error.as_ref().map(|error| format!("NO REPLY: {error}")));
+    texts.extend((!status.ready).then(|| "NOT READY".to_owned()));
     let down = status.interfaces.iter().filter(|interface| !interface.up);
-    all.extend(down.map(|interface| format!("{} is DOWN", interface.name)));
+    texts.extend(down.map(|interface| format!("{} is DOWN", interface.name)));
     let unhealthy = policy.manifests.as_ref().is_some_and(|manifests| !manifests.healthy);
-    all.extend(unhealthy.then(|| "manifests EMPTY or UNREADABLE: see `vipgate status`".to_owned()));
-    all.extend((!policy.last_error.is_empty()).then(|| "policy REJECTED: see `vipgate status`".to_owned()));
-    all.extend(policy.server.filter(|server| !server.connected).map(|_| "policy server NOT CONNECTED".to_owned()));
+    texts.extend(unhealthy.then(|| "manifests EMPTY or UNREADABLE: see `vipgate status`".to_owned()));
+    texts.extend((!policy.last_error.is_empty()).then(|| "policy REJECTED: see `vipgate status`".to_owned()));
+    texts.extend(policy.server.filter(|server| !server.connected).map(|_| "policy server NOT CONNECTED".to_owned()));
     if let Some(group) = &status.group {
-        all.extend((!group.serving).then(|| "NOT SERVING".to_owned()));
-        all.extend(group.draining.then(|| "DRAINING".to_owned()));
-        all.extend((group.lease == "lapsed").then(|| "LEASE LAPSED".to_owned()));
+        texts.extend((!group.serving).then(|| "NOT ACTIVE".to_owned()));
+        texts.extend(group.draining.then(|| "DRAINING".to_owned()));
+        texts.extend((group.lease == "expired").then(|| "LEASE EXPIRED".to_owned()));
     }
     let lost: u64 =
-        now.drops.drops.iter().filter(|drop| is_ring_loss(drop)).filter_map(|it| board.dropped(&it.reason)).sum();
-    all.extend((lost > 0).then(|| format!("the rings LOSE {} packets/s", short(lost))));
+        now.drops.drops.iter().filter(|drop| is_ring_loss(drop)).filter_map(|it| board.drop_rate(&it.reason)).sum();
+    texts.extend((lost > 0).then(|| format!("the rings LOSE {} packets/s", short(lost))));
     let claimed = now.vips.vips.iter().filter(|vip| vip.conflict.is_some());
-    all.extend(claimed.map(|vip| format!("{} is CLAIMED by another host", vip.address)));
-    harmless(&all.join(", "))
+    texts.extend(claimed.map(|vip| format!("{} is CLAIMED by another host", vip.address)));
+    sanitize(&texts.join(", "))
 }
 
 fn frame_of(title: &str) -> Block<'_> {
     Block::new().borders(Borders::TOP).title(title)
 }
 
-fn traffic(frame: &mut Frame<'_>, area: Rect, board: &Board) {
+fn traffic(frame: &mut Frame<'_>, area: Rect, board: &ViewState) {
     let rows = Direction::ALL.map(Direction::name).into_iter().map(|direction| {
         let (packets, bits) =
-            board.direction(direction).map_or(("-".to_owned(), "-".to_owned()), |(packets, bytes)| {
+            board.direction_rates(direction).map_or(("-".to_owned(), "-".to_owned()), |(packets, bytes)| {
                 (short(packets), short(bytes.saturating_mul(8)))
             });
         let style = if packets == "0" { Style::new().dim() } else { Style::new() };
@@ -116,7 +117,7 @@ fn traffic(frame: &mut Frame<'_>, area: Rect, board: &Board) {
     let head = Row::new([Cell::from("direction"), right("packets/s".to_owned()), right("bit/s".to_owned())]).dim();
     let columns = Layout::horizontal([Constraint::Length(35), Constraint::Min(0)]).split(area);
     frame.render_widget(Table::new(rows, widths).header(head).block(frame_of("traffic ")), columns[0]);
-    // On a wide screen, how it was.
+    // Packet rate history, if the screen is wide enough.
     let block = frame_of("");
     let inner = block.inner(columns[1]);
     frame.render_widget(block, columns[1]);
@@ -127,21 +128,26 @@ fn traffic(frame: &mut Frame<'_>, area: Rect, board: &Board) {
     }
 }
 
-fn drops(frame: &mut Frame<'_>, area: Rect, board: &Board, now: &Sample) {
+fn drops(frame: &mut Frame<'_>, area: Rect, board: &ViewState, now: &Sample) {
     let status = &now.status;
-    let (opened, ended) = board.sessions().map_or(("-".to_owned(), "-".to_owned()), |(a, b)| (short(a), short(b)));
+    let (opened, ended) = board.session_rates().map_or(("-".to_owned(), "-".to_owned()), |(a, b)| (short(a), short(b)));
     let used = permille(status.sessions + status.standby_sessions, status.session_capacity);
     let style = if used >= 900 { Style::new().fg(Color::Red) } else { Style::new() };
-    // What is cut off first on a narrow screen comes last.
+    // The standby count comes last: it is cut off first on a narrow screen.
     let standby = match status.standby_sessions {
         0 => String::new(),
         standby => format!(" with {} standby", short(standby)),
     };
     let parts = Layout::vertical([Constraint::Length(3), Constraint::Min(0)]).split(area);
     let lines = vec![
-        Line::from(format!("{} of {} ({}{standby})", status.sessions, short(status.session_capacity), percent(used)))
-            .style(style),
-        Line::from(format!("{opened} opened, {ended} ended a second")),
+        Line::from(format!(
+            "{} of {} ({}{standby})",
+            status.sessions,
+            short(status.session_capacity),
+            format_percent(used)
+        ))
+        .style(style),
+        Line::from(format!("{opened} opened/s, {ended} ended/s")),
     ];
     frame.render_widget(Paragraph::new(lines).block(frame_of("sessions ")), parts[0]);
     let mut reasons: Vec<(u64, &Drop)> = now
@@ -149,12 +155,12 @@ fn drops(frame: &mut Frame<'_>, area: Rect, board: &Board, now: &Sample) {
         .drops
         .iter()
         .filter(|drop| drop.packets > 0)
-        .map(|drop| (board.dropped(&drop.reason).unwrap_or(0), drop))
+        .map(|drop| (board.drop_rate(&drop.reason).unwrap_or(0), drop))
         .collect();
     reasons.sort_by_key(|(rate, drop)| std::cmp::Reverse((*rate, drop.packets)));
     let rows = reasons.iter().map(|(rate, drop)| {
         let last = drop.last.as_ref().map(|last| format!("{} {} -> {}", last.protocol, last.source, last.destination));
-        // Any other packet is dropped on purpose.
+        // Other reasons are intentional drops.
         let style = match *rate {
             0 => Style::new(),
             _ if is_ring_loss(drop) => Style::new().fg(Color::Red),
@@ -164,26 +170,27 @@ fn drops(frame: &mut Frame<'_>, area: Rect, board: &Board, now: &Sample) {
             Cell::from(drop.reason.clone()),
             right(short(*rate)),
             right(short(drop.packets)),
-            Cell::from(harmless(&last.unwrap_or_default())),
+            Cell::from(sanitize(&last.unwrap_or_default())),
         ])
         .style(style)
     });
-    // An example that is cut off says nothing.
-    let (last, example) = if area.width >= WIDE { ("last", Constraint::Min(0)) } else { ("", Constraint::Length(0)) };
-    let widths = [Constraint::Length(18), Constraint::Length(7), Constraint::Length(7), example];
+    // A truncated packet summary is useless.
+    let (last, last_width) =
+        if area.width >= MIN_WIDTH_WITH_LAST { ("last", Constraint::Min(0)) } else { ("", Constraint::Length(0)) };
+    let widths = [Constraint::Length(18), Constraint::Length(7), Constraint::Length(7), last_width];
     let head =
-        Row::new([Cell::from("reason"), right("/s".to_owned()), right("all".to_owned()), Cell::from(last)]).dim();
+        Row::new([Cell::from("reason"), right("/s".to_owned()), right("total".to_owned()), Cell::from(last)]).dim();
     frame.render_widget(Table::new(rows, widths).header(head).block(frame_of("drops ")), parts[1]);
 }
 
-/// Whether these packets were lost before a worker saw them.
+/// Whether the reason is packet loss at the rings, before a worker.
 fn is_ring_loss(drop: &Drop) -> bool {
     [DropReason::RxNoBuffer, DropReason::RxRingFull, DropReason::RxTooLong]
         .iter()
         .any(|reason| reason.name() == drop.reason)
 }
 
-fn workers_table<'a>(board: &Board, now: &Sample) -> Table<'a> {
+fn workers_table<'a>(board: &ViewState, now: &Sample) -> Table<'a> {
     let rate = |rate: Option<u64>| right(rate.map_or("-".to_owned(), short));
     let rows = now.status.workers.iter().map(|worker| {
         let number = worker.worker;
@@ -191,33 +198,33 @@ fn workers_table<'a>(board: &Board, now: &Sample) -> Table<'a> {
             right(number.to_string()),
             right(worker.core.to_string()),
             right(short(worker.sessions)),
-            rate(board.worker(number, |it| it.received)),
-            rate(board.worker(number, |it| it.packets.values().sum())),
-            rate(board.worker(number, |it| it.drops)),
-            rate(board.worker(number, |it| it.handoffs)),
+            rate(board.worker_rate(number, |it| it.received)),
+            rate(board.worker_rate(number, |it| it.packets.values().sum())),
+            rate(board.worker_rate(number, |it| it.drops)),
+            rate(board.worker_rate(number, |it| it.handoffs)),
             right(worker.waiting.to_string()),
         ])
     });
-    let widths = [6, 5, 9, 10, 10, 8, 10, 8].map(Constraint::Length);
-    let titles = ["worker", "core", "sessions", "received/s", "sent on/s", "drops/s", "handoffs/s", "waiting"];
+    let widths = [6, 5, 9, 10, 11, 8, 10, 8].map(Constraint::Length);
+    let titles = ["worker", "core", "sessions", "received/s", "forwarded/s", "drops/s", "handoffs/s", "waiting"];
     let head = Row::new(titles.map(|title| right(title.to_owned()))).dim();
     Table::new(rows.collect::<Vec<_>>(), widths).header(head).block(frame_of("workers "))
 }
 
-fn vips(frame: &mut Frame<'_>, area: Rect, board: &Board, now: &Sample) {
+fn vips(frame: &mut Frame<'_>, area: Rect, board: &ViewState, now: &Sample) {
     let all = &now.vips.vips;
-    // A title, a head, and at least one row.
+    // Title, header, and at least one row.
     let shown = usize::from(area.height.saturating_sub(2)).max(1);
     let first = board.scroll.min(all.len().saturating_sub(shown));
-    let is_dealt = all.iter().any(|vip| !vip.shares.is_empty());
+    let has_shards = all.iter().any(|vip| !vip.shares.is_empty());
     let rows = all.iter().skip(first).take(shown).map(|vip| {
-        let owner = if is_dealt { show::owners(&vip.shares) } else { String::new() };
+        let owner = if has_shards { show::owners(&vip.shares) } else { String::new() };
         Row::new([
             Cell::from(vip.address.clone()),
             right(short(vip.sessions)),
             right(short(vip.endpoints)),
-            Cell::from(harmless(&vip.name)),
-            Cell::from(harmless(&owner)),
+            Cell::from(sanitize(&vip.name)),
+            Cell::from(sanitize(&owner)),
         ])
         .style(if vip.conflict.is_some() { Style::new().fg(Color::Red) } else { Style::new() })
     });
@@ -228,7 +235,7 @@ fn vips(frame: &mut Frame<'_>, area: Rect, board: &Board, now: &Sample) {
         Constraint::Fill(2),
         Constraint::Fill(1),
     ];
-    let owner = if is_dealt { "owner" } else { "" };
+    let owner = if has_shards { "owner" } else { "" };
     let head = Row::new([
         Cell::from("vip"),
         right("sessions".to_owned()),
@@ -239,7 +246,7 @@ fn vips(frame: &mut Frame<'_>, area: Rect, board: &Board, now: &Sample) {
     .dim();
     let title = match all.len() {
         count if count > shown => {
-            format!("VIPs {}-{} of {count}, those with most sessions first ", first + 1, first + shown.min(count))
+            format!("VIPs {}-{} of {count}, by sessions ", first + 1, first + shown.min(count))
         }
         _ => "VIPs ".to_owned(),
     };
@@ -250,7 +257,7 @@ fn right(text: String) -> Cell<'static> {
     Cell::from(Line::from(text).right_aligned())
 }
 
-/// A number in at most five characters: `987`, `9876`, `98.7k`, `1.2M`.
+/// Formats a number in at most five characters: `987`, `9876`, `98.7k`, `1.2M`.
 fn short(number: u64) -> String {
     let of = |unit: u64, name: &str| {
         let tenths = number / (unit / 10);
@@ -274,16 +281,16 @@ mod tests {
 
     use super::*;
     use crate::admin::proto::{DropsReply, StatusReply, VipsReply};
-    use crate::cli::top::picture;
+    use crate::cli::top::screen_text;
 
-    fn shown(columns: u16, lines: u16, board: &Board) -> String {
+    fn shown(columns: u16, lines: u16, board: &ViewState) -> String {
         let mut terminal = Terminal::new(TestBackend::new(columns, lines)).unwrap();
         terminal.draw(|frame| draw(frame, board)).unwrap();
-        picture(terminal.backend())
+        screen_text(terminal.backend())
     }
 
     #[test]
-    fn numbers_stay_short() {
+    fn numbers_have_at_most_five_characters() {
         let expected = [
             (0, "0"),
             (9_999, "9999"),
@@ -300,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_rings_lose_stands_in_red() {
+    fn ring_losses_are_red() {
         let sample = |ago, packets: [u64; 2]| Sample {
             at: Instant::now().checked_sub(Duration::from_secs(ago)).unwrap(),
             status: StatusReply { ready: true, ..StatusReply::default() },
@@ -314,26 +321,27 @@ mod tests {
             },
             vips: VipsReply::default(),
         };
-        let colour = |before, now, text: &str| {
-            let board = Board { before: Some(sample(2, before)), now: Some(sample(1, now)), ..Board::default() };
+        let color = |before, now, text: &str| {
+            let board =
+                ViewState { previous: Some(sample(2, before)), current: Some(sample(1, now)), ..ViewState::default() };
             let mut terminal = Terminal::new(TestBackend::new(100, 30)).unwrap();
             terminal.draw(|frame| draw(frame, &board)).unwrap();
             let buffer = terminal.backend().buffer();
-            let lines: Vec<String> = picture(terminal.backend()).lines().map(str::to_owned).collect();
+            let lines: Vec<String> = screen_text(terminal.backend()).lines().map(str::to_owned).collect();
             let found =
                 lines.iter().enumerate().find_map(|(y, line)| Some((line[..line.find(text)?].chars().count(), y)));
             found.map(|(x, y)| buffer[(x as u16, y as u16)].fg)
         };
-        assert_eq!(colour([0, 0], [70, 70], "rx_no_buffer"), Some(Color::Red));
-        assert_eq!(colour([0, 0], [70, 70], "no_service"), Some(Color::Yellow));
-        assert_eq!(colour([0, 0], [70, 70], "the rings LOSE 70 packets/s"), Some(Color::Red));
-        // What was lost long ago is no alarm.
-        assert_eq!(colour([70, 0], [70, 0], "rx_no_buffer"), Some(Color::Reset));
-        assert_eq!(colour([70, 0], [70, 0], "LOSE"), None);
+        assert_eq!(color([0, 0], [70, 70], "rx_no_buffer"), Some(Color::Red));
+        assert_eq!(color([0, 0], [70, 70], "no_service"), Some(Color::Yellow));
+        assert_eq!(color([0, 0], [70, 70], "the rings LOSE 70 packets/s"), Some(Color::Red));
+        // Earlier losses are no fault.
+        assert_eq!(color([70, 0], [70, 0], "rx_no_buffer"), Some(Color::Reset));
+        assert_eq!(color([70, 0], [70, 0], "LOSE"), None);
     }
 
     #[test]
-    fn how_full_the_table_is_fits_the_smallest_screen() {
+    fn table_usage_fits_the_minimum_screen() {
         let of = |sessions, standby_sessions| {
             let status = StatusReply {
                 ready: true,
@@ -344,7 +352,7 @@ mod tests {
             };
             let (drops, vips) = (DropsReply::default(), VipsReply::default());
             let now = Some(Sample { at: Instant::now(), status, drops, vips });
-            shown(LEAST.0, LEAST.1, &Board { now, ..Board::default() })
+            shown(MIN_SIZE.0, MIN_SIZE.1, &ViewState { current: now, ..ViewState::default() })
         };
         assert!(of(41, 0).contains("41 of 65.5k (0.1 %)"));
         let full = of(61_600, 3_900);
@@ -352,8 +360,8 @@ mod tests {
     }
 
     #[test]
-    fn any_size_of_screen_is_drawn_on() {
-        let board = Board { lost: Some("nobody answers".to_owned()), ..Board::default() };
+    fn every_screen_size_is_drawn() {
+        let board = ViewState { error: Some("no gateway".to_owned()), ..ViewState::default() };
         for columns in [1, 2, 40, 59, 60, 80, 200] {
             for lines in [1, 2, 15, 16, 24, 50] {
                 let text = shown(columns, lines, &board);
@@ -362,6 +370,6 @@ mod tests {
         }
         let text = shown(40, 10, &board).replace('\n', " ");
         assert!(text.contains("needs 60 columns and 16 lines"), "{text}");
-        assert!(shown(80, 24, &board).starts_with("nobody answers"));
+        assert!(shown(80, 24, &board).starts_with("no gateway"));
     }
 }

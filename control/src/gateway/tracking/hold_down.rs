@@ -1,40 +1,40 @@
-//! Hold-down: a gateway that can serve again waits before it says so, and the longer the more often it was in vain, so that a link that
-//! flaps doesn't move shares to and fro. Time is an argument.
+//! Hold-down: a gateway that has recovered stays unable for a time, which doubles with each relapse, so that a flapping
+//! interface doesn't move shards back and forth. Time is an argument.
 
 use std::time::{Duration, Instant};
 
-/// Whether a gateway counts as able.
+/// Hold-down state of a gateway.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HoldDown {
-    shortest: Duration,
-    longest: Duration,
-    /// How long it is held down after its faults have gone; none: nobody has relied on it yet.
+    min: Duration,
+    max: Duration,
+    /// Hold-down after the next recovery; `None`: the gateway has never been able yet.
     current: Option<Duration>,
-    /// Faults are there now.
+    /// There are faults now.
     is_faulty: bool,
-    /// Until when it is held down.
+    /// End of the hold-down.
     until: Option<Instant>,
-    /// Since when it is able without interruption.
+    /// Able without interruption since then.
     able_since: Option<Instant>,
 }
 
 impl HoldDown {
-    /// One that is able unless faults say otherwise. A hold-down lasts for `shortest`, and twice as long each time that the gateway came
-    /// back in vain, up to `longest`; so long without a fault makes it short again.
-    pub(super) fn new(shortest: Duration, longest: Duration) -> Self {
-        let longest = longest.max(shortest);
-        Self { shortest, longest, current: None, is_faulty: false, until: None, able_since: None }
+    /// Without faults. A hold-down lasts `min`, and twice as long after each relapse, up to `max`. After `max` without
+    /// a fault it is `min` again.
+    pub(super) fn new(min: Duration, max: Duration) -> Self {
+        let max = max.max(min);
+        Self { min, max, current: None, is_faulty: false, until: None, able_since: None }
     }
 
-    /// Takes in whether anything is wrong now; says whether the gateway counts as able.
-    pub(super) fn set(&mut self, is_well: bool, now: Instant) -> bool {
-        if !is_well {
-            // Faults that come and go while it is held down anyway only begin that anew.
+    /// Updates whether the gateway is without faults now. Returns whether it is able: healthy and not held down.
+    pub(super) fn update(&mut self, is_healthy: bool, now: Instant) -> bool {
+        if !is_healthy {
+            // Faults during a hold-down restart it, but don't double it.
             if let Some(since) = self.able_since.take() {
-                let was_quiet = now.saturating_duration_since(since) >= self.longest;
+                let was_stable = now.saturating_duration_since(since) >= self.max;
                 self.current = Some(match self.current {
-                    Some(current) if !was_quiet => (current * 2).min(self.longest),
-                    _ => self.shortest,
+                    Some(current) if !was_stable => (current * 2).min(self.max),
+                    _ => self.min,
                 });
             }
             self.is_faulty = true;
@@ -52,7 +52,7 @@ impl HoldDown {
         true
     }
 
-    /// Until when it is held down.
+    /// End of the hold-down; `None`: not held down.
     pub(super) fn until(&self) -> Option<Instant> {
         self.until
     }
@@ -64,81 +64,82 @@ mod tests {
 
     use super::*;
 
-    const SHORTEST: Duration = Duration::from_secs(5);
-    const LONGEST: Duration = Duration::from_mins(1);
+    const MIN: Duration = Duration::from_secs(5);
+    const MAX: Duration = Duration::from_mins(1);
 
     #[test]
-    fn each_flap_doubles_the_time_and_a_quiet_hour_makes_it_short_again() {
+    fn each_flap_doubles_the_hold_down_and_stability_resets_it() {
         let mut now = Instant::now();
-        let mut it = HoldDown::new(SHORTEST, LONGEST);
-        assert!(it.set(true, now), "it begins able");
+        let mut hold_down = HoldDown::new(MIN, MAX);
+        assert!(hold_down.update(true, now), "initially able");
         for seconds in [5, 10, 20, 40, 60, 60] {
-            assert!(!it.set(false, now));
-            assert_eq!(it.until(), None, "no time runs while the fault is there");
+            assert!(!hold_down.update(false, now));
+            assert_eq!(hold_down.until(), None, "the hold-down starts when the fault is resolved");
             now += Duration::from_secs(1);
-            assert!(!it.set(true, now));
-            assert_eq!(it.until(), Some(now + Duration::from_secs(seconds)));
+            assert!(!hold_down.update(true, now));
+            assert_eq!(hold_down.until(), Some(now + Duration::from_secs(seconds)));
             now += Duration::from_millis(seconds * 1000 - 1);
-            assert!(!it.set(true, now));
+            assert!(!hold_down.update(true, now));
             now += Duration::from_millis(1);
-            assert!(it.set(true, now) && it.until().is_none());
+            assert!(hold_down.update(true, now) && hold_down.until().is_none());
         }
-        now += LONGEST;
-        assert!(!it.set(false, now) && !it.set(true, now));
-        assert_eq!(it.until(), Some(now + SHORTEST));
+        now += MAX;
+        assert!(!hold_down.update(false, now) && !hold_down.update(true, now));
+        assert_eq!(hold_down.until(), Some(now + MIN));
     }
 
     #[test]
-    fn a_burst_of_flaps_is_one() {
+    fn flaps_during_a_hold_down_do_not_double_it() {
         let mut now = Instant::now();
-        let mut it = HoldDown::new(SHORTEST, LONGEST);
-        it.set(true, now);
+        let mut hold_down = HoldDown::new(MIN, MAX);
+        hold_down.update(true, now);
         for _ in 0..20 {
-            assert!(!it.set(false, now) && !it.set(true, now));
-            assert_eq!(it.until(), Some(now + SHORTEST));
-            now += SHORTEST / 2;
+            assert!(!hold_down.update(false, now) && !hold_down.update(true, now));
+            assert_eq!(hold_down.until(), Some(now + MIN));
+            now += MIN / 2;
         }
     }
 
     #[test]
-    fn who_was_never_able_is_not_held_down() {
+    fn a_gateway_that_was_never_able_is_not_held_down() {
         let now = Instant::now();
-        let mut it = HoldDown::new(SHORTEST, LONGEST);
-        assert!(!it.set(false, now) && it.set(true, now));
+        let mut hold_down = HoldDown::new(MIN, MAX);
+        assert!(!hold_down.update(false, now) && hold_down.update(true, now));
         let mut none = HoldDown::new(Duration::ZERO, Duration::ZERO);
-        assert!(none.set(true, now) && !none.set(false, now) && none.set(true, now));
+        assert!(none.update(true, now) && !none.update(false, now) && none.update(true, now));
     }
 
     proptest! {
-        /// However a link flaps: who counts as able has been well for the shortest time, and in an hour it changes no more often
-        /// than the hold-down lets it.
+        /// For any sequence of flaps: an able gateway has been healthy for the minimum time, and the rate of recoveries
+        /// is bounded.
         #[test]
-        fn a_link_that_flaps_moves_shares_a_bounded_number_of_times(
+        fn a_flapping_interface_causes_a_bounded_number_of_recoveries(
             steps in proptest::collection::vec((any::<bool>(), 1u64..20_000), 1..400),
         ) {
             let mut now = Instant::now();
-            let mut it = HoldDown::new(SHORTEST, LONGEST);
-            it.set(true, now);
-            let (mut able, mut well_since, mut returns, begun) = (true, now, 0u32, now);
+            let mut hold_down = HoldDown::new(MIN, MAX);
+            hold_down.update(true, now);
+            let (mut was_able, mut healthy_since, mut recoveries, start) = (true, now, 0u32, now);
             let mut had_fault = false;
-            for (is_well, ms) in steps {
-                if is_well && had_fault {
-                    well_since = now;
+            for (is_healthy, ms) in steps {
+                if is_healthy && had_fault {
+                    healthy_since = now;
                 }
-                had_fault = !is_well;
-                let is_able = it.set(is_well, now);
-                prop_assert!(is_well || !is_able);
-                if is_able && !able {
-                    returns += 1;
-                    prop_assert!(now >= well_since + SHORTEST);
+                had_fault = !is_healthy;
+                let is_able = hold_down.update(is_healthy, now);
+                prop_assert!(is_healthy || !is_able);
+                if is_able && !was_able {
+                    recoveries += 1;
+                    prop_assert!(now >= healthy_since + MIN);
                 }
-                able = is_able;
+                was_able = is_able;
                 now += Duration::from_millis(ms);
             }
-            let passed = now.duration_since(begun);
-            // 5 + 10 + 20 + 40 seconds, and then one a minute; or one each minute without a fault and 5 seconds.
-            let most = 5 + passed.as_secs() / 60 * 2;
-            prop_assert!(u64::from(returns) <= most, "{returns} in {passed:?}");
+            let elapsed = now.duration_since(start);
+            // After 5 + 10 + 20 + 40 seconds one a minute; or one each time that a minute without a fault and 5 seconds
+            // have passed.
+            let max = 5 + elapsed.as_secs() / 60 * 2;
+            prop_assert!(u64::from(recoveries) <= max, "{recoveries} in {elapsed:?}");
         }
     }
 }

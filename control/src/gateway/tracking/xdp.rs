@@ -1,97 +1,73 @@
-//! Watches that the steering program is where it was put, and puts it back: anybody with `CAP_NET_ADMIN` can take it off an interface, or put
-//! another one in its place. Meanwhile the second line (`vipgate_xdp::guard`) keeps closed what the program would have captured.
+//! Monitors the attachment of the steering program and reattaches it: any process with `CAP_NET_ADMIN` can detach or
+//! replace it. Meanwhile the tc guard (`vipgate_xdp::guard`) drops the traffic that the program would have captured.
 
+use crate::state::tracking::{InterfaceAttachment, XdpAttachment};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use vipgate_xdp::attach::{self, Mode, OnExit, Presence};
+use vipgate_xdp::attach::{self, Mode, OnExit, ProgramStatus};
 use vipgate_xdp::guard;
 use vipgate_xdp::nic::Nic;
 use vipgate_xdp::steering::Steering;
 
 use crate::kernel::{LinkState, LinkStatus};
 
-/// How often it is looked at without any message of the kernel: there is none for interfaces that are down, and for BPF links.
-const POLL: Duration = Duration::from_secs(1);
-/// And again, where the steering program is being changed.
-const BUSY: Duration = Duration::from_millis(5);
-/// So many times in a row it is put back at once; after that somebody else insists, and pauses begin.
-const AT_ONCE: u32 = 3;
-/// The first pause, and the longest.
-const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+/// Poll interval: the kernel sends no notification for interfaces that are down, nor for BPF links.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Retry interval while the steering program is locked by a policy change.
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
+/// Number of immediate reattachments in a row; further ones are delayed.
+const MAX_IMMEDIATE: u32 = 3;
+/// Minimum and maximum delay; doubles each time.
+const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
-/// What is captured on an interface.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Capture {
-    /// What policy says.
-    #[default]
-    Attached,
-    /// Nothing: there is no XDP program.
-    Missing,
-    /// What another program says.
-    Replaced {
-        /// The kernel's number of it.
-        id: u32,
-    },
-}
-
-/// An interface, and what is captured on it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TrackedCapture {
-    /// Its name.
-    pub interface: String,
-    /// What is captured now.
-    pub state: Capture,
-    /// How often the program was found to be off.
-    pub detached: u64,
-}
-
-/// When to put the program back: at once, but not for ever at that pace against somebody who insists.
+/// Backoff of reattachment: immediate at first, then with growing delays, in case another process keeps detaching the
+/// program.
 #[derive(Clone, Copy, Debug, Default)]
-struct Restorer {
-    /// Times in a row.
+struct Backoff {
+    /// Reattachments in a row.
     count: u32,
     last: Option<Instant>,
 }
 
-impl Restorer {
-    fn pause(self) -> Duration {
-        match self.count.checked_sub(AT_ONCE) {
+impl Backoff {
+    fn delay(self) -> Duration {
+        match self.count.checked_sub(MAX_IMMEDIATE) {
             None => Duration::ZERO,
-            Some(further) => (PAUSE.0 * 2u32.saturating_pow(further)).min(PAUSE.1),
+            Some(further) => (BACKOFF.0 * 2u32.saturating_pow(further)).min(BACKOFF.1),
         }
     }
 
-    /// The program is off: when to put it back.
+    /// When to reattach a detached program.
     fn due(self, now: Instant) -> Instant {
-        self.last.map_or(now, |last| last + self.pause())
+        self.last.map_or(now, |last| last + self.delay())
     }
 
-    /// It is put back now.
-    fn restores(&mut self, now: Instant) {
+    /// Records a reattachment.
+    fn reattached(&mut self, now: Instant) {
         self.count = self.count.saturating_add(1);
         self.last = Some(now);
     }
 
-    /// It is there: after a while nobody insists any more.
-    fn is_there(&mut self, now: Instant) {
-        if self.last.is_some_and(|last| now >= last + PAUSE.1.max(self.pause() * 2)) {
+    /// The program is attached: resets the backoff after a while.
+    fn attached(&mut self, now: Instant) {
+        if self.last.is_some_and(|last| now >= last + BACKOFF.1.max(self.delay() * 2)) {
             *self = Self::default();
         }
     }
 }
 
-/// One interface.
-struct Watched {
+/// An interface whose attachment is monitored.
+struct Monitored {
     nic: Nic,
     mode: Mode,
-    restorer: Restorer,
-    status: TrackedCapture,
-    /// What the kernel said when it was last tried in vain.
-    complaint: Option<String>,
+    backoff: Backoff,
+    status: InterfaceAttachment,
+    /// The last error of a reattachment, to log each error once.
+    last_error: Option<String>,
 }
 
-/// The steering program, unless a change of policy is being captured right now: that may take a while, and nobody waits for it here.
+/// Locks the steering program; `None` while a policy change holds the lock, which may take a while.
 fn try_lock(steering: &Mutex<Steering>) -> Option<MutexGuard<'_, Steering>> {
     match steering.try_lock() {
         Ok(steering) => Some(steering),
@@ -100,45 +76,49 @@ fn try_lock(steering: &Mutex<Steering>) -> Option<MutexGuard<'_, Steering>> {
     }
 }
 
-/// The steering program on all interfaces.
-pub(super) struct XdpWatch {
+/// Monitors the steering program on all interfaces.
+pub(super) struct XdpMonitor {
     steering: Arc<Mutex<Steering>>,
     on_exit: OnExit,
-    watched: Vec<Watched>,
+    interfaces: Vec<Monitored>,
     next: Option<Instant>,
 }
 
-impl XdpWatch {
+impl XdpMonitor {
     pub(super) fn new(nics: Vec<Nic>, modes: Vec<Mode>, on_exit: OnExit, steering: Arc<Mutex<Steering>>) -> Self {
-        let watched = nics.into_iter().zip(modes).map(|(nic, mode)| {
-            let status = TrackedCapture { interface: nic.name.clone(), state: Capture::Attached, detached: 0 };
-            Watched { nic, mode, restorer: Restorer::default(), status, complaint: None }
+        let interfaces = nics.into_iter().zip(modes).map(|(nic, mode)| {
+            let status =
+                InterfaceAttachment { interface: nic.name.clone(), state: XdpAttachment::Attached, detached: 0 };
+            Monitored { nic, mode, backoff: Backoff::default(), status, last_error: None }
         });
-        Self { steering, on_exit, watched: watched.collect(), next: None }
+        Self { steering, on_exit, interfaces: interfaces.collect(), next: None }
     }
 
-    /// When to look again.
-    pub(super) fn due(&self) -> Instant {
+    /// When to check next.
+    pub(super) fn next_check(&self) -> Instant {
         self.next.unwrap_or_else(Instant::now)
     }
 
-    /// What is captured on each interface.
-    pub(super) fn status(&self) -> Vec<TrackedCapture> {
-        self.watched.iter().map(|it| it.status.clone()).collect()
+    /// The attachment of each interface.
+    pub(super) fn status(&self) -> Vec<InterfaceAttachment> {
+        self.interfaces.iter().map(|monitored| monitored.status.clone()).collect()
     }
 
-    /// Closes a device that has come in the place of one that is gone, before it is up: no socket is bound to it, so that whatever is to
-    /// be captured there is dropped until another start has bound one.
-    pub(super) fn follow_successors(&mut self, links: &[LinkStatus]) {
+    /// Attaches the steering program to a recreated device before it is up. No socket is bound to it, so traffic to be
+    /// captured is dropped until a restart binds one.
+    pub(super) fn attach_successors(&mut self, links: &[LinkStatus]) {
         let Some(mut steering) = try_lock(&self.steering) else { return };
-        for (it, link) in self.watched.iter_mut().zip(links) {
-            let Some((ifindex, _)) = link.successor.filter(|(ifindex, _)| *ifindex != it.nic.ifindex) else { continue };
-            let nic = Nic { ifindex, ..it.nic.clone() };
+        for (monitored, link) in self.interfaces.iter_mut().zip(links) {
+            let Some((ifindex, _)) = link.successor.filter(|(ifindex, _)| *ifindex != monitored.nic.ifindex) else {
+                continue;
+            };
+            let nic = Nic { ifindex, ..monitored.nic.clone() };
             let outcome = steering
                 .add_interface(ifindex, link.id, link.role.is_inside())
                 .map_err(|error| error.to_string())
                 .and_then(|()| {
-                    attach::put_back(&mut steering, &nic, it.mode, self.on_exit).map_err(|error| error.to_string())
+                    attach::reattach(&mut steering, &nic, monitored.mode, self.on_exit)
+                        .map_err(|error| error.to_string())
                 })
                 .and_then(|()| match self.on_exit {
                     OnExit::Drop => guard::install(&mut steering, &nic).map_err(|error| error.to_string()),
@@ -149,70 +129,76 @@ impl XdpWatch {
                     event = "xdp_detached",
                     interface = nic.name,
                     error,
-                    "the new device isn't closed: {error}"
+                    "cannot attach the steering program to the recreated device: {error}"
                 );
             }
-            it.nic = nic;
+            monitored.nic = nic;
         }
     }
 
-    /// Looks at all interfaces, and puts the program back where it is off.
+    /// Checks all interfaces, and reattaches the program where it is detached.
     pub(super) fn check(&mut self, links: &[LinkStatus], now: Instant) {
         let Some(mut steering) = try_lock(&self.steering) else {
-            self.next = Some(now + BUSY);
+            self.next = Some(now + LOCK_RETRY_INTERVAL);
             return;
         };
-        let mut next = now + POLL;
-        for it in &mut self.watched {
-            let is_gone = links
-                .iter()
-                .any(|link| link.name == it.nic.name && link.state == LinkState::Gone && link.successor.is_none());
+        let mut next = now + POLL_INTERVAL;
+        for monitored in &mut self.interfaces {
+            let is_gone = links.iter().any(|link| {
+                link.name == monitored.nic.name && link.state == LinkState::Gone && link.successor.is_none()
+            });
             if is_gone {
                 continue;
             }
-            it.check(&mut steering, self.on_exit, now);
-            if it.status.state != Capture::Attached {
-                next = next.min(it.restorer.due(now).max(now + Duration::from_millis(1)));
+            monitored.check(&mut steering, self.on_exit, now);
+            if monitored.status.state != XdpAttachment::Attached {
+                next = next.min(monitored.backoff.due(now).max(now + Duration::from_millis(1)));
             }
         }
         self.next = Some(next);
     }
 }
 
-impl Watched {
+impl Monitored {
     fn check(&mut self, steering: &mut Steering, on_exit: OnExit, now: Instant) {
         let interface = &self.status.interface;
-        let found = match attach::presence(steering, self.nic.ifindex) {
+        let found = match attach::program_status(steering, self.nic.ifindex) {
             Ok(found) => capture(found),
-            // It has just gone, or the kernel has no memory: whatever it is, the next look will show.
-            Err(error) => return tracing::debug!(interface, %error, "can't look for the XDP program"),
+            // The interface is just gone, or the kernel is out of memory: retried by the next check.
+            Err(error) => return tracing::debug!(interface, %error, "cannot query the XDP program"),
         };
-        if found == Capture::Attached {
-            self.restorer.is_there(now);
+        if found == XdpAttachment::Attached {
+            self.backoff.attached(now);
             self.status.state = found;
             return;
         }
-        if self.status.state == Capture::Attached {
+        if self.status.state == XdpAttachment::Attached {
             self.status.detached += 1;
         }
-        if now >= self.restorer.due(now) {
-            self.restorer.restores(now);
-            match attach::put_back(steering, &self.nic, self.mode, on_exit) {
+        if now >= self.backoff.due(now) {
+            self.backoff.reattached(now);
+            match attach::reattach(steering, &self.nic, self.mode, on_exit) {
                 Ok(()) => {
                     tracing::error!(
                         event = "xdp_detached",
                         interface,
-                        found = word(found),
-                        "the steering program was off {interface} ({}), and is there again: who took it away?",
-                        word(found)
+                        found = description(found),
+                        "the steering program was detached from {interface} ({}); reattached",
+                        description(found)
                     );
-                    (self.status.state, self.complaint) = (Capture::Attached, None);
+                    (self.status.state, self.last_error) = (XdpAttachment::Attached, None);
                     return;
                 }
-                Err(error) if self.complaint.as_ref() != Some(&error.to_string()) => {
-                    tracing::error!(event = "xdp_detached", interface, found = word(found), %error,
-                        "the steering program is off {interface} ({}), and can't be put back: {error}", word(found));
-                    self.complaint = Some(error.to_string());
+                Err(error) if self.last_error.as_ref() != Some(&error.to_string()) => {
+                    tracing::error!(
+                        event = "xdp_detached",
+                        interface,
+                        found = description(found),
+                        %error,
+                        "the steering program is detached from {interface} ({}), cannot reattach: {error}",
+                        description(found)
+                    );
+                    self.last_error = Some(error.to_string());
                 }
                 Err(_) => {}
             }
@@ -220,29 +206,30 @@ impl Watched {
             tracing::error!(
                 event = "xdp_detached",
                 interface,
-                found = word(found),
-                "the steering program is off {interface} again ({}): somebody insists; it is put back in {} s",
-                word(found),
-                self.restorer.pause().as_secs()
+                found = description(found),
+                "the steering program is detached from {interface} again ({}); reattached in {} s",
+                description(found),
+                self.backoff.delay().as_secs()
             );
         }
         self.status.state = found;
     }
 }
 
-fn capture(found: Presence) -> Capture {
+fn capture(found: ProgramStatus) -> XdpAttachment {
     match found {
-        Presence::Attached => Capture::Attached,
-        Presence::Missing => Capture::Missing,
-        Presence::Replaced { id } => Capture::Replaced { id },
+        ProgramStatus::Attached => XdpAttachment::Attached,
+        ProgramStatus::Missing => XdpAttachment::Missing,
+        ProgramStatus::Replaced { id } => XdpAttachment::Replaced { id },
     }
 }
 
-fn word(found: Capture) -> String {
+/// The attachment as text.
+fn description(found: XdpAttachment) -> String {
     match found {
-        Capture::Attached => "attached".to_owned(),
-        Capture::Missing => "nothing was there".to_owned(),
-        Capture::Replaced { id } => format!("another program was there, id {id}"),
+        XdpAttachment::Attached => "attached".to_owned(),
+        XdpAttachment::Missing => "no program attached".to_owned(),
+        XdpAttachment::Replaced { id } => format!("another program attached, id {id}"),
     }
 }
 
@@ -250,23 +237,23 @@ fn word(found: Capture) -> String {
 mod tests {
     use super::*;
 
-    /// Somebody takes the program off as soon as it is there again.
+    /// The program is detached again each time it was reattached.
     #[test]
-    fn the_program_is_put_back_at_once_and_then_ever_more_slowly() {
-        let (begun, mut restorer) = (Instant::now(), Restorer::default());
-        let mut now = begun;
-        let mut pauses = Vec::new();
+    fn reattachment_is_immediate_then_backs_off() {
+        let mut backoff = Backoff::default();
+        let mut now = Instant::now();
+        let mut delays = Vec::new();
         for _ in 0..12 {
-            let due = restorer.due(now);
-            pauses.push(due.saturating_duration_since(now).as_secs());
+            let due = backoff.due(now);
+            delays.push(due.saturating_duration_since(now).as_secs());
             now = now.max(due);
-            restorer.restores(now);
+            backoff.reattached(now);
         }
-        assert_eq!(pauses, [0, 0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60]);
-        // It stays: the next one who takes it off is another story.
-        restorer.is_there(now + Duration::from_secs(119));
-        assert!(restorer.due(now) > now);
-        restorer.is_there(now + Duration::from_mins(2));
-        assert_eq!(restorer.due(now), now);
+        assert_eq!(delays, [0, 0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        // After it has stayed attached, the backoff starts over.
+        backoff.attached(now + Duration::from_secs(119));
+        assert!(backoff.due(now) > now);
+        backoff.attached(now + Duration::from_mins(2));
+        assert_eq!(backoff.due(now), now);
     }
 }

@@ -1,4 +1,4 @@
-//! One route of ours: what is wanted, what stands in the kernel, and the orders that make one of the other.
+//! One advertised route, and the netlink requests that add, remove and list such routes.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -6,61 +6,65 @@ use std::net::IpAddr;
 use rtnetlink::packet_route::route::{RouteAttribute, RouteMessage, RouteScope, RouteType};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::super::message::{Event, OURS};
-use super::Place;
+use super::super::message::{KernelEvent, RTPROT_VIPGATE};
+use super::RouteTable;
 
-/// linux/ipv6_route.h: what the kernel makes of an IPv6 route without a metric (`IP6_RT_PRIO_USER`).
-const V6_METRIC: u32 = 1024;
+/// linux/ipv6_route.h: the default metric of an IPv6 route (`IP6_RT_PRIO_USER`).
+const V6_DEFAULT_METRIC: u32 = 1024;
 
-/// A route of ours, as the kernel tells them apart.
+/// An advertised route, by the fields that identify it in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Entry {
+pub(super) struct AdvertisedRoute {
     table: u32,
     metric: u32,
     /// The VIP.
     pub(super) address: IpAddr,
 }
 
-impl Entry {
+impl AdvertisedRoute {
     /// The route for a VIP.
-    pub(super) fn new(place: Place, address: IpAddr) -> Self {
-        let unset = if address.is_ipv4() { 0 } else { V6_METRIC };
-        Self { table: place.table, metric: place.metric.unwrap_or(unset), address }
+    pub(super) fn new(table: RouteTable, address: IpAddr) -> Self {
+        let default = if address.is_ipv4() { 0 } else { V6_DEFAULT_METRIC };
+        Self { table: table.table, metric: table.metric.unwrap_or(default), address }
     }
 
-    /// The route of a dump, if it is one of ours.
-    pub(super) fn of(event: &Event) -> Option<Self> {
+    /// The dumped route, if vipgate has installed it.
+    pub(super) fn from_event(event: &KernelEvent) -> Option<Self> {
         match event {
-            Event::Route(_, route)
-                if route.protocol == OURS && route.prefix.prefix_len() == route.prefix.max_prefix_len() =>
+            KernelEvent::Route(_, route)
+                if route.protocol == RTPROT_VIPGATE && route.prefix.prefix_len() == route.prefix.max_prefix_len() =>
             {
                 Some(Self { table: route.table, metric: route.metric, address: route.prefix.addr() })
             }
-            Event::Route(..) | Event::Link(..) | Event::Address(..) | Event::NextHop(..) | Event::Neighbour(..) => None,
+            KernelEvent::Route(..)
+            | KernelEvent::Link(..)
+            | KernelEvent::Address(..)
+            | KernelEvent::NextHop(..)
+            | KernelEvent::Neighbor(..) => None,
         }
     }
 
-    /// Whether it stands in this table.
+    /// Whether it is in this table.
     pub(super) fn is_in(&self, table: u32) -> bool {
         self.table == table
     }
 
-    /// "Have it."
-    pub(super) fn add(self) -> RouteNetlinkMessage {
+    /// RTM_NEWROUTE: installs it.
+    pub(super) fn add_request(self) -> RouteNetlinkMessage {
         let mut message = self.message();
         message.header.kind = RouteType::BlackHole;
         RouteNetlinkMessage::NewRoute(message)
     }
 
-    /// "Have it no longer", of whatever type it is.
-    pub(super) fn remove(self) -> RouteNetlinkMessage {
+    /// RTM_DELROUTE: removes it, whatever its type.
+    pub(super) fn remove_request(self) -> RouteNetlinkMessage {
         let mut message = self.message();
         message.header.scope = RouteScope::NoWhere;
         RouteNetlinkMessage::DelRoute(message)
     }
 
     fn message(self) -> RouteMessage {
-        let mut message = question(self.address.is_ipv4(), Some(self.table));
+        let mut message = base_message(self.address.is_ipv4(), Some(self.table));
         message.header.destination_prefix_length = if self.address.is_ipv4() { 32 } else { 128 };
         message.attributes.push(RouteAttribute::Destination(self.address.into()));
         if self.metric != 0 {
@@ -70,27 +74,30 @@ impl Entry {
     }
 }
 
-/// "Which routes of ours are there", of one family and perhaps of one table. The kernel leaves out all others where it can
-/// (Linux 4.20).
-pub(super) fn list(v4: bool, table: Option<u32>) -> RouteNetlinkMessage {
-    RouteNetlinkMessage::GetRoute(question(v4, table))
+/// RTM_GETROUTE: lists vipgate's routes of one family, and of one table if given. Linux 4.20 and later filter in the
+/// kernel.
+pub(super) fn dump_request(v4: bool, table: Option<u32>) -> RouteNetlinkMessage {
+    RouteNetlinkMessage::GetRoute(base_message(v4, table))
 }
 
-fn question(v4: bool, table: Option<u32>) -> RouteMessage {
+fn base_message(v4: bool, table: Option<u32>) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = if v4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    message.header.protocol = OURS.into();
+    message.header.protocol = RTPROT_VIPGATE.into();
     if let Some(table) = table {
-        // The header has room for small numbers only.
+        // The header field has 8 bits.
         message.header.table = u8::try_from(table).unwrap_or(0);
         message.attributes.push(RouteAttribute::Table(table));
     }
     message
 }
 
-/// What must go and what must come, in this order.
-pub(super) fn difference(wanted: &BTreeSet<Entry>, there: &BTreeSet<Entry>) -> (Vec<Entry>, Vec<Entry>) {
-    (there.difference(wanted).copied().collect(), wanted.difference(there).copied().collect())
+/// The routes to remove and the routes to add.
+pub(super) fn difference(
+    desired: &BTreeSet<AdvertisedRoute>,
+    installed: &BTreeSet<AdvertisedRoute>,
+) -> (Vec<AdvertisedRoute>, Vec<AdvertisedRoute>) {
+    (installed.difference(desired).copied().collect(), desired.difference(installed).copied().collect())
 }
 
 #[cfg(test)]
@@ -98,46 +105,47 @@ mod tests {
     use super::super::super::message::{Change, Route};
     use super::*;
 
-    const PLACE: Place = Place { table: 179, metric: None };
+    const TABLE: RouteTable = RouteTable { table: 179, metric: None };
 
-    fn entries(addresses: &[&str]) -> BTreeSet<Entry> {
-        addresses.iter().map(|address| Entry::new(PLACE, address.parse().unwrap())).collect()
+    fn entries(addresses: &[&str]) -> BTreeSet<AdvertisedRoute> {
+        addresses.iter().map(|address| AdvertisedRoute::new(TABLE, address.parse().unwrap())).collect()
     }
 
     #[test]
-    fn one_change_is_one_order() {
-        let there = entries(&["192.0.2.1", "192.0.2.2", "2001:db8::1"]);
-        let wanted = entries(&["192.0.2.2", "2001:db8::1", "2001:db8::2"]);
-        let (less, more) = difference(&wanted, &there);
-        assert_eq!((less, more), (vec![entry("192.0.2.1")], vec![entry("2001:db8::2")]));
-        assert_eq!(difference(&wanted, &wanted), (vec![], vec![]));
+    fn one_change_is_one_request() {
+        let installed = entries(&["192.0.2.1", "192.0.2.2", "2001:db8::1"]);
+        let desired = entries(&["192.0.2.2", "2001:db8::1", "2001:db8::2"]);
+        let (removed, added) = difference(&desired, &installed);
+        assert_eq!((removed, added), (vec![entry("192.0.2.1")], vec![entry("2001:db8::2")]));
+        assert_eq!(difference(&desired, &desired), (vec![], vec![]));
     }
 
-    fn entry(address: &str) -> Entry {
-        Entry::new(PLACE, address.parse().unwrap())
+    fn entry(address: &str) -> AdvertisedRoute {
+        AdvertisedRoute::new(TABLE, address.parse().unwrap())
     }
 
     #[test]
     fn another_table_or_metric_is_another_route() {
-        let wanted = [Entry::new(Place { table: 254, metric: Some(7) }, "192.0.2.1".parse().unwrap())].into();
-        let (less, more) = difference(&wanted, &entries(&["192.0.2.1"]));
-        assert_eq!((less.len(), more.len()), (1, 1));
+        let desired =
+            [AdvertisedRoute::new(RouteTable { table: 254, metric: Some(7) }, "192.0.2.1".parse().unwrap())].into();
+        let (removed, added) = difference(&desired, &entries(&["192.0.2.1"]));
+        assert_eq!((removed.len(), added.len()), (1, 1));
     }
 
     #[test]
-    fn routes_of_others_and_routes_to_networks_are_not_ours() {
+    fn other_protocols_and_network_prefixes_are_ignored() {
         let route = Route {
             table: 179,
             prefix: "2001:db8::1/128".parse().unwrap(),
-            metric: V6_METRIC,
+            metric: V6_DEFAULT_METRIC,
             kind: libc::RTN_BLACKHOLE,
-            protocol: OURS,
-            hops: Vec::new(),
-            object: None,
+            protocol: RTPROT_VIPGATE,
+            next_hops: Vec::new(),
+            nexthop_id: None,
         };
-        let of = |route| Entry::of(&Event::Route(Change::New, route));
-        assert_eq!(of(route.clone()), Some(entry("2001:db8::1")));
-        assert_eq!(of(Route { protocol: libc::RTPROT_STATIC, ..route.clone() }), None);
-        assert_eq!(of(Route { prefix: "2001:db8::/64".parse().unwrap(), ..route }), None);
+        let from_route = |route| AdvertisedRoute::from_event(&KernelEvent::Route(Change::New, route));
+        assert_eq!(from_route(route.clone()), Some(entry("2001:db8::1")));
+        assert_eq!(from_route(Route { protocol: libc::RTPROT_STATIC, ..route.clone() }), None);
+        assert_eq!(from_route(Route { prefix: "2001:db8::/64".parse().unwrap(), ..route }), None);
     }
 }

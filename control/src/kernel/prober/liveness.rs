@@ -1,27 +1,27 @@
-//! Which next hops answer: decided from probes and answers alone, in rounds.
+//! Liveness state machine of next hops: rounds of probes and replies.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Instant;
 
-use vipgate_dataplane::io::InterfaceId;
+use vipgate_dataplane::flow::ids::InterfaceId;
 
-use super::Hop;
+use super::NextHop;
 
-/// Whether a next hop answers.
+/// The liveness of a next hop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NextHopState {
-    /// It has never answered: perhaps it never does.
+    /// It has never replied.
     #[default]
     Unknown,
-    /// It does.
+    /// It replies.
     Up,
-    /// It did, and does no more.
+    /// It has replied before and no longer does.
     Down,
 }
 
 impl NextHopState {
-    /// Its word for people and programs.
+    /// Its name in output and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -34,55 +34,55 @@ impl NextHopState {
 /// One next hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextHopStatus {
-    /// The interface that it is behind.
+    /// Its interface.
     pub interface: InterfaceId,
     /// Its address.
     pub address: IpAddr,
-    /// Whether it answers.
+    /// Its liveness.
     pub state: NextHopState,
-    /// When it answered last.
-    pub answered: Option<Instant>,
+    /// When it last replied.
+    pub last_reply: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Hopeful {
+struct ProbeState {
     state: NextHopState,
     answered: Option<Instant>,
-    /// Probes in a row without an answer.
+    /// Consecutive unanswered probes.
     missed: u32,
-    /// A probe of this round is on its way.
+    /// A probe was sent in this round.
     is_probed: bool,
 }
 
-/// All next hops that are probed.
+/// All probed next hops.
 #[derive(Debug)]
 pub(super) struct Liveness {
     failures: u32,
-    hops: BTreeMap<Hop, Hopeful>,
+    hops: BTreeMap<NextHop, ProbeState>,
 }
 
 impl Liveness {
-    /// None yet. So many probes in a row without an answer are a dead next hop.
+    /// No next hops yet; `failures` consecutive unanswered probes mean down.
     pub(super) fn new(failures: u32) -> Self {
         Self { failures: failures.max(1), hops: BTreeMap::new() }
     }
 
-    /// These are probed from now on; what is known of those that were probed before stays.
-    pub(super) fn set_hops(&mut self, hops: &[Hop]) {
+    /// Sets the next hops to probe; those probed before keep their state.
+    pub(super) fn set_next_hops(&mut self, hops: &[NextHop]) {
         let mut before = std::mem::take(&mut self.hops);
         self.hops = hops.iter().map(|hop| (*hop, before.remove(hop).unwrap_or_default())).collect();
     }
 
-    /// One has answered.
-    pub(super) fn answered(&mut self, hop: Hop, now: Instant) {
+    /// A reply was received.
+    pub(super) fn reply_received(&mut self, hop: NextHop, now: Instant) {
         if let Some(it) = self.hops.get_mut(&hop) {
-            *it = Hopeful { state: NextHopState::Up, answered: Some(now), missed: 0, is_probed: false };
+            *it = ProbeState { state: NextHopState::Up, answered: Some(now), missed: 0, is_probed: false };
         }
     }
 
-    /// Ends a round, after all answers that have come, and begins the next one: what is to be probed, and whether the last probe of it
-    /// was in vain.
-    pub(super) fn round(&mut self) -> Vec<(Hop, bool)> {
+    /// Ends a round, after all its replies were received, and begins the next one. Returns the next hops to probe, and
+    /// whether their last probe was unanswered.
+    pub(super) fn next_round(&mut self) -> Vec<(NextHop, bool)> {
         for it in self.hops.values_mut() {
             if std::mem::take(&mut it.is_probed) {
                 it.missed = it.missed.saturating_add(1);
@@ -94,20 +94,20 @@ impl Liveness {
         self.hops.iter().map(|(hop, it)| (*hop, it.missed > 0)).collect()
     }
 
-    /// A probe has been sent.
-    pub(super) fn probed(&mut self, hop: Hop) {
+    /// A probe was sent.
+    pub(super) fn probe_sent(&mut self, hop: NextHop) {
         if let Some(it) = self.hops.get_mut(&hop) {
             it.is_probed = true;
         }
     }
 
-    /// How all of them stand.
+    /// The state of all next hops.
     pub(super) fn status(&self) -> Vec<NextHopStatus> {
-        let status = |(&(interface, address), it): (&Hop, &Hopeful)| NextHopStatus {
+        let status = |(&(interface, address), it): (&NextHop, &ProbeState)| NextHopStatus {
             interface,
             address,
             state: it.state,
-            answered: it.answered,
+            last_reply: it.answered,
         };
         self.hops.iter().map(status).collect()
     }
@@ -119,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    fn hop(number: u8) -> Hop {
+    fn hop(number: u8) -> NextHop {
         (InterfaceId(number % 2), IpAddr::from([192, 0, 2, number]))
     }
 
@@ -128,68 +128,69 @@ mod tests {
     }
 
     fn probe_all(liveness: &mut Liveness) {
-        for (hop, _) in liveness.round() {
-            liveness.probed(hop);
+        for (hop, _) in liveness.next_round() {
+            liveness.probe_sent(hop);
         }
     }
 
     #[test]
-    fn three_probes_in_vain_are_a_dead_next_hop_and_one_answer_a_live_one() {
+    fn three_unanswered_probes_mean_down_and_one_reply_means_up() {
         let (mut liveness, now) = (Liveness::new(3), Instant::now());
-        liveness.set_hops(&[hop(1), hop(2)]);
+        liveness.set_next_hops(&[hop(1), hop(2)]);
         for _ in 0..10 {
             probe_all(&mut liveness);
-            assert_eq!(state(&liveness, 2), NextHopState::Unknown, "it has never answered");
+            assert_eq!(state(&liveness, 2), NextHopState::Unknown, "it has never replied");
         }
         for _ in 0..3 {
-            liveness.answered(hop(1), now);
+            liveness.reply_received(hop(1), now);
             probe_all(&mut liveness);
             assert_eq!(state(&liveness, 1), NextHopState::Up);
-            // What can't be probed misses nothing.
-            liveness.answered(hop(1), now);
+            // Rounds without a probe don't count as failures.
+            liveness.reply_received(hop(1), now);
             for _ in 0..9 {
-                liveness.round();
+                liveness.next_round();
             }
             probe_all(&mut liveness);
             for _ in 0..2 {
                 probe_all(&mut liveness);
                 assert_eq!(state(&liveness, 1), NextHopState::Up);
             }
-            assert!(liveness.round().iter().any(|(it, is_lost)| *it == hop(1) && *is_lost));
+            assert!(liveness.next_round().iter().any(|(it, is_lost)| *it == hop(1) && *is_lost));
             assert_eq!(state(&liveness, 1), NextHopState::Down);
         }
-        // Other next hops are asked for; it keeps what is known of those that stay.
-        liveness.set_hops(&[hop(1), hop(3)]);
+        // With a new set, the remaining next hops keep their state.
+        liveness.set_next_hops(&[hop(1), hop(3)]);
         assert_eq!((state(&liveness, 1), state(&liveness, 3)), (NextHopState::Down, NextHopState::Unknown));
-        liveness.set_hops(&[]);
-        liveness.answered(hop(1), now);
+        liveness.set_next_hops(&[]);
+        liveness.reply_received(hop(1), now);
         assert!(liveness.status().is_empty());
     }
 
     proptest! {
-        /// Whatever is lost: dead is who answered once, and has not answered as many probes in a row as it takes.
+        /// For any loss pattern: down is a next hop that has replied once and then missed `failures` consecutive
+        /// probes.
         #[test]
-        fn dead_is_who_answered_once_and_then_missed_enough_in_a_row(
-            failures in 1u32..6, answers in proptest::collection::vec(any::<bool>(), 1..60),
+        fn a_next_hop_is_down_after_one_reply_and_enough_consecutive_losses(
+            failures in 1u32..6, replies in proptest::collection::vec(any::<bool>(), 1..60),
         ) {
             let (mut liveness, now) = (Liveness::new(failures), Instant::now());
-            liveness.set_hops(&[hop(1)]);
-            let (mut ever, mut missed) = (false, 0);
+            liveness.set_next_hops(&[hop(1)]);
+            let (mut has_replied, mut missed) = (false, 0);
             probe_all(&mut liveness);
-            for answer in answers {
-                if answer {
-                    liveness.answered(hop(1), now);
-                    (ever, missed) = (true, 0);
+            for is_reply in replies {
+                if is_reply {
+                    liveness.reply_received(hop(1), now);
+                    (has_replied, missed) = (true, 0);
                 } else {
                     missed += 1;
                 }
                 probe_all(&mut liveness);
-                let expected = match (ever, missed >= failures) {
+                let expected = match (has_replied, missed >= failures) {
                     (false, _) => NextHopState::Unknown,
                     (true, false) => NextHopState::Up,
                     (true, true) => NextHopState::Down,
                 };
-                // Down stays until an answer comes, which makes it up at once.
+                // Down until the next reply, which means up at once.
                 prop_assert_eq!(state(&liveness, 1), expected);
             }
         }

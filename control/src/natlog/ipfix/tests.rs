@@ -1,12 +1,12 @@
-//! Messages byte by byte, and what holds of all of them.
+//! Byte-exact IPFIX messages, and properties of all messages.
 
 use super::*;
 
 const AT: u64 = 1_700_000_000_123;
 
-fn block(tenant: &str, v6: bool) -> Event<'_> {
+fn block(tenant: &str, v6: bool) -> NatEvent<'_> {
     let (endpoint, vip) = if v6 { ("fd00::21", "2001:db8:113::10") } else { ("10.1.0.21", "203.0.113.10") };
-    Event::Block {
+    NatEvent::Block {
         allocated: true,
         endpoint: endpoint.parse().unwrap(),
         vip: vip.parse().unwrap(),
@@ -17,14 +17,21 @@ fn block(tenant: &str, v6: bool) -> Event<'_> {
     }
 }
 
-fn session(tenant: &str, v6: bool) -> Event<'_> {
+fn session(tenant: &str, v6: bool) -> NatEvent<'_> {
     let text = if v6 {
         ["[fd00::21]:40000", "[2001:db8:51::10]:443", "[2001:db8:113::10]:1030", "[2001:db8:51::10]:443"]
     } else {
         ["10.1.0.21:40000", "198.51.100.10:443", "203.0.113.10:1030", "198.51.100.10:443"]
     };
     let [from, to, as_from, as_to] = text.map(|it| it.parse().unwrap());
-    Event::Session { created: false, inbound: false, protocol: 6, before: (from, to), after: (as_from, as_to), tenant }
+    NatEvent::Session {
+        created: false,
+        inbound: false,
+        protocol: 6,
+        original: (from, to),
+        translated: (as_from, as_to),
+        tenant,
+    }
 }
 
 fn number(bytes: &[u8], at: usize) -> usize {
@@ -36,7 +43,7 @@ fn sequence(message: &[u8]) -> u32 {
     u32::from_be_bytes(message[8..12].try_into().unwrap())
 }
 
-/// The records of a message, read with nothing but the templates: template and name of each.
+/// Decodes a message by the templates only: template and name of each record.
 fn read(message: &[u8]) -> Vec<(Template, String)> {
     assert_eq!((number(message, 0), number(message, 2)), (10, message.len()));
     let (mut at, mut records) = (HEADER, Vec::new());
@@ -45,7 +52,7 @@ fn read(message: &[u8]) -> Vec<(Template, String)> {
         let end = at + number(message, at + 2);
         at += SET_HEADER;
         while at < end {
-            let from = at + fixed(template) + 1;
+            let from = at + fixed_length(template) + 1;
             let to = from + usize::from(message[from - 1]);
             records.push((template, String::from_utf8(message[from..to].to_vec()).unwrap()));
             at = to;
@@ -56,7 +63,7 @@ fn read(message: &[u8]) -> Vec<(Template, String)> {
 }
 
 #[test]
-fn a_block_and_a_session_are_these_bytes() {
+fn a_block_and_a_session_are_encoded_byte_exactly() {
     let mut encoder = Encoder::new(7, 1400);
     assert_eq!(encoder.push(AT, &block("shop", false)), None);
     assert_eq!(encoder.push(AT, &session("", false)), None);
@@ -70,9 +77,9 @@ fn a_block_and_a_session_are_these_bytes() {
         &[4, b's', b'h', b'o', b'p'],
         &[1, 2, 0, 40], // a set of sessions over IPv4
         &[0, 0, 0x01, 0x8b, 0xcf, 0xe5, 0x68, 0x7b],
-        &[5, 1, 6],                                             // ended, began inside, TCP
-        &[10, 1, 0, 21, 0x9c, 0x40, 198, 51, 100, 10, 1, 0xbb], // before
-        &[203, 0, 113, 10, 4, 6, 198, 51, 100, 10, 1, 0xbb],    // after
+        &[5, 1, 6],                                             // deleted, opened from inside, TCP
+        &[10, 1, 0, 21, 0x9c, 0x40, 198, 51, 100, 10, 1, 0xbb], // before translation
+        &[203, 0, 113, 10, 4, 6, 198, 51, 100, 10, 1, 0xbb],    // after translation
         &[0],
     ];
     assert_eq!(encoder.finish(1_700_000_001), Some(expected.concat()));
@@ -80,7 +87,7 @@ fn a_block_and_a_session_are_these_bytes() {
 }
 
 #[test]
-fn the_templates_are_one_set_of_fields() {
+fn the_templates_are_encoded_in_one_set() {
     let message = Encoder::new(7, 0).templates(1_700_000_001);
     assert_eq!(message.len(), 16 + 4 + 2 * (4 + 9 * 4) + 2 * (4 + 13 * 4));
     assert_eq!(message[..16], [0, 10, 0, 212, 0x65, 0x53, 0xf1, 0x01, 0, 0, 0, 0, 0, 0, 0, 7]);
@@ -107,9 +114,9 @@ fn sequence_numbers_count_the_records_of_earlier_messages() {
 }
 
 #[test]
-fn no_message_is_longer_than_it_may_be_and_no_record_is_lost() {
-    for longest in [0, 358, 512, 1400, 1_000_000] {
-        let mut encoder = Encoder::new(1, longest);
+fn no_message_exceeds_its_limit_and_no_record_is_lost() {
+    for limit in [0, 358, 512, 1400, 1_000_000] {
+        let mut encoder = Encoder::new(1, limit);
         let (mut pushed, mut messages) = (Vec::new(), Vec::new());
         for round in 0..2000_usize {
             let tenant = "t".repeat(round * 37 % 300);
@@ -120,34 +127,34 @@ fn no_message_is_longer_than_it_may_be_and_no_record_is_lost() {
         messages.extend(encoder.finish(1));
         let mut records = Vec::new();
         for message in &messages {
-            assert!(message.len() <= longest.clamp(358, 65535), "{} of {longest}", message.len());
+            assert!(message.len() <= limit.clamp(358, 65535), "{} of {limit}", message.len());
             assert_eq!(sequence(message) as usize, records.len());
             records.extend(read(message));
         }
-        assert_eq!(records, pushed, "at most {longest}");
+        assert_eq!(records, pushed, "limit {limit}");
     }
 }
 
 #[test]
-fn a_long_name_is_cut_between_characters() {
-    for (given, told) in
+fn a_long_name_is_truncated_at_a_character_boundary() {
+    for (name, expected) in
         [("x".repeat(255), "x".repeat(254)), ("é".repeat(200), "é".repeat(127)), ("€".repeat(85), "€".repeat(84))]
     {
         let mut encoder = Encoder::new(1, 0);
-        encoder.push(AT, &session(&given, true));
-        assert_eq!(read(&encoder.finish(1).unwrap()), [(Template::SessionV6, told)]);
+        encoder.push(AT, &session(&name, true));
+        assert_eq!(read(&encoder.finish(1).unwrap()), [(Template::SessionV6, expected)]);
     }
 }
 
 #[test]
-fn each_event_has_its_number() {
-    let numbers = |event: Event<'_>| {
+fn each_event_has_its_nat_event_value() {
+    let numbers = |event: NatEvent<'_>| {
         let other = match event {
-            Event::Block { endpoint, vip, first, last, ports, tenant, allocated } => {
-                Event::Block { endpoint, vip, first, last, ports, tenant, allocated: !allocated }
+            NatEvent::Block { endpoint, vip, first, last, ports, tenant, allocated } => {
+                NatEvent::Block { endpoint, vip, first, last, ports, tenant, allocated: !allocated }
             }
-            Event::Session { inbound, protocol, before, after, tenant, created } => {
-                Event::Session { inbound, protocol, before, after, tenant, created: !created }
+            NatEvent::Session { inbound, protocol, original: before, translated: after, tenant, created } => {
+                NatEvent::Session { inbound, protocol, original: before, translated: after, tenant, created: !created }
             }
         };
         [event.number(), other.number()]
@@ -159,10 +166,12 @@ fn each_event_has_its_number() {
 }
 
 #[test]
-fn mixed_families_are_written_as_ipv6() {
-    let Event::Session { created, inbound, protocol, before, tenant, .. } = session("a", true) else { unreachable!() };
+fn mixed_families_are_encoded_as_ipv6() {
+    let NatEvent::Session { created, inbound, protocol, original: before, tenant, .. } = session("a", true) else {
+        unreachable!()
+    };
     let after = ("203.0.113.10:1".parse().unwrap(), before.1);
-    let event = Event::Session { created, inbound, protocol, before, after, tenant };
+    let event = NatEvent::Session { created, inbound, protocol, original: before, translated: after, tenant };
     let mut encoder = Encoder::new(1, 1400);
     encoder.push(AT, &event);
     let message = encoder.finish(1).unwrap();

@@ -1,127 +1,128 @@
-//! Links that come and go as the view says.
+//! Links follow the membership view: pairing, echoes, pins, relayed views, incarnations, versions.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::room::{Gateway, enter, said, until};
-use crate::peer::{Broken, Event, View};
+use crate::peer::tests::testbed::{Gateway, membership_view, set_view, wait_until};
+use crate::peer::{LinkError, PeerEvent, PeerView};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn three_gateways_link_in_pairs_and_hear_each_other() {
+async fn three_gateways_link_in_pairs_and_echo_heartbeats() {
     let gateways = ["a", "b", "c"].map(Gateway::new);
-    let begin = Instant::now();
-    enter(4, &gateways.each_ref());
+    let start = Instant::now();
+    set_view(4, &gateways.each_ref());
     for one in &gateways {
         for other in gateways.iter().filter(|other| other.member.name != one.member.name) {
             let name = &other.member.name;
-            let status = one.until(name, "linked and echoed", |peer| peer.linked && peer.echoed.is_some()).await;
-            assert_eq!(status.echoed.unwrap().view, 4);
+            let status =
+                one.wait_until(name, "linked and echoed", |peer| peer.linked && peer.last_echo.is_some()).await;
+            assert_eq!(status.last_echo.unwrap().view, 4);
             assert!(status.rtt.unwrap() < Duration::from_secs(1) && status.version == 1);
-            // Who has echoed to us has promised, and not before we sent.
-            let theirs = other.until(&one.member.name, "promised", |peer| peer.promised.is_some()).await;
-            assert!(theirs.promised.unwrap().reached(status.echoed.unwrap().sent));
+            // The peer records its echo not before we have sent the heartbeat.
+            let at_peer = other.wait_until(&one.member.name, "echo sent", |peer| peer.echo_sent_at.is_some()).await;
+            assert!(at_peer.echo_sent_at.unwrap().reached(status.last_echo.unwrap().sent));
         }
     }
-    println!("three gateways linked and echoed after {:?}", begin.elapsed());
+    println!("three gateways linked and echoed after {:?}", start.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_does_not_serve_is_not_echoed() {
+async fn an_inactive_member_gets_no_echoes() {
     let (a, mut b) = (Gateway::new("a"), Gateway::new("b"));
-    b.member.serving = false;
-    enter(1, &[&a, &b]);
-    b.until("a", "echoes", |peer| peer.linked && peer.promised.is_some()).await;
+    b.member.active = false;
+    set_view(1, &[&a, &b]);
+    b.wait_until("a", "echo sent", |peer| peer.linked && peer.echo_sent_at.is_some()).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(b.status("a").echoed, None);
-    assert_eq!(a.status("b").promised, None);
-    b.member.serving = true;
-    enter(2, &[&a, &b]);
-    let status = b.until("a", "is echoed", |peer| peer.echoed.is_some()).await;
+    assert_eq!(b.status("a").last_echo, None);
+    assert_eq!(a.status("b").echo_sent_at, None);
+    b.member.active = true;
+    set_view(2, &[&a, &b]);
+    let status = b.wait_until("a", "echo received", |peer| peer.last_echo.is_some()).await;
     assert!(status.linked && status.failures == 0, "the link stayed: {status:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_link_ends_when_its_pin_goes_away_and_comes_back_with_it() {
+async fn a_link_ends_when_its_pin_is_removed_and_returns_with_it() {
     let (a, b) = (Gateway::new("a"), Gateway::new("b"));
-    enter(1, &[&a, &b]);
-    a.until("b", "linked", |peer| peer.linked).await;
-    b.peers.set_view(&Arc::new(View { number: 2, members: vec![b.member.clone()], ..View::default() }));
-    a.until("b", "unlinked", |peer| !peer.linked && peer.failures > 0).await;
-    enter(3, &[&a, &b]);
-    a.until("b", "linked again", |peer| peer.linked).await;
-    // Views of the past don't count.
-    b.peers.set_view(&Arc::new(View { number: 2, members: vec![b.member.clone()], ..View::default() }));
+    set_view(1, &[&a, &b]);
+    a.wait_until("b", "linked", |peer| peer.linked).await;
+    b.peers.set_view(&Arc::new(PeerView { number: 2, members: vec![b.member.clone()], ..PeerView::default() }));
+    a.wait_until("b", "unlinked", |peer| !peer.linked && peer.failures > 0).await;
+    set_view(3, &[&a, &b]);
+    a.wait_until("b", "linked again", |peer| peer.linked).await;
+    // Older views are ignored.
+    b.peers.set_view(&Arc::new(PeerView { number: 2, members: vec![b.member.clone()], ..PeerView::default() }));
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(a.status("b").linked && b.status("a").linked);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_stays_behind_is_told_the_view_of_others() {
+async fn a_peer_with_an_older_view_is_sent_the_current_one() {
     let (a, mut b) = (Gateway::new("a"), Gateway::new("b"));
-    enter(1, &[&a, &b]);
-    a.until("b", "linked", |peer| peer.linked).await;
+    set_view(1, &[&a, &b]);
+    a.wait_until("b", "linked", |peer| peer.linked).await;
     let both = vec![a.member.clone(), b.member.clone()];
-    a.peers.set_view(&Arc::new(View { number: 6, members: both, said: said(6) }));
-    let told = async {
+    a.peers.set_view(&Arc::new(PeerView { number: 6, members: both, membership: membership_view(6) }));
+    let relayed = async {
         while let Some(event) = b.events.recv().await {
-            if let Event::Told { gateway, view } = event {
+            if let PeerEvent::RelayedView { gateway, view } = event {
                 return Some((gateway, view));
             }
         }
         None
     };
-    let told = tokio::time::timeout(Duration::from_secs(30), told).await.unwrap();
-    assert_eq!(told, Some(("a".into(), said(6))));
+    let relayed = tokio::time::timeout(Duration::from_secs(30), relayed).await.unwrap();
+    assert_eq!(relayed, Some(("a".into(), membership_view(6))));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_process_of_the_name_takes_over_when_the_view_says_so() {
+async fn a_new_process_of_a_gateway_replaces_the_link_once_the_view_has_its_incarnation() {
     let (a, b) = (Gateway::new("a"), Gateway::new("b"));
-    enter(1, &[&a, &b]);
-    b.until("a", "linked", |peer| peer.linked).await;
+    set_view(1, &[&a, &b]);
+    b.wait_until("a", "linked", |peer| peer.linked).await;
     let since = b.status("a").since;
     let mut next = Gateway::new("a");
     next.member.incarnation = 7;
-    next.peers.set_view(&Arc::new(View {
+    next.peers.set_view(&Arc::new(PeerView {
         number: 1,
         members: vec![next.member.clone(), b.member.clone()],
-        ..View::default()
+        ..PeerView::default()
     }));
-    next.until("b", "refused", |peer| peer.failures >= 2).await;
-    assert_eq!(b.status("a").since, since, "the link of the first one stands");
-    assert!(b.peers.status().borrow().strangers >= 1, "and the other one is counted");
-    enter(2, &[&next, &b]);
-    b.until("a", "linked to the next", |peer| peer.linked && peer.since != since).await;
-    next.until("b", "linked", |peer| peer.linked).await;
-    until("the first one is out", || !a.status("b").linked).await;
+    next.wait_until("b", "rejected", |peer| peer.failures >= 2).await;
+    assert_eq!(b.status("a").since, since, "the link of the first process stays up");
+    assert!(b.peers.status().borrow().unauthenticated >= 1, "the rejected connection is counted");
+    set_view(2, &[&next, &b]);
+    b.wait_until("a", "linked to the new process", |peer| peer.linked && peer.since != since).await;
+    next.wait_until("b", "linked", |peer| peer.linked).await;
+    wait_until("the first process is rejected", || !a.status("b").linked).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn neighbouring_versions_work_together() {
-    let (a, b) = (Gateway::speaking("a", (1, 2)), Gateway::speaking("b", (2, 3)));
-    enter(1, &[&a, &b]);
-    a.until("b", "linked", |peer| peer.linked && peer.version == 2).await;
-    b.until("a", "linked", |peer| peer.linked && peer.version == 2).await;
+async fn overlapping_version_ranges_negotiate_the_highest_common_version() {
+    let (a, b) = (Gateway::with_versions("a", (1, 2)), Gateway::with_versions("b", (2, 3)));
+    set_view(1, &[&a, &b]);
+    a.wait_until("b", "linked", |peer| peer.linked && peer.version == 2).await;
+    b.wait_until("a", "linked", |peer| peer.linked && peer.version == 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn versions_too_far_apart_are_refused_and_said() {
-    let (a, b) = (Gateway::speaking("a", (1, 1)), Gateway::speaking("b", (2, 3)));
-    enter(1, &[&a, &b]);
-    let at_a = a.until("b", "refused", |peer| peer.refused >= 1).await;
-    let at_b = b.until("a", "refused", |peer| peer.refused >= 1).await;
-    assert_eq!(at_a.last_failure, Some(Broken::Version { theirs: (2, 3), ours: (1, 1) }));
-    assert_eq!(at_b.last_failure, Some(Broken::Version { theirs: (1, 1), ours: (2, 3) }));
+async fn disjoint_version_ranges_are_rejected_and_reported() {
+    let (a, b) = (Gateway::with_versions("a", (1, 1)), Gateway::with_versions("b", (2, 3)));
+    set_view(1, &[&a, &b]);
+    let at_a = a.wait_until("b", "rejected", |peer| peer.rejections >= 1).await;
+    let at_b = b.wait_until("a", "rejected", |peer| peer.rejections >= 1).await;
+    assert_eq!(at_a.last_failure, Some(LinkError::UnsupportedVersion { theirs: (2, 3), ours: (1, 1) }));
+    assert_eq!(at_b.last_failure, Some(LinkError::UnsupportedVersion { theirs: (1, 1), ours: (2, 3) }));
     assert!(!at_a.linked && !at_b.linked);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gateway_that_ends_is_missed_at_once() {
+async fn a_gateway_that_exits_is_detected_at_once() {
     let (a, b) = (Gateway::new("a"), Gateway::new("b"));
-    enter(1, &[&a, &b]);
-    a.until("b", "linked", |peer| peer.linked).await;
-    let begin = Instant::now();
+    set_view(1, &[&a, &b]);
+    a.wait_until("b", "linked", |peer| peer.linked).await;
+    let start = Instant::now();
     drop(b.peers);
-    a.until("b", "unlinked", |peer| !peer.linked).await;
-    println!("a gateway that ended was missed after {:?}", begin.elapsed());
+    a.wait_until("b", "unlinked", |peer| !peer.linked).await;
+    println!("the exit of a gateway was detected after {:?}", start.elapsed());
 }

@@ -1,5 +1,5 @@
-//! Responses of a stream that wait for the network. When the stream ends and its client doesn't read, they are dropped: its connection may
-//! stay, and would hold them for as long.
+//! Response queue of a stream. When the stream has ended and its client doesn't read, queued responses are dropped: the
+//! connection may stay open and would hold them.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -11,36 +11,36 @@ use tonic::Status;
 
 use crate::policyd::codec::Response;
 
-/// What the network takes responses from.
+/// The stream of responses that tonic polls.
 #[derive(Debug)]
-pub(super) struct Outgoing(Arc<Mutex<Queue>>);
+pub(super) struct ResponseQueue(Arc<Mutex<Queue>>);
 
-/// Drops what waits.
+/// Handle that drops queued responses.
 #[derive(Debug)]
-pub(super) struct Discard(Weak<Mutex<Queue>>);
+pub(super) struct DiscardHandle(Weak<Mutex<Queue>>);
 
 #[derive(Debug)]
 struct Queue {
-    /// None: what waited was dropped.
+    /// `None` after a discard.
     receiver: Option<mpsc::Receiver<Result<Response, Status>>>,
-    /// What comes instead.
+    /// Final status after a discard.
     status: Option<Status>,
-    /// Whoever waits for more.
+    /// Waker of the task that polls for the next response.
     waker: Option<Waker>,
 }
 
-impl Outgoing {
-    /// Takes from a channel.
-    pub(super) fn new(receiver: mpsc::Receiver<Result<Response, Status>>) -> (Self, Discard) {
+impl ResponseQueue {
+    /// Reads from a channel.
+    pub(super) fn new(receiver: mpsc::Receiver<Result<Response, Status>>) -> (Self, DiscardHandle) {
         let queue = Arc::new(Mutex::new(Queue { receiver: Some(receiver), status: None, waker: None }));
-        // Once the client is gone, so is the receiver, whoever could still drop it.
-        let discard = Discard(Arc::downgrade(&queue));
+        // A weak reference: when the client disconnects, the receiver is dropped and the channel closes.
+        let discard = DiscardHandle(Arc::downgrade(&queue));
         (Self(queue), discard)
     }
 }
 
-impl Discard {
-    /// Drops what waits. The client learns the status instead, if it ever reads again.
+impl DiscardHandle {
+    /// Drops queued responses. If the client reads again, it gets the status instead.
     pub(super) fn discard(&self, status: Status) {
         let Some(queue) = self.0.upgrade() else { return };
         let mut queue = lock(&queue);
@@ -58,7 +58,7 @@ fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
     queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Stream for Outgoing {
+impl Stream for ResponseQueue {
     type Item = Result<Response, Status>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -80,10 +80,10 @@ mod tests {
     use crate::policyd::budget::{Budget, Purpose};
 
     #[tokio::test]
-    async fn what_waits_is_dropped_with_its_charge_and_the_status_comes_instead() {
+    async fn discard_drops_queued_responses_and_their_charges_and_ends_with_the_status() {
         let budget = Arc::new(Budget::new(4000, 4000));
         let (sender, receiver) = mpsc::channel(4);
-        let (mut outgoing, discard) = Outgoing::new(receiver);
+        let (mut outgoing, discard) = ResponseQueue::new(receiver);
         for nonce in ["1", "2"] {
             let mut charge = budget.charge(None, Purpose::Responses);
             charge.set(100).unwrap();
@@ -91,33 +91,33 @@ mod tests {
             sender.send(Ok(response)).await.unwrap();
         }
         assert_eq!(outgoing.next().await.unwrap().unwrap().nonce, "1");
-        assert_eq!(budget.held(), 100);
+        assert_eq!(budget.held_bytes(), 100);
         discard.discard(Status::deadline_exceeded("too slow"));
-        assert_eq!(budget.held(), 0);
+        assert_eq!(budget.held_bytes(), 0);
         assert!(sender.is_closed());
-        let refusal = outgoing.next().await.unwrap().unwrap_err();
-        assert_eq!(refusal.message(), "too slow");
+        let error = outgoing.next().await.unwrap().unwrap_err();
+        assert_eq!(error.message(), "too slow");
         assert!(outgoing.next().await.is_none());
     }
 
     #[tokio::test]
-    async fn whoever_waits_for_more_learns_it_too_and_a_client_that_is_gone_closes_the_channel() {
+    async fn discard_wakes_a_waiting_reader_and_dropping_the_stream_closes_the_channel() {
         let (sender, receiver) = mpsc::channel(4);
-        let (mut outgoing, discard) = Outgoing::new(receiver);
-        let waiting = tokio::spawn(async move {
+        let (mut outgoing, discard) = ResponseQueue::new(receiver);
+        let reader = tokio::spawn(async move {
             let next = outgoing.next().await;
             (next, outgoing)
         });
-        while !waiting.is_finished() {
-            // Whether it waits by now or not.
+        while !reader.is_finished() {
+            // The reader may or may not have polled yet.
             tokio::task::yield_now().await;
             discard.discard(Status::deadline_exceeded("too slow"));
         }
-        let (next, _) = waiting.await.unwrap();
+        let (next, _) = reader.await.unwrap();
         assert!(next.unwrap().is_err());
         drop(sender);
         let (sender, receiver) = mpsc::channel::<Result<Response, Status>>(4);
-        let (outgoing, discard) = Outgoing::new(receiver);
+        let (outgoing, discard) = ResponseQueue::new(receiver);
         drop(outgoing);
         assert!(sender.is_closed());
         discard.discard(Status::deadline_exceeded("too slow"));

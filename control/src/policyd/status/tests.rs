@@ -1,39 +1,40 @@
-//! What a question may ask for, and what its answer may cost.
+//! Limits of status requests and replies.
 
 use tokio::sync::{mpsc, watch};
 use tonic::Code;
 
 use super::*;
-use crate::listener::{Limits, Room};
-use crate::policyd::figures::Figures;
-use crate::policyd::members;
+use crate::listener::{ConnectionLimiter, Limits};
+use crate::policyd::membership;
 use crate::policyd::registry::Process;
-use crate::source::intake::Intake;
-use crate::source::store::{Outcome, Store};
-use crate::xds::fixtures::deal;
+use crate::policyd::stats::Stats;
+use crate::source::ingest::SourceIngester;
+use crate::source::store::{CompileOutcome, ManifestStore};
+use crate::xds::fixtures::sample_placement;
 
-/// A server with a policy of so many endpoints, `10.0.0.1` and so on, and what publishes it.
+/// A status service whose policy has this many endpoints, from `10.0.0.1` on, and the sender of publications.
 fn service(endpoints: u8) -> (Service, watch::Sender<Option<Arc<Publication>>>) {
-    let publication = Publication::default().next(Arc::new(deal(endpoints)));
+    let publication = Publication::default().next(Arc::new(sample_placement(endpoints)));
     let (publish, published) = watch::channel(publication.map(Arc::new));
-    let figures = Arc::<Figures>::default();
-    let members = members::start(Duration::from_millis(300), members::Memory, published.clone(), figures.clone());
-    let room = Room::new("test", Limits { connections: 1, per_address: 1 });
-    let state = State {
-        source: Intake::new("files test".to_owned(), Store::new(false)).status(),
+    let stats = Arc::<Stats>::default();
+    let membership =
+        membership::start(Duration::from_millis(300), membership::MemoryStore, published.clone(), stats.clone());
+    let room = ConnectionLimiter::new("test", Limits { connections: 1, per_address: 1 });
+    let state = ServerState {
+        source: SourceIngester::new("files test".to_owned(), ManifestStore::new(false)).status(),
         accept_empty: mpsc::channel(1).0,
         published,
         registry: Arc::default(),
-        members,
-        figures,
-        rooms: [room.clone(), room],
+        membership,
+        stats,
+        listeners: [room.clone(), room],
         budget: Arc::default(),
         admins: Vec::new(),
     };
-    (Service { state: Arc::new(state), refusals: Arc::default() }, publish)
+    (Service { state: Arc::new(state), rejections: Arc::default() }, publish)
 }
 
-async fn ask(service: &Service, endpoints: Vec<String>) -> Result<StatusReply, Status> {
+async fn query(service: &Service, endpoints: Vec<String>) -> Result<StatusReply, Status> {
     service.status(Request::new(StatusRequest { endpoints })).await.map(Response::into_inner)
 }
 
@@ -43,64 +44,65 @@ fn address(n: u32) -> String {
 }
 
 #[tokio::test]
-async fn each_endpoint_is_answered_once_and_a_thousand_at_most() {
+async fn a_reply_has_each_endpoint_once_and_at_most_a_thousand() {
     let (service, _publish) = service(4);
-    let reply = ask(&service, [vec![address(2); 50_000], vec![address(1), address(2)]].concat()).await.unwrap();
-    let told: Vec<&str> = reply.endpoints.iter().map(|it| &*it.address).collect();
-    assert_eq!(told, ["10.0.0.2", "10.0.0.1"]);
+    let reply = query(&service, [vec![address(2); 50_000], vec![address(1), address(2)]].concat()).await.unwrap();
+    let addresses: Vec<&str> = reply.endpoints.iter().map(|it| &*it.address).collect();
+    assert_eq!(addresses, ["10.0.0.2", "10.0.0.1"]);
     assert!(reply.endpoints.iter().all(|it| it.policy == "EgressPolicy a/p"), "{:?}", reply.endpoints);
-    let reply = ask(&service, (0..1000).map(address).collect()).await.unwrap();
+    let reply = query(&service, (0..1000).map(address).collect()).await.unwrap();
     assert_eq!(reply.endpoints.len(), MAX_ENDPOINTS);
-    let refusal = ask(&service, (0..=1000).map(address).collect()).await.unwrap_err();
-    assert_eq!(refusal.code(), Code::InvalidArgument);
-    assert!(refusal.message().contains("more than 1000 endpoints"), "{refusal}");
-    let refusal = ask(&service, vec!["x".repeat(1 << 20)]).await.unwrap_err();
-    assert_eq!((refusal.code(), refusal.message().len()), (Code::InvalidArgument, 66));
+    let error = query(&service, (0..=1000).map(address).collect()).await.unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
+    assert!(error.message().contains("more than 1000 endpoints"), "{error}");
+    let error = query(&service, vec!["x".repeat(1 << 20)]).await.unwrap_err();
+    assert_eq!((error.code(), error.message().len()), (Code::InvalidArgument, 66));
 }
 
 #[tokio::test]
-async fn an_answer_that_would_be_too_long_is_refused_and_counted() {
+async fn a_reply_over_the_size_limit_is_an_error_and_counted() {
     let (service, _publish) = service(255);
     // Half a megabyte of names for each endpoint.
     for n in 0..2000 {
-        service.state.registry.comes(&format!("{n:0253}"), Process::Unknown, None).unwrap();
+        service.state.registry.connect(&format!("{n:0253}"), Process::Unknown, None).unwrap();
     }
-    let refusal = ask(&service, (1..=255).map(address).collect()).await.unwrap_err();
-    assert_eq!(refusal.code(), Code::ResourceExhausted);
-    assert!(refusal.message().contains("ask for fewer endpoints"), "{refusal}");
+    let error = query(&service, (1..=255).map(address).collect()).await.unwrap_err();
+    assert_eq!(error.code(), Code::ResourceExhausted);
+    assert!(error.message().contains("request fewer endpoints"), "{error}");
     assert_eq!(service.state.budget.refused.get(), 1);
-    let reply = ask(&service, (1..=10).map(address).collect()).await.unwrap();
+    let reply = query(&service, (1..=10).map(address).collect()).await.unwrap();
     assert!(reply.endpoints.iter().all(|it| it.pending.len() == 2000));
 }
 
 #[tokio::test]
-async fn complaints_beyond_what_an_answer_has_space_for_are_left_out_and_that_is_said() {
+async fn diagnostics_over_the_size_limit_are_left_out_with_a_note() {
     let (service, _publish) = service(1);
-    let complaint = crate::complaint::Complaint::about_file("a.yaml", "x".repeat(1000));
-    let complaints = vec![complaint; 20_000];
-    service.state.source.compiled.store(Arc::new(Outcome { complaints, ..Outcome::default() }));
-    service.state.registry.comes("gw-1", Process::Unknown, None).unwrap();
-    service.state.registry.refused("gw-1", "y".repeat(1 << 20));
-    let reply = ask(&service, Vec::new()).await.unwrap();
+    let diagnostic = vipgate_policy::diagnostic::Diagnostic::for_file("a.yaml", "x".repeat(1000));
+    let diagnostics = vec![diagnostic; 20_000];
+    service.state.source.compiled.store(Arc::new(CompileOutcome { diagnostics, ..CompileOutcome::default() }));
+    service.state.registry.connect("gw-1", Process::Unknown, None).unwrap();
+    service.state.registry.reject("gw-1", "y".repeat(1 << 20));
+    let reply = query(&service, Vec::new()).await.unwrap();
     assert!((10_000..20_000).contains(&reply.complaints.len()), "{}", reply.complaints.len());
     let last = reply.complaints.last().unwrap();
-    assert_eq!((&*last.file, &*last.reason), ("files test", "more is wrong than an answer has space for"));
+    let note = "further diagnostics are left out: the reply would be too long";
+    assert_eq!((&*last.file, &*last.reason), ("files test", note));
     let gateway = reply.gateways.iter().find(|it| it.name == "gw-1").unwrap();
     assert_eq!(gateway.error.len(), MAX_ERROR);
 }
 
 #[tokio::test]
-async fn the_turn_of_a_request_that_was_cancelled_ends_with_its_work() {
-    let turns: &'static Semaphore = Box::leak(Box::new(Semaphore::new(1)));
+async fn the_permit_of_a_cancelled_request_is_held_until_its_work_ends() {
+    let permits: &'static Semaphore = Box::leak(Box::new(Semaphore::new(1)));
     let (end, ended) = std::sync::mpsc::channel::<()>();
-    let first = tokio::spawn(apart(turns, move || ended.recv().is_err()));
-    while turns.available_permits() > 0 {
+    let first = tokio::spawn(run_blocking(permits, move || ended.recv().is_err()));
+    while permits.available_permits() > 0 {
         tokio::task::yield_now().await;
     }
     first.abort();
     assert!(first.await.unwrap_err().is_cancelled());
-    let refusal = apart(turns, || ()).await.unwrap_err();
-    assert_eq!(refusal.code(), Code::ResourceExhausted, "{refusal}");
+    let error = run_blocking(permits, || ()).await.unwrap_err();
+    assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
     drop(end);
-    apart(turns, || ()).await.unwrap();
+    run_blocking(permits, || ()).await.unwrap();
 }

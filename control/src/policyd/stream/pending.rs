@@ -1,96 +1,98 @@
-//! Responses that are to be sent. Until there is room for one it is a list of keys, so nothing is encoded for a client that doesn't read.
+//! Responses that haven't been sent yet. A response is a list of keys until it can be sent, so nothing is encoded for a
+//! client that doesn't read.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use prost::bytes::Bytes;
 
-use crate::policyd::publication::{Chunk, Publication, chunks};
+use crate::policyd::publication::{EncodedResponse, Publication, encode_responses};
 use crate::xds::resource::{Key, Kind};
 
-/// What a name costs beside its bytes, in a subscription and among what was refused; and what one costs that the publication has as well.
-pub(super) const NAME: usize = 72;
-pub(super) const SHARED: usize = 24;
-/// What a response costs that hasn't been answered, beside the names that it tells of.
-const RESPONSE: usize = 128;
-/// Resources of one response, bytes.
-const LENGTH: usize = 1 << 16;
+/// Memory of a name beside its bytes, in a subscription or in a response; and of a key that the publication shares.
+pub(super) const NAME_OVERHEAD: usize = 72;
+pub(super) const SHARED_KEY_BYTES: usize = 24;
+/// Memory of an unacknowledged response without its keys.
+const RESPONSE_BYTES: usize = 128;
+/// Maximum size of the resources in one response, bytes.
+const MAX_BODY_BYTES: usize = 1 << 16;
 
-/// A response that isn't sent yet.
+/// A response that hasn't been sent.
 #[derive(Debug)]
-pub(super) struct Pending {
+pub(super) struct PendingResponse {
     pub(super) body: Body,
-    /// What it tells; none: that there is nothing of a type that we don't have.
-    pub(super) told: Option<Told>,
-    /// What it costs until it is answered.
+    /// The resources in it; `None` for the reply to an unknown type, which needs no acknowledgment.
+    pub(super) contents: Option<Contents>,
+    /// Its memory until it is acknowledged.
     pub(super) bytes: usize,
 }
 
-/// What a response is made of.
+/// Body of a response.
 #[derive(Debug)]
 pub(super) enum Body {
-    /// It is encoded already.
+    /// Encoded already.
     Encoded(Bytes),
-    /// What became of some of these keys, which are of one kind.
-    Keys { kind: Kind, keys: Arc<Keys>, range: Range<usize> },
+    /// A range of these keys, all of one kind.
+    Keys { kind: Kind, keys: Arc<KeyList>, range: Range<usize> },
 }
 
-/// What a response told, or a part of it. No publication: a client that doesn't answer holds none that is past.
+/// Resources in a response, or in the batch it belongs to. No reference to a publication: a client that doesn't
+/// acknowledge must not keep an old one alive.
 #[derive(Clone, Debug)]
-pub(super) enum Told {
-    /// All of a kind.
+pub(super) enum Contents {
+    /// All resources of a kind.
     All(Kind),
-    /// What became of these.
-    Keys(Arc<Keys>),
+    /// The resources with these keys.
+    Keys(Arc<KeyList>),
 }
 
-/// Keys that some responses tell of together.
+/// Keys of the resources in a batch of responses.
 #[derive(Debug)]
-pub(super) struct Keys {
+pub(super) struct KeyList {
     pub(super) list: Vec<Key>,
-    /// What they cost until the last of these responses is answered.
+    /// Their memory until the last response of the batch is acknowledged.
     pub(super) bytes: usize,
 }
 
-/// Responses that tell something together.
+/// Responses that share a list of keys.
 #[derive(Debug)]
 pub(super) struct Batch {
-    pub(super) responses: Vec<Pending>,
-    /// What they cost until all are answered.
+    pub(super) responses: Vec<PendingResponse>,
+    /// Their memory until all are acknowledged.
     pub(super) bytes: usize,
 }
 
 impl Body {
-    /// About how long it is, bytes.
+    /// Estimated length, bytes.
     pub(super) fn size(&self) -> usize {
         match self {
             Self::Encoded(bytes) => bytes.len(),
-            Self::Keys { .. } => LENGTH,
+            Self::Keys { .. } => MAX_BODY_BYTES,
         }
     }
 
-    /// What it tells as it stands in this publication.
-    pub(super) fn encode(self, at: &Publication) -> Bytes {
+    /// Encodes its resources as they are in this publication.
+    pub(super) fn encode(self, publication: &Publication) -> Bytes {
         let (kind, keys, range) = match self {
             Self::Encoded(bytes) => return bytes,
             Self::Keys { kind, keys, range } => (kind, keys, range),
         };
-        let (mut there, mut gone) = (Vec::new(), Vec::new());
+        let (mut present, mut removed) = (Vec::new(), Vec::new());
         for key in &keys.list[range] {
-            match at.get(key) {
-                Some(it) => there.push(it),
-                None => gone.push(key.name.to_string()),
+            match publication.get(key) {
+                Some(it) => present.push(it),
+                None => removed.push(key.name.to_string()),
             }
         }
-        // One, by its size. Were it more, encoded messages add up when they are put together.
-        let chunks = chunks(&at.version, kind, there.into_iter(), gone);
-        chunks.iter().map(|chunk| &*chunk.bytes).collect::<Vec<&[u8]>>().concat().into()
+        // By its size it is one response. Several could be concatenated: protobuf merges concatenated messages.
+        let responses = encode_responses(&publication.version, kind, present.into_iter(), removed);
+        responses.iter().map(|response| &*response.bytes).collect::<Vec<&[u8]>>().concat().into()
     }
 }
 
-impl Told {
-    /// What is free now that a response was answered which told this.
-    pub(super) fn freed(&self) -> usize {
+impl Contents {
+    /// Memory that is released when a response with these contents is acknowledged.
+    pub(super) fn released_bytes(&self) -> usize {
         match self {
             Self::Keys(keys) if Arc::strong_count(keys) == 1 => keys.bytes,
             Self::Keys(_) | Self::All(_) => 0,
@@ -99,41 +101,41 @@ impl Told {
 }
 
 impl Batch {
-    /// What these keys name in a publication, in their order: each response has keys of one kind.
-    pub(super) fn of_keys(at: &Publication, keys: Keys) -> Self {
+    /// Responses with the resources of these keys in a publication, in order; each response has keys of one kind.
+    pub(super) fn of_keys(publication: &Publication, keys: KeyList) -> Self {
         let keys = Arc::new(keys);
         let mut bodies = Vec::new();
         let (mut begin, mut size) = (0, 0);
         for (i, key) in keys.list.iter().enumerate() {
             let (end, name) = (i + 1, key.name.len());
-            size += at.get(key).map_or(name + 8, |it| it.content.body.len() + 2 * name + 128);
-            if size >= LENGTH || keys.list.get(end).is_none_or(|next| next.kind != key.kind) {
+            size += publication.get(key).map_or(name + 8, |it| it.content.body.len() + 2 * name + 128);
+            if size >= MAX_BODY_BYTES || keys.list.get(end).is_none_or(|next| next.kind != key.kind) {
                 bodies.push(Body::Keys { kind: key.kind, keys: keys.clone(), range: begin..end });
                 (begin, size) = (end, 0);
             }
         }
-        Self::telling(&Told::Keys(keys), bodies.into_iter())
+        Self::new(&Contents::Keys(keys), bodies.into_iter())
     }
 
-    /// What is encoded already, for all gateways.
-    pub(super) fn encoded<'a>(chunks: impl Iterator<Item = &'a Chunk>, told: &Told) -> Self {
-        Self::telling(told, chunks.map(|chunk| Body::Encoded(chunk.bytes.clone())))
+    /// Responses that were encoded once for all gateways.
+    pub(super) fn encoded<'a>(responses: impl Iterator<Item = &'a EncodedResponse>, contents: &Contents) -> Self {
+        Self::new(contents, responses.map(|response| Body::Encoded(response.bytes.clone())))
     }
 
-    /// A response that needs no answer.
-    pub(super) fn unanswered(encoded: Bytes) -> Self {
-        let bytes = RESPONSE + encoded.len();
-        Self { responses: vec![Pending { body: Body::Encoded(encoded), told: None, bytes }], bytes }
+    /// A response that needs no acknowledgment.
+    pub(super) fn without_ack(encoded: Bytes) -> Self {
+        let bytes = RESPONSE_BYTES + encoded.len();
+        Self { responses: vec![PendingResponse { body: Body::Encoded(encoded), contents: None, bytes }], bytes }
     }
 
-    fn telling(told: &Told, bodies: impl Iterator<Item = Body>) -> Self {
-        let pending = |body| Pending { body, told: Some(told.clone()), bytes: RESPONSE };
-        let responses: Vec<Pending> = bodies.map(pending).collect();
-        let names = match told {
-            Told::Keys(keys) if !responses.is_empty() => keys.bytes,
-            Told::Keys(_) | Told::All(_) => 0,
+    fn new(contents: &Contents, bodies: impl Iterator<Item = Body>) -> Self {
+        let pending = |body| PendingResponse { body, contents: Some(contents.clone()), bytes: RESPONSE_BYTES };
+        let responses: Vec<PendingResponse> = bodies.map(pending).collect();
+        let keys_bytes = match contents {
+            Contents::Keys(keys) if !responses.is_empty() => keys.bytes,
+            Contents::Keys(_) | Contents::All(_) => 0,
         };
-        let bytes = responses.len() * RESPONSE + names;
+        let bytes = responses.len() * RESPONSE_BYTES + keys_bytes;
         Self { responses, bytes }
     }
 }

@@ -1,7 +1,7 @@
-//! One member of etcd over one connection: what it is asked, and how long that may take.
+//! Connection to one etcd member: requests, watch, health checks, with timeouts.
 //!
-//! The client could balance over all members by itself. But then what is checked may not be what is watched, and no error
-//! says which member it is from.
+//! The client library could balance over all members. But then health checks might go to another member than the watch,
+//! and errors wouldn't identify their member.
 
 use std::time::Duration;
 
@@ -13,178 +13,179 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::text::{Text, text};
+use crate::source::etcd::decode::{DecodedEntry, decode_pair};
 
-/// How long a request may take.
-const REQUEST: Duration = Duration::from_secs(5);
-/// How often a member is asked whether it is still there while its keys are watched.
-const CHECK: Duration = Duration::from_secs(2);
-/// How long that may take.
-const ANSWER: Duration = Duration::from_secs(3);
-/// A member that gave no good answer this long is given up. An election is shorter.
-const SILENCE: Duration = Duration::from_secs(5);
-/// Pings of HTTP/2, and how long their answers may take. etcd takes more than one in five seconds for an attack.
+/// Timeout of a request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval of health checks during a watch.
+const HEALTH_CHECK_INTERVAL: Duration = Duration::from_secs(2);
+/// Timeout of a health check.
+const HEALTH_CHECK_TIMEOUT: Duration = Duration::from_secs(3);
+/// A member without a successful response for this long is abandoned; longer than an election.
+const UNHEALTHY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval and timeout of HTTP/2 keepalive pings. etcd closes connections with more than one ping in five seconds.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(6), Duration::from_secs(4));
-/// Keys that are read at once.
-const PAGE: i64 = 1000;
-/// The largest message. A page fits even if each value is as large as etcd takes by default (1.5 MiB), and so does a
-/// response of a watch: it has no more than 1000 revisions.
-const MESSAGE: usize = 2 << 30;
+/// Keys per range request.
+const PAGE_SIZE: i64 = 1000;
+/// Maximum message size. Sufficient for a page of values of etcd's default maximum (1.5 MiB each), and for a watch
+/// response, which has at most 1000 revisions.
+const MAX_MESSAGE_BYTES: usize = 2 << 30;
 
-/// Why a member can't be asked, or what it told isn't true any more.
+/// Why a member can't be used.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Failure {
-    #[error("no endpoints: name one")]
+pub(super) enum EtcdError {
+    #[error("no endpoints configured")]
     NoEndpoints,
-    #[error("https endpoints are not supported by this version: name one of http://")]
-    Https,
-    #[error("is no URL of the form http://HOST:PORT ({0})")]
-    Url(String),
-    #[error("no answer within {0:?}")]
-    Silent(Duration),
+    #[error("https endpoints are not supported: use http://")]
+    HttpsUnsupported,
+    #[error("not a URL of the form http://HOST:PORT ({0})")]
+    InvalidUrl(String),
+    #[error("no response within {0:?}")]
+    Timeout(Duration),
     #[error("{0}")]
-    Refused(String),
-    #[error("its answers have no header, so it is no etcd")]
-    NoHeader,
+    Rejected(String),
+    #[error("its responses have no header: not an etcd server")]
+    NotEtcd,
     #[error("the watch was cancelled ({0})")]
-    Cancelled(String),
+    WatchCanceled(String),
     #[error("the history since revision {0} was compacted")]
     Compacted(i64),
-    #[error("its history isn't the one that was read: it was restored or replaced")]
+    #[error("its history differs from the one read before: the cluster was restored or replaced")]
     Replaced,
-    #[error("it has ended the watch")]
-    Ended,
-    /// With the endpoints.
+    #[error("the server has closed the watch")]
+    WatchClosed,
+    /// Errors with their endpoints.
     #[error("{0}")]
-    Members(String),
+    Endpoints(String),
 }
 
-impl Failure {
-    /// Says whose failure it is.
-    pub(super) fn of(self, member: &Member) -> Self {
-        Self::Members(format!("{}: {self}", member.endpoint))
+impl EtcdError {
+    /// Adds the endpoint of the member.
+    pub(super) fn at_member(self, member: &Member) -> Self {
+        Self::Endpoints(format!("{}: {self}", member.endpoint))
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for EtcdError {
     fn from(error: Error) -> Self {
-        let Error::GRpcStatus(status) = &error else { return Self::Refused(error.to_string()) };
-        // What says most is at the end of the chain: "Connection refused", not "tcp connect error".
+        let Error::GRpcStatus(status) = &error else { return Self::Rejected(error.to_string()) };
+        // The root cause is the most specific: "Connection refused", not "tcp connect error".
         let mut source = std::error::Error::source(status);
-        let mut deepest = String::new();
+        let mut root = String::new();
         while let Some(error) = source {
-            deepest = error.to_string();
+            root = error.to_string();
             source = error.source();
         }
         let message = if status.message().is_empty() { status.code().description() } else { status.message() };
-        Self::Refused(if deepest.is_empty() || message.contains(&deepest) {
+        Self::Rejected(if root.is_empty() || message.contains(&root) {
             message.to_owned()
         } else {
-            format!("{message}: {deepest}")
+            format!("{message}: {root}")
         })
     }
 }
 
-/// The keys that are followed: from the first one to before `end`.
+/// A half-open range of keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Keys {
+pub(super) struct KeyRange {
     first: Vec<u8>,
     end: Vec<u8>,
 }
 
-impl Keys {
+impl KeyRange {
     /// All keys that begin with `prefix`.
-    pub(super) fn below(prefix: &str) -> Self {
+    pub(super) fn with_prefix(prefix: &str) -> Self {
         let first = prefix.as_bytes().to_vec();
         let mut end = first.clone();
         match end.last_mut() {
-            // No byte of UTF-8 is 0xff.
+            // UTF-8 has no 0xff byte.
             Some(byte) => *byte += 1,
-            // To etcd, from zero to zero is all.
+            // For etcd, the range from \0 to \0 is all keys.
             None => return Self { first: vec![0], end: vec![0] },
         }
         Self { first, end }
     }
 }
 
-/// Where a cluster's history stands.
+/// A position in a cluster's history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Moment {
-    /// Zero where a proxy of etcd doesn't tell.
+struct Revision {
+    /// Zero if an etcd proxy doesn't report it.
     cluster: u64,
-    revision: i64,
+    number: i64,
 }
 
-impl Moment {
-    fn of(header: Option<&ResponseHeader>) -> Result<Self, Failure> {
-        let header = header.ok_or(Failure::NoHeader)?;
-        Ok(Self { cluster: header.cluster_id(), revision: header.revision() })
+impl Revision {
+    fn of(header: Option<&ResponseHeader>) -> Result<Self, EtcdError> {
+        let header = header.ok_or(EtcdError::NotEtcd)?;
+        Ok(Self { cluster: header.cluster_id(), number: header.revision() })
     }
 
-    /// Takes a moment that must be a later one of the same history: revisions never go back, but in a cluster that was
-    /// made anew or from a backup.
-    fn check_later(self, later: Self) -> Result<Self, Failure> {
+    /// Checks that `later` is a later revision of the same history: revisions only decrease in a cluster that was
+    /// recreated or restored from a backup.
+    fn check_later(self, later: Self) -> Result<Self, EtcdError> {
         let same = later.cluster == self.cluster || later.cluster == 0 || self.cluster == 0;
-        if same && later.revision >= self.revision { Ok(later) } else { Err(Failure::Replaced) }
+        if same && later.number >= self.number { Ok(later) } else { Err(EtcdError::Replaced) }
     }
 }
 
-/// A member that has answered.
+/// A member that has responded.
 pub(super) struct Member {
     endpoint: String,
-    keys: Keys,
+    keys: KeyRange,
     kv: KvClient,
     watch: WatchClient,
-    /// What its last good answer was true of.
-    moment: Moment,
+    /// The revision of its last successful response.
+    revision: Revision,
 }
 
 impl Member {
-    /// The first of the members that answers. All are asked at once: dead ones cost no time.
-    pub(super) async fn first(endpoints: &[String], keys: &Keys) -> Result<Self, Failure> {
+    /// Connects to all members concurrently and returns the first one that responds.
+    pub(super) async fn connect_any(endpoints: &[String], keys: &KeyRange) -> Result<Self, EtcdError> {
         if endpoints.is_empty() {
-            return Err(Failure::NoEndpoints);
+            return Err(EtcdError::NoEndpoints);
         }
-        let asked = endpoints
+        let attempts = endpoints
             .iter()
             .enumerate()
             .map(|(index, endpoint)| async move { (index, endpoint, Self::connect(endpoint, keys).await) });
-        let mut answers: FuturesUnordered<_> = asked.collect();
-        let mut failures = Vec::new();
-        while let Some((index, endpoint, answer)) = answers.next().await {
-            match answer {
+        let mut attempts: FuturesUnordered<_> = attempts.collect();
+        let mut errors = Vec::new();
+        while let Some((index, endpoint, result)) = attempts.next().await {
+            match result {
                 Ok(member) => return Ok(member),
-                Err(failure) => failures.push((index, format!("{endpoint}: {failure}"))),
+                Err(error) => errors.push((index, format!("{endpoint}: {error}"))),
             }
         }
-        // In the order of the configuration: the same state has the same words.
-        failures.sort();
-        let failures: Vec<String> = failures.into_iter().map(|(_, failure)| failure).collect();
-        Err(Failure::Members(failures.join("; ")))
+        // In the order of the configuration, so that the same state yields the same message.
+        errors.sort();
+        let errors: Vec<String> = errors.into_iter().map(|(_, error)| error).collect();
+        Err(EtcdError::Endpoints(errors.join("; ")))
     }
 
-    pub(super) async fn connect(endpoint: &str, keys: &Keys) -> Result<Self, Failure> {
+    pub(super) async fn connect(endpoint: &str, keys: &KeyRange) -> Result<Self, EtcdError> {
         const HTTPS: &str = "https://";
         if endpoint.get(..HTTPS.len()).is_some_and(|scheme| scheme.eq_ignore_ascii_case(HTTPS)) {
-            return Err(Failure::Https);
+            return Err(EtcdError::HttpsUnsupported);
         }
-        // A member that has lost the others has old keys to tell, and says so if a leader is required.
+        // A partitioned member has stale keys; with a required leader it returns an error instead.
         let options = ConnectOptions::new()
             .with_require_leader(true)
-            .with_connect_timeout(REQUEST)
+            .with_connect_timeout(REQUEST_TIMEOUT)
             .with_keep_alive(KEEP_ALIVE.0, KEEP_ALIVE.1)
             .with_keep_alive_while_idle(false);
-        // Doesn't connect yet, so what fails here is the URL.
-        let client =
-            Client::connect([endpoint], Some(options)).await.map_err(|error| Failure::Url(error.to_string()))?;
+        // Doesn't connect yet: an error here is about the URL.
+        let client = Client::connect([endpoint], Some(options))
+            .await
+            .map_err(|error| EtcdError::InvalidUrl(error.to_string()))?;
         let mut member = Self {
             endpoint: endpoint.to_owned(),
             keys: keys.clone(),
-            kv: client.kv_client().max_decoding_message_size(MESSAGE),
-            watch: client.watch_client().max_decoding_message_size(MESSAGE),
-            moment: Moment { cluster: 0, revision: 0 },
+            kv: client.kv_client().max_decoding_message_size(MAX_MESSAGE_BYTES),
+            watch: client.watch_client().max_decoding_message_size(MAX_MESSAGE_BYTES),
+            revision: Revision { cluster: 0, number: 0 },
         };
-        member.check(REQUEST).await?;
+        member.check(REQUEST_TIMEOUT).await?;
         Ok(member)
     }
 
@@ -192,26 +193,27 @@ impl Member {
         &self.endpoint
     }
 
-    /// Reads all texts as they are at one revision.
-    pub(super) async fn read(&mut self) -> Result<Vec<Text>, Failure> {
+    /// Lists all keys and values at one revision.
+    pub(super) async fn list(&mut self) -> Result<Vec<DecodedEntry>, EtcdError> {
         let mut texts = Vec::new();
         let mut from = self.keys.first.clone();
-        // Of the first page zero, that is now; of the others the revision of the first one.
-        let mut revision = 0;
+        // The first page is read at the current revision (0), the others at the revision of the first.
+        let mut number = 0;
         loop {
-            let options = GetOptions::new().with_range(self.keys.end.clone()).with_limit(PAGE).with_revision(revision);
-            let mut page = self.get(from, options, REQUEST).await?;
-            let moment = self.moment.check_later(Moment::of(page.header())?)?;
-            if revision == 0 {
-                revision = moment.revision;
-                self.moment = moment;
+            let options =
+                GetOptions::new().with_range(self.keys.end.clone()).with_limit(PAGE_SIZE).with_revision(number);
+            let mut page = self.get(from, options, REQUEST_TIMEOUT).await?;
+            let revision = self.revision.check_later(Revision::of(page.header())?)?;
+            if number == 0 {
+                number = revision.number;
+                self.revision = revision;
             }
             let more = page.more();
             let pairs = page.take_kvs();
             let last = pairs.last().map(|pair| pair.key().to_vec());
             texts.extend(pairs.into_iter().map(|pair| {
                 let (key, value) = pair.into_key_value();
-                text(&key, value)
+                decode_pair(&key, value)
             }));
             match last {
                 Some(last) if more => from = [last, vec![0]].concat(),
@@ -220,71 +222,70 @@ impl Member {
         }
     }
 
-    /// Watches what comes after what was read.
+    /// Watches changes after the listed revision.
     ///
-    /// Without fragments: the client doesn't tell which response is one. So a response is as large as it is, and never
-    /// parts what happened at one revision.
-    pub(super) async fn watch(&mut self) -> Result<Watch, Failure> {
+    /// Without response fragmentation, which the client doesn't expose: so a response always has all events of a
+    /// revision.
+    pub(super) async fn watch(&mut self) -> Result<Watch, EtcdError> {
         let options =
-            WatchOptions::new().with_range(self.keys.end.clone()).with_start_revision(self.moment.revision + 1);
+            WatchOptions::new().with_range(self.keys.end.clone()).with_start_revision(self.revision.number + 1);
         let open = async {
             let stream = self.watch.watch(self.keys.first.clone(), Some(options)).await?;
-            let mut watch = Watch { stream, began: self.moment };
+            let mut watch = Watch { stream, start: self.revision };
             while !watch.next().await?.created() {}
             Ok(watch)
         };
-        timeout(REQUEST, open).await.unwrap_or(Err(Failure::Silent(REQUEST)))
+        timeout(REQUEST_TIMEOUT, open).await.unwrap_or(Err(EtcdError::Timeout(REQUEST_TIMEOUT)))
     }
 
-    /// Waits until the member gives no good answers any more.
+    /// Runs health checks until the member is unhealthy; returns the error.
     ///
-    /// A request tells more than the progress of a watch would: that there is a majority behind the member, and that it
-    /// is the same history still. Proxies of etcd don't know progress requests.
-    pub(super) async fn silence(&mut self) -> Failure {
-        let mut heard = Instant::now();
+    /// A request checks more than a watch progress notification: that the member has a quorum and the same history. And
+    /// etcd proxies don't support progress requests.
+    pub(super) async fn until_unhealthy(&mut self) -> EtcdError {
+        let mut last_success = Instant::now();
         loop {
-            sleep(CHECK).await;
-            match self.check(ANSWER).await {
-                Ok(()) => heard = Instant::now(),
-                Err(Failure::Replaced) => return Failure::Replaced,
-                Err(failure) if heard.elapsed() >= SILENCE => return failure,
-                Err(failure) => tracing::debug!(endpoint = self.endpoint, %failure, "no good answer"),
+            sleep(HEALTH_CHECK_INTERVAL).await;
+            match self.check(HEALTH_CHECK_TIMEOUT).await {
+                Ok(()) => last_success = Instant::now(),
+                Err(EtcdError::Replaced) => return EtcdError::Replaced,
+                Err(error) if last_success.elapsed() >= UNHEALTHY_TIMEOUT => return error,
+                Err(error) => tracing::debug!(endpoint = self.endpoint, %error, "a health check has failed"),
             }
         }
     }
 
-    /// Asks for little, but for something that takes a majority of the cluster.
-    async fn check(&mut self, limit: Duration) -> Result<(), Failure> {
+    /// A small linearizable read, which needs a quorum.
+    async fn check(&mut self, limit: Duration) -> Result<(), EtcdError> {
         let options = GetOptions::new().with_limit(1).with_keys_only();
-        let answer = self.get(self.keys.first.clone(), options, limit).await?;
-        let moment = self.moment.check_later(Moment::of(answer.header())?)?;
-        self.moment = moment;
+        let response = self.get(self.keys.first.clone(), options, limit).await?;
+        self.revision = self.revision.check_later(Revision::of(response.header())?)?;
         Ok(())
     }
 
-    async fn get(&mut self, key: Vec<u8>, options: GetOptions, limit: Duration) -> Result<GetResponse, Failure> {
-        Ok(timeout(limit, self.kv.get(key, Some(options))).await.map_err(|_| Failure::Silent(limit))??)
+    async fn get(&mut self, key: Vec<u8>, options: GetOptions, limit: Duration) -> Result<GetResponse, EtcdError> {
+        Ok(timeout(limit, self.kv.get(key, Some(options))).await.map_err(|_| EtcdError::Timeout(limit))??)
     }
 }
 
 /// A watch of all keys.
 pub(super) struct Watch {
     stream: WatchStream,
-    /// What was read before it.
-    began: Moment,
+    /// The listed revision that it starts after.
+    start: Revision,
 }
 
 impl Watch {
     /// The next response; it may have no events.
-    pub(super) async fn next(&mut self) -> Result<WatchResponse, Failure> {
-        let response = self.stream.message().await?.ok_or(Failure::Ended)?;
+    pub(super) async fn next(&mut self) -> Result<WatchResponse, EtcdError> {
+        let response = self.stream.message().await?.ok_or(EtcdError::WatchClosed)?;
         if response.compact_revision() > 0 {
-            return Err(Failure::Compacted(self.began.revision));
+            return Err(EtcdError::Compacted(self.start.number));
         }
         if response.canceled() {
-            return Err(Failure::Cancelled(response.cancel_reason().to_owned()));
+            return Err(EtcdError::WatchCanceled(response.cancel_reason().to_owned()));
         }
-        self.began.check_later(Moment::of(response.header())?)?;
+        self.start.check_later(Revision::of(response.header())?)?;
         Ok(response)
     }
 }

@@ -1,8 +1,8 @@
-//! Against real servers of etcd.
+//! Tests against real etcd servers.
 
-mod lost;
+mod failures;
 pub(crate) mod server;
-mod told;
+mod updates;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,65 +12,65 @@ use tokio::sync::mpsc::{Receiver, channel};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-use self::server::{LONG, Server, free_port};
+use self::server::{EtcdServer, TEST_TIMEOUT, free_port};
 use super::*;
 
 type Texts = BTreeMap<Arc<str>, Result<String, String>>;
 
-/// What one who listens knows.
-struct Listener {
-    events: Receiver<Event>,
-    follower: JoinHandle<()>,
+/// Receives events and tracks the state.
+struct TestClient {
+    events: Receiver<SourceEvent>,
+    task: JoinHandle<()>,
     texts: Texts,
 }
 
-impl Listener {
-    fn to(endpoints: impl Into<Vec<String>>) -> Self {
+impl TestClient {
+    fn connect(endpoints: impl Into<Vec<String>>) -> Self {
         let (sender, events) = channel(4);
         let config = Etcd { endpoints: endpoints.into(), prefix: "/vipgate/".into() };
-        Self { events, follower: tokio::spawn(follow(config, sender)), texts: Texts::new() }
+        Self { events, task: tokio::spawn(watch_prefix(config, sender)), texts: Texts::new() }
     }
 
-    async fn next(&mut self) -> Event {
-        let event = timeout(LONG, self.events.recv()).await.expect("an event in time").expect("the follower lives");
-        if let Event::Update(update) = &event {
-            if update.whole {
+    async fn next(&mut self) -> SourceEvent {
+        let event = timeout(TEST_TIMEOUT, self.events.recv()).await.expect("an event in time").expect("the task runs");
+        if let SourceEvent::Update(update) = &event {
+            if update.full {
                 self.texts.clear();
             }
             self.texts.extend(update.changed.iter().cloned());
-            self.texts.retain(|name, _| !update.gone.contains(name));
+            self.texts.retain(|name, _| !update.removed.contains(name));
         }
         event
     }
 
-    /// The next event, which is a change.
-    async fn change(&mut self) -> Update {
+    /// The next event, which must be a change.
+    async fn change(&mut self) -> SourceUpdate {
         match self.next().await {
-            Event::Update(update) if !update.whole => update,
-            other => panic!("no change: {other:?}"),
+            SourceEvent::Update(update) if !update.full => update,
+            other => panic!("not a change: {other:?}"),
         }
     }
 
-    /// The next event, which is a loss.
-    async fn lost(&mut self) -> String {
+    /// The next event, which must be unreachability.
+    async fn unreachable(&mut self) -> String {
         match self.next().await {
-            Event::Lost(reason) => reason,
-            Event::Update(update) => panic!("no loss: {update:?}"),
+            SourceEvent::Unreachable(reason) => reason,
+            SourceEvent::Update(update) => panic!("not unreachable: {update:?}"),
         }
     }
 
-    /// The next event that is no loss; it is all there is.
-    async fn whole(&mut self) -> Update {
+    /// The next event other than unreachability, which must be a full update.
+    async fn full_update(&mut self) -> SourceUpdate {
         loop {
             match self.next().await {
-                Event::Update(update) if update.whole => return update,
-                Event::Update(update) => panic!("a part: {update:?}"),
-                Event::Lost(_) => {}
+                SourceEvent::Update(update) if update.full => return update,
+                SourceEvent::Update(update) => panic!("not a full update: {update:?}"),
+                SourceEvent::Unreachable(_) => {}
             }
         }
     }
 
-    fn knows(&self, texts: &[(&str, &str)]) -> bool {
+    fn has(&self, texts: &[(&str, &str)]) -> bool {
         self.texts == texts.iter().map(|(name, text)| ((*name).into(), Ok((*text).into()))).collect()
     }
 
@@ -79,6 +79,6 @@ impl Listener {
     }
 }
 
-fn good(texts: &[(&str, &str)]) -> Vec<(Arc<str>, Result<String, String>)> {
+fn ok_texts(texts: &[(&str, &str)]) -> Vec<(Arc<str>, Result<String, String>)> {
     texts.iter().map(|(name, text)| ((*name).into(), Ok((*text).into()))).collect()
 }

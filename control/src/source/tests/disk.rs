@@ -1,4 +1,4 @@
-//! Files in a few folders, and what happens to them.
+//! Manifest files in a few directories, and random changes of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use crate::xds::book::tests::world::Dice;
+use crate::xds::store::tests::generators::SeededRng;
 
-/// What the configuration names: two folders and a file.
-const NAMED: [&str; 3] = ["main", "side", "single.yaml"];
-/// All folders; one can be away, with what is in it.
-const FOLDERS: [&str; 4] = ["main", "main/a", "main/b", "side"];
-/// All files that there may be.
+/// The configured paths: two directories and a file.
+const CONFIGURED: [&str; 3] = ["main", "side", "single.yaml"];
+/// All directories; one can be missing, with its files.
+const DIRECTORIES: [&str; 4] = ["main", "main/a", "main/b", "side"];
+/// All possible files.
 const FILES: [&str; 8] = [
     "main/a/p.yaml",
     "main/a/q.json",
@@ -25,13 +25,13 @@ const FILES: [&str; 8] = [
     "side/s.yaml",
     "single.yaml",
 ];
-/// Tenants: each has a Service and a slice.
+/// Tenants, each with a Service and an EndpointSlice.
 pub(super) const TENANTS: u8 = 7;
 
-/// What names an object: its tenant, and whether it is the Service or the slice.
+/// The id of an object: its tenant, and whether it is the Service or the EndpointSlice.
 pub(super) type Id = (u8, bool);
 
-/// An object as it is written.
+/// An object as written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Doc {
     pub(super) id: Id,
@@ -42,10 +42,10 @@ pub(super) struct Doc {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     None,
-    /// It means nothing.
-    Wrong,
-    /// It means something that can't be.
-    Contradiction,
+    /// It has an invalid field.
+    Invalid,
+    /// It is well-formed but rejected by the compiler.
+    Conflict,
 }
 
 impl Doc {
@@ -53,16 +53,18 @@ impl Doc {
         let Self { id: (n, is_service), value, fault } = self;
         if is_service {
             let vip = match fault {
-                Fault::Contradiction => "127.0.0.1".to_owned(),
+                Fault::Conflict => "127.0.0.1".to_owned(),
                 _ => format!("203.0.113.{}", n * 8 + value),
             };
-            let ports = if fault == Fault::Wrong { "many" } else { "[{port: 80}]" };
+            let ports = if fault == Fault::Invalid { "many" } else { "[{port: 80}]" };
             return format!(
-                "{{apiVersion: v1, kind: Service,\n metadata: {{name: s{n}, namespace: t, annotations: {{vipgate.io/egress: \"true\"}}}},\n \
-                 spec: {{type: LoadBalancer, ports: {ports}}},\n status: {{loadBalancer: {{ingress: [{{ip: {vip}}}]}}}}}}\n"
+                "{{apiVersion: v1, kind: Service,\n \
+                 metadata: {{name: s{n}, namespace: t, annotations: {{vipgate.io/egress: \"true\"}}}},\n \
+                 spec: {{type: LoadBalancer, ports: {ports}}},\n \
+                 status: {{loadBalancer: {{ingress: [{{ip: {vip}}}]}}}}}}\n"
             );
         }
-        let family = if fault == Fault::Wrong { "IPv5" } else { "IPv4" };
+        let family = if fault == Fault::Invalid { "IPv5" } else { "IPv4" };
         let pods: Vec<String> = (0..=value).map(|pod| format!("{{addresses: [10.{n}.{value}.{pod}]}}")).collect();
         format!(
             "{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice,\n metadata: {{name: s{n}, namespace: t, \
@@ -72,25 +74,25 @@ impl Doc {
     }
 }
 
-/// What is in a file.
+/// The content of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     Docs(Vec<Doc>),
-    /// The beginning of a text.
-    Cut(String),
+    /// A truncated manifest.
+    Truncated(String),
     NotYaml,
     NotUtf8,
-    Blank(&'static str),
-    Nothing,
-    LinkToNothing,
+    Empty(&'static str),
+    EmptyList,
+    DanglingSymlink,
 }
 
-/// Documents one after the other; else it is one list.
+/// Whether the file has YAML documents; otherwise it has one List.
 fn is_yaml(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension == "yaml")
 }
 
-/// The text of a file with these objects: documents one after the other, or one list.
+/// The text of a file with these objects: YAML documents, or one List.
 pub(super) fn text(name: &str, docs: &[Doc]) -> String {
     let texts: Vec<String> = docs.iter().copied().map(Doc::text).collect();
     if is_yaml(name) {
@@ -101,21 +103,22 @@ pub(super) fn text(name: &str, docs: &[Doc]) -> String {
     format!("apiVersion: v1\nitems:\n{items}kind: List\n")
 }
 
-/// What whoever looks at a file finds.
+/// The observable content of a file.
 #[derive(Clone, Debug)]
-pub(super) enum Look {
+pub(super) enum ObservedContent {
     Docs(Vec<Doc>),
-    Cut(String),
+    Truncated(String),
     Unreadable,
-    Blank,
-    Nothing,
+    Empty,
+    EmptyList,
 }
 
-/// All that there is to see: files by path, and places that can't be looked into: whether they are missing, and named.
+/// The observable state: files by path, and unavailable paths: whether they are missing, and whether they are
+/// configured.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Sight {
-    pub(super) files: BTreeMap<String, Look>,
-    pub(super) hidden: Vec<(String, bool, bool)>,
+pub(super) struct DiskState {
+    pub(super) files: BTreeMap<String, ObservedContent>,
+    pub(super) unavailable: Vec<(String, bool, bool)>,
 }
 
 /// The files.
@@ -123,12 +126,12 @@ pub(super) struct Sight {
 pub(super) struct Disk {
     root: TempDir,
     files: BTreeMap<&'static str, Content>,
-    away: Option<&'static str>,
+    missing: Option<&'static str>,
 }
 
 impl fmt::Display for Disk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "away {:?}", self.away)?;
+        write!(f, "missing {:?}", self.missing)?;
         for (name, content) in &self.files {
             write!(f, "; {name}: ")?;
             match content {
@@ -141,8 +144,8 @@ impl fmt::Display for Disk {
                         doc.value,
                         match doc.fault {
                             Fault::None => "",
-                            Fault::Wrong => "!",
-                            Fault::Contradiction => "?",
+                            Fault::Invalid => "!",
+                            Fault::Conflict => "?",
                         }
                     )
                 })?,
@@ -154,19 +157,19 @@ impl fmt::Display for Disk {
 }
 
 impl Disk {
-    /// Some files, or none, or not even all folders.
-    pub(super) fn new(dice: &mut Dice) -> Self {
-        let mut disk = Self { root: tempfile::tempdir().unwrap(), files: BTreeMap::new(), away: None };
-        for folder in FOLDERS {
-            fs::create_dir_all(disk.at(folder)).unwrap();
+    /// A random initial state: some files or none, perhaps with a missing directory.
+    pub(super) fn new(dice: &mut SeededRng) -> Self {
+        let mut disk = Self { root: tempfile::tempdir().unwrap(), files: BTreeMap::new(), missing: None };
+        for directory in DIRECTORIES {
+            fs::create_dir_all(disk.at(directory)).unwrap();
         }
-        if !dice.once_in(6) {
-            for _ in 0..3 + dice.roll(5) {
+        if !dice.one_in(6) {
+            for _ in 0..3 + dice.below(5) {
                 disk.add(dice);
             }
         }
-        if dice.once_in(8) {
-            disk.move_folder(dice);
+        if dice.one_in(8) {
+            disk.move_directory(dice);
         }
         disk
     }
@@ -175,65 +178,66 @@ impl Disk {
         self.root.path().join("policy").join(name)
     }
 
-    /// What the configuration names.
+    /// The configured paths.
     pub(super) fn paths(&self) -> Vec<PathBuf> {
-        NAMED.map(|name| self.at(name)).to_vec()
+        CONFIGURED.map(|name| self.at(name)).to_vec()
     }
 
-    /// What whoever looks finds.
-    pub(super) fn look(&self) -> Sight {
+    /// The observable state.
+    pub(super) fn state(&self) -> DiskState {
         let name = |name: &str| self.at(name).display().to_string();
-        let mut sight = Sight::default();
-        let is_away = |file: &str| self.away.is_some_and(|folder| file.starts_with(&format!("{folder}/")));
-        if let Some(folder) = self.away {
-            sight.hidden.push((name(folder), true, NAMED.contains(&folder)));
+        let mut state = DiskState::default();
+        let is_missing = |file: &str| self.missing.is_some_and(|it| file.starts_with(&format!("{it}/")));
+        if let Some(directory) = self.missing {
+            state.unavailable.push((name(directory), true, CONFIGURED.contains(&directory)));
         }
         if !self.files.contains_key("single.yaml") {
-            sight.hidden.push((name("single.yaml"), true, true));
+            state.unavailable.push((name("single.yaml"), true, true));
         }
-        for (file, content) in self.files.iter().filter(|(file, _)| !is_away(file)) {
-            let look = match content {
-                Content::LinkToNothing => {
-                    let named = NAMED.contains(file);
-                    sight.hidden.push((name(file), named, named));
+        for (file, content) in self.files.iter().filter(|(file, _)| !is_missing(file)) {
+            let content = match content {
+                Content::DanglingSymlink => {
+                    let is_configured = CONFIGURED.contains(file);
+                    state.unavailable.push((name(file), is_configured, is_configured));
                     continue;
                 }
-                Content::Docs(docs) if docs.is_empty() && is_yaml(file) => Look::Blank,
-                Content::Docs(docs) => Look::Docs(docs.clone()),
-                Content::Cut(text) => Look::Cut(text.clone()),
-                Content::NotYaml | Content::NotUtf8 => Look::Unreadable,
-                Content::Blank(_) => Look::Blank,
-                Content::Nothing => Look::Nothing,
+                Content::Docs(docs) if docs.is_empty() && is_yaml(file) => ObservedContent::Empty,
+                Content::Docs(docs) => ObservedContent::Docs(docs.clone()),
+                Content::Truncated(text) => ObservedContent::Truncated(text.clone()),
+                Content::NotYaml | Content::NotUtf8 => ObservedContent::Unreadable,
+                Content::Empty(_) => ObservedContent::Empty,
+                Content::EmptyList => ObservedContent::EmptyList,
             };
-            sight.files.insert(name(file), look);
+            state.files.insert(name(file), content);
         }
-        sight
+        state
     }
 
-    /// Changes something; `known` are objects that are in force, which another file may come to have. Says what class of change it was.
-    pub(super) fn change(&mut self, dice: &mut Dice, known: &BTreeSet<Id>) -> &'static str {
+    /// Makes a random change; `known` are objects in force, which may be moved to other files. Returns the class of
+    /// change.
+    pub(super) fn change(&mut self, dice: &mut SeededRng, known: &BTreeSet<Id>) -> &'static str {
         loop {
-            let class = match dice.roll(22) {
+            let class = match dice.below(22) {
                 0 | 1 => self.add(dice),
                 2 => self.remove(dice),
                 3 => self.rename(dice),
                 4 => self.swap(dice),
-                5 => self.put(dice, |_, _| Some((Content::Blank(""), "files: blanked"))),
-                6 => self.put(dice, |_, _| Some((Content::Blank("\n  # nothing yet\n"), "files: blanked"))),
+                5 => self.put(dice, |_, _| Some((Content::Empty(""), "files: emptied"))),
+                6 => self.put(dice, |_, _| Some((Content::Empty("\n  # empty\n"), "files: emptied"))),
                 7 => self.put(dice, |_, _| Some((Content::NotYaml, "files: not YAML"))),
                 8 => self.put(dice, |_, _| Some((Content::NotUtf8, "files: not UTF-8"))),
-                9 => self.put(dice, |_, _| Some((Content::Nothing, "files: emptied to a list of nothing"))),
-                10 => self.put(dice, |_, _| Some((Content::LinkToNothing, "files: link to nothing"))),
-                11 => self.cut(dice),
-                12 => self.move_folder(dice),
-                13 if dice.once_in(3) => self.remove_all(),
-                14 => self.mend(dice, known),
+                9 => self.put(dice, |_, _| Some((Content::EmptyList, "files: replaced by an empty list"))),
+                10 => self.put(dice, |_, _| Some((Content::DanglingSymlink, "files: dangling symlink"))),
+                11 => self.truncate(dice),
+                12 => self.move_directory(dice),
+                13 if dice.one_in(3) => self.remove_all(),
+                14 => self.repair(dice, known),
                 15 => self.move_object(dice, known, false),
                 16 => self.move_object(dice, known, true),
-                17 => self.edit(dice, Some(Fault::Wrong), "objects: wrong"),
-                18 => self.edit(dice, Some(Fault::Contradiction), "objects: contradiction"),
+                17 => self.edit(dice, Some(Fault::Invalid), "objects: invalid"),
+                18 => self.edit(dice, Some(Fault::Conflict), "objects: conflict"),
                 19 => self.edit(dice, None, "objects: removed"),
-                20 => self.put(dice, |content, _| Some((content.clone(), "files: rewritten the same"))),
+                20 => self.put(dice, |content, _| Some((content.clone(), "files: rewritten unchanged"))),
                 _ => self.edit(dice, Some(Fault::None), "files: edited"),
             };
             if let Some(class) = class {
@@ -242,18 +246,18 @@ impl Disk {
         }
     }
 
-    /// The files that can be written to now.
-    fn visible(&self) -> Vec<&'static str> {
-        let is_away = |file: &str| self.away.is_some_and(|folder| file.starts_with(&format!("{folder}/")));
-        self.files.keys().copied().filter(|file| !is_away(file)).collect()
+    /// The files outside of the missing directory.
+    fn present(&self) -> Vec<&'static str> {
+        let is_missing = |file: &str| self.missing.is_some_and(|it| file.starts_with(&format!("{it}/")));
+        self.files.keys().copied().filter(|file| !is_missing(file)).collect()
     }
 
-    /// Objects that no file has, wherever it is.
-    fn free(&self) -> Vec<Id> {
+    /// Objects that no file has, even in the missing directory.
+    fn unused(&self) -> Vec<Id> {
         let docs = self.files.values().flat_map(|content| match content {
             Content::Docs(docs) => docs.iter().map(|doc| doc.id).collect(),
-            // What a cut text has may be any part of it, and isn't given to others.
-            Content::Cut(text) => (0..TENANTS)
+            // A truncated file may have any of its objects, so they count as used.
+            Content::Truncated(text) => (0..TENANTS)
                 .filter(|n| text.contains(&format!("name: s{n}")))
                 .flat_map(|n| [(n, false), (n, true)])
                 .collect(),
@@ -269,51 +273,53 @@ impl Disk {
         let _ = fs::remove_file(&path);
         match &content {
             Content::Docs(docs) => fs::write(path, text(file, docs)).unwrap(),
-            Content::Cut(text) => fs::write(path, text).unwrap(),
+            Content::Truncated(text) => fs::write(path, text).unwrap(),
             Content::NotYaml => fs::write(path, "kind: [unclosed\nitems: }").unwrap(),
             Content::NotUtf8 => fs::write(path, [0x6b, 0xff, 0xfe]).unwrap(),
-            Content::Blank(text) => fs::write(path, text).unwrap(),
-            Content::Nothing => fs::write(path, "apiVersion: v1\nitems: []\nkind: List\n").unwrap(),
-            Content::LinkToNothing => symlink("/nonexistent/manifest", path).unwrap(),
+            Content::Empty(text) => fs::write(path, text).unwrap(),
+            Content::EmptyList => fs::write(path, "apiVersion: v1\nitems: []\nkind: List\n").unwrap(),
+            Content::DanglingSymlink => symlink("/nonexistent/manifest", path).unwrap(),
         }
         self.files.insert(file, content);
     }
 
-    /// A file with some objects that no other one has, though one may have had them.
-    fn add(&mut self, dice: &mut Dice) -> Option<&'static str> {
-        let is_away = |file: &&str| self.away.is_some_and(|folder| file.starts_with(&format!("{folder}/")));
-        let names: Vec<_> = FILES.into_iter().filter(|file| !self.files.contains_key(file) && !is_away(file)).collect();
-        let name = *names.get(dice.roll(names.len().max(1)))?;
-        let docs = self.some(dice)?;
+    /// Adds a file with objects that no other file has now.
+    fn add(&mut self, dice: &mut SeededRng) -> Option<&'static str> {
+        let is_missing = |file: &&str| self.missing.is_some_and(|it| file.starts_with(&format!("{it}/")));
+        let names: Vec<_> =
+            FILES.into_iter().filter(|file| !self.files.contains_key(file) && !is_missing(file)).collect();
+        let name = *names.get(dice.below(names.len().max(1)))?;
+        let docs = self.new_docs(dice)?;
         self.write(name, Content::Docs(docs));
         Some("files: added")
     }
 
-    /// A few objects that no file has, of tenants as a whole more often than not.
-    fn some(&self, dice: &mut Dice) -> Option<Vec<Doc>> {
-        let free = self.free();
+    /// A few objects that no file has, mostly of whole tenants.
+    fn new_docs(&self, dice: &mut SeededRng) -> Option<Vec<Doc>> {
+        let unused = self.unused();
         let mut docs: Vec<Doc> = Vec::new();
-        for _ in 0..=dice.roll(2) {
-            let (n, _) = *free.get(dice.roll(free.len().max(1)))?;
+        for _ in 0..=dice.below(2) {
+            let (n, _) = *unused.get(dice.below(unused.len().max(1)))?;
             for id in [(n, true), (n, false)] {
                 let is_new = docs.iter().all(|doc| doc.id != id);
-                if free.contains(&id) && is_new && !dice.once_in(6) {
-                    docs.push(Doc { id, value: dice.roll(4) as u8, fault: Fault::None });
+                if unused.contains(&id) && is_new && !dice.one_in(6) {
+                    docs.push(Doc { id, value: dice.below(4) as u8, fault: Fault::None });
                 }
             }
         }
         (!docs.is_empty()).then_some(docs)
     }
 
-    fn pick(&self, dice: &mut Dice) -> Option<&'static str> {
-        let files = self.visible();
-        files.get(dice.roll(files.len().max(1))).copied()
+    fn pick(&self, dice: &mut SeededRng) -> Option<&'static str> {
+        let files = self.present();
+        files.get(dice.below(files.len().max(1))).copied()
     }
 
+    /// Replaces the content of a random file.
     fn put(
         &mut self,
-        dice: &mut Dice,
-        make: impl FnOnce(&Content, &mut Dice) -> Option<(Content, &'static str)>,
+        dice: &mut SeededRng,
+        make: impl FnOnce(&Content, &mut SeededRng) -> Option<(Content, &'static str)>,
     ) -> Option<&'static str> {
         let file = self.pick(dice)?;
         let (content, class) = make(&self.files[file], dice)?;
@@ -321,27 +327,27 @@ impl Disk {
         Some(class)
     }
 
-    fn remove(&mut self, dice: &mut Dice) -> Option<&'static str> {
+    fn remove(&mut self, dice: &mut SeededRng) -> Option<&'static str> {
         let file = self.pick(dice)?;
         fs::remove_file(self.at(file)).unwrap();
         self.files.remove(file);
         Some("files: removed")
     }
 
-    #[expect(clippy::unnecessary_wraps, reason = "as all changes, of which others may not be possible")]
+    #[expect(clippy::unnecessary_wraps, reason = "the signature of all changes, some of which may be impossible")]
     fn remove_all(&mut self) -> Option<&'static str> {
-        for file in self.visible() {
+        for file in self.present() {
             fs::remove_file(self.at(file)).unwrap();
             self.files.remove(file);
         }
         Some("files: all removed")
     }
 
-    fn rename(&mut self, dice: &mut Dice) -> Option<&'static str> {
-        let (from, to) = (self.pick(dice)?, FILES[dice.roll(FILES.len())]);
-        let is_away = self.away.is_some_and(|folder| to.starts_with(&format!("{folder}/")));
-        // Another extension would be another way to write it.
-        if is_away || self.files.contains_key(to) || is_yaml(from) != is_yaml(to) {
+    fn rename(&mut self, dice: &mut SeededRng) -> Option<&'static str> {
+        let (from, to) = (self.pick(dice)?, FILES[dice.below(FILES.len())]);
+        let is_missing = self.missing.is_some_and(|it| to.starts_with(&format!("{it}/")));
+        // The extension determines the format of the text.
+        if is_missing || self.files.contains_key(to) || is_yaml(from) != is_yaml(to) {
             return None;
         }
         fs::rename(self.at(from), self.at(to)).unwrap();
@@ -350,8 +356,8 @@ impl Disk {
         Some("files: renamed")
     }
 
-    /// Two files change places.
-    fn swap(&mut self, dice: &mut Dice) -> Option<&'static str> {
+    /// Swaps the content of two files.
+    fn swap(&mut self, dice: &mut SeededRng) -> Option<&'static str> {
         let (one, other) = (self.pick(dice)?, self.pick(dice)?);
         if one == other || is_yaml(one) != is_yaml(other) {
             return None;
@@ -362,29 +368,29 @@ impl Disk {
         Some("files: swapped")
     }
 
-    /// A text ends at any byte.
-    fn cut(&mut self, dice: &mut Dice) -> Option<&'static str> {
+    /// Truncates a file at a random byte.
+    fn truncate(&mut self, dice: &mut SeededRng) -> Option<&'static str> {
         let file = self.pick(dice)?;
         let Content::Docs(docs) = &self.files[file] else { return None };
         let mut text = text(file, docs);
-        text.truncate(dice.roll(text.len().max(1)));
-        self.write(file, Content::Cut(text));
-        Some("files: cut")
+        text.truncate(dice.below(text.len().max(1)));
+        self.write(file, Content::Truncated(text));
+        Some("files: truncated")
     }
 
-    /// A file that was no good has objects again.
-    fn mend(&mut self, dice: &mut Dice, known: &BTreeSet<Id>) -> Option<&'static str> {
+    /// Puts objects into a file that had none or was invalid.
+    fn repair(&mut self, dice: &mut SeededRng, known: &BTreeSet<Id>) -> Option<&'static str> {
         let file = self.pick(dice)?;
         if matches!(self.files[file], Content::Docs(_)) {
             return None;
         }
-        let before = self.files.insert(file, Content::Nothing)?;
-        let Some(mut docs) = self.some(dice) else {
+        let before = self.files.insert(file, Content::EmptyList)?;
+        let Some(mut docs) = self.new_docs(dice) else {
             self.files.insert(file, before);
             return None;
         };
-        let free = self.free();
-        docs.extend(known.iter().filter(|id| free.contains(id)).take(2).map(|id| Doc {
+        let unused = self.unused();
+        docs.extend(known.iter().filter(|id| unused.contains(id)).take(2).map(|id| Doc {
             id: *id,
             value: 3,
             fault: Fault::None,
@@ -392,36 +398,36 @@ impl Disk {
         docs.sort_by_key(|doc| doc.id);
         docs.dedup_by_key(|doc| doc.id);
         self.write(file, Content::Docs(docs));
-        Some("files: mended")
+        Some("files: repaired")
     }
 
-    /// An object, or all of a tenant, goes from where it was last good to another file.
-    fn move_object(&mut self, dice: &mut Dice, known: &BTreeSet<Id>, whole: bool) -> Option<&'static str> {
+    /// Moves an object, or a whole tenant, to another file.
+    fn move_object(&mut self, dice: &mut SeededRng, known: &BTreeSet<Id>, whole: bool) -> Option<&'static str> {
         let known: Vec<Id> = known.iter().copied().collect();
-        let id = *known.get(dice.roll(known.len().max(1)))?;
+        let id = *known.get(dice.below(known.len().max(1)))?;
         let ids = if whole { vec![(id.0, false), (id.0, true)] } else { vec![id] };
         let to = self.pick(dice)?;
-        let visible = self.visible();
+        let present = self.present();
         let has =
             |content: &Content| matches!(content, Content::Docs(docs) if docs.iter().any(|doc| ids.contains(&doc.id)));
         let holders: Vec<_> = self.files.iter().filter(|(_, content)| has(content)).map(|(file, _)| *file).collect();
-        if holders.iter().any(|file| *file == to || !visible.contains(file)) {
+        if holders.iter().any(|file| *file == to || !present.contains(file)) {
             return None;
         }
         let mut moved = Vec::new();
         for file in holders {
             let Content::Docs(docs) = self.files[file].clone() else { continue };
-            let (go, stay): (Vec<Doc>, Vec<Doc>) = docs.into_iter().partition(|doc| ids.contains(&doc.id));
-            moved.extend(go);
-            self.write(file, Content::Docs(stay));
+            let (taken, rest): (Vec<Doc>, Vec<Doc>) = docs.into_iter().partition(|doc| ids.contains(&doc.id));
+            moved.extend(taken);
+            self.write(file, Content::Docs(rest));
         }
-        let free = self.free();
-        // Of files that can't be read, what they had before.
-        let missing =
-            ids.iter().filter(|id| known.contains(id) && moved.iter().all(|doc| doc.id != **id) && free.contains(id));
-        let missing: Vec<Doc> =
-            missing.map(|id| Doc { id: *id, value: dice.roll(4) as u8, fault: Fault::None }).collect();
-        moved.extend(missing);
+        let unused = self.unused();
+        // Retained objects of unreadable files.
+        let retained =
+            ids.iter().filter(|id| known.contains(id) && moved.iter().all(|doc| doc.id != **id) && unused.contains(id));
+        let retained: Vec<Doc> =
+            retained.map(|id| Doc { id: *id, value: dice.below(4) as u8, fault: Fault::None }).collect();
+        moved.extend(retained);
         if moved.is_empty() {
             return None;
         }
@@ -434,42 +440,46 @@ impl Disk {
         Some(if whole { "objects: tenant moved" } else { "objects: moved" })
     }
 
-    /// An object of a file changes, goes wrong, or goes; or one comes.
-    fn edit(&mut self, dice: &mut Dice, fault: Option<Fault>, class: &'static str) -> Option<&'static str> {
+    /// Changes, invalidates, removes or adds an object of a file.
+    fn edit(&mut self, dice: &mut SeededRng, fault: Option<Fault>, class: &'static str) -> Option<&'static str> {
         let file = self.pick(dice)?;
         let Content::Docs(mut docs) = self.files[file].clone() else { return None };
-        let at = dice.roll(docs.len().max(1));
+        let at = dice.below(docs.len().max(1));
         match fault {
             None => drop((!docs.is_empty()).then(|| docs.remove(at))?),
-            Some(Fault::None) if dice.once_in(3) => {
-                docs.extend(self.some(dice)?);
+            Some(Fault::None) if dice.one_in(3) => {
+                docs.extend(self.new_docs(dice)?);
                 self.write(file, Content::Docs(docs));
                 return Some("objects: added");
             }
             Some(fault) => {
                 let doc = docs.get_mut(at)?;
-                if fault == Fault::Contradiction && !doc.id.1 {
+                if fault == Fault::Conflict && !doc.id.1 {
                     return None;
                 }
-                (doc.fault, doc.value) = (fault, dice.roll(4) as u8);
+                (doc.fault, doc.value) = (fault, dice.below(4) as u8);
             }
         }
         self.write(file, Content::Docs(docs));
         Some(class)
     }
 
-    /// A folder goes, with all that is in it, or is back.
-    #[expect(clippy::unnecessary_wraps, reason = "as all changes, of which others may not be possible")]
-    fn move_folder(&mut self, dice: &mut Dice) -> Option<&'static str> {
+    /// Moves a directory away with its files, or restores it.
+    #[expect(clippy::unnecessary_wraps, reason = "the signature of all changes, some of which may be impossible")]
+    fn move_directory(&mut self, dice: &mut SeededRng) -> Option<&'static str> {
         let aside = self.root.path().join("aside");
-        if let Some(folder) = self.away.take() {
-            fs::rename(aside, self.at(folder)).unwrap();
-            return Some("folders: back");
+        if let Some(directory) = self.missing.take() {
+            fs::rename(aside, self.at(directory)).unwrap();
+            return Some("directories: restored");
         }
-        let folder = FOLDERS[dice.roll(FOLDERS.len())];
-        fs::rename(self.at(folder), aside).unwrap();
-        let is_all = self.files.keys().all(|file| file.starts_with(&format!("{folder}/")));
-        self.away = Some(folder);
-        Some(if is_all && !self.files.is_empty() { "folders: missing, the only ones" } else { "folders: missing" })
+        let directory = DIRECTORIES[dice.below(DIRECTORIES.len())];
+        fs::rename(self.at(directory), aside).unwrap();
+        let is_all = self.files.keys().all(|file| file.starts_with(&format!("{directory}/")));
+        self.missing = Some(directory);
+        Some(if is_all && !self.files.is_empty() {
+            "directories: missing, with all files"
+        } else {
+            "directories: missing"
+        })
     }
 }

@@ -1,90 +1,90 @@
-//! The rule of the last good state, slowly: a state of all texts, and what a look at the whole disk makes of it.
+//! Oracle of the last-good-state rule: the state of all entries, recomputed from each whole state of the disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use vipgate_dataplane::snapshot::spec::PolicySet;
+use vipgate_dataplane::policy::spec::PolicySet;
 
-use super::disk::{Doc, Fault, Id, Look, Sight};
-use crate::complaint::Complaint;
-use crate::manifest::{Foreign, Kind, Manifests, Object, ObjectId, read};
-use crate::policy::{Viewer, compile};
+use super::disk::{DiskState, Doc, Fault, Id, ObservedContent};
 use crate::xds::resource::version_of;
-use crate::yaml::Source;
+use vipgate_policy::compiler::{GatewayLocality, compile};
+use vipgate_policy::diagnostic::Diagnostic;
+use vipgate_policy::manifest::{Kind, Manifests, Object, ObjectId, UnsupportedKinds, read};
+use vipgate_policy::yaml::Source;
 
-/// An object, and whether it says something that can't be.
+/// A parsed object, and whether the compiler rejects it.
 #[derive(Clone, Debug)]
-struct Known {
+struct ParsedObject {
     id: Id,
     object: Arc<Object>,
-    is_contradiction: bool,
+    has_conflict: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Read,
     Unreadable,
-    Blank,
+    Empty,
     Missing,
-    /// Removed, or without an object.
-    Without,
+    /// Removed, or without objects.
+    NoObjects,
 }
 
 #[derive(Clone, Debug)]
-struct Text {
+struct Entry {
     state: State,
-    /// What it says, and what it is kept of.
-    objects: Vec<Known>,
-    kept: BTreeSet<Id>,
-    refused: BTreeSet<Id>,
-    /// What of it was in force last.
+    /// Its objects, including the retained ones.
+    objects: Vec<ParsedObject>,
+    retained: BTreeSet<Id>,
+    rejected: BTreeSet<Id>,
+    /// Its objects last in force.
     in_force: BTreeMap<Id, Arc<Object>>,
-    is_gone: bool,
+    is_removed: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) allow_empty: bool,
-    begun: bool,
-    texts: BTreeMap<String, Text>,
-    sight: Sight,
+    initialized: bool,
+    entries: BTreeMap<String, Entry>,
+    disk: DiskState,
     accepted: BTreeSet<String>,
 }
 
-/// What a text says: objects, the names of those that are wrong, and whether that can be told.
-fn said(name: &str, look: &Look) -> (Vec<Known>, BTreeSet<Id>, bool) {
-    match look {
-        Look::Docs(docs) => {
-            let (wrong, fine): (Vec<&Doc>, Vec<&Doc>) = docs.iter().partition(|doc| doc.fault == Fault::Wrong);
-            let known = |doc: &&Doc| {
+/// Parses an entry: its objects, the ids of the invalid ones, and whether all errors can be attributed to objects.
+fn parse_entry(name: &str, content: &ObservedContent) -> (Vec<ParsedObject>, BTreeSet<Id>, bool) {
+    match content {
+        ObservedContent::Docs(docs) => {
+            let (invalid, valid): (Vec<&Doc>, Vec<&Doc>) = docs.iter().partition(|doc| doc.fault == Fault::Invalid);
+            let parsed = |doc: &&Doc| {
                 let (mut objects, ..) = parse(name, &doc.text());
                 let object = objects.pop().unwrap();
-                Known { id: doc.id, object, is_contradiction: doc.fault == Fault::Contradiction }
+                ParsedObject { id: doc.id, object, has_conflict: doc.fault == Fault::Conflict }
             };
-            (fine.iter().map(known).collect(), wrong.iter().map(|doc| doc.id).collect(), true)
+            (valid.iter().map(parsed).collect(), invalid.iter().map(|doc| doc.id).collect(), true)
         }
-        Look::Cut(text) => {
-            // What is left of the last document may be one of its own; all that is wrong with it means that it isn't.
-            let (objects, wrong, can_tell) = parse(name, text);
-            let known = |object: Arc<Object>| {
+        ObservedContent::Truncated(text) => {
+            // The truncated last document may be a valid object; any compiler error counts as a conflict.
+            let (objects, invalid, is_attributed) = parse(name, text);
+            let parsed = |object: Arc<Object>| {
                 let id = short(&object.id);
-                let is_contradiction = compile([&*object]).complaints.iter().any(Complaint::is_error);
-                Known { id, object, is_contradiction }
+                let has_conflict = compile([&*object]).diagnostics.iter().any(Diagnostic::is_error);
+                ParsedObject { id, object, has_conflict }
             };
-            (objects.into_iter().map(known).collect(), wrong, can_tell)
+            (objects.into_iter().map(parsed).collect(), invalid, is_attributed)
         }
-        Look::Unreadable => (Vec::new(), BTreeSet::new(), false),
-        Look::Blank | Look::Nothing => (Vec::new(), BTreeSet::new(), true),
+        ObservedContent::Unreadable => (Vec::new(), BTreeSet::new(), false),
+        ObservedContent::Empty | ObservedContent::EmptyList => (Vec::new(), BTreeSet::new(), true),
     }
 }
 
 fn parse(name: &str, text: &str) -> (Vec<Arc<Object>>, BTreeSet<Id>, bool) {
     let mut manifests = Manifests::default();
-    read(&Arc::new(Source::new(name, text.to_owned())), Foreign::Ignore, &mut manifests);
-    let Manifests { objects, complaints, broken, .. } = manifests;
-    let is_of_one = |place| broken.iter().any(|(of, _)| *of == place);
-    let can_tell = complaints.iter().filter(|it| it.is_error()).all(|it| it.object.is_some_and(is_of_one));
-    (objects.into_iter().map(Arc::new).collect(), broken.iter().map(|(_, id)| short(id)).collect(), can_tell)
+    read(&Arc::new(Source::new(name, text.to_owned())), UnsupportedKinds::Ignore, &mut manifests);
+    let Manifests { objects, diagnostics: complaints, unreadable: broken, .. } = manifests;
+    let is_known = |location| broken.iter().any(|(it, _)| *it == location);
+    let is_attributed = complaints.iter().filter(|it| it.is_error()).all(|it| it.object.is_some_and(is_known));
+    (objects.into_iter().map(Arc::new).collect(), broken.iter().map(|(_, id)| short(id)).collect(), is_attributed)
 }
 
 fn short(id: &ObjectId) -> Id {
@@ -93,154 +93,159 @@ fn short(id: &ObjectId) -> Id {
 
 impl Model {
     pub(super) fn new(allow_empty: bool) -> Self {
-        let (texts, sight, accepted) = Default::default();
-        Self { allow_empty, begun: false, texts, sight, accepted }
+        let (entries, disk, accepted) = Default::default();
+        Self { allow_empty, initialized: false, entries, disk, accepted }
     }
 
-    /// What a look at the whole disk makes of what was.
-    pub(super) fn look(&mut self, sight: &Sight) {
-        self.sight = sight.clone();
-        self.accepted.retain(|place| sight.hidden.iter().any(|(hidden, ..)| hidden == place));
-        let names: BTreeSet<String> = self.texts.keys().chain(sight.files.keys()).cloned().collect();
+    /// Computes the next state from the whole state of the disk.
+    pub(super) fn update(&mut self, disk: &DiskState) {
+        self.disk = disk.clone();
+        self.accepted.retain(|path| disk.unavailable.iter().any(|(unavailable, ..)| unavailable == path));
+        let names: BTreeSet<String> = self.entries.keys().chain(disk.files.keys()).cloned().collect();
         let mut next = BTreeMap::new();
         for name in names {
-            let old = self.texts.remove(&name);
-            let old_objects = old.as_ref().map(|text| text.objects.clone()).unwrap_or_default();
-            let was_gone = old.as_ref().is_some_and(|text| text.is_gone);
-            let in_force = old.map(|text| text.in_force).unwrap_or_default();
-            let all: BTreeSet<Id> = old_objects.iter().map(|known| known.id).collect();
-            let keeping = |state: State, refused, is_gone| {
-                let (objects, kept, in_force) = (old_objects.clone(), all.clone(), in_force.clone());
-                Text { state, objects, kept, refused, in_force, is_gone }
+            let old = self.entries.remove(&name);
+            let old_objects = old.as_ref().map(|entry| entry.objects.clone()).unwrap_or_default();
+            let was_removed = old.as_ref().is_some_and(|entry| entry.is_removed);
+            let in_force = old.map(|entry| entry.in_force).unwrap_or_default();
+            let all: BTreeSet<Id> = old_objects.iter().map(|it| it.id).collect();
+            let retain_all = |state: State, rejected, is_removed| {
+                let (objects, retained, in_force) = (old_objects.clone(), all.clone(), in_force.clone());
+                Entry { state, objects, retained, rejected, in_force, is_removed }
             };
-            let hidden =
-                sight.hidden.iter().find(|(place, ..)| name == *place || name.starts_with(&format!("{place}/")));
-            let text = match (sight.files.get(&name), hidden.filter(|_| !was_gone)) {
-                (None, Some((_, true, _))) => keeping(State::Missing, BTreeSet::new(), false),
-                (None, Some((_, false, _))) => keeping(State::Unreadable, BTreeSet::new(), false),
-                (None, None) => keeping(State::Without, BTreeSet::new(), true),
-                (Some(look), _) => {
-                    let (mut objects, wrong, can_tell) = said(&name, look);
-                    let named: BTreeSet<Id> = objects.iter().map(|known| known.id).collect();
-                    let stays = |known: &&Known| !named.contains(&known.id) && (!can_tell || wrong.contains(&known.id));
-                    let stay: Vec<Known> = old_objects.iter().filter(stays).cloned().collect();
-                    let kept: BTreeSet<Id> = stay.iter().map(|known| known.id).collect();
-                    let refused = wrong;
-                    objects.extend(stay);
-                    if objects.is_empty() && can_tell {
-                        let is_blank =
-                            matches!(look, Look::Blank) || matches!(look, Look::Cut(text) if text.trim().is_empty());
-                        keeping(if is_blank { State::Blank } else { State::Without }, refused, false)
+            let unavailable =
+                disk.unavailable.iter().find(|(path, ..)| name == *path || name.starts_with(&format!("{path}/")));
+            let entry = match (disk.files.get(&name), unavailable.filter(|_| !was_removed)) {
+                (None, Some((_, true, _))) => retain_all(State::Missing, BTreeSet::new(), false),
+                (None, Some((_, false, _))) => retain_all(State::Unreadable, BTreeSet::new(), false),
+                (None, None) => retain_all(State::NoObjects, BTreeSet::new(), true),
+                (Some(content), _) => {
+                    let (mut objects, invalid, is_attributed) = parse_entry(&name, content);
+                    let named: BTreeSet<Id> = objects.iter().map(|it| it.id).collect();
+                    let is_retained =
+                        |it: &&ParsedObject| !named.contains(&it.id) && (!is_attributed || invalid.contains(&it.id));
+                    let old: Vec<ParsedObject> = old_objects.iter().filter(is_retained).cloned().collect();
+                    let retained: BTreeSet<Id> = old.iter().map(|it| it.id).collect();
+                    let rejected = invalid;
+                    objects.extend(old);
+                    if objects.is_empty() && is_attributed {
+                        let is_empty = matches!(content, ObservedContent::Empty)
+                            || matches!(content, ObservedContent::Truncated(text) if text.trim().is_empty());
+                        retain_all(if is_empty { State::Empty } else { State::NoObjects }, rejected, false)
                     } else {
-                        let state = if can_tell { State::Read } else { State::Unreadable };
-                        Text { state, objects, kept, refused, in_force: in_force.clone(), is_gone: false }
+                        let state = if is_attributed { State::Read } else { State::Unreadable };
+                        Entry { state, objects, retained, rejected, in_force: in_force.clone(), is_removed: false }
                     }
                 }
             };
-            next.insert(name, text);
+            next.insert(name, entry);
         }
         let readable: BTreeMap<Id, String> = next
             .iter()
-            .flat_map(|(name, text)| text.objects.iter().map(move |known| (name, text, known.id)))
-            .filter(|(_, text, id)| !text.kept.contains(id))
+            .flat_map(|(name, entry)| entry.objects.iter().map(move |it| (name, entry, it.id)))
+            .filter(|(_, entry, id)| !entry.retained.contains(id))
             .map(|(name, _, id)| (id, name.clone()))
             .collect();
-        // A text doesn't keep what it doesn't say readably, when another one does.
-        for (name, text) in &mut next {
-            text.kept.retain(|id| !readable.contains_key(id));
-            let kept = &text.kept;
-            text.objects.retain(|known| kept.contains(&known.id) || readable.get(&known.id) == Some(name));
-            text.refused.retain(|id| !kept.contains(id));
+        // An entry doesn't retain an object that another entry has readably.
+        for (name, entry) in &mut next {
+            entry.retained.retain(|id| !readable.contains_key(id));
+            let retained = &entry.retained;
+            entry.objects.retain(|it| retained.contains(&it.id) || readable.get(&it.id) == Some(name));
+            entry.rejected.retain(|id| !retained.contains(id));
         }
-        self.texts = next;
-        let is_there = |text: &Text| matches!(text.state, State::Read | State::Unreadable) && !text.objects.is_empty();
+        self.entries = next;
+        let is_present =
+            |entry: &Entry| matches!(entry.state, State::Read | State::Unreadable) && !entry.objects.is_empty();
         if self.allow_empty {
-            self.let_go(&[State::Blank, State::Missing, State::Without]);
-        } else if self.texts.values().any(is_there) {
-            self.let_go(&[State::Without]);
+            self.remove_retained(&[State::Empty, State::Missing, State::NoObjects]);
+        } else if self.entries.values().any(is_present) {
+            self.remove_retained(&[State::NoObjects]);
         }
-        let is_readable = sight.hidden.iter().all(|(_, missing, _)| *missing)
-            && self.texts.values().all(|text| text.state != State::Unreadable);
-        self.begun |= self.texts.values().any(|text| !text.objects.is_empty()) || self.allow_empty && is_readable;
-        self.settle();
+        let is_readable = disk.unavailable.iter().all(|(_, missing, _)| *missing)
+            && self.entries.values().all(|entry| entry.state != State::Unreadable);
+        self.initialized |=
+            self.entries.values().any(|entry| !entry.objects.is_empty()) || self.allow_empty && is_readable;
+        self.apply();
     }
 
-    fn let_go(&mut self, states: &[State]) {
-        for text in self.texts.values_mut().filter(|text| states.contains(&text.state)) {
-            text.objects.clear();
-            text.kept.clear();
-            text.in_force.clear();
+    fn remove_retained(&mut self, states: &[State]) {
+        for entry in self.entries.values_mut().filter(|entry| states.contains(&entry.state)) {
+            entry.objects.clear();
+            entry.retained.clear();
+            entry.in_force.clear();
         }
-        self.texts.retain(|_, text| !text.objects.is_empty() || !text.is_gone && text.state != State::Missing);
+        self.entries.retain(|_, entry| !entry.objects.is_empty() || !entry.is_removed && entry.state != State::Missing);
     }
 
     pub(super) fn accept_empty(&mut self) -> Result<usize, ()> {
-        let withheld = |text: &&Text| !matches!(text.state, State::Read | State::Unreadable);
-        let objects = self.texts.values().filter(withheld).map(|text| text.objects.len()).sum();
-        let missing: Vec<_> = self.sight.hidden.iter().filter(|(_, missing, _)| *missing).cloned().collect();
-        let is_news = missing.iter().any(|(place, _, named)| *named && !self.accepted.contains(place));
-        if objects == 0 && self.begun && !is_news {
+        let is_withheld = |entry: &&Entry| !matches!(entry.state, State::Read | State::Unreadable);
+        let objects = self.entries.values().filter(is_withheld).map(|entry| entry.objects.len()).sum();
+        let missing: Vec<_> = self.disk.unavailable.iter().filter(|(_, missing, _)| *missing).cloned().collect();
+        let has_new_missing =
+            missing.iter().any(|(path, _, is_configured)| *is_configured && !self.accepted.contains(path));
+        if objects == 0 && self.initialized && !has_new_missing {
             return Err(());
         }
-        let is_unreadable = self.texts.values().any(|text| text.state == State::Unreadable)
-            || self.sight.hidden.iter().any(|(_, missing, _)| !missing);
-        if !self.begun && is_unreadable {
+        let is_unreadable = self.entries.values().any(|entry| entry.state == State::Unreadable)
+            || self.disk.unavailable.iter().any(|(_, missing, _)| !missing);
+        if !self.initialized && is_unreadable {
             return Err(());
         }
-        self.begun = true;
-        self.accepted.extend(missing.into_iter().map(|(place, ..)| place));
-        self.let_go(&[State::Blank, State::Missing, State::Without]);
-        self.settle();
+        self.initialized = true;
+        self.accepted.extend(missing.into_iter().map(|(path, ..)| path));
+        self.remove_retained(&[State::Empty, State::Missing, State::NoObjects]);
+        self.apply();
         Ok(objects)
     }
 
-    /// What contradicts is as it was in force before, or out.
-    fn settle(&mut self) {
-        for text in self.texts.values_mut() {
-            let before = std::mem::take(&mut text.in_force);
-            for known in &text.objects {
-                let object = if known.is_contradiction { before.get(&known.id) } else { Some(&known.object) };
-                text.in_force.extend(object.map(|object| (known.id, object.clone())));
+    /// Puts objects in force; those with a conflict in their last good version, if any.
+    fn apply(&mut self) {
+        for entry in self.entries.values_mut() {
+            let before = std::mem::take(&mut entry.in_force);
+            for it in &entry.objects {
+                let object = if it.has_conflict { before.get(&it.id) } else { Some(&it.object) };
+                entry.in_force.extend(object.map(|object| (it.id, object.clone())));
             }
         }
     }
 
-    /// The policy; none before there was anything.
+    /// The policy; `None` before there is a first one.
     pub(super) fn in_force(&self) -> Option<PolicySet> {
-        let objects: Vec<Arc<Object>> = self.texts.values().flat_map(|text| text.in_force.values().cloned()).collect();
+        let objects: Vec<Arc<Object>> =
+            self.entries.values().flat_map(|entry| entry.in_force.values().cloned()).collect();
         let compiled = compile(objects.iter().map(Arc::as_ref));
-        assert!(!compiled.complaints.iter().any(Complaint::is_error), "{:?}", compiled.complaints);
-        let set = compiled.deal.part_of(Some(&Viewer::named("g1")), &version_of(&compiled.deal));
-        self.begun.then_some(set)
+        assert!(!compiled.diagnostics.iter().any(Diagnostic::is_error), "{:?}", compiled.diagnostics);
+        let set = compiled.placement.policy_for(Some(&GatewayLocality::named("g1")), &version_of(&compiled.placement));
+        self.initialized.then_some(set)
     }
 
-    /// Names of the objects that are in force, or would be.
+    /// The ids of all objects.
     pub(super) fn ids(&self) -> BTreeSet<Id> {
-        self.texts.values().flat_map(|text| text.objects.iter().map(|known| known.id)).collect()
+        self.entries.values().flat_map(|entry| entry.objects.iter().map(|it| it.id)).collect()
     }
 
     pub(super) fn has_nothing(&self) -> bool {
-        self.texts.values().all(|text| text.objects.is_empty())
+        self.entries.values().all(|entry| entry.objects.is_empty())
     }
 
-    /// Whether all that is in force is what is written now.
+    /// Whether everything in force is as written.
     pub(super) fn is_as_written(&self) -> bool {
-        let as_written = |text: &Text| {
-            let is_bad = |known: &Known| known.is_contradiction && text.in_force.contains_key(&known.id);
-            text.kept.is_empty() && !text.objects.iter().any(is_bad)
+        let is_as_written = |entry: &Entry| {
+            let is_old = |it: &ParsedObject| it.has_conflict && entry.in_force.contains_key(&it.id);
+            entry.retained.is_empty() && !entry.objects.iter().any(is_old)
         };
-        self.texts.values().all(as_written)
+        self.entries.values().all(is_as_written)
     }
 
-    /// Objects that are accepted, in force as they were, and out.
+    /// Numbers of objects in force as written, in force in their last good version, and rejected.
     pub(super) fn states(&self) -> [u64; 3] {
         let (mut in_force, mut last_good, mut rejected) = (0, BTreeSet::<Id>::new(), BTreeSet::<Id>::new());
-        for text in self.texts.values() {
-            in_force += text.in_force.len();
-            rejected.extend(text.refused.iter().copied());
-            last_good.extend(text.kept.iter().filter(|id| text.in_force.contains_key(id)).copied());
-            for known in text.objects.iter().filter(|known| known.is_contradiction) {
-                if text.in_force.contains_key(&known.id) { &mut last_good } else { &mut rejected }.insert(known.id);
+        for entry in self.entries.values() {
+            in_force += entry.in_force.len();
+            rejected.extend(entry.rejected.iter().copied());
+            last_good.extend(entry.retained.iter().filter(|id| entry.in_force.contains_key(id)).copied());
+            for it in entry.objects.iter().filter(|it| it.has_conflict) {
+                if entry.in_force.contains_key(&it.id) { &mut last_good } else { &mut rejected }.insert(it.id);
             }
         }
         rejected.retain(|id| !last_good.contains(id));
@@ -248,22 +253,24 @@ impl Model {
     }
 
     pub(super) fn is_healthy(&self) -> bool {
-        let below = |place: &str| {
-            let prefix = format!("{place}/");
-            let texts = self.texts.iter().filter(|(name, _)| *name == place || name.starts_with(&prefix));
-            texts.map(|(_, text)| text.objects.len()).sum::<usize>()
+        let below = |path: &str| {
+            let prefix = format!("{path}/");
+            let entries = self.entries.iter().filter(|(name, _)| *name == path || name.starts_with(&prefix));
+            entries.map(|(_, entry)| entry.objects.len()).sum::<usize>()
         };
-        let is_well = |(place, missing, named): &(String, bool, bool)| {
-            *missing && (self.allow_empty || self.accepted.contains(place)) || !named && below(place) == 0
+        let is_path_healthy = |(path, missing, is_configured): &(String, bool, bool)| {
+            *missing && (self.allow_empty || self.accepted.contains(path)) || !is_configured && below(path) == 0
         };
-        let is_hidden = |name: &str| {
-            self.sight.hidden.iter().any(|(place, ..)| name == place || name.starts_with(&format!("{place}/")))
+        let is_unavailable = |name: &str| {
+            self.disk.unavailable.iter().any(|(path, ..)| name == path || name.starts_with(&format!("{path}/")))
         };
-        let text_is_well = |(name, text): (&String, &Text)| match text.state {
+        let is_entry_healthy = |(name, entry): (&String, &Entry)| match entry.state {
             State::Read | State::Missing => true,
-            State::Unreadable => is_hidden(name),
-            State::Blank | State::Without => text.objects.is_empty(),
+            State::Unreadable => is_unavailable(name),
+            State::Empty | State::NoObjects => entry.objects.is_empty(),
         };
-        self.begun && self.sight.hidden.iter().all(is_well) && self.texts.iter().all(text_is_well)
+        self.initialized
+            && self.disk.unavailable.iter().all(is_path_healthy)
+            && self.entries.iter().all(is_entry_healthy)
     }
 }

@@ -1,8 +1,8 @@
-//! What is in a journal comes back, or nothing does.
+//! Journal tests: replay restores exactly what was appended, or nothing.
 
-mod damaged;
-mod kept;
-mod shared;
+mod corruption;
+mod locking;
+mod persistence;
 
 use proptest::prelude::*;
 use prost::bytes::Bytes;
@@ -11,74 +11,74 @@ use tempfile::TempDir;
 use super::*;
 use crate::xds::fixtures::key;
 
-type State = BTreeMap<Key, Held>;
-type Changes = Vec<(Key, Option<Held>)>;
+type State = BTreeMap<Key, StoredResource>;
+type Changes = Vec<(Key, Option<StoredResource>)>;
 
-fn held(text: &str) -> Held {
-    Held { version: text.to_owned(), body: text.as_bytes().to_vec().into() }
+fn resource(text: &str) -> StoredResource {
+    StoredResource { version: text.to_owned(), body: text.as_bytes().to_vec().into() }
 }
 
 fn endpoint(name: &str) -> Key {
     key(Kind::Endpoint, name)
 }
 
-/// A directory of its own, and a journal's place in it.
-fn place() -> (TempDir, PathBuf) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("policy.cache");
-    (folder, path)
+/// A temporary directory, and the path of a journal in it.
+fn temp_path() -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("policy.cache");
+    (dir, path)
 }
 
-fn open(path: &Path) -> (Cache, Found) {
+fn open(path: &Path) -> (Cache, CacheContents) {
     Cache::open(path).unwrap()
 }
 
-/// What a journal at this place comes to.
-fn found(path: &Path) -> Found {
+/// The contents of the journal at a path.
+fn load(path: &Path) -> CacheContents {
     open(path).1
 }
 
-/// The policy at this place.
-fn state(path: &Path) -> State {
-    match found(path) {
-        Found::Policy(held, _) => held,
+/// The resources of the journal at a path.
+fn load_policy(path: &Path) -> State {
+    match load(path) {
+        CacheContents::Policy(resources, _) => resources,
         other => panic!("no policy: {other:?}"),
     }
 }
 
-fn damage(found: &Found) -> &str {
-    match found {
-        Found::Damaged(reason) => reason,
+fn damage_reason(contents: &CacheContents) -> &str {
+    match contents {
+        CacheContents::Damaged(reason) => reason,
         other => panic!("not damaged: {other:?}"),
     }
 }
 
-/// Makes changes to a state, and tells the journal.
+/// Applies changes to a state and appends them to the journal.
 fn update(cache: &mut Cache, state: &mut State, changes: Changes) {
-    for (key, held) in changes.clone() {
-        match held {
-            Some(held) => drop(state.insert(key, held)),
+    for (key, resource) in changes.clone() {
+        match resource {
+            Some(resource) => drop(state.insert(key, resource)),
             None => drop(state.remove(&key)),
         }
     }
     cache.append(changes, state).unwrap();
 }
 
-/// A journal of three updates: the states after each, and how long it was then.
+/// Writes a journal of three updates; returns the state and the length of the journal after each.
 fn three_updates(path: &Path) -> Vec<(State, usize)> {
     let (mut cache, mut state) = (open(path).0, State::new());
     let updates = [
         vec![
-            (endpoint("a"), Some(held("1"))),
-            (endpoint("b"), Some(held("2"))),
-            (key(Kind::Settings, "settings"), Some(held("one"))),
+            (endpoint("a"), Some(resource("1"))),
+            (endpoint("b"), Some(resource("2"))),
+            (key(Kind::Settings, "settings"), Some(resource("one"))),
         ],
         vec![
             (endpoint("a"), None),
-            (endpoint("c"), Some(held("3"))),
-            (key(Kind::Settings, "settings"), Some(held("two"))),
+            (endpoint("c"), Some(resource("3"))),
+            (key(Kind::Settings, "settings"), Some(resource("two"))),
         ],
-        vec![(endpoint("b"), Some(held("4"))), (key(Kind::Settings, "settings"), Some(held("three")))],
+        vec![(endpoint("b"), Some(resource("4"))), (key(Kind::Settings, "settings"), Some(resource("three")))],
     ];
     let mut states = Vec::new();
     for changes in updates {

@@ -1,4 +1,4 @@
-//! A connection to a policy server, with or without TLS. What goes wrong is said in one sentence with its cause.
+//! Connection to a policy server, with or without TLS. Errors are one line with their root cause.
 
 use std::error::Error;
 use std::io;
@@ -16,82 +16,82 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use crate::config::PolicyServer;
 use crate::xds::tls;
 
-/// The longest wait for a connection.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How often a silent connection is asked whether it lives, and how long it may take to say so.
+/// Timeout of connect and TLS handshake.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval of HTTP/2 PINGs, and the timeout of their replies.
 const KEEP_ALIVE: Duration = Duration::from_secs(4);
-/// What may be on its way: a whole policy shouldn't wait for acknowledgements of the window.
+/// HTTP/2 flow control window, bytes: large enough that a whole policy rarely waits for WINDOW_UPDATE.
 const WINDOW: u32 = 8 << 20;
-/// The type of HTTP/2's frame of settings, in the fourth byte of its head (RFC 9113 section 6.5).
+/// Type of an HTTP/2 SETTINGS frame, in the fourth byte of the frame header (RFC 9113 section 6.5).
 const SETTINGS_FRAME: u8 = 4;
-/// How a TLS server answers somebody who doesn't speak it: an alert, version 3 (RFC 8446 section 5.1).
+/// Reply of a TLS server to plaintext: content type alert, major version 3 (RFC 8446 section 5.1).
 const TLS_ALERT: [u8; 2] = [21, 3];
 
-/// Why a connection broke, in the words of the kernel or of TLS. HTTP/2 above it may say no more than that it did: whom
-/// a server doesn't let in hears of it after the handshake (RFC 8446 section 4.4.2.4), in the middle of a request.
+/// The first I/O or TLS error of a connection. HTTP/2 above may only report that the connection broke: in TLS 1.3 a
+/// client learns of a rejected certificate after its handshake (RFC 8446 section 4.4.2.4), in the middle of a request.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Breakage(Arc<OnceLock<String>>);
+pub(crate) struct RootCause(Arc<OnceLock<String>>);
 
-impl Breakage {
-    fn note<T>(&self, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+impl RootCause {
+    fn record<T>(&self, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if let Poll::Ready(Err(error)) = &outcome {
-            // The first is the cause.
-            let _ = self.0.set(in_words(&error.to_string()));
+            // Only the first error is kept: later ones are its consequences.
+            let _ = self.0.set(with_hint(&error.to_string()));
         }
         outcome
     }
 
-    /// Looks at what the server says first: HTTP/2 begins with settings (RFC 9113 section 3.4).
-    fn note_beginning(&self, said: &[u8]) {
-        let what = if said.starts_with(&TLS_ALERT) {
-            "what answers there speaks TLS: the url must begin with https://"
-        } else if said.get(3).is_some_and(|kind| *kind != SETTINGS_FRAME) {
-            "what answers there doesn't speak HTTP/2"
+    /// Checks the first bytes from the server: an HTTP/2 server sends SETTINGS first (RFC 9113 section 3.4).
+    fn check_preface(&self, received: &[u8]) {
+        let error = if received.starts_with(&TLS_ALERT) {
+            "the server expects TLS: the url must begin with https://"
+        } else if received.get(3).is_some_and(|kind| *kind != SETTINGS_FRAME) {
+            "the server doesn't speak HTTP/2"
         } else {
             return;
         };
-        let _ = self.0.set(what.to_owned());
+        let _ = self.0.set(error.to_owned());
     }
 
-    /// What went wrong, with the cause where it isn't in it.
-    pub(crate) fn explain(&self, what: String) -> String {
+    /// Appends the root cause to an error, unless it is part of it.
+    pub(crate) fn explain(&self, error: String) -> String {
         match self.0.get() {
-            Some(why) if !what.contains(why) => format!("{what}: {why}"),
-            _ => what,
+            Some(cause) if !error.contains(cause) => format!("{error}: {cause}"),
+            _ => error,
         }
     }
 }
 
-/// What TLS says when a server lets nobody in, with what to do.
-fn in_words(error: &str) -> String {
+/// Adds what to do to TLS alerts about the client's certificate.
+fn with_hint(error: &str) -> String {
     let hint = if error.contains("CertificateRequired") {
-        ": the server lets in only those who present a certificate; name one that its `tls.ca` has signed (`policy.server.cert` and \
-         `key`, or --cert and --key)"
+        ": the server requires a client certificate; configure one that its `tls.ca` has signed (`policy.server.cert` \
+         and `key`, or --cert and --key)"
     } else if error.contains("alert: UnknownCA") {
-        ": the server's `tls.ca` hasn't signed the certificate that was presented"
+        ": the client certificate isn't signed by the server's `tls.ca`"
     } else if error.contains("alert: CertificateExpired") {
-        ": the certificate that was presented has expired"
+        ": the client certificate has expired"
     } else {
         ""
     };
     format!("{error}{hint}")
 }
 
-/// Connects to the server, so that it is known later why the connection broke. Certificates are read anew each time.
-pub(crate) async fn connect_watched(server: &PolicyServer) -> Result<(Channel, Breakage), String> {
+/// Opens a channel to the server, and records the root cause if its connection breaks. Certificates are read each time.
+pub(crate) async fn open_channel(server: &PolicyServer) -> Result<(Channel, RootCause), String> {
     let uri: Uri = server.url.parse().map_err(|error| format!("{}: {error}", server.url))?;
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
     let secure = uri.scheme_str() == Some("https");
     let port = uri.port_u16().unwrap_or(if secure { 443 } else { 80 });
     let tls = if secure {
-        let own = server.cert.as_deref().zip(server.key.as_deref());
-        let config = tls::client(server.ca.as_deref(), own).map_err(|error| error.to_string())?;
-        let name = ServerName::try_from(host.clone()).map_err(|_| format!("{host} is no name for a certificate"))?;
+        let identity = server.cert.as_deref().zip(server.key.as_deref());
+        let config = tls::client_config(server.ca.as_deref(), identity).map_err(|error| error.to_string())?;
+        let name = ServerName::try_from(host.clone()).map_err(|_| format!("{host} is not a valid TLS server name"))?;
         Some((TlsConnector::from(Arc::new(config)), name))
     } else {
         None
     };
-    // TLS is done here: of an address with https, tonic would want to do it again.
+    // The connector does TLS; with an https URI tonic would do it again.
     let endpoint = Endpoint::from_static("http://policy.server")
         .origin(uri)
         .tcp_nodelay(true)
@@ -100,10 +100,10 @@ pub(crate) async fn connect_watched(server: &PolicyServer) -> Result<(Channel, B
         .keep_alive_while_idle(true)
         .initial_connection_window_size(WINDOW)
         .initial_stream_window_size(WINDOW);
-    let breakage = Breakage::default();
-    let noted = breakage.clone();
+    let root_cause = RootCause::default();
+    let recorded = root_cause.clone();
     let connector = tower::service_fn(move |_: Uri| {
-        let (host, tls, breakage) = (host.clone(), tls.clone(), noted.clone());
+        let (host, tls, root_cause) = (host.clone(), tls.clone(), recorded.clone());
         async move {
             let stream = TcpStream::connect((host.as_str(), port)).await?;
             stream.set_nodelay(true)?;
@@ -111,13 +111,13 @@ pub(crate) async fn connect_watched(server: &PolicyServer) -> Result<(Channel, B
                 None => MaybeTls::Plain(stream),
                 Some((connector, name)) => MaybeTls::Tls(Box::new(connector.connect(name, stream).await?)),
             };
-            Ok::<_, io::Error>(TokioIo::new(Watched { stream, breakage, begun: false }))
+            Ok::<_, io::Error>(TokioIo::new(RecordingStream { stream, root_cause, preface_checked: false }))
         }
     });
-    match timeout(PATIENCE, endpoint.connect_with_connector(connector)).await {
-        Ok(Ok(channel)) => Ok((channel, breakage)),
-        Ok(Err(error)) => Err(breakage.explain(chain(&error))),
-        Err(_) => Err(format!("no connection within {} s", PATIENCE.as_secs())),
+    match timeout(CONNECT_TIMEOUT, endpoint.connect_with_connector(connector)).await {
+        Ok(Ok(channel)) => Ok((channel, root_cause)),
+        Ok(Err(error)) => Err(root_cause.explain(error_chain(&error))),
+        Err(_) => Err(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs())),
     }
 }
 
@@ -127,54 +127,54 @@ enum MaybeTls {
     Tls(Box<tokio_rustls::client::TlsStream<TcpStream>>),
 }
 
-/// A stream of which is known why it broke.
-struct Watched {
+/// A stream that records why it broke.
+struct RecordingStream {
     stream: MaybeTls,
-    breakage: Breakage,
-    /// Whether the server has said anything.
-    begun: bool,
+    root_cause: RootCause,
+    /// Whether data has been received and its beginning checked.
+    preface_checked: bool,
 }
 
-mod io_of_either {
+mod recording_stream {
     use std::io::{self, ErrorKind};
     use std::pin::Pin;
     use std::task::{Context, Poll, ready};
 
     use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-    use super::{MaybeTls, Watched};
+    use super::{MaybeTls, RecordingStream};
 
-    impl Watched {
-        /// Notes why a write failed. What the other side said before it closed tells more than that it did: it is read
-        /// first, and since it has closed, there will be something to read.
+    impl RecordingStream {
+        /// Records a write error. If the server has closed the connection, its last data (a TLS alert) is read first:
+        /// that tells more than the write error. The read doesn't block: at least EOF is pending.
         fn written<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
             let closed = |error: &io::Error| matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset);
             if matches!(&outcome, Poll::Ready(Err(error)) if closed(error)) {
-                // What is read is noted there.
+                // Its error is recorded by `poll_read`.
                 let _ = ready!(Pin::new(&mut *self).poll_read(cx, &mut ReadBuf::new(&mut [0; 64])));
             }
-            self.breakage.note(outcome)
+            self.root_cause.record(outcome)
         }
     }
 
-    impl AsyncRead for Watched {
+    impl AsyncRead for RecordingStream {
         fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-            let Self { stream, breakage, begun } = self.get_mut();
+            let Self { stream, root_cause, preface_checked } = self.get_mut();
             let before = buf.filled().len();
             let outcome = match stream {
                 MaybeTls::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
                 MaybeTls::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
             };
-            let said = &buf.filled()[before..];
-            if !*begun && !said.is_empty() {
-                *begun = true;
-                breakage.note_beginning(said);
+            let received = &buf.filled()[before..];
+            if !*preface_checked && !received.is_empty() {
+                *preface_checked = true;
+                root_cause.check_preface(received);
             }
-            breakage.note(outcome)
+            root_cause.record(outcome)
         }
     }
 
-    impl AsyncWrite for Watched {
+    impl AsyncWrite for RecordingStream {
         fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
             let this = self.get_mut();
             let outcome = match &mut this.stream {
@@ -202,12 +202,12 @@ mod io_of_either {
     }
 }
 
-/// An error and its causes in one line, each once.
-pub fn chain(error: &dyn Error) -> String {
+/// An error and its sources in one line, without repetitions.
+pub fn error_chain(error: &dyn Error) -> String {
     with_causes(error.to_string(), error.source())
 }
 
-/// What went wrong and its causes in one line, each once.
+/// Appends the sources of an error to its message, without repetitions.
 pub(super) fn with_causes(mut text: String, mut cause: Option<&dyn Error>) -> String {
     while let Some(error) = cause {
         let part = error.to_string();

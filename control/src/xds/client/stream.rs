@@ -1,4 +1,4 @@
-//! One stream with a policy server, from the subscriptions to its end.
+//! A delta xDS stream: subscriptions, assembly of updates, ACKs and NACKs.
 
 use std::collections::{BTreeSet, HashMap};
 use std::error::Error;
@@ -16,33 +16,35 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Code;
 
-use super::connect::{Breakage, connect_watched, with_causes};
-use super::crowd::{Crowd, Gathered};
-use super::{Client, End, Event, Rejection};
-use crate::xds::book::{Offer, Refusal};
+use super::connect::{RootCause, open_channel, with_causes};
+use super::{Client, ClientEvent, Rejection, StreamEnd};
 use crate::xds::cache::Cache;
+use crate::xds::client::coalesce::{CoalescedUpdates, Coalescer};
 use crate::xds::resource::{INCARNATION, Kind};
+use crate::xds::store::{PolicyUpdate, StageError};
 
-/// The longest response, bytes, as `policy.proto` says. Ours sends pieces of some 64 KiB; another server may send all at once.
-const LONGEST: usize = 64 << 20;
-/// The longest wait for a server to take up the stream.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// From a server that doesn't say when an update is whole, it is when nothing more comes for so long.
-const QUIET: Duration = Duration::from_secs(1);
-/// A server that has said so before is given so long to say it again; one that never does must not be ignored for ever.
-const STALLED: Duration = Duration::from_secs(5);
-/// A first policy of which nothing is known of some kind yet would open what is closed: nobody waits for the rest of it longer
-/// than it takes to notice that the network is gone.
-const BEGUN: Duration = Duration::from_secs(10);
-/// After a refusal, what belongs to the same update is refused with it: until its settings, or so long a pause.
-const AFTERMATH: Duration = Duration::from_millis(300);
-/// How often the cache learns that it is still right.
-const CONFIRM: Duration = Duration::from_secs(5);
+/// Maximum size of a response, bytes (documented in `policy.proto`). policyd sends about 64 KiB per response; another
+/// server may send everything in one.
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
+/// Timeout for the server to accept the stream.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Without Settings, an update is complete after this idle time.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Timeout for Settings from a server that has sent some before; then the update is applied without them. Also the
+/// maximum duration of an update from a server that sends none.
+const SETTINGS_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout for the first response of each kind, before any policy is in force: an incomplete first policy would let
+/// traffic through that it should block. Not longer than it takes to detect a dead connection.
+const FIRST_POLICY_TIMEOUT: Duration = Duration::from_secs(10);
+/// After a rejected response, the rest of its update is rejected too: until its Settings, or this idle time.
+const REJECTED_IDLE_TIMEOUT: Duration = Duration::from_millis(300);
+/// Interval of confirming that the cached policy is current.
+const CONFIRM_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Kinds that every server answers. Settings are vipgate's own, and a server that knows no overlay has no nodes to tell of.
+/// Kinds that every server responds to. The others are optional: overlay nodes, the cluster, Settings.
 const KINDS: [Kind; 5] = [Kind::EgressPolicy, Kind::Vip, Kind::Endpoint, Kind::Service, Kind::Gateway];
 
-/// A response that waits for its answer.
+/// A response that is neither acknowledged nor rejected yet.
 #[derive(Debug)]
 struct Pending {
     type_url: String,
@@ -55,23 +57,24 @@ impl Pending {
     }
 }
 
-/// Follows the server until the stream ends; says why it did.
-pub(super) async fn follow(client: &mut Client) -> End {
-    let (channel, breakage) = match connect_watched(&client.server).await {
-        Ok(connected) => connected,
+/// Connects and runs the stream until it ends; returns the reason.
+pub(super) async fn run(client: &mut Client) -> StreamEnd {
+    let (channel, root_cause) = match open_channel(&client.server).await {
+        Ok(connection) => connection,
         Err(error) => return error.into(),
     };
     let (requests, outgoing) = mpsc::unbounded_channel();
     for kind in Kind::ALL {
-        // The receiver is in our hands: this can't fail.
+        // Can't fail: this function owns the receiver.
         let _ = requests.send(subscription(client, kind));
     }
-    let mut service = AggregatedDiscoveryServiceClient::new(channel).max_decoding_message_size(LONGEST);
-    let opened = timeout(PATIENCE, service.delta_aggregated_resources(UnboundedReceiverStream::new(outgoing))).await;
+    let mut service = AggregatedDiscoveryServiceClient::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let opened =
+        timeout(OPEN_TIMEOUT, service.delta_aggregated_resources(UnboundedReceiverStream::new(outgoing))).await;
     let mut responses = match opened {
         Ok(Ok(response)) => response.into_inner(),
-        Ok(Err(status)) => return ended(&status, &breakage),
-        Err(_) => return format!("connected, but no answer within {} s", PATIENCE.as_secs()).into(),
+        Ok(Err(status)) => return stream_end(&status, &root_cause),
+        Err(_) => return format!("connected, but no response within {} s", OPEN_TIMEOUT.as_secs()).into(),
     };
     client.change_status(|status| {
         status.connected = true;
@@ -83,20 +86,24 @@ pub(super) async fn follow(client: &mut Client) -> End {
         client,
         requests,
         pending: Vec::new(),
-        spoiled: None,
-        in_step: false,
-        silent: KINDS.into(),
-        crowd: Crowd::default(),
+        rejected: None,
+        in_sync: false,
+        missing_kinds: KINDS.into(),
+        coalescer: Coalescer::default(),
     };
-    let mut confirm = tokio::time::interval(CONFIRM);
+    let mut confirm = tokio::time::interval(CONFIRM_INTERVAL);
     loop {
-        let wake = stream.wake();
+        let deadline = stream.next_deadline();
         let response = tokio::select! {
             response = responses.message() => response,
-            () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {
-                let done = if stream.crowd.is_empty() { stream.pause_is_over().await } else { stream.catch_up().await };
-                if let Err(why) = done {
-                    return why.into();
+            () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                let outcome = if stream.coalescer.is_empty() {
+                    stream.on_timeout().await
+                } else {
+                    stream.flush_coalesced().await
+                };
+                if let Err(reason) = outcome {
+                    return reason.into();
                 }
                 continue;
             }
@@ -107,19 +114,19 @@ pub(super) async fn follow(client: &mut Client) -> End {
             () = stream.client.events.closed() => return "stopped".to_owned().into(),
         };
         let outcome = match response {
-            Ok(Some(response)) => stream.take(response).await,
-            Ok(None) => Err("the server has ended the stream".to_owned()),
+            Ok(Some(response)) => stream.receive(response).await,
+            Ok(None) => Err("the server closed the stream".to_owned()),
             Err(status) => {
-                let end = ended(&status, &breakage);
-                if let End::TooLarge(why) = &end {
-                    // What was sent is no policy: as refused as one that says something wrong.
-                    stream.report(why).await;
+                let end = stream_end(&status, &root_cause);
+                if let StreamEnd::TooLarge(reason) = &end {
+                    // Counts as a rejected update.
+                    stream.report(reason).await;
                 }
                 return end;
             }
         };
-        if let Err(why) = outcome {
-            return why.into();
+        if let Err(reason) = outcome {
+            return reason.into();
         }
     }
 }
@@ -127,45 +134,45 @@ pub(super) async fn follow(client: &mut Client) -> End {
 fn subscription(client: &Client, kind: Kind) -> DeltaDiscoveryRequest {
     let incarnation = Value { kind: Some(ValueKind::StringValue(format!("{:016x}", client.incarnation))) };
     let node = Node {
-        id: client.viewer.name.to_string(),
-        locality: Some(Locality { zone: client.viewer.zone.to_string(), ..Locality::default() }),
+        id: client.gateway.name.to_string(),
+        locality: Some(Locality { zone: client.gateway.zone.to_string(), ..Locality::default() }),
         metadata: Some(Struct { fields: [(INCARNATION.to_owned(), incarnation)].into() }),
         user_agent_name: "vipgate".to_owned(),
         user_agent_version_type: Some(UserAgentVersionType::UserAgentVersion(env!("CARGO_PKG_VERSION").to_owned())),
         ..Node::default()
     };
-    let known: HashMap<String, String> = client.book.versions(kind).collect();
+    let versions: HashMap<String, String> = client.store.versions(kind).collect();
     DeltaDiscoveryRequest {
         node: Some(node),
         type_url: kind.type_url().to_owned(),
-        initial_resource_versions: known,
+        initial_resource_versions: versions,
         ..DeltaDiscoveryRequest::default()
     }
 }
 
-/// Why a stream has failed.
-fn ended(status: &tonic::Status, breakage: &Breakage) -> End {
-    let why = explain(status);
+/// Classifies the error of a failed stream.
+fn stream_end(status: &tonic::Status, root_cause: &RootCause) -> StreamEnd {
+    let reason = describe_status(status);
     match status.code() {
-        Code::PermissionDenied | Code::AlreadyExists => End::Refused(why),
-        Code::OutOfRange => End::TooLarge(why),
-        _ => End::Lost(breakage.explain(why)),
+        Code::PermissionDenied | Code::AlreadyExists => StreamEnd::Denied(reason),
+        Code::OutOfRange => StreamEnd::TooLarge(reason),
+        _ => StreamEnd::Disconnected(root_cause.explain(reason)),
     }
 }
 
-/// What a failed stream says, with its cause.
-pub(crate) fn explain(status: &tonic::Status) -> String {
+/// The error message of a gRPC status, with its sources.
+pub(crate) fn describe_status(status: &tonic::Status) -> String {
     match status.code() {
         Code::Cancelled | Code::Unknown | Code::Unavailable | Code::Internal if !status.message().is_empty() => {
             with_causes(status.message().to_owned(), status.source())
         }
         Code::OutOfRange => format!(
-            "a response is too large: a gateway takes {} MiB, so the server must send it in parts ({})",
-            LONGEST >> 20,
+            "a response exceeds the limit of {} MiB: the server must split it into several responses ({})",
+            MAX_RESPONSE_BYTES >> 20,
             status.message()
         ),
         Code::PermissionDenied | Code::AlreadyExists => status.message().to_owned(),
-        Code::Unimplemented => "the server knows no delta discovery service: is it a policy server?".to_owned(),
+        Code::Unimplemented => "the server doesn't implement delta discovery: is it a policy server?".to_owned(),
         code => format!("{}: {}", code.description(), status.message()),
     }
 }
@@ -173,219 +180,219 @@ pub(crate) fn explain(status: &tonic::Status) -> String {
 struct Stream<'a> {
     client: &'a mut Client,
     requests: mpsc::UnboundedSender<DeltaDiscoveryRequest>,
-    /// Responses of the update that is coming.
+    /// Responses of the current update, with the times of their arrival.
     pending: Vec<(Pending, Instant)>,
-    /// Why the update that is coming is refused, and since when nothing of it has come.
-    spoiled: Option<(String, Instant)>,
-    /// Whether what is in force is what the server last said.
-    in_step: bool,
-    /// Kinds of which nothing has come yet.
-    silent: BTreeSet<Kind>,
-    /// What has come so soon after the last update that it waits.
-    crowd: Crowd,
+    /// Why the current update is rejected, and when its last response arrived.
+    rejected: Option<(String, Instant)>,
+    /// Whether the policy in force is the server's latest.
+    in_sync: bool,
+    /// Kinds without any response yet.
+    missing_kinds: BTreeSet<Kind>,
+    /// Responses deferred after the last update.
+    coalescer: Coalescer,
 }
 
 impl Stream<'_> {
-    /// When to do something although nothing comes.
-    fn wake(&self) -> Option<Instant> {
-        let book = &self.client.book;
-        let patience = if book.held().is_empty() && !self.silent.is_empty() {
-            BEGUN
-        } else if book.expects_settings() && book.has_staged() {
-            STALLED
+    /// The next timeout, if one is running.
+    fn next_deadline(&self) -> Option<Instant> {
+        let store = &self.client.store;
+        let idle_timeout = if store.resources().is_empty() && !self.missing_kinds.is_empty() {
+            FIRST_POLICY_TIMEOUT
+        } else if store.expects_settings() && store.has_staged() {
+            SETTINGS_TIMEOUT
         } else {
-            QUIET
+            IDLE_TIMEOUT
         };
-        let quiet = self.pending.last().map(|(_, at)| *at + patience);
-        // Who never stops to say something must not be ignored for ever, either.
-        let ceaseless = self.pending.first().filter(|_| patience == QUIET).map(|(_, at)| *at + STALLED);
-        let spoiled = self.spoiled.as_ref().map(|(_, at)| *at + AFTERMATH);
-        [quiet, ceaseless, spoiled, self.crowd.due()].into_iter().flatten().min()
+        let idle = self.pending.last().map(|(_, at)| *at + idle_timeout);
+        // A server that never pauses must not defer its update forever.
+        let total = self.pending.first().filter(|_| idle_timeout == IDLE_TIMEOUT).map(|(_, at)| *at + SETTINGS_TIMEOUT);
+        let rejected = self.rejected.as_ref().map(|(_, at)| *at + REJECTED_IDLE_TIMEOUT);
+        [idle, total, rejected, self.coalescer.deadline()].into_iter().flatten().min()
     }
 
-    async fn pause_is_over(&mut self) -> Result<(), String> {
-        if self.spoiled.take().is_some() {
+    async fn on_timeout(&mut self) -> Result<(), String> {
+        if self.rejected.take().is_some() {
             return Ok(());
         }
-        if let Some(reason) = self.client.book.miscount() {
+        if let Some(reason) = self.client.store.count_mismatch() {
             let rejection = Rejection { resource: Some("Settings settings".to_owned()), reason };
             self.reject(&rejection);
             self.report(&rejection.to_string()).await;
             return Ok(());
         }
-        tracing::warn!(
-            event = "policy_update_open",
-            "the server doesn't say that its update is whole; it is taken as it is"
-        );
-        self.offer().await
+        tracing::warn!(event = "policy_update_open", "no Settings complete the update: it is applied as received");
+        self.apply_staged().await
     }
 
-    /// Takes in a response, now or with others.
-    async fn take(&mut self, response: DeltaDiscoveryResponse) -> Result<(), String> {
-        // Without settings nobody could say where one update ends and the next begins.
+    /// Handles a response: stages it, or defers it to be coalesced.
+    async fn receive(&mut self, response: DeltaDiscoveryResponse) -> Result<(), String> {
+        // Without Settings the boundaries of updates are unknown: no coalescing.
         let is_between_updates =
-            self.pending.is_empty() && self.spoiled.is_none() && self.client.book.expects_settings();
-        if is_between_updates && self.crowd.gathers() {
-            self.in_step = false;
-            self.crowd.push(response);
+            self.pending.is_empty() && self.rejected.is_none() && self.client.store.expects_settings();
+        if is_between_updates && self.coalescer.should_defer() {
+            self.in_sync = false;
+            self.coalescer.push(response);
             return Ok(());
         }
-        self.take_now(response).await
+        self.stage(response).await
     }
 
-    /// Puts in force what has gathered: at once if that can be, else each update by itself.
-    async fn catch_up(&mut self) -> Result<(), String> {
-        let gathered = self.crowd.take();
-        if gathered.updates < 2 || !self.offer_together(&gathered).await? {
-            for response in gathered.responses {
-                self.take_now(response).await?;
+    /// Applies the deferred updates: as one, or each by itself if the coalesced update is invalid.
+    async fn flush_coalesced(&mut self) -> Result<(), String> {
+        let coalesced = self.coalescer.take_complete();
+        if coalesced.update_count < 2 || !self.apply_coalesced(&coalesced).await? {
+            for response in coalesced.responses {
+                self.stage(response).await?;
             }
         }
         Ok(())
     }
 
-    /// Offers several updates as one. When they can't be in force, nothing has changed, and nobody was told.
-    async fn offer_together(&mut self, gathered: &Gathered) -> Result<bool, String> {
-        for response in &gathered.responses {
-            if self.client.book.stage(response.clone()).is_err() {
-                self.client.book.discard();
+    /// Applies several updates as one. False: they are rejected, nothing has changed, and no NACK was sent.
+    async fn apply_coalesced(&mut self, coalesced: &CoalescedUpdates) -> Result<bool, String> {
+        for response in &coalesced.responses {
+            if self.client.store.stage(response.clone()).is_err() {
+                self.client.store.discard();
                 return Ok(false);
             }
         }
-        let is_taken = self.client.book.is_whole() && self.ask(gathered.updates).await?.is_ok();
-        if is_taken {
-            let pending = gathered.responses.iter().map(|response| (Pending::of(response), Instant::now()));
+        let is_applied = self.client.store.is_complete() && self.request_apply(coalesced.update_count).await?.is_ok();
+        if is_applied {
+            let pending = coalesced.responses.iter().map(|response| (Pending::of(response), Instant::now()));
             self.pending.extend(pending);
             self.accept();
         } else {
-            self.client.book.discard();
+            self.client.store.discard();
         }
-        Ok(is_taken)
+        Ok(is_applied)
     }
 
-    async fn take_now(&mut self, response: DeltaDiscoveryResponse) -> Result<(), String> {
+    /// Stages a response; applies the update if that completes it.
+    async fn stage(&mut self, response: DeltaDiscoveryResponse) -> Result<(), String> {
         let pending = Pending::of(&response);
-        let kind = Kind::of_url(&pending.type_url);
+        let kind = Kind::from_type_url(&pending.type_url);
         let is_settings = kind == Some(Kind::Settings);
-        kind.map(|kind| self.silent.remove(&kind));
-        self.in_step = false;
-        if let Some((why, at)) = &mut self.spoiled {
+        kind.map(|kind| self.missing_kinds.remove(&kind));
+        self.in_sync = false;
+        if let Some((reason, at)) = &mut self.rejected {
             *at = Instant::now();
-            let why = format!("part of an update that was refused: {why}");
-            answer(&self.requests, pending, Some(why));
+            let reason = format!("part of a rejected update: {reason}");
+            send_reply(&self.requests, pending, Some(reason));
             if is_settings {
-                self.spoiled = None;
+                self.rejected = None;
             }
             return Ok(());
         }
-        let staged = self.client.book.stage(response);
+        let staged = self.client.store.stage(response);
         self.pending.push((pending, Instant::now()));
-        if let Err(refusal) = staged {
-            self.refuse(&refusal, is_settings).await;
+        if let Err(error) = staged {
+            self.reject_invalid(&error, is_settings).await;
             return Ok(());
         }
-        if self.client.book.is_whole() { self.offer().await } else { Ok(()) }
+        if self.client.store.is_complete() { self.apply_staged().await } else { Ok(()) }
     }
 
-    /// Offers what has come to the gateway, and tells the server what becomes of it.
-    async fn offer(&mut self) -> Result<(), String> {
-        match self.ask(1).await? {
+    /// Has the gateway apply the staged update, and sends ACKs or NACKs.
+    async fn apply_staged(&mut self) -> Result<(), String> {
+        match self.request_apply(1).await? {
             Ok(()) => self.accept(),
             Err(rejection) => {
-                // The gateway has said so itself.
+                // No event: the gateway has reported it already.
                 self.reject(&rejection);
             }
         }
         Ok(())
     }
 
-    /// Asks the gateway to put in force what has come, which is so many updates.
-    async fn ask(&mut self, updates: u64) -> Result<Result<(), Rejection>, String> {
+    /// Sends the staged update, made of `updates` updates, to the gateway and waits for the outcome.
+    async fn request_apply(&mut self, updates: u64) -> Result<Result<(), Rejection>, String> {
         let stopped = "stopped";
-        let offer = Offer { updates, ..self.client.book.offer(&self.client.viewer) };
+        let update = PolicyUpdate { update_count: updates, ..self.client.store.update_for(&self.client.gateway) };
         let (sender, receiver) = oneshot::channel();
-        self.client.events.send(Event::Offer(Box::new(offer), sender)).await.map_err(|_| stopped)?;
+        self.client.events.send(ClientEvent::Update(Box::new(update), sender)).await.map_err(|_| stopped)?;
         let outcome = receiver.await.map_err(|_| stopped)?;
-        self.crowd.begin();
+        self.coalescer.start_interval();
         Ok(outcome)
     }
 
+    /// Commits the applied update, writes it to the cache and sends the ACKs.
     fn accept(&mut self) {
         let client = &mut *self.client;
-        let changed = client.book.commit();
-        // Before it is acknowledged: what the server knows to be in force is so after a restart as well.
-        let known = client.status.load().cache_error.clone();
+        let changed = client.store.commit();
+        // Written before the ACK: an acknowledged update must be in force after a restart, too.
+        let previous_error = client.status.load().cache_error.clone();
         let cache_error = match &mut client.cache {
-            None => known.clone(),
+            None => previous_error.clone(),
             Some(cache) => {
-                let cached = cache.append(changed, client.book.held());
-                cached.err().map(|error| format!("{}: {error}", client.server.cache.display()))
+                let appended = cache.append(changed, client.store.resources());
+                appended.err().map(|error| format!("{}: {error}", client.server.cache.display()))
             }
         };
-        if let Some(error) = cache_error.as_ref().filter(|error| known.as_ref() != Some(error)) {
+        if let Some(error) = cache_error.as_ref().filter(|error| previous_error.as_ref() != Some(error)) {
             tracing::error!(event = "policy_cache_failed", error, "the policy cache can't be written");
         }
         client.change_status(|status| {
-            status.known_at = Some(SystemTime::now());
+            status.confirmed_at = Some(SystemTime::now());
             status.cache_error = cache_error;
         });
-        self.in_step = true;
+        self.in_sync = true;
         for (pending, _) in self.pending.drain(..) {
-            answer(&self.requests, pending, None);
+            send_reply(&self.requests, pending, None);
         }
     }
 
-    /// The gateway won't have it.
+    /// The update was rejected: NACK for all its responses.
     fn reject(&mut self, rejection: &Rejection) {
-        self.client.book.discard();
+        self.client.store.discard();
         for (pending, _) in self.pending.drain(..) {
-            answer(&self.requests, pending, Some(rejection.to_string()));
+            send_reply(&self.requests, pending, Some(rejection.to_string()));
         }
     }
 
-    /// A response can't even be read: the update that it belongs to is refused.
-    async fn refuse(&mut self, refusal: &Refusal, is_last: bool) {
-        let why = refusal.to_string();
-        self.client.book.discard();
-        let at_fault = self.pending.pop();
+    /// The last pending response is invalid: NACK for it and for the rest of its update.
+    async fn reject_invalid(&mut self, error: &StageError, is_last: bool) {
+        let reason = error.to_string();
+        self.client.store.discard();
+        let invalid = self.pending.pop();
         for (pending, _) in self.pending.drain(..) {
-            answer(&self.requests, pending, Some(format!("part of an update that was refused: {why}")));
+            send_reply(&self.requests, pending, Some(format!("part of a rejected update: {reason}")));
         }
-        if let Some((pending, _)) = at_fault {
-            answer(&self.requests, pending, Some(why.clone()));
+        if let Some((pending, _)) = invalid {
+            send_reply(&self.requests, pending, Some(reason.clone()));
         }
-        // From a server that uses settings, more of the same update comes; from others, each response stands alone.
-        if !is_last && self.client.book.expects_settings() {
-            self.spoiled = Some((why.clone(), Instant::now()));
+        // With Settings, more responses of the same update follow; without, each response is an update of its own.
+        if !is_last && self.client.store.expects_settings() {
+            self.rejected = Some((reason.clone(), Instant::now()));
         }
-        self.report(&why).await;
+        self.report(&reason).await;
     }
 
-    async fn report(&self, why: &str) {
-        // Nobody listens any more: the stream ends in a moment.
-        let _ = self.client.events.send(Event::Refused(why.to_owned())).await;
+    async fn report(&self, reason: &str) {
+        // Fails if the receiver is gone; then the stream ends anyway.
+        let _ = self.client.events.send(ClientEvent::Rejected(reason.to_owned())).await;
     }
 
-    /// The connection lives: what is in force is what the server says.
+    /// The stream is alive and in sync: confirms the policy in force.
     fn confirm(&self) {
-        if !self.in_step || !self.pending.is_empty() {
+        if !self.in_sync || !self.pending.is_empty() {
             return;
         }
-        // A cache that can't be written was complained about when it was.
+        // Write errors of the cache are reported by `accept`.
         let _ = self.client.cache.as_ref().map(Cache::confirm);
-        self.client.change_status(|status| status.known_at = Some(SystemTime::now()));
+        self.client.change_status(|status| status.confirmed_at = Some(SystemTime::now()));
     }
 }
 
-/// ACK, or NACK with the reason.
-fn answer(requests: &mpsc::UnboundedSender<DeltaDiscoveryRequest>, pending: Pending, why: Option<String>) {
-    let error_detail = why.map(|message| Status { code: Code::InvalidArgument.into(), message, details: Vec::new() });
+/// Sends an ACK, or a NACK with the reason.
+fn send_reply(requests: &mpsc::UnboundedSender<DeltaDiscoveryRequest>, pending: Pending, reason: Option<String>) {
+    let error_detail =
+        reason.map(|message| Status { code: Code::InvalidArgument.into(), message, details: Vec::new() });
     let request = DeltaDiscoveryRequest {
         type_url: pending.type_url,
         response_nonce: pending.nonce,
         error_detail,
         ..DeltaDiscoveryRequest::default()
     };
-    // The stream may have ended meanwhile; then there is nobody to tell.
+    // Fails if the stream has ended meanwhile.
     let _ = requests.send(request);
 }

@@ -1,13 +1,13 @@
-//! Against a server in this process that says and hears what each test wants.
+//! Client tests against a scripted server in the same process.
 
-mod cached;
-mod crowds;
-mod follows;
+mod coalescing;
+mod connection_errors;
 mod large;
-mod refuses;
-mod returns;
+mod reconnects;
+mod rejections;
+mod restart;
 mod server;
-mod unreachable;
+mod updates;
 
 use std::path::Path;
 
@@ -16,119 +16,120 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-use self::server::{Server, Talk};
+use self::server::{Server, ServerStream};
 use super::*;
-use crate::policy::Viewer;
-use crate::xds::fixtures::{Told, deal, ip, key, response, responses};
+use crate::xds::fixtures::{ServerPolicy, ip, key, response, responses, sample_placement};
 use crate::xds::resource::Kind;
+use vipgate_policy::compiler::GatewayLocality;
 
-/// Far more than anything takes on a slow machine.
-const LONG: Duration = Duration::from_secs(20);
-/// So long nothing happens where nothing should.
-const SILENCE: Duration = Duration::from_millis(200);
+/// Timeout of each step, with a margin for slow machines.
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a test checks that nothing happens.
+const QUIET_PERIOD: Duration = Duration::from_millis(200);
 
-/// The gateway, which is where its configuration says.
-fn viewer() -> Viewer {
-    Viewer { name: "g1".into(), node: "n1".into(), zone: "z1".into(), ..Viewer::default() }
+/// The gateway with its configured node and zone.
+fn gateway_locality() -> GatewayLocality {
+    GatewayLocality { name: "g1".into(), node: "n1".into(), zone: "z1".into(), ..GatewayLocality::default() }
 }
 
-/// A gateway that follows a server and answers as the test wants.
+/// A running client; the test takes the part of the gateway.
 struct Gateway {
-    events: mpsc::Receiver<Event>,
+    events: mpsc::Receiver<ClientEvent>,
     status: Arc<ArcSwap<ServerStatus>>,
     task: JoinHandle<()>,
 }
 
-/// A server at this port, and a cache in this directory.
-fn plain(port: u16, folder: &Path) -> PolicyServer {
-    let cache = folder.join("policy.cache");
+/// Configuration of a server at this port without TLS, with the cache in this directory.
+fn plain_server(port: u16, dir: &Path) -> PolicyServer {
+    let cache = dir.join("policy.cache");
     PolicyServer { url: format!("http://127.0.0.1:{port}"), ca: None, cert: None, key: None, cache }
 }
 
 impl Gateway {
-    /// One that follows, and what its cache knew.
-    fn start(server: PolicyServer) -> (Self, Option<Offer>) {
+    /// Starts a client; returns the cached policy, too.
+    fn start(server: PolicyServer) -> (Self, Option<PolicyUpdate>) {
         let (sender, events) = mpsc::channel(4);
-        let (client, offer) = Client::open(viewer(), server, sender);
+        let (client, cached) = Client::open(gateway_locality(), server, sender);
         let status = client.status();
-        (Self { events, status, task: tokio::spawn(client.run()) }, offer)
+        (Self { events, status, task: tokio::spawn(client.run()) }, cached)
     }
 
-    async fn event(&mut self) -> Event {
-        timeout(LONG, self.events.recv()).await.expect("an event in time").expect("the client lives")
+    async fn event(&mut self) -> ClientEvent {
+        timeout(TEST_TIMEOUT, self.events.recv()).await.expect("an event in time").expect("the client runs")
     }
 
-    async fn offer(&mut self) -> (Offer, Answer) {
+    async fn next_update(&mut self) -> (PolicyUpdate, UpdateReply) {
         match self.event().await {
-            Event::Offer(offer, answer) => (*offer, answer),
-            Event::Refused(reason) => panic!("refused: {reason}"),
+            ClientEvent::Update(update, reply) => (*update, reply),
+            ClientEvent::Rejected(reason) => panic!("rejected: {reason}"),
         }
     }
 
-    /// Puts the next offer in force.
-    async fn takes(&mut self) -> Offer {
-        let (offer, answer) = self.offer().await;
-        answer.send(Ok(())).unwrap();
-        offer
+    /// Receives the next update and replies that it is in force.
+    async fn apply_next(&mut self) -> PolicyUpdate {
+        let (update, reply) = self.next_update().await;
+        reply.send(Ok(())).unwrap();
+        update
     }
 
-    async fn refused(&mut self) -> String {
+    async fn next_rejection(&mut self) -> String {
         match self.event().await {
-            Event::Refused(reason) => reason,
-            Event::Offer(offer, _) => panic!("an offer: {offer:?}"),
+            ClientEvent::Rejected(reason) => reason,
+            ClientEvent::Update(update, _) => panic!("an update: {update:?}"),
         }
     }
 
-    async fn hears_nothing_for(&mut self, long: Duration) -> bool {
-        timeout(long, self.events.recv()).await.is_err()
+    async fn receives_nothing_for(&mut self, duration: Duration) -> bool {
+        timeout(duration, self.events.recv()).await.is_err()
     }
 
-    /// Waits for a status.
-    async fn is(&self, what: impl Fn(&ServerStatus) -> bool) -> ServerStatus {
+    /// Waits until the status meets a condition.
+    async fn wait_for_status(&self, condition: impl Fn(&ServerStatus) -> bool) -> ServerStatus {
         let wait = async {
             loop {
                 let status = self.status.load_full();
-                if what(&status) {
+                if condition(&status) {
                     return (*status).clone();
                 }
                 sleep(Duration::from_millis(5)).await;
             }
         };
-        timeout(LONG, wait).await.expect("a status in time")
+        timeout(TEST_TIMEOUT, wait).await.expect("a status in time")
     }
 
-    /// Ends, and leaves its cache to others.
+    /// Stops the client, which unlocks its cache.
     async fn stop(self) {
         drop(self.events);
-        timeout(LONG, self.task).await.expect("it ends").unwrap();
+        timeout(TEST_TIMEOUT, self.task).await.expect("it ends").unwrap();
     }
 }
 
-/// A gateway that has put in force what a server has.
+/// A connected client and server.
 struct Pair {
     gateway: Gateway,
     server: Server,
-    talk: Talk,
-    folder: TempDir,
+    stream: ServerStream,
+    dir: TempDir,
 }
 
 impl Pair {
-    /// That has nothing yet.
+    /// Without any policy.
     async fn new() -> Self {
-        let (folder, mut server) = (tempfile::tempdir().unwrap(), Server::start());
-        let (gateway, offer) = Gateway::start(plain(server.port, folder.path()));
-        assert!(offer.is_none());
-        let mut talk = server.talk().await;
-        talk.subscriptions().await;
-        Self { gateway, server, talk, folder }
+        let (dir, mut server) = (tempfile::tempdir().unwrap(), Server::start());
+        let (gateway, cached) = Gateway::start(plain_server(server.port, dir.path()));
+        assert!(cached.is_none());
+        let mut stream = server.accept_stream().await;
+        stream.subscriptions().await;
+        Self { gateway, server, stream, dir }
     }
 
-    async fn with(told: &Told) -> Self {
+    /// With the server's policy in force.
+    async fn synced(policy: &ServerPolicy) -> Self {
         let mut pair = Self::new().await;
-        pair.talk.tell(told, &Told::default()).await;
-        pair.gateway.takes().await;
+        pair.stream.send_diff(policy, &ServerPolicy::default()).await;
+        pair.gateway.apply_next().await;
         for _ in Kind::ALL {
-            pair.talk.accepted().await;
+            pair.stream.expect_ack().await;
         }
         pair
     }

@@ -1,5 +1,5 @@
-//! Resources to what they mean. Nothing that a server sends is believed: what can't be is refused with its field and a
-//! reason, and behind here nothing checks a single resource again.
+//! Decodes and validates resources. Servers are not trusted: an invalid resource is rejected with the field and the
+//! reason. A decoded resource needs no further checks of its own.
 
 mod service;
 
@@ -12,26 +12,26 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use prost::Message;
 use thiserror::Error;
-use vipgate_dataplane::snapshot::build::MOST_RANGES;
-use vipgate_dataplane::snapshot::spec::{
-    AddressSelection, Announce, BlockSet, EgressSpec, EndpointSpec, Limits, NodeSpec, OnExhaustion, ShareSpec, VipSpec,
+use vipgate_dataplane::policy::limits::MAX_CLUSTER_PREFIXES;
+use vipgate_dataplane::policy::spec::{
+    AddressSelection, Announce, BlockSet, EgressSpec, EndpointSpec, Limits, NodeSpec, OnExhaustion, ShardSpec, VipSpec,
 };
 
 use vipgate_dataplane::wire::ethernet;
 
 use super::super::proto;
-use super::{CLUSTER, Kind, SETTINGS, shown};
-use crate::manifest::{Uncovered, unusable_address};
-use crate::policy::{Cluster, DealtService, MOST_BACKUPS, Peer};
+use super::{CLUSTER, Kind, SETTINGS, printable};
+use vipgate_policy::compiler::{Cluster, MAX_BACKUPS, Peer, PlacedService};
+use vipgate_policy::manifest::{UncoveredAction, unusable_address};
 
-/// VIPs of one endpoint, prefixes of one policy, shares of one VIP: more is a mistake, or an attack.
-const MOST_PARTS: usize = 4096;
-/// The longest name of a resource, bytes: kind, namespace and name as Kubernetes allows them, and to spare.
-const LONGEST_NAME: usize = 1024;
-/// The longest text for people, bytes: a VIP that many Services share names them all.
-const LONGEST_TEXT: usize = 64 << 10;
+/// Maximum number of entries of a list: VIPs of an endpoint, prefixes of a policy, shards of a VIP.
+const MAX_ENTRIES: usize = 4096;
+/// Maximum length of a resource name, bytes: more than kind, namespace and name of a Kubernetes object need.
+const MAX_NAME_BYTES: usize = 1024;
+/// Maximum length of other texts, bytes: a VIP lists all Services that share it.
+const MAX_TEXT_BYTES: usize = 64 << 10;
 
-/// What a resource means.
+/// A decoded resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decoded {
     /// An egress policy.
@@ -41,49 +41,49 @@ pub enum Decoded {
     /// An endpoint.
     Endpoint(EndpointSpec),
     /// A Service.
-    Service(DealtService),
+    Service(PlacedService),
     /// A gateway.
     Gateway(Peer),
     /// A node of the overlay network.
     OverlayNode(NodeSpec),
-    /// The cluster's own addresses.
+    /// The cluster's own prefixes.
     Cluster(Cluster),
-    /// The settings.
+    /// The Settings.
     Settings(proto::Settings),
 }
 
-/// Why a resource means nothing.
+/// Why a resource is invalid.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum Fault {
-    /// It is none of the messages that its type names.
-    #[error("is no {kind}: {error}")]
+pub enum ResourceError {
+    /// The body is not a protobuf message of its type.
+    #[error("is not a valid {kind}: {error}")]
     Message {
         /// The message's name.
         kind: &'static str,
-        /// What is wrong.
+        /// The protobuf error.
         error: prost::DecodeError,
     },
-    /// A field can't be what it is.
+    /// A field has an invalid value.
     #[error("{field}: {reason}")]
     Field {
-        /// Which field.
+        /// Path of the field.
         field: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
 }
 
-fn fault(field: impl Into<String>, reason: impl Into<String>) -> Fault {
-    Fault::Field { field: field.into(), reason: shown(&reason.into()) }
+fn field_error(field: impl Into<String>, reason: impl Into<String>) -> ResourceError {
+    ResourceError::Field { field: field.into(), reason: printable(&reason.into()) }
 }
 
-/// Reads a resource of a kind under its name.
+/// Decodes the body of a resource with this kind and name.
 ///
 /// # Errors
-/// When it isn't one.
-pub fn decode(kind: Kind, name: &str, body: &[u8]) -> Result<Decoded, Fault> {
-    if name.len() > LONGEST_NAME {
-        return Err(fault("name", format!("has {} bytes, at most {LONGEST_NAME} are read", name.len())));
+/// If it is invalid.
+pub fn decode(kind: Kind, name: &str, body: &[u8]) -> Result<Decoded, ResourceError> {
+    if name.len() > MAX_NAME_BYTES {
+        return Err(field_error("name", format!("has {} bytes, the maximum is {MAX_NAME_BYTES}", name.len())));
     }
     match kind {
         Kind::EgressPolicy => egress_policy(name, &message(kind, body)?).map(Decoded::EgressPolicy),
@@ -94,198 +94,204 @@ pub fn decode(kind: Kind, name: &str, body: &[u8]) -> Result<Decoded, Fault> {
         Kind::OverlayNode => overlay_node(name, &message(kind, body)?).map(Decoded::OverlayNode),
         Kind::Cluster => cluster(name, &message(kind, body)?).map(Decoded::Cluster),
         Kind::Settings => {
-            same(SETTINGS, "name", name)?;
+            check_key(SETTINGS, "name", name)?;
             let settings: proto::Settings = message(kind, body)?;
-            text("version", &settings.version)?;
+            parse_text("version", &settings.version)?;
             Ok(Decoded::Settings(settings))
         }
     }
 }
 
-fn message<M: Message + Default>(kind: Kind, body: &[u8]) -> Result<M, Fault> {
-    M::decode(body).map_err(|error| Fault::Message { kind: kind.name(), error })
+fn message<M: Message + Default>(kind: Kind, body: &[u8]) -> Result<M, ResourceError> {
+    M::decode(body).map_err(|error| ResourceError::Message { kind: kind.name(), error })
 }
 
-/// A resource's name is that of what is in it.
-fn same(own: &str, field: &str, name: &str) -> Result<(), Fault> {
-    if own == name { Ok(()) } else { Err(fault(field, format!("is `{own}`, but the resource's name is `{name}`"))) }
+/// Checks that the key field of a message equals the resource's name.
+fn check_key(value: &str, field: &str, name: &str) -> Result<(), ResourceError> {
+    if value == name {
+        Ok(())
+    } else {
+        Err(field_error(field, format!("is `{value}`, but the resource's name is `{name}`")))
+    }
 }
 
-/// The same for resources that have nothing but a name.
-fn named(own: &str, name: &str) -> Result<(), Fault> {
-    same(own, "name", name)?;
-    if name.is_empty() { Err(fault("name", "is empty")) } else { Ok(()) }
+/// Checks the key field `name`: equal to the resource's name, and not empty.
+fn check_name(value: &str, name: &str) -> Result<(), ResourceError> {
+    check_key(value, "name", name)?;
+    if name.is_empty() { Err(field_error("name", "is empty")) } else { Ok(()) }
 }
 
-fn few<T>(parts: &[T], field: &str) -> Result<(), Fault> {
-    at_most(parts, field, MOST_PARTS)
+fn check_entry_count<T>(entries: &[T], field: &str) -> Result<(), ResourceError> {
+    check_len(entries, field, MAX_ENTRIES)
 }
 
-fn at_most<T>(parts: &[T], field: &str, most: usize) -> Result<(), Fault> {
-    if parts.len() <= most {
+fn check_len<T>(entries: &[T], field: &str, max: usize) -> Result<(), ResourceError> {
+    if entries.len() <= max {
         return Ok(());
     }
-    Err(fault(field, format!("has {} entries, at most {most} are read", parts.len())))
+    Err(field_error(field, format!("has {} entries, the maximum is {max}", entries.len())))
 }
 
-fn egress_policy(name: &str, message: &proto::EgressPolicy) -> Result<EgressSpec, Fault> {
-    named(&message.name, name)?;
-    few(&message.destinations, "destinations")?;
-    few(&message.excluded, "excluded")?;
+fn egress_policy(name: &str, message: &proto::EgressPolicy) -> Result<EgressSpec, ResourceError> {
+    check_name(&message.name, name)?;
+    check_entry_count(&message.destinations, "destinations")?;
+    check_entry_count(&message.excluded, "excluded")?;
     let limits = Limits {
-        sessions: limit(message.sessions),
-        new_sessions_per_second: limit(message.new_sessions_per_second),
-        guaranteed_ports: limit(message.guaranteed_ports),
+        sessions: parse_limit(message.sessions),
+        new_sessions_per_second: parse_limit(message.new_sessions_per_second),
+        guaranteed_ports: parse_limit(message.guaranteed_ports),
     };
     Ok(EgressSpec {
-        name: text("name", name)?,
-        destinations: nets("destinations", &message.destinations)?,
-        excluded: nets("excluded", &message.excluded)?,
-        address_selection: match known("address_selection", message.address_selection)? {
+        name: parse_text("name", name)?,
+        destinations: parse_prefixes("destinations", &message.destinations)?,
+        excluded: parse_prefixes("excluded", &message.excluded)?,
+        address_selection: match parse_enum("address_selection", message.address_selection)? {
             proto::AddressSelection::PerEndpoint => AddressSelection::PerEndpoint,
             proto::AddressSelection::PerConnection => AddressSelection::PerConnection,
         },
         limits,
-        on_exhaustion: match known("on_exhaustion", message.on_exhaustion)? {
+        on_exhaustion: match parse_enum("on_exhaustion", message.on_exhaustion)? {
             proto::OnExhaustion::Reject => OnExhaustion::Reject,
             proto::OnExhaustion::Drop => OnExhaustion::Drop,
         },
     })
 }
 
-fn limit(number: u32) -> Option<u32> {
+/// 0: no limit.
+fn parse_limit(number: u32) -> Option<u32> {
     NonZeroU32::new(number).map(NonZeroU32::get)
 }
 
-fn known<E: TryFrom<i32>>(field: &str, number: i32) -> Result<E, Fault> {
-    E::try_from(number).map_err(|_| fault(field, format!("{number} is unknown to this version")))
+/// Decodes a protobuf enum.
+fn parse_enum<E: TryFrom<i32>>(field: &str, number: i32) -> Result<E, ResourceError> {
+    E::try_from(number).map_err(|_| field_error(field, format!("{number} is unknown to this version")))
 }
 
-fn nets(field: &str, texts: &[String]) -> Result<Vec<IpNet>, Fault> {
+fn parse_prefixes(field: &str, texts: &[String]) -> Result<Vec<IpNet>, ResourceError> {
     let net = |(i, text): (usize, &String)| {
-        let net =
-            IpNet::from_str(text).map_err(|_| fault(format!("{field}[{i}]"), format!("`{text}` is no prefix")))?;
+        let net = IpNet::from_str(text)
+            .map_err(|_| field_error(format!("{field}[{i}]"), format!("`{text}` is not a prefix")))?;
         if net.trunc() == net {
             return Ok(net);
         }
-        Err(fault(format!("{field}[{i}]"), format!("{text} has bits set beyond its prefix length")))
+        Err(field_error(format!("{field}[{i}]"), format!("{text} has bits set beyond its prefix length")))
     };
     texts.iter().enumerate().map(net).collect()
 }
 
-fn address(field: &str, text: &str) -> Result<IpAddr, Fault> {
-    let parsed = IpAddr::from_str(text).map_err(|_| fault(field, format!("`{text}` is no address")))?;
+fn parse_address(field: &str, text: &str) -> Result<IpAddr, ResourceError> {
+    let parsed = IpAddr::from_str(text).map_err(|_| field_error(field, format!("`{text}` is not an address")))?;
     if parsed.to_string() != text {
-        return Err(fault(field, format!("`{text}` is not in canonical form, which is `{parsed}`")));
+        return Err(field_error(field, format!("`{text}` is not in canonical form, which is `{parsed}`")));
     }
     match unusable_address(parsed) {
-        Some(what) => Err(fault(field, format!("{parsed} is {what}"))),
+        Some(reason) => Err(field_error(field, format!("{parsed} is {reason}"))),
         None => Ok(parsed),
     }
 }
 
-fn vip(name: &str, message: &proto::Vip) -> Result<VipSpec, Fault> {
-    same(&message.address, "address", name)?;
-    few(&message.shares, "shares")?;
+fn vip(name: &str, message: &proto::Vip) -> Result<VipSpec, ResourceError> {
+    check_key(&message.address, "address", name)?;
+    check_entry_count(&message.shares, "shares")?;
     let mut reserved_ports: Vec<u16> = Vec::new();
     for (i, &number) in message.reserved_ports.iter().enumerate() {
         let field = || format!("reserved_ports[{i}]");
         let port = u16::try_from(number).ok().filter(|port| *port > 0);
-        let port = port.ok_or_else(|| fault(field(), format!("{number} is no port")))?;
-        if reserved_ports.last().is_some_and(|before| *before >= port) {
-            return Err(fault(field(), format!("{port} is not above the one before it")));
+        let port = port.ok_or_else(|| field_error(field(), format!("{number} is not a port")))?;
+        if reserved_ports.last().is_some_and(|previous| *previous >= port) {
+            return Err(field_error(field(), format!("{port} is not in ascending order")));
         }
         reserved_ports.push(port);
     }
     Ok(VipSpec {
-        address: address("address", &message.address)?,
-        name: text("name", &message.name)?,
-        announce: match known("announce", message.announce)? {
+        address: parse_address("address", &message.address)?,
+        name: parse_text("name", &message.name)?,
+        announce: match parse_enum("announce", message.announce)? {
             proto::Announce::L2 => Announce::L2,
             proto::Announce::Bgp => Announce::Bgp,
         },
         reserved_ports,
-        shares: shares(&message.shares)?,
+        shards: shards(&message.shares)?,
     })
 }
 
-fn shares(messages: &[proto::Share]) -> Result<Vec<ShareSpec>, Fault> {
-    let mut shares: Vec<ShareSpec> = Vec::with_capacity(messages.len());
-    for (i, share) in messages.iter().enumerate() {
+fn shards(messages: &[proto::Share]) -> Result<Vec<ShardSpec>, ResourceError> {
+    let mut shards: Vec<ShardSpec> = Vec::with_capacity(messages.len());
+    for (i, shard) in messages.iter().enumerate() {
         let field = |name: &str| format!("shares[{i}].{name}");
-        if share.gateway.is_empty() || shares.iter().any(|known| *known.gateway == *share.gateway) {
-            return Err(fault(field("gateway"), format!("`{}` is empty or there already", share.gateway)));
+        if shard.gateway.is_empty() || shards.iter().any(|other| *other.gateway == *shard.gateway) {
+            return Err(field_error(field("gateway"), format!("`{}` is empty or a duplicate", shard.gateway)));
         }
-        let blocks = match share.blocks.len() {
+        let blocks = match shard.blocks.len() {
             0 => None,
-            length => Some(share.blocks.as_slice().try_into().map_err(|_| {
-                fault(field("blocks"), format!("has {length} bytes, expected {} or none", BlockSet::BYTES))
+            length => Some(shard.blocks.as_slice().try_into().map_err(|_| {
+                field_error(field("blocks"), format!("has {length} bytes, expected {} or none", BlockSet::BYTES))
             })?),
         };
-        shares.push(ShareSpec {
-            gateway: text(&field("gateway"), &share.gateway)?,
+        shards.push(ShardSpec {
+            gateway: parse_text(&field("gateway"), &shard.gateway)?,
             blocks: blocks.map(|bytes| Arc::new(BlockSet::from_bytes(bytes))),
-            backups: backups(share, &field("backups"))?,
+            backups: backups(shard, &field("backups"))?,
         });
     }
-    Ok(shares)
+    Ok(shards)
 }
 
-fn backups(share: &proto::Share, field: &str) -> Result<Vec<Arc<str>>, Fault> {
-    at_most(&share.backups, field, MOST_BACKUPS)?;
-    let mut backups: Vec<Arc<str>> = Vec::with_capacity(share.backups.len());
-    for (i, name) in share.backups.iter().enumerate() {
+fn backups(shard: &proto::Share, field: &str) -> Result<Vec<Arc<str>>, ResourceError> {
+    check_len(&shard.backups, field, MAX_BACKUPS)?;
+    let mut backups: Vec<Arc<str>> = Vec::with_capacity(shard.backups.len());
+    for (i, name) in shard.backups.iter().enumerate() {
         let field = format!("{field}[{i}]");
-        if name.is_empty() || *name == share.gateway || backups.iter().any(|known| **known == **name) {
-            return Err(fault(field, format!("`{name}` is empty, the share's own gateway, or there already")));
+        if name.is_empty() || *name == shard.gateway || backups.iter().any(|other| **other == **name) {
+            return Err(field_error(field, format!("`{name}` is empty, the shard's own gateway, or a duplicate")));
         }
-        backups.push(text(&field, name)?);
+        backups.push(parse_text(&field, name)?);
     }
     Ok(backups)
 }
 
-fn endpoint(name: &str, message: &proto::Endpoint) -> Result<EndpointSpec, Fault> {
-    same(&message.address, "address", name)?;
-    few(&message.vips, "vips")?;
-    let own = address("address", &message.address)?;
+fn endpoint(name: &str, message: &proto::Endpoint) -> Result<EndpointSpec, ResourceError> {
+    check_key(&message.address, "address", name)?;
+    check_entry_count(&message.vips, "vips")?;
+    let own = parse_address("address", &message.address)?;
     let mut vips = Vec::with_capacity(message.vips.len());
     for (i, vip) in message.vips.iter().enumerate() {
         let field = format!("vips[{i}]");
-        let vip = address(&field, vip)?;
+        let vip = parse_address(&field, vip)?;
         if vip.is_ipv4() != own.is_ipv4() {
-            return Err(fault(field, format!("{vip} is of another address family than {own}")));
+            return Err(field_error(field, format!("{vip} is of another address family than {own}")));
         }
         if vips.contains(&vip) {
-            return Err(fault(field, format!("{vip} is in the list already")));
+            return Err(field_error(field, format!("{vip} is a duplicate")));
         }
         vips.push(vip);
     }
-    let policy = text("policy", &message.policy)?;
-    let gateway = (!message.gateway.is_empty()).then(|| text("gateway", &message.gateway)).transpose()?;
-    few(&message.remarks, "remarks")?;
-    let remarks = message.remarks.iter().enumerate().map(|(i, remark)| text(&format!("remarks[{i}]"), remark));
+    let policy = parse_text("policy", &message.policy)?;
+    let gateway = (!message.gateway.is_empty()).then(|| parse_text("gateway", &message.gateway)).transpose()?;
+    check_entry_count(&message.remarks, "remarks")?;
+    let remarks = message.remarks.iter().enumerate().map(|(i, remark)| parse_text(&format!("remarks[{i}]"), remark));
     let remarks = remarks.collect::<Result<_, _>>()?;
-    Ok(EndpointSpec { address: own, name: text("name", &message.name)?, policy, vips, gateway, remarks })
+    Ok(EndpointSpec { address: own, name: parse_text("name", &message.name)?, policy, vips, gateway, remarks })
 }
 
-fn gateway(name: &str, message: &proto::Gateway) -> Result<Peer, Fault> {
-    named(&message.name, name)?;
+fn gateway(name: &str, message: &proto::Gateway) -> Result<Peer, ResourceError> {
+    check_name(&message.name, name)?;
     let peer_address = match message.peer_address.as_str() {
         "" => None,
-        text => Some(address("peer_address", text)?),
+        text => Some(parse_address("peer_address", text)?),
     };
     Ok(Peer {
-        name: text("name", name)?,
-        node: text("node", &message.node)?,
-        zone: text("zone", &message.zone)?,
+        name: parse_text("name", name)?,
+        node: parse_text("node", &message.node)?,
+        zone: parse_text("zone", &message.zone)?,
         address: peer_address,
         pods: ranges("pod_cidrs", &message.pod_cidrs)?.into_iter().collect(),
         uncovered: uncovered(message.uncovered)?,
     })
 }
 
-fn cluster(name: &str, message: &proto::Cluster) -> Result<Cluster, Fault> {
-    same(CLUSTER, "name", name)?;
+fn cluster(name: &str, message: &proto::Cluster) -> Result<Cluster, ResourceError> {
+    check_key(CLUSTER, "name", name)?;
     Ok(Cluster {
         pods: ranges("pod_cidrs", &message.pod_cidrs)?,
         services: ranges("service_cidrs", &message.service_cidrs)?,
@@ -294,52 +300,52 @@ fn cluster(name: &str, message: &proto::Cluster) -> Result<Cluster, Fault> {
     })
 }
 
-/// Prefixes of the cluster's own addresses.
-fn ranges(field: &str, texts: &[String]) -> Result<BTreeSet<IpNet>, Fault> {
-    at_most(texts, field, MOST_RANGES)?;
+/// The cluster's own prefixes.
+fn ranges(field: &str, texts: &[String]) -> Result<BTreeSet<IpNet>, ResourceError> {
+    check_len(texts, field, MAX_CLUSTER_PREFIXES)?;
     let mut ranges = BTreeSet::new();
-    for (i, net) in nets(field, texts)?.into_iter().enumerate() {
+    for (i, net) in parse_prefixes(field, texts)?.into_iter().enumerate() {
         let field = || format!("{field}[{i}]");
         if net.prefix_len() == 0 {
-            return Err(fault(field(), format!("{net} holds every address: nothing would be outside")));
+            return Err(field_error(field(), format!("{net} covers every address: nothing would be outside")));
         }
         if !ranges.insert(net) {
-            return Err(fault(field(), format!("{net} is in the list already")));
+            return Err(field_error(field(), format!("{net} is a duplicate")));
         }
     }
     Ok(ranges)
 }
 
-fn uncovered(number: i32) -> Result<Option<Uncovered>, Fault> {
-    Ok(match known("uncovered", number)? {
+fn uncovered(number: i32) -> Result<Option<UncoveredAction>, ResourceError> {
+    Ok(match parse_enum("uncovered", number)? {
         proto::Uncovered::Unset => None,
-        proto::Uncovered::Drop => Some(Uncovered::Drop),
-        proto::Uncovered::Pass => Some(Uncovered::Pass),
+        proto::Uncovered::Drop => Some(UncoveredAction::Drop),
+        proto::Uncovered::Pass => Some(UncoveredAction::Pass),
     })
 }
 
-fn overlay_node(name: &str, message: &proto::OverlayNode) -> Result<NodeSpec, Fault> {
-    named(&message.name, name)?;
-    few(&message.prefixes, "prefixes")?;
+fn overlay_node(name: &str, message: &proto::OverlayNode) -> Result<NodeSpec, ResourceError> {
+    check_name(&message.name, name)?;
+    check_entry_count(&message.prefixes, "prefixes")?;
     let port = u16::try_from(message.port).ok().filter(|port| *port > 0);
-    let port = port.ok_or_else(|| fault("port", format!("{} is no port", message.port)))?;
+    let port = port.ok_or_else(|| field_error("port", format!("{} is not a port", message.port)))?;
     if message.vni >= 1 << 24 {
-        return Err(fault("vni", format!("{} is more than 24 bits", message.vni)));
+        return Err(field_error("vni", format!("{} has more than 24 bits", message.vni)));
     }
     let mac = <[u8; 6]>::try_from(&*message.mac).ok().filter(|mac| !ethernet::is_group(*mac));
     Ok(NodeSpec {
-        name: text("name", name)?,
-        address: SocketAddr::new(address("address", &message.address)?, port),
+        name: parse_text("name", name)?,
+        address: SocketAddr::new(parse_address("address", &message.address)?, port),
         vni: message.vni,
-        mac: mac.ok_or_else(|| fault("mac", "is no link address of one interface"))?,
-        prefixes: nets("prefixes", &message.prefixes)?,
+        mac: mac.ok_or_else(|| field_error("mac", "is not a unicast MAC address"))?,
+        prefixes: parse_prefixes("prefixes", &message.prefixes)?,
     })
 }
 
-/// Names are printed, and stand in labels of metrics.
-fn text(field: &str, text: &str) -> Result<Arc<str>, Fault> {
-    if text.len() > LONGEST_TEXT || text.contains(char::is_control) {
-        return Err(fault(field, format!("is longer than {LONGEST_TEXT} bytes, or not printable")));
+/// A text for output and metric labels: limited length, no control characters.
+fn parse_text(field: &str, text: &str) -> Result<Arc<str>, ResourceError> {
+    if text.len() > MAX_TEXT_BYTES || text.contains(char::is_control) {
+        return Err(field_error(field, format!("is longer than {MAX_TEXT_BYTES} bytes, or not printable")));
     }
     Ok(text.into())
 }

@@ -1,4 +1,4 @@
-//! A deal to resources.
+//! Encodes a placement as resources.
 
 mod service;
 
@@ -10,31 +10,32 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use prost::Message;
-use vipgate_dataplane::snapshot::spec::{
-    AddressSelection, Announce, EgressSpec, EndpointSpec, NodeSpec, OnExhaustion, ShareSpec, VipSpec,
+use vipgate_dataplane::policy::spec::{
+    AddressSelection, Announce, EgressSpec, EndpointSpec, NodeSpec, OnExhaustion, ShardSpec, VipSpec,
 };
 
 use super::super::proto;
 use super::{CLUSTER, Content, Key, Kind, SETTINGS};
-use crate::manifest::Uncovered;
-use crate::policy::{Cluster, Deal, Fingerprint, Peer, mix};
+use vipgate_policy::compiler::{Cluster, Peer, Placement};
+use vipgate_policy::fingerprint::{Fingerprint, mix};
+use vipgate_policy::manifest::UncoveredAction;
 
-/// All resources of a deal but the settings, sorted by key.
-pub fn encode_all(deal: &Deal) -> Vec<(Key, Content)> {
-    let mut all = Vec::with_capacity(deal.counts().iter().sum());
-    all.extend(deal.policies.iter().map(egress_policy));
-    all.extend(deal.vips.iter().map(vip));
-    all.extend(deal.endpoints.iter().map(endpoint));
-    all.extend(deal.services.iter().map(service));
-    all.extend(deal.peers.iter().map(gateway));
-    all.extend(deal.nodes.iter().map(overlay_node));
-    all.extend(deal.cluster.iter().map(cluster));
+/// All resources of a placement except Settings, sorted by key.
+pub fn encode_all(placement: &Placement) -> Vec<(Key, Content)> {
+    let mut all = Vec::with_capacity(placement.counts().iter().sum());
+    all.extend(placement.policies.iter().map(egress_policy));
+    all.extend(placement.vips.iter().map(vip));
+    all.extend(placement.endpoints.iter().map(endpoint));
+    all.extend(placement.services.iter().map(service));
+    all.extend(placement.peers.iter().map(gateway));
+    all.extend(placement.nodes.iter().map(overlay_node));
+    all.extend(placement.cluster.iter().map(cluster));
     all.sort_unstable_by(|a: &(Key, Content), b| a.0.cmp(&b.0));
     all
 }
 
-/// The settings that make resources a whole, and the policy's version: `counts` are those of the kinds before them, `sum` that
-/// of all their versions.
+/// The Settings that complete an update, and the policy's version. `counts`: resources of the other kinds; `sum`: the
+/// wrapping sum of their versions.
 pub fn settings(counts: [usize; Kind::COUNTED], sum: u64) -> (Key, Content, String) {
     let version = Content::version_text(mix(sum));
     let message = proto::Settings {
@@ -51,21 +52,21 @@ pub fn settings(counts: [usize; Kind::COUNTED], sum: u64) -> (Key, Content, Stri
     (key, content, version)
 }
 
-/// What people call a deal: the same on every server, and on a gateway that compiles it itself.
-pub fn version_of(deal: &Deal) -> String {
-    let sum = encode_all(deal).iter().fold(0_u64, |sum, (_, content)| sum.wrapping_add(content.version));
-    settings(deal.counts(), sum).2
+/// The version of a placement: the same on every server, and on a gateway that compiles its own policy.
+pub fn version_of(placement: &Placement) -> String {
+    let sum = encode_all(placement).iter().fold(0_u64, |sum, (_, content)| sum.wrapping_add(content.version));
+    settings(placement.counts(), sum).2
 }
 
 fn resource(kind: Kind, name: Arc<str>, message: &impl Message) -> (Key, Content) {
     let body = message.encode_to_vec();
-    let mut print = Fingerprint::default();
-    print.add(&[kind.number()]);
-    print.add(&body);
-    (Key { kind, name }, Content { version: print.finish(), body: body.into() })
+    let mut fingerprint = Fingerprint::default();
+    fingerprint.add(&[kind.number()]);
+    fingerprint.add(&body);
+    (Key { kind, name }, Content { version: fingerprint.finish(), body: body.into() })
 }
 
-/// One egress policy.
+/// Encodes an egress policy.
 pub fn egress_policy(spec: &EgressSpec) -> (Key, Content) {
     let message = proto::EgressPolicy {
         name: spec.name.to_string(),
@@ -88,13 +89,13 @@ pub fn egress_policy(spec: &EgressSpec) -> (Key, Content) {
     resource(Kind::EgressPolicy, spec.name.clone(), &message)
 }
 
-/// One VIP.
+/// Encodes a VIP.
 pub fn vip(vip: &VipSpec) -> (Key, Content) {
     let address = vip.address.to_string();
-    let share = |share: &ShareSpec| proto::Share {
-        gateway: share.gateway.to_string(),
-        blocks: share.blocks.as_ref().map(|blocks| blocks.to_bytes().to_vec()).unwrap_or_default(),
-        backups: share.backups.iter().map(ToString::to_string).collect(),
+    let shard = |shard: &ShardSpec| proto::Share {
+        gateway: shard.gateway.to_string(),
+        blocks: shard.blocks.as_ref().map(|blocks| blocks.to_bytes().to_vec()).unwrap_or_default(),
+        backups: shard.backups.iter().map(ToString::to_string).collect(),
     };
     let message = proto::Vip {
         address: address.clone(),
@@ -105,12 +106,12 @@ pub fn vip(vip: &VipSpec) -> (Key, Content) {
         }
         .into(),
         reserved_ports: vip.reserved_ports.iter().map(|port| u32::from(*port)).collect(),
-        shares: vip.shares.iter().map(share).collect(),
+        shares: vip.shards.iter().map(shard).collect(),
     };
     resource(Kind::Vip, address.into(), &message)
 }
 
-/// One endpoint.
+/// Encodes an endpoint.
 pub fn endpoint(endpoint: &EndpointSpec) -> (Key, Content) {
     let address = endpoint.address.to_string();
     let message = proto::Endpoint {
@@ -124,7 +125,7 @@ pub fn endpoint(endpoint: &EndpointSpec) -> (Key, Content) {
     resource(Kind::Endpoint, address.into(), &message)
 }
 
-/// One gateway.
+/// Encodes a gateway.
 pub fn gateway(peer: &Peer) -> (Key, Content) {
     let message = proto::Gateway {
         name: peer.name.to_string(),
@@ -137,7 +138,7 @@ pub fn gateway(peer: &Peer) -> (Key, Content) {
     resource(Kind::Gateway, peer.name.clone(), &message)
 }
 
-/// The cluster's own addresses.
+/// Encodes the cluster's own prefixes.
 pub fn cluster(cluster: &Cluster) -> (Key, Content) {
     let texts = |nets: &BTreeSet<IpNet>| nets.iter().map(ToString::to_string).collect();
     let message = proto::Cluster {
@@ -149,16 +150,16 @@ pub fn cluster(cluster: &Cluster) -> (Key, Content) {
     resource(Kind::Cluster, CLUSTER.into(), &message)
 }
 
-fn uncovered(uncovered: Option<Uncovered>) -> i32 {
+fn uncovered(uncovered: Option<UncoveredAction>) -> i32 {
     match uncovered {
         None => proto::Uncovered::Unset,
-        Some(Uncovered::Drop) => proto::Uncovered::Drop,
-        Some(Uncovered::Pass) => proto::Uncovered::Pass,
+        Some(UncoveredAction::Drop) => proto::Uncovered::Drop,
+        Some(UncoveredAction::Pass) => proto::Uncovered::Pass,
     }
     .into()
 }
 
-/// One node of the overlay network.
+/// Encodes a node of the overlay network.
 pub fn overlay_node(node: &NodeSpec) -> (Key, Content) {
     let message = proto::OverlayNode {
         name: node.name.to_string(),

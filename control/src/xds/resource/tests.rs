@@ -1,20 +1,20 @@
-//! Resources: what is encoded comes back, what means nothing is refused with its field, and versions name content.
+//! Resource tests: round trips, errors of invalid resources, versions.
 
 mod arbitrary;
-mod bad;
-mod round;
-mod services;
+mod invalid;
+mod invalid_services;
+mod round_trip;
 mod versions;
 
 use std::net::IpAddr;
 
 use proptest::prelude::*;
-use vipgate_dataplane::snapshot::spec::{
+use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, BackendState, BlockSet, EgressSpec, EndpointSpec, Limits, OnExhaustion, Scope,
-    ServicePortSpec, ShareSpec, VipSpec,
+    ServicePortSpec, ShardSpec, VipSpec,
 };
 
 use super::*;
-use crate::manifest::{Hints, Uncovered};
-use crate::policy::{Cluster, Deal, DealtBackend, DealtService, MOST_BACKUPS, Peer};
 use crate::xds::fixtures::ip;
+use vipgate_policy::compiler::{Cluster, MAX_BACKUPS, Peer, PlacedBackend, PlacedService, Placement};
+use vipgate_policy::manifest::{Hints, UncoveredAction};

@@ -1,36 +1,36 @@
-//! Files of TLS, looked at without any connection.
+//! Offline checks of TLS files, for `vipgate check`.
 
 use std::path::Path;
 
 use x509_parser::parse_x509_certificate;
 use x509_parser::time::ASN1Time;
 
-use super::{Names, TlsError, certificates, client, private_key, roots, server};
+use super::{CertificateNames, TlsError, certificates, client_config, private_key, roots, server_config};
 
-/// Who uses the files.
+/// The side of a connection that uses the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// A client: without authorities it trusts those of the machine.
+    /// A client: without CAs it trusts the system's.
     Client,
     /// A server.
     Server,
 }
 
 impl Side {
-    /// Whether certificate and key belong together, and all of it can be used.
+    /// Checks that the files can be used, and that certificate and key (`identity`) match.
     ///
     /// # Errors
-    /// When it can't.
-    pub fn check(self, ca: Option<&Path>, own: Option<(&Path, &Path)>) -> Result<(), TlsError> {
-        match (self, own) {
-            (Self::Client, _) => client(ca, own).map(drop),
-            (Self::Server, Some((cert, key))) => server(ca, cert, key).map(drop),
+    /// If they can't be used.
+    pub fn check(self, ca: Option<&Path>, identity: Option<(&Path, &Path)>) -> Result<(), TlsError> {
+        match (self, identity) {
+            (Self::Client, _) => client_config(ca, identity).map(drop),
+            (Self::Server, Some((cert, key))) => server_config(ca, cert, key).map(drop),
             (Self::Server, None) => Ok(()),
         }
     }
 }
 
-/// From when until when a certificate is good.
+/// Validity period of a certificate.
 #[derive(Clone, Debug)]
 pub struct Validity {
     file: String,
@@ -39,57 +39,57 @@ pub struct Validity {
 }
 
 impl Validity {
-    /// What is wrong with it now.
-    pub fn complaint(&self) -> Option<String> {
+    /// Why the certificate isn't valid now; `None`: it is.
+    pub fn error(&self) -> Option<String> {
         let (now, Self { file, from, until }) = (ASN1Time::now(), self);
         if now > *until {
             Some(format!("{file}: expired at {until}"))
         } else if now < *from {
-            Some(format!("{file}: isn't good before {from}"))
+            Some(format!("{file}: isn't valid before {from}"))
         } else {
             None
         }
     }
 }
 
-/// Authorities, each with its dates.
+/// Checks a file of CA certificates; returns their validity periods.
 ///
 /// # Errors
-/// When they can't be used.
+/// If they can't be used.
 pub fn check_authorities(path: &Path) -> Result<Vec<Validity>, TlsError> {
     roots(path)?;
     check_certificates(path)
 }
 
-/// A certificate and what stands behind it, each with its dates.
+/// Checks a file of certificates; returns their validity periods.
 ///
 /// # Errors
-/// When one can't be read.
+/// If one can't be parsed.
 pub fn check_certificates(path: &Path) -> Result<Vec<Validity>, TlsError> {
-    let wrong = |reason: String| TlsError::Wrong { path: path.to_owned(), reason };
-    let dates = |certificate: &_| {
+    let invalid = |reason: String| TlsError::Invalid { path: path.to_owned(), reason };
+    let validity = |certificate: &_| {
         let (_, parsed) = parse_x509_certificate(certificate)
-            .map_err(|error| wrong(format!("holds something that is no certificate: {error}")))?;
+            .map_err(|error| invalid(format!("holds an invalid certificate: {error}")))?;
         let (from, until) = (parsed.validity().not_before, parsed.validity().not_after);
         Ok(Validity { file: path.display().to_string(), from, until })
     };
-    certificates(path)?.iter().map(|it| dates(it.as_ref())).collect()
+    certificates(path)?.iter().map(|it| validity(it.as_ref())).collect()
 }
 
-/// A private key.
+/// Checks that a file holds a private key.
 ///
 /// # Errors
-/// When it can't be read.
+/// If it can't be parsed.
 pub fn check_key(path: &Path) -> Result<(), TlsError> {
     private_key(path).map(drop)
 }
 
-impl Names {
+impl CertificateNames {
     /// The names in the first certificate of a file.
     ///
     /// # Errors
-    /// When it can't be read.
-    pub fn of_file(path: &Path) -> Result<Self, TlsError> {
-        Ok(certificates(path)?.first().map(Self::of).unwrap_or_default())
+    /// If it can't be read.
+    pub fn from_file(path: &Path) -> Result<Self, TlsError> {
+        Ok(certificates(path)?.first().map(Self::from_certificate).unwrap_or_default())
     }
 }

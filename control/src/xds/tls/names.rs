@@ -1,4 +1,4 @@
-//! The names in a certificate.
+//! Gateway names in a certificate.
 
 use std::fmt;
 
@@ -6,19 +6,19 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use x509_parser::extensions::GeneralName;
 use x509_parser::parse_x509_certificate;
 
-/// Before the name in a URI: `spiffe://example.org/gateway/gw-a`.
+/// Path before the name in a URI SAN: `spiffe://example.org/gateway/gw-a`.
 const URI_PATH: &str = "/gateway/";
 
-/// Names that messages list.
-const SHOWN: usize = 8;
+/// Maximum number of names in messages.
+const MAX_LISTED: usize = 8;
 
-/// The names of gateways that a certificate is good for: its DNS names, the ends of its URIs, its common names.
+/// Names of gateways that a certificate authenticates: DNS SANs, last path segments of URI SANs, common names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Names(Vec<String>);
+pub struct CertificateNames(Vec<String>);
 
-impl Names {
-    /// The names in a certificate; one that can't be read has none.
-    pub fn of(certificate: &CertificateDer<'_>) -> Self {
+impl CertificateNames {
+    /// The names in a certificate; none if it can't be parsed.
+    pub fn from_certificate(certificate: &CertificateDer<'_>) -> Self {
         let Ok((_, certificate)) = parse_x509_certificate(certificate) else { return Self::default() };
         let mut names = Vec::new();
         let alternative = certificate.subject_alternative_name().ok().flatten();
@@ -40,29 +40,29 @@ impl Names {
         Self(names)
     }
 
-    /// These.
+    /// The given names.
     #[cfg(test)]
-    pub(crate) fn named(names: &[&str]) -> Self {
+    pub(crate) fn from_names(names: &[&str]) -> Self {
         Self(names.iter().map(ToString::to_string).collect())
     }
 
-    /// All of them.
+    /// All names.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(String::as_str)
     }
 
-    /// Whether this is one of them, letter by letter: no wildcards.
-    pub fn include(&self, name: &str) -> bool {
-        self.0.iter().any(|own| own == name)
+    /// Whether this is one of the names. Exact match, no wildcards.
+    pub fn contains(&self, name: &str) -> bool {
+        self.0.iter().any(|known| known == name)
     }
 }
 
-impl fmt::Display for Names {
+impl fmt::Display for CertificateNames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.len() {
-            0 => f.write_str("nobody (no DNS name, no common name)"),
-            count @ ..=SHOWN => f.write_str(&self.0[..count].join(", ")),
-            count => write!(f, "{} and {} more", self.0[..SHOWN].join(", "), count - SHOWN),
+            0 => f.write_str("none (no DNS name, no gateway URI, no common name)"),
+            count @ ..=MAX_LISTED => f.write_str(&self.0[..count].join(", ")),
+            count => write!(f, "{} and {} more", self.0[..MAX_LISTED].join(", "), count - MAX_LISTED),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Real handshakes, and what both sides say when one fails.
+//! TLS tests: handshakes, files, names.
 
 mod files;
 mod handshake;

@@ -1,27 +1,28 @@
-//! Holders in order of how many sessions they hold: histograms with one bin for each count that occurs. One histogram is of all VIPs, and each
-//! VIP has one of its members. A bin is found from its neighbour, since a count changes by one at a time; so nothing is searched while sessions
-//! open and end, and what holders have above a level is summed up from the largest one down.
+//! Histograms of session counts: a list of bins in order, one for each count that occurs. One histogram is of all VIPs,
+//! and each VIP has one of its members. A bin is found from its neighbor, since a count changes by one at a time; so
+//! opening and ending sessions needs no search, and the excess above a level is summed up from the largest bin down.
 
 use vipgate_mem::{MemoryError, Slab};
 
-/// A holder's bin in its histogram. 0: none.
+/// A holder's bin. 0: none.
 pub(super) type BinId = u32;
 
-/// A histogram: the bin before its first and after its last one, which has the count zero and all of the holders.
+/// A histogram, by its head: the bin before its first and after its last one, with count zero and the number of all
+/// holders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(transparent)]
 pub(super) struct Histogram(BinId);
 
-/// Holders that have the same count.
+/// Holders with the same count.
 #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 struct Bin {
-    /// Sessions of each.
+    /// Sessions of each holder.
     count: u32,
     holders: u32,
-    /// The bin of the next larger count; of a bin that is free: the next free one.
+    /// Bin of the next larger count; of a free bin: the next free one.
     next: BinId,
-    /// The bin of the next smaller count.
+    /// Bin of the next smaller count.
     previous: BinId,
 }
 
@@ -29,14 +30,14 @@ struct Bin {
 #[derive(Debug)]
 pub(super) struct Histograms {
     bins: Slab<Bin>,
-    /// A bin that was freed.
+    /// Head of the free list.
     free: BinId,
-    /// The first one that was never used.
-    fresh: BinId,
+    /// The first bin that was never used.
+    first_unused: BinId,
 }
 
 impl Histogram {
-    /// Its number, among all bins.
+    /// Number of its head.
     #[inline]
     pub(super) fn number(self) -> usize {
         self.0 as usize
@@ -44,14 +45,14 @@ impl Histogram {
 }
 
 impl Histograms {
-    /// That of all VIPs.
+    /// The histogram of all VIPs.
     pub(super) const VIPS: Histogram = Histogram(0);
 
-    /// Room for so many VIPs and members of them.
+    /// Histograms for so many VIPs and members.
     pub(super) fn new(vips: u32, members: u32) -> Result<Self, MemoryError> {
-        // VIPs are in one histogram, and have one each.
+        // Each VIP is in one histogram and has one.
         let bins = 1 + 2 * vips + members;
-        Ok(Self { bins: Slab::new(bins as usize)?, free: 0, fresh: 1 })
+        Ok(Self { bins: Slab::new(bins as usize)?, free: 0, first_unused: 1 })
     }
 
     /// Holders in a histogram.
@@ -67,8 +68,8 @@ impl Histograms {
 
     fn allocate(&mut self) -> BinId {
         if self.free == 0 {
-            self.fresh += 1;
-            return self.fresh - 1;
+            self.first_unused += 1;
+            return self.first_unused - 1;
         }
         let id = self.free;
         self.free = self.bins[id as usize].next;
@@ -80,27 +81,27 @@ impl Histograms {
         self.free = id;
     }
 
-    /// A histogram of nobody.
+    /// Creates an empty histogram.
     pub(super) fn create(&mut self) -> Histogram {
         let id = self.allocate();
         self.bins[id as usize] = Bin { count: 0, holders: 0, next: id, previous: id };
         Histogram(id)
     }
 
-    /// Gives back a histogram that nobody is in.
+    /// Frees an empty histogram.
     pub(super) fn remove(&mut self, histogram: Histogram) {
         debug_assert_eq!(self.holders(histogram), 0);
         self.release(histogram.0);
     }
 
-    /// A holder has its first session; its bin.
+    /// Adds a holder with one session; returns its bin.
     pub(super) fn insert(&mut self, histogram: Histogram) -> BinId {
         let smallest = self.bins[histogram.0 as usize].next;
         self.bins[histogram.0 as usize].holders += 1;
         self.join_or_insert(smallest, 1, histogram.0)
     }
 
-    /// A holder has one session more; its bin now.
+    /// Increments a holder's count; returns its new bin.
     #[inline]
     pub(super) fn increment(&mut self, id: BinId) -> BinId {
         let Bin { count, holders, next, .. } = self.bins[id as usize];
@@ -113,7 +114,7 @@ impl Histograms {
         new
     }
 
-    /// A holder has one session less, but not its last one; its bin now.
+    /// Decrements a holder's count, which stays above zero; returns its new bin.
     #[inline]
     pub(super) fn decrement(&mut self, id: BinId) -> BinId {
         let Bin { count, holders, previous, .. } = self.bins[id as usize];
@@ -126,19 +127,19 @@ impl Histograms {
         new
     }
 
-    /// A holder's last session has ended.
-    pub(super) fn take(&mut self, histogram: Histogram, id: BinId) {
+    /// Removes a holder whose last session has ended.
+    pub(super) fn remove_holder(&mut self, histogram: Histogram, id: BinId) {
         self.bins[histogram.0 as usize].holders -= 1;
         self.leave(id);
     }
 
-    /// One holder more for the bin `neighbour`, if that has this count, or for a new one that comes after `previous`.
+    /// Adds a holder to the bin `neighbor` if that has this count, else to a new bin after `previous`.
     #[inline]
-    fn join_or_insert(&mut self, neighbour: BinId, count: u32, previous: BinId) -> BinId {
-        let bin = &mut self.bins[neighbour as usize];
+    fn join_or_insert(&mut self, neighbor: BinId, count: u32, previous: BinId) -> BinId {
+        let bin = &mut self.bins[neighbor as usize];
         if bin.count == count {
             bin.holders += 1;
-            return neighbour;
+            return neighbor;
         }
         let id = self.allocate();
         let next = self.bins[previous as usize].next;
@@ -160,14 +161,14 @@ impl Histograms {
         }
     }
 
-    /// Bins from the largest count down.
+    /// Bins by descending count.
     fn descending(&self, Histogram(head): Histogram) -> impl Iterator<Item = &Bin> {
         let bin = move |id: BinId| Some(&self.bins[id as usize]).filter(|_| id != head);
         std::iter::successors(bin(self.bins[head as usize].previous), move |it| bin(it.previous))
     }
 
-    /// The largest level, in sessions each, that holders have so much in excess of, or more: zero if they don't have so much, and any if nothing
-    /// is asked.
+    /// The largest level above which holders have at least `excess` sessions together: zero if they have fewer than
+    /// that, `u32::MAX` if `excess` is zero.
     pub(super) fn level(&self, histogram: Histogram, excess: u64) -> u32 {
         let (mut missing, mut above, mut from) = (excess, 0_u64, u32::MAX);
         for bin in self.descending(histogram) {
@@ -191,7 +192,7 @@ mod tests {
 
     use super::*;
 
-    /// Two histograms beside each other, and what each of their holders has.
+    /// Two histograms, and the counts of their holders.
     struct Model {
         histograms: Histograms,
         of: [Histogram; 2],
@@ -206,7 +207,7 @@ mod tests {
                 (true, 0) => *bin = self.histograms.insert(self.of[which]),
                 (true, _) => *bin = self.histograms.increment(*bin),
                 (false, 0) => return,
-                (false, 1) => self.histograms.take(self.of[which], *bin),
+                (false, 1) => self.histograms.remove_holder(self.of[which], *bin),
                 (false, _) => *bin = self.histograms.decrement(*bin),
             }
             *count = if opens { *count + 1 } else { *count - 1 };
@@ -230,7 +231,7 @@ mod tests {
                     prop_assert!(excess(level) >= wanted && excess(level + 1) < wanted, "{} for {}", level, wanted);
                 }
                 prop_assert_eq!(self.histograms.level(of, excess(0) + 1), 0);
-                prop_assert_eq!(self.histograms.level(of, 0), u32::MAX, "nobody has to give anything");
+                prop_assert_eq!(self.histograms.level(of, 0), u32::MAX, "no excess, no limit");
             }
             Ok(())
         }
@@ -238,7 +239,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bins_are_the_counts_that_occur_and_levels_cut_off_what_is_asked(
+        fn bins_are_the_counts_that_occur_and_levels_cut_off_the_excess(
             steps in prop::collection::vec((0..2_usize, 0..8_usize, prop::bool::weighted(0.65)), 1..160),
         ) {
             let mut histograms = Histograms::new(2, 14).unwrap();
@@ -248,7 +249,7 @@ mod tests {
                 model.step(which, holder, opens);
                 model.check()?;
             }
-            // All bins come back: as many holders as ever find room again.
+            // All bins are freed: as many holders as before fit again.
             for (which, holder) in (0..2).flat_map(|which| (0..8).map(move |holder| (which, holder))) {
                 (0..model.counts[which][holder]).for_each(|_| model.step(which, holder, false));
             }
@@ -257,7 +258,7 @@ mod tests {
                 (0..=holder).for_each(|_| model.step(which, holder, true));
             }
             model.check()?;
-            prop_assert!(model.histograms.fresh as usize <= model.histograms.bins.len());
+            prop_assert!(model.histograms.first_unused as usize <= model.histograms.bins.len());
         }
     }
 }

@@ -1,31 +1,31 @@
-//! Levels of histograms: how many sessions each holder may have that wants as much. Finding one takes a walk over the holders above it, so
-//! it is kept for as long as it can be believed: a batch or a command long, and while those that end are of holders above it.
+//! Level cache: the fair share of each histogram's holders. Computing a level walks over the holders above it, so it is
+//! cached while it is valid: for a batch or a command, and while the sessions that end are of holders above it.
 
 use std::cell::Cell;
 
 use super::histograms::{Histogram, Histograms};
 
-/// Histograms whose levels are kept: a batch seldom asks for more.
-const KEPT: usize = 64;
+/// Cached levels: a batch seldom needs more.
+const CACHE_SIZE: usize = 64;
 
-/// What each holder may have, in sessions.
+/// Fair share of each holder, in sessions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Levels {
-    /// With the sessions that there are.
+    /// With the current sessions.
     pub(super) now: u32,
-    /// With one more of somebody who has as much, or nearly.
+    /// With one more session of a holder at, or just below, the level.
     with_one_more: u32,
 }
 
 impl Levels {
-    /// Those of a histogram's holders, who have `held` sessions together and share `limit`.
+    /// Levels of a histogram's holders, which have `held` sessions together and share `limit`.
     pub(super) fn of(histograms: &Histograms, histogram: Histogram, held: u64, limit: u64) -> Self {
         let level = |held: u64| histograms.level(histogram, held.saturating_sub(limit));
         Self { now: level(held), with_one_more: level(held + 1) }
     }
 
-    /// Whether a holder of `count` sessions may have one more, or have it in the place of one that ends first: its own, or one of a holder
-    /// of `other` sessions, which makes no room if that has too many anyway.
+    /// Whether a holder of `count` sessions may have one more, perhaps in place of one that ends first: its own, or one
+    /// of a holder with `other` sessions, which frees nothing if that holder is above the level anyway.
     pub(super) fn is_within(self, count: u32, replaces_own: bool, other: Option<u32>) -> bool {
         match other {
             _ if replaces_own => count <= self.now,
@@ -35,64 +35,65 @@ impl Levels {
     }
 }
 
-/// A level that was found.
+/// A cached level.
 #[derive(Clone, Copy, Debug)]
-struct Found {
+struct CacheEntry {
     histogram: Histogram,
-    /// The age that it is of; 0 is none.
-    age: u64,
+    /// Generation of the level; 0: empty.
+    generation: u64,
     levels: Levels,
 }
 
 /// Levels of one worker's histograms.
 #[derive(Debug)]
-pub(super) struct Cache {
-    found: Box<[Cell<Found>]>,
-    /// Levels of former ages aren't believed.
-    age: u64,
+pub(super) struct LevelCache {
+    entries: Box<[Cell<CacheEntry>]>,
+    /// Levels of former generations are invalid.
+    generation: u64,
 }
 
-impl Default for Cache {
+impl Default for LevelCache {
     fn default() -> Self {
-        let none = Found { histogram: Histograms::VIPS, age: 0, levels: Levels { now: 0, with_one_more: 0 } };
-        Self { found: vec![Cell::new(none); KEPT].into(), age: 1 }
+        let none =
+            CacheEntry { histogram: Histograms::VIPS, generation: 0, levels: Levels { now: 0, with_one_more: 0 } };
+        Self { entries: vec![Cell::new(none); CACHE_SIZE].into(), generation: 1 }
     }
 }
 
-impl Cache {
+impl LevelCache {
     #[inline]
-    fn place(&self, histogram: Histogram) -> &Cell<Found> {
-        &self.found[histogram.number() % KEPT]
+    fn entry(&self, histogram: Histogram) -> &Cell<CacheEntry> {
+        &self.entries[histogram.number() % CACHE_SIZE]
     }
 
     #[inline]
-    fn kept(&self, histogram: Histogram) -> Option<Levels> {
-        let found = self.place(histogram).get();
-        (found.histogram == histogram && found.age == self.age).then_some(found.levels)
+    fn cached(&self, histogram: Histogram) -> Option<Levels> {
+        let entry = self.entry(histogram).get();
+        (entry.histogram == histogram && entry.generation == self.generation).then_some(entry.levels)
     }
 
-    /// The levels of a histogram.
+    /// Levels of a histogram, cached or computed.
     #[inline]
-    pub(super) fn get(&self, histogram: Histogram, find: impl FnOnce() -> Levels) -> Levels {
-        self.kept(histogram).unwrap_or_else(|| {
-            let levels = find();
-            self.place(histogram).set(Found { histogram, age: self.age, levels });
+    pub(super) fn get(&self, histogram: Histogram, compute: impl FnOnce() -> Levels) -> Levels {
+        self.cached(histogram).unwrap_or_else(|| {
+            let levels = compute();
+            self.entry(histogram).set(CacheEntry { histogram, generation: self.generation, levels });
             levels
         })
     }
 
-    /// All of them have to be found anew.
+    /// Invalidates all levels.
     #[inline]
-    pub(super) fn forget(&mut self) {
-        self.age += 1;
+    pub(super) fn invalidate(&mut self) {
+        self.generation += 1;
     }
 
-    /// A holder's session has ended, and so many are left to it. As long as those are above the level, what is cut off is one less, and one
-    /// less has to be: the level stays.
+    /// A holder's session has ended, and it has `left` sessions. As long as those are above the level, both the excess
+    /// above the level and the excess to cut off are one less, so the level stays.
     #[inline]
     pub(super) fn note_end(&mut self, histogram: Histogram, left: u32) {
-        if self.kept(histogram).is_some_and(|levels| left <= levels.now) {
-            self.forget();
+        if self.cached(histogram).is_some_and(|levels| left <= levels.now) {
+            self.invalidate();
         }
     }
 }

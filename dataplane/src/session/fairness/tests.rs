@@ -5,59 +5,62 @@ use proptest::prelude::*;
 use super::*;
 
 fn is_below(fairness: &mut Fairness, holder: Holder, ended: Option<Holder>) -> bool {
-    fairness.renew_levels();
-    fairness.is_below(holder, ended)
+    fairness.invalidate_levels();
+    fairness.is_below_share(holder, ended)
 }
 
 fn is_over(fairness: &mut Fairness, holder: Holder) -> bool {
-    fairness.renew_levels();
-    fairness.is_over(holder)
+    fairness.invalidate_levels();
+    fairness.is_over_share(holder)
 }
 
 #[test]
-fn members_beyond_those_that_are_told_apart_count_for_their_vip() {
+fn members_beyond_the_table_count_for_their_vip_only() {
     let key = HashKey::new([11, 22, 33, 44]);
     let mut fairness = Fairness::new(4).unwrap();
-    fairness.share(4);
+    fairness.set_shared(4);
     let pod = |n: u32| Holder::new(7, 100 + n, &key);
     (0..5).for_each(|n| fairness.open(pod(n)));
-    assert_eq!((fairness.of_vip(7, &key), fairness.of_member(pod(3)), fairness.of_member(pod(4))), (5, (1, 4), (0, 4)));
-    assert!(!is_below(&mut fairness, pod(4), None) && is_over(&mut fairness, pod(4)), "by its VIP alone");
-    assert!(is_over(&mut fairness, pod(3)), "five can't have one of four each");
-    fairness.share(5);
+    assert_eq!(
+        (fairness.vip_sessions(7, &key), fairness.member_sessions(pod(3)), fairness.member_sessions(pod(4))),
+        (5, (1, 4), (0, 4))
+    );
+    assert!(!is_below(&mut fairness, pod(4), None) && is_over(&mut fairness, pod(4)), "counted for its VIP only");
+    assert!(is_over(&mut fairness, pod(3)), "five members can't have one of four sessions each");
+    fairness.set_shared(5);
     assert!(!is_over(&mut fairness, pod(3)));
     (0..5).rev().for_each(|n| fairness.close(pod(n)));
-    assert_eq!((fairness.of_vip(7, &key), fairness.vips(), fairness.members.used()), (0, 0, 0));
+    assert_eq!((fairness.vip_sessions(7, &key), fairness.vips(), fairness.members.used()), (0, 0, 0));
 }
 
 #[test]
-fn one_vip_has_all_three_have_a_third_and_a_newcomer_has_its_part() {
+fn one_vip_may_have_all_three_a_third_each_and_a_new_one_its_share() {
     let key = HashKey::new([11, 22, 33, 44]);
     let mut fairness = Fairness::new(1000).unwrap();
-    fairness.share(900);
+    fairness.set_shared(900);
     let [one, two, three] = [1, 2, 3].map(|vip| Holder::new(vip, vip, &key));
     let it = &mut fairness;
     (0..899).for_each(|_| it.open(one));
     assert!(is_below(it, one, None) && !is_over(it, one));
     it.open(one);
-    assert!(!is_below(it, one, None) && !is_over(it, one), "it has its share, which is all");
-    assert!(is_below(it, one, Some(one)), "its own session makes room");
+    assert!(!is_below(it, one, None) && !is_over(it, one), "its share is the whole capacity");
+    assert!(is_below(it, one, Some(one)), "its own session is replaced");
     it.open(two);
-    assert!(is_below(it, two, None) && is_over(it, one), "a half each");
+    assert!(is_below(it, two, None) && is_over(it, one), "half each");
     (0..448).for_each(|_| it.open(two));
     assert!(is_below(it, two, None) && !is_over(it, two));
     assert!(is_below(it, three, None));
     it.open(three);
-    assert!(!is_below(it, two, None) && !is_over(it, two), "it leaves what it doesn't want");
+    assert!(!is_below(it, two, None) && !is_over(it, two), "unused shares go to the others");
     assert!(is_over(it, one));
     (0..299).for_each(|_| it.open(three));
     assert!(!is_below(it, three, None) && !is_over(it, three), "a third each");
     assert!(is_over(it, two) && is_over(it, one));
     let pod = Holder::new(1, 99, &key);
-    assert!(is_below(it, pod, None), "its VIP has more than its share, but none of that is its own");
+    assert!(is_below(it, pod, None), "its VIP is above its share, but the pod has no session");
 }
 
-/// Who holds what, and shares as they are defined: the largest level below which all fits.
+/// Reference model: counts by holder, and shares by their definition: the largest level below which all fits.
 #[derive(Default)]
 struct Model(BTreeMap<(u32, u32), u64>);
 
@@ -68,7 +71,7 @@ impl Model {
         vips
     }
 
-    /// Whether a member's VIP, or it, has no more than its share.
+    /// Whether a member or its VIP is within its share.
     fn is_within(&self, vip: u32, member: u32, shared: u64) -> bool {
         let level = |counts: &[u64], limit: u64| {
             let fits = |level: u64| counts.iter().map(|count| *count.min(&level)).sum::<u64>() <= limit;
@@ -80,7 +83,7 @@ impl Model {
         vips[&vip] <= share || self.0[&(vip, member)] <= level(&siblings, share)
     }
 
-    /// The same with one session more, or less, of a member.
+    /// The model with one session of a member more or less.
     fn with(&self, vip: u32, member: u32, more: i64) -> Self {
         let mut counts = self.0.clone();
         let own = counts.entry((vip, member)).or_default();
@@ -92,13 +95,13 @@ impl Model {
 
 proptest! {
     #[test]
-    fn shares_are_max_min_fair_at_both_levels_whatever_opens_and_ends(
+    fn shares_are_max_min_fair_at_both_levels_for_any_sequence(
         steps in prop::collection::vec((0..4_u32, 0..4_u32, 1..12_u32, prop::bool::weighted(0.7)), 1..60),
         shared in 10..60_u32,
     ) {
         let key = HashKey::new([11, 22, 33, 44]);
         let mut fairness = Fairness::new(400).unwrap();
-        fairness.share(shared);
+        fairness.set_shared(shared);
         let shared = u64::from(shared);
         let mut model = Model::default();
         let holder = |(vip, member): (u32, u32)| Holder::new(vip, 10 * vip + member, &key);
@@ -108,30 +111,32 @@ proptest! {
                     fairness.open(holder((vip, member)));
                     model = model.with(vip, member, 1);
                 } else if !opens && model.0.contains_key(&(vip, member)) {
-                    // Levels that were found before are believed or not, as the end of one session wants it.
+                    // With and without a cached level, which the end of a session may invalidate.
                     if count % 2 == 0 {
-                        fairness.is_over(holder((vip, member)));
+                        fairness.is_over_share(holder((vip, member)));
                     }
                     fairness.close(holder((vip, member)));
                     model = model.with(vip, member, -1);
                 }
             }
             if opens {
-                fairness.renew_levels();
+                fairness.invalidate_levels();
             }
             for &(vip, member) in model.0.keys() {
-                prop_assert_eq!(fairness.is_over(holder((vip, member))), !model.is_within(vip, member, shared));
+                prop_assert_eq!(fairness.is_over_share(holder((vip, member))), !model.is_within(vip, member, shared));
             }
             for of in (0..4).flat_map(|vip| (0..4).map(move |member| (vip, member))) {
                 let with_one_more = model.with(of.0, of.1, 1);
-                prop_assert_eq!(fairness.is_below(holder(of), None), with_one_more.is_within(of.0, of.1, shared), "{:?}", of);
+                let actual = fairness.is_below_share(holder(of), None);
+                prop_assert_eq!(actual, with_one_more.is_within(of.0, of.1, shared), "{:?}", of);
                 for ended in model.0.keys() {
-                    // Another VIP's session may raise the level of VIPs by one for members of those above: that isn't foreseen.
+                    // The end of another VIP's session may raise the level of VIPs by one for members above it: that
+                    // isn't predicted.
                     let replaced = with_one_more.with(ended.0, ended.1, -1);
-                    let (told, expected) =
-                        (fairness.is_below(holder(of), Some(holder(*ended))), replaced.is_within(of.0, of.1, shared));
-                    let is_foreseen = ended.0 == of.0 || told;
-                    prop_assert!(told == expected || !is_foreseen, "{:?} instead of {:?}", of, ended);
+                    let (actual, expected) =
+                        (fairness.is_below_share(holder(of), Some(holder(*ended))), replaced.is_within(of.0, of.1, shared));
+                    let is_predicted = ended.0 == of.0 || actual;
+                    prop_assert!(actual == expected || !is_predicted, "{:?} in place of {:?}", of, ended);
                 }
             }
         }

@@ -1,12 +1,12 @@
-//! Connections against a slow model, while somebody who doesn't see them forges segments in the name of one side.
+//! TCP tracking against a reference model, with an off-path sender that forges segments of one side.
 
-mod unseen;
+mod resync;
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::session::window::{NEAR, later_acknowledgement};
-use crate::tally::{Tally, property};
+use crate::coverage::{Coverage, property};
+use crate::session::window::{TOLERANCE, later_acknowledgement};
 
 const FIN: u8 = 0x01;
 const SYN: u8 = 0x02;
@@ -15,41 +15,47 @@ const ACK: u8 = 0x10;
 
 fn segment(flags: u8, sequence: u32, acknowledgement: u32, data: u32) -> Segment {
     let space = data + u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
-    Segment { sequence, acknowledgement, flags: TcpFlags(flags), space, ..Segment::default() }
+    Segment {
+        sequence,
+        acknowledgment: acknowledgement,
+        flags: TcpFlags(flags),
+        sequence_length: space,
+        ..Segment::default()
+    }
 }
 
-/// What the gateway knows of both sides: whoever opened first. And whether each has been silent for long.
+/// Tracking state of both directions, the initiator's first, and whether each has been silent for long.
 #[derive(Clone, Copy)]
-struct Known([Track; 2], [bool; 2]);
+struct Tracker([Track; 2], [bool; 2]);
 
-impl Known {
+impl Tracker {
     fn new() -> Self {
         Self([Track { flags: Flags::ORIGIN, ..Track::default() }, Track::default()], [false; 2])
     }
 
-    fn pass(&mut self, side: usize, segment: &Segment) -> Noted {
-        let noted = self.note(side, segment);
-        self.1[side] &= noted.place == Place::OutOfWindow;
-        noted
+    fn pass(&mut self, side: usize, segment: &Segment) -> TrackOutcome {
+        let outcome = self.note(side, segment);
+        self.1[side] &= outcome.position == WindowPosition::OutOfWindow;
+        outcome
     }
 
-    fn note(&mut self, side: usize, segment: &Segment) -> Noted {
-        let is_alone = self.1[1 - side];
+    fn note(&mut self, side: usize, segment: &Segment) -> TrackOutcome {
+        let is_twin_silent = self.1[1 - side];
         let [origin, reply] = &mut self.0;
         let (own, twin) = if side == 0 { (origin, reply) } else { (reply, origin) };
-        // The fast path, where it is taken.
-        if own.flags.has(Flags::SEEN) && !segment.flags.is_rare() && segment.sequence == own.sequence {
+        // The fast path, where it applies.
+        if own.flags.has(Flags::SEEN) && !segment.flags.has_syn_fin_rst() && segment.sequence == own.sequence {
             let (mut fast, mut slow, mut other) = (*own, *own, *twin);
-            fast.sequence = segment.sequence.wrapping_add(segment.space);
+            fast.sequence = segment.sequence.wrapping_add(segment.sequence_length);
             if let Some(ack) = acknowledgement(segment) {
                 fast.acknowledged = later_acknowledgement(fast.acknowledged, ack);
             }
-            let noted = follow(&mut slow, &mut other, segment, is_alone);
-            assert_eq!((fast, noted), (slow, Noted::NOTHING), "both ways do the same");
+            let outcome = update(&mut slow, &mut other, segment, is_twin_silent);
+            assert_eq!((fast, outcome), (slow, TrackOutcome::UNCHANGED), "fast and slow path agree");
             (*own, *twin) = (slow, other);
-            return noted;
+            return outcome;
         }
-        follow(own, twin, segment, is_alone)
+        update(own, twin, segment, is_twin_silent)
     }
 
     fn has(&self, flag: Flags) -> [bool; 2] {
@@ -57,129 +63,137 @@ impl Known {
     }
 }
 
-fn confirmed(known: &Known) -> bool {
-    known.0[0].tracking.has(Tracking::CONFIRMED)
+fn is_confirmed(tracker: &Tracker) -> bool {
+    tracker.0[0].tracking.has(Tracking::CONFIRMED)
 }
 
-/// What really goes on: numbers of one side.
+/// Model of one endpoint: its real numbers.
 #[derive(Clone, Copy, Debug)]
 struct Peer {
-    /// Behind what it has sent, what of that was acknowledged to it, and what it has received.
+    /// Behind what it has sent; what of that was acknowledged to it; what it has received.
     next: u32,
     acknowledged: u32,
     received: u32,
-    /// Behind what passed the gateway, and the last acknowledgement that did.
+    /// Behind what has passed the gateway, and the last acknowledgement that has.
     passed: u32,
-    said: u32,
+    passed_ack: u32,
     fin_at: Option<u32>,
     fin_passed: bool,
 }
 
-/// A step of the connection, or of who forges it.
+/// A step of an endpoint or of the off-path sender.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// A side sends data, or an acknowledgement; it is lost before the gateway, or behind it.
+    /// A side sends data or an acknowledgement, which is lost before or after the gateway, or arrives.
     Send { side: usize, data: u32, lost: Loss },
-    /// A side sends all again that wasn't acknowledged.
-    Again { side: usize },
-    /// A side asks whether the other one is there.
+    /// A side retransmits all unacknowledged data.
+    Retransmit { side: usize },
+    /// A side sends a keep-alive.
     KeepAlive { side: usize },
-    /// The last segment of a side comes once more.
-    Twice { side: usize },
-    /// Somebody else sends in the name of the side that can be forged.
+    /// The last segment of a side is duplicated.
+    Duplicate { side: usize },
+    /// The off-path sender forges a segment of the side that can be forged.
     Forge { flags: u8, sequence: Guess, ack: Guess, data: u32 },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Loss {
     None,
-    Before,
-    Behind,
+    BeforeGateway,
+    AfterGateway,
 }
 
-/// A number of somebody who doesn't see the connection; but what it has sent itself, it knows.
+/// A number chosen by the off-path sender, which knows only what it has sent itself.
 #[derive(Clone, Copy, Debug)]
 enum Guess {
     Any(u32),
-    /// Where its own last forged segment ended.
-    Own,
-    /// One number is right by chance, or near: the other one isn't.
-    Around(i32),
+    /// The end of its last forged segment.
+    OwnEnd,
+    /// A number near the right one.
+    Near(i32),
 }
 
 fn guess() -> impl Strategy<Value = Guess> {
-    prop_oneof![any::<u32>().prop_map(Guess::Any), Just(Guess::Own), (-200_000_i32..200_000).prop_map(Guess::Around),]
+    prop_oneof![any::<u32>().prop_map(Guess::Any), Just(Guess::OwnEnd), (-200_000_i32..200_000).prop_map(Guess::Near),]
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let side = 0_usize..2;
-    let lost = prop_oneof![6 => Just(Loss::None), 1 => Just(Loss::Before), 1 => Just(Loss::Behind)];
+    let lost = prop_oneof![6 => Just(Loss::None), 1 => Just(Loss::BeforeGateway), 1 => Just(Loss::AfterGateway)];
     let data = prop_oneof![Just(0_u32), 1_u32..1460];
-    let flags = prop_oneof![4 => Just(ACK), 2 => Just(SYN), 2 => Just(RST), 1 => Just(RST | ACK), 1 => Just(SYN | ACK), 1 => Just(FIN | ACK), 1 => Just(0)];
+    let flags = prop_oneof![
+        4 => Just(ACK),
+        2 => Just(SYN),
+        2 => Just(RST),
+        1 => Just(RST | ACK),
+        1 => Just(SYN | ACK),
+        1 => Just(FIN | ACK),
+        1 => Just(0),
+    ];
     prop_oneof![
         6 => (side.clone(), data.clone(), lost).prop_map(|(side, data, lost)| Step::Send { side, data, lost }),
-        1 => side.clone().prop_map(|side| Step::Again { side }),
+        1 => side.clone().prop_map(|side| Step::Retransmit { side }),
         1 => side.clone().prop_map(|side| Step::KeepAlive { side }),
-        1 => side.prop_map(|side| Step::Twice { side }),
+        1 => side.prop_map(|side| Step::Duplicate { side }),
         6 => (flags, guess(), guess(), data)
             .prop_map(|(flags, sequence, ack, data)| Step::Forge { flags, sequence, ack, data }),
     ]
 }
 
-/// A connection, what the gateway knows of it, and what it should know.
-struct Story<'a> {
-    known: Known,
+/// A connection: its tracking state and the model's.
+struct Scenario<'a> {
+    tracker: Tracker,
     peers: [Peer; 2],
     last: [Option<Segment>; 2],
-    /// The side in whose name somebody forges, and where that one's last segment ended.
+    /// The side whose segments are forged, and the end of the last forged segment.
     forged: usize,
     forged_end: u32,
-    tally: &'a Tally,
+    coverage: &'a Coverage,
 }
 
-/// More than this a side never has in flight.
-const FLIGHT: u32 = NEAR - 2000;
+/// Limit of a side's data in flight.
+const MAX_FLIGHT: u32 = TOLERANCE - 2000;
 
-impl<'a> Story<'a> {
-    /// The handshake is over. The side that can be forged is outside.
-    fn opened(first: [u32; 2], forged: usize, tally: &'a Tally) -> Self {
-        let mut known = Known::new();
-        for (side, track) in known.0.iter_mut().enumerate() {
+impl<'a> Scenario<'a> {
+    /// After the handshake. The side that can be forged is outside.
+    fn established(first: [u32; 2], forged: usize, coverage: &'a Coverage) -> Self {
+        let mut tracker = Tracker::new();
+        for (side, track) in tracker.0.iter_mut().enumerate() {
             track.flags = track.flags.with_side(if side == forged { Flags::OUTSIDE.0 } else { Flags::INSIDE.0 });
         }
         let [a, b] = first.map(|first| first.wrapping_add(1));
-        assert_eq!(known.pass(0, &segment(SYN, first[0], 0, 0)), Noted::NOTHING);
-        assert_eq!(known.pass(1, &segment(SYN | ACK, first[1], a, 0)), Noted::NOTHING);
-        assert!(!confirmed(&known));
-        assert_eq!(known.pass(0, &segment(ACK, a, b, 0)), Noted::NOTHING);
-        assert!(confirmed(&known));
+        assert_eq!(tracker.pass(0, &segment(SYN, first[0], 0, 0)), TrackOutcome::UNCHANGED);
+        assert_eq!(tracker.pass(1, &segment(SYN | ACK, first[1], a, 0)), TrackOutcome::UNCHANGED);
+        assert!(!is_confirmed(&tracker));
+        assert_eq!(tracker.pass(0, &segment(ACK, a, b, 0)), TrackOutcome::UNCHANGED);
+        assert!(is_confirmed(&tracker));
         let peer = |own, other| Peer {
             next: own,
             acknowledged: own,
             received: other,
             passed: own,
-            said: other,
+            passed_ack: other,
             fin_at: None,
             fin_passed: false,
         };
-        Self { known, peers: [peer(a, b), peer(b, a)], last: [None; 2], forged, forged_end: 0, tally }
+        Self { tracker, peers: [peer(a, b), peer(b, a)], last: [None; 2], forged, forged_end: 0, coverage }
     }
 
-    /// Passes a real segment, which the other side receives if it is in order.
-    fn real(&mut self, side: usize, segment: Segment, reaches: bool) {
-        let noted = self.known.pass(side, &segment);
-        assert_eq!(noted.place, Place::InWindow, "{segment:?} of {side}: {:?}", self.peers);
+    /// Passes a real segment, which the other side accepts if it is in order.
+    fn pass_real(&mut self, side: usize, segment: Segment, reaches: bool) {
+        let outcome = self.tracker.pass(side, &segment);
+        assert_eq!(outcome.position, WindowPosition::InWindow, "{segment:?} of {side}: {:?}", self.peers);
         self.last[side] = Some(segment);
-        let end = segment.sequence.wrapping_add(segment.space);
+        let end = segment.sequence.wrapping_add(segment.sequence_length);
         let peer = &mut self.peers[side];
         peer.passed = later(peer.passed, end);
-        peer.said = later(peer.said, segment.acknowledgement);
+        peer.passed_ack = later(peer.passed_ack, segment.acknowledgment);
         peer.fin_passed |= segment.flags.has(TcpFlags::FIN);
         if !reaches {
             return;
         }
         let other = &mut self.peers[1 - side];
-        other.acknowledged = later(other.acknowledged, segment.acknowledgement);
+        other.acknowledged = later(other.acknowledged, segment.acknowledgment);
         if segment.sequence.wrapping_sub(other.received) > 1 << 31 || segment.sequence == other.received {
             other.received = later(other.received, end);
         }
@@ -190,89 +204,91 @@ impl<'a> Story<'a> {
         if peer.fin_at.is_some() && (flags & FIN != 0 || data > 0) {
             return;
         }
-        let data = if peer.next.wrapping_sub(peer.acknowledged) > FLIGHT { 0 } else { data };
+        let data = if peer.next.wrapping_sub(peer.acknowledged) > MAX_FLIGHT { 0 } else { data };
         let segment = segment(flags | ACK, peer.next, peer.received, data);
         if flags & FIN != 0 {
             peer.fin_at = Some(peer.next.wrapping_add(data));
         }
-        peer.next = peer.next.wrapping_add(segment.space);
-        if lost == Loss::Before {
-            self.tally.count("lost before the gateway");
+        peer.next = peer.next.wrapping_add(segment.sequence_length);
+        if lost == Loss::BeforeGateway {
+            self.coverage.count("lost before the gateway");
         } else {
-            self.real(side, segment, lost == Loss::None);
+            self.pass_real(side, segment, lost == Loss::None);
         }
     }
 
-    fn again(&mut self, side: usize) {
+    fn retransmit(&mut self, side: usize) {
         let Peer { mut acknowledged, next, received, fin_at, .. } = self.peers[side];
         while acknowledged != next {
             let end = fin_at.unwrap_or(next);
             let data = end.wrapping_sub(acknowledged).min(1400);
             let fin = if fin_at == Some(acknowledged.wrapping_add(data)) { FIN } else { 0 };
             let segment = segment(ACK | fin, acknowledged, received, data);
-            acknowledged = acknowledged.wrapping_add(segment.space);
-            self.real(side, segment, true);
-            self.tally.count("sent again");
+            acknowledged = acknowledged.wrapping_add(segment.sequence_length);
+            self.pass_real(side, segment, true);
+            self.coverage.count("retransmitted");
         }
     }
 
-    /// Whether a forged segment hits what the best of guesses may hit.
-    fn is_lucky(&self, forged: &Segment) -> bool {
+    /// Whether a forged segment matches the window by chance.
+    fn is_lucky_guess(&self, forged: &Segment) -> bool {
         let (own, other) = (self.peers[self.forged], self.peers[1 - self.forged]);
         let near = |number: u32, low: u32, high: u32| {
-            number.wrapping_sub(low.wrapping_sub(NEAR)) <= high.wrapping_sub(low) + 2 * NEAR
+            number.wrapping_sub(low.wrapping_sub(TOLERANCE)) <= high.wrapping_sub(low) + 2 * TOLERANCE
         };
-        [own.passed, other.said].contains(&forged.sequence)
-            || forged.sequence.wrapping_add(1) == other.said
-            || [own.said, other.passed].contains(&forged.acknowledgement)
-            || (near(forged.sequence, other.said, own.passed) && near(forged.acknowledgement, own.said, other.passed))
+        [own.passed, other.passed_ack].contains(&forged.sequence)
+            || forged.sequence.wrapping_add(1) == other.passed_ack
+            || [own.passed_ack, other.passed].contains(&forged.acknowledgment)
+            || (near(forged.sequence, other.passed_ack, own.passed)
+                && near(forged.acknowledgment, own.passed_ack, other.passed))
     }
 
     fn forge(&mut self, flags: u8, sequence: Guess, ack: Guess, data: u32) {
         let own = self.peers[self.forged];
         let number = |guess, right: u32| match guess {
             Guess::Any(number) => number,
-            Guess::Own => self.forged_end,
-            Guess::Around(away) => right.wrapping_add_signed(away),
+            Guess::OwnEnd => self.forged_end,
+            Guess::Near(away) => right.wrapping_add_signed(away),
         };
-        let forged = segment(flags, number(sequence, own.passed), number(ack, own.said), data);
-        if self.is_lucky(&forged) {
-            self.tally.count("lucky");
+        let forged = segment(flags, number(sequence, own.passed), number(ack, own.passed_ack), data);
+        if self.is_lucky_guess(&forged) {
+            self.coverage.count("lucky guess");
             return;
         }
-        let before = self.known;
-        let noted = self.known.pass(self.forged, &forged);
-        assert_eq!(noted, Noted::IGNORED, "{forged:?}: {:?}", self.peers);
-        let plain = |known: &Known| known.0.map(|it| (it.sequence, it.acknowledged, it.flags.without(Flags::SEEN)));
-        assert_eq!(plain(&self.known), plain(&before), "{forged:?}");
-        self.forged_end = forged.sequence.wrapping_add(forged.space);
-        self.tally.count(format!("forged {}", ["data", "fin", "syn", "rst"][(flags & 7).min(3) as usize]));
+        let before = self.tracker;
+        let outcome = self.tracker.pass(self.forged, &forged);
+        assert_eq!(outcome, TrackOutcome::IGNORED, "{forged:?}: {:?}", self.peers);
+        let plain =
+            |tracker: &Tracker| tracker.0.map(|it| (it.sequence, it.acknowledged, it.flags.without(Flags::SEEN)));
+        assert_eq!(plain(&self.tracker), plain(&before), "{forged:?}");
+        self.forged_end = forged.sequence.wrapping_add(forged.sequence_length);
+        self.coverage.count(format!("forged {}", ["data", "fin", "syn", "rst"][(flags & 7).min(3) as usize]));
     }
 
     fn step(&mut self, step: Step) {
         match step {
             Step::Send { side, data, lost } => self.send(side, ACK, data, lost),
-            Step::Again { side } => self.again(side),
+            Step::Retransmit { side } => self.retransmit(side),
             Step::KeepAlive { side } => {
                 let Peer { acknowledged, next, received, .. } = self.peers[side];
                 if acknowledged == next {
-                    self.real(side, segment(ACK, next.wrapping_sub(1), received, 0), true);
-                    self.tally.count("keep-alive");
+                    self.pass_real(side, segment(ACK, next.wrapping_sub(1), received, 0), true);
+                    self.coverage.count("keep-alive");
                 }
             }
-            Step::Twice { side } => {
+            Step::Duplicate { side } => {
                 if let Some(last) = self.last[side] {
-                    self.real(side, last, true);
+                    self.pass_real(side, last, true);
                 }
             }
             Step::Forge { flags, sequence, ack, data } => self.forge(flags, sequence, ack, data),
         }
     }
 
-    /// What the gateway knows is what it saw.
+    /// The tracking state is what has passed.
     fn check(&self) -> Result<(), TestCaseError> {
-        for (track, peer) in self.known.0.iter().zip(&self.peers) {
-            prop_assert_eq!((track.sequence, track.acknowledged), (peer.passed, peer.said));
+        for (track, peer) in self.tracker.0.iter().zip(&self.peers) {
+            prop_assert_eq!((track.sequence, track.acknowledged), (peer.passed, peer.passed_ack));
             prop_assert_eq!(track.flags.has(Flags::FIN), peer.fin_passed);
             prop_assert!(!track.flags.has(Flags::RST));
         }
@@ -281,112 +297,113 @@ impl<'a> Story<'a> {
 }
 
 #[test]
-fn nobody_who_does_not_see_a_connection_moves_it_and_it_ends_when_its_ends_say_so() {
+fn off_path_segments_change_no_state_and_the_endpoints_close_the_connection() {
     let classes = [
         "lost before the gateway",
-        "sent again",
+        "retransmitted",
         "keep-alive",
         "forged data",
         "forged fin",
         "forged syn",
         "forged rst",
-        "lucky",
+        "lucky guess",
         "closed",
         "reset at once",
-        "reset by a challenge",
+        "reset after a challenge",
     ];
     let first = prop_oneof![any::<u32>(), (u32::MAX - 3000)..];
     let input = (first.clone(), first, 0_usize..2, prop::collection::vec(step(), 1..120), 0_usize..2, any::<bool>());
-    property(ProptestConfig::with_cases(400), &input, &classes, |(a, b, forged, steps, closer, resets), tally| {
-        let mut story = Story::opened([a, b], forged, tally);
+    property(ProptestConfig::with_cases(400), &input, &classes, |(a, b, forged, steps, closer, resets), coverage| {
+        let mut scenario = Scenario::established([a, b], forged, coverage);
         let half = steps.len() / 2;
         for (n, step) in steps.into_iter().enumerate() {
             if n == half && !resets {
-                story.send(closer, FIN, 10, Loss::Behind);
+                scenario.send(closer, FIN, 10, Loss::AfterGateway);
             }
-            story.step(step);
-            story.check()?;
+            scenario.step(step);
+            scenario.check()?;
         }
         if resets {
-            // At what it has sent; or, if the other side hasn't received that, at what its challenge says.
-            let (next, expected) = (story.peers[closer].next, story.peers[1 - closer].received);
-            story.known.pass(closer, &segment(RST, next, 0, 0));
-            if story.known.has(Flags::RST)[closer] {
-                tally.count("reset at once");
+            // At the end of what it has sent; or, if the other side hasn't received that, at the number of its
+            // challenge ACK.
+            let (next, expected) = (scenario.peers[closer].next, scenario.peers[1 - closer].received);
+            scenario.tracker.pass(closer, &segment(RST, next, 0, 0));
+            if scenario.tracker.has(Flags::RST)[closer] {
+                coverage.count("reset at once");
             } else {
-                story.send(1 - closer, ACK, 0, Loss::None);
-                story.known.pass(closer, &segment(RST, expected, 0, 0));
-                tally.count("reset by a challenge");
+                scenario.send(1 - closer, ACK, 0, Loss::None);
+                scenario.tracker.pass(closer, &segment(RST, expected, 0, 0));
+                coverage.count("reset after a challenge");
             }
-            prop_assert!(story.known.has(Flags::RST)[closer]);
+            prop_assert!(scenario.tracker.has(Flags::RST)[closer]);
         } else {
-            story.send(1 - closer, FIN, 0, Loss::Before);
-            (0..2).for_each(|side| story.again(side));
-            story.check()?;
-            prop_assert!(is_closed(story.known.0[0].flags, story.known.0[1].flags));
-            tally.count("closed");
+            scenario.send(1 - closer, FIN, 0, Loss::BeforeGateway);
+            (0..2).for_each(|side| scenario.retransmit(side));
+            scenario.check()?;
+            prop_assert!(is_closed(scenario.tracker.0[0].flags, scenario.tracker.0[1].flags));
+            coverage.count("closed");
         }
         Ok(())
     });
 }
 
 #[test]
-fn only_an_acknowledgement_of_what_was_really_sent_confirms() {
+fn only_an_acknowledgement_of_sent_data_confirms_the_initiator() {
     for ack in [1, 4999, 5000, 5102, 70_000, u32::MAX] {
-        let mut known = Known::new();
-        known.pass(0, &segment(SYN, 1000, 0, 0));
-        known.pass(0, &segment(ACK, 1001, ack, 0));
-        known.pass(1, &segment(SYN | ACK, 5000, 1001, 0));
-        // Behind the answer, more that may be acknowledged.
-        known.pass(1, &segment(ACK, 5001, 1001, 100));
+        let mut tracker = Tracker::new();
+        tracker.pass(0, &segment(SYN, 1000, 0, 0));
+        tracker.pass(0, &segment(ACK, 1001, ack, 0));
+        tracker.pass(1, &segment(SYN | ACK, 5000, 1001, 0));
+        // Data after the SYN-ACK, which may be acknowledged, too.
+        tracker.pass(1, &segment(ACK, 5001, 1001, 100));
         for data in [0, 10] {
-            known.pass(0, &segment(ACK, 1001, ack, data));
-            assert!(!confirmed(&known), "{ack}");
+            tracker.pass(0, &segment(ACK, 1001, ack, data));
+            assert!(!is_confirmed(&tracker), "{ack}");
         }
-        known.pass(0, &segment(ACK, 1011, 5001, 0));
-        assert!(confirmed(&known), "{ack}");
+        tracker.pass(0, &segment(ACK, 1011, 5001, 0));
+        assert!(is_confirmed(&tracker), "{ack}");
     }
     for ack in [5001, 5050, 5101] {
-        let mut known = Known::new();
-        known.pass(0, &segment(SYN, 1000, 0, 0));
-        known.pass(1, &segment(SYN | ACK, 5000, 1001, 0));
-        known.pass(1, &segment(ACK, 5001, 1001, 100));
-        known.pass(0, &segment(ACK, 1001, ack, 0));
-        assert!(confirmed(&known), "{ack}");
+        let mut tracker = Tracker::new();
+        tracker.pass(0, &segment(SYN, 1000, 0, 0));
+        tracker.pass(1, &segment(SYN | ACK, 5000, 1001, 0));
+        tracker.pass(1, &segment(ACK, 5001, 1001, 100));
+        tracker.pass(0, &segment(ACK, 1001, ack, 0));
+        assert!(is_confirmed(&tracker), "{ack}");
     }
-    // An answer that acknowledges something else is no answer.
-    let mut known = Known::new();
-    known.pass(0, &segment(SYN, 1000, 0, 0));
-    assert_eq!(known.pass(1, &segment(SYN | ACK, 5000, 1002, 0)), Noted::IGNORED);
-    known.pass(0, &segment(ACK, 1001, 5001, 0));
-    assert!(!confirmed(&known) && !known.has(Flags::SYN)[1]);
+    // A SYN-ACK that acknowledges something else is ignored.
+    let mut tracker = Tracker::new();
+    tracker.pass(0, &segment(SYN, 1000, 0, 0));
+    assert_eq!(tracker.pass(1, &segment(SYN | ACK, 5000, 1002, 0)), TrackOutcome::IGNORED);
+    tracker.pass(0, &segment(ACK, 1001, 5001, 0));
+    assert!(!is_confirmed(&tracker) && !tracker.has(Flags::SYN)[1]);
 }
 
 #[test]
-fn a_client_that_begins_again_with_another_number_connects() {
-    let mut known = Known::new();
-    known.pass(0, &segment(SYN, 1000, 0, 0));
-    known.pass(0, &segment(SYN, 3_000_000_000, 0, 0));
-    assert_eq!(known.pass(1, &segment(SYN | ACK, 5000, 3_000_000_001, 0)), Noted::NOTHING);
-    // One that comes later is challenged; it is over as soon as its sender says so in the right place.
-    assert_eq!(known.pass(0, &segment(SYN, 77, 0, 0)), Noted::IGNORED);
-    assert_eq!(known.pass(0, &segment(RST, 3_000_000_001, 0, 0)).event, Event::Closing);
-    assert_eq!(known.pass(0, &segment(SYN, 77, 0, 0)).event, Event::Reopened);
-    known.pass(1, &segment(SYN | ACK, 9000, 78, 0));
-    known.pass(0, &segment(ACK, 78, 9001, 0));
-    assert!(confirmed(&known) && known.0.iter().all(Track::is_sound));
+fn a_client_that_retries_with_another_isn_connects() {
+    let mut tracker = Tracker::new();
+    tracker.pass(0, &segment(SYN, 1000, 0, 0));
+    tracker.pass(0, &segment(SYN, 3_000_000_000, 0, 0));
+    assert_eq!(tracker.pass(1, &segment(SYN | ACK, 5000, 3_000_000_001, 0)), TrackOutcome::UNCHANGED);
+    // A later SYN is challenged; the connection is closed once its sender resets it with the right number.
+    assert_eq!(tracker.pass(0, &segment(SYN, 77, 0, 0)), TrackOutcome::IGNORED);
+    assert_eq!(tracker.pass(0, &segment(RST, 3_000_000_001, 0, 0)).change, StateChange::Closing);
+    assert_eq!(tracker.pass(0, &segment(SYN, 77, 0, 0)).change, StateChange::Reopened);
+    tracker.pass(1, &segment(SYN | ACK, 9000, 78, 0));
+    tracker.pass(0, &segment(ACK, 78, 9001, 0));
+    assert!(is_confirmed(&tracker) && tracker.0.iter().all(Track::is_trusted));
 }
 
 #[test]
-fn a_window_that_is_closed_is_probed() {
-    let tally = Tally::default();
-    let mut story = Story::opened([1, 2], 0, &tally);
-    let peer = story.peers[1];
+fn zero_window_probes_are_in_window() {
+    let coverage = Coverage::default();
+    let mut scenario = Scenario::established([1, 2], 0, &coverage);
+    let peer = scenario.peers[1];
     for _ in 0..3 {
-        // With one byte that is known already, and with one that isn't.
+        // With one byte that is acknowledged already, and with one that isn't.
         for sequence in [peer.next.wrapping_sub(1), peer.next] {
-            assert_eq!(story.known.pass(1, &segment(ACK, sequence, peer.received, 1)), Noted::NOTHING);
+            assert_eq!(scenario.tracker.pass(1, &segment(ACK, sequence, peer.received, 1)), TrackOutcome::UNCHANGED);
         }
-        assert_eq!(story.known.pass(0, &segment(ACK, peer.received, peer.next, 0)), Noted::NOTHING);
+        assert_eq!(scenario.tracker.pass(0, &segment(ACK, peer.received, peer.next, 0)), TrackOutcome::UNCHANGED);
     }
 }

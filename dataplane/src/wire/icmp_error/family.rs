@@ -1,67 +1,68 @@
-//! What differs between the errors of the two families: types, lengths, the header that is quoted, the pseudo-header.
+//! Differences between ICMPv4 and ICMPv6 errors: types, lengths, the quoted IP header, the pseudo-header.
 
-use super::Wrong;
-use crate::address::{Address, V6};
+use super::ParseError;
+use crate::flow::address::{Address, V6};
 use crate::wire::checksum::{self, Delta};
 use crate::wire::{icmp, ipv4, ipv6, protocol, set_u16, u16_at};
 
-/// The type of an ICMP error, as far as it matters for translation.
+/// The fields of an ICMP error's header that translation needs.
 #[derive(Clone, Copy, Debug)]
-pub struct Outline {
-    /// Bytes of the quote with its padding (RFC 4884 section 4); 0 if nothing follows it.
+pub struct ErrorHeader {
+    /// Length of the quote with its padding (RFC 4884 section 4), bytes; 0 if the quote extends to the end of the
+    /// message.
     pub quote_length: usize,
     /// See [`super::Quote::mtu`].
     pub mtu: Option<u32>,
 }
 
-/// What a quoted IP header says.
+/// A quoted IP header.
 #[derive(Clone, Copy, Debug)]
-pub struct Quoted<A> {
+pub struct QuotedHeader<A> {
     /// Source address.
     pub source: A,
     /// Destination address.
     pub destination: A,
-    /// Protocol behind options and extension headers.
+    /// Protocol after options or extension headers.
     pub protocol: u8,
-    /// Where the transport header starts.
-    pub transport_at: usize,
-    /// Where the packet, or what there is of it, ends.
+    /// Offset of the transport header in the quote.
+    pub transport_offset: usize,
+    /// End of the quoted packet, which may be truncated.
     pub end: usize,
 }
 
 /// An address family with ICMP errors.
-pub trait ErrorFamily: Address {
-    /// Bytes that every link of the family carries.
-    const SMALLEST_MTU: u32;
-    /// Bytes of the fixed IP header.
+pub trait IcmpErrorFamily: Address {
+    /// Minimum MTU of the family, bytes.
+    const MIN_MTU: u32;
+    /// Length of the fixed IP header, bytes.
     const HEADER: usize;
-    /// The protocol number of its ICMP.
+    /// Protocol number of the family's ICMP.
     const ICMP: u8;
 
-    /// Whether a message of this type is an error, or may be one: nobody answers it with an error.
+    /// Whether a message of this type is or may be an error: no error may be sent for it.
     fn is_error(kind: u8) -> bool;
-    /// Reads the header of an error.
+    /// Parses the header of an error.
     ///
     /// # Errors
-    /// It is no error, or one that is refused.
-    fn outline(header: &[u8; super::HEADER]) -> Result<Outline, Wrong>;
-    /// Reads the IP header at the start of a quote, of which the end may be missing.
+    /// If it is no error, or one that is not translated.
+    fn parse_header(header: &[u8; super::HEADER]) -> Result<ErrorHeader, ParseError>;
+    /// Parses the IP header at the start of a quote, which may be truncated.
     ///
     /// # Errors
-    /// Says what is wrong with it.
-    fn quoted(body: &[u8]) -> Result<Quoted<Self>, Wrong>;
-    /// Reads an ICMP message; `None` if it is cut short.
-    fn echo(payload: &[u8]) -> Option<icmp::Message>;
-    /// The destination of a packet whose header has been read before.
+    /// The reason for which it is rejected.
+    fn parse_quoted(body: &[u8]) -> Result<QuotedHeader<Self>, ParseError>;
+    /// Parses an ICMP message; `None` if it is truncated.
+    fn parse_echo(payload: &[u8]) -> Option<icmp::Message>;
+    /// The destination address of a packet whose header has been validated.
     fn destination(packet: &[u8]) -> Self;
-    /// What an ICMP message of `length` bytes in `packet` sums up besides its own bytes, not folded.
-    fn pseudo_header(packet: &[u8], length: usize) -> u32;
+    /// The sum of the pseudo-header of an ICMP message of `length` bytes in `packet`, not folded; 0 for IPv4.
+    fn pseudo_header_sum(packet: &[u8], length: usize) -> u32;
     /// Writes both addresses of the IP header at the start of `packet`, and updates its checksum if it has one.
     fn set_addresses(packet: &mut [u8], source: Self, destination: Self);
 }
 
-impl ErrorFamily for u32 {
-    const SMALLEST_MTU: u32 = 68;
+impl IcmpErrorFamily for u32 {
+    const MIN_MTU: u32 = 68;
     const HEADER: usize = ipv4::HEADER;
     const ICMP: u8 = protocol::ICMP;
 
@@ -70,42 +71,42 @@ impl ErrorFamily for u32 {
         matches!(kind, 3 | 4 | 5 | 11 | 12)
     }
 
-    fn outline(header: &[u8; super::HEADER]) -> Result<Outline, Wrong> {
+    fn parse_header(header: &[u8; super::HEADER]) -> Result<ErrorHeader, ParseError> {
         match header[0] {
-            3 | 11 | 12 => Ok(Outline {
+            3 | 11 | 12 => Ok(ErrorHeader {
                 quote_length: usize::from(header[5]) * 4,
                 mtu: (header[..2] == [3, 4]).then(|| u16_at(header, 6).into()),
             }),
-            4 | 5 => Err(Wrong::Refused),
-            _ => Err(Wrong::NotAnError),
+            4 | 5 => Err(ParseError::Filtered),
+            _ => Err(ParseError::NotAnError),
         }
     }
 
-    fn quoted(body: &[u8]) -> Result<Quoted<Self>, Wrong> {
-        let fixed: &[u8; ipv4::HEADER] = body.first_chunk().ok_or(Wrong::Short)?;
+    fn parse_quoted(body: &[u8]) -> Result<QuotedHeader<Self>, ParseError> {
+        let fixed: &[u8; ipv4::HEADER] = body.first_chunk().ok_or(ParseError::Truncated)?;
         let length = usize::from(fixed[0] & 0x0f) * 4;
         let total = usize::from(u16_at(fixed, 2));
         if fixed[0] >> 4 != 4 || length < ipv4::HEADER || total < length {
-            return Err(Wrong::Malformed);
+            return Err(ParseError::Malformed);
         }
-        // Options are skipped, whatever they are (RFC 5508 REQ-3 b): the packet has passed long ago.
-        let header = body.get(..length).ok_or(Wrong::Short)?;
+        // Options are skipped unchecked (RFC 5508 REQ-3 b): the packet was forwarded before.
+        let header = body.get(..length).ok_or(ParseError::Truncated)?;
         if !checksum::verifies(0, header) {
-            return Err(Wrong::QuotedChecksum);
+            return Err(ParseError::QuotedChecksum);
         }
         if is_later_fragment_v4(fixed) {
-            return Err(Wrong::Fragment);
+            return Err(ParseError::LaterFragment);
         }
-        Ok(Quoted {
+        Ok(QuotedHeader {
             source: Self::from_be_bytes([fixed[12], fixed[13], fixed[14], fixed[15]]),
             destination: Self::from_be_bytes([fixed[16], fixed[17], fixed[18], fixed[19]]),
             protocol: fixed[9],
-            transport_at: length,
+            transport_offset: length,
             end: total.min(body.len()),
         })
     }
 
-    fn echo(payload: &[u8]) -> Option<icmp::Message> {
+    fn parse_echo(payload: &[u8]) -> Option<icmp::Message> {
         icmp::parse_v4(payload)
     }
 
@@ -113,7 +114,7 @@ impl ErrorFamily for u32 {
         ipv4::destination(packet)
     }
 
-    fn pseudo_header(_: &[u8], _: usize) -> u32 {
+    fn pseudo_header_sum(_: &[u8], _: usize) -> u32 {
         0
     }
 
@@ -128,8 +129,8 @@ impl ErrorFamily for u32 {
     }
 }
 
-impl ErrorFamily for V6 {
-    const SMALLEST_MTU: u32 = 1280;
+impl IcmpErrorFamily for V6 {
+    const MIN_MTU: u32 = 1280;
     const HEADER: usize = ipv6::HEADER;
     const ICMP: u8 = protocol::ICMPV6;
 
@@ -138,33 +139,33 @@ impl ErrorFamily for V6 {
         kind < 128 || kind == 137
     }
 
-    fn outline(header: &[u8; super::HEADER]) -> Result<Outline, Wrong> {
+    fn parse_header(header: &[u8; super::HEADER]) -> Result<ErrorHeader, ParseError> {
         let quote_length = usize::from(header[4]) * 8;
         let rest = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
         match header[0] {
             // Destination unreachable, time exceeded.
-            1 | 3 => Ok(Outline { quote_length, mtu: None }),
+            1 | 3 => Ok(ErrorHeader { quote_length, mtu: None }),
             // Packet too big, parameter problem: no length, all four bytes have a meaning.
-            2 => Ok(Outline { quote_length: 0, mtu: Some(rest) }),
-            4 => Ok(Outline { quote_length: 0, mtu: None }),
-            kind if Self::is_error(kind) => Err(Wrong::Refused),
-            _ => Err(Wrong::NotAnError),
+            2 => Ok(ErrorHeader { quote_length: 0, mtu: Some(rest) }),
+            4 => Ok(ErrorHeader { quote_length: 0, mtu: None }),
+            kind if Self::is_error(kind) => Err(ParseError::Filtered),
+            _ => Err(ParseError::NotAnError),
         }
     }
 
-    fn quoted(body: &[u8]) -> Result<Quoted<Self>, Wrong> {
-        let fixed: &[u8; ipv6::HEADER] = body.first_chunk().ok_or(Wrong::Short)?;
+    fn parse_quoted(body: &[u8]) -> Result<QuotedHeader<Self>, ParseError> {
+        let fixed: &[u8; ipv6::HEADER] = body.first_chunk().ok_or(ParseError::Truncated)?;
         if fixed[0] >> 4 != 6 {
-            return Err(Wrong::Malformed);
+            return Err(ParseError::Malformed);
         }
         let end = (ipv6::HEADER + usize::from(u16_at(fixed, 4))).min(body.len());
-        let (protocol, transport_at) = behind_extensions(&body[..end])?;
+        let (protocol, transport_at) = skip_extensions(&body[..end])?;
         let address = |at: usize| V6::from_bits(fixed[at..].first_chunk().map_or(0, |b| u128::from_be_bytes(*b)));
         let (source, destination) = (address(ipv6::ADDRESSES), address(ipv6::ADDRESSES + 16));
-        Ok(Quoted { source, destination, protocol, transport_at, end })
+        Ok(QuotedHeader { source, destination, protocol, transport_offset: transport_at, end })
     }
 
-    fn echo(payload: &[u8]) -> Option<icmp::Message> {
+    fn parse_echo(payload: &[u8]) -> Option<icmp::Message> {
         icmp::parse_v6(payload)
     }
 
@@ -172,7 +173,7 @@ impl ErrorFamily for V6 {
         ipv6::destination(packet)
     }
 
-    fn pseudo_header(packet: &[u8], length: usize) -> u32 {
+    fn pseudo_header_sum(packet: &[u8], length: usize) -> u32 {
         let addresses = packet.get(ipv6::ADDRESSES..ipv6::HEADER).map_or(0, checksum::sum);
         addresses + u32::from(length as u16) + u32::from(protocol::ICMPV6)
     }
@@ -190,25 +191,25 @@ pub(super) fn is_later_fragment_v4(packet: &[u8]) -> bool {
     offset != 0
 }
 
-/// The protocol behind all extension headers of `packet`, and where it starts. Unlike [`ipv6::Header::parse`] it takes
-/// a packet of which the end is missing, and doesn't judge a packet that somebody else has let pass.
-pub(super) fn behind_extensions(packet: &[u8]) -> Result<(u8, usize), Wrong> {
-    let mut next = *packet.get(6).ok_or(Wrong::Short)?;
+/// The protocol after all extension headers of `packet`, and the offset of its header. Unlike [`ipv6::Header::parse`],
+/// it accepts a truncated packet and doesn't check rules for forwarding: the packet was forwarded before.
+pub(super) fn skip_extensions(packet: &[u8]) -> Result<(u8, usize), ParseError> {
+    let mut next = *packet.get(6).ok_or(ParseError::Truncated)?;
     let mut at = ipv6::HEADER;
-    for _ in 0..ipv6::LONGEST_CHAIN {
+    for _ in 0..ipv6::MAX_EXTENSION_HEADERS {
         let length = match next {
             ipv6::HOP_BY_HOP | ipv6::ROUTING | ipv6::DESTINATION_OPTIONS => {
-                8 + usize::from(*packet.get(at + 1).ok_or(Wrong::Short)?) * 8
+                8 + usize::from(*packet.get(at + 1).ok_or(ParseError::Truncated)?) * 8
             }
             ipv6::FRAGMENT => 8,
             _ => return Ok((next, at)),
         };
-        let extension = packet.get(at..at + length).ok_or(Wrong::Short)?;
+        let extension = packet.get(at..at + length).ok_or(ParseError::Truncated)?;
         if next == ipv6::FRAGMENT && u16_at(extension, 2) & 0xfff8 != 0 {
-            return Err(Wrong::Fragment);
+            return Err(ParseError::LaterFragment);
         }
         next = extension[0];
         at += length;
     }
-    Err(Wrong::Malformed)
+    Err(ParseError::Malformed)
 }

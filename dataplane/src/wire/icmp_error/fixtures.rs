@@ -1,4 +1,4 @@
-//! Packets of an independent implementation to test against: what they should be, byte by byte.
+//! Packets built by an independent implementation, to compare byte by byte.
 
 use std::net::IpAddr;
 
@@ -8,14 +8,14 @@ use etherparse::{
 };
 use proptest::prelude::*;
 
-use super::ErrorFamily;
-use crate::address::{Address, V6};
-use crate::session::tuple::Tuple;
+use super::IcmpErrorFamily;
+use crate::flow::address::{Address, V6};
+use crate::flow::tuple::Tuple;
 use crate::wire::protocol;
 
-/// What a packet carries.
+/// The transport of a quoted packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::wire) enum Inner {
+pub(in crate::wire) enum QuotedTransport {
     Tcp,
     Udp,
     UdpWithoutChecksum,
@@ -24,7 +24,7 @@ pub(in crate::wire) enum Inner {
     EchoReply,
 }
 
-impl Inner {
+impl QuotedTransport {
     pub(in crate::wire) const ALL: [Self; 6] =
         [Self::Tcp, Self::Udp, Self::UdpWithoutChecksum, Self::Sctp, Self::EchoRequest, Self::EchoReply];
 
@@ -36,8 +36,8 @@ impl Inner {
         }
     }
 
-    /// The tuple of a packet that carries this: the part of a tuple that stands in it.
-    fn shown<A: ErrorFamily>(self, tuple: Tuple<A>) -> Tuple<A> {
+    /// The part of a tuple that a packet of this transport contains.
+    fn visible_tuple<A: IcmpErrorFamily>(self, tuple: Tuple<A>) -> Tuple<A> {
         match self {
             Self::Tcp => Tuple { protocol: protocol::TCP, ..tuple },
             Self::Udp | Self::UdpWithoutChecksum => Tuple { protocol: protocol::UDP, ..tuple },
@@ -48,14 +48,14 @@ impl Inner {
     }
 }
 
-/// IP headers, bare or with all that may stand between them and the payload.
+/// IP headers, without or with options or extension headers.
 fn ip<A: Address>(source: A, destination: A, extended: bool) -> PacketBuilderStep<IpHeaders> {
     PacketBuilder::ip(match (source.to_ip(), destination.to_ip()) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             let mut header = Ipv4Header::new(0, 61, IpNumber::UDP, source.octets(), destination.octets()).unwrap();
             header.identification = 0xbeef;
             if extended {
-                // A record route that is full, and a loose source route with nothing left to do.
+                // A full record route, and a completed loose source route.
                 let options: Ipv4Options = [7, 7, 8, 10, 1, 2, 3, 131, 3, 4, 0, 0].into();
                 header.options = options;
                 header.more_fragments = true;
@@ -85,10 +85,10 @@ fn ip<A: Address>(source: A, destination: A, extended: bool) -> PacketBuilderSte
     })
 }
 
-/// A whole IP packet.
-pub(in crate::wire) fn datagram<A: ErrorFamily>(
+/// Builds an IP packet.
+pub(in crate::wire) fn datagram<A: IcmpErrorFamily>(
     tuple: &Tuple<A>,
-    inner: Inner,
+    inner: QuotedTransport,
     extended: bool,
     payload: &[u8],
 ) -> Vec<u8> {
@@ -96,32 +96,40 @@ pub(in crate::wire) fn datagram<A: ErrorFamily>(
     let ip = ip(tuple.source, tuple.destination, extended);
     let v4 = A::BITS == 32;
     match inner {
-        Inner::Tcp => {
+        QuotedTransport::Tcp => {
             let tcp = ip.tcp(tuple.source_port, tuple.destination_port, 0x0102_0304, 0xffff);
             tcp.write(&mut bytes, payload).unwrap();
         }
-        Inner::Udp | Inner::UdpWithoutChecksum => {
+        QuotedTransport::Udp | QuotedTransport::UdpWithoutChecksum => {
             ip.udp(tuple.source_port, tuple.destination_port).write(&mut bytes, payload).unwrap();
         }
-        Inner::Sctp => {
+        QuotedTransport::Sctp => {
             let ports = [tuple.source_port.to_be_bytes(), tuple.destination_port.to_be_bytes()].concat();
             let sctp = [&ports[..], &[1, 2, 3, 4, 0xca, 0xfe, 0xba, 0xbe], payload].concat();
             ip.write(&mut bytes, IpNumber(protocol::SCTP), &sctp).unwrap();
         }
-        Inner::EchoRequest if v4 => ip.icmpv4_echo_request(tuple.source_port, 7).write(&mut bytes, payload).unwrap(),
-        Inner::EchoRequest => ip.icmpv6_echo_request(tuple.source_port, 7).write(&mut bytes, payload).unwrap(),
-        Inner::EchoReply if v4 => ip.icmpv4_echo_reply(tuple.destination_port, 7).write(&mut bytes, payload).unwrap(),
-        Inner::EchoReply => ip.icmpv6_echo_reply(tuple.destination_port, 7).write(&mut bytes, payload).unwrap(),
+        QuotedTransport::EchoRequest if v4 => {
+            ip.icmpv4_echo_request(tuple.source_port, 7).write(&mut bytes, payload).unwrap();
+        }
+        QuotedTransport::EchoRequest => {
+            ip.icmpv6_echo_request(tuple.source_port, 7).write(&mut bytes, payload).unwrap();
+        }
+        QuotedTransport::EchoReply if v4 => {
+            ip.icmpv4_echo_reply(tuple.destination_port, 7).write(&mut bytes, payload).unwrap();
+        }
+        QuotedTransport::EchoReply => {
+            ip.icmpv6_echo_reply(tuple.destination_port, 7).write(&mut bytes, payload).unwrap();
+        }
     }
-    if inner == Inner::UdpWithoutChecksum {
+    if inner == QuotedTransport::UdpWithoutChecksum {
         let at = bytes.len() - payload.len() - 2;
         bytes[at..at + 2].fill(0);
     }
     bytes
 }
 
-/// An ICMP message in an IP packet.
-pub(in crate::wire) fn message<A: ErrorFamily>(header: [u8; 6], source: A, destination: A, body: &[u8]) -> Vec<u8> {
+/// Builds an IP packet with an ICMP message.
+pub(in crate::wire) fn message<A: IcmpErrorFamily>(header: [u8; 6], source: A, destination: A, body: &[u8]) -> Vec<u8> {
     let [kind, code, rest @ ..] = header;
     let mut bytes = Vec::new();
     let ip = ip(source, destination, false);
@@ -133,26 +141,26 @@ pub(in crate::wire) fn message<A: ErrorFamily>(header: [u8; 6], source: A, desti
     bytes
 }
 
-/// An ICMP error about some packet.
+/// A generated ICMP error.
 #[derive(Clone, Debug)]
-pub(in crate::wire) struct Case {
-    pub(in crate::wire) inner: Inner,
+pub(in crate::wire) struct ErrorCase {
+    pub(in crate::wire) inner: QuotedTransport,
     /// Whether the quoted packet has IP options or extension headers.
     pub(in crate::wire) extended: bool,
     pub(in crate::wire) payload: Vec<u8>,
-    /// Bytes of the quoted transport header and payload that are left out; at most what may be missing.
+    /// Bytes truncated from the quoted transport header and payload, as far as they may be missing.
     pub(in crate::wire) cut: usize,
     /// Whether extensions follow the quote (RFC 4884).
     pub(in crate::wire) extensions: bool,
     pub(in crate::wire) kind: usize,
 }
 
-impl Case {
+impl ErrorCase {
     pub(in crate::wire) fn any() -> impl Strategy<Value = Self> {
         let payload = prop::collection::vec(any::<u8>(), 0..200);
         (0..6_usize, any::<bool>(), payload, 0..300_usize, any::<bool>(), 0..4_usize).prop_map(
             |(inner, extended, payload, cut, extensions, kind)| Self {
-                inner: Inner::ALL[inner],
+                inner: QuotedTransport::ALL[inner],
                 extended,
                 payload,
                 cut,
@@ -162,18 +170,19 @@ impl Case {
         )
     }
 
-    /// What [`super::read`] finds in the error.
-    pub(in crate::wire) fn shown<A: ErrorFamily>(&self, tuple: Tuple<A>) -> Tuple<A> {
-        self.inner.shown(tuple)
+    /// The tuple that [`super::parse`] finds in the error.
+    pub(in crate::wire) fn visible_tuple<A: IcmpErrorFamily>(&self, tuple: Tuple<A>) -> Tuple<A> {
+        self.inner.visible_tuple(tuple)
     }
 
-    /// The error with which `router` answers the packet with this tuple.
-    pub(in crate::wire) fn error<A: ErrorFamily>(&self, tuple: &Tuple<A>, router: A) -> Vec<u8> {
+    /// The error that `router` sends for the packet with this tuple.
+    pub(in crate::wire) fn error<A: IcmpErrorFamily>(&self, tuple: &Tuple<A>, router: A) -> Vec<u8> {
         let original = datagram(tuple, self.inner, self.extended, &self.payload);
         let headers = original.len() - self.inner.header() - self.payload.len();
         let kept = (original.len() - headers).saturating_sub(self.cut).max(8);
-        // No router cuts between TCP's data offset and the end of its checksum: nobody could tell whether it is there.
-        let kept = if self.inner == Inner::Tcp && (13..18).contains(&kept) { 12 } else { kept };
+        // Not truncated between TCP's data offset and the end of its checksum: the checksum's presence would be
+        // ambiguous.
+        let kept = if self.inner == QuotedTransport::Tcp && (13..18).contains(&kept) { 12 } else { kept };
         let mut body = original[..headers + kept].to_vec();
         let (word, at) = if A::BITS == 32 { (4, 1) } else { (8, 0) };
         let (kind, code, mut rest) = match (self.kind, A::BITS) {
@@ -199,7 +208,7 @@ impl Case {
 }
 
 /// Any tuple.
-pub(in crate::wire) fn tuples<A: ErrorFamily>(
+pub(in crate::wire) fn tuples<A: IcmpErrorFamily>(
     addresses: impl Strategy<Value = A> + Clone,
 ) -> impl Strategy<Value = Tuple<A>> {
     (addresses.clone(), addresses, any::<u16>(), any::<u16>()).prop_map(
@@ -213,19 +222,19 @@ pub(in crate::wire) fn tuples<A: ErrorFamily>(
     )
 }
 
-/// Any IPv4 address, likely one that sums are unkind to.
+/// Any IPv4 address, with a bias to edge cases of the checksum.
 pub(in crate::wire) fn v4() -> impl Strategy<Value = u32> + Clone {
     prop_oneof![4 => any::<u32>(), 1 => Just(0_u32), 1 => Just(u32::MAX)]
 }
 
-/// Any IPv6 address, likely one that sums are unkind to.
+/// Any IPv6 address, with a bias to edge cases of the checksum.
 pub(in crate::wire) fn v6() -> impl Strategy<Value = V6> + Clone {
     let some = any::<u128>().prop_map(V6::from_bits).boxed();
     prop_oneof![4 => some, 1 => Just(V6::default()), 1 => Just(<V6 as Address>::MAX)]
 }
 
-/// `packet` with every checksum that [`super::read`] looks at made right.
-pub(in crate::wire) fn with_right_sums<A: ErrorFamily>(mut packet: Vec<u8>, l4: usize) -> Vec<u8> {
+/// `packet` with every checksum valid that [`super::parse`] verifies.
+pub(in crate::wire) fn with_valid_checksums<A: IcmpErrorFamily>(mut packet: Vec<u8>, l4: usize) -> Vec<u8> {
     use crate::wire::checksum::checksum;
     if A::BITS == 32 {
         let header = usize::from(packet.get(l4 + 8).copied().unwrap_or(0) & 15) * 4;
@@ -238,7 +247,7 @@ pub(in crate::wire) fn with_right_sums<A: ErrorFamily>(mut packet: Vec<u8>, l4: 
     }
     if packet.len() >= l4 + 4 {
         packet[l4 + 2..l4 + 4].fill(0);
-        let sum = checksum(A::pseudo_header(&packet, packet.len() - l4), &packet[l4..]);
+        let sum = checksum(A::pseudo_header_sum(&packet, packet.len() - l4), &packet[l4..]);
         packet[l4 + 2..l4 + 4].copy_from_slice(&sum.to_be_bytes());
     }
     packet

@@ -1,11 +1,11 @@
-//! Promises about reading and translating errors, against packets of an independent implementation.
+//! Parsing and translation of ICMP errors, against packets of an independent implementation.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use super::fixtures::{Case, Inner, datagram, message, tuples, v4, v6, with_right_sums};
+use super::fixtures::{ErrorCase, QuotedTransport, datagram, message, tuples, v4, v6, with_valid_checksums};
 use super::*;
-use crate::address::V6;
+use crate::flow::address::V6;
 
 const CLIENT: u32 = 0x0a00_0001;
 const SERVER: u32 = 0xc633_6407;
@@ -21,19 +21,19 @@ fn tuple_v6() -> Tuple<V6> {
     Tuple { source, destination, source_port: 4242, destination_port: 443, protocol: protocol::TCP }
 }
 
-/// Reads an IPv4 error about `quote`.
-fn read_v4(header: [u8; 6], quote: &[u8]) -> Result<Quote<u32>, Wrong> {
-    read(&message(header, ROUTER, CLIENT, quote), 20)
+/// Parses an IPv4 error that quotes `quote`.
+fn parse_v4(header: [u8; 6], quote: &[u8]) -> Result<Quote<u32>, ParseError> {
+    parse(&message(header, ROUTER, CLIENT, quote), 20)
 }
 
-fn read_v6(header: [u8; 6], quote: &[u8]) -> Result<Quote<V6>, Wrong> {
+fn parse_v6(header: [u8; 6], quote: &[u8]) -> Result<Quote<V6>, ParseError> {
     let tuple = tuple_v6();
-    read(&message(header, tuple.destination, tuple.source, quote), 40)
+    parse(&message(header, tuple.destination, tuple.source, quote), 40)
 }
 
-/// A quoted IPv4 packet after `change`, with a right header checksum.
-fn changed(change: impl FnOnce(&mut [u8])) -> Vec<u8> {
-    let mut packet = datagram(&tuple_v4(), Inner::Tcp, false, &[]);
+/// A quoted IPv4 packet modified by `change`, with a valid header checksum.
+fn modified_quote(change: impl FnOnce(&mut [u8])) -> Vec<u8> {
+    let mut packet = datagram(&tuple_v4(), QuotedTransport::Tcp, false, &[]);
     change(&mut packet);
     packet[10..12].fill(0);
     let sum = checksum::checksum(0, &packet[..20]);
@@ -45,152 +45,162 @@ const UNREACHABLE: [u8; 6] = [3, 3, 0, 0, 0, 0];
 const UNREACHABLE_V6: [u8; 6] = [1, 4, 0, 0, 0, 0];
 
 #[test]
-fn types_are_told_apart() {
-    let quote = datagram(&tuple_v4(), Inner::Tcp, false, &[]);
-    for (kind, expected) in [(0, Wrong::NotAnError), (8, Wrong::NotAnError), (13, Wrong::NotAnError)] {
-        assert_eq!(read_v4([kind, 0, 0, 0, 0, 0], &quote), Err(expected), "{kind}");
+fn only_translatable_error_types_are_accepted() {
+    let quote = datagram(&tuple_v4(), QuotedTransport::Tcp, false, &[]);
+    for (kind, expected) in [(0, ParseError::NotAnError), (8, ParseError::NotAnError), (13, ParseError::NotAnError)] {
+        assert_eq!(parse_v4([kind, 0, 0, 0, 0, 0], &quote), Err(expected), "{kind}");
     }
     for kind in [4, 5] {
-        assert_eq!(read_v4([kind, 0, 0, 0, 0, 0], &quote), Err(Wrong::Refused), "{kind}");
+        assert_eq!(parse_v4([kind, 0, 0, 0, 0, 0], &quote), Err(ParseError::Filtered), "{kind}");
     }
     for kind in [3, 11, 12] {
-        assert_eq!(read_v4([kind, 0, 0, 0, 0, 0], &quote).map(|q| (q.tuple, q.mtu)), Ok((tuple_v4(), None)), "{kind}");
+        assert_eq!(parse_v4([kind, 0, 0, 0, 0, 0], &quote).map(|q| (q.tuple, q.mtu)), Ok((tuple_v4(), None)), "{kind}");
     }
-    let quote = datagram(&tuple_v6(), Inner::Tcp, false, &[]);
+    let quote = datagram(&tuple_v6(), QuotedTransport::Tcp, false, &[]);
     for kind in 0..=255 {
-        let result = read_v6([kind, 0, 0, 0, 0, 0], &quote);
+        let result = parse_v6([kind, 0, 0, 0, 0, 0], &quote);
         match kind {
             1..=4 => assert_eq!(result.map(|quote| quote.tuple), Ok(tuple_v6()), "{kind}"),
-            0..128 | 137 => assert_eq!(result, Err(Wrong::Refused), "{kind}"),
-            _ => assert_eq!(result, Err(Wrong::NotAnError), "{kind}"),
+            0..128 | 137 => assert_eq!(result, Err(ParseError::Filtered), "{kind}"),
+            _ => assert_eq!(result, Err(ParseError::NotAnError), "{kind}"),
         }
     }
 }
 
 #[test]
-fn the_mtu_is_read_where_there_is_one() {
-    let quote = datagram(&tuple_v4(), Inner::Udp, false, &[]);
-    assert_eq!(read_v4([3, 4, 0, 0, 0x05, 0xdc], &quote).unwrap().mtu, Some(1500));
-    assert_eq!(read_v4([3, 4, 0, 0, 0, 0], &quote).unwrap().mtu, Some(0), "older than RFC 1191");
-    assert_eq!(read_v4([3, 3, 0, 0, 0x05, 0xdc], &quote).unwrap().mtu, None);
-    let quote = datagram(&tuple_v6(), Inner::Udp, false, &[]);
-    assert_eq!(read_v6([2, 0, 0x40, 0, 0x05, 0], &quote).unwrap().mtu, Some(0x4000_0500), "no length in there");
-    assert_eq!(read_v6([4, 0, 0, 0, 0, 40], &quote).unwrap().mtu, None);
+fn the_mtu_is_parsed_from_the_types_that_have_one() {
+    let quote = datagram(&tuple_v4(), QuotedTransport::Udp, false, &[]);
+    assert_eq!(parse_v4([3, 4, 0, 0, 0x05, 0xdc], &quote).unwrap().mtu, Some(1500));
+    assert_eq!(parse_v4([3, 4, 0, 0, 0, 0], &quote).unwrap().mtu, Some(0), "older than RFC 1191");
+    assert_eq!(parse_v4([3, 3, 0, 0, 0x05, 0xdc], &quote).unwrap().mtu, None);
+    let quote = datagram(&tuple_v6(), QuotedTransport::Udp, false, &[]);
+    assert_eq!(parse_v6([2, 0, 0x40, 0, 0x05, 0], &quote).unwrap().mtu, Some(0x4000_0500), "no length field");
+    assert_eq!(parse_v6([4, 0, 0, 0, 0, 40], &quote).unwrap().mtu, None);
 }
 
 #[test]
-fn quotes_without_a_session_are_told_apart() {
-    let quote = |change: fn(&mut [u8])| read_v4(UNREACHABLE, &changed(change)).map(|quote| quote.tuple);
+fn quotes_that_have_no_session_are_rejected_with_their_reason() {
+    let quote = |change: fn(&mut [u8])| parse_v4(UNREACHABLE, &modified_quote(change)).map(|quote| quote.tuple);
     assert_eq!(quote(|_| ()), Ok(tuple_v4()));
     assert_eq!(quote(|p| p[6] = 0x20), Ok(tuple_v4()), "a first fragment has ports");
     for (high, low) in [(0, 1), (0x10, 0), (0x3f, 0xff)] {
-        let later = changed(|p| p[6..8].copy_from_slice(&[high, low]));
-        assert_eq!(read_v4(UNREACHABLE, &later), Err(Wrong::Fragment));
+        let later = modified_quote(|p| p[6..8].copy_from_slice(&[high, low]));
+        assert_eq!(parse_v4(UNREACHABLE, &later), Err(ParseError::LaterFragment));
     }
-    assert_eq!(quote(|p| p[9] = 47), Err(Wrong::Protocol));
-    assert_eq!(quote(|p| p[9] = 58), Err(Wrong::Protocol), "the other family's ICMP");
-    assert_eq!(quote(|p| p[0] = 0x65), Err(Wrong::Malformed));
-    assert_eq!(quote(|p| p[0] = 0x44), Err(Wrong::Malformed));
-    assert_eq!(quote(|p| p[2..4].copy_from_slice(&[0, 19])), Err(Wrong::Malformed));
-    assert_eq!(quote(|p| p[2..4].copy_from_slice(&[0, 27])), Err(Wrong::Short), "what follows isn't the packet's");
-    assert_eq!(quote(|p| p[15] ^= 1), Err(Wrong::Misaddressed));
-    for (kind, expected) in [(3, Wrong::QuotesError), (5, Wrong::QuotesError), (13, Wrong::Protocol)] {
+    assert_eq!(quote(|p| p[9] = 47), Err(ParseError::UnsupportedProtocol));
+    assert_eq!(quote(|p| p[9] = 58), Err(ParseError::UnsupportedProtocol), "ICMPv6 in IPv4");
+    assert_eq!(quote(|p| p[0] = 0x65), Err(ParseError::Malformed));
+    assert_eq!(quote(|p| p[0] = 0x44), Err(ParseError::Malformed));
+    assert_eq!(quote(|p| p[2..4].copy_from_slice(&[0, 19])), Err(ParseError::Malformed));
+    assert_eq!(
+        quote(|p| p[2..4].copy_from_slice(&[0, 27])),
+        Err(ParseError::Truncated),
+        "bytes after the packet don't count"
+    );
+    assert_eq!(quote(|p| p[15] ^= 1), Err(ParseError::Misaddressed));
+    for (kind, expected) in
+        [(3, ParseError::QuotesError), (5, ParseError::QuotesError), (13, ParseError::UnsupportedProtocol)]
+    {
         let inner = message([kind, 0, 0, 0, 0, 0], CLIENT, SERVER, &[0; 28]);
-        assert_eq!(read_v4(UNREACHABLE, &inner), Err(expected), "{kind}");
+        assert_eq!(parse_v4(UNREACHABLE, &inner), Err(expected), "{kind}");
     }
     let (source, destination) = (tuple_v6().source, tuple_v6().destination);
-    for (kind, expected) in [(1, Wrong::QuotesError), (137, Wrong::QuotesError), (135, Wrong::Protocol)] {
+    for (kind, expected) in
+        [(1, ParseError::QuotesError), (137, ParseError::QuotesError), (135, ParseError::UnsupportedProtocol)]
+    {
         let inner = message([kind, 0, 0, 0, 0, 0], source, destination, &[0; 28]);
-        assert_eq!(read_v6(UNREACHABLE_V6, &inner), Err(expected), "{kind}");
+        assert_eq!(parse_v6(UNREACHABLE_V6, &inner), Err(expected), "{kind}");
     }
-    let mut short = datagram(&tuple_v6(), Inner::Udp, false, &[]);
+    let mut short = datagram(&tuple_v6(), QuotedTransport::Udp, false, &[]);
     short[5] = 7;
-    assert_eq!(read_v6(UNREACHABLE_V6, &short), Err(Wrong::Short), "what follows isn't the packet's");
-    let mut later = datagram(&tuple_v6(), Inner::Udp, true, &[]);
-    assert!(read_v6(UNREACHABLE_V6, &later).is_ok());
-    // The fragment header stands behind both headers with options.
-    assert_eq!(later[40 + 32 + 3], 1, "more to come");
+    assert_eq!(parse_v6(UNREACHABLE_V6, &short), Err(ParseError::Truncated), "bytes after the packet don't count");
+    let mut later = datagram(&tuple_v6(), QuotedTransport::Udp, true, &[]);
+    assert!(parse_v6(UNREACHABLE_V6, &later).is_ok());
+    // The fragment header follows both option headers.
+    assert_eq!(later[40 + 32 + 3], 1, "more fragments");
     later[40 + 32 + 3] = 8;
-    assert_eq!(read_v6(UNREACHABLE_V6, &later), Err(Wrong::Fragment));
+    assert_eq!(parse_v6(UNREACHABLE_V6, &later), Err(ParseError::LaterFragment));
 }
 
 #[test]
-fn every_missing_byte_of_what_a_quote_needs_is_noticed() {
-    for (inner, extended) in Inner::ALL.into_iter().flat_map(|inner| [(inner, false), (inner, true)]) {
+fn a_quote_truncated_before_its_first_8_transport_bytes_is_rejected() {
+    for (inner, extended) in QuotedTransport::ALL.into_iter().flat_map(|inner| [(inner, false), (inner, true)]) {
         let quote = datagram(&tuple_v4(), inner, extended, &[]);
         let needed = if extended { 32 + 8 } else { 20 + 8 };
         for length in 0..=quote.len() {
-            let result = read_v4(UNREACHABLE, &quote[..length]).err();
-            assert_eq!(result, (length < needed).then_some(Wrong::Short), "{inner:?}, {length} bytes");
+            let result = parse_v4(UNREACHABLE, &quote[..length]).err();
+            assert_eq!(result, (length < needed).then_some(ParseError::Truncated), "{inner:?}, {length} bytes");
         }
         let quote = datagram(&tuple_v6(), inner, extended, &[]);
         let needed = if extended { 40 + 40 + 8 } else { 40 + 8 };
         for length in 0..=quote.len() {
-            let result = read_v6(UNREACHABLE_V6, &quote[..length]).err();
-            assert_eq!(result, (length < needed).then_some(Wrong::Short), "{inner:?}, {length} bytes");
+            let result = parse_v6(UNREACHABLE_V6, &quote[..length]).err();
+            assert_eq!(result, (length < needed).then_some(ParseError::Truncated), "{inner:?}, {length} bytes");
         }
     }
 }
 
 #[test]
-fn the_length_attribute_counts_words_of_the_family() {
-    let quote = datagram(&tuple_v4(), Inner::Udp, false, &[0; 100]);
+fn the_rfc_4884_length_is_in_words_of_the_family() {
+    let quote = datagram(&tuple_v4(), QuotedTransport::Udp, false, &[0; 100]);
     assert_eq!(quote.len(), 128);
     let kinds: [fn(u8) -> [u8; 6]; 3] = [|n| [3, 1, 0, n, 0, 0], |n| [11, 0, 0, n, 0, 0], |n| [12, 0, 0, n, 0, 0]];
     for header in kinds {
-        assert!(read_v4(header(32), &quote).is_ok());
-        assert_eq!(read_v4(header(33), &quote), Err(Wrong::Malformed), "beyond the message");
-        assert!(read_v4(header(7), &quote).is_ok(), "the ports are in 28 bytes");
-        assert_eq!(read_v4(header(6), &quote), Err(Wrong::Short));
+        assert!(parse_v4(header(32), &quote).is_ok());
+        assert_eq!(parse_v4(header(33), &quote), Err(ParseError::Malformed), "longer than the message");
+        assert!(parse_v4(header(7), &quote).is_ok(), "the ports are in 28 bytes");
+        assert_eq!(parse_v4(header(6), &quote), Err(ParseError::Truncated));
     }
-    let quote = datagram(&tuple_v6(), Inner::Udp, false, &[0; 80]);
+    let quote = datagram(&tuple_v6(), QuotedTransport::Udp, false, &[0; 80]);
     for header in [|n| [1, 0, n, 0, 0, 0], |n| [3, 0, n, 0, 0, 0]] as [fn(u8) -> [u8; 6]; 2] {
-        assert!(read_v6(header(16), &quote).is_ok());
-        assert_eq!(read_v6(header(17), &quote), Err(Wrong::Malformed));
-        assert!(read_v6(header(6), &quote).is_ok());
-        assert_eq!(read_v6(header(5), &quote), Err(Wrong::Short));
+        assert!(parse_v6(header(16), &quote).is_ok());
+        assert_eq!(parse_v6(header(17), &quote), Err(ParseError::Malformed));
+        assert!(parse_v6(header(6), &quote).is_ok());
+        assert_eq!(parse_v6(header(5), &quote), Err(ParseError::Truncated));
     }
 }
 
 #[test]
-fn a_wrong_offset_is_no_panic() {
-    let packet = message(UNREACHABLE, ROUTER, CLIENT, &datagram(&tuple_v4(), Inner::Tcp, false, &[]));
-    let quote = read::<u32>(&packet, 20).unwrap();
+fn a_wrong_offset_never_panics() {
+    let packet = message(UNREACHABLE, ROUTER, CLIENT, &datagram(&tuple_v4(), QuotedTransport::Tcp, false, &[]));
+    let quote = parse::<u32>(&packet, 20).unwrap();
     for l4 in (0..packet.len() + 9).filter(|l4| *l4 != 20).chain([usize::MAX - 7, usize::MAX]) {
-        assert!(read::<u32>(&packet, l4).is_err(), "{l4}");
+        assert!(parse::<u32>(&packet, l4).is_err(), "{l4}");
         translate(&mut packet.clone(), l4, &quote, &tuple_v4(), 1, 2);
     }
-    assert_eq!(read::<u32>(&vec![0; 1 << 18], 20), Err(Wrong::Malformed), "longer than an IP packet");
+    assert_eq!(parse::<u32>(&vec![0; 1 << 18], 20), Err(ParseError::Malformed), "longer than an IP packet");
 }
 
-/// An error about `old` becomes, byte by byte, the one that `router` would have sent about `new`; and back.
-fn translates<A: ErrorFamily>(
-    case: &Case,
+/// The translated error of `old` equals, byte by byte, the error that `router` would send for `new`; and the reverse.
+fn check_translation<A: IcmpErrorFamily>(
+    case: &ErrorCase,
     (old, new): (Tuple<A>, Tuple<A>),
     (old_router, router): (A, A),
 ) -> Result<(), TestCaseError> {
     let original = case.error(&old, old_router);
     let mut packet = original.clone();
-    let quote = read::<A>(&packet, A::HEADER);
-    prop_assert_eq!(quote.map(|quote| quote.tuple), Ok(case.shown(old)));
+    let quote = parse::<A>(&packet, A::HEADER);
+    prop_assert_eq!(quote.map(|quote| quote.tuple), Ok(case.visible_tuple(old)));
     prop_assert_eq!(quote.unwrap().mtu, (case.kind == 1).then_some(1500));
     translate(&mut packet, A::HEADER, &quote.unwrap(), &new, router, new.source);
     prop_assert_eq!(&packet, &case.error(&new, router));
-    let back = read::<A>(&packet, A::HEADER);
-    prop_assert_eq!(back.map(|quote| quote.tuple), Ok(case.shown(new)));
+    let back = parse::<A>(&packet, A::HEADER);
+    prop_assert_eq!(back.map(|quote| quote.tuple), Ok(case.visible_tuple(new)));
     translate(&mut packet, A::HEADER, &back.unwrap(), &old, old_router, old.source);
     prop_assert_eq!(&packet, &original);
     Ok(())
 }
 
 #[test]
-fn every_port_gets_the_right_sum() {
-    // Among all ports is the one with which the sum is zero, which UDP writes as its twin.
-    for inner in [Inner::Tcp, Inner::Udp, Inner::UdpWithoutChecksum, Inner::EchoRequest] {
+fn the_quoted_checksum_is_right_for_every_port() {
+    // One of the ports makes the checksum zero, which UDP writes as 0xffff.
+    for inner in
+        [QuotedTransport::Tcp, QuotedTransport::Udp, QuotedTransport::UdpWithoutChecksum, QuotedTransport::EchoRequest]
+    {
         let cut = 0;
-        let case = Case { inner, extended: false, payload: vec![1, 2, 3], cut, extensions: false, kind: 0 };
+        let case = ErrorCase { inner, extended: false, payload: vec![1, 2, 3], cut, extensions: false, kind: 0 };
         let original = case.error(&tuple_v4(), ROUTER);
-        let quote = read::<u32>(&original, 20).unwrap();
+        let quote = parse::<u32>(&original, 20).unwrap();
         for port in 0..=u16::MAX {
             let new = Tuple { source_port: port, ..tuple_v4() };
             let mut packet = original.clone();
@@ -200,9 +210,9 @@ fn every_port_gets_the_right_sum() {
     }
 }
 
-/// A broken error is refused, or understood and translated into one with a right checksum. Never a panic.
-fn survives<A: ErrorFamily>(
-    case: &Case,
+/// A corrupt error is rejected, or parsed and translated into one with a valid checksum. Never a panic.
+fn check_corrupt<A: IcmpErrorFamily>(
+    case: &ErrorCase,
     (old, new): (Tuple<A>, Tuple<A>),
     router: A,
     changes: &[(usize, u8)],
@@ -214,23 +224,23 @@ fn survives<A: ErrorFamily>(
         packet[at] ^= value;
     }
     packet.truncate(length.max(A::HEADER));
-    let mut packet = with_right_sums::<A>(packet, A::HEADER);
-    if let Ok(quote) = read::<A>(&packet, A::HEADER) {
+    let mut packet = with_valid_checksums::<A>(packet, A::HEADER);
+    if let Ok(quote) = parse::<A>(&packet, A::HEADER) {
         let before = packet.len();
         translate(&mut packet, A::HEADER, &quote, &new, router, new.source);
         prop_assert_eq!(packet.len(), before);
-        let pseudo = A::pseudo_header(&packet, before - A::HEADER);
+        let pseudo = A::pseudo_header_sum(&packet, before - A::HEADER);
         prop_assert!(checksum::verifies(pseudo, &packet[A::HEADER..]));
-        let again = read::<A>(&packet, A::HEADER).map(|quote| (quote.tuple.source, quote.tuple.destination));
+        let again = parse::<A>(&packet, A::HEADER).map(|quote| (quote.tuple.source, quote.tuple.destination));
         prop_assert_eq!(again, Ok((new.source, new.destination)));
         translate(&mut packet[..before / 2], A::HEADER, &quote, &old, router, old.source);
     }
     Ok(())
 }
 
-/// One flipped bit in the ICMP message is noticed.
-fn notices_a_flipped_bit<A: ErrorFamily>(
-    case: &Case,
+/// One flipped bit in the ICMP message is detected.
+fn check_flipped_bit<A: IcmpErrorFamily>(
+    case: &ErrorCase,
     tuple: Tuple<A>,
     router: A,
     bit: usize,
@@ -238,9 +248,9 @@ fn notices_a_flipped_bit<A: ErrorFamily>(
     let mut packet = case.error(&tuple, router);
     let bit = bit % ((packet.len() - A::HEADER) * 8);
     packet[A::HEADER + bit / 8] ^= 1 << (bit % 8);
-    let result = read::<A>(&packet, A::HEADER);
+    let result = parse::<A>(&packet, A::HEADER);
     let is_type = bit < 8;
-    prop_assert!(result == Err(Wrong::Checksum) || (is_type && result.is_err()), "{result:?}");
+    prop_assert!(result == Err(ParseError::Checksum) || (is_type && result.is_err()), "{result:?}");
     Ok(())
 }
 
@@ -250,66 +260,66 @@ fn changes() -> impl Strategy<Value = Vec<(usize, u8)>> {
 
 proptest! {
     #[test]
-    fn a_translated_v4_error_is_the_one_about_the_new_tuple(
-        case in Case::any(), old in tuples(v4()), new in tuples(v4()), routers in (v4(), v4()),
+    fn a_translated_v4_error_equals_the_error_for_the_new_tuple(
+        case in ErrorCase::any(), old in tuples(v4()), new in tuples(v4()), routers in (v4(), v4()),
     ) {
-        translates(&case, (old, new), routers)?;
+        check_translation(&case, (old, new), routers)?;
     }
 
     #[test]
-    fn a_translated_v6_error_is_the_one_about_the_new_tuple(
-        case in Case::any(), old in tuples(v6()), new in tuples(v6()), routers in (v6(), v6()),
+    fn a_translated_v6_error_equals_the_error_for_the_new_tuple(
+        case in ErrorCase::any(), old in tuples(v6()), new in tuples(v6()), routers in (v6(), v6()),
     ) {
-        translates(&case, (old, new), routers)?;
+        check_translation(&case, (old, new), routers)?;
     }
 
     #[test]
-    fn a_flipped_bit_is_noticed(
-        case in Case::any(), old in tuples(v4()), old_v6 in tuples(v6()), bit: usize,
+    fn a_flipped_bit_is_detected(
+        case in ErrorCase::any(), old in tuples(v4()), old_v6 in tuples(v6()), bit: usize,
     ) {
-        notices_a_flipped_bit(&case, old, ROUTER, bit)?;
-        notices_a_flipped_bit(&case, old_v6, tuple_v6().destination, bit)?;
+        check_flipped_bit(&case, old, ROUTER, bit)?;
+        check_flipped_bit(&case, old_v6, tuple_v6().destination, bit)?;
     }
 
     #[test]
-    fn a_flipped_bit_in_the_quoted_header_is_noticed(case in Case::any(), old in tuples(v4()), bit in 32..160_usize) {
+    fn a_flipped_bit_in_the_quoted_header_is_detected(case in ErrorCase::any(), old in tuples(v4()), bit in 32..160_usize) {
         let mut packet = case.error(&old, ROUTER);
         packet[28 + bit / 8] ^= 1 << (bit % 8);
-        // Whoever changed the quote made the checksum of the message right again.
+        // The checksum of the message is made valid again.
         packet[22..24].fill(0);
         let sum = checksum::checksum(0, &packet[20..]);
         packet[22..24].copy_from_slice(&sum.to_be_bytes());
-        prop_assert_eq!(read::<u32>(&packet, 20), Err(Wrong::QuotedChecksum));
+        prop_assert_eq!(parse::<u32>(&packet, 20), Err(ParseError::QuotedChecksum));
     }
 
     #[test]
-    fn broken_v4_errors_do_no_harm(
-        case in Case::any(), old in tuples(v4()), new in tuples(v4()), changes in changes(), length in 0..400_usize,
+    fn corrupt_v4_errors_are_rejected_or_translated_consistently(
+        case in ErrorCase::any(), old in tuples(v4()), new in tuples(v4()), changes in changes(), length in 0..400_usize,
     ) {
-        survives(&case, (old, new), ROUTER, &changes, length)?;
+        check_corrupt(&case, (old, new), ROUTER, &changes, length)?;
     }
 
     #[test]
-    fn broken_v6_errors_do_no_harm(
-        case in Case::any(), old in tuples(v6()), new in tuples(v6()), changes in changes(), length in 0..400_usize,
+    fn corrupt_v6_errors_are_rejected_or_translated_consistently(
+        case in ErrorCase::any(), old in tuples(v6()), new in tuples(v6()), changes in changes(), length in 0..400_usize,
     ) {
-        survives(&case, (old, new), tuple_v6().destination, &changes, length)?;
+        check_corrupt(&case, (old, new), tuple_v6().destination, &changes, length)?;
     }
 
     #[test]
-    fn noise_does_no_harm(mut noise in prop::collection::vec(any::<u8>(), 0..200), l4 in 0..220_usize) {
-        let _ = read::<u32>(&noise, l4);
-        let _ = read::<V6>(&noise, l4);
+    fn arbitrary_bytes_never_panic(mut noise in prop::collection::vec(any::<u8>(), 0..200), l4 in 0..220_usize) {
+        let _ = parse::<u32>(&noise, l4);
+        let _ = parse::<V6>(&noise, l4);
         for start in [0x45, 0x46, 0x60] {
             if let Some(first) = noise.first_mut() {
                 *first = start;
             }
-            let mut into = [0; LONGEST_V6];
-            let _ = may_answer(&noise);
-            let _ = compose_v4(&mut into, &noise, Error::NoRoute, ROUTER);
-            let _ = compose_v6(&mut into, &noise, Error::NoRoute, tuple_v6().source);
+            let mut into = [0; MAX_LENGTH_V6];
+            let _ = may_send_error(&noise);
+            let _ = compose_v4(&mut into, &noise, IcmpError::NoRoute, ROUTER);
+            let _ = compose_v6(&mut into, &noise, IcmpError::NoRoute, tuple_v6().source);
         }
-        if let Ok(quote) = read_v4(UNREACHABLE, &datagram(&tuple_v4(), Inner::Tcp, false, &[])) {
+        if let Ok(quote) = parse_v4(UNREACHABLE, &datagram(&tuple_v4(), QuotedTransport::Tcp, false, &[])) {
             translate(&mut noise, l4, &quote, &tuple_v4(), 1, 2);
         }
     }

@@ -1,19 +1,19 @@
-//! Translation of an ICMP error with its quote (RFC 5508 REQ-4 and REQ-5): addresses, ports, checksums, nothing else.
+//! Translation of an ICMP error with its quote (RFC 5508 REQ-4 and REQ-5): addresses, ports and checksums only.
 
-use super::{ErrorFamily, HEADER, Quote, Transport};
-use crate::session::tuple::Tuple;
+use super::{HEADER, IcmpErrorFamily, Quote, Transport};
+use crate::flow::tuple::Tuple;
 use crate::wire::checksum::{self, Delta};
 use crate::wire::{icmp, set_u16, tcp, u16_at, udp};
 
-/// Translates the ICMP error that [`super::read`] found at `l4` in `packet`.
+/// Translates the ICMP error that [`super::parse`] found at offset `l4` of `packet`.
 ///
 /// The quote gets the addresses and ports (or the identifier) of `new_quoted`; the IP header gets the outer addresses.
-/// All checksums follow: those of both IPv4 headers and of the quoted transport header by the difference (RFC 1624), so
-/// one that was wrong stays wrong; that of the message anew. The TTL is the caller's to count down, before or after.
+/// The checksums of both IPv4 headers and of the quoted transport header are updated incrementally (RFC 1624), so a
+/// wrong one stays wrong; that of the message is recomputed. The caller decrements the TTL, before or after.
 ///
-/// A quoted SCTP checksum stays behind: a host finds the association by ports and verification tag (RFC 9260 section
-/// 10), and has nothing to check the sum of a cut packet against.
-pub fn translate<A: ErrorFamily>(
+/// A quoted SCTP checksum is not updated: a host finds the association by ports and verification tag (RFC 9260 section
+/// 10) and can't verify the checksum of a truncated packet.
+pub fn translate<A: IcmpErrorFamily>(
     packet: &mut [u8],
     l4: usize,
     quote: &Quote<A>,
@@ -24,19 +24,19 @@ pub fn translate<A: ErrorFamily>(
     A::set_addresses(packet, outer_source, outer_destination);
     let Some(quoted) = packet.get_mut(l4..).and_then(|message| message.get_mut(HEADER..)) else { return };
     A::set_addresses(quoted, new_quoted.source, new_quoted.destination);
-    if let Some(transport) = quoted.get_mut(usize::from(quote.transport_at)..usize::from(quote.end)) {
+    if let Some(transport) = quoted.get_mut(usize::from(quote.transport_offset)..usize::from(quote.packet_end)) {
         quote.translate_transport(transport, new_quoted);
     }
     let Some(message) = packet.get_mut(l4..) else { return };
     set_u16(message, icmp::CHECKSUM, 0);
     let length = message.len();
-    let pseudo = A::pseudo_header(packet, length);
+    let pseudo = A::pseudo_header_sum(packet, length);
     let Some(message) = packet.get_mut(l4..) else { return };
     let sum = checksum::checksum(pseudo, message);
     set_u16(message, icmp::CHECKSUM, sum);
 }
 
-impl<A: ErrorFamily> Quote<A> {
+impl<A: IcmpErrorFamily> Quote<A> {
     fn translate_transport(&self, transport: &mut [u8], new: &Tuple<A>) {
         let checksum_at = match self.transport {
             Transport::Tcp => tcp::CHECKSUM,
@@ -52,17 +52,18 @@ impl<A: ErrorFamily> Quote<A> {
             Transport::EchoRequest => set_u16(transport, icmp::IDENTIFIER, new.source_port),
             Transport::EchoReply => set_u16(transport, icmp::IDENTIFIER, new.destination_port),
         }
-        // Many quotes end before the checksum of TCP. Zeros may follow (RFC 4884 section 4 pads quotes to 128 bytes):
-        // then the header has no length either, and the padding stays as it is.
+        // Many quotes end before the TCP checksum. Zero padding may follow (RFC 4884 section 4 pads quotes to 128
+        // bytes): then the data offset is zero, too, and the padding stays unchanged.
         let reaches_checksum = checksum_at <= transport.len().saturating_sub(2);
-        let is_padding = self.transport == Transport::Tcp && transport.get(12).is_none_or(|offset| offset >> 4 < 5);
-        if !reaches_checksum || is_padding {
+        let is_zero_padding =
+            self.transport == Transport::Tcp && transport.get(12).is_none_or(|offset| offset >> 4 < 5);
+        if !reaches_checksum || is_zero_padding {
             return;
         }
         let old = u16_at(transport, checksum_at);
         let updated = Delta::of(self.transport.sum(&self.tuple), self.transport.sum(new)).apply(old);
         let updated = match self.transport {
-            // Zero says that there is none (RFC 768), and a sum of zero is written as its twin.
+            // Zero means no checksum (RFC 768); a computed zero is written as 0xffff.
             Transport::Udp if old == 0 => 0,
             Transport::Udp if updated == 0 => 0xffff,
             _ => updated,
@@ -72,8 +73,8 @@ impl<A: ErrorFamily> Quote<A> {
 }
 
 impl Transport {
-    /// What of a tuple its checksum is about, not folded. ICMP for IPv4 is the one that leaves out the addresses.
-    fn sum<A: ErrorFamily>(self, tuple: &Tuple<A>) -> u32 {
+    /// The sum of the tuple's fields that the checksum covers, not folded. ICMPv4 covers no addresses.
+    fn sum<A: IcmpErrorFamily>(self, tuple: &Tuple<A>) -> u32 {
         let addresses = match self {
             Self::EchoRequest | Self::EchoReply if A::BITS == 32 => 0,
             _ => tuple.source.word_sum() + tuple.destination.word_sum(),

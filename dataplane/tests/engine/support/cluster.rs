@@ -1,111 +1,114 @@
-//! Several gateways that serve the same VIPs: tunnels between them are carried by hand, and so is what they tell each other.
+//! A group of gateways with shared VIPs: the test delivers tunnel packets and session replication between them.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crossbeam::channel::bounded;
-use vipgate_dataplane::command::{Command, CopyChunk, PurgeChunk};
-use vipgate_dataplane::copies::worker_of;
-use vipgate_dataplane::io::{InterfaceId, PacketIo};
+use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::io::PacketIo;
+use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec};
+use vipgate_dataplane::policy::tunnels::TunnelMetadata;
 use vipgate_dataplane::ports::BlockId;
-use vipgate_dataplane::session::image::Image;
-use vipgate_dataplane::snapshot::members::{Authentication, MemberSpec, MembersSpec};
-use vipgate_dataplane::snapshot::tunnels::Mark;
-use vipgate_dataplane::wire::tunnel_tag::TagKey;
-use vipgate_dataplane::wire::vxlan::Outer;
+use vipgate_dataplane::replication::apply::worker_of;
+use vipgate_dataplane::replication::round::{PurgeChunk, RecordChunk};
+use vipgate_dataplane::session::record::ReplicationRecord;
+use vipgate_dataplane::wire::tunnel_auth::TagKey;
+use vipgate_dataplane::wire::vxlan::OuterHeaders;
+use vipgate_dataplane::worker::command::Command;
 
 use super::*;
 
-/// The replication epoch that begins when gateways first hear of each other.
+/// The replication epoch once gateways have their first common membership view.
 const FIRST_EPOCH: u64 = 2;
 
-/// A gateway's place in a cluster.
-pub type Number = usize;
+/// Index of a gateway in a cluster.
+pub type GatewayIndex = usize;
 
 pub struct Cluster {
     pub gateways: Vec<Gateway>,
-    pub members: Vec<Standing>,
-    /// Frames that went from one gateway to another.
-    pub tunnelled: u64,
+    pub members: Vec<MemberState>,
+    /// Frames sent from one gateway to another.
+    pub tunneled: u64,
     round: u8,
-    /// The view since which these serve, as all see it.
-    pub since: u64,
-    /// The replication epoch in which one has last told another one all; the first one, if it isn't here.
-    told: HashMap<(Number, Number), u64>,
-    serving: Vec<bool>,
-    /// What is told is lost.
-    pub deaf: bool,
-    /// How often each has started: each time it has another key. 0: it is of a version that has none.
-    pub starts: Vec<u8>,
-    /// Whether what has no tag is refused.
-    pub required: bool,
+    /// The membership view since which this set of gateways is active, the same at every gateway.
+    pub active_since: u64,
+    /// The replication epoch of the last full sync by (sender, receiver); [`FIRST_EPOCH`] if absent.
+    acknowledged: HashMap<(GatewayIndex, GatewayIndex), u64>,
+    active: Vec<bool>,
+    /// Drops all incremental replication.
+    pub drops_replication: bool,
+    /// How often each gateway process has started; each start has a new tunnel key. 0: a version without tunnel
+    /// authentication.
+    pub process_starts: Vec<u8>,
+    /// Whether tunnel packets without a tag are rejected.
+    pub requires_authentication: bool,
     v6: bool,
 }
 
-/// How a gateway stands, as all others see it.
+/// Membership state of a gateway, the same in every gateway's view.
 #[derive(Clone, Copy, Debug)]
-pub struct Standing {
-    pub serving: bool,
-    pub linked: bool,
+pub struct MemberState {
+    pub active: bool,
+    pub connected: bool,
     pub may_open: bool,
 }
 
-pub fn name(number: Number) -> Arc<str> {
+pub fn name(number: GatewayIndex) -> Arc<str> {
     format!("gw-{number}").into()
 }
 
-/// The key of what one gateway sends another one, as both have made it of what both show.
-pub fn tag_key(from: (Number, u8), to: (Number, u8)) -> TagKey {
+/// The tunnel key of one direction between two processes, as both derive it from their public keys.
+pub fn tag_key(from: (GatewayIndex, u8), to: (GatewayIndex, u8)) -> TagKey {
     let mut bytes = [7; 16];
     bytes[..4].copy_from_slice(&[from.0 as u8, from.1, to.0 as u8, to.1]);
     TagKey::new(&bytes)
 }
 
-/// A packet as the network brings it in a tunnel from this address; without a key it has no tag.
-pub fn tunnelled(
+/// A tunnel packet on the wire; without a key it has no tag.
+pub fn tunnel_packet(
     from: SocketAddr,
     to: SocketAddr,
-    mark: Mark,
+    mark: TunnelMetadata,
     key: Option<&TagKey>,
     mac: [u8; 6],
     inner: &[u8],
 ) -> Vec<u8> {
-    let outer = Outer::new(from.ip(), to).unwrap();
+    let outer = OuterHeaders::new(from.ip(), to).unwrap();
     let mut frame = vec![0; outer.length()];
     outer.write(&mut frame, inner.len() as u16, mark.vni(), 7, 0);
     frame[..6].copy_from_slice(&mac);
     frame[6..12].copy_from_slice(&POD_MAC);
     frame.extend(inner);
     if let Some(key) = key {
-        key.seal(&mut frame[outer.length()..], mark.vni());
+        key.write_tag(&mut frame[outer.length()..], mark.vni());
     }
     frame
 }
 
-pub fn tunnel(number: Number, v6: bool) -> SocketAddr {
+pub fn tunnel_address(number: GatewayIndex, v6: bool) -> SocketAddr {
     if v6 { at(&format!("[fd00:2::{}]:4790", number + 1)) } else { at(&format!("10.2.0.{}:4790", number + 1)) }
 }
 
-/// The policy of [`super::policy`] for several gateways: 192.0.2.10 and its twin are announced by all, blocks in turn; 192.0.2.11 is the
-/// second one's. Pods .5 are at home at the first one, .6 and .21 at the second one.
+/// The policy of [`super::policy`] for several gateways: 192.0.2.10 and 2001:db8::10 are announced by all, with port
+/// blocks assigned round-robin; gateway 1 owns 192.0.2.11. Gateway 0 is home to pods .5, gateway 1 to .6 and .21.
 pub fn shared_policy(count: usize) -> PolicySet {
     let mut set = policy();
-    let backups = |home: Number| (1..count).map(|step| name((home + step) % count)).collect::<Vec<_>>();
+    let backups = |home: GatewayIndex| (1..count).map(|step| name((home + step) % count)).collect::<Vec<_>>();
     for vip in &mut set.vips {
         if vip.address == ip("192.0.2.11") {
-            vip.shares = vec![ShareSpec { gateway: name(1), blocks: None, backups: backups(1) }];
+            vip.shards = vec![ShardSpec { gateway: name(1), blocks: None, backups: backups(1) }];
             continue;
         }
         vip.announce = Announce::Bgp;
-        let share = |home: Number| {
+        let share = |home: GatewayIndex| {
             let mut blocks = BlockSet::default();
             (0..1024)
                 .filter(|block| usize::from(*block) % count == home)
                 .for_each(|block| blocks.insert(BlockId(block)));
-            ShareSpec { gateway: name(home), blocks: Some(Arc::new(blocks)), backups: backups(home) }
+            ShardSpec { gateway: name(home), blocks: Some(Arc::new(blocks)), backups: backups(home) }
         };
-        vip.shares = (0..count).map(share).collect();
+        vip.shards = (0..count).map(share).collect();
     }
     for endpoint in &mut set.endpoints {
         let is_first = endpoint.address.to_string().ends_with('5');
@@ -114,177 +117,189 @@ pub fn shared_policy(count: usize) -> PolicySet {
     set
 }
 
-/// Exactly one packet left, by this gateway and interface.
-pub fn only(sent: Vec<(Number, InterfaceId, Vec<u8>)>, from: Number, out: InterfaceId, cluster: &Cluster) -> Vec<u8> {
+/// Asserts that exactly one packet left, from this gateway and interface.
+pub fn expect_one(
+    sent: Vec<(GatewayIndex, InterfaceId, Vec<u8>)>,
+    from: GatewayIndex,
+    out: InterfaceId,
+    cluster: &Cluster,
+) -> Vec<u8> {
     assert_eq!(sent.len(), 1, "{:?}", cluster.drops());
     let (number, interface, bytes) = sent.into_iter().next().unwrap();
     assert_eq!((number, interface), (from, out));
     bytes
 }
 
-/// The far side of most sessions.
-pub const FAR: &str = "198.51.100.10:443";
+/// The remote endpoint of most sessions.
+pub const REMOTE: &str = "198.51.100.10:443";
 
-pub fn three() -> Cluster {
+pub fn three_gateways() -> Cluster {
     Cluster::new(3, &Setup::default())
 }
 
 impl Cluster {
     pub fn new(count: usize, setup: &Setup) -> Self {
-        Self::over(count, setup, false)
+        Self::with_tunnel_family(count, setup, false)
     }
 
     /// The same with tunnels over IPv6 or IPv4.
-    pub fn over(count: usize, setup: &Setup, v6: bool) -> Self {
+    pub fn with_tunnel_family(count: usize, setup: &Setup, v6: bool) -> Self {
         let network = Self::network(count, v6);
         let set = shared_policy(count);
         let gateways = (0..count).map(|_| Gateway::with(setup, network.clone(), &set)).collect();
-        let fine = Standing { serving: true, linked: true, may_open: true };
+        let healthy = MemberState { active: true, connected: true, may_open: true };
         let mut cluster = Self {
             gateways,
-            members: vec![fine; count],
-            tunnelled: 0,
+            members: vec![healthy; count],
+            tunneled: 0,
             round: 1,
-            since: 0,
-            told: HashMap::new(),
-            serving: Vec::new(),
-            deaf: false,
-            starts: vec![1; count],
-            required: true,
+            active_since: 0,
+            acknowledged: HashMap::new(),
+            active: Vec::new(),
+            drops_replication: false,
+            process_starts: vec![1; count],
+            requires_authentication: true,
             v6,
         };
-        cluster.agree();
+        cluster.publish_views();
         cluster
     }
 
-    /// The network of each of them.
+    /// The network configuration of each gateway.
     pub fn network(count: usize, v6: bool) -> NetworkSpec {
         let mut network = network();
         let prefix = if v6 { "fd00:2::/64" } else { "10.2.0.0/24" };
         let via = RouteTarget::Via(vec![HopSpec { interface: INSIDE, gateway: None }]);
         network.routes.push(RouteSpec { prefix: prefix.parse().unwrap(), target: via });
         for number in 0..count {
-            let address = tunnel(number, v6).ip();
-            network.neighbours.push(NeighbourSpec { interface: INSIDE, address, mac: INSIDE_MAC });
+            let address = tunnel_address(number, v6).ip();
+            network.neighbors.push(NeighborSpec { interface: INSIDE, address, mac: INSIDE_MAC });
         }
         network
     }
 
-    /// All gateways hear how all stand.
-    pub fn agree(&mut self) {
-        self.count();
-        (0..self.gateways.len()).for_each(|number| self.hear(number));
+    /// Publishes the membership view at every gateway.
+    pub fn publish_views(&mut self) {
+        self.update_active();
+        (0..self.gateways.len()).for_each(|number| self.publish_view(number));
     }
 
-    /// Whether others serve than before.
-    fn count(&mut self) {
-        let serving: Vec<bool> = self.members.iter().map(|it| it.serving).collect();
-        if serving != self.serving {
-            (self.since, self.serving) = (self.since + 1, serving);
+    /// Advances the view if the set of active gateways has changed.
+    fn update_active(&mut self) {
+        let active: Vec<bool> = self.members.iter().map(|it| it.active).collect();
+        if active != self.active {
+            (self.active_since, self.active) = (self.active_since + 1, active);
         }
     }
 
-    /// One of them does.
-    pub fn hear(&mut self, number: Number) {
-        let spec = self.seen_by(number);
-        self.tell_members(number, &spec);
+    /// Publishes the membership view at one gateway.
+    pub fn publish_view(&mut self, number: GatewayIndex) {
+        let spec = self.view_of(number);
+        self.publish_members(number, &spec);
     }
 
-    /// All gateways as one of them sees them.
-    pub fn seen_by(&self, number: Number) -> MembersSpec {
+    /// The membership view as one gateway has it.
+    pub fn view_of(&self, this: GatewayIndex) -> MembersSpec {
         let members = self.members.clone();
-        let all = members.iter().enumerate().map(|(at, standing)| MemberSpec {
-            name: name(at),
-            tunnel: Some(tunnel(at, self.v6)),
-            serving: standing.serving,
-            linked: standing.linked && at != number,
-            may_open: standing.may_open,
-            authentication: self.authentication(number, at),
+        let all = members.iter().enumerate().map(|(number, state)| MemberSpec {
+            name: name(number),
+            tunnel: Some(tunnel_address(number, self.v6)),
+            active: state.active,
+            connected: state.connected && number != this,
+            may_open: state.may_open,
+            authentication: self.authentication(this, number),
         });
-        // Here views change for no other reason than that others serve.
-        let (since, serving_changes) = (self.since, self.since);
-        MembersSpec { this: Some(name(number)), gateways: all.collect(), since, serving_changes }
+        // Here views change only when the set of active gateways does.
+        let active_since = self.active_since;
+        MembersSpec { this: Some(name(this)), gateways: all.collect(), active_since, active_changes: active_since }
     }
 
-    /// One of them sees all so.
-    pub fn tell_members(&mut self, number: Number, spec: &MembersSpec) {
+    /// Publishes a given membership view at one gateway.
+    pub fn publish_members(&mut self, number: GatewayIndex, spec: &MembersSpec) {
         let gateway = &mut self.gateways[number];
         let snapshot = gateway.builder.with_members(spec);
         gateway.publisher.publish(snapshot);
     }
 
-    /// All gateways have a policy that differs in something from the one that they began with.
+    /// Publishes a variation of the initial policy at every gateway.
     pub fn change_policy(&mut self, change: impl FnOnce(&mut PolicySet)) {
         let mut set = shared_policy(self.gateways.len());
         change(&mut set);
         self.gateways.iter_mut().for_each(|gateway| gateway.set_policy(&set));
     }
 
-    /// How one authenticates what it sends another one, and that one what it sends.
-    fn authentication(&self, this: Number, other: Number) -> Authentication {
-        let (own, theirs) = (self.starts[this], self.starts[other]);
+    /// Tunnel authentication between two gateways, as seen by the first one.
+    fn authentication(&self, this: GatewayIndex, other: GatewayIndex) -> Authentication {
+        let (own_start, peer_start) = (self.process_starts[this], self.process_starts[other]);
         if this == other {
             return Authentication::None;
         }
-        if own == 0 || theirs == 0 {
-            return if self.required && own > 0 { Authentication::Refused } else { Authentication::None };
+        if own_start == 0 || peer_start == 0 {
+            return if self.requires_authentication && own_start > 0 {
+                Authentication::Rejected
+            } else {
+                Authentication::None
+            };
         }
-        let taken = |start: u8| (start > 0).then(|| tag_key((other, start), (this, own)));
+        let receive_key = |start: u8| (start > 0).then(|| tag_key((other, start), (this, own_start)));
         Authentication::Tagged {
-            sent: tag_key((this, own), (other, theirs)),
-            taken: [taken(theirs), taken(theirs - 1)],
+            transmit_key: tag_key((this, own_start), (other, peer_start)),
+            receive_keys: [receive_key(peer_start), receive_key(peer_start - 1)],
         }
     }
 
-    /// A packet that a gateway has sent another one, in their tunnel, as it would be if both know each other's last start.
-    pub fn sent_on(&self, from: Number, to: Number, mark: Mark, inner: &[u8]) -> Vec<u8> {
-        let (own, theirs) = (self.starts[from], self.starts[to]);
-        let key = (own > 0 && theirs > 0).then(|| tag_key((from, own), (to, theirs)));
-        tunnelled(tunnel(from, self.v6), tunnel(to, self.v6), mark, key.as_ref(), INSIDE_MAC, inner)
+    /// A tunnel packet between two gateways, tagged with the key of their current processes.
+    pub fn peer_packet(&self, from: GatewayIndex, to: GatewayIndex, mark: TunnelMetadata, inner: &[u8]) -> Vec<u8> {
+        let (own_start, peer_start) = (self.process_starts[from], self.process_starts[to]);
+        let key = (own_start > 0 && peer_start > 0).then(|| tag_key((from, own_start), (to, peer_start)));
+        tunnel_packet(tunnel_address(from, self.v6), tunnel_address(to, self.v6), mark, key.as_ref(), INSIDE_MAC, inner)
     }
 
-    /// A packet arrives at a gateway; what leaves the cluster because of it, and where.
-    pub fn arrives(
+    /// A gateway receives a packet; returns what leaves the cluster because of it, and where.
+    pub fn receive(
         &mut self,
-        number: Number,
+        number: GatewayIndex,
         interface: InterfaceId,
         packet: &[u8],
-    ) -> Vec<(Number, InterfaceId, Vec<u8>)> {
-        let sent = self.gateways[number].arrives(0, interface, packet);
-        self.carry(sent.into_iter().map(|(out, bytes)| (number, out, bytes)).collect())
+    ) -> Vec<(GatewayIndex, InterfaceId, Vec<u8>)> {
+        let sent = self.gateways[number].receive(0, interface, packet);
+        self.deliver_tunneled(sent.into_iter().map(|(out, bytes)| (number, out, bytes)).collect())
     }
 
-    /// Carries tunnel packets from gateway to gateway until none is left.
-    pub fn carry(&mut self, sent: Vec<(Number, InterfaceId, Vec<u8>)>) -> Vec<(Number, InterfaceId, Vec<u8>)> {
-        let (mut outside, mut open) = (Vec::new(), sent);
+    /// Delivers tunnel packets between gateways until none is left.
+    pub fn deliver_tunneled(
+        &mut self,
+        sent: Vec<(GatewayIndex, InterfaceId, Vec<u8>)>,
+    ) -> Vec<(GatewayIndex, InterfaceId, Vec<u8>)> {
+        let (mut outside, mut pending) = (Vec::new(), sent);
         for _ in 0..8 {
             let mut next = Vec::new();
-            for (from, out, bytes) in open {
-                match self.tunnel_to(&bytes) {
+            for (from, out, bytes) in pending {
+                match self.tunnel_destination(&bytes) {
                     Some(to) => {
-                        self.tunnelled += 1;
-                        let sent = self.gateways[to].arrives(0, out, &bytes);
+                        self.tunneled += 1;
+                        let sent = self.gateways[to].receive(0, out, &bytes);
                         next.extend(sent.into_iter().map(|(out, bytes)| (to, out, bytes)));
                     }
                     None => outside.push((from, out, bytes)),
                 }
             }
-            open = next;
+            pending = next;
         }
-        assert!(open.is_empty(), "packets travel without end");
+        assert!(pending.is_empty(), "packets loop between gateways");
         outside
     }
 
-    fn tunnel_to(&self, bytes: &[u8]) -> Option<Number> {
+    fn tunnel_destination(&self, bytes: &[u8]) -> Option<GatewayIndex> {
         let is_udp = matches!((bytes[12], bytes[13], bytes[23], bytes[20]), (8, 0, 17, _) | (0x86, 0xdd, _, 17));
         let port_at = if bytes[12] == 8 { 36 } else { 56 };
         let is_tunnel = is_udp && bytes.get(port_at..port_at + 2) == Some(&4790_u16.to_be_bytes()[..]);
         let to = is_tunnel.then(|| ends(bytes).1)?;
-        (0..self.gateways.len()).find(|number| tunnel(*number, self.v6) == to)
+        (0..self.gateways.len()).find(|number| tunnel_address(*number, self.v6) == to)
     }
 
-    /// Lets time pass for all, and lets them tell each other.
-    pub fn pass(&mut self, ms: u32) {
+    /// Advances the clock of every gateway, with replication.
+    pub fn advance(&mut self, ms: u32) {
         let mut left = ms;
         while left > 0 {
             let step = left.min(50);
@@ -293,110 +308,121 @@ impl Cluster {
                 gateway.now = gateway.now.plus(step);
                 gateway.turn();
             }
-            self.tell();
+            self.replicate();
         }
     }
 
-    /// What gateways have to tell each other arrives.
-    pub fn tell(&mut self) {
+    /// Delivers all pending replication records.
+    pub fn replicate(&mut self) {
         for from in 0..self.gateways.len() {
-            for outlet in self.gateways[from].outlets.clone() {
-                while let Some(news) = outlet.pop() {
-                    let to = self.number(from, news.to);
-                    if self.deaf || !self.members[to].linked {
+            for sender in self.gateways[from].replication_senders.clone() {
+                while let Some(outgoing) = sender.pop() {
+                    let to = self.index_of(from, outgoing.to);
+                    if self.drops_replication || !self.members[to].connected {
                         continue;
                     }
-                    self.take(from, to, vec![news.image], self.round);
-                    outlet.acknowledge(news.to, news.number);
+                    self.apply_records(from, to, vec![outgoing.record], self.round);
+                    sender.acknowledge(outgoing.to, outgoing.number);
                 }
             }
         }
         self.gateways.iter_mut().for_each(Gateway::turn);
     }
 
-    fn number(&self, at: Number, id: vipgate_dataplane::snapshot::members::GatewayId) -> Number {
-        (0..self.gateways.len()).find(|number| self.gateways[at].builder.gateway(&name(*number)) == Some(id)).unwrap()
+    fn index_of(&self, at: GatewayIndex, id: vipgate_dataplane::flow::ids::GatewayId) -> GatewayIndex {
+        (0..self.gateways.len())
+            .find(|number| self.gateways[at].builder.gateway_id(&name(*number)) == Some(id))
+            .unwrap()
     }
 
-    fn take(&mut self, from: Number, to: Number, images: Vec<Image>, round: u8) {
+    fn apply_records(&mut self, from: GatewayIndex, to: GatewayIndex, records: Vec<ReplicationRecord>, round: u8) {
         let gateway = &mut self.gateways[to];
-        let from = gateway.builder.gateway(&name(from)).unwrap();
-        for image in images {
+        let source = gateway.builder.gateway_id(&name(from)).unwrap();
+        for record in records {
             let snapshot = gateway.builder.snapshot();
-            let worker = worker_of(&image, &snapshot.policy, gateway.workers.len() as u8);
+            let worker = worker_of(&record, &snapshot.policy, gateway.workers.len() as u8);
             let (reply, _done) = bounded(1);
             gateway.commands[usize::from(worker.0)]
-                .send(Command::Take { images: vec![image], round, from, reply })
+                .send(Command::ApplyRecords { records: vec![record], round, source, reply })
                 .unwrap();
             gateway.turn();
         }
     }
 
-    /// One gateway tells another one all sessions whose copies belong there; that one forgets what isn't among them.
-    pub fn tell_all(&mut self, from: Number, to: Number) -> usize {
-        // As gateways number them: 0 stands for no round.
+    /// Full sync: sends all records that `to` is to have; it then purges standby sessions that weren't among them.
+    pub fn full_sync(&mut self, from: GatewayIndex, to: GatewayIndex) -> usize {
+        // Rounds are numbered 1 to 15; 0 means none.
         self.round = self.round % 15 + 1;
-        let id = self.gateways[from].builder.gateway(&name(to)).unwrap();
+        let target = self.gateways[from].builder.gateway_id(&name(to)).unwrap();
         let (mut all, mut epoch) = (Vec::new(), 0);
         for worker in 0..self.gateways[from].workers.len() {
             let mut cursor = Some(0);
             while cursor.is_some() {
-                let (reply, answer) = bounded(1);
-                let told_by = self.told_by(from, to);
-                let images = Vec::with_capacity(64);
-                let begun_by = (self.since, None);
-                let chunk = CopyChunk { to: id, told_by, cursor, images, begun_by, listed_by: (0, 0) };
-                self.gateways[from].commands[worker].send(Command::Copies { chunk, reply }).unwrap();
+                let (reply, response) = bounded(1);
+                let acknowledged_epoch = self.acknowledged_epoch(from, to);
+                let records = Vec::with_capacity(64);
+                let expected = (self.active_since, None);
+                let chunk = RecordChunk { target, acknowledged_epoch, cursor, records, expected, observed: (0, 0) };
+                self.gateways[from].commands[worker].send(Command::ListRecords { chunk, reply }).unwrap();
                 self.gateways[from].turn();
-                let chunk = answer.try_recv().unwrap();
-                (cursor, epoch) = (chunk.cursor, chunk.listed_by.0);
-                all.extend(chunk.images);
+                let chunk = response.try_recv().unwrap();
+                (cursor, epoch) = (chunk.cursor, chunk.observed.0);
+                all.extend(chunk.records);
             }
         }
         let count = all.len();
-        self.take(from, to, all, self.round);
-        self.told.insert((from, to), epoch);
-        assert!(self.forget_unnamed(from, to, self.since));
+        self.apply_records(from, to, all, self.round);
+        self.acknowledged.insert((from, to), epoch);
+        assert!(self.purge_stale(from, to, self.active_since));
         count
     }
 
-    /// The replication epoch in which one has last told another one all.
-    fn told_by(&self, from: Number, to: Number) -> u64 {
-        self.told.get(&(from, to)).copied().unwrap_or(FIRST_EPOCH)
+    /// The replication epoch of the last full sync between two gateways.
+    fn acknowledged_epoch(&self, from: GatewayIndex, to: GatewayIndex) -> u64 {
+        self.acknowledged.get(&(from, to)).copied().unwrap_or(FIRST_EPOCH)
     }
 
-    /// A gateway forgets what another one hasn't named in this round, which began by a view; whether it still holds.
-    pub fn forget_unnamed(&mut self, from: Number, to: Number, view: u64) -> bool {
-        let mut holds = true;
-        let owner = self.gateways[to].builder.gateway(&name(from)).unwrap();
+    /// Purges standby sessions that the current round didn't include; returns false if the round began under an
+    /// outdated view.
+    pub fn purge_stale(&mut self, from: GatewayIndex, to: GatewayIndex, view: u64) -> bool {
+        let mut is_current = true;
+        let owner = self.gateways[to].builder.gateway_id(&name(from)).unwrap();
         for worker in 0..self.gateways[to].workers.len() {
             let mut cursor = Some(0);
             while cursor.is_some() {
-                let (reply, answer) = bounded(1);
-                let (round, told_by) = (self.round, self.told_by(to, from));
-                let (forgotten, outdated, spared) = (0, false, false);
-                let chunk = PurgeChunk { owner, round, view, told_by, cursor, forgotten, outdated, spared };
-                self.gateways[to].commands[worker].send(Command::Purge { chunk, reply }).unwrap();
+                let (reply, response) = bounded(1);
+                let (round, acknowledged_epoch) = (self.round, self.acknowledged_epoch(to, from));
+                let chunk = PurgeChunk {
+                    owner,
+                    round,
+                    view,
+                    acknowledged_epoch,
+                    cursor,
+                    removed: 0,
+                    outdated: false,
+                    kept: false,
+                };
+                self.gateways[to].commands[worker].send(Command::PurgeStandby { chunk, reply }).unwrap();
                 self.gateways[to].turn();
-                let chunk = answer.try_recv().unwrap();
+                let chunk = response.try_recv().unwrap();
                 cursor = chunk.cursor;
-                holds &= !chunk.outdated;
+                is_current &= !chunk.outdated;
             }
         }
-        holds
+        is_current
     }
 
-    /// A gateway dies: it takes part in nothing any more, and the others hear of it.
-    pub fn kill(&mut self, number: Number) {
-        self.members[number] = Standing { serving: false, linked: false, may_open: true };
-        self.count();
+    /// A gateway fails: it is inactive and disconnected in all other gateways' views.
+    pub fn kill(&mut self, number: GatewayIndex) {
+        self.members[number] = MemberState { active: false, connected: false, may_open: true };
+        self.update_active();
         for other in (0..self.gateways.len()).filter(|other| *other != number) {
-            self.hear(other);
+            self.publish_view(other);
         }
     }
 
-    pub fn copies(&self, number: Number) -> u64 {
-        self.gateways[number].workers.iter().map(|worker| u64::from(worker.tables().sessions.copies())).sum()
+    pub fn standby_sessions(&self, number: GatewayIndex) -> u64 {
+        self.gateways[number].workers.iter().map(|worker| u64::from(worker.tables().sessions.standby_count())).sum()
     }
 
     pub fn drops(&self) -> HashMap<DropReason, u64> {

@@ -1,4 +1,4 @@
-//! A gateway without a world: workers over memory devices, a policy, a clock that only tests move.
+//! A gateway under test: workers over in-memory devices, a policy, and a clock that only the test advances.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -8,14 +8,14 @@
     reason = "each test file uses its part; a test fails by panicking"
 )]
 
+pub mod accounting;
+pub mod capture;
 pub mod cluster;
 pub mod connection;
-pub mod foretold;
-pub mod ledger;
 pub mod oracle;
 pub mod packets;
+pub mod prediction;
 pub mod services;
-pub mod watching;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -25,47 +25,50 @@ use std::sync::Arc;
 
 use crossbeam::channel::{Sender, bounded, unbounded};
 use crossbeam::queue::ArrayQueue;
-use vipgate_dataplane::adopt::Adoption;
-use vipgate_dataplane::batch;
-use vipgate_dataplane::command::{Command, FlushChunk, SessionFilter};
-use vipgate_dataplane::counters::{Direction, DropReason};
-use vipgate_dataplane::fragments::Fragments;
-use vipgate_dataplane::ids::Ids;
+use vipgate_dataplane::flow::direction::Direction;
+use vipgate_dataplane::flow::drop_reason::DropReason;
+use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::flow::ids::WorkerId;
+use vipgate_dataplane::flow::time::Tick;
+use vipgate_dataplane::flow::tuple::HashKey;
+use vipgate_dataplane::io::PacketIo;
+use vipgate_dataplane::io::batch;
+use vipgate_dataplane::io::handoff::{Wake, WorkerLinks};
 use vipgate_dataplane::io::memory::MemoryIo;
-use vipgate_dataplane::io::{InterfaceId, PacketIo};
-use vipgate_dataplane::limiter::Limiter;
-use vipgate_dataplane::link::affinity::Affinity;
-use vipgate_dataplane::link::directory::Directory;
-use vipgate_dataplane::link::handoff::{Links, Wake};
-use vipgate_dataplane::link::lease::Lease;
-use vipgate_dataplane::link::outbox::Outbox;
-use vipgate_dataplane::link::outlet::Outlet;
-use vipgate_dataplane::pipeline::Tables;
+use vipgate_dataplane::observe::Observer;
+use vipgate_dataplane::observe::capture::CaptureRing;
+use vipgate_dataplane::policy::build::Builder;
+use vipgate_dataplane::policy::publish::Publisher;
+use vipgate_dataplane::policy::spec::*;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::ports::allocator::Allocator;
-use vipgate_dataplane::ports::pool::WorkerId;
+use vipgate_dataplane::reassembly::VirtualReassembly;
+use vipgate_dataplane::replication::lease::Lease;
+use vipgate_dataplane::replication::queue::ReplicationQueue;
+use vipgate_dataplane::replication::sender::ReplicationSender;
 use vipgate_dataplane::session::Sessions;
+use vipgate_dataplane::session::affinity::AffinityTable;
 use vipgate_dataplane::session::embryonic::Embryonic;
 use vipgate_dataplane::session::eviction::Eviction;
-use vipgate_dataplane::session::region::Identity;
+use vipgate_dataplane::session::flow_directory::FlowDirectory;
+use vipgate_dataplane::session::persistence::Identity;
+use vipgate_dataplane::session::query::SessionFilter;
+use vipgate_dataplane::session::restore::Restorer;
 use vipgate_dataplane::session::timeout::Timeouts;
-use vipgate_dataplane::session::tuple::HashKey;
-use vipgate_dataplane::snapshot::build::Builder;
-use vipgate_dataplane::snapshot::publish::Publisher;
-use vipgate_dataplane::snapshot::spec::*;
-use vipgate_dataplane::stage::open::Rules;
-use vipgate_dataplane::time::Tick;
-use vipgate_dataplane::waiting::{Questions, Waiting};
-use vipgate_dataplane::watch::Watch;
-use vipgate_dataplane::watch::tap::TapRing;
-use vipgate_dataplane::worker::{Parts, Worker};
+use vipgate_dataplane::stage::context::SessionRules;
+use vipgate_dataplane::stage::context::Tables;
+use vipgate_dataplane::stage::reply_limiter::ReplyLimiter;
+use vipgate_dataplane::wire::ip_id::IpIdAllocator;
+use vipgate_dataplane::worker::command::{Command, FlushChunk};
+use vipgate_dataplane::worker::neighbor_queue::{NeighborQueue, ResolutionRequests};
+use vipgate_dataplane::worker::{Worker, WorkerParts};
 use vipgate_mem::{Arena, Frame, HEADROOM, Region};
 
+use crate::support::accounting::CounterAccounting;
+pub use crate::support::capture::*;
 pub use connection::*;
-use ledger::Ledger;
 pub use oracle::*;
 pub use packets::*;
-pub use watching::*;
 
 pub const INSIDE: InterfaceId = InterfaceId(0);
 pub const OUTSIDE: InterfaceId = InterfaceId(1);
@@ -98,7 +101,7 @@ pub fn policy() -> PolicySet {
         name: "Service tenant/api".into(),
         announce: Announce::L2,
         reserved_ports: reserved.into(),
-        shares: vec![],
+        shards: vec![],
     };
     let endpoint = |address: &str, policy: &str, vip: &str| EndpointSpec {
         address: ip(address),
@@ -138,7 +141,7 @@ pub fn network() -> NetworkSpec {
         prefix: prefix.parse().unwrap(),
         target: RouteTarget::Via(vec![HopSpec { interface, gateway: gateway.map(ip) }]),
     };
-    let neighbour = |interface, address: &str, mac| NeighbourSpec { interface, address: ip(address), mac };
+    let neighbor = |interface, address: &str, mac| NeighborSpec { interface, address: ip(address), mac };
     NetworkSpec {
         interfaces: vec![
             interface(INSIDE, "in", Role::Inside, INSIDE_MAC),
@@ -151,45 +154,45 @@ pub fn network() -> NetworkSpec {
             route("::/0", OUTSIDE, Some("2001:db8::fe")),
             route("192.0.2.0/24", OUTSIDE, None),
         ],
-        neighbours: vec![
-            neighbour(INSIDE, "10.244.1.5", POD_MAC),
-            neighbour(INSIDE, "10.244.1.6", POD_MAC),
-            neighbour(INSIDE, "10.244.1.7", POD_MAC),
-            neighbour(INSIDE, "10.244.1.21", POD_MAC),
-            neighbour(INSIDE, "fd00:244:1::5", POD_MAC),
-            neighbour(INSIDE, "fd00:244:1::6", POD_MAC),
-            neighbour(OUTSIDE, "192.0.2.254", ROUTER_MAC),
-            neighbour(OUTSIDE, "2001:db8::fe", ROUTER_MAC),
+        neighbors: vec![
+            neighbor(INSIDE, "10.244.1.5", POD_MAC),
+            neighbor(INSIDE, "10.244.1.6", POD_MAC),
+            neighbor(INSIDE, "10.244.1.7", POD_MAC),
+            neighbor(INSIDE, "10.244.1.21", POD_MAC),
+            neighbor(INSIDE, "fd00:244:1::5", POD_MAC),
+            neighbor(INSIDE, "fd00:244:1::6", POD_MAC),
+            neighbor(OUTSIDE, "192.0.2.254", ROUTER_MAC),
+            neighbor(OUTSIDE, "2001:db8::fe", ROUTER_MAC),
         ],
         locals: vec![],
     }
 }
 
 #[derive(Debug)]
-struct NoBell;
+struct NoopWaker;
 
-impl Wake for NoBell {
+impl Wake for NoopWaker {
     fn wake(&self) {}
 }
 
 pub struct Setup {
     pub workers: u8,
     pub capacity: u32,
-    /// Sessions of these that only holders below their fair share may have; `None`: as many as by default.
+    /// Sessions of the capacity reserved for holders below their fair share; `None`: the default.
     pub reserve: Option<u32>,
     pub range: PortRange,
     pub timeouts: Timeouts,
     pub frames: usize,
     pub mss: Option<u16>,
-    /// Whether clients hear that nobody listens.
+    /// Whether clients receive a reset or ICMP error where no Service or backend is.
     pub reject: bool,
-    /// Unconfirmed sessions that a VIP may have.
+    /// Unconfirmed sessions per VIP.
     pub embryonic: u32,
-    /// Whether only a first packet opens a connection.
+    /// Whether only a SYN or INIT opens a connection.
     pub require_syn: bool,
-    /// Where nodes of the overlay network reach it.
+    /// The gateway's own VXLAN address in the overlay network.
     pub overlay: Option<SocketAddr>,
-    /// Where sessions outlive it: a file a worker, by this name and the worker's number.
+    /// Persistent session tables: one file per worker, this name with the worker's number as its extension.
     pub state: Option<PathBuf>,
 }
 
@@ -217,29 +220,29 @@ impl Default for Setup {
 pub struct Gateway {
     pub workers: Vec<Worker<MemoryIo>>,
     pub commands: Vec<Sender<Command>>,
-    /// What each worker tells other gateways.
-    pub outlets: Vec<Arc<Outlet>>,
-    /// What each worker's packets are captured in.
-    pub rings: Vec<Arc<TapRing>>,
-    pub watching: Watching,
+    /// Replication sender side of each worker.
+    pub replication_senders: Vec<Arc<ReplicationSender>>,
+    /// Capture ring of each worker.
+    pub capture_rings: Vec<Arc<CaptureRing>>,
+    pub capture_mode: CaptureMode,
     pub lease: Arc<Lease>,
     pub publisher: Publisher,
     pub builder: Builder,
-    pub questions: Questions,
+    pub resolution_requests: ResolutionRequests,
     pub now: Tick,
-    /// Packets that come in may be broken, and so may those that go out.
+    /// Received packets may be malformed, and so may those that are sent.
     pub hostile: bool,
-    pub ledger: Ledger,
+    pub accounting: CounterAccounting,
     frames: u64,
 }
 
 thread_local! {
-    /// Frames of gateways that are gone. Their memory is never given back, and fuzzers make many gateways.
-    static SPARE: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
+    /// Frames of dropped gateways, for reuse: arenas are never freed, and fuzzers create many gateways.
+    static FREE_FRAMES: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
 }
 
 fn frames(count: usize) -> Vec<Frame> {
-    SPARE.with_borrow_mut(|spare| {
+    FREE_FRAMES.with_borrow_mut(|spare| {
         if spare.len() < count {
             spare.extend(Arena::allocate(count, 2048).unwrap().frames());
         }
@@ -255,10 +258,10 @@ impl Drop for Gateway {
     fn drop(&mut self) {
         for worker in &mut self.workers {
             let io = worker.io();
-            while io.sent().is_some() {}
-            SPARE.with_borrow_mut(|spare| spare.extend(std::iter::from_fn(|| io.take())));
+            while io.pop_sent().is_some() {}
+            FREE_FRAMES.with_borrow_mut(|spare| spare.extend(std::iter::from_fn(|| io.allocate())));
         }
-        self.check_all_is_stated();
+        self.check_unasserted();
     }
 }
 
@@ -267,25 +270,26 @@ impl Gateway {
         Self::with(setup, network(), &policy())
     }
 
-    /// The same in another network, with another policy.
+    /// A gateway with another network and policy.
     pub fn with(setup: &Setup, network: NetworkSpec, policy: &PolicySet) -> Self {
-        // Time begins shortly before its numbers wrap.
+        // The clock starts shortly before it wraps.
         Self::starting_at(setup, network, policy, Tick(u32::MAX - 10_000))
     }
 
-    /// The same at a moment: as the process after another one, if sessions outlive that.
+    /// A gateway that starts at a given time: the successor of another process, if session tables are persistent.
     pub fn starting_at(setup: &Setup, network: NetworkSpec, policy: &PolicySet, now: Tick) -> Self {
-        let mut builder = Builder::new(network).at_overlay(setup.overlay);
+        let mut builder = Builder::new(network).with_overlay(setup.overlay);
         let snapshot = builder.with_policy(policy).unwrap();
         let publisher = Publisher::new(snapshot.clone());
-        let questions = Questions { queue: Arc::new(ArrayQueue::new(64)), bell: Arc::new(NoBell) };
-        let bells: Vec<Arc<dyn Wake>> = (0..setup.workers).map(|_| Arc::new(NoBell) as _).collect();
-        let (mut commands, mut outlets, mut rings) = (Vec::new(), Vec::new(), Vec::new());
-        let lease = Arc::new(Lease::free());
-        let directory = Arc::new(Directory::new(4096, HashKey::new([9, 8, 7, 6])));
+        let resolution_requests =
+            ResolutionRequests { queue: Arc::new(ArrayQueue::new(64)), waker: Arc::new(NoopWaker) };
+        let wakers: Vec<Arc<dyn Wake>> = (0..setup.workers).map(|_| Arc::new(NoopWaker) as _).collect();
+        let (mut commands, mut replication_senders, mut capture_rings) = (Vec::new(), Vec::new(), Vec::new());
+        let lease = Arc::new(Lease::unlimited());
+        let directory = Arc::new(FlowDirectory::new(4096, HashKey::new([9, 8, 7, 6])));
         let reserve = setup.reserve.unwrap_or(setup.capacity / 32);
-        let affinity = Arc::new(Affinity::new(4096, HashKey::new([5, 4, 3, 2])));
-        let workers = Links::mesh(&bells)
+        let affinity = Arc::new(AffinityTable::new(4096, HashKey::new([5, 4, 3, 2])));
+        let workers = WorkerLinks::mesh(&wakers)
             .into_iter()
             .zip(0..)
             .map(|(links, id)| {
@@ -297,8 +301,8 @@ impl Gateway {
                 ]);
                 let (sender, receiver) = unbounded();
                 commands.push(sender);
-                let ring = Arc::new(TapRing::new(4 * batch::MOST, 2048));
-                rings.push(ring.clone());
+                let capture_ring = Arc::new(CaptureRing::new(4 * batch::BATCH_SIZE, 2048));
+                capture_rings.push(capture_ring.clone());
                 let mut ports = Allocator::new(WorkerId(id), setup.workers, setup.range, key).unwrap();
                 let sessions = match &setup.state {
                     None => Sessions::new(setup.capacity, setup.timeouts, key).unwrap().with_reserve(reserve),
@@ -310,13 +314,13 @@ impl Gateway {
                         let mut sessions = sessions.with_reserve(reserve);
                         let directory = (setup.workers > 1).then_some(&*directory);
                         let (policy, worker) = (&snapshot.policy, WorkerId(id));
-                        sessions.take_up(now, &mut Adoption { policy, ports: &mut ports, directory, worker });
+                        sessions.restore(now, &mut Restorer { policy, ports: &mut ports, directory, worker });
                         sessions
                     }
                 };
-                let outlet = Arc::new(Outlet::new(Arc::new(NoBell)));
-                outlets.push(outlet.clone());
-                let parts = Parts {
+                let replication_sender = Arc::new(ReplicationSender::new(Arc::new(NoopWaker)));
+                replication_senders.push(replication_sender.clone());
+                let parts = WorkerParts {
                     id: WorkerId(id),
                     io: MemoryIo::with_frames(frames(setup.frames)),
                     links,
@@ -327,22 +331,25 @@ impl Gateway {
                         embryonic: Embryonic::new(setup.capacity, setup.embryonic),
                         eviction: Eviction::default(),
                         ports,
-                        fragments: Fragments::new(64, 32, 2_000, key).unwrap(),
-                        ids: Ids::new(id, setup.workers, key),
-                        limiter: Limiter::new(key, now),
-                        outbox: Outbox::new(outlet.clone(), 100),
-                        watch: Watch { tap: Some(Box::new(everything(&ring, WorkerId(id)))), ..Watch::default() },
+                        reassembly: VirtualReassembly::new(64, 32, 2_000, key).unwrap(),
+                        ip_ids: IpIdAllocator::new(id, setup.workers, key),
+                        reply_limiter: ReplyLimiter::new(key, now),
+                        replication_queue: ReplicationQueue::new(replication_sender.clone(), 100),
+                        observer: Observer {
+                            capture: Some(Box::new(capture_all(&capture_ring, WorkerId(id)))),
+                            ..Observer::default()
+                        },
                     },
                     reader: publisher.reader(),
-                    waiting: Waiting::new(questions.clone()),
+                    neighbor_queue: NeighborQueue::new(resolution_requests.clone()),
                     commands: receiver,
                     counters: Arc::default(),
-                    rules: Rules {
+                    rules: SessionRules {
                         require_syn: setup.require_syn,
-                        secret: HashKey::new([1, 3, 5, 7]),
+                        cookie_key: HashKey::new([1, 3, 5, 7]),
                         reject_no_service: setup.reject,
                         reject_no_backend: setup.reject,
-                        mss: setup.mss,
+                        mss_clamp: setup.mss,
                     },
                     lease: lease.clone(),
                 };
@@ -353,16 +360,16 @@ impl Gateway {
         Self {
             workers,
             commands,
-            outlets,
-            rings,
-            watching: Watching::Now(1),
+            replication_senders,
+            capture_rings,
+            capture_mode: CaptureMode::On(1),
             lease,
             publisher,
             builder,
-            questions,
+            resolution_requests,
             now,
             hostile: false,
-            ledger: Ledger::default(),
+            accounting: CounterAccounting::default(),
             frames,
         }
     }
@@ -372,14 +379,14 @@ impl Gateway {
         self.publisher.publish(snapshot);
     }
 
-    /// Ends a worker's sessions that match, by command; how many.
+    /// Ends the matching sessions of a worker by a flush command; returns their number.
     pub fn flush(&mut self, worker: usize, filter: SessionFilter) -> u64 {
         let mut chunk = FlushChunk { filter, cursor: Some(0), ended: 0 };
         while chunk.cursor.is_some() {
-            let (reply, answer) = bounded(1);
+            let (reply, response) = bounded(1);
             self.commands[worker].send(Command::Flush { chunk, reply }).unwrap();
             self.turn();
-            chunk = answer.try_recv().unwrap();
+            chunk = response.try_recv().unwrap();
         }
         chunk.ended
     }
@@ -389,8 +396,8 @@ impl Gateway {
         self.publisher.publish(snapshot);
     }
 
-    /// Lets time pass, with turns all along: fewer of them in long times, so that fuzzers get around.
-    pub fn pass(&mut self, ms: u32) {
+    /// Advances the clock, polling the workers all along; in coarser steps for long periods, to keep fuzzers fast.
+    pub fn advance(&mut self, ms: u32) {
         let step = if ms < 30_000 { 10 } else { 50 };
         for _ in 0..ms / step {
             self.now = self.now.plus(step);
@@ -405,16 +412,16 @@ impl Gateway {
         }
     }
 
-    /// Turns until nothing moves; returns what was sent, by interface.
+    /// Polls the workers until they are idle; returns what was sent, by interface.
     pub fn run(&mut self) -> Vec<(InterfaceId, Vec<u8>)> {
         for _ in 0..8 {
             self.turn();
         }
-        self.watch_or_not();
+        self.toggle_capture();
         self.check_frames();
         let mut sent = Vec::new();
         for worker in &mut self.workers {
-            while let Some((interface, bytes)) = worker.io().sent() {
+            while let Some((interface, bytes)) = worker.io().pop_sent() {
                 if !self.hostile {
                     check_packet(&bytes);
                 }
@@ -424,41 +431,41 @@ impl Gateway {
         sent
     }
 
-    /// A packet arrives at a worker; what the gateway sends because of it.
-    pub fn arrives(&mut self, worker: usize, interface: InterfaceId, packet: &[u8]) -> Vec<(InterfaceId, Vec<u8>)> {
-        let foretold = self.foretell(worker, interface, packet);
-        let is_watched = matches!(self.watching, Watching::Now(_));
+    /// A worker receives a packet; returns what the gateway sends because of it.
+    pub fn receive(&mut self, worker: usize, interface: InterfaceId, packet: &[u8]) -> Vec<(InterfaceId, Vec<u8>)> {
+        let predicted = self.predict(worker, interface, packet);
+        let is_captured = matches!(self.capture_mode, CaptureMode::On(_));
         assert!(self.workers[worker].io().inject(interface, packet));
         let sent = self.run();
-        match foretold {
-            Some(foretold) if is_watched => self.check_foretold(&foretold, worker, packet),
-            Some(foretold) => foretold::check_sent(&foretold, &sent),
+        match predicted {
+            Some(predicted) if is_captured => self.check_prediction(&predicted, worker, packet),
+            Some(predicted) => prediction::check_sent(&predicted, &sent),
             None => {}
         }
         sent
     }
 
-    /// A pod's packet at worker 0 that is expected to leave; what left.
+    /// A pod's packet at worker 0 that must be forwarded outside; returns it as sent.
     pub fn pod_sends(&mut self, packet: &[u8]) -> Vec<u8> {
-        let mut sent = self.arrives(0, INSIDE, packet);
-        assert_eq!(sent.len(), 1, "one packet leaves: {:?}", self.drops());
+        let mut sent = self.receive(0, INSIDE, packet);
+        assert_eq!(sent.len(), 1, "one packet is sent outside: {:?}", self.drops());
         let (interface, bytes) = sent.remove(0);
         assert_eq!(interface, OUTSIDE);
         check_only_translated(packet, &bytes);
         bytes
     }
 
-    /// A packet from outside at worker 0 that is expected to reach a pod; what the pod sees.
-    pub fn far_sends(&mut self, packet: &[u8]) -> Vec<u8> {
-        let mut sent = self.arrives(0, OUTSIDE, packet);
-        assert_eq!(sent.len(), 1, "one packet comes home: {:?}", self.drops());
+    /// A packet from outside at worker 0 that must reach a pod; returns it as the pod receives it.
+    pub fn remote_sends(&mut self, packet: &[u8]) -> Vec<u8> {
+        let mut sent = self.receive(0, OUTSIDE, packet);
+        assert_eq!(sent.len(), 1, "one packet reaches the pod: {:?}", self.drops());
         let (interface, bytes) = sent.remove(0);
         assert_eq!(interface, INSIDE);
         check_only_translated(packet, &bytes);
         bytes
     }
 
-    /// No frame is lost: what devices, rings and waiting rooms hold is what there was.
+    /// No frame is lost: devices, rings and queues hold as many as there were at the start.
     pub fn check_frames(&mut self) {
         let held: u64 = self.workers.iter_mut().map(|w| w.io().audit().sum() + w.frames_held() as u64).sum();
         assert_eq!(held, self.frames, "frames are conserved");
@@ -471,9 +478,10 @@ impl Gateway {
         all.filter(|&(_, count)| count > 0).collect()
     }
 
-    /// Packets that have not gone on: dropped, by whatever name, or waiting.
-    pub fn kept(&self) -> u64 {
-        self.drops().values().sum::<u64>() + self.workers.iter().map(|w| w.counters().waiting.get()).sum::<u64>()
+    /// Packets not forwarded: dropped for any reason, or waiting.
+    pub fn not_forwarded(&self) -> u64 {
+        self.drops().values().sum::<u64>()
+            + self.workers.iter().map(|w| w.counters().neighbor_waiting.get()).sum::<u64>()
     }
 
     pub fn forwarded(&self, direction: Direction) -> u64 {

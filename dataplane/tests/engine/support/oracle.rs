@@ -1,8 +1,8 @@
-//! What must be true of every packet that a gateway sends, whatever the test is about; found by a parser that isn't ours.
+//! Invariants of every packet that a gateway sends, checked with an independent parser (etherparse).
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 
-/// Oracle for every packet that is sent: an independent parser finds all checksums right and all lengths true.
+/// Every packet sent has correct checksums and lengths.
 pub fn check_packet(bytes: &[u8]) {
     let parsed = SlicedPacket::from_ethernet(bytes).unwrap_or_else(|error| panic!("{error}: {bytes:02x?}"));
     match &parsed.net {
@@ -32,7 +32,7 @@ pub fn check_packet(bytes: &[u8]) {
                 Some(TransportSlice::Tcp(tcp)) => {
                     assert_eq!(tcp.calc_checksum_ipv6(source, destination).unwrap(), tcp.checksum(), "TCP checksum");
                 }
-                // In tunnels there is none (RFC 6936).
+                // Tunnels over IPv6 use a zero UDP checksum (RFC 6936).
                 Some(TransportSlice::Udp(udp))
                     if udp.checksum() != 0 || !matches!(udp.destination_port(), 4789 | 4790) =>
                 {
@@ -49,20 +49,20 @@ pub fn check_packet(bytes: &[u8]) {
     }
 }
 
-/// A packet that was sent on is the one that came, but for what translation is about: link addresses, TTL (one less),
-/// addresses, ports, checksums, and the identification where a router may cut the packet. DSCP, ECN, flow label, options
-/// and payload are the same to the byte.
-pub fn check_only_translated(came: &[u8], went: &[u8]) {
-    let (came, went) = (neutral(came), neutral(went));
-    assert_eq!(came.1.wrapping_sub(1), went.1, "hops");
-    assert_eq!(came.0, went.0, "more than addresses and ports has changed");
+/// A forwarded packet differs from the received one only in what translation changes: MAC addresses, TTL (one less),
+/// addresses, ports, checksums, and the identification unless DF is set. DSCP, ECN, flow label, options and payload are
+/// unchanged.
+pub fn check_only_translated(received: &[u8], sent: &[u8]) {
+    let (received, sent) = (mask_translated(received), mask_translated(sent));
+    assert_eq!(received.1.wrapping_sub(1), sent.1, "TTL");
+    assert_eq!(received.0, sent.0, "more than addresses and ports has changed");
 }
 
-/// A packet without what translation is about, and without the link's padding; and its hops.
-fn neutral(frame: &[u8]) -> (Vec<u8>, u8) {
+/// A packet with the fields that translation changes zeroed and Ethernet padding removed, and its TTL or hop limit.
+fn mask_translated(frame: &[u8]) -> (Vec<u8>, u8) {
     let mut frame = frame.to_vec();
     frame[..12].fill(0);
-    let (ttl, l4, protocol, is_first) = if frame[12] == 8 {
+    let (ttl_at, l4, protocol, is_first) = if frame[12] == 8 {
         let total = usize::from(u16::from_be_bytes([frame[16], frame[17]]));
         frame.truncate(14 + total);
         let fragmentation = u16::from_be_bytes([frame[20], frame[21]]);
@@ -87,6 +87,6 @@ fn neutral(frame: &[u8]) -> (Vec<u8>, u8) {
     for &(from, to) in translated {
         frame[l4 + from..l4 + to].fill(0);
     }
-    let hops = std::mem::take(&mut frame[ttl]);
-    (frame, hops)
+    let ttl = std::mem::take(&mut frame[ttl_at]);
+    (frame, ttl)
 }

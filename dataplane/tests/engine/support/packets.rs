@@ -1,4 +1,4 @@
-//! Packets as pods and far sides send them, and what can be seen of a packet.
+//! Packets from pods and remotes, and accessors for sent packets.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,17 +7,17 @@ use vipgate_dataplane::wire::checksum::{checksum, sum};
 
 use super::{INSIDE_MAC, OUTSIDE_MAC, POD_MAC, ROUTER_MAC};
 
-/// A pod and a far side that it talks to, in each family.
-pub const POD_AND_FAR: [(&str, &str); 2] =
+/// A pod and its remote, in each address family.
+pub const POD_AND_REMOTE: [(&str, &str); 2] =
     [("10.244.1.5:4000", "198.51.100.10:443"), ("[fd00:244:1::5]:4000", "[2001:db8:51::10]:443")];
 
-/// Source and destination of a packet; ICMP echo has its identifier as both ports.
+/// Source and destination of a packet; for ICMP echo both ports are the identifier.
 pub fn ends(bytes: &[u8]) -> (SocketAddr, SocketAddr) {
     let parsed = SlicedPacket::from_ethernet(bytes).unwrap();
     let (source, destination): (IpAddr, IpAddr) = match parsed.net.as_ref().unwrap() {
         NetSlice::Ipv4(v4) => (v4.header().source_addr().into(), v4.header().destination_addr().into()),
         NetSlice::Ipv6(v6) => (v6.header().source_addr().into(), v6.header().destination_addr().into()),
-        NetSlice::Arp(_) => panic!("ARP has no ends"),
+        NetSlice::Arp(_) => panic!("ARP has no IP endpoints"),
     };
     let (source_port, destination_port) = match parsed.transport.unwrap() {
         TransportSlice::Tcp(tcp) => (tcp.source_port(), tcp.destination_port()),
@@ -30,7 +30,7 @@ pub fn ends(bytes: &[u8]) -> (SocketAddr, SocketAddr) {
             let id = u16::from_be_bytes(icmp.slice()[4..6].try_into().unwrap());
             (id, id)
         }
-        TransportSlice::Igmp(_) => panic!("IGMP has no ends"),
+        TransportSlice::Igmp(_) => panic!("IGMP has no ports"),
     };
     ((source, source_port).into(), (destination, destination_port).into())
 }
@@ -42,7 +42,7 @@ pub enum Protocol {
     Echo,
 }
 
-/// A packet from one end to the other: a SYN, a datagram or an echo request (its identifier is the source's port).
+/// A packet from source to destination: a SYN, a datagram or an echo request (its identifier is the source port).
 pub fn packet(protocol: Protocol, source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
     match protocol {
         Protocol::Tcp => tcp(source, destination, "S", 1000, 0),
@@ -55,17 +55,17 @@ pub fn packet(protocol: Protocol, source: SocketAddr, destination: SocketAddr) -
     }
 }
 
-/// The longest datagram that a link carries, from outside over IPv4, which routers may cut or not.
-pub fn large_reply(from: SocketAddr, to: SocketAddr, may_cut: bool) -> Vec<u8> {
-    reply_of(1500, from, to, may_cut)
+/// A datagram of 1500 bytes from outside over IPv4, with or without DF.
+pub fn large_reply(from: SocketAddr, to: SocketAddr, may_fragment: bool) -> Vec<u8> {
+    reply_of_length(1500, from, to, may_fragment)
 }
 
-/// The same with so many bytes.
-pub fn reply_of(length: u16, from: SocketAddr, to: SocketAddr, may_cut: bool) -> Vec<u8> {
+/// The same of a given length, IP header included.
+pub fn reply_of_length(length: u16, from: SocketAddr, to: SocketAddr, may_fragment: bool) -> Vec<u8> {
     let (IpAddr::V4(source), IpAddr::V4(destination)) = (from.ip(), to.ip()) else { panic!("IPv4 only") };
     let (protocol, ends) = (etherparse::ip_number::UDP, [source, destination].map(|address| address.octets()));
     let mut header = etherparse::Ipv4Header::new(length - 20, 64, protocol, ends[0], ends[1]).unwrap();
-    header.dont_fragment = !may_cut;
+    header.dont_fragment = !may_fragment;
     header.identification = 77;
     let headers = etherparse::IpHeaders::Ipv4(header, etherparse::Ipv4Extensions::default());
     let mut frame = Vec::new();
@@ -74,8 +74,8 @@ pub fn reply_of(length: u16, from: SocketAddr, to: SocketAddr, may_cut: bool) ->
     frame
 }
 
-/// What the far side answers to a packet that it saw.
-pub fn answer_to(seen: &[u8], protocol: Protocol) -> Vec<u8> {
+/// The remote's reply to a packet as it received it.
+pub fn reply_to(seen: &[u8], protocol: Protocol) -> Vec<u8> {
     let (source, destination) = ends(seen);
     match protocol {
         Protocol::Tcp => tcp(destination, source, "SA", 5000, 1001),
@@ -93,7 +93,7 @@ pub fn tcp(source: SocketAddr, destination: SocketAddr, flags: &str, sequence: u
             'F' => builder.fin(),
             'R' => builder.rst(),
             'P' => builder.psh(),
-            other => panic!("no flag {other}"),
+            other => panic!("unknown TCP flag {other}"),
         };
     }
     let mut bytes = Vec::new();
@@ -113,30 +113,30 @@ pub fn echo(request: bool, source: SocketAddr, destination: SocketAddr, id: u16)
     bytes
 }
 
-/// Link and IP headers of a packet; the link addresses are those that a pod or the router would use.
+/// Ethernet and IP headers of a packet, with the MAC addresses that a pod or the router would use.
 pub fn on_ip(source: SocketAddr, destination: SocketAddr) -> etherparse::PacketBuilderStep<etherparse::IpHeaders> {
     let from_pod = source.ip().to_string().starts_with("10.244.") || source.ip().to_string().starts_with("fd00:");
-    let link = if from_pod { (POD_MAC, INSIDE_MAC) } else { (ROUTER_MAC, OUTSIDE_MAC) };
-    let builder = PacketBuilder::ethernet2(link.0, link.1);
+    let (source_mac, destination_mac) = if from_pod { (POD_MAC, INSIDE_MAC) } else { (ROUTER_MAC, OUTSIDE_MAC) };
+    let builder = PacketBuilder::ethernet2(source_mac, destination_mac);
     match (source.ip(), destination.ip()) {
         (IpAddr::V4(from), IpAddr::V4(to)) => builder.ipv4(from.octets(), to.octets(), 64),
         (IpAddr::V6(from), IpAddr::V6(to)) => builder.ipv6(from.octets(), to.octets(), 64),
-        _ => panic!("two families in one packet"),
+        _ => panic!("mixed address families"),
     }
 }
 
-/// The sequence number of a TCP packet over IPv4 without options.
+/// The sequence number of a TCP packet over IPv4 without IP options.
 pub fn sequence(frame: &[u8]) -> u32 {
     u32::from_be_bytes(frame[38..42].try_into().unwrap())
 }
 
-/// A TCP packet with the lengths and checksums that what is in it asks for.
-pub fn sealed_tcp(mut frame: Vec<u8>) -> Vec<u8> {
+/// A TCP packet with its lengths and checksums recomputed.
+pub fn with_tcp_checksums(mut frame: Vec<u8>) -> Vec<u8> {
     let v4 = frame[12] == 8;
     let (length_at, header, addresses, l4) = if v4 { (16, 0, 26..34, 34) } else { (18, 40, 22..54, 54) };
     let length = (frame.len() - 14 - header) as u16;
     frame[length_at..length_at + 2].copy_from_slice(&length.to_be_bytes());
-    seal_header(&mut frame);
+    update_header_checksum(&mut frame);
     frame[l4 + 16..l4 + 18].fill(0);
     let pseudo = sum(&frame[addresses]) + 6 + (frame.len() - l4) as u32;
     let segment = checksum(pseudo, &frame[l4..]);
@@ -144,8 +144,8 @@ pub fn sealed_tcp(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// Computes the checksum of a frame's IPv4 header anew, if there is one and all of it is there.
-pub fn seal_header(frame: &mut [u8]) {
+/// Recomputes the checksum of a frame's IPv4 header, if the frame has a complete one.
+pub fn update_header_checksum(frame: &mut [u8]) {
     let header = 14 + usize::from(frame[14] & 15) * 4;
     if frame[12] == 8 && (34..=frame.len()).contains(&header) {
         frame[24..26].fill(0);
@@ -154,8 +154,8 @@ pub fn seal_header(frame: &mut [u8]) {
     }
 }
 
-/// Sets a frame's time to live, or hop limit.
+/// Sets a frame's TTL or hop limit.
 pub fn set_ttl(frame: &mut [u8], ttl: u8) {
     frame[if frame[12] == 8 { 22 } else { 21 }] = ttl;
-    seal_header(frame);
+    update_header_checksum(frame);
 }

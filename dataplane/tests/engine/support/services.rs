@@ -1,18 +1,18 @@
-//! Services in a test's policy, and clients of theirs.
+//! Services in the test policy, and their clients.
 
 use std::net::SocketAddr;
 
-use vipgate_dataplane::snapshot::spec::*;
+use vipgate_dataplane::policy::spec::*;
 
 use super::{Gateway, INSIDE, OUTSIDE, at, check_only_translated, ends, ip, policy};
 
-/// The VIPs of the Service `api`, and a client of each family.
+/// The VIPs of the Service `api`, and a client in each address family.
 pub const VIPS: [&str; 2] = ["192.0.2.10", "2001:db8::10"];
 pub const CLIENTS: [&str; 2] = ["198.51.100.10:40000", "[2001:db8:51::10]:40000"];
-/// TCP port 80 of `api` is 8080 at its backends, UDP port 53 is 5353, SCTP port 3868 is the same.
+/// Protocol, Service port and backend port of `api`.
 pub const PORTS: [(u8, u16, u16); 3] = [(6, 80, 8080), (17, 53, 5353), (132, 3868, 3868)];
 
-/// A backend of `api` that takes new sessions.
+/// A ready backend of `api`.
 pub fn backend(address: &str) -> BackendSpec {
     BackendSpec {
         address: ip(address),
@@ -25,7 +25,7 @@ pub fn backend(address: &str) -> BackendSpec {
     }
 }
 
-/// The same, on its way out.
+/// A terminating backend of `api`.
 pub fn terminating(address: &str) -> BackendSpec {
     BackendSpec { state: BackendState::Terminating, external: false, internal: false, ..backend(address) }
 }
@@ -48,12 +48,12 @@ pub fn service(backends: &[BackendSpec]) -> ServiceSpec {
     }
 }
 
-/// The two pods of tenant a, in each family.
+/// The two pods of tenant a, in each address family.
 pub fn both_pods() -> Vec<BackendSpec> {
     ["10.244.1.5", "10.244.1.6", "fd00:244:1::5", "fd00:244:1::6"].map(backend).into()
 }
 
-/// The policy of all tests with these Services.
+/// The test policy with these Services.
 pub fn with_services(services: &[ServiceSpec]) -> PolicySet {
     PolicySet { services: services.into(), ..policy() }
 }
@@ -62,39 +62,39 @@ impl Gateway {
     /// A gateway with one Service.
     pub fn with_service(setup: &super::Setup, service: &ServiceSpec) -> Self {
         let mut gateway = Self::new(setup);
-        gateway.serve(service);
+        gateway.set_service(service);
         gateway
     }
 
-    /// From now on there is this Service, and no other.
-    pub fn serve(&mut self, service: &ServiceSpec) {
+    /// Replaces all Services by this one.
+    pub fn set_service(&mut self, service: &ServiceSpec) {
         self.set_policy(&with_services(std::slice::from_ref(service)));
     }
 
-    /// A client's packet at worker 0 that is expected to reach a pod, with the client's own address; the backend.
+    /// A client's packet at worker 0 that must reach a pod with the client's own address; returns the backend.
     pub fn client_sends(&mut self, packet: &[u8]) -> SocketAddr {
-        let came = self.far_sends(packet);
-        let (source, backend) = ends(&came);
-        assert_eq!(source, ends(packet).0, "the client's own address and port");
+        let received = self.remote_sends(packet);
+        let (source, backend) = ends(&received);
+        assert_eq!(source, ends(packet).0, "the client's address and port are unchanged");
         backend
     }
 
-    /// A pod's packet at a worker that is expected to leave; as whose, and to whom.
+    /// A pod's packet at a worker that must be forwarded outside; returns its source and destination as sent.
     pub fn backend_sends(&mut self, worker: usize, packet: &[u8]) -> (SocketAddr, SocketAddr) {
-        let sent = self.arrives(worker, INSIDE, packet);
-        assert_eq!(sent.len(), 1, "one packet leaves: {:?}", self.drops());
+        let sent = self.receive(worker, INSIDE, packet);
+        assert_eq!(sent.len(), 1, "one packet is sent outside: {:?}", self.drops());
         assert_eq!(sent[0].0, OUTSIDE);
         check_only_translated(packet, &sent[0].1);
         ends(&sent[0].1)
     }
 }
 
-/// The same client with another port.
-pub fn client(n: u16) -> SocketAddr {
-    (at(CLIENTS[0]).ip(), n).into()
+/// The client of [`CLIENTS`] over IPv4 with another port.
+pub fn client(port: u16) -> SocketAddr {
+    (at(CLIENTS[0]).ip(), port).into()
 }
 
-/// Where `api` is reached.
+/// A port of `api` at its IPv4 VIP.
 pub fn vip(port: u16) -> SocketAddr {
     (ip(VIPS[0]), port).into()
 }

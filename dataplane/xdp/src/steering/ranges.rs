@@ -1,4 +1,4 @@
-//! The cluster's own addresses in the steering program's tables.
+//! Cluster prefixes in the steering program's maps.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,101 +7,101 @@ use aya::maps::lpm_trie::Key;
 use aya::maps::{LpmTrie, MapData};
 use ipnet::IpNet;
 
-use super::{Reach, SteeringError, difference, forget_missing, take};
+use super::{PrefixValue, SteeringError, changed_entries, ignore_missing, take_map};
 
-/// The tables, and what they hold.
-pub(super) struct Ranges {
-    v4: LpmTrie<MapData, [u8; 4], Reach>,
-    v6: LpmTrie<MapData, [u8; 16], Reach>,
-    /// Pods that don't leave the cluster uncovered.
+/// The maps and their contents.
+pub(super) struct ClusterPrefixes {
+    v4: LpmTrie<MapData, [u8; 4], PrefixValue>,
+    v6: LpmTrie<MapData, [u8; 16], PrefixValue>,
+    /// Pod prefixes whose uncovered packets are captured.
     pub(super) pods: BTreeSet<IpNet>,
-    /// All of the cluster's own addresses.
-    pub(super) inside: BTreeSet<IpNet>,
-    applied: BTreeMap<IpNet, Reach>,
-    /// A change failed half-way: all is written anew by the next one.
-    pub(super) is_unsure: bool,
+    /// All prefixes in the cluster.
+    pub(super) prefixes: BTreeSet<IpNet>,
+    applied: BTreeMap<IpNet, PrefixValue>,
+    /// An update failed: the next one writes all entries.
+    pub(super) needs_full_write: bool,
 }
 
-impl Ranges {
-    pub(super) fn of(program: &mut Ebpf) -> Result<Self, SteeringError> {
+impl ClusterPrefixes {
+    pub(super) fn new(program: &mut Ebpf) -> Result<Self, SteeringError> {
         Ok(Self {
-            v4: take(program, "ranges4")?,
-            v6: take(program, "ranges6")?,
+            v4: take_map(program, "cluster4")?,
+            v6: take_map(program, "cluster6")?,
             pods: BTreeSet::new(),
-            inside: BTreeSet::new(),
+            prefixes: BTreeSet::new(),
             applied: BTreeMap::new(),
-            is_unsure: false,
+            needs_full_write: false,
         })
     }
 
-    /// Makes these the cluster's own addresses, what is new first.
-    pub(super) fn set(&mut self, pods: BTreeSet<IpNet>, inside: BTreeSet<IpNet>) -> Result<(), SteeringError> {
-        if !self.is_unsure && (&self.pods, &self.inside) == (&pods, &inside) {
+    /// Sets the prefixes. New entries are added before others are removed.
+    pub(super) fn set(&mut self, pods: BTreeSet<IpNet>, cluster: BTreeSet<IpNet>) -> Result<(), SteeringError> {
+        if !self.needs_full_write && (&self.pods, &self.prefixes) == (&pods, &cluster) {
             return Ok(());
         }
-        let wanted = reaches(&pods, &inside);
+        let target = entries(&pods, &cluster);
         let mut old = std::mem::take(&mut self.applied);
-        let anew = std::mem::replace(&mut self.is_unsure, true);
-        let outcome = self.change(&old, &wanted, anew);
-        if outcome.is_err() {
-            // Whatever of both is there, the next change has to look at.
-            old.extend(wanted);
+        let write_all = std::mem::replace(&mut self.needs_full_write, true);
+        let result = self.update(&old, &target, write_all);
+        if result.is_err() {
+            // The maps may contain entries of both.
+            old.extend(target);
             self.applied = old;
-            return outcome;
+            return result;
         }
-        (self.pods, self.inside, self.applied, self.is_unsure) = (pods, inside, wanted, false);
+        (self.pods, self.prefixes, self.applied, self.needs_full_write) = (pods, cluster, target, false);
         Ok(())
     }
 
-    fn change(
+    fn update(
         &mut self,
-        old: &BTreeMap<IpNet, Reach>,
-        wanted: &BTreeMap<IpNet, Reach>,
-        anew: bool,
+        old: &BTreeMap<IpNet, PrefixValue>,
+        target: &BTreeMap<IpNet, PrefixValue>,
+        write_all: bool,
     ) -> Result<(), SteeringError> {
-        for (net, reach) in difference(wanted, old, anew) {
-            self.put(*net, Some(*reach))?;
+        for (net, value) in changed_entries(target, old, write_all) {
+            self.write(*net, Some(*value))?;
         }
-        for net in old.keys().filter(|net| !wanted.contains_key(*net)) {
-            self.put(*net, None)?;
+        for net in old.keys().filter(|net| !target.contains_key(*net)) {
+            self.write(*net, None)?;
         }
         Ok(())
     }
 
-    fn put(&mut self, net: IpNet, reach: Option<Reach>) -> Result<(), SteeringError> {
+    fn write(&mut self, net: IpNet, value: Option<PrefixValue>) -> Result<(), SteeringError> {
         let length = net.prefix_len().into();
         let result = match net {
             IpNet::V4(net) => {
                 let key = Key::new(length, net.network().octets());
-                match reach {
-                    Some(reach) => self.v4.insert(&key, reach, 0),
-                    None => forget_missing(self.v4.remove(&key)),
+                match value {
+                    Some(value) => self.v4.insert(&key, value, 0),
+                    None => ignore_missing(self.v4.remove(&key)),
                 }
             }
             IpNet::V6(net) => {
                 let key = Key::new(length, net.network().octets());
-                match reach {
-                    Some(reach) => self.v6.insert(&key, reach, 0),
-                    None => forget_missing(self.v6.remove(&key)),
+                match value {
+                    Some(value) => self.v6.insert(&key, value, 0),
+                    None => ignore_missing(self.v6.remove(&key)),
                 }
             }
         };
-        result.map_err(|source| SteeringError::Table { table: "ranges", source })
+        result.map_err(|source| SteeringError::Table { table: "cluster", source })
     }
 }
 
-/// What is said of each prefix: what lies in a prefix of pods is pods', too.
-fn reaches(pods: &BTreeSet<IpNet>, inside: &BTreeSet<IpNet>) -> BTreeMap<IpNet, Reach> {
-    // In order, so that what encloses a prefix comes before it.
-    let mut around: Vec<(IpNet, bool)> = Vec::new();
-    let mut all = BTreeMap::new();
-    for net in pods.union(inside) {
-        while around.last().is_some_and(|(outer, _)| !outer.contains(net)) {
-            around.pop();
+/// Map entries of the prefixes. A prefix within a pod prefix is a pod prefix, too.
+fn entries(pods: &BTreeSet<IpNet>, cluster: &BTreeSet<IpNet>) -> BTreeMap<IpNet, PrefixValue> {
+    // Sorted, so that enclosing prefixes come first.
+    let mut enclosing: Vec<(IpNet, bool)> = Vec::new();
+    let mut entries = BTreeMap::new();
+    for net in pods.union(cluster) {
+        while enclosing.last().is_some_and(|(outer, _)| !outer.contains(net)) {
+            enclosing.pop();
         }
-        let is_pods = pods.contains(net) || around.last().is_some_and(|(_, is_pods)| *is_pods);
-        around.push((*net, is_pods));
-        all.insert(net.trunc(), [u8::from(is_pods), net.prefix_len()]);
+        let is_pods = pods.contains(net) || enclosing.last().is_some_and(|(_, is_pods)| *is_pods);
+        enclosing.push((*net, is_pods));
+        entries.insert(net.trunc(), [u8::from(is_pods), net.prefix_len()]);
     }
-    all
+    entries
 }

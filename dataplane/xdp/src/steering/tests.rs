@@ -1,18 +1,19 @@
-//! The steering program in the kernel, asked about single packets without a device: every row of the table at its head.
+//! Tests of the steering program in the kernel, with single packets (BPF_PROG_TEST_RUN): every row of the table in
+//! `steer.bpf.c`.
 
 mod cluster;
 
 use std::net::IpAddr;
 
-use vipgate_dataplane::io::InterfaceId;
+use vipgate_dataplane::flow::ids::InterfaceId;
 
 use super::*;
 
-/// What the program decides.
+/// The program's verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Kernel,
-    /// Captured; dropped here, where no socket listens.
+    /// Captured; dropped here, without sockets.
     Socket,
 }
 use Verdict::{Kernel, Socket};
@@ -22,7 +23,7 @@ const ARP_REQUEST: u16 = 0x0806;
 
 fn loaded(tables: SteeringTables) -> Steering {
     let mut steering = Steering::load().expect("tests of the steering program run as root");
-    steering.add_interface(LOOPBACK, InterfaceId(0), true).expect("an interface's number");
+    steering.add_interface(LOOPBACK, InterfaceId(0), true).expect("an interface ID");
     steering.apply(tables).expect("tables");
     steering
 }
@@ -34,10 +35,10 @@ fn verdict(steering: &mut Steering, frame: &[u8]) -> Verdict {
     let verdict = match program.test_run(options).expect("a run").return_value {
         1 => Socket,
         2 => Kernel,
-        other => panic!("the program answered {other}"),
+        other => panic!("the program returned {other}"),
     };
     let captures = steering.captures(frame, LOOPBACK).expect("a run");
-    assert_eq!(captures, verdict == Socket, "whoever asks hears what packets hear");
+    assert_eq!(captures, verdict == Socket, "`captures` returns the verdict for packets");
     verdict
 }
 
@@ -45,7 +46,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-/// A frame with a UDP header's worth of payload.
+/// A frame with eight bytes of payload, the size of a UDP header.
 fn packet(source: IpAddr, destination: IpAddr) -> Vec<u8> {
     let mut frame = vec![0; 12];
     match (source, destination) {
@@ -59,14 +60,14 @@ fn packet(source: IpAddr, destination: IpAddr) -> Vec<u8> {
             frame.extend(source.octets());
             frame.extend(destination.octets());
         }
-        _ => panic!("{source} and {destination} are of two families"),
+        _ => panic!("{source} and {destination} have different address families"),
     }
     frame.extend([0; 8]);
     frame
 }
 
 fn solicitation(source: IpAddr, destination: IpAddr, target: IpAddr) -> Vec<u8> {
-    let IpAddr::V6(target) = target else { panic!("{target} is asked for by ARP") };
+    let IpAddr::V6(target) = target else { panic!("{target} is resolved by ARP") };
     let mut frame = packet(source, destination);
     frame[14 + 6] = 58;
     frame.truncate(14 + 40);
@@ -76,41 +77,41 @@ fn solicitation(source: IpAddr, destination: IpAddr, target: IpAddr) -> Vec<u8> 
 }
 
 fn arp_request(target: IpAddr) -> Vec<u8> {
-    let IpAddr::V4(target) = target else { panic!("{target} is asked for by neighbour solicitation") };
+    let IpAddr::V4(target) = target else { panic!("{target} is resolved by neighbor discovery") };
     let mut frame = vec![0; 14 + 24];
     frame[12..14].copy_from_slice(&ARP_REQUEST.to_be_bytes());
     frame.extend(target.octets());
     frame
 }
 
-/// An address that is all of `kinds`; an endpoint's policy is number 7.
-fn describe(tables: &mut SteeringTables, address: IpAddr, kinds: u32) {
-    if kinds & VIP != 0 {
+/// Adds an address with these roles; the policy ID of an endpoint is 7.
+fn add_address(tables: &mut SteeringTables, address: IpAddr, roles: u32) {
+    if roles & VIP != 0 {
         tables.vips.insert(address);
     }
-    if kinds & ENDPOINT != 0 {
+    if roles & ENDPOINT != 0 {
         tables.endpoints.insert(address, 7);
     }
-    if kinds & LOCAL != 0 {
-        tables.locals.insert(address);
+    if roles & LOCAL != 0 {
+        tables.local_addresses.insert(address);
     }
 }
 
-/// The table at the head of the program, in the words of its rows.
+/// Model of the verdict: the table in `steer.bpf.c`.
 fn expected(tables: &SteeringTables, source: IpAddr, destination: IpAddr) -> Verdict {
     let to_vip = tables.vips.contains(&destination);
-    let from_endpoint = tables.endpoints.contains_key(&source) && !tables.locals.contains(&destination);
-    let answer = !tables.endpoints.contains_key(&source)
-        && !tables.locals.contains(&source)
+    let from_endpoint = tables.endpoints.contains_key(&source) && !tables.local_addresses.contains(&destination);
+    let untranslated_reply = !tables.endpoints.contains_key(&source)
+        && !tables.local_addresses.contains(&source)
         && tables.endpoints.get(&destination).is_some_and(|&policy| {
-            let matching = tables.cidrs.iter().filter(|((of, net), _)| *of == policy && net.contains(&source));
+            let matching = tables.policy_cidrs.iter().filter(|((id, net), _)| *id == policy && net.contains(&source));
             !matching.max_by_key(|((_, net), _)| net.prefix_len()).is_some_and(|(_, &translated)| translated)
         });
-    if to_vip || from_endpoint || answer { Socket } else { Kernel }
+    if to_vip || from_endpoint || untranslated_reply { Socket } else { Kernel }
 }
 
 #[test]
-fn any_two_addresses_are_judged_by_all_that_they_are() {
+fn the_verdict_equals_the_model_for_all_roles_of_both_addresses() {
     for (source, destination, wide, narrow) in [
         ("192.0.2.1", "198.51.100.9", "0.0.0.0/0", "192.0.2.1/32"),
         ("2001:db8:1::1", "2001:db8:2::9", "::/0", "2001:db8:1::1/128"),
@@ -123,50 +124,51 @@ fn any_two_addresses_are_judged_by_all_that_they_are() {
             &[((7, net(wide)), true), ((7, net(narrow)), false)],
             &[((8, net(wide)), true)],
         ];
-        // One program for all: each case is also a change from the one before it.
+        // One program for all cases, so that each case also tests an update.
         let mut steering = loaded(SteeringTables::default());
         for cidrs in exclusions {
-            for kinds in 0..64 {
-                let mut tables = SteeringTables { cidrs: cidrs.iter().copied().collect(), ..Default::default() };
-                describe(&mut tables, source, kinds & 7);
-                describe(&mut tables, destination, kinds >> 3);
+            for roles in 0..64 {
+                let mut tables = SteeringTables { policy_cidrs: cidrs.iter().copied().collect(), ..Default::default() };
+                add_address(&mut tables, source, roles & 7);
+                add_address(&mut tables, destination, roles >> 3);
                 steering.apply(tables.clone()).expect("tables");
-                let is = verdict(&mut steering, &packet(source, destination));
-                assert_eq!(is, expected(&tables, source, destination), "{source} -> {destination} by {tables:?}");
+                let actual = verdict(&mut steering, &packet(source, destination));
+                assert_eq!(actual, expected(&tables, source, destination), "{source} -> {destination} by {tables:?}");
             }
         }
     }
 }
 
 #[test]
-fn what_comes_out_of_a_tunnel_is_captured_and_all_else_is_the_kernels() {
-    for (peer, own) in [("10.2.0.2", "10.2.0.1"), ("fd00:2::2", "fd00:2::1")] {
-        let (peer, own) = (ip(peer), ip(own));
-        let tables = SteeringTables { locals: [own].into(), tunnels: [(own, 4790)].into(), ..Default::default() };
+fn only_tunnel_packets_to_the_tunnel_endpoint_are_captured() {
+    for (peer, local) in [("10.2.0.2", "10.2.0.1"), ("fd00:2::2", "fd00:2::1")] {
+        let (peer, local) = (ip(peer), ip(local));
+        let tables =
+            SteeringTables { local_addresses: [local].into(), tunnels: [(local, 4790)].into(), ..Default::default() };
         let mut steering = loaded(tables);
-        let ports = if own.is_ipv4() { 34 } else { 54 };
+        let ports = if local.is_ipv4() { 34 } else { 54 };
         let tunnel = |port: u16| {
-            let mut frame = packet(peer, own);
+            let mut frame = packet(peer, local);
             frame[ports + 2..ports + 4].copy_from_slice(&port.to_be_bytes());
             frame
         };
         assert_eq!((verdict(&mut steering, &tunnel(4790)), verdict(&mut steering, &tunnel(4789))), (Socket, Kernel));
         let mut tcp = tunnel(4790);
-        tcp[if own.is_ipv4() { 23 } else { 20 }] = 6;
-        assert_eq!(verdict(&mut steering, &tcp), Kernel, "what gateways tell each other is the kernel's");
-        let mut from_here = packet(own, peer);
-        from_here[ports..ports + 2].copy_from_slice(&4790_u16.to_be_bytes());
-        assert_eq!(verdict(&mut steering, &from_here), Kernel);
+        tcp[if local.is_ipv4() { 23 } else { 20 }] = 6;
+        assert_eq!(verdict(&mut steering, &tcp), Kernel, "the replication link is the kernel's");
+        let mut outgoing = packet(local, peer);
+        outgoing[ports..ports + 2].copy_from_slice(&4790_u16.to_be_bytes());
+        assert_eq!(verdict(&mut steering, &outgoing), Kernel);
     }
 }
 
-/// The backend in both families, listening on TCP port 8080 and UDP port 53.
+/// A backend in both families, listening on TCP port 8080 and UDP port 53.
 fn backends() -> SteeringTables {
     let listeners = ["10.0.0.1", "fd00::1"].map(ip).into_iter().flat_map(|it| [(it, 8080, 6), (it, 53, 17)]);
     SteeringTables { listeners: listeners.collect(), ..Default::default() }
 }
 
-/// A packet from a port, by a protocol.
+/// A packet with this protocol and source port.
 fn from_port(source: &str, destination: &str, protocol: u8, port: u16) -> Vec<u8> {
     let mut frame = packet(ip(source), ip(destination));
     let (protocol_at, payload) = if frame[12] == 8 { (23, 34) } else { (20, 54) };
@@ -176,9 +178,9 @@ fn from_port(source: &str, destination: &str, protocol: u8, port: u16) -> Vec<u8
 }
 
 #[test]
-fn of_a_backend_only_what_can_be_an_answer_is_ours() {
+fn packets_of_a_backend_are_captured_only_if_they_may_be_replies() {
     let mut steering = loaded(backends());
-    for (backend, client, payload, error, question) in
+    for (backend, client, payload, error, echo_request) in
         [("10.0.0.1", "198.51.100.9", 34, 3, 8), ("fd00::1", "2001:db8::9", 54, 1, 128)]
     {
         for (protocol, port, expected) in [
@@ -190,18 +192,18 @@ fn of_a_backend_only_what_can_be_an_answer_is_ours() {
             (6, 40_000, Kernel),
             (47, 8080, Kernel),
         ] {
-            let is = verdict(&mut steering, &from_port(backend, client, protocol, port));
-            assert_eq!(is, expected, "{backend}, protocol {protocol}, port {port}");
+            let actual = verdict(&mut steering, &from_port(backend, client, protocol, port));
+            assert_eq!(actual, expected, "{backend}, protocol {protocol}, port {port}");
         }
-        assert_eq!(verdict(&mut steering, &from_port(client, backend, 6, 8080)), Kernel, "the way there");
+        assert_eq!(verdict(&mut steering, &from_port(client, backend, 6, 8080)), Kernel, "original direction");
         let icmp = if payload == 34 { 1 } else { 58 };
-        for (kind, expected) in [(error, Socket), (question, Kernel)] {
+        for (kind, expected) in [(error, Socket), (echo_request, Kernel)] {
             let mut message = from_port(backend, client, icmp, 0);
             message[payload] = kind;
             assert_eq!(verdict(&mut steering, &message), expected, "ICMP type {kind}");
         }
     }
-    // What only shows behind other headers, or in another fragment, may be an answer.
+    // Later fragments, and packets with IP options or extension headers, may be replies.
     let mut later = from_port("10.0.0.1", "198.51.100.9", 17, 9);
     later[21] = 50;
     let mut options = from_port("10.0.0.1", "198.51.100.9", 17, 9);
@@ -210,9 +212,9 @@ fn of_a_backend_only_what_can_be_an_answer_is_ours() {
     {
         assert_eq!(verdict(&mut steering, &frame), Socket, "{frame:x?}");
     }
-    // Not to the gateway itself, and not to the link.
+    // Not to local addresses, and not with link-local scope.
     let locals = ["10.0.0.254", "fd00::fe"].map(ip).into();
-    steering.apply(SteeringTables { locals, ..backends() }).expect("tables");
+    steering.apply(SteeringTables { local_addresses: locals, ..backends() }).expect("tables");
     for (backend, others) in [("10.0.0.1", ["10.0.0.254", "224.0.0.1"]), ("fd00::1", ["fd00::fe", "ff02::1"])] {
         for other in others {
             assert_eq!(verdict(&mut steering, &from_port(backend, other, 6, 8080)), Kernel, "{other}");
@@ -221,91 +223,91 @@ fn of_a_backend_only_what_can_be_an_answer_is_ours() {
 }
 
 #[test]
-fn a_backend_is_one_for_as_long_as_it_listens_anywhere() {
+fn a_backend_keeps_its_role_until_its_last_listener_is_removed() {
     let mut steering = loaded(SteeringTables::default());
     let http = from_port("10.0.0.1", "198.51.100.9", 6, 8080);
     let dns = from_port("10.0.0.1", "198.51.100.9", 17, 53);
     let only = |listener| SteeringTables { listeners: [listener].into(), ..Default::default() };
     let (tcp, udp) = ((ip("10.0.0.1"), 8080, 6), (ip("10.0.0.1"), 53, 17));
     let both = |steering: &mut Steering| [&http, &dns].map(|frame| verdict(steering, frame));
-    steering.extend(only(tcp)).expect("more");
+    steering.extend(only(tcp)).expect("additions");
     assert_eq!(both(&mut steering), [Socket, Kernel]);
-    steering.extend(only(udp)).expect("more");
+    steering.extend(only(udp)).expect("additions");
     assert_eq!(both(&mut steering), [Socket, Socket]);
-    steering.reduce(only(tcp)).expect("less");
+    steering.reduce(only(tcp)).expect("removals");
     assert_eq!(both(&mut steering), [Kernel, Socket]);
-    steering.reduce(only(udp)).expect("less");
+    steering.reduce(only(udp)).expect("removals");
     assert_eq!(both(&mut steering), [Kernel, Kernel]);
     let mut later = dns.clone();
     later[21] = 50;
-    assert_eq!(verdict(&mut steering, &later), Kernel, "a backend no more");
+    assert_eq!(verdict(&mut steering, &later), Kernel, "not a backend any more");
     steering.apply(backends()).expect("tables");
     steering.apply(only(udp)).expect("tables");
     assert_eq!(both(&mut steering), [Kernel, Socket]);
 }
 
 #[test]
-fn what_an_endpoint_says_to_its_link_only_is_the_kernels() {
-    for (endpoint, on_link, beyond) in [
+fn packets_of_an_endpoint_with_link_local_scope_pass_to_the_kernel() {
+    for (endpoint, on_link, forwarded) in [
         ("10.0.0.1", &["224.0.0.1", "239.255.255.250", "255.255.255.255"][..], &["169.254.1.1", "240.0.0.1"][..]),
         ("fd00::1", &["ff02::1", "ff0e::1", "fe80::1", "febf::1"][..], &["fec0::1", "fd00::2"][..]),
     ] {
         let mut tables = SteeringTables::default();
-        describe(&mut tables, ip(endpoint), ENDPOINT);
+        add_address(&mut tables, ip(endpoint), ENDPOINT);
         let mut steering = loaded(tables);
         for destination in on_link {
             assert_eq!(verdict(&mut steering, &packet(ip(endpoint), ip(destination))), Kernel, "{destination}");
         }
-        for destination in beyond {
+        for destination in forwarded {
             assert_eq!(verdict(&mut steering, &packet(ip(endpoint), ip(destination))), Socket, "{destination}");
         }
     }
 }
 
 #[test]
-fn the_question_where_a_vip_is_is_ours_and_all_others_the_kernels() {
+fn arp_requests_and_neighbor_solicitations_are_captured_only_for_vips() {
     let mut tables = SteeringTables::default();
     for vip in ["203.0.113.1", "2001:db8::1"] {
-        describe(&mut tables, ip(vip), VIP);
+        add_address(&mut tables, ip(vip), VIP);
     }
-    for (other, kind) in [("10.0.0.1", ENDPOINT), ("10.0.0.2", LOCAL), ("fd00::1", ENDPOINT), ("fd00::2", LOCAL)] {
-        describe(&mut tables, ip(other), kind);
+    for (other, role) in [("10.0.0.1", ENDPOINT), ("10.0.0.2", LOCAL), ("fd00::1", ENDPOINT), ("fd00::2", LOCAL)] {
+        add_address(&mut tables, ip(other), role);
     }
     let mut steering = loaded(tables);
     assert_eq!(verdict(&mut steering, &arp_request(ip("203.0.113.1"))), Socket);
     for target in ["10.0.0.1", "10.0.0.2", "10.0.0.3"] {
         assert_eq!(verdict(&mut steering, &arp_request(ip(target))), Kernel, "{target}");
     }
-    let (asker, group) = (ip("fe80::5"), ip("ff02::1:ff00:1"));
-    assert_eq!(verdict(&mut steering, &solicitation(asker, group, ip("2001:db8::1"))), Socket);
+    let (sender, group) = (ip("fe80::5"), ip("ff02::1:ff00:1"));
+    assert_eq!(verdict(&mut steering, &solicitation(sender, group, ip("2001:db8::1"))), Socket);
     for target in ["fd00::1", "fd00::2", "fd00::3"] {
-        assert_eq!(verdict(&mut steering, &solicitation(asker, group, ip(target))), Kernel, "{target}");
+        assert_eq!(verdict(&mut steering, &solicitation(sender, group, ip(target))), Kernel, "{target}");
     }
-    // What an endpoint asks others on its link is not ours; where a VIP is, it may ask too.
+    // The same for an endpoint as sender.
     assert_eq!(verdict(&mut steering, &solicitation(ip("fd00::1"), group, ip("fd00::3"))), Kernel);
     assert_eq!(verdict(&mut steering, &solicitation(ip("fd00::1"), group, ip("2001:db8::1"))), Socket);
 }
 
 #[test]
-fn a_claim_to_a_vip_is_ours_and_one_to_anything_else_the_kernels() {
+fn arp_and_neighbor_advertisements_are_captured_only_from_vips() {
     let mut tables = SteeringTables::default();
     for vip in ["203.0.113.1", "2001:db8::1"] {
-        describe(&mut tables, ip(vip), VIP);
+        add_address(&mut tables, ip(vip), VIP);
     }
-    for (other, kind) in [("10.0.0.1", ENDPOINT), ("10.0.0.2", LOCAL), ("fd00::1", ENDPOINT), ("fd00::2", LOCAL)] {
-        describe(&mut tables, ip(other), kind);
+    for (other, role) in [("10.0.0.1", ENDPOINT), ("10.0.0.2", LOCAL), ("fd00::1", ENDPOINT), ("fd00::2", LOCAL)] {
+        add_address(&mut tables, ip(other), role);
     }
     let mut steering = loaded(tables);
-    // Whatever it asks: for itself (an announcement), for the gateway's own address, for another.
-    let by = |sender: [u8; 4], target: &str| {
+    // For any target: itself (gratuitous ARP), a local address, another address.
+    let arp_from = |sender: [u8; 4], target: &str| {
         let mut frame = arp_request(ip(target));
         frame[14 + 14..14 + 18].copy_from_slice(&sender);
         frame
     };
     for target in ["203.0.113.1", "10.0.0.2", "10.0.0.9"] {
-        assert_eq!(verdict(&mut steering, &by([203, 0, 113, 1], target)), Socket, "{target}");
+        assert_eq!(verdict(&mut steering, &arp_from([203, 0, 113, 1], target)), Socket, "{target}");
     }
-    assert_eq!(verdict(&mut steering, &by([10, 0, 0, 1], "10.0.0.9")), Kernel);
+    assert_eq!(verdict(&mut steering, &arp_from([10, 0, 0, 1], "10.0.0.9")), Kernel);
     let advertisement = |target: &str| {
         let mut frame = solicitation(ip("fe80::5"), ip("ff02::1"), ip(target));
         frame[14 + 40] = 136;
@@ -318,21 +320,21 @@ fn a_claim_to_a_vip_is_ours_and_one_to_anything_else_the_kernels() {
 }
 
 #[test]
-fn what_is_cut_short_or_no_ip_is_the_kernels() {
+fn truncated_and_non_ip_frames_pass_to_the_kernel() {
     let mut tables = SteeringTables::default();
     for vip in ["203.0.113.1", "2001:db8::1"] {
-        describe(&mut tables, ip(vip), VIP);
+        add_address(&mut tables, ip(vip), VIP);
     }
     let mut steering = loaded(tables);
-    for (frame, needed) in [
+    for (frame, min_length) in [
         (packet(ip("192.0.2.1"), ip("203.0.113.1")), 14 + 20),
         (packet(ip("2001:db8:1::1"), ip("2001:db8::1")), 14 + 40),
         (solicitation(ip("fe80::5"), ip("ff02::1:ff00:1"), ip("2001:db8::1")), 14 + 64),
         (arp_request(ip("203.0.113.1")), 14 + 28),
     ] {
-        assert_eq!(verdict(&mut steering, &frame[..needed]), Socket, "{frame:x?}");
-        // The kernel runs programs on nothing shorter than a link header.
-        for length in 14..needed {
+        assert_eq!(verdict(&mut steering, &frame[..min_length]), Socket, "{frame:x?}");
+        // A test run requires at least an Ethernet header.
+        for length in 14..min_length {
             assert_eq!(verdict(&mut steering, &frame[..length]), Kernel, "{length} bytes of {frame:x?}");
         }
         let mut other = frame;
@@ -342,24 +344,24 @@ fn what_is_cut_short_or_no_ip_is_the_kernels() {
 }
 
 #[test]
-fn what_a_failed_change_has_left_is_made_up_for() {
+fn an_update_after_a_failed_one_leaves_no_stale_entries() {
     let at = |n: u32| IpAddr::from((0xcb00_0000 + n).to_be_bytes());
     let vips = |numbers: std::ops::Range<u32>| SteeringTables { vips: numbers.map(at).collect(), ..Default::default() };
     let mut steering = loaded(vips(0..10));
-    // One address more than the table has room for.
-    let error = steering.apply(vips(5..819_206)).expect_err("no room");
-    assert!(error.to_string().contains("table hosts"), "{error}");
-    // What only the failed one wrote is gone, too.
-    steering.apply(vips(8..12)).expect("room again");
-    for (n, wanted) in [(0, Kernel), (7, Kernel), (8, Socket), (11, Socket), (12, Kernel), (200_000, Kernel)] {
-        assert_eq!(verdict(&mut steering, &packet(ip("192.0.2.1"), at(n))), wanted, "{}", at(n));
+    // One address more than the capacity of the map.
+    let error = steering.apply(vips(5..819_206)).expect_err("the map is full");
+    assert!(error.to_string().contains("map hosts"), "{error}");
+    // Removes entries that only the failed update has written, too.
+    steering.apply(vips(8..12)).expect("tables");
+    for (n, expected) in [(0, Kernel), (7, Kernel), (8, Socket), (11, Socket), (12, Kernel), (200_000, Kernel)] {
+        assert_eq!(verdict(&mut steering, &packet(ip("192.0.2.1"), at(n))), expected, "{}", at(n));
     }
 }
 
 #[test]
 fn outcomes_are_counted() {
     let mut tables = SteeringTables::default();
-    describe(&mut tables, ip("203.0.113.1"), VIP);
+    add_address(&mut tables, ip("203.0.113.1"), VIP);
     let mut steering = loaded(tables);
     for (destination, times) in [("203.0.113.1", 3), ("203.0.113.2", 5)] {
         for _ in 0..times {
@@ -367,51 +369,51 @@ fn outcomes_are_counted() {
         }
     }
     let counted = steering.outcomes().expect("counters");
-    // `verdict` has the program run twice: as packets do, and as whoever asks what they get.
+    // `verdict` runs the program twice: directly, and by `captures`.
     assert_eq!(counted, Outcomes { passed: 2 * 5, captured: 0, no_socket: 2 * 3, guarded: 0 });
 }
 
 #[test]
-fn while_the_policy_is_unknown_only_the_gateways_own_traffic_passes() {
-    for (own, stranger, other, group) in
+fn a_closed_program_passes_only_local_traffic() {
+    for (local, remote, other, group) in
         [("192.0.2.1", "198.51.100.9", "10.0.0.1", "224.0.0.5"), ("2001:db8::1", "2001:db8:2::9", "fd00::1", "ff02::5")]
     {
         let mut tables = SteeringTables::default();
-        describe(&mut tables, ip(own), LOCAL);
+        add_address(&mut tables, ip(local), LOCAL);
         let mut steering = loaded(tables);
-        for (closed, stranger_gets) in [(false, Kernel), (true, Socket), (false, Kernel)] {
-            steering.close(closed).expect("the switch");
-            assert_eq!(verdict(&mut steering, &packet(ip(stranger), ip(own))), Kernel);
-            assert_eq!(verdict(&mut steering, &packet(ip(own), ip(stranger))), stranger_gets);
-            assert_eq!(verdict(&mut steering, &packet(ip(stranger), ip(other))), stranger_gets);
+        for (closed, expected) in [(false, Kernel), (true, Socket), (false, Kernel)] {
+            steering.set_closed(closed).expect("the flags");
+            assert_eq!(verdict(&mut steering, &packet(ip(remote), ip(local))), Kernel);
+            assert_eq!(verdict(&mut steering, &packet(ip(local), ip(remote))), expected);
+            assert_eq!(verdict(&mut steering, &packet(ip(remote), ip(other))), expected);
             assert_eq!(verdict(&mut steering, &packet(ip(other), ip(group))), Kernel);
         }
     }
 }
 
 #[test]
-fn more_and_less_come_to_what_is_wanted() {
+fn incremental_updates_lead_to_the_target_tables() {
     let (source, destination) = (ip("192.0.2.1"), ip("198.51.100.9"));
     let wide = ((7, "0.0.0.0/0".parse().expect("a net")), true);
-    let tables = |kinds: u32| {
-        let mut tables = SteeringTables { cidrs: [wide].into(), ..Default::default() };
-        describe(&mut tables, source, kinds & 7);
-        describe(&mut tables, destination, kinds >> 3);
+    let tables = |roles: u32| {
+        let mut tables = SteeringTables { policy_cidrs: [wide].into(), ..Default::default() };
+        add_address(&mut tables, source, roles & 7);
+        add_address(&mut tables, destination, roles >> 3);
         tables
     };
     let mut steering = loaded(tables(0));
     for (old, new) in (0..64).flat_map(|old| (0..64).map(move |new| (old, new))) {
         steering.apply(tables(old)).expect("tables");
-        steering.extend(SteeringTables { cidrs: BTreeMap::new(), ..tables(new & !old) }).expect("more");
-        // Between the two, what either captures is captured.
+        steering.extend(SteeringTables { policy_cidrs: BTreeMap::new(), ..tables(new & !old) }).expect("additions");
+        // In between, the traffic of both is captured.
         let between = verdict(&mut steering, &packet(source, destination));
         assert_eq!(between, expected(&tables(old | new), source, destination));
-        steering.reduce(SteeringTables { cidrs: BTreeMap::new(), ..tables(old & !new) }).expect("less");
+        steering.reduce(SteeringTables { policy_cidrs: BTreeMap::new(), ..tables(old & !new) }).expect("removals");
         assert_eq!(verdict(&mut steering, &packet(source, destination)), expected(&tables(new), source, destination));
-        assert!(!steering.is_unsure());
+        assert!(!steering.needs_full_apply());
     }
     steering.apply(tables(ENDPOINT << 3)).expect("tables");
     assert_eq!(verdict(&mut steering, &packet(source, destination)), Kernel);
-    steering.reduce(SteeringTables { cidrs: [wide].into(), ..Default::default() }).expect("less");
+    steering.reduce(SteeringTables { policy_cidrs: [wide].into(), ..Default::default() }).expect("removals");
     assert_eq!(verdict(&mut steering, &packet(source, destination)), Socket);
 }

@@ -1,4 +1,4 @@
-//! Where a gateway's stream comes in: the service as its generated code has it, and the stream's two ends.
+//! ADS (aggregated discovery service) of the simulated policy server: accepts the gateway's stream.
 
 use std::net::TcpListener;
 use std::pin::Pin;
@@ -18,50 +18,50 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Responses that wait for the network.
+/// Capacity of the send queue, in responses.
 const QUEUE: usize = 16;
 
 /// A gateway's stream.
 #[derive(Debug)]
-pub(super) struct Stream {
-    /// When it was opened.
+pub(super) struct GatewayStream {
+    /// Time of opening.
     pub(super) opened: Instant,
     requests: Streaming<DeltaDiscoveryRequest>,
     responses: mpsc::Sender<Result<DeltaDiscoveryResponse, Status>>,
     nonces: u64,
 }
 
-impl Stream {
-    /// Sends a response; its nonce.
-    pub(super) async fn tell(&mut self, mut response: DeltaDiscoveryResponse) -> Result<String> {
+impl GatewayStream {
+    /// Sends a response; returns its nonce.
+    pub(super) async fn send(&mut self, mut response: DeltaDiscoveryResponse) -> Result<String> {
         self.nonces += 1;
         let nonce = self.nonces.to_string();
         response.nonce.clone_from(&nonce);
-        self.responses.send(Ok(response)).await.ok().context("the gateway has gone away")?;
+        self.responses.send(Ok(response)).await.ok().context("the gateway has closed its stream")?;
         Ok(nonce)
     }
 
-    /// The next request. May be dropped and called again.
-    pub(super) async fn heard(&mut self) -> Result<DeltaDiscoveryRequest> {
-        self.requests.message().await?.context("the gateway has ended its stream")
+    /// The next request. Cancel-safe.
+    pub(super) async fn next_request(&mut self) -> Result<DeltaDiscoveryRequest> {
+        self.requests.message().await?.context("the gateway has closed its stream")
     }
 }
 
-/// Takes up streams, in a task of the runtime that this is called in.
-pub(super) fn open(listener: TcpListener) -> Result<mpsc::Receiver<Stream>> {
+/// Starts the gRPC server in a task of the current runtime; returns its streams.
+pub(super) fn serve(listener: TcpListener) -> Result<mpsc::Receiver<GatewayStream>> {
     listener.set_nonblocking(true)?;
     let incoming = TcpIncoming::from(tokio::net::TcpListener::from_std(listener)?).with_nodelay(Some(true));
     let (sender, streams) = mpsc::channel(1);
-    let service = AggregatedDiscoveryServiceServer::new(Door(sender));
+    let service = AggregatedDiscoveryServiceServer::new(AdsService(sender));
     tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
     Ok(streams)
 }
 
 #[derive(Debug)]
-struct Door(mpsc::Sender<Stream>);
+struct AdsService(mpsc::Sender<GatewayStream>);
 
 #[tonic::async_trait]
-impl AggregatedDiscoveryService for Door {
+impl AggregatedDiscoveryService for AdsService {
     type StreamAggregatedResourcesStream = Pin<Box<dyn Responses<Item = Result<DiscoveryResponse, Status>> + Send>>;
     type DeltaAggregatedResourcesStream = ReceiverStream<Result<DeltaDiscoveryResponse, Status>>;
 
@@ -69,7 +69,7 @@ impl AggregatedDiscoveryService for Door {
         &self,
         _: Request<Streaming<DiscoveryRequest>>,
     ) -> Result<Response<Self::StreamAggregatedResourcesStream>, Status> {
-        Err(Status::unimplemented("gateways ask for deltas"))
+        Err(Status::unimplemented("only delta streams are supported"))
     }
 
     async fn delta_aggregated_resources(
@@ -77,9 +77,9 @@ impl AggregatedDiscoveryService for Door {
         request: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
         let opened = Instant::now();
-        let (responses, told) = mpsc::channel(QUEUE);
-        let stream = Stream { opened, requests: request.into_inner(), responses, nonces: 0 };
-        self.0.send(stream).await.map_err(|_| Status::unavailable("one gateway has come already"))?;
-        Ok(Response::new(ReceiverStream::new(told)))
+        let (responses, outgoing) = mpsc::channel(QUEUE);
+        let stream = GatewayStream { opened, requests: request.into_inner(), responses, nonces: 0 };
+        self.0.send(stream).await.map_err(|_| Status::unavailable("another gateway is connected"))?;
+        Ok(Response::new(ReceiverStream::new(outgoing)))
     }
 }

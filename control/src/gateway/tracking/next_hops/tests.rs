@@ -1,19 +1,19 @@
-//! Each test runs for both families, in virtual time, and looks as often as the tracker wants it.
+//! Each test runs for both address families, in virtual time, and evaluates whenever the tracker is due.
 
 use std::time::Duration;
 
-use vipgate_dataplane::snapshot::spec::{NeighbourSpec, Role};
+use vipgate_dataplane::policy::spec::{NeighborSpec, Role};
 
 use NextHopState::{Down, Unknown, Up};
 
 use super::*;
-use crate::config::{HealthTarget, Require};
+use crate::config::{HealthTarget, LinkRequirement};
 
 const INSIDE: u8 = 0;
 const OUTSIDE: u8 = 1;
 
-/// What one family calls everything.
-struct Names {
+/// Addresses of one family.
+struct Addresses {
     is_v4: bool,
     family: &'static str,
     default: &'static str,
@@ -23,8 +23,8 @@ struct Names {
     node: &'static str,
 }
 
-const FAMILIES: [Names; 2] = [
-    Names {
+const FAMILIES: [Addresses; 2] = [
+    Addresses {
         is_v4: true,
         family: "IPv4",
         default: "0.0.0.0/0",
@@ -33,7 +33,7 @@ const FAMILIES: [Names; 2] = [
         second: "203.0.113.253",
         node: "10.4.1.254",
     },
-    Names {
+    Addresses {
         is_v4: false,
         family: "IPv6",
         default: "::/0",
@@ -44,8 +44,8 @@ const FAMILIES: [Names; 2] = [
     },
 ];
 
-/// A gateway with one interface inside and one outside, both up, whose policy needs both families.
-struct Scene {
+/// A gateway with one interface inside and one outside, both up, and a policy that needs both families.
+struct Fixture {
     tracker: NextHopTracker,
     links: Vec<LinkStatus>,
     hops: Vec<NextHopStatus>,
@@ -54,13 +54,13 @@ struct Scene {
     now: Instant,
 }
 
-impl Scene {
+impl Fixture {
     fn new() -> Self {
         Self::with(Health::default())
     }
 
     fn with(health: Health) -> Self {
-        let mut scene = Self {
+        let mut fixture = Self {
             tracker: NextHopTracker::new(health),
             links: Vec::new(),
             hops: Vec::new(),
@@ -68,16 +68,16 @@ impl Scene {
             needs: [true; 2],
             now: Instant::now(),
         };
-        scene.link(INSIDE, Role::Inside);
-        scene.link(OUTSIDE, Role::Outside);
-        scene
+        fixture.add_link(INSIDE, Role::Inside);
+        fixture.add_link(OUTSIDE, Role::Outside);
+        fixture
     }
 
-    /// One more interface; or in place of one, and of all behind it.
-    fn link(&mut self, id: u8, role: Role) {
-        let (place, name) = (usize::from(id), format!("if{id}"));
+    /// Adds an interface, or replaces one and removes those after it.
+    fn add_link(&mut self, id: u8, role: Role) {
+        let (index, name) = (usize::from(id), format!("if{id}"));
         let (state, successor) = (LinkState::Up, None);
-        self.links.truncate(place);
+        self.links.truncate(index);
         self.links.push(LinkStatus {
             id: InterfaceId(id),
             name: name.clone(),
@@ -86,7 +86,7 @@ impl Scene {
             state,
             successor,
         });
-        self.network.interfaces.truncate(place);
+        self.network.interfaces.truncate(index);
         self.network.interfaces.push(InterfaceSpec {
             id: InterfaceId(id),
             name,
@@ -103,8 +103,8 @@ impl Scene {
         self.links[usize::from(id)].state = state;
     }
 
-    /// The routes, and where they lead to.
-    fn route(&mut self, routes: &[(&str, &[(u8, &str)])]) {
+    /// Sets the routes and their next hops.
+    fn set_routes(&mut self, routes: &[(&str, &[(u8, &str)])]) {
         let hop = |&(id, gateway): &(u8, &str)| HopSpec { interface: InterfaceId(id), gateway: gateway.parse().ok() };
         let route = |&(prefix, hops): &(&str, &[(u8, &str)])| RouteSpec {
             prefix: prefix.parse().unwrap(),
@@ -113,311 +113,310 @@ impl Scene {
         self.network.routes = routes.iter().map(route).collect();
     }
 
-    /// What the prober says of all next hops.
-    fn probed(&mut self, hops: &[(u8, &str, NextHopState)]) {
+    /// Sets the prober's state of all next hops.
+    fn set_probed(&mut self, hops: &[(u8, &str, NextHopState)]) {
         let hop = |&(id, address, state): &(u8, &str, NextHopState)| NextHopStatus {
             interface: InterfaceId(id),
             address: address.parse().unwrap(),
             state,
-            answered: None,
+            last_reply: None,
         };
         self.hops = hops.iter().map(hop).collect();
     }
 
-    fn look(&mut self) -> Vec<String> {
+    fn evaluate(&mut self) -> Vec<String> {
         let Self { tracker, links, hops, network, needs, now } = self;
         let needs = |is_v4: bool| needs[usize::from(is_v4)];
-        let seen = Seen { links, next_hops: hops, network, needs: &needs };
-        let faults = tracker.judge(&seen, *now);
-        assert!(tracker.due().is_none_or(|due| due > *now), "it would look again and again");
+        let input = TrackingInput { links, next_hops: hops, network, needs: &needs };
+        let faults = tracker.evaluate(&input, *now);
+        assert!(tracker.next_deadline().is_none_or(|due| due > *now), "the next deadline is in the past");
         faults.iter().map(Fault::to_string).collect()
     }
 
-    /// So many intervals between probes pass; what is wrong after them.
-    fn pass(&mut self, intervals: u32) -> Vec<String> {
-        let mut said = Vec::new();
+    /// Advances time by probe intervals; returns the faults after the last one.
+    fn advance(&mut self, intervals: u32) -> Vec<String> {
+        let mut faults = Vec::new();
         for _ in 0..intervals {
             self.now += self.tracker.health.interval;
-            said = self.look();
+            faults = self.evaluate();
         }
-        said
+        faults
     }
 }
 
-const NOTHING: [String; 0] = [];
-/// Intervals that a next hop has for its first answer, and a route to come back.
-const PATIENCE: u32 = 4;
+const NO_FAULTS: [String; 0] = [];
+/// Probe intervals until a next hop without a reply is down, or a missing route is a fault.
+const TIMEOUT: u32 = 4;
 
 #[test]
 fn a_live_next_hop_of_another_route_does_not_hide_a_dead_default_router() {
-    for Names { default, net, router, second, .. } in FAMILIES {
-        let mut scene = Scene::new();
-        scene.route(&[(default, &[(OUTSIDE, router)]), (net, &[(OUTSIDE, second)])]);
-        scene.probed(&[(OUTSIDE, router, Up), (OUTSIDE, second, Up)]);
-        assert_eq!(scene.look(), NOTHING);
-        scene.probed(&[(OUTSIDE, router, Down), (OUTSIDE, second, Up)]);
-        assert_eq!(scene.look(), [format!("no next hop of the default route answers outside: {router} on if1")]);
-        // The other way round, most destinations are reached.
-        scene.probed(&[(OUTSIDE, router, Up), (OUTSIDE, second, Down)]);
-        assert_eq!(scene.look(), NOTHING);
+    for Addresses { default, net, router, second, .. } in FAMILIES {
+        let mut fixture = Fixture::new();
+        fixture.set_routes(&[(default, &[(OUTSIDE, router)]), (net, &[(OUTSIDE, second)])]);
+        fixture.set_probed(&[(OUTSIDE, router, Up), (OUTSIDE, second, Up)]);
+        assert_eq!(fixture.evaluate(), NO_FAULTS);
+        fixture.set_probed(&[(OUTSIDE, router, Down), (OUTSIDE, second, Up)]);
+        assert_eq!(fixture.evaluate(), [format!("no next hop of the default route answers outside: {router} on if1")]);
+        // The other way round, most destinations are reachable.
+        fixture.set_probed(&[(OUTSIDE, router, Up), (OUTSIDE, second, Down)]);
+        assert_eq!(fixture.evaluate(), NO_FAULTS);
     }
 }
 
 #[test]
-fn one_next_hop_of_the_default_route_that_answers_is_enough() {
-    for Names { default, router, second, .. } in FAMILIES {
-        let mut scene = Scene::new();
-        scene.route(&[(default, &[(OUTSIDE, router), (OUTSIDE, second)])]);
+fn one_next_hop_of_the_default_route_that_is_up_is_enough() {
+    for Addresses { default, router, second, .. } in FAMILIES {
+        let mut fixture = Fixture::new();
+        fixture.set_routes(&[(default, &[(OUTSIDE, router), (OUTSIDE, second)])]);
         for states in [[Up, Down], [Down, Up], [Down, Unknown]] {
-            scene.probed(&[(OUTSIDE, router, states[0]), (OUTSIDE, second, states[1])]);
-            assert_eq!(scene.look(), NOTHING, "{states:?}");
+            fixture.set_probed(&[(OUTSIDE, router, states[0]), (OUTSIDE, second, states[1])]);
+            assert_eq!(fixture.evaluate(), NO_FAULTS, "{states:?}");
         }
-        scene.probed(&[(OUTSIDE, router, Down), (OUTSIDE, second, Down)]);
-        let words = format!("no next hop of the default route answers outside: {router} on if1, {second} on if1");
-        assert_eq!(scene.look(), [words]);
+        fixture.set_probed(&[(OUTSIDE, router, Down), (OUTSIDE, second, Down)]);
+        let text = format!("no next hop of the default route answers outside: {router} on if1, {second} on if1");
+        assert_eq!(fixture.evaluate(), [text]);
     }
 }
 
 #[test]
-fn a_default_route_of_one_family_says_nothing_of_the_other() {
+fn default_routes_of_the_two_families_are_independent() {
     let [four, six] = FAMILIES;
-    let mut scene = Scene::new();
-    scene.route(&[(four.default, &[(OUTSIDE, four.router)]), (six.default, &[(OUTSIDE, six.router)])]);
+    let mut fixture = Fixture::new();
+    fixture.set_routes(&[(four.default, &[(OUTSIDE, four.router)]), (six.default, &[(OUTSIDE, six.router)])]);
     for (dead, [a, b]) in [(&four, [Down, Up]), (&six, [Up, Down])] {
-        scene.probed(&[(OUTSIDE, four.router, a), (OUTSIDE, six.router, b)]);
-        let words = format!("no next hop of the default route answers outside: {} on if1", dead.router);
-        assert_eq!(scene.look(), [words]);
+        fixture.set_probed(&[(OUTSIDE, four.router, a), (OUTSIDE, six.router, b)]);
+        let text = format!("no next hop of the default route answers outside: {} on if1", dead.router);
+        assert_eq!(fixture.evaluate(), [text]);
     }
 }
 
 #[test]
-fn without_a_default_route_one_next_hop_speaks_for_its_side() {
-    for Names { default, net, router, second, node, .. } in FAMILIES {
-        let mut scene = Scene::new();
-        scene.route(&[(net, &[(OUTSIDE, router), (OUTSIDE, second)])]);
+fn without_a_default_route_one_next_hop_of_a_side_is_enough() {
+    for Addresses { default, net, router, second, node, .. } in FAMILIES {
+        let mut fixture = Fixture::new();
+        fixture.set_routes(&[(net, &[(OUTSIDE, router), (OUTSIDE, second)])]);
         for states in [[Up, Down], [Down, Up], [Up, Unknown], [Unknown, Unknown], [Down, Unknown]] {
-            scene.probed(&[(OUTSIDE, router, states[0]), (OUTSIDE, second, states[1]), (INSIDE, node, Up)]);
-            assert_eq!(scene.look(), NOTHING, "{states:?}");
+            fixture.set_probed(&[(OUTSIDE, router, states[0]), (OUTSIDE, second, states[1]), (INSIDE, node, Up)]);
+            assert_eq!(fixture.evaluate(), NO_FAULTS, "{states:?}");
         }
-        scene.probed(&[(OUTSIDE, router, Down), (OUTSIDE, second, Down), (INSIDE, node, Up)]);
-        assert_eq!(scene.look(), [format!("no next hop answers outside: {router} on if1, {second} on if1")]);
-        // A default route that leads to the link itself has no next hop that could be asked.
-        scene.route(&[(default, &[(OUTSIDE, "")]), (net, &[(OUTSIDE, second)])]);
-        scene.probed(&[(OUTSIDE, second, Down)]);
-        assert_eq!(scene.look(), [format!("no next hop answers outside: {second} on if1")]);
+        fixture.set_probed(&[(OUTSIDE, router, Down), (OUTSIDE, second, Down), (INSIDE, node, Up)]);
+        assert_eq!(fixture.evaluate(), [format!("no next hop answers outside: {router} on if1, {second} on if1")]);
+        // An on-link default route has no next hop to probe.
+        fixture.set_routes(&[(default, &[(OUTSIDE, "")]), (net, &[(OUTSIDE, second)])]);
+        fixture.set_probed(&[(OUTSIDE, second, Down)]);
+        assert_eq!(fixture.evaluate(), [format!("no next hop answers outside: {second} on if1")]);
     }
 }
 
 #[test]
-fn a_router_that_was_dead_before_the_start_is_down_after_as_many_probes() {
-    for Names { default, router, second, net, .. } in FAMILIES {
+fn a_router_that_never_replied_is_down_after_the_timeout() {
+    for Addresses { default, router, second, net, .. } in FAMILIES {
         for others in [None, Some((OUTSIDE, second, Up))] {
-            let mut scene = Scene::new();
-            scene.route(&[(default, &[(OUTSIDE, router)]), (net, &[(OUTSIDE, second)])]);
+            let mut fixture = Fixture::new();
+            fixture.set_routes(&[(default, &[(OUTSIDE, router)]), (net, &[(OUTSIDE, second)])]);
             let hops: Vec<_> = [(OUTSIDE, router, Unknown)].into_iter().chain(others).collect();
-            scene.probed(&hops);
-            assert_eq!(scene.look(), NOTHING, "nothing at the start");
-            assert_eq!(scene.pass(PATIENCE - 1), NOTHING, "it has its time");
-            let words = format!("no next hop of the default route answers outside: {router} on if1");
-            assert_eq!(scene.pass(1), std::slice::from_ref(&words));
-            assert_eq!(scene.pass(100), [words], "it stays so");
-            scene.probed(&[(OUTSIDE, router, Up), (OUTSIDE, second, Up)]);
-            assert_eq!(scene.look(), NOTHING);
+            fixture.set_probed(&hops);
+            assert_eq!(fixture.evaluate(), NO_FAULTS, "no fault at the start");
+            assert_eq!(fixture.advance(TIMEOUT - 1), NO_FAULTS, "the timeout hasn't expired");
+            let text = format!("no next hop of the default route answers outside: {router} on if1");
+            assert_eq!(fixture.advance(1), std::slice::from_ref(&text));
+            assert_eq!(fixture.advance(100), [text], "it stays down");
+            fixture.set_probed(&[(OUTSIDE, router, Up), (OUTSIDE, second, Up)]);
+            assert_eq!(fixture.evaluate(), NO_FAULTS);
         }
     }
 }
 
 #[test]
-fn a_next_hop_is_not_silent_while_the_kernel_knows_it_or_nobody_can_ask() {
-    for Names { is_v4, default, router, .. } in FAMILIES {
-        let mut scene = Scene::new();
-        scene.route(&[(default, &[(OUTSIDE, router)])]);
-        scene.probed(&[(OUTSIDE, router, Unknown)]);
-        let neighbour =
-            NeighbourSpec { interface: InterfaceId(OUTSIDE), address: router.parse().unwrap(), mac: [2; 6] };
-        scene.network.neighbours.push(neighbour);
-        assert_eq!(scene.pass(100), NOTHING, "the kernel knows its MAC address");
-        scene.network.neighbours.clear();
-        assert_eq!(scene.pass(PATIENCE), NOTHING, "it has its time from then on");
-        assert_eq!(scene.pass(1).len(), 1);
-        // The link goes, and comes back.
-        scene.set_link(OUTSIDE, LinkState::NoCarrier);
-        assert_eq!(scene.pass(100), NOTHING, "the link is what is wrong");
-        scene.set_link(OUTSIDE, LinkState::Up);
-        assert_eq!(scene.pass(PATIENCE), NOTHING);
-        assert_eq!(scene.pass(1).len(), 1);
-        // Without an address, a neighbour solicitation can't be sent.
-        scene.network.interfaces[usize::from(OUTSIDE)].addresses.clear();
-        assert_eq!(scene.pass(100).len(), usize::from(is_v4));
+fn a_resolved_or_unprobed_next_hop_is_not_down() {
+    for Addresses { is_v4, default, router, .. } in FAMILIES {
+        let mut fixture = Fixture::new();
+        fixture.set_routes(&[(default, &[(OUTSIDE, router)])]);
+        fixture.set_probed(&[(OUTSIDE, router, Unknown)]);
+        let neighbor = NeighborSpec { interface: InterfaceId(OUTSIDE), address: router.parse().unwrap(), mac: [2; 6] };
+        fixture.network.neighbors.push(neighbor);
+        assert_eq!(fixture.advance(100), NO_FAULTS, "the kernel has resolved its MAC address");
+        fixture.network.neighbors.clear();
+        assert_eq!(fixture.advance(TIMEOUT), NO_FAULTS, "the timeout starts now");
+        assert_eq!(fixture.advance(1).len(), 1);
+        // The interface loses its carrier, and gets it back.
+        fixture.set_link(OUTSIDE, LinkState::NoCarrier);
+        assert_eq!(fixture.advance(100), NO_FAULTS, "the interface is the fault");
+        fixture.set_link(OUTSIDE, LinkState::Up);
+        assert_eq!(fixture.advance(TIMEOUT), NO_FAULTS);
+        assert_eq!(fixture.advance(1).len(), 1);
+        // Without a source address, neighbor solicitations can't be sent.
+        fixture.network.interfaces[usize::from(OUTSIDE)].addresses.clear();
+        assert_eq!(fixture.advance(100).len(), usize::from(is_v4));
     }
 }
 
-/// The process was suspended: answers may lie there that nobody has read yet.
+/// After the process was suspended there may be unread replies.
 #[test]
-fn a_pause_of_ours_counts_as_one_interval() {
-    for Names { default, router, .. } in FAMILIES {
-        let mut scene = Scene::new();
-        scene.route(&[(default, &[(OUTSIDE, router)])]);
-        scene.probed(&[(OUTSIDE, router, Unknown)]);
-        assert_eq!(scene.look(), NOTHING);
-        for _ in 1..PATIENCE {
-            scene.now += Duration::from_hours(1);
-            assert_eq!(scene.look(), NOTHING);
-            assert_eq!(scene.look(), NOTHING, "however often we look");
+fn a_suspension_counts_as_one_interval() {
+    for Addresses { default, router, .. } in FAMILIES {
+        let mut fixture = Fixture::new();
+        fixture.set_routes(&[(default, &[(OUTSIDE, router)])]);
+        fixture.set_probed(&[(OUTSIDE, router, Unknown)]);
+        assert_eq!(fixture.evaluate(), NO_FAULTS);
+        for _ in 1..TIMEOUT {
+            fixture.now += Duration::from_hours(1);
+            assert_eq!(fixture.evaluate(), NO_FAULTS);
+            assert_eq!(fixture.evaluate(), NO_FAULTS, "repeated evaluations don't count");
         }
-        assert_eq!(scene.pass(1).len(), 1);
+        assert_eq!(fixture.advance(1).len(), 1);
     }
 }
 
 #[test]
-fn routes_that_are_gone_are_missed_until_a_next_hop_answers_again() {
-    for Names { family, net, node, second, .. } in FAMILIES {
-        let mut scene = Scene::new();
-        scene.route(&[(net, &[(INSIDE, node)])]);
-        scene.probed(&[(INSIDE, node, Up)]);
-        assert_eq!(scene.look(), NOTHING);
-        scene.route(&[]);
-        scene.probed(&[]);
-        assert_eq!(scene.look(), NOTHING);
-        assert_eq!(scene.pass(PATIENCE - 1), NOTHING);
-        let words = format!("no route for {family} is left inside, it led to {node} on if0");
-        assert_eq!(scene.pass(1), std::slice::from_ref(&words));
-        assert_eq!(scene.pass(100), std::slice::from_ref(&words));
-        // Another one comes, which doesn't answer yet, and then never does.
-        scene.route(&[(net, &[(INSIDE, second)])]);
-        scene.probed(&[(INSIDE, second, Unknown)]);
-        assert_eq!(scene.look(), std::slice::from_ref(&words));
-        assert_eq!(scene.pass(PATIENCE - 1), [words]);
-        assert_eq!(scene.pass(1), [format!("no next hop answers inside: {second} on if0")]);
-        scene.probed(&[(INSIDE, second, Up)]);
-        assert_eq!(scene.look(), NOTHING);
-        assert_eq!(scene.pass(100), NOTHING);
+fn missing_routes_are_a_fault_until_a_next_hop_is_up() {
+    for Addresses { family, net, node, second, .. } in FAMILIES {
+        let mut fixture = Fixture::new();
+        fixture.set_routes(&[(net, &[(INSIDE, node)])]);
+        fixture.set_probed(&[(INSIDE, node, Up)]);
+        assert_eq!(fixture.evaluate(), NO_FAULTS);
+        fixture.set_routes(&[]);
+        fixture.set_probed(&[]);
+        assert_eq!(fixture.evaluate(), NO_FAULTS);
+        assert_eq!(fixture.advance(TIMEOUT - 1), NO_FAULTS);
+        let text = format!("no {family} route inside, last next hops: {node} on if0");
+        assert_eq!(fixture.advance(1), std::slice::from_ref(&text));
+        assert_eq!(fixture.advance(100), std::slice::from_ref(&text));
+        // A new route, whose next hop never replies.
+        fixture.set_routes(&[(net, &[(INSIDE, second)])]);
+        fixture.set_probed(&[(INSIDE, second, Unknown)]);
+        assert_eq!(fixture.evaluate(), std::slice::from_ref(&text));
+        assert_eq!(fixture.advance(TIMEOUT - 1), [text]);
+        assert_eq!(fixture.advance(1), [format!("no next hop answers inside: {second} on if0")]);
+        fixture.set_probed(&[(INSIDE, second, Up)]);
+        assert_eq!(fixture.evaluate(), NO_FAULTS);
+        assert_eq!(fixture.advance(100), NO_FAULTS);
     }
 }
 
 #[test]
-fn a_default_route_that_is_gone_is_missed_whatever_others_answer() {
-    for Names { family, default, net, router, second, .. } in FAMILIES {
-        let mut scene = Scene::new();
+fn a_missing_default_route_is_a_fault_whatever_other_next_hops_are_up() {
+    for Addresses { family, default, net, router, second, .. } in FAMILIES {
+        let mut fixture = Fixture::new();
         let (main, other) = ([(OUTSIDE, router)], [(OUTSIDE, second)]);
-        let whole: [(&str, &[(u8, &str)]); 2] = [(default, &main), (net, &other)];
-        scene.route(&whole);
-        scene.probed(&[(OUTSIDE, router, Up), (OUTSIDE, second, Up)]);
-        assert_eq!(scene.look(), NOTHING);
-        scene.route(&whole[1..]);
-        scene.probed(&[(OUTSIDE, second, Up)]);
-        assert_eq!(scene.pass(PATIENCE), NOTHING);
-        let words = format!("no default route for {family} is left outside, it led to {router} on if1");
-        assert_eq!(scene.pass(1), std::slice::from_ref(&words));
-        assert_eq!(scene.pass(100), [words]);
-        scene.route(&whole);
-        scene.probed(&[(OUTSIDE, router, Up), (OUTSIDE, second, Up)]);
-        assert_eq!(scene.look(), NOTHING);
-        // It leads to the other side now.
-        scene.route(&[(default, &[(INSIDE, second)])]);
-        scene.probed(&[(INSIDE, second, Up)]);
-        assert_eq!(scene.pass(100), NOTHING);
+        let both: [(&str, &[(u8, &str)]); 2] = [(default, &main), (net, &other)];
+        fixture.set_routes(&both);
+        fixture.set_probed(&[(OUTSIDE, router, Up), (OUTSIDE, second, Up)]);
+        assert_eq!(fixture.evaluate(), NO_FAULTS);
+        fixture.set_routes(&both[1..]);
+        fixture.set_probed(&[(OUTSIDE, second, Up)]);
+        assert_eq!(fixture.advance(TIMEOUT), NO_FAULTS);
+        let text = format!("no {family} default route outside, last next hops: {router} on if1");
+        assert_eq!(fixture.advance(1), std::slice::from_ref(&text));
+        assert_eq!(fixture.advance(100), [text]);
+        fixture.set_routes(&both);
+        fixture.set_probed(&[(OUTSIDE, router, Up), (OUTSIDE, second, Up)]);
+        assert_eq!(fixture.evaluate(), NO_FAULTS);
+        // The default route moves to the other side.
+        fixture.set_routes(&[(default, &[(INSIDE, second)])]);
+        fixture.set_probed(&[(INSIDE, second, Up)]);
+        assert_eq!(fixture.advance(100), NO_FAULTS);
     }
 }
 
 #[test]
-fn routes_that_are_replaced_in_steps_are_not_missed() {
-    for Names { default, router, .. } in FAMILIES {
-        let mut scene = Scene::new();
+fn routes_replaced_in_steps_are_no_fault() {
+    for Addresses { default, router, .. } in FAMILIES {
+        let mut fixture = Fixture::new();
         for _ in 0..10 {
-            scene.route(&[(default, &[(OUTSIDE, router)])]);
-            scene.probed(&[(OUTSIDE, router, Up)]);
-            assert_eq!(scene.pass(1), NOTHING);
-            scene.route(&[]);
-            scene.probed(&[]);
-            assert_eq!(scene.pass(PATIENCE), NOTHING);
-            scene.route(&[(default, &[(OUTSIDE, router)])]);
-            scene.probed(&[(OUTSIDE, router, Unknown)]);
-            assert_eq!(scene.pass(1), NOTHING, "back in time, and asked for");
+            fixture.set_routes(&[(default, &[(OUTSIDE, router)])]);
+            fixture.set_probed(&[(OUTSIDE, router, Up)]);
+            assert_eq!(fixture.advance(1), NO_FAULTS);
+            fixture.set_routes(&[]);
+            fixture.set_probed(&[]);
+            assert_eq!(fixture.advance(TIMEOUT), NO_FAULTS);
+            fixture.set_routes(&[(default, &[(OUTSIDE, router)])]);
+            fixture.set_probed(&[(OUTSIDE, router, Unknown)]);
+            assert_eq!(fixture.advance(1), NO_FAULTS, "back before the timeout, being probed");
         }
     }
 }
 
 #[test]
-fn a_family_that_policy_does_not_need_or_that_never_had_a_route_is_not_missed() {
-    for Names { is_v4, default, router, .. } in FAMILIES {
-        let mut scene = Scene::new();
-        scene.route(&[(default, &[(OUTSIDE, router)])]);
-        scene.probed(&[(OUTSIDE, router, Up)]);
-        assert_eq!(scene.pass(100), NOTHING, "the other family is needed, and never had a route");
-        scene.route(&[]);
-        scene.probed(&[]);
-        assert_eq!(scene.pass(PATIENCE + 1).len(), 1);
-        scene.needs[usize::from(is_v4)] = false;
-        assert_eq!(scene.look(), NOTHING, "its VIPs are removed, too");
-        scene.needs[usize::from(is_v4)] = true;
-        assert_eq!(scene.pass(100), NOTHING, "that is forgotten");
+fn families_without_need_or_without_earlier_routes_have_no_fault() {
+    for Addresses { is_v4, default, router, .. } in FAMILIES {
+        let mut fixture = Fixture::new();
+        fixture.set_routes(&[(default, &[(OUTSIDE, router)])]);
+        fixture.set_probed(&[(OUTSIDE, router, Up)]);
+        assert_eq!(fixture.advance(100), NO_FAULTS, "the other family never had a route");
+        fixture.set_routes(&[]);
+        fixture.set_probed(&[]);
+        assert_eq!(fixture.advance(TIMEOUT + 1).len(), 1);
+        fixture.needs[usize::from(is_v4)] = false;
+        assert_eq!(fixture.evaluate(), NO_FAULTS, "its VIPs are removed");
+        fixture.needs[usize::from(is_v4)] = true;
+        assert_eq!(fixture.advance(100), NO_FAULTS, "the earlier routes are forgotten");
     }
 }
 
 #[test]
-fn while_a_link_is_the_fault_its_routes_are_not_missed() {
-    for Names { default, router, .. } in FAMILIES {
-        for require in [Require::All, Require::Any] {
-            let mut scene = Scene::with(Health { links: require, ..Health::default() });
-            scene.route(&[(default, &[(OUTSIDE, router)])]);
-            scene.probed(&[(OUTSIDE, router, Up)]);
-            assert_eq!(scene.look(), NOTHING);
-            scene.set_link(OUTSIDE, LinkState::Down);
-            scene.route(&[]);
-            scene.probed(&[]);
-            assert_eq!(scene.pass(100), NOTHING);
-            // The kernel doesn't put routes back with the link.
-            scene.set_link(OUTSIDE, LinkState::Up);
-            assert_eq!(scene.pass(PATIENCE), NOTHING, "whoever does has time");
-            assert_eq!(scene.pass(1).len(), 1);
-            scene.set_link(OUTSIDE, LinkState::Down);
-            assert_eq!(scene.pass(100), NOTHING);
-            // One that is up stands in for its link, but not for its routes.
-            scene.link(2, Role::Outside);
-            assert_eq!(scene.pass(100).len(), usize::from(require == Require::Any));
+fn missing_routes_of_an_interface_that_is_down_are_no_fault() {
+    for Addresses { default, router, .. } in FAMILIES {
+        for require in [LinkRequirement::All, LinkRequirement::Any] {
+            let mut fixture = Fixture::with(Health { links: require, ..Health::default() });
+            fixture.set_routes(&[(default, &[(OUTSIDE, router)])]);
+            fixture.set_probed(&[(OUTSIDE, router, Up)]);
+            assert_eq!(fixture.evaluate(), NO_FAULTS);
+            fixture.set_link(OUTSIDE, LinkState::Down);
+            fixture.set_routes(&[]);
+            fixture.set_probed(&[]);
+            assert_eq!(fixture.advance(100), NO_FAULTS);
+            // The kernel doesn't restore routes when the interface is up again.
+            fixture.set_link(OUTSIDE, LinkState::Up);
+            assert_eq!(fixture.advance(TIMEOUT), NO_FAULTS, "a routing daemon has until the timeout");
+            assert_eq!(fixture.advance(1).len(), 1);
+            fixture.set_link(OUTSIDE, LinkState::Down);
+            assert_eq!(fixture.advance(100), NO_FAULTS);
+            // Another interface of the side replaces the interface, but not its routes.
+            fixture.add_link(2, Role::Outside);
+            assert_eq!(fixture.advance(100).len(), usize::from(require == LinkRequirement::Any));
         }
     }
 }
 
 #[test]
-fn targets_stand_for_the_default_route_of_their_interface() {
-    for Names { default, net, router, second, node, .. } in FAMILIES {
+fn targets_represent_the_default_route_of_their_interface() {
+    for Addresses { default, net, router, second, node, .. } in FAMILIES {
         let target = HealthTarget { interface: "if1".to_owned(), address: node.parse().unwrap() };
-        let mut scene = Scene::with(Health { targets: vec![target], ..Health::default() });
-        scene.link(2, Role::Outside);
-        scene.route(&[(default, &[(OUTSIDE, router)]), (net, &[(2, second)])]);
-        scene.probed(&[(OUTSIDE, node, Up), (2, second, Down)]);
-        assert_eq!(scene.look(), NOTHING);
-        scene.probed(&[(OUTSIDE, node, Down), (2, second, Up)]);
-        assert_eq!(scene.look(), [format!("no next hop of the default route answers outside: {node} on if1")]);
+        let mut fixture = Fixture::with(Health { targets: vec![target], ..Health::default() });
+        fixture.add_link(2, Role::Outside);
+        fixture.set_routes(&[(default, &[(OUTSIDE, router)]), (net, &[(2, second)])]);
+        fixture.set_probed(&[(OUTSIDE, node, Up), (2, second, Down)]);
+        assert_eq!(fixture.evaluate(), NO_FAULTS);
+        fixture.set_probed(&[(OUTSIDE, node, Down), (2, second, Up)]);
+        assert_eq!(fixture.evaluate(), [format!("no next hop of the default route answers outside: {node} on if1")]);
     }
 }
 
 #[test]
-fn on_a_link_that_is_both_sides_it_is_one_fault() {
-    for Names { family, default, net, router, second, .. } in FAMILIES {
-        let mut scene = Scene::new();
-        scene.link(INSIDE, Role::Both);
-        scene.route(&[(default, &[(INSIDE, router)]), (net, &[(INSIDE, second)])]);
-        scene.probed(&[(INSIDE, router, Down), (INSIDE, second, Up)]);
-        assert_eq!(scene.look(), [format!("no next hop of the default route answers inside: {router} on if0")]);
-        scene.probed(&[(INSIDE, router, Up), (INSIDE, second, Down)]);
-        assert_eq!(scene.look(), NOTHING);
-        scene.route(&[]);
-        scene.probed(&[]);
-        let words = format!("no default route for {family} is left inside, it led to {router} on if0");
-        assert_eq!(scene.pass(PATIENCE + 1), [words]);
+fn on_an_interface_of_both_sides_it_is_one_fault() {
+    for Addresses { family, default, net, router, second, .. } in FAMILIES {
+        let mut fixture = Fixture::new();
+        fixture.add_link(INSIDE, Role::Both);
+        fixture.set_routes(&[(default, &[(INSIDE, router)]), (net, &[(INSIDE, second)])]);
+        fixture.set_probed(&[(INSIDE, router, Down), (INSIDE, second, Up)]);
+        assert_eq!(fixture.evaluate(), [format!("no next hop of the default route answers inside: {router} on if0")]);
+        fixture.set_probed(&[(INSIDE, router, Up), (INSIDE, second, Down)]);
+        assert_eq!(fixture.evaluate(), NO_FAULTS);
+        fixture.set_routes(&[]);
+        fixture.set_probed(&[]);
+        let text = format!("no {family} default route inside, last next hops: {router} on if0");
+        assert_eq!(fixture.advance(TIMEOUT + 1), [text]);
     }
 }
 
 #[test]
 fn a_fault_names_three_next_hops_and_counts_the_others() {
-    let mut scene = Scene::new();
+    let mut fixture = Fixture::new();
     let names: Vec<String> = (1..=9).map(|n| format!("10.0.0.{n}")).collect();
     let hops: Vec<_> = names.iter().map(|name| (INSIDE, name.as_str(), Down)).collect();
-    scene.probed(&hops);
-    let said = scene.look();
-    assert_eq!(said.len(), 1);
-    assert!(said[0].ends_with(": 10.0.0.1 on if0, 10.0.0.2 on if0, 10.0.0.3 on if0 and 6 more"), "{said:?}");
+    fixture.set_probed(&hops);
+    let faults = fixture.evaluate();
+    assert_eq!(faults.len(), 1);
+    assert!(faults[0].ends_with(": 10.0.0.1 on if0, 10.0.0.2 on if0, 10.0.0.3 on if0 and 6 more"), "{faults:?}");
 }

@@ -1,4 +1,4 @@
-//! Real servers of etcd, on loopback and in temporary directories.
+//! Real etcd servers on loopback, with temporary data directories.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -10,13 +10,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Far more than anything takes on a slow machine.
-pub(crate) const LONG: Duration = Duration::from_secs(30);
-/// etcd takes no more operations in a transaction.
-const TRANSACTION: usize = 128;
+/// Timeout of any operation, generous for a slow machine.
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// etcd's default maximum of operations per transaction.
+const MAX_TXN_OPS: usize = 128;
 
-/// A member of a cluster, running or not. Ends with its data.
-pub(crate) struct Server {
+/// A cluster member, running or not. Dropping it stops it and removes its data.
+pub(crate) struct EtcdServer {
     data: TempDir,
     client: u16,
     peer: u16,
@@ -24,20 +24,20 @@ pub(crate) struct Server {
     child: Option<Child>,
 }
 
-impl Server {
-    /// One that is not running yet.
+impl EtcdServer {
+    /// A single server, not running yet.
     pub(crate) fn new() -> Self {
         Self::cluster(1).remove(0)
     }
 
-    /// One that answers.
+    /// A single server, running.
     pub(crate) async fn running() -> Self {
         let mut server = Self::new();
         server.start().await;
         server
     }
 
-    /// Members of one cluster that are not running yet.
+    /// The members of one cluster, not running yet.
     pub(crate) fn cluster(members: usize) -> Vec<Self> {
         let peers: Vec<u16> = (0..members).map(|_| free_port()).collect();
         let url = |peer: &u16| format!("m{peer}=http://127.0.0.1:{peer}");
@@ -56,7 +56,7 @@ impl Server {
         format!("http://127.0.0.1:{}", self.client)
     }
 
-    /// Starts it without waiting for its answer.
+    /// Starts it without waiting until it responds.
     pub(crate) fn spawn(&mut self) {
         let (client, peer) = (self.endpoint(), format!("http://127.0.0.1:{}", self.peer));
         let child = Command::new("etcd")
@@ -77,13 +77,13 @@ impl Server {
 
     pub(crate) async fn start(&mut self) {
         self.spawn();
-        self.answers().await;
+        self.wait_ready().await;
     }
 
-    pub(crate) async fn answers(&self) {
-        let end = Instant::now() + LONG;
+    pub(crate) async fn wait_ready(&self) {
+        let end = Instant::now() + TEST_TIMEOUT;
         while !matches!(timeout(Duration::from_secs(1), self.client().await.get("x", None)).await, Ok(Ok(_))) {
-            assert!(Instant::now() < end, "etcd doesn't answer at {}", self.endpoint());
+            assert!(Instant::now() < end, "etcd doesn't respond at {}", self.endpoint());
             sleep(Duration::from_millis(20)).await;
         }
     }
@@ -92,9 +92,9 @@ impl Server {
         Client::connect([self.endpoint()], None).await.unwrap()
     }
 
-    /// Puts a key; in a cluster that holds an election, after it.
+    /// Puts a key; retries during an election.
     pub(crate) async fn put(&self, key: &str, value: impl Into<Vec<u8>>) {
-        let (value, end) = (value.into(), Instant::now() + LONG);
+        let (value, end) = (value.into(), Instant::now() + TEST_TIMEOUT);
         while let Err(error) = self.client().await.put(key, value.clone(), None).await {
             assert!(Instant::now() < end, "{error}");
             sleep(Duration::from_millis(20)).await;
@@ -109,19 +109,19 @@ impl Server {
         self.client().await.txn(Txn::new().and_then(operations)).await.unwrap();
     }
 
-    /// Puts many keys.
-    pub(crate) async fn fill(&self, pairs: impl IntoIterator<Item = (String, String)>) {
+    /// Puts many keys, in as few transactions as possible.
+    pub(crate) async fn put_all(&self, pairs: impl IntoIterator<Item = (String, String)>) {
         let puts: Vec<TxnOp> = pairs.into_iter().map(|(key, value)| TxnOp::put(key, value, None)).collect();
-        for some in puts.chunks(TRANSACTION) {
-            self.transaction(some).await;
+        for chunk in puts.chunks(MAX_TXN_OPS) {
+            self.transaction(chunk).await;
         }
     }
 
-    /// Forgets all of the past.
+    /// Compacts the whole history.
     pub(crate) async fn compact(&self) {
         let mut client = self.client().await;
-        let now = client.get("x", None).await.unwrap().header().unwrap().revision();
-        client.compact(now, None).await.unwrap();
+        let revision = client.get("x", None).await.unwrap().header().unwrap().revision();
+        client.compact(revision, None).await.unwrap();
     }
 
     pub(crate) fn kill(&mut self) {
@@ -131,11 +131,11 @@ impl Server {
         }
     }
 
-    pub(crate) fn stop(&self) {
+    pub(crate) fn suspend(&self) {
         self.signal(Signal::STOP);
     }
 
-    pub(crate) fn go_on(&self) {
+    pub(crate) fn resume(&self) {
         self.signal(Signal::CONT);
     }
 
@@ -144,28 +144,28 @@ impl Server {
         kill_process(Pid::from_raw(i32::try_from(id).unwrap()).unwrap(), signal).unwrap();
     }
 
-    /// Removes its data. It must not run.
+    /// Removes its data. It must not be running.
     pub(crate) fn wipe(&self) {
         std::fs::remove_dir_all(self.data.path().join("etcd")).unwrap();
     }
 
-    /// Lets it listen for clients elsewhere when it starts again, and returns where it listened.
-    pub(crate) fn move_to(&mut self, client: Option<u16>) -> u16 {
+    /// Sets the client port of the next start; returns the previous one.
+    pub(crate) fn set_client_port(&mut self, client: Option<u16>) -> u16 {
         std::mem::replace(&mut self.client, client.unwrap_or_else(free_port))
     }
 }
 
-impl Drop for Server {
+impl Drop for EtcdServer {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
-/// A port below those that the kernel gives to clients: one of them could take it while a server is away, even the
-/// client that calls for that server.
+/// A free port below the ephemeral range: otherwise a client could get the port of a stopped server, even the client
+/// that connects to that server.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Other processes run the same tests.
+    // Test processes run in parallel.
     let first = 10_000 + u16::try_from(std::process::id() % 100).unwrap() * 200;
     (0..200)
         .map(|_| first + NEXT.fetch_add(1, Ordering::Relaxed) % 200)

@@ -1,4 +1,4 @@
-//! A policy server without a mind of its own.
+//! A scripted policy server: each test sends the responses and receives the requests of its streams.
 
 use std::net::{Ipv4Addr, TcpListener as StdListener};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -20,16 +20,16 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::*;
 
-/// A server in a thread of its own, so that it can go away as a killed process does.
+/// A server in its own thread, so that it can be stopped like a killed process.
 pub(super) struct Server {
     pub(super) port: u16,
-    talks: mpsc::Receiver<Talk>,
+    streams: mpsc::Receiver<ServerStream>,
     stop: oneshot::Sender<()>,
     thread: thread::JoinHandle<()>,
 }
 
-/// A stream with a gateway.
-pub(super) struct Talk {
+/// The server's side of a stream.
+pub(super) struct ServerStream {
     requests: Streaming<DeltaDiscoveryRequest>,
     responses: mpsc::Sender<Result<DeltaDiscoveryResponse, Status>>,
     nonces: usize,
@@ -40,7 +40,7 @@ impl Server {
         Self::at(StdListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(), None)
     }
 
-    /// One where another one was.
+    /// Starts at a fixed port, e.g. that of a former server.
     pub(super) fn start_at(port: u16) -> Self {
         Self::at(StdListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap(), None)
     }
@@ -49,42 +49,42 @@ impl Server {
         Self::at(StdListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(), Some(config))
     }
 
-    /// One that knows nothing of policy.
+    /// A gRPC server without the discovery service.
     pub(super) fn start_empty() -> Self {
         let listener = StdListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (talks, (stop, stopped)) = (mpsc::channel(1).1, oneshot::channel());
-        let thread = on_a_thread(async move {
+        let (streams, (stop, stopped)) = (mpsc::channel(1).1, oneshot::channel());
+        let thread = run_in_thread(async move {
             let router = Tonic::builder().add_routes(Routes::default());
             tokio::select! {
-                served = router.serve_with_incoming(incoming(listener)) => served.unwrap(),
+                outcome = router.serve_with_incoming(incoming(listener)) => outcome.unwrap(),
                 _ = stopped => {}
             }
         });
-        Self { port, talks, stop, thread }
+        Self { port, streams, stop, thread }
     }
 
     fn at(listener: StdListener, tls: Option<ServerConfig>) -> Self {
         let port = listener.local_addr().unwrap().port();
-        let (sender, talks) = mpsc::channel(1);
+        let (sender, streams) = mpsc::channel(1);
         let (stop, stopped) = oneshot::channel();
-        // What runs in the runtime ends with it, connections too.
-        let thread = on_a_thread(async move {
+        // All tasks and connections end with the thread's runtime.
+        let thread = run_in_thread(async move {
             tokio::select! {
-                () = serve(listener, tls, sender) => {}
+                () = run_server(listener, tls, sender) => {}
                 _ = stopped => {}
             }
         });
-        Self { port, talks, stop, thread }
+        Self { port, streams, stop, thread }
     }
 
-    /// The next stream that a gateway opens.
-    pub(super) async fn talk(&mut self) -> Talk {
-        timeout(LONG, self.talks.recv()).await.expect("a stream in time").expect("the server lives")
+    /// Waits for the next stream of a gateway.
+    pub(super) async fn accept_stream(&mut self) -> ServerStream {
+        timeout(TEST_TIMEOUT, self.streams.recv()).await.expect("a stream in time").expect("the server runs")
     }
 
-    pub(super) fn is_left_alone(&mut self) -> bool {
-        self.talks.try_recv().is_err()
+    pub(super) fn has_no_stream(&mut self) -> bool {
+        self.streams.try_recv().is_err()
     }
 
     pub(super) fn kill(self) {
@@ -93,11 +93,11 @@ impl Server {
     }
 }
 
-/// Runs something in a runtime of its own.
-pub(super) fn on_a_thread(what: impl Future<Output = ()> + Send + 'static) -> thread::JoinHandle<()> {
+/// Runs a future in a thread with its own runtime.
+fn run_in_thread(future: impl Future<Output = ()> + Send + 'static) -> thread::JoinHandle<()> {
     thread::spawn(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(what);
+        runtime.block_on(future);
     })
 }
 
@@ -106,8 +106,8 @@ fn incoming(listener: StdListener) -> TcpListenerStream {
     TcpListenerStream::new(TcpListener::from_std(listener).unwrap())
 }
 
-async fn serve(listener: StdListener, tls: Option<ServerConfig>, talks: mpsc::Sender<Talk>) {
-    let router = Tonic::builder().add_service(AggregatedDiscoveryServiceServer::new(Script { talks }));
+async fn run_server(listener: StdListener, tls: Option<ServerConfig>, streams: mpsc::Sender<ServerStream>) {
+    let router = Tonic::builder().add_service(AggregatedDiscoveryServiceServer::new(Script { streams }));
     let Some(config) = tls else {
         return router.serve_with_incoming(incoming(listener)).await.unwrap();
     };
@@ -117,7 +117,7 @@ async fn serve(listener: StdListener, tls: Option<ServerConfig>, talks: mpsc::Se
         let acceptor = TlsAcceptor::from(Arc::new(config));
         loop {
             let (stream, _) = listener.accept().await.unwrap();
-            // Who isn't let in is told so by the handshake.
+            // A failed handshake has sent its alert to the client.
             if let Ok(stream) = acceptor.accept(stream).await {
                 let _ = sender.send(Ok::<_, std::io::Error>(stream)).await;
             }
@@ -127,7 +127,7 @@ async fn serve(listener: StdListener, tls: Option<ServerConfig>, talks: mpsc::Se
 }
 
 struct Script {
-    talks: mpsc::Sender<Talk>,
+    streams: mpsc::Sender<ServerStream>,
 }
 
 #[tonic::async_trait]
@@ -146,18 +146,18 @@ impl AggregatedDiscoveryService for Script {
         &self,
         request: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
-        let (responses, stream) = mpsc::channel(16);
-        let talk = Talk { requests: request.into_inner(), responses, nonces: 0 };
-        self.talks.send(talk).await.map_err(|_| Status::unavailable("the test is over"))?;
-        Ok(Response::new(ReceiverStream::new(stream)))
+        let (responses, outgoing) = mpsc::channel(16);
+        let stream = ServerStream { requests: request.into_inner(), responses, nonces: 0 };
+        self.streams.send(stream).await.map_err(|_| Status::unavailable("the test is over"))?;
+        Ok(Response::new(ReceiverStream::new(outgoing)))
     }
 }
 
-/// A port below those that the kernel gives to clients: one of them could take it while a server is away, even the
-/// client that calls for that server.
+/// A free port below the ephemeral range: a client, even the one under test, could bind an ephemeral port while the
+/// server is down.
 pub(super) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Other processes run the same tests.
+    // By process id: tests run in several processes.
     let first = 30_000 + u16::try_from(std::process::id() % 100).unwrap() * 20;
     (0..20)
         .map(|_| first + NEXT.fetch_add(1, Ordering::Relaxed) % 20)
@@ -165,20 +165,24 @@ pub(super) fn free_port() -> u16 {
         .expect("a free port")
 }
 
-/// An ACK, or a NACK with its reason.
+/// An ACK, or a NACK with its error.
 #[derive(Debug, PartialEq)]
-pub(super) struct Said {
+pub(super) struct Reply {
     pub(super) kind: Kind,
     pub(super) nonce: String,
     pub(super) error: Option<String>,
 }
 
-impl Talk {
+impl ServerStream {
     async fn request(&mut self) -> DeltaDiscoveryRequest {
-        timeout(LONG, self.requests.message()).await.expect("a request in time").unwrap().expect("the stream goes on")
+        timeout(TEST_TIMEOUT, self.requests.message())
+            .await
+            .expect("a request in time")
+            .unwrap()
+            .expect("the stream is open")
     }
 
-    /// The requests with which a stream begins.
+    /// The first requests of a stream: one for each kind.
     pub(super) async fn subscriptions(&mut self) -> Vec<DeltaDiscoveryRequest> {
         let mut requests = Vec::new();
         for _ in Kind::ALL {
@@ -188,18 +192,18 @@ impl Talk {
     }
 
     /// Sends a response, and returns its nonce.
-    pub(super) async fn say(&mut self, mut response: DeltaDiscoveryResponse) -> String {
+    pub(super) async fn send(&mut self, mut response: DeltaDiscoveryResponse) -> String {
         self.nonces += 1;
         response.nonce = format!("n{}", self.nonces);
         let nonce = response.nonce.clone();
-        self.responses.send(Ok(response)).await.expect("the stream goes on");
+        self.responses.send(Ok(response)).await.expect("the stream is open");
         nonce
     }
 
-    /// Says what is different from before; settings come last.
-    pub(super) async fn tell(&mut self, told: &Told, before: &Told) {
-        for response in responses(&told.differences(before)) {
-            self.say(response).await;
+    /// Sends the changes since `before`; Settings are last.
+    pub(super) async fn send_diff(&mut self, policy: &ServerPolicy, before: &ServerPolicy) {
+        for response in responses(&policy.diff(before)) {
+            self.send(response).await;
         }
     }
 
@@ -207,34 +211,34 @@ impl Talk {
         let _ = self.responses.send(Err(status)).await;
     }
 
-    /// What the gateway says to a response.
-    pub(super) async fn answer(&mut self) -> Said {
+    /// The next ACK or NACK of the gateway.
+    pub(super) async fn next_reply(&mut self) -> Reply {
         let request = self.request().await;
         let error = request.error_detail.map(|error| error.message);
-        Said { kind: Kind::of_url(&request.type_url).expect("a kind"), nonce: request.response_nonce, error }
+        Reply { kind: Kind::from_type_url(&request.type_url).expect("a kind"), nonce: request.response_nonce, error }
     }
 
-    /// The nonce of what is acknowledged.
-    pub(super) async fn accepted(&mut self) -> String {
-        let Said { nonce, error, .. } = self.answer().await;
+    /// Expects an ACK; returns its nonce.
+    pub(super) async fn expect_ack(&mut self) -> String {
+        let Reply { nonce, error, .. } = self.next_reply().await;
         assert_eq!(error, None);
         nonce
     }
 
-    /// Why a response is refused.
-    pub(super) async fn refused(&mut self, nonce: &str) -> String {
-        let said = self.answer().await;
-        assert_eq!(said.nonce, nonce);
-        said.error.expect("a refusal")
+    /// Expects a NACK with this nonce; returns its error.
+    pub(super) async fn expect_nack(&mut self, nonce: &str) -> String {
+        let reply = self.next_reply().await;
+        assert_eq!(reply.nonce, nonce);
+        reply.error.expect("a NACK")
     }
 
-    pub(super) async fn hears_nothing_for(&mut self, long: Duration) -> bool {
-        timeout(long, self.requests.message()).await.is_err()
+    pub(super) async fn receives_nothing_for(&mut self, duration: Duration) -> bool {
+        timeout(duration, self.requests.message()).await.is_err()
     }
 
-    /// Waits for the gateway to go.
-    pub(super) async fn ends(&mut self) {
-        let over = timeout(LONG, self.requests.message()).await.expect("an end in time");
-        assert!(!matches!(over, Ok(Some(_))), "{over:?}");
+    /// Waits until the gateway closes the stream.
+    pub(super) async fn wait_closed(&mut self) {
+        let end = timeout(TEST_TIMEOUT, self.requests.message()).await.expect("an end in time");
+        assert!(!matches!(end, Ok(Some(_))), "{end:?}");
     }
 }

@@ -1,17 +1,17 @@
-//! A Service to its resource.
+//! Encodes a Service.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use vipgate_dataplane::snapshot::spec::{BackendState, Scope, ServicePortSpec};
+use vipgate_dataplane::policy::spec::{BackendState, Scope, ServicePortSpec};
 
 use super::super::super::proto;
 use super::super::{Content, Key, Kind};
 use super::resource;
-use crate::policy::{DealtBackend, DealtService};
+use vipgate_policy::compiler::{PlacedBackend, PlacedService};
 
-/// One Service.
-pub fn service(service: &DealtService) -> (Key, Content) {
+/// Encodes a Service.
+pub fn service(service: &PlacedService) -> (Key, Content) {
     let message = proto::Service {
         name: service.name.to_string(),
         vips: service.vips.iter().map(IpAddr::to_string).collect(),
@@ -31,7 +31,7 @@ fn port(port: &ServicePortSpec) -> proto::ServicePort {
     proto::ServicePort { name: port.name.to_string(), protocol: port.protocol.into(), port: port.port.into() }
 }
 
-fn backend(backend: &DealtBackend) -> proto::Backend {
+fn backend(backend: &PlacedBackend) -> proto::Backend {
     let text = |text: &Option<Arc<str>>| text.as_deref().unwrap_or_default().to_owned();
     let texts = |texts: &[Arc<str>]| texts.iter().map(ToString::to_string).collect();
     let hints = backend.hints.as_deref();

@@ -1,24 +1,24 @@
-//! Any deal, also one that no compiler would make: each resource stands alone here.
+//! Arbitrary placements, without consistency between resources.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
-use vipgate_dataplane::snapshot::spec::NodeSpec;
+use vipgate_dataplane::policy::spec::NodeSpec;
 
 use super::*;
-use crate::manifest::{MOST_WEIGHT, unusable_address};
+use vipgate_policy::manifest::{MAX_WEIGHT, unusable_address};
 
 fn address() -> impl Strategy<Value = IpAddr> {
     let any = prop_oneof![any::<[u8; 4]>().prop_map(IpAddr::from), any::<[u8; 16]>().prop_map(IpAddr::from)];
-    any.prop_filter("a host has it", |address| unusable_address(*address).is_none())
+    any.prop_filter("usable as a host address", |address| unusable_address(*address).is_none())
 }
 
-/// Another address of the same family.
-fn vip_beside(address: IpAddr) -> impl Strategy<Value = IpAddr> {
+/// Any address of the same family.
+fn vip_for(address: IpAddr) -> impl Strategy<Value = IpAddr> {
     let v4 = any::<[u8; 4]>().prop_map(IpAddr::from);
     let v6 = any::<[u8; 16]>().prop_map(IpAddr::from);
     let same = if address.is_ipv4() { v4.boxed() } else { v6.boxed() };
-    same.prop_filter("a host has it", |address| unusable_address(*address).is_none())
+    same.prop_filter("usable as a host address", |address| unusable_address(*address).is_none())
 }
 
 fn net() -> impl Strategy<Value = IpNet> {
@@ -61,14 +61,14 @@ fn blocks() -> impl Strategy<Value = Arc<BlockSet>> {
 }
 
 fn vip(address: IpAddr) -> impl Strategy<Value = VipSpec> {
-    let part = (prop::option::of(blocks()), prop::collection::btree_set(name(), 0..=MOST_BACKUPS));
-    let share = |(gateway, (blocks, mut backups)): (Arc<str>, (_, BTreeSet<Arc<str>>))| {
+    let parts = (prop::option::of(blocks()), prop::collection::btree_set(name(), 0..=MAX_BACKUPS));
+    let shard = |(gateway, (blocks, mut backups)): (Arc<str>, (_, BTreeSet<Arc<str>>))| {
         backups.remove(&gateway);
         (Just((gateway, blocks)), Just(backups.into_iter().collect::<Vec<_>>()).prop_shuffle())
-            .prop_map(|((gateway, blocks), backups)| ShareSpec { gateway, blocks, backups })
+            .prop_map(|((gateway, blocks), backups)| ShardSpec { gateway, blocks, backups })
     };
-    let shares = prop::collection::btree_map(name(), part, 0..4)
-        .prop_flat_map(move |shares| shares.into_iter().map(share).collect::<Vec<_>>())
+    let shares = prop::collection::btree_map(name(), parts, 0..4)
+        .prop_flat_map(move |shards| shards.into_iter().map(shard).collect::<Vec<_>>())
         .prop_shuffle();
     let announce = prop::sample::select(vec![Announce::L2, Announce::Bgp]);
     let ports = prop::collection::btree_set(1..=u16::MAX, 0..6);
@@ -77,12 +77,12 @@ fn vip(address: IpAddr) -> impl Strategy<Value = VipSpec> {
         name,
         announce,
         reserved_ports: ports.into_iter().collect(),
-        shares,
+        shards: shares,
     })
 }
 
 fn endpoint(address: IpAddr) -> impl Strategy<Value = EndpointSpec> {
-    let vips = prop::collection::hash_set(vip_beside(address), 0..4);
+    let vips = prop::collection::hash_set(vip_for(address), 0..4);
     let remarks = prop::collection::vec(text(), 0..3);
     (text(), text(), vips, prop::option::of(name()), remarks).prop_map(move |(name, policy, vips, gateway, remarks)| {
         EndpointSpec { address, name, policy, vips: vips.into_iter().collect(), gateway, remarks }
@@ -97,21 +97,30 @@ fn hints() -> impl Strategy<Value = Option<Arc<Hints>>> {
     })
 }
 
-/// A backend that has so many ports.
-fn backend(address: IpAddr, ports: usize) -> impl Strategy<Value = DealtBackend> {
+/// A backend with this number of ports.
+fn backend(address: IpAddr, ports: usize) -> impl Strategy<Value = PlacedBackend> {
     let state = prop::sample::select(vec![BackendState::Ready, BackendState::Terminating, BackendState::NotReady]);
     let ports = prop::collection::vec(any::<u16>(), ports);
-    let place = (prop::option::of(name()), prop::option::of(name()), hints());
-    (text(), ports, 0..=MOST_WEIGHT, state, place).prop_map(move |(name, ports, weight, state, (node, zone, hints))| {
-        DealtBackend { address, name, ports: ports.into(), weight, state, node, zone, hints }
-    })
+    let locality = (prop::option::of(name()), prop::option::of(name()), hints());
+    (text(), ports, 0..=MAX_WEIGHT, state, locality).prop_map(
+        move |(name, ports, weight, state, (node, zone, hints))| PlacedBackend {
+            address,
+            name,
+            ports: ports.into(),
+            weight,
+            state,
+            node,
+            zone,
+            hints,
+        },
+    )
 }
 
 fn scope() -> impl Strategy<Value = Scope> {
     prop::sample::select(vec![Scope::Cluster, Scope::Local])
 }
 
-fn service(name: Arc<str>) -> impl Strategy<Value = DealtService> {
+fn service(name: Arc<str>) -> impl Strategy<Value = PlacedService> {
     let numbers = (prop::sample::select(vec![6_u8, 17, 132]), 1..=u16::MAX);
     let port = |((protocol, port), name)| ServicePortSpec { name, protocol, port };
     let ports = prop::collection::btree_map(numbers, text(), 0..4)
@@ -125,7 +134,7 @@ fn service(name: Arc<str>) -> impl Strategy<Value = DealtService> {
         let backends = each(address(), move |address| backend(address, count));
         let numbers = (limit(), prop::sample::select(vec![7_u32, 2039, 131_071]), prop::option::of(1..=u16::MAX));
         (vips, ranges, backends, numbers, scope(), scope()).prop_map(
-            move |(vips, ranges, backends, (affinity, table_size, health_port), external, internal)| DealtService {
+            move |(vips, ranges, backends, (affinity, table_size, health_port), external, internal)| PlacedService {
                 name: name.clone(),
                 vips: vips.into_iter().collect(),
                 ports: ports.clone(),
@@ -149,23 +158,23 @@ fn peer(name: Arc<str>) -> impl Strategy<Value = Peer> {
 }
 
 fn ranges() -> impl Strategy<Value = BTreeSet<IpNet>> {
-    prop::collection::btree_set(net().prop_filter("not everything", |net| net.prefix_len() > 0), 0..4)
+    prop::collection::btree_set(net().prop_filter("not all addresses", |net| net.prefix_len() > 0), 0..4)
 }
 
-fn uncovered() -> impl Strategy<Value = Option<Uncovered>> {
-    prop::sample::select(vec![None, Some(Uncovered::Drop), Some(Uncovered::Pass)])
+fn uncovered() -> impl Strategy<Value = Option<UncoveredAction>> {
+    prop::sample::select(vec![None, Some(UncoveredAction::Drop), Some(UncoveredAction::Pass)])
 }
 
 fn cluster() -> impl Strategy<Value = Option<Cluster>> {
     let parts = (ranges(), ranges(), ranges(), uncovered());
-    parts.prop_map(|(pods, services, nodes, uncovered)| Cluster { pods, services, nodes, uncovered }.said())
+    parts.prop_map(|(pods, services, nodes, uncovered)| Cluster { pods, services, nodes, uncovered }.non_empty())
 }
 
 fn node(name: Arc<str>) -> impl Strategy<Value = NodeSpec> {
-    let place = (address(), 1..=u16::MAX, 0..1_u32 << 24);
-    // No group's.
+    let tunnel = (address(), 1..=u16::MAX, 0..1_u32 << 24);
+    // Unicast.
     let mac = any::<[u8; 6]>().prop_map(|[a, b, c, d, e, f]| [a & !1, b, c, d, e, f]);
-    (place, mac, prop::collection::vec(net(), 0..4)).prop_map(move |((address, port, vni), mac, prefixes)| NodeSpec {
+    (tunnel, mac, prop::collection::vec(net(), 0..4)).prop_map(move |((address, port, vni), mac, prefixes)| NodeSpec {
         name: name.clone(),
         address: (address, port).into(),
         vni,
@@ -174,7 +183,7 @@ fn node(name: Arc<str>) -> impl Strategy<Value = NodeSpec> {
     })
 }
 
-/// Some of a kind, each key once, sorted by it.
+/// Up to four items with unique keys, sorted by key.
 fn each<K, T, S>(key: impl Strategy<Value = K>, of: impl Fn(K) -> S + Clone + 'static) -> impl Strategy<Value = Vec<T>>
 where
     K: Ord + Clone + fmt::Debug + 'static,
@@ -189,12 +198,12 @@ where
         .prop_map(|keyed| keyed.into_iter().collect::<BTreeMap<_, _>>().into_values().collect())
 }
 
-pub(super) fn deal() -> impl Strategy<Value = Deal> {
+pub(super) fn any_placement() -> impl Strategy<Value = Placement> {
     let vips = each(address(), vip);
     let endpoints = each(address(), endpoint);
     let others = (each(name(), node), cluster());
     let parts = (each(name(), policy), vips, endpoints, each(name(), service), each(name(), peer), others);
-    parts.prop_map(|(policies, vips, endpoints, services, peers, (nodes, cluster))| Deal {
+    parts.prop_map(|(policies, vips, endpoints, services, peers, (nodes, cluster))| Placement {
         policies,
         vips,
         endpoints,

@@ -1,10 +1,10 @@
-//! A version names content: the same for the same, another for anything else.
+//! Versions: equal for equal content, different for different content.
 
 use std::collections::BTreeSet;
 
 use vipgate_dataplane::ports::BlockId;
 
-use super::arbitrary::deal;
+use super::arbitrary::any_placement;
 use super::*;
 
 fn policy() -> EgressSpec {
@@ -30,9 +30,9 @@ fn vip() -> VipSpec {
         name: "Service a/web".into(),
         announce: Announce::L2,
         reserved_ports: vec![80, 443],
-        shares: vec![
-            ShareSpec { gateway: "g1".into(), blocks: Some(block(17)), backups: vec![] },
-            ShareSpec { gateway: "g2".into(), blocks: None, backups: vec![] },
+        shards: vec![
+            ShardSpec { gateway: "g1".into(), blocks: Some(block(17)), backups: vec![] },
+            ShardSpec { gateway: "g2".into(), blocks: None, backups: vec![] },
         ],
     }
 }
@@ -48,9 +48,9 @@ fn endpoint() -> EndpointSpec {
     }
 }
 
-fn service() -> DealtService {
+fn service() -> PlacedService {
     let hints = Hints { nodes: vec!["n1".into()], zones: vec!["z1".into()] };
-    let backend = DealtBackend {
+    let backend = PlacedBackend {
         address: ip("10.0.0.1"),
         name: "a/web-1".into(),
         ports: [8080].into(),
@@ -60,7 +60,7 @@ fn service() -> DealtService {
         zone: Some("z1".into()),
         hints: Some(Arc::new(hints)),
     };
-    DealtService {
+    PlacedService {
         name: "Service a/web".into(),
         vips: vec![ip("203.0.113.1")],
         ports: vec![ServicePortSpec { name: "http".into(), protocol: 6, port: 80 }],
@@ -91,11 +91,11 @@ fn with<T: Clone>(base: &T, change: impl FnOnce(&mut T)) -> T {
     changed
 }
 
-/// Every one of them has another version, and keeps it.
+/// Checks that all versions differ, and that encoding is deterministic.
 fn all_differ<T>(encode: impl Fn(&T) -> (Key, Content), all: &[T]) {
-    let versions: BTreeSet<u64> = all.iter().map(|one| encode(one).1.version).collect();
+    let versions: BTreeSet<u64> = all.iter().map(|item| encode(item).1.version).collect();
     assert_eq!(versions.len(), all.len());
-    assert!(all.iter().all(|one| encode(one) == encode(one)));
+    assert!(all.iter().all(|item| encode(item) == encode(item)));
 }
 
 #[test]
@@ -133,8 +133,8 @@ fn every_field_of_the_cluster_is_in_its_version() {
             with(&base, |it| it.services = nets("10.96.0.0/13")),
             with(&base, |it| std::mem::swap(&mut it.pods, &mut it.services)),
             with(&base, |it| it.nodes = nets("10.244.1.0/24")),
-            with(&base, |it| it.uncovered = Some(Uncovered::Drop)),
-            with(&base, |it| it.uncovered = Some(Uncovered::Pass)),
+            with(&base, |it| it.uncovered = Some(UncoveredAction::Drop)),
+            with(&base, |it| it.uncovered = Some(UncoveredAction::Pass)),
         ],
     );
 }
@@ -151,16 +151,16 @@ fn every_field_of_a_vip_is_in_its_version() {
             with(&base, |it| it.announce = Announce::Bgp),
             with(&base, |it| it.reserved_ports[1] = 444),
             with(&base, |it| it.reserved_ports.truncate(1)),
-            with(&base, |it| it.shares[0].gateway = "g3".into()),
-            with(&base, |it| it.shares[0].blocks = Some(block(16))),
-            with(&base, |it| it.shares[0].blocks = Some(Arc::default())),
-            with(&base, |it| it.shares[0].blocks = None),
-            with(&base, |it| it.shares[0].backups = vec!["g2".into(), "g3".into()]),
-            // Who is first stands in first.
-            with(&base, |it| it.shares[0].backups = vec!["g3".into(), "g2".into()]),
-            with(&base, |it| it.shares[1].backups = vec!["g2".into(), "g3".into()]),
-            with(&base, |it| drop(it.shares.pop())),
-            with(&base, |it| it.shares.clear()),
+            with(&base, |it| it.shards[0].gateway = "g3".into()),
+            with(&base, |it| it.shards[0].blocks = Some(block(16))),
+            with(&base, |it| it.shards[0].blocks = Some(Arc::default())),
+            with(&base, |it| it.shards[0].blocks = None),
+            with(&base, |it| it.shards[0].backups = vec!["g2".into(), "g3".into()]),
+            // The order of backups is significant.
+            with(&base, |it| it.shards[0].backups = vec!["g3".into(), "g2".into()]),
+            with(&base, |it| it.shards[1].backups = vec!["g2".into(), "g3".into()]),
+            with(&base, |it| drop(it.shards.pop())),
+            with(&base, |it| it.shards.clear()),
         ],
     );
 }
@@ -176,7 +176,7 @@ fn every_field_of_an_endpoint_is_in_its_version() {
             with(&base, |it| it.name = "a/web-2".into()),
             with(&base, |it| it.policy = "EgressPolicy a/wed".into()),
             with(&base, |it| it.vips.truncate(1)),
-            // Which VIP is first decides who leaves with which.
+            // The order of VIPs is significant: it decides which VIP an endpoint uses.
             with(&base, |it| it.vips.swap(0, 1)),
             with(&base, |it| it.gateway = Some("g2".into())),
             with(&base, |it| it.gateway = None),
@@ -233,16 +233,16 @@ fn every_field_of_a_gateway_is_in_its_version() {
     );
 }
 
-/// A cache that was written before a kind came still means what it did.
+/// Caches of older versions must stay readable.
 #[test]
-fn kinds_keep_their_numbers() {
+fn kind_numbers_are_stable() {
     assert_eq!(Kind::ALL.map(Kind::number), [0, 1, 2, 5, 3, 6, 7, 4]);
 }
 
-/// Versions are on gateways' disks and in other servers: these are what they are.
+/// Versions are persisted by gateways and compared between servers: their computation must not change.
 #[test]
-fn versions_are_the_same_everywhere() {
-    let deal = Deal {
+fn versions_are_stable() {
+    let placement = Placement {
         policies: vec![policy()],
         vips: vec![vip()],
         endpoints: vec![endpoint()],
@@ -251,25 +251,25 @@ fn versions_are_the_same_everywhere() {
         peers: vec![peer()],
         cluster: None,
     };
-    let versions: Vec<_> = encode_all(&deal).iter().map(|(_, it)| Content::version_text(it.version)).collect();
+    let versions: Vec<_> = encode_all(&placement).iter().map(|(_, it)| Content::version_text(it.version)).collect();
     assert_eq!(
         versions,
         ["4776d3467db09b73", "e18f1eef900f31e2", "157fa53a4a1d10a5", "99d98d8ded80ee08", "ba8b937d36f16929"]
     );
-    assert_eq!(version_of(&deal), "6e7c5a9d86765b1c");
-    assert_eq!(version_of(&Deal::default()), "0000000000000000");
+    assert_eq!(version_of(&placement), "6e7c5a9d86765b1c");
+    assert_eq!(version_of(&Placement::default()), "0000000000000000");
 }
 
-/// A deal, and the same in another order.
-fn shuffled() -> impl Strategy<Value = (Deal, Deal)> {
-    deal().prop_flat_map(|deal| {
-        let Deal { policies, vips, endpoints, services, nodes, peers, cluster } = deal.clone();
+/// A placement, and the same with shuffled lists.
+fn shuffled() -> impl Strategy<Value = (Placement, Placement)> {
+    any_placement().prop_flat_map(|placement| {
+        let Placement { policies, vips, endpoints, services, nodes, peers, cluster } = placement.clone();
         let vips = Just(vips).prop_shuffle();
         let endpoints = Just(endpoints).prop_shuffle();
         let (services, peers) = (Just(services).prop_shuffle(), Just(peers).prop_shuffle());
         let nodes = Just(nodes).prop_shuffle();
         let parts = (Just(policies).prop_shuffle(), vips, endpoints, services, peers, nodes);
-        let shuffled = parts.prop_map(move |(policies, vips, endpoints, services, peers, nodes)| Deal {
+        let shuffled = parts.prop_map(move |(policies, vips, endpoints, services, peers, nodes)| Placement {
             policies,
             vips,
             endpoints,
@@ -278,36 +278,36 @@ fn shuffled() -> impl Strategy<Value = (Deal, Deal)> {
             peers,
             cluster: cluster.clone(),
         });
-        (Just(deal), shuffled)
+        (Just(placement), shuffled)
     })
 }
 
 proptest! {
     #[test]
-    fn a_deal_has_one_version_in_any_order((deal, shuffled) in shuffled()) {
-        prop_assert_eq!(encode_all(&deal), encode_all(&shuffled));
-        prop_assert_eq!(version_of(&deal), version_of(&shuffled));
+    fn the_version_does_not_depend_on_the_order((placement, shuffled) in shuffled()) {
+        prop_assert_eq!(encode_all(&placement), encode_all(&shuffled));
+        prop_assert_eq!(version_of(&placement), version_of(&shuffled));
     }
 
     #[test]
-    fn a_deal_with_more_or_less_has_another_version(deal in deal()) {
-        let version = version_of(&deal);
-        let new = |it: &str| !deal.peers.iter().any(|peer| *peer.name == *it);
-        if new("g1") {
-            prop_assert_ne!(&version, &version_of(&with(&deal, |it| it.peers.push(peer()))));
+    fn the_version_depends_on_every_resource(placement in any_placement()) {
+        let version = version_of(&placement);
+        let is_new = |it: &str| !placement.peers.iter().any(|peer| *peer.name == *it);
+        if is_new("g1") {
+            prop_assert_ne!(&version, &version_of(&with(&placement, |it| it.peers.push(peer()))));
         }
-        for i in 0..deal.endpoints.len() {
-            prop_assert_ne!(&version, &version_of(&with(&deal, |it| drop(it.endpoints.remove(i)))));
-            prop_assert_ne!(&version, &version_of(&with(&deal, |it| it.endpoints[i].name = "\u{1}".into())));
+        for i in 0..placement.endpoints.len() {
+            prop_assert_ne!(&version, &version_of(&with(&placement, |it| drop(it.endpoints.remove(i)))));
+            prop_assert_ne!(&version, &version_of(&with(&placement, |it| it.endpoints[i].name = "\u{1}".into())));
         }
-        for i in 0..deal.policies.len() {
-            prop_assert_ne!(&version, &version_of(&with(&deal, |it| drop(it.policies.remove(i)))));
+        for i in 0..placement.policies.len() {
+            prop_assert_ne!(&version, &version_of(&with(&placement, |it| drop(it.policies.remove(i)))));
         }
-        for i in 0..deal.vips.len() {
-            prop_assert_ne!(&version, &version_of(&with(&deal, |it| drop(it.vips.remove(i)))));
+        for i in 0..placement.vips.len() {
+            prop_assert_ne!(&version, &version_of(&with(&placement, |it| drop(it.vips.remove(i)))));
         }
-        for i in 0..deal.services.len() {
-            prop_assert_ne!(&version, &version_of(&with(&deal, |it| drop(it.services.remove(i)))));
+        for i in 0..placement.services.len() {
+            prop_assert_ne!(&version, &version_of(&with(&placement, |it| drop(it.services.remove(i)))));
         }
     }
 }

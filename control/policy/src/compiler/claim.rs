@@ -1,0 +1,290 @@
+//! Egress claims: for each EgressPolicy or annotated Service the pod addresses that it covers, its VIPs and its
+//! precedence.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use foldhash::HashSet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use vipgate_dataplane::policy::spec;
+
+use super::gateways::{GatewayId, Gateways};
+use super::inventory::{Inventory, NamespacedName, ObjectRef, age_key};
+use super::pods::{CoveredAddress, Pods};
+use super::pool::Pools;
+use super::slices::Slices;
+use crate::diagnostic::{Diagnostic, Severity};
+use crate::manifest::{
+    AddressSelection, Cidr, Distribution, EGRESS_FIELD, EgressPolicy, EgressPolicySpec, GatewayRef, OnExhaustion,
+    Origin, PodSelector, Service, ZoneAffinity,
+};
+
+/// Precedence by kind of policy, highest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Rank {
+    /// EgressPolicy with `serviceRef`.
+    Service,
+    /// EgressPolicy with `selectors`.
+    Selectors,
+    /// Service with the egress annotation.
+    Annotation,
+}
+
+impl Rank {
+    /// Why it takes precedence over another one.
+    pub(super) fn precedence_reason(self, other: Self) -> &'static str {
+        match (self, other) {
+            (_, Self::Annotation) => "an EgressPolicy precedes an annotation",
+            _ => "serviceRef precedes selectors",
+        }
+    }
+}
+
+/// The endpoints, VIPs and gateways that a policy claims.
+#[derive(Debug)]
+pub(super) struct Claim<'a> {
+    /// The policy for the engine.
+    pub(super) spec: spec::EgressSpec,
+    pub(super) namespace: &'a str,
+    pub(super) origin: &'a Origin,
+    pub(super) rank: Rank,
+    /// `metadata.creationTimestamp`.
+    pub(super) created: Option<&'a Time>,
+    /// Field for diagnostics about the policy as a whole.
+    pub(super) field: &'static str,
+    /// Field that defines its VIPs.
+    pub(super) vips_field: &'static str,
+    /// Source addresses of its endpoints after SNAT, with their fields.
+    pub(super) vips: Vec<(Arc<str>, IpAddr)>,
+    /// The Service that the VIPs belong to, if any.
+    pub(super) service: Option<NamespacedName<'a>>,
+    /// Covered addresses, with duplicates.
+    pub(super) covers: Vec<CoveredAddress<'a>>,
+    /// Eligible gateways; meaningless without `Gateway` manifests.
+    pub(super) gateways: Arc<[GatewayId]>,
+    pub(super) distribution: Distribution,
+    pub(super) zone_affinity: ZoneAffinity,
+    /// Whether its VIPs are missing for a reason that was already reported.
+    pub(super) is_invalid: bool,
+}
+
+impl Claim<'_> {
+    pub(super) fn diagnostic(&self, severity: Severity, field: &str, reason: String) -> Diagnostic {
+        self.origin.diagnostic(severity, field, reason)
+    }
+}
+
+/// Inputs of the compiler's passes.
+#[derive(Debug)]
+pub(super) struct Inputs<'a> {
+    pub(super) inventory: &'a Inventory<'a>,
+    pub(super) gateways: &'a Gateways<'a>,
+    pub(super) pods: &'a Pods<'a>,
+    pub(super) slices: &'a Slices<'a>,
+    pub(super) pools: &'a Pools<'a>,
+}
+
+/// All claims, sorted by precedence, highest first.
+pub(super) fn collect<'a>(sources: &Inputs<'a>, diagnostics: &mut Vec<Diagnostic>) -> Vec<Claim<'a>> {
+    let mut policies = sources.inventory.policies.clone();
+    policies.sort_by(|a, b| {
+        let rank = |policy: &ObjectRef<'a, EgressPolicy>| policy.body.spec.service_ref.is_none();
+        let age =
+            |policy: &ObjectRef<'a, EgressPolicy>| age_key(policy.body.metadata.creation_timestamp.as_ref(), policy.id);
+        rank(a).cmp(&rank(b)).then_with(|| age(a).cmp(&age(b)))
+    });
+    let services = &sources.inventory.services;
+    // Pools allocate only addresses that no Service or policy uses.
+    let mut allocated = HashSet::default();
+    if policies.iter().any(|policy| policy.body.spec.pools.is_some()) {
+        allocated.extend(services.iter().flat_map(|service| &service.body.vips).map(|(_, vip)| *vip));
+        allocated.extend(policies.iter().flat_map(|policy| policy.body.spec.addresses.iter().flatten()));
+    }
+    let mut claims: Vec<_> =
+        policies.iter().map(|policy| sources.policy(*policy, &mut allocated, diagnostics)).collect();
+    let mut annotated: Vec<_> = services.iter().filter(|service| service.body.egress).copied().collect();
+    annotated.sort_by_key(|service| age_key(service.body.created.as_ref(), service.id));
+    claims.extend(annotated.into_iter().map(|service| sources.annotated(service, diagnostics)));
+    let services: HashSet<NamespacedName<'_>> = claims.iter().filter_map(|claim| claim.service).collect();
+    for service in services {
+        sources.slices.warn_about_hosts(service, diagnostics);
+    }
+    claims
+}
+
+impl<'a> Inputs<'a> {
+    /// Claim of an annotated Service: like an EgressPolicy with this `serviceRef` and all defaults.
+    fn annotated(&self, service: ObjectRef<'a, Service>, diagnostics: &mut Vec<Diagnostic>) -> Claim<'a> {
+        let ObjectRef { id, name, origin, body } = service;
+        if let Some(why) = &body.no_vip_reason {
+            let diagnostic = if body.pending { ObjectRef::warning } else { ObjectRef::error };
+            diagnostics.push(diagnostic(&service, EGRESS_FIELD, format!("{id} has no egress VIP: {why}")));
+        }
+        let key = service.namespaced_name();
+        Claim {
+            spec: spec::EgressSpec {
+                name: name.clone(),
+                destinations: all_destinations(),
+                excluded: Vec::new(),
+                address_selection: spec::AddressSelection::default(),
+                limits: spec::Limits::default(),
+                on_exhaustion: spec::OnExhaustion::default(),
+            },
+            namespace: key.0,
+            origin,
+            rank: Rank::Annotation,
+            created: body.created.as_ref(),
+            field: EGRESS_FIELD,
+            vips_field: "status.loadBalancer.ingress",
+            vips: body.vips.clone(),
+            service: Some(key),
+            covers: self.slices.covered_endpoints(key),
+            gateways: self.gateways.candidates(None),
+            distribution: Distribution::default(),
+            zone_affinity: ZoneAffinity::default(),
+            is_invalid: body.no_vip_reason.is_some(),
+        }
+    }
+
+    fn policy(
+        &self,
+        policy: ObjectRef<'a, EgressPolicy>,
+        allocated: &mut HashSet<IpAddr>,
+        diagnostics: &mut Vec<Diagnostic>,
+    ) -> Claim<'a> {
+        let spec = &policy.body.spec;
+        self.check_gateways(policy, diagnostics);
+        let mut claim = Claim {
+            spec: egress_spec(policy.name.clone(), spec),
+            namespace: &policy.id.namespace,
+            origin: policy.origin,
+            rank: if spec.service_ref.is_some() { Rank::Service } else { Rank::Selectors },
+            created: policy.body.metadata.creation_timestamp.as_ref(),
+            field: "metadata.name",
+            vips_field: "spec.serviceRef.name",
+            vips: Vec::new(),
+            service: None,
+            covers: Vec::new(),
+            gateways: self.gateways.candidates(spec.gateways.as_ref()),
+            distribution: spec.distribution,
+            zone_affinity: spec.zone_affinity,
+            is_invalid: false,
+        };
+        if let Some(service) = &spec.service_ref {
+            let key = (policy.id.namespace.as_str(), service.name.as_str());
+            claim.service = Some(key);
+            claim.covers = self.slices.covered_endpoints(key);
+            let found = self.inventory.service(key);
+            let missing = match found {
+                None => Some(format!("there is no Service {}/{}", key.0, key.1)),
+                Some(service) => service.body.no_vip_reason.as_ref().map(|why| no_vip(service, why)),
+            };
+            claim.is_invalid = missing.is_some();
+            claim.vips = found.map(|service| service.body.vips.clone()).unwrap_or_default();
+            let diagnostic =
+                if found.is_some_and(|service| service.body.pending) { ObjectRef::warning } else { ObjectRef::error };
+            diagnostics.extend(missing.map(|why| diagnostic(&policy, "spec.serviceRef.name", why)));
+        } else {
+            claim.vips_field = if spec.addresses.is_some() { "spec.addresses" } else { "spec.pools" };
+            claim.covers = self.selected(policy, spec.selectors.as_deref().unwrap_or_default(), diagnostics);
+            let addresses = spec.addresses.iter().flatten().enumerate();
+            claim.vips = addresses.map(|(i, vip)| (format!("spec.addresses[{i}]").into(), *vip)).collect();
+            self.allocate_from_pools(policy, &mut claim, allocated, diagnostics);
+        }
+        claim
+    }
+
+    fn selected(
+        &self,
+        policy: ObjectRef<'a, EgressPolicy>,
+        selectors: &[PodSelector],
+        diagnostics: &mut Vec<Diagnostic>,
+    ) -> Vec<CoveredAddress<'a>> {
+        let mut covers = Vec::new();
+        for (i, selector) in selectors.iter().enumerate() {
+            let before = covers.len();
+            covers.extend(self.pods.select(selector, &policy.id.namespace));
+            if covers.len() == before {
+                diagnostics.push(policy.warning(&format!("spec.selectors[{i}]"), "selects no pod that has an address"));
+            }
+        }
+        covers
+    }
+
+    fn allocate_from_pools(
+        &self,
+        policy: ObjectRef<'a, EgressPolicy>,
+        claim: &mut Claim<'a>,
+        allocated: &mut HashSet<IpAddr>,
+        diagnostics: &mut Vec<Diagnostic>,
+    ) {
+        for (i, pool) in policy.body.spec.pools.iter().flatten().enumerate() {
+            let field = format!("spec.pools[{i}]");
+            if !self.pools.contains(&pool.name) {
+                claim.is_invalid = true;
+                diagnostics
+                    .push(policy.error(&format!("{field}.name"), format!("there is no AddressPool {}", pool.name)));
+                continue;
+            }
+            let (vips, exhausted) = self.pools.allocate(&pool.name, &policy.id.path(), pool.count.get(), allocated);
+            if let Some(family) = exhausted {
+                let reason = format!("AddressPool {} has fewer than {} free {family} addresses", pool.name, pool.count);
+                diagnostics.push(policy.error(&field, reason));
+            }
+            let field: Arc<str> = field.into();
+            claim.vips.extend(vips.into_iter().map(|vip| (field.clone(), vip)));
+        }
+    }
+
+    fn check_gateways(&self, policy: ObjectRef<'a, EgressPolicy>, diagnostics: &mut Vec<Diagnostic>) {
+        if self.gateways.is_empty() {
+            return;
+        }
+        match &policy.body.spec.gateways {
+            Some(GatewayRef::Names(names)) => {
+                for (i, name) in names.iter().enumerate().filter(|(_, name)| !self.gateways.contains(name)) {
+                    let field = format!("spec.gateways.names[{i}]");
+                    diagnostics.push(policy.warning(&field, format!("there is no Gateway {name}")));
+                }
+            }
+            selector @ Some(GatewayRef::Selector(_)) if self.gateways.candidates(selector.as_ref()).is_empty() => {
+                diagnostics.push(policy.warning("spec.gateways.selector", "selects no Gateway"));
+            }
+            _ => {}
+        }
+    }
+}
+
+fn no_vip(service: ObjectRef<'_, Service>, why: &str) -> String {
+    format!("{} ({}) has no egress VIP: {why}", service.id, service.origin)
+}
+
+fn all_destinations() -> Vec<IpNet> {
+    vec![Ipv4Net::default().into(), Ipv6Net::default().into()]
+}
+
+fn egress_spec(name: Arc<str>, policy: &EgressPolicySpec) -> spec::EgressSpec {
+    let sorted =
+        |nets: &[Cidr]| -> Vec<IpNet> { nets.iter().map(|cidr| cidr.0).collect::<BTreeSet<_>>().into_iter().collect() };
+    spec::EgressSpec {
+        name,
+        destinations: policy.destination_cidrs.as_deref().map_or_else(all_destinations, sorted),
+        excluded: sorted(&policy.excluded_cidrs),
+        address_selection: match policy.address_selection {
+            AddressSelection::PerEndpoint => spec::AddressSelection::PerEndpoint,
+            AddressSelection::PerConnection => spec::AddressSelection::PerConnection,
+        },
+        limits: spec::Limits {
+            sessions: policy.limits.sessions_per_endpoint.map(NonZeroU32::get),
+            new_sessions_per_second: policy.limits.new_sessions_per_second.map(NonZeroU32::get),
+            guaranteed_ports: policy.limits.guaranteed_ports_per_endpoint.map(NonZeroU32::get),
+        },
+        on_exhaustion: match policy.on_exhaustion {
+            OnExhaustion::Reject => spec::OnExhaustion::Reject,
+            OnExhaustion::Drop => spec::OnExhaustion::Drop,
+        },
+    }
+}

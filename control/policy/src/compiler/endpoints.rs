@@ -1,0 +1,238 @@
+//! Endpoint assignment: for each covered pod address the policy with the highest precedence, its VIPs and its gateway.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use foldhash::{HashMap, HashMapExt};
+use vipgate_dataplane::policy::spec::EndpointSpec;
+
+use super::claim::Claim;
+use super::gateways::{GatewayId, Gateways, address_key};
+use super::pods::{CoveredAddress, Pods};
+use super::vips::AssignedVip;
+use crate::diagnostic::{Diagnostic, Severity};
+use crate::manifest::{Distribution, Family, ZoneAffinity};
+
+/// Overridden policies that are named per endpoint, at most.
+const MAX_REMARKS: usize = 8;
+
+/// Endpoints that one diagnostic is about: their number and the first address.
+#[derive(Debug)]
+struct Affected {
+    count: usize,
+    first: IpAddr,
+}
+
+/// Why a covered endpoint has no VIP: what is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Missing {
+    /// A VIP of its family.
+    Vip(Family),
+    /// A gateway that owns one: no gateway is eligible, or all eligible ones are at `maxAddresses`.
+    Gateway(Family),
+    /// A gateway in its zone, which the policy requires.
+    Zone,
+}
+
+/// A claim's VIPs that are assigned to gateways.
+struct PolicyVips<'a> {
+    /// With their owners, sorted, by family.
+    assigned: [Vec<&'a AssignedVip>; 2],
+    /// All eligible owners, sorted, by family.
+    owners: [Vec<GatewayId>; 2],
+}
+
+/// Every covered address with its policy, VIPs and gateway. `claims` are sorted by precedence, highest first.
+pub(super) fn assign(
+    claims: &[Claim<'_>],
+    vips: &[AssignedVip],
+    gateways: &Gateways<'_>,
+    pods: &Pods<'_>,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Vec<EndpointSpec> {
+    let policy_vips: Vec<PolicyVips<'_>> = claims.iter().map(|claim| PolicyVips::of(claim, vips)).collect();
+    let mut spreader = Spreader { gateways, turns: HashMap::new(), lists: HashMap::new() };
+    let covers = claims.iter().enumerate();
+    let covers = covers.flat_map(|(claim, it)| it.covers.iter().map(move |cover| (cover.address, claim, cover)));
+    let mut covers: Vec<(IpAddr, usize, &CoveredAddress<'_>)> = covers.collect();
+    covers.sort_unstable_by_key(|(address, claim, _)| (*address, *claim));
+    let mut endpoints = Vec::with_capacity(covers.len());
+    let mut overridden: BTreeMap<(usize, usize), Affected> = BTreeMap::new();
+    let mut override_remarks: HashMap<(usize, usize), Arc<str>> = HashMap::new();
+    let mut unassigned: BTreeMap<(usize, Missing), Affected> = BTreeMap::new();
+    for same_address in covers.chunk_by_mut(|(a, ..), (b, ..)| a == b) {
+        if same_address.len() > 1 {
+            // The claim with the highest precedence first, and among its entries one with a name.
+            same_address.sort_unstable_by_key(|(_, claim, cover)| {
+                (*claim, cover.name.is_empty(), &**cover.name, cover.locality.node, cover.locality.zone)
+            });
+        }
+        let (address, winner, cover) = same_address[0];
+        let mut remarks = Vec::new();
+        // The winner's entries come first; the entries of each other claim are adjacent.
+        for same_claim in same_address.chunk_by(|(_, a, _), (_, b, _)| a == b).skip(1) {
+            let loser = same_claim[0].1;
+            count(overridden.entry((loser, winner)).or_insert(Affected { count: 0, first: address }));
+            let remark = || override_remark(&claims[winner], &claims[loser]).into();
+            if remarks.len() < MAX_REMARKS {
+                remarks.push(override_remarks.entry((loser, winner)).or_insert_with(remark).clone());
+            }
+        }
+        let (claim, vips) = (&claims[winner], &policy_vips[winner]);
+        let (vips, gateway) = match spreader.assign(winner, claim, vips, cover) {
+            Ok(assignment) => assignment,
+            Err(_) if claim.is_invalid => {
+                remarks.push(format!("{} has no VIP: see `vipgate check`", claim.spec.name).into());
+                (Vec::new(), None)
+            }
+            Err(missing) => {
+                remarks.push(format!("{} {}", claim.spec.name, describe(claim, missing).1).into());
+                count(unassigned.entry((winner, missing)).or_insert(Affected { count: 0, first: address }));
+                (Vec::new(), None)
+            }
+        };
+        let name = if cover.name.is_empty() { pods.name_of(address).unwrap_or(cover.name) } else { cover.name };
+        let policy = claim.spec.name.clone();
+        endpoints.push(EndpointSpec { address, name: name.clone(), policy, vips, gateway, remarks });
+    }
+    report(claims, &overridden, &unassigned, diagnostics);
+    endpoints
+}
+
+impl<'a> PolicyVips<'a> {
+    fn of(claim: &Claim<'_>, vips: &'a [AssignedVip]) -> Self {
+        let mut addresses: Vec<IpAddr> = claim.vips.iter().map(|(_, vip)| *vip).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        let find = |vip: &IpAddr| vips.binary_search_by_key(vip, |vip| vip.spec.address).ok();
+        let (v4, v6): (Vec<_>, Vec<_>) =
+            addresses.iter().filter_map(find).map(|at| &vips[at]).partition(|vip| vip.spec.address.is_ipv4());
+        let owners = |assigned: &[&AssignedVip]| {
+            let mut all: Vec<GatewayId> = assigned.iter().flat_map(|vip| vip.owners.iter().copied()).collect();
+            all.sort_unstable();
+            all.dedup();
+            // Owners that only another policy of the same VIP allows are not eligible.
+            all.retain(|id| claim.gateways.binary_search(id).is_ok());
+            all
+        };
+        Self { owners: [owners(&v4), owners(&v6)], assigned: [v4, v6] }
+    }
+}
+
+/// Distributes endpoints over gateways.
+struct Spreader<'a> {
+    gateways: &'a Gateways<'a>,
+    /// Round-robin counters by claim, family and candidate gateways.
+    turns: HashMap<(usize, Family, Vec<GatewayId>), usize>,
+    /// VIPs by claim, family and gateway: most endpoints share one of few lists.
+    lists: HashMap<(usize, Family, Option<GatewayId>), Vec<IpAddr>>,
+}
+
+impl Spreader<'_> {
+    /// The VIPs and the gateway of an endpoint.
+    fn assign(
+        &mut self,
+        index: usize,
+        claim: &Claim<'_>,
+        vips: &PolicyVips<'_>,
+        cover: &CoveredAddress<'_>,
+    ) -> Result<(Vec<IpAddr>, Option<Arc<str>>), Missing> {
+        let family = Family::of(cover.address);
+        let at = usize::from(family == Family::V6);
+        let (assigned, owners) = (&vips.assigned[at], &vips.owners[at]);
+        if !claim.vips.iter().any(|(_, vip)| Family::of(*vip) == family) {
+            return Err(Missing::Vip(family));
+        }
+        let gateway = if self.gateways.is_empty() {
+            None
+        } else {
+            if owners.is_empty() {
+                return Err(Missing::Gateway(family));
+            }
+            let nearest = match claim.zone_affinity {
+                ZoneAffinity::None => None,
+                affinity => Some(self.gateways.nearest(owners, cover.locality, affinity == ZoneAffinity::Require)),
+            };
+            let candidates = nearest.as_ref().unwrap_or(owners);
+            let gateway = match claim.distribution {
+                Distribution::Rendezvous => self.gateways.winner(candidates, address_key(cover.address)),
+                Distribution::RoundRobin => {
+                    let turn = self.turns.entry((index, family, candidates.clone())).or_default();
+                    *turn += 1;
+                    candidates.get((*turn - 1) % candidates.len().max(1)).copied()
+                }
+            };
+            Some(gateway.ok_or(Missing::Zone)?)
+        };
+        let list = self.lists.entry((index, family, gateway)).or_insert_with(|| {
+            let own = assigned.iter().filter(|vip| gateway.is_none_or(|id| vip.owners.contains(&id)));
+            own.map(|vip| vip.spec.address).collect()
+        });
+        Ok((list.clone(), gateway.map(|id| self.gateways.name(id).clone())))
+    }
+}
+
+fn count(affected: &mut Affected) {
+    affected.count += 1;
+}
+
+fn report(
+    claims: &[Claim<'_>],
+    overridden: &BTreeMap<(usize, usize), Affected>,
+    unassigned: &BTreeMap<(usize, Missing), Affected>,
+    diagnostics: &mut Vec<Diagnostic>,
+) {
+    for ((loser, winner), affected) in overridden {
+        let (loser, winner) = (&claims[*loser], &claims[*winner]);
+        let reason = format!(
+            "{} covers {}, which {} ({}) also covers: {} takes precedence ({})",
+            loser.spec.name,
+            endpoints(affected),
+            winner.spec.name,
+            winner.origin,
+            winner.spec.name,
+            precedence(winner, loser)
+        );
+        diagnostics.push(loser.diagnostic(Severity::Warning, loser.field, reason));
+    }
+    for ((claim, missing), affected) in unassigned {
+        let claim = &claims[*claim];
+        let (field, what) = describe(claim, *missing);
+        let reason = format!("{} {what}: the traffic of {} is dropped", claim.spec.name, endpoints(affected));
+        diagnostics.push(claim.diagnostic(Severity::Warning, field, reason));
+    }
+}
+
+/// Field and text of the diagnostic for what a claim is missing.
+fn describe(claim: &Claim<'_>, missing: Missing) -> (&'static str, String) {
+    match missing {
+        Missing::Vip(family) => (claim.vips_field, format!("has no {family} VIP")),
+        Missing::Gateway(family) => {
+            (claim.field, format!("has no eligible gateway with capacity for its {family} VIPs"))
+        }
+        Missing::Zone => ("spec.zoneAffinity", "requires a gateway in the zone of each endpoint".to_owned()),
+    }
+}
+
+/// Remark of an endpoint: the policy that its policy takes precedence over, and why.
+fn override_remark(winner: &Claim<'_>, loser: &Claim<'_>) -> String {
+    format!("takes precedence over {}, which also covers it: {}", loser.spec.name, precedence(winner, loser))
+}
+
+/// Why one policy takes precedence over another that covers the same endpoint.
+fn precedence(winner: &Claim<'_>, loser: &Claim<'_>) -> &'static str {
+    match () {
+        () if winner.rank != loser.rank => winner.rank.precedence_reason(loser.rank),
+        () if winner.created.is_some() && loser.created.is_none() => "the other policy has no creationTimestamp",
+        () if winner.created != loser.created => "it is older",
+        () => "same age, and its name sorts first",
+    }
+}
+
+fn endpoints(Affected { count, first }: &Affected) -> String {
+    match count {
+        1 => format!("endpoint {first}"),
+        _ => format!("{count} endpoints (the first is {first})"),
+    }
+}

@@ -1,0 +1,147 @@
+//! Object index: the input objects by kind, sorted by namespace and name.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use foldhash::HashMap;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::diagnostic::{Diagnostic, Severity};
+use crate::manifest::{
+    AddressPool, Body, EgressPolicy, EndpointSlice, Gateway, Object, ObjectId, Origin, OverlayNode, Pod, Service,
+};
+
+/// Label with the namespace's name; Kubernetes sets it on every namespace.
+const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
+
+/// An object of one kind with its identity and origin.
+#[derive(Debug)]
+pub(super) struct ObjectRef<'a, T> {
+    pub(super) id: &'a ObjectId,
+    /// `id` as text.
+    pub(super) name: &'a Arc<str>,
+    pub(super) origin: &'a Origin,
+    pub(super) body: &'a T,
+}
+
+impl<T> Clone for ObjectRef<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for ObjectRef<'_, T> {}
+
+impl<'a, T> ObjectRef<'a, T> {
+    /// Its namespace and name.
+    pub(super) fn namespaced_name(&self) -> NamespacedName<'a> {
+        (&self.id.namespace, &self.id.name)
+    }
+
+    pub(super) fn error(&self, field: &str, reason: impl Into<String>) -> Diagnostic {
+        self.origin.diagnostic(Severity::Error, field, reason)
+    }
+
+    pub(super) fn warning(&self, field: &str, reason: impl Into<String>) -> Diagnostic {
+        self.origin.diagnostic(Severity::Warning, field, reason)
+    }
+}
+
+/// Namespace and name.
+pub(super) type NamespacedName<'a> = (&'a str, &'a str);
+
+/// The objects by kind, sorted by namespace and name.
+#[derive(Debug, Default)]
+pub(super) struct Inventory<'a> {
+    pub(super) services: Vec<ObjectRef<'a, Service>>,
+    service_indices: HashMap<NamespacedName<'a>, usize>,
+    slices_of: HashMap<NamespacedName<'a>, Vec<ObjectRef<'a, EndpointSlice>>>,
+    pub(super) pods: Vec<ObjectRef<'a, Pod>>,
+    pub(super) nodes: Vec<ObjectRef<'a, Node>>,
+    pub(super) gateways: BTreeMap<&'a str, ObjectRef<'a, Gateway>>,
+    pub(super) overlay_nodes: Vec<ObjectRef<'a, OverlayNode>>,
+    pub(super) pools: Vec<ObjectRef<'a, AddressPool>>,
+    pub(super) policies: Vec<ObjectRef<'a, EgressPolicy>>,
+    namespaces: BTreeMap<&'a str, BTreeMap<String, String>>,
+}
+
+impl<'a> Inventory<'a> {
+    pub(super) fn new(objects: impl IntoIterator<Item = &'a Object>, diagnostics: &mut Vec<Diagnostic>) -> Self {
+        let mut sorted: Vec<&Object> = objects.into_iter().collect();
+        sorted.sort_by(|a, b| (&a.id, a.origin.sort_key()).cmp(&(&b.id, b.origin.sort_key())));
+        let mut inventory = Self::default();
+        let mut previous: Option<&Object> = None;
+        for object in sorted {
+            match previous {
+                Some(first) if first.id == object.id => {
+                    let reason = format!("{} is already defined in {}", object.id, first.origin);
+                    diagnostics.push(object.origin.diagnostic(Severity::Error, "metadata.name", reason));
+                }
+                _ => {
+                    inventory.add(object);
+                    previous = Some(object);
+                }
+            }
+        }
+        inventory
+    }
+
+    fn add(&mut self, object: &'a Object) {
+        let Object { id, name, origin, body } = object;
+        let key = (id.namespace.as_str(), id.name.as_str());
+        match body {
+            Body::AddressPool(body) => self.pools.push(ObjectRef { id, name, origin, body }),
+            Body::EgressPolicy(body) => self.policies.push(ObjectRef { id, name, origin, body }),
+            Body::EndpointSlice(body) => {
+                if let Some(service) = &body.service {
+                    self.slices_of.entry((key.0, service)).or_default().push(ObjectRef { id, name, origin, body });
+                }
+            }
+            Body::Gateway(body) => {
+                self.gateways.insert(&id.name, ObjectRef { id, name, origin, body });
+            }
+            Body::Namespace(body) => {
+                let labels = body.metadata.labels.clone().unwrap_or_default();
+                self.namespaces.insert(&id.name, with_name(labels, &id.name));
+            }
+            Body::Node(body) => self.nodes.push(ObjectRef { id, name, origin, body }),
+            Body::OverlayNode(body) => self.overlay_nodes.push(ObjectRef { id, name, origin, body }),
+            Body::Pod(body) => self.pods.push(ObjectRef { id, name, origin, body }),
+            Body::Service(body) => {
+                self.service_indices.insert(key, self.services.len());
+                self.services.push(ObjectRef { id, name, origin, body });
+            }
+        }
+    }
+
+    /// A Service by namespace and name.
+    pub(super) fn service(&self, key: NamespacedName<'a>) -> Option<ObjectRef<'a, Service>> {
+        self.service_indices.get(&key).map(|&index| self.services[index])
+    }
+
+    /// The endpoint slices of all Services, unordered.
+    pub(super) fn slices(&self) -> impl Iterator<Item = &ObjectRef<'a, EndpointSlice>> {
+        self.slices_of.values().flatten()
+    }
+
+    /// The endpoint slices of a Service, even if there is no such Service.
+    pub(super) fn slices_of(&self, service: NamespacedName<'a>) -> &[ObjectRef<'a, EndpointSlice>] {
+        self.slices_of.get(&service).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// The labels of a namespace; without a manifest, only the name label.
+    pub(super) fn namespace_labels(&self, name: &str) -> BTreeMap<String, String> {
+        self.namespaces.get(name).cloned().unwrap_or_else(|| with_name(BTreeMap::new(), name))
+    }
+}
+
+fn with_name(mut labels: BTreeMap<String, String>, name: &str) -> BTreeMap<String, String> {
+    labels.insert(NAMESPACE_NAME_LABEL.to_owned(), name.to_owned());
+    labels
+}
+
+/// Sort key: oldest first, objects without `creationTimestamp` last, then namespace and name.
+pub(super) fn age_key<'a>(created: Option<&'a Time>, id: &'a ObjectId) -> impl Ord + use<'a> {
+    (created.is_none(), created, &id.namespace, &id.name)
+}

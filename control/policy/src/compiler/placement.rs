@@ -1,0 +1,90 @@
+//! Placement: the compiled policy of all gateways, with the owners of each VIP shard and the gateway of each endpoint.
+
+mod locality;
+mod service;
+
+pub use self::service::{PlacedBackend, PlacedService};
+pub use crate::compiler::placement::locality::GatewayLocality;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use vipgate_dataplane::policy::spec::{ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, PolicySet, VipSpec};
+
+use super::cluster::Cluster;
+use crate::manifest::UncoveredAction;
+
+/// The policy of all gateways. Sorted by key and deterministic: the same objects give the same placement on every
+/// server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// The egress policies, by name.
+    pub policies: Vec<EgressSpec>,
+    /// The assigned VIPs with their shards, by address.
+    pub vips: Vec<VipSpec>,
+    /// Every covered pod address, once, with its gateway.
+    pub endpoints: Vec<EndpointSpec>,
+    /// The Services with VIPs, by name.
+    pub services: Vec<PlacedService>,
+    /// The nodes of the overlay network, by name.
+    pub nodes: Vec<NodeSpec>,
+    /// The gateways, by name. Empty: each gateway is standalone and owns everything.
+    pub peers: Vec<Peer>,
+    /// Prefixes inside the cluster, if configured.
+    pub cluster: Option<Cluster>,
+}
+
+/// A gateway as published to other gateways.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its Kubernetes node.
+    pub node: Arc<str>,
+    /// Its zone; empty if it has none.
+    pub zone: Arc<str>,
+    /// Its address for other gateways.
+    pub address: Option<IpAddr>,
+    /// Pod prefixes behind it, in addition to the cluster's.
+    pub pods: Arc<[IpNet]>,
+    /// Action for uncovered pod traffic, if its manifest sets one.
+    pub uncovered: Option<UncoveredAction>,
+}
+
+impl Placement {
+    /// Numbers of policies, VIPs, endpoints, Services, gateways, overlay nodes and cluster resources (0 or 1).
+    pub fn counts(&self) -> [usize; 7] {
+        let Self { policies, vips, endpoints, services, nodes, peers, cluster } = self;
+        let cluster = cluster.as_slice().len();
+        [policies.len(), vips.len(), endpoints.len(), services.len(), peers.len(), nodes.len(), cluster]
+    }
+
+    /// The gateway with this name.
+    pub fn peer(&self, name: &str) -> Option<&Peer> {
+        let at = self.peers.binary_search_by(|peer| (*peer.name).cmp(name)).ok()?;
+        self.peers.get(at)
+    }
+
+    fn cluster_of(&self, gateway: &GatewayLocality) -> ClusterSpec {
+        self.cluster.clone().unwrap_or_default().for_gateway(gateway, self.peer(&gateway.name))
+    }
+
+    /// The policy for one gateway: complete, since each gateway must find the owner of any packet. Only the eligible
+    /// backends of Services and the cluster settings differ. `None`: a gateway without locality.
+    pub fn policy_for(&self, gateway: Option<&GatewayLocality>, version: &str) -> PolicySet {
+        let locality = gateway.map(|gateway| gateway.resolve_zone(self.peer(&gateway.name))).unwrap_or_default();
+        PolicySet {
+            version: version.to_owned(),
+            policies: self.policies.clone(),
+            vips: self.vips.clone(),
+            endpoints: self.endpoints.clone(),
+            services: self.services.iter().map(|service| service.for_gateway(&locality)).collect(),
+            nodes: self.nodes.clone(),
+            cluster: gateway.map(|gateway| self.cluster_of(gateway)).unwrap_or_default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,201 @@
+//! Inbound Services of all gateways, and the eligible backends per gateway: kube-proxy's rules for traffic policies,
+//! topology hints and terminating endpoints.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use vipgate_dataplane::policy::spec::{BackendSpec, BackendState, HealthSpec, Scope, ServicePortSpec, ServiceSpec};
+
+use super::GatewayLocality;
+use crate::manifest::{Family, Hints};
+
+/// One Service for all gateways.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacedService {
+    /// `Service namespace/name`. Its key.
+    pub name: Arc<str>,
+    /// Its assigned VIPs, ascending.
+    pub vips: Vec<IpAddr>,
+    /// Its ports; protocol and number are unique.
+    pub ports: Vec<ServicePortSpec>,
+    /// Its backends, by address, each once.
+    pub backends: Vec<PlacedBackend>,
+    /// External client prefixes that may reach it, ascending, without host bits; empty: all.
+    pub source_ranges: Vec<IpNet>,
+    /// Client IP affinity, seconds; none: each session selects a backend by itself.
+    pub affinity: Option<u32>,
+    /// Slots of its Maglev table, see [`vipgate_dataplane::policy::maglev::is_valid_size`].
+    pub table_size: u32,
+    /// External traffic policy.
+    pub external: Scope,
+    /// Internal traffic policy.
+    pub internal: Scope,
+    /// The port of its health check, if it has one.
+    pub health_port: Option<u16>,
+}
+
+/// A backend of a Service and its locality.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacedBackend {
+    /// The address.
+    pub address: IpAddr,
+    /// `namespace/pod`; empty if unknown.
+    pub name: Arc<str>,
+    /// Its target port for each of the Service's ports, in their order; 0: none.
+    pub ports: Arc<[u16]>,
+    /// Its relative weight for new sessions; 0: none.
+    pub weight: u16,
+    /// Readiness.
+    pub state: BackendState,
+    /// Its node, if known.
+    pub node: Option<Arc<str>>,
+    /// Its zone, if known.
+    pub zone: Option<Arc<str>>,
+    /// Topology hints, if any.
+    pub hints: Option<Arc<Hints>>,
+}
+
+impl PlacedService {
+    /// Maximum number of backends of a Service.
+    pub const MAX_BACKENDS: usize = 65_535;
+    /// Maximum number of ports of a Service.
+    pub const MAX_PORTS: usize = 4096;
+    /// Maximum number of source ranges of a Service.
+    pub const MAX_SOURCE_RANGES: usize = 65_535;
+    /// Maximum of [`Self::encoded_size`]: gateways accept gRPC messages of up to 4 MiB.
+    pub const MAX_ENCODED_SIZE: usize = 3 << 20;
+
+    /// Approximate encoded size of backends, with the names of pods, nodes and zones, bytes.
+    pub fn encoded_size(backends: &[PlacedBackend]) -> usize {
+        let text = |text: &Option<Arc<str>>| text.as_ref().map_or(0, |text| text.len());
+        let names = |names: &[Arc<str>]| names.iter().map(|name| name.len() + 3).sum::<usize>();
+        let hints = |it: &PlacedBackend| it.hints.as_ref().map_or(0, |it| names(&it.nodes) + names(&it.zones));
+        let own = |it: &PlacedBackend| 64 + 3 * it.ports.len() + it.name.len() + text(&it.node) + text(&it.zone);
+        backends.iter().map(|it| own(it) + hints(it)).sum()
+    }
+
+    /// The Service for one gateway, whose zone is resolved: see [`GatewayLocality::resolve_zone`].
+    pub fn for_gateway(&self, gateway: &GatewayLocality) -> ServiceSpec {
+        let criteria = Family::ALL.map(|family| Criteria::new(self.candidates(family), gateway));
+        let is_eligible = |backend: &PlacedBackend, scope: Scope| {
+            let criteria = &criteria[usize::from(backend.address.is_ipv6())];
+            backend.accepts_sessions() && criteria.matches(backend, scope, gateway)
+        };
+        let backend = |it: &PlacedBackend| BackendSpec {
+            address: it.address,
+            name: it.name.clone(),
+            ports: it.ports.to_vec(),
+            weight: it.weight,
+            state: it.state,
+            external: is_eligible(it, self.external),
+            internal: is_eligible(it, self.internal),
+        };
+        let health = |port| HealthSpec { port, local_endpoints: self.count_local(gateway) };
+        ServiceSpec {
+            name: self.name.clone(),
+            vips: self.vips.clone(),
+            ports: self.ports.clone(),
+            backends: self.backends.iter().map(backend).collect(),
+            source_ranges: self.source_ranges.clone(),
+            affinity: self.affinity,
+            table_size: self.table_size,
+            external: self.external,
+            internal: self.internal,
+            health: self.health_port.map(health),
+        }
+    }
+
+    fn candidates(&self, family: Family) -> impl Iterator<Item = &PlacedBackend> + Clone {
+        let of_family = move |it: &&PlacedBackend| Family::of(it.address) == family && it.accepts_sessions();
+        self.backends.iter().filter(of_family)
+    }
+
+    /// Number of pods on the gateway's node that accept new sessions; a pod with several addresses counts once.
+    fn count_local(&self, gateway: &GatewayLocality) -> u32 {
+        let is_counted =
+            |it: &&PlacedBackend| it.accepts_sessions() && it.state == BackendState::Ready && it.is_on(gateway);
+        let (named, unnamed): (Vec<_>, Vec<_>) =
+            self.backends.iter().filter(is_counted).partition(|backend| !backend.name.is_empty());
+        let mut names: Vec<&str> = named.iter().map(|backend| &*backend.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        u32::try_from(names.len() + unnamed.len()).unwrap_or(u32::MAX)
+    }
+}
+
+impl PlacedBackend {
+    /// Whether it can get new sessions: it has a weight and a port.
+    pub fn accepts_sessions(&self) -> bool {
+        self.weight > 0 && self.ports.iter().any(|port| *port > 0)
+    }
+
+    fn is_on(&self, gateway: &GatewayLocality) -> bool {
+        self.node.as_ref().is_some_and(|node| *node == gateway.node)
+    }
+
+    fn is_hinted_for_node(&self, node: &str) -> bool {
+        self.hints.as_ref().is_some_and(|hints| hints.nodes.iter().any(|name| **name == *node))
+    }
+
+    fn is_hinted_for_zone(&self, zone: &str) -> bool {
+        self.hints.as_ref().is_some_and(|hints| hints.zones.iter().any(|name| **name == *zone))
+    }
+}
+
+/// Eligibility of the backends of one address family, by traffic policy.
+struct Criteria {
+    cluster: Criterion,
+    local: Criterion,
+}
+
+/// Condition for an eligible backend.
+#[derive(Clone, Copy)]
+enum Criterion {
+    /// Ready.
+    Ready,
+    /// Ready and hinted for the gateway's node.
+    ForNode,
+    /// Ready and hinted for the gateway's zone.
+    ForZone,
+    /// Terminating but serving: used only if no backend is ready.
+    Terminating,
+}
+
+impl Criteria {
+    /// The rules of kube-proxy's `CategorizeEndpoints`. Hints apply only if all ready backends have them, so that no
+    /// backend is excluded while the controller is still writing hints.
+    fn new<'a>(candidates: impl Iterator<Item = &'a PlacedBackend> + Clone, gateway: &GatewayLocality) -> Self {
+        let ready = candidates.filter(|backend| backend.state == BackendState::Ready);
+        let all = |has: fn(&Hints) -> bool| ready.clone().all(|it| it.hints.as_deref().is_some_and(has));
+        let cluster = if ready.clone().next().is_none() {
+            Criterion::Terminating
+        } else if all(|hints| !hints.nodes.is_empty()) && ready.clone().any(|it| it.is_hinted_for_node(&gateway.node)) {
+            Criterion::ForNode
+        } else if !gateway.zone.is_empty()
+            && all(|hints| !hints.zones.is_empty())
+            && ready.clone().any(|it| it.is_hinted_for_zone(&gateway.zone))
+        {
+            Criterion::ForZone
+        } else {
+            Criterion::Ready
+        };
+        let has_local = ready.clone().any(|backend| backend.is_on(gateway));
+        Self { cluster, local: if has_local { Criterion::Ready } else { Criterion::Terminating } }
+    }
+
+    fn matches(&self, backend: &PlacedBackend, scope: Scope, gateway: &GatewayLocality) -> bool {
+        let (criterion, is_in_scope) = match scope {
+            Scope::Cluster => (self.cluster, true),
+            Scope::Local => (self.local, backend.is_on(gateway)),
+        };
+        let is_ready = backend.state == BackendState::Ready;
+        let is_met = match criterion {
+            Criterion::Ready => is_ready,
+            Criterion::ForNode => is_ready && backend.is_hinted_for_node(&gateway.node),
+            Criterion::ForZone => is_ready && backend.is_hinted_for_zone(&gateway.zone),
+            Criterion::Terminating => backend.state == BackendState::Terminating,
+        };
+        is_in_scope && is_met
+    }
+}

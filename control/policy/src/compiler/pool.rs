@@ -1,0 +1,128 @@
+//! Address pools: allocation of VIPs to policies, and the announce mode of pool addresses.
+//!
+//! Stateless: the first address that a policy tries is a hash of its name, and older policies allocate first. So adding
+//! or removing a policy changes another one's addresses only where both hash to the same address.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use foldhash::HashSet;
+
+use super::inventory::{Inventory, ObjectRef};
+use crate::diagnostic::Diagnostic;
+use crate::fingerprint::Fingerprint;
+use crate::manifest::{AddressPool, AddressRange, Announce, Family};
+
+/// All address pools.
+#[derive(Debug)]
+pub(super) struct Pools<'a> {
+    by_name: BTreeMap<&'a str, &'a [AddressRange]>,
+    /// Sorted by first address, without overlaps.
+    ranges: Vec<(AddressRange, ObjectRef<'a, AddressPool>)>,
+}
+
+impl<'a> Pools<'a> {
+    pub(super) fn new(inventory: &Inventory<'a>, diagnostics: &mut Vec<Diagnostic>) -> Self {
+        let mut ranges = Vec::new();
+        for pool in &inventory.pools {
+            ranges.extend(pool.body.spec.ranges.iter().enumerate().map(|(i, range)| (*range, i, *pool)));
+        }
+        ranges.sort_by_key(|(range, i, pool)| (*range, &pool.id.name, *i));
+        let mut disjoint: Vec<(AddressRange, ObjectRef<'a, AddressPool>)> = Vec::new();
+        for (range, i, pool) in ranges {
+            match disjoint.last() {
+                Some((previous, other)) if previous.overlaps(&range) => {
+                    // An overlap within one pool is reported by the manifest reader.
+                    if other.id != pool.id {
+                        let reason = format!("{range} overlaps {previous} of {} ({})", other.id, other.origin);
+                        diagnostics.push(pool.error(&format!("spec.ranges[{i}]"), reason));
+                    }
+                }
+                _ => disjoint.push((range, pool)),
+            }
+        }
+        let by_name = inventory.pools.iter().map(|pool| (pool.id.name.as_str(), pool.body.spec.ranges.as_slice()));
+        Self { by_name: by_name.collect(), ranges: disjoint }
+    }
+
+    /// Announce mode and name of the pool with this address.
+    pub(super) fn announce(&self, address: IpAddr) -> Option<(Announce, &'a str)> {
+        let after = self.ranges.partition_point(|(range, _)| range.first <= address);
+        let (range, pool) = &self.ranges[after.checked_sub(1)?];
+        range.contains(address).then_some((pool.body.spec.announce, pool.id.name.as_str()))
+    }
+
+    /// Whether there is a pool with this name.
+    pub(super) fn contains(&self, name: &str) -> bool {
+        self.by_name.contains_key(name)
+    }
+
+    /// Allocates `count` addresses of each family of the pool for the policy `owner`. If a family has too few free
+    /// addresses, returns fewer, and the family.
+    pub(super) fn allocate(
+        &self,
+        name: &str,
+        owner: &str,
+        count: u32,
+        allocated: &mut HashSet<IpAddr>,
+    ) -> (Vec<IpAddr>, Option<Family>) {
+        let (mut addresses, mut exhausted) = (Vec::new(), None);
+        for family in Family::ALL {
+            let ranges = self.by_name.get(name).copied().unwrap_or_default();
+            let ranges: Vec<_> = ranges.iter().filter(|range| Family::of(range.first) == family).collect();
+            let size = ranges.iter().fold(0_u128, |sum, range| sum.saturating_add(size(range)));
+            for slot in 0..count {
+                if size == 0 {
+                    break;
+                }
+                let start = u128::from(start(owner, name, family, slot)) % size;
+                let mut probes = (0..size).map(|step| nth(&ranges, (start + step) % size));
+                let Some(address) = probes.find(|address| !allocated.contains(address)) else {
+                    exhausted = exhausted.or(Some(family));
+                    break;
+                };
+                allocated.insert(address);
+                addresses.push(address);
+            }
+        }
+        (addresses, exhausted)
+    }
+}
+
+fn start(owner: &str, pool: &str, family: Family, slot: u32) -> u64 {
+    let mut fingerprint = Fingerprint::default();
+    // Writing into a fingerprint can't fail.
+    let _ = write!(fingerprint, "{owner}\n{pool}\n{family}\n{slot}");
+    fingerprint.finish()
+}
+
+fn size(range: &AddressRange) -> u128 {
+    // Saturates only for all of IPv6, where one less makes no difference.
+    (bits(range.last) - bits(range.first)).saturating_add(1)
+}
+
+/// The `n`th address of ranges with more than `n` addresses in total.
+fn nth(ranges: &[&AddressRange], mut n: u128) -> IpAddr {
+    let mut last = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    for range in ranges {
+        last = range.last;
+        if n < size(range) {
+            let address = bits(range.first) + n;
+            return match range.first {
+                // Addresses of an IPv4 range have 32 bits.
+                IpAddr::V4(_) => Ipv4Addr::from_bits(u32::try_from(address).unwrap_or(u32::MAX)).into(),
+                IpAddr::V6(_) => Ipv6Addr::from_bits(address).into(),
+            };
+        }
+        n -= size(range);
+    }
+    last
+}
+
+fn bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(v4) => v4.to_bits().into(),
+        IpAddr::V6(v6) => v6.to_bits(),
+    }
+}

@@ -1,0 +1,169 @@
+//! The compiled policy, and every diagnostic with file, line and field.
+
+mod cluster;
+mod determinism;
+mod distribution;
+mod inbound;
+mod invalid;
+mod rebalancing;
+mod shard_moves;
+mod valid;
+
+use crate::manifest::UnsupportedKinds;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use vipgate_dataplane::policy::spec::{EndpointSpec, PolicySet, ShardSpec, VipSpec};
+use vipgate_dataplane::ports::{BLOCKS, BlockId};
+
+use super::*;
+use crate::fingerprint::Fingerprint;
+use crate::manifest::{Manifests, UncoveredAction, read};
+use crate::yaml::Source;
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// Reads a text named `m.yaml`.
+fn manifests(text: &str) -> Manifests {
+    let mut manifests = Manifests::default();
+    read(&Arc::new(Source::new("m.yaml", text.to_owned())), UnsupportedKinds::Reject, &mut manifests);
+    manifests
+}
+
+/// The objects of a text without diagnostics.
+fn objects(text: &str) -> Vec<Object> {
+    let manifests = manifests(text);
+    assert_eq!(manifests.diagnostics, [], "{text}");
+    manifests.objects
+}
+
+/// A compiled placement, and the policy for one gateway or for a gateway without locality.
+struct Outcome {
+    set: PolicySet,
+    placement: Placement,
+    diagnostics: Vec<Diagnostic>,
+}
+
+impl Outcome {
+    fn accept(self) -> Result<(Placement, Vec<Diagnostic>), Diagnostics> {
+        Compiled { placement: self.placement, diagnostics: self.diagnostics }.accept()
+    }
+}
+
+fn compiled_objects(objects: &[Object], gateway: Option<&str>) -> Outcome {
+    compiled_manifests(&Manifests { objects: objects.to_vec(), ..Manifests::default() }, gateway)
+}
+
+fn compiled_manifests(manifests: &Manifests, gateway: Option<&str>) -> Outcome {
+    let compiled = compile(&manifests.objects);
+    let (placement, mut diagnostics) = (compiled.placement, compiled.diagnostics);
+    diagnostics.extend(manifests.diagnostics.iter().cloned());
+    sort_and_dedup(&mut diagnostics);
+    let locality = gateway.map(GatewayLocality::named);
+    // Policy servers version a placement by its content, encoded for the wire.
+    let version = format!("{:016x}", Fingerprint::of(format!("{placement:?}").as_bytes()));
+    Outcome { set: placement.policy_for(locality.as_ref(), &version), placement, diagnostics }
+}
+
+fn compiled(documents: &[String]) -> Outcome {
+    compiled_manifests(&manifests(&documents.join("---\n")), None)
+}
+
+fn compiled_for(gateway: &str, documents: &[String]) -> Outcome {
+    compiled_manifests(&manifests(&documents.join("---\n")), Some(gateway))
+}
+
+fn messages(compiled: &Outcome) -> Vec<String> {
+    compiled.diagnostics.iter().map(ToString::to_string).collect()
+}
+
+/// `address name policy vips` of every endpoint.
+fn endpoints(compiled: &Outcome) -> Vec<String> {
+    let set = &compiled.set;
+    let endpoints = set.endpoints.iter().map(|endpoint| {
+        let vips: Vec<_> = endpoint.vips.iter().map(ToString::to_string).collect();
+        let policy = &endpoint.policy;
+        format!("{} {} | {policy} | {}", endpoint.address, endpoint.name, vips.join(" "))
+    });
+    endpoints.collect()
+}
+
+/// `address announce name ports` of every VIP.
+fn vips(compiled: &Outcome) -> Vec<String> {
+    let vips = compiled.set.vips.iter();
+    vips.map(|vip| format!("{} {:?} {} {:?}", vip.address, vip.announce, vip.name, vip.reserved_ports)).collect()
+}
+
+/// A `LoadBalancer` Service `a/{name}` in 5 lines, with `{extra}` in its metadata.
+fn service(name: &str, extra: &str, port: u16, ingress: &[&str]) -> String {
+    let ingress: Vec<_> = ingress.iter().map(|ip| format!("{{ip: \"{ip}\"}}")).collect();
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: a{extra}}}\n\
+         spec: {{type: LoadBalancer, ports: [{{port: {port}}}]}}\n\
+         status: {{loadBalancer: {{ingress: [{}]}}}}\n",
+        ingress.join(", ")
+    )
+}
+
+const EGRESS: &str = ", annotations: {vipgate.io/egress: \"true\"}";
+
+/// The endpoint slice of Service `a/{service}` in 5 lines; the family is that of the first address.
+fn slice(service: &str, addresses: &[&str]) -> String {
+    let family = if addresses[0].contains(':') { "IPv6" } else { "IPv4" };
+    let endpoints: Vec<_> = addresses
+        .iter()
+        .map(|a| {
+            format!(
+                "{{addresses: [\"{a}\"], targetRef: {{kind: Pod, name: {service}-{}}}}}",
+                a.replace([':', '.'], "-")
+            )
+        })
+        .collect();
+    format!(
+        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+         metadata: {{name: {service}-{}, namespace: a, labels: {{kubernetes.io/service-name: {service}}}}}\n\
+         addressType: {family}\nendpoints: [{}]\n",
+        addresses[0].replace([':', '.'], "-"),
+        endpoints.join(", ")
+    )
+}
+
+/// An `EgressPolicy` `a/{name}` in 4 lines, with `{extra}` in its metadata.
+fn policy(name: &str, extra: &str, spec: &str) -> String {
+    format!(
+        "apiVersion: vipgate.io/v1alpha1\nkind: EgressPolicy\nmetadata: {{name: {name}, namespace: a{extra}}}\n\
+         spec: {spec}\n"
+    )
+}
+
+/// A running pod in 5 lines.
+fn pod(namespace: &str, name: &str, labels: &str, address: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: {namespace}, labels: {{{labels}}}}}\n\
+         spec: {{containers: []}}\nstatus: {{phase: Running, podIPs: [{{ip: \"{address}\"}}]}}\n"
+    )
+}
+
+fn pool(name: &str, spec: &str) -> String {
+    format!("apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {{name: {name}}}\nspec: {spec}\n")
+}
+
+/// A `Gateway` in 4 lines; the last byte of its name is the last byte of its address.
+fn gateway(name: &str, labels: &str) -> String {
+    let last = name.bytes().last().unwrap();
+    format!(
+        "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {{name: {name}, labels: {{{labels}}}}}\n\
+         spec: {{peerAddress: 192.0.2.{last}}}\n"
+    )
+}
+
+/// A `Gateway` with more fields in its `spec`.
+fn gateway_with(name: &str, spec: &str) -> String {
+    gateway(name, "").replace("spec: {", &format!("spec: {{{spec}, "))
+}
+
+fn namespace(name: &str, labels: &str) -> String {
+    format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {name}, labels: {{{labels}}}}}\n")
+}

@@ -1,0 +1,17 @@
+//! Policy, without I/O: texts to manifests, manifests to a compiled policy of all gateways, and each gateway's part of it.
+//!
+//! Read up from the ground: [`yaml`] gives every value its line, [`diagnostic`] is what is wrong where, [`schema`] has the shapes of
+//! fields, [`manifest`] turns documents into objects, [`compiler`] turns objects into VIPs, policies, endpoints and Services,
+//! placed on gateways.
+#![forbid(unsafe_code)]
+
+pub mod compiler;
+pub mod diagnostic;
+pub mod fingerprint;
+pub mod manifest;
+pub mod schema;
+pub mod yaml;
+
+#[cfg(test)]
+#[path = "../../../dataplane/tests/engine/coverage.rs"]
+mod coverage;

@@ -1,0 +1,226 @@
+//! Manifests as printed by `kubectl get -o yaml`: files and directories to objects with their origin.
+//!
+//! Each document is validated by itself; the policy compiler checks objects against each other.
+
+mod address;
+mod annotation;
+pub mod crd;
+mod custom_resources;
+mod label_selector;
+mod overlay;
+mod pod;
+mod port;
+mod read;
+pub mod schema;
+mod service;
+mod slice;
+mod values;
+
+pub use self::address::{Family, unusable as unusable_address};
+pub(crate) use self::annotation::{ANNOUNCE_FIELD, EGRESS_FIELD, TABLE_SIZE_FIELD};
+pub use self::overlay::{MacAddress, OverlayNode, OverlayNodeSpec};
+pub use self::pod::{DEFAULT_WEIGHT, MAX_WEIGHT, Pod};
+pub use self::port::Protocol;
+pub use self::read::{Manifests, UnsupportedKinds, read};
+pub use self::service::{DEFAULT_TABLE_SIZE, Service, ServicePort};
+pub use self::slice::{EndpointSlice, Hints, SliceEndpoint, SlicePort};
+pub use self::values::{AddressRange, Cidr};
+pub use crate::manifest::custom_resources::{
+    AddressPool, AddressPoolSpec, AddressSelection, Announce, Distribution, EgressPolicy, EgressPolicySpec, Gateway,
+    GatewayRef, GatewaySpec, Limits, OnExhaustion, PodSelector, PoolRef, ServiceRef, UncoveredAction, ZoneAffinity,
+};
+pub use crate::manifest::label_selector::{LabelSelector, Requirement};
+
+use std::fmt;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Namespace, Node};
+
+use crate::diagnostic::{Diagnostic, ObjectLocation, Severity};
+use crate::yaml::{Source, join};
+
+/// Namespace of namespaced objects without `metadata.namespace`.
+pub const DEFAULT_NAMESPACE: &str = "default";
+
+/// One object and its origin.
+#[derive(Clone, Debug)]
+pub struct Object {
+    /// Kind, namespace and name.
+    pub id: ObjectId,
+    /// `id` as text, shared.
+    pub name: Arc<str>,
+    /// File, document and line.
+    pub origin: Origin,
+    /// Content.
+    pub body: Body,
+}
+
+/// Content of an object, by kind; of Kubernetes' large kinds only the fields used here.
+#[derive(Clone, Debug)]
+pub enum Body {
+    /// `vipgate.io/v1alpha1` `AddressPool`.
+    AddressPool(Box<AddressPool>),
+    /// `vipgate.io/v1alpha1` `EgressPolicy`.
+    EgressPolicy(Box<EgressPolicy>),
+    /// `discovery.k8s.io/v1` `EndpointSlice`.
+    EndpointSlice(Box<EndpointSlice>),
+    /// `vipgate.io/v1alpha1` `Gateway`.
+    Gateway(Box<Gateway>),
+    /// `v1` `Namespace`.
+    Namespace(Box<Namespace>),
+    /// `v1` `Node`.
+    Node(Box<Node>),
+    /// `vipgate.io/v1alpha1` `OverlayNode`.
+    OverlayNode(Box<OverlayNode>),
+    /// `v1` `Pod`.
+    Pod(Box<Pod>),
+    /// `v1` `Service`.
+    Service(Box<Service>),
+}
+
+/// Supported kinds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Address ranges that VIPs are allocated from.
+    AddressPool,
+    /// SNAT policy: the VIPs of selected pods.
+    EgressPolicy,
+    /// Endpoints of a Service.
+    EndpointSlice,
+    /// A gateway: locality, peer address and capacity for VIPs.
+    Gateway,
+    /// Labels of a namespace.
+    Namespace,
+    /// Addresses, zone and pod prefixes of a Kubernetes node.
+    Node,
+    /// A node whose pod traffic is encapsulated in VXLAN.
+    OverlayNode,
+    /// Labels and addresses of a pod.
+    Pod,
+    /// VIPs and their ports.
+    Service,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Self; 9] = [
+        Self::AddressPool,
+        Self::EgressPolicy,
+        Self::EndpointSlice,
+        Self::Gateway,
+        Self::Namespace,
+        Self::Node,
+        Self::OverlayNode,
+        Self::Pod,
+        Self::Service,
+    ];
+
+    /// Value of `kind`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::AddressPool => "AddressPool",
+            Self::EgressPolicy => "EgressPolicy",
+            Self::EndpointSlice => "EndpointSlice",
+            Self::Gateway => "Gateway",
+            Self::Namespace => "Namespace",
+            Self::Node => "Node",
+            Self::OverlayNode => "OverlayNode",
+            Self::Pod => "Pod",
+            Self::Service => "Service",
+        }
+    }
+
+    /// The supported `apiVersion`.
+    pub fn api_version(self) -> &'static str {
+        match self {
+            Self::AddressPool | Self::EgressPolicy | Self::Gateway | Self::OverlayNode => "vipgate.io/v1alpha1",
+            Self::EndpointSlice => "discovery.k8s.io/v1",
+            Self::Namespace | Self::Node | Self::Pod | Self::Service => "v1",
+        }
+    }
+
+    /// Whether its objects are in a namespace.
+    pub fn is_namespaced(self) -> bool {
+        match self {
+            Self::EgressPolicy | Self::EndpointSlice | Self::Pod | Self::Service => true,
+            Self::AddressPool | Self::Gateway | Self::Namespace | Self::Node | Self::OverlayNode => false,
+        }
+    }
+}
+
+/// Identity of an object. Displays as `Kind namespace/name`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectId {
+    /// Its kind.
+    pub kind: Kind,
+    /// Its namespace; empty for kinds without one.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl ObjectId {
+    /// `namespace/name`, or the name alone for kinds without a namespace.
+    pub fn path(&self) -> String {
+        namespaced_path(&self.namespace, &self.name)
+    }
+}
+
+impl fmt::Display for ObjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind.as_str(), self.path())
+    }
+}
+
+fn namespaced_path(namespace: &str, name: &str) -> String {
+    if namespace.is_empty() { name.to_owned() } else { format!("{namespace}/{name}") }
+}
+
+/// Origin of an object. Displays as `file:line`.
+#[derive(Clone, Debug)]
+pub struct Origin {
+    /// The text.
+    pub source: Arc<Source>,
+    /// Index of the document in the text, without empty and unreadable documents.
+    pub document: usize,
+    /// Index of the item, if the document is a List.
+    pub item: Option<usize>,
+    /// First line.
+    pub line: u32,
+}
+
+impl Origin {
+    /// A diagnostic about a field of the object; `field` is relative to the object.
+    pub fn diagnostic(&self, severity: Severity, field: &str, reason: impl Into<String>) -> Diagnostic {
+        let field = self.item.map_or_else(|| field.to_owned(), |item| join(&format!("items[{item}]"), field));
+        let at = self.source.locate(self.document, &field);
+        Diagnostic {
+            file: self.source.name().clone(),
+            line: at.line,
+            column: at.column,
+            field,
+            severity,
+            reason: reason.into(),
+            object: Some(self.location()),
+        }
+    }
+
+    /// Location of the object, unique in the process.
+    pub fn location(&self) -> ObjectLocation {
+        ObjectLocation { source: self.source.id(), document: self.document, item: self.item }
+    }
+
+    /// Sort key of origins: file, document, item.
+    pub fn sort_key(&self) -> (&str, usize, Option<usize>) {
+        (self.source.name(), self.document, self.item)
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.source.name(), self.line)
+    }
+}
+
+#[cfg(test)]
+mod tests;

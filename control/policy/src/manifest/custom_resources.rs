@@ -1,0 +1,374 @@
+//! Custom resources `vipgate.io/v1alpha1`: `EgressPolicy`, `Gateway` and `AddressPool`. Unlike in Kubernetes' kinds, an
+//! unknown field is an error.
+
+use std::collections::{BTreeMap, HashSet};
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use schemars::JsonSchema;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+
+use super::schema::{Metadata, policy_alternatives, pool_alternatives};
+use super::{AddressRange, Cidr, LabelSelector};
+use crate::schema::Address;
+
+/// A document of a custom resource.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct Document<S> {
+    #[serde(rename = "apiVersion")]
+    #[schemars(with = "String")]
+    _api_version: IgnoredAny,
+    #[serde(rename = "kind")]
+    #[schemars(with = "String")]
+    _kind: IgnoredAny,
+    #[schemars(with = "Metadata")]
+    pub(super) metadata: ObjectMeta,
+    pub(super) spec: S,
+    #[serde(rename = "status")]
+    #[schemars(with = "Option<serde_json::Value>")]
+    _status: Option<IgnoredAny>,
+}
+
+/// Validation beyond the types of the fields.
+pub(super) trait Validate {
+    /// Reports each error as (field, reason); the field is relative to the object.
+    fn validate(&self, report: &mut dyn FnMut(&str, String));
+}
+
+/// SNAT policy: the VIPs of selected pods.
+#[derive(Clone, Debug)]
+pub struct EgressPolicy {
+    /// Its metadata.
+    pub metadata: ObjectMeta,
+    /// Its spec.
+    pub spec: EgressPolicySpec,
+}
+
+/// Spec of an `EgressPolicy`. Exactly one of `serviceRef` and `selectors` is required.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+#[schemars(extend("oneOf" = policy_alternatives()))]
+pub struct EgressPolicySpec {
+    /// Service that defines the VIPs (its ingress addresses) and the pods (its endpoints).
+    pub service_ref: Option<ServiceRef>,
+    /// Pods by label; the union of all entries.
+    #[schemars(length(min = 1))]
+    pub selectors: Option<Vec<PodSelector>>,
+    /// With selectors: VIPs.
+    #[schemars(with = "Option<Vec<Address>>", extend("uniqueItems" = true))]
+    pub addresses: Option<Vec<IpAddr>>,
+    /// With selectors: VIPs allocated from pools.
+    pub pools: Option<Vec<PoolRef>>,
+    /// Destinations with SNAT. Default: all.
+    #[serde(rename = "destinationCIDRs")]
+    #[schemars(length(min = 1))]
+    pub destination_cidrs: Option<Vec<Cidr>>,
+    /// Destinations without SNAT. Default: none.
+    #[serde(default, rename = "excludedCIDRs")]
+    #[schemars(extend("default" = []))]
+    pub excluded_cidrs: Vec<Cidr>,
+    /// Eligible gateways. Default: every gateway.
+    pub gateways: Option<GatewayRef>,
+    /// Distribution of endpoints over gateways. Default: `Rendezvous`.
+    #[serde(default)]
+    pub distribution: Distribution,
+    /// Selection among several VIPs. Default: `PerEndpoint`.
+    #[serde(default)]
+    pub address_selection: AddressSelection,
+    /// Whether an endpoint's gateway must be in its zone. Default: `None`.
+    #[serde(default)]
+    pub zone_affinity: ZoneAffinity,
+    /// Limits per endpoint. Default: none.
+    #[serde(default)]
+    pub limits: Limits,
+    /// Action when no session can be opened because of limits or port exhaustion. Default: `Reject`.
+    #[serde(default)]
+    pub on_exhaustion: OnExhaustion,
+}
+
+/// A Service in the policy's namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ServiceRef {
+    /// Its name.
+    #[schemars(length(min = 1))]
+    pub name: String,
+}
+
+/// Pods by labels of the pod and of its namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct PodSelector {
+    /// Namespaces. Default: the policy's namespace.
+    pub namespace_selector: Option<LabelSelector>,
+    /// Pods in these namespaces; `{}` selects all.
+    pub pod_selector: LabelSelector,
+}
+
+/// VIPs from a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PoolRef {
+    /// The pool's name.
+    pub name: String,
+    /// Number of VIPs of each address family of the pool. Default: 1.
+    #[serde(default = "one")]
+    pub count: NonZeroU32,
+}
+
+fn one() -> NonZeroU32 {
+    NonZeroU32::MIN
+}
+
+/// Gateways by name or by label.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum GatewayRef {
+    /// By name.
+    Names(#[schemars(length(min = 1), extend("uniqueItems" = true))] Vec<String>),
+    /// By labels of the Gateway manifests.
+    Selector(LabelSelector),
+}
+
+/// Distribution of endpoints over gateways.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub enum Distribution {
+    /// Rendezvous hashing: adding or removing a gateway moves a minimum of endpoints.
+    #[default]
+    Rendezvous,
+    /// Round robin: sorted endpoints over sorted gateways.
+    RoundRobin,
+}
+
+/// Selection among several VIPs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub enum AddressSelection {
+    /// One VIP per endpoint and address family.
+    #[default]
+    PerEndpoint,
+    /// Each session selects a VIP.
+    PerConnection,
+}
+
+/// Whether an endpoint's gateway must be in its zone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub enum ZoneAffinity {
+    /// No affinity.
+    #[default]
+    None,
+    /// If a gateway is in the zone.
+    Prefer,
+    /// Without a gateway in the zone, traffic is dropped.
+    Require,
+}
+
+/// Limits per endpoint; an omitted field is unlimited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct Limits {
+    /// Concurrent sessions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sessions_per_endpoint: Option<NonZeroU32>,
+    /// New sessions per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub new_sessions_per_second: Option<NonZeroU32>,
+    /// Ports guaranteed per destination, independent of other endpoints of the same VIP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guaranteed_ports_per_endpoint: Option<NonZeroU32>,
+}
+
+/// Action when no session can be opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub enum OnExhaustion {
+    /// ICMP "administratively prohibited"; a reset for TCP.
+    #[default]
+    Reject,
+    /// Drop silently.
+    Drop,
+}
+
+/// Action for packets of pods to destinations outside the cluster that no policy covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum UncoveredAction {
+    /// Drop, with reason `no_policy`.
+    Drop,
+    /// Pass to the kernel.
+    Pass,
+}
+
+/// A gateway: locality, peer address and capacity for VIPs.
+#[derive(Clone, Debug)]
+pub struct Gateway {
+    /// Its metadata; policies select gateways by label.
+    pub metadata: ObjectMeta,
+    /// Its spec.
+    pub spec: GatewaySpec,
+}
+
+/// Spec of a `Gateway`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct GatewaySpec {
+    /// Its zone.
+    pub zone: Option<String>,
+    /// Its Kubernetes node.
+    pub node: Option<String>,
+    /// Its address for other gateways.
+    #[schemars(with = "Option<Address>")]
+    pub peer_address: Option<IpAddr>,
+    /// Maximum number of VIPs. Default: no limit.
+    pub max_addresses: Option<NonZeroU32>,
+    /// Pod prefixes behind it, in addition to `pod_cidrs` of configuration files.
+    #[serde(default, rename = "podCIDRs")]
+    #[schemars(extend("uniqueItems" = true, "default" = []))]
+    pub pod_cidrs: Vec<Cidr>,
+    /// Action for packets of pods that no policy covers. Default: that of the policy server, else `drop` if pod
+    /// prefixes are configured.
+    pub uncovered: Option<UncoveredAction>,
+}
+
+/// Address ranges that VIPs are allocated from.
+#[derive(Clone, Debug)]
+pub struct AddressPool {
+    /// Its metadata.
+    pub metadata: ObjectMeta,
+    /// Its spec.
+    pub spec: AddressPoolSpec,
+}
+
+/// Spec of an `AddressPool`.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+#[schemars(extend("anyOf" = pool_alternatives()))]
+pub struct AddressPoolSpec {
+    /// Address ranges; they must not overlap.
+    #[serde(default)]
+    #[schemars(extend("default" = []))]
+    pub ranges: Vec<AddressRange>,
+    /// Announcement of its VIPs. Default: `L2`.
+    #[serde(default)]
+    pub announce: Announce,
+    /// Static public addresses of a cloud provider, by tags.
+    #[serde(default)]
+    pub provider: BTreeMap<String, serde_json::Value>,
+}
+
+/// Announcement of a VIP to the network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
+pub enum Announce {
+    /// ARP and NDP replies by one owner per VIP.
+    #[default]
+    L2,
+    /// BGP routes from every gateway; the VIP's port blocks are divided among them.
+    #[serde(rename = "BGP")]
+    Bgp,
+}
+
+impl std::fmt::Display for Announce {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::L2 => "L2",
+            Self::Bgp => "BGP",
+        })
+    }
+}
+
+impl Validate for EgressPolicySpec {
+    fn validate(&self, report: &mut dyn FnMut(&str, String)) {
+        let Limits { sessions_per_endpoint, guaranteed_ports_per_endpoint, .. } = self.limits;
+        if let (Some(max), Some(guaranteed)) = (sessions_per_endpoint, guaranteed_ports_per_endpoint)
+            && guaranteed > max
+        {
+            report(
+                "spec.limits.guaranteedPortsPerEndpoint",
+                format!("{guaranteed} is more than sessionsPerEndpoint ({max})"),
+            );
+        }
+        match (&self.service_ref, &self.selectors) {
+            (None, None) => report("spec", "needs `serviceRef` or `selectors`".into()),
+            (Some(_), Some(_)) => report("spec.selectors", "can't be combined with `serviceRef`".into()),
+            (Some(service), None) if service.name.is_empty() => report("spec.serviceRef.name", "is empty".into()),
+            (None, Some(selectors)) if selectors.is_empty() => {
+                report(
+                    "spec.selectors",
+                    "is empty and selects nothing; to select all pods of the namespace write [{podSelector: {}}]"
+                        .into(),
+                );
+            }
+            (None, Some(_)) if self.addresses.is_none() && self.pools.is_none() => {
+                report("spec.selectors", "needs `addresses` or `pools` for the VIPs".into());
+            }
+            _ => {}
+        }
+        if self.service_ref.is_some() {
+            for (field, is_set) in [("addresses", self.addresses.is_some()), ("pools", self.pools.is_some())] {
+                if is_set {
+                    report(
+                        &format!("spec.{field}"),
+                        "can't be combined with `serviceRef`, which defines the VIPs".into(),
+                    );
+                }
+            }
+        }
+        check_unique("spec.addresses", self.addresses.as_deref().unwrap_or_default(), report);
+        let pools: Vec<_> = self.pools.iter().flatten().map(|pool| pool.name.as_str()).collect();
+        check_unique("spec.pools", &pools, report);
+        if self.destination_cidrs.as_ref().is_some_and(Vec::is_empty) {
+            report("spec.destinationCIDRs", "is empty; omit it for all destinations".into());
+        }
+        if let Some(GatewayRef::Names(names)) = &self.gateways {
+            if names.is_empty() {
+                report("spec.gateways.names", "is empty; omit `gateways` for every gateway".into());
+            }
+            check_unique("spec.gateways.names", names, report);
+        }
+    }
+}
+
+impl Validate for GatewaySpec {
+    fn validate(&self, report: &mut dyn FnMut(&str, String)) {
+        if let Some(address) = self.peer_address
+            && (address.is_unspecified() || address.is_multicast() || address.is_loopback())
+        {
+            report("spec.peerAddress", format!("{address} is not reachable from another gateway"));
+        }
+        let nets: Vec<_> = self.pod_cidrs.iter().map(|cidr| cidr.0).collect();
+        check_unique("spec.podCIDRs", &nets, report);
+        for (i, net) in nets.iter().enumerate().filter(|(_, net)| net.prefix_len() == 0) {
+            let reason = format!("{net} covers every address: no destination would be outside the cluster");
+            report(&format!("spec.podCIDRs[{i}]"), reason);
+        }
+    }
+}
+
+impl Validate for AddressPoolSpec {
+    fn validate(&self, report: &mut dyn FnMut(&str, String)) {
+        if self.ranges.is_empty() && self.provider.is_empty() {
+            report("spec.ranges", "has no address: set `ranges` or `provider`".into());
+        }
+        for (i, range) in self.ranges.iter().enumerate() {
+            let overlapping = self.ranges[..i].iter().position(|other| other.overlaps(range));
+            if let Some(other) = overlapping {
+                report(&format!("spec.ranges[{i}]"), format!("{range} overlaps spec.ranges[{other}]"));
+            }
+        }
+    }
+}
+
+/// Reports duplicate values of a list.
+pub(super) fn check_unique<T: Eq + std::hash::Hash + ToString>(
+    field: &str,
+    values: &[T],
+    report: &mut dyn FnMut(&str, String),
+) {
+    let mut seen = HashSet::new();
+    for (i, value) in values.iter().enumerate() {
+        if !seen.insert(value) {
+            report(&format!("{field}[{i}]"), format!("{} is a duplicate", value.to_string()));
+        }
+    }
+}

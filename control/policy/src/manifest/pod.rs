@@ -1,0 +1,72 @@
+//! Pods: labels, node, addresses and weight. Terminated pods have no addresses; those of host-network pods are the
+//! node's.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Pod as Document, PodStatus};
+
+use super::{annotation, unusable_address};
+use crate::diagnostic::Report;
+use crate::diagnostic::Severity;
+
+/// The fields of a Pod that are used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pod {
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Its node, if scheduled.
+    pub node: Option<Arc<str>>,
+    /// Whether its addresses are the node's.
+    pub is_on_host_network: bool,
+    /// Its current addresses, with their fields.
+    pub addresses: Vec<(Arc<str>, IpAddr)>,
+    /// Its relative weight for new sessions among the backends of a Service; 0: none.
+    pub weight: u16,
+}
+
+/// Weight of a pod without the annotation.
+pub const DEFAULT_WEIGHT: u16 = 1;
+/// Maximum weight.
+pub const MAX_WEIGHT: u16 = 256;
+
+/// Reads a pod; invalid addresses are reported and left out.
+pub(super) fn read(document: Document, report: &mut Report<'_>) -> Pod {
+    let spec = document.spec.unwrap_or_default();
+    let is_on_host_network = spec.host_network.unwrap_or_default();
+    let mut addresses = document.status.map(|status| addresses(&status, report)).unwrap_or_default();
+    addresses.retain(|(field, address)| match unusable_address(*address).filter(|_| !is_on_host_network) {
+        Some(what) => {
+            report(Severity::Error, field, format!("{address} is {what}"));
+            false
+        }
+        None => true,
+    });
+    annotation::warn_about_unknown(&document.metadata, &annotation::POD_ANNOTATIONS, report);
+    let expected = format!("a number from 0 to {MAX_WEIGHT}");
+    let is_valid = |weight| weight <= u32::from(MAX_WEIGHT);
+    let weight = annotation::number(&document.metadata, annotation::WEIGHT, is_valid, &expected, report);
+    let weight = weight.and_then(|weight| weight.try_into().ok()).unwrap_or(DEFAULT_WEIGHT);
+    let labels = document.metadata.labels.unwrap_or_default();
+    Pod { labels, node: spec.node_name.map(Arc::from), is_on_host_network, addresses, weight }
+}
+
+fn addresses(status: &PodStatus, report: &mut Report<'_>) -> Vec<(Arc<str>, IpAddr)> {
+    if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+        return Vec::new();
+    }
+    let list = status.pod_ips.iter().flatten().map(|address| address.ip.as_str()).enumerate();
+    let mut texts: Vec<_> = list.map(|(i, text)| (format!("status.podIPs[{i}].ip"), text)).collect();
+    if texts.is_empty() {
+        texts.extend(status.pod_ip.as_deref().map(|text| ("status.podIP".to_owned(), text)));
+    }
+    let mut addresses = Vec::new();
+    for (field, text) in texts.into_iter().filter(|(_, text)| !text.is_empty()) {
+        match text.parse() {
+            Ok(address) => addresses.push((field.into(), address)),
+            Err(_) => report(Severity::Error, &field, format!("`{text}` is not an IP address")),
+        }
+    }
+    addresses
+}

@@ -1,0 +1,280 @@
+//! Reading of manifests: accepted documents, and errors with line, field and reason.
+
+use super::*;
+use crate::manifest::schema::tests::{assert_accepted, is_rejected};
+
+fn manifests(text: &str, unsupported: UnsupportedKinds) -> Manifests {
+    let mut manifests = Manifests::default();
+    read(&Arc::new(Source::new("m.yaml", text.to_owned())), unsupported, &mut manifests);
+    manifests
+}
+
+fn policy(spec: &str) -> String {
+    format!("apiVersion: vipgate.io/v1alpha1\nkind: EgressPolicy\nmetadata: {{name: p, namespace: a}}\nspec:\n{spec}")
+}
+
+#[test]
+fn every_field_of_a_policy_is_read() {
+    let text = policy(
+        r#"  selectors:
+  - {namespaceSelector: {matchLabels: {team: a}}, podSelector: {matchLabels: {app: x}, matchExpressions: [
+      {key: k, operator: In, values: [v]}, {key: k, operator: NotIn, values: [w]},
+      {key: k, operator: Exists}, {key: l, operator: DoesNotExist}]}}
+  - {podSelector: {}}
+  addresses: [203.0.113.10]
+  pools: [{name: public, count: 2}, {name: other}]
+  destinationCIDRs: [0.0.0.0/0, "::/0"]
+  excludedCIDRs: [10.0.0.0/8]
+  gateways: {names: [gw-a, gw-b]}
+  distribution: RoundRobin
+  addressSelection: PerConnection
+  zoneAffinity: Require
+  limits: {sessionsPerEndpoint: 20000, newSessionsPerSecond: 2000}
+  onExhaustion: Drop
+status: {whatever: 1}
+"#,
+    );
+    let got = manifests(&text, UnsupportedKinds::Reject);
+    assert_eq!(got.diagnostics, []);
+    assert_eq!(assert_accepted(&text), 1);
+    let Body::EgressPolicy(policy) = &got.objects[0].body else { panic!("a policy") };
+    let spec = &policy.spec;
+    let selectors = spec.selectors.as_ref().unwrap();
+    assert_eq!(selectors[0].pod_selector.match_expressions[3], Requirement::DoesNotExist("l".into()));
+    assert_eq!(selectors[1], PodSelector { namespace_selector: None, pod_selector: LabelSelector::default() });
+    assert_eq!(spec.pools.as_ref().unwrap()[1].count.get(), 1);
+    assert_eq!(spec.destination_cidrs.as_ref().unwrap().len(), 2);
+    assert_eq!(spec.gateways, Some(GatewayRef::Names(vec!["gw-a".into(), "gw-b".into()])));
+    assert_eq!(
+        (spec.distribution, spec.address_selection, spec.zone_affinity, spec.on_exhaustion),
+        (Distribution::RoundRobin, AddressSelection::PerConnection, ZoneAffinity::Require, OnExhaustion::Drop)
+    );
+    assert_eq!(spec.limits.sessions_per_endpoint.unwrap().get(), 20000);
+}
+
+#[test]
+fn lists_documents_and_json_are_read_as_kubectl_prints_them() {
+    let text = r#"
+apiVersion: v1
+kind: List
+metadata: {resourceVersion: ""}
+items:
+- apiVersion: v1
+  kind: Namespace
+  metadata: {name: a, labels: {team: a}, managedFields: [{manager: x, operation: Update}]}
+- apiVersion: v1
+  kind: Pod
+  metadata: {name: p, namespace: a, creationTimestamp: "2025-01-02T03:04:05Z"}
+  spec: {containers: [{name: c, image: i, resources: {limits: {cpu: 100m}}}], somethingNew: {x: 1}}
+  status: {podIP: 10.0.0.1, podIPs: [{ip: 10.0.0.1}]}
+---
+{"apiVersion": "v1", "kind": "ServiceList", "items": [
+  {"metadata": {"name": "s"}, "spec": {"ports": [{"port": 80, "targetPort": "http"}]}}
+]}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: n}
+---
+# nothing here
+---
+apiVersion: vipgate.io/v1alpha1
+kind: Gateway
+metadata: {name: gw-a, labels: {a: b}}
+spec: {zone: z, node: n, peerAddress: 198.51.100.1, maxAddresses: 100}
+---
+apiVersion: vipgate.io/v1alpha1
+kind: AddressPool
+metadata: {name: public}
+spec: {ranges: [203.0.113.0/28, 203.0.113.32-203.0.113.40], announce: BGP, provider: {tags: {a: b}}}
+"#;
+    let got = manifests(text, UnsupportedKinds::Reject);
+    assert_eq!(got.diagnostics, []);
+    assert_eq!(assert_accepted(text), 2);
+    let ids: Vec<_> = got.objects.iter().map(|object| format!("{} {}", object.id, object.origin.line)).collect();
+    assert_eq!(
+        ids,
+        ["Namespace a 6", "Pod a/p 9", "Service default/s 16", "Node n 19", "Gateway gw-a 25", "AddressPool public 30"]
+    );
+    let diagnostic = got.objects[1].origin.diagnostic(Severity::Error, "status.podIPs[0].ip", "r");
+    assert_eq!(diagnostic.to_string(), "m.yaml:13: items[1].status.podIPs[0].ip: r");
+}
+
+#[test]
+fn invalid_policies_are_errors_with_line_field_and_reason() {
+    let selectors = "  selectors: [{podSelector: {}}]\n  addresses: [192.0.2.1]\n";
+    for (spec, expected) in [
+        ("  serviceRef: {nme: x}", "m.yaml:5: spec.serviceRef.nme: unknown field, did you mean `name`?"),
+        ("  serviceRef: {}", "m.yaml:5: spec.serviceRef.name: is missing"),
+        ("  serviceRef: {name: \"\"}", "m.yaml:5: spec.serviceRef.name: is empty"),
+        ("  limits: {}", "m.yaml:4: spec: needs `serviceRef` or `selectors`"),
+        ("  selectors: []\n  addresses: [192.0.2.1]", "m.yaml:5: spec.selectors: is empty and selects nothing"),
+        ("  selectors: [{}]\n  addresses: [192.0.2.1]", "m.yaml:5: spec.selectors[0].podSelector: is missing"),
+        ("  selectors: [{podSelector: }]", "m.yaml:5: spec.selectors[0].podSelector: expected a map, found nothing"),
+        ("  selectors: [{podSelector: {matchLabels: }}]", "podSelector.matchLabels: expected a map, found nothing"),
+        ("  selectors: [{podSelector: {}}]", "m.yaml:5: spec.selectors: needs `addresses` or `pools`"),
+        (
+            "  serviceRef: {name: x}\n  selectors: [{podSelector: {}}]",
+            "m.yaml:6: spec.selectors: can't be combined with",
+        ),
+        ("  serviceRef: {name: x}\n  addresses: [192.0.2.1]", "m.yaml:6: spec.addresses: can't be combined with"),
+        ("  serviceRef: {name: x}\n  pools: [{name: a}]", "m.yaml:6: spec.pools: can't be combined with"),
+        (
+            &format!("{selectors}  pools: [{{name: a, count: 0}}]"),
+            "m.yaml:7: spec.pools[0].count: expected a whole number from 1",
+        ),
+        (&format!("{selectors}  pools: [{{name: a}}, {{name: a}}]"), "m.yaml:7: spec.pools[1]: a is a duplicate"),
+        (
+            "  selectors: [{podSelector: {}}]\n  addresses: [192.0.2.1, 192.0.2.1]",
+            "m.yaml:6: spec.addresses[1]: 192.0.2.1 is a duplicate",
+        ),
+        ("  selectors: [{podSelector: {}}]\n  addresses: [192.0.2.256]", "m.yaml:6: spec.addresses[0]: "),
+        (
+            &format!("{selectors}  excludedCIDRs:\n  - 10.0.0.0/8\n  - 10.1.0.0/8"),
+            "m.yaml:9: spec.excludedCIDRs[1]: 10.1.0.0/8 has host bits",
+        ),
+        (&format!("{selectors}  destinationCIDRs: []"), "m.yaml:7: spec.destinationCIDRs: is empty"),
+        (&format!("{selectors}  distribution: Random"), "m.yaml:7: spec.distribution: unknown value `Random`"),
+        (
+            &format!("{selectors}  onExhaustion: reject"),
+            "m.yaml:7: spec.onExhaustion: unknown value `reject`, expected `Reject` or `Drop`, did you mean",
+        ),
+        (&format!("{selectors}  zoneAffinity: none"), "m.yaml:7: spec.zoneAffinity: unknown value `none`"),
+        (
+            &format!("{selectors}  gateways: {{}}"),
+            "m.yaml:7: spec.gateways: expected exactly one of `names` or `selector`",
+        ),
+        (&format!("{selectors}  gateways: {{names: []}}"), "m.yaml:7: spec.gateways.names: is empty"),
+        (
+            &format!("{selectors}  limits: {{sessionsPerEndpoint: 0}}"),
+            "m.yaml:7: spec.limits.sessionsPerEndpoint: expected a whole number from 1",
+        ),
+        (
+            &format!("{selectors}  limits: {{sessionsPerEndpoint: 5, guaranteedPortsPerEndpoint: 6}}"),
+            "m.yaml:7: spec.limits.guaranteedPortsPerEndpoint: 6 is more than sessionsPerEndpoint (5)",
+        ),
+        (
+            "  selectors: [{podSelector: {matchExpressions: [{key: a, operator: In}]}}]",
+            "m.yaml:5: spec.selectors[0].podSelector.matchExpressions[0]: operator In or NotIn needs",
+        ),
+        (
+            "  selectors: [{podSelector: {matchExpressions: [{key: a, operator: Exists, values: [b]}]}}]",
+            "matchExpressions[0]: operator Exists or DoesNotExist takes no `values`",
+        ),
+        ("  selectors: [{podSelector: {matchExpressions: [{key: a, operator: Gt}]}}]", "operator: unknown value `Gt`"),
+    ] {
+        let got = manifests(&policy(spec), UnsupportedKinds::Reject);
+        let messages: Vec<_> = got.diagnostics.iter().map(ToString::to_string).collect();
+        assert!(messages.iter().any(|message| message.contains(expected)), "{spec}\ngot: {messages:#?}");
+        let beyond_schemas = ["spec.pools[1]: a is a duplicate", "10.1.0.0/8 has host bits", "6 is more than"];
+        let rejected_by_schema = !beyond_schemas.iter().any(|beyond| expected.contains(beyond));
+        assert_eq!(is_rejected(&policy(spec)), Some(rejected_by_schema), "{spec}");
+    }
+}
+
+#[test]
+fn invalid_documents_are_errors_with_line_field_and_reason() {
+    for (text, expected) in [
+        ("kind: Service\nmetadata: {name: x}", "m.yaml:1: apiVersion: is missing"),
+        ("apiVersion: v1\nmetadata: {name: x}", "m.yaml:1: kind: is missing"),
+        ("apiVersion: v1\nkind: Service\nmetadata: {}", "m.yaml:3: metadata.name: is missing"),
+        ("apiVersion: v1\nkind: Service\nmetadata: {name: 7}", "m.yaml:3: metadata.name: expected text, found `7`"),
+        (
+            "apiVersion: v1\nkind: Service\nmetadata:\n  name: x\n  annotations: {vipgate.io/egress: true}",
+            "m.yaml:5: metadata.annotations[vipgate.io/egress]: expected text, found `true`: put it in quotes",
+        ),
+        (
+            "apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\nmetadata: {name: x}",
+            "m.yaml:1: apiVersion: `discovery.k8s.io/v1beta1` of EndpointSlice",
+        ),
+        ("apiVersion: v1\nkind: Secret\nmetadata: {name: x}", "m.yaml:2: kind: `Secret` is not a supported kind"),
+        (
+            "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: x}",
+            "m.yaml:2: kind: `Gateway` is not a supported kind",
+        ),
+        ("- 1", "m.yaml:1: document: is not an object"),
+        ("a: [", "m.yaml:"),
+        (
+            "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Pod\n- 7",
+            "m.yaml:6: items[1]: is not an object",
+        ),
+        (
+            "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Pod\n- 7",
+            "m.yaml:4: items[0].metadata.name: is missing",
+        ),
+        (
+            "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {name: p, namespace: x}\n\
+             spec: {ranges: [10.0.0.0/8]}",
+            "m.yaml:3: metadata.namespace: AddressPool objects are cluster-scoped",
+        ),
+        (
+            "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {name: p}\nspec: {ranges: []}",
+            "m.yaml:4: spec.ranges: has no address",
+        ),
+        (
+            "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {name: p}\n\
+             spec: {ranges: [10.0.0.9-10.0.0.1]}",
+            "m.yaml:4: spec.ranges[0]: range `10.0.0.9-10.0.0.1` ends before",
+        ),
+        (
+            "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {name: p}\n\
+             spec: {ranges: [10.0.0.0/30, 10.0.0.2-10.0.0.9]}",
+            "m.yaml:4: spec.ranges[1]: 10.0.0.2-10.0.0.9 overlaps spec.ranges[0]",
+        ),
+        (
+            "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {name: p}\n\
+             spec: {ranges: [10.0.0.0/30], announce: bgp}",
+            "m.yaml:4: spec.announce: unknown value `bgp`, expected `L2` or `BGP`",
+        ),
+        (
+            "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: p}\nspec: {maxAddress: 1}",
+            "m.yaml:4: spec.maxAddress: unknown field, did you mean `maxAddresses`?",
+        ),
+        (
+            "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: p}\nspec: {peerAddress: \"::1\"}",
+            "m.yaml:4: spec.peerAddress: ::1 is not reachable",
+        ),
+        ("apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: p}", "m.yaml:1: spec: is missing"),
+        (
+            "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: p}\nspec: {}\nspc: {}",
+            "m.yaml:5: spc: unknown field, did you mean `spec`?",
+        ),
+    ] {
+        let got = manifests(text, UnsupportedKinds::Reject);
+        let messages: Vec<_> = got.diagnostics.iter().map(ToString::to_string).collect();
+        assert!(messages.iter().any(|message| message.starts_with(expected)), "{text}\ngot: {messages:#?}");
+        assert!(got.diagnostics.iter().all(Diagnostic::is_error), "{text}");
+        let beyond_schemas = ["ends before", "overlaps", "is not reachable"];
+        if let Some(is_rejected) = is_rejected(text) {
+            assert_eq!(is_rejected, !beyond_schemas.iter().any(|beyond| expected.contains(beyond)), "{text}");
+        }
+    }
+}
+
+#[test]
+fn crds_of_vipgate_next_to_manifests_are_ignored() {
+    let own = crd::yaml().unwrap();
+    let got = manifests(&own, UnsupportedKinds::Reject);
+    assert_eq!((got.diagnostics, got.objects.len()), (vec![], 0));
+    let others = manifests(&own.replace("group: vipgate.io", "group: example.org"), UnsupportedKinds::Reject);
+    assert_eq!(others.diagnostics.len(), 4);
+}
+
+#[test]
+fn unsupported_kinds_are_ignored_with_a_warning() {
+    let got = manifests("apiVersion: v1\nkind: Secret\nmetadata: {name: x}", UnsupportedKinds::Ignore);
+    assert_eq!(got.diagnostics[0].severity, Severity::Warning);
+    assert!(
+        got.diagnostics[0]
+            .to_string()
+            .starts_with("m.yaml:2: kind: warning: `Secret` is not a supported kind and is ignored")
+    );
+}
+
+#[test]
+fn an_invalid_document_does_not_affect_the_others() {
+    let text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n---\napiVersion: v1\nkind: Pod\nmetadata: {}\n\
+                ---\napiVersion: v1\nkind: Namespace\nmetadata: {name: b}";
+    let got = manifests(text, UnsupportedKinds::Reject);
+    assert_eq!((got.objects.len(), got.diagnostics.len()), (2, 1));
+}

@@ -1,0 +1,120 @@
+//! Decoding errors, in YAML's terms instead of Rust's.
+
+use std::fmt::{self, Display};
+
+use serde::de::{self, Expected, Unexpected};
+
+use super::suggest::closest_match;
+use super::{Position, join, key_step};
+
+/// A decoding error while it propagates: each level prepends its step to the field; the innermost position is kept.
+#[derive(Debug)]
+pub struct DecodeError {
+    pub(super) at: Option<Position>,
+    pub(super) field: String,
+    pub(super) reason: String,
+}
+
+impl DecodeError {
+    pub(super) fn new(field: &str, reason: String) -> Self {
+        Self { at: None, field: field.to_owned(), reason }
+    }
+
+    pub(super) fn at(mut self, at: Position) -> Self {
+        self.at.get_or_insert(at);
+        self
+    }
+
+    pub(super) fn below(mut self, step: &str) -> Self {
+        self.field = join(step, &self.field);
+        self
+    }
+}
+
+impl Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+impl std::error::Error for DecodeError {}
+
+impl de::Error for DecodeError {
+    fn custom<T: Display>(message: T) -> Self {
+        Self::new("", message.to_string())
+    }
+
+    fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        Self::new("", format!("expected {}, found {}", expectation(expected), describe(found)))
+    }
+
+    fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        Self::invalid_type(found, expected)
+    }
+
+    fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
+        Self::new("", format!("unknown value `{variant}`, expected {}{}", one_of(expected), hint(variant, expected)))
+    }
+
+    fn unknown_field(field: &str, expected: &'static [&'static str]) -> Self {
+        let known = match expected {
+            [] => "no fields are supported here".into(),
+            _ => format!("known fields: {}", all(expected)),
+        };
+        Self::new(&key_step(field), format!("unknown field{}; {known}", hint(field, expected)))
+    }
+
+    fn missing_field(field: &'static str) -> Self {
+        Self::new(&key_step(field), "is missing".into())
+    }
+}
+
+fn hint(name: &str, known: &[&str]) -> String {
+    closest_match(name, known).map(|similar| format!(", did you mean `{similar}`?")).unwrap_or_default()
+}
+
+pub(super) fn all(names: &[&str]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+pub(super) fn one_of(names: &[&str]) -> String {
+    match names {
+        [one] => format!("`{one}`"),
+        [rest @ .., last] => format!("{} or `{last}`", all(rest)),
+        [] => "nothing".into(),
+    }
+}
+
+/// What a visitor expects, in YAML's terms.
+fn expectation(expected: &dyn Expected) -> String {
+    let text = expected.to_string();
+    match text.as_str() {
+        "u8" => "a whole number from 0 to 255".into(),
+        "u16" => "a whole number from 0 to 65535".into(),
+        "u32" => "a whole number from 0 to 4294967295".into(),
+        "a nonzero u32" => "a whole number from 1 to 4294967295".into(),
+        "u64" | "usize" => "a whole number, not negative".into(),
+        "i32" | "i64" => "a whole number".into(),
+        "a boolean" => "true or false".into(),
+        "a sequence" => "a list".into(),
+        "path string" => "a path".into(),
+        // Visitors of structs expect the Rust type by name; a type name has no spaces.
+        text if text.starts_with("struct ") || !text.contains(' ') => "a map".into(),
+        _ => text,
+    }
+}
+
+/// The value found, in YAML's terms.
+pub(super) fn describe(found: Unexpected<'_>) -> String {
+    match found {
+        Unexpected::Unit | Unexpected::Option => "nothing".into(),
+        Unexpected::Bool(value) => format!("`{value}`"),
+        Unexpected::Unsigned(value) => format!("`{value}`"),
+        Unexpected::Signed(value) => format!("`{value}`"),
+        Unexpected::Float(value) => format!("`{value}`"),
+        Unexpected::Str(value) => format!("`{value}`"),
+        Unexpected::Seq => "a list".into(),
+        Unexpected::Map => "a map".into(),
+        other => other.to_string(),
+    }
+}

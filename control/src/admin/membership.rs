@@ -1,0 +1,221 @@
+//! Membership as the admin API shows it: gateways, their links, the shards of VIPs, drain and its dry run.
+
+use crate::clock;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use vipgate_policy::compiler::shard_moves;
+
+use tonic::Status;
+use vipgate_dataplane::flow::ids::GatewayId;
+use vipgate_dataplane::flow::ids::Owner;
+use vipgate_dataplane::flow::time::Tick;
+use vipgate_dataplane::observe::counters::Counters;
+use vipgate_dataplane::policy::compiled::{Policy, Vip};
+use vipgate_dataplane::policy::endpoints::Endpoint;
+use vipgate_dataplane::policy::members::{Authentication, MemberSpec};
+use vipgate_dataplane::policy::spec::EndpointSpec;
+use vipgate_dataplane::ports::{BLOCKS, BlockSet};
+
+use super::proto;
+use crate::membership::status::Authority;
+use crate::peer::PeerStatus;
+use crate::state::group::GroupStatus;
+use crate::state::lease::LeaseStatus;
+use crate::state::{ControlCommand, GatewayState};
+use vipgate_policy::compiler::ShardMove;
+
+/// This gateway's membership state.
+pub(super) fn membership(state: &GatewayState) -> proto::Group {
+    let group = state.group.load();
+    let policy = state.compiled.load();
+    let shards = policy.live_vips().flat_map(|vip| vip.shards.list()).filter(|shard| shard.owner == Owner::This);
+    let sum = |of: fn(&Counters) -> u64| state.workers.iter().map(|worker| of(&worker.counters)).sum();
+    let tunnels = |kind| group.spec.gateways.iter().filter(|it| tunnel(it, &state.name) == kind).count() as u64;
+    let (lease, lease_ms) = match group.lease() {
+        LeaseStatus::NotRequired => ("not_needed", 0),
+        LeaseStatus::Held(ms) => ("renewed", ms),
+        LeaseStatus::Expired => ("expired", 0),
+    };
+    proto::Group {
+        decides: authority(group.authority).to_owned(),
+        view: group.view.number,
+        members: group.spec.gateways.len().max(1) as u64,
+        members_serving: group.active_count() as u64,
+        serving: group.is_active(),
+        lease: lease.to_owned(),
+        lease_ms,
+        draining: group.draining,
+        shares: shards.count() as u64,
+        sessions: sum(|counters| counters.sessions.get()),
+        copies: sum(|counters| counters.standby_sessions.get()),
+        strangers: group.links.unauthenticated,
+        tunnels_unauthenticated: tunnels("address"),
+        tunnels_refused: tunnels("refused"),
+    }
+}
+
+fn authority(authority: Option<Authority>) -> &'static str {
+    match authority {
+        None | Some(Authority::None) => "none",
+        Some(Authority::Unknown) => "unknown",
+        Some(Authority::Unreachable) => "lost",
+        Some(Authority::Reachable) => "server",
+    }
+}
+
+/// Every gateway in the policy or the membership view, by name.
+pub(super) fn peers(state: &GatewayState) -> Vec<proto::Peer> {
+    let (policy, group) = (state.policy.load(), state.group.load());
+    let in_policy: BTreeMap<&str, _> = policy.peers.iter().map(|peer| (&*peer.name, peer)).collect();
+    let in_view: BTreeMap<&str, _> = group.spec.gateways.iter().map(|member| (&*member.name, member)).collect();
+    let names: BTreeSet<&str> = in_policy.keys().chain(in_view.keys()).copied().collect();
+    let now = clock::now();
+    let peer = |name: &str| {
+        let (policy, spec, member) = (in_policy.get(name), in_view.get(name), group.view.member(name));
+        proto::Peer {
+            name: name.to_owned(),
+            own: name == state.name,
+            node: policy.map(|peer| peer.node.to_string()).unwrap_or_default(),
+            zone: policy.map(|peer| peer.zone.to_string()).unwrap_or_default(),
+            address: policy.and_then(|peer| peer.address).map(|address| address.to_string()).unwrap_or_default(),
+            reached_at: spec.and_then(|it| it.tunnel).map(|address| address.to_string()).unwrap_or_default(),
+            serving: spec.is_some_and(|it| it.active),
+            epoch: member.map_or(0, |it| it.epoch),
+            heard: member.is_some_and(|it| it.incarnation != 0),
+            in_policy: policy.is_some(),
+            link: group.links.peers.get(name).map(|peer| link(peer, now)),
+            tunnel: spec.map_or("", |it| tunnel(it, &state.name)).to_owned(),
+            unable: member.and_then(|it| it.unable.as_deref()).unwrap_or_default().to_owned(),
+        }
+    };
+    names.into_iter().map(peer).collect()
+}
+
+/// How tunnel packets of a gateway are authenticated; empty: itself, or its tunnel address is not known yet.
+fn tunnel(member: &MemberSpec, own: &str) -> &'static str {
+    match member.authentication {
+        _ if *member.name == *own || member.tunnel.is_none() => "",
+        Authentication::None => "address",
+        Authentication::Tagged { .. } => "authenticated",
+        Authentication::Rejected => "refused",
+    }
+}
+
+fn link(peer: &PeerStatus, now: Tick) -> proto::Link {
+    let replication = &peer.replication;
+    proto::Link {
+        up: peer.linked,
+        was_up: peer.since.is_some(),
+        since_ms: peer.since.map_or(0, |since| now.since(since)).into(),
+        rtt_us: peer.rtt.map_or(0, micros),
+        beats_missed: peer.heartbeats_missed,
+        refused: peer.rejections,
+        failures: peer.failures,
+        last_failure: peer.last_failure.as_ref().map(ToString::to_string).unwrap_or_default(),
+        in_sync_from: replication.in_sync_from,
+        in_sync_to: replication.in_sync_to,
+        copies_sent: replication.sent,
+        copies_taken: replication.received,
+        copies_forgotten: replication.purged,
+        copies_queued_bytes: replication.queued_bytes as u64,
+        resyncs: replication.resyncs,
+        released: replication.released_view.unwrap_or(0),
+        released_by: replication.peer_released_view.unwrap_or(0),
+        version: peer.version,
+    }
+}
+
+/// Microseconds, at least one: 0 means unknown.
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX).max(1)
+}
+
+/// The shards of a VIP, by home.
+pub(super) fn shards(policy: &Policy, vip: &Vip, state: &GatewayState) -> Vec<proto::Share> {
+    let name = |id: GatewayId| policy.members().name(id).to_string();
+    let shards = vip.shards.list().iter().map(|shard| proto::Share {
+        home: shard.home().map(name).unwrap_or_default(),
+        owner: owner_name(policy, shard.owner, state),
+        blocks: shard.blocks().map_or(state.port_blocks.min(BLOCKS) as u32, BlockSet::count),
+        may_open: shard.may_open,
+        // Only the last replica target is active.
+        copies_to: shard.replica_targets(policy.members()).last().map(name).unwrap_or_default(),
+    });
+    shards.collect()
+}
+
+/// An owner's name; empty: none.
+pub(super) fn owner_name(policy: &Policy, owner: Owner, state: &GatewayState) -> String {
+    match owner {
+        Owner::This => state.name.clone(),
+        Owner::Other(id) => policy.members().name(id).to_string(),
+        Owner::Unowned => String::new(),
+    }
+}
+
+/// Orders a drain or undrain. It is complete when the membership view says so.
+pub(super) fn drain(state: &GatewayState, draining: bool) -> Result<(), Status> {
+    // A drain can always be undone, even if its policy server is gone.
+    if draining || !state.group.load().draining {
+        check_failover(state)?;
+    }
+    let starting = || Status::unavailable("the gateway is still starting: it has no policy yet");
+    let orders = state.commands.as_ref().ok_or_else(starting)?;
+    orders.send(ControlCommand::SetDraining(draining)).map_err(|_| Status::unavailable("the gateway is stopping"))
+}
+
+/// Dry run: the shards that a drain would move, by placement alone.
+pub(super) fn drain_moves(state: &GatewayState) -> Result<Vec<proto::Move>, Status> {
+    check_failover(state)?;
+    let group = state.group.load();
+    let before = active_members(&group);
+    let mut after = before.clone();
+    after.retain(|name| **name != *state.name);
+    let moves = shard_moves(&state.placement.vips(), &endpoints(&state.compiled.load()), &before, &after);
+    let moves = moves.into_iter().filter(ShardMove::changes_owner).map(|it| proto::Move {
+        vip: it.vip.to_string(),
+        home: it.home.to_string(),
+        to: it.after.map(|name| name.to_string()).unwrap_or_default(),
+        endpoints: it.endpoints as u64,
+    });
+    Ok(moves.collect())
+}
+
+fn active_members(group: &GroupStatus) -> BTreeSet<Arc<str>> {
+    group.spec.gateways.iter().filter(|member| member.active).map(|member| member.name.clone()).collect()
+}
+
+/// The endpoints with a home, with what `moves` evaluates: their home gateway and their VIP.
+fn endpoints(policy: &Policy) -> Vec<EndpointSpec> {
+    let spec = |(address, endpoint): (IpAddr, &Endpoint)| {
+        Some(EndpointSpec {
+            address,
+            name: endpoint.name.clone(),
+            policy: policy.egress_of(endpoint).spec.name.clone(),
+            vips: policy.vips_of(endpoint).next().map(|vip| vip.address).into_iter().collect(),
+            gateway: Some(policy.members().name(endpoint.home?).clone()),
+            remarks: vec![],
+        })
+    };
+    policy.endpoints().filter_map(spec).collect()
+}
+
+/// Fails unless another gateway could take over and an authority manages membership.
+fn check_failover(state: &GatewayState) -> Result<(), Status> {
+    let refused = |reason: &str| Err(Status::failed_precondition(format!("{}: {reason}", state.name)));
+    let group = state.group.load();
+    if group.spec.gateways.len() < 2 {
+        return refused("no other gateway in the policy could take over");
+    }
+    match group.authority {
+        None => refused(
+            "no policy server manages membership (`policy.server` in gateway.yaml): every gateway is always active",
+        ),
+        Some(Authority::None) => refused(
+            "its policy server doesn't manage membership, so every gateway is always active; upgrade `vipgate policyd`",
+        ),
+        Some(Authority::Unknown | Authority::Unreachable | Authority::Reachable) => Ok(()),
+    }
+}

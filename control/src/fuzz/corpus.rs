@@ -1,0 +1,317 @@
+//! Runs the fuzz corpus: generated seeds, and inputs that once failed.
+//! `WRITE_CORPUS=1 cargo test -p vipgate --lib fuzz` rewrites the seeds.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryResponse;
+use prost::Message;
+use vipgate_dataplane::flow::address::V6;
+use vipgate_dataplane::flow::direction::Direction;
+use vipgate_dataplane::flow::tuple::Tuple;
+use vipgate_dataplane::session::record::{DirectionRecord, FamilyRecord, RecordState, ReplicationRecord};
+
+use crate::admin::proto as admin;
+use crate::peer::fuzz::{encode, write_frame};
+use crate::peer::proto::frame::Kind;
+use crate::peer::proto::{Ack, Hearsay, Released, Sessions, SyncBegin, SyncEnd};
+use crate::xds::fixtures::{ServerPolicy, response, responses, sample_placement};
+use crate::xds::{proto, resource};
+
+fn folder(target: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target)
+}
+
+/// Runs a target with its generated seeds and all files of its corpus; writes the seeds if `WRITE_CORPUS` is set.
+fn run_corpus(target: &str, seeds: Vec<(&str, Vec<u8>)>, run: impl Fn(&[u8])) {
+    let folder = folder(target);
+    for (name, bytes) in seeds {
+        if std::env::var_os("WRITE_CORPUS").is_some() {
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join(name), &bytes).unwrap();
+        }
+        run(&bytes);
+    }
+    let mut count = 0;
+    for file in fs::read_dir(&folder).unwrap() {
+        run(&fs::read(file.unwrap().path()).unwrap());
+        count += 1;
+    }
+    assert!(count > 0, "{} is empty", folder.display());
+}
+
+fn owned<'a>(texts: &[(&'a str, &str)]) -> Vec<(&'a str, Vec<u8>)> {
+    texts.iter().map(|(name, text)| (*name, text.as_bytes().to_vec())).collect()
+}
+
+#[test]
+fn configuration() {
+    let texts = owned(&[
+        ("gateway", include_str!("../../../conf/gateway.yaml")),
+        ("gateway-served", include_str!("../../../conf/gateway-served.yaml")),
+        ("policyd", include_str!("../../../conf/policyd.yaml")),
+        ("short", "name: a\ninterfaces: [{name: x, role: both}]\npolicy: {files: [/p]}\n"),
+        ("etcd", "source:\n  etcd: {endpoints: [\"http://127.0.0.1:2379\"], prefix: /v/}\nleases: {ttl: 600ms}\n"),
+        ("aliases", "a: &a [x,x,x,x]\nb: &b [*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b]\nd: [*c,*c,*c,*c]\n"),
+        ("long", "name: &a aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\nb: [*a,*a,*a,*a,*a,*a,*a,*a]\n"),
+    ]);
+    run_corpus("config", texts, super::config);
+}
+
+#[test]
+fn manifests() {
+    let texts = owned(&[
+        ("tenant-a", include_str!("../../../conf/demo/policy/tenant-a.yaml")),
+        ("tenant-b", include_str!("../../../conf/demo/policy/tenant-b.yaml")),
+        ("tenant-c", include_str!("../../../conf/demo/group/tenant-c.yaml")),
+        ("gateways", include_str!("../../../conf/demo/group/gateways.yaml")),
+        (
+            "pool",
+            "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {name: p}\nspec: {ranges: \
+             [203.0.113.0/28], announce: BGP}\n---\napiVersion: vipgate.io/v1alpha1\nkind: EgressPolicy\nmetadata: \
+             {name: e, namespace: n}\nspec:\n  selectors: [{podSelector: {matchLabels: {a: b}}}]\n  pools: [{name: \
+             p, count: 2}]\n---\napiVersion: v1\nkind: Pod\nmetadata: {name: x, namespace: n, labels: {a: \
+             b}}\nstatus: {phase: Running, podIPs: [{ip: 10.1.0.9}]}\n---\napiVersion: v1\nkind: Node\nmetadata: \
+             {name: gw-1}\nspec: {podCIDRs: [10.1.0.0/24]}\n---\napiVersion: vipgate.io/v1alpha1\nkind: \
+             OverlayNode\nmetadata: {name: o}\nspec: {address: 10.9.0.1, vni: 7, mac: \"02:00:00:00:00:01\", \
+             podCIDRs: [10.1.1.0/24]}\n",
+        ),
+        (
+            "list",
+            "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Namespace, metadata: {name: n, labels: \
+             {t: u}}}\n- {apiVersion: v1, kind: Service, metadata: {name: s, namespace: n, annotations: \
+             {vipgate.io/egress: \"true\", vipgate.io/maglev-table-size: \"16381\"}}, spec: {type: LoadBalancer, \
+             sessionAffinity: ClientIP, externalTrafficPolicy: Local, healthCheckNodePort: 30000, \
+             loadBalancerSourceRanges: [192.0.2.0/24], ports: [{port: 80, protocol: TCP}]}, status: {loadBalancer: \
+             {ingress: [{ip: 203.0.113.9}]}}}\n",
+        ),
+    ]);
+    run_corpus("manifests", texts, super::manifests);
+}
+
+#[test]
+fn filters() {
+    let mut seeds = owned(&[
+        ("host", "host 10.1.0.11 and tcp and port 443 and dropped no_session"),
+        ("net", "net 10.0.0.0/8 proto 47 in gw-in passed"),
+        ("direction", "vip 2001:db8::1 egress"),
+    ]);
+    let capture = admin::CaptureFilter {
+        nets: vec!["10.0.0.0/8".into(), "fd00::1".into()],
+        port: 53,
+        protocol: "udp".into(),
+        interface: "gw-out".into(),
+        outcome: "ports_exhausted".into(),
+    };
+    seeds.push(("capture", capture.encode_to_vec()));
+    seeds.push(("sessions", session_filter().encode_to_vec()));
+    run_corpus("filter", seeds, super::filter);
+}
+
+fn session_filter() -> admin::SessionFilter {
+    admin::SessionFilter {
+        endpoint: "10.244.1.5".into(),
+        vip: "192.0.2.10".into(),
+        remote: "198.51.100.10".into(),
+        protocol: "udp".into(),
+        state: "opening".into(),
+    }
+}
+
+fn delimited(messages: &[impl Message]) -> Vec<u8> {
+    messages.iter().flat_map(Message::encode_length_delimited_to_vec).collect()
+}
+
+#[test]
+fn resources() {
+    let (two, four, none) =
+        (ServerPolicy::of(&sample_placement(2)), ServerPolicy::of(&sample_placement(4)), ServerPolicy::default());
+    let complete = responses(&two.diff(&none));
+    let additions = responses(&four.diff(&two));
+    let removals = responses(&two.diff(&four));
+    let incomplete = responses(&two.clone().without_settings().diff(&none));
+    let settings: DeltaDiscoveryResponse = response(resource::Kind::Settings, &[]);
+    let seeds = vec![
+        ("whole", delimited(&complete)),
+        ("more", delimited(&[complete.clone(), additions.clone()].concat())),
+        ("less", delimited(&[complete, additions, removals].concat())),
+        ("unsettled", delimited(&[incomplete, vec![settings]].concat())),
+    ];
+    run_corpus("xds", seeds, super::xds);
+}
+
+fn view() -> proto::View {
+    let member = |name: &str, incarnation| proto::Member {
+        name: name.to_owned(),
+        serving: true,
+        epoch: 4,
+        incarnation,
+        fingerprint: vec![3; 32],
+        address: "10.2.0.1".to_owned(),
+        port: 4790,
+        ..proto::Member::default()
+    };
+    proto::View { number: 5, serving_changes: 3, members: vec![member("a", 1), member("b", 2)] }
+}
+
+#[test]
+#[allow(clippy::needless_update, reason = "new fields of messages get defaults")]
+fn members() {
+    use proto::beat::Wish;
+    let beat = |gateway: &str, incarnation, wish: Wish, seen_view, view| {
+        let beat = proto::Beat {
+            gateway: gateway.to_owned(),
+            incarnation,
+            sequence: 1,
+            wish: wish.into(),
+            seen_view,
+            fingerprint: vec![1; 32],
+            peer_address: "10.2.0.1".to_owned(),
+            peer_port: 4790,
+            view,
+            ..proto::Beat::default()
+        };
+        [vec![6], beat.encode_length_delimited_to_vec()].concat()
+    };
+    // All four gateways are in the policy; then one joins, becomes ready, drains.
+    let policy = vec![1 | 0xf << 3];
+    let stored = view().encode_length_delimited_to_vec();
+    let update = proto::Notice { sequence: 1, lease_ms: 540, view: Some(view()), ..proto::Notice::default() };
+    let joins = beat("a", 1, Wish::Joining, 0, Some(view()));
+    // The highest number that a member may report: the next view needs a higher one.
+    let last = proto::View { number: (1 << 62) - 1, ..view() };
+    let seeds = vec![
+        (
+            "life",
+            [
+                policy.clone(),
+                joins.clone(),
+                vec![0xf8, 0xf8],
+                beat("a", 1, Wish::Ready, 6, None),
+                beat("b", 2, Wish::Ready, 6, None),
+                vec![0x20],
+                beat("a", 1, Wish::Draining, 7, None),
+                beat("b", 9, Wish::Ready, 7, None),
+            ]
+            .concat(),
+        ),
+        ("store", [policy.clone(), [vec![4], stored].concat(), joins.clone()].concat()),
+        (
+            "last-number",
+            [policy.clone(), joins.clone(), vec![0xf8, 0xf8], beat("b", 3, Wish::Ready, 0, Some(last))].concat(),
+        ),
+        ("notice", [policy, vec![5], update.encode_length_delimited_to_vec(), joins, vec![2, 3]].concat()),
+    ];
+    run_corpus("members", seeds, super::members);
+}
+
+#[test]
+fn frames() {
+    let half = |flags| DirectionRecord { flags, idle_ms: 5, sequence: 7, acknowledged: 9, packets: 3, bytes: 180 };
+    let v4 = |port| {
+        let address = |text: &str| text.parse::<std::net::Ipv4Addr>().unwrap().to_bits();
+        let remote = (address("198.51.100.10"), 443);
+        let tuple = |source, source_port| Tuple {
+            source,
+            destination: remote.0,
+            source_port,
+            destination_port: remote.1,
+            protocol: 6,
+        };
+        let (origin, translated) = (tuple(address("10.244.1.5"), 4000), tuple(address("192.0.2.10"), port));
+        let halves = [half(1), half(2)];
+        ReplicationRecord::V4(FamilyRecord {
+            state: RecordState::Open,
+            direction: Direction::Egress,
+            origin,
+            translated,
+            directions: halves,
+        })
+    };
+    let v6 = {
+        let address = |text: &str| V6::from_bits(text.parse::<std::net::Ipv6Addr>().unwrap().to_bits());
+        let tuple = |source, source_port| Tuple {
+            source,
+            destination: address("2001:db8:51::10"),
+            source_port,
+            destination_port: 53,
+            protocol: 17,
+        };
+        let (origin, translated) = (tuple(address("fd00:244:1::5"), 4000), tuple(address("2001:db8:1::10"), 20_480));
+        let halves = [half(1), half(2)];
+        ReplicationRecord::V6(FamilyRecord {
+            state: RecordState::Open,
+            direction: Direction::Egress,
+            origin,
+            translated,
+            directions: halves,
+        })
+    };
+    let ended = match v4(20_480) {
+        ReplicationRecord::V4(record) => ReplicationRecord::V4(FamilyRecord { state: RecordState::Ended, ..record }),
+        ReplicationRecord::V6(record) => ReplicationRecord::V6(record),
+    };
+    let sessions = |number, records: &[ReplicationRecord]| {
+        write_frame(Kind::Sessions(Sessions { number, sessions: records.iter().map(encode).collect() }))
+    };
+    let begin = |number, round| write_frame(Kind::SyncBegin(SyncBegin { number, round, view: 1 }));
+    let end = |number, round| write_frame(Kind::SyncEnd(SyncEnd { number, round }));
+    let relayed_view = Hearsay { view: view().encode_to_vec() };
+    let others = [
+        write_frame(Kind::Hearsay(relayed_view)),
+        write_frame(Kind::Ack(Ack { number: 1, refused: false })),
+        write_frame(Kind::Released(Released { number: 9, view: 1 })),
+    ];
+    let seeds = vec![
+        ("round", [begin(1, 9), sessions(2, &[v4(20_480), v6]), end(3, 9), sessions(4, &[ended])].concat()),
+        (
+            "again",
+            [begin(1, 9), sessions(2, &[v4(20_480)]), begin(3, 10), sessions(4, &[v4(20_481)]), end(5, 10)].concat(),
+        ),
+        ("others", others.concat()),
+    ];
+    run_corpus("peer", seeds, |data| drop(super::peer(data)));
+}
+
+#[test]
+fn requests() {
+    let request = |kind: u8, message: Vec<u8>| {
+        let length = u16::try_from(message.len() + 1).unwrap();
+        [&length.to_be_bytes()[..], &[kind], &message].concat()
+    };
+    let filter = Some(session_filter());
+    let trace = admin::TraceRequest {
+        source: "10.244.1.5".into(),
+        source_port: 4000,
+        destination: "198.51.100.10".into(),
+        destination_port: 443,
+        protocol: "tcp".into(),
+        ..admin::TraceRequest::default()
+    };
+    let reply_trace = admin::TraceRequest {
+        source: "198.51.100.10".into(),
+        destination: "192.0.2.10".into(),
+        interface: "outside".into(),
+        later: true,
+        length: 1400,
+        ..admin::TraceRequest::default()
+    };
+    let capture = admin::CaptureRequest { snap_length: 64, rate: 10, ..admin::CaptureRequest::default() };
+    let seeds = vec![
+        (
+            "sessions",
+            [
+                request(1, admin::SessionsRequest { filter: filter.clone(), limit: 2 }.encode_to_vec()),
+                request(2, admin::FlushSessionsRequest { filter }.encode_to_vec()),
+                request(1, Vec::new()),
+            ]
+            .concat(),
+        ),
+        ("trace", [request(3, trace.encode_to_vec()), request(3, reply_trace.encode_to_vec())].concat()),
+        ("explain", request(4, admin::ExplainRequest { address: "192.0.2.10".into() }.encode_to_vec())),
+        ("capture", [request(5, capture.encode_to_vec()), request(0, Vec::new())].concat()),
+        ("drain", request(6, admin::DrainRequest { draining: true, dry_run: true }.encode_to_vec())),
+    ];
+    // Requests need workers to be executed; this only decodes them.
+    run_corpus("admin", seeds, |data| drop(super::request(data.get(2..).unwrap_or_default())));
+}

@@ -1,0 +1,95 @@
+//! Background runtime: threads beside the control thread for the admin socket, metrics and policy sources, so that a
+//! reply with ten thousand Services, or reading as many manifests, doesn't stall the control loop. Also the process's
+//! signals.
+
+use std::future::Future;
+use std::io;
+
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinHandle;
+
+use crate::command_error::CommandError;
+use crate::privileges;
+
+/// Threads for tasks that may run some hundred milliseconds between two awaits: enough for two such tasks at once.
+const THREADS: usize = 2;
+
+/// The runtime. Its threads inherit the CPU affinity of the thread that starts them, and hold no capability.
+#[derive(Debug)]
+pub(super) struct BackgroundRuntime(Option<Runtime>);
+
+impl BackgroundRuntime {
+    pub(super) fn start() -> Result<Self, CommandError> {
+        let mut builder = Builder::new_multi_thread();
+        builder
+            .worker_threads(THREADS)
+            .enable_all()
+            .thread_name("background")
+            .on_thread_start(privileges::restrict_helper);
+        let failed = |error: io::Error| CommandError::runtime(format_args!("cannot start background threads: {error}"));
+        Ok(Self(Some(builder.build().map_err(failed)?)))
+    }
+
+    /// Spawns a task on the runtime. Tasks that it spawns and sockets that it opens belong to the runtime, too.
+    pub(super) fn spawn<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+        match &self.0 {
+            Some(runtime) => runtime.spawn(task),
+            // Only while it is being dropped.
+            None => tokio::spawn(task),
+        }
+    }
+
+    /// Runs a task on the runtime and returns its output.
+    pub(super) async fn run<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> T {
+        crate::source::ingest::join_result(self.spawn(task).await)
+    }
+}
+
+impl Drop for BackgroundRuntime {
+    fn drop(&mut self) {
+        // Pending requests may be aborted, and this may be an async context, which must not block.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// The signals that a gateway handles. From `install` on they no longer kill the process, and none is lost.
+#[derive(Debug)]
+pub(super) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    pub(super) fn install() -> Result<Self, CommandError> {
+        let listen = |kind| {
+            signal(kind)
+                .map_err(|error| CommandError::runtime(format_args!("cannot install a signal handler: {error}")))
+        };
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            hangup: listen(SignalKind::hangup())?,
+        })
+    }
+
+    /// Waits for the next signal. Cancel-safe.
+    pub(super) async fn next(&mut self) -> SignalAction {
+        tokio::select! {
+            biased;
+            _ = self.terminate.recv() => SignalAction::Stop,
+            _ = self.interrupt.recv() => SignalAction::Stop,
+            _ = self.hangup.recv() => SignalAction::Reload,
+        }
+    }
+}
+
+/// The action that a signal requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SignalAction {
+    Stop,
+    Reload,
+}

@@ -1,0 +1,104 @@
+//! Statistics of the AF_XDP sockets, the frame pool and the steering program, as metrics.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use vipgate_dataplane::observe::counters::WorkerCounters;
+use vipgate_xdp::figures::{FramePool, SocketStats};
+use vipgate_xdp::steering::Steering;
+
+use crate::state::{DeviceMetric, DeviceStats, RingDrops};
+
+/// Sources of the statistics.
+#[derive(Debug)]
+pub(super) struct XdpStats {
+    /// The steering program, shared with the control thread.
+    steering: Arc<Mutex<Steering>>,
+    /// Ring statistics of each worker's sockets.
+    losses: Vec<SocketStats>,
+    /// Highest count of too long packets read so far, by worker.
+    too_long: Vec<AtomicU64>,
+    /// The frame pool.
+    pool: FramePool,
+    /// Worker counters, for the frames that workers hold.
+    counters: Vec<Arc<WorkerCounters>>,
+}
+
+impl XdpStats {
+    pub(super) fn new(
+        steering: Arc<Mutex<Steering>>,
+        losses: Vec<SocketStats>,
+        pool: FramePool,
+        counters: Vec<Arc<WorkerCounters>>,
+    ) -> Self {
+        let too_long = losses.iter().map(|_| AtomicU64::new(0)).collect();
+        Self { steering, losses, too_long, pool, counters }
+    }
+}
+
+impl DeviceStats for XdpStats {
+    fn ring_drops(&self, worker: usize) -> RingDrops {
+        let Some((losses, known)) = self.losses.get(worker).zip(self.too_long.get(worker)) else {
+            return RingDrops::default();
+        };
+        let losses = losses.read();
+        // The kernel increments both counters for each missing frame, one after the other: the difference must not
+        // decrease in between.
+        let too_long = losses.dropped.saturating_sub(losses.fill_ring_empty);
+        let too_long = known.fetch_max(too_long, Ordering::Relaxed).max(too_long);
+        RingDrops { no_buffer: losses.fill_ring_empty, ring_full: losses.receive_ring_full, too_long }
+    }
+
+    fn captures(&self, frame: &[u8], ifindex: u32) -> Option<bool> {
+        let mut steering = self.steering.lock().unwrap_or_else(PoisonError::into_inner);
+        let captures = steering.captures(frame, ifindex);
+        captures.inspect_err(|error| tracing::warn!(%error, "cannot run the steering program on a packet")).ok()
+    }
+
+    fn metrics(&self) -> Vec<DeviceMetric> {
+        let mut figures = Vec::new();
+        if let Ok(outcomes) = self.steering.lock().unwrap_or_else(PoisonError::into_inner).outcomes() {
+            let all = [
+                ("passed", outcomes.passed),
+                ("captured", outcomes.captured),
+                ("no_socket", outcomes.no_socket),
+                ("guarded", outcomes.guarded),
+            ];
+            figures.extend(all.map(|(outcome, value)| DeviceMetric {
+                name: "steered_packets",
+                help: "Packets by outcome of the XDP program: passed to the kernel, captured, dropped (no socket); \
+                       guarded: dropped by the tc guard while the XDP program was detached",
+                is_counter: true,
+                labels: vec![("outcome", outcome.to_owned())],
+                value,
+            }));
+        }
+        for (worker, losses) in self.losses.iter().enumerate() {
+            let losses = losses.read();
+            let all = [
+                ("receive_ring_full", losses.receive_ring_full),
+                ("fill_ring_empty", losses.fill_ring_empty),
+                ("dropped", losses.dropped),
+                ("invalid_descriptor", losses.invalid),
+            ];
+            figures.extend(all.map(|(cause, value)| DeviceMetric {
+                name: "ring_losses",
+                help: "Packets that the kernel dropped at the rings of AF_XDP sockets",
+                is_counter: true,
+                labels: vec![("worker", worker.to_string()), ("cause", cause.to_owned())],
+                value,
+            }));
+        }
+        let device: u64 = self.counters.iter().map(|counters| counters.frames_device.get()).sum();
+        let held: u64 = self.counters.iter().map(|counters| counters.frames_held.get()).sum();
+        let places = [("pool", self.pool.free()), ("device", device), ("held", held), ("total", self.pool.total())];
+        figures.extend(places.map(|(place, value)| DeviceMetric {
+            name: "frames",
+            help: "Packet buffers by place; pool, device and held add up to total, except for packets in a batch",
+            is_counter: false,
+            labels: vec![("place", place.to_owned())],
+            value,
+        }));
+        figures
+    }
+}

@@ -1,0 +1,409 @@
+//! Group state and the decisions that follow from it. No I/O; time is an argument.
+//!
+//! This gateway opens sessions in a new shard only when no other gateway does so any more: the previous owner has
+//! released it, its lease had expired before the view was created, or the view is older than the TTL, so all leases
+//! under earlier views have expired. It asks to become active only once it has the sessions of all active members.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vipgate_dataplane::flow::time::Tick;
+use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec};
+
+use crate::config::{Config, PolicySource};
+use crate::gateway::group::tunnel_authentication::TunnelAuthentication;
+use crate::membership::status::{Authority, MembershipStatus};
+use crate::membership::{DesiredState, Member, MembershipView};
+use crate::peer::{self, PeersStatus};
+use vipgate_policy::compiler;
+
+/// An active member starts a full sync after each view that changes the active members. If none has started within this
+/// time, it is requested: the peer may have missed that view, and not all versions detect that from the next one.
+const SYNC_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The source of membership.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::gateway) enum MembershipSource {
+    /// None: all gateways are always active.
+    Static,
+    /// The policy server, if it is a membership authority.
+    Server,
+}
+
+impl MembershipSource {
+    /// The source of membership for a configured policy source.
+    pub(super) fn of(config: &Config) -> Self {
+        match config.policy {
+            PolicySource::Server(_) => Self::Server,
+            PolicySource::Files(_) => Self::Static,
+        }
+    }
+}
+
+/// State of the group as seen by this gateway.
+#[derive(Debug)]
+pub(in crate::gateway) struct GroupState {
+    name: Arc<str>,
+    /// Tunnel endpoint of this gateway.
+    endpoint: Option<SocketAddr>,
+    source: MembershipSource,
+    policy: Vec<compiler::Peer>,
+    authority: Authority,
+    view: Arc<MembershipView>,
+    ttl: Duration,
+    /// Whether `ttl` comes from a granted lease.
+    is_granted: bool,
+    links: Arc<PeersStatus>,
+    /// For each gateway, the latest view for which it has released the shards that it loses.
+    released: BTreeMap<Arc<str>, u64>,
+    /// The view of the last change of active members, and when it was received.
+    active_change: Option<(u64, Instant)>,
+    /// Gateways that may have owned shards of this one: the view for which they have to release them, and when it was
+    /// received.
+    awaiting_release: BTreeMap<Arc<str>, (u64, Instant)>,
+    /// Whether this gateway may open sessions in its own shards; holds while it stays active.
+    owns_home_shards: bool,
+    draining: bool,
+    /// When full syncs were last requested.
+    sync_requested: Option<Instant>,
+    tunnels: TunnelAuthentication,
+    /// The fault that makes this gateway unable to forward.
+    unable: Option<Arc<str>>,
+}
+
+impl GroupState {
+    pub(super) fn new(
+        name: Arc<str>,
+        endpoint: Option<SocketAddr>,
+        source: MembershipSource,
+        tunnels: TunnelAuthentication,
+    ) -> Self {
+        let authority = if source == MembershipSource::Static { Authority::None } else { Authority::Unknown };
+        Self {
+            name,
+            endpoint,
+            source,
+            policy: Vec::new(),
+            authority,
+            view: Arc::default(),
+            ttl: Duration::ZERO,
+            is_granted: false,
+            links: Arc::default(),
+            released: BTreeMap::new(),
+            active_change: None,
+            awaiting_release: BTreeMap::new(),
+            owns_home_shards: false,
+            draining: false,
+            sync_requested: None,
+            tunnels,
+            unable: None,
+        }
+    }
+
+    pub(super) fn set_policy(&mut self, gateways: &[compiler::Peer]) {
+        self.policy = gateways.to_vec();
+    }
+
+    pub(super) fn set_draining(&mut self, draining: bool) {
+        self.draining = draining;
+    }
+
+    pub(super) fn set_unable(&mut self, reason: Option<Arc<str>>) {
+        self.unable = reason;
+    }
+
+    pub(super) fn unable(&self) -> Option<&Arc<str>> {
+        self.unable.as_ref()
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    pub(super) fn view(&self) -> &Arc<MembershipView> {
+        &self.view
+    }
+
+    /// Updates membership: the latest view, the authority and the lease TTL.
+    pub(super) fn set_status(&mut self, status: &MembershipStatus, now: Instant) {
+        debug_assert!(self.source == MembershipSource::Server, "membership without a policy server");
+        let was_active = self.is_active_member(&self.name);
+        self.await_releases(&status.view, now);
+        if self.active_change.is_none() || !self.view.has_same_active_members(&status.view) {
+            self.active_change = Some((status.view.number, now));
+        }
+        (self.authority, self.view) = (status.authority, status.view.clone());
+        (self.ttl, self.is_granted) = (status.ttl, status.is_ttl_confirmed);
+        self.tunnels.update(&self.name, &self.view, now, self.ttl);
+        self.owns_home_shards &= was_active && self.is_active_member(&self.name);
+    }
+
+    /// Records the gateways that have to release shards before this gateway may open sessions in them. While it is
+    /// active, only gateways that have become inactive since the last view, or were for a time, as their epochs show.
+    /// When it becomes active, all.
+    fn await_releases(&mut self, view: &MembershipView, now: Instant) {
+        let own =
+            |view: &MembershipView| view.member(&self.name).filter(|member| member.serving).map(|member| member.epoch);
+        let stays_active = own(&self.view).is_some() && own(&self.view) == own(view);
+        let was_deactivated = |member: &Member| {
+            let previous = self.view.member(&member.name);
+            previous.is_none_or(|it| it.epoch != member.epoch || (it.serving && !member.serving))
+        };
+        let is_new = self.active_change.is_none() || self.view.number != view.number;
+        let others = view.members.iter().filter(|member| is_new && member.name != self.name);
+        let added = others.filter(|member| !stays_active || was_deactivated(member));
+        let added: Vec<_> = added.map(|member| (member.name.clone(), (view.number, now))).collect();
+        self.awaiting_release.extend(added);
+        self.awaiting_release.retain(|name, _| view.member(name).is_some());
+    }
+
+    pub(super) fn set_links(&mut self, links: Arc<PeersStatus>) {
+        for (name, peer) in &links.peers {
+            if let Some(view) = peer.replication.peer_released_view {
+                let known = self.released.entry(name.clone()).or_default();
+                *known = view.max(*known);
+            }
+        }
+        self.links = links;
+    }
+
+    /// A gateway has released the shards that a view takes from it.
+    pub(super) fn mark_released(&mut self, gateway: Arc<str>, view: u64) {
+        let known = self.released.entry(gateway).or_default();
+        *known = view.max(*known);
+    }
+
+    /// Whether a gateway is active in the current view.
+    fn is_active_member(&self, name: &str) -> bool {
+        self.view.member(name).is_some_and(|member| member.serving)
+    }
+
+    /// Whether this gateway is active in the current view.
+    pub(super) fn is_active(&self) -> bool {
+        self.is_active_member(&self.name)
+    }
+
+    /// The peers: all other gateways in the view.
+    pub(super) fn peers(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.view.members.iter().map(|member| &member.name).filter(|name| **name != self.name)
+    }
+
+    /// Whether it is unknown yet if there is a membership authority, and the policy names gateways.
+    pub(super) fn is_authority_unknown(&self) -> bool {
+        self.authority == Authority::Unknown && !self.policy.is_empty()
+    }
+
+    /// Whether there is a membership authority, or may be.
+    fn has_authority(&self) -> bool {
+        self.source == MembershipSource::Server && self.authority != Authority::None
+    }
+
+    /// Whether a lease is required: other gateways could own this gateway's shards.
+    pub(super) fn needs_lease(&self) -> bool {
+        self.has_authority() && (self.policy.len() > 1 || self.peers().next().is_some())
+    }
+
+    /// The view as used by the peer links.
+    pub(super) fn links_view(&self) -> Arc<peer::PeerView> {
+        let member = |member: &Member| peer::PeerMember {
+            name: member.name.clone(),
+            address: member.peer,
+            fingerprint: member.fingerprint.map(peer::Fingerprint),
+            active: member.serving,
+            incarnation: member.incarnation,
+        };
+        Arc::new(peer::PeerView {
+            number: self.view.number,
+            members: self.view.members.iter().map(member).collect(),
+            membership: self.view.clone(),
+        })
+    }
+
+    /// The membership for the engine.
+    pub(super) fn spec(&mut self, now: Instant, tick: Tick) -> MembersSpec {
+        if self.policy.is_empty() {
+            return MembersSpec::default();
+        }
+        let gateways = if self.needs_lease() { self.members_of_view(now, tick) } else { self.static_members() };
+        MembersSpec {
+            this: Some(self.name.clone()),
+            gateways,
+            active_since: self.active_since(),
+            active_changes: self.view.max_serving_changes(),
+        }
+    }
+
+    /// The number of the view of the last change of active members; 0 without views.
+    pub(super) fn active_since(&self) -> u64 {
+        self.active_change.map_or(0, |(number, _)| number)
+    }
+
+    /// The members without an authority, or of a single gateway: all are active.
+    fn static_members(&self) -> Vec<MemberSpec> {
+        let port = self.endpoint.map_or(0, |endpoint| endpoint.port());
+        let member = |peer: &compiler::Peer| MemberSpec {
+            name: peer.name.clone(),
+            tunnel: if *peer.name == *self.name {
+                self.endpoint
+            } else {
+                peer.address.map(|it| SocketAddr::new(it, port))
+            },
+            active: true,
+            connected: false,
+            may_open: true,
+            authentication: self.tunnels.without_key(),
+        };
+        self.policy.iter().map(member).collect()
+    }
+
+    /// The members of the current view.
+    fn members_of_view(&mut self, now: Instant, tick: Tick) -> Vec<MemberSpec> {
+        let all_released = self.all_released(now, tick);
+        self.owns_home_shards |= all_released && self.is_active_member(&self.name);
+        let owns_home_shards = self.owns_home_shards;
+        let member = |member: &Member| MemberSpec {
+            name: member.name.clone(),
+            tunnel: if member.name == self.name {
+                self.endpoint
+            } else {
+                member.peer.or_else(|| self.endpoint_in_policy(&member.name))
+            },
+            active: member.serving,
+            connected: self.links.peers.get(&member.name).is_some_and(|peer| peer.linked),
+            may_open: if member.name == self.name { owns_home_shards } else { all_released },
+            authentication: if member.name == self.name {
+                Authentication::None
+            } else {
+                self.tunnels.for_peer(&member.name, now)
+            },
+        };
+        self.view.members.iter().map(member).collect()
+    }
+
+    fn endpoint_in_policy(&self, name: &str) -> Option<SocketAddr> {
+        let port = self.endpoint?.port();
+        self.policy.iter().find(|peer| *peer.name == *name)?.address.map(|address| SocketAddr::new(address, port))
+    }
+
+    /// Whether all other gateways have released the shards that views have assigned to this gateway.
+    fn all_released(&self, now: Instant, tick: Tick) -> bool {
+        let has_released = |(name, (number, received)): (&Arc<str>, &(u64, Instant))| {
+            // Before the first lease, the TTL is unknown; without a lease no session can be opened anyway.
+            let ttl_passed = self.is_granted && now >= *received + self.ttl;
+            let Some(member) = self.view.member(name).filter(|_| !ttl_passed) else { return true };
+            let released = self.released.get(&member.name).copied().unwrap_or(0);
+            let expired = !member.serving && member.lease_expired && self.has_promise_expired(&member.name, tick);
+            // Incarnation 0: no process of that gateway has sent a heartbeat yet, so none holds a lease or a promise.
+            expired || member.incarnation == 0 || released >= *number
+        };
+        self.active_change.is_some() && self.awaiting_release.iter().all(has_released)
+    }
+
+    /// Whether the last promise of this gateway to a peer has expired. While the server is unreachable, promises serve
+    /// as its lease.
+    fn has_promise_expired(&self, name: &str, tick: Tick) -> bool {
+        let promised = self.links.peers.get(name).and_then(|peer| peer.echo_sent_at);
+        promised.is_none_or(|promised| tick.reached(promised.plus(self.ttl_ms())))
+    }
+
+    fn ttl_ms(&self) -> u32 {
+        u32::try_from(self.ttl.as_millis()).unwrap_or(u32::MAX)
+    }
+
+    /// The next deadline at which decisions may change without new input.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let deadlines =
+            self.awaiting_release.values().map(|(_, received)| *received + self.ttl).chain(self.tunnels.deadlines());
+        let deadlines = deadlines.chain(self.sync_deadline());
+        let deadlines = deadlines.filter(|deadline| *deadline > now);
+        // After each one, decisions are evaluated again.
+        deadlines.min().filter(|_| self.needs_lease())
+    }
+
+    /// The state that this gateway wants to be in.
+    pub(super) fn desired_state(&self) -> DesiredState {
+        if self.unable.is_some() {
+            // At once: sessions that the standby gateways don't have yet are lost in any case.
+            return DesiredState::Draining;
+        }
+        if self.draining {
+            // Once inactive, it doesn't become active again to replicate the rest.
+            return if self.is_replicated() || !self.is_active() {
+                DesiredState::Draining
+            } else {
+                DesiredState::Ready
+            };
+        }
+        if self.is_active_member(&self.name) || self.is_synced() { DesiredState::Ready } else { DesiredState::Joining }
+    }
+
+    /// Whether all peers that could take over have this gateway's sessions.
+    fn is_replicated(&self) -> bool {
+        self.reachable()
+            .all(|peer| self.links.peers.get(&peer.name).is_some_and(|it| it.linked && it.replication.in_sync_to))
+    }
+
+    /// Whether each active member has completed a full sync to this gateway that began under the current active
+    /// members.
+    fn is_synced(&self) -> bool {
+        let has_sync = |peer: &Member| self.sync_view(peer).is_some_and(|view| view >= self.active_since());
+        self.view.number > 0 && self.reachable().all(has_sync)
+    }
+
+    /// The view under which the last full sync of a peer began; `None` while it is incomplete.
+    fn sync_view(&self, peer: &Member) -> Option<u64> {
+        let peer = self.links.peers.get(&peer.name).filter(|it| it.linked && it.replication.in_sync_from)?;
+        Some(peer.replication.sync_view)
+    }
+
+    /// When to request full syncs from peers whose last one began under an older view.
+    fn sync_deadline(&self) -> Option<Instant> {
+        let (_, received) = self.active_change.filter(|_| self.desired_state() == DesiredState::Joining)?;
+        Some(self.sync_requested.map_or(received, |requested| requested.max(received)) + SYNC_TIMEOUT)
+    }
+
+    /// The peers to request a full sync from, since they haven't started one under the current view.
+    pub(super) fn sync_targets(&mut self, now: Instant) -> Vec<Arc<str>> {
+        if self.sync_deadline().is_none_or(|deadline| now < deadline) {
+            return Vec::new();
+        }
+        let is_old = |peer: &&Member| self.sync_view(peer).is_some_and(|view| view < self.active_since());
+        let overdue: Vec<_> = self.reachable().filter(is_old).map(|peer| peer.name.clone()).collect();
+        if !overdue.is_empty() {
+            self.sync_requested = Some(now);
+        }
+        overdue
+    }
+
+    /// The active peers that links can connect to.
+    fn reachable(&self) -> impl Iterator<Item = &Member> {
+        let is_reachable =
+            |member: &&Member| member.peer.is_some() && member.fingerprint.is_some() && self.endpoint.is_some();
+        self.view.active_members().filter(|member| member.name != self.name).filter(is_reachable)
+    }
+
+    /// Until when all peers have promised not to use this gateway's shards, while the policy server is unreachable. A
+    /// gateway that the server has assigned them to would use a newer view, and promise nothing under this one.
+    pub(super) fn lease_from_peers(&self) -> Option<Tick> {
+        if self.authority != Authority::Unreachable || !self.is_active_member(&self.name) {
+            return None;
+        }
+        let promise = |name: &Arc<str>| {
+            let peer = self.links.peers.get(name)?;
+            let echoed = peer.last_echo.filter(|echoed| echoed.view == self.view.number)?;
+            Some(echoed.sent.plus(self.ttl_ms()))
+        };
+        let mut until: Option<Tick> = None;
+        for name in self.peers() {
+            let promised = promise(name)?;
+            until = Some(until.map_or(promised, |until| if until.reached(promised) { promised } else { until }));
+        }
+        until
+    }
+}
+
+#[cfg(test)]
+mod tests;

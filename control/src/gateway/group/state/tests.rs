@@ -1,0 +1,245 @@
+//! Decisions of the group state as peers join, leave and release shards.
+
+use super::*;
+use crate::peer::{PeerStatus, ReceivedEcho, ReplicationStatus};
+
+const TTL: Duration = Duration::from_millis(600);
+
+fn member(name: &str, serving: bool) -> Member {
+    let peer = Some("10.2.0.1:4790".parse().unwrap());
+    Member { serving, incarnation: 7, fingerprint: Some([1; 32]), peer, ..Member::new(name.into(), 1) }
+}
+
+fn policy_peer(name: &str) -> compiler::Peer {
+    compiler::Peer {
+        name: name.into(),
+        node: name.into(),
+        zone: "".into(),
+        address: None,
+        pods: [].into(),
+        uncovered: None,
+    }
+}
+
+struct Fixture {
+    state: GroupState,
+    start: Instant,
+    is_granted: bool,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let mut state = GroupState::new(
+            "a".into(),
+            Some("10.2.0.1:4790".parse().unwrap()),
+            MembershipSource::Server,
+            TunnelAuthentication::default(),
+        );
+        state.set_policy(&[policy_peer("a"), policy_peer("b"), policy_peer("c")]);
+        Self { state, start: Instant::now(), is_granted: true }
+    }
+
+    fn view(&mut self, number: u64, at: u64, members: Vec<Member>) {
+        let (view, now) = (Arc::new(MembershipView { number, members, ..MembershipView::default() }), self.at(at));
+        let status =
+            MembershipStatus { authority: Authority::Reachable, view, ttl: TTL, is_ttl_confirmed: self.is_granted };
+        self.state.set_status(&status, now);
+    }
+
+    fn at(&self, ms: u64) -> Instant {
+        self.start + Duration::from_millis(ms)
+    }
+
+    fn links(&mut self, peers: &[(&str, PeerStatus)]) {
+        let peers = peers.iter().map(|(name, status)| ((*name).into(), status.clone())).collect();
+        self.state.set_links(Arc::new(PeersStatus { peers, unauthenticated: 0 }));
+    }
+
+    fn released(&mut self, gateway: &str, view: u64) {
+        self.state.mark_released(gateway.into(), view);
+    }
+
+    /// The peers that a full sync is requested from.
+    fn overdue(&mut self, at: u64) -> Vec<String> {
+        let now = self.at(at);
+        self.state.sync_targets(now).iter().map(ToString::to_string).collect()
+    }
+
+    /// For each gateway: whether it is active, and whether `a` may open sessions in its home shards.
+    fn spec(&mut self, at: u64) -> Vec<(bool, bool)> {
+        let now = self.at(at);
+        self.state.spec(now, Tick(5_000)).gateways.iter().map(|it| (it.active, it.may_open)).collect()
+    }
+}
+
+fn linked(in_sync_from: bool, in_sync_to: bool) -> PeerStatus {
+    let replication = ReplicationStatus { in_sync_from, sync_view: 7, in_sync_to, ..ReplicationStatus::default() };
+    PeerStatus { linked: true, replication, ..PeerStatus::default() }
+}
+
+#[test]
+fn without_a_membership_authority_all_gateways_are_active() {
+    let mut state = GroupState::new("a".into(), None, MembershipSource::Static, TunnelAuthentication::default());
+    assert_eq!(state.spec(Instant::now(), Tick(0)), MembersSpec::default(), "policy names no gateway");
+    state.set_policy(&[policy_peer("a"), policy_peer("b")]);
+    let spec = state.spec(Instant::now(), Tick(0));
+    assert!(
+        spec.this.as_deref() == Some("a") && spec.gateways.iter().all(|it| it.active && it.may_open && !it.connected)
+    );
+    assert!(!state.needs_lease());
+}
+
+#[test]
+fn no_gateway_is_active_before_the_first_view() {
+    let mut fixture = Fixture::new();
+    assert!(fixture.state.is_authority_unknown() && fixture.state.needs_lease());
+    assert_eq!(fixture.spec(0), []);
+    assert_eq!(fixture.state.desired_state(), DesiredState::Joining);
+}
+
+#[test]
+fn a_new_shard_is_opened_after_its_release_or_the_ttl() {
+    let (active, inactive) = (|name| member(name, true), |name| member(name, false));
+    let mut fixture = Fixture::new();
+    fixture.view(5, 0, vec![active("a"), active("b"), active("c")]);
+    assert_eq!(fixture.spec(0)[0], (true, false), "others may have owned it");
+    assert_eq!(fixture.spec(600)[0], (true, true));
+    // b becomes inactive but is alive: it has to release first.
+    fixture.view(6, 1000, vec![active("a"), inactive("b"), active("c")]);
+    assert_eq!(fixture.spec(1000), [(true, true), (false, false), (true, false)], "the own shard stays open");
+    fixture.released("c", 6);
+    assert_eq!(fixture.spec(1001)[1], (false, false));
+    fixture.released("b", 6);
+    assert_eq!(fixture.spec(1002)[1], (false, true));
+    // c has died.
+    fixture.view(7, 2000, vec![active("a"), inactive("b"), Member { lease_expired: true, ..inactive("c") }]);
+    fixture.released("b", 7);
+    assert_eq!(fixture.spec(2000)[2], (false, true), "its lease has expired");
+    // a becomes inactive and active again: the gateways that took over have to release first.
+    fixture.view(8, 3000, vec![inactive("a"), active("b"), active("c")]);
+    fixture.view(9, 4000, vec![active("a"), active("b"), active("c")]);
+    assert_eq!(fixture.spec(4000)[0], (true, false));
+    fixture.released("b", 9);
+    fixture.released("c", 9);
+    assert_eq!(fixture.spec(4001)[0], (true, true));
+}
+
+#[test]
+fn an_active_gateway_awaits_releases_only_of_peers_that_were_deactivated() {
+    let (active, inactive) = (|name| member(name, true), |name| member(name, false));
+    let mut fixture = Fixture::new();
+    fixture.view(5, 0, vec![active("a"), active("b"), active("c")]);
+    assert_eq!(fixture.spec(600)[0], (true, true));
+    fixture.view(6, 1000, vec![active("a"), Member { lease_expired: true, ..inactive("b") }, active("c")]);
+    assert_eq!(fixture.spec(1000)[1], (false, true), "b is dead, and c owns no shard of b");
+    // b was active again in views that this gateway missed: only its epoch shows that.
+    fixture.view(9, 2000, vec![active("a"), Member { epoch: 9, ..inactive("b") }, active("c")]);
+    assert_eq!(fixture.spec(2000)[1], (false, false));
+    fixture.released("b", 9);
+    assert_eq!(fixture.spec(2001)[1], (false, true));
+    // c was inactive in missed views and is active again; it may have taken over b's shards meanwhile.
+    let returned = Member { epoch: 11, ..active("c") };
+    fixture.view(12, 3000, vec![active("a"), Member { epoch: 9, ..inactive("b") }, returned]);
+    assert_eq!(fixture.spec(3000)[1], (false, false));
+    fixture.released("c", 12);
+    assert_eq!(fixture.spec(3001)[1], (false, true));
+    // A release for an earlier view doesn't count for this one.
+    let gone = Member { epoch: 13, ..inactive("c") };
+    fixture.view(13, 4000, vec![active("a"), Member { epoch: 9, ..inactive("b") }, gone]);
+    assert_eq!(fixture.spec(4000)[2], (false, false));
+    assert_eq!(fixture.spec(4600)[2], (false, true), "its last lease has expired");
+}
+
+#[test]
+fn the_ttl_counts_only_once_a_lease_was_granted() {
+    let mut fixture = Fixture::new();
+    fixture.is_granted = false;
+    let serving = || vec![member("a", true), member("b", true)];
+    fixture.view(5, 0, serving());
+    assert_eq!(fixture.spec(10_000)[0], (true, false), "the TTL of b's lease is unknown");
+    fixture.is_granted = true;
+    fixture.view(5, 10_000, serving());
+    assert_eq!(fixture.spec(10_001)[0], (true, true));
+}
+
+#[test]
+fn it_is_ready_once_synced_and_drains_once_replicated() {
+    let mut fixture = Fixture::new();
+    fixture.view(5, 0, vec![member("a", false), member("b", true), member("c", false)]);
+    assert_eq!(fixture.state.desired_state(), DesiredState::Joining);
+    fixture.links(&[("b", linked(false, true)), ("c", PeerStatus::default())]);
+    assert_eq!(fixture.state.desired_state(), DesiredState::Joining);
+    fixture.links(&[("b", linked(true, false))]);
+    assert_eq!(fixture.state.desired_state(), DesiredState::Ready);
+    fixture.view(6, 1, vec![member("a", true), member("b", true), member("c", false)]);
+    fixture.state.set_draining(true);
+    assert_eq!(fixture.state.desired_state(), DesiredState::Ready, "not yet replicated to b");
+    fixture.links(&[("b", linked(true, true))]);
+    assert_eq!(fixture.state.desired_state(), DesiredState::Draining);
+    fixture.view(7, 2, vec![member("a", false), member("b", true), member("c", false)]);
+    fixture.links(&[("b", linked(true, false))]);
+    assert_eq!(fixture.state.desired_state(), DesiredState::Draining, "it is inactive");
+}
+
+#[test]
+fn it_is_ready_after_full_syncs_under_the_current_active_members() {
+    let synced = |view| {
+        let mut peer = linked(true, true);
+        peer.replication.sync_view = view;
+        peer
+    };
+    let mut fixture = Fixture::new();
+    fixture.view(5, 0, vec![member("a", false), member("b", true), member("c", true)]);
+    fixture.links(&[("b", synced(5)), ("c", synced(5))]);
+    assert_eq!(fixture.state.desired_state(), DesiredState::Ready);
+    // c owns b's shards now, and has not synced them.
+    fixture.view(6, 100, vec![member("a", false), member("b", false), member("c", true)]);
+    assert_eq!(fixture.state.desired_state(), DesiredState::Joining);
+    assert_eq!(fixture.overdue(1_099), [""; 0], "c starts a sync by itself");
+    assert_eq!(fixture.overdue(1_100), ["c"]);
+    assert_eq!((fixture.overdue(1_101), fixture.overdue(2_099)), (vec![], vec![]));
+    assert_eq!(fixture.overdue(2_100), ["c"], "requested again");
+    fixture.links(&[("b", synced(5)), ("c", linked(false, true))]);
+    assert_eq!(fixture.overdue(9_000), [""; 0], "the sync is in progress");
+    fixture.links(&[("b", synced(5)), ("c", synced(6))]);
+    assert_eq!((fixture.state.desired_state(), fixture.overdue(9_000)), (DesiredState::Ready, vec![]));
+    // A view with the same active members changes nothing.
+    fixture.view(7, 9_000, vec![member("a", false), member("b", false), member("c", true)]);
+    assert_eq!(fixture.state.desired_state(), DesiredState::Ready);
+    // c was inactive in views that this gateway missed.
+    fixture.view(10, 9_100, vec![member("a", false), member("b", false), Member { epoch: 9, ..member("c", true) }]);
+    assert_eq!(fixture.state.desired_state(), DesiredState::Joining);
+    fixture.links(&[("c", synced(11))]);
+    assert_eq!(fixture.state.desired_state(), DesiredState::Ready);
+    // No other gateway is active, so no sync is needed.
+    fixture.view(12, 9_200, vec![member("a", false), member("b", false), member("c", false)]);
+    assert_eq!((fixture.state.desired_state(), fixture.overdue(20_000)), (DesiredState::Ready, vec![]));
+}
+
+#[test]
+fn an_unable_gateway_drains_at_once_and_reports_the_fault() {
+    let mut fixture = Fixture::new();
+    fixture.view(6, 1, vec![member("a", true), member("b", true), member("c", false)]);
+    fixture.links(&[("b", linked(true, false))]);
+    fixture.state.set_unable(Some("an interface is down".into()));
+    assert_eq!(fixture.state.desired_state(), DesiredState::Draining, "sessions that b lacks are lost in any case");
+    assert_eq!(fixture.state.unable().map(|it| &**it), Some("an interface is down"));
+    fixture.state.set_unable(None);
+    assert_eq!((fixture.state.desired_state(), fixture.state.unable()), (DesiredState::Ready, None));
+}
+
+#[test]
+fn promises_of_all_peers_are_a_lease_while_the_server_is_unreachable() {
+    let mut fixture = Fixture::new();
+    fixture.view(5, 0, vec![member("a", true), member("b", true), member("c", false)]);
+    let echoed =
+        |sent: u32, view| PeerStatus { last_echo: Some(ReceivedEcho { sent: Tick(sent), view }), ..linked(true, true) };
+    fixture.links(&[("b", echoed(1000, 5)), ("c", echoed(900, 5))]);
+    assert_eq!(fixture.state.lease_from_peers(), None, "the server is reachable");
+    fixture.state.authority = Authority::Unreachable;
+    assert_eq!(fixture.state.lease_from_peers(), Some(Tick(1500)), "the promise that expires first");
+    fixture.links(&[("b", echoed(1000, 5)), ("c", echoed(900, 4))]);
+    assert_eq!(fixture.state.lease_from_peers(), None, "c uses another view");
+    fixture.links(&[("b", echoed(1000, 5))]);
+    assert_eq!(fixture.state.lease_from_peers(), None, "no promise of c");
+}

@@ -1,0 +1,123 @@
+//! Health checks of Services on the node's own addresses (`healthCheckNodePort`), for external load balancers. At the
+//! VIPs the workers send the same HTTP response.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use vipgate_dataplane::policy::compiled::Policy;
+
+use crate::listener;
+use crate::state::GatewayState;
+
+/// Time for one request and its response.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum size of a request head, bytes. A larger one closes the connection.
+const MAX_REQUEST: usize = 4096;
+
+/// The health check listeners, by port.
+#[derive(Debug)]
+pub(super) struct HealthChecks {
+    state: Arc<GatewayState>,
+    listening: BTreeMap<u16, JoinHandle<()>>,
+}
+
+impl HealthChecks {
+    /// Without any listener.
+    pub(super) fn new(state: Arc<GatewayState>) -> Self {
+        Self { state, listening: BTreeMap::new() }
+    }
+
+    /// Opens and closes listeners to match the policy in force. A port that can't be bound is retried by the next call.
+    pub(super) fn update(&mut self) {
+        let wanted = wanted(&self.state.compiled.load());
+        self.listening.retain(|port, task| {
+            let keep = wanted.contains_key(port) && !task.is_finished();
+            if !keep {
+                task.abort();
+            }
+            keep
+        });
+        let previous = self.state.health_errors.load_full();
+        let mut errors = BTreeMap::new();
+        for (port, service) in wanted {
+            if self.listening.contains_key(&port) {
+                continue;
+            }
+            match listen(port) {
+                Ok(listener) => {
+                    let task = tokio::spawn(serve(listener, port, self.state.clone()));
+                    self.listening.insert(port, task);
+                }
+                Err(error) => {
+                    let reason = format!("cannot answer health checks of {service} on port {port}: {error}");
+                    if previous.get(&port) != Some(&reason) {
+                        tracing::error!(event = "health_port", port, service = &*service, "{reason}");
+                    }
+                    errors.insert(port, reason);
+                }
+            }
+        }
+        if *previous != errors {
+            self.state.health_errors.store(Arc::new(errors));
+        }
+    }
+}
+
+impl Drop for HealthChecks {
+    fn drop(&mut self) {
+        self.listening.values().for_each(JoinHandle::abort);
+    }
+}
+
+/// The health check ports, and the Service of each.
+fn wanted(policy: &Policy) -> BTreeMap<u16, Arc<str>> {
+    let services = policy.services();
+    services.filter_map(|it| Some((it.spec.health?.port, it.spec.name.clone()))).collect()
+}
+
+fn listen(port: u16) -> io::Result<TcpListener> {
+    // Dual-stack, where the kernel has IPv6.
+    let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+    let listener = std::net::TcpListener::bind(any).or_else(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => Err(error),
+        _ => std::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)),
+    })?;
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
+}
+
+async fn serve(listener: TcpListener, port: u16, state: Arc<GatewayState>) {
+    loop {
+        let (stream, from, mut slot) = listener::accept(&listener, &state.connections.health).await;
+        let state = state.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                // A client that is too slow is disconnected.
+                result = tokio::time::timeout(REQUEST_TIMEOUT, respond(stream, port, &state)) => if result.is_err() {
+                    slot.timed_out(Some(from.ip()));
+                },
+                () = slot.evicted() => {}
+            }
+        });
+    }
+}
+
+async fn respond(mut stream: TcpStream, port: u16, state: &GatewayState) -> io::Result<()> {
+    let mut request = Vec::with_capacity(MAX_REQUEST);
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+        if request.len() >= MAX_REQUEST || stream.read_buf(&mut request).await? == 0 {
+            return Ok(());
+        }
+    }
+    let policy = state.compiled.load_full();
+    let service = policy.services().find(|service| service.spec.health.is_some_and(|health| health.port == port));
+    let Some(response) = service.and_then(|service| service.health_response()) else { return Ok(()) };
+    stream.write_all(response).await?;
+    stream.shutdown().await
+}

@@ -1,0 +1,186 @@
+//! Policy source of a gateway: manifests in files that it compiles itself, or a policy server. Both deliver incremental
+//! updates and receive a reply, applied or rejected; the next update is relative to the last applied one.
+
+use crate::state::files::{FileCommand, FileSourceHandle};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot};
+use vipgate_dataplane::policy::change::PolicyChange;
+use vipgate_dataplane::policy::spec::PolicySet;
+
+use crate::source;
+use crate::source::file_watcher::FileWatcher;
+use crate::source::files::FileReader;
+use crate::source::ingest::{SourceIngester, join_result};
+use crate::source::store::ManifestStore;
+use crate::xds::client::ClientEvent;
+use crate::xds::resource::version_of;
+use crate::xds::store::PolicyUpdate;
+use vipgate_policy::compiler::GatewayLocality;
+
+/// Maximum number of pending updates.
+pub(super) const MAX_PENDING_EVENTS: usize = 4;
+
+/// A subscription to the policy source.
+pub(crate) struct PolicySubscription {
+    events: mpsc::Receiver<ClientEvent>,
+    /// The file source, with `policy.files`.
+    pub(crate) files: Option<FileSourceHandle>,
+}
+
+impl PolicySubscription {
+    /// A subscription to the events of a policy server's client.
+    pub(super) fn server(events: mpsc::Receiver<ClientEvent>) -> Self {
+        Self { events, files: None }
+    }
+
+    /// A subscription to files, and their current policy, unless they are empty. The files are read again when
+    /// `follower` reports a change or on request. Create `follower` first: no change is missed.
+    pub(crate) async fn files(
+        paths: Vec<PathBuf>,
+        viewer: GatewayLocality,
+        allow_empty: bool,
+        follower: Option<FileWatcher>,
+    ) -> (Self, Option<PolicyUpdate>) {
+        let (mut files, subscription) = FileSource::new(paths, viewer, allow_empty);
+        files.read().await;
+        let update = files.difference().await;
+        if update.is_some() {
+            // The gateway exits if it can't apply the initial policy.
+            files.record_outcome(Ok(()));
+        }
+        tokio::spawn(files.follow(follower));
+        (subscription, update)
+    }
+
+    /// Waits for the next event. Cancel-safe.
+    pub(crate) async fn next(&mut self) -> ClientEvent {
+        match self.events.recv().await {
+            Some(event) => event,
+            // The sender ends only at shutdown.
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// Manifests in files, and the policy of them that is in force.
+struct FileSource {
+    viewer: GatewayLocality,
+    reader: FileReader,
+    intake: SourceIngester,
+    /// The policy after the last applied update; the next one is relative to it.
+    in_force: Arc<PolicySet>,
+    /// The policy after the last update that was sent.
+    sent: Arc<PolicySet>,
+    /// Whether that update was rejected.
+    is_rejected: bool,
+    events: mpsc::Sender<ClientEvent>,
+    commands: mpsc::Receiver<FileCommand>,
+}
+
+impl FileSource {
+    fn new(paths: Vec<PathBuf>, viewer: GatewayLocality, allow_empty: bool) -> (Self, PolicySubscription) {
+        let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+        let intake = SourceIngester::new(format!("files {}", names.join(", ")), ManifestStore::new(allow_empty));
+        let (events, received) = mpsc::channel(MAX_PENDING_EVENTS);
+        let (command_sender, commands) = mpsc::channel(1);
+        let handle = FileSourceHandle { status: intake.status(), commands: command_sender };
+        let files = Self {
+            reader: FileReader::new(paths),
+            viewer,
+            intake,
+            in_force: Arc::default(),
+            sent: Arc::default(),
+            is_rejected: false,
+            events,
+            commands,
+        };
+        (files, PolicySubscription { events: received, files: Some(handle) })
+    }
+
+    /// Sends an update for each change, until the receiver is dropped.
+    async fn follow(mut self, mut follower: Option<FileWatcher>) {
+        loop {
+            tokio::select! {
+                () = changed(&mut follower) => {
+                    self.read().await;
+                    self.send_update().await;
+                }
+                Some(command) = self.commands.recv() => match command {
+                    FileCommand::Reload(reply) => {
+                        self.read().await;
+                        self.send_update().await;
+                        let _ = reply.send(());
+                    }
+                    FileCommand::AcceptEmpty(reply) => {
+                        let accepted = self.intake.accept_empty().await;
+                        self.send_update().await;
+                        // Fails when the client has disconnected.
+                        let _ = reply.send(accepted);
+                    }
+                },
+                () = self.events.closed() => return,
+            }
+        }
+    }
+
+    /// Reads the files and compiles what has changed.
+    async fn read(&mut self) {
+        let mut reader = std::mem::take(&mut self.reader);
+        let work = tokio::task::spawn_blocking(move || {
+            let update = reader.read();
+            (reader, update)
+        });
+        let (reader, update) = join_result(work.await);
+        self.reader = reader;
+        self.intake.ingest([source::SourceEvent::Update(update)]).await;
+    }
+
+    /// Sends the difference to the policy in force, if any, and waits until it is applied or rejected.
+    async fn send_update(&mut self) {
+        let Some(update) = self.difference().await else { return };
+        let (reply, replied) = oneshot::channel();
+        if self.events.send(ClientEvent::Update(Box::new(update), reply)).await.is_ok()
+            && let Ok(outcome) = replied.await
+        {
+            self.record_outcome(outcome.map_err(|_| ()));
+        }
+    }
+
+    /// The difference to the policy in force; `None` if there is none, or no policy yet.
+    async fn difference(&mut self) -> Option<PolicyUpdate> {
+        let deal = self.intake.status().compiled.load().placement.clone()?;
+        let (viewer, in_force, is_rejected) = (self.viewer.clone(), self.in_force.clone(), self.is_rejected);
+        let work = tokio::task::spawn_blocking(move || {
+            let set = deal.policy_for(Some(&viewer), &version_of(&deal));
+            // After a rejection, an empty update clears the error.
+            let differs = is_rejected || set != *in_force;
+            let update = differs.then(|| PolicyUpdate {
+                update_count: 1,
+                change: PolicyChange::between(&in_force, &set),
+                peers: deal.peers.clone(),
+            });
+            (Arc::new(set), update)
+        });
+        let (set, update) = join_result(work.await);
+        self.sent = set;
+        update
+    }
+
+    /// Records whether the last update was applied or rejected.
+    fn record_outcome(&mut self, outcome: Result<(), ()>) {
+        self.is_rejected = outcome.is_err();
+        if outcome.is_ok() {
+            self.in_force = self.sent.clone();
+        }
+    }
+}
+
+/// Waits until files have changed; forever without a follower.
+async fn changed(follower: &mut Option<FileWatcher>) {
+    match follower {
+        Some(follower) => drop(follower.changed().await),
+        None => std::future::pending().await,
+    }
+}

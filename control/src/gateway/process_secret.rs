@@ -1,0 +1,81 @@
+//! Process secret, left to the next process on this host beside the session tables (`sessions.state`). With it, a
+//! restarted gateway takes over its name at once, while a process on another host waits until the lease expires.
+
+use std::ffi::OsString;
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::config::Config;
+use crate::gateway::session_store;
+use crate::membership::Secret;
+use crate::text_file::read_regular;
+
+/// Readable by root only.
+const MODE: u32 = 0o600;
+
+/// Writes the secret of this process for the next one, and returns that of the previous process. If it can't be
+/// written, the next process has to wait for the lease to expire.
+pub(super) fn exchange(config: &Config, own: &Secret) -> Option<Secret> {
+    let path = path(config)?;
+    let previous = read_regular(&path).ok().and_then(|bytes| Secret::from_slice(&bytes));
+    if let Err(error) = write(&path, own) {
+        let file = path.display();
+        tracing::warn!(
+            event = "state_lost",
+            %file,
+            %error,
+            "cannot store the process secret: after a restart this gateway may wait until its lease expires"
+        );
+    }
+    previous
+}
+
+/// Removes the stored secret.
+pub(super) fn remove(config: &Config) -> io::Result<()> {
+    match path(config).map_or(Ok(()), fs::remove_file) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Beside the directory of the session tables, which holds worker files only.
+fn path(config: &Config) -> Option<PathBuf> {
+    let mut path = session_store::state_dir(config)?.into_os_string();
+    path.push(".secret");
+    Some(path.into())
+}
+
+/// Writes atomically: a concurrent reader sees the old or the new secret.
+fn write(path: &Path, secret: &Secret) -> io::Result<()> {
+    let mut temporary: OsString = path.into();
+    temporary.push("~");
+    match fs::remove_file(&temporary) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&temporary)?;
+    file.write_all(secret.bytes())?;
+    fs::rename(&temporary, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn the_next_process_can_read_the_secret_and_only_root_has_permission() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("gw-a.secret");
+        let (first, second) = (Secret::generate().unwrap(), Secret::generate().unwrap());
+        for secret in [&first, &second] {
+            write(&path, secret).unwrap();
+            assert_eq!(Secret::from_slice(&read_regular(&path).unwrap()).as_ref(), Some(secret));
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, MODE);
+        }
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file is left");
+    }
+}

@@ -1,0 +1,310 @@
+//! Reconciler: applies changes of policy, membership and network. Builds snapshots, publishes them to the workers and
+//! updates the steering maps.
+//!
+//! A policy of ten thousand Services takes some hundred milliseconds, and so does a failover in a large group; so each
+//! change runs as a job on a blocking thread ([`ReconcilerTask`]), one at a time, while the control loop handles
+//! signals, neighbors and leases.
+//!
+//! Order of a policy change: capture what is added, publish the snapshot, stop capturing what is removed. In between, a
+//! packet may be dropped but never leaves untranslated.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use tokio::task::{JoinHandle, spawn_blocking};
+use vipgate_dataplane::policy::build::Builder;
+use vipgate_dataplane::policy::change::PolicyChange;
+use vipgate_dataplane::policy::members::MembersSpec;
+use vipgate_dataplane::policy::publish::Publisher;
+use vipgate_dataplane::policy::spec::{Announce, NetworkSpec};
+use vipgate_dataplane::policy::validation::BuildError;
+use vipgate_dataplane::worker::command::Command;
+use vipgate_xdp::steering::Steering;
+
+use crate::gateway::steering_tables;
+use crate::source::ingest::join_result;
+use crate::state::{GatewayState, PolicyStatus};
+use crate::xds::client::{ClientEvent, Rejection};
+use crate::xds::store::PolicyUpdate;
+
+/// A change to apply.
+#[derive(Debug)]
+pub(super) enum Job {
+    /// An event of the policy source.
+    Policy(ClientEvent),
+    /// New membership.
+    Members(MembersSpec),
+    /// A network state with other local addresses.
+    Network(Arc<NetworkSpec>),
+}
+
+/// A completed job.
+#[derive(Debug)]
+pub(super) enum JobResult {
+    /// The event was applied or rejected.
+    Policy,
+    /// The membership was published to the workers.
+    Members(MembersSpec),
+    /// The network state was published to the workers.
+    Network,
+}
+
+/// Applies changes; used by one job at a time.
+pub(super) struct Reconciler {
+    pub(super) builder: Builder,
+    pub(super) publisher: Publisher,
+    pub(super) steering: Arc<Mutex<Steering>>,
+    pub(super) state: Arc<GatewayState>,
+    pub(super) local_addresses: Vec<IpAddr>,
+    /// Local tunnel endpoints (VXLAN): of other gateways and of nodes.
+    pub(super) tunnels: Vec<SocketAddr>,
+}
+
+/// The reconciler: idle, or running a job on a blocking thread.
+pub(super) struct ReconcilerTask {
+    reconciler: Option<Box<Reconciler>>,
+    job: Option<JoinHandle<(Box<Reconciler>, JobResult)>>,
+}
+
+impl ReconcilerTask {
+    pub(super) fn new(reconciler: Reconciler) -> Self {
+        Self { reconciler: Some(Box::new(reconciler)), job: None }
+    }
+
+    /// The reconciler, unless a job is running.
+    pub(super) fn idle(&mut self) -> Option<&mut Reconciler> {
+        self.reconciler.as_deref_mut()
+    }
+
+    /// Whether no job is running.
+    pub(super) fn is_idle(&self) -> bool {
+        self.reconciler.is_some()
+    }
+
+    /// Starts a job, if none is running.
+    pub(super) fn start(&mut self, job: Job) {
+        let Some(mut reconciler) = self.reconciler.take() else { return };
+        self.job = Some(spawn_blocking(move || {
+            let result = reconciler.run(job);
+            (reconciler, result)
+        }));
+    }
+
+    /// Waits until the running job completes; forever if there is none. Cancel-safe.
+    pub(super) async fn completed(&mut self) -> JobResult {
+        let Some(job) = &mut self.job else { return std::future::pending().await };
+        let (reconciler, result) = join_result(job.await);
+        (self.reconciler, self.job) = (Some(reconciler), None);
+        result
+    }
+
+    /// Whether all workers use the latest snapshot. Frees snapshots that no worker reads any more, on a blocking
+    /// thread.
+    pub(super) fn is_converged(&mut self) -> bool {
+        let Some(reconciler) = &mut self.reconciler else { return false };
+        let unread = reconciler.publisher.take_unreferenced();
+        if !unread.is_empty() {
+            spawn_blocking(move || drop(unread));
+        }
+        reconciler.publisher.retired() == 0
+    }
+}
+
+impl Reconciler {
+    fn run(&mut self, job: Job) -> JobResult {
+        match job {
+            Job::Policy(event) => {
+                self.handle_policy_event(event);
+                JobResult::Policy
+            }
+            Job::Members(spec) => {
+                self.apply_members(&spec);
+                JobResult::Members(spec)
+            }
+            Job::Network(spec) => {
+                self.apply_network(spec);
+                JobResult::Network
+            }
+        }
+    }
+
+    /// Publishes new membership, and announces the VIPs that this gateway has become the owner of.
+    fn apply_members(&mut self, spec: &MembersSpec) {
+        let previous: BTreeSet<IpAddr> = own_vips(&self.state).collect();
+        let snapshot = self.builder.with_members(spec);
+        let policy = snapshot.policy.clone();
+        self.publisher.publish(snapshot);
+        self.state.compiled.store(policy);
+        self.state.workers.iter().for_each(|worker| worker.doorbell.wake());
+        self.announce(Some(&previous));
+    }
+
+    /// Announces the VIPs that this gateway owns, other than those in `previous`.
+    pub(super) fn announce(&self, previous: Option<&BTreeSet<IpAddr>>) {
+        announce(&self.state, previous);
+    }
+
+    /// Applies an update of the policy source, or records that it was rejected.
+    fn handle_policy_event(&mut self, event: ClientEvent) {
+        match event {
+            ClientEvent::Update(update, reply) => {
+                let is_single = update.update_count == 1;
+                let outcome = self.apply_policy(*update);
+                // The client retries a rejected batch update by update; each rejection is recorded then.
+                if let Err(rejection) = outcome.as_ref()
+                    && is_single
+                {
+                    reject(&self.state, &rejection.to_string());
+                }
+                // If the connection has closed, the server sends the update again.
+                let _ = reply.send(outcome);
+            }
+            ClientEvent::Rejected(reason) => reject(&self.state, &reason),
+        }
+    }
+
+    fn apply_policy(
+        &mut self,
+        PolicyUpdate { update_count: updates, change, peers }: PolicyUpdate,
+    ) -> Result<(), Rejection> {
+        check_local_addresses(&change, &self.local_addresses)?;
+        let status = self.state.policy.load_full();
+        let previous: BTreeSet<IpAddr> = own_vips(&self.state).collect();
+        let before = steering_tables::PreviousTables::of(&change, &self.builder);
+        let snapshot = self.builder.with_change(&change).map_err(|error| rejection(&error))?;
+        let (generation, compiled) = (snapshot.generation, snapshot.policy.clone());
+        let (added, removed) = before.difference(&change, &self.builder);
+        {
+            let mut steering = self.steering.lock().unwrap_or_else(PoisonError::into_inner);
+            // Added entries are captured before the workers see the snapshot, removed ones until after.
+            let mut captured = steering.extend(added);
+            if captured.is_err() || steering.needs_full_apply() {
+                captured = steering.apply(steering_tables::for_policy(&compiled, &self.local_addresses, &self.tunnels));
+            }
+            if let Err(error) = captured {
+                tracing::error!(%error, "cannot capture all traffic that policy covers; retried with the next change");
+            }
+            self.publisher.publish(snapshot);
+            if let Err(error) = steering.reduce(removed) {
+                tracing::error!(%error, "traffic of removed policy is still captured; retried with the next change");
+            }
+        }
+        tracing::debug!(
+            event = "policy_change",
+            policies = change.policies.len(),
+            vips = change.vips.len(),
+            endpoints = change.endpoints.len(),
+            gone = change.removed.policies.len() + change.removed.vips.len() + change.removed.endpoints.len(),
+        );
+        tracing::info!(
+            event = "policy",
+            version = change.version,
+            generation,
+            vips = compiled.live_vips().count(),
+            endpoints = compiled.endpoint_count(),
+            "policy in force"
+        );
+        self.state.policy.store(Arc::new(PolicyStatus {
+            generation,
+            applied_at: SystemTime::now(),
+            updates_applied: status.updates_applied + updates,
+            last_error: None,
+            peers: peers.into(),
+            ..(*status).clone()
+        }));
+        self.state.compiled.store(compiled);
+        self.state.placement.apply(&change);
+        self.announce(Some(&previous));
+        Ok(())
+    }
+
+    /// Whether the local addresses are unchanged.
+    pub(super) fn has_same_local_addresses(&self, spec: &NetworkSpec) -> bool {
+        spec.locals == self.local_addresses
+    }
+
+    /// Publishes a network state; updates the steering maps if local addresses have changed.
+    pub(super) fn apply_network(&mut self, spec: Arc<NetworkSpec>) {
+        if spec.locals != self.local_addresses {
+            self.local_addresses.clone_from(&spec.locals);
+            let tables = steering_tables::for_policy(&self.state.compiled.load(), &self.local_addresses, &self.tunnels);
+            let applied = self.steering.lock().unwrap_or_else(PoisonError::into_inner).apply(tables);
+            if let Err(error) = applied {
+                tracing::error!(%error, "cannot update the local addresses of the steering program");
+            }
+        }
+        self.publisher.replace(self.builder.with_network((*spec).clone()));
+        self.state.network.store(spec);
+        // Queued packets may wait for this neighbor.
+        for worker in &self.state.workers {
+            worker.doorbell.wake();
+        }
+    }
+}
+
+/// Records that an update was rejected, and why.
+pub(super) fn reject(state: &GatewayState, reason: &str) {
+    let status = state.policy.load_full();
+    // Broken files are read repeatedly until they are fixed; that counts as one rejection.
+    if status.last_error.as_deref() == Some(reason) && state.server.is_none() {
+        return;
+    }
+    tracing::error!(event = "policy_rejected", "policy rejected, the last good policy stays in force:\n{reason}");
+    state.policy.store(Arc::new(PolicyStatus {
+        updates_rejected: status.updates_rejected + 1,
+        last_error: Some(reason.to_owned()),
+        ..(*status).clone()
+    }));
+}
+
+/// Rejects a VIP that is a local address: its traffic would be captured from the kernel.
+pub(super) fn check_local_addresses(change: &PolicyChange, locals: &[IpAddr]) -> Result<(), Rejection> {
+    match change.vips.iter().find(|vip| locals.binary_search(&vip.address).is_ok()) {
+        None => Ok(()),
+        Some(vip) => Err(Rejection {
+            resource: Some(format!("Vip {}", vip.address)),
+            reason: format!("{} is a local address of this gateway, so it can't be a VIP", vip.address),
+        }),
+    }
+}
+
+/// An engine error as a NACK, with the resource name that the server uses.
+pub(super) fn rejection(error: &BuildError) -> Rejection {
+    let resource = match error {
+        BuildError::TooManyVips { .. }
+        | BuildError::TooManyEndpoints { .. }
+        | BuildError::TooManyBackendPorts { .. } => None,
+        BuildError::BackendIsVip { service, .. }
+        | BuildError::DuplicateFrontend { service, .. }
+        | BuildError::InvalidService { service, .. } => Some(service.to_string()),
+        BuildError::UnknownPolicy { address, .. }
+        | BuildError::UnknownVip { address, .. }
+        | BuildError::EndpointIsVip { address }
+        | BuildError::DuplicateAddress { address } => Some(format!("Endpoint {address}")),
+        BuildError::DuplicateName { name } | BuildError::PolicyInUse { name } => Some(format!("EgressPolicy {name}")),
+        BuildError::VipInUse { vip } => Some(format!("Vip {vip}")),
+        BuildError::TooManyClusterPrefixes { .. } => Some("Cluster cluster".to_owned()),
+        BuildError::InvalidNode { node, .. } => Some(format!("OverlayNode {node}")),
+    };
+    Rejection { resource, reason: error.to_string() }
+}
+
+/// The VIPs that this gateway announces by L2.
+fn own_vips(state: &GatewayState) -> impl Iterator<Item = IpAddr> + use<> {
+    let policy = state.compiled.load_full();
+    let own = policy.vips().filter(|vip| vip.answers_arp_nd() && vip.announce == Announce::L2).map(|vip| vip.address);
+    own.collect::<Vec<_>>().into_iter()
+}
+
+/// Announces the VIPs that this gateway owns, other than those in `previous`, through the first worker.
+fn announce(state: &GatewayState, previous: Option<&BTreeSet<IpAddr>>) {
+    let new: Vec<IpAddr> =
+        own_vips(state).filter(|address| previous.is_none_or(|previous| !previous.contains(address))).collect();
+    let Some(first) = state.workers.first() else { return };
+    if !new.is_empty() && first.commands.try_send(Command::Announce(new)).is_err() {
+        tracing::warn!("the command queue of worker 0 is full: VIPs are not announced; neighbors will resolve them");
+    }
+    first.doorbell.wake();
+}

@@ -1,0 +1,256 @@
+//! Session store: session tables that outlive the process, one file for each worker under `sessions.state`. Created,
+//! restored or migrated at startup.
+
+mod migrate;
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vipgate_dataplane::flow::time::Tick;
+use vipgate_dataplane::flow::tuple::HashKey;
+use vipgate_dataplane::session::Sessions;
+use vipgate_dataplane::session::persistence::{Identity, RegionContents, RestoreSession, Restored};
+use vipgate_dataplane::session::timeout::Timeouts;
+use vipgate_mem::{Region, RegionError, StorageError};
+
+use self::migrate::{MigrationOutcome, MigrationTarget};
+
+use crate::command_error::CommandError;
+use crate::config::Config;
+
+/// How long to wait for a file lock: a killed process releases its locks last.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The session store of this gateway. Holds the file locks until it is dropped.
+#[derive(Debug)]
+pub(super) struct SessionStore {
+    /// `None`: sessions end with the process.
+    directory: Option<PathBuf>,
+    boot: [u8; 16],
+    workers: u32,
+    regions: Vec<Region>,
+    /// Another process holds the locks; they aren't tried again.
+    in_use: bool,
+    /// Migrated tables for which there is no space for files, in reverse order of workers.
+    in_memory: Vec<Sessions>,
+}
+
+impl SessionStore {
+    /// Creates the directory that the configuration names.
+    pub(super) fn open(config: &Config, workers: usize) -> Result<Self, CommandError> {
+        let directory = state_dir(config);
+        if let Some(directory) = &directory {
+            fs::create_dir_all(directory).map_err(|error| {
+                CommandError::usage(format_args!("sessions.state: cannot create {}: {error}", directory.display()))
+            })?;
+        }
+        let (regions, in_memory) = (Vec::new(), Vec::new());
+        Ok(Self { directory, boot: boot_id()?, workers: workers as u32, regions, in_use: false, in_memory })
+    }
+
+    /// Migrates the tables of a previous process with another number of workers or another capacity; `keys` are the
+    /// hash keys of the new tables. Call before the first [`SessionStore::open_table`].
+    pub(super) fn migrate(
+        &mut self,
+        capacity: u32,
+        timeouts: Timeouts,
+        keys: Vec<HashKey>,
+        now: Tick,
+    ) -> Result<(), CommandError> {
+        let Some(directory) = &self.directory else { return Ok(()) };
+        let (boot, workers) = (self.boot, self.workers);
+        let target = MigrationTarget { directory, boot, workers, capacity, timeouts, keys, now };
+        match migrate::prepare(&target, &mut || ()) {
+            Ok(MigrationOutcome::Files) => remove_unused_files(directory, self.workers),
+            Ok(MigrationOutcome::InMemory(sessions)) => self.in_memory = sessions.into_iter().rev().collect(),
+            Err(error) if error.is_in_use() => self.give_up(&error),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    fn give_up(&mut self, error: &dyn std::fmt::Display) {
+        tracing::error!(
+            event = "state_lost",
+            %error,
+            "sessions will end with the process: is a gateway of this name already running?"
+        );
+        self.in_use = true;
+    }
+
+    /// Whether another process holds the files, so it is still running.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.in_use
+    }
+
+    /// Opens the session table of a worker, and restores the sessions of the previous process if the file fits.
+    pub(super) fn open_table(
+        &mut self,
+        worker: u32,
+        capacity: u32,
+        timeouts: Timeouts,
+        key: HashKey,
+        now: Tick,
+        restorer: &mut impl RestoreSession,
+    ) -> Result<Sessions, CommandError> {
+        if let Some(mut sessions) = self.in_memory.pop() {
+            restore(worker, &mut sessions, now, restorer);
+            return Ok(sessions);
+        }
+        let in_memory = || {
+            Sessions::new(capacity, timeouts, key)
+                .map_err(|error| CommandError::runtime(format_args!("sessions.capacity: {error}")))
+        };
+        let Some(directory) = self.directory.as_ref().filter(|_| !self.in_use) else { return in_memory() };
+        let path = worker_file(directory, worker);
+        let mut region = match lock_region(&path) {
+            Ok(region) => region,
+            Err(error @ RegionError::InUse { .. }) => {
+                self.give_up(&error);
+                return in_memory();
+            }
+            Err(error) => return Err(CommandError::usage(format_args!("sessions.state: {error}"))),
+        };
+        let identity = Identity { worker, workers: self.workers, capacity, boot: self.boot };
+        let (mut sessions, found) = match Sessions::in_region(&mut region, identity, timeouts, key) {
+            Ok(opened) => opened,
+            Err(error @ StorageError::Region(RegionError::NoSpace { .. })) => {
+                tracing::error!(event = "state_lost", %error, "no space to store sessions: free memory and restart");
+                // Free the space allocated so far.
+                let _ = region.clear();
+                return in_memory();
+            }
+            Err(error) => return Err(CommandError::runtime(format_args!("sessions.state: {error}"))),
+        };
+        let file = path.display();
+        match found {
+            RegionContents::Empty => {
+                tracing::info!(event = "state_new", %file, capacity, "sessions will outlive the process");
+            }
+            RegionContents::Unusable(reason) => {
+                tracing::warn!(event = "state_unusable", %file, %reason, "sessions in this file are discarded");
+            }
+            RegionContents::Tables => restore(worker, &mut sessions, now, restorer),
+        }
+        self.regions.push(region);
+        Ok(sessions)
+    }
+}
+
+fn restore(worker: u32, sessions: &mut Sessions, now: Tick, restorer: &mut impl RestoreSession) {
+    let start = Instant::now();
+    let Restored { active: sessions, standby, quarantined, torn, rejected: refused } = sessions.restore(now, restorer);
+    let ms = start.elapsed().as_millis() as u64;
+    tracing::info!(
+        event = "state_restored",
+        worker,
+        sessions,
+        standby,
+        quarantined,
+        torn,
+        refused,
+        ms,
+        "sessions restored"
+    );
+}
+
+/// The stored sessions of a gateway that isn't running, to be removed by `vipgate detach`.
+#[derive(Debug)]
+pub(super) struct StoredSessions {
+    directory: PathBuf,
+    /// No running or starting gateway uses the files.
+    _locks: Vec<Region>,
+}
+
+impl StoredSessions {
+    /// Finds and locks the stored sessions of this gateway, if there are any. Changes nothing.
+    ///
+    /// # Errors
+    /// When a file is in use or can't be accessed.
+    pub(super) fn find(config: &Config) -> Result<Option<Self>, CommandError> {
+        let Some(directory) = state_dir(config).filter(|directory| directory.exists()) else { return Ok(None) };
+        fs::read_dir(&directory).map_err(|error| cannot_remove(&directory, &error))?;
+        let locks = all_files(&directory).iter().map(|file| lock_region(file)).collect::<Result<Vec<_>, _>>().map_err(
+            |error| CommandError::runtime(format_args!("sessions.state: {error}: is this gateway already running?")),
+        )?;
+        Ok(Some(Self { directory, _locks: locks }))
+    }
+
+    /// Removes the files.
+    ///
+    /// # Errors
+    /// When a file can't be removed.
+    pub(super) fn remove(self) -> Result<(), CommandError> {
+        fs::remove_dir_all(&self.directory).map_err(|error| cannot_remove(&self.directory, &error))
+    }
+}
+
+fn cannot_remove(directory: &Path, error: &std::io::Error) -> CommandError {
+    CommandError::runtime(format_args!("sessions.state: cannot remove {}: {error}", directory.display()))
+}
+
+/// The directory of this gateway's session tables; `None` if sessions aren't stored.
+pub(super) fn state_dir(config: &Config) -> Option<PathBuf> {
+    // The name becomes exactly one path component, and never `.` or `..`.
+    let name = config.name.replace(['/', '\0'], "_");
+    let name = if name.starts_with('.') { format!("_{name}") } else { name };
+    Some(config.sessions.state.as_ref()?.join(name))
+}
+
+fn worker_file(directory: &Path, worker: u32) -> PathBuf {
+    directory.join(format!("worker-{worker}"))
+}
+
+/// All files below a directory.
+fn all_files(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.flat_map(|path| if path.is_dir() { all_files(&path) } else { vec![path] }).collect()
+}
+
+/// Removes the files of workers that no longer exist, except those in use.
+fn remove_unused_files(directory: &Path, workers: u32) {
+    let own: Vec<_> = (0..workers).map(|worker| worker_file(directory, worker)).collect();
+    let Ok(files) = fs::read_dir(directory) else { return };
+    for file in files.flatten().map(|file| file.path()).filter(|file| !own.contains(file)) {
+        let removed = Region::open(&file)
+            .map_err(|error| error.to_string())
+            .and_then(|_lock| fs::remove_file(&file).map_err(|error| error.to_string()));
+        match removed {
+            Ok(()) => {
+                let file = file.display();
+                tracing::warn!(event = "state_unusable", %file, "file removed: the worker no longer exists");
+            }
+            Err(error) => {
+                let file = file.display();
+                tracing::warn!(event = "state_unusable", %file, error, "cannot remove the file");
+            }
+        }
+    }
+}
+
+/// Opens and locks a region; waits for a process that is exiting.
+fn lock_region(path: &Path) -> Result<Region, RegionError> {
+    let start = Instant::now();
+    loop {
+        match Region::open(path) {
+            Err(RegionError::InUse { .. }) if start.elapsed() < LOCK_TIMEOUT => thread::sleep(Duration::from_millis(5)),
+            outcome => return outcome,
+        }
+    }
+}
+
+/// The boot ID of the kernel.
+fn boot_id() -> Result<[u8; 16], CommandError> {
+    const FILE: &str = "/proc/sys/kernel/random/boot_id";
+    let unreadable = |error| CommandError::runtime(format_args!("cannot read {FILE}: {error}"));
+    let text = fs::read_to_string(FILE).map_err(unreadable)?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let id = u128::from_str_radix(&digits, 16);
+    id.map(u128::to_be_bytes).map_err(|_| unreadable(ErrorKind::InvalidData.into()))
+}
+
+#[cfg(test)]
+mod tests;

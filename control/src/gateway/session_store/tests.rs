@@ -1,0 +1,124 @@
+//! Migration of stored sessions to other numbers of workers and capacities: no crash loses sessions.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use tempfile::TempDir;
+use vipgate_dataplane::flow::direction::Direction;
+use vipgate_dataplane::flow::tuple::Tuple;
+use vipgate_dataplane::session::Draft;
+use vipgate_dataplane::session::migrate::open_former;
+
+use super::migrate::prepare;
+use super::*;
+
+const BOOT: [u8; 16] = [3; 16];
+const CAPACITY: u32 = 100;
+const SESSIONS: u16 = 90;
+
+fn target(directory: &Path, workers: u32, capacity: u32) -> MigrationTarget<'_> {
+    let keys = (0..workers).map(|n| HashKey::new([1, 2, 3, n.into()])).collect();
+    MigrationTarget { directory, boot: BOOT, workers, capacity, timeouts: Timeouts::default(), keys, now: Tick(5_000) }
+}
+
+/// Session `n`, identified by its port.
+fn draft(n: u16) -> Draft<u32> {
+    let origin = Tuple { source: 0x0a00_0001, destination: 9, source_port: n, destination_port: 53, protocol: 17 };
+    Draft {
+        origin,
+        translated: Tuple { source: 0xc000_0201, source_port: 1024 + 64 * n, ..origin },
+        direction: Direction::Egress,
+        reply_direction: Direction::Reply,
+        origin_side: 1,
+        reply_side: 2,
+        next_hop: None,
+        generation: 3,
+    }
+}
+
+/// Writes the files of a process with that many workers.
+fn write_tables(directory: &Path, workers: u32) {
+    for worker in 0..workers {
+        let mut region = Region::open(&worker_file(directory, worker)).unwrap();
+        let identity = Identity { worker, workers, capacity: CAPACITY, boot: BOOT };
+        let key = HashKey::new([9, 9, 9, worker.into()]);
+        let (mut sessions, _) = Sessions::in_region(&mut region, identity, Timeouts::default(), key).unwrap();
+        for n in (0..SESSIONS).filter(|n| u32::from(*n) % workers == worker) {
+            sessions.commit(&draft(n), Tick(1_000 + u32::from(n))).unwrap();
+        }
+    }
+}
+
+/// The sessions in the files of that many workers; no other files exist.
+fn stored(directory: &Path, workers: u32, capacity: u32) -> BTreeSet<u16> {
+    let names: Vec<_> = fs::read_dir(directory).unwrap().map(|file| file.unwrap().file_name()).collect();
+    assert_eq!(names.len(), workers as usize, "unexpected files: {names:?}");
+    let mut all = BTreeSet::new();
+    for worker in 0..workers {
+        let (sessions, identity) =
+            open_former(&mut Region::open(&worker_file(directory, worker)).unwrap(), BOOT).unwrap();
+        assert_eq!(identity, Identity { worker, workers, capacity, boot: BOOT });
+        let is_stored = |n: &u16| sessions.find(sessions.hash(&draft(*n).origin), &draft(*n).origin).is_some();
+        for n in (0..SESSIONS).filter(is_stored) {
+            assert!(all.insert(n), "session {n} is in two files");
+        }
+    }
+    all
+}
+
+#[test]
+fn a_crash_at_any_step_loses_no_session() {
+    let all: BTreeSet<u16> = (0..SESSIONS).collect();
+    for (workers, next) in [(2, 1), (1, 2)] {
+        for crash_step in 0.. {
+            let directory = TempDir::new().unwrap();
+            write_tables(directory.path(), workers);
+            let mut steps = 0;
+            let mut crash = || {
+                assert!(steps != crash_step, "the process crashes");
+                steps += 1;
+            };
+            let target = |workers| target(directory.path(), workers, CAPACITY);
+            let completed =
+                catch_unwind(AssertUnwindSafe(|| prepare(&target(next), &mut crash).map(drop).unwrap())).is_ok();
+            // Every other restart has yet another number of workers.
+            let last = if crash_step % 2 == 0 { next } else { 3 };
+            prepare(&target(last), &mut || ()).unwrap();
+            let found = stored(directory.path(), last, CAPACITY);
+            assert_eq!(found, all, "{workers} to {next}, crash at step {crash_step}");
+            if completed {
+                assert!(crash_step > 6, "only {crash_step} steps");
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_smaller_table_keeps_the_most_recently_used_sessions() {
+    let directory = TempDir::new().unwrap();
+    write_tables(directory.path(), 2);
+    prepare(&target(directory.path(), 1, 40), &mut || ()).unwrap();
+    assert_eq!(stored(directory.path(), 1, 40), (SESSIONS - 40..SESSIONS).collect());
+}
+
+#[test]
+fn matching_unreadable_and_locked_files_are_not_changed() {
+    let directory = TempDir::new().unwrap();
+    write_tables(directory.path(), 2);
+    let before = [0, 1].map(|worker| fs::read(worker_file(directory.path(), worker)).unwrap());
+    prepare(&target(directory.path(), 2, CAPACITY), &mut || panic!("no step is expected")).unwrap();
+    assert!([0, 1].map(|worker| fs::read(worker_file(directory.path(), worker)).unwrap()) == before);
+    // Another layout version: the tables can't be read and aren't migrated.
+    for worker in [0, 1] {
+        let mut bytes = before[worker as usize].clone();
+        bytes[8] = 99;
+        fs::write(worker_file(directory.path(), worker), bytes).unwrap();
+    }
+    prepare(&target(directory.path(), 1, CAPACITY), &mut || panic!("no step is expected")).unwrap();
+    let held = Region::open(&worker_file(directory.path(), 0)).unwrap();
+    let error = prepare(&target(directory.path(), 1, CAPACITY), &mut || ()).unwrap_err();
+    assert!(error.is_in_use(), "{error}");
+    drop(held);
+}

@@ -1,0 +1,149 @@
+//! Startup of interfaces, AF_XDP sockets and the steering program.
+
+use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::policy::spec::Role;
+use vipgate_xdp::attach::{self, Mode, ModePreference, OnExit};
+use vipgate_xdp::device::XdpDevice;
+use vipgate_xdp::guard;
+use vipgate_xdp::multicast::AllMulticast;
+use vipgate_xdp::nic::Nic;
+use vipgate_xdp::open::{self, DeviceConfig, ZeroCopy};
+use vipgate_xdp::steering::Steering;
+
+use crate::command_error::CommandError;
+use crate::config::{self, Config};
+use crate::state::SocketStatus;
+
+/// Loads the steering program and adds the sockets of all workers to its XSKMAP; nothing is captured yet.
+pub(super) fn open_devices(
+    config: &Config,
+    nics: &[Nic],
+    workers: usize,
+) -> Result<(Steering, Vec<XdpDevice>), CommandError> {
+    let mut steering = Steering::load().map_err(CommandError::runtime)?;
+    let devices = open::open(&DeviceConfig {
+        interfaces: nics.to_vec(),
+        workers,
+        zero_copy: match config.xdp.zero_copy {
+            config::ZeroCopy::Auto => ZeroCopy::Auto,
+            config::ZeroCopy::Always => ZeroCopy::Always,
+            config::ZeroCopy::Never => ZeroCopy::Never,
+        },
+        busy_poll: config.xdp.busy_poll,
+        fill_ring: config.xdp.fill_ring,
+    })
+    .map_err(open_error)?;
+    for ((nic, index), interface) in nics.iter().zip(0..).zip(&config.interfaces) {
+        let is_inside = Role::from(interface.role).is_inside();
+        steering.add_interface(nic.ifindex, InterfaceId(index), is_inside).map_err(CommandError::runtime)?;
+    }
+    for (interface, queue, fd, _) in devices.iter().flat_map(XdpDevice::sockets) {
+        steering.set_socket(interface, queue, fd).map_err(CommandError::runtime)?;
+    }
+    Ok((steering, devices))
+}
+
+/// Attaches the steering program to the interfaces: from here on, packets are captured.
+pub(super) fn attach_steering(
+    config: &Config,
+    nics: &[Nic],
+    steering: &mut Steering,
+) -> Result<Vec<Mode>, CommandError> {
+    let mode = match config.xdp.mode {
+        config::XdpMode::Auto => ModePreference::Auto,
+        config::XdpMode::Native => ModePreference::Native,
+        config::XdpMode::Generic => ModePreference::Generic,
+    };
+    let modes = attach::attach(steering, nics, mode, on_exit(config)).map_err(CommandError::runtime)?;
+    install_guard(config, nics, steering);
+    Ok(modes)
+}
+
+pub(super) fn on_exit(config: &Config) -> OnExit {
+    match config.xdp.on_exit {
+        config::OnExit::Drop => OnExit::Drop,
+        config::OnExit::Pass => OnExit::Pass,
+    }
+}
+
+/// Installs the tc guard, which drops captured traffic if the XDP program is detached. Not with `on_exit: pass`, where
+/// traffic must pass whenever the process ends; there a BPF link holds the steering program, which isn't detached by
+/// accident.
+fn install_guard(config: &Config, nics: &[Nic], steering: &mut Steering) {
+    for nic in nics {
+        let outcome = match on_exit(config) {
+            OnExit::Drop => guard::install(steering, nic),
+            OnExit::Pass => guard::remove(nic).map(drop),
+        };
+        if let Err(error) = outcome {
+            tracing::warn!(
+                event = "guard",
+                interface = nic.name,
+                %error,
+                "cannot install the tc guard: while the XDP program is detached, the kernel forwards its traffic"
+            );
+        }
+    }
+}
+
+/// A socket of a device: interface, queue, file descriptor, zero copy.
+pub(super) type Socket = (InterfaceId, u32, i32, bool);
+
+/// The status of the sockets of each worker, which it also logs.
+pub(super) fn socket_status(nics: &[Nic], modes: &[Mode], sockets: Vec<Vec<Socket>>) -> Vec<SocketStatus> {
+    let by_worker =
+        sockets.into_iter().zip(0..).flat_map(|(sockets, worker)| sockets.into_iter().map(move |s| (worker, s)));
+    let status = by_worker.map(|(worker, (interface, queue, _, zero_copy))| {
+        let (interface, mode) = (nics[usize::from(interface.0)].name.clone(), modes[usize::from(interface.0)].name());
+        tracing::info!(event = "socket", interface, queue, worker, mode, zero_copy, "AF_XDP socket opened");
+        SocketStatus { interface, queue, worker, mode, zero_copy }
+    });
+    status.collect()
+}
+
+pub(super) fn find_nics(config: &Config) -> Result<Vec<Nic>, CommandError> {
+    let found: Result<Vec<_>, _> = config.interfaces.iter().map(|interface| Nic::find(&interface.name)).collect();
+    found.map_err(CommandError::runtime)
+}
+
+/// The core of each worker: as configured, else one worker per queue.
+pub(super) fn worker_cores(config: &Config, nics: &[Nic]) -> Result<Vec<usize>, CommandError> {
+    let available: Vec<usize> = core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
+    if let Some(cores) = &config.workers.cores {
+        if let Some(missing) = cores.iter().find(|core| !available.contains(core)) {
+            return Err(CommandError::usage(format_args!(
+                "workers.cores: this machine has no core {missing} (it has {available:?})"
+            )));
+        }
+        return Ok(cores.clone());
+    }
+    // With more queues than cores, a worker polls several queues.
+    let queues = nics.iter().map(|nic| nic.queues as usize).min().unwrap_or(1);
+    let cores: Vec<usize> = available.into_iter().take(queues.max(1)).collect();
+    Ok(if cores.is_empty() { vec![0] } else { cores })
+}
+
+/// An error to open devices; a usage error where the configuration is wrong.
+fn open_error(error: open::OpenError) -> CommandError {
+    match error {
+        open::OpenError::TooFewQueues { .. } => CommandError::usage(format_args!("workers.cores: {error}")),
+        open::OpenError::TooManyQueues { .. } => CommandError::usage(format_args!("interfaces: {error}")),
+        open::OpenError::Umem { .. } | open::OpenError::Socket { .. } => CommandError::runtime(error),
+    }
+}
+
+/// Enables all-multicast on the outside interfaces: neighbor solicitations for VIPs are multicast, which NICs filter by
+/// default.
+pub(super) fn join_multicast(config: &Config, nics: &[Nic]) -> Vec<AllMulticast> {
+    let outside =
+        config.interfaces.iter().zip(nics).filter(|(interface, _)| interface.role != config::InterfaceRole::Inside);
+    outside
+        .filter_map(|(_, nic)| match AllMulticast::join(nic.ifindex) {
+            Ok(membership) => Some(membership),
+            Err(error) => {
+                tracing::warn!(interface = nic.name, %error, "cannot enable all-multicast; NDP for VIPs may fail");
+                None
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,114 @@
+//! Steering tables (BPF maps) derived from policy and local addresses: in full, or the difference that a policy change
+//! makes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+use vipgate_dataplane::policy::build::Builder;
+use vipgate_dataplane::policy::change::PolicyChange;
+use vipgate_dataplane::policy::compiled::{Egress, Policy};
+use vipgate_dataplane::policy::service::Service;
+use vipgate_dataplane::policy::spec::{BackendSpec, ClusterSpec};
+use vipgate_xdp::steering::{Listener, SteeringTables};
+
+/// The full tables for a policy, local addresses and local tunnel endpoints.
+pub(super) fn for_policy(policy: &Policy, locals: &[IpAddr], tunnels: &[SocketAddr]) -> SteeringTables {
+    SteeringTables {
+        endpoints: policy.endpoints().map(|(address, endpoint)| (address, policy.egress_of(endpoint).id.0)).collect(),
+        vips: policy.live_vips().map(|vip| vip.address).collect(),
+        listeners: policy.services().flat_map(listeners).collect(),
+        local_addresses: locals.iter().copied().collect::<BTreeSet<_>>(),
+        tunnels: tunnels.iter().map(|tunnel| (tunnel.ip(), tunnel.port())).collect(),
+        policy_cidrs: policy.egress().flat_map(cidrs).collect(),
+        pod_cidrs: pods(policy.cluster()),
+        cluster_cidrs: inside(policy.cluster()),
+    }
+}
+
+/// Pod CIDRs whose uncovered traffic is dropped (`uncovered: drop`).
+fn pods(cluster: &ClusterSpec) -> BTreeSet<IpNet> {
+    cluster.pods.iter().filter(|_| cluster.drop_uncovered).copied().collect()
+}
+
+/// CIDRs inside the cluster.
+fn inside(cluster: &ClusterSpec) -> BTreeSet<IpNet> {
+    cluster.pods.iter().chain(&cluster.others).copied().collect()
+}
+
+/// Addresses and ports that the backends of a Service listen on.
+fn listeners(service: &Service) -> BTreeSet<Listener> {
+    let ports = &service.spec.ports;
+    let listeners = |backend: &BackendSpec| {
+        let used = backend.ports.iter().zip(ports).filter(|(port, _)| **port != 0);
+        used.map(|(port, it)| (backend.address, *port, it.protocol)).collect::<Vec<_>>()
+    };
+    service.spec.backends.iter().flat_map(listeners).collect()
+}
+
+/// Destinations of an egress policy: `true` if translated, `false` if excluded.
+fn cidrs(egress: &Egress) -> BTreeMap<(u32, IpNet), bool> {
+    let id = egress.id.0;
+    let mut cidrs: BTreeMap<_, _> = egress.spec.destinations.iter().map(|net| ((id, net.trunc()), true)).collect();
+    // Excluded last: a prefix in both lists is excluded.
+    cidrs.extend(egress.spec.excluded.iter().map(|net| ((id, net.trunc()), false)));
+    cidrs
+}
+
+/// Entries that a change may remove; recorded before the change is built.
+#[derive(Debug, Default)]
+pub(super) struct PreviousTables {
+    cidrs: BTreeMap<(u32, IpNet), bool>,
+    listeners: BTreeSet<Listener>,
+    cluster: ClusterSpec,
+}
+
+impl PreviousTables {
+    /// The entries of the objects that the change replaces or removes.
+    pub(super) fn of(change: &PolicyChange, builder: &Builder) -> Self {
+        let changed = change.policies.iter().map(|policy| &policy.name);
+        let names = changed.chain(&change.removed.policies);
+        let services = change.services.iter().map(|service| &service.name).chain(&change.removed.services);
+        Self {
+            cidrs: names.filter_map(|name| builder.egress(name)).flat_map(cidrs).collect(),
+            listeners: services.filter_map(|name| builder.service(name)).flat_map(listeners).collect(),
+            cluster: match change.cluster {
+                Some(_) => builder.snapshot().policy.cluster().clone(),
+                None => ClusterSpec::default(),
+            },
+        }
+    }
+
+    /// The entries that the change adds and those that it removes; called after the change is built.
+    pub(super) fn difference(self, change: &PolicyChange, builder: &Builder) -> (SteeringTables, SteeringTables) {
+        let id = |name: &str| builder.egress(name).map(|egress| egress.id.0);
+        let named = change.policies.iter().filter_map(|policy| builder.egress(&policy.name));
+        let added = SteeringTables {
+            endpoints: change.endpoints.iter().filter_map(|it| Some((it.address, id(&it.policy)?))).collect(),
+            vips: change.vips.iter().map(|vip| vip.address).collect(),
+            listeners: change.services.iter().filter_map(|it| builder.service(&it.name)).flat_map(listeners).collect(),
+            local_addresses: BTreeSet::new(),
+            tunnels: BTreeSet::new(),
+            policy_cidrs: named.flat_map(cidrs).collect(),
+            pod_cidrs: change.cluster.iter().flat_map(pods).collect(),
+            cluster_cidrs: change.cluster.iter().flat_map(inside).collect(),
+        };
+        // Without a new cluster spec the old one stays.
+        let removed_cidrs = |cidrs: fn(&ClusterSpec) -> BTreeSet<IpNet>| {
+            change.cluster.as_ref().map(|after| &cidrs(&self.cluster) - &cidrs(after)).unwrap_or_default()
+        };
+        let (pods, inside) = (removed_cidrs(pods), removed_cidrs(inside));
+        let removed = SteeringTables {
+            endpoints: change.removed.endpoints.iter().map(|address| (*address, 0)).collect(),
+            vips: change.removed.vips.iter().copied().collect(),
+            // Another Service may have the same backend.
+            listeners: self.listeners.into_iter().filter(|it| !builder.is_backend_port(*it)).collect(),
+            local_addresses: BTreeSet::new(),
+            tunnels: BTreeSet::new(),
+            policy_cidrs: self.cidrs.into_iter().filter(|(key, _)| !added.policy_cidrs.contains_key(key)).collect(),
+            pod_cidrs: pods,
+            cluster_cidrs: inside,
+        };
+        (added, removed)
+    }
+}

@@ -1,0 +1,225 @@
+//! Membership client of a gateway: sends heartbeats, renews the lease, publishes the membership view. A lost connection
+//! is re-established at once, since the lease runs meanwhile.
+
+use crate::membership::status::{Authority, MembershipStatus};
+mod stream;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use vipgate_dataplane::flow::time::Tick;
+
+use crate::config::PolicyServer;
+use crate::membership::secret::Secret;
+use crate::membership::view::{DesiredState, Fingerprint, MembershipView, TunnelKey};
+use crate::xds::client::jittered;
+
+/// TTL of leases until the server has granted one.
+const DEFAULT_TTL: Duration = Duration::from_millis(600);
+/// Initial and maximum delay between connection attempts: a lease outlasts both.
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(200));
+/// Delay after a rejection, whose cause an operator must fix.
+const REJECTED_RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Delay after connecting to a server without the membership service.
+const NO_SERVICE_RETRY_DELAY: Duration = Duration::from_secs(5);
+
+/// Receiver of leases, and their clock.
+pub trait LeaseClock: Send + Sync {
+    /// The current time.
+    fn now(&self) -> Tick;
+    /// Extends the lease to this time; never shortens it.
+    fn extend(&self, until: Tick);
+}
+
+/// Configuration of the client.
+pub struct ClientConfig {
+    /// The gateway's name.
+    pub name: Arc<str>,
+    /// Secret that proves the identity of this process; a new one for each start.
+    pub secret: Secret,
+    /// Secret of the previous process on this host.
+    pub predecessor: Option<Secret>,
+    /// The policy server.
+    pub server: PolicyServer,
+    /// Fingerprint of the certificate for connections between gateways.
+    pub fingerprint: Fingerprint,
+    /// Public key of its tunnels.
+    pub tunnel_key: TunnelKey,
+    /// Address where other gateways reach it.
+    pub peer: Option<SocketAddr>,
+    /// Receiver of leases.
+    pub lease: Arc<dyn LeaseClock>,
+}
+
+/// State that a gateway reports in heartbeats.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReportedState {
+    /// The state that it requests.
+    pub desired_state: DesiredState,
+    /// Number of the view that it has applied.
+    pub seen_view: u64,
+    /// Its fault, if it has one.
+    pub unable: Option<Arc<str>>,
+}
+
+/// Handle of the client. When `reported` is dropped, the client ends.
+#[derive(Debug)]
+pub struct ClientHandle {
+    /// The state to report.
+    pub reported: watch::Sender<ReportedState>,
+    /// The current membership.
+    pub status: watch::Receiver<MembershipStatus>,
+    status_sender: watch::Sender<MembershipStatus>,
+}
+
+impl ClientHandle {
+    /// Applies a view that another gateway has relayed from the server; whether it was applied. Only while the server
+    /// is unreachable, and if the view is newer: so a gateway cut off from the server learns which gateway has taken
+    /// its place.
+    pub fn apply_relayed_view(&self, view: Arc<MembershipView>) -> bool {
+        self.status_sender.send_if_modified(|status| {
+            let is_applied = status.authority == Authority::Unreachable && view.number > status.view.number;
+            if is_applied {
+                status.view = view;
+            }
+            is_applied
+        })
+    }
+}
+
+/// Membership client of a gateway.
+pub struct HeartbeatClient {
+    config: ClientConfig,
+    reported: watch::Receiver<ReportedState>,
+    status: watch::Sender<MembershipStatus>,
+    /// Whether this server was ever reached.
+    was_reached: bool,
+    /// Timeout of connections until then.
+    connect_timeout: Duration,
+    retry_delay: Duration,
+    /// The error that was logged last.
+    last_error: Option<String>,
+    /// When a rival for the gateway's name was last logged.
+    contested_at: Option<Instant>,
+}
+
+/// Why a stream has ended.
+#[derive(Debug, PartialEq, Eq)]
+enum StreamEnd {
+    /// The handle was dropped.
+    ClientClosed,
+    /// The server has no membership service.
+    NoService,
+    /// The server rejects this gateway, with the reason.
+    Rejected(String),
+    /// Another live process has the name, with the server's message.
+    NameInUse(String),
+    /// Any other error.
+    Disconnected(String),
+}
+
+impl HeartbeatClient {
+    /// Creates a client and its handle; `run` starts it.
+    pub fn open(config: ClientConfig) -> (Self, ClientHandle) {
+        let (report_sender, report_receiver) = watch::channel(ReportedState::default());
+        let status = MembershipStatus {
+            authority: Authority::Unknown,
+            view: Arc::default(),
+            ttl: DEFAULT_TTL,
+            is_ttl_confirmed: false,
+        };
+        let (status_sender, status_receiver) = watch::channel(status);
+        let handle =
+            ClientHandle { reported: report_sender, status: status_receiver, status_sender: status_sender.clone() };
+        let client = Self {
+            config,
+            reported: report_receiver,
+            status: status_sender,
+            was_reached: false,
+            connect_timeout: stream::INITIAL_CONNECT_TIMEOUT,
+            retry_delay: RETRY_DELAY.0,
+            last_error: None,
+            contested_at: None,
+        };
+        (client, handle)
+    }
+
+    /// Sends heartbeats until the handle is dropped.
+    pub async fn run(mut self) {
+        loop {
+            let end = match stream::run_stream(&mut self).await {
+                // A server that was the authority stays so: some other server answers at its address.
+                StreamEnd::NoService if self.was_reached => {
+                    StreamEnd::Disconnected("the server has no membership service any more".to_owned())
+                }
+                end => end,
+            };
+            let delay = match &end {
+                StreamEnd::ClientClosed => return,
+                StreamEnd::NoService => NO_SERVICE_RETRY_DELAY,
+                StreamEnd::Rejected(_) | StreamEnd::NameInUse(_) => REJECTED_RETRY_DELAY,
+                StreamEnd::Disconnected(_) => jittered(self.retry_delay),
+            };
+            self.report_end(end);
+            tokio::select! {
+                () = sleep(delay) => {}
+                () = handle_dropped(self.reported.clone()) => return,
+            }
+            self.retry_delay = (self.retry_delay * 2).min(RETRY_DELAY.1);
+        }
+    }
+
+    /// Logs the end of a stream and updates the authority's state.
+    fn report_end(&mut self, end: StreamEnd) {
+        let url = &self.config.server.url;
+        let previous = self.status.borrow().authority;
+        let is_in_use = matches!(end, StreamEnd::NameInUse(_));
+        let (authority, error) = match end {
+            StreamEnd::ClientClosed => return,
+            StreamEnd::NoService => (Authority::None, None),
+            StreamEnd::Rejected(error) | StreamEnd::NameInUse(error) | StreamEnd::Disconnected(error) => {
+                (if previous == Authority::Reachable { Authority::Unreachable } else { previous }, Some(error))
+            }
+        };
+        match &error {
+            None if previous != Authority::None => tracing::info!(
+                event = "authority_none",
+                server = url,
+                "the policy server has no membership service: every gateway is active, without failover"
+            ),
+            Some(reason) if is_in_use && self.last_error != error => tracing::error!(
+                event = "name_in_use",
+                gateway = &*self.config.name,
+                server = url,
+                reason,
+                "the policy server rejects this gateway's name: {reason}"
+            ),
+            Some(reason) if self.last_error != error => {
+                tracing::warn!(event = "authority_lost", server = url, reason, "the membership service is unreachable");
+            }
+            _ => {}
+        }
+        self.last_error = error;
+        self.update_status(|status| status.authority = authority);
+    }
+
+    /// Changes the status; watchers are notified only if it differs.
+    fn update_status(&self, change: impl FnOnce(&mut MembershipStatus)) {
+        self.status.send_if_modified(|status| {
+            let before = status.clone();
+            change(status);
+            *status != before
+        });
+    }
+}
+
+/// Waits until the handle is dropped.
+async fn handle_dropped(mut reports: watch::Receiver<ReportedState>) {
+    while reports.changed().await.is_ok() {}
+}
+
+#[cfg(test)]
+mod tests;

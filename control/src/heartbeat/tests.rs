@@ -1,0 +1,449 @@
+//! The client against a real membership authority in this process, which can be stopped and restarted.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::Mutex;
+use std::thread;
+use std::time::Instant;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::Code;
+use tonic::service::Routes;
+use tonic::transport::Server as Tonic;
+
+use super::*;
+use crate::policyd::membership;
+use crate::policyd::publication::Publication;
+use crate::policyd::stats::Stats;
+use crate::xds::proto;
+use crate::xds::proto::membership_client::MembershipClient;
+use vipgate_policy::compiler::{Peer, Placement};
+
+/// Timeout of everything, with a wide margin for slow machines.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// Long enough for a loaded machine.
+const TTL: Duration = Duration::from_millis(800);
+
+/// A server in a thread of its own, so that it can end like a killed process.
+struct Server {
+    port: u16,
+    policy: watch::Sender<Option<Arc<Publication>>>,
+    stop: oneshot::Sender<()>,
+    thread: thread::JoinHandle<()>,
+}
+
+impl Server {
+    fn start(names: &'static [&str]) -> Self {
+        Self::at(0, Some(names))
+    }
+
+    fn at(port: u16, names: Option<&'static [&str]>) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (stop, stopped) = oneshot::channel();
+        let (policy, published) = watch::channel(names.map(published));
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async move {
+                let incoming = TcpListenerStream::new(tokio::net::TcpListener::from_std(listener).unwrap());
+                let routes = match names {
+                    Some(_) => {
+                        let stats = Arc::<Stats>::default();
+                        let membership = membership::start(TTL, membership::MemoryStore, published, stats);
+                        Routes::new(membership::server(membership, Arc::default(), Arc::default()))
+                    }
+                    None => Routes::default(),
+                };
+                tokio::select! {
+                    result = Tonic::builder().add_routes(routes).serve_with_incoming(incoming) => result.unwrap(),
+                    _ = stopped => {}
+                }
+            });
+        });
+        Self { port, policy, stop, thread }
+    }
+
+    /// Stops it; returns its port.
+    fn kill(self) -> u16 {
+        drop(self.stop);
+        self.thread.join().unwrap();
+        self.port
+    }
+}
+
+fn ready(seen_view: u64) -> ReportedState {
+    ReportedState { desired_state: DesiredState::Ready, seen_view, unable: None }
+}
+
+fn published(names: &'static [&str]) -> Arc<Publication> {
+    let peer = |name: &&str| Peer {
+        name: (*name).into(),
+        node: "n".into(),
+        zone: "".into(),
+        address: None,
+        pods: [].into(),
+        uncovered: None,
+    };
+    let placement = Placement { peers: names.iter().map(peer).collect(), ..Placement::default() };
+    Arc::new(Publication::default().next(Arc::new(placement)).unwrap())
+}
+
+/// A clock that starts at creation, and the end of the lease.
+struct Clock {
+    start: Instant,
+    until: Mutex<Option<Tick>>,
+}
+
+impl LeaseClock for Clock {
+    fn now(&self) -> Tick {
+        Tick(self.start.elapsed().as_millis() as u32)
+    }
+
+    fn extend(&self, until: Tick) {
+        let mut latest = self.until.lock().unwrap();
+        *latest = Some(latest.map_or(until, |latest| latest.later(until)));
+    }
+}
+
+fn secret(process: u8) -> Secret {
+    Secret::from_slice(&[process; 32]).unwrap()
+}
+
+struct Gateway {
+    clock: Arc<Clock>,
+    handle: ClientHandle,
+    task: JoinHandle<()>,
+}
+
+impl Gateway {
+    /// A process with a secret derived from this number.
+    fn start(name: &str, process: u8, port: u16) -> Self {
+        Self::successor(name, process, None, port)
+    }
+
+    /// A process that knows its predecessor's secret.
+    fn successor(name: &str, process: u8, predecessor: Option<u8>, port: u16) -> Self {
+        let clock = Arc::new(Clock { start: Instant::now(), until: Mutex::default() });
+        let url = format!("http://127.0.0.1:{port}");
+        let server = PolicyServer { url, ca: None, cert: None, key: None, cache: "unused".into() };
+        let (client, handle) = HeartbeatClient::open(ClientConfig {
+            name: name.into(),
+            secret: secret(process),
+            predecessor: predecessor.map(secret),
+            server,
+            fingerprint: [process; 32],
+            tunnel_key: [process + 100; 32],
+            peer: Some("192.0.2.1:4790".parse().unwrap()),
+            lease: clock.clone(),
+        });
+        Self { clock, handle, task: tokio::spawn(client.run()) }
+    }
+
+    async fn wait_for(&mut self, is_met: impl Fn(&MembershipStatus) -> bool) -> MembershipStatus {
+        let status = timeout(TIMEOUT, self.handle.status.wait_for(is_met)).await;
+        let status = status.expect("a status in time").unwrap().clone();
+        self.apply_view();
+        status
+    }
+
+    /// Reports the last view as applied: only then a lease is valid.
+    fn apply_view(&self) {
+        let number = self.handle.status.borrow().view.number;
+        self.handle.reported.send_if_modified(|reported| std::mem::replace(&mut reported.seen_view, number) != number);
+    }
+
+    /// Reports that it is ready under each new view, until it is active.
+    async fn become_active(&mut self, name: &str) -> MembershipStatus {
+        loop {
+            let status = self.handle.status.borrow_and_update().clone();
+            if status.view.member(name).is_some_and(|member| member.serving) {
+                self.apply_view();
+                return status;
+            }
+            self.handle.reported.send_replace(ready(status.view.number));
+            timeout(TIMEOUT, self.handle.status.changed()).await.expect("a status in time").unwrap();
+        }
+    }
+
+    fn has_lease(&self) -> bool {
+        self.clock.until.lock().unwrap().is_some_and(|until| !self.clock.now().reached(until))
+    }
+
+    /// Waits for a lease.
+    async fn wait_for_lease(&self) {
+        let wait = async {
+            while !self.has_lease() {
+                self.apply_view();
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(TIMEOUT, wait).await.expect("a lease in time");
+    }
+}
+
+#[tokio::test]
+async fn a_ready_gateway_becomes_active_and_its_lease_is_renewed() {
+    let server = Server::start(&["a", "b"]);
+    let (mut a, mut b) = (Gateway::start("a", 1, server.port), Gateway::start("b", 2, server.port));
+    a.become_active("a").await;
+    b.become_active("b").await;
+    let status = a.wait_for(|status| status.view.active_members().count() == 2).await;
+    assert_eq!(status.authority, Authority::Reachable);
+    let other = status.view.member("b").unwrap();
+    assert_eq!((other.incarnation, other.fingerprint), (secret(2).incarnation(), Some([2; 32])));
+    assert_eq!(other.peer, Some("192.0.2.1:4790".parse().unwrap()));
+    a.wait_for_lease().await;
+    b.wait_for_lease().await;
+    assert_eq!(a.wait_for(|status| status.ttl < TTL).await.ttl, TTL * 9 / 10);
+    sleep(TTL * 2).await;
+    assert!(a.has_lease() && b.has_lease());
+    // Without its handle the client stops, and its lease expires before the others get a view without it.
+    let (clock, stopped) = (a.clock.clone(), Instant::now());
+    drop(a.handle);
+    timeout(TIMEOUT, a.task).await.unwrap().unwrap();
+    b.wait_for(|status| status.view.active_members().count() == 1).await;
+    assert!(clock.now().reached(clock.until.lock().unwrap().unwrap()));
+    assert!(stopped.elapsed() >= TTL / 2);
+}
+
+#[tokio::test]
+async fn a_draining_gateway_is_deactivated_at_once() {
+    let server = Server::start(&["a", "b"]);
+    let (mut a, mut b) = (Gateway::start("a", 1, server.port), Gateway::start("b", 2, server.port));
+    a.become_active("a").await;
+    b.become_active("b").await;
+    let started = Instant::now();
+    a.handle.reported.send_modify(|reported| reported.desired_state = DesiredState::Draining);
+    b.wait_for(|status| !status.view.member("a").unwrap().serving).await;
+    assert!(started.elapsed() < TTL, "without a heartbeat timeout");
+}
+
+#[tokio::test]
+async fn after_a_restart_the_server_is_reconnected_and_continues_from_the_last_view() {
+    let server = Server::start(&["a", "b"]);
+    let (mut a, mut b) = (Gateway::start("a", 1, server.port), Gateway::start("b", 2, server.port));
+    a.become_active("a").await;
+    let view = b.become_active("b").await.view;
+    a.wait_for(|status| status.view == view).await;
+    let relayed = Arc::new(MembershipView { number: view.number + 1, ..MembershipView::default() });
+    assert!(!a.handle.apply_relayed_view(relayed), "not while the server is reachable");
+    let port = server.kill();
+    a.wait_for(|status| status.authority == Authority::Unreachable).await;
+    assert_eq!(a.handle.status.borrow().view, view);
+    // Meanwhile other gateways may relay a later view.
+    let later = Arc::new(MembershipView { number: view.number + 3, ..MembershipView::clone(&view) });
+    assert!(a.handle.apply_relayed_view(later.clone()) && !a.handle.apply_relayed_view(later.clone()), "applied once");
+    assert!(!a.handle.apply_relayed_view(view), "an older view is ignored");
+    a.wait_for(|status| status.view == later).await;
+    let server = Server::at(port, Some(&["a", "b"]));
+    let started = Instant::now();
+    a.wait_for(|status| status.authority == Authority::Reachable).await;
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    a.wait_for_lease().await;
+    b.wait_for_lease().await;
+    sleep(TTL * 2).await;
+    let view = a.handle.status.borrow().view.clone();
+    assert!(
+        view.number >= later.number && view.members.len() == 2,
+        "it continues after the highest view of any gateway: {view:?}"
+    );
+    // A gateway without that view gets it and applies it.
+    a.wait_for_lease().await;
+    b.wait_for_lease().await;
+    server.kill();
+}
+
+#[tokio::test]
+async fn a_server_without_the_membership_service_is_no_authority() {
+    let server = Server::at(0, None);
+    let mut a = Gateway::start("a", 1, server.port);
+    a.wait_for(|status| status.authority == Authority::None).await;
+    let port = server.kill();
+    let server = Server::at(port, Some(&["a"]));
+    a.wait_for(|status| status.authority == Authority::Reachable).await;
+    let port = server.kill();
+    // Once there was an authority, it is considered lost: else all gateways would become active.
+    let server = Server::at(port, None);
+    a.wait_for(|status| status.authority == Authority::Unreachable).await;
+    sleep(TTL).await;
+    assert_eq!(a.handle.status.borrow().authority, Authority::Unreachable);
+    server.kill();
+}
+
+#[tokio::test]
+async fn the_newer_of_two_processes_with_one_name_gets_no_lease() {
+    let server = Server::start(&["a"]);
+    let mut older = Gateway::start("a", 1, server.port);
+    older.become_active("a").await;
+    let mut newer = Gateway::start("a", 2, server.port);
+    newer.wait_for(|status| status.authority == Authority::Reachable).await;
+    newer.wait_for(|status| status.authority == Authority::Unreachable).await;
+    sleep(TTL).await;
+    assert!(older.has_lease() && !newer.has_lease());
+    assert_eq!(older.handle.status.borrow().view.member("a").unwrap().incarnation, secret(1).incarnation());
+}
+
+/// With its predecessor's secret, a restarted gateway doesn't wait for the lease of its predecessor; without it, it
+/// does.
+#[tokio::test]
+async fn after_a_crash_the_next_process_gets_the_name_within_a_ttl_and_on_the_same_host_at_once() {
+    let server = Server::start(&["a"]);
+    let mut process = Gateway::start("a", 1, server.port);
+    for (next, predecessor) in [(2, None), (3, Some(2))] {
+        process.become_active("a").await;
+        process.wait_for_lease().await;
+        process.task.abort();
+        let started = Instant::now();
+        process = Gateway::successor("a", next, predecessor, server.port);
+        let is_member = move |status: &MembershipStatus| {
+            status.view.member("a").is_some_and(|member| member.incarnation == secret(next).incarnation())
+        };
+        process.wait_for(is_member).await;
+        let elapsed = started.elapsed();
+        println!("process {next} was in the view after {elapsed:?}");
+        assert_eq!(elapsed < TTL / 2, predecessor.is_some(), "{elapsed:?}");
+    }
+}
+
+/// An impostor copies a process's incarnation and commitment from the view.
+#[tokio::test]
+async fn heartbeats_with_a_copied_incarnation_are_rejected_without_effect_on_the_process() {
+    let server = Server::start(&["a", "b"]);
+    let (mut a, mut b) = (Gateway::start("a", 1, server.port), Gateway::start("b", 2, server.port));
+    a.become_active("a").await;
+    let view = b.become_active("b").await.view;
+    a.wait_for(|status| *status.view == *view).await;
+    let member = view.member("a").unwrap().clone();
+    assert_eq!(member.incarnation, secret(1).incarnation());
+    let mut client = MembershipClient::connect(format!("http://127.0.0.1:{}", server.port)).await.unwrap();
+    let commitment = member.commitment.unwrap().to_vec();
+    for secret in [Vec::new(), commitment.clone(), vec![9; 32]] {
+        let heartbeat = proto::Beat {
+            gateway: "a".to_owned(),
+            incarnation: member.incarnation,
+            sequence: 1,
+            wish: proto::beat::Wish::Ready.into(),
+            seen_view: view.number,
+            fingerprint: vec![9; 32],
+            peer_address: "192.0.2.9".to_owned(),
+            peer_port: 4790,
+            secret,
+            commitment: commitment.clone(),
+            ..proto::Beat::default()
+        };
+        for _ in 0..3 {
+            let heartbeats = tokio_stream::iter([heartbeat.clone()]).chain(tokio_stream::pending());
+            let mut notices = client.join(heartbeats).await.unwrap().into_inner();
+            let error = timeout(TIMEOUT, notices.message()).await.expect("a reply").expect_err("it isn't a");
+            assert!(matches!(error.code(), Code::PermissionDenied | Code::InvalidArgument), "{error}");
+        }
+    }
+    // The end of the impostor's streams isn't taken for the end of a's process: another process is still rejected.
+    let mut next = Gateway::start("a", 3, server.port);
+    next.wait_for(|status| status.authority == Authority::Unreachable).await;
+    sleep(TTL * 2).await;
+    assert!(a.has_lease() && b.has_lease() && !next.has_lease());
+    assert_eq!(b.handle.status.borrow().view, view, "the view is unchanged");
+    assert_eq!(a.handle.status.borrow().view.member("a"), Some(&member));
+}
+
+#[tokio::test]
+async fn a_gateway_outside_the_policy_gets_views_and_no_lease() {
+    let server = Server::start(&["a"]);
+    let (mut a, mut x) = (Gateway::start("a", 1, server.port), Gateway::start("x", 2, server.port));
+    a.become_active("a").await;
+    let number = x.wait_for(|status| status.view.active_members().count() == 1).await.view.number;
+    x.handle.reported.send_replace(ready(number));
+    sleep(TTL).await;
+    assert!(!x.has_lease());
+    assert_eq!(x.handle.status.borrow().view.member("x"), None);
+}
+
+/// Ignored while the gateway isn't in the policy; afterwards it must count, or view numbers would be reused.
+#[tokio::test]
+async fn a_view_reported_before_the_gateway_was_in_the_policy_counts_once_it_is() {
+    let server = Server::start(&["a"]);
+    let mut client = MembershipClient::connect(format!("http://127.0.0.1:{}", server.port)).await.unwrap();
+    let (heartbeats, receiver) = mpsc::channel(4);
+    let reported = MembershipView { number: 5, ..MembershipView::default() };
+    let heartbeat = |sequence: u64, view: Option<&MembershipView>| proto::Beat {
+        gateway: "x".to_owned(),
+        incarnation: secret(1).incarnation(),
+        secret: secret(1).bytes().to_owned(),
+        sequence,
+        seen_view: reported.number,
+        view: view.map(proto::View::from),
+        ..proto::Beat::default()
+    };
+    heartbeats.send(heartbeat(1, Some(&reported))).await.unwrap();
+    let mut notices = client.join(ReceiverStream::new(receiver)).await.unwrap().into_inner();
+    let notice = timeout(TIMEOUT, notices.message()).await.unwrap().unwrap().unwrap();
+    assert_eq!((notice.sequence, notice.view.map(|view| view.number)), (1, Some(0)));
+    server.policy.send_replace(Some(published(&["a", "x"])));
+    let mut number = 0;
+    for sequence in 2.. {
+        heartbeats.send(heartbeat(sequence, None)).await.unwrap();
+        let notice = timeout(TIMEOUT, notices.message()).await.unwrap().unwrap().unwrap();
+        number = notice.view.map_or(number, |view| view.number);
+        // The heartbeat may be processed before the policy.
+        if number > 0 {
+            break;
+        }
+        assert!(sequence < 100, "the reported view is lost");
+        sleep(TTL / 40).await;
+    }
+    assert_eq!(number, reported.number);
+}
+
+#[tokio::test]
+async fn with_a_server_that_does_not_respond_the_authority_stays_unknown() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let a = Gateway::start("a", 1, listener.local_addr().unwrap().port());
+    sleep(Duration::from_millis(700)).await;
+    assert_eq!(a.handle.status.borrow().authority, Authority::Unknown);
+    drop(a.handle);
+    timeout(TIMEOUT, a.task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_rejected_rival_is_reported_once_to_the_process_that_has_the_name() {
+    let server = Server::start(&["a"]);
+    let heartbeat = |process: u8, sequence: u64| proto::Beat {
+        gateway: "a".to_owned(),
+        incarnation: secret(process).incarnation(),
+        secret: secret(process).bytes().to_owned(),
+        sequence,
+        ..proto::Beat::default()
+    };
+    let open = async |process: u8| {
+        let mut client = MembershipClient::connect(format!("http://127.0.0.1:{}", server.port)).await.unwrap();
+        let (heartbeats, receiver) = mpsc::channel(4);
+        heartbeats.send(heartbeat(process, 1)).await.unwrap();
+        (heartbeats, client.join(ReceiverStream::new(receiver)).await.unwrap().into_inner())
+    };
+    let rival = async |notices: &mut tonic::Streaming<proto::Notice>, sequence: u64| loop {
+        let notice = timeout(TIMEOUT, notices.message()).await.expect("a notice")?.expect("a notice");
+        if notice.sequence == sequence {
+            return Ok::<_, tonic::Status>(notice.rival);
+        }
+    };
+    let (first, mut first_notices) = open(1).await;
+    assert_eq!(rival(&mut first_notices, 1).await.unwrap(), "");
+    let (second, mut second_notices) = open(2).await;
+    assert_eq!(rival(&mut second_notices, 1).await.unwrap(), "", "deferred: the first process may have died");
+    first.send(heartbeat(1, 2)).await.unwrap();
+    assert_eq!(rival(&mut first_notices, 2).await.unwrap(), "");
+    second.send(heartbeat(2, 2)).await.unwrap();
+    let error = rival(&mut second_notices, 2).await.unwrap_err();
+    assert_eq!(error.code(), Code::AlreadyExists);
+    assert!(error.message().contains("its address is 127.0.0.1:"), "{error}");
+    for (sequence, is_reported) in [(3, true), (4, false)] {
+        first.send(heartbeat(1, sequence)).await.unwrap();
+        let address = rival(&mut first_notices, sequence).await.unwrap();
+        assert_eq!(address.starts_with("127.0.0.1:"), is_reported, "{address}");
+    }
+}

@@ -1,0 +1,138 @@
+//! Encoding of session replication records as protobuf messages.
+
+use vipgate_dataplane::flow::address::{Address, V6};
+use vipgate_dataplane::flow::direction::Direction;
+use vipgate_dataplane::flow::tuple::Tuple;
+use vipgate_dataplane::session::record::{DirectionRecord, FamilyRecord, RecordState, ReplicationRecord};
+
+use super::frame::LinkError;
+use super::proto;
+
+/// Encodes a record.
+pub(crate) fn encode(image: &ReplicationRecord) -> proto::Session {
+    match image {
+        ReplicationRecord::V4(image) => message(image, |address| address.to_be_bytes().to_vec()),
+        ReplicationRecord::V6(image) => message(image, |address| address.to_bits().to_be_bytes().to_vec()),
+    }
+}
+
+/// Decodes a record; `None` if its state or direction is unknown to this version.
+pub(crate) fn decode(session: &proto::Session) -> Result<Option<ReplicationRecord>, LinkError> {
+    let fate = match session.fate() {
+        proto::Fate::Open => RecordState::Open,
+        proto::Fate::Ended => RecordState::Ended,
+        proto::Fate::Unknown => return Ok(None),
+    };
+    let direction = match session.direction() {
+        proto::Direction::Egress => Direction::Egress,
+        proto::Direction::Inbound => Direction::Inbound,
+        proto::Direction::Unknown => return Ok(None),
+    };
+    let halves = [half(session.first.as_ref()), half(session.second.as_ref())];
+    let tuples = |length| session.origin.len() == length && session.translated.len() == length;
+    if tuples(13) {
+        let address = |bytes: [u8; 4]| u32::from_be_bytes(bytes);
+        let (origin, translated) = (tuple(&session.origin, address), tuple(&session.translated, address));
+        return Ok(origin.zip(translated).map(|(origin, translated)| {
+            ReplicationRecord::V4(FamilyRecord { state: fate, direction, origin, translated, directions: halves })
+        }));
+    }
+    if tuples(37) {
+        let address = |bytes: [u8; 16]| V6::from_bits(u128::from_be_bytes(bytes));
+        let (origin, translated) = (tuple(&session.origin, address), tuple(&session.translated, address));
+        return Ok(origin.zip(translated).map(|(origin, translated)| {
+            ReplicationRecord::V6(FamilyRecord { state: fate, direction, origin, translated, directions: halves })
+        }));
+    }
+    Err(LinkError::InvalidFrame("a session whose tuples have no valid length".to_owned()))
+}
+
+fn message<A: Address>(image: &FamilyRecord<A>, bytes: impl Fn(A) -> Vec<u8>) -> proto::Session {
+    let fate = match image.state {
+        RecordState::Open => proto::Fate::Open,
+        RecordState::Ended => proto::Fate::Ended,
+    };
+    // Sessions are only opened by packets of these two directions.
+    let direction =
+        if image.direction == Direction::Inbound { proto::Direction::Inbound } else { proto::Direction::Egress };
+    let tuple = |tuple: &Tuple<A>| {
+        let mut all = bytes(tuple.source);
+        all.extend(bytes(tuple.destination));
+        all.extend(tuple.source_port.to_be_bytes());
+        all.extend(tuple.destination_port.to_be_bytes());
+        all.push(tuple.protocol);
+        all
+    };
+    let half = |half: &DirectionRecord| {
+        let DirectionRecord { flags, idle_ms, sequence, acknowledged, packets, bytes } = *half;
+        Some(proto::Half { flags: u32::from(flags), idle_ms, sequence, acknowledged, packets, bytes })
+    };
+    proto::Session {
+        fate: fate.into(),
+        direction: direction.into(),
+        origin: tuple(&image.origin),
+        translated: tuple(&image.translated),
+        first: half(&image.directions[0]),
+        second: half(&image.directions[1]),
+    }
+}
+
+fn tuple<A: Address, const N: usize>(bytes: &[u8], address: impl Fn([u8; N]) -> A) -> Option<Tuple<A>> {
+    let (source, rest) = bytes.split_first_chunk::<N>()?;
+    let (destination, rest) = rest.split_first_chunk::<N>()?;
+    let [a, b, c, d, protocol] = *rest.first_chunk()?;
+    Some(Tuple {
+        source: address(*source),
+        destination: address(*destination),
+        source_port: u16::from_be_bytes([a, b]),
+        destination_port: u16::from_be_bytes([c, d]),
+        protocol,
+    })
+}
+
+fn half(half: Option<&proto::Half>) -> DirectionRecord {
+    half.map_or_else(DirectionRecord::default, |half| DirectionRecord {
+        flags: half.flags as u8,
+        idle_ms: half.idle_ms,
+        sequence: half.sequence,
+        acknowledged: half.acknowledged,
+        packets: half.packets,
+        bytes: half.bytes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::session_record;
+    use super::*;
+
+    #[test]
+    fn a_record_survives_encoding_and_decoding() {
+        let ReplicationRecord::V4(v4) = session_record(7) else { panic!("IPv4") };
+        let wide = |tuple: Tuple<u32>| Tuple {
+            source: V6::from_bits(u128::from(tuple.source) << 64 | 1),
+            destination: V6::from_bits(u128::MAX - u128::from(tuple.destination)),
+            source_port: tuple.source_port,
+            destination_port: tuple.destination_port,
+            protocol: tuple.protocol,
+        };
+        let v6 = ReplicationRecord::V6(FamilyRecord {
+            state: RecordState::Ended,
+            direction: Direction::Inbound,
+            origin: wide(v4.origin),
+            translated: wide(v4.translated),
+            directions: v4.directions,
+        });
+        for image in [ReplicationRecord::V4(v4), v6] {
+            assert_eq!(decode(&encode(&image)), Ok(Some(image)));
+        }
+    }
+
+    #[test]
+    fn unknown_values_are_ignored_and_invalid_tuples_are_errors() {
+        let session = encode(&session_record(1));
+        assert_eq!(decode(&proto::Session { fate: 77, ..session.clone() }), Ok(None));
+        assert_eq!(decode(&proto::Session { direction: 9, ..session.clone() }), Ok(None));
+        assert!(decode(&proto::Session { origin: vec![0; 12], ..session }).is_err());
+    }
+}

@@ -1,0 +1,282 @@
+//! Receiver task of one link: passes records to the workers frame by frame, and acknowledges each frame when they have
+//! applied it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam::channel::Sender;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until, timeout};
+use vipgate_dataplane::replication::round::PurgeChunk;
+use vipgate_dataplane::session::record::ReplicationRecord;
+use vipgate_dataplane::worker::command::Command;
+
+use crate::peer::PeerEvent;
+use crate::peer::frame::{self, LinkError};
+use crate::peer::proto::frame::Kind;
+use crate::peer::proto::{Ack, SyncRequest};
+use crate::peer::replication::receive_state::{Action, ReceiveState};
+use crate::peer::replication::sync_rounds::SyncRounds;
+use crate::peer::status::{ReplicationStatus, StatusPublisher};
+use crate::peer::view::PeerView;
+use crate::peer::workers::{ApplyGuard, ApplyLocks, WorkerRequest, Workers, request_all};
+
+/// Timeout for receiving the view that the peer uses already.
+const VIEW_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Delay of the full sync that is requested after records were rejected for lack of capacity. Doubles each time, up to
+/// a minute: the table may stay full.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+const MAX_RETRY_DELAY: Duration = Duration::from_mins(1);
+
+/// Schedules full syncs after rejected records.
+#[derive(Debug)]
+struct RetrySchedule {
+    due: Option<Instant>,
+    delay: Duration,
+    /// During a round: whether records were rejected since its start. The full sync is requested after its end, since a
+    /// request would abort it.
+    in_round: Option<bool>,
+}
+
+impl RetrySchedule {
+    fn new() -> Self {
+        Self { due: None, delay: RETRY_DELAY, in_round: None }
+    }
+
+    fn rejected(&mut self, now: Instant) {
+        match &mut self.in_round {
+            Some(in_round) => *in_round = true,
+            None => _ = self.due.get_or_insert(now + self.delay),
+        }
+    }
+
+    fn requested(&mut self) {
+        (self.due, self.delay) = (None, (2 * self.delay).min(MAX_RETRY_DELAY));
+    }
+
+    fn round_begins(&mut self) {
+        (self.due, self.in_round) = (None, Some(false));
+    }
+
+    fn round_ends(&mut self, now: Instant) {
+        if self.in_round.take() == Some(true) {
+            self.rejected(now);
+        } else {
+            self.delay = (self.delay / 2).max(RETRY_DELAY);
+        }
+    }
+
+    /// Waits until a full sync is due; forever while no records were rejected.
+    async fn due(&self) {
+        match self.due {
+            Some(due) => sleep_until(due).await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// Result of the purge at the end of a round.
+#[derive(Clone, Copy, Debug, Default)]
+struct Purged {
+    removed: u64,
+    /// The active members have changed since the round began.
+    outdated: bool,
+    /// Sessions were kept that the peer may not have received yet.
+    kept: bool,
+}
+
+/// Applies the records received over one link.
+#[derive(Debug)]
+pub(crate) struct RecordReceiver<'a> {
+    pub(crate) peer: Arc<str>,
+    pub(crate) workers: Arc<dyn Workers>,
+    pub(crate) sync_rounds: SyncRounds,
+    pub(crate) apply_locks: &'a ApplyLocks,
+    pub(crate) status: StatusPublisher,
+    pub(crate) events: mpsc::Sender<PeerEvent>,
+    /// The view that the workers use.
+    pub(crate) view: watch::Receiver<Arc<PeerView>>,
+    /// Queue for acknowledgements and sync requests.
+    pub(crate) outgoing: mpsc::Sender<Vec<u8>>,
+}
+
+impl RecordReceiver<'_> {
+    /// Runs until the first error.
+    pub(crate) async fn run(self, mut frames: mpsc::Receiver<Kind>) -> LinkError {
+        match self.process(&mut frames).await {
+            Ok(()) => LinkError::ShuttingDown,
+            Err(reason) => reason,
+        }
+    }
+
+    async fn process(&self, frames: &mut mpsc::Receiver<Kind>) -> Result<(), LinkError> {
+        let guard = self.apply_locks.lock(&self.peer).await;
+        let mut inbound = ReceiveState::new(self.peer.clone(), self.sync_rounds.clone());
+        // The epoch of the last full sync that the peer had acknowledged when its round began; the same for a round
+        // that had to keep sessions that it didn't list.
+        let (mut acknowledged_epoch, mut kept_in) = (0, None);
+        let (mut retry, mut evicted) = (RetrySchedule::new(), self.evicted());
+        loop {
+            let kind = tokio::select! {
+                kind = frames.recv() => match kind {
+                    Some(kind) => kind,
+                    None => return Ok(()),
+                },
+                () = self.acknowledged_after(kept_in) => {
+                    kept_in = None;
+                    self.send(Kind::SyncRequest(SyncRequest {}))?;
+                    continue;
+                }
+                () = retry.due() => {
+                    retry.requested();
+                    self.send(Kind::SyncRequest(SyncRequest {}))?;
+                    continue;
+                }
+            };
+            // Standby sessions that a full table has evicted are missing here, whichever peer has sent them.
+            let now_evicted = self.evicted();
+            let mut rejected = now_evicted - std::mem::replace(&mut evicted, now_evicted);
+            let (number, step) = inbound.process(&kind)?;
+            match step {
+                Action::BeginRound { view } => {
+                    self.update_status(|status| status.in_sync_from = false);
+                    self.wait_for_view(view).await?;
+                    (acknowledged_epoch, kept_in) = (self.status.acknowledged_epoch(&self.peer), None);
+                    retry.round_begins();
+                    tracing::debug!(event = "round_begins", gateway = &*self.peer, view, acknowledged_epoch);
+                }
+                Action::Apply { records, round } => {
+                    let count = records.len() as u64;
+                    rejected += self.apply(records, round, &guard).await?;
+                    self.update_status(|status| status.received += count);
+                }
+                Action::Purge { round, view, needs_resync: again } => {
+                    let purged = self.purge(round, view, acknowledged_epoch, &guard).await?;
+                    tracing::debug!(event = "round_ends", gateway = &*self.peer, view, again, ?purged);
+                    retry.round_ends(Instant::now());
+                    if !purged.outdated && !purged.kept {
+                        inbound.end_round(round);
+                    }
+                    self.update_status(|status| {
+                        // Kept sessions don't matter here: none of the peer's sessions is missing.
+                        status.in_sync_from = !purged.outdated && !again;
+                        status.sync_view = view;
+                        status.purged += purged.removed;
+                    });
+                    if purged.kept && !purged.outdated {
+                        // An immediate full sync would list the same sessions: the peer must get the kept ones first.
+                        kept_in = Some(acknowledged_epoch);
+                    } else if again || purged.outdated {
+                        self.send(Kind::SyncRequest(SyncRequest {}))?;
+                    } else {
+                        self.emit(PeerEvent::Synced { gateway: self.peer.clone() }).await;
+                    }
+                }
+                Action::Released { view } => {
+                    self.update_status(|status| status.peer_released_view = status.peer_released_view.max(Some(view)));
+                    self.emit(PeerEvent::Released { gateway: self.peer.clone(), view }).await;
+                }
+            }
+            if rejected > 0 {
+                tracing::debug!(event = "records_rejected", gateway = &*self.peer, rejected);
+                retry.rejected(Instant::now());
+            }
+            self.send(Kind::Ack(Ack { number, refused: rejected > 0 }))?;
+        }
+    }
+
+    /// Waits until the peer has acknowledged a full sync of a later epoch; forever without an epoch.
+    async fn acknowledged_after(&self, epoch: Option<u64>) {
+        match epoch {
+            Some(epoch) => self.status.wait_for_epoch_after(&self.peer, epoch).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Waits until this gateway uses the peer's view, since the owner of a shard decides how its records are applied.
+    async fn wait_for_view(&self, view: u64) -> Result<(), LinkError> {
+        let mut own = self.view.clone();
+        let reached = timeout(VIEW_TIMEOUT, own.wait_for(|own| own.number >= view)).await;
+        match reached {
+            Ok(_) => Ok(()),
+            Err(_) => {
+                Err(LinkError::Connection(format!("the peer uses view {view}, which this gateway hasn't received")))
+            }
+        }
+    }
+
+    /// Number of standby sessions that the workers have evicted for lack of capacity.
+    fn evicted(&self) -> u64 {
+        (0..self.workers.count()).map(|worker| self.workers.replication_sender(worker).evicted()).sum()
+    }
+
+    fn send(&self, kind: Kind) -> Result<(), LinkError> {
+        self.outgoing.try_send(frame::encode(kind)).map_err(|_| LinkError::SendQueueFull)
+    }
+
+    /// Passes records to the workers; returns the number of records rejected for lack of capacity.
+    async fn apply(&self, records: Vec<ReplicationRecord>, round: u8, guard: &ApplyGuard) -> Result<u64, LinkError> {
+        // A peer that isn't in the policy owns no shards, so its records don't matter.
+        let Some(source) = self.workers.gateway_id(&self.peer) else { return Ok(0) };
+        let mut by_worker: Vec<Vec<ReplicationRecord>> = vec![Vec::new(); self.workers.count()];
+        for record in records {
+            by_worker[self.workers.worker_of(&record)].push(record);
+        }
+        let mut requests: Vec<WorkerRequest<Vec<ReplicationRecord>>> = Vec::new();
+        for (worker, records) in by_worker.into_iter().enumerate().filter(|(_, records)| !records.is_empty()) {
+            let command = move |reply| Command::ApplyRecords { records, round, source, reply };
+            requests.push((worker, Box::new(command)));
+        }
+        let rejected =
+            request_all(&self.workers, requests, guard.clone()).await.map_err(LinkError::WorkerUnavailable)?;
+        Ok(rejected.iter().map(|records| records.len() as u64).sum())
+    }
+
+    async fn purge(
+        &self,
+        round: u8,
+        view: u64,
+        acknowledged_epoch: u64,
+        guard: &ApplyGuard,
+    ) -> Result<Purged, LinkError> {
+        let mut purged = Purged::default();
+        // A peer that isn't in the policy owns nothing.
+        let Some(owner) = self.workers.gateway_id(&self.peer) else { return Ok(purged) };
+        for worker in 0..self.workers.count() {
+            let mut chunk = PurgeChunk {
+                owner,
+                round,
+                view,
+                acknowledged_epoch,
+                cursor: Some(0),
+                removed: 0,
+                outdated: false,
+                kept: false,
+            };
+            while chunk.cursor.is_some() {
+                let command = move |reply: Sender<PurgeChunk>| Command::PurgeStandby { chunk, reply };
+                let replies = request_all(&self.workers, vec![(worker, Box::new(command))], guard.clone())
+                    .await
+                    .map_err(LinkError::WorkerUnavailable)?;
+                chunk = replies.into_iter().next().ok_or(LinkError::WorkerUnavailable(worker))?;
+            }
+            purged.removed += chunk.removed;
+            purged.outdated |= chunk.outdated;
+            purged.kept |= chunk.kept;
+        }
+        Ok(purged)
+    }
+
+    fn update_status(&self, change: impl FnOnce(&mut ReplicationStatus)) {
+        self.status.update(&self.peer, |peer| change(&mut peer.replication));
+    }
+
+    async fn emit(&self, event: PeerEvent) {
+        // Without a receiver, the event isn't needed.
+        let _ = self.events.send(event).await;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,416 @@
+//! Sender state for one peer: changed records as they are queued by the workers, and a full sync when records could be
+//! missing. Bounded: records that don't fit are dropped, which makes a full sync necessary.
+//!
+//! A full sync starts when few frames are unacknowledged, and requests chunks of sessions from one worker after the
+//! other. While a request to a worker is outstanding, its queue must not be read: a chunk that followed newer records
+//! would revert them.
+
+use std::collections::VecDeque;
+
+use vipgate_dataplane::session::record::ReplicationRecord;
+use vipgate_dataplane::session::standby::MAX_RECORDS_APPLIED;
+
+use super::WINDOW;
+use crate::peer::frame::{self, LinkError};
+use crate::peer::proto::frame::Kind;
+use crate::peer::proto::{Released, Session, Sessions, SyncBegin, SyncEnd};
+use crate::peer::record;
+
+/// Maximum number of queued bytes per peer.
+pub(super) const MAX_QUEUED_BYTES: usize = 4 << 20;
+/// Chunks are requested only while fewer bytes than this are queued, to leave capacity for changed records.
+const SYNC_QUEUE_LIMIT: usize = 1 << 20;
+
+/// Highest record number by worker; 0: none.
+type RecordNumbers = Vec<u64>;
+
+/// Progress of a full sync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SyncProgress {
+    /// A full sync is necessary.
+    Required,
+    /// Chunks are being requested from the workers.
+    InProgress { worker: usize, cursor: u64, requested: bool },
+    /// All frames of the round are queued or sent.
+    Queued,
+    /// The peer has acknowledged the end of the round.
+    Complete,
+}
+
+/// A frame that is queued or unacknowledged.
+#[derive(Debug)]
+struct Entry {
+    number: u64,
+    /// The encoded frame; empty once sent.
+    bytes: Vec<u8>,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Sessions {
+        numbers: RecordNumbers,
+        count: u64,
+    },
+    Begin,
+    /// End of the round that began with the frame `begin`.
+    End {
+        round: u32,
+        begin: u64,
+        epoch: u64,
+        numbers: RecordNumbers,
+    },
+    Released {
+        view: u64,
+    },
+}
+
+/// A request to a worker for a chunk of its sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ChunkRequest {
+    pub(super) round: u32,
+    pub(super) worker: usize,
+    pub(super) cursor: u64,
+    /// The view at the start of the round, and the replication epoch of the previous replies.
+    pub(super) expected: (u64, Option<u64>),
+}
+
+/// Sender state for one peer.
+#[derive(Debug)]
+pub(super) struct SendState {
+    workers: usize,
+    linked: bool,
+    /// Number of the next frame; starts at 1 with each link.
+    next: u64,
+    batch: Vec<Session>,
+    batch_numbers: RecordNumbers,
+    queue: VecDeque<Entry>,
+    queued: usize,
+    unacknowledged: VecDeque<Entry>,
+    sync: SyncProgress,
+    round: u32,
+    /// The view that this gateway uses.
+    view: u64,
+    /// The view at the start of the current round.
+    begun_by: u64,
+    /// A view that the workers already used when a round with an older view was aborted: the next round waits for it.
+    min_view: u64,
+    /// The replication epoch of the current round, once a worker has replied.
+    epoch: Option<u64>,
+    /// The epoch of the last round that the peer has completely acknowledged: it has all records that were to be
+    /// replicated to it by then. Lower where records may be missing.
+    pub(super) acknowledged_epoch: u64,
+    /// The initial value of `acknowledged_epoch`, inherited from a previous process. Never reset below it: the state of
+    /// sessions left by that process is unknown anyway. Sessions of this process are replicated in later epochs.
+    inherited_epoch: u64,
+    /// Number of the current round's SyncBegin frame, and of the last frame with rejected records.
+    begin: u64,
+    last_rejected: u64,
+    /// Numbers of dropped records; covered by the next round.
+    missed: RecordNumbers,
+    /// Numbers of dropped records that the current round covers.
+    covered: RecordNumbers,
+    /// The view whose moved shards were released, and whether the Released frame is queued.
+    release: Option<(u64, bool)>,
+    pub(super) released: Option<u64>,
+    pub(super) sent: u64,
+    pub(super) resyncs: u64,
+}
+
+impl SendState {
+    /// State before the first link. A previous process has replicated its sessions up to this epoch.
+    pub(super) fn new(workers: usize, acknowledged_epoch: u64) -> Self {
+        Self {
+            workers,
+            linked: false,
+            next: 1,
+            batch: Vec::new(),
+            batch_numbers: vec![0; workers],
+            queue: VecDeque::new(),
+            queued: 0,
+            unacknowledged: VecDeque::new(),
+            sync: SyncProgress::Required,
+            round: 0,
+            view: 0,
+            begun_by: 0,
+            min_view: 0,
+            epoch: None,
+            acknowledged_epoch,
+            inherited_epoch: acknowledged_epoch,
+            begin: 0,
+            last_rejected: 0,
+            missed: vec![0; workers],
+            covered: vec![0; workers],
+            release: None,
+            released: None,
+            sent: 0,
+            resyncs: 0,
+        }
+    }
+
+    /// Sets the view that this gateway uses.
+    pub(super) fn set_view(&mut self, view: u64) {
+        self.view = view;
+    }
+
+    /// Number of queued bytes.
+    pub(super) fn queued(&self) -> usize {
+        self.queued
+    }
+
+    /// Whether the peer has acknowledged a full sync, with no records missing since.
+    pub(super) fn in_sync(&self) -> bool {
+        self.sync == SyncProgress::Complete
+    }
+
+    /// A link has come up: a full sync is necessary, since the peer's state is unknown.
+    pub(super) fn link_up(&mut self) {
+        self.link_down();
+        self.linked = true;
+        (self.next, self.last_rejected) = (1, 0);
+    }
+
+    /// The peer has restarted: records acknowledged by its previous process may be missing.
+    pub(super) fn peer_restarted(&mut self) {
+        self.acknowledged_epoch = 0;
+    }
+
+    /// The link has gone down.
+    pub(super) fn link_down(&mut self) {
+        self.require_sync();
+        for entry in std::mem::take(&mut self.unacknowledged) {
+            self.mark_missed(entry.content);
+        }
+        self.linked = false;
+    }
+
+    /// Makes a full sync necessary. Drops queued frames, since the sync covers them.
+    pub(super) fn require_sync(&mut self) {
+        if matches!(self.sync, SyncProgress::InProgress { .. } | SyncProgress::Queued) {
+            // Workers treat sessions that they have listed as replicated, and which of them arrive is unknown until the
+            // end of the round is acknowledged.
+            self.acknowledged_epoch = self.acknowledged_epoch.min(self.inherited_epoch);
+        }
+        self.sync = SyncProgress::Required;
+        self.batch.clear();
+        let numbers = std::mem::replace(&mut self.batch_numbers, vec![0; self.workers]);
+        merge_max(&mut self.missed, &numbers);
+        let covered = std::mem::replace(&mut self.covered, vec![0; self.workers]);
+        merge_max(&mut self.missed, &covered);
+        self.queued = 0;
+        for entry in std::mem::take(&mut self.queue) {
+            self.mark_missed(entry.content);
+        }
+    }
+
+    fn mark_missed(&mut self, content: Content) {
+        match content {
+            Content::Sessions { numbers, .. } | Content::End { numbers, .. } => merge_max(&mut self.missed, &numbers),
+            Content::Begin => {}
+            Content::Released { view } => {
+                let view = self.release.map_or(view, |(pending, _)| pending.max(view));
+                self.release = Some((view, false));
+            }
+        }
+    }
+
+    /// Adds a changed record from a worker's replication queue.
+    pub(super) fn push(&mut self, worker: usize, number: u64, record: &ReplicationRecord) {
+        if !self.linked || self.sync == SyncProgress::Required {
+            self.missed[worker] = self.missed[worker].max(number);
+            self.sync = SyncProgress::Required;
+            return;
+        }
+        self.batch_numbers[worker] = self.batch_numbers[worker].max(number);
+        self.add_to_batch(record);
+        if self.queued > MAX_QUEUED_BYTES {
+            self.require_sync();
+        }
+    }
+
+    fn add_to_batch(&mut self, record: &ReplicationRecord) {
+        self.batch.push(record::encode(record));
+        if self.batch.len() == MAX_RECORDS_APPLIED {
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        if self.batch.is_empty() {
+            return;
+        }
+        let sessions = std::mem::take(&mut self.batch);
+        let count = sessions.len() as u64;
+        let numbers = std::mem::replace(&mut self.batch_numbers, vec![0; self.workers]);
+        self.queue(Content::Sessions { numbers, count }, |number| Kind::Sessions(Sessions { number, sessions }));
+    }
+
+    fn queue(&mut self, content: Content, kind: impl FnOnce(u64) -> Kind) {
+        let number = self.next;
+        self.next += 1;
+        let bytes = frame::encode(kind(number));
+        self.queued += bytes.len();
+        self.queue.push_back(Entry { number, bytes, content });
+    }
+
+    /// The next request to a worker, if one is due. Until its reply, that worker's replication queue must not be read.
+    pub(super) fn next_request(&mut self) -> Option<ChunkRequest> {
+        if !self.linked {
+            return None;
+        }
+        if self.sync == SyncProgress::Required && self.unacknowledged.len() < WINDOW / 2 && self.view >= self.min_view {
+            self.round = self.round.wrapping_add(1);
+            self.resyncs += 1;
+            self.covered = std::mem::replace(&mut self.missed, vec![0; self.workers]);
+            (self.begun_by, self.epoch, self.begin) = (self.view, None, self.next);
+            let (round, view) = (self.round, self.view);
+            self.queue(Content::Begin, |number| Kind::SyncBegin(SyncBegin { number, round, view }));
+            self.sync = SyncProgress::InProgress { worker: 0, cursor: 0, requested: false };
+            if self.workers == 0 {
+                self.end();
+            }
+        }
+        match self.sync {
+            SyncProgress::InProgress { worker, cursor, requested: false } if self.queued < SYNC_QUEUE_LIMIT => {
+                Some(ChunkRequest { round: self.round, worker, cursor, expected: (self.begun_by, self.epoch) })
+            }
+            SyncProgress::InProgress { .. }
+            | SyncProgress::Required
+            | SyncProgress::Queued
+            | SyncProgress::Complete => None,
+        }
+    }
+
+    /// Notes that the request was sent.
+    pub(super) fn request_sent(&mut self) {
+        if let SyncProgress::InProgress { requested, .. } = &mut self.sync {
+            *requested = true;
+        }
+    }
+
+    /// Checks a reply's replication epoch, and the view of the last change of active members. The ownership of shards
+    /// must be the same throughout a round and match its view, else the peer would purge sessions that another round
+    /// has listed. If it isn't, the round is aborted and a new full sync is necessary.
+    pub(super) fn check_ownership(&mut self, request: ChunkRequest, (epoch, since): (u64, u64)) {
+        if request.round != self.round || !matches!(self.sync, SyncProgress::InProgress { .. }) {
+            return;
+        }
+        let is_same_epoch = *self.epoch.get_or_insert(epoch) == epoch;
+        if !is_same_epoch || since > self.begun_by {
+            self.min_view = since;
+            self.require_sync();
+        }
+    }
+
+    /// Adds a worker's chunk of records, and its cursor for the next one.
+    pub(super) fn add_chunk(&mut self, request: ChunkRequest, records: &[ReplicationRecord], cursor: Option<u64>) {
+        let expected = SyncProgress::InProgress { worker: request.worker, cursor: request.cursor, requested: true };
+        if request.round != self.round || self.sync != expected {
+            return;
+        }
+        // Frames keep the order of events: older changed records first.
+        self.flush();
+        for record in records {
+            self.add_to_batch(record);
+        }
+        self.flush();
+        match cursor {
+            Some(cursor) => self.sync = SyncProgress::InProgress { worker: request.worker, cursor, requested: false },
+            None if request.worker + 1 < self.workers => {
+                self.sync = SyncProgress::InProgress { worker: request.worker + 1, cursor: 0, requested: false };
+            }
+            None => self.end(),
+        }
+    }
+
+    fn end(&mut self) {
+        let numbers = std::mem::replace(&mut self.covered, vec![0; self.workers]);
+        let (round, begin, epoch) = (self.round, self.begin, self.epoch.unwrap_or(0));
+        self.queue(Content::End { round, begin, epoch, numbers }, |number| Kind::SyncEnd(SyncEnd { number, round }));
+        self.sync = SyncProgress::Queued;
+    }
+
+    /// Queues a Released frame for a view, to be sent after the full sync.
+    pub(super) fn release(&mut self, view: u64) {
+        if self.released.is_none_or(|released| released < view)
+            && self.release.is_none_or(|(pending, _)| pending < view)
+        {
+            self.release = Some((view, false));
+        }
+    }
+
+    /// All replication queues have been read to their end.
+    pub(super) fn queues_drained(&mut self) {
+        let is_synced = match self.sync {
+            SyncProgress::Queued | SyncProgress::Complete => true,
+            SyncProgress::Required | SyncProgress::InProgress { .. } => false,
+        };
+        if let (true, true, Some((view, false))) = (self.linked, is_synced, self.release) {
+            self.flush();
+            self.release = Some((view, true));
+            self.queue(Content::Released { view }, |number| Kind::Released(Released { number, view }));
+        }
+    }
+
+    /// The next frame to send, if the window permits.
+    pub(super) fn next_frame(&mut self) -> Option<Vec<u8>> {
+        if !self.linked || self.unacknowledged.len() >= WINDOW {
+            return None;
+        }
+        if self.queue.is_empty() {
+            // Only now: while other frames are queued, the batch can grow.
+            self.flush();
+        }
+        let mut entry = self.queue.pop_front()?;
+        let bytes = std::mem::take(&mut entry.bytes);
+        self.queued -= bytes.len();
+        if let Content::Sessions { count, .. } = entry.content {
+            self.sent += count;
+        }
+        self.unacknowledged.push_back(entry);
+        Some(bytes)
+    }
+
+    /// The peer has rejected records of this frame for lack of capacity. It will request a full sync later; until a
+    /// round that begins after this frame is acknowledged, no epoch counts as acknowledged.
+    pub(super) fn records_rejected(&mut self, number: u64) {
+        self.last_rejected = self.last_rejected.max(number);
+        self.acknowledged_epoch = self.acknowledged_epoch.min(self.inherited_epoch);
+    }
+
+    /// The peer has applied all frames up to a number. Returns the highest record numbers in them by worker.
+    pub(super) fn frames_acknowledged(&mut self, number: u64) -> Result<Vec<u64>, LinkError> {
+        if self.unacknowledged.back().is_none_or(|last| last.number < number) {
+            return Err(LinkError::ProtocolViolation("acknowledgement of a frame that wasn't sent"));
+        }
+        let mut all = vec![0; self.workers];
+        while let Some(entry) = self.unacknowledged.pop_front_if(|entry| entry.number <= number) {
+            match entry.content {
+                Content::Sessions { numbers, .. } => merge_max(&mut all, &numbers),
+                Content::Begin => {}
+                Content::End { round, begin, epoch, numbers } => {
+                    merge_max(&mut all, &numbers);
+                    // Even if another full sync is necessary: the peer has the records of that epoch.
+                    if self.last_rejected < begin {
+                        self.acknowledged_epoch = self.acknowledged_epoch.max(epoch);
+                    }
+                    if round == self.round && self.sync == SyncProgress::Queued {
+                        self.sync = SyncProgress::Complete;
+                    }
+                }
+                Content::Released { view } => {
+                    self.released = Some(view);
+                    self.release = self.release.filter(|(pending, _)| *pending > view);
+                }
+            }
+        }
+        Ok(all)
+    }
+}
+
+fn merge_max(to: &mut RecordNumbers, by: &[u64]) {
+    to.iter_mut().zip(by).for_each(|(to, by)| *to = (*to).max(*by));
+}
+
+#[cfg(test)]
+mod tests;

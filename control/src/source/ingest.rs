@@ -1,0 +1,261 @@
+//! Ingestion of a policy source, by policyd and by a gateway with manifests in files: applies its events to the store,
+//! compiles the policy, and maintains the status of the source.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use tokio::task::JoinError;
+
+use super::store::{AcceptedEmpty, CompileOutcome, ManifestStore};
+use super::{SourceEvent, SourceUpdate};
+use crate::metric::{Family, Kind, Labels, family};
+
+/// Maximum number of reasons in a summary.
+const MAX_LISTED_REASONS: usize = 5;
+
+/// The status of a policy source, shared with its readers.
+#[derive(Debug)]
+pub struct SourceStatus {
+    /// A description of the source, for output.
+    pub name: String,
+    /// Why the source is unreachable; `None`: it is reachable.
+    pub unreachable: ArcSwapOption<String>,
+    /// The result of the last compilation.
+    pub compiled: ArcSwap<CompileOutcome>,
+    /// Its health.
+    pub health: ArcSwap<SourceHealth>,
+}
+
+/// The health of a source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceHealth {
+    /// Why it is unhealthy; empty: it is healthy.
+    pub reasons: Vec<String>,
+    /// When it became healthy or unhealthy.
+    pub since: SystemTime,
+    /// Whether it waits for a first policy: there is none, and an empty one wasn't accepted.
+    pub waiting: bool,
+}
+
+impl SourceHealth {
+    /// Whether it is healthy.
+    pub fn is_healthy(&self) -> bool {
+        self.reasons.is_empty()
+    }
+
+    /// Why a gateway or policy server waits for a first policy; `None`: it doesn't.
+    pub fn waiting_reason(&self) -> Option<String> {
+        let advice = "it needs a manifest, `vipgate policy accept-empty`, or `allow_empty: true`";
+        self.waiting.then(|| format!("the source has no policy yet: {}; {advice}", self.summary()))
+    }
+
+    /// The reasons as text, at most five of them.
+    pub fn summary(&self) -> String {
+        let mut text = self.reasons.iter().take(MAX_LISTED_REASONS).cloned().collect::<Vec<_>>().join("; ");
+        if self.reasons.len() > MAX_LISTED_REASONS {
+            let _ = write!(text, "; and {} more", self.reasons.len() - MAX_LISTED_REASONS);
+        }
+        text
+    }
+
+    /// Seconds since it became healthy or unhealthy.
+    pub fn age_seconds(&self) -> u64 {
+        SystemTime::now().duration_since(self.since).unwrap_or_default().as_secs()
+    }
+}
+
+impl SourceStatus {
+    fn new(name: String) -> Self {
+        let health = SourceHealth { reasons: vec!["not read yet".to_owned()], since: SystemTime::now(), waiting: true };
+        Self {
+            name,
+            unreachable: ArcSwapOption::empty(),
+            compiled: ArcSwap::default(),
+            health: ArcSwap::from_pointee(health),
+        }
+    }
+
+    /// Updates the health, and logs changes.
+    fn update_health(&self) {
+        let (compiled, before) = (self.compiled.load(), self.health.load());
+        let lost = self.unreachable.load_full().map(|lost| lost.to_string());
+        let reasons: Vec<String> = lost.into_iter().chain(compiled.unhealthy.iter().cloned()).collect();
+        let waiting = compiled.placement.is_none();
+        if reasons == before.reasons && waiting == before.waiting {
+            return;
+        }
+        let since = if reasons.is_empty() == before.is_healthy() { before.since } else { SystemTime::now() };
+        let now = SourceHealth { reasons, since, waiting };
+        if let Some(reason) = now.waiting_reason() {
+            tracing::warn!(event = "source_empty", source = self.name, "{reason}");
+        } else if now.is_healthy() {
+            tracing::info!(event = "source_healthy", source = self.name, "the policy source is readable and not empty");
+        } else {
+            let reason = now.summary();
+            tracing::error!(
+                event = "source_unhealthy",
+                source = self.name,
+                "the policy source is partly or fully empty or unreadable; its last good state stays in force: {reason}"
+            );
+        }
+        self.health.store(Arc::new(now));
+    }
+
+    /// Its metrics.
+    pub(crate) fn families(&self) -> Vec<Family> {
+        let states = self.compiled.load().states().map(|(state, count)| (vec![("state", state.to_owned())], count));
+        vec![
+            family(
+                "policy_source_healthy",
+                "Whether the whole policy source is readable and not empty; if not, its last good state stays in force",
+                Kind::Gauge,
+                vec![(Labels::new(), self.health.load().is_healthy().into())],
+            ),
+            family(
+                "policy_objects",
+                "Manifests by state: in force as written, in force in their last good version, not in force",
+                Kind::Gauge,
+                states.into(),
+            ),
+        ]
+    }
+}
+
+/// Applies the events of a source to its store.
+#[derive(Debug)]
+pub struct SourceIngester {
+    store: ManifestStore,
+    status: Arc<SourceStatus>,
+}
+
+impl SourceIngester {
+    /// Creates the ingester of a source with this name.
+    pub fn new(name: String, store: ManifestStore) -> Self {
+        Self { store, status: Arc::new(SourceStatus::new(name)) }
+    }
+
+    /// The status of the source.
+    pub fn status(&self) -> Arc<SourceStatus> {
+        self.status.clone()
+    }
+
+    /// Applies events and compiles the result on a blocking thread. Returns the time of compilation; `None` without
+    /// updates.
+    pub async fn ingest(&mut self, events: impl IntoIterator<Item = SourceEvent>) -> Option<Duration> {
+        let mut updates = Vec::new();
+        for event in events {
+            match event {
+                SourceEvent::Update(update) => {
+                    if self.status.unreachable.swap(None).is_some() {
+                        let source = &self.status.name;
+                        tracing::info!(event = "source_found", source, "the policy source is reachable again");
+                    }
+                    updates.push(update);
+                }
+                SourceEvent::Unreachable(reason) => {
+                    let source = &self.status.name;
+                    tracing::warn!(event = "source_lost", source, reason, "the policy source is unreachable");
+                    self.status.unreachable.store(Some(Arc::new(reason)));
+                }
+            }
+        }
+        if updates.is_empty() {
+            self.status.update_health();
+            return None;
+        }
+        Some(self.compile(updates).await)
+    }
+
+    /// Accepts that the source, or parts of it, are empty, and removes the objects retained so far.
+    ///
+    /// # Errors
+    /// No part of it is empty; with the reason.
+    pub async fn accept_empty(&mut self) -> Result<AcceptedEmpty, String> {
+        let accepted = self.store.accept_empty()?;
+        for (name, objects) in &accepted.entries {
+            tracing::warn!(event = "empty_accepted", text = %name, objects, "accepted as empty; removing its objects");
+        }
+        self.compile(Vec::new()).await;
+        Ok(accepted)
+    }
+
+    async fn compile(&mut self, updates: Vec<SourceUpdate>) -> Duration {
+        let (mut store, status) = (std::mem::take(&mut self.store), self.status.clone());
+        let work = tokio::task::spawn_blocking(move || {
+            let start = Instant::now();
+            for update in updates {
+                store.update(update);
+            }
+            let outcome = store.compile();
+            let took = start.elapsed();
+            // Comparing the diagnostics of thousands of manifests and dropping the previous result is slow, too.
+            let before = status.compiled.load_full();
+            log_changes(&before, &outcome);
+            status.compiled.store(Arc::new(outcome));
+            (store, took)
+        });
+        let (store, took) = join_result(work.await);
+        self.store = store;
+        self.status.update_health();
+        took
+    }
+}
+
+/// The result of a blocking task. A panic in it is a bug and is propagated.
+pub(crate) fn join_result<T>(work: Result<T, JoinError>) -> T {
+    work.unwrap_or_else(|error| std::panic::resume_unwind(Box::new(error.to_string())))
+}
+
+/// Logs new diagnostics and newly faulty objects.
+fn log_changes(before: &CompileOutcome, now: &CompileOutcome) {
+    for diagnostic in now.diagnostics.iter().filter(|diagnostic| !before.diagnostics.contains(diagnostic)) {
+        if diagnostic.is_error() {
+            tracing::error!(event = "manifest_refused", "{diagnostic}");
+        } else {
+            tracing::warn!(event = "manifest_warning", "{diagnostic}");
+        }
+    }
+    for (id, faulty) in now.faulty.iter().filter(|(id, faulty)| before.faulty.get(*id) != Some(faulty)) {
+        let effect = if faulty.has_last_good { "its last good version stays in force" } else { "it is left out" };
+        tracing::error!(event = "object_refused", object = %id, "{id} is not in force as written: {effect}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use super::*;
+
+    /// `count` Services, each with the same invalid field, so that there are many diagnostics to compare.
+    fn manifests(count: u32, port: &str) -> String {
+        let mut text = String::new();
+        for n in 0..count {
+            let _ = write!(
+                text,
+                "---\napiVersion: v1\nkind: Service\n\
+                 metadata: {{name: s{n}, namespace: a, annotations: {{vipgate.io/egress: \"true\"}}}}\n\
+                 spec: {{type: LoadBalancer, ports: [{{port: {port}}}]}}\n\
+                 status: {{loadBalancer: {{ingress: [{{ip: 100.0.{}.{}}}]}}}}\n",
+                n >> 8,
+                n & 255
+            );
+        }
+        text
+    }
+
+    #[tokio::test]
+    async fn compiling_a_large_source_does_not_block_the_calling_thread() {
+        let mut intake = SourceIngester::new("a test".to_owned(), ManifestStore::default());
+        for port in ["80", "70000", "70001"] {
+            let changed = vec![("x.yaml".into(), Ok(manifests(1500, port)))];
+            let update = SourceUpdate { full: true, changed, ..SourceUpdate::default() };
+            let worked = crate::stalls::thread_cpu_time();
+            let took = intake.ingest([SourceEvent::Update(update)]).await.unwrap();
+            let worked = crate::stalls::thread_cpu_time().saturating_sub(worked);
+            assert!(worked < took / 10, "this thread worked for {worked:?} of {took:?}");
+        }
+    }
+}

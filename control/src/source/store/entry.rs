@@ -1,0 +1,141 @@
+//! One entry of a source: its objects, and retained objects that it no longer has but that stay in force.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use vipgate_policy::diagnostic::{Diagnostic, ObjectLocation};
+use vipgate_policy::manifest::{Manifests, Object, ObjectId, UnsupportedKinds, read};
+use vipgate_policy::yaml::Source;
+
+/// The state of an entry at its last update.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Presence {
+    /// Parsed; some of its objects may be invalid.
+    #[default]
+    Read,
+    /// It or its directory can't be read, or its objects can't be identified.
+    Unreadable,
+    /// It has no documents, such as a file truncated by a shell's `>` before it is written.
+    Empty,
+    /// The configured file or its directory is missing.
+    Missing,
+    /// Removed.
+    Removed,
+    /// Parsed, and has no objects any more.
+    NoObjects,
+}
+
+/// One entry.
+#[derive(Debug, Default)]
+pub(super) struct Entry {
+    pub(super) presence: Presence,
+    /// Its objects, and the last good versions of the retained ones.
+    pub(super) objects: Vec<Arc<Object>>,
+    /// The retained ones of them, which it doesn't have readably now.
+    pub(super) retained: BTreeSet<ObjectId>,
+    /// Invalid objects without a last good version.
+    pub(super) rejected: BTreeSet<ObjectId>,
+    /// Its diagnostics.
+    pub(super) diagnostics: Vec<Diagnostic>,
+    /// Its objects in force after the last compilation.
+    pub(super) in_force: Vec<Arc<Object>>,
+    /// Whether `in_force` may differ from `objects`.
+    pub(super) in_force_differs: bool,
+}
+
+impl Entry {
+    /// The entry with new content. Retains previous objects that are unreadable now, and all of them if it has none
+    /// now.
+    pub(super) fn with_content(self, name: &Arc<str>, content: Result<String, String>) -> Self {
+        let text = match content {
+            Ok(text) => text,
+            Err(reason) => {
+                let diagnostics = vec![Diagnostic::for_file(name, reason)];
+                return Self { diagnostics, ..self.with_all_retained(Presence::Unreadable) };
+            }
+        };
+        let mut manifests = Manifests::default();
+        read(&Arc::new(Source::new(name, text)), UnsupportedKinds::Ignore, &mut manifests);
+        let Manifests { objects, diagnostics: complaints, unreadable: broken, documents } = manifests;
+        let mut objects: Vec<Arc<Object>> = objects.into_iter().map(Arc::new).collect();
+        let mut invalid: BTreeSet<ObjectLocation> = BTreeSet::new();
+        let mut invalid_ids: BTreeSet<ObjectId> = broken.iter().map(|(_, id)| id.clone()).collect();
+        // An error that can't be attributed to an object may concern any of the previous objects.
+        let mut unattributed = false;
+        for error in complaints.iter().filter(|diagnostic| diagnostic.is_error()) {
+            let Some(location) = error.object else {
+                unattributed = true;
+                continue;
+            };
+            match objects.iter().find(|object| object.origin.location() == location) {
+                Some(object) => drop(invalid_ids.insert(object.id.clone())),
+                None => unattributed |= !broken.iter().any(|(broken, _)| *broken == location),
+            }
+            invalid.insert(location);
+        }
+        objects.retain(|object| !invalid.contains(&object.origin.location()));
+        let named: BTreeSet<ObjectId> = objects.iter().map(|object| object.id.clone()).collect();
+        let (mut kept, mut refused) = (BTreeSet::new(), invalid_ids.clone());
+        refused.retain(|id| !named.contains(id));
+        for object in &self.objects {
+            if !named.contains(&object.id) && (unattributed || invalid_ids.contains(&object.id)) {
+                kept.insert(object.id.clone());
+                refused.remove(&object.id);
+                objects.push(object.clone());
+            }
+        }
+        let presence = if unattributed { Presence::Unreadable } else { Presence::Read };
+        if objects.is_empty() && !unattributed {
+            let presence = if documents == 0 { Presence::Empty } else { Presence::NoObjects };
+            return Self { rejected: refused, diagnostics: complaints, ..self.with_all_retained(presence) };
+        }
+        Self {
+            presence,
+            objects,
+            retained: kept,
+            rejected: refused,
+            diagnostics: complaints,
+            in_force: self.in_force,
+            in_force_differs: true,
+        }
+    }
+
+    /// The entry with all its objects retained.
+    pub(super) fn with_all_retained(self, presence: Presence) -> Self {
+        let kept = self.objects.iter().map(|object| object.id.clone()).collect();
+        Self { presence, retained: kept, rejected: BTreeSet::new(), diagnostics: Vec::new(), ..self }
+    }
+
+    /// Why some of its objects aren't in force as written.
+    pub(super) fn reasons(&self, name: &str) -> Vec<String> {
+        let errors = self.diagnostics.iter().filter(|diagnostic| diagnostic.is_error());
+        let errors: Vec<String> = errors.map(ToString::to_string).collect();
+        if !errors.is_empty() {
+            return errors;
+        }
+        let reason = match self.presence {
+            Presence::Read | Presence::Unreadable => "can't be read",
+            Presence::Empty => "is empty",
+            Presence::Missing => "is missing with its directory",
+            Presence::Removed => "was removed as the last manifest of the source",
+            Presence::NoObjects => "has no objects any more, and neither has the source",
+        };
+        vec![format!("{name}: {reason}")]
+    }
+
+    /// Whether it proves that the source isn't empty: it has objects now, or can't be read.
+    pub(super) fn is_present(&self) -> bool {
+        match self.presence {
+            Presence::Read | Presence::Unreadable => !self.objects.is_empty(),
+            Presence::Empty | Presence::Missing | Presence::Removed | Presence::NoObjects => false,
+        }
+    }
+
+    /// The number of its objects that are in force only because its emptiness isn't accepted.
+    pub(super) fn withheld(&self) -> usize {
+        match self.presence {
+            Presence::Empty | Presence::Missing | Presence::Removed | Presence::NoObjects => self.objects.len(),
+            Presence::Read | Presence::Unreadable => 0,
+        }
+    }
+}

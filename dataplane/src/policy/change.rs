@@ -1,0 +1,82 @@
+//! Policy changes: the difference between two policies, by key. Every update of a running policy is applied as a
+//! change.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::spec::{ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, PolicySet, ServiceSpec, VipSpec};
+
+/// A policy change. What it doesn't name stays; every key is named at most once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PolicyChange {
+    /// Version of the policy after the change.
+    pub version: String,
+    /// New or changed egress policies.
+    pub policies: Vec<EgressSpec>,
+    /// New or changed VIPs.
+    pub vips: Vec<VipSpec>,
+    /// New or changed endpoints.
+    pub endpoints: Vec<EndpointSpec>,
+    /// New or changed Services.
+    pub services: Vec<ServiceSpec>,
+    /// All overlay nodes, if any of them has changed.
+    pub nodes: Option<Vec<NodeSpec>>,
+    /// Cluster addresses, if they have changed.
+    pub cluster: Option<ClusterSpec>,
+    /// Removed objects.
+    pub removed: Removed,
+}
+
+/// Keys of removed objects.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Names of egress policies.
+    pub policies: Vec<Arc<str>>,
+    /// VIPs.
+    pub vips: Vec<IpAddr>,
+    /// Endpoints.
+    pub endpoints: Vec<IpAddr>,
+    /// Names of Services.
+    pub services: Vec<Arc<str>>,
+}
+
+impl PolicyChange {
+    /// The change from `old` to `new`.
+    pub fn between(old: &PolicySet, new: &PolicySet) -> Self {
+        let (policies, policies_removed) = diff(&old.policies, &new.policies, |policy| policy.name.clone());
+        let (vips, vips_removed) = diff(&old.vips, &new.vips, |vip| vip.address);
+        let (endpoints, endpoints_removed) = diff(&old.endpoints, &new.endpoints, |endpoint| endpoint.address);
+        let (services, services_removed) = diff(&old.services, &new.services, |service| service.name.clone());
+        let removed = Removed {
+            policies: policies_removed,
+            vips: vips_removed,
+            endpoints: endpoints_removed,
+            services: services_removed,
+        };
+        let nodes = (old.nodes != new.nodes).then(|| new.nodes.clone());
+        let cluster = (old.cluster != new.cluster).then(|| new.cluster.clone());
+        Self { version: new.version.clone(), policies, vips, endpoints, services, nodes, cluster, removed }
+    }
+
+    /// Whether nothing changes, except the version.
+    pub fn is_empty(&self) -> bool {
+        let Self { version: _, policies, vips, endpoints, services, nodes, cluster, removed } = self;
+        let is_empty = policies.is_empty() && vips.is_empty() && endpoints.is_empty() && services.is_empty();
+        let is_empty = is_empty && nodes.is_none() && cluster.is_none();
+        is_empty && *removed == Removed::default()
+    }
+}
+
+/// New and changed items, and the keys of removed ones.
+fn diff<T: Clone + PartialEq, K: std::hash::Hash + Ord>(
+    old: &[T],
+    new: &[T],
+    key: impl Fn(&T) -> K,
+) -> (Vec<T>, Vec<K>) {
+    let mut left: HashMap<K, &T> = old.iter().map(|item| (key(item), item)).collect();
+    let changed = new.iter().filter(|item| left.remove(&key(item)) != Some(*item)).cloned().collect();
+    let mut removed: Vec<K> = left.into_keys().collect();
+    removed.sort();
+    (changed, removed)
+}

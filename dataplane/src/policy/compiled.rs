@@ -1,0 +1,367 @@
+//! Compiled policy, as the stages read it: endpoints, destinations, VIPs, Services.
+
+use crate::flow::ids::{EgressId, VipId};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use foldhash::HashMap;
+
+use super::cluster::{ClusterPrefixes, DestinationMatch};
+use super::endpoints::{Endpoint, Endpoints};
+use super::listeners::{Backends, Frontends};
+use super::members::Members;
+use super::overlay::Nodes;
+use super::prefixes::Prefixes;
+use super::quota::EndpointUsage;
+use super::service::{Backend, Service, ServiceFamily};
+use super::spec::{Announce, ClusterSpec, EgressSpec};
+use crate::flow::address::{Address, V6};
+use crate::flow::ids::EndpointId;
+use crate::flow::ids::NodeId;
+use crate::flow::ids::Owner;
+use crate::flow::ids::{FrontendId, ServiceId};
+use crate::flow::listener::Listener;
+use crate::policy::shards::{Shard, Shards};
+use crate::ports::vip::VipPorts;
+
+/// The compiled policy. What a change doesn't touch is shared with the previous policy.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    pub(super) version: String,
+    /// By number.
+    pub(super) egress: Arc<Vec<Option<Arc<Egress>>>>,
+    /// By number.
+    pub(super) vips: Arc<Vec<Option<Arc<Vip>>>>,
+    /// By number.
+    pub(super) services: Arc<Vec<Option<Arc<Service>>>>,
+    pub(super) members: Arc<Members>,
+    pub(super) nodes: Arc<Nodes>,
+    pub(super) cluster: Arc<ClusterSpec>,
+    pub(super) v4: FamilyIndex<u32>,
+    pub(super) v6: FamilyIndex<V6>,
+}
+
+/// Address lookup tables of one family.
+#[derive(Clone, Debug)]
+pub struct FamilyIndex<A> {
+    pub(super) endpoints: Endpoints<A>,
+    pub(super) vips: Arc<HashMap<A, VipId>>,
+    pub(super) frontends: Frontends<A>,
+    pub(super) backends: Backends<A>,
+    pub(super) pod_nodes: Arc<Prefixes<A, NodeId>>,
+    pub(super) cluster: Arc<ClusterPrefixes<A>>,
+}
+
+impl<A: Address> FamilyIndex<A> {
+    pub(super) fn empty() -> Self {
+        Self {
+            endpoints: Endpoints::empty(),
+            vips: Arc::default(),
+            frontends: Arc::default(),
+            backends: Backends::empty(),
+            pod_nodes: Arc::new(Prefixes::new([])),
+            cluster: ClusterPrefixes::new(&ClusterSpec::default()),
+        }
+    }
+}
+
+/// An egress policy.
+#[derive(Debug)]
+pub struct Egress {
+    /// Its spec.
+    pub spec: EgressSpec,
+    /// Its number.
+    pub id: EgressId,
+    /// IPv4 destinations; traffic to others is routed unchanged.
+    pub(super) v4: Prefixes<u32, DestinationMatch>,
+    /// IPv6 destinations.
+    pub(super) v6: Prefixes<V6, DestinationMatch>,
+}
+
+/// A VIP.
+#[derive(Clone, Debug)]
+pub struct Vip {
+    /// Its address.
+    pub address: IpAddr,
+    /// The object that it belongs to, for display.
+    pub name: Arc<str>,
+    /// Its SNAT ports.
+    pub ports: VipPorts,
+    /// How it is announced.
+    pub announce: Announce,
+    /// Its shards and their owners.
+    pub shards: Shards,
+}
+
+impl Vip {
+    /// Whether this gateway owns it or a shard of it, and it isn't retired.
+    pub fn is_ours(&self) -> bool {
+        !self.ports.retired && self.shards.owner() == Owner::This
+    }
+
+    /// Whether this gateway answers ARP and ND for it. After a move, the new owner answers only once the former one has
+    /// released it, which answers until then: two different answers would split its traffic.
+    pub fn answers_arp_nd(&self) -> bool {
+        !self.ports.retired && self.shards.answers_arp_nd()
+    }
+}
+
+/// An address family with policy lookup tables.
+pub trait Family: ServiceFamily {
+    /// The family's tables.
+    fn index(policy: &Policy) -> &FamilyIndex<Self>;
+    /// The family's tables, mutable.
+    fn index_mut(policy: &mut Policy) -> &mut FamilyIndex<Self>;
+    /// An egress policy's destinations of the family.
+    fn destinations(egress: &Egress) -> &Prefixes<Self, DestinationMatch>;
+}
+
+impl Policy {
+    pub(super) fn empty() -> Self {
+        Self {
+            version: String::new(),
+            egress: Arc::default(),
+            vips: Arc::default(),
+            services: Arc::default(),
+            members: Arc::default(),
+            nodes: Arc::default(),
+            cluster: Arc::default(),
+            v4: FamilyIndex::empty(),
+            v6: FamilyIndex::empty(),
+        }
+    }
+
+    /// Version of the policy.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// All egress policies, by number.
+    pub fn egress(&self) -> impl Iterator<Item = &Egress> {
+        self.egress.iter().flatten().map(Arc::as_ref)
+    }
+
+    /// The egress policy of an endpoint.
+    #[inline]
+    pub fn egress_of(&self, endpoint: &Endpoint) -> &Egress {
+        let egress = self.egress.get(endpoint.policy.0 as usize).and_then(Option::as_deref);
+        egress.expect("a policy is kept while an endpoint refers to it")
+    }
+
+    /// All VIPs, retired ones included.
+    pub fn vips(&self) -> impl Iterator<Item = &Vip> {
+        self.vips.iter().flatten().map(Arc::as_ref)
+    }
+
+    /// All VIPs that aren't retired.
+    pub fn live_vips(&self) -> impl Iterator<Item = &Vip> {
+        self.vips().filter(|vip| !vip.ports.retired)
+    }
+
+    /// All endpoints with their addresses, unordered.
+    pub fn endpoints(&self) -> impl Iterator<Item = (IpAddr, &Endpoint)> {
+        let v4 = self.v4.endpoints.iter().map(|(address, endpoint)| (address.to_ip(), endpoint));
+        v4.chain(self.v6.endpoints.iter().map(|(address, endpoint)| (address.to_ip(), endpoint)))
+    }
+
+    /// Number of endpoints.
+    pub fn endpoint_count(&self) -> usize {
+        self.v4.endpoints.len() + self.v6.endpoints.len()
+    }
+
+    /// The endpoint with this address, and its egress policy.
+    #[inline]
+    pub fn endpoint<A: Family>(&self, address: A) -> Option<(EndpointId, &Endpoint, &Egress)> {
+        let (id, endpoint) = A::index(self).endpoints.get(address)?;
+        Some((id, endpoint, self.egress_of(endpoint)))
+    }
+
+    /// The endpoint with this number, and its egress policy.
+    #[inline]
+    pub fn endpoint_by_id(&self, id: EndpointId) -> (&Endpoint, &Egress) {
+        let endpoint = if id.is_v6() { self.v6.endpoints.by_id(id) } else { self.v4.endpoints.by_id(id) };
+        (endpoint, self.egress_of(endpoint))
+    }
+
+    /// Usage of an endpoint, or of a former endpoint that still has sessions.
+    pub fn usage<A: Family>(&self, address: A) -> Option<&EndpointUsage> {
+        A::index(self).endpoints.usage(address).map(Arc::as_ref)
+    }
+
+    /// As [`Policy::usage`], for either family.
+    pub fn usage_of(&self, address: IpAddr) -> Option<&EndpointUsage> {
+        match address {
+            IpAddr::V4(v4) => self.usage(v4.to_bits()),
+            IpAddr::V6(v6) => self.usage(V6::from_bits(v6.to_bits())),
+        }
+    }
+
+    /// The VIP with this address, retired ones included.
+    #[inline]
+    pub fn vip<A: Family>(&self, address: A) -> Option<&Vip> {
+        A::index(self).vips.get(&address).map(|&id| self.vip_by_id(id))
+    }
+
+    #[inline]
+    fn vip_by_id(&self, id: VipId) -> &Vip {
+        let vip = self.vips.get(usize::from(id.0)).and_then(Option::as_deref);
+        vip.expect("a VIP is kept while anything refers to it")
+    }
+
+    /// The overlay nodes.
+    pub fn nodes(&self) -> &Nodes {
+        &self.nodes
+    }
+
+    /// The overlay node of a pod address.
+    #[inline]
+    pub fn node_of<A: Family>(&self, address: A) -> Option<NodeId> {
+        A::index(self).pod_nodes.find(address)
+    }
+
+    /// The VIPs of an endpoint, in the same order on all gateways.
+    pub fn vips_of<'a>(&'a self, endpoint: &'a Endpoint) -> impl ExactSizeIterator<Item = &'a Vip> + Clone {
+        endpoint.vips.iter().map(|&id| self.vip_by_id(id))
+    }
+
+    /// All gateways.
+    pub fn members(&self) -> &Members {
+        &self.members
+    }
+
+    /// The shard of a VIP for an endpoint's sessions: its home's, or, without a home, one that this gateway owns.
+    /// `None` if the VIP has no shards, or no such one.
+    #[inline]
+    pub fn shard_of<'a>(&self, endpoint: &Endpoint, vip: &'a Vip) -> Option<&'a Shard> {
+        match endpoint.home {
+            Some(home) => vip.shards.of_home(home),
+            None => vip.shards.local(self.members.this()),
+        }
+    }
+
+    /// The owner of an endpoint: of its home's shard of the first VIP. Without a home, this gateway if it owns any
+    /// shard of that VIP.
+    pub fn owner_of(&self, endpoint: &Endpoint) -> Owner {
+        let Some(&vip) = endpoint.vips.first() else { return Owner::This };
+        let shards = &self.vip_by_id(vip).shards;
+        let Some(home) = endpoint.home else { return shards.owner() };
+        match shards.of_home(home) {
+            Some(shard) => shard.owner,
+            None if shards.list().is_empty() => Owner::This,
+            None => Owner::Unowned,
+        }
+    }
+
+    /// Whether policy permits a session from `endpoint` to `remote` via a port of `vip`.
+    pub fn permits<A: Family>(&self, endpoint: A, remote: A, (vip, port): (A, u16)) -> bool {
+        let permits_vip = |own: &Vip| {
+            own.address == vip.to_ip() && !own.ports.retired && own.ports.reserved.binary_search(&port).is_err()
+        };
+        self.endpoint(endpoint).is_some_and(|(_, endpoint, egress)| {
+            self.translates(egress, remote) && self.vips_of(endpoint).any(permits_vip)
+        })
+    }
+
+    /// All Services, by number.
+    pub fn services(&self) -> impl Iterator<Item = &Service> {
+        self.services.iter().flatten().map(Arc::as_ref)
+    }
+
+    /// The Service with this number, if it still exists.
+    #[inline]
+    pub fn service(&self, id: ServiceId) -> Option<&Service> {
+        self.services.get(id.0 as usize)?.as_deref()
+    }
+
+    /// The frontend at a VIP.
+    #[inline]
+    pub fn frontend<A: Family>(&self, listener: &Listener<A>) -> Option<FrontendId> {
+        A::index(self).frontends.get(listener).copied()
+    }
+
+    /// The frontends of a backend, ascending.
+    #[inline]
+    pub fn frontends_of<A: Family>(&self, backend: &Listener<A>) -> &[FrontendId] {
+        A::index(self).backends.get(backend)
+    }
+
+    /// All backends of this family, unordered.
+    pub fn backends<A: Family>(&self) -> impl Iterator<Item = &Listener<A>> {
+        A::index(self).backends.iter()
+    }
+
+    /// Whether a backend listens at this address.
+    pub fn is_backend<A: Family>(&self, address: A) -> bool {
+        A::index(self).backends.has_address(address)
+    }
+
+    /// Whether a backend of either family listens at this address.
+    pub fn is_backend_at(&self, address: IpAddr) -> bool {
+        match address {
+            IpAddr::V4(v4) => self.is_backend(v4.to_bits()),
+            IpAddr::V6(v6) => self.is_backend(V6::from_bits(v6.to_bits())),
+        }
+    }
+
+    /// The overlay node of a pod address of either family.
+    pub fn node_at(&self, address: IpAddr) -> Option<NodeId> {
+        match address {
+            IpAddr::V4(v4) => self.node_of(v4.to_bits()),
+            IpAddr::V6(v6) => self.node_of(V6::from_bits(v6.to_bits())),
+        }
+    }
+
+    /// The Service with a frontend at this address and port.
+    pub fn service_at(&self, at: SocketAddr, protocol: u8) -> Option<&Service> {
+        let port = at.port();
+        let frontend = match at.ip() {
+            IpAddr::V4(v4) => self.frontend(&Listener { address: v4.to_bits(), port, protocol }),
+            IpAddr::V6(v6) => self.frontend(&Listener { address: V6::from_bits(v6.to_bits()), port, protocol }),
+        };
+        self.service(frontend?.service)
+    }
+
+    /// The backend of a session via `frontend`, and its Service, if policy permits the pair.
+    pub fn permitted_backend<A: Family>(
+        &self,
+        frontend: &Listener<A>,
+        backend: &Listener<A>,
+    ) -> Option<(&Service, &Backend<A>)> {
+        let id = self.frontend(frontend)?;
+        let service = self.service(id.service)?;
+        let target = A::part(service).frontends.get(usize::from(id.port))?.backend(backend.address)?;
+        (target.port == backend.port).then_some((service, target))
+    }
+}
+
+impl Family for u32 {
+    #[inline]
+    fn index(policy: &Policy) -> &FamilyIndex<Self> {
+        &policy.v4
+    }
+
+    fn index_mut(policy: &mut Policy) -> &mut FamilyIndex<Self> {
+        &mut policy.v4
+    }
+
+    #[inline]
+    fn destinations(egress: &Egress) -> &Prefixes<Self, DestinationMatch> {
+        &egress.v4
+    }
+}
+
+impl Family for V6 {
+    #[inline]
+    fn index(policy: &Policy) -> &FamilyIndex<Self> {
+        &policy.v6
+    }
+
+    fn index_mut(policy: &mut Policy) -> &mut FamilyIndex<Self> {
+        &mut policy.v6
+    }
+
+    #[inline]
+    fn destinations(egress: &Egress) -> &Prefixes<Self, DestinationMatch> {
+        &egress.v6
+    }
+}

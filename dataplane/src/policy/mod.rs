@@ -1,0 +1,64 @@
+//! Policy snapshots: policy, network and tunnels at one moment, immutable.
+//!
+//! Control builds a snapshot from the plain descriptions in [`spec`] and publishes it whole; workers load the current
+//! one once per batch.
+
+pub mod build;
+pub mod change;
+mod cluster;
+pub mod compiled;
+pub mod endpoints;
+pub mod freshness;
+pub mod limits;
+mod listeners;
+pub mod maglev;
+pub mod members;
+pub mod network;
+mod network_builder;
+pub mod overlay;
+pub mod prefixes;
+pub mod publish;
+pub mod quota;
+mod rebuild;
+mod references;
+pub mod reverse_path;
+pub mod service;
+pub mod shards;
+pub mod spec;
+#[cfg(test)]
+mod tests;
+pub mod tunnel_sources;
+pub mod tunnels;
+pub mod validation;
+
+use std::sync::Arc;
+
+use crate::flow::ids::NodeId;
+use crate::policy::compiled::{Family, Policy};
+use freshness::Freshness;
+use network::Network;
+use tunnels::Tunnels;
+
+/// Policy, network and tunnels at one moment.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Advances with every change that may affect existing sessions.
+    pub generation: u32,
+    /// Which sessions the changes since an earlier generation may affect.
+    pub freshness: Arc<Freshness>,
+    /// Compiled policy.
+    pub policy: Arc<Policy>,
+    /// Interfaces, routes and neighbors.
+    pub network: Arc<Network>,
+    /// Tunnels to gateways and overlay nodes.
+    pub tunnels: Arc<Tunnels>,
+}
+
+impl Snapshot {
+    /// The overlay node whose tunnel leads to an address; `None` also if this gateway isn't part of the overlay
+    /// network.
+    #[inline]
+    pub fn node_of<A: Family>(&self, address: A) -> Option<NodeId> {
+        self.policy.node_of(address).filter(|_| self.tunnels.accepts_nodes())
+    }
+}

@@ -1,0 +1,362 @@
+//! Applies a validated change to a policy: shares what stays, copies what changes, and records which sessions that
+//! affects.
+
+mod services;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use foldhash::HashMap;
+use ipnet::IpNet;
+
+use super::change::{PolicyChange, Removed};
+use super::cluster::{ClusterPrefixes, DestinationMatch};
+use super::endpoints::Endpoint;
+use super::freshness::Freshness;
+use super::members::MembersSpec;
+use super::overlay::Nodes;
+use super::prefixes::Prefixes;
+use super::spec::{Announce, ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, PolicySet, VipSpec};
+use crate::flow::address::{Address, V6};
+use crate::flow::ids::MAX_VIPS;
+use crate::flow::ids::{EgressId, VipId};
+use crate::flow::tuple::{HashKey, Tuple};
+use crate::policy::compiled::{Egress, Policy, Vip};
+use crate::policy::prefixes::prefix;
+use crate::policy::references::References;
+use crate::policy::shards::Shards;
+use crate::ports::vip::VipPorts;
+
+/// The next policy under construction.
+pub(super) struct Rebuild<'a> {
+    policy: Policy,
+    freshness: Freshness,
+    references: &'a mut References,
+    /// Whether the replica of any shard changes.
+    starts_epoch: bool,
+}
+
+impl<'a> Rebuild<'a> {
+    pub(super) fn new(policy: Policy, freshness: Freshness, references: &'a mut References) -> Self {
+        Self { policy, freshness, references, starts_epoch: false }
+    }
+
+    /// The new policy, and the freshness that goes with it.
+    pub(super) fn finish(mut self) -> (Policy, Freshness) {
+        if self.starts_epoch {
+            Arc::make_mut(&mut self.policy.members).begin_replication_epoch();
+        }
+        (self.policy, self.freshness)
+    }
+
+    /// Applies the change: objects are added before others refer to them, and removed after.
+    pub(super) fn apply(&mut self, change: &PolicyChange) {
+        self.policy.version.clone_from(&change.version);
+        if let Some(nodes) = &change.nodes {
+            self.set_nodes(nodes);
+        }
+        if let Some(cluster) = &change.cluster {
+            self.set_cluster(cluster);
+        }
+        self.remove_retired_vips();
+        let mut guarantees_changed = false;
+        for spec in &change.policies {
+            guarantees_changed |= self.set_egress(spec);
+        }
+        for spec in &change.vips {
+            self.set_vip(spec);
+        }
+        let mut affected_vips = Vec::new();
+        for spec in &change.endpoints {
+            self.set_endpoint(spec.address, Some(spec), &mut affected_vips);
+        }
+        for &address in &change.removed.endpoints {
+            self.set_endpoint(address, None, &mut affected_vips);
+        }
+        self.change_services(change);
+        for &address in &change.removed.vips {
+            self.retire_vip(address);
+        }
+        self.remove_retired_vips();
+        for name in &change.removed.policies {
+            if let Some(id) = self.references.egress.remove(name) {
+                Arc::make_mut(&mut self.policy.egress)[id.0 as usize] = None;
+                // Reused from the next change on: until then, the steering program may hold the number with its former
+                // meaning.
+                self.references.free_egress.push(id);
+            }
+        }
+        if guarantees_changed {
+            self.references.recount_guaranteed(&self.policy);
+            affected_vips = self.policy.vips().map(|vip| vip.ports.id).collect();
+        }
+        for id in affected_vips {
+            self.update_guaranteed(id);
+        }
+    }
+
+    /// All sessions are revalidated: any pod may have another node now.
+    fn set_nodes(&mut self, specs: &[NodeSpec]) {
+        let nodes = Nodes::new(specs.to_vec());
+        self.policy.v4.pod_nodes = Arc::new(nodes.pod_prefixes());
+        self.policy.v6.pod_nodes = Arc::new(nodes.pod_prefixes());
+        self.policy.nodes = Arc::new(nodes);
+        self.freshness.touch_all();
+    }
+
+    /// All sessions are revalidated: any destination may be internal now, or external.
+    fn set_cluster(&mut self, spec: &ClusterSpec) {
+        if *self.policy.cluster == *spec {
+            return;
+        }
+        self.policy.v4.cluster = ClusterPrefixes::new(spec);
+        self.policy.v6.cluster = ClusterPrefixes::new(spec);
+        self.policy.cluster = Arc::new(spec.clone());
+        self.freshness.touch_all();
+    }
+
+    /// Returns whether the policy's port guarantee has changed.
+    fn set_egress(&mut self, spec: &EgressSpec) -> bool {
+        let slots = Arc::make_mut(&mut self.policy.egress);
+        let known = self.references.egress.get(&spec.name).copied();
+        let free = &mut self.references.free_egress;
+        let id = known.or_else(|| free.pop()).unwrap_or(EgressId(slots.len() as u32));
+        let before = known.and_then(|id| slots[id.0 as usize].take());
+        if slots.len() <= id.0 as usize {
+            slots.push(None);
+        }
+        slots[id.0 as usize] = Some(Arc::new(build_egress(spec, id)));
+        self.references.egress.insert(spec.name.clone(), id);
+        let Some(before) = before else { return false };
+        if (&before.spec.destinations, &before.spec.excluded) != (&spec.destinations, &spec.excluded) {
+            // Its endpoints may be many, and there is no index of them.
+            self.freshness.touch_all();
+        }
+        before.spec.limits.guaranteed_ports != spec.limits.guaranteed_ports
+    }
+
+    fn set_vip(&mut self, spec: &VipSpec) {
+        let known = self.policy.vip_at(spec.address).cloned();
+        let members = Arc::make_mut(&mut self.policy.members);
+        for name in spec.shards.iter().flat_map(|shard| std::iter::once(&shard.gateway).chain(&shard.backups)) {
+            members.assign_id(name);
+        }
+        let unknown = Shards::default();
+        let before = known.as_ref().filter(|vip| !vip.ports.retired).map_or(&unknown, |vip| &vip.shards);
+        let shards = Shards::new(&spec.shards, before, members);
+        self.starts_epoch |= shards.starts_epoch(members);
+        // A session on a port that is reserved now, or that another gateway owns now, must end here.
+        let is_same = |vip: &Vip| *vip.ports.reserved == *spec.reserved_ports && vip.shards.has_same_owners(&shards);
+        if known.as_ref().is_none_or(|vip| vip.ports.retired || !is_same(vip)) {
+            self.touch_vip(spec.address);
+        }
+        let slots = Arc::make_mut(&mut self.policy.vips);
+        let free = &mut self.references.free_vips;
+        let id = known.as_ref().map(|vip| vip.ports.id).or_else(|| free.pop()).unwrap_or(VipId(slots.len() as u16));
+        debug_assert!(usize::from(id.0) < MAX_VIPS, "validated against the limit");
+        if slots.len() <= usize::from(id.0) {
+            slots.push(None);
+        }
+        let is_new = known.is_none();
+        slots[usize::from(id.0)] = Some(Arc::new(Vip {
+            address: spec.address,
+            name: spec.name.clone(),
+            ports: VipPorts {
+                id,
+                pool: known.map_or_else(Arc::default, |vip| vip.ports.pool),
+                retired: false,
+                reserved: spec.reserved_ports.clone().into(),
+                guaranteed: self.references.guaranteed(id),
+            },
+            announce: spec.announce,
+            shards,
+        }));
+        if is_new {
+            self.index_vip(spec.address, Some(id));
+        }
+    }
+
+    fn set_endpoint(&mut self, address: IpAddr, spec: Option<&EndpointSpec>, affected_vips: &mut Vec<VipId>) {
+        let before = self.policy.endpoint_at(address).cloned();
+        let after = spec.map(|spec| Endpoint {
+            policy: self.references.egress[&spec.policy],
+            vips: self.vips_of(spec),
+            home: spec.gateway.as_ref().map(|name| Arc::make_mut(&mut self.policy.members).assign_id(name)),
+            name: spec.name.clone(),
+            remarks: spec.remarks.iter().cloned().collect(),
+            usage: self.policy.usage_at(address).unwrap_or_default(),
+        });
+        let binding = |endpoint: &Option<Endpoint>| endpoint.as_ref().map(|it| (it.policy, it.vips.clone(), it.home));
+        if binding(&before) != binding(&after) {
+            match address {
+                IpAddr::V4(v4) => self.freshness.touch_endpoint(v4.to_bits()),
+                IpAddr::V6(v6) => self.freshness.touch_endpoint(V6::from_bits(v6.to_bits())),
+            }
+        }
+        for (endpoint, is_added) in [(&before, false), (&after, true)] {
+            let Some(endpoint) = endpoint else { continue };
+            let ports = self.policy.egress_of(endpoint).spec.limits.guaranteed_ports.unwrap_or(0);
+            self.references.count_endpoint(endpoint.policy, &endpoint.vips, ports, is_added);
+            if ports > 0 {
+                affected_vips.extend(&endpoint.vips);
+            }
+        }
+        match address {
+            IpAddr::V4(v4) => self.policy.v4.endpoints.set(v4.to_bits(), after),
+            IpAddr::V6(v6) => self.policy.v6.endpoints.set(V6::from_bits(v6.to_bits()), after),
+        }
+    }
+
+    /// The VIPs of an endpoint, the paired one first: ordered by rendezvous hashing, so that all gateways get the same
+    /// order, before and after a restart.
+    fn vips_of(&self, spec: &EndpointSpec) -> Box<[VipId]> {
+        const RENDEZVOUS: HashKey = HashKey::fixed();
+        fn weight<A: Address>(endpoint: IpAddr, vip: IpAddr) -> u64 {
+            let of = |address| A::from_ip(address).unwrap_or_default();
+            RENDEZVOUS.hash(&Tuple { source: of(endpoint), destination: of(vip), ..Tuple::default() })
+        }
+        let mut vips: Vec<&Vip> = spec.vips.iter().filter_map(|&vip| self.policy.vip_at(vip)).collect();
+        if vips.len() > 1 {
+            let of = if spec.address.is_ipv4() { weight::<u32> } else { weight::<V6> };
+            vips.sort_by_cached_key(|vip| std::cmp::Reverse(of(spec.address, vip.address)));
+        }
+        vips.into_iter().map(|vip| vip.ports.id).collect()
+    }
+
+    /// Applies new gateway states: shards may change owner.
+    pub(super) fn set_members(&mut self, spec: &MembersSpec) {
+        let members = Arc::new(self.policy.members.with_states(spec));
+        self.policy.members = members.clone();
+        let changed: Vec<(VipId, Shards)> =
+            self.policy.vips().filter_map(|vip| Some((vip.ports.id, vip.shards.with_members(&members)?))).collect();
+        self.starts_epoch |= changed.iter().any(|(_, shards)| shards.starts_epoch(&members));
+        for (id, shards) in changed {
+            let vips = Arc::make_mut(&mut self.policy.vips);
+            let Some(vip) = vips[usize::from(id.0)].as_mut() else { continue };
+            let (address, owner_changed) = (vip.address, !vip.shards.has_same_owners(&shards));
+            Arc::make_mut(vip).shards = shards;
+            if owner_changed {
+                self.touch_vip(address);
+            }
+        }
+    }
+
+    /// Retires a VIP: it stays while a worker holds ports of it.
+    fn retire_vip(&mut self, address: IpAddr) {
+        let Some(vip) = self.policy.vip_at(address).filter(|vip| !vip.ports.retired) else { return };
+        let id = vip.ports.id;
+        let retired = Vip {
+            ports: VipPorts { retired: true, reserved: Box::default(), ..vip.ports.clone() },
+            announce: Announce::default(),
+            ..vip.clone()
+        };
+        self.touch_vip(address);
+        Arc::make_mut(&mut self.policy.vips)[usize::from(id.0)] = Some(Arc::new(retired));
+    }
+
+    /// Called first, to free capacity, and last, for VIPs without ports in use.
+    fn remove_retired_vips(&mut self) {
+        let free: Vec<(IpAddr, VipId)> = self
+            .policy
+            .vips()
+            .filter(|vip| vip.ports.retired && vip.ports.pool.close())
+            .map(|vip| (vip.address, vip.ports.id))
+            .collect();
+        for (address, id) in free {
+            Arc::make_mut(&mut self.policy.vips)[usize::from(id.0)] = None;
+            self.references.free_vips.push(id);
+            self.touch_vip(address);
+            self.index_vip(address, None);
+        }
+    }
+
+    fn index_vip(&mut self, address: IpAddr, id: Option<VipId>) {
+        fn set<A: Address>(index: &mut Arc<HashMap<A, VipId>>, address: A, id: Option<VipId>) {
+            let index = Arc::make_mut(index);
+            match id {
+                Some(id) => index.insert(address, id),
+                None => index.remove(&address),
+            };
+        }
+        match address {
+            IpAddr::V4(v4) => set(&mut self.policy.v4.vips, v4.to_bits(), id),
+            IpAddr::V6(v6) => set(&mut self.policy.v6.vips, V6::from_bits(v6.to_bits()), id),
+        }
+    }
+
+    fn update_guaranteed(&mut self, id: VipId) {
+        let guaranteed = self.references.guaranteed(id);
+        let vips = Arc::make_mut(&mut self.policy.vips);
+        if let Some(vip) = vips[usize::from(id.0)].as_mut().filter(|vip| vip.ports.guaranteed != guaranteed) {
+            Arc::make_mut(vip).ports.guaranteed = guaranteed;
+        }
+    }
+
+    fn touch_vip(&mut self, address: IpAddr) {
+        match address {
+            IpAddr::V4(v4) => self.freshness.touch_vip(v4.to_bits()),
+            IpAddr::V6(v6) => self.freshness.touch_vip(V6::from_bits(v6.to_bits())),
+        }
+    }
+}
+
+impl Policy {
+    /// Usage of an address, to be kept across the change.
+    fn usage_at(&self, address: IpAddr) -> Option<Arc<super::quota::EndpointUsage>> {
+        match address {
+            IpAddr::V4(v4) => self.v4.endpoints.usage(v4.to_bits()).cloned(),
+            IpAddr::V6(v6) => self.v6.endpoints.usage(V6::from_bits(v6.to_bits())).cloned(),
+        }
+    }
+}
+
+impl PolicyChange {
+    /// The change from a compiled policy to `set`.
+    pub(super) fn replacing(policy: &Policy, set: &PolicySet) -> Self {
+        let policies: foldhash::HashSet<&str> = set.policies.iter().map(|policy| &*policy.name).collect();
+        let vips: foldhash::HashSet<IpAddr> = set.vips.iter().map(|vip| vip.address).collect();
+        let endpoints: foldhash::HashSet<IpAddr> = set.endpoints.iter().map(|endpoint| endpoint.address).collect();
+        let services: foldhash::HashSet<&str> = set.services.iter().map(|service| &*service.name).collect();
+        let removed = Removed {
+            policies: policy
+                .egress()
+                .map(|egress| &egress.spec.name)
+                .filter(|it| !policies.contains(&***it))
+                .cloned()
+                .collect(),
+            vips: policy.live_vips().map(|vip| vip.address).filter(|vip| !vips.contains(vip)).collect(),
+            endpoints: policy.endpoints().map(|(address, _)| address).filter(|it| !endpoints.contains(it)).collect(),
+            services: policy
+                .services()
+                .map(|service| &service.spec.name)
+                .filter(|name| !services.contains(&***name))
+                .cloned()
+                .collect(),
+        };
+        Self {
+            version: set.version.clone(),
+            policies: set.policies.clone(),
+            vips: set.vips.clone(),
+            endpoints: set.endpoints.clone(),
+            services: set.services.clone(),
+            nodes: (policy.nodes().list() != set.nodes).then(|| set.nodes.clone()),
+            cluster: (*policy.cluster != set.cluster).then(|| set.cluster.clone()),
+            removed,
+        }
+    }
+}
+
+fn build_egress(spec: &EgressSpec, id: EgressId) -> Egress {
+    // Excluded first: of equal prefixes, the first one wins.
+    let all = || {
+        let reach = |net: &IpNet, translated| (*net, DestinationMatch { translated, length: net.prefix_len() });
+        let excluded = spec.excluded.iter().map(move |net| reach(net, false));
+        excluded.chain(spec.destinations.iter().map(move |net| reach(net, true)))
+    };
+    Egress {
+        spec: spec.clone(),
+        id,
+        v4: Prefixes::new(all().filter_map(|(net, value)| prefix(&net, value))),
+        v6: Prefixes::new(all().filter_map(|(net, value)| prefix(&net, value))),
+    }
+}

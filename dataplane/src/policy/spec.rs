@@ -1,0 +1,293 @@
+//! Specs: the input of control to the engine as plain values: the compiled policy, and the kernel's view of the
+//! network.
+//!
+//! Snapshots are built from specs; the stages don't read them. Names in them are for display in `vipgate vips`,
+//! `endpoints`, `sessions` and in logs.
+
+mod service;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+pub use self::service::{BackendSpec, BackendState, HealthSpec, Scope, ServicePortSpec, ServiceSpec};
+use crate::flow::ids::InterfaceId;
+use crate::io::MAX_MTU;
+pub use crate::ports::BlockSet;
+
+/// A whole compiled policy. The snapshot builder validates it again and rejects an inconsistent one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PolicySet {
+    /// Version for display: in `status` and in `vipgate_policy_version_info`.
+    pub version: String,
+    /// All egress policies, sorted by name.
+    pub policies: Vec<EgressSpec>,
+    /// All VIPs of all gateways, sorted by address.
+    pub vips: Vec<VipSpec>,
+    /// All endpoints (covered pod addresses), sorted by address, each once.
+    pub endpoints: Vec<EndpointSpec>,
+    /// All Services with VIPs, sorted by name.
+    pub services: Vec<ServiceSpec>,
+    /// The overlay nodes, sorted by name.
+    pub nodes: Vec<NodeSpec>,
+    /// The cluster's addresses.
+    pub cluster: ClusterSpec,
+}
+
+/// Cluster addresses. Empty: none are known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClusterSpec {
+    /// Pod addresses, ascending.
+    pub pods: Vec<IpNet>,
+    /// Other internal addresses, ascending: cluster IPs of Services, and pod prefixes of nodes.
+    pub others: Vec<IpNet>,
+    /// Whether external traffic of `pods` that no policy covers is dropped; otherwise it is passed to the kernel.
+    pub drop_uncovered: bool,
+}
+
+/// An overlay node: traffic of its pods is encapsulated in VXLAN, in both directions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeSpec {
+    /// Its name: key, and for display.
+    pub name: Arc<str>,
+    /// Address and UDP port of its tunnels.
+    pub address: SocketAddr,
+    /// VNI of its overlay network, 24 bits.
+    pub vni: u32,
+    /// MAC address of its overlay interface.
+    pub mac: [u8; 6],
+    /// Its pod prefixes. The longest matching prefix of all nodes determines a pod's node.
+    pub prefixes: Vec<IpNet>,
+}
+
+/// An egress policy: translated destinations and limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EgressSpec {
+    /// Key: `EgressPolicy namespace/name`, or `Service namespace/name` if it comes from the annotation.
+    pub name: Arc<str>,
+    /// Destinations that are translated.
+    pub destinations: Vec<IpNet>,
+    /// Destinations that are routed unchanged. The longest prefix of both lists decides; this list wins a tie.
+    pub excluded: Vec<IpNet>,
+    /// How a new session selects one of the endpoint's VIPs.
+    pub address_selection: AddressSelection,
+    /// Limits of each endpoint.
+    pub limits: Limits,
+    /// Reaction to a packet that can't open a session.
+    pub on_exhaustion: OnExhaustion,
+}
+
+/// How a new session selects its VIP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AddressSelection {
+    /// An endpoint keeps one VIP per family for all its sessions (RFC 4787 REQ-2, "paired").
+    #[default]
+    PerEndpoint,
+    /// Every session selects a VIP of its own.
+    PerConnection,
+}
+
+/// Limits of an endpoint; `None` is unlimited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Open sessions.
+    pub sessions: Option<u32>,
+    /// New sessions per second.
+    pub new_sessions_per_second: Option<u32>,
+    /// Guaranteed ports per endpoint toward each destination, regardless of other endpoints.
+    pub guaranteed_ports: Option<u32>,
+}
+
+/// Reaction to a packet that can't open a session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnExhaustion {
+    /// Reject it: ICMP "administratively prohibited", or a TCP reset.
+    #[default]
+    Reject,
+    /// Drop it silently.
+    Drop,
+}
+
+/// A VIP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VipSpec {
+    /// The address; it isn't assigned to an interface.
+    pub address: IpAddr,
+    /// The `Service namespace/name` or `EgressPolicy namespace/name` that it belongs to.
+    pub name: Arc<str>,
+    /// How it is announced.
+    pub announce: Announce,
+    /// Ports that are never allocated for SNAT: frontends and health checks. Sorted, each once.
+    pub reserved_ports: Vec<u16>,
+    /// Its placement on gateways; empty: all of it belongs to this gateway.
+    pub shards: Vec<ShardSpec>,
+}
+
+/// A shard of a VIP, placed on one gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardSpec {
+    /// Name of its home gateway.
+    pub gateway: Arc<str>,
+    /// Its port blocks; `None`: all.
+    pub blocks: Option<Arc<BlockSet>>,
+    /// Gateways for failover, in order: while the home is inactive, the first active one owns the shard.
+    pub backups: Vec<Arc<str>>,
+}
+
+/// How a VIP is announced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Announce {
+    /// L2: its owner answers ARP and ND, and sends gratuitous ARP and unsolicited NA.
+    #[default]
+    L2,
+    /// By BGP; ARP and ND requests are answered nevertheless.
+    Bgp,
+}
+
+/// An endpoint: a covered pod address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointSpec {
+    /// The pod's address: the source address of its packets at the gateway.
+    pub address: IpAddr,
+    /// `namespace/pod`; empty if no manifest names it.
+    pub name: Arc<str>,
+    /// Name of its egress policy.
+    pub policy: Arc<str>,
+    /// VIPs for its sessions, of its own address family. Empty: its traffic is dropped.
+    pub vips: Vec<IpAddr>,
+    /// Its home gateway; `None`: any gateway that receives its packets.
+    pub gateway: Option<Arc<str>>,
+    /// Sentences for display: why this policy, if several cover it, and why no VIPs, if it has none.
+    pub remarks: Vec<Arc<str>>,
+}
+
+/// The network as reported by netlink.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NetworkSpec {
+    /// The gateway's interfaces; `interfaces[i].id.0 == i`.
+    pub interfaces: Vec<InterfaceSpec>,
+    /// Routes of the main and local tables with the best metric.
+    pub routes: Vec<RouteSpec>,
+    /// Neighbors with a valid MAC address.
+    pub neighbors: Vec<NeighborSpec>,
+    /// All local addresses of the gateway's kernel, broadcast addresses included, ascending.
+    pub locals: Vec<IpAddr>,
+}
+
+/// An interface polled by the gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InterfaceSpec {
+    /// Its index in the configuration.
+    pub id: InterfaceId,
+    /// Its name.
+    pub name: String,
+    /// Its interface index in the kernel.
+    pub ifindex: u32,
+    /// Its side of the gateway.
+    pub role: Role,
+    /// Its MAC address.
+    pub mac: [u8; 6],
+    /// Its MTU, possibly larger than the gateway supports: see [`Self::usable_mtu`].
+    pub mtu: u16,
+    /// Whether it is up and has a carrier.
+    pub up: bool,
+    /// Its addresses in the kernel.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl InterfaceSpec {
+    /// The usable MTU, bytes: limited by the size of a frame.
+    pub fn usable_mtu(&self) -> u16 {
+        self.mtu.min(MAX_MTU)
+    }
+}
+
+/// Side of the gateway that an interface is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Toward the pods.
+    Inside,
+    /// Toward external networks.
+    Outside,
+    /// One-armed: both.
+    Both,
+}
+
+impl Role {
+    /// Its sides as bits: 1 is inside, 2 outside.
+    #[inline]
+    pub const fn sides(self) -> u8 {
+        match self {
+            Self::Inside => 1,
+            Self::Outside => 2,
+            Self::Both => 3,
+        }
+    }
+
+    /// The side on which replies to packets sent here arrive, as a bit: outside for one-armed interfaces.
+    pub const fn reply_side(self) -> u8 {
+        match self {
+            Self::Inside => Self::Inside.sides(),
+            Self::Outside | Self::Both => Self::Outside.sides(),
+        }
+    }
+
+    /// The side on which packets of pods behind it arrive, as a bit: inside for one-armed interfaces.
+    pub const fn pod_side(self) -> u8 {
+        match self {
+            Self::Inside | Self::Both => Self::Inside.sides(),
+            Self::Outside => Self::Outside.sides(),
+        }
+    }
+
+    /// Whether packets from pods are accepted here.
+    pub fn is_inside(self) -> bool {
+        matches!(self, Self::Inside | Self::Both)
+    }
+
+    /// Whether packets from external networks are accepted here.
+    pub fn is_outside(self) -> bool {
+        matches!(self, Self::Outside | Self::Both)
+    }
+}
+
+/// A route.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouteSpec {
+    /// Its destination prefix.
+    pub prefix: IpNet,
+    /// Its target.
+    pub target: RouteTarget,
+}
+
+/// Target of a route.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RouteTarget {
+    /// Next hops; with several (ECMP), sessions are distributed by hash.
+    Via(Vec<HopSpec>),
+    /// The gateway's own kernel (local and broadcast addresses).
+    Local,
+    /// None: blackhole, unreachable, prohibit, or an interface that vipgate doesn't poll.
+    Unreachable,
+}
+
+/// A next hop of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HopSpec {
+    /// Its interface.
+    pub interface: InterfaceId,
+    /// The router's address; `None`: the destination is on-link.
+    pub gateway: Option<IpAddr>,
+}
+
+/// A neighbor with a known MAC address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NeighborSpec {
+    /// Its interface.
+    pub interface: InterfaceId,
+    /// Its IP address.
+    pub address: IpAddr,
+    /// Its MAC address.
+    pub mac: [u8; 6],
+}

@@ -1,0 +1,322 @@
+//! Tests of policy changes: the result equals a fresh build, numbers and counts are kept, and a rejected change has no
+//! effect.
+
+mod model;
+mod sequences;
+mod services;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::Snapshot;
+use super::build::Builder;
+use super::change::{PolicyChange, Removed};
+use super::freshness::BUCKETS;
+use super::spec::*;
+use crate::flow::address::{Address, V6};
+use crate::flow::ids::MAX_VIPS;
+use crate::flow::ids::WorkerId;
+use crate::flow::time::Tick;
+use crate::policy::compiled::Policy;
+use crate::policy::limits::MAX_ENDPOINTS;
+use crate::policy::tests::model::ip;
+use crate::policy::validation::BuildError;
+use crate::ports::BlockId;
+
+fn bucket(address: IpAddr) -> usize {
+    match address {
+        IpAddr::V4(v4) => v4.to_bits().bucket(),
+        IpAddr::V6(v6) => V6::from_bits(v6.to_bits()).bucket(),
+    }
+}
+
+/// As [`Policy::permits`], for addresses of either family.
+fn permits(policy: &Policy, addresses: [IpAddr; 3]) -> bool {
+    if let [Some(endpoint), Some(remote), Some(vip)] = addresses.map(u32::from_ip) {
+        return policy.permits(endpoint, remote, (vip, 40_000));
+    }
+    let [endpoint, remote, vip] = addresses.map(|it| V6::from_ip(it).unwrap());
+    policy.permits(endpoint, remote, (vip, 40_000))
+}
+
+fn is_fresh(snapshot: &Snapshot, generation: u32, addresses: [IpAddr; 3]) -> bool {
+    if let [Some(endpoint), Some(remote), Some(vip)] = addresses.map(u32::from_ip) {
+        return snapshot.freshness.is_fresh(generation, (endpoint, remote, vip));
+    }
+    let [endpoint, remote, vip] = addresses.map(|it| V6::from_ip(it).unwrap());
+    snapshot.freshness.is_fresh(generation, (endpoint, remote, vip))
+}
+
+/// The specs of a compiled policy, in the order of [`ModelState::policy_set`](model::ModelState::policy_set).
+fn as_set(policy: &Policy) -> PolicySet {
+    let position = |all: &[&str], address: IpAddr| all.iter().position(|text| ip(text) == address);
+    let vip = |vip: &crate::policy::compiled::Vip| VipSpec {
+        address: vip.address,
+        name: vip.name.clone(),
+        announce: vip.announce,
+        reserved_ports: vip.ports.reserved.to_vec(),
+        shards: vec![],
+    };
+    let endpoint = |(address, endpoint): (IpAddr, &super::endpoints::Endpoint)| EndpointSpec {
+        address,
+        name: endpoint.name.clone(),
+        policy: policy.egress_of(endpoint).spec.name.clone(),
+        vips: {
+            let mut vips: Vec<IpAddr> = policy.vips_of(endpoint).map(|vip| vip.address).collect();
+            vips.sort_by_key(|vip| position(&model::VIPS, *vip));
+            vips
+        },
+        gateway: None,
+        remarks: vec![],
+    };
+    let mut set = PolicySet {
+        version: policy.version().to_owned(),
+        policies: policy.egress().map(|egress| egress.spec.clone()).collect(),
+        vips: policy.live_vips().map(vip).collect(),
+        endpoints: policy.endpoints().map(endpoint).collect(),
+        services: Vec::new(),
+        nodes: policy.nodes().list().to_vec(),
+        cluster: policy.cluster().clone(),
+    };
+    set.policies.sort_by(|a, b| a.name.cmp(&b.name));
+    set.vips.sort_by_key(|vip| position(&model::VIPS, vip.address));
+    set.endpoints.sort_by_key(|endpoint| position(&model::ENDPOINTS, endpoint.address));
+    set
+}
+
+fn egress(name: &str) -> EgressSpec {
+    EgressSpec {
+        name: name.into(),
+        destinations: vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()],
+        excluded: vec![],
+        address_selection: AddressSelection::PerEndpoint,
+        limits: Limits::default(),
+        on_exhaustion: OnExhaustion::Drop,
+    }
+}
+
+fn vip(address: IpAddr) -> VipSpec {
+    VipSpec {
+        address,
+        name: "Service tenant/api".into(),
+        announce: Announce::L2,
+        reserved_ports: vec![],
+        shards: vec![],
+    }
+}
+
+fn endpoint(address: IpAddr, policy: &str, vips: &[IpAddr]) -> EndpointSpec {
+    EndpointSpec { address, name: "".into(), policy: policy.into(), vips: vips.into(), gateway: None, remarks: vec![] }
+}
+
+/// Two endpoints of policy `a` with VIP .1, one of `b` with .2, one of `b` with IPv6.
+fn small() -> PolicySet {
+    let (one, two, six) = (ip("192.0.2.1"), ip("192.0.2.2"), ip("2001:db8::1"));
+    PolicySet {
+        version: "1".into(),
+        policies: vec![egress("a"), egress("b")],
+        vips: vec![vip(one), vip(two), vip(six)],
+        endpoints: vec![
+            endpoint(ip("10.0.0.1"), "a", &[one]),
+            endpoint(ip("10.0.10.25"), "a", &[one]),
+            endpoint(ip("10.0.0.4"), "b", &[two]),
+            endpoint(ip("fd00::1"), "b", &[six]),
+        ],
+        ..PolicySet::default()
+    }
+}
+
+fn built(set: &PolicySet) -> Builder {
+    let mut builder = Builder::new(NetworkSpec::default());
+    builder.with_policy(set).unwrap();
+    builder
+}
+
+fn numbered(first: [u8; 4], count: usize) -> impl Iterator<Item = IpAddr> {
+    let first = u32::from_be_bytes(first);
+    (0..count as u32).map(move |n| (first + n).to_ip())
+}
+
+#[test]
+fn an_inconsistent_change_is_rejected_with_its_reason() {
+    use BuildError::*;
+    let (one, two, pod, six) = (ip("192.0.2.1"), ip("192.0.2.2"), ip("10.0.0.1"), ip("2001:db8::1"));
+    let removed = |policies: &[&str], vips: &[IpAddr], endpoints: &[IpAddr]| Removed {
+        policies: policies.iter().map(|name| (*name).into()).collect(),
+        vips: vips.into(),
+        endpoints: endpoints.into(),
+        ..Removed::default()
+    };
+    let change = PolicyChange::default;
+    let with = |endpoints: Vec<EndpointSpec>| PolicyChange { endpoints, ..change() };
+    let again = endpoint(pod, "a", &[one]);
+    let name = || Arc::from("a");
+    for (change, error) in [
+        (with(vec![endpoint(pod, "c", &[])]), UnknownPolicy { address: pod, policy: "c".into() }),
+        (with(vec![endpoint(pod, "a", &[ip("192.0.2.3")])]), UnknownVip { address: pod, vip: ip("192.0.2.3") }),
+        (with(vec![endpoint(pod, "a", &[one, six])]), UnknownVip { address: pod, vip: six }),
+        (with(vec![endpoint(two, "a", &[])]), EndpointIsVip { address: two }),
+        (PolicyChange { vips: vec![vip(pod)], ..change() }, EndpointIsVip { address: pod }),
+        (PolicyChange { removed: removed(&["a"], &[], &[pod]), ..change() }, PolicyInUse { name: name() }),
+        (PolicyChange { removed: removed(&[], &[one], &[pod]), ..change() }, VipInUse { vip: one }),
+        (
+            PolicyChange { removed: removed(&["a"], &[], &[]), ..with(vec![again.clone()]) },
+            UnknownPolicy { address: pod, policy: name() },
+        ),
+        (
+            PolicyChange { removed: removed(&[], &[one], &[]), ..with(vec![again.clone()]) },
+            UnknownVip { address: pod, vip: one },
+        ),
+        (with(vec![again.clone(), again.clone()]), DuplicateAddress { address: pod }),
+        (PolicyChange { removed: removed(&[], &[], &[pod]), ..with(vec![again]) }, DuplicateAddress { address: pod }),
+        (PolicyChange { vips: vec![vip(one), vip(one)], ..change() }, DuplicateAddress { address: one }),
+        (
+            PolicyChange { vips: vec![vip(one)], removed: removed(&[], &[one], &[]), ..change() },
+            DuplicateAddress { address: one },
+        ),
+        (PolicyChange { policies: vec![egress("a"), egress("a")], ..change() }, DuplicateName { name: name() }),
+        (PolicyChange { removed: removed(&["c", "c"], &[], &[]), ..change() }, DuplicateName { name: "c".into() }),
+    ] {
+        assert_eq!(built(&small()).with_change(&change).unwrap_err(), error, "{change:?}");
+    }
+    // A retired VIP can't be assigned to an endpoint.
+    let mut builder = built(&small());
+    let policy = builder.snapshot().policy;
+    assert!(policy.vip_at(two).unwrap().ports.pool.claim(BlockId(0), WorkerId(0)));
+    builder.with_change(&PolicyChange { removed: removed(&[], &[two], &[ip("10.0.0.4")]), ..change() }).unwrap();
+    let error = builder.with_change(&with(vec![endpoint(pod, "a", &[two])])).unwrap_err();
+    assert_eq!(error, UnknownVip { address: pod, vip: two });
+}
+
+#[test]
+fn objects_can_be_removed_with_everything_that_refers_to_them() {
+    let mut builder = built(&small());
+    let mut rest = small();
+    rest.policies.remove(0);
+    rest.vips.remove(0);
+    rest.endpoints.drain(..2);
+    rest.endpoints.push(endpoint(ip("10.0.10.25"), "b", &[]));
+    let policy = builder.with_change(&PolicyChange::between(&small(), &rest)).unwrap().policy;
+    rest.endpoints.rotate_right(1);
+    assert_eq!(as_set(&policy), rest);
+}
+
+#[test]
+fn a_change_contains_exactly_the_differences() {
+    let (old, mut new) = (small(), small());
+    assert!(PolicyChange::between(&old, &new).is_empty());
+    new.version = "2".into();
+    assert!(PolicyChange::between(&old, &new).is_empty());
+    new.policies[1].limits.sessions = Some(5);
+    new.vips[0].reserved_ports = vec![80];
+    new.vips.push(vip(ip("192.0.2.3")));
+    let removed = new.endpoints.remove(2).address;
+    new.endpoints.swap(0, 1);
+    assert_eq!(
+        PolicyChange::between(&old, &new),
+        PolicyChange {
+            version: "2".into(),
+            policies: vec![new.policies[1].clone()],
+            vips: vec![new.vips[0].clone(), new.vips[3].clone()],
+            removed: Removed { endpoints: vec![removed], ..Removed::default() },
+            ..PolicyChange::default()
+        }
+    );
+}
+
+#[test]
+fn an_endpoint_keeps_its_session_count_across_policy_changes() {
+    let pod = ip("10.0.0.1");
+    let mut builder = built(&small());
+    let usage = builder.snapshot().policy.endpoint_at(pod).unwrap().usage.clone();
+    usage.open(Limits::default(), Tick(0)).unwrap();
+    let mut moved = small();
+    moved.endpoints[0] = endpoint(pod, "b", &[ip("192.0.2.2")]);
+    let mut without = small();
+    without.endpoints.remove(0);
+    let other = small().endpoints[1].address;
+    for set in [&moved, &without, &small()] {
+        let policy = builder.with_policy(set).unwrap().policy;
+        assert!(std::ptr::eq(policy.usage_of(pod).unwrap(), &raw const *usage));
+        assert!(!std::ptr::eq(policy.usage_of(other).unwrap(), &raw const *usage), "its neighbor in the bucket");
+    }
+    // Nothing is kept without sessions.
+    usage.close();
+    assert!(builder.with_policy(&without).unwrap().policy.usage_of(pod).is_none());
+}
+
+#[test]
+fn vips_are_limited_to_the_size_of_the_port_tables() {
+    let all: Vec<IpAddr> = numbered([198, 18, 0, 0], MAX_VIPS).collect();
+    let set = PolicySet { vips: all.iter().copied().map(vip).collect(), ..PolicySet::default() };
+    let mut builder = built(&set);
+    let (first, one_more, two_more) = (all[0], ip("203.0.113.1"), ip("203.0.113.2"));
+    let added = |vips: &[IpAddr]| PolicyChange { vips: vips.iter().copied().map(vip).collect(), ..Default::default() };
+    let too_many = Some(BuildError::TooManyVips { count: MAX_VIPS + 1 });
+    assert_eq!(builder.with_change(&added(&[one_more])).err(), too_many);
+    // A removed VIP keeps its slot while a worker holds ports of it.
+    let pool = builder.snapshot().policy.vip_at(first).unwrap().ports.pool.clone();
+    assert!(pool.claim(BlockId(0), WorkerId(0)));
+    let removal =
+        PolicyChange { removed: Removed { vips: vec![first], ..Removed::default() }, ..PolicyChange::default() };
+    builder.with_change(&removal).unwrap();
+    assert_eq!(builder.with_change(&added(&[one_more])).err(), too_many);
+    assert_eq!(builder.with_change(&added(&[first, one_more])).err(), too_many);
+    // Once they are released, the slot is free for one VIP: the same or another.
+    pool.release_block(BlockId(0), WorkerId(0));
+    assert_eq!(builder.with_change(&added(&[first, one_more])).err(), too_many);
+    assert_eq!(builder.with_change(&added(&[one_more, two_more])).err(), too_many);
+    let policy = builder.with_change(&added(&[one_more])).unwrap().policy;
+    assert!(policy.vips().count() == MAX_VIPS && policy.vips().all(|vip| usize::from(vip.ports.id.0) < MAX_VIPS));
+    assert!(policy.vip_at(first).is_none() && !pool.claim(BlockId(0), WorkerId(0)), "forgotten for good");
+}
+
+#[test]
+fn endpoints_are_limited_to_the_capacity_of_the_steering_program() {
+    let mut set = small();
+    set.endpoints = numbered([10, 0, 0, 0], MAX_ENDPOINTS).map(|address| endpoint(address, "a", &[])).collect();
+    let mut builder = built(&set);
+    let added = |address: &str| PolicyChange { endpoints: vec![endpoint(ip(address), "a", &[])], ..Default::default() };
+    let too_many = Some(BuildError::TooManyEndpoints { count: MAX_ENDPOINTS + 1 });
+    assert_eq!(builder.with_change(&added("10.9.0.1")).err(), too_many);
+    builder.with_change(&added("fd00::1")).unwrap();
+    let removed = Removed { endpoints: vec![ip("10.0.0.0"), ip("10.9.9.9")], ..Removed::default() };
+    let policy = builder.with_change(&PolicyChange { removed, ..added("10.9.0.1") }).unwrap().policy;
+    assert_eq!(policy.endpoint_count(), MAX_ENDPOINTS + 1);
+    set.endpoints.push(endpoint(ip("10.9.0.1"), "a", &[]));
+    assert_eq!(built(&small()).with_policy(&set).err(), too_many);
+}
+
+#[test]
+fn a_change_of_one_endpoint_copies_only_its_bucket() {
+    let vips: Vec<IpAddr> = numbered([198, 18, 0, 0], 100).collect();
+    let names: Vec<String> = (0..50).map(|n| format!("policy {n}")).collect();
+    let spec = |(n, address): (usize, IpAddr)| endpoint(address, &names[n % 50], &[vips[n % 100]]);
+    let set = PolicySet {
+        version: "1".into(),
+        policies: names.iter().map(|name| egress(name)).collect(),
+        vips: vips.iter().copied().map(vip).collect(),
+        endpoints: numbered([10, 0, 0, 0], 20_000).enumerate().map(spec).collect(),
+        ..PolicySet::default()
+    };
+    let mut builder = built(&set);
+    let known = ip("10.0.1.2");
+    for (endpoints, removed) in [
+        (vec![endpoint(known, &names[7], &vips[..3])], vec![]),
+        (vec![], vec![known]),
+        (vec![endpoint(known, &names[8], &[])], vec![]),
+        (vec![endpoint(ip("10.200.0.1"), &names[8], &[])], vec![]),
+    ] {
+        let before = builder.snapshot().policy;
+        let change = PolicyChange {
+            endpoints,
+            removed: Removed { endpoints: removed, ..Removed::default() },
+            ..Default::default()
+        };
+        let after = builder.with_change(&change).unwrap().policy;
+        assert_eq!(after.v4.endpoints.shared_buckets(&before.v4.endpoints), BUCKETS - 1);
+        assert_eq!(after.v6.endpoints.shared_buckets(&before.v6.endpoints), BUCKETS);
+        assert!(Arc::ptr_eq(&after.egress, &before.egress) && Arc::ptr_eq(&after.vips, &before.vips));
+        assert!(Arc::ptr_eq(&after.v4.vips, &before.v4.vips) && Arc::ptr_eq(&after.v6.vips, &before.v6.vips));
+    }
+}

@@ -1,0 +1,326 @@
+//! Policy validation. A change that passes can be applied completely: nothing after it fails, so a change takes effect
+//! either entirely or not at all.
+
+mod services;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use foldhash::{HashMap, HashMapExt, HashSet};
+use thiserror::Error;
+
+use super::change::PolicyChange;
+use super::endpoints::Endpoint;
+use super::spec::{NodeSpec, PolicySet};
+use crate::flow::address::V6;
+use crate::flow::ids::MAX_VIPS;
+use crate::flow::ids::{EgressId, VipId};
+use crate::policy::compiled::{Policy, Vip};
+use crate::policy::limits::{MAX_BACKEND_PORTS, MAX_CLUSTER_PREFIXES, MAX_ENDPOINTS, MAX_NODES};
+use crate::policy::references::References;
+use crate::wire::ethernet;
+
+/// Why a policy or a change is rejected.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum BuildError {
+    /// Too many VIPs.
+    #[error("{count} VIPs, retired ones included; the maximum is {max}", max = MAX_VIPS)]
+    TooManyVips {
+        /// Their number.
+        count: usize,
+    },
+    /// Too many endpoints.
+    #[error("{count} endpoints of one address family; the maximum is {max}", max = MAX_ENDPOINTS)]
+    TooManyEndpoints {
+        /// Their number.
+        count: usize,
+    },
+    /// An endpoint refers to an unknown policy.
+    #[error("endpoint {address}: unknown policy {policy}")]
+    UnknownPolicy {
+        /// The endpoint.
+        address: IpAddr,
+        /// The policy's name.
+        policy: Arc<str>,
+    },
+    /// An endpoint refers to an unknown VIP, or to one of the other address family.
+    #[error("endpoint {address}: {vip} is not a VIP of its address family")]
+    UnknownVip {
+        /// The endpoint.
+        address: IpAddr,
+        /// The VIP.
+        vip: IpAddr,
+    },
+    /// An address is listed twice.
+    #[error("{address} is listed twice")]
+    DuplicateAddress {
+        /// The address.
+        address: IpAddr,
+    },
+    /// A policy or Service is listed twice.
+    #[error("{name} is listed twice")]
+    DuplicateName {
+        /// Its name.
+        name: Arc<str>,
+    },
+    /// An address is both an endpoint and a VIP.
+    #[error("{address} is both an endpoint and a VIP")]
+    EndpointIsVip {
+        /// The address.
+        address: IpAddr,
+    },
+    /// An address is both a backend and a VIP.
+    #[error("backend {address} of {service} is also a VIP")]
+    BackendIsVip {
+        /// The address.
+        address: IpAddr,
+        /// A Service with this backend.
+        service: Arc<str>,
+    },
+    /// Two Services have the same frontend.
+    #[error("port {port} of VIP {vip} (protocol {protocol}) is used by both {service} and {other}")]
+    DuplicateFrontend {
+        /// The VIP.
+        vip: IpAddr,
+        /// The port.
+        port: u16,
+        /// IP protocol number.
+        protocol: u8,
+        /// One of the Services.
+        service: Arc<str>,
+        /// The other one.
+        other: Arc<str>,
+    },
+    /// Too many backend ports.
+    #[error("{count} backend ports of one address family; the maximum is {max}", max = MAX_BACKEND_PORTS)]
+    TooManyBackendPorts {
+        /// Their number.
+        count: usize,
+    },
+    /// Too many prefixes of cluster addresses.
+    #[error("{count} prefixes of cluster addresses; the maximum is {max}", max = MAX_CLUSTER_PREFIXES)]
+    TooManyClusterPrefixes {
+        /// Their number.
+        count: usize,
+    },
+    /// An invalid Service.
+    #[error("{service}: {reason}")]
+    InvalidService {
+        /// Its name.
+        service: Arc<str>,
+        /// The reason.
+        reason: &'static str,
+    },
+    /// An invalid overlay node.
+    #[error("node {node}: {reason}")]
+    InvalidNode {
+        /// Its name.
+        node: Arc<str>,
+        /// The reason.
+        reason: &'static str,
+    },
+    /// A removed policy is still in use.
+    #[error("policy {name} can't be removed: endpoints refer to it")]
+    PolicyInUse {
+        /// Its name.
+        name: Arc<str>,
+    },
+    /// A removed VIP is still in use.
+    #[error("VIP {vip} can't be removed: endpoints refer to it")]
+    VipInUse {
+        /// Its address.
+        vip: IpAddr,
+    },
+}
+
+/// Validates that a whole policy lists nothing twice.
+pub(super) fn policy_set(set: &PolicySet) -> Result<(), BuildError> {
+    unique_addresses(set.vips.iter().map(|vip| vip.address))?;
+    unique_addresses(set.endpoints.iter().map(|endpoint| endpoint.address))?;
+    unique_names(set.services.iter().map(|service| &service.name))?;
+    unique_names(set.policies.iter().map(|policy| &policy.name))
+}
+
+/// Validates overlay nodes: unique names and addresses, valid VNI and MAC address.
+fn check_nodes(nodes: &[NodeSpec]) -> Result<(), BuildError> {
+    let (mut names, mut addresses) = (HashSet::default(), HashSet::default());
+    for NodeSpec { name, address, vni, mac, .. } in nodes {
+        let reason = if !names.insert(name) {
+            "duplicate name"
+        } else if !addresses.insert(address.ip()) {
+            "duplicate address"
+        } else if *vni >= 1 << 24 {
+            "the VNI exceeds 24 bits"
+        } else if ethernet::is_group(*mac) {
+            "the MAC address is a group address"
+        } else if names.len() > MAX_NODES {
+            "too many nodes"
+        } else {
+            continue;
+        };
+        return Err(BuildError::InvalidNode { node: name.clone(), reason });
+    }
+    Ok(())
+}
+
+/// Validates a change against the current policy.
+pub(super) fn policy_change(policy: &Policy, references: &References, change: &PolicyChange) -> Result<(), BuildError> {
+    let removed = &change.removed;
+    unique_addresses(change.vips.iter().map(|vip| vip.address).chain(removed.vips.iter().copied()))?;
+    unique_addresses(change.endpoints.iter().map(|it| it.address).chain(removed.endpoints.iter().copied()))?;
+    unique_names(change.policies.iter().map(|policy| &policy.name).chain(&removed.policies))?;
+    unique_names(change.services.iter().map(|service| &service.name).chain(&removed.services))?;
+    check_nodes(change.nodes.as_deref().unwrap_or_default())?;
+    let count = change.cluster.as_ref().map_or(0, |cluster| cluster.pods.len() + cluster.others.len());
+    if count > MAX_CLUSTER_PREFIXES {
+        return Err(BuildError::TooManyClusterPrefixes { count });
+    }
+    let after = NextPolicy::new(policy, references, change);
+    for vip in &change.vips {
+        if after.is_endpoint(vip.address) {
+            return Err(BuildError::EndpointIsVip { address: vip.address });
+        }
+    }
+    for endpoint in &change.endpoints {
+        let address = endpoint.address;
+        if !after.is_policy(&endpoint.policy) {
+            return Err(BuildError::UnknownPolicy { address, policy: endpoint.policy.clone() });
+        }
+        if after.is_vip(address) {
+            return Err(BuildError::EndpointIsVip { address });
+        }
+        if let Some(&vip) = endpoint.vips.iter().find(|vip| vip.is_ipv4() != address.is_ipv4() || !after.is_vip(**vip))
+        {
+            return Err(BuildError::UnknownVip { address, vip });
+        }
+    }
+    services::check(policy, references, change, |address| after.is_vip(address))?;
+    after.check_removed(change)?;
+    for v4 in [true, false] {
+        let known = if v4 { policy.v4.endpoints.len() } else { policy.v6.endpoints.len() };
+        let new = change.endpoints.iter().map(|endpoint| endpoint.address);
+        let new = new.filter(|it| it.is_ipv4() == v4 && policy.endpoint_at(*it).is_none()).count();
+        let removed =
+            removed.endpoints.iter().filter(|it| it.is_ipv4() == v4 && policy.endpoint_at(**it).is_some()).count();
+        if known + new - removed > MAX_ENDPOINTS {
+            return Err(BuildError::TooManyEndpoints { count: known + new - removed });
+        }
+    }
+    // The ports of a retired VIP may have been released meanwhile. Such a VIP is removed before others are added, and
+    // its pool is closed here, so that no worker claims a block of it once it is counted; a closed pool changes nothing
+    // else.
+    let is_free = |vip: &Vip| vip.ports.retired && vip.ports.pool.close();
+    let kept = policy.vips().filter(|vip| !is_free(vip)).count();
+    let new = change.vips.iter().filter(|vip| policy.vip_at(vip.address).is_none_or(is_free)).count();
+    if kept + new > MAX_VIPS {
+        return Err(BuildError::TooManyVips { count: kept + new });
+    }
+    Ok(())
+}
+
+/// The policy after a change.
+struct NextPolicy<'a> {
+    policy: &'a Policy,
+    references: &'a References,
+    policies: HashSet<&'a str>,
+    vips: HashSet<IpAddr>,
+    endpoints: HashSet<IpAddr>,
+    policies_removed: HashSet<&'a str>,
+    vips_removed: HashSet<IpAddr>,
+    endpoints_removed: HashSet<IpAddr>,
+}
+
+impl<'a> NextPolicy<'a> {
+    fn new(policy: &'a Policy, references: &'a References, change: &'a PolicyChange) -> Self {
+        Self {
+            policy,
+            references,
+            policies: change.policies.iter().map(|policy| &*policy.name).collect(),
+            vips: change.vips.iter().map(|vip| vip.address).collect(),
+            endpoints: change.endpoints.iter().map(|endpoint| endpoint.address).collect(),
+            policies_removed: change.removed.policies.iter().map(|name| &**name).collect(),
+            vips_removed: change.removed.vips.iter().copied().collect(),
+            endpoints_removed: change.removed.endpoints.iter().copied().collect(),
+        }
+    }
+
+    fn is_policy(&self, name: &str) -> bool {
+        self.policies.contains(name)
+            || self.references.egress.contains_key(name) && !self.policies_removed.contains(name)
+    }
+
+    fn is_vip(&self, address: IpAddr) -> bool {
+        let was = || self.policy.vip_at(address).is_some_and(|vip| !vip.ports.retired);
+        self.vips.contains(&address) || !self.vips_removed.contains(&address) && was()
+    }
+
+    fn is_endpoint(&self, address: IpAddr) -> bool {
+        let was = || self.policy.endpoint_at(address).is_some();
+        self.endpoints.contains(&address) || !self.endpoints_removed.contains(&address) && was()
+    }
+
+    /// Validates that no remaining endpoint refers to a removed object.
+    fn check_removed(&self, change: &PolicyChange) -> Result<(), BuildError> {
+        let (mut per_egress, mut per_vip) = (HashMap::<EgressId, u32>::new(), HashMap::<VipId, u32>::new());
+        if !change.removed.policies.is_empty() || !change.removed.vips.is_empty() {
+            let changed = change.endpoints.iter().map(|endpoint| endpoint.address);
+            for address in changed.chain(change.removed.endpoints.iter().copied()) {
+                let Some(Endpoint { policy, vips, .. }) = self.policy.endpoint_at(address) else { continue };
+                *per_egress.entry(*policy).or_default() += 1;
+                vips.iter().for_each(|vip| *per_vip.entry(*vip).or_default() += 1);
+            }
+        }
+        for name in &change.removed.policies {
+            let id = self.references.egress.get(name);
+            if id.is_some_and(|id| self.references.endpoints_of_egress(*id) > per_egress.get(id).copied().unwrap_or(0))
+            {
+                return Err(BuildError::PolicyInUse { name: name.clone() });
+            }
+        }
+        for &vip in &change.removed.vips {
+            let id = self.policy.vip_at(vip).map(|vip| vip.ports.id);
+            if id.is_some_and(|id| self.references.endpoints_of_vip(id) > per_vip.get(&id).copied().unwrap_or(0)) {
+                return Err(BuildError::VipInUse { vip });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unique_addresses(addresses: impl Iterator<Item = IpAddr>) -> Result<(), BuildError> {
+    let mut seen = HashSet::default();
+    for address in addresses {
+        if !seen.insert(address) {
+            return Err(BuildError::DuplicateAddress { address });
+        }
+    }
+    Ok(())
+}
+
+fn unique_names<'a>(names: impl Iterator<Item = &'a Arc<str>>) -> Result<(), BuildError> {
+    let mut seen = HashSet::default();
+    for name in names {
+        if !seen.insert(name) {
+            return Err(BuildError::DuplicateName { name: name.clone() });
+        }
+    }
+    Ok(())
+}
+
+impl Policy {
+    /// The VIP with this address of either family, retired ones included.
+    pub fn vip_at(&self, address: IpAddr) -> Option<&Vip> {
+        match address {
+            IpAddr::V4(v4) => self.vip(v4.to_bits()),
+            IpAddr::V6(v6) => self.vip(V6::from_bits(v6.to_bits())),
+        }
+    }
+
+    /// The endpoint with this address of either family.
+    pub fn endpoint_at(&self, address: IpAddr) -> Option<&Endpoint> {
+        match address {
+            IpAddr::V4(v4) => self.v4.endpoints.get(v4.to_bits()).map(|(_, endpoint)| endpoint),
+            IpAddr::V6(v6) => self.v6.endpoints.get(V6::from_bits(v6.to_bits())).map(|(_, endpoint)| endpoint),
+        }
+    }
+}

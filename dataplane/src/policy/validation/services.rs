@@ -1,0 +1,113 @@
+//! Validation of Services: no duplicate frontend, no backend that is a VIP, consistent ports and backends.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use foldhash::{HashMap, HashMapExt, HashSet};
+
+use crate::flow::address::V6;
+use crate::flow::ids::FrontendId;
+use crate::flow::listener::Listener;
+use crate::policy::change::PolicyChange;
+use crate::policy::compiled::Policy;
+use crate::policy::limits::MAX_BACKEND_PORTS;
+use crate::policy::maglev::is_valid_size;
+use crate::policy::references::References;
+use crate::policy::spec::ServiceSpec;
+use crate::policy::validation::BuildError;
+use crate::wire::protocol;
+
+/// Limit of ports, and of backends, of a Service: they are numbered with 16 bits.
+const MAX_PORTS_OR_BACKENDS: usize = u16::MAX as usize;
+
+pub(super) fn check(
+    policy: &Policy,
+    references: &References,
+    change: &PolicyChange,
+    is_vip: impl Fn(IpAddr) -> bool,
+) -> Result<(), BuildError> {
+    let changed: HashSet<&str> =
+        change.services.iter().map(|it| &*it.name).chain(change.removed.services.iter().map(|name| &**name)).collect();
+    for vip in &change.vips {
+        // New backends are checked below.
+        if let Some(service) = service_of_backend(policy, references, &changed, vip.address) {
+            return Err(BuildError::BackendIsVip { address: vip.address, service });
+        }
+    }
+    let mut frontends: HashMap<(IpAddr, u16, u8), &ServiceSpec> = HashMap::new();
+    let mut counts = [policy.v4.backends.len(), policy.v6.backends.len()];
+    for service in &change.services {
+        check_service(service)?;
+        for &vip in &service.vips {
+            let ports = service.ports.iter().map(|it| (it.port, it.protocol));
+            for (port, protocol) in ports.chain(service.health.map(|it| (it.port, protocol::TCP))) {
+                let duplicate =
+                    |other| BuildError::DuplicateFrontend { vip, port, protocol, service: service.name.clone(), other };
+                if let Some(other) = frontends.insert((vip, port, protocol), service) {
+                    return Err(duplicate(other.name.clone()));
+                }
+                let known = frontend_at(policy, vip, port, protocol).and_then(|id| policy.service(id.service));
+                if let Some(other) = known.filter(|other| !changed.contains(&*other.spec.name)) {
+                    return Err(duplicate(other.spec.name.clone()));
+                }
+            }
+        }
+        for backend in &service.backends {
+            if is_vip(backend.address) {
+                return Err(BuildError::BackendIsVip { address: backend.address, service: service.name.clone() });
+            }
+            // An upper bound, since known backends count twice: the limit needs no precision.
+            counts[usize::from(backend.address.is_ipv6())] += backend.ports.iter().filter(|port| **port != 0).count();
+        }
+    }
+    for name in &changed {
+        let Some(service) = references.services.get(*name).and_then(|id| policy.service(*id)) else { continue };
+        counts[0] = counts[0].saturating_sub(service.listeners::<u32>().count());
+        counts[1] = counts[1].saturating_sub(service.listeners::<V6>().count());
+    }
+    match counts.into_iter().max().filter(|count| *count > MAX_BACKEND_PORTS) {
+        Some(count) => Err(BuildError::TooManyBackendPorts { count }),
+        None => Ok(()),
+    }
+}
+
+/// The unchanged Service that has a backend at an address.
+fn service_of_backend(
+    policy: &Policy,
+    references: &References,
+    changed: &HashSet<&str>,
+    address: IpAddr,
+) -> Option<Arc<str>> {
+    let is_backend = match address {
+        IpAddr::V4(v4) => policy.is_backend(v4.to_bits()),
+        IpAddr::V6(v6) => policy.is_backend(V6::from_bits(v6.to_bits())),
+    };
+    if !is_backend {
+        return None;
+    }
+    let stay = references.services.iter().filter(|(name, _)| !changed.contains(&***name));
+    let mut stay = stay.filter_map(|(_, id)| policy.service(*id));
+    stay.find(|it| it.spec.backends.iter().any(|backend| backend.address == address)).map(|it| it.spec.name.clone())
+}
+
+fn frontend_at(policy: &Policy, vip: IpAddr, port: u16, protocol: u8) -> Option<FrontendId> {
+    match vip {
+        IpAddr::V4(v4) => policy.frontend(&Listener { address: v4.to_bits(), port, protocol }),
+        IpAddr::V6(v6) => policy.frontend(&Listener { address: V6::from_bits(v6.to_bits()), port, protocol }),
+    }
+}
+
+fn check_service(service: &ServiceSpec) -> Result<(), BuildError> {
+    let reason = if !is_valid_size(service.table_size) {
+        "the table size is not a prime from 7 to 131071"
+    } else if service.ports.len() >= MAX_PORTS_OR_BACKENDS || service.backends.len() > MAX_PORTS_OR_BACKENDS {
+        "too many ports or backends"
+    } else if service.backends.iter().any(|backend| backend.ports.len() != service.ports.len()) {
+        "a backend doesn't have exactly one port per Service port"
+    } else if !service.backends.is_sorted_by(|one, other| one.address < other.address) {
+        "the backends are not sorted by address, each once"
+    } else {
+        return Ok(());
+    };
+    Err(BuildError::InvalidService { service: service.name.clone(), reason })
+}

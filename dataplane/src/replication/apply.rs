@@ -1,0 +1,273 @@
+//! Replication between gateways, in slices of the session table: lists records for a full round, applies records of
+//! other gateways, purges standby sessions. Cursors count slots: first those of IPv4, then those of IPv6.
+
+use crate::flow::address::V6;
+use crate::flow::direction::Direction;
+use crate::flow::ids::GatewayId;
+use crate::flow::ids::Owner;
+use crate::flow::ids::Slot;
+use crate::flow::ids::WorkerId;
+use crate::flow::time::Tick;
+use crate::policy::compiled::Policy;
+use crate::ports::BlockId;
+use crate::ports::allocator::Allocator;
+use crate::replication::accounting;
+use crate::replication::owner::owner;
+use crate::replication::queue;
+use crate::replication::round::{PurgeChunk, RecordChunk};
+use crate::session::entry::{Entry, Flags};
+use crate::session::flow_directory::FlowDirectory;
+use crate::session::query::{end_of_slice, slice};
+use crate::session::record::{FamilyRecord, RecordState, ReplicationRecord};
+use crate::session::standby::{Applied, RecordRejected};
+use crate::session::{SessionFamily, Sessions};
+
+/// Writes records of the sessions that a gateway is a replica target of into the chunk, up to its capacity, and
+/// advances its cursor.
+pub fn list_records(sessions: &mut Sessions, chunk: &mut RecordChunk, policy: &Policy, now: Tick) {
+    let Some(cursor) = chunk.cursor else { return };
+    let (epoch, since) = (policy.members().replication_epoch(), policy.members().active_since());
+    chunk.observed = (epoch, since);
+    let (begun_by, expected) = chunk.expected;
+    if since > begun_by || expected.is_some_and(|expected| epoch != expected) {
+        return;
+    }
+    let v4_slots = u64::from(u32::table(sessions).slots());
+    chunk.cursor = if cursor < v4_slots {
+        Some(list_family::<u32>(sessions, cursor, chunk, policy, now))
+    } else {
+        let next = list_family::<V6>(sessions, cursor - v4_slots, chunk, policy, now);
+        (next < V6::table(sessions).slots().into()).then_some(next + v4_slots)
+    };
+}
+
+fn list_family<A: SessionFamily>(
+    sessions: &mut Sessions,
+    cursor: u64,
+    chunk: &mut RecordChunk,
+    policy: &Policy,
+    now: Tick,
+) -> u64 {
+    for slot in slice::<A>(sessions, cursor) {
+        if chunk.records.len() == chunk.records.capacity() {
+            return slot.0.into();
+        }
+        let Some(entry) = original_direction::<A>(sessions, slot) else { continue };
+        let is_target = match owner(&entry, policy) {
+            // A standby session whose shard is this gateway's by now is listed like an active one.
+            Owner::This => queue::replicated_shard(&entry, policy)
+                .is_some_and(|share| share.is_replica_target(chunk.target, policy.members())),
+            // Its shard has moved there with the record pending, or acknowledged only by others.
+            Owner::Other(new) => {
+                new == chunk.target
+                    && (entry.has_pending_changes() || lacks_record(&entry, policy, chunk.acknowledged_epoch))
+            }
+            Owner::Unowned => false,
+        };
+        if !is_target {
+            continue;
+        }
+        chunk.records.push(A::record(sessions.record(slot, now)));
+        let target_is_active = policy.members().is_active(chunk.target);
+        for at in [slot, entry.twin()] {
+            let entry = A::table_mut(sessions).entry_mut(at);
+            entry.note_sent();
+            if target_is_active {
+                entry.note_acknowledged();
+            }
+        }
+    }
+    end_of_slice::<A>(sessions, cursor)
+}
+
+/// Whether a session's shard has moved to a gateway that may not have received its record.
+fn lacks_record<A: SessionFamily>(entry: &Entry<A>, policy: &Policy, epoch: u64) -> bool {
+    queue::replicated_shard(entry, policy).is_some_and(|share| share.replica_may_lack_sessions(epoch))
+}
+
+/// The tables that records are applied to.
+#[derive(Debug)]
+pub struct RecordApplier<'a> {
+    /// The worker's sessions.
+    pub sessions: &'a mut Sessions,
+    /// Its ports.
+    pub ports: &'a mut Allocator,
+    /// The policy in force.
+    pub policy: &'a Policy,
+    /// The flow directory of all workers.
+    pub directory: Option<&'a FlowDirectory>,
+    /// The worker.
+    pub worker: WorkerId,
+    /// The gateway that sent the records.
+    pub source: GatewayId,
+    /// The current time.
+    pub now: Tick,
+}
+
+impl RecordApplier<'_> {
+    /// Applies records and leaves those in `records` that are entitled to space and found none. Returns how many were
+    /// rejected, those of holders at their fair share included.
+    pub fn apply(&mut self, records: &mut Vec<ReplicationRecord>, round: u8) -> u64 {
+        let mut rejected = 0;
+        records.retain(|record| {
+            let result = match record {
+                ReplicationRecord::V4(record) => self.apply_one(record, round),
+                ReplicationRecord::V6(record) => self.apply_one(record, round),
+            };
+            rejected += u64::from(result.is_err());
+            result == Err(RecordRejected::NoCapacity)
+        });
+        rejected
+    }
+
+    fn apply_one<A: SessionFamily>(&mut self, record: &FamilyRecord<A>, round: u8) -> Result<(), RecordRejected> {
+        let entry = Entry::new(record.origin, record.translated, record.direction, Flags::default());
+        let owner = owner(&entry, self.policy);
+        if owner == Owner::Other(self.source) && record.state == RecordState::Open {
+            self.remove_conflicting(record);
+        }
+        let Some(vip) = self.policy.vip(entry.transport_addresses()[2].0) else {
+            return Err(RecordRejected::NoCapacity);
+        };
+        let known = self.sessions.find(self.sessions.hash(&record.origin), &record.origin);
+        // Several gateways send records of a shard that has become this gateway's; its former owner has the latest
+        // ones.
+        if owner == Owner::This && known.is_some_and(|slot| self.is_older(record, slot)) {
+            return Ok(());
+        }
+        let was_active = known.is_some_and(|slot| A::table(self.sessions).entry(slot).is_active());
+        let slot = match self.sessions.apply_record(record, round, owner == Owner::This, self.now)? {
+            Applied::Inserted(slot) => slot,
+            result => {
+                if was_active && result != Applied::Ignored {
+                    self.close(&entry);
+                }
+                return Ok(());
+            }
+        };
+        if record.direction == Direction::Egress && !self.ports.reserve(&vip.ports, record.translated.source_port) {
+            // Another worker has the port block by now: the record comes again with the next full round.
+            self.sessions.remove::<A>(slot);
+            return Err(RecordRejected::NoCapacity);
+        }
+        if let Some(directory) = self.directory {
+            directory.claim(&record.origin, self.worker);
+            if record.direction == Direction::Inbound {
+                directory.claim(&record.translated.reversed(), self.worker);
+            }
+        }
+        Ok(())
+    }
+
+    /// The owner of a shard is authoritative for its sessions. A session here that conflicts with a record, in a shard
+    /// that this gateway does not own, is stale: left by a process that died, or its end was never replicated.
+    fn remove_conflicting<A: SessionFamily>(&mut self, record: &FamilyRecord<A>) {
+        for tuple in [record.origin, record.translated.reversed()] {
+            let Some(slot) = self.sessions.find(self.sessions.hash(&tuple), &tuple) else { continue };
+            let (slot, _) = self.sessions.slot_pair::<A>(slot);
+            let entry = *A::table(self.sessions).entry(slot);
+            let is_same = (entry.key(), entry.translated()) == (record.origin, record.translated);
+            if is_same {
+                continue;
+            }
+            if owner(&entry, self.policy) == Owner::This {
+                // Its pod has another VIP by now: only its port is quarantined here.
+                if entry.key() == record.origin && entry.flags().has(Flags::QUARANTINED) {
+                    accounting::free_tuple::<A>(slot, self.sessions, self.policy, self.ports);
+                }
+                continue;
+            }
+            if entry.is_active() {
+                self.close(&entry);
+            }
+            let ended = self.sessions.remove::<A>(slot);
+            accounting::release_port(self.policy, self.ports, &ended);
+        }
+    }
+
+    /// Whether a record is older than the standby session that it would update.
+    fn is_older<A: SessionFamily>(&self, record: &FamilyRecord<A>, slot: Slot) -> bool {
+        let table = A::table(self.sessions);
+        let entry = table.entry(slot);
+        if record.state != RecordState::Open || !entry.is_standby() || entry.translated() != record.translated {
+            return false;
+        }
+        let known = entry.last_seen().later(table.entry(entry.twin()).last_seen());
+        let [original, reply] = &record.directions;
+        let record_seen = Tick(self.now.0.wrapping_sub(original.idle_ms.min(reply.idle_ms)));
+        !record_seen.reached(known)
+    }
+
+    /// A session of this gateway that another one owns by now counts there.
+    fn close<A: SessionFamily>(&self, entry: &Entry<A>) {
+        accounting::release_quota(self.policy, &entry.key(), &entry.translated(), entry.direction());
+    }
+}
+
+/// Ends the standby sessions of an owner's shards that its last full round did not contain, and advances the chunk's
+/// cursor. The active members must not have changed since the round began: the owner had no reason to list sessions of
+/// shards that it got later.
+pub fn purge(sessions: &mut Sessions, chunk: &mut PurgeChunk, policy: &Policy, now: Tick) {
+    let Some(cursor) = chunk.cursor else { return };
+    if policy.members().active_since() > chunk.view {
+        (chunk.cursor, chunk.outdated) = (None, true);
+        return;
+    }
+    let v4_slots = u64::from(u32::table(sessions).slots());
+    chunk.cursor = if cursor < v4_slots {
+        Some(purge_family::<u32>(sessions, cursor, chunk, policy, now))
+    } else {
+        let next = purge_family::<V6>(sessions, cursor - v4_slots, chunk, policy, now);
+        (next < V6::table(sessions).slots().into()).then_some(next + v4_slots)
+    };
+}
+
+fn purge_family<A: SessionFamily>(
+    sessions: &mut Sessions,
+    cursor: u64,
+    chunk: &mut PurgeChunk,
+    policy: &Policy,
+    now: Tick,
+) -> u64 {
+    for slot in slice::<A>(sessions, cursor) {
+        let Some(entry) = original_direction::<A>(sessions, slot) else { continue };
+        let is_owned = owner(&entry, policy) == Owner::Other(chunk.owner);
+        // A session still active here in a shard that this gateway lost was not listed either. The owner cannot have
+        // listed sessions with records that are still pending.
+        if !is_owned || entry.has_pending_changes() || (entry.is_standby() && entry.sync_round() == chunk.round & 0x0f)
+        {
+            continue;
+        }
+        if lacks_record(&entry, policy, chunk.acknowledged_epoch) {
+            chunk.kept = true;
+            continue;
+        }
+        if !entry.is_standby() {
+            accounting::release_quota(policy, &entry.key(), &entry.translated(), entry.direction());
+            sessions.demote::<A>(slot, now);
+        }
+        sessions.end_standby::<A>(slot, now);
+        chunk.removed += 1;
+    }
+    end_of_slice::<A>(sessions, cursor)
+}
+
+/// The worker that applies a record: the owner of its port, else the one that the port's block is assigned to by
+/// modulo.
+pub fn worker_of(record: &ReplicationRecord, policy: &Policy, workers: u8) -> WorkerId {
+    let (vip, port) = record.vip_and_port();
+    let workers = workers.max(1);
+    if record.direction() == Direction::Egress {
+        let owner = policy.vip_at(vip).and_then(|vip| vip.ports.pool.owner(port));
+        return owner.unwrap_or(WorkerId((BlockId::of(port).0 % u16::from(workers)) as u8));
+    }
+    WorkerId((record.initiator_port() % u16::from(workers)) as u8)
+}
+
+/// The entry of a session's original direction, if `slot` holds that and the session has not ended.
+fn original_direction<A: SessionFamily>(sessions: &Sessions, slot: Slot) -> Option<Entry<A>> {
+    let table = A::table(sessions);
+    // Only the slot of the original direction has a deadline, so most slots are skipped without reading the entry.
+    let entry = (table.deadline(slot) != 0).then(|| *table.entry(slot))?;
+    (!entry.flags().has(Flags::QUARANTINED)).then_some(entry)
+}

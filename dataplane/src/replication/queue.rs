@@ -1,0 +1,250 @@
+//! Replication queue: one worker's session records for peer gateways. New sessions are sent after a delay, since most
+//! end before a failover could need them; changes and ends are sent at once. It also tracks which sessions a peer has
+//! acknowledged: without a valid lease, a gateway forwards packets of those sessions only.
+//!
+//! Every queue is bounded: an overflow is recorded per peer and triggers a full resynchronization.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::flow::address::V6;
+use crate::flow::ids::GatewayId;
+use crate::flow::ids::Slot;
+use crate::flow::time::Tick;
+use crate::policy::compiled::Policy;
+use crate::policy::shards::Shard;
+use crate::replication::sender::{OutgoingRecord, ReplicationSender};
+use crate::session::entry::{Entry, Flags};
+use crate::session::query::SessionState;
+use crate::session::record::{DirectionRecord, FamilyRecord, RecordState};
+use crate::session::{Ended, SessionFamily, Sessions};
+use crate::wire::protocol;
+
+/// Limit of sessions waiting to be sent.
+const MAX_PENDING: usize = 1 << 16;
+/// Limit of records sent and not yet acknowledged.
+const MAX_UNACKNOWLEDGED: usize = 1 << 16;
+/// Limit of records sent, and of acknowledgements processed, per turn.
+const MAX_PER_TURN: usize = 64;
+/// Delays after which a connection that is still embryonic is sent again, milliseconds: their sum exceeds the handshake
+/// timeout.
+const RESEND_MS: [u32; 5] = [1_000, 4_000, 16_000, 64_000, 256_000];
+
+/// The replication queue of one worker.
+#[derive(Debug)]
+pub struct ReplicationQueue {
+    sender: Arc<ReplicationSender>,
+    /// Minimum age of a session before it is sent, milliseconds.
+    age: u32,
+    /// New and changed sessions first; then embryonic connections, by the number of times they were sent. All sessions
+    /// in one queue have the same delay, so each queue is ordered by due time.
+    pending: [VecDeque<Pending>; RESEND_MS.len() + 1],
+    unacknowledged: VecDeque<Sent>,
+    /// The last sequence number for each peer.
+    last_numbers: Box<[u64; 256]>,
+    /// Whether there are peers.
+    is_enabled: bool,
+}
+
+/// A session waiting to be sent.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    due: Tick,
+    slot: Slot,
+    is_v6: bool,
+}
+
+/// A record that was sent.
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    to: GatewayId,
+    number: u64,
+    slot: Slot,
+    is_v6: bool,
+    /// Detects reuse of the slot by another session.
+    hash: u32,
+}
+
+impl ReplicationQueue {
+    /// An empty queue; sessions are sent when they are `age` milliseconds old.
+    pub fn new(sender: Arc<ReplicationSender>, age: u32) -> Self {
+        Self {
+            sender,
+            age,
+            pending: std::array::from_fn(|attempt| {
+                VecDeque::with_capacity(if attempt == 0 { MAX_PENDING } else { MAX_PENDING / 8 })
+            }),
+            unacknowledged: VecDeque::with_capacity(MAX_UNACKNOWLEDGED),
+            last_numbers: Box::new([0; 256]),
+            is_enabled: false,
+        }
+    }
+
+    /// A session has been opened, or reopened.
+    #[inline]
+    pub fn opened<A: SessionFamily>(&mut self, slot: Slot, now: Tick) {
+        self.enqueue::<A>(slot, now.plus(self.age));
+    }
+
+    /// A session has changed state.
+    #[inline]
+    pub fn changed<A: SessionFamily>(&mut self, slot: Slot, sessions: &mut Sessions, now: Tick) {
+        let (origin, _) = sessions.slot_pair::<A>(slot);
+        A::table_mut(sessions).entry_mut(origin).note_changed();
+        self.enqueue::<A>(slot, now);
+    }
+
+    fn enqueue<A: SessionFamily>(&mut self, slot: Slot, due: Tick) {
+        if !self.is_enabled {
+            return;
+        }
+        let [pending, ..] = &mut self.pending;
+        if pending.len() == MAX_PENDING {
+            // Which peers it was for is unknown here, so every peer is resynchronized.
+            (0..=u8::MAX).for_each(|at| self.sender.mark_lost(GatewayId(at)));
+            return;
+        }
+        pending.push_back(Pending { due, slot, is_v6: A::BITS == 128 });
+    }
+
+    /// A session has ended.
+    pub fn ended<A: SessionFamily>(&mut self, session: &Ended<A>, policy: &Policy) {
+        if !self.is_enabled {
+            return;
+        }
+        let Ended { origin, translated, direction } = *session;
+        let entry = Entry::new(origin, translated, direction, Flags::default());
+        let Some(shard) = replicated_shard(&entry, policy) else { return };
+        for to in shard.replica_targets(policy.members()) {
+            let record = FamilyRecord {
+                state: RecordState::Ended,
+                direction,
+                origin,
+                translated,
+                directions: [DirectionRecord::default(); 2],
+            };
+            self.send::<A>(to, record);
+            self.sender.notify();
+        }
+    }
+
+    /// A standby session was evicted.
+    pub fn count_evicted(&self) {
+        self.sender.count_evicted();
+    }
+
+    /// Enables the queue if this gateway is part of a group.
+    #[inline]
+    pub fn update_enabled(&mut self, policy: &Policy) {
+        self.is_enabled = policy.members().this().is_some();
+    }
+
+    /// Sends due records and processes acknowledgements.
+    pub fn flush(&mut self, sessions: &mut Sessions, policy: &Policy, now: Tick) {
+        let mut any_sent = false;
+        for attempt in 0..self.pending.len() {
+            for _ in 0..MAX_PER_TURN {
+                let next = self.pending[attempt].front().copied();
+                let Some(pending) = next.filter(|pending| now.reached(pending.due)) else { break };
+                self.pending[attempt].pop_front();
+                any_sent |= if pending.is_v6 {
+                    self.send_pending::<V6>(pending, attempt, sessions, policy, now)
+                } else {
+                    self.send_pending::<u32>(pending, attempt, sessions, policy, now)
+                };
+            }
+        }
+        for _ in 0..MAX_PER_TURN {
+            let is_acknowledged = |sent: &Sent| self.sender.acknowledged(sent.to) >= sent.number;
+            let Some(sent) = self.unacknowledged.front().copied().filter(is_acknowledged) else { break };
+            self.unacknowledged.pop_front();
+            // An inactive gateway can't reuse the port, so its acknowledgement proves nothing.
+            if !policy.members().is_active(sent.to) {
+                continue;
+            }
+            if sent.is_v6 { mark_acknowledged::<V6>(sent, sessions) } else { mark_acknowledged::<u32>(sent, sessions) }
+        }
+        if any_sent {
+            self.sender.notify();
+        }
+    }
+
+    fn send_pending<A: SessionFamily>(
+        &mut self,
+        pending: Pending,
+        attempt: usize,
+        sessions: &mut Sessions,
+        policy: &Policy,
+        now: Tick,
+    ) -> bool {
+        let table = A::table(sessions);
+        if !table.is_occupied(pending.slot) {
+            return false;
+        }
+        let (slot, _) = sessions.slot_pair::<A>(pending.slot);
+        let entry = table.entry(slot);
+        if !entry.is_active() {
+            return false;
+        }
+        let Some(shard) = replicated_shard(entry, policy) else { return false };
+        let (hash, protocol) = (sessions.hash(&entry.key()) as u32, entry.key().protocol);
+        let record = sessions.record(slot, now);
+        let mut any_sent = false;
+        for to in shard.replica_targets(policy.members()) {
+            let number = self.send::<A>(to, record);
+            if self.unacknowledged.len() == MAX_UNACKNOWLEDGED {
+                self.unacknowledged.pop_front();
+            }
+            self.unacknowledged.push_back(Sent { to, number, slot, is_v6: pending.is_v6, hash });
+            any_sent = true;
+        }
+        if !any_sent {
+            return false;
+        }
+        A::table_mut(sessions).entry_mut(slot).note_sent();
+        let (state, _) = sessions.state::<A>(slot);
+        let is_connection = matches!(protocol, protocol::TCP | protocol::SCTP);
+        if let Some(&after) = RESEND_MS.get(attempt)
+            && state == SessionState::Opening
+            && is_connection
+        {
+            let next = &mut self.pending[attempt + 1];
+            // With that many embryonic connections, few will ever be established.
+            if next.len() < next.capacity() {
+                next.push_back(Pending { due: now.plus(after), slot, ..pending });
+            }
+        }
+        true
+    }
+
+    fn send<A: SessionFamily>(&mut self, to: GatewayId, record: FamilyRecord<A>) -> u64 {
+        let number = &mut self.last_numbers[usize::from(to.0)];
+        *number += 1;
+        self.sender.push(OutgoingRecord { to, number: *number, record: A::record(record) });
+        *number
+    }
+}
+
+/// The shard of a session, if its replica targets receive the session's records.
+pub fn replicated_shard<'a, A: SessionFamily>(entry: &Entry<A>, policy: &'a Policy) -> Option<&'a Shard> {
+    let [_, _, (vip, port)] = entry.transport_addresses();
+    let shards = &policy.vip(vip)?.shards;
+    if entry.is_dnat() {
+        // If all gateways announce the VIP, any of them load-balances its clients without a session.
+        return shards.list().first().filter(|_| !shards.is_distributed());
+    }
+    shards.of_port(port)
+}
+
+fn mark_acknowledged<A: SessionFamily>(sent: Sent, sessions: &mut Sessions) {
+    if !A::table(sessions).is_occupied(sent.slot) {
+        return;
+    }
+    let (origin, twin) = sessions.slot_pair::<A>(sent.slot);
+    let is_same = sessions.hash(&A::table(sessions).entry(origin).key()) as u32 == sent.hash;
+    if is_same && !A::table(sessions).entry(origin).is_standby() {
+        for at in [origin, twin] {
+            A::table_mut(sessions).entry_mut(at).note_acknowledged();
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Full replication rounds: slices of a listing of records, and of a purge of what a round didn't name.
+
+use crate::flow::ids::GatewayId;
+use crate::session::record::ReplicationRecord;
+
+/// One slice of a full replication round to a gateway. Send it again until `cursor` is `None`.
+#[derive(Debug)]
+pub struct RecordChunk {
+    /// The replica target.
+    pub target: GatewayId,
+    /// The replication epoch of the last round that it has acknowledged in full; 0 if there is none.
+    pub acknowledged_epoch: u64,
+    /// Where to continue; starts as `Some(0)`.
+    pub cursor: Option<u64>,
+    /// The result; the worker fills it up to its capacity and never grows it.
+    pub records: Vec<ReplicationRecord>,
+    /// The membership view at the start of the round, and the replication epoch of its earlier slices. A worker that
+    /// has another epoch or a later view lists nothing and marks no session as sent.
+    pub expected: (u64, Option<u64>),
+    /// The result: the worker's replication epoch, and the membership view since which the active members are the same.
+    pub observed: (u64, u64),
+}
+
+/// One slice of a purge of standby sessions. Send it again until `cursor` is `None`.
+#[derive(Debug)]
+pub struct PurgeChunk {
+    /// The owner of the shards.
+    pub owner: GatewayId,
+    /// The owner's last full round, modulo 16; what was part of it stays.
+    pub round: u8,
+    /// The membership view of that round.
+    pub view: u64,
+    /// The replication epoch of our last round that the owner had acknowledged in full before it began its own; 0 if
+    /// there is none.
+    pub acknowledged_epoch: u64,
+    /// Where to continue; starts as `Some(0)`.
+    pub cursor: Option<u64>,
+    /// Standby sessions removed so far.
+    pub removed: u64,
+    /// The active members have changed since the round: nothing more is removed, and a new full round is needed.
+    pub outdated: bool,
+    /// Sessions that the owner may not have received were kept: a new full round is needed once it has them.
+    pub kept: bool,
+}

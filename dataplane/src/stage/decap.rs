@@ -1,0 +1,172 @@
+//! VXLAN decapsulation (RFC 7348) of packets from other gateways and from nodes of the overlay network.
+//!
+//! A gateway's packet continues as if it had arrived here on the side on which that gateway received it; a node's, as
+//! if its pod were on the inside interface. Only known gateways and nodes are accepted, only on interfaces that route
+//! to them, and a node's packet only with a source address of its own pods. Nothing is decapsulated twice.
+
+use std::net::IpAddr;
+
+use crate::flow::address::V6;
+use crate::flow::direction::Direction;
+use crate::flow::drop_reason::DropReason;
+use crate::flow::ids::InterfaceId;
+use crate::flow::ids::TunnelRemote;
+use crate::flow::verdict::Verdict;
+use crate::io::Received;
+use crate::io::batch::Batch;
+use crate::observe::counters::Counters;
+use crate::policy::Snapshot;
+use crate::policy::network::Network;
+use crate::policy::spec::Role;
+use crate::policy::tunnels::{TunnelMetadata, Tunnels};
+use crate::wire::ethernet::{Mac, MacPair};
+use crate::wire::vxlan::{self, InnerFrame};
+use crate::wire::{ethernet, ipv4, ipv6};
+
+/// Decapsulates the tunnel packets of the batch.
+pub fn run(batch: &mut Batch, view: &Snapshot, counters: &Counters) {
+    let tunnels = &*view.tunnels;
+    let (from_gateways, from_nodes) = (tunnels.accepts_gateways(), tunnels.accepts_nodes());
+    if !from_gateways && !from_nodes {
+        return;
+    }
+    let (mut packet_count, mut bytes_total) = (0, 0);
+    for i in batch.undecided {
+        let received = &mut batch.frames[i];
+        if received.is_from_peer() {
+            continue;
+        }
+        let bytes = u64::from(received.frame.len());
+        let result = if from_gateways && tunnels.is_gateway_packet(received.frame.bytes()) {
+            from_gateway(received, view).map(|()| {
+                packet_count += 1;
+                bytes_total += bytes;
+            })
+        } else if from_nodes && tunnels.is_overlay_packet(received.frame.bytes()) {
+            from_node(received, view)
+        } else {
+            continue;
+        };
+        if let Err(reason) = result {
+            batch.decide(i, Verdict::Drop(reason));
+        }
+    }
+    counters.forwarded(Direction::PeerIn, packet_count, bytes_total);
+}
+
+/// A tunnel packet addressed to this gateway.
+#[derive(Clone, Copy, Debug)]
+struct TunnelPacket {
+    inner: InnerFrame,
+    /// Outer source address.
+    sender: IpAddr,
+    traffic_class: u8,
+}
+
+/// Decapsulates a packet from another gateway and restores the sides and the hop count of its VNI.
+fn from_gateway(received: &mut Received, view: &Snapshot) -> Result<(), DropReason> {
+    let outer = parse_tunnel_packet(received, &view.network)?;
+    let mark = TunnelMetadata::of_vni(outer.inner.vni).ok_or(DropReason::PeerUnknown)?;
+    authenticate(&outer, received.frame.bytes(), received.interface, &view.tunnels)?;
+    // The inner MAC addresses may be an authentication tag: with the outer ones, a capture shows which gateway sent
+    // the packet.
+    strip_outer::<{ size_of::<MacPair>() }>(received, &outer)?;
+    received.mark_from_peer(mark.sides, mark.hop_count);
+    Ok(())
+}
+
+/// Authenticates a packet from another gateway. Several gateways may share the sender's address: any of them will do.
+#[inline]
+fn authenticate(
+    &TunnelPacket { inner, sender, .. }: &TunnelPacket,
+    frame: &[u8],
+    interface: InterfaceId,
+    tunnels: &Tunnels,
+) -> Result<(), DropReason> {
+    let packet = frame.get(inner.offset..inner.offset + inner.length).ok_or(DropReason::Malformed)?;
+    let mut reason = DropReason::PeerUnknown;
+    for sender in tunnels.sources(sender).filter(|sender| sender.passes_reverse_path(interface)) {
+        if sender.is_authentic(packet, inner.vni) {
+            return Ok(());
+        }
+        reason = DropReason::PeerUnauthenticated;
+    }
+    Err(reason)
+}
+
+/// Decapsulates a packet from a node. The node must be known by address and VNI and be routed over this interface,
+/// which must be an inside one; the inner source must be a pod of that node.
+fn from_node(received: &mut Received, view: &Snapshot) -> Result<(), DropReason> {
+    let outer = parse_tunnel_packet(received, &view.network)?;
+    let node = view.policy.nodes().by_address(outer.sender).filter(|(_, node)| node.vni == outer.inner.vni);
+    let is_inside = view.network.interface_entry(received.interface).sides & Role::Inside.sides() != 0;
+    let (id, _) = node.filter(|_| is_inside).ok_or(DropReason::PeerUnknown)?;
+    let tunnel = view.tunnels.to(TunnelRemote::Node(id));
+    if !tunnel.is_some_and(|tunnel| tunnel.passes_reverse_path(received.interface)) {
+        return Err(DropReason::PeerUnknown);
+    }
+    strip_outer::<{ size_of::<Mac>() }>(received, &outer)?;
+    let owner = match source_and_class(received.frame.bytes()).ok_or(DropReason::Malformed)?.0 {
+        IpAddr::V4(v4) => view.policy.node_of(v4.to_bits()),
+        IpAddr::V6(v6) => view.policy.node_of(V6::from_bits(v6.to_bits())),
+    };
+    if owner == Some(id) { Ok(()) } else { Err(DropReason::SpoofedSource) }
+}
+
+/// Parses a tunnel packet addressed to this gateway.
+fn parse_tunnel_packet(received: &Received, network: &Network) -> Result<TunnelPacket, DropReason> {
+    let frame = received.frame.bytes();
+    if !network.interface_entry(received.interface).is_destination(frame) {
+        return Err(DropReason::NotOurs);
+    }
+    let inner = vxlan::parse(frame).ok_or(DropReason::Malformed)?;
+    let (sender, traffic_class) = source_and_class(frame).ok_or(DropReason::Malformed)?;
+    Ok(TunnelPacket { inner, sender, traffic_class })
+}
+
+/// Strips the outer headers. The inner Ethernet header gets the first `COPIED` bytes of the outer one's MAC addresses,
+/// so the frame is addressed to this gateway.
+fn strip_outer<const COPIED: usize>(received: &mut Received, outer: &TunnelPacket) -> Result<(), DropReason> {
+    let TunnelPacket { inner, traffic_class, .. } = *outer;
+    let frame = received.frame.bytes_mut();
+    let addresses = *frame.first_chunk::<COPIED>().ok_or(DropReason::Malformed)?;
+    let packet = frame.get_mut(inner.offset..inner.offset + inner.length).ok_or(DropReason::Malformed)?;
+    let header = packet.first_chunk_mut::<{ ethernet::HEADER }>().ok_or(DropReason::Malformed)?;
+    let (_, kind) = ethernet::parse(header);
+    if kind != ethernet::IPV4 && kind != ethernet::IPV6 {
+        return Err(DropReason::Malformed);
+    }
+    header[..COPIED].copy_from_slice(&addresses);
+    if traffic_class & ECN_CE == ECN_CE {
+        propagate_ce(packet);
+    }
+    let start = received.frame.start() + inner.offset as u16;
+    received.frame.set_packet(start, inner.length as u16);
+    Ok(())
+}
+
+/// ECN field of congestion experienced, CE (RFC 3168).
+const ECN_CE: u8 = 3;
+
+/// Source address and traffic class of a packet.
+fn source_and_class(frame: &[u8]) -> Option<(IpAddr, u8)> {
+    let packet = frame.get(ethernet::HEADER..)?;
+    if packet.first()? >> 4 == 4 {
+        let source: &[u8; 4] = packet.get(ipv4::ADDRESSES..)?.first_chunk()?;
+        Some((IpAddr::from(*source), packet[1]))
+    } else {
+        let source: &[u8; 16] = packet.get(ipv6::ADDRESSES..)?.first_chunk()?;
+        Some((IpAddr::from(*source), packet[0] << 4 | packet[1] >> 4))
+    }
+}
+
+/// Copies CE from the outer header to the inner one, if that is ECN-capable (RFC 6040 section 4.2).
+#[cold]
+fn propagate_ce(frame: &mut [u8]) {
+    let Some(packet) = frame.get_mut(ethernet::HEADER..) else { return };
+    if packet.first().is_some_and(|first| first >> 4 == 4) {
+        ipv4::set_ce(packet);
+    } else {
+        ipv6::set_ce(packet);
+    }
+}

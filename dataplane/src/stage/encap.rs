@@ -1,0 +1,206 @@
+//! VXLAN encapsulation (RFC 7348): untranslated packets to the gateway that owns them, and translated packets to pods
+//! of the overlay network, in the tunnel of their node. A packet longer than the tunnel's MTU is fragmented if it may
+//! be; otherwise the sender receives the MTU in an ICMP error.
+
+use crate::flow::direction::Direction;
+use crate::flow::drop_reason::DropReason;
+use crate::flow::ids::GatewayId;
+use crate::flow::ids::InterfaceId;
+use crate::flow::ids::TunnelRemote;
+use crate::flow::verdict::{AfterResolution, Verdict};
+use crate::io::batch::{Batch, NeighborKey, TunnelDestination};
+use crate::policy::Snapshot;
+use crate::policy::network::{Network, NextHop};
+use crate::policy::tunnels::{Tunnel, TunnelMetadata};
+use crate::stage::context::PacketFamily;
+use crate::wire::ethernet::MacPair;
+use crate::wire::tunnel_auth::TagKey;
+use crate::wire::vxlan::{MAX_HEADERS, OuterHeaders};
+use crate::wire::{ethernet, fragmentation};
+
+/// Encapsulates the packets of the batch that go into tunnels.
+pub fn run(batch: &mut Batch, view: &Snapshot) {
+    for i in batch.undecided.and(batch.tunneled) {
+        let to = batch.tunnel_destinations[i].remote;
+        let is_to_gateway = matches!(to, TunnelRemote::Gateway(_));
+        let Some(tunnel) = view.tunnels.to(to) else {
+            batch.decide(i, Verdict::Drop(if is_to_gateway { DropReason::NoOwner } else { DropReason::NoRoute }));
+            continue;
+        };
+        let Some((hop, out, mtu)) = tunnel.route(&view.network) else {
+            batch.decide(i, Verdict::Drop(DropReason::NoRoute));
+            continue;
+        };
+        let head = batch.headers[i];
+        if is_to_gateway {
+            batch.directions[i] = Direction::PeerOut;
+        }
+        if head.ip_length > mtu {
+            batch.mtus[i] = mtu;
+            if fragmentation::may_fragment(batch.frames[i].frame.bytes()) {
+                let frame = batch.frames[i].frame.bytes_mut();
+                tunnel.inner_macs().into_iter().for_each(|link| ethernet::set_macs(frame, link));
+                if macs_of(hop, &view.network).is_some() {
+                    batch.decide(i, Verdict::FragmentIntoTunnel);
+                } else {
+                    batch.neighbors[i] = unresolved(tunnel, hop, out, &view.network);
+                    batch.decide(i, Verdict::AwaitNeighbor(AfterResolution::FragmentIntoTunnel));
+                }
+            } else if is_to_gateway {
+                batch.reject(i, DropReason::TooBig);
+            } else {
+                // `route` has checked the MTU before the rewrite; a rewritten packet can't be quoted.
+                batch.decide(i, Verdict::Drop(DropReason::TooBig));
+            }
+            continue;
+        }
+        let verdict = if encap(batch, i, tunnel) {
+            forward(batch, i, tunnel, hop, out, &view.network)
+        } else {
+            Verdict::Drop(DropReason::TooBig)
+        };
+        batch.decide(i, verdict);
+    }
+}
+
+/// Encapsulates a packet that fits the tunnel's MTU and whose next hop has a known MAC address; `None`, with nothing
+/// done, for all others.
+#[inline]
+pub fn encap_unfragmented(batch: &mut Batch, i: usize, tunnel: &Tunnel, network: &Network) -> Option<Verdict> {
+    let NextHop::Neighbor(hop) = tunnel.next_hop? else { return None };
+    let exit = network.adjacencies().get(usize::from(hop.0))?;
+    // The tunnel headers include an Ethernet header, so the frame length grows exactly by the overhead.
+    if batch.frames[i].frame.len().saturating_add(tunnel.outer.overhead()) > exit.mtu.saturating_add(ETHERNET_HEADER) {
+        return None;
+    }
+    encap(batch, i, tunnel).then(|| {
+        ethernet::set_macs(batch.frames[i].frame.bytes_mut(), &exit.macs);
+        Verdict::Forward(exit.interface)
+    })
+}
+
+/// Encapsulates a reply of this gateway, also to a next hop whose MAC address isn't known yet; `None` if it doesn't fit
+/// or has no route.
+#[cold]
+pub fn encap_reply(batch: &mut Batch, i: usize, tunnel: &Tunnel, network: &Network) -> Option<Verdict> {
+    let (hop, out, mtu) = tunnel.route(network)?;
+    if batch.frames[i].frame.len() > mtu.saturating_add(ETHERNET_HEADER) {
+        return None;
+    }
+    if !encap(batch, i, tunnel) {
+        return None;
+    }
+    Some(match forward(batch, i, tunnel, hop, out, network) {
+        Verdict::AwaitNeighbor(_) => Verdict::AwaitNeighbor(AfterResolution::Reply),
+        _ => Verdict::Reply(out),
+    })
+}
+
+/// Length of the Ethernet header, bytes.
+const ETHERNET_HEADER: u16 = ethernet::HEADER as u16;
+
+/// Prepends the tunnel headers; false if the frame's headroom is too small.
+#[inline]
+fn encap(batch: &mut Batch, i: usize, tunnel: &Tunnel) -> bool {
+    let vni =
+        tunnel.vni(TunnelMetadata { sides: batch.headers[i].sides, hop_count: batch.tunnel_destinations[i].hop_count });
+    let entropy = (batch.hashes[i] >> 32) as u16 >> 2;
+    let frame = &mut batch.frames[i].frame;
+    let (length, inner) = (tunnel.outer.length() as u16, frame.len());
+    let traffic_class = traffic_class(frame.bytes());
+    let Some(start) = frame.start().checked_sub(length) else { return false };
+    if let Some(link) = tunnel.inner_macs() {
+        ethernet::set_macs(frame.bytes_mut(), link);
+    }
+    // The end of the frame stays in place.
+    if !frame.set_packet(start, inner + length) {
+        return false;
+    }
+    let bytes = frame.bytes_mut();
+    tunnel.outer.write(bytes, inner, vni, entropy, traffic_class);
+    if let Some(key) = tunnel.tag_key()
+        && let Some(inner) = bytes.get_mut(usize::from(length)..)
+    {
+        key.write_tag(inner, vni);
+    }
+    true
+}
+
+/// The traffic class of a packet: DSCP and ECN.
+#[inline]
+fn traffic_class(frame: &[u8]) -> u8 {
+    match frame.get(ethernet::HEADER..).and_then(|packet| packet.first_chunk()) {
+        Some([first, second]) if first >> 4 == 4 => *second,
+        Some([first, second]) => first << 4 | second >> 4,
+        None => 0,
+    }
+}
+
+/// The MAC addresses toward this next hop, if they are known.
+fn macs_of(hop: NextHop, network: &Network) -> Option<MacPair> {
+    match hop {
+        NextHop::Neighbor(id) => network.neighbor(id).macs,
+        NextHop::OnLink(_) | NextHop::Hairpin | NextHop::Node(_) => None,
+    }
+}
+
+/// The neighbor whose MAC address is missing.
+fn unresolved(tunnel: &Tunnel, hop: NextHop, out: InterfaceId, network: &Network) -> NeighborKey {
+    let address = if let NextHop::Neighbor(id) = hop { network.neighbor(id).address } else { tunnel.address };
+    NeighborKey { interface: out, address }
+}
+
+fn forward(batch: &mut Batch, i: usize, tunnel: &Tunnel, hop: NextHop, out: InterfaceId, network: &Network) -> Verdict {
+    let Some(link) = macs_of(hop, network) else {
+        batch.neighbors[i] = unresolved(tunnel, hop, out, network);
+        return Verdict::AwaitNeighbor(AfterResolution::Forward);
+    };
+    ethernet::set_macs(batch.frames[i].frame.bytes_mut(), &link);
+    Verdict::Forward(out)
+}
+
+/// Tunnel headers for the fragments of one packet.
+#[derive(Clone, Copy, Debug)]
+pub struct FragmentEncap {
+    outer: OuterHeaders,
+    vni: u32,
+    key: Option<TagKey>,
+}
+
+/// The tunnel headers and the inner Ethernet header of a fragment, and their length.
+pub type FragmentHeaders = ([u8; MAX_HEADERS + ethernet::HEADER], usize);
+
+impl FragmentEncap {
+    /// The tunnel headers of a packet, its egress interface, and the outer MAC addresses if they are known.
+    pub fn of(view: &Snapshot, travel: TunnelDestination, sides: u8) -> Option<(Self, InterfaceId, Option<MacPair>)> {
+        let tunnel = view.tunnels.to(travel.remote)?;
+        let (hop, out, _) = tunnel.route(&view.network)?;
+        let vni = tunnel.vni(TunnelMetadata { sides, hop_count: travel.hop_count });
+        Some((Self { outer: tunnel.outer, vni, key: tunnel.tag_key().copied() }, out, macs_of(hop, &view.network)))
+    }
+
+    /// The tunnel headers of a fragment, followed by its own Ethernet header. The fragment is given as `headers` (from
+    /// the Ethernet header on) and `payload`; `None` if `headers` is too short.
+    pub fn headers(&self, headers: &[u8], payload: &[u8], outer_macs: &MacPair) -> Option<FragmentHeaders> {
+        let mut tunnel_headers = [0; MAX_HEADERS + ethernet::HEADER];
+        let inner = (headers.len() + payload.len()) as u16;
+        self.outer.write(&mut tunnel_headers, inner, self.vni, 0, traffic_class(headers));
+        ethernet::set_macs(&mut tunnel_headers, outer_macs);
+        let (header, packet) = headers.split_first_chunk::<{ ethernet::HEADER }>()?;
+        let inner_header = tunnel_headers.get_mut(self.outer.length()..)?.first_chunk_mut()?;
+        *inner_header = *header;
+        if let Some(key) = &self.key {
+            key.write_tag_parts(inner_header, [packet, payload], self.vni);
+        }
+        Some((tunnel_headers, self.outer.length() + ethernet::HEADER))
+    }
+}
+
+/// Marks a packet for the tunnel to the gateway that owns it. ECMP needs its hash, which kinds without sessions don't
+/// have yet.
+pub fn forward_to_owner<A: PacketFamily>(batch: &mut Batch, i: usize, to: GatewayId) {
+    if !batch.headers[i].kind.has_session() {
+        batch.hashes[i] = super::classify::ECMP_HASH.hash(&A::tuples(batch)[i]);
+    }
+    batch.forward_to_gateway(i, to);
+}

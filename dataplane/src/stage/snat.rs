@@ -1,0 +1,427 @@
+//! Opens egress sessions (SNAT), or rejects their first packets with a reason. All checks run on a draft and the
+//! session is committed last, so a rejected packet changes no table.
+//!
+//! It looks the session up again before it opens it: an earlier packet of the same batch may have opened it.
+
+use crate::flow::direction::Direction;
+use crate::flow::drop_reason::DropReason;
+use crate::flow::ids::Slot;
+use crate::flow::tuple::Tuple;
+use crate::flow::verdict::Verdict;
+use crate::io::batch::{Batch, PacketKind};
+use crate::io::metadata::HAIRPIN_SIDE;
+use crate::policy::Snapshot;
+use crate::policy::compiled::{Egress, Vip};
+use crate::policy::endpoints::Endpoint;
+use crate::policy::network::NextHop;
+use crate::policy::shards::Shard;
+use crate::policy::spec::{AddressSelection, Role};
+use crate::ports::allocator::{AllocationClass, Allocator, PortShard};
+use crate::replication::accounting;
+use crate::replication::accounting::SessionAccounting;
+use crate::session::admission::Admission;
+use crate::session::entry::Flags;
+use crate::session::{Draft, SessionFamily, Sessions};
+use crate::stage::context::Context;
+use crate::stage::context::PacketFamily;
+use crate::stage::context::SessionRules;
+use crate::stage::route;
+use crate::wire::sctp::ChunkType;
+
+/// Opens the egress sessions of the batch's first packets.
+pub fn run<A: PacketFamily>(
+    batch: &mut Batch,
+    sessions: &mut Sessions,
+    context: &Context<'_>,
+    accounting: &mut SessionAccounting<'_>,
+) {
+    for i in batch.undecided_of::<A>().and(batch.new_egress) {
+        match open::<A>(batch, i, sessions, context, accounting) {
+            Ok(slot) => {
+                batch.slots[i] = slot;
+                batch.directions[i] = A::table(sessions).entry(slot).direction();
+                batch.validated.insert(i);
+            }
+            Err(reason) => reject::<A>(batch, i, reason, context),
+        }
+    }
+}
+
+/// Rejects a packet that opens no session here, and counts that, unless another worker may have a free port.
+fn reject<A: PacketFamily>(batch: &mut Batch, i: usize, reason: DropReason, context: &Context<'_>) {
+    if try_next_worker(batch, i, reason, context) {
+        return;
+    }
+    if matches!(reason, DropReason::Quota | DropReason::PortsExhausted | DropReason::SessionTableFull) {
+        context.snapshot.policy.endpoint_by_id(batch.endpoints[i]).0.usage.count_rejected();
+    }
+    if reason == DropReason::PortsExhausted {
+        count_exhausted::<A>(batch, i, context);
+    }
+    reject_with::<A>(batch, i, reason, context);
+}
+
+/// Counts port exhaustion at each VIP that was tried, and whether the endpoint is limited to a shard of it.
+#[cold]
+fn count_exhausted<A: PacketFamily>(batch: &Batch, i: usize, context: &Context<'_>) {
+    let policy = &context.snapshot.policy;
+    let (endpoint, egress) = policy.endpoint_by_id(batch.endpoints[i]);
+    let tried = vip_candidates(policy.vips_of(endpoint), egress.spec.address_selection, batch.hashes[i])
+        .filter(|vip| A::from_ip(vip.address).is_some() && shard_of(endpoint, vip, context.snapshot).is_ok());
+    tried.for_each(|vip| vip.ports.pool.count_refused(vip.shards.is_distributed()));
+}
+
+/// Drops a packet that opens no session, with a reply to the sender unless a retry is all that it could do. A packet of
+/// a shard that its former owner has not released yet is deferred until that is done and the sessions have arrived.
+pub fn reject_with<A: PacketFamily>(batch: &mut Batch, i: usize, reason: DropReason, context: &Context<'_>) {
+    if matches!(reason, DropReason::NoLease | DropReason::NoSession) && is_shard_pending::<A>(batch, i, context) {
+        return batch.decide(i, Verdict::Defer(reason));
+    }
+    // A gateway without a lease usually renews it soon: without a reply, the sender retransmits.
+    if matches!(reason, DropReason::NoSession | DropReason::NoLease | DropReason::NoOwner) {
+        return batch.decide(i, Verdict::Drop(reason));
+    }
+    batch.reject(i, reason);
+}
+
+/// Whether this gateway owns the pod's shard of a VIP but the former owner has not released it yet.
+#[cold]
+fn is_shard_pending<A: PacketFamily>(batch: &Batch, i: usize, context: &Context<'_>) -> bool {
+    let policy = &context.snapshot.policy;
+    let (endpoint, _) = policy.endpoint_by_id(batch.endpoints[i]);
+    let vips = policy.vips_of(endpoint).filter(|vip| A::from_ip(vip.address).is_some());
+    vips.filter_map(|vip| policy.shard_of(endpoint, vip)).any(Shard::awaits_release)
+}
+
+/// Hands a packet for which this worker has no port off to the next worker not tried yet; false if there is none.
+pub fn try_next_worker(batch: &mut Batch, i: usize, reason: DropReason, context: &Context<'_>) -> bool {
+    let received = &mut batch.frames[i];
+    let next_worker =
+        context.flows.next_lender(received.workers_tried()).filter(|_| reason == DropReason::PortsExhausted);
+    let Some(next_worker) = next_worker else { return false };
+    received.count_worker_tried();
+    received.mark_handed_off();
+    batch.decide(i, Verdict::HandOff(next_worker));
+    true
+}
+
+/// Whether the packet alone shows that it opens a connection: a TCP SYN, an SCTP INIT.
+pub fn opens_connection(batch: &Batch, i: usize) -> bool {
+    match batch.headers[i].kind {
+        PacketKind::Tcp => batch.segments[i].flags.is_initial_syn(),
+        PacketKind::Sctp => batch.sctp_headers[i].first_chunk == ChunkType::Init,
+        _ => false,
+    }
+}
+
+/// Whether a packet may open a session: a SYN, an INIT, a UDP datagram, an echo request.
+pub fn may_open_session(batch: &Batch, i: usize, rules: SessionRules) -> bool {
+    match batch.headers[i].kind {
+        PacketKind::Tcp => !rules.require_syn || batch.segments[i].flags.is_initial_syn(),
+        PacketKind::Sctp => batch.sctp_headers[i].first_chunk == ChunkType::Init || !rules.require_syn,
+        PacketKind::Udp | PacketKind::EchoRequest => true,
+        PacketKind::EchoReply
+        | PacketKind::Arp
+        | PacketKind::NeighborDiscovery
+        | PacketKind::IcmpError
+        | PacketKind::Fragment
+        | PacketKind::ResolvedFragment
+        | PacketKind::Other => false,
+    }
+}
+
+/// How a pod's packet gets a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnatPlan {
+    /// An earlier packet of the batch has opened its session.
+    Existing(Slot),
+    /// Open a session toward this next hop; one with the same tuple in quarantine is revived or replaced.
+    Open(NextHop, Option<QuarantineAction>),
+}
+
+/// What happens to a quarantined session when its pod sends to the same remote from the same port again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuarantineAction {
+    /// It becomes active again and keeps its SNAT port.
+    Revive(Slot),
+    /// The pod no longer has its VIP or port: a new session replaces it, and only its port stays quarantined.
+    Replace(Slot),
+}
+
+/// Decides on the session of a pod's packet: everything except the quota and the port, which only the commit takes.
+/// `ended`: a session that counts as ended, although it is still in the table.
+///
+/// # Errors
+/// The reason for which it gets no session.
+pub fn decide<A: PacketFamily>(
+    batch: &Batch,
+    i: usize,
+    sessions: &Sessions,
+    context: &Context<'_>,
+    ended: Option<Slot>,
+) -> Result<SnatPlan, DropReason> {
+    let (head, hash, origin) = (batch.headers[i], batch.hashes[i], &A::tuples(batch)[i]);
+    let Context { snapshot: view, rules, .. } = *context;
+    let existing = sessions.find(hash, origin);
+    if let Some(slot) = existing
+        && !A::table(sessions).entry(slot).flags().has(Flags::QUARANTINED)
+        && ended != Some(slot)
+    {
+        // A standby session: it uses another VIP of the pod, which another gateway owns.
+        let is_copy = A::table(sessions).entry(slot).is_standby();
+        return if is_copy { Err(DropReason::NoOwner) } else { Ok(SnatPlan::Existing(slot)) };
+    }
+    if !may_open_session(batch, i, rules) {
+        return Err(DropReason::NoSession);
+    }
+    if head.ttl <= 1 {
+        return Err(DropReason::Ttl);
+    }
+    let next_hop = route::next_hop_to(origin.destination, hash, view).map_err(|_| DropReason::NoRoute)?;
+    if context.lease_expired {
+        return Err(DropReason::NoLease);
+    }
+    let quarantined = existing.map(|slot| quarantine_action(slot, origin, sessions, view)).transpose()?;
+    Ok(SnatPlan::Open(next_hop, quarantined))
+}
+
+fn open<A: PacketFamily>(
+    batch: &Batch,
+    i: usize,
+    sessions: &mut Sessions,
+    context: &Context<'_>,
+    accounting: &mut SessionAccounting<'_>,
+) -> Result<Slot, DropReason> {
+    let (next_hop, quarantined) = match decide::<A>(batch, i, sessions, context, None)? {
+        SnatPlan::Existing(slot) => return Ok(slot),
+        SnatPlan::Open(next_hop, quarantined) => (next_hop, quarantined),
+    };
+    let Context { snapshot: view, now, .. } = *context;
+    let (endpoint, egress) = view.policy.endpoint_by_id(batch.endpoints[i]);
+    let claim = endpoint.usage.open(egress.spec.limits, now).map_err(|_| DropReason::Quota)?;
+    let committed = if let Some(QuarantineAction::Revive(slot)) = quarantined {
+        revive::<A>(slot, next_hop, sessions, context)
+    } else {
+        let opening = Opening { origin: A::tuples(batch)[i], hash: batch.hashes[i], endpoint, egress, quarantined };
+        commit(&opening, claim, next_hop, sessions, context, accounting.ports)
+    };
+    if let Ok(slot) = committed {
+        accounting.opened::<A>(slot, sessions, now);
+        if batch.frames[i].workers_tried() > 0 {
+            context.flows.claim(&A::tuples(batch)[i]);
+        }
+    } else {
+        endpoint.usage.undo_open(now);
+    }
+    committed
+}
+
+/// The table capacity for reviving a quarantined session: its entries are already in the table. `ended`: a session that
+/// would have ended before.
+pub fn capacity_to_revive<A: SessionFamily>(slot: Slot, sessions: &Sessions, ended: Option<Slot>) -> Admission {
+    let entry = A::table(sessions).entry(slot);
+    sessions.admission(entry.translated().source, entry.key().source, ended, 1)
+}
+
+/// The table capacity for a new session of the pod that sends `origin`, translated to `vip`. A quarantined session that
+/// it replaces frees its entries if it is a client's; otherwise its quarantined port keeps them. `ended`: a session
+/// that would have ended before.
+pub fn capacity_to_open<A: SessionFamily>(
+    vip: A,
+    origin: &Tuple<A>,
+    quarantined: Option<QuarantineAction>,
+    sessions: &Sessions,
+    ended: Option<Slot>,
+) -> Admission {
+    let of_service = |slot: Slot| A::table(sessions).entry(slot).is_dnat();
+    let is_freed = matches!(quarantined, Some(QuarantineAction::Replace(slot)) if of_service(slot));
+    sessions.admission(vip, origin.source, ended, is_freed.into())
+}
+
+fn revive<A: SessionFamily>(
+    slot: Slot,
+    next_hop: NextHop,
+    sessions: &mut Sessions,
+    context: &Context<'_>,
+) -> Result<Slot, DropReason> {
+    let Context { snapshot: view, now, .. } = *context;
+    if capacity_to_revive::<A>(slot, sessions, None) == Admission::Rejected {
+        return Err(DropReason::SessionTableFull);
+    }
+    let hop_and_side = (route::hop_id(next_hop), reply_side(next_hop, view));
+    sessions.reopen::<A>(slot, hop_and_side, view.generation, now);
+    Ok(slot)
+}
+
+/// The side on which replies from this next hop arrive; hairpin for another VIP of this gateway.
+fn reply_side(next_hop: NextHop, view: &Snapshot) -> u8 {
+    let out = route::egress_interface(next_hop, view);
+    out.map_or(HAIRPIN_SIDE, |out| view.network.interface(out).role.reply_side())
+}
+
+/// Decides what happens to the quarantined session in `slot` when this first packet arrives.
+///
+/// # Errors
+/// When it can't be replaced: the packet's tuple is the reply tuple of a quarantined port.
+fn quarantine_action<A: SessionFamily>(
+    slot: Slot,
+    origin: &Tuple<A>,
+    sessions: &Sessions,
+    view: &Snapshot,
+) -> Result<QuarantineAction, DropReason> {
+    let entry = A::table(sessions).entry(slot);
+    if entry.is_dnat() {
+        return Ok(QuarantineAction::Replace(slot));
+    }
+    if !entry.flags().has(Flags::ORIGIN) {
+        return Err(DropReason::NoPolicy);
+    }
+    let vip = (entry.translated().source, entry.translated().source_port);
+    // The former owner of the shard may have reused the port.
+    let shard = view.policy.vip(vip.0).and_then(|it| it.shards.of_port(vip.1));
+    let is_permitted = view.policy.permits(origin.source, origin.destination, vip);
+    if is_permitted && shard.is_some_and(Shard::awaits_release) {
+        return Err(DropReason::NoLease);
+    }
+    Ok(if is_permitted && shard.is_none_or(|it| it.may_open) {
+        QuarantineAction::Revive(slot)
+    } else {
+        QuarantineAction::Replace(slot)
+    })
+}
+
+/// A session to be opened.
+#[derive(Debug)]
+pub struct Opening<'a, A> {
+    /// Its first packet's tuple.
+    pub origin: Tuple<A>,
+    /// The hash of that tuple.
+    pub hash: u64,
+    /// The pod.
+    pub endpoint: &'a Endpoint,
+    /// The pod's policy.
+    pub egress: &'a Egress,
+    /// What happens to a quarantined session of the same tuple.
+    pub quarantined: Option<QuarantineAction>,
+}
+
+/// A VIP that a session may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<'a, A> {
+    /// The VIP.
+    pub vip: &'a Vip,
+    /// Its address.
+    pub address: A,
+    /// The shard of its ports to allocate from; `None`: all of them.
+    pub shard: Option<PortShard<'a>>,
+    /// Where in the session table the session has its place.
+    pub room: Admission,
+}
+
+impl<'a, A: SessionFamily> Opening<'a, A> {
+    /// Selects a VIP: the first one that has a shard on this gateway, a place in the session table and, as `allocate`
+    /// finds out, a port. `ended`: a session that counts as ended, although it is still in the table.
+    ///
+    /// # Errors
+    /// The reason for which the last candidate was no use.
+    pub fn select_vip<P>(
+        &self,
+        sessions: &Sessions,
+        view: &'a Snapshot,
+        ended: Option<Slot>,
+        mut allocate: impl FnMut(&Candidate<'a, A>) -> Option<P>,
+    ) -> Result<(Candidate<'a, A>, P), DropReason> {
+        let mut reason = DropReason::NoVip;
+        let selection = self.egress.spec.address_selection;
+        for vip in vip_candidates(view.policy.vips_of(self.endpoint), selection, self.hash) {
+            let Some(address) = A::from_ip(vip.address) else { continue };
+            let Ok(shard) = shard_of(self.endpoint, vip, view) else {
+                reason = DropReason::NoLease;
+                continue;
+            };
+            let room = capacity_to_open(address, &self.origin, self.quarantined, sessions, ended);
+            if room == Admission::Rejected {
+                reason = DropReason::SessionTableFull;
+                continue;
+            }
+            let candidate = Candidate { vip, address, shard, room };
+            match allocate(&candidate) {
+                Some(port) => return Ok((candidate, port)),
+                None => reason = DropReason::PortsExhausted,
+            }
+        }
+        Err(reason)
+    }
+
+    /// The translated tuple of the first packet.
+    pub fn translated(&self, vip: A, port: u16) -> Tuple<A> {
+        Tuple { source: vip, source_port: port, ..self.origin }
+    }
+}
+
+fn commit<A: SessionFamily>(
+    opening: &Opening<'_, A>,
+    claim: AllocationClass,
+    next_hop: NextHop,
+    sessions: &mut Sessions,
+    context: &Context<'_>,
+    ports: &mut Allocator,
+) -> Result<Slot, DropReason> {
+    let Context { snapshot: view, now, .. } = *context;
+    let (Candidate { vip, address, .. }, port) = opening.select_vip(sessions, view, None, |candidate| {
+        let Candidate { vip, address, shard, .. } = *candidate;
+        let is_free = |port: u16| sessions.is_free(&opening.translated(address, port).reversed());
+        ports.allocate((&vip.ports, shard), &opening.translated(address, 0), claim, now, is_free).ok()
+    })?;
+    let draft = Draft {
+        origin: opening.origin,
+        translated: opening.translated(address, port),
+        direction: Direction::Egress,
+        reply_direction: Direction::Reply,
+        origin_side: Role::Inside.sides(),
+        reply_side: reply_side(next_hop, view),
+        next_hop: route::hop_id(next_hop),
+        generation: view.generation,
+    };
+    // Replace the quarantined session only now: a rejected packet must not end it.
+    if let Some(QuarantineAction::Replace(slot)) = opening.quarantined {
+        accounting::free_tuple::<A>(slot, sessions, &view.policy, ports);
+    }
+    sessions.commit(&draft, now).map_err(|_| {
+        ports.release(&vip.ports, &draft.translated);
+        DropReason::SessionTableFull
+    })
+}
+
+/// The endpoint has no usable shard of the VIP on this gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoShard;
+
+/// The shard of a VIP's ports that an endpoint's sessions use; `None`: all ports of the VIP. The port belongs to the
+/// shard of the endpoint, so both directions of a session reach the same gateway.
+///
+/// # Errors
+/// When there is none, or this gateway may not open sessions in it yet.
+pub fn shard_of<'a>(endpoint: &Endpoint, vip: &'a Vip, view: &Snapshot) -> Result<Option<PortShard<'a>>, NoShard> {
+    let shard = view.policy.shard_of(endpoint, vip);
+    if shard.is_some_and(|shard| !shard.may_open) || (shard.is_none() && !vip.shards.list().is_empty()) {
+        return Err(NoShard);
+    }
+    Ok(shard.map(Shard::part))
+}
+
+/// The candidate VIPs of a session, in order of preference. An endpoint keeps its VIP, exhausted or not (RFC 4787 REQ-2
+/// and REQ-11); only address selection per connection allows another choice.
+pub fn vip_candidates<'a>(
+    vips: impl ExactSizeIterator<Item = &'a Vip> + Clone,
+    selection: AddressSelection,
+    hash: u64,
+) -> impl Iterator<Item = &'a Vip> {
+    let count = vips.len();
+    let (first, choices) = match selection {
+        _ if count == 0 => (0, 0),
+        AddressSelection::PerEndpoint => (0, 1),
+        AddressSelection::PerConnection => ((hash >> 40) as usize % count, count),
+    };
+    vips.clone().chain(vips).skip(first).take(choices)
+}

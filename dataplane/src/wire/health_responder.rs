@@ -1,0 +1,162 @@
+//! Stateless HTTP responder for health checks of Services: the same replies as kube-proxy's. A connection needs no
+//! state: its initial sequence number is a cookie computed from the tuple, and all other numbers follow from the
+//! client's acknowledgment. Lost segments are retransmitted by the client, and replied to again.
+
+use super::tcp::{Flags, Segment};
+use crate::wire::tcp_reply;
+use crate::wire::tcp_reply::ReplySegment;
+
+/// The PSH flag.
+const PUSH: u8 = 0x08;
+/// Receive window: larger than any request; nothing is buffered.
+const WINDOW: u16 = 16_384;
+/// End of a request without a body.
+const END: &[u8] = b"\r\n\r\n";
+
+/// The HTTP response to a health check of a Service with this number of ready backends on the node.
+pub fn http_response(namespace: &str, name: &str, local_endpoints: u32) -> Vec<u8> {
+    let status = if local_endpoints > 0 { "200 OK" } else { "503 Service Unavailable" };
+    // Kubernetes names need no escaping.
+    let body = format!(
+        "{{\"service\":{{\"namespace\":\"{namespace}\",\"name\":\"{name}\"}},\"localEndpoints\":{local_endpoints},\"serviceProxyHealthy\":true}}"
+    );
+    let length = body.len();
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n\
+         X-Load-Balancing-Endpoint-Weight: {local_endpoints}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    )
+    .into_bytes()
+}
+
+/// Writes the IP packet that replies to a segment of a health check, and returns its length. `cookie` is the server's
+/// initial sequence number: constant per connection and secret. `http` is the response to every request.
+///
+/// `None` if the segment needs no reply, or `tcp_reply::reply` doesn't reply to it.
+pub fn reply(into: &mut [u8], original: &[u8], cookie: u32, http: &[u8]) -> Option<usize> {
+    tcp_reply::reply(into, original, |received, data| decide(received, data, cookie, http))
+}
+
+fn decide<'a>(received: &Segment, data: &[u8], cookie: u32, http: &'a [u8]) -> Option<ReplySegment<'a>> {
+    let reply = |sequence, acknowledgement, flags, data| {
+        Some(ReplySegment {
+            sequence,
+            acknowledgment: acknowledgement,
+            flags: flags | Flags::ACK.0,
+            window: WINDOW,
+            data,
+        })
+    };
+    if received.flags.has(Flags::RST) {
+        return None;
+    }
+    if received.flags.is_initial_syn() {
+        // Data in the SYN is not acknowledged: the client retransmits it after the handshake.
+        return reply(cookie, received.sequence.wrapping_add(1), Flags::SYN.0, &[]);
+    }
+    let (first, after_fin) = (cookie.wrapping_add(1), cookie.wrapping_add(http.len() as u32 + 2));
+    let acknowledged = received.acknowledgment.wrapping_sub(first);
+    if !received.flags.has(Flags::ACK) || received.flags.has(Flags::SYN) || acknowledged > http.len() as u32 + 1 {
+        // Not a connection with this cookie (RFC 9293 section 3.10.7.4).
+        let reset = ReplySegment {
+            sequence: received.acknowledgment,
+            acknowledgment: 0,
+            flags: Flags::RST.0,
+            window: 0,
+            data: &[],
+        };
+        return received.flags.has(Flags::ACK).then_some(reset);
+    }
+    let end = received.sequence.wrapping_add(received.sequence_length);
+    match received.sequence_length {
+        0 => None,
+        // The client has acknowledged data of the response already.
+        _ if acknowledged > 0 => reply(after_fin, end, 0, &[]),
+        _ if data.windows(END.len()).any(|part| part == END) => reply(first, end, PUSH | Flags::FIN.0, http),
+        _ if received.flags.has(Flags::FIN) => reply(first, end, Flags::FIN.0, &[]),
+        // The request is incomplete.
+        _ => reply(first, end, 0, &[]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
+
+    use super::*;
+
+    const COOKIE: u32 = u32::MAX - 3;
+    const CLIENT: [u8; 4] = [198, 51, 100, 10];
+    const VIP: [u8; 4] = [203, 0, 113, 10];
+
+    /// The reply to a segment: sequence number, acknowledgment number, flags as letters, data.
+    fn reply_to(sequence: u32, ack: Option<u32>, flags: &str, data: &[u8]) -> Option<(u32, u32, String, Vec<u8>)> {
+        let mut step = PacketBuilder::ipv4(CLIENT, VIP, 60).tcp(40_000, 30_000, sequence, 64_000);
+        if let Some(ack) = ack {
+            step = step.ack(ack);
+        }
+        for flag in flags.chars() {
+            step = match flag {
+                'S' => step.syn(),
+                'F' => step.fin(),
+                _ => step.rst(),
+            };
+        }
+        let mut packet = Vec::new();
+        step.write(&mut packet, data).unwrap();
+        let (mut into, http) = ([0; 1280], http_response("tenant-a", "api", 1));
+        let length = reply(&mut into, &packet, COOKIE, &http)?;
+        let parsed = SlicedPacket::from_ip(&into[..length]).unwrap();
+        let Some(TransportSlice::Tcp(tcp)) = parsed.transport else { panic!("no TCP") };
+        assert_eq!((tcp.source_port(), tcp.destination_port()), (30_000, 40_000));
+        let letters = [(tcp.syn(), 'S'), (tcp.ack(), 'A'), (tcp.psh(), 'P'), (tcp.fin(), 'F'), (tcp.rst(), 'R')];
+        let flags = letters.iter().filter(|(set, _)| *set).map(|(_, letter)| *letter).collect();
+        Some((tcp.sequence_number(), tcp.acknowledgment_number(), flags, tcp.payload().to_vec()))
+    }
+
+    #[test]
+    fn a_health_check_gets_its_response_segment_by_segment() {
+        let http = http_response("tenant-a", "api", 1);
+        let length = http.len() as u32;
+        let first = COOKIE.wrapping_add(1);
+        assert_eq!(reply_to(100, None, "S", b""), Some((COOKIE, 101, "SA".into(), vec![])));
+        assert_eq!(reply_to(101, Some(first), "", b""), None, "the ACK of the handshake");
+        let request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
+        let response = Some((first, 101 + request.len() as u32, "APF".to_owned(), http.clone()));
+        assert_eq!(reply_to(101, Some(first), "", request), response);
+        assert_eq!(reply_to(101, Some(first), "", request), response, "retransmitted");
+        let after_fin = first.wrapping_add(length + 1);
+        assert_eq!(reply_to(140, Some(after_fin), "F", b""), Some((after_fin, 141, "A".into(), vec![])));
+    }
+
+    #[test]
+    fn a_request_in_two_segments_is_answered_after_the_second() {
+        let first = COOKIE.wrapping_add(1);
+        assert_eq!(reply_to(101, Some(first), "", b"GET / HTTP/1.0\r\n"), Some((first, 117, "A".into(), vec![])));
+        let (.., data) = reply_to(117, Some(first), "", b"\r\n\r\n").unwrap();
+        assert!(data.starts_with(b"HTTP/1.1 200 OK\r\n"));
+        assert_eq!(
+            reply_to(117, Some(first), "F", b""),
+            Some((first, 118, "AF".into(), vec![])),
+            "FIN before the request is complete"
+        );
+    }
+
+    #[test]
+    fn a_connection_without_the_cookie_is_reset_and_a_reset_gets_no_reply() {
+        assert_eq!(reply_to(7, Some(12_345), "", b"GET"), Some((12_345, 0, "R".into(), vec![])));
+        assert_eq!(reply_to(7, None, "", b"GET"), None);
+        assert_eq!(reply_to(7, Some(COOKIE), "R", b""), None);
+    }
+
+    #[test]
+    fn without_ready_backends_the_response_is_503() {
+        let text = String::from_utf8(http_response("default", "web", 0)).unwrap();
+        assert!(text.starts_with("HTTP/1.1 503 Service Unavailable\r\n"), "{text}");
+        assert!(text.contains("X-Load-Balancing-Endpoint-Weight: 0\r\n"), "{text}");
+        let (_, body) = text.split_once("\r\n\r\n").unwrap();
+        assert_eq!(
+            body,
+            r#"{"service":{"namespace":"default","name":"web"},"localEndpoints":0,"serviceProxyHealthy":true}"#
+        );
+    }
+}

@@ -1,0 +1,261 @@
+//! One gateway that plays a scenario in given batches.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use crossbeam::channel::bounded;
+use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::policy::spec::*;
+use vipgate_dataplane::ports::PortRange;
+use vipgate_dataplane::session::query::SessionFilter;
+use vipgate_dataplane::session::timeout::Timeouts;
+use vipgate_dataplane::wire::icmp_error::IcmpError;
+use vipgate_dataplane::worker::Worker;
+use vipgate_dataplane::worker::command::{Command, FlushChunk};
+
+use super::script::{
+    Action, BACKENDS, GatewayEvent, PacketId, PolicyVariant, QUARANTINE_MS, REPLY_DIRECTION, taggable_packet, write_tag,
+};
+use crate::fragments::udp_fragments;
+use crate::icmp::error_about;
+use crate::support::services::{backend, service};
+use crate::support::*;
+
+/// Batch sizes, repeated cyclically: packets per batch, and turns before the next one (0: until idle).
+#[derive(Clone, Debug)]
+pub(crate) struct Batches(pub(crate) Vec<(usize, usize)>);
+
+/// A packet sent.
+pub(crate) struct Sent {
+    pub(crate) interface: InterfaceId,
+    pub(crate) bytes: Vec<u8>,
+    /// How many gateway events came before it, and how many processes had ended.
+    pub(crate) epoch: usize,
+    pub(crate) process: usize,
+}
+
+pub(crate) struct ScenarioRun {
+    gateway: Gateway,
+    setup: Setup,
+    policy: PolicySet,
+    pub(crate) sent: Vec<Sent>,
+    /// Counter changes of each epoch.
+    pub(crate) counter_changes: Vec<String>,
+    /// Identity of each packet by its tag.
+    pub(crate) packet_ids: HashMap<u32, PacketId>,
+    process: usize,
+}
+
+/// Ages of sessions are sums of the scenario's delays: never within the second in which the expiry sweep may or may not
+/// have run.
+fn timeouts() -> Timeouts {
+    Timeouts { tcp_established: 30_000, tcp_transitory: 6_000, udp: 5_000, icmp: 5_000, quarantine: QUARANTINE_MS }
+}
+
+fn policy_of(change: PolicyVariant) -> PolicySet {
+    let mut set = policy();
+    let mut api = service(&BACKENDS.map(backend));
+    match change {
+        PolicyVariant::Whole => {}
+        PolicyVariant::NoPod => set.endpoints.retain(|endpoint| endpoint.address != ip("10.244.1.5")),
+        PolicyVariant::OtherVip => set.endpoints[0].vips = vec![ip("192.0.2.11")],
+        PolicyVariant::Excluded => set.policies[0].excluded = vec!["198.51.100.11/32".parse().unwrap()],
+        PolicyVariant::Limited => {
+            set.policies[0].limits =
+                Limits { sessions: Some(2), new_sessions_per_second: Some(3), guaranteed_ports: None }
+        }
+        PolicyVariant::NoBackend => api.backends.clear(),
+    }
+    set.services = vec![api];
+    set
+}
+
+impl ScenarioRun {
+    /// Plays a scenario in these batches. `scarce_ports`: there are few ports, and limits apply; else more than enough.
+    pub(crate) fn play(scenario: &[Action], batches: &Batches, workers: u8, scarce_ports: bool) -> Self {
+        static FILES: AtomicU32 = AtomicU32::new(0);
+        let restarts = scenario.iter().any(|action| matches!(action, Action::Event(GatewayEvent::Restart)));
+        let file = || format!("vipgate-batches-{}-{}", std::process::id(), FILES.fetch_add(1, Relaxed));
+        let state = restarts.then(|| std::env::temp_dir().join(file()));
+        let range = PortRange::new(20_000, if scarce_ports { 20_001 } else { 20_255 }).unwrap();
+        let setup = Setup { workers, range, timeouts: timeouts(), capacity: 256, state, ..Setup::default() };
+        let policy = policy_of(PolicyVariant::Whole);
+        let mut gateway = Gateway::with(&setup, network(), &policy);
+        gateway.skip_counter_check();
+        let (sent, counted, places) = Default::default();
+        let mut run = Self { gateway, setup, policy, sent, counter_changes: counted, packet_ids: places, process: 0 };
+        let mut sizes = batches.0.iter().copied().cycle();
+        let (mut size, mut turns) = sizes.next().unwrap();
+        let (mut batch_size, mut pending_openers, mut pending_hairpins) = (0, HashSet::new(), HashSet::new());
+        for action in scenario {
+            if let Action::Event(event) = action {
+                run.run_until_idle();
+                run.apply_event(*event, scarce_ports);
+                run.run_until_idle();
+                run.counter_changes.push(run.gateway.take_delta());
+                batch_size = 0;
+                continue;
+            }
+            let Some((id, interface, bytes)) = run.packet(action) else { continue };
+            // A packet that may open a session is sent before its reply is received. With two workers, the two
+            // directions of a flow may overtake each other.
+            if pending_openers.contains(&(id.flow ^ REPLY_DIRECTION)) {
+                run.run_until_idle();
+                pending_openers.clear();
+            }
+            // A backend's reply to a pod is hairpinned at the VIP, and fragments wait for their first one: what reopens
+            // their session may overtake them.
+            if id.may_open_session && pending_hairpins.contains(&(id.flow ^ REPLY_DIRECTION)) {
+                run.run_until_idle();
+                pending_hairpins.clear();
+            }
+            if id.flow & REPLY_DIRECTION != 0 && (interface == INSIDE || id.datagram != 0) {
+                pending_hairpins.insert(id.flow);
+            }
+            if id.may_open_session || workers > 1 {
+                pending_openers.insert(id.flow);
+            }
+            run.packet_ids.insert(id.tag, id);
+            let worker = (id.flow & !REPLY_DIRECTION ^ id.flow >> 31) as usize % usize::from(workers);
+            assert!(run.gateway.workers[worker].io().inject(interface, &bytes), "a frame for each");
+            batch_size += 1;
+            if batch_size >= size {
+                if turns == 0 {
+                    run.run_until_idle();
+                } else {
+                    for _ in 0..turns {
+                        run.turn();
+                    }
+                }
+                (size, turns) = sizes.next().unwrap();
+                batch_size = 0;
+            }
+        }
+        run.run_until_idle();
+        run.counter_changes.push(run.gateway.take_delta());
+        run
+    }
+
+    fn turn(&mut self) -> bool {
+        let now = self.gateway.now;
+        let received: usize = self.gateway.workers.iter_mut().map(|worker| worker.turn(now)).sum();
+        let (epoch, process) = (self.counter_changes.len(), self.process);
+        for worker in &mut self.gateway.workers {
+            while let Some((interface, bytes)) = worker.io().pop_sent() {
+                check_packet(&bytes);
+                self.sent.push(Sent { interface, bytes, epoch, process });
+            }
+        }
+        received > 0 || !self.gateway.workers.iter().all(Worker::is_idle)
+    }
+
+    /// Runs until the workers are idle.
+    fn run_until_idle(&mut self) {
+        let turns = (0..1_000).take_while(|_| self.turn()).count();
+        assert!(turns < 1_000, "packets loop without end");
+        self.gateway.check_frames();
+    }
+
+    /// The index of packet `tag` in `sent`; runs until idle if it was not sent yet.
+    fn find_sent(&mut self, tag: u32) -> Option<usize> {
+        let is_it = |sent: &Sent| sent.bytes.ends_with(&tag.to_be_bytes()) && !is_icmp_error(&sent.bytes);
+        let found = self.sent.iter().position(is_it);
+        if found.is_some() {
+            return found;
+        }
+        self.run_until_idle();
+        self.sent.iter().position(is_it)
+    }
+
+    fn packet(&mut self, action: &Action) -> Option<(PacketId, InterfaceId, Vec<u8>)> {
+        match *action {
+            Action::Packet { id, interface, ref bytes, .. } => Some((id, interface, bytes.clone())),
+            Action::Reply { id, to, flags, fragment } => {
+                let seen = self.find_sent(to)?;
+                let Sent { interface, bytes: seen, .. } = &self.sent[seen];
+                let (source, destination) = ends(seen);
+                let protocol = if seen[12] == 8 { seen[23] } else { seen[20] };
+                let mut bytes = match (protocol, fragment) {
+                    (6, None) => taggable_packet(Protocol::Tcp, destination, source, flags),
+                    (17, None) => taggable_packet(Protocol::Udp, destination, source, ""),
+                    (17, Some(fragment)) => udp_fragments(destination, source, 1400, id.datagram).swap_remove(fragment),
+                    (1 | 58, None) => echo(false, destination, source, source.port()),
+                    _ => return None,
+                };
+                bytes[..6].copy_from_slice(&seen[6..12]);
+                bytes[6..12].copy_from_slice(&seen[..6]);
+                write_tag(&mut bytes, id.tag);
+                Some((id, *interface, bytes))
+            }
+            Action::Error { id, about, mtu } => {
+                let seen = self.find_sent(about)?;
+                let Sent { interface, bytes: seen, .. } = &self.sent[seen];
+                let is_v4 = seen[12] == 8;
+                let router = match (*interface == INSIDE, is_v4) {
+                    (false, true) => "203.0.113.77",
+                    (false, false) => "2001:db8:77::1",
+                    (true, true) => "10.244.1.6",
+                    (true, false) => "fd00:244:1::6",
+                };
+                let error = if mtu { IcmpError::PacketTooBig { mtu: 1300 } } else { IcmpError::HostUnreachable };
+                Some((id, *interface, error_about(seen, router, error, *interface == INSIDE)))
+            }
+            Action::Event(_) => None,
+        }
+    }
+
+    fn apply_event(&mut self, event: GatewayEvent, scarce_ports: bool) {
+        match event {
+            GatewayEvent::Advance(ms) => self.gateway.advance(ms),
+            GatewayEvent::Policy(PolicyVariant::Limited) if !scarce_ports => {}
+            GatewayEvent::Policy(change) => {
+                self.policy = policy_of(change);
+                self.gateway.set_policy(&self.policy);
+            }
+            GatewayEvent::Flush => {
+                for worker in 0..self.gateway.workers.len() {
+                    let filter = SessionFilter { endpoint: Some(ip("10.244.1.5")), ..SessionFilter::default() };
+                    let mut chunk = FlushChunk { filter, cursor: Some(0), ended: 0 };
+                    while chunk.cursor.is_some() {
+                        let (reply, response) = bounded(1);
+                        self.gateway.commands[worker].send(Command::Flush { chunk, reply }).unwrap();
+                        self.turn();
+                        chunk = response.try_recv().unwrap();
+                    }
+                }
+            }
+            GatewayEvent::Restart => {
+                // The process's counters end with it.
+                let counted = self.gateway.take_delta();
+                self.counter_changes.push(counted);
+                let now = self.gateway.now;
+                let placeholder = Gateway::new(&Setup { frames: 1, ..Setup::default() });
+                drop(std::mem::replace(&mut self.gateway, placeholder));
+                self.gateway = Gateway::starting_at(&self.setup, network(), &self.policy, now);
+                self.gateway.skip_counter_check();
+                self.process += 1;
+            }
+        }
+    }
+}
+
+impl Drop for ScenarioRun {
+    fn drop(&mut self) {
+        let file = |worker: u8| self.setup.state.as_ref().map(|path: &PathBuf| path.with_extension(worker.to_string()));
+        for path in (0..self.setup.workers).filter_map(file) {
+            // The session tables are not needed any more.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Whether it is an ICMP error, which quotes another packet with its tag.
+pub(crate) fn is_icmp_error(bytes: &[u8]) -> bool {
+    let (protocol, l4) = if bytes[12] == 8 { (bytes[23], 34) } else { (bytes[20], 54) };
+    match protocol {
+        1 => matches!(bytes[l4], 3 | 11 | 12),
+        58 => bytes[l4] < 128,
+        _ => false,
+    }
+}
