@@ -51,27 +51,27 @@ mod tests {
     #[test]
     fn either_a_claim_or_the_close_succeeds_but_not_both() {
         loom::model(|| {
-            let held = Arc::new(RefCount::none());
+            let held = Arc::new(RefCount::zero());
             let worker = {
                 let held = held.clone();
-                thread::spawn(move || held.enter())
+                thread::spawn(move || held.acquire())
             };
             let closed = held.close();
             let entered = worker.join().unwrap();
             assert!(entered != closed, "entered {entered}, closed {closed}");
             assert_eq!(held.count(), u32::from(entered));
-            assert_eq!(held.enter(), !closed, "a close is final");
+            assert_eq!(held.acquire(), !closed, "a close is final");
         });
     }
 
     #[test]
     fn it_can_be_closed_after_the_last_release() {
         loom::model(|| {
-            let held = Arc::new(RefCount::none());
-            assert!(held.enter());
+            let held = Arc::new(RefCount::zero());
+            assert!(held.acquire());
             let worker = {
                 let held = held.clone();
-                thread::spawn(move || held.leave())
+                thread::spawn(move || held.release())
             };
             let early = held.close();
             worker.join().unwrap();
