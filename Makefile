@@ -130,11 +130,11 @@ E2E_FOLDERS = $(patsubst tests/tests/%/main.rs,--test %,$(filter-out tests/tests
 # Tests most affected by the policy source; `make e2e-server` runs all.
 E2E_SERVER = $(patsubst %,--test %,egress input policy restart services)
 # Tests of gateway groups that the engine's tests can't cover; `make e2e-gateways` runs all.
-E2E_GATEWAYS = connections::ten_thousand_connections_over_three_gateways killed::a_killed_gateway_fails_over_within_a_second absent::a_suspended_gateway_is_failed_over \
-  partition::a_partitioned_gateway_opens_no_sessions drained::a_drain_under_load_is_hitless lossy::replication_survives_a_lossy_network strangers::forged_tunnel_packets_are_dropped_and_counted \
-  claimed::an_l2_vip_has_one_owner_and_fails_over_within_a_second \
-  links::a_dead_outside_link_fails_over links::a_dead_router_behind_a_live_link_fails_over \
-  started::no_arp_request_is_answered_by_two_starting_gateways
+E2E_GATEWAYS = connections::ten_thousand_connections_over_three_gateways failover::a_killed_gateway_fails_over_within_a_second suspended::a_suspended_gateway_is_failed_over \
+  partition::a_partitioned_gateway_opens_no_sessions drain::a_drain_under_load_is_hitless lossy_replication::replication_survives_a_lossy_network unauthenticated_peers::forged_tunnel_packets_are_dropped_and_counted \
+  l2_vips::an_l2_vip_has_one_owner_and_fails_over_within_a_second \
+  link_failure::a_dead_outside_link_fails_over link_failure::a_dead_router_behind_a_live_link_fails_over \
+  startup::no_arp_request_is_answered_by_two_starting_gateways
 
 e2e: deps ## run end-to-end tests in network namespaces, with policy from files and from a server; needs root
 	$(BINARY)
@@ -152,7 +152,7 @@ e2e-gateways: deps ## run all tests of gateway groups, eight minutes; needs root
 
 e2e-starts: deps ## start 200 pairs of gateways while sending ARP requests for a VIP, fifteen minutes; needs root
 	$(BINARY)
-	VIPGATE_PAIRS=200 $(TEST) --test gateways -- --nocapture --exact started::no_arp_request_is_answered_by_two_starting_gateways
+	VIPGATE_PAIRS=200 $(TEST) --test gateways -- --nocapture --exact startup::no_arp_request_is_answered_by_two_starting_gateways
 
 # Duration and seed of the soak test; empty: a seed from the clock.
 SOAK_MINUTES ?= 30

@@ -9,9 +9,9 @@
 //! The report compares floods with the best quiet phase of all rounds, since connections lost in an earlier flood are
 //! missing in later quiet phases, too.
 
-mod ground;
 mod report;
 mod tenant;
+mod testbed;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,16 +20,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-
-use ground::{Testbed, VIP_B};
 use report::{Phase, PhaseResult, Report};
 use tenant::{REPLY_TIMEOUT, SharedCounters, TrafficHost, TrafficState};
 use vipgate_tests::flood::{FloodKind, PacketWriter, send};
 
-use crate::netns;
-use crate::usage;
+use crate::flood::testbed::{Testbed, VIP_B};
 use crate::wire::HostOptions;
-use crate::wire::subject::{Placement, SutConfig};
+use crate::wire::system_under_test::{Placement, SutConfig};
+use crate::{netns, usage};
 
 /// Timeout for establishing all connections.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -194,7 +192,7 @@ fn run_phase(
         thread::sleep(duration);
         return Ok(0);
     }
-    let target = ground::target(kind, usize::from(options.ipv6), phase == Phase::Control);
+    let target = testbed::target(kind, usize::from(options.ipv6), phase == Phase::Control);
     let writer = PacketWriter::new(kind, target, u64::from(round));
     testbed
         .attacker(kind)

@@ -8,11 +8,11 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use vipgate_dataplane::io::batch::BATCH_SIZE;
 
-use crate::Direction;
-use crate::group::{self, Tunnel, TunnelTags};
-use crate::order::{Order, SessionPicker};
+use crate::packet_order::{Order, SessionPicker};
 use crate::packets::{self, Flow, PacketFamily, TcpStep};
+use crate::peer_gateway::{Tunnel, TunnelTags};
 use crate::rig::{INSIDE, OUTSIDE, Rig};
+use crate::{Direction, peer_gateway};
 
 /// Packets that establish an egress session: the first packet, its reply, and one more from the pod.
 pub(crate) const SETUP_PACKETS: u64 = 3;
@@ -188,8 +188,8 @@ impl<A: PacketFamily> LoadGenerator<A> {
             });
         } else if self.direction == Direction::TunnelIn {
             let (port, tunnel) = (self.ports[number as usize], self.tunnel);
-            io.inject(INSIDE, self.size + group::OUTER_HEADERS, |frame| {
-                A::write_reply(&mut frame[usize::from(group::OUTER_HEADERS)..], flow, port);
+            io.inject(INSIDE, self.size + peer_gateway::OUTER_HEADERS, |frame| {
+                A::write_reply(&mut frame[usize::from(peer_gateway::OUTER_HEADERS)..], flow, port);
                 tunnel.encap(frame, port);
             });
         } else {
@@ -213,7 +213,7 @@ impl<A: PacketFamily> LoadGenerator<A> {
         let mut correct = 0;
         rig.worker.io().take_sent(|frame| {
             correct += usize::from(if is_tunneled {
-                group::decap(frame.bytes()).is_some_and(A::is_untranslated_reply)
+                peer_gateway::decap(frame.bytes()).is_some_and(A::is_untranslated_reply)
             } else if self.protocol == Protocol::Tcp {
                 packets::has_valid_tcp_checksums(frame.bytes())
             } else {

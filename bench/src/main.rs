@@ -2,23 +2,23 @@
 //! policy updates. Each result is one JSON object per line.
 #![expect(clippy::cast_precision_loss, reason = "nanoseconds and counts are far below 2^52")]
 
+mod baseline;
 mod failover;
 mod flood;
-mod group;
 mod load;
 mod neighbor;
 mod netns;
+mod observability;
 mod open;
-mod order;
+mod packet_order;
 mod packets;
 mod path;
+mod peer_gateway;
 mod policy;
 mod process;
 mod rig;
 mod usage;
-mod watch;
 mod wire;
-mod yardstick;
 
 use std::process::ExitCode;
 
@@ -50,7 +50,7 @@ enum Command {
     /// Isolation of one tenant while another tenant's VIP is flooded: goodput, latency, new connections; needs root
     Flood(flood::Options),
     /// Overhead of captures, the NAT log and `top` per packet
-    Watch(watch::Options),
+    Watch(observability::Options),
     /// Policy updates: time to effect, impact on the packet path, a server of many gateways
     Policy(policy::Options),
 }
@@ -90,7 +90,7 @@ fn main() -> ExitCode {
         Command::Neighbor(options) => neighbor::run(&options),
         Command::Failover(options) => failover::run(&options),
         Command::Flood(options) => flood::run(&options),
-        Command::Watch(options) => watch::run(&options),
+        Command::Watch(options) => observability::run(&options),
         Command::Policy(options) => policy::run(&options),
     };
     match result {

@@ -26,7 +26,7 @@ use crate::netns::{self, Namespace};
 use crate::path::{median, round2};
 use crate::process::Process;
 use crate::wire::HostOptions;
-use crate::wire::subject::{Placement, SutConfig, SystemUnderTest};
+use crate::wire::system_under_test::{Placement, SutConfig, SystemUnderTest};
 use crate::wire::vipgate::{PolicySource, Vipgate};
 
 /// Packets per burst.

@@ -1,12 +1,11 @@
 //! Network namespaces and the processes in them. Names contain this process's ID, so concurrent runs don't collide, and
 //! leftovers of dead runs are found and removed.
 
-use std::env;
 use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{self, Child, Command, Stdio};
-use std::thread;
+use std::{env, thread};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sys::signal::{SigSet, Signal};

@@ -1,7 +1,7 @@
 //! Session setup benchmark: each packet opens a session. From an empty table; at a steady churn; to one remote address
 //! near port exhaustion; and the cost of replicating or logging sessions.
 
-mod told;
+mod export;
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -65,10 +65,10 @@ struct Report {
 /// Measures each number of sessions.
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.copies {
-        return told::measure(told::ExportTarget::Replication);
+        return export::measure(export::ExportTarget::Replication);
     }
     if options.log {
-        return told::measure(told::ExportTarget::NatLog);
+        return export::measure(export::ExportTarget::NatLog);
     }
     for &sessions in &options.sessions {
         ensure!(sessions > 0, "--sessions must be at least 1");

@@ -9,13 +9,12 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 use vipgate_dataplane::flow::address::V6;
 
-use crate::Direction;
-use crate::group::{self, ShardOwner, TunnelTags};
 use crate::load::{LoadGenerator, Protocol};
-use crate::order::Order;
+use crate::packet_order::Order;
 use crate::packets::PacketFamily;
+use crate::peer_gateway::{ShardOwner, TunnelTags};
 use crate::rig::{PolicyControl, Rig};
-use crate::yardstick;
+use crate::{Direction, baseline, peer_gateway};
 
 /// Packets per measured round.
 pub(crate) const PACKETS_PER_ROUND: u64 = 1 << 20;
@@ -141,7 +140,7 @@ fn measure<A: PacketFamily>(sessions: u32, options: &Options) -> Result<Report> 
     let mpps = medians.iter().map(|ns| 1_000.0 / ns).sum::<f64>();
     let first = results.first().context("no worker")?;
     let ((forwarding_ns, forwarding), random_line_ns) =
-        (yardstick::measure_forwarding(size)?, yardstick::measure_random_reads(first.table_bytes)?);
+        (baseline::measure_forwarding(size)?, baseline::measure_random_reads(first.table_bytes)?);
     let ns = median(medians);
     Ok(Report {
         benchmark: "path",
@@ -183,7 +182,7 @@ fn run_worker<A: PacketFamily>(sessions: u32, size: u16, options: &Options, barr
     // When the peer becomes the owner, the sessions become standby sessions: the table stays full.
     let owner = if direction == Direction::TunnelIn { ShardOwner::Local } else { ShardOwner::Peer };
     if let Some(control) = control.as_mut().filter(|_| owner == ShardOwner::Peer) {
-        group::publish_membership(control, owner, false, TunnelTags::Disabled);
+        peer_gateway::publish_membership(control, owner, false, TunnelTags::Disabled);
         load.send_all_sessions(&mut rig)?;
     }
     let mut batches = Histogram::<u64>::new(3)?;
@@ -215,7 +214,7 @@ fn set_tunnel_tags<A: PacketFamily>(
     load: &mut LoadGenerator<A>,
     rig: &mut Rig,
 ) -> Result<()> {
-    group::publish_membership(control, owner, false, tags);
+    peer_gateway::publish_membership(control, owner, false, tags);
     load.set_tags(tags)?;
     load.send_all_sessions(rig)?;
     Ok(())

@@ -11,8 +11,7 @@ use crossbeam::channel::{Sender, unbounded};
 use crossbeam::queue::ArrayQueue;
 use vipgate_dataplane::flow::address::{Address, V6};
 use vipgate_dataplane::flow::drop_reason::DropReason;
-use vipgate_dataplane::flow::ids::InterfaceId;
-use vipgate_dataplane::flow::ids::WorkerId;
+use vipgate_dataplane::flow::ids::{InterfaceId, WorkerId};
 use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::flow::tuple::HashKey;
 use vipgate_dataplane::io::batch::BATCH_SIZE;
@@ -37,8 +36,7 @@ use vipgate_dataplane::session::embryonic::Embryonic;
 use vipgate_dataplane::session::eviction::Eviction;
 use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_dataplane::session::{SessionFamily, Sessions};
-use vipgate_dataplane::stage::context::SessionRules;
-use vipgate_dataplane::stage::context::Tables;
+use vipgate_dataplane::stage::context::{SessionRules, Tables};
 use vipgate_dataplane::stage::reply_limiter::ReplyLimiter;
 use vipgate_dataplane::wire::ip_id::IpIdAllocator;
 use vipgate_dataplane::wire::protocol;
@@ -47,11 +45,12 @@ use vipgate_dataplane::worker::neighbor_queue::{NeighborQueue, ResolutionRequest
 use vipgate_dataplane::worker::{Worker, WorkerParts};
 use vipgate_mem::{Arena, Frame, HEADROOM};
 
-use crate::group::{self, ShardOwner, TunnelTags};
 use crate::packets::{
     BACKEND_PORT, BACKENDS, FIRST_POD, INSIDE_MAC, OUTSIDE_MAC, POD_MAC, PODS, ROUTER_MAC, SERVICE_PORT, VIP, VIP6,
     pod6,
 };
+use crate::peer_gateway;
+use crate::peer_gateway::{ShardOwner, TunnelTags};
 
 pub(crate) const INSIDE: InterfaceId = InterfaceId(0);
 pub(crate) const OUTSIDE: InterfaceId = InterfaceId(1);
@@ -198,9 +197,9 @@ impl Rig {
         tags: TunnelTags,
     ) -> Result<(Self, PolicyControl)> {
         let mut set = base_policy();
-        group::assign_shards(&mut set);
+        peer_gateway::assign_shards(&mut set);
         let (rig, mut control) = Self::build(sessions, timeouts, &set)?;
-        group::publish_membership(&mut control, ShardOwner::Local, linked, tags);
+        peer_gateway::publish_membership(&mut control, ShardOwner::Local, linked, tags);
         Ok((rig, control))
     }
 
@@ -360,7 +359,7 @@ fn network() -> NetworkSpec {
         neighbors: pods
             .map(|address| neighbor(INSIDE, address, POD_MAC))
             .chain(routers.map(|address| neighbor(OUTSIDE, address, ROUTER_MAC)))
-            .chain([neighbor(INSIDE, group::PEER.into(), group::PEER_MAC)])
+            .chain([neighbor(INSIDE, peer_gateway::PEER.into(), peer_gateway::PEER_MAC)])
             .collect(),
         locals: Vec::new(),
     }

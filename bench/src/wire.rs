@@ -7,12 +7,12 @@
 //! The source runs on one core, the gateway on another. The kernel's receive path runs in the source's context, as on
 //! any veth, for AF_XDP too; the sink is a BPF program that runs in the gateway's transmit context.
 
-pub(crate) mod ground;
 mod report;
 pub(crate) mod restart;
 mod sink;
 mod source;
-pub(crate) mod subject;
+pub(crate) mod system_under_test;
+pub(crate) mod testbed;
 mod trial;
 pub(crate) mod vipgate;
 
@@ -24,13 +24,12 @@ use anyhow::{Context, Result, ensure};
 use aya::Ebpf;
 use aya::maps::{Map, MapError};
 use clap::Args;
-
-use ground::Testbed;
 use report::{Report, RoundResult, set_ratios};
-use subject::{Placement, SutConfig, SystemUnderTest};
 use trial::Trial;
 
 use crate::netns;
+use crate::wire::system_under_test::{Placement, SutConfig, SystemUnderTest};
+use crate::wire::testbed::Testbed;
 
 /// Bytes of the FCS, which frame sizes include and veths don't carry.
 const FCS: u16 = 4;

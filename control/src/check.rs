@@ -12,15 +12,15 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use vipgate_dataplane::policy::spec::PolicySet;
+use vipgate_policy::compiler::compile;
+use vipgate_policy::diagnostic::{Diagnostic, sort_and_dedup};
+use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read};
+use vipgate_policy::yaml::{Source, YamlError};
 
 use crate::config::{Config, PolicydConfig};
 use crate::source::manifest_files::walk;
 use crate::text_file::named_text;
 use crate::xds::resource::version_of;
-use vipgate_policy::compiler::compile;
-use vipgate_policy::diagnostic::{Diagnostic, sort_and_dedup};
-use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read};
-use vipgate_policy::yaml::{Source, YamlError};
 
 /// Result of a check.
 #[derive(Clone, Debug, Default, Serialize)]

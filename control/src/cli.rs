@@ -17,7 +17,6 @@ mod table;
 mod top;
 mod trace;
 
-use crate::output;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -25,13 +24,13 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use vipgate_dataplane::session::query::SessionState;
+use vipgate_policy::manifest::crd;
 
 use crate::admin::filter::{protocol, protocol_name, session_state};
 use crate::admin::proto;
 use crate::command_error::CommandError;
 use crate::schema::{self, Published};
-use crate::{check, demo, gateway, kernel, policyd};
-use vipgate_policy::manifest::crd;
+use crate::{check, demo, gateway, kernel, output, policyd};
 
 /// NAT and load-balancing gateway for Kubernetes on AF_XDP: pods' egress traffic has their Service's VIP as its source.
 #[derive(Debug, Parser)]

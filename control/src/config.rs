@@ -12,6 +12,12 @@ mod services;
 pub(crate) mod units;
 mod validate;
 
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use vipgate_policy::diagnostic::{Diagnostic, Diagnostics, Severity, sort_and_dedup};
+use vipgate_policy::yaml::{self, Node, Source};
+
 pub use self::gateway::{
     Admin, Bgp, Config, Idle, Interface, InterfaceRole, Log, LogFormat, LogLevel, Metrics, OnExit, Overlay, Peer,
     PeerAuthentication, PolicyServer, PolicySource, Ports, Sessions, Timeouts, Workers, Xdp, XdpMode, ZeroCopy,
@@ -22,14 +28,7 @@ pub use self::policyd::{Etcd, KubernetesSource, Leases, PolicydConfig, PolicydLi
 pub use self::privileges::{Privileges, Seccomp};
 pub use self::services::{DenyAction, Services};
 pub use self::units::PortRange;
-
-use std::path::Path;
-
-use serde::de::DeserializeOwned;
-
 use crate::text_file::named_text;
-use vipgate_policy::diagnostic::{Diagnostic, Diagnostics, Severity, sort_and_dedup};
-use vipgate_policy::yaml::{self, Node, Source};
 
 /// Validation beyond the types of the fields.
 trait Validate {

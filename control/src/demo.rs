@@ -16,13 +16,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use tokio::signal::unix::{SignalKind, signal};
-
-use crate::command_error::CommandError;
-use crate::demo::failover::FailoverTopology;
-use crate::lab::Lab;
 use report::Report;
+use tokio::signal::unix::{SignalKind, signal};
 use topology::Topology;
+
+use self::failover::FailoverTopology;
+use crate::command_error::CommandError;
+use crate::lab::Lab;
 
 /// One lab per scenario.
 type Labs = [Lab; 2];

@@ -12,16 +12,16 @@ mod xds;
 #[cfg(test)]
 mod corpus;
 
+use prost::Message;
+use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::policy::spec::{InterfaceSpec, NetworkSpec, Role};
+
 pub use self::admin::{Request, reply, request, state};
 pub use self::filter::filter;
 pub use self::members::members;
 pub use self::peer::{RecordCommand, peer};
 pub use self::text::{config, manifests};
 pub use self::xds::xds;
-
-use prost::Message;
-use vipgate_dataplane::flow::ids::InterfaceId;
-use vipgate_dataplane::policy::spec::{InterfaceSpec, NetworkSpec, Role};
 
 /// A network with one inside and one outside interface.
 fn network() -> NetworkSpec {

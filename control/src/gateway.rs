@@ -27,12 +27,11 @@ use tokio::runtime::Runtime;
 use vipgate_xdp::nic::{Nic, NicError};
 use vipgate_xdp::{attach, guard};
 
+use self::session_store::StoredSessions;
 use crate::command_error::CommandError;
 use crate::config::Config;
-use crate::gateway::session_store::StoredSessions;
 use crate::listener::raise_descriptor_limit;
-use crate::output;
-use crate::{kernel, logging, privileges};
+use crate::{kernel, logging, output, privileges};
 
 /// Runs a gateway until SIGTERM or SIGINT.
 ///

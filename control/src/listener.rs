@@ -5,10 +5,6 @@ mod guard;
 mod limiter;
 mod reserve;
 
-pub use self::guard::{ConnectionGuard, Deadlines, OpenStream, StreamCounter};
-pub use self::reserve::{DescriptorReserve, limit_by_descriptors, raise_descriptor_limit};
-pub use crate::listener::limiter::{ConnectionLimiter, Exchange, Limits, RejectReason, Slot, source_prefix};
-
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -25,6 +21,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tower::ServiceExt as _;
 
+pub use self::guard::{ConnectionGuard, Deadlines, OpenStream, StreamCounter};
+pub use self::limiter::{ConnectionLimiter, Exchange, Limits, RejectReason, Slot, source_prefix};
+pub use self::reserve::{DescriptorReserve, limit_by_descriptors, raise_descriptor_limit};
 use crate::metric::{Family, Kind, family};
 
 /// Limits of a metrics port: scrapes are few and short.

@@ -5,8 +5,6 @@ mod exposition;
 mod families;
 mod group;
 
-use crate::metric::Family;
-
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,6 +21,7 @@ use tokio::sync::watch;
 
 use crate::command_error::CommandError;
 use crate::listener::{self, ConnectionLimiter};
+use crate::metric::Family;
 use crate::state::GatewayState;
 
 /// The metrics port can't be bound.
@@ -131,9 +130,6 @@ async fn ready(State(monitored): State<Monitored>) -> impl IntoResponse {
 
 #[cfg(test)]
 mod tests {
-    use crate::listener::Limits;
-    use crate::metric::Kind;
-    use crate::metric::family;
     use std::time::Duration;
 
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -142,7 +138,8 @@ mod tests {
     use tokio::time::{sleep, timeout};
 
     use super::*;
-    use crate::listener::RejectReason;
+    use crate::listener::{Limits, RejectReason};
+    use crate::metric::{Kind, family};
 
     /// Far more than any step takes on a slow machine.
     const TIMEOUT: Duration = Duration::from_secs(20);

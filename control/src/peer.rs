@@ -47,15 +47,15 @@ use vipgate_dataplane::flow::time::Tick;
 pub use self::frame::LinkError;
 pub use self::identity::{Fingerprint, Identity, IdentityError};
 use self::mesh::SharedState;
+use self::replication::send_loop::{SendCommand, SendLoop};
+use self::replication::sync_rounds::SyncRounds;
 use self::status::StatusPublisher;
 pub use self::status::{PeerStatus, PeersStatus, ReceivedEcho, ReplicationStatus};
 pub use self::tunnel_key::{TagKeys, TunnelEnd, TunnelKey, TunnelSecret};
 pub use self::view::{PeerMember, PeerView};
+use self::workers::ApplyLocks;
+pub use self::workers::{ReplicationWaker, Workers};
 use crate::membership;
-use crate::peer::replication::send_loop::{SendCommand, SendLoop};
-use crate::peer::replication::sync_rounds::SyncRounds;
-use crate::peer::workers::ApplyLocks;
-pub use crate::peer::workers::{ReplicationWaker, Workers};
 
 /// Lowest and highest supported protocol version. The version of the previous release is always included.
 pub const PROTOCOL_VERSIONS: (u32, u32) = (1, 1);

@@ -21,7 +21,6 @@ pub mod stats;
 mod status;
 pub mod stream;
 
-use crate::config::Tls;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -32,6 +31,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
+use vipgate_policy::compiler::Cluster;
 
 use self::budget::Budget;
 use self::identity::RejectionLog;
@@ -41,14 +41,13 @@ use self::publication::Publication;
 use self::service::{AggregatedDiscoveryServiceServer, DiscoveryService};
 use self::state::{AcceptEmptyCommand, ServerState};
 use crate::command_error::CommandError;
-use crate::config::{PolicydConfig, PolicydLimits, PolicydSource};
+use crate::config::{PolicydConfig, PolicydLimits, PolicydSource, Tls};
 use crate::listener::{self, ConnectionLimiter, Limits, limit_by_descriptors, raise_descriptor_limit};
 use crate::source::ingest::{SourceIngester, join_result};
 use crate::source::store::{AcceptedEmpty, ManifestStore};
 use crate::source::{SourceEvent, etcd, files};
 use crate::xds::proto::policy_status_server::PolicyStatusServer;
 use crate::{logging, metrics, privileges, systemd};
-use vipgate_policy::compiler::Cluster;
 
 /// Capacity of the queue of source events; when it is full, the source waits.
 const EVENT_QUEUE: usize = 256;

@@ -24,16 +24,16 @@ use vipgate_dataplane::policy::compiled::Policy;
 use vipgate_dataplane::policy::spec::{NetworkSpec, VipSpec};
 use vipgate_dataplane::replication::sender::ReplicationSender;
 use vipgate_dataplane::worker::command::Command;
+use vipgate_policy::compiler::Peer;
 
+use self::conflicts::Claims;
+use self::files::FileSourceHandle;
+use self::group::GroupStatus;
+use self::tracking::TrackingStatus;
 use crate::listener::{self, ConnectionLimiter, Limits};
 use crate::natlog::NatLogStatus;
 use crate::stalls::Stalls;
-use crate::state::conflicts::Claims;
-use crate::state::files::FileSourceHandle;
-use crate::state::group::GroupStatus;
-use crate::state::tracking::TrackingStatus;
 use crate::xds::client::ServerStatus;
-use vipgate_policy::compiler::Peer;
 
 /// State of a gateway, shared within the control plane.
 #[derive(Debug)]

@@ -69,8 +69,9 @@ fn as_text(bytes: Vec<u8>) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::os::unix::net::UnixListener;
+
+    use super::*;
 
     #[test]
     fn only_regular_files_up_to_the_maximum_size_are_read() {

@@ -3,13 +3,12 @@
 
 mod gateway;
 
-use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use gateway::{Gateway, Worker, vipgate};
 use tempfile::TempDir;

@@ -16,13 +16,13 @@
 //! The bounds hold on an idle machine with two cores. Policy comes from files; routers react as with BGP and BFD.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test fails by panicking, and reports")]
 
+mod captures;
+mod clients;
 mod clock;
-mod crowd;
 mod evidence;
-mod judges;
-mod plan;
-mod play;
 mod resources;
+mod runner;
+mod schedule;
 
 use std::any::Any;
 use std::fs;
@@ -32,10 +32,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use vipgate_tests::cluster::{LineServer, sleep_ms, unix_time};
 
-use crowd::{ClientSets, Totals};
-use judges::{SegmentCaptures, Verdict};
-use plan::{Schedule, SoakEvent};
-use play::SoakCluster;
+use crate::captures::{SegmentCaptures, Verdict};
+use crate::clients::{ClientSets, Totals};
+use crate::runner::SoakCluster;
+use crate::schedule::{Schedule, SoakEvent};
 
 /// Scale of the connections held for the whole soak, and of those for a segment: eight times as many, over both
 /// families and three directions.

@@ -1,8 +1,7 @@
 //! Memory and file descriptors of every process: leak detection.
 
-use std::fmt;
-use std::fs;
 use std::time::{Duration, Instant};
+use std::{fmt, fs};
 
 /// Allowed growth of a process: heaps settle, connections to peers vary. A leak per connection, change or peer
 /// exceeds it within half an hour.

@@ -1,9 +1,8 @@
 //! Captures on the link between gateway and router of the [`Testbed`](crate::Testbed).
 
-use std::fs;
 use std::path::PathBuf;
-use std::thread;
 use std::time::Duration;
+use std::{fs, thread};
 
 use vipgate::lab::Process;
 

@@ -15,38 +15,35 @@
 //! ```
 //! Every link but the peer and management networks has IPv4 and IPv6.
 
-mod cables;
+mod arp_probe;
 mod captures;
 mod clients;
 mod gateway;
+mod links;
 mod manifests;
-mod questions;
+mod monitor;
 mod routes;
-mod watch;
 
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
-use tempfile::TempDir;
-use vipgate::lab::{Host, Lab, reflector};
-
-use crate::ledger::{DropAccounting, RING_LOSSES};
-use crate::policyd::{Policyd, PolicydConfig};
-use crate::wait_for;
-
-pub use cables::{ImpairedSwitch, Impairment};
 pub use captures::Captures;
 pub use clients::{Client, ClientConfig, ClientResults, Clients, Download, LineServer, ServerRecord, unix_time};
 pub use gateway::Gateway;
 pub use manifests::{BULK_PODS_A, BULK_PODS_B, sources_a, sources_b};
-pub use questions::{ArpProbe, ArpReply, responder_macs};
+use tempfile::TempDir;
+use vipgate::lab::{Host, Lab, reflector};
 
+pub use crate::cluster::arp_probe::{ArpProbe, ArpReply, responder_macs};
+pub use crate::cluster::links::{ImpairedSwitch, Impairment};
+pub use crate::cluster::monitor::{Monitor, check_unique_tuples};
+use crate::drop_accounting::{DropAccounting, RING_LOSSES};
+use crate::policyd::{Policyd, PolicydConfig};
 pub use crate::traffic::script_path;
-pub use watch::{Monitor, check_unique_tuples};
+use crate::wait_for;
 
 /// VIPs of tenant A, announced by BGP and shared by all gateways.
 pub const BGP_VIPS: [&str; 2] = ["192.0.2.10", "2001:db8:2::10"];

@@ -12,15 +12,15 @@
 pub mod bgp;
 mod capture;
 pub mod cluster;
+pub mod drop_accounting;
 pub mod etcd;
 pub mod flood;
-pub mod foreign;
-pub mod judge;
-pub mod ledger;
 pub mod policyd;
 pub mod services;
 pub mod tls;
 pub mod traffic;
+pub mod verifier;
+pub mod xds_peer;
 
 // The soak has no test harness (`harness = false`): its logic is tested in this crate.
 #[cfg(test)]
@@ -29,27 +29,26 @@ extern crate self as vipgate_tests;
 #[path = "../soak/evidence.rs"]
 mod evidence;
 #[cfg(test)]
-#[path = "../soak/plan.rs"]
-mod plan;
+#[path = "../soak/schedule.rs"]
+mod schedule;
 #[cfg(test)]
 mod soak_evidence;
 #[cfg(test)]
-mod soak_order;
+mod soak_schedule;
 
 use std::fmt::Write as _;
-use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use serde_json::Value;
 use tempfile::TempDir;
 use vipgate::lab::{Host, Lab, Process, reflector};
 
 pub use crate::capture::Capture;
-use crate::ledger::DropAccounting;
+use crate::drop_accounting::DropAccounting;
 use crate::policyd::{Policyd, PolicydConfig};
 
 /// The server's addresses.

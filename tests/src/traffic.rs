@@ -2,14 +2,14 @@
 //! sessions at an interval, and a capture of leaked pod addresses.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use vipgate::lab::{Host, Process, reflector};
 

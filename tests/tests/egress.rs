@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use vipgate_tests::ledger::RING_LOSSES;
+use vipgate_tests::drop_accounting::RING_LOSSES;
 use vipgate_tests::{EXCLUDED, POD_FILTER, SERVER, Testbed, VIP_A, VIP_B, wait_for};
 
 #[test]

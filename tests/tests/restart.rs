@@ -1,12 +1,11 @@
 //! Session persistence: sessions survive a kill at any time, a planned stop, and a changed configuration.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::fs;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use tempfile::TempDir;
-use vipgate_tests::ledger::RING_LOSSES;
+use vipgate_tests::drop_accounting::RING_LOSSES;
 use vipgate_tests::traffic::{ConnectionOutcome, Connections, Traffic, start_echo_server};
 use vipgate_tests::{POD_FILTER, SERVER, Testbed, session_state};
 

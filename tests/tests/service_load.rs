@@ -1,15 +1,15 @@
 //! Load on a Service: many concurrent clients, both directions on the same pods, and SYN floods.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use vipgate::lab::reflector;
-use vipgate_tests::ledger::RING_LOSSES;
+use vipgate_tests::drop_accounting::RING_LOSSES;
 use vipgate_tests::services::{BACKEND_PORT, EchoService, TCP_PORT, UDP_PORT, VIP, connect, query_tcp, ready_backend};
 use vipgate_tests::{POD_FILTER, SERVER, Testbed, VIP_A, wait_for};
 

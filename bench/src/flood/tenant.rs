@@ -9,7 +9,8 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::{Instant, interval_at, sleep, sleep_until, timeout};
 
-use super::ground::{
+use crate::flood::testbed::{
     POD_PORT, PODS_A, PODS_B, REMOTE_PORT, SERVICE_PORTS, VIP_A, tenant_a_pod, tenant_a_remote, tenant_b_pod,
 };
 

@@ -3,13 +3,12 @@
 //!
 //! The gateway's worker has its own core; its other threads share a core with the server.
 
-mod script;
+mod policy_server;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::TcpListener;
-use std::thread;
 use std::time::Duration;
+use std::{fmt, thread};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
@@ -19,16 +18,16 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
-use self::script::{RunResult, Workload};
 use super::churn::Churn;
 use super::noise::Noise;
 use super::{PolicySize, print_result};
 use crate::netns;
 use crate::path::round2;
+use crate::policy::effect::policy_server::{RunResult, Workload};
 use crate::process::Process;
 use crate::wire::HostOptions;
-use crate::wire::ground::Testbed;
-use crate::wire::subject::{Placement, SutConfig};
+use crate::wire::system_under_test::{Placement, SutConfig};
+use crate::wire::testbed::Testbed;
 use crate::wire::vipgate::{PolicySource, Vipgate};
 
 /// Session capacity of the gateway; no session is opened.
@@ -109,7 +108,7 @@ fn measure(options: &Options, config: &SutConfig, core: usize) -> Result<(Report
     let (process, result) = thread::scope(|scope| {
         let server = scope.spawn(|| {
             netns::pin_to_core(None, core)?;
-            script::run(listener, workload, ready)
+            policy_server::run(listener, workload, ready)
         });
         // If the gateway doesn't start, dropping the channel stops the server.
         let process = gateway.start(&testbed.gateway).map(Process::from);

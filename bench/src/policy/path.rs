@@ -5,11 +5,10 @@
 //! them doesn't count. So the ratio of changes to packets is that of a fully loaded worker.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fmt, thread};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
@@ -27,7 +26,7 @@ use super::{PolicySize, print_result};
 use crate::Direction;
 use crate::load::{LoadGenerator, SETUP_PACKETS};
 use crate::netns::pin_to_core;
-use crate::order::Order;
+use crate::packet_order::Order;
 use crate::packets::{FIRST_POD, PODS, VIP};
 use crate::path::{PACKETS_PER_ROUND, median, round2};
 use crate::rig::{PolicyControl, Rig, pod_spec};

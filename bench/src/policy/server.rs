@@ -1,9 +1,9 @@
 //! Policy server benchmark: `vipgate policyd` with many simulated gateways, each with its own connection and stream,
 //! and manifests in files. All of it runs on this machine, so results include the cost of the simulated gateways.
 
-mod gateways;
 mod manifests;
 mod policyd;
+mod subscribers;
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -14,15 +14,14 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 use tempfile::TempDir;
 
-use self::gateways::Gateways;
 use self::manifests::Manifests;
 use self::policyd::Policyd;
 use super::noise::{Noise, NoiseMonitor};
 use super::print_result;
-use crate::netns;
 use crate::path::round2;
-use crate::usage;
+use crate::policy::server::subscribers::Gateways;
 use crate::wire::binary_path;
+use crate::{netns, usage};
 
 /// Timeout of the server's startup, of the initial sync, and of the distribution of a change.
 const TIMEOUT: Duration = Duration::from_mins(5);

@@ -3,9 +3,9 @@
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::subject::{Placement, SystemUnderTest};
 use super::trial::{CoreUsage, MAX_CPU_PRESSURE, TrialResult};
 use crate::path::round2;
+use crate::wire::system_under_test::{Placement, SystemUnderTest};
 
 /// Result of one round.
 #[derive(Debug)]

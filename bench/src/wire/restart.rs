@@ -12,15 +12,15 @@ use serde::Serialize;
 use tempfile::TempDir;
 
 use super::HostOptions;
-use super::ground::Testbed;
 use super::report::median;
 use super::sink::{MAX_SAMPLES, Sink};
 use super::source::clock_ns;
-use super::subject::{Placement, SutConfig};
 use super::trial::{DRAIN_TIME, Trial};
 use super::vipgate::{PolicySource, Vipgate};
 use crate::netns;
 use crate::path::round2;
+use crate::wire::system_under_test::{Placement, SutConfig};
+use crate::wire::testbed::Testbed;
 
 /// Source, destination and interval of the pod's packets, all of which the sink samples.
 const POD: Ipv4Addr = Ipv4Addr::new(10, 1, 4, 1);

@@ -7,9 +7,9 @@ use aya::programs::tc::{self, SchedClassifier, TcAttachType};
 use aya::{Ebpf, EbpfLoader};
 use hdrhistogram::Histogram;
 
-use super::ground::Testbed;
 use super::take_map;
 use crate::packets::{VIP, has_valid_checksums};
+use crate::wire::testbed::Testbed;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/sink.bpf.o"));
 

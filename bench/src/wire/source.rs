@@ -10,8 +10,8 @@ use nix::net::if_::if_nametoindex;
 use rustix::time::{ClockId, clock_gettime};
 use vipgate_dataplane::wire::ethernet::Mac;
 
-use super::ground::{INSIDE_MAC, SOURCE_MAC, Testbed};
 use super::take_map;
+use crate::wire::testbed::{INSIDE_MAC, SOURCE_MAC, Testbed};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/source.bpf.o"));
 

@@ -8,11 +8,11 @@ use anyhow::{Context, Result, bail, ensure};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::ground::Testbed;
 use super::sink::Sink;
 use super::source::{self, OfferedLoad};
 use crate::path::round2;
 use crate::usage;
+use crate::wire::testbed::Testbed;
 
 /// Time for packets in flight to arrive after a trial.
 pub(super) const DRAIN_TIME: Duration = Duration::from_millis(30);

@@ -1,16 +1,15 @@
 //! vipgate as a system under test: configuration, policy, process, and CLI.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use anyhow::{Context, Result, bail};
 
-use super::subject::SutConfig;
 use crate::netns::{self, Namespace};
+use crate::wire::system_under_test::SutConfig;
 
 /// Startup timeout of a gateway.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(20);

@@ -20,14 +20,13 @@ mod slices;
 mod vips;
 
 pub use self::cluster::Cluster;
-pub use self::gateways::MAX_BACKUPS;
-pub use crate::compiler::placement::{GatewayLocality, Peer, PlacedBackend, PlacedService, Placement};
-pub use crate::compiler::shard_moves::{ShardMove, shard_moves};
-
 use self::gateways::Gateways;
+pub use self::gateways::MAX_BACKUPS;
 use self::inventory::Inventory;
+pub use self::placement::{GatewayLocality, Peer, PlacedBackend, PlacedService, Placement};
 use self::pods::Pods;
 use self::pool::Pools;
+pub use self::shard_moves::{ShardMove, shard_moves};
 use self::slices::Slices;
 use crate::diagnostic::{Diagnostic, Diagnostics, sort_and_dedup};
 use crate::manifest::Object;

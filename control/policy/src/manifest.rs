@@ -16,8 +16,18 @@ mod service;
 mod slice;
 mod values;
 
+use std::fmt;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Namespace, Node};
+
 pub use self::address::{Family, unusable as unusable_address};
 pub(crate) use self::annotation::{ANNOUNCE_FIELD, EGRESS_FIELD, TABLE_SIZE_FIELD};
+pub use self::custom_resources::{
+    AddressPool, AddressPoolSpec, AddressSelection, Announce, Distribution, EgressPolicy, EgressPolicySpec, Gateway,
+    GatewayRef, GatewaySpec, Limits, OnExhaustion, PodSelector, PoolRef, ServiceRef, UncoveredAction, ZoneAffinity,
+};
+pub use self::label_selector::{LabelSelector, Requirement};
 pub use self::overlay::{MacAddress, OverlayNode, OverlayNodeSpec};
 pub use self::pod::{DEFAULT_WEIGHT, MAX_WEIGHT, Pod};
 pub use self::port::Protocol;
@@ -25,17 +35,6 @@ pub use self::read::{Manifests, UnsupportedKinds, read};
 pub use self::service::{DEFAULT_TABLE_SIZE, Service, ServicePort};
 pub use self::slice::{EndpointSlice, Hints, SliceEndpoint, SlicePort};
 pub use self::values::{AddressRange, Cidr};
-pub use crate::manifest::custom_resources::{
-    AddressPool, AddressPoolSpec, AddressSelection, Announce, Distribution, EgressPolicy, EgressPolicySpec, Gateway,
-    GatewayRef, GatewaySpec, Limits, OnExhaustion, PodSelector, PoolRef, ServiceRef, UncoveredAction, ZoneAffinity,
-};
-pub use crate::manifest::label_selector::{LabelSelector, Requirement};
-
-use std::fmt;
-use std::sync::Arc;
-
-use k8s_openapi::api::core::v1::{Namespace, Node};
-
 use crate::diagnostic::{Diagnostic, ObjectLocation, Severity};
 use crate::yaml::{Source, join};
 

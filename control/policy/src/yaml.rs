@@ -9,16 +9,14 @@ mod path;
 mod read;
 mod suggest;
 
-pub use self::decode::decode;
-pub use self::path::{join, key_step};
-pub use self::read::{MAX_ALIAS_BYTES, MAX_ALIAS_VALUES};
-pub use self::read::{first, read};
-pub(crate) use self::suggest::closest_match;
-
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
+pub use self::decode::decode;
+pub use self::path::{join, key_step};
+pub use self::read::{MAX_ALIAS_BYTES, MAX_ALIAS_VALUES, first, read};
+pub(crate) use self::suggest::closest_match;
 use crate::diagnostic::{Diagnostic, Severity};
 
 /// A position in a text; both count from 1, columns in characters.

@@ -1,6 +1,5 @@
 //! `Capture` request: taps on all workers while the client is connected.
 
-use crate::clock;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -14,6 +13,7 @@ use vipgate_dataplane::worker::command::Command;
 
 use super::capture_filter::compile;
 use super::proto::{self, CaptureReply, CaptureRequest};
+use crate::clock;
 use crate::state::GatewayState;
 
 /// Default captured bytes per packet.

@@ -1,15 +1,12 @@
 //! Membership as the admin API shows it: gateways, their links, the shards of VIPs, drain and its dry run.
 
-use crate::clock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use vipgate_policy::compiler::shard_moves;
 
 use tonic::Status;
-use vipgate_dataplane::flow::ids::GatewayId;
-use vipgate_dataplane::flow::ids::Owner;
+use vipgate_dataplane::flow::ids::{GatewayId, Owner};
 use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::observe::counters::Counters;
 use vipgate_dataplane::policy::compiled::{Policy, Vip};
@@ -17,14 +14,15 @@ use vipgate_dataplane::policy::endpoints::Endpoint;
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec};
 use vipgate_dataplane::policy::spec::EndpointSpec;
 use vipgate_dataplane::ports::{BLOCKS, BlockSet};
+use vipgate_policy::compiler::{ShardMove, shard_moves};
 
 use super::proto;
+use crate::clock;
 use crate::membership::status::Authority;
 use crate::peer::PeerStatus;
 use crate::state::group::GroupStatus;
 use crate::state::lease::LeaseStatus;
 use crate::state::{ControlCommand, GatewayState};
-use vipgate_policy::compiler::ShardMove;
 
 /// This gateway's membership state.
 pub(super) fn membership(state: &GatewayState) -> proto::Group {

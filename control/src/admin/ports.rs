@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 
 use tonic::Status;
-use vipgate_dataplane::flow::ids::Owner;
-use vipgate_dataplane::flow::ids::VipId;
+use vipgate_dataplane::flow::ids::{Owner, VipId};
 use vipgate_dataplane::policy::compiled::{Policy, Vip};
 use vipgate_dataplane::policy::shards::Shard;
 use vipgate_dataplane::ports::{BlockId, BlockSet, PortRange};

@@ -1,13 +1,12 @@
 //! Socket file and gRPC server of the admin API. The file is created atomically with its final mode, replaces a stale
 //! socket but never one in use or any other file, and is removed when the gateway stops.
 
-use std::fs;
-use std::io;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fs, io};
 
 use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream};

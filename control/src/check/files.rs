@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use vipgate_policy::diagnostic::Severity;
+
 use crate::config::{Config, PolicySource, PolicydConfig, PolicydSource};
 use crate::xds::tls::{self, CertificateNames, Side, TlsError, Validity};
-use vipgate_policy::diagnostic::Severity;
 
 /// A problem with the file of a field.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! Checks of example files and of invalid files.
 
-use super::*;
 use std::fs::{create_dir_all, write};
 use std::path::Path;
 
+use super::*;
 use crate::xds::fixtures::pki::{Authority, Identity};
 
 fn conf(name: &str) -> PathBuf {

@@ -1,8 +1,7 @@
 //! `vipgate completions` and `vipgate man`: shell completions and manual pages, generated from the command definitions.
 
-use std::fs;
-use std::io;
 use std::path::Path;
+use std::{fs, io};
 
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;

@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use vipgate_policy::compiler::{Cluster, GatewayLocality};
+use vipgate_policy::manifest::{Cidr, UncoveredAction};
+use vipgate_policy::schema::{Address, NAME_PATTERN, SocketAddress, URL_PATTERN};
 use vipgate_xdp::open::FILL_RING_SIZES;
 
 use super::health::Health;
@@ -14,9 +17,6 @@ use super::privileges::Privileges;
 use super::services::Services;
 use super::units::{DurationText, PortRange, duration};
 use crate::config::validate::{INTERFACE_NAME_BYTES, MAX_SESSIONS, MSS_RANGE, SOCKET_PATH_BYTES};
-use vipgate_policy::compiler::{Cluster, GatewayLocality};
-use vipgate_policy::manifest::{Cidr, UncoveredAction};
-use vipgate_policy::schema::{Address, NAME_PATTERN, SocketAddress, URL_PATTERN};
 
 /// A gateway's configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use vipgate_policy::schema::Address;
 
 use super::gateway::Config;
 use super::units::{DurationText, duration};
 use crate::config::validate::{Report, for_each_duplicate};
-use vipgate_policy::schema::Address;
 
 /// Probe intervals of a next hop.
 const INTERVAL_RANGE: std::ops::RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_mins(1);

@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
 use vipgate_policy::schema::SocketAddress;
 
 /// NAT log, as IPFIX (RFC 8158): which endpoint had which ports of a VIP, and when.

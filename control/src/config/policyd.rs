@@ -7,12 +7,12 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
+use vipgate_policy::manifest::{Cidr, UncoveredAction};
+use vipgate_policy::schema::{SocketAddress, URL_PATTERN};
 
 use super::gateway::{Log, Metrics};
 use super::privileges::Privileges;
 use super::units::{DurationText, duration};
-use vipgate_policy::manifest::{Cidr, UncoveredAction};
-use vipgate_policy::schema::{SocketAddress, URL_PATTERN};
 
 /// The policy server's configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -192,9 +192,11 @@ pub struct KubernetesSource {}
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::schema::{Published, tests::accepts};
     use vipgate_policy::yaml::Source;
+
+    use super::*;
+    use crate::schema::Published;
+    use crate::schema::tests::accepts;
 
     #[test]
     fn memory_limits_have_defaults_and_a_minimum() {

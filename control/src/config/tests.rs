@@ -1,9 +1,12 @@
 //! Defaults and validation of every field.
 
-use super::*;
-use crate::schema::{Published, tests::accepts};
 use std::time::Duration;
+
 use vipgate_policy::manifest::UncoveredAction;
+
+use super::*;
+use crate::schema::Published;
+use crate::schema::tests::accepts;
 
 /// Whether the schema of `gateway.yaml` accepts a text.
 fn gateway_schema_accepts(text: &str) -> bool {

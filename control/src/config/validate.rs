@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use vipgate_dataplane::policy::spec::Role;
+use vipgate_policy::manifest::Cidr;
 use vipgate_xdp::open::FILL_RING_SIZES;
 
 use super::gateway::{Config, PeerAuthentication, PolicyServer, PolicySource, Timeouts};
 use super::policyd::{PolicydConfig, PolicydSource};
 use super::{Ports, Validate};
-use vipgate_policy::manifest::Cidr;
 
 /// Linux: `IFNAMSIZ` is 16 with the terminating zero.
 pub(super) const INTERFACE_NAME_BYTES: usize = 15;

@@ -1,9 +1,8 @@
 //! Checks of the first scenario: translation, load balancing, throughput, counters.
 
-use std::fs;
 use std::net::IpAddr;
-use std::thread;
 use std::time::Duration;
+use std::{fs, thread};
 
 use serde_json::Value;
 

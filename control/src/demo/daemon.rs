@@ -1,9 +1,8 @@
 //! Processes of this binary on demo hosts: gateways and policy servers, and queries to gateways.
 
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use serde_json::Value;
 

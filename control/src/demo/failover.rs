@@ -8,6 +8,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::thread;
 use std::time::{Duration, Instant};
 
+pub(super) use network::{FailoverTopology, VIPS};
+use network::{Gateway, POD_NETWORKS, PODS, PUBLIC};
+
 use super::leaks::LeakDetector;
 use super::report::Report;
 use super::topology::SERVER;
@@ -15,8 +18,6 @@ use super::wait_for;
 use crate::command_error::CommandError;
 use crate::demo::daemon::Daemon;
 use crate::lab::download::{Download, Outcome};
-pub(super) use network::{FailoverTopology, VIPS};
-use network::{Gateway, POD_NETWORKS, PODS, PUBLIC};
 
 /// Size of the download in bytes, and bytes per second: long enough to kill a gateway during it.
 const BYTES: u64 = 32_000_000;

@@ -1,9 +1,8 @@
 //! Leak detector: captures packets outside that have a pod's own address.
 
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::Duration;
+use std::{fs, thread};
 
 use super::report::Report;
 use super::wait_for;

@@ -1,8 +1,7 @@
 //! Topology of the first scenario: pods, gateway, router, server.
 
-use std::fs;
 use std::path::PathBuf;
-use std::thread;
+use std::{fs, thread};
 
 use tempfile::TempDir;
 

@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vipgate_dataplane::policy::build::Builder;
+use vipgate_policy::compiler::{GatewayLocality, Placement, compile};
+use vipgate_policy::diagnostic::{Diagnostic, Diagnostics};
+use vipgate_policy::manifest::{Manifests, Object, UnsupportedKinds, read};
+use vipgate_policy::yaml::{self, MAX_ALIAS_BYTES, MAX_ALIAS_VALUES, Node, Source, Value};
 
 use super::network;
 use super::xds::describe;
 use crate::config::{Config, PolicydConfig};
 use crate::xds::resource::{Content, encode_all, settings, version_of};
 use crate::xds::store::{ResourceStore, StoredResource};
-use vipgate_policy::compiler::{GatewayLocality, Placement, compile};
-use vipgate_policy::diagnostic::{Diagnostic, Diagnostics};
-use vipgate_policy::manifest::{Manifests, Object, UnsupportedKinds, read};
-use vipgate_policy::yaml::{self, MAX_ALIAS_BYTES, MAX_ALIAS_VALUES, Node, Source, Value};
 
 /// Time limit of one input, even on a busy machine and without optimization.
 const TIME_LIMIT: Duration = Duration::from_secs(20);

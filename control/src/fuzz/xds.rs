@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryResponse;
 use vipgate_dataplane::policy::build::Builder;
 use vipgate_dataplane::policy::compiled::Policy;
+use vipgate_policy::compiler::GatewayLocality;
 
 use super::{network, next};
 use crate::xds::resource::{Content, Decoded, Key, Kind, decode, encode};
 use crate::xds::store::ResourceStore;
-use vipgate_policy::compiler::GatewayLocality;
 
 /// Maximum number of responses of one input.
 const MAX_RESPONSES: usize = 16;

@@ -1,7 +1,5 @@
 //! Address conflicts: hosts on the link that claim a VIP of this gateway. Logs them, and defends the VIP (RFC 5227).
 
-use crate::state::conflicts::format_mac;
-use crate::state::conflicts::{Claim, Claims};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -11,6 +9,7 @@ use vipgate_dataplane::policy::compiled::Policy;
 use vipgate_dataplane::worker::command::Command;
 
 use crate::state::GatewayState;
+use crate::state::conflicts::{Claim, Claims, format_mac};
 
 /// Minimum interval between log messages about one VIP.
 const LOG_INTERVAL: Duration = Duration::from_mins(1);

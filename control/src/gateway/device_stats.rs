@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use vipgate_dataplane::observe::counters::WorkerCounters;
-use vipgate_xdp::figures::{FramePool, SocketStats};
+use vipgate_xdp::stats::{FramePool, SocketStats};
 use vipgate_xdp::steering::Steering;
 
 use crate::state::{DeviceMetric, DeviceStats, RingDrops};

@@ -3,6 +3,7 @@
 
 use crate::clock;
 use crate::state::group::GroupStatus;
+use crate::state::lease::LeaseStatus;
 mod state;
 mod tunnel_authentication;
 
@@ -17,16 +18,16 @@ use vipgate_dataplane::replication::apply::worker_of;
 use vipgate_dataplane::replication::sender::ReplicationSender;
 use vipgate_dataplane::session::record::ReplicationRecord;
 use vipgate_dataplane::worker::command::Command;
+use vipgate_policy::compiler;
 
+pub(super) use self::state::{GroupState, MembershipSource};
+use self::tunnel_authentication::TunnelAuthentication;
 use crate::config::Config;
-pub(super) use crate::gateway::group::state::{GroupState, MembershipSource};
-use crate::gateway::group::tunnel_authentication::TunnelAuthentication;
 use crate::heartbeat::{ClientHandle, ReportedState};
 use crate::membership::status::MembershipStatus;
 use crate::peer::{self, PeerEvent, Peers, PeersStatus, TunnelSecret, Workers};
 use crate::state::GatewayState;
-pub use crate::state::lease::{GroupLease, LeaseStatus};
-use vipgate_policy::compiler;
+use crate::state::lease::GroupLease;
 
 /// Poll interval while workers don't use the latest view yet.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);

@@ -1,23 +1,23 @@
 //! Policy source of a gateway: manifests in files that it compiles itself, or a policy server. Both deliver incremental
 //! updates and receive a reply, applied or rejected; the next update is relative to the last applied one.
 
-use crate::state::files::{FileCommand, FileSourceHandle};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
 use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::spec::PolicySet;
+use vipgate_policy::compiler::GatewayLocality;
 
 use crate::source;
 use crate::source::file_watcher::FileWatcher;
 use crate::source::files::FileReader;
 use crate::source::ingest::{SourceIngester, join_result};
 use crate::source::store::ManifestStore;
+use crate::state::files::{FileCommand, FileSourceHandle};
 use crate::xds::client::ClientEvent;
 use crate::xds::resource::version_of;
 use crate::xds::store::PolicyUpdate;
-use vipgate_policy::compiler::GatewayLocality;
 
 /// Maximum number of pending updates.
 pub(super) const MAX_PENDING_EVENTS: usize = 4;

@@ -3,11 +3,10 @@
 
 mod migrate;
 
-use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::flow::tuple::HashKey;
@@ -17,7 +16,6 @@ use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_mem::{Region, RegionError, StorageError};
 
 use self::migrate::{MigrationOutcome, MigrationTarget};
-
 use crate::command_error::CommandError;
 use crate::config::Config;
 

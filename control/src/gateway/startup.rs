@@ -4,8 +4,6 @@
 mod devices;
 mod engine;
 
-use crate::clock;
-use crate::heartbeat;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::AtomicBool;
@@ -27,8 +25,8 @@ use vipgate_dataplane::replication::lease::Lease;
 use vipgate_dataplane::worker::command::Command;
 use vipgate_dataplane::worker::neighbor_queue::ResolutionRequests;
 use vipgate_xdp::attach::Mode;
-use vipgate_xdp::figures::FramePool;
 use vipgate_xdp::nic::Nic;
+use vipgate_xdp::stats::FramePool;
 use vipgate_xdp::steering::Steering;
 
 use self::devices::{attach_steering, find_nics, join_multicast, on_exit, open_devices, socket_status, worker_cores};
@@ -42,13 +40,11 @@ use crate::command_error::CommandError;
 use crate::config::{Config, Overlay, PolicySource};
 use crate::gateway::background::{BackgroundRuntime, Signals};
 use crate::gateway::device_stats::XdpStats;
-use crate::gateway::initial_policy;
 use crate::gateway::initial_policy::NoDeviceStats;
 use crate::gateway::policy_source::{MAX_PENDING_EVENTS, PolicySubscription};
-use crate::gateway::process_secret;
 use crate::gateway::reconciler::{Reconciler, check_local_addresses};
 use crate::gateway::session_store::SessionStore;
-use crate::gateway::steering_tables;
+use crate::gateway::{initial_policy, process_secret, steering_tables};
 use crate::heartbeat::HeartbeatClient;
 use crate::kernel::{Advertiser, InterfaceConfig, Network, Resolver, ResolverLimits, RouteTable};
 use crate::membership::Secret;
@@ -60,7 +56,7 @@ use crate::state::lease::GroupLease;
 use crate::state::{GatewayState, ListenerConnections, PolicyStatus, VipPlacement};
 use crate::xds::client::{Client, ServerStatus};
 use crate::xds::store::PolicyUpdate;
-use crate::{admin, metrics, privileges};
+use crate::{admin, clock, heartbeat, metrics, privileges};
 
 /// Maximum number of neighbor requests that wait for the control thread.
 const MAX_NEIGHBOR_REQUESTS: usize = 1024;

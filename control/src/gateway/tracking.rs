@@ -24,8 +24,7 @@ use self::next_hops::{NextHopTracker, TrackingInput};
 use self::xdp::XdpMonitor;
 use crate::config::Health;
 use crate::kernel::{LinkReport, LinkState, LinkStatus, Network, NextHopState, NextHopStatus, ProbeConfig, Prober};
-pub use crate::state::fault::{Fault, RouteScope};
-pub use crate::state::tracking::{InterfaceAttachment, XdpAttachment};
+use crate::state::fault::Fault;
 
 /// Tracks interfaces, XDP attachment and next hops.
 pub(super) struct Tracking {

@@ -1,6 +1,5 @@
 //! The worker threads: each pinned to its core, polling, and asleep while no packets arrive.
 
-use crate::clock::now;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -13,6 +12,7 @@ use vipgate_dataplane::worker::{Worker, WorkerParts};
 use vipgate_xdp::device::XdpDevice;
 use vipgate_xdp::doorbell::Doorbell;
 
+use crate::clock::now;
 use crate::command_error::CommandError;
 use crate::config::{Idle, Privileges};
 use crate::privileges;

@@ -13,6 +13,7 @@ use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::Code;
 use tonic::service::Routes;
 use tonic::transport::Server as Tonic;
+use vipgate_policy::compiler::{Peer, Placement};
 
 use super::*;
 use crate::policyd::membership;
@@ -20,7 +21,6 @@ use crate::policyd::publication::Publication;
 use crate::policyd::stats::Stats;
 use crate::xds::proto;
 use crate::xds::proto::membership_client::MembershipClient;
-use vipgate_policy::compiler::{Peer, Placement};
 
 /// Timeout of everything, with a wide margin for slow machines.
 const TIMEOUT: Duration = Duration::from_secs(20);

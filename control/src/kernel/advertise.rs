@@ -24,18 +24,17 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use entry::AdvertisedRoute;
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info, warn};
+use watchdog::Watchdog;
+pub use watchdog::{SUBCOMMAND as WITHDRAW, wait_and_withdraw};
 
 use super::error::NetworkError;
 use super::socket::RequestSocket;
-use entry::AdvertisedRoute;
-use watchdog::Watchdog;
-
-pub use watchdog::{SUBCOMMAND as WITHDRAW, wait_and_withdraw};
 
 /// Interval of rereading the table, in case another process has changed it.
 const REREAD_INTERVAL: Duration = Duration::from_secs(3);

@@ -16,9 +16,9 @@ use tokio::task::JoinHandle;
 use tracing::warn;
 use vipgate_dataplane::flow::ids::InterfaceId;
 
+use self::task::ResolverTask;
 use super::error::NetworkError;
 use super::network::Network;
-use crate::kernel::resolver::task::ResolverTask;
 
 /// Queued commands; further ones are rejected and must be repeated.
 const MAX_QUEUED_COMMANDS: usize = 1024;

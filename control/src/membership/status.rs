@@ -1,8 +1,9 @@
 //! Membership as a gateway knows it.
 
-use crate::membership::view::MembershipView;
 use std::sync::Arc;
 use std::time::Duration;
+
+use crate::membership::view::MembershipView;
 
 /// State of the membership authority, the policy server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,5 @@
 //! Metric definitions of the gateway: names, labels, help, and the source of each value.
 
-use crate::metric::family;
-use crate::metric::{Family, Kind, Labels};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,6 +14,7 @@ use vipgate_dataplane::session::end_reason::EndReason;
 use super::group;
 use crate::kernel::{LinkState, NextHopState};
 use crate::listener;
+use crate::metric::{Family, Kind, Labels, family};
 use crate::state::tracking::XdpAttachment;
 use crate::state::{DeviceMetric, GatewayState};
 

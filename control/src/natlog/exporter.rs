@@ -1,7 +1,6 @@
 //! IPFIX exporter: sends the NAT log over UDP or TCP, at a limited rate. The queue is bounded; lost records are
 //! counted.
 
-use crate::clock;
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -19,6 +18,7 @@ use vipgate_dataplane::policy::compiled::Policy;
 
 use super::NatLogStatus;
 use super::ipfix::{Encoder, NatEvent};
+use crate::clock;
 use crate::clock::unix_ms;
 use crate::config::{NatLog as Settings, NatLogTransport};
 use crate::natlog::port_blocks;

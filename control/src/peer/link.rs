@@ -8,7 +8,8 @@ use std::time::Duration;
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split};
 use tokio::pin;
-use tokio::sync::mpsc::{self, error::TrySendError};
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::mpsc::{self};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout, timeout_at};
 use vipgate_dataplane::flow::time::Tick;
 

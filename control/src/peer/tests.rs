@@ -5,4 +5,4 @@ mod replication;
 mod testbed;
 mod untrusted;
 
-pub(super) use crate::peer::tests::testbed::session_record;
+pub(super) use self::testbed::session_record;

@@ -9,7 +9,6 @@ mod outage;
 mod service;
 mod store;
 
+pub use self::coordinator::{MembershipHandle, open, start};
 pub use self::service::server;
 pub use self::store::{EtcdStore, MemoryStore};
-pub use crate::membership::authority::{MemberRecord, MembershipState, Rejection};
-pub use crate::policyd::membership::coordinator::{MembershipHandle, open, start};

@@ -1,11 +1,13 @@
 //! Metric definitions of the policy server: names, labels, help, and the source of each value.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use vipgate_policy::diagnostic::Severity;
+
 use crate::listener;
 use crate::metric::{Family, Kind, Labels, family};
 use crate::policyd::state::ServerState;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use vipgate_policy::diagnostic::Severity;
 
 /// All metric families of the policy server.
 pub(super) fn families(state: &Arc<ServerState>) -> Vec<Family> {

@@ -9,9 +9,9 @@ use envoy_types::pb::google::protobuf::Any;
 use prost::Message;
 use prost::bytes::Bytes;
 use vipgate_dataplane::policy::spec::EndpointSpec;
+use vipgate_policy::compiler::Placement;
 
 use crate::xds::resource::{CLUSTER, Content, Key, Kind, SETTINGS, encode, settings};
-use vipgate_policy::compiler::Placement;
 
 /// Maximum size of the resources in one response, bytes: bounds the memory that a stream needs for a response, and how
 /// long it blocks others.

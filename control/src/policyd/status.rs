@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 use tonic::{Request, Response, Status};
+use vipgate_policy::diagnostic::Severity;
 
 use super::identity::{ClientIdentity, RejectionLog};
 use super::publication::Publication;
@@ -21,7 +22,6 @@ use crate::xds::proto::{
     SourceStatus, StatusReply, StatusRequest,
 };
 use crate::xds::resource::{Key, Kind};
-use vipgate_policy::diagnostic::Severity;
 
 /// Maximum number of endpoints in one request.
 const MAX_ENDPOINTS: usize = 1000;

@@ -1,7 +1,6 @@
 //! Capabilities of the calling thread (capabilities(7)): permitted, effective, inheritable, ambient and bounding set.
 
-use std::fmt;
-use std::io;
+use std::{fmt, io};
 
 use rustix::io::Errno;
 use rustix::thread::{

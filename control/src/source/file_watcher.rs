@@ -10,15 +10,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::Stream;
 use notify::event::{AccessKind, AccessMode};
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
+use vipgate_policy::fingerprint::Fingerprint;
 
 use crate::privileges;
 use crate::source::manifest_files::{ContentCache, Walk, walk};
-use vipgate_policy::fingerprint::Fingerprint;
 
 /// A scan starts when there was no event for this long: the writer is done.
 const QUIET_INTERVAL: Duration = Duration::from_millis(20);
@@ -46,14 +45,6 @@ pub struct FileWatcher {
     watched: BTreeSet<PathBuf>,
     cache: ContentCache,
     rescan_interval: Duration,
-}
-
-/// Changes of files and directories from now on, as an endless stream. See [`FileWatcher`].
-pub fn watch_files(paths: Vec<PathBuf>) -> impl Stream<Item = FilesState> + Send {
-    futures::stream::unfold(FileWatcher::new(paths), |mut watcher| async {
-        let change = watcher.changed().await;
-        Some((change, watcher))
-    })
 }
 
 impl FileWatcher {
@@ -192,10 +183,12 @@ fn scan(found: &Walk, contents: &mut ContentCache) -> FilesState {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::fs::{create_dir, create_dir_all, remove_file, rename, write};
     use std::os::unix::fs::symlink;
+
     use tokio::time::timeout;
+
+    use super::*;
 
     /// Far below [`RESCAN_INTERVAL`]: a change within it was found by an event.
     const EVENT_TIMEOUT: Duration = Duration::from_secs(2);

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
+use vipgate_policy::fingerprint::Fingerprint;
 
 use super::{SourceEvent, SourceUpdate, UnavailablePath};
 use crate::source::file_watcher::FileWatcher;
 use crate::source::manifest_files::{Content, ContentCache, Walk, walk};
 use crate::text_file::regular_text;
-use vipgate_policy::fingerprint::Fingerprint;
 
 /// Watches files and directories until the receiver is dropped.
 pub async fn watch_paths(paths: Vec<PathBuf>, events: mpsc::Sender<SourceEvent>) {

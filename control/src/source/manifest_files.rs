@@ -4,24 +4,22 @@
 //! editors, and the `..data` symlinks of a mounted `ConfigMap`, whose files are next to them. A directory with a file
 //! `.no-manifests` is ignored, too, unless it is listed itself.
 
-use vipgate_policy::compiler::{Compiled, compile};
-use vipgate_policy::diagnostic::sort_and_dedup;
-
-use crate::text_file::named_text;
-use std::sync::Arc;
-use vipgate_policy::diagnostic::Diagnostic;
-use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read};
-use vipgate_policy::yaml::Source;
-
 use std::collections::{HashMap, HashSet};
 use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::text_file;
+use vipgate_policy::compiler::{Compiled, compile};
+use vipgate_policy::diagnostic::{Diagnostic, sort_and_dedup};
 use vipgate_policy::fingerprint::Fingerprint;
+use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read};
+use vipgate_policy::yaml::Source;
+
+use crate::text_file;
+use crate::text_file::named_text;
 
 /// Maximum nesting of directories.
 const MAX_DEPTH: usize = 32;
@@ -217,9 +215,10 @@ pub fn compile_files(paths: &[PathBuf], unsupported: UnsupportedKinds) -> Compil
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::fs::{create_dir_all, write};
     use std::os::unix::fs::symlink;
+
+    use super::*;
 
     #[test]
     fn an_unreadable_file_is_an_error() {

@@ -16,12 +16,13 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{SourceUpdate, UnavailablePath};
-use crate::source::store::entry::{Entry, Presence};
-use crate::source::store::last_good::LastGood;
 use vipgate_policy::compiler::{Cluster, Placement, compile};
 use vipgate_policy::diagnostic::{Diagnostic, sort_and_dedup};
 use vipgate_policy::manifest::{Object, ObjectId, Origin};
+
+use self::entry::{Entry, Presence};
+use self::last_good::LastGood;
+use super::{SourceUpdate, UnavailablePath};
 
 /// Maximum rounds of compilation: each replaces at least one faulty object by an older version, or leaves it out.
 const MAX_ROUNDS: usize = 32;

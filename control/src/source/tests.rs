@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use self::disk::Disk;
 use self::model::Model;
-use crate::source::tests::systems::{FileGateway, ServerGateway};
+use self::systems::{FileGateway, ServerGateway};
 use crate::xds::store::tests::generators::SeededRng;
 
 /// Scenarios, each with its own seed.

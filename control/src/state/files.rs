@@ -1,9 +1,11 @@
 //! Handle of the file source, for requests to read the files again.
 
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot};
+
 use crate::source::ingest::SourceStatus;
 use crate::source::store::AcceptedEmpty;
-use std::sync::Arc;
-use tokio::sync::{mpsc, oneshot};
 
 /// Handle of the file source.
 #[derive(Clone, Debug)]

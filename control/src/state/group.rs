@@ -1,11 +1,13 @@
 //! Status of this gateway within its group.
 
+use std::sync::Arc;
+
+use vipgate_dataplane::policy::members::MembersSpec;
+
 use crate::membership::MembershipView;
 use crate::membership::status::Authority;
 use crate::peer::PeersStatus;
 use crate::state::lease::{GroupLease, LeaseStatus};
-use std::sync::Arc;
-use vipgate_dataplane::policy::members::MembersSpec;
 
 /// Status of the group, for the admin socket and metrics.
 #[derive(Clone, Debug, Default)]

@@ -1,6 +1,5 @@
 //! The lease of this gateway's shards, as the workers see it: required only where other gateways could own them.
 
-use crate::clock;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::replication::lease::{Lease, LeaseState};
 
+use crate::clock;
 use crate::heartbeat::LeaseClock;
 
 /// Status of the lease.

@@ -1,9 +1,10 @@
 //! State of interfaces, XDP programs and next hops.
 
-use crate::kernel::{LinkStatus, NextHopStatus};
-use crate::state::fault::Fault;
 use std::sync::Arc;
 use std::time::Instant;
+
+use crate::kernel::{LinkStatus, NextHopStatus};
+use crate::state::fault::Fault;
 
 /// Status of this gateway's interfaces and next hops.
 #[derive(Clone, Debug, Default)]

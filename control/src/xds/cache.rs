@@ -19,11 +19,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use prost::Message;
 use thiserror::Error;
+use vipgate_policy::fingerprint::Fingerprint;
 
 use super::resource::{Key, Kind};
 use crate::text_file;
 use crate::xds::store::StoredResource;
-use vipgate_policy::fingerprint::Fingerprint;
 
 const MAGIC: &[u8] = b"vipgate policy cache 1\n";
 /// Length and fingerprint.

@@ -5,21 +5,20 @@ mod coalesce;
 mod connect;
 mod stream;
 
-pub use self::connect::error_chain;
-pub(crate) use self::connect::open_channel;
-pub(crate) use self::stream::describe_status;
-pub use crate::xds::client::coalesce::COALESCE_INTERVAL;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot};
+use vipgate_policy::compiler::GatewayLocality;
 
+pub use self::coalesce::COALESCE_INTERVAL;
+pub use self::connect::error_chain;
+pub(crate) use self::connect::open_channel;
+pub(crate) use self::stream::describe_status;
 use super::cache::{Cache, CacheContents};
 use crate::config::PolicyServer;
 use crate::xds::store::{PolicyUpdate, ResourceStore};
-use vipgate_policy::compiler::GatewayLocality;
 
 /// Reconnect backoff: first and maximum delay.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));

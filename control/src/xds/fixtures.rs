@@ -12,11 +12,11 @@ use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, BackendState, EgressSpec, EndpointSpec, Limits, NodeSpec, OnExhaustion, Scope,
     ServicePortSpec, VipSpec,
 };
+use vipgate_policy::compiler::{Cluster, Peer, PlacedBackend, PlacedService, Placement};
+use vipgate_policy::manifest::{DEFAULT_TABLE_SIZE, Hints};
 
 use super::resource::{Content, Key, Kind, encode_all, settings};
 use crate::xds::store::StoredResource;
-use vipgate_policy::compiler::{Cluster, Peer, PlacedBackend, PlacedService, Placement};
-use vipgate_policy::manifest::{DEFAULT_TABLE_SIZE, Hints};
 
 pub(super) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()

@@ -3,13 +3,13 @@
 
 mod decode;
 pub mod encode;
-pub use self::decode::{Decoded, ResourceError, decode};
-pub use self::encode::{encode_all, settings, version_of};
-
 use std::fmt;
 use std::sync::Arc;
 
 use prost::bytes::Bytes;
+
+pub use self::decode::{Decoded, ResourceError, decode};
+pub use self::encode::{encode_all, settings, version_of};
 
 /// The name of the one resource of kind [`Kind::Settings`].
 pub const SETTINGS: &str = "settings";

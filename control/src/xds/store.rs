@@ -15,11 +15,11 @@ use prost::bytes::Bytes;
 use thiserror::Error;
 use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::spec::{ClusterSpec, NodeSpec};
+use vipgate_policy::compiler::{Cluster, GatewayLocality, Peer};
+use vipgate_policy::fingerprint::{Fingerprint, mix};
 
 use super::proto;
 use super::resource::{CLUSTER, Content, Decoded, Key, Kind, ResourceError, SETTINGS, decode, printable};
-use vipgate_policy::compiler::{Cluster, GatewayLocality, Peer};
-use vipgate_policy::fingerprint::{Fingerprint, mix};
 
 /// Maximum number of resources in the store: protects against a faulty or malicious server.
 pub const MAX_RESOURCES: usize = 1 << 20;

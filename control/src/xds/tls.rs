@@ -4,9 +4,6 @@
 mod check;
 mod names;
 
-pub use self::check::{Side, Validity, check_authorities, check_certificates, check_key};
-pub use self::names::CertificateNames;
-
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,6 +16,8 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
 
+pub use self::check::{Side, Validity, check_authorities, check_certificates, check_key};
+pub use self::names::CertificateNames;
 use crate::text_file::read_regular;
 
 /// ALPN protocol (RFC 7301): HTTP/2.

@@ -1,8 +1,7 @@
 //! Verdicts: each packet gets exactly one, which says what happens to it after the pipeline.
 
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::InterfaceId;
-use crate::flow::ids::WorkerId;
+use crate::flow::ids::{InterfaceId, WorkerId};
 
 /// What happens to a packet after the pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,24 +17,17 @@ mod requeued;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 
+pub use self::family::{BatchFamily, FastPathArrays};
 pub use self::packets::{PacketIndices, PacketSet};
 pub use self::requeued::{QueuePosition, Requeued};
 use crate::flow::address::V6;
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::EndpointId;
-use crate::flow::ids::FrontendId;
-use crate::flow::ids::GatewayId;
-use crate::flow::ids::InterfaceId;
-use crate::flow::ids::NodeId;
-use crate::flow::ids::Owner;
-use crate::flow::ids::Slot;
-use crate::flow::ids::TunnelRemote;
+use crate::flow::ids::{EndpointId, FrontendId, GatewayId, InterfaceId, NodeId, Owner, Slot, TunnelRemote};
 use crate::flow::key::Key;
 use crate::flow::tuple::Tuple;
 use crate::flow::verdict::Verdict;
 use crate::io::Received;
-pub use crate::io::batch::family::{BatchFamily, FastPathArrays};
 use crate::wire::sctp::CommonHeader;
 use crate::wire::tcp::Segment;
 

@@ -10,7 +10,6 @@ mod filter;
 mod prefilter;
 mod ring;
 
-use crate::session::SessionFamily;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -18,16 +17,16 @@ use vipgate_mem::prefetch_read;
 
 use self::filter::ProcessedPacket;
 pub use self::filter::{CaptureFilter, OutcomeFilter};
+use self::prefilter::Prefilters;
+pub use self::prefilter::{Pattern, Prefilter};
 pub use self::ring::{CaptureRing, CapturedPacket};
 use crate::flow::direction::Direction;
 use crate::flow::ids::WorkerId;
 use crate::flow::time::Tick;
 use crate::flow::verdict::Verdict;
 use crate::io::batch::{BATCH_SIZE, Batch, BatchFamily, PacketKind, PacketSet};
-use crate::observe::capture::prefilter::Prefilters;
-pub use crate::observe::capture::prefilter::{Pattern, Prefilter};
-use crate::session::Sessions;
 use crate::session::table::Table;
+use crate::session::{SessionFamily, Sessions};
 use crate::wire::ethernet;
 
 /// Bytes of a packet that the stages may modify: Ethernet, IPv6, and TCP with all options.

@@ -3,14 +3,15 @@
 //! One block per worker, written by that worker only (relaxed load and store, no locked instruction), read by any
 //! thread. The names defined here are the ones in metrics, `drops`, `trace`, logs and tests.
 
-use crate::flow::direction::Direction;
-use crate::flow::drop_reason::DropReason;
-use crate::session::end_reason::EndReason;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use crossbeam::utils::CachePadded;
 
+use crate::flow::direction::Direction;
+use crate::flow::drop_reason::DropReason;
 use crate::observe::address_conflict::ConflictQueue;
+use crate::session::end_reason::EndReason;
 
 /// A counter with one writer.
 #[derive(Debug, Default)]

@@ -8,9 +8,9 @@ pub mod drops;
 pub mod packet_summary;
 pub mod session_log;
 
+use self::capture::Capture;
 use self::drops::DropStats;
-use crate::observe::capture::Capture;
-use crate::observe::session_log::SessionLog;
+use self::session_log::SessionLog;
 
 /// The observers of one worker.
 #[derive(Debug, Default)]

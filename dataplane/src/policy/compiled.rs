@@ -1,6 +1,5 @@
 //! Compiled policy, as the stages read it: endpoints, destinations, VIPs, Services.
 
-use crate::flow::ids::{EgressId, VipId};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -16,10 +15,7 @@ use super::quota::EndpointUsage;
 use super::service::{Backend, Service, ServiceFamily};
 use super::spec::{Announce, ClusterSpec, EgressSpec};
 use crate::flow::address::{Address, V6};
-use crate::flow::ids::EndpointId;
-use crate::flow::ids::NodeId;
-use crate::flow::ids::Owner;
-use crate::flow::ids::{FrontendId, ServiceId};
+use crate::flow::ids::{EgressId, EndpointId, FrontendId, NodeId, Owner, ServiceId, VipId};
 use crate::flow::listener::Listener;
 use crate::policy::shards::{Shard, Shards};
 use crate::ports::vip::VipPorts;

@@ -1,7 +1,6 @@
 //! Endpoint table: covered pod addresses in copy-on-write buckets. A change copies only the buckets that it touches and
 //! shares all others with the previous policy, so its cost doesn't depend on the number of endpoints.
 
-use crate::flow::ids::{EndpointId, INDEX_BITS, IPV6_BIT};
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt};
@@ -9,8 +8,7 @@ use foldhash::{HashMap, HashMapExt};
 use super::freshness::BUCKETS;
 use super::quota::EndpointUsage;
 use crate::flow::address::Address;
-use crate::flow::ids::GatewayId;
-use crate::flow::ids::{EgressId, VipId};
+use crate::flow::ids::{EgressId, EndpointId, GatewayId, INDEX_BITS, IPV6_BIT, VipId};
 
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const _: () = assert!(BUCKETS << INDEX_BITS == IPV6_BIT as usize);

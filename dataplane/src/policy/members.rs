@@ -1,9 +1,9 @@
 //! Members of the gateway group and their state, which decides, with the placement, the owner of each shard.
 
-use crate::flow::ids::GatewayId;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use crate::flow::ids::GatewayId;
 use crate::wire::tunnel_auth::TagKey;
 
 /// Limit of gateway numbers.

@@ -33,11 +33,12 @@ pub mod validation;
 
 use std::sync::Arc;
 
-use crate::flow::ids::NodeId;
-use crate::policy::compiled::{Family, Policy};
 use freshness::Freshness;
 use network::Network;
 use tunnels::Tunnels;
+
+use self::compiled::{Family, Policy};
+use crate::flow::ids::NodeId;
 
 /// Policy, network and tunnels at one moment.
 #[derive(Clone, Debug)]

@@ -12,8 +12,7 @@ use super::spec::InterfaceSpec;
 #[cfg(doc)]
 use super::spec::Role;
 use crate::flow::address::{Address, V6};
-use crate::flow::ids::InterfaceId;
-use crate::flow::ids::NodeId;
+use crate::flow::ids::{InterfaceId, NodeId};
 use crate::wire::ethernet::MacPair;
 
 /// Number of a next hop in its [`Network`].

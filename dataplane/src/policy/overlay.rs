@@ -1,7 +1,6 @@
 //! Overlay network: nodes that exchange pod packets in VXLAN with this gateway. Finds the sending node of a tunnel
 //! packet, and the node whose tunnel leads to a pod.
 
-use crate::flow::ids::NodeId;
 use std::net::IpAddr;
 
 use foldhash::HashMap;
@@ -9,6 +8,7 @@ use foldhash::HashMap;
 use super::prefixes::Prefixes;
 use super::spec::NodeSpec;
 use crate::flow::address::Address;
+use crate::flow::ids::NodeId;
 use crate::policy::prefixes::prefix;
 
 /// The overlay nodes of a policy.

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
-use crate::flow::ids::ServiceId;
-use crate::flow::ids::{EgressId, VipId};
+use crate::flow::ids::{EgressId, ServiceId, VipId};
 use crate::policy::compiled::Policy;
 
 /// Reference counts and free numbers.

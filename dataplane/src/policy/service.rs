@@ -1,7 +1,5 @@
 //! Services as the stages read them: frontends, their backends, and the lookup tables that select a backend.
 
-use crate::flow::ids::{FrontendId, ServiceId};
-use crate::flow::listener::Listener;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,6 +8,8 @@ use super::maglev::{Maglev, WeightedBackend};
 use super::prefixes::Prefixes;
 use super::spec::{BackendSpec, HealthSpec, Scope, ServiceSpec};
 use crate::flow::address::{Address, V6};
+use crate::flow::ids::{FrontendId, ServiceId};
+use crate::flow::listener::Listener;
 use crate::flow::sync::{AtomicU32, AtomicU64};
 use crate::flow::tuple::Tuple;
 use crate::policy::prefixes::prefix;

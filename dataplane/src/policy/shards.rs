@@ -4,12 +4,11 @@
 //! from placement and active members alone, so all gateways agree on it. A VIP that one gateway owns as a whole has one
 //! shard, with all blocks; a VIP that all gateways announce has one shard for each of them.
 
-use crate::flow::ids::Owner;
 use std::sync::Arc;
 
 use super::members::Members;
 use super::spec::ShardSpec;
-use crate::flow::ids::GatewayId;
+use crate::flow::ids::{GatewayId, Owner};
 use crate::ports::allocator::PortShard;
 use crate::ports::{BLOCKS, BlockId, BlockSet, Stripe};
 

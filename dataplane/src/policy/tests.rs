@@ -8,18 +8,17 @@ mod services;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use self::model::ip;
 use super::Snapshot;
 use super::build::Builder;
 use super::change::{PolicyChange, Removed};
 use super::freshness::BUCKETS;
 use super::spec::*;
 use crate::flow::address::{Address, V6};
-use crate::flow::ids::MAX_VIPS;
-use crate::flow::ids::WorkerId;
+use crate::flow::ids::{MAX_VIPS, WorkerId};
 use crate::flow::time::Tick;
 use crate::policy::compiled::Policy;
 use crate::policy::limits::MAX_ENDPOINTS;
-use crate::policy::tests::model::ip;
 use crate::policy::validation::BuildError;
 use crate::ports::BlockId;
 

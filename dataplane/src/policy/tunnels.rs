@@ -1,7 +1,6 @@
 //! VXLAN tunnels to other gateways and to overlay nodes: outer headers, routes and authentication of each, and the
 //! local tunnel addresses.
 
-use crate::flow::ids::TunnelRemote;
 use std::net::{IpAddr, SocketAddr};
 
 use super::members::Authentication;
@@ -9,8 +8,7 @@ use super::network::{Network, NextHop};
 use super::reverse_path::InterfaceSet;
 use super::spec::NodeSpec;
 use crate::flow::address::V6;
-use crate::flow::ids::GatewayId;
-use crate::flow::ids::InterfaceId;
+use crate::flow::ids::{GatewayId, InterfaceId, TunnelRemote};
 use crate::io::metadata::HAIRPIN_SIDE;
 use crate::policy::compiled::Policy;
 use crate::policy::tunnel_sources::{TunnelSource, TunnelSources};

@@ -13,15 +13,12 @@ mod availability;
 
 use vipgate_mem::{MemoryError, Slab};
 
-pub use crate::ports::allocator::availability::Availability;
-
+pub use self::availability::Availability;
 use super::blocks::{BlockSet, first_from};
 use super::pool::PortPool;
 use super::{BLOCKS, BlockId, PortRange, Stripe};
 use crate::flow::address::Address;
-use crate::flow::ids::MAX_VIPS;
-use crate::flow::ids::VipId;
-use crate::flow::ids::WorkerId;
+use crate::flow::ids::{MAX_VIPS, VipId, WorkerId};
 use crate::flow::time::Tick;
 use crate::flow::tuple::{HashKey, Tuple};
 use crate::ports::map_cache::PortMapCache;

@@ -3,13 +3,12 @@
 //! The only session state that workers share, and the only atomics: a block changes its owner when a worker claims a
 //! free block or releases an empty one, which is rare; all workers read it to find the owner of a reply.
 
-use crate::flow::ids::WorkerId;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
-use crate::flow::time::Tick;
-
 use super::{BLOCKS, BlockId, BlockSet};
+use crate::flow::ids::WorkerId;
+use crate::flow::time::Tick;
 use crate::ports::refcount::RefCount;
 
 const FREE: u16 = u16::MAX;

@@ -11,8 +11,7 @@ use super::pool::PortPool;
 use super::vip::VipPorts;
 use super::{BLOCK_PORTS, PortRange};
 use crate::coverage::property;
-use crate::flow::ids::VipId;
-use crate::flow::ids::WorkerId;
+use crate::flow::ids::{VipId, WorkerId};
 use crate::flow::time::Tick;
 use crate::flow::tuple::{HashKey, Tuple};
 

@@ -22,22 +22,21 @@ mod source_limits;
 #[cfg(test)]
 mod tests;
 
-use crate::flow::datagram::Known;
-use crate::flow::datagram::TransportPorts;
-use vipgate_mem::MemoryError;
-
 use std::net::IpAddr;
 
+use vipgate_mem::MemoryError;
+
+pub use self::buffer::BufferedFragment;
+use self::buffer::FragmentBuffer;
+use self::datagram_table::{Datagram, DatagramTable, FIRST_RECEIVED, POISONED, Slot, WideKey};
+use self::fragment::{Fragment, FragmentError};
+use self::received::ReceivedRanges;
+use self::source_limits::{SourceKey, SourceLimits};
 use crate::flow::address::{Address, V6};
+use crate::flow::datagram::{Known, TransportPorts};
 use crate::flow::time::Tick;
 use crate::flow::tuple::{HashKey, Tuple};
 use crate::io::Received;
-pub use crate::reassembly::buffer::BufferedFragment;
-use crate::reassembly::buffer::FragmentBuffer;
-use crate::reassembly::datagram_table::{Datagram, DatagramTable, FIRST_RECEIVED, POISONED, Slot, WideKey};
-use crate::reassembly::fragment::{Fragment, FragmentError};
-use crate::reassembly::received::ReceivedRanges;
-use crate::reassembly::source_limits::{SourceKey, SourceLimits};
 use crate::wire::{ipv4, ipv6};
 
 /// Frames of one datagram that are buffered until its first fragment arrives.

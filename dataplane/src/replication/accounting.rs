@@ -29,21 +29,7 @@ pub struct SessionAccounting<'a> {
 }
 
 impl Accounting for SessionAccounting<'_> {
-    fn account<A: SessionFamily>(&mut self, expiry: &Expiry<A>) {
-        self.release(expiry);
-    }
-
-    fn standby_evicted(&mut self, is_entitled: bool) {
-        self.counters.standby_rejected.add(1);
-        if is_entitled {
-            self.replication_queue.count_evicted();
-        }
-    }
-}
-
-impl SessionAccounting<'_> {
-    /// Accounts for a session that has ended or left its quarantine.
-    pub fn release<A: SessionFamily>(&mut self, expiry: &Expiry<A>) {
+    fn release<A: SessionFamily>(&mut self, expiry: &Expiry<A>) {
         match expiry {
             Expiry::Ended(reason, session) => {
                 self.counters.sessions_ended[*reason as usize].add(1);
@@ -55,6 +41,15 @@ impl SessionAccounting<'_> {
         }
     }
 
+    fn standby_evicted(&mut self, is_entitled: bool) {
+        self.counters.standby_rejected.add(1);
+        if is_entitled {
+            self.replication_queue.count_evicted();
+        }
+    }
+}
+
+impl SessionAccounting<'_> {
     /// Accounts for a session that was opened just now, in `slot`.
     #[inline]
     pub fn opened<A: SessionFamily>(&mut self, slot: Slot, sessions: &Sessions, now: Tick) {

@@ -3,18 +3,14 @@
 
 use crate::flow::address::V6;
 use crate::flow::direction::Direction;
-use crate::flow::ids::GatewayId;
-use crate::flow::ids::Owner;
-use crate::flow::ids::Slot;
-use crate::flow::ids::WorkerId;
+use crate::flow::ids::{GatewayId, Owner, Slot, WorkerId};
 use crate::flow::time::Tick;
 use crate::policy::compiled::Policy;
 use crate::ports::BlockId;
 use crate::ports::allocator::Allocator;
-use crate::replication::accounting;
 use crate::replication::owner::owner;
-use crate::replication::queue;
 use crate::replication::round::{PurgeChunk, RecordChunk};
+use crate::replication::{accounting, queue};
 use crate::session::entry::{Entry, Flags};
 use crate::session::flow_directory::FlowDirectory;
 use crate::session::query::{end_of_slice, slice};

@@ -8,8 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::flow::address::V6;
-use crate::flow::ids::GatewayId;
-use crate::flow::ids::Slot;
+use crate::flow::ids::{GatewayId, Slot};
 use crate::flow::time::Tick;
 use crate::policy::compiled::Policy;
 use crate::policy::shards::Shard;

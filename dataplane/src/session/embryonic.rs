@@ -5,20 +5,17 @@
 //! The queue isn't updated when a session is confirmed or ends; its head is checked when it is dequeued. Eviction runs
 //! between batches, so no slot that a packet of a batch refers to is freed.
 
-use crate::session::Accounting;
 use std::collections::VecDeque;
 
 use super::entry::Flags;
 use super::{Ended, SessionFamily, Sessions};
 use crate::flow::address::V6;
 use crate::flow::direction::Direction;
-use crate::flow::ids::MAX_VIPS;
-use crate::flow::ids::Slot;
-use crate::flow::ids::VipId;
+use crate::flow::ids::{MAX_VIPS, Slot, VipId};
 use crate::flow::tuple::Tuple;
 use crate::io::batch;
-use crate::session::Expiry;
 use crate::session::end_reason::EndReason;
+use crate::session::{Accounting, Expiry};
 
 /// Sessions that one call checks at most: more than a batch can open.
 const MAX_CHECKS: usize = 2 * batch::BATCH_SIZE;
@@ -219,5 +216,5 @@ fn check_candidate<A: SessionFamily>(
 
 fn evict<A: SessionFamily>(sessions: &mut Sessions, slot: Slot, accounting: &mut impl Accounting) {
     let ended: Ended<A> = sessions.remove(slot);
-    accounting.account(&Expiry::Ended(EndReason::Evicted, ended));
+    accounting.release(&Expiry::Ended(EndReason::Evicted, ended));
 }

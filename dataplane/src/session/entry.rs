@@ -16,7 +16,6 @@
 //! The two entries of a session are twins: each stores the other's slot. They are read together only on rare events (a
 //! FIN, an expiry), so a packet touches one of them.
 
-use crate::flow::ids::Slot;
 use std::hint::select_unpredictable;
 
 use bytemuck::AnyBitPattern;
@@ -24,6 +23,7 @@ use bytemuck::AnyBitPattern;
 pub use super::flags::{Flags, Tracking};
 use crate::flow::address::{Address, V6};
 use crate::flow::direction::Direction;
+use crate::flow::ids::Slot;
 use crate::flow::key::Key;
 use crate::flow::time::{MAX_TIMEOUT_MS, Tick};
 use crate::flow::tuple::Tuple;

@@ -192,7 +192,7 @@ impl Eviction {
                 continue;
             };
             let expiry: Expiry<A> = Expiry::Released(sessions.remove(victim.slot));
-            accounting.account(&expiry);
+            accounting.release(&expiry);
         }
     }
 
@@ -310,7 +310,7 @@ fn evict<A: SessionFamily>(
     }
     let reason = if rank == Rank::Established { EndReason::OverShare } else { EndReason::Evicted };
     let expiry: Expiry<A> = sessions.end_with_reason(slot, reason, now);
-    accounting.account(&expiry);
+    accounting.release(&expiry);
     // An inbound session has no port to quarantine, and no packet of a batch refers to it.
     if A::table(sessions).entry(slot).is_dnat() {
         sessions.remove::<A>(slot);
@@ -330,7 +330,7 @@ mod tests {
     struct Unaccounted;
 
     impl Accounting for Unaccounted {
-        fn account<A: SessionFamily>(&mut self, _: &Expiry<A>) {}
+        fn release<A: SessionFamily>(&mut self, _: &Expiry<A>) {}
         fn standby_evicted(&mut self, _: bool) {}
     }
 

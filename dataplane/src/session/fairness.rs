@@ -21,11 +21,11 @@ mod histograms;
 mod holders;
 mod levels;
 
-use crate::session::fairness::holders::{HolderEntry, HolderTable, Position};
 use histograms::{Histogram, Histograms};
 use levels::{LevelCache, Levels};
 use vipgate_mem::MemoryError;
 
+use self::holders::{HolderEntry, HolderTable, Position};
 use super::entry::Entry;
 use crate::flow::address::Address;
 use crate::flow::ids::MAX_VIPS;

@@ -31,8 +31,16 @@ pub mod timeout;
 pub mod track;
 pub mod window;
 
+use entry::{Entry, Flags};
+use fairness::{Fairness, Holder};
+use table::{Table, TableFull};
+use timeout::Timeouts;
+use track::{StateChange, TrackOutcome};
 use vipgate_mem::{Region, Storage, StorageError};
 
+use self::end_reason::EndReason;
+use self::query::SessionState;
+use self::record::{FamilyRecord, ReplicationRecord};
 use crate::flow::address::V6;
 use crate::flow::direction::Direction;
 use crate::flow::ids::Slot;
@@ -41,16 +49,8 @@ use crate::flow::time::Tick;
 use crate::flow::tuple::{HashKey, Tuple};
 use crate::policy::compiled::Family;
 use crate::policy::network::{NextHopId, Routed};
-use crate::session::end_reason::EndReason;
-use crate::session::query::SessionState;
-use crate::session::record::{FamilyRecord, ReplicationRecord};
 use crate::wire::sctp::CommonHeader;
 use crate::wire::tcp::Segment;
-use entry::{Entry, Flags};
-use fairness::{Fairness, Holder};
-use table::{Table, TableFull};
-use timeout::Timeouts;
-use track::{StateChange, TrackOutcome};
 
 /// An address family that has sessions.
 pub trait SessionFamily: Family + Routed {
@@ -107,7 +107,7 @@ impl SessionFamily for V6 {
 /// Accounts for the sessions that a table ends on its own.
 pub trait Accounting {
     /// Accounts for a session that has ended or left its quarantine.
-    fn account<A: SessionFamily>(&mut self, expiry: &Expiry<A>);
+    fn release<A: SessionFamily>(&mut self, expiry: &Expiry<A>);
     /// Counts an evicted standby session. Its holder is at or below its share if `is_entitled`: the active gateway is
     /// asked for it again.
     fn standby_evicted(&mut self, is_entitled: bool);

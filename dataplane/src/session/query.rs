@@ -1,10 +1,11 @@
 //! Sessions as `vipgate sessions` and `trace` show them, and the filter that selects them.
 
+use std::net::{IpAddr, SocketAddr};
+
 use super::{SessionFamily, Sessions};
 use crate::flow::direction::Direction;
 use crate::flow::ids::Slot;
 use crate::flow::time::Tick;
-use std::net::{IpAddr, SocketAddr};
 
 /// Filter of sessions: every field that is given must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,10 +7,7 @@
 //! a pod's address.
 
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::EndpointId;
-use crate::flow::ids::FrontendId;
-use crate::flow::ids::GatewayId;
-use crate::flow::ids::Owner;
+use crate::flow::ids::{EndpointId, FrontendId, GatewayId, Owner};
 use crate::flow::tuple::HashKey;
 use crate::flow::verdict::Verdict;
 use crate::io::batch::{Batch, PacketKind};
@@ -18,8 +15,7 @@ use crate::policy::compiled::Vip;
 use crate::policy::endpoints::Endpoint;
 use crate::policy::shards::Shard;
 use crate::policy::spec::Role;
-use crate::stage::context::Context;
-use crate::stage::context::PacketFamily;
+use crate::stage::context::{Context, PacketFamily};
 use crate::stage::encap;
 use crate::stage::snat::{may_open_session, opens_connection};
 

@@ -1,8 +1,7 @@
 //! What the stages of one worker share: the tables that they modify, and what they read during one batch.
 
-use crate::flow::tuple::HashKey;
-
 use crate::flow::time::Tick;
+use crate::flow::tuple::HashKey;
 use crate::io::batch::BatchFamily;
 use crate::observe::Observer;
 use crate::observe::counters::Counters;

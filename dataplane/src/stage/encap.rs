@@ -4,9 +4,7 @@
 
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::GatewayId;
-use crate::flow::ids::InterfaceId;
-use crate::flow::ids::TunnelRemote;
+use crate::flow::ids::{GatewayId, InterfaceId, TunnelRemote};
 use crate::flow::verdict::{AfterResolution, Verdict};
 use crate::io::batch::{Batch, NeighborKey, TunnelDestination};
 use crate::policy::Snapshot;

@@ -6,8 +6,7 @@ use crate::io::batch::Batch;
 use crate::replication::accounting::SessionAccounting;
 use crate::replication::owner::owner;
 use crate::session::Sessions;
-use crate::stage::context::Context;
-use crate::stage::context::PacketFamily;
+use crate::stage::context::{Context, PacketFamily};
 
 /// Activates standby sessions of the batch's packets whose owner this gateway is now.
 pub fn run<A: PacketFamily>(

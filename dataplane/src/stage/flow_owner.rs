@@ -4,7 +4,6 @@ use crate::flow::ids::WorkerId;
 use crate::flow::tuple::{HashKey, Tuple};
 use crate::policy::compiled::Family;
 use crate::reassembly::DatagramKey;
-
 use crate::session::flow_directory::FlowDirectory;
 
 /// One worker's view of flow ownership.

@@ -4,16 +4,13 @@
 //! left to the later stages, which do the same and everything else.
 
 use crate::flow::direction::Direction;
-use crate::flow::ids::GatewayId;
-use crate::flow::ids::Owner;
-use crate::flow::ids::TunnelRemote;
+use crate::flow::ids::{GatewayId, Owner, TunnelRemote};
 use crate::flow::tuple::Tuple;
 use crate::io::batch::{Batch, PacketSet, TunnelDestination};
 use crate::policy::compiled::{Family, Policy};
 use crate::policy::spec::Role;
 use crate::session::Sessions;
-use crate::stage::context::Context;
-use crate::stage::context::PacketFamily;
+use crate::stage::context::{Context, PacketFamily};
 use crate::stage::encap;
 
 /// Forwards the fast-parsed replies of the batch to their owners.

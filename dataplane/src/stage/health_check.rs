@@ -4,8 +4,7 @@
 use crate::flow::drop_reason::DropReason;
 use crate::flow::verdict::Verdict;
 use crate::io::batch::{Batch, PacketKind};
-use crate::stage::context::Context;
-use crate::stage::context::PacketFamily;
+use crate::stage::context::{Context, PacketFamily};
 use crate::stage::icmp_reply;
 use crate::wire::health_responder;
 

@@ -3,9 +3,7 @@
 
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::GatewayId;
-use crate::flow::ids::Owner;
-use crate::flow::ids::Slot;
+use crate::flow::ids::{GatewayId, Owner, Slot};
 use crate::flow::tuple::Tuple;
 use crate::flow::verdict::Verdict;
 use crate::io::batch::Batch;
@@ -13,8 +11,7 @@ use crate::policy::compiled::Policy;
 use crate::policy::network::NextHop;
 use crate::session::Sessions;
 use crate::session::entry::{Entry, Flags};
-use crate::stage::context::Context;
-use crate::stage::context::PacketFamily;
+use crate::stage::context::{Context, PacketFamily};
 use crate::stage::rewrite::{self, HeaderRewrite};
 use crate::stage::{encap, load_balance, revalidate, route};
 use crate::wire::ethernet;

@@ -2,9 +2,7 @@
 
 use crate::flow::address::Address;
 use crate::flow::direction::Direction;
-use crate::flow::ids::InterfaceId;
-use crate::flow::ids::NodeId;
-use crate::flow::ids::TunnelRemote;
+use crate::flow::ids::{InterfaceId, NodeId, TunnelRemote};
 use crate::flow::verdict::{AfterResolution, Verdict};
 use crate::io::Received;
 use crate::io::batch::{Batch, NeighborKey};

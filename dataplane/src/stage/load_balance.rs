@@ -6,9 +6,7 @@
 
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::FrontendId;
-use crate::flow::ids::Slot;
-use crate::flow::ids::WorkerId;
+use crate::flow::ids::{FrontendId, Slot, WorkerId};
 use crate::flow::tuple::Tuple;
 use crate::flow::verdict::Verdict;
 use crate::io::batch::{BATCH_SIZE, Batch};
@@ -24,8 +22,7 @@ use crate::session::embryonic::Embryonic;
 use crate::session::entry::Flags;
 use crate::session::table::HomeGroup;
 use crate::session::{Draft, SessionFamily, Sessions};
-use crate::stage::context::Context;
-use crate::stage::context::PacketFamily;
+use crate::stage::context::{Context, PacketFamily};
 use crate::stage::route;
 use crate::stage::snat::may_open_session;
 

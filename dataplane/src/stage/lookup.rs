@@ -7,8 +7,7 @@ use crate::io::batch::{BATCH_SIZE, Batch};
 use crate::session::Sessions;
 use crate::session::entry::Flags;
 use crate::session::table::HomeGroup;
-use crate::stage::context::Context;
-use crate::stage::context::PacketFamily;
+use crate::stage::context::{Context, PacketFamily};
 
 /// Hashes every packet that can have a session and prefetches its bucket and entry.
 #[inline(never)]

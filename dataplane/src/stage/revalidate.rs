@@ -3,8 +3,7 @@
 
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::Owner;
-use crate::flow::ids::Slot;
+use crate::flow::ids::{Owner, Slot};
 use crate::flow::listener::Listener;
 use crate::flow::time::Tick;
 use crate::flow::verdict::Verdict;
@@ -13,15 +12,13 @@ use crate::io::metadata::HAIRPIN_SIDE;
 use crate::policy::Snapshot;
 use crate::policy::compiled::Policy;
 use crate::policy::spec::{Limits, Role};
-use crate::replication::accounting;
 use crate::replication::accounting::SessionAccounting;
-use crate::replication::owner;
+use crate::replication::{accounting, owner};
 use crate::session::end_reason::EndReason;
 use crate::session::entry::{Entry, Flags};
 use crate::session::table::Table;
-use crate::session::{Expiry, SessionFamily, Sessions, tcp};
-use crate::stage::context::Context;
-use crate::stage::context::PacketFamily;
+use crate::session::{Accounting, Expiry, SessionFamily, Sessions, tcp};
+use crate::stage::context::{Context, PacketFamily};
 use crate::wire::tcp::Flags as TcpFlags;
 
 /// Revalidates the stale sessions of the batch.

@@ -5,8 +5,7 @@ use std::net::IpAddr;
 
 use crate::flow::address::Address;
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::InterfaceId;
-use crate::flow::ids::TunnelRemote;
+use crate::flow::ids::{InterfaceId, TunnelRemote};
 use crate::io::batch::{Batch, BatchFamily, NeighborKey};
 use crate::policy::Snapshot;
 use crate::policy::network::{NextHop, NextHopId, NoRoute};

@@ -22,9 +22,7 @@ use crate::replication::accounting::SessionAccounting;
 use crate::session::admission::Admission;
 use crate::session::entry::Flags;
 use crate::session::{Draft, SessionFamily, Sessions};
-use crate::stage::context::Context;
-use crate::stage::context::PacketFamily;
-use crate::stage::context::SessionRules;
+use crate::stage::context::{Context, PacketFamily, SessionRules};
 use crate::stage::route;
 use crate::wire::sctp::ChunkType;
 

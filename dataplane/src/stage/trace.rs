@@ -8,6 +8,7 @@ mod result;
 
 use std::sync::Arc;
 
+pub use self::result::{PacketClass, Probe, SessionOutcome, SnatChoice, TraceResult};
 use crate::flow::address::{Address, V6};
 use crate::flow::direction::Direction;
 use crate::flow::drop_reason::DropReason;
@@ -27,7 +28,6 @@ use crate::stage::context::{Context, Tables};
 use crate::stage::reject::reject_reply;
 use crate::stage::revalidate::Validity;
 use crate::stage::rewrite::{self, HeaderRewrite};
-pub use crate::stage::trace::result::{PacketClass, Probe, SessionOutcome, SnatChoice, TraceResult};
 use crate::stage::{
     classify, encap, forward_to_owner, health_check, load_balance, lookup, parse, revalidate, route, snat,
     stateless_reply,
@@ -267,7 +267,7 @@ impl Trace<'_> {
             egress,
             quarantined,
         };
-        let (snat::Candidate { address, .. }, ()) =
+        let selected =
             opening.select_vip(sessions, view, self.ended, |&snat::Candidate { vip, address, shard, room }| {
                 self.result.uses_reserve = room == Admission::Reserved;
                 let is_free = |port: u16| sessions.is_free(&opening.translated(address, port).reversed());
@@ -277,7 +277,12 @@ impl Trace<'_> {
                 let owned = owned.unwrap_or_else(|| ports.owned_blocks(vip.ports.id));
                 self.result.snat = Some(SnatChoice { vip: vip.ports.id, blocks, owned, availability: outlook });
                 (outlook != Availability::Exhausted).then_some(())
-            })?;
+            });
+        if let Err(DropReason::SessionTableFull) = selected {
+            // Not of a candidate before the last one.
+            self.result.uses_reserve = false;
+        }
+        let (snat::Candidate { address, .. }, ()) = selected?;
         Ok(Forwarding::Translated(opening.translated(address, 0), Direction::Egress, hop))
     }
 

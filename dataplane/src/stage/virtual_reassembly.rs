@@ -8,19 +8,16 @@
 //! boundaries don't change the result.
 
 use crate::flow::address::V6;
-use crate::flow::datagram::Known;
-use crate::flow::datagram::TransportPorts;
+use crate::flow::datagram::{Known, TransportPorts};
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::GatewayId;
-use crate::flow::ids::Owner;
+use crate::flow::ids::{GatewayId, Owner};
 use crate::flow::tuple::Tuple;
 use crate::flow::verdict::Verdict;
 use crate::io::batch::{Batch, PacketKind, PacketSet, QueuePosition};
 use crate::policy::compiled::Policy;
 use crate::reassembly::fragment::{Fragment, FragmentError};
 use crate::reassembly::{BufferedFragment, DatagramKey, LaterFragment, VirtualReassembly};
-use crate::stage::context::Context;
-use crate::stage::context::PacketFamily;
+use crate::stage::context::{Context, PacketFamily};
 use crate::stage::encap;
 use crate::stage::flow_owner::FlowOwners;
 use crate::wire::ip_id::IpIdAllocator;

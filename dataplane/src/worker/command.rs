@@ -3,20 +3,19 @@
 //! A worker's state is its own, so commands come to it as messages, and one message costs it a bounded amount of work:
 //! large results are read in slices. The sender allocates the memory for the result.
 
-use crate::replication::round::{PurgeChunk, RecordChunk};
-use crate::session::query::{SessionFilter, SessionInfo};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use crossbeam::channel::Sender;
 
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::GatewayId;
-use crate::flow::ids::VipId;
+use crate::flow::ids::{GatewayId, VipId};
 use crate::flow::time::Tick;
 use crate::observe::capture::Capture;
 use crate::observe::drops::{DropExample, DropRecord};
 use crate::observe::session_log::SessionEventQueue;
+use crate::replication::round::{PurgeChunk, RecordChunk};
+use crate::session::query::{SessionFilter, SessionInfo};
 use crate::session::record::ReplicationRecord;
 use crate::stage::trace::Probe;
 

@@ -15,11 +15,10 @@ use crate::policy::compiled::Vip;
 use crate::replication::accounting::SessionAccounting;
 use crate::replication::apply;
 use crate::replication::apply::RecordApplier;
-use crate::stage::arp_nd;
 use crate::stage::context::{Context, Tables};
 use crate::stage::flow_owner::FlowOwners;
-use crate::stage::trace;
 use crate::stage::trace::Probe;
+use crate::stage::{arp_nd, trace};
 use crate::worker::command::Command;
 use crate::worker::session_query;
 

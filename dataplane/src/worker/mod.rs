@@ -13,36 +13,35 @@ pub mod handover;
 pub mod neighbor_queue;
 pub mod session_query;
 
-use crate::replication::owner;
 use std::sync::Arc;
 
 use crossbeam::channel::Receiver;
 
+use self::announce::Announcer;
+use self::command::Command;
+use self::expiry::ExpirySweeper;
+use self::handover::HandoverQueue;
+use self::neighbor_queue::NeighborQueue;
 use crate::flow::address::V6;
 use crate::flow::drop_reason::DropReason;
-use crate::flow::ids::Owner;
-use crate::flow::ids::WorkerId;
+use crate::flow::ids::{Owner, WorkerId};
 use crate::flow::time::Tick;
-use crate::io::batch;
 use crate::io::batch::Batch;
 use crate::io::handoff::WorkerLinks;
-use crate::io::{PacketIo, Received};
+use crate::io::{PacketIo, Received, batch};
 use crate::observe::counters::WorkerCounters;
 use crate::observe::drops::Attribution;
 use crate::policy::Snapshot;
 use crate::policy::publish::Reader;
 use crate::replication::accounting::SessionAccounting;
 use crate::replication::lease::{Lease, LeaseState};
+use crate::replication::owner;
+use crate::session::Accounting;
 use crate::session::affinity::AffinityTable;
 use crate::session::flow_directory::FlowDirectory;
 use crate::stage::context::{Context, SessionRules, Tables};
 use crate::stage::flow_owner::FlowOwners;
 use crate::stage::pipeline;
-use crate::worker::announce::Announcer;
-use crate::worker::command::Command;
-use crate::worker::expiry::ExpirySweeper;
-use crate::worker::handover::HandoverQueue;
-use crate::worker::neighbor_queue::NeighborQueue;
 
 /// Interval at which unused port blocks are returned and the neighbor queue is retried.
 const HOUSEKEEPING_MS: u32 = 100;

@@ -11,7 +11,7 @@ use crate::replication::accounting::SessionAccounting;
 use crate::session::end_reason::EndReason;
 use crate::session::entry::Flags;
 use crate::session::query::{SessionFilter, SessionInfo, describe, end_of_slice, slice};
-use crate::session::{SessionFamily, Sessions};
+use crate::session::{Accounting, SessionFamily, Sessions};
 use crate::worker::command::{FlushChunk, PortChunk, PortUsage, SessionChunk};
 
 /// Writes matching sessions into the chunk, up to its capacity, and advances its cursor.

@@ -1,6 +1,5 @@
 //! Address conflicts: other hosts that claim a VIP are reported, get no reply, and are countered on command (RFC 5227).
 
-use crate::support::*;
 use vipgate_dataplane::flow::address::{Address, V6};
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::observe::address_conflict::AddressConflict;
@@ -8,6 +7,8 @@ use vipgate_dataplane::policy::spec::Announce;
 use vipgate_dataplane::wire::arp::{Arp, Operation};
 use vipgate_dataplane::wire::{ethernet, ndp};
 use vipgate_dataplane::worker::command::Command;
+
+use crate::support::*;
 
 const IMPOSTOR: [u8; 6] = [2, 0, 0, 0, 9, 9];
 const VIP: u32 = u32::from_be_bytes([192, 0, 2, 10]);

@@ -4,10 +4,11 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use crate::support::*;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::policy::spec::{AddressSelection, Announce, EndpointSpec, PolicySet, VipSpec};
 use vipgate_dataplane::ports::PortRange;
+
+use crate::support::*;
 
 fn pod(number: u8) -> IpAddr {
     IpAddr::from([10, 244, 1, number])

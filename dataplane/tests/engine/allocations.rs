@@ -1,10 +1,11 @@
 //! After startup, workers don't allocate memory for any packet: the allocator may take a lock, and a new page may
 //! fault.
 
-use crate::support::*;
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::spec::OnExhaustion;
 use vipgate_dataplane::ports::PortRange;
+
+use crate::support::*;
 
 /// A deterministic pseudo-random generator (LCG).
 struct Lcg(u64);

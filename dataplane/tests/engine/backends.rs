@@ -3,14 +3,15 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 
-use crate::support::services::*;
-use crate::support::*;
 use vipgate_dataplane::flow::address::Address;
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::policy::spec::*;
 use vipgate_dataplane::session::query::{SessionFilter, SessionState};
 use vipgate_dataplane::worker::command::{Command, SessionChunk};
+
+use crate::support::services::*;
+use crate::support::*;
 
 const ONE: &str = "10.244.1.5";
 const TWO: &str = "10.244.1.6";

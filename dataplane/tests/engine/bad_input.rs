@@ -2,8 +2,9 @@
 
 use std::net::IpAddr;
 
-use crate::support::*;
 use vipgate_dataplane::flow::drop_reason::DropReason;
+
+use crate::support::*;
 
 const POD4: &str = "10.244.1.5:4000";
 const REMOTE4: &str = "198.51.100.10:53";

@@ -1,9 +1,10 @@
 //! SNAT: pods' packets leave with their VIP, and replies reach the pod; one worker, every protocol, both families.
 
-use crate::support::*;
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::policy::spec::Limits;
+
+use crate::support::*;
 
 const ALL: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Echo];
 

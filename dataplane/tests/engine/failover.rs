@@ -5,9 +5,10 @@ mod shard_moves;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
+use vipgate_dataplane::flow::drop_reason::DropReason;
+
 use crate::support::cluster::*;
 use crate::support::*;
-use vipgate_dataplane::flow::drop_reason::DropReason;
 
 fn open_sessions(
     cluster: &mut Cluster,

@@ -7,8 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use crossbeam::channel::bounded;
 use vipgate_dataplane::flow::drop_reason::DropReason;
-use vipgate_dataplane::flow::ids::GatewayId;
-use vipgate_dataplane::flow::ids::Slot;
+use vipgate_dataplane::flow::ids::{GatewayId, Slot};
 use vipgate_dataplane::policy::spec::{EndpointSpec, ServiceSpec, VipSpec};
 use vipgate_dataplane::session::end_reason::EndReason;
 use vipgate_dataplane::session::query::SessionFilter;

@@ -2,12 +2,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use crate::support::services::*;
-use crate::support::*;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::tuple::Tuple;
 use vipgate_dataplane::session::SessionFamily;
 use vipgate_dataplane::session::end_reason::EndReason;
+
+use crate::support::services::*;
+use crate::support::*;
 
 fn evicted(gateway: &Gateway) -> u64 {
     gateway.workers.iter().map(|w| w.counters().sessions_ended[EndReason::Evicted as usize].get()).sum()

@@ -1,13 +1,14 @@
 //! Several gateways with shared VIPs: a packet at any gateway reaches its owner.
 
-use crate::support::cluster::*;
-use crate::support::*;
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::spec::PolicySet;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::ports::pool::RefusedAllocations;
+
+use crate::support::cluster::*;
+use crate::support::*;
 
 #[test]
 fn a_reply_at_any_gateway_reaches_the_pod_via_its_owner() {

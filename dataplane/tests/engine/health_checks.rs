@@ -2,11 +2,12 @@
 
 use std::net::SocketAddr;
 
-use crate::support::services::*;
-use crate::support::*;
 use etherparse::{SlicedPacket, TransportSlice};
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::policy::spec::*;
+
+use crate::support::services::*;
+use crate::support::*;
 
 fn with_health_check(local_endpoints: u32) -> ServiceSpec {
     let health = Some(HealthSpec { port: 30_000, local_endpoints });

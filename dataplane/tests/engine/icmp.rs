@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use crate::support::*;
 use etherparse::{Icmpv4Slice, NetSlice, SlicedPacket, TransportSlice};
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::policy::spec::*;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::wire::icmp_error::{IcmpError, compose_v4, compose_v6};
+
+use crate::support::*;
 
 const ENDS: [(&str, &str, &str); 2] = [
     ("10.244.1.5:4000", "198.51.100.10:53", "192.0.2.10"),

@@ -1,10 +1,11 @@
 //! Inbound sessions: clients and Services, both directions, on one worker or two, and what is dropped.
 
-use crate::support::services::*;
-use crate::support::*;
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::policy::spec::*;
+
+use crate::support::services::*;
+use crate::support::*;
 
 #[test]
 fn inbound_sessions_are_translated_in_both_directions() {

@@ -4,13 +4,14 @@
 
 use std::net::SocketAddr;
 
-use crate::coverage::property;
-use crate::support::*;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::session::timeout::Timeouts;
+
+use crate::coverage::property;
+use crate::support::*;
 
 const PODS: [&str; 3] = ["10.244.1.5", "10.244.1.6", "10.244.1.21"];
 const VIPS: [&str; 3] = ["192.0.2.10", "192.0.2.10", "192.0.2.11"];

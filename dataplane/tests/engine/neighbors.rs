@@ -1,12 +1,13 @@
 //! ARP and neighbor discovery for VIPs, announcements, and packets that await neighbor resolution.
 
-use crate::support::*;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::io::PacketIo;
 use vipgate_dataplane::policy::spec::NeighborSpec;
 use vipgate_dataplane::wire::arp::{Arp, Operation};
 use vipgate_dataplane::wire::ethernet::BROADCAST;
 use vipgate_dataplane::worker::command::Command;
+
+use crate::support::*;
 
 fn arp_request(target: [u8; 4]) -> Vec<u8> {
     let sender = u32::from_be_bytes([192, 0, 2, 254]);

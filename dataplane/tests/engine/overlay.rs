@@ -2,13 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::support::services::{CLIENTS, both_pods, service};
-use crate::support::*;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::observe::capture::CaptureFilter;
 use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::spec::*;
 use vipgate_dataplane::wire::vxlan::{OuterHeaders, parse};
+
+use crate::support::services::{CLIENTS, both_pods, service};
+use crate::support::*;
 
 const VNI: u32 = 0x00_1234;
 /// Inner MAC addresses of the nodes' VXLAN interfaces, and the inner destination that they send to.

@@ -3,8 +3,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::coverage::property;
-use crate::support::*;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::FileFailurePersistence;
@@ -13,6 +11,9 @@ use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::spec::{EndpointSpec, PolicySet, VipSpec};
 use vipgate_dataplane::session::end_reason::EndReason;
+
+use crate::coverage::property;
+use crate::support::*;
 
 /// Publishes the difference between two policies.
 pub(crate) fn publish_change(gateway: &mut Gateway, old: &PolicySet, new: &PolicySet) {

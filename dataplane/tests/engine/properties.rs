@@ -3,14 +3,15 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use crate::coverage::property;
-use crate::support::*;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::io::memory::MemoryIo;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::worker::Worker;
+
+use crate::coverage::property;
+use crate::support::*;
 
 /// One step of a scenario.
 #[derive(Clone, Debug)]

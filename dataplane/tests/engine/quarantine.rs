@@ -1,9 +1,10 @@
 //! Quarantined sessions whose pod reopens the connection from the same port.
 
-use crate::policy_changes::{add_vip, ended_by_policy, endpoint, publish_change};
-use crate::support::*;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::ports::PortRange;
+
+use crate::policy_changes::{add_vip, ended_by_policy, endpoint, publish_change};
+use crate::support::*;
 
 /// What ends a session that has lost its VIP.
 #[derive(Clone, Copy, PartialEq, Eq)]

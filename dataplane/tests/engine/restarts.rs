@@ -5,8 +5,6 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use crate::support::services::*;
-use crate::support::*;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::flow::tuple::HashKey;
@@ -15,6 +13,9 @@ use vipgate_dataplane::session::Sessions;
 use vipgate_dataplane::session::migrate::{Migrated, migrate, open_former};
 use vipgate_dataplane::session::persistence::Identity;
 use vipgate_mem::Region;
+
+use crate::support::services::*;
+use crate::support::*;
 
 const NOW: Tick = Tick(100_000);
 

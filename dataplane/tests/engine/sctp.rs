@@ -3,10 +3,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::support::cluster::{Cluster, expect_one, three_gateways};
-use crate::support::*;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::wire::sctp;
+
+use crate::support::cluster::{Cluster, expect_one, three_gateways};
+use crate::support::*;
 
 const INIT: u8 = 1;
 const INIT_ACK: u8 = 2;

@@ -1,10 +1,11 @@
 //! TCP tracking: all ways to open and to close, retransmissions, and spoofed segments. RFC 5382 REQ-2, RFC 7857 section
 //! 2, RFC 5961.
 
-use crate::support::cluster::{REMOTE, expect_one, three_gateways};
-use crate::support::*;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::session::timeout::Timeouts;
+
+use crate::support::cluster::{REMOTE, expect_one, three_gateways};
+use crate::support::*;
 
 /// The transitory timeout of the setup, and a round of the expiry sweep.
 const TRANSITORY: u32 = 4_000;

@@ -1,10 +1,11 @@
 //! Session timeouts, each to the half second that a round of the expiry sweep takes. Minimums and rules: RFC 4787
 //! section 4.3, RFC 5382 section 5, RFC 5508 section 3.2, RFC 7857 section 2.
 
-use crate::support::*;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::session::timeout::Timeouts;
+
+use crate::support::*;
 
 /// More than a round of the expiry sweep.
 const ROUND: u32 = 600;

@@ -1,7 +1,5 @@
 //! Tunnel authentication: forged packets with a peer's source address, and packets that a peer must not forward.
 
-use crate::support::cluster::*;
-use crate::support::*;
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::InterfaceId;
@@ -10,6 +8,9 @@ use vipgate_dataplane::policy::members::{Authentication, MemberSpec};
 use vipgate_dataplane::policy::spec::{HopSpec, Role, RouteTarget, VipSpec};
 use vipgate_dataplane::policy::tunnels::TunnelMetadata;
 use vipgate_dataplane::wire::tunnel_auth::TagKey;
+
+use crate::support::cluster::*;
+use crate::support::*;
 
 const FROM_INSIDE: TunnelMetadata = TunnelMetadata { sides: Role::Inside.sides(), hop_count: 1 };
 const FROM_OUTSIDE: TunnelMetadata = TunnelMetadata { sides: Role::Outside.sides(), hop_count: 1 };

@@ -1,9 +1,10 @@
 //! ARP for a VIP of one gateway: only the owner replies, and only after the former owner has released it.
 
-use crate::support::cluster::*;
-use crate::support::*;
 use vipgate_dataplane::policy::members::MembersSpec;
 use vipgate_dataplane::worker::command::Command;
+
+use crate::support::cluster::*;
+use crate::support::*;
 
 #[test]
 fn only_the_owner_of_a_vip_replies_to_arp() {

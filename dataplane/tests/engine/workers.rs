@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 
-use crate::support::*;
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::ports::PortRange;
+
+use crate::support::*;
 
 fn two_workers() -> Gateway {
     Gateway::new(&Setup { workers: 2, ..Setup::default() })

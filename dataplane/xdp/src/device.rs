@@ -17,7 +17,7 @@ use vipgate_mem::{Frame, HEADROOM};
 use xsk_rs::{CompQueue, FillQueue, FrameDesc, RxQueue, TxQueue};
 
 use crate::doorbell::Doorbell;
-use crate::figures::{FramePool, SocketStats};
+use crate::stats::{FramePool, SocketStats};
 use crate::umem::{RING_SIZE, SharedUmem};
 
 /// Free frames that a worker retains; surplus goes to the shared pool.

@@ -6,9 +6,8 @@
 //! drop`, it outlives the process until the next gateway replaces it or `vipgate detach` removes it. Its `clsact` qdisc
 //! is not removed, since other programs may use it.
 
-use std::io;
-use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::{io, mem};
 
 use crate::nic::Nic;
 use crate::program::{check_result, program_name};

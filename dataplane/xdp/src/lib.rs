@@ -7,7 +7,6 @@
 pub mod attach;
 pub mod device;
 pub mod doorbell;
-pub mod figures;
 pub mod guard;
 pub mod multicast;
 pub mod nic;
@@ -15,5 +14,6 @@ pub mod open;
 pub mod packet;
 mod program;
 pub mod seccomp;
+pub mod stats;
 pub mod steering;
 mod umem;

@@ -1,8 +1,7 @@
 //! All-multicast mode of an interface, by a packet socket membership.
 
-use std::io;
-use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::{io, mem};
 
 /// Enables all-multicast mode of an interface until it is dropped or the process exits.
 #[derive(Debug)]

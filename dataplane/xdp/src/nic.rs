@@ -1,9 +1,8 @@
 //! Capabilities of network interfaces.
 
 use std::ffi::CString;
-use std::io;
-use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::{io, mem};
 
 use thiserror::Error;
 

@@ -1,9 +1,8 @@
 //! Packet sockets of the control thread, for ARP and neighbor discovery probes. They also receive frames that the
 //! steering program passes to the kernel.
 
-use std::io;
-use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::{io, mem};
 
 /// Receive filter of a packet socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

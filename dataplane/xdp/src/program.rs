@@ -5,10 +5,9 @@
 //! `ip netns exec` have their own /sys without one: such a pin is removed with the process.)
 
 use std::ffi::CStr;
-use std::io;
-use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Once;
+use std::{io, mem};
 
 /// Name of the steering program; the kernel truncates names to 15 characters.
 pub(crate) const PROGRAM_NAME: &str = "vipgate_steer";

@@ -1,7 +1,7 @@
 //! The steering program and its BPF maps, which define the captured traffic. Loaded once for all interfaces; the maps
 //! are filled before the program is attached, and updated incrementally on policy changes.
 
-mod ranges;
+mod cluster_prefixes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -15,9 +15,9 @@ use ipnet::IpNet;
 use thiserror::Error;
 use vipgate_dataplane::flow::ids::InterfaceId;
 
-use self::ranges::ClusterPrefixes;
 use crate::guard::GUARD_NAME;
 use crate::program::PROGRAM_NAME;
+use crate::steering::cluster_prefixes::ClusterPrefixes;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
 

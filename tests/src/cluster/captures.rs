@@ -1,14 +1,13 @@
 //! Captures on several interfaces at once, merged by time.
 
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::Duration;
+use std::{fs, thread};
 
 use vipgate::lab::{Host, Process};
 
 use super::Cluster;
-use crate::judge::Frame;
+use crate::verifier::Frame;
 use crate::wait_for;
 
 /// Enough of a tunnel packet to include the inner payload's identity.
@@ -71,7 +70,7 @@ impl Captures {
             let dropped =
                 output.lines().find_map(|line| line.strip_suffix(" packets dropped by kernel")?.parse::<u64>().ok());
             lost += dropped.unwrap_or_else(|| panic!("the capture failed: {output}"));
-            frames.extend(crate::judge::read_pcap(&fs::read(file).unwrap(), index));
+            frames.extend(crate::verifier::read_pcap(&fs::read(file).unwrap(), index));
         }
         frames.sort_by_key(|frame| frame.time);
         (frames, lost)

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use vipgate::lab::{Host, Lab, Process};
 
 use super::{PEER_PORT, POLICYD_ADDRESS, unix_time};
-use crate::ledger::DropAccounting;
+use crate::drop_accounting::DropAccounting;
 use crate::{METRICS_PORT, binary, policyd, wait_for};
 
 /// A gateway, running or not.

@@ -7,7 +7,7 @@ use serde_json::Value;
 use vipgate_tests::cluster::{BGP_VIPS, ClientConfig, Cluster, SERVER, check_unique_tuples, sources_a};
 use vipgate_tests::wait_for;
 
-use crate::scene::expect_too_big;
+use crate::scenario::expect_too_big;
 
 #[test]
 fn ten_thousand_connections_over_three_gateways() {

@@ -6,7 +6,7 @@ use vipgate_tests::cluster::{
     BGP_VIPS, ClientConfig, ClientResults, Clients, Cluster, HTTP_PORT, LineServer, sleep_ms,
 };
 
-use crate::scene::{MAX_OUTAGE, RETRANSMISSION_DELAY, kill_gateway, restart_gateway};
+use crate::scenario::{MAX_OUTAGE, RETRANSMISSION_DELAY, kill_gateway, restart_gateway};
 
 /// Clients outside of a VIP's Service.
 fn clients(cluster: &Cluster, count: u32, udp: bool) -> [Clients; 2] {

@@ -1,22 +1,22 @@
 //! Several gateways between ECMP routers: together they act as one, whichever of them fails.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod absent;
-mod allocation;
-mod claimed;
 mod connections;
-mod drained;
-mod errors;
+mod drain;
+mod ecmp_rehash;
+mod failover;
+mod forwarding_loops;
+mod icmp_errors;
 mod inbound;
-mod killed;
-mod large;
-mod links;
-mod loops;
-mod lossy;
+mod l2_vips;
+mod large_packets;
+mod link_failure;
+mod lossy_replication;
 mod partition;
-mod rehash;
-mod scene;
-mod shards;
-mod started;
-mod strangers;
-mod world;
+mod port_allocation;
+mod scenario;
+mod shard_exhaustion;
+mod startup;
+mod suspended;
+mod testbed;
+mod unauthenticated_peers;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use vipgate_tests::cluster::{ClientConfig, Cluster, SERVER, sleep_ms, sources_a, test_seconds, unix_time};
 
-use crate::scene::{BFD_DETECTION, MAX_OUTAGE, Scenario, allow_shard_moves, check_new_connections};
+use crate::scenario::{BFD_DETECTION, MAX_OUTAGE, Scenario, allow_shard_moves, check_new_connections};
 
 #[test]
 fn a_partitioned_gateway_opens_no_sessions() {

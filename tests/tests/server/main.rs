@@ -1,9 +1,9 @@
 //! Policy from a policy server, under traffic: faults of the server, the network, its source and its certificates.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod access_control;
 mod certificates;
-mod closed;
+mod disconnect;
 mod etcd;
-mod hostile;
-mod lost;
 mod manifests;
+mod no_policy;

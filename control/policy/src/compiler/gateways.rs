@@ -6,8 +6,6 @@
 
 mod backups;
 
-pub use self::backups::MAX_BACKUPS;
-
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -19,6 +17,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use vipgate_dataplane::ports::{BLOCKS, BlockId, BlockSet};
 
+pub use self::backups::MAX_BACKUPS;
 use super::inventory::{Inventory, ObjectRef};
 use super::pods::ZONE_LABEL;
 use crate::compiler::placement::Peer;

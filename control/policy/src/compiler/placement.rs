@@ -3,15 +3,14 @@
 mod locality;
 mod service;
 
-pub use self::service::{PlacedBackend, PlacedService};
-pub use crate::compiler::placement::locality::GatewayLocality;
-
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 use vipgate_dataplane::policy::spec::{ClusterSpec, EgressSpec, EndpointSpec, NodeSpec, PolicySet, VipSpec};
 
+pub use self::locality::GatewayLocality;
+pub use self::service::{PlacedBackend, PlacedService};
 use super::cluster::Cluster;
 use crate::manifest::UncoveredAction;
 

@@ -9,7 +9,6 @@ mod rebalancing;
 mod shard_moves;
 mod valid;
 
-use crate::manifest::UnsupportedKinds;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -18,7 +17,7 @@ use vipgate_dataplane::ports::{BLOCKS, BlockId};
 
 use super::*;
 use crate::fingerprint::Fingerprint;
-use crate::manifest::{Manifests, UncoveredAction, read};
+use crate::manifest::{Manifests, UncoveredAction, UnsupportedKinds, read};
 use crate::yaml::Source;
 
 fn ip(text: &str) -> IpAddr {

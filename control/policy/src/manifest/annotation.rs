@@ -2,8 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::diagnostic::Report;
-use crate::diagnostic::Severity;
+use crate::diagnostic::{Report, Severity};
 use crate::yaml::closest_match;
 
 /// Service: makes it an egress policy, too.

@@ -108,8 +108,9 @@ impl Requirement {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     /// Reference model: each operator as a predicate on the list of labels.
     fn model(selector: &LabelSelector, labels: &[(String, String)]) -> bool {

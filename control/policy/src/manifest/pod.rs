@@ -8,8 +8,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod as Document, PodStatus};
 
 use super::{annotation, unusable_address};
-use crate::diagnostic::Report;
-use crate::diagnostic::Severity;
+use crate::diagnostic::{Report, Severity};
 
 /// The fields of a Pod that are used.
 #[derive(Clone, Debug, PartialEq, Eq)]

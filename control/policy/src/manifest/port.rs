@@ -3,8 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::diagnostic::Report;
-use crate::diagnostic::Severity;
+use crate::diagnostic::{Report, Severity};
 
 /// A transport protocol with ports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

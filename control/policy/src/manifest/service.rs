@@ -11,8 +11,7 @@ use vipgate_dataplane::policy::maglev;
 use vipgate_dataplane::policy::spec::Scope;
 
 use super::{Announce, Protocol, annotation, port};
-use crate::diagnostic::Report;
-use crate::diagnostic::Severity;
+use crate::diagnostic::{Report, Severity};
 
 /// vipgate's load balancer class; Services without a class are handled, too.
 const LOAD_BALANCER_CLASS: &str = "vipgate.io/vipgate";

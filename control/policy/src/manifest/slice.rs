@@ -9,8 +9,7 @@ use k8s_openapi::api::discovery::v1::{EndpointConditions, EndpointHints, Endpoin
 use vipgate_dataplane::policy::spec::BackendState;
 
 use super::{DEFAULT_NAMESPACE, Family, Protocol, port, unusable_address};
-use crate::diagnostic::Report;
-use crate::diagnostic::Severity;
+use crate::diagnostic::{Report, Severity};
 
 /// Label with the name of the Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";

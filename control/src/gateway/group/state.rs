@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec};
+use vipgate_policy::compiler;
 
 use crate::config::{Config, PolicySource};
 use crate::gateway::group::tunnel_authentication::TunnelAuthentication;
 use crate::membership::status::{Authority, MembershipStatus};
 use crate::membership::{DesiredState, Member, MembershipView};
 use crate::peer::{self, PeersStatus};
-use vipgate_policy::compiler;
 
 /// An active member starts a full sync after each view that changes the active members. If none has started within this
 /// time, it is requested: the peer may have missed that view, and not all versions detect that from the next one.

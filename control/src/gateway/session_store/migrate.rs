@@ -9,10 +9,9 @@
 //!   moving/worker-*      the old tables are removed (directory renamed again); each file moves to its final path
 //! ```
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+use std::{fs, io};
 
 use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::flow::tuple::HashKey;

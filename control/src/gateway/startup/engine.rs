@@ -1,6 +1,5 @@
 //! Startup of the engine: a worker for each core, with its tables.
 
-use crate::clock;
 use std::sync::Arc;
 
 use crossbeam::channel::bounded;
@@ -22,8 +21,7 @@ use vipgate_dataplane::session::eviction::Eviction;
 use vipgate_dataplane::session::flow_directory::FlowDirectory;
 use vipgate_dataplane::session::restore::Restorer;
 use vipgate_dataplane::session::timeout::Timeouts;
-use vipgate_dataplane::stage::context::SessionRules;
-use vipgate_dataplane::stage::context::Tables;
+use vipgate_dataplane::stage::context::{SessionRules, Tables};
 use vipgate_dataplane::stage::reply_limiter::ReplyLimiter;
 use vipgate_dataplane::wire::ip_id::IpIdAllocator;
 use vipgate_dataplane::worker::WorkerParts;
@@ -31,6 +29,7 @@ use vipgate_dataplane::worker::neighbor_queue::{NeighborQueue, ResolutionRequest
 use vipgate_xdp::device::XdpDevice;
 use vipgate_xdp::doorbell::Doorbell;
 
+use crate::clock;
 use crate::command_error::CommandError;
 use crate::config::{Config, DenyAction};
 use crate::gateway::session_store::SessionStore;

@@ -13,8 +13,8 @@ use std::time::Instant;
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::spec::{HopSpec, InterfaceSpec, NetworkSpec, RouteSpec, RouteTarget};
 
+use self::missing_routes::MissingRoutes;
 use crate::config::Health;
-use crate::gateway::tracking::next_hops::missing_routes::MissingRoutes;
 use crate::kernel::{LinkState, LinkStatus, NextHopState, NextHopStatus};
 use crate::state::fault;
 use crate::state::fault::{Fault, RouteScope, SIDES, Side};

@@ -1,7 +1,6 @@
 //! Monitors the attachment of the steering program and reattaches it: any process with `CAP_NET_ADMIN` can detach or
 //! replace it. Meanwhile the tc guard (`vipgate_xdp::guard`) drops the traffic that the program would have captured.
 
-use crate::state::tracking::{InterfaceAttachment, XdpAttachment};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -11,6 +10,7 @@ use vipgate_xdp::nic::Nic;
 use vipgate_xdp::steering::Steering;
 
 use crate::kernel::{LinkState, LinkStatus};
+use crate::state::tracking::{InterfaceAttachment, XdpAttachment};
 
 /// Poll interval: the kernel sends no notification for interfaces that are down, nor for BPF links.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);

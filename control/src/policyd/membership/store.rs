@@ -4,11 +4,10 @@
 mod etcd;
 mod memory;
 
-pub use self::etcd::EtcdStore;
-pub use self::memory::MemoryStore;
-
 use std::sync::Arc;
 
+pub use self::etcd::EtcdStore;
+pub use self::memory::MemoryStore;
 use crate::membership::{Heartbeat, MembershipView};
 
 /// A transaction: all of it is written, or nothing.

@@ -20,6 +20,7 @@ use tonic::codegen::http;
 use tonic::transport::{Endpoint, Server as Tonic};
 use tower::ServiceExt as _;
 use vipgate_dataplane::policy::spec::EndpointSpec;
+use vipgate_policy::compiler::{GatewayLocality, Placement};
 
 use super::*;
 use crate::config::{PolicyServer, Tls};
@@ -33,7 +34,6 @@ use crate::xds::fixtures::sample_placement;
 use crate::xds::proto::Beat;
 use crate::xds::proto::membership_client::MembershipClient;
 use crate::xds::resource::Kind;
-use vipgate_policy::compiler::{GatewayLocality, Placement};
 
 /// Timeout of everything, with a wide margin for slow machines.
 const TIMEOUT: Duration = Duration::from_secs(20);

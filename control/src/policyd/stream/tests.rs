@@ -1,15 +1,14 @@
 //! Delta xDS conformance: a simulated client that follows the protocol, or violates it.
 
 use envoy_types::pb::google::rpc;
-
 use vipgate_dataplane::policy::spec::EndpointSpec;
+use vipgate_policy::compiler::Placement;
+use vipgate_policy::diagnostic::Diagnostic;
 
 use super::*;
 use crate::source::SourceUpdate;
 use crate::source::store::ManifestStore;
 use crate::xds::resource::SETTINGS;
-use vipgate_policy::compiler::Placement;
-use vipgate_policy::diagnostic::Diagnostic;
 
 /// The publication after `previous`, of Services with one pod each: `(number, last byte of the VIP)`.
 fn publication(previous: &Publication, tenants: &[(u8, u8)]) -> Arc<Publication> {

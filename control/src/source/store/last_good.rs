@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{Faulty, SortKey};
-use crate::source::store::entry::Entry;
 use vipgate_policy::diagnostic::{Diagnostic, ObjectLocation};
 use vipgate_policy::manifest::{Object, ObjectId};
+
+use super::{Faulty, SortKey};
+use crate::source::store::entry::Entry;
 
 /// The faulty objects of a compilation and their replacements.
 #[derive(Debug, Default)]

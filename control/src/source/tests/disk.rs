@@ -1,10 +1,9 @@
 //! Manifest files in a few directories, and random changes of them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::{fmt, fs};
 
 use tempfile::TempDir;
 

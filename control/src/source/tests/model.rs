@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use vipgate_dataplane::policy::spec::PolicySet;
-
-use super::disk::{DiskState, Doc, Fault, Id, ObservedContent};
-use crate::xds::resource::version_of;
 use vipgate_policy::compiler::{GatewayLocality, compile};
 use vipgate_policy::diagnostic::Diagnostic;
 use vipgate_policy::manifest::{Kind, Manifests, Object, ObjectId, UnsupportedKinds, read};
 use vipgate_policy::yaml::Source;
+
+use super::disk::{DiskState, Doc, Fault, Id, ObservedContent};
+use crate::xds::resource::version_of;
 
 /// A parsed object, and whether the compiler rejects it.
 #[derive(Clone, Debug)]

@@ -8,6 +8,7 @@ use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, Delt
 use prost::Message;
 use vipgate_dataplane::policy::build::Builder;
 use vipgate_dataplane::policy::spec::PolicySet;
+use vipgate_policy::compiler::GatewayLocality;
 
 use super::disk::Disk;
 use crate::gateway::policy_source::PolicySubscription;
@@ -22,7 +23,6 @@ use crate::xds::client;
 use crate::xds::resource::Kind;
 use crate::xds::store::tests::{PolicyView, builder, policy_view};
 use crate::xds::store::{PolicyUpdate, ResourceStore};
-use vipgate_policy::compiler::GatewayLocality;
 
 const GATEWAY: &str = "g1";
 

@@ -15,12 +15,12 @@ use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryResponse;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
+use vipgate_policy::compiler::GatewayLocality;
 
 use self::server::{Server, ServerStream};
 use super::*;
 use crate::xds::fixtures::{ServerPolicy, ip, key, response, responses, sample_placement};
 use crate::xds::resource::Kind;
-use vipgate_policy::compiler::GatewayLocality;
 
 /// Timeout of each step, with a margin for slow machines.
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);

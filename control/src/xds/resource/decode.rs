@@ -16,13 +16,12 @@ use vipgate_dataplane::policy::limits::MAX_CLUSTER_PREFIXES;
 use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, BlockSet, EgressSpec, EndpointSpec, Limits, NodeSpec, OnExhaustion, ShardSpec, VipSpec,
 };
-
 use vipgate_dataplane::wire::ethernet;
+use vipgate_policy::compiler::{Cluster, MAX_BACKUPS, Peer, PlacedService};
+use vipgate_policy::manifest::{UncoveredAction, unusable_address};
 
 use super::super::proto;
 use super::{CLUSTER, Kind, SETTINGS, printable};
-use vipgate_policy::compiler::{Cluster, MAX_BACKUPS, Peer, PlacedService};
-use vipgate_policy::manifest::{UncoveredAction, unusable_address};
 
 /// Maximum number of entries of a list: VIPs of an endpoint, prefixes of a policy, shards of a VIP.
 const MAX_ENTRIES: usize = 4096;

@@ -2,8 +2,6 @@
 
 mod service;
 
-pub use self::service::service;
-
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,12 +11,13 @@ use prost::Message;
 use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, EgressSpec, EndpointSpec, NodeSpec, OnExhaustion, ShardSpec, VipSpec,
 };
-
-use super::super::proto;
-use super::{CLUSTER, Content, Key, Kind, SETTINGS};
 use vipgate_policy::compiler::{Cluster, Peer, Placement};
 use vipgate_policy::fingerprint::{Fingerprint, mix};
 use vipgate_policy::manifest::UncoveredAction;
+
+pub use self::service::service;
+use super::super::proto;
+use super::{CLUSTER, Content, Key, Kind, SETTINGS};
 
 /// All resources of a placement except Settings, sorted by key.
 pub fn encode_all(placement: &Placement) -> Vec<(Key, Content)> {

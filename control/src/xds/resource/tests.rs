@@ -13,8 +13,8 @@ use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, BackendState, BlockSet, EgressSpec, EndpointSpec, Limits, OnExhaustion, Scope,
     ServicePortSpec, ShardSpec, VipSpec,
 };
+use vipgate_policy::compiler::{Cluster, MAX_BACKUPS, Peer, PlacedBackend, PlacedService, Placement};
+use vipgate_policy::manifest::{Hints, UncoveredAction};
 
 use super::*;
 use crate::xds::fixtures::ip;
-use vipgate_policy::compiler::{Cluster, MAX_BACKUPS, Peer, PlacedBackend, PlacedService, Placement};
-use vipgate_policy::manifest::{Hints, UncoveredAction};

@@ -19,11 +19,11 @@ use vipgate_dataplane::policy::spec::{
     AddressSelection, Announce, BackendSpec, BlockSet, ClusterSpec, EgressSpec, EndpointSpec, Limits, NetworkSpec,
     OnExhaustion, PolicySet, Scope, ServiceSpec, ShardSpec, VipSpec,
 };
+use vipgate_policy::compiler::{GatewayLocality, PlacedService, Placement};
 
+use self::generators::SeededRng;
 use super::*;
 use crate::xds::fixtures::{ServerPolicy, ip, key, resource, response, responses, service};
-use crate::xds::store::tests::generators::SeededRng;
-use vipgate_policy::compiler::{GatewayLocality, PlacedService, Placement};
 
 /// The content of a policy in canonical order, for comparisons.
 #[derive(Debug, PartialEq)]

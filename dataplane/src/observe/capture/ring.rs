@@ -8,8 +8,7 @@ use vipgate_mem::prefetch_read;
 
 use super::HEADER_BYTES;
 use crate::flow::direction::Direction;
-use crate::flow::ids::InterfaceId;
-use crate::flow::ids::WorkerId;
+use crate::flow::ids::{InterfaceId, WorkerId};
 use crate::flow::time::Tick;
 use crate::flow::verdict::Verdict;
 

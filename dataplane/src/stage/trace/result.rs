@@ -4,10 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::flow::direction::Direction;
-use crate::flow::ids::InterfaceId;
-use crate::flow::ids::Owner;
-use crate::flow::ids::VipId;
-use crate::flow::ids::WorkerId;
+use crate::flow::ids::{InterfaceId, Owner, VipId, WorkerId};
 use crate::flow::verdict::Verdict;
 use crate::io::batch::Batch;
 use crate::policy::Snapshot;

@@ -2,8 +2,7 @@
 
 use super::family::{is_later_fragment_v4, skip_extensions};
 use super::{HEADER, IcmpErrorFamily};
-use crate::flow::address::Address;
-use crate::flow::address::V6;
+use crate::flow::address::{Address, V6};
 use crate::wire::{checksum, icmp, ipv4, ipv6, protocol, set_u16, u16_at};
 
 /// Maximum length of an IPv4 error, bytes: every host accepts it (RFC 1812 section 4.3.2.3).

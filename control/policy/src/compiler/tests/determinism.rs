@@ -1,12 +1,12 @@
 //! Determinism and stability: the order of objects doesn't matter, and later objects move few addresses.
 
-use crate::manifest::UnsupportedKinds;
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::coverage::property;
+use crate::manifest::UnsupportedKinds;
 
 /// Random documents with overlapping policies, conflicting VIPs, exhausted pools and missing Services.
 pub(super) fn random_documents() -> impl Strategy<Value = Vec<String>> {

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use vipgate_dataplane::policy::spec::{NeighborSpec, Role};
-
 use NextHopState::{Down, Unknown, Up};
+use vipgate_dataplane::policy::spec::{NeighborSpec, Role};
 
 use super::*;
 use crate::config::{HealthTarget, LinkRequirement};

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use prost::Message;
+use vipgate_dataplane::session::record::{FamilyRecord, RecordState};
 
 use super::*;
 use crate::peer::proto::Frame;
 use crate::peer::replication::receive_state::{Action, ReceiveState};
 use crate::peer::replication::sync_rounds::SyncRounds;
 use crate::peer::tests::session_record;
-use vipgate_dataplane::session::record::{FamilyRecord, RecordState};
 
 const WORKERS: u32 = 2;
 /// Rows that a worker scans for one chunk.

@@ -1,7 +1,8 @@
 //! The coordinator with an unavailable store.
 
-use super::*;
 use vipgate_policy::compiler::{Peer, Placement};
+
+use super::*;
 
 /// A store whose commits always fail.
 struct UnavailableStore;

@@ -23,10 +23,10 @@ use prost::Message;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use self::watch::ObservedWrite;
 use super::{CommitOutcome, RemoteWrite, Store, StoreContents, StoreError, Transaction};
 use crate::config;
 use crate::membership::{DesiredState, Heartbeat, MembershipView};
-use crate::policyd::membership::store::etcd::watch::ObservedWrite;
 use crate::xds::client::error_chain;
 use crate::xds::proto;
 

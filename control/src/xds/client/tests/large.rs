@@ -2,9 +2,9 @@
 
 use envoy_types::pb::envoy::service::discovery::v3::Resource;
 use envoy_types::pb::google::protobuf::Any;
+use vipgate_policy::compiler::Placement;
 
 use super::*;
-use vipgate_policy::compiler::Placement;
 
 /// A policy whose endpoints fill one response of at least `bytes` bytes.
 fn of_size(bytes: usize) -> ServerPolicy {

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use vipgate_dataplane::policy::maglev;
 use vipgate_dataplane::policy::spec::{BackendState, Scope, ServicePortSpec};
+use vipgate_policy::compiler::{PlacedBackend, PlacedService};
+use vipgate_policy::manifest::{Hints, MAX_WEIGHT, Protocol};
 
 use super::super::super::proto;
 use super::{
     ResourceError, check_entry_count, check_len, check_name, field_error, parse_address, parse_enum, parse_limit,
     parse_prefixes, parse_text,
 };
-use vipgate_policy::compiler::{PlacedBackend, PlacedService};
-use vipgate_policy::manifest::{Hints, MAX_WEIGHT, Protocol};
 
 /// Decodes a Service.
 pub(super) fn service(name: &str, message: &proto::Service) -> Result<PlacedService, ResourceError> {

@@ -4,11 +4,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use vipgate_dataplane::policy::spec::{BackendState, Scope, ServicePortSpec};
+use vipgate_policy::compiler::{PlacedBackend, PlacedService};
 
 use super::super::super::proto;
 use super::super::{Content, Key, Kind};
 use super::resource;
-use vipgate_policy::compiler::{PlacedBackend, PlacedService};
 
 /// Encodes a Service.
 pub fn service(service: &PlacedService) -> (Key, Content) {

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
 use vipgate_dataplane::policy::spec::NodeSpec;
+use vipgate_policy::manifest::{MAX_WEIGHT, unusable_address};
 
 use super::*;
-use vipgate_policy::manifest::{MAX_WEIGHT, unusable_address};
 
 fn address() -> impl Strategy<Value = IpAddr> {
     let any = prop_oneof![any::<[u8; 4]>().prop_map(IpAddr::from), any::<[u8; 16]>().prop_map(IpAddr::from)];

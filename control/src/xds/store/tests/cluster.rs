@@ -1,9 +1,10 @@
 //! The cluster's own prefixes: those of the server, merged with the gateway's configuration.
 
-use super::*;
-use crate::xds::fixtures::sample_placement;
 use vipgate_policy::compiler::Cluster;
 use vipgate_policy::manifest::UncoveredAction;
+
+use super::*;
+use crate::xds::fixtures::sample_placement;
 
 fn cluster(pods: &[&str], uncovered: Option<UncoveredAction>) -> Cluster {
     let cidrs: Vec<_> = pods.iter().map(|text| text.parse().unwrap()).collect();

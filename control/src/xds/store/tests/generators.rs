@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use ipnet::IpNet;
 use vipgate_dataplane::policy::spec::NodeSpec;
 use vipgate_dataplane::ports::{BLOCKS, BlockId};
-
-use super::*;
 use vipgate_policy::compiler::{Cluster, Peer};
 use vipgate_policy::fingerprint::mix;
+
+use super::*;
 
 /// `g3` has few or no blocks, `g9` is in no placement.
 pub(super) const GATEWAYS: [&str; 4] = ["g1", "g2", "g3", "g9"];

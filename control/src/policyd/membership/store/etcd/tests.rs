@@ -3,6 +3,7 @@
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
+use vipgate_policy::compiler::{Peer, Placement};
 
 use super::*;
 use crate::membership::authority::Rejection;
@@ -12,7 +13,6 @@ use crate::policyd::membership::{MembershipHandle, start};
 use crate::policyd::publication::Publication;
 use crate::policyd::stats::Stats;
 use crate::source::etcd::tests::server::{EtcdServer, TEST_TIMEOUT};
-use vipgate_policy::compiler::{Peer, Placement};
 
 const TTL: Duration = Duration::from_secs(1);
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(150);
