@@ -155,10 +155,10 @@ fn run_rounds(
             let around = state.next_phase()?;
             let start = Instant::now();
             let sent = run_phase(options, testbed, core, kind, phase, round)?;
-            let (tally, length) = (state.next_phase()?, start.elapsed());
+            let (counters, length) = (state.next_phase()?, start.elapsed());
             let after = read(testbed)?;
             let mut current =
-                CompletedPhase { counters: tally, surrounding: Vec::new(), duration: length, sent, before, after };
+                CompletedPhase { counters, surrounding: Vec::new(), duration: length, sent, before, after };
             completed.last_mut().unwrap_or(&mut current).surrounding.push(around);
             completed.push(current);
             if phase == Phase::Flood {

@@ -5,9 +5,8 @@ use std::net::IpAddr;
 
 use vipgate::lab::Host;
 use vipgate_tests::cluster::{BGP_VIPS, Captures, Cluster, L2_VIPS, PEER_PORT, sleep_ms};
+use vipgate_tests::soak::evidence::capture_error;
 use vipgate_tests::verifier::{concurrent_tuple_reuse, leaked_pod_addresses, most_traversed, tunnel_packets};
-
-use crate::evidence::capture_error;
 
 /// Traffic of pods and servers, without the flood's own packets.
 const OUTSIDE: &str = "(tcp or udp or icmp or icmp6) and not src net 11.0.0.0/8 and not src net 2001:db8:b00::/48";

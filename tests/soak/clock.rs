@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use vipgate_tests::binary;
 use vipgate_tests::cluster::{Cluster, Gateway, POLICYD_ADDRESS, sleep_ms, unix_time};
-
-use crate::evidence::clock_error;
+use vipgate_tests::soak::evidence::clock_error;
 
 /// Delay until a process sees a new time: the library counts whole seconds until it reads its file again. Measured:
 /// 0.3 to 2.0 s.

@@ -19,10 +19,8 @@
 mod captures;
 mod clients;
 mod clock;
-mod evidence;
 mod resources;
 mod runner;
-mod schedule;
 
 use std::any::Any;
 use std::fs;
@@ -31,11 +29,11 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use vipgate_tests::cluster::{LineServer, sleep_ms, unix_time};
+use vipgate_tests::soak::schedule::{Schedule, SoakEvent};
 
 use crate::captures::{SegmentCaptures, Verdict};
 use crate::clients::{ClientSets, Totals};
 use crate::runner::SoakCluster;
-use crate::schedule::{Schedule, SoakEvent};
 
 /// Scale of the connections held for the whole soak, and of those for a segment: eight times as many, over both
 /// families and three directions.
@@ -60,7 +58,7 @@ struct Soak {
     started: Instant,
     next_identity: u32,
     totals: Totals,
-    judged: Verdict,
+    verdict: Verdict,
     events: Vec<CompletedEvent>,
     segments: usize,
     /// Clock jumps that a process's log has confirmed.
@@ -117,7 +115,7 @@ impl Soak {
             started: Instant::now(),
             next_identity: 10_000_000,
             totals: Totals::default(),
-            judged: Verdict::default(),
+            verdict: Verdict::default(),
             events: Vec::new(),
             segments: 0,
             clock_jumps: 0,
@@ -192,8 +190,8 @@ impl Soak {
         self.flooded += self.stage.end_floods();
         let disturbed = self.disturbed();
         let mut failures: Vec<String> = error.into_iter().collect();
-        for crowd in [standing, passing] {
-            failures.extend(crowd.end(&mut self.totals, &disturbed));
+        for clients in [standing, passing] {
+            failures.extend(clients.end(&mut self.totals, &disturbed));
         }
         let mut verdict = watch.end(&self.stage.cluster);
         failures.append(&mut verdict.failures);
@@ -202,10 +200,10 @@ impl Soak {
         } else {
             self.stage.dump_state();
         }
-        self.judged.frames += verdict.frames;
-        self.judged.missed += verdict.missed;
-        self.judged.leaked += verdict.leaked;
-        self.judged.misdelivered += verdict.misdelivered;
+        self.verdict.frames += verdict.frames;
+        self.verdict.missed += verdict.missed;
+        self.verdict.leaked += verdict.leaked;
+        self.verdict.misdelivered += verdict.misdelivered;
         self.failures.extend(failures.into_iter().map(|failure| format!("segment {number}: {failure}")));
         self.stage.sample_resources();
         self.stage.cluster.check_frames();
@@ -230,16 +228,15 @@ impl Soak {
 
     /// Prints the report; logs are kept after a failure.
     fn report(mut self) -> ExitCode {
-        let Totals { held: stood, opened: begun, unanswered, unanswered_undisturbed: unanswered_in_peace, .. } =
-            self.totals;
-        if self.segments == 0 || stood == 0 || begun == 0 {
+        let Totals { held, opened, unanswered, unanswered_undisturbed, .. } = self.totals;
+        if self.segments == 0 || held == 0 || opened == 0 {
             let segments = self.segments;
             self.failures
-                .push(format!("{segments} segments, {stood} held and {begun} new connections are no evidence"));
+                .push(format!("{segments} segments, {held} held and {opened} new connections are no evidence"));
         }
-        let failed = unanswered + unanswered_in_peace;
-        if failed * 100 > begun * MAX_UNANSWERED_PERCENT {
-            self.failures.push(format!("{failed} of {begun} new connections got no reply"));
+        let failed = unanswered + unanswered_undisturbed;
+        if failed * 100 > opened * MAX_UNANSWERED_PERCENT {
+            self.failures.push(format!("{failed} of {opened} new connections got no reply"));
         }
         self.totals.longest_waits.sort_by(|one, other| other.0.total_cmp(&one.0));
         self.failures.extend(
@@ -276,22 +273,22 @@ impl Soak {
 
     fn print(&self) {
         let Totals {
-            held: stood,
-            survived: kept,
-            opened: begun,
+            held,
+            survived,
+            opened,
             unanswered,
-            unanswered_undisturbed: unanswered_in_peace,
-            misdelivered: wrong,
-            longest_waits: longest,
+            unanswered_undisturbed,
+            misdelivered: by_identity,
+            longest_waits,
         } = &self.totals;
-        let Verdict { frames, missed, leaked, misdelivered, .. } = &self.judged;
+        let Verdict { frames, missed, leaked, misdelivered, .. } = &self.verdict;
         println!("\nafter {:.0} s, {} events", self.started.elapsed().as_secs_f64(), self.events.len());
-        println!("sessions kept      {kept} of {stood}");
-        println!("misdelivered       {}", wrong + *misdelivered as u64);
+        println!("sessions kept      {survived} of {held}");
+        println!("misdelivered       {}", by_identity + *misdelivered as u64);
         println!("leaked             {leaked}");
         println!(
-            "unanswered         {unanswered} of {begun} new connections during disruptions, \
-             {unanswered_in_peace} at other times"
+            "unanswered         {unanswered} of {opened} new connections during disruptions, \
+             {unanswered_undisturbed} at other times"
         );
         println!("captured           {frames} frames, {missed} missed");
         let jumps = self.events.iter().filter(|done| matches!(done.event, SoakEvent::Clock { .. })).count();
@@ -299,7 +296,7 @@ impl Soak {
         println!("clocks             {} of {jumps} jumps {clocks}", self.clock_jumps);
         println!("flooded            {} packets", self.flooded);
         println!("longest gaps of flows");
-        for (wait, at, set) in longest.iter().take(5) {
+        for (wait, at, set) in longest_waits.iter().take(5) {
             let during = self.events.iter().rev().find(|done| (done.from..done.to + 5.0).contains(at));
             let during = during.map_or("no event".to_owned(), |done| done.event.to_string());
             println!("  {wait:>6.3} s  {set}, at {:.1} s, during or after: {during}", at - self.start_time());

@@ -8,13 +8,13 @@ use std::{fs, io};
 
 use vipgate::lab::Host;
 use vipgate_tests::cluster::{BRIDGE_MAC, Cluster, HTTP_PORT, L2_VIPS, POLICYD_ADDRESS, sleep_ms};
-use vipgate_tests::flood::{FloodTarget, Ip, PacketWriter, send};
+use vipgate_tests::flood::{FloodKind, FloodTarget, Ip, PacketWriter, send};
 use vipgate_tests::policyd::{Policyd, PolicydConfig as Server};
+use vipgate_tests::soak::schedule::{GATEWAYS, Link, PolicyChange, SoakEvent};
 use vipgate_tests::wait_for;
 
 use crate::clock;
 use crate::resources::Resources;
-use crate::schedule::{GATEWAYS, Link, PolicyChange, SoakEvent};
 
 /// Time until routers detect a dead gateway, milliseconds: BFD with three times 100 ms.
 const BFD_DETECTION: u64 = 300;
@@ -150,20 +150,20 @@ impl SoakCluster {
     /// Runs an event to its end.
     pub(crate) fn run_event(&mut self, event: SoakEvent) {
         match event {
-            SoakEvent::Kill { gateway, downtime: away } => {
+            SoakEvent::Kill { gateway, downtime } => {
                 self.sample_resources();
                 self.cluster.gateways[gateway].kill();
                 self.reroute_after_detection(gateway);
-                sleep_ms(away);
+                sleep_ms(downtime);
                 self.start_gateway(gateway);
             }
-            SoakEvent::Drain { gateway, downtime: away } => {
+            SoakEvent::Drain { gateway, downtime } => {
                 self.drain(gateway);
                 self.cluster.route_via(&self.cluster.indices_except(gateway));
                 sleep_ms(200);
                 self.sample_resources();
                 self.cluster.gateways[gateway].stop("TERM");
-                sleep_ms(away);
+                sleep_ms(downtime);
                 self.start_gateway(gateway);
             }
             SoakEvent::Undrain { gateway, after } => {
@@ -181,17 +181,8 @@ impl SoakCluster {
                 self.cluster.gateways[gateway].wait_ready();
                 self.restore_routes();
             }
-            SoakEvent::Server { signal, downtime: away } => {
-                self.sample_resources();
-                let mut server = self.cluster.policyd.take().expect("the policy server runs");
-                server.process().signal(signal).unwrap();
-                server.process().wait(Duration::from_secs(10)).expect("the policy server exits");
-                sleep_ms(away);
-                self.start_server();
-                self.cluster.wait_converged();
-                self.sample_resources();
-            }
-            SoakEvent::Cut { gateway, link: cable, time } => self.cut(gateway, cable, time),
+            SoakEvent::Server { signal, downtime } => self.restart_server(signal, downtime),
+            SoakEvent::Cut { gateway, link, time } => self.cut(gateway, link, time),
             SoakEvent::Clock { process, seconds } => {
                 if let Some(file) = self.clocks.get(process) {
                     clock::set(file, seconds);
@@ -199,20 +190,44 @@ impl SoakCluster {
             }
             SoakEvent::Policy { tenant, change } => self.change(tenant, change),
             SoakEvent::Flood { kind, gateway, family, pps, time } => {
-                let (bridge, pod) = (parse_mac(BRIDGE_MAC), &self.cluster.pods[2]);
-                let (host, interface, macs, address) = if kind.is_inside() {
-                    let own = pod.output(&["cat", "/sys/class/net/eth0/address"]).unwrap();
-                    (pod, "eth0", [bridge, parse_mac(own.trim())], ["10.1.0.21", "fd00:1::21"][family])
-                } else {
-                    let gateway_mac = self.cluster.gateways[gateway].mac("gw-out");
-                    (&self.cluster.outside, "public", [gateway_mac, bridge], L2_VIPS[family])
-                };
-                let target =
-                    FloodTarget { macs, address: Ip::parse(address), ports: [HTTP_PORT; 2], fixed_destination: None };
-                let writer = PacketWriter::new(kind, target, u64::from(pps));
-                self.floods.push(host.run(move || send(interface, writer, pps, Duration::from_millis(time))));
+                let flood = self.start_flood(kind, gateway, family, pps, Duration::from_millis(time));
+                self.floods.push(flood);
             }
         }
+    }
+
+    /// Stops the policy server with a signal, and starts it again after `downtime` milliseconds.
+    fn restart_server(&mut self, signal: &str, downtime: u64) {
+        self.sample_resources();
+        let mut server = self.cluster.policyd.take().expect("the policy server runs");
+        server.process().signal(signal).unwrap();
+        server.process().wait(Duration::from_secs(10)).expect("the policy server exits");
+        sleep_ms(downtime);
+        self.start_server();
+        self.cluster.wait_converged();
+        self.sample_resources();
+    }
+
+    /// Floods tenant B's addresses via a gateway, in a thread of its own.
+    fn start_flood(
+        &self,
+        kind: FloodKind,
+        gateway: usize,
+        family: usize,
+        pps: u32,
+        time: Duration,
+    ) -> JoinHandle<io::Result<u64>> {
+        let (bridge, pod) = (parse_mac(BRIDGE_MAC), &self.cluster.pods[2]);
+        let (host, interface, macs, address) = if kind.is_inside() {
+            let own = pod.output(&["cat", "/sys/class/net/eth0/address"]).unwrap();
+            (pod, "eth0", [bridge, parse_mac(own.trim())], ["10.1.0.21", "fd00:1::21"][family])
+        } else {
+            let gateway_mac = self.cluster.gateways[gateway].mac("gw-out");
+            (&self.cluster.outside, "public", [gateway_mac, bridge], L2_VIPS[family])
+        };
+        let target = FloodTarget { macs, address: Ip::parse(address), ports: [HTTP_PORT; 2], fixed_destination: None };
+        let writer = PacketWriter::new(kind, target, u64::from(pps));
+        host.run(move || send(interface, writer, pps, time))
     }
 
     fn drain(&self, gateway: usize) {
@@ -237,19 +252,19 @@ impl SoakCluster {
         self.sample_resources();
     }
 
-    fn cut(&self, gateway: usize, cable: Link, time: u64) {
+    fn cut(&self, gateway: usize, link: Link, time: u64) {
         let number = gateway + 1;
         let set_link = |host: &Host, port: &str, state| host.ip(&["link", "set", port, state]).unwrap();
         let cluster = &self.cluster;
         let (to_gateway, port) = (format!("to-gw{number}"), format!("gw{number}"));
-        match cable {
+        match link {
             Link::Inside => set_link(&cluster.inside, &to_gateway, "down"),
             Link::Outside => set_link(&cluster.outside, &port, "down"),
             Link::OutsideSilent => cluster.outside.ip(&["link", "set", &port, "nomaster"]).unwrap(),
             Link::Peers => cluster.cut_peers(gateway),
             Link::Management => cluster.cut_management(gateway),
         }
-        let is_data = !matches!(cable, Link::Peers | Link::Management);
+        let is_data = !matches!(link, Link::Peers | Link::Management);
         // Routers detect a failure of their own links, unless it is shorter than the detection time.
         if is_data && time > BFD_DETECTION {
             self.reroute_after_detection(gateway);
@@ -257,7 +272,7 @@ impl SoakCluster {
         } else {
             sleep_ms(time);
         }
-        match cable {
+        match link {
             Link::Inside => set_link(&cluster.inside, &to_gateway, "up"),
             Link::Outside => set_link(&cluster.outside, &port, "up"),
             Link::OutsideSilent => cluster.outside.ip(&["link", "set", &port, "master", "public"]).unwrap(),

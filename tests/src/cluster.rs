@@ -119,13 +119,7 @@ impl Cluster {
         let (peers, management) = (host("peers", false), host("mgmt", false));
         let (server, low_mtu_server) = (host("server", false), host("low-mtu", false));
         let unauthenticated_peer = host("intruder", false);
-        for (switch, name) in [(&inside, "pods"), (&outside, "public"), (&peers, "peers"), (&management, "mgmt")] {
-            add_bridge(switch, name);
-        }
-        inside.addresses("pods", &["10.1.255.254/16", "fd00:1::fe/48"]).unwrap();
-        outside.addresses("public", &["203.0.113.254/24", "2001:db8:113::fe/64"]).unwrap();
-        management.addresses("mgmt", &["10.3.0.254/24"]).unwrap();
-
+        add_switches([&inside, &outside, &peers, &management]);
         let pods = [("p1", 11), ("p2", 12), ("p3", 21), ("p4", 31)].map(|(name, number)| {
             let pod = host(name, false);
             connect_to_switch(&lab, &pod, "eth0", (&inside, name), "pods");
@@ -133,61 +127,26 @@ impl Cluster {
             add_pod_routes(&pod);
             pod
         });
-        let bulk_pods = host("bulk", false);
-        connect_to_switch(&lab, &bulk_pods, "eth0", (&inside, "bulk"), "pods");
         let folder = TempDir::with_prefix("vipgate-test-").unwrap();
-        let add = |address: String| {
-            format!("address add {address} dev eth0 {}", ["", "nodad"][usize::from(address.contains(':'))])
-        };
-        let batch: Vec<String> =
-            manifests::bulk_pods().map(|[ipv4, ipv6]| [add(ipv4 + "/16"), add(ipv6 + "/48")].join("\n")).collect();
-        let file = folder.path().join("addresses");
-        fs::write(&file, batch.join("\n")).unwrap();
-        bulk_pods.ip(&["-batch", &file.display().to_string()]).unwrap();
-        add_pod_routes(&bulk_pods);
-
-        lab.link((&outside, "to-server"), (&server, "eth0"), 1).unwrap();
-        outside.addresses("to-server", &["198.51.100.254/24", "2001:db8:51::fe/64"]).unwrap();
-        server.addresses("eth0", &[&format!("{}/24", SERVER[0]), &format!("{}/64", SERVER[1])]).unwrap();
-        lab.link((&outside, "to-low-mtu"), (&low_mtu_server, "eth0"), 1).unwrap();
-        outside.addresses("to-low-mtu", &["198.51.101.254/24", "2001:db8:52::fe/64"]).unwrap();
-        outside.ip(&["link", "set", "to-low-mtu", "mtu", "1280"]).unwrap();
-        low_mtu_server
-            .addresses("eth0", &[&format!("{}/24", LOW_MTU_SERVER[0]), &format!("{}/64", LOW_MTU_SERVER[1])])
-            .unwrap();
-        for (host, net, address) in [(&server, "198.51.100", "51"), (&low_mtu_server, "198.51.101", "52")] {
-            host.route("default", &format!("{net}.254")).unwrap();
-            host.route("default", &format!("2001:db8:{address}::fe")).unwrap();
-        }
-        // Its own MTU is 1280, but it advertises a larger MSS.
-        low_mtu_server.ip(&["link", "set", "eth0", "mtu", "1280"]).unwrap();
-        low_mtu_server.ip(&["-4", "route", "change", "default", "via", "198.51.101.254", "advmss", "1460"]).unwrap();
-        low_mtu_server.ip(&["-6", "route", "change", "default", "via", "2001:db8:52::fe", "advmss", "1440"]).unwrap();
+        let bulk_pods = host("bulk", false);
+        connect_bulk_pods(&lab, &bulk_pods, &inside, folder.path());
+        connect_server(&lab, &server, &outside);
+        connect_low_mtu_server(&lab, &low_mtu_server, &outside);
         connect_to_switch(&lab, &unauthenticated_peer, "eth0", (&peers, "intruder"), "peers");
         unauthenticated_peer.addresses("eth0", &["10.2.0.99/24"]).unwrap();
 
-        let ledger = Arc::<DropAccounting>::default();
-        ledger.allow(ALWAYS_ALLOWED);
+        let drop_accounting = Arc::<DropAccounting>::default();
+        drop_accounting.allow(ALWAYS_ALLOWED);
         // Clients share the cores with several gateways' workers. A single gateway (`Testbed`) must lose nothing,
         // except under load.
-        ledger.allow(RING_LOSSES);
-        let mut gateways = Vec::new();
-        for number in 1..=count {
-            let gateway = Gateway::new(&lab, number, folder.path(), ledger.clone());
-            disable_rp_filter(&gateway.host);
-            lab.link((&inside, &format!("to-gw{number}")), (&gateway.host, "gw-in"), 1).unwrap();
-            inside
-                .addresses(
-                    &format!("to-gw{number}"),
-                    &[&format!("10.4.{number}.254/24"), &format!("fd00:4:{number}::fe/64")],
-                )
-                .unwrap();
-            connect_to_switch(&lab, &gateway.host, "gw-out", (&outside, &format!("gw{number}")), "public");
-            connect_to_switch(&lab, &gateway.host, "gw-peer", (&peers, &format!("gw{number}")), "peers");
-            connect_to_switch(&lab, &gateway.host, "gw-mgmt", (&management, &format!("gw{number}")), "mgmt");
-            gateway.connect();
-            gateways.push(gateway);
-        }
+        drop_accounting.allow(RING_LOSSES);
+        let gateways = (1..=count)
+            .map(|number| {
+                let gateway = Gateway::new(&lab, number, folder.path(), drop_accounting.clone());
+                connect_gateway(&lab, &gateway, number, [&inside, &outside, &peers, &management]);
+                gateway
+            })
+            .collect();
         reflector::start(&server, &SERVER);
         reflector::start(&low_mtu_server, &LOW_MTU_SERVER);
         fs::create_dir(folder.path().join("policy")).unwrap();
@@ -204,7 +163,7 @@ impl Cluster {
             management,
             policyd: None,
             folder,
-            accounting: ledger,
+            accounting: drop_accounting,
             _lab: lab,
         };
         cluster.define_gateways(count);
@@ -351,6 +310,16 @@ fn add_bridge(switch: &Host, name: &str) {
     }
 }
 
+/// Adds the bridges of the routers and of the two networks between gateways, with the addresses of those that have any.
+fn add_switches([inside, outside, peers, management]: [&Host; 4]) {
+    for (switch, name) in [(inside, "pods"), (outside, "public"), (peers, "peers"), (management, "mgmt")] {
+        add_bridge(switch, name);
+    }
+    inside.addresses("pods", &["10.1.255.254/16", "fd00:1::fe/48"]).unwrap();
+    outside.addresses("public", &["203.0.113.254/24", "2001:db8:113::fe/64"]).unwrap();
+    management.addresses("mgmt", &["10.3.0.254/24"]).unwrap();
+}
+
 /// Connects a host's interface to a bridge.
 fn connect_to_switch(lab: &Lab, host: &Host, interface: &str, (switch, port): (&Host, &str), bridge: &str) {
     lab.link((switch, port), (host, interface), 1).unwrap();
@@ -360,4 +329,55 @@ fn connect_to_switch(lab: &Lab, host: &Host, interface: &str, (switch, port): (&
 fn add_pod_routes(pod: &Host) {
     pod.route("default", "10.1.255.254").unwrap();
     pod.route("default", "fd00:1::fe").unwrap();
+}
+
+/// Connects the host of the bulk pods, with the addresses of all of them. `folder` takes its batch file.
+fn connect_bulk_pods(lab: &Lab, host: &Host, inside: &Host, folder: &Path) {
+    connect_to_switch(lab, host, "eth0", (inside, "bulk"), "pods");
+    let add = |address: String| {
+        format!("address add {address} dev eth0 {}", ["", "nodad"][usize::from(address.contains(':'))])
+    };
+    let batch: Vec<String> =
+        manifests::bulk_pods().map(|[ipv4, ipv6]| [add(ipv4 + "/16"), add(ipv6 + "/48")].join("\n")).collect();
+    let file = folder.join("addresses");
+    fs::write(&file, batch.join("\n")).unwrap();
+    host.ip(&["-batch", &file.display().to_string()]).unwrap();
+    add_pod_routes(host);
+}
+
+fn connect_server(lab: &Lab, server: &Host, outside: &Host) {
+    lab.link((outside, "to-server"), (server, "eth0"), 1).unwrap();
+    outside.addresses("to-server", &["198.51.100.254/24", "2001:db8:51::fe/64"]).unwrap();
+    server.addresses("eth0", &[&format!("{}/24", SERVER[0]), &format!("{}/64", SERVER[1])]).unwrap();
+    server.route("default", "198.51.100.254").unwrap();
+    server.route("default", "2001:db8:51::fe").unwrap();
+}
+
+/// Connects the server whose link has an MTU of 1280, while it advertises a larger MSS.
+fn connect_low_mtu_server(lab: &Lab, server: &Host, outside: &Host) {
+    lab.link((outside, "to-low-mtu"), (server, "eth0"), 1).unwrap();
+    outside.addresses("to-low-mtu", &["198.51.101.254/24", "2001:db8:52::fe/64"]).unwrap();
+    outside.ip(&["link", "set", "to-low-mtu", "mtu", "1280"]).unwrap();
+    let addresses = [format!("{}/24", LOW_MTU_SERVER[0]), format!("{}/64", LOW_MTU_SERVER[1])];
+    server.addresses("eth0", &addresses.each_ref().map(String::as_str)).unwrap();
+    server.route("default", "198.51.101.254").unwrap();
+    server.route("default", "2001:db8:52::fe").unwrap();
+    server.ip(&["link", "set", "eth0", "mtu", "1280"]).unwrap();
+    server.ip(&["-4", "route", "change", "default", "via", "198.51.101.254", "advmss", "1460"]).unwrap();
+    server.ip(&["-6", "route", "change", "default", "via", "2001:db8:52::fe", "advmss", "1440"]).unwrap();
+}
+
+fn connect_gateway(lab: &Lab, gateway: &Gateway, number: usize, [inside, outside, peers, management]: [&Host; 4]) {
+    let host = &gateway.host;
+    disable_rp_filter(host);
+    let to_gateway = format!("to-gw{number}");
+    lab.link((inside, &to_gateway), (host, "gw-in"), 1).unwrap();
+    let addresses = [format!("10.4.{number}.254/24"), format!("fd00:4:{number}::fe/64")];
+    inside.addresses(&to_gateway, &addresses.each_ref().map(String::as_str)).unwrap();
+    for (interface, switch, bridge) in
+        [("gw-out", outside, "public"), ("gw-peer", peers, "peers"), ("gw-mgmt", management, "mgmt")]
+    {
+        connect_to_switch(lab, host, interface, (switch, &format!("gw{number}")), bridge);
+    }
+    gateway.connect();
 }

@@ -17,24 +17,11 @@ pub mod etcd;
 pub mod flood;
 pub mod policyd;
 pub mod services;
+pub mod soak;
 pub mod tls;
 pub mod traffic;
 pub mod verifier;
 pub mod xds_peer;
-
-// The soak has no test harness (`harness = false`): its logic is tested in this crate.
-#[cfg(test)]
-extern crate self as vipgate_tests;
-#[cfg(test)]
-#[path = "../soak/evidence.rs"]
-mod evidence;
-#[cfg(test)]
-#[path = "../soak/schedule.rs"]
-mod schedule;
-#[cfg(test)]
-mod soak_evidence;
-#[cfg(test)]
-mod soak_schedule;
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -126,6 +113,27 @@ pub fn binary() -> PathBuf {
     path
 }
 
+/// Adds the bridge that connects the pods.
+fn add_pod_bridge(switch: &Host) {
+    switch.ip(&["link", "add", "pods", "type", "bridge"]).unwrap();
+    switch.ip(&["link", "set", "pods", "up"]).unwrap();
+    // With br_netfilter loaded, the bridge would inspect packets and drop malformed ones before the gateway sees
+    // them.
+    let _ = switch.sysctl("net.bridge.bridge-nf-call-iptables", 0);
+    let _ = switch.sysctl("net.bridge.bridge-nf-call-ip6tables", 0);
+    let _ = switch.sysctl("net.bridge.bridge-nf-call-arptables", 0);
+}
+
+fn connect_server(lab: &Lab, server: &Host, router: &Host) {
+    lab.link((router, "to-server"), (server, "eth0"), 1).unwrap();
+    let router_addresses = ["198.51.100.254/24", "2001:db8:51::fe/64", "10.9.0.254/24", "fd00:9::fe/64"];
+    router.addresses("to-server", &router_addresses).unwrap();
+    let server_addresses = ["198.51.100.10/24", "2001:db8:51::10/64", "10.9.0.200/24", "fd00:9::200/64"];
+    server.addresses("eth0", &server_addresses).unwrap();
+    server.route("default", "198.51.100.254").unwrap();
+    server.route("default", "2001:db8:51::fe").unwrap();
+}
+
 impl Testbed {
     /// Builds the network, with two queues on each of the gateway's interfaces. No gateway runs yet.
     pub fn new(tag: &str) -> Self {
@@ -134,13 +142,7 @@ impl Testbed {
         let gateway = lab.host("gw", true).unwrap();
         let router = lab.host("router", true).unwrap();
         let server = lab.host("server", false).unwrap();
-        switch.ip(&["link", "add", "pods", "type", "bridge"]).unwrap();
-        switch.ip(&["link", "set", "pods", "up"]).unwrap();
-        // With br_netfilter loaded, the bridge would inspect packets and drop malformed ones before the gateway sees
-        // them.
-        let _ = switch.sysctl("net.bridge.bridge-nf-call-iptables", 0);
-        let _ = switch.sysctl("net.bridge.bridge-nf-call-ip6tables", 0);
-        let _ = switch.sysctl("net.bridge.bridge-nf-call-arptables", 0);
+        add_pod_bridge(&switch);
         lab.link((&switch, "to-gw"), (&gateway, "gw-in"), 2).unwrap();
         switch.ip(&["link", "set", "to-gw", "master", "pods"]).unwrap();
         gateway.addresses("gw-in", &["10.1.0.1/24", "fd00:1::1/64"]).unwrap();
@@ -160,13 +162,7 @@ impl Testbed {
         gateway.route("default", "2001:db8:113::fe").unwrap();
         router.route("10.1.0.0/24", "203.0.113.1").unwrap();
         router.route("fd00:1::/64", "2001:db8:113::1").unwrap();
-        lab.link((&router, "to-server"), (&server, "eth0"), 1).unwrap();
-        let router_addresses = ["198.51.100.254/24", "2001:db8:51::fe/64", "10.9.0.254/24", "fd00:9::fe/64"];
-        router.addresses("to-server", &router_addresses).unwrap();
-        let server_addresses = ["198.51.100.10/24", "2001:db8:51::10/64", "10.9.0.200/24", "fd00:9::200/64"];
-        server.addresses("eth0", &server_addresses).unwrap();
-        server.route("default", "198.51.100.254").unwrap();
-        server.route("default", "2001:db8:51::fe").unwrap();
+        connect_server(&lab, &server, &router);
         reflector::start(&server, &[SERVER, EXCLUDED].concat());
         traffic::start_udp_echo(&server);
 

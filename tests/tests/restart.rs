@@ -40,8 +40,11 @@ fn connections_survive_twenty_kills_under_load() {
     // lost before the last restart is retransmitted after at most the time for which it has been lost.
     let max_gap = (2 * kills + Duration::from_secs(1)).as_millis();
     for outcome in &outcomes {
-        let ConnectionOutcome { alive, changed, longest_gap_ms: longest_ms } = *outcome;
-        assert!(alive == 400 && changed == 0 && u128::from(longest_ms) < max_gap, "{outcomes:?}, kills for {kills:?}");
+        let ConnectionOutcome { alive, changed, longest_gap_ms } = *outcome;
+        assert!(
+            alive == 400 && changed == 0 && u128::from(longest_gap_ms) < max_gap,
+            "{outcomes:?}, kills for {kills:?}"
+        );
     }
     testbed.check_frames();
     assert_eq!(capture.end(), Vec::<String>::new(), "a pod's address leaked");

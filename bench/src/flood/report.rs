@@ -55,26 +55,26 @@ pub(super) struct PhaseResult {
 impl PhaseResult {
     /// Computes the result from tenant A's traffic counters and the gateway's counters.
     pub(super) fn new(phase: &CompletedPhase) -> Self {
-        let CompletedPhase { counters: tally, surrounding: around, duration: length, sent, before, after } = phase;
+        let CompletedPhase { counters, surrounding, duration, sent, before, after } = phase;
         let sum_around =
-            |field: fn(&TrafficCounters) -> u64| around.iter().map(|it| field(&lock_counters(it))).sum::<u64>();
+            |field: fn(&TrafficCounters) -> u64| surrounding.iter().map(|it| field(&lock_counters(it))).sum::<u64>();
         let [lost, mismatched] = [sum_around(|it| it.lost), sum_around(|it| it.mismatched)];
-        let tally = lock_counters(tally);
+        let counters = lock_counters(counters);
         let delta = |reason: &String, count: &u64| count - before.drops.get(reason).copied().unwrap_or(0);
         let drops = after.drops.iter().map(|(reason, count)| (reason.clone(), delta(reason, count)));
         // Time between the samples, which includes sampling itself; traffic rates use the phase's duration instead.
         let sampled_seconds = (after.at - before.at).as_secs_f64();
         Self {
-            seconds: length.as_secs_f64(),
-            bytes: tally.bytes,
-            p50_us: tally.latencies.value_at_quantile(0.5),
-            p99_us: tally.latencies.value_at_quantile(0.99),
-            setup_p99_us: tally.setup_times.value_at_quantile(0.99),
-            attempted: tally.attempted,
-            completed: tally.completed,
-            late: tally.late,
-            lost: tally.lost + lost,
-            mismatched: tally.mismatched + mismatched,
+            seconds: duration.as_secs_f64(),
+            bytes: counters.bytes,
+            p50_us: counters.latencies.value_at_quantile(0.5),
+            p99_us: counters.latencies.value_at_quantile(0.99),
+            setup_p99_us: counters.setup_times.value_at_quantile(0.99),
+            attempted: counters.attempted,
+            completed: counters.completed,
+            late: counters.late,
+            lost: counters.lost + lost,
+            mismatched: counters.mismatched + mismatched,
             backend_syn_acks: after.syn_acks - before.syn_acks,
             sent: *sent,
             sessions: after.sessions,
@@ -337,8 +337,8 @@ mod tests {
     #[test]
     fn a_loss_between_phases_counts_for_the_preceding_phase() -> Result<()> {
         let state = TrafficState::new()?;
-        let [tally, rest] = [state.next_phase()?, state.next_phase()?];
-        for (counters, lost) in [(&tally, 1), (&rest, 2)] {
+        let [counters, rest] = [state.next_phase()?, state.next_phase()?];
+        for (counters, lost) in [(&counters, 1), (&rest, 2)] {
             let mut counters = lock_counters(counters);
             (counters.lost, counters.mismatched, counters.bytes) = (lost, lost, 500);
         }
@@ -353,8 +353,7 @@ mod tests {
         };
         let after = CounterSample { at: now + Duration::from_secs(4), syn_acks: 9, ..before.clone() };
         let length = Duration::from_secs(2);
-        let phase =
-            CompletedPhase { counters: tally, surrounding: vec![rest], duration: length, sent: 0, before, after };
+        let phase = CompletedPhase { counters, surrounding: vec![rest], duration: length, sent: 0, before, after };
         let PhaseResult { seconds, bytes, lost, mismatched, backend_syn_acks, .. } = PhaseResult::new(&phase);
         assert_eq!((bytes, lost, mismatched, backend_syn_acks), (500, 3, 3, 2));
         assert!((seconds - 2.0).abs() < f64::EPSILON);

@@ -165,28 +165,48 @@ fn measure(options: &Options, sessions: u32, [change_core, worker_core]: [usize;
         "the final policy has {} endpoints, expected {expected}",
         counters.endpoints
     );
-    let ratios = idle.iter().zip(&changing).map(|(idle, changing)| idle / changing).collect();
-    let rounded = |values: &[f64]| values.iter().map(|&value| round2(value)).collect();
-    Ok(Report {
-        benchmark: "policy_path",
-        sessions,
-        vips: options.size.vips,
-        endpoints: options.size.endpoints,
-        rate: options.rate,
-        batch_ms: options.batch,
-        idle_rounds_ns: rounded(&idle),
-        changing_rounds_ns: rounded(&changing),
-        idle_ns_per_packet: round2(median(idle)),
-        changing_ns_per_packet: round2(median(changing)),
-        ratio: (median(ratios) * 1e4).round() / 1e4,
-        changes: counters.changes,
-        changes_with_sessions: counters.with_sessions,
-        changes_per_second: round2(counters.changes as f64 / clock.now().as_secs_f64()),
-        snapshots: counters.snapshots,
-        ms_per_snapshot: round2(counters.busy.as_secs_f64() * 1e3 / counters.snapshots.max(1) as f64),
-        packets: sent,
-        noise,
-    })
+    let measured = Measurement { idle, changing, counters, packets: sent, seconds: clock.now().as_secs_f64(), noise };
+    Ok(Report::new(options, sessions, measured))
+}
+
+/// What the rounds of one number of sessions gave.
+struct Measurement {
+    /// Nanoseconds per packet of each round without changes, and with them.
+    idle: Vec<f64>,
+    changing: Vec<f64>,
+    counters: ChangeCounters,
+    packets: u64,
+    /// Time of the rounds with changes.
+    seconds: f64,
+    noise: Noise,
+}
+
+impl Report {
+    fn new(options: &Options, sessions: u32, measured: Measurement) -> Self {
+        let Measurement { idle, changing, counters, packets, seconds, noise } = measured;
+        let ratios = idle.iter().zip(&changing).map(|(idle, changing)| idle / changing).collect();
+        let rounded = |values: &[f64]| values.iter().map(|&value| round2(value)).collect();
+        Self {
+            benchmark: "policy_path",
+            sessions,
+            vips: options.size.vips,
+            endpoints: options.size.endpoints,
+            rate: options.rate,
+            batch_ms: options.batch,
+            idle_rounds_ns: rounded(&idle),
+            changing_rounds_ns: rounded(&changing),
+            idle_ns_per_packet: round2(median(idle)),
+            changing_ns_per_packet: round2(median(changing)),
+            ratio: (median(ratios) * 1e4).round() / 1e4,
+            changes: counters.changes,
+            changes_with_sessions: counters.with_sessions,
+            changes_per_second: round2(counters.changes as f64 / seconds),
+            snapshots: counters.snapshots,
+            ms_per_snapshot: round2(counters.busy.as_secs_f64() * 1e3 / counters.snapshots.max(1) as f64),
+            packets,
+            noise,
+        }
+    }
 }
 
 /// Time in iterations of the worker, in rounds with changes.

@@ -190,9 +190,9 @@ while not ended:
         clients.append(Client(len(clients)))
     if len(clients) == config["count"] and not reported:
         limit = time.time() - config["timeout"]
-        all_settled = all(client.answered or client.end or client.opened < limit for client in clients)
+        all_answered = all(client.answered or client.end or client.opened < limit for client in clients)
         # Clients with a fixed number of lines may have ended already.
-        if config["lines"] or all_settled:
+        if config["lines"] or all_answered:
             print("open", sum(1 for client in clients if client.answered and not client.end), flush=True)
             reported = True
     if config["lines"] and len(clients) == config["count"]:

@@ -110,23 +110,23 @@ impl Clients {
     /// Starts clients. `name` names their files; identities are numbered from `first`, and must be unique in a test.
     pub fn start(folder: &Path, host: &Host, name: &str, first: u32, traffic: &ClientConfig<'_>) -> Self {
         let ClientConfig {
-            server: to,
-            source_addresses: sources,
+            server,
+            source_addresses,
             count,
             rate,
-            max_concurrent: at_once,
+            max_concurrent,
             lines,
-            intervals: paces,
-            timeout: patience,
-            line_length: bytes,
-            keep_port: stay,
+            intervals,
+            timeout,
+            line_length,
+            keep_port,
             udp,
         } = traffic;
         let config = json!({
-            "protocol": if *udp { "udp" } else { "tcp" }, "to": to.0, "port": to.1, "sources": sources, "count": count,
-            "first": first, "rate": rate, "max_concurrent": at_once, "lines": lines, "intervals": paces,
-            "timeout": patience,
-            "bytes": bytes, "keep_port": stay,
+            "protocol": if *udp { "udp" } else { "tcp" }, "to": server.0, "port": server.1, "sources": source_addresses, "count": count,
+            "first": first, "rate": rate, "max_concurrent": max_concurrent, "lines": lines, "intervals": intervals,
+            "timeout": timeout,
+            "bytes": line_length, "keep_port": keep_port,
         });
         let file = |extension: &str| folder.join(format!("clients-{name}.{extension}"));
         fs::write(file("config"), config.to_string()).unwrap();

@@ -25,7 +25,7 @@ pub struct Gateway {
     pub peer_address: String,
     /// Command prefix of its process, such as `env` with variables.
     pub wrapper: Vec<String>,
-    ledger: Arc<DropAccounting>,
+    drop_accounting: Arc<DropAccounting>,
     process: Option<Process>,
     number: usize,
     folder: PathBuf,
@@ -35,7 +35,7 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    pub(super) fn new(lab: &Lab, number: usize, folder: &Path, ledger: Arc<DropAccounting>) -> Self {
+    pub(super) fn new(lab: &Lab, number: usize, folder: &Path, drop_accounting: Arc<DropAccounting>) -> Self {
         let name = format!("gw-{number}");
         let folder = folder.join(&name);
         fs::create_dir(&folder).unwrap();
@@ -44,7 +44,7 @@ impl Gateway {
             name,
             peer_address: format!("10.2.0.{number}"),
             wrapper: Vec::new(),
-            ledger,
+            drop_accounting,
             process: None,
             number,
             folder,
@@ -70,7 +70,7 @@ impl Gateway {
     /// Writes its configuration with `extra` YAML appended, whose fields replace those of the same name; returns its
     /// path.
     pub fn config(&self, extra: &str) -> String {
-        let Self { name, number, folder, peer_address: peer, .. } = self;
+        let Self { name, number, folder, peer_address, .. } = self;
         let (folder, state) = (folder.display(), self.state.path().display());
         // Gateways are spread over the cores of a small machine.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -81,7 +81,7 @@ impl Gateway {
             format!("workers: {{cores: [{}], idle: adaptive}}", (number - 1) % cores),
             format!("policy: {{server: {{url: \"http://{POLICYD_ADDRESS}\", cache: {folder}/policy.cache}}}}"),
             format!("sessions: {{capacity: 65536, state: {state}}}"),
-            format!("peer: {{address: {peer}, port: {PEER_PORT}}}"),
+            format!("peer: {{address: {peer_address}, port: {PEER_PORT}}}"),
             format!("admin: {{socket: {folder}/gateway.sock}}"),
             format!("metrics: {{listen: \"127.0.0.1:{METRICS_PORT}\"}}"),
             "log: {format: json}".into(),
@@ -142,7 +142,7 @@ impl Gateway {
     pub(super) fn record_counters(&mut self) {
         let can_be_queried = self.process.as_mut().is_some_and(Process::is_alive) && !self.suspended;
         if can_be_queried && self.log().contains("\"event\":\"ready\"") {
-            self.ledger.record(&self.name, &self.host, || self.command(&["drops"]).1);
+            self.drop_accounting.record(&self.name, &self.host, || self.command(&["drops"]).1);
         }
     }
 

@@ -93,8 +93,8 @@ impl Cluster {
 
     /// Replaces the peer bridge by an impaired switch, reproducible by `seed`.
     pub fn impair_peers(&self, impairment: Impairment, seed: u64) -> ImpairedSwitch {
-        let Impairment { loss, duplicate: repeat, delay, jitter } = impairment;
-        let numbers = [loss, repeat, delay, jitter].map(|number| number.to_string());
+        let Impairment { loss, duplicate, delay, jitter } = impairment;
+        let numbers = [loss, duplicate, delay, jitter].map(|number| number.to_string());
         let (seed, script) = (seed.to_string(), script_path("cluster/impaired_switch.py"));
         let ports: Vec<String> = self.indices().into_iter().map(Self::port).chain(["intruder".to_owned()]).collect();
         for port in &ports {

@@ -23,6 +23,37 @@ fn policy(testbed: &Testbed, url: &str, ca: Option<&CertificateAuthority>, own: 
     format!("policy: {{server: {{url: \"{url}\", cache: {cache}{ca}{own}}}}}")
 }
 
+/// A gateway, and `vipgate policy status`, with this URL, CA and certificate: the server rejects both, and both sides
+/// report the reason.
+fn check_rejection(
+    testbed: &mut Testbed,
+    server: &Policyd,
+    (url, ca, own): (&str, Option<&CertificateAuthority>, Option<&Certificate>),
+    gateway_error: &str,
+    server_error: &str,
+) {
+    let before = server.metric("vipgate_policyd_tls_refused_total", "");
+    testbed.spawn_gateway(&policy(testbed, url, ca, own));
+    let has_tried = || testbed.log().contains("policy_server_unreachable");
+    assert!(wait_for(Duration::from_secs(20), has_tried), "{}", testbed.log());
+    let status = testbed.policy_server_status();
+    let error = status["error"].as_str().unwrap();
+    assert!(status["connected"] == false && error.contains(gateway_error), "{url}, {gateway_error}: {status}");
+    server.wait_for_log(&["client_refused", "127.0.0.1:", server_error]);
+    assert!(server.metric("vipgate_policyd_tls_refused_total", "") > before);
+    // The command line reports the same error.
+    let mut arguments = vec!["--server", url];
+    arguments.extend(ca.iter().flat_map(|ca| ["--ca", &ca.ca_file]));
+    arguments.extend(own.iter().flat_map(|own| ["--cert", &own.cert, "--key", &own.key]));
+    let (code, _, stderr) = testbed.policy_status(&arguments);
+    assert!(code == 1 && stderr.contains(url) && stderr.contains(gateway_error), "{stderr}");
+    assert!(!stderr.contains("tonic") && !error.contains("tonic") && !testbed.log().contains("tonic::"), "{stderr}");
+    if gateway_error == "CertificateRequired" {
+        assert!(stderr.contains("the server requires a client certificate"), "{stderr}");
+    }
+    testbed.stop("KILL");
+}
+
 #[test]
 fn a_rejected_client_gets_the_reason_and_the_server_logs_it() {
     let mut testbed = Testbed::new("refused");
@@ -49,37 +80,15 @@ fn a_rejected_client_gets_the_reason_and_the_server_logs_it() {
     // URL, the gateway's CA and certificate, the server's index, the error at the gateway, the error in the server's
     // log.
     let cases = [
-        (&a, Some(&ours), None, 0, "CertificateRequired", "presents no certificate"),
-        (&a, Some(&ours), Some(&unknown_ca), 0, "UnknownCA", "isn't signed by `tls.ca`"),
-        (&a, Some(&theirs), Some(&good), 0, "UnknownIssuer", "doesn't trust this server's certificate"),
-        (&b, Some(&ours), Some(&good), 1, "not valid for name", "BadCertificate"),
-        (&c, Some(&ours), Some(&good), 2, "expired", "CertificateExpired"),
-        (&plain, None, None, 0, "must begin with https://", "doesn't speak TLS"),
+        (a.as_str(), Some(&ours), None, 0, "CertificateRequired", "presents no certificate"),
+        (a.as_str(), Some(&ours), Some(&unknown_ca), 0, "UnknownCA", "isn't signed by `tls.ca`"),
+        (a.as_str(), Some(&theirs), Some(&good), 0, "UnknownIssuer", "doesn't trust this server's certificate"),
+        (b.as_str(), Some(&ours), Some(&good), 1, "not valid for name", "BadCertificate"),
+        (c.as_str(), Some(&ours), Some(&good), 2, "expired", "CertificateExpired"),
+        (plain.as_str(), None, None, 0, "must begin with https://", "doesn't speak TLS"),
     ];
     for (url, ca, own, server, gateway_error, server_error) in cases {
-        let before = servers[server].metric("vipgate_policyd_tls_refused_total", "");
-        testbed.spawn_gateway(&policy(&testbed, url, ca, own));
-        let has_tried = || testbed.log().contains("policy_server_unreachable");
-        assert!(wait_for(Duration::from_secs(20), has_tried), "{}", testbed.log());
-        let status = testbed.policy_server_status();
-        let error = status["error"].as_str().unwrap();
-        assert!(status["connected"] == false && error.contains(gateway_error), "{url}, {gateway_error}: {status}");
-        servers[server].wait_for_log(&["client_refused", "127.0.0.1:", server_error]);
-        assert!(servers[server].metric("vipgate_policyd_tls_refused_total", "") > before);
-        // The command line reports the same error.
-        let mut arguments = vec!["--server", url];
-        arguments.extend(ca.iter().flat_map(|ca| ["--ca", &ca.ca_file]));
-        arguments.extend(own.iter().flat_map(|own: &&Certificate| ["--cert", &own.cert, "--key", &own.key]));
-        let (code, _, stderr) = testbed.policy_status(&arguments);
-        assert!(code == 1 && stderr.contains(url.as_str()) && stderr.contains(gateway_error), "{stderr}");
-        assert!(
-            !stderr.contains("tonic") && !error.contains("tonic") && !testbed.log().contains("tonic::"),
-            "{stderr}"
-        );
-        if gateway_error == "CertificateRequired" {
-            assert!(stderr.contains("the server requires a client certificate"), "{stderr}");
-        }
-        testbed.stop("KILL");
+        check_rejection(&mut testbed, &servers[server], (url, ca, own), gateway_error, server_error);
     }
     // The certificate of another gateway: TLS succeeds, but the name is rejected.
     let other = ours.sign("other", &["gw-other"], tomorrow());

@@ -64,6 +64,7 @@ fn wait_p4_uncovered(testbed: &Testbed) {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one sequence of states, in which each step needs those before it")]
 fn etcd_and_files_give_the_same_policy_and_etcd_may_fail() {
     let (_folder, more) = session_state();
     let mut testbed = Testbed::new("etcd");

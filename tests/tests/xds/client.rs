@@ -94,6 +94,7 @@ fn gateway(testbed: &Testbed) -> Value {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one sequence of states, in which each step needs those before it")]
 fn a_client_gets_the_full_state_then_deltas() {
     let (testbed, mut peer) = client("client");
     let initial: Vec<Value> = KINDS

@@ -8,7 +8,8 @@ use vipgate_tests::xds_peer::XdsPeer;
 use vipgate_tests::{SERVER, Testbed, VIP_A, VIP_B, wait_for};
 
 use crate::server::{
-    ALL, POLICY, accepted, endpoint, policy, replies, send, server_config, settings, start_settled, subscriptions, vip,
+    ALL, POLICY, accepted, endpoint, policy, replies, send, server_config, settings, start_converged, subscriptions,
+    vip,
 };
 
 const ADDRESS: &str = "127.0.0.1:18000";
@@ -54,7 +55,7 @@ fn contains_all(error: Option<&String>, words: [&str; 2]) -> bool {
 
 #[test]
 fn invalid_resources_are_nacked_by_name_and_nothing_changes() {
-    let (testbed, mut peer) = start_settled("nack");
+    let (testbed, mut peer) = start_converged("nack");
     let traffic = Traffic::start(&testbed);
     let in_force = || {
         let names = |kind: &str| -> Vec<Value> {

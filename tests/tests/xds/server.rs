@@ -95,7 +95,7 @@ pub(crate) fn observed_source(testbed: &Testbed, pod: usize) -> String {
 }
 
 /// A gateway that has applied the policy of [`send_all`].
-pub(crate) fn start_settled(tag: &str) -> (Testbed, XdsPeer) {
+pub(crate) fn start_converged(tag: &str) -> (Testbed, XdsPeer) {
     let mut testbed = Testbed::new(tag);
     let mut peer = XdsPeer::server(&testbed, &testbed.gateway, ADDRESS);
     let extra = server_config(&testbed);
@@ -175,7 +175,7 @@ fn a_gateway_applies_updates_in_order() {
 
 #[test]
 fn a_reused_pod_address_does_not_inherit_sessions() {
-    let (testbed, mut peer) = start_settled("reuse");
+    let (testbed, mut peer) = start_converged("reuse");
     let socket = |host: &Host, address: &'static str| {
         let bound = host.run(move || {
             let socket = UdpSocket::bind(address)?;
@@ -222,7 +222,7 @@ fn a_reused_pod_address_does_not_inherit_sessions() {
 
 #[test]
 fn an_incomplete_update_is_never_applied() {
-    let (testbed, mut peer) = start_settled("broken");
+    let (testbed, mut peer) = start_converged("broken");
     let traffic = Traffic::start(&testbed);
     // The stream ends in the middle: p4 was added, p3 was removed, and no settings follow.
     send(&mut peer, 5, "Endpoint", &[endpoint("10.1.0.31", VIP_B[0])], &["10.1.0.21"]);

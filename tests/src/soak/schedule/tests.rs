@@ -1,10 +1,10 @@
-//! Tests of the soak's schedule, since the soak itself has no test harness.
+//! Tests of the soak's schedule.
 
-use crate::schedule::{PolicyChange, Schedule, SoakEvent, TENANTS};
+use super::{PolicyChange, Schedule, SoakEvent, TENANTS};
 
 fn schedule(seed: u64) -> Vec<(u64, SoakEvent)> {
-    let mut plan = Schedule::new(seed);
-    (0..30).flat_map(|_| plan.segment()).collect()
+    let mut schedule = Schedule::new(seed);
+    (0..30).flat_map(|_| schedule.segment()).collect()
 }
 
 #[test]

@@ -1,19 +1,22 @@
 //! Schedule of a soak's events: a function of the seed alone.
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 
-use vipgate_tests::flood::{FloodKind, Random};
+use crate::flood::{FloodKind, Random};
 
 /// Number of gateways.
-pub(crate) const GATEWAYS: usize = 3;
+pub const GATEWAYS: usize = 3;
 /// Number of additional tenants, which are added, changed, broken and removed.
-pub(crate) const TENANTS: usize = 4;
+pub const TENANTS: usize = 4;
 /// Duration of a segment's events, milliseconds, as far as it is known in advance.
 const SEGMENT_DURATION: u64 = 40_000;
 
 /// A link of a gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Link {
+pub enum Link {
     /// Between inside router and gateway; the carrier is lost.
     Inside,
     /// Between gateway and outside router; the carrier is lost.
@@ -28,7 +31,7 @@ pub(crate) enum Link {
 
 /// A change of a tenant's manifests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PolicyChange {
+pub enum PolicyChange {
     /// The tenant is added.
     Add,
     /// Its endpoints change.
@@ -41,7 +44,8 @@ pub(crate) enum PolicyChange {
 
 /// An event of the soak. Times are milliseconds; gateways and tenants are indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SoakEvent {
+#[expect(missing_docs, reason = "a sentence for each variant describes its fields")]
+pub enum SoakEvent {
     /// SIGKILL, and a start after a while.
     Kill { gateway: usize, downtime: u64 },
     /// Drained, stopped, and started after a while.
@@ -67,17 +71,17 @@ impl SoakEvent {
     /// Minimum duration in milliseconds.
     fn min_duration(self) -> u64 {
         match self {
-            Self::Kill { downtime: away, .. } | Self::Drain { downtime: away, .. } => away + 3_000,
+            Self::Kill { downtime, .. } | Self::Drain { downtime, .. } => downtime + 3_000,
             Self::Undrain { after, .. } => after + 1_000,
             Self::Restart { .. } => 2_500,
-            Self::Server { downtime: away, .. } => away + 1_500,
+            Self::Server { downtime, .. } => downtime + 1_500,
             Self::Cut { time, .. } => time + 1_500,
             Self::Clock { .. } | Self::Policy { .. } | Self::Flood { .. } => 500,
         }
     }
 
     /// Whether new connections may fail meanwhile.
-    pub(crate) fn is_disruptive(self) -> bool {
+    pub fn is_disruptive(self) -> bool {
         !matches!(self, Self::Clock { .. } | Self::Policy { .. } | Self::Flood { .. })
     }
 }
@@ -85,16 +89,16 @@ impl SoakEvent {
 impl fmt::Display for SoakEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::Kill { gateway, downtime: away } => write!(f, "kill gw-{}, down for {away} ms", gateway + 1),
-            Self::Drain { gateway, downtime: away } => {
-                write!(f, "drain and stop gw-{}, down for {away} ms", gateway + 1)
+            Self::Kill { gateway, downtime } => write!(f, "kill gw-{}, down for {downtime} ms", gateway + 1),
+            Self::Drain { gateway, downtime } => {
+                write!(f, "drain and stop gw-{}, down for {downtime} ms", gateway + 1)
             }
             Self::Undrain { gateway, after } => write!(f, "drain gw-{}, and undrain after {after} ms", gateway + 1),
             Self::Restart { gateway } => write!(f, "restart gw-{}", gateway + 1),
-            Self::Server { signal, downtime: away } => {
-                write!(f, "SIG{signal} to the policy server, down for {away} ms")
+            Self::Server { signal, downtime } => {
+                write!(f, "SIG{signal} to the policy server, down for {downtime} ms")
             }
-            Self::Cut { gateway, link: cable, time } => write!(f, "cut gw-{} {cable:?} for {time} ms", gateway + 1),
+            Self::Cut { gateway, link, time } => write!(f, "cut gw-{} {link:?} for {time} ms", gateway + 1),
             Self::Clock { process, seconds } => {
                 let name = if process < GATEWAYS { format!("gw-{}", process + 1) } else { "the policy server".into() };
                 write!(f, "the clock of {name} jumps to an offset of {seconds} s")
@@ -122,18 +126,19 @@ enum TenantState {
 
 /// The schedule of events, reproducible by seed.
 #[derive(Debug)]
-pub(crate) struct Schedule {
+pub struct Schedule {
     random: Random,
     tenants: [TenantState; TENANTS],
 }
 
 impl Schedule {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// The schedule of a seed.
+    pub fn new(seed: u64) -> Self {
         Self { random: Random(seed), tenants: [TenantState::Absent; TENANTS] }
     }
 
     /// The events of the next segment, about a minute, each with the pause before it.
-    pub(crate) fn segment(&mut self) -> Vec<(u64, SoakEvent)> {
+    pub fn segment(&mut self) -> Vec<(u64, SoakEvent)> {
         let (mut steps, mut time) = (Vec::new(), 0);
         while time < SEGMENT_DURATION {
             let (pause, event) = (self.between(500, 4_000), self.event());
@@ -155,8 +160,8 @@ impl Schedule {
                 downtime: self.between(200, 6_000),
             },
             42..58 => {
-                let cables = [Link::Inside, Link::Outside, Link::OutsideSilent, Link::Peers, Link::Management];
-                SoakEvent::Cut { gateway, link: cables[self.below(5) as usize], time: self.between(200, 5_000) }
+                let links = [Link::Inside, Link::Outside, Link::OutsideSilent, Link::Peers, Link::Management];
+                SoakEvent::Cut { gateway, link: links[self.below(5) as usize], time: self.between(200, 5_000) }
             }
             58..66 => {
                 let process = self.below(GATEWAYS as u64 + 1) as usize;

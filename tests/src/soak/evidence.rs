@@ -1,10 +1,13 @@
 //! Validity of the soak's evidence: complete captures, and log timestamps of a shifted clock.
 
+#[cfg(test)]
+mod tests;
+
 /// Tolerance between a log line's timestamp and the time at which it was written, seconds; clocks jump by at least 5.
 const TOLERANCE: f64 = 1.0;
 
 /// Why a capture is insufficient, if so: it is empty, or lacks more than 1 in 100 frames.
-pub(crate) fn capture_error(place: &str, frames: usize, missed: u64) -> Option<String> {
+pub fn capture_error(place: &str, frames: usize, missed: u64) -> Option<String> {
     if frames == 0 {
         return Some(format!("no frames were captured {place}"));
     }
@@ -13,7 +16,7 @@ pub(crate) fn capture_error(place: &str, frames: usize, missed: u64) -> Option<S
 }
 
 /// Why the timestamp of a line written between two times doesn't match a clock offset, if so.
-pub(crate) fn clock_error(timestamp: &str, offset: f64, (from, to): (f64, f64)) -> Option<String> {
+pub fn clock_error(timestamp: &str, offset: f64, (from, to): (f64, f64)) -> Option<String> {
     let Some(shown) = unix_seconds(timestamp) else { return Some(format!("`{timestamp}` is no timestamp")) };
     let is_right = (from - TOLERANCE..=to + TOLERANCE).contains(&(shown - offset));
     (!is_right).then(|| format!("the clock's offset should be {offset} s, and is {:.1} s", shown - to))

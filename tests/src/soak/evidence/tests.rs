@@ -1,6 +1,6 @@
-//! Tests of the soak's evidence, since the soak itself has no test harness.
+//! Tests of the soak's evidence.
 
-use crate::evidence::{capture_error, clock_error};
+use super::{capture_error, clock_error};
 
 #[test]
 fn an_empty_or_incomplete_capture_is_rejected() {
