@@ -11,13 +11,12 @@ use crossbeam::channel::{Sender, unbounded};
 use crossbeam::queue::ArrayQueue;
 use vipgate_dataplane::flow::address::{Address, V6};
 use vipgate_dataplane::flow::drop_reason::DropReason;
-use vipgate_dataplane::flow::ids::{InterfaceId, WorkerId};
+use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::flow::tuple::HashKey;
 use vipgate_dataplane::io::batch::BATCH_SIZE;
 use vipgate_dataplane::io::handoff::{Wake, WorkerLinks};
 use vipgate_dataplane::io::{FrameAudit, PacketIo, Received};
-use vipgate_dataplane::observe::Observer;
 use vipgate_dataplane::policy::build::Builder;
 use vipgate_dataplane::policy::publish::Publisher;
 use vipgate_dataplane::policy::spec::{
@@ -26,23 +25,18 @@ use vipgate_dataplane::policy::spec::{
     ServicePortSpec, ServiceSpec, VipSpec,
 };
 use vipgate_dataplane::ports::PortRange;
-use vipgate_dataplane::ports::allocator::Allocator;
-use vipgate_dataplane::reassembly::VirtualReassembly;
 use vipgate_dataplane::replication::lease::Lease;
-use vipgate_dataplane::replication::queue::ReplicationQueue;
 use vipgate_dataplane::replication::sender::ReplicationSender;
-use vipgate_dataplane::session::affinity::AffinityTable;
-use vipgate_dataplane::session::embryonic::Embryonic;
-use vipgate_dataplane::session::eviction::Eviction;
+use vipgate_dataplane::session::SessionFamily;
 use vipgate_dataplane::session::timeout::Timeouts;
-use vipgate_dataplane::session::{SessionFamily, Sessions};
-use vipgate_dataplane::stage::context::{SessionRules, Tables};
-use vipgate_dataplane::stage::reply_limiter::ReplyLimiter;
-use vipgate_dataplane::wire::ip_id::IpIdAllocator;
+use vipgate_dataplane::stage::context::SessionRules;
 use vipgate_dataplane::wire::protocol;
+use vipgate_dataplane::worker::Worker;
+use vipgate_dataplane::worker::builder::{
+    ControlLinks, SharedKeys, TableSizes, WorkerBuilder, WorkerInputs, WorkerKeys, WorkersConfig,
+};
 use vipgate_dataplane::worker::command::Command;
-use vipgate_dataplane::worker::neighbor_queue::{NeighborQueue, ResolutionRequests};
-use vipgate_dataplane::worker::{Worker, WorkerParts};
+use vipgate_dataplane::worker::neighbor_queue::ResolutionRequests;
 use vipgate_mem::{Arena, Frame, HEADROOM};
 
 use crate::packets::{
@@ -211,40 +205,22 @@ impl Rig {
         let waker: Arc<dyn Wake> = Arc::new(NoopWaker);
         let replication = Arc::new(ReplicationSender::new(waker.clone()));
         let links = WorkerLinks::mesh(std::slice::from_ref(&waker)).pop().context("no worker links")?;
-        let parts = WorkerParts {
-            id: WorkerId(0),
+        let lease = Arc::new(Lease::unlimited());
+        let neighbor_requests = ResolutionRequests { queue: Arc::new(ArrayQueue::new(8)), waker };
+        let control = ControlLinks { publisher: &publisher, neighbor_requests: &neighbor_requests, lease: &lease };
+        let config = worker_config(sessions, timeouts, key)?;
+        let inputs = WorkerInputs {
             io: BenchIo::new()?,
             links,
-            affinity: Arc::new(AffinityTable::new(sessions as usize / 16, key)),
-            directory: None,
-            tables: Tables {
-                // Defaults of the gateway, except for the session capacity.
-                sessions: Sessions::new(sessions + RESERVE, timeouts, key)
-                    .context("memory for sessions")?
-                    .with_reserve(RESERVE),
-                embryonic: Embryonic::new(sessions.saturating_mul(4), u32::MAX),
-                eviction: Eviction::default(),
-                ports: Allocator::new(WorkerId(0), 1, PortRange::default(), key).context("memory for ports")?,
-                reassembly: VirtualReassembly::new(1024, 256, 2_000, key).context("memory for fragments")?,
-                ip_ids: IpIdAllocator::new(0, 1, key),
-                reply_limiter: ReplyLimiter::new(key, Tick(1)),
-                replication_queue: ReplicationQueue::new(replication.clone(), REPLICATION_DELAY_MS),
-                observer: Observer::default(),
-            },
-            reader: publisher.reader(),
-            neighbor_queue: NeighborQueue::new(ResolutionRequests { queue: Arc::new(ArrayQueue::new(8)), waker }),
             commands,
-            counters: Arc::default(),
-            rules: SessionRules {
-                require_syn: true,
-                cookie_key: key,
-                reject_no_service: false,
-                reject_no_backend: true,
-                mss_clamp: None,
-            },
-            lease: Arc::new(Lease::unlimited()),
+            replication: replication.clone(),
+            keys: WorkerKeys::same(key),
         };
         let now = Tick(1);
+        let shared = SharedKeys { affinity: key, directory: key };
+        let parts = WorkerBuilder::new(config, control, shared)
+            .build(inputs, now, |request| request.in_memory())
+            .context("memory for tables")?;
         let worker = Worker::new(parts, now);
         let rig = Self { worker, now, capacity: sessions, replication, timeouts, commands: sender };
         Ok((rig, PolicyControl { builder, publisher }))
@@ -270,6 +246,34 @@ impl Rig {
         let drops = DropReason::ALL.iter().map(|&r| (r.name(), self.worker.counters().drops[r as usize].get()));
         drops.filter(|(_, count)| *count > 0).collect()
     }
+}
+
+/// Defaults of the gateway, except for the sizes: capacity for `sessions`, and few fragments.
+fn worker_config(sessions: u32, timeouts: Timeouts, key: HashKey) -> Result<WorkersConfig> {
+    let sizes = TableSizes::for_sessions(sessions.into(), 1).context("too many sessions")?;
+    Ok(WorkersConfig {
+        workers: 1,
+        sizes: TableSizes {
+            sessions: sessions + RESERVE,
+            reserve: RESERVE,
+            embryonic_queue: sessions.saturating_mul(4),
+            embryonic_per_vip: u32::MAX,
+            datagrams: 1024,
+            queued_fragments: 256,
+            ..sizes
+        },
+        ports: PortRange::default(),
+        timeouts,
+        fragment_timeout: 2_000,
+        replication_delay: REPLICATION_DELAY_MS,
+        rules: SessionRules {
+            require_syn: true,
+            cookie_key: key,
+            reject_no_service: false,
+            reject_no_backend: true,
+            mss_clamp: None,
+        },
+    })
 }
 
 /// Endpoint spec of a pod.

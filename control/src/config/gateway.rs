@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use vipgate_dataplane::worker::builder::SESSIONS_PER_RESERVED;
 use vipgate_policy::compiler::{Cluster, GatewayLocality};
 use vipgate_policy::manifest::{Cidr, UncoveredAction};
 use vipgate_policy::schema::{Address, NAME_PATTERN, SocketAddress, URL_PATTERN};
@@ -298,7 +299,7 @@ pub struct Sessions {
 impl Sessions {
     /// Sessions reserved for endpoints and VIPs below their fair share.
     pub fn reserve(&self) -> u64 {
-        self.reserve.unwrap_or(self.capacity / DEFAULT_RESERVE_DIVISOR)
+        self.reserve.unwrap_or(self.capacity / u64::from(SESSIONS_PER_RESERVED))
     }
 }
 
@@ -314,9 +315,6 @@ impl Default for Sessions {
         }
     }
 }
-
-/// Default of `sessions.reserve`: the capacity divided by this.
-const DEFAULT_RESERVE_DIVISOR: u64 = 32;
 
 /// Idle timeouts of sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]

@@ -11,8 +11,9 @@ use std::{fs, thread};
 use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::flow::tuple::HashKey;
 use vipgate_dataplane::session::Sessions;
-use vipgate_dataplane::session::persistence::{Identity, RegionContents, RestoreSession, Restored};
+use vipgate_dataplane::session::persistence::{Identity, RegionContents, Restored};
 use vipgate_dataplane::session::timeout::Timeouts;
+use vipgate_dataplane::worker::builder::SessionTableRequest;
 use vipgate_mem::{Region, RegionError, StorageError};
 
 use self::migrate::{MigrationOutcome, MigrationTarget};
@@ -85,41 +86,32 @@ impl SessionStore {
     }
 
     /// Opens the session table of a worker, and restores the sessions of the previous process if the file fits.
-    pub(super) fn open_table(
-        &mut self,
-        worker: u32,
-        capacity: u32,
-        timeouts: Timeouts,
-        key: HashKey,
-        now: Tick,
-        restorer: &mut impl RestoreSession,
-    ) -> Result<Sessions, CommandError> {
+    pub(super) fn open_table(&mut self, mut request: SessionTableRequest<'_>) -> Result<Sessions, CommandError> {
         if let Some(mut sessions) = self.in_memory.pop() {
-            restore(worker, &mut sessions, now, restorer);
+            restore(&mut sessions, &mut request);
             return Ok(sessions);
         }
-        let in_memory = || {
-            Sessions::new(capacity, timeouts, key)
-                .map_err(|error| CommandError::runtime(format_args!("sessions.capacity: {error}")))
+        let Some(directory) = self.directory.as_ref().filter(|_| !self.in_use) else {
+            return in_memory(&request);
         };
-        let Some(directory) = self.directory.as_ref().filter(|_| !self.in_use) else { return in_memory() };
+        let (worker, capacity) = (request.restorer.worker.0.into(), request.capacity);
         let path = worker_file(directory, worker);
         let mut region = match lock_region(&path) {
             Ok(region) => region,
             Err(error @ RegionError::InUse { .. }) => {
                 self.give_up(&error);
-                return in_memory();
+                return in_memory(&request);
             }
             Err(error) => return Err(CommandError::usage(format_args!("sessions.state: {error}"))),
         };
         let identity = Identity { worker, workers: self.workers, capacity, boot: self.boot };
-        let (mut sessions, found) = match Sessions::in_region(&mut region, identity, timeouts, key) {
+        let (mut sessions, found) = match Sessions::in_region(&mut region, identity, request.timeouts, request.key) {
             Ok(opened) => opened,
             Err(error @ StorageError::Region(RegionError::NoSpace { .. })) => {
                 tracing::error!(event = "state_lost", %error, "no space to store sessions: free memory and restart");
                 // Free the space allocated so far.
                 let _ = region.clear();
-                return in_memory();
+                return in_memory(&request);
             }
             Err(error) => return Err(CommandError::runtime(format_args!("sessions.state: {error}"))),
         };
@@ -131,16 +123,21 @@ impl SessionStore {
             RegionContents::Unusable(reason) => {
                 tracing::warn!(event = "state_unusable", %file, %reason, "sessions in this file are discarded");
             }
-            RegionContents::Tables => restore(worker, &mut sessions, now, restorer),
+            RegionContents::Tables => restore(&mut sessions, &mut request),
         }
         self.regions.push(region);
         Ok(sessions)
     }
 }
 
-fn restore(worker: u32, sessions: &mut Sessions, now: Tick, restorer: &mut impl RestoreSession) {
-    let start = Instant::now();
-    let Restored { active: sessions, standby, quarantined, torn, rejected: refused } = sessions.restore(now, restorer);
+fn in_memory(request: &SessionTableRequest<'_>) -> Result<Sessions, CommandError> {
+    request.in_memory().map_err(|error| CommandError::runtime(format_args!("sessions.capacity: {error}")))
+}
+
+fn restore(sessions: &mut Sessions, request: &mut SessionTableRequest<'_>) {
+    let (start, worker) = (Instant::now(), request.restorer.worker.0);
+    let Restored { active: sessions, standby, quarantined, torn, rejected: refused } =
+        sessions.restore(request.now, &mut request.restorer);
     let ms = start.elapsed().as_millis() as u64;
     tracing::info!(
         event = "state_restored",

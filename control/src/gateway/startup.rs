@@ -149,11 +149,13 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, CommandErro
     steer(&mut steering, &policy, &network, &tunnels)?;
 
     let doorbell = Arc::new(ControlDoorbell::default());
-    let requests = resolution_requests(&doorbell);
     let mut store = SessionStore::open(&config, cores.len())?;
-    let shared = Shared { lease: Arc::new(Lease::unlimited()), replication_wakeup: Arc::default() };
-    let (parts, handles) =
-        build_workers(&config, &cores, devices, &publisher, &policy, &mut store, &requests, &shared)?;
+    let shared = Shared {
+        lease: Arc::new(Lease::unlimited()),
+        replication_wakeup: Arc::default(),
+        neighbor_requests: resolution_requests(&doorbell),
+    };
+    let (parts, handles) = build_workers(&config, &cores, devices, &publisher, &mut store, &shared)?;
     let losses = parts.iter().map(|(_, parts, _)| parts.io.socket_stats()).collect();
     let pool = parts.first().map(|(_, parts, _)| parts.io.pool());
     let sockets = parts.iter().map(|(_, parts, _)| parts.io.sockets().collect::<Vec<_>>()).collect::<Vec<_>>();
@@ -199,7 +201,7 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, CommandErro
         reconciler: Reconciler { builder, publisher, steering, state, local_addresses, tunnels },
         background,
         signals: signals.map_or_else(Signals::install, Ok)?,
-        neighbor_requests: requests,
+        neighbor_requests: shared.neighbor_requests,
         doorbell,
         threads,
         group,

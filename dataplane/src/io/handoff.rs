@@ -48,6 +48,11 @@ impl WorkerLinks {
             .collect()
     }
 
+    /// The worker whose ends these are.
+    pub fn worker(&self) -> WorkerId {
+        self.this
+    }
+
     /// Number of workers.
     pub fn workers(&self) -> u8 {
         self.outbound.len().max(1) as u8

@@ -5,6 +5,7 @@
 //! turn and passes the time.
 
 pub mod announce;
+pub mod builder;
 pub mod command;
 mod commands;
 mod dispatch;

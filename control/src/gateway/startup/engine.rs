@@ -3,29 +3,19 @@
 use std::sync::Arc;
 
 use crossbeam::channel::bounded;
-use vipgate_dataplane::flow::ids::WorkerId;
 use vipgate_dataplane::flow::tuple::HashKey;
-use vipgate_dataplane::io::handoff::{Wake, WorkerLinks as Rings};
-use vipgate_dataplane::observe::Observer;
-use vipgate_dataplane::policy::compiled::Policy;
+use vipgate_dataplane::io::handoff::{Wake, WorkerLinks};
 use vipgate_dataplane::policy::publish::Publisher;
 use vipgate_dataplane::ports::PortRange;
-use vipgate_dataplane::ports::allocator::Allocator;
-use vipgate_dataplane::reassembly::VirtualReassembly;
 use vipgate_dataplane::replication::lease::Lease;
-use vipgate_dataplane::replication::queue::ReplicationQueue;
 use vipgate_dataplane::replication::sender::ReplicationSender;
-use vipgate_dataplane::session::affinity::AffinityTable;
-use vipgate_dataplane::session::embryonic::Embryonic;
-use vipgate_dataplane::session::eviction::Eviction;
-use vipgate_dataplane::session::flow_directory::FlowDirectory;
-use vipgate_dataplane::session::restore::Restorer;
 use vipgate_dataplane::session::timeout::Timeouts;
-use vipgate_dataplane::stage::context::{SessionRules, Tables};
-use vipgate_dataplane::stage::reply_limiter::ReplyLimiter;
-use vipgate_dataplane::wire::ip_id::IpIdAllocator;
+use vipgate_dataplane::stage::context::SessionRules;
 use vipgate_dataplane::worker::WorkerParts;
-use vipgate_dataplane::worker::neighbor_queue::{NeighborQueue, ResolutionRequests};
+use vipgate_dataplane::worker::builder::{
+    BuildError, ControlLinks, SharedKeys, TableSizes, WorkerBuilder, WorkerInputs, WorkerKeys, WorkersConfig,
+};
+use vipgate_dataplane::worker::neighbor_queue::ResolutionRequests;
 use vipgate_xdp::device::XdpDevice;
 use vipgate_xdp::doorbell::Doorbell;
 
@@ -36,18 +26,19 @@ use crate::gateway::session_store::SessionStore;
 use crate::peer::ReplicationWaker;
 use crate::state::WorkerHandle;
 
-/// Virtual reassembly limits of a worker: tracked datagrams, and fragments that wait for their first fragment.
-const MAX_DATAGRAMS: u32 = 16_384;
-const MAX_QUEUED_FRAGMENTS: u32 = 512;
 /// Length of a worker's command queue.
 const COMMAND_QUEUE_LEN: usize = 64;
-/// Sessions for each entry of the client affinity table.
-const SESSIONS_PER_CLIENT: usize = 16;
-/// Table entries for each embryonic session that a VIP may have.
-const SESSIONS_PER_EMBRYONIC: u32 = 8;
 
 /// Workers that aren't started yet, with their cores and doorbells, and their handles.
 type BuiltWorkers = (Vec<(usize, WorkerParts<XdpDevice>, Arc<Doorbell>)>, Vec<WorkerHandle>);
+
+/// What workers share with the control thread, membership and the peer links.
+pub(super) struct Shared {
+    pub(super) lease: Arc<Lease>,
+    /// Wakes the peer links when a replication queue has records.
+    pub(super) replication_wakeup: Arc<ReplicationWaker>,
+    pub(super) neighbor_requests: ResolutionRequests,
+}
 
 /// Builds a worker for each core, with the stored sessions of the previous process.
 pub(super) fn build_workers(
@@ -55,94 +46,66 @@ pub(super) fn build_workers(
     cores: &[usize],
     devices: Vec<XdpDevice>,
     publisher: &Publisher,
-    policy: &Policy,
     store: &mut SessionStore,
-    neighbor_requests: &ResolutionRequests,
     shared: &Shared,
 ) -> Result<BuiltWorkers, CommandError> {
-    let count = u8::try_from(cores.len()).map_err(|_| CommandError::usage("workers.cores: at most 255 workers"))?;
-    let capacity = u32::try_from(config.sessions.capacity.div_ceil(count.into()))
-        .map_err(|_| CommandError::usage("sessions.capacity: too many for one worker; list more cores"))?;
-    let range = port_range(config)?;
+    let workers_config = workers_config(config, cores)?;
+    let keys = cores.iter().map(|_| secret()).collect::<Result<_, _>>()?;
+    store.migrate(workers_config.sizes.sessions, workers_config.timeouts, keys, clock::now())?;
+    let Shared { lease, replication_wakeup, neighbor_requests } = shared;
+    let control = ControlLinks { publisher, neighbor_requests, lease };
+    let builder = WorkerBuilder::new(workers_config, control, SharedKeys::draw(secret)?);
     let doorbells: Vec<Arc<dyn Wake>> = devices.iter().map(|device| device.doorbell() as Arc<dyn Wake>).collect();
-    let total_capacity = usize::try_from(config.sessions.capacity).unwrap_or(usize::MAX);
-    // Inbound sessions have an entry for each direction.
-    let directory = if count > 1 { Some(Arc::new(FlowDirectory::new(2 * total_capacity, secret()?))) } else { None };
-    let affinity = Arc::new(AffinityTable::new(total_capacity / SESSIONS_PER_CLIENT, secret()?));
-    let services = config.services;
-    let rules = SessionRules {
-        require_syn: config.sessions.require_syn,
-        cookie_key: secret()?,
-        reject_no_service: services.no_service == DenyAction::Reject,
-        reject_no_backend: services.no_backend == DenyAction::Reject,
-        mss_clamp: config.sessions.mss_clamp,
-    };
-    let embryonic =
-        services.embryonic_per_vip.map_or(capacity / SESSIONS_PER_EMBRYONIC, |max| max.div_ceil(count.into()));
-    let reserve = u32::try_from(config.sessions.reserve().div_ceil(count.into())).unwrap_or(u32::MAX);
-    let keys = (0..count).map(|_| secret()).collect::<Result<_, _>>()?;
-    store.migrate(capacity, timeouts(config), keys, clock::now())?;
-    let mut parts: Vec<(usize, WorkerParts<XdpDevice>, _)> = Vec::new();
+    let mut workers = Vec::new();
     let mut handles = Vec::new();
-    for (((device, links), &core), index) in devices.into_iter().zip(Rings::mesh(&doorbells)).zip(cores).zip(0..) {
-        let no_memory = |error| CommandError::runtime(format_args!("sessions.capacity: {error}"));
-        let id = WorkerId(index);
-        let mut ports = Allocator::new(id, count, range, secret()?).map_err(no_memory)?;
-        let mut restorer = Restorer { policy, ports: &mut ports, directory: directory.as_deref(), worker: id };
-        let (timeouts, now) = (timeouts(config), clock::now());
-        let sessions = store.open_table(index.into(), capacity, timeouts, secret()?, now, &mut restorer)?;
-        let sessions = sessions.with_reserve(reserve);
-        let timeout = fragment_timeout(config);
-        let fragments =
-            VirtualReassembly::new(MAX_DATAGRAMS, MAX_QUEUED_FRAGMENTS, timeout, secret()?).map_err(no_memory)?;
+    for ((device, links), &core) in devices.into_iter().zip(WorkerLinks::mesh(&doorbells)).zip(cores) {
         let (sender, commands) = bounded(COMMAND_QUEUE_LEN);
-        let replication = Arc::new(ReplicationSender::new(shared.replication_wakeup.clone()));
-        let counters = Arc::default();
+        let replication = Arc::new(ReplicationSender::new(replication_wakeup.clone()));
         let doorbell = device.doorbell();
-        handles.push(WorkerHandle {
-            core,
-            counters: Arc::clone(&counters),
-            commands: sender,
-            replication: replication.clone(),
-            doorbell: doorbell.clone(),
-        });
-        let worker = WorkerParts {
-            id,
+        let inputs = WorkerInputs {
             io: device,
             links,
-            affinity: affinity.clone(),
-            directory: directory.clone(),
-            tables: Tables {
-                sessions,
-                embryonic: Embryonic::new(capacity, embryonic),
-                eviction: Eviction::default(),
-                ports,
-                reassembly: fragments,
-                ip_ids: IpIdAllocator::new(index, count, secret()?),
-                reply_limiter: ReplyLimiter::new(secret()?, now),
-                replication_queue: ReplicationQueue::new(replication, replication_delay(config)),
-                observer: Observer::default(),
-            },
-            reader: publisher.reader(),
-            neighbor_queue: NeighborQueue::new(neighbor_requests.clone()),
             commands,
-            counters,
-            rules,
-            lease: shared.lease.clone(),
+            replication: replication.clone(),
+            keys: WorkerKeys::draw(secret)?,
         };
-        parts.push((core, worker, doorbell));
+        let parts =
+            builder.build(inputs, clock::now(), |request| store.open_table(request)).map_err(|error| match error {
+                BuildError::Memory(error) => CommandError::runtime(format_args!("sessions.capacity: {error}")),
+                BuildError::Sessions(error) => error,
+            })?;
+        let counters = parts.counters.clone();
+        handles.push(WorkerHandle { core, counters, commands: sender, replication, doorbell: doorbell.clone() });
+        workers.push((core, parts, doorbell));
     }
-    for (_, worker, _) in &mut parts {
-        policy.vips().for_each(|vip| worker.tables.ports.claim_even_share(&vip.ports));
-    }
-    Ok((parts, handles))
+    builder.claim_even_shares(workers.iter_mut().map(|(_, parts, _)| parts));
+    Ok((workers, handles))
 }
 
-/// State that workers share with membership and the peer links.
-pub(super) struct Shared {
-    pub(super) lease: Arc<Lease>,
-    /// Wakes the peer links when a replication queue has records.
-    pub(super) replication_wakeup: Arc<ReplicationWaker>,
+fn workers_config(config: &Config, cores: &[usize]) -> Result<WorkersConfig, CommandError> {
+    let workers = u8::try_from(cores.len()).map_err(|_| CommandError::usage("workers.cores: at most 255 workers"))?;
+    let mut sizes = TableSizes::for_sessions(config.sessions.capacity, workers)
+        .ok_or_else(|| CommandError::usage("sessions.capacity: too many for one worker; list more cores"))?;
+    let services = config.services;
+    if let Some(max) = services.embryonic_per_vip {
+        sizes.embryonic_per_vip = max.div_ceil(workers.into());
+    }
+    sizes.reserve = u32::try_from(config.sessions.reserve().div_ceil(workers.into())).unwrap_or(u32::MAX);
+    Ok(WorkersConfig {
+        workers,
+        sizes,
+        ports: port_range(config)?,
+        timeouts: timeouts(config),
+        fragment_timeout: fragment_timeout(config),
+        replication_delay: replication_delay(config),
+        rules: SessionRules {
+            require_syn: config.sessions.require_syn,
+            cookie_key: secret()?,
+            reject_no_service: services.no_service == DenyAction::Reject,
+            reject_no_backend: services.no_backend == DenyAction::Reject,
+            mss_clamp: config.sessions.mss_clamp,
+        },
+    })
 }
 
 pub(super) fn port_range(config: &Config) -> Result<PortRange, CommandError> {

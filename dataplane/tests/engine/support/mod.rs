@@ -36,33 +36,26 @@ use vipgate_dataplane::flow::tuple::HashKey;
 use vipgate_dataplane::io::handoff::{Wake, WorkerLinks};
 use vipgate_dataplane::io::memory::MemoryIo;
 use vipgate_dataplane::io::{PacketIo, batch};
-use vipgate_dataplane::observe::Observer;
 use vipgate_dataplane::observe::capture::CaptureRing;
 use vipgate_dataplane::policy::build::Builder;
 use vipgate_dataplane::policy::publish::Publisher;
 use vipgate_dataplane::policy::spec::*;
 use vipgate_dataplane::ports::PortRange;
-use vipgate_dataplane::ports::allocator::Allocator;
-use vipgate_dataplane::reassembly::VirtualReassembly;
 use vipgate_dataplane::replication::lease::Lease;
-use vipgate_dataplane::replication::queue::ReplicationQueue;
 use vipgate_dataplane::replication::sender::ReplicationSender;
 use vipgate_dataplane::session::Sessions;
-use vipgate_dataplane::session::affinity::AffinityTable;
-use vipgate_dataplane::session::embryonic::Embryonic;
-use vipgate_dataplane::session::eviction::Eviction;
-use vipgate_dataplane::session::flow_directory::FlowDirectory;
 use vipgate_dataplane::session::persistence::Identity;
 use vipgate_dataplane::session::query::SessionFilter;
-use vipgate_dataplane::session::restore::Restorer;
 use vipgate_dataplane::session::timeout::Timeouts;
-use vipgate_dataplane::stage::context::{SessionRules, Tables};
-use vipgate_dataplane::stage::reply_limiter::ReplyLimiter;
-use vipgate_dataplane::wire::ip_id::IpIdAllocator;
+use vipgate_dataplane::stage::context::SessionRules;
+use vipgate_dataplane::worker::Worker;
+use vipgate_dataplane::worker::builder::{
+    ControlLinks, SESSIONS_PER_RESERVED, SessionTableRequest, SharedKeys, TableSizes, WorkerBuilder, WorkerInputs,
+    WorkerKeys, WorkersConfig,
+};
 use vipgate_dataplane::worker::command::{Command, FlushChunk};
-use vipgate_dataplane::worker::neighbor_queue::{NeighborQueue, ResolutionRequests};
-use vipgate_dataplane::worker::{Worker, WorkerParts};
-use vipgate_mem::{Arena, Frame, HEADROOM, Region};
+use vipgate_dataplane::worker::neighbor_queue::ResolutionRequests;
+use vipgate_mem::{Arena, Frame, HEADROOM, Region, StorageError};
 
 use crate::support::accounting::CounterAccounting;
 pub use crate::support::capture::*;
@@ -214,6 +207,52 @@ impl Default for Setup {
     }
 }
 
+impl Setup {
+    fn config(&self) -> WorkersConfig {
+        WorkersConfig {
+            workers: self.workers,
+            sizes: TableSizes {
+                sessions: self.capacity,
+                reserve: self.reserve.unwrap_or(self.capacity / SESSIONS_PER_RESERVED),
+                embryonic_queue: self.capacity,
+                embryonic_per_vip: self.embryonic,
+                datagrams: 64,
+                queued_fragments: 32,
+                affinity_clients: 4096,
+                directory_flows: 4096,
+            },
+            ports: self.range,
+            timeouts: self.timeouts,
+            fragment_timeout: 2_000,
+            replication_delay: 100,
+            rules: SessionRules {
+                require_syn: self.require_syn,
+                cookie_key: HashKey::new([1, 3, 5, 7]),
+                reject_no_service: self.reject,
+                reject_no_backend: self.reject,
+                mss_clamp: self.mss,
+            },
+        }
+    }
+
+    fn open_sessions(&self, mut request: SessionTableRequest<'_>) -> Result<Sessions, StorageError> {
+        let Some(path) = &self.state else { return request.in_memory() };
+        let worker = request.restorer.worker.0;
+        let mut region = Region::open(&path.with_extension(worker.to_string()))?;
+        let (workers, capacity) = (self.workers.into(), request.capacity);
+        let identity = Identity { worker: worker.into(), workers, capacity, boot: [1; 16] };
+        let (mut sessions, _) = Sessions::in_region(&mut region, identity, request.timeouts, request.key)?;
+        sessions.restore(request.now, &mut request.restorer);
+        Ok(sessions)
+    }
+}
+
+/// The key of a worker's tables.
+fn worker_key(worker: u8) -> HashKey {
+    let last = 0x632b_e593_8a41_7d6f + u64::from(worker);
+    HashKey::new([0x9e37_79b9_7f4a_7c15, 0xd1b5_4a32_d192_ed03, 0xaef1_7502_108e_f2d9, last])
+}
+
 pub struct Gateway {
     pub workers: Vec<Worker<MemoryIo>>,
     pub commands: Vec<Sender<Command>>,
@@ -277,82 +316,34 @@ impl Gateway {
     pub fn starting_at(setup: &Setup, network: NetworkSpec, policy: &PolicySet, now: Tick) -> Self {
         let mut builder = Builder::new(network).with_overlay(setup.overlay);
         let snapshot = builder.with_policy(policy).unwrap();
-        let publisher = Publisher::new(snapshot.clone());
+        let publisher = Publisher::new(snapshot);
         let resolution_requests =
             ResolutionRequests { queue: Arc::new(ArrayQueue::new(64)), waker: Arc::new(NoopWaker) };
+        let lease = Arc::new(Lease::unlimited());
+        let control = ControlLinks { publisher: &publisher, neighbor_requests: &resolution_requests, lease: &lease };
+        let shared = SharedKeys { affinity: HashKey::new([5, 4, 3, 2]), directory: HashKey::new([9, 8, 7, 6]) };
+        let worker_builder = WorkerBuilder::new(setup.config(), control, shared);
         let wakers: Vec<Arc<dyn Wake>> = (0..setup.workers).map(|_| Arc::new(NoopWaker) as _).collect();
         let (mut commands, mut replication_senders, mut capture_rings) = (Vec::new(), Vec::new(), Vec::new());
-        let lease = Arc::new(Lease::unlimited());
-        let directory = Arc::new(FlowDirectory::new(4096, HashKey::new([9, 8, 7, 6])));
-        let reserve = setup.reserve.unwrap_or(setup.capacity / 32);
-        let affinity = Arc::new(AffinityTable::new(4096, HashKey::new([5, 4, 3, 2])));
-        let workers = WorkerLinks::mesh(&wakers)
-            .into_iter()
-            .zip(0..)
-            .map(|(links, id)| {
-                let key = HashKey::new([
-                    0x9e37_79b9_7f4a_7c15,
-                    0xd1b5_4a32_d192_ed03,
-                    0xaef1_7502_108e_f2d9,
-                    0x632b_e593_8a41_7d6f + u64::from(id),
-                ]);
-                let (sender, receiver) = unbounded();
-                commands.push(sender);
-                let capture_ring = Arc::new(CaptureRing::new(4 * batch::BATCH_SIZE, 2048));
-                capture_rings.push(capture_ring.clone());
-                let mut ports = Allocator::new(WorkerId(id), setup.workers, setup.range, key).unwrap();
-                let sessions = match &setup.state {
-                    None => Sessions::new(setup.capacity, setup.timeouts, key).unwrap().with_reserve(reserve),
-                    Some(path) => {
-                        let mut region = Region::open(&path.with_extension(id.to_string())).unwrap();
-                        let (worker, workers, capacity) = (id.into(), setup.workers.into(), setup.capacity);
-                        let identity = Identity { worker, workers, capacity, boot: [1; 16] };
-                        let (sessions, _) = Sessions::in_region(&mut region, identity, setup.timeouts, key).unwrap();
-                        let mut sessions = sessions.with_reserve(reserve);
-                        let directory = (setup.workers > 1).then_some(&*directory);
-                        let (policy, worker) = (&snapshot.policy, WorkerId(id));
-                        sessions.restore(now, &mut Restorer { policy, ports: &mut ports, directory, worker });
-                        sessions
-                    }
-                };
-                let replication_sender = Arc::new(ReplicationSender::new(Arc::new(NoopWaker)));
-                replication_senders.push(replication_sender.clone());
-                let parts = WorkerParts {
-                    id: WorkerId(id),
-                    io: MemoryIo::with_frames(frames(setup.frames)),
-                    links,
-                    affinity: affinity.clone(),
-                    directory: (setup.workers > 1).then(|| directory.clone()),
-                    tables: Tables {
-                        sessions,
-                        embryonic: Embryonic::new(setup.capacity, setup.embryonic),
-                        eviction: Eviction::default(),
-                        ports,
-                        reassembly: VirtualReassembly::new(64, 32, 2_000, key).unwrap(),
-                        ip_ids: IpIdAllocator::new(id, setup.workers, key),
-                        reply_limiter: ReplyLimiter::new(key, now),
-                        replication_queue: ReplicationQueue::new(replication_sender.clone(), 100),
-                        observer: Observer {
-                            capture: Some(Box::new(capture_all(&capture_ring, WorkerId(id)))),
-                            ..Observer::default()
-                        },
-                    },
-                    reader: publisher.reader(),
-                    neighbor_queue: NeighborQueue::new(resolution_requests.clone()),
-                    commands: receiver,
-                    counters: Arc::default(),
-                    rules: SessionRules {
-                        require_syn: setup.require_syn,
-                        cookie_key: HashKey::new([1, 3, 5, 7]),
-                        reject_no_service: setup.reject,
-                        reject_no_backend: setup.reject,
-                        mss_clamp: setup.mss,
-                    },
-                    lease: lease.clone(),
-                };
-                Worker::new(parts, now)
-            })
-            .collect();
+        let mut workers = Vec::new();
+        for (links, id) in WorkerLinks::mesh(&wakers).into_iter().zip(0..) {
+            let (sender, receiver) = unbounded();
+            let replication = Arc::new(ReplicationSender::new(Arc::new(NoopWaker)));
+            let inputs = WorkerInputs {
+                io: MemoryIo::with_frames(frames(setup.frames)),
+                links,
+                commands: receiver,
+                replication: replication.clone(),
+                keys: WorkerKeys::same(worker_key(id)),
+            };
+            let mut parts = worker_builder.build(inputs, now, |request| setup.open_sessions(request)).unwrap();
+            let capture_ring = Arc::new(CaptureRing::new(4 * batch::BATCH_SIZE, 2048));
+            parts.tables.observer.capture = Some(Box::new(capture_all(&capture_ring, WorkerId(id))));
+            workers.push(Worker::new(parts, now));
+            commands.push(sender);
+            replication_senders.push(replication);
+            capture_rings.push(capture_ring);
+        }
         let frames = setup.frames as u64 * u64::from(setup.workers);
         Self {
             workers,
