@@ -30,7 +30,3 @@ pub mod state;
 pub mod systemd;
 pub mod text_file;
 pub mod xds;
-
-#[cfg(test)]
-#[path = "../../dataplane/tests/engine/coverage.rs"]
-mod coverage;

@@ -5,6 +5,7 @@
 //! Start at [`worker`], the only packet loop, then `pipeline`, the order of the stages.
 #![forbid(unsafe_code)]
 
+pub mod flow;
 pub mod io;
 pub mod observe;
 pub mod policy;
@@ -15,8 +16,3 @@ pub mod session;
 pub mod stage;
 pub mod wire;
 pub mod worker;
-
-#[cfg(test)]
-#[path = "../tests/engine/coverage.rs"]
-mod coverage;
-pub mod flow;

@@ -1,14 +1,11 @@
 //! Shared code of the fuzz targets: the gateway harness of the engine's tests, and the invariants of its output.
 
-#[path = "../../dataplane/tests/engine/support/mod.rs"]
-pub mod support;
-
 pub mod state;
 
-use support::services::{backend, both_pods, service, terminating, with_services};
-use support::{Gateway, INSIDE, OUTSIDE, Protocol, Setup};
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::spec::{HealthSpec, PolicySet, ServiceSpec};
+use vipgate_testkit::services::{backend, both_pods, service, terminating, with_services};
+use vipgate_testkit::{Gateway, INSIDE, OUTSIDE, Protocol, Setup};
 
 /// Pod prefixes in network order: 10.244.1.0/24 and fd00:244:1::/64.
 const PODS_V4: [u8; 3] = [10, 244, 1];
@@ -83,8 +80,7 @@ mod tests {
 
     use vipgate_dataplane::flow::address::V6;
     use vipgate_dataplane::wire::icmp_error::{IcmpError, compose_v4, compose_v6};
-
-    use super::support::*;
+    use vipgate_testkit::*;
 
     const SEED_FLOWS: [(&str, &str); 2] =
         [("10.244.1.5:4000", "198.51.100.10:53"), ("[fd00:244:1::5]:4000", "[2001:db8:51::10]:53")];

@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use vipgate_dataplane::flow::time::Tick;
+use vipgate_testkit::{Gateway, OUTSIDE, Protocol, Setup, at, network, packet, reply_to};
 
-use crate::support::*;
 use crate::{check_no_leak, inject, policy};
 
 /// Alignment of the header and tables in the file.

@@ -9,8 +9,8 @@ mod target {
     use vipgate::fuzz;
     use vipgate::state::{GatewayState, WorkerHandle};
     use vipgate_dataplane::io::handoff::Wake;
-    use vipgate_fuzz::support::*;
     use vipgate_fuzz::{EGRESS_PACKETS, gateway, inject};
+    use vipgate_testkit::*;
 
     libfuzzer_sys::fuzz_target!(|data: &[u8]| admin(data));
 

@@ -7,13 +7,18 @@ use std::net::SocketAddr;
 
 use libfuzzer_sys::fuzz_target;
 use vipgate_dataplane::ports::PortRange;
-use vipgate_fuzz::support::services::{VIPS, client};
-use vipgate_fuzz::support::*;
 use vipgate_fuzz::{gateway, inject, policy, policy_without};
+use vipgate_testkit::services::{VIPS, client};
+use vipgate_testkit::{INSIDE, OUTSIDE, Protocol, Setup, at, ends, ip, packet, reply_to, tcp};
 
 const PODS: [&str; 4] = ["10.244.1.5", "10.244.1.6", "10.244.1.21", "fd00:244:1::5"];
 const REMOTES: [&str; 4] = ["198.51.100.10:53", "198.51.100.11:443", "192.0.2.11:20000", "[2001:db8:51::10]:443"];
 const FLAGS: [&str; 8] = ["S", "SA", "A", "PA", "FA", "R", "RA", "SF"];
+
+/// Whether these bits of a step choose a lone SYN, the first of [`FLAGS`].
+fn is_syn(step: u8) -> bool {
+    usize::from(step >> 3).is_multiple_of(FLAGS.len())
+}
 
 fuzz_target!(|data: &[u8]| {
     let range = PortRange::new(20_000, 20_127).expect("a range");
@@ -37,7 +42,7 @@ fuzz_target!(|data: &[u8]| {
                 };
                 for (interface, frame) in inject(&mut gateway, worker, true, &bytes) {
                     let is_recorded = interface == OUTSIDE && egress.len() < 64;
-                    if is_recorded && (protocol != Protocol::Tcp || b >> 3 & 7 == 0) && ends(&frame).1 == remote {
+                    if is_recorded && (protocol != Protocol::Tcp || is_syn(b)) && ends(&frame).1 == remote {
                         egress.push((protocol, pod, frame));
                     }
                 }
@@ -60,9 +65,9 @@ fuzz_target!(|data: &[u8]| {
                 let mut bytes = reply_to(frame, *protocol);
                 let offset = usize::from(a) % bytes.len();
                 if c & 2 == 0 {
-                    bytes[offset] ^= c | 1
+                    bytes[offset] ^= c | 1;
                 } else {
-                    bytes.truncate(offset)
+                    bytes.truncate(offset);
                 }
                 inject(&mut gateway, worker, c & 4 == 0, &bytes);
             }

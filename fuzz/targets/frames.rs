@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use vipgate_fuzz::support::{INSIDE_MAC, OUTSIDE_MAC, Setup};
 use vipgate_fuzz::{gateway, inject};
+use vipgate_testkit::{INSIDE_MAC, OUTSIDE_MAC, Setup};
 
 fuzz_target!(|data: &[u8]| {
     let mut gateway = gateway(&Setup { workers: 2, capacity: 64, frames: 64, ..Setup::default() });

@@ -10,9 +10,9 @@ mod target {
     use vipgate_dataplane::replication::round::PurgeChunk;
     use vipgate_dataplane::session::standby::MAX_RECORDS_APPLIED;
     use vipgate_dataplane::worker::command::Command;
-    use vipgate_fuzz::support::cluster::{Cluster, name};
-    use vipgate_fuzz::support::*;
     use vipgate_fuzz::{EGRESS_PACKETS, check_no_leak};
+    use vipgate_testkit::cluster::{Cluster, name};
+    use vipgate_testkit::*;
 
     libfuzzer_sys::fuzz_target!(|data: &[u8]| peer(data));
 

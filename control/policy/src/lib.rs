@@ -11,7 +11,3 @@ pub mod fingerprint;
 pub mod manifest;
 pub mod schema;
 pub mod yaml;
-
-#[cfg(test)]
-#[path = "../../../dataplane/tests/engine/coverage.rs"]
-mod coverage;

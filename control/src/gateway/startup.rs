@@ -83,9 +83,11 @@ fn initial_builder(config: &Config, network: &Network) -> Builder {
     Builder::new((*network.current()).clone()).with_overlay(config.overlay.map(Overlay::tunnel_endpoint))
 }
 
-/// The queue of neighbors that workers request.
-fn resolution_requests(doorbell: &Arc<ControlDoorbell>) -> ResolutionRequests {
-    ResolutionRequests { queue: Arc::new(ArrayQueue::new(MAX_NEIGHBOR_REQUESTS)), waker: doorbell.clone() }
+/// What workers share with the control thread, whose doorbell wakes it for requested neighbors.
+fn shared_with_workers(doorbell: &Arc<ControlDoorbell>) -> Shared {
+    let queue = Arc::new(ArrayQueue::new(MAX_NEIGHBOR_REQUESTS));
+    let neighbor_requests = ResolutionRequests { queue, waker: doorbell.clone() };
+    Shared { lease: Arc::new(Lease::unlimited()), replication_wakeup: Arc::default(), neighbor_requests }
 }
 
 /// Programs the steering tables for a policy.
@@ -150,11 +152,7 @@ pub(super) async fn start(config: Config) -> Result<Option<Gateway>, CommandErro
 
     let doorbell = Arc::new(ControlDoorbell::default());
     let mut store = SessionStore::open(&config, cores.len())?;
-    let shared = Shared {
-        lease: Arc::new(Lease::unlimited()),
-        replication_wakeup: Arc::default(),
-        neighbor_requests: resolution_requests(&doorbell),
-    };
+    let shared = shared_with_workers(&doorbell);
     let (parts, handles) = build_workers(&config, &cores, devices, &publisher, &mut store, &shared)?;
     let losses = parts.iter().map(|(_, parts, _)| parts.io.socket_stats()).collect();
     let pool = parts.first().map(|(_, parts, _)| parts.io.pool());

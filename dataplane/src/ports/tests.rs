@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use proptest::prelude::*;
+use vipgate_coverage::property;
 
 use super::allocator::{AllocationClass, Allocator, Exhausted};
 use super::pool::PortPool;
 use super::vip::VipPorts;
 use super::{BLOCK_PORTS, PortRange};
-use crate::coverage::property;
 use crate::flow::ids::{VipId, WorkerId};
 use crate::flow::time::Tick;
 use crate::flow::tuple::{HashKey, Tuple};

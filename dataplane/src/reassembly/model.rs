@@ -4,10 +4,10 @@
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
+use vipgate_coverage::property;
 
 use super::tests::{FRAGMENTS, NOW, PORTS, TIMEOUT, fragments, frames, key, tags, v6};
 use super::*;
-use crate::coverage::property;
 
 /// A datagram of the model.
 #[derive(Debug)]

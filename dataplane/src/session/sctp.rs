@@ -156,9 +156,9 @@ fn verify_tag(own: &mut Track, twin: &mut Track) {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use vipgate_coverage::property;
 
     use super::*;
-    use crate::coverage::property;
 
     const ORIGIN: usize = 0;
     const REPLY: usize = 1;

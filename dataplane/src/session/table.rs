@@ -372,9 +372,9 @@ mod tests {
     use std::collections::HashMap;
 
     use proptest::prelude::*;
+    use vipgate_coverage::property;
 
     use super::*;
-    use crate::coverage::property;
     use crate::flow::direction::Direction;
     use crate::flow::tuple::Tuple;
     use crate::session::entry::Flags;

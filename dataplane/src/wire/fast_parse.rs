@@ -109,9 +109,9 @@ impl FastParse for V6 {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use vipgate_coverage::property;
 
     use super::*;
-    use crate::coverage::property;
 
     /// A UDP datagram of 4 bytes in a frame of 60.
     fn datagram() -> [u8; 60] {

@@ -7,8 +7,7 @@ use vipgate_dataplane::policy::spec::Announce;
 use vipgate_dataplane::wire::arp::{Arp, Operation};
 use vipgate_dataplane::wire::{ethernet, ndp};
 use vipgate_dataplane::worker::command::Command;
-
-use crate::support::*;
+use vipgate_testkit::*;
 
 const IMPOSTOR: [u8; 6] = [2, 0, 0, 0, 9, 9];
 const VIP: u32 = u32::from_be_bytes([192, 0, 2, 10]);

@@ -7,8 +7,7 @@ use std::net::IpAddr;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::policy::spec::{AddressSelection, Announce, EndpointSpec, PolicySet, VipSpec};
 use vipgate_dataplane::ports::PortRange;
-
-use crate::support::*;
+use vipgate_testkit::*;
 
 fn pod(number: u8) -> IpAddr {
     IpAddr::from([10, 244, 1, number])

@@ -4,8 +4,7 @@
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::spec::OnExhaustion;
 use vipgate_dataplane::ports::PortRange;
-
-use crate::support::*;
+use vipgate_testkit::*;
 
 /// A deterministic pseudo-random generator (LCG).
 struct Lcg(u64);

@@ -9,9 +9,8 @@ use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::policy::spec::*;
 use vipgate_dataplane::session::query::{SessionFilter, SessionState};
 use vipgate_dataplane::worker::command::{Command, SessionChunk};
-
-use crate::support::services::*;
-use crate::support::*;
+use vipgate_testkit::services::*;
+use vipgate_testkit::*;
 
 const ONE: &str = "10.244.1.5";
 const TWO: &str = "10.244.1.6";

@@ -3,8 +3,7 @@
 use std::net::IpAddr;
 
 use vipgate_dataplane::flow::drop_reason::DropReason;
-
-use crate::support::*;
+use vipgate_testkit::*;
 
 const POD4: &str = "10.244.1.5:4000";
 const REMOTE4: &str = "198.51.100.10:53";

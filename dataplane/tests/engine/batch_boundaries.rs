@@ -15,10 +15,10 @@ use std::collections::{BTreeMap, HashMap};
 
 use proptest::prelude::*;
 use proptest::test_runner::{FileFailurePersistence, RngSeed};
+use vipgate_coverage::{Coverage, property};
 
 use self::run::{Batches, ScenarioRun, Sent, is_icmp_error};
 use self::script::{Action, GatewayEvent, scenarios};
-use crate::coverage::{Coverage, property};
 
 /// SNAT ports, the widest range of the runs.
 const PORTS: std::ops::RangeInclusive<u16> = 20_000..=20_255;

@@ -12,9 +12,9 @@ use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::flow::verdict::Verdict;
 use vipgate_dataplane::observe::capture::{CaptureFilter, CapturedPacket, OutcomeFilter};
+use vipgate_testkit::{INSIDE, OUTSIDE};
 
 use crate::scenario::{Scenario, Step, steps};
-use crate::support::{INSIDE, OUTSIDE};
 
 /// Pods, VIPs, remotes, the gateway itself and unused addresses; as hosts and as prefixes.
 const NETS: [&str; 14] = [

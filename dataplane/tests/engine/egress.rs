@@ -3,8 +3,7 @@
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::policy::spec::Limits;
-
-use crate::support::*;
+use vipgate_testkit::*;
 
 const ALL: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Echo];
 

@@ -6,9 +6,8 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use vipgate_dataplane::flow::drop_reason::DropReason;
-
-use crate::support::cluster::*;
-use crate::support::*;
+use vipgate_testkit::cluster::*;
+use vipgate_testkit::*;
 
 fn open_sessions(
     cluster: &mut Cluster,

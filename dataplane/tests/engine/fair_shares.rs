@@ -14,9 +14,8 @@ use vipgate_dataplane::session::query::SessionFilter;
 use vipgate_dataplane::session::record::ReplicationRecord;
 use vipgate_dataplane::session::{SessionFamily, Sessions};
 use vipgate_dataplane::worker::command::Command;
-
-use crate::support::services::*;
-use crate::support::*;
+use vipgate_testkit::services::*;
+use vipgate_testkit::*;
 
 const REMOTE: [&str; 2] = ["198.51.100.10:53", "[2001:db8:51::10]:53"];
 /// Another tenant's VIP and pod.

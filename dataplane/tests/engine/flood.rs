@@ -6,9 +6,8 @@ use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::tuple::Tuple;
 use vipgate_dataplane::session::SessionFamily;
 use vipgate_dataplane::session::end_reason::EndReason;
-
-use crate::support::services::*;
-use crate::support::*;
+use vipgate_testkit::services::*;
+use vipgate_testkit::*;
 
 fn evicted(gateway: &Gateway) -> u64 {
     gateway.workers.iter().map(|w| w.counters().sessions_ended[EndReason::Evicted as usize].get()).sum()

@@ -5,12 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket};
 use proptest::prelude::*;
+use vipgate_coverage::property;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::wire::checksum;
-
-use crate::coverage::property;
-use crate::support::*;
+use vipgate_testkit::*;
 
 /// The fragments of a UDP datagram with `payload` bytes, 400 bytes each.
 pub(crate) fn udp_fragments(source: SocketAddr, destination: SocketAddr, payload: usize, id: u32) -> Vec<Vec<u8>> {

@@ -6,9 +6,8 @@ use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::spec::PolicySet;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::ports::pool::RefusedAllocations;
-
-use crate::support::cluster::*;
-use crate::support::*;
+use vipgate_testkit::cluster::*;
+use vipgate_testkit::*;
 
 #[test]
 fn a_reply_at_any_gateway_reaches_the_pod_via_its_owner() {
@@ -168,7 +167,7 @@ fn an_owners_icmp_error_awaits_neighbor_resolution() {
 
 #[test]
 fn a_clients_connection_keeps_its_backend_at_any_gateway() {
-    use crate::support::services::*;
+    use vipgate_testkit::services::*;
     let mut cluster = three_gateways();
     let set = PolicySet { services: vec![service(&both_pods())], ..shared_policy(3) };
     cluster.gateways.iter_mut().for_each(|gateway| gateway.set_policy(&set));
@@ -256,9 +255,9 @@ mod random_failures {
     use std::collections::HashMap;
 
     use proptest::prelude::*;
+    use vipgate_coverage::property;
 
     use super::*;
-    use crate::coverage::property;
 
     /// A step of a scenario with three gateways.
     #[derive(Clone, Debug)]

@@ -4,9 +4,8 @@
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::policy::spec::{Scope, ServiceSpec, VipSpec};
 use vipgate_dataplane::ports::PortRange;
-
-use crate::support::services::*;
-use crate::support::*;
+use vipgate_testkit::services::*;
+use vipgate_testkit::*;
 
 const A: (&str, &str) = ("10.244.1.5:4000", "192.0.2.10:5000");
 const B: (&str, &str) = ("10.244.1.21:4001", "192.0.2.11:5000");

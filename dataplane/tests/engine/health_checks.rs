@@ -5,9 +5,8 @@ use std::net::SocketAddr;
 use etherparse::{SlicedPacket, TransportSlice};
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::policy::spec::*;
-
-use crate::support::services::*;
-use crate::support::*;
+use vipgate_testkit::services::*;
+use vipgate_testkit::*;
 
 fn with_health_check(local_endpoints: u32) -> ServiceSpec {
     let health = Some(HealthSpec { port: 30_000, local_endpoints });

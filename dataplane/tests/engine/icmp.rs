@@ -9,8 +9,7 @@ use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::policy::spec::*;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::wire::icmp_error::{IcmpError, compose_v4, compose_v6};
-
-use crate::support::*;
+use vipgate_testkit::*;
 
 const ENDS: [(&str, &str, &str); 2] = [
     ("10.244.1.5:4000", "198.51.100.10:53", "192.0.2.10"),
@@ -286,7 +285,7 @@ fn icmp_errors_are_rate_limited_per_sender() {
 
 #[test]
 fn icmp_errors_of_service_sessions_are_translated_in_both_directions() {
-    use crate::support::services::{CLIENTS, VIPS, both_pods, service};
+    use vipgate_testkit::services::{CLIENTS, VIPS, both_pods, service};
     for workers in [1, 2] {
         let setup = Setup { workers, ..Setup::default() };
         let mut gateway = Gateway::with_service(&setup, &service(&both_pods()));
@@ -317,14 +316,14 @@ fn icmp_errors_of_service_sessions_are_translated_in_both_directions() {
 
 /// The frame of a router's error about a reply of `api` without a session.
 fn error_about_a_reply(protocol: Protocol, port: u16) -> Vec<u8> {
-    use crate::support::services::{client, vip};
+    use vipgate_testkit::services::{client, vip};
     error_about(&packet(protocol, vip(port), client(4000)), "203.0.113.77", IcmpError::HostUnreachable, false)
 }
 
 #[test]
 fn an_icmp_error_without_a_session_reaches_a_backend_only_in_a_gateway_group() {
-    use crate::support::cluster::{Cluster, expect_one, shared_policy};
-    use crate::support::services::{backend, service};
+    use vipgate_testkit::cluster::{Cluster, expect_one, shared_policy};
+    use vipgate_testkit::services::{backend, service};
     let api = service(&[backend("10.244.1.5")]);
     let mut alone = Gateway::with_service(&Setup::default(), &api);
     assert_eq!(alone.receive(0, OUTSIDE, &error_about_a_reply(Protocol::Udp, 53)), vec![]);
@@ -345,7 +344,7 @@ fn an_icmp_error_without_a_session_reaches_a_backend_only_in_a_gateway_group() {
 
 #[test]
 fn an_uncovered_backends_icmp_errors_are_translated_only_for_service_sessions() {
-    use crate::support::services::{backend, client, service, vip};
+    use vipgate_testkit::services::{backend, client, service, vip};
     let mut gateway = Gateway::with_service(&Setup::default(), &service(&[backend("10.244.1.7")]));
     let received = gateway.remote_sends(&packet(Protocol::Udp, client(4000), vip(53)));
     let unreachable = error_about(&received, "10.244.1.7", IcmpError::PortUnreachable, true);

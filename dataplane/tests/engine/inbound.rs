@@ -3,9 +3,8 @@
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::policy::spec::*;
-
-use crate::support::services::*;
-use crate::support::*;
+use vipgate_testkit::services::*;
+use vipgate_testkit::*;
 
 #[test]
 fn inbound_sessions_are_translated_in_both_directions() {

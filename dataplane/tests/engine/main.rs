@@ -1,8 +1,6 @@
 //! Black-box tests of the engine: packets in, packets out, with a clock that the test controls.
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test fails by panicking")]
 
-mod support;
-
 mod address_conflicts;
 mod address_selection;
 mod allocations;
@@ -10,7 +8,6 @@ mod backends;
 mod bad_input;
 mod batch_boundaries;
 mod captures;
-mod coverage;
 mod egress;
 mod failover;
 mod fair_shares;

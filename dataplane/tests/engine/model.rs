@@ -6,12 +6,11 @@ use std::net::SocketAddr;
 
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
+use vipgate_coverage::property;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::session::timeout::Timeouts;
-
-use crate::coverage::property;
-use crate::support::*;
+use vipgate_testkit::*;
 
 const PODS: [&str; 3] = ["10.244.1.5", "10.244.1.6", "10.244.1.21"];
 const VIPS: [&str; 3] = ["192.0.2.10", "192.0.2.10", "192.0.2.11"];

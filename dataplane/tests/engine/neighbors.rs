@@ -6,8 +6,7 @@ use vipgate_dataplane::policy::spec::NeighborSpec;
 use vipgate_dataplane::wire::arp::{Arp, Operation};
 use vipgate_dataplane::wire::ethernet::BROADCAST;
 use vipgate_dataplane::worker::command::Command;
-
-use crate::support::*;
+use vipgate_testkit::*;
 
 fn arp_request(target: [u8; 4]) -> Vec<u8> {
     let sender = u32::from_be_bytes([192, 0, 2, 254]);

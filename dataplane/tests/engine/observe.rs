@@ -12,21 +12,18 @@ use vipgate_dataplane::observe::capture::{CaptureFilter, CapturedPacket, Outcome
 use vipgate_dataplane::observe::drops::{DropRecord, MAX_RECORDS};
 use vipgate_dataplane::observe::session_log::SessionEventQueue;
 use vipgate_dataplane::worker::command::{Command, DropChunk};
-
-use crate::support::*;
+use vipgate_testkit::*;
 
 const POD: &str = "10.244.1.5:4000";
 const REMOTE: &str = "198.51.100.10:53";
 
-impl Gateway {
-    fn drop_records(&mut self) -> Box<DropChunk> {
-        let (reply, response) = bounded(1);
-        let chunk =
-            Box::new(DropChunk { now: Tick(0), last: Default::default(), records: Vec::with_capacity(MAX_RECORDS) });
-        self.commands[0].send(Command::Drops { chunk, reply }).unwrap();
-        self.turn();
-        response.try_recv().unwrap()
-    }
+fn drop_records(gateway: &mut Gateway) -> Box<DropChunk> {
+    let (reply, response) = bounded(1);
+    let chunk =
+        Box::new(DropChunk { now: Tick(0), last: Default::default(), records: Vec::with_capacity(MAX_RECORDS) });
+    gateway.commands[0].send(Command::Drops { chunk, reply }).unwrap();
+    gateway.turn();
+    response.try_recv().unwrap()
 }
 
 fn capture_packet(
@@ -183,7 +180,7 @@ fn drops_are_recorded_by_reason_and_address_with_the_last_packet() {
     }
     gateway.receive(0, INSIDE, &tcp(at(POD), at(REMOTE), "A", 1, 1));
     gateway.receive(0, INSIDE, &[0; 20]);
-    let chunk = gateway.drop_records();
+    let chunk = drop_records(&mut gateway);
     let of = |reason: DropReason| {
         chunk.records.iter().filter(|it| it.reason == reason).copied().collect::<Vec<DropRecord>>()
     };

@@ -7,9 +7,8 @@ use vipgate_dataplane::observe::capture::CaptureFilter;
 use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::spec::*;
 use vipgate_dataplane::wire::vxlan::{OuterHeaders, parse};
-
-use crate::support::services::{CLIENTS, both_pods, service};
-use crate::support::*;
+use vipgate_testkit::services::{CLIENTS, both_pods, service};
+use vipgate_testkit::*;
 
 const VNI: u32 = 0x00_1234;
 /// Inner MAC addresses of the nodes' VXLAN interfaces, and the inner destination that they send to.

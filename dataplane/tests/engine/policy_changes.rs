@@ -6,14 +6,13 @@ use std::net::{IpAddr, SocketAddr};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::FileFailurePersistence;
+use vipgate_coverage::property;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::spec::{EndpointSpec, PolicySet, VipSpec};
 use vipgate_dataplane::session::end_reason::EndReason;
-
-use crate::coverage::property;
-use crate::support::*;
+use vipgate_testkit::*;
 
 /// Publishes the difference between two policies.
 pub(crate) fn publish_change(gateway: &mut Gateway, old: &PolicySet, new: &PolicySet) {

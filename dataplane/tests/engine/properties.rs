@@ -5,13 +5,12 @@ use std::net::SocketAddr;
 
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
+use vipgate_coverage::property;
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::io::memory::MemoryIo;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::worker::Worker;
-
-use crate::coverage::property;
-use crate::support::*;
+use vipgate_testkit::*;
 
 /// One step of a scenario.
 #[derive(Clone, Debug)]

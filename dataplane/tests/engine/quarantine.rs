@@ -2,9 +2,9 @@
 
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::ports::PortRange;
+use vipgate_testkit::*;
 
 use crate::policy_changes::{add_vip, ended_by_policy, endpoint, publish_change};
-use crate::support::*;
 
 /// What ends a session that has lost its VIP.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -13,9 +13,8 @@ use vipgate_dataplane::session::Sessions;
 use vipgate_dataplane::session::migrate::{Migrated, migrate, open_former};
 use vipgate_dataplane::session::persistence::Identity;
 use vipgate_mem::Region;
-
-use crate::support::services::*;
-use crate::support::*;
+use vipgate_testkit::services::*;
+use vipgate_testkit::*;
 
 const NOW: Tick = Tick(100_000);
 

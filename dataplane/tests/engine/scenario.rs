@@ -7,10 +7,9 @@ use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec};
 use vipgate_dataplane::policy::spec::*;
 use vipgate_dataplane::ports::PortRange;
-
-use crate::support::cluster::{name, shared_policy};
-use crate::support::services::{backend, service};
-use crate::support::*;
+use vipgate_testkit::cluster::{name, shared_policy};
+use vipgate_testkit::services::{backend, service};
+use vipgate_testkit::*;
 
 /// Pods with and without a policy, VIPs, remotes that are reachable, excluded or unreachable, and unused addresses.
 const ADDRESSES: [&str; 12] = [

@@ -5,9 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::wire::sctp;
-
-use crate::support::cluster::{Cluster, expect_one, three_gateways};
-use crate::support::*;
+use vipgate_testkit::cluster::{Cluster, expect_one, three_gateways};
+use vipgate_testkit::*;
 
 const INIT: u8 = 1;
 const INIT_ACK: u8 = 2;
@@ -188,7 +187,7 @@ fn an_abort_in_reply_to_a_spoofed_init_does_not_end_the_association() {
 
 #[test]
 fn spoofed_inits_do_not_reopen_a_clients_association() {
-    use crate::support::services::{CLIENTS, VIPS, both_pods, service};
+    use vipgate_testkit::services::{CLIENTS, VIPS, both_pods, service};
     let mut gateway = Gateway::with_service(&Setup::default(), &service(&both_pods()));
     for (client, vip) in CLIENTS.iter().zip(VIPS) {
         let (client, vip) = (at(client), SocketAddr::from((ip(vip), 3868)));
@@ -302,7 +301,7 @@ fn a_shutdown_closes_and_an_init_reopens() {
 
 #[test]
 fn sctp_associations_to_a_service_are_translated() {
-    use crate::support::services::{CLIENTS, VIPS, both_pods, service};
+    use vipgate_testkit::services::{CLIENTS, VIPS, both_pods, service};
     for workers in [1, 2] {
         let setup = Setup { workers, ..Setup::default() };
         let mut gateway = Gateway::with_service(&setup, &service(&both_pods()));

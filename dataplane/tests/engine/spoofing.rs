@@ -5,8 +5,7 @@ use std::net::SocketAddr;
 
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::InterfaceId;
-
-use crate::support::*;
+use vipgate_testkit::*;
 
 /// A packet with the MAC addresses of its interface, whatever its IP source.
 fn packet_at(interface: InterfaceId, protocol: Protocol, source: SocketAddr, destination: SocketAddr) -> Vec<u8> {

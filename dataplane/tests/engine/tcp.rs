@@ -3,9 +3,8 @@
 
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::session::timeout::Timeouts;
-
-use crate::support::cluster::{REMOTE, expect_one, three_gateways};
-use crate::support::*;
+use vipgate_testkit::cluster::{REMOTE, expect_one, three_gateways};
+use vipgate_testkit::*;
 
 /// The transitory timeout of the setup, and a round of the expiry sweep.
 const TRANSITORY: u32 = 4_000;

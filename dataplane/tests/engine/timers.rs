@@ -4,8 +4,7 @@
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::session::timeout::Timeouts;
-
-use crate::support::*;
+use vipgate_testkit::*;
 
 /// More than a round of the expiry sweep.
 const ROUND: u32 = 600;

@@ -54,8 +54,8 @@ fn run_scenario(steps: &[Step], workers: u8, in_group: bool, coverage: &RefCell<
 
 #[test]
 fn a_trace_counts_the_workers_blocks_within_its_shard() {
-    use crate::support::cluster::{REMOTE, three_gateways};
-    use crate::support::{INSIDE, Protocol, at, ip, packet};
+    use vipgate_testkit::cluster::{REMOTE, three_gateways};
+    use vipgate_testkit::{INSIDE, Protocol, at, ip, packet};
     let mut cluster = three_gateways();
     let request = |port: u16| packet(Protocol::Udp, (ip("10.244.1.5"), port).into(), at(REMOTE));
     cluster.receive(0, INSIDE, &request(4000));

@@ -8,9 +8,8 @@ use vipgate_dataplane::policy::members::{Authentication, MemberSpec};
 use vipgate_dataplane::policy::spec::{HopSpec, Role, RouteTarget, VipSpec};
 use vipgate_dataplane::policy::tunnels::TunnelMetadata;
 use vipgate_dataplane::wire::tunnel_auth::TagKey;
-
-use crate::support::cluster::*;
-use crate::support::*;
+use vipgate_testkit::cluster::*;
+use vipgate_testkit::*;
 
 const FROM_INSIDE: TunnelMetadata = TunnelMetadata { sides: Role::Inside.sides(), hop_count: 1 };
 const FROM_OUTSIDE: TunnelMetadata = TunnelMetadata { sides: Role::Outside.sides(), hop_count: 1 };

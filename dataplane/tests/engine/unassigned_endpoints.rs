@@ -1,7 +1,7 @@
 //! Endpoints without a home gateway: any gateway translates them, with ports of its own shard.
 
-use crate::support::cluster::*;
-use crate::support::*;
+use vipgate_testkit::cluster::*;
+use vipgate_testkit::*;
 
 /// Three gateways with a policy that assigns no endpoint to a gateway.
 fn three_without_home_gateways() -> Cluster {

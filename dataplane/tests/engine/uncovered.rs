@@ -9,9 +9,8 @@ use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::observe::drops::MAX_RECORDS;
 use vipgate_dataplane::policy::spec::*;
 use vipgate_dataplane::worker::command::{Command, DropChunk};
-
-use crate::support::services::*;
-use crate::support::*;
+use vipgate_testkit::services::*;
+use vipgate_testkit::*;
 
 /// A pod that no policy covers, and a remote, in each address family.
 const UNCOVERED_AND_REMOTE: [(&str, &str); 2] =

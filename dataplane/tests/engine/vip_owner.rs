@@ -2,9 +2,8 @@
 
 use vipgate_dataplane::policy::members::MembersSpec;
 use vipgate_dataplane::worker::command::Command;
-
-use crate::support::cluster::*;
-use crate::support::*;
+use vipgate_testkit::cluster::*;
+use vipgate_testkit::*;
 
 #[test]
 fn only_the_owner_of_a_vip_replies_to_arp() {

@@ -5,8 +5,7 @@ use std::collections::HashSet;
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::ports::PortRange;
-
-use crate::support::*;
+use vipgate_testkit::*;
 
 fn two_workers() -> Gateway {
     Gateway::new(&Setup { workers: 2, ..Setup::default() })

@@ -5,9 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
+use vipgate_coverage::{Coverage, property};
 
 use super::*;
-use crate::coverage::{Coverage, property};
 use crate::membership::{Commitment, DesiredState, Member};
 
 const TTL: u64 = 600;

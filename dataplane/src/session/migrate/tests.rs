@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use proptest::prelude::*;
+use vipgate_coverage::{Coverage, property};
 
 use super::*;
-use crate::coverage::{Coverage, property};
 use crate::flow::tuple::HashKey;
 use crate::session::{Draft, tests};
 

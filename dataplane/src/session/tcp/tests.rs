@@ -3,9 +3,9 @@
 mod resync;
 
 use proptest::prelude::*;
+use vipgate_coverage::{Coverage, property};
 
 use super::*;
-use crate::coverage::{Coverage, property};
 use crate::session::window::{TOLERANCE, later_acknowledgement};
 
 const FIN: u8 = 0x01;

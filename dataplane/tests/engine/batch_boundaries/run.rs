@@ -14,14 +14,14 @@ use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_dataplane::wire::icmp_error::IcmpError;
 use vipgate_dataplane::worker::Worker;
 use vipgate_dataplane::worker::command::{Command, FlushChunk};
+use vipgate_testkit::services::{backend, service};
+use vipgate_testkit::*;
 
 use super::script::{
     Action, BACKENDS, GatewayEvent, PacketId, PolicyVariant, QUARANTINE_MS, REPLY_DIRECTION, taggable_packet, write_tag,
 };
 use crate::fragments::udp_fragments;
 use crate::icmp::error_about;
-use crate::support::services::{backend, service};
-use crate::support::*;
 
 /// Batch sizes, repeated cyclically: packets per batch, and turns before the next one (0: until idle).
 #[derive(Clone, Debug)]

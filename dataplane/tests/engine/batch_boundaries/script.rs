@@ -8,9 +8,9 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::observe::packet_summary::PacketSummary;
+use vipgate_testkit::*;
 
 use crate::fragments::udp_fragments;
-use crate::support::*;
 
 /// Payload of a fragmented datagram: four fragments.
 const DATAGRAM: usize = 1400;

@@ -4,12 +4,12 @@
 use std::net::{IpAddr, SocketAddr};
 
 use proptest::prelude::*;
+use vipgate_coverage::property;
 use vipgate_dataplane::flow::tuple::Tuple;
 use vipgate_dataplane::policy::spec::ShardSpec;
 use vipgate_dataplane::session::timeout::Timeouts;
 
 use super::*;
-use crate::coverage::property;
 
 #[test]
 fn a_shard_that_skips_its_standby_gateway_keeps_its_sessions() {

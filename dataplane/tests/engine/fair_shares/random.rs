@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use proptest::prelude::*;
 use proptest::test_runner::Config;
+use vipgate_coverage::{Coverage, property};
 use vipgate_dataplane::flow::address::V6;
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::ids::Slot;
@@ -14,11 +15,10 @@ use vipgate_dataplane::session::end_reason::EndReason;
 use vipgate_dataplane::session::entry::Flags;
 use vipgate_dataplane::session::query::{SessionFilter, SessionState};
 use vipgate_dataplane::session::{SessionFamily, Sessions};
+use vipgate_testkit::services::*;
+use vipgate_testkit::*;
 
 use super::{apply_standby, session_records};
-use crate::coverage::{Coverage, property};
-use crate::support::services::*;
-use crate::support::*;
 
 const CAPACITY: u32 = 384;
 const RESERVE: u32 = 128;

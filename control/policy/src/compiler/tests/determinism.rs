@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
+use vipgate_coverage::property;
 
 use super::*;
-use crate::coverage::property;
 use crate::manifest::UnsupportedKinds;
 
 /// Random documents with overlapping policies, conflicting VIPs, exhausted pools and missing Services.

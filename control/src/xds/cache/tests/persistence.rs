@@ -2,8 +2,9 @@
 
 use std::os::unix::fs::PermissionsExt;
 
+use vipgate_coverage::property;
+
 use super::*;
-use crate::coverage::property;
 
 fn changes() -> impl Strategy<Value = Changes> {
     let kind = prop::sample::select(Kind::ALL.to_vec());

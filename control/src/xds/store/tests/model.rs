@@ -1,8 +1,9 @@
 //! Property tests against a model: for any sequence of placements and any order of responses, the incrementally updated
 //! policy equals one built from scratch.
 
+use vipgate_coverage::{Coverage, property};
+
 use super::*;
-use crate::coverage::{Coverage, property};
 use crate::xds::store::tests::generators::{GATEWAYS, any_placement};
 
 /// A sequence of placements, the seed for the order of responses, and the gateway.

@@ -5,9 +5,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crossbeam::channel::bounded;
-use vipgate_dataplane::flow::ids::InterfaceId;
-use vipgate_dataplane::io::PacketIo;
+use vipgate_dataplane::flow::drop_reason::DropReason;
+use vipgate_dataplane::flow::ids::{GatewayId, InterfaceId};
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec};
+use vipgate_dataplane::policy::spec::{
+    Announce, BlockSet, HopSpec, NeighborSpec, NetworkSpec, PolicySet, RouteSpec, RouteTarget, ShardSpec,
+};
 use vipgate_dataplane::policy::tunnels::TunnelMetadata;
 use vipgate_dataplane::ports::BlockId;
 use vipgate_dataplane::replication::apply::worker_of;
@@ -17,7 +20,7 @@ use vipgate_dataplane::wire::tunnel_auth::TagKey;
 use vipgate_dataplane::wire::vxlan::OuterHeaders;
 use vipgate_dataplane::worker::command::Command;
 
-use super::*;
+use crate::{Gateway, INSIDE, INSIDE_MAC, POD_MAC, Setup, at, ends, ip, network, policy};
 
 /// The replication epoch once gateways have their first common membership view.
 const FIRST_EPOCH: u64 = 2;
@@ -25,8 +28,12 @@ const FIRST_EPOCH: u64 = 2;
 /// Index of a gateway in a cluster.
 pub type GatewayIndex = usize;
 
+/// Gateways with shared VIPs.
+#[derive(Debug)]
 pub struct Cluster {
+    /// The gateways.
     pub gateways: Vec<Gateway>,
+    /// Membership state of each.
     pub members: Vec<MemberState>,
     /// Frames sent from one gateway to another.
     pub tunneled: u64,
@@ -49,11 +56,15 @@ pub struct Cluster {
 /// Membership state of a gateway, the same in every gateway's view.
 #[derive(Clone, Copy, Debug)]
 pub struct MemberState {
+    /// It is an active member.
     pub active: bool,
+    /// The other gateways are connected to it.
     pub connected: bool,
+    /// It may open sessions.
     pub may_open: bool,
 }
 
+/// Name of a gateway.
 pub fn name(number: GatewayIndex) -> Arc<str> {
     format!("gw-{number}").into()
 }
@@ -86,11 +97,12 @@ pub fn tunnel_packet(
     frame
 }
 
+/// Tunnel address of a gateway.
 pub fn tunnel_address(number: GatewayIndex, v6: bool) -> SocketAddr {
     if v6 { at(&format!("[fd00:2::{}]:4790", number + 1)) } else { at(&format!("10.2.0.{}:4790", number + 1)) }
 }
 
-/// The policy of [`super::policy`] for several gateways: 192.0.2.10 and 2001:db8::10 are announced by all, with port
+/// The policy of [`policy`] for several gateways: 192.0.2.10 and 2001:db8::10 are announced by all, with port
 /// blocks assigned round-robin; gateway 1 owns 192.0.2.11. Gateway 0 is home to pods .5, gateway 1 to .6 and .21.
 pub fn shared_policy(count: usize) -> PolicySet {
     let mut set = policy();
@@ -133,11 +145,13 @@ pub fn expect_one(
 /// The remote endpoint of most sessions.
 pub const REMOTE: &str = "198.51.100.10:443";
 
+/// A cluster of three gateways.
 pub fn three_gateways() -> Cluster {
     Cluster::new(3, &Setup::default())
 }
 
 impl Cluster {
+    /// A cluster with tunnels over IPv4.
     pub fn new(count: usize, setup: &Setup) -> Self {
         Self::with_tunnel_family(count, setup, false)
     }
@@ -329,7 +343,7 @@ impl Cluster {
         self.gateways.iter_mut().for_each(Gateway::turn);
     }
 
-    fn index_of(&self, at: GatewayIndex, id: vipgate_dataplane::flow::ids::GatewayId) -> GatewayIndex {
+    fn index_of(&self, at: GatewayIndex, id: GatewayId) -> GatewayIndex {
         (0..self.gateways.len())
             .find(|number| self.gateways[at].builder.gateway_id(&name(*number)) == Some(id))
             .unwrap()
@@ -421,10 +435,12 @@ impl Cluster {
         }
     }
 
+    /// Standby sessions of a gateway.
     pub fn standby_sessions(&self, number: GatewayIndex) -> u64 {
         self.gateways[number].workers.iter().map(|worker| u64::from(worker.tables().sessions.standby_count())).sum()
     }
 
+    /// Packets dropped at all gateways, by reason.
     pub fn drops(&self) -> HashMap<DropReason, u64> {
         let mut all = HashMap::new();
         for gateway in &self.gateways {

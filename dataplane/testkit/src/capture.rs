@@ -6,12 +6,14 @@ use vipgate_dataplane::flow::ids::WorkerId;
 use vipgate_dataplane::observe::capture::{Capture, CaptureFilter, CaptureRing, CapturedPacket};
 use vipgate_dataplane::worker::command::Command;
 
-use super::Gateway;
+use crate::Gateway;
 
 /// Whether packets are captured. Captured packets skip the fast path, so tests switch at random to cover both paths.
 #[derive(Clone, Copy, Debug)]
 pub enum CaptureMode {
+    /// On now; the random state.
     On(u64),
+    /// Off now; the random state.
     Off(u64),
     /// The test controls the capture.
     Manual,

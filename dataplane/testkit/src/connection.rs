@@ -2,12 +2,16 @@
 
 use std::net::SocketAddr;
 
-use super::{Gateway, at, ends, tcp};
+use crate::{Gateway, at, ends, tcp};
 
 /// A connection through a gateway; the test controls both endpoints.
+#[derive(Debug)]
 pub struct Connection {
+    /// The gateway.
     pub gateway: Gateway,
+    /// The pod's address and port.
     pub pod: SocketAddr,
+    /// The remote's address and port.
     pub remote: SocketAddr,
     /// The pod's external address and port.
     pub vip: SocketAddr,
@@ -28,11 +32,13 @@ impl Connection {
         this
     }
 
+    /// The pod sends a segment, which must be forwarded.
     pub fn pod_sends(&mut self, flags: &str, sequence: u32, ack: u32) {
         let sent = self.gateway.pod_sends(&tcp(self.pod, self.remote, flags, sequence, ack));
         assert_eq!(ends(&sent), (self.vip, self.remote));
     }
 
+    /// The remote sends a segment, which must be forwarded.
     pub fn remote_sends(&mut self, flags: &str, sequence: u32, ack: u32) {
         let received = self.gateway.remote_sends(&tcp(self.remote, self.vip, flags, sequence, ack));
         assert_eq!(ends(&received), (self.remote, self.pod));

@@ -10,7 +10,7 @@ use vipgate_dataplane::policy::network::NextHop;
 use vipgate_dataplane::stage::trace::{PacketClass, Probe, TraceResult};
 use vipgate_dataplane::worker::command::Command;
 
-use super::Gateway;
+use crate::Gateway;
 
 /// Hand-offs of one packet that are followed.
 const MAX_HANDOFFS: usize = 8;

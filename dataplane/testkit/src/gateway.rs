@@ -1,33 +1,11 @@
 //! A gateway under test: workers over in-memory devices, a policy, and a clock that only the test advances.
-#![allow(
-    dead_code,
-    unreachable_pub,
-    unused_imports,
-    clippy::unwrap_used,
-    clippy::missing_panics_doc,
-    reason = "each test file uses its part; a test fails by panicking"
-)]
-
-pub mod accounting;
-pub mod capture;
-pub mod cluster;
-pub mod connection;
-pub mod oracle;
-pub mod packets;
-pub mod prediction;
-pub mod services;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::Arc;
 
-pub use connection::*;
 use crossbeam::channel::{Sender, bounded, unbounded};
 use crossbeam::queue::ArrayQueue;
-pub use oracle::*;
-pub use packets::*;
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::flow::ids::{InterfaceId, WorkerId};
@@ -39,124 +17,20 @@ use vipgate_dataplane::io::{PacketIo, batch};
 use vipgate_dataplane::observe::capture::CaptureRing;
 use vipgate_dataplane::policy::build::Builder;
 use vipgate_dataplane::policy::publish::Publisher;
-use vipgate_dataplane::policy::spec::*;
-use vipgate_dataplane::ports::PortRange;
+use vipgate_dataplane::policy::spec::{NetworkSpec, PolicySet};
 use vipgate_dataplane::replication::lease::Lease;
 use vipgate_dataplane::replication::sender::ReplicationSender;
-use vipgate_dataplane::session::Sessions;
-use vipgate_dataplane::session::persistence::Identity;
 use vipgate_dataplane::session::query::SessionFilter;
-use vipgate_dataplane::session::timeout::Timeouts;
-use vipgate_dataplane::stage::context::SessionRules;
 use vipgate_dataplane::worker::Worker;
-use vipgate_dataplane::worker::builder::{
-    ControlLinks, SESSIONS_PER_RESERVED, SessionTableRequest, SharedKeys, TableSizes, WorkerBuilder, WorkerInputs,
-    WorkerKeys, WorkersConfig,
-};
+use vipgate_dataplane::worker::builder::{ControlLinks, SharedKeys, WorkerBuilder, WorkerInputs, WorkerKeys};
 use vipgate_dataplane::worker::command::{Command, FlushChunk};
 use vipgate_dataplane::worker::neighbor_queue::ResolutionRequests;
-use vipgate_mem::{Arena, Frame, HEADROOM, Region, StorageError};
+use vipgate_mem::{Arena, Frame, HEADROOM};
 
-use crate::support::accounting::CounterAccounting;
-pub use crate::support::capture::*;
-
-pub const INSIDE: InterfaceId = InterfaceId(0);
-pub const OUTSIDE: InterfaceId = InterfaceId(1);
-pub const INSIDE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x10];
-pub const OUTSIDE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x20];
-pub const POD_MAC: [u8; 6] = [2, 0, 0, 0, 1, 0x01];
-pub const ROUTER_MAC: [u8; 6] = [2, 0, 0, 0, 2, 0x01];
-
-pub fn ip(text: &str) -> IpAddr {
-    text.parse().unwrap()
-}
-
-pub fn at(text: &str) -> SocketAddr {
-    text.parse().unwrap()
-}
-
-/// Pods 10.244.1.5 and .6 (fd00:244:1::5, ::6) behind VIP 192.0.2.10 (2001:db8::10); .21 behind 192.0.2.11, with
-/// 198.51.100.128/25 excluded.
-pub fn policy() -> PolicySet {
-    let egress = |name: &str, excluded: &[&str]| EgressSpec {
-        name: name.into(),
-        destinations: vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()],
-        excluded: excluded.iter().map(|net| net.parse().unwrap()).collect(),
-        address_selection: AddressSelection::PerEndpoint,
-        limits: Limits::default(),
-        on_exhaustion: OnExhaustion::Drop,
-    };
-    let vip = |address: &str, reserved: &[u16]| VipSpec {
-        address: ip(address),
-        name: "Service tenant/api".into(),
-        announce: Announce::L2,
-        reserved_ports: reserved.into(),
-        shards: vec![],
-    };
-    let endpoint = |address: &str, policy: &str, vip: &str| EndpointSpec {
-        address: ip(address),
-        name: "".into(),
-        policy: policy.into(),
-        vips: vec![ip(vip)],
-        gateway: None,
-        remarks: vec![],
-    };
-    PolicySet {
-        version: "test".into(),
-        policies: vec![egress("a", &[]), egress("b", &["198.51.100.128/25"])],
-        vips: vec![vip("192.0.2.10", &[80, 30000]), vip("192.0.2.11", &[]), vip("2001:db8::10", &[])],
-        endpoints: vec![
-            endpoint("10.244.1.5", "a", "192.0.2.10"),
-            endpoint("10.244.1.6", "a", "192.0.2.10"),
-            endpoint("10.244.1.21", "b", "192.0.2.11"),
-            endpoint("fd00:244:1::5", "a", "2001:db8::10"),
-            endpoint("fd00:244:1::6", "a", "2001:db8::10"),
-        ],
-        ..PolicySet::default()
-    }
-}
-
-pub fn network() -> NetworkSpec {
-    let interface = |id, name: &str, role, mac| InterfaceSpec {
-        id,
-        name: name.into(),
-        ifindex: u32::from(id.0) + 1,
-        role,
-        mac,
-        mtu: 1500,
-        up: true,
-        addresses: vec![],
-    };
-    let route = |prefix: &str, interface, gateway: Option<&str>| RouteSpec {
-        prefix: prefix.parse().unwrap(),
-        target: RouteTarget::Via(vec![HopSpec { interface, gateway: gateway.map(ip) }]),
-    };
-    let neighbor = |interface, address: &str, mac| NeighborSpec { interface, address: ip(address), mac };
-    NetworkSpec {
-        interfaces: vec![
-            interface(INSIDE, "in", Role::Inside, INSIDE_MAC),
-            interface(OUTSIDE, "out", Role::Outside, OUTSIDE_MAC),
-        ],
-        routes: vec![
-            route("10.244.1.0/24", INSIDE, None),
-            route("fd00:244:1::/64", INSIDE, None),
-            route("0.0.0.0/0", OUTSIDE, Some("192.0.2.254")),
-            route("::/0", OUTSIDE, Some("2001:db8::fe")),
-            route("192.0.2.0/24", OUTSIDE, None),
-        ],
-        neighbors: vec![
-            neighbor(INSIDE, "10.244.1.5", POD_MAC),
-            neighbor(INSIDE, "10.244.1.6", POD_MAC),
-            neighbor(INSIDE, "10.244.1.7", POD_MAC),
-            neighbor(INSIDE, "10.244.1.21", POD_MAC),
-            neighbor(INSIDE, "fd00:244:1::5", POD_MAC),
-            neighbor(INSIDE, "fd00:244:1::6", POD_MAC),
-            neighbor(OUTSIDE, "192.0.2.254", ROUTER_MAC),
-            neighbor(OUTSIDE, "2001:db8::fe", ROUTER_MAC),
-        ],
-        locals: vec![],
-    }
-}
+use crate::accounting::CounterAccounting;
+use crate::capture::{CaptureMode, capture_all};
+use crate::setup::worker_key;
+use crate::{INSIDE, OUTSIDE, Setup, check_only_translated, check_packet, network, policy, prediction};
 
 #[derive(Debug)]
 struct NoopWaker;
@@ -165,109 +39,32 @@ impl Wake for NoopWaker {
     fn wake(&self) {}
 }
 
-pub struct Setup {
-    pub workers: u8,
-    pub capacity: u32,
-    /// Sessions of the capacity reserved for holders below their fair share; `None`: the default.
-    pub reserve: Option<u32>,
-    pub range: PortRange,
-    pub timeouts: Timeouts,
-    pub frames: usize,
-    pub mss: Option<u16>,
-    /// Whether clients receive a reset or ICMP error where no Service or backend is.
-    pub reject: bool,
-    /// Unconfirmed sessions per VIP.
-    pub embryonic: u32,
-    /// Whether only a SYN or INIT opens a connection.
-    pub require_syn: bool,
-    /// The gateway's own VXLAN address in the overlay network.
-    pub overlay: Option<SocketAddr>,
-    /// Persistent session tables: one file per worker, this name with the worker's number as its extension.
-    pub state: Option<PathBuf>,
-}
-
-impl Default for Setup {
-    fn default() -> Self {
-        let timeouts =
-            Timeouts { tcp_established: 30_000, tcp_transitory: 4_000, udp: 5_000, icmp: 3_000, quarantine: 2_000 };
-        Self {
-            workers: 1,
-            capacity: 4096,
-            reserve: None,
-            range: PortRange::default(),
-            timeouts,
-            frames: 512,
-            mss: None,
-            reject: false,
-            embryonic: 1024,
-            require_syn: true,
-            overlay: None,
-            state: None,
-        }
-    }
-}
-
-impl Setup {
-    fn config(&self) -> WorkersConfig {
-        WorkersConfig {
-            workers: self.workers,
-            sizes: TableSizes {
-                sessions: self.capacity,
-                reserve: self.reserve.unwrap_or(self.capacity / SESSIONS_PER_RESERVED),
-                embryonic_queue: self.capacity,
-                embryonic_per_vip: self.embryonic,
-                datagrams: 64,
-                queued_fragments: 32,
-                affinity_clients: 4096,
-                directory_flows: 4096,
-            },
-            ports: self.range,
-            timeouts: self.timeouts,
-            fragment_timeout: 2_000,
-            replication_delay: 100,
-            rules: SessionRules {
-                require_syn: self.require_syn,
-                cookie_key: HashKey::new([1, 3, 5, 7]),
-                reject_no_service: self.reject,
-                reject_no_backend: self.reject,
-                mss_clamp: self.mss,
-            },
-        }
-    }
-
-    fn open_sessions(&self, mut request: SessionTableRequest<'_>) -> Result<Sessions, StorageError> {
-        let Some(path) = &self.state else { return request.in_memory() };
-        let worker = request.restorer.worker.0;
-        let mut region = Region::open(&path.with_extension(worker.to_string()))?;
-        let (workers, capacity) = (self.workers.into(), request.capacity);
-        let identity = Identity { worker: worker.into(), workers, capacity, boot: [1; 16] };
-        let (mut sessions, _) = Sessions::in_region(&mut region, identity, request.timeouts, request.key)?;
-        sessions.restore(request.now, &mut request.restorer);
-        Ok(sessions)
-    }
-}
-
-/// The key of a worker's tables.
-fn worker_key(worker: u8) -> HashKey {
-    let last = 0x632b_e593_8a41_7d6f + u64::from(worker);
-    HashKey::new([0x9e37_79b9_7f4a_7c15, 0xd1b5_4a32_d192_ed03, 0xaef1_7502_108e_f2d9, last])
-}
-
+/// A gateway under test.
+#[derive(Debug)]
 pub struct Gateway {
+    /// Its workers.
     pub workers: Vec<Worker<MemoryIo>>,
+    /// Command queue of each worker.
     pub commands: Vec<Sender<Command>>,
     /// Replication sender side of each worker.
     pub replication_senders: Vec<Arc<ReplicationSender>>,
     /// Capture ring of each worker.
     pub capture_rings: Vec<Arc<CaptureRing>>,
+    /// Whether packets are captured.
     pub capture_mode: CaptureMode,
+    /// Its lease on its ports.
     pub lease: Arc<Lease>,
+    /// Publishes snapshots to the workers.
     pub publisher: Publisher,
+    /// Builds the snapshots.
     pub builder: Builder,
+    /// Neighbors that workers want resolved.
     pub resolution_requests: ResolutionRequests,
+    /// The current time.
     pub now: Tick,
     /// Received packets may be malformed, and so may those that are sent.
     pub hostile: bool,
+    /// The counters, as far as they are asserted.
     pub accounting: CounterAccounting,
     frames: u64,
 }
@@ -302,6 +99,7 @@ impl Drop for Gateway {
 }
 
 impl Gateway {
+    /// A gateway with the policy and network of [`policy`] and [`network`].
     pub fn new(setup: &Setup) -> Self {
         Self::with(setup, network(), &policy())
     }
@@ -362,6 +160,7 @@ impl Gateway {
         }
     }
 
+    /// Publishes a policy.
     pub fn set_policy(&mut self, set: &PolicySet) {
         let snapshot = self.builder.with_policy(set).unwrap();
         self.publisher.publish(snapshot);
@@ -379,6 +178,7 @@ impl Gateway {
         chunk.ended
     }
 
+    /// Publishes a network.
     pub fn set_network(&mut self, network: NetworkSpec) {
         let snapshot = self.builder.with_network(network);
         self.publisher.publish(snapshot);
@@ -393,6 +193,7 @@ impl Gateway {
         }
     }
 
+    /// Runs one turn of each worker.
     pub fn turn(&mut self) {
         let now = self.now;
         for worker in &mut self.workers {
@@ -459,6 +260,7 @@ impl Gateway {
         assert_eq!(held, self.frames, "frames are conserved");
     }
 
+    /// Dropped packets, by reason.
     pub fn drops(&self) -> HashMap<DropReason, u64> {
         let all = DropReason::ALL.iter().map(|&reason| {
             (reason, self.workers.iter().map(|w| w.counters().drops[reason as usize].get()).sum::<u64>())
@@ -472,14 +274,17 @@ impl Gateway {
             + self.workers.iter().map(|w| w.counters().neighbor_waiting.get()).sum::<u64>()
     }
 
+    /// Packets forwarded in a direction.
     pub fn forwarded(&self, direction: Direction) -> u64 {
         self.workers.iter().map(|w| w.counters().packets[direction as usize].get()).sum()
     }
 
+    /// Active sessions.
     pub fn sessions(&self) -> u64 {
         self.workers.iter().map(|w| u64::from(w.tables().sessions.open_count())).sum()
     }
 
+    /// Packets handed to other workers.
     pub fn handoffs(&self) -> u64 {
         self.workers.iter().map(|w| w.counters().handoffs.get()).sum()
     }

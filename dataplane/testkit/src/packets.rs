@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
 use vipgate_dataplane::wire::checksum::{checksum, sum};
 
-use super::{INSIDE_MAC, OUTSIDE_MAC, POD_MAC, ROUTER_MAC};
+use crate::{INSIDE_MAC, OUTSIDE_MAC, POD_MAC, ROUTER_MAC};
 
 /// A pod and its remote, in each address family.
 pub const POD_AND_REMOTE: [(&str, &str); 2] =
@@ -35,10 +35,14 @@ pub fn ends(bytes: &[u8]) -> (SocketAddr, SocketAddr) {
     ((source, source_port).into(), (destination, destination_port).into())
 }
 
+/// A protocol with sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
+    /// TCP.
     Tcp,
+    /// UDP.
     Udp,
+    /// ICMP echo.
     Echo,
 }
 
@@ -84,6 +88,7 @@ pub fn reply_to(seen: &[u8], protocol: Protocol) -> Vec<u8> {
     }
 }
 
+/// A TCP segment without payload; `flags` are the initials of SYN, ACK, FIN, RST and PSH.
 pub fn tcp(source: SocketAddr, destination: SocketAddr, flags: &str, sequence: u32, ack: u32) -> Vec<u8> {
     let mut builder = on_ip(source, destination).tcp(source.port(), destination.port(), sequence, 64_000);
     for flag in flags.chars() {
@@ -101,6 +106,7 @@ pub fn tcp(source: SocketAddr, destination: SocketAddr, flags: &str, sequence: u
     bytes
 }
 
+/// An echo request or reply.
 pub fn echo(request: bool, source: SocketAddr, destination: SocketAddr, id: u16) -> Vec<u8> {
     let mut bytes = Vec::new();
     let ip = on_ip(source, destination);

@@ -5,8 +5,8 @@ use vipgate_dataplane::flow::drop_reason::DropReason;
 use vipgate_dataplane::observe::counters::{Counter, Counters};
 use vipgate_dataplane::session::end_reason::EndReason;
 
-use super::Gateway;
-use super::cluster::Cluster;
+use crate::Gateway;
+use crate::cluster::Cluster;
 
 /// Counter values at the last assertion.
 #[derive(Debug, Default)]

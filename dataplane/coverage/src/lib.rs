@@ -1,5 +1,6 @@
 //! Coverage counters of a property test: how often its cases reached each class. A property that never reaches a class
 //! fails.
+#![forbid(unsafe_code)]
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -10,23 +11,23 @@ use proptest::test_runner::{Config, TestCaseResult, TestRunner};
 
 /// How often each class was reached.
 #[derive(Debug, Default)]
-pub(crate) struct Coverage(RefCell<BTreeMap<String, u64>>);
+pub struct Coverage(RefCell<BTreeMap<String, u64>>);
 
 impl Coverage {
     /// Counts one occurrence of a class.
-    pub(crate) fn count(&self, class: impl Into<String>) {
+    pub fn count(&self, class: impl Into<String>) {
         self.add(class, 1);
     }
 
     /// Counts several occurrences of a class.
-    pub(crate) fn add(&self, class: impl Into<String>, count: u64) {
+    pub fn add(&self, class: impl Into<String>, count: u64) {
         if count > 0 {
             *self.0.borrow_mut().entry(class.into()).or_default() += count;
         }
     }
 
     /// Asserts that each of these classes was reached.
-    pub(crate) fn assert_reached(&self, classes: &[&str]) {
+    pub fn assert_reached(&self, classes: &[&str]) {
         let counts = self.0.borrow();
         let missed: Vec<_> = classes.iter().filter(|class| !counts.contains_key(**class)).collect();
         assert!(missed.is_empty(), "classes never reached: {missed:?}, reached: {counts:?}");
@@ -36,7 +37,7 @@ impl Coverage {
 /// Runs a property over its cases, which must reach all of these classes. Seeds of failures are stored beside the
 /// caller's file, unless the configuration names another place.
 #[track_caller]
-pub(crate) fn property<S: Strategy>(
+pub fn property<S: Strategy>(
     config: Config,
     strategy: &S,
     classes: &[&str],

@@ -2,12 +2,13 @@
 
 use std::net::SocketAddr;
 
-use vipgate_dataplane::policy::spec::*;
+use vipgate_dataplane::policy::spec::{BackendSpec, BackendState, PolicySet, Scope, ServicePortSpec, ServiceSpec};
 
-use super::{Gateway, INSIDE, OUTSIDE, at, check_only_translated, ends, ip, policy};
+use crate::{Gateway, INSIDE, OUTSIDE, Setup, at, check_only_translated, ends, ip, policy};
 
-/// The VIPs of the Service `api`, and a client in each address family.
+/// The VIPs of the Service `api`, one in each address family.
 pub const VIPS: [&str; 2] = ["192.0.2.10", "2001:db8::10"];
+/// A client in each address family.
 pub const CLIENTS: [&str; 2] = ["198.51.100.10:40000", "[2001:db8:51::10]:40000"];
 /// Protocol, Service port and backend port of `api`.
 pub const PORTS: [(u8, u16, u16); 3] = [(6, 80, 8080), (17, 53, 5353), (132, 3868, 3868)];
@@ -60,7 +61,7 @@ pub fn with_services(services: &[ServiceSpec]) -> PolicySet {
 
 impl Gateway {
     /// A gateway with one Service.
-    pub fn with_service(setup: &super::Setup, service: &ServiceSpec) -> Self {
+    pub fn with_service(setup: &Setup, service: &ServiceSpec) -> Self {
         let mut gateway = Self::new(setup);
         gateway.set_service(service);
         gateway
