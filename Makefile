@@ -66,6 +66,7 @@ UNIT_TESTS = $(patsubst %.rs,--test %,$(notdir $(patsubst %/main.rs,%.rs,\
 
 unit: deps ## run unit, property and scenario tests without namespaces
 	$(TEST) --lib --bin vipgate --bin vipgate-bench $(UNIT_TESTS)
+	cargo test --locked --quiet -p vipgate-mem --doc
 
 loom: deps ## check lock-free code under all thread interleavings
 	cargo test --locked --quiet -p vipgate-dataplane --features loom --lib -- refcount:: interleavings::

@@ -14,7 +14,7 @@ use vipgate_dataplane::session::Sessions;
 use vipgate_dataplane::session::persistence::{Identity, RegionContents, Restored};
 use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_dataplane::worker::builder::SessionTableRequest;
-use vipgate_mem::{Region, RegionError, StorageError};
+use vipgate_mem::{Region, RegionError, RegionLock, StorageError};
 
 use self::migrate::{MigrationOutcome, MigrationTarget};
 use crate::command_error::CommandError;
@@ -30,7 +30,7 @@ pub(super) struct SessionStore {
     directory: Option<PathBuf>,
     boot: [u8; 16],
     workers: u32,
-    regions: Vec<Region>,
+    locks: Vec<RegionLock>,
     /// Another process holds the locks; they aren't tried again.
     in_use: bool,
     /// Migrated tables for which there is no space for files, in reverse order of workers.
@@ -46,8 +46,8 @@ impl SessionStore {
                 CommandError::usage(format_args!("sessions.state: cannot create {}: {error}", directory.display()))
             })?;
         }
-        let (regions, in_memory) = (Vec::new(), Vec::new());
-        Ok(Self { directory, boot: boot_id()?, workers: workers as u32, regions, in_use: false, in_memory })
+        let (locks, in_memory) = (Vec::new(), Vec::new());
+        Ok(Self { directory, boot: boot_id()?, workers: workers as u32, locks, in_use: false, in_memory })
     }
 
     /// Migrates the tables of a previous process with another number of workers or another capacity; `keys` are the
@@ -96,7 +96,7 @@ impl SessionStore {
         };
         let (worker, capacity) = (request.restorer.worker.0.into(), request.capacity);
         let path = worker_file(directory, worker);
-        let mut region = match lock_region(&path) {
+        let region = match lock_region(&path) {
             Ok(region) => region,
             Err(error @ RegionError::InUse { .. }) => {
                 self.give_up(&error);
@@ -104,13 +104,12 @@ impl SessionStore {
             }
             Err(error) => return Err(CommandError::usage(format_args!("sessions.state: {error}"))),
         };
+        let lock = region.lock();
         let identity = Identity { worker, workers: self.workers, capacity, boot: self.boot };
-        let (mut sessions, found) = match Sessions::in_region(&mut region, identity, request.timeouts, request.key) {
+        let (mut sessions, found) = match Sessions::in_region(region, identity, request.timeouts, request.key) {
             Ok(opened) => opened,
             Err(error @ StorageError::Region(RegionError::NoSpace { .. })) => {
                 tracing::error!(event = "state_lost", %error, "no space to store sessions: free memory and restart");
-                // Free the space allocated so far.
-                let _ = region.clear();
                 return in_memory(&request);
             }
             Err(error) => return Err(CommandError::runtime(format_args!("sessions.state: {error}"))),
@@ -125,7 +124,7 @@ impl SessionStore {
             }
             RegionContents::Tables => restore(&mut sessions, &mut request),
         }
-        self.regions.push(region);
+        self.locks.push(lock);
         Ok(sessions)
     }
 }

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use thiserror::Error;
 
@@ -49,6 +50,8 @@ pub(crate) struct Mapping {
     /// Mapped bytes: the requested size rounded up to whole pages.
     bytes: usize,
     pages: Pages,
+    /// The mapped file: it stays locked, so nothing truncates it or maps it again.
+    _file: Option<Arc<File>>,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread; its owners control access.
@@ -63,11 +66,11 @@ impl Mapping {
         let large = bytes >= HUGE_PAGE && !cfg!(miri);
         let rounded = bytes.max(1).next_multiple_of(if large { HUGE_PAGE } else { 4096 });
         if large && let Ok(base) = map(rounded, libc::MAP_HUGETLB) {
-            return Ok(Self { base, bytes: rounded, pages: Pages::Huge });
+            return Ok(Self { base, bytes: rounded, pages: Pages::Huge, _file: None });
         }
         let lazy = if cfg!(miri) { 0 } else { libc::MAP_NORESERVE };
         let base = map(rounded, lazy).map_err(|source| MemoryError { bytes, source })?;
-        let mut mapping = Self { base, bytes: rounded, pages: Pages::Small };
+        let mut mapping = Self { base, bytes: rounded, pages: Pages::Small, _file: None };
         // SAFETY: the range is the new mapping; the advice doesn't change its contents.
         if large && unsafe { libc::madvise(base.as_ptr().cast(), rounded, libc::MADV_HUGEPAGE) } == 0 {
             mapping.pages = Pages::Transparent;
@@ -75,10 +78,12 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Maps `bytes` of a file with `MAP_SHARED`; the range must be within the file.
-    pub(crate) fn shared(file: &File, offset: i64, bytes: usize) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address chosen by the kernel overlaps no memory in use. The file's lock and its
-        // permissions (see region.rs) prevent accidental writes by other processes.
+    /// Maps `bytes` of a locked file with `MAP_SHARED`; the range must be within the file, and in no other mapping.
+    pub(crate) fn shared(file: &Arc<File>, offset: u64, bytes: usize) -> io::Result<Self> {
+        let offset = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // SAFETY: a new mapping at an address chosen by the kernel overlaps no memory in use. Nothing else in this
+        // process maps the range (see `RegionSlabs`); the file's lock, which the mapping shares, and its permissions
+        // keep other processes from changing it by accident.
         let address = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -93,7 +98,7 @@ impl Mapping {
         // SAFETY: the range is the new mapping; the advice doesn't change its contents. File systems without huge pages
         // ignore it.
         unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
-        Ok(Self { base, bytes, pages: pages_of(file) })
+        Ok(Self { base, bytes, pages: pages_of(file), _file: Some(file.clone()) })
     }
 
     /// Mapped bytes.

@@ -6,10 +6,11 @@
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use bytemuck::AnyBitPattern;
+use bytemuck::{AnyBitPattern, Pod};
 use thiserror::Error;
 
 use crate::mapping::{HUGE_PAGE, Mapping};
@@ -21,6 +22,14 @@ pub enum RegionError {
     /// The file can't be opened or created.
     #[error("cannot open {path}: {source}")]
     Open {
+        /// The file.
+        path: PathBuf,
+        /// Error of the kernel.
+        source: io::Error,
+    },
+    /// The file can't be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
         /// The file.
         path: PathBuf,
         /// Error of the kernel.
@@ -52,20 +61,31 @@ pub enum RegionError {
     },
 }
 
-/// A file divided into consecutive slabs. Requesting the same slabs in the same order restores their contents.
+/// A locked file, no part of which is mapped.
+///
+/// [`Region::into_slabs`] consumes it, so a file that slabs map is neither truncated nor mapped a second time:
+///
+/// ```compile_fail,E0382
+/// use vipgate_mem::Region;
+///
+/// let mut region = Region::open("/dev/shm/tables".as_ref()).unwrap();
+/// let slab = region.into_slabs().slab::<u64>(1000).unwrap();
+/// region.clear().unwrap(); // Reading the slab would raise SIGBUS.
+/// println!("{}", slab[0]);
+/// ```
+///
+/// Nor does another `Region` of the file exist before the last of its slabs is dropped: each holds the lock.
 #[derive(Debug)]
 pub struct Region {
-    file: File,
+    file: Arc<File>,
     path: PathBuf,
-    /// Offset of the next slab.
-    next: u64,
 }
 
 impl Region {
     /// Opens the region at `path`, or creates an empty one with mode 0600.
     ///
     /// # Errors
-    /// When that fails, or another process has locked it.
+    /// When that fails, or it is locked: by another process, or by a region or slab of this one.
     pub fn open(path: &Path) -> Result<Self, RegionError> {
         let failed = |source| RegionError::Open { path: path.into(), source };
         loop {
@@ -78,23 +98,38 @@ impl Region {
             }
             // The previous owner of the lock may have replaced the file meanwhile.
             if is_same_file(&file, path).map_err(failed)? {
-                return Ok(Self { file, path: path.into(), next: 0 });
+                return Ok(Self { file: Arc::new(file), path: path.into() });
             }
         }
     }
 
-    /// Truncates the file: new slabs are zeroed. Earlier slabs must have been dropped.
+    /// Truncates the file: new slabs are zeroed.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub fn clear(&mut self) -> Result<(), RegionError> {
-        self.next = 0;
         self.file.set_len(0).map_err(|source| RegionError::Open { path: self.path.clone(), source })
     }
 
-    /// Rewinds to the first slab. Earlier slabs must have been dropped.
-    pub fn rewind(&mut self) {
-        self.next = 0;
+    /// Allocates space for the first `bytes` of the file, and extends it to them if it is shorter.
+    ///
+    /// # Errors
+    /// When the file system has no space.
+    pub fn allocate(&mut self, bytes: u64) -> Result<(), RegionError> {
+        allocate(&self.file, 0, bytes).map_err(|source| RegionError::NoSpace { path: self.path.clone(), bytes, source })
+    }
+
+    /// The value at the start of the file; `None` if the file is shorter.
+    ///
+    /// # Errors
+    /// When the file can't be read.
+    pub fn read_start<T: Pod>(&self) -> Result<Option<T>, RegionError> {
+        let mut value = T::zeroed();
+        match self.file.read_exact_at(bytemuck::bytes_of_mut(&mut value), 0) {
+            Ok(()) => Ok(Some(value)),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+            Err(source) => Err(RegionError::Read { path: self.path.clone(), source }),
+        }
     }
 
     /// Size of a slab of `len` values in the file.
@@ -117,6 +152,31 @@ impl Region {
         &self.path
     }
 
+    /// A share of the file's lock.
+    pub fn lock(&self) -> RegionLock {
+        RegionLock(self.file.clone())
+    }
+
+    /// Divides the file into consecutive slabs. Requesting the same slabs in the same order restores their contents.
+    pub fn into_slabs(self) -> RegionSlabs {
+        RegionSlabs { file: self.file, path: self.path, next: 0 }
+    }
+}
+
+/// Keeps a region locked, whether or not slabs of it are left.
+#[derive(Clone, Debug)]
+pub struct RegionLock(#[expect(dead_code, reason = "held for its lock")] Arc<File>);
+
+/// A region that is being divided into slabs.
+#[derive(Debug)]
+pub struct RegionSlabs {
+    file: Arc<File>,
+    path: PathBuf,
+    /// Offset of the next slab: everything before it belongs to earlier ones.
+    next: u64,
+}
+
+impl RegionSlabs {
     /// Maps the next slab of `len` values: with the contents of an earlier process, otherwise zeroed.
     ///
     /// # Errors
@@ -124,21 +184,27 @@ impl Region {
     pub fn slab<T: AnyBitPattern>(&mut self, len: usize) -> Result<Slab<T>, RegionError> {
         let bytes = slab_bytes::<T>(len);
         let end = self.next.saturating_add(bytes as u64);
-        let no_space = |source| RegionError::NoSpace { path: self.path.clone(), bytes: end, source };
-        let (Ok(offset), Ok(length)) = (i64::try_from(self.next), i64::try_from(bytes)) else {
-            return Err(no_space(io::ErrorKind::OutOfMemory.into()));
-        };
         // Allocated now: a missing page later would raise SIGBUS on the packet path.
-        // SAFETY: the call accesses no memory of this process; the descriptor is open.
-        let failed = unsafe { libc::fallocate(self.file.as_raw_fd(), 0, offset, length) } != 0;
-        if failed {
-            return Err(no_space(io::Error::last_os_error()));
-        }
-        let mapping = Mapping::shared(&self.file, offset, bytes)
+        allocate(&self.file, self.next, bytes as u64).map_err(|source| RegionError::NoSpace {
+            path: self.path.clone(),
+            bytes: end,
+            source,
+        })?;
+        let mapping = Mapping::shared(&self.file, self.next, bytes)
             .map_err(|source| RegionError::Map { path: self.path.clone(), source })?;
         self.next = end;
         Ok(Slab::from_mapping(mapping, len))
     }
+}
+
+/// Allocates space in a file, which grows if it ends before.
+fn allocate(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
+    let (Ok(offset), Ok(bytes)) = (i64::try_from(offset), i64::try_from(bytes)) else {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    };
+    // SAFETY: the call accesses no memory of this process; the descriptor is open.
+    let failed = unsafe { libc::fallocate(file.as_raw_fd(), 0, offset, bytes) } != 0;
+    if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Whether a path refers to the open file.
@@ -170,16 +236,22 @@ mod tests {
         {
             let mut region = Region::open(&path).unwrap();
             assert!(region.is_empty());
-            let mut first = region.slab::<u64>(10).unwrap();
-            let mut second = region.slab::<u32>(1_000_000).unwrap();
-            first[9] = 7;
+            assert_eq!(region.read_start::<u64>().unwrap(), None);
+            region.allocate(Region::bytes_of::<u64>(10)).unwrap();
+            let mut slabs = region.into_slabs();
+            let (mut first, mut second) = (slabs.slab::<u64>(10).unwrap(), slabs.slab::<u32>(1_000_000).unwrap());
+            (first[0], first[9]) = (6, 7);
             second[999_999] = 8;
         }
+        let region = Region::open(&path).unwrap();
+        assert_eq!(region.read_start::<u64>().unwrap(), Some(6));
+        let mut slabs = region.into_slabs();
+        assert_eq!(slabs.slab::<u64>(10).unwrap()[9], 7);
+        assert_eq!(slabs.slab::<u32>(1_000_000).unwrap()[999_999], 8);
+        drop(slabs);
         let mut region = Region::open(&path).unwrap();
-        assert_eq!(region.slab::<u64>(10).unwrap()[9], 7);
-        assert_eq!(region.slab::<u32>(1_000_000).unwrap()[999_999], 8);
         region.clear().unwrap();
-        assert!(region.slab::<u64>(10).unwrap().iter().all(|&n| n == 0));
+        assert!(region.into_slabs().slab::<u64>(10).unwrap().iter().all(|&n| n == 0));
         fs::remove_file(&path).unwrap();
     }
 
@@ -188,8 +260,27 @@ mod tests {
         let path = scratch("locked");
         let mut region = Region::open(&path).unwrap();
         assert!(matches!(Region::open(&path), Err(RegionError::InUse { .. })));
-        assert!(matches!(region.slab::<u64>(1 << 55), Err(RegionError::NoSpace { .. })));
+        assert!(matches!(region.allocate(1 << 60), Err(RegionError::NoSpace { .. })));
+        assert!(matches!(region.into_slabs().slab::<u64>(1 << 55), Err(RegionError::NoSpace { .. })));
         assert!(matches!(Region::open(Path::new("/nowhere/x")), Err(RegionError::Open { .. })));
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_file_is_locked_until_its_last_slab_is_dropped() {
+        let path = scratch("shared");
+        let is_locked = || matches!(Region::open(&path), Err(RegionError::InUse { .. }));
+        let region = Region::open(&path).unwrap();
+        let lock = region.lock();
+        let mut slabs = region.into_slabs();
+        let (first, second) = (slabs.slab::<u64>(10).unwrap(), slabs.slab::<u64>(10).unwrap());
+        drop((slabs, first, lock));
+        assert!(is_locked(), "a slab is left");
+        drop(second);
+        let lock = Region::open(&path).unwrap().lock();
+        assert!(is_locked(), "a lock is left");
+        drop(lock);
+        assert!(!is_locked());
         fs::remove_file(&path).unwrap();
     }
 

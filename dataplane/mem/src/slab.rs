@@ -55,8 +55,8 @@ impl<T> Deref for Slab<T> {
     #[inline]
     fn deref(&self) -> &[T] {
         // SAFETY: the mapping has `len` values of T (checked in `new` and `from_mapping`), page-aligned, initialized by
-        // the kernel or by writes through `deref_mut`; any bytes are a valid T (`AnyBitPattern`). The borrow of self
-        // keeps it mapped.
+        // the kernel, by a former process or by writes through `deref_mut`; any bytes are a valid T (`AnyBitPattern`).
+        // The borrow of self keeps it mapped, and the pages of a file stay: the mapping holds the file's lock.
         unsafe { std::slice::from_raw_parts(self.mapping.base().as_ptr().cast(), self.len) }
     }
 }
@@ -64,7 +64,8 @@ impl<T> Deref for Slab<T> {
 impl<T> DerefMut for Slab<T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as in `deref`; the exclusive borrow of self makes this the only reference.
+        // SAFETY: as in `deref`; the exclusive borrow of self makes this the only reference, since no other mapping has
+        // the range (see `RegionSlabs`).
         unsafe { std::slice::from_raw_parts_mut(self.mapping.base().as_ptr().cast(), self.len) }
     }
 }

@@ -4,7 +4,7 @@ use bytemuck::AnyBitPattern;
 use thiserror::Error;
 
 use crate::mapping::MemoryError;
-use crate::region::{Region, RegionError};
+use crate::region::{RegionError, RegionSlabs};
 use crate::slab::Slab;
 
 /// Storage of slabs.
@@ -13,7 +13,7 @@ pub enum Storage<'a> {
     /// Memory of the process.
     Process,
     /// A file that outlives the process.
-    Region(&'a mut Region),
+    Region(&'a mut RegionSlabs),
 }
 
 /// Failed allocation of a slab.
@@ -35,7 +35,7 @@ impl Storage<'_> {
     pub fn slab<T: AnyBitPattern>(&mut self, len: usize) -> Result<Slab<T>, StorageError> {
         Ok(match self {
             Self::Process => Slab::new(len)?,
-            Self::Region(region) => region.slab(len)?,
+            Self::Region(slabs) => slabs.slab(len)?,
         })
     }
 }

@@ -64,13 +64,12 @@ pub enum FormerError {
 ///
 /// # Errors
 /// If this version can't read them, or they are damaged.
-pub fn open_former(region: &mut Region, boot: [u8; 16]) -> Result<(Sessions, Identity), FormerError> {
-    region.rewind();
+pub fn open_former(region: Region, boot: [u8; 16]) -> Result<(Sessions, Identity), FormerError> {
     if region.len() < Region::bytes_of::<Header>(1) {
         return Err(Unusable::Damaged.into());
     }
-    let header: Slab<Header> = region.slab(1).map_err(StorageError::from)?;
-    let (identity, key) = header[0].identity()?;
+    let header = region.read_start::<Header>().map_err(StorageError::from)?.ok_or(Unusable::Damaged)?;
+    let (identity, key) = header.identity()?;
     if identity.boot != boot {
         return Err(Unusable::Boot.into());
     }
@@ -78,7 +77,10 @@ pub fn open_former(region: &mut Region, boot: [u8; 16]) -> Result<(Sessions, Ide
     if Sessions::region_bytes(identity.capacity).is_none_or(|bytes| bytes > region.len()) {
         return Err(Unusable::Damaged.into());
     }
-    let sessions = Sessions::in_storage(identity.capacity, Timeouts::default(), key, &mut Storage::Region(region))?;
+    let mut slabs = region.into_slabs();
+    let _header: Slab<Header> = slabs.slab(1).map_err(StorageError::from)?;
+    let storage = &mut Storage::Region(&mut slabs);
+    let sessions = Sessions::in_storage(identity.capacity, Timeouts::default(), key, storage)?;
     Ok((sessions, identity))
 }
 

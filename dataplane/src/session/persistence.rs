@@ -136,27 +136,37 @@ impl Sessions {
     /// new tables.
     ///
     /// # Errors
-    /// If the region can't hold the tables.
+    /// If the region can't hold the tables; without space for them it is left empty.
     pub fn in_region(
-        region: &mut Region,
+        mut region: Region,
         identity: Identity,
         timeouts: Timeouts,
         key: HashKey,
     ) -> Result<(Self, RegionContents), StorageError> {
-        let found = if region.is_empty() { RegionContents::Empty } else { check_header(region, identity)? };
-        if let (RegionContents::Tables, length) = (found, region.len()) {
-            let header: Slab<Header> = region.slab(1)?;
-            let key = HashKey::new(header[0].key);
-            let sessions = Self::in_storage(identity.capacity, timeouts, key, &mut Storage::Region(region))?;
-            // It has grown, so it had been truncated.
-            if region.len() == length {
-                return Ok((sessions, found));
+        let bytes = Self::region_bytes(identity.capacity).unwrap_or(u64::MAX);
+        let (found, former_key) = if region.is_empty() {
+            (RegionContents::Empty, None)
+        } else {
+            match check_header(&region, identity, bytes)? {
+                Ok(key) => (RegionContents::Tables, Some(key)),
+                Err(unusable) => (RegionContents::Unusable(unusable), None),
             }
+        };
+        if former_key.is_none() {
+            region.clear()?;
         }
-        let found = if found == RegionContents::Tables { RegionContents::Unusable(Unusable::Damaged) } else { found };
-        region.clear()?;
-        let mut header: Slab<Header> = region.slab(1)?;
-        let sessions = Self::in_storage(identity.capacity, timeouts, key, &mut Storage::Region(region))?;
+        if let Err(error) = region.allocate(bytes) {
+            // The lack of space is the error to report.
+            let _ = region.clear();
+            return Err(error.into());
+        }
+        let mut slabs = region.into_slabs();
+        let mut header: Slab<Header> = slabs.slab(1)?;
+        let storage = &mut Storage::Region(&mut slabs);
+        let sessions = Self::in_storage(identity.capacity, timeouts, former_key.unwrap_or(key), storage)?;
+        if former_key.is_some() {
+            return Ok((sessions, found));
+        }
         header[0] = Header {
             magic: MAGIC,
             layout: LAYOUT,
@@ -253,26 +263,22 @@ impl Sessions {
 
 const ENTRY_BYTES: [u16; 2] = [size_of::<Entry<u32>>() as u16, size_of::<Entry<V6>>() as u16];
 
-/// Checks the header of a region that isn't empty, without truncating the region.
-fn check_header(region: &mut Region, identity: Identity) -> Result<RegionContents, StorageError> {
-    let header: Slab<Header> = region.slab(1)?;
-    let found = header[0];
-    drop(header);
-    region.rewind();
-    let former = match found.identity() {
-        Ok((former, _)) => former,
-        Err(unusable) => return Ok(RegionContents::Unusable(unusable)),
-    };
-    let unusable = if (former.worker, former.workers) != (identity.worker, identity.workers) {
-        Unusable::Workers { worker: former.worker, workers: former.workers }
-    } else if former.capacity != identity.capacity {
-        Unusable::Capacity { found: former.capacity }
-    } else if former.boot != identity.boot {
-        Unusable::Boot
-    } else {
-        return Ok(RegionContents::Tables);
-    };
-    Ok(RegionContents::Unusable(unusable))
+/// The hash key of the tables in a region that isn't empty, if they have this identity and are complete: `bytes` long.
+fn check_header(region: &Region, identity: Identity, bytes: u64) -> Result<Result<HashKey, Unusable>, StorageError> {
+    let Some(header) = region.read_start::<Header>()? else { return Ok(Err(Unusable::Damaged)) };
+    Ok(header.identity().and_then(|(former, key)| {
+        if (former.worker, former.workers) != (identity.worker, identity.workers) {
+            Err(Unusable::Workers { worker: former.worker, workers: former.workers })
+        } else if former.capacity != identity.capacity {
+            Err(Unusable::Capacity { found: former.capacity })
+        } else if former.boot != identity.boot {
+            Err(Unusable::Boot)
+        } else if region.len() < bytes {
+            Err(Unusable::Damaged)
+        } else {
+            Ok(key)
+        }
+    }))
 }
 
 /// Slot of the twin of an original-direction entry, if both exist and agree in everything.
@@ -318,11 +324,10 @@ mod tests {
         std::env::temp_dir().join(format!("vipgate-sessions-{}-{name}", std::process::id()))
     }
 
-    fn open(path: &std::path::Path, identity: Identity) -> (Sessions, RegionContents, Region) {
-        let mut region = Region::open(path).unwrap();
+    fn open(path: &std::path::Path, identity: Identity) -> (Sessions, RegionContents) {
+        let region = Region::open(path).unwrap();
         let key = HashKey::new([11, 22, 33, 44]);
-        let (sessions, found) = Sessions::in_region(&mut region, identity, Timeouts::default(), key).unwrap();
-        (sessions, found, region)
+        Sessions::in_region(region, identity, Timeouts::default(), key).unwrap()
     }
 
     fn draft(n: u16) -> Draft<u32> {
@@ -348,7 +353,7 @@ mod tests {
     fn the_next_process_restores_all_sessions() {
         let path = temp_path("restored");
         {
-            let (mut sessions, found, _region) = open(&path, IDENTITY);
+            let (mut sessions, found) = open(&path, IDENTITY);
             assert_eq!(found, RegionContents::Empty);
             for n in 0..300 {
                 sessions.commit(&draft(n), Tick(1000)).unwrap();
@@ -356,7 +361,7 @@ mod tests {
             let ended = sessions.find(sessions.hash(&draft(7).origin), &draft(7).origin).unwrap();
             sessions.end::<u32>(ended, Tick(1001));
         }
-        let (mut sessions, found, _region) = open(&path, IDENTITY);
+        let (mut sessions, found) = open(&path, IDENTITY);
         assert_eq!(found, RegionContents::Tables);
         let restored = sessions.restore(Tick(2000), &mut RestoreAll);
         assert_eq!(restored, Restored { active: 299, standby: 0, quarantined: 1, torn: 0, rejected: 0 });
@@ -381,7 +386,7 @@ mod tests {
     fn rejected_sessions_and_partly_removed_entries_leave_nothing_behind() {
         let path = temp_path("refused");
         let removed = {
-            let (mut sessions, _, _region) = open(&path, IDENTITY);
+            let (mut sessions, _) = open(&path, IDENTITY);
             for n in 0..20 {
                 sessions.commit(&draft(n), Tick(1000)).unwrap();
             }
@@ -390,7 +395,7 @@ mod tests {
             table.set_deadline(empty, 77);
             empty
         };
-        let (mut sessions, _, _region) = open(&path, IDENTITY);
+        let (mut sessions, _) = open(&path, IDENTITY);
         let restored = sessions.restore(Tick(2000), &mut RestoreBelow(12));
         assert_eq!(restored, Restored { active: 12, standby: 0, quarantined: 0, torn: 0, rejected: 8 });
         assert!((0..20).all(|n| is_whole(&sessions, n) == (n < 12)));
@@ -406,7 +411,7 @@ mod tests {
         let path = temp_path("standby");
         let (origin, quarantined) = (|n: u16| draft(n).origin, |n| n == 4);
         {
-            let (mut sessions, _, _region) = open(&path, IDENTITY);
+            let (mut sessions, _) = open(&path, IDENTITY);
             // Marked standby: the first entry, the second one, both, none, and both of a quarantined session.
             for (n, marked) in (0..).zip([[true, false], [false, true], [true; 2], [false; 2], [true; 2]]) {
                 sessions.commit(&draft(n), Tick(1000)).unwrap();
@@ -423,7 +428,7 @@ mod tests {
                 }
             }
         }
-        let (mut sessions, _, _region) = open(&path, IDENTITY);
+        let (mut sessions, _) = open(&path, IDENTITY);
         let restored = sessions.restore(Tick(2000), &mut RestoreAll);
         assert_eq!(restored, Restored { active: 1, standby: 3, quarantined: 1, torn: 0, rejected: 0 });
         for n in 0..5 {
@@ -463,7 +468,7 @@ mod tests {
             (Identity { workers: 3, capacity: 501, ..IDENTITY }, Unusable::Capacity { found: 500 }),
             (Identity { workers: 3, capacity: 501, boot: [8; 16], ..IDENTITY }, Unusable::Boot),
         ] {
-            let (sessions, found, _region) = open(&path, identity);
+            let (sessions, found) = open(&path, identity);
             assert_eq!((found, sessions.open_count()), (RegionContents::Unusable(expected), 0));
         }
         for bytes in [&b"something else entirely"[..], &[0; 5000]] {
@@ -487,7 +492,7 @@ mod tests {
             let path = temp_path("damaged");
             let _ = std::fs::remove_file(&path);
             {
-                let (mut sessions, _, _region) = open(&path, Identity { capacity: 40, ..IDENTITY });
+                let (mut sessions, _) = open(&path, Identity { capacity: 40, ..IDENTITY });
                 for n in 0..40 {
                     sessions.commit(&draft(n), Tick(1000)).unwrap();
                 }
@@ -500,7 +505,7 @@ mod tests {
                 bytes[*at.get(&offsets)] = byte;
             }
             std::fs::write(&path, &bytes).unwrap();
-            let (mut sessions, found, _region) = open(&path, Identity { capacity: 40, ..IDENTITY });
+            let (mut sessions, found) = open(&path, Identity { capacity: 40, ..IDENTITY });
             prop_assert_eq!(found, RegionContents::Tables);
             let restored = sessions.restore(Tick(2000), &mut RestoreAll);
             let whole = (0..40).filter(|&n| is_whole(&sessions, n)).count();

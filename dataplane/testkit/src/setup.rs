@@ -94,10 +94,10 @@ impl Setup {
     pub(crate) fn open_sessions(&self, mut request: SessionTableRequest<'_>) -> Result<Sessions, StorageError> {
         let Some(path) = &self.state else { return request.in_memory() };
         let worker = request.restorer.worker.0;
-        let mut region = Region::open(&path.with_extension(worker.to_string()))?;
+        let region = Region::open(&path.with_extension(worker.to_string()))?;
         let (workers, capacity) = (self.workers.into(), request.capacity);
         let identity = Identity { worker: worker.into(), workers, capacity, boot: [1; 16] };
-        let (mut sessions, _) = Sessions::in_region(&mut region, identity, request.timeouts, request.key)?;
+        let (mut sessions, _) = Sessions::in_region(region, identity, request.timeouts, request.key)?;
         sessions.restore(request.now, &mut request.restorer);
         Ok(sessions)
     }

@@ -44,12 +44,12 @@ fn migrate_files(from: &Path, to: &Path, setup: &Setup) -> Migrated {
     let regions: Vec<_> =
         (0..8).map(|id: u8| from.with_extension(id.to_string())).filter(|path| path.exists()).collect();
     let previous: Vec<Sessions> =
-        regions.iter().map(|path| open_former(&mut Region::open(path).unwrap(), [1; 16]).unwrap().0).collect();
+        regions.iter().map(|path| open_former(Region::open(path).unwrap(), [1; 16]).unwrap().0).collect();
     let (workers, capacity) = (u32::from(setup.workers), setup.capacity);
     let open = |worker: u32| {
         let identity = Identity { worker, workers, capacity, boot: [1; 16] };
-        let mut region = Region::open(&to.with_extension(worker.to_string())).unwrap();
-        Sessions::in_region(&mut region, identity, setup.timeouts, HashKey::new([5, 6, 7, worker.into()])).unwrap().0
+        let region = Region::open(&to.with_extension(worker.to_string())).unwrap();
+        Sessions::in_region(region, identity, setup.timeouts, HashKey::new([5, 6, 7, worker.into()])).unwrap().0
     };
     let mut next: Vec<Sessions> = (0..workers).map(open).collect();
     migrate(&previous, &mut next, NOW)

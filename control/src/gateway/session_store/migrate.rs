@@ -19,7 +19,7 @@ use vipgate_dataplane::session::Sessions;
 use vipgate_dataplane::session::migrate::{FormerError, Migrated, migrate, open_former};
 use vipgate_dataplane::session::persistence::Identity;
 use vipgate_dataplane::session::timeout::Timeouts;
-use vipgate_mem::{Region, RegionError, StorageError};
+use vipgate_mem::{Region, RegionError, RegionLock, StorageError};
 
 use super::{all_files, lock_region, worker_file};
 use crate::command_error::CommandError;
@@ -83,15 +83,14 @@ pub(super) fn prepare(target: &MigrationTarget<'_>, step: &mut dyn FnMut()) -> R
     remove_directory(&directory.join(MIGRATING))?;
     finish(directory, step)?;
     drop(unfinished);
-    let mut locks = lock_all(&worker_files(directory))?;
-    let old = read(target, &mut locks);
+    let FormerTables { readable: old, unusable, locks } = read(target, lock_all(&worker_files(directory))?);
     let fits = |identity: &Identity| {
         identity.worker < target.workers && (identity.workers, identity.capacity) == (target.workers, target.capacity)
     };
     if old.iter().all(|(_, identity)| fits(identity)) {
         return Ok(MigrationOutcome::Files);
     }
-    report_unusable(target, &mut locks);
+    report_unusable(&unusable);
     let start = Instant::now();
     let (old, identities): (Vec<_>, Vec<_>) = old.into_iter().unzip();
     let (prepared, migrated) = match write_files(target, &old, step) {
@@ -106,26 +105,35 @@ pub(super) fn prepare(target: &MigrationTarget<'_>, step: &mut dyn FnMut()) -> R
     Ok(prepared)
 }
 
-/// The readable tables, with their identities.
-fn read(target: &MigrationTarget<'_>, locks: &mut [Region]) -> Vec<(Sessions, Identity)> {
-    locks
-        .iter_mut()
-        .filter(|region| !region.is_empty())
-        .filter_map(|region| open_former(region, target.boot).ok())
-        .collect()
+/// The tables of a previous process. Those of a worker that had none yet are neither readable nor unusable.
+struct FormerTables {
+    readable: Vec<(Sessions, Identity)>,
+    /// Files that can't be read, and why.
+    unusable: Vec<(PathBuf, FormerError)>,
+    locks: Vec<RegionLock>,
+}
+
+fn read(target: &MigrationTarget<'_>, regions: Vec<Region>) -> FormerTables {
+    let mut found = FormerTables { readable: Vec::new(), unusable: Vec::new(), locks: Vec::new() };
+    for region in regions {
+        found.locks.push(region.lock());
+        if region.is_empty() {
+            continue;
+        }
+        let path = region.path().to_owned();
+        match open_former(region, target.boot) {
+            Ok(tables) => found.readable.push(tables),
+            Err(error) => found.unusable.push((path, error)),
+        }
+    }
+    found
 }
 
 /// Logs the files that can't be read and are discarded.
-fn report_unusable(target: &MigrationTarget<'_>, locks: &mut [Region]) {
-    for region in locks.iter_mut().filter(|region| !region.is_empty()) {
-        if let Err(reason) = open_former(region, target.boot) {
-            let reason = match &reason {
-                FormerError::Unusable(reason) => reason.to_string(),
-                FormerError::Storage(reason) => reason.to_string(),
-            };
-            let file = region.path().display();
-            tracing::warn!(event = "state_unusable", %file, %reason, "sessions in this file are discarded");
-        }
+fn report_unusable(files: &[(PathBuf, FormerError)]) {
+    for (file, reason) in files {
+        let file = file.display();
+        tracing::warn!(event = "state_unusable", %file, %reason, "sessions in this file are discarded");
     }
 }
 
@@ -155,12 +163,11 @@ fn fill(
 ) -> Result<Migrated, MigrateError> {
     fs::create_dir_all(building).map_err(|source| failed(building, source))?;
     step();
-    let (mut locks, mut tables) = (Vec::new(), Vec::new());
+    let mut tables = Vec::new();
     for (worker, key) in (0..target.workers).zip(&target.keys) {
-        let mut region = Region::open(&worker_file(building, worker))?;
+        let region = Region::open(&worker_file(building, worker))?;
         let identity = Identity { worker, workers: target.workers, capacity: target.capacity, boot: target.boot };
-        tables.push(Sessions::in_region(&mut region, identity, target.timeouts, *key)?.0);
-        locks.push(region);
+        tables.push(Sessions::in_region(region, identity, target.timeouts, *key)?.0);
         step();
     }
     let migrated = migrate(old, &mut tables, target.now);
@@ -173,7 +180,7 @@ fn fill(
 fn migrate_in_memory(
     target: &MigrationTarget<'_>,
     old: Vec<Sessions>,
-    locks: Vec<Region>,
+    locks: Vec<RegionLock>,
     error: &MigrateError,
     step: &mut dyn FnMut(),
 ) -> Result<(MigrationOutcome, Migrated), MigrateError> {

@@ -40,10 +40,10 @@ fn draft(n: u16) -> Draft<u32> {
 /// Writes the files of a process with that many workers.
 fn write_tables(directory: &Path, workers: u32) {
     for worker in 0..workers {
-        let mut region = Region::open(&worker_file(directory, worker)).unwrap();
+        let region = Region::open(&worker_file(directory, worker)).unwrap();
         let identity = Identity { worker, workers, capacity: CAPACITY, boot: BOOT };
         let key = HashKey::new([9, 9, 9, worker.into()]);
-        let (mut sessions, _) = Sessions::in_region(&mut region, identity, Timeouts::default(), key).unwrap();
+        let (mut sessions, _) = Sessions::in_region(region, identity, Timeouts::default(), key).unwrap();
         for n in (0..SESSIONS).filter(|n| u32::from(*n) % workers == worker) {
             sessions.commit(&draft(n), Tick(1_000 + u32::from(n))).unwrap();
         }
@@ -56,8 +56,7 @@ fn stored(directory: &Path, workers: u32, capacity: u32) -> BTreeSet<u16> {
     assert_eq!(names.len(), workers as usize, "unexpected files: {names:?}");
     let mut all = BTreeSet::new();
     for worker in 0..workers {
-        let (sessions, identity) =
-            open_former(&mut Region::open(&worker_file(directory, worker)).unwrap(), BOOT).unwrap();
+        let (sessions, identity) = open_former(Region::open(&worker_file(directory, worker)).unwrap(), BOOT).unwrap();
         assert_eq!(identity, Identity { worker, workers, capacity, boot: BOOT });
         let is_stored = |n: &u16| sessions.find(sessions.hash(&draft(*n).origin), &draft(*n).origin).is_some();
         for n in (0..SESSIONS).filter(is_stored) {
