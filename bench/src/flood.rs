@@ -47,7 +47,12 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 50_000)]
     flood_pps: u32,
     /// Session capacity of the gateway; a comma-separated list is measured one by one
-    #[arg(long, value_delimiter = ',', default_values_t = [16_384, 262_144], value_parser = clap::value_parser!(u32).range(1024..=16_777_216))]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_values_t = [16_384, 262_144],
+        value_parser = clap::value_parser!(u32).range(1024..=16_777_216)
+    )]
     capacity: Vec<u32>,
     /// Established connections of tenant A
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..=20_000))]

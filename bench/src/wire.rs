@@ -41,10 +41,20 @@ pub(crate) struct Options {
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [SystemUnderTest::Nft])]
     against: Vec<SystemUnderTest>,
     /// Number of flows; a comma-separated list is measured one by one
-    #[arg(long, value_delimiter = ',', default_values_t = [1000], value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_values_t = [1000],
+        value_parser = clap::value_parser!(u32).range(1..=1_048_576)
+    )]
     flows: Vec<u32>,
     /// Frame size in bytes including FCS
-    #[arg(long, value_delimiter = ',', default_values_t = [64], value_parser = clap::value_parser!(u16).range(64..=1518))]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_values_t = [64],
+        value_parser = clap::value_parser!(u16).range(64..=1518)
+    )]
     size: Vec<u16>,
     /// Rounds of each system; the median is reported
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]

@@ -44,7 +44,12 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, Args)]
 pub(super) struct Options {
     /// Established sessions; a comma-separated list is measured one by one
-    #[arg(long, value_delimiter = ',', default_values_t = [1000, 65_536, 1_048_576], value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_values_t = [1000, 65_536, 1_048_576],
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     sessions: Vec<u32>,
     #[command(flatten)]
     size: PolicySize,
@@ -52,7 +57,11 @@ pub(super) struct Options {
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rate: u32,
     /// Batching interval of changes in milliseconds; default: that of a gateway with a policy server
-    #[arg(long, default_value_t = COALESCE_INTERVAL.as_millis() as u32, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(
+        long,
+        default_value_t = COALESCE_INTERVAL.as_millis() as u32,
+        value_parser = clap::value_parser!(u32).range(1..=1000)
+    )]
     batch: u32,
     /// Measured rounds with changes, and as many without; the median is reported
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]

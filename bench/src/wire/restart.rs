@@ -36,7 +36,12 @@ const KILL_DELAY: Duration = Duration::from_millis(300);
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Established sessions; a comma-separated list is measured one by one
-    #[arg(long, value_delimiter = ',', default_values_t = [100_000, 1_000_000], value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_values_t = [100_000, 1_000_000],
+        value_parser = clap::value_parser!(u32).range(1..=1_048_576)
+    )]
     sessions: Vec<u32>,
     /// Kills; the median is reported
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use vipgate_coverage::property;
+use proptest::test_runner::TestCaseResult;
+use vipgate_coverage::{Coverage, property};
 
 use super::allocator::{AllocationClass, Allocator, Exhausted};
 use super::pool::PortPool;
@@ -91,18 +92,49 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// The classes of steps that a run must reach.
+const CLASSES: [&str; 6] = [
+    "allocated",
+    "refused with half of the blocks",
+    "refused with all blocks",
+    "closed",
+    "block released",
+    "reserved port in use",
+];
+
+/// Opens sessions toward a remote until a port is refused.
+fn open_sessions(
+    workers: &mut [Worker; 2],
+    worker: usize,
+    vip: &VipPorts,
+    (remote, count): (u32, usize),
+    now: Tick,
+    coverage: &Coverage,
+) -> TestCaseResult {
+    let other = workers[1 - worker].ports.owned_blocks(vip.id);
+    let worker = &mut workers[worker];
+    for _ in 0..count {
+        if worker.open(vip, remote, now).is_ok() {
+            coverage.count("allocated");
+            continue;
+        }
+        let missed = (FIRST..=LAST).find(|port| {
+            vip.pool.owner(*port).is_none_or(|owner| owner == worker.id)
+                && !vip.reserved.contains(port)
+                && !worker.sessions.contains(&(remote, *port))
+        });
+        prop_assert_eq!(missed, None, "refused toward {}", remote);
+        prop_assert!(vip.pool.has_block_request(now));
+        coverage.count(if other > 0 { "refused with half of the blocks" } else { "refused with all blocks" });
+        break;
+    }
+    Ok(())
+}
+
 /// Two workers share a VIP; there are fewer maps than remotes, so that maps are evicted.
 #[test]
 fn a_port_is_allocated_once_and_refused_only_when_none_is_free() {
-    let classes = [
-        "allocated",
-        "refused with half of the blocks",
-        "refused with all blocks",
-        "closed",
-        "block released",
-        "reserved port in use",
-    ];
-    property(ProptestConfig::with_cases(400), &prop::collection::vec(step(), 1..120), &classes, |steps, coverage| {
+    property(ProptestConfig::with_cases(400), &prop::collection::vec(step(), 1..120), &CLASSES, |steps, coverage| {
         let range = PortRange::new(FIRST, LAST).unwrap();
         let pool = Arc::<PortPool>::default();
         let mut vip_now = vip(&pool, &[]);
@@ -112,27 +144,7 @@ fn a_port_is_allocated_once_and_refused_only_when_none_is_free() {
             let owned_before = pool.claimed();
             match step {
                 Step::Open { worker, remote, count } => {
-                    let other = workers[1 - worker].ports.owned_blocks(vip_now.id);
-                    let worker = &mut workers[worker];
-                    for _ in 0..count {
-                        if worker.open(&vip_now, remote, now).is_ok() {
-                            coverage.count("allocated");
-                            continue;
-                        }
-                        let missed = (FIRST..=LAST).find(|port| {
-                            pool.owner(*port).is_none_or(|owner| owner == worker.id)
-                                && !vip_now.reserved.contains(port)
-                                && !worker.sessions.contains(&(remote, *port))
-                        });
-                        prop_assert_eq!(missed, None, "refused toward {}", remote);
-                        prop_assert!(pool.has_block_request(now));
-                        coverage.count(if other > 0 {
-                            "refused with half of the blocks"
-                        } else {
-                            "refused with all blocks"
-                        });
-                        break;
-                    }
+                    open_sessions(&mut workers, worker, &vip_now, (remote, count), now, coverage)?;
                 }
                 Step::Close { worker, remote, port, count } => {
                     for n in 0..count {

@@ -351,26 +351,28 @@ impl Outcome {
     }
 }
 
+/// The classes of arrivals that a run must reach.
+const CLASSES: [&str; 12] = [
+    "first",
+    "first, others buffered",
+    "resolved",
+    "buffered",
+    "buffer full",
+    "overlap",
+    "poisoned",
+    "limit reached",
+    "finished",
+    "table full of finished ones",
+    "expired with a buffered frame",
+    "two buffered in one batch",
+];
+
 #[test]
 fn any_sequence_of_fragments_agrees_with_the_model() {
-    let classes = [
-        "first",
-        "first, others buffered",
-        "resolved",
-        "buffered",
-        "buffer full",
-        "overlap",
-        "poisoned",
-        "limit reached",
-        "finished",
-        "table full of finished ones",
-        "expired with a buffered frame",
-        "two buffered in one batch",
-    ];
     property(
         ProptestConfig::with_cases(1_000),
         &prop::collection::vec(arrival(), 1..200),
-        &classes,
+        &CLASSES,
         |arrivals, coverage| {
             let (mut harness, mut model) = (Harness::new(), Model::default());
             for arrival in arrivals {

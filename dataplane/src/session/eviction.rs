@@ -107,8 +107,8 @@ impl BackOff {
 }
 
 impl Eviction {
-    /// Evicts sessions until the reserve is free again. `refused` is how many packets have been rejected for a full table
-    /// since start.
+    /// Evicts sessions until the reserve is free again. `refused` is how many packets have been rejected for a full
+    /// table since start.
     pub fn restore_reserve(
         &mut self,
         sessions: &mut Sessions,

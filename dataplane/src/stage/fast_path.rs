@@ -70,6 +70,7 @@ fn run_except<A: HeaderRewrite>(
     }
 }
 
+#[allow(clippy::too_many_lines, reason = "the packet's path in one piece: what it reads stays in registers")]
 #[inline(never)]
 fn translate<A: HeaderRewrite, const VALIDATE_ALL: bool>(
     batch: &mut Batch,

@@ -11,6 +11,7 @@ use crate::flow::address::V6;
 use crate::flow::datagram::{Known, TransportPorts};
 use crate::flow::drop_reason::DropReason;
 use crate::flow::ids::{GatewayId, Owner};
+use crate::flow::time::Tick;
 use crate::flow::tuple::Tuple;
 use crate::flow::verdict::Verdict;
 use crate::io::batch::{Batch, PacketKind, PacketSet, QueuePosition};
@@ -60,13 +61,15 @@ pub fn run<A: FragmentFamily>(
         let outcome = match (before, piece) {
             (Some(known), Ok(piece)) => Ok((known, piece.is_first())),
             (_, Err(refusal)) => Err(drop_fragment(refusal)),
-            (None, Ok(piece)) => match context.flows.reassembly_worker(&key).filter(|_| !is_handed_off) {
-                Some(worker) => {
+            (None, Ok(piece)) => {
+                if let Some(worker) = context.flows.reassembly_worker(&key).filter(|_| !is_handed_off) {
                     batch.frames[i].mark_fragment_handed_off();
                     Err(Verdict::HandOff(worker))
+                } else {
+                    let fragment = UnresolvedFragment { key: &key, piece, protocol_number };
+                    look_up(batch, i, &fragment, fragments, ids, context.now)
                 }
-                None => look_up(batch, i, &key, piece, protocol_number, fragments, ids, context),
-            },
+            }
         };
         match outcome {
             Ok((known, first)) => {
@@ -117,17 +120,23 @@ fn other_owner<A: FragmentFamily>(batch: &Batch, i: usize, context: &Context<'_>
     }
 }
 
+/// A fragment that has no ports yet.
+struct UnresolvedFragment<'a, A: FragmentFamily> {
+    key: &'a DatagramKey<A>,
+    piece: Fragment,
+    protocol_number: u8,
+}
+
 /// Looks a fragment up in the fragment table: the ports of its datagram, and whether it is the first fragment.
 fn look_up<A: FragmentFamily>(
     batch: &mut Batch,
     i: usize,
-    key: &DatagramKey<A>,
-    piece: Fragment,
-    protocol_number: u8,
+    fragment: &UnresolvedFragment<'_, A>,
     fragments: &mut VirtualReassembly,
     ids: &mut IpIdAllocator,
-    context: &Context<'_>,
+    now: Tick,
 ) -> Result<(Known, bool), Verdict> {
+    let &UnresolvedFragment { key, piece, protocol_number } = fragment;
     // New ports change the CRC32c of SCTP by a factor that depends on the length of the whole packet, which the first
     // fragment doesn't have (RFC 9260 appendix A). SCTP senders split messages into chunks and seldom fragment packets
     // (section 6.9).
@@ -135,7 +144,7 @@ fn look_up<A: FragmentFamily>(
         return Err(Verdict::Drop(DropReason::Fragment));
     }
     if !piece.is_first() {
-        return match fragments.add_later(key, piece, context.now) {
+        return match fragments.add_later(key, piece, now) {
             Ok(LaterFragment::Resolved(known)) => Ok((known, false)),
             Ok(LaterFragment::OutOfOrder) => {
                 let place = fragments.reserve(key, i as u8).ok_or(Verdict::Drop(DropReason::Fragment))?;
@@ -148,7 +157,7 @@ fn look_up<A: FragmentFamily>(
     let (_, source, destination) = read_first(batch, i, protocol_number).ok_or(Verdict::Drop(DropReason::Malformed))?;
     let id = ids.next(key.destination, protocol_number);
     let ports = TransportPorts { protocol: protocol_number, source, destination };
-    fragments.add_first(key, piece, ports, id, context.now).map(|known| (known, true)).map_err(drop_fragment)
+    fragments.add_first(key, piece, ports, id, now).map(|known| (known, true)).map_err(drop_fragment)
 }
 
 /// Requeues the fragments that waited for the first one, packet `first`; false if there were none.

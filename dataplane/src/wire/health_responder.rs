@@ -18,12 +18,14 @@ pub fn http_response(namespace: &str, name: &str, local_endpoints: u32) -> Vec<u
     let status = if local_endpoints > 0 { "200 OK" } else { "503 Service Unavailable" };
     // Kubernetes names need no escaping.
     let body = format!(
-        "{{\"service\":{{\"namespace\":\"{namespace}\",\"name\":\"{name}\"}},\"localEndpoints\":{local_endpoints},\"serviceProxyHealthy\":true}}"
+        "{{\"service\":{{\"namespace\":\"{namespace}\",\"name\":\"{name}\"}},\
+         \"localEndpoints\":{local_endpoints},\"serviceProxyHealthy\":true}}"
     );
     let length = body.len();
     format!(
         "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n\
-         X-Load-Balancing-Endpoint-Weight: {local_endpoints}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+         X-Load-Balancing-Endpoint-Weight: {local_endpoints}\r\nContent-Length: {length}\r\n\
+         Connection: close\r\n\r\n{body}"
     )
     .into_bytes()
 }

@@ -365,7 +365,9 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_bytes_never_panic(mut noise in prop::collection::vec(any::<u8>(), 0..40), source: u16, destination: u16) {
+        fn arbitrary_bytes_never_panic(
+            mut noise in prop::collection::vec(any::<u8>(), 0..40), source: u16, destination: u16,
+        ) {
             let (before, length) = (noise.clone(), noise.len());
             let _ = (parse(&noise), verify(&noise));
             update_ports(&mut noise, source, destination);

@@ -185,33 +185,22 @@ impl SlowPath<'_> {
 
     /// Carries out the verdict of a packet; returns the frame and the reason if it must be dropped.
     fn try_finish(&mut self, io: &mut impl PacketIo, received: Received, i: usize) -> Result<(), (Frame, DropReason)> {
-        let Results { verdicts, directions, neighbors, mtus, tunnel_destinations, headers, queue_positions } =
+        let Results { verdicts, directions, neighbors, tunnel_destinations, headers, queue_positions, .. } =
             self.results;
-        let direction = directions[i];
         let Received { frame, interface } = received;
         let bytes = u64::from(frame.len());
         match verdicts[i] {
             Verdict::Forward(_) | Verdict::Undecided => {
                 unreachable!("forwarded by the caller; the pipeline decides every packet")
             }
-            Verdict::Fragment(out) => {
-                if !send_fragments(io, out, &frame, mtus[i], None) {
-                    return Err((frame, DropReason::TxFull));
-                }
-                self.counters.forwarded(direction, 1, bytes);
-                io.release(frame);
-            }
+            Verdict::Fragment(out) => self.fragment(io, out, frame, i, None)?,
             Verdict::FragmentIntoTunnel => {
                 let Some((tunnel_header, out, Some(link))) =
                     FragmentEncap::of(self.view, tunnel_destinations[i], headers[i].sides)
                 else {
                     return Err((frame, DropReason::NoNeighbor));
                 };
-                if !send_fragments(io, out, &frame, mtus[i], Some((&tunnel_header, &link))) {
-                    return Err((frame, DropReason::TxFull));
-                }
-                self.counters.forwarded(direction, 1, bytes);
-                io.release(frame);
+                self.fragment(io, out, frame, i, Some((&tunnel_header, &link)))?;
             }
             Verdict::Reply(out) => {
                 io.tx(out, frame).map_err(|frame| (frame, DropReason::TxFull))?;
@@ -227,18 +216,7 @@ impl SlowPath<'_> {
                 self.counters.handoffs.add(1);
             }
             Verdict::AwaitNeighbor(then) => {
-                let mode = match then {
-                    AfterResolution::Forward => SendMode::Whole(direction),
-                    AfterResolution::Reply => SendMode::Reply,
-                    AfterResolution::Fragment => {
-                        SendMode::Fragment(direction, Fragmentation { mtu: mtus[i], tunnel_header: None })
-                    }
-                    AfterResolution::FragmentIntoTunnel => {
-                        let tunnel_header = FragmentEncap::of(self.view, tunnel_destinations[i], headers[i].sides)
-                            .map(|(tunnel_header, ..)| tunnel_header);
-                        SendMode::Fragment(direction, Fragmentation { mtu: mtus[i], tunnel_header })
-                    }
-                };
+                let mode = self.send_mode(then, i);
                 let queued = self.neighbor_queue.enqueue(frame, neighbors[i], mode, self.now);
                 queued.map_err(|frame| (frame, DropReason::NoNeighbor))?;
             }
@@ -251,7 +229,7 @@ impl SlowPath<'_> {
             }
             Verdict::Requeue => self.requeued.fill(queue_positions[i], Received { frame, interface }),
             Verdict::Hairpin if self.reinjected.len() < MAX_REINJECTED => {
-                self.counters.forwarded(direction, 1, bytes);
+                self.counters.forwarded(directions[i], 1, bytes);
                 let mut received = Received { frame, interface };
                 received.mark_hairpin();
                 self.reinjected.push_back(received);
@@ -260,6 +238,39 @@ impl SlowPath<'_> {
             Verdict::Drop(reason) => return Err((frame, reason)),
         }
         Ok(())
+    }
+
+    /// Forwards a packet in fragments; returns it if there was no space for all of them.
+    fn fragment(
+        &self,
+        io: &mut impl PacketIo,
+        out: InterfaceId,
+        frame: Frame,
+        i: usize,
+        tunnel: Option<(&FragmentEncap, &MacPair)>,
+    ) -> Result<(), (Frame, DropReason)> {
+        if !send_fragments(io, out, &frame, self.results.mtus[i], tunnel) {
+            return Err((frame, DropReason::TxFull));
+        }
+        self.counters.forwarded(self.results.directions[i], 1, frame.len().into());
+        io.release(frame);
+        Ok(())
+    }
+
+    /// How a packet is sent once its neighbor is resolved.
+    fn send_mode(&self, then: AfterResolution, i: usize) -> SendMode {
+        let Results { directions, mtus, tunnel_destinations, headers, .. } = self.results;
+        let (direction, mtu) = (directions[i], mtus[i]);
+        match then {
+            AfterResolution::Forward => SendMode::Whole(direction),
+            AfterResolution::Reply => SendMode::Reply,
+            AfterResolution::Fragment => SendMode::Fragment(direction, Fragmentation { mtu, tunnel_header: None }),
+            AfterResolution::FragmentIntoTunnel => {
+                let tunnel_header = FragmentEncap::of(self.view, tunnel_destinations[i], headers[i].sides)
+                    .map(|(tunnel_header, ..)| tunnel_header);
+                SendMode::Fragment(direction, Fragmentation { mtu, tunnel_header })
+            }
+        }
     }
 }
 

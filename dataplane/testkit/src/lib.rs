@@ -1,6 +1,6 @@
 //! Gateways under test, for the engine's tests and the fuzz targets: workers over in-memory devices, a policy, and a
-//! clock that only the test advances. Every packet sent is checked, no frame may get lost, and every counter change must
-//! be asserted.
+//! clock that only the test advances. Every packet sent is checked, no frame may get lost, and every counter change
+//! must be asserted.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -255,12 +255,13 @@ mod random_failures {
     use std::collections::HashMap;
 
     use proptest::prelude::*;
-    use vipgate_coverage::property;
+    use proptest::test_runner::TestCaseResult;
+    use vipgate_coverage::{Coverage, property};
 
     use super::*;
 
     /// A step of a scenario with three gateways.
-    #[derive(Clone, Debug)]
+    #[derive(Clone, Copy, Debug)]
     enum Step {
         /// A pod sends a packet, received by some gateway.
         Pod {
@@ -299,6 +300,97 @@ mod random_failures {
         }
     }
 
+    /// Three gateways, and what was seen outside.
+    struct Run<'a> {
+        cluster: Cluster,
+        /// Per external tuple: the pod, and when it last sent.
+        seen: HashMap<(String, String), (String, u32)>,
+        /// External tuples in the order of their first packet.
+        order: Vec<(String, String)>,
+        clock: u32,
+        coverage: &'a Coverage,
+    }
+
+    impl Run<'_> {
+        fn step(&mut self, step: Step) -> TestCaseResult {
+            match step {
+                Step::Pod { pod, port, to, at } => return self.pod_sends((pod, port), to, at.into()),
+                Step::Reply { which, at } => return self.remote_replies(which, at.into()),
+                Step::Time(ms) => self.advance(ms.into()),
+                Step::Fails(number) => {
+                    // A failure loses records that are pending; here they are all sent before.
+                    self.advance(200);
+                    if self.cluster.members.iter().filter(|it| it.active).count() > 1 {
+                        self.coverage.count("failed");
+                        self.cluster.kill(number.into());
+                        sync_all(&mut self.cluster);
+                    }
+                }
+                Step::Returns(number) => self.return_gateway(number.into()),
+            }
+            Ok(())
+        }
+
+        fn advance(&mut self, ms: u32) {
+            self.cluster.advance(ms);
+            self.clock += ms;
+        }
+
+        fn pod_sends(&mut self, (pod, port): (u8, u8), to: u8, number: GatewayIndex) -> TestCaseResult {
+            if !self.cluster.members[number].connected {
+                return Ok(());
+            }
+            let pod = format!("10.244.1.{}:{}", 5 + pod, 4000 + u16::from(port));
+            let remote = format!("198.51.100.10:{}", 443 + u16::from(to));
+            for (_, out, bytes) in self.cluster.receive(number, INSIDE, &packet(Protocol::Udp, at(&pod), at(&remote))) {
+                prop_assert_eq!(out, OUTSIDE);
+                let (vip, remote) = ends(&bytes);
+                let key = (vip.to_string(), remote.to_string());
+                if let Some((other, last_sent)) = self.seen.insert(key.clone(), (pod.clone(), self.clock)) {
+                    let is_expired = self.clock.wrapping_sub(last_sent) >= 5_000;
+                    self.coverage.count("sent again");
+                    prop_assert!(other == pod || is_expired, "{:?} is {} and {}", key, other, pod);
+                } else {
+                    self.coverage.count("sent");
+                    self.order.push(key);
+                }
+            }
+            Ok(())
+        }
+
+        fn remote_replies(&mut self, which: prop::sample::Index, number: GatewayIndex) -> TestCaseResult {
+            if self.order.is_empty() || !self.cluster.members[number].connected {
+                return Ok(());
+            }
+            let key = which.get(&self.order);
+            let ((vip, remote), pod) = (key, &self.seen[key].0);
+            let received = self.cluster.receive(number, OUTSIDE, &packet(Protocol::Udp, at(remote), at(vip)));
+            self.coverage.count(if received.is_empty() { "lost" } else { "reply received" });
+            for (_, out, bytes) in received {
+                prop_assert_eq!(out, INSIDE);
+                prop_assert_eq!(&ends(&bytes).1.to_string(), pod);
+            }
+            Ok(())
+        }
+
+        fn return_gateway(&mut self, number: GatewayIndex) {
+            let cluster = &mut self.cluster;
+            if cluster.members[number].active {
+                return;
+            }
+            cluster.members[number] = MemberState { active: false, connected: true, may_open: true };
+            cluster.publish_views();
+            let active: Vec<_> = (0..3).filter(|other| cluster.members[*other].active).collect();
+            for other in active {
+                cluster.full_sync(other, number);
+            }
+            cluster.members[number].active = true;
+            cluster.publish_views();
+            sync_all(cluster);
+            self.coverage.count("returned");
+        }
+    }
+
     /// Under any failures and returns, a reply only reaches the pod that it is for, and no two pods share an external
     /// tuple while both are active.
     #[test]
@@ -308,82 +400,11 @@ mod random_failures {
         property(ProptestConfig::with_cases(96), &strategy, &classes, |steps, coverage| {
             let mut cluster = Cluster::new(3, &Setup::default());
             cluster.skip_counter_check();
-            // Per external tuple: the pod, and when it last sent.
-            let mut seen: HashMap<(String, String), (String, u32)> = HashMap::new();
-            let mut order: Vec<(String, String)> = Vec::new();
-            let mut clock = 0_u32;
+            let mut run = Run { cluster, seen: HashMap::new(), order: Vec::new(), clock: 0, coverage };
             for step in steps {
-                match step {
-                    Step::Pod { pod, port, to, at: number } => {
-                        let number = usize::from(number);
-                        if !cluster.members[number].connected {
-                            continue;
-                        }
-                        let pod = format!("10.244.1.{}:{}", 5 + pod, 4000 + u16::from(port));
-                        let remote = format!("198.51.100.10:{}", 443 + u16::from(to));
-                        for (_, out, bytes) in
-                            cluster.receive(number, INSIDE, &packet(Protocol::Udp, at(&pod), at(&remote)))
-                        {
-                            prop_assert_eq!(out, OUTSIDE);
-                            let (vip, remote) = ends(&bytes);
-                            let key = (vip.to_string(), remote.to_string());
-                            if let Some((other, last_sent)) = seen.insert(key.clone(), (pod.clone(), clock)) {
-                                let is_expired = clock.wrapping_sub(last_sent) >= 5_000;
-                                coverage.count("sent again");
-                                prop_assert!(other == pod || is_expired, "{:?} is {} and {}", key, other, pod);
-                            } else {
-                                coverage.count("sent");
-                                order.push(key);
-                            }
-                        }
-                    }
-                    Step::Reply { which, at: number } => {
-                        let number = usize::from(number);
-                        if order.is_empty() || !cluster.members[number].connected {
-                            continue;
-                        }
-                        let (vip, remote) = which.get(&order).clone();
-                        let pod = seen[&(vip.clone(), remote.clone())].0.clone();
-                        let received = cluster.receive(number, OUTSIDE, &packet(Protocol::Udp, at(&remote), at(&vip)));
-                        coverage.count(if received.is_empty() { "lost" } else { "reply received" });
-                        for (_, out, bytes) in received {
-                            prop_assert_eq!(out, INSIDE);
-                            prop_assert_eq!(ends(&bytes).1.to_string(), pod.clone());
-                        }
-                    }
-                    Step::Time(ms) => {
-                        cluster.advance(ms.into());
-                        clock += u32::from(ms);
-                    }
-                    Step::Fails(number) => {
-                        // A failure loses records that are pending; here they are all sent before.
-                        cluster.advance(200);
-                        clock += 200;
-                        let number = usize::from(number);
-                        if cluster.members.iter().filter(|it| it.active).count() > 1 {
-                            coverage.count("failed");
-                            cluster.kill(number);
-                            sync_all(&mut cluster);
-                        }
-                    }
-                    Step::Returns(number) => {
-                        let number = usize::from(number);
-                        if cluster.members[number].active {
-                            continue;
-                        }
-                        cluster.members[number] = MemberState { active: false, connected: true, may_open: true };
-                        cluster.publish_views();
-                        let serving: Vec<_> = (0..3).filter(|other| cluster.members[*other].active).collect();
-                        for other in serving {
-                            cluster.full_sync(other, number);
-                        }
-                        cluster.members[number].active = true;
-                        cluster.publish_views();
-                        sync_all(&mut cluster);
-                        coverage.count("returned");
-                    }
-                }
+                run.step(step)?;
             }
+            let cluster = run.cluster;
             coverage.add("tunneled", cluster.tunneled);
             let failed_over =
                 cluster.gateways.iter().flat_map(|it| &it.workers).map(|it| it.counters().sessions_failed_over.get());

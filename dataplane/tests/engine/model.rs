@@ -2,12 +2,14 @@
 //! same times; packets sent, drops by reason and the number of sessions must be equal. Ports are the engine's choice:
 //! the model records them, and checks that each one was allowed.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use proptest::prelude::*;
-use proptest::test_runner::FileFailurePersistence;
-use vipgate_coverage::property;
+use proptest::test_runner::{FileFailurePersistence, TestCaseResult};
+use vipgate_coverage::{Coverage, property};
 use vipgate_dataplane::flow::drop_reason::DropReason;
+use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::ports::PortRange;
 use vipgate_dataplane::session::timeout::Timeouts;
 use vipgate_testkit::*;
@@ -25,7 +27,7 @@ fn timeouts() -> Timeouts {
 }
 
 /// A session of the reference NAT.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct ModelSession {
     protocol: Protocol,
     pod: SocketAddr,
@@ -42,6 +44,12 @@ struct ModelSession {
 }
 
 impl ModelSession {
+    /// Not yet with a port, nor with a packet.
+    fn new(protocol: Protocol, (pod, remote): (SocketAddr, SocketAddr), vip: &'static str, now: u32) -> Self {
+        let (syn, fin) = ([false; 2], [false; 2]);
+        Self { protocol, pod, remote, port: 0, vip, last_packet: now, syn, fin, replied: false, acked: false }
+    }
+
     fn timeout(&self) -> u32 {
         match self.protocol {
             Protocol::Udp | Protocol::Echo => 5_000,
@@ -88,8 +96,166 @@ fn config() -> ProptestConfig {
     ProptestConfig { cases: 300, failure_persistence: Some(Box::new(seeds)), ..ProptestConfig::default() }
 }
 
+/// The engine and the model, side by side.
+struct Run<'a> {
+    gateway: Gateway,
+    model: Vec<ModelSession>,
+    now: u32,
+    coverage: &'a Coverage,
+}
+
+impl Run<'_> {
+    fn step(&mut self, step: Step) -> TestCaseResult {
+        match step {
+            Step::Pod { protocol, pod, port, remote, flags } => {
+                let flags = if protocol == Protocol::Tcp { FLAGS[flags] } else { "" };
+                self.pod_sends(protocol, (pod, port), at(REMOTES[remote]), flags)
+            }
+            Step::Reply { which, flags } => self.remote_replies(which, flags),
+            Step::Stray { port, remote } => {
+                let to: SocketAddr = (ip("192.0.2.10"), port).into();
+                let from = (at(REMOTES[remote]).ip(), 9).into();
+                self.receive_dropped(OUTSIDE, &packet(Protocol::Udp, from, to), DropReason::NoService)?;
+                self.coverage.count("stray");
+                Ok(())
+            }
+            Step::Pass(ms) => {
+                self.coverage.add("long pass", u64::from(ms > 1000));
+                self.gateway.advance(ms);
+                self.now += ms;
+                self.model.retain(|s| s.is_live(self.now) || s.may_be_quarantined(self.now));
+                Ok(())
+            }
+        }
+    }
+
+    /// The gateway receives a packet; returns what it sends, and drops by reason since then.
+    fn receive(&mut self, interface: InterfaceId, bytes: &[u8]) -> (Vec<(InterfaceId, Vec<u8>)>, Drops) {
+        let before = self.gateway.drops();
+        let sent = self.gateway.receive(0, interface, bytes);
+        let mut drops = self.gateway.drops();
+        for (reason, count) in before {
+            *drops.entry(reason).or_default() -= count;
+        }
+        drops.retain(|_, count| *count > 0);
+        (sent, drops)
+    }
+
+    /// The gateway receives a packet that it must drop, only for this reason.
+    fn receive_dropped(&mut self, interface: InterfaceId, bytes: &[u8], reason: DropReason) -> TestCaseResult {
+        let (sent, drops) = self.receive(interface, bytes);
+        prop_assert_eq!(sent, vec![]);
+        prop_assert_eq!(drops, Drops::from([(reason, 1)]));
+        Ok(())
+    }
+
+    fn pod_sends(
+        &mut self,
+        protocol: Protocol,
+        (pod, port): (usize, u16),
+        remote: SocketAddr,
+        flags: &str,
+    ) -> TestCaseResult {
+        let (source, vip, now): (SocketAddr, _, _) = ((ip(PODS[pod]), port).into(), VIPS[pod], self.now);
+        let is_same = |s: &ModelSession| s.protocol == protocol && s.pod == source && s.remote == remote;
+        let bytes = if protocol == Protocol::Tcp {
+            let ack = 5001 + u32::from(self.model.iter().any(|s| is_same(s) && s.fin[1]));
+            tcp(source, remote, flags, if flags == "S" { 1000 } else { 1001 }, ack)
+        } else {
+            packet(protocol, source, remote)
+        };
+        let existing = self.model.iter().position(|s| is_same(s) && s.is_live(now));
+        if existing.is_none() && protocol == Protocol::Tcp && flags != "S" {
+            self.receive_dropped(INSIDE, &bytes, DropReason::NoSession)?;
+            self.coverage.count("no session");
+            return Ok(());
+        }
+        let (sent, drops) = self.receive(INSIDE, &bytes);
+        let index = if let Some(index) = existing {
+            self.coverage.count("existing session");
+            prop_assert_eq!(sent.len(), 1, "{} of a live session: {:?}", flags, drops);
+            prop_assert_eq!(ends(&sent[0].1).0.port(), self.model[index].port);
+            index
+        } else {
+            let port = sent.first().map(|(_, bytes)| ends(bytes).0.port());
+            let new = ModelSession::new(protocol, (source, remote), vip, now);
+            let Some(index) = self.opened(new, port, &drops)? else { return Ok(()) };
+            index
+        };
+        prop_assert_eq!(sent[0].0, OUTSIDE);
+        prop_assert_eq!(ends(&sent[0].1).0.ip(), ip(vip));
+        update(&mut self.model[index], 0, flags, now);
+        Ok(())
+    }
+
+    /// A new session got this port, or was rejected; returns its index in the model.
+    fn opened(&mut self, new: ModelSession, port: Option<u16>, drops: &Drops) -> Result<Option<usize>, TestCaseError> {
+        let Self { model, now, coverage, .. } = self;
+        let to_same_remote =
+            |s: &&ModelSession| s.protocol == new.protocol && s.vip == new.vip && s.remote == new.remote;
+        let in_use: Vec<u16> =
+            model.iter().filter(to_same_remote).filter(|s| s.is_live(*now)).map(|s| s.port).collect();
+        let Some(port) = port else {
+            let quarantined = model.iter().filter(to_same_remote).filter(|s| s.may_be_quarantined(*now)).count();
+            prop_assert_eq!(drops, &Drops::from([(DropReason::PortsExhausted, 1)]));
+            prop_assert!(in_use.len() + quarantined >= PORTS.len(), "rejected with free ports: {:?}", in_use);
+            coverage.count("exhausted");
+            return Ok(None);
+        };
+        prop_assert!(PORTS.contains(&port) && !in_use.contains(&port), "{} of {:?}", port, in_use);
+        let is_same = |s: &ModelSession| s.protocol == new.protocol && s.pod == new.pod && s.remote == new.remote;
+        coverage.count(if model.iter().any(is_same) { "reopened" } else { "opened" });
+        model.retain(|s| !is_same(s));
+        model.push(ModelSession { port, ..new });
+        Ok(Some(model.len() - 1))
+    }
+
+    fn remote_replies(&mut self, which: prop::sample::Index, flags: usize) -> TestCaseResult {
+        if self.model.is_empty() {
+            return Ok(());
+        }
+        // One of the latest sessions; older ones have mostly ended.
+        let index = self.model.len() - 1 - which.index(self.model.len().min(4));
+        let session = self.model[index];
+        let to: SocketAddr = (ip(session.vip), session.port).into();
+        // A FIN before the SYN has no sequence number that could be acknowledged (RFC 9293 section 3.5).
+        let flags = match session.protocol {
+            Protocol::Tcp if REPLIES[flags] == "FA" && !session.syn[1] => "SA",
+            Protocol::Tcp => REPLIES[flags],
+            _ => "",
+        };
+        let bytes = match session.protocol {
+            Protocol::Tcp => {
+                let ack = 1001 + u32::from(session.fin[0]);
+                tcp(session.remote, to, flags, if flags == "SA" { 5000 } else { 5001 }, ack)
+            }
+            Protocol::Udp => packet(Protocol::Udp, session.remote, to),
+            Protocol::Echo => echo(false, session.remote, to, session.port),
+        };
+        // The port may belong to another live session by now, which then gets the reply.
+        let owner = self.model.iter().position(|s| {
+            s.protocol == session.protocol
+                && s.vip == session.vip
+                && s.port == session.port
+                && s.remote == session.remote
+                && s.is_live(self.now)
+        });
+        self.coverage.count(if owner.is_some() { "reply delivered" } else { "reply dropped" });
+        let Some(owner) = owner else { return self.receive_dropped(OUTSIDE, &bytes, DropReason::NoService) };
+        let (sent, drops) = self.receive(OUTSIDE, &bytes);
+        prop_assert_eq!(sent.len(), 1, "a reply to a live session: {:?}", drops);
+        let owner = &mut self.model[owner];
+        prop_assert_eq!((sent[0].0, ends(&sent[0].1).1), (INSIDE, owner.pod));
+        update(owner, 1, flags, self.now);
+        self.coverage.add("closed", u64::from(owner.fin == [true; 2]));
+        Ok(())
+    }
+}
+
+/// Dropped packets, by reason.
+type Drops = HashMap<DropReason, u64>;
+
 #[test]
-#[expect(clippy::too_many_lines, reason = "the model and the engine, step by step")]
 fn the_engine_matches_the_reference_nat() {
     let classes = [
         "existing session",
@@ -107,147 +273,12 @@ fn the_engine_matches_the_reference_nat() {
         let range = PortRange::new(*PORTS.start(), *PORTS.end()).unwrap();
         let mut gateway = Gateway::new(&Setup { range, timeouts: timeouts(), ..Setup::default() });
         gateway.skip_counter_check();
-        let mut model: Vec<ModelSession> = Vec::new();
-        let mut now = 0;
+        let mut run = Run { gateway, model: Vec::new(), now: 0, coverage };
         for step in steps {
-            let before = gateway.drops();
-            let dropped = |gateway: &Gateway, reason| {
-                let more =
-                    gateway.drops().get(&reason).copied().unwrap_or(0) - before.get(&reason).copied().unwrap_or(0);
-                let all = gateway.drops().values().sum::<u64>() - before.values().sum::<u64>();
-                more == 1 && all == 1
-            };
-            match step {
-                Step::Pod { protocol, pod, port, remote, flags } => {
-                    let (source, remote, vip): (SocketAddr, _, _) =
-                        ((ip(PODS[pod]), port).into(), at(REMOTES[remote]), VIPS[pod]);
-                    let flags = if protocol == Protocol::Tcp { FLAGS[flags] } else { "" };
-                    let bytes = match protocol {
-                        Protocol::Tcp => {
-                            let is_same =
-                                |s: &ModelSession| s.pod == source && s.remote == remote && s.protocol == protocol;
-                            let ack = 5001 + u32::from(model.iter().any(|s| is_same(s) && s.fin[1]));
-                            tcp(source, remote, flags, if flags == "S" { 1000 } else { 1001 }, ack)
-                        }
-                        _ => packet(protocol, source, remote),
-                    };
-                    let is_same = |s: &ModelSession| s.protocol == protocol && s.pod == source && s.remote == remote;
-                    let existing = model.iter().position(|s| is_same(s) && s.is_live(now));
-                    let sent = gateway.receive(0, INSIDE, &bytes);
-                    let index = if let Some(index) = existing {
-                        coverage.count("existing session");
-                        prop_assert_eq!(sent.len(), 1, "{:?} of a live session: {:?}", step, gateway.drops());
-                        prop_assert_eq!(ends(&sent[0].1).0.port(), model[index].port);
-                        index
-                    } else if protocol == Protocol::Tcp && flags != "S" {
-                        prop_assert!(
-                            sent.is_empty() && dropped(&gateway, DropReason::NoSession),
-                            "{:?}",
-                            gateway.drops()
-                        );
-                        coverage.count("no session");
-                        continue;
-                    } else {
-                        let to_same_remote =
-                            |s: &&ModelSession| s.protocol == protocol && s.vip == vip && s.remote == remote;
-                        let in_use: Vec<u16> =
-                            model.iter().filter(to_same_remote).filter(|s| s.is_live(now)).map(|s| s.port).collect();
-                        let quarantined =
-                            model.iter().filter(to_same_remote).filter(|s| s.may_be_quarantined(now)).count();
-                        if sent.is_empty() {
-                            prop_assert!(dropped(&gateway, DropReason::PortsExhausted), "{:?}", gateway.drops());
-                            prop_assert!(
-                                in_use.len() + quarantined >= PORTS.len(),
-                                "rejected with free ports: {:?}",
-                                in_use
-                            );
-                            coverage.count("exhausted");
-                            continue;
-                        }
-                        let port = ends(&sent[0].1).0.port();
-                        prop_assert!(PORTS.contains(&port) && !in_use.contains(&port), "{} of {:?}", port, in_use);
-                        coverage.count(if model.iter().any(is_same) { "reopened" } else { "opened" });
-                        model.retain(|s| !is_same(s));
-                        model.push(ModelSession {
-                            protocol,
-                            pod: source,
-                            remote,
-                            port,
-                            vip,
-                            last_packet: now,
-                            syn: [false; 2],
-                            fin: [false; 2],
-                            replied: false,
-                            acked: false,
-                        });
-                        model.len() - 1
-                    };
-                    prop_assert_eq!(sent[0].0, OUTSIDE);
-                    prop_assert_eq!(ends(&sent[0].1).0.ip(), ip(vip));
-                    update(&mut model[index], 0, flags, now);
-                }
-                Step::Reply { which, flags } => {
-                    if model.is_empty() {
-                        continue;
-                    }
-                    // One of the latest sessions; older ones have mostly ended.
-                    let index = model.len() - 1 - which.index(model.len().min(4));
-                    let session = model[index].clone();
-                    let to: SocketAddr = (ip(session.vip), session.port).into();
-                    // A FIN before the SYN has no sequence number that could be acknowledged (RFC 9293 section 3.5).
-                    let flags = match session.protocol {
-                        Protocol::Tcp if REPLIES[flags] == "FA" && !session.syn[1] => "SA",
-                        Protocol::Tcp => REPLIES[flags],
-                        _ => "",
-                    };
-                    let bytes = match session.protocol {
-                        Protocol::Tcp => {
-                            let ack = 1001 + u32::from(session.fin[0]);
-                            tcp(session.remote, to, flags, if flags == "SA" { 5000 } else { 5001 }, ack)
-                        }
-                        Protocol::Udp => packet(Protocol::Udp, session.remote, to),
-                        Protocol::Echo => echo(false, session.remote, to, session.port),
-                    };
-                    // The port may belong to another live session by now, which then gets the reply.
-                    let owner = model.iter().position(|s| {
-                        s.protocol == session.protocol
-                            && s.vip == session.vip
-                            && s.port == session.port
-                            && s.remote == session.remote
-                            && s.is_live(now)
-                    });
-                    let sent = gateway.receive(0, OUTSIDE, &bytes);
-                    coverage.count(if owner.is_some() { "reply delivered" } else { "reply dropped" });
-                    if let Some(owner) = owner {
-                        prop_assert_eq!(sent.len(), 1, "a reply to a live session: {:?}", gateway.drops());
-                        prop_assert_eq!((sent[0].0, ends(&sent[0].1).1), (INSIDE, model[owner].pod));
-                        update(&mut model[owner], 1, flags, now);
-                        coverage.add("closed", u64::from(model[owner].fin == [true; 2]));
-                    } else {
-                        prop_assert!(
-                            sent.is_empty() && dropped(&gateway, DropReason::NoService),
-                            "{:?}",
-                            gateway.drops()
-                        );
-                    }
-                }
-                Step::Stray { port, remote } => {
-                    let to: SocketAddr = (ip("192.0.2.10"), port).into();
-                    let from = (at(REMOTES[remote]).ip(), 9).into();
-                    prop_assert!(gateway.receive(0, OUTSIDE, &packet(Protocol::Udp, from, to)).is_empty());
-                    prop_assert!(dropped(&gateway, DropReason::NoService));
-                    coverage.count("stray");
-                }
-                Step::Pass(ms) => {
-                    coverage.add("long pass", u64::from(ms > 1000));
-                    gateway.advance(ms);
-                    now += ms;
-                    model.retain(|s| s.is_live(now) || s.may_be_quarantined(now));
-                }
-            }
+            run.step(step)?;
         }
-        gateway.advance(60_000);
-        prop_assert_eq!(gateway.sessions(), 0);
+        run.gateway.advance(60_000);
+        prop_assert_eq!(run.gateway.sessions(), 0);
         Ok(())
     });
 }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use proptest::prelude::*;
-use proptest::test_runner::FileFailurePersistence;
-use vipgate_coverage::property;
+use proptest::test_runner::{FileFailurePersistence, TestCaseResult};
+use vipgate_coverage::{Coverage, property};
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::io::memory::MemoryIo;
 use vipgate_dataplane::ports::PortRange;
@@ -13,7 +13,7 @@ use vipgate_dataplane::worker::Worker;
 use vipgate_testkit::*;
 
 /// One step of a scenario.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Step {
     /// A pod sends a packet of a new or existing flow, received on a worker's queue.
     Pod { protocol: Protocol, pod: usize, port: u16, remote: usize, worker: usize },
@@ -55,6 +55,93 @@ fn config() -> ProptestConfig {
     ProptestConfig { cases: 200, failure_persistence: Some(Box::new(seeds)), ..ProptestConfig::default() }
 }
 
+/// A gateway, and what was seen outside.
+struct Run<'a> {
+    gateway: Gateway,
+    /// By external tuple: protocol, and both ends.
+    flows: HashMap<(u8, SocketAddr, SocketAddr), Flow>,
+    now: u32,
+    coverage: &'a Coverage,
+}
+
+/// The shortest timeout of a flow, milliseconds.
+const MIN_TIMEOUT: u32 = 3_000;
+
+impl Run<'_> {
+    fn step(&mut self, step: Step) -> TestCaseResult {
+        match step {
+            Step::Pod { protocol, pod, port, remote, worker } => {
+                return self.pod_sends(protocol, (ip(PODS[pod]), port).into(), at(REMOTES[remote]), worker);
+            }
+            Step::Reply { which, worker } => return self.remote_replies(which, worker),
+            Step::Pass(ms) => {
+                self.gateway.advance(ms);
+                self.now += ms;
+            }
+            Step::Publish => {
+                self.coverage.count("published");
+                self.gateway.set_policy(&policy());
+            }
+        }
+        Ok(())
+    }
+
+    fn pod_sends(
+        &mut self,
+        protocol: Protocol,
+        source: SocketAddr,
+        remote: SocketAddr,
+        worker: usize,
+    ) -> TestCaseResult {
+        let sent = self.gateway.receive(worker, INSIDE, &packet(protocol, source, remote));
+        prop_assert_eq!(sent.len(), 1, "{:?}, {:?}", sent, self.gateway.drops());
+        let (interface, bytes) = &sent[0];
+        self.coverage.count(format!("{protocol:?}"));
+        prop_assert_eq!(*interface, OUTSIDE);
+        let (vip, remote) = ends(bytes);
+        prop_assert!(["192.0.2.10", "192.0.2.11"].map(ip).contains(&vip.ip()), "leaked {}", vip);
+        let key = (protocol as u8, vip, remote);
+        self.coverage.count(if self.flows.contains_key(&key) { "sent again" } else { "sent" });
+        if let Some(existing) = self.flows.get(&key) {
+            let is_live = self.now - existing.last_packet < MIN_TIMEOUT;
+            prop_assert!(
+                !is_live || existing.pod == source,
+                "two live flows share an external tuple: {} and {}",
+                existing.pod,
+                source
+            );
+        }
+        self.flows.insert(key, Flow { pod: source, last_packet: self.now, packet: bytes.clone() });
+        Ok(())
+    }
+
+    fn remote_replies(&mut self, which: prop::sample::Index, worker: usize) -> TestCaseResult {
+        let mut existing: Vec<_> = self.flows.iter_mut().collect();
+        existing.sort_by_key(|(key, _)| **key);
+        if existing.is_empty() {
+            return Ok(());
+        }
+        let at = which.index(existing.len());
+        let (key, flow) = &mut existing[at];
+        let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Echo][usize::from(key.0)];
+        let sent = self.gateway.receive(worker, OUTSIDE, &reply_to(&flow.packet, protocol));
+        let is_live = self.now - flow.last_packet < MIN_TIMEOUT;
+        self.coverage.count(match (is_live, sent.is_empty()) {
+            (true, _) => "reply delivered",
+            (false, false) => "late reply delivered",
+            (false, true) => "late reply dropped",
+        });
+        prop_assert!(!is_live || sent.len() == 1, "a reply was dropped: {:?}", self.gateway.drops());
+        if let Some((interface, bytes)) = sent.first() {
+            prop_assert_eq!(*interface, INSIDE);
+            prop_assert_eq!(ends(bytes).1, flow.pod);
+            prop_assert_eq!(ends(bytes).0.ip(), key.2.ip());
+            flow.last_packet = self.now;
+        }
+        Ok(())
+    }
+}
+
 /// reverse(forward(p)) == p; no two live sessions share (protocol, VIP, port, remote, remote port); every packet sent
 /// has valid checksums (checked in `run`); no frame is lost (checked in `run`).
 #[test]
@@ -74,74 +161,11 @@ fn every_reply_reaches_the_pod_that_sent_the_request() {
         let range = PortRange::new(20_000, 20_127).unwrap();
         let mut gateway = Gateway::new(&Setup { workers: 2, range, ..Setup::default() });
         gateway.skip_counter_check();
-        let min_timeout = 3_000;
-        // By external tuple: protocol, and both ends.
-        let mut flows: HashMap<(u8, SocketAddr, SocketAddr), Flow> = HashMap::new();
-        let mut now = 0_u32;
+        let mut run = Run { gateway, flows: HashMap::new(), now: 0, coverage };
         for step in steps {
-            match step {
-                Step::Pod { protocol, pod, port, remote, worker } => {
-                    let source: SocketAddr = (ip(PODS[pod]), port).into();
-                    let sent = gateway.receive(worker, INSIDE, &packet(protocol, source, at(REMOTES[remote])));
-                    let [(interface, bytes)] = &sent[..] else {
-                        prop_assert!(false, "{:?} sent, {:?}", sent, gateway.drops());
-                        continue;
-                    };
-                    coverage.count(format!("{protocol:?}"));
-                    prop_assert_eq!((*interface, sent.len()), (OUTSIDE, 1));
-                    let seen = ends(bytes);
-                    prop_assert!(
-                        ["192.0.2.10", "192.0.2.11"].contains(&seen.0.ip().to_string().as_str()),
-                        "leaked {}",
-                        seen.0
-                    );
-                    let key = (protocol as u8, seen.0, seen.1);
-                    coverage.count(if flows.contains_key(&key) { "sent again" } else { "sent" });
-                    if let Some(existing) = flows.get(&key) {
-                        let is_live = now - existing.last_packet < min_timeout;
-                        prop_assert!(
-                            !is_live || existing.pod == source,
-                            "two live flows share an external tuple: {} and {}",
-                            existing.pod,
-                            source
-                        );
-                    }
-                    flows.insert(key, Flow { pod: source, last_packet: now, packet: bytes.clone() });
-                }
-                Step::Reply { which, worker } => {
-                    let mut existing: Vec<_> = flows.iter_mut().collect();
-                    existing.sort_by_key(|(key, _)| **key);
-                    if existing.is_empty() {
-                        continue;
-                    }
-                    let at = which.index(existing.len());
-                    let (key, flow) = &mut existing[at];
-                    let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Echo][usize::from(key.0)];
-                    let sent = gateway.receive(worker, OUTSIDE, &reply_to(&flow.packet, protocol));
-                    let is_live = now - flow.last_packet < min_timeout;
-                    coverage.count(match (is_live, sent.is_empty()) {
-                        (true, _) => "reply delivered",
-                        (false, false) => "late reply delivered",
-                        (false, true) => "late reply dropped",
-                    });
-                    prop_assert!(!is_live || sent.len() == 1, "a reply was dropped: {:?}", gateway.drops());
-                    if let Some((interface, bytes)) = sent.first() {
-                        prop_assert_eq!(*interface, INSIDE);
-                        prop_assert_eq!(ends(bytes).1, flow.pod);
-                        prop_assert_eq!(ends(bytes).0.ip(), key.2.ip());
-                        flow.last_packet = now;
-                    }
-                }
-                Step::Pass(ms) => {
-                    gateway.advance(ms);
-                    now += ms;
-                }
-                Step::Publish => {
-                    coverage.count("published");
-                    gateway.set_policy(&policy());
-                }
-            }
+            run.step(step)?;
         }
+        let mut gateway = run.gateway;
         // Long after the last packet all sessions have expired, and every port is free.
         gateway.advance(60_000);
         prop_assert_eq!(gateway.sessions(), 0);

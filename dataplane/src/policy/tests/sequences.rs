@@ -216,7 +216,9 @@ impl Run {
             let now = after.vip_at(vip.address);
             let other = after.vips().find(|other| other.ports.id == vip.ports.id);
             let is_free = vip.ports.retired && !self.blocks.contains_key(&vip.address);
-            prop_assert!(is_free || now.is_none_or(|now| now.ports.id == vip.ports.id && Arc::ptr_eq(&now.ports.pool, &vip.ports.pool)));
+            let is_unchanged =
+                now.is_none_or(|now| now.ports.id == vip.ports.id && Arc::ptr_eq(&now.ports.pool, &vip.ports.pool));
+            prop_assert!(is_free || is_unchanged);
             prop_assert!(is_free || other.is_none_or(|other| other.address == vip.address));
         }
         // Every number ever assigned is either in use or free.

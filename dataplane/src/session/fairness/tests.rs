@@ -133,8 +133,8 @@ proptest! {
                     // The end of another VIP's session may raise the level of VIPs by one for members above it: that
                     // isn't predicted.
                     let replaced = with_one_more.with(ended.0, ended.1, -1);
-                    let (actual, expected) =
-                        (fairness.is_below_share(holder(of), Some(holder(*ended))), replaced.is_within(of.0, of.1, shared));
+                    let expected = replaced.is_within(of.0, of.1, shared);
+                    let actual = fairness.is_below_share(holder(of), Some(holder(*ended)));
                     let is_predicted = ended.0 == of.0 || actual;
                     prop_assert!(actual == expected || !is_predicted, "{:?} in place of {:?}", of, ended);
                 }

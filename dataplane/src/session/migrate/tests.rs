@@ -111,21 +111,34 @@ fn owner<A: SessionFamily>(into: &[Sessions], draft: &Draft<A>, spec: &Spec) -> 
     owners.pop()
 }
 
-fn check(specs: &[Spec], workers: usize, into: usize, capacity: u32, coverage: &Coverage) {
-    let key = |n: usize| HashKey::new([11, 22, 33, n as u64]);
-    let tables = |count: usize, capacity| -> Vec<Sessions> {
-        (0..count).map(|n| Sessions::new(capacity, Timeouts::default(), key(n)).unwrap()).collect()
-    };
-    let mut former = tables(workers, 400);
+fn open_all(former: &mut [Sessions], specs: &[Spec]) {
     for (n, spec) in (0..).zip(specs) {
         // Each block has one owner; an inbound session may be at any worker.
-        let worker = usize::from(if spec.is_inbound { n } else { spec.block }) % workers;
+        let worker = usize::from(if spec.is_inbound { n } else { spec.block }) % former.len();
         if spec.is_v6 {
             open(&mut former[worker], &draft(n, spec, v6), spec);
         } else {
             open(&mut former[worker], &draft(n, spec, v4), spec);
         }
     }
+}
+
+fn count_coverage(specs: &[Spec], owners: &[Option<usize>], coverage: &Coverage) {
+    for (spec, owner) in specs.iter().zip(owners) {
+        let family = if spec.is_v6 { "IPv6" } else { "IPv4" };
+        let direction = if spec.is_inbound { "inbound" } else { "egress" };
+        let end = if owner.is_some() { "migrated" } else { "dropped" };
+        coverage.count(format!("{family} {direction} {:?} {end}", role(spec)));
+    }
+}
+
+fn check(specs: &[Spec], workers: usize, into: usize, capacity: u32, coverage: &Coverage) {
+    let key = |n: usize| HashKey::new([11, 22, 33, n as u64]);
+    let tables = |count: usize, capacity| -> Vec<Sessions> {
+        (0..count).map(|n| Sessions::new(capacity, Timeouts::default(), key(n)).unwrap()).collect()
+    };
+    let mut former = tables(workers, 400);
+    open_all(&mut former, specs);
     let mut new = tables(into, capacity);
     let migrated = migrate(&former, &mut new, NOW);
 
@@ -175,12 +188,7 @@ fn check(specs: &[Spec], workers: usize, into: usize, capacity: u32, coverage: &
             "the last seen ones are migrated"
         );
     }
-    for (spec, owner) in specs.iter().zip(&owners) {
-        let family = if spec.is_v6 { "IPv6" } else { "IPv4" };
-        let direction = if spec.is_inbound { "inbound" } else { "egress" };
-        let end = if owner.is_some() { "migrated" } else { "dropped" };
-        coverage.count(format!("{family} {direction} {:?} {end}", role(spec)));
-    }
+    count_coverage(specs, &owners, coverage);
     coverage.count(format!("{workers} to {into}"));
 }
 

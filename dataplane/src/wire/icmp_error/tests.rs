@@ -282,7 +282,9 @@ proptest! {
     }
 
     #[test]
-    fn a_flipped_bit_in_the_quoted_header_is_detected(case in ErrorCase::any(), old in tuples(v4()), bit in 32..160_usize) {
+    fn a_flipped_bit_in_the_quoted_header_is_detected(
+        case in ErrorCase::any(), old in tuples(v4()), bit in 32..160_usize,
+    ) {
         let mut packet = case.error(&old, ROUTER);
         packet[28 + bit / 8] ^= 1 << (bit % 8);
         // The checksum of the message is made valid again.
@@ -294,14 +296,16 @@ proptest! {
 
     #[test]
     fn corrupt_v4_errors_are_rejected_or_translated_consistently(
-        case in ErrorCase::any(), old in tuples(v4()), new in tuples(v4()), changes in changes(), length in 0..400_usize,
+        case in ErrorCase::any(), old in tuples(v4()), new in tuples(v4()), changes in changes(),
+        length in 0..400_usize,
     ) {
         check_corrupt(&case, (old, new), ROUTER, &changes, length)?;
     }
 
     #[test]
     fn corrupt_v6_errors_are_rejected_or_translated_consistently(
-        case in ErrorCase::any(), old in tuples(v6()), new in tuples(v6()), changes in changes(), length in 0..400_usize,
+        case in ErrorCase::any(), old in tuples(v6()), new in tuples(v6()), changes in changes(),
+        length in 0..400_usize,
     ) {
         check_corrupt(&case, (old, new), tuple_v6().destination, &changes, length)?;
     }

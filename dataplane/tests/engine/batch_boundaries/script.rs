@@ -248,27 +248,7 @@ impl Script {
                 }
             }
             Step::Fragments { from, to, order, overlap } => {
-                let flow = self.flow(from, to, Protocol::Udp);
-                let mut all = udp_fragments(from, to, DATAGRAM, number);
-                if overlap && from.is_ipv4() {
-                    // It begins before the end of another fragment.
-                    let mut overlapping = all[2].clone();
-                    overlapping[20..22].copy_from_slice(&(0x2000_u16 + 90).to_be_bytes());
-                    update_header_checksum(&mut overlapping);
-                    all[3] = overlapping;
-                }
-                let first = order.iter().position(|fragment| *fragment == 0);
-                let class = if overlap {
-                    "overlap"
-                } else if first == Some(0) {
-                    "first fragment first"
-                } else {
-                    "first fragment later"
-                };
-                for fragment in order {
-                    let id = self.next_id(flow, number, true);
-                    self.packet(id, class, all[fragment].clone());
-                }
+                self.add_fragments((from, to), order, overlap, number);
             }
             Step::Reply { which, flags, fragments } => {
                 let Some((to, _)) = self.whole.get(which.index(self.whole.len().max(1))).copied() else { return };
@@ -284,26 +264,7 @@ impl Script {
                 self.actions.push(Action::Error { id, about: about.tag, mtu });
             }
             Step::ServiceConnection { client, v6, flags } if pipelined => {
-                let clients = ["198.51.100.10", "2001:db8:51::10"];
-                let (client, vip) =
-                    ((ip(clients[usize::from(v6)]), 7000 + client).into(), ["192.0.2.10:80", "[2001:db8::10]:80"]);
-                let (vip, backend) = (at(vip[usize::from(v6)]), (ip(BACKENDS[usize::from(v6)]), 8080).into());
-                let flow = self.flow(client, vip, Protocol::Tcp);
-                for (flags, is_backend) in flags {
-                    let (from, to) = if *is_backend { (backend, client) } else { (client, vip) };
-                    let flow = if *is_backend { flow | REPLY_DIRECTION } else { flow };
-                    let id = self.next_id(flow, 0, *flags == "S");
-                    self.whole.push((id, self.now));
-                    self.packet(id, "service connection", taggable_packet(Protocol::Tcp, from, to, flags));
-                }
-                // The backend's node reports that the client's first packet was undeliverable.
-                let id = self.next_id(flow | REPLY_DIRECTION, 0, false);
-                let mut quoted = taggable_packet(Protocol::Tcp, client, backend, "S");
-                write_tag(&mut quoted, id.tag);
-                let node = if v6 { "fd00:244:1::5" } else { "10.244.1.5" };
-                let error = vipgate_dataplane::wire::icmp_error::IcmpError::HostUnreachable;
-                let bytes = crate::icmp::error_about(&quoted, node, error, true);
-                self.actions.push(Action::Packet { id, class: "pipelined error", interface: INSIDE, bytes });
+                self.add_service_connection(client, v6, flags);
             }
             Step::ServiceConnection { .. } => {}
             Step::Event(event) => {
@@ -314,6 +275,55 @@ impl Script {
                 self.actions.push(Action::Event(event));
             }
         }
+    }
+
+    /// The fragments of datagram `number`, in this order.
+    fn add_fragments(&mut self, (from, to): (SocketAddr, SocketAddr), order: Vec<usize>, overlap: bool, number: u32) {
+        let flow = self.flow(from, to, Protocol::Udp);
+        let mut all = udp_fragments(from, to, DATAGRAM, number);
+        if overlap && from.is_ipv4() {
+            // It begins before the end of another fragment.
+            let mut overlapping = all[2].clone();
+            overlapping[20..22].copy_from_slice(&(0x2000_u16 + 90).to_be_bytes());
+            update_header_checksum(&mut overlapping);
+            all[3] = overlapping;
+        }
+        let first = order.iter().position(|fragment| *fragment == 0);
+        let class = if overlap {
+            "overlap"
+        } else if first == Some(0) {
+            "first fragment first"
+        } else {
+            "first fragment later"
+        };
+        for fragment in order {
+            let id = self.next_id(flow, number, true);
+            self.packet(id, class, all[fragment].clone());
+        }
+    }
+
+    /// A client's connection with its backend, and an ICMP error about it.
+    fn add_service_connection(&mut self, client: u16, v6: bool, flags: &[(&str, bool)]) {
+        let clients = ["198.51.100.10", "2001:db8:51::10"];
+        let (client, vip) =
+            ((ip(clients[usize::from(v6)]), 7000 + client).into(), ["192.0.2.10:80", "[2001:db8::10]:80"]);
+        let (vip, backend) = (at(vip[usize::from(v6)]), (ip(BACKENDS[usize::from(v6)]), 8080).into());
+        let flow = self.flow(client, vip, Protocol::Tcp);
+        for (flags, is_backend) in flags {
+            let (from, to) = if *is_backend { (backend, client) } else { (client, vip) };
+            let flow = if *is_backend { flow | REPLY_DIRECTION } else { flow };
+            let id = self.next_id(flow, 0, *flags == "S");
+            self.whole.push((id, self.now));
+            self.packet(id, "service connection", taggable_packet(Protocol::Tcp, from, to, flags));
+        }
+        // The backend's node reports that the client's first packet was undeliverable.
+        let id = self.next_id(flow | REPLY_DIRECTION, 0, false);
+        let mut quoted = taggable_packet(Protocol::Tcp, client, backend, "S");
+        write_tag(&mut quoted, id.tag);
+        let node = if v6 { "fd00:244:1::5" } else { "10.244.1.5" };
+        let error = vipgate_dataplane::wire::icmp_error::IcmpError::HostUnreachable;
+        let bytes = crate::icmp::error_about(&quoted, node, error, true);
+        self.actions.push(Action::Packet { id, class: "pipelined error", interface: INSIDE, bytes });
     }
 }
 

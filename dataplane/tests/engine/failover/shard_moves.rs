@@ -4,7 +4,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use proptest::prelude::*;
-use vipgate_coverage::property;
+use proptest::test_runner::TestCaseResult;
+use vipgate_coverage::{Coverage, property};
 use vipgate_dataplane::flow::tuple::Tuple;
 use vipgate_dataplane::policy::spec::ShardSpec;
 use vipgate_dataplane::session::timeout::Timeouts;
@@ -170,7 +171,7 @@ fn outdated_records_do_not_replace_newer_ones() {
 }
 
 /// A step of a scenario with three running gateways.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Step {
     /// A pod opens a session, received by some gateway.
     Open {
@@ -225,6 +226,82 @@ fn sync(cluster: &mut Cluster, from: GatewayIndex, to: GatewayIndex) -> usize {
     if is_linked { cluster.full_sync(from, to) } else { 0 }
 }
 
+/// Three gateways, and the sessions opened through them: the first packet as sent by the pod, and as seen outside.
+struct Run<'a> {
+    cluster: Cluster,
+    sessions: Vec<(Vec<u8>, Vec<u8>)>,
+    coverage: &'a Coverage,
+}
+
+impl Run<'_> {
+    fn step(&mut self, step: Step) -> TestCaseResult {
+        match step {
+            Step::Open { pod, at } => return self.open(pod, at),
+            Step::Continue { which, at } => return self.continue_session(which, at),
+            Step::Time(ms) => self.cluster.advance(ms),
+            Step::Stop(number) => {
+                let active = self.cluster.members.iter().filter(|it| it.active).count();
+                if self.cluster.members[number].active && active > 1 {
+                    self.cluster.members[number].active = false;
+                    self.cluster.publish_views();
+                    self.coverage.count("stopped");
+                }
+            }
+            Step::Activate(number) => self.activate(number),
+            Step::ToggleConnection(number) => {
+                self.cluster.members[number].connected = !self.cluster.members[number].connected;
+                self.cluster.publish_views();
+                // A new connection starts with a full sync.
+                for other in 0..3 {
+                    sync(&mut self.cluster, number, other);
+                    sync(&mut self.cluster, other, number);
+                }
+                self.coverage.count("disconnected");
+            }
+            Step::Sync(from, to) => self.coverage.add("synced", sync(&mut self.cluster, from, to) as u64),
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, pod: usize, number: GatewayIndex) -> TestCaseResult {
+        // Each session has its own remote, so no port is in use, whatever an owner doesn't have yet.
+        let n = self.sessions.len();
+        let pod = format!("10.244.1.{}:{}", 5 + pod, 4000 + n);
+        let request = packet(Protocol::Udp, at(&pod), at(&format!("198.51.100.10:{}", 1000 + n)));
+        let sent = self.cluster.receive(number, INSIDE, &request);
+        prop_assert_eq!(sent.len(), 1);
+        self.sessions.extend(sent.into_iter().map(|(_, _, seen)| (request.clone(), seen)));
+        self.coverage.count("opened");
+        Ok(())
+    }
+
+    fn continue_session(&mut self, which: prop::sample::Index, number: GatewayIndex) -> TestCaseResult {
+        // At an owner that doesn't have the session yet, it would be reopened; in production such an owner may not open
+        // sessions.
+        let existing = (!self.sessions.is_empty()).then(|| which.get(&self.sessions));
+        let Some((request, seen)) = existing.filter(|it| has_session(&self.cluster, &it.0)) else { return Ok(()) };
+        let again = self.cluster.receive(number, INSIDE, request);
+        prop_assert_eq!(again.len(), 1, "{:?}", self.cluster.drops());
+        prop_assert_eq!(ends(&again[0].2), ends(seen));
+        self.coverage.count("continued");
+        Ok(())
+    }
+
+    fn activate(&mut self, number: GatewayIndex) {
+        let cluster = &mut self.cluster;
+        if cluster.members[number].active || !cluster.members[number].connected {
+            return;
+        }
+        let active: Vec<_> = (0..3).filter(|other| cluster.members[*other].active).collect();
+        for other in active {
+            sync(cluster, other, number);
+        }
+        cluster.members[number].active = true;
+        cluster.publish_views();
+        self.coverage.count("returned");
+    }
+}
+
 /// Whatever stops, returns or disconnects while all gateways run, and whatever was replicated by then: after full
 /// syncs, every session continues with its port.
 #[test]
@@ -235,64 +312,11 @@ fn no_session_is_lost_while_its_gateways_live() {
         let timeouts = Timeouts { udp: 60_000, ..Setup::default().timeouts };
         let mut cluster = Cluster::new(3, &Setup { timeouts, ..Setup::default() });
         cluster.skip_counter_check();
-        let mut sessions: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+        let mut run = Run { cluster, sessions: Vec::new(), coverage };
         for step in steps {
-            match step {
-                Step::Open { pod, at: number } => {
-                    // Each session has its own remote, so no port is in use, whatever an owner doesn't have yet.
-                    let n = sessions.len();
-                    let pod = format!("10.244.1.{}:{}", 5 + pod, 4000 + n);
-                    let request = packet(Protocol::Udp, at(&pod), at(&format!("198.51.100.10:{}", 1000 + n)));
-                    let sent = cluster.receive(number, INSIDE, &request);
-                    prop_assert_eq!(sent.len(), 1);
-                    sessions.extend(sent.into_iter().map(|(_, _, seen)| (request.clone(), seen)));
-                    coverage.count("opened");
-                }
-                Step::Continue { which, at: number } => {
-                    // At an owner that doesn't have the session yet, it would be reopened; in production such an owner
-                    // may not open sessions.
-                    let existing =
-                        (!sessions.is_empty()).then(|| which.get(&sessions)).filter(|it| has_session(&cluster, &it.0));
-                    let Some((request, seen)) = existing else { continue };
-                    let again = cluster.receive(number, INSIDE, request);
-                    prop_assert_eq!(again.len(), 1, "{:?}", cluster.drops());
-                    prop_assert_eq!(ends(&again[0].2), ends(seen));
-                    coverage.count("continued");
-                }
-                Step::Time(ms) => cluster.advance(ms),
-                Step::Stop(number) => {
-                    let serving = cluster.members.iter().filter(|it| it.active).count();
-                    if cluster.members[number].active && serving > 1 {
-                        cluster.members[number].active = false;
-                        cluster.publish_views();
-                        coverage.count("stopped");
-                    }
-                }
-                Step::Activate(number) => {
-                    if cluster.members[number].active || !cluster.members[number].connected {
-                        continue;
-                    }
-                    let serving: Vec<_> = (0..3).filter(|other| cluster.members[*other].active).collect();
-                    for other in serving {
-                        sync(&mut cluster, other, number);
-                    }
-                    cluster.members[number].active = true;
-                    cluster.publish_views();
-                    coverage.count("returned");
-                }
-                Step::ToggleConnection(number) => {
-                    cluster.members[number].connected = !cluster.members[number].connected;
-                    cluster.publish_views();
-                    // A new connection starts with a full sync.
-                    for other in 0..3 {
-                        sync(&mut cluster, number, other);
-                        sync(&mut cluster, other, number);
-                    }
-                    coverage.count("disconnected");
-                }
-                Step::Sync(from, to) => coverage.add("synced", sync(&mut cluster, from, to) as u64),
-            }
+            run.step(step)?;
         }
+        let Run { mut cluster, sessions, .. } = run;
         cluster.members.iter_mut().for_each(|it| it.connected = true);
         cluster.publish_views();
         for pair in (0..27).map(|n| n % 9) {

@@ -221,14 +221,8 @@ impl Run<'_> {
         (OUTSIDE, packet(Protocol::Udp, remote, (address, 53).into()))
     }
 
-    fn open(&mut self, demands: &[(usize, u8)]) -> Result<(), TestCaseError> {
-        let before = self.model();
-        prop_assert!(
-            before.held <= SHARED + RESERVE / 2,
-            "at most half of the reserve is used by standby sessions: {}",
-            before.held
-        );
-        let over_share = self.ended(EndReason::OverShare);
+    /// Injects packets of new sessions; returns how many each holder demands.
+    fn inject(&mut self, demands: &[(usize, u8)]) -> Result<BTreeMap<Holder, u32>, TestCaseError> {
         let mut wanted: BTreeMap<Holder, u32> = BTreeMap::new();
         for &(index, count) in demands {
             // A holder without a VIP opens nothing.
@@ -242,6 +236,42 @@ impl Run<'_> {
             }
             *wanted.entry(holder(index)).or_default() += u32::from(count);
         }
+        Ok(wanted)
+    }
+
+    /// Checks that an established session of this holder had to end: the holder was above its equal part, and has its
+    /// share now. `others` sessions ended besides.
+    fn check_ended(
+        &self,
+        holder: Holder,
+        wanted: &BTreeMap<Holder, u32>,
+        (before, after): (&Model, &Model),
+        others: u32,
+    ) -> Result<(), TestCaseError> {
+        let ((vip, member), (vip_part, member_part)) = (after.of(holder), before.equal_parts(holder, wanted));
+        let has_its_part = vip + others >= vip_part && member + others >= member_part;
+        prop_assert!(has_its_part, "{:?} has {} {}, of {} {}", holder, vip, member, vip_part, member_part);
+        self.coverage.count("established session above its share ended");
+        if others > 0 {
+            return Ok(());
+        }
+        let with = |demand: u32| after.is_within(&BTreeMap::from([(holder, demand)]))(holder);
+        // Shares are whole numbers: the VIP's may be up to one more now than it was.
+        let is_within = (with(1).0, with(2).1);
+        prop_assert_eq!(is_within, (false, false), "{:?}: {:?} {:?}", holder, after.vips, after.members);
+        self.coverage.count("established session ended, and no other");
+        Ok(())
+    }
+
+    fn open(&mut self, demands: &[(usize, u8)]) -> Result<(), TestCaseError> {
+        let before = self.model();
+        prop_assert!(
+            before.held <= SHARED + RESERVE / 2,
+            "at most half of the reserve is used by standby sessions: {}",
+            before.held
+        );
+        let over_share = self.ended(EndReason::OverShare);
+        let wanted = self.inject(demands)?;
         let created = self.gateway.workers[0].counters().sessions_created.get();
         self.sent.extend(self.gateway.run());
         let created = self.gateway.workers[0].counters().sessions_created.get() - created;
@@ -290,18 +320,7 @@ impl Run<'_> {
         // Other sessions that ended meanwhile are capacity that wasn't there when these ended.
         let others = before.held + created as u32 - after.held - lost.len() as u32;
         for holder in lost {
-            let ((vip, member), (vip_part, member_part)) = (after.of(holder), before.equal_parts(holder, &wanted));
-            let has_its_part = vip + others >= vip_part && member + others >= member_part;
-            prop_assert!(has_its_part, "{:?} has {} {}, of {} {}", holder, vip, member, vip_part, member_part);
-            self.coverage.count("established session above its share ended");
-            if others > 0 {
-                continue;
-            }
-            let with = |demand: u32| after.is_within(&BTreeMap::from([(holder, demand)]))(holder);
-            // Shares are whole numbers: the VIP's may be up to one more now than it was.
-            let is_within = (with(1).0, with(2).1);
-            prop_assert_eq!(is_within, (false, false), "{:?}: {:?} {:?}", holder, after.vips, after.members);
-            self.coverage.count("established session ended, and no other");
+            self.check_ended(holder, &wanted, (&before, &after), others)?;
         }
         Ok(())
     }
