@@ -1,5 +1,6 @@
 //! `vipgate-bench`: benchmarks of the packet path in memory, of gateways over veth (with restart and failover), and of
 //! policy updates. Each result is one JSON object per line.
+#![forbid(unsafe_code)]
 #![expect(clippy::cast_precision_loss, reason = "nanoseconds and counts are far below 2^52")]
 
 mod baseline;

@@ -1,4 +1,5 @@
-//! Shared code of the fuzz targets: the gateway harness of the engine's tests, and the invariants of its output.
+//! Shared code of the fuzz targets: the gateway that packets are injected into, and the invariants of its output.
+#![forbid(unsafe_code)]
 
 pub mod state;
 

@@ -104,13 +104,13 @@ fn attach_one(
     };
     let mut failure = String::new();
     for &mode in modes {
-        let result = match on_exit {
+        let attempt = match on_exit {
             OnExit::Drop => attach_by_netlink(steering, nic, mode, previous.as_ref())?,
             OnExit::Pass => attach_by_link(steering, nic, mode, previous.as_ref())?,
         };
-        match result {
-            Ok(()) => return Ok((mode, previous)),
-            Err(reason) => failure = format!("{reason} ({} mode)", mode.name()),
+        match attempt {
+            Attempt::Attached => return Ok((mode, previous)),
+            Attempt::Refused(reason) => failure = format!("{reason} ({} mode)", mode.name()),
         }
     }
     // Restores a program that was detached for another mode, so that the interface stays closed.
@@ -122,19 +122,36 @@ fn attach_one(
     Err(AttachError::Refused { interface: nic.name.clone(), what: "attach the steering program", reason: failure })
 }
 
+/// Outcome of attaching in one mode.
+enum Attempt {
+    Attached,
+    /// The kernel refuses this mode, for this reason; it may accept another one.
+    Refused(String),
+}
+
+impl Attempt {
+    fn of<T, E>(result: Result<T, E>, reason: impl FnOnce(&E) -> String) -> Self {
+        match result {
+            Ok(_) => Self::Attached,
+            Err(error) => Self::Refused(reason(&error)),
+        }
+    }
+}
+
 /// Attaches the program for longer than the lifetime of the process.
 fn attach_by_netlink(
     steering: &Steering,
     nic: &Nic,
     mode: Mode,
     previous: Option<&AttachedProgram>,
-) -> Result<Result<(), String>, AttachError> {
+) -> Result<Attempt, AttachError> {
     // Only a program of the same mode can be replaced.
     if let Some(other) = previous.filter(|previous| previous.mode != mode) {
         program::detach(nic.ifindex, other).map_err(|error| failed(nic, "change the XDP mode", &error))?;
     }
     let old = previous.filter(|previous| previous.mode == mode);
-    Ok(program::attach(nic.ifindex, steering.program_fd()?, mode, old).map_err(|error| with_hint(&error)))
+    let result = program::attach(nic.ifindex, steering.program_fd()?, mode, old);
+    Ok(Attempt::of(result, with_hint))
 }
 
 /// Attaches the program for the lifetime of the process.
@@ -143,7 +160,7 @@ fn attach_by_link(
     nic: &Nic,
     mode: Mode,
     previous: Option<&AttachedProgram>,
-) -> Result<Result<(), String>, AttachError> {
+) -> Result<Attempt, AttachError> {
     // A BPF link can't replace a program attached by netlink.
     if let Some(previous) = previous {
         program::detach(nic.ifindex, previous)
@@ -153,7 +170,8 @@ fn attach_by_link(
         Mode::Native => XdpMode::Driver,
         Mode::Generic => XdpMode::Skb,
     };
-    Ok(steering.program_mut()?.attach_to_if_index(nic.ifindex, mode).map(|_| ()).map_err(|error| error_chain(&error)))
+    let result = steering.program_mut()?.attach_to_if_index(nic.ifindex, mode);
+    Ok(Attempt::of(result, |error| error_chain(error)))
 }
 
 /// The XDP program on an interface of the gateway.
@@ -192,17 +210,16 @@ pub fn reattach(steering: &mut Steering, nic: &Nic, mode: Mode, on_exit: OnExit)
     if let Some((_, other)) = current.filter(|(_, other)| *other != mode || on_exit == OnExit::Pass) {
         program::detach_any(nic.ifindex, other).map_err(|error| failed(nic, "remove another XDP program", &error))?;
     }
-    let result = match on_exit {
-        OnExit::Drop => {
-            program::overwrite(nic.ifindex, steering.program_fd()?, mode).map_err(|error| with_hint(&error))
-        }
+    let attempt = match on_exit {
+        OnExit::Drop => Attempt::of(program::overwrite(nic.ifindex, steering.program_fd()?, mode), with_hint),
         OnExit::Pass => attach_by_link(steering, nic, mode, None)?,
     };
-    result.map_err(|reason| AttachError::Refused {
-        interface: nic.name.clone(),
-        what: "reattach the steering program",
-        reason,
-    })
+    match attempt {
+        Attempt::Attached => Ok(()),
+        Attempt::Refused(reason) => {
+            Err(AttachError::Refused { interface: nic.name.clone(), what: "reattach the steering program", reason })
+        }
+    }
 }
 
 /// Restores the previous program on each interface, or detaches the new one if there was none.
