@@ -307,7 +307,7 @@ fn run_check(paths: &[PathBuf], format: Format) -> Result<(), CommandError> {
     match report.errors() {
         0 => Ok(()),
         1 => Err(CommandError::usage("1 error")),
-        errors => Err(CommandError::usage(format_args!("{errors} errors"))),
+        errors => Err(CommandError::usage(format!("{errors} errors"))),
     }
 }
 

@@ -107,5 +107,5 @@ fn wait_for(mut condition: impl FnMut() -> bool, what: &str) -> Result<(), Comma
         }
         thread::sleep(Duration::from_millis(20));
     }
-    Err(CommandError::runtime(format_args!("{what} did not start")))
+    Err(CommandError::runtime(format!("{what} did not start")))
 }

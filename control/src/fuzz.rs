@@ -16,7 +16,7 @@ use prost::Message;
 use vipgate_dataplane::flow::ids::InterfaceId;
 use vipgate_dataplane::policy::spec::{InterfaceSpec, NetworkSpec, Role};
 
-pub use self::admin::{Request, reply, request, state};
+pub use self::admin::{RejectedRequest, Request, reply, request, state};
 pub use self::filter::filter;
 pub use self::members::members;
 pub use self::peer::{RecordCommand, peer};

@@ -60,7 +60,7 @@ fn runtime() -> Result<Runtime, CommandError> {
         .thread_name("control-io")
         .on_thread_start(privileges::restrict_helper)
         .build();
-    runtime.map_err(|error| CommandError::runtime(format_args!("cannot start the control thread: {error}")))
+    runtime.map_err(|error| CommandError::runtime(error).context("cannot start the control thread"))
 }
 
 /// Waits until the gateway process has exited, however that happens, and withdraws the routes that it had advertised.
@@ -108,12 +108,12 @@ pub fn detach(path: &Path) -> Result<(), CommandError> {
             );
         }
         errors.push("nothing was removed".to_owned());
-        return Err(CommandError::Runtime(errors.join("\n")));
+        return Err(CommandError::runtime(errors.join("\n")));
     }
     // Sessions can't be recreated, so they are removed last.
     for nic in &nics {
         let guarded = guard::remove(nic).map_err(|error| {
-            CommandError::runtime(format_args!("interface {}: cannot remove the tc guard: {error}", nic.name))
+            CommandError::runtime(error).context(format_args!("interface {}: cannot remove the tc guard", nic.name))
         })?;
         let outcome = if attach::detach(nic).map_err(CommandError::runtime)? || guarded {
             "steering program removed"

@@ -54,13 +54,27 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
     })
 }
 
+/// Why a process isn't ready.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(crate) enum NotReady {
+    /// No policy is in force, and why, if that is known.
+    #[error("not ready{}", .0.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default())]
+    NoPolicy(Option<String>),
+    /// The gateway has a fault.
+    #[error("not ready: {0}")]
+    Fault(String),
+    /// The gateway had a fault, and may be active again only after the hold-down time.
+    #[error("not ready: hold-down after: {0}")]
+    HoldDown(Arc<str>),
+}
+
 /// A monitored process: its metrics and its readiness, evaluated at each request.
 #[derive(Clone)]
 pub struct Monitored {
     /// All metrics.
     pub(crate) families: Arc<dyn Fn() -> Vec<Family> + Send + Sync>,
-    /// Readiness, or the reason why it isn't ready.
-    pub(crate) ready: Arc<dyn Fn() -> Result<(), String> + Send + Sync>,
+    /// Whether it is ready.
+    pub(crate) ready: Arc<dyn Fn() -> Result<(), NotReady> + Send + Sync>,
 }
 
 impl Monitored {
@@ -71,16 +85,16 @@ impl Monitored {
             families: Arc::new(move || families::collect(&metrics_state)),
             ready: Arc::new(move || {
                 if !state.ready.load(Ordering::Relaxed) {
-                    return Err(state.no_policy_reason().unwrap_or_default());
+                    return Err(NotReady::NoPolicy(state.no_policy_reason()));
                 }
                 let tracking = state.tracking.load();
                 match tracking.fault() {
-                    Some(fault) => Err(fault),
+                    Some(fault) => Err(NotReady::Fault(fault)),
                     // During hold-down a gateway may still be active, if no other one is able.
                     None if state.group.load().may_open_sessions() => Ok(()),
                     None => Err(match &tracking.unable {
-                        Some(fault) => format!("hold-down after: {fault}"),
-                        None => state.no_policy_reason().unwrap_or_default(),
+                        Some(fault) => NotReady::HoldDown(fault.clone()),
+                        None => NotReady::NoPolicy(state.no_policy_reason()),
                     }),
                 }
             }),
@@ -123,8 +137,7 @@ async fn metrics(State(monitored): State<Monitored>, headers: HeaderMap) -> impl
 async fn ready(State(monitored): State<Monitored>) -> impl IntoResponse {
     match (monitored.ready)() {
         Ok(()) => (StatusCode::OK, "ready\n".to_owned()),
-        Err(reason) if reason.is_empty() => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n".to_owned()),
-        Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {reason}\n")),
+        Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
     }
 }
 

@@ -12,7 +12,7 @@ pub(crate) fn put(text: &str) -> Result<bool, CommandError> {
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(CommandError::runtime(format_args!("cannot write to stdout: {error}"))),
+        Err(error) => Err(CommandError::runtime(error).context("cannot write to stdout")),
     }
 }
 

@@ -122,6 +122,7 @@ pub enum PeerError {
         /// The listen address.
         address: SocketAddr,
         /// Error of the kernel.
+        #[source]
         error: io::Error,
     },
     /// The certificate can't be used.

@@ -43,6 +43,7 @@ use self::state::{AcceptEmptyCommand, ServerState};
 use crate::command_error::CommandError;
 use crate::config::{PolicydConfig, PolicydLimits, PolicydSource, Tls};
 use crate::listener::{self, ConnectionLimiter, Limits, limit_by_descriptors, raise_descriptor_limit};
+use crate::metrics::NotReady;
 use crate::source::ingest::{SourceIngester, join_result};
 use crate::source::store::{AcceptedEmpty, ManifestStore};
 use crate::source::{SourceEvent, etcd, files};
@@ -82,7 +83,7 @@ pub fn run(path: &Path) -> Result<(), CommandError> {
         .thread_name("policyd")
         .on_thread_start(privileges::drop_capabilities)
         .build()
-        .map_err(|error| CommandError::runtime(format_args!("cannot start threads: {error}")))?;
+        .map_err(|error| CommandError::runtime(error).context("cannot start threads"))?;
     let outcome = runtime.block_on(run_server(config));
     // Tasks that are left hold no state worth saving.
     runtime.shutdown_background();
@@ -90,7 +91,7 @@ pub fn run(path: &Path) -> Result<(), CommandError> {
 }
 
 fn read_certificates(files: Tls) -> Result<Arc<Certificates>, CommandError> {
-    let certificates = Certificates::read(files).map_err(|error| CommandError::usage(format_args!("tls: {error}")))?;
+    let certificates = Certificates::read(files).map_err(|error| CommandError::usage(error).context("tls"))?;
     Ok(Arc::new(certificates))
 }
 
@@ -124,7 +125,7 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
         budget: budget.clone(),
         admins: config.admins,
     });
-    let signal_error = |error| CommandError::runtime(format_args!("cannot install signal handlers: {error}"));
+    let signal_error = |error| CommandError::runtime(error).context("cannot install signal handlers");
     let mut terminate = signal(SignalKind::terminate()).map_err(signal_error)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(signal_error)?;
     let (stop, stopped) = watch::channel(false);
@@ -175,7 +176,7 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
         _ = interrupt.recv() => Ok(()),
         outcome = compiler => Err(match outcome {
             Ok(()) => CommandError::runtime("the policy source task has ended"),
-            Err(error) => CommandError::runtime(format_args!("the compiler has failed: {error}")),
+            Err(error) => CommandError::runtime(error).context("the compiler has failed"),
         }),
     };
     tracing::info!(event = "stopping", "stopping");
@@ -223,7 +224,7 @@ fn monitored(state: &Arc<ServerState>) -> metrics::Monitored {
         families: Arc::new(move || metric_families::families(&for_metrics)),
         ready: Arc::new(move || {
             let is_ready = for_readiness.published.borrow().is_some();
-            if is_ready { Ok(()) } else { Err(for_readiness.source.health.load().waiting_reason().unwrap_or_default()) }
+            if is_ready { Ok(()) } else { Err(NotReady::NoPolicy(for_readiness.source.health.load().waiting_reason())) }
         }),
     }
 }

@@ -63,7 +63,11 @@ mod target {
     }
 
     /// Executes a request, running the workers until the reply is complete.
-    fn query(gateway: &mut Gateway, state: &Arc<GatewayState>, request: &fuzz::Request) -> Result<String, String> {
+    fn query(
+        gateway: &mut Gateway,
+        state: &Arc<GatewayState>,
+        request: &fuzz::Request,
+    ) -> Result<String, fuzz::RejectedRequest> {
         RUNTIME.with(|runtime| {
             runtime.block_on(async {
                 let reply = tokio::spawn(fuzz::reply(state.clone(), request.clone()));

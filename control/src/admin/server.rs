@@ -212,7 +212,7 @@ impl Admin for Service {
     async fn accept_empty(&self, _: Request<proto::AcceptEmptyRequest>) -> Reply<proto::AcceptEmptyReply> {
         let from_server = "this gateway's policy comes from a policy server: use --server URL";
         let files = self.state.files.as_ref().ok_or_else(|| Status::failed_precondition(from_server))?;
-        let accepted = files.accept_empty().await.map_err(Status::failed_precondition)?;
+        let accepted = files.accept_empty().await.map_err(|error| Status::failed_precondition(error.to_string()))?;
         let text =
             |(name, objects): (Arc<str>, usize)| proto::EmptyText { name: name.to_string(), objects: objects as u64 };
         Ok(Response::new(proto::AcceptEmptyReply { texts: accepted.entries.into_iter().map(text).collect() }))

@@ -92,7 +92,7 @@ struct Counts {
 }
 
 pub(super) fn run(args: &Capture) -> Result<(), CommandError> {
-    let filter = parse(&args.filter).map_err(|error| CommandError::usage(format_args!("--filter: {error}")))?;
+    let filter = parse(&args.filter).map_err(|error| CommandError::usage(error).context("--filter"))?;
     let request = CaptureRequest { filter: Some(filter), snap_length: args.snap_length, rate: args.rate };
     let mut sink = Sink::new(args)?;
     let mut counts = Counts::default();
@@ -116,7 +116,7 @@ async fn follow(
     sink: &mut Sink,
     counts: &mut Counts,
 ) -> Result<End, CommandError> {
-    let signal_error = |error| CommandError::runtime(format_args!("cannot handle signals: {error}"));
+    let signal_error = |error| CommandError::runtime(error).context("cannot handle signals");
     let mut interrupt = signal(SignalKind::interrupt()).map_err(signal_error)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(signal_error)?;
     let deadline = Instant::now() + args.time;
@@ -247,7 +247,7 @@ fn write_error(path: &Path, error: &io::Error) -> CommandError {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "; the file has the packets captured before",
         _ => "",
     };
-    CommandError::runtime(format_args!("cannot write {}: {error}{hint}", path.display()))
+    CommandError::runtime(format!("cannot write {}: {error}{hint}", path.display()))
 }
 
 #[cfg(test)]

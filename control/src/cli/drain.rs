@@ -103,7 +103,7 @@ fn order(gateway: &QueryArgs, draining: bool, wait: u64) -> Result<(), CommandEr
         return Ok(());
     }
     let what = if draining { "is not drained" } else { "is not active" };
-    Err(CommandError::runtime(format_args!("{} {what} after {wait} s: {}", last.gateway, sanitize(&last.waits_for))))
+    Err(CommandError::runtime(format!("{} {what} after {wait} s: {}", last.gateway, sanitize(&last.waits_for))))
 }
 
 /// Polls the progress until it is done or the timeout expires; prints each change in table format.

@@ -49,7 +49,7 @@ pub(super) fn run(args: &Drops) -> Result<(), CommandError> {
     if let Some(requested) = &args.reason {
         if !reply.drops.iter().any(|drop| drop.reason == *requested) {
             let known: Vec<&str> = reply.drops.iter().map(|drop| drop.reason.as_str()).collect();
-            return Err(CommandError::usage(format_args!(
+            return Err(CommandError::usage(format!(
                 "\"{requested}\" is not a drop reason; known reasons: {}",
                 known.join(", ")
             )));

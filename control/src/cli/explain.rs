@@ -35,7 +35,7 @@ pub(super) fn run(args: &Explain) -> Result<(), CommandError> {
         return Ok(());
     }
     let host = if reply.local { " (it is a local address of the gateway's host)" } else { "" };
-    Err(CommandError::runtime(format_args!(
+    Err(CommandError::runtime(format!(
         "{} is neither an endpoint nor a VIP nor a backend in the policy in force, {}{host}; see `vipgate endpoints`, \
          `vips` and `services`",
         reply.address, reply.version

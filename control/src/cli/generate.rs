@@ -20,7 +20,7 @@ pub(super) fn completions(shell: Shell) -> Result<(), CommandError> {
 /// Writes a manual page for each command.
 pub(super) fn man(directory: &Path) -> Result<(), CommandError> {
     let failed = |error: io::Error| {
-        CommandError::runtime(format_args!("cannot write manual pages to {}: {error}", directory.display()))
+        CommandError::runtime(error).context(format_args!("cannot write manual pages to {}", directory.display()))
     };
     fs::create_dir_all(directory).map_err(failed)?;
     clap_mangen::generate_to(visible_commands(), directory).map_err(failed)?;

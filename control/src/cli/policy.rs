@@ -107,8 +107,9 @@ pub(super) async fn call<T>(
 ) -> Result<T, CommandError> {
     let TlsArgs { ca, cert, key } = files.clone();
     let server = PolicyServer { url: url.to_owned(), ca, cert, key, cache: PathBuf::new() };
-    let failed = |reason: String| CommandError::runtime(format_args!("{}: {reason}", server.url));
-    let (channel, breakage) = open_channel(&server).await.map_err(failed)?;
+    let failed = |reason: String| CommandError::runtime(reason).context(&server.url);
+    let connected = open_channel(&server).await;
+    let (channel, breakage) = connected.map_err(|error| CommandError::runtime(error).context(&server.url))?;
     let client = PolicyStatusClient::new(channel).max_decoding_message_size(MAX_REPLY_BYTES);
     match timeout(REPLY_TIMEOUT, request(client)).await {
         Err(_) => Err(failed(format!("no reply within {} s", REPLY_TIMEOUT.as_secs()))),

@@ -11,6 +11,7 @@ use clap::Args;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
@@ -40,13 +41,18 @@ pub(super) struct Top {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Size(Option<(u16, u16)>);
 
-fn size(text: &str) -> Result<Size, String> {
+/// An argument that isn't a size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("expected COLUMNSxLINES, such as 80x24")]
+struct SizeError;
+
+fn size(text: &str) -> Result<Size, SizeError> {
     if text.is_empty() {
         return Ok(Size(None));
     }
     let parts = text.split_once('x').and_then(|(columns, lines)| Some((columns.parse().ok()?, lines.parse().ok()?)));
     let fits = |size: &(u16, u16)| (1..=1000).contains(&size.0) && (1..=1000).contains(&size.1);
-    parts.filter(fits).map(|size| Size(Some(size))).ok_or_else(|| "expected COLUMNSxLINES, such as 80x24".to_owned())
+    parts.filter(fits).map(|size| Size(Some(size))).ok_or(SizeError)
 }
 
 /// Lower limit of the update interval.
@@ -101,8 +107,8 @@ enum Input {
 fn live(args: &Top, every: Duration) -> Result<(), CommandError> {
     // Reports a failed connection before the alternate screen is entered.
     block_on(async { Ok(Client::connect(&args.socket).await?) })?;
-    let mut terminal = ratatui::try_init()
-        .map_err(|error| CommandError::runtime(format_args!("cannot draw on this terminal: {error}")))?;
+    let mut terminal =
+        ratatui::try_init().map_err(|error| CommandError::runtime(error).context("cannot draw on this terminal"))?;
     let outcome = block_on(follow(args, every, &mut terminal));
     ratatui::restore();
     outcome

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use clap::Args;
+use thiserror::Error;
 
 use super::show::{block_on, connect};
 use super::{Format, QueryArgs};
@@ -47,18 +48,25 @@ struct SocketAddress {
     port: u16,
 }
 
+/// Why an argument isn't an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+enum AddressError {
+    #[error("port 0 is not a port")]
+    PortZero,
+    #[error("expected an address, optionally with a port: 10.1.0.11, 10.1.0.11:4000, [fd00::11]:4000")]
+    Syntax,
+}
+
 /// `ADDR`, `ADDR:PORT` or `[ADDR]:PORT`.
-fn socket_address(text: &str) -> Result<SocketAddress, String> {
+fn socket_address(text: &str) -> Result<SocketAddress, AddressError> {
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     if let Ok(address) = bare.parse() {
         return Ok(SocketAddress { address, port: 0 });
     }
     match text.parse::<SocketAddr>() {
-        Ok(parsed) if parsed.port() == 0 => Err("port 0 is not a port".to_owned()),
+        Ok(parsed) if parsed.port() == 0 => Err(AddressError::PortZero),
         Ok(parsed) => Ok(SocketAddress { address: parsed.ip(), port: parsed.port() }),
-        Err(_) => {
-            Err("expected an address, optionally with a port: 10.1.0.11, 10.1.0.11:4000, [fd00::11]:4000".to_owned())
-        }
+        Err(_) => Err(AddressError::Syntax),
     }
 }
 

@@ -41,7 +41,7 @@ impl Daemon {
             thread::sleep(Duration::from_millis(20));
         }
         let (name, log) = (&self.name, self.log_text());
-        Err(CommandError::runtime(format_args!("{name} did not become ready; its log:\n{}", log.trim())))
+        Err(CommandError::runtime(format!("{name} did not become ready; its log:\n{}", log.trim())))
     }
 
     /// Stops it with SIGTERM; false unless it exits with code 0 in time.

@@ -122,6 +122,6 @@ impl Report {
             println!("\nAll {} checks passed.", self.lines);
             return Ok(());
         }
-        Err(CommandError::runtime(format_args!("{} of {} checks failed", self.failed, self.lines)))
+        Err(CommandError::runtime(format!("{} of {} checks failed", self.failed, self.lines)))
     }
 }

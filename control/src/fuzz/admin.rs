@@ -6,6 +6,7 @@ use std::time::{Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use prost::Message;
+use thiserror::Error;
 use tokio_stream::StreamExt;
 use tonic::{Code, Status};
 use vipgate_dataplane::policy::compiled::Policy;
@@ -117,11 +118,16 @@ pub fn state(workers: Vec<WorkerHandle>, policy: Arc<Policy>, network: NetworkSp
     })
 }
 
+/// A rejected request, with the message for the client.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct RejectedRequest(String);
+
 /// Executes a request; returns the reply as text, for comparison.
 ///
 /// # Errors
 /// When the request is rejected; never because of an internal error.
-pub async fn reply(state: Arc<GatewayState>, request: Request) -> Result<String, String> {
+pub async fn reply(state: Arc<GatewayState>, request: Request) -> Result<String, RejectedRequest> {
     let service = Service::new(state);
     let reply = match request {
         // Contains the uptime, so it isn't compared.
@@ -141,7 +147,7 @@ pub async fn reply(state: Arc<GatewayState>, request: Request) -> Result<String,
             matches!(status.code(), Code::InvalidArgument | Code::NotFound | Code::FailedPrecondition);
         assert!(is_client_error, "{status:?}");
         assert!(!status.message().is_empty());
-        status.message().to_owned()
+        RejectedRequest(status.message().to_owned())
     })
 }
 

@@ -27,7 +27,7 @@ impl BackgroundRuntime {
             .enable_all()
             .thread_name("background")
             .on_thread_start(privileges::restrict_helper);
-        let failed = |error: io::Error| CommandError::runtime(format_args!("cannot start background threads: {error}"));
+        let failed = |error: io::Error| CommandError::runtime(error).context("cannot start background threads");
         Ok(Self(Some(builder.build().map_err(failed)?)))
     }
 
@@ -66,8 +66,7 @@ pub(super) struct Signals {
 impl Signals {
     pub(super) fn install() -> Result<Self, CommandError> {
         let listen = |kind| {
-            signal(kind)
-                .map_err(|error| CommandError::runtime(format_args!("cannot install a signal handler: {error}")))
+            signal(kind).map_err(|error| CommandError::runtime(error).context("cannot install a signal handler"))
         };
         Ok(Self {
             terminate: listen(SignalKind::terminate())?,

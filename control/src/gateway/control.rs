@@ -289,7 +289,7 @@ impl ControlLoop {
         self.is_membership_due = true;
         let status = self.state.tracking.load();
         let recreated = |link: &LinkStatus| {
-            CommandError::runtime(format_args!(
+            CommandError::runtime(format!(
                 "interface {} was recreated: the process exits, so that the next one uses the new device and restores \
                  the sessions (systemd restarts it at once)",
                 link.name

@@ -43,7 +43,8 @@ impl SessionStore {
         let directory = state_dir(config);
         if let Some(directory) = &directory {
             fs::create_dir_all(directory).map_err(|error| {
-                CommandError::usage(format_args!("sessions.state: cannot create {}: {error}", directory.display()))
+                CommandError::usage(error)
+                    .context(format_args!("sessions.state: cannot create {}", directory.display()))
             })?;
         }
         let (locks, in_memory) = (Vec::new(), Vec::new());
@@ -102,7 +103,7 @@ impl SessionStore {
                 self.give_up(&error);
                 return in_memory(&request);
             }
-            Err(error) => return Err(CommandError::usage(format_args!("sessions.state: {error}"))),
+            Err(error) => return Err(CommandError::usage(error).context("sessions.state")),
         };
         let lock = region.lock();
         let identity = Identity { worker, workers: self.workers, capacity, boot: self.boot };
@@ -112,7 +113,7 @@ impl SessionStore {
                 tracing::error!(event = "state_lost", %error, "no space to store sessions: free memory and restart");
                 return in_memory(&request);
             }
-            Err(error) => return Err(CommandError::runtime(format_args!("sessions.state: {error}"))),
+            Err(error) => return Err(CommandError::runtime(error).context("sessions.state")),
         };
         let file = path.display();
         match found {
@@ -130,7 +131,7 @@ impl SessionStore {
 }
 
 fn in_memory(request: &SessionTableRequest<'_>) -> Result<Sessions, CommandError> {
-    request.in_memory().map_err(|error| CommandError::runtime(format_args!("sessions.capacity: {error}")))
+    request.in_memory().map_err(|error| CommandError::runtime(error).context("sessions.capacity"))
 }
 
 fn restore(sessions: &mut Sessions, request: &mut SessionTableRequest<'_>) {
@@ -166,9 +167,9 @@ impl StoredSessions {
     /// When a file is in use or can't be accessed.
     pub(super) fn find(config: &Config) -> Result<Option<Self>, CommandError> {
         let Some(directory) = state_dir(config).filter(|directory| directory.exists()) else { return Ok(None) };
-        fs::read_dir(&directory).map_err(|error| cannot_remove(&directory, &error))?;
+        fs::read_dir(&directory).map_err(|error| cannot_remove(&directory, error))?;
         let locks = all_files(&directory).iter().map(|file| lock_region(file)).collect::<Result<Vec<_>, _>>().map_err(
-            |error| CommandError::runtime(format_args!("sessions.state: {error}: is this gateway already running?")),
+            |error| CommandError::runtime(format!("sessions.state: {error}: is this gateway already running?")),
         )?;
         Ok(Some(Self { directory, _locks: locks }))
     }
@@ -178,12 +179,12 @@ impl StoredSessions {
     /// # Errors
     /// When a file can't be removed.
     pub(super) fn remove(self) -> Result<(), CommandError> {
-        fs::remove_dir_all(&self.directory).map_err(|error| cannot_remove(&self.directory, &error))
+        fs::remove_dir_all(&self.directory).map_err(|error| cannot_remove(&self.directory, error))
     }
 }
 
-fn cannot_remove(directory: &Path, error: &std::io::Error) -> CommandError {
-    CommandError::runtime(format_args!("sessions.state: cannot remove {}: {error}", directory.display()))
+fn cannot_remove(directory: &Path, error: std::io::Error) -> CommandError {
+    CommandError::runtime(error).context(format_args!("sessions.state: cannot remove {}", directory.display()))
 }
 
 /// The directory of this gateway's session tables; `None` if sessions aren't stored.
@@ -239,7 +240,7 @@ fn lock_region(path: &Path) -> Result<Region, RegionError> {
 /// The boot ID of the kernel.
 fn boot_id() -> Result<[u8; 16], CommandError> {
     const FILE: &str = "/proc/sys/kernel/random/boot_id";
-    let unreadable = |error| CommandError::runtime(format_args!("cannot read {FILE}: {error}"));
+    let unreadable = |error| CommandError::runtime(error).context(format_args!("cannot read {FILE}"));
     let text = fs::read_to_string(FILE).map_err(unreadable)?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     let id = u128::from_str_radix(&digits, 16);

@@ -276,7 +276,7 @@ struct OpenedSource {
 
 /// Opens the listeners of metrics and the admin socket.
 async fn listen(config: &Config, background: &BackgroundRuntime) -> Result<(TcpListener, admin::Socket), CommandError> {
-    let failed = |error: io::Error| CommandError::runtime(format_args!("metrics.listen: {error}"));
+    let failed = |error: io::Error| CommandError::runtime(error).context("metrics.listen");
     // Bound on this thread, since a port below 1024 requires a capability; served by the background runtime.
     let metrics = metrics::bind(config.metrics.listen).await?.into_std().map_err(failed)?;
     let socket = config.admin.socket.clone();
@@ -353,7 +353,7 @@ async fn open_network(config: &Config) -> Result<Network, CommandError> {
 fn check_mtus(network: &NetworkSpec) -> Result<(), CommandError> {
     match network.interfaces.iter().find(|interface| interface.mtu > interface.usable_mtu()) {
         None => Ok(()),
-        Some(InterfaceSpec { name, mtu, .. }) => Err(CommandError::runtime(format_args!(
+        Some(InterfaceSpec { name, mtu, .. }) => Err(CommandError::runtime(format!(
             "interface {name} has an MTU of {mtu}, but the gateway receives packets of at most {MAX_MTU} bytes: longer \
              ones would be lost; run `ip link set dev {name} mtu {MAX_MTU}`, or less, here and on hosts that send to it"
         ))),
@@ -376,7 +376,7 @@ fn open_group(
 ) -> Result<Group, CommandError> {
     let PolicySource::Server(server) = &config.policy else { return Ok(Group::new(config, lease, None, None, None)) };
     let name: Arc<str> = config.name.as_str().into();
-    let no_random = |error| CommandError::runtime(format_args!("cannot get random bytes from the kernel: {error}"));
+    let no_random = |error| CommandError::runtime(error).context("cannot get random bytes from the kernel");
     let secret = Secret::generate().map_err(no_random)?;
     let incarnation = secret.incarnation();
     // If the previous process is still running, its secret stays with it.

@@ -64,7 +64,7 @@ impl WorkerThreads {
                     privileges::restrict_worker(privileges);
                     work(parts, &doorbell, idle, &stop);
                 })
-                .map_err(|error| CommandError::runtime(format_args!("cannot start a worker thread: {error}")))?;
+                .map_err(|error| CommandError::runtime(error).context("cannot start a worker thread"))?;
             all.running.push(thread);
         }
         Ok(all)

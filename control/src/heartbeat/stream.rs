@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
@@ -13,7 +14,7 @@ use vipgate_dataplane::replication::lease;
 
 use super::{HeartbeatClient, RETRY_DELAY, ReportedState, StreamEnd};
 use crate::membership::status::Authority;
-use crate::membership::view::{Heartbeat, MembershipView};
+use crate::membership::view::{Heartbeat, InvalidMessage, MembershipView};
 use crate::xds::client::{describe_status, open_channel};
 use crate::xds::proto;
 use crate::xds::proto::membership_client::MembershipClient;
@@ -39,7 +40,7 @@ pub(super) async fn run_stream(client: &mut HeartbeatClient) -> StreamEnd {
     };
     let (channel, breakage) = match connected {
         Ok(connected) => connected,
-        Err(error) => return StreamEnd::Disconnected(error),
+        Err(error) => return StreamEnd::Disconnected(error.to_string()),
     };
     let (heartbeats, outgoing) = mpsc::channel(QUEUE);
     let mut stream = HeartbeatStream { client, heartbeats, sequence: 0, unacked: VecDeque::new() };
@@ -70,7 +71,7 @@ pub(super) async fn run_stream(client: &mut HeartbeatClient) -> StreamEnd {
                 Ok(Some(notice)) => {
                     received = Instant::now();
                     if let Err(error) = stream.handle_notice(notice) {
-                        return StreamEnd::Disconnected(error);
+                        return StreamEnd::Disconnected(error.to_string());
                     }
                 }
                 Ok(None) => return StreamEnd::Disconnected("the server has ended the stream".to_owned()),
@@ -112,6 +113,15 @@ impl HeartbeatClient {
 
 /// Initial timeout for a server that was never reached.
 pub(super) const INITIAL_CONNECT_TIMEOUT: Duration = TIMEOUT_RANGE.0;
+
+/// A notice that no policy server sends.
+#[derive(Debug, Error)]
+enum NoticeError {
+    #[error("the server has sent an invalid view: {0}")]
+    InvalidView(#[from] InvalidMessage),
+    #[error("the server has sent view {number}, older than view {known}")]
+    OldView { number: u64, known: u64 },
+}
 
 struct HeartbeatStream<'a> {
     client: &'a mut HeartbeatClient,
@@ -155,7 +165,7 @@ impl HeartbeatStream<'_> {
         }
     }
 
-    fn handle_notice(&mut self, notice: proto::Notice) -> Result<(), String> {
+    fn handle_notice(&mut self, notice: proto::Notice) -> Result<(), NoticeError> {
         let proto::Notice { sequence, lease_ms, view, rival } = notice;
         let client = &mut *self.client;
         let was_logged = client.contested_at.is_some_and(|at| at.elapsed() < CONTESTED_LOG_INTERVAL);
@@ -169,13 +179,10 @@ impl HeartbeatStream<'_> {
                 "another process, at {rival}, tries to use the name of gateway {gateway}; the policy server rejects it"
             );
         }
-        let view = match view.map(MembershipView::try_from).transpose() {
-            Ok(view) => view,
-            Err(error) => return Err(format!("the server has sent an invalid view: {error}")),
-        };
+        let view = view.map(MembershipView::try_from).transpose()?;
         let known = client.status.borrow().view.number;
         if let Some(view) = view.as_ref().filter(|view| view.number < known) {
-            return Err(format!("the server has sent view {}, older than view {known}", view.number));
+            return Err(NoticeError::OldView { number: view.number, known });
         }
         if client.status.borrow().authority != Authority::Reachable {
             let (server, view) = (&client.config.server.url, view.as_ref().map_or(known, |view| view.number));

@@ -89,7 +89,7 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, CommandError> {
         socket.listen(BACKLOG)
     };
     listen().map_err(|error: std::io::Error| {
-        CommandError::runtime(format_args!("listen: cannot listen on {address}: {error}"))
+        CommandError::runtime(error).context(format_args!("listen: cannot listen on {address}"))
     })
 }
 

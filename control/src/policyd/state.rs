@@ -11,10 +11,10 @@ use crate::listener::ConnectionLimiter;
 use crate::policyd::membership::MembershipHandle;
 use crate::policyd::stats::Stats;
 use crate::source::ingest::SourceStatus;
-use crate::source::store::AcceptedEmpty;
+use crate::source::store::{AcceptEmptyError, AcceptedEmpty};
 
 /// The accept-empty command, as the sender of its reply: what was removed because the source is empty, or an error.
-pub type AcceptEmptyCommand = oneshot::Sender<Result<AcceptedEmpty, String>>;
+pub type AcceptEmptyCommand = oneshot::Sender<Result<AcceptedEmpty, AcceptEmptyError>>;
 
 /// State of the server.
 #[derive(Debug)]

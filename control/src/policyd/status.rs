@@ -86,7 +86,7 @@ impl PolicyStatus for Service {
         let stopping = || Status::unavailable("the server is stopping");
         self.state.accept_empty.send(command).await.map_err(|_| stopping())?;
         let outcome = reply.await.map_err(|_| stopping())?;
-        let accepted = outcome.map_err(Status::failed_precondition)?;
+        let accepted = outcome.map_err(|error| Status::failed_precondition(error.to_string()))?;
         let texts = accepted.entries.into_iter();
         let texts =
             texts.map(|(name, objects)| EmptyText { name: name.to_string(), objects: objects as u64 }).collect();

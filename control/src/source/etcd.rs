@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep};
 
 use self::backoff::Backoff;
 use self::member::{EtcdError, KeyRange, Member, Watch};
-use super::{SourceEvent, SourceUpdate};
+use super::{EntryError, SourceEvent, SourceUpdate};
 use crate::config::Etcd;
 
 /// A watch of this duration resets the backoff.
@@ -115,7 +115,7 @@ impl Reflector<'_> {
         for (name, text) in &mut update.changed {
             let conflict = text.as_ref().ok().and_then(|text| key::mismatch(name.strip_prefix(self.prefix)?, text));
             if let Some(reason) = conflict {
-                *text = Err(reason);
+                *text = Err(EntryError::KeyMismatch(reason));
             }
         }
         if update.full || !update.changed.is_empty() || !update.removed.is_empty() {

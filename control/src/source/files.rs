@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use vipgate_policy::fingerprint::Fingerprint;
 
-use super::{SourceEvent, SourceUpdate, UnavailablePath};
+use super::{EntryError, SourceEvent, SourceUpdate, UnavailablePath};
 use crate::source::file_watcher::FileWatcher;
 use crate::source::manifest_files::{Content, ContentCache, Walk, walk};
 use crate::text_file::regular_text;
@@ -57,7 +57,7 @@ impl FileReader {
         let found = walk(&self.paths);
         let mut now: BTreeMap<Arc<str>, Option<u64>> = BTreeMap::new();
         let mut changed = Vec::new();
-        let mut report = |path: &Path, fingerprint: u64, text: &mut dyn FnMut() -> Result<String, String>| {
+        let mut report = |path: &Path, fingerprint: u64, text: &mut dyn FnMut() -> Result<String, EntryError>| {
             let name: Arc<str> = path.display().to_string().into();
             now.insert(name.clone(), Some(fingerprint));
             if self.reported.get(&name) != Some(&Some(fingerprint)) {
@@ -68,15 +68,16 @@ impl FileReader {
             match self.contents.read(path) {
                 // The cache rereads a file only when its metadata has changed.
                 Ok(Content::Read(fingerprint, bytes)) => {
-                    let text = || String::from_utf8(bytes.clone()).map_err(|error| unreadable(&error));
+                    let text =
+                        || String::from_utf8(bytes.clone()).map_err(|error| EntryError::NotUtf8(error.utf8_error()));
                     report(path, fingerprint, &mut { text });
                 }
                 Ok(Content::Unchanged(fingerprint)) => {
-                    report(path, fingerprint, &mut || regular_text(path).map_err(|error| unreadable(&error)));
+                    report(path, fingerprint, &mut || regular_text(path).map_err(EntryError::from));
                 }
                 Err(error) => {
-                    let reason = unreadable(&error);
-                    report(path, Fingerprint::of(reason.as_bytes()), &mut || Err(reason.clone()));
+                    let error = EntryError::from(error);
+                    report(path, Fingerprint::of(error.to_string().as_bytes()), &mut || Err(error.clone()));
                 }
             }
         }
@@ -103,7 +104,7 @@ impl FileReader {
         let each = found.errors.iter().map(|(path, error)| {
             let named = self.paths.contains(path);
             let missing = named && error.kind() == io::ErrorKind::NotFound;
-            let reason = if missing { "is missing".to_owned() } else { unreadable(error) };
+            let reason = if missing { "is missing".to_owned() } else { format!("can't be read: {error}") };
             UnavailablePath {
                 path: path.display().to_string().into(),
                 reason,
@@ -113,10 +114,6 @@ impl FileReader {
         });
         each.collect()
     }
-}
-
-fn unreadable(error: &dyn std::fmt::Display) -> String {
-    format!("can't be read: {error}")
 }
 
 /// The topmost missing directory above a file.
@@ -168,7 +165,7 @@ mod tests {
         assert_eq!(next(&mut events).await.removed, [name("a.yaml")]);
         write(at("b.yaml"), [0xff, 0xfe]).unwrap();
         let broken = next(&mut events).await;
-        assert!(broken.changed[0].1.as_ref().is_err_and(|error| error.contains("utf-8")), "{broken:?}");
+        assert!(broken.changed[0].1.as_ref().is_err_and(|error| error.to_string().contains("utf-8")), "{broken:?}");
         drop(events);
         task.await.unwrap();
     }

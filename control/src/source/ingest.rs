@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::task::JoinError;
 
-use super::store::{AcceptedEmpty, CompileOutcome, ManifestStore};
+use super::store::{AcceptEmptyError, AcceptedEmpty, CompileOutcome, ManifestStore};
 use super::{SourceEvent, SourceUpdate};
 use crate::metric::{Family, Kind, Labels, family};
 
@@ -171,8 +171,8 @@ impl SourceIngester {
     /// Accepts that the source, or parts of it, are empty, and removes the objects retained so far.
     ///
     /// # Errors
-    /// No part of it is empty; with the reason.
-    pub async fn accept_empty(&mut self) -> Result<AcceptedEmpty, String> {
+    /// If no part of it is empty, or what it holds is unknown.
+    pub async fn accept_empty(&mut self) -> Result<AcceptedEmpty, AcceptEmptyError> {
         let accepted = self.store.accept_empty()?;
         for (name, objects) in &accepted.entries {
             tracing::warn!(event = "empty_accepted", text = %name, objects, "accepted as empty; removing its objects");

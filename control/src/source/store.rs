@@ -16,6 +16,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use thiserror::Error;
 use vipgate_policy::compiler::{Cluster, Placement, compile};
 use vipgate_policy::diagnostic::{Diagnostic, sort_and_dedup};
 use vipgate_policy::manifest::{Object, ObjectId, Origin};
@@ -94,6 +95,17 @@ pub struct AcceptedEmpty {
     pub entries: Vec<(Arc<str>, usize)>,
 }
 
+/// Why a source isn't accepted as empty.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum AcceptEmptyError {
+    /// It has no empty part.
+    #[error("no part of the source that had manifests is empty")]
+    NothingEmpty,
+    /// An entry or path of it is unreadable: nobody knows what it holds.
+    #[error("the source isn't empty: {0} can't be read: fix or remove it")]
+    Unreadable(Arc<str>),
+}
+
 impl ManifestStore {
     /// Creates a store; `allow_empty`: emptiness is trusted.
     pub fn new(allow_empty: bool) -> Self {
@@ -146,21 +158,21 @@ impl ManifestStore {
     /// Accepts that the source, or parts of it, are empty: removes the objects retained for that reason.
     ///
     /// # Errors
-    /// No part of it is empty; with the reason.
-    pub fn accept_empty(&mut self) -> Result<AcceptedEmpty, String> {
+    /// If no part of it is empty, or what it holds is unknown.
+    pub fn accept_empty(&mut self) -> Result<AcceptedEmpty, AcceptEmptyError> {
         let all = [Presence::Empty, Presence::Missing, Presence::Removed, Presence::NoObjects];
         let withheld = self.entries.iter().map(|(name, entry)| (name.clone(), entry.withheld()));
         let texts: Vec<(Arc<str>, usize)> = withheld.filter(|(_, objects)| *objects > 0).collect();
         let missing = || self.unavailable.iter().filter(|it| it.is_missing);
         let has_new_missing = missing().any(|it| it.is_configured && !self.accepted.contains(&it.path));
         if texts.is_empty() && self.initialized && !has_new_missing {
-            return Err("no part of the source that had manifests is empty".to_owned());
+            return Err(AcceptEmptyError::NothingEmpty);
         }
         if !self.initialized {
             let entries = self.entries.iter().filter(|(_, entry)| entry.presence == Presence::Unreadable);
             let paths = self.unavailable.iter().filter(|it| !it.is_missing).map(|it| &it.path);
             if let Some(name) = paths.chain(entries.map(|(name, _)| name)).next() {
-                return Err(format!("the source isn't empty: {name} can't be read: fix or remove it"));
+                return Err(AcceptEmptyError::Unreadable(name.clone()));
             }
         }
         self.initialized = true;

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::source::ingest::SourceStatus;
-use crate::source::store::AcceptedEmpty;
+use crate::source::store::{AcceptEmptyError, AcceptedEmpty};
 
 /// Handle of the file source.
 #[derive(Clone, Debug)]
@@ -21,7 +22,18 @@ pub(crate) enum FileCommand {
     /// Read the files again; replies when their policy is applied or rejected.
     Reload(oneshot::Sender<()>),
     /// Accept that files are empty.
-    AcceptEmpty(oneshot::Sender<Result<AcceptedEmpty, String>>),
+    AcceptEmpty(oneshot::Sender<Result<AcceptedEmpty, AcceptEmptyError>>),
+}
+
+/// Why a command to the file source failed.
+#[derive(Debug, Error)]
+pub enum FileCommandError {
+    /// The files aren't accepted as empty.
+    #[error(transparent)]
+    AcceptEmpty(#[from] AcceptEmptyError),
+    /// The task that watches them has ended.
+    #[error("the gateway is stopping")]
+    Stopping,
 }
 
 impl FileSourceHandle {
@@ -38,10 +50,9 @@ impl FileSourceHandle {
     ///
     /// # Errors
     /// When no file is empty, or the gateway stops.
-    pub async fn accept_empty(&self) -> Result<AcceptedEmpty, String> {
-        let stopping = || "the gateway is stopping".to_owned();
+    pub async fn accept_empty(&self) -> Result<AcceptedEmpty, FileCommandError> {
         let (reply, replied) = oneshot::channel();
-        self.commands.send(FileCommand::AcceptEmpty(reply)).await.map_err(|_| stopping())?;
-        replied.await.map_err(|_| stopping())?
+        self.commands.send(FileCommand::AcceptEmpty(reply)).await.map_err(|_| FileCommandError::Stopping)?;
+        Ok(replied.await.map_err(|_| FileCommandError::Stopping)??)
     }
 }

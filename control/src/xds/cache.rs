@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use prost::Message;
+use prost::{DecodeError, Message};
 use thiserror::Error;
 use vipgate_policy::fingerprint::Fingerprint;
 
@@ -37,12 +37,12 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 #[derive(Debug, Error)]
 pub enum CacheError {
     /// The file can't be opened or written.
-    #[error("policy.server.cache: {}: {error}", .path.display())]
+    #[error("policy.server.cache: {}: {source}", .path.display())]
     Io {
         /// The file.
         path: PathBuf,
         /// The I/O error.
-        error: io::Error,
+        source: io::Error,
     },
     /// Another process has the file locked.
     #[error("policy.server.cache: {} is in use by another process: each gateway needs its own", .0.display())]
@@ -56,8 +56,33 @@ pub enum CacheContents {
     Empty,
     /// A policy, and when it was last confirmed to be the server's.
     Policy(BTreeMap<Key, StoredResource>, SystemTime),
-    /// The journal is damaged; the reason.
-    Damaged(String),
+    /// The journal is damaged, and how.
+    Damaged(JournalError),
+}
+
+/// Damage of a journal.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum JournalError {
+    /// It doesn't begin with the header.
+    #[error("has no policy cache header of this version")]
+    NoHeader,
+    /// Its first record is incomplete.
+    #[error("its first record is truncated")]
+    FirstRecordTruncated,
+    /// A record, counted from 1, doesn't have the fingerprint that its header says.
+    #[error("record {0} is corrupt: wrong fingerprint")]
+    WrongFingerprint(usize),
+    /// The payload of a record isn't an update.
+    #[error("record {record}: {source}")]
+    InvalidRecord {
+        /// The number of the record, from 1.
+        record: usize,
+        /// What is wrong with it.
+        source: DecodeError,
+    },
+    /// A record, counted from 1, has a resource of another version's kind.
+    #[error("record {0} has an unknown resource kind")]
+    UnknownKind(usize),
 }
 
 /// The open journal, locked exclusively.
@@ -97,7 +122,7 @@ impl Cache {
     /// # Errors
     /// If the file can't be opened or locked.
     pub fn open(path: &Path) -> Result<(Self, CacheContents), CacheError> {
-        let failed = |error| CacheError::Io { path: path.to_owned(), error };
+        let failed = |source| CacheError::Io { path: path.to_owned(), source };
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             fs::create_dir_all(folder).map_err(failed)?;
         }
@@ -112,7 +137,7 @@ impl Cache {
                 file.set_len(length as u64).and_then(|()| file.set_modified(confirmed_at)).map_err(failed)?;
                 (CacheContents::Policy(resources, confirmed_at), length)
             }
-            Err(reason) => (CacheContents::Damaged(reason), 0),
+            Err(error) => (CacheContents::Damaged(error), 0),
         };
         Ok((Self { path: path.to_owned(), file, length: length as u64, compacted_length: length as u64 }, contents))
     }
@@ -186,7 +211,7 @@ impl Cache {
 
 /// Opens the file at a path and locks it, waiting up to [`LOCK_TIMEOUT`].
 fn open_locked(path: &Path) -> Result<File, CacheError> {
-    let failed = |error| CacheError::Io { path: path.to_owned(), error };
+    let failed = |source| CacheError::Io { path: path.to_owned(), source };
     let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
         let mut options = OpenOptions::new();
@@ -232,11 +257,11 @@ fn record(changed: impl Iterator<Item = (Key, Option<StoredResource>)>) -> Vec<u
 type Replayed = Option<(BTreeMap<Key, StoredResource>, usize)>;
 
 /// Replays a journal: the resources, and the length of its complete records. `None`: an empty file.
-fn replay(bytes: &[u8]) -> Result<Replayed, String> {
+fn replay(bytes: &[u8]) -> Result<Replayed, JournalError> {
     if bytes.is_empty() {
         return Ok(None);
     }
-    let mut rest = bytes.strip_prefix(MAGIC).ok_or("has no policy cache header of this version")?;
+    let mut rest = bytes.strip_prefix(MAGIC).ok_or(JournalError::NoHeader)?;
     let mut resources = BTreeMap::new();
     let mut records = 0;
     while let Some((header, tail)) = rest.split_at_checked(RECORD_HEADER) {
@@ -250,12 +275,13 @@ fn replay(bytes: &[u8]) -> Result<Replayed, String> {
         }
         records += 1;
         let Some((payload, tail)) = payload.filter(|(payload, _)| Fingerprint::of(payload) == fingerprint) else {
-            return Err(format!("record {records} is corrupt: wrong fingerprint"));
+            return Err(JournalError::WrongFingerprint(records));
         };
-        let update = JournalUpdate::decode(payload).map_err(|error| format!("record {records}: {error}"))?;
+        let update =
+            JournalUpdate::decode(payload).map_err(|source| JournalError::InvalidRecord { record: records, source })?;
         for JournalEntry { kind, name, removed: gone, version, body } in update.entries {
             let kind = Kind::ALL.into_iter().find(|known| u32::from(known.number()) == kind);
-            let kind = kind.ok_or_else(|| format!("record {records} has an unknown resource kind"))?;
+            let kind = kind.ok_or(JournalError::UnknownKind(records))?;
             let key = Key { kind, name: name.into() };
             if gone {
                 resources.remove(&key);
@@ -266,7 +292,7 @@ fn replay(bytes: &[u8]) -> Result<Replayed, String> {
         rest = tail;
     }
     if records == 0 {
-        return Err("its first record is truncated".to_owned());
+        return Err(JournalError::FirstRecordTruncated);
     }
     Ok(Some((resources, bytes.len() - rest.len())))
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
+use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 use vipgate_policy::compiler::GatewayLocality;
 
@@ -40,7 +41,7 @@ pub enum ClientEvent {
 pub type UpdateReply = oneshot::Sender<Result<(), Rejection>>;
 
 /// Why the gateway rejected an update.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub struct Rejection {
     /// The rejected resource (kind and name), if it is a single one.
     pub resource: Option<String>,
@@ -91,11 +92,10 @@ impl StreamEnd {
     }
 }
 
-impl From<String> for StreamEnd {
-    fn from(reason: String) -> Self {
-        Self::Disconnected(reason)
-    }
-}
+/// The receiver of the client's events is gone: the client stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("stopped")]
+struct ClientStopped;
 
 /// Client of one policy server.
 #[derive(Debug)]
@@ -141,7 +141,7 @@ impl Client {
         let mut store = ResourceStore::default();
         let damage = match contents {
             CacheContents::Empty => None,
-            CacheContents::Damaged(reason) => Some(reason),
+            CacheContents::Damaged(error) => Some(error.to_string()),
             CacheContents::Policy(resources, confirmed_at) => match store.stage_cached(resources) {
                 Ok(()) => {
                     status.confirmed_at = Some(confirmed_at);

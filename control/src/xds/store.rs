@@ -36,6 +36,7 @@ pub enum StageError {
         /// The resource.
         key: Key,
         /// The decoding error.
+        #[source]
         error: ResourceError,
     },
     /// A resource has no body, or a body of another type than its response.

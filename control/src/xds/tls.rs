@@ -32,6 +32,7 @@ pub enum TlsError {
         /// The file.
         path: PathBuf,
         /// The I/O error.
+        #[source]
         error: io::Error,
     },
     /// A file has no valid PEM content of the expected type.
@@ -48,6 +49,7 @@ pub enum TlsError {
         /// The certificate.
         path: PathBuf,
         /// The TLS error.
+        #[source]
         error: rustls::Error,
     },
     /// The system has no CA certificates.

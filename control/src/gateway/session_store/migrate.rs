@@ -70,7 +70,7 @@ impl MigrateError {
 
 impl From<MigrateError> for CommandError {
     fn from(error: MigrateError) -> Self {
-        Self::usage(format_args!("sessions.state: {error}"))
+        Self::usage(error).context("sessions.state")
     }
 }
 

@@ -111,7 +111,7 @@ pub(super) fn worker_cores(config: &Config, nics: &[Nic]) -> Result<Vec<usize>, 
     let available: Vec<usize> = core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
     if let Some(cores) = &config.workers.cores {
         if let Some(missing) = cores.iter().find(|core| !available.contains(core)) {
-            return Err(CommandError::usage(format_args!(
+            return Err(CommandError::usage(format!(
                 "workers.cores: this machine has no core {missing} (it has {available:?})"
             )));
         }
@@ -126,8 +126,8 @@ pub(super) fn worker_cores(config: &Config, nics: &[Nic]) -> Result<Vec<usize>, 
 /// An error to open devices; a usage error where the configuration is wrong.
 fn open_error(error: open::OpenError) -> CommandError {
     match error {
-        open::OpenError::TooFewQueues { .. } => CommandError::usage(format_args!("workers.cores: {error}")),
-        open::OpenError::TooManyQueues { .. } => CommandError::usage(format_args!("interfaces: {error}")),
+        open::OpenError::TooFewQueues { .. } => CommandError::usage(error).context("workers.cores"),
+        open::OpenError::TooManyQueues { .. } => CommandError::usage(error).context("interfaces"),
         open::OpenError::Umem { .. } | open::OpenError::Socket { .. } => CommandError::runtime(error),
     }
 }

@@ -71,7 +71,7 @@ pub(super) fn build_workers(
         };
         let parts =
             builder.build(inputs, clock::now(), |request| store.open_table(request)).map_err(|error| match error {
-                BuildError::Memory(error) => CommandError::runtime(format_args!("sessions.capacity: {error}")),
+                BuildError::Memory(error) => CommandError::runtime(error).context("sessions.capacity"),
                 BuildError::Sessions(error) => error,
             })?;
         let counters = parts.counters.clone();
@@ -135,8 +135,7 @@ fn replication_delay(config: &Config) -> u32 {
 }
 
 fn random_u64() -> Result<u64, CommandError> {
-    getrandom::u64()
-        .map_err(|error| CommandError::runtime(format_args!("cannot get random bytes from the kernel: {error}")))
+    getrandom::u64().map_err(|error| CommandError::runtime(error).context("cannot get random bytes from the kernel"))
 }
 
 /// A random hash key.

@@ -5,22 +5,16 @@ use std::sync::Arc;
 
 use etcd_client::{Event, EventType};
 
-use crate::source::SourceUpdate;
+use crate::source::{EntryError, SourceUpdate};
 
 /// The name of an entry and its text, or why it can't be read.
-pub(super) type DecodedEntry = (Arc<str>, Result<String, String>);
+pub(super) type DecodedEntry = (Arc<str>, Result<String, EntryError>);
 
 /// Decodes a key-value pair.
 pub(super) fn decode_pair(key: &[u8], value: Vec<u8>) -> DecodedEntry {
     let result = match str::from_utf8(key) {
-        Err(error) => Err(format!(
-            "the key isn't UTF-8 (byte {}): delete it; a key is the prefix and kind/namespace/name",
-            error.valid_up_to()
-        )),
-        Ok(_) => String::from_utf8(value).map_err(|error| {
-            let offset = error.utf8_error().valid_up_to();
-            format!("the value isn't UTF-8 (byte {offset}): it must be YAML")
-        }),
+        Err(error) => Err(EntryError::KeyNotUtf8(error)),
+        Ok(_) => String::from_utf8(value).map_err(|error| EntryError::ValueNotUtf8(error.utf8_error())),
     };
     (name(key), result)
 }

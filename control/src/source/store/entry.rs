@@ -7,6 +7,8 @@ use vipgate_policy::diagnostic::{Diagnostic, ObjectLocation};
 use vipgate_policy::manifest::{Manifests, Object, ObjectId, UnsupportedKinds, read};
 use vipgate_policy::yaml::Source;
 
+use crate::source::EntryError;
+
 /// The state of an entry at its last update.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Presence {
@@ -46,11 +48,11 @@ pub(super) struct Entry {
 impl Entry {
     /// The entry with new content. Retains previous objects that are unreadable now, and all of them if it has none
     /// now.
-    pub(super) fn with_content(self, name: &Arc<str>, content: Result<String, String>) -> Self {
+    pub(super) fn with_content(self, name: &Arc<str>, content: Result<String, EntryError>) -> Self {
         let text = match content {
             Ok(text) => text,
-            Err(reason) => {
-                let diagnostics = vec![Diagnostic::for_file(name, reason)];
+            Err(error) => {
+                let diagnostics = vec![Diagnostic::for_file(name, error.to_string())];
                 return Self { diagnostics, ..self.with_all_retained(Presence::Unreadable) };
             }
         };

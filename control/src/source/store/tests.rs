@@ -1,5 +1,7 @@
 //! Faulty and missing manifests: reported, replaced by their last good version, without effect on others.
 
+use std::io;
+
 use super::*;
 
 /// A Service `a/{name}` with a VIP, an endpoint and the annotation: two documents.
@@ -116,7 +118,7 @@ fn an_object_without_a_good_version_is_left_out_with_its_dependents() {
 fn a_removed_entry_loses_its_objects_and_an_unreadable_one_retains_them() {
     let mut store = two_tenants();
     store.update(SourceUpdate {
-        changed: vec![("x.yaml".into(), Err("can't be read: no such luck".into()))],
+        changed: vec![("x.yaml".into(), Err(io::Error::other("no such luck").into()))],
         ..SourceUpdate::default()
     });
     let outcome = store.compile();
@@ -290,9 +292,9 @@ fn an_initially_empty_source_has_no_policy_until_it_is_accepted() {
     // An unreadable source isn't empty.
     for allow_empty in [false, true] {
         let mut store = ManifestStore::new(allow_empty);
-        store.update(SourceUpdate { changed: vec![("x.yaml".into(), Err("can't be read: no".into()))], ..empty() });
+        store.update(SourceUpdate { changed: vec![("x.yaml".into(), Err(io::Error::other("no").into()))], ..empty() });
         assert!(store.compile().placement.is_none());
-        assert!(store.accept_empty().unwrap_err().contains("x.yaml"));
+        assert!(store.accept_empty().unwrap_err().to_string().contains("x.yaml"));
     }
 }
 

@@ -46,9 +46,9 @@ fn load_policy(path: &Path) -> State {
     }
 }
 
-fn damage_reason(contents: &CacheContents) -> &str {
+fn damage_reason(contents: &CacheContents) -> String {
     match contents {
-        CacheContents::Damaged(reason) => reason,
+        CacheContents::Damaged(error) => error.to_string(),
         other => panic!("not damaged: {other:?}"),
     }
 }

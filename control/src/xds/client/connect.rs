@@ -7,10 +7,12 @@ use std::task::Poll;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
+use tonic::codegen::http::uri::InvalidUri;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::config::PolicyServer;
@@ -77,16 +79,46 @@ fn with_hint(error: &str) -> String {
     format!("{error}{hint}")
 }
 
+/// Why there is no connection to a server.
+#[derive(Debug, Error)]
+pub(crate) enum ConnectError {
+    /// The configured URL is invalid.
+    #[error("{url}: {source}")]
+    InvalidUrl {
+        /// The URL.
+        url: String,
+        /// What is wrong with it.
+        source: InvalidUri,
+    },
+    /// Certificates or the key can't be used.
+    #[error(transparent)]
+    Tls(#[from] tls::TlsError),
+    /// TLS can't check the certificate of a server with this host name.
+    #[error("{0} is not a valid TLS server name")]
+    InvalidServerName(String),
+    /// TCP, TLS or HTTP/2 failed.
+    #[error("{}", .root_cause.explain(error_chain(.source)))]
+    Transport {
+        /// The error of the transport.
+        source: tonic::transport::Error,
+        /// Why its connection broke.
+        root_cause: RootCause,
+    },
+    /// The server didn't respond in time.
+    #[error("no connection within {} s", CONNECT_TIMEOUT.as_secs())]
+    Timeout,
+}
+
 /// Opens a channel to the server, and records the root cause if its connection breaks. Certificates are read each time.
-pub(crate) async fn open_channel(server: &PolicyServer) -> Result<(Channel, RootCause), String> {
-    let uri: Uri = server.url.parse().map_err(|error| format!("{}: {error}", server.url))?;
+pub(crate) async fn open_channel(server: &PolicyServer) -> Result<(Channel, RootCause), ConnectError> {
+    let uri: Uri = server.url.parse().map_err(|source| ConnectError::InvalidUrl { url: server.url.clone(), source })?;
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
     let secure = uri.scheme_str() == Some("https");
     let port = uri.port_u16().unwrap_or(if secure { 443 } else { 80 });
     let tls = if secure {
         let identity = server.cert.as_deref().zip(server.key.as_deref());
-        let config = tls::client_config(server.ca.as_deref(), identity).map_err(|error| error.to_string())?;
-        let name = ServerName::try_from(host.clone()).map_err(|_| format!("{host} is not a valid TLS server name"))?;
+        let config = tls::client_config(server.ca.as_deref(), identity)?;
+        let name = ServerName::try_from(host.clone()).map_err(|_| ConnectError::InvalidServerName(host.clone()))?;
         Some((TlsConnector::from(Arc::new(config)), name))
     } else {
         None
@@ -116,8 +148,8 @@ pub(crate) async fn open_channel(server: &PolicyServer) -> Result<(Channel, Root
     });
     match timeout(CONNECT_TIMEOUT, endpoint.connect_with_connector(connector)).await {
         Ok(Ok(channel)) => Ok((channel, root_cause)),
-        Ok(Err(error)) => Err(root_cause.explain(error_chain(&error))),
-        Err(_) => Err(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs())),
+        Ok(Err(source)) => Err(ConnectError::Transport { source, root_cause }),
+        Err(_) => Err(ConnectError::Timeout),
     }
 }
 

@@ -14,10 +14,10 @@ use envoy_types::pb::google::rpc::Status;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::Code;
+use tonic::{Code, Streaming};
 
 use super::connect::{RootCause, open_channel, with_causes};
-use super::{Client, ClientEvent, Rejection, StreamEnd};
+use super::{Client, ClientEvent, ClientStopped, Rejection, StreamEnd};
 use crate::xds::cache::Cache;
 use crate::xds::client::coalesce::{CoalescedUpdates, Coalescer};
 use crate::xds::resource::{INCARNATION, Kind};
@@ -61,7 +61,7 @@ impl Pending {
 pub(super) async fn run(client: &mut Client) -> StreamEnd {
     let (channel, root_cause) = match open_channel(&client.server).await {
         Ok(connection) => connection,
-        Err(error) => return error.into(),
+        Err(error) => return StreamEnd::Disconnected(error.to_string()),
     };
     let (requests, outgoing) = mpsc::unbounded_channel();
     for kind in Kind::ALL {
@@ -71,10 +71,13 @@ pub(super) async fn run(client: &mut Client) -> StreamEnd {
     let mut service = AggregatedDiscoveryServiceClient::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES);
     let opened =
         timeout(OPEN_TIMEOUT, service.delta_aggregated_resources(UnboundedReceiverStream::new(outgoing))).await;
-    let mut responses = match opened {
+    let responses = match opened {
         Ok(Ok(response)) => response.into_inner(),
         Ok(Err(status)) => return stream_end(&status, &root_cause),
-        Err(_) => return format!("connected, but no response within {} s", OPEN_TIMEOUT.as_secs()).into(),
+        Err(_) => {
+            let reason = format!("connected, but no response within {} s", OPEN_TIMEOUT.as_secs());
+            return StreamEnd::Disconnected(reason);
+        }
     };
     client.change_status(|status| {
         status.connected = true;
@@ -91,43 +94,9 @@ pub(super) async fn run(client: &mut Client) -> StreamEnd {
         missing_kinds: KINDS.into(),
         coalescer: Coalescer::default(),
     };
-    let mut confirm = tokio::time::interval(CONFIRM_INTERVAL);
-    loop {
-        let deadline = stream.next_deadline();
-        let response = tokio::select! {
-            response = responses.message() => response,
-            () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
-                let outcome = if stream.coalescer.is_empty() {
-                    stream.on_timeout().await
-                } else {
-                    stream.flush_coalesced().await
-                };
-                if let Err(reason) = outcome {
-                    return reason.into();
-                }
-                continue;
-            }
-            _ = confirm.tick() => {
-                stream.confirm();
-                continue;
-            }
-            () = stream.client.events.closed() => return "stopped".to_owned().into(),
-        };
-        let outcome = match response {
-            Ok(Some(response)) => stream.receive(response).await,
-            Ok(None) => Err("the server closed the stream".to_owned()),
-            Err(status) => {
-                let end = stream_end(&status, &root_cause);
-                if let StreamEnd::TooLarge(reason) = &end {
-                    // Counts as a rejected update.
-                    stream.report(reason).await;
-                }
-                return end;
-            }
-        };
-        if let Err(reason) = outcome {
-            return reason.into();
-        }
+    match stream.run(responses, &root_cause).await {
+        Ok(end) => end,
+        Err(stopped) => StreamEnd::Disconnected(stopped.to_string()),
     }
 }
 
@@ -193,6 +162,41 @@ struct Stream<'a> {
 }
 
 impl Stream<'_> {
+    /// Handles responses and timeouts until the server or a broken connection ends the stream.
+    async fn run(
+        &mut self,
+        mut responses: Streaming<DeltaDiscoveryResponse>,
+        root_cause: &RootCause,
+    ) -> Result<StreamEnd, ClientStopped> {
+        let mut confirm = tokio::time::interval(CONFIRM_INTERVAL);
+        loop {
+            let deadline = self.next_deadline();
+            tokio::select! {
+                response = responses.message() => match response {
+                    Ok(Some(response)) => self.receive(response).await?,
+                    Ok(None) => return Ok(StreamEnd::Disconnected("the server closed the stream".to_owned())),
+                    Err(status) => {
+                        let end = stream_end(&status, root_cause);
+                        if let StreamEnd::TooLarge(reason) = &end {
+                            // Counts as a rejected update.
+                            self.report(reason).await;
+                        }
+                        return Ok(end);
+                    }
+                },
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                    if self.coalescer.is_empty() {
+                        self.on_timeout().await?;
+                    } else {
+                        self.flush_coalesced().await?;
+                    }
+                }
+                _ = confirm.tick() => self.confirm(),
+                () = self.client.events.closed() => return Err(ClientStopped),
+            }
+        }
+    }
+
     /// The next timeout, if one is running.
     fn next_deadline(&self) -> Option<Instant> {
         let store = &self.client.store;
@@ -210,7 +214,7 @@ impl Stream<'_> {
         [idle, total, rejected, self.coalescer.deadline()].into_iter().flatten().min()
     }
 
-    async fn on_timeout(&mut self) -> Result<(), String> {
+    async fn on_timeout(&mut self) -> Result<(), ClientStopped> {
         if self.rejected.take().is_some() {
             return Ok(());
         }
@@ -225,7 +229,7 @@ impl Stream<'_> {
     }
 
     /// Handles a response: stages it, or defers it to be coalesced.
-    async fn receive(&mut self, response: DeltaDiscoveryResponse) -> Result<(), String> {
+    async fn receive(&mut self, response: DeltaDiscoveryResponse) -> Result<(), ClientStopped> {
         // Without Settings the boundaries of updates are unknown: no coalescing.
         let is_between_updates =
             self.pending.is_empty() && self.rejected.is_none() && self.client.store.expects_settings();
@@ -238,7 +242,7 @@ impl Stream<'_> {
     }
 
     /// Applies the deferred updates: as one, or each by itself if the coalesced update is invalid.
-    async fn flush_coalesced(&mut self) -> Result<(), String> {
+    async fn flush_coalesced(&mut self) -> Result<(), ClientStopped> {
         let coalesced = self.coalescer.take_complete();
         if coalesced.update_count < 2 || !self.apply_coalesced(&coalesced).await? {
             for response in coalesced.responses {
@@ -249,7 +253,7 @@ impl Stream<'_> {
     }
 
     /// Applies several updates as one. False: they are rejected, nothing has changed, and no NACK was sent.
-    async fn apply_coalesced(&mut self, coalesced: &CoalescedUpdates) -> Result<bool, String> {
+    async fn apply_coalesced(&mut self, coalesced: &CoalescedUpdates) -> Result<bool, ClientStopped> {
         for response in &coalesced.responses {
             if self.client.store.stage(response.clone()).is_err() {
                 self.client.store.discard();
@@ -268,7 +272,7 @@ impl Stream<'_> {
     }
 
     /// Stages a response; applies the update if that completes it.
-    async fn stage(&mut self, response: DeltaDiscoveryResponse) -> Result<(), String> {
+    async fn stage(&mut self, response: DeltaDiscoveryResponse) -> Result<(), ClientStopped> {
         let pending = Pending::of(&response);
         let kind = Kind::from_type_url(&pending.type_url);
         let is_settings = kind == Some(Kind::Settings);
@@ -293,7 +297,7 @@ impl Stream<'_> {
     }
 
     /// Has the gateway apply the staged update, and sends ACKs or NACKs.
-    async fn apply_staged(&mut self) -> Result<(), String> {
+    async fn apply_staged(&mut self) -> Result<(), ClientStopped> {
         match self.request_apply(1).await? {
             Ok(()) => self.accept(),
             Err(rejection) => {
@@ -305,12 +309,11 @@ impl Stream<'_> {
     }
 
     /// Sends the staged update, made of `updates` updates, to the gateway and waits for the outcome.
-    async fn request_apply(&mut self, updates: u64) -> Result<Result<(), Rejection>, String> {
-        let stopped = "stopped";
+    async fn request_apply(&mut self, updates: u64) -> Result<Result<(), Rejection>, ClientStopped> {
         let update = PolicyUpdate { update_count: updates, ..self.client.store.update_for(&self.client.gateway) };
         let (sender, receiver) = oneshot::channel();
-        self.client.events.send(ClientEvent::Update(Box::new(update), sender)).await.map_err(|_| stopped)?;
-        let outcome = receiver.await.map_err(|_| stopped)?;
+        self.client.events.send(ClientEvent::Update(Box::new(update), sender)).await.map_err(|_| ClientStopped)?;
+        let outcome = receiver.await.map_err(|_| ClientStopped)?;
         self.coalescer.start_interval();
         Ok(outcome)
     }

@@ -60,6 +60,7 @@ pub enum ResourceError {
         /// The message's name.
         kind: &'static str,
         /// The protobuf error.
+        #[source]
         error: prost::DecodeError,
     },
     /// A field has an invalid value.

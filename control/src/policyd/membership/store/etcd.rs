@@ -19,13 +19,15 @@ use etcd_client::{
     Client, Compare, CompareOp, ConnectOptions, Error, GetOptions, KvClient, ResponseHeader, Txn, TxnOp, TxnOpResponse,
     TxnResponse,
 };
-use prost::Message;
+use prost::{DecodeError, Message};
+use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use self::watch::ObservedWrite;
 use super::{CommitOutcome, RemoteWrite, Store, StoreContents, StoreError, Transaction};
 use crate::config;
+use crate::membership::view::InvalidMessage;
 use crate::membership::{DesiredState, Heartbeat, MembershipView};
 use crate::xds::client::error_chain;
 use crate::xds::proto;
@@ -72,6 +74,33 @@ struct Revisions {
     heartbeats: HashMap<Arc<str>, i64>,
 }
 
+/// Why a transaction at one etcd endpoint failed.
+#[derive(Debug, Error)]
+enum TransactionError {
+    #[error("{}", explain(.0))]
+    Etcd(#[from] Error),
+    #[error("no response within {} ms", .0.as_millis())]
+    Timeout(Duration),
+}
+
+/// Why the value of the view's key isn't a view.
+#[derive(Debug, Error)]
+enum ViewError {
+    #[error("not a view ({0}): delete the key")]
+    Decode(#[from] DecodeError),
+    #[error("{0}: delete the key")]
+    Invalid(#[from] InvalidMessage),
+}
+
+/// Why a value isn't a heartbeat.
+#[derive(Debug, Error)]
+enum HeartbeatError {
+    #[error(transparent)]
+    Decode(#[from] DecodeError),
+    #[error(transparent)]
+    Invalid(#[from] InvalidMessage),
+}
+
 /// A store in etcd.
 pub struct EtcdStore {
     endpoints: Vec<String>,
@@ -111,15 +140,15 @@ impl EtcdStore {
         Err(StoreError::Unavailable(format!("etcd is unreachable: {}", errors.join("; "))))
     }
 
-    async fn try_execute(&mut self, transaction: Txn) -> Result<TxnResponse, String> {
+    async fn try_execute(&mut self, transaction: Txn) -> Result<TxnResponse, TransactionError> {
         let mut kv = match self.kv.take() {
             Some(kv) => kv,
-            None => connect(&self.endpoints[self.endpoint]).await.map_err(|error| explain(&error))?.kv_client(),
+            None => connect(&self.endpoints[self.endpoint]).await?.kv_client(),
         };
         let response = timeout(self.timeout, kv.txn(transaction)).await;
-        let response = response.map_err(|_| format!("no response within {} ms", self.timeout.as_millis()))?;
+        let response = response.map_err(|_| TransactionError::Timeout(self.timeout))?;
         self.kv = Some(kv);
-        response.map_err(|error| explain(&error))
+        Ok(response?)
     }
 
     fn read_all(&self) -> TxnOp {
@@ -151,7 +180,7 @@ impl EtcdStore {
                     if self.known.heartbeats.get(&name) != Some(&revision) {
                         match decode_heartbeat(pair.value(), is_first) {
                             Ok(heartbeat) => contents.heartbeats.push(heartbeat),
-                            Err(error) => tracing::warn!(%key, error, "invalid heartbeat in the membership store"),
+                            Err(error) => tracing::warn!(%key, %error, "invalid heartbeat in the membership store"),
                         }
                     }
                     known.heartbeats.insert(name, revision);
@@ -244,15 +273,13 @@ fn explain(error: &Error) -> String {
     }
 }
 
-fn decode_view(value: &[u8]) -> Result<MembershipView, String> {
-    let message = proto::View::decode(value).map_err(|error| format!("not a view ({error}): delete the key"))?;
-    MembershipView::try_from(message).map_err(|error| format!("{error}: delete the key"))
+fn decode_view(value: &[u8]) -> Result<MembershipView, ViewError> {
+    Ok(MembershipView::try_from(proto::View::decode(value)?)?)
 }
 
 /// Decodes a heartbeat. One of unknown age proves that its gateway existed, not that it is ready now.
-fn decode_heartbeat(value: &[u8], is_initial: bool) -> Result<Heartbeat, String> {
-    let message = proto::Beat::decode(value).map_err(|error| error.to_string())?;
-    let mut heartbeat = Heartbeat::from_stored(message).map_err(|error| error.to_string())?;
+fn decode_heartbeat(value: &[u8], is_initial: bool) -> Result<Heartbeat, HeartbeatError> {
+    let mut heartbeat = Heartbeat::from_stored(proto::Beat::decode(value)?)?;
     if is_initial && heartbeat.desired_state == DesiredState::Ready {
         heartbeat.desired_state = DesiredState::Joining;
     }

@@ -105,7 +105,7 @@ fn a_journal_of_another_version_is_damage() {
     bytes.extend((payload.len() as u32).to_le_bytes());
     bytes.extend(Fingerprint::of(&payload).to_le_bytes());
     bytes.extend(payload);
-    assert_eq!(replay(&bytes).unwrap_err(), "record 1 has an unknown resource kind");
+    assert_eq!(replay(&bytes).unwrap_err().to_string(), "record 1 has an unknown resource kind");
     bytes[MAGIC.len() - 2] = b'2';
-    assert_eq!(replay(&bytes).unwrap_err(), "has no policy cache header of this version");
+    assert_eq!(replay(&bytes).unwrap_err().to_string(), "has no policy cache header of this version");
 }
