@@ -1,12 +1,18 @@
-//! Membership, shared by both sides: the policy server sends every gateway a membership view and grants active gateways
-//! leases as long as they send heartbeats.
+//! Membership of a group of gateways, as decisions: nothing in this module does I/O, reads a clock or needs a runtime;
+//! time is an argument. The policy server sends every gateway a membership view and grants active gateways leases as
+//! long as they send heartbeats.
 //!
 //! ```text
 //!   gateway:  heartbeat --------> policyd: authority (decides) -> store (shared by all servers)
 //!             status, lease <---------------- view update
 //! ```
+//! `authority` decides which gateways are active, at the server; `group_state` decides at a gateway when it may open
+//! sessions and which state it requests; `replication` has the state machines of session replication between gateways.
+//! `view`, `status` and `secret` are the values that both sides exchange.
 
 pub mod authority;
+pub mod group_state;
+pub(crate) mod replication;
 pub mod secret;
 pub mod status;
 pub mod view;

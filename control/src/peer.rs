@@ -22,10 +22,11 @@ mod workers;
 /// Items used by fuzz targets.
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz {
+    #[cfg(test)]
+    pub(crate) use super::frame::MAX_FRAME_BYTES;
     pub(crate) use super::frame::{encode as write_frame, read as read_frame};
     pub(crate) use crate::peer::record::{decode, encode};
-    pub(crate) use crate::peer::replication::receive_state::{Action, ReceiveState};
-    pub(crate) use crate::peer::replication::sync_rounds::SyncRounds;
+    pub(crate) use crate::peer::replication::numbered::{decode as decode_numbered, encode as encode_numbered};
 }
 
 /// Generated protobuf messages.
@@ -48,14 +49,16 @@ pub use self::frame::LinkError;
 pub use self::identity::{Fingerprint, Identity, IdentityError};
 use self::mesh::SharedState;
 use self::replication::send_loop::{SendCommand, SendLoop};
-use self::replication::sync_rounds::SyncRounds;
 use self::status::StatusPublisher;
-pub use self::status::{PeerStatus, PeersStatus, ReceivedEcho, ReplicationStatus};
+pub use self::status::{PeerStatus, PeersStatus, ReplicationStatus};
+#[cfg(test)]
+pub(crate) use self::tests::session_record;
 pub use self::tunnel_key::{TagKeys, TunnelEnd, TunnelKey, TunnelSecret};
 pub use self::view::{PeerMember, PeerView};
 use self::workers::ApplyLocks;
 pub use self::workers::{ReplicationWaker, Workers};
 use crate::membership;
+use crate::membership::replication::sync_rounds::SyncRounds;
 
 /// Lowest and highest supported protocol version. The version of the previous release is always included.
 pub const PROTOCOL_VERSIONS: (u32, u32) = (1, 1);

@@ -7,7 +7,9 @@ use prost::Message;
 use vipgate_dataplane::session::record::ReplicationRecord;
 
 use crate::membership::MembershipView;
-use crate::peer::fuzz::{Action, ReceiveState, SyncRounds, decode, encode, read_frame, write_frame};
+use crate::membership::replication::receive_state::{Action, ReceiveState};
+use crate::membership::replication::sync_rounds::SyncRounds;
+use crate::peer::fuzz::{decode, decode_numbered, encode, read_frame, write_frame};
 use crate::peer::proto::frame::Kind;
 use crate::xds::proto;
 
@@ -46,7 +48,8 @@ pub fn peer(data: &[u8]) -> Vec<RecordCommand> {
         {
             assert_eq!(MembershipView::try_from(proto::View::from(&view)).as_ref(), Ok(&view));
         }
-        let Ok((number, step)) = inbound.process(&kind) else { continue };
+        let Ok(frame) = decode_numbered(&kind) else { continue };
+        let Ok((number, step)) = inbound.process(frame) else { continue };
         assert!(number > last, "numbers increase");
         last = number;
         match step {

@@ -1,10 +1,9 @@
 //! The group of gateways: membership view, peer links and lease, and the membership that follows for the engine.
-//! `Group` collects the inputs; `state.rs` decides, without I/O.
+//! `Group` collects the inputs; `membership::group_state` decides.
 
 use crate::clock;
 use crate::state::group::GroupStatus;
 use crate::state::lease::LeaseStatus;
-mod state;
 mod tunnel_authentication;
 
 use std::sync::Arc;
@@ -20,10 +19,10 @@ use vipgate_dataplane::session::record::ReplicationRecord;
 use vipgate_dataplane::worker::command::Command;
 use vipgate_policy::compiler;
 
-pub(super) use self::state::{GroupState, MembershipSource};
 use self::tunnel_authentication::TunnelAuthentication;
-use crate::config::Config;
+use crate::config::{Config, PolicySource};
 use crate::heartbeat::{ClientHandle, ReportedState};
+use crate::membership::group_state::{GroupState, MembershipSource};
 use crate::membership::status::MembershipStatus;
 use crate::peer::{self, PeerEvent, Peers, PeersStatus, TunnelSecret, Workers};
 use crate::state::GatewayState;
@@ -35,6 +34,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Membership of this gateway in the group, its lease and its peer links.
 pub(super) struct Group {
     state: GroupState,
+    tunnels: TunnelAuthentication,
     lease: Arc<GroupLease>,
     /// The membership client, with `policy.server`.
     client: Option<ClientHandle>,
@@ -64,14 +64,31 @@ pub(super) struct PeerLinks {
 /// active.
 pub(super) fn initial_members(config: &Config, peers: &[compiler::Peer]) -> MembersSpec {
     let tunnels = TunnelAuthentication::new(config.peer_authentication(), None);
-    let mut state = GroupState::new(
-        config.name.as_str().into(),
-        config.peer_tunnel_endpoint(),
-        MembershipSource::of(config),
-        tunnels,
-    );
+    let mut state = initial_state(config);
     state.set_policy(peers);
-    state.spec(Instant::now(), clock::now())
+    members(&mut state, &tunnels, Instant::now())
+}
+
+fn initial_state(config: &Config) -> GroupState {
+    let source = match config.policy {
+        PolicySource::Server(_) => MembershipSource::Server,
+        PolicySource::Files(_) => MembershipSource::Static,
+    };
+    GroupState::new(config.name.as_str().into(), config.peer_tunnel_endpoint(), source)
+}
+
+/// The membership for the engine, with the authentication of tunnels.
+fn members(state: &mut GroupState, tunnels: &TunnelAuthentication, now: Instant) -> MembersSpec {
+    let mut spec = state.spec(now, clock::now());
+    let has_view = state.needs_lease();
+    for member in &mut spec.gateways {
+        if !has_view {
+            member.authentication = tunnels.without_key();
+        } else if Some(&member.name) != spec.this.as_ref() {
+            member.authentication = tunnels.for_peer(&member.name, now);
+        }
+    }
+    spec
 }
 
 /// The workers as used by the peer links for replication.
@@ -120,12 +137,8 @@ impl Group {
         let (client, client_task) = client.unzip();
         let tunnels = TunnelAuthentication::new(config.peer_authentication(), tunnel_secret);
         Self {
-            state: GroupState::new(
-                config.name.as_str().into(),
-                config.peer_tunnel_endpoint(),
-                MembershipSource::of(config),
-                tunnels,
-            ),
+            state: initial_state(config),
+            tunnels,
             lease,
             client,
             client_task,
@@ -139,7 +152,7 @@ impl Group {
 
     /// Waits until an input has changed or a deadline has passed. Cancel-safe.
     pub(super) async fn changed(&mut self) {
-        let due = match (self.pending, self.state.next_deadline()) {
+        let due = match (self.pending, self.next_deadline(Instant::now())) {
             (Some(_), _) => Some(POLL_INTERVAL),
             (None, due) => due.map(|due| due.saturating_duration_since(Instant::now())),
         };
@@ -186,6 +199,12 @@ impl Group {
         }
     }
 
+    /// The next deadline at which the membership may change without new input.
+    fn next_deadline(&self, now: Instant) -> Option<Instant> {
+        let keys = self.tunnels.deadlines().filter(|deadline| *deadline > now && self.state.needs_lease());
+        self.state.next_deadline(now).into_iter().chain(keys).min()
+    }
+
     fn handle_event(&mut self, event: PeerEvent) {
         match event {
             PeerEvent::Released { gateway, view } => self.state.mark_released(gateway, view),
@@ -225,10 +244,11 @@ impl Group {
         if let Some(client) = &mut self.client {
             let status: MembershipStatus = client.status.borrow_and_update().clone();
             self.state.set_status(&status, now);
+            self.tunnels.update(self.state.name(), &status.view, now, status.ttl);
         }
         if let Some(links) = &mut self.links {
             let status = links.status.borrow_and_update().clone();
-            self.state.set_links(status);
+            self.state.set_links(status.peers.iter().map(|(name, peer)| (name.clone(), peer.into())).collect());
             for gateway in self.state.sync_targets(now) {
                 links.peers.request_sync(&gateway);
             }
@@ -237,7 +257,7 @@ impl Group {
         if let Some(until) = self.state.lease_from_peers() {
             self.lease.extend_by_peers(until);
         }
-        self.state.spec(now, clock::now())
+        members(&mut self.state, &self.tunnels, now)
     }
 
     /// Records that the current view was published to the workers. `needs_sync`: replica targets need a full sync.
@@ -255,7 +275,7 @@ impl Group {
         self.applied = number;
         if let Some(links) = &mut self.links {
             // Not earlier: workers handle what arrives over the links by the view that they use.
-            let view = self.state.links_view();
+            let view = Arc::new(peer::PeerView::of(self.state.view()));
             if *view != *links.view {
                 links.peers.set_view(&view);
                 links.view = view;

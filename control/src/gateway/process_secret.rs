@@ -15,6 +15,16 @@ use crate::text_file::read_regular;
 /// Readable by root only.
 const MODE: u32 = 0o600;
 
+/// Generates the secret of this process.
+///
+/// # Errors
+/// When the kernel provides no random numbers.
+pub(super) fn generate() -> Result<Secret, getrandom::Error> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes)?;
+    Ok(Secret::new(bytes))
+}
+
 /// Writes the secret of this process for the next one, and returns that of the previous process. If it can't be
 /// written, the next process has to wait for the lease to expire.
 pub(super) fn exchange(config: &Config, own: &Secret) -> Option<Secret> {
@@ -70,7 +80,7 @@ mod tests {
     fn the_next_process_can_read_the_secret_and_only_root_has_permission() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("gw-a.secret");
-        let (first, second) = (Secret::generate().unwrap(), Secret::generate().unwrap());
+        let (first, second) = (generate().unwrap(), generate().unwrap());
         for secret in [&first, &second] {
             write(&path, secret).unwrap();
             assert_eq!(Secret::from_slice(&read_regular(&path).unwrap()).as_ref(), Some(secret));

@@ -47,7 +47,6 @@ use crate::gateway::session_store::SessionStore;
 use crate::gateway::{initial_policy, process_secret, steering_tables};
 use crate::heartbeat::HeartbeatClient;
 use crate::kernel::{Advertiser, InterfaceConfig, Network, Resolver, ResolverLimits, RouteTable};
-use crate::membership::Secret;
 use crate::natlog::{NatLog, NatLogStatus};
 use crate::peer::{self, Identity, Peers, ReplicationWaker, TunnelSecret};
 use crate::source::file_watcher::FileWatcher;
@@ -377,7 +376,7 @@ fn open_group(
     let PolicySource::Server(server) = &config.policy else { return Ok(Group::new(config, lease, None, None, None)) };
     let name: Arc<str> = config.name.as_str().into();
     let no_random = |error| CommandError::runtime(error).context("cannot get random bytes from the kernel");
-    let secret = Secret::generate().map_err(no_random)?;
+    let secret = process_secret::generate().map_err(no_random)?;
     let incarnation = secret.incarnation();
     // If the previous process is still running, its secret stays with it.
     let predecessor = if store.is_in_use() { None } else { process_secret::exchange(config, &secret) };

@@ -9,9 +9,10 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::proto::frame::Kind;
 use super::proto::{Farewell, Frame};
+use crate::membership::replication::ProtocolViolation;
 
 /// Maximum length of a message in bytes.
-pub(super) const MAX_FRAME_BYTES: usize = 1 << 20;
+pub(crate) const MAX_FRAME_BYTES: usize = 1 << 20;
 
 /// Why a link has ended or couldn't be established.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -96,6 +97,12 @@ impl LinkError {
             | Self::WorkerUnavailable(_)
             | Self::ShuttingDown => false,
         }
+    }
+}
+
+impl From<ProtocolViolation> for LinkError {
+    fn from(ProtocolViolation(what): ProtocolViolation) -> Self {
+        Self::ProtocolViolation(what)
     }
 }
 

@@ -20,9 +20,9 @@ use super::link::{self, Link, LinkStream, PeerHello};
 use super::status::StatusPublisher;
 use super::view::PeerView;
 use super::{PeerConfig, PeerEvent};
+use crate::membership::replication::sync_rounds::SyncRounds;
 use crate::peer::failure_log::{FailureLog, RemoteEnd};
 use crate::peer::replication::send_loop::SendCommand;
-use crate::peer::replication::sync_rounds::SyncRounds;
 use crate::peer::workers::ApplyLocks;
 
 /// Deadline for connecting, the TLS handshake and the exchange of Hello frames.

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use vipgate_dataplane::flow::time::Tick;
 
 use super::frame::LinkError;
+use crate::membership::group_state::{PeerState, ReceivedEcho};
 
 /// Status of all peers in the view.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,13 +46,17 @@ pub struct PeerStatus {
     pub replication: ReplicationStatus,
 }
 
-/// One of our heartbeats that was echoed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReceivedEcho {
-    /// When it was sent, or slightly earlier.
-    pub sent: Tick,
-    /// The view that the peer used when it echoed.
-    pub view: u64,
+impl From<&PeerStatus> for PeerState {
+    fn from(status: &PeerStatus) -> Self {
+        Self {
+            linked: status.linked,
+            last_echo: status.last_echo,
+            echo_sent_at: status.echo_sent_at,
+            sync_view: status.replication.in_sync_from.then_some(status.replication.sync_view),
+            in_sync_to: status.replication.in_sync_to,
+            released_view: status.replication.peer_released_view,
+        }
+    }
 }
 
 /// Status of session replication with one peer.

@@ -5,4 +5,4 @@ mod replication;
 mod testbed;
 mod untrusted;
 
-pub(super) use self::testbed::session_record;
+pub(crate) use self::testbed::session_record;

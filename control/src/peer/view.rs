@@ -33,6 +33,18 @@ pub struct PeerMember {
 }
 
 impl PeerView {
+    /// The part of a view that links need.
+    pub fn of(view: &Arc<membership::MembershipView>) -> Self {
+        let member = |member: &membership::Member| PeerMember {
+            name: member.name.clone(),
+            address: member.peer,
+            fingerprint: member.fingerprint.map(Fingerprint),
+            active: member.serving,
+            incarnation: member.incarnation,
+        };
+        Self { number: view.number, members: view.members.iter().map(member).collect(), membership: view.clone() }
+    }
+
     /// The gateway with this name.
     pub fn member(&self, name: &str) -> Option<&PeerMember> {
         self.members.iter().find(|member| *member.name == *name)

@@ -36,7 +36,11 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let delay = || prop_oneof![9 => (0_u16..80).prop_map(Some), 1 => Just(None), 1 => (0_u16..900).prop_map(Some)];
-    let state = prop_oneof![4 => Just(DesiredState::Ready), 1 => Just(DesiredState::Joining), 1 => Just(DesiredState::Draining)];
+    let state = prop_oneof![
+        4 => Just(DesiredState::Ready),
+        1 => Just(DesiredState::Joining),
+        1 => Just(DesiredState::Draining),
+    ];
     let gateway = || 0..NAMES.len();
     prop_oneof![
         30 => (gateway(), delay(), delay()).prop_map(|(index, to, from)| Step::Heartbeat(index, to, from)),

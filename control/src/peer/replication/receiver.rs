@@ -11,12 +11,13 @@ use vipgate_dataplane::replication::round::PurgeChunk;
 use vipgate_dataplane::session::record::ReplicationRecord;
 use vipgate_dataplane::worker::command::Command;
 
+use crate::membership::replication::receive_state::{Action, ReceiveState};
+use crate::membership::replication::sync_rounds::SyncRounds;
 use crate::peer::PeerEvent;
 use crate::peer::frame::{self, LinkError};
 use crate::peer::proto::frame::Kind;
 use crate::peer::proto::{Ack, SyncRequest};
-use crate::peer::replication::receive_state::{Action, ReceiveState};
-use crate::peer::replication::sync_rounds::SyncRounds;
+use crate::peer::replication::numbered;
 use crate::peer::status::{ReplicationStatus, StatusPublisher};
 use crate::peer::view::PeerView;
 use crate::peer::workers::{ApplyGuard, ApplyLocks, WorkerRequest, Workers, request_all};
@@ -76,6 +77,16 @@ impl RetrySchedule {
     }
 }
 
+/// State of the current sync round, and of full syncs that are to be requested.
+#[derive(Debug)]
+struct RoundState {
+    /// The epoch of the last full sync that the peer had acknowledged when the round began.
+    acknowledged_epoch: u64,
+    /// The same for a round that had to keep sessions that it didn't list.
+    kept_in: Option<u64>,
+    retry: RetrySchedule,
+}
+
 /// Result of the purge at the end of a round.
 #[derive(Clone, Copy, Debug, Default)]
 struct Purged {
@@ -113,23 +124,21 @@ impl RecordReceiver<'_> {
     async fn process(&self, frames: &mut mpsc::Receiver<Kind>) -> Result<(), LinkError> {
         let guard = self.apply_locks.lock(&self.peer).await;
         let mut inbound = ReceiveState::new(self.peer.clone(), self.sync_rounds.clone());
-        // The epoch of the last full sync that the peer had acknowledged when its round began; the same for a round
-        // that had to keep sessions that it didn't list.
-        let (mut acknowledged_epoch, mut kept_in) = (0, None);
-        let (mut retry, mut evicted) = (RetrySchedule::new(), self.evicted());
+        let mut round = RoundState { acknowledged_epoch: 0, kept_in: None, retry: RetrySchedule::new() };
+        let mut evicted = self.evicted();
         loop {
             let kind = tokio::select! {
                 kind = frames.recv() => match kind {
                     Some(kind) => kind,
                     None => return Ok(()),
                 },
-                () = self.acknowledged_after(kept_in) => {
-                    kept_in = None;
+                () = self.acknowledged_after(round.kept_in) => {
+                    round.kept_in = None;
                     self.send(Kind::SyncRequest(SyncRequest {}))?;
                     continue;
                 }
-                () = retry.due() => {
-                    retry.requested();
+                () = round.retry.due() => {
+                    round.retry.requested();
                     self.send(Kind::SyncRequest(SyncRequest {}))?;
                     continue;
                 }
@@ -137,41 +146,20 @@ impl RecordReceiver<'_> {
             // Standby sessions that a full table has evicted are missing here, whichever peer has sent them.
             let now_evicted = self.evicted();
             let mut rejected = now_evicted - std::mem::replace(&mut evicted, now_evicted);
-            let (number, step) = inbound.process(&kind)?;
-            match step {
-                Action::BeginRound { view } => {
-                    self.update_status(|status| status.in_sync_from = false);
-                    self.wait_for_view(view).await?;
-                    (acknowledged_epoch, kept_in) = (self.status.acknowledged_epoch(&self.peer), None);
-                    retry.round_begins();
-                    tracing::debug!(event = "round_begins", gateway = &*self.peer, view, acknowledged_epoch);
-                }
+            let (number, action) = inbound.process(numbered::decode(&kind)?)?;
+            match action {
+                Action::BeginRound { view } => self.begin_round(view, &mut round).await?,
                 Action::Apply { records, round } => {
                     let count = records.len() as u64;
                     rejected += self.apply(records, round, &guard).await?;
                     self.update_status(|status| status.received += count);
                 }
-                Action::Purge { round, view, needs_resync: again } => {
-                    let purged = self.purge(round, view, acknowledged_epoch, &guard).await?;
-                    tracing::debug!(event = "round_ends", gateway = &*self.peer, view, again, ?purged);
-                    retry.round_ends(Instant::now());
+                Action::Purge { round: number, view, needs_resync } => {
+                    let purged = self.purge(number, view, round.acknowledged_epoch, &guard).await?;
                     if !purged.outdated && !purged.kept {
-                        inbound.end_round(round);
+                        inbound.end_round(number);
                     }
-                    self.update_status(|status| {
-                        // Kept sessions don't matter here: none of the peer's sessions is missing.
-                        status.in_sync_from = !purged.outdated && !again;
-                        status.sync_view = view;
-                        status.purged += purged.removed;
-                    });
-                    if purged.kept && !purged.outdated {
-                        // An immediate full sync would list the same sessions: the peer must get the kept ones first.
-                        kept_in = Some(acknowledged_epoch);
-                    } else if again || purged.outdated {
-                        self.send(Kind::SyncRequest(SyncRequest {}))?;
-                    } else {
-                        self.emit(PeerEvent::Synced { gateway: self.peer.clone() }).await;
-                    }
+                    self.end_round(view, needs_resync, purged, &mut round).await?;
                 }
                 Action::Released { view } => {
                     self.update_status(|status| status.peer_released_view = status.peer_released_view.max(Some(view)));
@@ -180,10 +168,49 @@ impl RecordReceiver<'_> {
             }
             if rejected > 0 {
                 tracing::debug!(event = "records_rejected", gateway = &*self.peer, rejected);
-                retry.rejected(Instant::now());
+                round.retry.rejected(Instant::now());
             }
             self.send(Kind::Ack(Ack { number, refused: rejected > 0 }))?;
         }
+    }
+
+    /// A sync round begins under a view.
+    async fn begin_round(&self, view: u64, round: &mut RoundState) -> Result<(), LinkError> {
+        self.update_status(|status| status.in_sync_from = false);
+        self.wait_for_view(view).await?;
+        (round.acknowledged_epoch, round.kept_in) = (self.status.acknowledged_epoch(&self.peer), None);
+        round.retry.round_begins();
+        let acknowledged_epoch = round.acknowledged_epoch;
+        tracing::debug!(event = "round_begins", gateway = &*self.peer, view, acknowledged_epoch);
+        Ok(())
+    }
+
+    /// A sync round has ended, and sessions that it hasn't listed are purged: reports that the standby sessions are
+    /// complete, or requests another full sync.
+    async fn end_round(
+        &self,
+        view: u64,
+        needs_resync: bool,
+        purged: Purged,
+        round: &mut RoundState,
+    ) -> Result<(), LinkError> {
+        tracing::debug!(event = "round_ends", gateway = &*self.peer, view, again = needs_resync, ?purged);
+        round.retry.round_ends(Instant::now());
+        self.update_status(|status| {
+            // Kept sessions don't matter here: none of the peer's sessions is missing.
+            status.in_sync_from = !purged.outdated && !needs_resync;
+            status.sync_view = view;
+            status.purged += purged.removed;
+        });
+        if purged.kept && !purged.outdated {
+            // An immediate full sync would list the same sessions: the peer must get the kept ones first.
+            round.kept_in = Some(round.acknowledged_epoch);
+        } else if needs_resync || purged.outdated {
+            self.send(Kind::SyncRequest(SyncRequest {}))?;
+        } else {
+            self.emit(PeerEvent::Synced { gateway: self.peer.clone() }).await;
+        }
+        Ok(())
     }
 
     /// Waits until the peer has acknowledged a full sync of a later epoch; forever without an epoch.

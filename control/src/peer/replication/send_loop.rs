@@ -1,5 +1,5 @@
 //! Send loop for all peers: reads the workers' replication queues, requests chunks of sessions from them for full
-//! syncs, and passes frames to the links. The decisions are made by `send_state`.
+//! syncs, and passes frames to the links. The decisions are made by `membership::replication::send_state`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,10 +14,11 @@ use vipgate_dataplane::replication::round::RecordChunk;
 use vipgate_dataplane::session::standby::MAX_RECORDS_APPLIED;
 use vipgate_dataplane::worker::command::Command;
 
+use crate::membership::replication::send_state::{ChunkRequest, SendState};
 use crate::peer::frame::{self, LinkError};
 use crate::peer::proto::SyncRequest;
 use crate::peer::proto::frame::Kind;
-use crate::peer::replication::send_state::{ChunkRequest, SendState};
+use crate::peer::replication::numbered;
 use crate::peer::status::StatusPublisher;
 use crate::peer::workers::{ReplicationWaker, Workers, request_all};
 
@@ -79,7 +80,7 @@ type PublishedStatus = (bool, Option<u64>, u64);
 
 impl Peer {
     fn new(workers: usize, acknowledged_epoch: u64) -> Self {
-        let outbound = SendState::new(workers, acknowledged_epoch);
+        let outbound = SendState::new(workers, acknowledged_epoch, numbered::encode);
         Self {
             id: None,
             outbound,
@@ -87,6 +88,37 @@ impl Peer {
             link: None,
             published: PublishedStatus::default(),
             last_request: 0,
+        }
+    }
+
+    /// A link has come up; it is ignored if a newer one exists.
+    fn link_up(&mut self, link: LinkHandle) {
+        if self.link.as_ref().is_some_and(|current| current.id >= link.id) {
+            return;
+        }
+        let previous = self.incarnation.replace(link.incarnation);
+        if previous.is_some_and(|previous| previous != link.incarnation) {
+            self.outbound.peer_restarted();
+        }
+        self.outbound.link_up();
+        self.link = Some(link);
+    }
+
+    /// The peer has applied all frames of a link up to a number, and rejected records of some if `rejected`.
+    fn frames_acknowledged(&mut self, link: u64, number: u64, rejected: bool, workers: &dyn Workers) {
+        let Some(current) = self.link.as_ref().filter(|current| current.id == link) else { return };
+        if rejected {
+            self.outbound.records_rejected(number);
+        }
+        match self.outbound.frames_acknowledged(number) {
+            Ok(numbers) => {
+                let Some(id) = self.id else { return };
+                for (worker, number) in numbers.into_iter().enumerate().filter(|(_, number)| *number > 0) {
+                    workers.replication_sender(worker).acknowledge(id, number);
+                }
+            }
+            // If the channel is full, the link is ending already.
+            Err(violation) => drop(current.stop.try_send(violation.into())),
         }
     }
 
@@ -169,28 +201,10 @@ impl SendLoop {
 
     fn handle_command(&mut self, command: SendCommand) {
         match command {
-            SendCommand::SetPeers(names, view) => {
-                self.peers.retain(|name, _| names.contains(name));
-                let workers = self.workers.count();
-                // Sessions left in the tables by a previous process were taken over elsewhere and may have ended: only
-                // their changes are replicated.
-                let acknowledged_epoch = if self.has_view { 0 } else { self.workers.replication_epoch() };
-                self.has_view |= view > 0;
-                for name in names {
-                    let peer = self.peers.entry(name).or_insert_with(|| Peer::new(workers, acknowledged_epoch));
-                    peer.outbound.set_view(view);
-                }
-            }
+            SendCommand::SetPeers(names, view) => self.set_peers(names, view),
             SendCommand::LinkUp { peer, link } => {
-                if let Some(peer) = self.peers.get_mut(&peer)
-                    && peer.link.as_ref().is_none_or(|current| current.id < link.id)
-                {
-                    let previous = peer.incarnation.replace(link.incarnation);
-                    if previous.is_some_and(|previous| previous != link.incarnation) {
-                        peer.outbound.peer_restarted();
-                    }
-                    peer.outbound.link_up();
-                    peer.link = Some(link);
+                if let Some(peer) = self.peers.get_mut(&peer) {
+                    peer.link_up(link);
                 }
             }
             SendCommand::LinkDown { peer, link } => {
@@ -201,22 +215,8 @@ impl SendLoop {
                 }
             }
             SendCommand::FramesAcknowledged { peer, link, number, rejected } => {
-                if let Some(peer) = self.peers.get_mut(&peer)
-                    && let Some(current) = peer.link.as_ref().filter(|current| current.id == link)
-                {
-                    if rejected {
-                        peer.outbound.records_rejected(number);
-                    }
-                    match peer.outbound.frames_acknowledged(number) {
-                        Ok(numbers) => {
-                            let Some(id) = peer.id else { return };
-                            for (worker, number) in numbers.into_iter().enumerate().filter(|(_, number)| *number > 0) {
-                                self.workers.replication_sender(worker).acknowledge(id, number);
-                            }
-                        }
-                        // If the channel is full, the link is ending already.
-                        Err(reason) => drop(current.stop.try_send(reason)),
-                    }
+                if let Some(peer) = self.peers.get_mut(&peer) {
+                    peer.frames_acknowledged(link, number, rejected, &*self.workers);
                 }
             }
             SendCommand::Resync(peer) => {
@@ -235,6 +235,19 @@ impl SendLoop {
                     peer.outbound.release(view);
                 }
             }
+        }
+    }
+
+    fn set_peers(&mut self, names: Vec<Arc<str>>, view: u64) {
+        self.peers.retain(|name, _| names.contains(name));
+        let workers = self.workers.count();
+        // Sessions left in the tables by a previous process were taken over elsewhere and may have ended: only their
+        // changes are replicated.
+        let acknowledged_epoch = if self.has_view { 0 } else { self.workers.replication_epoch() };
+        self.has_view |= view > 0;
+        for name in names {
+            let peer = self.peers.entry(name).or_insert_with(|| Peer::new(workers, acknowledged_epoch));
+            peer.outbound.set_view(view);
         }
     }
 

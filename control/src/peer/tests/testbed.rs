@@ -29,7 +29,7 @@ pub(super) const NAMES: [&str; 3] = ["a", "b", "c"];
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The record of a session with this number.
-pub(in crate::peer) fn session_record(number: u32) -> ReplicationRecord {
+pub(crate) fn session_record(number: u32) -> ReplicationRecord {
     let tuple = |source, source_port| Tuple {
         source,
         destination: 0x0800_0001,

@@ -2,32 +2,33 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use prost::Message;
+use prost::Message as _;
 use vipgate_dataplane::session::record::{FamilyRecord, RecordState};
 
 use super::*;
+use crate::membership::replication::WINDOW;
+use crate::membership::replication::receive_state::{Action, ReceiveState};
+use crate::membership::replication::sync_rounds::SyncRounds;
+use crate::peer::fuzz::{MAX_FRAME_BYTES, decode_numbered, encode_numbered};
 use crate::peer::proto::Frame;
-use crate::peer::replication::receive_state::{Action, ReceiveState};
-use crate::peer::replication::sync_rounds::SyncRounds;
-use crate::peer::tests::session_record;
+use crate::peer::session_record;
 
 const WORKERS: u32 = 2;
 /// Rows that a worker scans for one chunk.
 const CHUNK_ROWS: usize = 3;
 
-fn kind(bytes: &[u8]) -> Kind {
-    Frame::decode(&bytes[4..]).unwrap().kind.unwrap()
+fn frame(bytes: &[u8]) -> NumberedFrame {
+    decode_numbered(&Frame::decode(&bytes[4..]).unwrap().kind.unwrap()).unwrap()
 }
 
 /// Sends all permitted frames; returns a description of each.
 fn send_frames(outbound: &mut SendState) -> Vec<String> {
     std::iter::from_fn(|| outbound.next_frame())
-        .map(|bytes| match kind(&bytes) {
-            Kind::Sessions(frame) => format!("{} sessions", frame.sessions.len()),
-            Kind::SyncBegin(_) => "begin".to_owned(),
-            Kind::SyncEnd(_) => "end".to_owned(),
-            Kind::Released(frame) => format!("released {}", frame.view),
-            other => panic!("{other:?}"),
+        .map(|bytes| match frame(&bytes) {
+            NumberedFrame::Sessions { records, .. } => format!("{} sessions", records.len()),
+            NumberedFrame::SyncBegin { .. } => "begin".to_owned(),
+            NumberedFrame::SyncEnd { .. } => "end".to_owned(),
+            NumberedFrame::Released { view, .. } => format!("released {view}"),
         })
         .collect()
 }
@@ -41,7 +42,7 @@ fn reply_to_all(outbound: &mut SendState, images: &[ReplicationRecord]) {
 }
 
 fn synced() -> SendState {
-    let mut outbound = SendState::new(WORKERS as usize, 0);
+    let mut outbound = SendState::new(WORKERS as usize, 0, encode_numbered);
     outbound.link_up();
     reply_to_all(&mut outbound, &[]);
     assert_eq!(send_frames(&mut outbound), ["begin", "end"]);
@@ -78,12 +79,12 @@ fn records_over_the_queue_limit_are_dropped_and_covered_by_a_full_sync() {
         outbound.push(0, number, &session_record(number as u32));
         peak = peak.max(outbound.queued());
     }
-    assert!(peak > MAX_QUEUED_BYTES / 2 && peak < MAX_QUEUED_BYTES + frame::MAX_FRAME_BYTES, "{peak}");
+    assert!(peak > MAX_QUEUED_BYTES / 2 && peak < MAX_QUEUED_BYTES + MAX_FRAME_BYTES, "{peak}");
     assert!(!outbound.in_sync());
     reply_to_all(&mut outbound, &[session_record(1)]);
     assert_eq!(send_frames(&mut outbound), ["begin", "1 sessions", "end"]);
     // The end of the round acknowledges the dropped records, too.
-    assert_eq!(outbound.frames_acknowledged(outbound.next - 1), Ok(vec![100_000, 0]));
+    assert_eq!(outbound.frames_acknowledged(outbound.frames.next_number() - 1), Ok(vec![100_000, 0]));
     assert!(outbound.in_sync());
 }
 
@@ -110,7 +111,7 @@ fn a_release_is_sent_last_and_repeated_until_acknowledged() {
 
 #[test]
 fn a_reply_to_an_aborted_round_is_ignored() {
-    let mut outbound = SendState::new(1, 0);
+    let mut outbound = SendState::new(1, 0, encode_numbered);
     outbound.link_up();
     let old = outbound.next_request().unwrap();
     outbound.request_sent();
@@ -155,7 +156,7 @@ impl Model {
             last_number: vec![0; workers],
             acknowledged: vec![0; workers],
             replies: vec![None; workers],
-            outbound: SendState::new(workers, 0),
+            outbound: SendState::new(workers, 0, encode_numbered),
             wire: VecDeque::new(),
             acks: VecDeque::new(),
             again: false,
@@ -227,7 +228,7 @@ impl Model {
 
     fn receive_frame(&mut self) {
         let Some(bytes) = self.wire.pop_front() else { return };
-        let (number, step) = self.inbound.process(&kind(&bytes)).unwrap();
+        let (number, step) = self.inbound.process(frame(&bytes)).unwrap();
         match step {
             Action::BeginRound { .. } | Action::Released { .. } => {}
             Action::Apply { records: images, round } => {
@@ -331,14 +332,14 @@ fn standby_sessions_equal_the_replicated_sessions_whatever_is_lost() {
 
 #[test]
 fn the_acknowledged_epoch_is_that_of_the_last_completely_acknowledged_round() {
-    let mut outbound = SendState::new(1, 0);
+    let mut outbound = SendState::new(1, 0, encode_numbered);
     let round = |outbound: &mut SendState, epoch| {
         let question = outbound.next_request().unwrap();
         outbound.request_sent();
         outbound.check_ownership(question, (epoch, 7));
         outbound.add_chunk(question, &[session_record(1)], None);
         assert_eq!(send_frames(outbound), ["begin", "1 sessions", "end"]);
-        outbound.next - 1
+        outbound.frames.next_number() - 1
     };
     outbound.set_view(7);
     outbound.link_up();
@@ -349,7 +350,7 @@ fn the_acknowledged_epoch_is_that_of_the_last_completely_acknowledged_round() {
     outbound.require_sync();
     let _ = outbound.next_request().unwrap();
     assert_eq!(send_frames(&mut outbound), ["begin"]);
-    let begin = outbound.next - 1;
+    let begin = outbound.frames.next_number() - 1;
     outbound.require_sync();
     let end = round(&mut outbound, 15);
     assert_eq!(
@@ -369,7 +370,7 @@ fn the_acknowledged_epoch_is_that_of_the_last_completely_acknowledged_round() {
 
 #[test]
 fn a_round_in_which_shards_move_is_aborted() {
-    let mut outbound = SendState::new(2, 0);
+    let mut outbound = SendState::new(2, 0, encode_numbered);
     outbound.set_view(7);
     outbound.link_up();
     let reply = |outbound: &mut SendState, listed_by| {
@@ -400,7 +401,7 @@ fn a_round_in_which_shards_move_is_aborted() {
     outbound.queues_drained();
     let sent = send_frames(&mut outbound);
     assert_eq!(sent[sent.len() - 5..], ["begin", "1 sessions", "1 sessions", "end", "released 8"][..]);
-    let end = outbound.next - 1;
+    let end = outbound.frames.next_number() - 1;
     assert_eq!(
         (outbound.frames_acknowledged(end).is_ok(), outbound.in_sync(), outbound.acknowledged_epoch),
         (true, true, 2)
@@ -415,7 +416,7 @@ fn send_round(outbound: &mut SendState, epoch: u64) -> [u64; 3] {
     outbound.check_ownership(question, (epoch, 7));
     outbound.add_chunk(question, &[session_record(1)], None);
     assert_eq!(send_frames(outbound), ["begin", "1 sessions", "end"]);
-    let end = outbound.next - 1;
+    let end = outbound.frames.next_number() - 1;
     [end - 2, end - 1, end]
 }
 
@@ -430,7 +431,7 @@ fn acknowledge(outbound: &mut SendState, number: u64, rejects: bool) -> u64 {
 
 #[test]
 fn rejected_records_clear_the_acknowledged_epoch_until_a_round_is_fully_applied() {
-    let mut outbound = SendState::new(1, 0);
+    let mut outbound = SendState::new(1, 0, encode_numbered);
     outbound.set_view(7);
     outbound.link_up();
     let mut round = |rejects: bool| {
@@ -441,13 +442,13 @@ fn rejected_records_clear_the_acknowledged_epoch_until_a_round_is_fully_applied(
     // Changed records, too.
     outbound.push(0, 1, &session_record(2));
     assert_eq!(send_frames(&mut outbound), ["1 sessions"]);
-    let last = outbound.next - 1;
+    let last = outbound.frames.next_number() - 1;
     assert_eq!(acknowledge(&mut outbound, last, true), 0);
 }
 
 #[test]
 fn a_rejection_counts_for_the_round_of_its_frame() {
-    let mut outbound = SendState::new(1, 0);
+    let mut outbound = SendState::new(1, 0, encode_numbered);
     outbound.set_view(7);
     outbound.link_up();
     let [begin, session, end] = send_round(&mut outbound, 8);
@@ -460,7 +461,7 @@ fn a_rejection_counts_for_the_round_of_its_frame() {
 
 #[test]
 fn an_aborted_round_resets_the_acknowledged_epoch_to_the_inherited_one() {
-    let mut outbound = SendState::new(1, 3);
+    let mut outbound = SendState::new(1, 3, encode_numbered);
     outbound.set_view(7);
     outbound.link_up();
     let numbers = send_round(&mut outbound, 9);

@@ -5,19 +5,16 @@
 //! other. While a request to a worker is outstanding, its queue must not be read: a chunk that followed newer records
 //! would revert them.
 
-use std::collections::VecDeque;
+mod frame_queue;
 
 use vipgate_dataplane::session::record::ReplicationRecord;
 use vipgate_dataplane::session::standby::MAX_RECORDS_APPLIED;
 
-use super::WINDOW;
-use crate::peer::frame::{self, LinkError};
-use crate::peer::proto::frame::Kind;
-use crate::peer::proto::{Released, Session, Sessions, SyncBegin, SyncEnd};
-use crate::peer::record;
+use self::frame_queue::{Content, EncodeFrame, FrameQueue};
+use super::{NumberedFrame, ProtocolViolation};
 
 /// Maximum number of queued bytes per peer.
-pub(super) const MAX_QUEUED_BYTES: usize = 4 << 20;
+pub(crate) const MAX_QUEUED_BYTES: usize = 4 << 20;
 /// Chunks are requested only while fewer bytes than this are queued, to leave capacity for changed records.
 const SYNC_QUEUE_LIMIT: usize = 1 << 20;
 
@@ -37,56 +34,24 @@ enum SyncProgress {
     Complete,
 }
 
-/// A frame that is queued or unacknowledged.
-#[derive(Debug)]
-struct Entry {
-    number: u64,
-    /// The encoded frame; empty once sent.
-    bytes: Vec<u8>,
-    content: Content,
-}
-
-#[derive(Debug)]
-enum Content {
-    Sessions {
-        numbers: RecordNumbers,
-        count: u64,
-    },
-    Begin,
-    /// End of the round that began with the frame `begin`.
-    End {
-        round: u32,
-        begin: u64,
-        epoch: u64,
-        numbers: RecordNumbers,
-    },
-    Released {
-        view: u64,
-    },
-}
-
 /// A request to a worker for a chunk of its sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ChunkRequest {
-    pub(super) round: u32,
-    pub(super) worker: usize,
-    pub(super) cursor: u64,
+pub(crate) struct ChunkRequest {
+    pub(crate) round: u32,
+    pub(crate) worker: usize,
+    pub(crate) cursor: u64,
     /// The view at the start of the round, and the replication epoch of the previous replies.
-    pub(super) expected: (u64, Option<u64>),
+    pub(crate) expected: (u64, Option<u64>),
 }
 
 /// Sender state for one peer.
 #[derive(Debug)]
-pub(super) struct SendState {
+pub(crate) struct SendState {
     workers: usize,
     linked: bool,
-    /// Number of the next frame; starts at 1 with each link.
-    next: u64,
-    batch: Vec<Session>,
+    batch: Vec<ReplicationRecord>,
     batch_numbers: RecordNumbers,
-    queue: VecDeque<Entry>,
-    queued: usize,
-    unacknowledged: VecDeque<Entry>,
+    frames: FrameQueue,
     sync: SyncProgress,
     round: u32,
     /// The view that this gateway uses.
@@ -99,7 +64,7 @@ pub(super) struct SendState {
     epoch: Option<u64>,
     /// The epoch of the last round that the peer has completely acknowledged: it has all records that were to be
     /// replicated to it by then. Lower where records may be missing.
-    pub(super) acknowledged_epoch: u64,
+    pub(crate) acknowledged_epoch: u64,
     /// The initial value of `acknowledged_epoch`, inherited from a previous process. Never reset below it: the state of
     /// sessions left by that process is unknown anyway. Sessions of this process are replicated in later epochs.
     inherited_epoch: u64,
@@ -112,23 +77,20 @@ pub(super) struct SendState {
     covered: RecordNumbers,
     /// The view whose moved shards were released, and whether the Released frame is queued.
     release: Option<(u64, bool)>,
-    pub(super) released: Option<u64>,
-    pub(super) sent: u64,
-    pub(super) resyncs: u64,
+    pub(crate) released: Option<u64>,
+    pub(crate) sent: u64,
+    pub(crate) resyncs: u64,
 }
 
 impl SendState {
     /// State before the first link. A previous process has replicated its sessions up to this epoch.
-    pub(super) fn new(workers: usize, acknowledged_epoch: u64) -> Self {
+    pub(crate) fn new(workers: usize, acknowledged_epoch: u64, encode: EncodeFrame) -> Self {
         Self {
             workers,
             linked: false,
-            next: 1,
             batch: Vec::new(),
             batch_numbers: vec![0; workers],
-            queue: VecDeque::new(),
-            queued: 0,
-            unacknowledged: VecDeque::new(),
+            frames: FrameQueue::new(encode),
             sync: SyncProgress::Required,
             round: 0,
             view: 0,
@@ -149,43 +111,44 @@ impl SendState {
     }
 
     /// Sets the view that this gateway uses.
-    pub(super) fn set_view(&mut self, view: u64) {
+    pub(crate) fn set_view(&mut self, view: u64) {
         self.view = view;
     }
 
     /// Number of queued bytes.
-    pub(super) fn queued(&self) -> usize {
-        self.queued
+    pub(crate) fn queued(&self) -> usize {
+        self.frames.queued_bytes()
     }
 
     /// Whether the peer has acknowledged a full sync, with no records missing since.
-    pub(super) fn in_sync(&self) -> bool {
+    pub(crate) fn in_sync(&self) -> bool {
         self.sync == SyncProgress::Complete
     }
 
     /// A link has come up: a full sync is necessary, since the peer's state is unknown.
-    pub(super) fn link_up(&mut self) {
+    pub(crate) fn link_up(&mut self) {
         self.link_down();
         self.linked = true;
-        (self.next, self.last_rejected) = (1, 0);
+        self.frames.restart_numbers();
+        self.last_rejected = 0;
     }
 
     /// The peer has restarted: records acknowledged by its previous process may be missing.
-    pub(super) fn peer_restarted(&mut self) {
+    pub(crate) fn peer_restarted(&mut self) {
         self.acknowledged_epoch = 0;
     }
 
     /// The link has gone down.
-    pub(super) fn link_down(&mut self) {
+    pub(crate) fn link_down(&mut self) {
         self.require_sync();
-        for entry in std::mem::take(&mut self.unacknowledged) {
-            self.mark_missed(entry.content);
+        for content in self.frames.drop_unacknowledged() {
+            self.mark_missed(content);
         }
         self.linked = false;
     }
 
     /// Makes a full sync necessary. Drops queued frames, since the sync covers them.
-    pub(super) fn require_sync(&mut self) {
+    pub(crate) fn require_sync(&mut self) {
         if matches!(self.sync, SyncProgress::InProgress { .. } | SyncProgress::Queued) {
             // Workers treat sessions that they have listed as replicated, and which of them arrive is unknown until the
             // end of the round is acknowledged.
@@ -197,9 +160,8 @@ impl SendState {
         merge_max(&mut self.missed, &numbers);
         let covered = std::mem::replace(&mut self.covered, vec![0; self.workers]);
         merge_max(&mut self.missed, &covered);
-        self.queued = 0;
-        for entry in std::mem::take(&mut self.queue) {
-            self.mark_missed(entry.content);
+        for content in self.frames.drop_queued() {
+            self.mark_missed(content);
         }
     }
 
@@ -215,7 +177,7 @@ impl SendState {
     }
 
     /// Adds a changed record from a worker's replication queue.
-    pub(super) fn push(&mut self, worker: usize, number: u64, record: &ReplicationRecord) {
+    pub(crate) fn push(&mut self, worker: usize, number: u64, record: &ReplicationRecord) {
         if !self.linked || self.sync == SyncProgress::Required {
             self.missed[worker] = self.missed[worker].max(number);
             self.sync = SyncProgress::Required;
@@ -223,13 +185,13 @@ impl SendState {
         }
         self.batch_numbers[worker] = self.batch_numbers[worker].max(number);
         self.add_to_batch(record);
-        if self.queued > MAX_QUEUED_BYTES {
+        if self.queued() > MAX_QUEUED_BYTES {
             self.require_sync();
         }
     }
 
     fn add_to_batch(&mut self, record: &ReplicationRecord) {
-        self.batch.push(record::encode(record));
+        self.batch.push(*record);
         if self.batch.len() == MAX_RECORDS_APPLIED {
             self.flush();
         }
@@ -239,39 +201,31 @@ impl SendState {
         if self.batch.is_empty() {
             return;
         }
-        let sessions = std::mem::take(&mut self.batch);
-        let count = sessions.len() as u64;
+        let records = std::mem::take(&mut self.batch);
+        let count = records.len() as u64;
         let numbers = std::mem::replace(&mut self.batch_numbers, vec![0; self.workers]);
-        self.queue(Content::Sessions { numbers, count }, |number| Kind::Sessions(Sessions { number, sessions }));
-    }
-
-    fn queue(&mut self, content: Content, kind: impl FnOnce(u64) -> Kind) {
-        let number = self.next;
-        self.next += 1;
-        let bytes = frame::encode(kind(number));
-        self.queued += bytes.len();
-        self.queue.push_back(Entry { number, bytes, content });
+        self.frames.push(Content::Sessions { numbers, count }, |number| NumberedFrame::Sessions { number, records });
     }
 
     /// The next request to a worker, if one is due. Until its reply, that worker's replication queue must not be read.
-    pub(super) fn next_request(&mut self) -> Option<ChunkRequest> {
+    pub(crate) fn next_request(&mut self) -> Option<ChunkRequest> {
         if !self.linked {
             return None;
         }
-        if self.sync == SyncProgress::Required && self.unacknowledged.len() < WINDOW / 2 && self.view >= self.min_view {
+        if self.sync == SyncProgress::Required && self.frames.is_window_half_open() && self.view >= self.min_view {
             self.round = self.round.wrapping_add(1);
             self.resyncs += 1;
             self.covered = std::mem::replace(&mut self.missed, vec![0; self.workers]);
-            (self.begun_by, self.epoch, self.begin) = (self.view, None, self.next);
+            (self.begun_by, self.epoch, self.begin) = (self.view, None, self.frames.next_number());
             let (round, view) = (self.round, self.view);
-            self.queue(Content::Begin, |number| Kind::SyncBegin(SyncBegin { number, round, view }));
+            self.frames.push(Content::Begin, |number| NumberedFrame::SyncBegin { number, round, view });
             self.sync = SyncProgress::InProgress { worker: 0, cursor: 0, requested: false };
             if self.workers == 0 {
                 self.end();
             }
         }
         match self.sync {
-            SyncProgress::InProgress { worker, cursor, requested: false } if self.queued < SYNC_QUEUE_LIMIT => {
+            SyncProgress::InProgress { worker, cursor, requested: false } if self.queued() < SYNC_QUEUE_LIMIT => {
                 Some(ChunkRequest { round: self.round, worker, cursor, expected: (self.begun_by, self.epoch) })
             }
             SyncProgress::InProgress { .. }
@@ -282,7 +236,7 @@ impl SendState {
     }
 
     /// Notes that the request was sent.
-    pub(super) fn request_sent(&mut self) {
+    pub(crate) fn request_sent(&mut self) {
         if let SyncProgress::InProgress { requested, .. } = &mut self.sync {
             *requested = true;
         }
@@ -291,7 +245,7 @@ impl SendState {
     /// Checks a reply's replication epoch, and the view of the last change of active members. The ownership of shards
     /// must be the same throughout a round and match its view, else the peer would purge sessions that another round
     /// has listed. If it isn't, the round is aborted and a new full sync is necessary.
-    pub(super) fn check_ownership(&mut self, request: ChunkRequest, (epoch, since): (u64, u64)) {
+    pub(crate) fn check_ownership(&mut self, request: ChunkRequest, (epoch, since): (u64, u64)) {
         if request.round != self.round || !matches!(self.sync, SyncProgress::InProgress { .. }) {
             return;
         }
@@ -303,7 +257,7 @@ impl SendState {
     }
 
     /// Adds a worker's chunk of records, and its cursor for the next one.
-    pub(super) fn add_chunk(&mut self, request: ChunkRequest, records: &[ReplicationRecord], cursor: Option<u64>) {
+    pub(crate) fn add_chunk(&mut self, request: ChunkRequest, records: &[ReplicationRecord], cursor: Option<u64>) {
         let expected = SyncProgress::InProgress { worker: request.worker, cursor: request.cursor, requested: true };
         if request.round != self.round || self.sync != expected {
             return;
@@ -326,12 +280,13 @@ impl SendState {
     fn end(&mut self) {
         let numbers = std::mem::replace(&mut self.covered, vec![0; self.workers]);
         let (round, begin, epoch) = (self.round, self.begin, self.epoch.unwrap_or(0));
-        self.queue(Content::End { round, begin, epoch, numbers }, |number| Kind::SyncEnd(SyncEnd { number, round }));
+        let content = Content::End { round, begin, epoch, numbers };
+        self.frames.push(content, |number| NumberedFrame::SyncEnd { number, round });
         self.sync = SyncProgress::Queued;
     }
 
     /// Queues a Released frame for a view, to be sent after the full sync.
-    pub(super) fn release(&mut self, view: u64) {
+    pub(crate) fn release(&mut self, view: u64) {
         if self.released.is_none_or(|released| released < view)
             && self.release.is_none_or(|(pending, _)| pending < view)
         {
@@ -340,7 +295,7 @@ impl SendState {
     }
 
     /// All replication queues have been read to their end.
-    pub(super) fn queues_drained(&mut self) {
+    pub(crate) fn queues_drained(&mut self) {
         let is_synced = match self.sync {
             SyncProgress::Queued | SyncProgress::Complete => true,
             SyncProgress::Required | SyncProgress::InProgress { .. } => false,
@@ -348,44 +303,36 @@ impl SendState {
         if let (true, true, Some((view, false))) = (self.linked, is_synced, self.release) {
             self.flush();
             self.release = Some((view, true));
-            self.queue(Content::Released { view }, |number| Kind::Released(Released { number, view }));
+            self.frames.push(Content::Released { view }, |number| NumberedFrame::Released { number, view });
         }
     }
 
     /// The next frame to send, if the window permits.
-    pub(super) fn next_frame(&mut self) -> Option<Vec<u8>> {
-        if !self.linked || self.unacknowledged.len() >= WINDOW {
+    pub(crate) fn next_frame(&mut self) -> Option<Vec<u8>> {
+        if !self.linked || !self.frames.is_window_open() {
             return None;
         }
-        if self.queue.is_empty() {
+        if self.frames.is_empty() {
             // Only now: while other frames are queued, the batch can grow.
             self.flush();
         }
-        let mut entry = self.queue.pop_front()?;
-        let bytes = std::mem::take(&mut entry.bytes);
-        self.queued -= bytes.len();
-        if let Content::Sessions { count, .. } = entry.content {
-            self.sent += count;
-        }
-        self.unacknowledged.push_back(entry);
+        let (bytes, records) = self.frames.send_next()?;
+        self.sent += records;
         Some(bytes)
     }
 
     /// The peer has rejected records of this frame for lack of capacity. It will request a full sync later; until a
     /// round that begins after this frame is acknowledged, no epoch counts as acknowledged.
-    pub(super) fn records_rejected(&mut self, number: u64) {
+    pub(crate) fn records_rejected(&mut self, number: u64) {
         self.last_rejected = self.last_rejected.max(number);
         self.acknowledged_epoch = self.acknowledged_epoch.min(self.inherited_epoch);
     }
 
     /// The peer has applied all frames up to a number. Returns the highest record numbers in them by worker.
-    pub(super) fn frames_acknowledged(&mut self, number: u64) -> Result<Vec<u64>, LinkError> {
-        if self.unacknowledged.back().is_none_or(|last| last.number < number) {
-            return Err(LinkError::ProtocolViolation("acknowledgement of a frame that wasn't sent"));
-        }
+    pub(crate) fn frames_acknowledged(&mut self, number: u64) -> Result<Vec<u64>, ProtocolViolation> {
         let mut all = vec![0; self.workers];
-        while let Some(entry) = self.unacknowledged.pop_front_if(|entry| entry.number <= number) {
-            match entry.content {
+        for content in self.frames.acknowledge(number)? {
+            match content {
                 Content::Sessions { numbers, .. } => merge_max(&mut all, &numbers),
                 Content::Begin => {}
                 Content::End { round, begin, epoch, numbers } => {

@@ -1,7 +1,7 @@
 //! Decisions of the group state as peers join, leave and release shards.
 
 use super::*;
-use crate::peer::{PeerStatus, ReceivedEcho, ReplicationStatus};
+use crate::peer::{PeerStatus, ReplicationStatus};
 
 const TTL: Duration = Duration::from_millis(600);
 
@@ -29,12 +29,7 @@ struct Fixture {
 
 impl Fixture {
     fn new() -> Self {
-        let mut state = GroupState::new(
-            "a".into(),
-            Some("10.2.0.1:4790".parse().unwrap()),
-            MembershipSource::Server,
-            TunnelAuthentication::default(),
-        );
+        let mut state = GroupState::new("a".into(), Some("10.2.0.1:4790".parse().unwrap()), MembershipSource::Server);
         state.set_policy(&[policy_peer("a"), policy_peer("b"), policy_peer("c")]);
         Self { state, start: Instant::now(), is_granted: true }
     }
@@ -51,8 +46,7 @@ impl Fixture {
     }
 
     fn links(&mut self, peers: &[(&str, PeerStatus)]) {
-        let peers = peers.iter().map(|(name, status)| ((*name).into(), status.clone())).collect();
-        self.state.set_links(Arc::new(PeersStatus { peers, unauthenticated: 0 }));
+        self.state.set_links(peers.iter().map(|(name, status)| ((*name).into(), status.into())).collect());
     }
 
     fn released(&mut self, gateway: &str, view: u64) {
@@ -79,7 +73,7 @@ fn linked(in_sync_from: bool, in_sync_to: bool) -> PeerStatus {
 
 #[test]
 fn without_a_membership_authority_all_gateways_are_active() {
-    let mut state = GroupState::new("a".into(), None, MembershipSource::Static, TunnelAuthentication::default());
+    let mut state = GroupState::new("a".into(), None, MembershipSource::Static);
     assert_eq!(state.spec(Instant::now(), Tick(0)), MembersSpec::default(), "policy names no gateway");
     state.set_policy(&[policy_peer("a"), policy_peer("b")]);
     let spec = state.spec(Instant::now(), Tick(0));

@@ -13,11 +13,8 @@ use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec};
 use vipgate_policy::compiler;
 
-use crate::config::{Config, PolicySource};
-use crate::gateway::group::tunnel_authentication::TunnelAuthentication;
-use crate::membership::status::{Authority, MembershipStatus};
-use crate::membership::{DesiredState, Member, MembershipView};
-use crate::peer::{self, PeersStatus};
+use super::status::{Authority, MembershipStatus};
+use super::{DesiredState, Member, MembershipView};
 
 /// An active member starts a full sync after each view that changes the active members. If none has started within this
 /// time, it is requested: the peer may have missed that view, and not all versions detect that from the next one.
@@ -25,26 +22,42 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The source of membership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::gateway) enum MembershipSource {
+pub(crate) enum MembershipSource {
     /// None: all gateways are always active.
     Static,
     /// The policy server, if it is a membership authority.
     Server,
 }
 
-impl MembershipSource {
-    /// The source of membership for a configured policy source.
-    pub(super) fn of(config: &Config) -> Self {
-        match config.policy {
-            PolicySource::Server(_) => Self::Server,
-            PolicySource::Files(_) => Self::Static,
-        }
-    }
+/// One of our heartbeats that a peer has echoed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceivedEcho {
+    /// When it was sent, or slightly earlier.
+    pub sent: Tick,
+    /// The view that the peer used when it echoed.
+    pub view: u64,
+}
+
+/// What decisions need to know about a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PeerState {
+    /// Whether the link to it is up.
+    pub(crate) linked: bool,
+    /// The last of our heartbeats that it has echoed.
+    pub(crate) last_echo: Option<ReceivedEcho>,
+    /// When we last echoed one of its heartbeats, or slightly later.
+    pub(crate) echo_sent_at: Option<Tick>,
+    /// Its view at the start of its last full sync to this gateway; `None` until one has ended since the link came up.
+    pub(crate) sync_view: Option<u64>,
+    /// Whether it has all sessions of this gateway.
+    pub(crate) in_sync_to: bool,
+    /// The highest view whose moved shards it has released.
+    pub(crate) released_view: Option<u64>,
 }
 
 /// State of the group as seen by this gateway.
 #[derive(Debug)]
-pub(in crate::gateway) struct GroupState {
+pub(crate) struct GroupState {
     name: Arc<str>,
     /// Tunnel endpoint of this gateway.
     endpoint: Option<SocketAddr>,
@@ -55,7 +68,7 @@ pub(in crate::gateway) struct GroupState {
     ttl: Duration,
     /// Whether `ttl` comes from a granted lease.
     is_granted: bool,
-    links: Arc<PeersStatus>,
+    links: BTreeMap<Arc<str>, PeerState>,
     /// For each gateway, the latest view for which it has released the shards that it loses.
     released: BTreeMap<Arc<str>, u64>,
     /// The view of the last change of active members, and when it was received.
@@ -68,18 +81,12 @@ pub(in crate::gateway) struct GroupState {
     draining: bool,
     /// When full syncs were last requested.
     sync_requested: Option<Instant>,
-    tunnels: TunnelAuthentication,
     /// The fault that makes this gateway unable to forward.
     unable: Option<Arc<str>>,
 }
 
 impl GroupState {
-    pub(super) fn new(
-        name: Arc<str>,
-        endpoint: Option<SocketAddr>,
-        source: MembershipSource,
-        tunnels: TunnelAuthentication,
-    ) -> Self {
+    pub(crate) fn new(name: Arc<str>, endpoint: Option<SocketAddr>, source: MembershipSource) -> Self {
         let authority = if source == MembershipSource::Static { Authority::None } else { Authority::Unknown };
         Self {
             name,
@@ -90,44 +97,47 @@ impl GroupState {
             view: Arc::default(),
             ttl: Duration::ZERO,
             is_granted: false,
-            links: Arc::default(),
+            links: BTreeMap::new(),
             released: BTreeMap::new(),
             active_change: None,
             awaiting_release: BTreeMap::new(),
             owns_home_shards: false,
             draining: false,
             sync_requested: None,
-            tunnels,
             unable: None,
         }
     }
 
-    pub(super) fn set_policy(&mut self, gateways: &[compiler::Peer]) {
+    pub(crate) fn set_policy(&mut self, gateways: &[compiler::Peer]) {
         self.policy = gateways.to_vec();
     }
 
-    pub(super) fn set_draining(&mut self, draining: bool) {
+    pub(crate) fn set_draining(&mut self, draining: bool) {
         self.draining = draining;
     }
 
-    pub(super) fn set_unable(&mut self, reason: Option<Arc<str>>) {
+    pub(crate) fn set_unable(&mut self, reason: Option<Arc<str>>) {
         self.unable = reason;
     }
 
-    pub(super) fn unable(&self) -> Option<&Arc<str>> {
+    pub(crate) fn unable(&self) -> Option<&Arc<str>> {
         self.unable.as_ref()
     }
 
-    pub(super) fn is_draining(&self) -> bool {
+    pub(crate) fn is_draining(&self) -> bool {
         self.draining
     }
 
-    pub(super) fn view(&self) -> &Arc<MembershipView> {
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn view(&self) -> &Arc<MembershipView> {
         &self.view
     }
 
     /// Updates membership: the latest view, the authority and the lease TTL.
-    pub(super) fn set_status(&mut self, status: &MembershipStatus, now: Instant) {
+    pub(crate) fn set_status(&mut self, status: &MembershipStatus, now: Instant) {
         debug_assert!(self.source == MembershipSource::Server, "membership without a policy server");
         let was_active = self.is_active_member(&self.name);
         self.await_releases(&status.view, now);
@@ -136,7 +146,6 @@ impl GroupState {
         }
         (self.authority, self.view) = (status.authority, status.view.clone());
         (self.ttl, self.is_granted) = (status.ttl, status.is_ttl_confirmed);
-        self.tunnels.update(&self.name, &self.view, now, self.ttl);
         self.owns_home_shards &= was_active && self.is_active_member(&self.name);
     }
 
@@ -159,18 +168,17 @@ impl GroupState {
         self.awaiting_release.retain(|name, _| view.member(name).is_some());
     }
 
-    pub(super) fn set_links(&mut self, links: Arc<PeersStatus>) {
-        for (name, peer) in &links.peers {
-            if let Some(view) = peer.replication.peer_released_view {
-                let known = self.released.entry(name.clone()).or_default();
-                *known = view.max(*known);
+    pub(crate) fn set_links(&mut self, links: BTreeMap<Arc<str>, PeerState>) {
+        for (name, peer) in &links {
+            if let Some(view) = peer.released_view {
+                self.mark_released(name.clone(), view);
             }
         }
         self.links = links;
     }
 
     /// A gateway has released the shards that a view takes from it.
-    pub(super) fn mark_released(&mut self, gateway: Arc<str>, view: u64) {
+    pub(crate) fn mark_released(&mut self, gateway: Arc<str>, view: u64) {
         let known = self.released.entry(gateway).or_default();
         *known = view.max(*known);
     }
@@ -181,17 +189,17 @@ impl GroupState {
     }
 
     /// Whether this gateway is active in the current view.
-    pub(super) fn is_active(&self) -> bool {
+    pub(crate) fn is_active(&self) -> bool {
         self.is_active_member(&self.name)
     }
 
     /// The peers: all other gateways in the view.
-    pub(super) fn peers(&self) -> impl Iterator<Item = &Arc<str>> {
+    pub(crate) fn peers(&self) -> impl Iterator<Item = &Arc<str>> {
         self.view.members.iter().map(|member| &member.name).filter(|name| **name != self.name)
     }
 
     /// Whether it is unknown yet if there is a membership authority, and the policy names gateways.
-    pub(super) fn is_authority_unknown(&self) -> bool {
+    pub(crate) fn is_authority_unknown(&self) -> bool {
         self.authority == Authority::Unknown && !self.policy.is_empty()
     }
 
@@ -201,28 +209,12 @@ impl GroupState {
     }
 
     /// Whether a lease is required: other gateways could own this gateway's shards.
-    pub(super) fn needs_lease(&self) -> bool {
+    pub(crate) fn needs_lease(&self) -> bool {
         self.has_authority() && (self.policy.len() > 1 || self.peers().next().is_some())
     }
 
-    /// The view as used by the peer links.
-    pub(super) fn links_view(&self) -> Arc<peer::PeerView> {
-        let member = |member: &Member| peer::PeerMember {
-            name: member.name.clone(),
-            address: member.peer,
-            fingerprint: member.fingerprint.map(peer::Fingerprint),
-            active: member.serving,
-            incarnation: member.incarnation,
-        };
-        Arc::new(peer::PeerView {
-            number: self.view.number,
-            members: self.view.members.iter().map(member).collect(),
-            membership: self.view.clone(),
-        })
-    }
-
-    /// The membership for the engine.
-    pub(super) fn spec(&mut self, now: Instant, tick: Tick) -> MembersSpec {
+    /// The membership for the engine, without the authentication of tunnels.
+    pub(crate) fn spec(&mut self, now: Instant, tick: Tick) -> MembersSpec {
         if self.policy.is_empty() {
             return MembersSpec::default();
         }
@@ -236,7 +228,7 @@ impl GroupState {
     }
 
     /// The number of the view of the last change of active members; 0 without views.
-    pub(super) fn active_since(&self) -> u64 {
+    pub(crate) fn active_since(&self) -> u64 {
         self.active_change.map_or(0, |(number, _)| number)
     }
 
@@ -253,7 +245,7 @@ impl GroupState {
             active: true,
             connected: false,
             may_open: true,
-            authentication: self.tunnels.without_key(),
+            authentication: Authentication::None,
         };
         self.policy.iter().map(member).collect()
     }
@@ -271,13 +263,9 @@ impl GroupState {
                 member.peer.or_else(|| self.endpoint_in_policy(&member.name))
             },
             active: member.serving,
-            connected: self.links.peers.get(&member.name).is_some_and(|peer| peer.linked),
+            connected: self.links.get(&member.name).is_some_and(|peer| peer.linked),
             may_open: if member.name == self.name { owns_home_shards } else { all_released },
-            authentication: if member.name == self.name {
-                Authentication::None
-            } else {
-                self.tunnels.for_peer(&member.name, now)
-            },
+            authentication: Authentication::None,
         };
         self.view.members.iter().map(member).collect()
     }
@@ -304,7 +292,7 @@ impl GroupState {
     /// Whether the last promise of this gateway to a peer has expired. While the server is unreachable, promises serve
     /// as its lease.
     fn has_promise_expired(&self, name: &str, tick: Tick) -> bool {
-        let promised = self.links.peers.get(name).and_then(|peer| peer.echo_sent_at);
+        let promised = self.links.get(name).and_then(|peer| peer.echo_sent_at);
         promised.is_none_or(|promised| tick.reached(promised.plus(self.ttl_ms())))
     }
 
@@ -313,10 +301,8 @@ impl GroupState {
     }
 
     /// The next deadline at which decisions may change without new input.
-    pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let now = Instant::now();
-        let deadlines =
-            self.awaiting_release.values().map(|(_, received)| *received + self.ttl).chain(self.tunnels.deadlines());
+    pub(crate) fn next_deadline(&self, now: Instant) -> Option<Instant> {
+        let deadlines = self.awaiting_release.values().map(|(_, received)| *received + self.ttl);
         let deadlines = deadlines.chain(self.sync_deadline());
         let deadlines = deadlines.filter(|deadline| *deadline > now);
         // After each one, decisions are evaluated again.
@@ -324,7 +310,7 @@ impl GroupState {
     }
 
     /// The state that this gateway wants to be in.
-    pub(super) fn desired_state(&self) -> DesiredState {
+    pub(crate) fn desired_state(&self) -> DesiredState {
         if self.unable.is_some() {
             // At once: sessions that the standby gateways don't have yet are lost in any case.
             return DesiredState::Draining;
@@ -342,8 +328,7 @@ impl GroupState {
 
     /// Whether all peers that could take over have this gateway's sessions.
     fn is_replicated(&self) -> bool {
-        self.reachable()
-            .all(|peer| self.links.peers.get(&peer.name).is_some_and(|it| it.linked && it.replication.in_sync_to))
+        self.reachable().all(|peer| self.links.get(&peer.name).is_some_and(|it| it.linked && it.in_sync_to))
     }
 
     /// Whether each active member has completed a full sync to this gateway that began under the current active
@@ -355,8 +340,7 @@ impl GroupState {
 
     /// The view under which the last full sync of a peer began; `None` while it is incomplete.
     fn sync_view(&self, peer: &Member) -> Option<u64> {
-        let peer = self.links.peers.get(&peer.name).filter(|it| it.linked && it.replication.in_sync_from)?;
-        Some(peer.replication.sync_view)
+        self.links.get(&peer.name).filter(|it| it.linked)?.sync_view
     }
 
     /// When to request full syncs from peers whose last one began under an older view.
@@ -366,7 +350,7 @@ impl GroupState {
     }
 
     /// The peers to request a full sync from, since they haven't started one under the current view.
-    pub(super) fn sync_targets(&mut self, now: Instant) -> Vec<Arc<str>> {
+    pub(crate) fn sync_targets(&mut self, now: Instant) -> Vec<Arc<str>> {
         if self.sync_deadline().is_none_or(|deadline| now < deadline) {
             return Vec::new();
         }
@@ -387,12 +371,12 @@ impl GroupState {
 
     /// Until when all peers have promised not to use this gateway's shards, while the policy server is unreachable. A
     /// gateway that the server has assigned them to would use a newer view, and promise nothing under this one.
-    pub(super) fn lease_from_peers(&self) -> Option<Tick> {
+    pub(crate) fn lease_from_peers(&self) -> Option<Tick> {
         if self.authority != Authority::Unreachable || !self.is_active_member(&self.name) {
             return None;
         }
         let promise = |name: &Arc<str>| {
-            let peer = self.links.peers.get(name)?;
+            let peer = self.links.get(name)?;
             let echoed = peer.last_echo.filter(|echoed| echoed.view == self.view.number)?;
             Some(echoed.sent.plus(self.ttl_ms()))
         };

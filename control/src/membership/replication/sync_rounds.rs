@@ -22,17 +22,17 @@ struct UsedNumbers {
 
 /// A sync round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SyncRound {
+pub(crate) struct SyncRound {
     /// The number that standby sessions of this round get.
-    pub(super) number: u8,
+    pub(crate) number: u8,
     /// Whether standby sessions of unfinished rounds may have this number, too. Then another full sync is needed.
-    pub(super) ambiguous: bool,
+    pub(crate) ambiguous: bool,
 }
 
 impl SyncRounds {
     /// Starts a round of a gateway with a number that no standby session has. If all are in use, with one that no
     /// standby session of this gateway has, since shards rarely move between gateways.
-    pub(super) fn begin(&self, gateway: &Arc<str>) -> SyncRound {
+    pub(crate) fn begin(&self, gateway: &Arc<str>) -> SyncRound {
         let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let used_by_gateway = numbers.used.get(gateway).copied().unwrap_or(0);
         let used_by_all = numbers.used.values().fold(0, |bits, used| bits | used);
@@ -47,7 +47,7 @@ impl SyncRounds {
     }
 
     /// Ends a gateway's round: all standby sessions from it have this number now.
-    pub(super) fn end(&self, gateway: &Arc<str>, number: u8) {
+    pub(crate) fn end(&self, gateway: &Arc<str>, number: u8) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).used.insert(gateway.clone(), 1 << number);
     }
 }

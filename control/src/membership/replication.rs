@@ -1,0 +1,31 @@
+//! Session replication from one gateway to another, as state machines without clock and I/O: `send_state` decides what
+//! is sent and when a full sync is necessary, `receive_state` what received frames mean, `sync_rounds` which number
+//! listed sessions get. Module `peer` encodes their frames and runs them over links.
+
+pub(crate) mod receive_state;
+pub(crate) mod send_state;
+pub(crate) mod sync_rounds;
+
+use thiserror::Error;
+use vipgate_dataplane::session::record::ReplicationRecord;
+
+/// Maximum number of unacknowledged frames per link. Bounds the receiver's queue, and the delay of heartbeats.
+pub(crate) const WINDOW: usize = 16;
+
+/// A frame of the replication protocol. Numbers start at 1 with each link and increase.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NumberedFrame {
+    /// Session records: changes, or a part of a full sync.
+    Sessions { number: u64, records: Vec<ReplicationRecord> },
+    /// A full sync begins under a view.
+    SyncBegin { number: u64, round: u32, view: u64 },
+    /// The full sync is complete.
+    SyncEnd { number: u64, round: u32 },
+    /// The sender has released the shards that a view moves away from it.
+    Released { number: u64, view: u64 },
+}
+
+/// A peer has violated the protocol; how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub(crate) struct ProtocolViolation(pub(crate) &'static str);

@@ -1,0 +1,65 @@
+//! Numbered frames as protobuf messages of the link protocol.
+
+use vipgate_dataplane::session::standby::MAX_RECORDS_APPLIED;
+
+use crate::membership::replication::NumberedFrame;
+use crate::peer::frame::{self, LinkError};
+use crate::peer::proto::frame::Kind;
+use crate::peer::proto::{Released, Sessions, SyncBegin, SyncEnd};
+use crate::peer::record;
+
+/// Encodes a numbered frame with its length.
+pub(crate) fn encode(frame: NumberedFrame) -> Vec<u8> {
+    frame::encode(match frame {
+        NumberedFrame::Sessions { number, records } => {
+            Kind::Sessions(Sessions { number, sessions: records.iter().map(record::encode).collect() })
+        }
+        NumberedFrame::SyncBegin { number, round, view } => Kind::SyncBegin(SyncBegin { number, round, view }),
+        NumberedFrame::SyncEnd { number, round } => Kind::SyncEnd(SyncEnd { number, round }),
+        NumberedFrame::Released { number, view } => Kind::Released(Released { number, view }),
+    })
+}
+
+/// Decodes a numbered frame, without records of states and directions that this version doesn't know.
+///
+/// # Errors
+/// If the frame has no number or too many sessions, or a session is invalid.
+pub(crate) fn decode(kind: &Kind) -> Result<NumberedFrame, LinkError> {
+    Ok(match kind {
+        Kind::Sessions(frame) => {
+            if frame.sessions.len() > MAX_RECORDS_APPLIED {
+                return Err(LinkError::ProtocolViolation("too many sessions in one frame"));
+            }
+            let records: Result<Vec<_>, _> = frame.sessions.iter().map(record::decode).collect();
+            NumberedFrame::Sessions { number: frame.number, records: records?.into_iter().flatten().collect() }
+        }
+        Kind::SyncBegin(SyncBegin { number, round, view }) => {
+            NumberedFrame::SyncBegin { number: *number, round: *round, view: *view }
+        }
+        Kind::SyncEnd(SyncEnd { number, round }) => NumberedFrame::SyncEnd { number: *number, round: *round },
+        Kind::Released(Released { number, view }) => NumberedFrame::Released { number: *number, view: *view },
+        Kind::Hello(_)
+        | Kind::Farewell(_)
+        | Kind::Beat(_)
+        | Kind::Echo(_)
+        | Kind::Ack(_)
+        | Kind::Hearsay(_)
+        | Kind::SyncRequest(_) => return Err(LinkError::ProtocolViolation("a frame without a number")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peer::tests::session_record;
+
+    #[test]
+    fn frames_without_a_number_and_with_too_many_sessions_are_protocol_violations() {
+        let sessions =
+            |count| Kind::Sessions(Sessions { number: 4, sessions: vec![record::encode(&session_record(1)); count] });
+        assert!(decode(&sessions(MAX_RECORDS_APPLIED)).is_ok());
+        for kind in [sessions(MAX_RECORDS_APPLIED + 1), Kind::SyncRequest(crate::peer::proto::SyncRequest {})] {
+            assert!(matches!(decode(&kind), Err(LinkError::ProtocolViolation(_))));
+        }
+    }
+}
