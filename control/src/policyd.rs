@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -44,7 +45,7 @@ use crate::command_error::CommandError;
 use crate::config::{PolicydConfig, PolicydLimits, PolicydSource, Tls};
 use crate::listener::{self, ConnectionLimiter, Limits, limit_by_descriptors, raise_descriptor_limit};
 use crate::metrics::NotReady;
-use crate::source::ingest::{SourceIngester, join_result};
+use crate::source::ingest::{SourceIngester, SourceStatus, join_result};
 use crate::source::store::{AcceptedEmpty, ManifestStore};
 use crate::source::{SourceEvent, etcd, files};
 use crate::xds::proto::policy_status_server::PolicyStatusServer;
@@ -98,7 +99,7 @@ fn read_certificates(files: Tls) -> Result<Arc<Certificates>, CommandError> {
 async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let (event_sender, events) = mpsc::channel(EVENT_QUEUE);
     let (source, source_task) = start_source(&config.source, event_sender)?;
-    let certificates = config.tls.map(read_certificates).transpose()?;
+    let certificates = config.tls.clone().map(read_certificates).transpose()?;
     let listener = listen::bind(config.listen)?;
     let metrics_listener = metrics::bind(config.metrics.listen).await?;
     privileges::drop_capabilities();
@@ -106,70 +107,18 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     let (command_sender, commands) = mpsc::channel(1);
     let cluster = Cluster::from_config(&config.pod_cidrs, &config.service_cidrs, config.uncovered);
     let intake = SourceIngester::new(source, ManifestStore::new(config.allow_empty).with_cluster(cluster));
-    let stats = Arc::default();
-    let membership = membership::open(&config.source, config.leases, published.clone(), Arc::clone(&stats));
-    let rejections = Arc::new(RejectionLog::default());
-    let (room, metrics_room) = (
-        ConnectionLimiter::new("grpc", connection_limits(config.limits)),
-        ConnectionLimiter::new("metrics", listener::METRICS_LIMITS),
-    );
-    let budget = Arc::new(Budget::new(config.limits.bytes_per_address, config.limits.bytes));
-    let state = Arc::new(ServerState {
-        source: intake.status(),
-        accept_empty: command_sender,
-        published: published.clone(),
-        registry: Arc::default(),
-        membership: membership.clone(),
-        stats,
-        listeners: [room.clone(), metrics_room.clone()],
-        budget: budget.clone(),
-        admins: config.admins,
-    });
+    let listen = config.listen.to_string();
+    let state = server_state(config, intake.status(), command_sender, published);
     let signal_error = |error| CommandError::runtime(error).context("cannot install signal handlers");
     let mut terminate = signal(SignalKind::terminate()).map_err(signal_error)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(signal_error)?;
     let (stop, stopped) = watch::channel(false);
 
-    let discovery = DiscoveryService {
-        published,
-        registry: state.registry.clone(),
-        stats: state.stats.clone(),
-        rejections: rejections.clone(),
-        budget: budget.clone(),
-    };
-    let router = Server::builder()
-        .layer(MeterLayer(budget))
-        .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
-        .http2_max_header_list_size(MAX_HEADER_BYTES)
-        .initial_stream_window_size(FLOW_CONTROL_WINDOW)
-        .initial_connection_window_size(FLOW_CONTROL_WINDOW)
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_INTERVAL))
-        .add_service(AggregatedDiscoveryServiceServer::new(discovery).max_decoding_message_size(MAX_REQUEST_BYTES))
-        .add_service(membership::server(membership, state.stats.clone(), rejections.clone()))
-        .add_service(
-            PolicyStatusServer::new(status::Service { state: state.clone(), rejections: rejections.clone() })
-                .max_decoding_message_size(MAX_STATUS_REQUEST_BYTES),
-        );
-    let mut stop_signal = stopped.clone();
-    let shutdown = async move {
-        // An error means that the sender was dropped: that is a shutdown, too.
-        let _ = stop_signal.wait_for(|stop| *stop).await;
-    };
-    let gateways = match certificates {
-        None => {
-            let incoming = ReceiverStream::new(listen::accept_plain(listener, room));
-            tokio::spawn(router.serve_with_incoming_shutdown(incoming, shutdown))
-        }
-        Some(certificates) => {
-            tokio::spawn(certificates.clone().watch());
-            let incoming = listen::accept_tls(listener, room, certificates, (state.stats.clone(), rejections));
-            tokio::spawn(router.serve_with_incoming_shutdown(ReceiverStream::new(incoming), shutdown))
-        }
-    };
-    let metrics_server = tokio::spawn(metrics::serve(monitored(&state), metrics_listener, metrics_room, stopped));
-    let listen = config.listen.to_string();
-    let compiler = tokio::spawn(compile_loop(state.clone(), intake, (events, commands), publish, listen));
+    let gateways = serve_gateways(&state, listener, certificates, stopped.clone());
+    let [_, metrics_connections] = state.listeners.clone();
+    let metrics_server =
+        tokio::spawn(metrics::serve(monitored(&state), metrics_listener, metrics_connections, stopped));
+    let compiler = tokio::spawn(compile_loop(state, intake, (events, commands), publish, listen));
 
     let outcome = tokio::select! {
         _ = terminate.recv() => Ok(()),
@@ -193,6 +142,78 @@ async fn run_server(config: PolicydConfig) -> Result<(), CommandError> {
     }
     tracing::info!(event = "stopped", "stopped");
     outcome
+}
+
+/// The shared state of a server, whose membership service runs from here on.
+fn server_state(
+    config: PolicydConfig,
+    source: Arc<SourceStatus>,
+    accept_empty: mpsc::Sender<AcceptEmptyCommand>,
+    published: watch::Receiver<Option<Arc<Publication>>>,
+) -> Arc<ServerState> {
+    let stats = Arc::default();
+    let membership = membership::open(&config.source, config.leases, published.clone(), Arc::clone(&stats));
+    Arc::new(ServerState {
+        source,
+        accept_empty,
+        published,
+        registry: Arc::default(),
+        membership,
+        stats,
+        listeners: [
+            ConnectionLimiter::new("grpc", connection_limits(config.limits)),
+            ConnectionLimiter::new("metrics", listener::METRICS_LIMITS),
+        ],
+        budget: Arc::new(Budget::new(config.limits.bytes_per_address, config.limits.bytes)),
+        admins: config.admins,
+    })
+}
+
+/// Serves discovery, membership and status to gateways and commands until `stop` is set.
+fn serve_gateways(
+    state: &Arc<ServerState>,
+    listener: TcpListener,
+    certificates: Option<Arc<Certificates>>,
+    mut stop: watch::Receiver<bool>,
+) -> JoinHandle<Result<(), tonic::transport::Error>> {
+    let rejections = Arc::new(RejectionLog::default());
+    let discovery = DiscoveryService {
+        published: state.published.clone(),
+        registry: state.registry.clone(),
+        stats: state.stats.clone(),
+        rejections: rejections.clone(),
+        budget: state.budget.clone(),
+    };
+    let router = Server::builder()
+        .layer(MeterLayer(state.budget.clone()))
+        .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
+        .http2_max_header_list_size(MAX_HEADER_BYTES)
+        .initial_stream_window_size(FLOW_CONTROL_WINDOW)
+        .initial_connection_window_size(FLOW_CONTROL_WINDOW)
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_INTERVAL))
+        .add_service(AggregatedDiscoveryServiceServer::new(discovery).max_decoding_message_size(MAX_REQUEST_BYTES))
+        .add_service(membership::server(state.membership.clone(), state.stats.clone(), rejections.clone()))
+        .add_service(
+            PolicyStatusServer::new(status::Service { state: state.clone(), rejections: rejections.clone() })
+                .max_decoding_message_size(MAX_STATUS_REQUEST_BYTES),
+        );
+    let shutdown = async move {
+        // An error means that the sender was dropped: that is a shutdown, too.
+        let _ = stop.wait_for(|stop| *stop).await;
+    };
+    let [connections, _] = state.listeners.clone();
+    match certificates {
+        None => {
+            let incoming = ReceiverStream::new(listen::accept_plain(listener, connections));
+            tokio::spawn(router.serve_with_incoming_shutdown(incoming, shutdown))
+        }
+        Some(certificates) => {
+            tokio::spawn(certificates.clone().watch());
+            let incoming = listen::accept_tls(listener, connections, certificates, (state.stats.clone(), rejections));
+            tokio::spawn(router.serve_with_incoming_shutdown(ReceiverStream::new(incoming), shutdown))
+        }
+    }
 }
 
 /// The configured connection limits, lowered to what the limit of open files allows.

@@ -146,6 +146,29 @@ fn render(args: &StatusArgs, reply: &StatusReply) -> String {
     if !args.endpoints.is_empty() {
         return endpoints(reply);
     }
+    render_source(&mut out, reply);
+    render_policies(&mut out, reply);
+    out.push('\n');
+    out += &gateways(reply);
+    if !reply.members.is_empty() {
+        out.push('\n');
+        out += &members(reply);
+    }
+    if !reply.complaints.is_empty() {
+        out.push('\n');
+    }
+    for it in &reply.complaints {
+        let line = if it.line > 0 { format!(":{}", it.line) } else { String::new() };
+        let field = if it.field.is_empty() { String::new() } else { format!("{}: ", it.field) };
+        let warning = if it.severity == "warning" { "warning: " } else { "" };
+        // Writing to a String can't fail.
+        let _ = writeln!(out, "{}{line}: {field}{warning}{}", it.file, it.reason);
+    }
+    out
+}
+
+/// The server, its policy source and the published policy.
+fn render_source(out: &mut String, reply: &StatusReply) {
     let source = reply.source.clone().unwrap_or_default();
     let state = if source.connected { String::new() } else { format!(", UNREACHABLE: {}", source.error) };
     // Writing to a String can't fail.
@@ -163,6 +186,10 @@ fn render(args: &StatusArgs, reply: &StatusReply) -> String {
     let version = if reply.version.is_empty() { "none yet" } else { &reply.version };
     let StatusReply { vips, covered_endpoints, services, .. } = reply;
     let _ = writeln!(out, "policy    {version}, {vips} VIPs, {covered_endpoints} endpoints, {services} Services\n");
+}
+
+/// Policies with their state and VIPs, then why some aren't in force as written.
+fn render_policies(out: &mut String, reply: &StatusReply) {
     let mut table = Table::new([
         word("policy"),
         word("state"),
@@ -186,14 +213,17 @@ fn render(args: &StatusArgs, reply: &StatusReply) -> String {
             policy.pending.join(" "),
         ]);
     }
-    out += &table.take();
+    *out += &table.take();
     for policy in reply.policies.iter().filter(|policy| !policy.reasons.is_empty()) {
         let _ = writeln!(out, "\n{}:", policy.name);
         for reason in &policy.reasons {
             let _ = writeln!(out, "  {reason}");
         }
     }
-    out.push('\n');
+}
+
+/// Gateways and whether they have the published policy in force.
+fn gateways(reply: &StatusReply) -> String {
     let mut table = Table::new([word("gateway"), word("state"), word("address"), word("connected"), word("notes")]);
     for gateway in &reply.gateways {
         let state = match (gateway.connected, gateway.in_step) {
@@ -212,21 +242,7 @@ fn render(args: &StatusArgs, reply: &StatusReply) -> String {
             if gateway.address.is_empty() { String::new() } else { format_duration(gateway.since_seconds * 1000) };
         table.row([gateway.name.clone(), state.to_owned(), gateway.address.clone(), age, notes.join("; ")]);
     }
-    out += &table.take();
-    if !reply.members.is_empty() {
-        out.push('\n');
-        out += &members(reply);
-    }
-    if !reply.complaints.is_empty() {
-        out.push('\n');
-    }
-    for it in &reply.complaints {
-        let line = if it.line > 0 { format!(":{}", it.line) } else { String::new() };
-        let field = if it.field.is_empty() { String::new() } else { format!("{}: ", it.field) };
-        let warning = if it.severity == "warning" { "warning: " } else { "" };
-        let _ = writeln!(out, "{}{line}: {field}{warning}{}", it.file, it.reason);
-    }
-    out
+    table.take()
 }
 
 /// Membership, as the policy server manages it.

@@ -28,8 +28,10 @@ fn text(status: &proto::StatusReply) -> String {
     parts.iter().filter(|part| !part.is_empty()).map(String::as_str).collect::<Vec<_>>().join("\n")
 }
 
+/// Writes one labelled line.
+type WriteLine<'a> = dyn FnMut(&str, &str) + 'a;
+
 fn head(status: &proto::StatusReply) -> String {
-    let mut policy = status.policy.clone().unwrap_or_default();
     let mut out = String::new();
     let mut line = |label: &str, text: &str| {
         // Writing to a String can't fail.
@@ -40,6 +42,21 @@ fn head(status: &proto::StatusReply) -> String {
     let zone = if status.zone.is_empty() { String::new() } else { format!(", zone {}", status.zone) };
     line("node", &format!("{}{zone}", status.node));
     line("program", &format!("vipgate {}, pid {}", status.version, status.pid));
+    policy_lines(&mut line, status.policy.clone().unwrap_or_default());
+    if let Some(group) = &status.group {
+        let draining = if group.draining { ", DRAINING" } else { "" };
+        line("members", &format!("{}, lease {}{draining}", peers::active_summary(group), peers::lease_text(group)));
+        for text in peers::tunnel_faults(group) {
+            line("TUNNELS", &text);
+        }
+    }
+    fault_lines(&mut line, status);
+    session_lines(&mut line, status);
+    out
+}
+
+/// The policy in force and its source.
+fn policy_lines(line: &mut WriteLine<'_>, mut policy: proto::PolicyStatus) {
     let age = format_duration(policy.age_seconds * 1000);
     line("policy", &format!("{}, generation {}, in force for {age}", policy.version, policy.generation));
     line(
@@ -72,13 +89,10 @@ fn head(status: &proto::StatusReply) -> String {
             line("CACHE", &server.cache_error);
         }
     }
-    if let Some(group) = &status.group {
-        let draining = if group.draining { ", DRAINING" } else { "" };
-        line("members", &format!("{}, lease {}{draining}", peers::active_summary(group), peers::lease_text(group)));
-        for text in peers::tunnel_faults(group) {
-            line("TUNNELS", &text);
-        }
-    }
+}
+
+/// Faults, the hold-down after them, and the NAT log.
+fn fault_lines(line: &mut WriteLine<'_>, status: &proto::StatusReply) {
     for fault in &status.faults {
         line("FAULT", fault);
     }
@@ -93,6 +107,10 @@ fn head(status: &proto::StatusReply) -> String {
             line("COLLECTOR", &log.error);
         }
     }
+}
+
+/// The session table.
+fn session_lines(line: &mut WriteLine<'_>, status: &proto::StatusReply) {
     let (sessions, standby, capacity) = (status.sessions, status.standby_sessions, status.session_capacity);
     let ratio = |part: u64| format_percent(permille(part, capacity));
     line("sessions", &format!("{sessions} of {capacity} ({})", ratio(sessions)));
@@ -103,7 +121,6 @@ fn head(status: &proto::StatusReply) -> String {
         let (reserve, fair) = (status.session_reserve, status.session_fair_share);
         line("share", &format!("{fair} sessions per VIP; {reserve} are reserved for VIPs below their share"));
     }
-    out
 }
 
 /// The cluster's own prefixes, and the handling of uncovered packets.

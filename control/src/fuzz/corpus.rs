@@ -205,47 +205,40 @@ fn members() {
     run_corpus("members", seeds, super::members);
 }
 
+/// One direction of a session record.
+fn half(flags: u8) -> DirectionRecord {
+    DirectionRecord { flags, idle_ms: 5, sequence: 7, acknowledged: 9, packets: 3, bytes: 180 }
+}
+
+/// The record of an open egress session.
+fn open_record<A>(origin: Tuple<A>, translated: Tuple<A>) -> FamilyRecord<A> {
+    let directions = [half(1), half(2)];
+    FamilyRecord { state: RecordState::Open, direction: Direction::Egress, origin, translated, directions }
+}
+
 #[test]
 fn frames() {
-    let half = |flags| DirectionRecord { flags, idle_ms: 5, sequence: 7, acknowledged: 9, packets: 3, bytes: 180 };
     let v4 = |port| {
         let address = |text: &str| text.parse::<std::net::Ipv4Addr>().unwrap().to_bits();
-        let remote = (address("198.51.100.10"), 443);
         let tuple = |source, source_port| Tuple {
-            source,
-            destination: remote.0,
+            source: address(source),
+            destination: address("198.51.100.10"),
             source_port,
-            destination_port: remote.1,
+            destination_port: 443,
             protocol: 6,
         };
-        let (origin, translated) = (tuple(address("10.244.1.5"), 4000), tuple(address("192.0.2.10"), port));
-        let halves = [half(1), half(2)];
-        ReplicationRecord::V4(FamilyRecord {
-            state: RecordState::Open,
-            direction: Direction::Egress,
-            origin,
-            translated,
-            directions: halves,
-        })
+        ReplicationRecord::V4(open_record(tuple("10.244.1.5", 4000), tuple("192.0.2.10", port)))
     };
     let v6 = {
         let address = |text: &str| V6::from_bits(text.parse::<std::net::Ipv6Addr>().unwrap().to_bits());
         let tuple = |source, source_port| Tuple {
-            source,
+            source: address(source),
             destination: address("2001:db8:51::10"),
             source_port,
             destination_port: 53,
             protocol: 17,
         };
-        let (origin, translated) = (tuple(address("fd00:244:1::5"), 4000), tuple(address("2001:db8:1::10"), 20_480));
-        let halves = [half(1), half(2)];
-        ReplicationRecord::V6(FamilyRecord {
-            state: RecordState::Open,
-            direction: Direction::Egress,
-            origin,
-            translated,
-            directions: halves,
-        })
+        ReplicationRecord::V6(open_record(tuple("fd00:244:1::5", 4000), tuple("2001:db8:1::10", 20_480)))
     };
     let ended = match v4(20_480) {
         ReplicationRecord::V4(record) => ReplicationRecord::V4(FamilyRecord { state: RecordState::Ended, ..record }),

@@ -48,36 +48,38 @@ pub fn members(mut data: &[u8]) {
                 let Some(message) = next::<proto::Beat>(&mut data) else { break };
                 let sequence = message.sequence;
                 let Ok(heartbeat) = Heartbeat::try_from(message) else { continue };
-                // Servers store no secrets, neither the process's own nor its predecessor's.
-                let stored = Heartbeat { predecessor: None, ..heartbeat.clone() };
-                assert_eq!(
-                    Heartbeat::from_stored(heartbeat.to_proto(sequence)),
-                    Ok(stored),
-                    "round trip of a heartbeat"
-                );
-                let _ = state.heartbeat(now, &heartbeat);
-                state.decide(now);
-                if let Some(lease) = state.grant(now, &heartbeat.gateway, heartbeat.incarnation) {
-                    assert!(lease < TTL, "a lease is shorter than the failure detection timeout");
-                    let member = state.view().member(&heartbeat.gateway);
-                    assert!(
-                        member.is_some_and(|it| it.serving && it.incarnation == heartbeat.incarnation),
-                        "{heartbeat:?}"
-                    );
-                }
+                apply_heartbeat(&mut state, now, &heartbeat, sequence);
             }
         }
         state.decide(now);
-        let view = state.view();
-        assert!(view.number >= previous.number, "view numbers never decrease: {previous:?}, {view:?}");
-        assert!(view.number > previous.number || **view == *previous, "one view per number: {previous:?}, {view:?}");
-        let names: BTreeSet<_> = view.members.iter().map(|member| &member.name).collect();
-        assert_eq!(names.len(), view.members.len(), "no duplicate members: {view:?}");
-        // Whatever input the server has received, its view must be valid for all.
-        assert_eq!(MembershipView::try_from(proto::View::from(&**view)).as_ref(), Ok(&**view));
+        check_view(&previous, state.view());
     }
     // Whatever the input, the next deadline is near, or there is none.
     assert!(state.next_deadline().is_none_or(|due| due <= now + 3 * TTL), "{state:?}");
+}
+
+/// Applies a heartbeat, and asserts its round trip and that a lease is only granted to an active gateway's process.
+fn apply_heartbeat(state: &mut MembershipState, now: Instant, heartbeat: &Heartbeat, sequence: u64) {
+    // Servers store no secrets, neither the process's own nor its predecessor's.
+    let stored = Heartbeat { predecessor: None, ..heartbeat.clone() };
+    assert_eq!(Heartbeat::from_stored(heartbeat.to_proto(sequence)), Ok(stored), "round trip of a heartbeat");
+    let _ = state.heartbeat(now, heartbeat);
+    state.decide(now);
+    if let Some(lease) = state.grant(now, &heartbeat.gateway, heartbeat.incarnation) {
+        assert!(lease < TTL, "a lease is shorter than the failure detection timeout");
+        let member = state.view().member(&heartbeat.gateway);
+        assert!(member.is_some_and(|it| it.serving && it.incarnation == heartbeat.incarnation), "{heartbeat:?}");
+    }
+}
+
+/// Asserts that a view may follow another one, and that it is valid for all gateways.
+fn check_view(previous: &MembershipView, view: &MembershipView) {
+    assert!(view.number >= previous.number, "view numbers never decrease: {previous:?}, {view:?}");
+    assert!(view.number > previous.number || *view == *previous, "one view per number: {previous:?}, {view:?}");
+    let names: BTreeSet<_> = view.members.iter().map(|member| &member.name).collect();
+    assert_eq!(names.len(), view.members.len(), "no duplicate members: {view:?}");
+    // Whatever input the server has received, its view must be valid for all.
+    assert_eq!(MembershipView::try_from(proto::View::from(view)).as_ref(), Ok(view));
 }
 
 /// Converts a valid view, and asserts its round trip.

@@ -8,7 +8,7 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Status};
+use tonic::{Code, Status, Streaming};
 use vipgate_dataplane::flow::time::Tick;
 use vipgate_dataplane::replication::lease;
 
@@ -56,42 +56,9 @@ pub(super) async fn run_stream(client: &mut HeartbeatClient) -> StreamEnd {
         Code::InvalidArgument | Code::PermissionDenied => StreamEnd::Rejected(status.message().to_owned()),
         _ => StreamEnd::Disconnected(breakage.explain(describe_status(status))),
     };
-    let mut notices = match opened {
-        Ok(response) => response.into_inner(),
-        Err(status) => return end(&status),
-    };
-    let (mut sent, mut received) = (Instant::now(), Instant::now());
-    loop {
-        let (interval, response_timeout) =
-            (stream.client.status.borrow().ttl / HEARTBEATS_PER_LEASE, stream.client.response_timeout());
-        tokio::select! {
-            // Notices first: one that has arrived counts, however late this task runs.
-            biased;
-            notice = notices.message() => match notice {
-                Ok(Some(notice)) => {
-                    received = Instant::now();
-                    if let Err(error) = stream.handle_notice(notice) {
-                        return StreamEnd::Disconnected(error.to_string());
-                    }
-                }
-                Ok(None) => return StreamEnd::Disconnected("the server has ended the stream".to_owned()),
-                Err(status) => return end(&status),
-            },
-            changed = stream.client.reported.changed() => {
-                if changed.is_err() {
-                    return StreamEnd::ClientClosed;
-                }
-                sent = Instant::now();
-                stream.send_heartbeat();
-            }
-            () = sleep_until(sent + interval) => {
-                sent = Instant::now();
-                stream.send_heartbeat();
-            }
-            () = sleep_until(received + response_timeout) => {
-                return StreamEnd::Disconnected(format!("no response within {} ms", response_timeout.as_millis()));
-            }
-        }
+    match opened {
+        Ok(response) => stream.run(response.into_inner(), end).await,
+        Err(status) => end(&status),
     }
 }
 
@@ -132,6 +99,43 @@ struct HeartbeatStream<'a> {
 }
 
 impl HeartbeatStream<'_> {
+    /// Sends heartbeats and handles notices until the stream ends.
+    async fn run(&mut self, mut notices: Streaming<proto::Notice>, end: impl Fn(&Status) -> StreamEnd) -> StreamEnd {
+        let (mut sent, mut received) = (Instant::now(), Instant::now());
+        loop {
+            let (interval, response_timeout) =
+                (self.client.status.borrow().ttl / HEARTBEATS_PER_LEASE, self.client.response_timeout());
+            tokio::select! {
+                // Notices first: one that has arrived counts, however late this task runs.
+                biased;
+                notice = notices.message() => match notice {
+                    Ok(Some(notice)) => {
+                        received = Instant::now();
+                        if let Err(error) = self.handle_notice(notice) {
+                            return StreamEnd::Disconnected(error.to_string());
+                        }
+                    }
+                    Ok(None) => return StreamEnd::Disconnected("the server has ended the stream".to_owned()),
+                    Err(status) => return end(&status),
+                },
+                changed = self.client.reported.changed() => {
+                    if changed.is_err() {
+                        return StreamEnd::ClientClosed;
+                    }
+                    sent = Instant::now();
+                    self.send_heartbeat();
+                }
+                () = sleep_until(sent + interval) => {
+                    sent = Instant::now();
+                    self.send_heartbeat();
+                }
+                () = sleep_until(received + response_timeout) => {
+                    return StreamEnd::Disconnected(format!("no response within {} ms", response_timeout.as_millis()));
+                }
+            }
+        }
+    }
+
     fn send_heartbeat(&mut self) {
         let ReportedState { desired_state, seen_view, unable } = self.client.reported.borrow_and_update().clone();
         let config = &self.client.config;

@@ -7,33 +7,54 @@ use vipgate_policy::diagnostic::Severity;
 
 use crate::listener;
 use crate::metric::{Family, Kind, Labels, family};
+use crate::policyd::publication::Publication;
 use crate::policyd::state::ServerState;
 
 /// All metric families of the policy server.
 pub(super) fn families(state: &Arc<ServerState>) -> Vec<Family> {
-    use Kind::{Counter, Gauge, Info, Milliseconds};
-    let one = |value: u64| vec![(Labels::new(), value)];
-    let labelled = |label: &'static str, values: Vec<(&str, u64)>| -> Vec<(Labels, u64)> {
-        values.into_iter().map(|(text, value)| (vec![(label, text.to_owned())], value)).collect()
-    };
-    let stats = &state.stats;
-    let compiled = state.source.compiled.load();
     let published = state.published.borrow().clone().unwrap_or_default();
-    let (last_good, missing): (Vec<_>, Vec<_>) = compiled.faulty.values().partition(|faulty| faulty.has_last_good);
-    let diagnostics = |severity| compiled.diagnostics.iter().filter(|it| it.severity == severity).count() as u64;
+    [
+        publication_families(state, &published),
+        source_families(state),
+        membership_families(state),
+        vec![
+            family("policy_version", "The published policy", Kind::Info, version(&published.version)),
+            family("build", "The running program", Kind::Info, version(env!("CARGO_PKG_VERSION"))),
+        ],
+        rejection_families(state),
+        state.source.families(),
+    ]
+    .concat()
+}
+
+/// A value without labels.
+fn one(value: u64) -> Vec<(Labels, u64)> {
+    vec![(Labels::new(), value)]
+}
+
+/// Values by one label.
+fn labelled(label: &'static str, values: &[(&str, u64)]) -> Vec<(Labels, u64)> {
+    values.iter().map(|(text, value)| (vec![(label, (*text).to_owned())], *value)).collect()
+}
+
+fn version(text: &str) -> Vec<(Labels, u64)> {
+    labelled("version", &[(text, 1)])
+}
+
+/// Metrics of the published policy, and of the gateways that receive it.
+fn publication_families(state: &ServerState, published: &Publication) -> Vec<Family> {
+    use Kind::{Counter, Gauge, Milliseconds};
+    let stats = &state.stats;
     let placement = &published.placement;
-    let (last_good, missing) = (last_good.len() as u64, missing.len() as u64);
-    let resources = vec![
+    let resources = [
         ("EgressPolicy", placement.policies.len() as u64),
         ("Vip", placement.vips.len() as u64),
         ("Endpoint", placement.endpoints.len() as u64),
         ("Service", placement.services.len() as u64),
         ("Gateway", placement.peers.len() as u64),
     ];
-    let view = state.membership.view.borrow().clone();
-    let version = |text: &str| vec![(vec![("version", text.to_owned())], 1)];
     let in_step = state.registry.list().values().filter(|it| it.streams > 0 && it.in_force == published.number).count();
-    let mut all = vec![
+    vec![
         family("policyd_gateways", "Connected gateways", Gauge, one(state.registry.connected() as u64)),
         family(
             "policyd_gateways_in_step",
@@ -41,23 +62,41 @@ pub(super) fn families(state: &Arc<ServerState>) -> Vec<Family> {
             Gauge,
             one(in_step as u64),
         ),
-        family("policyd_resources", "Resources in the published policy", Gauge, labelled("kind", resources)),
+        family("policyd_resources", "Resources in the published policy", Gauge, labelled("kind", &resources)),
+        family("policyd_publications", "Published policy versions", Counter, one(stats.publications.get())),
+        family("policyd_responses", "Responses sent to gateways", Counter, one(stats.responses.get())),
+        family(
+            "policyd_answers",
+            "Responses that gateways accepted (ACK) or refused (NACK)",
+            Counter,
+            labelled("result", &[("accepted", stats.acks.get()), ("refused", stats.nacks.get())]),
+        ),
+        family(
+            "policyd_compile_seconds",
+            "Duration of the last compilation",
+            Milliseconds,
+            one(stats.compile_us.load(Relaxed) / 1000),
+        ),
+    ]
+}
+
+/// Metrics of the policy source and of its manifests.
+fn source_families(state: &ServerState) -> Vec<Family> {
+    use Kind::{Counter, Gauge};
+    let compiled = state.source.compiled.load();
+    let (last_good, missing): (Vec<_>, Vec<_>) = compiled.faulty.values().partition(|faulty| faulty.has_last_good);
+    let (last_good, missing) = (last_good.len() as u64, missing.len() as u64);
+    let diagnostics = |severity| compiled.diagnostics.iter().filter(|it| it.severity == severity).count() as u64;
+    let by_severity = [("error", diagnostics(Severity::Error)), ("warning", diagnostics(Severity::Warning))];
+    vec![
         family("policyd_objects", "Objects in force", Gauge, one(compiled.objects as u64)),
         family(
             "policyd_faulty_objects",
             "Invalid objects: an earlier version is in force instead, or nothing",
             Gauge,
-            labelled("instead", vec![("last_good", last_good), ("nothing", missing)]),
+            labelled("instead", &[("last_good", last_good), ("nothing", missing)]),
         ),
-        family(
-            "policyd_complaints",
-            "Current diagnostics of manifests",
-            Gauge,
-            labelled(
-                "severity",
-                vec![("error", diagnostics(Severity::Error)), ("warning", diagnostics(Severity::Warning))],
-            ),
-        ),
+        family("policyd_complaints", "Current diagnostics of manifests", Gauge, labelled("severity", &by_severity)),
         family(
             "policyd_source_connected",
             "Whether the policy source is reachable",
@@ -68,22 +107,16 @@ pub(super) fn families(state: &Arc<ServerState>) -> Vec<Family> {
             "policyd_source_updates",
             "Updates received from the policy source",
             Counter,
-            one(stats.source_updates.get()),
+            one(state.stats.source_updates.get()),
         ),
-        family("policyd_publications", "Published policy versions", Counter, one(stats.publications.get())),
-        family("policyd_responses", "Responses sent to gateways", Counter, one(stats.responses.get())),
-        family(
-            "policyd_answers",
-            "Responses that gateways accepted (ACK) or refused (NACK)",
-            Counter,
-            labelled("result", vec![("accepted", stats.acks.get()), ("refused", stats.nacks.get())]),
-        ),
-        family(
-            "policyd_compile_seconds",
-            "Duration of the last compilation",
-            Milliseconds,
-            one(stats.compile_us.load(Relaxed) / 1000),
-        ),
+    ]
+}
+
+/// Metrics of membership.
+fn membership_families(state: &ServerState) -> Vec<Family> {
+    use Kind::{Counter, Gauge};
+    let view = state.membership.view.borrow().clone();
+    vec![
         family("policyd_members", "Gateways in the membership view", Gauge, one(view.members.len() as u64)),
         family("policyd_members_serving", "Active gateways", Gauge, one(view.active_members().count() as u64)),
         family("policyd_view", "Number of the current membership view", Gauge, one(view.number)),
@@ -91,26 +124,20 @@ pub(super) fn families(state: &Arc<ServerState>) -> Vec<Family> {
             "policyd_expiries",
             "Gateways that became inactive because their heartbeats timed out or their process was replaced",
             Counter,
-            one(stats.lease_expiries.get()),
+            one(state.stats.lease_expiries.get()),
         ),
         family(
             "policyd_refused_beats",
             "Heartbeats rejected because another live process has the gateway's name",
             Counter,
-            one(stats.rejected_heartbeats.get()),
+            one(state.stats.rejected_heartbeats.get()),
         ),
-        family("policy_version", "The published policy", Info, version(&published.version)),
-        family("build", "The running program", Info, version(env!("CARGO_PKG_VERSION"))),
-    ];
-    all.extend(rejection_families(state));
-    all.extend(state.source.families());
-    all
+    ]
 }
 
 /// Metrics of rejected clients, of client memory and of connections.
 fn rejection_families(state: &ServerState) -> Vec<Family> {
     use Kind::{Counter, Gauge};
-    let one = |value: u64| vec![(Labels::new(), value)];
     let stats = &state.stats;
     let streams = [
         ("certificate", &stats.certificate_mismatches),

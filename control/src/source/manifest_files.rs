@@ -292,9 +292,7 @@ mod tests {
         let old = SystemTime::now() - Duration::from_mins(1);
         std::fs::File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
         let first = contents.read(&path).unwrap();
-        assert!(
-            matches!(contents.read(&path).unwrap(), Content::Unchanged(fingerprint) if fingerprint == first.fingerprint())
-        );
+        assert!(matches!(contents.read(&path).unwrap(), Content::Unchanged(again) if again == first.fingerprint()));
         // Same length and mtime, but another ctime.
         std::thread::sleep(Duration::from_millis(20));
         write(&path, "2").unwrap();

@@ -76,19 +76,19 @@ impl<W: Write> Pcapng<W> {
     /// Writes a packet as received and, if it was sent, as sent.
     pub(super) fn put(&mut self, packet: &CapturedPacket) -> io::Result<()> {
         let time = Duration::from_millis(packet.time_ms);
-        self.block(packet.interface, time, &packet.before, packet.before_length, INBOUND, &packet.verdict)?;
+        self.block(packet.interface, time, (&packet.before, packet.before_length), INBOUND, &packet.verdict)?;
         if let Some(out) = packet.out.filter(|_| !packet.after.is_empty()) {
-            self.block(out, time, &packet.after, packet.after_length, OUTBOUND, &packet.verdict)?;
+            self.block(out, time, (&packet.after, packet.after_length), OUTBOUND, &packet.verdict)?;
         }
         Ok(())
     }
 
+    /// Writes one packet: its captured bytes, and its length before it was cut.
     fn block(
         &mut self,
         interface: u32,
         at: Duration,
-        bytes: &[u8],
-        length: u32,
+        (bytes, length): (&[u8], u32),
         flags: u32,
         comment: &str,
     ) -> io::Result<()> {

@@ -144,7 +144,8 @@ impl StreamTask {
                     changed.map_err(|_| Some(stopping()))?;
                     let view = self.view.borrow_and_update().clone();
                     if self.sent_view.as_ref() != Some(&view) {
-                        self.send_notice(0, HeartbeatReply { lease: None, view, rival: None, is_unknown_gateway: false }).await?;
+                        let reply = HeartbeatReply { lease: None, view, rival: None, is_unknown_gateway: false };
+                        self.send_notice(0, reply).await?;
                     }
                 }
                 () = sleep_until(deadline) => return Err(Some(Status::deadline_exceeded("heartbeat timeout"))),

@@ -140,19 +140,7 @@ impl Model {
             };
             next.insert(name, entry);
         }
-        let readable: BTreeMap<Id, String> = next
-            .iter()
-            .flat_map(|(name, entry)| entry.objects.iter().map(move |it| (name, entry, it.id)))
-            .filter(|(_, entry, id)| !entry.retained.contains(id))
-            .map(|(name, _, id)| (id, name.clone()))
-            .collect();
-        // An entry doesn't retain an object that another entry has readably.
-        for (name, entry) in &mut next {
-            entry.retained.retain(|id| !readable.contains_key(id));
-            let retained = &entry.retained;
-            entry.objects.retain(|it| retained.contains(&it.id) || readable.get(&it.id) == Some(name));
-            entry.rejected.retain(|id| !retained.contains(id));
-        }
+        release_moved(&mut next);
         self.entries = next;
         let is_present =
             |entry: &Entry| matches!(entry.state, State::Read | State::Unreadable) && !entry.objects.is_empty();
@@ -272,5 +260,21 @@ impl Model {
         self.initialized
             && self.disk.unavailable.iter().all(is_path_healthy)
             && self.entries.iter().all(is_entry_healthy)
+    }
+}
+
+/// An entry doesn't retain an object that another entry has readably.
+fn release_moved(next: &mut BTreeMap<String, Entry>) {
+    let readable: BTreeMap<Id, String> = next
+        .iter()
+        .flat_map(|(name, entry)| entry.objects.iter().map(move |it| (name, entry, it.id)))
+        .filter(|(_, entry, id)| !entry.retained.contains(id))
+        .map(|(name, _, id)| (id, name.clone()))
+        .collect();
+    for (name, entry) in next {
+        entry.retained.retain(|id| !readable.contains_key(id));
+        let retained = &entry.retained;
+        entry.objects.retain(|it| retained.contains(&it.id) || readable.get(&it.id) == Some(name));
+        entry.rejected.retain(|id| !retained.contains(id));
     }
 }

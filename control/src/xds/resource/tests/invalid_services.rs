@@ -49,85 +49,62 @@ fn the_unchanged_service_is_valid() {
     assert!(decode(Kind::Service, "s", &empty.encode_to_vec()).is_ok(), "a Service may be empty");
 }
 
+/// A change of a valid Service, and the error that it causes.
+type Case = (fn(&mut proto::Service), &'static str);
+
+const CASES: &[Case] = &[
+    (|it| it.name = "t".to_owned(), "name: is `t`, but the resource's name is `s`"),
+    (|it| it.vips[0] = "::ffff:1.2.3.4".to_owned(), "vips[0]: ::ffff:1.2.3.4 is not a valid host address"),
+    (
+        |it| it.vips[1] = "2001:DB8::1".to_owned(),
+        "vips[1]: `2001:DB8::1` is not in canonical form, which is `2001:db8::1`",
+    ),
+    (|it| it.vips.reverse(), "vips[1]: is not in ascending order"),
+    (|it| it.vips[1] = it.vips[0].clone(), "vips[1]: is not in ascending order"),
+    (|it| it.vips = vec![String::new(); 4097], "vips: has 4097 entries, the maximum is 4096"),
+    (|it| it.ports[0].protocol = 1, "ports[0].protocol: 1 has no ports"),
+    (|it| it.ports[0].protocol = 256 + 6, "ports[0].protocol: 262 has no ports"),
+    (|it| it.ports[1].port = 0, "ports[1].port: 0 is not a port"),
+    (|it| it.ports[1].port = 65_536, "ports[1].port: 65536 is not a port"),
+    (|it| it.ports[1].protocol = 6, "ports[1].port: 80 of this protocol is a duplicate"),
+    (|it| it.ports = vec![port("", 6, 1); 4097], "ports: has 4097 entries, the maximum is 4096"),
+    (|it| it.ports[0].name = "\n".to_owned(), "ports[0].name: is longer than 65536 bytes, or not printable"),
+    (|it| it.backends = vec![backend(""); 65_536], "backends: has 65536 entries, the maximum is 65535"),
+    (|it| it.backends.reverse(), "backends[1].address: is not in ascending order"),
+    (|it| it.backends[1] = it.backends[0].clone(), "backends[1].address: is not in ascending order"),
+    (|it| it.backends[0].address = "127.0.0.1".to_owned(), "backends[0].address: 127.0.0.1 is a loopback address"),
+    (|it| it.backends[1].ports.truncate(1), "backends[1].ports: has 1 entries, but the Service has 2 ports"),
+    (|it| it.backends[1].ports.push(1), "backends[1].ports: has 3 entries, but the Service has 2 ports"),
+    (|it| it.backends[0].ports[1] = 65_536, "backends[0].ports: 65536 is not a port"),
+    (|it| it.backends[0].weight = 257, "backends[0].weight: is 257, the maximum is 256"),
+    (|it| it.backends[0].weight = 65_537, "backends[0].weight: is 65537, the maximum is 256"),
+    (|it| it.backends[0].state = 3, "backends[0].state: 3 is unknown to this version"),
+    (|it| it.backends[0].node = "\u{7}".to_owned(), "backends[0].node: is longer than 65536 bytes, or not printable"),
+    (|it| it.backends[0].zone = "x".repeat(65_537), "backends[0].zone: is longer than 65536 bytes, or not printable"),
+    (|it| it.backends[0].hint_nodes.reverse(), "backends[0].hint_nodes[1]: is not in ascending order"),
+    (|it| it.backends[0].hint_zones = vec!["z".to_owned(); 2], "backends[0].hint_zones[1]: is not in ascending order"),
+    (
+        |it| it.backends[0].hint_zones = vec![String::new(); 4097],
+        "backends[0].hint_zones: has 4097 entries, the maximum is 4096",
+    ),
+    (
+        |it| it.source_ranges[0] = "198.51.100.1/24".to_owned(),
+        "source_ranges[0]: 198.51.100.1/24 has bits set beyond its prefix length",
+    ),
+    (|it| it.source_ranges.reverse(), "source_ranges[1]: is not in ascending order"),
+    (|it| it.source_ranges = vec![String::new(); 65_536], "source_ranges: has 65536 entries, the maximum is 65535"),
+    (|it| it.table_size = 2040, "table_size: 2040 is not a prime from 7 to 131071"),
+    (|it| it.table_size = 5, "table_size: 5 is not a prime from 7 to 131071"),
+    (|it| it.table_size = 0, "table_size: 0 is not a prime from 7 to 131071"),
+    (|it| it.table_size = 131_101, "table_size: 131101 is not a prime from 7 to 131071"),
+    (|it| it.external_traffic_policy = 2, "external_traffic_policy: 2 is unknown to this version"),
+    (|it| it.internal_traffic_policy = -1, "internal_traffic_policy: -1 is unknown to this version"),
+    (|it| it.health_check_port = 65_536, "health_check_port: 65536 is not a port"),
+];
+
 #[test]
 fn invalid_services_are_rejected_with_field_and_reason() {
-    let cases = [
-        (error_with(|it| it.name = "t".to_owned()), "name: is `t`, but the resource's name is `s`"),
-        (
-            error_with(|it| it.vips[0] = "::ffff:1.2.3.4".to_owned()),
-            "vips[0]: ::ffff:1.2.3.4 is not a valid host address",
-        ),
-        (
-            error_with(|it| it.vips[1] = "2001:DB8::1".to_owned()),
-            "vips[1]: `2001:DB8::1` is not in canonical form, which is `2001:db8::1`",
-        ),
-        (error_with(|it| it.vips.reverse()), "vips[1]: is not in ascending order"),
-        (error_with(|it| it.vips[1] = it.vips[0].clone()), "vips[1]: is not in ascending order"),
-        (error_with(|it| it.vips = vec![String::new(); 4097]), "vips: has 4097 entries, the maximum is 4096"),
-        (error_with(|it| it.ports[0].protocol = 1), "ports[0].protocol: 1 has no ports"),
-        (error_with(|it| it.ports[0].protocol = 256 + 6), "ports[0].protocol: 262 has no ports"),
-        (error_with(|it| it.ports[1].port = 0), "ports[1].port: 0 is not a port"),
-        (error_with(|it| it.ports[1].port = 65_536), "ports[1].port: 65536 is not a port"),
-        (error_with(|it| it.ports[1].protocol = 6), "ports[1].port: 80 of this protocol is a duplicate"),
-        (error_with(|it| it.ports = vec![port("", 6, 1); 4097]), "ports: has 4097 entries, the maximum is 4096"),
-        (
-            error_with(|it| it.ports[0].name = "\n".to_owned()),
-            "ports[0].name: is longer than 65536 bytes, or not printable",
-        ),
-        (error_with(|it| it.backends = vec![backend(""); 65_536]), "backends: has 65536 entries, the maximum is 65535"),
-        (error_with(|it| it.backends.reverse()), "backends[1].address: is not in ascending order"),
-        (error_with(|it| it.backends[1] = it.backends[0].clone()), "backends[1].address: is not in ascending order"),
-        (
-            error_with(|it| it.backends[0].address = "127.0.0.1".to_owned()),
-            "backends[0].address: 127.0.0.1 is a loopback address",
-        ),
-        (
-            error_with(|it| it.backends[1].ports.truncate(1)),
-            "backends[1].ports: has 1 entries, but the Service has 2 ports",
-        ),
-        (
-            error_with(|it| it.backends[1].ports.push(1)),
-            "backends[1].ports: has 3 entries, but the Service has 2 ports",
-        ),
-        (error_with(|it| it.backends[0].ports[1] = 65_536), "backends[0].ports: 65536 is not a port"),
-        (error_with(|it| it.backends[0].weight = 257), "backends[0].weight: is 257, the maximum is 256"),
-        (error_with(|it| it.backends[0].weight = 65_537), "backends[0].weight: is 65537, the maximum is 256"),
-        (error_with(|it| it.backends[0].state = 3), "backends[0].state: 3 is unknown to this version"),
-        (
-            error_with(|it| it.backends[0].node = "\u{7}".to_owned()),
-            "backends[0].node: is longer than 65536 bytes, or not printable",
-        ),
-        (
-            error_with(|it| it.backends[0].zone = "x".repeat(65_537)),
-            "backends[0].zone: is longer than 65536 bytes, or not printable",
-        ),
-        (error_with(|it| it.backends[0].hint_nodes.reverse()), "backends[0].hint_nodes[1]: is not in ascending order"),
-        (
-            error_with(|it| it.backends[0].hint_zones = vec!["z".to_owned(); 2]),
-            "backends[0].hint_zones[1]: is not in ascending order",
-        ),
-        (
-            error_with(|it| it.backends[0].hint_zones = vec![String::new(); 4097]),
-            "backends[0].hint_zones: has 4097 entries, the maximum is 4096",
-        ),
-        (
-            error_with(|it| it.source_ranges[0] = "198.51.100.1/24".to_owned()),
-            "source_ranges[0]: 198.51.100.1/24 has bits set beyond its prefix length",
-        ),
-        (error_with(|it| it.source_ranges.reverse()), "source_ranges[1]: is not in ascending order"),
-        (
-            error_with(|it| it.source_ranges = vec![String::new(); 65_536]),
-            "source_ranges: has 65536 entries, the maximum is 65535",
-        ),
-        (error_with(|it| it.table_size = 2040), "table_size: 2040 is not a prime from 7 to 131071"),
-        (error_with(|it| it.table_size = 5), "table_size: 5 is not a prime from 7 to 131071"),
-        (error_with(|it| it.table_size = 0), "table_size: 0 is not a prime from 7 to 131071"),
-        (error_with(|it| it.table_size = 131_101), "table_size: 131101 is not a prime from 7 to 131071"),
-        (error_with(|it| it.external_traffic_policy = 2), "external_traffic_policy: 2 is unknown to this version"),
-        (error_with(|it| it.internal_traffic_policy = -1), "internal_traffic_policy: -1 is unknown to this version"),
-        (error_with(|it| it.health_check_port = 65_536), "health_check_port: 65536 is not a port"),
-    ];
-    for (message, expected) in cases {
-        assert_eq!(message, expected);
+    for (change, expected) in CASES {
+        assert_eq!(error_with(change), *expected);
     }
 }

@@ -121,17 +121,6 @@ pub(super) fn any_placement() -> impl Strategy<Value = Placement> {
             Some(EndpointSpec { address, name, policy, vips: addresses, gateway, remarks: vec![] })
         };
         let endpoints = ENDPOINTS.iter().zip(endpoints).filter_map(endpoint).collect();
-        let peer = |(name, zone): (&&str, Option<u8>)| {
-            let zone = format!("z{}", zone?).into();
-            Some(Peer {
-                name: (**name).into(),
-                node: "n".into(),
-                zone,
-                address: None,
-                pods: [].into(),
-                uncovered: None,
-            })
-        };
         let peers: Vec<Peer> = GATEWAYS.iter().zip(peers).filter_map(peer).collect();
         let service = |((name, bits), number): ((&&str, Option<u8>), u16)| {
             let bits = bits?;
@@ -150,6 +139,11 @@ pub(super) fn any_placement() -> impl Strategy<Value = Placement> {
         let nodes = peers.iter().map(node).collect();
         Placement { policies, vips, endpoints, services, nodes, peers, cluster }
     })
+}
+
+fn peer((name, zone): (&&str, Option<u8>)) -> Option<Peer> {
+    let zone = format!("z{}", zone?).into();
+    Some(Peer { name: (**name).into(), node: "n".into(), zone, address: None, pods: [].into(), uncovered: None })
 }
 
 /// The cluster's own prefixes, derived from the gateways.

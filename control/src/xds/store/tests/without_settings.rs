@@ -20,7 +20,8 @@ proptest! {
             }
             let change = store.update_for(&GatewayLocality::named("g1")).change;
             let snapshot = builder.with_change(&change).unwrap();
-            let expected = build_policy_view(&placement.policy_for(Some(&GatewayLocality::named("g1")), &change.version));
+            let gateway = GatewayLocality::named("g1");
+            let expected = build_policy_view(&placement.policy_for(Some(&gateway), &change.version));
             prop_assert_eq!(policy_view(&snapshot.policy), expected);
             store.commit();
             prop_assert_eq!(store.version(), &change.version);
