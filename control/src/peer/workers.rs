@@ -1,13 +1,13 @@
 //! Interface to the workers: the source of replication records to send, and the target of received ones.
 
-use std::collections::HashMap;
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender, bounded};
+use dashmap::DashMap;
 use tokio::sync::{Notify, OwnedMutexGuard};
 use vipgate_dataplane::flow::ids::GatewayId;
 use vipgate_dataplane::io::handoff::Wake;
@@ -65,7 +65,7 @@ impl Wake for ReplicationWaker {
 /// One lock per peer: serializes commands that apply its records. A link may end while a command is in progress; the
 /// next link waits for it, so the purge at the end of a sync round never runs concurrently with the next round.
 #[derive(Debug, Default)]
-pub(super) struct ApplyLocks(Mutex<HashMap<Arc<str>, Arc<tokio::sync::Mutex<()>>>>);
+pub(super) struct ApplyLocks(DashMap<Arc<str>, Arc<tokio::sync::Mutex<()>>>);
 
 /// Releases the lock when the last clone is dropped.
 pub(super) type ApplyGuard = Arc<OwnedMutexGuard<()>>;
@@ -73,7 +73,8 @@ pub(super) type ApplyGuard = Arc<OwnedMutexGuard<()>>;
 impl ApplyLocks {
     /// Acquires the lock of a gateway.
     pub(super) async fn lock(&self, gateway: &Arc<str>) -> ApplyGuard {
-        let turn = self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(gateway.clone()).or_default().clone();
+        // A clone: the map's own guard must not be held while this waits.
+        let turn = self.0.entry(gateway.clone()).or_default().clone();
         Arc::new(turn.lock_owned().await)
     }
 }

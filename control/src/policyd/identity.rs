@@ -1,11 +1,10 @@
 //! Client authentication and authorization: with client certificates, a gateway's name must be in its certificate (RFC
 //! 9525 section 6). Rejections are logged, rate-limited per address and name.
 
-use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use dashmap::{DashMap, Entry};
 use tonic::{Request, Status};
 
 use super::listen::{ConnectionInfo, peer_address};
@@ -15,6 +14,8 @@ use crate::xds::tls::CertificateNames;
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of distinct rejections that are tracked; beyond it the table is cleared.
 const MAX_TRACKED_REJECTIONS: usize = 1024;
+/// Independently locked parts of the table; `len` asks each.
+const SHARDS: usize = 16;
 
 /// Identity of a client.
 #[derive(Clone, Debug, Default)]
@@ -82,9 +83,15 @@ impl ClientIdentity {
 }
 
 /// Rate limiter for log lines about rejections: per rejection, when it was last logged and how often it was suppressed
-/// since.
-#[derive(Debug, Default)]
-pub struct RejectionLog(Mutex<HashMap<RejectionKey, (Instant, u64)>>);
+/// since. Every stream and connection may be rejected, each under a key of its own: they don't wait for each other.
+#[derive(Debug)]
+pub struct RejectionLog(DashMap<RejectionKey, (Instant, u64)>);
+
+impl Default for RejectionLog {
+    fn default() -> Self {
+        Self(DashMap::with_shard_amount(SHARDS))
+    }
+}
 
 /// The address of the client, and the claimed gateway name, the command or the reason.
 type RejectionKey = (Option<IpAddr>, String);
@@ -112,20 +119,23 @@ impl RejectionLog {
 
     /// Returns how often the rejection was suppressed since the last log line if it is due again, else `None`.
     fn is_due(&self, address: Option<IpAddr>, subject: &str, now: Instant) -> Option<u64> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() >= MAX_TRACKED_REJECTIONS {
-            all.clear();
+        // Concurrent rejections may exceed the limit by their number.
+        if self.0.len() >= MAX_TRACKED_REJECTIONS {
+            self.0.clear();
         }
-        let key = (address, subject.to_owned());
-        match all.get_mut(&key) {
-            Some((last, repeated)) if now.saturating_duration_since(*last) < LOG_INTERVAL => {
-                *repeated += 1;
-                None
+        match self.0.entry((address, subject.to_owned())) {
+            Entry::Occupied(mut known) => {
+                let (last, repeated) = known.get_mut();
+                if now.saturating_duration_since(*last) < LOG_INTERVAL {
+                    *repeated += 1;
+                    return None;
+                }
+                *last = now;
+                Some(std::mem::take(repeated))
             }
-            other => {
-                let repeated = other.map_or(0, |(_, repeated)| *repeated);
-                all.insert(key, (now, 0));
-                Some(repeated)
+            Entry::Vacant(new) => {
+                new.insert((now, 0));
+                Some(0)
             }
         }
     }
