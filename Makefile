@@ -10,6 +10,7 @@ PACKAGES := clang:clang llvm:llc libbpf-dev:/usr/include/bpf/bpf_helpers.h \
   bird2:bird faketime:faketime frr:/usr/lib/frr/bgpd prometheus:prometheus nfdump:nfcapd dpkg-dev:dpkg-shlibdeps \
   python3-grpcio:/usr/lib/python3/dist-packages/grpc/__init__.py python3-protobuf:/usr/lib/python3/dist-packages/google/protobuf/__init__.py
 CARGO_DENY := 0.20.2
+CARGO_MACHETE := 0.9.2
 
 .PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e e2e-gateways e2e-server e2e-starts bench bench-watch bench-wire bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
 
@@ -51,11 +52,13 @@ fmt-check:
 fmt: ## format the code
 	cargo fmt --all
 
-lint: deps ## check what the modules import, then run clippy; warnings are errors
+lint: deps ## check what the modules import and which dependencies are unused, then run clippy; warnings are errors
 	lint/floors.py
+	@cargo machete --version >/dev/null 2>&1 || { echo "installing cargo-machete from crates.io"; CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --quiet --locked cargo-machete@$(CARGO_MACHETE); }
+	cargo machete
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
-deny: deps ## check licenses and sources of dependencies
+deny: deps ## check licenses, sources and versions of dependencies
 	@cargo deny --version >/dev/null 2>&1 || { echo "installing cargo-deny from crates.io"; CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --quiet --locked cargo-deny@$(CARGO_DENY); }
 	cargo deny --locked check licenses bans sources
 
