@@ -10,6 +10,8 @@
 //! sessions and which state it requests; `replication` has the state machines of session replication between gateways.
 //! `view`, `status` and `secret` are the values that both sides exchange.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 pub mod authority;
 pub mod group_state;
 pub(crate) mod replication;

@@ -4,6 +4,7 @@
 //!
 //! Start at [`worker`], the only packet loop, then `pipeline`, the order of the stages.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod flow;
 pub mod io;

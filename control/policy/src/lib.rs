@@ -4,6 +4,7 @@
 //! fields, [`manifest`] turns documents into objects, [`compiler`] turns objects into VIPs, policies, endpoints and Services,
 //! placed on gateways.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod compiler;
 pub mod diagnostic;
