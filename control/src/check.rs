@@ -3,17 +3,19 @@
 //! A path is a `gateway.yaml`, a `policyd.yaml`, or manifests: a file or a directory. The fields of a file determine
 //! its kind, so a whole tree of configuration can be checked at once. Manifests are compiled together, as by a gateway.
 
+pub mod explain;
 mod files;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Serialize;
 use vipgate_dataplane::policy::spec::PolicySet;
 use vipgate_policy::compiler::compile;
-use vipgate_policy::diagnostic::{Diagnostic, sort_and_dedup};
+use vipgate_policy::diagnostic::{Code, Diagnostic, sort_and_dedup};
 use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read};
 use vipgate_policy::yaml::{Source, YamlError};
 
@@ -120,14 +122,14 @@ fn run_in(base: &Path, paths: &[PathBuf]) -> Report {
     let mut files = 0;
     let found = walk(paths);
     for (path, error) in found.errors {
-        report.diagnostics.push(Diagnostic::for_file(&path.display().to_string(), format!("can't be read: {error}")));
+        report.diagnostics.push(unreadable(&path.display().to_string(), &error));
     }
     for path in found.files {
         let name = path.display().to_string();
         let text = match named_text(&path) {
             Ok(text) => text,
             Err(error) => {
-                report.diagnostics.push(Diagnostic::for_file(&name, format!("can't be read: {error}")));
+                report.diagnostics.push(unreadable(&name, &error));
                 continue;
             }
         };
@@ -171,11 +173,15 @@ fn run_in(base: &Path, paths: &[PathBuf]) -> Report {
     report
 }
 
+fn unreadable(name: &str, error: &io::Error) -> Diagnostic {
+    Diagnostic::for_file(name, Code::Unreadable, format!("can't be read: {error}"))
+}
+
 /// Adds the lines of the fields to findings in a configuration.
 fn diagnostics(source: &Source, findings: Vec<files::Finding>) -> Vec<Diagnostic> {
     let Some(node) = source.first_document() else { return Vec::new() };
-    let diagnostic = |files::Finding { field, severity, reason }| {
-        let fault = YamlError { position: node.locate(&field), field, reason };
+    let diagnostic = |files::Finding { field, severity, reason, code }| {
+        let fault = YamlError { position: node.locate(&field), field, reason, code };
         Diagnostic { severity, ..source.diagnostic(fault) }
     };
     findings.into_iter().map(diagnostic).collect()

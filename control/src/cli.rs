@@ -77,7 +77,7 @@ enum Command {
     #[command(after_help = "Example:\n  vipgate check gateway.yaml policy/")]
     Check {
         /// Files and directories
-        #[arg(required_unless_present_any = ["print_schema", "print_crds"], value_name = "PATH")]
+        #[arg(required_unless_present_any = ["print_schema", "print_crds", "explain"], value_name = "PATH")]
         paths: Vec<PathBuf>,
         /// Print JSON schemas instead: of one kind or configuration file, or of all in one object
         #[arg(long, value_name = "KIND", ignore_case = true, conflicts_with = "paths")]
@@ -86,6 +86,10 @@ enum Command {
         /// Print the CustomResourceDefinitions of vipgate's kinds instead, as YAML
         #[arg(long, conflicts_with_all = ["paths", "print_schema"])]
         print_crds: bool,
+        /// Explain a code such as VG0301 instead; without a code, or with `list`: list all codes
+        #[arg(long, value_name = "CODE", conflicts_with_all = ["paths", "print_schema", "print_crds", "output"])]
+        #[expect(clippy::option_option, reason = "clap's form of a flag whose value may be left out")]
+        explain: Option<Option<String>>,
         /// Output format
         #[arg(short, long, value_enum, default_value_t = Format::Table)]
         output: Format,
@@ -271,6 +275,7 @@ fn run(cli: Cli) -> Result<(), CommandError> {
         Command::Check { print_schema: Some(Some(of)), .. } => output::json(&schema::document(of)),
         Command::Check { print_schema: Some(None), .. } => output::json(&schema::all()),
         Command::Check { print_crds: true, .. } => output::print(&crd::yaml().map_err(CommandError::runtime)?),
+        Command::Check { explain: Some(code), .. } => explain_code(code.as_deref()),
         Command::Check { paths, output, .. } => run_check(&paths, output),
         Command::Demo { keep } => demo::run(keep),
         Command::Status(args) => status::run(&args),
@@ -293,6 +298,11 @@ fn run(cli: Cli) -> Result<(), CommandError> {
         Command::Completions { shell } => generate::completions(shell),
         Command::Man { directory } => generate::man(&directory),
     }
+}
+
+fn explain_code(code: Option<&str>) -> Result<(), CommandError> {
+    let text = code.map_or_else(|| Ok(check::explain::list()), check::explain::explain);
+    output::print(&text.map_err(CommandError::usage)?)
 }
 
 fn run_check(paths: &[PathBuf], format: Format) -> Result<(), CommandError> {
@@ -349,13 +359,21 @@ mod tests {
         assert!(matches!(parsed("vipgate check --print-crds"), Ok(Command::Check { print_crds: true, .. })));
         assert!(matches!(
             parsed("vipgate check a b"),
-            Ok(Command::Check { print_schema: None, print_crds: false, .. })
+            Ok(Command::Check { print_schema: None, print_crds: false, explain: None, .. })
         ));
+        for (line, code) in
+            [("--explain", None), ("--explain list", Some("list")), ("--explain vg0301", Some("vg0301"))]
+        {
+            let Ok(Command::Check { explain, .. }) = parsed(&format!("vipgate check {line}")) else { panic!("{line}") };
+            assert_eq!(explain, Some(code.map(str::to_owned)), "{line}");
+        }
         for line in [
             "vipgate check",
             "vipgate check a --print-schema",
             "vipgate check a --print-crds",
             "vipgate check --print-schema --print-crds",
+            "vipgate check a --explain VG0301",
+            "vipgate check --explain VG0301 --print-crds",
             "vipgate check --print-schema Service",
         ] {
             assert!(parsed(line).is_err(), "{line}");

@@ -15,7 +15,7 @@ mod validate;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
-use vipgate_policy::diagnostic::{Diagnostic, Diagnostics, Severity, sort_and_dedup};
+use vipgate_policy::diagnostic::{Code, Diagnostic, Diagnostics, Severity, sort_and_dedup};
 use vipgate_policy::yaml::{self, Node, Source};
 
 pub use self::gateway::{
@@ -32,8 +32,8 @@ use crate::text_file::named_text;
 
 /// Validation beyond the types of the fields.
 trait Validate {
-    /// Reports each error as (field, reason).
-    fn validate(&self, report: &mut dyn FnMut(&str, String));
+    /// Reports each error as (code, field, reason).
+    fn validate(&self, report: &mut validate::Report<'_>);
 }
 
 impl Config {
@@ -92,7 +92,7 @@ fn load<T: DeserializeOwned + Validate>(path: &Path) -> Result<T, Diagnostics> {
     let name = path.display().to_string();
     match named_text(path) {
         Ok(text) => parse(&Source::new(&name, text)),
-        Err(error) => Err(Diagnostic::for_file(&name, format!("can't be read: {error}")).into()),
+        Err(error) => Err(Diagnostic::for_file(&name, Code::Unreadable, format!("can't be read: {error}")).into()),
     }
 }
 
@@ -103,20 +103,23 @@ fn parse<T: DeserializeOwned + Validate>(source: &Source) -> Result<T, Diagnosti
     }
     let node = match nodes.as_slice() {
         [node] => node,
-        [] => return Err(Diagnostic::for_file(source.name(), "is empty").into()),
-        [_, second, ..] => return Err(error(source, second, "", "expected a single document".into()).into()),
+        [] => return Err(Diagnostic::for_file(source.name(), Code::EmptyFile, "is empty").into()),
+        [_, second, ..] => {
+            let reason = "expected a single document";
+            return Err(error(source, second, Code::SeveralDocuments, "", reason.into()).into());
+        }
     };
     let value: T = yaml::decode(node).map_err(|fault| source.diagnostic(fault))?;
     let mut diagnostics = Vec::new();
-    value.validate(&mut |field, reason| diagnostics.push(error(source, node, field, reason)));
+    value.validate(&mut |code, field, reason| diagnostics.push(error(source, node, code, field, reason)));
     sort_and_dedup(&mut diagnostics);
     if diagnostics.is_empty() { Ok(value) } else { Err(Diagnostics(diagnostics)) }
 }
 
-fn error(source: &Source, node: &Node, field: &str, reason: String) -> Diagnostic {
+fn error(source: &Source, node: &Node, code: Code, field: &str, reason: String) -> Diagnostic {
     let at = node.locate(field);
     let (file, field) = (source.name().clone(), field.to_owned());
-    Diagnostic { file, line: at.line, column: at.column, field, severity: Severity::Error, reason, object: None }
+    Diagnostic { file, line: at.line, column: at.column, field, severity: Severity::Error, reason, code, object: None }
 }
 
 #[cfg(test)]

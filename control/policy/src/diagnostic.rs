@@ -3,13 +3,17 @@
 //! Configuration, manifest reader and policy compiler use this one type, so `vipgate check`, the gateway's log and a
 //! rejected update have the same message.
 
+mod code;
+
 use std::fmt;
 use std::sync::Arc;
 
 use serde::Serialize;
 
-/// Receives diagnostics of one object: severity, field (relative to the object) and reason.
-pub(crate) type Report<'a> = dyn FnMut(Severity, &str, String) + 'a;
+pub use self::code::{AREAS, Code, Example};
+
+/// Receives diagnostics of one object: severity, code, field (relative to the object) and reason.
+pub(crate) type Report<'a> = dyn FnMut(Severity, Code, &str, String) + 'a;
 
 /// Severity of a diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -21,7 +25,7 @@ pub enum Severity {
     Warning,
 }
 
-/// A diagnostic. Displays as `file:line: field: reason`, without line and field if there are none.
+/// A diagnostic. Displays as `file:line: field: reason [code]`, without line and field if there are none.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Diagnostic {
     /// The file, as given by the user.
@@ -37,6 +41,8 @@ pub struct Diagnostic {
     pub severity: Severity,
     /// What is wrong, and what to do if it isn't obvious.
     pub reason: String,
+    /// The kind of mistake; `vipgate check --explain` explains it.
+    pub code: Code,
     /// The object that it is about, if any.
     #[serde(skip)]
     pub object: Option<ObjectLocation>,
@@ -55,7 +61,7 @@ pub struct ObjectLocation {
 
 impl Diagnostic {
     /// An error about a whole file, e.g. if it can't be read.
-    pub fn for_file(file: &str, reason: impl Into<String>) -> Self {
+    pub fn for_file(file: &str, code: Code, reason: impl Into<String>) -> Self {
         Self {
             file: file.into(),
             line: 0,
@@ -63,6 +69,7 @@ impl Diagnostic {
             field: String::new(),
             severity: Severity::Error,
             reason: reason.into(),
+            code,
             object: None,
         }
     }
@@ -88,7 +95,7 @@ impl fmt::Display for Diagnostic {
         if self.severity == Severity::Warning {
             f.write_str("warning: ")?;
         }
-        f.write_str(&self.reason)
+        write!(f, "{} [{}]", self.reason, self.code)
     }
 }
 

@@ -1,8 +1,9 @@
-//! Policy, without I/O: texts to manifests, manifests to a compiled policy of all gateways, and each gateway's part of it.
+//! Policy, without I/O: texts to manifests, manifests to a compiled policy of all gateways, and each gateway's part of
+//! it.
 //!
-//! Read up from the ground: [`yaml`] gives every value its line, [`diagnostic`] is what is wrong where, [`schema`] has the shapes of
-//! fields, [`manifest`] turns documents into objects, [`compiler`] turns objects into VIPs, policies, endpoints and Services,
-//! placed on gateways.
+//! Read up from the ground: [`yaml`] gives every value its line, [`diagnostic`] is what is wrong where, [`schema`] has
+//! the shapes of fields, [`manifest`] turns documents into objects, [`compiler`] turns objects into VIPs, policies,
+//! endpoints and Services, placed on gateways.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 

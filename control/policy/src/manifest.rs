@@ -28,14 +28,14 @@ pub use self::custom_resources::{
     GatewayRef, GatewaySpec, Limits, OnExhaustion, PodSelector, PoolRef, ServiceRef, UncoveredAction, ZoneAffinity,
 };
 pub use self::label_selector::{LabelSelector, Requirement};
-pub use self::overlay::{MacAddress, OverlayNode, OverlayNodeSpec};
+pub use self::overlay::{MacAddress, MacAddressError, OverlayNode, OverlayNodeSpec};
 pub use self::pod::{DEFAULT_WEIGHT, MAX_WEIGHT, Pod};
 pub use self::port::Protocol;
 pub use self::read::{Manifests, UnsupportedKinds, read};
 pub use self::service::{DEFAULT_TABLE_SIZE, Service, ServicePort};
 pub use self::slice::{EndpointSlice, Hints, SliceEndpoint, SlicePort};
 pub use self::values::{AddressRange, Cidr};
-use crate::diagnostic::{Diagnostic, ObjectLocation, Severity};
+use crate::diagnostic::{Code, Diagnostic, ObjectLocation, Severity};
 use crate::yaml::{Source, join};
 
 /// Namespace of namespaced objects without `metadata.namespace`.
@@ -190,7 +190,7 @@ pub struct Origin {
 
 impl Origin {
     /// A diagnostic about a field of the object; `field` is relative to the object.
-    pub fn diagnostic(&self, severity: Severity, field: &str, reason: impl Into<String>) -> Diagnostic {
+    pub fn diagnostic(&self, severity: Severity, code: Code, field: &str, reason: impl Into<String>) -> Diagnostic {
         let field = self.item.map_or_else(|| field.to_owned(), |item| join(&format!("items[{item}]"), field));
         let at = self.source.locate(self.document, &field);
         Diagnostic {
@@ -200,6 +200,7 @@ impl Origin {
             field,
             severity,
             reason: reason.into(),
+            code,
             object: Some(self.location()),
         }
     }

@@ -1,7 +1,7 @@
 //! JSON schemas: how they are generated, and those of fields that many documents have.
 //!
-//! Generated from the types that documents are deserialized into, for editors and CI pipelines. Errors that a schema can't
-//! express (host bits of a prefix, duplicate names) are found by `vipgate check` only.
+//! Generated from the types that documents are deserialized into, for editors and CI pipelines. Errors that a schema
+//! can't express (host bits of a prefix, duplicate names) are found by `vipgate check` only.
 
 use std::borrow::Cow;
 
@@ -105,6 +105,19 @@ impl JsonSchema for SocketAddress {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         let pattern = format!(r"({}|\[{V6}\]):[0-9]{{1,5}}", v4());
         text("An IP address and a port.", &pattern, &["127.0.0.1:9469", "[::1]:9469"])
+    }
+}
+
+/// Schema of a field with the path of a file or directory.
+pub enum FilePath {}
+
+impl JsonSchema for FilePath {
+    fn schema_name() -> Cow<'static, str> {
+        "FilePath".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "string", "format": "path"})
     }
 }
 

@@ -16,8 +16,8 @@ use std::sync::{Arc, OnceLock};
 pub use self::decode::decode;
 pub use self::path::{join, key_step};
 pub use self::read::{MAX_ALIAS_BYTES, MAX_ALIAS_VALUES, first, read};
-pub(crate) use self::suggest::closest_match;
-use crate::diagnostic::{Diagnostic, Severity};
+pub use self::suggest::closest_match;
+use crate::diagnostic::{Code, Diagnostic, Severity};
 
 /// A position in a text; both count from 1, columns in characters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,6 +78,8 @@ pub struct YamlError {
     pub field: String,
     /// Reason.
     pub reason: String,
+    /// The kind of mistake.
+    pub code: Code,
 }
 
 impl Node {
@@ -161,6 +163,7 @@ impl Source {
             field: fault.field,
             severity: Severity::Error,
             reason: fault.reason,
+            code: fault.code,
             object: None,
         }
     }

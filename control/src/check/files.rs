@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use vipgate_policy::diagnostic::Severity;
+use vipgate_policy::diagnostic::{Code, Severity};
 
 use crate::config::{Config, PolicySource, PolicydConfig, PolicydSource};
 use crate::xds::tls::{self, CertificateNames, Side, TlsError, Validity};
@@ -13,15 +13,22 @@ pub(super) struct Finding {
     pub(super) field: String,
     pub(super) severity: Severity,
     pub(super) reason: String,
+    pub(super) code: Code,
 }
 
 impl Finding {
-    fn error(field: String, reason: &impl ToString) -> Self {
-        Self { field, severity: Severity::Error, reason: reason.to_string() }
+    fn error(field: String, error: &TlsError) -> Self {
+        let code = match error {
+            TlsError::Unreadable { .. } => Code::Unreadable,
+            TlsError::Invalid { .. } => Code::InvalidTlsFile,
+            TlsError::Unusable { .. } => Code::UnusableCertificate,
+            TlsError::NoRoots(_) => Code::NoSystemAuthorities,
+        };
+        Self { field, severity: Severity::Error, reason: error.to_string(), code }
     }
 
-    fn warning(field: String, reason: String) -> Self {
-        Self { field, severity: Severity::Warning, reason }
+    fn warning(code: Code, field: String, reason: String) -> Self {
+        Self { field, severity: Severity::Warning, reason, code }
     }
 }
 
@@ -37,7 +44,7 @@ pub(super) fn gateway(config: &Config, base: &Path) -> Vec<Finding> {
                 let name = &config.name;
                 let reason =
                     format!("the certificate is of {names}, not of {name}: a policy server with `tls.ca` rejects it");
-                found.push(Finding::warning("policy.server.cert".to_owned(), reason));
+                found.push(Finding::warning(Code::CertificateName, "policy.server.cert".to_owned(), reason));
             }
             found
         }
@@ -62,7 +69,8 @@ fn sources(field: &str, paths: &[PathBuf], base: &Path) -> Vec<Finding> {
     for (i, path) in paths.iter().enumerate() {
         if let Err(error) = base.join(path).metadata() {
             let reason = format!("{}: can't be read: {error}", path.display());
-            found.push(Finding::error(format!("{field}[{i}]"), &reason));
+            let (field, severity, code) = (format!("{field}[{i}]"), Severity::Error, Code::Unreadable);
+            found.push(Finding { field, severity, reason, code });
         }
     }
     found
@@ -77,7 +85,7 @@ fn tls_files(field: &str, side: Side, ca: Option<&Path>, own: Option<(&Path, &Pa
     let mut check_validity = |name: &str, validity: Result<Vec<Validity>, TlsError>| match validity {
         Ok(all) => {
             let warnings = all.iter().filter_map(Validity::error);
-            found.extend(warnings.map(|reason| Finding::warning(subfield(name), reason)));
+            found.extend(warnings.map(|reason| Finding::warning(Code::CertificateValidity, subfield(name), reason)));
         }
         Err(error) => found.push(Finding::error(subfield(name), &error)),
     };

@@ -1,5 +1,7 @@
 //! Checks of example files and of invalid files.
 
+mod codes;
+
 use std::fs::{create_dir_all, write};
 use std::path::Path;
 
@@ -113,52 +115,39 @@ fn gateway_with_tls(ca: &Path, own: &Identity) -> String {
 }
 
 #[test]
-fn tls_files_are_checked() {
+fn tls_files_of_a_client_are_checked() {
     let ca = Authority::new("ca");
     let (good, other) = (ca.issue(&["gw-a"]), ca.issue(&["gw-b"]));
     assert_eq!(check_text("gateway.yaml", &gateway_with_tls(&ca.ca(), &good)), (0, vec![]));
     let missing = ca.ca().with_file_name("missing");
-    let cases = [
-        (
-            missing.clone(),
-            good.clone(),
-            2,
-            "gateway.yaml:7: policy.server.ca: ",
-            "missing: can't be read: No such file",
-        ),
-        (
-            ca.ca(),
-            Identity { cert: missing.clone(), ..good.clone() },
-            2,
-            "gateway.yaml:8: policy.server.cert: ",
-            "can't be read",
-        ),
-        (ca.ca(), Identity { key: missing, ..good.clone() }, 2, "gateway.yaml:9: policy.server.key: ", "can't be read"),
-        (
-            ca.ca(),
-            Identity { key: other.key.clone(), ..good.clone() },
-            2,
-            "gateway.yaml:8: policy.server.cert: ",
-            "KeyMismatch",
-        ),
-        (
-            ca.file("nothing.pem", "hello"),
-            good.clone(),
-            2,
-            "gateway.yaml:7: policy.server.ca: ",
-            "holds no certificate (PEM)",
-        ),
-        (ca.ca(), other, 0, "gateway.yaml:8: policy.server.cert: warning: ", "is of gw-b, not of gw-a"),
-    ];
-    for (ca, own, code, location, reason) in cases {
-        let (got, messages) = check_text("gateway.yaml", &gateway_with_tls(&ca, &own));
-        assert_eq!(got, code, "{messages:?}");
-        assert!(
-            messages.len() == 1 && messages[0].starts_with(location) && messages[0].contains(reason),
-            "{messages:?}\n{location}{reason}"
-        );
-    }
-    let expired = ca.issue_expired(&["old"]);
+    let with = |cert: &Path, key: &Path| Identity { cert: cert.to_owned(), key: key.to_owned() };
+    let rejected = |ca: &Path, own: &Identity, location: &str, reason: &str| {
+        expect_one(&gateway_with_tls(ca, own), 2, &format!("gateway.yaml:{location}: "), reason);
+    };
+    let unreadable = "missing: can't be read: No such file";
+    rejected(&missing, &good, "7: policy.server.ca", unreadable);
+    rejected(&ca.ca(), &with(&missing, &good.key), "8: policy.server.cert", unreadable);
+    rejected(&ca.ca(), &with(&good.cert, &missing), "9: policy.server.key", unreadable);
+    rejected(&ca.ca(), &with(&good.cert, &other.key), "8: policy.server.cert", "KeyMismatch");
+    rejected(&ca.file("nothing.pem", "hello"), &good, "7: policy.server.ca", "holds no certificate (PEM)");
+    let text = gateway_with_tls(&ca.ca(), &other);
+    expect_one(&text, 0, "gateway.yaml:8: policy.server.cert: warning: ", "is of gw-b, not of gw-a");
+}
+
+/// Checks a `gateway.yaml`, and expects an exit code and one diagnostic.
+fn expect_one(text: &str, code: u8, location: &str, reason: &str) {
+    let (got, messages) = check_text("gateway.yaml", text);
+    assert_eq!(got, code, "{messages:?}");
+    assert!(
+        messages.len() == 1 && messages[0].starts_with(location) && messages[0].contains(reason),
+        "{messages:?}\n{location}{reason}"
+    );
+}
+
+#[test]
+fn tls_files_of_a_server_are_checked() {
+    let ca = Authority::new("ca");
+    let (good, expired) = (ca.issue(&["gw-a"]), ca.issue_expired(&["old"]));
     let text = |Identity { cert, key }: &Identity| {
         format!(
             "listen: \"127.0.0.1:1\"\nsource: {{etcd: {{endpoints: [\"http://a:1\"]}}}}\ntls: {{cert: {}, key: {}}}\n",

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use vipgate_policy::diagnostic::Code;
 use vipgate_policy::schema::Address;
 
 use super::gateway::Config;
@@ -25,9 +26,9 @@ const MAX_HOLD_DOWN: Duration = Duration::from_hours(1);
 pub struct Health {
     /// Which interfaces must be up. Default: `all`.
     pub links: LinkRequirement,
-    /// Whether next hops are probed with ARP requests and neighbor solicitations. Default: true.
+    /// Whether next hops are probed with ARP requests and neighbor solicitations. Default: `true`.
     pub probe: bool,
-    /// Probe interval per next hop. Default: 200ms.
+    /// Probe interval per next hop, from 10ms to 60s. Default: 200ms.
     #[serde(with = "duration")]
     #[schemars(with = "DurationText")]
     pub interval: Duration,
@@ -43,7 +44,7 @@ pub struct Health {
     #[serde(with = "duration")]
     #[schemars(with = "DurationText")]
     pub hold_down_max: Duration,
-    /// Probe targets of an interface, instead of the next hops of its routes.
+    /// Probe targets of an interface, instead of the next hops of its routes. Default: none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<HealthTarget>,
 }
@@ -87,29 +88,33 @@ pub struct HealthTarget {
 impl Health {
     pub(super) fn validate(&self, config: &Config, report: &mut Report<'_>) {
         if !INTERVAL_RANGE.contains(&self.interval) {
-            report("health.interval", "must be from 10ms to 60s".into());
+            report(Code::OutOfRange, "health.interval", "must be from 10ms to 60s".into());
         }
         if !FAILURES_RANGE.contains(&self.failures) {
-            report("health.failures", format!("must be from {} to {}", FAILURES_RANGE.start(), FAILURES_RANGE.end()));
+            let reason = format!("must be from {} to {}", FAILURES_RANGE.start(), FAILURES_RANGE.end());
+            report(Code::OutOfRange, "health.failures", reason);
         }
         if self.hold_down > MAX_HOLD_DOWN {
-            report("health.hold_down", "must be at most 1h".into());
+            report(Code::OutOfRange, "health.hold_down", "must be at most 1h".into());
         }
         if self.hold_down_max > MAX_HOLD_DOWN || self.hold_down_max < self.hold_down {
-            report("health.hold_down_max", "must be at least hold_down and at most 1h".into());
+            let code = if self.hold_down_max > MAX_HOLD_DOWN { Code::OutOfRange } else { Code::InconsistentLimits };
+            report(code, "health.hold_down_max", "must be at least hold_down and at most 1h".into());
         }
         let keys: Vec<_> = self.targets.iter().map(|it| (&it.interface, it.address)).collect();
         for_each_duplicate(&keys, |i, first| {
-            report(&format!("health.targets[{i}]"), format!("is a duplicate of health.targets[{first}]"));
+            let reason = format!("is a duplicate of health.targets[{first}]");
+            report(Code::DuplicateValue, &format!("health.targets[{i}]"), reason);
         });
         for (i, target) in self.targets.iter().enumerate() {
             if !config.interfaces.iter().any(|interface| interface.name == target.interface) {
                 let reason = format!("`{}` is not an interface of this gateway", target.interface);
-                report(&format!("health.targets[{i}].interface"), reason);
+                report(Code::NoSuchInterface, &format!("health.targets[{i}].interface"), reason);
             }
             let address = target.address;
             if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
-                report(&format!("health.targets[{i}].address"), format!("{address} can't be probed"));
+                let reason = format!("{address} can't be probed");
+                report(Code::UnreachableAddress, &format!("health.targets[{i}].address"), reason);
             }
         }
     }

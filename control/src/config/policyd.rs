@@ -5,10 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use schemars::JsonSchema;
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use vipgate_policy::manifest::{Cidr, UncoveredAction};
-use vipgate_policy::schema::{SocketAddress, URL_PATTERN};
+use vipgate_policy::schema::{FilePath, SocketAddress, URL_PATTERN};
 
 use super::gateway::{Log, Metrics};
 use super::privileges::Privileges;
@@ -22,19 +21,18 @@ pub struct PolicydConfig {
     #[serde(default = "default_listen")]
     #[schemars(with = "SocketAddress")]
     pub listen: SocketAddr,
-    /// Server certificate; without it the server uses plain text.
+    /// TLS files (PEM); without them the server uses plain text. Default: none.
     pub tls: Option<Tls>,
     /// Clients that may administer the server (`vipgate policy accept-empty`): names in their certificates, as DNS
-    /// name, end of a URI (`../gateway/NAME`) or common name. Default: every certificate signed by `tls.ca`, except
-    /// those of gateways. Without
-    /// `tls.ca`, only clients on the server's host.
+    /// name, end of a URI (`../gateway/NAME`) or common name. Without `tls.ca`, only clients on the server's host.
+    /// Default: every certificate signed by `tls.ca`, except those of gateways.
     #[serde(default)]
     #[schemars(extend("uniqueItems" = true, "default" = []))]
     pub admins: Vec<String>,
-    /// Source of manifests.
+    /// Source of manifests: exactly one of `files`, `etcd` and `kubernetes`.
     pub source: PolicydSource,
     /// Whether a source without any manifest is an empty policy: at startup, and when all manifests were removed.
-    /// Default: false, the last good policy stays in force.
+    /// Otherwise the last good policy stays in force. Default: `false`.
     #[serde(default)]
     pub allow_empty: bool,
     /// Pod prefixes, covered by a policy or not. Traffic to them is internal and not translated.
@@ -74,7 +72,7 @@ fn default_metrics() -> Metrics {
 }
 
 /// Minimum memory for clients: three quarters of it are for requests, which have up to 32 MiB.
-const MIN_BYTES: usize = 64 << 20;
+pub(super) const MIN_BYTES: usize = 64 << 20;
 
 /// Limits of connections and of memory for clients. At the connection limit, the oldest connection without a stream is
 /// closed for a new one. At the memory limit, requests are rejected and responses are delayed.
@@ -89,12 +87,10 @@ pub struct PolicydLimits {
     pub connections_per_address: usize,
     /// Memory for all clients, bytes: received requests, state of streams, unsent responses; a quarter of it is for
     /// responses. The policy itself isn't counted. Default: 1073741824 (1 GiB).
-    #[serde(deserialize_with = "memory")]
     #[schemars(range(min = MIN_BYTES))]
     pub bytes: usize,
     /// Memory per client address (IPv6: per /64), bytes. Gateways behind one NAT have one address; an update takes up
     /// to 24 bytes per changed endpoint and gateway. Default: 268435456 (256 MiB).
-    #[serde(deserialize_with = "memory")]
     #[schemars(range(min = MIN_BYTES))]
     pub bytes_per_address: usize,
 }
@@ -105,22 +101,13 @@ impl Default for PolicydLimits {
     }
 }
 
-fn memory<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
-    let bytes = usize::deserialize(deserializer)?;
-    if bytes < MIN_BYTES {
-        return Err(D::Error::custom(format_args!("must be at least {MIN_BYTES}: a request may have 32 MiB")));
-    }
-    Ok(bytes)
-}
-
 /// Leases of active gateways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Leases {
     /// Time to live of a lease without heartbeats; then the gateway is considered dead and its backups take over. The
     /// heartbeat interval is a quarter of it. From 100ms to 60s; longer than a few round trips, and with etcd than a
-    /// few writes. Default:
-    /// `600ms`.
+    /// few writes. Default: `600ms`.
     #[serde(default = "default_ttl", with = "duration")]
     #[schemars(with = "DurationText")]
     pub ttl: Duration,
@@ -143,10 +130,13 @@ pub struct Tls {
     /// CA certificates for client certificates (mTLS). With it, clients must present a certificate, and a gateway's
     /// name must be in it as DNS name, end of a URI (`../gateway/NAME`) or common name. Without it, names are not
     /// checked.
+    #[schemars(with = "Option<FilePath>")]
     pub ca: Option<PathBuf>,
     /// Server certificate.
+    #[schemars(with = "FilePath")]
     pub cert: PathBuf,
     /// Private key of `cert`.
+    #[schemars(with = "FilePath")]
     pub key: PathBuf,
 }
 
@@ -155,10 +145,10 @@ pub struct Tls {
 #[serde(rename_all = "lowercase")]
 pub enum PolicydSource {
     /// Files or directories, watched for changes.
-    Files(#[schemars(length(min = 1), inner(length(min = 1)))] Vec<PathBuf>),
+    Files(#[schemars(with = "Vec<FilePath>", length(min = 1), inner(length(min = 1)))] Vec<PathBuf>),
     /// Keys in etcd.
     Etcd(Etcd),
-    /// The Kubernetes API of the cluster that the server runs in.
+    /// The Kubernetes API of the cluster that the server runs in. Not available in this version.
     Kubernetes(KubernetesSource),
 }
 
@@ -166,7 +156,7 @@ pub enum PolicydSource {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Etcd {
-    /// URLs of etcd members.
+    /// URLs of etcd members; plain http.
     #[schemars(length(min = 1), inner(regex(pattern = URL_PATTERN)))]
     pub endpoints: Vec<String>,
     /// Key prefix. Default: `/vipgate/`.

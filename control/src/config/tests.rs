@@ -56,9 +56,7 @@ fn everything_but_name_interfaces_and_policy_has_a_default() {
     assert_eq!(config.log, Log { format: LogFormat::Text, level: LogLevel::Info });
 }
 
-#[test]
-fn every_field_can_be_set() {
-    let text = r#"
+const EVERY_FIELD: &str = r#"
 name: gw-a
 node: node-1
 zone: zone-1
@@ -87,6 +85,10 @@ admin: {socket: /tmp/s}
 metrics: {listen: "[::1]:1"}
 log: {format: json, level: debug}
 "#;
+
+#[test]
+fn every_field_can_be_set() {
+    let text = EVERY_FIELD;
     let config = Config::parse("g.yaml", text).unwrap();
     assert!(gateway_schema_accepts(text));
     assert_eq!(config.node(), "node-1");
@@ -122,138 +124,142 @@ log: {format: json, level: debug}
     assert_eq!(config.log, Log { format: LogFormat::Json, level: LogLevel::Debug });
 }
 
-/// `MINIMAL` with more lines, and the expected error.
+/// More lines for `MINIMAL`, and the expected error.
+const INVALID_VALUES: &[(&str, &str)] = &[
+    ("nmae: x", "g.yaml:4: nmae: unknown field, did you mean `name`?"),
+    ("workers: {core: [1]}", "g.yaml:4: workers.core: unknown field, did you mean `cores`?"),
+    ("workers: {cores: []}", "g.yaml:4: workers.cores: is empty"),
+    ("workers:\n  cores: [1, 2, 1]", "g.yaml:5: workers.cores[2]: core 1 is a duplicate of workers.cores[0]"),
+    ("workers: {cores: [-1]}", "g.yaml:4: workers.cores[0]: expected a whole number, not negative, found `-1`"),
+    ("workers: {idle: spinning}", "g.yaml:4: workers.idle: unknown value `spinning`, expected `adaptive` or `spin`"),
+    (
+        "xdp:\n  mode: nativ",
+        "g.yaml:5: xdp.mode: unknown value `nativ`, expected `auto`, `native` or `generic`, did you mean `native`?",
+    ),
+    ("xdp: {fill_ring: 32}", "g.yaml:4: xdp.fill_ring: must be a power of two from 64 to 32768 packets"),
+    ("xdp: {fill_ring: 5000}", "g.yaml:4: xdp.fill_ring: must be a power of two from 64 to 32768 packets"),
+    ("pod_cidrs: [10.244.0.0]", "g.yaml:4: pod_cidrs[0]: `10.244.0.0` is an address, not a prefix"),
+    ("pod_cidrs: [10.244.0.1/16]", "g.yaml:4: pod_cidrs[0]: 10.244.0.1/16 has host bits set"),
+    ("pod_cidrs: [a]", "g.yaml:4: pod_cidrs[0]: `a` is not a prefix"),
+    (
+        "pod_cidrs: [10.244.0.0/16, \"fd00::/8\", 10.244.0.0/16]",
+        "g.yaml:4: pod_cidrs[2]: 10.244.0.0/16 is a duplicate of pod_cidrs[0]",
+    ),
+    ("service_cidrs: [\"::/0\"]", "g.yaml:4: service_cidrs[0]: ::/0 covers every address"),
+    ("uncovered: deny", "g.yaml:4: uncovered: unknown value `deny`, expected `drop` or `pass`"),
+    ("xdp: {busy_poll: 1}", "g.yaml:4: xdp.busy_poll: expected true or false, found `1`"),
+    (
+        "sessions: {capacity: 1000, reserve: 501}",
+        "g.yaml:4: sessions.reserve: must be at most half of sessions.capacity",
+    ),
+    ("sessions: {capacity: 0}", "g.yaml:4: sessions.capacity: must be from 1 to"),
+    (
+        "sessions: {timeouts: {udp: 300}}",
+        "g.yaml:4: sessions.timeouts.udp: expected a number and a unit, e.g. 500ms, 5s, 4m or 2h, found `300`",
+    ),
+    ("sessions: {timeouts: {udp: 5 minutes}}", "g.yaml:4: sessions.timeouts.udp: `5 minutes` is not a duration"),
+    ("sessions: {timeouts: {udp: 0s}}", "g.yaml:4: sessions.timeouts.udp: must be longer than 0s"),
+    ("ports: {range: 2000-1000}", "g.yaml:4: ports.range: port range 2000-1000 ends before it starts"),
+    ("ports: {range: 2000-2010}", "g.yaml:4: ports.range: 2000-2010 has 11 ports, at least 64"),
+    ("peer: {address: 0.0.0.0}", "g.yaml:4: peer.address: 0.0.0.0 is not reachable"),
+    (
+        "peer: {address: 10.0.0.1, authentication: required}",
+        "g.yaml:4: peer.authentication: `required` needs `policy.server`",
+    ),
+    ("peer: {address: 10.0.0.1, authentication: none}", "g.yaml:4: peer.authentication: unknown value `none`"),
+    ("overlay: {address: 0.0.0.0}", "g.yaml:4: overlay.address: 0.0.0.0 is not reachable"),
+    ("overlay: {address: 10.0.0.1, port: 0}", "g.yaml:4: overlay.port: must be from 1 to 65535"),
+    ("bgp: {table: 255}", "g.yaml:4: bgp.table: 255 is a reserved routing table"),
+    ("health: {failures: 0}", "g.yaml:4: health.failures: must be from 1 to 100"),
+    ("health: {interval: 1ms}", "g.yaml:4: health.interval: must be from 10ms to 60s"),
+    ("health: {hold_down: 2m}", "g.yaml:4: health.hold_down_max: must be at least hold_down"),
+    (
+        "health: {targets: [{interface: eth9, address: 192.0.2.1}]}",
+        "g.yaml:4: health.targets[0].interface: `eth9` is not an interface of this gateway",
+    ),
+    ("bgp: {metric: 0}", "g.yaml:4: bgp.metric: must be at least 1"),
+    ("peer: {address: example.org}", "g.yaml:4: peer.address: "),
+    ("metrics: {listen: localhost}", "g.yaml:4: metrics.listen: "),
+    ("log: {level: loud}", "g.yaml:4: log.level: unknown value `loud`"),
+    ("node: \"\"", "g.yaml:4: node: must not be empty"),
+    ("name: gw-b", "g.yaml:4: document: not valid YAML: "),
+    ("---\nname: gw-b", "g.yaml:5: document: expected a single document"),
+    ("workers:", "g.yaml:4: workers: expected a map, found nothing"),
+];
+
+/// Errors that a schema can't express.
+const BEYOND_SCHEMAS: &[&str] = &[
+    "must be longer than 0s",
+    "ends before it starts",
+    "has 11 ports",
+    "0.0.0.0 is not reachable",
+    "`required` needs",
+    "255 is a reserved",
+    "has host bits set",
+    "covers every address",
+    "must be from 10ms",
+    "must be at least hold_down",
+    "is not an interface of this gateway",
+    "at most half of",
+];
+
 #[test]
 fn invalid_values_are_errors_with_line_field_and_reason() {
-    for (more, expected) in [
-        ("nmae: x", "g.yaml:4: nmae: unknown field, did you mean `name`?"),
-        ("workers: {core: [1]}", "g.yaml:4: workers.core: unknown field, did you mean `cores`?"),
-        ("workers: {cores: []}", "g.yaml:4: workers.cores: is empty"),
-        ("workers:\n  cores: [1, 2, 1]", "g.yaml:5: workers.cores[2]: core 1 is a duplicate of workers.cores[0]"),
-        ("workers: {cores: [-1]}", "g.yaml:4: workers.cores[0]: expected a whole number, not negative, found `-1`"),
-        (
-            "workers: {idle: spinning}",
-            "g.yaml:4: workers.idle: unknown value `spinning`, expected `adaptive` or `spin`",
-        ),
-        (
-            "xdp:\n  mode: nativ",
-            "g.yaml:5: xdp.mode: unknown value `nativ`, expected `auto`, `native` or `generic`, did you mean `native`?",
-        ),
-        ("xdp: {fill_ring: 32}", "g.yaml:4: xdp.fill_ring: must be a power of two from 64 to 32768 packets"),
-        ("xdp: {fill_ring: 5000}", "g.yaml:4: xdp.fill_ring: must be a power of two from 64 to 32768 packets"),
-        ("pod_cidrs: [10.244.0.0]", "g.yaml:4: pod_cidrs[0]: `10.244.0.0` is an address, not a prefix"),
-        ("pod_cidrs: [10.244.0.1/16]", "g.yaml:4: pod_cidrs[0]: 10.244.0.1/16 has host bits set"),
-        ("pod_cidrs: [a]", "g.yaml:4: pod_cidrs[0]: `a` is not a prefix"),
-        (
-            "pod_cidrs: [10.244.0.0/16, \"fd00::/8\", 10.244.0.0/16]",
-            "g.yaml:4: pod_cidrs[2]: 10.244.0.0/16 is a duplicate of pod_cidrs[0]",
-        ),
-        ("service_cidrs: [\"::/0\"]", "g.yaml:4: service_cidrs[0]: ::/0 covers every address"),
-        ("uncovered: deny", "g.yaml:4: uncovered: unknown value `deny`, expected `drop` or `pass`"),
-        ("xdp: {busy_poll: 1}", "g.yaml:4: xdp.busy_poll: expected true or false, found `1`"),
-        (
-            "sessions: {capacity: 1000, reserve: 501}",
-            "g.yaml:4: sessions.reserve: must be at most half of sessions.capacity",
-        ),
-        ("sessions: {capacity: 0}", "g.yaml:4: sessions.capacity: must be from 1 to"),
-        (
-            "sessions: {timeouts: {udp: 300}}",
-            "g.yaml:4: sessions.timeouts.udp: expected a number and a unit, e.g. 500ms, 5s, 4m or 2h, found `300`",
-        ),
-        ("sessions: {timeouts: {udp: 5 minutes}}", "g.yaml:4: sessions.timeouts.udp: `5 minutes` is not a duration"),
-        ("sessions: {timeouts: {udp: 0s}}", "g.yaml:4: sessions.timeouts.udp: must be longer than 0s"),
-        ("ports: {range: 2000-1000}", "g.yaml:4: ports.range: port range 2000-1000 ends before it starts"),
-        ("ports: {range: 2000-2010}", "g.yaml:4: ports.range: 2000-2010 has 11 ports, at least 64"),
-        ("peer: {address: 0.0.0.0}", "g.yaml:4: peer.address: 0.0.0.0 is not reachable"),
-        (
-            "peer: {address: 10.0.0.1, authentication: required}",
-            "g.yaml:4: peer.authentication: `required` needs `policy.server`",
-        ),
-        ("peer: {address: 10.0.0.1, authentication: none}", "g.yaml:4: peer.authentication: unknown value `none`"),
-        ("overlay: {address: 0.0.0.0}", "g.yaml:4: overlay.address: 0.0.0.0 is not reachable"),
-        ("overlay: {address: 10.0.0.1, port: 0}", "g.yaml:4: overlay.port: must be from 1 to 65535"),
-        ("bgp: {table: 255}", "g.yaml:4: bgp.table: 255 is a reserved routing table"),
-        ("health: {failures: 0}", "g.yaml:4: health.failures: must be from 1 to 100"),
-        ("health: {interval: 1ms}", "g.yaml:4: health.interval: must be from 10ms to 60s"),
-        ("health: {hold_down: 2m}", "g.yaml:4: health.hold_down_max: must be at least hold_down"),
-        (
-            "health: {targets: [{interface: eth9, address: 192.0.2.1}]}",
-            "g.yaml:4: health.targets[0].interface: `eth9` is not an interface of this gateway",
-        ),
-        ("bgp: {metric: 0}", "g.yaml:4: bgp.metric: must be at least 1"),
-        ("peer: {address: example.org}", "g.yaml:4: peer.address: "),
-        ("metrics: {listen: localhost}", "g.yaml:4: metrics.listen: "),
-        ("log: {level: loud}", "g.yaml:4: log.level: unknown value `loud`"),
-        ("node: \"\"", "g.yaml:4: node: must not be empty"),
-        ("name: gw-b", "g.yaml:4: document: not valid YAML: "),
-        ("---\nname: gw-b", "g.yaml:5: document: expected a single document"),
-        ("workers:", "g.yaml:4: workers: expected a map, found nothing"),
-    ] {
+    for (more, expected) in INVALID_VALUES {
         let text = format!("{MINIMAL}{more}\n");
         let errors = Config::parse("g.yaml", &text).expect_err(more).to_string();
         assert!(errors.contains(expected), "{more}\ngot: {errors}");
-        let beyond_schemas = [
-            "must be longer than 0s",
-            "ends before it starts",
-            "has 11 ports",
-            "0.0.0.0 is not reachable",
-            "`required` needs",
-            "255 is a reserved",
-            "has host bits set",
-            "covers every address",
-            "must be from 10ms",
-            "must be at least hold_down",
-            "is not an interface of this gateway",
-            "at most half of",
-        ];
-        let accepted_by_schema = beyond_schemas.iter().any(|beyond| expected.contains(beyond));
+        let accepted_by_schema = BEYOND_SCHEMAS.iter().any(|beyond| expected.contains(beyond));
         assert_eq!(gateway_schema_accepts(&text), accepted_by_schema, "{more}");
     }
 }
 
+/// Texts and the expected error.
+const INVALID_SOURCES: &[(&str, &str)] = &[
+    ("name: a\npolicy: {files: [p]}\n", "g.yaml:1: interfaces: is missing"),
+    ("name: a\npolicy: {files: [p]}\ninterfaces: []\n", "g.yaml:3: interfaces: at least one is required"),
+    (
+        "name: a\npolicy: {files: [p]}\ninterfaces: [{name: i, role: inside}]",
+        "g.yaml:3: interfaces: none has role `outside`",
+    ),
+    (
+        "name: a\npolicy: {files: [p]}\ninterfaces: [{name: i, role: outside}]",
+        "g.yaml:3: interfaces: none has role `inside`",
+    ),
+    (
+        "name: a\npolicy: {files: [p]}\ninterfaces:\n- {name: i, role: both}\n- {name: i, role: both}",
+        "g.yaml:5: interfaces[1].name: `i` is a duplicate of interfaces[0]",
+    ),
+    (
+        "name: a\npolicy: {files: [p]}\ninterfaces: [{name: a/b, role: both}]",
+        "interfaces[0].name: `a/b` is not an interface name",
+    ),
+    ("name: a\npolicy: {files: [p]}\ninterfaces: [{name: a}]", "g.yaml:3: interfaces[0].role: is missing"),
+    ("name: a\ninterfaces: [{name: a, role: both}]", "g.yaml:1: policy: is missing"),
+    ("name: a\ninterfaces: [{name: a, role: both}]\npolicy: {}", "g.yaml:3: policy: expected exactly one of"),
+    (
+        "name: a\ninterfaces: [{name: a, role: both}]\npolicy:\n  files: [p]\n  server: {url: u}",
+        "policy: expected exactly one of `files` or `server`, found `files`, `server`",
+    ),
+    ("name: a\ninterfaces: [{name: a, role: both}]\npolicy: {files: []}", "g.yaml:3: policy.files: at least one"),
+    (
+        "name: a\ninterfaces: [{name: a, role: both}]\npolicy: {server: {url: x}}",
+        "policy.server.url: `x` is not a server URL",
+    ),
+    (
+        "name: a\ninterfaces: [{name: a, role: both}]\npolicy: {server: {url: \"https://x:1\", cert: c}}",
+        "policy.server.cert: needs `key`",
+    ),
+    (
+        "name: a\ninterfaces: [{name: a, role: both}]\npolicy: {server: {url: \"http://x:1\", ca: c}}",
+        "policy.server.ca: needs an https:// URL",
+    ),
+    ("", "g.yaml: is empty"),
+];
+
 #[test]
 fn invalid_interfaces_and_policy_sources_are_errors() {
-    for (text, expected) in [
-        ("name: a\npolicy: {files: [p]}\n", "g.yaml:1: interfaces: is missing"),
-        ("name: a\npolicy: {files: [p]}\ninterfaces: []\n", "g.yaml:3: interfaces: at least one is required"),
-        (
-            "name: a\npolicy: {files: [p]}\ninterfaces: [{name: i, role: inside}]",
-            "g.yaml:3: interfaces: none has role `outside`",
-        ),
-        (
-            "name: a\npolicy: {files: [p]}\ninterfaces: [{name: i, role: outside}]",
-            "g.yaml:3: interfaces: none has role `inside`",
-        ),
-        (
-            "name: a\npolicy: {files: [p]}\ninterfaces:\n- {name: i, role: both}\n- {name: i, role: both}",
-            "g.yaml:5: interfaces[1].name: `i` is a duplicate of interfaces[0]",
-        ),
-        (
-            "name: a\npolicy: {files: [p]}\ninterfaces: [{name: a/b, role: both}]",
-            "interfaces[0].name: `a/b` is not an interface name",
-        ),
-        ("name: a\npolicy: {files: [p]}\ninterfaces: [{name: a}]", "g.yaml:3: interfaces[0].role: is missing"),
-        ("name: a\ninterfaces: [{name: a, role: both}]", "g.yaml:1: policy: is missing"),
-        ("name: a\ninterfaces: [{name: a, role: both}]\npolicy: {}", "g.yaml:3: policy: expected exactly one of"),
-        (
-            "name: a\ninterfaces: [{name: a, role: both}]\npolicy:\n  files: [p]\n  server: {url: u}",
-            "policy: expected exactly one of `files` or `server`, found `files`, `server`",
-        ),
-        ("name: a\ninterfaces: [{name: a, role: both}]\npolicy: {files: []}", "g.yaml:3: policy.files: at least one"),
-        (
-            "name: a\ninterfaces: [{name: a, role: both}]\npolicy: {server: {url: x}}",
-            "policy.server.url: `x` is not a server URL",
-        ),
-        (
-            "name: a\ninterfaces: [{name: a, role: both}]\npolicy: {server: {url: \"https://x:1\", cert: c}}",
-            "policy.server.cert: needs `key`",
-        ),
-        (
-            "name: a\ninterfaces: [{name: a, role: both}]\npolicy: {server: {url: \"http://x:1\", ca: c}}",
-            "policy.server.ca: needs an https:// URL",
-        ),
-        ("", "g.yaml: is empty"),
-    ] {
+    for (text, expected) in INVALID_SOURCES {
         let errors = Config::parse("g.yaml", text).expect_err(text).to_string();
         assert!(errors.contains(expected), "{text}\ngot: {errors}");
     }

@@ -87,7 +87,7 @@ impl JsonSchema for PortRange {
 }
 
 /// Schema of a duration field.
-pub(super) enum DurationText {}
+pub(crate) enum DurationText {}
 
 impl JsonSchema for DurationText {
     fn schema_name() -> Cow<'static, str> {

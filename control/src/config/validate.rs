@@ -2,16 +2,19 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use vipgate_dataplane::policy::spec::Role;
+use vipgate_policy::diagnostic::Code;
 use vipgate_policy::manifest::Cidr;
 use vipgate_xdp::open::FILL_RING_SIZES;
 
-use super::gateway::{Config, PeerAuthentication, PolicyServer, PolicySource, Timeouts};
-use super::policyd::{PolicydConfig, PolicydSource};
-use super::{Ports, Validate};
+use super::Validate;
+use super::gateway::{Bgp, Config, PeerAuthentication, PolicyServer, PolicySource, Ports, Sessions, Timeouts, Workers};
+use super::nat_log::NatLog;
+use super::policyd::{Etcd, MIN_BYTES, PolicydConfig, PolicydLimits, PolicydSource};
 
 /// Linux: `IFNAMSIZ` is 16 with the terminating zero.
 pub(super) const INTERFACE_NAME_BYTES: usize = 15;
@@ -35,7 +38,8 @@ const LOCAL_TABLE: u32 = 255;
 const ETCD_REMEDY: &str = "use an http:// endpoint on this host, e.g. that of `etcd grpc-proxy start \
                            --endpoints=https://.. --cacert=.. --cert=.. --key=.. --listen-addr=127.0.0.1:2379`";
 
-pub(super) type Report<'a> = dyn FnMut(&str, String) + 'a;
+/// Receives errors in a configuration: code, field and reason.
+pub(super) type Report<'a> = dyn FnMut(Code, &str, String) + 'a;
 
 impl Validate for Config {
     fn validate(&self, report: &mut Report<'_>) {
@@ -46,94 +50,29 @@ impl Validate for Config {
             }
         }
         self.validate_interfaces(report);
-        if let Some(cores) = &self.workers.cores {
-            if cores.is_empty() {
-                report("workers.cores", "is empty; omit it for one worker per queue".into());
-            }
-            for_each_duplicate(cores, |i, first| {
-                report(
-                    &format!("workers.cores[{i}]"),
-                    format!("core {} is a duplicate of workers.cores[{first}]", cores[i]),
-                );
-            });
-        }
+        self.workers.validate(report);
         if self.xdp.fill_ring.is_some_and(|packets| !FILL_RING_SIZES.contains(&packets)) {
             let [min, .., max] = FILL_RING_SIZES;
-            report("xdp.fill_ring", format!("must be a power of two from {min} to {max} packets"));
+            report(Code::OutOfRange, "xdp.fill_ring", format!("must be a power of two from {min} to {max} packets"));
         }
-        match &self.policy {
-            PolicySource::Files(files) => paths("policy.files", files, report),
-            PolicySource::Server(server) => {
-                server.validate(report);
-                if self.allow_empty {
-                    report(
-                        "allow_empty",
-                        "applies to policy.files only; for a policy server set it in policyd.yaml".into(),
-                    );
-                }
-            }
-        }
-        if !(1..=MAX_SESSIONS).contains(&self.sessions.capacity) {
-            report("sessions.capacity", format!("must be from 1 to {MAX_SESSIONS}"));
-        }
-        if self.sessions.reserve() > self.sessions.capacity / 2 {
-            report("sessions.reserve", "must be at most half of sessions.capacity".into());
-        }
-        self.sessions.timeouts.validate(report);
-        if self.sessions.mss_clamp.is_some_and(|bytes| !MSS_RANGE.contains(&bytes)) {
-            report("sessions.mss_clamp", format!("must be from {} to {} bytes", MSS_RANGE.start(), MSS_RANGE.end()));
-        }
+        self.validate_policy_source(report);
+        self.sessions.validate(report);
         self.ports.validate(report);
         if self.services.embryonic_per_vip == Some(0) {
-            report("services.embryonic_per_vip", "must be at least 1".into());
+            report(Code::OutOfRange, "services.embryonic_per_vip", "must be at least 1".into());
         }
         self.health.validate(self, report);
         prefixes("pod_cidrs", &self.pod_cidrs, report);
         prefixes("service_cidrs", &self.service_cidrs, report);
-        if let Some(peer) = &self.peer {
-            if peer.address.is_unspecified() || peer.address.is_multicast() || peer.address.is_loopback() {
-                report("peer.address", format!("{} is not reachable from another gateway", peer.address));
-            }
-            if peer.port == 0 {
-                report("peer.port", "must be from 1 to 65535".into());
-            }
-            if peer.authentication == PeerAuthentication::Required && matches!(self.policy, PolicySource::Files(_)) {
-                let reason = "`required` needs `policy.server`: gateways exchange their public keys through it";
-                report("peer.authentication", reason.into());
-            }
-        }
-        if let Some(overlay) = &self.overlay {
-            if overlay.address.is_unspecified() || overlay.address.is_multicast() || overlay.address.is_loopback() {
-                report("overlay.address", format!("{} is not reachable from a node", overlay.address));
-            }
-            if overlay.port == 0 {
-                report("overlay.port", "must be from 1 to 65535".into());
-            }
-            if self.peer_tunnel_endpoint() == Some(overlay.tunnel_endpoint()) {
-                report(
-                    "overlay.port",
-                    format!("{} is also peer.port: the packets could not be distinguished", overlay.port),
-                );
-            }
-        }
-        if matches!(self.bgp.table, 0 | LOCAL_TABLE) {
-            report("bgp.table", format!("{} is a reserved routing table", self.bgp.table));
-        }
-        if self.bgp.metric == Some(0) {
-            report("bgp.metric", "must be at least 1; omit it for the kernel's default".into());
-        }
+        self.validate_tunnels(report);
+        self.bgp.validate(report);
         if let Some(log) = &self.nat_log {
-            let address = log.collector.ip();
-            if address.is_unspecified() || address.is_multicast() {
-                report("nat_log.collector", format!("{address} is not a unicast address"));
-            }
-            if log.collector.port() == 0 {
-                report("nat_log.collector", "needs a port; the port of IPFIX is 4739".into());
-            }
+            log.validate(report);
         }
         let length = self.admin.socket.as_os_str().len();
         if !(1..=SOCKET_PATH_BYTES).contains(&length) {
-            report("admin.socket", format!("must have 1 to {SOCKET_PATH_BYTES} bytes, has {length}"));
+            let reason = format!("must have 1 to {SOCKET_PATH_BYTES} bytes, has {length}");
+            report(Code::OutOfRange, "admin.socket", reason);
         }
     }
 }
@@ -144,29 +83,113 @@ impl Config {
             let name = interface.name.as_str();
             let is_valid = !matches!(name, "" | "." | "..") && !name.contains(|c: char| c == '/' || c.is_whitespace());
             if !is_valid || name.len() > INTERFACE_NAME_BYTES {
-                report(
-                    &format!("interfaces[{i}].name"),
-                    format!(
-                        "`{name}` is not an interface name: 1 to {INTERFACE_NAME_BYTES} bytes without slash and \
-                         whitespace"
-                    ),
+                let reason = format!(
+                    "`{name}` is not an interface name: 1 to {INTERFACE_NAME_BYTES} bytes without slash and whitespace"
                 );
+                report(Code::InvalidName, &format!("interfaces[{i}].name"), reason);
             }
         }
         let names: Vec<_> = self.interfaces.iter().map(|interface| interface.name.as_str()).collect();
         for_each_duplicate(&names, |i, first| {
-            report(&format!("interfaces[{i}].name"), format!("`{}` is a duplicate of interfaces[{first}]", names[i]));
+            let reason = format!("`{}` is a duplicate of interfaces[{first}]", names[i]);
+            report(Code::DuplicateValue, &format!("interfaces[{i}].name"), reason);
         });
         let roles = || self.interfaces.iter().map(|interface| Role::from(interface.role));
-        match (roles().any(Role::is_inside), roles().any(Role::is_outside)) {
-            (true, true) => {}
-            _ if self.interfaces.is_empty() => report("interfaces", "at least one is required".into()),
-            (false, _) => {
-                report("interfaces", "none has role `inside` or `both`: there is no interface to pods".into());
+        let (code, reason) = match (roles().any(Role::is_inside), roles().any(Role::is_outside)) {
+            (true, true) => return,
+            _ if self.interfaces.is_empty() => (Code::EmptyValue, "at least one is required"),
+            (false, _) => (Code::InterfaceRoles, "none has role `inside` or `both`: there is no interface to pods"),
+            (_, false) => (Code::InterfaceRoles, "none has role `outside` or `both`: there is no interface to clients"),
+        };
+        report(code, "interfaces", reason.into());
+    }
+
+    fn validate_policy_source(&self, report: &mut Report<'_>) {
+        match &self.policy {
+            PolicySource::Files(files) => paths("policy.files", files, report),
+            PolicySource::Server(server) => {
+                server.validate(report);
+                if self.allow_empty {
+                    let reason = "applies to policy.files only; for a policy server set it in policyd.yaml";
+                    report(Code::AllowEmptyWithServer, "allow_empty", reason.into());
+                }
             }
-            (_, false) => {
-                report("interfaces", "none has role `outside` or `both`: there is no interface to clients".into());
+        }
+    }
+
+    /// Validates `peer` and `overlay`.
+    fn validate_tunnels(&self, report: &mut Report<'_>) {
+        if let Some(peer) = &self.peer {
+            reachable("peer", peer.address, "another gateway", report);
+            port("peer.port", peer.port, report);
+            if peer.authentication == PeerAuthentication::Required && matches!(self.policy, PolicySource::Files(_)) {
+                let reason = "`required` needs `policy.server`: gateways exchange their public keys through it";
+                report(Code::AuthenticationWithoutServer, "peer.authentication", reason.into());
             }
+        }
+        if let Some(overlay) = &self.overlay {
+            reachable("overlay", overlay.address, "a node", report);
+            port("overlay.port", overlay.port, report);
+            if self.peer_tunnel_endpoint() == Some(overlay.tunnel_endpoint()) {
+                let reason = format!("{} is also peer.port: the packets could not be distinguished", overlay.port);
+                report(Code::SameTunnelPort, "overlay.port", reason);
+            }
+        }
+    }
+}
+
+impl Validate for Workers {
+    fn validate(&self, report: &mut Report<'_>) {
+        let Some(cores) = &self.cores else { return };
+        if cores.is_empty() {
+            report(Code::EmptyValue, "workers.cores", "is empty; omit it for one worker per queue".into());
+        }
+        for_each_duplicate(cores, |i, first| {
+            let reason = format!("core {} is a duplicate of workers.cores[{first}]", cores[i]);
+            report(Code::DuplicateValue, &format!("workers.cores[{i}]"), reason);
+        });
+    }
+}
+
+impl Validate for Sessions {
+    fn validate(&self, report: &mut Report<'_>) {
+        if !(1..=MAX_SESSIONS).contains(&self.capacity) {
+            report(Code::OutOfRange, "sessions.capacity", format!("must be from 1 to {MAX_SESSIONS}"));
+        }
+        if self.reserve() > self.capacity / 2 {
+            let reason = "must be at most half of sessions.capacity";
+            report(Code::InconsistentLimits, "sessions.reserve", reason.into());
+        }
+        self.timeouts.validate(report);
+        if self.mss_clamp.is_some_and(|bytes| !MSS_RANGE.contains(&bytes)) {
+            let reason = format!("must be from {} to {} bytes", MSS_RANGE.start(), MSS_RANGE.end());
+            report(Code::OutOfRange, "sessions.mss_clamp", reason);
+        }
+    }
+}
+
+impl Validate for Bgp {
+    fn validate(&self, report: &mut Report<'_>) {
+        if matches!(self.table, 0 | LOCAL_TABLE) {
+            report(Code::ReservedRoutingTable, "bgp.table", format!("{} is a reserved routing table", self.table));
+        }
+        if self.metric == Some(0) {
+            let reason = "must be at least 1; omit it for the kernel's default";
+            report(Code::OutOfRange, "bgp.metric", reason.into());
+        }
+    }
+}
+
+impl Validate for NatLog {
+    fn validate(&self, report: &mut Report<'_>) {
+        let address = self.collector.ip();
+        if address.is_unspecified() || address.is_multicast() {
+            let reason = format!("{address} is not a unicast address");
+            report(Code::UnreachableAddress, "nat_log.collector", reason);
+        }
+        if self.collector.port() == 0 {
+            let reason = "needs a port; the port of IPFIX is 4739";
+            report(Code::OutOfRange, "nat_log.collector", reason.into());
         }
     }
 }
@@ -177,12 +200,12 @@ impl Validate for PolicyServer {
         let tls = self.url.starts_with("https://");
         for (field, path) in [("ca", &self.ca), ("cert", &self.cert), ("key", &self.key)] {
             if path.is_some() && !tls {
-                report(&format!("policy.server.{field}"), "needs an https:// URL".into());
+                report(Code::TlsWithoutHttps, &format!("policy.server.{field}"), "needs an https:// URL".into());
             }
         }
         match (&self.cert, &self.key) {
-            (Some(_), None) => report("policy.server.cert", "needs `key`".into()),
-            (None, Some(_)) => report("policy.server.key", "needs `cert`".into()),
+            (Some(_), None) => report(Code::IncompleteKeyPair, "policy.server.cert", "needs `key`".into()),
+            (None, Some(_)) => report(Code::IncompleteKeyPair, "policy.server.key", "needs `cert`".into()),
             _ => {}
         }
     }
@@ -198,7 +221,8 @@ impl Validate for Timeouts {
             ("fragment", self.fragment),
         ] {
             if timeout.is_zero() || timeout > MAX_TIMEOUT {
-                report(&format!("sessions.timeouts.{field}"), "must be longer than 0s and at most 720h".into());
+                let reason = "must be longer than 0s and at most 720h";
+                report(Code::OutOfRange, &format!("sessions.timeouts.{field}"), reason.into());
             }
         }
     }
@@ -207,13 +231,11 @@ impl Validate for Timeouts {
 impl Validate for Ports {
     fn validate(&self, report: &mut Report<'_>) {
         if self.range.count() < PORT_BLOCK {
-            report(
-                "ports.range",
-                format!("{} has {} ports, at least {PORT_BLOCK} are required", self.range, self.range.count()),
-            );
+            let reason = format!("{} has {} ports, at least {PORT_BLOCK} are required", self.range, self.range.count());
+            report(Code::PortRangeTooSmall, "ports.range", reason);
         }
         if self.quarantine > MAX_TIMEOUT {
-            report("ports.quarantine", "must be at most 720h".into());
+            report(Code::OutOfRange, "ports.quarantine", "must be at most 720h".into());
         }
     }
 }
@@ -222,21 +244,7 @@ impl Validate for PolicydConfig {
     fn validate(&self, report: &mut Report<'_>) {
         match &self.source {
             PolicydSource::Files(files) => paths("source.files", files, report),
-            PolicydSource::Etcd(etcd) => {
-                if etcd.endpoints.is_empty() {
-                    report("source.etcd.endpoints", "at least one is required".into());
-                }
-                for (i, endpoint) in etcd.endpoints.iter().enumerate() {
-                    let field = format!("source.etcd.endpoints[{i}]");
-                    if endpoint.starts_with("https://") {
-                        report(
-                            &field,
-                            format!("{endpoint}: https isn't supported for etcd by this version: {ETCD_REMEDY}"),
-                        );
-                    }
-                    url(&field, endpoint, report);
-                }
-            }
+            PolicydSource::Etcd(etcd) => etcd.validate(report),
             PolicydSource::Kubernetes(_) => {}
         }
         prefixes("pod_cidrs", &self.pod_cidrs, report);
@@ -245,16 +253,46 @@ impl Validate for PolicydConfig {
             name(&format!("admins[{i}]"), admin, report);
         }
         if !self.admins.is_empty() && self.tls.as_ref().is_none_or(|tls| tls.ca.is_none()) {
-            report("admins", "needs `tls.ca`: clients are identified by their certificates".into());
+            let reason = "needs `tls.ca`: clients are identified by their certificates";
+            report(Code::AdminsWithoutClientCertificates, "admins", reason.into());
         }
-        if self.limits.connections < 16 {
-            report("limits.connections", "must be at least 16".into());
-        }
-        if self.limits.connections_per_address < 4 {
-            report("limits.connections_per_address", "must be at least 4: each gateway has two".into());
-        }
+        self.limits.validate(report);
         if !LEASE_TTL_RANGE.contains(&self.leases.ttl) {
-            report("leases.ttl", "must be from 100ms to 60s".into());
+            report(Code::OutOfRange, "leases.ttl", "must be from 100ms to 60s".into());
+        }
+    }
+}
+
+impl Validate for Etcd {
+    fn validate(&self, report: &mut Report<'_>) {
+        if self.endpoints.is_empty() {
+            report(Code::EmptyValue, "source.etcd.endpoints", "at least one is required".into());
+        }
+        for (i, endpoint) in self.endpoints.iter().enumerate() {
+            let field = format!("source.etcd.endpoints[{i}]");
+            if endpoint.starts_with("https://") {
+                let reason = format!("{endpoint}: https isn't supported for etcd by this version: {ETCD_REMEDY}");
+                report(Code::EtcdOverTls, &field, reason);
+            }
+            url(&field, endpoint, report);
+        }
+    }
+}
+
+impl Validate for PolicydLimits {
+    fn validate(&self, report: &mut Report<'_>) {
+        if self.connections < 16 {
+            report(Code::OutOfRange, "limits.connections", "must be at least 16".into());
+        }
+        if self.connections_per_address < 4 {
+            let reason = "must be at least 4: each gateway has two";
+            report(Code::OutOfRange, "limits.connections_per_address", reason.into());
+        }
+        for (field, bytes) in [("bytes", self.bytes), ("bytes_per_address", self.bytes_per_address)] {
+            if bytes < MIN_BYTES {
+                let reason = format!("must be at least {MIN_BYTES}: a request may have 32 MiB");
+                report(Code::OutOfRange, &format!("limits.{field}"), reason);
+            }
         }
     }
 }
@@ -262,17 +300,32 @@ impl Validate for PolicydConfig {
 /// Validates prefixes inside the cluster.
 fn prefixes(field: &str, cidrs: &[Cidr], report: &mut Report<'_>) {
     for_each_duplicate(cidrs, |i, first| {
-        report(&format!("{field}[{i}]"), format!("{} is a duplicate of {field}[{first}]", cidrs[i].0));
+        let reason = format!("{} is a duplicate of {field}[{first}]", cidrs[i].0);
+        report(Code::DuplicateValue, &format!("{field}[{i}]"), reason);
     });
     for (i, cidr) in cidrs.iter().enumerate().filter(|(_, cidr)| cidr.0.prefix_len() == 0) {
         let reason = format!("{} covers every address: no destination would be outside the cluster", cidr.0);
-        report(&format!("{field}[{i}]"), reason);
+        report(Code::PrefixOfEverything, &format!("{field}[{i}]"), reason);
     }
 }
 
 fn name(field: &str, value: &str, report: &mut Report<'_>) {
     if value.is_empty() || value.contains(|c: char| c.is_whitespace() || c.is_control()) {
-        report(field, "must not be empty or contain whitespace".into());
+        report(Code::InvalidName, field, "must not be empty or contain whitespace".into());
+    }
+}
+
+/// Validates the local address of a tunnel; `from` names those who must reach it.
+fn reachable(section: &str, address: IpAddr, from: &str, report: &mut Report<'_>) {
+    if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
+        let reason = format!("{address} is not reachable from {from}");
+        report(Code::UnreachableAddress, &format!("{section}.address"), reason);
+    }
+}
+
+fn port(field: &str, port: u16, report: &mut Report<'_>) {
+    if port == 0 {
+        report(Code::OutOfRange, field, "must be from 1 to 65535".into());
     }
 }
 
@@ -280,17 +333,18 @@ fn url(field: &str, value: &str, report: &mut Report<'_>) {
     let rest = value.strip_prefix("http://").or_else(|| value.strip_prefix("https://"));
     let authority = rest.map(|rest| rest.split('/').next().unwrap_or(rest));
     if authority.is_none_or(|authority| authority.is_empty() || authority.contains(char::is_whitespace)) {
-        report(field, format!("`{value}` is not a server URL: write http://host:port or https://host:port"));
+        let reason = format!("`{value}` is not a server URL: write http://host:port or https://host:port");
+        report(Code::MalformedValue, field, reason);
     }
 }
 
 fn paths(field: &str, paths: &[PathBuf], report: &mut Report<'_>) {
     if paths.is_empty() {
-        report(field, "at least one file or directory is required".into());
+        report(Code::EmptyValue, field, "at least one file or directory is required".into());
     }
     for (i, path) in paths.iter().enumerate() {
         if path.as_os_str().is_empty() {
-            report(&format!("{field}[{i}]"), "is empty".into());
+            report(Code::EmptyValue, &format!("{field}[{i}]"), "is empty".into());
         }
     }
 }

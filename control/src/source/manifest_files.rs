@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use vipgate_policy::compiler::{Compiled, compile};
-use vipgate_policy::diagnostic::{Diagnostic, sort_and_dedup};
+use vipgate_policy::diagnostic::{Code, Diagnostic, sort_and_dedup};
 use vipgate_policy::fingerprint::Fingerprint;
 use vipgate_policy::manifest::{Manifests, UnsupportedKinds, read};
 use vipgate_policy::yaml::Source;
@@ -201,7 +201,7 @@ pub fn load(paths: &[PathBuf], unsupported: UnsupportedKinds) -> Manifests {
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Diagnostic {
-    Diagnostic::for_file(&path.display().to_string(), format!("can't be read: {error}"))
+    Diagnostic::for_file(&path.display().to_string(), Code::Unreadable, format!("can't be read: {error}"))
 }
 
 /// Reads and compiles files and directories; the diagnostics are those of both steps.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 use vipgate_policy::compiler::{Cluster, Placement, compile};
-use vipgate_policy::diagnostic::{Diagnostic, sort_and_dedup};
+use vipgate_policy::diagnostic::{Code, Diagnostic, sort_and_dedup};
 use vipgate_policy::manifest::{Object, ObjectId, Origin};
 
 use self::entry::{Entry, Presence};
@@ -257,9 +257,8 @@ impl ManifestStore {
         let unhealthy = self.unhealthy();
         let mut diagnostics: Vec<Diagnostic> =
             self.entries.values().flat_map(|entry| entry.diagnostics.iter().cloned()).collect();
-        diagnostics.extend(
-            unhealthy.iter().filter(|it| !it.has_diagnostic).map(|it| Diagnostic::for_file(&it.name, &*it.reason)),
-        );
+        let unreported = unhealthy.iter().filter(|it| !it.has_diagnostic);
+        diagnostics.extend(unreported.map(|it| Diagnostic::for_file(&it.name, Code::SourceUnavailable, &*it.reason)));
         let mut faulty = self.unreadable();
         let mut last_good = LastGood::default();
         let mut compiled = compile(last_good.objects(&self.sorted));

@@ -9,7 +9,7 @@ use vipgate_dataplane::policy::spec::BackendState;
 use super::claim::Inputs;
 use super::inventory::ObjectRef;
 use crate::compiler::placement::PlacedBackend;
-use crate::diagnostic::Diagnostic;
+use crate::diagnostic::{Code, Diagnostic};
 use crate::manifest::{EndpointSlice, Hints, Service, ServicePort, SliceEndpoint};
 
 /// Builds the backends of Services.
@@ -39,7 +39,7 @@ impl<'a> BackendBuilder<'a> {
             for endpoint in &slice.body.endpoints {
                 if self.vips.contains(&endpoint.address) {
                     let reason = format!("{} is a VIP, not a pod address: ignored", endpoint.address);
-                    diagnostics.push(slice.warning(&endpoint.field(), reason));
+                    diagnostics.push(slice.warning(Code::BackendIsVip, &endpoint.field(), reason));
                 } else {
                     found.push(self.backend(endpoint, ports.clone()));
                 }

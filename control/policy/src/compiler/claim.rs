@@ -16,7 +16,7 @@ use super::inventory::{Inventory, NamespacedName, ObjectRef, age_key};
 use super::pods::{CoveredAddress, Pods};
 use super::pool::Pools;
 use super::slices::Slices;
-use crate::diagnostic::{Diagnostic, Severity};
+use crate::diagnostic::{Code, Diagnostic, Severity};
 use crate::manifest::{
     AddressSelection, Cidr, Distribution, EGRESS_FIELD, EgressPolicy, EgressPolicySpec, GatewayRef, OnExhaustion,
     Origin, PodSelector, Service, ZoneAffinity,
@@ -72,8 +72,8 @@ pub(super) struct Claim<'a> {
 }
 
 impl Claim<'_> {
-    pub(super) fn diagnostic(&self, severity: Severity, field: &str, reason: String) -> Diagnostic {
-        self.origin.diagnostic(severity, field, reason)
+    pub(super) fn diagnostic(&self, severity: Severity, code: Code, field: &str, reason: String) -> Diagnostic {
+        self.origin.diagnostic(severity, code, field, reason)
     }
 }
 
@@ -121,7 +121,8 @@ impl<'a> Inputs<'a> {
         let ObjectRef { id, name, origin, body } = service;
         if let Some(why) = &body.no_vip_reason {
             let diagnostic = if body.pending { ObjectRef::warning } else { ObjectRef::error };
-            diagnostics.push(diagnostic(&service, EGRESS_FIELD, format!("{id} has no egress VIP: {why}")));
+            let reason = format!("{id} has no egress VIP: {why}");
+            diagnostics.push(diagnostic(&service, Code::ServiceWithoutVip, EGRESS_FIELD, reason));
         }
         let key = service.namespaced_name();
         Claim {
@@ -179,14 +180,17 @@ impl<'a> Inputs<'a> {
             claim.covers = self.slices.covered_endpoints(key);
             let found = self.inventory.service(key);
             let missing = match found {
-                None => Some(format!("there is no Service {}/{}", key.0, key.1)),
-                Some(service) => service.body.no_vip_reason.as_ref().map(|why| no_vip(service, why)),
+                None => Some((Code::NoSuchService, format!("there is no Service {}/{}", key.0, key.1))),
+                Some(service) => {
+                    let why = service.body.no_vip_reason.as_ref();
+                    why.map(|why| (Code::ServiceWithoutVip, no_vip(service, why)))
+                }
             };
             claim.is_invalid = missing.is_some();
             claim.vips = found.map(|service| service.body.vips.clone()).unwrap_or_default();
             let diagnostic =
                 if found.is_some_and(|service| service.body.pending) { ObjectRef::warning } else { ObjectRef::error };
-            diagnostics.extend(missing.map(|why| diagnostic(&policy, "spec.serviceRef.name", why)));
+            diagnostics.extend(missing.map(|(code, why)| diagnostic(&policy, code, "spec.serviceRef.name", why)));
         } else {
             claim.vips_field = if spec.addresses.is_some() { "spec.addresses" } else { "spec.pools" };
             claim.covers = self.selected(policy, spec.selectors.as_deref().unwrap_or_default(), diagnostics);
@@ -208,7 +212,9 @@ impl<'a> Inputs<'a> {
             let before = covers.len();
             covers.extend(self.pods.select(selector, &policy.id.namespace));
             if covers.len() == before {
-                diagnostics.push(policy.warning(&format!("spec.selectors[{i}]"), "selects no pod that has an address"));
+                let field = format!("spec.selectors[{i}]");
+                let reason = "selects no pod that has an address";
+                diagnostics.push(policy.warning(Code::NoPodSelected, &field, reason));
             }
         }
         covers
@@ -225,14 +231,14 @@ impl<'a> Inputs<'a> {
             let field = format!("spec.pools[{i}]");
             if !self.pools.contains(&pool.name) {
                 claim.is_invalid = true;
-                diagnostics
-                    .push(policy.error(&format!("{field}.name"), format!("there is no AddressPool {}", pool.name)));
+                let reason = format!("there is no AddressPool {}", pool.name);
+                diagnostics.push(policy.error(Code::NoSuchPool, &format!("{field}.name"), reason));
                 continue;
             }
             let (vips, exhausted) = self.pools.allocate(&pool.name, &policy.id.path(), pool.count.get(), allocated);
             if let Some(family) = exhausted {
                 let reason = format!("AddressPool {} has fewer than {} free {family} addresses", pool.name, pool.count);
-                diagnostics.push(policy.error(&field, reason));
+                diagnostics.push(policy.error(Code::PoolExhausted, &field, reason));
             }
             let field: Arc<str> = field.into();
             claim.vips.extend(vips.into_iter().map(|vip| (field.clone(), vip)));
@@ -247,11 +253,13 @@ impl<'a> Inputs<'a> {
             Some(GatewayRef::Names(names)) => {
                 for (i, name) in names.iter().enumerate().filter(|(_, name)| !self.gateways.contains(name)) {
                     let field = format!("spec.gateways.names[{i}]");
-                    diagnostics.push(policy.warning(&field, format!("there is no Gateway {name}")));
+                    let reason = format!("there is no Gateway {name}");
+                    diagnostics.push(policy.warning(Code::NoSuchGateway, &field, reason));
                 }
             }
             selector @ Some(GatewayRef::Selector(_)) if self.gateways.candidates(selector.as_ref()).is_empty() => {
-                diagnostics.push(policy.warning("spec.gateways.selector", "selects no Gateway"));
+                let field = "spec.gateways.selector";
+                diagnostics.push(policy.warning(Code::NoGatewaySelected, field, "selects no Gateway"));
             }
             _ => {}
         }

@@ -7,7 +7,7 @@ use vipgate_dataplane::policy::spec::ClusterSpec;
 
 use super::inventory::Inventory;
 use crate::compiler::placement::{GatewayLocality, Peer};
-use crate::diagnostic::Diagnostic;
+use crate::diagnostic::{Code, Diagnostic};
 use crate::manifest::{Cidr, UncoveredAction};
 
 /// Prefixes inside the cluster, and the action for pod traffic that no policy covers.
@@ -70,8 +70,11 @@ pub(super) fn compile(inventory: &Inventory<'_>, diagnostics: &mut Vec<Diagnosti
         for (field, text) in one.chain(all).filter(|(_, text)| !text.is_empty()) {
             match text.parse::<Cidr>() {
                 Ok(cidr) if cidr.0.prefix_len() > 0 => drop(nodes.insert(cidr.0)),
-                Ok(cidr) => diagnostics.push(node.error(&field, format!("{} covers every address", cidr.0))),
-                Err(error) => diagnostics.push(node.error(&field, error.to_string())),
+                Ok(cidr) => {
+                    let reason = format!("{} covers every address", cidr.0);
+                    diagnostics.push(node.error(Code::PrefixOfEverything, &field, reason));
+                }
+                Err(error) => diagnostics.push(node.error(Code::MalformedValue, &field, error.to_string())),
             }
         }
     }

@@ -11,7 +11,7 @@ use super::claim::Claim;
 use super::gateways::{GatewayId, Gateways, address_key};
 use super::pods::{CoveredAddress, Pods};
 use super::vips::AssignedVip;
-use crate::diagnostic::{Diagnostic, Severity};
+use crate::diagnostic::{Code, Diagnostic, Severity};
 use crate::manifest::{Distribution, Family, ZoneAffinity};
 
 /// Overridden policies that are named per endpoint, at most.
@@ -87,7 +87,7 @@ pub(super) fn assign(
                 (Vec::new(), None)
             }
             Err(missing) => {
-                remarks.push(format!("{} {}", claim.spec.name, describe(claim, missing).1).into());
+                remarks.push(format!("{} {}", claim.spec.name, describe(claim, missing).2).into());
                 count(unassigned.entry((winner, missing)).or_insert(Affected { count: 0, first: address }));
                 (Vec::new(), None)
             }
@@ -194,24 +194,28 @@ fn report(
             winner.spec.name,
             precedence(winner, loser)
         );
-        diagnostics.push(loser.diagnostic(Severity::Warning, loser.field, reason));
+        diagnostics.push(loser.diagnostic(Severity::Warning, Code::PoliciesOverlap, loser.field, reason));
     }
     for ((claim, missing), affected) in unassigned {
         let claim = &claims[*claim];
-        let (field, what) = describe(claim, *missing);
+        let (code, field, what) = describe(claim, *missing);
         let reason = format!("{} {what}: the traffic of {} is dropped", claim.spec.name, endpoints(affected));
-        diagnostics.push(claim.diagnostic(Severity::Warning, field, reason));
+        diagnostics.push(claim.diagnostic(Severity::Warning, code, field, reason));
     }
 }
 
-/// Field and text of the diagnostic for what a claim is missing.
-fn describe(claim: &Claim<'_>, missing: Missing) -> (&'static str, String) {
+/// Code, field and text of the diagnostic for what a claim is missing.
+fn describe(claim: &Claim<'_>, missing: Missing) -> (Code, &'static str, String) {
     match missing {
-        Missing::Vip(family) => (claim.vips_field, format!("has no {family} VIP")),
+        Missing::Vip(family) => (Code::NoVipOfFamily, claim.vips_field, format!("has no {family} VIP")),
         Missing::Gateway(family) => {
-            (claim.field, format!("has no eligible gateway with capacity for its {family} VIPs"))
+            let what = format!("has no eligible gateway with capacity for its {family} VIPs");
+            (Code::NoEligibleGateway, claim.field, what)
         }
-        Missing::Zone => ("spec.zoneAffinity", "requires a gateway in the zone of each endpoint".to_owned()),
+        Missing::Zone => {
+            let what = "requires a gateway in the zone of each endpoint".to_owned();
+            (Code::NoGatewayInZone, "spec.zoneAffinity", what)
+        }
     }
 }
 

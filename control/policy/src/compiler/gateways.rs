@@ -21,7 +21,7 @@ pub use self::backups::MAX_BACKUPS;
 use super::inventory::{Inventory, ObjectRef};
 use super::pods::ZONE_LABEL;
 use crate::compiler::placement::Peer;
-use crate::diagnostic::Diagnostic;
+use crate::diagnostic::{Code, Diagnostic};
 use crate::fingerprint::{Fingerprint, mix};
 use crate::manifest::{Gateway, GatewayRef, UncoveredAction};
 
@@ -157,8 +157,7 @@ impl<'a> Gateways<'a> {
     }
 
     /// The candidates nearest to an endpoint: those on its node, else those in its zone, else all, or none if the zone
-    /// is
-    /// `required`.
+    /// is `required`.
     pub(super) fn nearest(&self, candidates: &[GatewayId], locality: Locality<'_>, required: bool) -> Vec<GatewayId> {
         // A gateway on the endpoint's node is in its zone, even if its manifest has no zone.
         let on_node = |id: &GatewayId| locality.node == Some(self.all[*id].node);
@@ -287,19 +286,23 @@ fn check_peer_addresses(inventory: &Inventory<'_>, diagnostics: &mut Vec<Diagnos
     }
     let mut used: HashMap<IpAddr, &ObjectRef<'_, Gateway>> = HashMap::new();
     for gateway in inventory.gateways.values() {
-        let reason = match gateway.body.spec.peer_address {
-            None => "is missing: other gateways reach this one only if its configuration sets peer.address".into(),
+        let (code, reason) = match gateway.body.spec.peer_address {
+            None => (
+                Code::NoPeerAddress,
+                "is missing: other gateways reach this one only if its configuration sets peer.address".into(),
+            ),
             Some(address) => match used.entry(address) {
-                Entry::Occupied(other) => {
-                    format!("{address} is also the address of {} ({})", other.get().id, other.get().origin)
-                }
+                Entry::Occupied(other) => (
+                    Code::DuplicatePeerAddress,
+                    format!("{address} is also the address of {} ({})", other.get().id, other.get().origin),
+                ),
                 Entry::Vacant(free) => {
                     free.insert(gateway);
                     continue;
                 }
             },
         };
-        diagnostics.push(gateway.warning("spec.peerAddress", reason));
+        diagnostics.push(gateway.warning(code, "spec.peerAddress", reason));
     }
 }
 

@@ -7,7 +7,7 @@ use foldhash::HashMap;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::diagnostic::{Diagnostic, Severity};
+use crate::diagnostic::{Code, Diagnostic, Severity};
 use crate::manifest::{
     AddressPool, Body, EgressPolicy, EndpointSlice, Gateway, Object, ObjectId, Origin, OverlayNode, Pod, Service,
 };
@@ -39,12 +39,12 @@ impl<'a, T> ObjectRef<'a, T> {
         (&self.id.namespace, &self.id.name)
     }
 
-    pub(super) fn error(&self, field: &str, reason: impl Into<String>) -> Diagnostic {
-        self.origin.diagnostic(Severity::Error, field, reason)
+    pub(super) fn error(&self, code: Code, field: &str, reason: impl Into<String>) -> Diagnostic {
+        self.origin.diagnostic(Severity::Error, code, field, reason)
     }
 
-    pub(super) fn warning(&self, field: &str, reason: impl Into<String>) -> Diagnostic {
-        self.origin.diagnostic(Severity::Warning, field, reason)
+    pub(super) fn warning(&self, code: Code, field: &str, reason: impl Into<String>) -> Diagnostic {
+        self.origin.diagnostic(Severity::Warning, code, field, reason)
     }
 }
 
@@ -76,7 +76,8 @@ impl<'a> Inventory<'a> {
             match previous {
                 Some(first) if first.id == object.id => {
                     let reason = format!("{} is already defined in {}", object.id, first.origin);
-                    diagnostics.push(object.origin.diagnostic(Severity::Error, "metadata.name", reason));
+                    let (severity, code) = (Severity::Error, Code::DuplicateObject);
+                    diagnostics.push(object.origin.diagnostic(severity, code, "metadata.name", reason));
                 }
                 _ => {
                     inventory.add(object);

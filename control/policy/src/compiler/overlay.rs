@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use vipgate_dataplane::policy::spec::NodeSpec;
 
 use super::inventory::{Inventory, ObjectRef};
-use crate::diagnostic::Diagnostic;
+use crate::diagnostic::{Code, Diagnostic};
 use crate::manifest::OverlayNode;
 
 /// The overlay nodes, sorted by name. A tunnel address or pod prefix of two nodes is an error in the manifest of the
@@ -19,14 +19,15 @@ pub(super) fn compile(inventory: &Inventory<'_>, diagnostics: &mut Vec<Diagnosti
     for node in &inventory.overlay_nodes {
         let spec = &node.body.spec;
         if let Some(other) = addresses.get(&spec.address) {
-            diagnostics.push(node.error("spec.address", format!("{} is already used by {}", spec.address, other.name)));
+            let reason = format!("{} is already used by {}", spec.address, other.name);
+            diagnostics.push(node.error(Code::NodeConflict, "spec.address", reason));
             continue;
         }
         addresses.insert(spec.address, node);
         for (i, cidr) in spec.pod_cidrs.iter().enumerate() {
             if let Some(other) = prefixes.insert(cidr.0, node) {
                 let reason = format!("{} is already used by {}", cidr.0, other.name);
-                diagnostics.push(node.error(&format!("spec.podCIDRs[{i}]"), reason));
+                diagnostics.push(node.error(Code::NodeConflict, &format!("spec.podCIDRs[{i}]"), reason));
             }
         }
         nodes.push(NodeSpec {

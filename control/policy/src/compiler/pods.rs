@@ -8,7 +8,7 @@ use foldhash::{HashMap, HashMapExt};
 
 use super::gateways::Locality;
 use super::inventory::{Inventory, ObjectRef};
-use crate::diagnostic::Diagnostic;
+use crate::diagnostic::{Code, Diagnostic};
 use crate::manifest::{DEFAULT_WEIGHT, Pod, PodSelector};
 
 /// Node label with the zone.
@@ -87,7 +87,8 @@ impl<'a> Pods<'a> {
         let locality = self.locality(pod.body.node.as_deref(), None);
         for (field, address) in addresses {
             if let Some((other, _)) = self.by_address.get(address) {
-                diagnostics.push(pod.warning(field, format!("{address} is also the address of Pod {other}")));
+                let reason = format!("{address} is also the address of Pod {other}");
+                diagnostics.push(pod.warning(Code::DuplicatePodAddress, field, reason));
             } else {
                 self.by_address.insert(*address, (name.clone(), locality));
             }

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use foldhash::HashSet;
 
 use super::inventory::{Inventory, ObjectRef};
-use crate::diagnostic::Diagnostic;
+use crate::diagnostic::{Code, Diagnostic};
 use crate::fingerprint::Fingerprint;
 use crate::manifest::{AddressPool, AddressRange, Announce, Family};
 
@@ -36,7 +36,8 @@ impl<'a> Pools<'a> {
                     // An overlap within one pool is reported by the manifest reader.
                     if other.id != pool.id {
                         let reason = format!("{range} overlaps {previous} of {} ({})", other.id, other.origin);
-                        diagnostics.push(pool.error(&format!("spec.ranges[{i}]"), reason));
+                        let field = format!("spec.ranges[{i}]");
+                        diagnostics.push(pool.error(Code::OverlappingRanges, &field, reason));
                     }
                 }
                 _ => disjoint.push((range, pool)),

@@ -10,7 +10,7 @@ use super::claim::Inputs;
 use super::inventory::{ObjectRef, age_key};
 use super::vips::{AssignedVip, VipTable};
 use crate::compiler::placement::{PlacedBackend, PlacedService};
-use crate::diagnostic::Diagnostic;
+use crate::diagnostic::{Code, Diagnostic};
 use crate::manifest::{Family, Service, TABLE_SIZE_FIELD};
 
 /// Maglev slots per backend below which the load of backends differs by more than a tenth.
@@ -72,7 +72,7 @@ fn check_health_check_ports<'a>(services: &[ObjectRef<'a, Service>], diagnostics
         let ObjectRef { id, origin, .. } = *taken.entry(port).or_insert(service);
         if id != service.id {
             let reason = format!("port {port} is already the health check port of {id} ({origin})");
-            diagnostics.push(service.error(Service::HEALTH_CHECK_FIELD, reason));
+            diagnostics.push(service.error(Code::HealthCheckPortConflict, Service::HEALTH_CHECK_FIELD, reason));
         }
     }
 }
@@ -87,7 +87,8 @@ fn check_limits(service: ObjectRef<'_, Service>, backends: &[PlacedBackend], dia
         ("spec", "bytes of backend names", PlacedService::encoded_size(backends), PlacedService::MAX_ENCODED_SIZE),
     ] {
         if count > max {
-            diagnostics.push(service.error(field, format!("has {count} {what}, the maximum is {max}")));
+            let reason = format!("has {count} {what}, the maximum is {max}");
+            diagnostics.push(service.error(Code::ServiceTooLarge, field, reason));
         }
     }
 }
@@ -108,7 +109,8 @@ fn check_backends(
                 "" => (port.field(), format!("{} port {}", port.protocol, port.port)),
                 name => (format!("spec.ports[{}].name", port.index), format!("port `{name}`")),
             };
-            diagnostics.push(service.warning(&field, format!("{name} has no backend: no EndpointSlice has this port")));
+            let reason = format!("{name} has no backend: no EndpointSlice has this port");
+            diagnostics.push(service.warning(Code::PortWithoutBackend, &field, reason));
         }
     }
     let of_family = |family| backends.iter().filter(move |it| Family::of(it.address) == family);
@@ -117,7 +119,7 @@ fn check_backends(
         if !has[usize::from(vip.is_ipv6())] {
             let family = Family::of(*vip);
             let reason = format!("{vip} has no backend: {} has no {family} endpoint", service.id);
-            diagnostics.push(service.warning(field, reason));
+            diagnostics.push(service.warning(Code::VipWithoutBackend, field, reason));
         }
     }
     let slots = service.body.table_size as usize;
@@ -129,7 +131,7 @@ fn check_backends(
                  vipgate.io/maglev-table-size to a prime of at least {}",
                 count * MIN_SLOTS_PER_BACKEND
             );
-            diagnostics.push(service.warning(TABLE_SIZE_FIELD, reason));
+            diagnostics.push(service.warning(Code::MaglevTableTooSmall, TABLE_SIZE_FIELD, reason));
         }
     }
 }

@@ -7,7 +7,7 @@ use foldhash::HashSet;
 use super::gateways::Locality;
 use super::inventory::{Inventory, NamespacedName};
 use super::pods::{CoveredAddress, Pods};
-use crate::diagnostic::Diagnostic;
+use crate::diagnostic::{Code, Diagnostic};
 use crate::manifest::SliceEndpoint;
 
 /// The endpoints of every Service, including Services without a manifest.
@@ -37,7 +37,7 @@ impl<'a> Slices<'a> {
                         "{} is a host address ({host}), not a pod address: ignored for egress",
                         endpoint.address
                     );
-                    diagnostics.push(slice.warning(&endpoint.field(), reason));
+                    diagnostics.push(slice.warning(Code::HostAddress, &endpoint.field(), reason));
                 }
             }
         }

@@ -74,8 +74,10 @@ fn compiled_for(gateway: &str, documents: &[String]) -> Outcome {
     compiled_manifests(&manifests(&documents.join("---\n")), Some(gateway))
 }
 
+/// The diagnostics as text, without their codes.
 fn messages(compiled: &Outcome) -> Vec<String> {
-    compiled.diagnostics.iter().map(ToString::to_string).collect()
+    let message = |it: &Diagnostic| it.to_string().replace(&format!(" [{}]", it.code), "");
+    compiled.diagnostics.iter().map(message).collect()
 }
 
 /// `address name policy vips` of every endpoint.

@@ -12,7 +12,7 @@ use vipgate_dataplane::policy::spec::{ShardSpec, VipSpec};
 use super::claim::{Claim, Inputs};
 use super::gateways::{GatewayId, Gateways, VipRequest};
 use super::inventory::{NamespacedName, ObjectRef, age_key};
-use crate::diagnostic::{Diagnostic, Severity};
+use crate::diagnostic::{Code, Diagnostic, Severity};
 use crate::manifest::{ANNOUNCE_FIELD, Announce, Origin, Protocol, Service, ServicePort, unusable_address};
 
 /// A VIP while objects that use it are collected.
@@ -159,7 +159,7 @@ fn add_service<'a>(
                 let ObjectRef { id, origin, .. } = other.get();
                 let reason = format!("{protocol} port {port} of {address} is already used by {id} ({origin})");
                 let field = frontend.map_or_else(|| Service::HEALTH_CHECK_FIELD.to_owned(), ServicePort::field);
-                diagnostics.push(service.error(&field, reason));
+                diagnostics.push(service.error(Code::PortConflict, &field, reason));
             }
             Entry::Vacant(free) => {
                 free.insert(service);
@@ -169,7 +169,7 @@ fn add_service<'a>(
     match (&vip.announce, service.body.announce) {
         (Some((first, ObjectRef { id, origin, .. })), Some(mode)) if *first != mode => {
             let reason = format!("{id} ({origin}) shares {address} and has {first}");
-            diagnostics.push(service.error(ANNOUNCE_FIELD, reason));
+            diagnostics.push(service.error(Code::AnnounceConflict, ANNOUNCE_FIELD, reason));
         }
         (None, Some(mode)) => vip.announce = Some((mode, service)),
         _ => {}
@@ -187,7 +187,7 @@ fn check_namespace<'a>(
 ) {
     if let Some(ObjectRef { id, origin, .. }) = vip.services.iter().find(|it| it.id.namespace != service.id.namespace) {
         let reason = format!("{address} is also the VIP of {id} ({origin}): two namespaces share it");
-        diagnostics.push(service.warning(field, reason));
+        diagnostics.push(service.warning(Code::VipOfTwoNamespaces, field, reason));
     }
 }
 
@@ -201,11 +201,11 @@ fn add_claim<'a>(
     let is_foreign = |service: &ObjectRef<'_, Service>| service.id.namespace != claim.namespace;
     if let Some(other) = vip.claimed {
         let reason = format!("{address} is already a VIP of {} ({})", other.spec.name, other.origin);
-        diagnostics.push(claim.diagnostic(Severity::Error, field, reason));
+        diagnostics.push(claim.diagnostic(Severity::Error, Code::VipOfTwoPolicies, field, reason));
     } else if !vip.services.is_empty() && vip.services.iter().all(is_foreign) {
         let names: Vec<&str> = vip.names().map(|name| &**name).collect();
         let reason = format!("{address} is the VIP of {}, in another namespace", names.join(", "));
-        diagnostics.push(claim.diagnostic(Severity::Error, field, reason));
+        diagnostics.push(claim.diagnostic(Severity::Error, Code::VipOfOtherNamespace, field, reason));
     } else {
         vip.claimed = Some(claim);
         vip.gateways.get_or_insert(&claim.gateways);
@@ -226,8 +226,10 @@ fn check_address(
         let endpoint = || endpoints.contains(&address).then(|| "the address of an endpoint".to_owned());
         pod.or_else(host).or_else(endpoint)
     };
-    if let Some(what) = unusable_address(address).map(str::to_owned).or_else(user) {
-        diagnostics.push(origin.diagnostic(Severity::Error, field, format!("{address} can't be a VIP: it is {what}")));
+    let unusable = unusable_address(address).map(|what| (Code::UnusableVip, what.to_owned()));
+    if let Some((code, what)) = unusable.or_else(|| Some((Code::VipInUse, user()?))) {
+        let reason = format!("{address} can't be a VIP: it is {what}");
+        diagnostics.push(origin.diagnostic(Severity::Error, code, field, reason));
     }
 }
 
@@ -239,7 +241,7 @@ fn check_announce_modes(sources: &Inputs<'_>, diagnostics: &mut Vec<Diagnostic>)
             if let Some((announce, pool)) = sources.pools.announce(*vip).filter(|(announce, _)| *announce != annotated)
             {
                 let reason = format!("{vip} is in AddressPool {pool}, whose announce mode {announce} takes precedence");
-                diagnostics.push(service.warning(ANNOUNCE_FIELD, reason));
+                diagnostics.push(service.warning(Code::AnnounceOverridden, ANNOUNCE_FIELD, reason));
             }
         }
     }

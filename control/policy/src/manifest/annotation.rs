@@ -2,7 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::diagnostic::{Report, Severity};
+use crate::diagnostic::{Code, Report, Severity};
 use crate::yaml::closest_match;
 
 /// Service: makes it an egress policy, too.
@@ -27,7 +27,7 @@ pub(super) fn warn_about_unknown(metadata: &ObjectMeta, known: &[&str], report: 
     let names = metadata.annotations.iter().flat_map(|annotations| annotations.keys());
     for name in names.filter(|name| name.starts_with("vipgate.io/") && !known.contains(&name.as_str())) {
         let hint = closest_match(name, known).map(|similar| format!(", did you mean {similar}?")).unwrap_or_default();
-        report(Severity::Warning, &field(name), format!("unknown annotation{hint}"));
+        report(Severity::Warning, Code::UnknownAnnotation, &field(name), format!("unknown annotation{hint}"));
     }
 }
 
@@ -42,7 +42,7 @@ pub(super) fn enum_value<T: Copy>(
     let value = values.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
     if value.is_none() {
         let expected = values.iter().map(|(name, _)| format!("\"{name}\"")).collect::<Vec<_>>().join(" or ");
-        report(Severity::Error, &field(name), format!("must be {expected}, is \"{text}\""));
+        report(Severity::Error, Code::UnknownValue, &field(name), format!("must be {expected}, is \"{text}\""));
     }
     value
 }
@@ -58,7 +58,7 @@ pub(super) fn number(
     let text = text(metadata, name)?;
     let value = text.parse().ok().filter(|number| is_valid(*number));
     if value.is_none() {
-        report(Severity::Error, &field(name), format!("must be {expected}, is \"{text}\""));
+        report(Severity::Error, Code::OutOfRange, &field(name), format!("must be {expected}, is \"{text}\""));
     }
     value
 }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::schema::{Metadata, policy_alternatives, pool_alternatives};
 use super::{AddressRange, Cidr, LabelSelector};
+use crate::diagnostic::Code;
 use crate::schema::Address;
 
 /// A document of a custom resource.
@@ -32,10 +33,13 @@ pub(super) struct Document<S> {
     _status: Option<IgnoredAny>,
 }
 
+/// Receives errors in one object: code, field and reason.
+pub(super) type ReportError<'a> = dyn FnMut(Code, &str, String) + 'a;
+
 /// Validation beyond the types of the fields.
 pub(super) trait Validate {
-    /// Reports each error as (field, reason); the field is relative to the object.
-    fn validate(&self, report: &mut dyn FnMut(&str, String));
+    /// Reports each error as (code, field, reason); the field is relative to the object.
+    fn validate(&self, report: &mut ReportError<'_>);
 }
 
 /// SNAT policy: the VIPs of selected pods.
@@ -66,7 +70,7 @@ pub struct EgressPolicySpec {
     #[serde(rename = "destinationCIDRs")]
     #[schemars(length(min = 1))]
     pub destination_cidrs: Option<Vec<Cidr>>,
-    /// Destinations without SNAT. Default: none.
+    /// Destinations without SNAT; the longest prefix of both lists decides. Default: none.
     #[serde(default, rename = "excludedCIDRs")]
     #[schemars(extend("default" = []))]
     pub excluded_cidrs: Vec<Cidr>,
@@ -252,7 +256,7 @@ pub struct AddressPoolSpec {
     /// Announcement of its VIPs. Default: `L2`.
     #[serde(default)]
     pub announce: Announce,
-    /// Static public addresses of a cloud provider, by tags.
+    /// Static public addresses of a cloud provider, by tags. Not used by this version.
     #[serde(default)]
     pub provider: BTreeMap<String, serde_json::Value>,
 }
@@ -278,29 +282,39 @@ impl std::fmt::Display for Announce {
 }
 
 impl Validate for EgressPolicySpec {
-    fn validate(&self, report: &mut dyn FnMut(&str, String)) {
+    fn validate(&self, report: &mut ReportError<'_>) {
         let Limits { sessions_per_endpoint, guaranteed_ports_per_endpoint, .. } = self.limits;
         if let (Some(max), Some(guaranteed)) = (sessions_per_endpoint, guaranteed_ports_per_endpoint)
             && guaranteed > max
         {
             report(
+                Code::InconsistentLimits,
                 "spec.limits.guaranteedPortsPerEndpoint",
                 format!("{guaranteed} is more than sessionsPerEndpoint ({max})"),
             );
         }
         match (&self.service_ref, &self.selectors) {
-            (None, None) => report("spec", "needs `serviceRef` or `selectors`".into()),
-            (Some(_), Some(_)) => report("spec.selectors", "can't be combined with `serviceRef`".into()),
-            (Some(service), None) if service.name.is_empty() => report("spec.serviceRef.name", "is empty".into()),
+            (None, None) => {
+                report(Code::PolicyWithoutPods, "spec", "needs `serviceRef` or `selectors`".into());
+            }
+            (Some(_), Some(_)) => {
+                let reason = "can't be combined with `serviceRef`";
+                report(Code::PolicySourcesCombined, "spec.selectors", reason.into());
+            }
+            (Some(service), None) if service.name.is_empty() => {
+                report(Code::EmptyValue, "spec.serviceRef.name", "is empty".into());
+            }
             (None, Some(selectors)) if selectors.is_empty() => {
                 report(
+                    Code::EmptyValue,
                     "spec.selectors",
                     "is empty and selects nothing; to select all pods of the namespace write [{podSelector: {}}]"
                         .into(),
                 );
             }
             (None, Some(_)) if self.addresses.is_none() && self.pools.is_none() => {
-                report("spec.selectors", "needs `addresses` or `pools` for the VIPs".into());
+                let reason = "needs `addresses` or `pools` for the VIPs";
+                report(Code::PolicyWithoutVips, "spec.selectors", reason.into());
             }
             _ => {}
         }
@@ -308,6 +322,7 @@ impl Validate for EgressPolicySpec {
             for (field, is_set) in [("addresses", self.addresses.is_some()), ("pools", self.pools.is_some())] {
                 if is_set {
                     report(
+                        Code::PolicySourcesCombined,
                         &format!("spec.{field}"),
                         "can't be combined with `serviceRef`, which defines the VIPs".into(),
                     );
@@ -318,11 +333,12 @@ impl Validate for EgressPolicySpec {
         let pools: Vec<_> = self.pools.iter().flatten().map(|pool| pool.name.as_str()).collect();
         check_unique("spec.pools", &pools, report);
         if self.destination_cidrs.as_ref().is_some_and(Vec::is_empty) {
-            report("spec.destinationCIDRs", "is empty; omit it for all destinations".into());
+            report(Code::EmptyValue, "spec.destinationCIDRs", "is empty; omit it for all destinations".into());
         }
         if let Some(GatewayRef::Names(names)) = &self.gateways {
             if names.is_empty() {
-                report("spec.gateways.names", "is empty; omit `gateways` for every gateway".into());
+                let reason = "is empty; omit `gateways` for every gateway";
+                report(Code::EmptyValue, "spec.gateways.names", reason.into());
             }
             check_unique("spec.gateways.names", names, report);
         }
@@ -330,30 +346,32 @@ impl Validate for EgressPolicySpec {
 }
 
 impl Validate for GatewaySpec {
-    fn validate(&self, report: &mut dyn FnMut(&str, String)) {
+    fn validate(&self, report: &mut ReportError<'_>) {
         if let Some(address) = self.peer_address
             && (address.is_unspecified() || address.is_multicast() || address.is_loopback())
         {
-            report("spec.peerAddress", format!("{address} is not reachable from another gateway"));
+            let reason = format!("{address} is not reachable from another gateway");
+            report(Code::UnreachableAddress, "spec.peerAddress", reason);
         }
         let nets: Vec<_> = self.pod_cidrs.iter().map(|cidr| cidr.0).collect();
         check_unique("spec.podCIDRs", &nets, report);
         for (i, net) in nets.iter().enumerate().filter(|(_, net)| net.prefix_len() == 0) {
             let reason = format!("{net} covers every address: no destination would be outside the cluster");
-            report(&format!("spec.podCIDRs[{i}]"), reason);
+            report(Code::PrefixOfEverything, &format!("spec.podCIDRs[{i}]"), reason);
         }
     }
 }
 
 impl Validate for AddressPoolSpec {
-    fn validate(&self, report: &mut dyn FnMut(&str, String)) {
+    fn validate(&self, report: &mut ReportError<'_>) {
         if self.ranges.is_empty() && self.provider.is_empty() {
-            report("spec.ranges", "has no address: set `ranges` or `provider`".into());
+            report(Code::PoolWithoutAddresses, "spec.ranges", "has no address: set `ranges` or `provider`".into());
         }
         for (i, range) in self.ranges.iter().enumerate() {
             let overlapping = self.ranges[..i].iter().position(|other| other.overlaps(range));
             if let Some(other) = overlapping {
-                report(&format!("spec.ranges[{i}]"), format!("{range} overlaps spec.ranges[{other}]"));
+                let reason = format!("{range} overlaps spec.ranges[{other}]");
+                report(Code::OverlappingRanges, &format!("spec.ranges[{i}]"), reason);
             }
         }
     }
@@ -363,12 +381,12 @@ impl Validate for AddressPoolSpec {
 pub(super) fn check_unique<T: Eq + std::hash::Hash + ToString>(
     field: &str,
     values: &[T],
-    report: &mut dyn FnMut(&str, String),
+    report: &mut ReportError<'_>,
 ) {
     let mut seen = HashSet::new();
     for (i, value) in values.iter().enumerate() {
         if !seen.insert(value) {
-            report(&format!("{field}[{i}]"), format!("{} is a duplicate", value.to_string()));
+            report(Code::DuplicateValue, &format!("{field}[{i}]"), format!("{} is a duplicate", value.to_string()));
         }
     }
 }

@@ -12,7 +12,8 @@ use serde::{Deserialize, Deserializer};
 use vipgate_dataplane::wire::ethernet;
 
 use super::Cidr;
-use crate::manifest::custom_resources::{Validate, check_unique};
+use crate::diagnostic::Code;
+use crate::manifest::custom_resources::{ReportError, Validate, check_unique};
 use crate::schema::Address;
 
 /// Linux' default VXLAN port; IANA's is 4789.
@@ -64,11 +65,22 @@ impl OverlayNodeSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MacAddress(pub [u8; 6]);
 
-impl std::str::FromStr for MacAddress {
-    type Err = String;
+/// Error of parsing a MAC address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MacAddressError {
+    /// Not a MAC address.
+    #[error("`{0}` is not a MAC address: write six bytes, e.g. 0a:58:0a:f4:01:00")]
+    Malformed(String),
+    /// A group address, or only zeros.
+    #[error("`{0}` is not a unicast MAC address")]
+    NotUnicast(String),
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let invalid = || format!("`{text}` is not a MAC address: write six bytes, e.g. 0a:58:0a:f4:01:00");
+impl std::str::FromStr for MacAddress {
+    type Err = MacAddressError;
+
+    fn from_str(text: &str) -> Result<Self, MacAddressError> {
+        let invalid = || MacAddressError::Malformed(text.to_owned());
         let mut bytes = [0; 6];
         let mut parts = text.split(':');
         for byte in &mut bytes {
@@ -81,7 +93,7 @@ impl std::str::FromStr for MacAddress {
             return Err(invalid());
         }
         if ethernet::is_group(bytes) || bytes == [0; 6] {
-            return Err(format!("`{text}` is not a unicast MAC address"));
+            return Err(MacAddressError::NotUnicast(text.to_owned()));
         }
         Ok(Self(bytes))
     }
@@ -115,16 +127,17 @@ impl JsonSchema for MacAddress {
 }
 
 impl Validate for OverlayNodeSpec {
-    fn validate(&self, report: &mut dyn FnMut(&str, String)) {
+    fn validate(&self, report: &mut ReportError<'_>) {
         let address = self.address;
         if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
-            report("spec.address", format!("{address} is not reachable from a gateway"));
+            let reason = format!("{address} is not reachable from a gateway");
+            report(Code::UnreachableAddress, "spec.address", reason);
         }
         if self.vni >= 1 << 24 {
-            report("spec.vni", format!("{} has more than 24 bits", self.vni));
+            report(Code::OutOfRange, "spec.vni", format!("{} has more than 24 bits", self.vni));
         }
         if self.pod_cidrs.is_empty() {
-            report("spec.podCIDRs", "is empty: a node without pods needs no manifest".into());
+            report(Code::EmptyValue, "spec.podCIDRs", "is empty: a node without pods needs no manifest".into());
         }
         let nets: Vec<_> = self.pod_cidrs.iter().map(|cidr| cidr.0).collect();
         check_unique("spec.podCIDRs", &nets, report);
@@ -142,10 +155,10 @@ mod tests {
         for bad in
             ["", "0a:58:0a:f4:01", "0a:58:0a:f4:01:00:00", "0a-58-0a-f4-01-00", "a:58:0a:f4:01:00", "+1:58:0a:f4:01:00"]
         {
-            assert!(bad.parse::<MacAddress>().unwrap_err().contains("is not a MAC address"), "{bad}");
+            assert_eq!(bad.parse::<MacAddress>(), Err(MacAddressError::Malformed(bad.to_owned())));
         }
         for group in ["ff:ff:ff:ff:ff:ff", "01:00:5e:00:00:01", "00:00:00:00:00:00"] {
-            assert!(group.parse::<MacAddress>().unwrap_err().contains("is not a unicast MAC address"), "{group}");
+            assert_eq!(group.parse::<MacAddress>(), Err(MacAddressError::NotUnicast(group.to_owned())));
         }
     }
 }

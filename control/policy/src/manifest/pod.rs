@@ -8,7 +8,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod as Document, PodStatus};
 
 use super::{annotation, unusable_address};
-use crate::diagnostic::{Report, Severity};
+use crate::diagnostic::{Code, Report, Severity};
 
 /// The fields of a Pod that are used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub(super) fn read(document: Document, report: &mut Report<'_>) -> Pod {
     let mut addresses = document.status.map(|status| addresses(&status, report)).unwrap_or_default();
     addresses.retain(|(field, address)| match unusable_address(*address).filter(|_| !is_on_host_network) {
         Some(what) => {
-            report(Severity::Error, field, format!("{address} is {what}"));
+            report(Severity::Error, Code::NotAPodAddress, field, format!("{address} is {what}"));
             false
         }
         None => true,
@@ -64,7 +64,9 @@ fn addresses(status: &PodStatus, report: &mut Report<'_>) -> Vec<(Arc<str>, IpAd
     for (field, text) in texts.into_iter().filter(|(_, text)| !text.is_empty()) {
         match text.parse() {
             Ok(address) => addresses.push((field.into(), address)),
-            Err(_) => report(Severity::Error, &field, format!("`{text}` is not an IP address")),
+            Err(_) => {
+                report(Severity::Error, Code::MalformedValue, &field, format!("`{text}` is not an IP address"));
+            }
         }
     }
     addresses

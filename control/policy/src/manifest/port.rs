@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::diagnostic::{Report, Severity};
+use crate::diagnostic::{Code, Report, Severity};
 
 /// A transport protocol with ports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -52,6 +52,7 @@ pub(super) fn protocol(list: &str, i: usize, text: Option<&str>, report: &mut Re
     if found.is_none() {
         report(
             Severity::Error,
+            Code::UnknownValue,
             &format!("{list}[{i}].protocol"),
             format!("`{text}` is unknown, expected TCP, UDP or SCTP"),
         );
@@ -63,7 +64,7 @@ pub(super) fn protocol(list: &str, i: usize, text: Option<&str>, report: &mut Re
 pub(super) fn number(number: i32, field: impl FnOnce() -> String, report: &mut Report<'_>) -> Option<u16> {
     let port = u16::try_from(number).ok().filter(|port| *port > 0);
     if port.is_none() {
-        report(Severity::Error, &field(), format!("must be from 1 to 65535, is {number}"));
+        report(Severity::Error, Code::OutOfRange, &field(), format!("must be from 1 to 65535, is {number}"));
     }
     port
 }
@@ -84,6 +85,6 @@ pub(super) fn name(text: Option<&str>, field: impl FnOnce() -> String, report: &
     if is_valid_name(text) {
         return Some(text.into());
     }
-    report(Severity::Error, &field(), INVALID_NAME.to_owned());
+    report(Severity::Error, Code::InvalidName, &field(), INVALID_NAME.to_owned());
     None
 }

@@ -12,7 +12,7 @@ use super::{
     AddressPool, Body, DEFAULT_NAMESPACE, EgressPolicy, Gateway, Kind, Object, ObjectId, Origin, OverlayNode, pod,
     service, slice,
 };
-use crate::diagnostic::{Diagnostic, ObjectLocation, Report, Severity};
+use crate::diagnostic::{Code, Diagnostic, ObjectLocation, Report, Severity};
 use crate::manifest::custom_resources::{Document, Validate};
 use crate::yaml::{Node, Position, Source, Value, YamlError, decode, join};
 
@@ -62,7 +62,8 @@ pub fn read(source: &Arc<Source>, unsupported: UnsupportedKinds, into: &mut Mani
                     "is missing: the document is probably truncated at line {line}, since a List has its kind after \
                      its items"
                 );
-                let fault = YamlError { position: Position { line, column: 1 }, field: "kind".to_owned(), reason };
+                let position = Position { line, column: 1 };
+                let fault = YamlError { position, field: "kind".to_owned(), reason, code: Code::TruncatedList };
                 reader.report(fault, None, Severity::Error);
             }
             None => reader.object(node, None, None),
@@ -114,7 +115,7 @@ impl Reader<'_> {
             Ok(None) if matches!(node.get("items").map(|items| &items.value), Some(Value::List(_))) => {
                 let kind = node.text("kind").unwrap_or_default();
                 let reason = format!("`{kind}` is not a List, but has items: is the document truncated?");
-                faults.push((Severity::Error, at(node, "kind", reason)));
+                faults.push((Severity::Error, at(node, Code::TruncatedList, "kind", reason)));
             }
             Ok(None) => {
                 let kind = node.text("kind").unwrap_or_default();
@@ -132,7 +133,8 @@ impl Reader<'_> {
                     }
                 };
                 let supported = Kind::ALL.map(Kind::as_str).join(", ");
-                let fault = at(node, "kind", format!("`{kind}` {what}; supported: {supported}"));
+                let reason = format!("`{kind}` {what}; supported: {supported}");
+                let fault = at(node, Code::UnsupportedKind, "kind", reason);
                 self.report(fault, item, severity);
             }
             Err(fault) => {
@@ -158,13 +160,14 @@ impl Reader<'_> {
 /// The kind of a document; `None` if it is not supported.
 fn kind(node: &Node, of: Option<(&str, &str)>) -> Result<Option<Kind>, YamlError> {
     if !matches!(node.value, Value::Map(_)) {
-        return Err(at(node, "", "is not an object: expected a map with apiVersion, kind, metadata and spec".into()));
+        let reason = "is not an object: expected a map with apiVersion, kind, metadata and spec";
+        return Err(at(node, Code::NotAnObject, "", reason.into()));
     }
     let of = of.filter(|(_, kind)| !kind.is_empty());
     let text_or = |field: &str, default: Option<&str>| match (node.text(field), default) {
         (Some(text), _) => Ok(text.to_owned()),
         (None, Some(default)) if node.get(field).is_none() => Ok(default.to_owned()),
-        _ => Err(at(node, field, "is missing".into())),
+        _ => Err(at(node, Code::MissingField, field, "is missing".into())),
     };
     let name = text_or("kind", of.map(|(_, kind)| kind))?;
     let version = text_or("apiVersion", of.map(|(version, _)| version))?;
@@ -179,7 +182,8 @@ fn kind(node: &Node, of: Option<(&str, &str)>) -> Result<Option<Kind>, YamlError
     if group(&version) != group(kind.api_version()) {
         return Ok(None);
     }
-    Err(at(node, "apiVersion", format!("`{version}` of {name} is not supported, expected {}", kind.api_version())))
+    let reason = format!("`{version}` of {name} is not supported, expected {}", kind.api_version());
+    Err(at(node, Code::UnsupportedVersion, "apiVersion", reason))
 }
 
 /// The API group of a document, or of the list with it.
@@ -194,8 +198,8 @@ fn is_own_definition(node: &Node) -> bool {
     node.text("kind") == Some("CustomResourceDefinition") && group == Some(API_GROUP)
 }
 
-fn at(node: &Node, field: &str, reason: String) -> YamlError {
-    YamlError { position: node.locate(field), field: field.to_owned(), reason }
+fn at(node: &Node, code: Code, field: &str, reason: String) -> YamlError {
+    YamlError { position: node.locate(field), field: field.to_owned(), reason, code }
 }
 
 /// Errors and warnings about one object.
@@ -225,7 +229,7 @@ fn object(kind: Kind, node: &Node, faults: &mut Faults) -> Option<(ObjectId, Bod
 }
 
 fn body(kind: Kind, node: &Node, faults: &mut Faults) -> Result<(ObjectName, Body), YamlError> {
-    let report = &mut |severity, field: &str, reason| faults.push((severity, at(node, field, reason)));
+    let report = &mut |severity, code, field: &str, reason| faults.push((severity, at(node, code, field, reason)));
     Ok(match kind {
         Kind::EndpointSlice => {
             let document: EndpointSlice = decode(node)?;
@@ -271,7 +275,7 @@ fn custom_resource<S: DeserializeOwned + Validate>(
     report: &mut Report<'_>,
 ) -> Result<(ObjectMeta, S), YamlError> {
     let document: Document<S> = decode(node)?;
-    document.spec.validate(&mut |field, reason| report(Severity::Error, field, reason));
+    document.spec.validate(&mut |code, field, reason| report(Severity::Error, code, field, reason));
     Ok((document.metadata, document.spec))
 }
 
@@ -288,9 +292,9 @@ fn readable_id(kind: Kind, node: &Node) -> Option<ObjectId> {
 }
 
 fn id(kind: Kind, node: &Node, metadata: ObjectName, faults: &mut Faults) -> Option<ObjectId> {
-    let mut fault = |field, reason| faults.push((Severity::Error, at(node, field, reason)));
+    let mut fault = |code, field, reason| faults.push((Severity::Error, at(node, code, field, reason)));
     let Some(name) = metadata.name.filter(|name| !name.is_empty()) else {
-        fault("metadata.name", "is missing".into());
+        fault(Code::MissingField, "metadata.name", "is missing".into());
         return None;
     };
     let namespace = match (metadata.namespace, kind.is_namespaced()) {
@@ -299,7 +303,8 @@ fn id(kind: Kind, node: &Node, metadata: ObjectName, faults: &mut Faults) -> Opt
         (Some(namespace), true) => namespace,
         (None, false) => String::new(),
         (Some(_), false) => {
-            fault("metadata.namespace", format!("{} objects are cluster-scoped", kind.as_str()));
+            let reason = format!("{} objects are cluster-scoped", kind.as_str());
+            fault(Code::ClusterScoped, "metadata.namespace", reason);
             String::new()
         }
     };

@@ -11,7 +11,7 @@ use vipgate_dataplane::policy::maglev;
 use vipgate_dataplane::policy::spec::Scope;
 
 use super::{Announce, Protocol, annotation, port};
-use crate::diagnostic::{Report, Severity};
+use crate::diagnostic::{Code, Report, Severity};
 
 /// vipgate's load balancer class; Services without a class are handled, too.
 const LOAD_BALANCER_CLASS: &str = "vipgate.io/vipgate";
@@ -143,7 +143,7 @@ fn read_spec(service: &mut Service, spec: &ServiceSpec, report: &mut Report<'_>)
         health.and_then(|port| port::number(port, || Service::HEALTH_CHECK_FIELD.to_owned(), report));
     if service.health_check.is_some() && service.active_health_check().is_none() {
         let reason = "is used only with externalTrafficPolicy Local";
-        report(Severity::Warning, Service::HEALTH_CHECK_FIELD, reason.to_owned());
+        report(Severity::Warning, Code::HealthCheckPortUnused, Service::HEALTH_CHECK_FIELD, reason.to_owned());
     }
 }
 
@@ -156,7 +156,9 @@ fn vips(status: &ServiceStatus, report: &mut Report<'_>) -> Vec<(Arc<str>, IpAdd
         match text.parse() {
             Ok(address) if vips.iter().any(|(_, vip)| *vip == address) => {}
             Ok(address) => vips.push((field.into(), address)),
-            Err(_) => report(Severity::Error, &field, format!("`{text}` is not an IP address")),
+            Err(_) => {
+                report(Severity::Error, Code::MalformedValue, &field, format!("`{text}` is not an IP address"));
+            }
         }
     }
     vips
@@ -185,7 +187,7 @@ fn affinity(spec: &ServiceSpec, report: &mut Report<'_>) -> Option<u32> {
         Some("ClientIP") => {}
         Some(other) => {
             let reason = format!("`{other}` is unknown, expected None or ClientIP");
-            report(Severity::Error, "spec.sessionAffinity", reason);
+            report(Severity::Error, Code::UnknownValue, "spec.sessionAffinity", reason);
             return None;
         }
     }
@@ -197,7 +199,7 @@ fn affinity(spec: &ServiceSpec, report: &mut Report<'_>) -> Option<u32> {
             AFFINITY_TIMEOUT_RANGE.start(),
             AFFINITY_TIMEOUT_RANGE.end()
         );
-        report(Severity::Error, "spec.sessionAffinityConfig.clientIP.timeoutSeconds", reason);
+        report(Severity::Error, Code::OutOfRange, "spec.sessionAffinityConfig.clientIP.timeoutSeconds", reason);
     }
     u32::try_from(seconds).ok()
 }
@@ -209,6 +211,7 @@ fn source_ranges(spec: &ServiceSpec, report: &mut Report<'_>) -> Vec<IpNet> {
             Ok(range) => ranges.push(range.trunc()),
             Err(_) => report(
                 Severity::Error,
+                Code::MalformedValue,
                 &format!("spec.loadBalancerSourceRanges[{i}]"),
                 format!("`{text}` is not a prefix: write address/length, e.g. 198.51.100.0/24 or 2001:db8::/32"),
             ),
@@ -224,7 +227,8 @@ fn scope(field: &str, text: Option<&str>, report: &mut Report<'_>) -> Scope {
         None | Some("" | "Cluster") => Scope::Cluster,
         Some("Local") => Scope::Local,
         Some(other) => {
-            report(Severity::Error, field, format!("`{other}` is unknown, expected Cluster or Local"));
+            let reason = format!("`{other}` is unknown, expected Cluster or Local");
+            report(Severity::Error, Code::UnknownValue, field, reason);
             Scope::Cluster
         }
     }

@@ -9,7 +9,7 @@ use k8s_openapi::api::discovery::v1::{EndpointConditions, EndpointHints, Endpoin
 use vipgate_dataplane::policy::spec::BackendState;
 
 use super::{DEFAULT_NAMESPACE, Family, Protocol, port, unusable_address};
-use crate::diagnostic::{Report, Severity};
+use crate::diagnostic::{Code, Report, Severity};
 
 /// Label with the name of the Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
@@ -80,7 +80,7 @@ pub(super) fn read(document: Document, report: &mut Report<'_>) -> EndpointSlice
     let service = document.metadata.labels.and_then(|mut labels| labels.remove(SERVICE_NAME_LABEL));
     if service.is_none() {
         let reason = format!("has no label {SERVICE_NAME_LABEL}: its endpoints are ignored");
-        report(Severity::Warning, "metadata.labels", reason);
+        report(Severity::Warning, Code::SliceWithoutService, "metadata.labels", reason);
     }
     let ports = document.ports.map(|ports| read_ports(ports, report));
     let mut slice = EndpointSlice { service, ports, endpoints: Vec::with_capacity(document.endpoints.len()) };
@@ -89,11 +89,12 @@ pub(super) fn read(document: Document, report: &mut Report<'_>) -> EndpointSlice
         "IPv6" => Family::V6,
         "FQDN" => {
             let reason = "endpoints with host names are not supported and are ignored";
-            report(Severity::Warning, "addressType", reason.to_owned());
+            report(Severity::Warning, Code::HostNameEndpoints, "addressType", reason.to_owned());
             return slice;
         }
         other => {
-            report(Severity::Error, "addressType", format!("`{other}` is unknown, expected IPv4, IPv6 or FQDN"));
+            let reason = format!("`{other}` is unknown, expected IPv4, IPv6 or FQDN");
+            report(Severity::Error, Code::UnknownValue, "addressType", reason);
             return slice;
         }
     };
@@ -116,7 +117,7 @@ pub(super) fn read(document: Document, report: &mut Report<'_>) -> EndpointSlice
                     hints: hints.clone(),
                     index: (i, j),
                 }),
-                Err(reason) => report(Severity::Error, &field((i, j)), reason),
+                Err(error) => report(Severity::Error, error.code(), &field((i, j)), error.to_string()),
             }
         }
     }
@@ -159,7 +160,8 @@ impl Names<'_, '_> {
         if port::is_valid_name(&name) {
             return (!name.is_empty()).then(|| name.into());
         }
-        (self.report)(Severity::Error, &format!("endpoints[{}].{field}", self.endpoint), port::INVALID_NAME.to_owned());
+        let field = format!("endpoints[{}].{field}", self.endpoint);
+        (self.report)(Severity::Error, Code::InvalidName, &field, port::INVALID_NAME.to_owned());
         None
     }
 
@@ -180,12 +182,33 @@ impl Names<'_, '_> {
     }
 }
 
-fn parse_address(text: &str, family: Family) -> Result<IpAddr, String> {
-    let address: IpAddr = text.parse().map_err(|_| format!("`{text}` is not an IP address"))?;
-    if Family::of(address) != family {
-        return Err(format!("{address} is not {family}, the slice's addressType"));
+/// Why an address of a slice is left out.
+#[derive(Debug, thiserror::Error)]
+enum AddressError {
+    #[error("`{0}` is not an IP address")]
+    Malformed(String),
+    #[error("{0} is not {1}, the slice's addressType")]
+    Family(IpAddr, Family),
+    #[error("{0} is {1}")]
+    Unusable(IpAddr, &'static str),
+}
+
+impl AddressError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Malformed(_) => Code::MalformedValue,
+            Self::Family(..) => Code::FamilyMismatch,
+            Self::Unusable(..) => Code::NotAPodAddress,
+        }
     }
-    unusable_address(address).map_or(Ok(address), |what| Err(format!("{address} is {what}")))
+}
+
+fn parse_address(text: &str, family: Family) -> Result<IpAddr, AddressError> {
+    let address: IpAddr = text.parse().map_err(|_| AddressError::Malformed(text.to_owned()))?;
+    if Family::of(address) != family {
+        return Err(AddressError::Family(address, family));
+    }
+    unusable_address(address).map_or(Ok(address), |what| Err(AddressError::Unusable(address, what)))
 }
 
 fn pod(target: ObjectReference, namespace: &str) -> Option<String> {

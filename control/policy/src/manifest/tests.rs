@@ -96,73 +96,69 @@ spec: {ranges: [203.0.113.0/28, 203.0.113.32-203.0.113.40], announce: BGP, provi
         ids,
         ["Namespace a 6", "Pod a/p 9", "Service default/s 16", "Node n 19", "Gateway gw-a 25", "AddressPool public 30"]
     );
-    let diagnostic = got.objects[1].origin.diagnostic(Severity::Error, "status.podIPs[0].ip", "r");
-    assert_eq!(diagnostic.to_string(), "m.yaml:13: items[1].status.podIPs[0].ip: r");
+    let diagnostic =
+        got.objects[1].origin.diagnostic(Severity::Error, Code::MalformedValue, "status.podIPs[0].ip", "r");
+    assert_eq!(diagnostic.to_string(), "m.yaml:13: items[1].status.podIPs[0].ip: r [VG0113]");
 }
+
+/// Specs, `SELECTORS` being valid selectors with VIPs, and the beginning of the error.
+const INVALID_POLICIES: &[(&str, &str)] = &[
+    ("  serviceRef: {nme: x}", "m.yaml:5: spec.serviceRef.nme: unknown field, did you mean `name`?"),
+    ("  serviceRef: {}", "m.yaml:5: spec.serviceRef.name: is missing"),
+    ("  serviceRef: {name: \"\"}", "m.yaml:5: spec.serviceRef.name: is empty"),
+    ("  limits: {}", "m.yaml:4: spec: needs `serviceRef` or `selectors`"),
+    ("  selectors: []\n  addresses: [192.0.2.1]", "m.yaml:5: spec.selectors: is empty and selects nothing"),
+    ("  selectors: [{}]\n  addresses: [192.0.2.1]", "m.yaml:5: spec.selectors[0].podSelector: is missing"),
+    ("  selectors: [{podSelector: }]", "m.yaml:5: spec.selectors[0].podSelector: expected a map, found nothing"),
+    ("  selectors: [{podSelector: {matchLabels: }}]", "podSelector.matchLabels: expected a map, found nothing"),
+    ("  selectors: [{podSelector: {}}]", "m.yaml:5: spec.selectors: needs `addresses` or `pools`"),
+    ("  serviceRef: {name: x}\n  selectors: [{podSelector: {}}]", "m.yaml:6: spec.selectors: can't be combined with"),
+    ("  serviceRef: {name: x}\n  addresses: [192.0.2.1]", "m.yaml:6: spec.addresses: can't be combined with"),
+    ("  serviceRef: {name: x}\n  pools: [{name: a}]", "m.yaml:6: spec.pools: can't be combined with"),
+    ("SELECTORS  pools: [{name: a, count: 0}]", "m.yaml:7: spec.pools[0].count: expected a whole number from 1"),
+    ("SELECTORS  pools: [{name: a}, {name: a}]", "m.yaml:7: spec.pools[1]: a is a duplicate"),
+    (
+        "  selectors: [{podSelector: {}}]\n  addresses: [192.0.2.1, 192.0.2.1]",
+        "m.yaml:6: spec.addresses[1]: 192.0.2.1 is a duplicate",
+    ),
+    ("  selectors: [{podSelector: {}}]\n  addresses: [192.0.2.256]", "m.yaml:6: spec.addresses[0]: "),
+    (
+        "SELECTORS  excludedCIDRs:\n  - 10.0.0.0/8\n  - 10.1.0.0/8",
+        "m.yaml:9: spec.excludedCIDRs[1]: 10.1.0.0/8 has host bits",
+    ),
+    ("SELECTORS  destinationCIDRs: []", "m.yaml:7: spec.destinationCIDRs: is empty"),
+    ("SELECTORS  distribution: Random", "m.yaml:7: spec.distribution: unknown value `Random`"),
+    (
+        "SELECTORS  onExhaustion: reject",
+        "m.yaml:7: spec.onExhaustion: unknown value `reject`, expected `Reject` or `Drop`, did you mean",
+    ),
+    ("SELECTORS  zoneAffinity: none", "m.yaml:7: spec.zoneAffinity: unknown value `none`"),
+    ("SELECTORS  gateways: {}", "m.yaml:7: spec.gateways: expected exactly one of `names` or `selector`"),
+    ("SELECTORS  gateways: {names: []}", "m.yaml:7: spec.gateways.names: is empty"),
+    (
+        "SELECTORS  limits: {sessionsPerEndpoint: 0}",
+        "m.yaml:7: spec.limits.sessionsPerEndpoint: expected a whole number from 1",
+    ),
+    (
+        "SELECTORS  limits: {sessionsPerEndpoint: 5, guaranteedPortsPerEndpoint: 6}",
+        "m.yaml:7: spec.limits.guaranteedPortsPerEndpoint: 6 is more than sessionsPerEndpoint (5)",
+    ),
+    (
+        "  selectors: [{podSelector: {matchExpressions: [{key: a, operator: In}]}}]",
+        "m.yaml:5: spec.selectors[0].podSelector.matchExpressions[0]: operator In or NotIn needs",
+    ),
+    (
+        "  selectors: [{podSelector: {matchExpressions: [{key: a, operator: Exists, values: [b]}]}}]",
+        "matchExpressions[0]: operator Exists or DoesNotExist takes no `values`",
+    ),
+    ("  selectors: [{podSelector: {matchExpressions: [{key: a, operator: Gt}]}}]", "operator: unknown value `Gt`"),
+];
 
 #[test]
 fn invalid_policies_are_errors_with_line_field_and_reason() {
     let selectors = "  selectors: [{podSelector: {}}]\n  addresses: [192.0.2.1]\n";
-    for (spec, expected) in [
-        ("  serviceRef: {nme: x}", "m.yaml:5: spec.serviceRef.nme: unknown field, did you mean `name`?"),
-        ("  serviceRef: {}", "m.yaml:5: spec.serviceRef.name: is missing"),
-        ("  serviceRef: {name: \"\"}", "m.yaml:5: spec.serviceRef.name: is empty"),
-        ("  limits: {}", "m.yaml:4: spec: needs `serviceRef` or `selectors`"),
-        ("  selectors: []\n  addresses: [192.0.2.1]", "m.yaml:5: spec.selectors: is empty and selects nothing"),
-        ("  selectors: [{}]\n  addresses: [192.0.2.1]", "m.yaml:5: spec.selectors[0].podSelector: is missing"),
-        ("  selectors: [{podSelector: }]", "m.yaml:5: spec.selectors[0].podSelector: expected a map, found nothing"),
-        ("  selectors: [{podSelector: {matchLabels: }}]", "podSelector.matchLabels: expected a map, found nothing"),
-        ("  selectors: [{podSelector: {}}]", "m.yaml:5: spec.selectors: needs `addresses` or `pools`"),
-        (
-            "  serviceRef: {name: x}\n  selectors: [{podSelector: {}}]",
-            "m.yaml:6: spec.selectors: can't be combined with",
-        ),
-        ("  serviceRef: {name: x}\n  addresses: [192.0.2.1]", "m.yaml:6: spec.addresses: can't be combined with"),
-        ("  serviceRef: {name: x}\n  pools: [{name: a}]", "m.yaml:6: spec.pools: can't be combined with"),
-        (
-            &format!("{selectors}  pools: [{{name: a, count: 0}}]"),
-            "m.yaml:7: spec.pools[0].count: expected a whole number from 1",
-        ),
-        (&format!("{selectors}  pools: [{{name: a}}, {{name: a}}]"), "m.yaml:7: spec.pools[1]: a is a duplicate"),
-        (
-            "  selectors: [{podSelector: {}}]\n  addresses: [192.0.2.1, 192.0.2.1]",
-            "m.yaml:6: spec.addresses[1]: 192.0.2.1 is a duplicate",
-        ),
-        ("  selectors: [{podSelector: {}}]\n  addresses: [192.0.2.256]", "m.yaml:6: spec.addresses[0]: "),
-        (
-            &format!("{selectors}  excludedCIDRs:\n  - 10.0.0.0/8\n  - 10.1.0.0/8"),
-            "m.yaml:9: spec.excludedCIDRs[1]: 10.1.0.0/8 has host bits",
-        ),
-        (&format!("{selectors}  destinationCIDRs: []"), "m.yaml:7: spec.destinationCIDRs: is empty"),
-        (&format!("{selectors}  distribution: Random"), "m.yaml:7: spec.distribution: unknown value `Random`"),
-        (
-            &format!("{selectors}  onExhaustion: reject"),
-            "m.yaml:7: spec.onExhaustion: unknown value `reject`, expected `Reject` or `Drop`, did you mean",
-        ),
-        (&format!("{selectors}  zoneAffinity: none"), "m.yaml:7: spec.zoneAffinity: unknown value `none`"),
-        (
-            &format!("{selectors}  gateways: {{}}"),
-            "m.yaml:7: spec.gateways: expected exactly one of `names` or `selector`",
-        ),
-        (&format!("{selectors}  gateways: {{names: []}}"), "m.yaml:7: spec.gateways.names: is empty"),
-        (
-            &format!("{selectors}  limits: {{sessionsPerEndpoint: 0}}"),
-            "m.yaml:7: spec.limits.sessionsPerEndpoint: expected a whole number from 1",
-        ),
-        (
-            &format!("{selectors}  limits: {{sessionsPerEndpoint: 5, guaranteedPortsPerEndpoint: 6}}"),
-            "m.yaml:7: spec.limits.guaranteedPortsPerEndpoint: 6 is more than sessionsPerEndpoint (5)",
-        ),
-        (
-            "  selectors: [{podSelector: {matchExpressions: [{key: a, operator: In}]}}]",
-            "m.yaml:5: spec.selectors[0].podSelector.matchExpressions[0]: operator In or NotIn needs",
-        ),
-        (
-            "  selectors: [{podSelector: {matchExpressions: [{key: a, operator: Exists, values: [b]}]}}]",
-            "matchExpressions[0]: operator Exists or DoesNotExist takes no `values`",
-        ),
-        ("  selectors: [{podSelector: {matchExpressions: [{key: a, operator: Gt}]}}]", "operator: unknown value `Gt`"),
-    ] {
+    for (spec, expected) in INVALID_POLICIES {
+        let spec = &spec.replace("SELECTORS", selectors);
         let got = manifests(&policy(spec), UnsupportedKinds::Reject);
         let messages: Vec<_> = got.diagnostics.iter().map(ToString::to_string).collect();
         assert!(messages.iter().any(|message| message.contains(expected)), "{spec}\ngot: {messages:#?}");
@@ -172,74 +168,74 @@ fn invalid_policies_are_errors_with_line_field_and_reason() {
     }
 }
 
+/// Documents and the beginning of the error.
+const INVALID_DOCUMENTS: &[(&str, &str)] = &[
+    ("kind: Service\nmetadata: {name: x}", "m.yaml:1: apiVersion: is missing"),
+    ("apiVersion: v1\nmetadata: {name: x}", "m.yaml:1: kind: is missing"),
+    ("apiVersion: v1\nkind: Service\nmetadata: {}", "m.yaml:3: metadata.name: is missing"),
+    ("apiVersion: v1\nkind: Service\nmetadata: {name: 7}", "m.yaml:3: metadata.name: expected text, found `7`"),
+    (
+        "apiVersion: v1\nkind: Service\nmetadata:\n  name: x\n  annotations: {vipgate.io/egress: true}",
+        "m.yaml:5: metadata.annotations[vipgate.io/egress]: expected text, found `true`: put it in quotes",
+    ),
+    (
+        "apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\nmetadata: {name: x}",
+        "m.yaml:1: apiVersion: `discovery.k8s.io/v1beta1` of EndpointSlice",
+    ),
+    ("apiVersion: v1\nkind: Secret\nmetadata: {name: x}", "m.yaml:2: kind: `Secret` is not a supported kind"),
+    (
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: x}",
+        "m.yaml:2: kind: `Gateway` is not a supported kind",
+    ),
+    ("- 1", "m.yaml:1: document: is not an object"),
+    ("a: [", "m.yaml:"),
+    ("apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Pod\n- 7", "m.yaml:6: items[1]: is not an object"),
+    (
+        "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Pod\n- 7",
+        "m.yaml:4: items[0].metadata.name: is missing",
+    ),
+    (
+        "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {name: p, namespace: x}\n\
+         spec: {ranges: [10.0.0.0/8]}",
+        "m.yaml:3: metadata.namespace: AddressPool objects are cluster-scoped",
+    ),
+    (
+        "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {name: p}\nspec: {ranges: []}",
+        "m.yaml:4: spec.ranges: has no address",
+    ),
+    (
+        "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {name: p}\n\
+         spec: {ranges: [10.0.0.9-10.0.0.1]}",
+        "m.yaml:4: spec.ranges[0]: range `10.0.0.9-10.0.0.1` ends before",
+    ),
+    (
+        "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {name: p}\n\
+         spec: {ranges: [10.0.0.0/30, 10.0.0.2-10.0.0.9]}",
+        "m.yaml:4: spec.ranges[1]: 10.0.0.2-10.0.0.9 overlaps spec.ranges[0]",
+    ),
+    (
+        "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {name: p}\n\
+         spec: {ranges: [10.0.0.0/30], announce: bgp}",
+        "m.yaml:4: spec.announce: unknown value `bgp`, expected `L2` or `BGP`",
+    ),
+    (
+        "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: p}\nspec: {maxAddress: 1}",
+        "m.yaml:4: spec.maxAddress: unknown field, did you mean `maxAddresses`?",
+    ),
+    (
+        "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: p}\nspec: {peerAddress: \"::1\"}",
+        "m.yaml:4: spec.peerAddress: ::1 is not reachable",
+    ),
+    ("apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: p}", "m.yaml:1: spec: is missing"),
+    (
+        "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: p}\nspec: {}\nspc: {}",
+        "m.yaml:5: spc: unknown field, did you mean `spec`?",
+    ),
+];
+
 #[test]
 fn invalid_documents_are_errors_with_line_field_and_reason() {
-    for (text, expected) in [
-        ("kind: Service\nmetadata: {name: x}", "m.yaml:1: apiVersion: is missing"),
-        ("apiVersion: v1\nmetadata: {name: x}", "m.yaml:1: kind: is missing"),
-        ("apiVersion: v1\nkind: Service\nmetadata: {}", "m.yaml:3: metadata.name: is missing"),
-        ("apiVersion: v1\nkind: Service\nmetadata: {name: 7}", "m.yaml:3: metadata.name: expected text, found `7`"),
-        (
-            "apiVersion: v1\nkind: Service\nmetadata:\n  name: x\n  annotations: {vipgate.io/egress: true}",
-            "m.yaml:5: metadata.annotations[vipgate.io/egress]: expected text, found `true`: put it in quotes",
-        ),
-        (
-            "apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\nmetadata: {name: x}",
-            "m.yaml:1: apiVersion: `discovery.k8s.io/v1beta1` of EndpointSlice",
-        ),
-        ("apiVersion: v1\nkind: Secret\nmetadata: {name: x}", "m.yaml:2: kind: `Secret` is not a supported kind"),
-        (
-            "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: x}",
-            "m.yaml:2: kind: `Gateway` is not a supported kind",
-        ),
-        ("- 1", "m.yaml:1: document: is not an object"),
-        ("a: [", "m.yaml:"),
-        (
-            "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Pod\n- 7",
-            "m.yaml:6: items[1]: is not an object",
-        ),
-        (
-            "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Pod\n- 7",
-            "m.yaml:4: items[0].metadata.name: is missing",
-        ),
-        (
-            "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {name: p, namespace: x}\n\
-             spec: {ranges: [10.0.0.0/8]}",
-            "m.yaml:3: metadata.namespace: AddressPool objects are cluster-scoped",
-        ),
-        (
-            "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {name: p}\nspec: {ranges: []}",
-            "m.yaml:4: spec.ranges: has no address",
-        ),
-        (
-            "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {name: p}\n\
-             spec: {ranges: [10.0.0.9-10.0.0.1]}",
-            "m.yaml:4: spec.ranges[0]: range `10.0.0.9-10.0.0.1` ends before",
-        ),
-        (
-            "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {name: p}\n\
-             spec: {ranges: [10.0.0.0/30, 10.0.0.2-10.0.0.9]}",
-            "m.yaml:4: spec.ranges[1]: 10.0.0.2-10.0.0.9 overlaps spec.ranges[0]",
-        ),
-        (
-            "apiVersion: vipgate.io/v1alpha1\nkind: AddressPool\nmetadata: {name: p}\n\
-             spec: {ranges: [10.0.0.0/30], announce: bgp}",
-            "m.yaml:4: spec.announce: unknown value `bgp`, expected `L2` or `BGP`",
-        ),
-        (
-            "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: p}\nspec: {maxAddress: 1}",
-            "m.yaml:4: spec.maxAddress: unknown field, did you mean `maxAddresses`?",
-        ),
-        (
-            "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: p}\nspec: {peerAddress: \"::1\"}",
-            "m.yaml:4: spec.peerAddress: ::1 is not reachable",
-        ),
-        ("apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: p}", "m.yaml:1: spec: is missing"),
-        (
-            "apiVersion: vipgate.io/v1alpha1\nkind: Gateway\nmetadata: {name: p}\nspec: {}\nspc: {}",
-            "m.yaml:5: spc: unknown field, did you mean `spec`?",
-        ),
-    ] {
+    for (text, expected) in INVALID_DOCUMENTS {
         let got = manifests(text, UnsupportedKinds::Reject);
         let messages: Vec<_> = got.diagnostics.iter().map(ToString::to_string).collect();
         assert!(messages.iter().any(|message| message.starts_with(expected)), "{text}\ngot: {messages:#?}");

@@ -9,6 +9,7 @@ use serde::de::{
 
 use super::error::{DecodeError, all, describe, one_of};
 use super::{Entry, Node, Value, YamlError, key_step};
+use crate::diagnostic::Code;
 
 /// Deserializes a `T` from a tree.
 ///
@@ -19,6 +20,7 @@ pub fn decode<'de, T: Deserialize<'de>>(node: &'de Node) -> Result<T, YamlError>
         position: error.at.unwrap_or(node.position),
         field: error.field,
         reason: error.reason,
+        code: error.code,
     })
 }
 
@@ -58,7 +60,8 @@ impl<'de> Deserializer<'de> for &'de Node {
         match &self.value {
             Value::Bool(_) | Value::Negative(_) | Value::Number(_) | Value::Float(_) => {
                 let found = describe(self.unexpected());
-                Err(DecodeError::new("", format!("expected text, found {found}: put it in quotes")).at(self.position))
+                let reason = format!("expected text, found {found}: put it in quotes");
+                Err(DecodeError::new(Code::TextNeedsQuotes, "", reason).at(self.position))
             }
             _ => self.deserialize_any(visitor),
         }
@@ -94,12 +97,13 @@ impl<'de> Deserializer<'de> for &'de Node {
                 } else {
                     let found = entries.iter().map(|entry| entry.key.as_str()).collect::<Vec<_>>();
                     let found = if found.is_empty() { "none".into() } else { all(&found) };
-                    Err(DecodeError::new("", format!("expected exactly one of {}, found {found}", one_of(variants))))
+                    let reason = format!("expected exactly one of {}, found {found}", one_of(variants));
+                    Err(DecodeError::new(Code::NotExactlyOne, "", reason))
                 }
             }
             _ => {
                 let found = describe(self.unexpected());
-                Err(DecodeError::new("", format!("expected {}, found {found}", one_of(variants))))
+                Err(DecodeError::new(Code::WrongType, "", format!("expected {}, found {found}", one_of(variants))))
             }
         }
         .map_err(|error: DecodeError| error.at(self.position))
@@ -232,33 +236,43 @@ mod tests {
         Nowhere,
     }
 
-    fn sample(text: &str) -> Result<Sample, (u32, String, String)> {
+    fn sample(text: &str) -> Result<Sample, YamlError> {
         let (nodes, faults) = super::super::read(text);
         assert_eq!(faults, []);
-        decode(&nodes[0]).map_err(|fault| (fault.position.line, fault.field, fault.reason))
+        decode(&nodes[0])
     }
 
+    /// Text, line, field, code, and a part of the reason.
+    const INVALID: [(&str, u32, &str, Code, &str); 15] = [
+        ("{}", 1, "port", Code::MissingField, "is missing"),
+        ("port: 70000", 1, "port", Code::OutOfRange, "expected a whole number from 0 to 65535, found `70000`"),
+        ("port: x", 1, "port", Code::WrongType, "expected a whole number from 0 to 65535, found `x`"),
+        ("port: 1\nportt: 2", 2, "portt", Code::UnknownField, "unknown field, did you mean `port`?; known fields: "),
+        ("port: 1\nlabels:\n  a.b/c: 7", 3, "labels[a.b/c]", Code::TextNeedsQuotes, "expected text, found `7`: put it"),
+        ("port: 1\nparts:\n- name: x\n- nmae: y", 4, "parts[1].nmae", Code::UnknownField, "did you mean `name`?"),
+        ("port: 1\nparts:\n- name: x\n- {}", 4, "parts[1].name", Code::MissingField, "is missing"),
+        ("port: 1\nparts: x", 2, "parts", Code::WrongType, "expected a list, found `x`"),
+        ("port: 1\nparts: [7]", 2, "parts[0]", Code::WrongType, "expected a map, found `7`"),
+        (
+            "port: 1\nsource: {files: [], server: {}}",
+            2,
+            "source",
+            Code::NotExactlyOne,
+            "exactly one of `files`, `server` or `nowhere`",
+        ),
+        ("port: 1\nsource: 7", 2, "source", Code::WrongType, "expected `files`, `server` or `nowhere`, found `7`"),
+        ("port: 1\nsource:\n  server:\n    url: 7", 4, "source.server.url", Code::TextNeedsQuotes, "expected text"),
+        ("port: 1\nsource: fils", 2, "source", Code::UnknownValue, "did you mean `files`?"),
+        ("port: 1\nsource:\n  fils: []", 3, "source.fils", Code::UnknownValue, "did you mean `files`?"),
+        ("[1]", 1, "", Code::WrongType, "expected"),
+    ];
+
     #[test]
-    fn every_error_has_its_line_and_field() {
-        for (text, line, field, reason) in [
-            ("{}", 1, "port", "is missing"),
-            ("port: 70000", 1, "port", "expected a whole number from 0 to 65535, found `70000`"),
-            ("port: x", 1, "port", "expected a whole number from 0 to 65535, found `x`"),
-            ("port: 1\nportt: 2", 2, "portt", "unknown field, did you mean `port`?; known fields: "),
-            ("port: 1\nlabels:\n  a.b/c: 7", 3, "labels[a.b/c]", "expected text, found `7`: put it in quotes"),
-            ("port: 1\nparts:\n- name: x\n- nmae: y", 4, "parts[1].nmae", "did you mean `name`?"),
-            ("port: 1\nparts:\n- name: x\n- {}", 4, "parts[1].name", "is missing"),
-            ("port: 1\nparts: x", 2, "parts", "expected a list, found `x`"),
-            ("port: 1\nparts: [7]", 2, "parts[0]", "expected a map, found `7`"),
-            ("port: 1\nsource: {files: [], server: {}}", 2, "source", "exactly one of `files`, `server` or `nowhere`"),
-            ("port: 1\nsource:\n  server:\n    url: 7", 4, "source.server.url", "expected text"),
-            ("port: 1\nsource: fils", 2, "source", "did you mean `files`?"),
-            ("port: 1\nsource:\n  fils: []", 3, "source.fils", "did you mean `files`?"),
-            ("[1]", 1, "", "expected"),
-        ] {
-            let (actual_line, path, message) = sample(text).expect_err(text);
-            assert_eq!((actual_line, path.as_str()), (line, field), "{text}: {message}");
-            assert!(message.contains(reason), "{text}: {message}");
+    fn every_error_has_its_line_field_and_code() {
+        for (text, line, field, code, reason) in INVALID {
+            let error = sample(text).expect_err(text);
+            assert_eq!((error.position.line, &*error.field, error.code), (line, field, code), "{text}: {error:?}");
+            assert!(error.reason.contains(reason), "{text}: {error:?}");
         }
     }
 

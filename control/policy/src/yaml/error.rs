@@ -6,6 +6,7 @@ use serde::de::{self, Expected, Unexpected};
 
 use super::suggest::closest_match;
 use super::{Position, join, key_step};
+use crate::diagnostic::Code;
 
 /// A decoding error while it propagates: each level prepends its step to the field; the innermost position is kept.
 #[derive(Debug)]
@@ -13,11 +14,12 @@ pub struct DecodeError {
     pub(super) at: Option<Position>,
     pub(super) field: String,
     pub(super) reason: String,
+    pub(super) code: Code,
 }
 
 impl DecodeError {
-    pub(super) fn new(field: &str, reason: String) -> Self {
-        Self { at: None, field: field.to_owned(), reason }
+    pub(super) fn new(code: Code, field: &str, reason: String) -> Self {
+        Self { at: None, field: field.to_owned(), reason, code }
     }
 
     pub(super) fn at(mut self, at: Position) -> Self {
@@ -40,20 +42,30 @@ impl Display for DecodeError {
 impl std::error::Error for DecodeError {}
 
 impl de::Error for DecodeError {
+    /// Types whose text has a form of its own, e.g. prefixes, report through this.
     fn custom<T: Display>(message: T) -> Self {
-        Self::new("", message.to_string())
+        Self::new(Code::MalformedValue, "", message.to_string())
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
-        Self::new("", format!("expected {}, found {}", expectation(expected), describe(found)))
+        Self::new(Code::WrongType, "", mismatch(found, expected))
     }
 
+    /// The right type, but e.g. a number that has too many bits.
     fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
-        Self::invalid_type(found, expected)
+        let is_number = matches!(found, Unexpected::Unsigned(_) | Unexpected::Signed(_) | Unexpected::Float(_));
+        let code = if is_number { Code::OutOfRange } else { Code::MalformedValue };
+        Self::new(code, "", mismatch(found, expected))
+    }
+
+    /// A list instead of a map.
+    fn invalid_length(length: usize, expected: &dyn Expected) -> Self {
+        Self::new(Code::WrongType, "", format!("invalid length {length}, expected {expected}"))
     }
 
     fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
-        Self::new("", format!("unknown value `{variant}`, expected {}{}", one_of(expected), hint(variant, expected)))
+        let reason = format!("unknown value `{variant}`, expected {}{}", one_of(expected), hint(variant, expected));
+        Self::new(Code::UnknownValue, "", reason)
     }
 
     fn unknown_field(field: &str, expected: &'static [&'static str]) -> Self {
@@ -61,12 +73,16 @@ impl de::Error for DecodeError {
             [] => "no fields are supported here".into(),
             _ => format!("known fields: {}", all(expected)),
         };
-        Self::new(&key_step(field), format!("unknown field{}; {known}", hint(field, expected)))
+        Self::new(Code::UnknownField, &key_step(field), format!("unknown field{}; {known}", hint(field, expected)))
     }
 
     fn missing_field(field: &'static str) -> Self {
-        Self::new(&key_step(field), "is missing".into())
+        Self::new(Code::MissingField, &key_step(field), "is missing".into())
     }
+}
+
+fn mismatch(found: Unexpected<'_>, expected: &dyn Expected) -> String {
+    format!("expected {}, found {}", expectation(expected), describe(found))
 }
 
 fn hint(name: &str, known: &[&str]) -> String {

@@ -7,6 +7,7 @@ use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Localizer, Location, Spanned, UserMessageFormatter};
 
 use super::{Entry, Node, Position, Value, YamlError};
+use crate::diagnostic::Code;
 
 /// Maximum nesting of values: Kubernetes objects need about 20.
 const MAX_DEPTH: usize = 100;
@@ -88,9 +89,10 @@ impl Budget {
         if self.is_exceeded {
             return None;
         }
-        let (at, reason) = match document {
+        let (code, at, reason) = match document {
             Ok(node) if self.spend(&node) => return Some(Ok(node)),
             Ok(node) => (
+                Code::AliasLimit,
                 node.position,
                 format!(
                     "aliases expand to more than {MAX_ALIAS_VALUES} values or {} MiB of text in the documents so far: \
@@ -102,12 +104,14 @@ impl Budget {
                 self.faults -= 1;
                 return Some(Err(fault));
             }
-            Err(fault) => {
-                (fault.position, format!("more than {MAX_FAULTS} documents are not valid YAML: the rest is not read"))
-            }
+            Err(fault) => (
+                Code::TooManyInvalidDocuments,
+                fault.position,
+                format!("more than {MAX_FAULTS} documents are not valid YAML: the rest is not read"),
+            ),
         };
         self.is_exceeded = true;
-        Some(Err(YamlError { position: at, field: String::new(), reason }))
+        Some(Err(YamlError { position: at, field: String::new(), reason, code }))
     }
 
     /// Deducts the values and bytes of a tree; returns whether the budget was sufficient.
@@ -138,6 +142,7 @@ fn fault(error: &serde_saphyr::Error) -> YamlError {
         position: Position { line: at.line.max(1), column: at.column.max(1) },
         field: String::new(),
         reason: format!("not valid YAML: {}", error.without_snippet().render_with_formatter(&messages)),
+        code: Code::InvalidYaml,
     }
 }
 

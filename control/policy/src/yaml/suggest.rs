@@ -1,7 +1,7 @@
 //! "Did you mean": suggestions for misspelled names.
 
 /// The most similar candidate: at most a third of its characters, and at most 3, differ, ignoring case.
-pub(crate) fn closest_match<'a>(name: &str, candidates: &[&'a str]) -> Option<&'a str> {
+pub fn closest_match<'a>(name: &str, candidates: &[&'a str]) -> Option<&'a str> {
     let lower = name.to_lowercase();
     candidates
         .iter()

@@ -2,6 +2,7 @@
 
 use tokio::sync::{mpsc, watch};
 use tonic::Code;
+use vipgate_policy::diagnostic;
 
 use super::*;
 use crate::listener::{ConnectionLimiter, Limits};
@@ -77,7 +78,7 @@ async fn a_reply_over_the_size_limit_is_an_error_and_counted() {
 #[tokio::test]
 async fn diagnostics_over_the_size_limit_are_left_out_with_a_note() {
     let (service, _publish) = service(1);
-    let diagnostic = vipgate_policy::diagnostic::Diagnostic::for_file("a.yaml", "x".repeat(1000));
+    let diagnostic = diagnostic::Diagnostic::for_file("a.yaml", diagnostic::Code::Unreadable, "x".repeat(1000));
     let diagnostics = vec![diagnostic; 20_000];
     service.state.source.compiled.store(Arc::new(CompileOutcome { diagnostics, ..CompileOutcome::default() }));
     service.state.registry.connect("gw-1", Process::Unknown, None).unwrap();

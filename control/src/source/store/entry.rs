@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use vipgate_policy::diagnostic::{Diagnostic, ObjectLocation};
+use vipgate_policy::diagnostic::{Code, Diagnostic, ObjectLocation};
 use vipgate_policy::manifest::{Manifests, Object, ObjectId, UnsupportedKinds, read};
 use vipgate_policy::yaml::Source;
 
@@ -52,7 +52,7 @@ impl Entry {
         let text = match content {
             Ok(text) => text,
             Err(error) => {
-                let diagnostics = vec![Diagnostic::for_file(name, error.to_string())];
+                let diagnostics = vec![Diagnostic::for_file(name, Code::Unreadable, error.to_string())];
                 return Self { diagnostics, ..self.with_all_retained(Presence::Unreadable) };
             }
         };

@@ -123,7 +123,7 @@ fn a_removed_entry_loses_its_objects_and_an_unreadable_one_retains_them() {
     });
     let outcome = store.compile();
     assert_eq!(bindings(&outcome).len(), 2);
-    assert_eq!(errors(&outcome), ["x.yaml: can't be read: no such luck"]);
+    assert_eq!(errors(&outcome), ["x.yaml: can't be read: no such luck [VG0701]"]);
     store.update(SourceUpdate { removed: vec!["x.yaml".into()], ..SourceUpdate::default() });
     assert_eq!(bindings(&store.compile()), ["10.0.0.2 -> 203.0.113.2"]);
 }

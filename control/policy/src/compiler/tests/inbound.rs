@@ -226,53 +226,52 @@ fn in_a_conflict_of_two_services_the_older_one_takes_precedence() {
     );
 }
 
+/// Annotations and fields of the spec, and the beginning of the error.
+const INVALID_SERVICES: &[(&str, &str, &str)] = &[
+    (
+        "vipgate.io/maglev-table-size: \"2040\"",
+        "",
+        "m.yaml:3: metadata.annotations[vipgate.io/maglev-table-size]: must be a prime from 7 to 131071, e.g. \
+         \"4093\", is \"2040\"",
+    ),
+    (
+        "vipgate.io/maglev-table-size: \"5\"",
+        "",
+        "m.yaml:3: metadata.annotations[vipgate.io/maglev-table-size]: must be",
+    ),
+    (
+        "vipgate.io/maglev-table-size: \"131101\"",
+        "",
+        "m.yaml:3: metadata.annotations[vipgate.io/maglev-table-size]: must be",
+    ),
+    (
+        "vipgate.io/maglev-table-size: \"x\"",
+        "",
+        "m.yaml:3: metadata.annotations[vipgate.io/maglev-table-size]: must be",
+    ),
+    ("", ", sessionAffinity: Cookie", "m.yaml:4: spec.sessionAffinity: `Cookie` is unknown, expected None or ClientIP"),
+    (
+        "",
+        ", sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}}",
+        "m.yaml:4: spec.sessionAffinityConfig.clientIP.timeoutSeconds: must be from 1 to 86400 seconds, is 86401",
+    ),
+    (
+        "",
+        ", externalTrafficPolicy: local",
+        "m.yaml:4: spec.externalTrafficPolicy: `local` is unknown, expected Cluster or Local",
+    ),
+    ("", ", internalTrafficPolicy: Node", "m.yaml:4: spec.internalTrafficPolicy: `Node` is unknown"),
+    (
+        "",
+        ", loadBalancerSourceRanges: [10.0.0.0/8, 10.0.0.1]",
+        "m.yaml:4: spec.loadBalancerSourceRanges[1]: `10.0.0.1` is not a prefix",
+    ),
+    ("", ", healthCheckNodePort: 70000", "m.yaml:4: spec.healthCheckNodePort: must be from 1 to 65535, is 70000"),
+];
+
 #[test]
 fn an_invalid_field_of_a_service_is_an_error() {
-    for (annotations, spec, expected) in [
-        (
-            "vipgate.io/maglev-table-size: \"2040\"",
-            "",
-            "m.yaml:3: metadata.annotations[vipgate.io/maglev-table-size]: must be a prime from 7 to 131071, e.g. \
-             \"4093\", is \"2040\"",
-        ),
-        (
-            "vipgate.io/maglev-table-size: \"5\"",
-            "",
-            "m.yaml:3: metadata.annotations[vipgate.io/maglev-table-size]: must be",
-        ),
-        (
-            "vipgate.io/maglev-table-size: \"131101\"",
-            "",
-            "m.yaml:3: metadata.annotations[vipgate.io/maglev-table-size]: must be",
-        ),
-        (
-            "vipgate.io/maglev-table-size: \"x\"",
-            "",
-            "m.yaml:3: metadata.annotations[vipgate.io/maglev-table-size]: must be",
-        ),
-        (
-            "",
-            ", sessionAffinity: Cookie",
-            "m.yaml:4: spec.sessionAffinity: `Cookie` is unknown, expected None or ClientIP",
-        ),
-        (
-            "",
-            ", sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}}",
-            "m.yaml:4: spec.sessionAffinityConfig.clientIP.timeoutSeconds: must be from 1 to 86400 seconds, is 86401",
-        ),
-        (
-            "",
-            ", externalTrafficPolicy: local",
-            "m.yaml:4: spec.externalTrafficPolicy: `local` is unknown, expected Cluster or Local",
-        ),
-        ("", ", internalTrafficPolicy: Node", "m.yaml:4: spec.internalTrafficPolicy: `Node` is unknown"),
-        (
-            "",
-            ", loadBalancerSourceRanges: [10.0.0.0/8, 10.0.0.1]",
-            "m.yaml:4: spec.loadBalancerSourceRanges[1]: `10.0.0.1` is not a prefix",
-        ),
-        ("", ", healthCheckNodePort: 70000", "m.yaml:4: spec.healthCheckNodePort: must be from 1 to 65535, is 70000"),
-    ] {
+    for (annotations, spec, expected) in INVALID_SERVICES {
         let got = compiled(&[web(annotations, spec)]);
         assert!(
             messages(&got).iter().any(|message| message.starts_with(expected)),
@@ -281,6 +280,10 @@ fn an_invalid_field_of_a_service_is_an_error() {
         );
         assert!(got.accept().is_err(), "{expected}");
     }
+}
+
+#[test]
+fn an_invalid_port_is_an_error() {
     for (from, to, expected) in [
         (
             "protocol: UDP",
@@ -295,6 +298,17 @@ fn an_invalid_field_of_a_service_is_an_error() {
     ] {
         assert_eq!(messages(&compiled(&[web("", "").replace(from, to)])), [expected]);
     }
+    assert_eq!(
+        messages(&compiled(&[endpoint_slice("s-4", "IPv4", "ports: [{port: 0}, {protocol: x}]\n", "")])),
+        [
+            "m.yaml:5: ports[0].port: must be from 1 to 65535, is 0",
+            "m.yaml:5: ports[1].protocol: `x` is unknown, expected TCP, UDP or SCTP"
+        ]
+    );
+}
+
+#[test]
+fn an_invalid_weight_is_an_error() {
     let weight = |text: &str| {
         compiled(&[pod("a", "x", "", "10.0.0.1").replace("labels", &format!("annotations: {{{text}}}, labels"))])
     };
@@ -306,13 +320,6 @@ fn an_invalid_field_of_a_service_is_an_error() {
         messages(&weight("vipgate.io/wieght: \"2\"")),
         ["m.yaml:3: metadata.annotations[vipgate.io/wieght]: warning: unknown annotation, did you mean \
              vipgate.io/weight?"]
-    );
-    assert_eq!(
-        messages(&compiled(&[endpoint_slice("s-4", "IPv4", "ports: [{port: 0}, {protocol: x}]\n", "")])),
-        [
-            "m.yaml:5: ports[0].port: must be from 1 to 65535, is 0",
-            "m.yaml:5: ports[1].protocol: `x` is unknown, expected TCP, UDP or SCTP"
-        ]
     );
 }
 

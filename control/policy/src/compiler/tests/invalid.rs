@@ -14,20 +14,19 @@ fn selecting(name: &str, addresses: &str) -> String {
     policy(name, "", &format!("{{selectors: [{{podSelector: {{}}}}], addresses: [{addresses}]}}"))
 }
 
+/// Compiles documents and expects errors that start with the given texts.
+fn expect_errors(cases: &[(Vec<String>, &str)]) {
+    for (documents, expected) in cases {
+        let got = expect_diagnostic(documents, expected);
+        assert!(got.accept().is_err(), "{expected}: must be an error");
+    }
+}
+
 #[test]
-#[expect(clippy::too_many_lines, reason = "a table of cases")]
-fn invalid_policies_are_errors_with_line_field_and_reason() {
+fn an_invalid_service_or_vip_is_an_error_with_line_field_and_reason() {
     let s = || service("s", EGRESS, 80, &["203.0.113.10"]);
     let x = || pod("a", "x", "", "10.0.0.1");
-    let by_service = || policy("p", "", "{serviceRef: {name: s}}");
-    let by_pool = |pool: &str| policy("p", "", &format!("{{selectors: [{{podSelector: {{}}}}], pools: [{pool}]}}"));
-    let cases: Vec<(Vec<String>, &str)> = vec![
-        (vec![s(), s()], "m.yaml:9: metadata.name: Service a/s is already defined in m.yaml:1"),
-        (vec![by_service()], "m.yaml:4: spec.serviceRef.name: there is no Service a/s"),
-        (
-            vec![by_service(), s().replace("type: LoadBalancer", "type: NodePort").replace("true", "false")],
-            "m.yaml:4: spec.serviceRef.name: Service a/s (m.yaml:6) has no egress VIP: its type is NodePort",
-        ),
+    expect_errors(&[
         (
             vec![s().replace("type: LoadBalancer", "type: LoadBalancer, loadBalancerClass: other")],
             "m.yaml:3: metadata.annotations[vipgate.io/egress]: Service a/s has no egress VIP: its loadBalancerClass \
@@ -78,6 +77,12 @@ fn invalid_policies_are_errors_with_line_field_and_reason() {
             ],
             "m.yaml:9: metadata.annotations[vipgate.io/announce]: Service a/s (m.yaml:1) shares 203.0.113.1 and has L2",
         ),
+    ]);
+}
+
+#[test]
+fn an_invalid_endpoint_is_an_error_with_line_field_and_reason() {
+    expect_errors(&[
         (
             vec![slice("s", &["10.0.0.1", "10.0.0.300"])],
             "m.yaml:5: endpoints[1].addresses[0]: `10.0.0.300` is not an IP address",
@@ -90,6 +95,22 @@ fn invalid_policies_are_errors_with_line_field_and_reason() {
         (vec![slice("s", &["10.0.0.1"]).replace("IPv4", "ipv4")], "m.yaml:4: addressType: `ipv4` is unknown"),
         (vec![pod("a", "x", "", "10.0.0")], "m.yaml:5: status.podIPs[0].ip: `10.0.0` is not an IP address"),
         (vec![pod("a", "x", "", "169.254.0.1")], "m.yaml:5: status.podIPs[0].ip: 169.254.0.1 is a link-local address"),
+    ]);
+}
+
+#[test]
+fn an_invalid_policy_or_pool_is_an_error_with_line_field_and_reason() {
+    let s = || service("s", EGRESS, 80, &["203.0.113.10"]);
+    let x = || pod("a", "x", "", "10.0.0.1");
+    let by_service = || policy("p", "", "{serviceRef: {name: s}}");
+    let by_pool = |pool: &str| policy("p", "", &format!("{{selectors: [{{podSelector: {{}}}}], pools: [{pool}]}}"));
+    expect_errors(&[
+        (vec![s(), s()], "m.yaml:9: metadata.name: Service a/s is already defined in m.yaml:1"),
+        (vec![by_service()], "m.yaml:4: spec.serviceRef.name: there is no Service a/s"),
+        (
+            vec![by_service(), s().replace("type: LoadBalancer", "type: NodePort").replace("true", "false")],
+            "m.yaml:4: spec.serviceRef.name: Service a/s (m.yaml:6) has no egress VIP: its type is NodePort",
+        ),
         (
             vec![selecting("p", "203.0.113.9"), selecting("q", "203.0.113.8, 203.0.113.9"), x()],
             "m.yaml:9: spec.addresses[1]: 203.0.113.9 is already a VIP of EgressPolicy a/p (m.yaml:1)",
@@ -116,11 +137,7 @@ fn invalid_policies_are_errors_with_line_field_and_reason() {
             "m.yaml:9: spec.ranges[1]: 203.0.113.7-203.0.113.7 overlaps 203.0.113.0-203.0.113.255 of AddressPool one \
              (m.yaml:1)",
         ),
-    ];
-    for (documents, expected) in cases {
-        let got = expect_diagnostic(&documents, expected);
-        assert!(got.accept().is_err(), "{expected}: must be an error");
-    }
+    ]);
 }
 
 #[test]

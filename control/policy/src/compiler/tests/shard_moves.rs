@@ -39,7 +39,9 @@ proptest! {
             }
         }
         let reverse = moves_between(&placement, &after, &before);
-        let is_reverse = |(back, forth): (&ShardMove, &ShardMove)| (&back.before, &back.after) == (&forth.after, &forth.before);
+        let is_reverse = |(back, forth): (&ShardMove, &ShardMove)| {
+            (&back.before, &back.after) == (&forth.after, &forth.before)
+        };
         prop_assert!(reverse.iter().zip(&all).all(is_reverse));
         prop_assert_eq!(all.len(), placement.vips.iter().map(|vip| vip.shards.len()).sum::<usize>());
         let with_home = placement.endpoints.iter().filter(|endpoint| endpoint.gateway.is_some()).count();
