@@ -1,4 +1,5 @@
 //! The control plane of vipgate: gateway control thread, policy server, command line, demo topology.
+#![forbid(unsafe_code)]
 
 pub mod admin;
 pub mod check;

@@ -1,4 +1,5 @@
 //! The `vipgate` binary.
+#![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 
