@@ -1,11 +1,14 @@
 //! `vipgate completions` and `vipgate man`: shell completions and manual pages, generated from the command definitions.
 
+mod man;
+
 use std::path::Path;
 use std::{fs, io};
 
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 
+use self::man::Page;
 use super::Cli;
 use crate::command_error::CommandError;
 use crate::output;
@@ -23,23 +26,23 @@ pub(super) fn man(directory: &Path) -> Result<(), CommandError> {
         CommandError::runtime(error).context(format_args!("cannot write manual pages to {}", directory.display()))
     };
     fs::create_dir_all(directory).map_err(failed)?;
-    clap_mangen::generate_to(visible_commands(), directory).map_err(failed)?;
+    for Page { name, text } in man::pages(visible_commands()).map_err(failed)? {
+        fs::write(directory.join(name), text).map_err(failed)?;
+    }
     output::print(&format!("manual pages written to {}\n", directory.display()))
 }
 
-/// The command definitions without hidden commands, which only vipgate itself runs.
+/// The command definitions without hidden commands, which only vipgate itself and its build run.
 fn visible_commands() -> Command {
     let all = Cli::command();
-    let hidden: Vec<String> =
-        all.get_subcommands().filter(|it| it.is_hide_set()).map(|it| it.get_name().to_owned()).collect();
     let mut shown = Command::new("vipgate").version(env!("CARGO_PKG_VERSION"));
     if let Some(about) = all.get_about() {
         shown = shown.about(about.clone());
     }
-    for command in all.get_subcommands().filter(|it| !hidden.contains(&it.get_name().to_owned())) {
-        shown = shown.subcommand(command.clone());
+    if let Some(help) = all.get_after_help() {
+        shown = shown.after_help(help.clone());
     }
-    shown
+    shown.subcommands(all.get_subcommands().filter(|it| !it.is_hide_set()).cloned())
 }
 
 #[cfg(test)]
@@ -49,7 +52,7 @@ mod tests {
     #[test]
     fn every_visible_command_has_a_man_page_and_completions() {
         let dir = tempfile::tempdir().unwrap();
-        clap_mangen::generate_to(visible_commands(), dir.path()).unwrap();
+        man(dir.path()).unwrap();
         let mut pages: Vec<String> =
             fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         pages.sort();
@@ -58,7 +61,7 @@ mod tests {
         {
             assert!(pages.iter().any(|name| name == page), "{page} of {pages:?}");
         }
-        assert!(!pages.iter().any(|name| name.contains("withdraw")), "{pages:?}");
+        assert!(!pages.iter().any(|name| name.contains("withdraw") || name.contains("generate")), "{pages:?}");
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut visible_commands(), "vipgate", &mut text);
