@@ -21,7 +21,7 @@ mod workers;
 pub use client::{Client, ClientError, PacketStream, SessionStream};
 #[cfg(any(test, fuzzing))]
 pub(crate) use server::Service;
-pub use socket::{Socket, SocketError, bind, serve};
+pub use socket::{Socket, SocketError, SocketFile, bind, serve};
 
 /// Generated messages and services.
 #[expect(missing_docs, unused_qualifications, clippy::pedantic, reason = "generated; the .proto file has the comments")]

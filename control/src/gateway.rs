@@ -10,11 +10,12 @@ mod control;
 mod device_stats;
 pub mod group;
 mod health_checks;
-mod initial_policy;
+mod neighbors;
 pub mod policy_source;
 mod port_exhaustion;
 mod process_secret;
 mod reconciler;
+mod servers;
 mod session_store;
 mod startup;
 mod steering_tables;
@@ -45,7 +46,7 @@ pub fn run(path: &Path) -> Result<(), CommandError> {
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
         match startup::start(config).await? {
-            Some(gateway) => control::run(gateway).await,
+            Some(control) => control.run().await,
             None => Ok(()),
         }
     });

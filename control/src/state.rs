@@ -10,7 +10,7 @@ pub mod tracking;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use arc_swap::ArcSwap;
@@ -76,18 +76,25 @@ pub struct GatewayState {
     pub group: ArcSwap<GroupStatus>,
     /// Status of the NAT log, if configured.
     pub nat_log: Option<Arc<NatLogStatus>>,
-    /// Command queue of the control thread; `None` before it runs.
-    pub commands: Option<mpsc::UnboundedSender<ControlCommand>>,
     /// Event-loop stalls of the control thread.
     pub stalls: Arc<Stalls>,
+    /// Connections of the listeners, and their limits.
+    pub connections: ListenerConnections,
+    /// The workers and their devices; unset until the initial policy is in force.
+    pub engine: OnceLock<EngineHandle>,
+}
+
+/// The running engine and its control thread, as used by the admin socket and metrics.
+#[derive(Debug)]
+pub struct EngineHandle {
     /// The workers, by index.
     pub workers: Vec<WorkerHandle>,
     /// The AF_XDP sockets.
     pub sockets: Vec<SocketStatus>,
-    /// Connections of the listeners, and their limits.
-    pub connections: ListenerConnections,
     /// Statistics of the device: steering outcomes, ring losses, frames.
     pub device: Arc<dyn DeviceStats>,
+    /// Command queue of the control thread.
+    pub commands: mpsc::UnboundedSender<ControlCommand>,
 }
 
 /// Connection limits: of all health check ports together, and of the admin socket.
@@ -127,6 +134,47 @@ impl GatewayState {
     pub fn no_policy_reason(&self) -> Option<String> {
         let server = self.server.as_ref().and_then(|server| server.load().error.clone());
         server.or_else(|| self.files.as_ref()?.status.health.load().waiting_reason())
+    }
+
+    /// The workers, by index; none until the initial policy is in force.
+    pub fn workers(&self) -> &[WorkerHandle] {
+        self.engine.get().map_or(&[], |engine| &engine.workers)
+    }
+
+    /// The AF_XDP sockets of the workers.
+    pub fn sockets(&self) -> &[SocketStatus] {
+        self.engine.get().map_or(&[], |engine| &engine.sockets)
+    }
+
+    /// Statistics of the device, if there are workers.
+    pub fn device(&self) -> Option<&dyn DeviceStats> {
+        self.engine.get().map(|engine| &*engine.device)
+    }
+
+    /// Sum of a counter or gauge over all workers.
+    pub fn sum(&self, of: impl Fn(&WorkerCounters) -> u64) -> u64 {
+        self.workers().iter().map(|worker| of(&worker.counters)).sum()
+    }
+
+    /// Drops of one worker by reason, including those at its rings.
+    pub fn drops(&self, worker: usize) -> [u64; DropReason::ALL.len()] {
+        let mut drops = self.workers()[worker].counters.drops.each_ref().map(Counter::get);
+        let lost = self.device().map(|device| device.ring_drops(worker)).unwrap_or_default();
+        drops[DropReason::RxNoBuffer as usize] += lost.no_buffer;
+        drops[DropReason::RxRingFull as usize] += lost.ring_full;
+        drops[DropReason::RxTooLong as usize] += lost.too_long;
+        drops
+    }
+
+    /// Drops of all workers by reason.
+    pub fn all_drops(&self) -> [u64; DropReason::ALL.len()] {
+        let mut sums = [0; DropReason::ALL.len()];
+        for worker in 0..self.workers().len() {
+            for (sum, count) in sums.iter_mut().zip(self.drops(worker)) {
+                *sum += count;
+            }
+        }
+        sums
     }
 }
 
@@ -227,29 +275,6 @@ pub struct SocketStatus {
     pub mode: &'static str,
     /// Whether the socket is in zero-copy mode.
     pub zero_copy: bool,
-}
-
-impl GatewayState {
-    /// Drops of one worker by reason, including those at its rings.
-    pub fn drops(&self, worker: usize) -> [u64; DropReason::ALL.len()] {
-        let mut drops = self.workers[worker].counters.drops.each_ref().map(Counter::get);
-        let lost = self.device.ring_drops(worker);
-        drops[DropReason::RxNoBuffer as usize] += lost.no_buffer;
-        drops[DropReason::RxRingFull as usize] += lost.ring_full;
-        drops[DropReason::RxTooLong as usize] += lost.too_long;
-        drops
-    }
-
-    /// Drops of all workers by reason.
-    pub fn all_drops(&self) -> [u64; DropReason::ALL.len()] {
-        let mut sums = [0; DropReason::ALL.len()];
-        for worker in 0..self.workers.len() {
-            for (sum, count) in sums.iter_mut().zip(self.drops(worker)) {
-                *sum += count;
-            }
-        }
-        sums
-    }
 }
 
 /// Packets lost at the rings of one worker before it received them.

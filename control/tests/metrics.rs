@@ -248,7 +248,7 @@ fn metrics_read_the_workers_counters() {
     let gateway = gateway();
     let series = "vipgate_drops_total{reason=\"fragment\"}";
     assert_eq!(values(&scrape(&gateway))[series], 0);
-    gateway.state.workers[1].counters.dropped(DropReason::Fragment);
+    gateway.state.workers()[1].counters.dropped(DropReason::Fragment);
     assert_eq!(values(&scrape(&gateway))[series], 1);
 }
 

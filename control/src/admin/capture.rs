@@ -61,7 +61,8 @@ impl Captures {
         let permit = permit.map_err(|_| {
             Status::resource_exhausted("another capture is running on this gateway; only one is allowed at a time")
         })?;
-        let taps = Taps::set(state, &filter, length, rate, permit)?;
+        let mut taps = Taps { state: state.clone(), rings: Vec::new(), filter, length, rate, _permit: permit };
+        taps.tap_workers()?;
         let (sender, receiver) = mpsc::channel(2);
         let interfaces = network.interfaces.iter().map(|interface| interface.name.clone()).collect();
         tracing::info!(event = "capture", length, rate, filter = ?request.filter, "capture started");
@@ -73,35 +74,33 @@ impl Captures {
 /// The taps of all workers, removed on drop.
 struct Taps {
     state: Arc<GatewayState>,
+    /// The ring of each tapped worker.
     rings: Vec<Arc<CaptureRing>>,
+    filter: CaptureFilter,
+    length: usize,
+    rate: u32,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Taps {
-    fn set(
-        state: &Arc<GatewayState>,
-        filter: &CaptureFilter,
-        length: usize,
-        rate: u32,
-        permit: OwnedSemaphorePermit,
-    ) -> Result<Self, Status> {
-        let mut taps = Self { state: state.clone(), rings: Vec::new(), _permit: permit };
-        for (worker, number) in state.workers.iter().zip(0..) {
-            let ring = Arc::new(CaptureRing::new(RING_CAPACITY, length));
-            let tap = Capture::new(filter.clone(), ring.clone(), WorkerId(number), length, rate);
-            taps.rings.push(ring);
-            // On an error, dropping `taps` removes those that are set already.
+    /// Taps the workers that have no tap yet. A capture may start before the initial policy, when there are none.
+    fn tap_workers(&mut self) -> Result<(), Status> {
+        for (worker, number) in self.state.workers().iter().zip(0..).skip(self.rings.len()) {
+            let ring = Arc::new(CaptureRing::new(RING_CAPACITY, self.length));
+            let tap = Capture::new(self.filter.clone(), ring.clone(), WorkerId(number), self.length, self.rate);
+            self.rings.push(ring);
+            // On an error, dropping `self` removes those that are set already.
             let sent = worker.commands.try_send(Command::Capture(Some(Box::new(tap))));
             sent.map_err(|_| {
                 Status::unavailable(format!("worker {number} accepts no commands: it is stuck or overloaded"))
             })?;
             worker.doorbell.wake();
         }
-        Ok(taps)
+        Ok(())
     }
 
     /// Streams captured packets until the client disconnects.
-    async fn send(self, interfaces: Vec<String>, sender: mpsc::Sender<Result<CaptureReply, Status>>) {
+    async fn send(mut self, interfaces: Vec<String>, sender: mpsc::Sender<Result<CaptureReply, Status>>) {
         let mut reply = CaptureReply { interfaces, ..CaptureReply::default() };
         let mut interval = tokio::time::interval(POLL_INTERVAL);
         loop {
@@ -114,6 +113,9 @@ impl Taps {
             tokio::select! {
                 _ = interval.tick() => {}
                 () = sender.closed() => return,
+            }
+            if let Err(status) = self.tap_workers() {
+                return drop(sender.send(Err(status)).await);
             }
             let mut has_more = true;
             while has_more && reply.packets.len() < MAX_PACKETS {
@@ -135,7 +137,7 @@ impl Taps {
 
 impl Drop for Taps {
     fn drop(&mut self) {
-        for worker in &self.state.workers {
+        for worker in self.state.workers() {
             // A worker that accepts no commands soon captures nothing either: nothing empties its ring.
             let _ = worker.commands.send_timeout(Command::Capture(None), POLL_INTERVAL);
             worker.doorbell.wake();

@@ -30,7 +30,7 @@ type AgedExample = (u32, DropExample);
 pub(super) async fn all(state: &GatewayState, workers: &Workers) -> Result<DropsReply, Status> {
     let mut last: BTreeMap<DropReason, AgedExample> = BTreeMap::new();
     let mut records: BTreeMap<(DropReason, IpAddr), (DropRecord, u32)> = BTreeMap::new();
-    for worker in 0..state.workers.len() {
+    for worker in 0..state.workers().len() {
         let room = Vec::with_capacity(drops::MAX_RECORDS);
         let chunk = Box::new(DropChunk { now: Tick(0), last: [None; DropReason::ALL.len()], records: room });
         let chunk = workers.query(worker, |reply| Command::Drops { chunk, reply }).await?;

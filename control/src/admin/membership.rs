@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tonic::Status;
 use vipgate_dataplane::flow::ids::{GatewayId, Owner};
 use vipgate_dataplane::flow::time::Tick;
-use vipgate_dataplane::observe::counters::Counters;
 use vipgate_dataplane::policy::compiled::{Policy, Vip};
 use vipgate_dataplane::policy::endpoints::Endpoint;
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec};
@@ -29,7 +29,6 @@ pub(super) fn membership(state: &GatewayState) -> proto::Group {
     let group = state.group.load();
     let policy = state.compiled.load();
     let shards = policy.live_vips().flat_map(|vip| vip.shards.list()).filter(|shard| shard.owner == Owner::This);
-    let sum = |of: fn(&Counters) -> u64| state.workers.iter().map(|worker| of(&worker.counters)).sum();
     let tunnels = |kind| group.spec.gateways.iter().filter(|it| tunnel(it, &state.name) == kind).count() as u64;
     let (lease, lease_ms) = match group.lease() {
         LeaseStatus::NotRequired => ("not_needed", 0),
@@ -46,8 +45,8 @@ pub(super) fn membership(state: &GatewayState) -> proto::Group {
         lease_ms,
         draining: group.draining,
         shares: shards.count() as u64,
-        sessions: sum(|counters| counters.sessions.get()),
-        copies: sum(|counters| counters.standby_sessions.get()),
+        sessions: state.sum(|counters| counters.sessions.get()),
+        copies: state.sum(|counters| counters.standby_sessions.get()),
         strangers: group.links.unauthenticated,
         tunnels_unauthenticated: tunnels("address"),
         tunnels_refused: tunnels("refused"),
@@ -153,15 +152,19 @@ pub(super) fn owner_name(policy: &Policy, owner: Owner, state: &GatewayState) ->
     }
 }
 
-/// Orders a drain or undrain. It is complete when the membership view says so.
+/// Requests a drain or undrain. It is complete when the membership view says so.
 pub(super) fn drain(state: &GatewayState, draining: bool) -> Result<(), Status> {
+    // Before that, the members of the group are unknown.
+    if state.policy.load().updates_applied > 0 && !state.ready.load(Ordering::Relaxed) {
+        return Err(Status::unavailable("the gateway is starting or stopping; try again"));
+    }
     // A drain can always be undone, even if its policy server is gone.
     if draining || !state.group.load().draining {
         check_failover(state)?;
     }
     let starting = || Status::unavailable("the gateway is still starting: it has no policy yet");
-    let orders = state.commands.as_ref().ok_or_else(starting)?;
-    orders.send(ControlCommand::SetDraining(draining)).map_err(|_| Status::unavailable("the gateway is stopping"))
+    let commands = &state.engine.get().ok_or_else(starting)?.commands;
+    commands.send(ControlCommand::SetDraining(draining)).map_err(|_| Status::unavailable("the gateway is stopping"))
 }
 
 /// Dry run: the shards that a drain would move, by placement alone.

@@ -35,7 +35,7 @@ pub(super) async fn block_usage(
     only: Option<VipId>,
 ) -> Result<BlockUsage, Status> {
     let mut usage = BlockUsage::default();
-    for worker in 0..state.workers.len() {
+    for worker in 0..state.workers().len() {
         let mut chunk = PortChunk { only, cursor: Some(0), records: Vec::with_capacity(CHUNK) };
         while chunk.cursor.is_some() {
             chunk.records.clear();

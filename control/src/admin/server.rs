@@ -12,7 +12,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use vipgate_dataplane::flow::direction::Direction;
-use vipgate_dataplane::observe::counters::{Counter, WorkerCounters};
+use vipgate_dataplane::observe::counters::Counter;
 use vipgate_dataplane::policy::compiled::{Policy, Vip};
 use vipgate_dataplane::policy::endpoints::Endpoint;
 use vipgate_dataplane::policy::spec::{Announce, ClusterSpec, Role};
@@ -26,8 +26,8 @@ use crate::admin::membership;
 use crate::admin::workers::Workers;
 use crate::natlog::NatLogStatus;
 use crate::source::ingest::SourceStatus;
-use crate::state::GatewayState;
 use crate::state::conflicts::format_mac;
+use crate::state::{DeviceStats, GatewayState};
 use crate::xds::client::ServerStatus;
 
 /// Limit of faulty objects in the status; the counters include all.
@@ -54,7 +54,7 @@ impl Admin for Service {
         let state = &self.state;
         let (policy, compiled) = (state.policy.load(), state.compiled.load());
         let workers: Vec<_> = (0..)
-            .zip(&state.workers)
+            .zip(state.workers())
             .map(|(number, worker)| {
                 let counters = &worker.counters;
                 let packets = Direction::ALL
@@ -90,18 +90,19 @@ impl Admin for Service {
             up: interface.up,
             addresses: interface.addresses.iter().map(IpAddr::to_string).collect(),
         });
-        let sockets = state.sockets.iter().map(|socket| proto::SocketStatus {
+        let sockets = state.sockets().iter().map(|socket| proto::SocketStatus {
             interface: socket.interface.clone(),
             queue: socket.queue,
             worker: u32::try_from(socket.worker).unwrap_or(u32::MAX),
             mode: socket.mode.to_owned(),
             zero_copy: socket.zero_copy,
         });
-        let stats = state.device.metrics().into_iter().map(|stat| proto::Figure {
-            name: stat.name.to_owned(),
-            labels: stat.labels.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
-            value: stat.value,
-        });
+        let stats =
+            state.device().map(DeviceStats::metrics).unwrap_or_default().into_iter().map(|stat| proto::Figure {
+                name: stat.name.to_owned(),
+                labels: stat.labels.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+                value: stat.value,
+            });
         Ok(Response::new(proto::StatusReply {
             protocol: PROTOCOL,
             name: state.name.clone(),
@@ -113,9 +114,9 @@ impl Admin for Service {
             ready: state.ready.load(Ordering::Relaxed),
             sessions: workers.iter().map(|worker| worker.sessions).sum(),
             session_capacity: state.session_capacity,
-            standby_sessions: sum(state, |counters| counters.standby_sessions.get()),
-            session_reserve: sum(state, |counters| counters.session_reserve.get()),
-            session_fair_share: sum(state, |counters| counters.session_fair_share.get()),
+            standby_sessions: state.sum(|counters| counters.standby_sessions.get()),
+            session_reserve: state.sum(|counters| counters.session_reserve.get()),
+            session_fair_share: state.sum(|counters| counters.session_fair_share.get()),
             policy: Some(proto::PolicyStatus {
                 version: compiled.version().to_owned(),
                 source: policy.source.clone(),
@@ -178,7 +179,7 @@ impl Admin for Service {
         });
         Ok(Response::new(proto::VipsReply {
             vips: vips.collect(),
-            session_fair_share: sum(&self.state, |counters| counters.session_fair_share.get()),
+            session_fair_share: self.state.sum(|counters| counters.session_fair_share.get()),
         }))
     }
 
@@ -262,11 +263,6 @@ pub(super) fn vip(vip: &Vip, endpoints: u64, policy: &Policy, state: &GatewaySta
         sessions: vip.ports.pool.sessions(),
         table_sessions: 0,
     }
-}
-
-/// Sum of a gauge over all workers.
-fn sum(state: &GatewayState, of: impl Fn(&WorkerCounters) -> u64) -> u64 {
-    state.workers.iter().map(|worker| of(&worker.counters)).sum()
 }
 
 /// An endpoint.

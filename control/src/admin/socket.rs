@@ -62,15 +62,18 @@ impl From<SocketError> for CommandError {
     }
 }
 
-/// The listening socket; dropping it removes its file.
+/// The listening socket. Dropping the file removes it.
 #[derive(Debug)]
 pub struct Socket {
-    listener: UnixListener,
-    file: SocketFile,
+    /// Accepts connections, see [`serve`].
+    pub listener: UnixListener,
+    /// The socket in the file system.
+    pub file: SocketFile,
 }
 
+/// The socket in the file system, removed when dropped.
 #[derive(Debug)]
-struct SocketFile {
+pub struct SocketFile {
     path: PathBuf,
     /// Device and inode: another process may have replaced the file meanwhile.
     identity: (u64, u64),
@@ -146,8 +149,7 @@ async fn check_unused(path: &Path) -> Result<(), SocketError> {
 }
 
 /// Runs the gRPC server until `stop` is set.
-pub async fn serve(state: Arc<GatewayState>, socket: Socket, stop: watch::Receiver<bool>) {
-    let Socket { listener, file: _file } = socket;
+pub async fn serve(state: Arc<GatewayState>, listener: UnixListener, stop: watch::Receiver<bool>) {
     let (accepted, connections) = mpsc::channel(1);
     let accepting = accept(listener, state.connections.admin.clone(), accepted);
     // A dropped sender means stop, too.

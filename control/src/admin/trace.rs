@@ -49,13 +49,13 @@ pub(super) async fn trace(
     let network = state.network.load();
     let interface = interface(request, &question, &network, &state.compiled.load())?;
     let mut at = usize::try_from(request.worker).unwrap_or(usize::MAX);
-    if at >= state.workers.len() {
-        let count = state.workers.len();
+    if at >= state.workers().len() {
+        let count = state.workers().len();
         return Err(invalid(format!("worker {at}: this gateway has {count}, counted from 0")));
     }
     let packet = question.packet(interface.mac)?;
     let mut steps = vec![steps::receive_step(&question, interface, at)];
-    match state.device.captures(&packet, interface.ifindex) {
+    match state.device().and_then(|device| device.captures(&packet, interface.ifindex)) {
         Some(true) => steps.push(steps::captured_step(at)),
         Some(false) => return Ok(left_to_kernel(steps, &question, at, state)),
         None => {}

@@ -45,7 +45,7 @@ impl Workers {
         sender: mpsc::Sender<Result<proto::SessionsReply, Status>>,
     ) {
         let mut remaining = limit;
-        for worker in 0..self.state.workers.len() {
+        for worker in 0..self.state.workers().len() {
             let mut chunk =
                 SessionChunk { filter: filter.clone(), cursor: Some(0), records: Vec::with_capacity(CHUNK) };
             while chunk.cursor.is_some() && remaining > 0 {
@@ -67,7 +67,7 @@ impl Workers {
     /// Ends matching sessions of all workers; returns their number.
     pub(super) async fn flush_sessions(&self, filter: &SessionFilter) -> Result<u64, Status> {
         let mut ended = 0;
-        for worker in 0..self.state.workers.len() {
+        for worker in 0..self.state.workers().len() {
             let mut chunk = FlushChunk { filter: filter.clone(), cursor: Some(0), ended: 0 };
             while chunk.cursor.is_some() {
                 chunk = self.query(worker, |reply| Command::Flush { chunk, reply }).await?;
@@ -83,7 +83,7 @@ impl Workers {
         number: usize,
         command: impl FnOnce(Sender<T>) -> Command,
     ) -> Result<T, Status> {
-        let worker = &self.state.workers[number];
+        let worker = &self.state.workers()[number];
         let (reply, response) = bounded(1);
         let command = command(reply);
         let (commands, doorbell) = (worker.commands.clone(), Arc::clone(&worker.doorbell));

@@ -7,6 +7,7 @@ use std::time::{Instant, SystemTime};
 use arc_swap::ArcSwap;
 use prost::Message;
 use thiserror::Error;
+use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tonic::{Code, Status};
 use vipgate_dataplane::policy::compiled::Policy;
@@ -18,7 +19,8 @@ use crate::admin::proto::{
     CaptureRequest, DrainRequest, ExplainRequest, FlushSessionsRequest, SessionsRequest, StatusRequest, TraceRequest,
 };
 use crate::state::{
-    DeviceMetric, DeviceStats, GatewayState, ListenerConnections, PolicyStatus, RingDrops, VipPlacement, WorkerHandle,
+    DeviceMetric, DeviceStats, EngineHandle, GatewayState, ListenerConnections, PolicyStatus, RingDrops, VipPlacement,
+    WorkerHandle,
 };
 
 /// A request of the admin API.
@@ -110,11 +112,14 @@ pub fn state(workers: Vec<WorkerHandle>, policy: Arc<Policy>, network: NetworkSp
         tracking: ArcSwap::default(),
         stalls: Arc::default(),
         nat_log: None,
-        commands: None,
-        workers,
-        sockets: Vec::new(),
         connections: ListenerConnections::default(),
-        device: Arc::new(NoDeviceStats),
+        engine: EngineHandle {
+            workers,
+            sockets: Vec::new(),
+            device: Arc::new(NoDeviceStats),
+            commands: mpsc::unbounded_channel().0,
+        }
+        .into(),
     })
 }
 

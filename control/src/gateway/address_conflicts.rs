@@ -27,7 +27,8 @@ struct Reaction {
 
 /// Handles the conflicts that the workers have seen since the last call.
 pub(super) fn poll(state: &GatewayState, now: Instant) {
-    let mut conflicts = state.workers.iter().flat_map(|worker| std::iter::from_fn(|| worker.counters.conflicts.pop()));
+    let mut conflicts =
+        state.workers().iter().flat_map(|worker| std::iter::from_fn(|| worker.counters.conflicts.pop()));
     let first = conflicts.next();
     let previous = state.conflicts.load();
     let policy = state.compiled.load();
@@ -52,7 +53,7 @@ pub(super) fn poll(state: &GatewayState, now: Instant) {
 }
 
 fn defend(state: &GatewayState, vip: IpAddr) {
-    let Some(first) = state.workers.first() else { return };
+    let Some(first) = state.workers().first() else { return };
     // If the command queue is full, the VIP is defended when the claim is repeated.
     if first.commands.try_send(Command::Defend(vip)).is_ok() {
         first.doorbell.wake();

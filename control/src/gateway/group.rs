@@ -97,15 +97,15 @@ pub(super) struct ReplicationWorkers(pub(super) Arc<GatewayState>);
 
 impl Workers for ReplicationWorkers {
     fn count(&self) -> usize {
-        self.0.workers.len()
+        self.0.workers().len()
     }
 
     fn replication_sender(&self, worker: usize) -> &ReplicationSender {
-        &self.0.workers[worker].replication
+        &self.0.workers()[worker].replication
     }
 
     fn send(&self, worker: usize, command: Command, until: Instant) -> bool {
-        let handle = &self.0.workers[worker];
+        let handle = &self.0.workers()[worker];
         let sent = handle.commands.send_deadline(command, until).is_ok();
         handle.doorbell.wake();
         sent
@@ -120,7 +120,7 @@ impl Workers for ReplicationWorkers {
     }
 
     fn worker_of(&self, image: &ReplicationRecord) -> usize {
-        let workers = u8::try_from(self.0.workers.len()).unwrap_or(u8::MAX);
+        let workers = u8::try_from(self.0.workers().len()).unwrap_or(u8::MAX);
         worker_of(image, &self.0.compiled.load(), workers).0.into()
     }
 }

@@ -3,8 +3,10 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 use vipgate_dataplane::policy::change::PolicyChange;
 use vipgate_dataplane::policy::spec::PolicySet;
 use vipgate_policy::compiler::GatewayLocality;
@@ -21,18 +23,27 @@ use crate::xds::store::PolicyUpdate;
 
 /// Maximum number of pending updates.
 pub(super) const MAX_PENDING_EVENTS: usize = 4;
+/// Time for the policy server's client to close its connection.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A subscription to the policy source.
 pub(crate) struct PolicySubscription {
     events: mpsc::Receiver<ClientEvent>,
     /// The file source, with `policy.files`.
     pub(crate) files: Option<FileSourceHandle>,
+    /// The running client, with `policy.server`.
+    client: Option<JoinHandle<()>>,
 }
 
 impl PolicySubscription {
     /// A subscription to the events of a policy server's client.
     pub(super) fn server(events: mpsc::Receiver<ClientEvent>) -> Self {
-        Self { events, files: None }
+        Self { events, files: None, client: None }
+    }
+
+    /// Sets the policy server's client, which ends with the subscription.
+    pub(super) fn set_client(&mut self, client: JoinHandle<()>) {
+        self.client = Some(client);
     }
 
     /// A subscription to files, and their current policy, unless they are empty. The files are read again when
@@ -60,6 +71,15 @@ impl PolicySubscription {
             Some(event) => event,
             // The sender ends only at shutdown.
             None => std::future::pending().await,
+        }
+    }
+
+    /// Ends the subscription; waits until the client has closed its connection.
+    pub(super) async fn close(self) {
+        // The client ends when its receiver is dropped.
+        drop(self.events);
+        if let Some(client) = self.client {
+            let _ = tokio::time::timeout(CLOSE_TIMEOUT, client).await;
         }
     }
 }
@@ -96,7 +116,7 @@ impl FileSource {
             events,
             commands,
         };
-        (files, PolicySubscription { events: received, files: Some(handle) })
+        (files, PolicySubscription { events: received, files: Some(handle), client: None })
     }
 
     /// Sends an update for each change, until the receiver is dropped.

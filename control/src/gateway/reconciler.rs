@@ -137,7 +137,7 @@ impl Reconciler {
         let policy = snapshot.policy.clone();
         self.publisher.publish(snapshot);
         self.state.compiled.store(policy);
-        self.state.workers.iter().for_each(|worker| worker.doorbell.wake());
+        self.state.workers().iter().for_each(|worker| worker.doorbell.wake());
         self.announce(Some(&previous));
     }
 
@@ -238,7 +238,7 @@ impl Reconciler {
         self.publisher.replace(self.builder.with_network((*spec).clone()));
         self.state.network.store(spec);
         // Queued packets may wait for this neighbor.
-        for worker in &self.state.workers {
+        for worker in self.state.workers() {
             worker.doorbell.wake();
         }
     }
@@ -302,7 +302,7 @@ fn own_vips(state: &GatewayState) -> impl Iterator<Item = IpAddr> + use<> {
 fn announce(state: &GatewayState, previous: Option<&BTreeSet<IpAddr>>) {
     let new: Vec<IpAddr> =
         own_vips(state).filter(|address| previous.is_none_or(|previous| !previous.contains(address))).collect();
-    let Some(first) = state.workers.first() else { return };
+    let Some(first) = state.workers().first() else { return };
     if !new.is_empty() && first.commands.try_send(Command::Announce(new)).is_err() {
         tracing::warn!("the command queue of worker 0 is full: VIPs are not announced; neighbors will resolve them");
     }

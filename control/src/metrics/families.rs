@@ -16,7 +16,7 @@ use crate::kernel::{LinkState, NextHopState};
 use crate::listener;
 use crate::metric::{Family, Kind, Labels, family};
 use crate::state::tracking::XdpAttachment;
-use crate::state::{DeviceMetric, GatewayState};
+use crate::state::{DeviceMetric, DeviceStats, GatewayState};
 
 /// Collects all metrics of a gateway.
 pub(crate) fn collect(state: &GatewayState) -> Vec<Family> {
@@ -293,7 +293,7 @@ fn nat_log(state: &GatewayState) -> Vec<Family> {
 /// Statistics of the device.
 fn device(state: &GatewayState) -> Vec<Family> {
     let mut names: BTreeMap<&str, Vec<DeviceMetric>> = BTreeMap::new();
-    for metric in state.device.metrics() {
+    for metric in state.device().map(DeviceStats::metrics).unwrap_or_default() {
         names.entry(metric.name).or_default().push(metric);
     }
     let families = names.into_iter().map(|(name, metrics)| {
@@ -368,5 +368,5 @@ fn tracking(state: &GatewayState) -> Vec<Family> {
 
 /// The counters of each worker, with its `worker` label.
 fn by_worker(state: &GatewayState) -> impl Iterator<Item = ((&'static str, String), &WorkerCounters)> {
-    state.workers.iter().enumerate().map(|(index, worker)| (("worker", index.to_string()), &*worker.counters))
+    state.workers().iter().enumerate().map(|(index, worker)| (("worker", index.to_string()), &*worker.counters))
 }

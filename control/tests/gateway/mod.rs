@@ -7,22 +7,24 @@ pub mod group;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Command as Process, Output, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use crossbeam::channel::{Receiver, bounded};
 use tempfile::TempDir;
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
+use vipgate::admin::Socket;
 use vipgate::kernel::{LinkState, LinkStatus};
+use vipgate::metrics::Monitored;
 use vipgate::state::group::GroupStatus;
 use vipgate::state::tracking::{InterfaceAttachment, TrackingStatus, XdpAttachment};
 use vipgate::state::{
-    ControlCommand, DeviceMetric, DeviceStats, GatewayState, ListenerConnections, PolicyStatus, RingDrops,
-    SocketStatus, VipPlacement, WorkerHandle,
+    ControlCommand, DeviceMetric, DeviceStats, EngineHandle, GatewayState, ListenerConnections, PolicyStatus,
+    RingDrops, SocketStatus, VipPlacement, WorkerHandle,
 };
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
@@ -95,6 +97,72 @@ impl DeviceStats for MockDevice {
     }
 }
 
+/// Starts a mock worker.
+fn start_worker(worker: Worker, number: u32) -> WorkerHandle {
+    let (commands, inbox) = bounded(4);
+    let counters: Arc<WorkerCounters> = Arc::default();
+    count(&counters, number.into());
+    // Ends when the last sender of commands is dropped.
+    std::thread::spawn(move || work(worker, &inbox));
+    WorkerHandle {
+        core: number as usize + 2,
+        counters,
+        commands,
+        replication: Arc::new(ReplicationSender::new(Arc::new(NoWake))),
+        doorbell: Arc::new(NoWake),
+    }
+}
+
+/// The state of a gateway with this policy and group status, without an engine.
+fn state(set: &PolicySet, group: GroupStatus) -> GatewayState {
+    let mut builder = Builder::new(network());
+    builder.with_policy(set).unwrap();
+    GatewayState {
+        name: "gw-a".to_owned(),
+        node: "node-1".to_owned(),
+        zone: None,
+        started: Instant::now(),
+        ready: AtomicBool::new(true),
+        session_capacity: 65_536,
+        policy: ArcSwap::from_pointee(PolicyStatus {
+            generation: 3,
+            applied_at: SystemTime::now(),
+            source: "files /etc/vipgate/policy".to_owned(),
+            updates_applied: 2,
+            updates_rejected: 1,
+            last_error: Some("a.yaml:7: spec.addresses: \x1b[31mnot an address".to_owned()),
+            peers: group.spec.gateways.iter().map(|member| peer(&member.name)).collect(),
+        }),
+        server: None,
+        files: None,
+        compiled: ArcSwap::new(builder.with_members(&group.spec).policy),
+        health_errors: ArcSwap::default(),
+        tracking: ArcSwap::from_pointee(tracking()),
+        group: ArcSwap::from_pointee(group),
+        placement: VipPlacement::of(&PolicyChange::between(&PolicySet::default(), set)),
+        conflicts: ArcSwap::default(),
+        ports: (1024, 65_535),
+        nat_log: None,
+        stalls: Arc::default(),
+        port_blocks: 1008,
+        network: ArcSwap::from_pointee(network()),
+        connections: ListenerConnections::default(),
+        engine: OnceLock::new(),
+    }
+}
+
+/// A gateway of the policy.
+fn peer(name: &Arc<str>) -> Peer {
+    Peer {
+        name: name.clone(),
+        node: format!("node-of-{name}").into(),
+        zone: "zone-1".into(),
+        address: None,
+        pods: [].into(),
+        uncovered: None,
+    }
+}
+
 /// A running gateway; stopped and removed when dropped.
 #[derive(Debug)]
 pub struct Gateway {
@@ -121,76 +189,14 @@ impl Gateway {
         group: GroupStatus,
         control_commands: Option<UnboundedSender<ControlCommand>>,
     ) -> Self {
-        let mut handles = Vec::new();
-        for (number, worker) in workers.iter().enumerate() {
-            let (commands, inbox) = bounded(4);
-            let counters: Arc<WorkerCounters> = Arc::default();
-            count(&counters, number as u64);
-            let outlet = Arc::new(ReplicationSender::new(Arc::new(NoWake)));
-            handles.push(WorkerHandle {
-                core: number + 2,
-                counters,
-                commands,
-                replication: outlet,
-                doorbell: Arc::new(NoWake),
-            });
-            let worker = worker.clone();
-            // Ends when the last sender of commands is dropped.
-            std::thread::spawn(move || work(worker, &inbox));
-        }
-        let mut builder = Builder::new(network());
-        builder.with_policy(set).unwrap();
-        let compiled = builder.with_members(&group.spec).policy;
-        let dealt = VipPlacement::of(&PolicyChange::between(&PolicySet::default(), set));
-        let peers = group.spec.gateways.iter().map(|member| Peer {
-            name: member.name.clone(),
-            node: format!("node-of-{}", member.name).into(),
-            zone: "zone-1".into(),
-            address: None,
-            pods: [].into(),
-            uncovered: None,
-        });
-        let state = Arc::new(GatewayState {
-            name: "gw-a".to_owned(),
-            node: "node-1".to_owned(),
-            zone: None,
-            started: Instant::now(),
-            ready: AtomicBool::new(true),
-            session_capacity: 65_536,
-            policy: ArcSwap::from_pointee(PolicyStatus {
-                generation: 3,
-                applied_at: SystemTime::now(),
-                source: "files /etc/vipgate/policy".to_owned(),
-                updates_applied: 2,
-                updates_rejected: 1,
-                last_error: Some("a.yaml:7: spec.addresses: \x1b[31mnot an address".to_owned()),
-                peers: peers.collect(),
-            }),
-            server: None,
-            files: None,
-            compiled: ArcSwap::new(compiled),
-            health_errors: ArcSwap::default(),
-            tracking: ArcSwap::from_pointee(tracking()),
-            group: ArcSwap::from_pointee(group),
-            placement: dealt,
-            commands: control_commands,
-            conflicts: ArcSwap::default(),
-            ports: (1024, 65_535),
-            nat_log: None,
-            stalls: Arc::default(),
-            port_blocks: 1008,
-            network: ArcSwap::from_pointee(network()),
-            workers: handles,
-            sockets: vec![SocketStatus {
-                interface: "gw-in".to_owned(),
-                queue: 0,
-                worker: 0,
-                mode: "native",
-                zero_copy: true,
-            }],
-            connections: ListenerConnections::default(),
-            device: Arc::new(MockDevice),
-        });
+        let gateway = Self::start_waiting(set, group);
+        gateway.start_engine(workers, control_commands);
+        gateway
+    }
+
+    /// A gateway whose engine doesn't run yet.
+    pub fn start_waiting(set: &PolicySet, group: GroupStatus) -> Self {
+        let state = Arc::new(state(set, group));
         let folder = TempDir::with_prefix("vipgate-admin-").unwrap();
         // One thread for all servers, as in a real gateway.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -203,18 +209,32 @@ impl Gateway {
         let metrics = listener.local_addr().unwrap();
         let shared = state.clone();
         let servers = std::thread::spawn(move || {
+            let Socket { listener: admin, file: _file } = socket;
             runtime.block_on(async {
                 let metrics = tokio::spawn(vipgate::metrics::serve(
-                    vipgate::metrics::Monitored::gateway(shared.clone()),
+                    Monitored::gateway(shared.clone()),
                     listener,
                     shared.connections.metrics.clone(),
                     stopped.clone(),
                 ));
-                vipgate::admin::serve(shared, socket, stopped).await;
+                vipgate::admin::serve(shared, admin, stopped).await;
                 metrics.await.unwrap();
             });
         });
         Self { state, folder, metrics, stop, servers: Some(servers) }
+    }
+
+    /// Starts mock workers, like a gateway whose initial policy is in force.
+    pub fn start_engine(&self, workers: &[Worker], control_commands: Option<UnboundedSender<ControlCommand>>) {
+        let sockets =
+            vec![SocketStatus { interface: "gw-in".to_owned(), queue: 0, worker: 0, mode: "native", zero_copy: true }];
+        let engine = EngineHandle {
+            workers: workers.iter().zip(0..).map(|(worker, number)| start_worker(worker.clone(), number)).collect(),
+            sockets,
+            device: Arc::new(MockDevice),
+            commands: control_commands.unwrap_or_else(|| unbounded_channel().0),
+        };
+        self.state.engine.set(engine).expect("the engine runs already");
     }
 
     pub fn socket(&self) -> PathBuf {

@@ -177,7 +177,7 @@ impl Describer<'_> {
     /// The matching session.
     fn session(&self) -> String {
         let Some((record, fate)) = &self.found.session else {
-            let place = if self.found.worker.0 == 0 && self.state.workers.len() < 2 {
+            let place = if self.found.worker.0 == 0 && self.state.workers().len() < 2 {
                 String::new()
             } else {
                 format!(" on worker {}", self.found.worker.0)

@@ -1,6 +1,10 @@
 //! Startup of interfaces, AF_XDP sockets and the steering program.
 
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use vipgate_dataplane::flow::ids::InterfaceId;
+use vipgate_dataplane::policy::compiled::Policy;
 use vipgate_dataplane::policy::spec::Role;
 use vipgate_xdp::attach::{self, Mode, ModePreference, OnExit};
 use vipgate_xdp::device::XdpDevice;
@@ -12,14 +16,77 @@ use vipgate_xdp::steering::Steering;
 
 use crate::command_error::CommandError;
 use crate::config::{self, Config};
+use crate::gateway::steering_tables;
+use crate::gateway::tracking::{Tracking, TrackingConfig};
+use crate::kernel::Network;
 use crate::state::SocketStatus;
 
-/// Loads the steering program and adds the sockets of all workers to its XSKMAP; nothing is captured yet.
-pub(super) fn open_devices(
-    config: &Config,
-    nics: &[Nic],
-    workers: usize,
-) -> Result<(Steering, Vec<XdpDevice>), CommandError> {
+/// The interfaces and their steering program: loaded, then attached.
+pub(super) struct SteeredInterfaces {
+    pub(super) nics: Vec<Nic>,
+    pub(super) steering: Arc<Mutex<Steering>>,
+    /// XDP mode of each interface; empty: the program isn't attached, and nothing is captured.
+    pub(super) modes: Vec<Mode>,
+    /// All-multicast memberships of the outside interfaces.
+    pub(super) multicast: Vec<AllMulticast>,
+}
+
+impl SteeredInterfaces {
+    /// Opens the sockets of all workers and loads the steering program; nothing is captured yet.
+    pub(super) fn open(
+        config: &Config,
+        nics: Vec<Nic>,
+        workers: usize,
+    ) -> Result<(Self, Vec<XdpDevice>), CommandError> {
+        let (steering, devices) = open_devices(config, &nics, workers)?;
+        let (steering, multicast) = (Arc::new(Mutex::new(steering)), join_multicast(config, &nics));
+        Ok((Self { nics, steering, modes: Vec::new(), multicast }, devices))
+    }
+
+    fn steering(&self) -> MutexGuard<'_, Steering> {
+        self.steering.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Programs the steering tables for a policy.
+    pub(super) fn program(
+        &self,
+        policy: &Policy,
+        locals: &[IpAddr],
+        tunnels: &[SocketAddr],
+    ) -> Result<(), CommandError> {
+        let tables = steering_tables::for_policy(policy, locals, tunnels);
+        self.steering().apply(tables).map_err(CommandError::runtime)
+    }
+
+    /// Closed: everything is captured. Open: what policy covers; the rest passes to the kernel.
+    pub(super) fn set_closed(&self, closed: bool) -> Result<(), CommandError> {
+        self.steering().set_closed(closed).map_err(CommandError::runtime)
+    }
+
+    /// Attaches the steering program, if it isn't attached yet: from here on, packets are captured.
+    pub(super) fn attach(&mut self, config: &Config) -> Result<(), CommandError> {
+        if self.modes.is_empty() {
+            let modes = attach_steering(config, &self.nics, &mut self.steering())?;
+            self.modes = modes;
+        }
+        Ok(())
+    }
+
+    /// Starts to track interfaces, next hops and the steering program.
+    pub(super) fn track(&self, config: &Config, network: &Network) -> Tracking {
+        Tracking::new(TrackingConfig {
+            network,
+            nics: self.nics.clone(),
+            modes: self.modes.clone(),
+            on_exit: on_exit(config),
+            steering: self.steering.clone(),
+            health: config.health.clone(),
+        })
+    }
+}
+
+/// Loads the steering program and adds the sockets of all workers to its XSKMAP.
+fn open_devices(config: &Config, nics: &[Nic], workers: usize) -> Result<(Steering, Vec<XdpDevice>), CommandError> {
     let mut steering = Steering::load().map_err(CommandError::runtime)?;
     let devices = open::open(&DeviceConfig {
         interfaces: nics.to_vec(),
@@ -43,12 +110,7 @@ pub(super) fn open_devices(
     Ok((steering, devices))
 }
 
-/// Attaches the steering program to the interfaces: from here on, packets are captured.
-pub(super) fn attach_steering(
-    config: &Config,
-    nics: &[Nic],
-    steering: &mut Steering,
-) -> Result<Vec<Mode>, CommandError> {
+fn attach_steering(config: &Config, nics: &[Nic], steering: &mut Steering) -> Result<Vec<Mode>, CommandError> {
     let mode = match config.xdp.mode {
         config::XdpMode::Auto => ModePreference::Auto,
         config::XdpMode::Native => ModePreference::Native,
@@ -59,6 +121,7 @@ pub(super) fn attach_steering(
     Ok(modes)
 }
 
+/// What happens to captured traffic when the process ends.
 pub(super) fn on_exit(config: &Config) -> OnExit {
     match config.xdp.on_exit {
         config::OnExit::Drop => OnExit::Drop,
@@ -101,6 +164,7 @@ pub(super) fn socket_status(nics: &[Nic], modes: &[Mode], sockets: Vec<Vec<Socke
     status.collect()
 }
 
+/// The configured interfaces in this network namespace.
 pub(super) fn find_nics(config: &Config) -> Result<Vec<Nic>, CommandError> {
     let found: Result<Vec<_>, _> = config.interfaces.iter().map(|interface| Nic::find(&interface.name)).collect();
     found.map_err(CommandError::runtime)
@@ -134,7 +198,7 @@ fn open_error(error: open::OpenError) -> CommandError {
 
 /// Enables all-multicast on the outside interfaces: neighbor solicitations for VIPs are multicast, which NICs filter by
 /// default.
-pub(super) fn join_multicast(config: &Config, nics: &[Nic]) -> Vec<AllMulticast> {
+fn join_multicast(config: &Config, nics: &[Nic]) -> Vec<AllMulticast> {
     let outside =
         config.interfaces.iter().zip(nics).filter(|(interface, _)| interface.role != config::InterfaceRole::Inside);
     outside

@@ -1,60 +1,80 @@
-//! Waiting for the initial policy: the gateway drops everything and reports not ready until its policy source delivers
-//! one.
+//! The initial policy: the one that the source has at startup, else the first valid one that it delivers. Until then
+//! the gateway drops everything and reports not ready.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
-use tokio::sync::watch;
 use vipgate_dataplane::policy::build::Builder;
 
 use crate::command_error::CommandError;
-use crate::gateway::background::{BackgroundRuntime, SignalAction, Signals};
+use crate::gateway::background::{SignalAction, Signals};
 use crate::gateway::policy_source::PolicySubscription;
 use crate::gateway::reconciler::{check_local_addresses, reject, rejection};
-use crate::metrics::Monitored;
-use crate::state::{DeviceMetric, DeviceStats, GatewayState, RingDrops};
-use crate::xds::client::{ClientEvent, Rejection, UpdateReply};
+use crate::state::GatewayState;
+use crate::systemd;
+use crate::xds::client::{Client, ClientEvent, Rejection, UpdateReply};
 use crate::xds::store::PolicyUpdate;
-use crate::{admin, metrics, systemd};
 
 /// Interval of the warning that there is still no policy.
 const WARNING_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The initial policy, already in the builder, and the reply channel for when it is in force.
+/// The initial policy, already in the builder.
 pub(super) struct InitialPolicy {
     pub(super) update: PolicyUpdate,
-    pub(super) reply: UpdateReply,
+    /// Acknowledges it once it is in force; `None`: it was known at startup.
+    reply: Option<UpdateReply>,
+}
+
+impl InitialPolicy {
+    /// Reports to the source that the policy is in force.
+    pub(super) fn acknowledge(self) {
+        // If the connection has closed, the server sends the update again.
+        let _ = self.reply.map(|reply| reply.send(Ok(())));
+    }
+}
+
+/// Builds the policy that the source has at startup. An invalid one is an error if it comes from files, and discarded
+/// if it comes from the cache of the policy server's `client`.
+pub(super) fn build_known(
+    update: Option<PolicyUpdate>,
+    builder: &mut Builder,
+    client: Option<&mut Client>,
+    locals: &[IpAddr],
+) -> Result<Option<InitialPolicy>, CommandError> {
+    let Some(update) = update else { return Ok(None) };
+    let check = check_local_addresses(&update.change, locals);
+    match (builder.with_change(&update.change), client) {
+        (Ok(_), None) => check.map_err(CommandError::usage)?,
+        (Ok(_), Some(_)) => {
+            // It was in force before. A local address that the host has got since then must not stop the gateway.
+            if let Err(rejection) = check {
+                tracing::error!(event = "policy_warning", "{rejection}");
+            }
+        }
+        (Err(error), None) => return Err(CommandError::usage(error)),
+        (Err(error), Some(client)) => {
+            client.discard_cached(&error.to_string());
+            return Ok(None);
+        }
+    }
+    Ok(Some(InitialPolicy { update, reply: None }))
 }
 
 /// Waits for a valid policy and builds it. `None`: stopped by a signal.
-pub(super) async fn wait_for_policy(
-    state: &Arc<GatewayState>,
+pub(super) async fn wait(
+    state: &GatewayState,
     subscription: &mut PolicySubscription,
     builder: &mut Builder,
-    (metrics_listener, admin_socket): (TcpListener, admin::Socket),
-    background: &BackgroundRuntime,
     signals: &mut Signals,
-) -> Result<Option<InitialPolicy>, CommandError> {
+) -> Option<InitialPolicy> {
     tracing::warn!(event = "no_policy", source = state.policy.load().source, "no policy yet: everything is dropped");
-    let (stop, stopped) = watch::channel(false);
-    let servers = [
-        background.spawn(admin::serve(state.clone(), admin_socket, stopped.clone())),
-        background.spawn(metrics::serve(
-            Monitored::gateway(state.clone()),
-            metrics_listener,
-            state.connections.metrics.clone(),
-            stopped,
-        )),
-    ];
     systemd::extend_startup("no policy yet", 2 * WARNING_INTERVAL);
     let mut warning = tokio::time::interval(WARNING_INTERVAL);
     warning.tick().await;
-    let policy = loop {
+    loop {
         tokio::select! {
             signal = signals.next() => match signal {
-                SignalAction::Stop => break None,
+                SignalAction::Stop => return None,
                 // Files are watched and read as soon as they change.
                 SignalAction::Reload => {}
             },
@@ -65,7 +85,7 @@ pub(super) async fn wait_for_policy(
             }
             event = subscription.next() => match event {
                 ClientEvent::Update(update, reply) => match build(&update, builder, &state.network.load().locals) {
-                    Ok(()) => break Some(InitialPolicy { update: *update, reply }),
+                    Ok(()) => return Some(InitialPolicy { update: *update, reply: Some(reply) }),
                     Err(rejection) => {
                         reject(state, &rejection.to_string());
                         // If the connection has closed, the server sends the update again.
@@ -75,37 +95,10 @@ pub(super) async fn wait_for_policy(
                 ClientEvent::Rejected(reason) => reject(state, &reason),
             },
         }
-    };
-    let _ = stop.send(true);
-    for server in servers {
-        // Requests in progress complete first; the same addresses are bound again right after.
-        let _ = tokio::time::timeout(Duration::from_secs(1), server).await;
     }
-    if policy.is_none() {
-        tracing::info!(event = "stopped", "stopped before the initial policy");
-    }
-    Ok(policy)
 }
 
 fn build(update: &PolicyUpdate, builder: &mut Builder, locals: &[IpAddr]) -> Result<(), Rejection> {
     check_local_addresses(&update.change, locals)?;
     builder.with_change(&update.change).map(drop).map_err(|error| rejection(&error))
-}
-
-/// The device statistics before there are workers: none.
-#[derive(Debug)]
-pub(super) struct NoDeviceStats;
-
-impl DeviceStats for NoDeviceStats {
-    fn ring_drops(&self, _: usize) -> RingDrops {
-        RingDrops::default()
-    }
-
-    fn captures(&self, _: &[u8], _: u32) -> Option<bool> {
-        None
-    }
-
-    fn metrics(&self) -> Vec<DeviceMetric> {
-        Vec::new()
-    }
 }

@@ -1,0 +1,47 @@
+//! Startup of the policy source: manifest files or a policy server, and the policy that is known at once.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tokio::sync::mpsc;
+
+use crate::config::{Config, PolicySource};
+use crate::gateway::background::BackgroundRuntime;
+use crate::gateway::policy_source::{MAX_PENDING_EVENTS, PolicySubscription};
+use crate::source::file_watcher::FileWatcher;
+use crate::xds::client::{Client, ServerStatus};
+use crate::xds::store::PolicyUpdate;
+
+/// The policy source, and the policy that it has at startup.
+pub(super) struct OpenedSource {
+    pub(super) subscription: PolicySubscription,
+    /// For display.
+    pub(super) description: String,
+    /// Status of the connection, with a policy server.
+    pub(super) server: Option<Arc<ArcSwap<ServerStatus>>>,
+    /// The policy of the files, or of the policy server's cache.
+    pub(super) known: Option<PolicyUpdate>,
+    /// The policy server's client; it doesn't run yet.
+    pub(super) client: Option<Client>,
+}
+
+/// Opens the source. Files are read, a policy server isn't connected to yet.
+pub(super) async fn open(config: &Config, background: &BackgroundRuntime) -> OpenedSource {
+    match &config.policy {
+        PolicySource::Files(paths) => {
+            let follower = Some(FileWatcher::new(paths.clone()));
+            let files = PolicySubscription::files(paths.clone(), config.locality(), config.allow_empty, follower);
+            let (subscription, update) = background.run(files).await;
+            let description = subscription.files.as_ref().map(|files| files.status.name.clone()).unwrap_or_default();
+            OpenedSource { subscription, description, server: None, known: update, client: None }
+        }
+        PolicySource::Server(server) => {
+            let (sender, receiver) = mpsc::channel(MAX_PENDING_EVENTS);
+            let (client, update) = Client::open(config.locality(), server.clone(), sender);
+            let description = format!("server {}", server.url);
+            let status = Some(client.status());
+            let subscription = PolicySubscription::server(receiver);
+            OpenedSource { subscription, description, server: status, known: update, client: Some(client) }
+        }
+    }
+}
