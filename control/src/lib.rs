@@ -17,7 +17,7 @@ pub mod lab;
 pub mod listener;
 pub mod logging;
 pub mod membership;
-pub(crate) mod metric;
+pub mod metric;
 pub mod metrics;
 pub mod natlog;
 pub(crate) mod output;

@@ -24,7 +24,7 @@ use tower::ServiceExt as _;
 pub use self::guard::{ConnectionGuard, Deadlines, OpenStream, StreamCounter};
 pub use self::limiter::{ConnectionLimiter, Exchange, Limits, RejectReason, Slot, source_prefix};
 pub use self::reserve::{DescriptorReserve, limit_by_descriptors, raise_descriptor_limit};
-use crate::metric::{Family, Kind, family};
+use crate::metric::{Family, Label, metrics};
 
 /// Limits of a metrics port: scrapes are few and short.
 pub(crate) const METRICS_LIMITS: Limits = Limits { connections: 256, per_address: 64 };
@@ -105,22 +105,26 @@ async fn stopped(mut stop: watch::Receiver<bool>) {
     drop(stop.wait_for(|stop| *stop).await);
 }
 
+const LISTENER: Label = Label::any("listener", "`admin`, `metrics`, `health`; of a policy server `grpc`, `metrics`");
+const REASON: Label = Label::names("reason", || RejectReason::ALL.map(RejectReason::name).to_vec());
+
+metrics! {
+    /// Connections of listeners.
+    pub CONNECTION_METRICS:
+    CONNECTIONS = Gauge("connections", [LISTENER]): "Open connections, by listener";
+    CONNECTIONS_REFUSED = Counter("connections_refused", [LISTENER, REASON]):
+        "Connections closed or never accepted: too many per address or in total, idle and superseded by newer ones, \
+         too slow, or no file descriptors left";
+}
+
 /// The metrics of these listeners.
-pub(crate) fn families(limiters: &[&ConnectionLimiter]) -> Vec<Family> {
-    let label = |limiter: &ConnectionLimiter| ("listener", limiter.name().to_owned());
-    let open = limiters.iter().map(|limiter| (vec![label(limiter)], limiter.len() as u64));
+pub(crate) fn families(limiters: &[&ConnectionLimiter]) -> [Family; 2] {
+    let open = limiters.iter().map(|limiter| (limiter.name(), limiter.len() as u64));
     let rejected = limiters.iter().flat_map(|limiter| {
-        RejectReason::ALL
-            .map(|reason| (vec![label(limiter), ("reason", reason.name().to_owned())], limiter.rejected(reason)))
+        RejectReason::ALL.map(|reason| {
+            let labels = vec![("listener", limiter.name().to_owned()), ("reason", reason.name().to_owned())];
+            (labels, limiter.rejected(reason))
+        })
     });
-    vec![
-        family("connections", "Open connections, by listener", Kind::Gauge, open.collect()),
-        family(
-            "connections_refused",
-            "Connections closed or never accepted: too many per address or in total, idle and superseded by newer \
-             ones, too slow, or no file descriptors left",
-            Kind::Counter,
-            rejected.collect(),
-        ),
-    ]
+    [CONNECTIONS.by_label(open), CONNECTIONS_REFUSED.family(rejected.collect())]
 }

@@ -1,9 +1,11 @@
 //! Prometheus metrics (`/metrics`) and the health endpoints `/healthz` and `/readyz`. Values are read from the workers'
 //! own counters at each scrape.
 
+pub mod definitions;
 mod exposition;
 mod families;
 mod group;
+mod reference;
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,6 +21,7 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+pub use self::reference::metrics_reference;
 use crate::command_error::CommandError;
 use crate::listener::{self, ConnectionLimiter};
 use crate::metric::Family;
@@ -152,13 +155,15 @@ mod tests {
 
     use super::*;
     use crate::listener::{Limits, RejectReason};
-    use crate::metric::{Kind, family};
+    use crate::metric::{Kind, Label, Metric};
 
     /// Far more than any step takes on a slow machine.
     const TIMEOUT: Duration = Duration::from_secs(20);
     /// Larger than the socket buffers of a client that doesn't read.
     const LARGE_PAGE: usize = 8 << 20;
     const SCRAPE: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
+
+    static PAGE: Metric = Metric { name: "page", kind: Kind::Gauge, labels: &[Label::any("text", "")], help: "A page" };
 
     /// A metrics port with a page of at least the given size, and a low connection limit.
     struct Port {
@@ -174,9 +179,8 @@ mod tests {
             let address = listener.local_addr().unwrap();
             let connections = ConnectionLimiter::new("test", Limits { connections: 8, per_address: 4 });
             let page: Arc<str> = "x".repeat(page).into();
-            let values = move || vec![(vec![("text", page.to_string())], 1)];
             let monitored = Monitored {
-                families: Arc::new(move || vec![family("page", "A page", Kind::Gauge, values())]),
+                families: Arc::new(move || vec![PAGE.by_label([(&*page, 1)])]),
                 ready: Arc::new(|| Ok(())),
             };
             let (stop, stopped) = watch::channel(false);

@@ -31,6 +31,7 @@ use self::files::FileSourceHandle;
 use self::group::GroupStatus;
 use self::tracking::TrackingStatus;
 use crate::listener::{self, ConnectionLimiter, Limits};
+use crate::metric::Family;
 use crate::natlog::NatLogStatus;
 use crate::stalls::Stalls;
 use crate::xds::client::ServerStatus;
@@ -293,24 +294,9 @@ pub trait DeviceStats: Send + Sync + std::fmt::Debug {
     /// Losses at the rings of a worker.
     fn ring_drops(&self, worker: usize) -> RingDrops;
 
-    /// Current values of the device's metrics.
-    fn metrics(&self) -> Vec<DeviceMetric>;
+    /// Current values of the device's metrics, see [`DEVICE_METRICS`](crate::metrics::definitions::DEVICE_METRICS).
+    fn metrics(&self) -> Vec<Family>;
 
     /// Whether the steering program captures a frame received on an interface; `None` if that can't be determined.
     fn captures(&self, frame: &[u8], ifindex: u32) -> Option<bool>;
-}
-
-/// One value of a device metric.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceMetric {
-    /// Metric name without `vipgate_` and `_total`.
-    pub name: &'static str,
-    /// Help text.
-    pub help: &'static str,
-    /// Counter, else gauge.
-    pub is_counter: bool,
-    /// Label names and values.
-    pub labels: Vec<(&'static str, String)>,
-    /// Value.
-    pub value: u64,
 }

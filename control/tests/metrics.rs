@@ -53,71 +53,78 @@ fn values(text: &str) -> BTreeMap<&str, u64> {
     pairs.map(|(series, value)| (series, value.strip_suffix(".0").unwrap_or(value).parse().unwrap())).collect()
 }
 
+/// Name, type and labels.
+const EXPECTED: [(&str, &str, &str); 44] = [
+    ("vipgate_packets_total", "counter", "direction worker"),
+    ("vipgate_bytes_total", "counter", "direction worker"),
+    ("vipgate_drops_total", "counter", "reason"),
+    ("vipgate_sessions", "gauge", "worker"),
+    ("vipgate_sessions_created_total", "counter", "worker"),
+    ("vipgate_sessions_expired_total", "counter", "reason worker"),
+    ("vipgate_policy_version_info", "gauge", "version"),
+    ("vipgate_policy_updates_total", "counter", "result"),
+    ("vipgate_policy_connected", "gauge", ""),
+    ("vipgate_handoffs_total", "counter", "worker"),
+    ("vipgate_out_of_window_total", "counter", "worker"),
+    ("vipgate_port_blocks", "gauge", "state vip"),
+    ("vipgate_vip_shard_ports", "gauge", "vip"),
+    ("vipgate_control_loop_stall_seconds", "gauge", "time"),
+    ("vipgate_serving", "gauge", ""),
+    ("vipgate_members_serving", "gauge", ""),
+    ("vipgate_view", "gauge", ""),
+    ("vipgate_peer_up", "gauge", "peer"),
+    ("vipgate_peer_authenticated", "gauge", "peer"),
+    ("vipgate_peer_refused_total", "counter", ""),
+    ("vipgate_session_copies", "gauge", "worker"),
+    ("vipgate_session_copies_refused_total", "counter", "worker"),
+    ("vipgate_sessions_taken_over_total", "counter", "worker"),
+    ("vipgate_copies_sent_total", "counter", "peer"),
+    ("vipgate_copies_taken_total", "counter", "peer"),
+    ("vipgate_copies_queued_bytes", "gauge", "peer"),
+    ("vipgate_copies_resyncs_total", "counter", "peer"),
+    ("vipgate_services", "gauge", ""),
+    ("vipgate_backends", "gauge", "state"),
+    ("vipgate_service_sessions", "gauge", "service"),
+    ("vipgate_service_sessions_created_total", "counter", "service"),
+    ("vipgate_heard_total", "counter", "worker"),
+    ("vipgate_build_info", "gauge", "version"),
+    ("vipgate_sessions_capacity", "gauge", ""),
+    ("vipgate_sessions_reserve", "gauge", "worker"),
+    ("vipgate_session_fair_share", "gauge", "worker"),
+    ("vipgate_frames", "gauge", "place"),
+    ("vipgate_interface_mtu_excess_bytes", "gauge", "interface"),
+    ("vipgate_link_up", "gauge", "interface"),
+    ("vipgate_xdp_attached", "gauge", "interface"),
+    ("vipgate_xdp_detached_total", "counter", "interface"),
+    ("vipgate_ring_losses_total", "counter", "cause worker"),
+    ("vipgate_connections", "gauge", "listener"),
+    ("vipgate_connections_refused_total", "counter", "listener reason"),
+];
+
 #[test]
 fn metric_names_and_types_match_the_contract() {
     let gateway = one_of_three(None);
     let text = scrape(&gateway);
-    let expected = [
-        ("vipgate_packets_total", "counter", "direction worker"),
-        ("vipgate_bytes_total", "counter", "direction worker"),
-        ("vipgate_drops_total", "counter", "reason"),
-        ("vipgate_sessions", "gauge", "worker"),
-        ("vipgate_sessions_created_total", "counter", "worker"),
-        ("vipgate_sessions_expired_total", "counter", "reason worker"),
-        ("vipgate_policy_version_info", "gauge", "version"),
-        ("vipgate_policy_updates_total", "counter", "result"),
-        ("vipgate_policy_connected", "gauge", ""),
-        ("vipgate_handoffs_total", "counter", "worker"),
-        ("vipgate_out_of_window_total", "counter", "worker"),
-        ("vipgate_port_blocks", "gauge", "state vip"),
-        ("vipgate_vip_shard_ports", "gauge", "vip"),
-        ("vipgate_control_loop_stall_seconds", "gauge", "time"),
-        ("vipgate_serving", "gauge", ""),
-        ("vipgate_members_serving", "gauge", ""),
-        ("vipgate_view", "gauge", ""),
-        ("vipgate_peer_up", "gauge", "peer"),
-        ("vipgate_peer_authenticated", "gauge", "peer"),
-        ("vipgate_peer_refused_total", "counter", ""),
-        ("vipgate_session_copies", "gauge", "worker"),
-        ("vipgate_session_copies_refused_total", "counter", "worker"),
-        ("vipgate_sessions_taken_over_total", "counter", "worker"),
-        ("vipgate_copies_sent_total", "counter", "peer"),
-        ("vipgate_copies_taken_total", "counter", "peer"),
-        ("vipgate_copies_queued_bytes", "gauge", "peer"),
-        ("vipgate_copies_resyncs_total", "counter", "peer"),
-        ("vipgate_services", "gauge", ""),
-        ("vipgate_backends", "gauge", "state"),
-        ("vipgate_service_sessions", "gauge", "service"),
-        ("vipgate_service_sessions_created_total", "counter", "service"),
-        ("vipgate_heard_total", "counter", "worker"),
-        ("vipgate_build_info", "gauge", "version"),
-        ("vipgate_sessions_capacity", "gauge", ""),
-        ("vipgate_sessions_reserve", "gauge", "worker"),
-        ("vipgate_session_fair_share", "gauge", "worker"),
-        ("vipgate_frames", "gauge", "place"),
-        ("vipgate_interface_mtu_excess_bytes", "gauge", "interface"),
-        ("vipgate_link_up", "gauge", "interface"),
-        ("vipgate_xdp_attached", "gauge", "interface"),
-        ("vipgate_xdp_detached_total", "counter", "interface"),
-        ("vipgate_ring_losses_total", "counter", "cause"),
-        ("vipgate_connections", "gauge", "listener"),
-        ("vipgate_connections_refused_total", "counter", "listener reason"),
-    ];
     let lines: BTreeSet<&str> = text.lines().collect();
-    for (name, kind, labels) in expected {
+    for (name, kind, labels) in EXPECTED {
         assert!(lines.contains(format!("# TYPE {name} {kind}").as_str()), "{name}: {text}");
         let help = format!("# HELP {name} ");
         assert!(text.lines().any(|line| line.strip_prefix(&help).is_some_and(|help| help.ends_with('.'))), "{name}");
         let series: Vec<&str> = values(&text).into_keys().filter(|s| s.split('{').next() == Some(name)).collect();
         assert!(!series.is_empty(), "{name}");
         for series in series {
-            let inside = series.split_once('{').map_or("", |(_, inside)| inside.trim_end_matches('}'));
-            let mut found: Vec<&str> =
-                inside.split(',').filter(|l| !l.is_empty()).map(|l| l.split_once('=').unwrap().0).collect();
-            found.sort_unstable();
-            assert_eq!(found.join(" "), labels, "{series}");
+            assert_eq!(label_names(series), labels, "{series}");
         }
     }
+}
+
+/// The label names of a series, sorted.
+fn label_names(series: &str) -> String {
+    let inside = series.split_once('{').map_or("", |(_, inside)| inside.trim_end_matches('}'));
+    let mut names: Vec<&str> =
+        inside.split(',').filter(|l| !l.is_empty()).map(|l| l.split_once('=').unwrap().0).collect();
+    names.sort_unstable();
+    names.join(" ")
 }
 
 /// Idle connections to the metrics port block neither scrapes nor commands.

@@ -4,34 +4,22 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::SystemTime;
 
-use ipnet::IpNet;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
-use vipgate_dataplane::flow::direction::Direction;
-use vipgate_dataplane::observe::counters::Counter;
 use vipgate_dataplane::policy::compiled::{Policy, Vip};
 use vipgate_dataplane::policy::endpoints::Endpoint;
-use vipgate_dataplane::policy::spec::{Announce, ClusterSpec, Role};
+use vipgate_dataplane::policy::spec::Announce;
 use vipgate_dataplane::session::query::SessionFilter;
 
 use super::capture::Captures;
 use super::filter::FilterError;
 use super::proto::admin_server::Admin;
-use super::{PROTOCOL, drops, explain, ports, proto, services, trace, tracking};
-use crate::admin::membership;
+use super::{drops, explain, membership, ports, proto, services, status, trace};
 use crate::admin::workers::Workers;
-use crate::natlog::NatLogStatus;
-use crate::source::ingest::SourceStatus;
+use crate::state::GatewayState;
 use crate::state::conflicts::format_mac;
-use crate::state::{DeviceStats, GatewayState};
-use crate::xds::client::ServerStatus;
-
-/// Limit of faulty objects in the status; the counters include all.
-const MAX_FAULTY: usize = 100;
 
 /// Answers requests from the gateway's shared state and its workers.
 pub(crate) struct Service {
@@ -51,97 +39,7 @@ type Reply<T> = Result<Response<T>, Status>;
 #[tonic::async_trait]
 impl Admin for Service {
     async fn status(&self, _: Request<proto::StatusRequest>) -> Reply<proto::StatusReply> {
-        let state = &self.state;
-        let (policy, compiled) = (state.policy.load(), state.compiled.load());
-        let workers: Vec<_> = (0..)
-            .zip(state.workers())
-            .map(|(number, worker)| {
-                let counters = &worker.counters;
-                let packets = Direction::ALL
-                    .map(|direction| (direction.name().to_owned(), counters.packets[direction as usize].get()));
-                let bytes = Direction::ALL
-                    .map(|direction| (direction.name().to_owned(), counters.bytes[direction as usize].get()));
-                proto::WorkerStatus {
-                    worker: number,
-                    core: u32::try_from(worker.core).unwrap_or(u32::MAX),
-                    sessions: counters.sessions.get(),
-                    received: counters.received.get(),
-                    packets: packets.into(),
-                    drops: state.drops(number as usize).iter().sum(),
-                    handoffs: counters.handoffs.get(),
-                    answered: counters.replies_sent.get(),
-                    waiting: counters.neighbor_waiting.get(),
-                    sessions_created: counters.sessions_created.get(),
-                    sessions_ended: counters.sessions_ended.iter().map(Counter::get).sum(),
-                    bytes: bytes.into(),
-                }
-            })
-            .collect();
-        let (network, tracking) = (state.network.load(), state.tracking.load());
-        let interfaces = network.interfaces.iter().map(|interface| proto::InterfaceStatus {
-            down: tracking::down(&tracking, &interface.name),
-            xdp: tracking::xdp(&tracking, &interface.name),
-            xdp_detached: tracking::detached(&tracking, &interface.name),
-            name: interface.name.clone(),
-            role: role(interface.role).to_owned(),
-            mac: interface.mac.map(|byte| format!("{byte:02x}")).join(":"),
-            mtu: interface.mtu.into(),
-            carried: interface.usable_mtu().into(),
-            up: interface.up,
-            addresses: interface.addresses.iter().map(IpAddr::to_string).collect(),
-        });
-        let sockets = state.sockets().iter().map(|socket| proto::SocketStatus {
-            interface: socket.interface.clone(),
-            queue: socket.queue,
-            worker: u32::try_from(socket.worker).unwrap_or(u32::MAX),
-            mode: socket.mode.to_owned(),
-            zero_copy: socket.zero_copy,
-        });
-        let stats =
-            state.device().map(DeviceStats::metrics).unwrap_or_default().into_iter().map(|stat| proto::Figure {
-                name: stat.name.to_owned(),
-                labels: stat.labels.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
-                value: stat.value,
-            });
-        Ok(Response::new(proto::StatusReply {
-            protocol: PROTOCOL,
-            name: state.name.clone(),
-            node: state.node.clone(),
-            zone: state.zone.clone().unwrap_or_default(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
-            uptime_seconds: state.started.elapsed().as_secs(),
-            ready: state.ready.load(Ordering::Relaxed),
-            sessions: workers.iter().map(|worker| worker.sessions).sum(),
-            session_capacity: state.session_capacity,
-            standby_sessions: state.sum(|counters| counters.standby_sessions.get()),
-            session_reserve: state.sum(|counters| counters.session_reserve.get()),
-            session_fair_share: state.sum(|counters| counters.session_fair_share.get()),
-            policy: Some(proto::PolicyStatus {
-                version: compiled.version().to_owned(),
-                source: policy.source.clone(),
-                generation: policy.generation,
-                age_seconds: SystemTime::now().duration_since(policy.applied_at).unwrap_or_default().as_secs(),
-                updates_applied: policy.updates_applied,
-                updates_rejected: policy.updates_rejected,
-                last_error: policy.last_error.clone().unwrap_or_default(),
-                vips: compiled.live_vips().count() as u64,
-                endpoints: compiled.endpoint_count() as u64,
-                services: compiled.services().count() as u64,
-                server: state.server.as_ref().map(|server| server_status(&server.load())),
-                manifests: state.files.as_ref().map(|files| manifests(&files.status)),
-                cluster: Some(cluster(compiled.cluster())),
-            }),
-            workers,
-            interfaces: interfaces.collect(),
-            sockets: sockets.collect(),
-            figures: stats.collect(),
-            group: (!policy.peers.is_empty()).then(|| membership::membership(state)),
-            nat_log: state.nat_log.as_ref().map(|log| nat_log(log)),
-            faults: tracking.faults.iter().map(ToString::to_string).collect(),
-            held_down_ms: tracking::held_down_ms(&tracking),
-            next_hops: tracking::next_hops(&tracking),
-        }))
+        Ok(Response::new(status::status(&self.state)))
     }
 
     type SessionsStream = Pin<Box<dyn Stream<Item = Result<proto::SessionsReply, Status>> + Send>>;
@@ -279,65 +177,6 @@ pub(super) fn endpoint(address: IpAddr, endpoint: &Endpoint, policy: &Policy, st
     }
 }
 
-fn cluster(cluster: &ClusterSpec) -> proto::ClusterRanges {
-    let texts = |nets: &[IpNet]| nets.iter().map(ToString::to_string).collect();
-    proto::ClusterRanges {
-        pods: texts(&cluster.pods),
-        others: texts(&cluster.others),
-        drop_uncovered: cluster.drop_uncovered,
-    }
-}
-
 fn filter(filter: Option<proto::SessionFilter>) -> Result<SessionFilter, Status> {
     (&filter.unwrap_or_default()).try_into().map_err(|error: FilterError| Status::invalid_argument(error.to_string()))
-}
-
-fn server_status(server: &ServerStatus) -> proto::ServerStatus {
-    let seconds = |at: SystemTime| SystemTime::now().duration_since(at).unwrap_or_default().as_secs();
-    proto::ServerStatus {
-        connected: server.connected,
-        since_seconds: seconds(server.since),
-        error: server.error.clone().unwrap_or_default(),
-        has_policy: server.confirmed_at.is_some(),
-        policy_age_seconds: server.confirmed_at.map_or(0, seconds),
-        cache_error: server.cache_error.clone().unwrap_or_default(),
-    }
-}
-
-fn manifests(status: &SourceStatus) -> proto::ManifestSource {
-    let (health, compiled) = (status.health.load(), status.compiled.load());
-    let [(_, accepted), (_, last_good), (_, rejected)] = compiled.states();
-    let faulty = compiled.faulty.iter().take(MAX_FAULTY).map(|(id, faulty)| proto::FaultyObject {
-        name: id.to_string(),
-        last_good: faulty.has_last_good,
-        reasons: faulty.reasons.clone(),
-    });
-    proto::ManifestSource {
-        healthy: health.is_healthy(),
-        reasons: health.reasons.clone(),
-        since_seconds: health.age_seconds(),
-        waiting: health.waiting,
-        accepted,
-        last_good,
-        rejected,
-        faulty: faulty.collect(),
-    }
-}
-
-fn nat_log(log: &NatLogStatus) -> proto::NatLog {
-    proto::NatLog {
-        collector: log.collector.clone(),
-        sessions: log.sessions,
-        sent: log.stats.sent(),
-        lost: log.stats.lost(),
-        error: log.stats.error().map(|error| error.to_string()).unwrap_or_default(),
-    }
-}
-
-fn role(role: Role) -> &'static str {
-    match role {
-        Role::Inside => "inside",
-        Role::Outside => "outside",
-        Role::Both => "both",
-    }
 }

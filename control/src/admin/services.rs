@@ -68,7 +68,7 @@ fn describe(service: &Service, errors: &BTreeMap<u16, String>) -> proto::Service
 }
 
 /// A backend's state.
-pub(super) fn backend_state(state: BackendState) -> &'static str {
+pub(crate) fn backend_state(state: BackendState) -> &'static str {
     match state {
         BackendState::Ready => "ready",
         BackendState::Terminating => "terminating",

@@ -18,9 +18,9 @@ use crate::admin::proto::admin_server::Admin;
 use crate::admin::proto::{
     CaptureRequest, DrainRequest, ExplainRequest, FlushSessionsRequest, SessionsRequest, StatusRequest, TraceRequest,
 };
+use crate::metric::Family;
 use crate::state::{
-    DeviceMetric, DeviceStats, EngineHandle, GatewayState, ListenerConnections, PolicyStatus, RingDrops, VipPlacement,
-    WorkerHandle,
+    DeviceStats, EngineHandle, GatewayState, ListenerConnections, PolicyStatus, RingDrops, VipPlacement, WorkerHandle,
 };
 
 /// A request of the admin API.
@@ -72,7 +72,7 @@ impl DeviceStats for NoDeviceStats {
         RingDrops::default()
     }
 
-    fn metrics(&self) -> Vec<DeviceMetric> {
+    fn metrics(&self) -> Vec<Family> {
         Vec::new()
     }
 

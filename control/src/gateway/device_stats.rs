@@ -7,7 +7,9 @@ use vipgate_dataplane::observe::counters::WorkerCounters;
 use vipgate_xdp::stats::{FramePool, SocketStats};
 use vipgate_xdp::steering::Steering;
 
-use crate::state::{DeviceMetric, DeviceStats, RingDrops};
+use crate::metric::Family;
+use crate::metrics::definitions::{FRAMES, RING_LOSSES, STEERED_PACKETS};
+use crate::state::{DeviceStats, RingDrops};
 
 /// Sources of the statistics.
 #[derive(Debug)]
@@ -55,50 +57,31 @@ impl DeviceStats for XdpStats {
         captures.inspect_err(|error| tracing::warn!(%error, "cannot run the steering program on a packet")).ok()
     }
 
-    fn metrics(&self) -> Vec<DeviceMetric> {
-        let mut figures = Vec::new();
+    fn metrics(&self) -> Vec<Family> {
+        let mut families = Vec::new();
         if let Ok(outcomes) = self.steering.lock().unwrap_or_else(PoisonError::into_inner).outcomes() {
-            let all = [
+            families.push(STEERED_PACKETS.by_label([
                 ("passed", outcomes.passed),
                 ("captured", outcomes.captured),
                 ("no_socket", outcomes.no_socket),
                 ("guarded", outcomes.guarded),
-            ];
-            figures.extend(all.map(|(outcome, value)| DeviceMetric {
-                name: "steered_packets",
-                help: "Packets by outcome of the XDP program: passed to the kernel, captured, dropped (no socket); \
-                       guarded: dropped by the tc guard while the XDP program was detached",
-                is_counter: true,
-                labels: vec![("outcome", outcome.to_owned())],
-                value,
-            }));
+            ]));
         }
-        for (worker, losses) in self.losses.iter().enumerate() {
+        let losses = self.losses.iter().enumerate().flat_map(|(worker, losses)| {
             let losses = losses.read();
-            let all = [
+            let causes = [
                 ("receive_ring_full", losses.receive_ring_full),
                 ("fill_ring_empty", losses.fill_ring_empty),
                 ("dropped", losses.dropped),
                 ("invalid_descriptor", losses.invalid),
             ];
-            figures.extend(all.map(|(cause, value)| DeviceMetric {
-                name: "ring_losses",
-                help: "Packets that the kernel dropped at the rings of AF_XDP sockets",
-                is_counter: true,
-                labels: vec![("worker", worker.to_string()), ("cause", cause.to_owned())],
-                value,
-            }));
-        }
-        let device: u64 = self.counters.iter().map(|counters| counters.frames_device.get()).sum();
-        let held: u64 = self.counters.iter().map(|counters| counters.frames_held.get()).sum();
-        let places = [("pool", self.pool.free()), ("device", device), ("held", held), ("total", self.pool.total())];
-        figures.extend(places.map(|(place, value)| DeviceMetric {
-            name: "frames",
-            help: "Packet buffers by place; pool, device and held add up to total, except for packets in a batch",
-            is_counter: false,
-            labels: vec![("place", place.to_owned())],
-            value,
-        }));
-        figures
+            causes.map(|(cause, count)| (vec![("worker", worker.to_string()), ("cause", cause.to_owned())], count))
+        });
+        families.push(RING_LOSSES.family(losses.collect()));
+        let device = self.counters.iter().map(|counters| counters.frames_device.get()).sum();
+        let held = self.counters.iter().map(|counters| counters.frames_held.get()).sum();
+        let (pool, total) = (self.pool.free(), self.pool.total());
+        families.push(FRAMES.by_label([("pool", pool), ("device", device), ("held", held), ("total", total)]));
+        families
     }
 }

@@ -20,13 +20,12 @@ pub(super) const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0
 pub(super) fn text(families: &[Family]) -> Result<String, fmt::Error> {
     let mut out = String::new();
     for family in families {
-        let (suffix, kind) = match family.kind {
-            Kind::Counter => ("_total", "counter"),
-            Kind::Gauge | Kind::Milliseconds => ("", "gauge"),
-            Kind::Info => ("_info", "gauge"),
+        let kind = match family.metric.kind {
+            Kind::Counter => "counter",
+            Kind::Gauge | Kind::Milliseconds | Kind::Info => "gauge",
         };
-        let name = format!("{}{suffix}", family.name);
-        writeln!(out, "# HELP {name} {}.", family.help)?;
+        let name = family.metric.full_name();
+        writeln!(out, "# HELP {name} {}.", family.metric.help)?;
         writeln!(out, "# TYPE {name} {kind}")?;
         for (labels, value) in &family.values {
             out.push_str(&name);
@@ -34,7 +33,7 @@ pub(super) fn text(families: &[Family]) -> Result<String, fmt::Error> {
                 write!(out, "{separator}{label}=\"{}\"", escaped(text))?;
             }
             out.push_str(if labels.is_empty() { " " } else { "} " });
-            match family.kind {
+            match family.metric.kind {
                 Kind::Milliseconds => writeln!(out, "{}", seconds(*value))?,
                 Kind::Counter | Kind::Gauge | Kind::Info => writeln!(out, "{value}")?,
             }
@@ -67,8 +66,8 @@ struct SnapshotCollector(Vec<Family>);
 impl Collector for SnapshotCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         for family in &self.0 {
-            let help = format!("{}.", family.help);
-            let metric = encoder.encode_descriptor(&family.name, &help, None, family.metric_type())?;
+            let (name, help) = (format!("vipgate_{}", family.metric.name), format!("{}.", family.metric.help));
+            let metric = encoder.encode_descriptor(&name, &help, None, family.metric_type())?;
             family.encode(metric)?;
         }
         Ok(())
@@ -78,7 +77,7 @@ impl Collector for SnapshotCollector {
 impl EncodeMetric for Family {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
         for (labels, value) in &self.values {
-            match self.kind {
+            match self.metric.kind {
                 Kind::Info => encoder.encode_info(labels)?,
                 // An empty label set would be encoded as `{}`.
                 _ if labels.is_empty() => self.encode_value(&mut encoder, *value)?,
@@ -89,7 +88,7 @@ impl EncodeMetric for Family {
     }
 
     fn metric_type(&self) -> MetricType {
-        match self.kind {
+        match self.metric.kind {
             Kind::Counter => MetricType::Counter,
             Kind::Gauge | Kind::Milliseconds => MetricType::Gauge,
             Kind::Info => MetricType::Info,
@@ -99,7 +98,7 @@ impl EncodeMetric for Family {
 
 impl Family {
     fn encode_value(&self, encoder: &mut MetricEncoder<'_>, value: u64) -> Result<(), fmt::Error> {
-        match self.kind {
+        match self.metric.kind {
             Kind::Counter => encoder.encode_counter::<NoLabelSet, u64, u64>(&value, None),
             Kind::Milliseconds => encoder.encode_gauge(&seconds(value)),
             Kind::Gauge | Kind::Info => encoder.encode_gauge(&i64::try_from(value).unwrap_or(i64::MAX)),
@@ -110,34 +109,28 @@ impl Family {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metric::{Label, metrics};
 
     #[test]
     fn the_text_format_has_full_names_and_escapes_labels() {
+        metrics! {
+            /// All.
+            ALL:
+            A = Counter("a", [Label::any("x", ""), Label::any("y", "")]): "What a is";
+            B = Gauge("b", []): "What b is";
+            C = Info("c", [Label::any("version", "")]): "What c is";
+            D = Milliseconds("d", []): "What d is";
+        }
+        assert_eq!(ALL.len(), 4);
         let families = [
-            Family {
-                name: "vipgate_a".to_owned(),
-                help: "What a is",
-                kind: Kind::Counter,
-                values: vec![(vec![("x", "1".to_owned()), ("y", "\"b\\\n".to_owned())], 7), (vec![], u64::MAX)],
-            },
-            Family {
-                name: "vipgate_d".to_owned(),
-                help: "What d is",
-                kind: Kind::Milliseconds,
-                values: vec![(vec![], 420)],
-            },
-            Family { name: "vipgate_b".to_owned(), help: "What b is", kind: Kind::Gauge, values: vec![] },
-            Family {
-                name: "vipgate_c".to_owned(),
-                help: "What c is",
-                kind: Kind::Info,
-                values: vec![(vec![("version", "1".to_owned())], 1)],
-            },
+            A.family(vec![(vec![("x", "1".to_owned()), ("y", "\"b\\\n".to_owned())], 7)]),
+            D.single(420),
+            B.family(vec![]),
+            C.by_label([("1", 1)]),
         ];
         let expected = "# HELP vipgate_a_total What a is.\n\
                         # TYPE vipgate_a_total counter\n\
                         vipgate_a_total{x=\"1\",y=\"\\\"b\\\\\\n\"} 7\n\
-                        vipgate_a_total 18446744073709551615\n\
                         # HELP vipgate_d What d is.\n\
                         # TYPE vipgate_d gauge\n\
                         vipgate_d 0.42\n\

@@ -10,10 +10,21 @@ use tokio::task::JoinError;
 
 use super::store::{AcceptEmptyError, AcceptedEmpty, CompileOutcome, ManifestStore};
 use super::{SourceEvent, SourceUpdate};
-use crate::metric::{Family, Kind, Labels, family};
+use crate::metric::{Family, Label, metrics};
 
 /// Maximum number of reasons in a summary.
 const MAX_LISTED_REASONS: usize = 5;
+
+const STATE: Label = Label::one_of("state", &["accepted", "last_good", "rejected"]);
+
+metrics! {
+    /// The policy source, where manifests are compiled.
+    pub SOURCE_METRICS:
+    POLICY_SOURCE_HEALTHY = Gauge("policy_source_healthy", []):
+        "Whether the whole policy source is readable and not empty; if not, its last good state stays in force";
+    POLICY_OBJECTS = Gauge("policy_objects", [STATE]):
+        "Manifests by state: in force as written, in force in their last good version, not in force";
+}
 
 /// The status of a policy source, shared with its readers.
 #[derive(Debug)]
@@ -105,20 +116,9 @@ impl SourceStatus {
 
     /// Its metrics.
     pub(crate) fn families(&self) -> Vec<Family> {
-        let states = self.compiled.load().states().map(|(state, count)| (vec![("state", state.to_owned())], count));
         vec![
-            family(
-                "policy_source_healthy",
-                "Whether the whole policy source is readable and not empty; if not, its last good state stays in force",
-                Kind::Gauge,
-                vec![(Labels::new(), self.health.load().is_healthy().into())],
-            ),
-            family(
-                "policy_objects",
-                "Manifests by state: in force as written, in force in their last good version, not in force",
-                Kind::Gauge,
-                states.into(),
-            ),
+            POLICY_SOURCE_HEALTHY.single(self.health.load().is_healthy().into()),
+            POLICY_OBJECTS.by_label(self.compiled.load().states()),
         ]
     }
 }

@@ -19,12 +19,14 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 use vipgate::admin::Socket;
 use vipgate::kernel::{LinkState, LinkStatus};
+use vipgate::metric::Family;
 use vipgate::metrics::Monitored;
+use vipgate::metrics::definitions::{FRAMES, RING_LOSSES};
 use vipgate::state::group::GroupStatus;
 use vipgate::state::tracking::{InterfaceAttachment, TrackingStatus, XdpAttachment};
 use vipgate::state::{
-    ControlCommand, DeviceMetric, DeviceStats, EngineHandle, GatewayState, ListenerConnections, PolicyStatus,
-    RingDrops, SocketStatus, VipPlacement, WorkerHandle,
+    ControlCommand, DeviceStats, EngineHandle, GatewayState, ListenerConnections, PolicyStatus, RingDrops,
+    SocketStatus, VipPlacement, WorkerHandle,
 };
 use vipgate_dataplane::flow::direction::Direction;
 use vipgate_dataplane::flow::drop_reason::DropReason;
@@ -81,19 +83,10 @@ impl DeviceStats for MockDevice {
         None
     }
 
-    fn metrics(&self) -> Vec<DeviceMetric> {
-        let metric = |name, counter, label: (&'static str, &str), value| DeviceMetric {
-            name,
-            help: "A metric of the device",
-            is_counter: counter,
-            labels: vec![(label.0, label.1.to_owned())],
-            value,
-        };
-        vec![
-            metric("frames", false, ("place", "pool"), 4000),
-            metric("ring_losses", true, ("cause", "fill_ring_empty"), 3),
-            metric("frames", false, ("place", "total"), 4096),
-        ]
+    fn metrics(&self) -> Vec<Family> {
+        let by = |label, values: [(&str, u64); 2]| values.map(|(text, value)| (vec![(label, text.to_owned())], value));
+        let loss = vec![("worker", "0".to_owned()), ("cause", "fill_ring_empty".to_owned())];
+        vec![FRAMES.family(by("place", [("pool", 4000), ("total", 4096)]).into()), RING_LOSSES.family(vec![(loss, 3)])]
     }
 }
 

@@ -1,0 +1,46 @@
+//! Metric definitions of the policy server.
+
+use crate::metric::{Label, metrics};
+
+const KIND: Label = Label::one_of("kind", &["EgressPolicy", "Vip", "Endpoint", "Service", "Gateway"]);
+const INSTEAD: Label = Label::one_of("instead", &["last_good", "nothing"]);
+const SEVERITY: Label = Label::one_of("severity", &["error", "warning"]);
+const RESPONSE_RESULT: Label = Label::one_of("result", &["accepted", "refused"]);
+const STREAM_REASON: Label = Label::one_of("reason", &["certificate", "name_in_use", "secret"]);
+
+metrics! {
+    /// Policy server.
+    pub(crate) POLICY_SERVER_METRICS:
+    GATEWAYS = Gauge("policyd_gateways", []): "Connected gateways";
+    GATEWAYS_IN_STEP = Gauge("policyd_gateways_in_step", []):
+        "Connected gateways that have acknowledged the current policy";
+    RESOURCES = Gauge("policyd_resources", [KIND]): "Resources in the published policy";
+    OBJECTS = Gauge("policyd_objects", []): "Objects in force";
+    FAULTY_OBJECTS = Gauge("policyd_faulty_objects", [INSTEAD]):
+        "Invalid objects, by what is in force instead: their last good version, or nothing";
+    DIAGNOSTICS = Gauge("policyd_complaints", [SEVERITY]): "Current diagnostics of manifests, by severity";
+    SOURCE_CONNECTED = Gauge("policyd_source_connected", []): "Whether the policy source is reachable";
+    SOURCE_UPDATES = Counter("policyd_source_updates", []): "Updates received from the policy source";
+    PUBLICATIONS = Counter("policyd_publications", []): "Published policy versions";
+    RESPONSES = Counter("policyd_responses", []): "Responses sent to gateways";
+    ACKNOWLEDGEMENTS = Counter("policyd_answers", [RESPONSE_RESULT]):
+        "Responses that gateways accepted (ACK) or refused (NACK)";
+    COMPILE_TIME = Milliseconds("policyd_compile_seconds", []): "Duration of the last compilation";
+    MEMBERS = Gauge("policyd_members", []): "Gateways in the membership view";
+    ACTIVE_MEMBERS = Gauge("policyd_members_serving", []): "Active gateways";
+    VIEW = Gauge("policyd_view", []): "Number of the current membership view";
+    LEASE_EXPIRIES = Counter("policyd_expiries", []):
+        "Gateways that became inactive because their heartbeats timed out or their process was replaced";
+    REJECTED_HEARTBEATS = Counter("policyd_refused_beats", []):
+        "Heartbeats rejected because another live process has the gateway's name";
+    TLS_REJECTED = Counter("policyd_tls_refused", []):
+        "Connections rejected for a missing or invalid client certificate";
+    STREAMS_REJECTED = Counter("policyd_gateways_refused", [STREAM_REASON]):
+        "Rejected streams of gateways: the certificate is another gateway's, a live process has the name, or they \
+         claim a process without its secret";
+    COMMANDS_DENIED = Counter("policyd_orders_refused", []):
+        "Commands (accept-empty) denied to unauthorized clients";
+    HELD_BYTES = Gauge("policyd_held_bytes", []):
+        "Bytes held for clients: incoming requests, subscriptions, unacknowledged responses";
+    MEMORY_REJECTED = Counter("policyd_memory_refused", []): "Requests and streams rejected by the memory limits";
+}
