@@ -7,7 +7,7 @@ use std::{fs, thread};
 use serde_json::Value;
 
 use super::leaks::LeakDetector;
-use super::report::{ObservedSources, Report};
+use super::report::{ObservedSources, Report, both};
 use super::topology::{DNS, EXCLUDED, HTTP, POD_NETWORKS, Pod, SERVER, Topology};
 use super::wait_for;
 use crate::command_error::CommandError;
@@ -37,8 +37,8 @@ pub(super) fn run(topology: &Topology, report: &mut Report) -> Result<(), Comman
     Report::section("Throughput");
     throughput(topology, report)?;
 
-    Report::section("The gateway");
-    gateway(topology, report)?;
+    Report::section("Counters of the gateway");
+    counters(topology, report)?;
 
     leaks.report(report)
 }
@@ -66,7 +66,7 @@ fn load_balance(topology: &Topology, report: &mut Report) {
             let http = text(query_http_at(host, (address, HTTP).into()));
             let udp = text(query_udp_at(host, (address, DNS).into()));
             let holds = http == source && udp == source;
-            report.check(&format!("{name} -> {vip}"), holds, &format!("HTTP from {http}, UDP from {udp}"));
+            report.check(&format!("{name} -> {vip}"), holds, &both(&http, &udp));
         }
     }
 }
@@ -93,49 +93,65 @@ fn throughput(topology: &Topology, report: &mut Report) -> Result<(), CommandErr
     Ok(())
 }
 
-fn gateway(topology: &Topology, report: &mut Report) -> Result<(), CommandError> {
+/// The gateway's own counters.
+fn counters(topology: &Topology, report: &mut Report) -> Result<(), CommandError> {
     let status = topology.query(&["status"])?;
-    let sessions = topology.query(&["sessions", "--limit", "0"])?;
-    let listed = sessions["sessions"].as_array().map_or(0, Vec::len);
-    let open = status["sessions"].as_u64().unwrap_or_default();
+    check_sessions(&status, &topology.query(&["sessions", "--limit", "0"])?, topology, report);
+    check_packets(&status, report);
+    check_drops(&topology.query(&["drops"])?, report);
+    check_frames(status, topology, report)
+}
+
+/// Every session has a VIP as its translated address.
+fn check_sessions(status: &Value, sessions: &Value, topology: &Topology, report: &mut Report) {
     let vips: Vec<&str> = topology.pods.iter().flat_map(|pod| pod.vips).collect();
-    let all_vips = sessions["sessions"].as_array().into_iter().flatten().all(|session| {
+    let has_vip = |session: &Value| {
         let vip = session["vip"].as_str().unwrap_or_default();
         vips.iter().any(|known| vip.trim_start_matches('[').starts_with(known))
-    });
-    report.check("every session has a VIP", listed > 0 && all_vips, &format!("{open} open, {listed} listed"));
-    let sum = |field: &str| -> u64 {
-        let workers = status["workers"].as_array();
-        workers.into_iter().flatten().filter_map(|worker| worker["packets"][field].as_u64()).sum()
     };
+    let listed = sessions["sessions"].as_array().map_or(&[][..], Vec::as_slice);
+    let holds = !listed.is_empty() && listed.iter().all(has_vip);
+    let open = status["sessions"].as_u64().unwrap_or_default();
+    report.check("every session is translated to a VIP", holds, &format!("{open} open, {} listed", listed.len()));
+}
+
+/// Packets of egress and of inbound sessions, in both directions.
+fn check_packets(status: &Value, report: &mut Report) {
+    let workers = || status["workers"].as_array().into_iter().flatten();
+    let sum = |field: &str| -> u64 { workers().filter_map(|worker| worker["packets"][field].as_u64()).sum() };
     let (egress, reply, unchanged) = (sum("egress"), sum("reply"), sum("unchanged"));
     let (inbound, service_reply) = (sum("inbound"), sum("service_reply"));
-    let handoffs: u64 =
-        status["workers"].as_array().into_iter().flatten().filter_map(|worker| worker["handoffs"].as_u64()).sum();
+    let handoffs: u64 = workers().filter_map(|worker| worker["handoffs"].as_u64()).sum();
     report.check(
-        "egress packets in both directions",
-        egress > 0 && reply > 0 && unchanged > 0,
-        &format!("{egress} egress, {reply} reply, {unchanged} unchanged, {handoffs} handed off"),
+        "packets of egress sessions",
+        egress > 0 && reply > 0,
+        &format!("{egress} egress, {reply} replies, {handoffs} handed off to another worker"),
     );
     report.check(
-        "inbound packets in both directions",
+        "packets of inbound sessions",
         inbound > 0 && service_reply > 0,
-        &format!("{inbound} inbound, {service_reply} reply"),
+        &format!("{inbound} inbound, {service_reply} replies"),
     );
-    let drops = topology.query(&["drops"])?;
-    let dropped: Vec<(String, u64)> = drops
-        .as_object()
-        .into_iter()
-        .flatten()
-        .filter_map(|(reason, count)| Some((reason.clone(), count.as_u64()?)))
+    report.check("untranslated packets", unchanged > 0, &format!("{unchanged}, to and from excluded destinations"));
+}
+
+/// No drops but those that a burst explains.
+fn check_drops(drops: &Value, report: &mut Report) {
+    let counts = drops.as_object().into_iter().flatten();
+    let dropped: Vec<(&str, u64)> = counts
+        .filter_map(|(reason, count)| Some((reason.as_str(), count.as_u64()?)))
         .filter(|(_, count)| *count > 0)
         .collect();
     // A burst can overrun a ring, and a late segment can find its session closed; other reasons are failures.
     let acceptable = ["tx_full", "link_full", "no_session", "no_service"];
     let text: Vec<String> = dropped.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
-    let text = if text.is_empty() { "none".to_owned() } else { text.join(", ") };
-    report.check("drops", dropped.iter().all(|(reason, _)| acceptable.contains(&reason.as_str())), &text);
+    let text = if text.is_empty() { "no drops".to_owned() } else { text.join(", ") };
+    let holds = dropped.iter().all(|(reason, _)| acceptable.contains(reason));
+    report.check("no unexpected drops", holds, &text);
+}
 
+/// Pool, device and workers together hold all packet buffers.
+fn check_frames(mut status: Value, topology: &Topology, report: &mut Report) -> Result<(), CommandError> {
     let frames_in = |status: &Value, place: &str| -> u64 {
         let stats = status["figures"].as_array();
         let mut frames = stats.into_iter().flatten().filter(|stat| stat["name"] == "frames");
@@ -143,7 +159,6 @@ fn gateway(topology: &Topology, report: &mut Report) -> Result<(), CommandError>
     };
     let sum_of_places =
         |status: &Value| ["pool", "device", "held"].iter().map(|place| frames_in(status, place)).sum::<u64>();
-    let mut status = status;
     for _ in 0..50 {
         if sum_of_places(&status) == frames_in(&status, "total") {
             break;
@@ -152,11 +167,7 @@ fn gateway(topology: &Topology, report: &mut Report) -> Result<(), CommandError>
         thread::sleep(Duration::from_millis(50));
         status = topology.query(&["status"])?;
     }
-    let total = frames_in(&status, "total");
-    report.check(
-        "no packet buffer is lost",
-        sum_of_places(&status) == total && total > 0,
-        &format!("{total} accounted for"),
-    );
+    let (found, total) = (sum_of_places(&status), frames_in(&status, "total"));
+    report.check("no packet buffer is lost", found == total && total > 0, &format!("{found} of {total} found"));
     Ok(())
 }

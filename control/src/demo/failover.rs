@@ -44,9 +44,9 @@ pub(super) fn run(group: &mut FailoverTopology, report: &mut Report) -> Result<(
     let in_sync = wait_for(|| group.gateways.iter().all(Gateway::is_in_sync), "the group of gateways");
     let [one, two] = group.gateways.each_ref().map(|gateway| gateway.name);
     report.check(&format!("{one} and {two} are active and in sync"), in_sync.is_ok(), &after(started, "their start"));
-    connections::check(group, report, "new connections");
+    connections::check(group, report, "new connections via both gateways");
 
-    Report::section("A download, and kill -9 of its gateway");
+    Report::section("kill -9 of a gateway during a download");
     let killed = kill_during_download(group, report)?;
 
     Report::section("Restart of the killed gateway");
@@ -81,9 +81,9 @@ fn kill_during_download(group: &mut FailoverTopology, report: &mut Report) -> Re
         let [one, two] = group.gateways.each_ref().map(|gateway| gateway.owner(addresses[0]));
         let owner = one?;
         holds &= owner == two?;
-        owners.push(format!("{pod}: {owner}"));
+        owners.push(format!("{pod} {owner}"));
     }
-    report.check(&format!("{dead} has the session"), holds, &format!("owners: {}", owners.join(", ")));
+    report.check(&format!("{dead} has its session"), holds, &format!("shard owners: {}", owners.join(", ")));
 
     let (received, was_running) = (download.received(), download.is_running());
     let killed_at = Instant::now();
@@ -91,7 +91,7 @@ fn kill_during_download(group: &mut FailoverTopology, report: &mut Report) -> Re
     thread::sleep(DETECTION_TIME.saturating_sub(killed_at.elapsed()));
     group.route_via(&[1 - killed])?;
     let age = (killed_at - download.started()).as_secs_f64();
-    let progress = format!("{age:.1} s after its start, at {} of {} MB", megabytes(received), megabytes(BYTES));
+    let progress = format!("{age:.1} s into the download, at {} of {} MB", megabytes(received), megabytes(BYTES));
     report.check(&format!("kill -9 {dead}"), was_running, &progress);
 
     let survivor = &group.gateways[1 - killed];
@@ -99,8 +99,9 @@ fn kill_during_download(group: &mut FailoverTopology, report: &mut Report) -> Re
     report.check(&format!("{standby} owns {dead}'s shard, too"), failover.is_ok(), &after(killed_at, "the kill"));
     // A standby session becomes active with its first packet.
     let activated = wait_for(|| survivor.has_session(&session).is_ok_and(|has| has), standby);
-    report.check(&format!("{standby} has the session"), activated.is_ok(), &format!("same port {}", seen.port()));
-    connections::check(group, report, &format!("new connections, all via {standby}"));
+    let active = format!("{standby} has activated its standby session");
+    report.check(&active, activated.is_ok(), &format!("same VIP port {}", seen.port()));
+    connections::check(group, report, &format!("new connections via {standby} alone"));
     report_download(download.finish(), report);
     Ok(killed)
 }
@@ -116,10 +117,10 @@ fn report_download(outcome: std::io::Result<Outcome>, report: &mut Report) {
                 (longest <= MAX_GAP, gap),
             )
         }
-        Err(error) => ((false, error.to_string()), (false, "the download did not finish".to_owned())),
+        Err(error) => ((false, error.to_string()), (false, "the download has failed".to_owned())),
     };
     report.check("the download is complete and intact", whole.0, &whole.1);
-    report.check("its longest gap", gap.0, &gap.1);
+    report.check("longest gap of the download", gap.0, &gap.1);
 }
 
 /// Restarts the killed gateway, and adds routes to it once it is active.
@@ -133,7 +134,7 @@ fn restart(group: &mut FailoverTopology, killed: usize, report: &mut Report) -> 
     let in_sync = wait_for(|| group.gateways.iter().all(Gateway::is_in_sync), name);
     report.check(&format!("{name} owns its shard again"), in_sync.is_ok(), &after(started, "its start"));
     group.route_via(&[0, 1])?;
-    connections::check(group, report, "new connections, via both");
+    connections::check(group, report, "new connections via both gateways");
     Ok(())
 }
 

@@ -25,9 +25,10 @@ const FAILOVER_DIAGRAM: &str = r"
    pod-c2  10.1.0.32 ---+    |       ||       |               2001:db8:51::10
            fd00:1::/64       +--- [ gw-2 ] ---+
 
-           VIPs 192.0.2.10  2001:db8:2::10, one shard per gateway; a policy server manages membership
-           ||  link: session replication, and packets forwarded to the owner of their session
-           routers hash connections over the gateways (ECMP), and detect a dead one after 300 ms, as with BFD
+           VIPs 192.0.2.10 and 2001:db8:2::10: each gateway owns a shard of their ports
+           || is the link between the gateways: session replication, and packets for the other one's sessions
+           a policy server, not shown, manages membership
+           the routers hash connections over both gateways (ECMP), and detect a dead one after 300 ms, as with BFD
 ";
 
 /// Source addresses of a pod that the server saw, in one address family.
@@ -36,6 +37,11 @@ pub(super) struct ObservedSources {
     pub(super) http: String,
     pub(super) udp: String,
     pub(super) ping: bool,
+}
+
+/// The source addresses of HTTP and UDP as text.
+pub(super) fn both(http: &str, udp: &str) -> String {
+    if http == udp { format!("HTTP and UDP from {http}") } else { format!("HTTP from {http}, UDP from {udp}") }
 }
 
 /// Prints checks as they complete, and counts failures.
@@ -53,7 +59,7 @@ impl Report {
 
     pub(super) fn title() {
         println!(
-            "vipgate demo, scenario 1: SNAT of pods to their Service's VIP, load balancing at it\n{SINGLE_DIAGRAM}"
+            "Scenario 1: one gateway: SNAT of pods to their Service's VIP, load balancing at it\n{SINGLE_DIAGRAM}"
         );
     }
 
@@ -75,7 +81,7 @@ impl Report {
             (false, true) => "\x1b[31mFAILED\x1b[0m",
             (false, false) => "FAILED",
         };
-        println!("  {mark}  {what:<44} {seen}");
+        println!("{}", format!("  {mark}  {what:<44} {seen}").trim_end());
     }
 
     /// Checks what the server saw of a pod at two addresses, one of each family.
@@ -90,30 +96,27 @@ impl Report {
             let holds = seen.http == *expected && seen.udp == *expected && seen.ping;
             let what = format!("tenant {} {} -> {server}", pod.tenant, pod.host.name());
             let ping = if seen.ping { "ping works" } else { "ping FAILS" };
-            let observed = if seen.http == seen.udp {
-                format!("HTTP and UDP from {}, {ping}", seen.http)
-            } else {
-                format!("HTTP from {}, UDP from {}, {ping}", seen.http, seen.udp)
-            };
-            self.check(&what, holds, &observed);
+            self.check(&what, holds, &format!("{}, {ping}", both(&seen.http, &seen.udp)));
         }
     }
 
     /// Prints commands for inspecting the kept topologies.
     pub(super) fn print_commands(topology: &Topology, group: &FailoverTopology) {
         let socket = topology.socket().display().to_string();
-        println!("\nBoth topologies are kept. Example commands:");
-        println!("  ip netns exec {} ping {}", topology.pods[0].host.netns(), SERVER[0]);
-        println!("  ip netns exec {} curl http://203.0.113.10/", topology.server.netns());
-        for command in ["services", "status", "sessions"] {
+        println!("\nBoth topologies are kept. Commands for another terminal:");
+        println!("\n  # Scenario 1: egress of a pod, a client of the VIP, and the gateway");
+        println!("  ip netns exec {} curl http://{}/", topology.pods[0].host.netns(), SERVER[0]);
+        println!("  ip netns exec {} curl http://{}/", topology.server.netns(), topology.pods[0].vips[0]);
+        for command in ["status", "services", "sessions"] {
             println!("  vipgate {command} --socket {socket}");
         }
+        println!("\n  # Scenario 2: the same, and the group of gateways");
         println!("  ip netns exec {} curl http://{}/", group.pods[0].netns(), SERVER[0]);
         println!("  ip netns exec {} curl http://{}/", group.server.netns(), VIPS[0]);
         for (gateway, command) in group.gateways.iter().zip(["peers", "endpoints"]) {
             println!("  vipgate {command} --socket {}", gateway.socket.display());
         }
-        println!("Press Enter or Ctrl-C to remove them.");
+        println!("\nPress Enter or Ctrl-C to remove both.");
     }
 
     /// Prints the result; an error if a check has failed.

@@ -24,8 +24,8 @@ pub(super) fn check(group: &FailoverTopology, report: &mut Report, what: &str) {
     });
     let all = pairs.len() * PER_PAIR;
     let observed = match errors.first() {
-        None => format!("{all} of {all}: from pods via the VIP, and from the server to it"),
-        Some(first) => format!("{} of {all}; {first}", all - errors.len()),
+        None => format!("{all} of {all}: from pods with the VIP as source, and from the server to the VIP"),
+        Some(first) => format!("{} of {all}; the first error: {first}", all - errors.len()),
     };
     report.check(what, errors.is_empty(), &observed);
 }
