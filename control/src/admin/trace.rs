@@ -45,34 +45,34 @@ pub(super) async fn trace(
     state: &GatewayState,
     workers: &Workers,
 ) -> Result<TraceReply, Status> {
-    let question = PacketSpec::parse(request)?;
+    let spec = PacketSpec::parse(request)?;
     let network = state.network.load();
-    let interface = interface(request, &question, &network, &state.compiled.load())?;
+    let interface = interface(request, &spec, &network, &state.compiled.load())?;
     let mut at = usize::try_from(request.worker).unwrap_or(usize::MAX);
     if at >= state.workers().len() {
         let count = state.workers().len();
         return Err(invalid(format!("worker {at}: this gateway has {count}, counted from 0")));
     }
-    let packet = question.packet(interface.mac)?;
-    let mut steps = vec![steps::receive_step(&question, interface, at)];
+    let packet = spec.packet(interface.mac)?;
+    let mut steps = vec![steps::receive_step(&spec, interface, at)];
     match state.device().and_then(|device| device.captures(&packet, interface.ifindex)) {
         Some(true) => steps.push(steps::captured_step(at)),
-        Some(false) => return Ok(left_to_kernel(steps, &question, at, state)),
+        Some(false) => return Ok(left_to_kernel(steps, &spec, at, state)),
         None => {}
     }
     let mut probe = Box::new(Probe::new(packet, interface.id));
-    let mut turn = Arrival::Received;
+    let mut arrival = Arrival::Received;
     for _ in 0..MAX_EVALUATIONS {
-        let ends = FiveTuple::of(&probe.packet, &question);
+        let ends = FiveTuple::of(&probe.packet, &spec);
         probe = workers.query(at, |reply| Command::Trace { probe, reply }).await?;
         let Some(found) = probe.result.take() else {
             return Err(Status::unavailable("no packet buffer is free: the gateway is overloaded, try again"));
         };
-        steps::append_worker_steps(&found, &ends, turn, state, &mut steps);
+        steps::append_worker_steps(&found, &ends, arrival, state, &mut steps);
         match found.verdict {
-            Verdict::HandOff(next) => (at, turn) = (usize::from(next.0), Arrival::HandedOff),
+            Verdict::HandOff(next) => (at, arrival) = (usize::from(next.0), Arrival::HandedOff),
             // Evaluated again like a packet from outside.
-            Verdict::Hairpin => turn = Arrival::Hairpin,
+            Verdict::Hairpin => arrival = Arrival::Hairpin,
             verdict => return Ok(reply(&found, verdict, steps, &network)),
         }
     }
@@ -80,8 +80,8 @@ pub(super) async fn trace(
 }
 
 /// Reply for a packet that the steering program doesn't capture.
-fn left_to_kernel(mut steps: Vec<TraceStep>, question: &PacketSpec, at: usize, state: &GatewayState) -> TraceReply {
-    steps.push(steps::not_captured_step(question, at, state));
+fn left_to_kernel(mut steps: Vec<TraceStep>, spec: &PacketSpec, at: usize, state: &GatewayState) -> TraceReply {
+    steps.push(steps::not_captured_step(spec, at, state));
     let worker = u32::try_from(at).unwrap_or(u32::MAX);
     TraceReply { steps, verdict: "kernel".to_owned(), worker, ..TraceReply::default() }
 }
@@ -106,8 +106,8 @@ struct FiveTuple {
 }
 
 impl FiveTuple {
-    fn of(packet: &[u8], question: &PacketSpec) -> Self {
-        let PacketSpec { source, destination, protocol, .. } = *question;
+    fn of(packet: &[u8], spec: &PacketSpec) -> Self {
+        let PacketSpec { source, destination, protocol, .. } = *spec;
         let requested = Self { source, destination, protocol };
         PacketSummary::of(packet).map_or(requested, |it| {
             let [from, to] = it.ports.unwrap_or_default();
@@ -151,7 +151,7 @@ fn reply(found: &TraceResult, verdict: Verdict, steps: Vec<TraceStep>, network: 
 /// Ingress interface: the requested one, or the one that the source is behind.
 fn interface<'a>(
     request: &TraceRequest,
-    question: &PacketSpec,
+    spec: &PacketSpec,
     network: &'a NetworkSpec,
     policy: &Policy,
 ) -> Result<&'a InterfaceSpec, Status> {
@@ -160,7 +160,7 @@ fn interface<'a>(
         let named = network.interfaces.iter().find(|it| it.name == request.interface);
         return named.ok_or_else(|| invalid(format!("interface {}: this gateway has {}", request.interface, names())));
     }
-    let source = question.source.ip();
+    let source = spec.source.ip();
     let is_pod = policy.endpoint_at(source).is_some()
         || policy.is_backend_at(source)
         || policy.node_at(source).is_some()

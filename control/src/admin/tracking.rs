@@ -14,7 +14,7 @@ pub(super) fn down(tracking: &TrackingStatus, interface: &str) -> String {
 
 /// State of the XDP program on an interface.
 pub(super) fn xdp(tracking: &TrackingStatus, interface: &str) -> String {
-    capture(tracking, interface).map_or_else(String::new, |it| match &it.state {
+    attachment(tracking, interface).map_or_else(String::new, |it| match &it.state {
         XdpAttachment::Attached => "attached".to_owned(),
         XdpAttachment::Missing => "missing".to_owned(),
         XdpAttachment::Replaced { id } => format!("another program, id {id}"),
@@ -23,10 +23,10 @@ pub(super) fn xdp(tracking: &TrackingStatus, interface: &str) -> String {
 
 /// How often the program was found detached from an interface.
 pub(super) fn detached(tracking: &TrackingStatus, interface: &str) -> u64 {
-    capture(tracking, interface).map_or(0, |it| it.detached)
+    attachment(tracking, interface).map_or(0, |it| it.detached)
 }
 
-fn capture<'a>(tracking: &'a TrackingStatus, interface: &str) -> Option<&'a InterfaceAttachment> {
+fn attachment<'a>(tracking: &'a TrackingStatus, interface: &str) -> Option<&'a InterfaceAttachment> {
     tracking.attachments.iter().find(|it| it.interface == interface)
 }
 

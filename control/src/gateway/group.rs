@@ -1,9 +1,6 @@
 //! The group of gateways: membership view, peer links and lease, and the membership that follows for the engine.
 //! `Group` collects the inputs; `membership::group_state` decides.
 
-use crate::clock;
-use crate::state::group::GroupStatus;
-use crate::state::lease::LeaseStatus;
 mod tunnel_authentication;
 
 use std::sync::Arc;
@@ -20,13 +17,15 @@ use vipgate_dataplane::worker::command::Command;
 use vipgate_policy::compiler;
 
 use self::tunnel_authentication::TunnelAuthentication;
+use crate::clock;
 use crate::config::{Config, PolicySource};
 use crate::heartbeat::{ClientHandle, ReportedState};
 use crate::membership::group_state::{GroupState, MembershipSource};
 use crate::membership::status::MembershipStatus;
 use crate::peer::{self, PeerEvent, Peers, PeersStatus, TunnelSecret, Workers};
 use crate::state::GatewayState;
-use crate::state::lease::GroupLease;
+use crate::state::group::GroupStatus;
+use crate::state::lease::{GroupLease, LeaseStatus};
 
 /// Poll interval while workers don't use the latest view yet.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -119,9 +118,9 @@ impl Workers for ReplicationWorkers {
         self.0.compiled.load().members().id(name)
     }
 
-    fn worker_of(&self, image: &ReplicationRecord) -> usize {
+    fn worker_of(&self, record: &ReplicationRecord) -> usize {
         let workers = u8::try_from(self.0.workers().len()).unwrap_or(u8::MAX);
-        worker_of(image, &self.0.compiled.load(), workers).0.into()
+        worker_of(record, &self.0.compiled.load(), workers).0.into()
     }
 }
 

@@ -47,21 +47,21 @@ impl PolicySubscription {
     }
 
     /// A subscription to files, and their current policy, unless they are empty. The files are read again when
-    /// `follower` reports a change or on request. Create `follower` first: no change is missed.
+    /// `watcher` reports a change or on request. Create `watcher` first: no change is missed.
     pub(crate) async fn files(
         paths: Vec<PathBuf>,
-        viewer: GatewayLocality,
+        locality: GatewayLocality,
         allow_empty: bool,
-        follower: Option<FileWatcher>,
+        watcher: Option<FileWatcher>,
     ) -> (Self, Option<PolicyUpdate>) {
-        let (mut files, subscription) = FileSource::new(paths, viewer, allow_empty);
+        let (mut files, subscription) = FileSource::new(paths, locality, allow_empty);
         files.read().await;
         let update = files.difference().await;
         if update.is_some() {
             // The gateway exits if it can't apply the initial policy.
             files.record_outcome(Ok(()));
         }
-        tokio::spawn(files.follow(follower));
+        tokio::spawn(files.follow(watcher));
         (subscription, update)
     }
 
@@ -86,9 +86,9 @@ impl PolicySubscription {
 
 /// Manifests in files, and the policy of them that is in force.
 struct FileSource {
-    viewer: GatewayLocality,
+    locality: GatewayLocality,
     reader: FileReader,
-    intake: SourceIngester,
+    ingester: SourceIngester,
     /// The policy after the last applied update; the next one is relative to it.
     in_force: Arc<PolicySet>,
     /// The policy after the last update that was sent.
@@ -100,16 +100,16 @@ struct FileSource {
 }
 
 impl FileSource {
-    fn new(paths: Vec<PathBuf>, viewer: GatewayLocality, allow_empty: bool) -> (Self, PolicySubscription) {
+    fn new(paths: Vec<PathBuf>, locality: GatewayLocality, allow_empty: bool) -> (Self, PolicySubscription) {
         let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
-        let intake = SourceIngester::new(format!("files {}", names.join(", ")), ManifestStore::new(allow_empty));
+        let ingester = SourceIngester::new(format!("files {}", names.join(", ")), ManifestStore::new(allow_empty));
         let (events, received) = mpsc::channel(MAX_PENDING_EVENTS);
         let (command_sender, commands) = mpsc::channel(1);
-        let handle = FileSourceHandle { status: intake.status(), commands: command_sender };
+        let handle = FileSourceHandle { status: ingester.status(), commands: command_sender };
         let files = Self {
             reader: FileReader::new(paths),
-            viewer,
-            intake,
+            locality,
+            ingester,
             in_force: Arc::default(),
             sent: Arc::default(),
             is_rejected: false,
@@ -120,10 +120,10 @@ impl FileSource {
     }
 
     /// Sends an update for each change, until the receiver is dropped.
-    async fn follow(mut self, mut follower: Option<FileWatcher>) {
+    async fn follow(mut self, mut watcher: Option<FileWatcher>) {
         loop {
             tokio::select! {
-                () = changed(&mut follower) => {
+                () = changed(&mut watcher) => {
                     self.read().await;
                     self.send_update().await;
                 }
@@ -134,7 +134,7 @@ impl FileSource {
                         let _ = reply.send(());
                     }
                     FileCommand::AcceptEmpty(reply) => {
-                        let accepted = self.intake.accept_empty().await;
+                        let accepted = self.ingester.accept_empty().await;
                         self.send_update().await;
                         // Fails when the client has disconnected.
                         let _ = reply.send(accepted);
@@ -154,7 +154,7 @@ impl FileSource {
         });
         let (reader, update) = join_result(work.await);
         self.reader = reader;
-        self.intake.ingest([source::SourceEvent::Update(update)]).await;
+        self.ingester.ingest([source::SourceEvent::Update(update)]).await;
     }
 
     /// Sends the difference to the policy in force, if any, and waits until it is applied or rejected.
@@ -170,16 +170,16 @@ impl FileSource {
 
     /// The difference to the policy in force; `None` if there is none, or no policy yet.
     async fn difference(&mut self) -> Option<PolicyUpdate> {
-        let deal = self.intake.status().compiled.load().placement.clone()?;
-        let (viewer, in_force, is_rejected) = (self.viewer.clone(), self.in_force.clone(), self.is_rejected);
+        let placement = self.ingester.status().compiled.load().placement.clone()?;
+        let (locality, in_force, is_rejected) = (self.locality.clone(), self.in_force.clone(), self.is_rejected);
         let work = tokio::task::spawn_blocking(move || {
-            let set = deal.policy_for(Some(&viewer), &version_of(&deal));
+            let set = placement.policy_for(Some(&locality), &version_of(&placement));
             // After a rejection, an empty update clears the error.
             let differs = is_rejected || set != *in_force;
             let update = differs.then(|| PolicyUpdate {
                 update_count: 1,
                 change: PolicyChange::between(&in_force, &set),
-                peers: deal.peers.clone(),
+                peers: placement.peers.clone(),
             });
             (Arc::new(set), update)
         });
@@ -197,10 +197,10 @@ impl FileSource {
     }
 }
 
-/// Waits until files have changed; forever without a follower.
-async fn changed(follower: &mut Option<FileWatcher>) {
-    match follower {
-        Some(follower) => drop(follower.changed().await),
+/// Waits until files have changed; forever without a watcher.
+async fn changed(watcher: &mut Option<FileWatcher>) {
+    match watcher {
+        Some(watcher) => drop(watcher.changed().await),
         None => std::future::pending().await,
     }
 }

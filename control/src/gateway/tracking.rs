@@ -1,8 +1,6 @@
 //! Interface and next-hop tracking, as in VRRP: whether this gateway is able to forward. The result is a list of
 //! faults; the policy server decides whether a gateway with faults stays active.
 
-use crate::state::fault;
-use crate::state::tracking::TrackingStatus;
 mod hold_down;
 mod next_hops;
 mod xdp;
@@ -24,7 +22,8 @@ use self::next_hops::{NextHopTracker, TrackingInput};
 use self::xdp::XdpMonitor;
 use crate::config::Health;
 use crate::kernel::{LinkReport, LinkState, LinkStatus, Network, NextHopState, NextHopStatus, ProbeConfig, Prober};
-use crate::state::fault::Fault;
+use crate::state::fault::{self, Fault};
+use crate::state::tracking::TrackingStatus;
 
 /// Tracks interfaces, XDP attachment and next hops.
 pub(super) struct Tracking {

@@ -24,10 +24,27 @@ pub fn group(active: &[&str]) -> GroupStatus {
         incarnation: 7 + at,
         ..Member::new(name.into(), 3 + at)
     };
-    let spec = |name: &str| MemberSpec {
+    let members = (0..).zip(NAMES).map(member).collect();
+    GroupStatus {
+        authority: Some(Authority::Reachable),
+        view: Arc::new(MembershipView { number: 14, serving_changes: 3, members }),
+        links: Arc::new(PeersStatus { peers: peers(), unauthenticated: 1 }),
+        draining: false,
+        spec: MembersSpec {
+            this: Some("gw-a".into()),
+            gateways: NAMES.map(|name| member_spec(name, active.contains(&name))).into(),
+            active_since: 14,
+            active_changes: 3,
+        },
+        lease: None,
+    }
+}
+
+fn member_spec(name: &str, active: bool) -> MemberSpec {
+    MemberSpec {
         name: name.into(),
         tunnel: Some(format!("10.2.0.{}:4790", name.as_bytes()[3]).parse().unwrap()),
-        active: active.contains(&name),
+        active,
         connected: name == "gw-b",
         may_open: true,
         authentication: match name {
@@ -37,8 +54,12 @@ pub fn group(active: &[&str]) -> GroupStatus {
             },
             _ => Authentication::None,
         },
-    };
-    let copies = ReplicationStatus {
+    }
+}
+
+/// The links: gw-b is up, gw-c down.
+fn peers() -> BTreeMap<Arc<str>, PeerStatus> {
+    let replication = ReplicationStatus {
         in_sync_from: true,
         sent: 120,
         received: 80,
@@ -52,7 +73,7 @@ pub fn group(active: &[&str]) -> GroupStatus {
         since: Some(Tick(1)),
         version: 1,
         rtt: Some(Duration::from_micros(180)),
-        replication: copies,
+        replication,
         ..PeerStatus::default()
     };
     let down = PeerStatus {
@@ -61,24 +82,7 @@ pub fn group(active: &[&str]) -> GroupStatus {
         last_failure: Some(LinkError::Connection("connection refused".to_owned())),
         ..PeerStatus::default()
     };
-    let peers: BTreeMap<Arc<str>, PeerStatus> = [("gw-b".into(), up), ("gw-c".into(), down)].into();
-    GroupStatus {
-        authority: Some(Authority::Reachable),
-        view: Arc::new(MembershipView {
-            number: 14,
-            serving_changes: 3,
-            members: (0..).zip(NAMES).map(member).collect(),
-        }),
-        links: Arc::new(PeersStatus { peers, unauthenticated: 1 }),
-        draining: false,
-        spec: MembersSpec {
-            this: Some("gw-a".into()),
-            gateways: NAMES.map(spec).into(),
-            active_since: 14,
-            active_changes: 3,
-        },
-        lease: None,
-    }
+    [("gw-b".into(), up), ("gw-c".into(), down)].into()
 }
 
 /// A policy with placement: gw-a is the home of the first VIP and of its endpoint; the second VIP has a shard per

@@ -24,21 +24,21 @@ use crate::output::format_duration;
 use crate::state::GatewayState;
 
 /// Step `receive`: the packet and its ingress interface.
-pub(super) fn receive_step(question: &PacketSpec, interface: &InterfaceSpec, worker: usize) -> TraceStep {
+pub(super) fn receive_step(spec: &PacketSpec, interface: &InterfaceSpec, worker: usize) -> TraceStep {
     let side = match interface.role {
         Role::Inside => "inside",
         Role::Outside => "outside",
         Role::Both => "inside and outside",
     };
-    let kind = match question.protocol {
-        protocol::TCP if question.established => "tcp segment",
+    let kind = match spec.protocol {
+        protocol::TCP if spec.established => "tcp segment",
         protocol::TCP => "tcp SYN",
         protocol::UDP => "udp datagram",
         protocol::SCTP => "sctp INIT",
         _ => "icmp echo request",
     };
-    let PacketSpec { source, destination, .. } = question;
-    let ends = match question.protocol {
+    let PacketSpec { source, destination, .. } = spec;
+    let ends = match spec.protocol {
         protocol::ICMP | protocol::ICMPV6 => format!("{} -> {}", source.ip(), destination.ip()),
         _ => format!("{source} -> {destination}"),
     };
@@ -51,13 +51,13 @@ pub(super) fn captured_step(worker: usize) -> TraceStep {
 }
 
 /// Step `steering`: the packet is left to the kernel.
-pub(super) fn not_captured_step(question: &PacketSpec, worker: usize, state: &GatewayState) -> TraceStep {
+pub(super) fn not_captured_step(spec: &PacketSpec, worker: usize, state: &GatewayState) -> TraceStep {
     let policy = state.compiled.load();
-    let source = question.source.ip();
+    let source = spec.source.ip();
     let reason = if policy.endpoint_at(source).is_some() {
         "its destination is on-link, or local to the gateway's host"
     } else if longest_match(&policy.cluster().pods, source).is_some()
-        && cluster_prefix(&policy, question.destination.ip()).is_some()
+        && cluster_prefix(&policy, spec.destination.ip()).is_some()
     {
         "no policy covers its source, a pod, and its destination is inside the cluster, or on-link"
     } else if policy.is_backend_at(source) {
@@ -85,7 +85,7 @@ pub(super) fn routes_inside(address: IpAddr, network: &NetworkSpec) -> bool {
 pub(super) fn append_worker_steps(
     found: &TraceResult,
     ends: &FiveTuple,
-    turn: Arrival,
+    arrival: Arrival,
     state: &GatewayState,
     steps: &mut Vec<TraceStep>,
 ) {
@@ -93,8 +93,8 @@ pub(super) fn append_worker_steps(
         steps.push(TraceStep { stage: stage.to_owned(), text, worker: found.worker.0.into() });
     };
     let describer = Describer { found, ends, policy: &found.snapshot.policy, state };
-    if turn != Arrival::HandedOff {
-        for (stage, text) in describer.policy(turn) {
+    if arrival != Arrival::HandedOff {
+        for (stage, text) in describer.policy(arrival) {
             push(stage, text);
         }
     }
@@ -122,11 +122,11 @@ type Step = (&'static str, String);
 
 impl Describer<'_> {
     /// Policy lookups of source and destination.
-    fn policy(&self, turn: Arrival) -> Vec<Step> {
+    fn policy(&self, arrival: Arrival) -> Vec<Step> {
         let FiveTuple { source, destination, .. } = *self.ends;
         let mut steps = Vec::new();
         let endpoint = self.policy.endpoint_at(source.ip());
-        if turn == Arrival::Hairpin {
+        if arrival == Arrival::Hairpin {
             steps.push(("hairpin", format!("re-enters with the VIP {} as its source", source.ip())));
         } else if let Some(endpoint) = endpoint {
             let spec = &self.policy.egress_of(endpoint).spec;
@@ -139,7 +139,7 @@ impl Describer<'_> {
         } else {
             steps.push(("policy", format!("no policy covers {}", source.ip())));
         }
-        if turn != Arrival::Hairpin && endpoint.is_none() {
+        if arrival != Arrival::Hairpin && endpoint.is_none() {
             steps.extend(uncovered(self.policy, source.ip(), destination.ip()).map(|text| ("uncovered", text)));
         }
         if let Some(vip) = self.policy.vip_at(destination.ip()) {
@@ -208,68 +208,55 @@ impl Describer<'_> {
 
     /// VIP, ports and backend that a new session would get.
     fn new_session(&self) -> Vec<Step> {
-        let mut steps = Vec::new();
-        let (found, translated) = (self.found, self.found.translated);
-        if let Some(leaves) = found.snat
-            && let Some(vip) = self.policy.vips().find(|vip| vip.ports.id == leaves.vip)
-        {
-            steps.push(("vip", format!("SNAT to {} ({})", vip.address, vip.name)));
-            let shard = match leaves.blocks {
-                None => format!("this gateway owns all {} port blocks", self.state.port_blocks),
-                Some(blocks) => {
-                    format!("the endpoint's shard has {blocks} of {} port blocks", self.state.port_blocks)
-                }
-            };
-            let outlook = match leaves.availability {
-                Availability::Available => "a port is free for this destination",
-                Availability::Exhausted if leaves.blocks.is_some() => {
-                    "NO PORT IS FREE in its SHARD for this destination; ports of other shards are not available"
-                }
-                Availability::Exhausted => "NO PORT IS FREE for this destination",
-                Availability::NearlyExhausted => "nearly all ports are in use for this destination",
-            };
-            steps.push((
-                "ports",
-                format!("{shard}; worker {} has claimed {} of them; {outlook}", found.worker.0, leaves.owned),
-            ));
-        }
-        if found.uses_reserve {
+        let mut steps = self.snat();
+        if self.found.uses_reserve {
             let what = "the session table is full except for its reserve, which is open to this session: its holder \
                         is below its fair share";
             steps.push(("table", what.to_owned()));
         }
-        match found.class {
-            Some(PacketClass::Egress { reopens: true }) => {
-                let port = translated.map(|[source, _]| format!(" {source}")).unwrap_or_default();
-                steps.push((
-                    "vip",
-                    format!("a session with this tuple has just closed: it is reopened with its port{port}"),
-                ));
-            }
-            Some(PacketClass::Inbound) => {
-                if let Some([_, backend]) = translated {
-                    let name = self.policy.endpoint_at(backend.ip()).map(|it| it.name.to_string()).unwrap_or_default();
-                    steps.push((
-                        "backend",
-                        format!(
-                            "new sessions of this client go to backend {}, port {}",
-                            with_name(backend.ip(), &name),
-                            backend.port()
-                        ),
-                    ));
-                }
-            }
-            Some(PacketClass::StatelessReply) => {
-                steps.push(("backend", "stateless translation, by policy alone".to_owned()));
-            }
-            Some(PacketClass::HealthCheck) => {
-                steps.push(("service", "health check, answered by the gateway itself".to_owned()));
-            }
-            Some(PacketClass::Unchanged) => steps.push(("policy", "routed untranslated".to_owned())),
-            Some(PacketClass::Egress { reopens: false } | PacketClass::Session | PacketClass::ForwardToOwner)
-            | None => {}
-        }
+        steps.extend(self.class());
         steps
+    }
+
+    /// VIP and ports of a new egress session.
+    fn snat(&self) -> Vec<Step> {
+        let Some(snat) = self.found.snat else { return Vec::new() };
+        let Some(vip) = self.policy.vips().find(|vip| vip.ports.id == snat.vip) else { return Vec::new() };
+        let shard = match snat.blocks {
+            None => format!("this gateway owns all {} port blocks", self.state.port_blocks),
+            Some(blocks) => format!("the endpoint's shard has {blocks} of {} port blocks", self.state.port_blocks),
+        };
+        let outlook = match snat.availability {
+            Availability::Available => "a port is free for this destination",
+            Availability::Exhausted if snat.blocks.is_some() => {
+                "NO PORT IS FREE in its SHARD for this destination; ports of other shards are not available"
+            }
+            Availability::Exhausted => "NO PORT IS FREE for this destination",
+            Availability::NearlyExhausted => "nearly all ports are in use for this destination",
+        };
+        let ports = format!("{shard}; worker {} has claimed {} of them; {outlook}", self.found.worker.0, snat.owned);
+        vec![("vip", format!("SNAT to {} ({})", vip.address, vip.name)), ("ports", ports)]
+    }
+
+    /// What follows from the class of a packet.
+    fn class(&self) -> Option<Step> {
+        let translated = self.found.translated;
+        Some(match self.found.class? {
+            PacketClass::Egress { reopens: true } => {
+                let port = translated.map(|[source, _]| format!(" {source}")).unwrap_or_default();
+                ("vip", format!("a session with this tuple has just closed: it is reopened with its port{port}"))
+            }
+            PacketClass::Inbound => {
+                let [_, backend] = translated?;
+                let name = self.policy.endpoint_at(backend.ip()).map(|it| it.name.to_string()).unwrap_or_default();
+                let address = with_name(backend.ip(), &name);
+                ("backend", format!("new sessions of this client go to backend {address}, port {}", backend.port()))
+            }
+            PacketClass::StatelessReply => ("backend", "stateless translation, by policy alone".to_owned()),
+            PacketClass::HealthCheck => ("service", "health check, answered by the gateway itself".to_owned()),
+            PacketClass::Unchanged => ("policy", "routed untranslated".to_owned()),
+            PacketClass::Egress { reopens: false } | PacketClass::Session | PacketClass::ForwardToOwner => return None,
+        })
     }
 
     fn route(&self) -> Option<String> {
