@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .message_attribute("vipgate.policy.v1.MemberState", "#[derive(serde::Serialize)]")
         .message_attribute("vipgate.policy.v1.AcceptEmptyReply", "#[derive(serde::Serialize)]")
         .message_attribute("vipgate.policy.v1.EmptyText", "#[derive(serde::Serialize)]")
-        .message_attribute("vipgate.policy.v1.Complaint", "#[derive(serde::Serialize)]")
+        .message_attribute("vipgate.policy.v1.Diagnostic", "#[derive(serde::Serialize)]")
         .compile_fds(files)?;
     tonic_prost_build::configure().compile_fds(protox::compile(["vipgate/peer/v1/peer.proto"], ["proto"])?)?;
     // Envoy's aggregated discovery service (delta xDS) with a codec of its own: a response is encoded once for all

@@ -28,7 +28,7 @@ use crate::xds::resource::version_of;
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     /// Diagnostics, in the order of files and lines.
-    #[serde(rename = "complaints")]
+    #[serde(rename = "diagnostics")]
     pub diagnostics: Vec<Diagnostic>,
     /// Valid configuration files.
     pub configurations: Vec<Configuration>,

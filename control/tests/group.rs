@@ -69,7 +69,7 @@ fn peers_json_contains_every_field() {
     let listed = one_of_three(group(&["gw-a", "gw-b"])).json(&["peers"]);
     let group = serde_json::json!({
         "decides": "server", "view": 14, "members": 3, "members_serving": 2, "serving": true, "lease": "not_needed",
-        "lease_ms": 0, "draining": false, "shares": 3, "sessions": 41, "copies": 17, "strangers": 1,
+        "lease_ms": 0, "draining": false, "shares": 3, "sessions": 41, "standby_sessions": 17, "unauthenticated_peers": 1,
         "tunnels_unauthenticated": 1, "tunnels_refused": 0,
     });
     assert_eq!(listed["group"], group, "the shard of gw-c is owned here");
@@ -78,15 +78,15 @@ fn peers_json_contains_every_field() {
     let tunnels: Vec<_> = peers.iter().map(|peer| peer["tunnel"].as_str()).collect();
     assert_eq!(tunnels, [Some(""), Some("authenticated"), Some("address")]);
     let link = serde_json::json!({
-        "up": false, "was_up": false, "since_ms": 0, "rtt_us": 0, "beats_missed": 0, "refused": 4, "failures": 5,
-        "last_failure": "connection refused", "in_sync_from": false, "in_sync_to": false, "copies_sent": 0,
-        "copies_taken": 0, "copies_forgotten": 0, "copies_queued_bytes": 0, "resyncs": 0, "released": 0,
+        "up": false, "was_up": false, "since_ms": 0, "rtt_us": 0, "heartbeats_missed": 0, "refused": 4, "failures": 5,
+        "last_failure": "connection refused", "in_sync_from": false, "in_sync_to": false, "records_sent": 0,
+        "records_applied": 0, "records_purged": 0, "queued_bytes": 0, "resyncs": 0, "released": 0,
         "released_by": 0, "version": 0,
     });
     assert_eq!(peers[2]["link"], link);
     assert_eq!((&peers[1]["link"]["rtt_us"], &peers[1]["link"]["released"]), (&180.into(), &14.into()));
     assert_eq!(
-        (&peers[1]["heard"], &peers[1]["in_policy"], &peers[1]["epoch"]),
+        (&peers[1]["heartbeat_received"], &peers[1]["in_policy"], &peers[1]["epoch"]),
         (&true.into(), &true.into(), &4.into())
     );
 }
@@ -129,7 +129,8 @@ VIP           ANNOUNCE  OWNER               ENDPOINTS  SESSIONS  IN TABLE  NAME 
 ";
     assert_eq!(gateway.table(&["vips"]), vips);
     let shares = gateway.json(&["vips"]);
-    let share = serde_json::json!({"home": "gw-c", "owner": "gw-c", "blocks": 336, "may_open": false, "copies_to": ""});
+    let share =
+        serde_json::json!({"home": "gw-c", "owner": "gw-c", "blocks": 336, "may_open": false, "replica_target": ""});
     assert_eq!(shares["vips"][1]["shares"][2], share);
     let endpoints = "\
 ENDPOINT    POD             OWNER          SESSIONS  REFUSED  VIPS            POLICY

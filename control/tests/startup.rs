@@ -75,7 +75,7 @@ fn connections_stay_open_while_the_engine_starts() {
 }
 
 #[test]
-fn a_capture_that_started_before_the_engine_taps_its_workers() {
+fn a_capture_that_started_before_the_engine_captures_at_its_workers() {
     let gateway = waiting();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let error = runtime.block_on(async {

@@ -24,7 +24,7 @@ const ERRORS: [(&str, &str, &str); 9] = [
     ("policy_rejected", "vipgate_policy_updates_total", "result=\"rejected\""),
     ("ring_dropped", "vipgate_ring_losses_total", "cause=\"dropped\""),
     ("ring_invalid_descriptor", "vipgate_ring_losses_total", "cause=\"invalid_descriptor\""),
-    ("session_copies_refused", "vipgate_session_copies_refused_total", ""),
+    ("standby_sessions_rejected", "vipgate_standby_sessions_rejected_total", ""),
     ("vip_conflicts", "vipgate_vip_conflicts_total", ""),
 ];
 

@@ -97,7 +97,6 @@ struct Phases<T> {
 /// New connections: attempted, completed, and with a retransmission in the handshake.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct NewConnections {
-    #[serde(rename = "asked")]
     attempted: u64,
     #[serde(rename = "served")]
     completed: u64,

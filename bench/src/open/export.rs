@@ -37,10 +37,8 @@ struct Report {
     sessions_per_second: u32,
     /// Time of a session's whole lifetime in the worker, without and with export: medians.
     ns_per_session: f64,
-    #[serde(rename = "ns_per_session_told")]
     ns_per_session_exported: f64,
     /// Exported records per session.
-    #[serde(rename = "news_per_session")]
     records_per_session: f64,
     /// Share of the worker's time that the export takes at this rate.
     share_of_worker: f64,

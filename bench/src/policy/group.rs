@@ -50,19 +50,15 @@ struct Report {
     /// At the policy server: time from manifests to placement.
     compile_ms: f64,
     /// Size of the policy sent to each gateway, and of the VIP resources with their shards per VIP.
-    #[serde(rename = "told_mb")]
     policy_mb: f64,
-    #[serde(rename = "told_of_a_vip_bytes")]
     bytes_per_vip: f64,
     /// At a gateway: time to build the snapshot, and its memory.
     build_ms: f64,
     memory_mb: f64,
     /// Time until every shard has an owner after a gateway fails, and after it returns.
-    #[serde(rename = "death_ms")]
     failure_ms: f64,
     return_ms: f64,
     /// Size of a session record on a replication link, without TLS overhead.
-    #[serde(rename = "news_bytes")]
     record_bytes: usize,
 }
 

@@ -1,7 +1,7 @@
 //! JSON schemas: how they are generated, and those of fields that many documents have.
 //!
 //! Generated from the types that documents are deserialized into, for editors and CI pipelines. Errors that a schema
-//! can't express (host bits of a prefix, duplicate names) are found by `vipgate check` only.
+//! can't describe (host bits of a prefix, duplicate names) are found by `vipgate check` only.
 
 use std::borrow::Cow;
 

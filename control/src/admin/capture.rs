@@ -1,4 +1,4 @@
-//! `Capture` request: taps on all workers while the client is connected.
+//! `Capture` request: captures on all workers while the client is connected.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -61,18 +61,19 @@ impl Captures {
         let permit = permit.map_err(|_| {
             Status::resource_exhausted("another capture is running on this gateway; only one is allowed at a time")
         })?;
-        let mut taps = Taps { state: state.clone(), rings: Vec::new(), filter, length, rate, _permit: permit };
-        taps.tap_workers()?;
+        let mut captures =
+            WorkerCaptures { state: state.clone(), rings: Vec::new(), filter, length, rate, _permit: permit };
+        captures.capture_workers()?;
         let (sender, receiver) = mpsc::channel(2);
         let interfaces = network.interfaces.iter().map(|interface| interface.name.clone()).collect();
         tracing::info!(event = "capture", length, rate, filter = ?request.filter, "capture started");
-        tokio::spawn(async move { taps.send(interfaces, sender).await });
+        tokio::spawn(async move { captures.send(interfaces, sender).await });
         Ok(receiver)
     }
 }
 
-/// The taps of all workers, removed on drop.
-struct Taps {
+/// The captures of all workers, removed on drop.
+struct WorkerCaptures {
     state: Arc<GatewayState>,
     /// The ring of each tapped worker.
     rings: Vec<Arc<CaptureRing>>,
@@ -82,15 +83,15 @@ struct Taps {
     _permit: OwnedSemaphorePermit,
 }
 
-impl Taps {
-    /// Taps the workers that have no tap yet. A capture may start before the initial policy, when there are none.
-    fn tap_workers(&mut self) -> Result<(), Status> {
+impl WorkerCaptures {
+    /// WorkerCaptures the workers that have no capture yet. A capture may start before the initial policy, when there are none.
+    fn capture_workers(&mut self) -> Result<(), Status> {
         for (worker, number) in self.state.workers().iter().zip(0..).skip(self.rings.len()) {
             let ring = Arc::new(CaptureRing::new(RING_CAPACITY, self.length));
-            let tap = Capture::new(self.filter.clone(), ring.clone(), WorkerId(number), self.length, self.rate);
+            let capture = Capture::new(self.filter.clone(), ring.clone(), WorkerId(number), self.length, self.rate);
             self.rings.push(ring);
             // On an error, dropping `self` removes those that are set already.
-            let sent = worker.commands.try_send(Command::Capture(Some(Box::new(tap))));
+            let sent = worker.commands.try_send(Command::Capture(Some(Box::new(capture))));
             sent.map_err(|_| {
                 Status::unavailable(format!("worker {number} accepts no commands: it is stuck or overloaded"))
             })?;
@@ -114,7 +115,7 @@ impl Taps {
                 _ = interval.tick() => {}
                 () = sender.closed() => return,
             }
-            if let Err(status) = self.tap_workers() {
+            if let Err(status) = self.capture_workers() {
                 return drop(sender.send(Err(status)).await);
             }
             let mut has_more = true;
@@ -135,7 +136,7 @@ impl Taps {
     }
 }
 
-impl Drop for Taps {
+impl Drop for WorkerCaptures {
     fn drop(&mut self) {
         for worker in self.state.workers() {
             // A worker that accepts no commands soon captures nothing either: nothing empties its ring.

@@ -30,8 +30,8 @@ fn text(reply: &PeersReply) -> String {
     if group.draining {
         let _ = writeln!(out, "DRAINING  this gateway owns {} shards", group.shares);
     }
-    if group.strangers > 0 {
-        let _ = writeln!(out, "refused   {} connections of unauthenticated peers", group.strangers);
+    if group.unauthenticated_peers > 0 {
+        let _ = writeln!(out, "refused   {} connections of unauthenticated peers", group.unauthenticated_peers);
     }
     for text in tunnel_faults(&group) {
         let _ = writeln!(out, "TUNNELS   {text}");
@@ -76,14 +76,14 @@ fn row(peer: &Peer) -> [String; 13] {
     [
         peer.name.clone(),
         if peer.serving { "yes" } else { "NO" }.to_owned(),
-        if peer.epoch == 0 && !peer.heard { unknown() } else { peer.epoch.to_string() },
+        if peer.epoch == 0 && !peer.heartbeat_received { unknown() } else { peer.epoch.to_string() },
         if peer.own { "self".to_owned() } else { of_link(link) },
         of_link(rtt),
         tunnel(peer).to_owned(),
         of_link(replication),
-        count(|link| link.copies_sent),
-        count(|link| link.copies_taken),
-        count(|link| link.copies_queued_bytes),
+        count(|link| link.records_sent),
+        count(|link| link.records_applied),
+        count(|link| link.queued_bytes),
         address.cloned().unwrap_or_else(unknown),
         peer.node.clone(),
         peer.zone.clone(),
@@ -129,13 +129,16 @@ fn replication(link: &Link) -> String {
 
 /// Tunnel authentication faults.
 pub(super) fn tunnel_faults(group: &Group) -> Vec<String> {
-    let Group { tunnels_unauthenticated: without, tunnels_refused: refused, .. } = group;
+    let Group { tunnels_unauthenticated, tunnels_refused, .. } = group;
     let mut lines = Vec::new();
-    if *without > 0 {
-        lines.push(format!("{without} of {} peers have no key: their packets are not authenticated", others(group)));
+    if *tunnels_unauthenticated > 0 {
+        lines.push(format!(
+            "{tunnels_unauthenticated} of {} peers have no key: their packets are not authenticated",
+            others(group)
+        ));
     }
-    if *refused > 0 {
-        lines.push(format!("{refused} of {} peers have no key: their packets are dropped", others(group)));
+    if *tunnels_refused > 0 {
+        lines.push(format!("{tunnels_refused} of {} peers have no key: their packets are dropped", others(group)));
     }
     lines
 }

@@ -154,10 +154,10 @@ fn render(args: &StatusArgs, reply: &StatusReply) -> String {
         out.push('\n');
         out += &members(reply);
     }
-    if !reply.complaints.is_empty() {
+    if !reply.diagnostics.is_empty() {
         out.push('\n');
     }
-    for it in &reply.complaints {
+    for it in &reply.diagnostics {
         let line = if it.line > 0 { format!(":{}", it.line) } else { String::new() };
         let field = if it.field.is_empty() { String::new() } else { format!("{}: ", it.field) };
         let warning = if it.severity == "warning" { "warning: " } else { "" };
@@ -250,7 +250,7 @@ fn members(reply: &StatusReply) -> String {
     let mut table = Table::new([word("member"), word("active"), number("epoch"), word("desired"), number("view")]);
     for it in &reply.members {
         let view = if it.view == reply.view { it.view.to_string() } else { format!("{} of {}", it.view, reply.view) };
-        let desired = if it.wish.is_empty() { "unknown" } else { &it.wish };
+        let desired = if it.desired_state.is_empty() { "unknown" } else { &it.desired_state };
         let active = if it.serving { "yes" } else { "NO" };
         table.row([it.name.clone(), active.to_owned(), it.epoch.to_string(), desired.to_owned(), view]);
     }

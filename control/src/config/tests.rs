@@ -187,7 +187,7 @@ const INVALID_VALUES: &[(&str, &str)] = &[
     ("workers:", "g.yaml:4: workers: expected a map, found nothing"),
 ];
 
-/// Errors that a schema can't express.
+/// Errors that a schema can't describe.
 const BEYOND_SCHEMAS: &[&str] = &[
     "must be longer than 0s",
     "ends before it starts",

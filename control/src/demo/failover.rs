@@ -107,20 +107,20 @@ fn kill_during_download(group: &mut FailoverTopology, report: &mut Report) -> Re
 }
 
 fn report_download(outcome: std::io::Result<Outcome>, report: &mut Report) {
-    let (whole, gap) = match outcome {
-        Ok(Outcome { bytes, is_intact: whole, checksum, longest_gap: longest, duration: lasted }) => {
-            let comparison = if whole { "the same" } else { "DIFFERENT" };
-            let volume = format!("{} MB in {:.1} s", megabytes(bytes), lasted.as_secs_f64());
-            let gap = format!("{:.2} s, limit {} s", longest.as_secs_f64(), MAX_GAP.as_secs());
+    let (is_intact, gap) = match outcome {
+        Ok(Outcome { bytes, is_intact, checksum, longest_gap, duration }) => {
+            let comparison = if is_intact { "the same" } else { "DIFFERENT" };
+            let volume = format!("{} MB in {:.1} s", megabytes(bytes), duration.as_secs_f64());
+            let gap = format!("{:.2} s, limit {} s", longest_gap.as_secs_f64(), MAX_GAP.as_secs());
             (
-                (whole, format!("{volume}, {comparison} SHA-256 on both sides, {checksum:08x}..")),
-                (longest <= MAX_GAP, gap),
+                (is_intact, format!("{volume}, {comparison} SHA-256 on both sides, {checksum:08x}..")),
+                (longest_gap <= MAX_GAP, gap),
             )
         }
         Err(error) => ((false, error.to_string()), (false, "the download has failed".to_owned())),
     };
-    report.check("the download is complete and intact", whole.0, &whole.1);
-    report.check("longest gap of the download", gap.0, &gap.1);
+    report.check("the download is complete and intact", is_intact.0, &is_intact.1);
+    report.check("longest_gap gap of the download", gap.0, &gap.1);
 }
 
 /// Restarts the killed gateway, and adds routes to it once it is active.

@@ -14,7 +14,7 @@ use vipgate_dataplane::session::record::{DirectionRecord, FamilyRecord, RecordSt
 use crate::admin::proto as admin;
 use crate::peer::fuzz::{encode, write_frame};
 use crate::peer::proto::frame::Kind;
-use crate::peer::proto::{Ack, Hearsay, Released, Sessions, SyncBegin, SyncEnd};
+use crate::peer::proto::{Ack, RelayedView, Released, Sessions, SyncBegin, SyncEnd};
 use crate::xds::fixtures::{ServerPolicy, response, responses, sample_placement};
 use crate::xds::{proto, resource};
 
@@ -157,27 +157,32 @@ fn view() -> proto::View {
 #[test]
 #[allow(clippy::needless_update, reason = "new fields of messages get defaults")]
 fn members() {
-    use proto::beat::Wish;
-    let beat = |gateway: &str, incarnation, wish: Wish, seen_view, view| {
-        let beat = proto::Beat {
+    use proto::heartbeat::DesiredState;
+    let heartbeat = |gateway: &str, incarnation, desired_state: DesiredState, seen_view, view| {
+        let heartbeat = proto::Heartbeat {
             gateway: gateway.to_owned(),
             incarnation,
             sequence: 1,
-            wish: wish.into(),
+            desired_state: desired_state.into(),
             seen_view,
             fingerprint: vec![1; 32],
             peer_address: "10.2.0.1".to_owned(),
             peer_port: 4790,
             view,
-            ..proto::Beat::default()
+            ..proto::Heartbeat::default()
         };
-        [vec![6], beat.encode_length_delimited_to_vec()].concat()
+        [vec![6], heartbeat.encode_length_delimited_to_vec()].concat()
     };
     // All four gateways are in the policy; then one joins, becomes ready, drains.
     let policy = vec![1 | 0xf << 3];
     let stored = view().encode_length_delimited_to_vec();
-    let update = proto::Notice { sequence: 1, lease_ms: 540, view: Some(view()), ..proto::Notice::default() };
-    let joins = beat("a", 1, Wish::Joining, 0, Some(view()));
+    let update = proto::MembershipUpdate {
+        sequence: 1,
+        lease_ms: 540,
+        view: Some(view()),
+        ..proto::MembershipUpdate::default()
+    };
+    let joins = heartbeat("a", 1, DesiredState::Joining, 0, Some(view()));
     // The highest number that a member may report: the next view needs a higher one.
     let last = proto::View { number: (1 << 62) - 1, ..view() };
     let seeds = vec![
@@ -187,18 +192,19 @@ fn members() {
                 policy.clone(),
                 joins.clone(),
                 vec![0xf8, 0xf8],
-                beat("a", 1, Wish::Ready, 6, None),
-                beat("b", 2, Wish::Ready, 6, None),
+                heartbeat("a", 1, DesiredState::Ready, 6, None),
+                heartbeat("b", 2, DesiredState::Ready, 6, None),
                 vec![0x20],
-                beat("a", 1, Wish::Draining, 7, None),
-                beat("b", 9, Wish::Ready, 7, None),
+                heartbeat("a", 1, DesiredState::Draining, 7, None),
+                heartbeat("b", 9, DesiredState::Ready, 7, None),
             ]
             .concat(),
         ),
         ("store", [policy.clone(), [vec![4], stored].concat(), joins.clone()].concat()),
         (
             "last-number",
-            [policy.clone(), joins.clone(), vec![0xf8, 0xf8], beat("b", 3, Wish::Ready, 0, Some(last))].concat(),
+            [policy.clone(), joins.clone(), vec![0xf8, 0xf8], heartbeat("b", 3, DesiredState::Ready, 0, Some(last))]
+                .concat(),
         ),
         ("notice", [policy, vec![5], update.encode_length_delimited_to_vec(), joins, vec![2, 3]].concat()),
     ];
@@ -249,9 +255,9 @@ fn frames() {
     };
     let begin = |number, round| write_frame(Kind::SyncBegin(SyncBegin { number, round, view: 1 }));
     let end = |number, round| write_frame(Kind::SyncEnd(SyncEnd { number, round }));
-    let relayed_view = Hearsay { view: view().encode_to_vec() };
+    let relayed_view = RelayedView { view: view().encode_to_vec() };
     let others = [
-        write_frame(Kind::Hearsay(relayed_view)),
+        write_frame(Kind::RelayedView(relayed_view)),
         write_frame(Kind::Ack(Ack { number: 1, refused: false })),
         write_frame(Kind::Released(Released { number: 9, view: 1 })),
     ];

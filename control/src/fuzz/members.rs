@@ -41,11 +41,11 @@ pub fn members(mut data: &[u8]) {
                 state.load(now, Some(Arc::new(view)));
             }
             5 => {
-                let Some(update) = next::<proto::Notice>(&mut data) else { break };
+                let Some(update) = next::<proto::MembershipUpdate>(&mut data) else { break };
                 update.view.and_then(valid_view);
             }
             _ => {
-                let Some(message) = next::<proto::Beat>(&mut data) else { break };
+                let Some(message) = next::<proto::Heartbeat>(&mut data) else { break };
                 let sequence = message.sequence;
                 let Ok(heartbeat) = Heartbeat::try_from(message) else { continue };
                 apply_heartbeat(&mut state, now, &heartbeat, sequence);

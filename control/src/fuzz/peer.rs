@@ -42,7 +42,7 @@ pub fn peer(data: &[u8]) -> Vec<RecordCommand> {
             matches!(again, Some(Ok(Some(ref again))) if *again == kind),
             "round trip of a frame: {kind:?}, {again:?}"
         );
-        if let Kind::Hearsay(relayed_view) = &kind
+        if let Kind::RelayedView(relayed_view) = &kind
             && let Ok(message) = proto::View::decode(&*relayed_view.view)
             && let Ok(view) = MembershipView::try_from(message)
         {

@@ -59,7 +59,7 @@ pub(super) struct ControlLoop {
 }
 
 /// What the control loop waits for.
-enum Event {
+enum LoopEvent {
     Signal(SignalAction),
     /// The job of the reconciler has completed.
     JobCompleted(JobResult),
@@ -110,37 +110,37 @@ impl ControlLoop {
         systemd::ready();
     }
 
-    async fn next_event(&mut self) -> Event {
+    async fn next_event(&mut self) -> LoopEvent {
         let is_idle = self.reconciler.is_idle();
         tokio::select! {
-            signal = self.signals.next() => Event::Signal(signal),
-            result = self.reconciler.completed() => Event::JobCompleted(result),
-            event = self.subscription.next(), if is_idle => Event::Policy(event),
-            () = self.membership.group.changed() => Event::Membership,
-            () = self.tracking.changed() => Event::Tracking,
-            Some(command) = self.commands.recv() => Event::Command(command),
-            change = self.network_changes.recv(), if is_idle => Event::Network(change),
-            () = self.neighbors.queued() => Event::Neighbors,
-            () = self.housekeeping.due() => Event::Housekeeping,
+            signal = self.signals.next() => LoopEvent::Signal(signal),
+            result = self.reconciler.completed() => LoopEvent::JobCompleted(result),
+            event = self.subscription.next(), if is_idle => LoopEvent::Policy(event),
+            () = self.membership.group.changed() => LoopEvent::Membership,
+            () = self.tracking.changed() => LoopEvent::Tracking,
+            Some(command) = self.commands.recv() => LoopEvent::Command(command),
+            change = self.network_changes.recv(), if is_idle => LoopEvent::Network(change),
+            () = self.neighbors.queued() => LoopEvent::Neighbors,
+            () = self.housekeeping.due() => LoopEvent::Housekeeping,
         }
     }
 
-    fn handle(&mut self, event: Event) -> ControlFlow<End> {
+    fn handle(&mut self, event: LoopEvent) -> ControlFlow<End> {
         match event {
-            Event::Signal(SignalAction::Stop) => return ControlFlow::Break(Ok(())),
-            Event::Signal(SignalAction::Reload) => self.reload_files(),
-            Event::JobCompleted(result) => self.finish_job(result),
-            Event::Policy(event) => self.reconciler.start(Job::Policy(event)),
-            Event::Membership => self.membership.is_due = true,
-            Event::Tracking => return self.handle_tracking_change(),
-            Event::Command(command) => self.handle_command(command),
-            Event::Network(Some(Ok(spec))) => self.apply_network(spec),
-            Event::Network(Some(Err(error))) => return ControlFlow::Break(Err(CommandError::runtime(error))),
-            Event::Network(None) => {
+            LoopEvent::Signal(SignalAction::Stop) => return ControlFlow::Break(Ok(())),
+            LoopEvent::Signal(SignalAction::Reload) => self.reload_files(),
+            LoopEvent::JobCompleted(result) => self.finish_job(result),
+            LoopEvent::Policy(event) => self.reconciler.start(Job::Policy(event)),
+            LoopEvent::Membership => self.membership.is_due = true,
+            LoopEvent::Tracking => return self.handle_tracking_change(),
+            LoopEvent::Command(command) => self.handle_command(command),
+            LoopEvent::Network(Some(Ok(spec))) => self.apply_network(spec),
+            LoopEvent::Network(Some(Err(error))) => return ControlFlow::Break(Err(CommandError::runtime(error))),
+            LoopEvent::Network(None) => {
                 return ControlFlow::Break(Err(CommandError::runtime("the network watch has ended")));
             }
-            Event::Neighbors => self.neighbors.resolve(&self.resolver),
-            Event::Housekeeping => return self.keep_house(),
+            LoopEvent::Neighbors => self.neighbors.resolve(&self.resolver),
+            LoopEvent::Housekeeping => return self.keep_house(),
         }
         ControlFlow::Continue(())
     }

@@ -136,7 +136,7 @@ fn in_memory(request: &SessionTableRequest<'_>) -> Result<Sessions, CommandError
 
 fn restore(sessions: &mut Sessions, request: &mut SessionTableRequest<'_>) {
     let (start, worker) = (Instant::now(), request.restorer.worker.0);
-    let Restored { active: sessions, standby, quarantined, torn, rejected: refused } =
+    let Restored { active: sessions, standby, quarantined, torn, rejected } =
         sessions.restore(request.now, &mut request.restorer);
     let ms = start.elapsed().as_millis() as u64;
     tracing::info!(
@@ -146,7 +146,7 @@ fn restore(sessions: &mut Sessions, request: &mut SessionTableRequest<'_>) {
         standby,
         quarantined,
         torn,
-        refused,
+        rejected,
         ms,
         "sessions restored"
     );

@@ -92,7 +92,7 @@ enum NoticeError {
 
 struct HeartbeatStream<'a> {
     client: &'a mut HeartbeatClient,
-    heartbeats: mpsc::Sender<proto::Beat>,
+    heartbeats: mpsc::Sender<proto::Heartbeat>,
     sequence: u64,
     /// Sequence numbers of unacknowledged heartbeats, and when they were sent.
     unacked: VecDeque<(u64, Tick)>,
@@ -100,7 +100,11 @@ struct HeartbeatStream<'a> {
 
 impl HeartbeatStream<'_> {
     /// Sends heartbeats and handles notices until the stream ends.
-    async fn run(&mut self, mut notices: Streaming<proto::Notice>, end: impl Fn(&Status) -> StreamEnd) -> StreamEnd {
+    async fn run(
+        &mut self,
+        mut notices: Streaming<proto::MembershipUpdate>,
+        end: impl Fn(&Status) -> StreamEnd,
+    ) -> StreamEnd {
         let (mut sent, mut received) = (Instant::now(), Instant::now());
         loop {
             let (interval, response_timeout) =
@@ -156,7 +160,7 @@ impl HeartbeatStream<'_> {
         self.sequence += 1;
         // Before it is queued: time in the queue shortens the lease.
         let sent = config.lease.now();
-        let message = proto::Beat {
+        let message = proto::Heartbeat {
             secret: config.secret.bytes().to_owned(),
             predecessor: config.predecessor.as_ref().map(|it| it.bytes().to_owned()).unwrap_or_default(),
             ..heartbeat.to_proto(self.sequence)
@@ -169,8 +173,8 @@ impl HeartbeatStream<'_> {
         }
     }
 
-    fn handle_notice(&mut self, notice: proto::Notice) -> Result<(), NoticeError> {
-        let proto::Notice { sequence, lease_ms, view, rival } = notice;
+    fn handle_notice(&mut self, notice: proto::MembershipUpdate) -> Result<(), NoticeError> {
+        let proto::MembershipUpdate { sequence, lease_ms, view, rival } = notice;
         let client = &mut *self.client;
         let was_logged = client.contested_at.is_some_and(|at| at.elapsed() < CONTESTED_LOG_INTERVAL);
         if !rival.is_empty() && !was_logged {

@@ -234,7 +234,7 @@ async fn after_a_restart_the_server_is_reconnected_and_continues_from_the_last_v
     let port = server.kill();
     a.wait_for(|status| status.authority == Authority::Unreachable).await;
     assert_eq!(a.handle.status.borrow().view, view);
-    // Meanwhile other gateways may relay a later view.
+    // Meanwhile other gateways may pass on a later view.
     let later = Arc::new(MembershipView { number: view.number + 3, ..MembershipView::clone(&view) });
     assert!(a.handle.apply_relayed_view(later.clone()) && !a.handle.apply_relayed_view(later.clone()), "applied once");
     assert!(!a.handle.apply_relayed_view(view), "an older view is ignored");
@@ -322,18 +322,18 @@ async fn heartbeats_with_a_copied_incarnation_are_rejected_without_effect_on_the
     let mut client = MembershipClient::connect(format!("http://127.0.0.1:{}", server.port)).await.unwrap();
     let commitment = member.commitment.unwrap().to_vec();
     for secret in [Vec::new(), commitment.clone(), vec![9; 32]] {
-        let heartbeat = proto::Beat {
+        let heartbeat = proto::Heartbeat {
             gateway: "a".to_owned(),
             incarnation: member.incarnation,
             sequence: 1,
-            wish: proto::beat::Wish::Ready.into(),
+            desired_state: proto::heartbeat::DesiredState::Ready.into(),
             seen_view: view.number,
             fingerprint: vec![9; 32],
             peer_address: "192.0.2.9".to_owned(),
             peer_port: 4790,
             secret,
             commitment: commitment.clone(),
-            ..proto::Beat::default()
+            ..proto::Heartbeat::default()
         };
         for _ in 0..3 {
             let heartbeats = tokio_stream::iter([heartbeat.clone()]).chain(tokio_stream::pending());
@@ -370,14 +370,14 @@ async fn a_view_reported_before_the_gateway_was_in_the_policy_counts_once_it_is(
     let mut client = MembershipClient::connect(format!("http://127.0.0.1:{}", server.port)).await.unwrap();
     let (heartbeats, receiver) = mpsc::channel(4);
     let reported = MembershipView { number: 5, ..MembershipView::default() };
-    let heartbeat = |sequence: u64, view: Option<&MembershipView>| proto::Beat {
+    let heartbeat = |sequence: u64, view: Option<&MembershipView>| proto::Heartbeat {
         gateway: "x".to_owned(),
         incarnation: secret(1).incarnation(),
         secret: secret(1).bytes().to_owned(),
         sequence,
         seen_view: reported.number,
         view: view.map(proto::View::from),
-        ..proto::Beat::default()
+        ..proto::Heartbeat::default()
     };
     heartbeats.send(heartbeat(1, Some(&reported))).await.unwrap();
     let mut notices = client.join(ReceiverStream::new(receiver)).await.unwrap().into_inner();
@@ -412,12 +412,12 @@ async fn with_a_server_that_does_not_respond_the_authority_stays_unknown() {
 #[tokio::test]
 async fn a_rejected_rival_is_reported_once_to_the_process_that_has_the_name() {
     let server = Server::start(&["a"]);
-    let heartbeat = |process: u8, sequence: u64| proto::Beat {
+    let heartbeat = |process: u8, sequence: u64| proto::Heartbeat {
         gateway: "a".to_owned(),
         incarnation: secret(process).incarnation(),
         secret: secret(process).bytes().to_owned(),
         sequence,
-        ..proto::Beat::default()
+        ..proto::Heartbeat::default()
     };
     let open = async |process: u8| {
         let mut client = MembershipClient::connect(format!("http://127.0.0.1:{}", server.port)).await.unwrap();
@@ -425,7 +425,7 @@ async fn a_rejected_rival_is_reported_once_to_the_process_that_has_the_name() {
         heartbeats.send(heartbeat(process, 1)).await.unwrap();
         (heartbeats, client.join(ReceiverStream::new(receiver)).await.unwrap().into_inner())
     };
-    let rival = async |notices: &mut tonic::Streaming<proto::Notice>, sequence: u64| loop {
+    let rival = async |notices: &mut tonic::Streaming<proto::MembershipUpdate>, sequence: u64| loop {
         let notice = timeout(TIMEOUT, notices.message()).await.expect("a notice")?.expect("a notice");
         if notice.sequence == sequence {
             return Ok::<_, tonic::Status>(notice.rival);

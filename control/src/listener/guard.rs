@@ -168,12 +168,12 @@ impl<S> ConnectionGuard<S> {
                 if is_active { self.slot.mark_in_use() } else { self.slot.mark_idle() }
             }
         }
-        if let Deadlines::Http1 { exchange, response: answer, .. } = &self.deadlines
+        if let Deadlines::Http1 { exchange, response, .. } = &self.deadlines
             && matches!(self.progress, Progress::Idle | Progress::Receiving)
             && exchange.is_open()
         {
             self.progress = Progress::Received;
-            self.timer.as_mut().reset(Instant::now() + *answer);
+            self.timer.as_mut().reset(Instant::now() + *response);
         }
         while self.timer.as_mut().poll(context).is_ready() {
             let next = match &self.deadlines {

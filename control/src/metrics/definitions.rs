@@ -39,7 +39,7 @@ metrics! {
     RECEIVED = Counter("received", [WORKER]): "Packets received from AF_XDP sockets";
     REPLIES_SENT = Counter("answered", [WORKER]):
         "ARP and NDP replies, ICMP errors, TCP resets and announcements sent";
-    CONSUMED = Counter("heard", [WORKER]):
+    CONSUMED = Counter("consumed", [WORKER]):
         "Packets consumed without a reply: acknowledgements of health checks, ARP and NDP claims to VIPs";
     VIP_CONFLICTS = Counter("vip_conflicts", [WORKER]):
         "ARP packets and neighbor advertisements in which another host claims a VIP of this gateway";
@@ -61,10 +61,10 @@ metrics! {
     SESSION_FAIR_SHARE = Gauge("session_fair_share", [WORKER]):
         "Sessions that each VIP is guaranteed, standby sessions included; a VIP may have more while others have fewer";
     SESSIONS_CREATED = Counter("sessions_created", [WORKER]): "Sessions opened";
-    STANDBY_SESSIONS = Gauge("session_copies", [WORKER]): "Standby sessions, replicated from other gateways";
-    STANDBY_REJECTED = Counter("session_copies_refused", [WORKER]):
+    STANDBY_SESSIONS = Gauge("standby_sessions", [WORKER]): "Standby sessions, replicated from other gateways";
+    STANDBY_REJECTED = Counter("standby_sessions_rejected", [WORKER]):
         "Standby sessions rejected by a full table, or evicted for a session of this gateway";
-    SESSIONS_FAILED_OVER = Counter("sessions_taken_over", [WORKER]):
+    SESSIONS_FAILED_OVER = Counter("standby_sessions_activated", [WORKER]):
         "Standby sessions that became active in a failover";
     SESSIONS_ENDED = Counter("sessions_expired", [WORKER, END_REASON]): "Sessions ended, by reason";
 }
@@ -117,10 +117,10 @@ metrics! {
     PEER_AUTHENTICATED = Gauge("peer_authenticated", [PEER]):
         "Whether tunnel packets from a peer must carry a valid tag";
     PEER_REFUSED = Counter("peer_refused", []): "Connections refused on peer links: unauthenticated, or rejected";
-    RECORDS_SENT = Counter("copies_sent", [PEER]): "Session records sent to a peer";
-    RECORDS_APPLIED = Counter("copies_taken", [PEER]): "Session records applied from a peer";
-    RECORDS_QUEUED = Gauge("copies_queued_bytes", [PEER]): "Bytes of session records queued for a peer";
-    FULL_SYNCS = Counter("copies_resyncs", [PEER]): "Full syncs of sessions to a peer";
+    RECORDS_SENT = Counter("replication_records_sent", [PEER]): "Session records sent to a peer";
+    RECORDS_APPLIED = Counter("replication_records_applied", [PEER]): "Session records applied from a peer";
+    RECORDS_QUEUED = Gauge("replication_queued_bytes", [PEER]): "Bytes of session records queued for a peer";
+    FULL_SYNCS = Counter("replication_resyncs", [PEER]): "Full syncs of sessions to a peer";
 }
 
 metrics! {

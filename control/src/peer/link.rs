@@ -17,7 +17,7 @@ use super::PeerEvent;
 use super::frame::{self, LinkError};
 use super::mesh::SharedState;
 use super::proto::frame::Kind;
-use super::proto::{Beat, Echo, Hearsay, Hello};
+use super::proto::{Echo, Heartbeat, Hello, RelayedView};
 use crate::membership;
 use crate::membership::group_state::ReceivedEcho;
 use crate::membership::replication::WINDOW;
@@ -160,10 +160,10 @@ impl LinkTasks<'_> {
                 Err(reason) => return reason,
             };
             let result = match kind {
-                Kind::Beat(beat) => {
-                    self.echo(&beat).and_then(|()| self.send_view_if_stale(&beat, &mut stale_heartbeats))
+                Kind::Heartbeat(heartbeat) => {
+                    self.echo(&heartbeat).and_then(|()| self.send_view_if_stale(&heartbeat, &mut stale_heartbeats))
                 }
-                Kind::Hearsay(relayed_view) => self.on_relayed_view(&relayed_view).await,
+                Kind::RelayedView(relayed_view) => self.on_relayed_view(&relayed_view).await,
                 Kind::Echo(echo) => {
                     self.on_echo(&echo);
                     Ok(())
@@ -219,7 +219,7 @@ impl LinkTasks<'_> {
     }
 
     /// Echoes a heartbeat if its sender is active in our view.
-    fn echo(&self, beat: &Beat) -> Result<(), LinkError> {
+    fn echo(&self, heartbeat: &Heartbeat) -> Result<(), LinkError> {
         let view = self.shared.view.borrow().clone();
         if !view.is_active(self.peer) {
             return Ok(());
@@ -227,24 +227,24 @@ impl LinkTasks<'_> {
         // Recorded before the echo is sent, so the status is never behind what the peer has received.
         let now = (self.shared.config.clock)();
         self.shared.status.update(self.peer, |peer| peer.echo_sent_at = Some(now));
-        let echo = Echo { sequence: beat.sequence, view: view.number };
+        let echo = Echo { sequence: heartbeat.sequence, view: view.number };
         self.urgent.try_send(frame::encode(Kind::Echo(echo))).map_err(|_| LinkError::SendQueueFull)
     }
 
     /// Sends our view to a peer whose last `stale_heartbeats` heartbeats had an older one.
-    fn send_view_if_stale(&self, beat: &Beat, stale_heartbeats: &mut u32) -> Result<(), LinkError> {
+    fn send_view_if_stale(&self, heartbeat: &Heartbeat, stale_heartbeats: &mut u32) -> Result<(), LinkError> {
         let view = self.shared.view.borrow().clone();
-        *stale_heartbeats = if beat.view < view.number { *stale_heartbeats + 1 } else { 0 };
+        *stale_heartbeats = if heartbeat.view < view.number { *stale_heartbeats + 1 } else { 0 };
         if *stale_heartbeats < STALE_VIEW_HEARTBEATS {
             return Ok(());
         }
         *stale_heartbeats = 0;
-        let relayed_view = Hearsay { view: proto::View::from(&*view.membership).encode_to_vec() };
-        self.urgent.try_send(frame::encode(Kind::Hearsay(relayed_view))).map_err(|_| LinkError::SendQueueFull)
+        let relayed_view = RelayedView { view: proto::View::from(&*view.membership).encode_to_vec() };
+        self.urgent.try_send(frame::encode(Kind::RelayedView(relayed_view))).map_err(|_| LinkError::SendQueueFull)
     }
 
     /// Emits the view that the peer has sent as an event.
-    async fn on_relayed_view(&self, relayed_view: &Hearsay) -> Result<(), LinkError> {
+    async fn on_relayed_view(&self, relayed_view: &RelayedView) -> Result<(), LinkError> {
         let view =
             proto::View::decode(&*relayed_view.view).map_err(|error| LinkError::InvalidFrame(error.to_string()))?;
         let view = membership::MembershipView::try_from(view).and_then(|view| view.check_number().map(|()| view));
@@ -281,7 +281,7 @@ impl LinkTasks<'_> {
             }
             unechoed.push_back(sent);
             drop(unechoed);
-            if self.urgent.try_send(frame::encode(Kind::Beat(Beat { sequence, view }))).is_err() {
+            if self.urgent.try_send(frame::encode(Kind::Heartbeat(Heartbeat { sequence, view }))).is_err() {
                 break;
             }
         }

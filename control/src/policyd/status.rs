@@ -18,7 +18,7 @@ use super::state::ServerState;
 use crate::membership::Member;
 use crate::xds::proto::policy_status_server::PolicyStatus;
 use crate::xds::proto::{
-    AcceptEmptyReply, AcceptEmptyRequest, Complaint, EmptyText, EndpointState, GatewayState, MemberState, PolicyState,
+    AcceptEmptyReply, AcceptEmptyRequest, Diagnostic, EmptyText, EndpointState, GatewayState, MemberState, PolicyState,
     SourceStatus, StatusReply, StatusRequest,
 };
 use crate::xds::resource::{Key, Kind};
@@ -217,7 +217,7 @@ impl<'a> StatusView<'a> {
             }),
             policies,
             gateways,
-            complaints: self.diagnostics(&mut diagnostics_limit),
+            diagnostics: self.diagnostics(&mut diagnostics_limit),
             endpoints,
             vips: self.published.placement.vips.len() as u64,
             covered_endpoints: self.published.placement.endpoints.len() as u64,
@@ -228,14 +228,14 @@ impl<'a> StatusView<'a> {
     }
 
     /// Diagnostics of manifests, up to the size limit.
-    fn diagnostics(&self, limit: &mut SizeLimit) -> Vec<Complaint> {
+    fn diagnostics(&self, limit: &mut SizeLimit) -> Vec<Diagnostic> {
         let compiled = self.state.source.compiled.load();
         let mut out = Vec::new();
         for it in &compiled.diagnostics {
-            if !limit.try_take(size_of::<Complaint>() + it.file.len() + it.field.len() + it.reason.len()) {
+            if !limit.try_take(size_of::<Diagnostic>() + it.file.len() + it.field.len() + it.reason.len()) {
                 break;
             }
-            out.push(Complaint {
+            out.push(Diagnostic {
                 file: it.file.to_string(),
                 line: it.line,
                 field: it.field.clone(),
@@ -244,11 +244,11 @@ impl<'a> StatusView<'a> {
             });
         }
         if limit.is_exceeded {
-            out.push(Complaint {
+            out.push(Diagnostic {
                 file: self.state.source.name.clone(),
                 severity: "error".to_owned(),
                 reason: "further diagnostics are left out: the reply would be too long".to_owned(),
-                ..Complaint::default()
+                ..Diagnostic::default()
             });
         }
         out
@@ -356,7 +356,7 @@ impl<'a> StatusView<'a> {
                 name: member.name.to_string(),
                 serving: member.serving,
                 epoch: member.epoch,
-                wish: record
+                desired_state: record
                     .map_or("", |it| if it.is_unable() { "unable" } else { it.desired_state.name() })
                     .to_owned(),
                 view: record.map_or(0, |it| it.seen_view),

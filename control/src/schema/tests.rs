@@ -1,4 +1,4 @@
-//! Schemas accept what the types accept, and reject what the types reject as far as a schema can express it.
+//! Schemas accept what the types accept, and reject what the types reject as far as a schema can describe it.
 
 use std::path::Path;
 use std::sync::LazyLock;

@@ -20,9 +20,9 @@ use crate::privileges;
 use crate::source::manifest_files::{ContentCache, Walk, walk};
 
 /// A scan starts when there was no event for this long: the writer is done.
-const QUIET_INTERVAL: Duration = Duration::from_millis(20);
-/// Longest wait for [`QUIET_INTERVAL`], for writers that never pause.
-const QUIET_TIMEOUT: Duration = Duration::from_millis(200);
+const DEBOUNCE_INTERVAL: Duration = Duration::from_millis(20);
+/// Longest wait for [`DEBOUNCE_INTERVAL`], for writers that never pause.
+const DEBOUNCE_TIMEOUT: Duration = Duration::from_millis(200);
 /// Interval of scans without events.
 const RESCAN_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -112,9 +112,9 @@ impl FileWatcher {
     }
 
     async fn wait_until_quiet(&self) {
-        let deadline = Instant::now() + QUIET_TIMEOUT;
+        let deadline = Instant::now() + DEBOUNCE_TIMEOUT;
         while Instant::now() < deadline {
-            let quiet = (Instant::now() + QUIET_INTERVAL).min(deadline);
+            let quiet = (Instant::now() + DEBOUNCE_INTERVAL).min(deadline);
             if timeout_at(quiet, self.events.notified()).await.is_err() {
                 return;
             }
@@ -307,7 +307,7 @@ mod tests {
         (watcher.watcher, watcher.events) = (None, Arc::default());
         let start = Instant::now();
         watcher.wait_until_quiet().await;
-        assert!(start.elapsed() >= QUIET_INTERVAL, "a writer may have written half a file");
+        assert!(start.elapsed() >= DEBOUNCE_INTERVAL, "a writer may have written half a file");
         // Events without a pause: the wait ends at the timeout.
         let notifier = watcher.events.clone();
         let writer = tokio::spawn(async move {
@@ -320,7 +320,7 @@ mod tests {
         watcher.wait_until_quiet().await;
         let waited = start.elapsed();
         writer.abort();
-        assert!(waited >= QUIET_TIMEOUT && waited < RESCAN_INTERVAL, "{waited:?}");
+        assert!(waited >= DEBOUNCE_TIMEOUT && waited < RESCAN_INTERVAL, "{waited:?}");
     }
 
     #[test]

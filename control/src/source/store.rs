@@ -120,15 +120,15 @@ impl ManifestStore {
 
     /// Applies an update.
     pub fn update(&mut self, update: SourceUpdate) {
-        let SourceUpdate { full: whole, changed, removed: gone, unavailable: hidden } = update;
-        self.accepted.retain(|place| hidden.iter().any(|it| it.path == *place));
+        let SourceUpdate { full, changed, removed: gone, unavailable } = update;
+        self.accepted.retain(|place| unavailable.iter().any(|it| it.path == *place));
         let named: BTreeSet<&Arc<str>> = changed.iter().map(|(name, _)| name).collect();
-        let absent = self.entries.keys().filter(|name| whole && !named.contains(name)).cloned();
+        let absent = self.entries.keys().filter(|name| full && !named.contains(name)).cloned();
         let removed: Vec<Arc<str>> = absent.chain(gone).collect();
         for name in removed {
             self.retain(&name, Presence::Removed);
         }
-        for it in &hidden {
+        for it in &unavailable {
             // An entry that was removed earlier isn't missing with its directory.
             let is_below = |(name, entry): &(&Arc<str>, &Entry)| it.covers(name) && entry.presence != Presence::Removed;
             let below: Vec<Arc<str>> = self.entries.iter().filter(is_below).map(|(name, _)| name.clone()).collect();
@@ -137,7 +137,7 @@ impl ManifestStore {
                 self.retain(name, presence);
             }
         }
-        self.unavailable = hidden;
+        self.unavailable = unavailable;
         for (name, content) in changed {
             let entry = self.take(&name).unwrap_or_default().with_content(&name, content);
             self.put(name, entry);
@@ -211,16 +211,10 @@ impl ManifestStore {
             let Some(entry) = self.take(&name) else { continue };
             if matches!(entry.presence, Presence::Empty | Presence::NoObjects) {
                 // It still exists, and so do its diagnostics.
-                let Entry { presence, rejected: refused, diagnostics: complaints, .. } = entry;
+                let Entry { presence, rejected, diagnostics, .. } = entry;
                 self.entries.insert(
                     name,
-                    Entry {
-                        presence,
-                        rejected: refused,
-                        diagnostics: complaints,
-                        in_force_differs: true,
-                        ..Entry::default()
-                    },
+                    Entry { presence, rejected, diagnostics, in_force_differs: true, ..Entry::default() },
                 );
             }
         }

@@ -1,6 +1,6 @@
 //! IP addresses as the tables hold them: integers in host byte order, one type per family.
 //!
-//! `wire/` converts from and to network byte order; no other module of the engine deals with byte order.
+//! `wire/` converts from and to network byte order; no other module of the engine knows of byte order.
 
 use std::fmt::Debug;
 use std::hash::Hash;

@@ -25,9 +25,9 @@ pub(super) struct PortMap {
     /// Ports in use or out of range, one word per block; undefined for blocks that aren't known.
     used: [u64; BLOCKS],
     /// Time of the last probe of a full block.
-    rechecked: u32,
+    last_probe: u32,
     /// Block from which the next one is searched.
-    recheck_from: u32,
+    probe_from: u32,
 }
 
 impl PortMap {
@@ -70,13 +70,13 @@ impl PortMap {
 
     /// Probes one full block again, at most once a millisecond; returns whether it has a free port.
     pub(super) fn revalidate(&mut self, choice: &Selection<'_>, now: Tick, is_free: &impl Fn(u16) -> bool) -> bool {
-        if self.rechecked == now.0 {
+        if self.last_probe == now.0 {
             return false;
         }
-        let from = BlockId::at(self.recheck_from as usize % BLOCKS);
+        let from = BlockId::at(self.probe_from as usize % BLOCKS);
         let Some(block) = first_from(from, |word| choice.block_word(word) & self.full.0[word]) else { return false };
-        self.rechecked = now.0;
-        self.recheck_from = u32::from(block.0) + 1;
+        self.last_probe = now.0;
+        self.probe_from = u32::from(block.0) + 1;
         self.probe_block(block, choice, is_free);
         let has_free = choice.usable(block) & !self.used[block.index()] != 0;
         if has_free {

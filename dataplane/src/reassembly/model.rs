@@ -324,12 +324,12 @@ impl Harness {
         self.end_batch();
         self.elapsed += u64::from(TIMEOUT) * 2;
         self.sweep(usize::MAX);
-        let VirtualReassembly { datagram_limits: datagram_shares, frame_limits: frame_shares, .. } = &self.fragments;
+        let VirtualReassembly { datagram_limits, frame_limits, .. } = &self.fragments;
         self.fragments.is_empty()
             && self.fragments.buffered() == 0
             && self.frames_are_conserved()
-            && datagram_shares.is_empty()
-            && frame_shares.is_empty()
+            && datagram_limits.is_empty()
+            && frame_limits.is_empty()
     }
 }
 

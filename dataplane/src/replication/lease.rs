@@ -29,7 +29,7 @@ pub struct Lease(AtomicU64);
 pub enum LeaseState {
     /// It is valid, or none is needed.
     Valid,
-    /// It expired this many milliseconds ago, or longer ago than ticks can express.
+    /// It expired this many milliseconds ago, or longer ago than ticks can count.
     Expired(u32),
 }
 

@@ -20,7 +20,7 @@ pub const MAX_RECORDS_APPLIED: usize = 256;
 /// Interval of checks of a standby session without updates, and the shorter one once it would end if its shard were
 /// owned here.
 const CHECK_INTERVAL_MS: u32 = 600_000;
-const RECHECK_INTERVAL_MS: u32 = 10_000;
+const SHORT_CHECK_INTERVAL_MS: u32 = 10_000;
 /// Time that a standby session is kept beyond its timeout after its shard has become this gateway's, if no packet has
 /// come for it: its former owner may still forward its packets while partitioned from all other gateways, and until
 /// then its port must not be reallocated.
@@ -211,7 +211,7 @@ impl Sessions {
         if is_owned && remaining == 0 {
             self.end_standby::<A>(origin, now);
         } else {
-            let next = remaining.clamp(RECHECK_INTERVAL_MS, CHECK_INTERVAL_MS);
+            let next = remaining.clamp(SHORT_CHECK_INTERVAL_MS, CHECK_INTERVAL_MS);
             A::table_mut(self).set_deadline(origin, deadline(now.plus(next)));
         }
     }
@@ -290,7 +290,7 @@ mod tests {
                 here.standby_count() == 0
             });
             let from = (timeout + GRACE_MS).max(owned_from);
-            assert!((from..=from + RECHECK_INTERVAL_MS + 500).contains(&ends.unwrap()), "{ends:?} of {from}");
+            assert!((from..=from + SHORT_CHECK_INTERVAL_MS + 500).contains(&ends.unwrap()), "{ends:?} of {from}");
         }
     }
 

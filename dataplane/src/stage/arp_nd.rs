@@ -20,13 +20,13 @@ use crate::wire::{ipv6, ndp};
 /// Replies to every request for a VIP that this gateway announces, reports claims to one, and drops the others. Without
 /// a lease it replies to none.
 pub fn run(batch: &mut Batch, context: &Context<'_>) {
-    let Context { snapshot: view, counters, .. } = *context;
+    let Context { snapshot, counters, .. } = *context;
     for i in batch.undecided.and(batch.arp_nd) {
         let kind = batch.headers[i].kind;
         let received = &mut batch.frames[i];
-        let interface = view.network.interface(received.interface);
+        let interface = snapshot.network.interface(received.interface);
         let request = received.frame.bytes();
-        if let Some(conflict) = claim(request, kind, interface, view) {
+        if let Some(conflict) = claim(request, kind, interface, snapshot) {
             counters.vip_conflicts.add(1);
             counters.conflicts.push(conflict);
             batch.decide(i, Verdict::Consume);
@@ -35,9 +35,9 @@ pub fn run(batch: &mut Batch, context: &Context<'_>) {
         let is_written = if context.lease_expired {
             None
         } else if kind == PacketKind::Arp {
-            reply_to_arp(request, interface, view).map(|reply| received.frame.replace(&reply))
+            reply_to_arp(request, interface, snapshot).map(|reply| received.frame.replace(&reply))
         } else {
-            reply_to_solicitation(request, interface, view).map(|reply| received.frame.replace(&reply))
+            reply_to_solicitation(request, interface, snapshot).map(|reply| received.frame.replace(&reply))
         };
         let verdict = match is_written {
             Some(true) => Verdict::Reply(received.interface),

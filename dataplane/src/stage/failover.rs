@@ -15,11 +15,11 @@ pub fn run<A: PacketFamily>(
     context: &Context<'_>,
     accounting: &mut SessionAccounting<'_>,
 ) {
-    let Context { snapshot: view, now, .. } = *context;
+    let Context { snapshot, now, .. } = *context;
     for i in batch.undecided_of::<A>().and(batch.standby) {
         let slot = batch.slots[i];
         let entry = *A::table(sessions).entry(slot);
-        batch.session_owners[i] = owner(&entry, &view.policy);
+        batch.session_owners[i] = owner(&entry, &snapshot.policy);
         // An earlier packet of the batch may have activated it.
         if entry.is_standby() {
             if batch.session_owners[i] != Owner::This {

@@ -37,11 +37,16 @@ fn is_still_permitted<A: HeaderRewrite>(entry: &Entry<A>, parties: SessionAddres
 
 /// Translates packets that don't change the state of their session. Leaves those that a capture may match to the slow
 /// path, which copies them.
-pub fn run<A: HeaderRewrite>(batch: &mut Batch, sessions: &mut Sessions, tap: Option<&Capture>, context: &Context<'_>) {
+pub fn run<A: HeaderRewrite>(
+    batch: &mut Batch,
+    sessions: &mut Sessions,
+    capture: Option<&Capture>,
+    context: &Context<'_>,
+) {
     if batch.undecided_of::<A>().and(batch.plain).is_empty() || context.lease_expired {
         return;
     }
-    match tap.map_or(&Prefilter::NoPackets, Capture::prefilter::<A>) {
+    match capture.map_or(&Prefilter::NoPackets, Capture::prefilter::<A>) {
         Prefilter::NoPackets => run_except::<A>(batch, sessions, |_, _| false, context),
         Prefilter::Prefix(prefix) => {
             run_except::<A>(batch, sessions, |key, entry| prefix.has_address_of(key, entry), context);

@@ -25,16 +25,16 @@ pub fn run<A: PacketFamily>(batch: &mut Batch, sessions: &Sessions, context: &Co
             continue;
         }
         let key = &A::keys(batch)[i];
-        let Some(to) = owner(&key.tuple(), &view.policy) else { continue };
+        let Some(remote) = owner(&key.tuple(), &view.policy) else { continue };
         let hash = sessions.hash_key(key);
         batch.hashes[i] = hash;
         batch.frames[i].frame.prefetch_headroom();
-        batch.tunnel_destinations[i] = TunnelDestination { remote: TunnelRemote::Gateway(to), hop_count: 1 };
+        batch.tunnel_destinations[i] = TunnelDestination { remote: TunnelRemote::Gateway(remote), hop_count: 1 };
         travelling.insert(i);
     }
     for i in travelling {
-        let TunnelDestination { remote: to, .. } = batch.tunnel_destinations[i];
-        let tunnel = view.tunnels.to(to);
+        let TunnelDestination { remote, .. } = batch.tunnel_destinations[i];
+        let tunnel = view.tunnels.to(remote);
         if let Some(verdict) = tunnel.and_then(|tunnel| encap::encap_unfragmented(batch, i, tunnel, &view.network)) {
             batch.directions[i] = Direction::PeerOut;
             batch.decide(i, verdict);

@@ -86,9 +86,9 @@ fn return_path(received: &Received, ethernet_header: &[u8], reply: &[u8], view: 
         };
         return match hop.ok()? {
             NextHop::Neighbor(id) => {
-                let Neighbor { interface, address, macs: link } = *view.network.neighbor(id);
-                Some(link.map_or(ReturnPath::Unresolved(NeighborKey { interface, address }), |link| {
-                    ReturnPath::Direct(link, interface)
+                let Neighbor { interface, address, macs } = *view.network.neighbor(id);
+                Some(macs.map_or(ReturnPath::Unresolved(NeighborKey { interface, address }), |macs| {
+                    ReturnPath::Direct(macs, interface)
                 }))
             }
             NextHop::OnLink(interface) => Some(ReturnPath::Unresolved(NeighborKey { interface, address: destination })),

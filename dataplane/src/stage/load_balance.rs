@@ -185,7 +185,7 @@ pub fn decide<'a, A: PacketFamily>(
     ended: Option<Slot>,
 ) -> Result<LoadBalancePlan<'a, A>, LoadBalanceError> {
     let (head, hash, origin) = (batch.headers[i], batch.hashes[i], &A::tuples(batch)[i]);
-    let Context { snapshot: view, rules, .. } = *context;
+    let Context { snapshot, rules, .. } = *context;
     let existing = sessions.find(hash, origin);
     if let Some(slot) = existing
         && !A::table(sessions).entry(slot).flags().has(Flags::QUARANTINED)
@@ -211,9 +211,10 @@ pub fn decide<'a, A: PacketFamily>(
     if existing.is_some_and(|ended| !A::table(sessions).entry(ended).is_dnat()) {
         return Err(DropReason::TupleInUse.into());
     }
-    let client = Client { origin: *origin, is_outside, is_settled: batch.frames[i].is_handed_off(), ended: existing };
+    let client =
+        Client { origin: *origin, is_outside, is_handed_off: batch.frames[i].is_handed_off(), ended: existing };
     let (target, translated) = choose(&client, service, frontend, sessions, context)?;
-    let next_hop = route::next_hop_to(translated.destination, hash, view).map_err(|_| DropReason::NoRoute)?;
+    let next_hop = route::next_hop_to(translated.destination, hash, snapshot).map_err(|_| DropReason::NoRoute)?;
     let room = sessions.admission(origin.destination, origin.destination, ended, existing.is_some().into());
     if room == Admission::Rejected {
         return Err(DropReason::SessionTableFull.into());
@@ -229,15 +230,15 @@ fn load_balance<A: PacketFamily>(
     context: &Context<'_>,
     accounting: &mut SessionAccounting<'_>,
 ) -> Result<Established, LoadBalanceError> {
-    let NewSession { replaced: ended, service, target, translated, next_hop, .. } =
+    let NewSession { replaced, service, target, translated, next_hop, .. } =
         match decide::<A>(batch, i, sessions, context, None)? {
             LoadBalancePlan::Existing(slot) => return Ok(Established { slot, is_new: false }),
             LoadBalancePlan::Open(opening) => opening,
         };
     let (head, origin, Context { snapshot: view, now, .. }) = (batch.headers[i], &A::tuples(batch)[i], *context);
-    if let Some(ended) = ended {
-        // No packet of the batch refers to an ended session.
-        let (origin, _) = sessions.slot_pair::<A>(ended);
+    if let Some(replaced) = replaced {
+        // No packet of the batch refers to an replaced session.
+        let (origin, _) = sessions.slot_pair::<A>(replaced);
         sessions.remove::<A>(origin);
     }
     let out = route::egress_interface(next_hop, view);
@@ -269,7 +270,7 @@ struct Client<A> {
     origin: Tuple<A>,
     is_outside: bool,
     /// Another worker has handed its packet off: this worker decides.
-    is_settled: bool,
+    is_handed_off: bool,
     /// Its former session with the same tuple, which has ended.
     ended: Option<Slot>,
 }
@@ -322,7 +323,7 @@ fn choose<'a, A: SessionFamily>(
     };
     let first = first.ok_or_else(|| no_backend(frontend, service, client.is_outside))?;
     let reply = first.dnat(origin).reversed();
-    if let Some(worker) = context.flows.owner(&reply, false).filter(|_| !client.is_settled) {
+    if let Some(worker) = context.flows.owner(&reply, false).filter(|_| !client.is_handed_off) {
         return Err(LoadBalanceError::HandOff(worker));
     }
     for target in std::iter::once(first).chain((1..tries).filter_map(|attempt| at(attempt, hash))) {

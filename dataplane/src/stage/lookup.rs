@@ -32,7 +32,7 @@ pub fn prefetch<A: PacketFamily>(batch: &mut Batch, sessions: &Sessions) {
 /// Call [`prefetch`] first.
 #[inline(never)]
 pub fn find<A: PacketFamily>(batch: &mut Batch, sessions: &Sessions, context: &Context<'_>) {
-    let (view, is_lapsed) = (context.snapshot, context.lease_expired);
+    let (view, is_lease_expired) = (context.snapshot, context.lease_expired);
     let table = A::table(sessions);
     for i in batch.undecided_of::<A>().and(batch.plain) {
         A::tuples_mut(batch)[i] = A::keys(batch)[i].tuple();
@@ -51,7 +51,7 @@ pub fn find<A: PacketFamily>(batch: &mut Batch, sessions: &Sessions, context: &C
         }
         // The lease has expired and the session isn't replicated: the shard's new owner may have opened another one in
         // its place.
-        if is_lapsed && !entry.is_acknowledged() && !entry.is_dnat() {
+        if is_lease_expired && !entry.is_acknowledged() && !entry.is_dnat() {
             batch.decide(i, Verdict::Drop(DropReason::NoLease));
             continue;
         }

@@ -43,9 +43,9 @@ fn parse_fast<A: PacketFamily + FastParse>(batch: &mut Batch, packets: PacketSet
 /// session has valid addresses, and `classify` checks the others.
 #[inline]
 fn try_parse_fast<A: PacketFamily + FastParse>(batch: &mut Batch, i: usize, network: &Network) -> Option<()> {
-    let FastPathArrays { frames, headers: heads, segments, keys, .. } = A::fast_path_arrays(batch);
+    let FastPathArrays { frames, headers, segments, keys, .. } = A::fast_path_arrays(batch);
     let received = frames.get_mut(i)?;
-    let (key, head) = (&mut keys[i], &mut heads[i]);
+    let (key, head) = (&mut keys[i], &mut headers[i]);
     let port = network.interface_entry(received.interface);
     let frame = received.frame.bytes();
     if received.is_hairpin() {
@@ -93,17 +93,7 @@ fn parse_any(batch: &mut Batch, i: usize, network: &Network) {
 }
 
 fn try_parse_any(batch: &mut Batch, i: usize, network: &Network) -> Result<(), DropReason> {
-    let Batch {
-        frames,
-        headers: heads,
-        segments,
-        sctp_headers: associations,
-        tuples_v4: v4,
-        tuples_v6: v6,
-        families,
-        arp_nd: questions,
-        ..
-    } = &mut *batch;
+    let Batch { frames, headers, segments, sctp_headers, tuples_v4, tuples_v6, families, arp_nd, .. } = &mut *batch;
     let received = &mut frames[i];
     let (link, packet) = received.frame.bytes().split_first_chunk().ok_or(DropReason::Malformed)?;
     let (destination, kind) = ethernet::parse(link);
@@ -113,35 +103,35 @@ fn try_parse_any(batch: &mut Batch, i: usize, network: &Network) -> Result<(), D
     }
     let hairpin = received.is_hairpin();
     let to = &mut ParsedFields {
-        head: &mut heads[i],
+        head: &mut headers[i],
         segment: &mut segments[i],
-        association: &mut associations[i],
+        association: &mut sctp_headers[i],
         hairpin,
         fragment: false,
         needs_new_ip_id: false,
     };
     match kind {
         ethernet::IPV4 => {
-            parse_v4(packet, is_to_our_mac, &mut v4[i], to)?;
+            parse_v4(packet, is_to_our_mac, &mut tuples_v4[i], to)?;
             families[<u32 as BatchFamily>::INDEX].insert(i);
         }
-        ethernet::IPV6 if parse_v6(packet, is_to_our_mac, &mut v6[i], to)? => {
+        ethernet::IPV6 if parse_v6(packet, is_to_our_mac, &mut tuples_v6[i], to)? => {
             families[<V6 as BatchFamily>::INDEX].insert(i);
         }
         ethernet::IPV6 | ethernet::ARP => {
-            heads[i].kind = if kind == ethernet::ARP { PacketKind::Arp } else { PacketKind::NeighborDiscovery };
-            questions.insert(i);
+            headers[i].kind = if kind == ethernet::ARP { PacketKind::Arp } else { PacketKind::NeighborDiscovery };
+            arp_nd.insert(i);
             return Ok(());
         }
         _ => return Err(DropReason::NotOurs),
     }
     let (fragment, needs_new_ip_id) = (to.fragment, to.needs_new_ip_id);
     // A hairpinned packet has no side, whichever interface it arrived on.
-    heads[i].sides =
+    headers[i].sides =
         if hairpin { HAIRPIN_SIDE } else { received.sides(network.interface_entry(received.interface).sides) };
     // Removes Ethernet padding.
-    received.frame.set_len(ETHERNET_HEADER as u16 + heads[i].ip_length);
-    if !heads[i].kind.has_session() {
+    received.frame.set_len(ETHERNET_HEADER as u16 + headers[i].ip_length);
+    if !headers[i].kind.has_session() {
         batch.sessionless.insert(i);
     }
     if fragment {

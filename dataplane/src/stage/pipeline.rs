@@ -30,11 +30,12 @@ pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
     let Tables { sessions, embryonic, ports, reassembly, ip_ids, reply_limiter, replication_queue, observer, .. } =
         tables;
     let Observer { drops, session_log, capture } = observer;
-    let Context { snapshot: view, counters, .. } = *context;
-    let mut accounting = SessionAccounting { policy: &view.policy, ports, counters, replication_queue, session_log };
+    let Context { snapshot, counters, .. } = *context;
+    let mut accounting =
+        SessionAccounting { policy: &snapshot.policy, ports, counters, replication_queue, session_log };
 
-    decap::run(batch, view, counters);
-    parse::run(batch, &view.network);
+    decap::run(batch, snapshot, counters);
+    parse::run(batch, &snapshot.network);
     if let Some(capture) = capture {
         capture.begin_batch(batch, context.now);
     }
@@ -61,6 +62,6 @@ pub fn run(batch: &mut Batch, tables: &mut Tables, context: &Context<'_>) {
     both!(rewrite::run(batch, sessions, ip_ids, accounting.replication_queue, context));
     both!(stateless_reply::run(batch, ip_ids, context));
     both!(health_check::run(batch, context));
-    encap::run(batch, view);
+    encap::run(batch, snapshot);
     reject::run(batch, reply_limiter, drops, context);
 }

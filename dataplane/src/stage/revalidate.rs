@@ -28,12 +28,12 @@ pub fn run<A: PacketFamily>(
     context: &Context<'_>,
     accounting: &mut SessionAccounting<'_>,
 ) {
-    let Context { snapshot: view, now, .. } = *context;
+    let Context { snapshot, now, .. } = *context;
     for i in batch.undecided_of::<A>().and(batch.stale) {
-        if !batch.undecided.contains(i) || requeue_behind_opening::<A>(batch, i, sessions, view) {
+        if !batch.undecided.contains(i) || requeue_behind_opening::<A>(batch, i, sessions, snapshot) {
             continue;
         }
-        if apply::<A>(batch.slots[i], sessions, view, now, accounting) {
+        if apply::<A>(batch.slots[i], sessions, snapshot, now, accounting) {
             batch.validated.insert(i);
             if !A::table(sessions).entry(batch.slots[i]).flags().may_come_from(batch.headers[i].sides) {
                 batch.decide(i, Verdict::Drop(DropReason::SpoofedSource));
@@ -43,7 +43,7 @@ pub fn run<A: PacketFamily>(
         let entry = A::table(sessions).entry(batch.slots[i]);
         if entry.is_standby() {
             // Its shard belongs to another gateway now, and so does the session.
-            batch.session_owners[i] = owner::owner(entry, &view.policy);
+            batch.session_owners[i] = owner::owner(entry, &snapshot.policy);
             batch.standby.insert(i);
         }
     }

@@ -31,10 +31,10 @@ pub fn run<A: HeaderRewrite>(
     replication_queue: &mut ReplicationQueue,
     context: &Context<'_>,
 ) {
-    let Context { snapshot: view, now, .. } = *context;
+    let Context { snapshot, now, .. } = *context;
     let needs_new_ip_id = batch.validated_of::<A>().and(batch.new_ip_id);
     for i in batch.validated_of::<A>() {
-        let Some(hop) = route::session_next_hop::<A>(batch, i, sessions, view) else { continue };
+        let Some(hop) = route::session_next_hop::<A>(batch, i, sessions, snapshot) else { continue };
         let (head, slot) = (batch.headers[i], batch.slots[i]);
         let state_change = update_state::<A>(batch, i, sessions, now);
         if state_change.change != StateChange::None {
@@ -55,13 +55,13 @@ pub fn run<A: HeaderRewrite>(
             // Only the first fragment refreshes the session's timeout.
             last_seen = entry.last_seen();
         }
-        entry.count(head.ip_length + ETHERNET_HEADER, last_seen, view.generation);
+        entry.count(head.ip_length + ETHERNET_HEADER, last_seen, snapshot.generation);
         let frame = batch.frames[i].frame.bytes_mut();
         let Some((headers, payload)) = frame.split_at_mut_checked(head.l4_offset.into()) else { continue };
         A::rewrite_ip_header(headers, entry);
         rewrite_transport(payload, head.kind, entry.translated_ports(), entry.l4_delta());
-        let sent = write_macs(headers, hop, &view.network);
-        finish(batch, i, hop, sent, view);
+        let sent = write_macs(headers, hop, &snapshot.network);
+        finish(batch, i, hop, sent, snapshot);
     }
     // A rejected packet must stay unmodified: it is quoted.
     for i in needs_new_ip_id.without(batch.rejected) {
@@ -70,10 +70,10 @@ pub fn run<A: HeaderRewrite>(
         }
     }
     for i in batch.undecided_of::<A>().and(batch.unchanged) {
-        let Some(hop) = route::untranslated_next_hop::<A>(batch, i, view) else { continue };
+        let Some(hop) = route::untranslated_next_hop::<A>(batch, i, snapshot) else { continue };
         A::decrement_ttl(batch.frames[i].frame.bytes_mut());
         batch.directions[i] = Direction::Unchanged;
-        forward(batch, i, hop, view);
+        forward(batch, i, hop, snapshot);
     }
 }
 

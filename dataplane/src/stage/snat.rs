@@ -159,7 +159,7 @@ pub fn decide<A: PacketFamily>(
     ended: Option<Slot>,
 ) -> Result<SnatPlan, DropReason> {
     let (head, hash, origin) = (batch.headers[i], batch.hashes[i], &A::tuples(batch)[i]);
-    let Context { snapshot: view, rules, .. } = *context;
+    let Context { snapshot, rules, .. } = *context;
     let existing = sessions.find(hash, origin);
     if let Some(slot) = existing
         && !A::table(sessions).entry(slot).flags().has(Flags::QUARANTINED)
@@ -175,11 +175,11 @@ pub fn decide<A: PacketFamily>(
     if head.ttl <= 1 {
         return Err(DropReason::Ttl);
     }
-    let next_hop = route::next_hop_to(origin.destination, hash, view).map_err(|_| DropReason::NoRoute)?;
+    let next_hop = route::next_hop_to(origin.destination, hash, snapshot).map_err(|_| DropReason::NoRoute)?;
     if context.lease_expired {
         return Err(DropReason::NoLease);
     }
-    let quarantined = existing.map(|slot| quarantine_action(slot, origin, sessions, view)).transpose()?;
+    let quarantined = existing.map(|slot| quarantine_action(slot, origin, sessions, snapshot)).transpose()?;
     Ok(SnatPlan::Open(next_hop, quarantined))
 }
 
@@ -194,8 +194,8 @@ fn open<A: PacketFamily>(
         SnatPlan::Existing(slot) => return Ok(slot),
         SnatPlan::Open(next_hop, quarantined) => (next_hop, quarantined),
     };
-    let Context { snapshot: view, now, .. } = *context;
-    let (endpoint, egress) = view.policy.endpoint_by_id(batch.endpoints[i]);
+    let Context { snapshot, now, .. } = *context;
+    let (endpoint, egress) = snapshot.policy.endpoint_by_id(batch.endpoints[i]);
     let claim = endpoint.usage.open(egress.spec.limits, now).map_err(|_| DropReason::Quota)?;
     let committed = if let Some(QuarantineAction::Revive(slot)) = quarantined {
         revive::<A>(slot, next_hop, sessions, context)
@@ -242,12 +242,12 @@ fn revive<A: SessionFamily>(
     sessions: &mut Sessions,
     context: &Context<'_>,
 ) -> Result<Slot, DropReason> {
-    let Context { snapshot: view, now, .. } = *context;
+    let Context { snapshot, now, .. } = *context;
     if capacity_to_revive::<A>(slot, sessions, None) == Admission::Rejected {
         return Err(DropReason::SessionTableFull);
     }
-    let hop_and_side = (route::hop_id(next_hop), reply_side(next_hop, view));
-    sessions.reopen::<A>(slot, hop_and_side, view.generation, now);
+    let hop_and_side = (route::hop_id(next_hop), reply_side(next_hop, snapshot));
+    sessions.reopen::<A>(slot, hop_and_side, snapshot.generation, now);
     Ok(slot)
 }
 
@@ -365,8 +365,8 @@ fn commit<A: SessionFamily>(
     context: &Context<'_>,
     ports: &mut Allocator,
 ) -> Result<Slot, DropReason> {
-    let Context { snapshot: view, now, .. } = *context;
-    let (Candidate { vip, address, .. }, port) = opening.select_vip(sessions, view, None, |candidate| {
+    let Context { snapshot, now, .. } = *context;
+    let (Candidate { vip, address, .. }, port) = opening.select_vip(sessions, snapshot, None, |candidate| {
         let Candidate { vip, address, shard, .. } = *candidate;
         let is_free = |port: u16| sessions.is_free(&opening.translated(address, port).reversed());
         ports.allocate((&vip.ports, shard), &opening.translated(address, 0), claim, now, is_free).ok()
@@ -377,13 +377,13 @@ fn commit<A: SessionFamily>(
         direction: Direction::Egress,
         reply_direction: Direction::Reply,
         origin_side: Role::Inside.sides(),
-        reply_side: reply_side(next_hop, view),
+        reply_side: reply_side(next_hop, snapshot),
         next_hop: route::hop_id(next_hop),
-        generation: view.generation,
+        generation: snapshot.generation,
     };
     // Replace the quarantined session only now: a rejected packet must not end it.
     if let Some(QuarantineAction::Replace(slot)) = opening.quarantined {
-        accounting::free_tuple::<A>(slot, sessions, &view.policy, ports);
+        accounting::free_tuple::<A>(slot, sessions, &snapshot.policy, ports);
     }
     sessions.commit(&draft, now).map_err(|_| {
         ports.release(&vip.ports, &draft.translated);

@@ -223,7 +223,7 @@ mod tests {
             "IPv4 for the full parser",
             "IPv6 for the full parser",
         ];
-        property(ProptestConfig::with_cases(1_000), &generated(), &classes, |generated, tally| {
+        property(ProptestConfig::with_cases(1_000), &generated(), &classes, |generated, coverage| {
             let frame = generated.frame();
             let is_valid_length = |total: u16, min: u16| (min..=(LENGTH - ethernet::HEADER) as u16).contains(&total);
             let (v4, v6) = (read::<u32>(&frame), read::<V6>(&frame));
@@ -236,7 +236,7 @@ mod tests {
                     prop_assert_eq!((header.protocol, header.ttl), (plain.protocol, plain.ttl));
                     prop_assert!(!header.fragment && header.dont_fragment && header.length == 20);
                     prop_assert_eq!(&plain.ports[..], &frame[L4_V4..][..4]);
-                    tally.count("IPv4");
+                    coverage.count("IPv4");
                 }
                 (_, Some(plain)) if is_valid_length(plain.total, 40) => {
                     // Behind extension headers the transport header is elsewhere.
@@ -250,13 +250,13 @@ mod tests {
                         prop_assert_eq!((header.protocol, header.hop_limit), (plain.protocol, plain.ttl));
                         prop_assert_eq!((header.length, header.fragment), (40, false));
                         prop_assert_eq!(&plain.ports[..], &frame[L4_V6..][..4]);
-                        tally.count("IPv6");
+                        coverage.count("IPv6");
                     }
                 }
-                (Some(_), _) => tally.count("IPv4 of a wrong length"),
-                (_, Some(_)) => tally.count("IPv6 of a wrong length"),
+                (Some(_), _) => coverage.count("IPv4 of a wrong length"),
+                (_, Some(_)) => coverage.count("IPv6 of a wrong length"),
                 (None, None) => {
-                    tally.count(if generated.v4 { "IPv4 for the full parser" } else { "IPv6 for the full parser" });
+                    coverage.count(if generated.v4 { "IPv4 for the full parser" } else { "IPv6 for the full parser" });
                 }
             }
             Ok(())

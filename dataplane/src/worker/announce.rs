@@ -14,14 +14,14 @@ const MAX_PER_TURN: usize = 16;
 
 /// The pending announcements of one worker.
 #[derive(Debug, Default)]
-pub struct Announcer {
+pub struct Announcements {
     vips: Vec<IpAddr>,
     next: usize,
     rounds_left: u8,
     next_round: Tick,
 }
 
-impl Announcer {
+impl Announcements {
     /// Starts to announce these VIPs, together with those that earlier calls left unfinished.
     pub fn start(&mut self, mut vips: Vec<IpAddr>, now: Tick) {
         if self.rounds_left > 0 {
@@ -61,16 +61,16 @@ mod tests {
     #[test]
     fn each_vip_is_announced_three_times_a_second_apart() {
         let vips: Vec<IpAddr> = (0..20_u8).map(|n| [192, 0, 2, n].into()).collect();
-        let mut announcer = Announcer::default();
-        announcer.start(vips, Tick(0));
+        let mut announcements = Announcements::default();
+        announcements.start(vips, Tick(0));
         let mut announced = 0;
         for ms in 0..5_000 {
-            let turn = announcer.due(Tick(ms)).len();
+            let turn = announcements.due(Tick(ms)).len();
             assert!(turn <= MAX_PER_TURN);
             announced += turn;
             assert!(announced <= 20 * (1 + ms as usize / 1_000), "too early");
         }
         assert_eq!(announced, 60);
-        assert!(!announcer.is_busy());
+        assert!(!announcements.is_busy());
     }
 }

@@ -26,7 +26,7 @@ impl<Io: PacketIo> Worker<Io> {
     /// Announces VIPs, a bounded number per turn.
     pub(super) fn announce(&mut self, view: &Snapshot, now: Tick) {
         let WorkerParts { io, counters, .. } = &mut self.parts;
-        for &vip in self.announcer.due(now) {
+        for &vip in self.announcements.due(now) {
             // Another gateway may be active for it by now.
             if !view.policy.vip_at(vip).is_some_and(Vip::answers_arp_nd) {
                 continue;
@@ -88,9 +88,9 @@ impl<Io: PacketIo> Worker<Io> {
                 session_query::port_usage(&view.policy, &tables.ports, &tables.sessions, &mut chunk);
                 let _ = reply.try_send(chunk);
             }
-            Command::Capture(tap) => tables.observer.capture = tap,
+            Command::Capture(capture) => tables.observer.capture = capture,
             Command::LogSessions(queue) => tables.observer.session_log.set_queue(queue),
-            Command::Announce(vips) => self.announcer.start(vips, now),
+            Command::Announce(vips) => self.announcements.start(vips, now),
             Command::Defend(vip) => {
                 if !lease_expired && view.policy.vip_at(vip).is_some_and(Vip::answers_arp_nd) {
                     announce_once(&mut self.parts.io, &self.parts.counters, view, vip);

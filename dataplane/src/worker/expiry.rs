@@ -14,7 +14,7 @@ const MAX_SLOTS_WITH_PACKETS: u32 = 1 << 9;
 
 /// The progress of the sweeps of both tables.
 #[derive(Debug)]
-pub struct ExpirySweeper {
+pub struct ExpirySweep {
     tables: [TableSweep; 2],
     last_turn: Tick,
 }
@@ -27,8 +27,8 @@ struct TableSweep {
     backlog: u32,
 }
 
-impl ExpirySweeper {
-    /// A sweeper that starts now.
+impl ExpirySweep {
+    /// A expiry that starts now.
     pub fn new(now: Tick) -> Self {
         Self { tables: [TableSweep::default(); 2], last_turn: now }
     }
@@ -77,12 +77,12 @@ mod tests {
             sessions.commit(&draft(n, n), Tick(1)).unwrap();
         }
         let end = 1 + Timeouts::default().udp;
-        let mut sweeper = ExpirySweeper::new(Tick(end));
+        let mut expiry = ExpirySweep::new(Tick(end));
         for elapsed in 1..10_000 {
             let now = Tick(end + elapsed);
             for _ in 0..turns_per_ms {
-                sweeper.sweep_slice::<u32>(&mut sessions, now, has_packets, |_| false, |_| ());
-                sweeper.end_turn(now);
+                expiry.sweep_slice::<u32>(&mut sessions, now, has_packets, |_| false, |_| ());
+                expiry.end_turn(now);
             }
             if sessions.open_count() == 0 {
                 return elapsed;

@@ -18,9 +18,9 @@ use std::sync::Arc;
 
 use crossbeam::channel::Receiver;
 
-use self::announce::Announcer;
+use self::announce::Announcements;
 use self::command::Command;
-use self::expiry::ExpirySweeper;
+use self::expiry::ExpirySweep;
 use self::handover::HandoverQueue;
 use self::neighbor_queue::NeighborQueue;
 use crate::flow::address::V6;
@@ -91,8 +91,8 @@ pub struct Worker<Io> {
     parts: WorkerParts<Io>,
     batch: Batch,
     handover: HandoverQueue,
-    announcer: Announcer,
-    sweeper: ExpirySweeper,
+    announcements: Announcements,
+    expiry: ExpirySweep,
     /// Address of the snapshot that the neighbor queue was last retried under.
     neighbor_snapshot: usize,
     housekeeping: Tick,
@@ -112,8 +112,8 @@ impl<Io: PacketIo> Worker<Io> {
             parts,
             batch: Batch::default(),
             handover: HandoverQueue::default(),
-            announcer: Announcer::default(),
-            sweeper: ExpirySweeper::new(now),
+            announcements: Announcements::default(),
+            expiry: ExpirySweep::new(now),
             neighbor_snapshot: 0,
             housekeeping: now,
             last_turn: now,
@@ -143,15 +143,15 @@ impl<Io: PacketIo> Worker<Io> {
                 FlowOwners { this: *id, workers: links.workers(), directory: directory.as_deref(), claims: true };
             let context = Context { snapshot: &view, rules: *rules, flows, affinity, counters, lease_expired, now };
             if self.is_suspended {
-                if let Some(tap) = &mut tables.observer.capture {
-                    tap.skip_batch();
+                if let Some(capture) = &mut tables.observer.capture {
+                    capture.skip_batch();
                 }
                 self.batch.drop_all(DropReason::NoLease);
             } else {
                 pipeline::run(&mut self.batch, tables, &context);
             }
-            if let Some(tap) = &mut tables.observer.capture {
-                tap.end_batch(&self.batch, now);
+            if let Some(capture) = &mut tables.observer.capture {
+                capture.end_batch(&self.batch, now);
             }
             self.dispatch(&view, lease_expired, now);
         }
@@ -179,7 +179,7 @@ impl<Io: PacketIo> Worker<Io> {
         self.parts.links.is_empty()
             && self.batch.reinjected.is_empty()
             && self.parts.commands.is_empty()
-            && !self.announcer.is_busy()
+            && !self.announcements.is_busy()
     }
 
     /// The device.
@@ -244,24 +244,24 @@ impl<Io: PacketIo> Worker<Io> {
         let Tables { ports, replication_queue, observer, .. } = tables;
         let mut accounting =
             SessionAccounting { policy, ports, counters, replication_queue, session_log: &observer.session_log };
-        self.sweeper.sweep_slice::<u32>(
+        self.expiry.sweep_slice::<u32>(
             &mut tables.sessions,
             now,
             has_packets,
             |standby| owner::owner(standby, policy) == Owner::This,
             |expiry| accounting.release(&expiry),
         );
-        self.sweeper.sweep_slice::<V6>(
+        self.expiry.sweep_slice::<V6>(
             &mut tables.sessions,
             now,
             has_packets,
             |standby| owner::owner(standby, policy) == Owner::This,
             |expiry| accounting.release(&expiry),
         );
-        self.sweeper.end_turn(now);
+        self.expiry.end_turn(now);
         let WorkerParts { tables, counters, io, .. } = &mut self.parts;
-        let Tables { reassembly: fragments, observer, .. } = tables;
-        fragments.expire(now, MAX_FRAGMENTS_EXPIRED, |expired| {
+        let Tables { reassembly, observer, .. } = tables;
+        reassembly.expire(now, MAX_FRAGMENTS_EXPIRED, |expired| {
             let Received { frame, interface } = expired;
             let attribution = Attribution::of(view.network.interface(interface).role);
             dispatch::discard(io, counters, observer, frame, (DropReason::Fragment, interface, attribution), now);
@@ -292,12 +292,12 @@ impl<Io: PacketIo> Worker<Io> {
     }
 
     fn publish_gauges(&self) {
-        let WorkerParts { tables, counters, neighbor_queue: waiting, .. } = &self.parts;
+        let WorkerParts { tables, counters, neighbor_queue, .. } = &self.parts;
         counters.sessions.set(tables.sessions.open_count().into());
         counters.standby_sessions.set(tables.sessions.standby_count().into());
         counters.session_reserve.set(tables.sessions.reserve().into());
         counters.session_fair_share.set(tables.sessions.fair_share().into());
-        counters.neighbor_waiting.set(waiting.len() as u64);
+        counters.neighbor_waiting.set(neighbor_queue.len() as u64);
         counters.frames_held.set(self.frames_held() as u64);
         counters.frames_device.set(self.parts.io.audit().sum());
     }

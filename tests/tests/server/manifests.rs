@@ -81,7 +81,7 @@ fn a_broken_manifest_is_reported_and_its_last_good_version_stays() {
     let row = table.lines().find(|line| line.starts_with("EgressPolicy tenant-b/web")).unwrap();
     assert!(row.contains("LAST GOOD"), "{table}");
     assert!(table.contains(&position) && table.contains("spec.excludedCIDRs"), "{table}");
-    let diagnostic = &json["complaints"][0];
+    let diagnostic = &json["diagnostics"][0];
     assert!(diagnostic["file"].as_str().unwrap().ends_with("tenant-b.yaml"), "{diagnostic}");
     assert!(diagnostic["line"] == line && diagnostic["severity"] == "error", "{diagnostic}");
     assert!(diagnostic["field"].as_str().unwrap().starts_with("spec.excludedCIDRs"), "{diagnostic}");
@@ -110,7 +110,7 @@ fn a_broken_manifest_is_reported_and_its_last_good_version_stays() {
     assert_eq!(query_udp(&testbed.pods[2], EXCLUDED[0].parse().unwrap()).unwrap(), VIP_B[0]);
     assert!(faulty("last_good") < 0.5);
     let (table, json) = policy_status(&testbed);
-    assert!(!table.contains("LAST GOOD") && json["complaints"].as_array().unwrap().is_empty(), "{table}");
+    assert!(!table.contains("LAST GOOD") && json["diagnostics"].as_array().unwrap().is_empty(), "{table}");
 }
 
 #[test]

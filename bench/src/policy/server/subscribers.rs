@@ -40,7 +40,7 @@ struct ResponseHeader {
 
 /// An event of a gateway.
 #[derive(Debug)]
-enum Event {
+enum SubscriberEvent {
     /// It has received all responses of a policy version.
     Received { gateway: usize, version: String, at: Instant },
     /// Its stream was closed, with this error.
@@ -50,7 +50,7 @@ enum Event {
 /// All simulated gateways.
 #[derive(Debug)]
 pub(super) struct Gateways {
-    events: UnboundedReceiver<Event>,
+    events: UnboundedReceiver<SubscriberEvent>,
     start: Instant,
     /// Last received version of each gateway, and time of reception.
     received: Vec<(String, Instant)>,
@@ -97,8 +97,8 @@ impl Gateways {
                 Err(_) => bail!("timeout after {} s; {}", timeout.as_secs(), self.stream_errors()),
             };
             let (gateway, version, at) = match event {
-                Event::Received { gateway, version, at } => (gateway, version, at),
-                Event::StreamLost(error) => {
+                SubscriberEvent::Received { gateway, version, at } => (gateway, version, at),
+                SubscriberEvent::StreamLost(error) => {
                     self.lost_streams += 1;
                     self.last_error = Some(error);
                     ensure!(self.lost_streams <= MAX_LOST_STREAMS, "{}", self.stream_errors());
@@ -146,20 +146,20 @@ impl Gateways {
 }
 
 /// Runs one gateway until the receiver of its events is dropped.
-async fn run_gateway(gateway: usize, url: String, events: UnboundedSender<Event>) {
+async fn run_gateway(gateway: usize, url: String, events: UnboundedSender<SubscriberEvent>) {
     loop {
         let error = match subscribe(gateway, &url, &events).await {
             Ok(()) => "the server closed the stream".to_owned(),
             Err(error) => error_chain(error.as_ref()),
         };
-        if events.send(Event::StreamLost(error)).is_err() {
+        if events.send(SubscriberEvent::StreamLost(error)).is_err() {
             return;
         }
         tokio::time::sleep(RECONNECT_DELAY).await;
     }
 }
 
-async fn subscribe(gateway: usize, url: &str, events: &UnboundedSender<Event>) -> Result<()> {
+async fn subscribe(gateway: usize, url: &str, events: &UnboundedSender<SubscriberEvent>) -> Result<()> {
     let endpoint = Endpoint::from_shared(url.to_owned())?
         .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEP_ALIVE)
@@ -184,7 +184,7 @@ async fn subscribe(gateway: usize, url: &str, events: &UnboundedSender<Event>) -
         let at = Instant::now();
         requests.send(DeltaDiscoveryRequest { type_url, response_nonce: nonce, ..DeltaDiscoveryRequest::default() })?;
         if is_last {
-            events.send(Event::Received { gateway, version: system_version_info, at })?;
+            events.send(SubscriberEvent::Received { gateway, version: system_version_info, at })?;
         }
     }
     Ok(())

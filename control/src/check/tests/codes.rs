@@ -245,6 +245,6 @@ fn the_code_is_at_the_end_of_the_line_and_a_field_of_the_json() {
     let start = format!("{}:4: workers.core: unknown field, did you mean `cores`?", file.display());
     assert!(text.starts_with(&start) && text.ends_with(" [VG0106]"), "{text}");
     let json = serde_json::to_value(&report).unwrap();
-    assert_eq!(json["complaints"][0]["code"], "VG0106");
-    assert_eq!(json["complaints"][0]["field"], "workers.core");
+    assert_eq!(json["diagnostics"][0]["code"], "VG0106");
+    assert_eq!(json["diagnostics"][0]["field"], "workers.core");
 }

@@ -59,9 +59,9 @@ impl TunnelAuthentication {
     pub(super) fn for_peer(&self, name: &str, now: Instant) -> Authentication {
         match self.peers.get(name) {
             Some(peer) if peer.key.is_some() => match peer.tag_keys() {
-                Some(TagKeys { transmit_key: sent, receive_key: taken }) => {
+                Some(TagKeys { transmit_key, receive_key }) => {
                     let previous = peer.previous.filter(|(_, until)| now < *until).map(|(key, _)| key);
-                    Authentication::Tagged { transmit_key: sent, receive_keys: [Some(taken), previous] }
+                    Authentication::Tagged { transmit_key, receive_keys: [Some(receive_key), previous] }
                 }
                 None => Authentication::Rejected,
             },

@@ -83,19 +83,19 @@ pub(super) fn prepare(target: &MigrationTarget<'_>, step: &mut dyn FnMut()) -> R
     remove_directory(&directory.join(MIGRATING))?;
     finish(directory, step)?;
     drop(unfinished);
-    let FormerTables { readable: old, unusable, locks } = read(target, lock_all(&worker_files(directory))?);
+    let FormerTables { readable, unusable, locks } = read(target, lock_all(&worker_files(directory))?);
     let fits = |identity: &Identity| {
         identity.worker < target.workers && (identity.workers, identity.capacity) == (target.workers, target.capacity)
     };
-    if old.iter().all(|(_, identity)| fits(identity)) {
+    if readable.iter().all(|(_, identity)| fits(identity)) {
         return Ok(MigrationOutcome::Files);
     }
     report_unusable(&unusable);
     let start = Instant::now();
-    let (old, identities): (Vec<_>, Vec<_>) = old.into_iter().unzip();
-    let (prepared, migrated) = match write_files(target, &old, step) {
+    let (readable, identities): (Vec<_>, Vec<_>) = readable.into_iter().unzip();
+    let (prepared, migrated) = match write_files(target, &readable, step) {
         Ok(migrated) => (MigrationOutcome::Files, migrated),
-        Err(error) if is_no_space(&error) => migrate_in_memory(target, old, locks, &error, step)?,
+        Err(error) if is_no_space(&error) => migrate_in_memory(target, readable, locks, &error, step)?,
         Err(error) => return Err(error),
     };
     if matches!(prepared, MigrationOutcome::Files) {

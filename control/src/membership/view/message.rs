@@ -100,7 +100,8 @@ impl TryFrom<proto::Member> for Member {
     type Error = InvalidMessage;
 
     fn try_from(message: proto::Member) -> Result<Self, InvalidMessage> {
-        let proto::Member { name, serving, epoch, incarnation, fingerprint, address, port, lapsed, .. } = message;
+        let proto::Member { name, serving, epoch, incarnation, fingerprint, address, port, lease_expired, .. } =
+            message;
         let (tunnel_key, unable, commitment) = (message.tunnel_key, message.unable, message.commitment);
         let (name, fingerprint) = (checked_name(name)?, checked_hash(fingerprint));
         let fingerprint = fingerprint.map_err(|bytes| InvalidMessage::Fingerprint(name.to_string(), bytes))?;
@@ -111,7 +112,7 @@ impl TryFrom<proto::Member> for Member {
         Ok(Self {
             name,
             serving,
-            lease_expired: lapsed,
+            lease_expired,
             epoch,
             incarnation,
             commitment,
@@ -129,7 +130,7 @@ impl From<&Member> for proto::Member {
         Self {
             name: member.name.to_string(),
             serving: member.serving,
-            lapsed: member.lease_expired,
+            lease_expired: member.lease_expired,
             epoch: member.epoch,
             incarnation: member.incarnation,
             fingerprint: member.fingerprint.map(Vec::from).unwrap_or_default(),
@@ -142,7 +143,7 @@ impl From<&Member> for proto::Member {
     }
 }
 
-impl From<DesiredState> for proto::beat::Wish {
+impl From<DesiredState> for proto::heartbeat::DesiredState {
     fn from(state: DesiredState) -> Self {
         match state {
             DesiredState::Joining => Self::Joining,
@@ -152,21 +153,21 @@ impl From<DesiredState> for proto::beat::Wish {
     }
 }
 
-impl From<proto::beat::Wish> for DesiredState {
-    fn from(state: proto::beat::Wish) -> Self {
+impl From<proto::heartbeat::DesiredState> for DesiredState {
+    fn from(state: proto::heartbeat::DesiredState) -> Self {
         match state {
-            proto::beat::Wish::Joining => Self::Joining,
-            proto::beat::Wish::Ready => Self::Ready,
-            proto::beat::Wish::Draining => Self::Draining,
+            proto::heartbeat::DesiredState::Joining => Self::Joining,
+            proto::heartbeat::DesiredState::Ready => Self::Ready,
+            proto::heartbeat::DesiredState::Draining => Self::Draining,
         }
     }
 }
 
 /// From a gateway: the commitment is computed from its secret.
-impl TryFrom<proto::Beat> for Heartbeat {
+impl TryFrom<proto::Heartbeat> for Heartbeat {
     type Error = InvalidMessage;
 
-    fn try_from(mut message: proto::Beat) -> Result<Self, InvalidMessage> {
+    fn try_from(mut message: proto::Heartbeat) -> Result<Self, InvalidMessage> {
         let secret = std::mem::take(&mut message.secret);
         message.commitment = Vec::new();
         if !secret.is_empty() {
@@ -205,16 +206,27 @@ impl Heartbeat {
     ///
     /// # Errors
     /// When it is invalid.
-    pub fn from_stored(message: proto::Beat) -> Result<Self, InvalidMessage> {
-        let proto::Beat { gateway, incarnation, wish, seen_view, fingerprint, tunnel_key, unable, view, .. } = message;
+    pub fn from_stored(message: proto::Heartbeat) -> Result<Self, InvalidMessage> {
+        let proto::Heartbeat {
+            gateway,
+            incarnation,
+            desired_state,
+            seen_view,
+            fingerprint,
+            tunnel_key,
+            unable,
+            view,
+            ..
+        } = message;
         let (peer_address, peer_port) = (message.peer_address, message.peer_port);
         let (gateway, unable) = (checked_name(gateway)?, checked_fault(&unable));
         if incarnation == 0 {
             return Err(InvalidMessage::Incarnation(gateway.to_string()));
         }
         let commitment = checked_commitment(&gateway, incarnation, &message.commitment)?;
-        let desired_state = proto::beat::Wish::try_from(wish);
-        let desired_state = desired_state.map_err(|_| InvalidMessage::DesiredState(gateway.to_string(), wish))?.into();
+        let desired_state = proto::heartbeat::DesiredState::try_from(desired_state)
+            .map_err(|_| InvalidMessage::DesiredState(gateway.to_string(), desired_state))?
+            .into();
         let fingerprint =
             checked_hash(fingerprint).map_err(|bytes| InvalidMessage::Fingerprint(gateway.to_string(), bytes))?;
         let tunnel_key =
@@ -237,13 +249,13 @@ impl Heartbeat {
     }
 
     /// As a message for the store, with this sequence number; without secrets.
-    pub fn to_proto(&self, sequence: u64) -> proto::Beat {
+    pub fn to_proto(&self, sequence: u64) -> proto::Heartbeat {
         let (peer_address, peer_port) = peer_fields(self.peer);
-        proto::Beat {
+        proto::Heartbeat {
             gateway: self.gateway.to_string(),
             incarnation: self.incarnation,
             sequence,
-            wish: proto::beat::Wish::from(self.desired_state).into(),
+            desired_state: proto::heartbeat::DesiredState::from(self.desired_state).into(),
             seen_view: self.seen_view,
             fingerprint: self.fingerprint.map(Vec::from).unwrap_or_default(),
             peer_address,
@@ -252,7 +264,7 @@ impl Heartbeat {
             view: self.view.as_deref().map(Into::into),
             tunnel_key: self.tunnel_key.map(Vec::from).unwrap_or_default(),
             commitment: self.commitment.map(Vec::from).unwrap_or_default(),
-            ..proto::Beat::default()
+            ..proto::Heartbeat::default()
         }
     }
 }

@@ -18,7 +18,7 @@ metrics! {
     OBJECTS = Gauge("policyd_objects", []): "Objects in force";
     FAULTY_OBJECTS = Gauge("policyd_faulty_objects", [INSTEAD]):
         "Invalid objects, by what is in force instead: their last good version, or nothing";
-    DIAGNOSTICS = Gauge("policyd_complaints", [SEVERITY]): "Current diagnostics of manifests, by severity";
+    DIAGNOSTICS = Gauge("policyd_diagnostics", [SEVERITY]): "Current diagnostics of manifests, by severity";
     SOURCE_CONNECTED = Gauge("policyd_source_connected", []): "Whether the policy source is reachable";
     SOURCE_UPDATES = Counter("policyd_source_updates", []): "Updates received from the policy source";
     PUBLICATIONS = Counter("policyd_publications", []): "Published policy versions";
@@ -31,7 +31,7 @@ metrics! {
     VIEW = Gauge("policyd_view", []): "Number of the current membership view";
     LEASE_EXPIRIES = Counter("policyd_expiries", []):
         "Gateways that became inactive because their heartbeats timed out or their process was replaced";
-    REJECTED_HEARTBEATS = Counter("policyd_refused_beats", []):
+    REJECTED_HEARTBEATS = Counter("policyd_rejected_heartbeats", []):
         "Heartbeats rejected because another live process has the gateway's name";
     TLS_REJECTED = Counter("policyd_tls_refused", []):
         "Connections rejected for a missing or invalid client certificate";

@@ -167,11 +167,11 @@ fn each_event_has_its_nat_event_value() {
 
 #[test]
 fn mixed_families_are_encoded_as_ipv6() {
-    let NatEvent::Session { created, inbound, protocol, original: before, tenant, .. } = session("a", true) else {
+    let NatEvent::Session { created, inbound, protocol, original, tenant, .. } = session("a", true) else {
         unreachable!()
     };
-    let after = ("203.0.113.10:1".parse().unwrap(), before.1);
-    let event = NatEvent::Session { created, inbound, protocol, original: before, translated: after, tenant };
+    let after = ("203.0.113.10:1".parse().unwrap(), original.1);
+    let event = NatEvent::Session { created, inbound, protocol, original, translated: after, tenant };
     let mut encoder = Encoder::new(1, 1400);
     encoder.push(AT, &event);
     let message = encoder.finish(1).unwrap();

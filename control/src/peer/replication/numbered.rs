@@ -40,10 +40,10 @@ pub(crate) fn decode(kind: &Kind) -> Result<NumberedFrame, LinkError> {
         Kind::Released(Released { number, view }) => NumberedFrame::Released { number: *number, view: *view },
         Kind::Hello(_)
         | Kind::Farewell(_)
-        | Kind::Beat(_)
+        | Kind::Heartbeat(_)
         | Kind::Echo(_)
         | Kind::Ack(_)
-        | Kind::Hearsay(_)
+        | Kind::RelayedView(_)
         | Kind::SyncRequest(_) => return Err(LinkError::ProtocolViolation("a frame without a number")),
     })
 }

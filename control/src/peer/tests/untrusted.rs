@@ -14,7 +14,7 @@ use vipgate_dataplane::flow::ids::GatewayId;
 use crate::peer::frame::{self, MAX_FRAME_BYTES};
 use crate::peer::identity::{CERTIFICATE_NAME, Identity, Pins};
 use crate::peer::proto::frame::Kind;
-use crate::peer::proto::{Ack, Beat, Hearsay, Hello, Sessions, SyncBegin, SyncEnd};
+use crate::peer::proto::{Ack, Heartbeat, Hello, RelayedView, Sessions, SyncBegin, SyncEnd};
 use crate::peer::replication::max_queued_bytes;
 use crate::peer::tests::testbed::{Gateway, view_with_peer, wait_until};
 use crate::peer::{LinkError, PeerMember};
@@ -183,11 +183,11 @@ async fn invalid_frames_end_the_link_and_are_counted() {
     assert!(matches!(error_after(true, &[0, 0, 0, 3, 0xff, 0xff, 0xff]).await, LinkError::InvalidFrame(_)));
     // A first frame of an unknown kind, and a known one that isn't a Hello.
     assert!(matches!(error_after(false, &[0, 0, 0, 3, 0xaa, 0x06, 0]).await, LinkError::ProtocolViolation(_)));
-    let beat = frame::encode(Kind::Beat(Beat::default()));
-    assert!(matches!(error_after(false, &beat).await, LinkError::ProtocolViolation(_)));
+    let heartbeat = frame::encode(Kind::Heartbeat(Heartbeat::default()));
+    assert!(matches!(error_after(false, &heartbeat).await, LinkError::ProtocolViolation(_)));
     let ack = frame::encode(Kind::Ack(Ack { number: 99, refused: false }));
     assert!(matches!(error_after(true, &ack).await, LinkError::ProtocolViolation(_)));
-    let relayed_view = frame::encode(Kind::Hearsay(Hearsay { view: vec![0xff; 9] }));
+    let relayed_view = frame::encode(Kind::RelayedView(RelayedView { view: vec![0xff; 9] }));
     assert!(matches!(error_after(true, &relayed_view).await, LinkError::InvalidFrame(_)));
     let end = frame::encode(Kind::SyncEnd(SyncEnd { number: 1, round: 3 }));
     assert!(matches!(error_after(true, &end).await, LinkError::ProtocolViolation(_)));
@@ -205,7 +205,7 @@ async fn a_frame_of_an_unknown_kind_is_ignored() {
     let mut stream = connect(&identity, &gateway).await.unwrap();
     stream.write_all(&hello("a", 7)).await.unwrap();
     stream.write_all(&[0, 0, 0, 3, 0xaa, 0x06, 0]).await.unwrap();
-    stream.write_all(&frame::encode(Kind::Beat(Beat { sequence: 1, view: 1 }))).await.unwrap();
+    stream.write_all(&frame::encode(Kind::Heartbeat(Heartbeat { sequence: 1, view: 1 }))).await.unwrap();
     gateway.wait_until("a", "echoed", |peer| peer.echo_sent_at.is_some()).await;
 }
 
@@ -258,7 +258,7 @@ async fn a_slow_reader_costs_bounded_memory() {
     // It sends heartbeats but acknowledges nothing.
     let (start, mut peak) = (Instant::now(), 0);
     while !opener.is_finished() || start.elapsed() < Duration::from_millis(500) {
-        stream.write_all(&frame::encode(Kind::Beat(Beat { sequence: 1, view: 1 }))).await.unwrap();
+        stream.write_all(&frame::encode(Kind::Heartbeat(Heartbeat { sequence: 1, view: 1 }))).await.unwrap();
         stream.flush().await.unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
         peak = peak.max(gateway.status("a").replication.queued_bytes);

@@ -53,9 +53,9 @@ pub struct Service {
 
 #[tonic::async_trait]
 impl Membership for Service {
-    type JoinStream = Pin<Box<dyn Stream<Item = Result<proto::Notice, Status>> + Send>>;
+    type JoinStream = Pin<Box<dyn Stream<Item = Result<proto::MembershipUpdate, Status>> + Send>>;
 
-    async fn join(&self, request: Request<Streaming<proto::Beat>>) -> Result<Response<Self::JoinStream>, Status> {
+    async fn join(&self, request: Request<Streaming<proto::Heartbeat>>) -> Result<Response<Self::JoinStream>, Status> {
         let (sender, receiver) = mpsc::channel(QUEUE);
         let (events, view) = (self.membership.events.clone(), self.membership.view.clone());
         let client = ClientIdentity::from_request(&request);
@@ -74,7 +74,7 @@ struct StreamTask {
     origin: StreamOrigin,
     events: mpsc::Sender<StreamEvent>,
     view: watch::Receiver<Arc<MembershipView>>,
-    sender: mpsc::Sender<Result<proto::Notice, Status>>,
+    sender: mpsc::Sender<Result<proto::MembershipUpdate, Status>>,
     /// The view in the first heartbeat. It is passed on with every heartbeat until one is processed for a gateway of
     /// the policy.
     reported_view: Option<Arc<MembershipView>>,
@@ -102,7 +102,7 @@ impl Pending {
 }
 
 impl StreamTask {
-    async fn run(mut self, mut heartbeats: Streaming<proto::Beat>) {
+    async fn run(mut self, mut heartbeats: Streaming<proto::Heartbeat>) {
         if let Err(Some(status)) = self.process_events(&mut heartbeats).await {
             // The client may have disconnected; then the status is dropped.
             let _ = self.sender.send(Err(status)).await;
@@ -113,7 +113,7 @@ impl StreamTask {
     }
 
     /// Receives heartbeats and sends notices until the stream ends, with a status unless the client has closed it.
-    async fn process_events(&mut self, heartbeats: &mut Streaming<proto::Beat>) -> Result<(), Option<Status>> {
+    async fn process_events(&mut self, heartbeats: &mut Streaming<proto::Heartbeat>) -> Result<(), Option<Status>> {
         let (mut next, mut pending) = (None::<(u64, Heartbeat)>, None::<Pending>);
         let mut deadline = Instant::now() + FIRST_HEARTBEAT_TIMEOUT;
         loop {
@@ -163,7 +163,7 @@ impl StreamTask {
     }
 
     /// Validates a heartbeat; the first one authorizes the stream for its gateway and process.
-    fn parse(&mut self, message: proto::Beat) -> Result<(u64, Heartbeat), Option<Status>> {
+    fn parse(&mut self, message: proto::Heartbeat) -> Result<(u64, Heartbeat), Option<Status>> {
         let sequence = message.sequence;
         let heartbeat =
             Heartbeat::try_from(message).map_err(|error| Some(Status::invalid_argument(error.to_string())))?;
@@ -190,7 +190,7 @@ impl StreamTask {
     async fn send_notice(&mut self, sequence: u64, reply: HeartbeatReply) -> Result<(), Option<Status>> {
         let HeartbeatReply { lease, view, rival, is_unknown_gateway: _ } = reply;
         let is_new_view = self.sent_view.as_ref() != Some(&view);
-        let notice = proto::Notice {
+        let notice = proto::MembershipUpdate {
             sequence,
             lease_ms: lease.map_or(0, |lease| u32::try_from(lease.as_millis()).unwrap_or(u32::MAX)),
             view: is_new_view.then(|| (&*view).into()),

@@ -31,7 +31,7 @@ use crate::policyd::meter::MeterLayer;
 use crate::xds::client::{Client, ClientEvent, ServerStatus, open_channel};
 use crate::xds::fixtures::pki::{Authority, Identity};
 use crate::xds::fixtures::sample_placement;
-use crate::xds::proto::Beat;
+use crate::xds::proto::Heartbeat;
 use crate::xds::proto::membership_client::MembershipClient;
 use crate::xds::resource::Kind;
 
@@ -226,7 +226,7 @@ async fn a_heartbeat_is_only_accepted_for_a_name_in_the_certificate() {
     let own = ca.issue(&["gw-b"]);
     let (channel, _) = open_channel(&server.client_config(Some((&ca, &own)), &folder)).await.unwrap();
     let heartbeat = async |gateway: &str| {
-        let heartbeat = Beat { gateway: gateway.to_owned(), incarnation: 7, sequence: 1, ..Beat::default() };
+        let heartbeat = Heartbeat { gateway: gateway.to_owned(), incarnation: 7, sequence: 1, ..Heartbeat::default() };
         let heartbeats = tokio_stream::iter([heartbeat]).into_streaming_request();
         let mut replies = MembershipClient::new(channel.clone()).join(heartbeats).await.unwrap().into_inner();
         timeout(TIMEOUT, replies.message()).await.expect("a reply")

@@ -84,8 +84,8 @@ async fn diagnostics_over_the_size_limit_are_left_out_with_a_note() {
     service.state.registry.connect("gw-1", Process::Unknown, None).unwrap();
     service.state.registry.reject("gw-1", "y".repeat(1 << 20));
     let reply = query(&service, Vec::new()).await.unwrap();
-    assert!((10_000..20_000).contains(&reply.complaints.len()), "{}", reply.complaints.len());
-    let last = reply.complaints.last().unwrap();
+    assert!((10_000..20_000).contains(&reply.diagnostics.len()), "{}", reply.diagnostics.len());
+    let last = reply.diagnostics.last().unwrap();
     let note = "further diagnostics are left out: the reply would be too long";
     assert_eq!((&*last.file, &*last.reason), ("files test", note));
     let gateway = reply.gateways.iter().find(|it| it.name == "gw-1").unwrap();

@@ -58,20 +58,20 @@ impl Entry {
         };
         let mut manifests = Manifests::default();
         read(&Arc::new(Source::new(name, text)), UnsupportedKinds::Ignore, &mut manifests);
-        let Manifests { objects, diagnostics: complaints, unreadable: broken, documents } = manifests;
+        let Manifests { objects, diagnostics, unreadable, documents } = manifests;
         let mut objects: Vec<Arc<Object>> = objects.into_iter().map(Arc::new).collect();
         let mut invalid: BTreeSet<ObjectLocation> = BTreeSet::new();
-        let mut invalid_ids: BTreeSet<ObjectId> = broken.iter().map(|(_, id)| id.clone()).collect();
+        let mut invalid_ids: BTreeSet<ObjectId> = unreadable.iter().map(|(_, id)| id.clone()).collect();
         // An error that can't be attributed to an object may concern any of the previous objects.
         let mut unattributed = false;
-        for error in complaints.iter().filter(|diagnostic| diagnostic.is_error()) {
+        for error in diagnostics.iter().filter(|diagnostic| diagnostic.is_error()) {
             let Some(location) = error.object else {
                 unattributed = true;
                 continue;
             };
             match objects.iter().find(|object| object.origin.location() == location) {
                 Some(object) => drop(invalid_ids.insert(object.id.clone())),
-                None => unattributed |= !broken.iter().any(|(broken, _)| *broken == location),
+                None => unattributed |= !unreadable.iter().any(|(place, _)| *place == location),
             }
             invalid.insert(location);
         }
@@ -89,14 +89,14 @@ impl Entry {
         let presence = if unattributed { Presence::Unreadable } else { Presence::Read };
         if objects.is_empty() && !unattributed {
             let presence = if documents == 0 { Presence::Empty } else { Presence::NoObjects };
-            return Self { rejected: refused, diagnostics: complaints, ..self.with_all_retained(presence) };
+            return Self { rejected: refused, diagnostics: diagnostics, ..self.with_all_retained(presence) };
         }
         Self {
             presence,
             objects,
             retained: kept,
             rejected: refused,
-            diagnostics: complaints,
+            diagnostics: diagnostics,
             in_force: self.in_force,
             in_force_differs: true,
         }

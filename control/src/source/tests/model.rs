@@ -81,10 +81,10 @@ fn parse_entry(name: &str, content: &ObservedContent) -> (Vec<ParsedObject>, BTr
 fn parse(name: &str, text: &str) -> (Vec<Arc<Object>>, BTreeSet<Id>, bool) {
     let mut manifests = Manifests::default();
     read(&Arc::new(Source::new(name, text.to_owned())), UnsupportedKinds::Ignore, &mut manifests);
-    let Manifests { objects, diagnostics: complaints, unreadable: broken, .. } = manifests;
-    let is_known = |location| broken.iter().any(|(it, _)| *it == location);
-    let is_attributed = complaints.iter().filter(|it| it.is_error()).all(|it| it.object.is_some_and(is_known));
-    (objects.into_iter().map(Arc::new).collect(), broken.iter().map(|(_, id)| short(id)).collect(), is_attributed)
+    let Manifests { objects, diagnostics, unreadable, .. } = manifests;
+    let is_known = |location| unreadable.iter().any(|(it, _)| *it == location);
+    let is_attributed = diagnostics.iter().filter(|it| it.is_error()).all(|it| it.object.is_some_and(is_known));
+    (objects.into_iter().map(Arc::new).collect(), unreadable.iter().map(|(_, id)| short(id)).collect(), is_attributed)
 }
 
 fn short(id: &ObjectId) -> Id {

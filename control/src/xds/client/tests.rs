@@ -25,7 +25,7 @@ use crate::xds::resource::Kind;
 /// Timeout of each step, with a margin for slow machines.
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a test checks that nothing happens.
-const QUIET_PERIOD: Duration = Duration::from_millis(200);
+const SILENCE: Duration = Duration::from_millis(200);
 
 /// The gateway with its configured node and zone.
 fn gateway_locality() -> GatewayLocality {

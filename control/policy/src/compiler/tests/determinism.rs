@@ -58,32 +58,37 @@ pub(super) fn random_documents() -> impl Strategy<Value = Vec<String>> {
 #[test]
 fn the_order_of_objects_does_not_matter() {
     let classes = ["another order", "diagnostics", "endpoints", "VIPs", "an endpoint of several VIPs"];
-    property(ProptestConfig::default(), &(random_documents(), any::<u64>()), &classes, |(documents, seed), tally| {
-        let objects = objects(&documents.join("---\n"));
-        let mut shuffled = objects.clone();
-        let mut random = seed;
-        for i in (1..shuffled.len()).rev() {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let other = usize::try_from(random >> 33).unwrap() % (i + 1);
-            tally.add("another order", u64::from(i != other));
-            shuffled.swap(i, other);
-        }
-        let (one, other) = (compile(&objects), compile(&shuffled));
-        tally.add("diagnostics", one.diagnostics.len() as u64);
-        tally.add("endpoints", one.placement.endpoints.len() as u64);
-        tally.add("VIPs", one.placement.vips.len() as u64);
-        let several = one.placement.endpoints.iter().filter(|endpoint| endpoint.vips.len() > 1);
-        tally.add("an endpoint of several VIPs", several.count() as u64);
-        prop_assert_eq!(one.placement, other.placement);
-        prop_assert_eq!(one.diagnostics, other.diagnostics);
-        Ok(())
-    });
+    property(
+        ProptestConfig::default(),
+        &(random_documents(), any::<u64>()),
+        &classes,
+        |(documents, seed), coverage| {
+            let objects = objects(&documents.join("---\n"));
+            let mut shuffled = objects.clone();
+            let mut random = seed;
+            for i in (1..shuffled.len()).rev() {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let other = usize::try_from(random >> 33).unwrap() % (i + 1);
+                coverage.add("another order", u64::from(i != other));
+                shuffled.swap(i, other);
+            }
+            let (one, other) = (compile(&objects), compile(&shuffled));
+            coverage.add("diagnostics", one.diagnostics.len() as u64);
+            coverage.add("endpoints", one.placement.endpoints.len() as u64);
+            coverage.add("VIPs", one.placement.vips.len() as u64);
+            let several = one.placement.endpoints.iter().filter(|endpoint| endpoint.vips.len() > 1);
+            coverage.add("an endpoint of several VIPs", several.count() as u64);
+            prop_assert_eq!(one.placement, other.placement);
+            prop_assert_eq!(one.diagnostics, other.diagnostics);
+            Ok(())
+        },
+    );
 }
 
 #[test]
 fn compiled_policies_meet_the_invariants_of_the_specification() {
     let classes = ["vip", "endpoint", "endpoint without a VIP", "reserved ports", "warning", "error"];
-    property(ProptestConfig::default(), &random_documents(), &classes, |documents, tally| {
+    property(ProptestConfig::default(), &random_documents(), &classes, |documents, coverage| {
         let Outcome { set, diagnostics, .. } = compiled(&documents);
         let vips: Vec<_> = set.vips.iter().map(|vip| vip.address).collect();
         prop_assert!(vips.is_sorted_by(|a, b| a < b));
@@ -95,18 +100,18 @@ fn compiled_policies_meet_the_invariants_of_the_specification() {
                 prop_assert!(vips.binary_search(vip).is_ok());
                 prop_assert_eq!(vip.is_ipv4(), endpoint.address.is_ipv4());
             }
-            tally.count(if endpoint.vips.is_empty() { "endpoint without a VIP" } else { "endpoint" });
+            coverage.count(if endpoint.vips.is_empty() { "endpoint without a VIP" } else { "endpoint" });
             // An endpoint without a VIP has a diagnostic.
             prop_assert!(!endpoint.vips.is_empty() || !diagnostics.is_empty());
         }
         for vip in &set.vips {
             prop_assert!(vip.reserved_ports.is_sorted_by(|a, b| a < b));
-            tally.count("vip");
-            tally.add("reserved ports", vip.reserved_ports.len() as u64);
+            coverage.count("vip");
+            coverage.add("reserved ports", vip.reserved_ports.len() as u64);
         }
         for diagnostic in &diagnostics {
             prop_assert!(diagnostic.line > 0 && !diagnostic.field.is_empty(), "{}", diagnostic);
-            tally.count(if diagnostic.is_error() { "error" } else { "warning" });
+            coverage.count(if diagnostic.is_error() { "error" } else { "warning" });
         }
         Ok(())
     });
@@ -118,7 +123,7 @@ fn mutated_manifests_have_diagnostics_or_compile() {
     let mutation = (any::<prop::sample::Index>(), 0..20_usize, "\\PC{0,8}");
     let classes = ["can't be read", "can't be compiled"];
     let inputs = (random_documents(), mutation);
-    property(ProptestConfig::default(), &inputs, &classes, |(documents, (at, length, replacement)), tally| {
+    property(ProptestConfig::default(), &inputs, &classes, |(documents, (at, length, replacement)), coverage| {
         let text: Vec<char> = documents.join("---\n").chars().collect();
         let from = at.index(text.len());
         let to = (from + length).min(text.len());
@@ -127,7 +132,7 @@ fn mutated_manifests_have_diagnostics_or_compile() {
         let mut manifests = Manifests::default();
         read(&Arc::new(Source::new("m.yaml", mutated)), UnsupportedKinds::Reject, &mut manifests);
         let compiled = compile(&manifests.objects);
-        tally.count(match (manifests.diagnostics.is_empty(), compiled.diagnostics.is_empty()) {
+        coverage.count(match (manifests.diagnostics.is_empty(), compiled.diagnostics.is_empty()) {
             (false, _) => "can't be read",
             (true, false) => "can't be compiled",
             (true, true) => "no diagnostic",

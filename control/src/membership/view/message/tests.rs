@@ -47,23 +47,27 @@ fn a_heartbeat_survives_encoding_and_decoding() {
     let stored = heartbeat.to_proto(3);
     assert!(stored.secret.is_empty() && stored.predecessor.is_empty(), "secrets aren't stored");
     assert_eq!(Heartbeat::from_stored(stored.clone()), Ok(Heartbeat { predecessor: None, ..heartbeat.clone() }));
-    let sent = proto::Beat { secret: secret.into(), predecessor: predecessor.into(), ..stored.clone() };
+    let sent = proto::Heartbeat { secret: secret.into(), predecessor: predecessor.into(), ..stored.clone() };
     assert_eq!(Heartbeat::try_from(sent.clone()), Ok(heartbeat.clone()));
     // A commitment in a gateway's message is ignored.
     assert_eq!(Heartbeat::try_from(stored).map(|it| it.commitment), Ok(None));
     for secret in [vec![4; 32], vec![3; 31], heartbeat.commitment.unwrap().into()] {
-        let invalid = proto::Beat { secret, ..sent.clone() };
+        let invalid = proto::Heartbeat { secret, ..sent.clone() };
         assert_eq!(Heartbeat::try_from(invalid), Err(InvalidMessage::Secret("a".into())));
     }
     let view = proto::View { number: MAX_NUMBER / 2, ..proto::View::default() };
-    let last = proto::Beat { view: Some(view), ..sent };
+    let last = proto::Heartbeat { view: Some(view), ..sent };
     assert_eq!(Heartbeat::try_from(last), Err(InvalidMessage::Number(MAX_NUMBER / 2)), "view numbers would run out");
 }
 
 #[test]
 fn a_fault_is_one_line_of_limited_length() {
-    let message =
-        |unable: String| proto::Beat { gateway: "a".into(), incarnation: 1, unable, ..proto::Beat::default() };
+    let message = |unable: String| proto::Heartbeat {
+        gateway: "a".into(),
+        incarnation: 1,
+        unable,
+        ..proto::Heartbeat::default()
+    };
     let parse = |text: &str| Heartbeat::try_from(message(text.to_owned())).unwrap().unable;
     assert_eq!(parse(""), None);
     assert_eq!(parse("a\nb").as_deref(), Some("a b"));
@@ -92,14 +96,14 @@ fn invalid_messages_are_rejected() {
     assert_eq!(of(&|view| view.members.push(view.members[0].clone())), InvalidMessage::DuplicateMember(5, "a".into()));
     let many = vec![proto::Member::default(); MAX_MEMBERS + 1];
     assert_eq!(of(&|view| view.members.clone_from(&many)), InvalidMessage::TooManyMembers(5, MAX_MEMBERS + 1));
-    let heartbeat = proto::Beat { gateway: "a".into(), incarnation: 1, ..proto::Beat::default() };
+    let heartbeat = proto::Heartbeat { gateway: "a".into(), incarnation: 1, ..proto::Heartbeat::default() };
     assert!(Heartbeat::try_from(heartbeat.clone()).is_ok());
     assert_eq!(
-        Heartbeat::try_from(proto::Beat { incarnation: 0, ..heartbeat.clone() }),
+        Heartbeat::try_from(proto::Heartbeat { incarnation: 0, ..heartbeat.clone() }),
         Err(InvalidMessage::Incarnation("a".into()))
     );
     assert_eq!(
-        Heartbeat::try_from(proto::Beat { wish: 9, ..heartbeat }),
+        Heartbeat::try_from(proto::Heartbeat { desired_state: 9, ..heartbeat }),
         Err(InvalidMessage::DesiredState("a".into(), 9))
     );
 }

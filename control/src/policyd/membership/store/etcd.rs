@@ -279,7 +279,7 @@ fn decode_view(value: &[u8]) -> Result<MembershipView, ViewError> {
 
 /// Decodes a heartbeat. One of unknown age proves that its gateway existed, not that it is ready now.
 fn decode_heartbeat(value: &[u8], is_initial: bool) -> Result<Heartbeat, HeartbeatError> {
-    let mut heartbeat = Heartbeat::from_stored(proto::Beat::decode(value)?)?;
+    let mut heartbeat = Heartbeat::from_stored(proto::Heartbeat::decode(value)?)?;
     if is_initial && heartbeat.desired_state == DesiredState::Ready {
         heartbeat.desired_state = DesiredState::Joining;
     }

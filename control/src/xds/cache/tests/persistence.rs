@@ -24,15 +24,15 @@ fn appended_updates_are_replayed() {
         ProptestConfig::with_cases(64),
         &prop::collection::vec((changes(), any::<bool>()), 1..8),
         &classes,
-        |updates, tally| {
+        |updates, coverage| {
             let (_dir, path) = temp_path();
             let (mut cache, initial) = open(&path);
             prop_assert_eq!(initial, CacheContents::Empty);
             let mut state = State::new();
             for (changes, reopens) in updates {
-                tally.add("no change", u64::from(changes.is_empty()));
+                coverage.add("no change", u64::from(changes.is_empty()));
                 for (key, resource) in &changes {
-                    tally.count(match (state.contains_key(key), resource.is_some()) {
+                    coverage.count(match (state.contains_key(key), resource.is_some()) {
                         (false, true) => "new",
                         (true, true) => "changed",
                         (true, false) => "removed",
@@ -45,7 +45,7 @@ fn appended_updates_are_replayed() {
                     let modified = fs::metadata(&path).unwrap().modified().unwrap();
                     let (reopened, contents) = open(&path);
                     prop_assert_eq!(contents, CacheContents::Policy(state.clone(), modified));
-                    tally.add("reopened", u64::from(!state.is_empty()));
+                    coverage.add("reopened", u64::from(!state.is_empty()));
                     cache = reopened;
                 }
             }

@@ -74,7 +74,7 @@ async fn a_rejected_update_does_not_affect_the_others_coalesced_with_it() {
     pair.next_single_update().await.send(Err(Rejection { resource: None, reason: reason.clone() })).unwrap();
     assert_eq!((pair.stream.expect_nack("n13").await, pair.stream.expect_nack("n14").await), (reason.clone(), reason));
     // Its endpoint is missing in the last update, so the counts of the Settings don't match.
-    assert!(pair.gateway.receives_nothing_for(QUIET_PERIOD).await);
+    assert!(pair.gateway.receives_nothing_for(SILENCE).await);
 }
 
 #[tokio::test]

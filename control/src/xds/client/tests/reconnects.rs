@@ -30,7 +30,7 @@ async fn a_gateway_reconnects_with_its_resource_versions() {
     let status = gateway.wait_for_status(|status| !status.connected).await;
     assert!(status.error.is_some() && status.confirmed_at.is_some());
     gateway.wait_for_status(|status| status.error.as_ref().is_some_and(|error| error.contains("refused"))).await;
-    assert!(gateway.receives_nothing_for(QUIET_PERIOD).await);
+    assert!(gateway.receives_nothing_for(SILENCE).await);
 
     let mut server = Server::start_at(port);
     let mut stream = server.accept_stream().await;

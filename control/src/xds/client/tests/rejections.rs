@@ -24,7 +24,7 @@ async fn a_rejection_of_the_gateway_is_sent_as_a_nack_with_its_reason() {
         assert_eq!(pair.stream.expect_nack(nonce).await, "resource Vip 203.0.113.1: is this gateway's own address");
     }
     // No event, since the gateway rejected it itself; and nothing has changed.
-    assert!(pair.gateway.receives_nothing_for(QUIET_PERIOD).await);
+    assert!(pair.gateway.receives_nothing_for(SILENCE).await);
     pair.stream.send_diff(&three, &two).await;
     let (update, reply) = pair.gateway.next_update().await;
     assert_eq!(update.change.endpoints.len(), 1);

@@ -24,15 +24,15 @@ async fn a_gateway_subscribes_to_all_resources_with_its_identity() {
     }
     let status = gateway.wait_for_status(|status| status.connected).await;
     assert_eq!((status.error, status.confirmed_at, status.cache_error), (None, None, None));
-    assert!(stream.receives_nothing_for(QUIET_PERIOD).await);
+    assert!(stream.receives_nothing_for(SILENCE).await);
 }
 
 #[tokio::test]
 async fn an_update_is_applied_when_complete_and_acknowledged_when_in_force() {
     let (policy, mut pair) = (ServerPolicy::of(&sample_placement(2)), Pair::new().await);
     pair.stream.send_diff(&policy.clone().without_settings(), &ServerPolicy::default()).await;
-    assert!(pair.gateway.receives_nothing_for(QUIET_PERIOD).await);
-    assert!(pair.stream.receives_nothing_for(QUIET_PERIOD).await);
+    assert!(pair.gateway.receives_nothing_for(SILENCE).await);
+    assert!(pair.stream.receives_nothing_for(SILENCE).await);
     pair.stream.send(policy.settings_response()).await;
     let (update, reply) = pair.gateway.next_update().await;
     let expected = sample_placement(2).policy_for(Some(&gateway_locality()), &policy.version);
@@ -43,7 +43,7 @@ async fn an_update_is_applied_when_complete_and_acknowledged_when_in_force() {
     assert_eq!(update.change.services, expected.services);
     assert_eq!(update.peers, sample_placement(2).peers);
     // No ACK before the gateway's reply.
-    assert!(pair.stream.receives_nothing_for(QUIET_PERIOD).await);
+    assert!(pair.stream.receives_nothing_for(SILENCE).await);
     assert_eq!(pair.gateway.status.load().confirmed_at, None);
     reply.send(Ok(())).unwrap();
     for (number, kind) in Kind::ALL.into_iter().enumerate() {

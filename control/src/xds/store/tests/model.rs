@@ -17,7 +17,7 @@ fn expected(placement: &Placement, gateway: &str, server: &ServerPolicy) -> Poli
 }
 
 /// Counts the parts of a change for the coverage counters.
-fn count(tally: &Coverage, change: &PolicyChange) {
+fn count(coverage: &Coverage, change: &PolicyChange) {
     let gone = &change.removed;
     for (class, count) in [
         ("vips", change.vips.len()),
@@ -28,7 +28,7 @@ fn count(tally: &Coverage, change: &PolicyChange) {
         ("services removed", gone.services.len()),
         ("empty", usize::from(change.is_empty())),
     ] {
-        tally.add(class, count as u64);
+        coverage.add(class, count as u64);
     }
 }
 
@@ -45,8 +45,8 @@ fn updates_equal_a_build_from_scratch() {
         "g1",
         "g9",
     ];
-    property(ProptestConfig::default(), &scenario(), &classes, |(placements, seed, gateway), tally| {
-        tally.count(gateway);
+    property(ProptestConfig::default(), &scenario(), &classes, |(placements, seed, gateway), coverage| {
+        coverage.count(gateway);
         let (mut rng, mut store, mut builder) = (SeededRng(seed), ResourceStore::default(), builder());
         let mut sum = Accumulated::default();
         let mut history = vec![ServerPolicy::default()];
@@ -58,7 +58,7 @@ fn updates_equal_a_build_from_scratch() {
                 for response in responses.iter().take(rng.below(responses.len() + 1)) {
                     store.stage(response.clone()).unwrap();
                 }
-                tally.add("discarded", u64::from(store.has_staged()));
+                coverage.add("discarded", u64::from(store.has_staged()));
                 store.discard();
                 prop_assert!(!store.has_staged());
             }
@@ -71,7 +71,7 @@ fn updates_equal_a_build_from_scratch() {
             prop_assert_eq!(store.resources(), &before.resources);
 
             let update = store.update_for(&GatewayLocality::named(gateway));
-            count(tally, &update.change);
+            count(coverage, &update.change);
             let snapshot = builder.with_change(&update.change).unwrap();
             prop_assert_eq!(policy_view(&snapshot.policy), expected(placement, gateway, &server));
             prop_assert_eq!(&update.peers, &placement.peers);
@@ -98,7 +98,7 @@ fn updates_equal_a_build_from_scratch() {
 #[test]
 fn updates_continue_from_a_cached_policy() {
     let classes = ["vips", "vips removed", "endpoints", "endpoints removed", "services", "services removed"];
-    property(ProptestConfig::default(), &scenario(), &classes, |(placements, seed, gateway), tally| {
+    property(ProptestConfig::default(), &scenario(), &classes, |(placements, seed, gateway), coverage| {
         let mut rng = SeededRng(seed);
         let servers: Vec<_> = placements.iter().map(ServerPolicy::of).collect();
         for (pair, placements) in servers.windows(2).zip(placements.windows(2)) {
@@ -122,7 +122,7 @@ fn updates_continue_from_a_cached_policy() {
                 store.stage(response).unwrap();
             }
             let change = store.update_for(&GatewayLocality::named(gateway)).change;
-            count(tally, &change);
+            count(coverage, &change);
             let snapshot = builder.with_change(&change).unwrap();
             prop_assert_eq!(policy_view(&snapshot.policy), expected(&placements[1], gateway, after));
         }
