@@ -15,7 +15,7 @@ CARGO_MACHETE := 0.9.2
 .PHONY: help deps deny build demo test fmt lint unit loom miri fuzz doc e2e e2e-gateways e2e-server e2e-starts bench bench-watch bench-wire bench-flood soak bench-neighbor bench-policy bench-gateways clean-lab
 
 help: ## list targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-13s%s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F: '{printf "  make %-15s%s\n", $$1, $$2}'
 
 deps: ## install missing Debian packages
 	@missing=""; \
@@ -118,6 +118,10 @@ fuzz-long: ## fuzz each target for an hour
 doc: deps ## check the links of the documents, and build the API documentation; warnings are errors
 	lint/links.py
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+
+.PHONY: docs-generated
+docs-generated: ## rewrite the generated sections of the documents
+	cargo run --locked --quiet -p vipgate -- generate docs docs
 
 .PHONY: book
 book: ## build the manual with mdBook: target/book

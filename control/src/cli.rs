@@ -163,6 +163,12 @@ enum Command {
         /// The shell
         shell: Shell,
     },
+    /// Generate the reference sections of the documents
+    #[command(hide = true)]
+    Generate {
+        #[command(subcommand)]
+        action: generate::Generate,
+    },
     /// Write manual pages
     #[command(after_help = "Example:\n  vipgate man /usr/local/share/man/man1")]
     Man {
@@ -296,6 +302,7 @@ fn run(cli: Cli) -> Result<(), CommandError> {
         Command::Capture(args) => capture::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Completions { shell } => generate::completions(shell),
+        Command::Generate { action } => generate::generate(&action),
         Command::Man { directory } => generate::man(&directory),
     }
 }

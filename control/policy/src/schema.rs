@@ -34,7 +34,7 @@ fn simplify(schema: &mut Schema) {
     }
     let format = if schema.get("type").is_some_and(is_integer) { schema.remove("format") } else { None };
     if format.is_some_and(|format| format == "uint32") {
-        schema.insert("maximum".into(), u32::MAX.into());
+        schema.entry("maximum").or_insert_with(|| u32::MAX.into());
     }
 }
 

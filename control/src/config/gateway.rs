@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use vipgate_dataplane::worker::builder::SESSIONS_PER_RESERVED;
 use vipgate_policy::compiler::{Cluster, GatewayLocality};
 use vipgate_policy::manifest::{Cidr, UncoveredAction};
-use vipgate_policy::schema::{Address, NAME_PATTERN, SocketAddress, URL_PATTERN};
+use vipgate_policy::schema::{Address, FilePath, NAME_PATTERN, SocketAddress, URL_PATTERN};
 use vipgate_xdp::open::FILL_RING_SIZES;
 
 use super::health::Health;
@@ -23,10 +23,10 @@ use crate::config::validate::{INTERFACE_NAME_BYTES, MAX_SESSIONS, MSS_RANGE, SOC
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Unique among gateways.
+    /// Name of the gateway, unique among gateways.
     #[schemars(regex(pattern = NAME_PATTERN))]
     pub name: String,
-    /// Kubernetes node whose endpoints are local. Default: the gateway's name.
+    /// Kubernetes node whose endpoints are local. Default: `name`.
     #[schemars(regex(pattern = NAME_PATTERN))]
     pub(super) node: Option<String>,
     /// Zone, for policies with zone affinity and for topology hints.
@@ -41,10 +41,10 @@ pub struct Config {
     /// AF_XDP sockets and the XDP program.
     #[serde(default)]
     pub xdp: Xdp,
-    /// Source of policy.
+    /// Source of policy: exactly one of `files` and `server`.
     pub policy: PolicySource,
     /// Whether `policy.files` without any manifest are an empty policy: at startup, and when all manifests were
-    /// removed. Default: false, the last good policy stays in force.
+    /// removed. Otherwise the last good policy stays in force. Default: `false`.
     #[serde(default)]
     pub allow_empty: bool,
     /// Session table.
@@ -71,9 +71,9 @@ pub struct Config {
     /// Health checks of this gateway: when they fail, it requests to become inactive.
     #[serde(default)]
     pub health: Health,
-    /// Address for other gateways; without it this gateway is not a member of a group.
+    /// Endpoint for other gateways; without it this gateway is not a member of a group. Default: none.
     pub peer: Option<Peer>,
-    /// VXLAN tunnel endpoint for overlay nodes. Default: none, the kernel terminates their tunnels.
+    /// VXLAN tunnel endpoint for overlay nodes; without it the kernel terminates their tunnels. Default: none.
     pub overlay: Option<Overlay>,
     /// Routes for a BGP daemon.
     #[serde(default)]
@@ -86,7 +86,7 @@ pub struct Config {
     /// Admin socket of the command line.
     #[serde(default)]
     pub admin: Admin,
-    /// HTTP server for metrics and health.
+    /// HTTP server for metrics and health. Default: `127.0.0.1:9469`.
     #[serde(default)]
     pub metrics: Metrics,
     /// Logging.
@@ -130,10 +130,10 @@ impl Config {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Interface {
-    /// Interface name.
+    /// Interface name, at most 15 bytes.
     #[schemars(length(min = 1, max = INTERFACE_NAME_BYTES), regex(pattern = r"^[^/\s]+$"))]
     pub name: String,
-    /// Inside, outside or both.
+    /// Side of the gateway that it is on.
     pub role: InterfaceRole,
 }
 
@@ -145,7 +145,7 @@ pub enum InterfaceRole {
     Inside,
     /// Toward external networks.
     Outside,
-    /// Both (one-armed).
+    /// In both directions (one-armed).
     Both,
 }
 
@@ -190,7 +190,7 @@ pub struct Xdp {
     pub mode: XdpMode,
     /// AF_XDP zero-copy mode. Default: `auto`.
     pub zero_copy: ZeroCopy,
-    /// Busy polling: the NIC is polled from the worker's system calls. Default: false.
+    /// Busy polling: the NIC is polled from the worker's system calls. Default: `false`.
     pub busy_poll: bool,
     /// Action for captured traffic while no gateway process runs. Default: `drop`.
     pub on_exit: OnExit,
@@ -232,7 +232,7 @@ pub enum ZeroCopy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnExit {
-    /// Drop: no packet leaves untranslated.
+    /// No packet leaves untranslated.
     #[default]
     Drop,
     /// Pass to the kernel.
@@ -244,7 +244,7 @@ pub enum OnExit {
 #[serde(rename_all = "lowercase")]
 pub enum PolicySource {
     /// Manifests: files or directories, watched for changes.
-    Files(#[schemars(length(min = 1), inner(length(min = 1)))] Vec<PathBuf>),
+    Files(#[schemars(with = "Vec<FilePath>", length(min = 1), inner(length(min = 1)))] Vec<PathBuf>),
     /// A policy server.
     Server(PolicyServer),
 }
@@ -257,14 +257,18 @@ pub struct PolicyServer {
     #[schemars(regex(pattern = URL_PATTERN))]
     pub url: String,
     /// CA certificates (PEM) for the server's certificate. Default: the system's.
+    #[schemars(with = "Option<FilePath>")]
     pub ca: Option<PathBuf>,
     /// Client certificate (PEM), if the server requires one.
+    #[schemars(with = "Option<FilePath>")]
     pub cert: Option<PathBuf>,
     /// Private key of `cert` (PEM).
+    #[schemars(with = "Option<FilePath>")]
     pub key: Option<PathBuf>,
     /// Cache file of the last policy, for a start while the server is unreachable. Default:
     /// `/var/lib/vipgate/policy.cache`.
     #[serde(default = "default_cache")]
+    #[schemars(with = "FilePath")]
     pub cache: PathBuf,
 }
 
@@ -284,11 +288,12 @@ pub struct Sessions {
     /// Default: 1/32 of `capacity`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserve: Option<u64>,
-    /// Directory for session state that survives a restart; null: none. Default: `/dev/shm/vipgate`.
+    /// Directory for session state that survives a restart; `null`: none. Default: `/dev/shm/vipgate`.
+    #[schemars(with = "Option<FilePath>")]
     pub state: Option<PathBuf>,
     /// Idle timeouts of sessions.
     pub timeouts: Timeouts,
-    /// Whether only a SYN opens a TCP session. Default: true.
+    /// Whether only a SYN opens a TCP session. Default: `true`.
     pub require_syn: bool,
     /// MSS clamping: maximum MSS option in a SYN over IPv4, bytes; over IPv6 it is 20 less. Default: unlimited.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -328,11 +333,11 @@ pub struct Timeouts {
     #[serde(with = "duration")]
     #[schemars(with = "DurationText")]
     pub tcp_transitory: Duration,
-    /// UDP. Default: 300s (RFC 4787 REQ-5).
+    /// UDP sessions. Default: 300s (RFC 4787 REQ-5).
     #[serde(with = "duration")]
     #[schemars(with = "DurationText")]
     pub udp: Duration,
-    /// ICMP echo. Default: 60s (RFC 5508 REQ-2).
+    /// ICMP echo sessions. Default: 60s (RFC 5508 REQ-2).
     #[serde(with = "duration")]
     #[schemars(with = "DurationText")]
     pub icmp: Duration,
@@ -358,7 +363,7 @@ impl Default for Timeouts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Ports {
-    /// SNAT ports of every VIP. Default: 1024-65535.
+    /// SNAT ports of every VIP, at least 64. Default: `1024-65535`.
     pub range: PortRange,
     /// Quarantine of a port after its session ended. Default: 2s.
     #[serde(with = "duration")]
@@ -376,10 +381,10 @@ impl Default for Ports {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Peer {
-    /// Local address.
+    /// Local address, which other gateways reach.
     #[schemars(with = "Address")]
     pub address: IpAddr,
-    /// Port, UDP and TCP. Default: 4790.
+    /// Port, UDP and TCP; the same on all gateways. Default: 4790.
     #[serde(default = "default_peer_port")]
     #[schemars(range(min = 1))]
     pub port: u16,
@@ -469,7 +474,7 @@ impl Default for Bgp {
 #[serde(default, deny_unknown_fields)]
 pub struct Admin {
     /// Path of the Unix socket. Default: `/run/vipgate/gateway.sock`.
-    #[schemars(length(min = 1, max = SOCKET_PATH_BYTES))]
+    #[schemars(with = "FilePath", length(min = 1, max = SOCKET_PATH_BYTES))]
     pub socket: PathBuf,
 }
 
@@ -483,7 +488,7 @@ impl Default for Admin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Metrics {
-    /// Address and port. Default: `127.0.0.1:9469`; the policy server's is `127.0.0.1:9470`.
+    /// Address and port of `/metrics`, `/healthz` and `/readyz`.
     #[schemars(with = "SocketAddress")]
     pub listen: SocketAddr,
 }
@@ -500,7 +505,7 @@ impl Default for Metrics {
 pub struct Log {
     /// Format of log lines. Default: `text`.
     pub format: LogFormat,
-    /// Minimum level. Default: `info`.
+    /// Minimum level; the environment variable `RUST_LOG` overrides it. Default: `info`.
     pub level: LogLevel,
 }
 

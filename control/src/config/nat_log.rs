@@ -10,13 +10,13 @@ use vipgate_policy::schema::SocketAddress;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NatLog {
-    /// Address and port of the collector.
+    /// Address and port of the collector; the port of IPFIX is 4739.
     #[schemars(with = "SocketAddress")]
     pub collector: SocketAddr,
-    /// Transport to the collector. Default: udp.
+    /// Transport to the collector. Default: `udp`.
     #[serde(default)]
     pub transport: NatLogTransport,
-    /// Whether the start and end of each session are logged, in addition to port blocks. Default: false.
+    /// Whether the start and end of each session are logged, in addition to port blocks. Default: `false`.
     #[serde(default)]
     pub sessions: bool,
     /// Observation domain id; distinguishes gateways with the same source address. Default: 0.

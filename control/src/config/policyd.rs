@@ -175,7 +175,7 @@ fn default_prefix() -> String {
     "/vipgate/".into()
 }
 
-/// The Kubernetes API; no settings.
+/// The Kubernetes API; no settings. Not available in this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct KubernetesSource {}

@@ -12,8 +12,7 @@ pub struct Services {
     /// Action for packets to a Service without any backend. Default: `reject`.
     pub no_backend: DenyAction,
     /// Maximum number of embryonic (opened, not confirmed) client sessions per VIP; above it the oldest are evicted.
-    /// Default: 1/8 of
-    /// `sessions.capacity`.
+    /// Default: 1/8 of `sessions.capacity`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub embryonic_per_vip: Option<u32>,

@@ -14,12 +14,13 @@ const UNREACHED: [(Code, &str); 2] = [
     (Code::SourceUnavailable, "of a running process: see source/store/tests"),
 ];
 
-/// Codes of the diagnostics of one file.
+/// Codes of the diagnostics of one file; manifests are found in their directory, as configuration isn't.
 fn codes(name: &str, text: &str) -> BTreeSet<Code> {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join(name);
     write(&file, text).unwrap();
-    run(std::slice::from_ref(&file)).diagnostics.iter().map(|it| it.code).collect()
+    let path = if name == "m.yaml" { dir.path().to_owned() } else { file };
+    run(&[path]).diagnostics.iter().map(|it| it.code).collect()
 }
 
 /// The document around the text of an example.
@@ -202,7 +203,6 @@ fn codes_of_large_and_missing_files() -> BTreeSet<Code> {
     let texts = [
         ("m.yaml", "a: 1\na: 2\n---\n".repeat(101)),
         ("m.yaml", format!("a: &a {}\nb: [{}]\n---\n", "x".repeat(10_000), ["*a"; 20].join(",")).repeat(50)),
-        ("gateway.yaml", String::new()),
         ("m.yaml", [expanded(SERVICE), expanded(&slice)].join("\n---\n")),
         ("m.yaml", expanded(&large)),
         ("m.yaml", nodes.map(|node| expanded(&node)).join("\n---\n")),
@@ -231,6 +231,8 @@ fn every_code_is_reported_for_its_mistake() {
     }
     reached.extend(codes_of_large_and_missing_files());
     reached.extend(codes_of_certificates());
+    // An empty file among others is no configuration; as the configuration of a process it is an error.
+    reached.extend(Config::parse("gateway.yaml", "").unwrap_err().0.iter().map(|it| it.code));
     let missing: Vec<_> = Code::ALL.iter().filter(|code| !reached.contains(code)).map(ToString::to_string).collect();
     assert_eq!(missing, UNREACHED.map(|(code, _)| code.to_string()), "codes that no test reports");
 }

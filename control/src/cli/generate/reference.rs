@@ -1,0 +1,170 @@
+//! Reference sections of the documents, generated from the code.
+//!
+//! A section stands between two markers: `<!-- generated: config sessions -->` and `<!-- end of generated -->`. A test
+//! fails if a committed section differs; `make docs-generated` rewrites it.
+
+use std::fmt::Write;
+
+use clap::ValueEnum;
+use vipgate_policy::diagnostic::{AREAS, Code, Example};
+use vipgate_policy::manifest::schema::{KINDS, schema_of};
+
+use super::fields::{self, Nested};
+use crate::schema::{Published, document};
+
+const START: &str = "<!-- generated: ";
+const END: &str = "<!-- end of generated -->";
+
+/// What a reference is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(in crate::cli) enum Reference {
+    /// Fields of gateway.yaml; part: a top-level field
+    Config,
+    /// Fields of policyd.yaml
+    Policyd,
+    /// Fields of vipgate's kinds; part: a kind
+    Manifests,
+    /// Codes of diagnostics
+    Diagnostics,
+}
+
+/// Why a section can't be generated.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum ReferenceError {
+    /// The reference has no such part.
+    #[error("there is no part `{0}`")]
+    Part(String),
+    /// A marker names no reference.
+    #[error("`{0}` is not the marker of a generated section")]
+    Marker(String),
+    /// A section without its end marker.
+    #[error("the generated section `{0}` has no end")]
+    End(String),
+}
+
+impl Reference {
+    /// The section in Markdown.
+    pub(super) fn render(self, part: Option<&str>) -> Result<String, ReferenceError> {
+        match self {
+            Self::Config => config(part),
+            Self::Policyd => whole(part, || fields::table(&document(Published::PolicydYaml), "", Nested::Included)),
+            Self::Manifests => manifests(part),
+            Self::Diagnostics => whole(part, diagnostics),
+        }
+    }
+}
+
+/// A reference without parts.
+fn whole(part: Option<&str>, render: impl FnOnce() -> String) -> Result<String, ReferenceError> {
+    part.map_or_else(|| Ok(render()), |part| Err(ReferenceError::Part(part.to_owned())))
+}
+
+/// The top-level fields of gateway.yaml, or the fields below one of them.
+fn config(part: Option<&str>) -> Result<String, ReferenceError> {
+    let schema = document(Published::GatewayYaml);
+    let Some(part) = part else { return Ok(fields::table(&schema, "", Nested::LeftOut)) };
+    let field = schema["properties"].get(part).ok_or_else(|| ReferenceError::Part(part.to_owned()))?;
+    Ok(fields::table(field, part, Nested::Included))
+}
+
+/// The fields in `spec` of each of vipgate's kinds, or of one.
+fn manifests(part: Option<&str>) -> Result<String, ReferenceError> {
+    let mut out = Vec::new();
+    for kind in KINDS.into_iter().filter(|kind| part.is_none_or(|part| part == kind.as_str())) {
+        let schema = schema_of(kind).unwrap_or_default();
+        let table = fields::table(&schema["properties"]["spec"], "spec", Nested::Included);
+        out.push(if part.is_some() { table } else { format!("### {}\n\n{table}", kind.as_str()) });
+    }
+    match part {
+        Some(part) if out.is_empty() => Err(ReferenceError::Part(part.to_owned())),
+        _ => Ok(out.join("\n")),
+    }
+}
+
+/// Every code with its explanation and example.
+fn diagnostics() -> String {
+    let mut out = Vec::new();
+    for (area, name) in AREAS {
+        out.push(format!("## {name}\n"));
+        for code in Code::ALL.iter().filter(|code| code.number() / 100 == area) {
+            let mut text = format!("### {code}: {}\n\n{}\n", code.title(), code.explanation());
+            if let Some(Example { document, wrong, right }) = code.example() {
+                let _ = write!(text, "\n```yaml\n# wrong, in {document}\n{wrong}\n# right\n{right}\n```\n");
+            }
+            out.push(text);
+        }
+    }
+    out.join("\n")
+}
+
+/// A document with all its generated sections renewed.
+pub(super) fn rewrite(text: &str) -> Result<String, ReferenceError> {
+    let mut out = String::with_capacity(text.len());
+    let mut lines = text.split_inclusive('\n');
+    while let Some(line) = lines.next() {
+        out.push_str(line);
+        let Some(marker) = line.strip_prefix(START) else { continue };
+        let invalid = || ReferenceError::Marker(line.trim_end().to_owned());
+        let words = marker.trim_end().strip_suffix(" -->").ok_or_else(invalid)?;
+        let (name, part) = words.split_once(' ').map_or((words, None), |(name, part)| (name, Some(part)));
+        let reference = Reference::from_str(name, false).map_err(|_| invalid())?;
+        let _ = write!(out, "\n{}\n", reference.render(part)?);
+        let end = lines.find(|line| line.trim_end() == END).ok_or_else(|| ReferenceError::End(words.to_owned()))?;
+        out.push_str(end);
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn docs() -> Vec<(String, String)> {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let paths = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+        let pages = paths.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+        pages.map(|path| (path.display().to_string(), std::fs::read_to_string(path).unwrap())).collect()
+    }
+
+    #[test]
+    fn generated_sections_of_the_documents_are_up_to_date() {
+        for (path, text) in docs() {
+            let expected = rewrite(&text).unwrap_or_else(|error| panic!("{path}: {error}"));
+            assert!(text == expected, "{path} is out of date: `make docs-generated` rewrites it");
+        }
+    }
+
+    #[test]
+    fn every_field_kind_and_code_is_in_the_documents() {
+        let all: String = docs().into_iter().map(|(_, text)| text).collect();
+        let schema = document(Published::GatewayYaml);
+        let fields = schema["properties"].as_object().unwrap().iter();
+        let objects = fields.filter(|(_, it)| !fields::table(it, "x", Nested::Included).is_empty());
+        let parts = objects.map(|(name, _)| format!("config {name}"));
+        let kinds = KINDS.map(|kind| format!("manifests {}", kind.as_str()));
+        let whole = ["config", "policyd", "diagnostics"].map(str::to_owned);
+        for section in parts.chain(kinds).chain(whole) {
+            assert!(all.contains(&format!("{START}{section} -->")), "no document has `{START}{section} -->`");
+        }
+    }
+
+    #[test]
+    fn only_marked_sections_are_rewritten() {
+        let text = format!("a\n{START}config workers -->\nold\n{END}\nb");
+        let new = rewrite(&text).unwrap();
+        assert!(new.starts_with("a\n") && new.ends_with(&format!("\n{END}\nb")), "{new}");
+        assert!(new.contains("| `workers.cores` |") && !new.contains("old"), "{new}");
+        assert_eq!(rewrite(&new).as_ref(), Ok(&new));
+        assert_eq!(rewrite("a\nb\n").as_deref(), Ok("a\nb\n"));
+        for (text, expected) in [
+            (format!("{START}config workers -->\n"), ReferenceError::End("config workers".into())),
+            (format!("{START}x -->\n{END}"), ReferenceError::Marker(format!("{START}x -->"))),
+            (format!("{START}config x -->\n{END}"), ReferenceError::Part("x".into())),
+            (format!("{START}policyd x -->\n{END}"), ReferenceError::Part("x".into())),
+        ] {
+            assert_eq!(rewrite(&text), Err(expected));
+        }
+    }
+}
