@@ -52,8 +52,9 @@ fmt-check:
 fmt: ## format the code
 	cargo fmt --all
 
-lint: deps ## check what the modules import and which dependencies are unused, then run clippy; warnings are errors
+lint: deps ## check imports, words and unused dependencies, then run clippy; warnings are errors
 	lint/floors.py
+	lint/words.py
 	@cargo machete --version >/dev/null 2>&1 || { echo "installing cargo-machete from crates.io"; CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --quiet --locked cargo-machete@$(CARGO_MACHETE); }
 	cargo machete
 	cargo clippy --workspace --all-targets --locked -- -D warnings

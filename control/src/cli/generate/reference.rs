@@ -10,6 +10,7 @@ use vipgate_policy::diagnostic::{AREAS, Code, Example};
 use vipgate_policy::manifest::schema::{KINDS, schema_of};
 
 use super::fields::{self, Nested};
+use crate::metrics::metrics_reference;
 use crate::schema::{Published, document};
 
 const START: &str = "<!-- generated: ";
@@ -26,6 +27,8 @@ pub(in crate::cli) enum Reference {
     Manifests,
     /// Codes of diagnostics
     Diagnostics,
+    /// Metrics of gateways and policy servers
+    Metrics,
 }
 
 /// Why a section can't be generated.
@@ -50,6 +53,7 @@ impl Reference {
             Self::Policyd => whole(part, || fields::table(&document(Published::PolicydYaml), "", Nested::Included)),
             Self::Manifests => manifests(part),
             Self::Diagnostics => whole(part, diagnostics),
+            Self::Metrics => whole(part, metrics_reference),
         }
     }
 }
@@ -137,14 +141,14 @@ mod tests {
     }
 
     #[test]
-    fn every_field_kind_and_code_is_in_the_documents() {
+    fn every_field_kind_code_and_metric_is_in_the_documents() {
         let all: String = docs().into_iter().map(|(_, text)| text).collect();
         let schema = document(Published::GatewayYaml);
         let fields = schema["properties"].as_object().unwrap().iter();
         let objects = fields.filter(|(_, it)| !fields::table(it, "x", Nested::Included).is_empty());
         let parts = objects.map(|(name, _)| format!("config {name}"));
         let kinds = KINDS.map(|kind| format!("manifests {}", kind.as_str()));
-        let whole = ["config", "policyd", "diagnostics"].map(str::to_owned);
+        let whole = ["config", "policyd", "diagnostics", "metrics"].map(str::to_owned);
         for section in parts.chain(kinds).chain(whole) {
             assert!(all.contains(&format!("{START}{section} -->")), "no document has `{START}{section} -->`");
         }
