@@ -83,7 +83,9 @@ fn fields(schema: &Value) -> (Vec<Field<'_>>, Vec<&Value>) {
     }
     let required = objects.iter().filter(|_| !is_choice).filter_map(|it| it.get("required")?.as_array());
     if !is_choice {
-        all.iter_mut().for_each(|field| field.summary = "");
+        for field in &mut all {
+            field.summary = "";
+        }
     }
     (all, required.flatten().collect())
 }
