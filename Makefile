@@ -197,7 +197,7 @@ bench-gateways: build ## benchmark gateway groups: tunnel, replication, failover
 	target/release/vipgate-bench path --sessions 1000,65536,1048576 --direction reply
 	target/release/vipgate-bench path --sessions 1000,65536,1048576 --direction tunnel
 	target/release/vipgate-bench path --sessions 1000,65536,1048576 --direction tunnel-in
-	target/release/vipgate-bench open --copies
+	target/release/vipgate-bench open --replication
 	target/release/vipgate-bench policy group
 	target/release/vipgate-bench failover
 

@@ -166,7 +166,7 @@ impl<A: PacketFamily> LoadGenerator<A> {
         let (number, random) = self.draw.next();
         let forward = match self.direction {
             Direction::Forward => true,
-            Direction::Reply | Direction::Tunnel | Direction::TunnelCopy | Direction::TunnelIn => false,
+            Direction::Reply | Direction::Tunnel | Direction::TunnelStandby | Direction::TunnelIn => false,
             Direction::Mix | Direction::Inbound => random >> 63 == 0,
         };
         self.inject(rig, number, forward);
@@ -209,7 +209,7 @@ impl<A: PacketFamily> LoadGenerator<A> {
 
     /// Verifies that all packets of a batch were sent, correctly translated.
     fn verify(&self, rig: &mut Rig, expected: usize) -> Result<()> {
-        let is_tunneled = matches!(self.direction, Direction::Tunnel | Direction::TunnelCopy);
+        let is_tunneled = matches!(self.direction, Direction::Tunnel | Direction::TunnelStandby);
         let mut correct = 0;
         rig.worker.io().take_sent(|frame| {
             correct += usize::from(if is_tunneled {

@@ -70,7 +70,8 @@ enum Direction {
     /// Replies of sessions owned by another gateway, forwarded to it by a tunnel; without a standby session.
     Tunnel,
     /// The same, with a standby session.
-    TunnelCopy,
+    #[value(alias = "tunnel-copy")]
+    TunnelStandby,
     /// Replies received from the tunnel by the owner of the session.
     TunnelIn,
 }
@@ -78,7 +79,7 @@ enum Direction {
 impl Direction {
     /// Whether a peer gateway is involved.
     fn involves_peer(self) -> bool {
-        matches!(self, Self::Tunnel | Self::TunnelCopy | Self::TunnelIn)
+        matches!(self, Self::Tunnel | Self::TunnelStandby | Self::TunnelIn)
     }
 }
 

@@ -33,10 +33,10 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value_t = SessionDirection::Forward)]
     direction: SessionDirection,
     /// Measure the cost of replicating 100,000 new sessions per second to a peer instead
-    #[arg(long)]
-    copies: bool,
+    #[arg(long, alias = "copies")]
+    replication: bool,
     /// Measure the cost of logging 100,000 new sessions per second to the NAT log instead
-    #[arg(long, conflicts_with = "copies")]
+    #[arg(long, conflicts_with = "replication")]
     log: bool,
     /// No effect: results are always JSON
     #[arg(long)]
@@ -64,7 +64,7 @@ struct Report {
 
 /// Measures each number of sessions.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    if options.copies {
+    if options.replication {
         return export::measure(export::ExportTarget::Replication);
     }
     if options.log {

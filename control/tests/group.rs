@@ -69,8 +69,8 @@ fn peers_json_contains_every_field() {
     let listed = one_of_three(group(&["gw-a", "gw-b"])).json(&["peers"]);
     let group = serde_json::json!({
         "decides": "server", "view": 14, "members": 3, "members_serving": 2, "serving": true, "lease": "not_needed",
-        "lease_ms": 0, "draining": false, "shares": 3, "sessions": 41, "standby_sessions": 17, "unauthenticated_peers": 1,
-        "tunnels_unauthenticated": 1, "tunnels_refused": 0,
+        "lease_ms": 0, "draining": false, "shares": 3, "sessions": 41, "standby_sessions": 17,
+        "unauthenticated_peers": 1, "tunnels_unauthenticated": 1, "tunnels_refused": 0,
     });
     assert_eq!(listed["group"], group, "the shard of gw-c is owned here");
     let peers = listed["peers"].as_array().unwrap();

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
-/// Allowed growth of a process: heaps reach their size late, connections to peers vary. A leak per connection, change or peer
-/// exceeds it within half an hour.
+/// Allowed growth of a process: heaps reach their size late, connections to peers vary. A leak per connection, change
+/// or peer exceeds it within half an hour.
 const MAX_GROWTH_KIB: u64 = 32 * 1024;
 const MAX_GROWTH_PERCENT: u64 = 25;
 const MAX_GROWTH_DESCRIPTORS: u64 = 32;

@@ -7,6 +7,7 @@
 //!   p4 10.1.0.31 (no policy)         --+                                                  10.9.0.200 (excluded by B)
 //! ```
 //! Every link has IPv4 and IPv6. The manifests are those of `conf/demo/policy`.
+#![forbid(unsafe_code)]
 #![allow(clippy::missing_panics_doc, clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub mod bgp;

@@ -57,7 +57,7 @@ pub(super) fn measure(consumer: ExportTarget) -> Result<()> {
     let report = Report {
         benchmark: "open",
         phase: match consumer {
-            ExportTarget::Replication => "copies",
+            ExportTarget::Replication => "replication",
             ExportTarget::NatLog => "log",
         },
         sessions_per_second: RATE,

@@ -84,7 +84,8 @@ struct WorkerCaptures {
 }
 
 impl WorkerCaptures {
-    /// WorkerCaptures the workers that have no capture yet. A capture may start before the initial policy, when there are none.
+    /// Captures at the workers that have no capture yet. A capture may start before the initial policy, when there are
+    /// no workers.
     fn capture_workers(&mut self) -> Result<(), Status> {
         for (worker, number) in self.state.workers().iter().zip(0..).skip(self.rings.len()) {
             let ring = Arc::new(CaptureRing::new(RING_CAPACITY, self.length));

@@ -185,7 +185,8 @@ impl Policy {
     }
 
     /// As [`Policy::usage`], for either family.
-    pub fn usage_of(&self, address: IpAddr) -> Option<&EndpointUsage> {
+    #[cfg(test)]
+    pub(super) fn usage_of(&self, address: IpAddr) -> Option<&EndpointUsage> {
         match address {
             IpAddr::V4(v4) => self.usage(v4.to_bits()),
             IpAddr::V6(v6) => self.usage(V6::from_bits(v6.to_bits())),

@@ -47,10 +47,11 @@ pub fn run(batch: &mut Batch, context: &Context<'_>) {
     }
 }
 
-fn reply_to_arp(request: &[u8], interface: &InterfaceSpec, view: &Snapshot) -> Option<[u8; 42]> {
+fn reply_to_arp(request: &[u8], interface: &InterfaceSpec, snapshot: &Snapshot) -> Option<[u8; 42]> {
     let arp = Arp::parse(request.get(ethernet::HEADER..)?)?;
     // A gratuitous ARP request gets no reply.
-    if arp.operation != Operation::Request || arp.sender == arp.target || !replies_for(view, arp.target, interface) {
+    if arp.operation != Operation::Request || arp.sender == arp.target || !replies_for(snapshot, arp.target, interface)
+    {
         return None;
     }
     let reply = Arp {
@@ -66,13 +67,13 @@ fn reply_to_arp(request: &[u8], interface: &InterfaceSpec, view: &Snapshot) -> O
 fn reply_to_solicitation(
     request: &[u8],
     interface: &InterfaceSpec,
-    view: &Snapshot,
+    snapshot: &Snapshot,
 ) -> Option<[u8; ndp::ADVERTISEMENT_FRAME]> {
     let sender = ethernet::source(request)?;
     let packet = request.get(ethernet::HEADER..)?;
     let header = ipv6::Header::parse(packet).ok()?;
     let target = ndp::parse_solicitation(&header, packet)?;
-    if !replies_for(view, target, interface) || ethernet::is_group(sender) {
+    if !replies_for(snapshot, target, interface) || ethernet::is_group(sender) {
         return None;
     }
     // Duplicate address detection (RFC 4862): the reply goes to all nodes, since the sender has no address yet.
@@ -89,28 +90,28 @@ fn reply_to_solicitation(
 
 /// Another host's claim to a VIP that this gateway alone should announce. Several gateways on one link may announce the
 /// same BGP VIP, and each of them replies for it.
-fn claim(message: &[u8], kind: PacketKind, interface: &InterfaceSpec, view: &Snapshot) -> Option<AddressConflict> {
+fn claim(message: &[u8], kind: PacketKind, interface: &InterfaceSpec, snapshot: &Snapshot) -> Option<AddressConflict> {
     let (vip, mac) = if kind == PacketKind::Arp {
         let arp = Arp::parse(message.get(ethernet::HEADER..)?)?;
-        (conflicting_vip(view, arp.sender, interface)?, arp.sender_mac)
+        (conflicting_vip(snapshot, arp.sender, interface)?, arp.sender_mac)
     } else {
         let packet = message.get(ethernet::HEADER..)?;
         let (target, mac) = ndp::parse_advertisement(&ipv6::Header::parse(packet).ok()?, packet)?;
-        (conflicting_vip(view, target, interface)?, mac.or_else(|| ethernet::source(message))?)
+        (conflicting_vip(snapshot, target, interface)?, mac.or_else(|| ethernet::source(message))?)
     };
     // Own announcements may come back, from another interface or through a loop.
-    let is_own = view.network.interfaces().iter().any(|own| own.mac == mac);
+    let is_own = snapshot.network.interfaces().iter().any(|own| own.mac == mac);
     (!is_own && !ethernet::is_group(mac)).then_some(AddressConflict { vip, mac })
 }
 
-fn conflicting_vip<A: Family>(view: &Snapshot, address: A, interface: &InterfaceSpec) -> Option<IpAddr> {
-    let vip = view.policy.vip(address)?;
-    (replies_for(view, address, interface) && vip.announce == Announce::L2).then_some(vip.address)
+fn conflicting_vip<A: Family>(snapshot: &Snapshot, address: A, interface: &InterfaceSpec) -> Option<IpAddr> {
+    let vip = snapshot.policy.vip(address)?;
+    (replies_for(snapshot, address, interface) && vip.announce == Announce::L2).then_some(vip.address)
 }
 
 /// Whether this gateway replies for an address on this interface.
-fn replies_for<A: Family>(view: &Snapshot, address: A, interface: &InterfaceSpec) -> bool {
-    interface.role.is_outside() && view.policy.vip(address).is_some_and(Vip::answers_arp_nd)
+fn replies_for<A: Family>(snapshot: &Snapshot, address: A, interface: &InterfaceSpec) -> bool {
+    interface.role.is_outside() && snapshot.policy.vip(address).is_some_and(Vip::answers_arp_nd)
 }
 
 /// Builds the frame that announces a VIP on an interface to all neighbors: gratuitous ARP (RFC 5227 section 3) or an

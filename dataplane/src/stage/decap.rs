@@ -23,8 +23,8 @@ use crate::wire::vxlan::{self, InnerFrame};
 use crate::wire::{ethernet, ipv4, ipv6};
 
 /// Decapsulates the tunnel packets of the batch.
-pub fn run(batch: &mut Batch, view: &Snapshot, counters: &Counters) {
-    let tunnels = &*view.tunnels;
+pub fn run(batch: &mut Batch, snapshot: &Snapshot, counters: &Counters) {
+    let tunnels = &*snapshot.tunnels;
     let (from_gateways, from_nodes) = (tunnels.accepts_gateways(), tunnels.accepts_nodes());
     if !from_gateways && !from_nodes {
         return;
@@ -37,12 +37,12 @@ pub fn run(batch: &mut Batch, view: &Snapshot, counters: &Counters) {
         }
         let bytes = u64::from(received.frame.len());
         let result = if from_gateways && tunnels.is_gateway_packet(received.frame.bytes()) {
-            from_gateway(received, view).map(|()| {
+            from_gateway(received, snapshot).map(|()| {
                 packet_count += 1;
                 bytes_total += bytes;
             })
         } else if from_nodes && tunnels.is_overlay_packet(received.frame.bytes()) {
-            from_node(received, view)
+            from_node(received, snapshot)
         } else {
             continue;
         };
@@ -63,10 +63,10 @@ struct TunnelPacket {
 }
 
 /// Decapsulates a packet from another gateway and restores the sides and the hop count of its VNI.
-fn from_gateway(received: &mut Received, view: &Snapshot) -> Result<(), DropReason> {
-    let outer = parse_tunnel_packet(received, &view.network)?;
+fn from_gateway(received: &mut Received, snapshot: &Snapshot) -> Result<(), DropReason> {
+    let outer = parse_tunnel_packet(received, &snapshot.network)?;
     let mark = TunnelMetadata::of_vni(outer.inner.vni).ok_or(DropReason::PeerUnknown)?;
-    authenticate(&outer, received.frame.bytes(), received.interface, &view.tunnels)?;
+    authenticate(&outer, received.frame.bytes(), received.interface, &snapshot.tunnels)?;
     // The inner MAC addresses may be an authentication tag: with the outer ones, a capture shows which gateway sent
     // the packet.
     strip_outer::<{ size_of::<MacPair>() }>(received, &outer)?;
@@ -95,19 +95,19 @@ fn authenticate(
 
 /// Decapsulates a packet from a node. The node must be known by address and VNI and be routed over this interface,
 /// which must be an inside one; the inner source must be a pod of that node.
-fn from_node(received: &mut Received, view: &Snapshot) -> Result<(), DropReason> {
-    let outer = parse_tunnel_packet(received, &view.network)?;
-    let node = view.policy.nodes().by_address(outer.sender).filter(|(_, node)| node.vni == outer.inner.vni);
-    let is_inside = view.network.interface_entry(received.interface).sides & Role::Inside.sides() != 0;
+fn from_node(received: &mut Received, snapshot: &Snapshot) -> Result<(), DropReason> {
+    let outer = parse_tunnel_packet(received, &snapshot.network)?;
+    let node = snapshot.policy.nodes().by_address(outer.sender).filter(|(_, node)| node.vni == outer.inner.vni);
+    let is_inside = snapshot.network.interface_entry(received.interface).sides & Role::Inside.sides() != 0;
     let (id, _) = node.filter(|_| is_inside).ok_or(DropReason::PeerUnknown)?;
-    let tunnel = view.tunnels.to(TunnelRemote::Node(id));
+    let tunnel = snapshot.tunnels.to(TunnelRemote::Node(id));
     if !tunnel.is_some_and(|tunnel| tunnel.passes_reverse_path(received.interface)) {
         return Err(DropReason::PeerUnknown);
     }
     strip_outer::<{ size_of::<Mac>() }>(received, &outer)?;
     let owner = match source_and_class(received.frame.bytes()).ok_or(DropReason::Malformed)?.0 {
-        IpAddr::V4(v4) => view.policy.node_of(v4.to_bits()),
-        IpAddr::V6(v6) => view.policy.node_of(V6::from_bits(v6.to_bits())),
+        IpAddr::V4(v4) => snapshot.policy.node_of(v4.to_bits()),
+        IpAddr::V6(v6) => snapshot.policy.node_of(V6::from_bits(v6.to_bits())),
     };
     if owner == Some(id) { Ok(()) } else { Err(DropReason::SpoofedSource) }
 }

@@ -17,15 +17,15 @@ use crate::wire::vxlan::{MAX_HEADERS, OuterHeaders};
 use crate::wire::{ethernet, fragmentation};
 
 /// Encapsulates the packets of the batch that go into tunnels.
-pub fn run(batch: &mut Batch, view: &Snapshot) {
+pub fn run(batch: &mut Batch, snapshot: &Snapshot) {
     for i in batch.undecided.and(batch.tunneled) {
         let to = batch.tunnel_destinations[i].remote;
         let is_to_gateway = matches!(to, TunnelRemote::Gateway(_));
-        let Some(tunnel) = view.tunnels.to(to) else {
+        let Some(tunnel) = snapshot.tunnels.to(to) else {
             batch.decide(i, Verdict::Drop(if is_to_gateway { DropReason::NoOwner } else { DropReason::NoRoute }));
             continue;
         };
-        let Some((hop, out, mtu)) = tunnel.route(&view.network) else {
+        let Some((hop, out, mtu)) = tunnel.route(&snapshot.network) else {
             batch.decide(i, Verdict::Drop(DropReason::NoRoute));
             continue;
         };
@@ -38,10 +38,10 @@ pub fn run(batch: &mut Batch, view: &Snapshot) {
             if fragmentation::may_fragment(batch.frames[i].frame.bytes()) {
                 let frame = batch.frames[i].frame.bytes_mut();
                 tunnel.inner_macs().into_iter().for_each(|link| ethernet::set_macs(frame, link));
-                if macs_of(hop, &view.network).is_some() {
+                if macs_of(hop, &snapshot.network).is_some() {
                     batch.decide(i, Verdict::FragmentIntoTunnel);
                 } else {
-                    batch.neighbors[i] = unresolved(tunnel, hop, out, &view.network);
+                    batch.neighbors[i] = unresolved(tunnel, hop, out, &snapshot.network);
                     batch.decide(i, Verdict::AwaitNeighbor(AfterResolution::FragmentIntoTunnel));
                 }
             } else if is_to_gateway {
@@ -53,7 +53,7 @@ pub fn run(batch: &mut Batch, view: &Snapshot) {
             continue;
         }
         let verdict = if encap(batch, i, tunnel) {
-            forward(batch, i, tunnel, hop, out, &view.network)
+            forward(batch, i, tunnel, hop, out, &snapshot.network)
         } else {
             Verdict::Drop(DropReason::TooBig)
         };
@@ -170,11 +170,15 @@ pub type FragmentHeaders = ([u8; MAX_HEADERS + ethernet::HEADER], usize);
 
 impl FragmentEncap {
     /// The tunnel headers of a packet, its egress interface, and the outer MAC addresses if they are known.
-    pub fn of(view: &Snapshot, travel: TunnelDestination, sides: u8) -> Option<(Self, InterfaceId, Option<MacPair>)> {
-        let tunnel = view.tunnels.to(travel.remote)?;
-        let (hop, out, _) = tunnel.route(&view.network)?;
+    pub fn of(
+        snapshot: &Snapshot,
+        travel: TunnelDestination,
+        sides: u8,
+    ) -> Option<(Self, InterfaceId, Option<MacPair>)> {
+        let tunnel = snapshot.tunnels.to(travel.remote)?;
+        let (hop, out, _) = tunnel.route(&snapshot.network)?;
         let vni = tunnel.vni(TunnelMetadata { sides, hop_count: travel.hop_count });
-        Some((Self { outer: tunnel.outer, vni, key: tunnel.tag_key().copied() }, out, macs_of(hop, &view.network)))
+        Some((Self { outer: tunnel.outer, vni, key: tunnel.tag_key().copied() }, out, macs_of(hop, &snapshot.network)))
     }
 
     /// The tunnel headers of a fragment, followed by its own Ethernet header. The fragment is given as `headers` (from

@@ -21,18 +21,18 @@ const STALE_THRESHOLD: u32 = 8;
 
 /// Whether the session is valid: no policy change since its last validation concerns it.
 #[inline]
-fn is_valid<A: HeaderRewrite>(entry: &Entry<A>, view: &Snapshot) -> bool {
+fn is_valid<A: HeaderRewrite>(entry: &Entry<A>, snapshot: &Snapshot) -> bool {
     let parties = entry.pod_remote_vip();
-    view.freshness.is_fresh(entry.generation(), parties) || is_still_permitted(entry, parties, view)
+    snapshot.freshness.is_fresh(entry.generation(), parties) || is_still_permitted(entry, parties, snapshot)
 }
 
 /// Whether the policy in force permits a session whose endpoint, or one with the same freshness bucket, has changed.
 /// Nothing else has, so its next hop is still right.
 #[cold]
 #[inline(never)]
-fn is_still_permitted<A: HeaderRewrite>(entry: &Entry<A>, parties: SessionAddresses<A>, view: &Snapshot) -> bool {
-    view.freshness.is_fresh_except_endpoint(entry.generation(), parties)
-        && revalidate::is_permitted(entry, &view.policy)
+fn is_still_permitted<A: HeaderRewrite>(entry: &Entry<A>, parties: SessionAddresses<A>, snapshot: &Snapshot) -> bool {
+    snapshot.freshness.is_fresh_except_endpoint(entry.generation(), parties)
+        && revalidate::is_permitted(entry, &snapshot.policy)
 }
 
 /// Translates packets that don't change the state of their session. Leaves those that a capture may match to the slow
@@ -83,9 +83,9 @@ fn translate<A: HeaderRewrite, const VALIDATE_ALL: bool>(
     may_capture: impl Fn(&Key<A>, &Entry<A>) -> bool,
     context: &Context<'_>,
 ) {
-    let (exits, view, in_force) =
+    let (exits, snapshot, in_force) =
         (context.snapshot.network.adjacencies(), context.snapshot, context.snapshot.generation);
-    let glance = view.freshness.filter();
+    let glance = snapshot.freshness.filter();
     let mut stale = 0;
     let table = A::table_mut(sessions);
     let packets = batch.undecided_of::<A>().and(batch.plain);
@@ -119,12 +119,12 @@ fn translate<A: HeaderRewrite, const VALIDATE_ALL: bool>(
         let generation = entry.generation();
         if VALIDATE_ALL {
             stale += u32::from(generation != in_force);
-            if !glance.is_fresh(generation, entry.endpoint()) && !is_valid(entry, view) {
+            if !glance.is_fresh(generation, entry.endpoint()) && !is_valid(entry, snapshot) {
                 continue;
             }
         } else if generation != in_force {
             stale += 1;
-            if !is_valid(entry, view) {
+            if !is_valid(entry, snapshot) {
                 continue;
             }
         }

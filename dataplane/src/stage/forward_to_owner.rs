@@ -15,8 +15,8 @@ use crate::stage::encap;
 
 /// Forwards the fast-parsed replies of the batch to their owners.
 pub fn run<A: PacketFamily>(batch: &mut Batch, sessions: &Sessions, context: &Context<'_>) {
-    let view = context.snapshot;
-    if !view.tunnels.accepts_gateways() {
+    let snapshot = context.snapshot;
+    if !snapshot.tunnels.accepts_gateways() {
         return;
     }
     let mut travelling = PacketSet::default();
@@ -25,7 +25,7 @@ pub fn run<A: PacketFamily>(batch: &mut Batch, sessions: &Sessions, context: &Co
             continue;
         }
         let key = &A::keys(batch)[i];
-        let Some(remote) = owner(&key.tuple(), &view.policy) else { continue };
+        let Some(remote) = owner(&key.tuple(), &snapshot.policy) else { continue };
         let hash = sessions.hash_key(key);
         batch.hashes[i] = hash;
         batch.frames[i].frame.prefetch_headroom();
@@ -34,8 +34,9 @@ pub fn run<A: PacketFamily>(batch: &mut Batch, sessions: &Sessions, context: &Co
     }
     for i in travelling {
         let TunnelDestination { remote, .. } = batch.tunnel_destinations[i];
-        let tunnel = view.tunnels.to(remote);
-        if let Some(verdict) = tunnel.and_then(|tunnel| encap::encap_unfragmented(batch, i, tunnel, &view.network)) {
+        let tunnel = snapshot.tunnels.to(remote);
+        if let Some(verdict) = tunnel.and_then(|tunnel| encap::encap_unfragmented(batch, i, tunnel, &snapshot.network))
+        {
             batch.directions[i] = Direction::PeerOut;
             batch.decide(i, verdict);
         }

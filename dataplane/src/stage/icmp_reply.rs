@@ -21,7 +21,7 @@ const MAX_LENGTH: usize = ethernet::HEADER + MAX_LENGTH_V6;
 pub fn reply(
     batch: &mut Batch,
     i: usize,
-    view: &Snapshot,
+    snapshot: &Snapshot,
     write: impl FnOnce(&mut [u8], &[u8]) -> Option<usize>,
 ) -> Option<Verdict> {
     let received = &mut batch.frames[i];
@@ -30,7 +30,7 @@ pub fn reply(
     let (header, into) = reply.split_at_mut(ethernet::HEADER);
     header.copy_from_slice(ethernet_header);
     let length = ethernet::HEADER + write(into, packet)?;
-    let path = return_path(received, ethernet_header, into, view)?;
+    let path = return_path(received, ethernet_header, into, snapshot)?;
     if let ReturnPath::Direct(macs, _) = &path {
         ethernet::set_macs(header, macs);
     }
@@ -48,7 +48,7 @@ pub fn reply(
             Some(Verdict::Hairpin)
         }
         ReturnPath::Node(node) => {
-            encap::encap_reply(batch, i, view.tunnels.to(TunnelRemote::Node(node))?, &view.network)
+            encap::encap_reply(batch, i, snapshot.tunnels.to(TunnelRemote::Node(node))?, &snapshot.network)
         }
     }
 }
@@ -67,26 +67,27 @@ enum ReturnPath {
 
 /// Back to the MAC address and interface that the packet came from, except for packets out of a tunnel: the outer
 /// sender is not the inner one.
-fn return_path(received: &Received, ethernet_header: &[u8], reply: &[u8], view: &Snapshot) -> Option<ReturnPath> {
+fn return_path(received: &Received, ethernet_header: &[u8], reply: &[u8], snapshot: &Snapshot) -> Option<ReturnPath> {
     if received.is_hairpin() {
         return Some(ReturnPath::Hairpin);
     }
     let is_v4 = reply.first()? >> 4 == 4;
-    let node = if is_v4 { view.node_of(ipv4::destination(reply)) } else { view.node_of(ipv6::destination(reply)) };
+    let node =
+        if is_v4 { snapshot.node_of(ipv4::destination(reply)) } else { snapshot.node_of(ipv6::destination(reply)) };
     if let Some(node) = node {
         return Some(ReturnPath::Node(node));
     }
     if received.is_from_peer() {
         let (hop, destination) = if is_v4 {
             let destination = ipv4::destination(reply);
-            (view.network.next_hop(destination, 0), destination.to_ip())
+            (snapshot.network.next_hop(destination, 0), destination.to_ip())
         } else {
             let destination = ipv6::destination(reply);
-            (view.network.next_hop(destination, 0), destination.to_ip())
+            (snapshot.network.next_hop(destination, 0), destination.to_ip())
         };
         return match hop.ok()? {
             NextHop::Neighbor(id) => {
-                let Neighbor { interface, address, macs } = *view.network.neighbor(id);
+                let Neighbor { interface, address, macs } = *snapshot.network.neighbor(id);
                 Some(macs.map_or(ReturnPath::Unresolved(NeighborKey { interface, address }), |macs| {
                     ReturnPath::Direct(macs, interface)
                 }))
@@ -95,6 +96,6 @@ fn return_path(received: &Received, ethernet_header: &[u8], reply: &[u8], view: 
             NextHop::Hairpin | NextHop::Node(_) => None,
         };
     }
-    let own_mac = view.network.interface(received.interface).mac;
+    let own_mac = snapshot.network.interface(received.interface).mac;
     Some(ReturnPath::Direct(ethernet::mac_pair(ethernet::source(ethernet_header)?, own_mac), received.interface))
 }

@@ -235,22 +235,22 @@ fn load_balance<A: PacketFamily>(
             LoadBalancePlan::Existing(slot) => return Ok(Established { slot, is_new: false }),
             LoadBalancePlan::Open(opening) => opening,
         };
-    let (head, origin, Context { snapshot: view, now, .. }) = (batch.headers[i], &A::tuples(batch)[i], *context);
+    let (head, origin, Context { snapshot, now, .. }) = (batch.headers[i], &A::tuples(batch)[i], *context);
     if let Some(replaced) = replaced {
-        // No packet of the batch refers to an replaced session.
+        // No packet of the batch refers to a replaced session.
         let (origin, _) = sessions.slot_pair::<A>(replaced);
         sessions.remove::<A>(origin);
     }
-    let out = route::egress_interface(next_hop, view);
+    let out = route::egress_interface(next_hop, snapshot);
     let draft = Draft {
         origin: *origin,
         translated,
         direction: Direction::Inbound,
         reply_direction: Direction::ServiceReply,
         origin_side: origin_side(head.sides),
-        reply_side: out.map_or(HAIRPIN_SIDE, |out| view.network.interface(out).role.pod_side()),
+        reply_side: out.map_or(HAIRPIN_SIDE, |out| snapshot.network.interface(out).role.pod_side()),
         next_hop: route::hop_id(next_hop),
-        generation: view.generation,
+        generation: snapshot.generation,
     };
     let slot = sessions.commit(&draft, now).map_err(|_| DropReason::SessionTableFull)?;
     target.usage.open();

@@ -32,7 +32,7 @@ pub fn prefetch<A: PacketFamily>(batch: &mut Batch, sessions: &Sessions) {
 /// Call [`prefetch`] first.
 #[inline(never)]
 pub fn find<A: PacketFamily>(batch: &mut Batch, sessions: &Sessions, context: &Context<'_>) {
-    let (view, is_lease_expired) = (context.snapshot, context.lease_expired);
+    let (snapshot, is_lease_expired) = (context.snapshot, context.lease_expired);
     let table = A::table(sessions);
     for i in batch.undecided_of::<A>().and(batch.plain) {
         A::tuples_mut(batch)[i] = A::keys(batch)[i].tuple();
@@ -55,7 +55,7 @@ pub fn find<A: PacketFamily>(batch: &mut Batch, sessions: &Sessions, context: &C
             batch.decide(i, Verdict::Drop(DropReason::NoLease));
             continue;
         }
-        let is_stale = entry.generation() != view.generation;
+        let is_stale = entry.generation() != snapshot.generation;
         // For a stale session, `revalidate` checks the side.
         if !is_stale && !flags.may_come_from(batch.headers[i].sides) {
             // A packet of the session, received on the wrong side.

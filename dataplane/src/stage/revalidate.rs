@@ -51,17 +51,22 @@ pub fn run<A: PacketFamily>(
 
 /// Requeues a packet that would end a pod's session if an earlier packet of the same pod may open one: the quota must
 /// accept or reject that one before the end. The pod's later packets are requeued, too. False if nothing has to wait.
-fn requeue_behind_opening<A: PacketFamily>(batch: &mut Batch, i: usize, sessions: &Sessions, view: &Snapshot) -> bool {
+fn requeue_behind_opening<A: PacketFamily>(
+    batch: &mut Batch,
+    i: usize,
+    sessions: &Sessions,
+    snapshot: &Snapshot,
+) -> bool {
     let table = A::table(sessions);
     let entry = table.entry(batch.slots[i]);
     let without_session = batch.undecided_of::<A>().without(batch.validated);
     let mut before = without_session.without(PacketSet::after(i));
     before.remove(i);
-    if before.is_empty() || entry.is_dnat() || !entry.is_active() || is_valid(entry, view) {
+    if before.is_empty() || entry.is_dnat() || !entry.is_active() || is_valid(entry, snapshot) {
         return false;
     }
     let pod = entry.endpoint();
-    let is_limited = view.policy.endpoint(pod).is_some_and(|(.., egress)| egress.spec.limits != Limits::default());
+    let is_limited = snapshot.policy.endpoint(pod).is_some_and(|(.., egress)| egress.spec.limits != Limits::default());
     if !is_limited || !before.into_iter().any(|other| A::tuples(batch)[other].source == pod) {
         return false;
     }
@@ -136,22 +141,22 @@ pub enum Validity {
 }
 
 /// Checks a session against the policy in force.
-pub fn decide<A: SessionFamily>(entry: &Entry<A>, view: &Snapshot) -> Validity {
-    if view.freshness.is_fresh(entry.generation(), entry.pod_remote_vip()) {
+pub fn decide<A: SessionFamily>(entry: &Entry<A>, snapshot: &Snapshot) -> Validity {
+    if snapshot.freshness.is_fresh(entry.generation(), entry.pod_remote_vip()) {
         return Validity::Fresh;
     }
-    if is_permitted(entry, &view.policy) {
-        return Validity::Permitted(current_flags(entry, &view.policy));
+    if is_permitted(entry, &snapshot.policy) {
+        return Validity::Permitted(current_flags(entry, &snapshot.policy));
     }
-    match owner::owner(entry, &view.policy) {
+    match owner::owner(entry, &snapshot.policy) {
         Owner::This => Validity::Forbidden,
         other => Validity::Moved(other),
     }
 }
 
 /// Whether the policy in force permits a session.
-pub fn is_valid<A: SessionFamily>(entry: &Entry<A>, view: &Snapshot) -> bool {
-    view.freshness.is_fresh(entry.generation(), entry.pod_remote_vip()) || is_permitted(entry, &view.policy)
+pub fn is_valid<A: SessionFamily>(entry: &Entry<A>, snapshot: &Snapshot) -> bool {
+    snapshot.freshness.is_fresh(entry.generation(), entry.pod_remote_vip()) || is_permitted(entry, &snapshot.policy)
 }
 
 /// The same, from the policy alone, without the freshness cache. Another gateway's session is not permitted here.
@@ -197,7 +202,7 @@ fn is_client_syn<A: PacketFamily>(batch: &Batch, i: usize, table: &Table<A>) -> 
 fn apply<A: SessionFamily>(
     slot: Slot,
     sessions: &mut Sessions,
-    view: &Snapshot,
+    snapshot: &Snapshot,
     now: Tick,
     accounting: &mut SessionAccounting<'_>,
 ) -> bool {
@@ -206,14 +211,14 @@ fn apply<A: SessionFamily>(
     if !entry.is_active() {
         return false;
     }
-    match decide(entry, view) {
+    match decide(entry, snapshot) {
         Validity::Fresh => {
-            A::table_mut(sessions).entry_mut(slot).set_generation(view.generation);
+            A::table_mut(sessions).entry_mut(slot).set_generation(snapshot.generation);
             true
         }
         Validity::Permitted(flags) => {
             let entry = A::table_mut(sessions).entry_mut(slot);
-            entry.set_generation(view.generation);
+            entry.set_generation(snapshot.generation);
             entry.set_flags(flags);
             entry.set_next_hop(None);
             true
@@ -221,7 +226,7 @@ fn apply<A: SessionFamily>(
         Validity::Moved(_) => {
             let (origin, _) = sessions.slot_pair::<A>(slot);
             let entry = *A::table(sessions).entry(origin);
-            accounting::release_quota(&view.policy, &entry.key(), &entry.translated(), entry.direction());
+            accounting::release_quota(&snapshot.policy, &entry.key(), &entry.translated(), entry.direction());
             sessions.demote::<A>(origin, now);
             false
         }

@@ -117,9 +117,9 @@ pub fn translate<A: HeaderRewrite>(batch: &mut Batch, i: usize, to: Tuple<A>, di
 }
 
 /// Forwards a packet that lacks only its MAC addresses.
-pub fn forward(batch: &mut Batch, i: usize, hop: NextHop, view: &Snapshot) {
-    let sent = write_macs(batch.frames[i].frame.bytes_mut(), hop, &view.network);
-    finish(batch, i, hop, sent, view);
+pub fn forward(batch: &mut Batch, i: usize, hop: NextHop, snapshot: &Snapshot) {
+    let sent = write_macs(batch.frames[i].frame.bytes_mut(), hop, &snapshot.network);
+    finish(batch, i, hop, sent, snapshot);
 }
 
 /// Clamps the MSS of a SYN.
@@ -142,7 +142,7 @@ fn write_macs(frame: &mut [u8], hop: NextHop, network: &Network) -> Option<Inter
 
 /// Sets a packet's verdict: forward, wait for its neighbor, or hairpin. A packet to an overlay node is left to encap.
 #[inline]
-fn finish(batch: &mut Batch, i: usize, hop: NextHop, sent: Option<InterfaceId>, view: &Snapshot) {
+fn finish(batch: &mut Batch, i: usize, hop: NextHop, sent: Option<InterfaceId>, snapshot: &Snapshot) {
     if let Some(interface) = sent {
         let is_whole = !batch.to_fragment.contains(i);
         return batch.decide(i, if is_whole { Verdict::Forward(interface) } else { Verdict::Fragment(interface) });
@@ -150,7 +150,7 @@ fn finish(batch: &mut Batch, i: usize, hop: NextHop, sent: Option<InterfaceId>, 
     if let NextHop::Node(node) = hop {
         return batch.forward_to_node(i, node);
     }
-    let Some(wanted) = route::unresolved_neighbor(batch, i, hop, view) else {
+    let Some(wanted) = route::unresolved_neighbor(batch, i, hop, snapshot) else {
         return batch.decide(i, Verdict::Hairpin);
     };
     batch.neighbors[i] = wanted;

@@ -20,16 +20,16 @@ pub fn session_next_hop<A: PacketFamily>(
     batch: &mut Batch,
     i: usize,
     sessions: &mut Sessions,
-    view: &Snapshot,
+    snapshot: &Snapshot,
 ) -> Option<NextHop> {
     let entry = A::table(sessions).entry(batch.slots[i]);
     // In another generation the id may be that of another hop or of none: the session of a quoted packet isn't
     // revalidated.
-    let hop = match cached_hop(entry, entry.generation() == view.generation) {
+    let hop = match cached_hop(entry, entry.generation() == snapshot.generation) {
         Some(hop) => Ok(hop),
-        None => resolve_hop::<A>(batch, i, sessions, view),
+        None => resolve_hop::<A>(batch, i, sessions, snapshot),
     };
-    check(batch, i, hop, view)
+    check(batch, i, hop, snapshot)
 }
 
 /// The next hop that a session has cached, if that `is_current`.
@@ -45,26 +45,28 @@ fn cached_hop<A: PacketFamily>(entry: &Entry<A>, is_current: bool) -> Option<Nex
 ///
 /// # Errors
 /// When there is no route.
-pub fn hop_of_session<A: PacketFamily>(entry: &Entry<A>, hash: u64, view: &Snapshot) -> Result<NextHop, NoRoute> {
-    let is_current =
-        entry.generation() == view.generation || view.freshness.is_fresh(entry.generation(), entry.pod_remote_vip());
-    cached_hop(entry, is_current).map_or_else(|| next_hop_to(entry.translated().destination, hash, view), Ok)
+pub fn hop_of_session<A: PacketFamily>(entry: &Entry<A>, hash: u64, snapshot: &Snapshot) -> Result<NextHop, NoRoute> {
+    let is_current = entry.generation() == snapshot.generation
+        || snapshot.freshness.is_fresh(entry.generation(), entry.pod_remote_vip());
+    cached_hop(entry, is_current).map_or_else(|| next_hop_to(entry.translated().destination, hash, snapshot), Ok)
 }
 
 /// The next hop toward `destination`: a hairpin for a VIP of this gateway, a node of the overlay network, or a route.
 ///
 /// # Errors
 /// When there is no route.
-pub fn next_hop_to<A: PacketFamily>(destination: A, hash: u64, view: &Snapshot) -> Result<NextHop, NoRoute> {
-    if view.policy.vip(destination).is_some() {
+pub fn next_hop_to<A: PacketFamily>(destination: A, hash: u64, snapshot: &Snapshot) -> Result<NextHop, NoRoute> {
+    if snapshot.policy.vip(destination).is_some() {
         return Ok(NextHop::Hairpin);
     }
-    external_hop(destination, hash, view)
+    external_hop(destination, hash, snapshot)
 }
 
 /// The next hop toward a destination that is not a VIP.
-fn external_hop<A: PacketFamily>(destination: A, hash: u64, view: &Snapshot) -> Result<NextHop, NoRoute> {
-    view.node_of(destination).map_or_else(|| view.network.next_hop(destination, hash), |node| Ok(NextHop::Node(node)))
+fn external_hop<A: PacketFamily>(destination: A, hash: u64, snapshot: &Snapshot) -> Result<NextHop, NoRoute> {
+    snapshot
+        .node_of(destination)
+        .map_or_else(|| snapshot.network.next_hop(destination, hash), |node| Ok(NextHop::Node(node)))
 }
 
 /// The id of a next hop that a session caches; `None` if it can't be cached.
@@ -77,8 +79,8 @@ pub fn hop_id(hop: NextHop) -> Option<NextHopId> {
 }
 
 /// Checks TTL and MTU for a next hop; `None` if the packet can't be forwarded: its verdict is set.
-pub fn check_next_hop(batch: &mut Batch, i: usize, hop: NextHop, view: &Snapshot) -> Option<NextHop> {
-    check(batch, i, Ok(hop), view)
+pub fn check_next_hop(batch: &mut Batch, i: usize, hop: NextHop, snapshot: &Snapshot) -> Option<NextHop> {
+    check(batch, i, Ok(hop), snapshot)
 }
 
 /// The next hop of a packet without a session toward `destination`; `None` as above.
@@ -86,16 +88,16 @@ pub fn stateless_next_hop<A: PacketFamily>(
     batch: &mut Batch,
     i: usize,
     destination: A,
-    view: &Snapshot,
+    snapshot: &Snapshot,
 ) -> Option<NextHop> {
-    let hop = next_hop_to(destination, batch.hashes[i], view);
-    check(batch, i, hop, view)
+    let hop = next_hop_to(destination, batch.hashes[i], snapshot);
+    check(batch, i, hop, snapshot)
 }
 
 /// The next hop of a packet that is forwarded untranslated; `None` as above.
-pub fn untranslated_next_hop<A: PacketFamily>(batch: &mut Batch, i: usize, view: &Snapshot) -> Option<NextHop> {
-    let hop = external_hop(A::tuples(batch)[i].destination, batch.hashes[i], view);
-    check(batch, i, hop, view)
+pub fn untranslated_next_hop<A: PacketFamily>(batch: &mut Batch, i: usize, snapshot: &Snapshot) -> Option<NextHop> {
+    let hop = external_hop(A::tuples(batch)[i].destination, batch.hashes[i], snapshot);
+    check(batch, i, hop, snapshot)
 }
 
 /// Looks up a session's next hop and caches it in the session.
@@ -104,18 +106,18 @@ fn resolve_hop<A: PacketFamily>(
     batch: &Batch,
     i: usize,
     sessions: &mut Sessions,
-    view: &Snapshot,
+    snapshot: &Snapshot,
 ) -> Result<NextHop, NoRoute> {
     let entry = A::table_mut(sessions).entry_mut(batch.slots[i]);
-    let hop = next_hop_to(entry.translated().destination, batch.hashes[i], view)?;
+    let hop = next_hop_to(entry.translated().destination, batch.hashes[i], snapshot)?;
     entry.set_next_hop(hop_id(hop));
     Ok(hop)
 }
 
 #[inline]
-fn check(batch: &mut Batch, i: usize, hop: Result<NextHop, NoRoute>, view: &Snapshot) -> Option<NextHop> {
+fn check(batch: &mut Batch, i: usize, hop: Result<NextHop, NoRoute>, snapshot: &Snapshot) -> Option<NextHop> {
     let head = batch.headers[i];
-    let hop_and_mtu = hop.ok().and_then(|hop| Some((hop, mtu(hop, view)?)));
+    let hop_and_mtu = hop.ok().and_then(|hop| Some((hop, mtu(hop, snapshot)?)));
     let reason = match hop_and_mtu {
         None => DropReason::NoRoute,
         Some(_) if head.ttl <= 1 => DropReason::Ttl,
@@ -137,27 +139,27 @@ fn check(batch: &mut Batch, i: usize, hop: Result<NextHop, NoRoute>, view: &Snap
 
 /// The MTU toward a next hop, bytes of IP packet; `None` if there is no route.
 #[inline]
-fn mtu(hop: NextHop, view: &Snapshot) -> Option<u16> {
+fn mtu(hop: NextHop, snapshot: &Snapshot) -> Option<u16> {
     if let NextHop::Node(node) = hop {
-        return view.tunnels.to(TunnelRemote::Node(node))?.route(&view.network).map(|(_, _, mtu)| mtu);
+        return snapshot.tunnels.to(TunnelRemote::Node(node))?.route(&snapshot.network).map(|(_, _, mtu)| mtu);
     }
-    Some(egress_interface(hop, view).map_or(u16::MAX, |out| view.network.interface_entry(out).mtu))
+    Some(egress_interface(hop, snapshot).map_or(u16::MAX, |out| snapshot.network.interface_entry(out).mtu))
 }
 
 /// The egress interface of a next hop; a hairpin has none.
 #[inline]
-pub fn egress_interface(hop: NextHop, view: &Snapshot) -> Option<InterfaceId> {
+pub fn egress_interface(hop: NextHop, snapshot: &Snapshot) -> Option<InterfaceId> {
     match hop {
-        NextHop::Node(node) => view.network.interface_of(view.tunnels.to(TunnelRemote::Node(node))?.next_hop?),
-        _ => view.network.interface_of(hop),
+        NextHop::Node(node) => snapshot.network.interface_of(snapshot.tunnels.to(TunnelRemote::Node(node))?.next_hop?),
+        _ => snapshot.network.interface_of(hop),
     }
 }
 
 /// The neighbor to resolve: the next-hop router, or the destination of the rewritten packet.
-pub fn unresolved_neighbor(batch: &Batch, i: usize, hop: NextHop, view: &Snapshot) -> Option<NeighborKey> {
-    let interface = egress_interface(hop, view)?;
+pub fn unresolved_neighbor(batch: &Batch, i: usize, hop: NextHop, snapshot: &Snapshot) -> Option<NeighborKey> {
+    let interface = egress_interface(hop, snapshot)?;
     let address: IpAddr = if let NextHop::Neighbor(id) = hop {
-        view.network.neighbor(id).address
+        snapshot.network.neighbor(id).address
     } else {
         let packet = &batch.frames[i].frame.bytes()[ethernet::HEADER..];
         if batch.families[<u32 as BatchFamily>::INDEX].contains(i) {

@@ -252,9 +252,9 @@ fn revive<A: SessionFamily>(
 }
 
 /// The side on which replies from this next hop arrive; hairpin for another VIP of this gateway.
-fn reply_side(next_hop: NextHop, view: &Snapshot) -> u8 {
-    let out = route::egress_interface(next_hop, view);
-    out.map_or(HAIRPIN_SIDE, |out| view.network.interface(out).role.reply_side())
+fn reply_side(next_hop: NextHop, snapshot: &Snapshot) -> u8 {
+    let out = route::egress_interface(next_hop, snapshot);
+    out.map_or(HAIRPIN_SIDE, |out| snapshot.network.interface(out).role.reply_side())
 }
 
 /// Decides what happens to the quarantined session in `slot` when this first packet arrives.
@@ -265,7 +265,7 @@ fn quarantine_action<A: SessionFamily>(
     slot: Slot,
     origin: &Tuple<A>,
     sessions: &Sessions,
-    view: &Snapshot,
+    snapshot: &Snapshot,
 ) -> Result<QuarantineAction, DropReason> {
     let entry = A::table(sessions).entry(slot);
     if entry.is_dnat() {
@@ -276,8 +276,8 @@ fn quarantine_action<A: SessionFamily>(
     }
     let vip = (entry.translated().source, entry.translated().source_port);
     // The former owner of the shard may have reused the port.
-    let shard = view.policy.vip(vip.0).and_then(|it| it.shards.of_port(vip.1));
-    let is_permitted = view.policy.permits(origin.source, origin.destination, vip);
+    let shard = snapshot.policy.vip(vip.0).and_then(|it| it.shards.of_port(vip.1));
+    let is_permitted = snapshot.policy.permits(origin.source, origin.destination, vip);
     if is_permitted && shard.is_some_and(Shard::awaits_release) {
         return Err(DropReason::NoLease);
     }
@@ -325,15 +325,15 @@ impl<'a, A: SessionFamily> Opening<'a, A> {
     pub fn select_vip<P>(
         &self,
         sessions: &Sessions,
-        view: &'a Snapshot,
+        snapshot: &'a Snapshot,
         ended: Option<Slot>,
         mut allocate: impl FnMut(&Candidate<'a, A>) -> Option<P>,
     ) -> Result<(Candidate<'a, A>, P), DropReason> {
         let mut reason = DropReason::NoVip;
         let selection = self.egress.spec.address_selection;
-        for vip in vip_candidates(view.policy.vips_of(self.endpoint), selection, self.hash) {
+        for vip in vip_candidates(snapshot.policy.vips_of(self.endpoint), selection, self.hash) {
             let Some(address) = A::from_ip(vip.address) else { continue };
-            let Ok(shard) = shard_of(self.endpoint, vip, view) else {
+            let Ok(shard) = shard_of(self.endpoint, vip, snapshot) else {
                 reason = DropReason::NoLease;
                 continue;
             };
@@ -400,8 +400,8 @@ pub struct NoShard;
 ///
 /// # Errors
 /// When there is none, or this gateway may not open sessions in it yet.
-pub fn shard_of<'a>(endpoint: &Endpoint, vip: &'a Vip, view: &Snapshot) -> Result<Option<PortShard<'a>>, NoShard> {
-    let shard = view.policy.shard_of(endpoint, vip);
+pub fn shard_of<'a>(endpoint: &Endpoint, vip: &'a Vip, snapshot: &Snapshot) -> Result<Option<PortShard<'a>>, NoShard> {
+    let shard = snapshot.policy.shard_of(endpoint, vip);
     if shard.is_some_and(|shard| !shard.may_open) || (shard.is_none() && !vip.shards.list().is_empty()) {
         return Err(NoShard);
     }

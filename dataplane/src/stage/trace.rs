@@ -42,16 +42,16 @@ pub fn trace(
     batch: &mut Batch,
     received: Received,
     tables: &Tables,
-    view: &Arc<Snapshot>,
+    snapshot: &Arc<Snapshot>,
     context: &Context<'_>,
     ended: u32,
 ) -> (TraceResult, Option<Received>) {
     batch.frames.push(received);
     batch.begin();
     batch.standby = PacketSet::default();
-    parse::run(batch, &view.network);
+    parse::run(batch, &snapshot.network);
     let mut result = TraceResult {
-        snapshot: view.clone(),
+        snapshot: snapshot.clone(),
         worker: context.flows.this,
         sides: batch.headers[PACKET].sides,
         session: None,
@@ -69,7 +69,7 @@ pub fn trace(
     let mut trace = Trace { tables, context, result: &mut result, ended: None };
     trace.run::<u32>(batch);
     trace.run::<V6>(batch);
-    encap::run(batch, view);
+    encap::run(batch, snapshot);
     if batch.undecided.contains(PACKET) {
         // ARP and neighbor discovery: not traced further.
         batch.decide(PACKET, Verdict::Consume);
@@ -127,7 +127,7 @@ impl Trace<'_> {
     /// The stages failover and revalidate: what happens to the matching session.
     fn session<A: HeaderRewrite>(&mut self, batch: &mut Batch) {
         let is = |packets: PacketSet| packets.contains(PACKET);
-        let (sessions, view) = (&self.tables.sessions, self.context.snapshot);
+        let (sessions, snapshot) = (&self.tables.sessions, self.context.snapshot);
         let (is_known, is_stale, is_copy) = (is(batch.validated), is(batch.stale), is(batch.standby));
         if !is_known && !is_stale && !is_copy {
             return;
@@ -139,7 +139,7 @@ impl Trace<'_> {
         let entry = as_active(table.entry(slot));
         batch.directions[PACKET] = entry.direction();
         if is_copy {
-            batch.session_owners[PACKET] = owner(&entry, &view.policy);
+            batch.session_owners[PACKET] = owner(&entry, &snapshot.policy);
             if batch.session_owners[PACKET] != Owner::This {
                 return outcome(SessionOutcome::Standby(batch.session_owners[PACKET]));
             }
@@ -147,7 +147,7 @@ impl Trace<'_> {
         if is_known {
             outcome(SessionOutcome::Valid);
         } else {
-            let flags = match revalidate::decide(&entry, view) {
+            let flags = match revalidate::decide(&entry, snapshot) {
                 Validity::Fresh => entry.flags(),
                 Validity::Permitted(flags) => flags,
                 Validity::Moved(owner) => {
@@ -233,16 +233,18 @@ impl Trace<'_> {
     }
 
     fn try_snat<A: HeaderRewrite>(&mut self, batch: &Batch) -> Result<Forwarding<A>, DropReason> {
-        let (Tables { sessions, ports, .. }, view) = (self.tables, self.context.snapshot);
+        let (Tables { sessions, ports, .. }, snapshot) = (self.tables, self.context.snapshot);
         if self.is_demoted() {
             return Err(DropReason::NoOwner);
         }
         let decision = snat::decide::<A>(batch, PACKET, sessions, self.context, self.ended)?;
         let (hop, quarantined) = match decision {
             snat::SnatPlan::Open(hop, quarantined) => (hop, quarantined),
-            snat::SnatPlan::Existing(slot) => return forward_by_session(A::table(sessions).entry(slot), batch, view),
+            snat::SnatPlan::Existing(slot) => {
+                return forward_by_session(A::table(sessions).entry(slot), batch, snapshot);
+            }
         };
-        let (endpoint, egress) = view.policy.endpoint_by_id(batch.endpoints[PACKET]);
+        let (endpoint, egress) = snapshot.policy.endpoint_by_id(batch.endpoints[PACKET]);
         // A session that the packet ends first counts for the endpoint, unless it is an inbound one.
         let is_egress = |slot: Slot| A::table(sessions).entry(slot).direction() == Direction::Egress;
         self.result.ended_sessions += u32::from(self.ended.is_some_and(is_egress));
@@ -268,7 +270,7 @@ impl Trace<'_> {
             quarantined,
         };
         let selected =
-            opening.select_vip(sessions, view, self.ended, |&snat::Candidate { vip, address, shard, room }| {
+            opening.select_vip(sessions, snapshot, self.ended, |&snat::Candidate { vip, address, shard, room }| {
                 self.result.uses_reserve = room == Admission::Reserved;
                 let is_free = |port: u16| sessions.is_free(&opening.translated(address, port).reversed());
                 let outlook = ports.availability((&vip.ports, shard), claim, is_free);
@@ -365,9 +367,9 @@ fn as_active<A: Address>(entry: &Entry<A>) -> Entry<A> {
 fn forward_by_session<A: HeaderRewrite>(
     entry: &Entry<A>,
     batch: &Batch,
-    view: &Snapshot,
+    snapshot: &Snapshot,
 ) -> Result<Forwarding<A>, DropReason> {
     let to = entry.translated();
-    let hop = route::next_hop_to(to.destination, batch.hashes[PACKET], view).map_err(|_| DropReason::NoRoute)?;
+    let hop = route::next_hop_to(to.destination, batch.hashes[PACKET], snapshot).map_err(|_| DropReason::NoRoute)?;
     Ok(Forwarding::Translated(to, entry.direction(), hop))
 }

@@ -10,6 +10,7 @@ use crate::flow::time::Tick;
 use crate::flow::verdict::Verdict;
 use crate::io::{PacketIo, Received};
 use crate::observe::counters::Counters;
+use crate::observe::drops::DropStats;
 use crate::policy::Snapshot;
 use crate::policy::compiled::Vip;
 use crate::replication::accounting::SessionAccounting;
@@ -19,24 +20,24 @@ use crate::stage::context::{Context, Tables};
 use crate::stage::flow_owner::FlowOwners;
 use crate::stage::trace::Probe;
 use crate::stage::{arp_nd, trace};
-use crate::worker::command::Command;
+use crate::worker::command::{Command, DropChunk};
 use crate::worker::session_query;
 
 impl<Io: PacketIo> Worker<Io> {
     /// Announces VIPs, a bounded number per turn.
-    pub(super) fn announce(&mut self, view: &Snapshot, now: Tick) {
+    pub(super) fn announce(&mut self, snapshot: &Snapshot, now: Tick) {
         let WorkerParts { io, counters, .. } = &mut self.parts;
         for &vip in self.announcements.due(now) {
             // Another gateway may be active for it by now.
-            if !view.policy.vip_at(vip).is_some_and(Vip::answers_arp_nd) {
+            if !snapshot.policy.vip_at(vip).is_some_and(Vip::answers_arp_nd) {
                 continue;
             }
-            announce_once(io, counters, view, vip);
+            announce_once(io, counters, snapshot, vip);
         }
     }
 
     /// Executes one command from control, if one is pending.
-    pub(super) fn run_command(&mut self, view: &Arc<Snapshot>, lease_expired: bool, now: Tick) {
+    pub(super) fn run_command(&mut self, snapshot: &Arc<Snapshot>, lease_expired: bool, now: Tick) {
         let Ok(command) = self.parts.commands.try_recv() else { return };
         let WorkerParts { tables, counters, directory, id, .. } = &mut self.parts;
         match command {
@@ -48,7 +49,7 @@ impl<Io: PacketIo> Worker<Io> {
             Command::Flush { mut chunk, reply } => {
                 let Tables { ports, replication_queue, observer, .. } = tables;
                 let mut accounting = SessionAccounting {
-                    policy: &view.policy,
+                    policy: &snapshot.policy,
                     ports,
                     counters,
                     replication_queue,
@@ -58,61 +59,57 @@ impl<Io: PacketIo> Worker<Io> {
                 let _ = reply.try_send(chunk);
             }
             Command::ListRecords { mut chunk, reply } => {
-                apply::list_records(&mut tables.sessions, &mut chunk, &view.policy, now);
+                apply::list_records(&mut tables.sessions, &mut chunk, &snapshot.policy, now);
                 let _ = reply.try_send(chunk);
             }
-            Command::ApplyRecords { mut records, round, source: from, reply } => {
+            Command::ApplyRecords { mut records, round, source, reply } => {
                 let Tables { sessions, ports, .. } = tables;
-                let directory = directory.as_deref();
-                let mut applier =
-                    RecordApplier { sessions, ports, policy: &view.policy, directory, worker: *id, source: from, now };
+                let (policy, directory) = (&snapshot.policy, directory.as_deref());
+                let mut applier = RecordApplier { sessions, ports, policy, directory, worker: *id, source, now };
                 counters.standby_rejected.add(applier.apply(&mut records, round));
                 let _ = reply.try_send(records);
             }
             Command::PurgeStandby { mut chunk, reply } => {
-                apply::purge(&mut tables.sessions, &mut chunk, &view.policy, now);
+                apply::purge(&mut tables.sessions, &mut chunk, &snapshot.policy, now);
                 let _ = reply.try_send(chunk);
             }
             Command::Trace { mut probe, reply } => {
-                self.trace(&mut probe, view, lease_expired, now);
+                self.trace(&mut probe, snapshot, lease_expired, now);
                 let _ = reply.try_send(probe);
             }
             Command::Drops { mut chunk, reply } => {
-                chunk.last = *tables.observer.drops.last();
-                let capacity = chunk.records.capacity();
-                chunk.records.extend(tables.observer.drops.records().take(capacity));
-                chunk.now = now;
+                list_drops(&tables.observer.drops, &mut chunk, now);
                 let _ = reply.try_send(chunk);
             }
             Command::Ports { mut chunk, reply } => {
-                session_query::port_usage(&view.policy, &tables.ports, &tables.sessions, &mut chunk);
+                session_query::port_usage(&snapshot.policy, &tables.ports, &tables.sessions, &mut chunk);
                 let _ = reply.try_send(chunk);
             }
             Command::Capture(capture) => tables.observer.capture = capture,
             Command::LogSessions(queue) => tables.observer.session_log.set_queue(queue),
             Command::Announce(vips) => self.announcements.start(vips, now),
             Command::Defend(vip) => {
-                if !lease_expired && view.policy.vip_at(vip).is_some_and(Vip::answers_arp_nd) {
-                    announce_once(&mut self.parts.io, &self.parts.counters, view, vip);
+                if !lease_expired && snapshot.policy.vip_at(vip).is_some_and(Vip::answers_arp_nd) {
+                    announce_once(&mut self.parts.io, &self.parts.counters, snapshot, vip);
                 }
             }
         }
     }
 
     /// Traces a packet as if it had been received just now.
-    fn trace(&mut self, probe: &mut Probe, view: &Arc<Snapshot>, lease_expired: bool, now: Tick) {
+    fn trace(&mut self, probe: &mut Probe, snapshot: &Arc<Snapshot>, lease_expired: bool, now: Tick) {
         let WorkerParts { io, tables, counters, rules, id, directory, affinity, links, .. } = &mut self.parts;
         let Some(mut frame) = io.allocate() else { return };
         frame.set_mark(probe.mark);
-        let is_known = usize::from(probe.interface.0) < view.network.interfaces().len();
+        let is_known = usize::from(probe.interface.0) < snapshot.network.interfaces().len();
         if !is_known || !frame.replace(&probe.packet) {
             return io.release(frame);
         }
         let flows = FlowOwners { this: *id, workers: links.workers(), directory: directory.as_deref(), claims: false };
-        let context = Context { snapshot: view, rules: *rules, flows, affinity, counters, lease_expired, now };
+        let context = Context { snapshot, rules: *rules, flows, affinity, counters, lease_expired, now };
         let received = Received { frame, interface: probe.interface };
         let (mut result, received) =
-            trace::trace(&mut probe.batch, received, tables, view, &context, probe.ended_sessions);
+            trace::trace(&mut probe.batch, received, tables, snapshot, &context, probe.ended_sessions);
         if self.is_suspended {
             result.verdict = Verdict::Drop(DropReason::NoLease);
         }
@@ -132,9 +129,17 @@ impl<Io: PacketIo> Worker<Io> {
     }
 }
 
+/// Lists the drop statistics.
+fn list_drops(drops: &DropStats, chunk: &mut DropChunk, now: Tick) {
+    chunk.last = *drops.last();
+    let capacity = chunk.records.capacity();
+    chunk.records.extend(drops.records().take(capacity));
+    chunk.now = now;
+}
+
 /// Announces a VIP on all outside interfaces.
-fn announce_once(io: &mut impl PacketIo, counters: &Counters, view: &Snapshot, vip: IpAddr) {
-    for interface in view.network.interfaces().iter().filter(|interface| interface.role.is_outside()) {
+fn announce_once(io: &mut impl PacketIo, counters: &Counters, snapshot: &Snapshot, vip: IpAddr) {
+    for interface in snapshot.network.interfaces().iter().filter(|interface| interface.role.is_outside()) {
         arp_nd::announcement(vip, interface.mac, |bytes| {
             if send(io, interface.id, &[bytes, &[]]) {
                 counters.replies_sent.add(1);

@@ -28,9 +28,9 @@ use crate::worker::neighbor_queue::{Fragmentation, NeighborQueue, QueuedPacket, 
 
 impl<Io: PacketIo> Worker<Io> {
     /// Carries out the verdict of each packet. Afterwards the batch holds no frame.
-    pub(super) fn dispatch(&mut self, view: &Snapshot, lease_expired: bool, now: Tick) {
+    pub(super) fn dispatch(&mut self, snapshot: &Snapshot, lease_expired: bool, now: Tick) {
         let WorkerParts { io, links, neighbor_queue, counters, tables, .. } = &mut self.parts;
-        let (handover, ownership) = (&mut self.handover, OwnershipState::of(view.policy.members(), lease_expired));
+        let (handover, ownership) = (&mut self.handover, OwnershipState::of(snapshot.policy.members(), lease_expired));
         let Batch {
             frames,
             reinjected,
@@ -46,7 +46,7 @@ impl<Io: PacketIo> Worker<Io> {
         } = &mut self.batch;
         let results = Results { verdicts, directions, neighbors, mtus, tunnel_destinations, headers, queue_positions };
         let mut slow_path = SlowPath {
-            view,
+            snapshot,
             now,
             links,
             neighbor_queue,
@@ -81,30 +81,30 @@ impl<Io: PacketIo> Worker<Io> {
     }
 
     /// Reinjects deferred packets after a change of ownership, and drops those that have expired.
-    pub(super) fn retry_deferred(&mut self, view: &Snapshot, lease_expired: bool, now: Tick) {
+    pub(super) fn retry_deferred(&mut self, snapshot: &Snapshot, lease_expired: bool, now: Tick) {
         if self.handover.is_empty() {
             return;
         }
-        self.handover.retry(OwnershipState::of(view.policy.members(), lease_expired), &mut self.batch.reinjected);
+        self.handover.retry(OwnershipState::of(snapshot.policy.members(), lease_expired), &mut self.batch.reinjected);
         let WorkerParts { io, counters, tables, .. } = &mut self.parts;
         while let Some((Received { frame, interface }, reason)) = self.handover.expired(now) {
-            let attribution = Attribution::of(view.network.interface(interface).role);
+            let attribution = Attribution::of(snapshot.network.interface(interface).role);
             discard(io, counters, &mut tables.observer, frame, (reason, interface, attribution), now);
         }
     }
 
     /// Sends queued packets whose neighbors are resolved, and drops those that have expired.
-    pub(super) fn retry_neighbor_queue(&mut self, view: &Arc<Snapshot>, now: Tick) {
+    pub(super) fn retry_neighbor_queue(&mut self, snapshot: &Arc<Snapshot>, now: Tick) {
         let WorkerParts { io, neighbor_queue, counters, tables, .. } = &mut self.parts;
         if neighbor_queue.is_empty() {
             return;
         }
-        let view_changed = self.neighbor_snapshot != Arc::as_ptr(view) as usize;
+        let view_changed = self.neighbor_snapshot != Arc::as_ptr(snapshot) as usize;
         if !view_changed && now.since(self.housekeeping) < HOUSEKEEPING_MS {
             return;
         }
-        self.neighbor_snapshot = Arc::as_ptr(view) as usize;
-        neighbor_queue.retry(&view.network, now, |outcome| {
+        self.neighbor_snapshot = Arc::as_ptr(snapshot) as usize;
+        neighbor_queue.retry(&snapshot.network, now, |outcome| {
             let (ResolutionOutcome::Resolved(QueuedPacket { neighbor, .. }, _)
             | ResolutionOutcome::Expired(QueuedPacket { neighbor, .. })) = outcome;
             let (frame, reason) = match outcome {
@@ -140,7 +140,7 @@ struct Results<'a> {
 
 /// Carries out all verdicts but the common one.
 struct SlowPath<'a> {
-    view: &'a Snapshot,
+    snapshot: &'a Snapshot,
     now: Tick,
     links: &'a mut WorkerLinks,
     neighbor_queue: &'a mut NeighborQueue,
@@ -159,7 +159,7 @@ impl SlowPath<'_> {
     #[inline(never)]
     fn finish(&mut self, io: &mut impl PacketIo, frame: Frame, interface: InterfaceId, i: usize) {
         if let Err((frame, reason)) = self.try_finish(io, Received { frame, interface }, i) {
-            let attribution = Attribution::of(self.view.network.interface(interface).role);
+            let attribution = Attribution::of(self.snapshot.network.interface(interface).role);
             self.drop(io, frame, reason, interface, attribution);
         }
     }
@@ -196,7 +196,7 @@ impl SlowPath<'_> {
             Verdict::Fragment(out) => self.fragment(io, out, frame, i, None)?,
             Verdict::FragmentIntoTunnel => {
                 let Some((tunnel_header, out, Some(link))) =
-                    FragmentEncap::of(self.view, tunnel_destinations[i], headers[i].sides)
+                    FragmentEncap::of(self.snapshot, tunnel_destinations[i], headers[i].sides)
                 else {
                     return Err((frame, DropReason::NoNeighbor));
                 };
@@ -266,7 +266,7 @@ impl SlowPath<'_> {
             AfterResolution::Reply => SendMode::Reply,
             AfterResolution::Fragment => SendMode::Fragment(direction, Fragmentation { mtu, tunnel_header: None }),
             AfterResolution::FragmentIntoTunnel => {
-                let tunnel_header = FragmentEncap::of(self.view, tunnel_destinations[i], headers[i].sides)
+                let tunnel_header = FragmentEncap::of(self.snapshot, tunnel_destinations[i], headers[i].sides)
                     .map(|(tunnel_header, ..)| tunnel_header);
                 SendMode::Fragment(direction, Fragmentation { mtu, tunnel_header })
             }

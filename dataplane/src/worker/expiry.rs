@@ -28,7 +28,7 @@ struct TableSweep {
 }
 
 impl ExpirySweep {
-    /// A expiry that starts now.
+    /// Sweeps that start now.
     pub fn new(now: Tick) -> Self {
         Self { tables: [TableSweep::default(); 2], last_turn: now }
     }

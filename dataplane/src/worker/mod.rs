@@ -126,14 +126,14 @@ impl<Io: PacketIo> Worker<Io> {
     /// Runs one turn: at most one batch of packets, then a slice of all other work. Returns the number of packets
     /// received.
     pub fn turn(&mut self, now: Tick) -> usize {
-        let view = self.parts.reader.read().clone();
+        let snapshot = self.parts.reader.read().clone();
         let gap = now.since(self.last_turn);
         self.has_backlog |= gap >= STALL_MS;
         self.last_turn = now;
         let lease_expired = self.check_lease(gap, now);
-        self.parts.tables.replication_queue.update_enabled(&view.policy);
+        self.parts.tables.replication_queue.update_enabled(&snapshot.policy);
         self.parts.tables.observer.session_log.set_time(now);
-        self.retry_deferred(&view, lease_expired, now);
+        self.retry_deferred(&snapshot, lease_expired, now);
         let received = self.receive();
         self.parts.tables.sessions.recount_standby_reserve();
         self.has_backlog &= received == batch::BATCH_SIZE;
@@ -141,7 +141,7 @@ impl<Io: PacketIo> Worker<Io> {
             let WorkerParts { tables, counters, rules, id, directory, affinity, links, .. } = &mut self.parts;
             let flows =
                 FlowOwners { this: *id, workers: links.workers(), directory: directory.as_deref(), claims: true };
-            let context = Context { snapshot: &view, rules: *rules, flows, affinity, counters, lease_expired, now };
+            let context = Context { snapshot: &snapshot, rules: *rules, flows, affinity, counters, lease_expired, now };
             if self.is_suspended {
                 if let Some(capture) = &mut tables.observer.capture {
                     capture.skip_batch();
@@ -153,18 +153,18 @@ impl<Io: PacketIo> Worker<Io> {
             if let Some(capture) = &mut tables.observer.capture {
                 capture.end_batch(&self.batch, now);
             }
-            self.dispatch(&view, lease_expired, now);
+            self.dispatch(&snapshot, lease_expired, now);
         }
-        self.retry_neighbor_queue(&view, now);
-        self.sweep(&view, now, received > 0);
+        self.retry_neighbor_queue(&snapshot, now);
+        self.sweep(&snapshot, now, received > 0);
         let Tables { sessions, replication_queue, .. } = &mut self.parts.tables;
-        replication_queue.flush(sessions, &view.policy, now);
+        replication_queue.flush(sessions, &snapshot.policy, now);
         if !lease_expired {
-            self.announce(&view, now);
+            self.announce(&snapshot, now);
         }
-        self.run_command(&view, lease_expired, now);
+        self.run_command(&snapshot, lease_expired, now);
         // After the commands, which may add standby sessions, so that the next batch finds space.
-        self.make_room(&view, now);
+        self.make_room(&snapshot, now);
         self.parts.links.wake_receivers();
         self.parts.io.flush();
         if now != self.gauges_published {
@@ -235,12 +235,12 @@ impl<Io: PacketIo> Worker<Io> {
 
     /// Expires sessions, one slice of the tables per turn; not while packets that were received before now are still
     /// queued: after a suspension, sessions that they keep alive would expire.
-    fn sweep(&mut self, view: &Snapshot, now: Tick, has_packets: bool) {
+    fn sweep(&mut self, snapshot: &Snapshot, now: Tick, has_packets: bool) {
         if self.has_backlog {
             return;
         }
         let WorkerParts { tables, counters, .. } = &mut self.parts;
-        let policy = &view.policy;
+        let policy = &snapshot.policy;
         let Tables { ports, replication_queue, observer, .. } = tables;
         let mut accounting =
             SessionAccounting { policy, ports, counters, replication_queue, session_log: &observer.session_log };
@@ -263,12 +263,12 @@ impl<Io: PacketIo> Worker<Io> {
         let Tables { reassembly, observer, .. } = tables;
         reassembly.expire(now, MAX_FRAGMENTS_EXPIRED, |expired| {
             let Received { frame, interface } = expired;
-            let attribution = Attribution::of(view.network.interface(interface).role);
+            let attribution = Attribution::of(snapshot.network.interface(interface).role);
             dispatch::discard(io, counters, observer, frame, (DropReason::Fragment, interface, attribution), now);
         });
         if now.since(self.housekeeping) >= HOUSEKEEPING_MS {
             self.housekeeping = now;
-            for vip in view.policy.vips() {
+            for vip in snapshot.policy.vips() {
                 tables.ports.release_unused_blocks(&vip.ports, now);
             }
         }
@@ -276,11 +276,11 @@ impl<Io: PacketIo> Worker<Io> {
 
     /// Evicts embryonic sessions where there are too many, and sessions of holders above their fair share of a full
     /// table.
-    fn make_room(&mut self, view: &Snapshot, now: Tick) {
+    fn make_room(&mut self, snapshot: &Snapshot, now: Tick) {
         let WorkerParts { tables, counters, .. } = &mut self.parts;
         let Tables { ports, replication_queue, observer, .. } = tables;
         let mut accounting = SessionAccounting {
-            policy: &view.policy,
+            policy: &snapshot.policy,
             ports,
             counters,
             replication_queue,

@@ -123,9 +123,9 @@ impl Clients {
             udp,
         } = traffic;
         let config = json!({
-            "protocol": if *udp { "udp" } else { "tcp" }, "to": server.0, "port": server.1, "sources": source_addresses, "count": count,
-            "first": first, "rate": rate, "max_concurrent": max_concurrent, "lines": lines, "intervals": intervals,
-            "timeout": timeout,
+            "protocol": if *udp { "udp" } else { "tcp" }, "to": server.0, "port": server.1,
+            "sources": source_addresses, "count": count, "first": first, "rate": rate,
+            "max_concurrent": max_concurrent, "lines": lines, "intervals": intervals, "timeout": timeout,
             "bytes": line_length, "keep_port": keep_port,
         });
         let file = |extension: &str| folder.join(format!("clients-{name}.{extension}"));

@@ -257,7 +257,8 @@ mod tests {
             "targets": {"type": "array", "default": [], "items": {"type": "object", "properties": {
                 "limit": {"type": "integer", "minimum": 0, "maximum": 9, "default": 3}}}},
             "source": {"oneOf": [
-                {"type": "object", "required": ["files"], "description": "Files.", "properties": {"files": {"type": "boolean"}}},
+                {"type": "object", "required": ["files"], "description": "Files.",
+                 "properties": {"files": {"type": "boolean"}}},
                 {"type": "object", "required": ["map"],
                  "properties": {"map": {"type": "object", "additionalProperties": true}}}]},
         }});

@@ -77,35 +77,27 @@ impl Entry {
         }
         objects.retain(|object| !invalid.contains(&object.origin.location()));
         let named: BTreeSet<ObjectId> = objects.iter().map(|object| object.id.clone()).collect();
-        let (mut kept, mut refused) = (BTreeSet::new(), invalid_ids.clone());
-        refused.retain(|id| !named.contains(id));
+        let (mut retained, mut rejected) = (BTreeSet::new(), invalid_ids.clone());
+        rejected.retain(|id| !named.contains(id));
         for object in &self.objects {
             if !named.contains(&object.id) && (unattributed || invalid_ids.contains(&object.id)) {
-                kept.insert(object.id.clone());
-                refused.remove(&object.id);
+                retained.insert(object.id.clone());
+                rejected.remove(&object.id);
                 objects.push(object.clone());
             }
         }
         let presence = if unattributed { Presence::Unreadable } else { Presence::Read };
         if objects.is_empty() && !unattributed {
             let presence = if documents == 0 { Presence::Empty } else { Presence::NoObjects };
-            return Self { rejected: refused, diagnostics: diagnostics, ..self.with_all_retained(presence) };
+            return Self { rejected, diagnostics, ..self.with_all_retained(presence) };
         }
-        Self {
-            presence,
-            objects,
-            retained: kept,
-            rejected: refused,
-            diagnostics: diagnostics,
-            in_force: self.in_force,
-            in_force_differs: true,
-        }
+        Self { presence, objects, retained, rejected, diagnostics, in_force: self.in_force, in_force_differs: true }
     }
 
     /// The entry with all its objects retained.
     pub(super) fn with_all_retained(self, presence: Presence) -> Self {
-        let kept = self.objects.iter().map(|object| object.id.clone()).collect();
-        Self { presence, retained: kept, rejected: BTreeSet::new(), diagnostics: Vec::new(), ..self }
+        let retained = self.objects.iter().map(|object| object.id.clone()).collect();
+        Self { presence, retained, rejected: BTreeSet::new(), diagnostics: Vec::new(), ..self }
     }
 
     /// Why some of its objects aren't in force as written.
