@@ -51,7 +51,7 @@ fn without_an_engine_there_are_no_sessions_and_nothing_to_trace() {
     assert_eq!(gateway.json(&["drops"])["no_service"], 0);
     let (code, _, stderr) = gateway.vipgate(&["trace", "--from", "10.1.0.11", "--to", "198.51.100.10"]);
     assert_eq!(code, 1, "{stderr}");
-    assert!(stderr.contains("worker 0: this gateway has 0, counted from 0"), "{stderr}");
+    assert!(stderr.contains("the gateway is still starting: it drops all packets"), "{stderr}");
 }
 
 #[test]

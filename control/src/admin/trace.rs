@@ -46,6 +46,9 @@ pub(super) async fn trace(
     workers: &Workers,
 ) -> Result<TraceReply, Status> {
     let spec = PacketSpec::parse(request)?;
+    if state.engine.get().is_none() {
+        return Err(Status::unavailable("the gateway is still starting: it drops all packets until it has a policy"));
+    }
     let network = state.network.load();
     let interface = interface(request, &spec, &network, &state.compiled.load())?;
     let mut at = usize::try_from(request.worker).unwrap_or(usize::MAX);
