@@ -48,6 +48,12 @@ pub(crate) fn format_percent(permille: u64) -> String {
     format!("{}.{} %", permille / 10, permille % 10)
 }
 
+/// Formats a number of things: `1 Service`, `2 Services`.
+pub(crate) fn format_count(count: impl Into<u64>, noun: &str) -> String {
+    let count = count.into();
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Formats a duration in its two largest units: `350ms`, `12s`, `4m10s`, `2h3m`, `5d1h`.
 pub(crate) fn format_duration(milliseconds: u64) -> String {
     let seconds = milliseconds / 1000;

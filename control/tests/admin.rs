@@ -22,7 +22,7 @@ gateway   gw-a, ready, up 0s
 node      node-1
 program   vipgate VERSION, pid PID
 policy    5f2c, generation 3, in force for 0s
-          2 VIPs, 2 endpoints, 1 Services, from files /etc/vipgate/policy
+          2 VIPs, 2 endpoints, 1 Service, from files /etc/vipgate/policy
 cluster   no pod_cidrs: uncovered packets are left to the kernel
 updates   2 applied, 1 rejected
 REJECTED  a.yaml:7: spec.addresses: \u{fffd}[31mnot an address

@@ -157,8 +157,8 @@ VIP           HOME  WOULD MOVE TO  ENDPOINTS
 203.0.113.11  gw-a  gw-b                   0
 203.0.113.11  gw-c  NONE                   0
 
-1 shards with 0 endpoints would move to NONE
-2 shards with 1 endpoints would move to gw-b
+1 shard with 0 endpoints would move to NONE
+2 shards with 1 endpoint would move to gw-b
 nothing was changed
 ";
     assert_eq!(gateway.table(&["drain", "--dry-run"]), expected);

@@ -18,7 +18,7 @@ use crate::admin::proto::{DrainReply, Group, Move, Peer, PeersReply};
 use crate::admin::{Client, ClientError};
 use crate::command_error::CommandError;
 use crate::output;
-use crate::output::sanitize;
+use crate::output::{format_count, sanitize};
 
 /// Poll interval while waiting.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -262,7 +262,8 @@ fn dry_run(reply: &DrainReply) -> String {
     out.push('\n');
     for (to, Total { shares, endpoints }) in DryRun::of(reply).totals {
         // Writing to a String can't fail.
-        let _ = writeln!(out, "{shares} shards with {endpoints} endpoints would move to {}", name(to));
+        let (shards, endpoints) = (format_count(shares, "shard"), format_count(endpoints, "endpoint"));
+        let _ = writeln!(out, "{shards} with {endpoints} would move to {}", name(to));
     }
     out += "nothing was changed\n";
     out

@@ -58,10 +58,13 @@ pub(super) fn flush(args: &QueryArgs, filter: &Filter, all: bool) -> Result<(), 
     }
 }
 
+/// Rows that are aligned together: a worker may send one session at a time.
+const ALIGNED_ROWS: usize = 256;
+
 /// Writes a session listing to stdout. Its methods return false if the reader has closed the pipe.
 enum SessionWriter {
     /// Aligned text.
-    Table { table: Table, any: bool },
+    Table { table: Table, pending: usize, any: bool },
     /// `{"sessions": [..], "truncated": ..}`, one session per line.
     Json { any: bool },
 }
@@ -83,7 +86,7 @@ impl SessionWriter {
                     number("in").optional(),
                     number("worker").optional(),
                 ];
-                Self::Table { table: Table::new(columns), any: false }
+                Self::Table { table: Table::new(columns), pending: 0, any: false }
             }
             Format::Json => Self::Json { any: false },
         }
@@ -101,11 +104,16 @@ impl SessionWriter {
             return Ok(true);
         }
         match self {
-            Self::Table { table, any } => {
+            Self::Table { table, pending, any } => {
                 *any = true;
                 for session in sessions {
                     table.row(row(session));
                 }
+                *pending += sessions.len();
+                if *pending < ALIGNED_ROWS {
+                    return Ok(true);
+                }
+                *pending = 0;
                 put(&table.take())
             }
             Self::Json { any } => {
@@ -120,11 +128,13 @@ impl SessionWriter {
         }
     }
 
-    fn end(&self, truncated: bool) -> Result<(), CommandError> {
+    fn end(&mut self, truncated: bool) -> Result<(), CommandError> {
         match self {
             Self::Table { any: false, .. } => print("no sessions match\n"),
-            Self::Table { .. } if truncated => print("... and more; --limit 0 shows all\n"),
-            Self::Table { .. } => Ok(()),
+            Self::Table { table, .. } => {
+                let more = if truncated { "... and more; --limit 0 shows all\n" } else { "" };
+                print(&format!("{}{more}", table.take()))
+            }
             Self::Json { .. } => print(&format!("\n], \"truncated\": {truncated}}}\n")),
         }
     }

@@ -7,7 +7,7 @@ use super::table::{Table, number, word};
 use super::{Format, QueryArgs, peers};
 use crate::admin::proto;
 use crate::command_error::CommandError;
-use crate::output::{format_duration, format_percent, json, permille, print, sanitize};
+use crate::output::{format_count, format_duration, format_percent, json, permille, print, sanitize};
 
 /// Directions that are always shown.
 const FIXED_DIRECTIONS: [&str; 3] = ["egress", "reply", "unchanged"];
@@ -59,13 +59,9 @@ fn head(status: &proto::StatusReply) -> String {
 fn policy_lines(line: &mut WriteLine<'_>, mut policy: proto::PolicyStatus) {
     let age = format_duration(policy.age_seconds * 1000);
     line("policy", &format!("{}, generation {}, in force for {age}", policy.version, policy.generation));
-    line(
-        "",
-        &format!(
-            "{} VIPs, {} endpoints, {} Services, from {}",
-            policy.vips, policy.endpoints, policy.services, policy.source
-        ),
-    );
+    let (vips, endpoints) = (format_count(policy.vips, "VIP"), format_count(policy.endpoints, "endpoint"));
+    let services = format_count(policy.services, "Service");
+    line("", &format!("{vips}, {endpoints}, {services}, from {}", policy.source));
     for (label, text) in cluster_lines(policy.cluster.take().unwrap_or_default()) {
         line(label, &text);
     }

@@ -120,7 +120,7 @@ fn report_download(outcome: std::io::Result<Outcome>, report: &mut Report) {
         Err(error) => ((false, error.to_string()), (false, "the download has failed".to_owned())),
     };
     report.check("the download is complete and intact", is_intact.0, &is_intact.1);
-    report.check("longest_gap gap of the download", gap.0, &gap.1);
+    report.check("longest gap of the download", gap.0, &gap.1);
 }
 
 /// Restarts the killed gateway, and adds routes to it once it is active.
