@@ -28,7 +28,16 @@ pub(super) fn list(args: &QueryArgs, filter: &Filter, limit: Option<u64>) -> Res
         if !writer.begin()? {
             return Ok(());
         }
-        while let Some(chunk) = chunks.next().await? {
+        loop {
+            let chunk = match chunks.next().await {
+                Ok(Some(chunk)) => chunk,
+                Ok(None) => return writer.end(truncated),
+                Err(error) => {
+                    // What has arrived is shown all the same.
+                    writer.flush()?;
+                    return Err(error.into());
+                }
+            };
             let take = usize::try_from(remaining).unwrap_or(usize::MAX).min(chunk.len());
             truncated |= take < chunk.len();
             remaining -= take as u64;
@@ -36,7 +45,6 @@ pub(super) fn list(args: &QueryArgs, filter: &Filter, limit: Option<u64>) -> Res
                 return Ok(());
             }
         }
-        writer.end(truncated)
     })
 }
 
@@ -110,11 +118,7 @@ impl SessionWriter {
                     table.row(row(session));
                 }
                 *pending += sessions.len();
-                if *pending < ALIGNED_ROWS {
-                    return Ok(true);
-                }
-                *pending = 0;
-                put(&table.take())
+                if *pending < ALIGNED_ROWS { Ok(true) } else { self.flush() }
             }
             Self::Json { any } => {
                 let mut text = String::new();
@@ -128,12 +132,24 @@ impl SessionWriter {
         }
     }
 
+    /// Writes the rows that wait to be aligned with others.
+    fn flush(&mut self) -> Result<bool, CommandError> {
+        match self {
+            Self::Table { table, pending, .. } => {
+                *pending = 0;
+                put(&table.take())
+            }
+            Self::Json { .. } => Ok(true),
+        }
+    }
+
     fn end(&mut self, truncated: bool) -> Result<(), CommandError> {
         match self {
             Self::Table { any: false, .. } => print("no sessions match\n"),
-            Self::Table { table, .. } => {
+            Self::Table { .. } => {
+                self.flush()?;
                 let more = if truncated { "... and more; --limit 0 shows all\n" } else { "" };
-                print(&format!("{}{more}", table.take()))
+                print(more)
             }
             Self::Json { .. } => print(&format!("\n], \"truncated\": {truncated}}}\n")),
         }
