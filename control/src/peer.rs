@@ -26,7 +26,9 @@ pub(crate) mod fuzz {
     pub(crate) use super::frame::MAX_FRAME_BYTES;
     pub(crate) use super::frame::{encode as write_frame, read as read_frame};
     pub(crate) use crate::peer::record::{decode, encode};
-    pub(crate) use crate::peer::replication::numbered::{decode as decode_numbered, encode as encode_numbered};
+    pub(crate) use crate::peer::replication::numbered::decode as decode_numbered;
+    #[cfg(test)]
+    pub(crate) use crate::peer::replication::numbered::encode as encode_numbered;
 }
 
 /// Generated protobuf messages.
