@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Checks that code, output and documents use the field's terms: no word of the table below is left in any tracked file.
+"""Checks that code, output and documents use the field's terms: no word of the table below is left in any file.
 
     lint/words.py         exit code 1 and the places when a word is left
     lint/words.py FILE..  checks these files only
 
-A word in lower case matches as part of an identifier (`settle` in `is_settled_now` and `SettleTime`) and in text; a word in upper case
-matches as a part of constants only; a phrase with spaces matches in text. `ALLOWED` names the few places that must keep a word, each with
+A word in lower case matches as part of an identifier (`tap` in `set_tap` and `TapQueue`) and in text; a word in upper case matches as a part
+of constants only; a phrase matches in text, and between the parts of an identifier. `ALLOWED` names the few places that must keep a word, each with
 its reason.
 """
 
+import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -69,18 +69,16 @@ WORDS = {
     "struct Plan|struct Event|struct Place|enum Plan|enum Event|enum Place": "a name that says of what",
 }
 
-# File, word (or part of a line): reason.
+EACH = [(word, term) for words, term in WORDS.items() for word in words.split("|")]
+PHRASES = {word.lower(): term for word, term in EACH if " " in word}
+CONSTANTS = {word: term for word, term in EACH if word.isupper()}
+SINGLE = {word: term for word, term in EACH if " " not in word and not word.isupper()}
+
+# File, part of the line: reason.
 ALLOWED = [
     ("CHANGELOG.md", "| ", "the table of renamed things names them"),
     ("control/src/policyd/membership/store/etcd.rs", "beats/", "keys in etcd, which servers of other versions read"),
 ]
-
-
-def pattern(word):
-    """The regular expression of a table's word; identifiers are split before it is applied."""
-    if word.isupper():
-        return re.compile(rf"(?<![A-Za-z])(?:{word})(?![A-Za-z])|(?<=_)(?:{word})(?![A-Za-z])")
-    return re.compile(rf"(?<![a-z])(?:{word})(?![a-z])", re.IGNORECASE)
 
 
 def split_identifiers(line):
@@ -88,26 +86,41 @@ def split_identifiers(line):
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", line)
 
 
-def tracked():
-    files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
-    return [file for file in files if TEXT.search(file) and (ROOT / file).is_file()]
+def sources():
+    """All text files of the project: a checkout without .git has the same."""
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = sorted(set(folders) - {"target", ".git", "node_modules"})
+        for file in sorted(files):
+            path = str((Path(folder) / file).relative_to(ROOT))
+            if TEXT.search(path):
+                yield path
 
 
 def is_allowed(file, line):
     return any(file == place and part in line for place, part, _ in ALLOWED)
 
 
+def findings(line):
+    """The words of a line that are in the table, each with its term."""
+    words = re.findall("[A-Za-z]+", split_identifiers(line))
+    for word in words:
+        if term := CONSTANTS.get(word) or SINGLE.get(word.lower()):
+            yield word, term
+    text = f" {' '.join(words).lower()} "
+    for phrase, term in PHRASES.items():
+        if f" {phrase} " in text:
+            yield phrase, term
+
+
 def main():
-    words = [(pattern(word), word, term) for word, term in WORDS.items()]
     found = 0
-    for file in sys.argv[1:] or tracked():
+    for file in sys.argv[1:] or sources():
         if file == "lint/words.py":
             continue
         for number, line in enumerate((ROOT / file).read_text(errors="replace").splitlines(), 1):
-            spaced = split_identifiers(line)
-            for regex, word, term in words:
-                if (match := regex.search(spaced)) and not is_allowed(file, line):
-                    print(f"{file}:{number}: `{match[0]}`: write {term}: {line.strip()[:120]}")
+            for word, term in findings(line):
+                if not is_allowed(file, line):
+                    print(f"{file}:{number}: `{word}`: write {term}: {line.strip()[:120]}")
                     found += 1
     if found:
         print(f"{found} words that the terms of `lint/words.py` replace", file=sys.stderr)

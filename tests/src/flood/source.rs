@@ -27,7 +27,7 @@ const MAX_CATCH_UP: Duration = Duration::from_millis(5);
 /// When the interface doesn't exist, or the kernel denies packet sockets.
 pub fn send(interface: &str, mut writer: PacketWriter, pps: u32, duration: Duration) -> io::Result<u64> {
     let socket = packet_socket(AddressFamily::Packet, SockType::Raw, SockFlag::empty(), None)?;
-    bind(socket.as_raw_fd(), &link_address(interface)?)?;
+    bind(socket.as_raw_fd(), &packet_socket_address(interface)?)?;
     let mut headers = MultiHeaders::<LinkAddr>::preallocate(BATCH, None);
     let mut frames = vec![Vec::new(); BATCH];
     let started = Instant::now();
@@ -77,7 +77,7 @@ fn flush(socket: i32, headers: &mut MultiHeaders<LinkAddr>, frames: &[Vec<u8>]) 
 }
 
 /// Link-layer address of an interface, for bind(2).
-fn link_address(interface: &str) -> io::Result<LinkAddr> {
+fn packet_socket_address(interface: &str) -> io::Result<LinkAddr> {
     let of_interface = |address: InterfaceAddress| {
         (address.interface_name == interface).then(|| address.address?.as_link_addr().copied()).flatten()
     };
