@@ -19,6 +19,7 @@ mod policy;
 mod process;
 mod rig;
 mod usage;
+mod veth;
 mod wire;
 
 use std::process::ExitCode;

@@ -43,7 +43,7 @@ pub use crate::cluster::monitor::{Monitor, check_unique_tuples};
 use crate::drop_accounting::{DropAccounting, RING_LOSSES};
 use crate::policyd::{Policyd, PolicydConfig};
 pub use crate::traffic::script_path;
-use crate::wait_for;
+use crate::{bypass_bridge_netfilter, wait_for};
 
 /// VIPs of tenant A, announced by BGP and shared by all gateways.
 pub const BGP_VIPS: [&str; 2] = ["192.0.2.10", "2001:db8:2::10"];
@@ -304,10 +304,7 @@ fn add_bridge(switch: &Host, name: &str) {
     // couldn't reach it until their neighbor entries are refreshed.
     switch.ip(&["link", "add", name, "address", BRIDGE_MAC, "type", "bridge"]).unwrap();
     switch.ip(&["link", "set", name, "up"]).unwrap();
-    // With br_netfilter loaded, the bridge would inspect packets and drop malformed ones before a gateway sees them.
-    for family in ["iptables", "ip6tables", "arptables"] {
-        let _ = switch.sysctl(&format!("net.bridge.bridge-nf-call-{family}"), 0);
-    }
+    bypass_bridge_netfilter(switch);
 }
 
 /// Adds the bridges of the routers and of the two networks between gateways, with the addresses of those that have any.

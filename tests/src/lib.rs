@@ -118,11 +118,14 @@ pub fn binary() -> PathBuf {
 fn add_pod_bridge(switch: &Host) {
     switch.ip(&["link", "add", "pods", "type", "bridge"]).unwrap();
     switch.ip(&["link", "set", "pods", "up"]).unwrap();
-    // With br_netfilter loaded, the bridge would inspect packets and drop malformed ones before the gateway sees
-    // them.
-    let _ = switch.sysctl("net.bridge.bridge-nf-call-iptables", 0);
-    let _ = switch.sysctl("net.bridge.bridge-nf-call-ip6tables", 0);
-    let _ = switch.sysctl("net.bridge.bridge-nf-call-arptables", 0);
+    bypass_bridge_netfilter(switch);
+}
+
+/// With br_netfilter loaded, bridges would inspect packets and drop malformed ones before a gateway sees them.
+fn bypass_bridge_netfilter(switch: &Host) {
+    for family in ["iptables", "ip6tables", "arptables"] {
+        let _ = switch.sysctl(&format!("net.bridge.bridge-nf-call-{family}"), 0);
+    }
 }
 
 fn connect_server(lab: &Lab, server: &Host, router: &Host) {

@@ -19,6 +19,7 @@ use vipgate_tests::flood::{FloodKind, FloodTarget, Ip};
 
 use crate::netns::{self, Namespace};
 use crate::process::Process;
+use crate::veth::{add_veth_pair, format_mac};
 use crate::wire::system_under_test::SutConfig;
 use crate::wire::vipgate::{PolicySource, Vipgate};
 
@@ -246,33 +247,6 @@ fn manifests() -> String {
         }
     }
     text
-}
-
-/// Adds a veth pair with one queue and without offloads, so that each frame is sent as on a physical link.
-fn add_veth_pair(first: (&Namespace, &str, Mac), second: (&Namespace, &str, Mac)) -> Result<()> {
-    let device = |(host, name, mac): (&Namespace, &str, Mac)| {
-        let arguments =
-            ["name", name, "netns", host.name(), "address", &format_mac(mac), "numtxqueues", "1", "numrxqueues", "1"];
-        arguments.map(str::to_owned)
-    };
-    let (first_device, second_device) = (device(first), device(second));
-    let command: Vec<&str> = ["ip", "link", "add"]
-        .into_iter()
-        .chain(first_device.iter().map(String::as_str))
-        .chain(["type", "veth", "peer"])
-        .chain(second_device.iter().map(String::as_str))
-        .collect();
-    netns::run_command(&command)?;
-    for (host, interface, _) in [first, second] {
-        let off = ["rx", "off", "tx", "off", "sg", "off", "tso", "off", "gso", "off", "gro", "off"];
-        host.exec(&[&["ethtool", "-K", interface], &off[..]].concat())?;
-        host.exec(&["ip", "link", "set", interface, "up"])?;
-    }
-    Ok(())
-}
-
-fn format_mac(mac: Mac) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@
 use anyhow::Result;
 use vipgate_dataplane::wire::ethernet::Mac;
 
-use crate::netns::{self, Namespace};
+use crate::netns::Namespace;
+use crate::veth::{add_veth_pair, format_mac};
 
 /// MAC addresses.
 pub(super) const SOURCE_MAC: Mac = [2, 0, 0, 0, 1, 1];
@@ -45,34 +46,4 @@ impl Testbed {
         gateway.exec(&[&router[..], &["nud", "permanent"]].concat())?;
         Ok(testbed)
     }
-}
-
-/// One end of a veth pair.
-type VethEnd<'a> = (&'a Namespace, &'a str, Mac);
-
-fn add_veth_pair(first: VethEnd<'_>, second: VethEnd<'_>) -> Result<()> {
-    let device = |(namespace, interface, mac): VethEnd<'_>| {
-        let arguments = ["name", interface, "netns", namespace.name(), "address", &format_mac(mac)];
-        let mut arguments: Vec<String> = arguments.map(str::to_owned).into();
-        arguments.extend(["numtxqueues", "1", "numrxqueues", "1"].map(str::to_owned));
-        arguments
-    };
-    let command = [
-        vec!["ip".into(), "link".into(), "add".into()],
-        device(first),
-        vec!["type".into(), "veth".into(), "peer".into()],
-        device(second),
-    ];
-    let command = command.concat();
-    netns::run_command(&command.iter().map(String::as_str).collect::<Vec<_>>())?;
-    for (namespace, interface, _) in [first, second] {
-        let off = ["rx", "off", "tx", "off", "sg", "off", "tso", "off", "gso", "off", "gro", "off"];
-        namespace.exec(&[&["ethtool", "-K", interface], &off[..]].concat())?;
-        namespace.exec(&["ip", "link", "set", interface, "up"])?;
-    }
-    Ok(())
-}
-
-fn format_mac(mac: Mac) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
 }

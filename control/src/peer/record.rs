@@ -9,10 +9,10 @@ use super::frame::LinkError;
 use super::proto;
 
 /// Encodes a record.
-pub(crate) fn encode(image: &ReplicationRecord) -> proto::Session {
-    match image {
-        ReplicationRecord::V4(image) => message(image, |address| address.to_be_bytes().to_vec()),
-        ReplicationRecord::V6(image) => message(image, |address| address.to_bits().to_be_bytes().to_vec()),
+pub(crate) fn encode(record: &ReplicationRecord) -> proto::Session {
+    match record {
+        ReplicationRecord::V4(record) => message(record, |address| address.to_be_bytes().to_vec()),
+        ReplicationRecord::V6(record) => message(record, |address| address.to_bits().to_be_bytes().to_vec()),
     }
 }
 
@@ -47,14 +47,14 @@ pub(crate) fn decode(session: &proto::Session) -> Result<Option<ReplicationRecor
     Err(LinkError::InvalidFrame("a session whose tuples have no valid length".to_owned()))
 }
 
-fn message<A: Address>(image: &FamilyRecord<A>, bytes: impl Fn(A) -> Vec<u8>) -> proto::Session {
-    let fate = match image.state {
+fn message<A: Address>(record: &FamilyRecord<A>, bytes: impl Fn(A) -> Vec<u8>) -> proto::Session {
+    let fate = match record.state {
         RecordState::Open => proto::Fate::Open,
         RecordState::Ended => proto::Fate::Ended,
     };
     // Sessions are only opened by packets of these two directions.
     let direction =
-        if image.direction == Direction::Inbound { proto::Direction::Inbound } else { proto::Direction::Egress };
+        if record.direction == Direction::Inbound { proto::Direction::Inbound } else { proto::Direction::Egress };
     let tuple = |tuple: &Tuple<A>| {
         let mut all = bytes(tuple.source);
         all.extend(bytes(tuple.destination));
@@ -70,10 +70,10 @@ fn message<A: Address>(image: &FamilyRecord<A>, bytes: impl Fn(A) -> Vec<u8>) ->
     proto::Session {
         fate: fate.into(),
         direction: direction.into(),
-        origin: tuple(&image.origin),
-        translated: tuple(&image.translated),
-        first: half(&image.directions[0]),
-        second: half(&image.directions[1]),
+        origin: tuple(&record.origin),
+        translated: tuple(&record.translated),
+        first: half(&record.directions[0]),
+        second: half(&record.directions[1]),
     }
 }
 
@@ -123,8 +123,8 @@ mod tests {
             translated: wide(v4.translated),
             directions: v4.directions,
         });
-        for image in [ReplicationRecord::V4(v4), v6] {
-            assert_eq!(decode(&encode(&image)), Ok(Some(image)));
+        for record in [ReplicationRecord::V4(v4), v6] {
+            assert_eq!(decode(&encode(&record)), Ok(Some(record)));
         }
     }
 

@@ -32,7 +32,7 @@ pub trait Workers: Debug + Send + Sync + 'static {
     /// The id of a gateway; `None` while it isn't in the policy in force.
     fn gateway_id(&self, name: &str) -> Option<GatewayId>;
     /// The index of the worker that a standby session belongs to, less than [`Workers::count`].
-    fn worker_of(&self, image: &ReplicationRecord) -> usize;
+    fn worker_of(&self, record: &ReplicationRecord) -> usize;
 }
 
 /// Wakes the send loop when a worker has queued records. Cheap while the loop isn't waiting.

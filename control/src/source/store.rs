@@ -101,7 +101,7 @@ pub enum AcceptEmptyError {
     /// It has no empty part.
     #[error("no part of the source that had manifests is empty")]
     NothingEmpty,
-    /// An entry or path of it is unreadable: nobody knows what it holds.
+    /// An entry or path of it is unreadable, so its content is unknown.
     #[error("the source isn't empty: {0} can't be read: fix or remove it")]
     Unreadable(Arc<str>),
 }

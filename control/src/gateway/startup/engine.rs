@@ -1,6 +1,7 @@
 //! Startup of the engine: a worker for each core, with its tables.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam::channel::bounded;
 use vipgate_dataplane::flow::tuple::HashKey;
@@ -96,8 +97,8 @@ fn workers_config(config: &Config, cores: &[usize]) -> Result<WorkersConfig, Com
         sizes,
         ports: port_range(config)?,
         timeouts: timeouts(config),
-        fragment_timeout: fragment_timeout(config),
-        replication_delay: replication_delay(config),
+        fragment_timeout: milliseconds(config.sessions.timeouts.fragment),
+        replication_delay: config.peer.map_or(0, |peer| milliseconds(peer.replicate_after)),
         rules: SessionRules {
             require_syn: config.sessions.require_syn,
             cookie_key: secret()?,
@@ -114,24 +115,19 @@ pub(super) fn port_range(config: &Config) -> Result<PortRange, CommandError> {
 }
 
 fn timeouts(config: &Config) -> Timeouts {
-    let ms = |duration: std::time::Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
     let configured = config.sessions.timeouts;
     Timeouts {
-        tcp_established: ms(configured.tcp_established),
-        tcp_transitory: ms(configured.tcp_transitory),
-        udp: ms(configured.udp),
-        icmp: ms(configured.icmp),
-        quarantine: ms(config.ports.quarantine),
+        tcp_established: milliseconds(configured.tcp_established),
+        tcp_transitory: milliseconds(configured.tcp_transitory),
+        udp: milliseconds(configured.udp),
+        icmp: milliseconds(configured.icmp),
+        quarantine: milliseconds(config.ports.quarantine),
     }
 }
 
-fn fragment_timeout(config: &Config) -> u32 {
-    u32::try_from(config.sessions.timeouts.fragment.as_millis()).unwrap_or(u32::MAX)
-}
-
-/// Age in milliseconds at which a session is replicated.
-fn replication_delay(config: &Config) -> u32 {
-    config.peer.map_or(0, |peer| u32::try_from(peer.replicate_after.as_millis()).unwrap_or(u32::MAX))
+/// In milliseconds, at most what a worker's clock counts.
+fn milliseconds(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
 }
 
 fn random_u64() -> Result<u64, CommandError> {

@@ -51,14 +51,14 @@ pub(crate) fn session_record(number: u32) -> ReplicationRecord {
 /// The record of the same session, ended.
 pub(super) fn ended_record(number: u32) -> ReplicationRecord {
     match session_record(number) {
-        ReplicationRecord::V4(image) => ReplicationRecord::V4(FamilyRecord { state: RecordState::Ended, ..image }),
-        ReplicationRecord::V6(image) => ReplicationRecord::V6(image),
+        ReplicationRecord::V4(record) => ReplicationRecord::V4(FamilyRecord { state: RecordState::Ended, ..record }),
+        ReplicationRecord::V6(record) => ReplicationRecord::V6(record),
     }
 }
 
-fn number(image: &ReplicationRecord) -> (u32, RecordState) {
-    match image {
-        ReplicationRecord::V4(image) => (image.origin.source - 0x0a00_0000, image.state),
+fn number(record: &ReplicationRecord) -> (u32, RecordState) {
+    match record {
+        ReplicationRecord::V4(record) => (record.origin.source - 0x0a00_0000, record.state),
         ReplicationRecord::V6(_) => panic!("these tests have IPv4"),
     }
 }
@@ -96,10 +96,10 @@ impl MockWorkers {
         (worker, self.workers[worker].lock().unwrap())
     }
 
-    fn queue_record(&self, worker: usize, table: &mut Table, to: GatewayId, image: ReplicationRecord) {
+    fn queue_record(&self, worker: usize, table: &mut Table, to: GatewayId, record: ReplicationRecord) {
         let number = table.last_number.entry(to).or_default();
         *number += 1;
-        self.senders[worker].push(OutgoingRecord { to, number: *number, record: image });
+        self.senders[worker].push(OutgoingRecord { to, number: *number, record });
         self.senders[worker].notify();
     }
 
@@ -172,14 +172,14 @@ impl Workers for MockWorkers {
                 chunk.cursor = (rows.len() == capacity).then(|| u64::from(*rows[capacity - 1].0) + 1);
                 reply.send(chunk).unwrap();
             }
-            Command::ApplyRecords { records: mut images, round, reply, .. } => {
-                for image in images.drain(..) {
-                    match number(&image) {
+            Command::ApplyRecords { mut records, round, reply, .. } => {
+                for record in records.drain(..) {
+                    match number(&record) {
                         (number, RecordState::Open) => table.standby.insert(number, round),
                         (number, RecordState::Ended) => table.standby.remove(&number),
                     };
                 }
-                reply.send(images).unwrap();
+                reply.send(records).unwrap();
             }
             Command::PurgeStandby { mut chunk, reply } => {
                 let previous_len = table.standby.len();
@@ -213,8 +213,8 @@ impl Workers for MockWorkers {
         NAMES.iter().position(|it| *it == name).map(|index| GatewayId(index as u8))
     }
 
-    fn worker_of(&self, image: &ReplicationRecord) -> usize {
-        number(image).0 as usize % self.workers.len()
+    fn worker_of(&self, record: &ReplicationRecord) -> usize {
+        number(record).0 as usize % self.workers.len()
     }
 }
 

@@ -34,10 +34,10 @@ fn send_frames(outbound: &mut SendState) -> Vec<String> {
 }
 
 /// Replies to all requests; the first worker has these sessions.
-fn reply_to_all(outbound: &mut SendState, images: &[ReplicationRecord]) {
+fn reply_to_all(outbound: &mut SendState, records: &[ReplicationRecord]) {
     while let Some(question) = outbound.next_request() {
         outbound.request_sent();
-        outbound.add_chunk(question, if question.worker == 0 { images } else { &[] }, None);
+        outbound.add_chunk(question, if question.worker == 0 { records } else { &[] }, None);
     }
 }
 
@@ -198,9 +198,9 @@ impl Model {
         }
         for worker in 0..WORKERS as usize {
             while self.replies[worker].is_none()
-                && let Some((number, image)) = self.queues[worker].pop_front()
+                && let Some((number, record)) = self.queues[worker].pop_front()
             {
-                self.outbound.push(worker, number, &image);
+                self.outbound.push(worker, number, &record);
             }
         }
     }
@@ -214,15 +214,15 @@ impl Model {
         self.outbound.request_sent();
         let worker = question.worker as u32;
         let rows = self.own.range((worker, question.cursor as u32)..(worker + 1, 0)).take(CHUNK_ROWS);
-        let rows: Vec<_> = rows.map(|((_, number), image)| (*number, *image)).collect();
+        let rows: Vec<_> = rows.map(|((_, number), record)| (*number, *record)).collect();
         let cursor = (rows.len() == CHUNK_ROWS).then(|| u64::from(rows[CHUNK_ROWS - 1].0) + 1);
-        self.replies[question.worker] = Some((question, rows.iter().map(|(_, image)| *image).collect(), cursor));
+        self.replies[question.worker] = Some((question, rows.iter().map(|(_, record)| *record).collect(), cursor));
     }
 
     fn deliver_reply(&mut self) {
         let worker = self.draw(WORKERS) as usize;
-        if let Some((question, images, cursor)) = self.replies[worker].take() {
-            self.outbound.add_chunk(question, &images, cursor);
+        if let Some((question, records, cursor)) = self.replies[worker].take() {
+            self.outbound.add_chunk(question, &records, cursor);
         }
     }
 
@@ -231,11 +231,11 @@ impl Model {
         let (number, step) = self.inbound.process(frame(&bytes)).unwrap();
         match step {
             Action::BeginRound { .. } | Action::Released { .. } => {}
-            Action::Apply { records: images, round } => {
-                for image in images {
-                    let ReplicationRecord::V4(v4) = image else { panic!("IPv4") };
+            Action::Apply { records, round } => {
+                for record in records {
+                    let ReplicationRecord::V4(v4) = record else { panic!("IPv4") };
                     match v4.state {
-                        RecordState::Open => self.standby.insert(v4.origin.source - 0x0a00_0000, (image, round)),
+                        RecordState::Open => self.standby.insert(v4.origin.source - 0x0a00_0000, (record, round)),
                         RecordState::Ended => self.standby.remove(&(v4.origin.source - 0x0a00_0000)),
                     };
                 }
@@ -321,8 +321,8 @@ fn standby_sessions_equal_the_replicated_sessions_whatever_is_lost() {
             }
             model.quiesce();
             let own: Vec<ReplicationRecord> = model.own.values().copied().collect();
-            let mut standby: Vec<ReplicationRecord> = model.standby.values().map(|(image, _)| *image).collect();
-            standby.sort_by_key(|image| own.iter().position(|own| own == image));
+            let mut standby: Vec<ReplicationRecord> = model.standby.values().map(|(record, _)| *record).collect();
+            standby.sort_by_key(|record| own.iter().position(|own| own == record));
             assert_eq!(standby, own, "seed {seed}");
             assert_eq!(model.acknowledged, model.last_number, "seed {seed}");
             assert!(model.outbound.in_sync(), "seed {seed}");

@@ -33,8 +33,8 @@ impl Workers for MockWorker {
     fn send(&self, _: usize, command: Command, _: std::time::Instant) -> bool {
         let (mut chunk, reply) = match command {
             Command::PurgeStandby { chunk, reply } => (chunk, reply),
-            Command::ApplyRecords { records: images, reply, .. } => {
-                let rejected = if self.is_full.load(Ordering::Relaxed) { images } else { Vec::new() };
+            Command::ApplyRecords { records, reply, .. } => {
+                let rejected = if self.is_full.load(Ordering::Relaxed) { records } else { Vec::new() };
                 return reply.send(rejected).is_ok();
             }
             _ => panic!("unexpected command: {command:?}"),

@@ -1,0 +1,30 @@
+//! veth pairs between namespaces, which carry each frame as a physical link does.
+
+use anyhow::Result;
+use vipgate_dataplane::wire::ethernet::Mac;
+
+use crate::netns::{self, Namespace};
+
+/// One end of a veth pair: namespace, interface name, MAC address.
+pub(crate) type VethEnd<'a> = (&'a Namespace, &'a str, Mac);
+
+/// Adds a veth pair with one queue and without offloads, and sets both ends up.
+pub(crate) fn add_veth_pair(first: VethEnd<'_>, second: VethEnd<'_>) -> Result<()> {
+    let device = |(namespace, interface, mac): VethEnd<'_>| {
+        let identity = ["name", interface, "netns", namespace.name(), "address", &format_mac(mac)];
+        [&identity[..], &["numtxqueues", "1", "numrxqueues", "1"]].concat().join(" ")
+    };
+    let command = format!("ip link add {} type veth peer {}", device(first), device(second));
+    netns::run_command(&command.split(' ').collect::<Vec<_>>())?;
+    for (namespace, interface, _) in [first, second] {
+        let off = ["rx", "off", "tx", "off", "sg", "off", "tso", "off", "gso", "off", "gro", "off"];
+        namespace.exec(&[&["ethtool", "-K", interface], &off[..]].concat())?;
+        namespace.exec(&["ip", "link", "set", interface, "up"])?;
+    }
+    Ok(())
+}
+
+/// A MAC address as `ip` reads it.
+pub(crate) fn format_mac(mac: Mac) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
