@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
@@ -124,9 +124,15 @@ fn simultaneous_open_keeps_both_ports() {
     let (client, pod): (SocketAddr, SocketAddr) =
         (format!("{}:56789", SERVER[0]).parse().unwrap(), format!("10.1.0.11:{BACKEND_PORT}").parse().unwrap());
     let vip: SocketAddr = format!("{}:{UDP_PORT}", VIP[0]).parse().unwrap();
+    // No datagram arrives before the other end's socket is bound: its host would reply with an ICMP error, whose session
+    // the client's first datagram may have replaced.
+    let both_bound = Arc::new(Barrier::new(2));
     let exchange = |host: &vipgate::lab::Host, own: SocketAddr, to: SocketAddr| {
+        let both_bound = both_bound.clone();
         host.run(move || {
-            let socket = UdpSocket::bind(own)?;
+            let socket = UdpSocket::bind(own);
+            both_bound.wait();
+            let socket = socket?;
             socket.set_read_timeout(Some(Duration::from_millis(10)))?;
             let (mut sent, mut sources, end) = (0, Vec::new(), Instant::now() + Duration::from_secs(3));
             let mut datagram = [0; 64];
