@@ -83,10 +83,9 @@ miri: deps ## run frame, tag and some engine tests under Miri; needs rustup, tak
 	$(MIRI) -p vipgate-mem -- --skip region:: --skip slab::
 	$(MIRI) -p vipgate-dataplane --test engine -- hairpin:: neighbors:: workers::a_flow workers::a_reply
 
-# Coverage instrumentation for libFuzzer on stable Rust; `--target` excludes build scripts.
-FUZZ_FLAGS := --cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
-  -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
-  -Cllvm-args=-sanitizer-coverage-trace-compares
+# `dev` shares all dependencies with the tests; `fuzz` is optimized, for long runs.
+FUZZ_PROFILE ?= dev
+FUZZ_BINARIES = target/$(if $(filter dev,$(FUZZ_PROFILE)),debug,$(FUZZ_PROFILE))
 FUZZ_SECONDS ?= 10
 FUZZ_TARGETS := frames flows icmp_error peer xds state config manifests filter members admin
 # Packets; the default of 4000 is for texts and messages.
@@ -96,25 +95,24 @@ FUZZ_LENGTH_icmp_error := 1000
 FUZZ_DICTIONARY_config := -dict=fuzz/words.dict
 FUZZ_DICTIONARY_manifests := -dict=fuzz/words.dict
 FUZZ_DICTIONARY_filter := -dict=fuzz/words.dict
-HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
 .PHONY: fuzz-build fuzz-long
 fuzz-build: deps
-	CARGO_TARGET_DIR=target/fuzz RUSTFLAGS="$(FUZZ_FLAGS)" \
-	  cargo build --profile fuzz -p vipgate-fuzz --bins --locked --quiet --target $(HOST)
+	RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/fuzz/rustc.sh \
+	  cargo build --profile $(FUZZ_PROFILE) --workspace $(addprefix --bin ,$(FUZZ_TARGETS)) --locked --quiet
 
 # More than 30 s per input or 2 GB of memory is a failure, too.
 fuzz: fuzz-build ## fuzz each of FUZZ_TARGETS for FUZZ_SECONDS=10; failing inputs are in target/fuzz
 	@$(foreach target,$(FUZZ_TARGETS),\
 	  mkdir -p target/fuzz/found/$(target); echo "fuzzing $(target) for $(FUZZ_SECONDS) s"; \
-	  target/fuzz/$(HOST)/fuzz/$(target) -max_total_time=$(FUZZ_SECONDS) -max_len=$(or $(FUZZ_LENGTH_$(target)),4000) -timeout=30 \
+	  $(FUZZ_BINARIES)/$(target) -max_total_time=$(FUZZ_SECONDS) -max_len=$(or $(FUZZ_LENGTH_$(target)),4000) -timeout=30 \
 	    -rss_limit_mb=2048 $(FUZZ_DICTIONARY_$(target)) -artifact_prefix=target/fuzz/$(target)- \
 	    target/fuzz/found/$(target) fuzz/corpus/$(target) >target/fuzz/$(target).log 2>&1 \
 	    || { tail -40 target/fuzz/$(target).log; exit 1; }; \
 	  tail -1 target/fuzz/$(target).log;)
 
 fuzz-long: ## fuzz each target for an hour
-	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=3600
+	@$(MAKE) --no-print-directory fuzz FUZZ_PROFILE=fuzz FUZZ_SECONDS=3600
 
 doc: deps ## check the links of the documents, and build the API documentation; warnings are errors
 	lint/links.py
