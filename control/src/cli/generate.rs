@@ -52,11 +52,11 @@ fn docs(directory: &Path) -> Result<(), CommandError> {
         if path.extension().is_none_or(|extension| extension != "md") {
             continue;
         }
-        let failed = |error: &dyn std::fmt::Display| CommandError::runtime(format!("{}: {error}", path.display()));
-        let old = fs::read_to_string(&path).map_err(|error| failed(&error))?;
-        let new = reference::rewrite(&old).map_err(|error| failed(&error))?;
+        let failed = |error: io::Error| CommandError::runtime(error).context(path.display());
+        let old = fs::read_to_string(&path).map_err(failed)?;
+        let new = reference::rewrite(&old).map_err(|error| CommandError::runtime(error).context(path.display()))?;
         if new != old {
-            fs::write(&path, new).map_err(|error| failed(&error))?;
+            fs::write(&path, new).map_err(failed)?;
             output::print(&format!("{} rewritten\n", path.display()))?;
         }
     }
