@@ -95,8 +95,13 @@ fn start_worker(worker: Worker, number: u32) -> WorkerHandle {
     let (commands, inbox) = bounded(4);
     let counters: Arc<WorkerCounters> = Arc::default();
     count(&counters, number.into());
+    let is_stopped = matches!(worker, Worker::Stopped);
     // Ends when the last sender of commands is dropped.
-    std::thread::spawn(move || work(worker, &inbox));
+    let thread = std::thread::spawn(move || work(worker, &inbox));
+    if is_stopped {
+        // Its queue is closed before anybody sees the worker: otherwise it might accept a command.
+        thread.join().unwrap();
+    }
     WorkerHandle {
         core: number as usize + 2,
         counters,
