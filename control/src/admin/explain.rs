@@ -56,9 +56,9 @@ fn explain_endpoint(address: IpAddr, endpoint: &Endpoint, policy: &Policy, state
             OnExhaustion::Drop => "Drop",
         }
         .to_owned(),
-        sessions_limit: spec.limits.sessions.unwrap_or(0),
-        new_sessions_per_second: spec.limits.new_sessions_per_second.unwrap_or(0),
-        guaranteed_ports: spec.limits.guaranteed_ports.unwrap_or(0),
+        sessions_limit: spec.limits.sessions,
+        new_sessions_per_second: spec.limits.new_sessions_per_second,
+        guaranteed_ports: spec.limits.guaranteed_ports,
     }
 }
 

@@ -13,10 +13,10 @@ use vipgate_dataplane::policy::compiled::{Policy, Vip};
 use vipgate_dataplane::policy::endpoints::Endpoint;
 use vipgate_dataplane::policy::members::{Authentication, MemberSpec};
 use vipgate_dataplane::policy::spec::EndpointSpec;
-use vipgate_dataplane::ports::{BLOCKS, BlockSet};
+use vipgate_dataplane::ports::BlockSet;
 use vipgate_policy::compiler::{ShardMove, shard_moves};
 
-use super::proto;
+use super::{ports, proto};
 use crate::clock;
 use crate::membership::status::Authority;
 use crate::peer::PeerStatus;
@@ -135,7 +135,7 @@ pub(super) fn shards(policy: &Policy, vip: &Vip, state: &GatewayState) -> Vec<pr
     let shards = vip.shards.list().iter().map(|shard| proto::Share {
         home: shard.home().map(name).unwrap_or_default(),
         owner: owner_name(policy, shard.owner, state),
-        blocks: shard.blocks().map_or(state.port_blocks.min(BLOCKS) as u32, BlockSet::count),
+        blocks: ports::blocks_and_ports(shard.blocks().unwrap_or(&BlockSet::ALL), vip, state).0,
         may_open: shard.may_open,
         // Only the last replica target is active.
         replica_target: shard.replica_targets(policy.members()).last().map(name).unwrap_or_default(),

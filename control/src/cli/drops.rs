@@ -31,13 +31,11 @@ pub(super) struct Drops {
     by_policy: bool,
 }
 
-/// JSON form: the count of every reason under its name, then descriptions, last packets, notes, and counts by address
-/// and by policy.
+/// JSON form: the count of every reason under its name, then last packets, notes, and counts by address and by policy.
 #[derive(Serialize)]
 struct Document<'a> {
     #[serde(flatten)]
     packets: BTreeMap<&'a str, u64>,
-    help: BTreeMap<&'a str, &'a str>,
     last: BTreeMap<&'a str, &'a DropExample>,
     notes: BTreeMap<&'a str, &'a [String]>,
     by_address: Vec<&'a DropsOf>,
@@ -84,7 +82,6 @@ pub(super) fn run(args: &Drops) -> Result<(), CommandError> {
 fn document(reply: &DropsReply) -> Document<'_> {
     Document {
         packets: reply.drops.iter().map(|drop| (drop.reason.as_str(), drop.packets)).collect(),
-        help: reply.drops.iter().map(|drop| (drop.reason.as_str(), drop.help.as_str())).collect(),
         last: reply.drops.iter().filter_map(|drop| Some((drop.reason.as_str(), drop.last.as_ref()?))).collect(),
         notes: reply
             .drops

@@ -79,7 +79,7 @@ fn endpoint_lines(explained: &EndpointExplained, lines: &mut Vec<(&'static str, 
     if !explained.excluded.is_empty() {
         lines.push(("excluded", explained.excluded.join(" ")));
     }
-    let limit = |number: u32, what: &str| (number > 0).then(|| format!("{number} {what}"));
+    let limit = |number: Option<u32>, what: &str| number.map(|number| format!("{number} {what}"));
     let limits = [
         limit(explained.sessions_limit, "sessions"),
         limit(explained.new_sessions_per_second, "new sessions per second"),

@@ -283,7 +283,7 @@ pub(super) fn rejection(error: &BuildError) -> Rejection {
         | BuildError::UnknownVip { address, .. }
         | BuildError::EndpointIsVip { address }
         | BuildError::DuplicateAddress { address } => Some(format!("Endpoint {address}")),
-        BuildError::DuplicateName { name } | BuildError::PolicyInUse { name } => Some(format!("EgressPolicy {name}")),
+        BuildError::DuplicateName { name } | BuildError::PolicyInUse { name } => Some(name.to_string()),
         BuildError::VipInUse { vip } => Some(format!("Vip {vip}")),
         BuildError::TooManyClusterPrefixes { .. } => Some("Cluster cluster".to_owned()),
         BuildError::InvalidNode { node, .. } => Some(format!("OverlayNode {node}")),

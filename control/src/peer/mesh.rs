@@ -193,11 +193,12 @@ impl SharedState {
             RemoteEnd::Unauthenticated(address)
         };
         let is_warning = self.registry().failures.should_warn(with, *was_linked, reason, Instant::now());
-        let peer = peer.as_deref().unwrap_or("unknown");
+        let peer = peer.as_deref();
+        let end = peer.map_or_else(|| address.to_string(), str::to_owned);
         if is_warning {
-            tracing::warn!(event = "peer_unlinked", peer, %address, %reason, "link to {peer} failed: {reason}");
+            tracing::warn!(event = "peer_unlinked", peer, %address, %reason, "link to {end} failed: {reason}");
         } else {
-            tracing::debug!(event = "peer_unlinked", peer, %address, %reason, "link to {peer} failed: {reason}");
+            tracing::debug!(event = "peer_unlinked", peer, %address, %reason, "link to {end} failed: {reason}");
         }
     }
 }

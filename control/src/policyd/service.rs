@@ -146,7 +146,8 @@ impl DiscoveryService {
                 return Err(status);
             }
         }
-        tracing::info!(event = "gateway_connected", gateway = name, address = ?client.address, "gateway connected");
+        let address = client.address.map(tracing::field::display);
+        tracing::info!(event = "gateway_connected", gateway = name, address, "gateway connected");
         Ok(name)
     }
 
@@ -194,7 +195,8 @@ impl StreamTask {
         if let Some(name) = &self.gateway {
             self.service.registry.disconnect(name, self.service.is_in_policy(name));
             let address = self.client.address;
-            tracing::info!(event = "gateway_lost", gateway = name, ?address, "gateway disconnected");
+            let address = address.map(tracing::field::display);
+            tracing::info!(event = "gateway_lost", gateway = name, address, "gateway disconnected");
         }
         // Only queued responses stay charged.
         drop(requests);

@@ -51,10 +51,10 @@ pub struct Rejection {
 
 impl std::fmt::Display for Rejection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if let Some(resource) = &self.resource {
-            write!(f, "resource {resource}: ")?;
-        }
-        f.write_str(&self.reason)
+        let Some(resource) = &self.resource else { return f.write_str(&self.reason) };
+        // Most reasons are whole sentences that begin with the resource, for where it isn't known.
+        let reason = self.reason.strip_prefix(resource.as_str()).and_then(|rest| rest.strip_prefix(": "));
+        write!(f, "resource {resource}: {}", reason.unwrap_or(&self.reason))
     }
 }
 

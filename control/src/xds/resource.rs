@@ -108,7 +108,12 @@ pub struct Key {
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind.name(), printable(&self.name))
+        let (kind, name) = (self.kind.name(), printable(&self.name));
+        // Policies and Services have names like `EgressPolicy tenant/web`.
+        if name.strip_prefix(kind).is_some_and(|rest| rest.starts_with(' ')) {
+            return f.write_str(&name);
+        }
+        write!(f, "{kind} {name}")
     }
 }
 

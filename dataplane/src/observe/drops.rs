@@ -107,7 +107,8 @@ impl DropStats {
     ) {
         let last = DropExample { at: now, interface, packet };
         self.last[reason as usize] = Some(last);
-        let Some(packet) = last.packet else { return };
+        // Frames for others, flooded by a switch: nobody here has sent or missed them.
+        let Some(packet) = last.packet.filter(|_| reason != DropReason::NotOurs) else { return };
         let address = match attribution {
             Attribution::Source => packet.source,
             Attribution::Destination => packet.destination,
@@ -170,6 +171,17 @@ mod tests {
         let last = table.last()[DropReason::Malformed as usize].unwrap();
         assert_eq!((last.at, last.interface, last.packet), (Tick(7), InterfaceId(1), None));
         assert_eq!(table.records().count(), 0);
+    }
+
+    #[test]
+    fn frames_for_others_are_attributed_to_no_address() {
+        let mut table = DropStats::default();
+        for reason in [DropReason::NotOurs, DropReason::NoPolicy] {
+            table.count_packet(reason, Some(packet(9)), InterfaceId(0), Attribution::Source, Tick(7));
+            assert!(table.last()[reason as usize].is_some(), "the last packet is kept");
+        }
+        let attributed: Vec<DropReason> = table.records().map(|record| record.reason).collect();
+        assert_eq!(attributed, [DropReason::NoPolicy]);
     }
 
     proptest! {

@@ -19,6 +19,7 @@ pub mod overlay;
 pub mod prefixes;
 pub mod publish;
 pub mod quota;
+mod rate_window;
 mod rebuild;
 mod references;
 pub mod reverse_path;

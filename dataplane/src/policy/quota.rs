@@ -1,8 +1,10 @@
 //! Resource usage of an endpoint, shared by the workers: updated when sessions open and end, which is rare compared to
 //! packets.
 
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::rate_window::RateWindow;
 use super::spec::Limits;
 use crate::flow::sync::{AtomicU32, AtomicU64};
 use crate::flow::time::Tick;
@@ -12,8 +14,8 @@ use crate::ports::allocator::AllocationClass;
 #[derive(Debug, Default)]
 pub struct EndpointUsage {
     sessions: AtomicU32,
-    /// The current second, and the number of sessions opened in it.
-    second: AtomicU64,
+    /// Sessions opened within the last second; allocated by [`Self::prepare`].
+    rate: OnceLock<Box<RateWindow>>,
     /// Rejected sessions.
     rejected: AtomicU64,
 }
@@ -23,23 +25,30 @@ pub struct EndpointUsage {
 pub struct OverQuota;
 
 impl EndpointUsage {
+    /// Allocates what these limits need, so that no packet does. A rate limit applies from then on.
+    pub(super) fn prepare(&self, limits: Limits) {
+        if limits.new_sessions_per_second.is_some() {
+            self.rate.get_or_init(Box::default);
+        }
+    }
+
     /// Counts a new session; returns whether it has a guaranteed port.
     ///
     /// # Errors
     /// If a limit is reached; nothing is counted then.
     pub fn open(&self, limits: Limits, now: Tick) -> Result<AllocationClass, OverQuota> {
-        if let Some(rate) = limits.new_sessions_per_second {
-            let second = u64::from(now.0 / 1000);
-            self.second
-                .fetch_update(Relaxed, Relaxed, |word| {
-                    let opened = if word >> 32 == second { word & 0xffff_ffff } else { 0 };
-                    (opened < rate.into()).then_some(second << 32 | (opened + 1))
-                })
-                .map_err(|_| OverQuota)?;
+        if let (Some(limit), Some(rate)) = (limits.new_sessions_per_second, self.rate.get())
+            && !rate.open(limit, now)
+        {
+            return Err(OverQuota);
         }
         let max = limits.sessions.unwrap_or(u32::MAX);
         let before = self.sessions.fetch_update(Relaxed, Relaxed, |now| (now < max).then(|| now + 1));
-        let is_guaranteed = before.map_err(|_| OverQuota)? < limits.guaranteed_ports.unwrap_or(0);
+        let Ok(before) = before else {
+            self.undo_rate(now);
+            return Err(OverQuota);
+        };
+        let is_guaranteed = before < limits.guaranteed_ports.unwrap_or(0);
         Ok(if is_guaranteed { AllocationClass::Guaranteed } else { AllocationClass::Ordinary })
     }
 
@@ -48,10 +57,9 @@ impl EndpointUsage {
     /// # Errors
     /// If a limit is reached.
     pub fn would_open(&self, limits: Limits, ended: u32, now: Tick) -> Result<AllocationClass, OverQuota> {
-        let (word, second) = (self.second.load(Relaxed), u64::from(now.0 / 1000));
-        let opened = if word >> 32 == second { word & 0xffff_ffff } else { 0 };
         let sessions = self.sessions.load(Relaxed).saturating_sub(ended);
-        let is_over = limits.new_sessions_per_second.is_some_and(|rate| opened >= rate.into())
+        let is_over_rate = |limit| self.rate.get().is_some_and(|rate| !rate.would_open(limit, now));
+        let is_over = limits.new_sessions_per_second.is_some_and(is_over_rate)
             || limits.sessions.is_some_and(|max| sessions >= max);
         match is_over {
             true => Err(OverQuota),
@@ -74,11 +82,13 @@ impl EndpointUsage {
     /// Undoes [`Self::open`]: there was no port or no table entry, or another worker will be asked.
     pub fn undo_open(&self, now: Tick) {
         self.close();
-        let second = u64::from(now.0 / 1000);
-        // Without a limit nothing was counted; after a second the count is void.
-        let _ = self
-            .second
-            .fetch_update(Relaxed, Relaxed, |word| (word >> 32 == second && word & 0xffff_ffff > 0).then(|| word - 1));
+        self.undo_rate(now);
+    }
+
+    fn undo_rate(&self, now: Tick) {
+        if let Some(rate) = self.rate.get() {
+            rate.undo_open(now);
+        }
     }
 
     /// Counts a rejected session: no quota, port or table entry.
@@ -112,6 +122,7 @@ mod interleavings {
         ] {
             loom::model(move || {
                 let usage = Arc::new(EndpointUsage::default());
+                usage.prepare(limits);
                 let other = {
                     let usage = usage.clone();
                     thread::spawn(move || usage.open(limits, Tick(5)).is_ok())
@@ -129,22 +140,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_limits_hold_and_the_rate_limit_renews_each_second() {
+    fn both_limits_hold() {
         let usage = EndpointUsage::default();
         let limits = Limits { sessions: Some(3), new_sessions_per_second: Some(2), guaranteed_ports: Some(1) };
+        usage.prepare(limits);
         let open = |now| {
             let predicted = usage.would_open(limits, 0, Tick(now));
             let outcome = usage.open(limits, Tick(now));
             assert_eq!(predicted, outcome, "at {now} ms");
             outcome
         };
-        assert_eq!(open(10), Ok(AllocationClass::Guaranteed));
-        assert_eq!(open(20), Ok(AllocationClass::Ordinary));
-        assert_eq!(open(999), Err(OverQuota));
-        assert_eq!(open(1000), Ok(AllocationClass::Ordinary));
-        assert_eq!(open(2000), Err(OverQuota), "three sessions are open");
+        assert_eq!(open(910), Ok(AllocationClass::Guaranteed));
+        assert_eq!(open(920), Ok(AllocationClass::Ordinary));
+        assert_eq!(open(1000), Err(OverQuota), "two within a second");
+        assert_eq!(open(2000), Ok(AllocationClass::Ordinary));
+        assert_eq!(open(4000), Err(OverQuota), "three sessions are open");
         usage.close();
-        assert_eq!(open(3000), Ok(AllocationClass::Ordinary));
+        assert_eq!(open(4000), Ok(AllocationClass::Ordinary));
+        assert_eq!(open(4000), Err(OverQuota), "three sessions are open");
+        usage.close();
+        assert_eq!(open(4000), Ok(AllocationClass::Ordinary), "a rejected one doesn't count");
         assert_eq!(usage.sessions(), 3);
     }
 
@@ -152,13 +167,14 @@ mod tests {
     fn an_undone_session_counts_against_no_limit() {
         let usage = EndpointUsage::default();
         let limits = Limits { sessions: Some(5), new_sessions_per_second: Some(1), guaranteed_ports: None };
+        usage.prepare(limits);
         for _ in 0..3 {
             assert!(usage.open(limits, Tick(10)).is_ok());
             usage.undo_open(Tick(10));
         }
         assert_eq!(usage.sessions(), 0);
         assert!(usage.open(limits, Tick(10)).is_ok());
-        usage.undo_open(Tick(1000));
-        assert!(usage.open(limits, Tick(999)).is_err(), "nothing is undone a second later");
+        usage.undo_open(Tick(60));
+        assert!(usage.open(limits, Tick(60)).is_err(), "nothing is undone in a later slice");
     }
 }

@@ -131,6 +131,10 @@ impl<'a> Rebuild<'a> {
             // Its endpoints may be many, and there is no index of them.
             self.freshness.touch_all();
         }
+        if before.spec.limits.new_sessions_per_second.is_none() {
+            let endpoints = self.policy.endpoints().filter(|(_, endpoint)| endpoint.policy == id);
+            endpoints.for_each(|(_, endpoint)| endpoint.usage.prepare(spec.limits));
+        }
         before.spec.limits.guaranteed_ports != spec.limits.guaranteed_ports
     }
 
@@ -194,7 +198,9 @@ impl<'a> Rebuild<'a> {
         }
         for (endpoint, is_added) in [(&before, false), (&after, true)] {
             let Some(endpoint) = endpoint else { continue };
-            let ports = self.policy.egress_of(endpoint).spec.limits.guaranteed_ports.unwrap_or(0);
+            let limits = self.policy.egress_of(endpoint).spec.limits;
+            endpoint.usage.prepare(limits);
+            let ports = limits.guaranteed_ports.unwrap_or(0);
             self.references.count_endpoint(endpoint.policy, &endpoint.vips, ports, is_added);
             if ports > 0 {
                 affected_vips.extend(&endpoint.vips);

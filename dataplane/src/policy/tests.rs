@@ -245,6 +245,21 @@ fn an_endpoint_keeps_its_session_count_across_policy_changes() {
 }
 
 #[test]
+fn a_rate_limit_that_a_policy_gets_later_applies_to_its_endpoints() {
+    let mut builder = built(&small());
+    let mut policies = small().policies;
+    for policy in &mut policies {
+        policy.limits.new_sessions_per_second = Some(1);
+    }
+    // The endpoints are not part of the change.
+    let snapshot = builder.with_change(&PolicyChange { policies, ..PolicyChange::default() }).unwrap();
+    let endpoint = snapshot.policy.endpoint_at(ip("10.0.0.1")).unwrap();
+    let limits = snapshot.policy.egress_of(endpoint).spec.limits;
+    let opened = [0, 100].map(|ms| endpoint.usage.open(limits, Tick(ms)).is_ok());
+    assert_eq!(opened, [true, false]);
+}
+
+#[test]
 fn vips_are_limited_to_the_size_of_the_port_tables() {
     let all: Vec<IpAddr> = numbered([198, 18, 0, 0], MAX_VIPS).collect();
     let set = PolicySet { vips: all.iter().copied().map(vip).collect(), ..PolicySet::default() };

@@ -260,7 +260,8 @@ fn reply_side(next_hop: NextHop, snapshot: &Snapshot) -> u8 {
 /// Decides what happens to the quarantined session in `slot` when this first packet arrives.
 ///
 /// # Errors
-/// When it can't be replaced: the packet's tuple is the reply tuple of a quarantined port.
+/// When it can't be replaced: the packet's tuple is the reply tuple of a quarantined port, so it is to a VIP, from a
+/// remote that is a pod itself and replies to a session that has ended.
 fn quarantine_action<A: SessionFamily>(
     slot: Slot,
     origin: &Tuple<A>,
@@ -272,7 +273,7 @@ fn quarantine_action<A: SessionFamily>(
         return Ok(QuarantineAction::Replace(slot));
     }
     if !entry.flags().has(Flags::ORIGIN) {
-        return Err(DropReason::NoPolicy);
+        return Err(DropReason::NoService);
     }
     let vip = (entry.translated().source, entry.translated().source_port);
     // The former owner of the shard may have reused the port.

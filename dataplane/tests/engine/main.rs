@@ -25,6 +25,7 @@ mod overlay;
 mod policy_changes;
 mod properties;
 mod quarantine;
+mod removed_vips;
 mod restarts;
 mod scenario;
 mod sctp;

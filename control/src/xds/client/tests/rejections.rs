@@ -1,6 +1,7 @@
 //! Rejected updates and their NACKs.
 
 use super::*;
+use crate::xds::resource::Key;
 use crate::xds::store::StoredResource;
 
 /// A response with an invalid endpoint: its address is multicast.
@@ -131,4 +132,23 @@ async fn an_unknown_type_is_rejected() {
     let reason = pair.gateway.next_rejection().await;
     assert_eq!(reason, format!("type_url `{cluster}` is unknown to this gateway"));
     assert!(!pair.stream.receives_nothing_for(TEST_TIMEOUT).await);
+}
+
+#[test]
+fn a_rejection_names_its_resource_once() {
+    let rejection = |resource: Option<&str>, reason: &str| {
+        Rejection { resource: resource.map(str::to_owned), reason: reason.to_owned() }.to_string()
+    };
+    let name = Some("EgressPolicy tenant/web");
+    assert_eq!(rejection(name, "EgressPolicy tenant/web: bad"), "resource EgressPolicy tenant/web: bad");
+    assert_eq!(rejection(name, "is listed twice"), "resource EgressPolicy tenant/web: is listed twice");
+    assert_eq!(rejection(None, "no"), "no");
+    for (kind, name, expected) in [
+        (Kind::EgressPolicy, "EgressPolicy tenant/web", "EgressPolicy tenant/web"),
+        (Kind::EgressPolicy, "Service tenant/api", "EgressPolicy Service tenant/api"),
+        (Kind::Service, "Service tenant/api", "Service tenant/api"),
+        (Kind::Vip, "203.0.113.10", "Vip 203.0.113.10"),
+    ] {
+        assert_eq!(Key { kind, name: name.into() }.to_string(), expected);
+    }
 }
