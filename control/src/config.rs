@@ -24,10 +24,12 @@ pub use self::gateway::{
 };
 pub use self::health::{Health, HealthTarget, LinkRequirement};
 pub use self::nat_log::{NatLog, NatLogTransport};
-pub use self::policyd::{Etcd, KubernetesSource, Leases, PolicydConfig, PolicydLimits, PolicydSource, Tls};
+pub use self::policyd::{
+    Etcd, KubernetesSource, Leases, MembershipLimits, PolicydConfig, PolicydLimits, PolicydSource, Tls,
+};
 pub use self::privileges::{Privileges, Seccomp};
 pub use self::services::{DenyAction, Services};
-pub use self::units::PortRange;
+pub use self::units::{MaxUnavailable, PortRange};
 use crate::text_file::named_text;
 
 /// Validation beyond the types of the fields.

@@ -130,6 +130,7 @@ impl HeartbeatClient {
             view: Arc::default(),
             ttl: DEFAULT_TTL,
             is_ttl_confirmed: false,
+            drain_block: None,
         };
         let (status_sender, status_receiver) = watch::channel(status);
         let handle =
@@ -203,7 +204,10 @@ impl HeartbeatClient {
             _ => {}
         }
         self.last_error = error;
-        self.update_status(|status| status.authority = authority);
+        self.update_status(|status| {
+            status.authority = authority;
+            status.drain_block = None;
+        });
     }
 
     /// Changes the status; watchers are notified only if it differs.

@@ -20,4 +20,6 @@ pub mod status;
 pub mod view;
 
 pub use self::secret::{Commitment, Secret};
-pub use self::view::{DesiredState, Fingerprint, Heartbeat, Member, MembershipView, TunnelKey};
+pub use self::view::{
+    DesiredState, DrainBlock, DrainBlockReason, Fingerprint, Heartbeat, Member, MembershipView, TunnelKey,
+};

@@ -152,7 +152,8 @@ fn server_state(
     published: watch::Receiver<Option<Arc<Publication>>>,
 ) -> Arc<ServerState> {
     let stats = Arc::default();
-    let membership = membership::open(&config.source, config.leases, published.clone(), Arc::clone(&stats));
+    let membership =
+        membership::open(&config.source, (config.leases, config.membership), published.clone(), Arc::clone(&stats));
     Arc::new(ServerState {
         source,
         accept_empty,

@@ -12,8 +12,9 @@ use gateway::{Gateway, Worker};
 use tokio::sync::mpsc;
 use vipgate::heartbeat::LeaseClock;
 use vipgate::membership::status::Authority;
+use vipgate::membership::{DrainBlock, DrainBlockReason};
 use vipgate::state::ControlCommand;
-use vipgate::state::group::GroupStatus;
+use vipgate::state::group::{GroupStatus, RefusedDrains};
 use vipgate::state::lease::GroupLease;
 use vipgate_dataplane::replication::lease::Lease;
 
@@ -71,6 +72,7 @@ fn peers_json_contains_every_field() {
         "decides": "server", "view": 14, "members": 3, "members_serving": 2, "serving": true, "lease": "not_needed",
         "lease_ms": 0, "draining": false, "shares": 3, "sessions": 41, "standby_sessions": 17,
         "unauthenticated_peers": 1, "tunnels_unauthenticated": 1, "tunnels_refused": 0,
+        "drain_refused": "", "drains_refused": 0, "drain_waits_for": "",
     });
     assert_eq!(listed["group"], group, "the shard of gw-c is owned here");
     let peers = listed["peers"].as_array().unwrap();
@@ -159,6 +161,7 @@ VIP           HOME  WOULD MOVE TO  ENDPOINTS
 
 1 shard with 0 endpoints would move to NONE
 2 shards with 1 endpoint would move to gw-b
+the policy server would refuse the drain: no gateway could take over 1 shard
 nothing was changed
 ";
     assert_eq!(gateway.table(&["drain", "--dry-run"]), expected);
@@ -228,6 +231,38 @@ fn a_drain_without_an_active_peer_times_out_with_the_reason() {
     let progress: serde_json::Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((&progress["done"], &progress["shares"]), (&false.into(), &3.into()));
     assert_eq!(control.join().unwrap(), Some(ControlCommand::SetDraining(true)));
+}
+
+#[test]
+fn a_refused_drain_fails_at_once_with_the_reason_and_is_shown() {
+    let reason = "no other gateway could take over the VIP 203.0.113.10: gw-b is not active";
+    let refused_drains = RefusedDrains { count: 1, last: Some(reason.into()) };
+    let (gateway, control) = executing(group(&["gw-a"]), GroupStatus { refused_drains, ..group(&["gw-a"]) });
+    let start = Instant::now();
+    let (code, stdout, stderr) = gateway.vipgate(&["drain"]);
+    assert!(code == 1 && start.elapsed() < Duration::from_secs(9), "{code}");
+    assert!(stdout.ends_with("gw-a stays active: its drain is REFUSED\n"), "{stdout}");
+    assert!(stderr.contains(&format!("gw-a is not drained and stays active: {reason}")), "{stderr}");
+    assert_eq!(control.join().unwrap(), Some(ControlCommand::SetDraining(true)));
+    for command in ["status", "peers"] {
+        let shown = gateway.table(&[command]);
+        assert!(shown.contains(&format!("REFUSED   {reason}\n")), "{shown}");
+        assert_eq!(gateway.json(&[command])["group"]["drain_refused"], reason);
+    }
+}
+
+#[test]
+fn a_drain_that_waits_for_other_gateways_says_so() {
+    let gateways = vec!["gw-b".into()];
+    let drain_block = Some(DrainBlock { reason: DrainBlockReason::MaxUnavailable(1), gateways });
+    let waiting = GroupStatus { draining: true, drain_block, ..group(&["gw-a", "gw-c"]) };
+    let (gateway, control) = executing(group(&["gw-a", "gw-c"]), waiting);
+    let (code, _, stderr) = gateway.vipgate(&["drain", "--wait", "1"]);
+    assert_eq!(code, 1);
+    let expected = "gw-a is not drained after 1 s: it waits for gw-b to be active again: the policy server permits 1";
+    assert!(stderr.contains(expected), "{stderr}");
+    assert_eq!(control.join().unwrap(), Some(ControlCommand::SetDraining(true)));
+    assert!(gateway.table(&["status"]).contains("drain     it waits for gw-b"));
 }
 
 #[test]

@@ -26,7 +26,7 @@ use self::inventory::Inventory;
 pub use self::placement::{GatewayLocality, Peer, PlacedBackend, PlacedService, Placement};
 use self::pods::Pods;
 use self::pool::Pools;
-pub use self::shard_moves::{ShardMove, shard_moves};
+pub use self::shard_moves::{ShardMove, shard_groups, shard_moves};
 use self::slices::Slices;
 use crate::diagnostic::{Diagnostic, Diagnostics, sort_and_dedup};
 use crate::manifest::Object;

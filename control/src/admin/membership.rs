@@ -50,6 +50,9 @@ pub(super) fn membership(state: &GatewayState) -> proto::Group {
         unauthenticated_peers: group.links.unauthenticated,
         tunnels_unauthenticated: tunnels("address"),
         tunnels_refused: tunnels("refused"),
+        drain_refused: group.refused_drains.last.as_deref().unwrap_or_default().to_owned(),
+        drains_refused: group.refused_drains.count,
+        drain_waits_for: group.drain_block.as_ref().map(ToString::to_string).unwrap_or_default(),
     }
 }
 

@@ -102,10 +102,11 @@ impl Admin for Service {
     async fn drain(&self, request: Request<proto::DrainRequest>) -> Reply<proto::DrainReply> {
         let proto::DrainRequest { draining, dry_run } = request.into_inner();
         let moves = if dry_run { membership::drain_moves(&self.state)? } else { Vec::new() };
+        let drains_refused = self.state.group.load().refused_drains.count;
         if !dry_run {
             membership::drain(&self.state, draining)?;
         }
-        Ok(Response::new(proto::DrainReply { moves }))
+        Ok(Response::new(proto::DrainReply { moves, drains_refused }))
     }
 
     async fn accept_empty(&self, _: Request<proto::AcceptEmptyRequest>) -> Reply<proto::AcceptEmptyReply> {

@@ -60,8 +60,19 @@ struct Progress {
     sessions: u64,
     /// Other active gateways.
     others: Vec<Other>,
-    /// Reason for waiting; empty when done.
+    /// Reason for waiting; empty when done, or refused.
     waits_for: String,
+    /// Why the policy server has refused the drain; empty: it hasn't.
+    refused: String,
+}
+
+/// An order to drain or undrain.
+struct Order {
+    /// Name of the gateway.
+    name: String,
+    draining: bool,
+    /// Drains that were refused before it.
+    refused: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -93,8 +104,9 @@ fn order(gateway: &QueryArgs, draining: bool, wait: u64) -> Result<(), CommandEr
     let last = block_on(async {
         let mut client = connect(gateway).await?;
         let name = client.status().name.clone();
-        client.drain(draining, false).await?;
-        Ok(follow(&mut client, gateway.output, &name, draining, Duration::from_secs(wait)).await?)
+        let refused = client.drain(draining, false).await?.drains_refused;
+        let order = Order { name, draining, refused };
+        Ok(follow(&mut client, gateway.output, &order, Duration::from_secs(wait)).await?)
     })?;
     if gateway.output == Format::Json {
         output::json(&last)?;
@@ -102,26 +114,24 @@ fn order(gateway: &QueryArgs, draining: bool, wait: u64) -> Result<(), CommandEr
     if last.done {
         return Ok(());
     }
+    if !last.refused.is_empty() {
+        let reason = sanitize(&last.refused);
+        return Err(CommandError::runtime(format!("{} is not drained and stays active: {reason}", last.gateway)));
+    }
     let what = if draining { "is not drained" } else { "is not active" };
     Err(CommandError::runtime(format!("{} {what} after {wait} s: {}", last.gateway, sanitize(&last.waits_for))))
 }
 
 /// Polls the progress until it is done or the timeout expires; prints each change in table format.
-async fn follow(
-    client: &mut Client,
-    format: Format,
-    name: &str,
-    draining: bool,
-    wait: Duration,
-) -> Result<Progress, ClientError> {
+async fn follow(client: &mut Client, format: Format, order: &Order, wait: Duration) -> Result<Progress, ClientError> {
     let deadline = Instant::now() + wait;
     let is_terminal = std::io::stdout().is_terminal();
     let mut last_line = String::new();
     loop {
-        let progress = Progress::of(name, &client.peers().await?, draining);
-        let is_over = progress.done || Instant::now() >= deadline;
+        let progress = Progress::of(order, &client.peers().await?);
+        let is_over = progress.done || !progress.refused.is_empty() || Instant::now() >= deadline;
         let left = deadline.saturating_duration_since(Instant::now()).as_secs();
-        let line = match sanitize(&progress.line(draining)) {
+        let line = match sanitize(&progress.line(order.draining)) {
             // On a terminal, one line counts down; elsewhere, each change is a new line.
             line if is_terminal && is_over => format!("\r\x1b[K{line}"),
             line if is_terminal => format!("\r\x1b[K{} ({left} s left)", line.trim_end()),
@@ -140,8 +150,10 @@ async fn follow(
 }
 
 impl Progress {
-    fn of(name: &str, reply: &PeersReply, draining: bool) -> Self {
+    fn of(order: &Order, reply: &PeersReply) -> Self {
         let group = reply.group.clone().unwrap_or_default();
+        let draining = order.draining;
+        let is_refused = draining && group.drains_refused > order.refused;
         let other = |peer: &Peer| Other {
             gateway: peer.name.clone(),
             linked: peer.link.as_ref().is_some_and(|link| link.up),
@@ -151,21 +163,23 @@ impl Progress {
         let others: Vec<Other> = reply.peers.iter().filter(|peer| peer.serving && !peer.own).map(other).collect();
         let waits_for = if draining { drain_blocker(&group, &others) } else { undrain_blocker(&group, reply) };
         Self {
-            gateway: name.to_owned(),
-            done: waits_for.is_empty(),
+            gateway: order.name.clone(),
+            done: waits_for.is_empty() && !is_refused,
             draining: group.draining,
             serving: group.serving,
             view: group.view,
             shares: group.shares,
             sessions: group.sessions,
             others,
-            waits_for,
+            waits_for: if is_refused { String::new() } else { waits_for },
+            refused: if is_refused { group.drain_refused } else { String::new() },
         }
     }
 
     fn line(&self, draining: bool) -> String {
         let Self { gateway, view, shares, sessions, waits_for, .. } = self;
         match (draining, self.done) {
+            _ if !self.refused.is_empty() => format!("{gateway} stays active: its drain is REFUSED\n"),
             (true, true) => {
                 format!(
                     "{gateway} is drained (view {view}): it owns no shards; {sessions} sessions are still open here\n"
@@ -192,6 +206,8 @@ fn drain_blocker(group: &Group, others: &[Other]) -> String {
         } else {
             format!("{} has not received all released shards yet", behind.join(", "))
         }
+    } else if !group.drain_waits_for.is_empty() {
+        group.drain_waits_for.clone()
     } else if others.is_empty() {
         "no other gateway is active, so it stays active".to_owned()
     } else if !group.serving {
@@ -264,6 +280,11 @@ fn dry_run(reply: &DrainReply) -> String {
         // Writing to a String can't fail.
         let (shards, endpoints) = (format_count(shares, "shard"), format_count(endpoints, "endpoint"));
         let _ = writeln!(out, "{shards} with {endpoints} would move to {}", name(to));
+    }
+    let refused = reply.moves.iter().filter(|it| it.to.is_empty()).count() as u64;
+    if refused > 0 {
+        let shards = format_count(refused, "shard");
+        let _ = writeln!(out, "the policy server would refuse the drain: no gateway could take over {shards}");
     }
     out += "nothing was changed\n";
     out

@@ -17,6 +17,12 @@ pub(super) fn run(args: &QueryArgs) -> Result<(), CommandError> {
     }
 }
 
+/// Why a drain waits, or was refused: labels and texts.
+pub(super) fn drain_lines(group: &Group) -> Vec<(&'static str, &str)> {
+    let lines = [("drain", &group.drain_waits_for), ("REFUSED", &group.drain_refused)];
+    lines.into_iter().filter(|(_, text)| !text.is_empty()).map(|(label, text)| (label, &**text)).collect()
+}
+
 fn text(reply: &PeersReply) -> String {
     if reply.peers.is_empty() {
         return "no Gateway manifests: this gateway is standalone and owns all VIPs\n".to_owned();
@@ -29,6 +35,9 @@ fn text(reply: &PeersReply) -> String {
     let _ = writeln!(out, "lease     {}", lease_text(&group));
     if group.draining {
         let _ = writeln!(out, "DRAINING  this gateway owns {} shards", group.shares);
+    }
+    for (label, text) in drain_lines(&group) {
+        let _ = writeln!(out, "{label:<9} {text}");
     }
     if group.unauthenticated_peers > 0 {
         let _ = writeln!(out, "refused   {} connections of unauthenticated peers", group.unauthenticated_peers);

@@ -247,12 +247,20 @@ fn gateways(reply: &StatusReply) -> String {
 
 /// Membership, as the policy server manages it.
 fn members(reply: &StatusReply) -> String {
-    let mut table = Table::new([word("member"), word("active"), number("epoch"), word("desired"), number("view")]);
+    let mut table =
+        Table::new([word("member"), word("active"), number("epoch"), word("desired"), number("view"), word("notes")]);
     for it in &reply.members {
         let view = if it.view == reply.view { it.view.to_string() } else { format!("{} of {}", it.view, reply.view) };
         let desired = if it.desired_state.is_empty() { "unknown" } else { &it.desired_state };
         let active = if it.serving { "yes" } else { "NO" };
-        table.row([it.name.clone(), active.to_owned(), it.epoch.to_string(), desired.to_owned(), view]);
+        table.row([
+            it.name.clone(),
+            active.to_owned(),
+            it.epoch.to_string(),
+            desired.to_owned(),
+            view,
+            it.drain_blocked.clone(),
+        ]);
     }
     table.take()
 }

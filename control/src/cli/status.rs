@@ -46,6 +46,9 @@ fn head(status: &proto::StatusReply) -> String {
     if let Some(group) = &status.group {
         let draining = if group.draining { ", DRAINING" } else { "" };
         line("members", &format!("{}, lease {}{draining}", peers::active_summary(group), peers::lease_text(group)));
+        for (label, text) in peers::drain_lines(group) {
+            line(label, text);
+        }
         for text in peers::tunnel_faults(group) {
             line("TUNNELS", &text);
         }

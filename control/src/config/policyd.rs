@@ -11,7 +11,7 @@ use vipgate_policy::schema::{FilePath, SocketAddress, URL_PATTERN};
 
 use super::gateway::{Log, Metrics};
 use super::privileges::Privileges;
-use super::units::{DurationText, duration};
+use super::units::{DurationText, MaxUnavailable, duration};
 
 /// The policy server's configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -52,6 +52,9 @@ pub struct PolicydConfig {
     /// Leases of active gateways.
     #[serde(default)]
     pub leases: Leases,
+    /// Limit of gateways that are drained at once.
+    #[serde(default)]
+    pub membership: MembershipLimits,
     /// Privileges that the process drops.
     #[serde(default)]
     pub privileges: Privileges,
@@ -123,6 +126,16 @@ fn default_ttl() -> Duration {
     Duration::from_millis(600)
 }
 
+/// Limit of gateways that are drained at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct MembershipLimits {
+    /// How many of the policy's gateways may be unavailable: a number, or a percentage of them, rounded up. A drain that
+    /// would exceed it waits until others are active again. Gateways that are drained, dead or have a fault are
+    /// unavailable; faults are never held back. Default: no limit.
+    pub max_unavailable: Option<MaxUnavailable>,
+}
+
 /// TLS files (PEM).
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -187,6 +200,29 @@ mod tests {
     use super::*;
     use crate::schema::Published;
     use crate::schema::tests::accepts;
+
+    #[test]
+    fn the_limit_of_unavailable_gateways_is_a_number_or_a_percentage() {
+        let text = |limit: &str| format!("source: {{kubernetes: {{}}}}\nmembership: {{max_unavailable: {limit}}}");
+        let accepted =
+            |text: &str| accepts(Published::PolicydYaml, &Source::new("d.yaml", text.to_owned()).documents().0[0]);
+        for (limit, expected) in [
+            ("1", MaxUnavailable::Count(1)),
+            ("0", MaxUnavailable::Count(0)),
+            ("25%", MaxUnavailable::Percent(25)),
+            ("\"100%\"", MaxUnavailable::Percent(100)),
+        ] {
+            let text = text(limit);
+            assert_eq!(PolicydConfig::parse("d.yaml", &text).unwrap().membership.max_unavailable, Some(expected));
+            assert!(accepted(&text), "{text}");
+        }
+        for limit in ["-1", "101%", "\"25\"", "1.5", "half", "\"%\""] {
+            let text = text(limit);
+            let errors = PolicydConfig::parse("d.yaml", &text).expect_err(&text).to_string();
+            assert!(errors.contains("d.yaml:2: membership.max_unavailable: "), "{text}\ngot: {errors}");
+            assert!(!accepted(&text), "{text}");
+        }
+    }
 
     #[test]
     fn memory_limits_have_defaults_and_a_minimum() {

@@ -25,6 +25,77 @@ impl PortRange {
     }
 }
 
+/// How many gateways may be unavailable: a number, or a percentage of all. Written as `1` or `25%`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaxUnavailable {
+    /// A number of gateways.
+    Count(u32),
+    /// A percentage of the policy's gateways, at most 100.
+    Percent(u32),
+}
+
+impl MaxUnavailable {
+    /// The limit for a policy with `total` gateways. Percentages are rounded up, as in a PodDisruptionBudget.
+    pub fn of(self, total: usize) -> usize {
+        match self {
+            Self::Count(count) => count as usize,
+            Self::Percent(percent) => (total * percent as usize).div_ceil(100),
+        }
+    }
+}
+
+impl FromStr for MaxUnavailable {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let digits = text.strip_suffix('%').filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
+        let percent = digits.and_then(|digits| digits.parse().ok()).filter(|percent| *percent <= 100);
+        percent.map(Self::Percent).ok_or_else(|| UnitError::MaxUnavailable(text.to_owned()))
+    }
+}
+
+impl<'de> Deserialize<'de> for MaxUnavailable {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct CountOrPercent;
+
+        impl Visitor<'_> for CountOrPercent {
+            type Value = MaxUnavailable;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of gateways, or a percentage of them, e.g. 1 or 25%")
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, count: u64) -> Result<Self::Value, E> {
+                let count = u32::try_from(count);
+                count.map(MaxUnavailable::Count).map_err(|_| E::custom("more than 4294967295 gateways"))
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+
+        deserializer.deserialize_any(CountOrPercent)
+    }
+}
+
+impl JsonSchema for MaxUnavailable {
+    fn schema_name() -> Cow<'static, str> {
+        "MaxUnavailable".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "A number of gateways, or a percentage of them: `1` or `25%`.",
+            // A limit applies to numbers, the pattern to text.
+            "type": ["string", "integer"],
+            "minimum": 0,
+            "maximum": u32::MAX,
+            "pattern": "^0*(100|[0-9]{1,2})%$",
+        })
+    }
+}
+
 /// Error of parsing a duration or a port range.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {
@@ -37,6 +108,9 @@ pub enum UnitError {
     /// A port range in descending order.
     #[error("port range {0}-{1} ends before it starts")]
     Reversed(u16, u16),
+    /// Invalid percentage of gateways.
+    #[error("`{0}` is not a number of gateways: write a whole number, or a percentage of them, e.g. 1 or 25%")]
+    MaxUnavailable(String),
 }
 
 impl FromStr for PortRange {

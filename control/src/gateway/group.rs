@@ -1,6 +1,7 @@
 //! The group of gateways: membership view, peer links and lease, and the membership that follows for the engine.
 //! `Group` collects the inputs; `membership::group_state` decides.
 
+mod refused_drain;
 mod tunnel_authentication;
 
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use vipgate_dataplane::flow::ids::GatewayId;
 use vipgate_dataplane::policy::members::MembersSpec;
+use vipgate_dataplane::policy::spec::VipSpec;
 use vipgate_dataplane::replication::apply::worker_of;
 use vipgate_dataplane::replication::sender::ReplicationSender;
 use vipgate_dataplane::session::record::ReplicationRecord;
@@ -24,7 +26,7 @@ use crate::membership::group_state::{GroupState, MembershipSource};
 use crate::membership::status::MembershipStatus;
 use crate::peer::{self, PeerEvent, Peers, PeersStatus, TunnelSecret, Workers};
 use crate::state::GatewayState;
-use crate::state::group::GroupStatus;
+use crate::state::group::{GroupStatus, RefusedDrains};
 use crate::state::lease::{GroupLease, LeaseStatus};
 
 /// Poll interval while workers don't use the latest view yet.
@@ -46,6 +48,7 @@ pub(super) struct Group {
     applied: u64,
     /// The view of the last change of active members that was published.
     active_since: u64,
+    refused_drains: RefusedDrains,
     /// Whether the lease was valid when its status was last logged.
     lease_valid: bool,
 }
@@ -145,6 +148,7 @@ impl Group {
             pending: None,
             applied: 0,
             active_since: 0,
+            refused_drains: RefusedDrains::default(),
             lease_valid: true,
         }
     }
@@ -231,6 +235,16 @@ impl Group {
     /// Starts or ends draining.
     pub(super) fn set_draining(&mut self, draining: bool) {
         self.state.set_draining(draining);
+        self.refused_drains.last = None;
+    }
+
+    /// Gives up a drain that the policy server refuses, since some of these VIPs would have no active gateway.
+    pub(super) fn give_up_refused_drain(&mut self, vips: impl FnOnce() -> Vec<VipSpec>) {
+        let Some(block) = self.state.give_up_refused_drain() else { return };
+        let reason = refused_drain::reason(&block, self.state.name(), self.state.view(), &vips());
+        tracing::warn!(event = "drain_refused", reason, "the drain is refused, this gateway stays active: {reason}");
+        self.refused_drains.count += 1;
+        self.refused_drains.last = Some(reason.into());
     }
 
     /// Sets the fault that makes this gateway unable to forward; `None`: able.
@@ -325,6 +339,8 @@ impl Group {
             view: self.state.view().clone(),
             links: self.links.as_ref().map(|links| links.status.borrow().clone()).unwrap_or_default(),
             draining: self.state.is_draining(),
+            drain_block: self.state.drain_block().cloned(),
+            refused_drains: self.refused_drains.clone(),
             spec: spec.clone(),
             lease: Some(self.lease.clone()),
         }

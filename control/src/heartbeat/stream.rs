@@ -174,7 +174,7 @@ impl HeartbeatStream<'_> {
     }
 
     fn handle_notice(&mut self, notice: proto::MembershipUpdate) -> Result<(), NoticeError> {
-        let proto::MembershipUpdate { sequence, lease_ms, view, rival } = notice;
+        let proto::MembershipUpdate { sequence, lease_ms, view, rival, drain_block } = notice;
         let client = &mut *self.client;
         let was_logged = client.contested_at.is_some_and(|at| at.elapsed() < CONTESTED_LOG_INTERVAL);
         if !rival.is_empty() && !was_logged {
@@ -204,6 +204,10 @@ impl HeartbeatStream<'_> {
             status.authority = Authority::Reachable;
             if let Some(view) = view.filter(|view| *view != *status.view) {
                 status.view = Arc::new(view);
+            }
+            // Unsolicited updates are about the view alone.
+            if sequence > 0 {
+                status.drain_block = drain_block.and_then(proto::DrainBlock::into_value);
             }
             if lease_ms > 0 {
                 (status.ttl, status.is_ttl_confirmed) = (Duration::from_millis(lease_ms.into()), true);

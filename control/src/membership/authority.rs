@@ -10,6 +10,7 @@
 //! the policy meanwhile, and under which view the previous server granted leases if a gateway knows a later one.
 
 mod decide;
+mod drain;
 #[cfg(test)]
 mod model;
 mod record;
@@ -20,8 +21,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use self::drain::ShardGroup;
 pub use self::record::MemberRecord;
-use crate::membership::{Heartbeat, Member, MembershipView};
+use crate::config::MaxUnavailable;
+use crate::membership::{DrainBlock, Heartbeat, Member, MembershipView};
 
 /// Limit of view numbers that are accepted from gateways, half of what a view may have: whatever a gateway claims,
 /// there are always higher numbers left.
@@ -88,6 +91,12 @@ pub struct MembershipState {
     timeouts_reset_at: Option<Instant>,
     /// Whether any lease was granted.
     granted: bool,
+    /// The groups of gateways that can own a shard.
+    shard_groups: Arc<BTreeSet<ShardGroup>>,
+    /// The limit of unavailable gateways for drains.
+    max_unavailable: Option<MaxUnavailable>,
+    /// Why drains are blocked, by gateway, as of the last decision.
+    drain_blocks: BTreeMap<Arc<str>, DrainBlock>,
 }
 
 impl MembershipState {
@@ -106,7 +115,15 @@ impl MembershipState {
             grants_from: None,
             timeouts_reset_at: None,
             granted: false,
+            shard_groups: Arc::default(),
+            max_unavailable: None,
+            drain_blocks: BTreeMap::new(),
         }
+    }
+
+    /// Heartbeat timeout.
+    pub fn ttl(&self) -> Duration {
+        self.ttl
     }
 
     /// The current membership view.

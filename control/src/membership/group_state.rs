@@ -14,7 +14,7 @@ use vipgate_dataplane::policy::members::{Authentication, MemberSpec, MembersSpec
 use vipgate_policy::compiler;
 
 use super::status::{Authority, MembershipStatus};
-use super::{DesiredState, Member, MembershipView};
+use super::{DesiredState, DrainBlock, DrainBlockReason, Member, MembershipView};
 
 /// An active member starts a full sync after each view that changes the active members. If none has started within this
 /// time, it is requested: the peer may have missed that view, and not all versions detect that from the next one.
@@ -79,6 +79,8 @@ pub(crate) struct GroupState {
     /// Whether this gateway may open sessions in its own shards; holds while it stays active.
     owns_home_shards: bool,
     draining: bool,
+    /// Why the drain is blocked, as the policy server has last replied.
+    drain_block: Option<DrainBlock>,
     /// When full syncs were last requested.
     sync_requested: Option<Instant>,
     /// The fault that makes this gateway unable to forward.
@@ -103,6 +105,7 @@ impl GroupState {
             awaiting_release: BTreeMap::new(),
             owns_home_shards: false,
             draining: false,
+            drain_block: None,
             sync_requested: None,
             unable: None,
         }
@@ -114,6 +117,18 @@ impl GroupState {
 
     pub(crate) fn set_draining(&mut self, draining: bool) {
         self.draining = draining;
+    }
+
+    /// Why the drain is blocked, if it is.
+    pub(crate) fn drain_block(&self) -> Option<&DrainBlock> {
+        self.drain_block.as_ref()
+    }
+
+    /// Gives up a drain that the policy server refuses, and returns why it does.
+    pub(crate) fn give_up_refused_drain(&mut self) -> Option<DrainBlock> {
+        let block = self.drain_block.take_if(|block| block.reason == DrainBlockReason::NoBackup)?;
+        self.draining = false;
+        Some(block)
     }
 
     pub(crate) fn set_unable(&mut self, reason: Option<Arc<str>>) {
@@ -146,6 +161,7 @@ impl GroupState {
         }
         (self.authority, self.view) = (status.authority, status.view.clone());
         (self.ttl, self.is_granted) = (status.ttl, status.is_ttl_confirmed);
+        self.drain_block = status.drain_block.clone().filter(|_| self.draining);
         self.owns_home_shards &= was_active && self.is_active_member(&self.name);
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::membership::view::MembershipView;
+use crate::membership::view::{DrainBlock, MembershipView};
 
 /// State of the membership authority, the policy server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,4 +30,6 @@ pub struct MembershipStatus {
     pub ttl: Duration,
     /// Whether the TTL is from a lease; until then it may differ from other gateways' TTL.
     pub is_ttl_confirmed: bool,
+    /// Why the drain that this gateway requests is blocked.
+    pub drain_block: Option<DrainBlock>,
 }

@@ -2,6 +2,7 @@
 
 mod message;
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -62,6 +63,44 @@ pub enum DesiredState {
     Ready,
     /// To become inactive.
     Draining,
+}
+
+/// Why the drain of an active gateway is blocked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DrainBlock {
+    /// The reason.
+    pub reason: DrainBlockReason,
+    /// The gateways that could take over if they were active, or that the drain waits for; sorted.
+    pub gateways: Vec<Arc<str>>,
+}
+
+impl fmt::Display for DrainBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gateways = self.gateways.join(", ");
+        match self.reason {
+            DrainBlockReason::NoBackup => write!(f, "no other active gateway could take over: {gateways}"),
+            DrainBlockReason::BecomingActive => write!(f, "it waits for {gateways} to become active"),
+            DrainBlockReason::MaxUnavailable(0) => {
+                f.write_str("the policy server permits no drain (membership.max_unavailable is 0)")
+            }
+            DrainBlockReason::MaxUnavailable(max) => write!(
+                f,
+                "it waits for {gateways} to be active again: the policy server permits {max} unavailable (membership.\
+                 max_unavailable)"
+            ),
+        }
+    }
+}
+
+/// Reason for which a drain is blocked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DrainBlockReason {
+    /// It is refused: no other active gateway without a fault could take over some of its shards.
+    NoBackup,
+    /// It waits: the only gateways that could take over are about to become active.
+    BecomingActive,
+    /// It waits: this many gateways may be unavailable, and as many are.
+    MaxUnavailable(u32),
 }
 
 impl DesiredState {

@@ -109,6 +109,8 @@ metrics! {
     pub GROUP_METRICS:
     ACTIVE = Gauge("serving", []): "Whether this gateway is an active member";
     DRAINING = Gauge("draining", []): "Whether this gateway is draining";
+    DRAINS_REFUSED = Counter("drains_refused", []):
+        "Drains of this gateway that were refused because no other gateway could take over";
     ACTIVE_MEMBERS = Gauge("members_serving", []): "Number of active members";
     VIEW = Gauge("view", []): "Number of the latest membership view; 0: none yet";
     LEASE = Milliseconds("lease_seconds", []):

@@ -34,6 +34,7 @@ pub(super) fn collect(state: &GatewayState) -> Vec<Family> {
     vec![
         defined::ACTIVE.single(group.is_active().into()),
         defined::DRAINING.single(group.draining.into()),
+        defined::DRAINS_REFUSED.single(group.refused_drains.count),
         defined::ACTIVE_MEMBERS.single(group.active_count() as u64),
         defined::VIEW.single(group.view.number),
         defined::LEASE.family(lease.into_iter().map(|ms| (vec![], ms.into())).collect()),

@@ -28,6 +28,8 @@ pub(super) fn families(state: &Arc<ServerState>) -> Vec<Family> {
         ("Gateway", placement.peers.len() as u64),
     ];
     let view = state.membership.view.borrow().clone();
+    let membership = state.membership.state.load();
+    let (unavailable, limit) = membership.unavailable();
     let in_step = state.registry.list().values().filter(|it| it.streams > 0 && it.in_force == published.number).count();
     let mut all = vec![
         defined::GATEWAYS.single(state.registry.connected() as u64),
@@ -45,6 +47,10 @@ pub(super) fn families(state: &Arc<ServerState>) -> Vec<Family> {
         defined::COMPILE_TIME.single(stats.compile_us.load(Relaxed) / 1000),
         defined::MEMBERS.single(view.members.len() as u64),
         defined::ACTIVE_MEMBERS.single(view.active_members().count() as u64),
+        defined::UNAVAILABLE_MEMBERS.single(unavailable.len() as u64),
+        defined::MAX_UNAVAILABLE.family(limit.into_iter().map(|limit| (vec![], limit as u64)).collect()),
+        defined::DRAINS_WAITING.single(membership.waiting_drains() as u64),
+        defined::DRAINS_REFUSED.single(stats.drains_refused.get()),
         defined::VIEW.single(view.number),
         defined::LEASE_EXPIRIES.single(stats.lease_expiries.get()),
         defined::REJECTED_HEARTBEATS.single(stats.rejected_heartbeats.get()),

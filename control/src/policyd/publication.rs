@@ -1,6 +1,7 @@
 //! A published policy version: all resources, and the keys that changed since the previous version. Built and encoded
 //! once, shared by all streams.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 
@@ -9,8 +10,9 @@ use envoy_types::pb::google::protobuf::Any;
 use prost::Message;
 use prost::bytes::Bytes;
 use vipgate_dataplane::policy::spec::EndpointSpec;
-use vipgate_policy::compiler::Placement;
+use vipgate_policy::compiler::{Placement, shard_groups};
 
+use crate::membership::authority::ShardGroup;
 use crate::xds::resource::{CLUSTER, Content, Key, Kind, SETTINGS, encode, settings};
 
 /// Maximum size of the resources in one response, bytes: bounds the memory that a stream needs for a response, and how
@@ -26,6 +28,8 @@ pub struct Publication {
     pub version: String,
     /// The placement that the resources were encoded from.
     pub placement: Arc<Placement>,
+    /// The distinct groups of gateways that can own a shard.
+    pub shard_groups: Arc<BTreeSet<ShardGroup>>,
     /// Keys of added, changed and removed resources since the previous publication.
     pub changed_keys: Vec<Key>,
     /// By kind, in the order of the placement.
@@ -78,8 +82,20 @@ impl Publication {
         let (key, content, version) = settings(placement.counts(), sum);
         changed_keys.push(key.clone());
         resources[Kind::Settings as usize].push(PublishedResource { key, content, changed_in: number });
+        let has_same_vips = old.vips == placement.vips;
+        let shard_groups =
+            if has_same_vips { self.shard_groups.clone() } else { Arc::new(shard_groups(&placement.vips)) };
         let (full_responses, delta_responses) = Default::default();
-        Some(Self { number, version, placement, changed_keys, resources, full_responses, delta_responses })
+        Some(Self {
+            number,
+            version,
+            placement,
+            shard_groups,
+            changed_keys,
+            resources,
+            full_responses,
+            delta_responses,
+        })
     }
 
     /// The resource with this key.

@@ -44,6 +44,8 @@ pub struct Stats {
     pub source_updates: Counter,
     /// Gateways that lost active status without a drain: heartbeats timed out, or another process took the name.
     pub lease_expiries: Counter,
+    /// Drains refused because no other gateway could take over.
+    pub drains_refused: Counter,
     /// Heartbeats rejected because another process has the name.
     pub rejected_heartbeats: Counter,
     /// Duration of the last compilation, microseconds.

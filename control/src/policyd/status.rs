@@ -360,6 +360,7 @@ impl<'a> StatusView<'a> {
                     .map_or("", |it| if it.is_unable() { "unable" } else { it.desired_state.name() })
                     .to_owned(),
                 view: record.map_or(0, |it| it.seen_view),
+                drain_blocked: membership.drain_block(&member.name).map(ToString::to_string).unwrap_or_default(),
             }
         };
         membership.view().members.iter().map(state).collect()

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use vipgate_dataplane::policy::members::MembersSpec;
 
-use crate::membership::MembershipView;
 use crate::membership::status::Authority;
+use crate::membership::{DrainBlock, MembershipView};
 use crate::peer::PeersStatus;
 use crate::state::lease::{GroupLease, LeaseStatus};
 
@@ -20,10 +20,23 @@ pub struct GroupStatus {
     pub links: Arc<PeersStatus>,
     /// Whether this gateway is draining.
     pub draining: bool,
+    /// Why the drain is blocked, if it is.
+    pub drain_block: Option<DrainBlock>,
+    /// Drains that were refused, and why the last one was; no reason once the next order has come.
+    pub refused_drains: RefusedDrains,
     /// The membership that was published to the engine.
     pub spec: MembersSpec,
     /// The lease of this gateway's shards; it expires without an update of this status.
     pub lease: Option<Arc<GroupLease>>,
+}
+
+/// Drains that the policy server has refused.
+#[derive(Clone, Debug, Default)]
+pub struct RefusedDrains {
+    /// Their number.
+    pub count: u64,
+    /// Why the last one was refused; `None` after another order to drain or undrain.
+    pub last: Option<Arc<str>>,
 }
 
 impl GroupStatus {

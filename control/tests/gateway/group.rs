@@ -36,7 +36,7 @@ pub fn group(active: &[&str]) -> GroupStatus {
             active_since: 14,
             active_changes: 3,
         },
-        lease: None,
+        ..GroupStatus::default()
     }
 }
 

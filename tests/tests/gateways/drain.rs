@@ -104,3 +104,24 @@ fn a_rolling_restart_is_hitless() {
     check_new_connections(&cluster, "after", 60_000_000, 500);
     scenario.end(&cluster).check_uninterrupted(MAX_OUTAGE / 2.0);
 }
+
+/// Every VIP has the two gateways as its candidates: of two simultaneous drains, one is refused.
+#[test]
+fn the_last_gateway_of_a_vip_is_not_drained() {
+    let cluster = Cluster::running("refused", 2);
+    let drain = |number: usize| cluster.gateways[number].command(&["drain"]);
+    let outcomes = std::thread::scope(|scope| {
+        let threads = [0, 1].map(|number| scope.spawn(move || drain(number)));
+        threads.map(|thread| thread.join().unwrap())
+    });
+    let refused = outcomes.iter().position(|(code, ..)| *code == 1).expect("one is refused");
+    let (_, stdout, stderr) = &outcomes[refused];
+    assert!(stdout.contains("REFUSED") && stderr.contains("no other gateway could take over"), "{stdout}{stderr}");
+    assert_eq!(outcomes[1 - refused].0, 0, "{:?}", outcomes[1 - refused]);
+    let (_, status, _) = cluster.gateways[refused].command(&["status"]);
+    assert!(status.contains("REFUSED   no other gateway could take over"), "{status}");
+    // Once the other one is back, nothing is in the way.
+    assert_eq!(cluster.gateways[1 - refused].command(&["undrain"]).0, 0);
+    let (code, stdout, stderr) = cluster.gateways[refused].command(&["drain"]);
+    assert_eq!(code, 0, "{stdout}{stderr}");
+}

@@ -1,11 +1,11 @@
-//! Shard moves: owners of each VIP shard before and after a change of the active gateways. Pure: computed from the
-//! placement alone.
+//! Shard moves: owners of each VIP shard before and after a change of the active gateways, and the gateways that can
+//! own one. Pure: computed from the placement alone.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use foldhash::HashMap;
+use foldhash::{HashMap, HashSet};
 use vipgate_dataplane::policy::spec::{EndpointSpec, ShardSpec, VipSpec};
 
 /// A shard's owner before and after a change of the active gateways.
@@ -52,6 +52,19 @@ pub fn shard_moves(
         endpoints: counts.get(&(vip, &*shard.gateway)).copied().unwrap_or(0),
     };
     vips.iter().flat_map(|vip| vip.shards.iter().map(move |shard| of_shard(vip.address, shard))).collect()
+}
+
+/// The distinct groups of gateways that can own a shard, its home and its backups: sorted names. Few, since most shards
+/// have the same candidates.
+pub fn shard_groups(vips: &[VipSpec]) -> BTreeSet<Vec<Arc<str>>> {
+    let mut known: HashSet<Vec<&Arc<str>>> = HashSet::default();
+    for shard in vips.iter().flat_map(|vip| &vip.shards) {
+        let mut names: Vec<&Arc<str>> = std::iter::once(&shard.gateway).chain(&shard.backups).collect();
+        names.sort_unstable();
+        names.dedup();
+        known.insert(names);
+    }
+    known.into_iter().map(|names| names.into_iter().cloned().collect()).collect()
 }
 
 /// The first active gateway among a shard's home and its backups.

@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 use vipgate_policy::manifest::{AddressRange, Cidr, MacAddress};
 use vipgate_policy::schema::{Address, SocketAddress, URL_PATTERN, root};
 
-use crate::config::PortRange;
 use crate::config::units::DurationText;
+use crate::config::{MaxUnavailable, PortRange};
 
 /// Whether a table has the fields of nested objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,7 +159,7 @@ fn default_value(schema: &Value) -> String {
 }
 
 /// Names of texts of a certain form, by their patterns.
-struct TextTypes([(Value, &'static str, &'static str); 8]);
+struct TextTypes([(Value, &'static str, &'static str); 9]);
 
 impl TextTypes {
     fn new() -> Self {
@@ -171,6 +171,7 @@ impl TextTypes {
             (pattern(root::<SocketAddress>()), "address:port", "address:port"),
             (pattern(root::<DurationText>()), "duration", "durations"),
             (pattern(root::<PortRange>()), "port range", "port ranges"),
+            (pattern(root::<MaxUnavailable>()), "integer or percentage", "integers or percentages"),
             (pattern(root::<MacAddress>()), "MAC address", "MAC addresses"),
             (URL_PATTERN.into(), "URL", "URLs"),
         ])

@@ -60,6 +60,7 @@ impl ControlLoop {
         *is_due = false;
         group.set_policy(&self.state.policy.load().peers);
         let spec = group.update(Instant::now());
+        group.give_up_refused_drain(|| self.state.placement.vips());
         if spec != *published {
             self.reconciler.start(Job::Members(spec));
         } else if group.has_unapplied_view() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{MemberRecord, MembershipState};
-use crate::membership::{DesiredState, Member, MembershipView};
+use crate::membership::{Member, MembershipView};
 
 /// Resolution of timeouts.
 const RESOLUTION: Duration = Duration::from_millis(1);
@@ -128,7 +128,7 @@ impl MembershipState {
     }
 
     /// Whether a member is active and reports no fault.
-    fn is_able(&self, member: &Member) -> bool {
+    pub(super) fn is_able(&self, member: &Member) -> bool {
         member.serving && !self.records.get(&member.name).is_some_and(MemberRecord::is_unable)
     }
 
@@ -142,39 +142,9 @@ impl MembershipState {
             member.lease_expired &= !member.serving;
         }
     }
-
-    /// Deactivates draining members while an active one without a fault is left; without any, members with faults stay
-    /// active. A common cause, such as the failure of a shared router, is detected by one gateway after the other, and
-    /// so is its end: a member with a fault is deactivated only after it has reported that for a while, and only if
-    /// another one has been without a fault for as long.
-    fn drain(&self, members: &mut [Member], number: u64, now: Instant) {
-        let is_able = |member: &Member| self.is_in_policy(&member.name) && self.is_able(member);
-        let is_stable =
-            |member: &Member| self.records.get(&member.name).is_none_or(|record| record.is_stable(now, self.ttl));
-        let mut able_members = members.iter().filter(|member| is_able(member)).count();
-        for index in 0..members.len() {
-            let member = &members[index];
-            let is_draining = |record: &MemberRecord| {
-                record.desired_state == DesiredState::Draining && record.is_alive(now, self.ttl)
-            };
-            if !member.serving || !self.records.get(&member.name).is_some_and(is_draining) {
-                continue;
-            }
-            let own = usize::from(is_able(member));
-            let may_deactivate = if self.records.get(&member.name).is_some_and(MemberRecord::is_unable) {
-                is_stable(member) && members.iter().any(|other| is_able(other) && is_stable(other))
-            } else {
-                able_members > own
-            };
-            if may_deactivate {
-                deactivate(&mut members[index], number);
-                able_members -= own;
-            }
-        }
-    }
 }
 
-fn deactivate(member: &mut Member, number: u64) {
+pub(super) fn deactivate(member: &mut Member, number: u64) {
     member.serving = false;
     member.lease_expired = false;
     member.epoch = number;

@@ -8,7 +8,8 @@ use proptest::prelude::*;
 use vipgate_coverage::{Coverage, property};
 
 use super::*;
-use crate::membership::{Commitment, DesiredState, Member};
+use crate::config::MaxUnavailable;
+use crate::membership::{Commitment, DesiredState, DrainBlockReason, Member};
 
 const TTL: u64 = 600;
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -23,6 +24,8 @@ enum Step {
     SetState(usize, DesiredState),
     /// A gateway has a fault.
     Fault(usize),
+    /// The gateways that can own a shard, by shard, as bit sets; and the limit of unavailable gateways.
+    Placement([u8; 2], Option<MaxUnavailable>),
     /// A gateway's process dies and is replaced; whether the end of its stream is detected, and whether the new process
     /// knows the secret.
     Replace(usize, bool, bool),
@@ -32,6 +35,11 @@ enum Step {
     Policy(u8),
     /// The server dies and is replaced.
     RestartServer,
+}
+
+fn limit() -> impl Strategy<Value = Option<MaxUnavailable>> {
+    let count = (0_u32..3).prop_map(MaxUnavailable::Count);
+    prop::option::of(prop_oneof![count, (0_u32..=100).prop_map(MaxUnavailable::Percent)])
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -48,6 +56,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (300_u16..1500).prop_map(Step::Advance),
         4 => (gateway(), state).prop_map(|(index, state)| Step::SetState(index, state)),
         2 => gateway().prop_map(Step::Fault),
+        1 => ([0_u8..8, 0_u8..8], limit()).prop_map(|(groups, limit)| Step::Placement(groups, limit)),
         1 => (gateway(), any::<bool>(), any::<bool>())
             .prop_map(|(index, is_detected, knows_secret)| Step::Replace(index, is_detected, knows_secret)),
         3 => (gateway(), any::<bool>()).prop_map(|(index, repeats)| Step::Impostor(index, repeats)),
@@ -175,6 +184,13 @@ impl<'a> Simulation<'a> {
             Step::Fault(index) => {
                 (self.gateways[index].state, self.gateways[index].has_fault) = (DesiredState::Draining, true);
             }
+            Step::Placement(groups, limit) => {
+                let group = |bits: u8| (0..NAMES.len()).filter(move |index| bits & (1 << index) != 0);
+                let groups = groups.map(|bits| group(bits).map(|index| Arc::from(NAMES[index])).collect());
+                self.state.set_shard_groups(Arc::new(BTreeSet::from(groups)));
+                self.state.set_max_unavailable(limit);
+                self.decide(|_, _| {});
+            }
             Step::Impostor(index, repeats) => self.impostor(index, repeats),
             Step::Replace(index, is_detected, knows_secret) => {
                 let incarnation = self.gateways[index].incarnation;
@@ -197,8 +213,11 @@ impl<'a> Simulation<'a> {
             }
             Step::RestartServer => {
                 let last = self.state.clone();
+                let (groups, limit) = (last.shard_groups.clone(), last.max_unavailable);
                 self.coverage.count(if self.has_store { "restart with a store" } else { "restart without a store" });
                 self.state = MembershipState::new(Duration::from_millis(TTL));
+                self.state.set_shard_groups(groups);
+                self.state.set_max_unavailable(limit);
                 if self.has_store {
                     self.state.load(self.instant(), Some(last.view.clone()));
                 }
@@ -383,6 +402,7 @@ impl<'a> Simulation<'a> {
         let before = self.state.view().clone();
         self.state.decide(now);
         let after = self.state.view().clone();
+        self.check_drain_blocks();
         if before == after {
             return;
         }
@@ -412,6 +432,62 @@ impl<'a> Simulation<'a> {
             }
         }
         self.check_faults(&before, &after);
+        self.check_drains(&before, &after);
+    }
+
+    fn is_able(&self, name: &str) -> bool {
+        let has_fault = self.state.record(name).is_some_and(MemberRecord::is_unable);
+        self.state.view().member(name).is_some_and(|member| member.serving) && !has_fault
+    }
+
+    fn policy_names(&self) -> impl Iterator<Item = &'static str> {
+        let policy = self.policy;
+        NAMES.into_iter().enumerate().filter(move |(index, _)| policy & (1 << index) != 0).map(|(_, name)| name)
+    }
+
+    /// Invariant: a drain of a gateway without a fault leaves an active one without a fault to each shard that it could
+    /// own, and no more gateways unavailable than the limit.
+    fn check_drains(&self, before: &MembershipView, after: &MembershipView) {
+        let is_drained = |old: &&Member| {
+            let record = self.state.record(&old.name).filter(|record| record.incarnation == old.incarnation);
+            let is_inactive = after.member(&old.name).is_some_and(|new| !new.serving && !new.lease_expired);
+            is_inactive && record.is_some_and(|it| it.desired_state == DesiredState::Draining && !it.is_unable())
+        };
+        for old in before.active_members().filter(is_drained) {
+            let groups = self.state.shard_groups.iter().filter(|group| group.contains(&old.name));
+            let in_policy: BTreeSet<&str> = self.policy_names().collect();
+            for group in groups {
+                let is_owner = |name: &Arc<str>| in_policy.contains(&**name) && self.is_able(name);
+                assert!(group.iter().any(is_owner), "{} was drained, none of {group:?} is left", old.name);
+                self.coverage.count("drained: its shards have an owner");
+            }
+            let unavailable = in_policy.iter().filter(|name| !self.is_able(name)).count();
+            if let Some(limit) = self.state.max_unavailable.filter(|_| in_policy.contains(&*old.name)) {
+                let limit = limit.of(in_policy.len());
+                assert!(unavailable <= limit, "{} was drained: {unavailable} of {limit}", old.name);
+                self.coverage.count("drained within the limit");
+            }
+        }
+    }
+
+    /// Invariant: only an active gateway that drains without a fault is blocked, and with a reason that holds.
+    fn check_drain_blocks(&self) {
+        for name in NAMES {
+            let Some(block) = self.state.drain_block(name).filter(|_| self.state.recovered) else { continue };
+            let record = self.state.record(name).expect("it has sent a heartbeat");
+            assert!(record.desired_state == DesiredState::Draining && self.is_able(name));
+            match block.reason {
+                DrainBlockReason::MaxUnavailable(limit) => {
+                    assert!(block.gateways.len() >= limit as usize);
+                    self.coverage.count("blocked: limit");
+                }
+                DrainBlockReason::BecomingActive => self.coverage.count("blocked: becoming active"),
+                DrainBlockReason::NoBackup => self.coverage.count("blocked: refused"),
+            }
+            let is_unavailable =
+                |other: &Arc<str>| !self.policy_names().any(|it| *it == **other) || !self.is_able(other);
+            assert!(block.gateways.iter().all(|other| **other != *name && is_unavailable(other)), "{block:?}");
+        }
     }
 
     /// Invariant: a member is deactivated for a fault only while one without a fault is active.
@@ -467,6 +543,11 @@ fn a_lease_expires_before_its_gateway_is_deactivated_and_view_numbers_only_incre
         "deactivated: draining",
         "deactivated: another process",
         "deactivated: fault",
+        "drained: its shards have an owner",
+        "drained within the limit",
+        "blocked: limit",
+        "blocked: becoming active",
+        "blocked: refused",
         "activated with a fault",
         "impostor repeats an incarnation",
         "impostor gets a free name",

@@ -135,17 +135,17 @@ impl MemberRecord {
     /// Whether it is a gateway without a fault that has just started and will become ready.
     pub(super) fn is_starting(&self, now: Instant, ttl: Duration) -> bool {
         let is_new = now.saturating_duration_since(self.fault_changed_at) < 2 * ttl;
-        is_new
-            && !self.stream_closed
-            && self.is_alive(now, ttl)
-            && !self.is_unable()
-            && self.desired_state != DesiredState::Draining
+        is_new && self.is_connected(now, ttl) && !self.is_unable() && self.desired_state != DesiredState::Draining
+    }
+
+    /// Whether it is alive, and its stream open as far as known.
+    pub(super) fn is_connected(&self, now: Instant, ttl: Duration) -> bool {
+        !self.stream_closed && self.is_alive(now, ttl)
     }
 
     /// Whether it is alive and has applied the current view.
     fn is_current(&self, member: &Member, number: u64, now: Instant, ttl: Duration) -> bool {
-        let is_alive = !self.stream_closed && self.is_alive(now, ttl);
-        self.seen_view == number && self.incarnation == member.incarnation && is_alive
+        self.seen_view == number && self.incarnation == member.incarnation && self.is_connected(now, ttl)
     }
 
     /// Copies its identity and addresses to its member in a view.

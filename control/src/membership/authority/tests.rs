@@ -1,5 +1,6 @@
 //! Membership state by example; `model` has the property tests.
 
+mod drains;
 mod faults;
 
 use super::*;

@@ -35,10 +35,13 @@ impl Fixture {
     }
 
     fn view(&mut self, number: u64, at: u64, members: Vec<Member>) {
+        self.view_with(number, at, members, None);
+    }
+
+    fn view_with(&mut self, number: u64, at: u64, members: Vec<Member>, drain_block: Option<DrainBlock>) {
         let (view, now) = (Arc::new(MembershipView { number, members, ..MembershipView::default() }), self.at(at));
-        let status =
-            MembershipStatus { authority: Authority::Reachable, view, ttl: TTL, is_ttl_confirmed: self.is_granted };
-        self.state.set_status(&status, now);
+        let (authority, is_ttl_confirmed) = (Authority::Reachable, self.is_granted);
+        self.state.set_status(&MembershipStatus { authority, view, ttl: TTL, is_ttl_confirmed, drain_block }, now);
     }
 
     fn at(&self, ms: u64) -> Instant {
@@ -236,4 +239,25 @@ fn promises_of_all_peers_are_a_lease_while_the_server_is_unreachable() {
     assert_eq!(fixture.state.lease_from_peers(), None, "c uses another view");
     fixture.links(&[("b", echoed(1000, 5))]);
     assert_eq!(fixture.state.lease_from_peers(), None, "no promise of c");
+}
+
+#[test]
+fn a_refused_drain_is_given_up_and_one_that_waits_is_not() {
+    let block = |reason| Some(DrainBlock { reason, gateways: vec!["b".into()] });
+    let members = || vec![member("a", true), member("b", false)];
+    let mut fixture = Fixture::new();
+    fixture.view(1, 0, members());
+    fixture.state.set_draining(true);
+    for reason in [DrainBlockReason::BecomingActive, DrainBlockReason::MaxUnavailable(1)] {
+        fixture.view_with(1, 10, members(), block(reason));
+        assert_eq!(fixture.state.drain_block(), block(reason).as_ref());
+        assert_eq!(fixture.state.give_up_refused_drain(), None);
+        assert!(fixture.state.is_draining());
+    }
+    fixture.view_with(1, 20, members(), block(DrainBlockReason::NoBackup));
+    assert_eq!(fixture.state.give_up_refused_drain(), block(DrainBlockReason::NoBackup));
+    assert_eq!((fixture.state.is_draining(), fixture.state.desired_state()), (false, DesiredState::Ready));
+    // The reply to its next heartbeat is still to come.
+    fixture.view_with(1, 30, members(), block(DrainBlockReason::NoBackup));
+    assert_eq!((fixture.state.give_up_refused_drain(), fixture.state.drain_block()), (None, None));
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::{DesiredState, Heartbeat, MAX_MEMBERS, Member, MembershipView};
+use super::{DesiredState, DrainBlock, DrainBlockReason, Heartbeat, MAX_MEMBERS, Member, MembershipView};
 use crate::membership::secret::{Commitment, Secret, incarnation_of};
 use crate::xds::proto;
 
@@ -140,6 +140,34 @@ impl From<&Member> for proto::Member {
             unable: member.unable.as_deref().unwrap_or_default().to_owned(),
             commitment: member.commitment.map(Vec::from).unwrap_or_default(),
         }
+    }
+}
+
+impl From<&DrainBlock> for proto::DrainBlock {
+    fn from(block: &DrainBlock) -> Self {
+        use proto::drain_block::Reason;
+        let (reason, max_unavailable) = match block.reason {
+            DrainBlockReason::NoBackup => (Reason::NoBackup, 0),
+            DrainBlockReason::BecomingActive => (Reason::BecomingActive, 0),
+            DrainBlockReason::MaxUnavailable(max) => (Reason::MaxUnavailable, max),
+        };
+        let gateways = block.gateways.iter().map(ToString::to_string).collect();
+        Self { reason: reason.into(), gateways, max_unavailable }
+    }
+}
+
+impl proto::DrainBlock {
+    /// As a value; `None` for a reason that this version doesn't know.
+    pub(crate) fn into_value(self) -> Option<DrainBlock> {
+        use proto::drain_block::Reason;
+        let reason = match self.reason() {
+            Reason::Unspecified => return None,
+            Reason::NoBackup => DrainBlockReason::NoBackup,
+            Reason::BecomingActive => DrainBlockReason::BecomingActive,
+            Reason::MaxUnavailable => DrainBlockReason::MaxUnavailable(self.max_unavailable),
+        };
+        let gateways = self.gateways.into_iter().take(MAX_MEMBERS).map(Arc::from).collect();
+        Some(DrainBlock { reason, gateways })
     }
 }
 

@@ -28,6 +28,13 @@ metrics! {
     COMPILE_TIME = Milliseconds("policyd_compile_seconds", []): "Duration of the last compilation";
     MEMBERS = Gauge("policyd_members", []): "Gateways in the membership view";
     ACTIVE_MEMBERS = Gauge("policyd_members_serving", []): "Active gateways";
+    UNAVAILABLE_MEMBERS = Gauge("policyd_members_unavailable", []):
+        "Gateways of the policy that are not active or have a fault";
+    MAX_UNAVAILABLE = Gauge("policyd_max_unavailable", []):
+        "Gateways that may be unavailable for a further one to be drained; absent: no limit";
+    DRAINS_WAITING = Gauge("policyd_drains_waiting", []): "Active gateways whose drain waits for other gateways";
+    DRAINS_REFUSED = Counter("policyd_drains_refused", []):
+        "Drains refused because no other gateway could take over";
     VIEW = Gauge("policyd_view", []): "Number of the current membership view";
     LEASE_EXPIRIES = Counter("policyd_expiries", []):
         "Gateways that became inactive because their heartbeats timed out or their process was replaced";

@@ -13,9 +13,9 @@ use tokio::time::{Instant, sleep_until};
 
 use super::outage::Outage;
 use super::store::{CommitOutcome, EtcdStore, MemoryStore, RemoteWrite, Store, StoreError, Transaction};
-use crate::config::{Leases, PolicydSource};
+use crate::config::{Leases, MembershipLimits, PolicydSource};
 use crate::membership::authority::{HeartbeatOutcome, MembershipState, Rejection};
-use crate::membership::{DesiredState, Heartbeat, Member, MembershipView};
+use crate::membership::{DesiredState, DrainBlock, DrainBlockReason, Heartbeat, Member, MembershipView};
 use crate::policyd::publication::Publication;
 use crate::policyd::stats::Stats;
 
@@ -56,6 +56,8 @@ pub(super) struct HeartbeatReply {
     pub(super) view: Arc<MembershipView>,
     /// Address of another process that has tried to use the gateway's name.
     pub(super) rival: Option<SocketAddr>,
+    /// Why the drain that the heartbeat requests is blocked.
+    pub(super) drain_block: Option<DrainBlock>,
     /// Whether the policy doesn't name this gateway.
     pub(super) is_unknown_gateway: bool,
 }
@@ -88,14 +90,15 @@ pub struct MembershipHandle {
 /// Starts the membership authority with the configured store: etcd if manifests are there, else memory.
 pub fn open(
     source: &PolicydSource,
-    leases: Leases,
+    (leases, limits): (Leases, MembershipLimits),
     published: watch::Receiver<Option<Arc<Publication>>>,
     stats: Arc<Stats>,
 ) -> MembershipHandle {
-    let ttl = leases.ttl;
+    let mut state = MembershipState::new(leases.ttl);
+    state.set_max_unavailable(limits.max_unavailable);
     match source {
-        PolicydSource::Etcd(etcd) => start(ttl, EtcdStore::open(etcd, ttl), published, stats),
-        PolicydSource::Files(_) | PolicydSource::Kubernetes(_) => start(ttl, MemoryStore, published, stats),
+        PolicydSource::Etcd(etcd) => start_with(state, EtcdStore::open(etcd, leases.ttl), published, stats),
+        PolicydSource::Files(_) | PolicydSource::Kubernetes(_) => start_with(state, MemoryStore, published, stats),
     }
 }
 
@@ -107,9 +110,18 @@ pub fn start(
     published: watch::Receiver<Option<Arc<Publication>>>,
     stats: Arc<Stats>,
 ) -> MembershipHandle {
+    start_with(MembershipState::new(ttl), store, published, stats)
+}
+
+fn start_with(
+    state: MembershipState,
+    store: impl Store,
+    published: watch::Receiver<Option<Arc<Publication>>>,
+    stats: Arc<Stats>,
+) -> MembershipHandle {
     let (sender, events) = mpsc::channel(QUEUE);
     let (view, view_receiver) = watch::channel(Arc::default());
-    let state = MembershipState::new(ttl);
+    let ttl = state.ttl();
     let shared_state = Arc::new(ArcSwap::from_pointee(state.clone()));
     let handle = MembershipHandle { events: sender, view: view_receiver, state: shared_state.clone() };
     let coordinator = Coordinator {
@@ -189,6 +201,7 @@ impl<S: Store> Coordinator<S> {
         let published = self.published.borrow_and_update().clone();
         if let Some(published) = published {
             self.state.set_policy(published.placement.peers.iter().map(|peer| peer.name.clone()));
+            self.state.set_shard_groups(published.shard_groups.clone());
         }
     }
 
@@ -226,6 +239,7 @@ impl<S: Store> Coordinator<S> {
                 Ok(done @ (None | Some(CommitOutcome::Committed))) => {
                     was_store_used = done.is_some();
                     self.log_view_change(previous.view());
+                    self.log_drain_blocks(&previous);
                     result = Ok(outcomes);
                     break;
                 }
@@ -316,7 +330,8 @@ impl<S: Store> Coordinator<S> {
                         self.origins.insert(gateway.clone(), origin);
                     }
                     let lease = is_accepted.then(|| self.state.grant(now, gateway, heartbeat.incarnation)).flatten();
-                    Ok(HeartbeatReply { lease, view: view.clone(), rival, is_unknown_gateway: is_unknown })
+                    let drain_block = self.state.drain_block(gateway).cloned();
+                    Ok(HeartbeatReply { lease, view: view.clone(), rival, drain_block, is_unknown_gateway: is_unknown })
                 }
                 Err(rejection) => {
                     self.stats.rejected_heartbeats.increment();
@@ -397,6 +412,45 @@ impl<S: Store> Coordinator<S> {
                     );
                 }
                 (true, true) | (false, false) => {}
+            }
+        }
+    }
+
+    /// Logs drains that are refused or wait, and counts the refused ones, once each.
+    fn log_drain_blocks(&self, previous: &MembershipState) {
+        for member in self.state.view().active_members() {
+            let gateway = &*member.name;
+            let Some(block) = self.state.drain_block(gateway) else { continue };
+            let was_same = previous.drain_block(gateway).is_some_and(|before| before.reason == block.reason);
+            if was_same {
+                continue;
+            }
+            let others = block.gateways.join(", ");
+            match block.reason {
+                DrainBlockReason::NoBackup => {
+                    self.stats.drains_refused.increment();
+                    tracing::warn!(
+                        event = "drain_refused",
+                        gateway,
+                        others,
+                        "the drain of {gateway} is refused: no other active gateway without a fault could take over \
+                         some of its shards; inactive, or with a fault: {others}"
+                    );
+                }
+                DrainBlockReason::BecomingActive => tracing::info!(
+                    event = "drain_waits",
+                    gateway,
+                    others,
+                    "the drain of {gateway} waits until {others} is active"
+                ),
+                DrainBlockReason::MaxUnavailable(max_unavailable) => tracing::info!(
+                    event = "drain_waits",
+                    gateway,
+                    others,
+                    max_unavailable,
+                    "the drain of {gateway} waits: membership.max_unavailable permits {max_unavailable}, and these \
+                     gateways are unavailable: {others}"
+                ),
             }
         }
     }

@@ -144,7 +144,13 @@ impl StreamTask {
                     changed.map_err(|_| Some(stopping()))?;
                     let view = self.view.borrow_and_update().clone();
                     if self.sent_view.as_ref() != Some(&view) {
-                        let reply = HeartbeatReply { lease: None, view, rival: None, is_unknown_gateway: false };
+                        let reply = HeartbeatReply {
+                            lease: None,
+                            view,
+                            rival: None,
+                            drain_block: None,
+                            is_unknown_gateway: false,
+                        };
                         self.send_notice(0, reply).await?;
                     }
                 }
@@ -188,13 +194,14 @@ impl StreamTask {
     }
 
     async fn send_notice(&mut self, sequence: u64, reply: HeartbeatReply) -> Result<(), Option<Status>> {
-        let HeartbeatReply { lease, view, rival, is_unknown_gateway: _ } = reply;
+        let HeartbeatReply { lease, view, rival, drain_block, is_unknown_gateway: _ } = reply;
         let is_new_view = self.sent_view.as_ref() != Some(&view);
         let notice = proto::MembershipUpdate {
             sequence,
             lease_ms: lease.map_or(0, |lease| u32::try_from(lease.as_millis()).unwrap_or(u32::MAX)),
             view: is_new_view.then(|| (&*view).into()),
             rival: rival.map(|address| address.to_string()).unwrap_or_default(),
+            drain_block: drain_block.as_ref().map(Into::into),
         };
         self.sent_view = Some(view);
         self.sender.send(Ok(notice)).await.map_err(|_| None)

@@ -76,3 +76,24 @@ fn a_shard_of_a_drained_gateway_moves_to_its_first_active_backup() {
     let standalone = compiled(&[service("s", EGRESS, 80, &["203.0.113.1"])]).placement;
     assert_eq!(moves_between(&standalone, &all, &BTreeSet::new()), []);
 }
+
+#[test]
+fn shards_with_the_same_candidates_form_one_group() {
+    let policy = |name: &str, vip: &str, gateways: &str| {
+        format!(
+            "apiVersion: vipgate.io/v1alpha1\nkind: EgressPolicy\nmetadata: {{name: {name}, namespace: t}}\nspec:\n  \
+             selectors: [{{podSelector: {{}}}}]\n  addresses: [{vip}]\n  gateways: {{names: [{gateways}]}}\n"
+        )
+    };
+    let placement = compiled(&[
+        gateway("gw-a", ""),
+        gateway("gw-b", ""),
+        gateway("gw-c", ""),
+        policy("pair", "203.0.113.1", "gw-b, gw-a"),
+        policy("same", "203.0.113.2", "gw-a, gw-b"),
+        policy("one", "203.0.113.3", "gw-c"),
+    ])
+    .placement;
+    let expected = [vec!["gw-a".into(), "gw-b".into()], vec!["gw-c".into()]];
+    assert_eq!(shard_groups(&placement.vips), BTreeSet::<Vec<Arc<str>>>::from(expected));
+}
